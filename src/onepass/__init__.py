@@ -1,0 +1,19 @@
+"""onepass: the softmax family for PyTorch at the speed of memory."""
+
+from . import reference
+from .engines import engines
+from .explain import Explanation, explain
+from .functional import log_softmax, logsumexp, softmax, softmin
+from .version import __version__
+
+__all__ = [
+    "Explanation",
+    "__version__",
+    "engines",
+    "explain",
+    "log_softmax",
+    "logsumexp",
+    "reference",
+    "softmax",
+    "softmin",
+]

@@ -1,0 +1,165 @@
+"""What is timed, as data: no tensor is made here, and nothing of torch is imported.
+
+A `Case` is one shape under the name of what it is; a `Suite` is a named list of them. To add a suite, add it to
+`SUITES`; to add a case to the quick form, name the device types that take it there (`quick=("cpu", "cuda")`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
+DIRECTIONS = ("forward", "backward")
+
+# Bytes of an element, by torch's name of the dtype, and the short names that the command line takes.
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ALIASES = {
+    "f64": "float64",
+    "double": "float64",
+    "f32": "float32",
+    "float": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "half": "float16",
+}
+SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape to time: contiguous, at each of `dtypes`, in the suite's order.
+
+    `out_dtype` is the result's dtype where it differs from the input's. `quick` names the device types ("cpu",
+    "cuda") whose quick form takes this case.
+    """
+
+    suite: str
+    name: str
+    shape: tuple[int, ...]
+    dim: int | tuple[int, ...] = -1
+    function: str = "softmax"
+    direction: str = "forward"
+    dtypes: tuple[str, ...] = ("float32",)
+    out_dtype: str | None = None
+    quick: tuple[str, ...] = ()
+
+    def dims(self) -> tuple[int, ...]:
+        """`dim` as a tuple of non-negative ints."""
+        dims = self.dim if isinstance(self.dim, tuple) else (self.dim,)
+        return tuple(d % len(self.shape) for d in dims)
+
+    def row(self) -> int:
+        """N, the elements that one softmax goes over."""
+        return prod(self.shape[d] for d in self.dims())
+
+    def rows(self) -> int:
+        """M, the number of softmaxes."""
+        return prod(size for d, size in enumerate(self.shape) if d not in self.dims())
+
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the forward's result: without `dim` for logsumexp."""
+        if self.function != "logsumexp":
+            return self.shape
+        return tuple(size for d, size in enumerate(self.shape) if d not in self.dims())
+
+    def result_dtype(self, dtype: str) -> str:
+        """Dtype of what the timed call returns: of the output, or for the backward of the input's gradient."""
+        return dtype if self.direction == "backward" else self.out_dtype or dtype
+
+    def bytes(self, dtype: str) -> int:
+        """Bytes read once plus bytes written once, the least that any kernel moves.
+
+        Forward: the input, the output. Backward: the saved output and its gradient, the input's gradient; for
+        logsumexp the input, two values a row, the input's gradient.
+        """
+        n, size, out_size = prod(self.shape), ITEMSIZE[dtype], ITEMSIZE[self.out_dtype or dtype]
+        if self.direction == "forward":
+            return n * size + prod(self.out_shape()) * out_size
+        if self.function == "logsumexp":
+            return 2 * n * size + 2 * self.rows() * out_size
+        return 2 * n * out_size + n * size
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cases that are run together. `sweep` suites vary N alone and are drawn as curves."""
+
+    name: str
+    about: str
+    cases: tuple[Case, ...]
+
+
+_M = 4096  # rows of both published sweeps
+_BOTH = ("cpu", "cuda")
+_GPU = ("cuda",)
+_MODEL_DTYPES = ("bfloat16", "float32")  # what these models run in, and what their losses run in
+
+
+def _seeds() -> Iterable[Case]:
+    quick = {2, 4, 8, 16, 24, 32, 48, 64, 80, 99}
+    for i in range(2, 100):
+        yield Case("seeds", f"{_M}x{128 * i}", (_M, 128 * i), quick=_BOTH if i in quick else ())
+
+
+def _powers() -> Iterable[Case]:
+    for n in (256, 1024, 4096, 16384, 65536, 262144):
+        # 4096 x 65536 floats are 1 GiB in and 1 GiB out: naive PyTorch takes 5 s a call on two cores
+        yield Case("powers", f"{_M}x{n}", (_M, n), quick=_BOTH if n <= 16384 else _GPU)
+
+
+def _models() -> Iterable[Case]:
+    def case(name: str, shape: tuple[int, ...], quick: tuple[str, ...] = (), dim: int = -1) -> Case:
+        return Case("models", name, shape, dim, dtypes=_MODEL_DTYPES, quick=quick)
+
+    # (model, size of its vocabulary): next-token logits of 1, 8 and 64 sequences, and of a training step's 1024 tokens
+    cpu_quick = {("GPT-2", 1), ("GPT-2", 64), ("Llama-3", 8), ("Qwen", 8), ("Gemma", 1), ("Gemma", 8)}
+    for model, n in (("GPT-2", 50257), ("Llama-3", 128256), ("Qwen", 151936), ("Gemma", 262144)):
+        for m in (1, 8, 64, 1024):
+            name = f"{model} vocabulary, {m} row{'s' if m > 1 else ''}"
+            yield case(name, (m, n), _BOTH if (model, m) in cpu_quick else _GPU)
+
+    yield case("ViT-B/16 attention, batch 8", (8, 12, 197, 197), _BOTH)
+    for context, n in (("1K", 1024), ("4K", 4096), ("32K", 32768)):
+        for queries in (1, 128):
+            name = f"{context} attention, {'1 query' if queries == 1 else f'{queries} queries'}"
+            on_cpu = (context, queries) in {("1K", 128), ("4K", 1), ("4K", 128), ("32K", 1)}
+            yield case(name, (32, queries, n), _BOTH if on_cpu else _GPU)
+
+    for experts in (8, 128, 256):
+        yield case(f"MoE router, {experts} experts", (8192, experts), _BOTH)
+
+    # Segmentation maps: the softmax goes over the classes, dim 1, whose elements lie 512 * 512 apart
+    for label, classes in (("VOC", 21), ("Cityscapes", 19)):
+        for batch in (1, 16):
+            name = f"{label}, {classes} classes, {'1 map' if batch == 1 else f'{batch} maps'}"
+            yield case(name, (batch, classes, 512, 512), _BOTH if batch == 1 else _GPU, dim=1)
+
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite("seeds", "4096 rows, N = 256 to 12672 in steps of 128: the sweep of the fused-softmax tutorial", tuple(_seeds())),
+        Suite("powers", "4096 rows, N = 256 to 262144 in steps of 4x", tuple(_powers())),
+        Suite("models", "the shapes of language models, attention, routers and segmentation", tuple(_models())),
+    )
+}
+
+
+def dtype_name(text: str) -> str:
+    """torch's name of a dtype ("float32") from any name the command line takes ("f32", "torch.float32").
+
+    Raises ValueError for any other text.
+
+    >>> dtype_name("bf16"), dtype_name("torch.float32")
+    ('bfloat16', 'float32')
+    """
+    name = text.strip().lower().removeprefix("torch.")
+    name = ALIASES.get(name, name)
+    if name not in ITEMSIZE:
+        raise ValueError(f"unknown dtype {text!r}: take one of {', '.join([*ITEMSIZE, *SHORT.values()])}")
+    return name

@@ -1,0 +1,121 @@
+"""Right before fast: every call that is timed is first compared with the float64 definition.
+
+All of a small tensor is compared. Of a large one whole rows are: the first, the last and others drawn at random, so that
+a reference of 2 million elements (0.1 s on two cores) is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onepass import reference
+from onepass.bench.work import Work
+
+WHOLE = 2 << 20  # elements up to which all is compared, and the elements of the drawn rows above that
+# Largest error by the dtype of the result, relative to the output (the sum of its terms for the backward; at least 1 for
+# logarithms). Half types: 2 ulp of 2**-10 and 2**-7, one for the rounding of the result and one for what comes before.
+# float32: torch stays below 1e-6 on these shapes; a kernel that sums a row in half precision or drops an element of
+# 100000 is over 1e-5.
+TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 2 * 2.0**-10, "bfloat16": 2 * 2.0**-7}
+
+
+@dataclass
+class Verdict:
+    """`error` is the largest error in units of what is compared with `tolerance`; NaN where the result has a NaN."""
+
+    ok: bool
+    error: float
+    tolerance: float
+    where: str
+
+    def __str__(self) -> str:
+        return f"error {self.error:.1e} at {self.where}, allowed {self.tolerance:.1e}"
+
+
+class Checker:
+    """Holds the reference of one case; made once, compared with every provider."""
+
+    def __init__(self, work: Work, seed: int):
+        self.work = work
+        case = work.case
+        self.dims = case.dims()
+        self.tolerance = TOLERANCE[case.result_dtype(work.dtype)]
+        self.rows = _draw(case.rows(), case.row(), seed)
+        x = self._take(work.x)
+        if case.out_dtype:  # torch's rule: the input is rounded to dtype first
+            x = x.to(getattr(torch, case.out_dtype))
+        forward: Callable[..., Tensor] = getattr(reference, case.function)
+        if work.grad is None:
+            self.expected = forward(x, -1)
+            # relative to the value; a subnormal has fewer digits, so that its last place is the least to ask
+            self.scale = self.expected.abs()
+            if case.function in ("log_softmax", "logsumexp"):
+                self.scale = self.scale.clamp(min=1.0)
+            return
+        grad = self._take(work.grad).double()
+        leaf = x.double().requires_grad_()
+        y = forward(leaf, -1)
+        self.expected = torch.autograd.grad(y, leaf, grad)[0]
+        # both terms of y * (grad - dot) can be far larger than their difference, and each is rounded
+        if case.function == "logsumexp":
+            self.scale = self.expected.abs()
+        elif case.function == "log_softmax":
+            self.scale = grad.abs() + y.detach().exp() * grad.abs().sum(-1, keepdim=True)
+        else:
+            y = y.detach()
+            self.scale = y * (grad.abs() + (y * grad).abs().sum(-1, keepdim=True))
+
+    def poison(self) -> None:
+        """Fills the output with NaN: an element that a call does not write is then found."""
+        if self.work.out is not None:
+            self.work.out.fill_(float("nan"))
+
+    def check(self, result: Tensor) -> Verdict:
+        """Compares a call's result. A wrong shape or dtype is wrong, and so is any NaN."""
+        case = self.work.case
+        shape = case.shape if case.direction == "backward" else case.out_shape()
+        dtype = getattr(torch, case.result_dtype(self.work.dtype))
+        if tuple(result.shape) != shape or result.dtype != dtype:
+            got = f"a result of shape {tuple(result.shape)}, {result.dtype} instead of {shape}, {dtype}"
+            return Verdict(False, float("nan"), self.tolerance, got)
+        got = self._take(result).double()
+        floor = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / self.tolerance
+        error = (got - self.expected).abs() / self.scale.clamp(min=floor)
+        error = torch.where(error.isnan(), float("inf"), error)  # so that the worst is the NaN
+        at = int(error.argmax())
+        worst = float(error.reshape(-1)[at])
+        row, column = (at, 0) if error.dim() == 1 else divmod(at, error.shape[-1])
+        row = row if self.rows is None else int(self.rows[row])
+        where = f"row {row}" if error.dim() == 1 else f"row {row}, element {column}"
+        value = float("nan") if bool(got.reshape(-1)[at].isnan()) else worst
+        return Verdict(worst <= self.tolerance, value, self.tolerance, where)
+
+    def _take(self, tensor: Tensor) -> Tensor:
+        """(rows, N) of what is compared; (rows,) of a tensor that has no `dim`."""
+        keeps = [d for d in range(len(self.work.case.shape)) if d not in self.dims]
+        if tensor.dim() == len(keeps):
+            flat = tensor.reshape(-1)
+            return flat if self.rows is None else flat[self.rows.to(flat.device)]
+        outer = [tensor.shape[d] for d in keeps]
+        view = tensor.permute(*keeps, *self.dims)
+        if self.rows is None:
+            return view.reshape(-1, self.work.case.row())
+        at, rest = [], self.rows
+        for size in reversed(outer):  # the row's number as an index of each outer dim: no copy of the whole tensor
+            at.insert(0, (rest % size).to(tensor.device))
+            rest = rest // size
+        return view[tuple(at)].reshape(len(self.rows), -1)
+
+
+def _draw(rows: int, row: int, seed: int) -> Tensor | None:
+    """Numbers of the rows to compare, sorted; None for all."""
+    if rows * row <= WHOLE:
+        return None
+    count = min(rows, max(2, WHOLE // row))
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(rows, (count,), generator=generator)
+    return torch.cat([drawn, torch.tensor([0, rows - 1])]).unique()

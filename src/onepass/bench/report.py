@@ -1,0 +1,187 @@
+"""What a run shows while it goes: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from onepass.bench.cases import SHORT, Case
+from onepass.bench.results import Row
+from onepass.bench.table import cell, dtype_text, lines, plain, providers, shape_text, summary, troubles, us_text
+
+SMALL = 8 << 20  # bytes below which the call time, host included, is worth a table of its own
+
+
+class Plain:
+    """A block of lines a case, in ASCII."""
+
+    def __init__(self, total: int, file: TextIO | None = None):
+        self.total, self.done, self.file = total, 0, file or sys.stdout
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def case(self, case: Case, dtype: str) -> None:
+        self.done += 1
+
+    def status(self, text: str) -> None:
+        pass
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        first = rows[0]
+        head = f"[{self.done}/{self.total}] {first.case}, {shape_text(first)}, {dtype_text(first)}"
+        if first.function != "softmax" or first.direction != "forward":
+            head += f", {first.function} {first.direction}"
+        self.say(head)
+        for row in rows:
+            self.say(f"    {row.provider:<15} {self._line(row)}")
+
+    def _line(self, row: Row) -> str:
+        if not row.ok or row.median_us is None:
+            return row.error or "not timed"
+        text = f"{us_text(row.median_us):>9} us"
+        if row.p20_us is not None and row.p80_us is not None:
+            text += f"  ({us_text(row.p20_us)} to {us_text(row.p80_us)})".ljust(22)
+        if row.gbps is not None and row.copy_fraction is not None:
+            text += f" {row.gbps:>7.1f} GB/s  {row.copy_fraction:.2f} of a copy"
+        if row.graph_us is not None:
+            text += f"  graph {us_text(row.graph_us)} us"
+        if row.call_us is not None:
+            text += f"  call {us_text(row.call_us)} us"
+        return text
+
+    def say(self, text: str) -> None:
+        print(text, file=self.file, flush=True)
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        self.say("\n" + plain(rows) + "\n")
+        for text in [*troubles(rows), *summary(rows)]:
+            self.say(text)
+
+
+class LiveTable:
+    """The table as it fills, over a progress bar. Drawn between measurements only: a thread that redraws beside them
+    would take a core from a kernel that uses them all."""
+
+    def __init__(self, total: int, title: str):
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn
+
+        self.console = Console(highlight=False)
+        self.title = title
+        self.seen: list[Row] = []
+        self.progress = Progress(
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=self.console,
+            auto_refresh=False,
+        )
+        self.task = self.progress.add_task("", total=total)
+        self.name = ""
+        self.live = Live(console=self.console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveTable:
+        self.live.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.live.__exit__(*exception)
+
+    def case(self, case: Case, dtype: str) -> None:
+        self.name = f"{case.name}, {SHORT.get(dtype, dtype)}"
+        self.status("")
+
+    def status(self, text: str) -> None:
+        self.progress.update(self.task, description=f"[bold]{self.name}[/]  {text}")
+        self._draw()
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        self.seen.extend(rows)
+        self.progress.advance(self.task)
+        self._draw()
+
+    def say(self, text: str) -> None:
+        self.console.print(f"[yellow]{_escape(text)}[/]")
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        self.console.print(self.table(rows))
+        small = [r for r in rows if r.bytes < SMALL]
+        if any(r.call_us for r in small):
+            self.console.print(self.table(small, calls=True))
+        for text in troubles(rows):
+            self.console.print(f"[yellow]{_escape(text)}[/]")
+        for i, text in enumerate(summary(rows)):
+            self.console.print(_escape(text), style="bold" if i == 0 else "")
+
+    def _draw(self) -> None:
+        from rich.console import Group
+
+        room = max(3, self.console.height - 8)  # title, head, rule, bar and the prompt's line
+        rows = [r for line in lines(self.seen)[-room:] for r in line.rows.values()]
+        body = [self.table(rows, columns=providers(self.seen))] if rows else []
+        self.live.update(Group(*body, self.progress), refresh=True)
+
+    def table(self, rows: Sequence[Row], calls: bool = False, columns: Sequence[str] = ()) -> Any:
+        """One line a case. Too narrow a terminal loses the shapes, then has a cell's numbers one over the other."""
+        for shapes, stacked in ((True, False), (False, False), (False, True)):
+            made = self._table(rows, calls, list(columns) or providers(rows), shapes, stacked)
+            if self.console.measure(made).maximum <= self.console.width:
+                break
+        return made
+
+    def _table(self, rows: Sequence[Row], calls: bool, names: Sequence[str], shapes: bool, stacked: bool) -> Any:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        title = "call time: microseconds of a call, the host included" if calls else self.title
+        made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+        made.add_column("case", no_wrap=True, overflow="ellipsis")
+        if shapes:
+            made.add_column("shape", no_wrap=True, style="dim")
+        made.add_column("dtype", no_wrap=True)
+        for name in names:
+            note = "us" if calls else "us, GB/s" if name == "copy" else "us, of copy"
+            made.add_column(f"{name}\n[dim]{note}[/]", justify="right", no_wrap=True)
+        for line in lines(rows):
+            cells: list[Any] = [line.case, *([line.shape] if shapes else []), line.dtype]
+            best = None if calls else line.best()
+            for name in names:
+                row = line.rows.get(name)
+                if calls:
+                    cells.append(us_text(row.call_us) if row and row.call_us else "")
+                    continue
+                time, share = cell(row)
+                share = share.removesuffix(" GB/s")
+                style = "bold green" if name == best else "dim" if name == "copy" else ""
+                bad = "bold red" if time in ("WRONG", "ERROR") else "yellow" if time == "skipped" else style
+                between = "" if not share else "\n" if stacked else " " * max(1, 6 - len(share))
+                cells.append(Text(time + between + share, style=bad))
+            made.add_row(*cells)
+        return made
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def reporter(total: int, title: str) -> Plain | LiveTable:
+    """The live table on a terminal that has rich, plain lines elsewhere."""
+    if sys.stdout.isatty():
+        try:
+            return LiveTable(total, title)
+        except ImportError:
+            pass
+    return Plain(total)

@@ -1,0 +1,152 @@
+"""Rows of a results file as a table: one line a case and dtype, one column a provider. Plain Python, plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from onepass.bench.cases import SHORT
+from onepass.bench.results import Row
+from onepass.bench.stats import geomean
+
+US, OURS = "onepass", "torch"
+
+
+@dataclass
+class Line:
+    """One case at one dtype: the rows of its providers by name."""
+
+    case: str
+    shape: str
+    dtype: str
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def best(self) -> str | None:
+        """The fastest that is right, the copy aside."""
+        right = {n: r.median_us for n, r in self.rows.items() if r.ok and n != "copy" and r.median_us}
+        return min(right, key=lambda n: right[n]) if right else None
+
+
+def lines(rows: Sequence[Row]) -> list[Line]:
+    """In the order of the rows. Function and direction are named where they are not the plain softmax."""
+    made: dict[tuple[str, ...], Line] = {}
+    for row in rows:
+        if row.key() not in made:
+            name = row.case
+            if row.function != "softmax" or row.direction != "forward":
+                name += f", {row.function}" + (" backward" if row.direction == "backward" else "")
+            made[row.key()] = Line(name, shape_text(row), dtype_text(row))
+        made[row.key()].rows[row.provider] = row
+    return list(made.values())
+
+
+def providers(rows: Sequence[Row]) -> list[str]:
+    """The columns: the copy, then the providers in their order."""
+    names = list(dict.fromkeys(row.provider for row in rows))
+    return sorted(names, key=lambda name: name != "copy")
+
+
+def shape_text(row: Row) -> str:
+    dims = row.dim if isinstance(row.dim, list) else [row.dim]
+    last = [d % len(row.shape) for d in dims] == [len(row.shape) - 1]
+    return "x".join(map(str, row.shape)) + ("" if last else f" dim {','.join(map(str, dims))}")
+
+
+def dtype_text(row: Row) -> str:
+    short = SHORT.get(row.dtype, row.dtype)
+    return short if row.out_dtype == row.dtype else f"{short}>{SHORT.get(row.out_dtype, row.out_dtype)}"
+
+
+def us_text(us: float) -> str:
+    """Three digits, and whole microseconds from 100 on: a longer number is a slower call.
+
+    >>> us_text(1.234), us_text(12.34), us_text(1234.5)
+    ('1.23', '12.3', '1234')
+    """
+    return f"{us:.2f}" if us < 9.995 else f"{us:.1f}" if us < 99.95 else f"{us:.0f}"
+
+
+def cell(row: Row | None) -> tuple[str, str]:
+    """(time, fraction of a copy); for the copy itself (time, GB/s); for what was not timed (why, "")."""
+    if row is None:
+        return ("", "")
+    if not row.ok:
+        word = (row.error or "error").partition(":")[0]
+        return ({"wrong": "WRONG", "raised": "ERROR", "skipped": "skipped", "unsupported": "-"}.get(word, "ERROR"), "")
+    assert row.median_us is not None
+    if row.provider == "copy":
+        return (us_text(row.median_us), f"{row.gbps:.0f} GB/s" if row.gbps else "")
+    return (us_text(row.median_us), f"{row.copy_fraction:.2f}" if row.copy_fraction is not None else "")
+
+
+def ratios(rows: Sequence[Row], other: str, us: str = US, of: str = "median_us") -> list[float]:
+    """How many times faster `us` is than `other`, case by case, where both were timed."""
+    found = []
+    for line in lines(rows):
+        a, b = line.rows.get(us), line.rows.get(other)
+        if a and b and a.ok and b.ok and getattr(a, of) and getattr(b, of):
+            found.append(getattr(b, of) / getattr(a, of))
+    return found
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """What the table says, in a few sentences."""
+    said = []
+    for other in providers(rows):
+        values = [] if other in (US, "copy") else ratios(rows, other)
+        if values:
+            span = f", {min(values):.2f}x to {max(values):.2f}x" if len(values) > 1 else ""
+            said.append(
+                f"{US} is {geomean(values):.2f}x as fast as {other} (geometric mean of {len(values)}{span})"
+            )
+    fractions = []
+    for name in providers(rows):
+        of = [r.copy_fraction for r in rows if r.provider == name and r.ok and r.copy_fraction]
+        if of and name != "copy":
+            fractions.append(f"{name} {geomean(of):.2f}")
+    if fractions:
+        said.append(f"of a copy's speed: {', '.join(fractions)} (geometric means)")
+    calls = []
+    for name in providers(rows):
+        least = [r.call_us for r in rows if r.provider == name and r.call_us]
+        if least:
+            calls.append(f"{name} {us_text(min(least))}")
+    if calls:
+        said.append(f"a call with its host time, at its least: {', '.join(calls)} us")
+    return said
+
+
+def troubles(rows: Sequence[Row]) -> list[str]:
+    """Why cells hold no time: each reason once, with the number of cases that it holds for."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if not row.ok and row.provider != "copy":
+            # the numbers of a wrong result differ from case to case, so that only its first case is told in full
+            kind = "wrong" if (row.error or "").startswith("wrong") else row.error or "error"
+            reasons.setdefault((row.provider, kind), []).append(f"{row.case}, {dtype_text(row)}: {row.error}")
+    told = []
+    for (name, kind), at in reasons.items():
+        more = f" (and {len(at) - 1} more)" if len(at) > 1 else ""
+        told.append(f"{name}: {kind} ({len(at)} cases)" if kind.startswith("unsupported") else f"{name}: {at[0]}{more}")
+    return told
+
+
+def plain(rows: Sequence[Row]) -> str:
+    """The table in ASCII, as wide as it needs to be; `*` is the best of a line."""
+    names = providers(rows)
+    head = ["case", "shape", "dtype"]
+    for name in names:
+        head += [f"{name} us", "" if name == "copy" else "of copy"]
+    body = []
+    for line in lines(rows):
+        cells = [line.case, line.shape, line.dtype]
+        for name in names:
+            time, share = cell(line.rows.get(name))
+            cells += [time, share + ("*" if name == line.best() else "")]
+        body.append(cells)
+    widths = [max(len(r[i]) for r in [head, *body]) for i in range(len(head))]
+    text = []
+    for cells in [head, ["-" * w for w in widths], *body]:
+        joined = (c.ljust(w) if i < 3 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+        text.append("  ".join(joined).rstrip())
+    return "\n".join(text)

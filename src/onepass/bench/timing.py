@@ -1,0 +1,180 @@
+"""The clocks. Three numbers that are never mixed, and the CPU's one; `docs/benchmark.md` says what each means.
+
+    alternate   CPU: wall clock of a call, the providers taking turns
+    cold        GPU: events around a call whose data is not in the L2 (what triton.testing.do_bench measures)
+    in_graph    GPU: a launch within a CUDA graph over rotating buffers, no host in it
+    back_to_back  GPU: wall clock of a call in a row of calls, the host in it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import torch
+
+from onepass.bench.stats import Stats, summarise
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to measure: seconds for a provider on a case, and the fewest and most samples."""
+
+    seconds: float
+    least: int
+    most: int
+    warmup: float  # seconds
+
+    def samples(self, seconds_each: float) -> int:
+        return max(self.least, min(self.most, int(self.seconds / max(seconds_each, 1e-9))))
+
+
+FULL = Budget(seconds=0.5, least=10, most=1000, warmup=0.1)
+QUICK = Budget(seconds=0.12, least=3, most=200, warmup=0.02)
+
+
+def schedule(counts: Mapping[str, int]) -> list[str]:
+    """Whose turn it is, for as many turns as each name has in `counts`, each spread evenly over the whole time.
+
+    With equal counts the names take turns, and the one that begins moves on by one each round, so that none always
+    runs after the same neighbour and finds what that one left in the caches.
+
+    >>> schedule({"a": 2, "b": 2, "c": 1})
+    ['a', 'b', 'b', 'c', 'a']
+    """
+    names, most = list(counts), max(counts.values(), default=0)
+    turns = []
+    for round_ in range(most):
+        due = [n for n in names if (round_ + 1) * counts[n] // most > round_ * counts[n] // most]
+        first = round_ % len(due)
+        turns += due[first:] + due[:first]
+    return turns
+
+
+def alternate(
+    calls: Mapping[str, Call], budget: Budget, clock: Callable[[], int] = perf_counter_ns
+) -> dict[str, Stats]:
+    """Wall clock of each call on the CPU, in microseconds, the calls taking turns in one process."""
+    each = {}
+    for name, call in calls.items():
+        call()  # pays for what is made once
+        spent, each[name] = 0.0, float("inf")
+        while not spent or spent < budget.warmup:
+            start = clock()
+            call()
+            took = max(clock() - start, 1) * 1e-9
+            spent, each[name] = spent + took, min(each[name], took)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for name in schedule({name: budget.samples(seconds) for name, seconds in each.items()}):
+        call = calls[name]
+        start = clock()
+        call()
+        samples[name].append((clock() - start) * 1e-3)
+    return {name: summarise(values) for name, values in samples.items()}
+
+
+class Cuda:
+    """The clocks of one GPU."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.l2 = torch.cuda.get_device_properties(device).L2_cache_size
+        # what is zeroed between calls: twice the L2, and at least what triton.testing.do_bench takes
+        self.flush = torch.empty(max(2 * self.l2, 256 << 20) // 4, dtype=torch.int32, device=device)
+
+    def spin_up(self, seconds: float = 0.3) -> None:
+        """Keeps the GPU busy until its clocks are up: an idle H200 runs at 345 of 1980 MHz."""
+        self._for(seconds, self.flush.zero_)
+
+    def cold(self, call: Call, budget: Budget) -> Stats:
+        """Microseconds on the GPU of a call that finds the L2 full of other data; the median of single calls.
+
+        The flush takes longer than the host needs to enqueue a call, so that the GPU does not wait for the host.
+        """
+        call()
+        each = self._events(call, 5)
+        warm = int(budget.warmup * 1e6 / max(sum(each) / len(each), 1.0))
+        for _ in range(min(warm, budget.most)):
+            call()
+        return summarise(self._events(call, budget.samples(sorted(each)[2] * 1e-6)))
+
+    def in_graph(self, calls: Sequence[Call], budget: Budget) -> float:
+        """Microseconds of a launch in a CUDA graph that makes each call once, the graph replayed: no host, and no gaps.
+
+        Cold by its data: give calls on buffers of their own that together exceed twice the L2 (`buffers` says how
+        many). Raises what capture raises.
+        """
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for call in calls[:3]:
+                call()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            kept = [call() for call in calls]
+        try:
+            graph.replay()
+            each = self._pair(graph.replay) * 1e-6
+            replays = max(3, min(20, int(budget.seconds / max(each, 1e-9))))
+            return summarise([self._pair(graph.replay) / len(calls) for _ in range(replays)]).median
+        finally:
+            torch.cuda.synchronize(self.device)
+            del kept
+            graph.reset()
+
+    def buffers(self, bytes_each: int) -> int:
+        """How many buffers of this size exceed twice the L2 together; at least two, which then take turns."""
+        return max(2, 2 * self.l2 // max(bytes_each, 1) + 1)
+
+    def back_to_back(self, call: Call, budget: Budget) -> float:
+        """Microseconds of wall clock for a call among many made without waiting, the GPU waited for at the end.
+
+        For small shapes that is the host's time, for large ones the kernel's. The data is as warm as the calls
+        leave it. The median of 5 batches.
+        """
+        call()
+        self._batch(call, 10)
+        count = max(5, min(500, int(budget.seconds / 5 / (self._batch(call, 10) * 1e-6))))
+        return summarise([self._batch(call, count) for _ in range(5)]).median
+
+    def _batch(self, call: Call, count: int) -> float:
+        torch.cuda.synchronize(self.device)
+        start = perf_counter_ns()
+        for _ in range(count):
+            call()
+        torch.cuda.synchronize(self.device)
+        return (perf_counter_ns() - start) * 1e-3 / count
+
+    def _events(self, call: Call, count: int) -> list[float]:
+        """Microseconds between an event before and one after each of `count` calls, the L2 flushed before."""
+        pairs = [(_event(), _event()) for _ in range(count)]
+        for start, end in pairs:
+            self.flush.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    def _pair(self, call: Call) -> float:
+        start, end = _event(), _event()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+    def _for(self, seconds: float, call: Call) -> None:
+        start = perf_counter_ns()
+        while perf_counter_ns() - start < seconds * 1e9:
+            call()
+            torch.cuda.synchronize(self.device)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)

@@ -1,0 +1,74 @@
+"""The tensors of a case: normally distributed data, the output, and for the backward the output's gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from onepass.bench.cases import ITEMSIZE, Case
+
+_ALIGN = 512  # bytes between rotating buffers, what torch's allocators give
+
+
+@dataclass
+class Work:
+    """One case at one dtype on one device. `out` is None where the call allocates its own output."""
+
+    case: Case
+    dtype: str
+    x: Tensor
+    out: Tensor | None = None
+    grad: Tensor | None = None
+
+    def fresh(self) -> Work:
+        """The same call, as a user makes it: the output is allocated by the call."""
+        return replace(self, out=None)
+
+    @property
+    def out_dtype(self) -> torch.dtype | None:
+        """The `dtype=` to pass, or None."""
+        return getattr(torch, self.case.out_dtype) if self.case.out_dtype else None
+
+
+def needed_bytes(case: Case, dtype: str) -> int:
+    """Memory that a case takes besides what the providers take for themselves: its tensors and one more output."""
+    out = prod(case.shape) * ITEMSIZE[case.result_dtype(dtype)]
+    return case.bytes(dtype) + out
+
+
+def make(case: Case, dtype: str, device: torch.device, seed: int) -> Work:
+    """Random normal data that depends on the seed and the case alone, not on what was run before it."""
+    generator = torch.Generator(device).manual_seed(seed * 2**32 + crc32(f"{case.suite}/{case.name}".encode()))
+    work = empty(case, dtype, device)
+    work.x.normal_(generator=generator)
+    if work.grad is not None:
+        work.grad.normal_(generator=generator)
+    return work
+
+
+def empty(case: Case, dtype: str, device: torch.device) -> Work:
+    """The tensors, unset."""
+    of, result = getattr(torch, dtype), getattr(torch, case.out_dtype or dtype)
+    x = torch.empty(case.shape, dtype=of, device=device)
+    if case.direction == "backward":
+        return Work(case, dtype, x, grad=torch.empty(case.out_shape(), dtype=result, device=device))
+    return Work(case, dtype, x, out=torch.empty(case.out_shape(), dtype=result, device=device))
+
+
+def copies(work: Work, count: int) -> list[Work]:
+    """`count` works on tensors of their own, aligned as tensors of their own are, each with the data of `work`."""
+
+    def several(like: Tensor | None) -> list[Tensor | None]:
+        if like is None:
+            return [None] * count
+        step = -(-like.numel() * like.element_size() // _ALIGN) * _ALIGN // like.element_size()
+        store = torch.empty(count * max(step, 1), dtype=like.dtype, device=like.device)
+        parts = [store[i * step : i * step + like.numel()].view(like.shape) for i in range(count)]
+        return [part.copy_(like) for part in parts]
+
+    xs, outs, grads = several(work.x), several(work.out), several(work.grad)
+    return [replace(work, x=x, out=o, grad=g) for x, o, g in zip(xs, outs, grads, strict=True) if x is not None]

@@ -1,0 +1,134 @@
+// state.h: the state of a row on the CPU, the pair (m, l) = (maximum, sum of exp(x - m)), and its merge; element types.
+// Included once for each instruction set, in a namespace of its own, so that no code of one is linked into another.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "../plan.h"
+#include "exp.h"
+
+namespace onepass::ONEPASS_ISA {
+
+struct bfloat16 {
+  uint16_t bits;
+};
+using float16 = _Float16;
+
+inline float to_wide(float v) { return v; }
+inline double to_wide(double v) { return v; }
+inline float to_wide(float16 v) { return float(v); }
+inline float to_wide(bfloat16 v) {
+  const uint32_t bits = uint32_t(v.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+template <class T>
+struct Narrow {
+  static T from(double v) { return T(v); }
+};
+template <>
+struct Narrow<float16> {
+  static float16 from(double v) { return float16(float(v)); }  // through float, as torch casts
+  static float16 from(float v) { return float16(v); }
+};
+template <>
+struct Narrow<float> {
+  static float from(double v) { return float(v); }
+  static float from(float v) { return v; }
+};
+template <>
+struct Narrow<bfloat16> {
+  static bfloat16 from(double v) { return from(float(v)); }
+  static bfloat16 from(float v) {
+    uint32_t bits;
+    std::memcpy(&bits, &v, sizeof bits);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+    return {uint16_t(v != v ? 0x7fc0 : rounded)};
+  }
+};
+
+// The type a row is computed in: float for the half types.
+template <class T>
+struct Wide {
+  using type = float;
+};
+template <>
+struct Wide<double> {
+  using type = double;
+};
+
+// Is every value of X also one of Y? If not, torch's `dtype=` rounds the input to Y before the function.
+template <class X, class Y>
+constexpr bool kWidens = false;
+template <class T>
+constexpr bool kWidens<T, T> = true;
+template <>
+inline constexpr bool kWidens<float, double> = true;
+template <>
+inline constexpr bool kWidens<float16, double> = true;
+template <>
+inline constexpr bool kWidens<bfloat16, double> = true;
+template <>
+inline constexpr bool kWidens<float16, float> = true;
+template <>
+inline constexpr bool kWidens<bfloat16, float> = true;
+
+template <Function F, class Y, class X>
+inline typename Wide<Y>::type load(X raw) {
+  using A = typename Wide<Y>::type;
+  A value;
+  if constexpr (kWidens<X, Y>) {
+    value = A(to_wide(raw));
+  } else {
+    value = A(to_wide(Narrow<Y>::from(to_wide(raw))));
+  }
+  return F == Function::softmin ? -value : value;
+}
+
+template <class A>
+constexpr A kInf = std::numeric_limits<A>::infinity();
+
+// What is subtracted before exp: the maximum, or 0 where that is infinite, so that -inf - -inf never happens: a part of
+// a row that is all -inf adds 0 to l, and a +inf makes l +inf.
+template <class A>
+inline A shift(A m) {
+  return m == kInf<A> || m == -kInf<A> ? A(0) : m;
+}
+
+// l is a double: a row of 16 million elements is the merge of 8192 blocks.
+template <class A>
+struct State {
+  A m = -kInf<A>;
+  double l = 0;
+};
+
+template <class A>
+inline State<A> merge(const State<A>& a, const State<A>& b) {
+  const A m = a.m > b.m ? a.m : b.m, s = shift(m);
+  return {m, a.l * std::exp(double(a.m) - double(s)) + b.l * std::exp(double(b.m) - double(s))};
+}
+
+// y = finish(x): what is left to do to an element once the state of its whole row is known.
+template <Function F, class A>
+struct Finish {
+  A m, scale;
+  Finish() = default;
+  explicit Finish(const State<A>& row) : m(row.m) {
+    const bool undefined = row.m == kInf<A> || row.m == -kInf<A>;  // torch: NaN for the whole row
+    const double value = F == Function::log_softmax ? std::log(row.l) : 1 / row.l;
+    scale = undefined ? std::numeric_limits<A>::quiet_NaN() : A(value);
+  }
+  A operator()(A x) const { return F == Function::log_softmax ? (x - m) - scale : exp_(x - m) * scale; }
+};
+
+template <class A>
+inline A logsumexp(const State<A>& row) {
+  return A(double(shift(row.m)) + std::log(row.l));
+}
+
+}  // namespace onepass::ONEPASS_ISA

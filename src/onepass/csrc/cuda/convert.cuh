@@ -1,0 +1,102 @@
+// convert.cuh: element types, their conversion to and from the accumulator, and vector accesses. No CUDA headers: NVRTC
+// needs none of them, so a user needs no toolkit.
+#pragma once
+
+typedef long long int64_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+
+struct half_t {
+  uint16_t bits;
+};
+struct bfloat16_t {
+  uint16_t bits;
+};
+
+template <class T>
+struct Accumulator {
+  typedef float type;
+};
+template <>
+struct Accumulator<double> {
+  typedef double type;
+};
+
+__device__ inline double to_wide(double v) { return v; }
+__device__ inline float to_wide(float v) { return v; }
+__device__ inline float to_wide(half_t v) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
+  return wide;
+}
+__device__ inline float to_wide(bfloat16_t v) { return __uint_as_float((uint32_t)v.bits << 16); }
+
+template <class T>
+__device__ inline T narrow(float v);
+template <>
+__device__ inline float narrow<float>(float v) {
+  return v;
+}
+template <>
+__device__ inline double narrow<double>(float v) {
+  return v;
+}
+template <>
+__device__ inline half_t narrow<half_t>(float v) {
+  half_t h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(v));
+  return h;
+}
+template <>
+__device__ inline bfloat16_t narrow<bfloat16_t>(float v) {
+  bfloat16_t h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h.bits) : "f"(v));
+  return h;
+}
+template <class T>
+__device__ inline T narrow(double v) {
+  return narrow<T>((float)v);
+}  // through float, as torch casts
+template <>
+__device__ inline double narrow<double>(double v) {
+  return v;
+}
+
+// Is every value of In also one of Out? If not, torch's `dtype=` rounds the input to Out before the function.
+template <class In, class Out>
+struct Widens {
+  static const bool value = false;
+};
+template <class T>
+struct Widens<T, T> {
+  static const bool value = true;
+};
+template <class T>
+struct Widens<T, double> {
+  static const bool value = true;
+};
+template <>
+struct Widens<double, double> {
+  static const bool value = true;
+};
+template <>
+struct Widens<half_t, float> {
+  static const bool value = true;
+};
+template <>
+struct Widens<bfloat16_t, float> {
+  static const bool value = true;
+};
+
+// The value of an input element in the accumulator of the call, rounded through Out on the way where Out is narrower.
+template <class In, class Out>
+__device__ inline typename Accumulator<Out>::type load_value(In raw) {
+  if (Widens<In, Out>::value) return to_wide(raw);
+  return to_wide(narrow<Out>(to_wide(raw)));
+}
+
+// `Count` elements moved by one access.
+template <class T, int Count>
+struct alignas(sizeof(T) * Count) Vector {
+  T at[Count];
+};

@@ -1,0 +1,72 @@
+// driver.h: the few calls of the CUDA driver and of NVRTC that onepass makes, taken at run time with dlopen. Building
+// needs no CUDA toolkit, and a machine without a GPU loads the same binary. Declarations follow the public CUDA 12 ABI.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace onepass::cuda {
+
+using Result = int;             // CUresult: 0 is success
+using Handle = struct Opaque*;  // CUcontext, CUmodule, CUfunction, CUstream
+
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  Handle stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+
+enum Attribute {  // CUdevice_attribute
+  kMultiprocessors = 16,
+  kMajor = 75,
+  kMinor = 76,
+};
+
+struct Driver {
+  Result (*init)(unsigned);
+  Result (*error_string)(Result, const char**);
+  Result (*device_get)(int*, int);
+  Result (*device_attribute)(int*, int, int);
+  Result (*device_name)(char*, int, int);
+  Result (*context_current)(Handle*);
+  Result (*context_set)(Handle);
+  Result (*primary_retain)(Handle*, int);
+  Result (*module_load)(Handle*, const void*);
+  Result (*module_function)(Handle*, Handle, const char*);
+  Result (*launch)(const LaunchConfig*, Handle, void**, void**);
+};
+
+// The driver, opened once; throws std::runtime_error where there is none.
+const Driver& driver();
+
+// Throws with the driver's own words unless `result` is success.
+void check(Result result, const char* call);
+
+struct DeviceInfo {
+  int compute;  // 90 for sm_90
+  int multiprocessors;
+};
+const DeviceInfo& device_info(int device);
+
+// The cubin of `source_file` (a file of this directory) compiled for sm_<compute> with `defines`: from the disk cache,
+// else by NVRTC. Throws std::runtime_error with the compiler's log where it fails.
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute);
+
+// "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.
+std::string nvrtc_version();
+
+// The directory of the disk cache; empty when it is switched off or not safe to use, and then `why` says so.
+std::string cache_directory(std::string* why);
+// A file of the cache: what was stored under `key`, or an empty string (absent, damaged, another key of the same name).
+std::string cache_read(const std::string& key);
+void cache_write(const std::string& key, const std::string& value);
+
+struct Counts {
+  int64_t compiled, from_disk;
+};
+Counts counts();
+
+}  // namespace onepass::cuda

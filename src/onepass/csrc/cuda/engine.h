@@ -1,0 +1,17 @@
+// engine.h: the CUDA engine's entry point.
+#pragma once
+
+#include "../call.h"
+#include "../tensors.h"
+
+namespace onepass::cuda {
+
+// A plan from its numbers (tier, lanes, rows a block, values, vector), or an error that says which is wrong.
+CudaPlan checked_plan(const std::vector<int64_t>& numbers);
+
+// Runs a call whose output is not empty. Rows of unit stride go straight to a kernel; other layouts are gathered: a
+// copy to rows, the kernel, a copy back.
+void run(const Call& call, const Tensor& input, const Tensor& out, const bool* reduced, bool keepdim,
+         const CudaPlan* forced);
+
+}  // namespace onepass::cuda

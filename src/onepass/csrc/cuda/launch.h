@@ -1,0 +1,27 @@
+// launch.h: one launch of a CUDA kernel over rows of unit stride.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "../plan.h"
+
+namespace onepass::cuda {
+
+struct Rows {
+  Function function;
+  DType x_type, y_type;
+  const void* x;
+  void* y;
+  int64_t rows, n, x_stride, y_stride;  // strides in elements
+  CudaPlan plan;
+};
+
+// The source file and the defines that make the kernel of a plan.
+const char* source_of(Tier tier);
+std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan);
+
+// Compiles or loads the kernel where this process has not got it yet, then launches it on `stream` of `device`.
+void launch(const Rows& call, int device, void* stream);
+
+}  // namespace onepass::cuda

@@ -1,0 +1,63 @@
+// state.cuh: the state of a row, the pair (m, l) = (maximum, sum of exp(x - m)), its merge, and how each function of
+// the family finishes an element from it (Milakov & Gimelshein, arXiv:1805.02867).
+#pragma once
+
+#include "convert.cuh"
+
+#define INFINITY_ __int_as_float(0x7f800000)
+#define NAN_ __int_as_float(0x7fffffff)
+
+enum Function { SOFTMAX, LOG_SOFTMAX, SOFTMIN, LOGSUMEXP };
+
+__device__ inline float exp_(float v) { return expf(v); }  // torch's own: 2 ulp, log2(e) in two terms
+__device__ inline double exp_(double v) { return exp(v); }
+__device__ inline float log_(float v) { return logf(v); }
+__device__ inline double log_(double v) { return log(v); }
+
+// What is subtracted before exp: the maximum, or 0 where that is infinite, so that -inf - -inf never happens: a part of
+// a row that is all -inf adds 0 to l, and a +inf makes l +inf.
+template <class A>
+__device__ inline A shift(A m) {
+  return m == INFINITY_ || m == -INFINITY_ ? A(0) : m;
+}
+
+template <class A>
+__device__ inline A max_(A a, A b) {
+  return a > b ? a : b;
+}  // ignores NaN: l carries that
+
+template <class A>
+struct State {
+  A m, l;
+  __device__ static State identity() { return {-INFINITY_, 0}; }
+};
+
+template <class A>
+__device__ inline State<A> merge(State<A> a, State<A> b) {
+  const A m = max_(a.m, b.m);
+  const A s = shift(m);
+  // An untouched or all -inf side has l == 0 (or NaN, which must stay) whatever its scale, exp(-inf - s) == 0.
+  return {m, a.l * exp_(a.m - s) + b.l * exp_(b.m - s)};
+}
+
+// y = finish(x): what is left to do to an element once the state of its whole row is known.
+template <int F, class A>
+struct Finish {
+  A m, scale;
+  __device__ Finish(State<A> row) : m(row.m) {
+    const bool undefined = row.m == INFINITY_ || row.m == -INFINITY_;  // torch: NaN for the whole row
+    if (F == LOG_SOFTMAX) {
+      scale = undefined ? A(NAN_) : log_(row.l);
+    } else {
+      scale = undefined ? A(NAN_) : A(1) / row.l;
+    }
+  }
+  __device__ A operator()(A x) const { return F == LOG_SOFTMAX ? (x - m) - scale : exp_(x - m) * scale; }
+  // The same from e = exp(x - m), where the row has kept that.
+  __device__ A from_exp(A e) const { return e * scale; }
+};
+
+template <class A>
+__device__ inline A logsumexp(State<A> row) {
+  return shift(row.m) + log_(row.l);
+}

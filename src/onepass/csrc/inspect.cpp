@@ -1,0 +1,110 @@
+// inspect.cpp: what Python asks of the native core besides operators, as plain C functions for ctypes (no CPython API):
+// the plan of a call as JSON, a kernel compiled to a file, and what works on this machine. Each returns 0, or 1 with
+// the reason in `text`.
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "call.h"
+#include "cpu/engine.h"
+#include "cpu/pick.h"
+#include "cuda/driver.h"
+#include "cuda/launch.h"
+
+#define ONEPASS_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using namespace onepass;
+
+void put(const std::string& from, char* text, int64_t size) { std::snprintf(text, size_t(size), "%s", from.c_str()); }
+
+template <class Body>
+int guarded(char* text, int64_t size, Body body) {
+  try {
+    put(body(), text, size);
+    return 0;
+  } catch (const std::exception& error) {
+    put(error.what(), text, size);
+    return 1;
+  }
+}
+
+std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
+std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
+
+std::string plan_json(const Layout& layout, DType x, DType y, bool reduced, bool cuda, uint64_t x_address,
+                      uint64_t y_address) {
+  std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
+                     field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced));
+  if (layout.rows == 0 || layout.n == 0) return json + "}";
+  if (!cuda) {
+    const Units units = baseline::units(layout);
+    return json + ", " + field("isa", cpu_isa()) + ", " + field("fused", cpu_fuses(x, y)) + ", " +
+           field("units", units.count) + ", " + field("grain", cpu_grain(units)) + "}";
+  }
+  Layout rows = layout;
+  if (layout.view != View::rows) {  // gathered: contiguous rows at fresh, aligned addresses
+    rows.outer.count = rows.reduced.count = 0;
+    rows.outer.insert({layout.rows, layout.n, reduced ? 1 : layout.n});
+    rows.reduced.insert({layout.n, 1, 1});
+    x_address = y_address = 0;
+  }
+  const CudaPlan plan = plan_cuda(rows, x, y, vector_width(x, y, x_address, y_address, rows, reduced));
+  return json + ", " + field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
+         field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
+         field("vector", plan.vector) + ", " + field("threads", plan.threads()) + ", " +
+         field("grid", plan.grid(layout.rows)) + ", " + field("source", cuda::source_of(plan.tier)) + "}";
+}
+
+}  // namespace
+
+// The plan of a call: `reduce` marks the reduced dims, types and functions are numbered as in plan.h, addresses matter
+// by their alignment only.
+ONEPASS_API int onepass_plan(int function, int cuda, int ndim, const int64_t* sizes, const int64_t* x_strides,
+                             const int64_t* y_strides, const bool* reduce, int x_type, int y_type, uint64_t x_address,
+                             uint64_t y_address, char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    const bool reduced = Function(function) == Function::logsumexp;
+    const Layout layout = make_layout(ndim, sizes, x_strides, y_strides, reduce, reduced);
+    return plan_json(layout, DType(x_type), DType(y_type), reduced, cuda, x_address, y_address);
+  });
+}
+
+// Compiles the kernel of a plan (tier, lanes, rows a block, values, vector) for sm_<compute> into the file `path`.
+ONEPASS_API int onepass_compile(int function, int x_type, int y_type, const int64_t* plan, int compute,
+                                const char* path, char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]), int(plan[4])};
+    const std::string code = cuda::cubin(
+        cuda::source_of(made.tier), cuda::defines_of(Function(function), DType(x_type), DType(y_type), made), compute);
+    std::FILE* file = std::fopen(path, "wb");
+    if (!file) throw std::runtime_error(std::string("onepass: cannot write ") + path);
+    const bool whole = std::fwrite(code.data(), 1, code.size(), file) == code.size();
+    if (std::fclose(file) || !whole) throw std::runtime_error(std::string("onepass: cannot write ") + path);
+    return std::string(path);
+  });
+}
+
+// What works here: "driver", "nvrtc" (its version), "cache" (its directory), "isa" (the CPU engine's instruction set)
+// or "counts" (kernels compiled, kernels read from the cache).
+ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
+  return guarded(text, size, [&]() -> std::string {
+    const std::string asked = what;
+    if (asked == "driver") return cuda::driver(), "ready";
+    if (asked == "nvrtc") return cuda::nvrtc_version();
+    if (asked == "isa") return cpu_isa();
+    if (asked == "counts") {
+      const cuda::Counts now = cuda::counts();
+      return std::to_string(now.compiled) + " " + std::to_string(now.from_disk);
+    }
+    if (asked == "cache") {
+      std::string why;
+      const std::string directory = cuda::cache_directory(&why);
+      if (directory.empty()) throw std::runtime_error(why);
+      return directory;
+    }
+    throw std::runtime_error("onepass: no such status: " + asked);
+  });
+}

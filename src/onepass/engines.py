@@ -1,0 +1,92 @@
+"""Which engine serves a device, and why another does not."""
+
+import functools
+
+import torch
+
+from . import native
+from . import triton as triton_engine
+
+ENGINES = ("cpu", "cuda", "triton")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).removeprefix("onepass: ").splitlines()[0]
+
+
+@functools.cache
+def _cuda_unavailable(index: int | None) -> str | None:
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    if not torch.cuda.is_available():
+        return "no CUDA device here"
+    major, minor = torch.cuda.get_device_capability(index)
+    if major < 8:
+        return f"needs compute capability 8.0 or later, the device has {major}.{minor}"
+    try:
+        native.status("driver")
+        native.status("nvrtc")
+    except RuntimeError as error:
+        return _first_line(error)
+    return None
+
+
+def unavailable(engine: str, device: torch.device) -> str | None:
+    """None where `engine` can serve tensors of `device`, else the reason why it cannot, in a sentence."""
+    if engine == "cpu":
+        return None if device.type == "cpu" else f"serves CPU tensors, got a tensor on {device}"
+    if engine == "cuda":
+        return (
+            _cuda_unavailable(device.index)
+            if device.type == "cuda"
+            else f"serves CUDA tensors, got a tensor on {device}"
+        )
+    return triton_engine.unavailable(device)
+
+
+@torch.compiler.assume_constant_result  # so that a graph is traced around the question, not through it
+def _auto(device_type: str, index: int | None) -> str:
+    return _best(device_type, index)
+
+
+@functools.cache
+def _best(device_type: str, index: int | None) -> str:
+    if device_type in ("cpu", "meta"):
+        return "cpu"
+    device = torch.device(device_type, index) if index is not None else torch.device(device_type)
+    reasons = []
+    for engine in ("cuda", "triton"):
+        reason = unavailable(engine, device)
+        if reason is None:
+            return engine
+        reasons.append(f"{engine}: {reason}")
+    raise RuntimeError(f"onepass: no engine serves a tensor on {device} ({'; '.join(reasons)})")
+
+
+def resolve(engine: str, device: torch.device) -> str:
+    """The engine that serves a call: "cpu", "cuda" or "triton".
+
+    Raises ValueError for an unknown name, RuntimeError where a named engine cannot run, with the reason.
+    """
+    if engine == "auto":
+        return _auto(device.type, device.index)
+    if engine not in ENGINES:
+        raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
+    reason = unavailable(engine, device)
+    if reason is not None:
+        raise RuntimeError(f"onepass: engine {engine!r} cannot run: {reason}")
+    return engine
+
+
+def engines() -> dict[str, str | None]:
+    """What each engine can do here: its name -> None where it is usable, else the reason why not.
+
+    >>> import onepass
+    >>> onepass.engines()["cpu"] is None
+    True
+    """
+    gpu = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    answer: dict[str, str | None] = {"cpu": None}
+    answer["cuda"] = _cuda_unavailable(gpu.index if gpu else None)
+    answer["triton"] = triton_engine.unavailable(gpu or torch.device("cpu"))
+    return answer

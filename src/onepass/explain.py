@@ -1,0 +1,240 @@
+"""The plan of a call, for people."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import native
+from . import triton as triton_engine
+from .checks import FLOATS, check_input, normalise_dims, result_dtype
+from .devices import Known, known, measured_copy_gbs
+from .engines import ENGINES, resolve
+from .ops import reduced_shape
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would do. `str()` of it is for reading, `as_dict()` for programs.
+
+    bytes: read + written, each element once. bandwidth_gbs: what a copy reaches on the device, in 1e9 bytes a second.
+    copy_us: the time a copy of these bytes would take, in microseconds, launch not counted.
+    """
+
+    function: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dim: tuple[int, ...]
+    dtype: str
+    out_dtype: str
+    device: str
+    engine: str
+    tier: str
+    launch: dict[str, int | str]
+    bytes: int
+    bandwidth_gbs: float | None
+    copy_us: float | None
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.dim))
+        types = self.dtype if self.dtype == self.out_dtype else f"{self.dtype} -> {self.out_dtype}"
+        lines = [
+            f"onepass.{self.function} over dim {dims} of {list(self.shape)} {types} on {self.device}",
+            f"  strides  {list(self.strides)}",
+            f"  engine   {self.engine}",
+            f"  tier     {self.tier}",
+            "  launch   " + (", ".join(f"{k.replace('_', ' ')} {v}" for k, v in self.launch.items()) or "none"),
+            f"  bytes    {self.bytes:,} read and written",
+        ]
+        if self.copy_us is not None:
+            lines.append(f"  a copy   {self.copy_us:,.1f} us at {self.bandwidth_gbs:,.0f} GB/s")
+        return "\n".join(lines + [f"  note     {note}" for note in self.notes])
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty(tuple(shape), device="meta").stride()
+
+
+def _is_here(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
+
+
+def _bandwidth(device: torch.device | None, entry: Known | None, given: float | None) -> tuple[float | None, str]:
+    if given is not None:
+        return float(given), "the bandwidth is the one given"
+    if entry is not None:
+        return entry.copy_gbs, f"the bandwidth is that of a copy on {entry.title}, measured {entry.date}"
+    if device is not None and _is_here(device):
+        return measured_copy_gbs(device), "the bandwidth is that of a copy, measured here now"
+    return None, "no bandwidth is known for this device; give one with bandwidth="
+
+
+def _parse_device(device: Any, tensor: Tensor | None) -> tuple[torch.device | None, Known | None, str]:
+    """(a real device or None, its entry in the table or None, its name)."""
+    if device is None:
+        device = tensor.device if tensor is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(device, str) and (entry := known(device)):
+        return None, entry, entry.title
+    try:
+        real = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"onepass.explain(): device must be a torch device or a known name ('h200'), got {device!r}"
+        ) from None
+    if real.type == "cuda" and torch.cuda.is_available():
+        name = torch.cuda.get_device_name(real)
+        return real, known(name), name
+    return real, None, str(real)
+
+
+def _native_plan(
+    engine: str, function: str, x: Tensor, y_type: torch.dtype, dims: list[int], address: int
+) -> dict[str, Any]:
+    if function == "logsumexp":
+        kept = _contiguous(reduced_shape(x.shape, dims, True))
+        y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(kept)]
+    else:
+        y_strides = torch.empty_like(x, device="meta").stride()
+    sizes, strides = list(x.shape) or [1], list(x.stride()) or [1]
+    return native.plan(
+        function, engine == "cuda", sizes, strides, list(y_strides) or [1], dims, x.dtype, y_type, x_address=address
+    )
+
+
+def explain(
+    x: Tensor | Sequence[int],
+    dim: int | Sequence[int] = -1,
+    *,
+    function: str = "softmax",
+    dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    engine: str = "auto",
+    bandwidth: float | None = None,
+) -> Explanation:
+    """The plan of a call: engine, tier, launch numbers, bytes moved, the time a copy of them would take.
+
+    Args:
+        x: the input, or its sizes (then contiguous, with `dtype`, on `device`).
+        dim: as in the function explained.
+        function: "softmax", "log_softmax", "softmin" or "logsumexp".
+        dtype: with sizes, the input's dtype; float32 by default.
+        out_dtype: the `dtype=` of the call, where it has one.
+        device: with sizes: "cpu", "cuda:0", or a known device's name ("h200"), which need not be here.
+        engine: as in the function explained.
+        bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
+
+    Raises:
+        ValueError, TypeError, IndexError, RuntimeError: as the call itself would.
+
+    >>> import onepass
+    >>> plan = onepass.explain((8192, 1024), device="h200")
+    >>> plan.engine, plan.tier, plan.bytes
+    ('cuda', 'warp', 67108864)
+    """
+    if function not in native.FUNCTIONS:
+        raise ValueError(f"onepass.explain(): function must be one of {', '.join(native.FUNCTIONS)}, got {function!r}")
+    if bandwidth is not None and not bandwidth > 0:
+        raise ValueError(f"onepass.explain(): bandwidth must be positive, in GB/s, got {bandwidth!r}")
+    tensor = x if isinstance(x, Tensor) else None
+    if tensor is None:
+        if dtype is not None and dtype not in FLOATS:
+            raise ValueError(f"onepass.explain(): dtype must be a floating dtype that onepass serves, got {dtype}")
+        try:
+            shaped = torch.empty(tuple(x), dtype=dtype or torch.float32, device="meta")
+        except (RuntimeError, TypeError):
+            raise ValueError(f"onepass.explain(): takes a tensor or a tuple of sizes, got {x!r}") from None
+        if any(size < 0 for size in x):
+            raise ValueError(f"onepass.explain(): sizes must not be negative, got {tuple(x)}")
+    else:
+        check_input(function, tensor)
+        if tensor.dtype not in FLOATS:
+            raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
+        shaped = tensor
+    if function == "logsumexp" and out_dtype not in (None, shaped.dtype):
+        raise ValueError("onepass.explain(): logsumexp has no dtype=, so no out_dtype")
+    dims = normalise_dims(function, shaped, dim)
+    y_type = result_dtype(function, shaped, out_dtype)
+    real, entry, name = _parse_device(device, tensor)
+
+    notes: list[str] = []
+    if engine == "auto":
+        if real is None:
+            chosen = "cuda"
+        elif _is_here(real):
+            chosen = resolve(engine, real)
+        else:
+            chosen = "cpu" if real.type in ("cpu", "meta") else "cuda"
+            notes.append(
+                f"no {real.type} device is here; the plan is that of an NVIDIA GPU with the tables of the H200"
+            )
+    else:
+        if engine not in ENGINES:
+            raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
+        chosen = resolve(engine, real) if real is not None and _is_here(real) else engine
+
+    address = tensor.data_ptr() if tensor is not None and tensor.device.type != "meta" else 0
+    plan = _native_plan("cpu" if chosen == "cpu" else "cuda", function, shaped, y_type, dims, address)
+    moved = plan["bytes"]
+    tier, launch = _describe(chosen, plan, function, shaped, y_type, real, notes)
+    gbs, why = _bandwidth(real, entry, bandwidth)
+    notes.append(why)
+    return Explanation(
+        function=function,
+        shape=tuple(shaped.shape),
+        strides=tuple(shaped.stride()),
+        dim=tuple(dims),
+        dtype=str(shaped.dtype).removeprefix("torch."),
+        out_dtype=str(y_type).removeprefix("torch."),
+        device=name,
+        engine=chosen,
+        tier=tier,
+        launch=launch,
+        bytes=moved,
+        bandwidth_gbs=gbs,
+        copy_us=None if gbs is None else moved / gbs / 1e3,
+        notes=tuple(notes),
+    )
+
+
+def _describe(
+    engine: str,
+    plan: dict[str, Any],
+    function: str,
+    x: Tensor,
+    y_type: torch.dtype,
+    device: torch.device | None,
+    notes: list[str],
+) -> tuple[str, dict[str, int | str]]:
+    """(tier, launch numbers) of the engine that was chosen; adds what is worth a note."""
+    if plan["rows"] == 0 or plan["n"] == 0:
+        notes.append("nothing to compute")
+        return "none", {}
+    if engine == "cpu":
+        if not plan["fused"]:
+            notes.append(f"the input is cast to {y_type} first, into a temporary")
+        keys = ("isa", "units", "grain")
+        return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
+    if plan["view"] != "rows":
+        extra = plan["rows"] * plan["n"] * x.element_size() * 2
+        if function != "logsumexp":
+            extra += plan["rows"] * plan["n"] * y_type.itemsize * 2
+        notes.append(f"gathered: rows of this layout are copied to unit stride and back, {extra:,} bytes more")
+    if engine == "triton":
+        properties = (
+            torch.cuda.get_device_properties(device)
+            if device is not None and _is_here(device) and device.type == "cuda"
+            else None
+        )
+        chosen = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
+        return chosen.pop("tier"), chosen
+    keys = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector")
+    if plan["tier"] == "stream" and function != "logsumexp":
+        notes.append("the row is longer than the registers of a block: it is read twice")
+    return plan["tier"], {key: plan[key] for key in keys}

@@ -1,0 +1,93 @@
+"""The native core: loads the operators and asks the library about plans, kernels and what works here."""
+
+import ctypes
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PATH = Path(__file__).with_name("_native.so")
+FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+TIERS = ("warp", "block", "stream")
+
+if not PATH.exists():
+    raise ImportError(
+        f"onepass: its native core is not built ({PATH} is missing); build it with "
+        "`pip install --no-build-isolation .` against the torch that is installed"
+    )
+torch.ops.load_library(str(PATH))
+_library = ctypes.CDLL(str(PATH))
+_SIZE = 1 << 16
+
+
+def _ask(function: str, *arguments: Any) -> str:
+    text = ctypes.create_string_buffer(_SIZE)
+    failed = getattr(_library, function)(*arguments, text, ctypes.c_int64(_SIZE))
+    answer = text.value.decode(errors="replace")
+    if failed:
+        raise RuntimeError(answer)
+    return answer
+
+
+def _int64s(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * max(len(values), 1))(*values)
+
+
+def plan(
+    function: str,
+    cuda: bool,
+    sizes: Sequence[int],
+    x_strides: Sequence[int],
+    y_strides: Sequence[int],
+    dims: Sequence[int],
+    x_type: torch.dtype,
+    y_type: torch.dtype,
+    x_address: int = 0,
+    y_address: int = 0,
+) -> dict[str, Any]:
+    """The plan of a call: view, rows, n, bytes, and the engine's tier and launch numbers."""
+    reduce = (ctypes.c_bool * max(len(sizes), 1))(*(i in dims for i in range(len(sizes))))
+    answer = _ask(
+        "onepass_plan",
+        FUNCTIONS.index(function),
+        int(cuda),
+        len(sizes),
+        _int64s(sizes),
+        _int64s(x_strides),
+        _int64s(y_strides),
+        reduce,
+        DTYPES.index(x_type),
+        DTYPES.index(y_type),
+        ctypes.c_uint64(x_address),
+        ctypes.c_uint64(y_address),
+    )
+    return json.loads(answer)
+
+
+def compile_kernel(
+    function: str, x_type: torch.dtype, y_type: torch.dtype, plan: Sequence[int], compute: int, path: str | Path
+) -> None:
+    """Compile the CUDA kernel of a plan (tier, lanes, rows a block, values, vector) for sm_<compute> into a file."""
+    _ask(
+        "onepass_compile",
+        FUNCTIONS.index(function),
+        DTYPES.index(x_type),
+        DTYPES.index(y_type),
+        _int64s(plan),
+        compute,
+        str(path).encode(),
+    )
+
+
+def status(what: str) -> str:
+    """What works here: "driver", "nvrtc", "cache", "isa", "counts"; RuntimeError with the reason where it does not."""
+    return _ask("onepass_status", what.encode())
+
+
+def counts() -> tuple[int, int]:
+    """How many kernels this process has compiled, and how many it has read from the disk cache."""
+    compiled, from_disk = status("counts").split()
+    return int(compiled), int(from_disk)

@@ -1,0 +1,108 @@
+"""The definitions, in plain float64 PyTorch: the one oracle that every engine is compared with.
+
+Nothing here calls torch's own softmax family, and nothing here is fast. Each function takes a tensor of any real
+dtype, any layout and any device, and returns float64 on that device. Where a caller's ``dtype`` is to be tested,
+round first: ``reference.softmax(x.to(dtype), dim)``. The functions are differentiable, to any order.
+
+Special values (``m`` is a row's maximum): a row that holds a NaN gives NaN; a row of all ``-inf`` (``-inf - -inf``) or
+with a ``+inf`` (``inf - inf``) gives NaN for the three softmaxes, while its logsumexp is ``m`` itself. An empty row
+gives an empty result, and its logsumexp is ``log(0) = -inf``. A 0-d tensor is one row of one element.
+
+Source: the shift by the maximum is the standard stable form, e.g. Blanchard, Higham and Higham, "Accurately computing
+the log-sum-exp and softmax functions", IMA Journal of Numerical Analysis 41 (2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["log_softmax", "logsumexp", "softmax", "softmin"]
+
+
+def softmax(x: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
+    """``exp(x - m) / sum(exp(x - m))`` over ``dim`` (an int, or several for one softmax over all of them).
+
+    Returns float64 of the shape of ``x``.
+
+    >>> import torch
+    >>> softmax(torch.tensor([0.0, 0.0, float("-inf")]))
+    tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
+    >>> softmax(torch.zeros(2, 2), dim=(0, 1))
+    tensor([[0.2500, 0.2500],
+            [0.2500, 0.2500]], dtype=torch.float64)
+    """
+    shifted, dims = _shifted(x, dim)
+    e = shifted.exp()
+    return e / e.sum(dims, keepdim=True)
+
+
+def log_softmax(x: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
+    """``(x - m) - log(sum(exp(x - m)))`` over ``dim``. Returns float64 of the shape of ``x``.
+
+    >>> import torch
+    >>> log_softmax(torch.tensor([1e4, 1e4]))
+    tensor([-0.6931, -0.6931], dtype=torch.float64)
+    """
+    shifted, dims = _shifted(x, dim)
+    return shifted - shifted.exp().sum(dims, keepdim=True).log()
+
+
+def softmin(x: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
+    """``softmax(-x)`` over ``dim``, negated after the conversion. Returns float64 of the shape of ``x``.
+
+    >>> import torch
+    >>> softmin(torch.tensor([0.0, float("inf")]))
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    return softmax(-x.to(torch.float64), dim)
+
+
+def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
+    """``m + log(sum(exp(x - m)))`` over ``dim``.
+
+    Returns float64 of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``.
+
+    >>> import torch
+    >>> logsumexp(torch.zeros(2, 1), dim=1)
+    tensor([0., 0.], dtype=torch.float64)
+    >>> logsumexp(torch.zeros(2, 0), dim=1)
+    tensor([-inf, -inf], dtype=torch.float64)
+    >>> logsumexp(torch.tensor([float("inf"), 1.0]), dim=0, keepdim=True)
+    tensor([inf], dtype=torch.float64)
+    """
+    x = x.to(torch.float64)
+    dims = _dims(x, dim)
+    if _empty(x, dims):
+        return x.sum(dims, keepdim=keepdim).log()
+    m = x.detach().amax(dims, keepdim=True)
+    m = torch.where(m.isinf(), 0.0, m)  # inf - inf would be NaN, exp(inf - 0) and exp(-inf - 0) are what is meant
+    result = m + (x - m).exp().sum(dims, keepdim=True).log()
+    return result if keepdim else result.sum(dims)  # each of these dims has size 1 now
+
+
+def _shifted(x: Tensor, dim: int | Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:
+    """``x - max(x)`` in float64. Detaching the maximum changes no derivative: the functions do not depend on it."""
+    x = x.to(torch.float64)
+    dims = _dims(x, dim)
+    return (x if _empty(x, dims) else x - x.detach().amax(dims, keepdim=True)), dims
+
+
+def _dims(x: Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
+    """``dim`` as distinct, non-negative ints; a 0-d tensor has the one dim that torch gives it."""
+    rank = max(x.dim(), 1)
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    for d in dims:
+        if not -rank <= d < rank:
+            raise IndexError(f"dim {d} is out of range for a tensor of {x.dim()} dims: take {-rank} to {rank - 1}")
+    wrapped = tuple(d % rank for d in dims)
+    if not wrapped or len(set(wrapped)) < len(wrapped):
+        raise RuntimeError(f"dim takes an int or several distinct ints, got {dim}")
+    return wrapped
+
+
+def _empty(x: Tensor, dims: tuple[int, ...]) -> bool:
+    """Whether there is no row, or nothing in the rows: torch has no maximum of nothing."""
+    return any(x.size(d) == 0 for d in dims) if x.dim() else False

@@ -1,0 +1,56 @@
+"""Any tensor and dims as rows by n: two strides where strides can say it, a copy where they cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Order", "order", "strides"]
+
+
+class Order(NamedTuple):
+    """The order in which a call walks the dims of its tensors: the rows, then the elements of a row."""
+
+    outer: tuple[int, ...]
+    reduced: tuple[int, ...]
+
+    def permuted(self, tensor: Tensor) -> Tensor:
+        return tensor.permute(*self.outer, *self.reduced) if tensor.ndim else tensor
+
+    def sizes(self, tensor: Tensor) -> tuple[int, int]:
+        """(rows, n)."""
+        return math.prod(tensor.shape[d] for d in self.outer), math.prod(tensor.shape[d] for d in self.reduced)
+
+
+def order(tensor: Tensor, dims: Sequence[int]) -> Order:
+    """Rows and elements in memory order: neither the order of the rows nor that inside a row matters to a result."""
+    by_stride = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
+    return Order(tuple(d for d in by_stride if d not in dims), tuple(d for d in by_stride if d in dims))
+
+
+def strides(tensor: Tensor, walk: Order) -> tuple[int, int] | None:
+    """The strides in elements from row to row and inside a row, or None where the tensor should be copied first.
+
+    It is copied where no single stride walks its rows (or its elements), and where neighbouring rows lie closer than
+    neighbouring elements: a program that walks a row would then use 4 bytes of every 32 that it reads.
+    """
+    row, element = _merged(tensor, walk.outer), _merged(tensor, walk.reduced)
+    if row is None or element is None:
+        return None
+    rows, n = walk.sizes(tensor)
+    if rows == 1 or n == 1 or element <= max(row, 1):
+        return row, element
+    return None
+
+
+def _merged(tensor: Tensor, dims: Sequence[int]) -> int | None:
+    """The one stride that walks ``dims``, outermost first, or None. Without dims to walk, it is one that costs nothing:
+    0, which keeps rows aligned for 16-byte accesses."""
+    walked = [d for d in dims if tensor.shape[d] != 1]
+    for before, after in zip(walked, walked[1:], strict=False):
+        if tensor.stride(before) != tensor.stride(after) * tensor.shape[after]:
+            return None
+    return tensor.stride(walked[-1]) if walked else 0

@@ -1,0 +1,138 @@
+"""Which tier runs a call, and its launch numbers, as data. No GPU and no triton is needed here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+
+__all__ = ["FUNCTIONS", "Plan", "plan"]
+
+FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
+
+# Untuned: taken from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings. The key is
+# the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
+#
+# Row tier, (columns of the tile, elements of the tile, threads): the first line whose columns cover the row. Up to
+# 256 columns a warp reads whole rows in 16-byte pieces and several share a program; up to 1024 a single warp holds
+# the row, so that no barrier is needed; from there 32 elements a thread (float32: 56 to 70 registers), or 16 of
+# float64. A tile of twice the last width spills.
+_ROWS = {
+    4: (
+        (256, 2048, 128),
+        (1024, 1024, 32),
+        (2048, 2048, 64),
+        (4096, 4096, 128),
+        (8192, 8192, 256),
+        (16384, 16384, 512),
+        (32768, 32768, 1024),
+    ),
+    8: (
+        (256, 1024, 128),
+        (512, 512, 32),
+        (2048, 2048, 128),
+        (4096, 4096, 256),
+        (8192, 8192, 512),
+    ),
+}
+# Online tier: threads, and the most elements that a thread holds; a lane merges at most 4 at once, which is 1 more exp
+# for every 4. 1024 threads of bfloat16 at an odd row length spill.
+_ONLINE_THREADS = 512
+_ONLINE_ELEMENTS = {4: 32, 8: 16}
+_ONLINE_DEPTH = 4
+# AMD counts the threads of a launch in 32 bits, NVIDIA its programs in 31; a launch of more is split.
+_MOST_THREADS = 2**32 - 1
+_MOST_PROGRAMS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a call runs: its tier and its launch numbers.
+
+    ``tier``: "row" (the row stays on the chip: one read, one write) or "online" (streamed: two reads, one write).
+    ``block``: columns of a program's tile, a power of two; the row tier needs ``block >= n``.
+    ``rows``: rows of a program's tile (online: 1). ``depth``: elements that a lane merges at once (row tier: 1), so that
+    an online chunk is ``depth * block`` elements. ``grid``: programs of one launch; more rows than
+    ``grid * rows`` take several launches.
+    """
+
+    tier: str
+    block: int
+    rows: int
+    depth: int
+    num_warps: int
+    num_stages: int
+    grid: int
+
+    def as_dict(self) -> dict[str, int | str]:
+        return dataclasses.asdict(self)
+
+    def check(self, n: int) -> None:
+        """Raise ValueError where this plan cannot serve rows of ``n`` elements."""
+        for name in ("block", "rows", "depth", "num_warps"):
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise ValueError(f"a plan's {name} must be a power of two, got {value}")
+        if self.grid < 1:
+            raise ValueError(f"a plan's grid must be at least 1, got {self.grid}")
+        if self.tier == "row":
+            if self.block < n or self.depth != 1:
+                raise ValueError(f"the row tier needs block >= n = {n} and depth 1, got {self}")
+        elif self.tier == "online":
+            if self.rows != 1:
+                raise ValueError(f"the online tier takes one row a program, got {self}")
+        else:
+            raise ValueError(f"a plan's tier must be 'row' or 'online', got {self.tier!r}")
+
+
+def plan(
+    function: str,
+    rows: int,
+    n: int,
+    in_dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    device_properties: Any = None,
+) -> Plan:
+    """The plan for ``rows`` rows of ``n`` elements.
+
+    ``device_properties`` is what ``torch.cuda.get_device_properties`` returns; only its ``warp_size`` is read, and
+    32 is taken where it is None.
+
+    >>> import torch
+    >>> plan("softmax", 4096, 1000, torch.float32, torch.float32).tier
+    'row'
+    >>> plan("softmax", 8192, 151936, torch.bfloat16, torch.bfloat16).tier
+    'online'
+    """
+    if function not in FUNCTIONS:
+        raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
+    return _plan(rows, n, in_dtype, out_dtype, getattr(device_properties, "warp_size", 32))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(rows: int, n: int, in_dtype: torch.dtype, out_dtype: torch.dtype, warp: int) -> Plan:
+    widest = 8 if max(in_dtype.itemsize, out_dtype.itemsize) == 8 else 4
+    for columns, elements, threads in _ROWS[widest]:
+        if n <= columns:
+            block = _power_of_two(n)
+            # No more rows in a tile than there are rows at all.
+            tile_rows = min(elements // block, _power_of_two(rows))
+            tier, depth = "row", 1
+            break
+    else:
+        threads = _ONLINE_THREADS
+        # As many columns as the threads read in 16 bytes each: then a lane lives in one thread.
+        vector = 16 // in_dtype.itemsize
+        depth = min(_ONLINE_DEPTH, _ONLINE_ELEMENTS[widest] // vector)
+        tier, block, tile_rows = "online", threads * vector, 1
+    programs = -(-rows // tile_rows)
+    num_warps = max(1, threads // warp)
+    most = min(_MOST_PROGRAMS, _MOST_THREADS // (num_warps * warp))
+    return Plan(tier, block, tile_rows, depth, num_warps, 1, max(1, min(programs, most)))
+
+
+def _power_of_two(value: int) -> int:
+    """The least power of two that is not below ``value``."""
+    return 1 << max(0, value - 1).bit_length()

@@ -1,0 +1,114 @@
+"""The state of a row in Triton: the pair ``(m, l)``, how a tile is absorbed, how pairs merge, how a row is finished.
+
+A row is summed up by its maximum ``m`` and ``l = sum(exp(x - m))``; the identity is ``(-inf, 0)``. Both kernels
+(rows.py, online.py) are ``load -> absorb -> fold -> finish -> store`` in the words of this file.
+
+Special values need no branch of their own:
+
+- ``guard`` measures an all ``-inf`` part of a row from 0 instead of from ``-inf``, so that it stays ``(-inf, 0)`` and
+  poisons nothing. A whole row of it ends as ``0 * (1 / 0) = NaN``, ``-inf - log(0) = NaN`` and ``log(0) = -inf``:
+  what torch gives for softmax, log_softmax and logsumexp.
+- A NaN is dropped by the maximum (``tl.max`` is IEEE maxNum) and kept by the sum, so it poisons its row through ``l``.
+- ``+inf`` gives ``inf - inf = NaN`` in the softmax family; logsumexp measures it from 0 and gets ``exp(inf) = inf``.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# ln 2 in two terms (Cephes): the first has 9 significant bits, so j * LN2_HIGH is exact for every |j| <= 2^15.
+LN2_HIGH = tl.constexpr(0.693359375)
+# The second, times log2e.
+LOG2_LOW = tl.constexpr(-2.12194440054690583e-4 * 1.4426950408889634)
+# Adding 1.5 * 2^23 rounds a float32 to an integer and leaves it in the low bits; 127 more is the exponent's bias.
+ROUND = tl.constexpr(12582912.0 + 127.0)
+
+
+@triton.jit
+def accumulator_of(out_type: tl.constexpr):
+    """float64 for a float64 result, else float32."""
+    if out_type == tl.float64:
+        return tl.float64
+    return tl.float32
+
+
+@triton.jit
+def load(pointers, mask, OUT: tl.constexpr, NEGATE: tl.constexpr):
+    """Values rounded to the type of the result, as torch's ``dtype=`` does, then widened to the accumulator's type.
+
+    Lanes outside the mask read nothing and hold -inf. float64 goes to a half type through float32, as in torch.
+    """
+    outside = float("inf") if NEGATE else -float("inf")
+    x = tl.load(pointers, mask=mask, other=outside)
+    if x.dtype == tl.float64 and OUT.primitive_bitwidth == 16:
+        x = x.to(tl.float32)
+    x = x.to(OUT).to(tl.float64 if OUT == tl.float64 else tl.float32)
+    return -x if NEGATE else x
+
+
+@triton.jit
+def exponential(d, OUT: tl.constexpr):
+    """exp(d), as exact as the type of the result needs; exp(-inf) = 0 and exp(inf) = inf exactly.
+
+    ``tl.exp`` of a float32 is ``ex2.approx(d * log2e)``: the rounding of the product alone is |d| / 2 ulp (40 ulp at
+    d = -80). That is nothing to a half type; a float32 result gets exp2(f) * 2^j with f = (d - j * ln 2) * log2e, ln 2
+    in two terms, |f| <= 1/2, and one rounding of f where the hardware fuses the multiply-add. Below 2^-126.5 it is 0,
+    because 2^-127 is built as 0.
+    """
+    if OUT == tl.float32:
+        shifted = tl.minimum(tl.maximum(d * LOG2_E, -127.0), 128.0) + ROUND
+        j = shifted - ROUND
+        f = (d - j * LN2_HIGH) * LOG2_E - j * LOG2_LOW
+        scale = (shifted.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+        return tl.exp2(f) * scale
+    else:
+        return tl.exp(d)
+
+
+@triton.jit
+def guard(m, FUNCTION: tl.constexpr):
+    """The point that exponentials are measured from: the maximum, or 0 where that would give -inf - -inf."""
+    if FUNCTION == "logsumexp":
+        return tl.where(tl.abs(m) == float("inf"), 0.0, m)
+    else:
+        return tl.where(m == -float("inf"), 0.0, m)
+
+
+@triton.jit
+def absorb(m, l, x, AXIS: tl.constexpr, FUNCTION: tl.constexpr, OUT: tl.constexpr):
+    """Merge the tile x, reduced over AXIS, into the pairs (m, l): one exp an element, one rescale a pair."""
+    top = tl.maximum(m, tl.max(x, AXIS))
+    base = guard(top, FUNCTION)
+    tile = tl.sum(exponential(x - tl.expand_dims(base, AXIS), OUT), AXIS)
+    return top, l * exponential(m - base, OUT) + tile
+
+
+@triton.jit
+def fold(m, l, FUNCTION: tl.constexpr, OUT: tl.constexpr):
+    """Merge a vector of pairs into one."""
+    top = tl.max(m, 0)
+    return top, tl.sum(l * exponential(m - guard(top, FUNCTION), OUT), 0)
+
+
+@triton.jit
+def scale_of(l, FUNCTION: tl.constexpr):
+    """What a row is finished with: log l for log_softmax, else 1 / l, so that a row costs one division.
+
+    l >= 1 because the row's maximum adds exp(0) = 1 exactly, so no probability exceeds 1.
+    """
+    if FUNCTION == "log_softmax":
+        return tl.log(l)
+    elif l.dtype == tl.float32:
+        # A plain 1 / l is div.full.f32, 2 ulp; every element of the row would carry that error.
+        return tl.div_rn(tl.full(l.shape, 1.0, tl.float32), l)
+    else:
+        return 1.0 / l
+
+
+@triton.jit
+def finish(d, e, scale, FUNCTION: tl.constexpr):
+    """The results of elements at distance d from the base, with e = exponential(d)."""
+    if FUNCTION == "log_softmax":
+        return d - scale
+    else:
+        return e * scale
