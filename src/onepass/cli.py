@@ -1,7 +1,7 @@
 """The command line: `onepass bench`, `plot`, `info`, `explain`.
 
-torch is imported within the commands, so that `--help` answers at once. What a user gets wrong is told in one line, with
-exit status 2.
+torch is imported within the commands, so that `--help` answers at once. What a user gets wrong is told in one line,
+with exit status 2.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -141,7 +142,10 @@ def bench(show: bool, **options: Any) -> int:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("-o", "--output", "folder", default=".", show_default=True, metavar="DIR", help="Where the pictures go.")
 def plot(files: Sequence[str], folder: str) -> None:
-    """Draw results files: GB/s over N for sweeps, the fraction of a copy for named shapes. PNG and SVG; times nothing."""
+    """Draw results files as PNG and SVG: GB/s over N for sweeps, the fraction of a copy's speed for named shapes.
+
+    Nothing is timed.
+    """
     from onepass.bench import results
 
     try:
@@ -206,7 +210,7 @@ def explain(sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, a
             **options,
         )
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # as torch tells a wrong dim, dtype, engine
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
     click.echo(json.dumps(explanation.as_dict(), indent=2) if as_json else str(explanation))
 
 

@@ -150,8 +150,6 @@ def explain(
             shaped = torch.empty(tuple(x), dtype=dtype or torch.float32, device="meta")
         except (RuntimeError, TypeError):
             raise ValueError(f"onepass.explain(): takes a tensor or a tuple of sizes, got {x!r}") from None
-        if any(size < 0 for size in x):
-            raise ValueError(f"onepass.explain(): sizes must not be negative, got {tuple(x)}")
     else:
         check_input(function, tensor)
         if tensor.dtype not in FLOATS:

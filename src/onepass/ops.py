@@ -159,10 +159,16 @@ def call_out(
     if engine == "triton":
         whole = out if function != "logsumexp" or keepdim else _expand(out, dims if x.dim() else [], False)
         triton_engine.forward(function, x, whole, tuple(dims) if x.dim() else ())
-    elif function == "logsumexp":
-        _OUT[function](x, dims, keepdim, out=out)
     else:
-        _OUT[function](x, dims, dtype=dtype, out=out)
+        given = (x, dims, keepdim) if function == "logsumexp" else (x, dims)
+        named = {"out": out} if function == "logsumexp" else {"dtype": dtype, "out": out}
+        if torch.compiler.is_compiling():
+            _OUT[function](*given, **named)
+            return
+        with torch._C._AutoDispatchBelowADInplaceOrView():  # the version is raised here, at a tenth of the cost
+            _OUT[function](*given, **named)
+    if not torch.compiler.is_compiling() and not out.is_inference():
+        torch.autograd.graph.increment_version(out)
 
 
 # Registrations -------------------------------------------------------------------------------------------------------------
@@ -172,6 +178,18 @@ def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dt
     out = _empty(function, input, dim, dtype, keepdim)
     call_out(function, input, dim, dtype, keepdim, "triton", out)
     return out
+
+
+def _raise_version(function: str) -> None:
+    """Who saved `out` for a backward must learn that it was overwritten, also by a direct call of the operator."""
+    operator = _OUT[function]
+
+    def overwrite(keyset: Any, *given: Any, out: Tensor, **named: Any) -> None:
+        torch.autograd.graph.increment_version(out)
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *given, out=out, **named)
+
+    _library.impl(f"{function}.out", overwrite, "ADInplaceOrView", with_keyset=True)
 
 
 for _key in ("CPU", "CUDA", "XPU"):
@@ -196,7 +214,7 @@ def _register(function: str) -> None:
     def fake(input: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         return _empty(function, input, dim, dtype, keepdim)
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor, keyword_only_inputs: Any = None) -> None:
         _setup(ctx, function, inputs[0], inputs[1], lse and inputs[2], output)
 
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -204,6 +222,7 @@ def _register(function: str) -> None:
 
     for name in (function, f"_{function}"):
         torch.library.register_fake(f"onepass::{name}", fake, lib=_library)
+    _raise_version(function)
     torch.library.register_fake(f"onepass::{function}.out", lambda *_, **__: None, lib=_library)
     torch.library.register_autograd(f"onepass::{function}", backward, setup_context=setup, lib=_library)
 

@@ -143,7 +143,11 @@ def _models() -> Iterable[Case]:
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
-        Suite("seeds", "4096 rows, N = 256 to 12672 in steps of 128: the sweep of the fused-softmax tutorial", tuple(_seeds())),
+        Suite(
+            "seeds",
+            "4096 rows, N = 256 to 12672 in steps of 128: the sweep of the fused-softmax tutorial",
+            tuple(_seeds()),
+        ),
         Suite("powers", "4096 rows, N = 256 to 262144 in steps of 4x", tuple(_powers())),
         Suite("models", "the shapes of language models, attention, routers and segmentation", tuple(_models())),
     )

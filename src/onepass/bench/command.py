@@ -115,7 +115,8 @@ def bench(choices: Choices) -> int:
     )
     runner.results.environment["quick"] = choices.quick
     _introduce(runner.results, text, providers, left_out)
-    show = reporter(len(pairs), f"{runner.results.environment['device']}: microseconds, and the fraction of a copy's speed")
+    name = runner.results.environment["device"]
+    show = reporter(len(pairs), f"{name}: microseconds, and the fraction of a copy's speed")
     runner.reporter = show
     status = 0
     try:
@@ -138,7 +139,7 @@ def bench(choices: Choices) -> int:
 
 def _introduce(results: Results, text: str, providers: Sequence[Provider], left_out: dict[str, str]) -> None:
     e = results.environment
-    version = f"onepass {e['onepass'] or '(not installed)'}"
+    version = f"onepass {e['onepass']}"
     where = f"{e['device']}, {e['threads']} threads" if e["device_type"] == "cpu" else e["device"]
     print(f"{version}, torch {e['torch']}, on {where}")
     print(text)
@@ -146,7 +147,7 @@ def _introduce(results: Results, text: str, providers: Sequence[Provider], left_
     for name, reason in left_out.items():
         if not reason.startswith("serves no"):
             print(f"  without {name}: {reason}")
-    if e["load"] is not None and e["load"] > 0.5:
+    if e["device_type"] == "cpu" and e["load"] is not None and e["load"] > 0.5:
         print(f"  this machine is busy (a load of {e['load']} before the run): times on the CPU will be too long")
     print(flush=True)
 

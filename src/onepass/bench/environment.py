@@ -20,6 +20,8 @@ def environment(device: str) -> dict[str, Any]:
     """Describes this machine for runs on `device` ("cpu", "cuda", "cuda:1"). Unknown things are None."""
     import torch
 
+    import onepass
+
     at = torch.device(device)
     record: dict[str, Any] = {
         "device": cpu_name(),
@@ -29,7 +31,7 @@ def environment(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": version("triton"),
         "python": platform.python_version(),
-        "onepass": version("onepass"),
+        "onepass": onepass.__version__,
         "commit": commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpu": cpu_name(),

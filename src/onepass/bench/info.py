@@ -6,26 +6,42 @@ from onepass.bench.environment import PACKAGE, environment
 
 
 def text() -> str:
+    """The environment, the engines, and where compiled kernels are kept."""
     import torch
 
     import onepass
 
     e = environment("cuda" if torch.cuda.is_available() else "cpu")
-    head = {
-        "onepass": f"{onepass.__version__}" + (f" ({e['commit'][:12]})" if e["commit"] else ""),
-        "at": str(PACKAGE),
-        "torch": e["torch"] + (f", CUDA {e['cuda']}" if e["cuda"] else ", no CUDA"),
-        "triton": e["triton"] or "not installed",
-        "python": f"{e['python']}, {e['platform']}",
-        "cpu": f"{e['cpu']}, {e['threads']} threads",
-        "gpu": "none",
-        "sources": e["sources"][:16],
-    }
+    commit = f", commit {e['commit'][:12]}{'+dirty' * e['commit'].endswith('+dirty')}" if e["commit"] else ""
+    cuda = f", CUDA {e['cuda']}" if e["cuda"] else ", without CUDA"
+    gpu = "none"
     if e["device_type"] == "cuda":
-        head["gpu"] = f"{e['device']} (sm_{e['capability'].replace('.', '')}, driver {e['driver']})"
-        head["gpu"] += f", {e['multiprocessors']} multiprocessors, L2 {e['l2_bytes'] / 2**20:.0f} MiB"
-    lines = [f"{name:<9} {value}" for name, value in head.items()]
-    lines.append("engines")
+        gpu = f"{e['device']}, compute capability {e['capability']}, {e['multiprocessors']} multiprocessors, "
+        gpu += f"L2 {e['l2_bytes'] / 2**20:.0f} MiB, driver {e['driver']}"
+    said = {
+        "onepass": f"{onepass.__version__}{commit}",
+        "": f"in {PACKAGE}",
+        "kernels": f"{e['sources'][:16]} (hash of their sources)",
+        "cache": _native("cache"),
+        "torch": f"{e['torch']}{cuda}",
+        "triton": e["triton"] or "not installed",
+        "NVRTC": _native("nvrtc"),
+        "python": f"{e['python']} on {e['platform']}",
+        "CPU": f"{e['cpu']}, {e['threads']} threads, {_native('isa')}",
+        "GPU": gpu,
+    }
+    lines = [f"{name:<9} {value}" for name, value in said.items()]
+    lines.append("\nengines")
     for name, reason in onepass.engines().items():
-        lines.append(f"  {name:<7} {'ready' if reason is None else f'cannot run here: {reason}'}")
+        lines.append(f"  {name:<7} {'ready' if reason is None else f'not here: {reason}'}")
     return "\n".join(lines)
+
+
+def _native(what: str) -> str:
+    """What the native core says of itself, or why it cannot."""
+    from onepass import native
+
+    try:
+        return native.status(what)
+    except RuntimeError as error:
+        return f"not here: {str(error).removeprefix('onepass: ').splitlines()[0]}"

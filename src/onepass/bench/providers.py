@@ -1,7 +1,7 @@
-"""Who is raced: a registry that every kernel joins.
+"""Who is raced: a registry that every kernel joins. `entrants.py` has those that come with the package.
 
-A provider says whether it is to be had on a device, whether it serves a case, and makes the call that is timed. To join,
-subclass `Provider` and `register` an instance:
+A provider says whether it is to be had on a device, whether it serves a case, and makes the call that is timed. To
+join, subclass `Provider` and `register` an instance:
 
     class Mine(Provider):
         name, label = "mine", "my kernel"
@@ -14,10 +14,8 @@ subclass `Provider` and `register` an instance:
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,184 +78,6 @@ class Provider:
         return lambda: f(x)
 
 
-_SERVES = {"cpu": ("cpu", "triton"), "cuda": ("cuda", "triton")}  # engines by the device type of the tensors
-
-
-class Onepass(Provider):
-    """onepass itself: `engine="auto"`, or one engine forced."""
-
-    def __init__(self, engine: str = "auto"):
-        self.chosen = engine
-        self.name = "onepass" if engine == "auto" else f"onepass-{engine}"
-        self.label = "onepass" if engine == "auto" else f"onepass ({engine} engine)"
-
-    def unavailable(self, device: torch.device) -> str | None:
-        import onepass
-
-        engines = onepass.engines()
-        if self.chosen == "auto":
-            return None if self._usable(device) else f"no engine serves {device.type} here"
-        if self.chosen not in _SERVES[device.type]:
-            return f"serves no {device.type} tensors"
-        return engines.get(self.chosen, "this onepass does not have it")
-
-    def redundant(self, device: torch.device) -> str | None:
-        if self.chosen == "triton" and device.type == "cpu":
-            return "interprets its kernels on the CPU, which takes minutes"
-        return "is what auto takes here" if self._usable(device) == [self.chosen] else None
-
-    def _usable(self, device: torch.device) -> list[str]:
-        import onepass
-
-        engines = onepass.engines()
-        return [e for e in _SERVES[device.type] if e in engines and engines[e] is None]
-
-    def takes_out(self, case: Case) -> bool:
-        return case.direction == "forward"
-
-    def version(self) -> str | None:
-        import onepass
-
-        return onepass.__version__
-
-    def engine(self, work: Work) -> str | None:
-        import onepass
-
-        # a bandwidth is given so that none is measured
-        call = {"function": work.case.function, "out_dtype": work.out_dtype, "engine": self.chosen, "bandwidth": 1.0}
-        return onepass.explain(work.x, work.case.dim, **call).engine
-
-    def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        import onepass
-
-        f = getattr(onepass, case.function)
-        options: dict[str, Any] = {"engine": self.chosen}
-        if case.out_dtype:
-            options["dtype"] = getattr(torch, case.out_dtype)
-        dim = case.dim
-        return lambda x, out=None: f(x, dim, out=out, **options)
-
-
-def _torch_call(case: Case) -> Callable[..., Tensor]:
-    f, dim = _TORCH[case.function], case.dim
-    if not case.out_dtype:
-        return lambda x, **out: f(x, dim, **out)
-    dtype = getattr(torch, case.out_dtype)
-    return lambda x, **out: f(x, dim, dtype=dtype, **out)
-
-
-_TORCH: dict[str, Callable[..., Tensor]] = {
-    "softmax": torch.softmax,
-    "log_softmax": torch.log_softmax,
-    "softmin": torch.nn.functional.softmin,
-    "logsumexp": torch.logsumexp,
-}
-
-
-class Torch(Provider):
-    name = "torch"
-    label = "torch"
-
-    def supports(self, case: Case, dtype: str) -> str | None:
-        if case.function != "logsumexp" and len(case.dims()) > 1:
-            return f"torch's {case.function} takes one dim"
-        return None
-
-    def takes_out(self, case: Case) -> bool:
-        return case.direction == "forward" and case.function != "softmin"
-
-    def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        return _torch_call(case)
-
-
-class TorchCompile(Torch):
-    """What Inductor makes of torch's own function, compiled for each shape: the best it can do."""
-
-    name = "torch-compile"
-    label = "torch.compile"
-    quick = False  # the first compilation takes 16 s on two cores
-
-    def __init__(self) -> None:
-        self._made: tuple[tuple[Case, str], Callable[..., Tensor]] | None = None
-
-    def unavailable(self, device: torch.device) -> str | None:
-        if device.type == "cpu":
-            return None if shutil.which("g++") or shutil.which("clang++") else "needs a C++ compiler"
-        return None if version_of("triton") else "needs triton"
-
-    def takes_out(self, case: Case) -> bool:
-        return False
-
-    def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        if self._made is None or self._made[0] != (case, dtype):
-            torch._dynamo.reset()  # else the ninth shape is over the limit of recompilations and runs uncompiled
-            self._made = ((case, dtype), torch.compile(_torch_call(case), dynamic=False))
-        return self._made[1]
-
-
-class Naive(Provider):
-    """The definition, a torch operator a step: each step reads and writes the whole tensor.
-
-    Half types are computed in float32 and rounded at the end: in the half type itself `x - max(x)` alone would cost
-    1.6% of a probability's value.
-    """
-
-    name = "naive"
-    label = "naive PyTorch"
-
-    def workspace(self, case: Case, dtype: str) -> int:
-        return 4 * prod(case.shape) * max(4, ITEMSIZE[dtype])  # at most four whole temporaries at a time
-
-    def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        dims, result = case.dims(), getattr(torch, case.out_dtype or dtype)
-        wide = torch.float64 if dtype == "float64" else torch.float32
-
-        def shifted(x: Tensor) -> tuple[Tensor, Tensor]:
-            x = x.to(wide)
-            top = x.amax(dims, keepdim=True)
-            return x - top, top
-
-        def softmax(x: Tensor) -> Tensor:
-            e = shifted(x)[0].exp()
-            return (e / e.sum(dims, keepdim=True)).to(result)
-
-        def log_softmax(x: Tensor) -> Tensor:
-            z = shifted(x)[0]
-            return (z - z.exp().sum(dims, keepdim=True).log()).to(result)
-
-        def logsumexp(x: Tensor) -> Tensor:
-            z, top = shifted(x)
-            return (top + z.exp().sum(dims, keepdim=True).log()).squeeze(dims).to(result)
-
-        made = {"softmax": softmax, "log_softmax": log_softmax, "logsumexp": logsumexp}
-        return made.get(case.function) or (lambda x: softmax(-x))
-
-
-class Liger(Provider):
-    """Liger-Kernel's Triton softmax, where it is installed."""
-
-    name = "liger"
-    label = "Liger"
-
-    def unavailable(self, device: torch.device) -> str | None:
-        if device.type == "cpu":
-            return "serves no cpu tensors"
-        return None if self.version() else "liger-kernel is not installed"
-
-    def supports(self, case: Case, dtype: str) -> str | None:
-        if case.function != "softmax" or case.out_dtype:
-            return "Liger has softmax alone, without a dtype"
-        return None if case.dims() == (len(case.shape) - 1,) else "Liger takes the last dim alone"
-
-    def version(self) -> str | None:
-        return version_of("liger-kernel")
-
-    def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        from liger_kernel.ops.softmax import LigerSoftmaxFunction
-
-        return LigerSoftmaxFunction.apply
-
-
 class Copy(Provider):
     """The limit: a copy (for the backward: an addition) that reads and writes the bytes that the case must."""
 
@@ -283,7 +103,7 @@ class Copy(Provider):
 
 
 _REGISTRY: dict[str, Provider] = {}
-COPY = Copy()
+COPY = Copy()  # always run, and in no registry
 
 
 def register(provider: Provider) -> None:
@@ -294,11 +114,10 @@ def register(provider: Provider) -> None:
 
 
 def registry() -> dict[str, Provider]:
+    """All providers by name, in their order."""
+    from onepass.bench import entrants  # noqa: F401, registers what comes with the package
+
     return dict(_REGISTRY)
-
-
-for _provider in (*map(Onepass, ("auto", "cpu", "cuda", "triton")), Torch(), TorchCompile(), Naive(), Liger()):
-    register(_provider)
 
 
 def pick(
@@ -308,11 +127,12 @@ def pick(
 
     Raises ValueError for an unknown name, or where `only` names what cannot run here.
     """
+    known = registry()
     for name in [*only, *skip]:
-        if name not in _REGISTRY:
-            raise ValueError(f"unknown provider {name!r}: there are {', '.join(_REGISTRY)}")
+        if name not in known:
+            raise ValueError(f"unknown provider {name!r}: there are {', '.join(known)}")
     chosen, left_out = [], {}
-    for name, provider in _REGISTRY.items():
+    for name, provider in known.items():
         asked, reason = name in only, provider.unavailable(device)
         if name in skip or (only and not asked):
             continue

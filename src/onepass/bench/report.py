@@ -68,26 +68,25 @@ class LiveTable:
     would take a core from a kernel that uses them all."""
 
     def __init__(self, total: int, title: str):
+        from rich import progress
         from rich.console import Console
         from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.progress import TimeRemainingColumn
 
         self.console = Console(highlight=False)
         self.title = title
         self.seen: list[Row] = []
-        self.progress = Progress(
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+        self.progress = progress.Progress(
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.description}"),
             console=self.console,
             auto_refresh=False,
         )
         self.task = self.progress.add_task("", total=total)
-        self.name = ""
+        self.name, self.stacked = "", False
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> LiveTable:
@@ -127,7 +126,7 @@ class LiveTable:
         from rich.console import Group
 
         room = max(3, self.console.height - 8)  # title, head, rule, bar and the prompt's line
-        rows = [r for line in lines(self.seen)[-room:] for r in line.rows.values()]
+        rows = [r for line in lines(self.seen)[-(room // 2 if self.stacked else room) :] for r in line.rows.values()]
         body = [self.table(rows, columns=providers(self.seen))] if rows else []
         self.live.update(Group(*body, self.progress), refresh=True)
 
@@ -135,7 +134,9 @@ class LiveTable:
         """One line a case. Too narrow a terminal loses the shapes, then has a cell's numbers one over the other."""
         for shapes, stacked in ((True, False), (False, False), (False, True)):
             made = self._table(rows, calls, list(columns) or providers(rows), shapes, stacked)
-            if self.console.measure(made).maximum <= self.console.width:
+            unbounded = self.console.options.update_width(10_000)
+            self.stacked = stacked
+            if self.console.measure(made, options=unbounded).maximum <= self.console.width:
                 break
         return made
 
@@ -145,14 +146,18 @@ class LiveTable:
         from rich.text import Text
 
         title = "call time: microseconds of a call, the host included" if calls else self.title
-        made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-        made.add_column("case", no_wrap=True, overflow="ellipsis")
+        made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+        made.pad_edge, made.collapse_padding = False, stacked
+        made.add_column("case", no_wrap=not stacked, overflow="fold")
         if shapes:
             made.add_column("shape", no_wrap=True, style="dim")
         made.add_column("dtype", no_wrap=True)
         for name in names:
             note = "us" if calls else "us, GB/s" if name == "copy" else "us, of copy"
-            made.add_column(f"{name}\n[dim]{note}[/]", justify="right", no_wrap=True)
+            head = f"{name}\n[dim]{note}[/]"
+            if stacked:
+                head = head.replace(", ", "\n").replace("-", "-\n")
+            made.add_column(head, justify="right", no_wrap=True)
         for line in lines(rows):
             cells: list[Any] = [line.case, *([line.shape] if shapes else []), line.dtype]
             best = None if calls else line.best()

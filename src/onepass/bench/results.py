@@ -114,7 +114,7 @@ def parse(data: Any, where: str = "results") -> Results:
 
 
 def load(path: str | Path) -> Results:
-    """Reads and checks one file. Raises ResultsError for a file that is missing, is not JSON or is not of the schema."""
+    """Reads and checks one file. Raises ResultsError for one that is missing, is not JSON or is not of the schema."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -96,9 +96,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
         values = [] if other in (US, "copy") else ratios(rows, other)
         if values:
             span = f", {min(values):.2f}x to {max(values):.2f}x" if len(values) > 1 else ""
-            said.append(
-                f"{US} is {geomean(values):.2f}x as fast as {other} (geometric mean of {len(values)}{span})"
-            )
+            said.append(f"{US} is {geomean(values):.2f}x as fast as {other} (geometric mean of {len(values)}{span})")
     fractions = []
     for name in providers(rows):
         of = [r.copy_fraction for r in rows if r.provider == name and r.ok and r.copy_fraction]

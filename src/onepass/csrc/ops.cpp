@@ -90,10 +90,6 @@ void run_cpu(const Call& call) {
 
 // Both --------------------------------------------------------------------------------------------------------------
 
-Tensor cast(const Tensor& input, DType type) {
-  return torch::stable::to(input, std::optional<ScalarType>(scalar_type_of(type)));
-}
-
 void forward_into(Function function, const Tensor& given, const Tensor& out, const Mask& mask, bool keepdim,
                   const CudaPlan* forced) {
   Tensor input = given;

@@ -38,29 +38,46 @@ struct CudaPlan {
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
 
+// How rows of up to `limit` elements are served. A row in registers has ceil(n / lanes) values a thread; a streamed one
+// has `values` in flight.
 struct Entry {
-  int64_t limit;  // applies to row lengths up to this
-  int value;
+  int64_t limit;
+  Tier tier;
+  int lanes;
+  int values;
 };
 
-template <int Count>
-constexpr int look_up(const Entry (&table)[Count], int64_t n) {
-  for (const Entry& entry : table) {
-    if (n <= entry.limit) return entry.value;
-  }
-  return table[Count - 1].value;
-}
+constexpr int64_t kAnyLength = INT64_MAX;
 
-// Lanes a row. H200, 2026-11-21: `tests` in benchmarks/results hold the sweep.
-constexpr Entry kLanes32[] = {{16, 4},     {32, 8},     {64, 16},     {1024, 32},
-                              {2048, 128}, {8192, 256}, {16384, 512}, {32768, 1024}};
-constexpr Entry kLanes16[] = {{16, 2},     {32, 4},     {64, 8},      {128, 16},    {1024, 32},
-                              {2048, 128}, {8192, 256}, {16384, 512}, {32768, 1024}};
-constexpr int kThreads = 128;            // threads a block at least
-constexpr int kMaxValues = 32;           // registers a thread gives to its row: 32 floats
-constexpr int64_t kRegisterRow = 32768;  // 1024 threads x 32 values: longer rows stream
-constexpr int kStreamThreads = 1024;
-constexpr int kStreamValues = 16;
+// The fastest of each length in a sweep on an H200, 2026-11-21 (benchmarks/results/sweep-rows-h200-2026-11-21.json), by
+// the size of the wider of the two types: 4 bytes or more, and 2.
+constexpr Entry kRows32[] = {
+    {4, Tier::warp, 1, 0},         {8, Tier::warp, 2, 0},
+    {32, Tier::warp, 4, 0},        {64, Tier::warp, 8, 0},
+    {128, Tier::warp, 16, 0},      {256, Tier::warp, 32, 0},
+    {512, Tier::block, 64, 0},     {1024, Tier::warp, 32, 0},
+    {2048, Tier::block, 64, 0},    {4096, Tier::block, 128, 0},
+    {8192, Tier::block, 512, 0},   {16384, Tier::stream, 512, 16},
+    {32768, Tier::block, 1024, 0}, {kAnyLength, Tier::stream, 1024, 16},
+};
+constexpr Entry kRows16[] = {
+    {8, Tier::warp, 1, 0},           {16, Tier::warp, 2, 0},
+    {32, Tier::warp, 4, 0},          {64, Tier::warp, 8, 0},
+    {128, Tier::warp, 16, 0},        {256, Tier::warp, 32, 0},
+    {512, Tier::warp, 16, 0},        {1024, Tier::warp, 32, 0},
+    {2048, Tier::block, 64, 0},      {4096, Tier::block, 128, 0},
+    {16384, Tier::stream, 256, 32},  {32768, Tier::stream, 512, 32},
+    {65536, Tier::stream, 1024, 16}, {kAnyLength, Tier::stream, 512, 8},
+};
+constexpr int kThreads = 128;   // threads a block at least
+constexpr int kMaxValues = 32;  // registers a thread gives to its row: 32 floats, or 16 doubles
+
+template <int Count>
+constexpr const Entry& look_up(const Entry (&table)[Count], int64_t n) {
+  int at = 0;
+  while (n > table[at].limit) ++at;
+  return table[at];
+}
 
 inline int ceil_pow2(int64_t value) {
   int power = 1;
@@ -81,28 +98,24 @@ inline int vector_width(DType x, DType y, uint64_t x_address, uint64_t y_address
   return vector;
 }
 
-inline CudaPlan plan_stream(int vector) { return {Tier::stream, kStreamThreads, 1, kStreamValues, vector}; }
-
-// The plan for rows kept in registers with `lanes` threads a row.
-inline CudaPlan plan_registers(int64_t n, int lanes, int vector) {
-  CudaPlan plan;
-  plan.lanes = lanes;
-  plan.tier = lanes <= 32 ? Tier::warp : Tier::block;
-  plan.rows_per_block = lanes < kThreads ? kThreads / lanes : 1;
-  plan.values = ceil_pow2((n + lanes - 1) / lanes);
-  if (plan.values < vector) plan.values = vector;
-  plan.vector = vector;
-  return plan;
-}
-
 inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, int vector) {
   const int64_t n = layout.n;
   const bool half = size_of(x) == 2 && size_of(y) == 2;
-  const bool wide = x == DType::float64;  // a double takes two registers
-  if (n > (wide ? kRegisterRow / 2 : kRegisterRow)) return plan_stream(vector);
-  int lanes = half ? look_up(kLanes16, n) : look_up(kLanes32, n);
-  while (lanes < 1024 && (n + lanes - 1) / lanes > (wide ? kMaxValues / 2 : kMaxValues)) lanes *= 2;
-  return plan_registers(n, lanes, vector);
+  const int most = x == DType::float64 || y == DType::float64 ? kMaxValues / 2 : kMaxValues;
+  const Entry& entry = half ? look_up(kRows16, n) : look_up(kRows32, n);
+  CudaPlan plan = {entry.tier, entry.lanes, 1, entry.values, vector};
+  if (plan.tier != Tier::stream) {
+    while (plan.lanes < 1024 && (n + plan.lanes - 1) / plan.lanes > most) plan.lanes *= 2;
+    plan.values = ceil_pow2((n + plan.lanes - 1) / plan.lanes);
+    if (plan.values < vector) plan.values = vector;
+    plan.tier = plan.values > most ? Tier::stream : plan.lanes <= 32 ? Tier::warp : Tier::block;
+  }
+  if (plan.tier == Tier::stream) {
+    if (plan.values == 0 || plan.values > most) plan.values = most / 2;
+  } else if (plan.lanes < kThreads) {
+    plan.rows_per_block = kThreads / plan.lanes;
+  }
+  return plan;
 }
 
 constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay

@@ -20,6 +20,11 @@ using torch::stable::Tensor;
 
 [[noreturn]] inline void fail(const std::string& words) { throw std::runtime_error("onepass: " + words); }
 
+// The C functions of the stable ABI return 0, or 1 having logged why.
+inline void checked(AOTITorchError failed) {
+  if (failed) fail("a call of libtorch failed");
+}
+
 inline DType dtype_of(ScalarType type) {
   switch (type) {
     case ScalarType::Float: return DType::float32;
@@ -44,11 +49,11 @@ inline int32_t torch_dtype(DType type) {
 inline Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, DType type,
                             const Tensor& like) {
   int32_t device_type, device_index;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  checked(aoti_torch_get_device_type(like.get(), &device_type));
+  checked(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(),
-                                                         torch_dtype(type), device_type, device_index, &made));
+  checked(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), torch_dtype(type), device_type,
+                                   device_index, &made));
   return Tensor(made);
 }
 
@@ -65,7 +70,7 @@ inline std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes
 // A view of `base` with other sizes and strides, at the same offset.
 inline Tensor as_strided(const Tensor& base, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   AtenTensorHandle view;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_as_strided(base.get(), sizes.data(), strides.data(), &view));
+  checked(aoti_torch_as_strided(base.get(), sizes.data(), strides.data(), &view));
   return Tensor(view);
 }
 
@@ -83,8 +88,14 @@ inline Tensor empty_like(const Tensor& like, DType type) {
                                     torch::stable::detail::from(std::nullopt),
                                     torch::stable::detail::from(std::nullopt),
                                     torch::stable::detail::from(std::nullopt)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
+  checked(torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+inline Tensor cast(const Tensor& input, DType type) {
+  Tensor made = empty_like(input, type);
+  checked(aoti_torch_copy_(made.get(), input.get(), 0));
+  return made;
 }
 
 }  // namespace onepass

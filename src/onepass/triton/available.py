@@ -38,8 +38,7 @@ def interpreting() -> bool:
 def _reason(kind: str, index: int | None, interpret: bool) -> str | None:
     if kind != "cpu" and kind not in _BACKENDS:
         return (
-            "the Triton engine serves GPU tensors, and CPU tensors under TRITON_INTERPRET=1; "
-            f"got device type {kind!r}"
+            f"the Triton engine serves GPU tensors, and CPU tensors under TRITON_INTERPRET=1; got device type {kind!r}"
         )
     if kind == "cpu" and not interpret:
         return "the Triton engine serves CPU tensors only under Triton's interpreter: set TRITON_INTERPRET=1"

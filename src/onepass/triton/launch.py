@@ -14,16 +14,16 @@ from . import layout, plans
 __all__ = ["forward", "kernels"]
 
 
-def forward(
-    function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, plan: plans.Plan | None = None
-) -> None:
+def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, plan: plans.Plan | None = None) -> None:
     """Write ``function`` of ``x`` over ``dims`` to ``out``.
 
-    ``function``: one of ``plans.FUNCTIONS``. ``x``: float64, float32, float16 or bfloat16, any strides, on a device for
-    which ``unavailable`` says None. ``out``: allocated by the caller, without overlaps inside it; for the softmax family of
-    the shape of ``x`` and any of these dtypes (``x`` is rounded to it first), and possibly ``x`` itself; for logsumexp
-    of the dtype of ``x`` and its shape with the dims kept as 1. ``dims``: not negative, sorted, unique. ``plan`` forces
-    a tier; ValueError where it cannot serve the call.
+    ``function``: one of ``plans.FUNCTIONS``.
+    ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` says None.
+    ``out``: allocated by the caller, no two elements in one place. For the softmax family of the shape of ``x``, of any
+    of these dtypes (``x`` is rounded to it first), and possibly ``x`` itself; for logsumexp of the dtype of ``x`` and
+    its shape with ``dims`` kept as 1.
+    ``dims``: not negative, sorted, unique.
+    ``plan`` forces a tier; ValueError where it cannot serve the call.
     """
     walk = layout.order(x, dims)
     rows, n = walk.sizes(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,7 +28,8 @@ class Order(NamedTuple):
 
 def order(tensor: Tensor, dims: Sequence[int]) -> Order:
     """Rows and elements in memory order: neither the order of the rows nor that inside a row matters to a result."""
-    by_stride = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
+    strides = tensor.stride()
+    by_stride = sorted(range(tensor.ndim), key=lambda d: -strides[d])
     return Order(tuple(d for d in by_stride if d not in dims), tuple(d for d in by_stride if d in dims))
 
 
@@ -41,16 +43,19 @@ def strides(tensor: Tensor, walk: Order) -> tuple[int, int] | None:
     if row is None or element is None:
         return None
     rows, n = walk.sizes(tensor)
+    if n == 1:
+        element = 1
+    if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+        row = n * element
     if rows == 1 or n == 1 or element <= max(row, 1):
         return row, element
     return None
 
 
 def _merged(tensor: Tensor, dims: Sequence[int]) -> int | None:
-    """The one stride that walks ``dims``, outermost first, or None. Without dims to walk, it is one that costs nothing:
-    0, which keeps rows aligned for 16-byte accesses."""
+    """The one stride that walks ``dims``, outermost first, or None; 0 where there is nothing to walk."""
     walked = [d for d in dims if tensor.shape[d] != 1]
-    for before, after in zip(walked, walked[1:], strict=False):
+    for before, after in itertools.pairwise(walked):
         if tensor.stride(before) != tensor.stride(after) * tensor.shape[after]:
             return None
     return tensor.stride(walked[-1]) if walked else 0

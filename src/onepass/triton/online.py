@@ -6,10 +6,12 @@ one exp an element and one more for every DEPTH of them; the lanes are folded on
 the chunks backwards, since the last ones read are the ones still in the cache.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import triton
 import triton.language as tl
 
-from .state import absorb, exponential, finish, fold, guard, load, scale_of
+from .state import absorb, exponential, finish, fold, guard, load, narrow, scale_of
 
 
 # The count of chunks is no reason for another variant of the kernel (Triton specialises on 1 and on multiples of 16).
@@ -28,28 +30,28 @@ def online_kernel(
     LANES: tl.constexpr,
 ):
     OUT: tl.constexpr = out_ptr.dtype.element_ty
-    ACC: tl.constexpr = tl.float64 if OUT == tl.float64 else tl.float32
+    ACC: tl.constexpr = tl.float64 if OUT.is_fp64() else tl.float32
     row = tl.program_id(0).to(tl.int64)
     x_row = x_ptr + row * x_row_stride
     out_row = out_ptr + row * out_row_stride
     tile = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
 
     m = tl.full((LANES,), -float("inf"), ACC)
-    l = tl.zeros((LANES,), ACC)
+    total = tl.zeros((LANES,), ACC)
     for chunk in range(chunks):
         # 64 bits: a row may be longer than 2^31 elements, or its stride may make it so.
         column = tl.cast(chunk, tl.int64) * (DEPTH * LANES) + tile
         x = load(x_row + column * x_stride, column < n, OUT, FUNCTION == "softmin")
-        m, l = absorb(m, l, x, 0, FUNCTION, OUT)
-    m, l = fold(m, l, FUNCTION, OUT)
+        m, total = absorb(m, total, x, 0, FUNCTION, OUT)
+    m, total = fold(m, total, FUNCTION, OUT)
     base = guard(m, FUNCTION)
 
     if FUNCTION == "logsumexp":
-        tl.store(out_row, (base + tl.log(l)).to(OUT))
+        tl.store(out_row, narrow(base + tl.log(total), OUT))
     else:
-        scale = scale_of(l, FUNCTION)
+        scale = scale_of(total, FUNCTION)
         for chunk in range(chunks):
             column = tl.cast(chunks - 1 - chunk, tl.int64) * (DEPTH * LANES) + tile
             d = load(x_row + column * x_stride, column < n, OUT, FUNCTION == "softmin") - base
             y = finish(d, exponential(d, OUT), scale, FUNCTION)
-            tl.store(out_row + column * out_stride, y.to(OUT), mask=column < n, cache_modifier=".cs")
+            tl.store(out_row + column * out_stride, narrow(y, OUT), mask=column < n, cache_modifier=".cs")

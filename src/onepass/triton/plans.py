@@ -12,8 +12,8 @@ __all__ = ["FUNCTIONS", "Plan", "plan"]
 
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
 
-# Untuned: taken from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings. The key is
-# the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
+# Untuned: taken from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings. The key
+# is the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
 #
 # Row tier, (columns of the tile, elements of the tile, threads): the first line whose columns cover the row. Up to
 # 256 columns a warp reads whole rows in 16-byte pieces and several share a program; up to 1024 a single warp holds
@@ -37,10 +37,11 @@ _ROWS = {
         (8192, 8192, 512),
     ),
 }
-# Online tier: threads, and the most elements that a thread holds; a lane merges at most 4 at once, which is 1 more exp
-# for every 4. 1024 threads of bfloat16 at an odd row length spill.
-_ONLINE_THREADS = 512
-_ONLINE_ELEMENTS = {4: 32, 8: 16}
+# Online tier: threads, elements of a chunk that a thread holds, and the most of them in one lane (1 more exp for
+# every 4). 32 elements in each of 1024 threads spill (bfloat16 at odd row lengths: 184 bytes), so do 512 threads of
+# float64.
+_ONLINE_THREADS = {4: 1024, 8: 256}
+_ONLINE_ELEMENTS = 16
 _ONLINE_DEPTH = 4
 # AMD counts the threads of a launch in 32 bits, NVIDIA its programs in 31; a launch of more is split.
 _MOST_THREADS = 2**32 - 1
@@ -53,8 +54,8 @@ class Plan:
 
     ``tier``: "row" (the row stays on the chip: one read, one write) or "online" (streamed: two reads, one write).
     ``block``: columns of a program's tile, a power of two; the row tier needs ``block >= n``.
-    ``rows``: rows of a program's tile (online: 1). ``depth``: elements that a lane merges at once (row tier: 1), so that
-    an online chunk is ``depth * block`` elements. ``grid``: programs of one launch; more rows than
+    ``rows``: rows of a program's tile (online: 1). ``depth``: elements that a lane merges at once (row tier: 1), so
+    that an online chunk is ``depth * block`` elements. ``grid``: programs of one launch; more rows than
     ``grid * rows`` take several launches.
     """
 
@@ -114,19 +115,17 @@ def plan(
 @functools.lru_cache(maxsize=4096)
 def _plan(rows: int, n: int, in_dtype: torch.dtype, out_dtype: torch.dtype, warp: int) -> Plan:
     widest = 8 if max(in_dtype.itemsize, out_dtype.itemsize) == 8 else 4
-    for columns, elements, threads in _ROWS[widest]:
-        if n <= columns:
-            block = _power_of_two(n)
-            # No more rows in a tile than there are rows at all.
-            tile_rows = min(elements // block, _power_of_two(rows))
-            tier, depth = "row", 1
-            break
+    tile = next((line[1:] for line in _ROWS[widest] if n <= line[0]), None)
+    if tile is not None:
+        elements, threads = tile
+        tier, depth, block = "row", 1, _power_of_two(n)
+        # Whatever the number of rows is, so that a row's bits do not depend on the rows beside it.
+        tile_rows = elements // block
     else:
-        threads = _ONLINE_THREADS
         # As many columns as the threads read in 16 bytes each: then a lane lives in one thread.
-        vector = 16 // in_dtype.itemsize
-        depth = min(_ONLINE_DEPTH, _ONLINE_ELEMENTS[widest] // vector)
-        tier, block, tile_rows = "online", threads * vector, 1
+        vector, threads = 16 // in_dtype.itemsize, _ONLINE_THREADS[widest]
+        tier, depth, block = "online", min(_ONLINE_DEPTH, _ONLINE_ELEMENTS // vector), threads * vector
+        tile_rows = 1
     programs = -(-rows // tile_rows)
     num_warps = max(1, threads // warp)
     most = min(_MOST_PROGRAMS, _MOST_THREADS // (num_warps * warp))

@@ -4,10 +4,12 @@ A tile is ROWS rows by BLOCK columns, BLOCK the power of two that covers a row. 
 for each row of 16 would leave 7 of 8 lanes of every warp idle.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 import triton
 import triton.language as tl
 
-from .state import exponential, finish, guard, load, scale_of
+from .state import exponential, finish, guard, load, narrow, scale_of
 
 
 # The count of rows is no reason for another variant of the kernel (Triton specialises on 1 and on multiples of 16).
@@ -35,11 +37,11 @@ def rows_kernel(
     base = guard(tl.max(x, 1), FUNCTION)
     d = x - base[:, None]
     e = exponential(d, OUT)
-    l = tl.sum(e, 1)
+    total = tl.sum(e, 1)
 
     if FUNCTION == "logsumexp":
-        tl.store(out_ptr + row * out_row_stride, (base + tl.log(l)).to(OUT), mask=row < rows)
+        tl.store(out_ptr + row * out_row_stride, narrow(base + tl.log(total), OUT), mask=row < rows)
     else:
-        y = finish(d, e, scale_of(l, FUNCTION)[:, None], FUNCTION)
+        y = finish(d, e, scale_of(total, FUNCTION)[:, None], FUNCTION)
         out_at = out_ptr + (row * out_row_stride)[:, None] + (column * out_stride)[None, :]
-        tl.store(out_at, y.to(OUT), mask=inside)
+        tl.store(out_at, narrow(y, OUT), mask=inside)

@@ -1,7 +1,7 @@
 """The state of a row in Triton: the pair ``(m, l)``, how a tile is absorbed, how pairs merge, how a row is finished.
 
-A row is summed up by its maximum ``m`` and ``l = sum(exp(x - m))``; the identity is ``(-inf, 0)``. Both kernels
-(rows.py, online.py) are ``load -> absorb -> fold -> finish -> store`` in the words of this file.
+A row is summed up by its maximum ``m`` and its total ``l = sum(exp(x - m))``; the identity is ``(-inf, 0)``. Both
+kernels (rows.py, online.py) are ``load -> absorb -> fold -> finish -> store`` in the words of this file.
 
 Special values need no branch of their own:
 
@@ -11,6 +11,8 @@ Special values need no branch of their own:
 - A NaN is dropped by the maximum (``tl.max`` is IEEE maxNum) and kept by the sum, so it poisons its row through ``l``.
 - ``+inf`` gives ``inf - inf = NaN`` in the softmax family; logsumexp measures it from 0 and gets ``exp(inf) = inf``.
 """
+
+# mypy: disable-error-code="no-untyped-def"
 
 import triton
 import triton.language as tl
@@ -22,27 +24,31 @@ LN2_HIGH = tl.constexpr(0.693359375)
 LOG2_LOW = tl.constexpr(-2.12194440054690583e-4 * 1.4426950408889634)
 # Adding 1.5 * 2^23 rounds a float32 to an integer and leaves it in the low bits; 127 more is the exponent's bias.
 ROUND = tl.constexpr(12582912.0 + 127.0)
+# Triton's interpreter cuts float32 off to bfloat16 (3.6 to 3.9), where every GPU rounds to nearest, ties to even.
+CUTS_BFLOAT16 = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def accumulator_of(out_type: tl.constexpr):
-    """float64 for a float64 result, else float32."""
-    if out_type == tl.float64:
-        return tl.float64
-    return tl.float32
+def narrow(x, OUT: tl.constexpr):
+    """x rounded to the type of the result; whatever goes to a half type goes through float32, as in torch."""
+    if x.dtype != OUT and OUT.primitive_bitwidth == 16:
+        x = x.to(tl.float32)
+    if CUTS_BFLOAT16 and x.dtype == tl.float32 and OUT.is_bf16():
+        bits = x.to(tl.uint32, bitcast=True)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(OUT)
 
 
 @triton.jit
 def load(pointers, mask, OUT: tl.constexpr, NEGATE: tl.constexpr):
     """Values rounded to the type of the result, as torch's ``dtype=`` does, then widened to the accumulator's type.
 
-    Lanes outside the mask read nothing and hold -inf. float64 goes to a half type through float32, as in torch.
+    Lanes outside the mask read nothing and hold -inf.
     """
     outside = float("inf") if NEGATE else -float("inf")
     x = tl.load(pointers, mask=mask, other=outside)
-    if x.dtype == tl.float64 and OUT.primitive_bitwidth == 16:
-        x = x.to(tl.float32)
-    x = x.to(OUT).to(tl.float64 if OUT == tl.float64 else tl.float32)
+    x = narrow(x, OUT).to(tl.float64 if OUT.is_fp64() else tl.float32)
     return -x if NEGATE else x
 
 
@@ -55,7 +61,7 @@ def exponential(d, OUT: tl.constexpr):
     in two terms, |f| <= 1/2, and one rounding of f where the hardware fuses the multiply-add. Below 2^-126.5 it is 0,
     because 2^-127 is built as 0.
     """
-    if OUT == tl.float32:
+    if OUT.is_fp32():
         shifted = tl.minimum(tl.maximum(d * LOG2_E, -127.0), 128.0) + ROUND
         j = shifted - ROUND
         f = (d - j * LN2_HIGH) * LOG2_E - j * LOG2_LOW
@@ -75,34 +81,34 @@ def guard(m, FUNCTION: tl.constexpr):
 
 
 @triton.jit
-def absorb(m, l, x, AXIS: tl.constexpr, FUNCTION: tl.constexpr, OUT: tl.constexpr):
+def absorb(m, total, x, AXIS: tl.constexpr, FUNCTION: tl.constexpr, OUT: tl.constexpr):
     """Merge the tile x, reduced over AXIS, into the pairs (m, l): one exp an element, one rescale a pair."""
     top = tl.maximum(m, tl.max(x, AXIS))
     base = guard(top, FUNCTION)
     tile = tl.sum(exponential(x - tl.expand_dims(base, AXIS), OUT), AXIS)
-    return top, l * exponential(m - base, OUT) + tile
+    return top, total * exponential(m - base, OUT) + tile
 
 
 @triton.jit
-def fold(m, l, FUNCTION: tl.constexpr, OUT: tl.constexpr):
+def fold(m, total, FUNCTION: tl.constexpr, OUT: tl.constexpr):
     """Merge a vector of pairs into one."""
     top = tl.max(m, 0)
-    return top, tl.sum(l * exponential(m - guard(top, FUNCTION), OUT), 0)
+    return top, tl.sum(total * exponential(m - guard(top, FUNCTION), OUT), 0)
 
 
 @triton.jit
-def scale_of(l, FUNCTION: tl.constexpr):
+def scale_of(total, FUNCTION: tl.constexpr):
     """What a row is finished with: log l for log_softmax, else 1 / l, so that a row costs one division.
 
     l >= 1 because the row's maximum adds exp(0) = 1 exactly, so no probability exceeds 1.
     """
     if FUNCTION == "log_softmax":
-        return tl.log(l)
-    elif l.dtype == tl.float32:
+        return tl.log(total)
+    elif total.dtype == tl.float32:
         # A plain 1 / l is div.full.f32, 2 ulp; every element of the row would carry that error.
-        return tl.div_rn(tl.full(l.shape, 1.0, tl.float32), l)
+        return tl.div_rn(tl.full(total.shape, 1.0, tl.float32), total)
     else:
-        return 1.0 / l
+        return 1.0 / total
 
 
 @triton.jit

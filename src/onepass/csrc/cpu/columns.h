@@ -15,9 +15,9 @@ constexpr int64_t kTile = 64;  // rows a tile: 64 floats are four cache lines
 template <Function F, class X, class Y>
 void columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t width) {
   using A = typename Wide<Y>::type;
-  A m[kTile], s[kTile], l[kTile];
-  double total[kTile];
-  for (int64_t j = 0; j < width; ++j) m[j] = -kInf<A>, total[j] = 0;
+  A m[kTile], s[kTile];
+  Sum<A> l[kTile];
+  for (int64_t j = 0; j < width; ++j) m[j] = -kInf<A>;
   for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {
@@ -26,22 +26,16 @@ void columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
     }
   }
   for (int64_t j = 0; j < width; ++j) s[j] = shift(m[j]);
-  constexpr int64_t kChunk = 256;  // short float sums, added up in double
-  for (int64_t first = 0; first < n; first += kChunk) {
-    const int64_t last = first + kChunk < n ? first + kChunk : n;
-    for (int64_t j = 0; j < width; ++j) l[j] = 0;
-    for (int64_t i = first; i < last; ++i) {
+  for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
-      for (int64_t j = 0; j < width; ++j) l[j] += exp_(load<F, Y>(x[i * x_stride + j]) - s[j]);
-    }
-    for (int64_t j = 0; j < width; ++j) total[j] += double(l[j]);
+    for (int64_t j = 0; j < width; ++j) l[j].add(exp_(load<F, Y>(x[i * x_stride + j]) - s[j]));
   }
   if constexpr (F == Function::logsumexp) {
-    for (int64_t j = 0; j < width; ++j) y[j] = Narrow<Y>::from(logsumexp(State<A>{m[j], total[j]}));
+    for (int64_t j = 0; j < width; ++j) y[j] = Narrow<Y>::from(logsumexp(State<A>{m[j], l[j].total()}));
     return;
   }
   Finish<F, A> finish[kTile];
-  for (int64_t j = 0; j < width; ++j) finish[j] = Finish<F, A>(State<A>{m[j], total[j]});
+  for (int64_t j = 0; j < width; ++j) finish[j] = Finish<F, A>(State<A>{m[j], l[j].total()});
   for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {

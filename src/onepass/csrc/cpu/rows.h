@@ -20,16 +20,20 @@ inline A maximum(const A* values, int64_t count, A m) {
 }
 
 // values <- exp(values - s); returns their sum.
-template <class A>
-inline A exp_sum(A* values, int64_t count, A s) {
-  A sum = 0;
+inline Total exp_sum(float* values, int64_t count, float s) {
+  double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < count; ++i) {
-    const A e = exp_(values[i] - s);
+    const float e = exp_(values[i] - s);
     values[i] = e;
-    sum += e;
+    sum += double(e);
   }
-  return sum;
+  return {sum, 0};
+}
+inline Total exp_sum(double* values, int64_t count, double s) {
+  Total total;
+  for (int64_t i = 0; i < count; ++i) total.add(values[i] = exp_(values[i] - s));
+  return total;
 }
 
 // Where the elements of a row are: unit stride, one stride, or any number of reduced dims.
@@ -99,7 +103,7 @@ void row(const X* x, Y* y, const At& at, int64_t n) {
     const int64_t count = n - first < kBlock ? n - first : kBlock;
     if (n <= kBlock && F != Function::log_softmax) {
 #pragma omp simd
-      for (int64_t i = 0; i < count; ++i) values[i] *= finish.scale;
+      for (int64_t i = 0; i < count; ++i) values[i] = finish.from_exp(values[i]);
     } else {
       if (n > kBlock) load_block<F, X, Y>(x, at, first, count, values);
 #pragma omp simd

@@ -100,35 +100,66 @@ inline A shift(A m) {
   return m == kInf<A> || m == -kInf<A> ? A(0) : m;
 }
 
-// l is a double: a row of 16 million elements is the merge of 8192 blocks.
+// A sum of doubles that keeps what each addition rounds off beside it (Knuth's TwoSum).
+struct Total {
+  double sum = 0, rest = 0;
+  void add(double e) {
+    const double next = sum + e, part = next - sum;
+    rest += (sum - (next - part)) + (e - part);
+    sum = next;
+  }
+  double value() const { return std::isfinite(sum) ? sum + rest : sum; }
+};
+
+// The sum of a row's or a block's exponentials. Floats are added up in double, which adds no error worth the name;
+// doubles need Total, which costs little beside a double's exp.
+template <class A>
+struct Sum {
+  double sum = 0;
+  void add(A e) { sum += double(e); }
+  Total total() const { return {sum, 0}; }
+};
+template <>
+struct Sum<double> : Total {
+  Total total() const { return *this; }
+};
+
 template <class A>
 struct State {
   A m = -kInf<A>;
-  double l = 0;
+  Total l;
 };
 
 template <class A>
 inline State<A> merge(const State<A>& a, const State<A>& b) {
   const A m = a.m > b.m ? a.m : b.m, s = shift(m);
-  return {m, a.l * std::exp(double(a.m) - double(s)) + b.l * std::exp(double(b.m) - double(s))};
+  const double scale_a = std::exp(double(a.m) - double(s)), scale_b = std::exp(double(b.m) - double(s));
+  Total l = {a.l.sum * scale_a, a.l.rest * scale_a};
+  l.add(b.l.sum * scale_b);
+  l.rest += b.l.rest * scale_b;
+  return {m, l};
 }
 
-// y = finish(x): what is left to do to an element once the state of its whole row is known.
+// y = finish(x): what is left to do to an element once the state of its whole row is known. The last operation is done
+// in double, so that it is rounded once.
 template <Function F, class A>
 struct Finish {
-  A m, scale;
+  A m;
+  double last;  // log(l), or l for doubles and 1 / l for floats
   Finish() = default;
   explicit Finish(const State<A>& row) : m(row.m) {
     const bool undefined = row.m == kInf<A> || row.m == -kInf<A>;  // torch: NaN for the whole row
-    const double value = F == Function::log_softmax ? std::log(row.l) : 1 / row.l;
-    scale = undefined ? std::numeric_limits<A>::quiet_NaN() : A(value);
+    const double l = row.l.value();
+    last = F == Function::log_softmax ? std::log(l) : sizeof(A) == 8 ? l : 1 / l;
+    if (undefined) last = std::numeric_limits<double>::quiet_NaN();
   }
-  A operator()(A x) const { return F == Function::log_softmax ? (x - m) - scale : exp_(x - m) * scale; }
+  A from_exp(A e) const { return sizeof(A) == 8 ? A(double(e) / last) : A(double(e) * last); }
+  A operator()(A x) const { return F == Function::log_softmax ? A(double(x - m) - last) : from_exp(exp_(x - m)); }
 };
 
 template <class A>
 inline A logsumexp(const State<A>& row) {
-  return A(double(shift(row.m)) + std::log(row.l));
+  return A(double(shift(row.m)) + std::log(row.l.value()));
 }
 
 }  // namespace onepass::ONEPASS_ISA

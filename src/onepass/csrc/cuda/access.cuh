@@ -5,8 +5,8 @@
 
 // Element `first` and the V - 1 after it; those at or beyond n, and all of a row that is not there, read as -inf, which
 // changes no state. Nothing beyond the row is touched: the last, partial vector goes element by element.
-template <int F, int V, class Out, class In, class A>
-__device__ inline void load_vector(const In* row, int64_t first, int64_t n, A* values) {
+template <int F, int V, class Out, class In, class Index, class A>
+__device__ inline void load_vector(const In* row, Index first, Index n, A* values) {
   const A sign = F == SOFTMIN ? A(-1) : A(1);
   if (first + V <= n) {
     const Vector<In, V> raw = *reinterpret_cast<const Vector<In, V>*>(row + first);
@@ -18,8 +18,8 @@ __device__ inline void load_vector(const In* row, int64_t first, int64_t n, A* v
   }
 }
 
-template <int V, class Out, class A>
-__device__ inline void store_vector(Out* row, int64_t first, int64_t n, const A* values) {
+template <int V, class Out, class Index, class A>
+__device__ inline void store_vector(Out* row, Index first, Index n, const A* values) {
   if (first + V <= n) {
     Vector<Out, V> raw;
 #pragma unroll

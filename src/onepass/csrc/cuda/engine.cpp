@@ -28,7 +28,7 @@ class Current {
  public:
   explicit Current(int device) {
     int32_t now;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&now));
+    checked(aoti_torch_get_current_device_index(&now));
     if (now != device) guard_.emplace(device);
   }
 
@@ -98,7 +98,7 @@ void run(const Call& call, const Tensor& input, const Tensor& out, const bool* r
     }
   }
   const Tensor x = empty_strided(sizes, contiguous_strides(sizes), call.x_type, input);
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(x.get(), as_strided(input, sizes, x_strides).get(), 1));
+  checked(aoti_torch_copy_(x.get(), as_strided(input, sizes, x_strides).get(), 1));
   const Tensor y = empty_strided(y_sizes, contiguous_strides(y_sizes), call.y_type, input);
   Call gathered = call;
   gathered.x = x.const_data_ptr();
@@ -108,7 +108,7 @@ void run(const Call& call, const Tensor& input, const Tensor& out, const bool* r
   gathered.layout.reduced.insert({call.layout.n, 1, 1});
   gathered.layout.view = View::rows;
   run_rows(gathered, device, forced);
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(as_strided(out, y_sizes, y_strides).get(), y.get(), 1));
+  checked(aoti_torch_copy_(as_strided(out, y_sizes, y_strides).get(), y.get(), 1));
 }
 
 }  // namespace onepass::cuda

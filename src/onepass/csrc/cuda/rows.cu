@@ -10,7 +10,7 @@
 constexpr bool kLse = FUNCTION == LOGSUMEXP;
 constexpr bool kKeepExp = FUNCTION == SOFTMAX || FUNCTION == SOFTMIN;  // finish from e; the others from x
 
-extern "C" __global__ void __launch_bounds__(LANES* ROWS)
+extern "C" __global__ void __launch_bounds__(LANES* ROWS, 1)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride) {
   typedef Accumulator<OUT>::type A;
   __shared__ Parts<LANES, ROWS, A> maxima, sums;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS)
     const A s = shift(m);
 #pragma unroll
     for (int i = 0; i < VALUES; ++i) {
-      const A e = exp_(values[i] - s);
+      const A e = exp_<OUT>(values[i] - s);
       if (kKeepExp) values[i] = e;
       l += e;
     }
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS)
       if (lane == 0) y[row * y_stride] = narrow<OUT>(logsumexp(state));
       continue;
     }
-    const Finish<FUNCTION, A> finish(state);
+    const Finish<FUNCTION, OUT, A> finish(state);
     OUT* y_row = y + row * y_stride;
 #pragma unroll
     for (int i = 0; i < VALUES; i += VECTOR) {

@@ -11,7 +11,7 @@
 constexpr bool kLse = FUNCTION == LOGSUMEXP;
 constexpr int64_t kTile = (int64_t)LANES * VALUES;
 
-extern "C" __global__ void __launch_bounds__(LANES)
+extern "C" __global__ void __launch_bounds__(LANES, 1)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride) {
   typedef Accumulator<OUT>::type A;
   __shared__ Parts<LANES, 1, State<A>> parts;
@@ -31,15 +31,15 @@ extern "C" __global__ void __launch_bounds__(LANES)
       const A s = shift(m);
       A l = 0;
 #pragma unroll
-      for (int i = 0; i < VALUES; ++i) l += exp_(values[i] - s);
-      state = {m, state.l * exp_(state.m - s) + l};
+      for (int i = 0; i < VALUES; ++i) l += exp_<OUT>(values[i] - s);
+      state = {m, state.l * exp_<A>(state.m - s) + l};
     }
     state = row_merge<LANES, 1>(state, Merge(), parts);
 
     if (kLse) {
       if (threadIdx.x == 0) y[row * y_stride] = narrow<OUT>(logsumexp(state));
     } else {
-      const Finish<FUNCTION, A> finish(state);
+      const Finish<FUNCTION, OUT, A> finish(state);
       OUT* y_row = y + row * y_stride;
       for (int64_t tile = 0; tile < n; tile += kTile) {
 #pragma unroll

@@ -1,0 +1,218 @@
+"""The three figures: curves over N, and for named cases bars, or one bar and markers where bars would be too many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from onepass.bench.results import Row
+from onepass.bench.table import us_text
+
+# Okabe and Ito's palette, told apart with any colour vision; the markers and hatches tell it without colour.
+_STYLE: dict[str, tuple[str, str]] = {
+    "onepass": ("#0072B2", "o"),
+    "torch": ("#D55E00", "s"),
+    "torch-compile": ("#E69F00", "^"),
+    "naive": ("#999999", "v"),
+    "liger": ("#009E73", "D"),
+    "onepass-triton": ("#56B4E9", "P"),
+    "onepass-cuda": ("#CC79A7", "X"),
+    "onepass-cpu": ("#CC79A7", "X"),
+}
+_SPARE = (("#CC79A7", "<"), ("#F0E442", ">"), ("#009E73", "*"), ("#56B4E9", "p"), ("#E69F00", "h"), ("#999999", "d"))
+_LABEL = {
+    "naive": "naive PyTorch",
+    "torch-compile": "torch.compile",
+    "liger": "Liger",
+    "onepass-triton": "onepass (Triton)",
+    "onepass-cuda": "onepass (CUDA)",
+    "onepass-cpu": "onepass (CPU)",
+}
+_CLIP = 1.5  # a bar ends here, with its length written beside it
+INK, _FAINT = "#222222", "#DDDDDD"
+_DASHES = (0, (4, 3))
+_MOST_BARS = 70  # more of them, and no page holds the picture
+
+
+def _providers(rows: Iterable[Row]) -> list[str]:
+    """onepass first, the others as they come; the copy is no line of its own."""
+    names = [n for n in dict.fromkeys(r.provider for r in rows) if n != "copy"]
+    return sorted(names, key=lambda n: n != "onepass")
+
+
+def _style(name: str, names: Sequence[str]) -> tuple[str, str]:
+    if name in _STYLE:
+        return _STYLE[name]
+    others = [n for n in names if n not in _STYLE]
+    return _SPARE[others.index(name) % len(_SPARE)]
+
+
+def _title(axes: Any, text: str, device: str, raised: int = 0) -> None:
+    """The title, and the device under it, `raised` points above the axes and what else stands there."""
+    axes.set_title(text, loc="left", fontsize=13, fontweight="bold", pad=26 + raised)
+    place = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axes.annotate(device, (0, 1), (0, 9 + raised), fontsize=9.5, color="#555555", **place)
+
+
+def _what(row: Row) -> str:
+    text = row.function + (" backward" if row.direction == "backward" else "")
+    return f"{text}, {row.dtype}" + (f" to {row.out_dtype}" if row.out_dtype != row.dtype else "")
+
+
+def curves(rows: Sequence[Row], device: str) -> Any:
+    figure, axes = plt.subplots(figsize=(8.6, 4.8), layout="constrained")
+    names = _providers(rows)
+    peak = max(r.gbps or 0 for r in rows)
+    many = len({r.shape[1] for r in rows}) > 24
+    copy = sorted((r.shape[1], r.gbps) for r in rows if r.provider == "copy" and r.gbps)
+    if copy:
+        axes.plot(*zip(*copy, strict=True), color="black", linestyle=_DASHES, linewidth=1.4, label="copy", zorder=3)
+    for provider in reversed(names):
+        points = sorted((r.shape[1], r.gbps) for r in rows if r.provider == provider and r.gbps)
+        colour, marker = _style(provider, names)
+        ours = provider == "onepass"
+        axes.plot(
+            *zip(*points, strict=True),
+            color=colour,
+            marker=marker,
+            markersize=5.5 if ours else 5,
+            markevery=max(1, len(points) // 16) if many else 1,
+            linewidth=2.4 if ours else 1.5,
+            label=_label(provider),
+            zorder=5 if ours else 4,
+        )
+    axes.set_xscale("log", base=2)
+    ns = sorted({r.shape[1] for r in rows})
+    axes.set_xlim(ns[0] / 2**0.15, ns[-1] * 2**0.15)
+    powers = [2**i for i in range(4, 40) if ns[0] <= 2**i <= ns[-1]]
+    axes.set_xticks(powers if len(powers) > 2 else ns)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{int(n)}" if n < 16384 else f"{int(n) // 1024}K"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(0, peak * 1.06)
+    axes.set_xlabel("N, the length of a row (log scale)")
+    axes.set_ylabel("GB/s, read + written")
+    axes.grid(axis="y", color=_FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    _title(axes, f"{_what(rows[0])}, {rows[0].shape[0]} rows of N", device)
+    handles, labels = axes.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda i: (labels[i] == "copy", -_last(rows, names, labels[i])))
+    figure.legend(
+        [handles[i] for i in order], [labels[i] for i in order], loc="outside right upper", frameon=False, fontsize=10
+    )
+    return figure
+
+
+def _last(rows: Sequence[Row], names: Sequence[str], label: str) -> float:
+    """GB/s at the longest row: the legend is in the order of the curves' ends."""
+    own = [(r.shape[1], r.gbps or 0.0) for r in rows if _label(r.provider) == label]
+    return max(own)[1] if own else 0.0
+
+
+def cases(rows: Sequence[Row], device: str) -> Any:
+    """The fraction of a copy's speed, case by case."""
+    names = _providers(rows)
+    bars = len(names) * len({r.case for r in rows}) <= _MOST_BARS
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row.case, {})[row.provider] = row
+    top = max((r.copy_fraction or 0 for r in rows if r.provider != "copy"), default=1.0)
+    right = min(max(1.0, top), _CLIP)
+    height = max(0.125 * (len(names) + 0.8), 0.4) if bars else 0.29
+    figure, axes = plt.subplots(figsize=(8.6, 1.6 + height * len(found)), layout="constrained")
+    (_bars if bars else _markers)(axes, list(found.values()), names, right)
+    axes.axvline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, zorder=5, label="copy")
+    axes.set_yticks(range(len(found)), [_named(case, own, "\n" if bars else "  ") for case, own in found.items()])
+    axes.tick_params(axis="y", length=0, labelsize=8.5)
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_xlim(0, right * (1.13 if bars else 1.02))
+    axes.set_xlabel("speed, as a fraction of a copy of the same bytes: longer is faster")
+    axes.grid(axis="x", color=_FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for i in range(1, len(found)):
+        axes.axhline(i - 0.5, color="#EEEEEE", linewidth=0.8, zorder=1)
+    handles, labels = axes.get_legend_handles_labels()
+    ranks = [_label(n) for n in [*names, "copy"]]
+    order = sorted(range(len(labels)), key=lambda i: ranks.index(labels[i]))
+    columns = len(labels) if len(labels) <= 4 else (len(labels) + 1) // 2
+    axes.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="lower left",
+        bbox_to_anchor=(-0.015, 1.0),
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        columnspacing=1.4,
+        handletextpad=0.5,
+    )
+    _title(axes, _what(rows[0]), device, raised=24 * -(-len(labels) // columns) - 2)
+    return figure
+
+
+def _bars(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], right: float) -> None:
+    """A bar for each provider, its time beside it."""
+    step = 1 / (len(names) + 0.8)  # a group is as high as 1, with the space of 0.8 bars between two
+    for i, provider in enumerate(names):
+        own = [(at, rows[provider]) for at, rows in enumerate(found) if provider in rows]
+        ys = [at + (i + 0.5 - len(names) / 2) * step for at, _ in own]
+        ends = [min(r.copy_fraction or 0.0, right) for _, r in own]
+        axes.barh(ys, ends, height=step * 0.9, color=_style(provider, names)[0], label=_label(provider), zorder=3)
+        for y, end, (_, row) in zip(ys, ends, own, strict=True):
+            clipped = f"  ({row.copy_fraction:.1f} of a copy)" if (row.copy_fraction or 0) > right else ""
+            axes.annotate(
+                f"{us_text(row.median_us or 0)} us{clipped}",
+                (end, y),
+                (3, -0.3),
+                textcoords="offset points",
+                va="center",
+                fontsize=6.6,
+                color=INK if provider == "onepass" else "#666666",
+                fontweight="bold" if provider == "onepass" else "normal",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                zorder=6,
+            )
+
+
+def _markers(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], right: float) -> None:
+    """A bar for the first provider, markers on its line for the others; its time, and torch's over it, at the right."""
+    lead, others = names[0], names[1:]
+    firsts = [(at, rows[lead]) for at, rows in enumerate(found) if lead in rows]
+    ends = [min(r.copy_fraction or 0.0, right) for _, r in firsts]
+    colour = _style(lead, names)[0]
+    axes.barh([at for at, _ in firsts], ends, height=0.56, color=colour, alpha=0.85, label=_label(lead), zorder=3)
+    for provider in reversed(others):
+        colour, marker = _style(provider, names)
+        own = [(at, rows[provider]) for at, rows in enumerate(found) if provider in rows]
+        points = [(min(row.copy_fraction or 0.0, right), at) for at, row in own]
+        axes.plot(
+            *zip(*points, strict=True),
+            linestyle="none",
+            marker=marker,
+            markersize=7,
+            markerfacecolor=colour,
+            markeredgecolor="white",
+            markeredgewidth=0.8,
+            label=_label(provider),
+            zorder=6,
+            clip_on=False,
+        )
+    beside = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center", "fontsize": 8}
+    for at, row in firsts:
+        axes.annotate(f"{us_text(row.median_us or 0)} us", (1, at), (50, 0), ha="right", fontweight="bold", **beside)
+        torch = found[at].get("torch")
+        if torch and lead != "torch" and torch.median_us and row.median_us:
+            axes.annotate(f"{torch.median_us / row.median_us:.1f}x", (1, at), (88, 0), ha="right", **beside)
+    if lead != "torch" and "torch" in names:
+        axes.annotate("vs torch", (1, -0.5), (88, 8), ha="right", color="#555555", **beside)
+
+
+def _named(case: str, own: dict[str, Row], between: str) -> str:
+    shape = next(iter(own.values())).shape
+    return f"{case}{between}{'x'.join(map(str, shape))}"
+
+
+def _label(provider: str) -> str:
+    return _LABEL.get(provider, provider)

@@ -1,0 +1,292 @@
+"""The CUDA engine: its sources compile for every architecture without a GPU; with one, every tier runs and is right."""
+
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import onepass
+from onepass import native, reference
+
+WARP, BLOCK, STREAM = range(3)
+F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+
+# (function, input, output, (tier, lanes, rows a block, values, vector)): each source, each function, each kind of type.
+KERNELS = [
+    ("softmax", F32, F32, (WARP, 32, 4, 32, 4)),
+    ("softmax", BF16, BF16, (WARP, 2, 64, 8, 8)),
+    ("softmax", F16, F32, (WARP, 8, 16, 8, 1)),
+    ("softmax", F64, F16, (BLOCK, 64, 2, 16, 2)),
+    ("log_softmax", BF16, BF16, (BLOCK, 256, 1, 32, 8)),
+    ("softmin", F64, F64, (BLOCK, 1024, 1, 16, 2)),
+    ("logsumexp", F32, F32, (BLOCK, 1024, 1, 32, 4)),
+    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4)),
+    ("softmax", BF16, BF16, (STREAM, 512, 1, 16, 8)),
+    ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8)),
+]
+
+
+def cuobjdump() -> Path:
+    triton = pytest.importorskip("triton")
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> str:
+    try:
+        return native.status("nvrtc")
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("compute", [80, 90, 100, 120])
+@pytest.mark.parametrize(("function", "x_type", "y_type", "plan"), KERNELS)
+def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type, y_type, plan, compute):
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
+    cubin = tmp_path / "kernel.cubin"
+    native.compile_kernel(function, x_type, y_type, plan, compute, cubin)
+    tool = cuobjdump()
+    usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+    report = dict(re.findall(r"(STACK|LOCAL|REG):(\d+)", usage))
+    assert report["STACK"] == "0" and report["LOCAL"] == "0", usage
+    if plan[-1] * max(x_type.itemsize, y_type.itemsize) == 16:
+        sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+        wide = {16: r"\.128", 8: r"\.64", 4: ""}
+        assert re.search(r"LDG\.E" + wide[plan[-1] * x_type.itemsize], sass), "no wide load"
+        if function != "logsumexp":
+            assert re.search(r"STG\.E" + wide[plan[-1] * y_type.itemsize], sass), "no wide store"
+
+
+def test_compile_error_is_told(nvrtc, tmp_path):
+    with pytest.raises(RuntimeError, match=r"does not compile here(.|\n)*gpu-architecture"):
+        native.compile_kernel("softmax", F32, F32, (WARP, 32, 4, 4, 4), 1, tmp_path / "kernel.cubin")
+
+
+def test_cache_survives_damage(nvrtc, tmp_path, monkeypatch):
+    cache = tmp_path / "a" / "cache"
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(cache))
+    kernel = ("softmax", F32, F32, (WARP, 32, 4, 8, 4), 90)
+    before = native.counts()
+
+    def counted() -> tuple[int, int]:
+        native.compile_kernel(*kernel, tmp_path / "kernel.cubin")
+        return tuple(now - then for now, then in zip(native.counts(), before, strict=True))
+
+    assert counted() == (1, 0)
+    first = (tmp_path / "kernel.cubin").read_bytes()
+    assert cache.stat().st_mode & 0o777 == 0o700
+    (file,) = cache.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert counted() == (1, 1)
+    whole = file.read_bytes()
+    damaged = [b"", whole[:100], whole[:-1], whole[:200] + bytes([whole[200] ^ 1]) + whole[201:]]
+    for number, bytes_ in enumerate(damaged):
+        file.write_bytes(bytes_)
+        assert counted() == (2 + number, 1)
+        assert (tmp_path / "kernel.cubin").read_bytes() == first
+        assert file.read_bytes() == whole  # written anew
+    cache.chmod(0o777)  # others could have written to it: not trusted
+    assert counted() == (2 + len(damaged), 1)
+    with pytest.raises(RuntimeError, match="written by others"):
+        native.status("cache")
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
+    with pytest.raises(RuntimeError, match="switched off"):
+        native.status("cache")
+
+
+# With a GPU ----------------------------------------------------------------------------------------------------------
+
+# Plans that serve rows of n elements, and the lengths to run them on: one element, odd, one short, full, one over.
+FORCED = [
+    ((WARP, 1, 128, 4, 1), [1, 3, 4]),
+    ((WARP, 2, 64, 8, 4), [1, 8, 12, 16]),
+    ((WARP, 32, 4, 8, 1), [1, 31, 33, 255, 256]),
+    ((WARP, 32, 4, 16, 4), [4, 500, 512]),
+    ((BLOCK, 64, 2, 4, 1), [1, 63, 65, 255, 256]),
+    ((BLOCK, 128, 1, 8, 2), [2, 130, 1022, 1024]),
+    ((BLOCK, 1024, 1, 4, 1), [1, 1023, 4095, 4096]),
+    ((STREAM, 64, 1, 4, 1), [1, 63, 257, 5000]),
+    ((STREAM, 512, 1, 16, 4), [4, 8188, 8192, 20000]),
+]
+TYPES = [(F32, F32), (F64, F64), (F16, F16), (BF16, BF16), (F16, F32), (BF16, F32), (F32, BF16), (F64, F16)]
+TOLERANCE = {F64: 1e-13, F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
+
+
+def expect(function: str, x: torch.Tensor, y_type: torch.dtype) -> torch.Tensor:
+    return getattr(reference, function)(x.to(y_type), 1)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, y_type: torch.dtype, function: str = "softmax") -> None:
+    # Probabilities: relative, down to where the numbers are no longer normal. Logarithms: relative to max(1, |result|).
+    least = TOLERANCE[y_type] if function.startswith("log") else torch.finfo(y_type).smallest_normal
+    torch.testing.assert_close(actual.double(), expected, rtol=TOLERANCE[y_type], atol=least, equal_nan=True)
+
+
+def special(rows: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(rows, n, device="cuda", dtype=F64) * 3
+    if rows > 6:
+        x[1, : n - 1] = -torch.inf  # a long run, to the last element
+        x[2, 1:] = -torch.inf
+        x[3] = -torch.inf
+        x[4, n // 2] = torch.inf
+        x[5, n // 2] = torch.nan
+        x[6] = 7.0
+    return x.to(dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", native.FUNCTIONS)
+@pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
+def test_every_tier(function, x_type, y_type):
+    if function == "logsumexp" and x_type != y_type:
+        pytest.skip("logsumexp has no dtype=")
+    for plan, lengths in FORCED:
+        if plan[-1] * max(x_type.itemsize, y_type.itemsize) > 16:
+            plan = (*plan[:-1], 2)
+        for n in lengths:
+            if n % plan[-1]:
+                continue
+            x = special(37, n, x_type)
+            lse = function == "logsumexp"
+            out = torch.full((37,) if lse else (37, n), torch.nan, device="cuda", dtype=y_type)
+            torch.ops.onepass._forced(x, native.FUNCTIONS.index(function), [1], False, list(plan), out)
+            close(out, expect(function, x, y_type), y_type, function)
+
+
+@pytest.mark.gpu
+def test_forced_plan_that_cannot_serve_is_refused():
+    x = torch.randn(4, 100, device="cuda")
+    out = torch.full_like(x, 5.0)
+    for plan, words in [
+        ([WARP, 32, 4, 2, 1], "rows of up to 64 elements, got 100"),
+        ([WARP, 64, 2, 4, 1], "warp tier has up to 32 lanes"),
+        ([BLOCK, 48, 1, 4, 1], "powers of two"),
+        ([7, 32, 4, 4, 1], "tier is 0"),
+        ([WARP, 32, 4, 4], "a plan is"),
+    ]:
+        with pytest.raises(RuntimeError, match=words):
+            torch.ops.onepass._forced(x, 0, [1], False, plan, out)
+    with pytest.raises(RuntimeError, match="vector of 4"):
+        odd = torch.randn(4, 101, device="cuda")
+        torch.ops.onepass._forced(odd, 0, [1], False, [WARP, 32, 4, 4, 4], torch.empty_like(odd))
+    assert (out == 5).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", range(9))
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
+def test_any_alignment(dtype, offset):
+    for n in (7, 96, 1000, 1001, 33000, 40001):
+        whole = torch.randn(offset + 5 * (n + 3), device="cuda").to(dtype)
+        x = whole[offset:].view(5, n + 3)[:, :n]
+        guard = torch.full((offset + 5 * (n + 1) + 8,), 9.0, device="cuda", dtype=dtype)
+        out = guard[offset : offset + 5 * (n + 1)].view(5, n + 1)[:, :n]
+        onepass.softmax(x, -1, out=out, engine="cuda")
+        close(out, expect("softmax", x, dtype), dtype)
+        out.fill_(9.0)
+        assert (guard == 9).all(), "written beside the output"
+
+
+@pytest.mark.gpu
+def test_many_rows_and_long_rows():
+    x = torch.randn(3_000_000, 3, device="cuda")
+    torch.testing.assert_close(onepass.softmax(x, -1).double(), reference.softmax(x, -1), rtol=2e-6, atol=0)
+    x = torch.randn(2, 10_000_001, device="cuda")
+    torch.testing.assert_close(onepass.logsumexp(x, -1).double(), reference.logsumexp(x, -1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.gpu
+def test_explain_names_the_kernel_that_ran():
+    x = torch.randn(64, 1000, device="cuda")
+    plan = onepass.explain(x)
+    assert (plan.engine, plan.tier, plan.launch["source"]) == ("cuda", "warp", "rows.cu")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        onepass.softmax(x)
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages()]
+    assert "onepass_kernel" in names, names
+    assert onepass.explain(torch.randn(8, 100_000, device="cuda")).tier == "stream"
+
+
+@pytest.mark.gpu
+def test_compiles_once_and_loads_from_disk(tmp_path):
+    code = (
+        "import time, torch, onepass; from onepass import native; x = torch.randn(3, 77, device='cuda');"
+        "torch.cuda.synchronize(); s = time.perf_counter(); onepass.softmax(x); torch.cuda.synchronize();"
+        "first = time.perf_counter() - s; onepass.softmax(x); print(*native.counts(), first)"
+    )
+    import os
+    import sys
+
+    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(tmp_path / "cache")}
+    counts = []
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        counts.append(run.stdout.split()[:2])
+        print("first call, s:", run.stdout.split()[2])
+    assert counts == [["1", "0"], ["0", "1"]]
+
+
+@pytest.mark.gpu
+def test_streams_graphs_and_threads():
+    x = torch.randn(512, 3000, device="cuda")
+    expected = onepass.softmax(x)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        late = x.clone()
+        on_side = onepass.softmax(late)
+    side.synchronize()
+    assert torch.equal(on_side, expected)
+
+    graph, y = torch.cuda.CUDAGraph(), torch.zeros_like(x)
+    with torch.cuda.graph(graph):
+        onepass.softmax(x, out=y)
+    x.mul_(-1)
+    graph.replay()
+    assert torch.equal(y, onepass.softmax(x))
+
+    results = {}
+
+    def work(name: int) -> None:
+        results[name] = onepass.softmax(x[name:], engine="cuda")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert all(torch.equal(results[i], y[i:]) for i in range(8))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_device_that_is_not_current():
+    x = torch.randn(64, 500, device="cuda:1")
+    with torch.cuda.device(0):
+        y = onepass.softmax(x, engine="cuda")
+    assert y.device == x.device
+    close(y, expect("softmax", x, F32), F32)
+
+
+@pytest.mark.gpu
+def test_auto_is_cuda_and_wrong_engines_are_refused():
+    x = torch.randn(4, 4, device="cuda")
+    assert onepass.engines()["cuda"] is None
+    with pytest.raises(RuntimeError, match="serves CPU tensors"):
+        onepass.softmax(x, engine="cpu")
+    with pytest.raises(RuntimeError, match="serves CUDA tensors"):
+        onepass.softmax(x.cpu(), engine="cuda")
+
+
+@pytest.mark.gpu
+def test_bits_are_the_same_from_run_to_run():
+    for n in (50, 3000, 70_000):
+        x = torch.randn(300, n, device="cuda", dtype=BF16)
+        first = onepass.softmax(x, dtype=F32)
+        assert all(torch.equal(first, onepass.softmax(x, dtype=F32)) for _ in range(5))

@@ -1,0 +1,40 @@
+"""The examples of the public modules run, and give what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import onepass
+
+PUBLIC = ["onepass.functional", "onepass.reference", "onepass.engines", "onepass.explain", "onepass.overlap"]
+
+
+def _module(name: str):
+    return importlib.import_module(name)  # `onepass.explain` the attribute is the function
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples(name):
+    result = doctest.testmod(_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted
+    assert not result.failed
+
+
+@pytest.mark.parametrize("name", [n for n in onepass.__all__ if callable(getattr(onepass, n)) and n != "Explanation"])
+def test_every_public_function_has_an_example(name):
+    assert ">>> " in (getattr(onepass, name).__doc__ or "")
+
+
+def test_other_modules_examples_run_too():
+    for info in pkgutil.iter_modules(onepass.__path__, "onepass."):
+        if info.name not in PUBLIC and info.name not in ("onepass.__main__", "onepass._native"):
+            try:
+                module = _module(info.name)
+            except ModuleNotFoundError as missing:  # an optional dependency
+                assert missing.name not in (None, "onepass")
+                continue
+            assert not doctest.testmod(module).failed

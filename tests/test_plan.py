@@ -1,0 +1,129 @@
+"""The pure layout and plan headers, asked through the native core: no GPU is needed."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import onepass
+from onepass import native
+
+F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+
+
+def plan_of(x: torch.Tensor, dims: list[int], cuda: bool = True, y_type: torch.dtype | None = None, **more: int) -> dict:
+    y_strides = torch.empty_like(x).stride()
+    return native.plan("softmax", cuda, x.shape, x.stride(), y_strides, dims, x.dtype, y_type or x.dtype, **more)
+
+
+LAYOUTS = [
+    ("contiguous, last", torch.empty(4, 5, 6), [2], ("rows", 20, 6)),
+    ("contiguous, last two", torch.empty(4, 5, 6), [1, 2], ("rows", 4, 30)),
+    ("contiguous, all", torch.empty(4, 5, 6), [0, 1, 2], ("rows", 1, 120)),
+    ("contiguous, first", torch.empty(4, 5, 6), [0], ("columns", 30, 4)),
+    ("contiguous, middle", torch.empty(4, 5, 6), [1], ("columns", 24, 5)),
+    ("contiguous, outer two", torch.empty(4, 5, 6), [0, 1], ("columns", 6, 20)),
+    ("contiguous, first and last", torch.empty(4, 5, 6), [0, 2], ("strided", 5, 24)),
+    ("transposed, its unit stride", torch.empty(4, 5).t(), [0], ("rows", 4, 5)),
+    ("permuted, rows in another order", torch.empty(2, 3, 4, 5).permute(1, 2, 0, 3), [3], ("rows", 24, 5)),
+    ("channels last, channels", torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), [1], ("rows", 40, 3)),
+    ("channels last, width", torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), [3], ("columns", 24, 5)),
+    ("sizes of one are no dims", torch.empty(1, 7, 1, 6, 1), [3], ("rows", 7, 6)),
+    ("a row of one element", torch.empty(7, 1), [1], ("rows", 7, 1)),
+    ("no element", torch.empty(0, 5), [1], (None, 0, 5)),
+    ("an empty row", torch.empty(5, 0), [1], (None, 5, 0)),
+]
+
+
+@pytest.mark.parametrize(("x", "dims", "expected"), [case[1:] for case in LAYOUTS], ids=[case[0] for case in LAYOUTS])
+def test_canonical_view(x, dims, expected):
+    plan = plan_of(x, dims)
+    view, rows, n = expected
+    assert (plan["rows"], plan["n"]) == (rows, n)
+    assert view is None or plan["view"] == view
+    assert plan["bytes"] == 2 * x.nbytes
+
+
+def test_sliced_rows_are_served_in_place():
+    x = torch.empty(8, 100)[:, 3:50]
+    assert native.plan("softmax", True, x.shape, x.stride(), (47, 1), [1], F32, F32)["view"] == "rows"
+
+
+LENGTHS = [*range(1, 70), 100, 127, 128, 129, 255, 257, 512, 781, 1000, 1024, 1025, 4096, 4097, 8192, 16384, 16385]
+LENGTHS += [32001, 32767, 32768, 32769, 50257, 128256, 10**6, 2**31 + 5, 2**40]
+
+
+@pytest.mark.parametrize(("x_type", "y_type"), list(itertools.product([F32, F64, F16, BF16], repeat=2)))
+def test_every_length_has_a_sound_plan(x_type, y_type):
+    kernels = set()
+    for n in LENGTHS:
+        for rows in (1, 3, 10**6, 2**33):
+            plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type)
+            lanes, group, values, vector = (plan[key] for key in ("lanes", "rows_per_block", "values", "vector"))
+            assert plan["threads"] == lanes * group
+            assert 32 <= plan["threads"] <= 1024
+            assert plan["grid"] * group >= min(rows, 2**31 - 1)
+            assert 1 <= plan["grid"] <= 2**31 - 1
+            assert vector * max(x_type.itemsize, y_type.itemsize) <= 16
+            assert n % vector == 0 or rows == 1
+            assert values % vector == 0
+            if plan["tier"] == "stream":
+                assert group == 1
+                assert n > 16384
+            else:
+                assert lanes * values >= n
+                assert (plan["tier"] == "warp") == (lanes <= 32)
+                assert values <= (16 if x_type == F64 else 32)
+            kernels.add((plan["tier"], lanes, group, values, vector))
+    assert len(kernels) < 64, "no compile for every row length"
+
+
+@given(st.integers(1, 3000), st.integers(0, 15), st.integers(0, 15), st.integers(0, 9), st.sampled_from([F32, BF16]))
+def test_a_vector_never_crosses_its_alignment(n, x_offset, y_offset, pad, dtype):
+    size, stride = dtype.itemsize, n + pad
+    addresses = {"x_address": 4096 + x_offset * size, "y_address": 4096 + y_offset * size}
+    plan = native.plan("softmax", True, (4, n), (stride, 1), (stride, 1), [1], dtype, dtype, **addresses)
+    width = plan["vector"] * size
+    assert addresses["x_address"] % width == 0
+    assert addresses["y_address"] % width == 0
+    assert stride * size % width == 0
+
+
+def test_explain_is_readable_and_complete():
+    text = str(onepass.explain((8192, 151936), dtype=BF16, device="h200"))
+    for words in ("softmax", "8192, 151936", "bfloat16", "NVIDIA H200", "cuda", "stream", "4,978,638,848", "4,270 GB/s"):
+        assert words in text
+    plan = onepass.explain((64, 1000, 14, 14), dim=1, device="h200", dtype=F16, out_dtype=F32)
+    assert plan.bytes == 64 * 1000 * 14 * 14 * (2 + 4)
+    assert any("gathered" in note for note in plan.notes)
+    assert plan.copy_us == pytest.approx(plan.bytes / 4270e3)
+    assert plan.as_dict()["launch"]["source"] == "rows.cu"
+    assert onepass.explain((8, 8), device="cpu", bandwidth=100).copy_us == pytest.approx(512 / 100e3)
+    assert onepass.explain(torch.randn(4, 4)).engine == "cpu"
+    assert onepass.explain((3, 0), device="cpu").launch == {}
+    assert onepass.explain((16, 4096), function="logsumexp", device="h200").bytes == 16 * 4097 * 4
+    assert onepass.explain((16, 4096), device="h200", engine="triton").engine == "triton"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        (((3, 4),), {"function": "tanh"}, ValueError, "tanh"),
+        (((3, 4), 2), {}, IndexError, "got 2"),
+        (((3, -4),), {}, ValueError, "-4"),
+        (("abc",), {}, ValueError, "abc"),
+        (((3, 4),), {"dtype": torch.int64}, ValueError, "int64"),
+        (((3, 4),), {"device": "h2000"}, ValueError, "h2000"),
+        (((3, 4),), {"engine": "gpu"}, ValueError, "gpu"),
+        (((3, 4),), {"engine": "cuda", "device": "cpu"}, RuntimeError, "serves CUDA tensors"),
+        (((3, 4),), {"bandwidth": 0}, ValueError, "got 0"),
+        (((3, 4),), {"function": "logsumexp", "out_dtype": F64}, ValueError, "out_dtype"),
+        ((torch.zeros(3, dtype=torch.int64),), {}, ValueError, "int64"),
+        ((torch.zeros(3, dtype=torch.complex64),), {}, NotImplementedError, "complex64"),
+    ],
+)
+def test_explain_refuses(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        onepass.explain(*arguments, **options)
