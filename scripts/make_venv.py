@@ -1,7 +1,7 @@
 """Make .venv with all that onepass needs to be built, tested and measured, and build it there. Standard library only.
 
-A torch with CUDA (or ROCm) that the running Python has is used as it is, through a .pth file: also where that Python is itself
-in a virtual environment, and where no package index can be reached. Otherwise torch is installed with pip.
+A torch with CUDA (or ROCm) that the running Python has is used as it is, through a .pth file: also where that Python is
+itself in a virtual environment, and where no package index can be reached. Otherwise torch is installed with pip.
 """
 
 import argparse
@@ -25,7 +25,8 @@ try:
     import torch
     gpu = torch.version.cuda or torch.version.hip
     new = tuple(int(p) for p in torch.__version__.split(".")[:2]) >= (2, 10)
-    print(json.dumps([torch.__version__, bool(gpu and new), [p for p in sys.path if p.rstrip("/").endswith("-packages")]]))
+    folders = [path for path in sys.path if path.rstrip("/").endswith("-packages")]
+    print(json.dumps([torch.__version__, bool(gpu and new), folders]))
 except ImportError:
     print(json.dumps([None, False, []]))
 """
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--torch", default="2.13.0", help="torch's version, where it has to be installed")
     parser.add_argument("--lint", action="store_true", help="the linters too")
     options = parser.parse_args()
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036  (run by whatever Python is there)
         stop(f"needs Python 3.10 or later, got {sys.version.split()[0]} ({sys.executable})")
     if not shutil.which(os.environ.get("CXX", "g++").split()[0]) and not apt("g++"):
         stop("needs a C++ compiler: install g++, or name one in CXX")

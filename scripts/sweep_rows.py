@@ -53,9 +53,9 @@ def time_us(call: Any, repeats: int) -> float:
 
 def sweep(n: int, dtype: torch.dtype, mib: int, repeats: int) -> list[dict[str, Any]]:
     rows = max(1, mib * 2**20 // (n * dtype.itemsize))
-    x = torch.randn(rows, n, device="cuda").to(dtype) if n >= 64 else torch.randn(rows * n, device="cuda").to(dtype).view(rows, n)
+    x = torch.randn(rows, n, device="cuda").to(dtype)
     y = torch.empty_like(x)
-    sample = torch.randint(rows, (16,)).tolist() + [0, rows - 1]
+    sample = [*torch.randint(rows, (16,)).tolist(), 0, rows - 1]
     expected = reference.softmax(x[sample], 1)
     copy = time_us(lambda: y.copy_(x), repeats)
     found = []
@@ -78,12 +78,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": date, "rows": []}
+    rows: list[dict[str, Any]] = []
+    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": date, "rows": rows}
     for dtype in (torch.float32, torch.bfloat16):
-        for n in SHORT + LONG:
+        for n in (*SHORT, *LONG):
             found = sweep(n, dtype, options.mib, options.repeats)
-            result["rows"] += found  # type: ignore[operator]
-            best = "  ".join(f"{'WBS'[p[0]]}{p[1]}x{p[2]}v{p[3]}/{p[4]} {row['copy_fraction']:.3f}" for row in found[:4] for p in [row["plan"]])
+            rows += found
+            best = "  ".join(
+                f"{'WBS'[p[0]]}{p[1]}x{p[2]}v{p[3]}/{p[4]} {row['copy_fraction']:.3f}"
+                for row in found[:4]
+                for p in [row["plan"]]
+            )
             print(f"{str(dtype)[6:]:9}{n:7}  {best}", flush=True)
             with open(options.file, "w") as file:
                 json.dump(result, file, indent=0)

@@ -51,7 +51,7 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
     tool = cuobjdump()
     usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
     report = dict(re.findall(r"(STACK|LOCAL|REG):(\d+)", usage))
-    assert report["STACK"] == "0" and report["LOCAL"] == "0", usage
+    assert (report["STACK"], report["LOCAL"]) == ("0", "0"), usage
     if plan[-1] * max(x_type.itemsize, y_type.itemsize) == 16:
         sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
         wide = {16: r"\.128", 8: r"\.64", 4: ""}
@@ -169,8 +169,8 @@ def test_forced_plan_that_cannot_serve_is_refused():
     ]:
         with pytest.raises(RuntimeError, match=words):
             torch.ops.onepass._forced(x, 0, [1], False, plan, out)
+    odd = torch.randn(4, 101, device="cuda")
     with pytest.raises(RuntimeError, match="vector of 4"):
-        odd = torch.randn(4, 101, device="cuda")
         torch.ops.onepass._forced(odd, 0, [1], False, [WARP, 32, 4, 4, 4], torch.empty_like(odd))
     assert (out == 5).all()
 

@@ -71,9 +71,13 @@ def test_lazily_negated_views(function, engine, device):
     assert_defined(function, got, x.resolve_neg(), 1)
     grad = x.detach().requires_grad_()
     assert_defined(function, ours(function)(grad, 1, engine=engine).detach(), x.resolve_neg(), 1)
-    if function != "logsumexp":
-        out = torch.zeros(4, 9, dtype=torch.complex64, device=device).conj().imag
-        assert_defined(function, ours(function)(x, 1, out=out, engine=engine).resolve_neg(), x.resolve_neg(), 1)
+    out = torch.zeros_like(got)
+    ours(function)(x, 1, out=out, engine=engine)
+    assert_defined(function, out, x.resolve_neg(), 1)
+    negated = torch.zeros(got.shape, dtype=torch.complex64, device=device).conj().imag
+    with pytest.raises(RuntimeError, match="resolve_neg"):
+        ours(function)(x, 1, out=negated, engine=engine)
+    assert not negated.any()
 
 
 @every_engine
@@ -141,7 +145,7 @@ EDGES = """
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         x, y = torch.frombuffer(a, dtype=dtype), torch.frombuffer(b, dtype=dtype)
         x.copy_(torch.randn(x.numel()))
-        for m, n in itertools.product((1, 2, 3, 5), (1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 65, 100, 255, 257, 1000, 1023, 4095)):
+        for m, n in itertools.product((1, 3), (1, 2, 3, 7, 15, 16, 31, 33, 65, 100, 257, 1000, 4095)):
             if m * n > x.numel():
                 continue
             for part in (slice(0, m * n), slice(x.numel() - m * n, None)):
@@ -190,4 +194,4 @@ def test_strides_of_dense_and_other_results(function, engine, device):
     for x in inputs:
         for dtype in (None, torch.float32):
             y = ours(function)(x, 1, dtype=dtype, engine=engine)
-            assert y.stride() == torch.empty_like(x).stride() == torch.exp(x).stride(), (x.shape, x.stride())
+            assert y.stride() == torch.empty_like(x).stride(), (x.shape, x.stride())

@@ -13,7 +13,9 @@ from onepass import native
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
-def plan_of(x: torch.Tensor, dims: list[int], cuda: bool = True, y_type: torch.dtype | None = None, **more: int) -> dict:
+def plan_of(
+    x: torch.Tensor, dims: list[int], cuda: bool = True, y_type: torch.dtype | None = None, **more: int
+) -> dict:
     y_strides = torch.empty_like(x).stride()
     return native.plan("softmax", cuda, x.shape, x.stride(), y_strides, dims, x.dtype, y_type or x.dtype, **more)
 
@@ -71,7 +73,7 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
             assert values % vector == 0
             if plan["tier"] == "stream":
                 assert group == 1
-                assert n > 16384
+                assert n > 4096  # shorter rows are read once
             else:
                 assert lanes * values >= n
                 assert (plan["tier"] == "warp") == (lanes <= 32)
@@ -93,7 +95,16 @@ def test_a_vector_never_crosses_its_alignment(n, x_offset, y_offset, pad, dtype)
 
 def test_explain_is_readable_and_complete():
     text = str(onepass.explain((8192, 151936), dtype=BF16, device="h200"))
-    for words in ("softmax", "8192, 151936", "bfloat16", "NVIDIA H200", "cuda", "stream", "4,978,638,848", "4,270 GB/s"):
+    for words in (
+        "softmax",
+        "8192, 151936",
+        "bfloat16",
+        "NVIDIA H200",
+        "cuda",
+        "stream",
+        "4,978,638,848",
+        "4,270 GB/s",
+    ):
         assert words in text
     plan = onepass.explain((64, 1000, 14, 14), dim=1, device="h200", dtype=F16, out_dtype=F32)
     assert plan.bytes == 64 * 1000 * 14 * 14 * (2 + 4)

@@ -1,7 +1,7 @@
 """What a call may be given: every refusal comes from here, before anything is launched or overwritten.
 
-Where torch raises, the error has torch's type; elsewhere it is a TypeError or a ValueError. Each says what was got and what
-is taken.
+Where torch raises, the error has torch's type; elsewhere it is a TypeError or a ValueError. Each says what was got and
+what is taken.
 """
 
 import operator
@@ -80,12 +80,15 @@ def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch
             f"onepass.{function}(): the result has shape {shape} and out is never resized, got {list(out.shape)}"
         )
     if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        which = "the input" if x.requires_grad else "out"
         raise RuntimeError(
-            f"onepass.{function}(): out= has no gradient, but {'the input' if x.requires_grad else 'out'} requires one; "
+            f"onepass.{function}(): out= has no gradient, but {which} requires one; "
             "call it without out=, or under torch.no_grad()"
         )
     if torch.compiler.is_compiling():
         return  # a graph has no addresses, and its calls are functionalised: an overlap does no harm there
+    if out.is_neg():
+        raise RuntimeError(f"onepass.{function}(): out is a negated view; give its resolve_neg()")
     if self_overlap(out):
         raise RuntimeError(
             f"onepass.{function}(): elements of out share memory (strides {out.stride()}); clone() it first"

@@ -230,9 +230,9 @@ def _describe(
             if device is not None and _is_here(device) and device.type == "cuda"
             else None
         )
-        chosen = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
-        return chosen.pop("tier"), chosen
-    keys = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector")
+        numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
+        return str(numbers.pop("tier")), numbers
+    shown = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector")
     if plan["tier"] == "stream" and function != "logsumexp":
-        notes.append("the row is longer than the registers of a block: it is read twice")
-    return plan["tier"], {key: plan[key] for key in keys}
+        notes.append("a row streams through its block: it is read twice")
+    return plan["tier"], {key: plan[key] for key in shown}

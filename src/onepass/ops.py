@@ -36,7 +36,7 @@ def _empty(function: str, x: Tensor, dims: Sequence[int], dtype: torch.dtype | N
     return torch.empty_like(x, dtype=dtype or x.dtype)
 
 
-# Gradients, by plain arithmetic on what was saved: differentiable themselves, so second order comes with them. -----------
+# Gradients, by plain arithmetic on what was saved: differentiable themselves, so second order comes with them ------
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -48,9 +48,7 @@ def _weights(function: str, saved: Sequence[Tensor], dims: Sequence[int], keepdi
     if function == "log_softmax":
         return _wide(saved[0]).exp()
     x, lse = saved
-    # exp(-inf - -inf) would be NaN; torch gives such a row the gradient 0 too.
-    lse = _expand(lse, dims, keepdim)
-    return (_wide(x) - _wide(lse).masked_fill(lse == -torch.inf, 0)).exp()
+    return (_wide(x) - _wide(_expand(lse, dims, keepdim))).exp()
 
 
 def _expand(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -90,7 +88,7 @@ class Differentiable(torch.autograd.Function):
     """A call under eager autograd or a function transform (torch.func)."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         x: Tensor, function: str, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str
     ) -> Tensor:
         return raw(function, x, dims, dtype, keepdim, engine)
@@ -104,12 +102,12 @@ class Differentiable(torch.autograd.Function):
         ctx.save_for_forward(*saved)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         dx = _backward(ctx.function, g, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.input_dtype)
         return dx, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor | None, *_: None) -> Tensor | None:  # type: ignore[override]
+    def jvp(ctx: Any, t: Tensor | None, *_: None) -> Tensor | None:
         if t is None:
             return None
         return _tangent(ctx.function, t, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.output_dtype)
@@ -123,7 +121,7 @@ class Differentiable(torch.autograd.Function):
         return Differentiable.apply(x, function, [d + 1 for d in dims], dtype, keepdim, engine), 0
 
 
-# Routes --------------------------------------------------------------------------------------------------------------------
+# Routes -------------------------------------------------------------------------------------------------------------
 
 
 def raw(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str) -> Tensor:
@@ -158,7 +156,7 @@ def call_out(
     """A checked call into a checked `out`."""
     if engine == "triton":
         whole = out if function != "logsumexp" or keepdim else _expand(out, dims if x.dim() else [], False)
-        triton_engine.forward(function, x, whole, tuple(dims) if x.dim() else ())
+        triton_engine.forward(function, x.resolve_neg(), whole, tuple(dims) if x.dim() else ())
     else:
         given = (x, dims, keepdim) if function == "logsumexp" else (x, dims)
         named = {"out": out} if function == "logsumexp" else {"dtype": dtype, "out": out}
@@ -171,7 +169,7 @@ def call_out(
         torch.autograd.graph.increment_version(out)
 
 
-# Registrations -------------------------------------------------------------------------------------------------------------
+# Registrations ------------------------------------------------------------------------------------------------------
 
 
 def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:

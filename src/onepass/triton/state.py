@@ -35,7 +35,7 @@ def narrow(x, OUT: tl.constexpr):
         x = x.to(tl.float32)
     if CUTS_BFLOAT16 and x.dtype == tl.float32 and OUT.is_bf16():
         bits = x.to(tl.uint32, bitcast=True)
-        bits += 0x7FFF + ((bits >> 16) & 1)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
         x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
     return x.to(OUT)
 

@@ -9,8 +9,8 @@
 
 enum Function { SOFTMAX, LOG_SOFTMAX, SOFTMIN, LOGSUMEXP };
 
-// exp(v) for v <= 0, good enough for a result of type Out. float: CUDA's own, 2 ulp, log2(e) in two terms. Half types: one
-// rounded multiply is off by 2^-24 * |v|, far under half an ulp of the result before that itself vanishes; four
+// exp(v) for v <= 0, good enough for a result of type Out. float: CUDA's own, 2 ulp, log2(e) in two terms. Half types:
+// one rounded multiply is off by 2^-24 * |v|, far under half an ulp of the result before that itself vanishes; four
 // instructions an element less, of some twenty.
 template <class Out>
 __device__ inline float exp_(float v) {
