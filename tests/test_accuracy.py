@@ -15,7 +15,8 @@ from torch import Tensor
 from onepass import reference
 from support import DTYPES, SOFTMAXES, TORCH, every_dtype, every_engine, every_function, ours
 
-LENGTHS = [1, 2, 5, 16, 31, 64, 127, 197, 256, 781, 1000, 1024, 1025, 2048, 4096, 5003, 8192, 16385, 50257, 70000]
+LENGTHS = [1, 2, 5, 16, 31, 197, 781, 1024, 2047, 5003, 70_000]
+ROWS, ELEMENTS = 3, 20_000  # of each length, at least
 EXTENDED = np.finfo(np.longdouble).eps < np.finfo(np.float64).eps / 100
 
 
@@ -23,24 +24,24 @@ def _normal(rows: int, n: int, g: torch.Generator) -> Tensor:
     return torch.randn(rows, n, generator=g, dtype=torch.float64)
 
 
-INPUTS = {
+def _one_hot(rows: int, n: int, g: torch.Generator) -> Tensor:
+    x = torch.zeros(rows, n, dtype=torch.float64)
+    x[torch.arange(rows), torch.randint(n, (rows,), generator=g)] = 9 + _normal(rows, 1, g)[:, 0]
+    return x
+
+
+INPUTS = {  # every row is another one, or the largest of a few errors would be chance
     "normal": _normal,
     "offset": lambda rows, n, g: _normal(rows, n, g) + 1234.567,
     "huge offset": lambda rows, n, g: _normal(rows, n, g) * 4 - 3.0e4,
     "integers": lambda rows, n, g: torch.randint(-9, 10, (rows, n), generator=g).double(),
     "large integers": lambda rows, n, g: torch.randint(0, 12, (rows, n), generator=g).double() + 1000,
-    "constant": lambda rows, n, g: torch.full((rows, n), 0.7, dtype=torch.float64),
-    "one-hot": lambda rows, n, g: _one_hot(rows, n),
+    "constant": lambda rows, n, g: _normal(rows, 1, g).expand(rows, n),
+    "one-hot": _one_hot,
     "wide": lambda rows, n, g: _normal(rows, n, g) * 25,
     "half -inf": lambda rows, n, g: _normal(rows, n, g).masked_fill(torch.arange(n) % 2 == 1, -torch.inf),
-    "rising": lambda rows, n, g: torch.linspace(-20, 0, n, dtype=torch.float64).expand(rows, n) * 1.01,
+    "rising": lambda rows, n, g: torch.linspace(-20, 0, n, dtype=torch.float64) * (1 + 0.1 * _normal(rows, 1, g)),
 }
-
-
-def _one_hot(rows: int, n: int) -> Tensor:
-    x = torch.zeros(rows, n, dtype=torch.float64)
-    x[torch.arange(rows), torch.arange(rows) * 7 % n] = 9.3
-    return x
 
 
 def _exact(function: str, x: Tensor) -> np.ndarray:
@@ -50,12 +51,13 @@ def _exact(function: str, x: Tensor) -> np.ndarray:
         return (f(x, -1, True) if function == "logsumexp" else f(x, -1)).cpu().numpy()
     v = x.cpu().numpy().astype(np.longdouble)
     v = -v if function == "softmin" else v
-    m = v.max(-1, keepdims=True)
-    e = np.exp(v - m)
-    total = e.sum(-1, keepdims=True)
-    if function == "logsumexp":
-        return m + np.log(total)
-    return v - m - np.log(total) if function == "log_softmax" else e / total
+    with np.errstate(all="ignore"):
+        m = v.max(-1, keepdims=True)
+        e = np.exp(v - m)
+        total = e.sum(-1, keepdims=True)
+        if function == "logsumexp":
+            return m + np.log(total)
+        return v - m - np.log(total) if function == "log_softmax" else e / total
 
 
 def _errors(function: str, got: Tensor, exact: np.ndarray) -> tuple[float, float]:
@@ -68,7 +70,6 @@ def _errors(function: str, got: Tensor, exact: np.ndarray) -> tuple[float, float
         counts = scale >= torch.finfo(got.dtype).smallest_normal * 2
         counts &= np.isfinite(exact) & (scale <= torch.finfo(got.dtype).max)
         error = (np.abs(y - exact) / scale)[counts]
-    assert np.isfinite(error).all()
     return (float(error.max()), float(error.mean())) if error.size else (0.0, 0.0)
 
 
@@ -85,12 +86,15 @@ def _misses(function: str, x: Tensor, engine: str, out: torch.dtype | None = Non
 def _compare(function: str, x: Tensor, mine: Tensor, torchs: Tensor) -> list[str]:
     exact = _exact(function, x)
     eps = torch.finfo(mine.dtype).eps
-    pairs = zip(("largest", "mean"), _errors(function, mine, exact), _errors(function, torchs, exact), strict=True)
+    theirs = [
+        e if np.isfinite(e) else 0.0 for e in _errors(function, torchs, exact)
+    ]  # torch's sums of float16 overflow
+    pairs = zip(("largest", "mean"), _errors(function, mine, exact), theirs, strict=True)
     return [
         f"{function} {tuple(x.shape)} strides {x.stride()} -> {mine.dtype}: {what} error {got / eps:.2f} ulp, "
         f"torch has {limit / eps:.2f}"
         for what, got, limit in pairs
-        if got > max(1.25 * limit, 2 * eps)
+        if not got <= max(1.25 * limit, 2 * eps)
     ]
 
 
@@ -101,8 +105,8 @@ def _compare(function: str, x: Tensor, mine: Tensor, torchs: Tensor) -> list[str
 def test_rows(function, dtype, kind, engine, device):
     generator = torch.Generator().manual_seed(len(kind))
     misses = []
-    for n in LENGTHS:
-        x = INPUTS[kind](min(max(8192 // n, 2), 300), n, generator)
+    for n in LENGTHS if dtype in DTYPES[:2] else LENGTHS[::2]:
+        x = INPUTS[kind](max(ROWS, ELEMENTS // n), n, generator)
         if dtype is torch.float16:
             x = x.clamp(-6e4, 6e4)
         misses += _misses(function, x.to(dtype).to(device), engine)
@@ -114,7 +118,7 @@ def test_rows(function, dtype, kind, engine, device):
 @pytest.mark.parametrize("given", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_with_another_dtype(given, kind, engine, device):
     generator = torch.Generator().manual_seed(1)
-    x = INPUTS[kind](16, 1999, generator).to(given).to(device)
+    x = INPUTS[kind](24, 1999, generator).to(given).to(device)
     misses = [m for function in SOFTMAXES for out in DTYPES for m in _misses(function, x, engine, out)]
     assert not misses, "\n".join(misses)
 
@@ -127,7 +131,7 @@ def test_columns(function, dtype, kind, engine, device):
     """Strided rows: the reduced dim is not the last in memory."""
     generator = torch.Generator().manual_seed(2)
     misses = []
-    for rows, n in ((300, 19), (33, 257), (16, 4097)):
+    for rows, n in ((2000, 19), (150, 257), (16, 4097)):
         x = INPUTS[kind](rows, n, generator).to(dtype).to(device)
         misses += _misses(function, x.t().contiguous().t(), engine)
     assert not misses, "\n".join(misses)

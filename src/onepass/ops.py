@@ -172,6 +172,7 @@ def call_out(
 # Registrations ------------------------------------------------------------------------------------------------------
 
 
+@torch._disable_dynamo  # a graph calls it; its launcher is not to be traced when it runs
 def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
     out = _empty(function, input, dim, dtype, keepdim)
     call_out(function, input, dim, dtype, keepdim, "triton", out)

@@ -49,9 +49,9 @@ def online_kernel(
     if FUNCTION == "logsumexp":
         tl.store(out_row, narrow(base + tl.log(total), OUT))
     else:
-        scale = scale_of(total, FUNCTION)
+        scale, rest = scale_of(total, FUNCTION, OUT)
         for chunk in range(chunks):
             column = tl.cast(chunks - 1 - chunk, tl.int64) * (DEPTH * LANES) + tile
             d = load(x_row + column * x_stride, column < n, OUT, FUNCTION == "softmin") - base
-            y = finish(d, exponential(d, OUT), scale, FUNCTION)
+            y = finish(d, exponential(d, OUT), scale, rest, FUNCTION, OUT)
             tl.store(out_row + column * out_stride, narrow(y, OUT), mask=column < n, cache_modifier=".cs")

@@ -42,6 +42,7 @@ def rows_kernel(
     if FUNCTION == "logsumexp":
         tl.store(out_ptr + row * out_row_stride, narrow(base + tl.log(total), OUT), mask=row < rows)
     else:
-        y = finish(d, e, scale_of(total, FUNCTION)[:, None], FUNCTION)
+        scale, rest = scale_of(total, FUNCTION, OUT)
+        y = finish(d, e, scale[:, None], rest[:, None], FUNCTION, OUT)
         out_at = out_ptr + (row * out_row_stride)[:, None] + (column * out_stride)[None, :]
         tl.store(out_at, narrow(y, OUT), mask=inside)

@@ -24,8 +24,9 @@ LN2_HIGH = tl.constexpr(0.693359375)
 LOG2_LOW = tl.constexpr(-2.12194440054690583e-4 * 1.4426950408889634)
 # Adding 1.5 * 2^23 rounds a float32 to an integer and leaves it in the low bits; 127 more is the exponent's bias.
 ROUND = tl.constexpr(12582912.0 + 127.0)
-# Triton's interpreter cuts float32 off to bfloat16 (3.6 to 3.9), where every GPU rounds to nearest, ties to even.
-CUTS_BFLOAT16 = tl.constexpr(triton.knobs.runtime.interpret)
+# The interpreter differs from every GPU in two roundings (3.6 to 3.9): it cuts float32 off to bfloat16 instead of rounding
+# to nearest, ties to even; and it rounds a fused multiply-add twice, which leaves no residual of a division.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -33,7 +34,7 @@ def narrow(x, OUT: tl.constexpr):
     """x rounded to the type of the result; whatever goes to a half type goes through float32, as in torch."""
     if x.dtype != OUT and OUT.primitive_bitwidth == 16:
         x = x.to(tl.float32)
-    if CUTS_BFLOAT16 and x.dtype == tl.float32 and OUT.is_bf16():
+    if INTERPRETED and x.dtype == tl.float32 and OUT.is_bf16():
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
         x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
@@ -97,24 +98,34 @@ def fold(m, total, FUNCTION: tl.constexpr, OUT: tl.constexpr):
 
 
 @triton.jit
-def scale_of(total, FUNCTION: tl.constexpr):
-    """What a row is finished with: log l for log_softmax, else 1 / l, so that a row costs one division.
+def scale_of(total, FUNCTION: tl.constexpr, OUT: tl.constexpr):
+    """What a row is finished with, in two terms: log l for log_softmax, else 1 / l, so that a row costs one division.
 
-    l >= 1 because the row's maximum adds exp(0) = 1 exactly, so no probability exceeds 1.
+    l >= 1 because the row's maximum adds exp(0) = 1 exactly, so no probability exceeds 1. A plain 1 / l is
+    div.full.f32, 2 ulp, and every element of the row would carry that error; the correctly rounded one still adds up
+    to half an ulp to all of them, which the second term takes away again (float32 results only).
     """
     if FUNCTION == "log_softmax":
-        return tl.log(total)
+        scale = tl.log(total)
+        return scale, scale
     elif total.dtype == tl.float32:
-        # A plain 1 / l is div.full.f32, 2 ulp; every element of the row would carry that error.
-        return tl.div_rn(tl.full(total.shape, 1.0, tl.float32), total)
+        one = tl.full(total.shape, 1.0, tl.float32)
+        scale = tl.div_rn(one, total)
+        if OUT.is_fp32() and not INTERPRETED:
+            return scale, tl.fma(-total, scale, one) * scale
+        else:
+            return scale, tl.zeros(total.shape, tl.float32)
     else:
-        return 1.0 / total
+        scale = 1.0 / total
+        return scale, scale
 
 
 @triton.jit
-def finish(d, e, scale, FUNCTION: tl.constexpr):
+def finish(d, e, scale, rest, FUNCTION: tl.constexpr, OUT: tl.constexpr):
     """The results of elements at distance d from the base, with e = exponential(d)."""
     if FUNCTION == "log_softmax":
         return d - scale
+    elif OUT.is_fp32():
+        return tl.fma(e, scale, e * rest)
     else:
         return e * scale

@@ -28,7 +28,7 @@ void columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
   for (int64_t j = 0; j < width; ++j) s[j] = shift(m[j]);
   for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
-    for (int64_t j = 0; j < width; ++j) l[j].add(exp_(load<F, Y>(x[i * x_stride + j]) - s[j]));
+    for (int64_t j = 0; j < width; ++j) l[j].add(exp_minus(load<F, Y>(x[i * x_stride + j]), s[j]));
   }
   if constexpr (F == Function::logsumexp) {
     for (int64_t j = 0; j < width; ++j) y[j] = Narrow<Y>::from(logsumexp(State<A>{m[j], l[j].total()}));

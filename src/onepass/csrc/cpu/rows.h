@@ -24,7 +24,7 @@ inline Total exp_sum(float* values, int64_t count, float s) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < count; ++i) {
-    const float e = exp_(values[i] - s);
+    const float e = exp_minus(values[i], s);
     values[i] = e;
     sum += double(e);
   }
@@ -32,7 +32,7 @@ inline Total exp_sum(float* values, int64_t count, float s) {
 }
 inline Total exp_sum(double* values, int64_t count, double s) {
   Total total;
-  for (int64_t i = 0; i < count; ++i) total.add(values[i] = exp_(values[i] - s));
+  for (int64_t i = 0; i < count; ++i) total.add(values[i] = exp_minus(values[i], s));
   return total;
 }
 

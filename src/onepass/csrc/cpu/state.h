@@ -154,7 +154,7 @@ struct Finish {
     if (undefined) last = std::numeric_limits<double>::quiet_NaN();
   }
   A from_exp(A e) const { return sizeof(A) == 8 ? A(double(e) / last) : A(double(e) * last); }
-  A operator()(A x) const { return F == Function::log_softmax ? A(double(x - m) - last) : from_exp(exp_(x - m)); }
+  A operator()(A x) const { return F == Function::log_softmax ? A(double(x - m) - last) : from_exp(exp_minus(x, m)); }
 };
 
 template <class A>
