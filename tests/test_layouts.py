@@ -9,16 +9,18 @@ import textwrap
 
 import pytest
 import torch
-from support import FUNCTIONS, SOFTMAXES, assert_defined, every_dtype, every_engine, every_function, maker, ours
 
 import onepass
+from support import FUNCTIONS, SOFTMAXES, assert_defined, every_dtype, every_engine, every_function, maker, ours
 
 
 @every_engine
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
 def test_every_order_of_dims(order, engine, device):
     x = maker(torch.float32, device)(3, 4, 5, 6).permute(order)
-    for function, dim in zip(itertools.cycle(FUNCTIONS), (0, 1, 2, 3, (0, 1), (0, 2), (1, 3), (2, 3), (0, 1, 3)), strict=False):
+    for function, dim in zip(
+        itertools.cycle(FUNCTIONS), (0, 1, 2, 3, (0, 1), (0, 2), (1, 3), (2, 3), (0, 1, 3)), strict=False
+    ):
         y = ours(function)(x, dim, engine=engine)
         if function != "logsumexp":
             assert y.stride() == x.stride()  # dense, so the result has the very same layout
@@ -40,7 +42,9 @@ def test_every_alignment(n, dtype, engine, device):
 
 
 @every_engine
-@pytest.mark.parametrize("shape", [(1, 100_003), (2, 65_537), (70_001, 2), (65_600, 17), (3, 3, 9000), (1, 1, 7)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 100_003), (2, 65_537), (70_001, 2), (65_600, 17), (3, 3, 9000), (1, 1, 7)], ids=str
+)
 @every_function
 def test_few_long_rows_and_many_short_ones(function, shape, engine, device):
     x = maker(torch.float32, device)(*shape)
@@ -83,7 +87,7 @@ def test_lazily_negated_views(function, engine, device):
 @every_engine
 @every_function
 def test_offsets_beyond_32_bits(function, engine, device):
-    """Two rows that lie 2**31 + 11 elements apart. On a CPU the memory between is never touched, so it costs nothing."""
+    """Two rows 2**31 + 11 elements apart. On a CPU the memory between is never touched, so it costs nothing."""
     gap, n = 2**31 + 11, 40
     try:
         buffer = torch.empty(gap + 3 * n, dtype=torch.bfloat16, device=device)
@@ -126,7 +130,8 @@ EDGES = """
     import torch, onepass
 
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     PAGE = mmap.PAGESIZE
     SIZE = 64 * PAGE

@@ -1,4 +1,4 @@
-"""The surroundings of a call: compiling, exporting, fake and meta tensors, autocast, threads, subclasses, checkpoints."""
+"""The surroundings of a call: compiling, exporting, fake tensors, autocast, threads, subclasses, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ import sys
 
 import pytest
 import torch
-from support import SOFTMAXES, TORCH, assert_defined, every_dtype, every_engine, every_function, every_softmax, maker, ours
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import onepass
 from onepass import reference
+from support import (
+    SOFTMAXES,
+    TORCH,
+    assert_defined,
+    every_dtype,
+    every_engine,
+    every_function,
+    every_softmax,
+    maker,
+    ours,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +33,7 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
-# Compiling and exporting -------------------------------------------------------------------------------------------------
+# Compiling and exporting --------------------------------------------------------------------------------------------
 
 
 @every_engine
@@ -140,7 +150,7 @@ def test_export_with_dtype_survives_a_file(function, tmp_path):
     assert_defined(function, y, x.float(), (0, 1))
 
 
-# Tensors without data ----------------------------------------------------------------------------------------------------
+# Tensors without data -----------------------------------------------------------------------------------------------
 
 SHAPES = [((3, 4), 1), ((2, 3, 4), (0, 2)), ((), 0), ((0, 3), 0), ((3, 0), 1)]
 
@@ -161,11 +171,13 @@ def test_meta_and_fake_tensors(function, dtype, shape, dim):
 @every_softmax
 def test_strides_of_meta_results_are_those_of_real_ones(function):
     for x in (torch.zeros(4, 5).t(), torch.zeros(4, 1).expand(4, 5), torch.zeros(2, 3, 4, 5)[:, ::2].transpose(1, 3)):
-        meta = ours(function)(x.to("meta") if x.is_contiguous() else torch.empty_strided(x.shape, x.stride(), device="meta"), 0)
+        meta = ours(function)(
+            x.to("meta") if x.is_contiguous() else torch.empty_strided(x.shape, x.stride(), device="meta"), 0
+        )
         assert meta.stride() == ours(function)(x, 0).stride()
 
 
-# Autocast ----------------------------------------------------------------------------------------------------------------
+# Autocast -----------------------------------------------------------------------------------------------------------
 
 
 @every_engine
@@ -179,14 +191,20 @@ def test_autocast_gives_torchs_dtype(function, dtype, engine, device):
     assert_defined(function, got, x.to(got.dtype), 1)
 
 
-# Threads -----------------------------------------------------------------------------------------------------------------
+# Threads ------------------------------------------------------------------------------------------------------------
 
 
 @every_function
 def test_any_number_of_threads(function):
     before = torch.get_num_threads()
     try:
-        for shape, dim in (((2000, 130), 1), ((3, 60_000), 1), ((4, 300, 200), 1), ((1, 400_000), 1), ((500, 400), (0, 1))):
+        for shape, dim in (
+            ((2000, 130), 1),
+            ((3, 60_000), 1),
+            ((4, 300, 200), 1),
+            ((1, 400_000), 1),
+            ((500, 400), (0, 1)),
+        ):
             x = maker(torch.float32)(*shape)
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
@@ -198,6 +216,8 @@ def test_any_number_of_threads(function):
 @every_engine
 @every_function
 def test_calls_from_several_python_threads(function, engine, device):
+    if engine == "triton" and device == "cpu":
+        pytest.skip("Triton's interpreter is no matter of several threads")
     inputs = [maker(torch.float32, device, seed)(50, 900 + seed) for seed in range(8)]
     want = [ours(function)(x, 1, engine=engine) for x in inputs]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -218,7 +238,7 @@ def test_backward_in_autograds_threads(engine, device):
         assert all(torch.equal(a, b) for a, b in zip(pool.map(gradient, range(6)), want, strict=True))
 
 
-# Other surroundings ------------------------------------------------------------------------------------------------------
+# Other surroundings -------------------------------------------------------------------------------------------------
 
 
 @every_engine
@@ -261,7 +281,8 @@ def test_inference_tensors(function):
 def test_importing_onepass_imports_nothing_heavy_and_touches_no_gpu():
     code = (
         "import sys, torch, onepass; "
-        "heavy = [m for m in ('triton', 'matplotlib', 'rich', 'click', 'torch._dynamo', 'torch._inductor') if m in sys.modules]; "
+        "names = ('triton', 'matplotlib', 'rich', 'click', 'torch._dynamo', 'torch._inductor'); "
+        "heavy = [m for m in names if m in sys.modules]; "
         "onepass.softmax(torch.zeros(3)); "
         "print(heavy, torch.cuda.is_initialized())"
     )
@@ -270,4 +291,12 @@ def test_importing_onepass_imports_nothing_heavy_and_touches_no_gpu():
 
 
 def test_names():
-    assert set(onepass.__all__) >= {*SOFTMAXES, "logsumexp", "engines", "explain", "Explanation", "reference", "__version__"}
+    assert set(onepass.__all__) >= {
+        *SOFTMAXES,
+        "logsumexp",
+        "engines",
+        "explain",
+        "Explanation",
+        "reference",
+        "__version__",
+    }

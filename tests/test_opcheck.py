@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import SOFTMAXES, every_function, every_softmax, maker
 from torch.library import opcheck
 
 import onepass  # noqa: F401  (loads the operators)
+from support import SOFTMAXES, every_function, every_softmax, maker
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 every_device = pytest.mark.parametrize("device", DEVICES)
@@ -45,7 +45,12 @@ def test_opcheck_keepdim(device):
 @every_device
 @pytest.mark.parametrize(
     ("given", "dtype"),
-    [(torch.float16, torch.float32), (torch.bfloat16, None), (torch.float32, torch.float16), (torch.float64, torch.float32)],
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, None),
+        (torch.float32, torch.float16),
+        (torch.float64, torch.float32),
+    ],
     ids=str,
 )
 @every_softmax
@@ -60,7 +65,9 @@ def test_opcheck_dtype(function, given, dtype, device):
 def test_opcheck_of_the_raw_operator(function, sample, device):
     make, dims = SAMPLES[sample]
     tests = ("test_schema", "test_faketensor")
-    opcheck(getattr(torch.ops.onepass, f"_{function}").default, (make(maker(torch.float32, device)), dims), test_utils=tests)
+    opcheck(
+        getattr(torch.ops.onepass, f"_{function}").default, (make(maker(torch.float32, device)), dims), test_utils=tests
+    )
 
 
 @every_device
@@ -68,7 +75,9 @@ def test_opcheck_of_the_raw_operator(function, sample, device):
 def test_opcheck_out(function, device):
     x = maker(torch.float32, device)(4, 7)
     out = torch.empty(7 if function == "logsumexp" else (4, 7), device=device)
-    opcheck(getattr(torch.ops.onepass, function).out, (x, [0]), {"out": out}, test_utils=("test_schema", "test_faketensor"))
+    opcheck(
+        getattr(torch.ops.onepass, function).out, (x, [0]), {"out": out}, test_utils=("test_schema", "test_faketensor")
+    )
 
 
 @every_function

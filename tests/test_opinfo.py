@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from support import TORCH, every_engine, ours
 
 pytest.importorskip("expecttest", reason="torch.testing's op_db needs it")
@@ -27,7 +28,9 @@ PAIRS = [
 
 def test_all_samples_are_here():
     found = [(NAMES[op.name], op.variant_test_name) for op in OPS]
-    assert sorted(found) == sorted([(f, v) for f in TORCH for v in ("", "with_dtype") if (f, v) != ("logsumexp", "with_dtype")])
+    assert sorted(found) == sorted(
+        [(f, v) for f in TORCH for v in ("", "with_dtype") if (f, v) != ("logsumexp", "with_dtype")]
+    )
 
 
 def _arguments(sample):
@@ -37,7 +40,7 @@ def _arguments(sample):
 
 
 def _theirs(op, sample):
-    """torch's result; of halves that of float32, rounded (torch's log_softmax of halves on a CPU rounds its sum too)."""
+    """torch's result; of halves that of float32, rounded (on a CPU torch's log_softmax of halves rounds its sum)."""
     x = sample.input
     if x.dtype in FLOATS[2:] and not sample.kwargs.get("dtype"):
         return op(x.float(), *sample.args, **sample.kwargs).to(x.dtype)

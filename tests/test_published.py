@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from support import DTYPES, TORCH, every_engine, every_function, ours
 
 

@@ -22,7 +22,9 @@ _REGISTERED = {name: getattr(_ops, name).default for name in (*FAMILY, "logsumex
 _OUT = {name: getattr(_ops, name).out for name in (*FAMILY, "logsumexp")}
 
 _library = torch.library.Library("onepass", "FRAGMENT")
-_library.define("triton(Tensor input, str function, int[] dim, ScalarType? dtype, bool keepdim) -> Tensor")
+_TRITON = "(Tensor input, str function, int[] dim, ScalarType? dtype, bool keepdim"
+_library.define(f"triton{_TRITON}) -> Tensor")
+_library.define(f"triton.out{_TRITON}, *, Tensor(a!) out) -> ()")
 
 
 def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> list[int]:
@@ -154,45 +156,58 @@ def call_out(
     function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str, out: Tensor
 ) -> None:
     """A checked call into a checked `out`."""
+    given: tuple[Any, ...] = (x, dims)
+    named: dict[str, Any] = {"out": out}
     if engine == "triton":
-        whole = out if function != "logsumexp" or keepdim else _expand(out, dims if x.dim() else [], False)
-        triton_engine.forward(function, x.resolve_neg(), whole, tuple(dims) if x.dim() else ())
+        operator, given = _ops.triton.out, (x, function, dims, dtype, keepdim)
+    elif function == "logsumexp":
+        operator, given = _OUT[function], (x, dims, keepdim)
     else:
-        given = (x, dims, keepdim) if function == "logsumexp" else (x, dims)
-        named = {"out": out} if function == "logsumexp" else {"dtype": dtype, "out": out}
-        if torch.compiler.is_compiling():
-            _OUT[function](*given, **named)
-            return
-        with torch._C._AutoDispatchBelowADInplaceOrView():  # the version is raised here, at a tenth of the cost
-            _OUT[function](*given, **named)
-    if not torch.compiler.is_compiling() and not out.is_inference():
+        operator, named = _OUT[function], {"dtype": dtype, "out": out}
+    if torch.compiler.is_compiling():
+        operator(*given, **named)
+        return
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # the version is raised here, at a tenth of the cost
+        operator(*given, **named)
+    if not out.is_inference():
         torch.autograd.graph.increment_version(out)
 
 
 # Registrations ------------------------------------------------------------------------------------------------------
 
 
-@torch._disable_dynamo  # a graph calls it; its launcher is not to be traced when it runs
+# A graph calls these two; what they launch is not to be traced when it runs.
+@torch._disable_dynamo
+def _triton_out(
+    input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool, *, out: Tensor
+) -> None:
+    dims = sorted(d % input.dim() for d in dim) if input.dim() else []
+    whole = out if function != "logsumexp" or keepdim else _expand(out, dims, False)
+    triton_engine.forward(function, input, whole, tuple(dims))
+
+
+@torch._disable_dynamo
 def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
     out = _empty(function, input, dim, dtype, keepdim)
-    call_out(function, input, dim, dtype, keepdim, "triton", out)
+    _triton_out(input, function, dim, dtype, keepdim, out=out)
     return out
 
 
-def _raise_version(function: str) -> None:
+def _raise_version(name: str, operator: Any) -> None:
     """Who saved `out` for a backward must learn that it was overwritten, also by a direct call of the operator."""
-    operator = _OUT[function]
 
     def overwrite(keyset: Any, *given: Any, out: Tensor, **named: Any) -> None:
         torch.autograd.graph.increment_version(out)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *given, out=out, **named)
 
-    _library.impl(f"{function}.out", overwrite, "ADInplaceOrView", with_keyset=True)
+    _library.impl(name, overwrite, "ADInplaceOrView", with_keyset=True)
+    torch.library.register_fake(f"onepass::{name}", lambda *_, **__: None, lib=_library)
 
 
 for _key in ("CPU", "CUDA", "XPU"):
     _library.impl("triton", _triton_kernel, _key)
+    _library.impl("triton.out", _triton_out, _key)
 
 
 def _setup(ctx: Any, function: str, x: Tensor, dims: list[int], keepdim: bool, output: Tensor) -> None:
@@ -221,8 +236,7 @@ def _register(function: str) -> None:
 
     for name in (function, f"_{function}"):
         torch.library.register_fake(f"onepass::{name}", fake, lib=_library)
-    _raise_version(function)
-    torch.library.register_fake(f"onepass::{function}.out", lambda *_, **__: None, lib=_library)
+    _raise_version(f"{function}.out", _OUT[function])
     torch.library.register_autograd(f"onepass::{function}", backward, setup_context=setup, lib=_library)
 
 
@@ -233,6 +247,9 @@ for _name in (*FAMILY, "logsumexp"):
 @torch.library.register_fake("onepass::triton", lib=_library)
 def _(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
     return _empty(function, input, dim, dtype, keepdim)
+
+
+_raise_version("triton.out", _ops.triton.out)
 
 
 def _triton_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
