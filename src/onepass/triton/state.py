@@ -24,8 +24,8 @@ LN2_HIGH = tl.constexpr(0.693359375)
 LOG2_LOW = tl.constexpr(-2.12194440054690583e-4 * 1.4426950408889634)
 # Adding 1.5 * 2^23 rounds a float32 to an integer and leaves it in the low bits; 127 more is the exponent's bias.
 ROUND = tl.constexpr(12582912.0 + 127.0)
-# The interpreter differs from every GPU in two roundings (3.6 to 3.9): it cuts float32 off to bfloat16 instead of rounding
-# to nearest, ties to even; and it rounds a fused multiply-add twice, which leaves no residual of a division.
+# The interpreter differs from every GPU in two roundings (3.6 to 3.9): it cuts float32 off to bfloat16 instead of
+# rounding to nearest, ties to even; and it rounds a fused multiply-add twice, which leaves no residual of a division.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
