@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -159,3 +160,37 @@ def assert_defined(function: str, got: Tensor, x: Tensor, dim: Any, note: str = 
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal elements, NaN equal to NaN."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+# Refusals ------------------------------------------------------------------------------------------------------
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(0))
+
+
+def raised(call: Any, *args: Any, **kwargs: Any) -> type[BaseException] | None:
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def refused(function: str, expected: Any, got: str, *args: Any, **kwargs: Any) -> None:
+    """The call raises the expected type, its message holds `got` (a pattern), and no argument is touched."""
+    tensors = [t for t in (*args, *kwargs.values()) if type(t) is Tensor and _readable(t)]
+    before = [(t.detach().clone(), t.shape, t._version) for t in tensors]
+    with pytest.raises(expected) as info:
+        ours(function)(*args, **kwargs)
+    message = str(info.value)
+    assert re.search(got, message), f"{got!r} is not in {message!r}"
+    assert function in message or "engine" in message, message
+    for t, (value, shape, version) in zip(tensors, before, strict=True):
+        assert t.shape == shape
+        assert t._version == version
+        assert torch.equal(t.detach(), value)
+
+
+def _readable(t: Tensor) -> bool:
+    return t.layout is torch.strided and not (t.is_meta or t.is_quantized or t.is_nested)

@@ -13,6 +13,7 @@ from torch import Tensor
 from .overlap import overlap, self_overlap
 
 FLOATS = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
+HALVES = frozenset((torch.float16, torch.bfloat16))
 INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 _TAKES = "float32, float64, float16 and bfloat16"
 

@@ -33,38 +33,38 @@ def _cuda_unavailable(index: int | None) -> str | None:
 
 def unavailable(engine: str, device: torch.device) -> str | None:
     """None where `engine` can serve tensors of `device`, else the reason why it cannot, in a sentence."""
+    return _unavailable(engine, device.type, device.index)
+
+
+def _unavailable(engine: str, device_type: str, index: int | None) -> str | None:
+    device = torch.device(device_type, index) if index is not None else torch.device(device_type)
+    if engine == "triton":
+        return triton_engine.unavailable(device)
     if engine == "cpu":
-        return None if device.type == "cpu" else f"serves CPU tensors, got a tensor on {device}"
-    if engine == "cuda":
-        return (
-            _cuda_unavailable(device.index)
-            if device.type == "cuda"
-            else f"serves CUDA tensors, got a tensor on {device}"
-        )
-    return triton_engine.unavailable(device)
-
-
-def _auto(device_type: str, index: int | None) -> str:
-    return _best(device_type, index)
-
-
-# So that a graph is traced around the question, not through it: what torch.compiler.assume_constant_result sets, but
-# without importing the whole compiler for it (2.7 s).
-_auto._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        return None if device_type == "cpu" else f"serves CPU tensors, got a tensor on {device}"
+    return _cuda_unavailable(index) if device_type == "cuda" else f"serves CUDA tensors, got a tensor on {device}"
 
 
 @functools.cache
 def _best(device_type: str, index: int | None) -> str:
     if device_type in ("cpu", "meta"):
         return "cpu"
-    device = torch.device(device_type, index) if index is not None else torch.device(device_type)
-    reasons = []
-    for engine in ("cuda", "triton"):
-        reason = unavailable(engine, device)
+    reasons = {engine: _unavailable(engine, device_type, index) for engine in ("cuda", "triton")}
+    for engine, reason in reasons.items():
         if reason is None:
             return engine
-        reasons.append(f"{engine}: {reason}")
-    raise RuntimeError(f"onepass: no engine serves a tensor on {device} ({'; '.join(reasons)})")
+    said = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
+    raise RuntimeError(f"onepass: no engine serves a tensor on a {device_type} device ({said})")
+
+
+def _auto(device_type: str, index: int | None) -> str:
+    return _best(device_type, index)
+
+
+# So that a graph is traced around these questions, not through them: what torch.compiler.assume_constant_result sets,
+# but without importing the whole compiler for it (2.7 s).
+_auto._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def resolve(engine: str, device: torch.device) -> str:
@@ -76,9 +76,9 @@ def resolve(engine: str, device: torch.device) -> str:
         return _auto(device.type, device.index)
     if engine not in ENGINES:
         raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
-    reason = unavailable(engine, device)
+    reason = _unavailable(engine, device.type, device.index)
     if reason is not None:
-        raise RuntimeError(f"onepass: engine {engine!r} cannot run: {reason}")
+        raise RuntimeError(f"onepass: engine {engine!r} cannot run a tensor on {device}: {reason}")
     return engine
 
 

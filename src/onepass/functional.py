@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import FLOATS, check_input, check_out, normalise_dims, result_dtype
+from .checks import FLOATS, HALVES, check_input, check_out, normalise_dims, result_dtype
 from .engines import resolve
 from .ops import call, call_out, reduced_shape
 
@@ -15,9 +15,16 @@ __all__ = ["log_softmax", "logsumexp", "softmax", "softmin"]
 Dim = int | Sequence[int]
 
 
+def _autocast(x: Tensor) -> bool:
+    """Whether torch.autocast has this half tensor's softmax family give float32, as it does for torch's on CUDA."""
+    return x.dtype in HALVES and x.device.type == "cuda" and torch.is_autocast_enabled("cuda")
+
+
 def _family(function: str, x: Tensor, dim: Dim, dtype: torch.dtype | None, out: Tensor | None, engine: str) -> Tensor:
     check_input(function, x)
     dims = normalise_dims(function, x, dim)
+    if dtype is None and out is None and _autocast(x):
+        dtype = torch.float32  # in the kernel, not by a cast before it
     result = result_dtype(function, x, dtype)
     if out is not None:
         check_out(function, x, out, list(x.shape), result)
@@ -141,6 +148,8 @@ def logsumexp(
         check_out(function, input, out, reduced_shape(input.shape, dims if input.dim() else [], keepdim), x.dtype)
     chosen = resolve(engine, input.device)
     if out is None:
+        if _autocast(x):
+            x = x.float()
         return call(function, x, dims, None, keepdim, chosen)
     call_out(function, x, dims, None, keepdim, chosen, out)
     return out

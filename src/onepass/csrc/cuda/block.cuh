@@ -36,9 +36,3 @@ struct Sum {
     return a + b;
   }
 };
-struct Merge {
-  template <class A>
-  __device__ State<A> operator()(State<A> a, State<A> b) const {
-    return merge(a, b);
-  }
-};

@@ -30,14 +30,12 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, 1)
     for (int i = 0; i < VALUES; ++i) m = max_(values[i], m);
     m = row_merge<LANES, ROWS>(m, Max(), maxima);
 
-    A l = 0;
     const A s = shift(m);
-#pragma unroll
-    for (int i = 0; i < VALUES; ++i) {
+    A l = tree_sum<VALUES>([&](int i) {
       const A e = exp_<OUT>(values[i] - s);
       if (kKeepExp) values[i] = e;
-      l += e;
-    }
+      return e;
+    });
     l = row_merge<LANES, ROWS>(l, Sum(), sums);
 
     if (!present) continue;

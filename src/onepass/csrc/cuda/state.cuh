@@ -1,5 +1,5 @@
-// state.cuh: the state of a row, the pair (m, l) = (maximum, sum of exp(x - m)), its merge, and how each function of
-// the family finishes an element from it (Milakov & Gimelshein, arXiv:1805.02867).
+// state.cuh: the state of a row, the pair (m, l) = (maximum, sum of exp(x - m)), and how each function of the family
+// finishes an element from it (Milakov & Gimelshein, arXiv:1805.02867).
 #pragma once
 
 #include "convert.cuh"
@@ -40,32 +40,44 @@ __device__ inline double max_(double a, double b) { return fmax(a, b); }
 template <class A>
 struct State {
   A m, l;
-  __device__ static State identity() { return {-INFINITY_, 0}; }
 };
 
-template <class A>
-__device__ inline State<A> merge(State<A> a, State<A> b) {
-  const A m = max_(a.m, b.m);
-  const A s = shift(m);
-  // An untouched or all -inf side has l == 0 (or NaN, which must stay) whatever its scale, exp(-inf - s) == 0.
-  return {m, a.l * exp_<A>(a.m - s) + b.l * exp_<A>(b.m - s)};
+// The sum of f(0) .. f(Count - 1) as a tree, whose error grows with log2(Count); a chain of 32 was off by 4 ulp.
+template <int Count, int First = 0, class F>
+__device__ inline auto tree_sum(F f) {
+  if constexpr (Count == 1) {
+    return f(First);
+  } else {
+    return tree_sum<Count / 2, First>(f) + tree_sum<Count / 2, First + Count / 2>(f);
+  }
 }
 
 // y = finish(x): what is left to do to an element once the state of its whole row is known.
 template <int F, class Out, class A>
 struct Finish {
-  A m, scale;
+  A m, last, rest;
   __device__ Finish(State<A> row) : m(row.m) {
     const bool undefined = row.m == INFINITY_ || row.m == -INFINITY_;  // torch: NaN for the whole row
-    if (F == LOG_SOFTMAX) {
-      scale = undefined ? A(NAN_) : log_(row.l);
+    if constexpr (F == LOG_SOFTMAX) {
+      last = log_(row.l);
+    } else if constexpr (sizeof(A) == 8) {
+      last = row.l;
     } else {
-      scale = undefined ? A(NAN_) : A(1) / row.l;
+      last = 1 / row.l;
+      rest = last * fmaf(-row.l, last, 1);  // what 1 / l was rounded by
+    }
+    if (undefined) last = A(NAN_);
+  }
+  __device__ A operator()(A x) const { return F == LOG_SOFTMAX ? (x - m) - last : from_exp(exp_<Out>(x - m)); }
+  // The same from e = exp(x - m), where the row has kept that. Rounded once, as a division is, for two instructions; a
+  // half result needs but one.
+  __device__ A from_exp(A e) const {
+    if constexpr (sizeof(A) == 8) {
+      return e / last;
+    } else {
+      return sizeof(Out) == 2 ? e * last : fmaf(e, last, e * rest);
     }
   }
-  __device__ A operator()(A x) const { return F == LOG_SOFTMAX ? (x - m) - scale : exp_<Out>(x - m) * scale; }
-  // The same from e = exp(x - m), where the row has kept that.
-  __device__ A from_exp(A e) const { return e * scale; }
 };
 
 template <class A>

@@ -14,11 +14,11 @@ constexpr int64_t kTile = (int64_t)LANES * VALUES;
 extern "C" __global__ void __launch_bounds__(LANES, 1)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride) {
   typedef Accumulator<OUT>::type A;
-  __shared__ Parts<LANES, 1, State<A>> parts;
+  __shared__ Parts<LANES, 1, A> maxima, sums;
 
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const IN* x_row = x + row * x_stride;
-    State<A> state = State<A>::identity();
+    State<A> state = {-INFINITY_, 0};
     A values[VALUES];
     for (int64_t tile = 0; tile < n; tile += kTile) {
 #pragma unroll
@@ -29,12 +29,12 @@ extern "C" __global__ void __launch_bounds__(LANES, 1)
 #pragma unroll
       for (int i = 0; i < VALUES; ++i) m = max_(values[i], m);
       const A s = shift(m);
-      A l = 0;
-#pragma unroll
-      for (int i = 0; i < VALUES; ++i) l += exp_<OUT>(values[i] - s);
+      const A l = tree_sum<VALUES>([&](int i) { return exp_<OUT>(values[i] - s); });
       state = {m, state.l * exp_<A>(state.m - s) + l};
     }
-    state = row_merge<LANES, 1>(state, Merge(), parts);
+    // The merge of all the pairs, with one rescaling a thread: the maximum first, then the sum of what it scales l to.
+    const A m = row_merge<LANES, 1>(state.m, Max(), maxima);
+    state = {m, row_merge<LANES, 1>(state.l * exp_<A>(state.m - shift(m)), Sum(), sums)};
 
     if (kLse) {
       if (threadIdx.x == 0) y[row * y_stride] = narrow<OUT>(logsumexp(state));
@@ -51,6 +51,5 @@ extern "C" __global__ void __launch_bounds__(LANES, 1)
         }
       }
     }
-    __syncthreads();  // the next row's parts go where this row's may still be read
   }
 }

@@ -7,10 +7,6 @@ template <class T>
 __device__ inline T shuffle(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
-template <class A>
-__device__ inline State<A> shuffle(State<A> state, int mask) {
-  return {shuffle(state.m, mask), shuffle(state.l, mask)};
-}
 
 template <int Lanes, class T, class Merge>
 __device__ inline T warp_merge(T value, Merge merge_two) {
