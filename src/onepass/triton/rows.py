@@ -9,7 +9,7 @@ for each row of 16 would leave 7 of 8 lanes of every warp idle.
 import triton
 import triton.language as tl
 
-from .state import exponential, finish, guard, load, narrow, scale_of
+from .state import add_up, exponential, finish, guard, load, narrow, scale_of
 
 
 # The count of rows is no reason for another variant of the kernel (Triton specialises on 1 and on multiples of 16).
@@ -37,7 +37,7 @@ def rows_kernel(
     base = guard(tl.max(x, 1), FUNCTION)
     d = x - base[:, None]
     e = exponential(d, OUT)
-    total = tl.sum(e, 1)
+    total = add_up(e, 1, OUT)
 
     if FUNCTION == "logsumexp":
         tl.store(out_ptr + row * out_row_stride, narrow(base + tl.log(total), OUT), mask=row < rows)

@@ -31,8 +31,8 @@ struct Max {
   }
 };
 struct Sum {
-  template <class A>
-  __device__ A operator()(A a, A b) const {
-    return a + b;
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return add(a, b);
   }
 };

@@ -13,7 +13,9 @@ constexpr bool kKeepExp = FUNCTION == SOFTMAX || FUNCTION == SOFTMIN;  // finish
 extern "C" __global__ void __launch_bounds__(LANES* ROWS, 1)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride) {
   typedef Accumulator<OUT>::type A;
-  __shared__ Parts<LANES, ROWS, A> maxima, sums;
+  typedef Adder<OUT>::type L;
+  __shared__ Parts<LANES, ROWS, A> maxima;
+  __shared__ Parts<LANES, ROWS, L> sums;
   const int n = (int)n64, lane = threadIdx.x % LANES;
 
   for (int64_t group = blockIdx.x; group * ROWS < rows; group += gridDim.x) {
@@ -31,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, 1)
     m = row_merge<LANES, ROWS>(m, Max(), maxima);
 
     const A s = shift(m);
-    A l = tree_sum<VALUES>([&](int i) {
+    L l = tree_sum<OUT, VALUES>([&](int i) {
       const A e = exp_<OUT>(values[i] - s);
       if (kKeepExp) values[i] = e;
       return e;
@@ -39,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, 1)
     l = row_merge<LANES, ROWS>(l, Sum(), sums);
 
     if (!present) continue;
-    const State<A> state = {m, l};
+    const State<A> state = {m, value_of(l)};
     if (kLse) {
       if (lane == 0) y[row * y_stride] = narrow<OUT>(logsumexp(state));
       continue;

@@ -42,13 +42,60 @@ struct State {
   A m, l;
 };
 
-// The sum of f(0) .. f(Count - 1) as a tree, whose error grows with log2(Count); a chain of 32 was off by 4 ulp.
-template <int Count, int First = 0, class F>
-__device__ inline auto tree_sum(F f) {
+// A sum that keeps beside it what its additions round off (Knuth's TwoSum): six instructions instead of one.
+template <class A>
+struct Total {
+  A sum, rest;
+};
+template <class A>
+__device__ inline Total<A> add(Total<A> a, Total<A> b) {
+  const A sum = a.sum + b.sum, part = sum - a.sum;
+  return {sum, a.rest + b.rest + ((a.sum - (sum - part)) + (b.sum - part))};
+}
+__device__ inline float add(float a, float b) { return a + b; }
+
+template <class A>
+__device__ inline A value_of(Total<A> total) {
+  return total.sum == INFINITY_ ? total.sum : total.sum + total.rest;
+}
+__device__ inline float value_of(float total) { return total; }
+
+template <class A>
+__device__ inline Total<A> scaled(Total<A> total, A factor) {
+  return {total.sum * factor, total.rest * factor};
+}
+__device__ inline float scaled(float total, float factor) { return total * factor; }
+
+// What l is added up in. Its error is in every element of its row, so results of full precision take a Total where
+// parts meet and a plain sum, of a few elements, below; half types a plain sum throughout.
+template <class Out>
+struct Adder {
+  typedef Total<typename Accumulator<Out>::type> type;
+  static __device__ type of(typename Accumulator<Out>::type value) { return {value, 0}; }
+};
+template <>
+struct Adder<half_t> {
+  typedef float type;
+  static __device__ float of(float value) { return value; }
+};
+template <>
+struct Adder<bfloat16_t> : Adder<half_t> {};
+
+// The sum of f(First) .. f(First + Count - 1) as a tree, whose error grows with log2(Count) only.
+template <int Count, int First, class F>
+__device__ inline auto plain_sum(F f) {
   if constexpr (Count == 1) {
     return f(First);
   } else {
-    return tree_sum<Count / 2, First>(f) + tree_sum<Count / 2, First + Count / 2>(f);
+    return plain_sum<Count / 2, First>(f) + plain_sum<Count / 2, First + Count / 2>(f);
+  }
+}
+template <class Out, int Count, int First = 0, int Plain = (Count < 4 ? 1 : Count / 4), class F>
+__device__ inline typename Adder<Out>::type tree_sum(F f) {
+  if constexpr (Count <= Plain) {
+    return Adder<Out>::of(plain_sum<Count, First>(f));
+  } else {
+    return add(tree_sum<Out, Count / 2, First, Plain>(f), tree_sum<Out, Count / 2, First + Count / 2, Plain>(f));
   }
 }
 

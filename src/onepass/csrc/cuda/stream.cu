@@ -14,27 +14,30 @@ constexpr int64_t kTile = (int64_t)LANES * VALUES;
 extern "C" __global__ void __launch_bounds__(LANES, 1)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride) {
   typedef Accumulator<OUT>::type A;
-  __shared__ Parts<LANES, 1, A> maxima, sums;
+  typedef Adder<OUT>::type L;
+  __shared__ Parts<LANES, 1, A> maxima;
+  __shared__ Parts<LANES, 1, L> sums;
 
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const IN* x_row = x + row * x_stride;
-    State<A> state = {-INFINITY_, 0};
+    A m = -INFINITY_;
+    L l = Adder<OUT>::of(0);
     A values[VALUES];
     for (int64_t tile = 0; tile < n; tile += kTile) {
 #pragma unroll
       for (int i = 0; i < VALUES; i += VECTOR) {
         load_vector<FUNCTION, VECTOR, OUT>(x_row, tile + i * LANES + threadIdx.x * VECTOR, n, values + i);
       }
-      A m = state.m;
+      const A before = m;
 #pragma unroll
       for (int i = 0; i < VALUES; ++i) m = max_(values[i], m);
       const A s = shift(m);
-      const A l = tree_sum<VALUES>([&](int i) { return exp_<OUT>(values[i] - s); });
-      state = {m, state.l * exp_<A>(state.m - s) + l};
+      l = add(scaled(l, exp_<A>(before - s)), tree_sum<OUT, VALUES>([&](int i) { return exp_<OUT>(values[i] - s); }));
     }
     // The merge of all the pairs, with one rescaling a thread: the maximum first, then the sum of what it scales l to.
-    const A m = row_merge<LANES, 1>(state.m, Max(), maxima);
-    state = {m, row_merge<LANES, 1>(state.l * exp_<A>(state.m - shift(m)), Sum(), sums)};
+    const A whole = row_merge<LANES, 1>(m, Max(), maxima);
+    l = row_merge<LANES, 1>(scaled(l, exp_<A>(m - shift(whole))), Sum(), sums);
+    const State<A> state = {whole, value_of(l)};
 
     if (kLse) {
       if (threadIdx.x == 0) y[row * y_stride] = narrow<OUT>(logsumexp(state));

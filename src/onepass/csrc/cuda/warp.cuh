@@ -8,6 +8,11 @@ __device__ inline T shuffle(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
+template <class A>
+__device__ inline Total<A> shuffle(Total<A> total, int mask) {
+  return {shuffle(total.sum, mask), shuffle(total.rest, mask)};
+}
+
 template <int Lanes, class T, class Merge>
 __device__ inline T warp_merge(T value, Merge merge_two) {
 #pragma unroll
