@@ -49,25 +49,28 @@ struct Entry {
 
 constexpr int64_t kAnyLength = INT64_MAX;
 
-// The fastest of each length in a sweep on an H200, 2026-11-21 (benchmarks/results/sweep-rows-h200-2026-11-21.json), by
-// the size of the wider of the two types: 4 bytes or more, and 2.
+// By the size of the wider of the two types: 4 bytes or more, and 2. H200, 2026-11-21: the fastest plans of a sweep
+// over inputs of 256 MiB (benchmarks/results/sweep-rows-h200-2026-11-21.json); where several were within 2 percent, the
+// one with more threads, which does better on few rows.
 constexpr Entry kRows32[] = {
-    {4, Tier::warp, 1, 0},         {8, Tier::warp, 2, 0},
-    {32, Tier::warp, 4, 0},        {64, Tier::warp, 8, 0},
-    {128, Tier::warp, 16, 0},      {256, Tier::warp, 32, 0},
-    {512, Tier::block, 64, 0},     {1024, Tier::warp, 32, 0},
-    {2048, Tier::block, 64, 0},    {4096, Tier::block, 128, 0},
-    {8192, Tier::block, 512, 0},   {16384, Tier::stream, 512, 16},
-    {32768, Tier::block, 1024, 0}, {kAnyLength, Tier::stream, 1024, 16},
+    {4, Tier::warp, 1, 0},
+    {8, Tier::warp, 2, 0},
+    {32, Tier::warp, 4, 0},
+    {64, Tier::warp, 8, 0},
+    {128, Tier::warp, 16, 0},
+    {1024, Tier::warp, 32, 0},
+    {2048, Tier::block, 128, 0},
+    {8192, Tier::block, 256, 0},
+    {16384, Tier::block, 512, 0},
+    {32768, Tier::block, 1024, 0},
+    {kAnyLength, Tier::stream, 1024, 16},
 };
 constexpr Entry kRows16[] = {
-    {8, Tier::warp, 1, 0},           {16, Tier::warp, 2, 0},
-    {32, Tier::warp, 4, 0},          {64, Tier::warp, 8, 0},
-    {128, Tier::warp, 16, 0},        {256, Tier::warp, 32, 0},
-    {512, Tier::warp, 16, 0},        {1024, Tier::warp, 32, 0},
-    {2048, Tier::block, 64, 0},      {4096, Tier::block, 128, 0},
-    {16384, Tier::stream, 256, 32},  {32768, Tier::stream, 512, 32},
-    {65536, Tier::stream, 1024, 16}, {kAnyLength, Tier::stream, 512, 8},
+    {8, Tier::warp, 1, 0},          {16, Tier::warp, 2, 0},          {32, Tier::warp, 4, 0},
+    {64, Tier::warp, 8, 0},         {128, Tier::warp, 16, 0},        {256, Tier::warp, 32, 0},
+    {512, Tier::warp, 16, 0},       {1024, Tier::warp, 32, 0},       {2048, Tier::block, 64, 0},
+    {4096, Tier::block, 128, 0},    {8192, Tier::stream, 256, 16},   {16384, Tier::stream, 512, 16},
+    {32768, Tier::stream, 512, 32}, {65536, Tier::stream, 1024, 16}, {kAnyLength, Tier::stream, 512, 8},
 };
 constexpr int kThreads = 128;   // threads a block at least
 constexpr int kMaxValues = 32;  // registers a thread gives to its row: 32 floats, or 16 doubles

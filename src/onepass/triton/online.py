@@ -38,12 +38,13 @@ def online_kernel(
 
     m = tl.full((LANES,), -float("inf"), ACC)
     total = tl.zeros((LANES,), ACC)
+    rest = tl.zeros((LANES,), ACC)
     for chunk in range(chunks):
         # 64 bits: a row may be longer than 2^31 elements, or its stride may make it so.
         column = tl.cast(chunk, tl.int64) * (DEPTH * LANES) + tile
         x = load(x_row + column * x_stride, column < n, OUT, FUNCTION == "softmin")
-        m, total = absorb(m, total, x, 0, FUNCTION, OUT)
-    m, total = fold(m, total, FUNCTION, OUT)
+        m, total, rest = absorb(m, total, rest, x, 0, FUNCTION, OUT)
+    m, total = fold(m, total, rest, FUNCTION, OUT)
     base = guard(m, FUNCTION)
 
     if FUNCTION == "logsumexp":

@@ -102,17 +102,23 @@ def add_up(e, AXIS: tl.constexpr, OUT: tl.constexpr):
 
 
 @triton.jit
-def absorb(m, total, x, AXIS: tl.constexpr, FUNCTION: tl.constexpr, OUT: tl.constexpr):
-    """Merge the tile x, reduced over AXIS, into the pairs (m, l): one exp an element, one rescale a pair."""
+def absorb(m, total, rest, x, AXIS: tl.constexpr, FUNCTION: tl.constexpr, OUT: tl.constexpr):
+    """Merge the tile x, reduced over AXIS, into the pairs (m, l): one exp an element, one rescale a pair.
+
+    l is total + rest, rest what the additions have rounded off.
+    """
     top = tl.maximum(m, tl.max(x, AXIS))
     base = guard(top, FUNCTION)
     tile = add_up(exponential(x - tl.expand_dims(base, AXIS), OUT), AXIS, OUT)
-    return top, total * exponential(m - base, OUT) + tile
+    scale = exponential(m - base, OUT)
+    total, rest = two_sum(total * scale, rest * scale, tile, tl.zeros_like(tile))
+    return top, total, rest
 
 
 @triton.jit
-def fold(m, total, FUNCTION: tl.constexpr, OUT: tl.constexpr):
+def fold(m, total, rest, FUNCTION: tl.constexpr, OUT: tl.constexpr):
     """Merge a vector of pairs into one."""
+    total = tl.where(total == float("inf"), total, total + rest)
     top = tl.max(m, 0)
     return top, add_up(total * exponential(m - guard(top, FUNCTION), OUT), 0, OUT)
 
