@@ -3,6 +3,7 @@
 PYTHON ?= python3
 TORCH ?= 2.13.0
 RESULTS ?= build/bench
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
 BIN := .venv/bin
 NATIVE := setup.py pyproject.toml $(shell find src/onepass/csrc -name '*.cpp' -o -name '*.h')
@@ -21,7 +22,7 @@ bench: setup
 	$(BIN)/onepass bench models --quick --json $(RESULTS)/models.json --plot $(RESULTS)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS)
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

@@ -44,7 +44,7 @@ for want in sys.argv[1:]:
 """
 BUILD = ["setuptools>=77", "wheel"]
 RUN = ["numpy>=1.26", "click>=8.1", "rich>=13", "matplotlib>=3.8", "triton>=3.6"]
-TEST = ["pytest>=8", "hypothesis>=6.100", "expecttest>=0.2"]
+TEST = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6.100", "expecttest>=0.2"]
 LINT = ["ruff>=0.9", "mypy>=1.13", "clang-format>=19"]
 
 
