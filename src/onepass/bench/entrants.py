@@ -27,25 +27,24 @@ class Onepass(Provider):
         self.label = "onepass" if engine == "auto" else f"onepass ({engine} engine)"
 
     def unavailable(self, device: torch.device) -> str | None:
-        import onepass
+        from onepass.engines import unavailable
 
-        engines = onepass.engines()
         if self.chosen == "auto":
             return None if self._usable(device) else f"no engine serves {device.type} here"
         if self.chosen not in _SERVES[device.type]:
             return f"serves no {device.type} tensors"
-        return engines.get(self.chosen, "this onepass does not have it")
+        return unavailable(self.chosen, device)
 
     def redundant(self, device: torch.device) -> str | None:
         if self.chosen == "triton" and device.type == "cpu":
             return "interprets its kernels on the CPU, which takes minutes"
-        return "is what auto takes here" if self._usable(device) == [self.chosen] else None
+        return "is what auto takes here" if self._usable(device)[:1] == [self.chosen] else None
 
     def _usable(self, device: torch.device) -> list[str]:
-        import onepass
+        """The engines that serve the device, the one that auto takes first."""
+        from onepass.engines import unavailable
 
-        engines = onepass.engines()
-        return [e for e in _SERVES[device.type] if e in engines and engines[e] is None]
+        return [engine for engine in _SERVES[device.type] if unavailable(engine, device) is None]
 
     def takes_out(self, case: Case) -> bool:
         return case.direction == "forward"
