@@ -1,0 +1,55 @@
+"""`onepass explain`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from onepass.cli.shared import dtype_of, ints
+
+
+@click.command()
+@click.argument("sizes", nargs=-1, required=True, metavar="SIZES...")
+@click.option("--dtype", default="float32", show_default=True, help="Of the input: f32, bf16, f16, f64.")
+@click.option("--out-dtype", help="Of the result, where it differs.")
+@click.option(
+    "--dim", default="-1", show_default=True, metavar="DIM[,DIM...]", help="The dim, or several, of the softmax."
+)
+@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, or the name of a known GPU: h200.")
+@click.option("--function", default="softmax", show_default=True, help="softmax, log_softmax, softmin or logsumexp.")
+@click.option("--engine", default="auto", show_default=True, help="auto, cpu, cuda or triton.")
+@click.option(
+    "--bandwidth",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GB/S",
+    help="Of a copy on that device, read and write.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def explain(sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, as_json: bool, **options: Any) -> None:
+    """Show how a call on a tensor of SIZES would run: engine, tier, launch, bytes, and the time of a copy.
+
+    For example: onepass explain 8192 151936 --dtype bf16 --device h200
+    """
+    shape = tuple(size for text in sizes for size in ints(text, "SIZES"))
+    dims = ints(dim, "--dim")
+    if not dims:
+        raise click.BadParameter(f"--dim takes whole numbers, got {dim!r}")
+    import torch
+
+    import onepass
+
+    try:
+        explanation = onepass.explain(
+            shape,
+            dims[0] if len(dims) == 1 else dims,
+            dtype=getattr(torch, dtype_of(dtype)),
+            out_dtype=getattr(torch, dtype_of(out_dtype)) if out_dtype else None,
+            **options,
+        )
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # as torch tells a wrong dim, dtype, engine
+        raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
+    click.echo(json.dumps(explanation.as_dict(), indent=2) if as_json else str(explanation))
