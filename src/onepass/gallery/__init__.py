@@ -5,8 +5,8 @@
     cpu_threepass.cpp, cpu_online.cpp                           C++ loops
     cuda_warp.cu, cuda_block.cu, cuda_online.cu, cuda_auto.py   CUDA C++
 
-The header of each says its idea, its traffic and its limit. `rung(name)(x)` runs one; `onepass gallery` on the command line
-lists, shows and runs them; `onepass bench --gallery` races them.
+The header of each says its idea, its traffic and its limit. `rung(name)(x)` runs one; `onepass gallery` on the
+command line lists, shows and runs them; `onepass bench --gallery` races them.
 """
 
 from onepass.gallery.rung import Rung, Traffic

@@ -56,7 +56,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of a rung says. `cached` is the traffic while re-reads are served by a cache, where that is less."""
+    """What the header of a rung says. `cached` is the traffic while a cache serves the re-reads, where that is less."""
 
     idea: str
     traffic_text: str
@@ -69,9 +69,9 @@ class Header:
 class Rung:
     """One way to compute the softmax of the rows of a matrix.
 
-    `function` is "module:name" of what computes it from checked arguments, (x, out, **options); it is imported when first
-    called, as it may need Triton. Where its module has `refuses(rows, n, dtype)`, that says why the idea does not take
-    a shape, or None. `options` are the launch parameters that it takes.
+    `function` is "module:name" of what computes it from checked arguments, (x, out, **options); it is imported when
+    first called, as it may need Triton. Where its module has `refuses(rows, n, dtype)`, that says why the idea does not
+    take a shape, or None. `options` are the launch parameters that it takes.
     """
 
     name: str
