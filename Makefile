@@ -6,8 +6,8 @@ RESULTS ?= build/bench
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
 BIN := .venv/bin
-NATIVE := setup.py pyproject.toml $(shell find src/onepass/csrc -name '*.cpp' -o -name '*.h')
-CLANG := $(shell find src/onepass/csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+NATIVE := setup.py pyproject.toml $(shell find src/onepass -name '*.cpp' -o -name '*.h')
+CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: setup bench test lint format clean
 setup: .venv/.ready

@@ -15,7 +15,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/onepass/csrc")
-PLAIN = ["ops.cpp", "inspect.cpp", *(f"cuda/{name}.cpp" for name in ("driver", "cache", "compile", "launch", "engine"))]
+PLAIN = ["ops.cpp", "inspect.cpp", "kernels.cpp", "../gallery/cpu_threepass.cpp", "../gallery/cpu_online.cpp"]
+PLAIN += [f"cuda/{name}.cpp" for name in ("driver", "cache", "compile", "launch", "engine")]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
 SETS = {"baseline": []}
 if platform.machine() in ("x86_64", "AMD64"):

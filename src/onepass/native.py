@@ -82,6 +82,39 @@ def compile_kernel(
     )
 
 
+def load_kernel(source: str, name: str, options: str, device: int) -> int:
+    """Compile a CUDA source of the gallery with NVRTC's `options` (one a line) and load its function `name`: a handle."""
+    kernel = ctypes.c_void_p()
+    _ask(
+        "onepass_kernel_load", source.encode(), name.encode(), options.encode(), device, ctypes.byref(kernel)
+    )
+    assert kernel.value is not None
+    return kernel.value
+
+
+def launch_kernel(kernel: int, blocks: int, threads: int, stream: int, arguments: Sequence[Any]) -> None:
+    """Launch a loaded kernel; the ctypes `arguments` are those of the kernel."""
+    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
+    _ask(
+        "onepass_kernel_launch",
+        ctypes.c_void_p(kernel),
+        ctypes.c_uint(blocks),
+        ctypes.c_uint(threads),
+        ctypes.c_void_p(stream),
+        pointers,
+    )
+
+
+def compile_source(source: str, options: Sequence[str], compute: int, path: str | Path) -> None:
+    """Compile a CUDA source of the gallery with NVRTC's `options` for sm_<compute> into a file."""
+    _ask("onepass_kernel_compile", source.encode(), "\n".join(options).encode(), compute, str(path).encode())
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a C function of the native core that returns nothing and cannot fail."""
+    getattr(_library, name)(*arguments)
+
+
 def status(what: str) -> str:
     """What works here: "driver", "nvrtc", "cache", "isa", "counts"; RuntimeError with the reason where it does not."""
     return _ask("onepass_status", what.encode())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
-SOURCES = ("csrc", "triton")  # kernels and plan tables; all else cannot change a kernel's time
+SOURCES = ("csrc", "gallery", "triton")  # kernels and plan tables; all else cannot change a kernel's time
 _BUILT = {".pyc", ".so", ".o", ".d"}
 
 

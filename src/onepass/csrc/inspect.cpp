@@ -1,35 +1,16 @@
 // inspect.cpp: what Python asks of the native core besides operators, as plain C functions for ctypes (no CPython API):
 // the plan of a call as JSON, a kernel compiled to a file, and what works on this machine. Each returns 0, or 1 with
 // the reason in `text`.
-#include <cstdio>
-#include <cstring>
-#include <stdexcept>
-#include <string>
-
 #include "call.h"
 #include "cpu/engine.h"
 #include "cpu/pick.h"
 #include "cuda/driver.h"
 #include "cuda/launch.h"
-
-#define ONEPASS_API extern "C" __attribute__((visibility("default")))
+#include "guarded.h"
 
 namespace {
 
 using namespace onepass;
-
-void put(const std::string& from, char* text, int64_t size) { std::snprintf(text, size_t(size), "%s", from.c_str()); }
-
-template <class Body>
-int guarded(char* text, int64_t size, Body body) {
-  try {
-    put(body(), text, size);
-    return 0;
-  } catch (const std::exception& error) {
-    put(error.what(), text, size);
-    return 1;
-  }
-}
 
 std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
@@ -79,11 +60,7 @@ ONEPASS_API int onepass_compile(int function, int x_type, int y_type, const int6
     const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]), int(plan[4])};
     const std::string code = cuda::cubin(
         cuda::source_of(made.tier), cuda::defines_of(Function(function), DType(x_type), DType(y_type), made), compute);
-    std::FILE* file = std::fopen(path, "wb");
-    if (!file) throw std::runtime_error(std::string("onepass: cannot write ") + path);
-    const bool whole = std::fwrite(code.data(), 1, code.size(), file) == code.size();
-    if (std::fclose(file) || !whole) throw std::runtime_error(std::string("onepass: cannot write ") + path);
-    return std::string(path);
+    return written(code, path);
   });
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import layout, plans
 
-__all__ = ["forward", "kernels"]
+__all__ = ["forward", "kernels", "on_device"]
 
 
 def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, plan: plans.Plan | None = None) -> None:
@@ -74,7 +74,7 @@ def _launch(
     # FP fusion is asked for by name because its default is about to change; no result here depends on it.
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
     span = plan.grid * plan.rows
-    with _on(x.device):
+    with on_device(x.device):
         for first in range(0, rows, span):
             count = min(span, rows - first)
             if first:
@@ -94,7 +94,7 @@ def _from_row(tensor: Tensor, offset: int) -> Tensor:
     return tensor.as_strided((1,), (1,), tensor.storage_offset() + offset)
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Makes ``device`` current, as a Triton launch needs.
 
     On a CPU it is Triton's interpreter that runs, in NumPy, which would warn of every infinity that a kernel handles.

@@ -106,39 +106,49 @@ const Nvrtc& nvrtc() {
   return opened;
 }
 
-// The CUDA sources by name, read once from beside this library.
-const std::map<std::string, std::string>& sources() {
-  static const std::map<std::string, std::string> read = [] {
-    std::map<std::string, std::string> files;
-    const std::string folder = directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/csrc/cuda";
-    for (const std::string& name : files_in(folder)) {
-      const size_t dot = name.rfind(".cu");
-      if (dot == std::string::npos) continue;
-      std::ifstream in(folder + "/" + name, std::ios::binary);
-      files[name] = (std::ostringstream() << in.rdbuf()).str();
-    }
-    if (files.empty())
-      throw std::runtime_error("onepass: no CUDA sources in " + folder + "; the package is incomplete");
-    return files;
-  }();
-  return read;
+// CUDA sources by name.
+using Files = std::map<std::string, std::string>;
+
+void read_sources(const std::string& folder, Files* files) {
+  for (const std::string& name : files_in(folder)) {
+    if (name.rfind(".cu") == std::string::npos) continue;
+    std::ifstream in(folder + "/" + name, std::ios::binary);
+    (*files)[name] = (std::ostringstream() << in.rdbuf()).str();
+  }
 }
 
-std::string compile(const std::string& source_file, const std::vector<std::string>& options) {
-  std::vector<const char*> names, texts, flags;
-  for (const auto& [name, text] : sources()) {
-    if (name.size() > 4 && name.compare(name.size() - 4, 4, ".cuh") == 0) {
-      names.push_back(name.c_str());
-      texts.push_back(text.c_str());
+// Those that `source_file` is one of, with what it may include: the engine's, or the gallery's and the engine's
+// headers. Read once from beside this library.
+const Files& sources_with(const std::string& source_file) {
+  static const Files* const read = [] {
+    const std::string package = directory_of(reinterpret_cast<void*>(&nvrtc_version));
+    Files* const sets = new Files[2];
+    read_sources(package + "/csrc/cuda", &sets[0]);
+    if (sets[0].empty())
+      throw std::runtime_error("onepass: no CUDA sources in " + package + "/csrc/cuda; the package is incomplete");
+    for (const auto& [name, text] : sets[0]) {
+      if (name.back() == 'h') sets[1][name] = text;
     }
+    read_sources(package + "/gallery", &sets[1]);
+    return sets;
+  }();
+  for (const Files* set : {&read[0], &read[1]}) {
+    if (set->count(source_file)) return *set;
+  }
+  throw std::runtime_error("onepass: no CUDA source " + source_file);
+}
+
+std::string compile(const Files& sources, const std::string& source_file, const std::vector<std::string>& options) {
+  std::vector<const char*> names, texts, flags;
+  for (const auto& [name, text] : sources) {
+    names.push_back(name.c_str());
+    texts.push_back(text.c_str());
   }
   for (const std::string& option : options) flags.push_back(option.c_str());
-  const auto source = sources().find(source_file);
-  if (source == sources().end()) throw std::runtime_error("onepass: no CUDA source " + source_file);
+  const std::string& source = sources.at(source_file);
 
   Program program;
-  if (nvrtc().create(&program, source->second.c_str(), source_file.c_str(), int(names.size()), texts.data(),
-                     names.data())) {
+  if (nvrtc().create(&program, source.c_str(), source_file.c_str(), int(names.size()), texts.data(), names.data())) {
     throw std::runtime_error("onepass: nvrtcCreateProgram failed");
   }
   const int result = nvrtc().compile(program, int(flags.size()), flags.data());
@@ -174,16 +184,17 @@ std::string cubin(const std::string& source_file, const std::vector<std::string>
   std::vector<std::string> options = {"--gpu-architecture=sm_" + std::to_string(compute), "--std=c++17"};
   options.insert(options.end(), defines.begin(), defines.end());
   // Everything that the cubin depends on; the sources in full, so that no digest has to be trusted.
+  const Files& sources = sources_with(source_file);
   std::string key = "nvrtc " + nvrtc_version() + "\n" + source_file + "\n";
   for (const std::string& option : options) key += option + "\n";
-  for (const auto& [name, text] : sources()) key += name + "\n" + text;
+  for (const auto& [name, text] : sources) key += name + "\n" + text;
 
   std::string code = cache_read(key);
   if (!code.empty()) {
     ++from_disk;
     return code;
   }
-  code = compile(source_file, options);
+  code = compile(sources, source_file, options);
   ++compiled;
   cache_write(key, code);
   return code;

@@ -70,4 +70,14 @@ const DeviceInfo& device_info(int device) {
   return known[device];
 }
 
+void enter_context(int device) {
+  Handle current = nullptr;
+  check(driver().context_current(&current), "cuCtxGetCurrent");
+  if (current) return;
+  int handle;
+  check(driver().device_get(&handle, device), "cuDeviceGet");
+  check(driver().primary_retain(&current, handle), "cuDevicePrimaryCtxRetain");
+  check(driver().context_set(current), "cuCtxSetCurrent");
+}
+
 }  // namespace onepass::cuda

@@ -51,8 +51,11 @@ struct DeviceInfo {
 };
 const DeviceInfo& device_info(int device);
 
-// The cubin of `source_file` (a file of this directory) compiled for sm_<compute> with `defines`: from the disk cache,
-// else by NVRTC. Throws std::runtime_error with the compiler's log where it fails.
+// The thread that calls may never have touched the device through torch: kernels load into its primary context.
+void enter_context(int device);
+
+// The cubin of `source_file` (a file of this directory, or of the gallery) compiled for sm_<compute> with `defines`:
+// from the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails.
 std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute);
 
 // "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.

@@ -30,17 +30,6 @@ uint64_t identity(const Rows& call, int device) {
   return id * 32 + call.plan.vector;
 }
 
-// The thread that calls may never have touched the device through torch: kernels load into its primary context.
-void enter_context(int device) {
-  Handle current = nullptr;
-  check(driver().context_current(&current), "cuCtxGetCurrent");
-  if (current) return;
-  int handle;
-  check(driver().device_get(&handle, device), "cuDeviceGet");
-  check(driver().primary_retain(&current, handle), "cuDevicePrimaryCtxRetain");
-  check(driver().context_set(current), "cuCtxSetCurrent");
-}
-
 Handle load(const Rows& call, int device) {
   const std::string code =
       cubin(source_of(call.plan.tier), defines_of(call.function, call.x_type, call.y_type, call.plan),

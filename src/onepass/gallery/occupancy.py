@@ -1,0 +1,53 @@
+"""How many programs of a kernel a multiprocessor holds at once, from the registers and the shared memory that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Gpu", "occupancy"]
+
+_CDNA = ("gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What occupancy depends on. `registers` (of 32 bits), `shared_memory` (bytes) and `threads` are those of a
+    multiprocessor, `arch` is Triton's name of the architecture: "90" (NVIDIA) or "gfx942" (AMD)."""
+
+    multiprocessors: int
+    registers: int
+    shared_memory: int
+    threads: int
+    warp_size: int
+    arch: str
+
+    @property
+    def amd(self) -> bool:
+        return self.arch.startswith("gfx")
+
+    def stages(self) -> int:
+        """Stages of the software pipeline: 4, or 2 where shared memory is under 200000 bytes."""
+        return 4 if self.shared_memory > 200_000 else 2
+
+
+def occupancy(gpu: Gpu, registers: int, shared_memory: int, num_warps: int) -> int:
+    """Programs of `num_warps` warps that fit a multiprocessor together, at least 1.
+
+    `registers`: of a thread. `shared_memory`: bytes of a program. On AMD's CDNA a program has a second pool of registers,
+    as large as the one that is reported (CDNA3 instruction set, section 3.6.4), and what bounds the waves is their number.
+
+    >>> h200 = Gpu(132, 65536, 232448, 2048, 32, "90")
+    >>> occupancy(h200, registers=32, shared_memory=0, num_warps=8)
+    8
+    >>> occupancy(h200, registers=32, shared_memory=98304, num_warps=8)
+    2
+    """
+    waves = gpu.threads // gpu.warp_size
+    if gpu.amd:
+        pool = gpu.registers * (2 if gpu.arch.startswith(_CDNA) else 1)
+        fits = min(pool // gpu.warp_size // max(registers, 1), waves) // num_warps
+    else:
+        fits = min(gpu.registers // (max(registers, 1) * gpu.warp_size), waves) // num_warps
+    if shared_memory:
+        fits = min(fits, gpu.shared_memory // shared_memory)
+    return max(fits, 1)
