@@ -1,7 +1,7 @@
 """cuda-auto: a warp a row for short rows, a block a row for long ones.
 
-Idea: the dispatch of the published CUDA code, which looks at the length of a row alone: cuda-warp up to 1024 columns, cuda-block
-above.
+Idea: the dispatch of the published CUDA code, which looks at the length of a row alone: cuda-warp up to 1024 columns,
+cuda-block above.
 
 Traffic: reads 3MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L1 or the L2.
 

@@ -10,10 +10,12 @@ __all__ = ["given", "tile"]
 
 
 def tile(name: str, n: int, block_size: int | None) -> int:
-    """The power of two that covers a row of n elements, or the block size asked for. Raises ValueError if that is less."""
+    """The power of two that covers a row of n elements, or the block size asked for; ValueError if that is less."""
     least = 1 << (n - 1).bit_length()
     if block_size is not None and block_size < least:
-        raise ValueError(f"{name}: the tile must cover the row: block_size at least {least} for N = {n}, got {block_size}")
+        raise ValueError(
+            f"{name}: the tile must cover the row: block_size at least {least} for N = {n}, got {block_size}"
+        )
     return block_size or least
 
 

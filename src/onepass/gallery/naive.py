@@ -1,7 +1,7 @@
 """naive: one torch call for each step of the definition.
 
-Idea: subtract each row's maximum, so that no exponential overflows; exponentiate; divide by the sum. Five calls, each a
-kernel that knows nothing of the next.
+Idea: subtract each row's maximum, so that no exponential overflows; exponentiate; divide by the sum. Five calls, each
+a kernel that knows nothing of the next.
 
 Traffic: reads 5MN + 2M, writes 3MN + 2M: each call reads what the one before has written.
 

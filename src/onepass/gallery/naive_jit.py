@@ -3,8 +3,8 @@
 Idea: let a compiler of whole functions see all five calls. TorchScript's fuser joins neighbouring elementwise steps
 (subtract and exponentiate), and keeps the reductions as kernels of their own.
 
-Traffic: reads 5MN + 2M, writes 3MN + 2M where nothing is fused; on a GPU, where subtract and exponentiate are, 4MN + 2M
-and 2MN + 2M.
+Traffic: reads 5MN + 2M, writes 3MN + 2M where nothing is fused; on a GPU, where subtract and exponentiate are, 4MN +
+2M and 2MN + 2M.
 
 Limit: memory, as before: a reduction ends a fused kernel, and the next one begins by reading everything again.
 torch.jit.script is deprecated, and gone for some versions of Python.

@@ -1,4 +1,4 @@
-"""How many programs of a kernel a multiprocessor holds at once, from the registers and the shared memory that it takes."""
+"""How many programs of a kernel a multiprocessor holds at once, from the registers and shared memory that it takes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Gpu:
 def occupancy(gpu: Gpu, registers: int, shared_memory: int, num_warps: int) -> int:
     """Programs of `num_warps` warps that fit a multiprocessor together, at least 1.
 
-    `registers`: of a thread. `shared_memory`: bytes of a program. On AMD's CDNA a program has a second pool of registers,
-    as large as the one that is reported (CDNA3 instruction set, section 3.6.4), and what bounds the waves is their number.
+    `registers`: of a thread. `shared_memory`: bytes of a program. On AMD's CDNA there is a second pool of registers, as
+    large as the one that is reported (CDNA3 instruction set, section 3.6.4).
 
     >>> h200 = Gpu(132, 65536, 232448, 2048, 32, "90")
     >>> occupancy(h200, registers=32, shared_memory=0, num_warps=8)

@@ -1,4 +1,4 @@
-"""The butterfly exchange of a warp, lane by lane: what `__shfl_xor_sync` gives to each lane, and what a merge makes of it.
+"""The butterfly exchange of a warp, lane by lane: what `__shfl_xor_sync` gives each lane, and what a merge makes of it.
 
 With mask m, a lane reads from the lane whose number differs in the bit m. Masks from half the lanes down to 1 exchange
 halves, then the halves of those, down to neighbours; after the last one every lane has merged the values of all.
@@ -54,12 +54,6 @@ def sentence(values: Sequence[int], op: str) -> str:
     steps = butterfly(values, op)
     lanes, count = len(values), f"{len(steps)} exchange{'s' if len(steps) > 1 else ''}"
     if op == "id":
-        masks = ", ".join(str(mask) for mask, _ in steps)
-        return f"Each lane has read the value of lane ^ mask, for mask {masks}: {_halves(steps)}."
+        halves = f"with mask {steps[0][0]} the halves swap, " if len(steps) > 1 else ""
+        return f"Each lane has read the value of lane ^ mask: {halves}with mask 1 the neighbours swap."
     return f"After {count} all {lanes} lanes hold {steps[-1][1][0]}, the {'largest' if op == 'max' else 'sum'}."
-
-
-def _halves(steps: Sequence[tuple[int, list[int]]]) -> str:
-    if len(steps) == 1:
-        return "the neighbours have swapped"
-    return f"first the halves of {2 * steps[0][0]} lanes swap, at last the neighbours"

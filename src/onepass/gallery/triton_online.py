@@ -1,13 +1,13 @@
 """triton-online: rows of any length, in chunks.
 
-Idea: a row that no chip holds goes by in chunks. The program keeps the maximum of the chunks so far and the sum relative to it; a
-chunk with a larger maximum rescales the sum by exp(old - new) (Milakov and Gimelshein, arXiv:1805.02867). Then the row goes
-by once more, and each element is written.
+Idea: a row that no chip holds goes by in chunks. The program keeps the maximum of the chunks so far and the sum
+relative to it; a chunk with a larger maximum rescales the sum by exp(old - new) (Milakov and Gimelshein,
+arXiv:1805.02867). Then the row goes by once more, and each element is written.
 
 Traffic: reads 2MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L2.
 
-Limit: memory: three passes over it instead of two, which is 0.67 of a copy's speed where the second read misses the L2. With few
-rows most of the GPU is idle, since a row has one program.
+Limit: memory: three passes over it instead of two, which is 0.67 of a copy's speed where the second read misses the
+L2. With few rows most of the GPU is idle, since a row has one program.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -28,9 +28,7 @@ BLOCK, WARPS, STAGES = 4096, 8, 2  # the longest chunk
 
 
 @triton.jit
-def softmax_online(
-    x_ptr, out_ptr, x_row_stride, out_row_stride, n, chunks, BLOCK: tl.constexpr, STAGES: tl.constexpr
-):
+def softmax_online(x_ptr, out_ptr, x_row_stride, out_row_stride, n, chunks, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     x_row = x_ptr + row * x_row_stride
     out_row = out_ptr + row * out_row_stride

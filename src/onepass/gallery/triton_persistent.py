@@ -1,13 +1,14 @@
 """triton-persistent: as many programs as the GPU holds at once, each taking rows in turn.
 
-Idea: start the programs once and keep them. A program takes every P-th row, P the number of programs, and its loop is software-
-pipelined: while it computes a row, the next ones are on their way into shared memory. P is multiprocessors x occupancy, and the
-occupancy follows from the registers and the shared memory of the compiled kernel; kernel and P are kept for the next call.
+Idea: start the programs once and keep them. A program takes every P-th row, P the number of programs, and its loop is
+software-pipelined: while it computes a row, the next ones are on their way into shared memory. P is multiprocessors
+x occupancy, and the occupancy follows from the registers and the shared memory of the compiled kernel; kernel and P
+are kept for the next call.
 
 Traffic: reads MN, writes MN.
 
-Limit: memory; the tile must cover the row, as in triton-row, and so many tiles as there are stages must fit the shared memory:
-4, or 2 on a GPU with less than 200000 bytes of it, or fewer for rows that leave no room.
+Limit: memory; the tile must cover the row, as in triton-row, and so many tiles as there are stages must fit the
+shared memory: 4, or 2 on a GPU with less than 200000 bytes of it, or fewer for rows that leave no room.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -1,14 +1,14 @@
 """triton-row: one program a row.
 
-Idea: a program loads its whole row once, keeps it in registers, and does all five steps there. Triton's tiles have a power
-of two of elements, so the row is padded with -inf, which changes neither the maximum nor the sum. Longer rows get more
-warps: 4, from a tile of 2048 on 8, from 4096 on 16.
+Idea: a program loads its whole row once, keeps it in registers, and does all five steps there. Triton's tiles have a
+power of two of elements, so the row is padded with -inf, which changes neither the maximum nor the sum. Longer rows
+get more warps: 4, from a tile of 2048 on 8, from 4096 on 16.
 
 Traffic: reads MN, writes MN.
 
-Limit: memory, where rows are of a middle length. Short rows leave lanes idle (a tile of 256 is 2 elements a thread) and pay a
-program's start each; a tile just above a power of two is half padding; and a tile has to fit the registers of a
-multiprocessor, 65536 of them, so that longer rows are not taken.
+Limit: memory, where rows are of a middle length. Short rows leave lanes idle (a tile of 256 is 2 elements a thread)
+and pay a program's start each; a tile just above a power of two is half padding; and a tile has to fit the registers
+of a multiprocessor, 65536 of them, so that longer rows are not taken.
 """
 
 # mypy: disable-error-code="no-untyped-def"
