@@ -40,8 +40,9 @@ def softmax_persistent(
     x_ptr, out_ptr, x_row_stride, out_row_stride, rows, n, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
     column = tl.arange(0, BLOCK)
-    # 64 bits: the last row's number plus the step may pass 2^31, and row * stride does
+    # 64 bits: a row's number plus the step may pass 2^31, and row * stride does in a matrix of 8 GB
     for row in tl.range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0), num_stages=STAGES):
+        row = tl.cast(row, tl.int64)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=column < n, other=-float("inf")).to(tl.float32)
         numerator = tl.exp(x - tl.max(x, 0))
         y = numerator / tl.sum(numerator, 0)
