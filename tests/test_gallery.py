@@ -216,7 +216,7 @@ def test_launch_parameters(rung, device):
             with pytest.raises(TypeError, match=rf"^{rung.name}: {name} must be an int"):
                 rung(x, **{name: value})
     if rung.name in ("triton-row", "triton-persistent"):
-        with pytest.raises(ValueError, match="block_size at least 512 for N = 300, got 256"):
+        with pytest.raises(ValueError, match="block_size must cover a row of 300, 512 to 65536; got 256"):
             rung(x, block_size=256)
     if rung.name == "triton-online":
         for block in (1, 2, 64):

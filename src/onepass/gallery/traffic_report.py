@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 from onepass.gallery.ncu import Measured
 from onepass.gallery.traffic import Prediction, formula
 
-__all__ = ["Place", "Report", "columns", "notes", "plain", "show", "title"]
+__all__ = ["Place", "Report", "columns", "draw", "notes", "plain", "show", "title"]
+
+
+_KIND = {"cpu": "cpu", "cuda": "gpu", "triton": "gpu"}  # what a rung runs on, by the first word of its name
 
 
 @dataclass
@@ -55,8 +59,13 @@ class Report:
         assert found is not None
         return found
 
+    def gbs(self, name: str) -> float | None:
+        """The bandwidth that gives a contestant's time: none for a rung that runs on another kind of device."""
+        kind = "cpu" if self.place.device is not None and self.place.device.type == "cpu" else "gpu"
+        return self.place.gbs if _KIND.get(name.partition("-")[0], kind) == kind else None
+
     def with_copy(self, torch: bool) -> list[tuple[str, Prediction | None]]:
-        """The lines with the copy after `least`, to check the counters by, and torch before onepass where it is asked for."""
+        """The lines with the copy after `least`, to check the counters by; and torch before onepass, if asked for."""
         lines = [self.lines[0], ("copy", replace(self.least, name="copy")), *self.lines[1:]]
         if torch:
             lines.insert(len(lines) - 1 if lines[-1][0] == "onepass" else len(lines), ("torch", None))
@@ -68,7 +77,7 @@ class Report:
         for name, prediction in self.lines:
             line: dict[str, Any] = {"name": name, "predicted": None, "measured": None}
             if prediction is not None:
-                line["predicted"] = prediction.as_dict(self.place.gbs)
+                line["predicted"] = prediction.as_dict(self.gbs(name))
             if self.measured is not None and name in self.measured.counted:
                 counted = self.measured.counted[name]
                 line["measured"] = {
@@ -99,46 +108,41 @@ class Column:
     head: str
     cells: list[str]
     second: list[str] | None = None
-    second_right: bool = True
+    right: bool = True
+    measured: bool = False
 
 
 def columns(report: Report) -> list[Column]:
     """What the table shows: numbers predicted, then those measured, where there are any."""
     of = [prediction for _, prediction in report.lines]
-    made = [
-        Column("rung", [name for name, _ in report.lines]),
-        Column(
-            "reads",
-            [f"{p.reads:,}" if p else "" for p in of],
-            [formula(p.traffic.reads) if p else "" for p in of],
-            second_right=False,
-        ),
-        Column(
-            "writes",
-            [f"{p.writes:,}" if p else "" for p in of],
-            [formula(p.traffic.writes) if p else "" for p in of],
-            second_right=False,
-        ),
-        Column("bytes", [f"{p.bytes:,}" if p else "" for p in of]),
-    ]
     caches = any(p.cached_ratio for p in of if p)
 
-    def both(value: Any) -> tuple[list[str], list[str] | None]:
-        """value(ratio) of what is asked of memory, and in brackets of what reaches it while the caches help."""
-        first = [value(p.ratio) if p else "" for p in of]
-        return first, [f"({value(p.cached_ratio)})" if p and p.cached_ratio else "" for p in of] if caches else None
+    def counts(head: str, number: Callable[[Prediction], int], formula_of: Callable[[Prediction], str]) -> Column:
+        return Column(head, [f"{number(p):,}" if p else "" for p in of], [formula_of(p) if p else "" for p in of])
 
-    made.append(Column("ratio", *both(lambda ratio: f"{ratio:.2f}")))
-    made.append(Column("of a copy", *both(lambda ratio: f"{1 / ratio:.2f}")))
+    def ratios(head: str, text: Callable[[float], str], of: Sequence[Prediction | None] = of) -> Column:
+        """Of what is asked of memory, and in brackets of what reaches it while the caches help."""
+        brackets = [f"({text(p.cached_ratio)})" if p and p.cached_ratio else "" for p in of]
+        return Column(head, [text(p.ratio) if p else "" for p in of], brackets if caches else None)
+
+    made = [
+        Column("rung", [name for name, _ in report.lines], right=False),
+        counts("reads", lambda p: p.reads, lambda p: formula(p.traffic.reads)),
+        counts("writes", lambda p: p.writes, lambda p: formula(p.traffic.writes)),
+        Column("bytes", [f"{p.bytes:,}" if p else "" for p in of]),
+        ratios("ratio", lambda ratio: f"{ratio:.2f}"),
+        ratios("of a copy", lambda ratio: f"{1 / ratio:.2f}"),
+    ]
     if report.place.gbs is not None:
         copy_us = report.least.bytes / report.place.gbs / 1e3
-        made.append(Column("us", *both(lambda ratio: _us(ratio * copy_us))))
+        here = [p if report.gbs(name) else None for name, p in report.lines]
+        made.append(ratios("us", lambda ratio: _us(ratio * copy_us), here))
     if report.measured is not None:
         counted = [report.measured.counted.get(name) for name, _ in report.lines]
-        made.append(Column("MB read", [_mb(c.read) if c else "" for c in counted]))
-        made.append(Column("MB written", [_mb(c.written) if c else "" for c in counted]))
-        ratios = [c.ratio(report.least.bytes) if c else None for c in counted]
-        made.append(Column("measured ratio", ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]))
+        found = [c.ratio(report.least.bytes) if c else None for c in counted]
+        made.append(Column("MB read", [_mb(c.read) if c else "" for c in counted], measured=True))
+        made.append(Column("MB written", [_mb(c.written) if c else "" for c in counted], measured=True))
+        made.append(Column("measured ratio", ["" if r is None else f"{r:.2f}" for r in found], measured=True))
     return made
 
 
@@ -164,6 +168,8 @@ def notes(report: Report) -> list[str]:
     said.append("of a copy: the speed that it can reach at most, in units of a copy's")
     if any(p.cached_ratio for _, p in report.lines if p):
         said.append("in brackets: from memory, while the rows in flight stay in the caches")
+    if report.place.gbs is not None:
+        said.append("us: at a copy's bandwidth; none for a rung that does not run on this kind of device")
     said += report.notes
     if report.trouble:
         said.append(f"not measured: {report.trouble}")
@@ -177,22 +183,20 @@ def notes(report: Report) -> list[str]:
     if silent:
         said.append(f"n/a: ncu saw no kernel of {', '.join(silent)}")
     said.append(
-        "MB: 1e6 bytes between the GPU and its DRAM, counted by ncu. It empties the caches before each kernel, so"
+        "MB: 1e6 bytes between the GPU and its DRAM, counted by ncu. It empties the caches before each kernel, so that "
+        "a rung of several kernels reads everything anew; what is still in the L2 when a kernel ends is not counted as "
+        "written. The copy, y = x * 1, checks the counters"
     )
-    said.append(
-        "that a rung of several kernels reads everything anew; what is still in the L2 at the end of a kernel is"
-    )
-    said.append("not counted as written. The copy, y = x * 1, checks the counters")
     return said
 
 
 def plain(made: Sequence[Column]) -> str:
     """The table in ASCII, as wide as it needs to be."""
-    blocks: list[list[str]] = []
-    for number, column in enumerate(made):
-        block = _aligned([column.head, *column.cells], right=number > 0)
+    blocks = []
+    for column in made:
+        block = _aligned([column.head, *column.cells], column.right)
         if column.second is not None:
-            second = _aligned(["", *column.second], right=column.second_right)
+            second = _aligned(["", *column.second], right=False)
             block = [f"{a} {b}" for a, b in zip(block, second, strict=True)]
         blocks.append([block[0], "-" * len(block[0]), *block[1:]])
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*blocks, strict=True))
@@ -211,20 +215,37 @@ def show(report: Report) -> None:
         except ImportError:
             pass
         else:
-            _show(report, Console(highlight=False))
+            draw(report, Console(highlight=False))
             return
-    print("\n".join([title(report), "", plain(columns(report)), "", *notes(report)]))
+    said = [line for note in notes(report) for line in textwrap.wrap(note, 110)]
+    print("\n".join([title(report), "", plain(columns(report)), "", *said]))
 
 
-def _show(report: Report, console: Any) -> None:
-    console.print(title(report), style="bold", markup=False)
+def draw(report: Report, console: Any) -> None:
+    """Prints it on a rich console, whatever its width."""
     made = columns(report)
-    for stacked in (False, True):  # too narrow a terminal has the second part of a cell below the first
-        table = _table(made, stacked)
-        if console.measure(table, options=console.options.update_width(10_000)).maximum <= console.width:
+    predicted = [column for column in made if not column.measured]
+    measured = [made[0], *(column for column in made if column.measured)]
+    apart = [predicted, measured] if len(measured) > 1 else [predicted]
+    short = [Column(c.head, c.second or []) if c.head in ("reads", "writes") else c for c in predicted]
+    # What is too wide has the second parts of its cells below the first, then the measured numbers in a table of their
+    # own, then the formulas without their numbers.
+    for tables, stacked in (
+        ([made], False),
+        ([made], True),
+        (apart, False),
+        (apart, True),
+        ([short, *apart[1:]], True),
+    ):
+        drawn = [_table(table, stacked) for table in tables]
+        unbounded = console.options.update_width(10_000)
+        if all(console.measure(table, options=unbounded).maximum <= console.width for table in drawn):
             break
-    console.print(table)
-    console.print("\n".join(notes(report)), style="dim", markup=False)
+    console.print(title(report), style="bold", markup=False)
+    for table in drawn:
+        console.print()
+        console.print(table)
+    console.print("\n" + "\n".join(notes(report)), style="dim", markup=False)
 
 
 def _table(made: Sequence[Column], stacked: bool) -> Any:
@@ -232,23 +253,20 @@ def _table(made: Sequence[Column], stacked: bool) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if stacked else 2, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     parts: list[list[Text]] = []
-    for number, column in enumerate(made):
-        measured = column.head.startswith(("MB", "measured"))
-        style = "cyan" if measured else "bold" if column.head == "ratio" else ""
-        head = column.head.replace(" ", "\n") if stacked else column.head
+    for column in made:
+        style = "cyan" if column.measured else "bold" if column.head == "ratio" else ""
         cells = [Text(cell, style=style) for cell in column.cells]
-        table.add_column(head, justify="right" if number else "left", no_wrap=bool(number), overflow="fold")
+        head = "\n".join(column.head.rsplit(" ", 1)) if stacked else column.head
+        table.add_column(head, justify="right" if column.right else "left", no_wrap=True, overflow="fold")
         if column.second is not None and stacked:
-            cells = [
-                Text.assemble(cell, (f"\n{b}", "dim")) if b else cell
-                for cell, b in zip(cells, column.second, strict=True)
-            ]
+            both = zip(cells, column.second, strict=True)
+            cells = [Text.assemble(cell, (f"\n{second}", "dim")) if second else cell for cell, second in both]
         parts.append(cells)
         if column.second is not None and not stacked:
-            table.add_column("", justify="right" if column.second_right else "left", no_wrap=True, style="dim")
-            parts.append([Text(b) for b in column.second])
+            table.add_column("", justify="left", no_wrap=True, style="dim")
+            parts.append([Text(second) for second in column.second])
     for line in zip(*parts, strict=True):
         table.add_row(*line)
     return table

@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onepass.gallery.launch import given
-from onepass.triton.launch import on_device
+from onepass.gallery.launch import given, launching
 
 __all__ = ["refuses", "softmax"]
 
@@ -67,6 +66,6 @@ def softmax(
     block = block_size or min(BLOCK, triton.next_power_of_2(n))
     options = given(x.device, num_warps or WARPS, None, num_ctas, maxnreg)
     numbers = (x.stride(0), out.stride(0), n, triton.cdiv(n, block))
-    with on_device(x.device):
+    with launching("triton-online", x.device, num_ctas):
         softmax_online[(rows,)](x, out, *numbers, block, num_stages or STAGES, **options)
     return out

@@ -25,10 +25,9 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from onepass.gallery import triton_row
-from onepass.gallery.launch import given, tile
+from onepass.gallery.launch import given, launching, tile
 from onepass.gallery.occupancy import Gpu, occupancy
 from onepass.triton.available import interpreting
-from onepass.triton.launch import on_device
 
 __all__ = ["refuses", "softmax"]
 
@@ -70,7 +69,7 @@ def softmax(
     block = tile("triton-persistent", n, block_size)
     options = given(x.device, num_warps or WARPS, None, num_ctas, maxnreg)
     numbers = (x.stride(0), out.stride(0), rows, n)
-    with on_device(x.device):
+    with launching("triton-persistent", x.device, num_ctas):
         if interpreting():
             softmax_persistent[(min(programs or 4, rows),)](x, out, *numbers, block, num_stages or 1)
             return out

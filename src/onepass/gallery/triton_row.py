@@ -20,8 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onepass.gallery.launch import given, tile
-from onepass.triton.launch import on_device
+from onepass.gallery.launch import MOST, given, launching, tile
 
 __all__ = ["refuses", "softmax"]
 
@@ -37,8 +36,8 @@ def softmax_row(x_ptr, out_ptr, x_row_stride, out_row_stride, n, BLOCK: tl.const
 
 
 def refuses(rows: int, n: int, dtype: torch.dtype) -> str | None:
-    if n > 65536:
-        return f"a row lies in the registers of a multiprocessor, 65536 of them, got N = {n}"
+    if n > MOST:
+        return f"a row lies in the registers of a multiprocessor, {MOST} of them, got N = {n}"
     if rows > 2**31 - 1:
         return f"each row is a program, of which a launch takes 2147483647, got M = {rows}"
     return None
@@ -60,6 +59,6 @@ def softmax(
     rows, n = x.shape
     block = tile("triton-row", n, block_size)
     options = given(x.device, num_warps or warps_for(block), num_stages, num_ctas, maxnreg)
-    with on_device(x.device):
+    with launching("triton-row", x.device, num_ctas):
         softmax_row[(rows,)](x, out, x.stride(0), out.stride(0), n, block, **options)
     return out
