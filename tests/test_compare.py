@@ -157,6 +157,8 @@ def test_wrong_in_both_is_counted_and_not_judged() -> None:
     found = judged([row(), bad(case="x")], [row(), bad("raised: x", case="x")])
     assert [r.case for r in found.wrong_in_both] == ["x"]
     assert [c.verdict for c in found.changes] == ["unchanged"]
+    alone = judged(bad(), bad())
+    assert (alone.changes, len(alone.wrong_in_both)) == ([], 1)
 
 
 @pytest.mark.parametrize("lack", [None, "skipped: needs 9 GiB", "unsupported: takes the last dim alone"])
@@ -230,9 +232,7 @@ def test_two_devices_are_refused_unless_asked_for() -> None:
 
 
 def test_threads_of_two_numbers_do_not_match() -> None:
-    with pytest.raises(
-        ValueError, match=r"nothing to compare: .* \(the rows have 2 threads before, 4, 8 after\)$"
-    ):
+    with pytest.raises(ValueError, match=r"nothing to compare: .* \(the rows have 2 threads before, 4, 8 after\)$"):
         judged(row(threads=2), [row(threads=8), row(threads=4)])
 
 

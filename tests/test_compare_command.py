@@ -138,6 +138,14 @@ def test_suites_and_threads_are_named_where_they_differ(tmp_path: Path) -> None:
     ]
 
 
+def test_odd_rows_have_their_text(tmp_path: Path) -> None:
+    text = call(tmp_path, file(row(shape=[], dim=0)), file(row(99.999, shape=[], dim=0)), "--all").stdout
+    assert re.search(
+        r"^a case  \(\)     f32    onepass         100       100   \+0\.0%   0\.0%  unchanged$", text, re.M
+    )
+    assert "onepass: +0.0% (geometric mean" in text
+
+
 def test_times_by_their_names(tmp_path: Path) -> None:
     a, b = file(row(graph_us=5.0, call_us=9.0)), file(row(graph_us=6.0, call_us=9.0))
     assert [call(tmp_path, a, b, "--of", of).exit_code for of in ("median", "graph", "call")] == [0, 1, 0]

@@ -15,7 +15,9 @@ from typing import Any, NoReturn
 import click
 
 from onepass.cli.bench import bench, info, plot
+from onepass.cli.compare import compare
 from onepass.cli.explain import explain
+from onepass.cli.traffic import traffic
 
 
 class Commands(click.Group):
@@ -55,7 +57,7 @@ def cli(context: click.Context, version: bool) -> None:
         context.exit()
 
 
-for _command in (bench, plot, info, explain):
+for _command in (bench, plot, compare, traffic, info, explain):
     cli.add_command(_command)
 
 
