@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench_support import CASE, measured
 from onepass.bench import results, table
 from onepass.bench.report import LiveTable, Plain
 from onepass.bench.results import Results, Row
+from onepass.gallery import RUNGS
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +141,41 @@ def test_many_providers_and_cases_still_make_one_page(made: Results, tmp_path: P
     assert 1200 <= width <= 1500
     assert height <= 1600
     assert svg.stat().st_size > 5000
+
+
+# The gallery's rungs: a style each
+
+
+def test_every_rung_has_a_style_and_a_label_of_its_own() -> None:
+    from onepass.bench import figures
+
+    names = ["onepass", "torch", "torch-compile", "liger", "onepass-triton", "onepass-cuda", *RUNGS]
+    assert len({figures._style(name, names)[0] for name in names}) == len(names)
+    assert len({figures._label(name) for name in names}) == len(names)
+    assert not set(figures._STYLE) & set(figures._RUNGS)
+    assert {"naive", *figures._RUNGS} == set(RUNGS)
+
+
+def test_pictures_of_the_whole_gallery_are_drawn(made: Results, tmp_path: Path) -> None:
+    from onepass.bench.plot import draw
+
+    suites = {"sweep": (256, 512, 1024), "named": (256, 300), "many": tuple(range(200, 209))}  # curves, bars, markers
+    row = next(r for r in made.rows if r.ok)
+    rows = []
+    for suite, sizes in suites.items():
+        for n in sizes:
+            for i, name in enumerate(("copy", "onepass", "torch", *RUNGS), 1):
+                one = replace(
+                    row, suite=suite, case=f"N {n}", shape=[64, n] if suite == "sweep" else [1, 64, n], dim=-1
+                )
+                rows.append(replace(one, provider=name, gbps=1000 / i, copy_fraction=1 / i, dtype="float32"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as matplotlib warns where a legend leaves no room
+        drawn = draw([Results(made.environment, rows)], tmp_path)
+    sizes = {}
+    for path in drawn:
+        if path.suffix == ".png":
+            sizes[path.name.split("-")[0]] = [int.from_bytes(path.read_bytes()[i : i + 4], "big") for i in (16, 20)]
+    assert set(sizes) == set(suites)
+    assert sizes["sweep"] == [1568, 992]
+    assert all(sizes[suite][0] == 1376 and 600 < sizes[suite][1] < 1400 for suite in ("named", "many"))

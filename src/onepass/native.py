@@ -83,11 +83,9 @@ def compile_kernel(
 
 
 def load_kernel(source: str, name: str, options: str, device: int) -> int:
-    """Compile a CUDA source of the gallery with NVRTC's `options` (one a line) and load its function `name`: a handle."""
+    """Compile a CUDA source of the gallery with NVRTC's `options`, one a line, and load its function `name`."""
     kernel = ctypes.c_void_p()
-    _ask(
-        "onepass_kernel_load", source.encode(), name.encode(), options.encode(), device, ctypes.byref(kernel)
-    )
+    _ask("onepass_kernel_load", source.encode(), name.encode(), options.encode(), device, ctypes.byref(kernel))
     assert kernel.value is not None
     return kernel.value
 

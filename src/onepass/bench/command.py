@@ -14,6 +14,8 @@ from onepass.bench.providers import COPY, Provider, pick, registry
 from onepass.bench.report import reporter
 from onepass.bench.results import Results, save
 from onepass.bench.run import DeviceLost, Runner
+from onepass.bench.rungs import RungProvider
+from onepass.bench.table import ratios
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Choices:
     match: str = ""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    gallery: bool = False
+    seconds: float | None = None
     threads: int | None = None
     seed: int = 0
     json: str | None = None
@@ -77,23 +81,29 @@ def select(choices: Choices, device: torch.device) -> tuple[list[tuple[Case, str
 
 def listing(device: torch.device) -> str:
     """What `--list` prints."""
+    known = registry()
     text = [f"providers on {device}:"]
-    for name, provider in registry().items():
-        reason, redundant = provider.unavailable(device), provider.redundant(device)
-        note = "" if reason is None else f" -- not here: {reason}"
-        if reason is None and redundant:
-            note = f" -- only when asked for: {redundant}"
-        elif reason is None and not provider.quick:
-            note = " -- not in the quick form"
-        text.append(f"  {name:<15} {provider.label}{note}")
-    text.append(f"  {COPY.name:<15} always run: the limit that the others are measured by")
+    text += [_listed(p, device) for p in known.values() if not p.gallery]
+    text.append(f"  {COPY.name:<17} always run: the limit that the others are measured by")
+    text.append("rungs of the gallery, raced with --gallery, or one by its name with --only:")
+    text += [_listed(p, device) for p in known.values() if p.gallery]
     text.append("suites:")
     for suite in SUITES.values():
         dtypes = ", ".join(dict.fromkeys(d for c in suite.cases for d in c.dtypes))
         quick = sum(device.type in c.quick for c in suite.cases)
-        text.append(f"  {suite.name:<15} {len(suite.cases)} cases, {quick} of them in the quick form; {dtypes}")
-        text.append(f"  {'':<15} {suite.about}")
+        text.append(f"  {suite.name:<17} {len(suite.cases)} cases, {quick} of them in the quick form; {dtypes}")
+        text.append(f"  {'':<17} {suite.about}")
     return "\n".join(text)
+
+
+def _listed(provider: Provider, device: torch.device) -> str:
+    reason, redundant = provider.unavailable(device), provider.redundant(device)
+    note = "" if reason is None else f" -- not here: {reason}"
+    if reason is None and redundant:
+        note = f" -- only when asked for: {redundant}"
+    elif reason is None and not provider.quick:
+        note = " -- not in the quick form"
+    return f"  {provider.name:<17} {provider.label}{note}"
 
 
 def bench(choices: Choices) -> int:
@@ -105,16 +115,55 @@ def bench(choices: Choices) -> int:
     if choices.threads is not None:
         torch.set_num_threads(choices.threads)
     pairs, text = select(choices, device)
-    providers, left_out = pick(device, choices.only, choices.skip, choices.quick)
-    runner = Runner(
-        device,
-        providers,
-        budget=timing.QUICK if choices.quick else timing.FULL,
-        seed=choices.seed,
-        forced=frozenset(choices.only),
-    )
+    providers, left_out = pick(device, choices.only, choices.skip, choices.quick, choices.gallery)
+    budget = timing.QUICK if choices.quick else timing.FULL
+    if choices.seconds is not None:
+        budget = replace(budget, seconds=choices.seconds)
+    runner = Runner(device, providers, budget=budget, seed=choices.seed, forced=frozenset(choices.only))
     runner.results.environment["quick"] = choices.quick
-    _introduce(runner.results, text, providers, left_out)
+    _introduce(runner.results, [text, f"providers: {', '.join(p.name for p in providers)}", *_without(left_out)])
+    if not choices.gallery and not choices.only:
+        print("  the gallery's rungs run with --gallery")
+    print(flush=True)
+    status = _race(runner, pairs)
+    _keep(runner.results, choices.json, choices.plot)
+    ours = [r for r in runner.results.rows if r.provider.startswith("onepass") and not r.ok]
+    bad = [r for r in ours if (r.error or "").startswith(("wrong", "raised"))]
+    return status or (1 if bad else 0)
+
+
+def bench_rung(
+    provider: RungProvider,
+    case: Case,
+    dtype: str,
+    device: torch.device,
+    alone: bool = False,
+    seed: int = 0,
+    json: str | None = None,
+) -> int:
+    """Checks and times one rung on one case, beside torch unless `alone`: what `onepass gallery run` does.
+
+    `json` names the results file, whose environment then holds the launch parameters that were given. Returns the exit
+    status: 0 where the rung was timed, 1 where it was not, 130 where the run was broken off.
+    """
+    runner = Runner(device, [provider] if alone else [provider, registry()["torch"]], seed=seed)
+    runner.results.environment["quick"] = False
+    if provider.launch:
+        runner.results.environment["launch"] = {provider.name: provider.launch}
+    given = ", ".join(f"{name} {value}" for name, value in provider.launch.items())
+    _introduce(runner.results, [f"{provider.name}: {provider.label}" + (f"; {given}" if given else "")])
+    print(flush=True)
+    status = _race(runner, [(case, dtype)])
+    rows = runner.results.rows
+    for ratio in ratios(rows, "torch", us=provider.name):
+        print(f"{provider.name} is {ratio:.2f}x as fast as torch")
+    _keep(runner.results, json, None)
+    timed = any(row.provider == provider.name and row.ok for row in rows)
+    return status or (0 if timed else 1)
+
+
+def _race(runner: Runner, pairs: Sequence[tuple[Case, str]]) -> int:
+    """Runs, and shows what goes on. Returns 1 where the GPU was lost, 130 where the run was broken off, else 0."""
     name = runner.results.environment["device"]
     show = reporter(len(pairs), f"{name}: microseconds, and the fraction of a copy's speed")
     runner.reporter = show
@@ -128,41 +177,41 @@ def bench(choices: Choices) -> int:
     except KeyboardInterrupt:
         show.say("stopped: what was measured until now is kept")
         status = 130
-    rows = runner.results.rows
-    if rows:
-        show.finish(rows)
-        _keep(runner.results, choices)
-    ours = [r for r in rows if r.provider.startswith("onepass") and not r.ok]
-    bad = [r for r in ours if (r.error or "").startswith(("wrong", "raised"))]
-    return status or (1 if bad else 0)
+    if runner.results.rows:
+        show.finish(runner.results.rows)
+    return status
 
 
-def _introduce(results: Results, text: str, providers: Sequence[Provider], left_out: dict[str, str]) -> None:
+def _introduce(results: Results, said: Sequence[str]) -> None:
     e = results.environment
-    version = f"onepass {e['onepass']}"
     where = f"{e['device']}, {e['threads']} threads" if e["device_type"] == "cpu" else e["device"]
-    print(f"{version}, torch {e['torch']}, on {where}")
-    print(text)
-    print(f"providers: {', '.join(p.name for p in providers)}")
-    for name, reason in left_out.items():
-        if not reason.startswith("serves no"):
-            print(f"  without {name}: {reason}")
+    print(f"onepass {e['onepass']}, torch {e['torch']}, on {where}", *said, sep="\n")
     if e["device_type"] == "cpu" and e["load"] is not None and e["load"] > 0.5:
         print(f"  this machine is busy (a load of {e['load']} before the run): times on the CPU will be too long")
-    print(flush=True)
 
 
-def _keep(results: Results, choices: Choices) -> None:
+def _without(left_out: dict[str, str]) -> list[str]:
+    """Who is left out, a line for each reason. An engine for another kind of device is not missed."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        if not reason.startswith("serves no"):
+            names.setdefault(reason, []).append(name)
+    return [f"  without {', '.join(those)}: {reason}" for reason, those in names.items()]
+
+
+def _keep(results: Results, json: str | None, plot: str | None) -> None:
     """Writes the results file and the pictures, and says where they are."""
-    if choices.json:
-        save(results, choices.json)
-    if choices.plot and any(r.ok for r in results.rows):
+    if not results.rows:
+        return
+    if json:
+        save(results, json)
+    if plot and any(r.ok for r in results.rows):
         try:
             from onepass.bench.plot import draw
         except ImportError as error:
             print(f"no picture: {error.name} is not installed")
         else:
-            for path in draw([results], Path(choices.plot)):
+            for path in draw([results], Path(plot)):
                 if path.suffix == ".png":
                     print(f"picture: {path}")
-    print(f"results: {choices.json}" if choices.json else "results: not kept (--json FILE keeps them)")
+    print(f"results: {json}" if json else "results: not kept (--json FILE keeps them)")

@@ -1,4 +1,5 @@
-"""The providers that come with the package: onepass and its engines, torch, torch.compile, naive PyTorch, Liger."""
+"""The providers that come with the package: onepass and its engines, torch, torch.compile, naive PyTorch, Liger, and
+the rungs of the gallery (`rungs.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from torch import Tensor
 from onepass.bench.cases import ITEMSIZE, Case
 from onepass.bench.environment import version as version_of
 from onepass.bench.providers import Provider, register
+from onepass.bench.rungs import INTERPRETED, refusal
+from onepass.bench.rungs import providers as rungs
 from onepass.bench.work import Work
+from onepass.gallery import RUNGS
 
 _SERVES = {"cpu": ("cpu", "triton"), "cuda": ("cuda", "triton")}  # engines by the device type of the tensors
 
@@ -37,7 +41,7 @@ class Onepass(Provider):
 
     def redundant(self, device: torch.device) -> str | None:
         if self.chosen == "triton" and device.type == "cpu":
-            return "interprets its kernels on the CPU, which takes minutes"
+            return INTERPRETED
         return "is what auto takes here" if self._usable(device)[:1] == [self.chosen] else None
 
     def _usable(self, device: torch.device) -> list[str]:
@@ -138,17 +142,23 @@ class TorchCompile(Torch):
 class Naive(Provider):
     """The definition, a torch operator a step: each step reads and writes the whole tensor.
 
-    Half types are computed in float32 and rounded at the end: in the half type itself `x - max(x)` alone would cost
-    1.6% of a probability's value.
+    It is the rung `naive` of the gallery for what a rung takes, and the same steps for every other function, dim and
+    dtype. Half types are computed in float32 and rounded at the end: in the half type itself `x - max(x)` alone would
+    cost 1.6% of a probability's value.
     """
 
     name = "naive"
-    label = "naive PyTorch"
+    label = "naive PyTorch, the gallery's first rung"
+
+    def takes_out(self, case: Case) -> bool:
+        return case.direction == "forward" and case.function == "softmax"
 
     def workspace(self, case: Case, dtype: str) -> int:
         return 4 * prod(case.shape) * max(4, ITEMSIZE[dtype])  # at most four whole temporaries at a time
 
     def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        if refusal(RUNGS["naive"], case, dtype) is None:
+            return RUNGS["naive"]
         dims, result = case.dims(), getattr(torch, case.out_dtype or dtype)
         wide = torch.float64 if dtype == "float64" else torch.float32
 
@@ -157,9 +167,10 @@ class Naive(Provider):
             top = x.amax(dims, keepdim=True)
             return x - top, top
 
-        def softmax(x: Tensor) -> Tensor:
+        def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
             e = shifted(x)[0].exp()
-            return (e / e.sum(dims, keepdim=True)).to(result)
+            total = e.sum(dims, keepdim=True)
+            return (e / total).to(result) if out is None else torch.div(e, total, out=out)
 
         def log_softmax(x: Tensor) -> Tensor:
             z = shifted(x)[0]
@@ -198,5 +209,6 @@ class Liger(Provider):
         return LigerSoftmaxFunction.apply
 
 
-for _provider in (*map(Onepass, ("auto", "cpu", "cuda", "triton")), Torch(), TorchCompile(), Naive(), Liger()):
+_OWN = (*map(Onepass, ("auto", "cpu", "cuda", "triton")), Torch(), TorchCompile(), Naive(), Liger())
+for _provider in (*_OWN, *rungs()):
     register(_provider)

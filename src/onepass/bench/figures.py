@@ -22,6 +22,21 @@ _STYLE: dict[str, tuple[str, str]] = {
     "onepass-cuda": ("#CC79A7", "X"),
     "onepass-cpu": ("#CC79A7", "X"),
 }
+# The rungs of the gallery, a family of colours each: too many for one palette, so that the marker has to tell as well.
+_RUNGS: dict[str, tuple[str, str]] = {
+    "naive-jit": ("#8C6D46", "<"),
+    "naive-compile": ("#5B3A1E", ">"),
+    "triton-row": ("#7CB342", "^"),
+    "triton-persistent": ("#1B7837", "d"),
+    "triton-online": ("#B8C400", "p"),
+    "cpu-threepass": ("#00A3AD", "8"),
+    "cpu-online": ("#00626B", "H"),
+    "cuda-warp": ("#E7298A", "*"),
+    "cuda-block": ("#7B3294", "h"),
+    "cuda-online": ("#A50F15", "X"),
+    "cuda-auto": ("#2D0A4E", "P"),
+}
+_ABOVE = ("cuda-auto",)  # is another rung at every N: dotted over that one's curve, both are seen
 _SPARE = (("#CC79A7", "<"), ("#F0E442", ">"), ("#009E73", "*"), ("#56B4E9", "p"), ("#E69F00", "h"), ("#999999", "d"))
 _LABEL = {
     "naive": "naive PyTorch",
@@ -30,10 +45,22 @@ _LABEL = {
     "onepass-triton": "onepass (Triton)",
     "onepass-cuda": "onepass (CUDA)",
     "onepass-cpu": "onepass (CPU)",
+    "naive-jit": "naive, TorchScript",
+    "naive-compile": "naive, torch.compile",
+    "triton-row": "Triton, row",
+    "triton-persistent": "Triton, persistent",
+    "triton-online": "Triton, online",
+    "cpu-threepass": "C++, three passes",
+    "cpu-online": "C++, online",
+    "cuda-warp": "CUDA, warp",
+    "cuda-block": "CUDA, block",
+    "cuda-online": "CUDA, online",
+    "cuda-auto": "CUDA, auto",
 }
 _CLIP = 1.5  # a bar ends here, with its length written beside it
 INK, _FAINT = "#222222", "#DDDDDD"
 _DASHES = (0, (4, 3))
+_MANY = 8  # providers: from here on a picture is larger, and its legend narrower
 _MOST_BARS = 70  # more of them, and no page holds the picture
 
 
@@ -44,9 +71,10 @@ def _providers(rows: Iterable[Row]) -> list[str]:
 
 
 def _style(name: str, names: Sequence[str]) -> tuple[str, str]:
-    if name in _STYLE:
-        return _STYLE[name]
-    others = [n for n in names if n not in _STYLE]
+    for styles in (_STYLE, _RUNGS):
+        if name in styles:
+            return styles[name]
+    others = [n for n in names if n not in _STYLE and n not in _RUNGS]
     return _SPARE[others.index(name) % len(_SPARE)]
 
 
@@ -63,8 +91,9 @@ def _what(row: Row) -> str:
 
 
 def curves(rows: Sequence[Row], device: str) -> Any:
-    figure, axes = plt.subplots(figsize=(8.6, 4.8), layout="constrained")
     names = _providers(rows)
+    size = (8.6, 4.8) if len(names) < _MANY else (9.8, 6.2)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
     peak = max(r.gbps or 0 for r in rows)
     many = len({r.shape[1] for r in rows}) > 24
     copy = sorted((r.shape[1], r.gbps) for r in rows if r.provider == "copy" and r.gbps)
@@ -73,16 +102,17 @@ def curves(rows: Sequence[Row], device: str) -> Any:
     for provider in reversed(names):
         points = sorted((r.shape[1], r.gbps) for r in rows if r.provider == provider and r.gbps)
         colour, marker = _style(provider, names)
-        ours = provider == "onepass"
+        ours, rung = provider == "onepass", provider in _RUNGS
         axes.plot(
             *zip(*points, strict=True),
             color=colour,
             marker=marker,
-            markersize=5.5 if ours else 5,
+            markersize=5.5 if ours else 4.5 if rung else 5,
             markevery=max(1, len(points) // 16) if many else 1,
-            linewidth=2.4 if ours else 1.5,
+            linewidth=2.4 if ours else 1.0 if rung else 1.5,
+            linestyle=":" if provider in _ABOVE else "-",
             label=_label(provider),
-            zorder=5 if ours else 4,
+            zorder=6 if ours else 5 if provider in _ABOVE or not rung else 4,
         )
     axes.set_xscale("log", base=2)
     ns = sorted({r.shape[1] for r in rows})
@@ -121,7 +151,11 @@ def cases(rows: Sequence[Row], device: str) -> Any:
     top = max((r.copy_fraction or 0 for r in rows if r.provider != "copy"), default=1.0)
     right = min(max(1.0, top), _CLIP)
     height = max(0.125 * (len(names) + 0.8), 0.4) if bars else 0.29
-    figure, axes = plt.subplots(figsize=(8.6, 1.6 + height * len(found)), layout="constrained")
+    columns = _columns(len(names) + 1)
+    lines = -(-(len(names) + 1) // columns)
+    legend = 24 * lines - 2 if lines <= 2 else 15 * lines + 12  # points
+    above = 1.6 if lines <= 2 else 1.0 + legend / 72
+    figure, axes = plt.subplots(figsize=(8.6, above + height * len(found)), layout="constrained")
     (_bars if bars else _markers)(axes, list(found.values()), names, right)
     axes.axvline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, zorder=5, label="copy")
     axes.set_yticks(range(len(found)), [_named(case, own, "\n" if bars else "  ") for case, own in found.items()])
@@ -136,7 +170,6 @@ def cases(rows: Sequence[Row], device: str) -> Any:
     handles, labels = axes.get_legend_handles_labels()
     ranks = [_label(n) for n in [*names, "copy"]]
     order = sorted(range(len(labels)), key=lambda i: ranks.index(labels[i]))
-    columns = len(labels) if len(labels) <= 4 else (len(labels) + 1) // 2
     axes.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],
@@ -148,8 +181,13 @@ def cases(rows: Sequence[Row], device: str) -> Any:
         columnspacing=1.4,
         handletextpad=0.5,
     )
-    _title(axes, _what(rows[0]), device, raised=24 * -(-len(labels) // columns) - 2)
+    _title(axes, _what(rows[0]), device, raised=legend)
     return figure
+
+
+def _columns(labels: int) -> int:
+    """Of the legend: one line of it, or two, or as many as three columns make."""
+    return labels if labels <= 4 else (labels + 1) // 2 if labels <= _MANY else 3
 
 
 def _bars(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], right: float) -> None:

@@ -28,11 +28,13 @@ Call = Callable[[], Tensor]
 
 
 class Provider:
-    """One line of the race. `quick` says whether the quick form runs it unasked."""
+    """One line of the race. `quick` says whether the quick form runs it unasked, `gallery` that it is a rung of the
+    gallery, which runs only when the gallery or its name is asked for."""
 
     name: str
     label: str
     quick: bool = True
+    gallery: bool = False
     limit: bool = False  # a limit (the copy) is what the others are measured by, and is never the best
 
     def unavailable(self, device: torch.device) -> str | None:
@@ -121,9 +123,16 @@ def registry() -> dict[str, Provider]:
 
 
 def pick(
-    device: torch.device, only: Sequence[str] = (), skip: Iterable[str] = (), quick: bool = False
+    device: torch.device,
+    only: Sequence[str] = (),
+    skip: Iterable[str] = (),
+    quick: bool = False,
+    gallery: bool = False,
 ) -> tuple[list[Provider], dict[str, str]]:
     """The providers to run, in the registry's order, and why the others are left out, by name.
+
+    The rungs of the gallery join with `gallery`; without it they are left out and not named. `only` is all that runs,
+    whatever `gallery` says.
 
     Raises ValueError for an unknown name, or where `only` names what cannot run here.
     """
@@ -133,13 +142,14 @@ def pick(
             raise ValueError(f"unknown provider {name!r}: there are {', '.join(known)}")
     chosen, left_out = [], {}
     for name, provider in known.items():
-        asked, reason = name in only, provider.unavailable(device)
-        if name in skip or (only and not asked):
+        asked = name in only
+        if name in skip or (only and not asked) or (provider.gallery and not asked and not gallery):
             continue
+        reason = provider.unavailable(device)
         if reason is None and not asked:
             reason = provider.redundant(device)
         if reason is None and not asked and quick and not provider.quick:
-            reason = "is not in the quick form"
+            reason = "not in the quick form"
         if reason is None:
             chosen.append(provider)
         elif asked:

@@ -38,7 +38,7 @@ class Plain:
             head += f", {first.function} {first.direction}"
         self.say(head)
         for row in rows:
-            self.say(f"    {row.provider:<15} {self._line(row)}")
+            self.say(f"    {row.provider:<17} {self._line(row)}")
 
     def _line(self, row: Row) -> str:
         if not row.ok or row.median_us is None:
@@ -86,7 +86,8 @@ class LiveTable:
             auto_refresh=False,
         )
         self.task = self.progress.add_task("", total=total)
-        self.name, self.stacked = "", False
+        self.name, self.tables = "", 1
+        self.stacked = False
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> LiveTable:
@@ -126,19 +127,31 @@ class LiveTable:
         from rich.console import Group
 
         room = max(3, self.console.height - 8)  # title, head, rule, bar and the prompt's line
-        rows = [r for line in lines(self.seen)[-(room // 2 if self.stacked else room) :] for r in line.rows.values()]
+        room = max(1, (room // self.tables - 5 * (self.tables > 1)) // (2 if self.stacked else 1))
+        rows = [r for line in lines(self.seen)[-room:] for r in line.rows.values()]
         body = [self.table(rows, columns=providers(self.seen))] if rows else []
         self.live.update(Group(*body, self.progress), refresh=True)
 
     def table(self, rows: Sequence[Row], calls: bool = False, columns: Sequence[str] = ()) -> Any:
-        """One line a case. Too narrow a terminal loses the shapes, then has a cell's numbers one over the other."""
-        for shapes, stacked in ((True, False), (False, False), (False, True)):
-            made = self._table(rows, calls, list(columns) or providers(rows), shapes, stacked)
-            unbounded = self.console.options.update_width(10_000)
-            self.stacked = stacked
-            if self.console.measure(made, options=unbounded).maximum <= self.console.width:
-                break
-        return made
+        """One line a case. Too narrow a terminal loses the shapes, then has a cell's numbers one over the other, then
+        has several tables, each with some of the providers."""
+        from rich.console import Group
+
+        names = list(columns) or providers(rows)
+        for self.tables in range(1, len(names) + 1):
+            size = -(-len(names) // self.tables)
+            parts = [names[i : i + size] for i in range(0, len(names), size)]
+            for shapes, self.stacked in ((True, False), (False, False), (False, True)):
+                made = [self._table(rows, calls, part, shapes, self.stacked) for part in parts]
+                for other in made[1:]:
+                    other.title = None
+                if all(self._fits(table) for table in made):
+                    return Group(*made)
+        return Group(*made)
+
+    def _fits(self, table: Any) -> bool:
+        unbounded = self.console.options.update_width(10_000)
+        return self.console.measure(table, options=unbounded).maximum <= self.console.width
 
     def _table(self, rows: Sequence[Row], calls: bool, names: Sequence[str], shapes: bool, stacked: bool) -> Any:
         from rich import box

@@ -17,6 +17,7 @@ import click
 from onepass.cli.bench import bench, info, plot
 from onepass.cli.compare import compare
 from onepass.cli.explain import explain
+from onepass.cli.gallery import gallery
 from onepass.cli.traffic import traffic
 
 
@@ -57,7 +58,7 @@ def cli(context: click.Context, version: bool) -> None:
         context.exit()
 
 
-for _command in (bench, plot, compare, traffic, info, explain):
+for _command in (bench, plot, compare, gallery, traffic, info, explain):
     cli.add_command(_command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import click
 
 from onepass.cli.shared import Names, dtype_of, flat, writable
+
+
+def finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"takes a finite number, got {value}")
+    return value
 
 
 @click.command()
@@ -19,6 +26,7 @@ from onepass.cli.shared import Names, dtype_of, flat, writable
 )
 @click.option("--only", multiple=True, type=Names(), help="Run these providers alone (a name, or several with commas).")
 @click.option("--skip", multiple=True, type=Names(), help="Run without these providers.")
+@click.option("--gallery", is_flag=True, help="Race the gallery's rungs too; with --only, its names alone run.")
 @click.option(
     "--dtype",
     "dtypes",
@@ -36,6 +44,13 @@ from onepass.cli.shared import Names, dtype_of, flat, writable
 @click.option("--direction", type=click.Choice(["forward", "backward"]), help="In place of the suite's.")
 @click.option("--case", "match", default="", metavar="TEXT", help="Only the cases with TEXT in their name.")
 @click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.  [default: cuda if there is one]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    callback=finite,
+    metavar="S",
+    help="Of timing, for each provider, case and clock.  [default: 0.5; quick: 0.12]",
+)
 @click.option("--threads", type=click.IntRange(1), help="Threads on the CPU.  [default: torch's]")
 @click.option(
     "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the data and the checked rows."
