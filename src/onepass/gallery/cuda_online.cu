@@ -6,8 +6,8 @@
 //
 // Traffic: reads 2MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L1 or the L2.
 //
-// Limit: memory, three passes over it instead of four for rows that fall out of the caches; and still the second pass,
-// which a kernel that keeps the row in registers or shared memory does not have.
+// Limit: for rows that fall out of the caches memory would allow 0.67 of a copy's speed, where cuda-block has 0.5. An
+// H200 reaches 0.4: a thread asks for 4 bytes at a time, and each element waits for the pair of the one before it.
 #include "cuda_block.cu"
 
 extern "C" __global__ void softmax_online(const TYPE* x, TYPE* y, int64_t rows, int64_t n, int64_t x_stride,

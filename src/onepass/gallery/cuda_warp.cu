@@ -7,8 +7,9 @@
 //
 // Traffic: reads 3MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L1 or the L2.
 //
-// Limit: for short rows the loads in flight, one of 4 bytes a lane at a time, where 16 would cost as much; for long
-// rows the number of rows, as 32 lanes take a while for 100000 elements and a GPU wants some 100000 lanes.
+// Limit: the bytes in flight, 4 a lane where a load could bring 16. And the caches: a GPU holds thousands of warps, so
+// that thousands of rows are in flight at once, and from some thousand elements on a row is gone before it is read
+// again.
 #include "convert.cuh"
 
 // Merges the values of the lanes of a warp; every lane gets the result.

@@ -3,7 +3,7 @@
 Idea: a compiler that fuses across reductions. Inductor recognises the softmax, keeps short rows in registers and
 streams long ones; it compiles a kernel for each shape.
 
-Traffic: reads MN, writes MN for rows that it keeps on the chip; two reads for longer ones.
+Traffic: reads MN, writes MN for rows that it keeps on the chip; three reads for longer ones.
 
 Limit: memory; and the first call of each shape, which takes seconds.
 """
