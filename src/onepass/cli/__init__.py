@@ -18,6 +18,7 @@ from onepass.cli.bench import bench, info, plot
 from onepass.cli.compare import compare
 from onepass.cli.explain import explain
 from onepass.cli.gallery import gallery
+from onepass.cli.profile import profile
 from onepass.cli.traffic import traffic
 
 
@@ -58,7 +59,7 @@ def cli(context: click.Context, version: bool) -> None:
         context.exit()
 
 
-for _command in (bench, plot, compare, gallery, traffic, info, explain):
+for _command in (bench, plot, compare, gallery, traffic, profile, info, explain):
     cli.add_command(_command)
 
 
