@@ -30,8 +30,14 @@ def test_every_public_function_has_an_example(name):
 
 
 def test_other_modules_examples_run_too():
-    for info in pkgutil.iter_modules(onepass.__path__, "onepass."):
-        if info.name not in PUBLIC and info.name not in ("onepass.__main__", "onepass._native"):
-            if info.name == "onepass.cli":
-                pytest.importorskip("click")
-            assert not doctest.testmod(_module(info.name)).failed
+    for info in pkgutil.walk_packages(onepass.__path__, "onepass."):
+        name = info.name
+        if name in PUBLIC or name.endswith(("__main__", "._native")):
+            continue
+        try:
+            module = _module(name)
+        except ImportError as error:  # what a plain install may lack
+            if (error.name or "").partition(".")[0] not in ("click", "rich", "matplotlib", "triton", "numpy"):
+                raise
+        else:
+            assert not doctest.testmod(module).failed, name

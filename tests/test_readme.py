@@ -6,16 +6,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 
 
-def test_the_example_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {})
-    assert "a copy" in capsys.readouterr().out
+@every_page
+def test_examples_run(page, capsys):
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    for example in examples:
+        exec(compile(example, page.name, "exec"), {})
+    if page.name == "README.md":
+        assert len(examples) == 1
+        assert "a copy" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]), ids=lambda p: p.name)
+@every_page
 def test_links_and_results_exist(page):
     text = page.read_text()
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
