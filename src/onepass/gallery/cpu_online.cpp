@@ -6,8 +6,9 @@
 //
 // Traffic: reads 2MN, writes MN; from memory reads MN, writes MN while a row stays in the core's cache.
 //
-// Limit: arithmetic, still: as many calls of exp as before, one at a time on one core, and each element waits for the sum of
-// the one before it. What is saved is a pass of comparisons, and for rows longer than the caches a read of memory.
+// Limit: arithmetic, still: as many calls of exp as before, one at a time on one core, and each element waits for the
+// sum of the one before it. What is saved is a pass of comparisons, and for rows longer than the caches a read of
+// memory.
 #include "cpu.h"
 
 namespace {
