@@ -15,28 +15,32 @@ import torch
 
 from onepass import reference
 
-WARP, BLOCK, STREAM = range(3)
-SHORT = [4, 8, 16, 32, 33, 64, 100, 128, 256, 512, 781, 1024, 2048, 4096, 8192, 16384, 32768]
-LONG = [32001, 50257, 65536, 131072, 262144]
+WARP, BLOCK, CLUSTER, STREAM = range(4)
+LENGTHS = [4, 8, 16, 33, 64, 100, 128, 200, 256, 512, 781, 1000, 1024, 1025, 2048, 2176, 4096, 4224, 8192, 8320, 9216]
+LENGTHS += [12288, 12672, 16384, 32000, 32001, 32768, 50257, 50304, 65536, 128256, 131072, 151936, 256000, 262144]
 
 
-def vector_of(n: int, size: int) -> int:
-    vector = 16 // size
-    while vector > 1 and (n % vector or vector > n):
-        vector //= 2
-    return vector
-
-
-def plans(n: int, size: int) -> list[tuple[int, int, int, int, int]]:
-    vector, found = vector_of(n, size), []
-    for log in range(11):
-        lanes = 2**log
-        values = max(vector, 1 << (-(-n // lanes) - 1).bit_length())
-        if values <= 32 and lanes <= max(n, 32):
-            for threads in {max(128, lanes), max(256, lanes)}:
-                found.append((WARP if lanes <= 32 else BLOCK, lanes, threads // lanes, values, vector))
-    if n >= 8192:
-        found += [(STREAM, lanes, 1, values, vector) for lanes in (256, 512, 1024) for values in (8, 16, 32)]
+def plans(n: int, size: int) -> list[tuple[int, ...]]:
+    """(tier, lanes, rows a block, values, vector, cluster): all that might be the fastest for contiguous rows of n."""
+    widest, most, found = 16 // size, 128 // size, []
+    whole = widest
+    while n % whole:
+        whole //= 2
+    for vector in {widest, whole} if n >= widest else {whole}:
+        window = n if n % vector == 0 else n + vector - 1
+        vectors = -(-window // vector)
+        for lanes in (1, 2, 4, 8, 16, 32):
+            values = -(-vectors // lanes) * vector
+            if n <= 2048 and values <= min(64, most * 5 // 4) and lanes <= max(1, 2 * vectors):
+                found += [(WARP, lanes, threads // lanes, values, vector, 1) for threads in (128, 256)]
+    vectors = -(-(n if n % widest == 0 else n + widest - 1) // widest)
+    for cluster in (1, 2, 4, 8, 16):
+        for values in (most // 4, most // 2, most * 3 // 4, most):
+            threads = -(-vectors // (values // widest * cluster * 32)) * 32
+            if n >= 512 and (64 if n < 8192 else 128) <= threads <= 768 and (cluster == 1 or n >= 8192):
+                found.append((BLOCK if cluster == 1 else CLUSTER, threads, 1, values, widest, cluster))
+    if n >= 12288:
+        found += [(STREAM, threads, 1, 16, widest, 1) for threads in (512, 1024)]
     return found
 
 
@@ -76,16 +80,17 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--mib", type=int, default=256, help="size of the input (default 256)")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--lengths", type=int, nargs="*", help="in place of all")
     options = parser.parse_args()
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     rows: list[dict[str, Any]] = []
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": date, "rows": rows}
     for dtype in (torch.float32, torch.bfloat16):
-        for n in (*SHORT, *LONG):
+        for n in options.lengths or LENGTHS:
             found = sweep(n, dtype, options.mib, options.repeats)
             rows += found
             best = "  ".join(
-                f"{'WBS'[p[0]]}{p[1]}x{p[2]}v{p[3]}/{p[4]} {row['copy_fraction']:.3f}"
+                f"{'WBCS'[p[0]]}{p[1]}x{p[2]}v{p[3]}/{p[4]}c{p[5]} {row['copy_fraction']:.3f}"
                 for row in found[:4]
                 for p in [row["plan"]]
             )

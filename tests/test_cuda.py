@@ -11,21 +11,27 @@ import torch
 import onepass
 from onepass import native, reference
 
-WARP, BLOCK, STREAM = range(3)
+WARP, BLOCK, CLUSTER, STREAM = range(4)
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 # (function, input, output, (tier, lanes, rows a block, values, vector)): each source, each function, each kind of type.
 KERNELS = [
-    ("softmax", F32, F32, (WARP, 32, 4, 32, 4)),
-    ("softmax", BF16, BF16, (WARP, 2, 64, 8, 8)),
-    ("softmax", F16, F32, (WARP, 8, 16, 8, 1)),
-    ("softmax", F64, F16, (BLOCK, 64, 2, 16, 2)),
-    ("log_softmax", BF16, BF16, (BLOCK, 256, 1, 32, 8)),
-    ("softmin", F64, F64, (BLOCK, 1024, 1, 16, 2)),
-    ("logsumexp", F32, F32, (BLOCK, 1024, 1, 32, 4)),
-    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4)),
-    ("softmax", BF16, BF16, (STREAM, 512, 1, 16, 8)),
-    ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8)),
+    ("softmax", F32, F32, (WARP, 32, 4, 32, 4, 1)),
+    ("softmax", F32, F32, (WARP, 32, 4, 36, 4, 1)),
+    ("softmax", BF16, BF16, (WARP, 2, 64, 8, 8, 1)),
+    ("softmax", F16, F32, (WARP, 8, 16, 8, 1, 1)),
+    ("softmax", F32, F32, (BLOCK, 256, 1, 32, 4, 1)),
+    ("softmax", BF16, BF16, (BLOCK, 256, 1, 48, 8, 1)),
+    ("softmin", F16, F16, (BLOCK, 256, 1, 48, 8, 1)),
+    ("softmax", F64, F16, (BLOCK, 64, 1, 16, 2, 1)),
+    ("log_softmax", BF16, BF16, (BLOCK, 256, 1, 32, 8, 1)),
+    ("softmin", F64, F64, (BLOCK, 512, 1, 16, 2, 1)),
+    ("logsumexp", F32, F32, (BLOCK, 512, 1, 32, 4, 1)),
+    ("softmax", F32, F32, (CLUSTER, 512, 1, 32, 4, 8)),
+    ("softmax", BF16, BF16, (CLUSTER, 512, 1, 64, 8, 16)),
+    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1)),
+    ("softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1)),
+    ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8, 1)),
 ]
 
 
@@ -47,28 +53,31 @@ def nvrtc() -> str:
 def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type, y_type, plan, compute):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
     cubin = tmp_path / "kernel.cubin"
+    if plan[0] == CLUSTER and compute < 90:
+        pytest.skip("no clusters below 9.0")
     native.compile_kernel(function, x_type, y_type, plan, compute, cubin)
     tool = cuobjdump()
     usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
     report = dict(re.findall(r"(STACK|LOCAL|REG):(\d+)", usage))
     assert (report["STACK"], report["LOCAL"]) == ("0", "0"), usage
-    if plan[-1] * max(x_type.itemsize, y_type.itemsize) == 16:
+    vector = plan[4]
+    if vector * max(x_type.itemsize, y_type.itemsize) == 16:
         sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
         wide = {16: r"\.128", 8: r"\.64", 4: ""}
-        assert re.search(r"LDG\.E" + wide[plan[-1] * x_type.itemsize], sass), "no wide load"
+        assert re.search(r"LDG\.E" + wide[vector * x_type.itemsize], sass), "no wide load"
         if function != "logsumexp":
-            assert re.search(r"STG\.E" + wide[plan[-1] * y_type.itemsize], sass), "no wide store"
+            assert re.search(r"STG\.E" + wide[vector * y_type.itemsize], sass), "no wide store"
 
 
 def test_compile_error_is_told(nvrtc, tmp_path):
     with pytest.raises(RuntimeError, match=r"does not compile here(.|\n)*gpu-architecture"):
-        native.compile_kernel("softmax", F32, F32, (WARP, 32, 4, 4, 4), 1, tmp_path / "kernel.cubin")
+        native.compile_kernel("softmax", F32, F32, (WARP, 32, 4, 4, 4, 1), 1, tmp_path / "kernel.cubin")
 
 
 def test_cache_survives_damage(nvrtc, tmp_path, monkeypatch):
     cache = tmp_path / "a" / "cache"
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(cache))
-    kernel = ("softmax", F32, F32, (WARP, 32, 4, 8, 4), 90)
+    kernel = ("softmax", F32, F32, (WARP, 32, 4, 8, 4, 1), 90)
     before = native.counts()
 
     def counted() -> tuple[int, int]:
@@ -101,15 +110,19 @@ def test_cache_survives_damage(nvrtc, tmp_path, monkeypatch):
 
 # Plans that serve rows of n elements, and the lengths to run them on: one element, odd, one short, full, one over.
 FORCED = [
-    ((WARP, 1, 128, 4, 1), [1, 3, 4]),
-    ((WARP, 2, 64, 8, 4), [1, 8, 12, 16]),
-    ((WARP, 32, 4, 8, 1), [1, 31, 33, 255, 256]),
-    ((WARP, 32, 4, 16, 4), [4, 500, 512]),
-    ((BLOCK, 64, 2, 4, 1), [1, 63, 65, 255, 256]),
-    ((BLOCK, 128, 1, 8, 2), [2, 130, 1022, 1024]),
-    ((BLOCK, 1024, 1, 4, 1), [1, 1023, 4095, 4096]),
-    ((STREAM, 64, 1, 4, 1), [1, 63, 257, 5000]),
-    ((STREAM, 512, 1, 16, 4), [4, 8188, 8192, 20000]),
+    ((WARP, 1, 128, 4, 1, 1), [1, 3, 4]),
+    ((WARP, 2, 64, 12, 4, 1), [1, 8, 12, 21, 24]),
+    ((WARP, 32, 4, 8, 1, 1), [1, 31, 33, 255, 256]),
+    ((WARP, 32, 4, 20, 4, 1), [4, 500, 512, 513, 637, 640]),
+    ((BLOCK, 64, 1, 4, 1, 1), [1, 63, 65, 255, 256]),
+    ((BLOCK, 32, 1, 8, 4, 1), [5, 250, 253, 256]),
+    ((BLOCK, 160, 1, 24, 8, 1), [2, 130, 1022, 1024, 3833, 3840]),
+    ((BLOCK, 512, 1, 8, 1, 1), [1, 1023, 4095, 4096]),
+    ((CLUSTER, 32, 1, 8, 4, 2), [1, 3, 250, 509, 512]),
+    ((CLUSTER, 96, 1, 16, 4, 8), [1, 100, 1000, 9001, 12285, 12288]),
+    ((CLUSTER, 64, 1, 8, 2, 16), [1, 65, 8191, 8192]),
+    ((STREAM, 64, 1, 4, 1, 1), [1, 63, 257, 5000]),
+    ((STREAM, 512, 1, 16, 4, 1), [4, 8188, 8192, 8193, 20001]),
 ]
 TYPES = [(F32, F32), (F64, F64), (F16, F16), (BF16, BF16), (F16, F32), (BF16, F32), (F32, BF16), (F64, F16)]
 TOLERANCE = {F64: 1e-13, F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
@@ -143,12 +156,16 @@ def special(rows: int, n: int, dtype: torch.dtype) -> torch.Tensor:
 def test_every_tier(function, x_type, y_type):
     if function == "logsumexp" and x_type != y_type:
         pytest.skip("logsumexp has no dtype=")
+    clusters = torch.cuda.get_device_capability() >= (9, 0)
     for plan, lengths in FORCED:
-        if plan[-1] * max(x_type.itemsize, y_type.itemsize) > 16:
-            plan = (*plan[:-1], 2)
+        tier, lanes, group, values, vector, cluster = plan
+        vector = min(vector, 16 // max(x_type.itemsize, y_type.itemsize))
+        if tier == CLUSTER and not clusters:
+            continue
         for n in lengths:
-            if n % plan[-1]:
+            if n < vector or (tier != STREAM and n % vector and n + vector - 1 > lanes * values * cluster):
                 continue
+            plan = (tier, lanes, group, values, vector, cluster)
             x = special(37, n, x_type)
             lse = function == "logsumexp"
             out = torch.full((37,) if lse else (37, n), torch.nan, device="cuda", dtype=y_type)
@@ -161,17 +178,26 @@ def test_forced_plan_that_cannot_serve_is_refused():
     x = torch.randn(4, 100, device="cuda")
     out = torch.full_like(x, 5.0)
     for plan, words in [
-        ([WARP, 32, 4, 2, 1], "rows of up to 64 elements, got 100"),
-        ([WARP, 64, 2, 4, 1], "warp tier has up to 32 lanes"),
-        ([BLOCK, 48, 1, 4, 1], "powers of two"),
-        ([7, 32, 4, 4, 1], "tier is 0"),
-        ([WARP, 32, 4, 4], "a plan is"),
+        ([WARP, 32, 4, 2, 1, 1], "rows of up to 64 elements, got 100"),
+        ([WARP, 64, 2, 4, 1, 1], "warp tier has a power of two of lanes up to 32"),
+        ([BLOCK, 48, 1, 4, 1, 1], "a multiple of 32"),
+        ([BLOCK, 64, 2, 4, 1, 1], "one row a block"),
+        ([BLOCK, 64, 1, 4, 1, 2], "1 in the others"),
+        ([CLUSTER, 64, 1, 4, 1, 3], "cluster is a power of two"),
+        ([CLUSTER, 64, 1, 4, 1, 1], "2 to 16 in the cluster tier"),
+        ([BLOCK, 64, 1, 6, 4, 1], "values a multiple of it"),
+        ([BLOCK, 64, 1, 68, 4, 1], "up to 64"),
+        ([7, 32, 4, 4, 1, 1], "tier is 0"),
+        ([WARP, 32, 4, 4, 1], "a plan is"),
     ]:
         with pytest.raises(RuntimeError, match=words):
             torch.ops.onepass._forced(x, 0, [1], False, plan, out)
-    odd = torch.randn(4, 101, device="cuda")
-    with pytest.raises(RuntimeError, match="vector of 4"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [WARP, 32, 4, 4, 4], torch.empty_like(odd))
+    odd = torch.randn(4, 126, device="cuda")
+    with pytest.raises(RuntimeError, match="rows of up to 128 elements, got 129"):
+        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1], torch.empty_like(odd))
+    shifted = torch.empty(4 * 126 + 1, device="cuda")[1:].view(4, 126)
+    with pytest.raises(RuntimeError, match="of this call allow 1"):
+        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1], shifted)
     assert (out == 5).all()
 
 
@@ -208,7 +234,7 @@ def test_explain_names_the_kernel_that_ran():
         torch.cuda.synchronize()
     names = [event.key for event in profile.key_averages()]
     assert "onepass_kernel" in names, names
-    assert onepass.explain(torch.randn(8, 100_000, device="cuda")).tier == "stream"
+    assert onepass.explain(torch.randn(8, 1_000_000, device="cuda")).tier == "stream"
 
 
 @pytest.mark.gpu

@@ -60,37 +60,47 @@ LENGTHS += [32001, 32767, 32768, 32769, 50257, 128256, 10**6, 2**31 + 5, 2**40]
 @pytest.mark.parametrize(("x_type", "y_type"), list(itertools.product([F32, F64, F16, BF16], repeat=2)))
 def test_every_length_has_a_sound_plan(x_type, y_type):
     kernels = set()
-    for n in LENGTHS:
-        for rows in (1, 3, 10**6, 2**33):
-            plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type)
-            lanes, group, values, vector = (plan[key] for key in ("lanes", "rows_per_block", "values", "vector"))
-            assert plan["threads"] == lanes * group
-            assert 32 <= plan["threads"] <= 1024
-            assert plan["grid"] * group >= min(rows, 2**31 - 1)
-            assert 1 <= plan["grid"] <= 2**31 - 1
-            assert vector * max(x_type.itemsize, y_type.itemsize) <= 16
-            assert n % vector == 0 or rows == 1
-            assert values % vector == 0
-            if plan["tier"] == "stream":
-                assert group == 1
-                assert n > 4096  # shorter rows are read once
-            else:
-                assert lanes * values >= n
-                assert (plan["tier"] == "warp") == (lanes <= 32)
-                assert values <= (16 if x_type == F64 else 32)
-            kernels.add((plan["tier"], lanes, group, values, vector))
+    widest = max(x_type.itemsize, y_type.itemsize)
+    for n, rows, compute in itertools.product(LENGTHS, (1, 3, 10**6, 2**33), (80, 90)):
+        plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type, compute=compute)
+        lanes, group, values, vector = (plan[key] for key in ("lanes", "rows_per_block", "values", "vector"))
+        cluster = plan["cluster"]
+        assert plan["threads"] == lanes * group
+        assert 32 <= plan["threads"] <= 1024
+        assert plan["grid"] % cluster == 0
+        assert plan["grid"] // cluster * group >= min(rows, (2**31 - 1) // cluster)
+        assert 1 <= plan["grid"] <= 2**31 - 1
+        assert vector * widest <= 16
+        whole = next(v for v in (8, 4, 2, 1) if v * widest <= 16 and v <= n)
+        narrow = next(v for v in (8, 4, 2, 1) if v <= whole and (rows == 1 or n % v == 0))
+        assert vector == (narrow if widest == 2 and n < 128 else whole)  # rows of any length go in vectors
+        assert values % vector == 0
+        assert cluster in ((2, 4, 8, 16) if plan["tier"] == "cluster" else (1,))
+        assert cluster == 1 or compute >= 90
+        if plan["tier"] == "stream":
+            assert group == 1
+            assert n * widest > 2**15  # shorter rows are read once
+        else:
+            assert lanes * values * cluster >= (n if n % vector == 0 or rows == 1 else n + vector - 1)
+            assert values * min(widest, 8) <= 160
+        kernels.add((plan["tier"], lanes if plan["tier"] == "warp" else 0, group, values, vector, cluster))
     assert len(kernels) < 64, "no compile for every row length"
 
 
 @given(st.integers(1, 3000), st.integers(0, 15), st.integers(0, 15), st.integers(0, 9), st.sampled_from([F32, BF16]))
-def test_a_vector_never_crosses_its_alignment(n, x_offset, y_offset, pad, dtype):
-    size, stride = dtype.itemsize, n + pad
-    addresses = {"x_address": 4096 + x_offset * size, "y_address": 4096 + y_offset * size}
-    plan = native.plan("softmax", True, (4, n), (stride, 1), (stride, 1), [1], dtype, dtype, **addresses)
-    width = plan["vector"] * size
-    assert addresses["x_address"] % width == 0
-    assert addresses["y_address"] % width == 0
-    assert stride * size % width == 0
+def test_a_vector_begins_at_the_same_element_of_both_rows(n, x_offset, y_offset, pad, dtype):
+    size, x_stride, y_stride = dtype.itemsize, n + pad, n
+    first = {"x_address": 4096 + x_offset * size, "y_address": 4096 + y_offset * size}
+    plan = native.plan("softmax", True, (4, n), (x_stride, 1), (y_stride, 1), [1], dtype, dtype, **first)
+    for vector in (plan["vector"], 2 * plan["vector"]):
+        agree = all((x_offset + row * x_stride - y_offset - row * y_stride) % vector == 0 for row in range(4))
+        if vector == plan["vector"]:
+            assert agree
+        else:
+            assert not agree or vector * size > 16 or vector > n or (size == 2 and n < 128)
+    phased = any((x_offset + row * x_stride) % plan["vector"] for row in range(4))
+    room = plan["lanes"] * plan["values"] * plan["cluster"]
+    assert plan["tier"] == "stream" or room >= (n + plan["vector"] - 1 if phased else n)
 
 
 def test_explain_is_readable_and_complete():
@@ -101,7 +111,7 @@ def test_explain_is_readable_and_complete():
         "bfloat16",
         "NVIDIA H200",
         "cuda",
-        "stream",
+        "cluster",
         "4,978,638,848",
         "4,270 GB/s",
     ):

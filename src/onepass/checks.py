@@ -15,7 +15,7 @@ from .overlap import overlap, self_overlap
 FLOATS = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 HALVES = frozenset((torch.float16, torch.bfloat16))
 INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
-_TAKES = "float32, float64, float16 and bfloat16"
+TAKES = "float32, float64, float16 and bfloat16"
 
 
 def check_input(function: str, x: Any) -> None:
@@ -27,12 +27,14 @@ def check_input(function: str, x: Any) -> None:
         raise NotImplementedError(f"onepass.{function}(): takes dense strided tensors, got {got}")
     if x.dtype not in FLOATS and x.dtype not in INTEGERS:
         error = TypeError if x.is_complex() and function == "logsumexp" else NotImplementedError
-        raise error(f"onepass.{function}(): takes {_TAKES} (and integers), got {x.dtype}")
+        raise error(f"onepass.{function}(): takes {TAKES} (and integers), got {x.dtype}")
 
 
 def normalise_dims(function: str, x: Tensor, dim: Any) -> list[int]:
     """`dim`, an int or a sequence of ints, as a list of unique dims from 0 up."""
     rank = x.dim() or 1
+    if type(dim) is int and -rank <= dim < rank:
+        return [dim % rank]
     try:
         if isinstance(dim, bool):  # an int to Python, an error to torch
             raise TypeError
@@ -57,13 +59,21 @@ def result_dtype(function: str, x: Tensor, dtype: Any) -> torch.dtype:
     """The dtype of the softmax family's result; checks `dtype`."""
     if dtype is None:
         if x.dtype not in FLOATS:
-            raise NotImplementedError(f"onepass.{function}(): of {x.dtype} needs dtype=, one of {_TAKES}")
+            raise NotImplementedError(f"onepass.{function}(): of {x.dtype} needs dtype=, one of {TAKES}")
         return x.dtype
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"onepass.{function}(): dtype must be a torch.dtype, got {dtype!r}")
     if dtype not in FLOATS:
-        raise NotImplementedError(f"onepass.{function}(): dtype must be one of {_TAKES}, got {dtype}")
+        raise NotImplementedError(f"onepass.{function}(): dtype must be one of {TAKES}, got {dtype}")
     return dtype
+
+
+def _apart(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors lie one wholly behind the other, as they mostly do. False says nothing."""
+    if not (a.is_contiguous() and b.is_contiguous()) or a.device.type == "meta":
+        return False
+    a_start, b_start = a.data_ptr(), b.data_ptr()
+    return a_start + a.nbytes <= b_start or b_start + b.nbytes <= a_start
 
 
 def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch.dtype) -> None:
@@ -94,6 +104,8 @@ def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch
         raise RuntimeError(
             f"onepass.{function}(): elements of out share memory (strides {out.stride()}); clone() it first"
         )
+    if x is not out and _apart(x, out):
+        return
     shared = overlap(x, out)
     if shared == "partial" or (shared == "same" and function == "logsumexp" and x.numel() > 1):
         raise RuntimeError(

@@ -8,6 +8,9 @@ from . import native
 from . import triton as triton_engine
 
 ENGINES = ("cpu", "cuda", "triton")
+# The devices whose tensors "auto" gives to the native core, by Tensor.get_device(): -1 is the CPU, and a CUDA device
+# comes in with its first call. What is in here needs no more asking.
+NATIVE = {-1}
 
 
 def _first_line(error: Exception) -> str:
@@ -52,6 +55,8 @@ def _best(device_type: str, index: int | None) -> str:
     reasons = {engine: _unavailable(engine, device_type, index) for engine in ("cuda", "triton")}
     for engine, reason in reasons.items():
         if reason is None:
+            if engine == "cuda" and index is not None:
+                NATIVE.add(index)
             return engine
     said = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
     raise RuntimeError(f"onepass: no engine serves a tensor on a {device_type} device ({said})")

@@ -232,7 +232,7 @@ def _describe(
         )
         numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
-    shown = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector")
+    shown = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "cluster")
     if plan["tier"] == "stream" and function != "logsumexp":
         notes.append("a row streams through its block: it is read twice")
     return plan["tier"], {key: plan[key] for key in shown}

@@ -9,10 +9,15 @@ from torch import Tensor
 from .checks import FLOATS, HALVES, check_input, check_out, normalise_dims, result_dtype
 from .engines import resolve
 from .ops import call, call_out, reduced_shape
+from .plain import HANDLES, call_boxed, is_plain
 
 __all__ = ["log_softmax", "logsumexp", "softmax", "softmin"]
 
 Dim = int | Sequence[int]
+Type = torch.dtype
+_SOFTMAX, _LOG_SOFTMAX, _SOFTMIN, _LOGSUMEXP = (
+    HANDLES[name] for name in ("softmax", "log_softmax", "softmin", "logsumexp")
+)
 
 
 def _autocast(x: Tensor) -> bool:
@@ -74,6 +79,11 @@ def softmax(
     >>> onepass.softmax(x, dim=(0, 1), out=x)[0]
     tensor([0.1250, 0.1250, 0.1250, 0.1250])
     """
+    if out is None and engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+        try:
+            return call_boxed(_SOFTMAX, input, dim, dtype)
+        except Exception:  # what is wrong, the way below says
+            pass
     return _family("softmax", input, dim, dtype, out, engine)
 
 
@@ -93,6 +103,11 @@ def log_softmax(
     >>> onepass.log_softmax(torch.zeros(3, 4), dim=0)[0]
     tensor([-1.0986, -1.0986, -1.0986, -1.0986])
     """
+    if out is None and engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+        try:
+            return call_boxed(_LOG_SOFTMAX, input, dim, dtype)
+        except Exception:  # what is wrong, the way below says
+            pass
     return _family("log_softmax", input, dim, dtype, out, engine)
 
 
@@ -112,6 +127,11 @@ def softmin(
     >>> onepass.softmin(torch.tensor([0.0, 0.0, torch.inf]))
     tensor([0.5000, 0.5000, 0.0000])
     """
+    if out is None and engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+        try:
+            return call_boxed(_SOFTMIN, input, dim, dtype)
+        except Exception:  # what is wrong, the way below says
+            pass
     return _family("softmin", input, dim, dtype, out, engine)
 
 
@@ -138,6 +158,11 @@ def logsumexp(
     >>> onepass.logsumexp(torch.zeros(2, 10), dim=1)
     tensor([2.3026, 2.3026])
     """
+    if out is None and engine == "auto" and type(keepdim) is bool and is_plain(input, dim):
+        try:
+            return call_boxed(_LOGSUMEXP, input, dim, keepdim)
+        except Exception:  # what is wrong, or an integer dtype: the way below knows
+            pass
     function = "logsumexp"
     check_input(function, input)
     dims = normalise_dims(function, input, dim)

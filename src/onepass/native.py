@@ -11,7 +11,7 @@ import torch
 PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-TIERS = ("warp", "block", "stream")
+TIERS = ("warp", "block", "cluster", "stream")
 
 if not PATH.exists():
     raise ImportError(
@@ -47,13 +47,14 @@ def plan(
     y_type: torch.dtype,
     x_address: int = 0,
     y_address: int = 0,
+    compute: int = 90,
 ) -> dict[str, Any]:
-    """The plan of a call: view, rows, n, bytes, and the engine's tier and launch numbers."""
+    """The plan of a call: view, rows, n, bytes, and the engine's tier and launch numbers; `compute` is 90 for sm_90."""
     reduce = (ctypes.c_bool * max(len(sizes), 1))(*(i in dims for i in range(len(sizes))))
     answer = _ask(
         "onepass_plan",
         FUNCTIONS.index(function),
-        int(cuda),
+        compute if cuda else 0,
         len(sizes),
         _int64s(sizes),
         _int64s(x_strides),
@@ -70,7 +71,7 @@ def plan(
 def compile_kernel(
     function: str, x_type: torch.dtype, y_type: torch.dtype, plan: Sequence[int], compute: int, path: str | Path
 ) -> None:
-    """Compile the CUDA kernel of a plan (tier, lanes, rows a block, values, vector) for sm_<compute> into a file."""
+    """Compile the kernel of a plan (tier, lanes, rows a block, values, vector, cluster) for sm_<compute> to a file."""
     _ask(
         "onepass_compile",
         FUNCTIONS.index(function),

@@ -1,7 +1,8 @@
 """The operators in PyTorch: fake kernels, gradients, vmap, and the route a call takes.
 
 Three routes: no gradient needed -> the raw operator, which costs least; eager autograd and function transforms ->
-`Differentiable`; compiling, and tensor subclasses -> the registered operator, which a graph keeps by name.
+`Differentiable`; compiling, and tensor subclasses -> the registered operator, which a graph keeps by name. The plain
+call of the first, which is most calls, has a way of its own (plain.py).
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,14 @@ from . import triton as triton_engine
 
 FAMILY = ("softmax", "log_softmax", "softmin")
 _ops = torch.ops.onepass
-_RAW = {name: getattr(_ops, f"_{name}").default for name in (*FAMILY, "logsumexp")}
+RAW = {name: getattr(_ops, f"_{name}").default._op for name in (*FAMILY, "logsumexp")}
 _REGISTERED = {name: getattr(_ops, name).default for name in (*FAMILY, "logsumexp")}
 _OUT = {name: getattr(_ops, name).out for name in (*FAMILY, "logsumexp")}
 
-_library = torch.library.Library("onepass", "FRAGMENT")
+library = torch.library.Library("onepass", "FRAGMENT")
 _TRITON = "(Tensor input, str function, int[] dim, ScalarType? dtype, bool keepdim"
-_library.define(f"triton{_TRITON}) -> Tensor")
-_library.define(f"triton.out{_TRITON}, *, Tensor(a!) out) -> ()")
+library.define(f"triton{_TRITON}) -> Tensor")
+library.define(f"triton.out{_TRITON}, *, Tensor(a!) out) -> ()")
 
 
 def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> list[int]:
@@ -32,7 +33,7 @@ def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> l
     return kept if keepdim else [size for i, size in enumerate(kept) if i not in dims]
 
 
-def _empty(function: str, x: Tensor, dims: Sequence[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
+def empty(function: str, x: Tensor, dims: Sequence[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
     if function == "logsumexp":
         return x.new_empty(reduced_shape(x.shape, [d % max(x.dim(), 1) for d in dims], keepdim))
     return torch.empty_like(x, dtype=dtype or x.dtype)
@@ -131,8 +132,8 @@ def raw(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, ke
     if engine == "triton":
         return _ops.triton.default(x, function, dims, dtype, keepdim)
     if function == "logsumexp":
-        return _RAW[function](x, dims, keepdim)
-    return _RAW[function](x, dims, dtype=dtype)
+        return RAW[function](x, dims, keepdim)
+    return RAW[function](x, dims) if dtype is None else RAW[function](x, dims, dtype=dtype)
 
 
 def call(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str) -> Tensor:
@@ -188,7 +189,7 @@ def _triton_out(
 
 @torch._disable_dynamo
 def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
-    out = _empty(function, input, dim, dtype, keepdim)
+    out = empty(function, input, dim, dtype, keepdim)
     _triton_out(input, function, dim, dtype, keepdim, out=out)
     return out
 
@@ -201,13 +202,13 @@ def _raise_version(name: str, operator: Any) -> None:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *given, out=out, **named)
 
-    _library.impl(name, overwrite, "ADInplaceOrView", with_keyset=True)
-    torch.library.register_fake(f"onepass::{name}", lambda *_, **__: None, lib=_library)
+    library.impl(name, overwrite, "ADInplaceOrView", with_keyset=True)
+    torch.library.register_fake(f"onepass::{name}", lambda *_, **__: None, lib=library)
 
 
 for _key in ("CPU", "CUDA", "XPU"):
-    _library.impl("triton", _triton_kernel, _key)
-    _library.impl("triton.out", _triton_out, _key)
+    library.impl("triton", _triton_kernel, _key)
+    library.impl("triton.out", _triton_out, _key)
 
 
 def _setup(ctx: Any, function: str, x: Tensor, dims: list[int], keepdim: bool, output: Tensor) -> None:
@@ -226,7 +227,7 @@ def _register(function: str) -> None:
     lse = function == "logsumexp"
 
     def fake(input: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-        return _empty(function, input, dim, dtype, keepdim)
+        return empty(function, input, dim, dtype, keepdim)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor, keyword_only_inputs: Any = None) -> None:
         _setup(ctx, function, inputs[0], inputs[1], lse and inputs[2], output)
@@ -235,18 +236,18 @@ def _register(function: str) -> None:
         return (_gradient(ctx, g), None, None) if lse else (_gradient(ctx, g), None)
 
     for name in (function, f"_{function}"):
-        torch.library.register_fake(f"onepass::{name}", fake, lib=_library)
+        torch.library.register_fake(f"onepass::{name}", fake, lib=library)
     _raise_version(f"{function}.out", _OUT[function])
-    torch.library.register_autograd(f"onepass::{function}", backward, setup_context=setup, lib=_library)
+    torch.library.register_autograd(f"onepass::{function}", backward, setup_context=setup, lib=library)
 
 
 for _name in (*FAMILY, "logsumexp"):
     _register(_name)
 
 
-@torch.library.register_fake("onepass::triton", lib=_library)
+@torch.library.register_fake("onepass::triton", lib=library)
 def _(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
-    return _empty(function, input, dim, dtype, keepdim)
+    return empty(function, input, dim, dtype, keepdim)
 
 
 _raise_version("triton.out", _ops.triton.out)
@@ -261,5 +262,5 @@ torch.library.register_autograd(
     "onepass::triton",
     lambda ctx, g: (_gradient(ctx, g), None, None, None, None),
     setup_context=_triton_setup,
-    lib=_library,
+    lib=library,
 )

@@ -15,12 +15,12 @@ using namespace onepass;
 std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
 
-std::string plan_json(const Layout& layout, DType x, DType y, bool reduced, bool cuda, uint64_t x_address,
+std::string plan_json(const Layout& layout, DType x, DType y, bool reduced, int compute, uint64_t x_address,
                       uint64_t y_address) {
   std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced));
   if (layout.rows == 0 || layout.n == 0) return json + "}";
-  if (!cuda) {
+  if (!compute) {
     const Units units = baseline::units(layout);
     return json + ", " + field("isa", cpu_isa()) + ", " + field("fused", cpu_fuses(x, y)) + ", " +
            field("units", units.count) + ", " + field("grain", cpu_grain(units)) + "}";
@@ -32,32 +32,35 @@ std::string plan_json(const Layout& layout, DType x, DType y, bool reduced, bool
     rows.reduced.insert({layout.n, 1, 1});
     x_address = y_address = 0;
   }
-  const CudaPlan plan = plan_cuda(rows, x, y, vector_width(x, y, x_address, y_address, rows, reduced));
+  const Phase phase(x, y, x_address, y_address, rows, reduced);
+  const CudaPlan plan = plan_cuda(rows, x, y, phase, compute >= 90);
   return json + ", " + field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
          field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
-         field("vector", plan.vector) + ", " + field("threads", plan.threads()) + ", " +
-         field("grid", plan.grid(layout.rows)) + ", " + field("source", cuda::source_of(plan.tier)) + "}";
+         field("vector", plan.vector) + ", " + field("cluster", plan.cluster) + ", " +
+         field("threads", plan.threads()) + ", " + field("grid", plan.grid(layout.rows)) + ", " +
+         field("source", cuda::source_of(plan.tier)) + "}";
 }
 
 }  // namespace
 
 // The plan of a call: `reduce` marks the reduced dims, types and functions are numbered as in plan.h, addresses matter
-// by their alignment only.
-ONEPASS_API int onepass_plan(int function, int cuda, int ndim, const int64_t* sizes, const int64_t* x_strides,
+// by their alignment only. `compute` is 90 for sm_90, and 0 for the CPU engine.
+ONEPASS_API int onepass_plan(int function, int compute, int ndim, const int64_t* sizes, const int64_t* x_strides,
                              const int64_t* y_strides, const bool* reduce, int x_type, int y_type, uint64_t x_address,
                              uint64_t y_address, char* text, int64_t size) {
   return guarded(text, size, [&] {
     const bool reduced = Function(function) == Function::logsumexp;
     const Layout layout = make_layout(ndim, sizes, x_strides, y_strides, reduce, reduced);
-    return plan_json(layout, DType(x_type), DType(y_type), reduced, cuda, x_address, y_address);
+    return plan_json(layout, DType(x_type), DType(y_type), reduced, compute, x_address, y_address);
   });
 }
 
-// Compiles the kernel of a plan (tier, lanes, rows a block, values, vector) for sm_<compute> into the file `path`.
+// Compiles the kernel of a plan (tier, lanes, rows a block, values, vector, cluster) for sm_<compute> into the file
+// `path`.
 ONEPASS_API int onepass_compile(int function, int x_type, int y_type, const int64_t* plan, int compute,
                                 const char* path, char* text, int64_t size) {
   return guarded(text, size, [&] {
-    const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]), int(plan[4])};
+    const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]), int(plan[4]), int(plan[5])};
     const std::string code = cuda::cubin(
         cuda::source_of(made.tier), cuda::defines_of(Function(function), DType(x_type), DType(y_type), made), compute);
     return written(code, path);

@@ -119,6 +119,17 @@ inline Layout make_layout(int ndim, const int64_t* sizes, const int64_t* x_strid
   return layout;
 }
 
+// What make_layout makes of the last dim of contiguous tensors that are not empty, without its bags to sort and merge.
+inline Layout contiguous_layout(int64_t rows, int64_t n, bool reduced_output) {
+  Layout layout;
+  layout.outer.insert({rows, n, reduced_output ? 1 : n});
+  layout.reduced.insert({n, 1, 1});
+  layout.rows = rows;
+  layout.n = n;
+  layout.view = View::rows;
+  return layout;
+}
+
 // Steps through a bag in order without a division an element.
 struct Odometer {
   const Bag& bag;

@@ -1,5 +1,6 @@
 // ops.cpp: the operators' schemas and their way into the engines. With this library loaded, a graph that holds them
 // runs from C++ alone. No Python here; fake kernels and gradients are in ops.py.
+#include <algorithm>
 #include <limits>
 
 #include "cpu/pick.h"
@@ -10,75 +11,65 @@ namespace onepass {
 
 namespace {
 
+namespace stable = torch::stable::detail;
 using Dims = std::vector<int64_t>;
 using MaybeType = std::optional<ScalarType>;
 
-std::string text_of(const int64_t* values, size_t count) {
+std::string text_of(const int64_t* values, int count) {
   std::string text = "[";
-  for (size_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  for (int i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
   return text + "]";
 }
 
 // Which dims are reduced. A 0-d tensor has the one dim 0 (or -1) of size 1, as in torch.
 struct Mask {
   bool reduced[kMaxDims] = {};
+  bool only_last;
 
-  Mask(const Dims& dims, int64_t rank) {
+  Mask(const int64_t* dims, int count, int rank) {
     if (rank > kMaxDims) fail("takes at most 64 dims, got " + std::to_string(rank));
-    for (const int64_t dim : dims) {
-      const int64_t bound = rank ? rank : 1, at = dim < 0 ? dim + bound : dim;
+    for (int i = 0; i < count; ++i) {
+      const int64_t dim = dims[i], bound = rank ? rank : 1, at = dim < 0 ? dim + bound : dim;
       if (at < 0 || at >= bound) {
         fail("dim " + std::to_string(dim) + " is out of range for a tensor of " + std::to_string(rank) + " dims");
       }
-      if (rank && reduced[at])
-        fail("dim " + std::to_string(at) + " appears twice in " + text_of(dims.data(), dims.size()));
+      if (rank && reduced[at]) fail("dim " + std::to_string(at) + " appears twice in " + text_of(dims, count));
       if (rank) reduced[at] = true;
     }
+    only_last = count == 1 && rank && reduced[rank - 1];
   }
+  Mask(const Dims& dims, int64_t rank) : Mask(dims.data(), int(dims.size()), int(rank)) {}
 };
 
+// The shape of a result. Its arrays are as long as they may get: nothing here is worth a walk to the heap.
 struct Shape {
-  Dims sizes, strides;
+  int rank = 0;
+  int64_t sizes[kMaxDims];
 
-  explicit Shape(const Tensor& tensor) {
-    const auto s = tensor.sizes(), t = tensor.strides();
-    sizes.assign(s.begin(), s.end());
-    strides.assign(t.begin(), t.end());
-  }
-};
-
-Call make_call(Function function, const Tensor& input, const Tensor& out, const Mask& mask, bool keepdim) {
-  const Shape x(input), y(out);
-  const int rank = int(x.sizes.size());
-  const bool reduced = function == Function::logsumexp;
-  Dims y_sizes, y_strides(size_t(rank), 0);
-  for (int i = 0; i < rank; ++i) {
-    if (!mask.reduced[i] || !reduced) {
-      const size_t at = y_sizes.size();
-      if (at < y.strides.size()) y_strides[size_t(i)] = y.strides[at];
-      y_sizes.push_back(x.sizes[size_t(i)]);
-    } else if (keepdim) {
-      y_sizes.push_back(1);
+  Shape(Function function, const Operand& x, const Mask& mask, bool keepdim) {
+    for (int i = 0; i < x.rank; ++i) {
+      if (function != Function::logsumexp || !mask.reduced[i]) {
+        sizes[rank++] = x.sizes[i];
+      } else if (keepdim) {
+        sizes[rank++] = 1;
+      }
     }
   }
-  if (y_sizes != y.sizes) {
-    fail("the result has shape " + text_of(y_sizes.data(), y_sizes.size()) + ", got an out of shape " +
-         text_of(y.sizes.data(), y.sizes.size()));
-  }
-  if (input.is_cuda() != out.is_cuda() || input.get_device_index() != out.get_device_index()) {
-    fail("input and out must be on the same device");
-  }
-  Call call = {function,
-               dtype_of(input.scalar_type()),
-               dtype_of(out.scalar_type()),
-               input.const_data_ptr(),
-               out.mutable_data_ptr(),
-               {}};
-  call.layout = make_layout(rank, x.sizes.data(), x.strides.data(), y_strides.data(), mask.reduced, reduced);
-  return call;
-}
+};
 
-// CPU ---------------------------------------------------------------------------------------------------------------
+Layout layout_of(Function function, const Operand& x, const Operand& y, const Mask& mask, bool keepdim,
+                 bool contiguous) {
+  const bool reduces = function == Function::logsumexp;
+  const int64_t numel = contiguous && mask.only_last ? x.numel() : 0;
+  if (numel) return contiguous_layout(numel / x.sizes[x.rank - 1], x.sizes[x.rank - 1], reduces);
+  int64_t y_strides[kMaxDims];  // by the dims of the input
+  for (int i = 0, at = 0; i < x.rank; ++i) {
+    const bool gone = reduces && mask.reduced[i];
+    y_strides[i] = gone ? 0 : y.strides[at];
+    at += !gone || keepdim;
+  }
+  return make_layout(x.rank, x.sizes, x.strides, y_strides, mask.reduced, reduces);
+}
 
 void run_cpu(const Call& call) {
   static const CpuRun run = cpu_run();
@@ -88,90 +79,131 @@ void run_cpu(const Call& call) {
   torch::stable::parallel_for(0, units.count, grain, [&](int64_t begin, int64_t end) { run(call, begin, end); });
 }
 
-// Both --------------------------------------------------------------------------------------------------------------
+// A second owner of a tensor, for those who take a Tensor.
+Tensor shared(const Operand& tensor) {
+  AtenTensorHandle made;
+  checked(aoti_torch_new_tensor_handle(tensor.handle, &made));
+  return Tensor(made);
+}
 
-void forward_into(Function function, const Tensor& given, const Tensor& out, const Mask& mask, bool keepdim,
-                  const CudaPlan* forced) {
-  Tensor input = given;
-  const DType y_type = dtype_of(out.scalar_type());
-  const DType x_type = dtype_of(input.scalar_type());
-  if (function == Function::logsumexp && x_type != y_type) {
-    fail(std::string("logsumexp of ") + kDTypeNames[int(x_type)] + " gives the same type, got an out of " +
-         kDTypeNames[int(y_type)]);
+// A call whose result has its shape and is on its device. `contiguous`: input and result both are.
+void run(Function function, const Operand& x, DType x_type, const Operand& y, DType y_type, const Mask& mask,
+         bool keepdim, bool contiguous, const CudaPlan* forced) {
+  if (y.numel() == 0) return;
+  if (!x.is_cuda() && !cpu_fuses(x_type, y_type)) {
+    const Owned rounded = cast(x, y_type);
+    return run(function, Operand(rounded.get()), y_type, y, y_type, mask, keepdim, contiguous, forced);
   }
-  if (out.numel() == 0) return;
-  if (!input.is_cuda() && !cpu_fuses(x_type, y_type)) input = cast(input, y_type);
-  const Call call = make_call(function, input, out, mask, keepdim);
+  const Call call = {function, x_type,           y_type,
+                     x.data(), y.mutable_data(), layout_of(function, x, y, mask, keepdim, contiguous)};
   if (call.layout.n == 0) {  // only logsumexp gets here: a sum of nothing
-    Tensor fill = out;
+    Tensor fill = shared(y);
     torch::stable::fill_(fill, -std::numeric_limits<double>::infinity());
-  } else if (input.is_cuda()) {
-    cuda::run(call, input, out, mask.reduced, keepdim, forced);
+  } else if (x.is_cuda()) {
+    const Tensor input = shared(x);  // rows are launched from the call alone: any tensor of the device will do as out
+    cuda::run(call, input, call.layout.view == View::rows ? input : shared(y), mask.reduced, keepdim, forced);
   } else {
     run_cpu(call);
   }
 }
 
-Tensor family(Function function, const Tensor& input, const Dims& dims, const MaybeType& dtype) {
-  const Mask mask(dims, input.dim());
-  const DType x_type = dtype_of(input.scalar_type());
+// Results made here ---------------------------------------------------------------------------------------------------
+
+Owned forward(Function function, const Operand& x, const Mask& mask, const MaybeType& dtype, bool keepdim) {
+  const DType x_type = x.type();
   const DType y_type = dtype ? dtype_of(*dtype) : x_type;
-  Tensor out = empty_like(input, y_type);
-  forward_into(function, input, out, mask, false, nullptr);
-  return out;
-}
-
-Tensor softmax(const Tensor& input, Dims dims, MaybeType dtype) {
-  return family(Function::softmax, input, dims, dtype);
-}
-Tensor log_softmax(const Tensor& input, Dims dims, MaybeType dtype) {
-  return family(Function::log_softmax, input, dims, dtype);
-}
-Tensor softmin(const Tensor& input, Dims dims, MaybeType dtype) {
-  return family(Function::softmin, input, dims, dtype);
-}
-
-Tensor logsumexp(const Tensor& input, Dims dims, bool keepdim) {
-  const Mask mask(dims, input.dim());
-  Dims sizes;
-  for (int i = 0; i < int(input.dim()); ++i) {
-    if (!mask.reduced[i])
-      sizes.push_back(input.size(i));
-    else if (keepdim)
-      sizes.push_back(1);
+  const bool contiguous = x.is_contiguous();
+  if (function != Function::logsumexp) {
+    Owned out = empty_like(x, y_type, contiguous);
+    Operand y = x;
+    y.handle = out.get();
+    run(function, x, x_type, contiguous ? y : Operand(out.get()), y_type, mask, keepdim, contiguous, nullptr);
+    return out;
   }
-  Tensor out = empty_strided(sizes, contiguous_strides(sizes), dtype_of(input.scalar_type()), input);
-  forward_into(Function::logsumexp, input, out, mask, keepdim, nullptr);
+  const Shape shape(function, x, mask, keepdim);
+  int64_t strides[kMaxDims];
+  contiguous_strides(shape.rank, shape.sizes, strides);
+  Owned out = empty_strided(shape.rank, shape.sizes, strides, y_type, x);
+  run(function, x, x_type, Operand(out.get()), y_type, mask, keepdim, contiguous, nullptr);
   return out;
 }
 
-void family_out(Function function, const Tensor& input, const Dims& dims, const MaybeType& dtype, const Tensor& out) {
+// The kernels as the dispatcher calls them: they own what they find on the stack, and leave the result there. TORCH_BOX
+// would count the owners of both tensors, and make one more reference to the result.
+struct Options {
+  MaybeType dtype;
+  bool keepdim = false;
+
+  Options(Function function, StableIValue given) {
+    if (function == Function::logsumexp) {
+      keepdim = stable::to<bool>(given);
+    } else {
+      dtype = stable::to<MaybeType>(given);
+    }
+  }
+};
+
+template <Function function>
+void over_dims(StableIValue* stack, uint64_t, uint64_t) {
+  const Owned input(stable::to<AtenTensorHandle>(stack[0]));
+  const Dims dims = stable::to<Dims>(stack[1]);
+  const Options options(function, stack[2]);
+  const Operand x(input.get());
+  stack[0] = stable::from(forward(function, x, Mask(dims, x.rank), options.dtype, options.keepdim).release());
+}
+
+template <Function function>
+void over_dim(StableIValue* stack, uint64_t, uint64_t) {
+  const Owned input(stable::to<AtenTensorHandle>(stack[0]));
+  const int64_t dim = stable::to<int64_t>(stack[1]);
+  const Options options(function, stack[2]);
+  const Operand x(input.get());
+  stack[0] = stable::from(forward(function, x, Mask(&dim, 1, x.rank), options.dtype, options.keepdim).release());
+}
+
+// Results given -------------------------------------------------------------------------------------------------------
+
+void forward_into(Function function, const Tensor& input, const Dims& dims, bool keepdim, const Tensor& out,
+                  const CudaPlan* forced) {
+  const Operand x(input.get()), y(out.get());
+  const Mask mask(dims, x.rank);
+  const DType y_type = y.type(), x_type = x.type();
+  if (function == Function::logsumexp && x_type != y_type) {
+    fail(std::string("logsumexp of ") + kDTypeNames[int(x_type)] + " gives the same type, got an out of " +
+         kDTypeNames[int(y_type)]);
+  }
+  if (y.numel() == 0) return;
+  const Shape shape(function, x, mask, keepdim);
+  if (shape.rank != y.rank || !std::equal(y.sizes, y.sizes + y.rank, shape.sizes)) {
+    fail("the result has shape " + text_of(shape.sizes, shape.rank) + ", got an out of shape " +
+         text_of(y.sizes, y.rank));
+  }
+  if (x.is_cuda() != y.is_cuda() || x.device_index != y.device_index) {
+    fail("input and out must be on the same device");
+  }
+  run(function, x, x_type, y, y_type, mask, keepdim, x.is_contiguous() && y.is_contiguous(), forced);
+}
+
+template <Function function>
+void family_out(const Tensor& input, Dims dims, MaybeType dtype, Tensor out) {
   const DType y_type = dtype_of(out.scalar_type());
   if (y_type != (dtype ? dtype_of(*dtype) : dtype_of(input.scalar_type()))) {
     fail(std::string("the result has another dtype than out, which is ") + kDTypeNames[int(y_type)]);
   }
-  forward_into(function, input, out, Mask(dims, input.dim()), false, nullptr);
+  forward_into(function, input, dims, false, out, nullptr);
 }
 
-void softmax_out(const Tensor& input, Dims dims, MaybeType dtype, Tensor out) {
-  family_out(Function::softmax, input, dims, dtype, out);
-}
-void log_softmax_out(const Tensor& input, Dims dims, MaybeType dtype, Tensor out) {
-  family_out(Function::log_softmax, input, dims, dtype, out);
-}
-void softmin_out(const Tensor& input, Dims dims, MaybeType dtype, Tensor out) {
-  family_out(Function::softmin, input, dims, dtype, out);
-}
 void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, Tensor out) {
-  forward_into(Function::logsumexp, input, out, Mask(dims, input.dim()), keepdim, nullptr);
+  forward_into(Function::logsumexp, input, dims, keepdim, out, nullptr);
 }
 
-// Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector), so that tests force every tier.
+// Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, cluster), so that tests force
+// every tier.
 void forced(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims plan, Tensor out) {
   if (function < 0 || function > 3) fail("function is 0 to 3, got " + std::to_string(function));
   if (!input.is_cuda()) fail("only CUDA calls have a plan to force");
   const CudaPlan given = cuda::checked_plan(plan);
-  forward_into(Function(function), input, out, Mask(dims, input.dim()), keepdim, &given);
+  forward_into(Function(function), input, dims, keepdim, out, &given);
 }
 
 }  // namespace
@@ -181,28 +213,35 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     const std::string arguments = "(Tensor input, int[1] dim, *, ScalarType? dtype=None";
     m.def((name + arguments + ") -> Tensor").c_str());
     m.def((name + (".out" + arguments) + ", Tensor(a!) out) -> ()").c_str());
-    // The same without gradients: the way of a call that needs none pays for no Python autograd kernel.
+    // The same without gradients: the way of a call that needs none pays for no Python autograd kernel. The plainest
+    // call, of one dim, pays for no list either.
     m.def(("_" + (name + arguments) + ") -> Tensor").c_str());
+    m.def(("_" + std::string(name) + ".int(Tensor input, int dim, ScalarType? dtype=None) -> Tensor").c_str());
   }
   for (const char* name : {"logsumexp", "_logsumexp"}) {
     m.def((std::string(name) + "(Tensor input, int[1] dim, bool keepdim=False) -> Tensor").c_str());
   }
+  m.def("_logsumexp.int(Tensor input, int dim, bool keepdim=False) -> Tensor");
   m.def("logsumexp.out(Tensor input, int[1] dim, bool keepdim=False, *, Tensor(a!) out) -> ()");
   m.def("_forced(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
 }
 
 static void implement(torch::stable::detail::StableLibrary& m) {
-  m.impl("softmax", TORCH_BOX(&softmax));
-  m.impl("log_softmax", TORCH_BOX(&log_softmax));
-  m.impl("softmin", TORCH_BOX(&softmin));
-  m.impl("logsumexp", TORCH_BOX(&logsumexp));
-  m.impl("_softmax", TORCH_BOX(&softmax));
-  m.impl("_log_softmax", TORCH_BOX(&log_softmax));
-  m.impl("_softmin", TORCH_BOX(&softmin));
-  m.impl("_logsumexp", TORCH_BOX(&logsumexp));
-  m.impl("softmax.out", TORCH_BOX(&softmax_out));
-  m.impl("log_softmax.out", TORCH_BOX(&log_softmax_out));
-  m.impl("softmin.out", TORCH_BOX(&softmin_out));
+  m.impl("softmax", over_dims<Function::softmax>);
+  m.impl("log_softmax", over_dims<Function::log_softmax>);
+  m.impl("softmin", over_dims<Function::softmin>);
+  m.impl("logsumexp", over_dims<Function::logsumexp>);
+  m.impl("_softmax", over_dims<Function::softmax>);
+  m.impl("_log_softmax", over_dims<Function::log_softmax>);
+  m.impl("_softmin", over_dims<Function::softmin>);
+  m.impl("_logsumexp", over_dims<Function::logsumexp>);
+  m.impl("_softmax.int", over_dim<Function::softmax>);
+  m.impl("_log_softmax.int", over_dim<Function::log_softmax>);
+  m.impl("_softmin.int", over_dim<Function::softmin>);
+  m.impl("_logsumexp.int", over_dim<Function::logsumexp>);
+  m.impl("softmax.out", TORCH_BOX(&family_out<Function::softmax>));
+  m.impl("log_softmax.out", TORCH_BOX(&family_out<Function::log_softmax>));
+  m.impl("softmin.out", TORCH_BOX(&family_out<Function::softmin>));
   m.impl("logsumexp.out", TORCH_BOX(&logsumexp_out));
   m.impl("_forced", TORCH_BOX(&forced));
 }

@@ -17,63 +17,68 @@ inline int size_of(DType type) { return type == DType::float64 ? 8 : type == DTy
 
 // Where a row waits while its state (m, l) is merged.
 enum class Tier {
-  warp,    // in the registers of up to 32 lanes, several rows a warp when they are short; merged by shuffles
-  block,   // in the registers of a block; merged by shuffles, then through shared memory
-  stream,  // nowhere: the row is read twice
+  warp,     // in the registers of up to 32 lanes, several rows a warp when they are short; merged by shuffles
+  block,    // in the registers of a block; merged by shuffles, then through shared memory
+  cluster,  // in the registers of several blocks, which merge through each other's shared memory (compute 9.0)
+  stream,   // nowhere: the row is read twice
 };
-constexpr const char* kTierNames[] = {"warp", "block", "stream"};
+constexpr const char* kTierNames[] = {"warp", "block", "cluster", "stream"};
 
 struct CudaPlan {
   Tier tier;
-  int lanes;           // threads a row
+  int lanes;           // threads of a block that share a row
   int rows_per_block;  // rows a block holds at a time
   int values;          // elements of a row a thread keeps in registers (stream: has in flight)
-  int vector;          // elements a load or store moves: 16 bytes of the wider type where alignment allows
+  int vector;          // elements a load or store moves: 16 bytes of the wider type where both tensors have one phase
+  int cluster;         // blocks that share a row
 
   int threads() const { return lanes * rows_per_block; }
+  int slots() const { return values / vector; }
   int64_t grid(int64_t rows) const {
-    const int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
-    return blocks < kMaxGrid ? blocks : kMaxGrid;  // beyond it a block takes several groups of rows
+    const int64_t groups = (rows + rows_per_block - 1) / rows_per_block, most = kMaxGrid / cluster;
+    return (groups < most ? groups : most) * cluster;  // beyond it a block takes several groups of rows
   }
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
 
-// How rows of up to `limit` elements are served. A row in registers has ceil(n / lanes) values a thread; a streamed one
-// has `values` in flight.
+// How rows of up to `limit` elements are served: with so many lanes a row (warp; stream: threads), or with so many
+// values a thread (block, cluster; stream: in flight), where the number of threads follows from the row.
 struct Entry {
   int64_t limit;
   Tier tier;
   int lanes;
   int values;
+  int cluster;
 };
 
 constexpr int64_t kAnyLength = INT64_MAX;
 
-// By the size of the wider of the two types: 4 bytes or more, and 2. H200, 2026-11-21: the fastest plans of a sweep
-// over inputs of 256 MiB (benchmarks/results/sweep-rows-h200-2026-11-21.json); where several were within 2 percent, the
-// one with more threads, which does better on few rows.
+// By the size of the wider of the two types: 4 bytes (8: as a row of twice the length with half the values), and 2.
+// H200, 2026-11-21: the fastest plans of a sweep over inputs of 256 MiB
+// (benchmarks/results/sweep-rows-h200-2026-11-21.json).
 constexpr Entry kRows32[] = {
-    {4, Tier::warp, 1, 0},
-    {8, Tier::warp, 2, 0},
-    {32, Tier::warp, 4, 0},
-    {64, Tier::warp, 8, 0},
-    {128, Tier::warp, 16, 0},
-    {1024, Tier::warp, 32, 0},
-    {2048, Tier::block, 128, 0},
-    {8192, Tier::block, 256, 0},
-    {16384, Tier::block, 512, 0},
-    {32768, Tier::block, 1024, 0},
-    {kAnyLength, Tier::stream, 1024, 16},
+    {4, Tier::warp, 1, 0, 1},
+    {16, Tier::warp, 2, 0, 1},
+    {36, Tier::warp, 4, 0, 1},
+    {112, Tier::warp, 8, 0, 1},
+    {224, Tier::warp, 16, 0, 1},
+    {1088, Tier::warp, 32, 0, 1},
+    {16896, Tier::block, 0, 32, 1},
+    {40960, Tier::stream, 1024, 16, 1},
+    {57344, Tier::cluster, 0, 32, 4},
+    {65536, Tier::cluster, 0, 32, 8},
+    {kAnyLength, Tier::stream, 512, 16, 1},
 };
 constexpr Entry kRows16[] = {
-    {8, Tier::warp, 1, 0},          {16, Tier::warp, 2, 0},          {32, Tier::warp, 4, 0},
-    {64, Tier::warp, 8, 0},         {128, Tier::warp, 16, 0},        {256, Tier::warp, 32, 0},
-    {512, Tier::warp, 16, 0},       {1024, Tier::warp, 32, 0},       {2048, Tier::block, 64, 0},
-    {4096, Tier::block, 128, 0},    {8192, Tier::stream, 256, 16},   {16384, Tier::stream, 512, 16},
-    {32768, Tier::stream, 512, 32}, {65536, Tier::stream, 1024, 16}, {kAnyLength, Tier::stream, 512, 8},
+    {8, Tier::warp, 1, 0, 1},          {16, Tier::warp, 2, 0, 1},          {32, Tier::warp, 4, 0, 1},
+    {48, Tier::warp, 8, 0, 1},         {64, Tier::warp, 4, 0, 1},          {224, Tier::warp, 8, 0, 1},
+    {256, Tier::warp, 16, 0, 1},       {1088, Tier::warp, 32, 0, 1},       {2048, Tier::block, 0, 32, 1},
+    {18432, Tier::block, 0, 48, 1},    {65536, Tier::cluster, 0, 64, 2},   {131072, Tier::cluster, 0, 64, 4},
+    {262144, Tier::cluster, 0, 64, 8}, {524288, Tier::cluster, 0, 64, 16}, {kAnyLength, Tier::stream, 512, 16, 1},
 };
-constexpr int kThreads = 128;   // threads a block at least
-constexpr int kMaxValues = 32;  // registers a thread gives to its row: 32 floats, or 16 doubles
+constexpr int kThreads = 128;      // threads a block at least, in the warp tier
+constexpr int kMostThreads = 768;  // and at most where it shares a row
+constexpr int kShortRow = 128;     // elements of two bytes
 
 template <int Count>
 constexpr const Entry& look_up(const Entry (&table)[Count], int64_t n) {
@@ -82,43 +87,62 @@ constexpr const Entry& look_up(const Entry (&table)[Count], int64_t n) {
   return table[at];
 }
 
-inline int ceil_pow2(int64_t value) {
-  int power = 1;
-  while (power < value) power *= 2;
-  return power;
-}
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Elements a vector access can move: at most 16 bytes of the wider type, every row of both tensors aligned to it.
-inline int vector_width(DType x, DType y, uint64_t x_address, uint64_t y_address, const Layout& layout,
-                        bool reduced_output) {
-  const int widest = size_of(x) > size_of(y) ? size_of(x) : size_of(y);
-  int vector = 16 / widest;
-  const auto fits = [&](int width) {
-    if (x_address % (width * size_of(x)) || layout.row_x_stride() % width) return false;
-    return reduced_output || (y_address % (width * size_of(y)) == 0 && layout.row_y_stride() % width == 0);
-  };
-  while (vector > 1 && (vector > layout.n || !fits(vector))) vector /= 2;
-  return vector;
-}
+// With which element of a vector the rows of a call begin.
+struct Phase {
+  int widest;  // the most elements of a vector: 16 bytes of the wider type, and so that each row has one phase in both
+               // tensors
+  uint64_t first;
+  int64_t step;
 
-inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, int vector) {
+  Phase(DType x, DType y, uint64_t x_address, uint64_t y_address, const Layout& layout, bool reduced_output) {
+    const uint64_t y_first = y_address / uint64_t(size_of(y));
+    const int64_t y_step = layout.rows > 1 ? layout.row_y_stride() : 0;
+    first = x_address / uint64_t(size_of(x));
+    step = layout.rows > 1 ? layout.row_x_stride() : 0;
+    widest = 16 / (size_of(x) > size_of(y) ? size_of(x) : size_of(y));
+    const auto differ = [&](int width) { return (first - y_first) % uint64_t(width) || (step - y_step) % width; };
+    while (widest > 1 && (widest > layout.n || (!reduced_output && differ(widest)))) widest /= 2;
+  }
+  // Does any row begin within a vector of `width` elements?
+  bool begins_within(int width) const { return first % uint64_t(width) || step % width; }
+};
+
+inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, bool clusters) {
   const int64_t n = layout.n;
+  const int widest = size_of(x) > size_of(y) ? size_of(x) : size_of(y);
   const bool half = size_of(x) == 2 && size_of(y) == 2;
-  const int most = x == DType::float64 || y == DType::float64 ? kMaxValues / 2 : kMaxValues;
-  const Entry& entry = half ? look_up(kRows16, n) : look_up(kRows32, n);
-  CudaPlan plan = {entry.tier, entry.lanes, 1, entry.values, vector};
+  const int64_t length = half ? n : n > kAnyLength / 2 ? n : n * widest / 4;
+  int vector = phase.widest;
+  // In a row of few vectors the two that are not whole cost more than narrow ones: 100 bfloat16 0.78 of a copy in
+  // vectors of 4, 0.70 in vectors of 8. (For 33 floats it is the other way round.)
+  while (half && n < kShortRow && phase.begins_within(vector)) vector /= 2;
+  const bool phased = phase.begins_within(vector);
+  const Entry& entry = half ? look_up(kRows16, length) : look_up(kRows32, length);
+  const int values = widest == 8 ? entry.values / 2 : entry.values;
+  const int64_t vectors = ceil_div(phased ? n + vector - 1 : n, vector);  // of a row's window at worst
+  CudaPlan plan = {entry.tier, entry.lanes, 1, values, vector, entry.cluster};
+  if (plan.tier == Tier::warp) {
+    plan.values = int(ceil_div(vectors, plan.lanes)) * vector;
+    plan.rows_per_block = plan.lanes < kThreads ? kThreads / plan.lanes : 1;
+    return plan;
+  }
+  if (plan.tier == Tier::cluster && !clusters) {
+    plan.tier = Tier::block;
+    plan.cluster = 1;
+  }
   if (plan.tier != Tier::stream) {
-    while (plan.lanes < 1024 && (n + plan.lanes - 1) / plan.lanes > most) plan.lanes *= 2;
-    plan.values = ceil_pow2((n + plan.lanes - 1) / plan.lanes);
-    if (plan.values < vector) plan.values = vector;
-    plan.tier = plan.values > most ? Tier::stream : plan.lanes <= 32 ? Tier::warp : Tier::block;
+    const int64_t threads = ceil_div(ceil_div(vectors, values / vector * plan.cluster), 32) * 32;
+    if (threads <= kMostThreads) {
+      plan.lanes = int(threads);
+      return plan;
+    }
   }
-  if (plan.tier == Tier::stream) {
-    if (plan.values == 0 || plan.values > most) plan.values = most / 2;
-  } else if (plan.lanes < kThreads) {
-    plan.rows_per_block = kThreads / plan.lanes;
-  }
-  return plan;
+  const int64_t longest = entry.tier == Tier::stream ? length : kAnyLength;
+  const Entry& last = half ? look_up(kRows16, longest) : look_up(kRows32, longest);
+  const int part = widest == 8 ? 2 : 1;
+  return {Tier::stream, last.lanes / part, 1, last.values / part, vector, 1};
 }
 
 constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay

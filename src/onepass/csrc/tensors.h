@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan.h"
@@ -24,6 +25,24 @@ using torch::stable::Tensor;
 inline void checked(AOTITorchError failed) {
   if (failed) fail("a call of libtorch failed");
 }
+
+// A tensor by its handle, deleted with this. (Tensor counts its owners, which a call that owns all it has does not
+// need.)
+class Owned {
+ public:
+  explicit Owned(AtenTensorHandle handle) : handle_(handle) {}
+  Owned(Owned&& other) noexcept : handle_(other.release()) {}
+  Owned& operator=(Owned&&) = delete;
+  ~Owned() {
+    if (handle_) aoti_torch_delete_tensor_object(handle_);
+  }
+
+  AtenTensorHandle get() const { return handle_; }
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+
+ private:
+  AtenTensorHandle handle_;
+};
 
 inline DType dtype_of(ScalarType type) {
   switch (type) {
@@ -43,27 +62,82 @@ inline ScalarType scalar_type_of(DType type) {
 
 // libtorch's own number of a scalar type.
 inline int32_t torch_dtype(DType type) {
-  return torch::stable::detail::to<int32_t>(torch::stable::detail::from(scalar_type_of(type)));
+  switch (type) {
+    case DType::float64: return aoti_torch_dtype_float64();
+    case DType::float16: return aoti_torch_dtype_float16();
+    case DType::bfloat16: return aoti_torch_dtype_bfloat16();
+    default: return aoti_torch_dtype_float32();
+  }
+}
+
+// What a call asks of a tensor, each asked once. The sizes and strides are the tensor's own.
+struct Operand {
+  AtenTensorHandle handle;
+  int rank;
+  const int64_t *sizes, *strides;
+  int32_t device_type, device_index;
+
+  explicit Operand(AtenTensorHandle given) : handle(given) {
+    int64_t dims, *own_sizes, *own_strides;
+    checked(aoti_torch_get_dim(handle, &dims));
+    checked(aoti_torch_get_sizes(handle, &own_sizes));
+    checked(aoti_torch_get_strides(handle, &own_strides));
+    checked(aoti_torch_get_device_type(handle, &device_type));
+    checked(aoti_torch_get_device_index(handle, &device_index));
+    rank = int(dims), sizes = own_sizes, strides = own_strides;
+  }
+
+  bool is_cuda() const { return device_type == aoti_torch_device_type_cuda(); }
+  bool is_contiguous() const {
+    bool answer;
+    return checked(aoti_torch_is_contiguous(handle, &answer)), answer;
+  }
+  int64_t numel() const {
+    int64_t total = 1;
+    for (int i = 0; i < rank; ++i) total *= sizes[i];
+    return total;
+  }
+  DType type() const {
+    int32_t code;
+    checked(aoti_torch_get_dtype(handle, &code));
+    for (const DType type : {DType::float32, DType::bfloat16, DType::float16, DType::float64}) {
+      if (code == torch_dtype(type)) return type;
+    }
+    return dtype_of(torch::stable::detail::to<ScalarType>(torch::stable::detail::from(code)));  // says what it is
+  }
+  const void* data() const {
+    const void* address;
+    return checked(torch_get_const_data_ptr(handle, &address)), address;
+  }
+  void* mutable_data() const {
+    void* address;
+    return checked(torch_get_mutable_data_ptr(handle, &address)), address;
+  }
+};
+
+inline Owned empty_strided(int rank, const int64_t* sizes, const int64_t* strides, DType type, const Operand& like) {
+  AtenTensorHandle made;
+  checked(
+      aoti_torch_empty_strided(rank, sizes, strides, torch_dtype(type), like.device_type, like.device_index, &made));
+  return Owned(made);
 }
 
 inline Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, DType type,
                             const Tensor& like) {
-  int32_t device_type, device_index;
-  checked(aoti_torch_get_device_type(like.get(), &device_type));
-  checked(aoti_torch_get_device_index(like.get(), &device_index));
-  AtenTensorHandle made;
-  checked(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), torch_dtype(type), device_type,
-                                   device_index, &made));
-  return Tensor(made);
+  return Tensor(empty_strided(int(sizes.size()), sizes.data(), strides.data(), type, Operand(like.get())).release());
+}
+
+inline void contiguous_strides(int rank, const int64_t* sizes, int64_t* strides) {
+  int64_t step = 1;
+  for (int i = rank; i-- > 0;) {
+    strides[i] = step;
+    step *= sizes[i] > 1 ? sizes[i] : 1;
+  }
 }
 
 inline std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size());
-  int64_t step = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = step;
-    step *= sizes[i] > 1 ? sizes[i] : 1;
-  }
+  contiguous_strides(int(sizes.size()), sizes.data(), strides.data());
   return strides;
 }
 
@@ -76,25 +150,25 @@ inline Tensor as_strided(const Tensor& base, const std::vector<int64_t>& sizes, 
 
 // An uninitialised tensor as torch.empty_like makes it: the strides of `like` where it is dense, else torch's choice
 // for them.
-inline Tensor empty_like(const Tensor& like, DType type) {
-  if (like.is_contiguous()) {  // by far the most frequent, and 1 us cheaper than the dispatcher's way
-    const auto sizes = like.sizes();
-    const auto strides = like.strides();
-    return empty_strided({sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, type, like);
+inline Owned empty_like(const Operand& like, DType type, bool contiguous) {
+  if (contiguous) {  // by far the most frequent, and 1 us cheaper than the dispatcher's way
+    return empty_strided(like.rank, like.sizes, like.strides, type, like);
   }
-  std::array<StableIValue, 6> stack{torch::stable::detail::from(like),
+  AtenTensorHandle given;
+  checked(aoti_torch_new_tensor_handle(like.handle, &given));  // the dispatcher takes it
+  std::array<StableIValue, 6> stack{torch::stable::detail::from(given),
                                     torch::stable::detail::from(std::optional<ScalarType>(scalar_type_of(type))),
                                     torch::stable::detail::from(std::nullopt),
                                     torch::stable::detail::from(std::nullopt),
                                     torch::stable::detail::from(std::nullopt),
                                     torch::stable::detail::from(std::nullopt)};
   checked(torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  return Owned(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
 }
 
-inline Tensor cast(const Tensor& input, DType type) {
-  Tensor made = empty_like(input, type);
-  checked(aoti_torch_copy_(made.get(), input.get(), 0));
+inline Owned cast(const Operand& input, DType type) {
+  Owned made = empty_like(input, type, input.is_contiguous());
+  checked(aoti_torch_copy_(made.get(), input.handle, 0));
   return made;
 }
 

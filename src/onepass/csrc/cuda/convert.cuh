@@ -5,6 +5,7 @@
 typedef long long int64_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
 
 struct half_t {
   uint16_t bits;
@@ -100,3 +101,65 @@ template <class T, int Count>
 struct alignas(sizeof(T) * Count) Vector {
   T at[Count];
 };
+
+// Stores a vector by one access. By hand: beside a branch that stores the same values one by one, the compiler takes
+// the vector apart.
+template <class T, int Count>
+__device__ inline void store(void* at, Vector<T, Count> vector) {
+  constexpr int kBytes = sizeof(vector);
+  if constexpr (kBytes == 16 || kBytes == 8) {
+    uint32_t words[kBytes / 4];
+    memcpy(words, &vector, kBytes);
+    if constexpr (kBytes == 16) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                   "r"(words[3])
+                   : "memory");
+    } else {
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(words[0]), "r"(words[1]) : "memory");
+    }
+  } else {
+    *reinterpret_cast<Vector<T, Count>*>(at) = vector;
+  }
+}
+
+// Two half values in a register: the first in the low bits.
+template <class T>
+__device__ inline uint32_t pack(float low, float high);
+template <>
+__device__ inline uint32_t pack<half_t>(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <>
+__device__ inline uint32_t pack<bfloat16_t>(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// The larger, or smaller, of each half of two pairs. A NaN is dropped where the other is none.
+template <class T>
+__device__ inline uint32_t max_of_pairs(uint32_t a, uint32_t b);
+template <class T>
+__device__ inline uint32_t min_of_pairs(uint32_t a, uint32_t b);
+template <>
+__device__ inline uint32_t max_of_pairs<half_t>(uint32_t a, uint32_t b) {
+  asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+template <>
+__device__ inline uint32_t min_of_pairs<half_t>(uint32_t a, uint32_t b) {
+  asm("min.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+template <>
+__device__ inline uint32_t max_of_pairs<bfloat16_t>(uint32_t a, uint32_t b) {
+  asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+template <>
+__device__ inline uint32_t min_of_pairs<bfloat16_t>(uint32_t a, uint32_t b) {
+  asm("min.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}

@@ -32,6 +32,7 @@ Driver open_driver() {
   take(library, "cuDevicePrimaryCtxRetain", &d.primary_retain);
   take(library, "cuModuleLoadData", &d.module_load);
   take(library, "cuModuleGetFunction", &d.module_function);
+  take(library, "cuFuncSetAttribute", &d.function_set);
   take(library, "cuLaunchKernelEx", &d.launch);
   const Result result = d.init(0);
   if (result) throw std::runtime_error("onepass: cuInit failed with error " + std::to_string(result));

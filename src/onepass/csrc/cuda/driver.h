@@ -12,10 +12,20 @@ namespace onepass::cuda {
 using Result = int;             // CUresult: 0 is success
 using Handle = struct Opaque*;  // CUcontext, CUmodule, CUfunction, CUstream
 
+struct LaunchAttribute {  // CUlaunchAttribute, with the values that are set here
+  int id;
+  int unused;
+  union {
+    unsigned cluster[3];
+    char size[64];
+  };
+};
+constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
 struct LaunchConfig {  // CUlaunchConfig
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
   Handle stream;
-  void* attributes;
+  LaunchAttribute* attributes;
   unsigned attribute_count;
 };
 
@@ -24,6 +34,8 @@ enum Attribute {  // CUdevice_attribute
   kMajor = 75,
   kMinor = 76,
 };
+
+constexpr int kNonPortableCluster = 14;  // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 
 struct Driver {
   Result (*init)(unsigned);
@@ -36,6 +48,7 @@ struct Driver {
   Result (*primary_retain)(Handle*, int);
   Result (*module_load)(Handle*, const void*);
   Result (*module_function)(Handle*, Handle, const char*);
+  Result (*function_set)(Handle, int, int);
   Result (*launch)(const LaunchConfig*, Handle, void**, void**);
 };
 

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include "driver.h"
 #include "launch.h"
 
 namespace onepass::cuda {
@@ -38,21 +39,26 @@ class Current {
 
 void run_rows(const Call& call, int device, const CudaPlan* forced) {
   const Layout& layout = call.layout;
-  const int vector = vector_width(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
+  const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
   Rows rows = {call.function, call.x_type,           call.y_type,           call.x, call.y, layout.rows,
                layout.n,      layout.row_x_stride(), layout.row_y_stride(), {}};
+  const bool clusters = device_info(device).compute >= 90;
   if (forced) {
     rows.plan = *forced;
-    if (forced->vector > vector) {
+    if (forced->vector > phase.widest) {
       fail("a vector of " + std::to_string(forced->vector) + " elements: the addresses or strides of this call allow " +
-           std::to_string(vector));
+           std::to_string(phase.widest));
     }
-    if (forced->tier != Tier::stream && int64_t(forced->lanes) * forced->values < layout.n) {
-      fail("a plan for rows of up to " + std::to_string(forced->lanes * forced->values) + " elements, got " +
-           std::to_string(layout.n));
+    if (forced->cluster > 1 && !clusters) fail("the cluster tier needs compute capability 9.0");
+    const int64_t room = int64_t(forced->lanes) * forced->values * forced->cluster;
+    const bool phased = phase.begins_within(forced->vector);
+    const int64_t window = phased ? layout.n + forced->vector - 1 : layout.n;
+    if (forced->tier != Tier::stream && room < window) {
+      fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window) +
+           (phased ? " (a row may begin within a vector)" : ""));
     }
   } else {
-    rows.plan = plan_cuda(layout, call.x_type, call.y_type, vector);
+    rows.plan = plan_cuda(layout, call.x_type, call.y_type, phase, clusters);
   }
   launch(rows, device, current_stream(device));
 }
@@ -61,17 +67,23 @@ void run_rows(const Call& call, int device, const CudaPlan* forced) {
 
 CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   const auto power = [](int64_t v, int64_t most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; };
-  if (numbers.size() != 5) fail("a plan is (tier, lanes, rows a block, values, vector)");
+  if (numbers.size() != 6) fail("a plan is (tier, lanes, rows a block, values, vector, cluster)");
   const int64_t tier = numbers[0], lanes = numbers[1], rows = numbers[2], values = numbers[3], vector = numbers[4];
-  if (tier < 0 || tier > 2) fail("tier is 0 (warp), 1 (block) or 2 (stream), got " + std::to_string(tier));
-  if (!power(lanes, 1024) || !power(rows, 1024) || lanes * rows > 1024 || lanes * rows < 32) {
-    fail("lanes and rows a block are powers of two that make 32 to 1024 threads");
+  const int64_t cluster = numbers[5];
+  if (tier < 0 || tier > 3) {
+    fail("tier is 0 (warp), 1 (block), 2 (cluster) or 3 (stream), got " + std::to_string(tier));
   }
-  if ((Tier(tier) == Tier::warp) != (lanes <= 32)) fail("the warp tier has up to 32 lanes, the others more");
-  if (Tier(tier) == Tier::stream && rows != 1) fail("the stream tier has one row a block");
-  if (!power(vector, 8) || !power(values, 64) || values < vector)
-    fail("values and vector are powers of two, values >= vector");
-  return {Tier(tier), int(lanes), int(rows), int(values), int(vector)};
+  if (!power(vector, 8) || values < vector || values > 64 || values % vector)
+    fail("vector is a power of two up to 8, values a multiple of it up to 64");
+  if (!power(cluster, 16) || (Tier(tier) == Tier::cluster) != (cluster > 1))
+    fail("cluster is a power of two: 2 to 16 in the cluster tier, 1 in the others");
+  if (Tier(tier) == Tier::warp) {
+    if (!power(lanes, 32) || !power(rows, 1024) || lanes * rows > 1024 || lanes * rows < 32)
+      fail("the warp tier has a power of two of lanes up to 32, and 32 to 1024 threads");
+  } else if (lanes % 32 || lanes < 32 || lanes > (Tier(tier) == Tier::stream ? 1024 : kMostThreads) || rows != 1) {
+    fail("the block, cluster and stream tiers have one row a block and a multiple of 32 threads, at most 768 or 1024");
+  }
+  return {Tier(tier), int(lanes), int(rows), int(values), int(vector), int(cluster)};
 }
 
 void run(const Call& call, const Tensor& input, const Tensor& out, const bool* reduced, bool keepdim,

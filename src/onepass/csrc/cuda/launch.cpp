@@ -21,13 +21,17 @@ const char* macro_name(Function function) {
   return kNames[int(function)];
 }
 
-// Everything that tells two kernels of one process apart, in 64 bits.
+constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with clusters takes
+
+// Everything that tells two kernels of one process apart, in 64 bits. The number of threads does so in the warp tier
+// only.
 uint64_t identity(const Rows& call, int device) {
+  const CudaPlan& plan = call.plan;
   uint64_t id = uint64_t(device);
-  for (const int part : {int(call.function), int(call.x_type), int(call.y_type), int(call.plan.tier)})
-    id = id * 4 + part;
-  for (const int part : {call.plan.lanes, call.plan.rows_per_block, call.plan.values}) id = id * 2048 + part;
-  return id * 32 + call.plan.vector;
+  for (const int part : {int(call.function), int(call.x_type), int(call.y_type), int(plan.tier)}) id = id * 4 + part;
+  for (const int part : {plan.tier == Tier::warp ? plan.lanes : 0, plan.rows_per_block, plan.values, plan.cluster})
+    id = id * 2048 + part;
+  return id * 32 + plan.vector;
 }
 
 Handle load(const Rows& call, int device) {
@@ -37,6 +41,8 @@ Handle load(const Rows& call, int device) {
   Handle module, function;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
   check(driver().module_function(&function, module, "onepass_kernel"), "cuModuleGetFunction");
+  if (call.plan.cluster > kPortableCluster)
+    check(driver().function_set(function, kNonPortableCluster, 1), "cuFuncSetAttribute");
   return function;
 }
 
@@ -70,10 +76,11 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
   return {define("IN", type_name(x)),
           define("OUT", type_name(y)),
           define("FUNCTION", macro_name(function)),
-          define("LANES", std::to_string(plan.lanes)),
+          define("LANES", std::to_string(plan.tier == Tier::warp ? plan.lanes : 0)),
           define("ROWS", std::to_string(plan.rows_per_block)),
-          define("VALUES", std::to_string(plan.values)),
-          define("VECTOR", std::to_string(plan.vector))};
+          define("SLOTS", std::to_string(plan.slots())),
+          define("VECTOR", std::to_string(plan.vector)),
+          define("CLUSTER", std::to_string(plan.cluster))};
 }
 
 void launch(const Rows& call, int device, void* stream) {
@@ -86,6 +93,11 @@ void launch(const Rows& call, int device, void* stream) {
   config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
   config.block_x = unsigned(call.plan.threads());
   config.stream = static_cast<Handle>(stream);
+  LaunchAttribute cluster = {kClusterDimension, 0, {{unsigned(call.plan.cluster), 1, 1}}};
+  if (call.plan.cluster > 1) {
+    config.attributes = &cluster;
+    config.attribute_count = 1;
+  }
   check(driver().launch(&config, function, arguments, nullptr), "cuLaunchKernelEx");
 }
 

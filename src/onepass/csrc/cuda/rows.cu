@@ -1,45 +1,70 @@
-// rows.cu: rows of unit stride that fit the registers of a warp or a block. Each element is read once and written once.
+// rows.cu: rows of unit stride that fit the registers of the threads that share them. Each element is read once and
+// written once.
 //
-//   load -> maximum (merged over the lanes of the row) -> exp -> sum (merged) -> finish from registers -> store
+//   load -> maximum (merged over the threads of the row) -> sum of exp (merged) -> finish from registers -> store
 //
-// One compiled instance a set of: IN, OUT (types), FUNCTION, LANES (threads a row), ROWS (rows a block holds), VALUES
-// (elements a thread keeps), VECTOR (elements an access moves). LANES <= 32 is the tier `warp`, more the tier `block`.
-#include "access.cuh"
-#include "block.cuh"
+// One compiled instance a set of: IN, OUT (types), FUNCTION, SLOTS (vectors a thread keeps), VECTOR (elements of one),
+// and
+//   LANES, ROWS   the tier `warp`: threads a row, at most 32, and rows a block holds
+//   LANES 0       the tiers `block` and `cluster`: all threads of CLUSTER blocks share a row, whatever their number
+#include "kept.cuh"
+#include "merge.cuh"
 
 constexpr bool kLse = FUNCTION == LOGSUMEXP;
-constexpr bool kKeepExp = FUNCTION == SOFTMAX || FUNCTION == SOFTMIN;  // finish from e; the others from x
+constexpr bool kWarp = LANES > 0;
+constexpr int kHalves = sizeof(IN) + sizeof(OUT) == 4 && VECTOR > 1 ? 2 : 1;
+// The most threads of a block, which tells the compiler how many registers a thread may take: 64, or 72 or 80 where
+// less would spill.
+#if __CUDA_ARCH__ == 900
+constexpr int kShared = CLUSTER > 1 && kHalves == 1 ? 896 : 1024;
+#else
+constexpr int kShared = CLUSTER > 1 ? 768 : 896;
+#endif
+constexpr int kThreads = kWarp ? LANES * ROWS : kShared;
+// Registers that a thread's elements take, and from there the blocks that should fit a multiprocessor: left to itself
+// the compiler takes up to half as many registers more to overlap slots, and the threads that are missing then cost 2
+// to 15%. Narrow vectors take more.
+constexpr int kHeld = SLOTS * VECTOR * sizeof(Accumulator<OUT>::type) / (4 * kHalves);
+constexpr bool kFull = VECTOR * sizeof(IN) == 16 || VECTOR * sizeof(OUT) == 16;
+constexpr int kFit = kWarp && kFull ? 65536 / (kThreads * (28 + kHeld * 15 / 8)) : 1;
+constexpr int kBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 
-extern "C" __global__ void __launch_bounds__(LANES* ROWS, 1)
+template <class T, class Merge>
+__device__ inline T row_merge(T value, Merge merge_two, Parts<CLUSTER, T>& parts) {
+  if constexpr (kWarp)
+    return warp_merge<LANES>(value, merge_two);
+  else
+    return block_merge(value, merge_two, parts);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride) {
   typedef Accumulator<OUT>::type A;
   typedef Adder<OUT>::type L;
-  __shared__ Parts<LANES, ROWS, A> maxima;
-  __shared__ Parts<LANES, ROWS, L> sums;
-  const int n = (int)n64, lane = threadIdx.x % LANES;
+  __shared__ Parts<CLUSTER, A> maxima;
+  __shared__ Parts<CLUSTER, L> sums;
+  if (CLUSTER > 1) cluster_barrier();  // a peer's shared memory is there once it has started
+  const int lanes = kWarp ? LANES : blockDim.x * CLUSTER;
+  const int lane = kWarp ? threadIdx.x % LANES : (CLUSTER == 1 ? 0 : cluster_rank() * blockDim.x) + threadIdx.x;
 
-  for (int64_t group = blockIdx.x; group * ROWS < rows; group += gridDim.x) {
-    const int64_t row = group * ROWS + threadIdx.x / LANES;
-    const bool present = row < rows;  // absent rows go through the merges, for their neighbours' sake, as -inf
-    const IN* x_row = x + row * x_stride;
-    A values[VALUES];
-    A m = -INFINITY_;
+  for (int64_t group = blockIdx.x / CLUSTER; group * ROWS < rows; group += gridDim.x / CLUSTER) {
+    const int64_t row = group * ROWS + (kWarp ? threadIdx.x / LANES : 0);
+    const bool present = row < rows;  // absent rows go through the merges, for their neighbours' sake, as nothing
+    const IN* const x_row = x + row * x_stride;
+    const int n = present ? (int)n64 : 0;
+    const int phase = present ? (int)((uint64_t)x_row / sizeof(IN) % VECTOR) : 0;
+    int from = lane * VECTOR - phase;
+    if (!kWarp) asm volatile("" : "+r"(from));
+    Keep<FUNCTION, VECTOR, SLOTS, IN, OUT>::type kept;
 #pragma unroll
-    for (int i = 0; i < VALUES; i += VECTOR) {
-      load_vector<FUNCTION, VECTOR, OUT>(x_row, i * LANES + lane * VECTOR, present ? n : 0, values + i);
-    }
-#pragma unroll
-    for (int i = 0; i < VALUES; ++i) m = max_(values[i], m);
-    m = row_merge<LANES, ROWS>(m, Max(), maxima);
+    for (int i = 0; i < SLOTS; ++i) kept.load(i, x_row, from + i * lanes * VECTOR, n);
 
+    const A m = row_merge(kept.maximum(), Max(), maxima);
+    kept.forget();
     const A s = shift(m);
-    L l = tree_sum<OUT, VALUES>([&](int i) {
-      const A e = exp_<OUT>(values[i] - s);
-      if (kKeepExp) values[i] = e;
-      return e;
-    });
-    l = row_merge<LANES, ROWS>(l, Sum(), sums);
+    const L l = row_merge(tree_sum<OUT, SLOTS * VECTOR>([&](int i) { return kept.exp(i, s); }), Sum(), sums);
 
+    kept.forget();
     if (!present) continue;
     const State<A> state = {m, value_of(l)};
     if (kLse) {
@@ -47,12 +72,9 @@ extern "C" __global__ void __launch_bounds__(LANES* ROWS, 1)
       continue;
     }
     const Finish<FUNCTION, OUT, A> finish(state);
-    OUT* y_row = y + row * y_stride;
+    OUT* const y_row = y + row * y_stride;
+    if (!kWarp) asm volatile("" : "+r"(from));  // else the positions of the loads are kept for the stores, in registers
 #pragma unroll
-    for (int i = 0; i < VALUES; i += VECTOR) {
-#pragma unroll
-      for (int v = i; v < i + VECTOR; ++v) values[v] = kKeepExp ? finish.from_exp(values[v]) : finish(values[v]);
-      store_vector<VECTOR>(y_row, i * LANES + lane * VECTOR, n, values + i);
-    }
+    for (int i = 0; i < SLOTS; ++i) kept.store(i, y_row, from + i * lanes * VECTOR, n, finish);
   }
 }

@@ -87,7 +87,7 @@ __device__ inline auto plain_sum(F f) {
   if constexpr (Count == 1) {
     return f(First);
   } else {
-    return plain_sum<Count / 2, First>(f) + plain_sum<Count / 2, First + Count / 2>(f);
+    return plain_sum<Count / 2, First>(f) + plain_sum<Count - Count / 2, First + Count / 2>(f);
   }
 }
 template <class Out, int Count, int First = 0, int Plain = (Count < 4 ? 1 : Count / 4), class F>
@@ -95,8 +95,17 @@ __device__ inline typename Adder<Out>::type tree_sum(F f) {
   if constexpr (Count <= Plain) {
     return Adder<Out>::of(plain_sum<Count, First>(f));
   } else {
-    return add(tree_sum<Out, Count / 2, First, Plain>(f), tree_sum<Out, Count / 2, First + Count / 2, Plain>(f));
+    return add(tree_sum<Out, Count / 2, First, Plain>(f),
+               tree_sum<Out, Count - Count / 2, First + Count / 2, Plain>(f));
   }
+}
+
+// 1 / l for l from 1 to the number of elements; a NaN stays one. Without the branch for subnormal numbers that a
+// division has, whose call costs registers.
+__device__ inline float reciprocal(float l) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(l));
+  return fmaf(r, fmaf(-l, r, 1), r);
 }
 
 // y = finish(x): what is left to do to an element once the state of its whole row is known.
@@ -110,7 +119,7 @@ struct Finish {
     } else if constexpr (sizeof(A) == 8) {
       last = row.l;
     } else {
-      last = 1 / row.l;
+      last = reciprocal(row.l);
       rest = last * fmaf(-row.l, last, 1);  // what 1 / l was rounded by
     }
     if (undefined) last = A(NAN_);

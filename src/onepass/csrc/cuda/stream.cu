@@ -4,54 +4,52 @@
 //   read: each thread an online state over its tiles, rescaled once a tile; merged over the block
 //   read again: finish -> store
 //
-// One compiled instance a set of: IN, OUT, FUNCTION, LANES (threads), VALUES (elements a thread has in flight), VECTOR.
-#include "access.cuh"
-#include "block.cuh"
+// One compiled instance a set of: IN, OUT, FUNCTION, SLOTS (vectors a thread has in flight), VECTOR. Any number of
+// threads.
+#include "kept.cuh"
+#include "merge.cuh"
 
 constexpr bool kLse = FUNCTION == LOGSUMEXP;
-constexpr int64_t kTile = (int64_t)LANES * VALUES;
+constexpr int kValues = SLOTS * VECTOR;
 
-extern "C" __global__ void __launch_bounds__(LANES, 1)
+extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8 ? 512 : 1024, 1)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride) {
   typedef Accumulator<OUT>::type A;
   typedef Adder<OUT>::type L;
-  __shared__ Parts<LANES, 1, A> maxima;
-  __shared__ Parts<LANES, 1, L> sums;
+  __shared__ Parts<1, A> maxima;
+  __shared__ Parts<1, L> sums;
+  const int64_t step = (int64_t)blockDim.x * VECTOR, tile = step * SLOTS;
 
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    const IN* x_row = x + row * x_stride;
+    const IN* const x_row = x + row * x_stride;
+    const int64_t first = (int64_t)threadIdx.x * VECTOR - (int64_t)((uint64_t)x_row / sizeof(IN) % VECTOR);
     A m = -INFINITY_;
     L l = Adder<OUT>::of(0);
-    A values[VALUES];
-    for (int64_t tile = 0; tile < n; tile += kTile) {
+    Wide<FUNCTION, VECTOR, SLOTS, IN, OUT, false> kept;
+    for (int64_t at = first; at < n; at += tile) {
 #pragma unroll
-      for (int i = 0; i < VALUES; i += VECTOR) {
-        load_vector<FUNCTION, VECTOR, OUT>(x_row, tile + i * LANES + threadIdx.x * VECTOR, n, values + i);
-      }
+      for (int i = 0; i < SLOTS; ++i) kept.load(i, x_row, at + i * step, n);
       const A before = m;
-#pragma unroll
-      for (int i = 0; i < VALUES; ++i) m = max_(values[i], m);
+      m = max_(m, kept.maximum());
       const A s = shift(m);
-      l = add(scaled(l, exp_<A>(before - s)), tree_sum<OUT, VALUES>([&](int i) { return exp_<OUT>(values[i] - s); }));
+      l = add(scaled(l, exp_<A>(before - s)), tree_sum<OUT, kValues>([&](int i) { return exp_<OUT>(kept.at[i] - s); }));
     }
     // The merge of all the pairs, with one rescaling a thread: the maximum first, then the sum of what it scales l to.
-    const A whole = row_merge<LANES, 1>(m, Max(), maxima);
-    l = row_merge<LANES, 1>(scaled(l, exp_<A>(m - shift(whole))), Sum(), sums);
+    const A whole = block_merge(m, Max(), maxima);
+    l = block_merge(scaled(l, exp_<A>(m - shift(whole))), Sum(), sums);
     const State<A> state = {whole, value_of(l)};
 
     if (kLse) {
       if (threadIdx.x == 0) y[row * y_stride] = narrow<OUT>(logsumexp(state));
-    } else {
-      const Finish<FUNCTION, OUT, A> finish(state);
-      OUT* y_row = y + row * y_stride;
-      for (int64_t tile = 0; tile < n; tile += kTile) {
+      continue;
+    }
+    const Finish<FUNCTION, OUT, A> finish(state);
+    OUT* const y_row = y + row * y_stride;
+    for (int64_t at = first; at < n; at += tile) {
 #pragma unroll
-        for (int i = 0; i < VALUES; i += VECTOR) {
-          load_vector<FUNCTION, VECTOR, OUT>(x_row, tile + i * LANES + threadIdx.x * VECTOR, n, values + i);
-#pragma unroll
-          for (int v = i; v < i + VECTOR; ++v) values[v] = finish(values[v]);
-          store_vector<VECTOR>(y_row, tile + i * LANES + threadIdx.x * VECTOR, n, values + i);
-        }
+      for (int i = 0; i < SLOTS; ++i) {
+        kept.load(i, x_row, at + i * step, n);
+        kept.store(i, y_row, at + i * step, n, finish);
       }
     }
   }

@@ -1,0 +1,82 @@
+"""The quick way of the plain call: one dim, no `out`, engine "auto", and nothing but the raw operator needed.
+
+`is_plain` asks what only Python can know, as little as it takes, and `call_boxed` goes straight into the dispatcher.
+What somebody else has to see finds a kernel of its own there. An error is not the last word: the caller then takes the
+route of all other calls, which says what is wrong, or serves the call.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .checks import FLOATS, HALVES, TAKES, normalise_dims
+from .engines import NATIVE
+from .ops import FAMILY, RAW, Differentiable, empty, library
+
+HANDLES = {name: getattr(torch.ops.onepass, f"_{name}").int._handle for name in (*FAMILY, "logsumexp")}
+# Straight into the dispatcher: the call of an OpOverload first looks for __torch_function__ and a jit tracer.
+call_boxed = torch._C._dispatch_call_boxed
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_torch_function_modes = torch._C._len_torch_function_stack
+
+
+def is_plain(x: Any, dim: Any) -> bool:
+    """Whether `call_boxed` of a function's handle may have a call of `x` and `dim`, whatever they are.
+
+    Not asked is what the operator itself refuses (a dim out of range, a dtype, a layout), nor what has a kernel of its
+    own: autocast, torch.func, torch.jit.trace, fake and meta tensors.
+    """
+    return (
+        type(x) is Tensor
+        and type(dim) is int
+        and not _is_dynamo_compiling()
+        and not _torch_function_modes()
+        and x.get_device() in NATIVE
+        and not (x.requires_grad and _is_grad_enabled())
+        and forward_ad._current_level < 0
+    )
+
+
+def _register(function: str) -> None:
+    """The kernels of the plain call but the native ones: fake tensors, and who has to see the call after all.
+
+    `option` is keepdim for logsumexp, else dtype.
+    """
+    name, operator, lse = f"_{function}.int", RAW[function], function == "logsumexp"
+
+    def options(option: Any) -> tuple[torch.dtype | None, bool]:
+        return (None, bool(option)) if lse else (option, False)
+
+    def fake(input: Tensor, dim: int, option: Any = None) -> Tensor:
+        dtype, keepdim = options(option)
+        normalise_dims(function, input, dim)  # refuses what the native kernels refuse: nobody else has looked yet
+        if input.dtype not in FLOATS or dtype not in (None, *FLOATS):
+            raise NotImplementedError(f"onepass: takes {TAKES}, got {input.dtype} and {dtype}")
+        return empty(function, input, [dim], dtype, keepdim)
+
+    def traced(input: Tensor, dim: int, option: Any = None) -> Tensor:  # so that torch.jit.trace writes it down
+        dtype, keepdim = options(option)
+        return operator(input, [dim], keepdim) if lse else operator(input, [dim], dtype=dtype)
+
+    def transformed(input: Tensor, dim: int, option: Any = None) -> Tensor:  # torch.func
+        return Differentiable.apply(input, function, normalise_dims(function, input, dim), *options(option), "native")
+
+    def autocast(input: Tensor, dim: int, option: Any = None) -> Tensor:
+        if input.dtype in HALVES and lse:
+            input = input.float()
+        elif input.dtype in HALVES:
+            option = option or torch.float32
+        return traced(input, dim, option)
+
+    torch.library.register_fake(f"onepass::{name}", fake, lib=library)
+    library.impl(name, traced, "Tracer")
+    library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+    library.impl(name, autocast, "AutocastCUDA")
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # else torch looks here too who needs a gradient
+
+
+for _name in (*FAMILY, "logsumexp"):
+    _register(_name)
