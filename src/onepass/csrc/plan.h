@@ -63,11 +63,11 @@ constexpr Entry kRows32[] = {
     {112, Tier::warp, 8, 0, 1},
     {224, Tier::warp, 16, 0, 1},
     {1088, Tier::warp, 32, 0, 1},
-    {16896, Tier::block, 0, 32, 1},
+    {32768, Tier::block, 0, 32, 1},
     {40960, Tier::stream, 1024, 16, 1},
     {57344, Tier::cluster, 0, 32, 4},
     {65536, Tier::cluster, 0, 32, 8},
-    {kAnyLength, Tier::stream, 512, 16, 1},
+    {kAnyLength, Tier::stream, 1024, 16, 1},
 };
 constexpr Entry kRows16[] = {
     {8, Tier::warp, 1, 0, 1},          {16, Tier::warp, 2, 0, 1},          {32, Tier::warp, 4, 0, 1},
@@ -76,9 +76,10 @@ constexpr Entry kRows16[] = {
     {18432, Tier::block, 0, 48, 1},    {65536, Tier::cluster, 0, 64, 2},   {131072, Tier::cluster, 0, 64, 4},
     {262144, Tier::cluster, 0, 64, 8}, {524288, Tier::cluster, 0, 64, 16}, {kAnyLength, Tier::stream, 512, 16, 1},
 };
-constexpr int kThreads = 128;      // threads a block at least, in the warp tier
-constexpr int kMostThreads = 768;  // and at most where it shares a row
-constexpr int kShortRow = 128;     // elements of two bytes
+constexpr int kThreads = 128;    // threads a block at least, in the warp tier
+constexpr int kLongRow = 16384;  // elements from which a row may be spread where there are few
+constexpr int kFewBlocks = 264;  // two for each multiprocessor
+constexpr int kShortRow = 128;   // elements of two bytes
 
 template <int Count>
 constexpr const Entry& look_up(const Entry (&table)[Count], int64_t n) {
@@ -109,7 +110,11 @@ struct Phase {
   bool begins_within(int width) const { return first % uint64_t(width) || step % width; }
 };
 
-inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, bool clusters) {
+// The most threads of a block that shares a row, as rows.cu has it, and the most blocks of a cluster.
+constexpr int most_threads(int compute, int cluster) { return cluster > 1 ? 768 : compute == 90 ? 1024 : 896; }
+constexpr int most_cluster(int compute) { return compute < 90 ? 1 : compute == 90 ? 16 : 8; }
+
+inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, int compute) {
   const int64_t n = layout.n;
   const int widest = size_of(x) > size_of(y) ? size_of(x) : size_of(y);
   const bool half = size_of(x) == 2 && size_of(y) == 2;
@@ -128,17 +133,19 @@ inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& p
     plan.rows_per_block = plan.lanes < kThreads ? kThreads / plan.lanes : 1;
     return plan;
   }
-  if (plan.tier == Tier::cluster && !clusters) {
-    plan.tier = Tier::block;
-    plan.cluster = 1;
+  // Blocks of `cluster` that share a row in registers, if they can.
+  const auto share = [&](int cluster, int of) {
+    const int64_t threads = ceil_div(ceil_div(vectors, of / vector * cluster), 32) * 32;
+    if (cluster > most_cluster(compute) || threads > most_threads(compute, cluster)) return false;
+    plan = {cluster > 1 ? Tier::cluster : Tier::block, int(threads), 1, of, vector, cluster};
+    return true;
+  };
+  // Few long rows: so many blocks a row that they fill the GPU.
+  const int many = widest == 8 ? 16 : half ? 64 : 32;
+  for (int cluster = 16; cluster > entry.cluster && length >= kLongRow; cluster /= 2) {
+    if (layout.rows <= kFewBlocks / cluster && (share(cluster, many / 2) || share(cluster, many))) return plan;
   }
-  if (plan.tier != Tier::stream) {
-    const int64_t threads = ceil_div(ceil_div(vectors, values / vector * plan.cluster), 32) * 32;
-    if (threads <= kMostThreads) {
-      plan.lanes = int(threads);
-      return plan;
-    }
-  }
+  if (entry.tier != Tier::stream && (share(entry.cluster, values) || share(1, values))) return plan;
   const int64_t longest = entry.tier == Tier::stream ? length : kAnyLength;
   const Entry& last = half ? look_up(kRows16, longest) : look_up(kRows32, longest);
   const int part = widest == 8 ? 2 : 1;

@@ -42,14 +42,19 @@ void run_rows(const Call& call, int device, const CudaPlan* forced) {
   const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
   Rows rows = {call.function, call.x_type,           call.y_type,           call.x, call.y, layout.rows,
                layout.n,      layout.row_x_stride(), layout.row_y_stride(), {}};
-  const bool clusters = device_info(device).compute >= 90;
+  const int compute = device_info(device).compute;
   if (forced) {
     rows.plan = *forced;
     if (forced->vector > phase.widest) {
       fail("a vector of " + std::to_string(forced->vector) + " elements: the addresses or strides of this call allow " +
            std::to_string(phase.widest));
     }
-    if (forced->cluster > 1 && !clusters) fail("the cluster tier needs compute capability 9.0");
+    if (forced->cluster > most_cluster(compute)) {
+      fail("clusters of up to " + std::to_string(most_cluster(compute)) + " blocks, got " +
+           std::to_string(forced->cluster));
+    }
+    if (forced->tier != Tier::stream && forced->lanes > most_threads(compute, forced->cluster))
+      fail("up to " + std::to_string(most_threads(compute, forced->cluster)) + " threads a block here");
     const int64_t room = int64_t(forced->lanes) * forced->values * forced->cluster;
     const bool phased = phase.begins_within(forced->vector);
     const int64_t window = phased ? layout.n + forced->vector - 1 : layout.n;
@@ -58,7 +63,7 @@ void run_rows(const Call& call, int device, const CudaPlan* forced) {
            (phased ? " (a row may begin within a vector)" : ""));
     }
   } else {
-    rows.plan = plan_cuda(layout, call.x_type, call.y_type, phase, clusters);
+    rows.plan = plan_cuda(layout, call.x_type, call.y_type, phase, compute);
   }
   launch(rows, device, current_stream(device));
 }
@@ -80,8 +85,8 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   if (Tier(tier) == Tier::warp) {
     if (!power(lanes, 32) || !power(rows, 1024) || lanes * rows > 1024 || lanes * rows < 32)
       fail("the warp tier has a power of two of lanes up to 32, and 32 to 1024 threads");
-  } else if (lanes % 32 || lanes < 32 || lanes > (Tier(tier) == Tier::stream ? 1024 : kMostThreads) || rows != 1) {
-    fail("the block, cluster and stream tiers have one row a block and a multiple of 32 threads, at most 768 or 1024");
+  } else if (lanes % 32 || lanes < 32 || lanes > 1024 || rows != 1) {
+    fail("the block, cluster and stream tiers have one row a block and a multiple of 32 threads up to 1024");
   }
   return {Tier(tier), int(lanes), int(rows), int(values), int(vector), int(cluster)};
 }
