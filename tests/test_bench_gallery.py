@@ -49,8 +49,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> tuple[Rung, list[dict[str, int]]]:
         return out.copy_(softmax(x, 1))
 
     module = types.ModuleType("onepass.gallery.told")
-    module.softmax = f  # type: ignore[attr-defined]
-    module.refuses = lambda rows, n, dtype: f"rows of 64, got {n}" if n > 64 else None  # type: ignore[attr-defined]
+    module.softmax = f
+    module.refuses = lambda rows, n, dtype: f"rows of 64, got {n}" if n > 64 else None
     monkeypatch.setitem(sys.modules, "onepass.gallery.told", module)
     return Rung("told", "naive.py", "told:softmax", lambda device: None, ("num_warps", "threads")), seen
 

@@ -105,7 +105,7 @@ def test_a_failed_write_leaves_the_old_file(made: Results, tmp_path: Path) -> No
     with pytest.raises((ValueError, ResultsError)):
         results.save(Results(made.environment, [replace(made.rows[0], median_us=float("nan"))]), path)
     with pytest.raises(ResultsError, match="'suite' should be str"):
-        results.save(Results(made.environment, [replace(made.rows[0], suite=None)]), path)  # type: ignore[arg-type]
+        results.save(Results(made.environment, [replace(made.rows[0], suite=None)]), path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
 

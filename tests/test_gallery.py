@@ -167,6 +167,23 @@ def test_a_rung_that_cannot_run_says_why():
             RUNGS[name](x)
 
 
+def test_torchscript_that_is_gone_is_told(monkeypatch):
+    from onepass.gallery import naive_jit
+
+    def gone(*args, **kwargs):
+        raise RuntimeError("torch.jit.script is not supported on this Python\nand more lines")
+
+    monkeypatch.setattr(torch.jit, "script", gone)
+    naive_jit._scripted.cache_clear()
+    naive_jit.missing.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match="naive-jit: cannot run on cpu: torch"):
+            RUNGS["naive-jit"](torch.zeros(2, 2))
+    finally:
+        naive_jit._scripted.cache_clear()
+        naive_jit.missing.cache_clear()
+
+
 @every_rung
 def test_limits_of_the_idea(rung, device):
     """A row that no tile covers is refused by name; the rungs whose idea takes it, take it."""

@@ -37,7 +37,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(width: int, colours: str | None = None) -> io.StringIO:
         file = io.StringIO()
         console = Console(file=file, width=width, force_terminal=True, color_system=colours, highlight=False)
-        monkeypatch.setattr(MODULE, "_console", lambda: console)
+        monkeypatch.setattr(MODULE, "terminal", lambda: console)
         return file
 
     return made
@@ -63,7 +63,7 @@ def rungs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     def stopped(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         raise KeyboardInterrupt
 
-    module.refuses = lambda rows, n, dtype: f"takes rows of 64, got {n}" if n > 64 else None  # type: ignore[attr-defined]
+    module.refuses = lambda rows, n, dtype: f"takes rows of 64, got {n}" if n > 64 else None
     for f in (right, wrong, raises, stopped):
         setattr(module, f.__name__, f)
         options = ("num_warps", "block_size", "threads") if f is right else ()

@@ -99,7 +99,7 @@ def test_on_a_gpu_kernels_are_spent_between_preparing_and_recording(monkeypatch:
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     mine, spent = profiler(), torch.ones(4)
     mine.gpu = True
-    mine.clocks = SimpleNamespace(flush=spent, spin_up=lambda seconds: spent.neg_())  # type: ignore[assignment]
+    mine.clocks = SimpleNamespace(flush=spent, spin_up=lambda seconds: spent.neg_())
     monkeypatch.setattr(mine, "_on_device", contextlib.nullcontext)
     error, table, found = mine.profiled(Contestant("mine", lambda x: torch.softmax(x, -1)), "self_cuda_time_total", 50)
     assert error is None

@@ -116,7 +116,7 @@ def test_lanes_are_aligned_and_fit(op: str, width: int, lanes: int) -> None:
 def test_a_terminal_colours_the_halves_that_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     console = Console(file=file, width=10, force_terminal=True, color_system="standard", highlight=False)
-    monkeypatch.setattr(MODULE, "_console", lambda: console)
+    monkeypatch.setattr(MODULE, "terminal", lambda: console)
     call("--lanes", "4", "--op", "id")
     text = file.getvalue()
     assert [re.sub(r"\x1b\[[\d;]*m", "", line).split() for line in text.splitlines()] == [

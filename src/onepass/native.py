@@ -11,7 +11,6 @@ import torch
 PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-TIERS = ("warp", "block", "cluster", "stream")
 
 if not PATH.exists():
     raise ImportError(

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from onepass.cli.shared import Names, dtype_of, flat, writable
-
-
-def finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"takes a finite number, got {value}")
-    return value
+from onepass.cli.shared import Names, dtype_of, finite, flat, writable
 
 
 @click.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from onepass.bench.compare import Change, Comparison
 from onepass.bench.results import Results, Row
 from onepass.bench.stats import geomean
 from onepass.bench.table import cell, dtype_text, shape_text, us_text
-from onepass.cli.shared import Names, flat
+from onepass.cli.shared import Names, flat, terminal
 
 _HEAD = ("case", "shape", "dtype", "provider", "before us", "after us", "change", "noise", "")
 _LEFT = 4  # columns of text before those of numbers
@@ -74,7 +73,7 @@ def _data(found: Comparison, files: tuple[Results, Results], names: tuple[str, s
 
 
 def _show(found: Comparison, files: tuple[Results, Results], names: tuple[str, str], every: bool) -> None:
-    console = _console()
+    console = terminal()
 
     def say(text: str, style: str = "") -> None:
         if console is None:
@@ -95,17 +94,6 @@ def _show(found: Comparison, files: tuple[Results, Results], names: tuple[str, s
         say("")
     for text, style in [*_notes(found, names), *_summary(found)]:
         say(text, style)
-
-
-def _console() -> Any:
-    """Where colours show, or None: a pipe, or no rich."""
-    if not sys.stdout.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(highlight=False)
 
 
 # The lines above and below the table, each with its style -------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from onepass.cli.shared import dtype_of, ints
+from onepass.cli.shared import dtype_of, finite, ints
 
 
 @click.command()
@@ -25,6 +25,7 @@ from onepass.cli.shared import dtype_of, ints
 @click.option(
     "--bandwidth",
     type=click.FloatRange(0, min_open=True),
+    callback=finite,
     metavar="GB/S",
     help="Of a copy on that device, read and write.",
 )

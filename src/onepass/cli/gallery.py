@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.cli.shared import dtype_of, writable
+from onepass.cli.shared import dtype_of, terminal, writable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from onepass.gallery import Rung
 
 _LEXERS = {".py": "python", ".cpp": "cpp", ".cu": "cuda"}
@@ -28,7 +25,7 @@ def gallery(context: click.Context) -> None:
     """List the gallery: every published way to compute a softmax, one short file a rung, in rising order."""
     if context.invoked_subcommand is None:
         rungs = _rungs()
-        console = _console()
+        console = terminal()
         if console is None:
             for number, rung in enumerate(rungs.values(), 1):
                 click.echo(_line(number, rung))
@@ -44,7 +41,7 @@ def gallery(context: click.Context) -> None:
 def show(name: str, path: bool) -> None:
     """Print the source of the rung NAME, its header first; highlighted on a terminal."""
     rung = _rung(name)
-    console = None if path else _console()
+    console = None if path else terminal()
     if console is None:
         click.echo(rung.path if path else rung.source, nl=path)
         return
@@ -73,7 +70,7 @@ def shuffle(op: str, lanes: str) -> None:
     values = list(range(int(lanes)))
     steps = butterfly(values, op)
     width = max(len(str(value)) for _, held in steps for value in held)
-    console = _console()
+    console = terminal()
 
     def line(name: str, held: list[int], mask: int = 0) -> None:
         cells = [f"{value:>{width}}" for value in held]
@@ -189,17 +186,6 @@ def _rung(name: str) -> Rung:
         return rung(name)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _console() -> Console | None:
-    """Where a terminal shows colours; None on a pipe, and without rich."""
-    if not sys.stdout.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(highlight=False)
 
 
 def _here(rung: Rung) -> tuple[str, str]:

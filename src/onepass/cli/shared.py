@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Names(click.ParamType):
@@ -52,3 +57,20 @@ def writable(file: str | None) -> None:
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise click.UsageError(f"{file}: cannot be written")
+
+
+def finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"takes a finite number, got {value}")
+    return value
+
+
+def terminal() -> Console | None:
+    """Where a terminal shows colours; None on a pipe, and without rich."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(highlight=False)

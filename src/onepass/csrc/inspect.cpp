@@ -33,7 +33,7 @@ std::string plan_json(const Layout& layout, DType x, DType y, bool reduced, int 
     x_address = y_address = 0;
   }
   const Phase phase(x, y, x_address, y_address, rows, reduced);
-  const CudaPlan plan = plan_cuda(rows, x, y, phase, compute);
+  const CudaPlan plan = plan_cuda(rows, x, y, phase, {compute, kTuned});
   return json + ", " + field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
          field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
          field("vector", plan.vector) + ", " + field("cluster", plan.cluster) + ", " +

@@ -76,10 +76,11 @@ constexpr Entry kRows16[] = {
     {18432, Tier::block, 0, 48, 1},    {65536, Tier::cluster, 0, 64, 2},   {131072, Tier::cluster, 0, 64, 4},
     {262144, Tier::cluster, 0, 64, 8}, {524288, Tier::cluster, 0, 64, 16}, {kAnyLength, Tier::stream, 512, 16, 1},
 };
+constexpr int kTuned = 132;      // multiprocessors of the GPU that these tables are of
 constexpr int kThreads = 128;    // threads a block at least, in the warp tier
 constexpr int kLongRow = 16384;  // elements from which a row may be spread where there are few
-constexpr int kFewBlocks = 264;  // two for each multiprocessor
-constexpr int kShortRow = 128;   // elements of two bytes
+constexpr int kFewBlocks = 2 * kTuned;
+constexpr int kShortRow = 128;  // elements of two bytes
 
 template <int Count>
 constexpr const Entry& look_up(const Entry (&table)[Count], int64_t n) {
@@ -110,11 +111,20 @@ struct Phase {
   bool begins_within(int width) const { return first % uint64_t(width) || step % width; }
 };
 
+struct Gpu {
+  int compute;  // 90 for sm_90
+  int multiprocessors;
+};
+
 // The most threads of a block that shares a row, as rows.cu has it, and the most blocks of a cluster.
 constexpr int most_threads(int compute, int cluster) { return cluster > 1 ? 768 : compute == 90 ? 1024 : 896; }
-constexpr int most_cluster(int compute) { return compute < 90 ? 1 : compute == 90 ? 16 : 8; }
+// Sixteen, more than every GPU takes, are offered on the chip with all its 132 multiprocessors alone: on a part of it
+// no sixteen may lie together.
+constexpr int most_cluster(const Gpu& gpu) {
+  return gpu.compute < 90 ? 1 : gpu.compute == 90 && gpu.multiprocessors >= kTuned ? 16 : 8;
+}
 
-inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, int compute) {
+inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu) {
   const int64_t n = layout.n;
   const int widest = size_of(x) > size_of(y) ? size_of(x) : size_of(y);
   const bool half = size_of(x) == 2 && size_of(y) == 2;
@@ -136,7 +146,7 @@ inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& p
   // Blocks of `cluster` that share a row in registers, if they can.
   const auto share = [&](int cluster, int of) {
     const int64_t threads = ceil_div(ceil_div(vectors, of / vector * cluster), 32) * 32;
-    if (cluster > most_cluster(compute) || threads > most_threads(compute, cluster)) return false;
+    if (cluster > most_cluster(gpu) || threads > most_threads(gpu.compute, cluster)) return false;
     plan = {cluster > 1 ? Tier::cluster : Tier::block, int(threads), 1, of, vector, cluster};
     return true;
   };

@@ -47,7 +47,8 @@ class Traffic:
         >>> Traffic(reads=(5, 2), writes=(3, 2)).elements(10, 100)
         (5020, 3020)
         """
-        return tuple(a * rows * n + b * rows for a, b in (self.reads, self.writes))  # type: ignore[return-value]
+        (a, b), (c, d) = self.reads, self.writes
+        return a * rows * n + b * rows, c * rows * n + d * rows
 
     def ratio(self, rows: int, n: int) -> float:
         """What it moves, in units of the least: each element read once and written once."""
@@ -172,7 +173,8 @@ def _count(text: str) -> tuple[int, int]:
     found = _COUNT.match(text.strip())
     if not text.strip() or found is None:
         raise ValueError(f"not a count of elements like '5MN + 2M': {text!r}")
-    return tuple(0 if part is None else int(part or 1) for part in found.groups())  # type: ignore[return-value]
+    of_mn, of_m = (0 if part is None else int(part or 1) for part in found.groups())
+    return of_mn, of_m
 
 
 def header_of(source: str) -> Header:

@@ -54,9 +54,9 @@ void check(Result result, const char* call) {
                            " (" + std::to_string(result) + ")");
 }
 
-const DeviceInfo& device_info(int device) {
+const Gpu& device_info(int device) {
   constexpr int kMaxDevices = 128;
-  static DeviceInfo known[kMaxDevices];
+  static Gpu known[kMaxDevices];
   static std::once_flag asked[kMaxDevices];
   if (device < 0 || device >= kMaxDevices)
     throw std::runtime_error("onepass: no CUDA device " + std::to_string(device));

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "../plan.h"
+
 namespace onepass::cuda {
 
 using Result = int;             // CUresult: 0 is success
@@ -58,11 +60,7 @@ const Driver& driver();
 // Throws with the driver's own words unless `result` is success.
 void check(Result result, const char* call);
 
-struct DeviceInfo {
-  int compute;  // 90 for sm_90
-  int multiprocessors;
-};
-const DeviceInfo& device_info(int device);
+const Gpu& device_info(int device);
 
 // The thread that calls may never have touched the device through torch: kernels load into its primary context.
 void enter_context(int device);

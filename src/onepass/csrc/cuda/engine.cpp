@@ -42,19 +42,19 @@ void run_rows(const Call& call, int device, const CudaPlan* forced) {
   const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
   Rows rows = {call.function, call.x_type,           call.y_type,           call.x, call.y, layout.rows,
                layout.n,      layout.row_x_stride(), layout.row_y_stride(), {}};
-  const int compute = device_info(device).compute;
+  const Gpu& gpu = device_info(device);
   if (forced) {
     rows.plan = *forced;
     if (forced->vector > phase.widest) {
       fail("a vector of " + std::to_string(forced->vector) + " elements: the addresses or strides of this call allow " +
            std::to_string(phase.widest));
     }
-    if (forced->cluster > most_cluster(compute)) {
-      fail("clusters of up to " + std::to_string(most_cluster(compute)) + " blocks, got " +
+    if (forced->cluster > most_cluster(gpu)) {
+      fail("clusters of up to " + std::to_string(most_cluster(gpu)) + " blocks, got " +
            std::to_string(forced->cluster));
     }
-    if (forced->tier != Tier::stream && forced->lanes > most_threads(compute, forced->cluster))
-      fail("up to " + std::to_string(most_threads(compute, forced->cluster)) + " threads a block here");
+    if (forced->tier != Tier::stream && forced->lanes > most_threads(gpu.compute, forced->cluster))
+      fail("up to " + std::to_string(most_threads(gpu.compute, forced->cluster)) + " threads a block here");
     const int64_t room = int64_t(forced->lanes) * forced->values * forced->cluster;
     const bool phased = phase.begins_within(forced->vector);
     const int64_t window = phased ? layout.n + forced->vector - 1 : layout.n;
@@ -63,7 +63,7 @@ void run_rows(const Call& call, int device, const CudaPlan* forced) {
            (phased ? " (a row may begin within a vector)" : ""));
     }
   } else {
-    rows.plan = plan_cuda(layout, call.x_type, call.y_type, phase, compute);
+    rows.plan = plan_cuda(layout, call.x_type, call.y_type, phase, gpu);
   }
   launch(rows, device, current_stream(device));
 }

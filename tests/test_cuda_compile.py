@@ -1,0 +1,104 @@
+"""The CUDA engine without a GPU: its sources compile for every architecture, and the cache survives damage."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from onepass import native
+
+WARP, BLOCK, CLUSTER, STREAM = range(4)
+F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+
+# (function, input, output, (tier, lanes, rows a block, values, vector, cluster)): every source, function, type.
+KERNELS = [
+    ("softmax", F32, F32, (WARP, 32, 4, 32, 4, 1)),
+    ("softmax", F32, F32, (WARP, 32, 4, 36, 4, 1)),
+    ("softmax", BF16, BF16, (WARP, 2, 64, 8, 8, 1)),
+    ("softmax", F16, F32, (WARP, 8, 16, 8, 1, 1)),
+    ("softmax", F32, F32, (BLOCK, 256, 1, 32, 4, 1)),
+    ("softmax", BF16, BF16, (BLOCK, 256, 1, 48, 8, 1)),
+    ("softmin", F16, F16, (BLOCK, 256, 1, 48, 8, 1)),
+    ("softmax", F64, F16, (BLOCK, 64, 1, 16, 2, 1)),
+    ("log_softmax", BF16, BF16, (BLOCK, 256, 1, 32, 8, 1)),
+    ("softmin", F64, F64, (BLOCK, 512, 1, 16, 2, 1)),
+    ("logsumexp", F32, F32, (BLOCK, 512, 1, 32, 4, 1)),
+    ("softmax", F32, F32, (CLUSTER, 512, 1, 32, 4, 8)),
+    ("softmax", BF16, BF16, (CLUSTER, 512, 1, 64, 8, 16)),
+    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1)),
+    ("softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1)),
+    ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8, 1)),
+]
+
+
+def cuobjdump() -> Path:
+    triton = pytest.importorskip("triton")
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> str:
+    try:
+        return native.status("nvrtc")
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("compute", [80, 90, 100, 120])
+@pytest.mark.parametrize(("function", "x_type", "y_type", "plan"), KERNELS)
+def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type, y_type, plan, compute):
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
+    cubin = tmp_path / "kernel.cubin"
+    if plan[0] == CLUSTER and compute < 90:
+        pytest.skip("no clusters below 9.0")
+    native.compile_kernel(function, x_type, y_type, plan, compute, cubin)
+    tool = cuobjdump()
+    usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+    report = dict(re.findall(r"(STACK|LOCAL|REG):(\d+)", usage))
+    assert (report["STACK"], report["LOCAL"]) == ("0", "0"), usage
+    vector = plan[4]
+    if vector * max(x_type.itemsize, y_type.itemsize) == 16:
+        sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+        wide = {16: r"\.128", 8: r"\.64", 4: ""}
+        assert re.search(r"LDG\.E" + wide[vector * x_type.itemsize], sass), "no wide load"
+        if function != "logsumexp":
+            assert re.search(r"STG\.E" + wide[vector * y_type.itemsize], sass), "no wide store"
+
+
+def test_compile_error_is_told(nvrtc, tmp_path):
+    with pytest.raises(RuntimeError, match=r"does not compile here(.|\n)*gpu-architecture"):
+        native.compile_kernel("softmax", F32, F32, (WARP, 32, 4, 4, 4, 1), 1, tmp_path / "kernel.cubin")
+
+
+def test_cache_survives_damage(nvrtc, tmp_path, monkeypatch):
+    cache = tmp_path / "a" / "cache"
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(cache))
+    kernel = ("softmax", F32, F32, (WARP, 32, 4, 8, 4, 1), 90)
+    before = native.counts()
+
+    def counted() -> tuple[int, int]:
+        native.compile_kernel(*kernel, tmp_path / "kernel.cubin")
+        return tuple(now - then for now, then in zip(native.counts(), before, strict=True))
+
+    assert counted() == (1, 0)
+    first = (tmp_path / "kernel.cubin").read_bytes()
+    assert cache.stat().st_mode & 0o777 == 0o700
+    (file,) = cache.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert counted() == (1, 1)
+    whole = file.read_bytes()
+    damaged = [b"", whole[:100], whole[:-1], whole[:200] + bytes([whole[200] ^ 1]) + whole[201:]]
+    for number, bytes_ in enumerate(damaged):
+        file.write_bytes(bytes_)
+        assert counted() == (2 + number, 1)
+        assert (tmp_path / "kernel.cubin").read_bytes() == first
+        assert file.read_bytes() == whole  # written anew
+    cache.chmod(0o777)  # others could have written to it: not trusted
+    assert counted() == (2 + len(damaged), 1)
+    with pytest.raises(RuntimeError, match="written by others"):
+        native.status("cache")
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
+    with pytest.raises(RuntimeError, match="switched off"):
+        native.status("cache")
