@@ -7,8 +7,8 @@
 
 namespace onepass {
 
-enum class Function { softmax, log_softmax, softmin, logsumexp };
-constexpr const char* kFunctionNames[] = {"softmax", "log_softmax", "softmin", "logsumexp"};
+enum class Function { softmax, log_softmax, softmin, logsumexp, state };
+constexpr const char* kFunctionNames[] = {"softmax", "log_softmax", "softmin", "logsumexp", "state"};
 
 enum class DType { float32, float64, float16, bfloat16 };
 constexpr const char* kDTypeNames[] = {"float32", "float64", "float16", "bfloat16"};

@@ -17,7 +17,7 @@ const char* type_name(DType type) {
 }
 
 const char* macro_name(Function function) {
-  constexpr const char* kNames[] = {"SOFTMAX", "LOG_SOFTMAX", "SOFTMIN", "LOGSUMEXP"};
+  constexpr const char* kNames[] = {"SOFTMAX", "LOG_SOFTMAX", "SOFTMIN", "LOGSUMEXP", "STATE"};
   return kNames[int(function)];
 }
 
@@ -28,7 +28,7 @@ constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with 
 uint64_t identity(const Rows& call, int device) {
   const CudaPlan& plan = call.plan;
   uint64_t id = uint64_t(device);
-  for (const int part : {int(call.function), int(call.x_type), int(call.y_type), int(plan.tier)}) id = id * 4 + part;
+  for (const int part : {int(call.function), int(call.x_type), int(call.y_type), int(plan.tier)}) id = id * 8 + part;
   for (const int part : {plan.tier == Tier::warp ? plan.lanes : 0, plan.rows_per_block, plan.values, plan.cluster})
     id = id * 2048 + part;
   return id * 32 + plan.vector;

@@ -10,7 +10,7 @@
 #include "kept.cuh"
 #include "merge.cuh"
 
-constexpr bool kLse = FUNCTION == LOGSUMEXP;
+constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
 constexpr bool kWarp = LANES > 0;
 constexpr int kHalves = sizeof(IN) + sizeof(OUT) == 4 && VECTOR > 1 ? 2 : 1;
 // The most threads of a block, which tells the compiler how many registers a thread may take: 64, or 72 or 80 where
@@ -67,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     kept.forget();
     if (!present) continue;
     const State<A> state = {m, value_of(l)};
-    if (kLse) {
-      if (lane == 0) y[row * y_stride] = narrow<OUT>(logsumexp(state));
+    if constexpr (kReduces) {
+      if (lane == 0) store_reduced<FUNCTION>(state, y + row * y_stride, rows);
       continue;
     }
     const Finish<FUNCTION, OUT, A> finish(state);

@@ -7,7 +7,7 @@
 #define INFINITY_ __int_as_float(0x7f800000)
 #define NAN_ __int_as_float(0x7fffffff)
 
-enum Function { SOFTMAX, LOG_SOFTMAX, SOFTMIN, LOGSUMEXP };
+enum Function { SOFTMAX, LOG_SOFTMAX, SOFTMIN, LOGSUMEXP, STATE };
 
 // exp(v) for v <= 0, good enough for a result of type Out. float: CUDA's own, 2 ulp, log2(e) in two terms. Half types:
 // one rounded multiply is off by 2^-24 * |v|, far under half an ulp of the result before that itself vanishes; four
@@ -136,7 +136,14 @@ struct Finish {
   }
 };
 
-template <class A>
-__device__ inline A logsumexp(State<A> row) {
-  return shift(row.m) + log_(row.l);
+// Of a function that reduces: what it gives of a row, at `y`. The state is a plane of maxima and, `plane` elements on,
+// one of sums.
+template <int F, class Out, class A>
+__device__ inline void store_reduced(State<A> row, Out* y, int64_t plane) {
+  if constexpr (F == STATE) {
+    *y = narrow<Out>(row.m);
+    y[plane] = narrow<Out>(row.l);
+  } else {
+    *y = narrow<Out>(shift(row.m) + log_(row.l));
+  }
 }

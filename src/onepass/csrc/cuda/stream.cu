@@ -9,7 +9,7 @@
 #include "kept.cuh"
 #include "merge.cuh"
 
-constexpr bool kLse = FUNCTION == LOGSUMEXP;
+constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
 constexpr int kValues = SLOTS * VECTOR;
 
 extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8 ? 512 : 1024, 1)
@@ -39,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8
     l = block_merge(scaled(l, exp_<A>(m - shift(whole))), Sum(), sums);
     const State<A> state = {whole, value_of(l)};
 
-    if (kLse) {
-      if (threadIdx.x == 0) y[row * y_stride] = narrow<OUT>(logsumexp(state));
+    if constexpr (kReduces) {
+      if (threadIdx.x == 0) store_reduced<FUNCTION>(state, y + row * y_stride, rows);
       continue;
     }
     const Finish<FUNCTION, OUT, A> finish(state);
