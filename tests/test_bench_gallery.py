@@ -259,7 +259,7 @@ def test_list_has_the_rungs_under_a_heading_of_their_own() -> None:
         ((), timing.FULL),
         (("--quick",), timing.QUICK),
         (("--seconds", "2.5"), replace(timing.FULL, seconds=2.5)),
-        (("--quick", "--seconds", "0.01"), replace(timing.QUICK, seconds=0.01)),
+        (("--quick", "--seconds", "0.01"), replace(timing.QUICK, seconds=0.01, warmup=0.01)),
     ],
 )
 def test_seconds_replace_the_budgets(

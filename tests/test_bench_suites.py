@@ -99,6 +99,24 @@ def test_the_table_names_a_function_once() -> None:
     assert name("N 33", "softmax") == "N 33"
 
 
+@pytest.mark.parametrize(("suite", "curve"), [("rows", True), ("few", False), ("seeds", True), ("models", False)])
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_is_drawn_as_a_curve(suite: str, curve: bool, quick: bool) -> None:
+    from onepass.bench.figures import _rows
+    from onepass.bench.plot import _sweeps
+
+    for dtype in ("float32", "bfloat16"):
+        rows = [
+            Row(suite, c.name, c.function, list(c.shape), [], c.dim, d, d, "forward", "copy", ok=True)
+            for c, d in pairs(suite, CPU, quick=quick)
+            if d == dtype and c.function == "softmax"
+        ]
+        if rows:
+            assert _sweeps(rows) == curve
+        if rows and suite == "rows":
+            assert _rows(rows) == ("8 MiB of rows" if quick else "1 GiB of rows")
+
+
 # Checks of large inputs
 
 
