@@ -1,7 +1,9 @@
 """The clock of a CUDA graph: how many buffers and launches, and a capture's steps on a stand-in for CUDA."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -65,6 +67,7 @@ class FakeCuda:
         self.log: list[str] = []
         self.now, self.us, self.stream_now, self.capturing = 0.0, us, "home", False
         self.resets = 0
+        self.writes: list[Callable[[], object]] = []  # what a replay does
         fake = self
 
         class Stream:
@@ -84,6 +87,8 @@ class FakeCuda:
             def replay(self) -> None:
                 assert fake.stream_now == "home"
                 fake.now += self.launches * fake.us
+                for write in fake.writes:
+                    write()
 
             def reset(self) -> None:
                 fake.resets += 1
@@ -180,3 +185,40 @@ def test_a_failed_capture_says_what_the_call_said_and_leaves_the_stream(monkeypa
     with pytest.raises(ValueError, match="waits for the GPU"):
         GraphClock(CPU).time([waits] * 4, each_us=1.0, seconds=0.1)
     assert (cuda.stream_now, cuda.resets) == ("home", 1)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_launch_past_the_capture_is_found(writes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider with a stream of its own: its graph is empty, and would be the fastest of all."""
+    cuda, out = FakeCuda(monkeypatch), torch.zeros(4)
+
+    def call() -> torch.Tensor:
+        cuda.log.append("call")
+        return out
+
+    if writes:
+        cuda.writes.append(lambda: out.fill_(1.0))
+        assert GraphClock(CPU).time([call] * 2, each_us=8.0, seconds=0.1) == pytest.approx(8.0)
+        return
+    with pytest.raises(RuntimeError, match="does not write the output"):
+        GraphClock(CPU).time([call] * 2, each_us=8.0, seconds=0.1)
+    assert (cuda.stream_now, cuda.resets) == ("home", 1)
+
+
+def test_a_failed_capture_lets_go_of_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, buffer = FakeCuda(monkeypatch), torch.zeros(4)
+    alive = weakref.ref(buffer)
+
+    def call(x: torch.Tensor = buffer) -> torch.Tensor:
+        if cuda.capturing:
+            raise ValueError("waits for the GPU")
+        return x
+
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            GraphClock(CPU).time([call] * 2, each_us=1.0, seconds=0.1)
+        del call, buffer
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import ceil
 
 import torch
+from torch import Tensor
 
 from onepass.bench.stats import summarise
 
@@ -72,11 +73,13 @@ class GraphClock:
             each_us: what a call takes, about.
             seconds: of replaying.
 
-        Raises what a call raises when it is captured. The current stream is then what it was.
+        Raises what a call raises when it is captured, and RuntimeError where a replay does not write the output: the
+        launch went past the capture, to a stream of the call's own. The current stream is then what it was.
         """
         home = torch.cuda.current_stream(self.device)
         side = torch.cuda.Stream(self.device)
         graph = torch.cuda.CUDAGraph()
+        first: list[Exception] = []
         try:
             side.wait_stream(home)
             with torch.cuda.stream(side):  # what a call makes once is made before the capture
@@ -88,7 +91,6 @@ class GraphClock:
             # An output that the call allocates itself is kept until its buffer's turn comes again: so that outputs
             # rotate as the inputs do.
             kept: deque[object] = deque(maxlen=len(calls))
-            first: list[Exception] = []
             try:
                 with torch.cuda.graph(graph, stream=side):
                     try:
@@ -98,9 +100,13 @@ class GraphClock:
                         first.append(error)
                         raise
             except Exception as error:  # where a call spoilt the capture, its end raises too, and says less
-                raise (first or [error])[0] from None
+                first.append(error)
+            if first:
+                raise first[0]
+            _written(graph, kept[-1])
             return self._replay(graph, rounds * len(calls), seconds)
         finally:
+            first.clear()  # the exception holds this frame: without a circle the buffers are free as soon as it is told
             if torch.cuda.current_stream(self.device) != home:  # a failed capture leaves its own stream behind
                 torch.cuda.set_stream(home)
             torch.cuda.synchronize(self.device)
@@ -125,3 +131,11 @@ class GraphClock:
             mark.record()
         torch.cuda.synchronize(self.device)
         return [start.elapsed_time(end) * 1e3 for start, end in pairwise(marks)]
+
+
+def _written(graph: torch.cuda.CUDAGraph, out: object) -> None:
+    if isinstance(out, Tensor) and out.is_floating_point():
+        out.fill_(float("nan"))
+        graph.replay()
+        if bool(out.isnan().any()):
+            raise RuntimeError("a replay of the graph does not write the output: the launch is not in it")
