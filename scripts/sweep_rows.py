@@ -8,6 +8,7 @@ import json
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 LENGTHS = [4, 8, 16, 33, 64, 100, 128, 200, 256, 512, 781, 1000, 1024, 1025, 2048, 2176, 4096, 4224, 8192, 8320, 9216]
 LENGTHS += [12288, 12672, 16384, 32000, 32001, 32768, 50257, 50304, 65536, 128256, 131072, 151936, 256000, 262144]
 FEW = [(1, 131072), (1, 2**20), (1, 2**22), (4, 2**20), (8, 128256), (32, 128256), (64, 151936), (1, 2**24), (4, 2**22)]
-SHARED = 225 * 1024
+SHARED = 210 * 1024
+SHELVES = (0, 4, 8, 16)
 DTYPES = (torch.float32, torch.bfloat16)
 SMS = 132
 
@@ -33,7 +35,7 @@ def grid_plans(rows: int, n: int, size: int) -> list[Plan]:
     """What the chip holds in registers and shared memory, for each number of blocks a row that may pay."""
     widest, found = 16 // size, []
     vectors = up(n if n % widest == 0 else n + widest - 1, widest)
-    for threads, slots in ((512, 16), (512, 12), (512, 8), (512, 4), (1024, 8), (1024, 4), (256, 8)):
+    for threads, slots in ((512, 16), (512, 12), (512, 8), (512, 4), (1024, 8), (1024, 4), (256, 4), (768, 4)):
         most = SHARED // (threads * 16) // 4 * 4
         fit = up(vectors, threads * (slots + most))  # blocks that hold a row
         for split in {min(SMS, fit), SMS // min(rows, SMS), up(SMS // min(rows, SMS), 2)}:
@@ -65,17 +67,13 @@ def plans(n: int, size: int, rows: int) -> list[Plan]:
                 turns = max(1, kib * 1024 // (n * size * (threads // lanes)))
                 found.append((FLAT, lanes, threads // lanes, values, 1, 1, turns, 0))
     vectors = up(n if n % widest == 0 else n + widest - 1, widest)
-    for split in (1, 2, 4, 8, 16):
-        for values in (most // 4, most // 2, most * 5 // 8, most * 3 // 4, most * 7 // 8, most):
-            threads = up(vectors, values // widest * split * 32) * 32
-            least = 64 if n < 8192 else 128
-            limit = 1024 if split == 1 or n >= 32768 else 768
-            if n >= 512 and least <= threads <= limit and (split == 1 or n >= 8192):
-                tier = BLOCK if split == 1 else CLUSTER
-                if split == 1 or n >= 32000 or values in (most // 2, most):
-                    found.append((tier, threads, 1, values, widest, split, 0, 0))
-                if split < 16 and n >= 16384 and values >= most // 2 and (split == 1 or threads >= 256):
-                    found += [(tier, threads, k, values, widest, split, values // widest, 0) for k in (3, 8)]
+    for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, *range(most // 2, most + 1, most // 8)), SHELVES):
+        threads = up(vectors, (values // widest + shelf) * split * 32) * 32
+        least = 64 if n < 8192 else 128
+        small = n < 512 or (split > 1 and n < 8192) or (shelf and n < 14000)
+        if not small and least <= threads <= (1024 if split == 1 else 768):
+            if shelf == 0 or (values >= most // 2 and threads <= 512):
+                found.append((BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, 0))
     if n >= 12288:
         found += [(STREAM, threads, 1, 16, widest, 1, 0, 0) for threads in (512, 1024)]
     if n >= 131072 and rows > 1:

@@ -29,17 +29,17 @@ constexpr const char* kTierNames[] = {"warp", "flat", "block", "cluster", "grid"
 struct CudaPlan {
   Tier tier;
   int lanes;           // threads of a block that share a row
-  int rows_per_block;  // rows a block holds at a time (block, cluster: serves in turn)
+  int rows_per_block;  // rows a block holds at a time
   int values;          // elements of a row a thread keeps in registers (stream: has in flight)
   int vector;          // elements a load or store moves: 16 bytes of the wider type where both tensors have one phase
   int split;           // blocks that share a row
-  int shelf;   // flat: rows a thread serves in turn; block, cluster: vectors of the next row that it has in shared
-               // memory (none, or all); grid: vectors of this row that it has there
+  int shelf;   // block, cluster, grid: vectors of a row that a thread keeps in shared memory; flat: rows it serves in
+               // turn
   bool apart;  // elements go to threads by their place in the row alone, and come one by one where that is in no phase
 
   int threads() const { return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : lanes; }
   int slots() const { return values / vector; }
-  bool ahead() const { return (tier == Tier::block || tier == Tier::cluster) && shelf; }
+  bool shelved() const { return (tier == Tier::block || tier == Tier::cluster) && shelf; }
   // Rows that one block, or the blocks that share rows, take at a time.
   int64_t group() const { return tier == Tier::flat ? rows_per_block * shelf : rows_per_block; }
   // Blocks of a launch, where at most `resident` of them are to be started; beyond it a block takes several groups.
@@ -58,7 +58,7 @@ struct Entry {
   int lanes;
   int values;
   int split;
-  int shelf;  // as in CudaPlan; block and cluster: 1 for the whole of the next row
+  int shelf;  // as in CudaPlan
 };
 
 constexpr int64_t kAnyLength = INT64_MAX;
@@ -152,7 +152,7 @@ constexpr int most_cluster(const Gpu& gpu) {
   return gpu.compute < 90 ? 1 : gpu.compute == 90 && gpu.multiprocessors >= kTuned ? 16 : 8;
 }
 
-constexpr int kStaticShared = 2048;  // bytes of shared memory that a kernel declares at most
+constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
 
 // Do rows lie one after another, so that a tile of them is one piece of memory?
 inline bool lies_flat(const Layout& layout, bool reduced_output) {

@@ -11,10 +11,9 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
-// All threads of the cluster arrive here before any goes on.
-__device__ inline void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+// All threads of the cluster have arrived before any goes on from its await.
+__device__ inline void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ inline uint32_t shared_address(const void* at) { return (uint32_t)__cvta_generic_to_shared(at); }
 
@@ -29,7 +28,7 @@ __device__ inline uint32_t at_peer(const void* at, int peer) {
 struct Mailbox {
   uint64_t barrier;
 
-  // By one thread, before a cluster_barrier().
+  // By one thread, before it arrives in the cluster.
   __device__ void open() {
     asm volatile(
         "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(&barrier))

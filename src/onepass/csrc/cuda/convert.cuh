@@ -122,6 +122,19 @@ __device__ inline void store(void* at, Vector<T, Count> vector) {
   }
 }
 
+// One of two half values in a register, by another instruction than to_wide takes: ptxas would else keep what it has
+// widened for one pass until the next, in twice the registers.
+template <class T>
+__device__ inline float widen_again(uint32_t pair, int which) {
+  return to_wide(T{(uint16_t)(pair >> which * 16)});
+}
+template <>
+__device__ inline float widen_again<bfloat16_t>(uint32_t pair, int which) {
+  float wide;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=f"(wide) : "r"(pair), "r"(which ? 0x3244 : 0x1044));
+  return wide;
+}
+
 // Two half values in a register: the first in the low bits.
 template <class T>
 __device__ inline uint32_t pack(float low, float high);
@@ -136,6 +149,20 @@ __device__ inline uint32_t pack<bfloat16_t>(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+// Of each half of two pairs: the sum, rounded to the half type.
+template <class T>
+__device__ inline uint32_t add_pairs(uint32_t a, uint32_t b);
+template <>
+__device__ inline uint32_t add_pairs<half_t>(uint32_t a, uint32_t b) {
+  asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
+template <>
+__device__ inline uint32_t add_pairs<bfloat16_t>(uint32_t a, uint32_t b) {
+  asm("fma.rn.bf16x2 %0, %0, %2, %1;" : "+r"(a) : "r"(b), "r"(0x3f803f80));  // a * 1 + b
+  return a;
 }
 
 // The larger, or smaller, of each half of two pairs. A NaN is dropped where the other is none.

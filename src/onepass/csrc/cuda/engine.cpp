@@ -56,7 +56,8 @@ void check_forced(const CudaPlan& plan, const Call& call, const Phase& phase, co
     fail("the flat tier takes rows that lie one after another");
   if (plan.shelf && plan.tier != Tier::flat && plan.vector * size_of(call.x_type) < 4)
     fail("vectors in shared memory have 4 bytes at least");
-  const int64_t room = int64_t(plan.lanes) * plan.values * (plan.tier == Tier::cluster ? plan.split : 1);
+  const int kept = plan.values + (plan.tier == Tier::flat ? 0 : plan.shelf * plan.vector);
+  const int64_t room = int64_t(plan.lanes) * kept * (plan.tier == Tier::cluster ? plan.split : 1);
   const int64_t window = phased && !plan.apart ? layout.n + plan.vector - 1 : layout.n;
   if (resident && room < window) {
     fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window) +
@@ -114,23 +115,17 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   if (tier == Tier::warp || tier == Tier::flat) {
     if (!power(lanes, 32) || !power(rows, 1024) || lanes * rows > 1024 || lanes * rows < 32)
       fail("the warp and flat tiers have a power of two of lanes up to 32, and 32 to 1024 threads");
-  } else if (lanes % 32 || lanes < 32 || lanes > 1024 || rows < 1 || rows > 1024 ||
-             (rows > 1 && (!shelf || tier == Tier::grid))) {
-    fail(
-        "the block, cluster, grid and stream tiers have a multiple of 32 threads up to 1024, and one row a block, or "
-        "up to "
-        "1024 in turn with a shelf in the block and cluster tiers");
+  } else if (lanes % 32 || lanes < 32 || lanes > 1024 || rows != 1) {
+    fail("the block, cluster, grid and stream tiers have one row a block and a multiple of 32 threads up to 1024");
   }
   if (tier == Tier::flat && (vector != 1 || shelf < 1 || shelf > 1024))
     fail("the flat tier has vectors of one element, and 1 to 1024 rows a thread in its shelf");
-  if ((tier == Tier::block || tier == Tier::cluster) && shelf != 0 && shelf != slots)
-    fail("the shelf of the block and cluster tiers is 0 or values / vector");
-  if (tier == Tier::grid &&
-      (slots % 4 || slots > 16 || shelf % 4 || shelf < 0 || shelf > 64 || (slots > 8 && lanes > 512)))
-    fail(
-        "the grid tier has 4, 8, 12 or 16 vectors a thread, above 8 up to 512 threads, and a shelf of a multiple of 4");
+  if (tier != Tier::flat && (shelf < 0 || shelf > 64 || shelf % (tier == Tier::grid ? 4 : 2)))
+    fail("a shelf has up to 64 vectors, a multiple of 4 in the grid tier and of 2 in the block and cluster tiers");
+  if (tier == Tier::grid && (slots % 4 || slots > 16 || (slots > 8 && lanes > 512)))
+    fail("the grid tier has 4, 8, 12 or 16 vectors a thread, above 8 up to 512 threads");
   if ((tier == Tier::warp || tier == Tier::stream) && shelf) fail("the warp and stream tiers have no shelf");
-  if (apart < 0 || apart > 1 || (apart && shelf && tier != Tier::grid)) fail("apart is 0 or 1, and 0 with a shelf");
+  if (apart < 0 || apart > 1) fail("apart is 0 or 1");
   return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), apart == 1};
 }
 

@@ -32,7 +32,7 @@ uint64_t identity(const Rows& call, int device) {
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(call.function), 3), add(int(call.x_type), 2), add(int(call.y_type), 2), add(int(plan.tier), 3);
   add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : 0, 11), add(plan.values, 8), add(plan.vector, 4);
-  add(cluster ? plan.split : 0, 5), add(plan.ahead(), 1), add(plan.apart, 1);
+  add(cluster ? plan.split : 0, 5), add(plan.shelved(), 1), add(plan.apart, 1);
   return id;
 }
 
@@ -108,11 +108,11 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
           define("OUT", type_name(y)),
           define("FUNCTION", macro_name(function)),
           define("LANES", std::to_string(lanes ? plan.lanes : 0)),
-          define("ROWS", std::to_string(lanes ? plan.rows_per_block : 1)),
+          define("ROWS", std::to_string(plan.rows_per_block)),
           define("SLOTS", std::to_string(plan.slots())),
           define("VECTOR", std::to_string(plan.vector)),
           define("CLUSTER", std::to_string(plan.tier == Tier::cluster ? plan.split : 1)),
-          define("AHEAD", plan.ahead() ? "1" : "0"),
+          define("SHELVED", plan.shelved() ? "1" : "0"),
           define("APART", plan.apart ? "1" : "0")};
 }
 
@@ -125,6 +125,7 @@ bool launch(const Rows& call, int device, void* stream) {
   int tile = int(plan.group()), apart = written_apart(call) ? int(tile_bytes(plan, call.n, size_of(call.x_type))) : 0;
   int split = plan.split, shelf = plan.shelf;
   void* arguments[9] = {&copy.x, &copy.y, &copy.rows, &copy.n, &copy.x_stride, &copy.y_stride};
+  if (plan.tier == Tier::warp || plan.tier == Tier::block || plan.tier == Tier::cluster) arguments[6] = &shelf;
   if (plan.tier == Tier::flat) arguments[6] = &tile, arguments[7] = &apart;
   if (plan.tier == Tier::grid) arguments[6] = &split, arguments[7] = &shelf, arguments[8] = &copy.parts;
   LaunchConfig config = {};

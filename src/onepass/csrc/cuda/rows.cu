@@ -1,17 +1,16 @@
-// rows.cu: rows of unit stride that fit the registers of the threads that share them. Each element is read once and
-// written once.
+// rows.cu: rows that fit the registers, and the shared memory, of the threads that share them. Each element is read
+// once and written once.
 //
-//   load -> maximum (merged over the threads of the row) -> sum of exp (merged) -> finish from registers -> store
+//   load -> maximum (merged over the threads of the row) -> sum of exp (merged) -> finish what was kept -> store
 //
-// One compiled instance a set of: IN, OUT (types), FUNCTION, SLOTS (vectors a thread keeps), VECTOR (elements of one),
-// APART (see window.cuh), and
+// One compiled instance a set of: IN, OUT (types), FUNCTION, SLOTS (vectors a thread keeps in registers), VECTOR
+// (elements of one), APART (see window.cuh), and
 //   LANES, ROWS   the tier `warp`: threads a row, at most 32, and rows a block holds
 //   LANES 0       the tiers `block` and `cluster`: all threads of CLUSTER blocks share a row, whatever their number
-//   AHEAD         (LANES 0) a block stays for many rows, and fetches the next into shared memory while it merges and
-//                 writes one
+//   SHELVED       (LANES 0) threads keep vectors in shared memory too, any number, so that more blocks fit a
+//                 multiprocessor, and one computes while another waits
 #include "kept.cuh"
 #include "merge.cuh"
-#include "shelf.cuh"
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
 constexpr bool kWarp = LANES > 0;
@@ -40,64 +39,76 @@ __device__ inline T row_merge(T value, Merge merge_two, Parts<CLUSTER, T>& parts
     return block_merge(value, merge_two, parts, odd);
 }
 
-// Of a row, the element that the first vector of the thread `lane` begins with.
-__device__ inline int first_of(int lane, const IN* row) {
-  return lane * VECTOR - (APART ? 0 : (int)((uint64_t)row / sizeof(IN) % VECTOR));
-}
+#if SHELVED
+constexpr int kChunk = 2;  // vectors that are taken from the shelf at a time
+// Exponentials go back to the shelf where they fit the place of an element.
+constexpr bool kGiveBack = sizeof(IN) == sizeof(Accumulator<OUT>::type) && (FUNCTION == SOFTMAX);
+typedef Keep<FUNCTION, VECTOR, kChunk, IN, OUT, kGiveBack>::type Chunk;
+typedef Shelf<VECTOR, IN> Shared;
+#endif
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-    onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride) {
+    onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride, int shelf) {
   typedef Accumulator<OUT>::type A;
   typedef Adder<OUT>::type L;
   __shared__ Parts<CLUSTER, A> maxima;
   __shared__ Parts<CLUSTER, L> sums;
   if (CLUSTER > 1) {
     if (threadIdx.x == 0) maxima.box.open(), sums.box.open();
-    cluster_barrier();  // a peer's shared memory is there once it has started
+    arrive_in_cluster();
   }
   uint32_t odd = 0;
-  const int lanes = kWarp ? LANES : blockDim.x * CLUSTER;
+  bool first_time = true;
+  const int lanes = kWarp ? LANES : blockDim.x * CLUSTER, step = lanes * VECTOR;
   const int lane = kWarp ? threadIdx.x % LANES : (CLUSTER == 1 ? 0 : cluster_rank() * blockDim.x) + threadIdx.x;
-  const int64_t step = gridDim.x / CLUSTER;
 
-#if AHEAD
-  typedef Shelf<FUNCTION, VECTOR, IN> Next;
-  const auto fetch = [&](int64_t row) {
-    if (row < rows) {
-      const Source<IN, int> from = {x + row * x_stride, (int)n64, row > 0 && row + 1 < rows && x_stride >= VECTOR};
-      const int first = first_of(lane, from.row);
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i) Next::fetch(i, from, first + i * lanes * VECTOR);
-    }
-    commit_copies();
-  };
-  fetch(blockIdx.x / CLUSTER);
-#endif
-  for (int64_t group = blockIdx.x / CLUSTER; group * ROWS < rows; group += step) {
+  for (int64_t group = blockIdx.x / CLUSTER; group * ROWS < rows; group += gridDim.x / CLUSTER) {
     const int64_t row = group * ROWS + (kWarp ? threadIdx.x / LANES : 0);
     const bool present = row < rows;  // absent rows go through the merges, for their neighbours' sake, as nothing
     const IN* const x_row = x + row * x_stride;
     const int n = present ? (int)n64 : 0;
-    int from = present ? first_of(lane, x_row) : lane * VECTOR;
+    const int phase = present && !APART ? (int)((uint64_t)x_row / sizeof(IN) % VECTOR) : 0;
+    int from = lane * VECTOR - phase;
     if (!kWarp) asm volatile("" : "+r"(from));
-    Keep<FUNCTION, VECTOR, SLOTS, IN, OUT>::type kept;
-#if AHEAD
-    await_copies<0>();
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) kept.put(i, Next::take(i, from + i * lanes * VECTOR, n));
-    A largest = kept.maximum();
-    settle(largest);  // all slots have been read: they may be filled again
-    fetch(group + step);
-#else
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) kept.load(i, x_row, from + i * lanes * VECTOR, n);
-    const A largest = kept.maximum();
+    Keep<FUNCTION, VECTOR, SLOTS, IN, OUT, true>::type kept;
+#if SHELVED
+    const Source<IN, int> source = {x_row, n, row > 0 && row + 1 < rows && x_stride >= VECTOR};
+    const int shelved = from;
+    for (int c = 0; c < shelf; c += kChunk) {
+      for_slots<VECTOR, kChunk>(
+          shelved + c * step, step, n, [&](int i, int at) { Shared::fetch_whole(c + i, x_row + at); },
+          [&](int i, int at) { Shared::fetch(c + i, source, at); });
+      commit_copies();
+    }
+    from += shelf * step;
 #endif
+    kept.load(x_row, from, step, n);
+    if (CLUSTER > 1 && first_time) await_cluster();  // a peer's shared memory is there once it has started
+    first_time = false;
 
+    A largest = kept.maximum();
+#if SHELVED
+    for (int c = 0; c < shelf; c += kChunk) {
+      await_all_but((shelf - c) / kChunk - 1);
+      Chunk chunk;
+      chunk.take(c, shelved + c * step, step, n);
+      largest = max_(largest, chunk.maximum());
+    }
+#endif
     const A m = row_merge(largest, Max(), maxima, odd);
     kept.forget();
-    const A s = shift(m);
-    const L l = row_merge(tree_sum<OUT, SLOTS * VECTOR>([&](int i) { return kept.exp(i, s); }), Sum(), sums, odd);
+    kept.lower(m);
+    L part = kept.sum(m);
+#if SHELVED
+    for (int c = 0; c < shelf; c += kChunk) {
+      Chunk chunk;
+      chunk.take(c, shelved + c * step, step, n);
+      chunk.lower(m);
+      part = add(part, chunk.sum(m));
+      if constexpr (kGiveBack) chunk.give(c);
+    }
+#endif
+    const L l = row_merge(part, Sum(), sums, odd);
     odd ^= 1;
 
     kept.forget();
@@ -107,10 +118,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
       if (lane == 0) store_reduced<FUNCTION>(state, y + row * y_stride, rows);
       continue;
     }
-    const Finish<FUNCTION, OUT, A> finish(state);
     OUT* const y_row = y + row * y_stride;
     if (!kWarp) asm volatile("" : "+r"(from));  // else the positions of the loads are kept for the stores, in registers
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) kept.store(i, y_row, from + i * lanes * VECTOR, n, finish);
+    kept.finish(state);
+    kept.store(y_row, from, step, n);
+#if SHELVED
+    for (int c = 0; c < shelf; c += kChunk) {
+      Chunk chunk;
+      if (kGiveBack)
+        chunk.take(c, 0, 0, VECTOR);
+      else
+        chunk.take(c, shelved + c * step, step, n), chunk.lower(m);
+      chunk.finish(state);
+      chunk.store(y_row, shelved + c * step, step, n);
+    }
+#endif
   }
 }

@@ -9,15 +9,25 @@
 
 enum Function { SOFTMAX, LOG_SOFTMAX, SOFTMIN, LOGSUMEXP, STATE };
 
+constexpr float kLog2e = 1.44269504f;
+
+__device__ inline float exp2_(float v) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v));
+  return e;
+}
+__device__ inline float log2_(float v) {
+  float l;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(v));
+  return l;
+}
+
 // exp(v) for v <= 0, good enough for a result of type Out. float: CUDA's own, 2 ulp, log2(e) in two terms. Half types:
 // one rounded multiply is off by 2^-24 * |v|, far under half an ulp of the result before that itself vanishes; four
 // instructions an element less, of some twenty.
 template <class Out>
 __device__ inline float exp_(float v) {
-  if (sizeof(Out) > 2) return expf(v);
-  float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v * 1.44269504f));
-  return e;
+  return sizeof(Out) > 2 ? expf(v) : exp2_(v * kLog2e);
 }
 template <class Out>
 __device__ inline double exp_(double v) {
@@ -37,6 +47,8 @@ template <class A>
 __device__ inline A shift(A m) {
   return m == INFINITY_ || m == -INFINITY_ ? A(0) : m;
 }
+
+__device__ inline bool isfinite_(float v) { return fabsf(v) < INFINITY_; }
 
 // These ignore a NaN: l carries it.
 __device__ inline float max_(float a, float b) { return fmaxf(a, b); }

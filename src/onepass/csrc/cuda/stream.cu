@@ -25,14 +25,13 @@ extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8
     const int64_t first = (int64_t)threadIdx.x * VECTOR - (int64_t)((uint64_t)x_row / sizeof(IN) % VECTOR);
     A m = -INFINITY_;
     L l = Adder<OUT>::of(0);
-    Wide<FUNCTION, VECTOR, SLOTS, IN, OUT, false> kept;
+    Keep<FUNCTION, VECTOR, SLOTS, IN, OUT, false>::type kept;
     for (int64_t at = first; at < n; at += tile) {
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i) kept.load(i, x_row, at + i * step, n);
+      kept.load(x_row, at, step, n);
       const A before = m;
       m = max_(m, kept.maximum());
-      const A s = shift(m);
-      l = add(scaled(l, exp_<A>(before - s)), tree_sum<OUT, kValues>([&](int i) { return kept.exp(i, s); }));
+      kept.forget();
+      l = add(scaled(l, exp_<A>(before - shift(m))), Adder<OUT>::of(kept.sum_below(m)));
     }
     // The merge of all the pairs, with one rescaling a thread: the maximum first, then the sum of what it scales l to.
     const A whole = block_merge(m, Max(), maxima);
@@ -43,14 +42,12 @@ extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8
       if (threadIdx.x == 0) store_reduced<FUNCTION>(state, y + row * y_stride, rows);
       continue;
     }
-    const Finish<FUNCTION, OUT, A> finish(state);
     OUT* const y_row = y + row * y_stride;
     for (int64_t at = first; at < n; at += tile) {
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i) {
-        kept.load(i, x_row, at + i * step, n);
-        kept.store(i, y_row, at + i * step, n, finish);
-      }
+      kept.load(x_row, at, step, n);
+      kept.lower(whole);
+      kept.finish(state);
+      kept.store(y_row, at, step, n);
     }
   }
 }

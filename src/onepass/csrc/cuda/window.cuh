@@ -11,6 +11,9 @@ __device__ inline T nothing() {
   return narrow<T>(F == SOFTMIN ? INFINITY_ : -INFINITY_);
 }
 
+__device__ inline bool inside(int i, int n) { return (unsigned)i < (unsigned)n; }
+__device__ inline bool inside(int64_t i, int64_t n) { return (uint64_t)i < (uint64_t)n; }
+
 // Is the vector that begins at element `first` of a row of n, which may be negative, whole?
 template <int V>
 __device__ inline bool whole(int first, int n) {
@@ -38,15 +41,6 @@ __device__ inline bool in_one(Index first, Index n) {
   return !APART && whole<V>(first, n);
 }
 
-template <int F, int V, class In, class Index>
-__device__ inline Vector<In, V> load_window(const In* row, Index first, Index n) {
-  if (in_one<V>(first, n)) return *reinterpret_cast<const Vector<In, V>*>(row + first);
-  Vector<In, V> raw;
-#pragma unroll
-  for (int v = 0; v < V; ++v) raw.at[v] = first + v >= 0 && first + v < n ? row[first + v] : nothing<F, In>();
-  return raw;
-}
-
 template <int V, class Out, class Index>
 __device__ inline void store_window(Out* row, Index first, Index n, Vector<Out, V> raw) {
   if (in_one<V>(first, n)) {
@@ -54,7 +48,7 @@ __device__ inline void store_window(Out* row, Index first, Index n, Vector<Out, 
   } else {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      if (first + v >= 0 && first + v < n) row[first + v] = raw.at[v];
+      if (inside(first + v, n)) row[first + v] = raw.at[v];
     }
   }
 }
