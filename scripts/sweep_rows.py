@@ -20,7 +20,8 @@ LENGTHS = [4, 8, 16, 33, 64, 100, 128, 200, 256, 512, 781, 1000, 1024, 1025, 204
 LENGTHS += [12288, 12672, 16384, 32000, 32001, 32768, 50257, 50304, 65536, 128256, 131072, 151936, 256000, 262144]
 FEW = [(1, 131072), (1, 2**20), (1, 2**22), (4, 2**20), (8, 128256), (32, 128256), (64, 151936), (1, 2**24), (4, 2**22)]
 SHARED = 210 * 1024
-SHELVES = (0, 4, 8, 16)
+SHELVES = (0, 4, 8, 12, 16)
+FEW_SHELVES = (0, 4, 8, 12, 16, 20)
 DTYPES = (torch.float32, torch.bfloat16)
 SMS = 132
 
@@ -84,12 +85,12 @@ def plans(n: int, size: int, rows: int) -> list[Plan]:
 def few_plans(rows: int, n: int, size: int) -> list[Plan]:
     widest, most, found = 16 // size, 128 // size, grid_plans(rows, n, size)
     vectors = up(n, widest)
-    for split in (8, 16):
-        for values in (most // 4, most // 2, most):
-            threads = up(vectors, values // widest * split * 32) * 32
-            if 128 <= threads <= 768 and rows * split <= 4 * SMS:
-                found.append((CLUSTER, threads, 1, values, widest, split, 0, 0))
-    return found
+    for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, most // 2, most * 5 // 8, most), FEW_SHELVES):
+        threads = up(vectors, (values // widest + shelf) * split * 32) * 32
+        if 128 <= threads <= 1024 and rows * split <= 4 * SMS and shelf * threads * 16 < SHARED:
+            if n < 2**19 and (rows * split >= 16 or split == 16):
+                found.append((BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, 0))
+    return sorted(set(found))
 
 
 def time_us(call: Any, repeats: int, flush: torch.Tensor | None) -> float:

@@ -45,7 +45,12 @@ struct Shelf {
   static __device__ void fetch_whole(int i, const T* at) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(slot(i));
     if constexpr (kBytes == 16) {
+#if HINT
+      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(at), "l"(once_policy())
+                   : "memory");
+#else
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(at) : "memory");
+#endif
     } else {
       asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(at), "n"(kBytes) : "memory");
     }
