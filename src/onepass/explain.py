@@ -12,7 +12,7 @@ from . import triton as triton_engine
 from .checks import FLOATS, check_input, normalise_dims, result_dtype
 from .devices import Known, known, measured_copy_gbs
 from .engines import ENGINES, resolve
-from .ops import reduced_shape
+from .ops import REDUCTIONS, reduced_shape, state_dtype
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _parse_device(device: Any, tensor: Tensor | None) -> tuple[torch.device | No
 def _native_plan(
     engine: str, function: str, x: Tensor, y_type: torch.dtype, dims: list[int], address: int
 ) -> dict[str, Any]:
-    if function == "logsumexp":
+    if function in REDUCTIONS:
         kept = _contiguous(reduced_shape(x.shape, dims, True))
         y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(kept)]
     else:
@@ -123,7 +123,7 @@ def explain(
     Args:
         x: the input, or its sizes (then contiguous, with `dtype`, on `device`).
         dim: as in the function explained.
-        function: "softmax", "log_softmax", "softmin" or "logsumexp".
+        function: "softmax", "log_softmax", "softmin", "logsumexp" or "state".
         dtype: with sizes, the input's dtype; float32 by default.
         out_dtype: the `dtype=` of the call, where it has one.
         device: with sizes: "cpu", "cuda:0", or a known device's name ("h200"), which need not be here.
@@ -155,10 +155,10 @@ def explain(
         if tensor.dtype not in FLOATS:
             raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
         shaped = tensor
-    if function == "logsumexp" and out_dtype not in (None, shaped.dtype):
-        raise ValueError("onepass.explain(): logsumexp has no dtype=, so no out_dtype")
+    y_type = state_dtype(shaped) if function == "state" else result_dtype(function, shaped, out_dtype)
+    if function in REDUCTIONS and out_dtype not in (None, shaped.dtype if function == "logsumexp" else y_type):
+        raise ValueError(f"onepass.explain(): {function} has no dtype=, so no out_dtype")
     dims = normalise_dims(function, shaped, dim)
-    y_type = result_dtype(function, shaped, out_dtype)
     real, entry, name = _parse_device(device, tensor)
 
     notes: list[str] = []
@@ -221,7 +221,7 @@ def _describe(
         return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
     if plan["view"] != "rows":
         extra = plan["rows"] * plan["n"] * x.element_size() * 2
-        if function != "logsumexp":
+        if function not in REDUCTIONS:
             extra += plan["rows"] * plan["n"] * y_type.itemsize * 2
         notes.append(f"gathered: rows of this layout are copied to unit stride and back, {extra:,} bytes more")
     if engine == "triton":
@@ -233,6 +233,6 @@ def _describe(
         numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
     shown = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "cluster")
-    if plan["tier"] == "stream" and function != "logsumexp":
+    if plan["tier"] == "stream" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
     return plan["tier"], {key: plan[key] for key in shown}

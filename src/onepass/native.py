@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 PATH = Path(__file__).with_name("_native.so")
-FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
+FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 if not PATH.exists():

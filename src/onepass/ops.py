@@ -15,11 +15,13 @@ from torch.autograd import forward_ad
 
 from . import native  # noqa: F401  (loads the operators)
 from . import triton as triton_engine
+from .gradients import backward, expand, expand_planes, tangent
 
 FAMILY = ("softmax", "log_softmax", "softmin")
+REDUCTIONS = ("logsumexp", "state")  # of which state gives two planes, the maxima and the sums
 _ops = torch.ops.onepass
-RAW = {name: getattr(_ops, f"_{name}").default._op for name in (*FAMILY, "logsumexp")}
-_REGISTERED = {name: getattr(_ops, name).default for name in (*FAMILY, "logsumexp")}
+RAW = {name: getattr(_ops, f"_{name}").default._op for name in (*FAMILY, *REDUCTIONS)}
+_REGISTERED = {name: getattr(_ops, name).default for name in (*FAMILY, *REDUCTIONS)}
 _OUT = {name: getattr(_ops, name).out for name in (*FAMILY, "logsumexp")}
 
 library = torch.library.Library("onepass", "FRAGMENT")
@@ -33,58 +35,16 @@ def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> l
     return kept if keepdim else [size for i, size in enumerate(kept) if i not in dims]
 
 
+def state_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of a state: the one that a row is computed in."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
 def empty(function: str, x: Tensor, dims: Sequence[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
-    if function == "logsumexp":
-        return x.new_empty(reduced_shape(x.shape, [d % max(x.dim(), 1) for d in dims], keepdim))
+    if function in REDUCTIONS:
+        shape = reduced_shape(x.shape, [d % max(x.dim(), 1) for d in dims], keepdim)
+        return x.new_empty([2, *shape], dtype=state_dtype(x)) if function == "state" else x.new_empty(shape)
     return torch.empty_like(x, dtype=dtype or x.dtype)
-
-
-# Gradients, by plain arithmetic on what was saved: differentiable themselves, so second order comes with them ------
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _weights(function: str, saved: Sequence[Tensor], dims: Sequence[int], keepdim: bool) -> Tensor:
-    """The softmax that a gradient of log_softmax or logsumexp is weighted with."""
-    if function == "log_softmax":
-        return _wide(saved[0]).exp()
-    x, lse = saved
-    return (_wide(x) - _wide(_expand(lse, dims, keepdim))).exp()
-
-
-def _expand(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    if not keepdim:
-        for dim in sorted(dims):
-            reduced = reduced.unsqueeze(dim)
-    return reduced
-
-
-def _backward(
-    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
-) -> Tensor:
-    if function == "logsumexp":
-        return (_wide(_expand(g, dims, keepdim)) * _weights(function, saved, dims, keepdim)).to(to)
-    g = _wide(g)
-    if function == "log_softmax":
-        return (g - _weights(function, saved, dims, keepdim) * g.sum(dims, keepdim=True)).to(to)
-    y = _wide(saved[0])
-    dx = y * (g - (g * y).sum(dims, keepdim=True))
-    return (dx if function == "softmax" else -dx).to(to)
-
-
-def _tangent(
-    function: str, t: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
-) -> Tensor:
-    t = _wide(t)
-    if function == "logsumexp":
-        return (t * _weights(function, saved, dims, keepdim)).sum(dims, keepdim=keepdim).to(to)
-    if function == "log_softmax":
-        return (t - (_weights(function, saved, dims, keepdim) * t).sum(dims, keepdim=True)).to(to)
-    y = _wide(saved[0])
-    dy = y * (t - (t * y).sum(dims, keepdim=True))
-    return (dy if function == "softmax" else -dy).to(to)
 
 
 class Differentiable(torch.autograd.Function):
@@ -100,28 +60,30 @@ class Differentiable(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, ctx.function, ctx.dims, ctx.dtype, ctx.keepdim, ctx.engine = inputs
         ctx.input_dtype, ctx.output_dtype = x.dtype, output.dtype
-        saved = (x, output) if ctx.function == "logsumexp" else (output,)  # what torch saves, no more
+        saved = (x, output) if ctx.function in REDUCTIONS else (output,)  # what torch saves, no more
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        dx = _backward(ctx.function, g, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.input_dtype)
+        dx = backward(ctx.function, g, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.input_dtype)
         return dx, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *_: None) -> Tensor | None:
         if t is None:
             return None
-        return _tangent(ctx.function, t, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.output_dtype)
+        return tangent(ctx.function, t, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.output_dtype)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
         function, dims, dtype, keepdim, engine = rest
         x = x.movedim(in_dims[0] or 0, 0)
+        batch = int(function == "state")  # where the batch comes out: behind the planes
         if x.dim() == 1 and dims:  # a batch of 0-d tensors: the one dim of each is not there to name
-            return Differentiable.apply(x.unsqueeze(1), function, [1], dtype, False, engine).reshape(x.shape), 0
-        return Differentiable.apply(x, function, [d + 1 for d in dims], dtype, keepdim, engine), 0
+            y = Differentiable.apply(x.unsqueeze(1), function, [1], dtype, False, engine)
+            return y.reshape(y.shape[: batch + 1]), batch
+        return Differentiable.apply(x, function, [d + 1 for d in dims], dtype, keepdim, engine), batch
 
 
 # Routes -------------------------------------------------------------------------------------------------------------
@@ -131,7 +93,7 @@ def raw(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, ke
     """The kernel alone: no gradient, no checks but the kernel's own."""
     if engine == "triton":
         return _ops.triton.default(x, function, dims, dtype, keepdim)
-    if function == "logsumexp":
+    if function in REDUCTIONS:
         return RAW[function](x, dims, keepdim)
     return RAW[function](x, dims) if dtype is None else RAW[function](x, dims, dtype=dtype)
 
@@ -141,7 +103,7 @@ def call(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, k
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         if engine == "triton":
             return _ops.triton.default(x, function, dims, dtype, keepdim)
-        if function == "logsumexp":
+        if function in REDUCTIONS:
             return _REGISTERED[function](x, dims, keepdim)
         return _REGISTERED[function](x, dims, dtype=dtype)
     if (
@@ -183,7 +145,9 @@ def _triton_out(
     input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool, *, out: Tensor
 ) -> None:
     dims = sorted(d % input.dim() for d in dim) if input.dim() else []
-    whole = out if function != "logsumexp" or keepdim else _expand(out, dims, False)
+    whole = out
+    if function in REDUCTIONS:
+        whole = (expand_planes if function == "state" else expand)(out, dims, keepdim)
     triton_engine.forward(function, input, whole, tuple(dims))
 
 
@@ -213,35 +177,35 @@ for _key in ("CPU", "CUDA", "XPU"):
 
 def _setup(ctx: Any, function: str, x: Tensor, dims: list[int], keepdim: bool, output: Tensor) -> None:
     ctx.function, ctx.dims, ctx.keepdim, ctx.input_dtype = function, dims, keepdim, x.dtype
-    ctx.save_for_backward(*((x, output) if function == "logsumexp" else (output,)))
+    ctx.save_for_backward(*((x, output) if function in REDUCTIONS else (output,)))
 
 
 def _gradient(ctx: Any, g: Tensor) -> Tensor:
-    dims = [
-        d % max(g.dim() + (0 if ctx.keepdim or ctx.function != "logsumexp" else len(ctx.dims)), 1) for d in ctx.dims
-    ]
-    return _backward(ctx.function, g, ctx.saved_tensors, dims, ctx.keepdim, ctx.input_dtype)
+    saved = ctx.saved_tensors  # of which the first has the rank of the input
+    dims = [d % max(saved[0].dim(), 1) for d in ctx.dims]
+    return backward(ctx.function, g, saved, dims, ctx.keepdim, ctx.input_dtype)
 
 
 def _register(function: str) -> None:
-    lse = function == "logsumexp"
+    reduces = function in REDUCTIONS
 
     def fake(input: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         return empty(function, input, dim, dtype, keepdim)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor, keyword_only_inputs: Any = None) -> None:
-        _setup(ctx, function, inputs[0], inputs[1], lse and inputs[2], output)
+        _setup(ctx, function, inputs[0], inputs[1], reduces and inputs[2], output)
 
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return (_gradient(ctx, g), None, None) if lse else (_gradient(ctx, g), None)
+    def gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return (_gradient(ctx, g), None, None) if reduces else (_gradient(ctx, g), None)
 
     for name in (function, f"_{function}"):
         torch.library.register_fake(f"onepass::{name}", fake, lib=library)
-    _raise_version(f"{function}.out", _OUT[function])
-    torch.library.register_autograd(f"onepass::{function}", backward, setup_context=setup, lib=library)
+    if function in _OUT:
+        _raise_version(f"{function}.out", _OUT[function])
+    torch.library.register_autograd(f"onepass::{function}", gradients, setup_context=setup, lib=library)
 
 
-for _name in (*FAMILY, "logsumexp"):
+for _name in (*FAMILY, *REDUCTIONS):
     _register(_name)
 
 

@@ -6,7 +6,8 @@ round first: ``reference.softmax(x.to(dtype), dim)``. The functions are differen
 
 Special values (``m`` is a row's maximum): a row that holds a NaN gives NaN; a row of all ``-inf`` (``-inf - -inf``) or
 with a ``+inf`` (``inf - inf``) gives NaN for the three softmaxes, while its logsumexp is ``m`` itself. An empty row
-gives an empty result, and its logsumexp is ``log(0) = -inf``. A 0-d tensor is one row of one element.
+gives an empty result, and its logsumexp is ``log(0) = -inf``. A 0-d tensor is one row of one element. In a state it is
+``l`` that a NaN goes to, and ``m`` is the maximum of the other elements.
 
 Source: the shift by the maximum is the standard stable form, e.g. Blanchard, Higham and Higham, "Accurately computing
 the log-sum-exp and softmax functions", IMA Journal of Numerical Analysis 41 (2021).
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["log_softmax", "logsumexp", "softmax", "softmin"]
+__all__ = ["log_softmax", "logsumexp", "softmax", "softmin", "state"]
 
 
 def softmax(x: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
@@ -81,6 +82,29 @@ def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Ten
     m = torch.where(m.isinf(), 0.0, m)  # inf - inf would be NaN, exp(inf - 0) and exp(-inf - 0) are what is meant
     result = m + (x - m).exp().sum(dims, keepdim=True).log()
     return result if keepdim else result.sum(dims)  # each of these dims has size 1 now
+
+
+def state(x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """``m``, the maximum over ``dim``, and ``l = sum(exp(x - m))``, where an infinite ``m`` is not subtracted.
+
+    Returns two float64 tensors of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``. Where a
+    maximum is there several times, its gradient is shared among them, as that of ``torch.amax``.
+
+    >>> import torch
+    >>> state(torch.tensor([0.0, 0.0, float("-inf")]))
+    (tensor(0., dtype=torch.float64), tensor(2., dtype=torch.float64))
+    >>> state(torch.zeros(0))
+    (tensor(-inf, dtype=torch.float64), tensor(0., dtype=torch.float64))
+    """
+    x = x.to(torch.float64)
+    dims = _dims(x, dim)
+    if _empty(x, dims):
+        total = x.sum(dims, keepdim=True)
+        m = torch.full_like(total, -torch.inf)
+    else:
+        m = x.masked_fill(x.isnan(), -torch.inf).amax(dims, keepdim=True)
+        total = (x - m.masked_fill(m.isinf(), 0.0)).exp().sum(dims, keepdim=True)
+    return (m, total) if keepdim else (m.sum(dims), total.sum(dims))  # each of these dims has size 1 now
 
 
 def _shifted(x: Tensor, dim: int | Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:

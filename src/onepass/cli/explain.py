@@ -20,7 +20,9 @@ from onepass.cli.shared import dtype_of, finite, ints
     "--dim", default="-1", show_default=True, metavar="DIM[,DIM...]", help="The dim, or several, of the softmax."
 )
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, or the name of a known GPU: h200.")
-@click.option("--function", default="softmax", show_default=True, help="softmax, log_softmax, softmin or logsumexp.")
+@click.option(
+    "--function", default="softmax", show_default=True, help="softmax, log_softmax, softmin, logsumexp or state."
+)
 @click.option("--engine", default="auto", show_default=True, help="auto, cpu, cuda or triton.")
 @click.option(
     "--bandwidth",

@@ -5,6 +5,9 @@
 
 namespace onepass {
 
+// Functions whose result has no reduced dims: one element a row, or two planes of them (state: maxima, then sums).
+constexpr bool reduces(Function function) { return function == Function::logsumexp || function == Function::state; }
+
 struct Call {
   Function function;
   DType x_type, y_type;
@@ -12,7 +15,7 @@ struct Call {
   void* y;
   Layout layout;
 
-  bool reduces() const { return function == Function::logsumexp; }  // one output element a row
+  bool reduces() const { return onepass::reduces(function); }
 };
 
 }  // namespace onepass

@@ -15,10 +15,12 @@ using namespace onepass;
 std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
 
-std::string plan_json(const Layout& layout, DType x, DType y, bool reduced, int compute, uint64_t x_address,
+std::string plan_json(Function function, const Layout& layout, DType x, DType y, int compute, uint64_t x_address,
                       uint64_t y_address) {
+  const bool reduced = reduces(function);
+  const int64_t second = function == Function::state ? layout.rows * size_of(y) : 0;  // its sums, beside the maxima
   std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
-                     field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced));
+                     field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
   if (!compute) {
     const Units units = baseline::units(layout);
@@ -49,9 +51,8 @@ ONEPASS_API int onepass_plan(int function, int compute, int ndim, const int64_t*
                              const int64_t* y_strides, const bool* reduce, int x_type, int y_type, uint64_t x_address,
                              uint64_t y_address, char* text, int64_t size) {
   return guarded(text, size, [&] {
-    const bool reduced = Function(function) == Function::logsumexp;
-    const Layout layout = make_layout(ndim, sizes, x_strides, y_strides, reduce, reduced);
-    return plan_json(layout, DType(x_type), DType(y_type), reduced, compute, x_address, y_address);
+    const Layout layout = make_layout(ndim, sizes, x_strides, y_strides, reduce, reduces(Function(function)));
+    return plan_json(Function(function), layout, DType(x_type), DType(y_type), compute, x_address, y_address);
   });
 }
 

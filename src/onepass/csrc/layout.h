@@ -89,8 +89,8 @@ struct Layout {
   int64_t row_y_stride() const { return outer.count ? outer.dims[outer.count - 1].y_stride : 0; }
 };
 
-// `reduce[i]` says whether dim i is reduced. For logsumexp the output has one element a row: pass y strides of 0 (or
-// any) for the reduced dims, and reduced_output = true.
+// `reduce[i]` says whether dim i is reduced. Where the output has no reduced dims (logsumexp, state), pass y strides of
+// 0 (or any) for the reduced dims, and reduced_output = true.
 inline Layout make_layout(int ndim, const int64_t* sizes, const int64_t* x_strides, const int64_t* y_strides,
                           const bool* reduce, bool reduced_output) {
   Layout layout;

@@ -41,34 +41,43 @@ struct Mask {
   Mask(const Dims& dims, int64_t rank) : Mask(dims.data(), int(dims.size()), int(rank)) {}
 };
 
+// The dims of a result before those of the input: the two planes of a state.
+constexpr int planes(Function function) { return function == Function::state; }
+
 // The shape of a result. Its arrays are as long as they may get: nothing here is worth a walk to the heap.
 struct Shape {
   int rank = 0;
-  int64_t sizes[kMaxDims];
+  int64_t sizes[kMaxDims + 1];
 
   Shape(Function function, const Operand& x, const Mask& mask, bool keepdim) {
+    if (planes(function)) sizes[rank++] = 2;
     for (int i = 0; i < x.rank; ++i) {
-      if (function != Function::logsumexp || !mask.reduced[i]) {
+      if (!reduces(function) || !mask.reduced[i]) {
         sizes[rank++] = x.sizes[i];
       } else if (keepdim) {
         sizes[rank++] = 1;
       }
     }
+    if (rank > kMaxDims) fail("a result of at most 64 dims, got " + std::to_string(rank));
   }
 };
 
+DType result_type(Function function, DType x_type) {
+  return function != Function::state || x_type == DType::float64 ? x_type : DType::float32;
+}
+
 Layout layout_of(Function function, const Operand& x, const Operand& y, const Mask& mask, bool keepdim,
                  bool contiguous) {
-  const bool reduces = function == Function::logsumexp;
+  const bool reduced = reduces(function);
   const int64_t numel = contiguous && mask.only_last ? x.numel() : 0;
-  if (numel) return contiguous_layout(numel / x.sizes[x.rank - 1], x.sizes[x.rank - 1], reduces);
+  if (numel) return contiguous_layout(numel / x.sizes[x.rank - 1], x.sizes[x.rank - 1], reduced);
   int64_t y_strides[kMaxDims];  // by the dims of the input
-  for (int i = 0, at = 0; i < x.rank; ++i) {
-    const bool gone = reduces && mask.reduced[i];
+  for (int i = 0, at = planes(function); i < x.rank; ++i) {
+    const bool gone = reduced && mask.reduced[i];
     y_strides[i] = gone ? 0 : y.strides[at];
     at += !gone || keepdim;
   }
-  return make_layout(x.rank, x.sizes, x.strides, y_strides, mask.reduced, reduces);
+  return make_layout(x.rank, x.sizes, x.strides, y_strides, mask.reduced, reduced);
 }
 
 void run_cpu(const Call& call) {
@@ -96,8 +105,12 @@ void run(Function function, const Operand& x, DType x_type, const Operand& y, DT
   }
   const Call call = {function, x_type,           y_type,
                      x.data(), y.mutable_data(), layout_of(function, x, y, mask, keepdim, contiguous)};
-  if (call.layout.n == 0) {  // only logsumexp gets here: a sum of nothing
+  if (call.layout.n == 0) {  // only what reduces gets here: the maximum of nothing, log(0); and for a state the sum, 0
     Tensor fill = shared(y);
+    if (planes(function)) {
+      torch::stable::fill_(fill, 0);
+      fill = torch::stable::narrow(fill, 0, 0, 1);
+    }
     torch::stable::fill_(fill, -std::numeric_limits<double>::infinity());
   } else if (x.is_cuda()) {
     const Tensor input = shared(x);  // rows are launched from the call alone: any tensor of the device will do as out
@@ -111,9 +124,9 @@ void run(Function function, const Operand& x, DType x_type, const Operand& y, DT
 
 Owned forward(Function function, const Operand& x, const Mask& mask, const MaybeType& dtype, bool keepdim) {
   const DType x_type = x.type();
-  const DType y_type = dtype ? dtype_of(*dtype) : x_type;
+  const DType y_type = dtype ? dtype_of(*dtype) : result_type(function, x_type);
   const bool contiguous = x.is_contiguous();
-  if (function != Function::logsumexp) {
+  if (!reduces(function)) {
     Owned out = empty_like(x, y_type, contiguous);
     Operand y = x;
     y.handle = out.get();
@@ -135,7 +148,7 @@ struct Options {
   bool keepdim = false;
 
   Options(Function function, StableIValue given) {
-    if (function == Function::logsumexp) {
+    if (reduces(function)) {
       keepdim = stable::to<bool>(given);
     } else {
       dtype = stable::to<MaybeType>(given);
@@ -168,10 +181,11 @@ void forward_into(Function function, const Tensor& input, const Dims& dims, bool
   const Operand x(input.get()), y(out.get());
   const Mask mask(dims, x.rank);
   const DType y_type = y.type(), x_type = x.type();
-  if (function == Function::logsumexp && x_type != y_type) {
-    fail(std::string("logsumexp of ") + kDTypeNames[int(x_type)] + " gives the same type, got an out of " +
-         kDTypeNames[int(y_type)]);
+  if (reduces(function) && y_type != result_type(function, x_type)) {
+    fail(std::string(kFunctionNames[int(function)]) + " of " + kDTypeNames[int(x_type)] + " gives " +
+         kDTypeNames[int(result_type(function, x_type))] + ", got an out of " + kDTypeNames[int(y_type)]);
   }
+  if (planes(function) && !y.is_contiguous()) fail("a state is written to a contiguous out");
   if (y.numel() == 0) return;
   const Shape shape(function, x, mask, keepdim);
   if (shape.rank != y.rank || !std::equal(y.sizes, y.sizes + y.rank, shape.sizes)) {
@@ -200,7 +214,7 @@ void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, Tensor out) {
 // Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, split, shelf, apart), so that
 // tests force every tier.
 void forced(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims plan, Tensor out) {
-  if (function < 0 || function > 3) fail("function is 0 to 3, got " + std::to_string(function));
+  if (function < 0 || function > 4) fail("function is 0 to 4, got " + std::to_string(function));
   if (!input.is_cuda()) fail("only CUDA calls have a plan to force");
   const CudaPlan given = cuda::checked_plan(plan);
   forward_into(Function(function), input, dims, keepdim, out, &given);
@@ -218,7 +232,7 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     m.def(("_" + (name + arguments) + ") -> Tensor").c_str());
     m.def(("_" + std::string(name) + ".int(Tensor input, int dim, ScalarType? dtype=None) -> Tensor").c_str());
   }
-  for (const char* name : {"logsumexp", "_logsumexp"}) {
+  for (const char* name : {"logsumexp", "_logsumexp", "state", "_state"}) {
     m.def((std::string(name) + "(Tensor input, int[1] dim, bool keepdim=False) -> Tensor").c_str());
   }
   m.def("_logsumexp.int(Tensor input, int dim, bool keepdim=False) -> Tensor");
@@ -231,10 +245,12 @@ static void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("log_softmax", over_dims<Function::log_softmax>);
   m.impl("softmin", over_dims<Function::softmin>);
   m.impl("logsumexp", over_dims<Function::logsumexp>);
+  m.impl("state", over_dims<Function::state>);
   m.impl("_softmax", over_dims<Function::softmax>);
   m.impl("_log_softmax", over_dims<Function::log_softmax>);
   m.impl("_softmin", over_dims<Function::softmin>);
   m.impl("_logsumexp", over_dims<Function::logsumexp>);
+  m.impl("_state", over_dims<Function::state>);
   m.impl("_softmax.int", over_dim<Function::softmax>);
   m.impl("_log_softmax.int", over_dim<Function::log_softmax>);
   m.impl("_softmin.int", over_dim<Function::softmin>);

@@ -141,7 +141,7 @@ inline std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes
   return strides;
 }
 
-// A view of `base` with other sizes and strides, at the same offset.
+// A view of `base` with other sizes and strides, as many as it has, at the same offset.
 inline Tensor as_strided(const Tensor& base, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   AtenTensorHandle view;
   checked(aoti_torch_as_strided(base.get(), sizes.data(), strides.data(), &view));

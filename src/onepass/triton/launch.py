@@ -21,7 +21,7 @@ def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, pla
     ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` says None.
     ``out``: allocated by the caller, no two elements in one place. For the softmax family of the shape of ``x``, of any
     of these dtypes (``x`` is rounded to it first), and possibly ``x`` itself; for logsumexp of the dtype of ``x`` and
-    its shape with ``dims`` kept as 1.
+    its shape with ``dims`` kept as 1; for state of two such planes (maxima, sums), float64 of float64, else float32.
     ``dims``: not negative, sorted, unique.
     ``plan`` forces a tier; ValueError where it cannot serve the call.
     """
@@ -31,24 +31,32 @@ def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, pla
         plan.check(n)
     if out.numel() == 0:
         return
-    if n == 0:  # logsumexp over nothing, log(0)
-        out.fill_(-float("inf"))
+    reduces, planes = function in ("logsumexp", "state"), function == "state"
+    first = out[0] if planes else out
+    if n == 0:  # over nothing: log(0), a maximum of -inf, a sum of 0
+        if planes:
+            out.zero_()
+        first.fill_(-float("inf"))
         return
     if plan is None:
         plan = plans.plan(function, rows, n, x.dtype, out.dtype, _properties(x.device))
 
     source, target = x, out
-    x_strides, out_strides = layout.strides(x, walk), layout.strides(out, walk)
+    x_strides, out_strides = layout.strides(x, walk), layout.strides(first, walk)
     if x_strides is None:
         source, x_strides = walk.permuted(x).contiguous(), (n, 1)
     if out_strides is None:
         # The copy of the input serves as the buffer of the result where it can.
-        reusable = source is not x and function != "logsumexp" and x.dtype == out.dtype
-        target = source if reusable else torch.empty_like(walk.permuted(out), memory_format=torch.contiguous_format)
-        out_strides = (1 if function == "logsumexp" else n, 1)
+        reusable = source is not x and not reduces and x.dtype == out.dtype
+        shape = walk.permuted(first).shape
+        target = source if reusable else out.new_empty((2, *shape) if planes else shape)
+        out_strides = (1 if reduces else n, 1)
+    if planes:  # what has no elements along a row needs no stride there: it is told how far on the sums are
+        out_strides = (out_strides[0], target.stride(0))
     _launch(function, plan, source, target, rows, n, x_strides, out_strides)
     if target is not out:
-        walk.permuted(out).copy_(target)
+        for part, made in zip(out, target, strict=True) if planes else ((out, target),):
+            walk.permuted(part).copy_(made)
 
 
 @functools.cache

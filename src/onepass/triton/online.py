@@ -1,4 +1,4 @@
-"""The online tier: a row wider than a program can hold is streamed in chunks, twice (once for logsumexp).
+"""The online tier: a row wider than a program can hold is streamed in chunks, twice (once for logsumexp and state).
 
 A chunk is DEPTH by LANES elements, each lane (a column of the chunk) keeps its own pair (m, l). With LANES as many
 elements as the threads read at once, a lane lives in one thread: the loop merges without a word between threads, with
@@ -11,7 +11,7 @@ the chunks backwards, since the last ones read are the ones still in the cache.
 import triton
 import triton.language as tl
 
-from .state import absorb, exponential, finish, fold, guard, load, narrow, scale_of
+from .state import absorb, exponential, finish, fold, guard, load, narrow, scale_of, store_reduced
 
 
 # The count of chunks is no reason for another variant of the kernel (Triton specialises on 1 and on multiples of 16).
@@ -47,8 +47,8 @@ def online_kernel(
     m, total = fold(m, total, rest, FUNCTION, OUT)
     base = guard(m, FUNCTION)
 
-    if FUNCTION == "logsumexp":
-        tl.store(out_row, narrow(base + tl.log(total), OUT))
+    if FUNCTION == "logsumexp" or FUNCTION == "state":
+        store_reduced(out_row, out_stride, m, base, total, None, FUNCTION, OUT)
     else:
         scale, rest = scale_of(total, FUNCTION, OUT)
         for chunk in range(chunks):

@@ -10,7 +10,7 @@ import torch
 
 __all__ = ["FUNCTIONS", "Plan", "plan"]
 
-FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
+FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 
 # Untuned: taken from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings. The key
 # is the bytes of the widest type of a call: half types count as 4, since they are computed in float32.

@@ -9,7 +9,7 @@ for each row of 16 would leave 7 of 8 lanes of every warp idle.
 import triton
 import triton.language as tl
 
-from .state import add_up, exponential, finish, guard, load, narrow, scale_of
+from .state import add_up, exponential, finish, guard, load, narrow, scale_of, store_reduced
 
 
 # The count of rows is no reason for another variant of the kernel (Triton specialises on 1 and on multiples of 16).
@@ -34,13 +34,14 @@ def rows_kernel(
 
     x_at = x_ptr + (row * x_row_stride)[:, None] + (column * x_stride)[None, :]
     x = load(x_at, inside, OUT, FUNCTION == "softmin")
-    base = guard(tl.max(x, 1), FUNCTION)
+    m = tl.max(x, 1)
+    base = guard(m, FUNCTION)
     d = x - base[:, None]
     e = exponential(d, OUT)
     total = add_up(e, 1, OUT)
 
-    if FUNCTION == "logsumexp":
-        tl.store(out_ptr + row * out_row_stride, narrow(base + tl.log(total), OUT), mask=row < rows)
+    if FUNCTION == "logsumexp" or FUNCTION == "state":
+        store_reduced(out_ptr + row * out_row_stride, out_stride, m, base, total, row < rows, FUNCTION, OUT)
     else:
         scale, rest = scale_of(total, FUNCTION, OUT)
         y = finish(d, e, scale[:, None], rest[:, None], FUNCTION, OUT)

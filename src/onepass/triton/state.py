@@ -9,7 +9,8 @@ Special values need no branch of their own:
   poisons nothing. A whole row of it ends as ``0 * (1 / 0) = NaN``, ``-inf - log(0) = NaN`` and ``log(0) = -inf``:
   what torch gives for softmax, log_softmax and logsumexp.
 - A NaN is dropped by the maximum (``tl.max`` is IEEE maxNum) and kept by the sum, so it poisons its row through ``l``.
-- ``+inf`` gives ``inf - inf = NaN`` in the softmax family; logsumexp measures it from 0 and gets ``exp(inf) = inf``.
+- ``+inf`` gives ``inf - inf = NaN`` in the softmax family; logsumexp and state measure it from 0 and get
+  ``exp(inf) = inf``.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -75,7 +76,7 @@ def exponential(d, OUT: tl.constexpr):
 @triton.jit
 def guard(m, FUNCTION: tl.constexpr):
     """The point that exponentials are measured from: the maximum, or 0 where that would give -inf - -inf."""
-    if FUNCTION == "logsumexp":
+    if FUNCTION == "logsumexp" or FUNCTION == "state":
         return tl.where(tl.abs(m) == float("inf"), 0.0, m)
     else:
         return tl.where(m == -float("inf"), 0.0, m)
@@ -121,6 +122,18 @@ def fold(m, total, rest, FUNCTION: tl.constexpr, OUT: tl.constexpr):
     total = tl.where(total == float("inf"), total, total + rest)
     top = tl.max(m, 0)
     return top, add_up(total * exponential(m - guard(top, FUNCTION), OUT), 0, OUT)
+
+
+@triton.jit
+def store_reduced(out, plane, m, base, total, mask, FUNCTION: tl.constexpr, OUT: tl.constexpr):
+    """What a function that reduces gives of rows. The state is a plane of maxima and, ``plane`` elements on, one of
+    sums; the maximum of a row of NaN, which is what the hardware makes of it, is -inf.
+    """
+    if FUNCTION == "state":
+        tl.store(out, narrow(tl.where(m == m, m, -float("inf")), OUT), mask=mask)
+        tl.store(out + plane, narrow(total, OUT), mask=mask)
+    else:
+        tl.store(out, narrow(base + tl.log(total), OUT), mask=mask)
 
 
 @triton.jit

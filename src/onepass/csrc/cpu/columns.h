@@ -13,7 +13,7 @@ namespace onepass::ONEPASS_ISA {
 constexpr int64_t kTile = 64;  // rows a tile: 64 floats are four cache lines
 
 template <Function F, class X, class Y>
-void columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t width) {
+void columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t width, int64_t plane) {
   using A = typename Wide<Y>::type;
   A m[kTile], s[kTile];
   Sum<A> l[kTile];
@@ -30,8 +30,8 @@ void columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) l[j].add(exp_minus(load<F, Y>(x[i * x_stride + j]), s[j]));
   }
-  if constexpr (F == Function::logsumexp) {
-    for (int64_t j = 0; j < width; ++j) y[j] = Narrow<Y>::from(logsumexp(State<A>{m[j], l[j].total()}));
+  if constexpr (reduces(F)) {
+    for (int64_t j = 0; j < width; ++j) store_reduced<F>(State<A>{m[j], l[j].total()}, y + j, plane);
     return;
   }
   Finish<F, A> finish[kTile];

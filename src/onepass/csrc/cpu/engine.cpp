@@ -21,11 +21,11 @@ void some_rows(const Call& call, int64_t begin, int64_t end) {
     const X* x = static_cast<const X*>(call.x) + outer.x;
     Y* y = static_cast<Y*>(call.y) + outer.y;
     if (reduced.count > 1) {
-      row<F>(x, y, Many{reduced}, call.layout.n);
+      row<F>(x, y, Many{reduced}, call.layout.n, call.layout.rows);
     } else if (dim.x_stride == 1 && dim.y_stride == 1) {
-      row<F>(x, y, Unit(), call.layout.n);
+      row<F>(x, y, Unit(), call.layout.n, call.layout.rows);
     } else {
-      row<F>(x, y, Strided{dim.x_stride, dim.y_stride}, call.layout.n);
+      row<F>(x, y, Strided{dim.x_stride, dim.y_stride}, call.layout.n, call.layout.rows);
     }
   }
 }
@@ -42,7 +42,7 @@ void some_tiles(const Call& call, int64_t begin, int64_t end) {
     outer.offsets(t / tiles, &x_offset, &y_offset);
     const int64_t first = t % tiles * kTile, width = inner - first < kTile ? inner - first : kTile;
     columns<F>(static_cast<const X*>(call.x) + x_offset + first, static_cast<Y*>(call.y) + y_offset + first, n.size,
-               n.x_stride, n.y_stride, width);
+               n.x_stride, n.y_stride, width, call.layout.rows);
   }
 }
 
@@ -60,6 +60,9 @@ void typed(const Call& call, int64_t begin, int64_t end) {
     case Function::softmin: return some<Function::softmin, X, Y>(call, begin, end);
     case Function::logsumexp:
       if constexpr (sizeof(X) == sizeof(Y)) some<Function::logsumexp, X, Y>(call, begin, end);
+      return;
+    case Function::state:
+      if constexpr (sizeof(Y) == sizeof(typename Wide<X>::type)) some<Function::state, X, Y>(call, begin, end);
   }
 }
 

@@ -75,7 +75,7 @@ void store_block(Y* y, const At& at, int64_t first, int64_t count, const A* valu
 }
 
 template <Function F, class X, class Y, class At>
-void row(const X* x, Y* y, const At& at, int64_t n) {
+void row(const X* x, Y* y, const At& at, int64_t n, int64_t plane) {
   using A = typename Wide<Y>::type;
   alignas(64) A values[kBlock];
   State<A> state;
@@ -94,10 +94,7 @@ void row(const X* x, Y* y, const At& at, int64_t n) {
     }
     state = n <= kBlock ? part : merge(state, part);
   }
-  if constexpr (F == Function::logsumexp) {
-    *y = Narrow<Y>::from(logsumexp(state));
-    return;
-  }
+  if constexpr (reduces(F)) return store_reduced<F>(state, y, plane);
   const Finish<F, A> finish(state);
   for (int64_t first = 0; first < n; first += kBlock) {
     const int64_t count = n - first < kBlock ? n - first : kBlock;

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../plan.h"
+#include "../call.h"
 #include "exp.h"
 
 namespace onepass::ONEPASS_ISA {
@@ -157,9 +157,16 @@ struct Finish {
   A operator()(A x) const { return F == Function::log_softmax ? A(double(x - m) - last) : from_exp(exp_minus(x, m)); }
 };
 
-template <class A>
-inline A logsumexp(const State<A>& row) {
-  return A(double(shift(row.m)) + std::log(row.l.value()));
+// Of a function that reduces: what it gives of a row, at `y`. The state is a plane of maxima and, `plane` elements on,
+// one of sums.
+template <Function F, class Y, class A>
+inline void store_reduced(const State<A>& row, Y* y, int64_t plane) {
+  if constexpr (F == Function::state) {
+    *y = Narrow<Y>::from(row.m);
+    y[plane] = Narrow<Y>::from(row.l.value());
+  } else {
+    *y = Narrow<Y>::from(A(double(shift(row.m)) + std::log(row.l.value())));
+  }
 }
 
 }  // namespace onepass::ONEPASS_ISA

@@ -137,9 +137,13 @@ void run(const Call& call, const Tensor& input, const Tensor& out, const bool* r
 
   // The gather: outer dims first, then the reduced ones, contiguous.
   std::vector<int64_t> sizes, x_strides, y_sizes, y_strides;
-  const int rank = int(input.dim());
+  const int rank = int(input.dim()), planes = call.function == Function::state;
+  if (planes) {  // the maxima and the sums, before all other dims
+    y_sizes.push_back(2);
+    y_strides.push_back(out.stride(0));
+  }
   for (const bool pass : {false, true}) {
-    for (int i = 0, at = 0; i < rank; ++i) {
+    for (int i = 0, at = planes; i < rank; ++i) {
       const bool kept = !call.reduces() || !reduced[i] || keepdim;
       if (reduced[i] == pass) {
         sizes.push_back(input.size(i));
