@@ -83,6 +83,11 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
           define("CLUSTER", std::to_string(plan.cluster))};
 }
 
+void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device) {
+  enter_context(device);
+  kernel({function, x, y, nullptr, nullptr, 0, 0, 0, 0, plan}, device);
+}
+
 void launch(const Rows& call, int device, void* stream) {
   enter_context(device);
   const Handle function = kernel(call, device);
