@@ -5,6 +5,7 @@ from .engines import engines
 from .explain import Explanation, explain
 from .functional import log_softmax, logsumexp, softmax, softmin
 from .version import __version__
+from .warmup import warmup
 
 __all__ = [
     "Explanation",
@@ -16,4 +17,5 @@ __all__ = [
     "reference",
     "softmax",
     "softmin",
+    "warmup",
 ]

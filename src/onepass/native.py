@@ -133,9 +133,7 @@ def kernels_to_warm(
     """
     types = DTYPES.index(x_type), DTYPES.index(y_type)
     count = ctypes.c_int64(len(lengths))
-    answer = _ask(
-        "onepass_warm_list", FUNCTIONS.index(function), *types, device, compute, _int64s(lengths), count
-    )
+    answer = _ask("onepass_warm_list", FUNCTIONS.index(function), *types, device, compute, _int64s(lengths), count)
     return answer.split()
 
 
@@ -155,6 +153,4 @@ def _warm(
     function: str, x_type: torch.dtype, y_type: torch.dtype, device: int, compute: int, ask: bool, kernel: str
 ) -> str:
     types = DTYPES.index(x_type), DTYPES.index(y_type)
-    return _ask(
-        "onepass_warm", FUNCTIONS.index(function), *types, device, compute, ctypes.c_bool(ask), kernel.encode()
-    )
+    return _ask("onepass_warm", FUNCTIONS.index(function), *types, device, compute, ctypes.c_bool(ask), kernel.encode())
