@@ -36,27 +36,32 @@ std::vector<int64_t> lengths_to_walk() {
   };
   limits(kRows32);
   limits(kRows16);
-  for (int64_t n = kEvery; n <= kLongest; n *= 2) around(n);
   for (int64_t n = 4096; n <= kLongest; n *= 2) around(n), around(n + n / 2);
   for (double n = kEvery; n < double(kLongest); n *= 1.01)
     lengths.insert(int64_t(n) | 1), lengths.insert(int64_t(n) & ~7);
   return {lengths.begin(), lengths.end()};
 }
 
-// Plans with the kernels of all contiguous rows of `lengths`, one a kernel.
-std::vector<CudaPlan> plans_of(Function function, DType x, DType y, const Gpu& gpu,
+// A kernel: a plan that asks for it, and what tells it from others.
+struct Kernel {
+  CudaPlan plan;
+  std::string name;
+};
+
+// Those that contiguous rows of `lengths` ask for.
+std::vector<Kernel> kernels_of(Function function, DType x, DType y, const Gpu& gpu,
                                const std::vector<int64_t>& lengths) {
   Call call = {};
   call.function = function;
   const bool reduces = call.reduces();
-  std::unordered_set<std::string> plans, kernels;
-  std::vector<CudaPlan> found;
+  std::unordered_set<std::string> plans, names;
+  std::vector<Kernel> found;
   const auto visit = [&](const Layout& layout, uint64_t x_at, uint64_t y_at) {
     const CudaPlan plan = plan_cuda(layout, x, y, Phase(x, y, x_at, y_at, layout, reduces), gpu);
     if (!plans.insert(std::string(reinterpret_cast<const char*>(&plan), sizeof plan)).second) return;
     std::string kernel = cuda::source_of(plan.tier);
     for (const std::string& define : cuda::defines_of(function, x, y, plan)) kernel += " " + define;
-    if (kernels.insert(kernel).second) found.push_back(plan);
+    if (names.insert(kernel).second) found.push_back({plan, kernel});
   };
   for (const int64_t n : lengths) {
     for (const int64_t rows : {1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1000000}) {
@@ -71,19 +76,21 @@ std::vector<CudaPlan> plans_of(Function function, DType x, DType y, const Gpu& g
   return found;
 }
 
-// A plan as it is, in hexadecimal digits: Python hands it back without knowing what is in it.
-std::string written(const CudaPlan& plan) {
-  unsigned char bytes[sizeof plan];
-  std::memcpy(bytes, &plan, sizeof plan);
+// A plan as it is, in hexadecimal digits, since Python hands it back without knowing what is in it; and after a dash a
+// digest of the kernel's name.
+std::string written(const Kernel& kernel) {
+  unsigned char bytes[sizeof kernel.plan];
+  std::memcpy(bytes, &kernel.plan, sizeof kernel.plan);
   std::string text;
   for (const unsigned char byte : bytes) {
     text += "0123456789abcdef"[byte >> 4];
     text += "0123456789abcdef"[byte & 15];
   }
-  return text;
+  return text + "-" + std::to_string(std::hash<std::string>()(kernel.name));
 }
 
-CudaPlan read(const std::string& text) {
+CudaPlan read(const std::string& kernel) {
+  const std::string text = kernel.substr(0, kernel.find('-'));
   unsigned char bytes[sizeof(CudaPlan)];
   if (text.size() != 2 * sizeof bytes || text.find_first_not_of("0123456789abcdef") != std::string::npos)
     throw std::runtime_error("onepass: not a plan: " + text);
@@ -102,21 +109,21 @@ ONEPASS_API int onepass_warm_list(int function, int x_type, int y_type, int devi
   return guarded(text, size, [&] {
     static const std::vector<int64_t> every = lengths_to_walk();
     const Gpu gpu = device < 0 ? Gpu{compute, kTuned} : cuda::device_info(device);
-    const auto plans = plans_of(Function(function), DType(x_type), DType(y_type), gpu,
-                                count ? std::vector<int64_t>(lengths, lengths + count) : every);
+    const auto kernels = kernels_of(Function(function), DType(x_type), DType(y_type), gpu,
+                                    count ? std::vector<int64_t>(lengths, lengths + count) : every);
     std::string lines;
-    for (const CudaPlan& plan : plans) lines += written(plan) + "\n";
+    for (const Kernel& kernel : kernels) lines += written(kernel) + "\n";
     if (int64_t(lines.size()) >= size) throw std::runtime_error("onepass: too many kernels");
     return lines;
   });
 }
 
-// Compiles the kernel of `plan` into the disk cache, or loads it on `device` if that is not negative. With `ask` it
+// Compiles `kernel` into the disk cache, or loads it on `device` if that is not negative. With `ask` it
 // does neither, and says whether the cache has it: "yes" or "no".
-ONEPASS_API int onepass_warm(int function, int x_type, int y_type, int device, int compute, bool ask, const char* plan,
-                             char* text, int64_t size) {
+ONEPASS_API int onepass_warm(int function, int x_type, int y_type, int device, int compute, bool ask,
+                             const char* kernel, char* text, int64_t size) {
   return guarded(text, size, [&]() -> std::string {
-    const CudaPlan made = read(plan);
+    const CudaPlan made = read(kernel);
     const Function wanted = Function(function);
     const DType x = DType(x_type), y = DType(y_type);
     const char* source = cuda::source_of(made.tier);
