@@ -10,7 +10,14 @@ import pytest
 
 import onepass
 
-PUBLIC = ["onepass.functional", "onepass.reference", "onepass.engines", "onepass.explain", "onepass.overlap"]
+PUBLIC = [
+    "onepass.functional",
+    "onepass.reference",
+    "onepass.engines",
+    "onepass.explain",
+    "onepass.overlap",
+    "onepass.warmup",
+]
 
 
 def _module(name: str):
