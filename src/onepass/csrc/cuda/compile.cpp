@@ -153,24 +153,36 @@ void read_sources(const std::string& folder, Files* files) {
   }
 }
 
-// Those that `source_file` is one of, with what it may include: the engine's, or the gallery's and the engine's
-// headers. Read once from beside this library.
-const Files& sources_with(const std::string& source_file) {
+// The engine's; and the gallery's, with the engine's headers, which they may include. Read once from beside this
+// library.
+const Files& engine_sources() {
   static const Files* const read = [] {
-    const std::string package = directory_of(reinterpret_cast<void*>(&nvrtc_version));
-    Files* const sets = new Files[2];
-    read_sources(package + "/csrc/cuda", &sets[0]);
-    if (sets[0].empty())
-      throw std::runtime_error("onepass: no CUDA sources in " + package + "/csrc/cuda; the package is incomplete");
-    for (const auto& [name, text] : sets[0]) {
-      if (name.back() == 'h') sets[1][name] = text;
-    }
-    read_sources(package + "/gallery", &sets[1]);
-    return sets;
+    const std::string folder = directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/csrc/cuda";
+    Files* const files = new Files;
+    read_sources(folder, files);
+    if (files->empty())
+      throw std::runtime_error("onepass: no CUDA sources in " + folder + "; the package is incomplete");
+    return files;
   }();
-  for (const Files* set : {&read[0], &read[1]}) {
-    if (set->count(source_file)) return *set;
-  }
+  return *read;
+}
+
+const Files& gallery_sources() {
+  static const Files* const read = [] {
+    Files* const files = new Files;
+    for (const auto& [name, text] : engine_sources()) {
+      if (name.back() == 'h') (*files)[name] = text;
+    }
+    read_sources(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/gallery", files);
+    return files;
+  }();
+  return *read;
+}
+
+// Those that `source_file` is one of.
+const Files& sources_with(const std::string& source_file) {
+  if (engine_sources().count(source_file)) return engine_sources();
+  if (gallery_sources().count(source_file)) return gallery_sources();
   throw std::runtime_error("onepass: no CUDA source " + source_file);
 }
 
