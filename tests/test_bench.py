@@ -8,21 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from bench_support import CASE, CPU, TINY, WRONG, Odd, run
+from bench_support import CASE, CPU, WRONG, Odd, run
 from onepass import reference
 from onepass.bench import stats, table, timing
 from onepass.bench.cases import DIRECTIONS, FUNCTIONS, ITEMSIZE, SUITES, Case, dtype_name
 from onepass.bench.check import Checker
 from onepass.bench.entrants import Naive, Onepass, Torch
 from onepass.bench.providers import COPY, pick, register, registry
-from onepass.bench.run import Runner
 from onepass.bench.work import copies, make
 
 # Cases are data
 
 
 def test_suites_are_what_they_are_said_to_be() -> None:
-    assert list(SUITES) == ["seeds", "powers", "models"]
+    assert list(SUITES) == ["seeds", "powers", "models", "rows", "few"]
     assert [c.shape for c in SUITES["seeds"].cases] == [(4096, 128 * i) for i in range(2, 100)]
     assert [c.shape[1] for c in SUITES["powers"].cases] == [256, 1024, 4096, 16384, 65536, 262144]
     shapes = {c.shape for c in SUITES["models"].cases}
@@ -242,18 +241,13 @@ def test_the_clock_alternates_the_calls_and_leaves_out_the_first() -> None:
 def test_the_budget_bounds_the_samples() -> None:
     budget = timing.Budget(seconds=1.0, least=10, most=100, warmup=0.0)
     assert [budget.samples(s) for s in (60.0, 2.0, 1.0, 0.05, 1e-6, 0.0)] == [3, 5, 10, 20, 100, 100]
+    assert [budget.tries(s, 5) for s in (60.0, 1.0, 0.21, 0.2, 1e-6)] == [1, 1, 1, 5, 5]
 
 
-@pytest.mark.gpu
-def test_the_clocks_of_a_gpu() -> None:
-    case = Case("tiny", "64x1000", (64, 1000))
-    runner = Runner(torch.device("cuda"), [Onepass(), Torch()], budget=TINY)
-    for row in runner.run([(case, "bfloat16")]).rows:
-        assert row.ok, row.error
-        assert all(us is not None and 0 < us < 1e5 for us in (row.median_us, row.graph_us, row.call_us))
-    assert runner.clocks is not None
-    assert runner.clocks.buffers(1 << 20) * (1 << 20) > 2 * runner.clocks.l2
-    assert runner.results.environment["driver"]
+@pytest.mark.parametrize(("seconds", "warmup"), [(0.02, 0.02), (0.1, 0.1), (2.0, 0.1)])
+def test_the_warmup_is_no_longer_than_the_measurement(seconds: float, warmup: float) -> None:
+    got = timing.FULL.bounded(seconds)
+    assert (got.seconds, got.warmup, got.least, got.most) == (seconds, warmup, timing.FULL.least, timing.FULL.most)
 
 
 # The registry

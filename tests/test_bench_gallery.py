@@ -171,7 +171,8 @@ def test_each_rung_of_a_gpu_is_right_and_has_all_three_times() -> None:
     device = torch.device("cuda")
     entrants = [p for n, p in registry().items() if n in RUNGS and p.unavailable(device) is None]
     assert {"naive", "triton-row", "cuda-warp"} <= {p.name for p in entrants}
-    for row in Runner(device, entrants, budget=TINY).run([(Case("t", "64x1000", (64, 1000)), "bfloat16")]).rows:
+    runner = Runner(device, entrants, budget=TINY, graph=True)
+    for row in runner.run([(Case("t", "64x1000", (64, 1000)), "bfloat16")]).rows:
         assert row.ok, f"{row.provider}: {row.error}"
         assert all(us is not None and 0 < us < 1e5 for us in (row.median_us, row.call_us)), row.provider
         if not row.provider.endswith(("jit", "compile")):
@@ -258,7 +259,7 @@ def test_list_has_the_rungs_under_a_heading_of_their_own() -> None:
         ((), timing.FULL),
         (("--quick",), timing.QUICK),
         (("--seconds", "2.5"), replace(timing.FULL, seconds=2.5)),
-        (("--quick", "--seconds", "0.01"), replace(timing.QUICK, seconds=0.01)),
+        (("--quick", "--seconds", "0.01"), replace(timing.QUICK, seconds=0.01, warmup=0.01)),
     ],
 )
 def test_seconds_replace_the_budgets(

@@ -15,6 +15,8 @@ from bench_support import measured
 from onepass.bench import environment, results
 from onepass.bench.results import Results, ResultsError, Row
 
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+
 
 @pytest.fixture(scope="module")
 def made() -> Results:
@@ -41,10 +43,12 @@ FIELDS = [
     "p20_us",
     "p80_us",
     "graph_us",
+    "graph_error",
     "call_us",
     "bytes",
     "gbps",
     "copy_fraction",
+    "input_copy_us",
     "ok",
     "error",
 ]
@@ -54,7 +58,7 @@ def test_the_file_has_the_documented_fields(made: Results, tmp_path: Path) -> No
     results.save(made, tmp_path / "deep" / "r.json")
     data = json.loads((tmp_path / "deep" / "r.json").read_text())
     assert list(data) == ["schema", "environment", "rows"]
-    assert data["schema"] == 1
+    assert data["schema"] == 2
     assert len(data["rows"]) == 16
     assert all(list(row) == FIELDS for row in data["rows"])
     assert set(results.ENVIRONMENT) <= set(data["environment"])
@@ -98,6 +102,30 @@ def _umask() -> int:
     return mask
 
 
+def test_a_file_of_schema_1_is_read(made: Results, tmp_path: Path) -> None:
+    data = json.loads(json.dumps(made.as_dict())) | {"schema": 1}
+    for row in data["rows"]:
+        for name in results.ADDED:
+            del row[name]
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    old = results.load(tmp_path / "old.json")
+    assert old == Results(made.environment, [replace(r, graph_error=None, input_copy_us=None) for r in made.rows])
+    results.save(old, tmp_path / "new.json")
+    assert results.load(tmp_path / "new.json") == old
+    data["schema"] = 2
+    with pytest.raises(ResultsError, match="row 0 lacks graph_error, input_copy_us"):
+        results.parse(data)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(RESULTS.glob("*-gallery-*.json")) + sorted(RESULTS.glob("models-*.json")), ids=str
+)
+def test_committed_files_are_read(path: Path) -> None:
+    rows = results.load(path).rows
+    assert len(rows) > 50
+    assert any(r.ok and r.graph_us for r in rows)
+
+
 def test_a_failed_write_leaves_the_old_file(made: Results, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     results.save(made, path)
@@ -112,7 +140,7 @@ def test_a_failed_write_leaves_the_old_file(made: Results, tmp_path: Path) -> No
 
 BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a list": (lambda d: [d], "a results file is an object, got list"),
-    "another schema": (lambda d: d | {"schema": 2}, "schema 2 is not known, this version reads schema 1"),
+    "another schema": (lambda d: d | {"schema": 3}, "schema 3 is not known, this version reads schemas 1 and 2"),
     "no environment": (lambda d: {"schema": 1, "rows": []}, "'environment' should be an object, got null"),
     "a thin environment": (lambda d: d | {"environment": {"device": "x"}}, "'environment' lacks device_type, driver"),
     "no rows": (lambda d: d | {"rows": None}, "'rows' should be a list, got null"),

@@ -70,7 +70,7 @@ def plan(
 def compile_kernel(
     function: str, x_type: torch.dtype, y_type: torch.dtype, plan: Sequence[int], compute: int, path: str | Path
 ) -> None:
-    """Compile the kernel of a plan (tier, lanes, rows a block, values, vector, cluster) for sm_<compute> to a file."""
+    """Compile the kernel of a plan (tier, lanes, rows a block, values, vector, split, shelf, apart) for sm_<compute> to a file."""
     _ask(
         "onepass_compile",
         FUNCTIONS.index(function),

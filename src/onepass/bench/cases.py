@@ -7,7 +7,7 @@ A `Case` is one shape under the name of what it is; a `Suite` is a named list of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp")
@@ -36,6 +36,9 @@ class Case:
 
     `out_dtype` is the result's dtype where it differs from the input's. `quick` names the device types ("cpu",
     "cuda") whose quick form takes this case.
+
+    `fill`, where it is not 0, is the bytes of input that the case fills with rows: how many that are depends on the
+    dtype, and `at` says it.
     """
 
     suite: str
@@ -47,6 +50,21 @@ class Case:
     dtypes: tuple[str, ...] = ("float32",)
     out_dtype: str | None = None
     quick: tuple[str, ...] = ()
+    fill: int = 0
+
+    def at(self, dtype: str, most: int | None = None) -> Case:
+        """The case as it is run at `dtype`: with as many rows as `fill` bytes hold, at least one; `most` takes the
+        place of a `fill` that is larger. A case without `fill` is what it was.
+
+        >>> case = Case("rows", "N 1000", (1, 1000), fill=1 << 30)
+        >>> case.at("float32").shape, case.at("bfloat16").shape, case.at("float32", most=8 << 20).shape
+        ((268435, 1000), (536870, 1000), (2097, 1000))
+        """
+        if not self.fill:
+            return self
+        fill = self.fill if most is None else min(self.fill, most)
+        rows = max(1, fill // (self.shape[1] * ITEMSIZE[dtype]))
+        return replace(self, shape=(rows, self.shape[1]), fill=0)
 
     def dims(self) -> tuple[int, ...]:
         """`dim` as a tuple of non-negative ints."""
@@ -140,6 +158,38 @@ def _models() -> Iterable[Case]:
             yield case(name, (batch, classes, 512, 512), _BOTH if batch == 1 else _GPU, dim=1)
 
 
+# What `rows` fills with rows: far more than any L2 on a GPU. The quick form on a CPU fills less.
+FILL, CPU_FILL = 1 << 30, 8 << 20
+# Powers of two and their neighbours, odd lengths, and the lengths of attention and of vocabularies
+ROWS = (
+    *(8, 16, 33, 64, 100, 128, 200, 256, 512, 781, 1000, 1024, 1025, 2048, 2176, 4096, 4224, 8192, 8320, 9216),
+    *(12288, 12672, 16384, 32000, 32001, 32768, 50257, 50304, 65536, 128256, 131072, 151936, 256000, 262144),
+)
+REDUCED = (33, 256, 1024, 4096, 32768, 50257, 131072)  # the lengths at which `rows` has logsumexp too
+
+
+def _rows() -> Iterable[Case]:
+    dtypes = ("float32", "bfloat16")
+    quick = {33: _BOTH, 256: _GPU, 1000: _BOTH, 1024: _GPU, 4096: _BOTH, 12288: _GPU, 32768: _GPU, 50257: _BOTH}
+    for n in ROWS:
+        on = _GPU if n in (131072, 151936) else quick.get(n, ())
+        yield Case("rows", f"N {n}", (1, n), dtypes=dtypes, quick=on, fill=FILL)
+    for n in REDUCED:
+        on = _BOTH if n == 4096 else _GPU if n in (33, 50257) else ()
+        yield Case("rows", f"logsumexp, N {n}", (1, n), function="logsumexp", dtypes=dtypes, quick=on, fill=FILL)
+
+
+def _few() -> Iterable[Case]:
+    both = ("float32", "bfloat16")
+    shapes = (
+        *((1, 1 << 17), (1, 1 << 20), (1, 1 << 22), (4, 1 << 20), (8, 128256), (32, 128256), (64, 151936)),
+        *((1, 1 << 24), (4, 1 << 22)),
+    )
+    for m, n in shapes:
+        yield Case("few", f"{m}x{n}", (m, n), dtypes=both, quick=_BOTH if m * n <= 1 << 20 else _GPU)
+    yield Case("few", f"1x{1 << 28}", (1, 1 << 28))  # 1 GiB of float32, the longest row by far
+
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -150,6 +200,8 @@ SUITES: dict[str, Suite] = {
         ),
         Suite("powers", "4096 rows, N = 256 to 262144 in steps of 4x", tuple(_powers())),
         Suite("models", "the shapes of language models, attention, routers and segmentation", tuple(_models())),
+        Suite("rows", "as many rows as 1 GiB holds, N = 8 to 262144, odd lengths among them", tuple(_rows())),
+        Suite("few", "1 to 64 long rows: N = 128256 to 268435456", tuple(_few())),
     )
 }
 

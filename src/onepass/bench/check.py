@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from onepass import reference
+from onepass.bench.cases import Case
 from onepass.bench.work import Work
 
 WHOLE = 2 << 20  # elements up to which all is compared, and the elements of the drawn rows above that
@@ -20,6 +22,17 @@ WHOLE = 2 << 20  # elements up to which all is compared, and the elements of the
 # least 1 for logarithms). Half types: 2 ulp of 2**-10 and 2**-7, one for the rounding of the result and one for what
 # comes before. float32: torch stays below 1e-6 on these shapes; a kernel that drops one element of 50000 is over 1e-5.
 TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 2 * 2.0**-10, "bfloat16": 2 * 2.0**-7}
+
+
+def reference_bytes(case: Case) -> int:
+    """Memory that a check takes at most: the reference of the compared rows and what is made on the way, in float64.
+
+    It is 128 MiB, more only where single rows are longer than 2 million elements.
+    """
+    elements = prod(case.shape)
+    if elements > WHOLE:
+        elements = (max(2, WHOLE // case.row()) + 2) * case.row() if case.rows() > 1 else case.row()
+    return 8 * 8 * min(elements, prod(case.shape))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from onepass.bench import timing
-from onepass.bench.cases import SUITES, Case
+from onepass.bench.cases import CPU_FILL, SUITES, Case
 from onepass.bench.providers import COPY, Provider, pick, registry
 from onepass.bench.report import reporter
 from onepass.bench.results import Results, save
@@ -32,6 +32,7 @@ class Choices:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     gallery: bool = False
+    graph: bool = False
     seconds: float | None = None
     threads: int | None = None
     seed: int = 0
@@ -71,12 +72,17 @@ def select(choices: Choices, device: torch.device) -> tuple[list[tuple[Case, str
     if len(cases) < len(every):
         form = f"the quick form on {device.type}" if choices.quick else f"those with {choices.match!r}"
         text = f"{', '.join(choices.suites)}: {len(cases)} of {len(every)} cases ({form})"
-    pairs = []
+    most = CPU_FILL if choices.quick and device.type == "cpu" else None
+    pairs: dict[tuple[Case, str], tuple[Case, str]] = {}
     for function in choices.functions or (None,):
         for case in cases:
             case = replace(case, function=function or case.function, direction=choices.direction or case.direction)
-            pairs += [(case, dtype) for dtype in choices.dtypes or case.dtypes]
-    return pairs, text
+            for dtype in choices.dtypes or case.dtypes:
+                made = case.at(dtype, most)
+                # `rows` has some shapes for two functions, which one function for all makes one case
+                key = replace(made, name="", quick=()) if case.fill else made
+                pairs.setdefault((key, dtype), (made, dtype))
+    return list(pairs.values()), text
 
 
 def listing(device: torch.device) -> str:
@@ -116,10 +122,13 @@ def bench(choices: Choices) -> int:
         torch.set_num_threads(choices.threads)
     pairs, text = select(choices, device)
     providers, left_out = pick(device, choices.only, choices.skip, choices.quick, choices.gallery)
+    if choices.graph and device.type == "cpu":
+        raise ValueError("--graph is the time in a CUDA graph: it needs a GPU")
     budget = timing.QUICK if choices.quick else timing.FULL
     if choices.seconds is not None:
-        budget = replace(budget, seconds=choices.seconds)
-    runner = Runner(device, providers, budget=budget, seed=choices.seed, forced=frozenset(choices.only))
+        budget = budget.bounded(choices.seconds)
+    forced = frozenset(choices.only)
+    runner = Runner(device, providers, budget=budget, seed=choices.seed, forced=forced, graph=choices.graph)
     runner.results.environment["quick"] = choices.quick
     _introduce(runner.results, [text, f"providers: {', '.join(p.name for p in providers)}", *_without(left_out)])
     if not choices.gallery and not choices.only:
@@ -146,7 +155,7 @@ def bench_rung(
     `json` names the results file, whose environment then holds the launch parameters that were given. Returns the exit
     status: 0 where the rung was timed, 1 where it was not, 130 where the run was broken off.
     """
-    runner = Runner(device, [provider] if alone else [provider, registry()["torch"]], seed=seed)
+    runner = Runner(device, [provider] if alone else [provider, registry()["torch"]], seed=seed, graph=True)
     runner.results.environment["quick"] = False
     if provider.launch:
         runner.results.environment["launch"] = {provider.name: provider.launch}

@@ -1,5 +1,5 @@
-"""The providers that come with the package: onepass and its engines, torch, torch.compile, naive PyTorch, Liger, and
-the rungs of the gallery (`rungs.py`)."""
+"""The providers that come with the package: onepass and its engines, torch, torch.compile, naive PyTorch, those from
+other packages (`packages.py`), and the rungs of the gallery (`rungs.py`)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onepass.bench.cases import ITEMSIZE, Case
 from onepass.bench.environment import version as version_of
+from onepass.bench.packages import Liger, Quack
 from onepass.bench.providers import Provider, register
 from onepass.bench.rungs import INTERPRETED, refusal
 from onepass.bench.rungs import providers as rungs
@@ -184,31 +185,6 @@ class Naive(Provider):
         return made.get(case.function) or (lambda x: softmax(-x))
 
 
-class Liger(Provider):
-    """Liger-Kernel's Triton softmax, where it is installed."""
-
-    name = "liger"
-    label = "Liger"
-
-    def unavailable(self, device: torch.device) -> str | None:
-        if device.type == "cpu":
-            return "serves no cpu tensors"
-        return None if self.version() else "liger-kernel is not installed"
-
-    def supports(self, case: Case, dtype: str) -> str | None:
-        if case.function != "softmax" or case.out_dtype:
-            return "Liger has softmax alone, without a dtype"
-        return None if case.dims() == (len(case.shape) - 1,) else "Liger takes the last dim alone"
-
-    def version(self) -> str | None:
-        return version_of("liger-kernel")
-
-    def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        from liger_kernel.ops.softmax import LigerSoftmaxFunction
-
-        return LigerSoftmaxFunction.apply
-
-
-_OWN = (*map(Onepass, ("auto", "cpu", "cuda", "triton")), Torch(), TorchCompile(), Naive(), Liger())
+_OWN = (*map(Onepass, ("auto", "cpu", "cuda", "triton")), Torch(), TorchCompile(), Naive(), Liger(), Quack())
 for _provider in (*_OWN, *rungs()):
     register(_provider)

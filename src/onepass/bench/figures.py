@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from onepass.bench.cases import ITEMSIZE
 from onepass.bench.results import Row
 from onepass.bench.table import us_text
 
@@ -18,6 +19,7 @@ _STYLE: dict[str, tuple[str, str]] = {
     "torch-compile": ("#E69F00", "^"),
     "naive": ("#999999", "v"),
     "liger": ("#009E73", "D"),
+    "quack": ("#882255", "p"),
     "onepass-triton": ("#56B4E9", "P"),
     "onepass-cuda": ("#CC79A7", "X"),
     "onepass-cpu": ("#CC79A7", "X"),
@@ -42,6 +44,7 @@ _LABEL = {
     "naive": "naive PyTorch",
     "torch-compile": "torch.compile",
     "liger": "Liger",
+    "quack": "QuACK",
     "onepass-triton": "onepass (Triton)",
     "onepass-cuda": "onepass (CUDA)",
     "onepass-cpu": "onepass (CPU)",
@@ -90,6 +93,14 @@ def _what(row: Row) -> str:
     return f"{text}, {row.dtype}" + (f" to {row.out_dtype}" if row.out_dtype != row.dtype else "")
 
 
+def _rows(rows: Sequence[Row]) -> str:
+    """What a sweep's matrices have in common: the number of rows, or the bytes that they fill."""
+    if len({r.shape[0] for r in rows}) == 1:
+        return f"{rows[0].shape[0]} rows"
+    size = max(r.shape[0] * r.shape[1] * ITEMSIZE.get(r.dtype, 0) for r in rows)
+    return f"{size / 2**30:.0f} GiB of rows" if size >= 2**30 else f"{size / 2**20:.0f} MiB of rows"
+
+
 def curves(rows: Sequence[Row], device: str) -> Any:
     names = _providers(rows)
     size = (8.6, 4.8) if len(names) < _MANY else (9.8, 6.2)
@@ -126,7 +137,7 @@ def curves(rows: Sequence[Row], device: str) -> Any:
     axes.set_ylabel("GB/s, read + written")
     axes.grid(axis="y", color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
-    _title(axes, f"{_what(rows[0])}, {rows[0].shape[0]} rows of N", device)
+    _title(axes, f"{_what(rows[0])}, {_rows(rows)} of N", device)
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: (labels[i] == "copy", -_last(rows, names, labels[i])))
     figure.legend(

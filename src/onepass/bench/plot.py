@@ -69,10 +69,13 @@ def _where(file: Results, row: Row) -> str:
 
 
 def _sweeps(rows: Sequence[Row]) -> bool:
-    """Whether all cases are matrices with as many rows, and at least three row lengths."""
+    """Whether all cases are matrices of at least three row lengths, with as many rows or with as many elements but for
+    what one more row would make too many."""
     shapes = {tuple(r.shape) for r in rows}
-    flat = all(len(r.shape) == 2 and r.dim in (-1, 1) for r in rows)
-    return flat and len({s[0] for s in shapes}) == 1 and len({s[1] for s in shapes}) >= 3
+    if not all(len(r.shape) == 2 and r.dim in (-1, 1) for r in rows) or len({s[1] for s in shapes}) < 3:
+        return False
+    most = max(m * n for m, n in shapes)
+    return len({s[0] for s in shapes}) == 1 or all((m + 1) * n > most for m, n in shapes)
 
 
 def _slug(text: str) -> str:

@@ -8,7 +8,20 @@ from typing import Any, TextIO
 
 from onepass.bench.cases import SHORT, Case
 from onepass.bench.results import Row
-from onepass.bench.table import cell, dtype_text, lines, plain, providers, shape_text, summary, troubles, us_text
+from onepass.bench.table import (
+    cell,
+    dtype_text,
+    graph_cell,
+    has_graph,
+    input_share,
+    lines,
+    plain,
+    providers,
+    shape_text,
+    summary,
+    troubles,
+    us_text,
+)
 
 SMALL = 8 << 20  # bytes below which the call time, host included, is worth a table of its own
 
@@ -48,8 +61,11 @@ class Plain:
             text += f"  ({us_text(row.p20_us)} to {us_text(row.p80_us)})".ljust(22)
         if row.gbps is not None and row.copy_fraction is not None:
             text += f" {row.gbps:>7.1f} GB/s  {row.copy_fraction:.2f} of a copy"
-        if row.graph_us is not None:
-            text += f"  graph {us_text(row.graph_us)} us"
+        share = input_share(row)
+        if share is not None and row.provider != "copy":
+            text += f"  {share:.2f} of the time of a copy of the input"
+        if row.graph_us is not None or row.graph_error:
+            text += f"  graph {graph_cell(row)}" + (" us" if row.graph_us is not None else "")
         if row.call_us is not None:
             text += f"  call {us_text(row.call_us)} us"
         return text
@@ -165,8 +181,10 @@ class LiveTable:
         if shapes:
             made.add_column("shape", no_wrap=True, style="dim")
         made.add_column("dtype", no_wrap=True)
+        graph = not calls and has_graph(rows)
         for name in names:
             note = "us" if calls else "us, GB/s" if name == "copy" else "us, of copy"
+            note += ", graph us" if graph else ""
             head = f"{name}\n[dim]{note}[/]"
             if stacked:
                 head = head.replace(", ", "\n").replace("-", "-\n")
@@ -184,7 +202,9 @@ class LiveTable:
                 style = "bold green" if name == best else "dim" if name == "copy" else ""
                 bad = "bold red" if time in ("WRONG", "ERROR") else "yellow" if time == "skipped" else style
                 between = "" if not share else "\n" if stacked else " " * max(1, 6 - len(share))
-                cells.append(Text(time + between + share, style=bad))
+                third = graph_cell(row) if graph else ""
+                before = "" if not third else "\n" if stacked else " " * max(1, 7 - len(third))
+                cells.append(Text(time + between + share + before + third, style=bad))
             made.add_row(*cells)
         return made
 

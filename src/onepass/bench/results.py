@@ -1,4 +1,4 @@
-"""The results file, schema version 1: what a row holds, how a file is written, and how a bad one is told.
+"""The results file, schema version 2: what a row holds, how a file is written, and how a bad one is told.
 
 `docs/benchmark.md` documents every field. Nothing here imports torch or times anything.
 """
@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
+ADDED = ("graph_error", "input_copy_us")  # in schema 2; a file of schema 1 is read as if they were null
 ENVIRONMENT = (
     "device",
     "device_type",
@@ -58,10 +59,12 @@ class Row:
     p20_us: float | None = None
     p80_us: float | None = None
     graph_us: float | None = None
+    graph_error: str | None = None
     call_us: float | None = None
     bytes: int = 0
     gbps: float | None = None
     copy_fraction: float | None = None
+    input_copy_us: float | None = None
     ok: bool = False
     error: str | None = None
 
@@ -84,9 +87,10 @@ class Results:
 _TEXT, _NUMBER, _COUNT = (str,), (int, float), (int,)
 _KINDS: dict[str, tuple[tuple[type, ...], bool]] = {  # field -> (types, may it be null)
     **dict.fromkeys(("suite", "case", "function", "dtype", "out_dtype", "direction", "provider"), (_TEXT, False)),
-    **dict.fromkeys(("version", "engine", "error"), (_TEXT, True)),
+    **dict.fromkeys(("version", "engine", "error", "graph_error"), (_TEXT, True)),
     **dict.fromkeys(("shape", "strides"), ((list,), False)),
-    **dict.fromkeys(("median_us", "p20_us", "p80_us", "graph_us", "call_us", "gbps", "copy_fraction"), (_NUMBER, True)),
+    **dict.fromkeys(("median_us", "p20_us", "p80_us", "graph_us", "call_us"), (_NUMBER, True)),
+    **dict.fromkeys(("gbps", "copy_fraction", "input_copy_us"), (_NUMBER, True)),
     "dim": ((int, list), False),
     "threads": (_COUNT, True),
     "world_size": (_COUNT, False),
@@ -100,8 +104,9 @@ def parse(data: Any, where: str = "results") -> Results:
     """Checks decoded JSON against the schema. Raises ResultsError, which names the first thing that is wrong."""
     if not isinstance(data, Mapping):
         raise ResultsError(f"{where}: a results file is an object, got {_kind(data)}")
-    if data.get("schema") != SCHEMA:
-        raise ResultsError(f"{where}: schema {data.get('schema')!r} is not known, this version reads schema {SCHEMA}")
+    schema = data.get("schema")
+    if schema not in (1, SCHEMA):
+        raise ResultsError(f"{where}: schema {schema!r} is not known, this version reads schemas 1 and {SCHEMA}")
     environment, rows = data.get("environment"), data.get("rows")
     if not isinstance(environment, Mapping):
         raise ResultsError(f"{where}: 'environment' should be an object, got {_kind(environment)}")
@@ -110,7 +115,8 @@ def parse(data: Any, where: str = "results") -> Results:
         raise ResultsError(f"{where}: 'environment' lacks {', '.join(missing)}")
     if not isinstance(rows, Sequence) or isinstance(rows, str):
         raise ResultsError(f"{where}: 'rows' should be a list, got {_kind(rows)}")
-    return Results(dict(environment), [_row(row, f"{where}: row {i}") for i, row in enumerate(rows)])
+    late = dict.fromkeys(ADDED) if schema == 1 else {}
+    return Results(dict(environment), [_row(row, f"{where}: row {i}", late) for i, row in enumerate(rows)])
 
 
 def load(path: str | Path) -> Results:
@@ -154,9 +160,10 @@ def _text(data: dict[str, Any]) -> str:
     return f'{{\n  "schema": {SCHEMA},\n  "environment": {head},\n  "rows": {rows}\n}}\n'
 
 
-def _row(row: Any, where: str) -> Row:
+def _row(row: Any, where: str, late: Mapping[str, None]) -> Row:
     if not isinstance(row, Mapping):
         raise ResultsError(f"{where} should be an object, got {_kind(row)}")
+    row = {**late, **row}
     for word, names in (("lacks", set(_FIELDS) - set(row)), ("has unknown", set(row) - set(_FIELDS))):
         if names:
             raise ResultsError(f"{where} {word} {', '.join(sorted(map(str, names)))}")

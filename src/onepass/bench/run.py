@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
-from onepass.bench import timing
+from onepass.bench import graph, timing
 from onepass.bench.cases import Case
-from onepass.bench.check import Checker
+from onepass.bench.check import Checker, reference_bytes
 from onepass.bench.environment import environment, free_bytes
-from onepass.bench.providers import COPY, Provider
+from onepass.bench.providers import COPY, Provider, Refused, copy_of_input
 from onepass.bench.results import Results, Row
 from onepass.bench.timing import Budget
 from onepass.bench.work import Work, copies, make, needed_bytes
@@ -56,6 +56,7 @@ class Runner:
     seed: int = 0
     forced: frozenset[str] = frozenset()  # engines to run even where "auto" takes the same
     free: Callable[[], int] | None = None
+    graph: bool = False  # whether the time in a CUDA graph is measured too
 
     def __post_init__(self) -> None:
         self.results = Results(environment(str(self.device)), [])
@@ -70,6 +71,8 @@ class Runner:
         for case, dtype in cases:
             self.reporter.case(case, dtype)
             rows = self._case(case, dtype)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # the next case has other sizes: what is kept of this one would add to them
             self.results.rows.extend(rows)
             self.reporter.rows(rows)
         return self.results
@@ -79,7 +82,7 @@ class Runner:
         free -= free // 10  # what is left for everything else
         entries = [_Entry(p, self._row(p, case, dtype)) for p in [COPY, *self.providers]]
         rows = [e.row for e in entries]
-        need = needed_bytes(case, dtype)
+        need = needed_bytes(case, dtype) + reference_bytes(case)
         if need > free:
             reason = f"skipped: needs {_size(need)}, {_size(free)} are free"
             self.reporter.say(f"{case.name}, {dtype}: {reason}")
@@ -100,19 +103,29 @@ class Runner:
             self._check(entry, checker, work)
         del checker
         right = [e for e in entries if e.row.error is None]
+        whole = copy_of_input(work)
+        input_us: float | None = None
         if self.clocks is None:
             self.reporter.status(f"timing {len(right)} in turns")
-            for name, stats in timing.alternate({e.row.provider: e.call for e in right}, self.budget).items():
-                next(e for e in right if e.row.provider == name).set(stats)
+            calls = {e.row.provider: e.call for e in right} | ({"": whole} if whole else {})
+            for name, stats in timing.alternate(calls, self.budget).items():
+                if name:
+                    next(e for e in right if e.row.provider == name).set(stats)
+                else:
+                    input_us = stats.median
         else:
+            input_us = self.clocks.cold(whole, self.budget).median if whole else None
             for e in right:
                 self.reporter.status(f"timing {e.row.provider}")
-                self._time_cuda(e, work, self.clocks, free - need)
+                self._time_cuda(e, self.clocks)
+            if self.graph:
+                self._time_graphs([e for e in right if e.row.ok], work, self.clocks, free - need)
         copy_us = rows[0].median_us
         for row in rows:
             if row.ok and row.median_us and copy_us:
                 row.gbps = row.bytes / row.median_us * 1e-3
                 row.copy_fraction = copy_us / row.median_us
+                row.input_copy_us = input_us
         return rows
 
     def _row(self, provider: Provider, case: Case, dtype: str) -> Row:
@@ -170,6 +183,9 @@ class Runner:
                 checker.poison()
                 verdict = checker.check(call())
                 self._synchronise()
+            except Refused as error:
+                entry.row.error = f"unsupported: {error}"
+                return
             except Exception as error:
                 entry.fail("raised", error)
                 self._after_error(entry)
@@ -180,7 +196,7 @@ class Runner:
         if entry.row.error:
             self._shout(entry)
 
-    def _time_cuda(self, entry: _Entry, work: Work, clocks: timing.Cuda, free: int) -> None:
+    def _time_cuda(self, entry: _Entry, clocks: timing.Cuda) -> None:
         try:
             stats = clocks.cold(entry.call, self.budget)
             entry.row.call_us = clocks.back_to_back(entry.fresh, self.budget)
@@ -190,14 +206,26 @@ class Runner:
             self._shout(entry)
             return
         entry.set(stats)
-        count = clocks.buffers(entry.row.bytes)
-        if 2 * count * entry.row.bytes > free:
-            return
-        try:
-            calls = [entry.provider.prepare(w) for w in copies(work, count)]
-            entry.row.graph_us = clocks.in_graph(calls, self.budget)
-        except Exception:  # what cannot be captured has no graph time: null in the file
-            self._after_error(entry)
+
+    def _time_graphs(self, entries: Sequence[_Entry], work: Work, clocks: timing.Cuda, free: int) -> None:
+        """All over the same buffers. What cannot be captured has no graph time, and a reason in its place."""
+        size = work.case.bytes(work.dtype)
+        count = graph.buffers(clocks.l2, size)
+        works: list[Work] = []
+        for entry in entries:
+            self.reporter.status(f"timing {entry.row.provider} in a graph")
+            takes = 0 if entry.provider.limit else entry.provider.workspace(work.case, work.dtype)
+            entry.row.graph_error = graph.refusal(count, size, takes, free)
+            if entry.row.graph_error:
+                continue
+            try:
+                works = works or copies(work, count)
+                calls = [entry.provider.prepare(w) for w in works]
+                clock = graph.GraphClock(self.device)
+                entry.row.graph_us = clock.time(calls, entry.row.median_us or 0.0, self.budget.seconds)
+            except Exception as error:
+                entry.row.graph_error = _told(error)
+                self._after_error(entry)
 
     def _after_error(self, entry: _Entry) -> None:
         """Goes on only if the GPU still answers."""
@@ -239,8 +267,13 @@ class _Entry:
         self.row.ok = True
 
     def fail(self, how: str, error: BaseException) -> None:
-        text = (str(error).strip() or repr(error)).splitlines()[0]
-        self.row.error = f"{how}: {type(error).__name__}: {text}"[:300]
+        self.row.error = f"{how}: {_told(error)}"[:300]
+
+
+def _told(error: BaseException) -> str:
+    """One line of an exception."""
+    text = (str(error).strip() or repr(error)).splitlines()[0]
+    return f"{type(error).__name__}: {text}"[:300]
 
 
 def _size(count: int) -> str:

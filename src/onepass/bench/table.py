@@ -34,7 +34,8 @@ def lines(rows: Sequence[Row]) -> list[Line]:
         if row.key() not in made:
             name = row.case
             if row.function != "softmax" or row.direction != "forward":
-                name += f", {row.function}" + (" backward" if row.direction == "backward" else "")
+                name += "" if row.function in name else f", {row.function}"
+                name += " backward" if row.direction == "backward" else ""
             made[row.key()] = Line(name, shape_text(row), dtype_text(row))
         made[row.key()].rows[row.provider] = row
     return list(made.values())
@@ -79,6 +80,18 @@ def cell(row: Row | None) -> tuple[str, str]:
     return (us_text(row.median_us), f"{row.copy_fraction:.2f}" if row.copy_fraction is not None else "")
 
 
+def has_graph(rows: Sequence[Row]) -> bool:
+    """Whether the rows are of a run that asked for the time in a CUDA graph."""
+    return any(row.graph_us is not None or row.graph_error for row in rows)
+
+
+def graph_cell(row: Row | None) -> str:
+    """The time of a launch in a CUDA graph; "-" for what could not be captured, nothing for what was not tried."""
+    if row is None or not row.ok:
+        return ""
+    return us_text(row.graph_us) if row.graph_us is not None else "-"
+
+
 def ratios(rows: Sequence[Row], other: str, us: str = US, of: str = "median_us") -> list[float]:
     """How many times faster `us` is than `other`, case by case, where both were timed."""
     found = []
@@ -104,6 +117,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
             fractions.append(f"{name} {geomean(of):.2f}")
     if fractions:
         said.append(f"of a copy's speed: {', '.join(fractions)} (geometric means)")
+    said += _graphs(rows) + _of_the_input(rows)
     calls = []
     for name in providers(rows):
         least = [r.call_us for r in rows if r.provider == name and r.call_us]
@@ -114,10 +128,42 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return said
 
 
+def _graphs(rows: Sequence[Row]) -> list[str]:
+    """The fractions of a copy's speed once more, by the time in a graph of both."""
+    copies = {row.key(): row.graph_us for row in rows if row.provider == "copy"}
+    fractions: dict[str, list[float]] = {}
+    for row in rows:
+        copy = copies.get(row.key())
+        if row.provider != "copy" and row.ok and row.graph_us and copy:
+            fractions.setdefault(row.provider, []).append(copy / row.graph_us)
+    means = [f"{name} {geomean(of):.2f}" for name, of in fractions.items()]
+    return [f"in a CUDA graph, of a copy's speed: {', '.join(means)} (geometric means)"] if means else []
+
+
+def input_share(row: Row) -> float | None:
+    """A logsumexp's time over that of a copy of its input: 0.5 is reading at the speed at which a copy goes."""
+    if not row.ok or not row.median_us or not row.input_copy_us:
+        return None
+    return row.median_us / row.input_copy_us
+
+
+def _of_the_input(rows: Sequence[Row]) -> list[str]:
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        share = input_share(row)
+        if share and row.provider != "copy":
+            shares.setdefault(row.provider, []).append(share)
+    means = [f"{name} {geomean(of):.2f} (at most {max(of):.2f})" for name, of in shares.items()]
+    return [f"logsumexp, the time over that of a copy of the input: {', '.join(means)}"] if means else []
+
+
 def troubles(rows: Sequence[Row]) -> list[str]:
     """Why cells hold no time: each reason once, with the number of cases that it holds for."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
+        if row.graph_error:
+            text = f"{row.case}, {dtype_text(row)}: no time in a graph: {row.graph_error}"
+            reasons.setdefault((row.provider, f"graph: {row.graph_error}"), []).append(text)
         if not row.ok and row.provider != "copy":
             # the numbers of a wrong result differ from case to case, so that only its first case is told in full
             kind = "wrong" if (row.error or "").startswith("wrong") else row.error or "error"
@@ -131,16 +177,17 @@ def troubles(rows: Sequence[Row]) -> list[str]:
 
 def plain(rows: Sequence[Row]) -> str:
     """The table in ASCII, as wide as it needs to be; `*` is the best of a line."""
-    names = providers(rows)
+    names, graph = providers(rows), has_graph(rows)
     head = ["case", "shape", "dtype"]
     for name in names:
-        head += [f"{name} us", "" if name == "copy" else "of copy"]
+        head += [f"{name} us", "" if name == "copy" else "of copy", *["graph us"] * graph]
     body = []
     for line in lines(rows):
         cells = [line.case, line.shape, line.dtype]
         for name in names:
             time, share = cell(line.rows.get(name))
             cells += [time, share + ("*" if name == line.best() else "")]
+            cells += [graph_cell(line.rows.get(name))] * graph
         body.append(cells)
     widths = [max(len(r[i]) for r in [head, *body]) for i in range(len(head))]
     text = []

@@ -2,14 +2,15 @@
 
 alternate   CPU: wall clock of a call, the providers taking turns
 cold        GPU: events around a call whose data is not in the L2 (what triton.testing.do_bench measures)
-in_graph    GPU: a launch within a CUDA graph over rotating buffers, no host in it
 back_to_back  GPU: wall clock of a call in a row of calls, the host in it
+
+The third number of a GPU, a launch within a CUDA graph, is `graph.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 import torch
@@ -34,6 +35,15 @@ class Budget:
     def samples(self, seconds_each: float) -> int:
         least = min(self.least, max(3, int(10 * self.seconds / max(seconds_each, 1e-9))))
         return max(least, min(self.most, int(self.seconds / max(seconds_each, 1e-9))))
+
+    def tries(self, seconds_each: float, most: int) -> int:
+        """How many calls to find out with how long a call takes: `most`, or one where they would take as long as the
+        measurement itself."""
+        return most if most * seconds_each <= self.seconds else 1
+
+    def bounded(self, seconds: float) -> Budget:
+        """With `seconds` for each measurement, and no longer a warm-up than that."""
+        return replace(self, seconds=seconds, warmup=min(self.warmup, seconds))
 
 
 FULL = Budget(seconds=0.5, least=10, most=1000, warmup=0.1)
@@ -102,46 +112,18 @@ class Cuda:
         with one flush a kernel of 2.3 us was seen to take 17 us.)
         """
         call()
+        once = self._batch(call, 1) * 1e-6
+        tries = budget.tries(once, 5)
         torch.cuda.synchronize(self.device)
         start = perf_counter_ns()
-        for _ in range(5):
+        for _ in range(tries):
             call()
-        host = (perf_counter_ns() - start) * 1e-3 / 5
+        host = (perf_counter_ns() - start) * 1e-3 / tries
         flushes = 1 + int(2 * host / self.flush_us) if host < 1e4 else 1  # a host that waits on the GPU needs no help
-        each = sorted(self._events(call, 5, flushes))[2]
+        each = summarise(self._events(call, tries, flushes)).median
         for _ in range(min(int(budget.warmup * 1e6 / max(each, 1.0)), budget.most)):
             call()
         return summarise(self._events(call, budget.samples(each * 1e-6), flushes))
-
-    def in_graph(self, calls: Sequence[Call], budget: Budget) -> float:
-        """Microseconds of a launch in a CUDA graph that makes each call once, the graph replayed: no host, and no gaps.
-
-        Cold by its data: give calls on buffers of their own that together exceed twice the L2 (`buffers` says how
-        many). Raises what capture raises.
-        """
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for call in calls[:3]:
-                call()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            kept = [call() for call in calls]
-        try:
-            graph.replay()
-            each = self._pair(graph.replay) * 1e-6
-            replays = max(3, min(20, int(budget.seconds / max(each, 1e-9))))
-            return summarise([self._pair(graph.replay) / len(calls) for _ in range(replays)]).median
-        finally:
-            torch.cuda.synchronize(self.device)
-            del kept
-            graph.reset()
-
-    def buffers(self, bytes_each: int) -> int:
-        """How many buffers of this size exceed twice the L2 together; at least two, which then take turns."""
-        return max(2, 2 * self.l2 // max(bytes_each, 1) + 1)
 
     def back_to_back(self, call: Call, budget: Budget) -> float:
         """Microseconds of wall clock for a call among many made without waiting, the GPU waited for at the end.
@@ -150,8 +132,9 @@ class Cuda:
         leave it. The median of 5 batches.
         """
         call()
-        self._batch(call, 10)
-        count = max(5, min(500, int(budget.seconds / 5 / (self._batch(call, 10) * 1e-6))))
+        tries = budget.tries(self._batch(call, 1) * 1e-6, 10)
+        each = self._batch(call, tries) * 1e-6
+        count = max(budget.tries(each, 5), min(500, int(budget.seconds / 5 / each)))
         return summarise([self._batch(call, count) for _ in range(5)]).median
 
     def _batch(self, call: Call, count: int) -> float:

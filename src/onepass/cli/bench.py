@@ -20,6 +20,7 @@ from onepass.cli.shared import Names, dtype_of, finite, flat, writable
 @click.option("--only", multiple=True, type=Names(), help="Run these providers alone (a name, or several with commas).")
 @click.option("--skip", multiple=True, type=Names(), help="Run without these providers.")
 @click.option("--gallery", is_flag=True, help="Race the gallery's rungs too; with --only, its names alone run.")
+@click.option("--graph", is_flag=True, help="Time each call in a CUDA graph too, without any host.")
 @click.option(
     "--dtype",
     "dtypes",
@@ -51,7 +52,8 @@ from onepass.cli.shared import Names, dtype_of, finite, flat, writable
 @click.option("--json", metavar="FILE", help="Write the results file.")
 @click.option("--plot", metavar="DIR", help="Draw the results into this folder.")
 def bench(show: bool, **options: Any) -> int:
-    """Check every provider against the definition, then race them. SUITES: models (the default), seeds, powers."""
+    """Check every provider against the definition, then race them. SUITES: models (the default), seeds, powers,
+    rows, few."""
     from onepass.bench.cases import FUNCTIONS
 
     for name in ("only", "skip", "dtypes", "functions"):

@@ -197,8 +197,8 @@ void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, Tensor out) {
   forward_into(Function::logsumexp, input, dims, keepdim, out, nullptr);
 }
 
-// Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, cluster), so that tests force
-// every tier.
+// Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, split, shelf, apart), so that
+// tests force every tier.
 void forced(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims plan, Tensor out) {
   if (function < 0 || function > 3) fail("function is 0 to 3, got " + std::to_string(function));
   if (!input.is_cuda()) fail("only CUDA calls have a plan to force");

@@ -32,6 +32,7 @@ Driver open_driver() {
   take(library, "cuDevicePrimaryCtxRetain", &d.primary_retain);
   take(library, "cuModuleLoadData", &d.module_load);
   take(library, "cuModuleGetFunction", &d.module_function);
+  take(library, "cuFuncGetAttribute", &d.function_get);
   take(library, "cuFuncSetAttribute", &d.function_set);
   take(library, "cuLaunchKernelEx", &d.launch);
   const Result result = d.init(0);
@@ -65,8 +66,11 @@ const Gpu& device_info(int device) {
     check(driver().device_get(&handle, device), "cuDeviceGet");
     check(driver().device_attribute(&major, kMajor, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&minor, kMinor, handle), "cuDeviceGetAttribute");
-    check(driver().device_attribute(&known[device].multiprocessors, kMultiprocessors, handle), "cuDeviceGetAttribute");
-    known[device].compute = major * 10 + minor;
+    Gpu& gpu = known[device];
+    check(driver().device_attribute(&gpu.multiprocessors, kMultiprocessors, handle), "cuDeviceGetAttribute");
+    check(driver().device_attribute(&gpu.shared, kSharedOfBlock, handle), "cuDeviceGetAttribute");
+    check(driver().device_attribute(&gpu.cooperative, kCooperativeLaunch, handle), "cuDeviceGetAttribute");
+    gpu.compute = major * 10 + minor;
   });
   return known[device];
 }

@@ -19,9 +19,11 @@ struct LaunchAttribute {  // CUlaunchAttribute, with the values that are set her
   int unused;
   union {
     unsigned cluster[3];
+    int cooperative;
     char size[64];
   };
 };
+constexpr int kCooperative = 2;       // CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 struct LaunchConfig {  // CUlaunchConfig
@@ -35,9 +37,13 @@ enum Attribute {  // CUdevice_attribute
   kMultiprocessors = 16,
   kMajor = 75,
   kMinor = 76,
+  kCooperativeLaunch = 95,
+  kSharedOfBlock = 97,  // with opting in
 };
 
-constexpr int kNonPortableCluster = 14;  // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+constexpr int kSharedStatic = 1, kSharedDynamic = 8, kNonPortableCluster = 14;  // CUfunction_attribute
+constexpr Result kTooLarge = 720;  // CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+constexpr Result kNotSupported = 801;
 
 struct Driver {
   Result (*init)(unsigned);
@@ -50,6 +56,7 @@ struct Driver {
   Result (*primary_retain)(Handle*, int);
   Result (*module_load)(Handle*, const void*);
   Result (*module_function)(Handle*, Handle, const char*);
+  Result (*function_get)(int*, int, Handle);
   Result (*function_set)(Handle, int, int);
   Result (*launch)(const LaunchConfig*, Handle, void**, void**);
 };

@@ -37,65 +37,108 @@ class Current {
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
 };
 
-void run_rows(const Call& call, int device, const CudaPlan* forced) {
+// Whether a plan that was given can serve a call: an error says why not.
+void check_forced(const CudaPlan& plan, const Call& call, const Phase& phase, const Gpu& gpu) {
+  const Layout& layout = call.layout;
+  const bool resident = plan.tier != Tier::stream && plan.tier != Tier::grid, phased = phase.begins_within(plan.vector);
+  if (plan.vector > phase.widest && !plan.apart) {
+    fail("a vector of " + std::to_string(plan.vector) + " elements: the addresses or strides of this call allow " +
+         std::to_string(phase.widest));
+  }
+  if (plan.tier == Tier::cluster && plan.split > most_cluster(gpu))
+    fail("clusters of up to " + std::to_string(most_cluster(gpu)) + " blocks, got " + std::to_string(plan.split));
+  const int most = plan.tier == Tier::cluster ? plan.split : 1;
+  if (resident && plan.threads() > most_threads(gpu.compute, most))
+    fail("up to " + std::to_string(most_threads(gpu.compute, most)) + " threads a block here");
+  if (plan.tier == Tier::grid && plan.split > gpu.multiprocessors)
+    fail("up to " + std::to_string(gpu.multiprocessors) + " blocks a row here, got " + std::to_string(plan.split));
+  if (plan.tier == Tier::flat && !lies_flat(layout, call.reduces()))
+    fail("the flat tier takes rows that lie one after another");
+  if (plan.shelf && plan.tier != Tier::flat && plan.vector * size_of(call.x_type) < 4)
+    fail("vectors in shared memory have 4 bytes at least");
+  const int64_t room = int64_t(plan.lanes) * plan.values * (plan.tier == Tier::cluster ? plan.split : 1);
+  const int64_t window = phased && !plan.apart ? layout.n + plan.vector - 1 : layout.n;
+  if (resident && room < window) {
+    fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window) +
+         (phased ? " (a row may begin within a vector)" : ""));
+  }
+}
+
+void run_rows(const Call& call, const Tensor& input, int device, const CudaPlan* forced) {
   const Layout& layout = call.layout;
   const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
   Rows rows = {call.function, call.x_type,           call.y_type,           call.x, call.y, layout.rows,
-               layout.n,      layout.row_x_stride(), layout.row_y_stride(), {}};
+               layout.n,      layout.row_x_stride(), layout.row_y_stride(), {},     nullptr};
   const Gpu& gpu = device_info(device);
-  if (forced) {
-    rows.plan = *forced;
-    if (forced->vector > phase.widest) {
-      fail("a vector of " + std::to_string(forced->vector) + " elements: the addresses or strides of this call allow " +
-           std::to_string(phase.widest));
+  void* const stream = current_stream(device);
+  if (forced) check_forced(*forced, call, phase, gpu);
+  for (const bool cooperative : {true, false}) {
+    Gpu able = gpu;
+    able.cooperative = gpu.cooperative && cooperative;
+    rows.plan = forced ? *forced : plan_cuda(layout, call.x_type, call.y_type, phase, able);
+    if (shared_bytes(rows) > gpu.shared - kStaticShared) {
+      fail("a block may have " + std::to_string(gpu.shared - kStaticShared) +
+           " bytes of shared memory here, the plan takes " + std::to_string(shared_bytes(rows)));
     }
-    if (forced->cluster > most_cluster(gpu)) {
-      fail("clusters of up to " + std::to_string(most_cluster(gpu)) + " blocks, got " +
-           std::to_string(forced->cluster));
+    const int64_t bytes = parts_bytes(rows, gpu);
+    std::optional<Tensor> parts;
+    if (bytes) {
+      parts = empty_strided({bytes / 4}, {1}, DType::float32, input);
+      rows.parts = parts->mutable_data_ptr();
     }
-    if (forced->tier != Tier::stream && forced->lanes > most_threads(gpu.compute, forced->cluster))
-      fail("up to " + std::to_string(most_threads(gpu.compute, forced->cluster)) + " threads a block here");
-    const int64_t room = int64_t(forced->lanes) * forced->values * forced->cluster;
-    const bool phased = phase.begins_within(forced->vector);
-    const int64_t window = phased ? layout.n + forced->vector - 1 : layout.n;
-    if (forced->tier != Tier::stream && room < window) {
-      fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window) +
-           (phased ? " (a row may begin within a vector)" : ""));
-    }
-  } else {
-    rows.plan = plan_cuda(layout, call.x_type, call.y_type, phase, gpu);
+    if (launch(rows, device, stream)) return;
+    if (forced) fail("the driver refuses a cooperative launch of this plan");
   }
-  launch(rows, device, current_stream(device));
 }
 
 }  // namespace
 
 CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   const auto power = [](int64_t v, int64_t most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; };
-  if (numbers.size() != 6) fail("a plan is (tier, lanes, rows a block, values, vector, cluster)");
-  const int64_t tier = numbers[0], lanes = numbers[1], rows = numbers[2], values = numbers[3], vector = numbers[4];
-  const int64_t cluster = numbers[5];
-  if (tier < 0 || tier > 3) {
-    fail("tier is 0 (warp), 1 (block), 2 (cluster) or 3 (stream), got " + std::to_string(tier));
+  if (numbers.size() != 8) fail("a plan is (tier, lanes, rows a block, values, vector, split, shelf, apart)");
+  if (numbers[0] < 0 || numbers[0] > int(Tier::stream)) {
+    fail("tier is 0 (warp), 1 (flat), 2 (block), 3 (cluster), 4 (grid) or 5 (stream), got " +
+         std::to_string(numbers[0]));
   }
-  if (!power(vector, 8) || values < vector || values > 64 || values % vector)
-    fail("vector is a power of two up to 8, values a multiple of it up to 64");
-  if (!power(cluster, 16) || (Tier(tier) == Tier::cluster) != (cluster > 1))
-    fail("cluster is a power of two: 2 to 16 in the cluster tier, 1 in the others");
-  if (Tier(tier) == Tier::warp) {
+  const Tier tier = Tier(numbers[0]);
+  const int64_t lanes = numbers[1], rows = numbers[2], values = numbers[3], vector = numbers[4];
+  const int64_t split = numbers[5], shelf = numbers[6], apart = numbers[7],
+                slots = power(vector, 8) ? values / vector : 0;
+  const int64_t most = tier == Tier::grid ? 128 : 64;
+  if (!power(vector, 8) || values < vector || values > most || values % vector)
+    fail("vector is a power of two up to 8, values a multiple of it up to " + std::to_string(most));
+  if (tier == Tier::cluster ? !power(split, 16) || split < 2
+      : tier == Tier::grid  ? split < 1 || split > 1024
+                            : split != 1)
+    fail("split is a power of two from 2 to 16 in the cluster tier, 1 to 1024 in the grid tier, 1 in the others");
+  if (tier == Tier::warp || tier == Tier::flat) {
     if (!power(lanes, 32) || !power(rows, 1024) || lanes * rows > 1024 || lanes * rows < 32)
-      fail("the warp tier has a power of two of lanes up to 32, and 32 to 1024 threads");
-  } else if (lanes % 32 || lanes < 32 || lanes > 1024 || rows != 1) {
-    fail("the block, cluster and stream tiers have one row a block and a multiple of 32 threads up to 1024");
+      fail("the warp and flat tiers have a power of two of lanes up to 32, and 32 to 1024 threads");
+  } else if (lanes % 32 || lanes < 32 || lanes > 1024 || rows < 1 || rows > 1024 ||
+             (rows > 1 && (!shelf || tier == Tier::grid))) {
+    fail(
+        "the block, cluster, grid and stream tiers have a multiple of 32 threads up to 1024, and one row a block, or "
+        "up to "
+        "1024 in turn with a shelf in the block and cluster tiers");
   }
-  return {Tier(tier), int(lanes), int(rows), int(values), int(vector), int(cluster)};
+  if (tier == Tier::flat && (vector != 1 || shelf < 1 || shelf > 1024))
+    fail("the flat tier has vectors of one element, and 1 to 1024 rows a thread in its shelf");
+  if ((tier == Tier::block || tier == Tier::cluster) && shelf != 0 && shelf != slots)
+    fail("the shelf of the block and cluster tiers is 0 or values / vector");
+  if (tier == Tier::grid &&
+      (slots % 4 || slots > 16 || shelf % 4 || shelf < 0 || shelf > 64 || (slots > 8 && lanes > 512)))
+    fail(
+        "the grid tier has 4, 8, 12 or 16 vectors a thread, above 8 up to 512 threads, and a shelf of a multiple of 4");
+  if ((tier == Tier::warp || tier == Tier::stream) && shelf) fail("the warp and stream tiers have no shelf");
+  if (apart < 0 || apart > 1 || (apart && shelf && tier != Tier::grid)) fail("apart is 0 or 1, and 0 with a shelf");
+  return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), apart == 1};
 }
 
 void run(const Call& call, const Tensor& input, const Tensor& out, const bool* reduced, bool keepdim,
          const CudaPlan* forced) {
   const int device = input.get_device_index();
   const Current current(device);
-  if (call.layout.view == View::rows) return run_rows(call, device, forced);
+  if (call.layout.view == View::rows) return run_rows(call, input, device, forced);
 
   // The gather: outer dims first, then the reduced ones, contiguous.
   std::vector<int64_t> sizes, x_strides, y_sizes, y_strides;
@@ -124,7 +167,7 @@ void run(const Call& call, const Tensor& input, const Tensor& out, const bool* r
   gathered.layout.outer.insert({call.layout.rows, call.layout.n, call.reduces() ? 1 : call.layout.n});
   gathered.layout.reduced.insert({call.layout.n, 1, 1});
   gathered.layout.view = View::rows;
-  run_rows(gathered, device, forced);
+  run_rows(gathered, input, device, forced);
   checked(aoti_torch_copy_(as_strided(out, y_sizes, y_strides).get(), y.get(), 1));
 }
 

@@ -6,7 +6,8 @@
 
 namespace onepass::cuda {
 
-// A plan from its numbers (tier, lanes, rows a block, values, vector, cluster), or an error that says which is wrong.
+// A plan from its numbers (tier, lanes, rows a block, values, vector, split, shelf, apart), or an error that says which
+// is wrong.
 CudaPlan checked_plan(const std::vector<int64_t>& numbers);
 
 // Runs a call whose output is not empty. Rows of unit stride go straight to a kernel; other layouts are gathered: a

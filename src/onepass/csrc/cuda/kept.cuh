@@ -11,8 +11,10 @@ struct Wide {
 
   template <class Index>
   __device__ void load(int slot, const In* row, Index first, Index n) {
+    put(slot, load_window<F, V>(row, first, n));
+  }
+  __device__ void put(int slot, Vector<In, V> raw) {
     const A sign = F == SOFTMIN ? A(-1) : A(1);
-    const Vector<In, V> raw = load_window<F, V>(row, first, n);
 #pragma unroll
     for (int v = 0; v < V; ++v) at[slot * V + v] = sign * load_value<In, Out>(raw.at[v]);
   }
@@ -24,9 +26,8 @@ struct Wide {
     return m;
   }
   __device__ A exp(int i, A s) {
-    const A e = exp_<Out>(at[i] - s);
-    if (KeepExp) at[i] = e;
-    return e;
+    if (!KeepExp) return exp_to_add(at[i] - s);
+    return at[i] = exp_<Out>(at[i] - s);
   }
   template <class Index>
   __device__ void store(int slot, Out* row, Index first, Index n, const Finish<F, Out, A>& finish) const {
@@ -48,7 +49,7 @@ struct Packed {
   template <class Index>
   __device__ void load(int slot, const T* row, Index first, Index n) {
     uint32_t* words = at + slot * (V / 2);
-    if (whole<V>(first, n)) {
+    if (in_one<V>(first, n)) {
       const Vector<uint32_t, V / 2> raw = *reinterpret_cast<const Vector<uint32_t, V / 2>*>(row + first);
 #pragma unroll
       for (int w = 0; w < V / 2; ++w) words[w] = raw.at[w];
@@ -58,6 +59,7 @@ struct Packed {
         words[w] = half_at(row, first + 2 * w, n) | half_at(row, first + 2 * w + 1, n) << 16;
     }
   }
+  __device__ void put(int slot, Vector<T, V> raw) { memcpy(at + slot * (V / 2), &raw, sizeof(raw)); }
   // Between two passes: else the compiler keeps what it has widened in the first, in twice the registers.
   __device__ void forget() {
 #pragma unroll
@@ -78,7 +80,7 @@ struct Packed {
       const uint32_t word = at[slot * (V / 2) + w];
       words[w] = pack<T>(finish(value(word, 0)), finish(value(word, 1)));
     }
-    if (whole<V>(first, n)) {
+    if (in_one<V>(first, n)) {
       Vector<uint32_t, V / 2> raw;
 #pragma unroll
       for (int w = 0; w < V / 2; ++w) raw.at[w] = words[w];

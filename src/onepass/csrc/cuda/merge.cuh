@@ -10,11 +10,14 @@
 template <int Cluster, class T>
 struct Parts {
   T at[Cluster * 32];
+  Mailbox box;
 };
 
-// Over a whole block of any number of warps, and over the blocks of its cluster: one barrier.
+// Over a whole block of any number of warps, and over the blocks of its cluster. `odd`: of a cluster, whether this
+// merge is the second, fourth, ... through these parts. A part is not overwritten before it has been read: a warp sends
+// its part of the next merge when it has read all of this one.
 template <int Cluster, class T, class Merge>
-__device__ inline T block_merge(T value, Merge merge_two, Parts<Cluster, T>& parts) {
+__device__ inline T block_merge(T value, Merge merge_two, Parts<Cluster, T>& parts, uint32_t odd = 0) {
   value = warp_merge<32>(value, merge_two);
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if constexpr (Cluster == 1) {
@@ -22,8 +25,9 @@ __device__ inline T block_merge(T value, Merge merge_two, Parts<Cluster, T>& par
     __syncthreads();
     return warp_merge<32>(lane < warps ? parts.at[lane] : Merge::template identity<T>(), merge_two);
   } else {
-    if (lane < Cluster) store_to_peer(&parts.at[cluster_rank() * warps + warp], lane, value);
-    cluster_barrier();
+    if (threadIdx.x == 0) parts.box.expect(Cluster * warps * sizeof(T));
+    if (lane < Cluster) send(&parts.at[cluster_rank() * warps + warp], lane, value, &parts.box);
+    parts.box.wait(odd);
     T whole = Merge::template identity<T>();
     for (int i = lane; i < Cluster * warps; i += 32) whole = merge_two(whole, parts.at[i]);
     return warp_merge<32>(whole, merge_two);

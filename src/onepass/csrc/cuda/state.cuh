@@ -23,6 +23,11 @@ template <class Out>
 __device__ inline double exp_(double v) {
   return exp(v);
 }
+
+// exp(v) for v <= 0 that is only added up: the error of the product grows with |v|, and the weight of the number falls
+// with exp(v). A third of the instructions of expf.
+__device__ inline float exp_to_add(float v) { return exp_<half_t>(v); }
+__device__ inline double exp_to_add(double v) { return exp(v); }
 __device__ inline float log_(float v) { return logf(v); }
 __device__ inline double log_(double v) { return log(v); }
 

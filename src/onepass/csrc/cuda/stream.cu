@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8
       const A before = m;
       m = max_(m, kept.maximum());
       const A s = shift(m);
-      l = add(scaled(l, exp_<A>(before - s)), tree_sum<OUT, kValues>([&](int i) { return exp_<OUT>(kept.at[i] - s); }));
+      l = add(scaled(l, exp_<A>(before - s)), tree_sum<OUT, kValues>([&](int i) { return kept.exp(i, s); }));
     }
     // The merge of all the pairs, with one rescaling a thread: the maximum first, then the sum of what it scales l to.
     const A whole = block_merge(m, Max(), maxima);

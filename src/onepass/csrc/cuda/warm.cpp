@@ -108,7 +108,7 @@ ONEPASS_API int onepass_warm_list(int function, int x_type, int y_type, int devi
                                   int64_t count, char* text, int64_t size) {
   return guarded(text, size, [&] {
     static const std::vector<int64_t> every = lengths_to_walk();
-    const Gpu gpu = device < 0 ? Gpu{compute, kTuned} : cuda::device_info(device);
+    const Gpu gpu = device < 0 ? typical(compute) : cuda::device_info(device);
     const auto kernels = kernels_of(Function(function), DType(x_type), DType(y_type), gpu,
                                     count ? std::vector<int64_t>(lengths, lengths + count) : every);
     std::string lines;

@@ -1,0 +1,141 @@
+"""The suites `rows` and `few`: what they hold, how many rows a dtype makes, and what of them a run takes."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+
+from bench_support import CASE, CPU
+from onepass.bench.cases import CPU_FILL, FILL, ITEMSIZE, REDUCED, ROWS, Case
+from onepass.bench.check import WHOLE, Checker, reference_bytes
+from onepass.bench.command import Choices, select
+from onepass.bench.results import Row
+from onepass.bench.table import lines
+from onepass.bench.work import make
+
+CUDA = torch.device("cuda")
+LENGTHS = [
+    *(8, 16, 33, 64, 100, 128, 200, 256, 512, 781, 1000, 1024, 1025, 2048, 2176, 4096, 4224, 8192, 8320, 9216),
+    *(12288, 12672, 16384, 32000, 32001, 32768, 50257, 50304, 65536, 128256, 131072, 151936, 256000, 262144),
+]
+
+
+def pairs(suite: str, device: torch.device = CUDA, **options: object) -> list[tuple[Case, str]]:
+    return select(Choices(suites=(suite,), **options), device)[0]  # type: ignore[arg-type]
+
+
+def test_rows_fills_a_gibibyte_at_every_length_and_dtype() -> None:
+    assert list(ROWS) == LENGTHS
+    every = pairs("rows")
+    assert len(every) == 2 * (len(LENGTHS) + len(REDUCED))
+    for function, lengths in (("softmax", LENGTHS), ("logsumexp", list(REDUCED))):
+        for dtype in ("float32", "bfloat16"):
+            own = [c for c, d in every if c.function == function and d == dtype]
+            assert [c.row() for c in own] == lengths
+            for case in own:
+                size = case.row() * ITEMSIZE[dtype]
+                assert case.rows() * size <= FILL < (case.rows() + 1) * size
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "most", "rows"),
+    [
+        (8, "float32", None, 33554432),
+        (8, "bfloat16", None, 67108864),
+        (50257, "bfloat16", None, 10682),
+        (50257, "float32", CPU_FILL, 41),
+        (1 << 28, "float32", None, 1),
+        (1 << 29, "float32", None, 1),  # at least one, however long
+    ],
+)
+def test_rows_of_a_length(n: int, dtype: str, most: int | None, rows: int) -> None:
+    case = Case("t", "t", (1, n), fill=FILL).at(dtype, most)
+    assert case == Case("t", "t", (rows, n))
+    assert case.at("float64") == case  # what has its rows keeps them
+    assert CASE.at(dtype, most) == CASE
+
+
+def test_dtypes_and_functions_asked_for_have_their_own_rows() -> None:
+    half = pairs("rows", dtypes=("float16",))
+    assert [c.shape for c, d in half if c.function == "softmax"] == [((FILL // 2) // n, n) for n in LENGTHS]
+    reduced = pairs("rows", functions=("logsumexp",))
+    assert [c.row() for c, d in reduced if d == "float32"] == LENGTHS  # once each, whatever the suite has twice
+    assert {c.function for c, _ in reduced} == {"logsumexp"}
+    assert len({(c.name, d) for c, d in reduced}) == len(reduced)
+    assert [c.name for c, _ in pairs("rows", match="logsumexp")] == [f"logsumexp, N {n}" for n in REDUCED for _ in "ab"]
+
+
+def test_few_has_its_shapes() -> None:
+    found = {d: [c.shape for c, e in pairs("few") if e == d] for d in ("float32", "bfloat16")}
+    shapes = [(1, 131072), (1, 1048576), (1, 4194304), (4, 1048576), (8, 128256), (32, 128256), (64, 151936)]
+    shapes += [(1, 16777216), (4, 4194304)]
+    assert found == {"float32": [*shapes, (1, 268435456)], "bfloat16": shapes}
+
+
+@pytest.mark.parametrize("suite", ["rows", "few"])
+def test_the_quick_form_on_a_cpu_is_small(suite: str) -> None:
+    quick = pairs(suite, CPU, quick=True)
+    assert 4 <= len(quick) <= 16
+    assert {d for _, d in quick} == {"float32", "bfloat16"}
+    assert max(prod(c.shape) * ITEMSIZE[d] for c, d in quick) <= CPU_FILL
+    on_gpu = pairs(suite, CUDA, quick=True)
+    assert {(c.name, d) for c, d in quick} < {(c.name, d) for c, d in on_gpu}
+    if suite == "rows":
+        assert {c.rows() * c.row() * ITEMSIZE[d] for c, d in on_gpu if c.row() == 4096} == {FILL}
+
+
+def test_two_suites_keep_their_equal_shapes() -> None:
+    both = select(Choices(suites=("seeds", "powers")), CUDA)[0]
+    assert len(both) == len(pairs("seeds")) + len(pairs("powers"))
+
+
+def test_the_table_names_a_function_once() -> None:
+    def name(case: str, function: str) -> str:
+        return lines([Row("s", case, function, [2, 2], [], -1, "float32", "float32", "forward", "copy")])[0].case
+
+    assert name("logsumexp, N 33", "logsumexp") == "logsumexp, N 33"
+    assert name("N 33", "logsumexp") == "N 33, logsumexp"
+    assert name("N 33", "softmax") == "N 33"
+
+
+@pytest.mark.parametrize(("suite", "curve"), [("rows", True), ("few", False), ("seeds", True), ("models", False)])
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_is_drawn_as_a_curve(suite: str, curve: bool, quick: bool) -> None:
+    from onepass.bench.figures import _rows
+    from onepass.bench.plot import _sweeps
+
+    for dtype in ("float32", "bfloat16"):
+        rows = [
+            Row(suite, c.name, c.function, list(c.shape), [], c.dim, d, d, "forward", "copy", ok=True)
+            for c, d in pairs(suite, CPU, quick=quick)
+            if d == dtype and c.function == "softmax"
+        ]
+        if rows:
+            assert _sweeps(rows) == curve
+        if rows and suite == "rows":
+            assert _rows(rows) == ("8 MiB of rows" if quick else "1 GiB of rows")
+
+
+# Checks of large inputs
+
+
+@pytest.mark.parametrize("suite", ["rows", "few"])
+def test_a_check_takes_little_memory_but_for_rows_longer_than_its_sample(suite: str) -> None:
+    for case, dtype in pairs(suite):
+        takes = reference_bytes(case)
+        if 4 * case.row() <= WHOLE:
+            assert takes <= 64 * 2 * WHOLE, case.name
+        else:
+            assert takes <= 64 * 4 * case.row(), case.name
+        assert takes <= 16 << 30, (case.name, dtype)
+
+
+@pytest.mark.parametrize("shape", [(7, 300), (40, 300), (3, 5000), (1, 5000)])
+def test_the_memory_of_a_check_bounds_what_is_drawn(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onepass.bench.check.WHOLE", 2100)
+    case = Case("t", "t", shape)
+    checker = Checker(make(case, "float32", CPU, 0), seed=0)
+    assert checker.expected.numel() <= reference_bytes(case) // 64 <= prod(shape)
+    reduced = replace(case, function="logsumexp")
+    assert reference_bytes(reduced) == reference_bytes(case)
