@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ def warmup(
                 progress=progress,
             )
     except (ValueError, TypeError, RuntimeError) as error:
-        raise click.UsageError(str(error).splitlines()[0].removeprefix("onepass.warmup(): ")) from error
+        raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
     compiled = progress.total - (count if compute is None else 0)
     where = f"for compute capability {compute / 10:.1f}" if compute is not None else "loaded"
     click.echo(f"{count} kernels {where}, {compiled} of them compiled now")
