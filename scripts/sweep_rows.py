@@ -36,7 +36,7 @@ def grid_plans(rows: int, n: int, size: int) -> list[Plan]:
     """What the chip holds in registers and shared memory, for each number of blocks a row that may pay."""
     widest, found = 16 // size, []
     vectors = up(n if n % widest == 0 else n + widest - 1, widest)
-    for threads, slots in ((512, 16), (512, 12), (512, 8), (512, 4), (1024, 8), (1024, 4), (256, 4), (768, 4)):
+    for threads, slots in ((512, 16), (512, 12), (512, 8), (512, 4), (256, 4), (384, 4)):
         most = SHARED // (threads * 16) // 4 * 4
         fit = up(vectors, threads * (slots + most))  # blocks that hold a row
         for split in {min(SMS, fit), SMS // min(rows, SMS), up(SMS // min(rows, SMS), 2)}:
