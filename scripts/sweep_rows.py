@@ -1,6 +1,6 @@
 """Sweep the launch numbers of the CUDA row kernels on the GPU at hand: each plan is checked, then timed against a copy.
 
-    python scripts/sweep_rows.py FILE.json [--mib 256] [--few]
+python scripts/sweep_rows.py FILE.json [--mib 256] [--few]
 """
 
 import argparse
@@ -18,7 +18,27 @@ from onepass import native, reference
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 LENGTHS = [4, 8, 16, 33, 64, 100, 128, 200, 256, 512, 781, 1000, 1024, 1025, 2048, 2176, 4096, 4224, 8192, 8320, 9216]
 LENGTHS += [12288, 12672, 16384, 32000, 32001, 32768, 50257, 50304, 65536, 128256, 131072, 151936, 256000, 262144]
-FEW = [(1, 131072), (1, 2**20), (1, 2**22), (4, 2**20), (8, 128256), (32, 128256), (64, 151936), (1, 2**24), (4, 2**22)]
+FEW = [
+    (1, 16384),
+    (8, 16384),
+    (64, 16384),
+    (1, 32768),
+    (8, 32768),
+    (64, 32768),
+    (1, 65536),
+    (32, 65536),
+    (1, 262144),
+    (8, 262144),
+    (1, 131072),
+    (1, 2**20),
+    (1, 2**22),
+    (4, 2**20),
+    (8, 128256),
+    (32, 128256),
+    (64, 151936),
+    (1, 2**24),
+    (4, 2**22),
+]
 SHARED = 210 * 1024
 SHELVES = (0, 4, 8, 12, 16)
 FEW_SHELVES = (0, 4, 8, 12, 16, 20)
@@ -112,11 +132,12 @@ def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int
     sample = sorted({*torch.randint(rows, (16 if n < 2**20 else 2,)).tolist(), 0, rows - 1})
     expected = reference.softmax(x[sample], 1)
     copy = time_us(lambda: y.copy_(x), repeats, flush)
+    auto = time_us(lambda: torch.ops.onepass.softmax.out(x, [1], out=y), repeats, flush)
     found = []
     for plan in tried:
         y.fill_(torch.nan)
         call = lambda plan=plan: torch.ops.onepass._forced(x, 0, [1], False, list(plan), y)  # noqa: E731
-        row = {"n": n, "rows": rows, "dtype": str(dtype), "plan": plan, "copy_us": copy}
+        row = {"n": n, "rows": rows, "dtype": str(dtype), "plan": plan, "copy_us": copy, "auto_us": auto}
         try:
             call()
             error = ((y[sample].double() - expected).abs() / (expected + 1e-30)).max().item()
@@ -174,7 +195,13 @@ def main() -> None:
         )
         errors = [row["error"][:100] for row in found if "error" in row]
         copy = f" copy {found[0]['copy_us']:.1f}" if options.few else ""
-        print(f"{str(dtype)[6:]:9}{m}x{n}{copy}  {best}" + (f"  {len(errors)}! {errors[0]}" if errors else ""), flush=True)
+        mine = f"{found[0]['auto_us']:.1f}" if options.few else f"{found[0]['copy_us'] / found[0]['auto_us']:.3f}"
+        gap = found[0]["auto_us"] / found[0]["us"]
+        print(
+            f"{str(dtype)[6:]:9}{m}x{n}{copy} auto {mine}{'!' if gap > 1.03 else ' '} {best}"
+            + (f"  {len(errors)}! {errors[0]}" if errors else ""),
+            flush=True,
+        )
     with open(options.file, "w") as file:
         json.dump(result, file, indent=0)
 

@@ -63,7 +63,9 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
     widest = max(x_type.itemsize, y_type.itemsize)
     for n, rows, compute in itertools.product(LENGTHS, (1, 3, 10**6, 2**33), (80, 90, 100)):
         plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type, compute=compute)
-        tier, lanes, group, values, vector = (plan[key] for key in ("tier", "lanes", "rows_per_block", "values", "vector"))
+        tier, lanes, group, values, vector = (
+            plan[key] for key in ("tier", "lanes", "rows_per_block", "values", "vector")
+        )
         split, shelf = plan["split"], plan["shelf"]
         assert plan["threads"] == lanes * group
         assert 32 <= plan["threads"] <= 1024

@@ -155,12 +155,13 @@ struct Planner {
     return {Tier::flat, entry.lanes, rows, values, 1, 1, turns, 0};
   }
 
-  // Blocks that share a row in registers and shared memory, if they can.
-  bool share(int split, int values, int shelf, CudaPlan* plan) const {
+  // Blocks of `lanes` threads or more that share a row in registers and shared memory, if they can.
+  bool share(int split, int lanes, int values, int shelf, CudaPlan* plan) const {
     int64_t slots = (wide == 8 && values > 24 ? 24 : values) / part / vector;
     if (slots < 1) slots = 1;
     if (vector * x_size < 8) shelf = 0;
-    const int64_t threads = up_to(ceil_div(vectors, (slots + shelf) * split), 32);
+    int64_t threads = up_to(ceil_div(vectors, (slots + shelf) * split), 32);
+    if (threads < lanes) threads = lanes;
     if (split > most_cluster(gpu) || threads > most_threads(gpu.compute, split)) return false;
     const int64_t each = ceil_div(vectors, threads * split);
     const int64_t few_kinds = phase.full / vector;  // narrow vectors come in no more numbers than wide ones
@@ -174,6 +175,8 @@ struct Planner {
 
   // The chip, or so much of it as pays, on each of a few rows at a time.
   bool grid(int threads, int values, CudaPlan* plan) {
+    if (!invariant && layout.rows <= kFewWhole && vectors * layout.rows <= int64_t(gpu.multiprocessors) * 256 * 16)
+      threads = 256;
     const int most = int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
     if (!gpu.cooperative || most < 4) return false;
     if (vector != phase.full) vector = phase.full, apart = 1, count();
@@ -184,7 +187,7 @@ struct Planner {
     if (!invariant && layout.rows < gpu.multiprocessors) split = gpu.multiprocessors / layout.rows;
     const int64_t useful = ceil_div(vectors, threads * 2);  // blocks with something to do
     if (split > useful) split = useful;
-    if (split < alone) split = alone;
+    if (2 * split < alone) split = alone;  // else the rows go together, and a part of each is read twice
     if (split > gpu.multiprocessors) split = gpu.multiprocessors;
     const int64_t each = ceil_div(vectors, split * threads);
     // More registers where there is more to keep; with few, what has arrived is worked on sooner.
@@ -206,6 +209,7 @@ struct Planner {
     }
     const Entry& entry = look_up(half ? tables.rows16 : tables.rows32, length);
     const Tier tier = Tier(entry.tier);
+    if (tier == Tier::flat) return flat(entry);
     if (tier == Tier::warp) {
       // In a row of few vectors the two that are not whole cost more than narrow ones: 100 bfloat16 0.78 of a copy in
       // vectors of 4, 0.70 in vectors of 8. (For 33 floats it is the other way round.)
@@ -221,15 +225,16 @@ struct Planner {
       const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.multiprocessors / 2;
       if ((few || pairs) && vector == phase.full && grid(512, half ? 32 : 16, &made)) return made;
       for (int split = 16; split > entry.split; split /= 2) {
-        if (share(split, half ? 40 : 32, 0, &made) &&
-            layout.rows * split * made.lanes <= int64_t(gpu.multiprocessors) * 1024)
-          return made;
+        if (layout.rows * split > 4 * gpu.multiprocessors) continue;
+        for (const int values : {32, 16, 8}) {
+          if (share(split, 0, values, 0, &made) && made.lanes >= kThreads && made.lanes <= 1024 / 2) return made;
+        }
       }
     }
     if (tier == Tier::block || tier == Tier::cluster) {
-      if (share(entry.split, entry.values, entry.shelf, &made)) return made;
+      if (share(entry.split, entry.lanes, entry.values, entry.shelf, &made)) return made;
       for (const int shelf : {0, 8, 16, 24}) {
-        if (share(1, half ? 40 : 32, shelf, &made)) return made;
+        if (share(1, 0, half ? 40 : 32, shelf, &made)) return made;
       }
     }
     if (tier != Tier::stream && grid(512, half ? 32 : 16, &made)) return made;

@@ -25,7 +25,7 @@ constexpr int kAsRows = -1;  // the tier of an entry of the odd tables that leav
 // How rows of up to `limit` elements are served.
 //   warp, flat      lanes: threads a row
 //   block, cluster  values in registers and shelf vectors in shared memory that a thread keeps at most, and the blocks
-//                   that split a row; the number of threads follows from the row
+//                   that split a row. lanes: threads a block, more where a row needs them; 0: as few as a row needs
 //   grid, stream    lanes: threads a block; values: that a thread keeps, or has in flight
 struct Entry {
   int64_t limit;
