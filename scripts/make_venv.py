@@ -37,7 +37,7 @@ def number(text):
 for want in sys.argv[1:]:
     name, _, least = want.partition(">=")
     try:
-        if least and number(m.version(name)) < number(least):
+        if number(m.version(name)) < number(least):
             print(want)
     except m.PackageNotFoundError:
         print(want)

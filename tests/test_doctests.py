@@ -17,6 +17,7 @@ PUBLIC = [
     "onepass.engines",
     "onepass.explain",
     "onepass.overlap",
+    "onepass.warmup",
 ]
 
 

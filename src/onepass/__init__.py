@@ -6,6 +6,7 @@ from .explain import Explanation, explain
 from .functional import log_softmax, logsumexp, softmax, softmin
 from .partial import State, merge, state
 from .version import __version__
+from .warmup import warmup
 
 __all__ = [
     "Explanation",
@@ -20,4 +21,5 @@ __all__ = [
     "softmax",
     "softmin",
     "state",
+    "warmup",
 ]

@@ -28,7 +28,7 @@ def _cuda_unavailable(index: int | None) -> str | None:
         return f"needs compute capability 8.0 or later, the device has {major}.{minor}"
     try:
         native.status("driver")
-        native.status("nvrtc")
+        native.status("compiler")
     except RuntimeError as error:
         return _first_line(error)
     return None

@@ -114,7 +114,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def status(what: str) -> str:
-    """What works here: "driver", "nvrtc", "cache", "isa", "counts"; RuntimeError with the reason where it does not."""
+    """What works here: "driver", "nvrtc", "compiler", "cache", "isa", "counts"; RuntimeError with why it does not."""
     return _ask("onepass_status", what.encode())
 
 
@@ -122,3 +122,35 @@ def counts() -> tuple[int, int]:
     """How many kernels this process has compiled, and how many it has read from the disk cache."""
     compiled, from_disk = status("counts").split()
     return int(compiled), int(from_disk)
+
+
+def kernels_to_warm(
+    function: str, x_type: torch.dtype, y_type: torch.dtype, device: int, compute: int, lengths: Sequence[int] = ()
+) -> list[str]:
+    """The kernels that contiguous rows of `lengths`, or of any length, may ask for, as `warm_kernel` takes them.
+
+    On CUDA device number `device`; where it is -1, on a GPU of compute capability `compute` that need not be here.
+    """
+    types = DTYPES.index(x_type), DTYPES.index(y_type)
+    count = ctypes.c_int64(len(lengths))
+    answer = _ask("onepass_warm_list", FUNCTIONS.index(function), *types, device, compute, _int64s(lengths), count)
+    return answer.split()
+
+
+def warm_kernel(
+    function: str, x_type: torch.dtype, y_type: torch.dtype, device: int, compute: int, kernel: str
+) -> None:
+    """Load one of `kernels_to_warm` on `device`; where that is -1, compile it for `compute` into the disk cache."""
+    _warm(function, x_type, y_type, device, compute, False, kernel)
+
+
+def is_kernel_cached(function: str, x_type: torch.dtype, y_type: torch.dtype, compute: int, kernel: str) -> bool:
+    """Whether one of `kernels_to_warm` is in the disk cache; nothing is compiled."""
+    return _warm(function, x_type, y_type, -1, compute, True, kernel) == "yes"
+
+
+def _warm(
+    function: str, x_type: torch.dtype, y_type: torch.dtype, device: int, compute: int, ask: bool, kernel: str
+) -> str:
+    types = DTYPES.index(x_type), DTYPES.index(y_type)
+    return _ask("onepass_warm", FUNCTIONS.index(function), *types, device, compute, ctypes.c_bool(ask), kernel.encode())

@@ -20,6 +20,7 @@ from onepass.cli.explain import explain
 from onepass.cli.gallery import gallery
 from onepass.cli.profile import profile
 from onepass.cli.traffic import traffic
+from onepass.cli.warmup import warmup
 
 
 class Commands(click.Group):
@@ -59,7 +60,7 @@ def cli(context: click.Context, version: bool) -> None:
         context.exit()
 
 
-for _command in (bench, plot, compare, gallery, traffic, profile, info, explain):
+for _command in (bench, plot, compare, gallery, traffic, profile, warmup, info, explain):
     cli.add_command(_command)
 
 

@@ -69,13 +69,15 @@ ONEPASS_API int onepass_compile(int function, int x_type, int y_type, const int6
   });
 }
 
-// What works here: "driver", "nvrtc" (its version), "cache" (its directory), "isa" (the CPU engine's instruction set)
+// What works here: "driver", "nvrtc" (its version), "compiler" (NVRTC's file, not opened for that), "cache" (its
+// directory), "isa" (the CPU engine's instruction set)
 // or "counts" (kernels compiled, kernels read from the cache).
 ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
   return guarded(text, size, [&]() -> std::string {
     const std::string asked = what;
     if (asked == "driver") return cuda::driver(), "ready";
     if (asked == "nvrtc") return cuda::nvrtc_version();
+    if (asked == "compiler") return cuda::nvrtc_file();
     if (asked == "isa") return cpu_isa();
     if (asked == "counts") {
       const cuda::Counts now = cuda::counts();

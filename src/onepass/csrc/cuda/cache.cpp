@@ -83,7 +83,7 @@ std::string cache_directory(std::string* why) {
   struct stat about;
   if (directory.empty()) {
     *why = "switched off, or no home directory";
-  } else if (!make_directories(directory)) {
+  } else if (stat(directory.c_str(), &about) && !make_directories(directory)) {
     *why = directory + " cannot be made: " + std::strerror(errno);
   } else if (stat(directory.c_str(), &about) || !S_ISDIR(about.st_mode)) {
     *why = directory + " is not a directory";
@@ -113,15 +113,17 @@ std::string cache_read(const std::string& key) {
   return bytes == sealed(key, value) ? value : "";
 }
 
-void cache_write(const std::string& key, const std::string& value) {
+bool cache_write(const std::string& key, const std::string& value) {
   std::string why;
   const std::string directory = cache_directory(&why);
-  if (directory.empty()) return;
+  if (directory.empty()) return false;
   std::string temporary = directory + "/writing-XXXXXX";
   const int file = mkostemp(temporary.data(), O_CLOEXEC);  // mode 0600
-  if (file < 0) return;                                    // a full or read-only disk costs a compile, not the call
+  if (file < 0) return false;                              // a full or read-only disk costs a compile, not the call
   const bool whole = write_all(file, sealed(key, value));
-  if (close(file) || !whole || rename(temporary.c_str(), file_of(directory, key).c_str())) unlink(temporary.c_str());
+  if (!close(file) && whole && !rename(temporary.c_str(), file_of(directory, key).c_str())) return true;
+  unlink(temporary.c_str());
+  return false;
 }
 
 }  // namespace onepass::cuda

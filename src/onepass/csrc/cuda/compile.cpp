@@ -2,6 +2,7 @@
 // CUDA wheels; nothing of a toolkit is asked of the user, and compiling needs no GPU.
 #include <dirent.h>
 #include <dlfcn.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,6 +29,7 @@ struct Nvrtc {
   int (*cubin_size)(Program, size_t*);
   int (*cubin)(Program, char*);
   int (*destroy)(Program*);
+  std::string file;  // as `stamp` has it
 };
 
 std::string directory_of(const void* symbol) {
@@ -48,10 +50,10 @@ std::vector<std::string> files_in(const std::string& directory) {
   return names;
 }
 
-// Where NVRTC may be, best first: what ONEPASS_NVRTC names, what is loaded or on the loader's path, and the folders in
-// which the wheels of torch keep it: <site-packages>/nvidia/<part>/lib beside <site-packages>/torch/lib, or beside this
-// library.
-std::vector<std::string> nvrtc_candidates() {
+// Where NVRTC may be, best first: what ONEPASS_NVRTC names, the folders in which the wheels of torch keep it
+// (<site-packages>/nvidia/<part>/lib beside <site-packages>/torch/lib, or beside this library), and what is loaded or
+// on the loader's path.
+std::vector<std::string> find_candidates() {
   std::vector<std::string> found;
   if (const char* named = std::getenv("ONEPASS_NVRTC"); named && *named) return {named};
   std::vector<std::string> sites;
@@ -71,6 +73,26 @@ std::vector<std::string> nvrtc_candidates() {
   return found;
 }
 
+// Looked for once a process.
+const std::vector<std::string>& candidates() {
+  static const std::vector<std::string> found = find_candidates();
+  return found;
+}
+
+// What tells one library file from another without opening it: where it is, its size, its time of change; empty where
+// there is no such file, or where only the loader knows where it is.
+std::string stamp(const std::string& path) {
+  if (path.find('/') == std::string::npos) return "";
+  char* const resolved = realpath(path.c_str(), nullptr);
+  if (!resolved) return "";
+  const std::string file = resolved;
+  std::free(resolved);
+  struct stat about;
+  if (stat(file.c_str(), &about) || !S_ISREG(about.st_mode)) return "";
+  return file + " " + std::to_string(about.st_size) + " " + std::to_string(about.st_mtim.tv_sec) + "." +
+         std::to_string(about.st_mtim.tv_nsec);
+}
+
 template <class F>
 void take(void* library, const char* symbol, F* function) {
   void* found = dlsym(library, symbol);
@@ -81,7 +103,7 @@ void take(void* library, const char* symbol, F* function) {
 Nvrtc open_nvrtc() {
   void* library = nullptr;
   std::string looked;
-  for (const std::string& name : nvrtc_candidates()) {
+  for (const std::string& name : candidates()) {
     if ((library = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL))) break;
     looked += (looked.empty() ? "" : ", ") + name;
   }
@@ -98,12 +120,26 @@ Nvrtc open_nvrtc() {
   take(library, "nvrtcGetCUBINSize", &n.cubin_size);
   take(library, "nvrtcGetCUBIN", &n.cubin);
   take(library, "nvrtcDestroyProgram", &n.destroy);
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(n.version), &info) && info.dli_fname) n.file = stamp(info.dli_fname);
   return n;
 }
 
 const Nvrtc& nvrtc() {
   static const Nvrtc opened = open_nvrtc();
   return opened;
+}
+
+// The stamp of the NVRTC that will compile here: of the first that is a file, and then it is not opened, which takes
+// 50 ms and more; of the opened one where only the loader finds it.
+const std::string& nvrtc_stamp() {
+  static const std::string known = [] {
+    for (const std::string& name : candidates()) {
+      if (std::string file = stamp(name); !file.empty()) return file;
+    }
+    return nvrtc().file;
+  }();
+  return known;
 }
 
 // CUDA sources by name.
@@ -117,24 +153,36 @@ void read_sources(const std::string& folder, Files* files) {
   }
 }
 
-// Those that `source_file` is one of, with what it may include: the engine's, or the gallery's and the engine's
-// headers. Read once from beside this library.
-const Files& sources_with(const std::string& source_file) {
+// The engine's; and the gallery's, with the engine's headers, which they may include. Read once from beside this
+// library.
+const Files& engine_sources() {
   static const Files* const read = [] {
-    const std::string package = directory_of(reinterpret_cast<void*>(&nvrtc_version));
-    Files* const sets = new Files[2];
-    read_sources(package + "/csrc/cuda", &sets[0]);
-    if (sets[0].empty())
-      throw std::runtime_error("onepass: no CUDA sources in " + package + "/csrc/cuda; the package is incomplete");
-    for (const auto& [name, text] : sets[0]) {
-      if (name.back() == 'h') sets[1][name] = text;
-    }
-    read_sources(package + "/gallery", &sets[1]);
-    return sets;
+    const std::string folder = directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/csrc/cuda";
+    Files* const files = new Files;
+    read_sources(folder, files);
+    if (files->empty())
+      throw std::runtime_error("onepass: no CUDA sources in " + folder + "; the package is incomplete");
+    return files;
   }();
-  for (const Files* set : {&read[0], &read[1]}) {
-    if (set->count(source_file)) return *set;
-  }
+  return *read;
+}
+
+const Files& gallery_sources() {
+  static const Files* const read = [] {
+    Files* const files = new Files;
+    for (const auto& [name, text] : engine_sources()) {
+      if (name.back() == 'h') (*files)[name] = text;
+    }
+    read_sources(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/gallery", files);
+    return files;
+  }();
+  return *read;
+}
+
+// Those that `source_file` is one of.
+const Files& sources_with(const std::string& source_file) {
+  if (engine_sources().count(source_file)) return engine_sources();
+  if (gallery_sources().count(source_file)) return gallery_sources();
   throw std::runtime_error("onepass: no CUDA source " + source_file);
 }
 
@@ -168,6 +216,25 @@ std::string compile(const Files& sources, const std::string& source_file, const 
   return out;
 }
 
+// What is to be compiled, and the key of the result: everything that it depends on, the sources in full, so that no
+// digest has to be trusted.
+struct Wanted {
+  const Files& sources;
+  std::vector<std::string> options;
+  std::string rest;
+
+  Wanted(const std::string& source_file, const std::vector<std::string>& defines, int compute)
+      : sources(sources_with(source_file)),
+        options({"--gpu-architecture=sm_" + std::to_string(compute), "--std=c++17"}),
+        rest(source_file + "\n") {
+    options.insert(options.end(), defines.begin(), defines.end());
+    for (const std::string& option : options) rest += option + "\n";
+    for (const auto& [name, text] : sources) rest += name + "\n" + text;
+  }
+
+  std::string key(const std::string& stamp) const { return "nvrtc " + stamp + "\n" + rest; }
+};
+
 std::atomic<int64_t> compiled{0}, from_disk{0};
 
 }  // namespace
@@ -180,23 +247,26 @@ std::string nvrtc_version() {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute) {
-  std::vector<std::string> options = {"--gpu-architecture=sm_" + std::to_string(compute), "--std=c++17"};
-  options.insert(options.end(), defines.begin(), defines.end());
-  // Everything that the cubin depends on; the sources in full, so that no digest has to be trusted.
-  const Files& sources = sources_with(source_file);
-  std::string key = "nvrtc " + nvrtc_version() + "\n" + source_file + "\n";
-  for (const std::string& option : options) key += option + "\n";
-  for (const auto& [name, text] : sources) key += name + "\n" + text;
+std::string nvrtc_file() { return nvrtc_stamp().substr(0, nvrtc_stamp().find(' ')); }
 
-  std::string code = cache_read(key);
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute) {
+  return !cache_read(Wanted(source_file, defines, compute).key(nvrtc_stamp())).empty();
+}
+
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute, bool* kept) {
+  const Wanted wanted(source_file, defines, compute);
+  std::string code = cache_read(wanted.key(nvrtc_stamp()));
+  // The first file that was found may be one that does not load, or another by now: then this one compiles.
+  if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(wanted.key(nvrtc().file));
   if (!code.empty()) {
     ++from_disk;
+    if (kept) *kept = true;
     return code;
   }
-  code = compile(sources, source_file, options);
+  code = compile(wanted.sources, source_file, wanted.options);
   ++compiled;
-  cache_write(key, code);
+  const bool whole = cache_write(wanted.key(nvrtc().file), code);
+  if (kept) *kept = whole;
   return code;
 }
 

@@ -73,17 +73,25 @@ const Gpu& device_info(int device);
 void enter_context(int device);
 
 // The cubin of `source_file` (a file of this directory, or of the gallery) compiled for sm_<compute> with `defines`:
-// from the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails.
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute);
+// from the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `kept` tells
+// whether the cache has it now.
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute,
+                  bool* kept = nullptr);
+
+// Whether the disk cache has it, with nothing compiled.
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute);
 
 // "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.
 std::string nvrtc_version();
+// The file of NVRTC, found without opening it where it can be; throws like the above.
+std::string nvrtc_file();
 
 // The directory of the disk cache; empty when it is switched off or not safe to use, and then `why` says so.
 std::string cache_directory(std::string* why);
 // A file of the cache: what was stored under `key`, or an empty string (absent, damaged, another key of the same name).
 std::string cache_read(const std::string& key);
-void cache_write(const std::string& key, const std::string& value);
+// Whether it is stored: a full or read-only disk is no error.
+bool cache_write(const std::string& key, const std::string& value);
 
 struct Counts {
   int64_t compiled, from_disk;

@@ -117,6 +117,11 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
           define("APART", plan.apart ? "1" : "0"), define("HINT", std::getenv("ONEPASS_HINT") ? std::getenv("ONEPASS_HINT") : "0")};
 }
 
+void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device) {
+  enter_context(device);
+  kernel({function, x, y, nullptr, nullptr, 0, 0, 0, 0, plan, nullptr}, device);
+}
+
 bool launch(const Rows& call, int device, void* stream) {
   enter_context(device);
   const CudaPlan& plan = call.plan;

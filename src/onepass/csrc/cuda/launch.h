@@ -30,6 +30,9 @@ int64_t shared_bytes(const Rows& call);
 const char* source_of(Tier tier);
 std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan);
 
+// Compiles or loads the kernel of a plan on `device`, where this process has not got it yet.
+void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device);
+
 // Compiles or loads the kernel where this process has not got it yet, then launches it on `stream` of `device`. False
 // where the driver refuses a cooperative launch.
 bool launch(const Rows& call, int device, void* stream);

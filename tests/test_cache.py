@@ -1,0 +1,205 @@
+"""The disk cache of compiled kernels, without a GPU: what it holds, whom it trusts, and what a kernel from it costs."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from onepass import native
+
+F32 = torch.float32
+KIND = ("softmax", F32, F32)
+COMPUTE = 90
+
+# Compiles one kernel, or reads it, in a process of its own: prints both counts, and whether NVRTC was opened for it.
+ONE = """
+import os, torch
+from onepass import native
+kind = "softmax", torch.float32, torch.float32
+{before}
+native.warm_kernel(*kind, -1, 90, native.kernels_to_warm(*kind, -1, 90, [128])[0])
+print(*native.counts(), "libnvrtc.so" in open("/proc/self/maps").read())
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nvrtc() -> Path:
+    try:
+        native.status("nvrtc")
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    return Path(native.status("compiler"))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "a" / "cache"
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def library(nvrtc, tmp_path, monkeypatch) -> Path:
+    """A copy of NVRTC that can be changed, with what it opens itself beside it."""
+    copy = tmp_path / "lib" / nvrtc.name
+    copy.parent.mkdir()
+    shutil.copy(nvrtc, copy)
+    for other in nvrtc.parent.glob("libnvrtc-*"):
+        (copy.parent / other.name).symlink_to(other)
+    monkeypatch.setenv("ONEPASS_NVRTC", str(copy))
+    return copy
+
+
+def start(before: str = "") -> subprocess.Popen[str]:
+    code = ONE.format(before=before)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return out.strip()
+
+
+class Counted:
+    """Each call asks for a kernel, and gives what it added to (compiled, read from disk)."""
+
+    def __init__(self) -> None:
+        self.kernel = native.kernels_to_warm(*KIND, -1, COMPUTE, [128])[0]
+
+    def __call__(self) -> tuple[int, int]:
+        before = native.counts()
+        native.warm_kernel(*KIND, -1, COMPUTE, self.kernel)
+        return self.since(before)
+
+    @staticmethod
+    def since(before: tuple[int, int]) -> tuple[int, int]:
+        now = native.counts()
+        return now[0] - before[0], now[1] - before[1]
+
+
+def in_use() -> bool:
+    try:
+        native.status("cache")
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_a_kernel_is_compiled_once_and_is_the_users_alone(cache):
+    ask = Counted()
+    assert not native.is_kernel_cached(*KIND, COMPUTE, ask.kernel)
+    assert [ask(), ask()] == [(1, 0), (0, 1)]
+    assert native.is_kernel_cached(*KIND, COMPUTE, ask.kernel)
+    assert not native.is_kernel_cached(*KIND, COMPUTE + 10, ask.kernel)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    (file,) = cache.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_damage_is_noticed_and_mended(cache):
+    ask = Counted()
+    assert ask() == (1, 0)
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in (0, 35, 200, len(whole) - 1)]
+    for damaged in (b"", whole[:100], whole[:-1], whole + b"\0", *flipped):
+        file.write_bytes(damaged)
+        assert ask() == (1, 0)
+        assert file.read_bytes() == whole
+        assert ask() == (0, 1)
+
+
+def test_what_others_could_have_written_is_not_loaded(cache, tmp_path):
+    ask = Counted()
+    ask()
+    (file,) = cache.iterdir()
+    file.chmod(0o620)
+    assert ask() == (1, 0)
+    assert file.stat().st_mode & 0o777 == 0o600  # a new file
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert ask() == (1, 0)
+    assert not file.is_symlink()
+    cache.chmod(0o777)
+    with pytest.raises(RuntimeError, match="written by others"):
+        native.status("cache")
+    cache.chmod(0o700)
+    assert ask() == (0, 1)
+
+
+@pytest.mark.parametrize("folder", ["off", "{file}", "{file}/below"])
+def test_without_a_cache_a_kernel_is_compiled_and_nothing_is_kept(folder, tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", folder.format(file=file))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert not in_use()
+    before = native.counts()
+    plan = (0, 32, 4, 4, 4, 1, 0, 0)
+    for _ in range(2):
+        native.compile_kernel(*KIND, plan, COMPUTE, tmp_path / "kernel.cubin")
+    assert Counted.since(before) == (2, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernel.cubin"]
+
+
+def test_the_cache_is_in_the_users_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("ONEPASS_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert native.status("cache") == str(tmp_path / ".cache" / "onepass")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert native.status("cache") == str(tmp_path / "xdg" / "onepass")
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "own"))
+    assert native.status("cache") == str(tmp_path / "own")
+
+
+def test_processes_at_once_share_it(cache):
+    answers = [finish(process) for process in [start() for _ in range(3)]]
+    assert all(answer in ("1 0 True", "0 1 False") for answer in answers), answers
+    assert len(list(cache.iterdir())) == 1  # and nothing half written
+    assert finish(start()) == "0 1 False"
+
+
+def test_a_kernel_on_disk_takes_no_nvrtc(cache, library):
+    assert finish(start()) == "1 0 True"
+    assert finish(start()) == "0 1 False"
+    about = library.stat()
+    with library.open("wb") as file:  # a file that would not load, with the size and the time of the one that did
+        file.truncate(about.st_size)
+    os.utime(library, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert finish(start()) == "0 1 False"
+    os.utime(library)  # now it is another one, and the kernel has to be compiled
+    process = start()
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "NVRTC not found" in errors
+
+
+def test_another_nvrtc_compiles_anew(cache, library):
+    assert finish(start()) == "1 0 True"
+    os.utime(library, ns=(0, 10**18))
+    assert finish(start()) == "1 0 True"
+    assert finish(start()) == "0 1 False"
+    for file in cache.iterdir():
+        file.unlink()
+    # Another one from one moment to the next: what it compiles is filed under the one that was opened.
+    touch = f"native.status('compiler'); os.utime({str(library)!r}, ns=(0, 11 * 10**17))"
+    assert finish(start(touch)) == "1 0 True"
+    assert finish(start()) == "0 1 False"
+
+
+def test_a_kernel_from_disk_costs_little(cache):
+    ask = Counted()
+    ask()
+    times = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        assert ask() == (0, 1)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.003, times  # 0.6 ms
