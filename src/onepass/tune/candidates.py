@@ -1,4 +1,4 @@
-"""What may be the fastest for rows of a length: pure functions, which mirror what csrc/plan.h makes of a table entry."""
+"""What may be the fastest for rows of a length: pure functions, which make of a table entry what csrc/plan.h does."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,25 +8,10 @@ from typing import NamedTuple
 TIERS = ("warp", "flat", "block", "cluster", "grid", "stream")
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 THREADS = 128  # of a block, in the tiers warp and flat
-TILE = 16 * 1024  # bytes of a tile of the tier flat
+TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
 SHELVES = (0, 4, 8, 12, 16)
-GRIDS = ((256, 4), (512, 4), (512, 8), (512, 12), (512, 16), (768, 4), (1024, 4), (1024, 8))  # threads, vectors in registers
+GRIDS = ((512, 4),)  # threads, vectors in registers at least: plan.h has this form alone
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
-
-# fmt: off
-WHOLE = (
-    4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 200, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1000, 1024, 1280,
-    1536, 1792, 2048, 2176, 2560, 3072, 3584, 4096, 4224, 5120, 6144, 7168, 8192, 8320, 9216, 10240, 12288, 12672, 14336,
-    16384, 18432, 20000, 24000, 28000, 32000, 32768, 36864, 40000, 45000, 50304, 57344, 65536, 73000, 81000, 90000, 100000,
-    110000, 128256, 131072, 151936, 170000, 190000, 210000, 230000, 256000, 262144, 300000, 350000, 400000, 460000, 524288,
-    1048576,
-)
-ODD = (
-    2, 3, 5, 7, 9, 13, 17, 25, 33, 50, 77, 100, 125, 157, 197, 251, 333, 411, 501, 627, 781, 1025, 1251, 1500, 2049, 4099,
-    8195, 16387, 32001, 50257,
-)
-# fmt: on
-LENGTHS = tuple(sorted({*WHOLE, *ODD}))
 
 
 class Choice(NamedTuple):
@@ -34,9 +19,9 @@ class Choice(NamedTuple):
 
     tier: int
     lanes: int  # warp, flat: lanes a row; grid, stream: threads; block, cluster: 0, they follow from the row
-    values: int  # block, cluster, grid: elements a thread keeps in registers; stream: has in flight; warp, flat: 0
+    values: int  # block, cluster, grid: elements a thread keeps in registers at most; stream: in flight; warp, flat: 0
     split: int  # cluster: blocks that share a row
-    shelf: int  # block, cluster, grid: vectors a thread keeps in shared memory
+    shelf: int  # block, cluster: vectors a thread keeps in shared memory at most
 
 
 class Plan(NamedTuple):
@@ -59,12 +44,14 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What decides which plans a GPU takes. `shared`: bytes of shared memory that a plan may ask for."""
+    """What decides which plans a GPU takes. `shared`: bytes of shared memory that a plan may ask for;
+    `cooperative`: whether it takes cooperative launches."""
 
     name: str
     compute: int  # 90 for compute capability 9.0
     multiprocessors: int
     shared: int
+    cooperative: bool = True
 
     def most_threads(self, split: int) -> int:
         """The most threads of a block that shares a row, as rows.cu has it."""
@@ -134,24 +121,39 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
         return Plan(WARP, lanes, THREADS // lanes, values, vector, 1, 0) if values <= most_kept(WARP, size) else None
     if tier == FLAT:
         held, values = THREADS // lanes, up(up(n, lanes), 2) * 2
-        turns = max(1, TILE // (n * size * held))
+        turns = up(TILE, n * size * held)
+        turns = next(count for count in range(turns, turns + 8) if count * held % (16 // size) == 0)
         fits = values <= most_kept(FLAT, size) and held * turns * n * size + 32 <= gpu.shared
         return Plan(FLAT, lanes, held, values, 1, 1, turns) if fits else None
     if tier == STREAM:
-        return Plan(STREAM, lanes, 1, max(values, vector), vector, 1, 0)
-    if values % vector:
-        return None
-    slots = values // vector
+        return Plan(STREAM, lanes, 1, max(values // vector, 1) * vector, vector, 1, 0)
     if tier == GRID:
-        split = up(vectors, lanes * (slots + shelf))  # the fewest blocks that hold a row
-        shelf = min(shelf, max(0, up(up(vectors, split * lanes) - slots, 4) * 4))
-        fits = split <= gpu.multiprocessors and shelf * lanes * 16 <= gpu.shared
-        return Plan(GRID, lanes, 1, values, vector, split, shelf) if fits else None
+        return _grid(choice, vectors, vector, rows, gpu)
+    slots = max(1, values // vector)
     threads = up(up(vectors, (slots + shelf) * split), 32) * 32
-    if threads > gpu.most_threads(split) or split > gpu.most_cluster or shelf * threads * 16 > gpu.shared:
+    if threads > gpu.most_threads(split) or split > gpu.most_cluster:
         return None
-    slots = min(slots, max(1, up(vectors, threads * split) - shelf))  # what the row needs
+    each = up(vectors, threads * split)
+    slots, shelf = min(slots, each), up(max(0, each - slots), 2) * 2  # what the row needs
+    if shelf * threads * vector * size > gpu.shared:
+        return None
     return Plan(tier, threads, 1, slots * vector, vector, split, shelf)
+
+
+def _grid(choice: Choice, vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
+    threads = choice.lanes
+    most = gpu.shared // (threads * 16) // 4 * 4
+    if not gpu.cooperative or most < 4:
+        return None
+    slots = max(4, choice.values // vector // 4 * 4)
+    alone = up(vectors, threads * (16 + most))  # blocks that hold a row between them
+    split = gpu.multiprocessors // rows if rows < gpu.multiprocessors else alone
+    split = min(max(min(split, up(vectors, threads * 2)), alone), gpu.multiprocessors)
+    each = up(vectors, split * threads)
+    if each > 2 * slots:
+        slots = 16 if each > 24 else 12
+    shelf = min(most, up(max(0, each - slots), 4) * 4)
+    return Plan(GRID, threads, 1, slots * vector, vector, split, shelf)
 
 
 def most_kept(tier: int, size: int) -> int:
@@ -171,18 +173,16 @@ def capacity(choice: Choice, size: int, gpu: Gpu) -> int:
         return lanes * most_kept(WARP, size)
     if tier == FLAT:
         return min(lanes * most_kept(FLAT, size), (gpu.shared - 32) // (THREADS // lanes * size))
-    if tier == STREAM or tier < 0:
+    if tier in (GRID, STREAM) or tier < 0:
         return 2**63 - 1
     kept = values + shelf * vector
-    if tier == GRID:
-        return lanes * kept * gpu.multiprocessors
     threads = gpu.most_threads(split)
     if shelf:
         threads = min(threads, gpu.shared // (shelf * 16) // 32 * 32)
     return threads * kept * split
 
 
-def _choices(n: int, size: int, rows: int, gpu: Gpu) -> Iterator[Choice]:
+def _choices(n: int, size: int, rows: int) -> Iterator[Choice]:
     """All that might be the fastest, whether it fits or not."""
     widest, most = 16 // size, 128 // size
     for lanes in (1, 2, 4, 8, 16, 32):
@@ -196,9 +196,7 @@ def _choices(n: int, size: int, rows: int, gpu: Gpu) -> Iterator[Choice]:
             yield Choice(BLOCK if split == 1 else CLUSTER, 0, values, split, shelf)
     if n >= 131072 and rows > 1:
         for threads, slots in GRIDS:
-            most_shelf = min(64, gpu.shared // (threads * 16) // 4 * 4)
-            for shelf in sorted({0, 8, most_shelf}):
-                yield Choice(GRID, threads, slots * widest, 1, shelf)
+            yield Choice(GRID, threads, slots * widest, 1, 0)
     if n >= 12288:
         for threads in (512, 1024):
             yield Choice(STREAM, threads, 16, 1, 0)
@@ -215,7 +213,7 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
     """
     found: dict[Choice, Candidate] = {}
     least = 64 if n < 8192 else 128
-    for choice in _choices(n, size, rows, gpu):
+    for choice in _choices(n, size, rows):
         plan = resolve(choice, n, size, rows, gpu)
         if plan is None:
             continue
@@ -228,7 +226,7 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
 
 
 def kernels(todo: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:
-    """One (dtype, plan) for each kernel: which does not tell numbers of threads apart where they are free, nor of blocks.
+    """One (dtype, plan) for each kernel: most take any number of threads and of blocks.
 
     >>> plan = Plan(BLOCK, 128, 1, 32, 4, 1, 0)
     >>> len(kernels([("float32", plan), ("float32", plan._replace(lanes=256)), ("float32", plan._replace(values=16))]))
@@ -238,5 +236,5 @@ def kernels(todo: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:
     for dtype, p in todo:
         per_warp = p.tier in (WARP, FLAT)
         key = (dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector)
-        told[(*key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp)] = (dtype, p)
+        told[key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp] = (dtype, p)
     return list(told.values())

@@ -27,8 +27,8 @@ def shares(todo: Sequence[tuple[str, Plan]], cores: int) -> list[list[tuple[str,
 def compile_all(todo: Sequence[tuple[str, Plan]], compute: int, report: Callable[[int, int], None]) -> None:
     """Compile softmax kernels of (dtype, plan) for compute capability `compute`; `report(done, total)` as it goes on.
 
-    A kernel that does not compile, and a process that dies, are passed over: what is missing is compiled where it is first
-    called, and an error told there. Without a disk cache nothing is done.
+    A kernel that does not compile, and a process that dies, are passed over: what is missing is compiled where it is
+    first called, and an error told there. Without a disk cache nothing is done.
     """
     from onepass import native
 

@@ -1,11 +1,14 @@
 """Gives the file of tables of a GPU to the CUDA engine, where there is one."""
 
+import functools
 from typing import Any
 
 import torch
 
 from onepass import native
 from onepass.tune import store
+
+BUILT_IN = (90, 132)  # the kind of GPU that the built-in tables were measured on
 
 
 def kind_of(index: int | None) -> tuple[int, int]:
@@ -33,14 +36,21 @@ def load(compute: int, multiprocessors: int) -> store.Stored | None:
     stored = store.read(path)
     if (stored.compute, stored.multiprocessors) != (compute, multiprocessors):
         raise ValueError(
-            f"onepass: the file of tables {path} is of {stored.gpu} (compute {stored.compute}, {stored.multiprocessors} "
-            f"multiprocessors); this GPU has compute {compute} and {multiprocessors} multiprocessors"
+            f"onepass: the file of tables {path} is of {stored.gpu} (compute {stored.compute}, multiprocessors "
+            f"{stored.multiprocessors}); this GPU has compute {compute}, multiprocessors {multiprocessors}"
         )
     try:
         native.set_tables(compute, multiprocessors, stored.origin, stored.tables)
     except RuntimeError as error:
-        raise ValueError(f"onepass: the file of tables {path} is wrong: {str(error).removeprefix('onepass: ')}") from None
+        words = str(error).removeprefix("onepass: ")
+        raise ValueError(f"onepass: the file of tables {path} is wrong: {words}") from None
     return stored
+
+
+@functools.cache
+def load_once(index: int | None) -> None:
+    """`load` at the first use of the CUDA engine on a device; a wrong file is told at each."""
+    load(*kind_of(index))
 
 
 def note(used: dict[str, Any], compute: int, multiprocessors: int) -> str:
@@ -55,6 +65,3 @@ def note(used: dict[str, Any], compute: int, multiprocessors: int) -> str:
     if origin.startswith("built in, ") and (compute, multiprocessors) != BUILT_IN:
         return f"tables {origin.removeprefix('built in, ')} (the nearest); `onepass tune` measures this one"
     return f"tables {'' if origin.startswith('built in') else 'from '}{origin}"
-
-
-BUILT_IN = (90, 132)  # the kind of GPU that the built-in tables were measured on

@@ -1,4 +1,4 @@
-"""Checks and times candidates on a GPU: each is compared with the float64 definition first, then timed beside a copy."""
+"""Checks and times candidates on a GPU: each is compared with the float64 definition, then timed beside a copy."""
 
 import statistics
 from collections.abc import Callable, Sequence

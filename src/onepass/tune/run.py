@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 import torch
 
-from onepass import engines, native
+from onepass import native
 from onepass.bench.environment import sources_hash
+from onepass.engines import unavailable
 from onepass.tune import store
-from onepass.tune.candidates import LENGTHS, Candidate, Gpu, Plan, candidates, kernels, rows_of
+from onepass.tune.candidates import Candidate, Gpu, Plan, candidates, kernels, rows_of
 from onepass.tune.journal import Journal
+from onepass.tune.lengths import LENGTHS
 from onepass.tune.load import kind_of
 from onepass.tune.measure import CudaMeter, Point, Progress
 from onepass.tune.table import build
@@ -165,7 +167,7 @@ def cuda_index(device: torch.device | str | None) -> int:
         raise ValueError(f"takes a CUDA device, as cuda or cuda:0, got {device!r}") from None
     if chosen.type != "cuda":
         raise ValueError(f"takes a CUDA device, got {str(chosen)!r}")
-    reason = engines.unavailable("cuda", chosen)
+    reason = unavailable("cuda", chosen)
     if reason is not None:
         raise RuntimeError(f"nothing to measure: {reason}")
     index = torch.cuda.current_device() if chosen.index is None else chosen.index
@@ -177,8 +179,8 @@ def cuda_index(device: torch.device | str | None) -> int:
 def gpu_of(index: int) -> Gpu:
     """What the candidates depend on, of a CUDA device that is here."""
     properties = torch.cuda.get_device_properties(index)
-    shared = properties.shared_memory_per_block_optin - STATIC_SHARED
-    return Gpu(properties.name, *kind_of(index), shared)
+    shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024) - STATIC_SHARED
+    return Gpu(properties.name, *kind_of(index), shared)  # all of compute 8.0 and later take cooperative launches
 
 
 def tune(

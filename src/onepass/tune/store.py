@@ -14,7 +14,6 @@ Tables = dict[str, Table]
 VERSION = 1
 NAMES = ("rows32", "rows16", "odd32", "odd16")
 ANY = 2**63 - 1
-_FLAT, _AS_ROWS, _LAST_TIER = 1, -1, 5
 
 
 class Stored(NamedTuple):
@@ -62,7 +61,7 @@ def default_path(compute: int, multiprocessors: int) -> Path:
 
 
 def check_tables(tables: Any) -> None:
-    """Raise ValueError, with words, where `tables` are not four tables of entries.
+    """Raise ValueError, with words, where `tables` are not four tables of entries. What a tier takes, the engine says.
 
     >>> check_tables({"rows32": []})
     Traceback (most recent call last):
@@ -77,7 +76,7 @@ def check_tables(tables: Any) -> None:
         limit = 0
         for at, entry in enumerate(table):
             try:
-                _check_entry(entry, limit, name.startswith("odd"), at + 1 == len(table))
+                _check_entry(entry, limit)
             except ValueError as error:
                 raise ValueError(f"table {name}, entry {at}: {error}") from None
             limit = entry[0]
@@ -85,22 +84,15 @@ def check_tables(tables: Any) -> None:
             raise ValueError(f"table {name} ends at rows of {limit}; the last limit is 2**63 - 1")
 
 
-def _check_entry(entry: Any, after: int, odd: bool, last: bool) -> None:
+def _check_entry(entry: Any, after: int) -> None:
     if not isinstance(entry, list) or len(entry) != 6 or not all(type(number) is int for number in entry):
         raise ValueError(f"six whole numbers (limit, tier, lanes, values, split, shelf), got {repr(entry)[:80]}")
-    limit, tier, *numbers = entry
-    if not after < limit <= ANY:
-        raise ValueError(f"limits rise, up to 2**63 - 1; got {limit} after {after}")
-    if not _AS_ROWS <= tier <= _LAST_TIER:
-        raise ValueError(f"a tier is {_AS_ROWS} to {_LAST_TIER}, got {tier}")
-    if odd and tier not in (_FLAT, _AS_ROWS):
-        raise ValueError(f"a tier of odd lengths is {_FLAT} (flat) or {_AS_ROWS} (as the table of rows), got {tier}")
-    if not odd and tier in (_FLAT, _AS_ROWS):
-        raise ValueError(f"tier {tier} is for tables of odd lengths alone")
-    if tier == _AS_ROWS and not last:
-        raise ValueError(f"tier {_AS_ROWS} (as the table of rows) is for the last entry alone")
-    if min(numbers) < 0 or max(numbers) > 1024:
-        raise ValueError(f"lanes, values, split and shelf are 0 to 1024, got {numbers}")
+    if not after < entry[0] <= ANY:
+        raise ValueError(f"limits rise, up to 2**63 - 1; got {entry[0]} after {after}")
+    if not -1 <= entry[1] <= 5:
+        raise ValueError(f"a tier is 0 to 5, or -1 (as the table of rows); got {entry[1]}")
+    if min(entry[2:]) < 0 or max(entry[2:]) > 1024:
+        raise ValueError(f"lanes, values, split and shelf are 0 to 1024, got {entry[2:]}")
 
 
 def read(path: Path) -> Stored:
@@ -125,9 +117,7 @@ def read(path: Path) -> Stored:
         check_tables(given.get("tables"))
     except ValueError as error:
         raise ValueError(f"onepass: the file of tables {path} is wrong: {error}") from None
-    return Stored(
-        path, given["gpu"], given["compute"], given["multiprocessors"], given["date"], given["tables"]
-    )
+    return Stored(path, given["gpu"], given["compute"], given["multiprocessors"], given["date"], given["tables"])
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from onepass.tune.candidates import FLAT, Choice, Gpu, capacity, is_odd
 from onepass.tune.measure import Point
-from onepass.tune.store import ANY, NAMES, Entry, Table, Tables
+from onepass.tune.store import ANY, NAMES, Table, Tables
 
 AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in a table of odd lengths: the table of rows has it
 NEAR = 1.01  # of the best time: as good
@@ -77,13 +77,13 @@ def flat_pays(points: Sequence[Point]) -> int:
 def spliced(base: Table, found: Table, first: int) -> Table:
     """The entries found, which serve rows of `first` elements and more, in place of those of `base` for these lengths.
 
-    >>> spliced([[8, 0, 1, 0, 1, 0], [64, 0, 4, 0, 1, 0], [ANY, 5, 512, 16, 1, 0]], [[32, 0, 8, 0, 1, 0]], 17)
-    [[8, 0, 1, 0, 1, 0], [16, 0, 4, 0, 1, 0], [32, 0, 8, 0, 1, 0], [64, 0, 4, 0, 1, 0], [9223372036854775807, 5, 512, 16, 1, 0]]
+    >>> spliced([[8, 0, 1, 0, 1, 0], [64, 0, 4, 0, 1, 0]], [[32, 0, 8, 0, 1, 0]], 17)
+    [[8, 0, 1, 0, 1, 0], [16, 0, 4, 0, 1, 0], [32, 0, 8, 0, 1, 0], [64, 0, 4, 0, 1, 0]]
     """
     head = [entry for entry in base if entry[0] < first]
     if first > 1 and (not head or head[-1][0] < first - 1):
         cut = next(entry for entry in base if entry[0] >= first)
-        if cut[1] != AS_ROWS.tier or found[0][1] == AS_ROWS.tier:  # which nothing but the end may be
+        if cut[1] != AS_ROWS.tier or found[0][1] == AS_ROWS.tier:  # no gap in what the tier flat serves
             head.append([first - 1, *cut[1:]])
     table: Table = []
     for entry in [*head, *found, *(entry for entry in base if entry[0] > found[-1][0])]:
