@@ -9,28 +9,40 @@ import torch
 import onepass
 from onepass import native, reference
 
-WARP, BLOCK, CLUSTER, STREAM = range(4)
+WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 # With a GPU ----------------------------------------------------------------------------------------------------------
 
 # Plans that serve rows of n elements, and the lengths to run them on: one element, odd, one short, full, one over.
 FORCED = [
-    ((WARP, 1, 128, 4, 1, 1), [1, 3, 4]),
-    ((WARP, 2, 64, 12, 4, 1), [1, 8, 12, 21, 24]),
-    ((WARP, 32, 4, 8, 1, 1), [1, 31, 33, 255, 256]),
-    ((WARP, 32, 4, 20, 4, 1), [4, 500, 512, 513, 637, 640]),
-    ((BLOCK, 64, 1, 4, 1, 1), [1, 63, 65, 255, 256]),
-    ((BLOCK, 32, 1, 8, 4, 1), [5, 250, 253, 256]),
-    ((BLOCK, 160, 1, 24, 8, 1), [2, 130, 1022, 1024, 3833, 3840]),
-    ((BLOCK, 512, 1, 8, 1, 1), [1, 1023, 4095, 4096]),
-    ((CLUSTER, 32, 1, 8, 4, 2), [1, 3, 250, 509, 512]),
-    ((CLUSTER, 96, 1, 16, 4, 8), [1, 100, 1000, 9001, 12285, 12288]),
-    ((CLUSTER, 64, 1, 8, 2, 16), [1, 65, 8191, 8192]),
-    ((STREAM, 64, 1, 4, 1, 1), [1, 63, 257, 5000]),
-    ((STREAM, 512, 1, 16, 4, 1), [4, 8188, 8192, 8193, 20001]),
+    ((WARP, 1, 128, 4, 1, 1, 0, 0), [1, 3, 4]),
+    ((WARP, 2, 64, 12, 4, 1, 0, 0), [1, 8, 12, 21, 24]),
+    ((WARP, 32, 4, 8, 1, 1, 0, 0), [1, 31, 33, 255, 256]),
+    ((WARP, 32, 4, 20, 4, 1, 0, 0), [4, 500, 512, 513, 637, 640]),
+    ((WARP, 4, 32, 24, 8, 1, 0, 1), [1, 3, 65, 95, 96]),
+    ((FLAT, 1, 128, 34, 1, 1, 1, 0), [1, 3, 33, 34]),
+    ((FLAT, 4, 32, 10, 1, 1, 3, 0), [7, 37, 40]),
+    ((FLAT, 32, 8, 26, 1, 1, 2, 0), [1, 781, 832]),
+    ((BLOCK, 64, 1, 4, 1, 1, 0, 0), [1, 63, 65, 255, 256]),
+    ((BLOCK, 32, 1, 8, 4, 1, 0, 0), [5, 250, 253, 256]),
+    ((BLOCK, 160, 1, 24, 8, 1, 0, 0), [2, 130, 1022, 1024, 3833, 3840]),
+    ((BLOCK, 512, 1, 8, 1, 1, 0, 0), [1, 1023, 4095, 4096]),
+    ((BLOCK, 96, 1, 16, 8, 1, 0, 1), [1, 130, 1535, 1536]),
+    ((BLOCK, 64, 1, 8, 4, 1, 6, 0), [1, 300, 2045, 2048]),
+    ((CLUSTER, 32, 1, 8, 4, 2, 0, 0), [1, 3, 250, 509, 512]),
+    ((CLUSTER, 96, 1, 16, 4, 8, 0, 0), [1, 100, 1000, 9001, 12285, 12288]),
+    ((CLUSTER, 64, 1, 8, 2, 16, 0, 0), [1, 65, 8191, 8192]),
+    ((CLUSTER, 64, 1, 16, 8, 4, 4, 0), [1, 777, 12281, 12288]),
+    ((CLUSTER, 32, 1, 8, 4, 2, 2, 1), [1, 3, 1023, 1024]),
+    ((GRID, 64, 1, 16, 4, 3, 4, 0), [1, 250, 4098, 6144, 6145, 50001]),
+    ((GRID, 32, 1, 32, 8, 132, 8, 0), [1, 9, 100_000, 1_000_001]),
+    ((GRID, 128, 1, 16, 2, 1, 0, 1), [1, 3, 2047, 5003]),
+    ((STREAM, 64, 1, 4, 1, 1, 0, 0), [1, 63, 257, 5000]),
+    ((STREAM, 512, 1, 16, 4, 1, 0, 0), [4, 8188, 8192, 8193, 20001]),
 ]
 TYPES = [(F32, F32), (F64, F64), (F16, F16), (BF16, BF16), (F16, F32), (BF16, F32), (F32, BF16), (F64, F16)]
+STATES = [(F32, F32), (F64, F64), (F16, F32), (BF16, F32)]
 TOLERANCE = {F64: 1e-13, F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
 
 
@@ -60,23 +72,37 @@ def special(rows: int, n: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("function", native.FUNCTIONS)
 @pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
 def test_every_tier(function, x_type, y_type):
-    if function == "logsumexp" and x_type != y_type:
+    lse, state = function == "logsumexp", function == "state"
+    if lse and x_type != y_type:
         pytest.skip("logsumexp has no dtype=")
+    if state and (x_type, y_type) not in STATES:
+        pytest.skip("a state is of the type it is added up in")
     clusters = torch.cuda.get_device_capability() >= (9, 0)
     for plan, lengths in FORCED:
-        tier, lanes, group, values, vector, cluster = plan
-        vector = min(vector, 16 // max(x_type.itemsize, y_type.itemsize))
-        if tier == CLUSTER and not clusters:
+        tier, lanes, group, values, vector, split, shelf, apart = plan
+        # A reduction writes no rows: its vectors are those of the input.
+        vector = min(vector, 16 // (x_type.itemsize if lse or state else max(x_type.itemsize, y_type.itemsize)))
+        if (tier == CLUSTER and not clusters) or (values // vector > 16 and tier == GRID):
             continue
+        kept = values + (0 if tier == FLAT else shelf * vector)
         for n in lengths:
-            if n < vector or (tier != STREAM and n % vector and n + vector - 1 > lanes * values * cluster):
+            room = lanes * kept * (split if tier == CLUSTER else 1)
+            window = n if n % vector == 0 or apart or tier == FLAT else n + vector - 1
+            if (n < vector and not apart) or (tier not in (GRID, STREAM) and window > room):
                 continue
-            plan = (tier, lanes, group, values, vector, cluster)
+            if shelf and tier != FLAT and vector * x_type.itemsize < 4:
+                continue
+            forced = [tier, lanes, group, values, vector, split, shelf, apart]
             x = special(37, n, x_type)
-            lse = function == "logsumexp"
-            out = torch.full((37,) if lse else (37, n), torch.nan, device="cuda", dtype=y_type)
-            torch.ops.onepass._forced(x, native.FUNCTIONS.index(function), [1], False, list(plan), out)
-            close(out, expect(function, x, y_type), y_type, function)
+            shape = (2, 37) if state else (37,) if lse else (37, n)
+            out = torch.full(shape, torch.nan, device="cuda", dtype=y_type)
+            torch.ops.onepass._forced(x, native.FUNCTIONS.index(function), [1], False, forced, out)
+            if state:
+                m, l = reference.state(x, 1)
+                torch.testing.assert_close(out[0].double(), m, rtol=0, atol=0, equal_nan=True)
+                torch.testing.assert_close(out[1].double(), l, rtol=4e-6, atol=0, equal_nan=True)
+            else:
+                close(out, expect(function, x, y_type), y_type, function)
 
 
 @pytest.mark.gpu
@@ -84,26 +110,34 @@ def test_forced_plan_that_cannot_serve_is_refused():
     x = torch.randn(4, 100, device="cuda")
     out = torch.full_like(x, 5.0)
     for plan, words in [
-        ([WARP, 32, 4, 2, 1, 1], "rows of up to 64 elements, got 100"),
-        ([WARP, 64, 2, 4, 1, 1], "warp tier has a power of two of lanes up to 32"),
-        ([BLOCK, 48, 1, 4, 1, 1], "a multiple of 32"),
-        ([BLOCK, 64, 2, 4, 1, 1], "one row a block"),
-        ([BLOCK, 64, 1, 4, 1, 2], "1 in the others"),
-        ([CLUSTER, 64, 1, 4, 1, 3], "cluster is a power of two"),
-        ([CLUSTER, 64, 1, 4, 1, 1], "2 to 16 in the cluster tier"),
-        ([BLOCK, 64, 1, 6, 4, 1], "values a multiple of it"),
-        ([BLOCK, 64, 1, 68, 4, 1], "up to 64"),
-        ([7, 32, 4, 4, 1, 1], "tier is 0"),
+        ([WARP, 32, 4, 2, 1, 1, 0, 0], "rows of up to 64 elements, got 100"),
+        ([WARP, 64, 2, 4, 1, 1, 0, 0], "warp and flat tiers have a power of two of lanes up to 32"),
+        ([FLAT, 32, 4, 4, 4, 1, 1, 0], "vectors of one element"),
+        ([FLAT, 32, 4, 4, 1, 1, 0, 0], "1 to 1024 rows a thread"),
+        ([BLOCK, 48, 1, 4, 1, 1, 0, 0], "a multiple of 32"),
+        ([BLOCK, 64, 2, 4, 1, 1, 0, 0], "one row a block"),
+        ([BLOCK, 64, 1, 4, 1, 2, 0, 0], "1 in the others"),
+        ([CLUSTER, 64, 1, 4, 1, 3, 0, 0], "split is a power of two"),
+        ([CLUSTER, 64, 1, 4, 1, 1, 0, 0], "2 to 16 in the cluster tier"),
+        ([GRID, 64, 1, 16, 4, 1000, 0, 0], "blocks a row here"),
+        ([GRID, 64, 1, 8, 4, 1, 0, 0], "4, 8, 12 or 16 vectors"),
+        ([GRID, 512, 1, 16, 4, 1, 60, 0], "bytes of shared memory"),
+        ([BLOCK, 64, 1, 4, 4, 1, 3, 0], "of 2 in the block"),
+        ([STREAM, 64, 1, 4, 4, 1, 2, 0], "no shelf"),
+        ([BLOCK, 64, 1, 4, 4, 1, 0, 2], "apart is 0 or 1"),
+        ([BLOCK, 64, 1, 6, 4, 1, 0, 0], "values a multiple of it"),
+        ([BLOCK, 64, 1, 68, 4, 1, 0, 0], "up to 64"),
+        ([7, 32, 4, 4, 1, 1, 0, 0], "tier is 0"),
         ([WARP, 32, 4, 4, 1], "a plan is"),
     ]:
         with pytest.raises(RuntimeError, match=words):
             torch.ops.onepass._forced(x, 0, [1], False, plan, out)
     odd = torch.randn(4, 126, device="cuda")
     with pytest.raises(RuntimeError, match="rows of up to 128 elements, got 129"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1], torch.empty_like(odd))
+        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))
     shifted = torch.empty(4 * 126 + 1, device="cuda")[1:].view(4, 126)
     with pytest.raises(RuntimeError, match="of this call allow 1"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1], shifted)
+        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 0], shifted)
     assert (out == 5).all()
 
 
@@ -140,7 +174,7 @@ def test_explain_names_the_kernel_that_ran():
         torch.cuda.synchronize()
     names = [event.key for event in profile.key_averages()]
     assert "onepass_kernel" in names, names
-    assert onepass.explain(torch.randn(8, 1_000_000, device="cuda")).tier == "stream"
+    assert onepass.explain(torch.randn(8, 1_000_000, device="cuda")).tier == "grid"
 
 
 @pytest.mark.gpu

@@ -9,27 +9,38 @@ import torch
 
 from onepass import native
 
-WARP, BLOCK, CLUSTER, STREAM = range(4)
+WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
-# (function, input, output, (tier, lanes, rows a block, values, vector, cluster)): every source, function, type.
+# (function, input, output, (tier, lanes, rows a block, values, vector, split, shelf, apart)): every source, function,
+# type.
 KERNELS = [
-    ("softmax", F32, F32, (WARP, 32, 4, 32, 4, 1)),
-    ("softmax", F32, F32, (WARP, 32, 4, 36, 4, 1)),
-    ("softmax", BF16, BF16, (WARP, 2, 64, 8, 8, 1)),
-    ("softmax", F16, F32, (WARP, 8, 16, 8, 1, 1)),
-    ("softmax", F32, F32, (BLOCK, 256, 1, 32, 4, 1)),
-    ("softmax", BF16, BF16, (BLOCK, 256, 1, 48, 8, 1)),
-    ("softmin", F16, F16, (BLOCK, 256, 1, 48, 8, 1)),
-    ("softmax", F64, F16, (BLOCK, 64, 1, 16, 2, 1)),
-    ("log_softmax", BF16, BF16, (BLOCK, 256, 1, 32, 8, 1)),
-    ("softmin", F64, F64, (BLOCK, 512, 1, 16, 2, 1)),
-    ("logsumexp", F32, F32, (BLOCK, 512, 1, 32, 4, 1)),
-    ("softmax", F32, F32, (CLUSTER, 512, 1, 32, 4, 8)),
-    ("softmax", BF16, BF16, (CLUSTER, 512, 1, 64, 8, 16)),
-    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1)),
-    ("softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1)),
-    ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8, 1)),
+    ("softmax", F32, F32, (WARP, 32, 4, 32, 4, 1, 0, 0)),
+    ("softmax", F32, F32, (WARP, 32, 4, 36, 4, 1, 0, 0)),
+    ("softmax", BF16, BF16, (WARP, 2, 64, 8, 8, 1, 0, 0)),
+    ("softmax", F16, F32, (WARP, 8, 16, 8, 1, 1, 0, 0)),
+    ("softmax", F32, F32, (BLOCK, 256, 1, 32, 4, 1, 0, 0)),
+    ("softmax", BF16, BF16, (BLOCK, 256, 1, 40, 8, 1, 0, 0)),
+    ("softmin", F16, F16, (BLOCK, 256, 1, 40, 8, 1, 0, 0)),
+    ("softmax", F64, F16, (BLOCK, 64, 1, 16, 2, 1, 0, 0)),
+    ("log_softmax", BF16, BF16, (BLOCK, 256, 1, 32, 8, 1, 0, 0)),
+    ("softmin", F64, F64, (BLOCK, 512, 1, 16, 2, 1, 0, 0)),
+    ("logsumexp", F32, F32, (BLOCK, 512, 1, 32, 4, 1, 0, 0)),
+    ("softmax", F32, F32, (CLUSTER, 512, 1, 32, 4, 8, 0, 0)),
+    ("softmax", BF16, BF16, (CLUSTER, 256, 1, 32, 8, 16, 4, 0)),
+    ("softmax", F32, F32, (CLUSTER, 192, 1, 28, 4, 16, 4, 0)),
+    ("log_softmax", F32, F32, (CLUSTER, 128, 1, 24, 4, 8, 8, 0)),
+    ("softmax", BF16, F32, (CLUSTER, 256, 1, 16, 4, 16, 8, 0)),
+    ("softmax", F32, F32, (FLAT, 1, 128, 34, 1, 1, 1, 0)),
+    ("log_softmax", BF16, BF16, (FLAT, 32, 4, 26, 1, 1, 2, 0)),
+    ("state", BF16, F32, (FLAT, 4, 32, 26, 1, 1, 2, 0)),
+    ("softmax", F32, F32, (GRID, 512, 1, 16, 4, 132, 8, 0)),
+    ("softmax", BF16, BF16, (GRID, 512, 1, 32, 8, 33, 8, 0)),
+    ("logsumexp", F32, F32, (GRID, 512, 1, 64, 4, 2, 24, 0)),
+    ("softmax", BF16, BF16, (BLOCK, 256, 1, 16, 8, 1, 0, 1)),
+    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1, 0, 0)),
+    ("softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
+    ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
 ]
 
 
@@ -58,15 +69,19 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
     usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
     report = dict(re.findall(r"(STACK|LOCAL|REG):(\d+)", usage))
     assert (report["STACK"], report["LOCAL"]) == ("0", "0"), usage
-    vector = plan[4]
-    if vector * max(x_type.itemsize, y_type.itemsize) == 16:
+    vector = 16 // max(x_type.itemsize, y_type.itemsize) if plan[0] == FLAT else plan[4]
+    if plan[0] == FLAT:
+        sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+        assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass), "no wide load"
+        assert function == "state" or re.search(r"STG\.E\.128", sass), "no wide store"
+    elif not plan[7] and vector * max(x_type.itemsize, y_type.itemsize) == 16:
         sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
         wide = {16: r"\.128", 8: r"\.64", 4: ""}
         assert re.search(r"LDG\.E" + wide[vector * x_type.itemsize], sass), "no wide load"
-        if function != "logsumexp":
+        if function not in ("logsumexp", "state"):
             assert re.search(r"STG\.E" + wide[vector * y_type.itemsize], sass), "no wide store"
 
 
 def test_compile_error_is_told(nvrtc, tmp_path):
     with pytest.raises(RuntimeError, match=r"does not compile here(.|\n)*gpu-architecture"):
-        native.compile_kernel("softmax", F32, F32, (WARP, 32, 4, 4, 4, 1), 1, tmp_path / "kernel.cubin")
+        native.compile_kernel("softmax", F32, F32, (WARP, 32, 4, 4, 4, 1, 0, 0), 1, tmp_path / "kernel.cubin")

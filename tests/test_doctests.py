@@ -13,6 +13,7 @@ import onepass
 PUBLIC = [
     "onepass.functional",
     "onepass.partial",
+    "onepass.invariance",
     "onepass.reference",
     "onepass.engines",
     "onepass.explain",

@@ -63,28 +63,53 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
     widest = max(x_type.itemsize, y_type.itemsize)
     for n, rows, compute in itertools.product(LENGTHS, (1, 3, 10**6, 2**33), (80, 90, 100)):
         plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type, compute=compute)
-        lanes, group, values, vector = (plan[key] for key in ("lanes", "rows_per_block", "values", "vector"))
-        cluster = plan["cluster"]
+        tier, lanes, group, values, vector = (plan[key] for key in ("tier", "lanes", "rows_per_block", "values", "vector"))
+        split, shelf = plan["split"], plan["shelf"]
         assert plan["threads"] == lanes * group
         assert 32 <= plan["threads"] <= 1024
-        assert plan["grid"] % cluster == 0
-        assert plan["grid"] // cluster * group >= min(rows, (2**31 - 1) // cluster)
+        assert plan["grid"] % split == 0
+        turns = shelf if tier == "flat" else 1
+        if tier != "grid":
+            assert plan["grid"] // split * group * turns >= min(rows, (2**31 - 1) // split)
         assert 1 <= plan["grid"] <= 2**31 - 1
         assert vector * widest <= 16
         whole = next(v for v in (8, 4, 2, 1) if v * widest <= 16 and v <= n)
         narrow = next(v for v in (8, 4, 2, 1) if v <= whole and (rows == 1 or n % v == 0))
-        assert vector == (narrow if widest == 2 and n < 128 else whole)  # rows of any length go in vectors
-        assert values % vector == 0
-        assert cluster in ((2, 4, 8, 16) if plan["tier"] == "cluster" else (1,))
-        assert cluster <= {80: 1, 90: 16, 100: 8}[compute]
-        if plan["tier"] == "stream":
-            assert group == 1
-            assert n * widest > 2**15  # shorter rows are read once
+        if tier == "flat":
+            assert vector == 1
         else:
-            assert lanes * values * cluster >= (n if n % vector == 0 or rows == 1 else n + vector - 1)
+            assert vector == (narrow if widest == 2 and n < 128 else whole)  # rows of any length go in vectors
+        assert values % vector == 0
+        assert split in {"cluster": (2, 4, 8, 16), "grid": range(1, 133)}.get(tier, (1,))
+        assert tier != "cluster" or split <= {80: 1, 90: 16, 100: 8}[compute]
+        kept = values + (0 if tier == "flat" else shelf * vector)
+        if tier in ("stream", "grid"):
+            assert group == 1
+            assert n * widest > 2**15  # shorter rows need no more than a cluster
+        else:
+            assert lanes * kept * split >= (n if n % vector == 0 or rows == 1 or tier == "flat" else n + vector - 1)
             assert values * min(widest, 8) <= 160
-        kernels.add((plan["tier"], lanes if plan["tier"] == "warp" else 0, group, values, vector, cluster))
-    assert len(kernels) < 64, "no compile for every row length"
+        if tier in ("block", "cluster", "grid"):
+            most = {80: 163, 90: 227, 100: 227}[compute] * 1024
+            assert shelf * vector * x_type.itemsize * lanes <= most - 8192
+        owns = tier in ("warp", "flat")
+        kernels.add((tier, lanes if owns else 0, group, values, vector, split if tier == "cluster" else 1, shelf > 0))
+    assert len(kernels) < 100, "no compile for every row length"
+
+
+@pytest.mark.parametrize(("x_type", "y_type"), [(F32, F32), (BF16, BF16), (BF16, F32), (F64, F64)])
+def test_an_invariant_plan_follows_from_the_length_alone(x_type, y_type):
+    """What decides which elements a thread adds up is the same for any number of rows, any stride and any address."""
+    with onepass.batch_invariant():
+        for n in LENGTHS[:-2]:
+            seen = set()
+            for rows, pad, offset in itertools.product((1, 2, 7, 1000, 10**6), (0, 1, 8), (0, 1, 3)):
+                addresses = {"x_address": 4096 + offset * x_type.itemsize, "y_address": 4096}
+                plan = native.plan("softmax", True, (rows, n), (n + pad, 1), (n, 1), [1], x_type, y_type, **addresses)
+                tier = {"flat": "warp"}.get(plan["tier"], plan["tier"])
+                lanes, shelf = plan["lanes"], plan["shelf"] if plan["tier"] != "flat" else 0
+                seen.add((tier, lanes, plan["values"], plan["vector"], plan["split"], shelf))
+            assert len(seen) == 1, (n, seen)
 
 
 @given(st.integers(1, 3000), st.integers(0, 15), st.integers(0, 15), st.integers(0, 9), st.sampled_from([F32, BF16]))
@@ -92,6 +117,8 @@ def test_a_vector_begins_at_the_same_element_of_both_rows(n, x_offset, y_offset,
     size, x_stride, y_stride = dtype.itemsize, n + pad, n
     first = {"x_address": 4096 + x_offset * size, "y_address": 4096 + y_offset * size}
     plan = native.plan("softmax", True, (4, n), (x_stride, 1), (y_stride, 1), [1], dtype, dtype, **first)
+    if plan["tier"] == "flat":
+        return
     for vector in (plan["vector"], 2 * plan["vector"]):
         agree = all((x_offset + row * x_stride - y_offset - row * y_stride) % vector == 0 for row in range(4))
         if vector == plan["vector"]:
@@ -99,7 +126,7 @@ def test_a_vector_begins_at_the_same_element_of_both_rows(n, x_offset, y_offset,
         else:
             assert not agree or vector * size > 16 or vector > n or (size == 2 and n < 128)
     phased = any((x_offset + row * x_stride) % plan["vector"] for row in range(4))
-    room = plan["lanes"] * plan["values"] * plan["cluster"]
+    room = plan["lanes"] * plan["values"] * plan["split"]
     assert plan["tier"] == "stream" or room >= (n + plan["vector"] - 1 if phased else n)
 
 

@@ -4,6 +4,7 @@ from . import reference
 from .engines import engines
 from .explain import Explanation, explain
 from .functional import log_softmax, logsumexp, softmax, softmin
+from .invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from .partial import State, merge, state
 from .version import __version__
 from .warmup import warmup
@@ -12,12 +13,15 @@ __all__ = [
     "Explanation",
     "State",
     "__version__",
+    "batch_invariant",
     "engines",
     "explain",
+    "is_batch_invariant",
     "log_softmax",
     "logsumexp",
     "merge",
     "reference",
+    "set_batch_invariant",
     "softmax",
     "softmin",
     "state",

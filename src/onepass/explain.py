@@ -146,7 +146,7 @@ def explain(
     >>> import onepass
     >>> plan = onepass.explain((8192, 1024), device="h200")
     >>> plan.engine, plan.tier, plan.bytes
-    ('cuda', 'warp', 67108864)
+    ('cuda', 'block', 67108864)
     """
     if function not in native.FUNCTIONS:
         raise ValueError(f"onepass.explain(): function must be one of {', '.join(native.FUNCTIONS)}, got {function!r}")
@@ -244,7 +244,7 @@ def _describe(
         )
         numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
-    shown = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "cluster")
+    shown = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "apart")
     if plan["tier"] == "stream" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
     return plan["tier"], {key: plan[key] for key in shown}

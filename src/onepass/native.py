@@ -108,6 +108,25 @@ def compile_source(source: str, options: Sequence[str], compute: int, path: str 
     _ask("onepass_kernel_compile", source.encode(), "\n".join(options).encode(), compute, str(path).encode())
 
 
+def tables(compute: int, multiprocessors: int) -> dict[str, Any]:
+    """The tables that plans for a GPU are made with: "origin", and "tables": entries by "rows32", "rows16", "odd32", "odd16"."""
+    origin, text = _ask("onepass_tables", compute, multiprocessors).split("\n", 1)
+    return {"origin": origin, "tables": json.loads(text)}
+
+
+def set_tables(compute: int, multiprocessors: int, origin: str, tables: dict[str, list[list[int]]]) -> None:
+    """Make the plans for a GPU with these tables from now on; RuntimeError where they are unsound."""
+    ordered = [tables[name] for name in ("rows32", "rows16", "odd32", "odd16")]
+    numbers = [number for table in ordered for entry in table for number in entry]
+    counts = _int64s([len(table) for table in ordered])
+    _ask("onepass_set_tables", compute, multiprocessors, origin.encode(), counts, _int64s(numbers))
+
+
+def set_invariant(value: int, scoped: bool) -> int:
+    """Set the switch of batch invariance of this thread (`scoped`; -1: as the process has it) or of the process; what it was."""
+    return int(_ask("onepass_set_invariant", scoped, value))
+
+
 def call(name: str, *arguments: Any) -> None:
     """Call a C function of the native core that returns nothing and cannot fail."""
     getattr(_library, name)(*arguments)

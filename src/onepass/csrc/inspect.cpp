@@ -7,6 +7,7 @@
 #include "cuda/driver.h"
 #include "cuda/launch.h"
 #include "guarded.h"
+#include "invariant.h"
 
 namespace {
 
@@ -35,7 +36,7 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
     x_address = y_address = 0;
   }
   const Phase phase(x, y, x_address, y_address, rows, reduced);
-  const CudaPlan plan = plan_cuda(rows, x, y, phase, typical(compute));
+  const CudaPlan plan = plan_cuda(rows, x, y, phase, typical(compute), batch_invariant());
   return json + ", " + field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
          field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
          field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "layout.h"
+#include "tables.h"
 
 namespace onepass {
 
@@ -15,17 +16,6 @@ constexpr const char* kDTypeNames[] = {"float32", "float64", "float16", "bfloat1
 
 inline int size_of(DType type) { return type == DType::float64 ? 8 : type == DType::float32 ? 4 : 2; }
 
-// Where a row waits while its state (m, l) is merged.
-enum class Tier {
-  warp,     // in the registers of up to 32 lanes, several rows a warp when they are short; merged by shuffles
-  flat,     // the same, and the rows come and go through shared memory, many in one piece
-  block,    // in the registers of a block; merged by shuffles, then through shared memory
-  cluster,  // in the registers of several blocks, which merge through each other's shared memory (compute 9.0)
-  grid,     // in the registers and shared memory of many blocks, launched cooperatively, which merge through memory
-  stream,   // nowhere: the row is read twice
-};
-constexpr const char* kTierNames[] = {"warp", "flat", "block", "cluster", "grid", "stream"};
-
 struct CudaPlan {
   Tier tier;
   int lanes;           // threads of a block that share a row
@@ -33,9 +23,10 @@ struct CudaPlan {
   int values;          // elements of a row a thread keeps in registers (stream: has in flight)
   int vector;          // elements a load or store moves: 16 bytes of the wider type where both tensors have one phase
   int split;           // blocks that share a row
-  int shelf;   // block, cluster, grid: vectors of a row that a thread keeps in shared memory; flat: rows it serves in
-               // turn
-  bool apart;  // elements go to threads by their place in the row alone, and come one by one where that is in no phase
+  int shelf;  // block, cluster, grid: vectors of a row that a thread keeps in shared memory; flat: rows it serves in
+              // turn
+  int apart;  // 1: elements go to threads by their place in the row alone, and come one by one where that is in no
+              // phase
 
   int threads() const { return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : lanes; }
   int slots() const { return values / vector; }
@@ -50,85 +41,43 @@ struct CudaPlan {
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
 
-// How rows of up to `limit` elements are served: with so many lanes a row (warp, flat; grid, stream: threads), or with
-// so many values a thread (block, cluster; stream: in flight), where the number of threads follows from the row.
-struct Entry {
-  int64_t limit;
-  Tier tier;
-  int lanes;
-  int values;
-  int split;
-  int shelf;  // as in CudaPlan
-};
-
-constexpr int64_t kAnyLength = INT64_MAX;
-
-// By the size of the wider of the two types: 4 bytes (8: as a row of twice the length with half the values), and 2.
-// H200, 2026-11-21: the fastest plans of a sweep over inputs of 256 MiB
-// (benchmarks/results/sweep-rows-h200-2026-11-21.json).
-constexpr Entry kRows32[] = {
-    {4, Tier::warp, 1, 0, 1, 0},
-    {16, Tier::warp, 2, 0, 1, 0},
-    {36, Tier::warp, 4, 0, 1, 0},
-    {112, Tier::warp, 8, 0, 1, 0},
-    {224, Tier::warp, 16, 0, 1, 0},
-    {1088, Tier::warp, 32, 0, 1, 0},
-    {32768, Tier::block, 0, 32, 1, 0},
-    {40960, Tier::stream, 1024, 16, 1, 0},
-    {57344, Tier::cluster, 0, 32, 4, 0},
-    {65536, Tier::cluster, 0, 32, 8, 0},
-    {kAnyLength, Tier::stream, 1024, 16, 1, 0},
-};
-constexpr Entry kRows16[] = {
-    {8, Tier::warp, 1, 0, 1, 0},
-    {16, Tier::warp, 2, 0, 1, 0},
-    {32, Tier::warp, 4, 0, 1, 0},
-    {48, Tier::warp, 8, 0, 1, 0},
-    {64, Tier::warp, 4, 0, 1, 0},
-    {224, Tier::warp, 8, 0, 1, 0},
-    {256, Tier::warp, 16, 0, 1, 0},
-    {1088, Tier::warp, 32, 0, 1, 0},
-    {2048, Tier::block, 0, 32, 1, 0},
-    {18432, Tier::block, 0, 48, 1, 0},
-    {65536, Tier::cluster, 0, 64, 2, 0},
-    {131072, Tier::cluster, 0, 64, 4, 0},
-    {262144, Tier::cluster, 0, 64, 8, 0},
-    {524288, Tier::cluster, 0, 64, 16, 0},
-    {kAnyLength, Tier::stream, 512, 16, 1, 0},
-};
-constexpr int kTuned = 132;      // multiprocessors of the GPU that these tables are of
-constexpr int kThreads = 128;    // threads a block at least, in the warp tier
-constexpr int kLongRow = 16384;  // elements from which a row may be spread where there are few
-constexpr int kFewBlocks = 2 * kTuned;
-constexpr int kShortRow = 128;  // elements of two bytes
-
-template <int Count>
-constexpr const Entry& look_up(const Entry (&table)[Count], int64_t n) {
-  int at = 0;
-  while (n > table[at].limit) ++at;
-  return table[at];
-}
+constexpr int kTuned = 132;  // multiprocessors of the GPU that the built-in tables are of
+constexpr int kTunedCompute = 90;
+constexpr int kThreads = 128;         // threads a block, in the warp and flat tiers
+constexpr int kShortRow = 128;        // elements of two bytes
+constexpr int kTile = 16384;          // bytes of a tile of the flat tier
+constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
+// In elements of 4 bytes, or of halves. From kLongRow on rows may be spread where there are few; from kWholeChip on up
+// to kFewWhole of them over the whole chip.
+constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalves = 393216;
+constexpr int kFewWhole = 8;
+constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two multiprocessors
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t up_to(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
 // With which element of a vector the rows of a call begin.
 struct Phase {
-  int widest;  // the most elements of a vector: 16 bytes of the wider type, and so that each row has one phase in both
-               // tensors
-  uint64_t first;
-  int64_t step;
+  int full;    // elements of a vector of 16 bytes of the wider type
+  int widest;  // the most elements of a vector so that each row has one phase in both tensors
+  uint64_t first, y_first;
+  int64_t step, y_step;
+  bool writes_rows;  // not a reduction
 
   Phase(DType x, DType y, uint64_t x_address, uint64_t y_address, const Layout& layout, bool reduced_output) {
-    const uint64_t y_first = y_address / uint64_t(size_of(y));
-    const int64_t y_step = layout.rows > 1 ? layout.row_y_stride() : 0;
+    writes_rows = !reduced_output;
     first = x_address / uint64_t(size_of(x));
     step = layout.rows > 1 ? layout.row_x_stride() : 0;
-    widest = 16 / (size_of(x) > size_of(y) ? size_of(x) : size_of(y));
+    y_first = y_address / uint64_t(size_of(y));
+    y_step = layout.rows > 1 ? layout.row_y_stride() : 0;
+    full = 16 / (writes_rows && size_of(y) > size_of(x) ? size_of(y) : size_of(x));
+    widest = full;
     const auto differ = [&](int width) { return (first - y_first) % uint64_t(width) || (step - y_step) % width; };
-    while (widest > 1 && (widest > layout.n || (!reduced_output && differ(widest)))) widest /= 2;
+    while (widest > 1 && (widest > layout.n || (writes_rows && differ(widest)))) widest /= 2;
   }
   // Does any row begin within a vector of `width` elements?
   bool begins_within(int width) const { return first % uint64_t(width) || step % width; }
+  bool writes_within(int width) const { return writes_rows && (y_first % uint64_t(width) || y_step % width); }
 };
 
 struct Gpu {
@@ -152,50 +101,144 @@ constexpr int most_cluster(const Gpu& gpu) {
   return gpu.compute < 90 ? 1 : gpu.compute == 90 && gpu.multiprocessors >= kTuned ? 16 : 8;
 }
 
-constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
-
 // Do rows lie one after another, so that a tile of them is one piece of memory?
 inline bool lies_flat(const Layout& layout, bool reduced_output) {
   return layout.rows == 1 ||
          (layout.row_x_stride() == layout.n && (reduced_output || layout.row_y_stride() == layout.n));
 }
 
-inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu) {
+// One call while its plan is made. With `invariant` the plan follows from the types and the length of a row alone, and
+// so does which elements a thread adds up: a row's bits are then the same among any number of rows, wherever it lies.
+struct Planner {
+  const Layout& layout;
+  const DType x, y;
+  const Phase& phase;
+  const Gpu& gpu;
+  const bool invariant;
+
   const int64_t n = layout.n;
-  const int widest = size_of(x) > size_of(y) ? size_of(x) : size_of(y);
-  const bool half = size_of(x) == 2 && size_of(y) == 2;
-  const int64_t length = half ? n : n > kAnyLength / 2 ? n : n * widest / 4;
-  int vector = phase.widest;
-  // In a row of few vectors the two that are not whole cost more than narrow ones: 100 bfloat16 0.78 of a copy in
-  // vectors of 4, 0.70 in vectors of 8. (For 33 floats it is the other way round.)
-  while (half && n < kShortRow && phase.begins_within(vector)) vector /= 2;
-  const bool phased = phase.begins_within(vector);
-  const Entry& entry = half ? look_up(kRows16, length) : look_up(kRows32, length);
-  const int values = widest == 8 ? entry.values / 2 : entry.values;
-  const int64_t vectors = ceil_div(phased ? n + vector - 1 : n, vector);  // of a row's window at worst
-  CudaPlan plan = {entry.tier, entry.lanes, 1, values, vector, entry.split, 0, false};
-  if (plan.tier == Tier::warp) {
-    plan.values = int(ceil_div(vectors, plan.lanes)) * vector;
-    plan.rows_per_block = plan.lanes < kThreads ? kThreads / plan.lanes : 1;
-    return plan;
+  const int x_size = size_of(x), y_size = size_of(y), wide = x_size > y_size ? x_size : y_size;
+  const bool half = wide == 2;
+  const int part = wide == 8 ? 2 : 1;  // doubles: half the elements a thread
+  const int64_t length = half || !phase.writes_rows ? n : n > kAnyLength / 2 ? n : n * wide / 4;
+  int vector = phase.widest, apart = 0;
+  int64_t vectors = 0;  // of a row's window at worst
+
+  Planner(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu, bool invariant)
+      : layout(layout), x(x), y(y), phase(phase), gpu(gpu), invariant(invariant) {
+    if (invariant) {
+      vector = phase.full;
+      apart = phase.begins_within(vector) || phase.writes_within(vector);
+    }
+    count();
   }
-  // Blocks of `cluster` that share a row in registers, if they can.
-  const auto share = [&](int cluster, int of) {
-    const int64_t threads = ceil_div(ceil_div(vectors, of / vector * cluster), 32) * 32;
-    if (cluster > most_cluster(gpu) || threads > most_threads(gpu.compute, cluster)) return false;
-    plan = {cluster > 1 ? Tier::cluster : Tier::block, int(threads), 1, of, vector, cluster, 0, false};
+  void count() { vectors = ceil_div(!apart && phase.begins_within(vector) ? n + vector - 1 : n, vector); }
+
+  CudaPlan warp(const Entry& entry) const {
+    return {Tier::warp,
+            entry.lanes,
+            entry.lanes < kThreads ? kThreads / entry.lanes : 1,
+            int(ceil_div(vectors, entry.lanes)) * vector,
+            vector,
+            1,
+            0,
+            apart};
+  }
+
+  // Tiles of whole vectors where the rows allow it. The warp tier, element by element, where they do not lie flat: with
+  // the same bits.
+  CudaPlan flat(const Entry& entry) const {
+    const int rows = kThreads / entry.lanes, values = int(up_to(ceil_div(n, entry.lanes), 2));
+    if (!lies_flat(layout, !phase.writes_rows)) return {Tier::warp, entry.lanes, rows, values, 1, 1, 0, 0};
+    int turns = int(ceil_div(kTile * 7 / 8, n * x_size * rows));
+    while (turns * rows % (16 / x_size)) ++turns;
+    return {Tier::flat, entry.lanes, rows, values, 1, 1, turns, 0};
+  }
+
+  // Blocks that share a row in registers and shared memory, if they can.
+  bool share(int split, int values, int shelf, CudaPlan* plan) const {
+    int64_t slots = values / part / vector;
+    if (slots < 1) slots = 1;
+    if (vector * x_size < 8) shelf = 0;
+    const int64_t threads = up_to(ceil_div(vectors, (slots + shelf) * split), 32);
+    if (split > most_cluster(gpu) || threads > most_threads(gpu.compute, split)) return false;
+    const int64_t each = ceil_div(vectors, threads * split);
+    if (each <= slots) slots = each;
+    shelf = each > slots ? int(up_to(each - slots, 2)) : 0;
+    if (shelf * threads * vector * x_size > gpu.shared - kStaticShared) return false;
+    *plan = {
+        split > 1 ? Tier::cluster : Tier::block, int(threads), 1, int(slots) * vector, vector, split, shelf, apart};
     return true;
-  };
-  // Few long rows: so many blocks a row that they fill the GPU.
-  const int many = widest == 8 ? 16 : half ? 64 : 32;
-  for (int cluster = 16; cluster > entry.split && length >= kLongRow; cluster /= 2) {
-    if (layout.rows <= kFewBlocks / cluster && (share(cluster, many / 2) || share(cluster, many))) return plan;
   }
-  if (entry.tier != Tier::stream && (share(entry.split, values) || share(1, values))) return plan;
-  const int64_t longest = entry.tier == Tier::stream ? length : kAnyLength;
-  const Entry& last = half ? look_up(kRows16, longest) : look_up(kRows32, longest);
-  const int part = widest == 8 ? 2 : 1;
-  return {Tier::stream, last.lanes / part, 1, last.values / part, vector, 1, 0, false};
+
+  // The chip, or so much of it as pays, on each of a few rows at a time.
+  bool grid(int threads, int values, CudaPlan* plan) {
+    const int most = int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
+    if (!gpu.cooperative || most < 4) return false;
+    if (vector != phase.full) vector = phase.full, apart = 1, count();
+    int64_t slots = values / part / vector / 4 * 4;
+    if (slots < 4) slots = 4;
+    const int64_t alone = ceil_div(vectors, threads * (16 + most));  // blocks that hold a row between them
+    int64_t split = alone;
+    if (!invariant && layout.rows < gpu.multiprocessors) split = gpu.multiprocessors / layout.rows;
+    const int64_t useful = ceil_div(vectors, threads * 2);  // blocks with something to do
+    if (split > useful) split = useful;
+    if (split < alone) split = alone;
+    if (split > gpu.multiprocessors) split = gpu.multiprocessors;
+    const int64_t each = ceil_div(vectors, split * threads);
+    // More registers where there is more to keep; with few, what has arrived is worked on sooner.
+    if (each > 2 * slots) slots = each > 24 ? 16 : 12;
+    const int64_t shelf = each > slots ? up_to(each - slots, 4) : 0;
+    *plan = {Tier::grid, threads, 1, int(slots) * vector, vector, int(split), int(shelf < most ? shelf : most), apart};
+    return true;
+  }
+
+  CudaPlan stream(int threads, int values) const {
+    const int kept = values / part < vector ? vector : values / part / vector * vector;
+    return {Tier::stream, threads / part, 1, kept, vector, 1, 0, apart};
+  }
+
+  CudaPlan plan(const Tables& tables) {
+    if (wide < 8 && n % (16 / x_size)) {
+      const Entry& odd = look_up(half ? tables.odd16 : tables.odd32, n);
+      if (odd.tier != kAsRows && (invariant || lies_flat(layout, !phase.writes_rows))) return flat(odd);
+    }
+    const Entry& entry = look_up(half ? tables.rows16 : tables.rows32, length);
+    const Tier tier = Tier(entry.tier);
+    if (tier == Tier::warp) {
+      // In a row of few vectors the two that are not whole cost more than narrow ones: 100 bfloat16 0.78 of a copy in
+      // vectors of 4, 0.70 in vectors of 8. (For 33 floats it is the other way round.)
+      while (!invariant && half && n < kShortRow && phase.begins_within(vector)) vector /= 2;
+      count();
+      return warp(entry);
+    }
+    CudaPlan made;
+    if (!invariant && length >= kLongRow) {
+      // Few long rows: over the whole chip, or over so many blocks a row that they fill it.
+      const int64_t whole = half ? kWholeChipHalves : kWholeChip;
+      const bool few = length >= whole && layout.rows <= kFewWhole;
+      const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.multiprocessors / 2;
+      if ((few || pairs) && vector == phase.full && grid(512, half ? 32 : 16, &made)) return made;
+      for (int split = 16; split > entry.split; split /= 2) {
+        if (share(split, half ? 40 : 32, 0, &made) &&
+            layout.rows * split * made.lanes <= int64_t(gpu.multiprocessors) * 1024)
+          return made;
+      }
+    }
+    if (tier == Tier::block || tier == Tier::cluster) {
+      if (share(entry.split, entry.values, entry.shelf, &made)) return made;
+      for (const int shelf : {0, 8, 16, 24}) {
+        if (share(1, half ? 40 : 32, shelf, &made)) return made;
+      }
+    }
+    if (tier != Tier::stream && grid(512, half ? 32 : 16, &made)) return made;
+    return tier == Tier::stream ? stream(entry.lanes, entry.values) : stream(half ? 512 : 1024, 16);
+  }
+};
+
+inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu,
+                          bool invariant = false) {
+  return Planner(layout, x, y, phase, gpu, invariant).plan(tables_of(gpu.compute, gpu.multiprocessors));
 }
 
 constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay

@@ -102,34 +102,22 @@ struct alignas(sizeof(T) * Count) Vector {
   T at[Count];
 };
 
-#ifndef HINT
-#define HINT 0
-#endif
-__device__ inline uint64_t once_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-// Loads a vector that is read once.
-template <class T, int Count>
-__device__ inline Vector<T, Count> load_once(const void* at) {
+// Loads a vector. `Once`: it will not be read again, so the L2 cache may give its place away first. That is worth 1 to
+// 2 us where a few rows are read and written in turn, and costs 3% where many are.
+template <class T, int Count, bool Once>
+__device__ inline Vector<T, Count> load(const void* at) {
   typedef Vector<T, Count> Result;
-  if constexpr (sizeof(Result) == 16 && HINT) {
+  if constexpr (Once && sizeof(Result) == 16) {
     uint32_t w[4];
-#if HINT == 1
     asm volatile("ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(at));
-#else
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "l"(at), "l"(once_policy()));
-#endif
     Result result;
     memcpy(&result, w, sizeof(w));
     return result;
+  } else {
+    return *reinterpret_cast<const Result*>(at);
   }
-  return *reinterpret_cast<const Result*>(at);
 }
 
 // Stores a vector by one access. By hand: beside a branch that stores the same values one by one, the compiler takes

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include "../invariant.h"
 #include "driver.h"
 #include "launch.h"
 
@@ -76,7 +77,7 @@ void run_rows(const Call& call, const Tensor& input, int device, const CudaPlan*
   for (const bool cooperative : {true, false}) {
     Gpu able = gpu;
     able.cooperative = gpu.cooperative && cooperative;
-    rows.plan = forced ? *forced : plan_cuda(layout, call.x_type, call.y_type, phase, able);
+    rows.plan = forced ? *forced : plan_cuda(layout, call.x_type, call.y_type, phase, able, batch_invariant());
     if (shared_bytes(rows) > gpu.shared - kStaticShared) {
       fail("a block may have " + std::to_string(gpu.shared - kStaticShared) +
            " bytes of shared memory here, the plan takes " + std::to_string(shared_bytes(rows)));

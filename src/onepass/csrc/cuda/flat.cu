@@ -87,9 +87,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
       m = warp_merge<LANES>(m, Max());
       const A s = shift(m);
       const L l = warp_merge<LANES>(tree_sum<OUT, SLOTS>([&](int i) {
-                                      const A e = exp_<OUT>(kept[i] - s);
-                                      if (FUNCTION != LOG_SOFTMAX) kept[i] = e;
-                                      return e;
+                                      if (FUNCTION == LOG_SOFTMAX) return exp_to_add(kept[i] - s);
+                                      return kept[i] = exp_<OUT>(kept[i] - s);
                                     }),
                                     Sum());
       if (at >= here) continue;

@@ -17,7 +17,7 @@ constexpr int kChunk = 4;  // vectors that are added to the state at a time
 
 typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
-typedef Shelf<VECTOR, IN> Shared;
+typedef Shelf<VECTOR, IN, true> Shared;
 
 // A thread's elements of one chunk. Their exponentials are not kept: they are relative to what was the maximum then.
 typedef Keep<FUNCTION, VECTOR, kChunk, IN, OUT, false>::type Chunk;
@@ -88,13 +88,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     Chunk chunks[SLOTS / kChunk];
 #pragma unroll
-    for (int c = 0; c < SLOTS / kChunk; ++c) chunks[c].load(from.row, kept + c * kChunk * step, step, n);
+    for (int c = 0; c < SLOTS / kChunk; ++c) chunks[c].load<true>(from.row, kept + c * kChunk * step, step, n);
 
     A m = -INFINITY_;
     L l = Adder<OUT>::of(0);
     Chunk chunk;
     for (int64_t at = again; at < n; at += kChunk * step) {
-      chunk.load(from.row, at, step, n);
+      chunk.load<false>(from.row, at, step, n);
       absorb(chunk, &m, &l);
     }
     for (int c = 0; c < shelf; c += kChunk) {
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       chunk.store(y_row, first, step, n);
     };
     for (int64_t at = again; at < n; at += kChunk * step) {
-      chunk.load(from.row, at, step, n);
+      chunk.load<false>(from.row, at, step, n);
       write(chunk, at);
     }
 #pragma unroll

@@ -27,13 +27,13 @@ __device__ inline void for_slots(Index first, Index step, Index n, Full full, An
 // put_part(slot, at, first, n): element by element, from where they are.
 template <class Self, int F, int V, int Slots, class In>
 struct Loads {
-  template <class Index>
+  template <bool Once, class Index>
   __device__ void load(const In* row, Index first, Index step, Index n) {
     for_slots<V, Slots>(
-        first, step, n, [&](int i, Index at) { self()->put(i, Self::read_once(row + at)); },
+        first, step, n, [&](int i, Index at) { self()->put(i, Self::template read<Once>(row + at)); },
         [&](int i, Index at) {
           if (in_one<V>(at, n))
-            self()->put(i, Self::read_once(row + at));
+            self()->put(i, Self::template read<Once>(row + at));
           else
             self()->put_part(i, row + at, at, n);
         });
@@ -64,7 +64,10 @@ template <int F, int V, int Slots, class In, class Out, bool KeepExp>
 struct Wide : Loads<Wide<F, V, Slots, In, Out, KeepExp>, F, V, Slots, In> {
   typedef typename Accumulator<Out>::type A;
   typedef Vector<In, V> Raw;
-  static __device__ Raw read_once(const In* at) { return load_once<In, V>(at); }
+  template <bool Once>
+  static __device__ Raw read(const In* at) {
+    return ::load<In, V, Once>(at);
+  }
   A at[Slots * V];
 
   __device__ void put(int slot, Raw raw) {
@@ -154,7 +157,10 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
 
   typedef Vector<uint32_t, V / 2> Raw;  // as a vector of halves it would be taken apart, and the load waited for
 
-  static __device__ Raw read_once(const T* at) { return load_once<uint32_t, V / 2>(at); }
+  template <bool Once>
+  static __device__ Raw read(const T* at) {
+    return ::load<uint32_t, V / 2, Once>(at);
+  }
   __device__ void put(int slot, Raw raw) {
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) at[slot * (V / 2) + w] = raw.at[w];

@@ -1,7 +1,6 @@
 // launch.cpp: from a plan to a loaded kernel to a launch.
 #include "launch.h"
 
-#include <cstdlib>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -114,7 +113,7 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
           define("VECTOR", std::to_string(plan.vector)),
           define("CLUSTER", std::to_string(plan.tier == Tier::cluster ? plan.split : 1)),
           define("SHELVED", plan.shelved() ? "1" : "0"),
-          define("APART", plan.apart ? "1" : "0"), define("HINT", std::getenv("ONEPASS_HINT") ? std::getenv("ONEPASS_HINT") : "0")};
+          define("APART", plan.apart ? "1" : "0")};
 }
 
 void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device) {

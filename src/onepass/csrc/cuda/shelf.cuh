@@ -35,7 +35,8 @@ struct Source {
   bool inner;
 };
 
-template <int V, class T>
+// `Once`: as in load().
+template <int V, class T, bool Once = false>
 struct Shelf {
   static constexpr int kBytes = V * sizeof(T);
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
@@ -45,12 +46,14 @@ struct Shelf {
   static __device__ void fetch_whole(int i, const T* at) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(slot(i));
     if constexpr (kBytes == 16) {
-#if HINT
-      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(at), "l"(once_policy())
-                   : "memory");
-#else
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(at) : "memory");
-#endif
+      if constexpr (Once) {
+        uint64_t first_to_go;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(at), "l"(first_to_go)
+                     : "memory");
+      } else {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(at) : "memory");
+      }
     } else {
       asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(at), "n"(kBytes) : "memory");
     }

@@ -19,7 +19,7 @@ constexpr int64_t kLongest = (int64_t(1) << 33) + 1;  // and to here those at wh
 // Lengths such that a plan of any length is the plan of one of these: all short ones, then those around each limit of
 // the tables (and around its half and its double, for other sizes of elements), around the powers of two and their
 // middles, and in steps of 1%.
-std::vector<int64_t> lengths_to_walk() {
+std::vector<int64_t> lengths_to_walk(const Tables& tables) {
   std::set<int64_t> lengths;
   for (int64_t n = 1; n <= kEvery; ++n) lengths.insert(n);
   const auto around = [&](int64_t n) {
@@ -34,8 +34,7 @@ std::vector<int64_t> lengths_to_walk() {
       for (const int64_t n : {entry.limit / 2, entry.limit, entry.limit * 2}) around(n);
     }
   };
-  limits(kRows32);
-  limits(kRows16);
+  for (const auto* table : {&tables.rows32, &tables.rows16, &tables.odd32, &tables.odd16}) limits(*table);
   for (int64_t n = 4096; n <= kLongest; n *= 2) around(n), around(n + n / 2);
   for (double n = kEvery; n < double(kLongest); n *= 1.01)
     lengths.insert(int64_t(n) | 1), lengths.insert(int64_t(n) & ~7);
@@ -107,8 +106,9 @@ CudaPlan read(const std::string& kernel) {
 ONEPASS_API int onepass_warm_list(int function, int x_type, int y_type, int device, int compute, const int64_t* lengths,
                                   int64_t count, char* text, int64_t size) {
   return guarded(text, size, [&] {
-    static const std::vector<int64_t> every = lengths_to_walk();
     const Gpu gpu = device < 0 ? typical(compute) : cuda::device_info(device);
+    const std::vector<int64_t> every =
+        count ? std::vector<int64_t>() : lengths_to_walk(tables_of(gpu.compute, gpu.multiprocessors));
     const auto kernels = kernels_of(Function(function), DType(x_type), DType(y_type), gpu,
                                     count ? std::vector<int64_t>(lengths, lengths + count) : every);
     std::string lines;

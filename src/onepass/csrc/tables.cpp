@@ -1,0 +1,141 @@
+// tables.cpp: the tables that come with onepass, and those that `onepass tune` has made.
+#include "tables.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+namespace onepass {
+
+namespace {
+
+constexpr int kWarp = int(Tier::warp), kFlat = int(Tier::flat), kBlock = int(Tier::block),
+              kCluster = int(Tier::cluster), kGrid = int(Tier::grid);
+
+// H200, 2026-11-21: the fastest plans of a sweep over inputs of 1 GiB
+// (benchmarks/results/sweep-rows-h200-2026-11-21.json).
+const Tables& built_in() {
+  static const Tables tables = {
+      "built in, of an H200 (2026-11-21)",
+      {
+          {4, kWarp, 1, 0, 1, 0},
+          {16, kWarp, 2, 0, 1, 0},
+          {36, kWarp, 4, 0, 1, 0},
+          {112, kWarp, 8, 0, 1, 0},
+          {224, kWarp, 16, 0, 1, 0},
+          {896, kWarp, 32, 0, 1, 0},
+          {4160, kBlock, 0, 20, 1, 0},
+          {7168, kBlock, 0, 24, 1, 0},
+          {8256, kBlock, 0, 28, 1, 0},
+          {13312, kCluster, 0, 32, 2, 0},
+          {20480, kCluster, 0, 28, 4, 0},
+          {36864, kCluster, 0, 32, 8, 0},
+          {57344, kCluster, 0, 24, 8, 8},
+          {66560, kCluster, 0, 32, 16, 0},
+          {139264, kCluster, 0, 28, 16, 4},
+          {188416, kCluster, 0, 28, 16, 8},
+          {557056, kCluster, 0, 32, 16, 8},
+          {kAnyLength, kGrid, 512, 16, 1, 0},
+      },
+      {
+          {8, kWarp, 1, 0, 1, 0},
+          {16, kWarp, 2, 0, 1, 0},
+          {64, kWarp, 4, 0, 1, 0},
+          {224, kWarp, 8, 0, 1, 0},
+          {256, kWarp, 16, 0, 1, 0},
+          {1024, kWarp, 32, 0, 1, 0},
+          {14336, kBlock, 0, 40, 1, 0},
+          {18432, kBlock, 0, 56, 1, 0},
+          {32768, kCluster, 0, 56, 2, 0},
+          {52224, kCluster, 0, 56, 8, 0},
+          {73728, kCluster, 0, 32, 8, 4},
+          {139264, kCluster, 0, 32, 16, 4},
+          {196608, kCluster, 0, 48, 16, 4},
+          {557056, kCluster, 0, 40, 16, 8},
+          {1048576, kCluster, 0, 48, 16, 12},
+          {kAnyLength, kGrid, 512, 32, 1, 0},
+      },
+      {
+          {40, kFlat, 1, 0, 1, 0},
+          {60, kFlat, 2, 0, 1, 0},
+          {kAnyLength, kAsRows, 0, 0, 1, 0},
+      },
+      {
+          {40, kFlat, 1, 0, 1, 0},
+          {60, kFlat, 2, 0, 1, 0},
+          {150, kFlat, 4, 0, 1, 0},
+          {300, kFlat, 8, 0, 1, 0},
+          {600, kFlat, 16, 0, 1, 0},
+          {1216, kFlat, 32, 0, 1, 0},
+          {kAnyLength, kAsRows, 0, 0, 1, 0},
+      },
+  };
+  return tables;
+}
+
+using Registry = std::map<std::pair<int, int>, Tables>;
+std::atomic<const Registry*> registry{nullptr};  // replaced as a whole, never freed: a call may be reading one
+
+std::string fault(const Entry& entry, bool odd) {
+  const auto power = [](int v, int most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; };
+  if (odd && entry.tier == kAsRows) return "";
+  if (entry.tier < 0 || entry.tier >= kTiers) return "no such tier";
+  const Tier tier = Tier(entry.tier);
+  if (odd != (tier == Tier::flat))
+    return odd ? "the odd tables have the flat tier alone" : "the flat tier is for odd tables";
+  if (tier == Tier::warp || tier == Tier::flat) {
+    const int64_t most = int64_t(entry.lanes) * 64;
+    if (!power(entry.lanes, 32)) return "lanes is a power of two up to 32";
+    if (entry.limit > most) return "so few lanes keep rows of up to " + std::to_string(most) + " elements";
+    return "";
+  }
+  if (tier == Tier::grid || tier == Tier::stream) {
+    if (entry.lanes < 64 || entry.lanes > 1024 || entry.lanes % 32) return "lanes is a multiple of 32 from 64 to 1024";
+    return entry.values < 8 || entry.values > 64 || entry.values % 8 ? "values is a multiple of 8 up to 64" : "";
+  }
+  if (entry.values < 8 || entry.values > 64 || entry.values % 4) return "values is a multiple of 4 from 8 to 64";
+  if (entry.shelf < 0 || entry.shelf > 24 || entry.shelf % 2) return "shelf is an even number up to 24";
+  if (tier == Tier::block ? entry.split != 1 : !power(entry.split, 16) || entry.split < 2)
+    return "split is 1 for a block, and 2, 4, 8 or 16 for a cluster";
+  return "";
+}
+
+void check(const char* name, const std::vector<Entry>& table, bool odd) {
+  const auto refuse = [&](const std::string& words) {
+    throw std::runtime_error(std::string("onepass: table ") + name + ": " + words);
+  };
+  if (table.empty() || table.back().limit != kAnyLength) refuse("the last entry is for rows of any length");
+  int64_t before = 0;
+  for (const Entry& entry : table) {
+    if (entry.limit <= before) refuse("limits rise, got " + std::to_string(entry.limit));
+    before = entry.limit;
+    const std::string words = fault(entry, odd);
+    if (!words.empty()) refuse("limit " + std::to_string(entry.limit) + ": " + words);
+  }
+}
+
+}  // namespace
+
+const Tables& tables_of(int compute, int multiprocessors) {
+  if (const Registry* now = registry.load(std::memory_order_acquire)) {
+    if (const auto found = now->find({compute, multiprocessors}); found != now->end()) return found->second;
+  }
+  return built_in();
+}
+
+void set_tables(int compute, int multiprocessors, Tables tables) {
+  check("rows32", tables.rows32, false);
+  check("rows16", tables.rows16, false);
+  check("odd32", tables.odd32, true);
+  check("odd16", tables.odd16, true);
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const Registry* const now = registry.load();
+  Registry* const next = now ? new Registry(*now) : new Registry;
+  (*next)[{compute, multiprocessors}] = std::move(tables);
+  registry.store(next, std::memory_order_release);
+}
+
+}  // namespace onepass

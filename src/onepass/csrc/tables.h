@@ -1,0 +1,57 @@
+// tables.h: which tier serves rows of which length, as data: measured on one GPU, on a date. Pure: no torch, no CUDA.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace onepass {
+
+// Where a row waits while its state (m, l) is merged.
+enum class Tier {
+  warp,     // in the registers of up to 32 lanes, several rows a warp when they are short; merged by shuffles
+  flat,     // the same, and the rows come and go through shared memory, many in one piece
+  block,    // in the registers and shared memory of a block; merged by shuffles, then through shared memory
+  cluster,  // of several blocks, which merge through each other's shared memory (compute 9.0)
+  grid,     // of many blocks, launched cooperatively, which merge through memory
+  stream,   // nowhere: the row is read twice
+};
+constexpr const char* kTierNames[] = {"warp", "flat", "block", "cluster", "grid", "stream"};
+constexpr int kTiers = 6;
+
+constexpr int64_t kAnyLength = INT64_MAX;
+constexpr int kAsRows = -1;  // the tier of an entry of the odd tables that leaves its rows to the rows tables
+
+// How rows of up to `limit` elements are served.
+//   warp, flat      lanes: threads a row
+//   block, cluster  values in registers and shelf vectors in shared memory that a thread keeps at most, and the blocks
+//                   that split a row; the number of threads follows from the row
+//   grid, stream    lanes: threads a block; values: that a thread keeps, or has in flight
+struct Entry {
+  int64_t limit;
+  int tier;
+  int lanes, values, split, shelf;
+};
+
+// By the size of the wider of the two types: 4 bytes (8: as a row of twice the length with half the values), and half
+// types to half types. The odd tables are of rows that lie one after another and are no whole number of 16-byte
+// vectors.
+struct Tables {
+  std::string origin;
+  std::vector<Entry> rows32, rows16, odd32, odd16;
+};
+
+// The entry for rows of n elements.
+inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {
+  size_t at = 0;
+  while (n > table[at].limit) ++at;
+  return table[at];
+}
+
+// Those of the GPU they are for, else the built-in ones.
+const Tables& tables_of(int compute, int multiprocessors);
+
+// Takes `tables` for a GPU from now on; throws std::runtime_error where they are not sound.
+void set_tables(int compute, int multiprocessors, Tables tables);
+
+}  // namespace onepass

@@ -1,0 +1,112 @@
+"""Batch invariance: the switches, and on a GPU a row's bits over the number of rows, its place, and every tier."""
+
+import threading
+
+import pytest
+import torch
+
+import onepass
+
+F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+
+
+def test_the_context_goes_before_the_switch_and_is_of_its_thread():
+    assert not onepass.is_batch_invariant()
+    seen = []
+    with onepass.batch_invariant():
+        thread = threading.Thread(target=lambda: seen.append(onepass.is_batch_invariant()))
+        thread.start()
+        thread.join()
+        assert onepass.is_batch_invariant()
+        with onepass.batch_invariant(False):
+            assert not onepass.is_batch_invariant()
+        assert onepass.is_batch_invariant()
+    assert seen == [False]
+    assert onepass.set_batch_invariant(True) is False
+    try:
+        thread = threading.Thread(target=lambda: seen.append(onepass.is_batch_invariant()))
+        thread.start()
+        thread.join()
+        with onepass.batch_invariant(False):
+            assert not onepass.is_batch_invariant()
+        assert onepass.is_batch_invariant()
+    finally:
+        assert onepass.set_batch_invariant(False) is True
+    assert seen == [False, True]
+
+
+def test_a_context_ends_with_an_error_in_it():
+    with pytest.raises(KeyError), onepass.batch_invariant():
+        raise KeyError
+    assert not onepass.is_batch_invariant()
+    context = onepass.batch_invariant()
+    with context, context:
+        assert onepass.is_batch_invariant()
+    assert not onepass.is_batch_invariant()
+
+
+def test_what_is_no_bool_is_refused():
+    for wrong in (1, None, "on"):
+        with pytest.raises(TypeError, match="enabled must be a bool"):
+            onepass.batch_invariant(wrong)
+        with pytest.raises(TypeError, match="enabled must be a bool"):
+            onepass.set_batch_invariant(wrong)
+
+
+def test_explain_shows_the_plan_of_the_context():
+    assert onepass.explain((1, 65536), device="h200").tier == "cluster"
+    few = onepass.explain((1, 2**20), device="h200").launch
+    with onepass.batch_invariant():
+        assert onepass.explain((1, 2**20), device="h200").launch["split"] < few["split"]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
+def test_the_cpu_engine(dtype):
+    for n in (1, 7, 33, 1000, 5001):
+        x = torch.randn(65, n).to(dtype)
+        with onepass.batch_invariant():
+            rows = onepass.softmax(x, -1)
+            for at in (0, 31, 64):
+                assert torch.equal(onepass.softmax(x[at], -1), rows[at])
+
+
+# On a GPU: a length or two of every tier that an invariant plan takes.
+LENGTHS = [3, 8, 33, 40, 64, 100, 197, 256, 500, 781, 1000, 1025, 2048, 2500, 5000, 9000, 9001, 16384, 32001, 50257]
+LENGTHS += [65536, 100_000, 151_936, 262_144, 700_001, 3_000_000]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16, F64], ids=lambda t: str(t)[6:])
+def test_bits_of_a_row_on_a_gpu(dtype, function, n):
+    f = getattr(onepass, function)
+    generator = torch.Generator("cuda").manual_seed(n)
+    row = torch.randn(n, device="cuda", generator=generator, dtype=torch.float32).to(dtype)
+    tiers = set()
+    with onepass.batch_invariant():
+        alone = f(row, -1)
+        for rows in (1, 2, 5, 64, 300, 5000):
+            if rows * n > 2**23:
+                continue
+            for pad, offset in ((0, 0), (0, 1), (1, 0), (3, 5)):
+                whole = torch.randn(offset + rows * (n + pad), device="cuda", generator=generator).to(dtype)
+                x = whole[offset:].view(rows, n + pad)[:, :n]
+                places = {0, rows // 2, rows - 1}
+                for place in places:
+                    x[place] = row
+                y = f(x, -1)
+                tiers.add(onepass.explain(x, function=function).tier)
+                for place in places:
+                    assert torch.equal(y[place], alone), (rows, pad, offset, place)
+    assert tiers
+
+
+@pytest.mark.gpu
+def test_without_it_few_rows_take_another_plan_on_a_gpu():
+    x = torch.randn(1, 2**20, device="cuda")
+    default = onepass.softmax(x, -1)
+    with onepass.batch_invariant():
+        invariant = onepass.softmax(x, -1)
+    torch.testing.assert_close(invariant, default)
+    assert not torch.equal(invariant, default)
