@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ import click
 from onepass.cli.shared import Names, dtype_of, flat, ints, writable
 
 if TYPE_CHECKING:
-    from onepass.tune.run import Watcher
+    from rich.progress import Progress
+
+    from onepass.tune.measure import Point
     from onepass.tune.store import Tables
 
 
@@ -131,50 +133,51 @@ def print_tables(tables: Tables) -> None:
     Console(highlight=False).print(shown)
 
 
-@contextmanager
-def _watcher() -> Iterator[Watcher]:
-    """A bar on a terminal that has rich, else a line a length. Says what is kept where the sweep is broken off."""
-    from onepass.tune.candidates import TIERS
-    from onepass.tune.run import Watcher
+class _Lines:
+    """A line a length, and a bar where there is one."""
 
-    class Lines(Watcher):
-        done = total = 0
+    def __init__(self, bar: Progress | None):
+        self.bar = bar
+        self.done = self.total = 0
+        self.tasks = {name: bar.add_task(name, total=None) for name in ("kernels", "lengths")} if bar else {}
 
-        def measured(self, point: Any, done: int, total: int) -> None:
-            self.done, self.total = done, total
-            if point is None:
-                if done:
-                    self.say(f"going on: {done} of {total} lengths are measured")
-                return
-            choice = min(point.times, key=lambda c: point.times[c])
-            numbers = " ".join(f"{key} {value}" for key, value in choice._asdict().items() if value and key != "tier")
-            share = point.copy_us / point.best
-            self.say(f"{point.dtype:8} {point.rows}x{point.n}: {TIERS[choice.tier]} {numbers}, {share:.3f} of a copy")
+    def compiled(self, done: int, total: int) -> None:
+        if self.bar:
+            self.bar.update(self.tasks["kernels"], completed=done, total=total)
 
-        def say(self, line: str) -> None:
+    def measured(self, point: Point | None, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        if point is not None:
+            self.say(line_of(point))
+        elif done:
+            self.say(f"going on: {done} of {total} lengths are measured")
+        if self.bar:
+            self.bar.update(self.tasks["lengths"], completed=done, total=total)
+
+    def say(self, line: str) -> None:
+        if self.bar:
+            self.bar.console.print(line, highlight=False, markup=False)
+        else:
             click.echo(line)
 
-    lines = Lines()
+
+def line_of(point: Point) -> str:
+    """What was measured for a length, in a line: the fastest choice and its speed."""
+    from onepass.tune.candidates import TIERS
+
+    choice = min(point.times, key=lambda c: (point.times[c], c))
+    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and key != "tier"]
+    what = " ".join([TIERS[choice.tier], *numbers])
+    return f"{point.dtype:8} {point.rows}x{point.n}: {what}, {point.copy_us / point.best:.3f} of a copy"
+
+
+@contextmanager
+def _watcher() -> Iterator[_Lines]:
+    """Says what is kept where the sweep is broken off."""
     bar = _bar() if sys.stderr.isatty() else None
+    lines = _Lines(bar)
     try:
-        if bar is None:
-            yield lines
-            return
-        with bar:
-            tasks = {name: bar.add_task(name, total=None) for name in ("kernels", "lengths")}
-
-            class Bars(Lines):
-                def compiled(self, done: int, total: int) -> None:
-                    bar.update(tasks["kernels"], completed=done, total=total)
-
-                def measured(self, point: Any, done: int, total: int) -> None:
-                    super().measured(point, done, total)
-                    bar.update(tasks["lengths"], completed=done, total=total)
-
-                def say(self, line: str) -> None:
-                    bar.console.print(line, highlight=False)
-
-            lines = Bars()
+        with bar or nullcontext():
             yield lines
     except KeyboardInterrupt:
         if lines.done:
@@ -182,7 +185,7 @@ def _watcher() -> Iterator[Watcher]:
         raise
 
 
-def _bar() -> Any:
+def _bar() -> Progress | None:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

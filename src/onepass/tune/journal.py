@@ -53,8 +53,8 @@ class Journal:
             raise ValueError(f"the journal {self.path} is damaged ({error}); --fresh starts anew") from None
         differ = [key for key in {**header, **found} if header.get(key) != found.get(key)]
         if differ:
-            what = ", ".join(f"{key} {found.get(key)!r}, now {header.get(key)!r}" for key in differ)
-            raise ValueError(f"the journal {self.path} is of another sweep ({what[:400]}); --fresh starts anew")
+            what = ", ".join(f"{key}: {_short(found.get(key))}, now {_short(header.get(key))}" for key in differ)
+            raise ValueError(f"the journal {self.path} is of another sweep ({what}); --fresh starts anew")
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line).encode() + b"\n")
@@ -72,3 +72,8 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

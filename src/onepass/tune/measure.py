@@ -85,13 +85,61 @@ def time_us(call: Callable[[], object], repeats: int, flush: Tensor | None) -> f
     return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
 
 
+def measure(
+    x: Tensor,
+    tried: Sequence[Candidate],
+    launch: Callable[[Tensor, Plan, Tensor], None],
+    time: Callable[[Callable[[], object]], float],
+    settle: Callable[[], None],
+) -> Point:
+    """Check each plan once over the rows of `x`, and time it.
+
+    Args:
+        launch: writes the softmax of its first argument by a plan into its last; RuntimeError where that is refused.
+        time: microseconds of a call.
+        settle: waits for the GPU, and raises if an error was no refusal, but the GPU that fails.
+
+    Raises:
+        WrongResultError: a plan's result is wrong. RuntimeError: none could be launched, or the GPU fails.
+    """
+    y = torch.empty_like(x)
+    rows, n = x.shape
+    dtype = str(x.dtype).removeprefix("torch.")
+    sample = sorted({*torch.randint(rows, (16 if n < 2**20 else 2,)).tolist(), 0, rows - 1})
+    expected = reference.softmax(x[sample], 1)
+    copy_us = time(lambda: y.copy_(x))
+    plans: dict[Plan, float] = {}
+    refused: dict[str, int] = {}
+    for plan in dict.fromkeys(candidate.plan for candidate in tried):
+        y.fill_(torch.nan)
+        try:
+            launch(x, plan, y)
+        except RuntimeError as error:
+            settle()
+            reason = str(error).removeprefix("onepass: ").partition("\n")[0]
+            refused[reason] = refused.get(reason, 0) + 1
+            continue
+        what = f"{rows}x{n} {dtype} by plan {tuple(plan)}"
+        check(y[sample], expected, what)
+        if y.isnan().any():
+            raise WrongResultError(f"{what} is wrong: not every element was written")
+
+        def again(plan: Plan = plan) -> None:
+            launch(x, plan, y)
+
+        plans[plan] = time(again)
+    if not plans:
+        raise RuntimeError(f"no plan for {rows}x{n} {dtype} can be launched: {'; '.join(refused) or 'none tried'}")
+    times = {choice: plans[plan] for choice, plan in tried if plan in plans}
+    return Point(dtype, n, rows, copy_us, times, refused)
+
+
 class CudaMeter:
-    """Measures on a GPU that is here, which is made the current device by whoever calls."""
+    """Measures on the current CUDA device."""
 
     def __init__(self, gpu: Gpu, repeats: int, mib: int):
         self.gpu, self.repeats = gpu, repeats
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        l2 = properties.L2_cache_size
+        l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         # Inputs that would stay in the L2 find it full of other data, as those of 256 MiB do by themselves.
         self.flush = torch.empty(2 * l2, dtype=torch.int8, device="cuda") if mib * 2**20 < 4 * l2 else None
 
@@ -100,38 +148,10 @@ class CudaMeter:
         compile_all(todo, self.gpu.compute, report)
 
     def measure(self, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point:
-        """Check and time each plan once.
+        """`measure` on an input of this size."""
+        x = torch.randn(rows, n, device="cuda", dtype=getattr(torch, dtype))
+        return measure(x, tried, _forced, lambda call: time_us(call, self.repeats, self.flush), torch.cuda.synchronize)
 
-        Raises:
-            WrongResultError: a plan's result is wrong. RuntimeError: none could be launched, or the GPU fails.
-        """
-        type_ = getattr(torch, dtype)
-        x = torch.randn(rows, n, device="cuda", dtype=type_)
-        y = torch.empty_like(x)
-        sample = sorted({*torch.randint(rows, (16 if n < 2**20 else 2,)).tolist(), 0, rows - 1})
-        expected = reference.softmax(x[sample], 1)
-        copy_us = time_us(lambda: y.copy_(x), self.repeats, self.flush)
-        plans: dict[Plan, float] = {}
-        refused: dict[str, int] = {}
-        for plan in dict.fromkeys(candidate.plan for candidate in tried):
 
-            def call(plan: Plan = plan) -> None:
-                torch.ops.onepass._forced(x, 0, [1], False, list(plan), y)
-
-            y.fill_(torch.nan)
-            try:
-                call()
-            except RuntimeError as error:
-                torch.cuda.synchronize()  # raises if it was no refusal, but the GPU that fails
-                reason = str(error).removeprefix("onepass: ").splitlines()[0]
-                refused[reason] = refused.get(reason, 0) + 1
-                continue
-            what = f"{rows}x{n} {dtype} by plan {tuple(plan)}"
-            check(y[sample], expected, what)
-            if y.isnan().any():
-                raise WrongResultError(f"{what} is wrong: not every element was written")
-            plans[plan] = time_us(call, self.repeats, self.flush)
-        if not plans:
-            raise RuntimeError(f"no plan for {rows}x{n} {dtype} can be launched: {'; '.join(refused) or 'none tried'}")
-        times = {choice: plans[plan] for choice, plan in tried if plan in plans}
-        return Point(dtype, n, rows, copy_us, times, refused)
+def _forced(x: Tensor, plan: Plan, y: Tensor) -> None:
+    torch.ops.onepass._forced(x, 0, [1], False, list(plan), y)

@@ -64,14 +64,24 @@ class Meter(Protocol):
     def measure(self, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point: ...
 
 
-class Watcher:
-    """Told how a sweep goes on; does nothing."""
+class Watcher(Protocol):
+    """Told how a sweep goes on."""
 
     def compiled(self, done: int, total: int) -> None:
         """So many kernels are compiled."""
 
     def measured(self, point: Point | None, done: int, total: int) -> None:
-        """So many lengths are measured, the last one now; None: by the sweep that this one goes on with."""
+        """So many lengths are measured, `point` now; None: by the sweep that this one goes on with."""
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def compiled(self, done: int, total: int) -> None:
+        pass
+
+    def measured(self, point: Point | None, done: int, total: int) -> None:
+        pass
 
 
 def sweep(
@@ -94,7 +104,7 @@ def sweep(
     Raises:
         ValueError: a journal of another sweep. RuntimeError: a candidate's result is wrong, or the GPU fails.
     """
-    watcher = watcher or Watcher()
+    watcher = watcher or Silent()
     points = options.points
     header = {
         "journal": store.VERSION,
