@@ -1,4 +1,6 @@
-"""What the sweep tries: all of it is a table entry, and the plan tried is the one that the engine makes of that entry."""
+"""What the sweep tries: all of it is a table entry, and the plan tried is the one that the engine makes of it."""
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -108,9 +110,9 @@ def test_capacity_is_the_longest_whole_row(dtype, size, gpu):
 def test_lengths_are_close_to_each_other():
     for lengths in (WHOLE, LENGTHS):
         longer = [n for n in lengths if 64 <= n <= 2**19]
-        assert max(b / a for a, b in zip(longer, longer[1:], strict=False)) <= 1.3334
+        assert max(b / a for a, b in pairwise(longer)) <= 1.3334
     short = [n for n in ODD if 25 <= n <= 1500]
-    assert max(b / a for a, b in zip(short, short[1:], strict=False)) <= 1.55
+    assert max(b / a for a, b in pairwise(short)) <= 1.55
     assert list(LENGTHS) == sorted(set(LENGTHS))
     assert all(n % 8 == 0 for n in WHOLE[1:])
     assert all(is_odd(n, 2) for n in ODD)
@@ -119,7 +121,10 @@ def test_lengths_are_close_to_each_other():
 @pytest.mark.parametrize("gpu", [H200, RTX], ids=lambda gpu: gpu.name)
 def test_the_number_of_kernels_is_bounded(gpu):
     todo = [
-        (str(dtype), c.plan) for dtype, size in TYPES for n in LENGTHS for c in candidates(n, size, rows_of(n, size, 256), gpu)
+        (str(dtype), c.plan)
+        for dtype, size in TYPES
+        for n in LENGTHS
+        for c in candidates(n, size, rows_of(n, size, 256), gpu)
     ]
     assert 100 < len(kernels(todo)) < 500
     assert len(kernels(todo)) < len(set(todo)) / 2

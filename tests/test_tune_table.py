@@ -1,4 +1,4 @@
-"""From times to entries: whatever the times, each length is served within 1% of its best, and the engine takes the table."""
+"""From times to entries: whatever the times, each length is served within 1% of its best, by a sound table."""
 
 import random
 

@@ -97,7 +97,7 @@ def _show(index: int) -> None:
 
 
 def rows_of(tables: Tables) -> list[tuple[str, ...]]:
-    """The entries as cells: table, lengths, tier, lanes, values, split, shelf; what a tier does not have is empty."""
+    """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; what a tier does not have is empty."""
     from onepass.tune.candidates import TIERS
     from onepass.tune.store import ANY
 
@@ -106,7 +106,7 @@ def rows_of(tables: Tables) -> list[tuple[str, ...]]:
         first = 1
         for limit, tier, *numbers in table:
             lengths = f"{first} and more" if limit == ANY else f"{first} to {limit}"
-            tier_name = "as the table of rows" if tier < 0 else TIERS[tier]
+            tier_name = "as rows" if tier < 0 else TIERS[tier]
             cells = [str(number) if number else "" for number in numbers] if tier >= 0 else [""] * 4
             rows.append((name, lengths, tier_name, *cells))
             first = limit + 1
@@ -115,7 +115,7 @@ def rows_of(tables: Tables) -> list[tuple[str, ...]]:
 
 def print_tables(tables: Tables) -> None:
     """A table on the terminal; without rich, its cells with tabs between."""
-    headings = ("table", "elements of a row", "tier", "lanes", "values", "split", "shelf")
+    headings = ("table", "row length", "tier", "lanes", "values", "split", "shelf")
     try:
         from rich import box
         from rich.console import Console
