@@ -97,7 +97,7 @@ def _show(index: int) -> None:
 
 
 def rows_of(tables: Tables) -> list[tuple[str, ...]]:
-    """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; what a tier does not have is empty."""
+    """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; empty for what a tier lacks."""
     from onepass.tune.candidates import TIERS
     from onepass.tune.store import ANY
 
