@@ -50,6 +50,16 @@ def test_every_candidate_is_an_entry_and_its_plan_the_engines(dtype, size, table
     assert seen == set(TIERS)
 
 
+@every_type
+def test_the_built_in_plans_are_tried_too(dtype, size):
+    tables = native.tables(90, 132)["tables"]
+    for n in LENGTHS:
+        plans = {c.plan for c in candidates(n, size, MANY, H200)}
+        assert engine_plan(dtype, n) in plans, n
+        entry = next(e for e in tables[f"rows{8 * size}"] if n <= e[0])
+        assert resolve(Choice(*entry[1:]), n, size, MANY, H200) in plans, (n, entry)
+
+
 @pytest.mark.parametrize("rows", [2, 40, 70, 131, 132, 5000])
 @every_type
 def test_a_row_over_many_blocks_takes_so_many_as_the_rows_leave(dtype, size, rows, tables_back):

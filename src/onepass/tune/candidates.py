@@ -212,7 +212,7 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
     [1, 2, 4]
     """
     found: dict[Choice, Candidate] = {}
-    least = 64 if n < 8192 else 128
+    least = 32 if n < 2048 else 64
     for choice in _choices(n, size, rows):
         plan = resolve(choice, n, size, rows, gpu)
         if plan is None:

@@ -36,6 +36,8 @@ class Journal:
             whole = text[: text.rfind(b"\n") + 1]  # a line that was being written when the process ended is dropped
             if whole:
                 self._take(whole.decode(errors="replace").splitlines(), json.loads(json.dumps(header)))
+            if not self.points:  # nothing to lose: not even a journal of another sweep
+                whole = b""
             self._file.truncate(len(whole))
             if not whole:
                 self._write(header)
@@ -51,6 +53,8 @@ class Journal:
             self.points = [Point.from_dict(point) for point in points]
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"the journal {self.path} is damaged ({error}); --fresh starts anew") from None
+        if not points:
+            return
         differ = [key for key in {**header, **found} if header.get(key) != found.get(key)]
         if differ:
             what = ", ".join(f"{key}: {_short(found.get(key))}, now {_short(header.get(key))}" for key in differ)
