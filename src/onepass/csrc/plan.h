@@ -138,7 +138,7 @@ struct Planner {
     return {Tier::warp,
             entry.lanes,
             entry.lanes < kThreads ? kThreads / entry.lanes : 1,
-            int(ceil_div(vectors, entry.lanes)) * vector,
+            int(up_to(ceil_div(vectors, entry.lanes) * vector, vector > 4 ? vector : 4)),
             vector,
             1,
             0,
@@ -157,13 +157,14 @@ struct Planner {
 
   // Blocks that share a row in registers and shared memory, if they can.
   bool share(int split, int values, int shelf, CudaPlan* plan) const {
-    int64_t slots = values / part / vector;
+    int64_t slots = (wide == 8 && values > 24 ? 24 : values) / part / vector;
     if (slots < 1) slots = 1;
     if (vector * x_size < 8) shelf = 0;
     const int64_t threads = up_to(ceil_div(vectors, (slots + shelf) * split), 32);
     if (split > most_cluster(gpu) || threads > most_threads(gpu.compute, split)) return false;
     const int64_t each = ceil_div(vectors, threads * split);
-    if (each <= slots) slots = each;
+    const int64_t few_kinds = phase.full / vector;  // narrow vectors come in no more numbers than wide ones
+    if (each <= slots) slots = up_to(each, few_kinds);
     shelf = each > slots ? int(up_to(each - slots, 2)) : 0;
     if (shelf * threads * vector * x_size > gpu.shared - kStaticShared) return false;
     *plan = {

@@ -123,8 +123,8 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
     fail("the flat tier has vectors of one element, and 1 to 1024 rows a thread in its shelf");
   if (tier != Tier::flat && (shelf < 0 || shelf > 64 || shelf % (tier == Tier::grid ? 4 : 2)))
     fail("a shelf has up to 64 vectors, a multiple of 4 in the grid tier and of 2 in the block and cluster tiers");
-  if (tier == Tier::grid && (slots % 4 || slots > 16 || (slots > 8 && lanes > 512)))
-    fail("the grid tier has 4, 8, 12 or 16 vectors a thread, above 8 up to 512 threads");
+  if (tier == Tier::grid && (slots % 4 || slots > 16 || lanes > 512))
+    fail("the grid tier has 4, 8, 12 or 16 vectors a thread, and up to 512 threads");
   if ((tier == Tier::warp || tier == Tier::stream) && shelf) fail("the warp and stream tiers have no shelf");
   if (apart < 0 || apart > 1) fail("apart is 0 or 1");
   return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), apart == 1};

@@ -12,7 +12,12 @@
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
 constexpr int kThreads = LANES * ROWS;
-constexpr int kFit = 65536 / (kThreads * (32 + SLOTS * 9 / 8));
+#if __CUDA_ARCH__ >= 900
+constexpr int kOther = 32;  // registers beside the elements
+#else
+constexpr int kOther = 40;
+#endif
+constexpr int kFit = 65536 / (kThreads * (kOther + SLOTS * 9 / 8));
 constexpr int kBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 constexpr int kBytes = 16;  // of a vector
 

@@ -12,7 +12,7 @@
 #include "shelf.cuh"
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
-constexpr int kThreads = SLOTS > 8 ? 512 : 1024;
+constexpr int kThreads = 512;
 constexpr int kChunk = 4;  // vectors that are added to the state at a time
 
 typedef Accumulator<OUT>::type A;

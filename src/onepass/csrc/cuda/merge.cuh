@@ -8,7 +8,7 @@
 // Room for the parts of one merge. Two merges that follow one another need one each: there is no barrier after the
 // reads.
 template <int Cluster, class T>
-struct Parts {
+struct alignas(16) Parts {
   T at[Cluster * 32];
   Mailbox box;
 };
