@@ -117,7 +117,8 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
     vector = _vector(n, size)
     vectors = _vectors(n, vector)
     if tier == WARP:
-        values = up(vectors, lanes) * vector
+        kinds = max(vector, 4)  # values come in multiples of this
+        values = up(up(vectors, lanes) * vector, kinds) * kinds
         return Plan(WARP, lanes, THREADS // lanes, values, vector, 1, 0) if values <= most_kept(WARP, size) else None
     if tier == FLAT:
         held, values = THREADS // lanes, up(up(n, lanes), 2) * 2
