@@ -138,8 +138,11 @@ def test_a_torch_function_mode_sees_the_call(function, no_quick_way):
 
 def test_a_device_comes_in_once_its_engine_is_the_native_one(monkeypatch):
     monkeypatch.setattr(engines, "NATIVE", {-1})
+    loaded: list[int] = []
+    monkeypatch.setattr(engines, "load_once", loaded.append)
     monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "cuda" else "no")
     assert engines._best.__wrapped__("cuda", 3) == "cuda"
+    assert loaded == [3]
     assert sorted(engines.NATIVE) == [-1, 3]
     monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "triton" else "no")
     assert engines._best.__wrapped__("cuda", 4) == "triton"

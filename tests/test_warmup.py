@@ -51,7 +51,7 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, compute):
         count = len(native.kernels_to_warm(function, x_type, y_type, -1, compute))
         assert 10 < count <= MOST
     if x_type == y_type:
-        assert 10 < len(native.kernels_to_warm("logsumexp", x_type, y_type, -1, compute)) <= MOST // 2
+        assert 10 < len(native.kernels_to_warm("logsumexp", x_type, y_type, -1, compute)) <= MOST * 3 // 4
 
 
 def test_lengths_narrow_it_down():

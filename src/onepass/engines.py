@@ -6,6 +6,7 @@ import torch
 
 from . import native
 from . import triton as triton_engine
+from .tune.load import load_once
 
 ENGINES = ("cpu", "cuda", "triton")
 # The devices whose tensors "auto" gives to the native core, by Tensor.get_device(): -1 is the CPU, and a CUDA device
@@ -55,8 +56,10 @@ def _best(device_type: str, index: int | None) -> str:
     reasons = {engine: _unavailable(engine, device_type, index) for engine in ("cuda", "triton")}
     for engine, reason in reasons.items():
         if reason is None:
-            if engine == "cuda" and index is not None:
-                NATIVE.add(index)
+            if engine == "cuda":
+                load_once(index)
+                if index is not None:
+                    NATIVE.add(index)
             return engine
     said = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
     raise RuntimeError(f"onepass: no engine serves a tensor on a {device_type} device ({said})")
@@ -66,22 +69,31 @@ def _auto(device_type: str, index: int | None) -> str:
     return _best(device_type, index)
 
 
+def _refusal(engine: str, device_type: str, index: int | None) -> str | None:
+    """As `_unavailable`, for a call that is to follow: the CUDA engine then has the tables of its GPU."""
+    reason = _unavailable(engine, device_type, index)
+    if reason is None and engine == "cuda":
+        load_once(index)
+    return reason
+
+
 # So that a graph is traced around these questions, not through them: what torch.compiler.assume_constant_result sets,
 # but without importing the whole compiler for it (2.7 s).
 _auto._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def resolve(engine: str, device: torch.device) -> str:
     """The engine that serves a call: "cpu", "cuda" or "triton".
 
-    Raises ValueError for an unknown name, RuntimeError where a named engine cannot run, with the reason.
+    Raises ValueError for an unknown name, and for a file of tables (`onepass tune`) that is wrong; RuntimeError where a
+    named engine cannot run, with the reason.
     """
     if engine == "auto":
         return _auto(device.type, device.index)
     if engine not in ENGINES:
         raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
-    reason = _unavailable(engine, device.type, device.index)
+    reason = _refusal(engine, device.type, device.index)
     if reason is not None:
         raise RuntimeError(f"onepass: engine {engine!r} cannot run a tensor on {device}: {reason}")
     return engine

@@ -13,6 +13,7 @@ from .checks import FLOATS, check_input, normalise_dims, result_dtype
 from .devices import Known, known, measured_copy_gbs
 from .engines import ENGINES, resolve
 from .ops import REDUCTIONS, reduced_shape, state_dtype
+from .tune import load
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,15 @@ def _bandwidth(device: torch.device | None, entry: Known | None, given: float | 
     if device is not None and _is_here(device):
         return measured_copy_gbs(device), "the bandwidth is that of a copy, measured here now"
     return None, "no bandwidth is known for this device; give one with bandwidth="
+
+
+def _tables_note(device: torch.device | None, entry: Known | None) -> str:
+    """Where the tables that the plan was made with are from."""
+    if device is not None and device.type == "cuda" and torch.cuda.is_available():
+        kind = load.kind_of(device.index)
+    else:
+        kind = (entry.compute, entry.multiprocessors) if entry is not None else load.BUILT_IN
+    return load.note(native.tables(*kind), *kind)
 
 
 def _parse_device(device: Any, tensor: Tensor | None) -> tuple[torch.device | None, Known | None, str]:
@@ -181,6 +191,8 @@ def explain(
     plan = _native_plan("cpu" if chosen == "cpu" else "cuda", function, shaped, y_type, dims, address)
     moved = plan["bytes"]
     tier, launch = _describe(chosen, plan, function, shaped, y_type, real, notes)
+    if chosen == "cuda" and launch:
+        notes.append(_tables_note(real, entry))
     gbs, why = _bandwidth(real, entry, bandwidth)
     notes.append(why)
     return Explanation(

@@ -20,6 +20,7 @@ from onepass.cli.explain import explain
 from onepass.cli.gallery import gallery
 from onepass.cli.profile import profile
 from onepass.cli.traffic import traffic
+from onepass.cli.tune import tune
 from onepass.cli.warmup import warmup
 
 
@@ -60,7 +61,7 @@ def cli(context: click.Context, version: bool) -> None:
         context.exit()
 
 
-for _command in (bench, plot, compare, gallery, traffic, profile, warmup, info, explain):
+for _command in (bench, plot, compare, gallery, traffic, profile, warmup, info, explain, tune):
     cli.add_command(_command)
 
 

@@ -1,0 +1,195 @@
+"""`onepass tune`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onepass.cli.shared import Names, dtype_of, flat, ints, writable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from onepass.tune.measure import Point
+    from onepass.tune.store import Tables
+
+
+@click.command()
+@click.option("--device", metavar="DEVICE", help="cuda or cuda:N.  [default: the current one]")
+@click.option("--mib", type=click.IntRange(1), default=256, show_default=True, help="Size of an input, in MiB.")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=15, show_default=True, help="Calls of which the median counts."
+)
+@click.option("--lengths", metavar="N[,...]", help="Of the rows, in elements.  [default: about 110, from 2 to 1048576]")
+@click.option(
+    "--dtypes",
+    multiple=True,
+    type=Names(dtype_of),
+    metavar="DTYPE[,...]",
+    help="f32, and bf16 or f16.  [default: f32,bf16]",
+)
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="In place of the file that is then used.")
+@click.option("--fresh", is_flag=True, help="Do not go on with a sweep that was broken off.")
+@click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing.")
+def tune(
+    device: str | None,
+    mib: int,
+    repeats: int,
+    lengths: str | None,
+    dtypes: Sequence[Sequence[str]],
+    out: str | None,
+    fresh: bool,
+    show: bool,
+) -> None:
+    """Measure which plan serves each row length fastest on this GPU, and have the CUDA engine use it from then on.
+
+    A sweep that was broken off goes on where it stopped.
+
+    For example: onepass tune --dtypes bf16 --lengths 32000,50257,128256
+    """
+    given: dict[str, Any] = {"mib": mib, "repeats": repeats}
+    if lengths is not None:
+        given["lengths"] = ints(lengths, "--lengths")
+    if dtypes:
+        given["dtypes"] = flat(dtypes)
+    writable(out)
+    from onepass.tune import store
+    from onepass.tune.run import Options, cuda_index, tune
+
+    try:
+        options = Options(**given)
+        index = cuda_index(device)
+        if show:
+            _show(index)
+            return
+        with _watcher() as watcher:
+            stored = tune(f"cuda:{index}", options, Path(out) if out else None, fresh, watcher)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise click.UsageError(re.sub(r"^onepass: ", "", str(error))) from error
+    count = sum(len(table) for table in stored.tables.values())
+    click.echo(f"{stored.path}: {count} entries, from {len(options.points)} lengths on {stored.gpu}")
+    used = store.default_path(stored.compute, stored.multiprocessors)
+    if store.is_off():
+        click.echo("not used while ONEPASS_TABLES=off")
+    elif used.absolute() != stored.path:
+        click.echo(f"used where ONEPASS_TABLES={stored.path}")
+
+
+def _show(index: int) -> None:
+    import torch
+
+    from onepass import native
+    from onepass.engines import resolve
+    from onepass.tune.load import kind_of, note
+
+    resolve("cuda", torch.device("cuda", index))  # loads the file
+    kind = kind_of(index)
+    used = native.tables(*kind)
+    click.echo(f"{torch.cuda.get_device_name(index)}, compute {kind[0]}, {kind[1]} multiprocessors")
+    click.echo(note(used, *kind))
+    print_tables(used["tables"])
+
+
+def rows_of(tables: Tables) -> list[tuple[str, ...]]:
+    """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; empty for what a tier lacks."""
+    from onepass.tune.candidates import TIERS
+    from onepass.tune.store import ANY
+
+    rows = []
+    for name, table in tables.items():
+        first = 1
+        for limit, tier, *numbers in table:
+            lengths = f"{first} and more" if limit == ANY else f"{first} to {limit}"
+            tier_name = "as rows" if tier < 0 else TIERS[tier]
+            cells = [str(number) if number else "" for number in numbers] if tier >= 0 else [""] * 4
+            rows.append((name, lengths, tier_name, *cells))
+            first = limit + 1
+    return rows
+
+
+def print_tables(tables: Tables) -> None:
+    """A table on the terminal; without rich, its cells with tabs between."""
+    headings = ("table", "row length", "tier", "lanes", "values", "split", "shelf")
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        for cells in (headings, *rows_of(tables)):
+            click.echo("\t".join(cells))
+        return
+    shown = Table(box=box.SIMPLE)
+    for at, heading in enumerate(headings):
+        shown.add_column(heading, justify="left" if at < 3 else "right", no_wrap=True)
+    rows = rows_of(tables)
+    for at, cells in enumerate(rows):
+        shown.add_row(*cells, end_section=at + 1 < len(rows) and rows[at + 1][0] != cells[0])
+    Console(highlight=False).print(shown)
+
+
+class _Lines:
+    """A line a length, and a bar where there is one."""
+
+    def __init__(self, bar: Progress | None):
+        self.bar = bar
+        self.done = self.total = 0
+        self.tasks = {name: bar.add_task(name, total=None) for name in ("kernels", "lengths")} if bar else {}
+
+    def compiled(self, done: int, total: int) -> None:
+        if self.bar:
+            self.bar.update(self.tasks["kernels"], completed=done, total=total)
+
+    def measured(self, point: Point | None, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        if point is not None:
+            self.say(line_of(point))
+        elif done:
+            self.say(f"going on: {done} of {total} lengths are measured")
+        if self.bar:
+            self.bar.update(self.tasks["lengths"], completed=done, total=total)
+
+    def say(self, line: str) -> None:
+        if self.bar:
+            self.bar.console.print(line, highlight=False, markup=False)
+        else:
+            click.echo(line)
+
+
+def line_of(point: Point) -> str:
+    """What was measured for a length, in a line: the fastest choice and its speed."""
+    from onepass.tune.candidates import TIERS
+
+    choice = min(point.times, key=lambda c: (point.times[c], c))
+    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and key != "tier"]
+    what = " ".join([TIERS[choice.tier], *numbers])
+    return f"{point.dtype:8} {point.rows}x{point.n}: {what}, {point.copy_us / point.best:.3f} of a copy"
+
+
+@contextmanager
+def _watcher() -> Iterator[_Lines]:
+    """Says what is kept where the sweep is broken off."""
+    bar = _bar() if sys.stderr.isatty() else None
+    lines = _Lines(bar)
+    try:
+        with bar or nullcontext():
+            yield lines
+    except KeyboardInterrupt:
+        if lines.done:
+            click.echo(f"{lines.done} of {lines.total} lengths are kept; the same command goes on there", err=True)
+        raise
+
+
+def _bar() -> Progress | None:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        return None
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=Console(stderr=True))

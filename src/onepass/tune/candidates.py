@@ -1,0 +1,241 @@
+"""What may be the fastest for rows of a length: pure functions, which make of a table entry what csrc/plan.h does."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+TIERS = ("warp", "flat", "block", "cluster", "grid", "stream")
+WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
+THREADS = 128  # of a block, in the tiers warp and flat
+TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
+SHELVES = (0, 4, 8, 12, 16)
+GRIDS = ((512, 4),)  # threads, vectors in registers at least: plan.h has this form alone
+FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
+
+
+class Choice(NamedTuple):
+    """A table entry without its limit; `tier` is its place in TIERS, or -1 for "as the table of rows"."""
+
+    tier: int
+    lanes: int  # warp, flat: lanes a row; grid, stream: threads; block, cluster: 0, they follow from the row
+    values: int  # block, cluster, grid: elements a thread keeps in registers at most; stream: in flight; warp, flat: 0
+    split: int  # cluster: blocks that share a row
+    shelf: int  # block, cluster: vectors a thread keeps in shared memory at most
+
+
+class Plan(NamedTuple):
+    """The launch numbers of a call, as the private operator `_forced` takes them."""
+
+    tier: int
+    lanes: int
+    rows: int  # a block
+    values: int
+    vector: int
+    split: int
+    shelf: int
+    apart: int = 0
+
+
+class Candidate(NamedTuple):
+    choice: Choice
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What decides which plans a GPU takes. `shared`: bytes of shared memory that a plan may ask for;
+    `cooperative`: whether it takes cooperative launches."""
+
+    name: str
+    compute: int  # 90 for compute capability 9.0
+    multiprocessors: int
+    shared: int
+    cooperative: bool = True
+
+    def most_threads(self, split: int) -> int:
+        """The most threads of a block that shares a row, as rows.cu has it."""
+        return 1024 if self.compute == 90 else 768 if split > 1 else 896
+
+    @property
+    def most_cluster(self) -> int:
+        if self.compute < 90:
+            return 1
+        return 16 if self.compute == 90 and self.multiprocessors >= FULL_CLUSTERS else 8
+
+
+def up(a: int, b: int) -> int:
+    """a / b, rounded up.
+
+    >>> up(9, 4)
+    3
+    """
+    return -(-a // b)
+
+
+def is_odd(n: int, size: int) -> bool:
+    """Whether rows of n elements of `size` bytes are not a whole number of 16-byte vectors.
+
+    >>> is_odd(100, 4), is_odd(100, 2)
+    (False, True)
+    """
+    return n * size % 16 != 0
+
+
+def rows_of(n: int, size: int, mib: int) -> int:
+    """As many rows as `mib` MiB hold, at least one.
+
+    >>> rows_of(1024, 4, 256)
+    65536
+    """
+    return max(1, mib * 2**20 // (n * size))
+
+
+def _vector(n: int, size: int) -> int:
+    """The elements of a vector: 16 bytes, or as many as the row has; narrower in a row of few halves."""
+    vector = 16 // size
+    while vector > 1 and vector > n:
+        vector //= 2
+    while size == 2 and n < 128 and n % vector:
+        vector //= 2
+    return vector
+
+
+def _vectors(n: int, vector: int) -> int:
+    """Vectors of a row's aligned window at worst."""
+    return up(n if n % vector == 0 else n + vector - 1, vector)
+
+
+def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | None:
+    """The plan of a table entry for contiguous rows of n elements of `size` bytes; None where it cannot hold them.
+
+    >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
+    >>> resolve(Choice(WARP, 32, 0, 1, 0), 1000, 4, 4096, gpu)
+    Plan(tier=0, lanes=32, rows=4, values=32, vector=4, split=1, shelf=0, apart=0)
+    """
+    tier, lanes, values, split, shelf = choice
+    vector = _vector(n, size)
+    vectors = _vectors(n, vector)
+    if tier == WARP:
+        kinds = max(vector, 4)  # values come in multiples of this
+        values = up(up(vectors, lanes) * vector, kinds) * kinds
+        return Plan(WARP, lanes, THREADS // lanes, values, vector, 1, 0) if values <= most_kept(WARP, size) else None
+    if tier == FLAT:
+        held, values = THREADS // lanes, up(up(n, lanes), 2) * 2
+        turns = up(TILE, n * size * held)
+        turns = next(count for count in range(turns, turns + 8) if count * held % (16 // size) == 0)
+        fits = values <= most_kept(FLAT, size) and held * turns * n * size + 32 <= gpu.shared
+        return Plan(FLAT, lanes, held, values, 1, 1, turns) if fits else None
+    if tier == STREAM:
+        return Plan(STREAM, lanes, 1, max(values // vector, 1) * vector, vector, 1, 0)
+    if tier == GRID:
+        return _grid(choice, vectors, vector, rows, gpu)
+    slots = max(1, values // vector)
+    threads = up(up(vectors, (slots + shelf) * split), 32) * 32
+    if threads > gpu.most_threads(split) or split > gpu.most_cluster:
+        return None
+    each = up(vectors, threads * split)
+    slots, shelf = min(slots, each), up(max(0, each - slots), 2) * 2  # what the row needs
+    if shelf * threads * vector * size > gpu.shared:
+        return None
+    return Plan(tier, threads, 1, slots * vector, vector, split, shelf)
+
+
+def _grid(choice: Choice, vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
+    threads = choice.lanes
+    most = gpu.shared // (threads * 16) // 4 * 4
+    if not gpu.cooperative or most < 4:
+        return None
+    slots = max(4, choice.values // vector // 4 * 4)
+    alone = up(vectors, threads * (16 + most))  # blocks that hold a row between them
+    split = gpu.multiprocessors // rows if rows < gpu.multiprocessors else alone
+    split = min(max(min(split, up(vectors, threads * 2)), alone), gpu.multiprocessors)
+    each = up(vectors, split * threads)
+    if each > 2 * slots:
+        slots = 16 if each > 24 else 12
+    shelf = min(most, up(max(0, each - slots), 4) * 4)
+    return Plan(GRID, threads, 1, slots * vector, vector, split, shelf)
+
+
+def most_kept(tier: int, size: int) -> int:
+    """The most elements a thread keeps in registers: beyond, none was ever the fastest."""
+    return 48 if tier == FLAT else min(64, 160 // size)
+
+
+def capacity(choice: Choice, size: int, gpu: Gpu) -> int:
+    """The longest row of whole vectors that the entry can hold.
+
+    >>> capacity(Choice(BLOCK, 0, 32, 1, 0), 4, Gpu("an H200", 90, 132, 211 * 1024))
+    32768
+    """
+    tier, lanes, values, split, shelf = choice
+    vector = 16 // size
+    if tier == WARP:
+        return lanes * most_kept(WARP, size)
+    if tier == FLAT:
+        return min(lanes * most_kept(FLAT, size), (gpu.shared - 32) // (THREADS // lanes * size))
+    if tier in (GRID, STREAM) or tier < 0:
+        return 2**63 - 1
+    kept = values + shelf * vector
+    threads = gpu.most_threads(split)
+    if shelf:
+        threads = min(threads, gpu.shared // (shelf * 16) // 32 * 32)
+    return threads * kept * split
+
+
+def _choices(n: int, size: int, rows: int) -> Iterator[Choice]:
+    """All that might be the fastest, whether it fits or not."""
+    widest, most = 16 // size, 128 // size
+    for lanes in (1, 2, 4, 8, 16, 32):
+        if n <= 2048 and lanes <= max(1, 2 * _vectors(n, _vector(n, size))):
+            yield Choice(WARP, lanes, 0, 1, 0)
+        if is_odd(n, size) and (lanes == 1 or up(n, lanes) > 8):
+            yield Choice(FLAT, lanes, 0, 1, 0)
+    for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, *range(most // 2, most + 1, most // 8)), SHELVES):
+        small = n < 512 or (split > 1 and n < 8192) or (shelf > 0 and n < 14000)
+        if not small and (shelf == 0 or values >= most // 2):
+            yield Choice(BLOCK if split == 1 else CLUSTER, 0, values, split, shelf)
+    if n >= 131072 and rows > 1:
+        for threads, slots in GRIDS:
+            yield Choice(GRID, threads, slots * widest, 1, 0)
+    if n >= 12288:
+        for threads in (512, 1024):
+            yield Choice(STREAM, threads, 16, 1, 0)
+
+
+def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
+    """All that may be the fastest for `rows` contiguous rows of n elements of `size` bytes (4, or 2).
+
+    Several may come to one plan: values and shelves shrink to what a row needs.
+
+    >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
+    >>> [c.choice.lanes for c in candidates(8, 4, 2**20, gpu)]
+    [1, 2, 4]
+    """
+    found: dict[Choice, Candidate] = {}
+    least = 32 if n < 2048 else 64
+    for choice in _choices(n, size, rows):
+        plan = resolve(choice, n, size, rows, gpu)
+        if plan is None:
+            continue
+        if plan.tier in (BLOCK, CLUSTER):
+            most = 512 if plan.shelf else 1024 if plan.split == 1 else 768
+            if not least <= plan.lanes <= most:
+                continue
+        found[choice] = Candidate(choice, plan)
+    return list(found.values())
+
+
+def kernels(todo: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:
+    """One (dtype, plan) for each kernel: most take any number of threads and of blocks.
+
+    >>> plan = Plan(BLOCK, 128, 1, 32, 4, 1, 0)
+    >>> len(kernels([("float32", plan), ("float32", plan._replace(lanes=256)), ("float32", plan._replace(values=16))]))
+    2
+    """
+    told = {}
+    for dtype, p in todo:
+        per_warp = p.tier in (WARP, FLAT)
+        key = (dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector)
+        told[key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp] = (dtype, p)
+    return list(told.values())

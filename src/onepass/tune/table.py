@@ -1,0 +1,124 @@
+"""From measured times to table entries: pure functions.
+
+An entry is [limit, tier, lanes, values, split, shelf] as in csrc/plan.h: how rows of up to `limit` elements are served.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from onepass.tune.candidates import FLAT, Choice, Gpu, capacity, is_odd
+from onepass.tune.measure import Point
+from onepass.tune.store import ANY, NAMES, Table, Tables
+
+AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in a table of odd lengths: the table of rows has it
+NEAR = 1.01  # of the best time: as good
+
+
+def _middle(a: int, b: int) -> int:
+    return max(a, min(math.isqrt(a * b), b - 1))
+
+
+def entries(points: Sequence[Point], holds: Callable[[Choice], int]) -> Table:
+    """The fewest entries that serve each measured length within 1% of its best, by rising length.
+
+    Args:
+        points: by rising length, which the last entry's limit is.
+        holds: the longest row of a choice. A limit between two measured lengths is their geometric middle, or that.
+
+    >>> warp, block = Choice(0, 32, 0, 1, 0), Choice(2, 0, 32, 1, 0)
+    >>> points = [Point("float32", n, 1, 1.0, {warp: n / 1000, block: 2.0}, {}) for n in (1000, 1100, 4000)]
+    >>> entries(points, lambda choice: 32768)
+    [[2097, 0, 32, 0, 1, 0], [4000, 2, 0, 32, 1, 0]]
+    """
+    found: Table = []
+    at = 0
+    while at < len(points):
+        end, shared = at, _near(points[at])
+        while end + 1 < len(points) and (both := shared & _near(points[end + 1])):
+            end, shared = end + 1, both
+        group = points[at : end + 1]
+        best = min(shared, key=lambda choice: (sum(math.log(p.times[choice] / p.best) for p in group), choice))
+        last = points[end].n
+        limit = max(last, min(_middle(last, points[end + 1].n), holds(best))) if end + 1 < len(points) else last
+        found.append([limit, *best])
+        at = end + 1
+    return found
+
+
+def _near(point: Point) -> set[Choice]:
+    return {choice for choice, us in point.times.items() if us <= NEAR * point.best}
+
+
+def _only(point: Point, flat: bool) -> Point | None:
+    """The point with its flat choices alone, or without them; None where nothing is left."""
+    times = {choice: us for choice, us in point.times.items() if (choice.tier == FLAT) == flat}
+    return Point(point.dtype, point.n, point.rows, point.copy_us, times, point.refused) if times else None
+
+
+def flat_pays(points: Sequence[Point]) -> int:
+    """For how many of the odd lengths, by rising length, the tier flat is taken: the cut that costs the least time.
+
+    >>> flat, warp = Choice(1, 4, 0, 1, 0), Choice(0, 4, 0, 1, 0)
+    >>> times = {3: (1, 3), 5: (2.01, 2), 9: (1, 2), 33: (3, 2)}  # flat, warp
+    >>> flat_pays([Point("float32", n, 1, 1.0, {flat: a, warp: b}, {}) for n, (a, b) in times.items()])
+    3
+    """
+    total, least, cut = 0.0, 0.0, 0
+    for count, point in enumerate(points, 1):
+        flat, other = _only(point, True), _only(point, False)
+        if flat is None:
+            break
+        total += math.log(flat.best / other.best) if other else -math.inf
+        if total < least:
+            least, cut = total, count
+    return cut
+
+
+def spliced(base: Table, found: Table, first: int) -> Table:
+    """The entries found, which serve rows of `first` elements and more, in place of those of `base` for these lengths.
+
+    >>> spliced([[8, 0, 1, 0, 1, 0], [64, 0, 4, 0, 1, 0]], [[32, 0, 8, 0, 1, 0]], 17)
+    [[8, 0, 1, 0, 1, 0], [16, 0, 4, 0, 1, 0], [32, 0, 8, 0, 1, 0], [64, 0, 4, 0, 1, 0]]
+    """
+    head = [entry for entry in base if entry[0] < first]
+    if first > 1 and (not head or head[-1][0] < first - 1):
+        cut = next(entry for entry in base if entry[0] >= first)
+        if cut[1] != AS_ROWS.tier or found[0][1] == AS_ROWS.tier:  # no gap in what the tier flat serves
+            head.append([first - 1, *cut[1:]])
+    table: Table = []
+    for entry in [*head, *found, *(entry for entry in base if entry[0] > found[-1][0])]:
+        if table and table[-1][1:] == entry[1:]:
+            table.pop()
+        table.append(list(entry))
+    return table
+
+
+def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
+    """The four tables: entries for the lengths measured, and those of `base` below the shortest and above the longest.
+
+    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier flat pays they are in a
+    table of their own; beyond, they are in the table of rows with all others.
+    """
+    tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
+    for size in (4, 2):
+        points = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
+        odd = [p for p in points if is_odd(p.n, size)]
+        bits = 8 * size
+
+        def holds(choice: Choice, size: int = size) -> int:
+            return capacity(choice, size, gpu)
+
+        cut = flat_pays(odd)
+        flat_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
+        if flat_table and cut < len(odd):
+            limit = _middle(odd[cut - 1].n, odd[cut].n)
+            flat_table[-1][0] = max(flat_table[-1][0], min(limit, holds(Choice(*flat_table[-1][1:]))))
+        if odd:
+            served = [*flat_table, [ANY, *AS_ROWS]] if cut < len(odd) else flat_table
+            tables[f"odd{bits}"] = spliced(base[f"odd{bits}"], served, odd[0].n)
+        longest = odd[cut - 1].n if cut else 0
+        others = [p for p in points if not is_odd(p.n, size) or p.n > longest]
+        rows = [other for p in others if (other := _only(p, False))]
+        if rows:
+            tables[f"rows{bits}"] = spliced(base[f"rows{bits}"], entries(rows, holds), rows[0].n)
+    return tables

@@ -1,0 +1,140 @@
+"""What the sweep tries: all of it is a table entry, and the plan tried is the one that the engine makes of it."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from onepass import native
+from onepass.tune.candidates import TIERS, Choice, Gpu, Plan, candidates, capacity, is_odd, kernels, resolve, rows_of
+from onepass.tune.lengths import LENGTHS, ODD, WHOLE
+from tune_support import A100, GPUS, H200, RTX, tables_back
+
+__all__ = ["tables_back"]
+MANY = 100_000  # rows: so many that none is spread for want of others
+TYPES = [(torch.float32, 4), (torch.bfloat16, 2)]
+every_type = pytest.mark.parametrize(("dtype", "size"), TYPES, ids=["float32", "bfloat16"])
+every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+ANY = 2**63 - 1
+
+
+def engine_plan(dtype: torch.dtype, n: int, rows: int = MANY) -> Plan:
+    found = native.plan("softmax", True, [rows, n], [n, 1], [n, 1], [1], dtype, dtype)
+    keys = ("lanes", "rows_per_block", "values", "vector", "split", "shelf", "apart")
+    return Plan(TIERS.index(found["tier"]), *(int(found[key]) for key in keys))
+
+
+@every_type
+def test_the_built_in_entries_come_to_the_engines_plans(dtype, size):
+    tables = native.tables(90, 132)["tables"]
+    limits = {limit + by for table in tables.values() for limit, *_ in table[:-1] for by in (-1, 0, 1)}
+    for n in sorted({*range(2, 2200), *limits, *LENGTHS}):
+        odd = is_odd(n, size) and next(e for e in tables[f"odd{8 * size}"] if n <= e[0])
+        entry = odd if odd and odd[1] >= 0 else next(e for e in tables[f"rows{8 * size}"] if n <= e[0])
+        assert resolve(Choice(*entry[1:]), n, size, MANY, H200) == engine_plan(dtype, n), (n, entry)
+
+
+@every_type
+def test_every_candidate_is_an_entry_and_its_plan_the_engines(dtype, size, tables_back):
+    built_in = native.tables(90, 132)["tables"]
+    seen = set()
+    for n in LENGTHS:
+        for choice, plan in candidates(n, size, MANY, H200):
+            odd = choice.tier == TIERS.index("flat")
+            tables = dict(built_in, **{f"odd{8 * size}": [[ANY, -1, 0, 0, 1, 0]]})
+            name = f"{'odd' if odd else 'rows'}{8 * size}"
+            tables[name] = [[n, *choice], *(entry for entry in built_in[name] if entry[0] > n)]
+            native.set_tables(90, 132, "a test", tables)
+            assert engine_plan(dtype, n) == plan, (n, choice)
+            seen.add(TIERS[plan.tier])
+    assert seen == set(TIERS)
+
+
+@every_type
+def test_the_built_in_plans_are_tried_too(dtype, size):
+    tables = native.tables(90, 132)["tables"]
+    for n in LENGTHS:
+        plans = {c.plan for c in candidates(n, size, MANY, H200)}
+        assert engine_plan(dtype, n) in plans, n
+        entry = next(e for e in tables[f"rows{8 * size}"] if n <= e[0])
+        assert resolve(Choice(*entry[1:]), n, size, MANY, H200) in plans, (n, entry)
+
+
+@pytest.mark.parametrize("rows", [2, 40, 70, 131, 132, 5000])
+@every_type
+def test_a_row_over_many_blocks_takes_so_many_as_the_rows_leave(dtype, size, rows, tables_back):
+    """As the engine's, which has this tier for few rows."""
+    grid = Choice(TIERS.index("grid"), 512, 64 // size, 1, 0)
+    tables = {**native.tables(90, 132)["tables"], f"rows{8 * size}": [[ANY, *grid]]}
+    native.set_tables(90, 132, "a test", tables)
+    for n in (2**20, 2**20 + 4, 3_000_000, 2**23):
+        plan = engine_plan(dtype, n, rows)
+        assert plan.tier != grid.tier or resolve(grid, n, size, rows, H200) == plan
+        assert rows < 70 or plan.tier == grid.tier
+
+
+@every_gpu
+@every_type
+def test_every_length_has_candidates_that_fit(dtype, size, gpu):
+    for n in LENGTHS:
+        tried = candidates(n, size, rows_of(n, size, 256), gpu)
+        assert any(c.choice.tier != TIERS.index("flat") for c in tried)
+        assert len(tried) == len({c.choice for c in tried}) < 150
+        for choice, plan in tried:
+            tier = TIERS[plan.tier]
+            assert capacity(choice, size, gpu) >= n
+            assert tier != "flat" or is_odd(n, size)
+            if tier in ("block", "cluster"):
+                vectors = plan.lanes * plan.split * (plan.values // plan.vector + plan.shelf)
+                assert vectors * plan.vector >= (n if n % plan.vector == 0 else n + plan.vector - 1)
+                assert plan.lanes % 32 == 0
+                assert plan.lanes <= gpu.most_threads(plan.split)
+                assert plan.split <= gpu.most_cluster
+                assert plan.shelf * plan.lanes * 16 <= gpu.shared
+
+
+def test_no_clusters_before_compute_9():
+    assert not [c for c in candidates(65536, 4, 1024, A100) if c.plan.split > 1 and TIERS[c.plan.tier] == "cluster"]
+    assert [c for c in candidates(65536, 4, 1024, H200) if c.plan.split == 16]
+
+
+def test_a_gpu_without_cooperative_launches_has_no_grid():
+    alone = Gpu(H200.name, 90, 132, H200.shared, cooperative=False)
+    tiers = [{TIERS[c.plan.tier] for c in candidates(2**20, 4, 64, gpu)} for gpu in (H200, alone)]
+    assert tiers[0] - tiers[1] == {"grid"}
+
+
+@every_gpu
+@every_type
+def test_capacity_is_the_longest_whole_row(dtype, size, gpu):
+    vector = 16 // size
+    choices = {c.choice for n in WHOLE for c in candidates(n, size, MANY, gpu)}
+    for choice in choices:
+        longest = capacity(choice, size, gpu)
+        if longest < ANY:
+            assert resolve(choice, longest // vector * vector, size, MANY, gpu) is not None, choice
+            # the most threads of a block that has a shelf depend on how much of it a row needs
+            assert choice.shelf or resolve(choice, longest + vector, size, MANY, gpu) is None, choice
+
+
+def test_lengths_are_close_to_each_other():
+    for lengths in (WHOLE, LENGTHS):
+        longer = [n for n in lengths if 64 <= n <= 2**19]
+        assert max(b / a for a, b in pairwise(longer)) <= 1.3334
+    short = [n for n in ODD if 25 <= n <= 1500]
+    assert max(b / a for a, b in pairwise(short)) <= 1.55
+    assert list(LENGTHS) == sorted(set(LENGTHS))
+    assert all(n % 8 == 0 for n in WHOLE[1:])
+    assert all(is_odd(n, 2) for n in ODD)
+
+
+@pytest.mark.parametrize("gpu", [H200, RTX], ids=lambda gpu: gpu.name)
+def test_the_number_of_kernels_is_bounded(gpu):
+    todo = [
+        (str(dtype), c.plan)
+        for dtype, size in TYPES
+        for n in LENGTHS
+        for c in candidates(n, size, rows_of(n, size, 256), gpu)
+    ]
+    assert 100 < len(kernels(todo)) < 500
+    assert len(kernels(todo)) < len(set(todo)) / 2

@@ -1,0 +1,97 @@
+"""Checking and timing candidates, with launches that are made up: what is wrong, refused, or fails."""
+
+import json
+
+import pytest
+import torch
+
+from onepass.tune.candidates import Candidate, Choice, Plan
+from onepass.tune.measure import Point, WrongResultError, check, measure
+
+CHOICES = [Choice(0, lanes, 0, 1, 0) for lanes in (1, 2, 4, 8)]
+TRIED = [Candidate(c, Plan(0, c.lanes, 128 // c.lanes, 4, 4, 1, 0)) for c in CHOICES]
+
+
+def launcher(spoil):
+    def launch(x, plan, y):
+        e = x.double().exp()
+        y.copy_(e / e.sum(1, keepdim=True))
+        spoil(plan, y)
+
+    return launch
+
+
+def measured(spoil, tried=TRIED, settle=lambda: None) -> Point:
+    x = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+    return measure(x, tried, launcher(spoil), lambda call: (call(), 5.0)[1], settle)
+
+
+def test_a_point_has_a_time_for_each_choice():
+    point = measured(lambda plan, y: None)
+    assert (point.dtype, point.n, point.rows, point.copy_us) == ("float32", 8, 100, 5.0)
+    assert point.times == dict.fromkeys(CHOICES, 5.0)
+    assert Point.from_dict(json.loads(json.dumps(point.as_dict()))) == point
+
+
+def test_choices_of_one_plan_are_measured_once():
+    calls = []
+    other = Candidate(Choice(0, 16, 0, 1, 0), TRIED[0].plan)
+    point = measured(lambda plan, y: calls.append(plan), [*TRIED, other])
+    assert set(point.times) == {*CHOICES, other.choice}
+    assert calls.count(TRIED[0].plan) == calls.count(TRIED[1].plan)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda y: y.mul_(1.001), "an error of 1.0e-03, 1e-05 is allowed"),
+        (lambda y: y[:, -1].fill_(torch.nan), "is wrong"),
+        (lambda y: y[-1].fill_(0), "is wrong"),
+        (lambda y: y[1:-1].fill_(torch.nan), "is wrong"),
+    ],
+)
+def test_a_wrong_candidate_is_an_error(spoil, words):
+    with pytest.raises(WrongResultError, match=words) as raised:
+        measured(lambda plan, y: spoil(y) if plan.lanes == 4 else None)
+    assert "100x8 float32 by plan (0, 4, 32," in str(raised.value)
+
+
+def test_a_single_row_that_was_not_drawn_is_missed_by_no_one():
+    """Whatever rows are drawn to be compared, an element that was not written is found."""
+    for row in range(100):
+        with pytest.raises(WrongResultError):
+            measured(lambda plan, y, row=row: y[row, 3].fill_(torch.nan))
+
+
+def test_what_is_refused_is_skipped():
+    def spoil(plan, y):
+        if plan.lanes != 4:
+            raise RuntimeError("onepass: too few lanes\nand more")
+
+    point = measured(spoil)
+    assert set(point.times) == {CHOICES[2]}
+    assert point.refused == {"too few lanes": 3}
+
+
+def test_a_gpu_that_fails_ends_the_sweep():
+    def spoil(plan, y):
+        raise RuntimeError("launch")
+
+    def settle():
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        measured(spoil, settle=settle)
+    with pytest.raises(RuntimeError, match="no plan for 100x8 float32 can be launched: launch"):
+        measured(spoil)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_is_no_error_and_more_is(dtype):
+    exact = torch.softmax(torch.linspace(-20, 5, 4000, dtype=torch.float64), 0)  # far below the least normal half
+    check(exact.to(dtype), exact, "it")
+    for at in (0, 2000, 3999):
+        wrong = exact.to(dtype)
+        wrong[at] = wrong[at] * 1.02 + 2e-7
+        with pytest.raises(WrongResultError, match="it is wrong"):
+            check(wrong, exact, "it")
