@@ -15,7 +15,15 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/onepass/csrc")
-PLAIN = ["ops.cpp", "tables.cpp", "settings.cpp", "inspect.cpp", "kernels.cpp", "../gallery/cpu_threepass.cpp", "../gallery/cpu_online.cpp"]
+PLAIN = [
+    "ops.cpp",
+    "tables.cpp",
+    "settings.cpp",
+    "inspect.cpp",
+    "kernels.cpp",
+    "../gallery/cpu_threepass.cpp",
+    "../gallery/cpu_online.cpp",
+]
 PLAIN += [f"cuda/{name}.cpp" for name in ("driver", "cache", "compile", "launch", "engine", "warm")]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
 SETS = {"baseline": []}

@@ -98,9 +98,9 @@ def test_every_tier(function, x_type, y_type):
             out = torch.full(shape, torch.nan, device="cuda", dtype=y_type)
             torch.ops.onepass._forced(x, native.FUNCTIONS.index(function), [1], False, forced, out)
             if state:
-                m, l = reference.state(x, 1)
+                m, total = reference.state(x, 1)
                 torch.testing.assert_close(out[0].double(), m, rtol=0, atol=0, equal_nan=True)
-                torch.testing.assert_close(out[1].double(), l, rtol=4e-6, atol=0, equal_nan=True)
+                torch.testing.assert_close(out[1].double(), total, rtol=4e-6, atol=0, equal_nan=True)
             else:
                 close(out, expect(function, x, y_type), y_type, function)
 

@@ -100,7 +100,7 @@ def test_an_unknown_name_is_told_with_those_there_are() -> None:
     ("shape", "device", "twice"),
     [
         ((4096, 781), "h200", False),
-        ((64, 200_000), "h200", True),
+        ((64, 200_000), "h200", False),
         ((64, 2048), "cpu", False),
         ((64, 2049), "cpu", True),
     ],
@@ -114,6 +114,16 @@ def test_onepass_by_its_plan(shape: tuple[int, int], device: str, twice: bool) -
     assert ("read twice" in line.note) == twice
     if device == "h200":
         assert (plan.tier == "stream") == twice
+
+
+def test_what_does_not_fit_the_chip_is_read_twice() -> None:
+    plan = onepass.explain((4, 4 << 20), device="h200", bandwidth=1.0)
+    again = plan.launch["read_again"]
+    assert (plan.tier, again > 0) == ("grid", True)
+    line = predictions(4, 4 << 20, torch.float32, "h200", ["onepass"])[1]
+    assert line.bytes == plan.bytes + 4 * 4 * again
+    assert (line.cached_bytes, f"{again} elements" in line.note) == (plan.bytes, True)
+    assert "read_again" not in onepass.explain((1, 1 << 20), device="h200").launch
 
 
 def test_the_cpu_engines_block_is_the_one_in_its_source() -> None:

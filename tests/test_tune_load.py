@@ -132,7 +132,6 @@ LAST = [store.ANY, 5, 512, 16, 1, 0]
         # what the engine says
         (with_table("rows32", [[8, 0, 3, 0, 1, 0], LAST]), "lanes is a power of two"),
         (with_table("rows32", [[8, -1, 0, 0, 1, 0], LAST]), "rows32"),
-        (with_table("rows16", [[8, 1, 4, 0, 1, 0], LAST]), "flat tier is for odd tables"),
         (with_table("odd16", [LAST]), "odd tables have the flat tier alone"),
         (with_table("rows32", [[4096, 0, 32, 0, 1, 0], LAST]), "so few lanes"),
         (changed(compute=80), "is of a GPU .compute 80, multiprocessors 7.; this GPU has compute 90"),

@@ -244,7 +244,21 @@ def _describe(
         )
         numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
-    shown = ("source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "apart")
+    shown: tuple[str, ...] = (
+        "source",
+        "grid",
+        "threads",
+        "lanes",
+        "rows_per_block",
+        "values",
+        "vector",
+        "split",
+        "shelf",
+        "apart",
+    )
+    shown += ("read_again",) if plan["read_again"] else ()
     if plan["tier"] == "stream" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
+    if plan["read_again"] and function not in REDUCTIONS:
+        notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")
     return plan["tier"], {key: plan[key] for key in shown}

@@ -40,8 +40,9 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
   return json + ", " + field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
          field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
          field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +
-         field("apart", plan.apart) + ", " + field("threads", plan.threads()) + ", " +
-         field("grid", plan.grid(layout.rows)) + ", " + field("source", cuda::source_of(plan.tier)) + "}";
+         field("apart", plan.apart) + ", " + field("read_again", plan.read_again(rows.n)) + ", " +
+         field("threads", plan.threads()) + ", " + field("grid", plan.grid(layout.rows)) + ", " +
+         field("source", cuda::source_of(plan.tier)) + "}";
 }
 
 }  // namespace

@@ -30,6 +30,11 @@ struct CudaPlan {
 
   int threads() const { return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : lanes; }
   int slots() const { return values / vector; }
+  // Elements of a row that the tier grid does not keep on the chip.
+  int64_t read_again(int64_t n) const {
+    const int64_t kept = int64_t(split) * lanes * (values + shelf * vector);
+    return tier == Tier::grid && n > kept ? n - kept : 0;
+  }
   bool shelved() const { return (tier == Tier::block || tier == Tier::cluster) && shelf; }
   // Rows that one block, or the blocks that share rows, take at a time.
   int64_t group() const { return tier == Tier::flat ? rows_per_block * shelf : rows_per_block; }
@@ -223,7 +228,8 @@ struct Planner {
       const int64_t whole = half ? kWholeChipHalves : kWholeChip;
       const bool few = length >= whole && layout.rows <= kFewWhole;
       const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.multiprocessors / 2;
-      if ((few || pairs) && vector == phase.full && grid(512, half ? 32 : 16, &made)) return made;
+      if ((few || pairs) && vector == phase.full && grid(512, half ? 32 : 16, &made) && (few || !made.read_again(n)))
+        return made;
       for (int split = 16; split > entry.split; split /= 2) {
         if (layout.rows * split > 4 * gpu.multiprocessors) continue;
         for (const int values : {32, 16, 8}) {

@@ -139,8 +139,11 @@ def predict_onepass(rows: int, n: int, dtype: torch.dtype, device: str) -> Predi
     plan = onepass.explain((rows, n), dtype=dtype, device=device, bandwidth=1.0)  # given, so that none is measured
     streams = plan.tier in ("stream", "online") or (plan.engine == "cpu" and n > _CPU_BLOCK)
     twice = f"; a row of {n} elements is read twice" if streams else ""
-    note = f"onepass: {plan.engine} engine, tier {plan.tier}{twice}"
     traffic, cached = (_TWICE, LEAST) if streams else (LEAST, None)
+    if again := int(plan.launch.get("read_again", 0)):
+        twice = f"; {again} elements of a row, which do not fit the chip, are read twice"
+        traffic, cached = Traffic((1, again), (1, 0)), LEAST
+    note = f"onepass: {plan.engine} engine, tier {plan.tier}{twice}"
     return predict("onepass", traffic, cached, rows, n, dtype, note)
 
 

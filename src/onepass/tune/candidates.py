@@ -10,6 +10,8 @@ WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 THREADS = 128  # of a block, in the tiers warp and flat
 TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
 SHELVES = (0, 4, 8, 12, 16)
+LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
+FEW = 8  # rows that go over the whole chip
 GRIDS = ((512, 4),)  # threads, vectors in registers at least: plan.h has this form alone
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
 
@@ -18,7 +20,7 @@ class Choice(NamedTuple):
     """A table entry without its limit; `tier` is its place in TIERS, or -1 for "as the table of rows"."""
 
     tier: int
-    lanes: int  # warp, flat: lanes a row; grid, stream: threads; block, cluster: 0, they follow from the row
+    lanes: int  # warp, flat: lanes a row; else threads: block, cluster: at least
     values: int  # block, cluster, grid: elements a thread keeps in registers at most; stream: in flight; warp, flat: 0
     split: int  # cluster: blocks that share a row
     shelf: int  # block, cluster: vectors a thread keeps in shared memory at most
@@ -131,7 +133,7 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
     if tier == GRID:
         return _grid(choice, vectors, vector, rows, gpu)
     slots = max(1, values // vector)
-    threads = up(up(vectors, (slots + shelf) * split), 32) * 32
+    threads = max(lanes, up(up(vectors, (slots + shelf) * split), 32) * 32)
     if threads > gpu.most_threads(split) or split > gpu.most_cluster:
         return None
     each = up(vectors, threads * split)
@@ -143,13 +145,16 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
 
 def _grid(choice: Choice, vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
     threads = choice.lanes
+    if rows <= FEW and vectors * rows <= gpu.multiprocessors * 256 * 16:
+        threads = 256
     most = gpu.shared // (threads * 16) // 4 * 4
     if not gpu.cooperative or most < 4:
         return None
     slots = max(4, choice.values // vector // 4 * 4)
     alone = up(vectors, threads * (16 + most))  # blocks that hold a row between them
     split = gpu.multiprocessors // rows if rows < gpu.multiprocessors else alone
-    split = min(max(min(split, up(vectors, threads * 2)), alone), gpu.multiprocessors)
+    split = min(split, up(vectors, threads * 2))
+    split = min(alone if 2 * split < alone else split, gpu.multiprocessors)
     each = up(vectors, split * threads)
     if each > 2 * slots:
         slots = 16 if each > 24 else 12
@@ -194,7 +199,8 @@ def _choices(n: int, size: int, rows: int) -> Iterator[Choice]:
     for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, *range(most // 2, most + 1, most // 8)), SHELVES):
         small = n < 512 or (split > 1 and n < 8192) or (shelf > 0 and n < 14000)
         if not small and (shelf == 0 or values >= most // 2):
-            yield Choice(BLOCK if split == 1 else CLUSTER, 0, values, split, shelf)
+            for lanes in LEAST_THREADS if shelf else (0,):
+                yield Choice(BLOCK if split == 1 else CLUSTER, lanes, values, split, shelf)
     if n >= 131072 and rows > 1:
         for threads, slots in GRIDS:
             yield Choice(GRID, threads, slots * widest, 1, 0)
