@@ -92,9 +92,9 @@ def plans(n: int, size: int, rows: int) -> list[Plan]:
         threads = up(vectors, (values // widest + shelf) * split * 32) * 32
         least = 64 if n < 8192 else 128
         small = n < 512 or (split > 1 and n < 8192) or (shelf and n < 14000)
-        if not small and least <= threads <= (1024 if split == 1 else 768):
-            if shelf == 0 or (values >= most // 2 and threads <= 512):
-                found.append((BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, 0))
+        fits = least <= threads <= (1024 if split == 1 else 768)
+        if not small and fits and (shelf == 0 or (values >= most // 2 and threads <= 512)):
+            found.append((BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, 0))
     if n >= 12288:
         found += [(STREAM, threads, 1, 16, widest, 1, 0, 0) for threads in (512, 1024)]
     if n >= 131072 and rows > 1:
@@ -107,9 +107,9 @@ def few_plans(rows: int, n: int, size: int) -> list[Plan]:
     vectors = up(n, widest)
     for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, most // 2, most * 5 // 8, most), FEW_SHELVES):
         threads = up(vectors, (values // widest + shelf) * split * 32) * 32
-        if 128 <= threads <= 1024 and rows * split <= 4 * SMS and shelf * threads * 16 < SHARED:
-            if n < 2**19 and (rows * split >= 16 or split == 16):
-                found.append((BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, 0))
+        fits = 128 <= threads <= 1024 and rows * split <= 4 * SMS and shelf * threads * 16 < SHARED
+        if fits and n < 2**19 and (rows * split >= 16 or split == 16):
+            found.append((BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, 0))
     return sorted(set(found))
 
 

@@ -264,4 +264,4 @@ def test_memory_is_given_back_between_cases() -> None:
         assert all(row.ok for row in runner.run([pair]).rows)
         seen.append(torch.cuda.memory_reserved())
     assert max(seen) - min(seen) < 64 << 20
-    assert max(seen) < 1 << 30
+    assert max(seen) < 4 << 30  # buffers that flush the L2 cache, and those of the graphs

@@ -53,14 +53,16 @@ def _unavailable(engine: str, device_type: str, index: int | None) -> str | None
 def _best(device_type: str, index: int | None) -> str:
     if device_type in ("cpu", "meta"):
         return "cpu"
-    reasons = {engine: _unavailable(engine, device_type, index) for engine in ("cuda", "triton")}
-    for engine, reason in reasons.items():
+    reasons = {}
+    for engine in ("cuda", "triton"):  # one after the other: asking about Triton imports it, 0.12 s
+        reason = _unavailable(engine, device_type, index)
         if reason is None:
             if engine == "cuda":
                 load_once(index)
                 if index is not None:
                     NATIVE.add(index)
             return engine
+        reasons[engine] = reason
     said = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
     raise RuntimeError(f"onepass: no engine serves a tensor on a {device_type} device ({said})")
 

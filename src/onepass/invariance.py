@@ -10,12 +10,12 @@ _UNSET, _ASK = -1, 2
 
 
 class batch_invariant:
-    """In this context, in this thread, a row's result has the same bits alone, among any number of rows, and wherever it lies.
+    """In this context, in this thread, a row's bits are the same alone, among any number of rows, and wherever it lies.
 
-    By default the CUDA engine looks at the number of rows (few long rows are spread over more of the GPU) and reads rows
-    through aligned windows; both change the order in which a row is added up, and with it the last bit of a result. Here
-    plans follow from the dtypes, the layout's kind and the length of a row alone. Few long rows then take longer, and so
-    do rows that begin within a 16-byte vector. Results are the same bits from run to run in either case.
+    By default the CUDA engine looks at the number of rows (few long rows are spread over more of the GPU) and reads
+    rows through aligned windows; both change the order in which a row is added up, and with it the last bit of a
+    result. Here plans follow from the dtypes and the length of a row alone. Few long rows then take longer, and so do
+    rows that begin within a 16-byte vector. Results are the same bits from run to run in either case.
 
     Args:
         enabled: False switches it off in the context, whatever `set_batch_invariant` has set.

@@ -70,7 +70,10 @@ def plan(
 def compile_kernel(
     function: str, x_type: torch.dtype, y_type: torch.dtype, plan: Sequence[int], compute: int, path: str | Path
 ) -> None:
-    """Compile the kernel of a plan (tier, lanes, rows a block, values, vector, split, shelf, apart) for sm_<compute> to a file."""
+    """Compile the kernel of a plan for sm_<compute> to a file.
+
+    A plan is (tier, lanes, rows a block, values, vector, split, shelf, apart).
+    """
     _ask(
         "onepass_compile",
         FUNCTIONS.index(function),
@@ -109,7 +112,10 @@ def compile_source(source: str, options: Sequence[str], compute: int, path: str 
 
 
 def tables(compute: int, multiprocessors: int) -> dict[str, Any]:
-    """The tables that plans for a GPU are made with: "origin", and "tables": entries by "rows32", "rows16", "odd32", "odd16"."""
+    """The tables that plans for a GPU are made with.
+
+    "origin", and "tables": entries by "rows32", "rows16", "odd32" and "odd16".
+    """
     origin, text = _ask("onepass_tables", compute, multiprocessors).split("\n", 1)
     return {"origin": origin, "tables": json.loads(text)}
 
@@ -123,7 +129,10 @@ def set_tables(compute: int, multiprocessors: int, origin: str, tables: dict[str
 
 
 def set_invariant(value: int, scoped: bool) -> int:
-    """Set the switch of batch invariance of this thread (`scoped`; -1: as the process has it) or of the process; what it was."""
+    """Set the switch of batch invariance of this thread (`scoped`) or of the process; gives what it was.
+
+    -1: as the process has it, for a thread. 2: only ask.
+    """
     return int(_ask("onepass_set_invariant", scoped, value))
 
 
