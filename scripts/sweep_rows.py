@@ -56,13 +56,13 @@ def grid_plans(rows: int, n: int, size: int) -> list[Plan]:
     """What the chip holds in registers and shared memory, for each number of blocks a row that may pay."""
     widest, found = 16 // size, []
     vectors = up(n if n % widest == 0 else n + widest - 1, widest)
-    for threads, slots in ((512, 16), (512, 12), (512, 8), (512, 4), (256, 4), (384, 4)):
+    for threads, slots in ((480, 16), (480, 8), (480, 4), (224, 4), (992, 0), (736, 0), (480, 0), (352, 0)):
         most = SHARED // (threads * 16) // 4 * 4
         fit = up(vectors, threads * (slots + most))  # blocks that hold a row
         for split in {min(SMS, fit), SMS // min(rows, SMS), up(SMS // min(rows, SMS), 2)}:
             each = up(vectors, split * threads)
             shelf = min(most, max(0, up(each - slots, 4) * 4))
-            if split >= 1 and 2 * slots * threads * split < 5 * vectors + 4 * threads * split:
+            if split >= 1 and 2 * slots * threads * split < 5 * vectors + 4 * threads * split and slots + shelf and rows * n > 250000:
                 found.append((GRID, threads, 1, slots * widest, widest, split, shelf, 0))
     return sorted(set(found))
 
@@ -185,6 +185,8 @@ def main() -> None:
             todo += [(dtype, m, n, plans(n, dtype.itemsize, m)) for n, m in counts.items()]
     compile_all([(dtype, plan) for dtype, _, _, tried in todo for plan in tried])
     for dtype, m, n, tried in todo:
+        if not tried:
+            continue
         found = sweep(m, n, dtype, tried, options.repeats, flush)
         points += found
         best = "  ".join(

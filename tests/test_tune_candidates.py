@@ -67,7 +67,7 @@ def test_the_built_in_plans_are_tried_too(dtype, size):
 @every_type
 def test_a_row_over_many_blocks_takes_so_many_as_the_rows_leave(dtype, size, rows, tables_back):
     """As the engine's, which has this tier for few rows."""
-    grid = Choice(TIERS.index("grid"), 512, 64 // size, 1, 0)
+    grid = Choice(TIERS.index("grid"), 480, 64 // size, 1, 0)
     tables = {**native.tables(90, 132)["tables"], f"rows{8 * size}": [[ANY, *grid]]}
     native.set_tables(90, 132, "a test", tables)
     for n in (2**20, 2**20 + 4, 3_000_000, 2**23):

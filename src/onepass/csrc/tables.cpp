@@ -43,7 +43,7 @@ const Tables& built_in() {
           {245760, kCluster, 256, 28, 16, 12},
           {280000, kCluster, 256, 32, 16, 12},
           {557056, kCluster, 320, 32, 16, 12},
-          {kAnyLength, kGrid, 512, 16, 1, 0},
+          {kAnyLength, kGrid, 480, 16, 1, 0},
       },
       {
           {8, kWarp, 1, 0, 1, 0},
@@ -79,7 +79,7 @@ const Tables& built_in() {
           {270336, kCluster, 160, 40, 16, 8},
           {557056, kCluster, 192, 40, 16, 12},
           {1100000, kCluster, 480, 48, 16, 12},
-          {kAnyLength, kGrid, 512, 32, 1, 0},
+          {kAnyLength, kGrid, 480, 32, 1, 0},
       },
       {
           {40, kFlat, 1, 0, 1, 0},
@@ -118,7 +118,7 @@ std::string fault(const Entry& entry, bool odd) {
     return "";
   }
   if (tier == Tier::grid || tier == Tier::stream) {
-    const int most = tier == Tier::grid ? 512 : 1024;
+    const int most = tier == Tier::grid ? 480 : 1024;
     if (entry.lanes < 64 || entry.lanes > most || entry.lanes % 32)
       return "lanes is a multiple of 32 from 64 to " + std::to_string(most);
     return entry.values < 8 || entry.values > 64 || entry.values % 8 ? "values is a multiple of 8 up to 64" : "";
