@@ -92,7 +92,7 @@ def plans(n: int, size: int, rows: int) -> list[Plan]:
         threads = up(vectors, (values // widest + shelf) * split * 32) * 32
         least = 64 if n < 8192 else 128
         small = n < 512 or (split > 1 and n < 8192) or (shelf and n < 14000)
-        fits = least <= threads <= (1024 if split == 1 else 768)
+        fits = least <= threads <= (1024 if split == 1 else 512)
         if not small and fits and (shelf == 0 or (values >= most // 2 and threads <= 512)):
             found.append((BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, 0))
     if n >= 12288:

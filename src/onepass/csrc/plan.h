@@ -107,7 +107,7 @@ constexpr Gpu typical(int compute) {
 }
 
 // The most threads of a block that shares a row, as rows.cu has it, and the most blocks of a cluster.
-constexpr int most_threads(int compute, int cluster) { return compute == 90 ? 1024 : cluster > 1 ? 768 : 896; }
+constexpr int most_threads(int compute, int cluster) { return cluster > 1 ? 512 : compute == 90 ? 1024 : 896; }
 // Sixteen, more than every GPU takes, are offered on the chip with all its 132 multiprocessors alone: on a part of it
 // no sixteen may lie together.
 constexpr int most_cluster(const Gpu& gpu) {

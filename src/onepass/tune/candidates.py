@@ -57,7 +57,7 @@ class Gpu:
 
     def most_threads(self, split: int) -> int:
         """The most threads of a block that shares a row, as rows.cu has it."""
-        return 1024 if self.compute == 90 else 768 if split > 1 else 896
+        return 512 if split > 1 else 1024 if self.compute == 90 else 896
 
     @property
     def most_cluster(self) -> int:
@@ -225,7 +225,7 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
         if plan is None:
             continue
         if plan.tier in (BLOCK, CLUSTER):
-            most = 512 if plan.shelf else 1024 if plan.split == 1 else 768
+            most = 512 if plan.shelf else 1024 if plan.split == 1 else 512
             if not least <= plan.lanes <= most:
                 continue
         found[choice] = Candidate(choice, plan)

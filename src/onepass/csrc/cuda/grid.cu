@@ -17,7 +17,7 @@
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
 constexpr int kThreads = SLOTS ? 512 : 1024;  // the messengers among them
-constexpr int kChunk = 4;  // vectors that are added to the state at a time
+constexpr int kChunk = 4;                     // vectors that are added to the state at a time
 
 typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
@@ -81,8 +81,8 @@ __device__ inline State<A> whole_row(const Message* messages, int split, uint32_
   return {m, value_of(l)};
 }
 
-// `split` blocks share a row, and `together` rows are taken at a time; a thread has `shelf` vectors in shared memory, and
-// `extra` are read again.
+// `split` blocks share a row, and `together` rows are taken at a time; a thread has `shelf` vectors in shared memory,
+// and `extra` are read again.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride, int split,
                    int together, int shelf, int extra, Message* messages) {

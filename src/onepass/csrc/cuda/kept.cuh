@@ -153,7 +153,7 @@ struct Near<bfloat16_t> {
 template <int F, int V, int Slots, class T>
 struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
   uint32_t at[Slots * V / 2];
-  float lowered;  // the maximum of the elements as they are now
+  float taken;  // what has been subtracted from the elements
 
   typedef Vector<uint32_t, V / 2> Raw;  // as a vector of halves it would be taken apart, and the load waited for
 
@@ -183,19 +183,18 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
     for (int w = 1; w < Slots * V / 2; ++w) m = F == SOFTMIN ? min_of_pairs<T>(m, at[w]) : max_of_pairs<T>(m, at[w]);
     return max_(kSign * value(m, 0), kSign * value(m, 1));
   }
-  // To be called once the maximum of the row is known.
+  // To be called once the maximum of the row, or of a part that these are of, is known.
   __device__ void lower(float m) {
-    lowered = m;
-    if (F == LOG_SOFTMAX || fabsf(m) < kNear) return;
-    lowered = 0;
-    if (m == INFINITY_ || m == -INFINITY_) return;
+    taken = 0;
+    if (F == LOG_SOFTMAX || fabsf(m) < kNear || m == INFINITY_ || m == -INFINITY_) return;
+    taken = m;
     const uint32_t pair = pack<T>(-kSign * m, -kSign * m);
 #pragma unroll
     for (int w = 0; w < Slots * V / 2; ++w) at[w] = add_pairs<T>(at[w], pair);
   }
   __device__ float sum(float m) const {
     if (F == LOG_SOFTMAX) return sum_below(m);
-    const float offset = -lowered * kLog2e;
+    const float offset = (taken - shift(m)) * kLog2e;
     return plain_sum<Slots * V, 0>([&](int i) { return exp2_(fmaf(value(at[i / 2], i % 2), kSign * kLog2e, offset)); });
   }
   __device__ float sum_below(float m) const {
@@ -204,7 +203,7 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
   }
   __device__ void finish(State<float> state) {
     const Finish<F, T, float> finish(state);
-    const float offset = isfinite_(state.m) ? -(lowered * kLog2e + log2_(state.l)) : NAN_;
+    const float offset = isfinite_(state.m) ? (taken - state.m) * kLog2e - log2_(state.l) : NAN_;
 #pragma unroll
     for (int w = 0; w < Slots * V / 2; ++w) {
       const auto result = [&](int half) {

@@ -31,13 +31,21 @@ constexpr bool kFull = VECTOR * sizeof(IN) == 16 || VECTOR * sizeof(OUT) == 16;
 constexpr int kFit = kWarp && kFull ? 65536 / (kThreads * (28 + kHeld * 15 / 8)) : 1;
 constexpr int kBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 
-template <class T, class Merge>
-__device__ inline T row_merge(T value, Merge merge_two, Parts<CLUSTER, T>& parts, uint32_t odd) {
-  if constexpr (kWarp)
-    return warp_merge<LANES>(value, merge_two);
-  else
-    return block_merge(value, merge_two, parts, odd);
-}
+// How the threads of a row meet.
+template <bool Warp, bool AtOnce, class A, class L>
+struct Meeting {
+  typedef InTwoTrips<CLUSTER, A, L> type;
+};
+template <class A, class L>
+struct Meeting<true, false, A, L> {
+  typedef InWarp<LANES, A, L> type;
+};
+template <class A, class L>
+struct Meeting<false, true, A, L> {
+  typedef InOneTrip<CLUSTER> type;
+};
+constexpr bool kAtOnce = CLUSTER > 1 && kHalves == 2;
+typedef Meeting<kWarp, kAtOnce, Accumulator<OUT>::type, Adder<OUT>::type>::type Merge;
 
 #if SHELVED
 constexpr int kChunk = 2;  // vectors that are taken from the shelf at a time
@@ -51,13 +59,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride, int shelf) {
   typedef Accumulator<OUT>::type A;
   typedef Adder<OUT>::type L;
-  __shared__ Parts<CLUSTER, A> maxima;
-  __shared__ Parts<CLUSTER, L> sums;
+  __shared__ Merge merge;
   if (CLUSTER > 1) {
-    if (threadIdx.x == 0) maxima.box.open(), sums.box.open();
+    if (threadIdx.x == 0) merge.open();
     arrive_in_cluster();
   }
-  uint32_t odd = 0;
+  uint32_t round = 0;
   bool first_time = true;
   const int lanes = kWarp ? LANES : blockDim.x * CLUSTER, step = lanes * VECTOR;
   const int lane = kWarp ? threadIdx.x % LANES : (CLUSTER == 1 ? 0 : cluster_rank() * blockDim.x) + threadIdx.x;
@@ -95,25 +102,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
       largest = max_(largest, chunk.maximum());
     }
 #endif
-    const A m = row_merge(largest, Max(), maxima, odd);
+    const A top = merge.top(largest, round);
     kept.forget();
-    kept.lower(m);
-    L part = kept.sum(m);
+    kept.lower(top);
+    L part = kept.sum(top);
 #if SHELVED
     for (int c = 0; c < shelf; c += kChunk) {
       Chunk chunk;
       chunk.take(c, shelved + c * step, step, n);
-      chunk.lower(m);
-      part = add(part, chunk.sum(m));
+      chunk.lower(top);
+      part = add(part, chunk.sum(top));
       if constexpr (kGiveBack) chunk.give(c);
     }
 #endif
-    const L l = row_merge(part, Sum(), sums, odd);
-    odd ^= 1;
+    const State<A> state = merge.state(top, part, round);
+    ++round;
 
     kept.forget();
     if (!present) continue;
-    const State<A> state = {m, value_of(l)};
     if constexpr (kReduces) {
       if (lane == 0) store_reduced<FUNCTION>(state, y + row * y_stride, rows);
       continue;
@@ -128,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
       if (kGiveBack)
         chunk.take(c, 0, 0, VECTOR);
       else
-        chunk.take(c, shelved + c * step, step, n), chunk.lower(m);
+        chunk.take(c, shelved + c * step, step, n), chunk.lower(top);
       chunk.finish(state);
       chunk.store(y_row, shelved + c * step, step, n);
     }
