@@ -44,6 +44,9 @@ class Candidate(NamedTuple):
     plan: Plan
 
 
+Kernel = tuple[str, str, Plan]  # function, dtype, a plan that asks for it
+
+
 @dataclass(frozen=True)
 class Gpu:
     """What decides which plans a GPU takes. `shared`: bytes of shared memory that a plan may ask for;
@@ -188,15 +191,17 @@ def capacity(choice: Choice, size: int, gpu: Gpu) -> int:
     return threads * kept * split
 
 
-def _choices(n: int, size: int, rows: int) -> Iterator[Choice]:
+def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
     """All that might be the fastest, whether it fits or not."""
     widest, most = 16 // size, 128 // size
     for lanes in (1, 2, 4, 8, 16, 32):
         if n <= 2048 and lanes <= max(1, 2 * _vectors(n, _vector(n, size))):
             yield Choice(WARP, lanes, 0, 1, 0)
-        if is_odd(n, size) and (lanes == 1 or up(n, lanes) > 8):
+        if is_odd(n, size) and not reduces and (lanes == 1 or up(n, lanes) > 8):
             yield Choice(FLAT, lanes, 0, 1, 0)
-    for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, *range(most // 2, most + 1, most // 8)), SHELVES):
+    fewer = range(most * 3 // 8, most // 2, most // 8) if reduces else ()
+    kept = (most // 4, *fewer, *range(most // 2, most + 1, most // 8))
+    for split, values, shelf in product((1, 2, 4, 8, 16), kept, SHELVES):
         small = n < 512 or (split > 1 and n < 8192) or (shelf > 0 and n < 14000)
         if not small and (shelf == 0 or values >= most // 2):
             for lanes in LEAST_THREADS if shelf else (0,):
@@ -204,15 +209,20 @@ def _choices(n: int, size: int, rows: int) -> Iterator[Choice]:
     if n >= 131072 and rows > 1:
         for threads, slots in GRIDS:
             yield Choice(GRID, threads, slots * widest, 1, 0)
-    if n >= 12288:
+    if reduces:  # nothing is written, so that a row is read once here too
+        for threads, values in product((64, 128, 256, 512, 1024), (most // 4, most // 2, most)):
+            if threads * widest <= n and (values == most // 4 or threads * values // 2 < n):
+                yield Choice(STREAM, threads, values, 1, 0)
+    elif n >= 12288:
         for threads in (512, 1024):
             yield Choice(STREAM, threads, 16, 1, 0)
 
 
-def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
+def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) -> list[Candidate]:
     """All that may be the fastest for `rows` contiguous rows of n elements of `size` bytes (4, or 2).
 
-    Several may come to one plan: values and shelves shrink to what a row needs.
+    Where the function `reduces`, its result has no rows, and the tier stream reads each element once. Several may come
+    to one plan: values and shelves shrink to what a row needs.
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
     >>> [c.choice.lanes for c in candidates(8, 4, 2**20, gpu)]
@@ -220,7 +230,7 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
     """
     found: dict[Choice, Candidate] = {}
     least = 32 if n < 2048 else 64
-    for choice in _choices(n, size, rows):
+    for choice in _choices(n, size, rows, reduces):
         plan = resolve(choice, n, size, rows, gpu)
         if plan is None:
             continue
@@ -232,16 +242,17 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
     return list(found.values())
 
 
-def kernels(todo: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:
-    """One (dtype, plan) for each kernel: most take any number of threads and of blocks.
+def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
+    """One (function, dtype, plan) for each kernel: most take any number of threads and of blocks.
 
     >>> plan = Plan(BLOCK, 128, 1, 32, 4, 1, 0)
-    >>> len(kernels([("float32", plan), ("float32", plan._replace(lanes=256)), ("float32", plan._replace(values=16))]))
+    >>> plans = [plan, plan._replace(lanes=256), plan._replace(values=16)]
+    >>> len(kernels([("softmax", "float32", plan) for plan in plans]))
     2
     """
     told = {}
-    for dtype, p in todo:
+    for function, dtype, p in todo:
         per_warp = p.tier in (WARP, FLAT)
-        key = (dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector)
-        told[key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp] = (dtype, p)
+        key = (function, dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector)
+        told[key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp] = (function, dtype, p)
     return list(told.values())
