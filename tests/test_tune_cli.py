@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+import onepass
 from onepass import native
 from onepass.cli import cli
 from onepass.cli.tune import print_tables, rows_of
@@ -19,6 +20,7 @@ from onepass.tune.compile import compile_all
 from onepass.tune.run import Options, sweep
 from tune_support import BASE, H200, FakeMeter
 
+LOOSE = {"rtol": 1e-2, "atol": 1e-5}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
 
@@ -213,6 +215,28 @@ def test_a_short_run_makes_a_file_that_is_used(tmp_path, monkeypatch):
         assert any(note.startswith(f"tables from {path}, measured on ") for note in notes)
     off = used(33, ONEPASS_TABLES="off")
     assert not any(str(path) in note for note in json.loads(off.stdout)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_streamed_row_has_the_same_bits_wherever_it_lies(dtype):
+    before = native.tables(kind_here())
+    streams = [[store.ANY, 5, 256, 16, 1, 0]]
+    of_ours = dict.fromkeys(("rows32", "rows16", "reduce32", "reduce16"), streams)
+    native.set_tables(kind_here(), "a test", {**BASE, **of_ours})
+    x = torch.randn(5001, device="cuda", dtype=dtype)
+    try:
+        with onepass.batch_invariant():
+            for function in ("softmax", "logsumexp"):
+                assert onepass.explain(x, function=function).tier == "stream"
+                found = []
+                for offset in range(9):
+                    moved = torch.empty(5010, device="cuda", dtype=dtype)[offset : offset + 5001].copy_(x)
+                    found.append(getattr(onepass, function)(moved, 0))
+                torch.testing.assert_close(found[0].double(), getattr(onepass.reference, function)(x, 0), **LOOSE)
+                assert all(torch.equal(found[0], other) for other in found)
+    finally:
+        native.set_tables(kind_here(), **before)
 
 
 @pytest.mark.gpu

@@ -53,10 +53,8 @@ def test_the_file_is_in_the_users_folder_of_settings(tmp_path, monkeypatch):
     assert store.default_path("NVIDIA H200") == Path("/etc/settings/onepass/tables-nvidia-h200.json")
     for ignored in ("", "relative/folder"):  # as the specification has it
         monkeypatch.setenv("XDG_CONFIG_HOME", ignored)
-        assert (
-            store.default_path("NVIDIA GeForce RTX 4090")
-            == tmp_path / ".config/onepass/tables-nvidia-geforce-rtx-4090.json"
-        )
+        path = store.default_path("NVIDIA GeForce RTX 4090")
+        assert path == tmp_path / ".config/onepass/tables-nvidia-geforce-rtx-4090.json"
     monkeypatch.setenv("ONEPASS_TABLES", "/else/where.json")
     assert store.default_path("NVIDIA H200") == Path("/else/where.json")
     monkeypatch.setenv("ONEPASS_TABLES", "off")

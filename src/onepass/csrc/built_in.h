@@ -1,4 +1,4 @@
-// built_in.h: the tables that come with onepass. Between the marks scripts/tables_to_cpp.py writes them, from a file
+// built_in.h: the tables that come with onepass. scripts/tables_to_cpp.py writes what is between the marks, from a file
 // that `onepass tune --out` wrote.
 #pragma once
 

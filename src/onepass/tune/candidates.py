@@ -210,8 +210,8 @@ def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
         for threads, slots in GRIDS:
             yield Choice(GRID, threads, slots * widest, 1, 0)
     if reduces:  # nothing is written, so that a row is read once here too
-        for threads, values in product((64, 128, 256, 512, 1024), (most // 4, most // 2, most)):
-            if threads * widest <= n and (values == most // 4 or threads * values // 2 < n):
+        for threads, values in product((64, 128, 256, 512, 1024), (most // 4, most // 2, most * 3 // 4)):
+            if threads * widest <= n and threads * (values - most // 4) < n:
                 yield Choice(STREAM, threads, values, 1, 0)
     elif n >= 12288:
         for threads in (512, 1024):

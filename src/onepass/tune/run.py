@@ -1,5 +1,6 @@
 """A whole sweep: what is left to measure, each length in turn, then the file."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from onepass.tune import store
 from onepass.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels, rows_of
 from onepass.tune.journal import Journal
 from onepass.tune.lengths import LENGTHS
-from onepass.tune.load import kind_of
+from onepass.tune.load import kind_of, load
 from onepass.tune.measure import FUNCTIONS, CudaMeter, Point, Progress
 from onepass.tune.table import build
 from onepass.version import __version__
@@ -228,7 +229,9 @@ def tune(
     options = options or Options()
     gpu = gpu_of(index)
     path = path or store.default_path(gpu.name)
-    base = native.tables(gpu.name)["tables"]
+    base = native.tables()["tables"]
+    with contextlib.suppress(ValueError):  # a file that is wrong, or not there yet, is what this is to mend
+        load(kind_of(index))  # so that what is in use is measured
     with torch.cuda.device(index):
         meter = CudaMeter(gpu, options.repeats, options.mib)
 
