@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+import onepass
 from onepass import native
 from onepass.tune.candidates import TIERS, Choice, Gpu, Plan, candidates, capacity, is_odd, kernels, resolve, rows_of
 from onepass.tune.lengths import LENGTHS, ODD, WHOLE
@@ -96,6 +97,20 @@ def test_reductions_have_tables_of_their_own(dtype, size, tables_back):
         assert TIERS[engine_plan(dtype, n, function="logsumexp").tier] == "stream"
     state = native.plan("state", True, [MANY, 64], [64, 1], [1, 0], [1], dtype, F32, gpu=H200.name)
     assert state["tier"] == ("stream" if size == 4 else "warp")  # a state of halves is made of floats
+
+
+@every_type
+def test_a_row_of_a_reduction_streams_only_where_there_are_enough_of_them(dtype, size, tables_back):
+    n, lanes = 9216, 256
+    reduce_table = [[ANY, TIERS.index("stream"), lanes, 16, 1, 0]]
+    native.set_tables(H200.name, "a test", {**BASE, f"reduce{8 * size}": reduce_table})
+    enough = 132 * 1024 // lanes
+    assert TIERS[engine_plan(dtype, n, enough, "logsumexp").tier] == "stream"
+    assert engine_plan(dtype, n, enough - 1, "logsumexp") == engine_plan(dtype, n, enough - 1)
+    with onepass.batch_invariant():
+        assert TIERS[engine_plan(dtype, n, 1, "logsumexp").tier] == "stream"
+    tried = [{c.choice for c in candidates(n, size, rows, H200, True)} for rows in (enough, enough - 1)]
+    assert [Choice(*reduce_table[0][1:]) in choices for choices in tried] == [True, False]
 
 
 def look_up(name: str, n: int) -> list[int]:

@@ -154,6 +154,8 @@ class _Lines:
     def compiled(self, done: int, total: int) -> None:
         if self.bar:
             self.bar.update(self.tasks["kernels"], completed=done, total=total)
+        elif not done:
+            self.say(f"{total} kernels are compiled first")
 
     def measured(self, point: Point | None, done: int, total: int) -> None:
         self.done, self.total = done, total

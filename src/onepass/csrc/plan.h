@@ -56,6 +56,7 @@ constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel de
 constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalves = 393216;
 constexpr int kFewWhole = 8;
 constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two multiprocessors
+constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t up_to(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
@@ -214,7 +215,13 @@ struct Planner {
       const Entry& odd = look_up(half ? tables.odd16 : tables.odd32, n);
       if (odd.tier != kAsRows && (invariant || lies_flat(layout, !phase.writes_rows))) return flat(odd);
     }
-    const Entry& entry = look_up(tables.of(!phase.writes_rows, half), length);
+    const bool reduces = !phase.writes_rows;
+    const Entry* of_length = &look_up(tables.of(reduces, half), length);
+    // A row that streams has one block. Where those are too few for the chip, a reduction is served as softmax is.
+    if (reduces && !invariant && Tier(of_length->tier) == Tier::stream &&
+        layout.rows < int64_t(gpu.multiprocessors) * kStreaming / of_length->lanes)
+      of_length = &look_up(tables.of(false, half), length);
+    const Entry& entry = *of_length;
     const Tier tier = Tier(entry.tier);
     if (tier == Tier::flat) return flat(entry);
     if (tier == Tier::warp) {

@@ -13,6 +13,7 @@ SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
 FEW = 8  # rows that go over the whole chip
 GRIDS = ((512, 4),)  # threads, vectors in registers at least: plan.h has this form alone
+STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
 
 
@@ -238,6 +239,8 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) ->
             most = 512 if plan.shelf else 1024 if plan.split == 1 else 768
             if not least <= plan.lanes <= most:
                 continue
+        if reduces and plan.tier == STREAM and rows < gpu.multiprocessors * STREAMING // plan.lanes:
+            continue  # plan.h then serves them as softmax
         found[choice] = Candidate(choice, plan)
     return list(found.values())
 
