@@ -167,6 +167,14 @@ def test_every_length_has_candidates_that_fit(dtype, size, gpu, function):
                 assert plan.shelf * plan.lanes * 16 <= gpu.shared
 
 
+@every_function
+@every_type
+def test_one_row_that_nothing_holds_has_candidates(dtype, size, function):
+    assert candidates(2**20, size, 1, H200, function == "logsumexp")
+    tried = candidates(2**24, size, 1, H200, function == "logsumexp")
+    assert {TIERS[c.plan.tier] for c in tried} == {"stream"}
+
+
 def test_no_clusters_before_compute_9():
     assert not [c for c in candidates(65536, 4, 1024, A100) if c.plan.split > 1 and TIERS[c.plan.tier] == "cluster"]
     assert [c for c in candidates(65536, 4, 1024, H200) if c.plan.split == 16]

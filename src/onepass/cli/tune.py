@@ -181,7 +181,8 @@ def line_of(point: Point) -> str:
     from onepass.tune.candidates import TIERS
 
     choice = min(point.times, key=lambda c: (point.times[c], c))
-    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and key != "tier"]
+    plain = {"tier": choice.tier, "split": 1}
+    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and value != plain.get(key)]
     what = " ".join([TIERS[choice.tier], *numbers])
     reduces = point.function == "logsumexp"
     best, auto = (us / point.copy_us if reduces else point.copy_us / us for us in (point.best, point.auto_us))

@@ -230,6 +230,7 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) ->
     [1, 2, 4]
     """
     found: dict[Choice, Candidate] = {}
+    few: list[Candidate] = []
     least = 32 if n < 2048 else 64
     for choice in _choices(n, size, rows, reduces):
         plan = resolve(choice, n, size, rows, gpu)
@@ -240,9 +241,10 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) ->
             if not least <= plan.lanes <= most:
                 continue
         if reduces and plan.tier == STREAM and rows < gpu.multiprocessors * STREAMING // plan.lanes:
-            continue  # plan.h then serves them as softmax
+            few.append(Candidate(choice, plan))  # plan.h then serves them as softmax
+            continue
         found[choice] = Candidate(choice, plan)
-    return list(found.values())
+    return list(found.values()) or few
 
 
 def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
