@@ -48,13 +48,14 @@ def grid_plans(rows: int, n: int, size: int) -> list[Plan]:
     """What the chip holds in registers and shared memory, for each number of blocks a row that may pay."""
     widest, found = 16 // size, []
     vectors = up(n if n % widest == 0 else n + widest - 1, widest)
-    for threads, slots in ((512, 16), (512, 12), (512, 8), (512, 4), (256, 4), (384, 4)):
+    for threads, slots in ((480, 16), (480, 8), (480, 4), (224, 4), (992, 0), (736, 0), (480, 0), (352, 0)):
         most = SHARED // (threads * 16) // 4 * 4
         fit = up(vectors, threads * (slots + most))  # blocks that hold a row
         for split in {min(SMS, fit), SMS // min(rows, SMS), up(SMS // min(rows, SMS), 2)}:
             each = up(vectors, split * threads)
             shelf = min(most, max(0, up(each - slots, 4) * 4))
-            if split >= 1 and 2 * slots * threads * split < 5 * vectors + 4 * threads * split:
+            pays = 2 * slots * threads * split < 5 * vectors + 4 * threads * split and rows * n > 250000
+            if split >= 1 and slots + shelf and pays:
                 found.append(Plan(GRID, threads, 1, slots * widest, widest, split, shelf))
     return sorted(set(found))
 
@@ -122,6 +123,8 @@ def main() -> None:
     compile_all(needed, compute, lambda done, total: None)
     print(f"{len(needed)} kernels for {sum(len(tried) for *_, tried in todo)} plans", flush=True)
     for dtype, m, n, tried in todo:
+        if not tried:
+            continue
         found = sweep(m, n, dtype, tried, options.repeats, flush)
         points += found
         best = "  ".join(

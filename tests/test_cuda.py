@@ -121,7 +121,7 @@ def test_forced_plan_that_cannot_serve_is_refused():
         ([CLUSTER, 64, 1, 4, 1, 1, 0, 0], "2 to 16 in the cluster tier"),
         ([GRID, 64, 1, 16, 4, 1000, 0, 0], "blocks a row here"),
         ([GRID, 64, 1, 8, 4, 1, 0, 0], "4, 8, 12 or 16 vectors"),
-        ([GRID, 512, 1, 16, 4, 1, 60, 0], "bytes of shared memory"),
+        ([GRID, 480, 1, 16, 4, 1, 60, 0], "bytes of shared memory"),
         ([BLOCK, 64, 1, 4, 4, 1, 3, 0], "of 2 in the block"),
         ([STREAM, 64, 1, 4, 4, 1, 2, 0], "no shelf"),
         ([BLOCK, 64, 1, 4, 4, 1, 0, 2], "apart is 0 or 1"),

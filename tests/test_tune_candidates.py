@@ -136,7 +136,7 @@ def test_a_reduction_waits_in_the_type_that_it_is_computed_in(tables_back):
 @every_type
 def test_a_row_over_many_blocks_takes_so_many_as_the_rows_leave(dtype, size, rows, tables_back):
     """As the engine's, which has this tier for few rows."""
-    grid = Choice(TIERS.index("grid"), 512, 64 // size, 1, 0)
+    grid = Choice(TIERS.index("grid"), 480, 64 // size, 1, 0)
     tables = {**BASE, f"rows{8 * size}": [[ANY, *grid]]}
     native.set_tables(H200.name, "a test", tables)
     for n in (2**20, 2**20 + 4, 3_000_000, 2**23):

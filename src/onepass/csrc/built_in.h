@@ -37,7 +37,7 @@ inline const Tables& built_in() {
           {245760, kCluster, 256, 28, 16, 12},
           {280000, kCluster, 256, 32, 16, 12},
           {557056, kCluster, 320, 32, 16, 12},
-          {kAnyLength, kGrid, 512, 16, 1, 0},
+          {kAnyLength, kGrid, 480, 16, 1, 0},
       },
       {
           // rows16
@@ -74,7 +74,7 @@ inline const Tables& built_in() {
           {270336, kCluster, 160, 40, 16, 8},
           {557056, kCluster, 192, 40, 16, 12},
           {1100000, kCluster, 480, 48, 16, 12},
-          {kAnyLength, kGrid, 512, 32, 1, 0},
+          {kAnyLength, kGrid, 480, 32, 1, 0},
       },
       {
           // reduce32
@@ -101,7 +101,7 @@ inline const Tables& built_in() {
           {245760, kCluster, 256, 28, 16, 12},
           {280000, kCluster, 256, 32, 16, 12},
           {557056, kCluster, 320, 32, 16, 12},
-          {kAnyLength, kGrid, 512, 16, 1, 0},
+          {kAnyLength, kGrid, 480, 16, 1, 0},
       },
       {
           // reduce16
@@ -138,7 +138,7 @@ inline const Tables& built_in() {
           {270336, kCluster, 160, 40, 16, 8},
           {557056, kCluster, 192, 40, 16, 12},
           {1100000, kCluster, 480, 48, 16, 12},
-          {kAnyLength, kGrid, 512, 32, 1, 0},
+          {kAnyLength, kGrid, 480, 32, 1, 0},
       },
       {
           // odd32

@@ -28,12 +28,20 @@ struct CudaPlan {
   int apart;  // 1: elements go to threads by their place in the row alone, and come one by one where that is in no
               // phase
 
-  int threads() const { return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : lanes; }
+  // Of a block. In the tier grid one warp more than share the row.
+  int threads() const {
+    return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : tier == Tier::grid ? lanes + 32 : lanes;
+  }
   int slots() const { return values / vector; }
   // Elements of a row that the tier grid does not keep on the chip.
   int64_t read_again(int64_t n) const {
     const int64_t kept = int64_t(split) * lanes * (values + shelf * vector);
     return tier == Tier::grid && n > kept ? n - kept : 0;
+  }
+  // Vectors a thread, at most, of those elements (tier grid, which takes four at a time).
+  int64_t extra(int64_t n) const {
+    const int64_t vectors = (n + vector - 1) / vector + 1, over = vectors - int64_t(split) * lanes * (slots() + shelf);
+    return over > 0 ? ((over + split * lanes - 1) / (split * lanes) + 3) / 4 * 4 : 0;
   }
   bool shelved() const { return (tier == Tier::block || tier == Tier::cluster) && shelf; }
   // Rows that one block, or the blocks that share rows, take at a time.
@@ -184,7 +192,7 @@ struct Planner {
   // The chip, or so much of it as pays, on each of a few rows at a time.
   bool grid(int threads, int values, CudaPlan* plan) {
     if (!invariant && layout.rows <= kFewWhole && vectors * layout.rows <= int64_t(gpu.multiprocessors) * 256 * 16)
-      threads = 256;
+      threads = 224;
     const int most = int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
     if (!gpu.cooperative || most < 4) return false;
     if (vector != phase.full) vector = phase.full, apart = 1, count();
@@ -237,7 +245,7 @@ struct Planner {
       const int64_t whole = half ? kWholeChipHalves : kWholeChip;
       const bool few = length >= whole && layout.rows <= kFewWhole;
       const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.multiprocessors / 2;
-      if ((few || pairs) && vector == phase.full && grid(512, half ? 32 : 16, &made) && (few || !made.read_again(n)))
+      if ((few || pairs) && vector == phase.full && grid(480, half ? 32 : 16, &made) && (few || !made.read_again(n)))
         return made;
       for (int split = 16; split > entry.split; split /= 2) {
         if (layout.rows * split > 4 * gpu.multiprocessors) continue;
@@ -252,7 +260,7 @@ struct Planner {
         if (share(1, 0, half ? 40 : 32, shelf, &made)) return made;
       }
     }
-    if (tier != Tier::stream && grid(512, half ? 32 : 16, &made)) return made;
+    if (tier != Tier::stream && grid(480, half ? 32 : 16, &made)) return made;
     return tier == Tier::stream ? stream(entry.lanes, entry.values) : stream(half ? 512 : 1024, 16);
   }
 };

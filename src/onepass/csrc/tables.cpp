@@ -29,7 +29,7 @@ std::string fault(const Entry& entry, bool odd) {
     return "";
   }
   if (tier == Tier::grid || tier == Tier::stream) {
-    const int most = tier == Tier::grid ? 512 : 1024;
+    const int most = tier == Tier::grid ? 480 : 1024;
     if (entry.lanes < 64 || entry.lanes > most || entry.lanes % 32)
       return "lanes is a multiple of 32 from 64 to " + std::to_string(most);
     return entry.values < 8 || entry.values > 64 || entry.values % 8 ? "values is a multiple of 8 up to 64" : "";

@@ -12,7 +12,7 @@ TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
 SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
 FEW = 8  # rows that go over the whole chip
-GRIDS = ((512, 4),)  # threads, vectors in registers at least: plan.h has this form alone
+GRIDS = ((480, 4),)  # threads, vectors in registers at least: plan.h has this form alone
 STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
 
@@ -150,7 +150,7 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
 def _grid(choice: Choice, vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
     threads = choice.lanes
     if rows <= FEW and vectors * rows <= gpu.multiprocessors * 256 * 16:
-        threads = 256
+        threads = 224
     most = gpu.shared // (threads * 16) // 4 * 4
     if not gpu.cooperative or most < 4:
         return None

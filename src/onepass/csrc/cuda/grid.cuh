@@ -23,34 +23,70 @@ __device__ inline void grid_barrier() {
   } while (((before ^ now) & 0x80000000u) == 0);
 }
 
-// What a block tells the others of its part of a row. Read past the L1 cache, which other blocks' writes do not reach.
-template <class A>
-struct alignas(4 * sizeof(A)) Part {
-  A m, sum, rest, unused;
-};
-__device__ inline Part<float> read_part(const Part<float>* at) {
-  Part<float> p;
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(p.m), "=f"(p.sum), "=f"(p.rest), "=f"(p.unused)
-               : "l"(at));
-  return p;
+// 16 bytes that are read and written as one, past the L1 cache.
+__device__ inline void write_as_one(void* at, uint64_t low, uint64_t high) {
+  asm volatile("{\n.reg .b128 both;\nmov.b128 both, {%1, %2};\nst.relaxed.gpu.global.b128 [%0], both;\n}" ::"l"(at),
+               "l"(low), "l"(high)
+               : "memory");
 }
-__device__ inline Part<double> read_part(const Part<double>* at) {
-  Part<double> p;
-  asm volatile("ld.relaxed.gpu.global.v2.f64 {%0, %1}, [%2];" : "=d"(p.m), "=d"(p.sum) : "l"(at));
-  asm volatile("ld.relaxed.gpu.global.f64 %0, [%1];" : "=d"(p.rest) : "l"(&at->rest));
-  return p;
+__device__ inline void read_as_one(const void* at, uint64_t* low, uint64_t* high) {
+  asm volatile("{\n.reg .b128 both;\nld.relaxed.gpu.global.b128 both, [%2];\nmov.b128 {%0, %1}, both;\n}"
+               : "=l"(*low), "=l"(*high)
+               : "l"(at)
+               : "memory");
 }
 
-template <class A>
-__device__ inline Part<A> part_of(A m, Total<A> l) {
-  return {m, l.sum, l.rest, 0};
-}
-__device__ inline Part<float> part_of(float m, float l) { return {m, l, 0, 0}; }
-template <class Out, class A>
-__device__ inline typename Adder<Out>::type sum_of(Part<A> part) {
-  if constexpr (sizeof(Out) == 2)
-    return part.sum;
-  else
-    return {part.sum, part.rest};
-}
+// What a block tells the others of its part of a row, and the turn it is of: who reads the turn has the part too, so
+// that one trip to the L2 cache is both message and barrier.
+struct Part {
+  uint64_t low, high;
+};
+constexpr int kParts = sizeof(Accumulator<OUT>::type) == 8 ? 3 : 1;  // that hold one state
+
+struct Message {
+  Part parts[kParts];
+
+  __device__ void clear() {
+    for (int i = 0; i < kParts; ++i) write_as_one(parts + i, 0, 0);
+  }
+  __device__ void write(float m, Total<float> l, uint32_t turn) {
+    write_as_one(parts, words(m, l.sum), words(l.rest, turn));
+  }
+  __device__ void write(float m, float l, uint32_t turn) { write(m, Total<float>{l, 0}, turn); }
+  __device__ void write(double m, Total<double> l, uint32_t turn) {
+    const double values[] = {m, l.sum, l.rest};
+    for (int i = 0; i < kParts; ++i) write_as_one(parts + i, __double_as_longlong(values[i]), turn);
+  }
+  // Whether this turn's message was there.
+  __device__ bool read(float* m, Total<float>* l, uint32_t turn) const {
+    uint64_t low, high;
+    read_as_one(parts, &low, &high);
+    *m = __uint_as_float((uint32_t)low), l->sum = __uint_as_float((uint32_t)(low >> 32));
+    l->rest = __uint_as_float((uint32_t)high);
+    return (uint32_t)(high >> 32) == turn;
+  }
+  __device__ bool read(float* m, float* l, uint32_t turn) const {
+    Total<float> total;
+    const bool there = read(m, &total, turn);
+    *l = total.sum;
+    return there;
+  }
+  __device__ bool read(double* m, Total<double>* l, uint32_t turn) const {
+    uint64_t values[kParts];
+    bool there = true;
+    for (int i = 0; i < kParts; ++i) {
+      uint64_t of;
+      read_as_one(parts + i, values + i, &of);
+      there &= of == turn;
+    }
+    *m = __longlong_as_double(values[0]);
+    *l = {__longlong_as_double(values[1]), __longlong_as_double(values[2])};
+    return there;
+  }
+
+ private:
+  static __device__ uint64_t words(float low, uint32_t high) {
+    return (uint64_t)high << 32 | (uint64_t)__float_as_uint(low);
+  }
+  static __device__ uint64_t words(float low, float high) { return words(low, __float_as_uint(high)); }
+};

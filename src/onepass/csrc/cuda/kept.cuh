@@ -245,7 +245,7 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
 // What keeps the elements of a call. A vector of one half cannot be packed.
 template <int F, int V, int Slots, class In, class Out, bool KeepExp>
 struct Keep {
-  typedef Wide<F, V, Slots, In, Out, KeepExp && F != LOG_SOFTMAX> type;
+  typedef Wide<F, V, Slots, In, Out, KeepExp && (F == SOFTMAX || F == SOFTMIN)> type;
 };
 template <int F, int V, int Slots, class T, bool KeepExp>
 struct KeepHalves {
@@ -253,7 +253,7 @@ struct KeepHalves {
 };
 template <int F, int Slots, class T, bool KeepExp>
 struct KeepHalves<F, 1, Slots, T, KeepExp> {
-  typedef Wide<F, 1, Slots, T, T, KeepExp && F != LOG_SOFTMAX> type;
+  typedef Wide<F, 1, Slots, T, T, KeepExp && (F == SOFTMAX || F == SOFTMIN)> type;
 };
 template <int F, int V, int Slots, bool KeepExp>
 struct Keep<F, V, Slots, half_t, half_t, KeepExp> : KeepHalves<F, V, Slots, half_t, KeepExp> {};

@@ -81,8 +81,8 @@ bool written_apart(const Rows& call) {
 int64_t grid_blocks(const CudaPlan& plan, int64_t rows, const Gpu& gpu) { return plan.grid(rows, gpu.multiprocessors); }
 
 int64_t parts_bytes(const Rows& call, const Gpu& gpu) {
-  const int part = 4 * (call.y_type == DType::float64 ? 8 : 4);
-  return call.plan.tier == Tier::grid ? 2 * grid_blocks(call.plan, call.rows, gpu) * part : 0;
+  const int message = call.y_type == DType::float64 ? 48 : 16;
+  return call.plan.tier == Tier::grid ? 2 * grid_blocks(call.plan, call.rows, gpu) * message : 0;
 }
 
 int64_t shared_bytes(const Rows& call) {
@@ -129,10 +129,15 @@ bool launch(const Rows& call, int device, void* stream) {
   Rows copy = call;
   int tile = int(plan.group()), apart = written_apart(call) ? int(tile_bytes(plan, call.n, size_of(call.x_type))) : 0;
   int split = plan.split, shelf = plan.shelf;
-  void* arguments[9] = {&copy.x, &copy.y, &copy.rows, &copy.n, &copy.x_stride, &copy.y_stride};
+  void* arguments[11] = {&copy.x, &copy.y, &copy.rows, &copy.n, &copy.x_stride, &copy.y_stride};
   if (plan.tier == Tier::warp || plan.tier == Tier::block || plan.tier == Tier::cluster) arguments[6] = &shelf;
   if (plan.tier == Tier::flat) arguments[6] = &tile, arguments[7] = &apart;
-  if (plan.tier == Tier::grid) arguments[6] = &split, arguments[7] = &shelf, arguments[8] = &copy.parts;
+  int together = 0, extra = 0;
+  if (plan.tier == Tier::grid) {
+    together = int(grid_blocks(plan, call.rows, gpu) / split), extra = int(plan.extra(call.n));
+    arguments[6] = &split, arguments[7] = &together, arguments[8] = &shelf, arguments[9] = &extra;
+    arguments[10] = &copy.parts;
+  }
   LaunchConfig config = {};
   LaunchAttribute attribute = {};
   config.grid_x = unsigned(plan.grid(call.rows));

@@ -4,6 +4,10 @@
 
 #include "window.cuh"
 
+#ifndef MESSENGERS
+#define MESSENGERS 0  // threads of a block that keep nothing: the last ones
+#endif
+
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending>
 __device__ inline void await_copies() {
@@ -41,7 +45,9 @@ struct Shelf {
   static constexpr int kBytes = V * sizeof(T);
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
 
-  static __device__ T* slot(int i) { return reinterpret_cast<T*>(dynamic_shared) + (i * blockDim.x + threadIdx.x) * V; }
+  static __device__ T* slot(int i) {
+    return reinterpret_cast<T*>(dynamic_shared) + (i * (blockDim.x - MESSENGERS) + threadIdx.x) * V;
+  }
 
   static __device__ void fetch_whole(int i, const T* at) {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(slot(i));
