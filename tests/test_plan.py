@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 import onepass
 from onepass import native
+from tune_support import tables_back
 
+__all__ = ["tables_back"]
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
@@ -57,17 +59,24 @@ LENGTHS = [*range(1, 70), 100, 127, 128, 129, 255, 257, 512, 781, 1000, 1024, 10
 LENGTHS += [32001, 32767, 32768, 32769, 50257, 128256, 10**6, 2**31 + 5, 2**40]
 
 
+# (compute, multiprocessors) -> the most blocks of a cluster
+GPUS = {(80, 108): 1, (90, 132): 16, (90, 60): 8, (100, 148): 8}
+
+
 @pytest.mark.parametrize(("x_type", "y_type"), list(itertools.product([F32, F64, F16, BF16], repeat=2)))
 def test_every_length_has_a_sound_plan(x_type, y_type):
     kernels = set()
     widest = max(x_type.itemsize, y_type.itemsize)
-    for n, rows, compute in itertools.product(LENGTHS, (1, 3, 10**6, 2**33), (80, 90, 100)):
-        plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type, compute=compute)
+    for n, rows, (compute, multiprocessors) in itertools.product(LENGTHS, (1, 3, 10**6, 2**33), GPUS):
+        of = {"compute": compute, "multiprocessors": multiprocessors}
+        plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type, **of)
         tier, lanes, group, values, vector = (
             plan[key] for key in ("tier", "lanes", "rows_per_block", "values", "vector")
         )
         split, shelf = plan["split"], plan["shelf"]
-        assert plan["threads"] == lanes * group
+        assert plan["threads"] == lanes * group + (
+            32 if tier == "grid" else 0
+        )  # a warp beside those that share the row
         assert 32 <= plan["threads"] <= 1024
         assert plan["grid"] % split == 0
         turns = shelf if tier == "flat" else 1
@@ -82,8 +91,8 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
         else:
             assert vector == (narrow if widest == 2 and n < 128 else whole)  # rows of any length go in vectors
         assert values % vector == 0
-        assert split in {"cluster": (2, 4, 8, 16), "grid": range(1, 133)}.get(tier, (1,))
-        assert tier != "cluster" or split <= {80: 1, 90: 16, 100: 8}[compute]
+        assert split in {"cluster": (2, 4, 8, 16), "grid": range(1, multiprocessors + 1)}.get(tier, (1,))
+        assert tier != "cluster" or split <= GPUS[compute, multiprocessors]
         kept = values + (0 if tier == "flat" else shelf * vector)
         if tier in ("stream", "grid"):
             assert group == 1
@@ -112,6 +121,32 @@ def test_an_invariant_plan_follows_from_the_length_alone(x_type, y_type):
                 lanes, shelf = plan["lanes"], plan["shelf"] if plan["tier"] != "flat" else 0
                 seen.add((tier, lanes, plan["values"], plan["vector"], plan["split"], shelf))
             assert len(seen) == 1, (n, seen)
+
+
+def test_few_rows_are_spread_over_as_many_multiprocessors_as_there_are():
+    for multiprocessors in (40, 66, 132):
+        layout = (1, 2**23), (2**23, 1), (2**23, 1), [1], F32, F32
+        plan = native.plan("softmax", True, *layout, multiprocessors=multiprocessors)
+        assert (plan["tier"], plan["split"], plan["grid"]) == ("grid", multiprocessors, multiprocessors)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, F64])
+def test_a_streamed_row_has_its_elements_in_place_in_the_batch_invariant_mode(dtype, tables_back):
+    """Even where it begins within a vector: as many of them, in the same order, in the same threads."""
+    streams = [[2**63 - 1, 5, 256, 16, 1, 0]]
+    of_ours = dict.fromkeys(("rows32", "rows16", "reduce32", "reduce16"), streams)
+    native.set_tables("NVIDIA H200", "a test", {**native.tables()["tables"], **of_ours})
+    for function, last in (("logsumexp", [1, 0]), ("state", [1, 0]), ("softmax", [5000, 1])):
+        plans = []
+        for offset in range(3):
+            layout = (7, 5000), (5000, 1), last, [1], dtype, F32 if function == "state" and dtype == F16 else dtype
+            where = {"x_address": offset * dtype.itemsize, "gpu": "NVIDIA H200"}
+            with onepass.batch_invariant():
+                plans.append(native.plan(function, True, *layout, **where))
+        assert [plan.pop("apart") for plan in plans] == [0, 1, 1 if dtype != F64 else 0]
+        assert plans[0] == plans[1] == plans[2]
+        assert plans[0]["tier"] == "stream"
+        assert plans[0]["threads"] % 32 == 0
 
 
 @given(st.integers(1, 3000), st.integers(0, 15), st.integers(0, 15), st.integers(0, 9), st.sampled_from([F32, BF16]))
@@ -157,6 +192,21 @@ def test_explain_is_readable_and_complete():
     assert onepass.explain((16, 4096), device="h200", engine="triton").engine == "triton"
 
 
+def test_explain_takes_another_gpu():
+    here = onepass.explain((8192, 65536), device="h200")
+    part = onepass.explain((8192, 65536), device="h200", multiprocessors=60)
+    assert (here.tier, here.launch["split"]) == ("cluster", 16)
+    assert part.launch["split"] == 1
+    assert [note for note in part.notes if note.startswith("tables measured on NVIDIA H200") and "nearest" in note]
+    assert here.bandwidth_gbs == 4270
+    assert part.bandwidth_gbs is None  # a part of a GPU has not its bandwidth
+    assert onepass.explain((8192, 65536), device="h200", multiprocessors=60, bandwidth=100.0).bandwidth_gbs == 100
+    same = onepass.explain((8192, 65536), device="h200", compute=90, multiprocessors=132)
+    assert same == here
+    few = onepass.explain((1, 2**23), device="h200", compute=80, multiprocessors=108)
+    assert (few.tier, few.launch["split"]) == ("grid", 108)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
@@ -169,6 +219,9 @@ def test_explain_is_readable_and_complete():
         (((3, 4),), {"engine": "gpu"}, ValueError, "gpu"),
         (((3, 4),), {"engine": "cuda", "device": "cpu"}, RuntimeError, "serves CUDA tensors"),
         (((3, 4),), {"bandwidth": 0}, ValueError, "got 0"),
+        (((3, 4),), {"compute": 75}, ValueError, "compute is a whole number from 80 to 999, got 75"),
+        (((3, 4),), {"multiprocessors": 1.5}, ValueError, "multiprocessors is a whole number from 1 to 4096, got 1.5"),
+        (((3, 4),), {"device": "cpu", "multiprocessors": 60}, ValueError, "plans of the CUDA engine, got engine 'cpu'"),
         (((3, 4),), {"function": "logsumexp", "out_dtype": F64}, ValueError, "out_dtype"),
         ((torch.zeros(3, dtype=torch.int64),), {}, ValueError, "int64"),
         ((torch.zeros(3, dtype=torch.complex64),), {}, NotImplementedError, "complex64"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,15 +10,17 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+import onepass
 from onepass import native
 from onepass.cli import cli
 from onepass.cli.tune import print_tables, rows_of
 from onepass.tune import store
 from onepass.tune.candidates import candidates, kernels
 from onepass.tune.compile import compile_all
-from onepass.tune.run import sweep
+from onepass.tune.run import Options, sweep
 from tune_support import BASE, H200, FakeMeter
 
+LOOSE = {"rtol": 1e-2, "atol": 1e-5}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
 
@@ -56,6 +59,7 @@ def test_without_a_gpu_it_is_one_line(arguments):
         (("--dtypes", "f64"), "got float64"),
         (("--dtypes", "int8"), "int8"),
         (("--dtypes", "f16,bf16"), "one table"),
+        (("--functions", "softmin"), "functions are softmax, logsumexp, which stand for the others; got softmin"),
         (("--out", "/dev/null/file.json"), "cannot be written"),
         (("more",), "more"),
     ],
@@ -75,7 +79,7 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setattr("onepass.tune.run.cuda_index", lambda device: 0)
 
     def tune(device, options, path, fresh, watcher):
-        path = (path or store.default_path(90, 132)).absolute()
+        path = (path or store.default_path("NVIDIA H200")).absolute()
         return sweep(H200, options, path, meters.pop(0), BASE, lambda origin, tables: None, fresh, watcher)
 
     monkeypatch.setattr("onepass.tune.run.tune", tune)
@@ -87,11 +91,13 @@ def test_a_run_says_what_it_finds(fake, tmp_path):
     result = call("--lengths", "64,4096", "--dtypes", "f32")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("float32  1048576x64: warp lanes ")
-    assert lines[1].startswith("float32  16384x4096: block values ")
-    assert lines[1].endswith(" of a copy")
-    assert lines[2].startswith(f"{tmp_path / 'tables.json'}: ")
-    assert len(lines) == 3
+    assert lines[0].startswith("softmax float32 1048576x64: warp lanes ")
+    assert lines[1].startswith("softmax float32 16384x4096: block values ")
+    assert re.search(r", 0\.[78]\d\d of a copy, in use 0\.750$", lines[1])  # a copy is made to take 90, that 120
+    assert lines[2].startswith("logsumexp float32 1048576x64: warp lanes ")
+    assert re.search(r", 1\.[12]\d\d of a copy's time, in use 1\.333$", lines[2])
+    assert lines[4].startswith(f"{tmp_path / 'tables.json'}: ")
+    assert len(lines) == 5
     assert store.read(tmp_path / "tables.json").gpu == "NVIDIA H200"
 
 
@@ -100,13 +106,13 @@ def test_a_run_that_is_broken_off_says_what_is_kept(fake):
     result = call("--lengths", "64,128,4096")
     assert result.exit_code == 130
     assert [line for line in result.stderr.splitlines() if line] == [
-        "3 of 6 lengths are kept; the same command goes on there",
+        "3 of 12 lengths are kept; the same command goes on there",
         "onepass: stopped",
     ]
     result = call("--lengths", "64,128,4096")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[0] == "going on: 3 of 6 lengths are measured"
-    assert len(result.stdout.splitlines()) == 5
+    assert result.stdout.splitlines()[0] == "going on: 3 of 12 lengths are measured"
+    assert len(result.stdout.splitlines()) == 11
 
 
 def test_errors_of_a_run_are_one_line(fake):
@@ -140,20 +146,20 @@ def test_the_tables_are_shown_in_full(capsys):
         assert " ".join(" ".join(row).split()) in lines
     assert cells[0][:3] == ("rows32", f"1 to {BASE['rows32'][0][0]}", "warp")
     assert cells[-1][1].endswith(" and more")
-    assert cells[-1][2:] == ("as rows", "", "", "", "")
+    assert cells[-1][2:] == ("as others", "", "", "", "")
 
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC here")
 def test_kernels_are_compiled_into_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
-    todo = kernels([("float32", c.plan) for c in candidates(9, 4, 1000, H200)])[:3]
+    todo = kernels([("softmax", "float32", c.plan) for c in candidates(9, 4, 1000, H200)])[:3]
     told: list[tuple[int, int]] = []
     compile_all(todo, 90, lambda *done: told.append(done))
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
     before = native.counts()
-    for dtype, plan in todo:
+    for function, dtype, plan in todo:
         type_ = getattr(torch, dtype)
-        native.compile_kernel("softmax", type_, type_, plan, 90, os.devnull)
+        native.compile_kernel(function, type_, type_, plan, 90, os.devnull)
     after = native.counts()
     assert (after[0] - before[0], after[1] - before[1]) == (0, 3)
 
@@ -162,7 +168,7 @@ def test_a_kernel_that_does_not_compile_is_left_to_the_measurement(tmp_path, mon
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("ONEPASS_NVRTC", str(tmp_path / "none.so"))
     told: list[tuple[int, int]] = []
-    compile_all([("float32", candidates(64, 4, 1000, H200)[0].plan)], 90, lambda *done: told.append(done))
+    compile_all([("logsumexp", "float32", candidates(64, 4, 1000, H200)[0].plan)], 90, lambda *done: told.append(done))
     assert told == [(0, 1), (1, 1)]
 
 
@@ -186,19 +192,19 @@ def used(n: int, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_short_run_makes_a_file_that_is_used(tmp_path, monkeypatch):
     path = tmp_path / "tables.json"
     monkeypatch.setenv("ONEPASS_TABLES", str(path))
-    before = native.tables(*kind_here())
+    before = native.tables(kind_here())
     try:
         result = call("--mib", "8", "--repeats", "3", "--lengths", "33,4096")
         assert result.exit_code == 0, result.output
         stored = store.read(path)
-        assert native.tables(*kind_here()) == {"origin": stored.origin, "tables": stored.tables}
+        assert native.tables(kind_here()) == {"origin": stored.origin, "tables": stored.tables}
         shown = call("--show")
         assert shown.exit_code == 0, shown.output
         assert str(path) in shown.stdout
     finally:
-        native.set_tables(*kind_here(), **before)
+        native.set_tables(kind_here(), **before)
     measured = json.loads(path.read_text())["measured"]
-    assert {(p["dtype"], p["n"]) for p in measured} == {(d, n) for d in ("float32", "bfloat16") for n in (33, 4096)}
+    assert {(p["function"], p["dtype"], p["n"]) for p in measured} == set(Options(lengths=(33, 4096)).points)
     for point in measured:
         assert point["copy_us"] > 0
         assert min(us for *_, us in point["times"]) < 20 * point["copy_us"]
@@ -212,6 +218,28 @@ def test_a_short_run_makes_a_file_that_is_used(tmp_path, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_streamed_row_has_the_same_bits_wherever_it_lies(dtype):
+    before = native.tables(kind_here())
+    streams = [[store.ANY, 5, 256, 16, 1, 0]]
+    of_ours = dict.fromkeys(("rows32", "rows16", "reduce32", "reduce16"), streams)
+    native.set_tables(kind_here(), "a test", {**BASE, **of_ours})
+    x = torch.randn(5001, device="cuda", dtype=dtype)
+    try:
+        with onepass.batch_invariant():
+            for function in ("softmax", "logsumexp"):
+                assert onepass.explain(x, function=function).tier == "stream"
+                found = []
+                for offset in range(9):
+                    moved = torch.empty(5010, device="cuda", dtype=dtype)[offset : offset + 5001].copy_(x)
+                    found.append(getattr(onepass, function)(moved, 0))
+                torch.testing.assert_close(found[0].double(), getattr(onepass.reference, function)(x, 0), **LOOSE)
+                assert all(torch.equal(found[0], other) for other in found)
+    finally:
+        native.set_tables(kind_here(), **before)
+
+
+@pytest.mark.gpu
 def test_a_wrong_file_is_told_at_the_first_call(tmp_path):
     path = tmp_path / "tables.json"
     path.write_text("nonsense")
@@ -220,7 +248,5 @@ def test_a_wrong_file_is_told_at_the_first_call(tmp_path):
     assert f"ValueError: onepass: the file of tables {path} is not JSON" in done.stderr
 
 
-def kind_here() -> tuple[int, int]:
-    from onepass.tune.load import kind_of
-
-    return kind_of(None)
+def kind_here() -> str:
+    return torch.cuda.get_device_name()

@@ -10,12 +10,14 @@ import torch
 import onepass
 from onepass import native
 from onepass.tune import load, store
-from tune_support import BASE
+from tune_support import BASE, tables_back
+
+__all__ = ["tables_back"]
 
 engines = importlib.import_module("onepass.engines")  # `onepass.engines` the attribute is the function
-KIND = (90, 7)  # of a GPU that there is none of
+KIND = load.Kind("a GPU", 90, 7)  # that there is none of
 GOOD = {
-    "version": 1,
+    "version": 2,
     "gpu": "a GPU",
     "compute": 90,
     "multiprocessors": 7,
@@ -38,8 +40,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a GPU of KIND in an empty folder of settings."""
     monkeypatch.delenv("ONEPASS_TABLES", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    native.set_tables(*KIND, "before", BASE)
-    path = tmp_path / "onepass" / "tables-90-7.json"
+    native.set_tables(KIND.name, "before", BASE)
+    path = tmp_path / "onepass" / "tables-a-gpu.json"
     path.parent.mkdir()
     return path
 
@@ -48,23 +50,24 @@ def test_the_file_is_in_the_users_folder_of_settings(tmp_path, monkeypatch):
     monkeypatch.delenv("ONEPASS_TABLES", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", "/etc/settings")
-    assert store.default_path(90, 132) == Path("/etc/settings/onepass/tables-90-132.json")
+    assert store.default_path("NVIDIA H200") == Path("/etc/settings/onepass/tables-nvidia-h200.json")
     for ignored in ("", "relative/folder"):  # as the specification has it
         monkeypatch.setenv("XDG_CONFIG_HOME", ignored)
-        assert store.default_path(89, 128) == tmp_path / ".config/onepass/tables-89-128.json"
+        path = store.default_path("NVIDIA GeForce RTX 4090")
+        assert path == tmp_path / ".config/onepass/tables-nvidia-geforce-rtx-4090.json"
     monkeypatch.setenv("ONEPASS_TABLES", "/else/where.json")
-    assert store.default_path(90, 132) == Path("/else/where.json")
+    assert store.default_path("NVIDIA H200") == Path("/else/where.json")
     monkeypatch.setenv("ONEPASS_TABLES", "off")
-    assert store.default_path(90, 132) == tmp_path / ".config/onepass/tables-90-132.json"
+    assert store.default_path("NVIDIA H200") == tmp_path / ".config/onepass/tables-nvidia-h200.json"
 
 
 def test_a_good_file_is_taken(config):
-    assert load.load(*KIND) is None
+    assert load.load(KIND) is None
     tables = {**BASE, "odd32": [[store.ANY, -1, 0, 0, 1, 0]]}
     config.write_text(changed(tables=tables))
-    stored = load.load(*KIND)
+    stored = load.load(KIND)
     assert stored is not None
-    assert native.tables(*KIND) == {"origin": stored.origin, "tables": tables}
+    assert native.tables(KIND.name) == {"origin": stored.origin, "tables": tables}
     assert stored.origin == f"{config}, measured on a GPU, 2026-11-21"
 
 
@@ -72,16 +75,16 @@ def test_a_named_file_is_taken_and_has_to_be_there(config, tmp_path, monkeypatch
     config.write_text("nonsense")  # not looked at
     monkeypatch.setenv("ONEPASS_TABLES", str(tmp_path / "mine.json"))
     with pytest.raises(ValueError, match=r"mine\.json cannot be read: No such file"):
-        load.load(*KIND)
+        load.load(KIND)
     (tmp_path / "mine.json").write_text(changed())
-    assert load.load(*KIND).path == tmp_path / "mine.json"
+    assert load.load(KIND).path == tmp_path / "mine.json"
 
 
 def test_off_is_off(config, monkeypatch):
     config.write_text("nonsense")
     monkeypatch.setenv("ONEPASS_TABLES", "off")
-    assert load.load(*KIND) is None
-    assert native.tables(*KIND)["origin"] == "before"
+    assert load.load(KIND) is None
+    assert native.tables(KIND.name)["origin"] == "before"
 
 
 def test_a_user_without_a_home_has_no_file(monkeypatch):
@@ -92,7 +95,7 @@ def test_a_user_without_a_home_has_no_file(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert load.load(*KIND) is None
+    assert load.load(KIND) is None
 
 
 LAST = [store.ANY, 5, 512, 16, 1, 0]
@@ -107,16 +110,16 @@ LAST = [store.ANY, 5, 512, 16, 1, 0]
         ("\x00", "is not JSON"),
         ("[]", "it is a JSON object"),
         ("3", "it is a JSON object, got 3"),
-        (changed(version=2), "its version is 1, got 2"),
-        (changed(version=True), "its version is 1, got True"),
-        ("{}", "its version is 1, got None"),
+        (changed(version=1), "its version is 2, got 1"),
+        (changed(version=True), "its version is 2, got True"),
+        ("{}", "its version is 2, got None"),
         (changed(gpu=None), "its gpu is a text"),
         (changed(compute="90"), "its compute is a whole number, got '90'"),
         (changed(multiprocessors=7.0), "its multiprocessors is a whole number"),
         (changed(date=1), "its date is a text"),
         (changed(tables=None), "tables are rows32"),
         (changed(tables={"rows32": [LAST]}), "got rows32"),
-        (with_table("more", [LAST]), "got rows32, rows16, odd32, odd16, more"),
+        (with_table("more", [LAST]), "got rows32, rows16, reduce32, reduce16, odd32, odd16, more"),
         (with_table("rows16", []), "table rows16 is a list of entries"),
         (with_table("rows16", {}), "table rows16 is a list of entries"),
         (with_table("rows32", [[1, 2, 3], LAST]), "table rows32, entry 0: six whole numbers"),
@@ -134,27 +137,31 @@ LAST = [store.ANY, 5, 512, 16, 1, 0]
         (with_table("rows32", [[8, -1, 0, 0, 1, 0], LAST]), "rows32"),
         (with_table("odd16", [LAST]), "odd tables have the flat tier alone"),
         (with_table("rows32", [[4096, 0, 32, 0, 1, 0], LAST]), "so few lanes"),
-        (changed(compute=80), "is of a GPU .compute 80, multiprocessors 7.; this GPU has compute 90"),
-        (changed(multiprocessors=132), "multiprocessors 132.; this GPU has compute 90, multiprocessors 7"),
+        (with_table("reduce32", [[8, -1, 0, 0, 1, 0], LAST]), "table reduce32: limit 8: no such tier"),
+        (with_table("reduce16", [[8, 0, 3, 0, 1, 0], LAST]), "table reduce16: limit 8: lanes is a power of two"),
+        (with_table("reduce16", [[store.ANY, 5, 32, 16, 1, 0]]), "lanes is a multiple of 32 from 64 to 1024"),
+        (changed(compute=80), "is of a GPU .compute 80, multiprocessors 7.; this GPU is a GPU .compute 90, multiproc"),
+        (changed(multiprocessors=132), "multiprocessors 132.; this GPU is a GPU .compute 90, multiprocessors 7"),
+        (changed(gpu="another GPU"), "is of another GPU .compute 90, multiprocessors 7.; this GPU is a GPU .comp"),
     ],
 )
 def test_a_bad_file_is_told(config, text, words):
     config.write_text(text)
     with pytest.raises(ValueError, match=words) as raised:
-        load.load(*KIND)
+        load.load(KIND)
     assert f"onepass: the file of tables {config} " in str(raised.value)
     assert str(raised.value).count("\n") == 0
-    assert native.tables(*KIND)["origin"] == "before"
+    assert native.tables(KIND.name)["origin"] == "before"
 
 
 def test_a_file_that_is_none(config):
     config.write_bytes(b"\xff\xfe\x80")
     with pytest.raises(ValueError, match="is not JSON"):
-        load.load(*KIND)
+        load.load(KIND)
     config.unlink()
     config.mkdir()
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
-        load.load(*KIND)
+        load.load(KIND)
 
 
 # At the first use of the engine
@@ -177,7 +184,7 @@ def cuda_here(config, monkeypatch):
 def test_the_first_use_loads_the_file(cuda_here, engine):
     cuda_here.write_text(changed())
     assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
-    assert str(cuda_here) in native.tables(*KIND)["origin"]
+    assert str(cuda_here) in native.tables(KIND.name)["origin"]
     cuda_here.write_text("nonsense")  # once a process
     assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
 
@@ -202,10 +209,26 @@ def test_no_other_engine_needs_the_file(cuda_here):
 
 def test_explain_names_the_tables(config):
     plan = onepass.explain((8192, 1024), device="h200")
-    assert [note for note in plan.notes if "tables" in note] == [f"tables {native.tables(90, 132)['origin']}"]
-    assert "of an H200" in native.tables(90, 132)["origin"]
+    origin = native.tables("NVIDIA H200")["origin"]
+    assert [note for note in plan.notes if "tables" in note] == [f"tables {origin}"]
+    assert "measured on NVIDIA H200" in origin
     assert not [note for note in onepass.explain((8, 8), device="cpu").notes if "tables" in note]
     assert not [note for note in onepass.explain((0, 8), device="h200").notes if "tables" in note]
     config.write_text(changed())
-    load.load(*KIND)
-    assert load.note(native.tables(*KIND), *KIND) == f"tables from {config}, measured on a GPU, 2026-11-21"
+    load.load(KIND)
+    assert load.note(native.tables(KIND.name)["origin"], KIND.name) == (
+        f"tables from {config}, measured on a GPU, 2026-11-21"
+    )
+
+
+def test_an_h100_has_not_the_tables_of_an_h200(tables_back):
+    """Though it has as many multiprocessors of the same compute capability."""
+    h100 = "NVIDIA H100 80GB HBM3"
+    native.set_tables("NVIDIA H200", "a test", {**BASE, "rows32": [LAST]})
+    assert native.tables(h100) == {"origin": native.tables()["origin"], "tables": BASE}
+    assert "(the nearest)" in load.note(native.tables(h100)["origin"], h100)
+    layout = [4096, 1024], [1024, 1], [1024, 1], [1], torch.float32, torch.float32
+    tiers = [native.plan("softmax", True, *layout, gpu=gpu)["tier"] for gpu in ("NVIDIA H200", h100, "")]
+    assert tiers == ["stream", "block", "block"]
+    with pytest.raises(RuntimeError, match="a GPU that has a name"):
+        native.set_tables("", "a test", BASE)

@@ -6,29 +6,32 @@ import pytest
 import torch
 
 from onepass.tune.candidates import Candidate, Choice, Plan
-from onepass.tune.measure import Point, WrongResultError, check, measure
+from onepass.tune.measure import QUICK, Point, WrongResultError, check, measure
 
 CHOICES = [Choice(0, lanes, 0, 1, 0) for lanes in (1, 2, 4, 8)]
 TRIED = [Candidate(c, Plan(0, c.lanes, 128 // c.lanes, 4, 4, 1, 0)) for c in CHOICES]
 
 
-def launcher(spoil):
+def launcher(function, spoil):
     def launch(x, plan, y):
         e = x.double().exp()
-        y.copy_(e / e.sum(1, keepdim=True))
-        spoil(plan, y)
+        y.copy_(e / e.sum(1, keepdim=True) if function == "softmax" else e.sum(1).log())
+        if plan is not None:
+            spoil(plan, y)
 
     return launch
 
 
-def measured(spoil, tried=TRIED, settle=lambda: None) -> Point:
+def measured(spoil, tried=TRIED, settle=lambda: None, function="softmax", clock=None) -> Point:
     x = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
-    return measure(x, tried, launcher(spoil), lambda call: (call(), 5.0)[1], settle)
+    launch = launcher(function, spoil)
+    return measure(function, x, tried, launch, clock or (lambda call, repeats: (call(), 5.0)[1]), settle)
 
 
 def test_a_point_has_a_time_for_each_choice():
     point = measured(lambda plan, y: None)
-    assert (point.dtype, point.n, point.rows, point.copy_us) == ("float32", 8, 100, 5.0)
+    assert (point.function, point.dtype, point.n, point.rows) == ("softmax", "float32", 8, 100)
+    assert (point.copy_us, point.auto_us) == (5.0, 5.0)
     assert point.times == dict.fromkeys(CHOICES, 5.0)
     assert Point.from_dict(json.loads(json.dumps(point.as_dict()))) == point
 
@@ -53,7 +56,7 @@ def test_choices_of_one_plan_are_measured_once():
 def test_a_wrong_candidate_is_an_error(spoil, words):
     with pytest.raises(WrongResultError, match=words) as raised:
         measured(lambda plan, y: spoil(y) if plan.lanes == 4 else None)
-    assert "100x8 float32 by plan (0, 4, 32," in str(raised.value)
+    assert "softmax of 100x8 float32 by plan (0, 4, 32," in str(raised.value)
 
 
 def test_a_single_row_that_was_not_drawn_is_missed_by_no_one():
@@ -61,6 +64,46 @@ def test_a_single_row_that_was_not_drawn_is_missed_by_no_one():
     for row in range(100):
         with pytest.raises(WrongResultError):
             measured(lambda plan, y, row=row: y[row, 3].fill_(torch.nan))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda y: y.mul_(1.001), "is wrong: an error of 1.0e-03, 1e-05 is allowed"),
+        (lambda y: y[-1:].add_(0.001), "is wrong: an error of "),
+        (lambda y: y[37:38].fill_(torch.nan), "is wrong"),
+        (lambda y: y[37:38].fill_(torch.inf), "is wrong"),
+    ],
+)
+def test_a_wrong_reduction_is_an_error(spoil, words):
+    assert measured(lambda plan, y: None, function="logsumexp").function == "logsumexp"
+    with pytest.raises(WrongResultError, match=words) as raised:
+        measured(lambda plan, y: spoil(y), function="logsumexp")
+    assert "logsumexp of 100x8 float32 by plan (0, 1," in str(raised.value)
+
+
+@pytest.mark.parametrize("left_out", [0, 999])
+def test_an_element_of_a_long_row_that_a_reduction_leaves_out_is_found(left_out):
+    def launch(x, plan, y):
+        kept = [i for i in range(1000) if plan is None or i != left_out]
+        y.copy_(x[:, kept].double().logsumexp(1))
+
+    with pytest.raises(WrongResultError):
+        measure("logsumexp", torch.randn(50, 1000), TRIED, launch, lambda call, repeats: (call(), 5.0)[1], lambda: None)
+
+
+def test_what_is_far_behind_at_the_first_look_is_not_measured_in_full():
+    timed = []
+
+    def clock(call, repeats):
+        lanes = []
+        call.__defaults__ and lanes.append(call.__defaults__[0].lanes)
+        timed.append((*lanes, repeats))
+        return {4: 1.0, 8: 1.05}.get(*lanes, 2.0) if lanes else 3.0
+
+    point = measured(lambda plan, y: None, clock=clock)
+    assert set(point.times) == {CHOICES[2], CHOICES[3]}
+    assert timed == [(15,), (15,), (1, QUICK), (2, QUICK), (4, QUICK), (8, QUICK), (4, 15), (8, 15)]
 
 
 def test_what_is_refused_is_skipped():
@@ -82,7 +125,7 @@ def test_a_gpu_that_fails_ends_the_sweep():
 
     with pytest.raises(RuntimeError, match="illegal"):
         measured(spoil, settle=settle)
-    with pytest.raises(RuntimeError, match="no plan for 100x8 float32 can be launched: launch"):
+    with pytest.raises(RuntimeError, match="no plan for softmax of 100x8 float32 can be launched: launch"):
         measured(spoil)
 
 

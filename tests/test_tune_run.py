@@ -16,7 +16,7 @@ from onepass.tune.run import Options, sweep
 from tune_support import BASE, H200, RTX, FakeMeter
 
 SOME = Options(lengths=(9, 64, 1024, 4096))
-TOTAL = 8  # of two dtypes
+TOTAL = 16  # of two dtypes and two functions
 
 
 def run(path: Path, meter: FakeMeter, gpu: Gpu = H200, options: Options = SOME, fresh: bool = False, use=None):
@@ -44,16 +44,16 @@ def test_a_sweep_writes_a_file_that_loads(path):
     assert "NVIDIA H200" in stored.origin
     assert str(path) in stored.origin
     content = json.loads(path.read_text())
-    assert (content["version"], content["compute"], content["multiprocessors"]) == (1, 90, 132)
+    assert (content["version"], content["compute"], content["multiprocessors"]) == (2, 90, 132)
     assert {"gpu", "date", "torch", "onepass", "tables", "measured"} <= set(content)
-    assert [(p["dtype"], p["n"]) for p in content["measured"]] == sorted(SOME.points)
+    assert [(p["function"], p["dtype"], p["n"]) for p in content["measured"]] == sorted(SOME.points)
     assert all(0 < len(p["times"]) <= 8 for p in content["measured"])
     assert os.listdir(path.parent) == ["tables.json"]
-    native.set_tables(90, 7, stored.origin, stored.tables)  # sound
+    native.set_tables("a GPU", stored.origin, stored.tables)  # sound
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, WrongResultError])
-@pytest.mark.parametrize("stop", [0, 1, 5, 7])
+@pytest.mark.parametrize("stop", [0, 1, 5, 15])
 def test_a_sweep_that_was_broken_off_goes_on_where_it_stopped(path, tmp_path, stop, error):
     with pytest.raises(error, match="stopped here"):
         run(path, FakeMeter(stop, error))
@@ -69,7 +69,7 @@ def test_a_sweep_that_was_broken_off_goes_on_where_it_stopped(path, tmp_path, st
     stored = sweep(H200, SOME, path, rest, BASE, lambda origin, tables: None, watcher=Watch())
     assert rest.done == SOME.points[stop:]
     assert shown[0] == (None, stop, TOTAL)
-    assert shown[1:] == [(n, stop + i, TOTAL) for i, (_, n) in enumerate(SOME.points[stop:], 1)]
+    assert shown[1:] == [(n, stop + i, TOTAL) for i, (*_, n) in enumerate(SOME.points[stop:], 1)]
     assert not journal_of(path).exists()
     assert stored.tables == run(tmp_path / "at_once.json", FakeMeter()).tables
 
@@ -115,8 +115,9 @@ def test_an_interrupted_line_is_measured_again(path):
         lambda lines: [lines[0], b"[1, 2]", *lines[2:]],
         lambda lines: [lines[0], lines[1].replace(b'"times": [[', b'"times": [[true, '), *lines[2:]],
         lambda lines: [lines[0], lines[1].replace(b'"times": [', b'"times": [[0, 1, 0, 1, 0, 0.0], '), *lines[2:]],
-        lambda lines: [lines[0], b'{"dtype": "float32", "n": 9, "rows": 1, "copy_us": 1, "times": [], "refused": {}}'],
+        lambda lines: [lines[0], lines[1][: lines[1].index(b'"times"')] + b'"times": [], "refused": {}}'],
         lambda lines: [b"\xff\xfe\x00", *lines],
+        lambda lines: [lines[0], lines[1].replace(b'"softmax"', b'"tanh"'), *lines[2:]],
     ],
 )
 def test_a_damaged_journal_is_refused(path, damage):
@@ -143,6 +144,7 @@ def test_a_damaged_journal_is_refused(path, damage):
         (H200, Options(lengths=SOME.lengths, repeats=3), "repeats: 15, now 3"),
         (H200, Options(lengths=(9, 64)), "points: "),
         (H200, Options(lengths=SOME.lengths, dtypes=("float32",)), "points: "),
+        (H200, Options(lengths=SOME.lengths, functions=("softmax",)), "points: "),
     ],
 )
 def test_a_journal_of_another_sweep_is_refused(path, gpu, options, words):
@@ -233,6 +235,8 @@ def test_tables_that_the_engine_refuses_are_not_written(path):
         ({"dtypes": ()}, "got none"),
         ({"dtypes": ("float64",)}, "got float64"),
         ({"dtypes": ("float16", "bfloat16")}, "one table"),
+        ({"functions": ()}, "functions are softmax, logsumexp, which stand for the others; got none"),
+        ({"functions": ("softmin",)}, "got softmin"),
     ],
 )
 def test_wrong_options(given, words):
@@ -241,4 +245,5 @@ def test_wrong_options(given, words):
 
 
 def test_all_lengths_are_the_default():
-    assert {n for _, n in Options().points} == set(LENGTHS)
+    assert {n for *_, n in Options().points} == set(LENGTHS)
+    assert len(Options().points) == 4 * len(LENGTHS)

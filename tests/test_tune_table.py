@@ -1,6 +1,7 @@
 """From times to entries: whatever the times, each length is served within 1% of its best, by a sound table."""
 
 import random
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from onepass import native
 from onepass.tune.candidates import FLAT, Choice, candidates, is_odd, rows_of
 from onepass.tune.lengths import LENGTHS
-from onepass.tune.measure import Point
+from onepass.tune.measure import FUNCTIONS, Point
 from onepass.tune.store import ANY, NAMES, check_tables
 from onepass.tune.table import build, entries, flat_pays, spliced
 from tune_support import BASE, GPUS, H200, made_up
@@ -19,7 +20,7 @@ F = Choice(FLAT, 4, 0, 1, 0)
 
 
 def point(n: int, times: dict[Choice, float]) -> Point:
-    return Point("float32", n, 1000, 1.0, times, {})
+    return Point("softmax", "float32", n, 1000, 1.0, 1.0, times)
 
 
 def look_up(table: list[list[int]], n: int) -> list[int]:
@@ -28,10 +29,11 @@ def look_up(table: list[list[int]], n: int) -> list[int]:
 
 def sweep(gpu, lengths=LENGTHS, seed=0) -> list[Point]:
     found = []
-    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+    for function, (dtype, size) in product(FUNCTIONS, (("float32", 4), ("bfloat16", 2))):
         for n in lengths:
             rows = rows_of(n, size, 256)
-            found.append(made_up(dtype, n, rows, candidates(n, size, rows, gpu), seed))
+            tried = candidates(n, size, rows, gpu, function == "logsumexp")
+            found.append(made_up(function, dtype, n, rows, tried, seed))
     return found
 
 
@@ -91,17 +93,20 @@ def test_every_measured_length_is_served_within_1_percent_of_its_best(gpu, seed)
     measured = sweep(gpu, seed=seed)
     tables = build(measured, BASE, gpu)
     check_tables(tables)
-    native.set_tables(90, 7, "a test", tables)  # the engine finds them sound
-    assert native.tables(90, 7) == {"origin": "a test", "tables": tables}
+    native.set_tables("a GPU", "a test", tables)  # the engine finds them sound
+    assert native.tables("a GPU") == {"origin": "a test", "tables": tables}
     flats = 0
     for p in measured:
         size = 4 if p.dtype == "float32" else 2
         choice = Choice(*look_up(tables[f"odd{8 * size}"], p.n)[1:]) if is_odd(p.n, size) else None
         if choice is not None and choice.tier == FLAT:
+            if p.function == "logsumexp":
+                continue  # goes with softmax
             flats += 1
             best = min(us for c, us in p.times.items() if c.tier == FLAT)
         else:
-            choice = Choice(*look_up(tables[f"rows{8 * size}"], p.n)[1:])
+            kind = "rows" if p.function == "softmax" else "reduce"
+            choice = Choice(*look_up(tables[f"{kind}{8 * size}"], p.n)[1:])
             best = min(us for c, us in p.times.items() if c.tier != FLAT)
         assert p.times[choice] <= 1.01 * best
     assert flats > 20
@@ -113,8 +118,8 @@ def test_any_choice_of_lengths_makes_a_sound_table(lengths, seed):
     """And beside what was measured the table is what it was."""
     tables = build(sweep(H200, sorted(lengths), seed), BASE, H200)
     check_tables(tables)
-    native.set_tables(90, 7, "a test", tables)
-    for name in ("rows32", "rows16"):
+    native.set_tables("a GPU", "a test", tables)
+    for name in ("rows32", "rows16", "reduce32", "reduce16"):
         for n in random.Random(seed).sample(range(1, 2**21), 200):
             if n < min(lengths) or n > max(lengths):
                 assert look_up(tables[name], n)[1:] == look_up(BASE[name], n)[1:]
@@ -122,4 +127,23 @@ def test_any_choice_of_lengths_makes_a_sound_table(lengths, seed):
 
 def test_one_type_leaves_the_tables_of_the_other_alone():
     tables = build([p for p in sweep(H200) if p.dtype == "bfloat16"], BASE, H200)
-    assert [name for name in NAMES if tables[name] == BASE[name]] == ["rows32", "odd32"]
+    assert [name for name in NAMES if tables[name] == BASE[name]] == ["rows32", "reduce32", "odd32"]
+
+
+def test_one_function_leaves_the_tables_of_the_other_alone():
+    points = sweep(H200)
+    tables = build([p for p in points if p.function == "logsumexp"], BASE, H200)
+    assert [name for name in NAMES if tables[name] != BASE[name]] == ["reduce32", "reduce16"]
+    tables = build([p for p in points if p.function == "softmax"], BASE, H200)
+    assert [name for name in NAMES if tables[name] == BASE[name]] == ["reduce32", "reduce16"]
+
+
+def test_odd_lengths_that_the_tier_flat_has_are_not_in_the_table_of_reductions():
+    """As in that of rows: else an entry would be chosen by a length that it does not serve."""
+    flat, slow = [[100, *F], [ANY, -1, 0, 0, 1, 0]], [[ANY, *A]]
+    base = {**BASE, "odd32": flat, "reduce32": slow}
+    lengths = {33: A, 64: B, 125: C}  # 33 is served by the tier flat
+    points = [Point("logsumexp", "float32", n, 1000, 1.0, 1.0, {best: 1.0}) for n, best in lengths.items()]
+    table = build(points, base, H200)["reduce32"]
+    assert look_up(table, 33)[1:] == list(A)  # of the base: nothing was measured for rows so short
+    assert table == [[63, *A], [89, *B], [125, *C], [ANY, *A]]

@@ -10,10 +10,11 @@ from torch import Tensor
 from . import native
 from . import triton as triton_engine
 from .checks import FLOATS, check_input, normalise_dims, result_dtype
-from .devices import Known, known, measured_copy_gbs
+from .devices import KNOWN, Known, known, measured_copy_gbs
 from .engines import ENGINES, resolve
 from .ops import REDUCTIONS, reduced_shape, state_dtype
 from .tune import load
+from .tune.load import Kind
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,15 @@ def _bandwidth(device: torch.device | None, entry: Known | None, given: float | 
     return None, "no bandwidth is known for this device; give one with bandwidth="
 
 
-def _tables_note(device: torch.device | None, entry: Known | None) -> str:
-    """Where the tables that the plan was made with are from."""
+def _kind(device: torch.device | None, entry: Known | None, compute: int | None, multiprocessors: int | None) -> Kind:
+    """The GPU that a plan is for: the device's, changed to what was given; where none is known, that of the tables."""
     if device is not None and device.type == "cuda" and torch.cuda.is_available():
         kind = load.kind_of(device.index)
     else:
-        kind = (entry.compute, entry.multiprocessors) if entry is not None else load.BUILT_IN
-    return load.note(native.tables(*kind), *kind)
+        of = entry or KNOWN["h200"]
+        kind = Kind(of.title, of.compute, of.multiprocessors)
+    asked = kind._replace(compute=compute or kind.compute, multiprocessors=multiprocessors or kind.multiprocessors)
+    return asked if asked == kind else asked._replace(name="")
 
 
 def _parse_device(device: Any, tensor: Tensor | None) -> tuple[torch.device | None, Known | None, str]:
@@ -104,16 +107,29 @@ def _parse_device(device: Any, tensor: Tensor | None) -> tuple[torch.device | No
 
 
 def _native_plan(
-    engine: str, function: str, x: Tensor, y_type: torch.dtype, dims: list[int], address: int
+    kind: Kind | None, function: str, x: Tensor, y_type: torch.dtype, dims: list[int], address: int
 ) -> dict[str, Any]:
+    """On a GPU of that kind; None: of the CPU engine."""
     if function in REDUCTIONS:
         kept = _contiguous(reduced_shape(x.shape, dims, True))
         y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(kept)]
     else:
         y_strides = torch.empty_like(x, device="meta").stride()
     sizes, strides = list(x.shape) or [1], list(x.stride()) or [1]
+    kind = kind or Kind("", 0, 0)
     return native.plan(
-        function, engine == "cuda", sizes, strides, list(y_strides) or [1], dims, x.dtype, y_type, x_address=address
+        function,
+        kind.compute > 0,
+        sizes,
+        strides,
+        list(y_strides) or [1],
+        dims,
+        x.dtype,
+        y_type,
+        x_address=address,
+        compute=kind.compute,
+        multiprocessors=kind.multiprocessors,
+        gpu=kind.name,
     )
 
 
@@ -127,6 +143,8 @@ def explain(
     device: torch.device | str | None = None,
     engine: str = "auto",
     bandwidth: float | None = None,
+    compute: int | None = None,
+    multiprocessors: int | None = None,
 ) -> Explanation:
     """The plan of a call: engine, tier, launch numbers, bytes moved, the time a copy of them would take.
 
@@ -139,6 +157,8 @@ def explain(
         device: with sizes: "cpu", "cuda:0", or a known device's name ("h200"), which need not be here.
         engine: as in the function explained.
         bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
+        compute, multiprocessors: of the GPU that the plan is for (80 for compute capability 8.0), where it is another
+            than the device's.
 
     Raises:
         ValueError, TypeError, IndexError, RuntimeError: as the call itself would.
@@ -152,6 +172,9 @@ def explain(
         raise ValueError(f"onepass.explain(): function must be one of {', '.join(native.FUNCTIONS)}, got {function!r}")
     if bandwidth is not None and not bandwidth > 0:
         raise ValueError(f"onepass.explain(): bandwidth must be positive, in GB/s, got {bandwidth!r}")
+    for key, value, least, most in (("compute", compute, 80, 999), ("multiprocessors", multiprocessors, 1, 4096)):
+        if value is not None and (type(value) is not int or not least <= value <= most):
+            raise ValueError(f"onepass.explain(): {key} is a whole number from {least} to {most}, got {value!r}")
     tensor = x if isinstance(x, Tensor) else None
     if tensor is None:
         if dtype is not None and dtype not in FLOATS:
@@ -188,11 +211,18 @@ def explain(
         chosen = resolve(engine, real) if real is not None and _is_here(real) else engine
 
     address = tensor.data_ptr() if tensor is not None and tensor.device.type != "meta" else 0
-    plan = _native_plan("cpu" if chosen == "cpu" else "cuda", function, shaped, y_type, dims, address)
+    if chosen != "cuda" and (compute or multiprocessors):
+        raise ValueError(
+            f"onepass.explain(): compute and multiprocessors are for plans of the CUDA engine, got engine {chosen!r}"
+        )
+    kind = None if chosen == "cpu" else _kind(real, entry, compute, multiprocessors)
+    plan = _native_plan(kind, function, shaped, y_type, dims, address)
     moved = plan["bytes"]
     tier, launch = _describe(chosen, plan, function, shaped, y_type, real, notes)
-    if chosen == "cuda" and launch:
-        notes.append(_tables_note(real, entry))
+    if chosen == "cuda" and launch and kind is not None:
+        notes.append(load.note(native.tables(kind.name)["origin"], kind.name))
+    if kind is not None and not kind.name:  # another GPU, of which no more is known
+        real = entry = None
     gbs, why = _bandwidth(real, entry, bandwidth)
     notes.append(why)
     return Explanation(

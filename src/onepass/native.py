@@ -11,6 +11,7 @@ import torch
 PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+TABLES = ("rows32", "rows16", "reduce32", "reduce16", "odd32", "odd16")  # in the order of csrc/tables.h
 
 if not PATH.exists():
     raise ImportError(
@@ -47,13 +48,23 @@ def plan(
     x_address: int = 0,
     y_address: int = 0,
     compute: int = 90,
+    multiprocessors: int = 132,
+    gpu: str = "",
 ) -> dict[str, Any]:
-    """The plan of a call: view, rows, n, bytes, and the engine's tier and launch numbers; `compute` is 90 for sm_90."""
+    """The plan of a call: view, rows, n, bytes, and the engine's tier and launch numbers.
+
+    For a GPU of compute capability `compute` / 10 with so many multiprocessors, and with the tables of the name `gpu`.
+
+    >>> plan("softmax", True, [8, 1000], [1000, 1], [1000, 1], [1], torch.float32, torch.float32)["tier"]
+    'block'
+    """
     reduce = (ctypes.c_bool * max(len(sizes), 1))(*(i in dims for i in range(len(sizes))))
     answer = _ask(
         "onepass_plan",
         FUNCTIONS.index(function),
         compute if cuda else 0,
+        multiprocessors,
+        gpu.encode(),
         len(sizes),
         _int64s(sizes),
         _int64s(x_strides),
@@ -111,21 +122,24 @@ def compile_source(source: str, options: Sequence[str], compute: int, path: str 
     _ask("onepass_kernel_compile", source.encode(), "\n".join(options).encode(), compute, str(path).encode())
 
 
-def tables(compute: int, multiprocessors: int) -> dict[str, Any]:
-    """The tables that plans for a GPU are made with.
+def tables(gpu: str = "") -> dict[str, Any]:
+    """The tables that plans for the GPUs of a name, as torch.cuda.get_device_name has it, are made with.
 
-    "origin", and "tables": entries by "rows32", "rows16", "odd32" and "odd16".
+    "origin", and "tables": entries by the names in TABLES.
+
+    >>> sorted(tables()["tables"]) == sorted(TABLES)
+    True
     """
-    origin, text = _ask("onepass_tables", compute, multiprocessors).split("\n", 1)
+    origin, text = _ask("onepass_tables", gpu.encode()).split("\n", 1)
     return {"origin": origin, "tables": json.loads(text)}
 
 
-def set_tables(compute: int, multiprocessors: int, origin: str, tables: dict[str, list[list[int]]]) -> None:
-    """Make the plans for a GPU with these tables from now on; RuntimeError where they are unsound."""
-    ordered = [tables[name] for name in ("rows32", "rows16", "odd32", "odd16")]
+def set_tables(gpu: str, origin: str, tables: dict[str, list[list[int]]]) -> None:
+    """Make the plans for the GPUs of a name with these tables from now on; RuntimeError where they are unsound."""
+    ordered = [tables[name] for name in TABLES]
     numbers = [number for table in ordered for entry in table for number in entry]
     counts = _int64s([len(table) for table in ordered])
-    _ask("onepass_set_tables", compute, multiprocessors, origin.encode(), counts, _int64s(numbers))
+    _ask("onepass_set_tables", gpu.encode(), origin.encode(), counts, _int64s(numbers))
 
 
 def set_invariant(value: int, scoped: bool) -> int:

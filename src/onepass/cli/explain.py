@@ -31,6 +31,10 @@ from onepass.cli.shared import dtype_of, finite, ints
     metavar="GB/S",
     help="Of a copy on that device, read and write.",
 )
+@click.option(
+    "--compute", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU: 80 for 8.0."
+)
+@click.option("--multiprocessors", type=click.IntRange(1, 4096), metavar="N", help="Those of another GPU.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def explain(sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, as_json: bool, **options: Any) -> None:
     """Show how a call on a tensor of SIZES would run: engine, tier, launch, bytes, and the time of a copy.

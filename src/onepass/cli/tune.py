@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     metavar="DTYPE[,...]",
     help="f32, and bf16 or f16.  [default: f32,bf16]",
 )
+@click.option(
+    "--functions",
+    multiple=True,
+    type=Names(),
+    metavar="NAME[,...]",
+    help="softmax, for all that write rows, and logsumexp, for those that do not.  [default: both]",
+)
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="In place of the file that is then used.")
 @click.option("--fresh", is_flag=True, help="Do not go on with a sweep that was broken off.")
 @click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing.")
@@ -43,6 +50,7 @@ def tune(
     repeats: int,
     lengths: str | None,
     dtypes: Sequence[Sequence[str]],
+    functions: Sequence[Sequence[str]],
     out: str | None,
     fresh: bool,
     show: bool,
@@ -58,6 +66,8 @@ def tune(
         given["lengths"] = ints(lengths, "--lengths")
     if dtypes:
         given["dtypes"] = flat(dtypes)
+    if functions:
+        given["functions"] = flat(functions)
     writable(out)
     from onepass.tune import store
     from onepass.tune.run import Options, cuda_index, tune
@@ -74,7 +84,7 @@ def tune(
         raise click.UsageError(re.sub(r"^onepass: ", "", str(error))) from error
     count = sum(len(table) for table in stored.tables.values())
     click.echo(f"{stored.path}: {count} entries, from {len(options.points)} lengths on {stored.gpu}")
-    used = store.default_path(stored.compute, stored.multiprocessors)
+    used = store.default_path(stored.gpu)
     if store.is_off():
         click.echo("not used while ONEPASS_TABLES=off")
     elif used.absolute() != stored.path:
@@ -90,9 +100,9 @@ def _show(index: int) -> None:
 
     resolve("cuda", torch.device("cuda", index))  # loads the file
     kind = kind_of(index)
-    used = native.tables(*kind)
-    click.echo(f"{torch.cuda.get_device_name(index)}, compute {kind[0]}, {kind[1]} multiprocessors")
-    click.echo(note(used, *kind))
+    used = native.tables(kind.name)
+    click.echo(f"{kind.name}, compute {kind.compute}, {kind.multiprocessors} multiprocessors")
+    click.echo(note(used["origin"], kind.name))
     print_tables(used["tables"])
 
 
@@ -106,7 +116,7 @@ def rows_of(tables: Tables) -> list[tuple[str, ...]]:
         first = 1
         for limit, tier, *numbers in table:
             lengths = f"{first} and more" if limit == ANY else f"{first} to {limit}"
-            tier_name = "as rows" if tier < 0 else TIERS[tier]
+            tier_name = "as others" if tier < 0 else TIERS[tier]
             cells = [str(number) if number else "" for number in numbers] if tier >= 0 else [""] * 4
             rows.append((name, lengths, tier_name, *cells))
             first = limit + 1
@@ -144,6 +154,8 @@ class _Lines:
     def compiled(self, done: int, total: int) -> None:
         if self.bar:
             self.bar.update(self.tasks["kernels"], completed=done, total=total)
+        elif not done:
+            self.say(f"{total} kernels are compiled first")
 
     def measured(self, point: Point | None, done: int, total: int) -> None:
         self.done, self.total = done, total
@@ -162,13 +174,20 @@ class _Lines:
 
 
 def line_of(point: Point) -> str:
-    """What was measured for a length, in a line: the fastest choice and its speed."""
+    """What was measured for a length, in a line: the fastest choice, and as a fraction of a copy it and what is in use.
+
+    Of a copy's speed; of its time where nothing is written but a number a row.
+    """
     from onepass.tune.candidates import TIERS
 
     choice = min(point.times, key=lambda c: (point.times[c], c))
-    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and key != "tier"]
+    plain = {"tier": choice.tier, "split": 1}
+    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and value != plain.get(key)]
     what = " ".join([TIERS[choice.tier], *numbers])
-    return f"{point.dtype:8} {point.rows}x{point.n}: {what}, {point.copy_us / point.best:.3f} of a copy"
+    reduces = point.function == "logsumexp"
+    best, auto = (us / point.copy_us if reduces else point.copy_us / us for us in (point.best, point.auto_us))
+    of = "of a copy's time" if reduces else "of a copy"
+    return f"{point.function} {point.dtype} {point.rows}x{point.n}: {what}, {best:.3f} {of}, in use {auto:.3f}"
 
 
 @contextmanager

@@ -16,14 +16,14 @@ using namespace onepass;
 std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
 
-std::string plan_json(Function function, const Layout& layout, DType x, DType y, int compute, uint64_t x_address,
+std::string plan_json(Function function, const Layout& layout, DType x, DType y, const Gpu& gpu, uint64_t x_address,
                       uint64_t y_address) {
   const bool reduced = reduces(function);
   const int64_t second = function == Function::state ? layout.rows * size_of(y) : 0;  // its sums, beside the maxima
   std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
-  if (!compute) {
+  if (!gpu.compute) {
     const Units units = baseline::units(layout);
     return json + ", " + field("isa", cpu_isa()) + ", " + field("fused", cpu_fuses(x, y)) + ", " +
            field("units", units.count) + ", " + field("grain", cpu_grain(units)) + "}";
@@ -36,7 +36,7 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
     x_address = y_address = 0;
   }
   const Phase phase(x, y, x_address, y_address, rows, reduced);
-  const CudaPlan plan = plan_cuda(rows, x, y, phase, typical(compute), batch_invariant());
+  const CudaPlan plan = plan_cuda(rows, x, y, phase, gpu, batch_invariant());
   return json + ", " + field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
          field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
          field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +
@@ -48,13 +48,15 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
 }  // namespace
 
 // The plan of a call: `reduce` marks the reduced dims, types and functions are numbered as in plan.h, addresses matter
-// by their alignment only. `compute` is 90 for sm_90, and 0 for the CPU engine.
-ONEPASS_API int onepass_plan(int function, int compute, int ndim, const int64_t* sizes, const int64_t* x_strides,
-                             const int64_t* y_strides, const bool* reduce, int x_type, int y_type, uint64_t x_address,
-                             uint64_t y_address, char* text, int64_t size) {
+// by their alignment only. `compute` is 90 for sm_90, and 0 for the CPU engine; the tables are those of the GPU `name`.
+ONEPASS_API int onepass_plan(int function, int compute, int multiprocessors, const char* name, int ndim,
+                             const int64_t* sizes, const int64_t* x_strides, const int64_t* y_strides,
+                             const bool* reduce, int x_type, int y_type, uint64_t x_address, uint64_t y_address,
+                             char* text, int64_t size) {
   return guarded(text, size, [&] {
     const Layout layout = make_layout(ndim, sizes, x_strides, y_strides, reduce, reduces(Function(function)));
-    return plan_json(Function(function), layout, DType(x_type), DType(y_type), compute, x_address, y_address);
+    return plan_json(Function(function), layout, DType(x_type), DType(y_type), typical(compute, multiprocessors, name),
+                     x_address, y_address);
   });
 }
 

@@ -54,8 +54,7 @@ struct CudaPlan {
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
 
-constexpr int kTuned = 132;  // multiprocessors of the GPU that the built-in tables are of
-constexpr int kTunedCompute = 90;
+constexpr int kTuned = 132;           // multiprocessors of an H200, which the built-in tables are of
 constexpr int kThreads = 128;         // threads a block, in the warp and flat tiers
 constexpr int kShortRow = 128;        // elements of two bytes
 constexpr int kTile = 16384;          // bytes of a tile of the flat tier
@@ -65,6 +64,7 @@ constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel de
 constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalves = 393216;
 constexpr int kFewWhole = 8;
 constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two multiprocessors
+constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t up_to(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
@@ -96,14 +96,15 @@ struct Phase {
 struct Gpu {
   int compute;  // 90 for sm_90
   int multiprocessors;
-  int shared;       // bytes of shared memory that a block may have
-  int cooperative;  // whether it takes cooperative launches
+  int shared;             // bytes of shared memory that a block may have
+  int cooperative;        // whether it takes cooperative launches
+  const char* name = "";  // by which its tables are found
 };
 
-// A GPU of which only the architecture is known: as its largest is built.
-constexpr Gpu typical(int compute) {
+// A GPU of which no more is known: with as much shared memory as its architecture has at most.
+constexpr Gpu typical(int compute, int multiprocessors = kTuned, const char* name = "") {
   const int kilobytes = compute == 80 ? 163 : compute == 90 || compute / 10 == 10 ? 227 : 99;
-  return {compute, kTuned, kilobytes * 1024, 1};
+  return {compute, multiprocessors, kilobytes * 1024, 1, name};
 }
 
 // The most threads of a block that shares a row, as rows.cu has it, and the most blocks of a cluster.
@@ -133,7 +134,9 @@ struct Planner {
   const int x_size = size_of(x), y_size = size_of(y), wide = x_size > y_size ? x_size : y_size;
   const bool half = wide == 2;
   const int part = wide == 8 ? 2 : 1;  // doubles: half the elements a thread
-  const int64_t length = half || !phase.writes_rows ? n : n > kAnyLength / 2 ? n : n * wide / 4;
+  // Of a row in elements of 4 bytes, or in halves, as it waits on the chip: the elements of a reduction do so in the
+  // type that it is computed in, which is the wider one.
+  const int64_t length = half || n > kAnyLength / 2 ? n : n * wide / 4;
   int vector = phase.widest, apart = 0;
   int64_t vectors = 0;  // of a row's window at worst
 
@@ -212,7 +215,7 @@ struct Planner {
 
   CudaPlan stream(int threads, int values) const {
     const int kept = values / part < vector ? vector : values / part / vector * vector;
-    return {Tier::stream, threads / part, 1, kept, vector, 1, 0, apart};
+    return {Tier::stream, int(up_to(threads / part, 32)), 1, kept, vector, 1, 0, apart};
   }
 
   CudaPlan plan(const Tables& tables) {
@@ -220,7 +223,13 @@ struct Planner {
       const Entry& odd = look_up(half ? tables.odd16 : tables.odd32, n);
       if (odd.tier != kAsRows && (invariant || lies_flat(layout, !phase.writes_rows))) return flat(odd);
     }
-    const Entry& entry = look_up(half ? tables.rows16 : tables.rows32, length);
+    const bool reduces = !phase.writes_rows;
+    const Entry* of_length = &look_up(tables.of(reduces, half), length);
+    // A row that streams has one block. Where those are too few for the chip, a reduction is served as softmax is.
+    if (reduces && !invariant && Tier(of_length->tier) == Tier::stream &&
+        layout.rows < int64_t(gpu.multiprocessors) * kStreaming / of_length->lanes)
+      of_length = &look_up(tables.of(false, half), length);
+    const Entry& entry = *of_length;
     const Tier tier = Tier(entry.tier);
     if (tier == Tier::flat) return flat(entry);
     if (tier == Tier::warp) {
@@ -258,7 +267,7 @@ struct Planner {
 
 inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu,
                           bool invariant = false) {
-  return Planner(layout, x, y, phase, gpu, invariant).plan(tables_of(gpu.compute, gpu.multiprocessors));
+  return Planner(layout, x, y, phase, gpu, invariant).plan(tables_of(gpu.name));
 }
 
 constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay

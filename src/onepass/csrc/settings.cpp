@@ -22,33 +22,37 @@ std::string json(const std::vector<Entry>& table) {
 
 }  // namespace
 
-// The tables in use for a GPU, as JSON, `origin` first, on a line of its own.
-ONEPASS_API int onepass_tables(int compute, int multiprocessors, char* text, int64_t size) {
+// The tables in use for the GPUs of a name, as JSON, `origin` first, on a line of its own.
+ONEPASS_API int onepass_tables(const char* gpu, char* text, int64_t size) {
   return guarded(text, size, [&] {
-    const Tables& t = tables_of(compute, multiprocessors);
-    return t.origin + "\n{\"rows32\": " + json(t.rows32) + ", \"rows16\": " + json(t.rows16) +
-           ", \"odd32\": " + json(t.odd32) + ", \"odd16\": " + json(t.odd16) + "}";
+    const Tables& tables = tables_of(gpu);
+    std::string all;
+    for (const auto& [name, table] : kTables)
+      all += std::string(all.empty() ? "{\"" : ", \"") + name + "\": " + json(tables.*table);
+    return tables.origin + "\n" + all + "}";
   });
 }
 
-// Sets them: `counts` entries of rows32, rows16, odd32 and odd16, one after another in `numbers`.
-ONEPASS_API int onepass_set_tables(int compute, int multiprocessors, const char* origin, const int64_t* counts,
-                                   const int64_t* numbers, char* text, int64_t size) {
+// Sets them: `counts` entries of the tables in the order of kTables, one after another in `numbers`.
+ONEPASS_API int onepass_set_tables(const char* gpu, const char* origin, const int64_t* counts, const int64_t* numbers,
+                                   char* text, int64_t size) {
   return guarded(text, size, [&] {
     Tables made;
     made.origin = origin;
-    std::vector<Entry>* const tables[] = {&made.rows32, &made.rows16, &made.odd32, &made.odd16};
-    for (int t = 0; t < 4; ++t) {
-      for (int64_t i = 0; i < counts[t]; ++i, numbers += kNumbers) {
+    for (const auto& [name, table] : kTables) {
+      for (int64_t left = *counts++; left > 0; --left, numbers += kNumbers) {
         for (int k = 1; k < kNumbers; ++k) {
-          if (numbers[k] < -1 || numbers[k] > 4096)
-            throw std::runtime_error("onepass: a table with the number " + std::to_string(numbers[k]));
+          if (numbers[k] < -1 || numbers[k] > 4096) {
+            throw std::runtime_error(std::string("onepass: table ") + name + " with the number " +
+                                     std::to_string(numbers[k]));
+          }
         }
-        tables[t]->push_back(
-            {numbers[0], int(numbers[1]), int(numbers[2]), int(numbers[3]), int(numbers[4]), int(numbers[5])});
+        (made.*table)
+            .push_back(
+                {numbers[0], int(numbers[1]), int(numbers[2]), int(numbers[3]), int(numbers[4]), int(numbers[5])});
       }
     }
-    set_tables(compute, multiprocessors, std::move(made));
+    set_tables(gpu, std::move(made));
     return std::string();
   });
 }

@@ -1,4 +1,4 @@
-// tables.cpp: the tables that come with onepass, and those that `onepass tune` has made.
+// tables.cpp: the tables of each GPU: those that `onepass tune` has made, else the built-in ones.
 #include "tables.h"
 
 #include <atomic>
@@ -7,102 +7,13 @@
 #include <stdexcept>
 #include <utility>
 
+#include "built_in.h"
+
 namespace onepass {
 
 namespace {
 
-constexpr int kWarp = int(Tier::warp), kFlat = int(Tier::flat), kBlock = int(Tier::block),
-              kCluster = int(Tier::cluster), kGrid = int(Tier::grid);
-
-// H200, 2026-11-21: the fastest plans of a sweep over inputs of 1 GiB
-// (benchmarks/results/sweep-rows-h200-2026-11-21.json).
-const Tables& built_in() {
-  static const Tables tables = {
-      "built in, of an H200 (2026-11-21)",
-      {
-          {4, kWarp, 1, 0, 1, 0},
-          {24, kWarp, 2, 0, 1, 0},
-          {48, kWarp, 4, 0, 1, 0},
-          {112, kWarp, 8, 0, 1, 0},
-          {224, kWarp, 16, 0, 1, 0},
-          {256, kWarp, 32, 0, 1, 0},
-          {320, kWarp, 16, 0, 1, 0},
-          {896, kWarp, 32, 0, 1, 0},
-          {4160, kBlock, 0, 20, 1, 0},
-          {7168, kBlock, 0, 24, 1, 0},
-          {8256, kBlock, 0, 28, 1, 0},
-          {13312, kCluster, 0, 32, 2, 0},
-          {20480, kCluster, 0, 28, 4, 0},
-          {36864, kCluster, 128, 32, 8, 4},
-          {61440, kCluster, 128, 28, 8, 8},
-          {66560, kCluster, 128, 32, 16, 0},
-          {122880, kCluster, 128, 28, 16, 8},
-          {139264, kCluster, 192, 28, 16, 8},
-          {163840, kCluster, 160, 28, 16, 8},
-          {204800, kCluster, 192, 28, 16, 12},
-          {245760, kCluster, 256, 28, 16, 12},
-          {280000, kCluster, 256, 32, 16, 12},
-          {557056, kCluster, 320, 32, 16, 12},
-          {kAnyLength, kGrid, 480, 16, 1, 0},
-      },
-      {
-          {8, kWarp, 1, 0, 1, 0},
-          {16, kWarp, 2, 0, 1, 0},
-          {24, kFlat, 2, 0, 1, 0},
-          {48, kWarp, 2, 0, 1, 0},
-          {112, kWarp, 4, 0, 1, 0},
-          {224, kWarp, 8, 0, 1, 0},
-          {448, kWarp, 16, 0, 1, 0},
-          {1280, kWarp, 32, 0, 1, 0},
-          {12800, kBlock, 0, 40, 1, 0},
-          {15360, kCluster, 128, 32, 2, 4},
-          {17408, kBlock, 0, 56, 1, 0},
-          {22528, kCluster, 160, 32, 2, 6},
-          {25600, kCluster, 0, 56, 2, 0},
-          {29696, kCluster, 128, 56, 4, 0},
-          {34816, kCluster, 128, 32, 4, 4},
-          {37888, kCluster, 128, 40, 4, 4},
-          {41984, kCluster, 160, 32, 4, 4},
-          {47104, kCluster, 160, 40, 4, 4},
-          {53248, kCluster, 128, 40, 4, 8},
-          {58368, kCluster, 128, 56, 8, 0},
-          {67584, kCluster, 128, 32, 8, 4},
-          {75776, kCluster, 128, 40, 8, 4},
-          {84992, kCluster, 160, 32, 8, 4},
-          {106496, kCluster, 128, 32, 8, 8},
-          {118784, kCluster, 128, 32, 8, 12},
-          {135168, kCluster, 256, 32, 8, 4},
-          {163840, kCluster, 192, 40, 8, 8},
-          {189440, kCluster, 192, 32, 8, 12},
-          {212992, kCluster, 128, 40, 16, 8},
-          {245760, kCluster, 256, 32, 8, 12},
-          {270336, kCluster, 160, 40, 16, 8},
-          {557056, kCluster, 192, 40, 16, 12},
-          {1100000, kCluster, 480, 48, 16, 12},
-          {kAnyLength, kGrid, 480, 32, 1, 0},
-      },
-      {
-          {40, kFlat, 1, 0, 1, 0},
-          {60, kFlat, 2, 0, 1, 0},
-          {130, kFlat, 4, 0, 1, 0},
-          {260, kFlat, 8, 0, 1, 0},
-          {420, kFlat, 16, 0, 1, 0},
-          {kAnyLength, kAsRows, 0, 0, 1, 0},
-      },
-      {
-          {40, kFlat, 1, 0, 1, 0},
-          {60, kFlat, 2, 0, 1, 0},
-          {150, kFlat, 4, 0, 1, 0},
-          {260, kFlat, 8, 0, 1, 0},
-          {600, kFlat, 16, 0, 1, 0},
-          {1536, kFlat, 32, 0, 1, 0},
-          {kAnyLength, kAsRows, 0, 0, 1, 0},
-      },
-  };
-  return tables;
-}
-
-using Registry = std::map<std::pair<int, int>, Tables>;
+using Registry = std::map<std::string, Tables, std::less<>>;  // by the name of the GPU
 std::atomic<const Registry*> registry{nullptr};  // replaced as a whole, never freed: a call may be reading one
 
 std::string fault(const Entry& entry, bool odd) {
@@ -147,23 +58,21 @@ void check(const char* name, const std::vector<Entry>& table, bool odd) {
 
 }  // namespace
 
-const Tables& tables_of(int compute, int multiprocessors) {
+const Tables& tables_of(const char* gpu) {
   if (const Registry* now = registry.load(std::memory_order_acquire)) {
-    if (const auto found = now->find({compute, multiprocessors}); found != now->end()) return found->second;
+    if (const auto found = now->find(gpu); found != now->end()) return found->second;
   }
   return built_in();
 }
 
-void set_tables(int compute, int multiprocessors, Tables tables) {
-  check("rows32", tables.rows32, false);
-  check("rows16", tables.rows16, false);
-  check("odd32", tables.odd32, true);
-  check("odd16", tables.odd16, true);
+void set_tables(const char* gpu, Tables tables) {
+  if (!*gpu) throw std::runtime_error("onepass: tables are of a GPU that has a name");
+  for (const auto& [name, table] : kTables) check(name, tables.*table, name[0] == 'o');
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const Registry* const now = registry.load();
   Registry* const next = now ? new Registry(*now) : new Registry;
-  (*next)[{compute, multiprocessors}] = std::move(tables);
+  (*next)[gpu] = std::move(tables);
   registry.store(next, std::memory_order_release);
 }
 

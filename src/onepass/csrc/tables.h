@@ -20,7 +20,7 @@ constexpr const char* kTierNames[] = {"warp", "flat", "block", "cluster", "grid"
 constexpr int kTiers = 6;
 
 constexpr int64_t kAnyLength = INT64_MAX;
-constexpr int kAsRows = -1;  // the tier of an entry of the odd tables that leaves its rows to the rows tables
+constexpr int kAsRows = -1;  // the tier of an entry of the odd tables that leaves its rows to the other tables
 
 // How rows of up to `limit` elements are served.
 //   warp, flat      lanes: threads a row
@@ -34,12 +34,25 @@ struct Entry {
 };
 
 // By the size of the wider of the two types: 4 bytes (8: as a row of twice the length with half the values), and half
-// types to half types. The odd tables are of rows that lie one after another and are no whole number of 16-byte
+// types to half types. The rows tables are of the functions that write a row for a row, the reduce tables of those that
+// only read it. The odd tables are of both, and of rows that lie one after another and are no whole number of 16-byte
 // vectors.
 struct Tables {
   std::string origin;
-  std::vector<Entry> rows32, rows16, odd32, odd16;
+  std::vector<Entry> rows32, rows16, reduce32, reduce16, odd32, odd16;
+
+  const std::vector<Entry>& of(bool reduces, bool half) const {
+    return reduces ? half ? reduce16 : reduce32 : half ? rows16 : rows32;
+  }
 };
+
+struct NamedTable {
+  const char* name;
+  std::vector<Entry> Tables::* table;
+};
+constexpr NamedTable kTables[] = {{"rows32", &Tables::rows32},     {"rows16", &Tables::rows16},
+                                  {"reduce32", &Tables::reduce32}, {"reduce16", &Tables::reduce16},
+                                  {"odd32", &Tables::odd32},       {"odd16", &Tables::odd16}};
 
 // The entry for rows of n elements.
 inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {
@@ -48,10 +61,10 @@ inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {
   return table[at];
 }
 
-// Those of the GPU they are for, else the built-in ones.
-const Tables& tables_of(int compute, int multiprocessors);
+// Those of the GPU that has this name, else the built-in ones.
+const Tables& tables_of(const char* gpu);
 
-// Takes `tables` for a GPU from now on; throws std::runtime_error where they are not sound.
-void set_tables(int compute, int multiprocessors, Tables tables);
+// Takes `tables` for the GPUs of this name from now on; throws std::runtime_error where they are not sound.
+void set_tables(const char* gpu, Tables tables);
 
 }  // namespace onepass

@@ -13,6 +13,7 @@ SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
 FEW = 8  # rows that go over the whole chip
 GRIDS = ((480, 4),)  # threads, vectors in registers at least: plan.h has this form alone
+STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
 
 
@@ -42,6 +43,9 @@ class Plan(NamedTuple):
 class Candidate(NamedTuple):
     choice: Choice
     plan: Plan
+
+
+Kernel = tuple[str, str, Plan]  # function, dtype, a plan that asks for it
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
 def _grid(choice: Choice, vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
     threads = choice.lanes
     if rows <= FEW and vectors * rows <= gpu.multiprocessors * 256 * 16:
-        threads = 256
+        threads = 224
     most = gpu.shared // (threads * 16) // 4 * 4
     if not gpu.cooperative or most < 4:
         return None
@@ -188,15 +192,17 @@ def capacity(choice: Choice, size: int, gpu: Gpu) -> int:
     return threads * kept * split
 
 
-def _choices(n: int, size: int, rows: int) -> Iterator[Choice]:
+def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
     """All that might be the fastest, whether it fits or not."""
     widest, most = 16 // size, 128 // size
     for lanes in (1, 2, 4, 8, 16, 32):
         if n <= 2048 and lanes <= max(1, 2 * _vectors(n, _vector(n, size))):
             yield Choice(WARP, lanes, 0, 1, 0)
-        if is_odd(n, size) and (lanes == 1 or up(n, lanes) > 8):
+        if is_odd(n, size) and not reduces and (lanes == 1 or up(n, lanes) > 8):
             yield Choice(FLAT, lanes, 0, 1, 0)
-    for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, *range(most // 2, most + 1, most // 8)), SHELVES):
+    fewer = range(most * 3 // 8, most // 2, most // 8) if reduces else ()
+    kept = (most // 4, *fewer, *range(most // 2, most + 1, most // 8))
+    for split, values, shelf in product((1, 2, 4, 8, 16), kept, SHELVES):
         small = n < 512 or (split > 1 and n < 8192) or (shelf > 0 and n < 14000)
         if not small and (shelf == 0 or values >= most // 2):
             for lanes in LEAST_THREADS if shelf else (0,):
@@ -204,23 +210,29 @@ def _choices(n: int, size: int, rows: int) -> Iterator[Choice]:
     if n >= 131072 and rows > 1:
         for threads, slots in GRIDS:
             yield Choice(GRID, threads, slots * widest, 1, 0)
-    if n >= 12288:
+    if reduces:  # nothing is written, so that a row is read once here too
+        for threads, values in product((64, 128, 256, 512, 1024), (most // 4, most // 2, most * 3 // 4)):
+            if threads * widest <= n and threads * (values - most // 4) < n:
+                yield Choice(STREAM, threads, values, 1, 0)
+    elif n >= 12288:
         for threads in (512, 1024):
             yield Choice(STREAM, threads, 16, 1, 0)
 
 
-def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
+def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) -> list[Candidate]:
     """All that may be the fastest for `rows` contiguous rows of n elements of `size` bytes (4, or 2).
 
-    Several may come to one plan: values and shelves shrink to what a row needs.
+    Where the function `reduces`, its result has no rows, and the tier stream reads each element once. Several may come
+    to one plan: values and shelves shrink to what a row needs.
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
     >>> [c.choice.lanes for c in candidates(8, 4, 2**20, gpu)]
     [1, 2, 4]
     """
     found: dict[Choice, Candidate] = {}
+    few: list[Candidate] = []
     least = 32 if n < 2048 else 64
-    for choice in _choices(n, size, rows):
+    for choice in _choices(n, size, rows, reduces):
         plan = resolve(choice, n, size, rows, gpu)
         if plan is None:
             continue
@@ -228,20 +240,24 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu) -> list[Candidate]:
             most = 512 if plan.shelf else 1024 if plan.split == 1 else 512
             if not least <= plan.lanes <= most:
                 continue
+        if reduces and plan.tier == STREAM and rows < gpu.multiprocessors * STREAMING // plan.lanes:
+            few.append(Candidate(choice, plan))  # plan.h then serves them as softmax
+            continue
         found[choice] = Candidate(choice, plan)
-    return list(found.values())
+    return list(found.values()) or few
 
 
-def kernels(todo: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:
-    """One (dtype, plan) for each kernel: most take any number of threads and of blocks.
+def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
+    """One (function, dtype, plan) for each kernel: most take any number of threads and of blocks.
 
     >>> plan = Plan(BLOCK, 128, 1, 32, 4, 1, 0)
-    >>> len(kernels([("float32", plan), ("float32", plan._replace(lanes=256)), ("float32", plan._replace(values=16))]))
+    >>> plans = [plan, plan._replace(lanes=256), plan._replace(values=16)]
+    >>> len(kernels([("softmax", "float32", plan) for plan in plans]))
     2
     """
     told = {}
-    for dtype, p in todo:
+    for function, dtype, p in todo:
         per_warp = p.tier in (WARP, FLAT)
-        key = (dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector)
-        told[key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp] = (dtype, p)
+        key = (function, dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector)
+        told[key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp] = (function, dtype, p)
     return list(told.values())

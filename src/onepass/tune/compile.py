@@ -8,24 +8,25 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from onepass.tune.candidates import Plan
+from onepass.tune.candidates import Kernel
 
 EACH = 12  # kernels that pay for a process: it takes 2 s to start, a kernel about 0.2 s to compile
 MOST = 16  # processes
 
 
-def shares(todo: Sequence[tuple[str, Plan]], cores: int) -> list[list[tuple[str, Plan]]]:
+def shares(todo: Sequence[Kernel], cores: int) -> list[list[Kernel]]:
     """The kernels dealt to as many processes as pay.
 
-    >>> [len(share) for share in shares([("float32", Plan(0, 1, 128, 4, 4, 1, 0))] * 30, 8)]
+    >>> from onepass.tune.candidates import Plan
+    >>> [len(share) for share in shares([("softmax", "float32", Plan(0, 1, 128, 4, 4, 1, 0))] * 30, 8)]
     [10, 10, 10]
     """
     count = max(1, min(cores, -(-len(todo) // EACH), MOST))
     return [list(todo[first::count]) for first in range(count)]
 
 
-def compile_all(todo: Sequence[tuple[str, Plan]], compute: int, report: Callable[[int, int], None]) -> None:
-    """Compile softmax kernels of (dtype, plan) for compute capability `compute`; `report(done, total)` as it goes on.
+def compile_all(todo: Sequence[Kernel], compute: int, report: Callable[[int, int], None]) -> None:
+    """Compile the kernels for compute capability `compute`; `report(done, total)` as it goes on.
 
     A kernel that does not compile, and a process that dies, are passed over: what is missing is compiled where it is
     first called, and an error told there. Without a disk cache nothing is done.
@@ -77,13 +78,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def work() -> None:
-    """What such a process runs: [compute, [[dtype, plan], ...]] comes on its input, a line a kernel goes out."""
+    """What such a process runs: [compute, [kernel, ...]] comes on its input as JSON, a line a kernel goes out."""
     import torch
 
     from onepass import native
 
     compute, share = json.load(sys.stdin)
-    for dtype, plan in share:
+    for function, dtype, plan in share:
         with contextlib.suppress(RuntimeError):
-            native.compile_kernel("softmax", getattr(torch, dtype), getattr(torch, dtype), plan, compute, os.devnull)
+            native.compile_kernel(function, getattr(torch, dtype), getattr(torch, dtype), plan, compute, os.devnull)
         print("done", flush=True)

@@ -2,34 +2,41 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onepass import reference
-from onepass.tune.candidates import Candidate, Choice, Gpu, Plan
+from onepass import native, reference
+from onepass.tune.candidates import FLAT, Candidate, Choice, Gpu, Kernel, Plan
 from onepass.tune.compile import compile_all
 
 Progress = Callable[[int, int], None]  # (done, of how many)
+FUNCTIONS = ("softmax", "logsumexp")  # of those that write rows, and of those that only read them
 BOUNDS = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # the largest error, relative to each element
+QUICK = 2  # calls of the first look at a plan
+CLOSE, MOST = 1.1, 24  # plans within so much of the fastest at that look, and so many, are measured in full
+SPIKE = 20.0  # in rows that are compared: an element that is left out shows in their logsumexp
 
 
 class WrongResultError(RuntimeError):
-    """A candidate's result is not softmax."""
+    """A candidate's result is not the function's."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured for one length: microseconds of a copy and of each choice, and why others were refused."""
+    """What was measured of a function for one length: microseconds of a copy of the input, of the plan in use, and of
+    each choice that was not far behind; and why others were refused."""
 
+    function: str
     dtype: str
     n: int
     rows: int
     copy_us: float
+    auto_us: float
     times: dict[Choice, float]
-    refused: dict[str, int]  # reason -> plans
+    refused: dict[str, int] = field(default_factory=dict)  # reason -> plans
 
     @property
     def best(self) -> float:
@@ -38,7 +45,7 @@ class Point:
     def as_dict(self, most: int | None = None) -> dict[str, Any]:
         """For JSON: the fastest `most` choices, or all, each as (tier, lanes, values, split, shelf, microseconds)."""
         times = sorted(self.times.items(), key=lambda item: (item[1], item[0]))[:most]
-        fields = {"dtype": self.dtype, "n": self.n, "rows": self.rows, "copy_us": self.copy_us}
+        fields = {key: getattr(self, key) for key in ("function", "dtype", "n", "rows", "copy_us", "auto_us")}
         return {**fields, "times": [[*choice, us] for choice, us in times], "refused": self.refused}
 
     @classmethod
@@ -51,12 +58,18 @@ class Point:
             times[Choice(*choice)] = float(us)
         if not times:
             raise ValueError("a length without a time")
+        if given["function"] not in FUNCTIONS:
+            raise ValueError(f"a function is one of {', '.join(FUNCTIONS)}, got {given['function']!r}")
+        copy_us, auto_us = float(given["copy_us"]), float(given["auto_us"])
         n, rows, refused = int(given["n"]), int(given["rows"]), dict(given["refused"])
-        return cls(str(given["dtype"]), n, rows, float(given["copy_us"]), times, refused)
+        return cls(str(given["function"]), str(given["dtype"]), n, rows, copy_us, auto_us, times, refused)
 
 
-def check(result: Tensor, expected: Tensor, what: str) -> None:
+def check(result: Tensor, expected: Tensor, what: str, least: float = 0.0) -> None:
     """Compare rows with the float64 definition.
+
+    Args:
+        least: elements nearer to 0 may be off by as much as this one.
 
     Raises:
         WrongResultError: an element is off by more than the bound of its dtype, or was not written.
@@ -65,8 +78,8 @@ def check(result: Tensor, expected: Tensor, what: str) -> None:
     """
     limits = torch.finfo(result.dtype)
     bound = BOUNDS[str(result.dtype).removeprefix("torch.")]
-    error = (result.double() - expected).abs() / (bound * expected + limits.smallest_normal * limits.eps)
-    worst = error.max().item()
+    allowed = bound * expected.abs().clamp(min=least) + limits.smallest_normal * limits.eps
+    worst = ((result.double() - expected).abs() / allowed).max().item()
     if not worst <= 1:
         raise WrongResultError(f"{what} is wrong: an error of {worst * bound:.1e}, {bound:.0e} is allowed")
 
@@ -86,29 +99,39 @@ def time_us(call: Callable[[], object], repeats: int, flush: Tensor | None) -> f
 
 
 def measure(
+    function: str,
     x: Tensor,
     tried: Sequence[Candidate],
-    launch: Callable[[Tensor, Plan, Tensor], None],
-    time: Callable[[Callable[[], object]], float],
+    launch: Callable[[Tensor, Plan | None, Tensor], None],
+    time: Callable[[Callable[[], object], int], float],
     settle: Callable[[], None],
+    repeats: int = 15,
 ) -> Point:
-    """Check each plan once over the rows of `x`, and time it.
+    """Check each plan once over the rows of `x` and look how fast it is; time those in full that are not far behind.
 
     Args:
-        launch: writes the softmax of its first argument by a plan into its last; RuntimeError where that is refused.
-        time: microseconds of a call.
+        function: "softmax" or "logsumexp". For the latter some elements of `x` are written over.
+        launch: writes the result for its first argument by a plan, or the one in use, into its last; RuntimeError where
+            that is refused.
+        time: microseconds of a call, the median of so many.
         settle: waits for the GPU, and raises if an error was no refusal, but the GPU that fails.
 
     Raises:
         WrongResultError: a plan's result is wrong. RuntimeError: none could be launched, or the GPU fails.
     """
-    y = torch.empty_like(x)
     rows, n = x.shape
     dtype = str(x.dtype).removeprefix("torch.")
+    reduces = function == "logsumexp"
     sample = sorted({*torch.randint(rows, (16 if n < 2**20 else 2,)).tolist(), 0, rows - 1})
-    expected = reference.softmax(x[sample], 1)
-    copy_us = time(lambda: y.copy_(x))
-    plans: dict[Plan, float] = {}
+    if reduces:
+        places = [0, n - 1, *torch.randint(n, (len(sample),)).tolist()][: len(sample)]
+        x[sample, places] = SPIKE
+    expected = getattr(reference, function)(x[sample], 1)
+    copied = torch.empty_like(x)
+    copy_us = time(lambda: copied.copy_(x), repeats)
+    y = x.new_empty(rows) if reduces else copied
+    auto_us = time(lambda: launch(x, None, y), repeats)
+    looks: dict[Plan, float] = {}
     refused: dict[str, int] = {}
     for plan in dict.fromkeys(candidate.plan for candidate in tried):
         y.fill_(torch.nan)
@@ -119,39 +142,69 @@ def measure(
             reason = str(error).removeprefix("onepass: ").partition("\n")[0]
             refused[reason] = refused.get(reason, 0) + 1
             continue
-        what = f"{rows}x{n} {dtype} by plan {tuple(plan)}"
-        check(y[sample], expected, what)
-        if y.isnan().any():
+        what = f"{function} of {rows}x{n} {dtype} by plan {tuple(plan)}"
+        check(y[sample], expected, what, 1.0 if reduces else 0.0)
+        if not y.sum(dtype=torch.float32).isfinite():
             raise WrongResultError(f"{what} is wrong: not every element was written")
-
-        def again(plan: Plan = plan) -> None:
-            launch(x, plan, y)
-
-        plans[plan] = time(again)
-    if not plans:
-        raise RuntimeError(f"no plan for {rows}x{n} {dtype} can be launched: {'; '.join(refused) or 'none tried'}")
+        looks[plan] = time(lambda plan=plan: launch(x, plan, y), min(QUICK, repeats))  # type: ignore[misc]
+    if not looks:
+        words = "; ".join(refused) or "none tried"
+        raise RuntimeError(f"no plan for {function} of {rows}x{n} {dtype} can be launched: {words}")
+    plans = {plan: time(lambda plan=plan: launch(x, plan, y), repeats) for plan in close(looks)}  # type: ignore[misc]
     times = {choice: plans[plan] for choice, plan in tried if plan in plans}
-    return Point(dtype, n, rows, copy_us, times, refused)
+    return Point(function, dtype, n, rows, copy_us, auto_us, times, refused)
+
+
+def close(looks: dict[Plan, float]) -> list[Plan]:
+    """Of plans and their times at a first look those to be timed in full: of the tier flat, and of the others.
+
+    >>> plan = Plan(0, 1, 128, 4, 4, 1, 0)
+    >>> looks = {plan: 1.0, plan._replace(lanes=2): 1.05, plan._replace(lanes=4): 1.2, plan._replace(tier=1): 3.0}
+    >>> [(p.tier, p.lanes) for p in close(looks)]
+    [(0, 1), (0, 2), (1, 1)]
+    """
+    found: list[Plan] = []
+    for is_flat in (False, True):  # which are in tables of their own
+        kind = sorted((us, plan) for plan, us in looks.items() if (plan.tier == FLAT) == is_flat)
+        found += [plan for us, plan in kind[:MOST] if us <= CLOSE * kind[0][0]]
+    return found
 
 
 class CudaMeter:
     """Measures on the current CUDA device."""
 
     def __init__(self, gpu: Gpu, repeats: int, mib: int):
-        self.gpu, self.repeats = gpu, repeats
+        self.gpu, self.repeats, self.mib = gpu, repeats, mib
         l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         # Inputs that would stay in the L2 find it full of other data, as those of 256 MiB do by themselves.
         self.flush = torch.empty(2 * l2, dtype=torch.int8, device="cuda") if mib * 2**20 < 4 * l2 else None
+        self._drawn = torch.empty(0, device="cuda")
 
-    def prepare(self, todo: Sequence[tuple[str, Plan]], report: Progress) -> None:
+    def prepare(self, todo: Sequence[Kernel], report: Progress) -> None:
         """Compile all kernels into the disk cache."""
         compile_all(todo, self.gpu.compute, report)
 
-    def measure(self, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point:
+    def measure(self, function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point:
         """`measure` on an input of this size."""
-        x = torch.randn(rows, n, device="cuda", dtype=getattr(torch, dtype))
-        return measure(x, tried, _forced, lambda call: time_us(call, self.repeats, self.flush), torch.cuda.synchronize)
+        number = native.FUNCTIONS.index(function)
+        out = getattr(torch.ops.onepass, function).out
 
+        def launch(x: Tensor, plan: Plan | None, y: Tensor) -> None:
+            if plan is None:
+                out(x, [1], out=y)
+            else:
+                torch.ops.onepass._forced(x, number, [1], False, list(plan), y)
 
-def _forced(x: Tensor, plan: Plan, y: Tensor) -> None:
-    torch.ops.onepass._forced(x, 0, [1], False, list(plan), y)
+        def time(call: Callable[[], object], repeats: int) -> float:
+            return time_us(call, repeats, self.flush)
+
+        x = self._input(getattr(torch, dtype), rows * n).view(rows, n)
+        return measure(function, x, tried, launch, time, torch.cuda.synchronize, self.repeats)
+
+    def _input(self, dtype: torch.dtype, count: int) -> Tensor:
+        """So many random elements, the first of those that were drawn for all lengths."""
+        if self._drawn.dtype != dtype or self._drawn.numel() < count:
+            self._drawn = torch.empty(0, device="cuda")  # not both at once
+            whole = max(count, self.mib * 2**20 // dtype.itemsize)
+            self._drawn = torch.randn(whole, device="cuda", dtype=dtype)
+        return self._drawn[:count]

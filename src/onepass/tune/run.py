@@ -1,9 +1,11 @@
 """A whole sweep: what is left to measure, each length in turn, then the file."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,11 +15,11 @@ from onepass import native
 from onepass.bench.environment import sources_hash
 from onepass.engines import unavailable
 from onepass.tune import store
-from onepass.tune.candidates import Candidate, Gpu, Plan, candidates, kernels, rows_of
+from onepass.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels, rows_of
 from onepass.tune.journal import Journal
 from onepass.tune.lengths import LENGTHS
-from onepass.tune.load import kind_of
-from onepass.tune.measure import CudaMeter, Point, Progress
+from onepass.tune.load import kind_of, load
+from onepass.tune.measure import FUNCTIONS, CudaMeter, Point, Progress
 from onepass.tune.table import build
 from onepass.version import __version__
 
@@ -28,12 +30,14 @@ KEPT = 8  # choices of a length that go into the file
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured: inputs of `mib` MiB, the median of `repeats` calls, rows of `lengths` elements of `dtypes`."""
+    """What is measured: inputs of `mib` MiB, the median of `repeats` calls, rows of `lengths` elements of `dtypes`;
+    softmax, for all functions that write rows, and logsumexp, for those that do not."""
 
     mib: int = 256
     repeats: int = 15
     lengths: tuple[int, ...] = LENGTHS
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    functions: tuple[str, ...] = FUNCTIONS
 
     def __post_init__(self) -> None:
         for name in ("mib", "repeats"):
@@ -49,19 +53,23 @@ class Options:
             raise ValueError(f"dtypes are {', '.join(DTYPES)}; got {', '.join(map(str, self.dtypes)) or 'none'}")
         if {"float16", "bfloat16"} <= set(self.dtypes):
             raise ValueError("float16 and bfloat16 have one table: name one of them")
+        if not self.functions or any(function not in FUNCTIONS for function in self.functions):
+            got = ", ".join(map(str, self.functions)) or "none"
+            raise ValueError(f"functions are {', '.join(FUNCTIONS)}, which stand for the others; got {got}")
 
     @property
-    def points(self) -> list[tuple[str, int]]:
-        """(dtype, length) in the order of measuring."""
-        return [(dtype, n) for dtype in dict.fromkeys(self.dtypes) for n in sorted(set(self.lengths))]
+    def points(self) -> list[tuple[str, str, int]]:
+        """(function, dtype, length) in the order of measuring."""
+        kinds = product(dict.fromkeys(self.dtypes), dict.fromkeys(self.functions))
+        return [(function, dtype, n) for dtype, function in kinds for n in sorted(set(self.lengths))]
 
 
 class Meter(Protocol):
     """What checks and times: `measure.CudaMeter`, or a fake."""
 
-    def prepare(self, todo: Sequence[tuple[str, Plan]], report: Progress) -> None: ...
+    def prepare(self, todo: Sequence[Kernel], report: Progress) -> None: ...
 
-    def measure(self, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point: ...
+    def measure(self, function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point: ...
 
 
 class Watcher(Protocol):
@@ -121,17 +129,17 @@ def sweep(
     }
     journal = Journal(path.with_name(path.name + ".journal"), header, fresh)
     try:
-        known = {(point.dtype, point.n) for point in journal.points}
+        known = {(point.function, point.dtype, point.n) for point in journal.points}
         total, left = len(points), [point for point in points if point not in known]
-        tried = {}
-        for dtype, n in left:
+        tried, rows = {}, {}
+        for function, dtype, n in left:
             size = getattr(torch, dtype).itemsize
-            tried[dtype, n] = candidates(n, size, rows_of(n, size, options.mib), gpu)
+            rows[dtype, n] = rows_of(n, size, options.mib)
+            tried[function, dtype, n] = candidates(n, size, rows[dtype, n], gpu, function == "logsumexp")
         watcher.measured(None, total - len(left), total)
-        meter.prepare(kernels([(d, c.plan) for (d, _), found in tried.items() for c in found]), watcher.compiled)
-        for dtype, n in left:
-            rows = rows_of(n, getattr(torch, dtype).itemsize, options.mib)
-            point = meter.measure(dtype, n, rows, tried[dtype, n])
+        meter.prepare(kernels([(*of[:2], c.plan) for of, found in tried.items() for c in found]), watcher.compiled)
+        for function, dtype, n in left:
+            point = meter.measure(function, dtype, n, rows[dtype, n], tried[function, dtype, n])
             journal.add(point)
             watcher.measured(point, len(journal.points), total)
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -158,7 +166,7 @@ def _content(stored: store.Stored, options: Options, points: Sequence[Point]) ->
         "mib": options.mib,
         "repeats": options.repeats,
         "tables": stored.tables,
-        "measured": [point.as_dict(KEPT) for point in sorted(points, key=lambda p: (p.dtype, p.n))],
+        "measured": [point.as_dict(KEPT) for point in sorted(points, key=lambda p: (p.function, p.dtype, p.n))],
     }
 
 
@@ -190,7 +198,7 @@ def gpu_of(index: int) -> Gpu:
     """What the candidates depend on, of a CUDA device that is here."""
     properties = torch.cuda.get_device_properties(index)
     shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024) - STATIC_SHARED
-    return Gpu(properties.name, *kind_of(index), shared)  # all of compute 8.0 and later take cooperative launches
+    return Gpu(*kind_of(index), shared)  # all of compute 8.0 and later take cooperative launches
 
 
 def tune(
@@ -220,12 +228,14 @@ def tune(
     index = cuda_index(device)
     options = options or Options()
     gpu = gpu_of(index)
-    path = path or store.default_path(gpu.compute, gpu.multiprocessors)
-    base = native.tables(gpu.compute, gpu.multiprocessors)["tables"]
+    path = path or store.default_path(gpu.name)
+    base = native.tables()["tables"]
+    with contextlib.suppress(ValueError):  # a file that is wrong, or not there yet, is what this is to mend
+        load(kind_of(index))  # so that what is in use is measured
     with torch.cuda.device(index):
         meter = CudaMeter(gpu, options.repeats, options.mib)
 
         def use(origin: str, tables: store.Tables) -> None:
-            native.set_tables(gpu.compute, gpu.multiprocessors, origin, tables)
+            native.set_tables(gpu.name, origin, tables)
 
         return sweep(gpu, options, Path(os.path.abspath(path)), meter, base, use, fresh, watcher)

@@ -3,16 +3,18 @@
 import contextlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from onepass.native import TABLES as NAMES
 
 Entry = list[int]
 Table = list[Entry]
 Tables = dict[str, Table]
 
-VERSION = 1
-NAMES = ("rows32", "rows16", "odd32", "odd16")
+VERSION = 2
 ANY = 2**63 - 1
 
 
@@ -51,21 +53,22 @@ def named() -> Path | None:
     return Path(given) if given and not is_off() else None
 
 
-def default_path(compute: int, multiprocessors: int) -> Path:
-    """The file of a kind of GPU: $ONEPASS_TABLES where that names one, else one in the user's folder of settings.
+def default_path(gpu: str) -> Path:
+    """The file of the GPUs of a name: $ONEPASS_TABLES where that names one, else one in the user's folder of settings.
 
-    >>> default_path(90, 132).name if not named() else "tables-90-132.json"
-    'tables-90-132.json'
+    >>> default_path("NVIDIA H200").name if not named() else "tables-nvidia-h200.json"
+    'tables-nvidia-h200.json'
     """
-    return named() or config_folder() / "onepass" / f"tables-{compute}-{multiprocessors}.json"
+    name = re.sub("[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    return named() or config_folder() / "onepass" / f"tables-{name}.json"
 
 
 def check_tables(tables: Any) -> None:
-    """Raise ValueError, with words, where `tables` are not four tables of entries. What a tier takes, the engine says.
+    """Raise ValueError, with words, where `tables` are not all tables of entries. What a tier takes, the engine says.
 
     >>> check_tables({"rows32": []})
     Traceback (most recent call last):
-    ValueError: tables are rows32, rows16, odd32, odd16; got rows32
+    ValueError: tables are rows32, rows16, reduce32, reduce16, odd32, odd16; got rows32
     """
     if not isinstance(tables, dict) or set(tables) != set(NAMES):
         got = ", ".join(map(str, tables)) or "none" if isinstance(tables, dict) else repr(tables)[:80]
@@ -90,7 +93,7 @@ def _check_entry(entry: Any, after: int) -> None:
     if not after < entry[0] <= ANY:
         raise ValueError(f"limits rise, up to 2**63 - 1; got {entry[0]} after {after}")
     if not -1 <= entry[1] <= 5:
-        raise ValueError(f"a tier is 0 to 5, or -1 (as the table of rows); got {entry[1]}")
+        raise ValueError(f"a tier is 0 to 5, or -1 (as the other tables); got {entry[1]}")
     if min(entry[2:]) < 0 or max(entry[2:]) > 1024:
         raise ValueError(f"lanes, values, split and shelf are 0 to 1024, got {entry[2:]}")
 

@@ -5,12 +5,13 @@ An entry is [limit, tier, lanes, values, split, shelf] as in csrc/plan.h: how ro
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from onepass.tune.candidates import FLAT, Choice, Gpu, capacity, is_odd
 from onepass.tune.measure import Point
 from onepass.tune.store import ANY, NAMES, Table, Tables
 
-AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in a table of odd lengths: the table of rows has it
+AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in a table of odd lengths: the other tables have it
 NEAR = 1.01  # of the best time: as good
 
 
@@ -26,7 +27,7 @@ def entries(points: Sequence[Point], holds: Callable[[Choice], int]) -> Table:
         holds: the longest row of a choice. A limit between two measured lengths is their geometric middle, or that.
 
     >>> warp, block = Choice(0, 32, 0, 1, 0), Choice(2, 0, 32, 1, 0)
-    >>> points = [Point("float32", n, 1, 1.0, {warp: n / 1000, block: 2.0}, {}) for n in (1000, 1100, 4000)]
+    >>> points = [Point("softmax", "float32", n, 1, 1, 1, {warp: n / 1000, block: 2.0}) for n in (1000, 1100, 4000)]
     >>> entries(points, lambda choice: 32768)
     [[2097, 0, 32, 0, 1, 0], [4000, 2, 0, 32, 1, 0]]
     """
@@ -52,7 +53,7 @@ def _near(point: Point) -> set[Choice]:
 def _only(point: Point, flat: bool) -> Point | None:
     """The point with its flat choices alone, or without them; None where nothing is left."""
     times = {choice: us for choice, us in point.times.items() if (choice.tier == FLAT) == flat}
-    return Point(point.dtype, point.n, point.rows, point.copy_us, times, point.refused) if times else None
+    return replace(point, times=times) if times else None
 
 
 def flat_pays(points: Sequence[Point]) -> int:
@@ -60,7 +61,7 @@ def flat_pays(points: Sequence[Point]) -> int:
 
     >>> flat, warp = Choice(1, 4, 0, 1, 0), Choice(0, 4, 0, 1, 0)
     >>> times = {3: (1, 3), 5: (2.01, 2), 9: (1, 2), 33: (3, 2)}  # flat, warp
-    >>> flat_pays([Point("float32", n, 1, 1.0, {flat: a, warp: b}, {}) for n, (a, b) in times.items()])
+    >>> flat_pays([Point("softmax", "float32", n, 1, 1, 1, {flat: a, warp: b}) for n, (a, b) in times.items()])
     3
     """
     total, least, cut = 0.0, 0.0, 0
@@ -94,20 +95,20 @@ def spliced(base: Table, found: Table, first: int) -> Table:
 
 
 def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
-    """The four tables: entries for the lengths measured, and those of `base` below the shortest and above the longest.
+    """All tables: entries for the lengths measured, and those of `base` below the shortest and above the longest.
 
-    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier flat pays they are in a
-    table of their own; beyond, they are in the table of rows with all others.
+    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier flat pays for softmax they
+    are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others.
     """
     tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
     for size in (4, 2):
-        points = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
-        odd = [p for p in points if is_odd(p.n, size)]
         bits = 8 * size
 
         def holds(choice: Choice, size: int = size) -> int:
             return capacity(choice, size, gpu)
 
+        points = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
+        odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
         cut = flat_pays(odd)
         flat_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
         if flat_table and cut < len(odd):
@@ -116,9 +117,13 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
         if odd:
             served = [*flat_table, [ANY, *AS_ROWS]] if cut < len(odd) else flat_table
             tables[f"odd{bits}"] = spliced(base[f"odd{bits}"], served, odd[0].n)
-        longest = odd[cut - 1].n if cut else 0
-        others = [p for p in points if not is_odd(p.n, size) or p.n > longest]
-        rows = [other for p in others if (other := _only(p, False))]
-        if rows:
-            tables[f"rows{bits}"] = spliced(base[f"rows{bits}"], entries(rows, holds), rows[0].n)
+        for kind, function in (("rows", "softmax"), ("reduce", "logsumexp")):
+            others = [p for p in points if p.function == function and not _is_flat(tables[f"odd{bits}"], p.n, size)]
+            if found := [other for p in others if (other := _only(p, False))]:
+                name = f"{kind}{bits}"
+                tables[name] = spliced(base[name], entries(found, holds), found[0].n)
     return tables
+
+
+def _is_flat(odd_table: Table, n: int, size: int) -> bool:
+    return is_odd(n, size) and next(entry for entry in odd_table if n <= entry[0])[1] == FLAT

@@ -58,6 +58,7 @@ void check(Result result, const char* call) {
 const Gpu& device_info(int device) {
   constexpr int kMaxDevices = 128;
   static Gpu known[kMaxDevices];
+  static char names[kMaxDevices][256];
   static std::once_flag asked[kMaxDevices];
   if (device < 0 || device >= kMaxDevices)
     throw std::runtime_error("onepass: no CUDA device " + std::to_string(device));
@@ -70,6 +71,8 @@ const Gpu& device_info(int device) {
     check(driver().device_attribute(&gpu.multiprocessors, kMultiprocessors, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&gpu.shared, kSharedOfBlock, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&gpu.cooperative, kCooperativeLaunch, handle), "cuDeviceGetAttribute");
+    check(driver().device_name(names[device], sizeof names[device], handle), "cuDeviceGetName");
+    gpu.name = names[device];
     gpu.compute = major * 10 + minor;
   });
   return known[device];

@@ -34,7 +34,7 @@ std::vector<int64_t> lengths_to_walk(const Tables& tables) {
       for (const int64_t n : {entry.limit / 2, entry.limit, entry.limit * 2}) around(n);
     }
   };
-  for (const auto* table : {&tables.rows32, &tables.rows16, &tables.odd32, &tables.odd16}) limits(*table);
+  for (const NamedTable& named : kTables) limits(tables.*named.table);
   for (int64_t n = 4096; n <= kLongest; n *= 2) around(n), around(n + n / 2);
   for (double n = kEvery; n < double(kLongest); n *= 1.01)
     lengths.insert(int64_t(n) | 1), lengths.insert(int64_t(n) & ~7);
@@ -107,8 +107,7 @@ ONEPASS_API int onepass_warm_list(int function, int x_type, int y_type, int devi
                                   int64_t count, char* text, int64_t size) {
   return guarded(text, size, [&] {
     const Gpu gpu = device < 0 ? typical(compute) : cuda::device_info(device);
-    const std::vector<int64_t> every =
-        count ? std::vector<int64_t>() : lengths_to_walk(tables_of(gpu.compute, gpu.multiprocessors));
+    const std::vector<int64_t> every = count ? std::vector<int64_t>() : lengths_to_walk(tables_of(gpu.name));
     const auto kernels = kernels_of(Function(function), DType(x_type), DType(y_type), gpu,
                                     count ? std::vector<int64_t>(lengths, lengths + count) : every);
     std::string lines;

@@ -1,0 +1,147 @@
+"""Sweep the plans of few long rows on the GPU at hand, which csrc/plan.h spreads by rules, not by tables: each plan is
+checked, then timed with a cold L2 cache, beside a copy. Many rows are what `onepass tune` measures.
+
+python scripts/sweep_few.py FILE.json [--repeats 15]
+"""
+
+import argparse
+import json
+import statistics
+from datetime import datetime, timezone
+from itertools import product
+from typing import Any
+
+import torch
+
+from onepass import reference
+from onepass.tune.candidates import BLOCK, CLUSTER, GRID, Plan, kernels, up
+from onepass.tune.compile import compile_all
+
+FEW = [
+    (1, 16384),
+    (8, 16384),
+    (64, 16384),
+    (1, 32768),
+    (8, 32768),
+    (64, 32768),
+    (1, 65536),
+    (32, 65536),
+    (1, 262144),
+    (8, 262144),
+    (1, 131072),
+    (1, 2**20),
+    (1, 2**22),
+    (4, 2**20),
+    (8, 128256),
+    (32, 128256),
+    (64, 151936),
+    (1, 2**24),
+    (4, 2**22),
+]
+SHARED = 210 * 1024
+SHELVES = (0, 4, 8, 12, 16, 20)
+DTYPES = (torch.float32, torch.bfloat16)
+SMS = 132
+
+
+def grid_plans(rows: int, n: int, size: int) -> list[Plan]:
+    """What the chip holds in registers and shared memory, for each number of blocks a row that may pay."""
+    widest, found = 16 // size, []
+    vectors = up(n if n % widest == 0 else n + widest - 1, widest)
+    for threads, slots in ((480, 16), (480, 8), (480, 4), (224, 4), (992, 0), (736, 0), (480, 0), (352, 0)):
+        most = SHARED // (threads * 16) // 4 * 4
+        fit = up(vectors, threads * (slots + most))  # blocks that hold a row
+        for split in {min(SMS, fit), SMS // min(rows, SMS), up(SMS // min(rows, SMS), 2)}:
+            each = up(vectors, split * threads)
+            shelf = min(most, max(0, up(each - slots, 4) * 4))
+            pays = 2 * slots * threads * split < 5 * vectors + 4 * threads * split and rows * n > 250000
+            if split >= 1 and slots + shelf and pays:
+                found.append(Plan(GRID, threads, 1, slots * widest, widest, split, shelf))
+    return sorted(set(found))
+
+
+def plans(rows: int, n: int, size: int) -> list[Plan]:
+    widest, most, found = 16 // size, 128 // size, grid_plans(rows, n, size)
+    vectors = up(n, widest)
+    for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, most // 2, most * 5 // 8, most), SHELVES):
+        threads = up(vectors, (values // widest + shelf) * split * 32) * 32
+        fits = 128 <= threads <= 1024 and rows * split <= 4 * SMS and shelf * threads * 16 < SHARED
+        if fits and n < 2**19 and (rows * split >= 16 or split == 16):
+            found.append(Plan(BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf))
+    return sorted(set(found))
+
+
+def time_us(call: Any, repeats: int, flush: torch.Tensor | None) -> float:
+    call()
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, end in pairs:
+        if flush is not None:
+            flush.zero_()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
+
+
+def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int, flush: Any) -> list[dict[str, Any]]:
+    x = torch.randn(rows, n, device="cuda").to(dtype)
+    y = torch.empty_like(x)
+    sample = sorted({*torch.randint(rows, (16 if n < 2**20 else 2,)).tolist(), 0, rows - 1})
+    expected = reference.softmax(x[sample], 1)
+    copy = time_us(lambda: y.copy_(x), repeats, flush)
+    auto = time_us(lambda: torch.ops.onepass.softmax.out(x, [1], out=y), repeats, flush)
+    found = []
+    for plan in tried:
+        y.fill_(torch.nan)
+        call = lambda plan=plan: torch.ops.onepass._forced(x, 0, [1], False, list(plan), y)  # noqa: E731
+        row = {"n": n, "rows": rows, "dtype": str(dtype), "plan": plan, "copy_us": copy, "auto_us": auto}
+        try:
+            call()
+            error = ((y[sample].double() - expected).abs() / (expected + 1e-30)).max().item()
+            if not error < (1e-5 if dtype == torch.float32 else 8e-3) or y.isnan().any():
+                raise SystemExit(f"wrong: {rows}x{n} {dtype} plan {plan}: relative error {error}")
+            us = time_us(call, repeats, flush)
+            found.append(row | {"us": us, "copy_fraction": copy / us})
+        except RuntimeError as error:
+            found.append(row | {"us": 1e9, "copy_fraction": 0.0, "error": str(error)})
+    return sorted(found, key=lambda row: row["us"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    points: list[dict[str, Any]] = []
+    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": date, "rows": points}
+    flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+    todo = [(dtype, m, n, plans(m, n, dtype.itemsize)) for dtype in DTYPES for m, n in FEW]
+    compute = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
+    needed = kernels([("softmax", str(dtype)[6:], plan) for dtype, _, _, tried in todo for plan in tried])
+    compile_all(needed, compute, lambda done, total: None)
+    print(f"{len(needed)} kernels for {sum(len(tried) for *_, tried in todo)} plans", flush=True)
+    for dtype, m, n, tried in todo:
+        if not tried:
+            continue
+        found = sweep(m, n, dtype, tried, options.repeats, flush)
+        points += found
+        best = "  ".join(
+            f"{'WFBCGS'[p[0]]}{p[1]}x{p[2]}v{p[3]}/{p[4]}s{p[5]}+{p[6]} {row['us']:.1f}"
+            for row in found[:5]
+            for p in [row["plan"]]
+        )
+        errors = [row["error"][:100] for row in found if "error" in row]
+        gap = found[0]["auto_us"] / found[0]["us"]
+        print(
+            f"{str(dtype)[6:]:9}{m}x{n} copy {found[0]['copy_us']:.1f} auto {found[0]['auto_us']:.1f}"
+            f"{'!' if gap > 1.03 else ' '} {best}" + (f"  {len(errors)}! {errors[0]}" if errors else ""),
+            flush=True,
+        )
+    with open(options.file, "w") as file:
+        json.dump(result, file, indent=0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Make the tables that `onepass tune --out FILE.json` wrote the built-in ones: rewrites what is between the marks in
+src/onepass/csrc/built_in.h.
+
+python scripts/tables_to_cpp.py FILE.json [--to built_in.h]
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from onepass.tune.candidates import TIERS
+from onepass.tune.store import ANY, NAMES, Stored, read
+
+HEADER = Path(__file__).parent.parent / "src/onepass/csrc/built_in.h"
+BEGIN, END = "  // begin: ", "  // end"
+
+
+def entry_text(limit: int, tier: int, *numbers: int) -> str:
+    """An entry as C++ has it.
+
+    >>> entry_text(24, 0, 2, 0, 1, 0)
+    '{24, kWarp, 2, 0, 1, 0}'
+    """
+    name = "kAsRows" if tier < 0 else f"k{TIERS[tier].capitalize()}"
+    return f"{{{', '.join(map(str, ['kAnyLength' if limit == ANY else limit, name, *numbers]))}}}"
+
+
+def lines_of(stored: Stored) -> list[str]:
+    """What stands between the marks, and they."""
+    date = stored.date[:10]
+    lines = [f"{BEGIN}{stored.gpu}, {date}", "  static const Tables tables = {"]
+    lines.append(f'      "built in, measured on {stored.gpu}, {date}",')
+    for name in NAMES:
+        entries = [f"          {entry_text(*entry)}," for entry in stored.tables[name]]
+        lines += ["      {", f"          // {name}", *entries, "      },"]
+    return [*lines, "  };", END]
+
+
+def rewritten(text: str, stored: Stored) -> str:
+    """The header with these tables; ValueError where it has not each mark once, in order."""
+    lines = text.splitlines()
+    begins = [at for at, line in enumerate(lines) if line.startswith(BEGIN)]
+    ends = [at for at, line in enumerate(lines) if line == END]
+    if len(begins) != 1 or len(ends) != 1 or ends < begins:
+        raise ValueError(f"no header with the marks {BEGIN.strip()!r} and {END.strip()!r}")
+    return "\n".join([*lines[: begins[0]], *lines_of(stored), *lines[ends[0] + 1 :]]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--to", type=Path, default=HEADER, help="the header (default: %(default)s)")
+    options = parser.parse_args()
+    try:
+        stored = read(options.file)
+        if not stored.gpu.isprintable() or '"' in stored.gpu or "\\" in stored.gpu:
+            raise ValueError(f"a GPU has a plain name, got {stored.gpu!r}")
+        text = rewritten(options.to.read_text(encoding="utf-8"), stored)
+    except (ValueError, OSError) as error:
+        parser.error(str(error).removeprefix("onepass: "))
+    aside = options.to.with_name(f".{options.to.name}.new")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, options.to)
+    count = sum(map(len, stored.tables.values()))
+    print(f"{options.to}: {count} entries of {stored.gpu}; `make setup` builds them in")
+
+
+if __name__ == "__main__":
+    main()
