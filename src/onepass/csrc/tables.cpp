@@ -165,6 +165,7 @@ void set_tables(int compute, int multiprocessors, Tables tables) {
   Registry* const next = now ? new Registry(*now) : new Registry;
   (*next)[{compute, multiprocessors}] = std::move(tables);
   registry.store(next, std::memory_order_release);
+  tables_version.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace onepass
