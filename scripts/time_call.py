@@ -5,8 +5,8 @@
 The functions take turns in batches of 100 calls, so that all of them see the same machine. On a GPU a batch begins and
 ends with a synchronisation, and the rows are short enough for the host to be what the time is spent on.
 
-Where the time of the plain call goes is told by calls that leave something out: with no elements, nothing is computed or
-launched; with an `out`, nothing is allocated; without the functional layer, Python checks nothing.
+Where the time of the plain call goes is told by calls that leave something out: with no elements, nothing is computed
+or launched; with an `out`, nothing is allocated; without the functional layer, Python checks nothing.
 """
 
 import argparse

@@ -88,7 +88,8 @@ namespace {
 Tables other_tables(int turn) {
   constexpr int kBlock = int(Tier::block), kWarp = int(Tier::warp);
   const std::vector<Entry> odd = {{kAnyLength, kAsRows, 0, 0, 1, 0}};
-  const std::vector<Entry> rows = {{64, kWarp, turn % 2 ? 8 : 32, 0, 1, 0}, {kAnyLength, kBlock, 0, 8 + turn * 4 % 32, 1, 0}};
+  const std::vector<Entry> rows = {{64, kWarp, turn % 2 ? 8 : 32, 0, 1, 0},
+                                   {kAnyLength, kBlock, 0, 8 + turn * 4 % 32, 1, 0}};
   return {"a test's", rows, rows, odd, odd};
 }
 
@@ -101,9 +102,9 @@ bool run(unsigned seed, bool sets, int calls) {
     Call call = {};
     call.function = Function(draw() % 5);
     call.x_type = DType(one_of({0, 0, 2, 3, 1}));
-    call.y_type = call.function == Function::state
-                      ? (call.x_type == DType::float64 ? DType::float64 : DType::float32)
-                      : call.reduces() ? call.x_type : DType(one_of({int(call.x_type), int(call.x_type), 0, 2}));
+    call.y_type = call.function == Function::state ? (call.x_type == DType::float64 ? DType::float64 : DType::float32)
+                  : call.reduces()                 ? call.x_type
+                                                   : DType(one_of({int(call.x_type), int(call.x_type), 0, 2}));
     const int64_t rows = one_of({1, 3, 64, 4096}), n = one_of({8, 33, 128, 1000, 4096, 128256, 4194304});
     call.layout = contiguous_layout(rows, n, call.reduces());
     if (call.layout.outer.count && draw() % 3 == 0) {  // rows with something between them

@@ -43,7 +43,7 @@ def is_plain(x: Any, dim: Any) -> bool:
     )
 
 
-def write(handle: Any, x: Tensor, dim: int, option: Any, out: Any) -> bool:
+def write(handle: Any, x: Tensor, dim: Any, option: Any, out: Any) -> bool:
     """Whether `out` has the result of a call that `is_plain`; `handle` is one of `OUT_HANDLES`.
 
     Where it has not, nothing is written, and the route of all other calls says why or serves the call. `option` is

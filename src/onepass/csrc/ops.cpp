@@ -247,7 +247,8 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     // call, of one dim, pays for no list either.
     m.def(("_" + (name + arguments) + ") -> Tensor").c_str());
     m.def(("_" + std::string(name) + ".int(Tensor input, int dim, ScalarType? dtype=None) -> Tensor").c_str());
-    m.def(("_" + std::string(name) + ".int_out(Tensor input, int dim, ScalarType? dtype, Tensor(a!) out) -> ()").c_str());
+    m.def(
+        ("_" + std::string(name) + ".int_out(Tensor input, int dim, ScalarType? dtype, Tensor(a!) out) -> ()").c_str());
   }
   for (const char* name : {"logsumexp", "_logsumexp", "state", "_state"}) {
     m.def((std::string(name) + "(Tensor input, int[1] dim, bool keepdim=False) -> Tensor").c_str());

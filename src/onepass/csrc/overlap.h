@@ -1,5 +1,5 @@
-// overlap.h: whether a call may write its output while it reads its input, as strides alone tell it in nearly all cases;
-// overlap.py tells it in all. Pure: no torch, no CUDA.
+// overlap.h: whether a call may write its output while it reads its input, as strides alone tell it in nearly all
+// cases; overlap.py tells it in all. Pure: no torch, no CUDA.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct Extent {
   }
 };
 
-// Has each element memory of its own? So it has where a step of each dim leaps over all that the dims of smaller strides
-// reach. False says nothing.
+// Has each element memory of its own? So it has where a step of each dim leaps over all that the dims of smaller
+// strides reach. False says nothing.
 inline bool surely_distinct(const Extent& t) {
   for (int i = 0; i < t.rank; ++i) {
     if (t.sizes[i] <= 1) continue;

@@ -72,8 +72,8 @@ const Gpu& device_info(int device);
 // The thread that calls may never have touched the device through torch: kernels load into its primary context.
 void enter_context(int device);
 
-// Whether the calling thread is in the primary context of `device`: then it has nothing to enter, and torch's current
-// device is this one. Costs one look.
+// Whether the calling thread is in the primary context of `device`, where torch's tensors are: then a launch needs no
+// other. Costs one look.
 bool in_context(int device);
 
 // The cubin of `source_file` (a file of this directory, or of the gallery) compiled for sm_<compute> with `defines`:
