@@ -4,6 +4,9 @@
 
 The functions take turns in batches of 100 calls, so that all of them see the same machine. On a GPU a batch begins and
 ends with a synchronisation, and the rows are short enough for the host to be what the time is spent on.
+
+Where the time of the plain call goes is told by calls that leave something out: with no elements, nothing is computed
+or launched; with an `out`, nothing is allocated; without the functional layer, Python checks nothing.
 """
 
 import argparse
@@ -21,15 +24,26 @@ from onepass import native, plain
 
 BATCH = 100
 BASE = "torch.softmax"
+NOTHING = "int_out of no elements"
+# Parts of the plain call: what is timed with it, and what without it.
+PARTS = {
+    "checks in Python": ("onepass.softmax", "onepass._softmax.int"),
+    "allocation of the result": ("onepass._softmax.int", "onepass._softmax.int_out"),
+    "plan and launch (CPU: the work)": ("onepass._softmax.int_out", NOTHING),
+    "the call of an operator": (NOTHING, None),
+}
 
 
 def functions(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
     y = torch.empty_like(x)
-    raw, handle = torch.ops.onepass._softmax.default, plain.HANDLES["softmax"]
+    nothing = x[:0].clone()
+    raw, handle, out_handle = torch.ops.onepass._softmax.default, plain.HANDLES["softmax"], plain.OUT_HANDLES["softmax"]
     return {
         "onepass.softmax": lambda: onepass.softmax(x, -1),
         BASE: lambda: torch.softmax(x, -1),
         "onepass._softmax.int": lambda: plain.call_boxed(handle, x, -1, None),
+        "onepass._softmax.int_out": lambda: plain.call_boxed(out_handle, x, -1, None, y),
+        NOTHING: lambda: plain.call_boxed(out_handle, nothing, -1, None, nothing),
         "onepass._softmax": lambda: raw(x, [-1]),
         "onepass.softmax, dtype": lambda: onepass.softmax(x, -1, dtype=torch.float32),
         "torch.softmax, dtype": lambda: torch.softmax(x, -1, dtype=torch.float32),
@@ -72,6 +86,15 @@ def measure(x: torch.Tensor, calls: int) -> dict[str, dict[str, float]]:
     return answer
 
 
+def parts(times: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Where the time of `onepass.softmax(x, -1)` goes: the parts of it in us, by medians; they add up to it."""
+
+    def median(name: str | None) -> float:
+        return times[name]["median_us"] if name else 0.0
+
+    return {part: median(whole) - median(rest) for part, (whole, rest) in PARTS.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="also write the numbers into FILE")
@@ -88,6 +111,10 @@ def main() -> None:
     for name, found in times.items():
         numbers = f"{found['median_us']:>11.2f}{found['p20_us']:>9.2f}{found['min_us']:>9.2f}"
         print(f"{name:24}{numbers}{found['ratio']:>9.2f}")
+    where = parts(times)
+    print(f"\nonepass.softmax: {times['onepass.softmax']['median_us']:.2f} us, of which")
+    for name, part in where.items():
+        print(f"  {name:34}{part:>6.2f}")
     if given.json:
         record = {
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -97,6 +124,7 @@ def main() -> None:
             "calls": given.calls,
             "batch": BATCH,
             "functions": times,
+            "parts_us": where,
         }
         with open(given.json, "w") as file:
             json.dump(record, file, indent=1)

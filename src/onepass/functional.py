@@ -9,7 +9,7 @@ from torch import Tensor
 from .checks import FLOATS, HALVES, check_input, check_out, normalise_dims, result_dtype
 from .engines import resolve
 from .ops import call, call_out, reduced_shape
-from .plain import HANDLES, call_boxed, is_plain
+from .plain import HANDLES, OUT_HANDLES, call_boxed, is_plain, write
 
 __all__ = ["log_softmax", "logsumexp", "softmax", "softmin"]
 
@@ -17,6 +17,9 @@ Dim = int | Sequence[int]
 Type = torch.dtype
 _SOFTMAX, _LOG_SOFTMAX, _SOFTMIN, _LOGSUMEXP = (
     HANDLES[name] for name in ("softmax", "log_softmax", "softmin", "logsumexp")
+)
+_SOFTMAX_OUT, _LOG_SOFTMAX_OUT, _SOFTMIN_OUT, _LOGSUMEXP_OUT = (
+    OUT_HANDLES[name] for name in ("softmax", "log_softmax", "softmin", "logsumexp")
 )
 
 
@@ -79,11 +82,15 @@ def softmax(
     >>> onepass.softmax(x, dim=(0, 1), out=x)[0]
     tensor([0.1250, 0.1250, 0.1250, 0.1250])
     """
-    if out is None and engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
-        try:
-            return call_boxed(_SOFTMAX, input, dim, dtype)
-        except Exception:  # what is wrong, the way below says
-            pass
+    if engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+        if out is not None:
+            if write(_SOFTMAX_OUT, input, dim, dtype, out):
+                return out
+        else:
+            try:
+                return call_boxed(_SOFTMAX, input, dim, dtype)
+            except Exception:  # what is wrong, the way below says
+                pass
     return _family("softmax", input, dim, dtype, out, engine)
 
 
@@ -103,11 +110,15 @@ def log_softmax(
     >>> onepass.log_softmax(torch.zeros(3, 4), dim=0)[0]
     tensor([-1.0986, -1.0986, -1.0986, -1.0986])
     """
-    if out is None and engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
-        try:
-            return call_boxed(_LOG_SOFTMAX, input, dim, dtype)
-        except Exception:  # what is wrong, the way below says
-            pass
+    if engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+        if out is not None:
+            if write(_LOG_SOFTMAX_OUT, input, dim, dtype, out):
+                return out
+        else:
+            try:
+                return call_boxed(_LOG_SOFTMAX, input, dim, dtype)
+            except Exception:  # what is wrong, the way below says
+                pass
     return _family("log_softmax", input, dim, dtype, out, engine)
 
 
@@ -127,11 +138,15 @@ def softmin(
     >>> onepass.softmin(torch.tensor([0.0, 0.0, torch.inf]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    if out is None and engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
-        try:
-            return call_boxed(_SOFTMIN, input, dim, dtype)
-        except Exception:  # what is wrong, the way below says
-            pass
+    if engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+        if out is not None:
+            if write(_SOFTMIN_OUT, input, dim, dtype, out):
+                return out
+        else:
+            try:
+                return call_boxed(_SOFTMIN, input, dim, dtype)
+            except Exception:  # what is wrong, the way below says
+                pass
     return _family("softmin", input, dim, dtype, out, engine)
 
 
@@ -158,11 +173,15 @@ def logsumexp(
     >>> onepass.logsumexp(torch.zeros(2, 10), dim=1)
     tensor([2.3026, 2.3026])
     """
-    if out is None and engine == "auto" and type(keepdim) is bool and is_plain(input, dim):
-        try:
-            return call_boxed(_LOGSUMEXP, input, dim, keepdim)
-        except Exception:  # what is wrong, or an integer dtype: the way below knows
-            pass
+    if engine == "auto" and type(keepdim) is bool and is_plain(input, dim):
+        if out is not None:
+            if write(_LOGSUMEXP_OUT, input, dim, keepdim, out):
+                return out
+        else:
+            try:
+                return call_boxed(_LOGSUMEXP, input, dim, keepdim)
+            except Exception:  # what is wrong, or an integer dtype: the way below knows
+                pass
     function = "logsumexp"
     check_input(function, input)
     dims = normalise_dims(function, input, dim)

@@ -1,4 +1,4 @@
-"""The quick way of the plain call: one dim, no `out`, engine "auto", and nothing but the raw operator needed.
+"""The quick way of the plain call: one dim, engine "auto", and nothing but the raw operator needed.
 
 `is_plain` asks what only Python can know, as little as it takes, and `call_boxed` goes straight into the dispatcher.
 What somebody else has to see finds a kernel of its own there. An error is not the last word: the caller then takes the
@@ -16,11 +16,14 @@ from .engines import NATIVE
 from .ops import FAMILY, RAW, Differentiable, empty, library
 
 HANDLES = {name: getattr(torch.ops.onepass, f"_{name}").int._handle for name in (*FAMILY, "logsumexp")}
+OUT_HANDLES = {name: getattr(torch.ops.onepass, f"_{name}").int_out._handle for name in (*FAMILY, "logsumexp")}
 # Straight into the dispatcher: the call of an OpOverload first looks for __torch_function__ and a jit tracer.
 call_boxed = torch._C._dispatch_call_boxed
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _torch_function_modes = torch._C._len_torch_function_stack
+_torch_dispatch_modes = torch._C._len_torch_dispatch_stack
+_increment_version = torch._C._increment_version
 
 
 def is_plain(x: Any, dim: Any) -> bool:
@@ -38,6 +41,27 @@ def is_plain(x: Any, dim: Any) -> bool:
         and not (x.requires_grad and _is_grad_enabled())
         and forward_ad._current_level < 0
     )
+
+
+def write(handle: Any, x: Tensor, dim: Any, option: Any, out: Any) -> bool:
+    """Whether `out` has the result of a call that `is_plain`; `handle` is one of `OUT_HANDLES`.
+
+    Where it has not, nothing is written, and the route of all other calls says why or serves the call. `option` is
+    keepdim for logsumexp, else dtype.
+    """
+    if type(out) is not Tensor or (out.requires_grad and _is_grad_enabled()) or _torch_dispatch_modes():
+        return False
+    try:
+        call_boxed(handle, x, dim, option, out)
+    except Exception:
+        return False
+    if not out.is_inference():
+        _increment_version((out,))  # who saved it for a backward must learn that it was overwritten
+    return True
+
+
+def _refuse(*_: Any) -> None:
+    raise NotImplementedError("onepass: not a plain call")
 
 
 def _register(function: str) -> None:
@@ -76,6 +100,9 @@ def _register(function: str) -> None:
     library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
     library.impl(name, autocast, "AutocastCUDA")
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # else torch looks here too who needs a gradient
+    for key in ("Tracer", "FuncTorchDynamicLayerFrontMode", "Functionalize", "Negative"):
+        library.impl(f"{name}_out", _refuse, key)
+    library.impl(f"{name}_out", torch.library.fallthrough_kernel, "Autograd")
 
 
 for _name in (*FAMILY, "logsumexp"):

@@ -5,6 +5,7 @@
 
 #include "cpu/pick.h"
 #include "cuda/engine.h"
+#include "overlap.h"
 #include "tensors.h"
 
 namespace onepass {
@@ -88,13 +89,6 @@ void run_cpu(const Call& call) {
   torch::stable::parallel_for(0, units.count, grain, [&](int64_t begin, int64_t end) { run(call, begin, end); });
 }
 
-// A second owner of a tensor, for those who take a Tensor.
-Tensor shared(const Operand& tensor) {
-  AtenTensorHandle made;
-  checked(aoti_torch_new_tensor_handle(tensor.handle, &made));
-  return Tensor(made);
-}
-
 // A call whose result has its shape and is on its device. `contiguous`: input and result both are.
 void run(Function function, const Operand& x, DType x_type, const Operand& y, DType y_type, const Mask& mask,
          bool keepdim, bool contiguous, const CudaPlan* forced) {
@@ -113,8 +107,7 @@ void run(Function function, const Operand& x, DType x_type, const Operand& y, DT
     }
     torch::stable::fill_(fill, -std::numeric_limits<double>::infinity());
   } else if (x.is_cuda()) {
-    const Tensor input = shared(x);  // rows are launched from the call alone: any tensor of the device will do as out
-    cuda::run(call, input, call.layout.view == View::rows ? input : shared(y), mask.reduced, keepdim, forced);
+    cuda::run(call, x, y, mask.reduced, keepdim, forced);
   } else {
     run_cpu(call);
   }
@@ -176,26 +169,49 @@ void over_dim(StableIValue* stack, uint64_t, uint64_t) {
 
 // Results given -------------------------------------------------------------------------------------------------------
 
-void forward_into(Function function, const Tensor& input, const Dims& dims, bool keepdim, const Tensor& out,
+void forward_into(Function function, const Operand& x, const Mask& mask, bool keepdim, const Operand& y,
                   const CudaPlan* forced) {
-  const Operand x(input.get()), y(out.get());
-  const Mask mask(dims, x.rank);
   const DType y_type = y.type(), x_type = x.type();
   if (reduces(function) && y_type != result_type(function, x_type)) {
     fail(std::string(kFunctionNames[int(function)]) + " of " + kDTypeNames[int(x_type)] + " gives " +
          kDTypeNames[int(result_type(function, x_type))] + ", got an out of " + kDTypeNames[int(y_type)]);
   }
   if (planes(function) && !y.is_contiguous()) fail("a state is written to a contiguous out");
-  if (y.numel() == 0) return;
   const Shape shape(function, x, mask, keepdim);
   if (shape.rank != y.rank || !std::equal(y.sizes, y.sizes + y.rank, shape.sizes)) {
     fail("the result has shape " + text_of(shape.sizes, shape.rank) + ", got an out of shape " +
          text_of(y.sizes, y.rank));
   }
-  if (x.is_cuda() != y.is_cuda() || x.device_index != y.device_index) {
+  if (x.device_type != y.device_type || x.device_index != y.device_index) {
     fail("input and out must be on the same device");
   }
   run(function, x, x_type, y, y_type, mask, keepdim, x.is_contiguous() && y.is_contiguous(), forced);
+}
+
+void forward_into(Function function, const Tensor& input, const Dims& dims, bool keepdim, const Tensor& out,
+                  const CudaPlan* forced) {
+  const Operand x(input.get());
+  forward_into(function, x, Mask(dims, x.rank), keepdim, Operand(out.get()), forced);
+}
+
+// May a call write `y` while it reads `x`? False where the strides alone do not tell.
+bool surely_takes(Function function, const Operand& y, const Operand& x) {
+  const Extent to = {uint64_t(y.mutable_data()), size_of(y.type()), y.rank, y.sizes, y.strides};
+  const Extent from = {uint64_t(x.data()), size_of(x.type()), x.rank, x.sizes, x.strides};
+  if (!y.numel() || !x.numel()) return true;
+  return surely_distinct(to) && (surely_apart(to, from) || (!reduces(function) && same_elements(to, from)));
+}
+
+// The plain call into an `out`. It refuses whatever out it need not take: the caller then says what is wrong with it.
+template <Function function>
+void over_dim_into(StableIValue* stack, uint64_t, uint64_t) {
+  const Owned input(stable::to<AtenTensorHandle>(stack[0])), out(stable::to<AtenTensorHandle>(stack[3]));
+  const int64_t dim = stable::to<int64_t>(stack[1]);
+  const Options options(function, stack[2]);
+  const Operand x(input.get()), y(out.get());
+  if (y.type() != (options.dtype ? dtype_of(*options.dtype) : x.type())) fail("the result has another dtype than out");
+  if (!surely_takes(function, y, x)) fail("out may share memory with itself or with the input");
+  forward_into(function, x, Mask(&dim, 1, x.rank), options.keepdim, y, nullptr);
 }
 
 template <Function function>
@@ -231,11 +247,14 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     // call, of one dim, pays for no list either.
     m.def(("_" + (name + arguments) + ") -> Tensor").c_str());
     m.def(("_" + std::string(name) + ".int(Tensor input, int dim, ScalarType? dtype=None) -> Tensor").c_str());
+    m.def(
+        ("_" + std::string(name) + ".int_out(Tensor input, int dim, ScalarType? dtype, Tensor(a!) out) -> ()").c_str());
   }
   for (const char* name : {"logsumexp", "_logsumexp", "state", "_state"}) {
     m.def((std::string(name) + "(Tensor input, int[1] dim, bool keepdim=False) -> Tensor").c_str());
   }
   m.def("_logsumexp.int(Tensor input, int dim, bool keepdim=False) -> Tensor");
+  m.def("_logsumexp.int_out(Tensor input, int dim, bool keepdim, Tensor(a!) out) -> ()");
   m.def("logsumexp.out(Tensor input, int[1] dim, bool keepdim=False, *, Tensor(a!) out) -> ()");
   m.def("_forced(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
 }
@@ -255,6 +274,10 @@ static void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("_log_softmax.int", over_dim<Function::log_softmax>);
   m.impl("_softmin.int", over_dim<Function::softmin>);
   m.impl("_logsumexp.int", over_dim<Function::logsumexp>);
+  m.impl("_softmax.int_out", over_dim_into<Function::softmax>);
+  m.impl("_log_softmax.int_out", over_dim_into<Function::log_softmax>);
+  m.impl("_softmin.int_out", over_dim_into<Function::softmin>);
+  m.impl("_logsumexp.int_out", over_dim_into<Function::logsumexp>);
   m.impl("softmax.out", TORCH_BOX(&family_out<Function::softmax>));
   m.impl("log_softmax.out", TORCH_BOX(&family_out<Function::log_softmax>));
   m.impl("softmin.out", TORCH_BOX(&family_out<Function::softmin>));

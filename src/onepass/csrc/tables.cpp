@@ -74,6 +74,7 @@ void set_tables(const char* gpu, Tables tables) {
   Registry* const next = now ? new Registry(*now) : new Registry;
   (*next)[gpu] = std::move(tables);
   registry.store(next, std::memory_order_release);
+  tables_version.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace onepass

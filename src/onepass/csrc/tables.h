@@ -1,6 +1,7 @@
 // tables.h: which tier serves rows of which length, as data: measured on one GPU, on a date. Pure: no torch, no CUDA.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -63,6 +64,9 @@ inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {
 
 // Those of the GPU that has this name, else the built-in ones.
 const Tables& tables_of(const char* gpu);
+
+// Raised whenever tables are set: what was planned under another number may be planned otherwise now.
+inline std::atomic<uint64_t> tables_version{0};
 
 // Takes `tables` for the GPUs of this name from now on; throws std::runtime_error where they are not sound.
 void set_tables(const char* gpu, Tables tables);

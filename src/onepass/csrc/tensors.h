@@ -115,6 +115,13 @@ struct Operand {
   }
 };
 
+// A second owner of a tensor, for those who take a Tensor.
+inline Tensor shared(const Operand& tensor) {
+  AtenTensorHandle made;
+  checked(aoti_torch_new_tensor_handle(tensor.handle, &made));
+  return Tensor(made);
+}
+
 inline Owned empty_strided(int rank, const int64_t* sizes, const int64_t* strides, DType type, const Operand& like) {
   AtenTensorHandle made;
   checked(

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <mutex>
 #include <stdexcept>
 
@@ -55,8 +56,9 @@ void check(Result result, const char* call) {
                            " (" + std::to_string(result) + ")");
 }
 
+constexpr int kMaxDevices = 128;
+
 const Gpu& device_info(int device) {
-  constexpr int kMaxDevices = 128;
   static Gpu known[kMaxDevices];
   static char names[kMaxDevices][256];
   static std::once_flag asked[kMaxDevices];
@@ -86,6 +88,19 @@ void enter_context(int device) {
   check(driver().device_get(&handle, device), "cuDeviceGet");
   check(driver().primary_retain(&current, handle), "cuDevicePrimaryCtxRetain");
   check(driver().context_set(current), "cuCtxSetCurrent");
+}
+
+bool in_context(int device) {
+  static std::atomic<Handle> primary[kMaxDevices];
+  Handle current = nullptr;
+  if (device < 0 || device >= kMaxDevices || driver().context_current(&current) || !current) return false;
+  Handle known = primary[device].load(std::memory_order_relaxed);
+  if (!known) {
+    int handle;
+    if (driver().device_get(&handle, device) || driver().primary_retain(&known, handle)) return false;
+    primary[device].store(known, std::memory_order_relaxed);
+  }
+  return known == current;
 }
 
 }  // namespace onepass::cuda

@@ -72,6 +72,10 @@ const Gpu& device_info(int device);
 // The thread that calls may never have touched the device through torch: kernels load into its primary context.
 void enter_context(int device);
 
+// Whether the calling thread is in the primary context of `device`, where torch's tensors are: then a launch needs no
+// other. Costs one look.
+bool in_context(int device);
+
 // The cubin of `source_file` (a file of this directory, or of the gallery) compiled for sm_<compute> with `defines`:
 // from the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `kept` tells
 // whether the cache has it now.

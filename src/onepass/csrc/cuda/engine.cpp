@@ -3,7 +3,6 @@
 
 #include <dlfcn.h>
 
-#include "../invariant.h"
 #include "driver.h"
 #include "launch.h"
 
@@ -25,13 +24,16 @@ void* current_stream(int device) {
   return stream;
 }
 
-// Makes `device` the current one for the length of a call; costs one look-up where it is that already.
+// Makes `device` the current one for the length of a call, and sees to it that the thread has a context; costs one
+// look where all is so already.
 class Current {
  public:
   explicit Current(int device) {
+    if (in_context(device)) return;
     int32_t now;
     checked(aoti_torch_get_current_device_index(&now));
     if (now != device) guard_.emplace(device);
+    enter_context(device);
   }
 
  private:
@@ -39,8 +41,9 @@ class Current {
 };
 
 // Whether a plan that was given can serve a call: an error says why not.
-void check_forced(const CudaPlan& plan, const Call& call, const Phase& phase, const Gpu& gpu) {
+void check_forced(const CudaPlan& plan, const Call& call, const Gpu& gpu) {
   const Layout& layout = call.layout;
+  const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
   const bool resident = plan.tier != Tier::stream && plan.tier != Tier::grid, phased = phase.begins_within(plan.vector);
   if (plan.vector > phase.widest && !plan.apart) {
     fail("a vector of " + std::to_string(plan.vector) + " elements: the addresses or strides of this call allow " +
@@ -66,30 +69,21 @@ void check_forced(const CudaPlan& plan, const Call& call, const Phase& phase, co
   }
 }
 
-void run_rows(const Call& call, const Tensor& input, int device, const CudaPlan* forced) {
-  const Layout& layout = call.layout;
-  const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
-  Rows rows = {call.function, call.x_type,           call.y_type,           call.x, call.y, layout.rows,
-               layout.n,      layout.row_x_stride(), layout.row_y_stride(), {},     nullptr};
-  const Gpu& gpu = device_info(device);
+// Tensors made for it are on the device of `like`.
+void run_rows(const Call& call, const Operand& like, const CudaPlan* forced) {
+  const int device = like.device_index;
   void* const stream = current_stream(device);
-  if (forced) check_forced(*forced, call, phase, gpu);
-  for (const bool cooperative : {true, false}) {
-    Gpu able = gpu;
-    able.cooperative = gpu.cooperative && cooperative;
-    rows.plan = forced ? *forced : plan_cuda(layout, call.x_type, call.y_type, phase, able, batch_invariant());
-    if (shared_bytes(rows) > gpu.shared - kStaticShared) {
-      fail("a block may have " + std::to_string(gpu.shared - kStaticShared) +
-           " bytes of shared memory here, the plan takes " + std::to_string(shared_bytes(rows)));
-    }
-    const int64_t bytes = parts_bytes(rows, gpu);
-    std::optional<Tensor> parts;
-    if (bytes) {
-      parts = empty_strided({bytes / 4}, {1}, DType::float32, input);
-      rows.parts = parts->mutable_data_ptr();
-    }
-    if (launch(rows, device, stream)) return;
-    if (forced) fail("the driver refuses a cooperative launch of this plan");
+  const auto launched = [&](const Launch& made) {
+    if (!made.parts) return launch(made, call, nullptr, stream);
+    const int64_t size = made.parts / 4, stride = 1;
+    const Owned parts = empty_strided(1, &size, &stride, DType::float32, like);
+    return launch(made, call, Operand(parts.get()).mutable_data(), stream);
+  };
+  if (forced) {
+    check_forced(*forced, call, device_info(device));
+    if (!launched(launch_by(*forced, call, device))) fail("the driver refuses a cooperative launch of this plan");
+  } else if (!launched(launch_of(call, device))) {
+    launched(launch_of(call, device, false));
   }
 }
 
@@ -130,13 +124,13 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), apart == 1};
 }
 
-void run(const Call& call, const Tensor& input, const Tensor& out, const bool* reduced, bool keepdim,
+void run(const Call& call, const Operand& from, const Operand& to, const bool* reduced, bool keepdim,
          const CudaPlan* forced) {
-  const int device = input.get_device_index();
-  const Current current(device);
-  if (call.layout.view == View::rows) return run_rows(call, input, device, forced);
+  const Current current(from.device_index);
+  if (call.layout.view == View::rows) return run_rows(call, from, forced);
 
   // The gather: outer dims first, then the reduced ones, contiguous.
+  const Tensor input = shared(from), out = shared(to);
   std::vector<int64_t> sizes, x_strides, y_sizes, y_strides;
   const int rank = int(input.dim()), planes = call.function == Function::state;
   if (planes) {  // the maxima and the sums, before all other dims
@@ -167,7 +161,7 @@ void run(const Call& call, const Tensor& input, const Tensor& out, const bool* r
   gathered.layout.outer.insert({call.layout.rows, call.layout.n, call.reduces() ? 1 : call.layout.n});
   gathered.layout.reduced.insert({call.layout.n, 1, 1});
   gathered.layout.view = View::rows;
-  run_rows(gathered, input, device, forced);
+  run_rows(gathered, from, forced);
   checked(aoti_torch_copy_(as_strided(out, y_sizes, y_strides).get(), y.get(), 1));
 }
 

@@ -3,9 +3,11 @@
 
 #include <mutex>
 #include <shared_mutex>
+#include <stdexcept>
 #include <unordered_map>
 
-#include "driver.h"
+#include "../invariant.h"
+#include "recent.h"
 
 namespace onepass::cuda {
 
@@ -25,43 +27,41 @@ constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with 
 
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
 // tiers warp and flat only, the number of blocks in clusters.
-uint64_t identity(const Rows& call, int device) {
-  const CudaPlan& plan = call.plan;
+uint64_t identity(Function function, DType x, DType y, const CudaPlan& plan, int device) {
   const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat, cluster = plan.tier == Tier::cluster;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
-  add(int(call.function), 3), add(int(call.x_type), 2), add(int(call.y_type), 2), add(int(plan.tier), 3);
+  add(int(function), 3), add(int(x), 2), add(int(y), 2), add(int(plan.tier), 3);
   add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : 0, 11), add(plan.values, 8), add(plan.vector, 4);
   add(cluster ? plan.split : 0, 5), add(plan.shelved(), 1), add(plan.apart, 1);
   return id;
 }
 
-Handle load(const Rows& call, int device) {
+Handle load(Function function, DType x, DType y, const CudaPlan& plan, int device) {
   const Gpu& gpu = device_info(device);
-  const std::string code =
-      cubin(source_of(call.plan.tier), defines_of(call.function, call.x_type, call.y_type, call.plan), gpu.compute);
-  Handle module, function;
+  const std::string code = cubin(source_of(plan.tier), defines_of(function, x, y, plan), gpu.compute);
+  Handle module, loaded;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
-  check(driver().module_function(&function, module, "onepass_kernel"), "cuModuleGetFunction");
-  if (call.plan.tier == Tier::cluster && call.plan.split > kPortableCluster)
-    check(driver().function_set(function, kNonPortableCluster, 1), "cuFuncSetAttribute");
+  check(driver().module_function(&loaded, module, "onepass_kernel"), "cuModuleGetFunction");
+  if (plan.tier == Tier::cluster && plan.split > kPortableCluster)
+    check(driver().function_set(loaded, kNonPortableCluster, 1), "cuFuncSetAttribute");
   int declared;
-  check(driver().function_get(&declared, kSharedStatic, function), "cuFuncGetAttribute");
-  check(driver().function_set(function, kSharedDynamic, gpu.shared - declared), "cuFuncSetAttribute");
-  return function;
+  check(driver().function_get(&declared, kSharedStatic, loaded), "cuFuncGetAttribute");
+  check(driver().function_set(loaded, kSharedDynamic, gpu.shared - declared), "cuFuncSetAttribute");
+  return loaded;
 }
 
-Handle kernel(const Rows& call, int device) {
+Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device) {
   static std::shared_mutex mutex;
   static std::unordered_map<uint64_t, Handle> kernels;
-  const uint64_t id = identity(call, device);
+  const uint64_t id = identity(function, x, y, plan, device);
   {
     std::shared_lock lock(mutex);
     if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
   }
   std::unique_lock lock(mutex);
   if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
-  return kernels.emplace(id, load(call, device)).first->second;
+  return kernels.emplace(id, load(function, x, y, plan, device)).first->second;
 }
 
 // Bytes of the piece of memory that a tile of the tier flat takes in shared memory.
@@ -71,28 +71,12 @@ int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
 
 // Are tiles of the tier flat written apart from where they were read? So they are where the two begin at different
 // bytes of a vector, or elements differ in size.
-bool written_apart(const Rows& call) {
-  const bool reduces = call.function == Function::logsumexp || call.function == Function::state;
-  return !reduces && (size_of(call.x_type) != size_of(call.y_type) || (uint64_t(call.x) ^ uint64_t(call.y)) % 16);
+bool written_apart(const Call& call) {
+  return !call.reduces() &&
+         (size_of(call.x_type) != size_of(call.y_type) || (uint64_t(call.x) ^ uint64_t(call.y)) % 16);
 }
 
 }  // namespace
-
-int64_t grid_blocks(const CudaPlan& plan, int64_t rows, const Gpu& gpu) { return plan.grid(rows, gpu.multiprocessors); }
-
-int64_t parts_bytes(const Rows& call, const Gpu& gpu) {
-  const int message = call.y_type == DType::float64 ? 48 : 16;
-  return call.plan.tier == Tier::grid ? 2 * grid_blocks(call.plan, call.rows, gpu) * message : 0;
-}
-
-int64_t shared_bytes(const Rows& call) {
-  const CudaPlan& plan = call.plan;
-  if (plan.tier == Tier::flat) {
-    return tile_bytes(plan, call.n, size_of(call.x_type)) +
-           (written_apart(call) ? tile_bytes(plan, call.n, size_of(call.y_type)) : 0);
-  }
-  return int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(call.x_type);
-}
 
 const char* source_of(Tier tier) {
   return tier == Tier::stream ? "stream.cu"
@@ -118,46 +102,85 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
 
 void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device) {
   enter_context(device);
-  kernel({function, x, y, nullptr, nullptr, 0, 0, 0, 0, plan, nullptr}, device);
+  kernel(function, x, y, plan, device);
 }
 
-bool launch(const Rows& call, int device, void* stream) {
-  enter_context(device);
-  const CudaPlan& plan = call.plan;
+Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
   const Gpu& gpu = device_info(device);
-  const Handle loaded = kernel(call, device);
-  Rows copy = call;
-  int tile = int(plan.group()), apart = written_apart(call) ? int(tile_bytes(plan, call.n, size_of(call.x_type))) : 0;
-  int split = plan.split, shelf = plan.shelf;
-  void* arguments[11] = {&copy.x, &copy.y, &copy.rows, &copy.n, &copy.x_stride, &copy.y_stride};
-  if (plan.tier == Tier::warp || plan.tier == Tier::block || plan.tier == Tier::cluster) arguments[6] = &shelf;
-  if (plan.tier == Tier::flat) arguments[6] = &tile, arguments[7] = &apart;
-  int together = 0, extra = 0;
-  if (plan.tier == Tier::grid) {
-    together = int(grid_blocks(plan, call.rows, gpu) / split), extra = int(plan.extra(call.n));
-    arguments[6] = &split, arguments[7] = &together, arguments[8] = &shelf, arguments[9] = &extra;
-    arguments[10] = &copy.parts;
-  }
-  LaunchConfig config = {};
-  LaunchAttribute attribute = {};
-  config.grid_x = unsigned(plan.grid(call.rows));
-  config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
-  config.block_x = unsigned(plan.threads());
-  config.shared_bytes = unsigned(shared_bytes(call));
-  config.stream = static_cast<Handle>(stream);
-  config.attributes = &attribute;
-  if (plan.tier == Tier::cluster) {
-    attribute.id = kClusterDimension;
-    attribute.cluster[0] = unsigned(split), attribute.cluster[1] = attribute.cluster[2] = 1;
-    config.attribute_count = 1;
+  const int64_t rows = call.layout.rows, n = call.layout.n;
+  Launch made = {};
+  made.tier = plan.tier;
+  made.threads = unsigned(plan.threads());
+  int64_t blocks = plan.grid(rows), shared = int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(call.x_type);
+  if (plan.tier == Tier::flat) {
+    const int64_t read = tile_bytes(plan, n, size_of(call.x_type));
+    const bool apart = written_apart(call);
+    shared = read + (apart ? tile_bytes(plan, n, size_of(call.y_type)) : 0);
+    made.numbers[0] = int(plan.group());
+    made.numbers[1] = apart ? int(read) : 0;
   } else if (plan.tier == Tier::grid) {
-    attribute.id = kCooperative;
-    attribute.cooperative = 1;
-    config.attribute_count = 1;
-    config.grid_x = unsigned(grid_blocks(plan, call.rows, gpu));
+    // As many groups of blocks as there are rows and multiprocessors for.
+    blocks = plan.grid(rows, gpu.multiprocessors);
+    made.parts = 2 * blocks * (call.y_type == DType::float64 ? 48 : 16);
+    made.numbers[0] = plan.split;
+    made.numbers[1] = int(blocks / plan.split);
+    made.numbers[2] = plan.shelf;
+    made.numbers[3] = int(plan.extra(n));
+  } else {
+    made.numbers[0] = plan.shelf;
+    made.cluster = plan.tier == Tier::cluster ? plan.split : 0;
   }
-  const Result result = driver().launch(&config, loaded, arguments, nullptr);
-  if (plan.tier == Tier::grid && (result == kTooLarge || result == kNotSupported)) return false;
+  const int64_t room = gpu.shared - kStaticShared;
+  if (shared > room) {
+    throw std::runtime_error("onepass: a block may have " + std::to_string(room) +
+                             " bytes of shared memory here, the plan takes " + std::to_string(shared));
+  }
+  made.blocks = unsigned(blocks);
+  made.shared = unsigned(shared);
+  made.kernel = kernel(call.function, call.x_type, call.y_type, plan, device);
+  return made;
+}
+
+Launch launch_of(const Call& call, int device, bool cooperative) {
+  static thread_local Recent<Launch> recent;
+  const bool invariant = batch_invariant();
+  const Key key = key_of(call, device, invariant, tables_version.load(std::memory_order_acquire));
+  if (cooperative) {
+    if (const Launch* found = recent.find(key)) return *found;
+  }
+  const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.layout, call.reduces());
+  Gpu gpu = device_info(device);
+  gpu.cooperative = gpu.cooperative && cooperative;
+  const CudaPlan plan = plan_cuda(call.layout, call.x_type, call.y_type, phase, gpu, invariant);
+  const Launch made = launch_by(plan, call, device);
+  if (cooperative) recent.put(key, made);
+  return made;
+}
+
+bool launch(const Launch& made, const Call& call, void* parts, void* stream) {
+  const void* x = call.x;
+  void* y = call.y;
+  int64_t rows = call.layout.rows, n = call.layout.n;
+  int64_t x_stride = call.layout.row_x_stride(), y_stride = call.layout.row_y_stride();
+  std::array<int, 4> numbers = made.numbers;
+  // The kernels of the tiers stream, of warp, block and cluster, and of flat take fewer: the last ones are not read.
+  void* arguments[] = {&x,          &y,          &rows,       &n,          &x_stride, &y_stride,
+                       &numbers[0], &numbers[1], &numbers[2], &numbers[3], &parts};
+  LaunchAttribute attribute;
+  LaunchConfig config = {made.blocks, 1, 1, made.threads, 1, 1, made.shared, static_cast<Handle>(stream), nullptr, 0};
+  if (made.cluster || made.tier == Tier::grid) {
+    attribute = {};
+    attribute.id = made.cluster ? kClusterDimension : kCooperative;
+    if (made.cluster) {
+      attribute.cluster[0] = unsigned(made.cluster), attribute.cluster[1] = attribute.cluster[2] = 1;
+    } else {
+      attribute.cooperative = 1;
+    }
+    config.attributes = &attribute;
+    config.attribute_count = 1;
+  }
+  const Result result = driver().launch(&config, made.kernel, arguments, nullptr);
+  if (made.tier == Tier::grid && (result == kTooLarge || result == kNotSupported)) return false;
   check(result, "cuLaunchKernelEx");
   return true;
 }

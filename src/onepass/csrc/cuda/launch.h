@@ -1,30 +1,25 @@
 // launch.h: one launch of a CUDA kernel over rows of unit stride.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
-#include "../plan.h"
+#include "../call.h"
+#include "driver.h"
 
 namespace onepass::cuda {
 
-struct Rows {
-  Function function;
-  DType x_type, y_type;
-  const void* x;
-  void* y;
-  int64_t rows, n, x_stride, y_stride;  // strides in elements
-  CudaPlan plan;
-  void* parts;  // the tier grid: room for what blocks tell each other, `parts_bytes` of it
+// All of a launch but its addresses and its stream.
+struct Launch {
+  Handle kernel;
+  Tier tier;
+  int cluster;                 // blocks of a cluster, 0 where there are none
+  unsigned blocks, threads;    // threads: of a block
+  unsigned shared;             // bytes of shared memory of a block beyond what its kernel declares
+  std::array<int, 4> numbers;  // that the kernel takes after the strides, if its tier has any
+  int64_t parts;               // the tier grid: bytes of the room for what blocks tell each other
 };
-
-int64_t parts_bytes(const Rows& call, const Gpu& gpu);
-
-// Blocks of the tier grid that take part: as many groups of `split` as there are rows and multiprocessors for.
-int64_t grid_blocks(const CudaPlan& plan, int64_t rows, const Gpu& gpu);
-
-// Shared memory of a block beyond what its kernel declares.
-int64_t shared_bytes(const Rows& call);
 
 // The source file and the defines that make the kernel of a plan.
 const char* source_of(Tier tier);
@@ -33,8 +28,15 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
 // Compiles or loads the kernel of a plan on `device`, where this process has not got it yet.
 void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device);
 
-// Compiles or loads the kernel where this process has not got it yet, then launches it on `stream` of `device`. False
-// where the driver refuses a cooperative launch.
-bool launch(const Rows& call, int device, void* stream);
+// The launch of a call (of View::rows) by a plan. Compiles or loads the kernel where this process has not got it yet;
+// throws where the plan takes more shared memory than there is.
+Launch launch_by(const CudaPlan& plan, const Call& call, int device);
+
+// The launch of a call by the plan it has; with `cooperative`, if the device takes cooperative launches. Those made
+// lately by this thread are remembered.
+Launch launch_of(const Call& call, int device, bool cooperative = true);
+
+// Launches on `stream`, in the current context. False where the driver refuses a cooperative launch.
+bool launch(const Launch& made, const Call& call, void* parts, void* stream);
 
 }  // namespace onepass::cuda
