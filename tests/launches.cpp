@@ -23,7 +23,7 @@ struct Seen {
   const void* x;
   void *y, *parts;
   int64_t numbers[4];
-  int two[2];
+  int four[4];
 };
 thread_local Seen seen;
 thread_local Result answer = 0;  // of the driver to a cooperative launch
@@ -52,8 +52,8 @@ const Driver& driver() {
       seen.x = *static_cast<const void**>(arguments[0]);
       seen.y = *static_cast<void**>(arguments[1]);
       for (int i = 0; i < 4; ++i) seen.numbers[i] = *static_cast<int64_t*>(arguments[2 + i]);
-      for (int i = 0; i < 2; ++i) seen.two[i] = *static_cast<int*>(arguments[6 + i]);
-      seen.parts = *static_cast<void**>(arguments[8]);
+      for (int i = 0; i < 4; ++i) seen.four[i] = *static_cast<int*>(arguments[6 + i]);
+      seen.parts = *static_cast<void**>(arguments[10]);
       return seen.attribute.id == kCooperative ? answer : 0;
     };
     return d;
@@ -67,7 +67,8 @@ void check(Result result, const char* call) {
 
 // Three devices that plan differently.
 const Gpu& device_info(int device) {
-  static const Gpu kinds[] = {typical(90), {90, 60, 227 * 1024, 0}, typical(80)};
+  static const Gpu kinds[] = {
+      typical(90, kTuned, "first"), {90, 60, 227 * 1024, 0, "second"}, typical(80, kTuned, "third")};
   return kinds[device];
 }
 
@@ -90,7 +91,7 @@ Tables other_tables(int turn) {
   const std::vector<Entry> odd = {{kAnyLength, kAsRows, 0, 0, 1, 0}};
   const std::vector<Entry> rows = {{64, kWarp, turn % 2 ? 8 : 32, 0, 1, 0},
                                    {kAnyLength, kBlock, 0, 8 + turn * 4 % 32, 1, 0}};
-  return {"a test's", rows, rows, odd, odd};
+  return {"a test's", rows, rows, rows, rows, odd, odd};
 }
 
 bool run(unsigned seed, bool sets, int calls) {
@@ -98,7 +99,7 @@ bool run(unsigned seed, bool sets, int calls) {
   const auto one_of = [&](std::initializer_list<int64_t> from) { return from.begin()[draw() % from.size()]; };
   for (int i = 0; i < calls; ++i) {
     if (i % 50 == 0) thread_invariant = int(draw() % 3) - 1;
-    if (sets && i % 400 == 399) set_tables(90, kTuned, other_tables(i / 400));
+    if (sets && i % 400 == 399) set_tables("first", other_tables(i / 400));
     Call call = {};
     call.function = Function(draw() % 5);
     call.x_type = DType(one_of({0, 0, 2, 3, 1}));
@@ -153,14 +154,14 @@ int main() {
   // others.
   thread_invariant = 0;
   Call call = {Function::softmax, DType::float32, DType::float32, &right, &call, contiguous_layout(128, 64, false)};
-  set_tables(90, kTuned, other_tables(0));
+  set_tables("first", other_tables(0));
   const Handle first = launch_of(call, 0).kernel;
   const int before = loaded;
   for (int i = 0; i < 1000; ++i) {
     if (launch_of(call, 0).kernel != first) return std::printf("another kernel\n"), 1;
   }
   if (loaded != before) return std::printf("a kernel was loaded again\n"), 1;
-  set_tables(90, kTuned, other_tables(1));
+  set_tables("first", other_tables(1));
   if (launch_of(call, 0).kernel == first) return std::printf("the kernel of the old tables\n"), 1;
   std::printf("%d", kCalls * (1 + kThreadsHere));
 }
