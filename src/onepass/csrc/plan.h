@@ -205,6 +205,12 @@ struct Planner {
     if (split > useful) split = useful;
     if (2 * split < alone) split = alone;  // else the rows go together, and a part of each is read twice
     if (split > gpu.multiprocessors) split = gpu.multiprocessors;
+    // What shared memory takes alone needs no code for registers, and comes sooner.
+    constexpr int kFewThreads = 352, kFewVectors = 12;
+    if (const int64_t few = ceil_div(vectors, split * kFewThreads); !invariant && few > 8 && few <= kFewVectors) {
+      *plan = {Tier::grid, kFewThreads, 1, 0, vector, int(split), kFewVectors, apart};
+      return kFewVectors * kFewThreads * vector * x_size <= gpu.shared - kStaticShared;
+    }
     const int64_t each = ceil_div(vectors, split * threads);
     // More registers where there is more to keep; with few, what has arrived is worked on sooner.
     if (each > 2 * slots) slots = each > 24 ? 16 : 12;
@@ -247,7 +253,7 @@ struct Planner {
       const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.multiprocessors / 2;
       if ((few || pairs) && vector == phase.full && grid(480, half ? 32 : 16, &made) && (few || !made.read_again(n)))
         return made;
-      for (int split = 16; split > entry.split; split /= 2) {
+      for (int split = 16; split >= entry.split && split > 1; split /= 2) {
         if (layout.rows * split > 4 * gpu.multiprocessors) continue;
         for (const int values : {32, 16, 8}) {
           if (share(split, 0, values, 0, &made) && made.lanes >= kThreads && made.lanes <= 1024 / 2) return made;
