@@ -44,7 +44,7 @@ inline const Tables& built_in() {
           {324037, kCluster, 256, 24, 16, 16},
           {428952, kCluster, 320, 24, 16, 16},
           {491093, kCluster, 0, 20, 16, 16},
-          {589824, kCluster, 0, 24, 16, 12},
+          {589821, kCluster, 0, 24, 16, 12},
           {kAnyLength, kGrid, 480, 16, 1, 0},
       },
       {

@@ -57,6 +57,7 @@ struct CudaPlan {
 constexpr int kTuned = 132;           // multiprocessors of an H200, which the built-in tables are of
 constexpr int kThreads = 128;         // threads a block, in the warp and flat tiers
 constexpr int kShortRow = 128;        // elements of two bytes
+constexpr int kFlatReduced = 40;      // elements of a row that is only read, up to which the flat tier pays
 constexpr int kTile = 16384;          // bytes of a tile of the flat tier
 constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
 // In elements of 4 bytes, or of halves. From kLongRow on rows may be spread where there are few; from kWholeChip on up
@@ -225,7 +226,7 @@ struct Planner {
   }
 
   CudaPlan plan(const Tables& tables) {
-    if (wide < 8 && n % (16 / x_size)) {
+    if (wide < 8 && n % (16 / x_size) && (phase.writes_rows || n <= kFlatReduced)) {
       const Entry& odd = look_up(half ? tables.odd16 : tables.odd32, n);
       if (odd.tier != kAsRows && (invariant || lies_flat(layout, !phase.writes_rows))) return flat(odd);
     }

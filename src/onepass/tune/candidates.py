@@ -11,7 +11,9 @@ THREADS = 128  # of a block, in the tiers warp and flat
 TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
 SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
+FLAT_REDUCED = 40  # elements of a row that is only read, up to which the tier flat pays
 FEW = 8  # rows that go over the whole chip
+FEW_THREADS, FEW_VECTORS = 352, 12  # of the tier grid, where shared memory takes a part of a row alone
 GRIDS = ((480, 4),)  # threads, vectors in registers at least: plan.h has this form alone
 STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
@@ -125,7 +127,8 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
     if tier == WARP:
         kinds = max(vector, 4)  # values come in multiples of this
         values = up(up(vectors, lanes) * vector, kinds) * kinds
-        return Plan(WARP, lanes, THREADS // lanes, values, vector, 1, 0) if values <= most_kept(WARP, size) else None
+        fits = values <= most_kept(WARP, size) + (vector if n % vector else 0)  # a row within vectors takes one more
+        return Plan(WARP, lanes, THREADS // lanes, values, vector, 1, 0) if fits else None
     if tier == FLAT:
         held, values = THREADS // lanes, up(up(n, lanes), 2) * 2
         turns = up(TILE, n * size * held)
@@ -159,6 +162,8 @@ def _grid(choice: Choice, vectors: int, vector: int, rows: int, gpu: Gpu) -> Pla
     split = gpu.multiprocessors // rows if rows < gpu.multiprocessors else alone
     split = min(split, up(vectors, threads * 2))
     split = min(alone if 2 * split < alone else split, gpu.multiprocessors)
+    if 8 < up(vectors, split * FEW_THREADS) <= FEW_VECTORS:
+        return Plan(GRID, FEW_THREADS, 1, 0, vector, split, FEW_VECTORS)
     each = up(vectors, split * threads)
     if each > 2 * slots:
         slots = 16 if each > 24 else 12
@@ -234,7 +239,7 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) ->
     least = 32 if n < 2048 else 64
     for choice in _choices(n, size, rows, reduces):
         plan = resolve(choice, n, size, rows, gpu)
-        if plan is None:
+        if plan is None or n > capacity(choice, size, gpu):
             continue
         if plan.tier in (BLOCK, CLUSTER):
             most = 512 if plan.shelf else 1024 if plan.split == 1 else 512

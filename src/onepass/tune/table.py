@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onepass.tune.candidates import FLAT, Choice, Gpu, capacity, is_odd
+from onepass.tune.candidates import FLAT, FLAT_REDUCED, Choice, Gpu, capacity, is_odd
 from onepass.tune.measure import Point
 from onepass.tune.store import ANY, NAMES, Table, Tables
 
@@ -105,7 +105,7 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
         bits = 8 * size
 
         def holds(choice: Choice, size: int = size) -> int:
-            return capacity(choice, size, gpu)
+            return capacity(choice, size, gpu) - (16 // size - 1)  # where the row begins within a vector
 
         points = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
         odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
@@ -118,12 +118,14 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
             served = [*flat_table, [ANY, *AS_ROWS]] if cut < len(odd) else flat_table
             tables[f"odd{bits}"] = spliced(base[f"odd{bits}"], served, odd[0].n)
         for kind, function in (("rows", "softmax"), ("reduce", "logsumexp")):
-            others = [p for p in points if p.function == function and not _is_flat(tables[f"odd{bits}"], p.n, size)]
+            others = [p for p in points if p.function == function and not _is_flat(tables[f"odd{bits}"], p, size)]
             if found := [other for p in others if (other := _only(p, False))]:
                 name = f"{kind}{bits}"
                 tables[name] = spliced(base[name], entries(found, holds), found[0].n)
     return tables
 
 
-def _is_flat(odd_table: Table, n: int, size: int) -> bool:
-    return is_odd(n, size) and next(entry for entry in odd_table if n <= entry[0])[1] == FLAT
+def _is_flat(odd_table: Table, point: Point, size: int) -> bool:
+    if not is_odd(point.n, size) or (point.function == "logsumexp" and point.n > FLAT_REDUCED):
+        return False
+    return next(entry for entry in odd_table if point.n <= entry[0])[1] == FLAT
