@@ -1,5 +1,5 @@
-// A program without Python: loads the native core beside libtorch and calls an operator through the dispatcher, as a graph
-// exported to C++ does. Prints the softmax of 1, 2, 3, 4 over its two rows.
+// A program without Python: loads the native core beside libtorch and calls an operator through the dispatcher, as a
+// graph exported to C++ does. Prints the softmax of 1, 2, 3, 4 over its two rows.
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>

@@ -9,6 +9,7 @@ namespace onepass {
 inline const Tables& built_in() {
   [[maybe_unused]] constexpr int kWarp = int(Tier::warp), kFlat = int(Tier::flat), kBlock = int(Tier::block),
                                  kCluster = int(Tier::cluster), kGrid = int(Tier::grid), kStream = int(Tier::stream);
+  // clang-format off
   // begin: NVIDIA H200, 2026-11-21
   static const Tables tables = {
       "built in, measured on NVIDIA H200, 2026-11-21",
@@ -152,6 +153,7 @@ inline const Tables& built_in() {
       },
   };
   // end
+  // clang-format on
   return tables;
 }
 
