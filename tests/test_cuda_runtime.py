@@ -230,9 +230,11 @@ for at, x in enumerate(inputs):
     torch.testing.assert_close(results[at].double(), reference.softmax(x, -1), rtol=2e-6, atol=1e-37)
 print(*native.counts())
 """
-    assert subprocess_of(code, tmp_path / "cache") == "4 0"
-    assert len(list((tmp_path / "cache").iterdir())) == 4
-    assert subprocess_of(code, tmp_path / "cache") == "0 4"
+    made, from_disk = map(int, subprocess_of(code, tmp_path / "cache").split())
+    assert 2 <= made <= 4  # of sixteen threads; two lengths may have one kernel
+    assert from_disk == 0
+    assert len(list((tmp_path / "cache").iterdir())) == made
+    assert subprocess_of(code, tmp_path / "cache") == f"0 {made}"
 
 
 def test_threads_with_streams_of_their_own():
