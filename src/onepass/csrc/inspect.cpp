@@ -24,8 +24,8 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
   if (!gpu.compute) {
-    const Units units = baseline::units(layout);
-    return json + ", " + field("isa", cpu_isa()) + ", " + field("fused", cpu_fuses(x, y)) + ", " +
+    const Units units = cpu_engine().units({function, x, y, nullptr, nullptr, layout});
+    return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(x, y)) + ", " +
            field("units", units.count) + ", " + field("grain", cpu_grain(units)) + "}";
   }
   Layout rows = layout;
@@ -82,7 +82,7 @@ ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
     if (asked == "driver") return cuda::driver(), "ready";
     if (asked == "nvrtc") return cuda::nvrtc_version();
     if (asked == "compiler") return cuda::nvrtc_file();
-    if (asked == "isa") return cpu_isa();
+    if (asked == "isa") return cpu_engine().isa;
     if (asked == "counts") {
       const cuda::Counts now = cuda::counts();
       return std::to_string(now.compiled) + " " + std::to_string(now.from_disk);

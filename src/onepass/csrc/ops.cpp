@@ -82,11 +82,20 @@ Layout layout_of(Function function, const Operand& x, const Operand& y, const Ma
 }
 
 void run_cpu(const Call& call) {
-  static const CpuRun run = cpu_run();
-  const Units units = baseline::units(call.layout);
+  const CpuEngine& engine = cpu_engine();
+  const Units units = engine.units(call);
   const int64_t grain = cpu_grain(units);
-  if (units.count <= grain) return run(call, 0, units.count);
-  torch::stable::parallel_for(0, units.count, grain, [&](int64_t begin, int64_t end) { run(call, begin, end); });
+  const auto parallel = [&](auto&& work) {
+    if (units.count <= grain) return work(int64_t(0), units.count);
+    torch::stable::parallel_for(0, units.count, grain, work);
+  };
+  if (!units.pieces) return parallel([&](int64_t begin, int64_t end) { engine.run(call, begin, end); });
+  std::vector<Piece> pieces(units.count + units.count / units.pieces);
+  parallel([&](int64_t begin, int64_t end) { engine.states(call, pieces.data(), begin, end); });
+  engine.merge(call, pieces.data());
+  if (!call.reduces()) {
+    parallel([&](int64_t begin, int64_t end) { engine.finish(call, pieces.data(), begin, end); });
+  }
 }
 
 // A call whose result has its shape and is on its device. `contiguous`: input and result both are.

@@ -4,29 +4,62 @@
 // thread takes it, so the bits do not depend on the number of threads.
 #include "engine.h"
 
-#include "columns.h"
-#include "rows.h"
+#include "aside.h"
 
 namespace onepass::ONEPASS_ISA {
 
 namespace {
+
+constexpr int64_t kPast = 8 << 20;  // bytes of an output that goes past the cache
+constexpr int64_t kGroup = 64;      // short rows of a unit
+
+bool unit_stride(const Layout& layout) {
+  const Bag& reduced = layout.reduced;
+  return reduced.count == 0 || (reduced.count == 1 && reduced.dims[0].x_stride == 1 && reduced.dims[0].y_stride == 1);
+}
+bool short_rows_of(const Layout& layout) {
+  return layout.view == View::rows && layout.n <= kShort && (layout.n % kWidth || layout.n < 2 * kWidth) &&
+         layout.outer.count == 1;
+}
+bool goes_past(const Call& call) {
+  return kStreams && !call.reduces() && call.x != call.y &&
+         call.layout.rows * call.layout.n * size_of(call.y_type) >= kPast;
+}
+
+template <class Y>
+constexpr bool kFast = sizeof(typename Wide<Y>::type) == 4;
 
 // Rows [begin, end) of a call, the outer dims walked in order.
 template <Function F, class X, class Y>
 void some_rows(const Call& call, int64_t begin, int64_t end) {
   const Bag& reduced = call.layout.reduced;
   const Dim dim = reduced.count ? reduced.dims[0] : Dim{1, 1, 1};
+  const bool past = goes_past(call);
   Odometer outer(call.layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, outer.next()) {
     const X* x = static_cast<const X*>(call.x) + outer.x;
     Y* y = static_cast<Y*>(call.y) + outer.y;
     if (reduced.count > 1) {
       row<F>(x, y, Many{reduced}, call.layout.n, call.layout.rows);
-    } else if (dim.x_stride == 1 && dim.y_stride == 1) {
-      row<F>(x, y, Unit(), call.layout.n, call.layout.rows);
-    } else {
+    } else if (!unit_stride(call.layout)) {
       row<F>(x, y, Strided{dim.x_stride, dim.y_stride}, call.layout.n, call.layout.rows);
+    } else if constexpr (kFast<Y>) {
+      fast_row<F>(x, y, call.layout.n, call.layout.rows, past);
+    } else {
+      row<F>(x, y, Unit(), call.layout.n, call.layout.rows);
     }
+  }
+  if (past) end_streams();
+}
+
+// Groups [begin, end) of short rows.
+template <Function F, class X, class Y>
+void some_groups(const Call& call, int64_t begin, int64_t end) {
+  const int64_t x_stride = call.layout.row_x_stride(), y_stride = call.layout.row_y_stride();
+  for (int64_t g = begin; g < end; ++g) {
+    const int64_t first = g * kGroup, left = call.layout.rows - first;
+    short_rows<F>(static_cast<const X*>(call.x) + first * x_stride, static_cast<Y*>(call.y) + first * y_stride,
+                  call.layout.n, x_stride, y_stride, left < kGroup ? left : kGroup, call.layout.rows);
   }
 }
 
@@ -34,62 +67,145 @@ void some_rows(const Call& call, int64_t begin, int64_t end) {
 template <Function F, class X, class Y>
 void some_tiles(const Call& call, int64_t begin, int64_t end) {
   Bag outer = call.layout.outer;
-  const int64_t inner = outer.dims[--outer.count].size, tiles = (inner + kTile - 1) / kTile;
+  const int64_t wide = tile_width(call.layout.n);
+  const int64_t inner = outer.dims[--outer.count].size, tiles = (inner + wide - 1) / wide;
   const Bag& reduced = call.layout.reduced;
   const Dim n = reduced.count ? reduced.dims[0] : Dim{1, 0, 0};
+  const bool past = goes_past(call);
   for (int64_t t = begin; t < end; ++t) {
     int64_t x_offset, y_offset;
     outer.offsets(t / tiles, &x_offset, &y_offset);
-    const int64_t first = t % tiles * kTile, width = inner - first < kTile ? inner - first : kTile;
-    columns<F>(static_cast<const X*>(call.x) + x_offset + first, static_cast<Y*>(call.y) + y_offset + first, n.size,
-               n.x_stride, n.y_stride, width, call.layout.rows);
+    const int64_t first = t % tiles * wide, width = inner - first < wide ? inner - first : wide;
+    const X* const x = static_cast<const X*>(call.x) + x_offset + first;
+    Y* const y = static_cast<Y*>(call.y) + y_offset + first;
+    if constexpr (kFast<Y>) {
+      fast_columns<F>(x, y, n.size, n.x_stride, n.y_stride, width, call.layout.rows, past);
+    } else {
+      for (int64_t at = 0; at < width; at += kTile) {
+        columns<F>(x + at, y + at, n.size, n.x_stride, n.y_stride, width - at < kTile ? width - at : kTile,
+                   call.layout.rows);
+      }
+    }
+  }
+  if (past) end_streams();
+}
+
+// One unit of a call of given types: begin to end of whole rows, or the states or the last steps of pieces.
+enum class Step { rows, states, merge, finish };
+struct Work {
+  Step step;
+  int64_t begin, end;
+  Piece* pieces;
+};
+
+int64_t pieces_of(const Layout& layout) { return (layout.n + kPiece - 1) / kPiece; }
+
+template <Function F, class X, class Y>
+void some_pieces(const Call& call, const Work& work) {
+  const int64_t n = call.layout.n, each = pieces_of(call.layout);
+  const bool past = goes_past(call), kept = kKeepsPieces<F, Y> && !past;
+  const Piece* const rows = work.pieces + call.layout.rows * each;
+  for (int64_t at = work.begin; at < work.end; ++at) {
+    Odometer outer(call.layout.outer, at / each);
+    const int64_t first = at % each * kPiece, count = n - first < kPiece ? n - first : kPiece;
+    const X* const x = static_cast<const X*>(call.x) + outer.x + first;
+    Y* const y = reduces(F) ? nullptr : static_cast<Y*>(call.y) + outer.y + first;
+    Piece& piece = work.pieces[at];
+    if (work.step == Step::states) {
+      float* keep = nullptr;
+      if constexpr (kKeepsPieces<F, Y>) keep = kept ? y : nullptr;
+      const State<float> state = fast_state<F, X, Y>(x, count, keep);
+      piece = {state.m, state.l.sum, state.l.rest};
+    } else if constexpr (!reduces(F)) {
+      const Piece& row = rows[at / each];
+      fast_finish<F>(x, y, count, State<float>{row.m, {row.l, row.rest}}, kept, piece.m, past);
+    }
+  }
+  if (past) end_streams();
+}
+
+// The states of rows go behind those of the pieces; a function that reduces is done then.
+template <Function F, class Y>
+void merge_pieces(const Call& call, Piece* pieces) {
+  const int64_t each = pieces_of(call.layout);
+  Piece* const rows = pieces + call.layout.rows * each;
+  Odometer outer(call.layout.outer, 0);
+  for (int64_t r = 0; r < call.layout.rows; ++r, outer.next()) {
+    State<float> state;
+    for (int64_t i = r * each; i < (r + 1) * each; ++i)
+      state = onepass::ONEPASS_ISA::merge(state, State<float>{pieces[i].m, {pieces[i].l, pieces[i].rest}});
+    rows[r] = {state.m, state.l.sum, state.l.rest};
+    if constexpr (reduces(F)) store_reduced<F>(state, static_cast<Y*>(call.y) + outer.y, call.layout.rows);
   }
 }
 
 template <Function F, class X, class Y>
-void some(const Call& call, int64_t begin, int64_t end) {
-  if (call.layout.view == View::columns) return some_tiles<F, X, Y>(call, begin, end);
-  some_rows<F, X, Y>(call, begin, end);
+void some(const Call& call, const Work& work) {
+  if constexpr (kFast<Y>) {
+    if (work.step == Step::merge) return merge_pieces<F, Y>(call, work.pieces);
+    if (work.step != Step::rows) return some_pieces<F, X, Y>(call, work);
+  }
+  if (call.layout.view == View::columns) return some_tiles<F, X, Y>(call, work.begin, work.end);
+  if constexpr (kFast<Y>) {
+    if (short_rows_of(call.layout)) return some_groups<F, X, Y>(call, work.begin, work.end);
+  }
+  some_rows<F, X, Y>(call, work.begin, work.end);
 }
 
 template <class X, class Y>
-void typed(const Call& call, int64_t begin, int64_t end) {
+void typed(const Call& call, const Work& work) {
   switch (call.function) {
-    case Function::softmax: return some<Function::softmax, X, Y>(call, begin, end);
-    case Function::log_softmax: return some<Function::log_softmax, X, Y>(call, begin, end);
-    case Function::softmin: return some<Function::softmin, X, Y>(call, begin, end);
+    case Function::softmax: return some<Function::softmax, X, Y>(call, work);
+    case Function::log_softmax: return some<Function::log_softmax, X, Y>(call, work);
+    case Function::softmin: return some<Function::softmin, X, Y>(call, work);
     case Function::logsumexp:
-      if constexpr (sizeof(X) == sizeof(Y)) some<Function::logsumexp, X, Y>(call, begin, end);
+      if constexpr (sizeof(X) == sizeof(Y)) some<Function::logsumexp, X, Y>(call, work);
       return;
     case Function::state:
-      if constexpr (sizeof(Y) == sizeof(typename Wide<X>::type)) some<Function::state, X, Y>(call, begin, end);
+      if constexpr (sizeof(Y) == sizeof(typename Wide<X>::type)) some<Function::state, X, Y>(call, work);
   }
 }
 
 template <class X, class Same>
-void from_half(const Call& call, int64_t begin, int64_t end) {
-  if (call.y_type == DType::float32) return typed<X, float>(call, begin, end);
-  typed<X, Same>(call, begin, end);
+void from_half(const Call& call, const Work& work) {
+  if (call.y_type == DType::float32) return typed<X, float>(call, work);
+  typed<X, Same>(call, work);
+}
+
+void any(const Call& call, const Work& work) {
+  switch (call.x_type) {
+    case DType::float64: return typed<double, double>(call, work);
+    case DType::float16: return from_half<float16, float16>(call, work);
+    case DType::bfloat16: return from_half<bfloat16, bfloat16>(call, work);
+    case DType::float32:
+      if (call.y_type == DType::float16) return typed<float, float16>(call, work);
+      if (call.y_type == DType::bfloat16) return typed<float, bfloat16>(call, work);
+      return typed<float, float>(call, work);
+  }
 }
 
 }  // namespace
 
-Units units(const Layout& layout) {
-  if (layout.view != View::columns) return {layout.rows, layout.n};
-  const int64_t inner = layout.outer.dims[layout.outer.count - 1].size;
-  return {layout.rows / inner * ((inner + kTile - 1) / kTile), layout.n * kTile};
+Units units(const Call& call) {
+  const Layout& layout = call.layout;
+  const bool fast = call.y_type != DType::float64;
+  if (layout.view == View::columns) {
+    const int64_t inner = layout.outer.dims[layout.outer.count - 1].size, wide = tile_width(layout.n);
+    return {layout.rows / inner * ((inner + wide - 1) / wide), layout.n * (inner < wide ? inner : wide), 0};
+  }
+  if (fast && short_rows_of(layout)) return {(layout.rows + kGroup - 1) / kGroup, layout.n * kGroup, 0};
+  if (fast && unit_stride(layout) && layout.n > kLong)
+    return {layout.rows * pieces_of(layout), kPiece, pieces_of(layout)};
+  return {layout.rows, layout.n, 0};
 }
 
-void run(const Call& call, int64_t begin, int64_t end) {
-  switch (call.x_type) {
-    case DType::float64: return typed<double, double>(call, begin, end);
-    case DType::float16: return from_half<float16, float16>(call, begin, end);
-    case DType::bfloat16: return from_half<bfloat16, bfloat16>(call, begin, end);
-    case DType::float32:
-      if (call.y_type == DType::float16) return typed<float, float16>(call, begin, end);
-      if (call.y_type == DType::bfloat16) return typed<float, bfloat16>(call, begin, end);
-      return typed<float, float>(call, begin, end);
-  }
+void run(const Call& call, int64_t begin, int64_t end) { any(call, {Step::rows, begin, end, nullptr}); }
+void states(const Call& call, Piece* pieces, int64_t begin, int64_t end) {
+  any(call, {Step::states, begin, end, pieces});
+}
+void merge(const Call& call, Piece* pieces) { any(call, {Step::merge, 0, 0, pieces}); }
+void finish(const Call& call, const Piece* pieces, int64_t begin, int64_t end) {
+  any(call, {Step::finish, begin, end, const_cast<Piece*>(pieces)});
 }
 
 }  // namespace onepass::ONEPASS_ISA

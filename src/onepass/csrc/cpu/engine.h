@@ -11,19 +11,30 @@ inline bool cpu_fuses(DType x, DType y) {
   return x == y || (y == DType::float32 && size_of(x) == 2) || (x == DType::float32 && size_of(y) == 2);
 }
 
-// How many units (rows, or tiles of columns) a call falls into, and how many elements a unit has.
+// How many units (rows, tiles of rows, pieces of long rows) a call falls into, and how many elements a unit has. Where
+// rows are cut into pieces, the states of all pieces come first, and are merged row by row.
 struct Units {
-  int64_t count, elements;
+  int64_t count, elements, pieces;  // pieces: of a row; 0 where a unit has whole rows
+};
+struct Piece {
+  float m;
+  double l, rest;
 };
 
 #define ONEPASS_DECLARE(isa)                              \
   namespace isa {                                         \
-  Units units(const Layout& layout);                      \
-  void run(const Call& call, int64_t begin, int64_t end); \
+  Units units(const Call& call);                                               \
+  void run(const Call& call, int64_t begin, int64_t end);                      \
+  void states(const Call& call, Piece* pieces, int64_t begin, int64_t end);    \
+  void merge(const Call& call, Piece* pieces);                                 \
+  void finish(const Call& call, const Piece* pieces, int64_t begin, int64_t end); \
   }
 ONEPASS_DECLARE(baseline)
 #ifdef ONEPASS_AVX2
 ONEPASS_DECLARE(avx2)
+#endif
+#ifdef ONEPASS_AVX512
+ONEPASS_DECLARE(avx512)
 #endif
 #undef ONEPASS_DECLARE
 

@@ -1,39 +1,61 @@
 // pick.h: the instruction set of the CPU engine, chosen once a process: the best this CPU has, or what ONEPASS_CPU
-// names
-// ("baseline", "avx2").
+// names ("baseline", "avx2", "avx512").
 #pragma once
 
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 
 #include "engine.h"
 
 namespace onepass {
 
-inline bool cpu_has_avx2() {
-#ifdef ONEPASS_AVX2
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#else
-  return false;
-#endif
-}
+struct CpuEngine {
+  const char* isa;
+  bool (*works)();
+  Units (*units)(const Call&);
+  void (*run)(const Call&, int64_t, int64_t);
+  void (*states)(const Call&, Piece*, int64_t, int64_t);
+  void (*merge)(const Call&, Piece*);
+  void (*finish)(const Call&, const Piece*, int64_t, int64_t);
+};
 
-inline const char* cpu_isa() {
-  static const char* const chosen = [] {
+#define ONEPASS_ENGINE(isa, works) {#isa, works, isa::units, isa::run, isa::states, isa::merge, isa::finish}
+inline const CpuEngine kCpuEngines[] = {  // the best first
+#ifdef ONEPASS_AVX512
+    ONEPASS_ENGINE(avx512,
+                   [] {
+                     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+                   }),
+#endif
+#ifdef ONEPASS_AVX2
+    ONEPASS_ENGINE(avx2,
+                   [] {
+                     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                            __builtin_cpu_supports("f16c");
+                   }),
+#endif
+    ONEPASS_ENGINE(baseline, [] { return true; }),
+};
+#undef ONEPASS_ENGINE
+
+inline const CpuEngine& cpu_engine() {
+  static const CpuEngine& chosen = []() -> const CpuEngine& {
     const char* named = std::getenv("ONEPASS_CPU");
-    if (named && std::string(named) == "baseline") return "baseline";
-    return cpu_has_avx2() ? "avx2" : "baseline";
+    for (const CpuEngine& engine : kCpuEngines) {
+      if (named && *named && engine.isa != std::string(named)) continue;
+      if (engine.works()) return engine;
+      if (named && *named) break;
+    }
+    if (!named || !*named) throw std::runtime_error("onepass: no instruction set of the CPU engine works here");
+    std::string words = "onepass: ONEPASS_CPU is an instruction set that works here (";
+    for (const CpuEngine& engine : kCpuEngines) {
+      if (engine.works()) words += std::string(words.back() == '(' ? "" : ", ") + engine.isa;
+    }
+    throw std::runtime_error(words + "), got " + named);
   }();
   return chosen;
-}
-
-using CpuRun = void (*)(const Call&, int64_t, int64_t);
-
-inline CpuRun cpu_run() {
-#ifdef ONEPASS_AVX2
-  if (std::string(cpu_isa()) == "avx2") return avx2::run;
-#endif
-  return baseline::run;
 }
 
 // Units below which a second thread does not pay.
