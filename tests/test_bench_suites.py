@@ -125,7 +125,9 @@ def test_the_table_names_a_function_once() -> None:
     assert name("N 33", "softmax") == "N 33"
 
 
-@pytest.mark.parametrize(("suite", "curve"), [("rows", True), ("few", False), ("cpu", False), ("seeds", True), ("models", False)])
+@pytest.mark.parametrize(
+    ("suite", "curve"), [("rows", True), ("few", False), ("cpu", False), ("seeds", True), ("models", False)]
+)
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_is_drawn_as_a_curve(suite: str, curve: bool, quick: bool) -> None:
     from onepass.bench.figures import _rows
