@@ -80,7 +80,7 @@ Shape any_shape(Draw& draw, Function function) {
     shape.sizes[i] = i == long_one ? length(draw) : draw.of<int64_t>({1, 2, 3, 4, 5, 8, 17, 65});
     shape.reduced[i] = plain ? i == long_one : draw.one_in(2);
   }
-  if (plain && draw.one_in(30)) shape.sizes[long_one] = 60000 + draw.upto(40000);
+  if (plain && draw.one_in(15)) shape.sizes[long_one] = 60000 + draw.upto(40000);
   for (int i = 0; shape.numel() > kMost && i < shape.rank; ++i) {
     if (i != long_one) shape.sizes[i] = 1 + draw.upto(1);
   }
@@ -104,7 +104,17 @@ Shape any_shape(Draw& draw, Function function) {
   return shape;
 }
 
+// Contiguous, and more than what goes past the caches.
+Shape huge_shape(Draw& draw, Function function) {
+  const int64_t n = draw.of<int64_t>({33, 781, 4096, 70001, 2200000}), rows = 2200000 / n;
+  Shape shape = {2, {rows, n}, {n, 1}, {n, 1}, {false, true}};
+  if (draw.one_in(3)) std::swap(shape.reduced[0], shape.reduced[1]);
+  for (int i = 0; i < 2 && reduces(function); ++i) shape.y[i] = !shape.reduced[i];
+  return shape;
+}
+
 Shape shape_of(Draw& draw, Function function) {
+  if (draw.one_in(400)) return huge_shape(draw, function);
   for (;;) {
     const Shape shape = any_shape(draw, function);
     if (shape.reach(shape.x) <= kReach && shape.reach(shape.y) <= kReach) return shape;
@@ -140,25 +150,33 @@ std::vector<std::pair<int64_t, int64_t>> places(const Shape& shape, bool reduced
 
 struct Driver {
   Draw draw;
-  CpuRun run = cpu_run();
+  const CpuEngine& engine = cpu_engine();
   Island x_island, y_island;
   std::string plant;
   int64_t planted = 0;
 
   int64_t lead() { return draw.one_in(2) ? 0 : draw.upto(16); }
 
-  // As ops.cpp cuts a call for torch's threads, but into any pieces, in any order.
-  void in_pieces(const Call& call) {
-    const int64_t count = baseline::units(call.layout).count;
-    std::vector<int64_t> cuts = {0, count};
-    for (int64_t i = draw.upto(5); i > 0; --i) cuts.push_back(draw.upto(count));
-    std::sort(cuts.begin(), cuts.end());
-    std::vector<size_t> order(cuts.size() - 1);
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), draw.engine);
-    for (size_t i : order) {
-      if (cuts[i] < cuts[i + 1]) run(call, cuts[i], cuts[i + 1]);
-    }
+  // A call as ops.cpp makes it, but cut into any parts, in any order; or `whole`.
+  void make(const Call& call, bool whole) {
+    const Units units = engine.units(call);
+    const auto parallel = [&](auto&& work) {
+      std::vector<int64_t> cuts = {0, units.count};
+      for (int64_t i = whole ? 0 : draw.upto(5); i > 0; --i) cuts.push_back(draw.upto(units.count));
+      std::sort(cuts.begin(), cuts.end());
+      std::vector<size_t> order(cuts.size() - 1);
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), draw.engine);
+      for (size_t i : order) {
+        if (cuts[i] < cuts[i + 1]) work(cuts[i], cuts[i + 1]);
+      }
+    };
+    if (!units.pieces) return parallel([&](int64_t begin, int64_t end) { engine.run(call, begin, end); });
+    std::vector<Piece> pieces(size_t(units.count + units.count / units.pieces));
+    parallel([&](int64_t begin, int64_t end) { engine.states(call, pieces.data(), begin, end); });
+    engine.merge(call, pieces.data());
+    if (call.reduces()) return;
+    parallel([&](int64_t begin, int64_t end) { engine.finish(call, pieces.data(), begin, end); });
   }
 
   template <class X, class Y>
@@ -187,7 +205,7 @@ struct Driver {
     const Layout layout = flat ? contiguous_layout(shape.sizes[0], shape.sizes[1], reduced)
                                : make_layout(shape.rank, shape.sizes, shape.x, shape.y, shape.reduced, reduced);
     const Call call = {function, x_type, y_type, x.data, y, layout};
-    in_pieces(call);
+    make(call, false);
     if (plant == "read") planted += reinterpret_cast<const volatile uint8_t*>(x.data)[x_reach * int64_t(sizeof(X))];
     if (plant == "page") planted += unseen(x.data + x_reach);
     if (plant == "value") y[rows.back().second] = rounded<Y>(0.123);
@@ -218,7 +236,7 @@ struct Driver {
     if (in_place) std::copy(given.begin(), given.end(), x.data);
     const std::vector<Y> first = in_place ? std::vector<Y>() : std::vector<Y>(y, y + y_reach);
     if (in_place || !draw.one_in(3)) return true;
-    run(call, 0, baseline::units(layout).count);
+    make(call, true);
     return !std::memcmp(first.data(), y, first.size() * sizeof(Y)) ||
            told(call, shape, "in one piece it has other bits");
   }
@@ -229,7 +247,7 @@ struct Driver {
     std::snprintf(text, sizeof text, "element %zu of a row%s: got %.9g, want %.9g within %.3g", i,
                   second ? " (sum)" : "", double(wide(got)), double(want.value(i, second)),
                   double(want.limit(i, second)));
-    return told(call, shape, text);
+    return told(call, shape, text + ("; the row begins with " + want.begin()));
   }
 
   bool told(const Call& call, const Shape& shape, const std::string& what) {
@@ -273,7 +291,8 @@ int main(int count, char** arguments) {
   driver.plant = count > 3 ? arguments[3] : "";
   const int64_t calls = std::stoll(arguments[2]);
   for (int64_t i = 0; i < calls; ++i) {
-    if (!driver.any()) return std::printf("%s: call %ld of seed %s is wrong\n", cpu_isa(), long(i), arguments[1]), 1;
+    if (!driver.any())
+      return std::printf("%s: call %ld of seed %s is wrong\n", driver.engine.isa, long(i), arguments[1]), 1;
   }
-  std::printf("%s %ld\n", cpu_isa(), long(calls));
+  std::printf("%s %ld\n", driver.engine.isa, long(calls));
 }

@@ -27,7 +27,7 @@ namespace {
 // Pages that may be touched between two that may not.
 class Island {
  public:
-  static constexpr int64_t kBytes = 4 << 20;
+  static constexpr int64_t kBytes = 32 << 20;
   uint8_t* begin;
 
   Island() {
@@ -148,6 +148,13 @@ class Row {
     }
     s_ = std::isinf(m_) ? 0 : m_;
     for (const Real v : x_) l_ += std::exp(v - s_);
+  }
+
+  // Its first elements, for a message.
+  std::string begin() const {
+    std::string text;
+    for (size_t i = 0; i < x_.size() && i < 8; ++i) text += (i ? ", " : "") + std::to_string(double(x_[i]));
+    return text;
   }
 
   // Of element i; of a state the maximum or, `second`, the sum.
