@@ -1,5 +1,6 @@
 # make setup   .venv with everything in it, onepass built        make bench   the main job: check and race the softmax of here
 # make test    all tests                                         make lint    ruff, mypy, clang-format
+# make sanitize   the C++ that needs no GPU, built with AddressSanitizer and UndefinedBehaviorSanitizer, over random calls
 PYTHON ?= python3
 TORCH ?= 2.13.0
 RESULTS ?= build/bench
@@ -9,7 +10,7 @@ BIN := .venv/bin
 NATIVE := setup.py pyproject.toml $(shell find src/onepass -name '*.cpp' -o -name '*.h')
 CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: setup bench test lint format clean
+.PHONY: setup bench test sanitize lint format clean
 setup: .venv/.ready
 
 .venv/.ready: scripts/make_venv.py $(NATIVE)
@@ -23,6 +24,9 @@ bench: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS)
+
+sanitize:
+	$(PYTHON) scripts/sanitize.py
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from bench_support import measured
+from onepass import native
 from onepass.bench import environment, results
 from onepass.bench.results import Results, ResultsError, Row
 
@@ -87,6 +90,16 @@ def test_rows_hold_what_was_measured(made: Results) -> None:
     assert all(r.copy_fraction == 1.0 for r in copies_)
     maps = next(r for r in made.rows if r.case == "maps")
     assert (maps.shape, maps.strides, maps.dim) == ([1, 5, 4, 4], [80, 16, 4, 1], 1)
+
+
+def test_the_environment_names_the_processor_and_the_instruction_set(made: Results) -> None:
+    at = made.environment
+    assert at["cpu"] == at["device"] == environment.cpu_name()
+    assert at["isa"] == native.status("isa")
+    script = "from onepass.bench.environment import environment as e; print(e('cpu')['isa'])"
+    forced = {**os.environ, "ONEPASS_CPU": "baseline"}
+    done = subprocess.run([sys.executable, "-c", script], env=forced, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "baseline"
 
 
 def test_a_file_is_read_back_as_it_was(made: Results, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The suites `rows` and `few`: what they hold, how many rows a dtype makes, and what of them a run takes."""
+"""The suites `rows`, `few` and `cpu`: what they hold, how many rows a dtype makes, and what of them a run takes."""
 
 from dataclasses import replace
 from math import prod
@@ -10,6 +10,7 @@ from bench_support import CASE, CPU
 from onepass.bench.cases import CPU_FILL, FILL, ITEMSIZE, REDUCED, ROWS, Case
 from onepass.bench.check import WHOLE, Checker, reference_bytes
 from onepass.bench.command import Choices, select
+from onepass.bench.entrants import Onepass, Torch
 from onepass.bench.results import Row
 from onepass.bench.table import lines
 from onepass.bench.work import make
@@ -73,14 +74,39 @@ def test_few_has_its_shapes() -> None:
     assert found == {"float32": [*shapes, (1, 268435456)], "bfloat16": shapes}
 
 
-@pytest.mark.parametrize("suite", ["rows", "few"])
+def test_cpu_has_its_shapes() -> None:
+    rows = [(4096, 64), (4096, 781), (4096, 1024), (4096, 4096), (512, 8192), (64, 50257), (8, 151936)]
+    rows += [(1, 1048576), (1, 16777216), (1048576, 16), (65536, 33)]
+    other = [((16, 21, 256, 256), 1), ((64, 4096, 256), 1), ((1024, 4096), 0)]
+    for dtype in ("float32", "bfloat16", "float16"):
+        own = [c for c, d in pairs("cpu", CPU) if d == dtype]
+        found = [(c.shape, c.dim) for c in own if c.function == "softmax"]
+        assert found == [*((shape, -1) for shape in rows), *other]
+        reduced = [(c.shape, c.dim) for c in own if c.function == "logsumexp"]
+        assert len(reduced) >= 5
+        assert set(reduced) < set(found)
+        assert {c.direction for c in own} == {"forward"}
+        assert len({c.name for c in own}) == len(own) == len(found) + len(reduced)
+        for case in own:  # both sides of the race write into an output that is there
+            assert Onepass().takes_out(case)
+            assert Torch().takes_out(case)
+
+
+def test_a_function_asked_for_takes_each_shape_once() -> None:
+    for suite in ("rows", "cpu"):
+        shapes = [(c.shape, c.dim, d) for c, d in pairs(suite, CPU, functions=("log_softmax",))]
+        assert len(shapes) == len(set(shapes))
+        assert len(shapes) == sum(c.function == "softmax" for c, _ in pairs(suite, CPU))
+
+
+@pytest.mark.parametrize("suite", ["rows", "few", "cpu"])
 def test_the_quick_form_on_a_cpu_is_small(suite: str) -> None:
     quick = pairs(suite, CPU, quick=True)
-    assert 4 <= len(quick) <= 16
-    assert {d for _, d in quick} == {"float32", "bfloat16"}
-    assert max(prod(c.shape) * ITEMSIZE[d] for c, d in quick) <= CPU_FILL
+    assert 4 <= len(quick) <= 24
+    assert {d for _, d in quick} == {"float32", "bfloat16", "float16"} - ({"float16"} if suite != "cpu" else set())
+    assert max(prod(c.shape) * ITEMSIZE[d] for c, d in quick) <= 2 * CPU_FILL
     on_gpu = pairs(suite, CUDA, quick=True)
-    assert {(c.name, d) for c, d in quick} < {(c.name, d) for c, d in on_gpu}
+    assert {(c.name, d) for c, d in quick} <= {(c.name, d) for c, d in on_gpu}
     if suite == "rows":
         assert {c.rows() * c.row() * ITEMSIZE[d] for c, d in on_gpu if c.row() == 4096} == {FILL}
 
@@ -99,7 +125,9 @@ def test_the_table_names_a_function_once() -> None:
     assert name("N 33", "softmax") == "N 33"
 
 
-@pytest.mark.parametrize(("suite", "curve"), [("rows", True), ("few", False), ("seeds", True), ("models", False)])
+@pytest.mark.parametrize(
+    ("suite", "curve"), [("rows", True), ("few", False), ("cpu", False), ("seeds", True), ("models", False)]
+)
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_is_drawn_as_a_curve(suite: str, curve: bool, quick: bool) -> None:
     from onepass.bench.figures import _rows
@@ -120,7 +148,7 @@ def test_what_is_drawn_as_a_curve(suite: str, curve: bool, quick: bool) -> None:
 # Checks of large inputs
 
 
-@pytest.mark.parametrize("suite", ["rows", "few"])
+@pytest.mark.parametrize("suite", ["rows", "few", "cpu"])
 def test_a_check_takes_little_memory_but_for_rows_longer_than_its_sample(suite: str) -> None:
     for case, dtype in pairs(suite):
         takes = reference_bytes(case)

@@ -115,6 +115,7 @@ class Suite:
 _M = 4096  # rows of both published sweeps
 _BOTH = ("cpu", "cuda")
 _GPU = ("cuda",)
+DTYPES = ("float32", "bfloat16", "float16")  # those of the suite `cpu`
 _MODEL_DTYPES = ("bfloat16", "float32")  # what these models run in, and what their losses run in
 
 
@@ -190,6 +191,33 @@ def _few() -> Iterable[Case]:
     yield Case("few", f"1x{1 << 28}", (1, 1 << 28))  # 1 GiB of float32, the longest row by far
 
 
+# What a CPU has to do with: rows of one tile and of many blocks, rows shorter than a vector, one row for all cores, and
+# rows that lie side by side
+CPU_ROWS = (
+    *((4096, 64), (4096, 781), (4096, 1024), (4096, 4096), (512, 8192), (64, 50257), (8, 151936)),
+    *((1, 1 << 20), (1, 1 << 24), (1 << 20, 16), (65536, 33)),
+)
+CPU_OTHER = (((16, 21, 256, 256), 1), ((64, 4096, 256), 1), ((1024, 4096), 0))  # (shape, dim)
+CPU_REDUCED = ((4096, 781), (4096, 4096), (64, 50257), (1, 1 << 24), (1 << 20, 16))
+
+
+def _cpu() -> Iterable[Case]:
+    def case(shape: tuple[int, ...], dim: int, function: str, quick: bool) -> Case:
+        sizes = "x".join(map(str, shape))
+        name = f"{sizes}, dim {dim}" if dim != -1 else sizes
+        name = name if function == "softmax" else f"{function}, {name}"
+        return Case("cpu", name, shape, dim, function, dtypes=DTYPES, quick=_BOTH if quick else ())
+
+    quick = {(4096, 64), (4096, 781), (4096, 1024), (64, 50257), (1, 1 << 20), (65536, 33)}
+    for shape in CPU_ROWS:
+        yield case(shape, -1, "softmax", shape in quick)
+    for other, dim in CPU_OTHER:
+        yield case(other, dim, "softmax", other == (1024, 4096))
+    for shape in CPU_REDUCED:
+        yield case(shape, -1, "logsumexp", shape == (4096, 781))
+    yield case((1024, 4096), 0, "logsumexp", False)
+
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -202,6 +230,7 @@ SUITES: dict[str, Suite] = {
         Suite("models", "the shapes of language models, attention, routers and segmentation", tuple(_models())),
         Suite("rows", "as many rows as 1 GiB holds, N = 8 to 262144, odd lengths among them", tuple(_rows())),
         Suite("few", "1 to 64 long rows: N = 128256 to 268435456", tuple(_few())),
+        Suite("cpu", "the CPU engine: rows of 16 to 16777216, other dims, logsumexp", tuple(_cpu())),
     )
 }
 

@@ -79,8 +79,8 @@ def select(choices: Choices, device: torch.device) -> tuple[list[tuple[Case, str
             case = replace(case, function=function or case.function, direction=choices.direction or case.direction)
             for dtype in choices.dtypes or case.dtypes:
                 made = case.at(dtype, most)
-                # `rows` has some shapes for two functions, which one function for all makes one case
-                key = replace(made, name="", quick=()) if case.fill else made
+                # `rows` and `cpu` have some shapes for two functions, which one function for all makes one case
+                key = replace(made, name="", quick=()) if case.fill or choices.functions else made
                 pairs.setdefault((key, dtype), (made, dtype))
     return list(pairs.values()), text
 
@@ -193,7 +193,7 @@ def _race(runner: Runner, pairs: Sequence[tuple[Case, str]]) -> int:
 
 def _introduce(results: Results, said: Sequence[str]) -> None:
     e = results.environment
-    where = f"{e['device']}, {e['threads']} threads" if e["device_type"] == "cpu" else e["device"]
+    where = f"{e['device']}, {e['threads']} threads, {e['isa']}" if e["device_type"] == "cpu" else e["device"]
     print(f"onepass {e['onepass']}, torch {e['torch']}, on {where}", *said, sep="\n")
     if e["device_type"] == "cpu" and e["load"] is not None and e["load"] > 0.5:
         print(f"  this machine is busy (a load of {e['load']} before the run): times on the CPU will be too long")

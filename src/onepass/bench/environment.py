@@ -36,6 +36,7 @@ def environment(device: str) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
+        "isa": isa(),
         "platform": platform.platform(),
         "sources": sources_hash(),
         "load": load(),
@@ -91,6 +92,16 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def isa() -> str | None:
+    """The instruction set that the CPU engine takes here ("baseline", "avx2"), or None without the native core."""
+    from onepass import native
+
+    try:
+        return native.status("isa")
+    except RuntimeError:
+        return None
 
 
 def load() -> float | None:
