@@ -10,7 +10,7 @@
 namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kWidest = 256;  // rows of a tile
-constexpr int64_t kShort = 32;    // elements of a row that is taken in a tile of neighbours
+constexpr int64_t kShort = 64;    // elements of a row that is taken in a tile of neighbours
 
 // Rows of a tile of rows of n elements: as many as fit the buffer, where that is worth a cache line or more.
 inline int64_t tile_width(int64_t n) {
@@ -25,17 +25,16 @@ struct Tile {
   typedef typename Exponential<Y>::type E;
   int64_t n, width;
   alignas(64) Floats m[kWidest / kWidth];
-  alignas(64) Floats l[kWidest / kWidth];
-  alignas(64) Floats rest[kWidest / kWidth];
+  alignas(64) Sums l[kWidest / kWidth];
   bool odd = false;  // has it a row whose maximum is infinite?
 
   int64_t vectors() const { return (width + kWidth - 1) / kWidth; }
-  static Floats finite(Floats m) { return m - m == Floats{} ? m : Floats{}; }
+  static ONEPASS_INLINE Floats finite(Floats m) { return m - m == Floats{} ? m : Floats{}; }
 
   template <class Load, class Keep>
   void state(int64_t block, Load load, Keep keep) {
     const int64_t count = vectors();
-    for (int64_t v = 0; v < count; ++v) m[v] = all(-kInf<float>), l[v] = rest[v] = Floats{};
+    for (int64_t v = 0; v < count; ++v) m[v] = all(-kInf<float>), l[v] = {};
     for (int64_t first = 0; first < n; first += block) {
       const int64_t end = first + block < n ? first + block : n;
       Floats before[kWidest / kWidth];
@@ -43,25 +42,28 @@ struct Tile {
       for (int64_t i = first; i < end; ++i) {
         for (int64_t v = 0; v < count; ++v) m[v] = larger(load(i, v), m[v]);
       }
-      Floats part[kWidest / kWidth] = {};
       E minus[kWidest / kWidth];
-      for (int64_t v = 0; v < count; ++v) minus[v] = E(finite(m[v]));
-      for (int64_t i = first; i < end; ++i) {
-        for (int64_t v = 0; v < count; ++v) {
-          const Floats e = minus[v](load(i, v));
-          keep(i, v, e);
-          part[v] += e;
-        }
-      }
       for (int64_t v = 0; v < count; ++v) {
+        minus[v] = E(finite(m[v]));
         if (first > 0) {
           const Floats scale = Precise(finite(m[v]))(before[v]) * kDrop;
-          l[v] *= scale, rest[v] *= scale;
+          l[v].sum *= scale, l[v].rest *= scale;
         }
-        // What the addition rounds off is kept beside it (Knuth's TwoSum).
-        const Floats sum = l[v] + part[v], of = sum - l[v];
-        rest[v] += (l[v] - (sum - of)) + (part[v] - of);
-        l[v] = sum;
+      }
+      const auto next = [&](int64_t i, int64_t v) __attribute__((always_inline)) {
+        const Floats e = minus[v](load(i, v));
+        keep(i, v, e);
+        return e;
+      };
+      int64_t i = first;
+      for (; i + 4 <= end; i += 4) {
+        for (int64_t v = 0; v < count; ++v) {
+          const Floats a = next(i, v), b = next(i + 1, v), c = next(i + 2, v), d = next(i + 3, v);
+          l[v].add((a + b) + (c + d));
+        }
+      }
+      for (; i < end; ++i) {
+        for (int64_t v = 0; v < count; ++v) l[v].add(next(i, v));
       }
     }
     Ints infinite{};
@@ -73,25 +75,32 @@ struct Tile {
   }
   // Of row j. The sums are lifted, as exponentials are.
   double sum(int64_t j) const {
-    return (double(l[j / kWidth][j % kWidth]) + double(rest[j / kWidth][j % kWidth])) * double(kDrop);
+    const Sums& of = l[j / kWidth];
+    return (double(of.sum[j % kWidth]) + double(of.rest[j % kWidth])) * double(kDrop);
   }
-  // What the last step takes, in the place of the sums: 1 / l in two floats, or log(l).
+  // What the last step takes, in the place of the sums: 1 / l, or log(l).
   void last() {
     for (int64_t v = 0; v < vectors(); ++v) {
+      Floats& high = l[v].sum;
+      Floats& low = l[v].rest;
       if constexpr (F == Function::log_softmax) {
-        for (int k = 0; k < kWidth; ++k) l[v][k] = float(std::log(sum(v * kWidth + k)));
+        for (int k = 0; k < kWidth; ++k) {
+          const double value = std::log(sum(v * kWidth + k));
+          high[k] = float(value), low[k] = float(value - double(float(value)));
+        }
       } else {
-        const Floats inverse = 1.0f / (l[v] + rest[v]);
-        rest[v] = ((1.0f - l[v] * inverse) - rest[v] * inverse) * inverse;
-        l[v] = inverse;
+        const Floats inverse = 1.0f / (high + low);
+        low = ((1.0f - high * inverse) - low * inverse) * inverse;
+        high = inverse;
       }
-      const Floats undefined = (m[v] - m[v]) * 0.0f;  // torch: NaN for a row whose maximum is infinite
-      l[v] += undefined;
+      high += (m[v] - m[v]) * 0.0f;  // torch: NaN for a row whose maximum is infinite
     }
   }
-  Floats from_exp(int64_t v, Floats e) const { return sizeof(Y) == 2 ? e * l[v] : e * l[v] + e * rest[v]; }
-  Floats result(int64_t v, Floats x) const {
-    return F == Function::log_softmax ? (x - m[v]) - l[v] : from_exp(v, E(finite(m[v]))(x));
+  ONEPASS_INLINE Floats from_exp(int64_t v, Floats e) const {
+    return sizeof(Y) == 2 ? e * l[v].sum : e * l[v].sum + e * l[v].rest;
+  }
+  ONEPASS_INLINE Floats result(int64_t v, Floats x) const {
+    return F == Function::log_softmax ? log_of(x, m[v], l[v].sum, l[v].rest) : from_exp(v, E(finite(m[v]))(x));
   }
 };
 
@@ -101,7 +110,7 @@ void fast_columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_strid
                   bool past) {
   const int64_t whole = width / kWidth;
   const float fill = F == Function::softmin ? kInf<float> : -kInf<float>;
-  const auto load = [&](int64_t i, int64_t v) {
+  const auto load = [&](int64_t i, int64_t v) __attribute__((always_inline)) {
     const X* const at = x + i * x_stride + v * kWidth;
     return Row<F, X, Y>::value(v < whole ? load_vector(at) : load_part(at, width - v * kWidth, fill));
   };
@@ -149,8 +158,17 @@ template <Function F, class X, class Y>
 void short_rows(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t count, int64_t plane) {
   constexpr int64_t kRows = 64, kAcross = kRows / kWidth;
   alignas(64) float values[kShort * kRows];
+  alignas(64) float row_by_row[kShort * kRows];  // as they lie in the tensors: types are converted here
+  const bool one = x_stride == n;
+  for (int64_t j = 0; j < (one ? 1 : count); ++j) {
+    const Row<F, X, Y> from = {x + j * x_stride, one ? count * n : n};
+    float* const to = row_by_row + j * n;
+    int64_t i = 0;
+    for (; i + kWidth <= from.n; i += kWidth) store_vector(to + i, from.at(i));
+    if (i < from.n) store_part(to + i, from.n - i, from.part(i, from.n - i));
+  }
   for (int64_t j = 0; j < count; ++j) {
-    for (int64_t i = 0; i < n; ++i) values[i * kRows + j] = load<F, Y>(x[j * x_stride + i]);
+    for (int64_t i = 0; i < n; ++i) values[i * kRows + j] = row_by_row[j * n + i];
   }
   for (int64_t j = count; j < kRows; ++j) {
     for (int64_t i = 0; i < n; ++i) values[i * kRows + j] = 0;
@@ -158,7 +176,7 @@ void short_rows(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride,
   const auto at = [&](int64_t i, int64_t v) { return values + i * kRows + v * kWidth; };
   Tile<F, Y> tile;
   tile.n = n, tile.width = count;
-  const auto load_kept = [&](int64_t i, int64_t v) { return load_vector(at(i, v)); };
+  const auto load_kept = [&](int64_t i, int64_t v) __attribute__((always_inline)) { return load_vector(at(i, v)); };
   if constexpr (F == Function::log_softmax || reduces(F)) {
     tile.state(n, load_kept, [](int64_t, int64_t, Floats) {});
   } else {
@@ -184,7 +202,16 @@ void short_rows(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride,
     }
   }
   for (int64_t j = 0; j < count; ++j) {
-    for (int64_t i = 0; i < n; ++i) y[j * y_stride + i] = Narrow<Y>::from(values[i * kRows + j]);
+    for (int64_t i = 0; i < n; ++i) row_by_row[j * n + i] = values[i * kRows + j];
+  }
+  const bool packed = y_stride == n;
+  for (int64_t j = 0; j < (packed ? 1 : count); ++j) {
+    const float* const from = row_by_row + j * n;
+    Y* const to = y + j * y_stride;
+    const int64_t length = packed ? count * n : n;
+    int64_t i = 0;
+    for (; i + kWidth <= length; i += kWidth) store_vector<true>(to + i, load_vector(from + i));
+    if (i < length) store_part<true>(to + i, length - i, load_part(from + i, length - i, 0));
   }
 }
 

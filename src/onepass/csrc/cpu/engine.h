@@ -21,12 +21,12 @@ struct Piece {
   double l, rest;
 };
 
-#define ONEPASS_DECLARE(isa)                              \
-  namespace isa {                                         \
-  Units units(const Call& call);                                               \
-  void run(const Call& call, int64_t begin, int64_t end);                      \
-  void states(const Call& call, Piece* pieces, int64_t begin, int64_t end);    \
-  void merge(const Call& call, Piece* pieces);                                 \
+#define ONEPASS_DECLARE(isa)                                                      \
+  namespace isa {                                                                 \
+  Units units(const Call& call);                                                  \
+  void run(const Call& call, int64_t begin, int64_t end);                         \
+  void states(const Call& call, Piece* pieces, int64_t begin, int64_t end);       \
+  void merge(const Call& call, Piece* pieces);                                    \
   void finish(const Call& call, const Piece* pieces, int64_t begin, int64_t end); \
   }
 ONEPASS_DECLARE(baseline)

@@ -47,7 +47,7 @@ inline double exp_minus(double x, double s) {
   const double d = x - s, back = d - x;
   const double rest = (x - (d - back)) - (s + back);
   const double e = std::exp(d);
-  return std::isfinite(d) ? e + e * rest : e;
+  return std::isfinite(d) && std::isfinite(e) ? e + e * rest : e;
 }
 
 }  // namespace onepass::ONEPASS_ISA

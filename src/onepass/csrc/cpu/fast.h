@@ -1,7 +1,8 @@
 // fast.h: rows of unit stride in floats (rows.h has all others, and doubles).
 //
-//   a row that fits a core's cache, one pass over memory:  maximum -> exponentials, kept, and their sum -> scale -> store
-//   a longer one, in pieces of a fixed length:             a state each, block by block, merged; then finish -> store
+//   a row that fits a core's cache, one pass over memory:  maximum -> exponentials, kept, and their sum -> scale ->
+//   store a longer one, in pieces of a fixed length:             a state each, block by block, merged; then finish ->
+//   store
 //
 // Exponentials are kept in the output itself, or in a buffer on the stack where the output is to go past the cache.
 #pragma once
@@ -11,10 +12,10 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kKept = 16384;   // floats of the buffer: 64 KB, an eighth of a small L2 cache
-constexpr int64_t kLong = 65536;   // elements of the longest row that is not cut into pieces
-constexpr int64_t kPiece = 8192;   // elements of a piece
-constexpr int64_t kLine = 64;      // bytes; a line of which a row has a part does not go past the cache
+constexpr int64_t kKept = 16384;  // floats of the buffer: 64 KB, an eighth of a small L2 cache
+constexpr int64_t kLong = 65536;  // elements of the longest row that is not cut into pieces
+constexpr int64_t kPiece = 8192;  // elements of a piece
+constexpr int64_t kLine = 64;     // bytes; a line of which a row has a part does not go past the cache
 constexpr int64_t kStep = 4 * kWidth;
 
 // Does `whole(i)` for every vector of n elements, by fours, and `part(i, count)` for what is left.
@@ -34,7 +35,7 @@ struct Row {
   int64_t n;
 
   // What an element is to the function. (Where Y is narrower than X, torch rounds the input to Y first.)
-  static Floats value(Floats v) {
+  static ONEPASS_INLINE Floats value(Floats v) {
     if constexpr (!kWidens<X, Y>) {
       Y rounded[kWidth];
       store_vector<true>(rounded, v);
@@ -42,7 +43,7 @@ struct Row {
     }
     return F == Function::softmin ? -v : v;
   }
-  Floats at(int64_t i) const { return value(load_vector(x + i)); }
+  ONEPASS_INLINE Floats at(int64_t i) const { return value(load_vector(x + i)); }
   Floats part(int64_t i, int64_t count) const {
     return value(load_part(x + i, count, F == Function::softmin ? kInf<float> : -kInf<float>));
   }
@@ -50,41 +51,36 @@ struct Row {
   float maximum() const {
     Floats m[4] = {all(-kInf<float>), all(-kInf<float>), all(-kInf<float>), all(-kInf<float>)};
     for_vectors(
-        n, [&](int64_t i, int lane) { m[lane] = larger(at(i), m[lane]); },
+        n, [&](int64_t i, int lane) __attribute__((always_inline)) { m[lane] = larger(at(i), m[lane]); },
         [&](int64_t i, int64_t count) { m[0] = larger(part(i, count), m[0]); });
     return maximum_of(larger(larger(m[0], m[1]), larger(m[2], m[3])));
   }
 
-  // The sum of the exponentials relative to m, which `keep(i, e)` has, times 2^64. In floats for 2048
-  // elements at a time, on 4 vectors of lanes each of which so adds up 64 at most; then in double.
+  // The sum of the exponentials relative to m, which `keep(i, e)` has, times 2^64. Four are added up in plain floats:
+  // an eighth that is much smaller than the first would always be rounded the same way.
   template <class Keep, class KeepPart>
   double sum(float m, Keep keep, KeepPart keep_part) const {
-    constexpr int64_t kTogether = 2048;
     const typename Exponential<Y>::type exponential(m);
-    double total = 0;
-    for (int64_t first = 0; first < n; first += kTogether) {
-      Floats a{}, b{}, c{}, d{};
-      const int64_t end = first + kTogether < n ? first + kTogether : n;
-      const auto next = [&](int64_t i, Floats& l) {
-        const Floats e = exponential(at(i));
-        keep(i, e);
-        l += e;
-      };
-      int64_t i = first;
-      for (; i + kStep <= end; i += kStep) {
-        // What comes behind the row is fetched meanwhile: no row's first pass should wait for memory.
-        for (int64_t line = 0; line < kStep; line += 64 / int64_t(sizeof(X))) __builtin_prefetch(x + n + i + line);
-        next(i, a), next(i + kWidth, b), next(i + 2 * kWidth, c), next(i + 3 * kWidth, d);
-      }
-      for (; i + kWidth <= end; i += kWidth) next(i, a);
-      if (i < end) {
-        const Floats e = exponential(part(i, end - i));
-        keep_part(i, end - i, e);
-        b += e;
-      }
-      total += sum_of((a + b) + (c + d));
+    Sums total;
+    const auto next = [&](int64_t i) __attribute__((always_inline)) {
+      const Floats e = exponential(at(i));
+      keep(i, e);
+      return e;
+    };
+    int64_t i = 0;
+    for (; i + kStep <= n; i += kStep) {
+      // What comes behind the row is fetched meanwhile: no row's first pass should wait for memory.
+      for (int64_t line = 0; line < kStep; line += 64 / int64_t(sizeof(X))) __builtin_prefetch(x + n + i + line);
+      const Floats a = next(i), b = next(i + kWidth), c = next(i + 2 * kWidth), d = next(i + 3 * kWidth);
+      total.add((a + b) + (c + d));
     }
-    return total;
+    for (; i + kWidth <= n; i += kWidth) total.add(next(i));
+    if (i < n) {
+      const Floats e = exponential(part(i, n - i));
+      keep_part(i, n - i, e);
+      total.add(e);
+    }
+    return total.total();
   }
   double sum(float m) const {
     return sum(m, [](int64_t, Floats) {}, [](int64_t, int64_t, Floats) {});
@@ -103,21 +99,26 @@ inline void store_row(Y* y, int64_t n, bool past, Result result, Part part) {
   if (i < n) store_part(y + i, n - i, part(i, n - i));
 }
 
-// What the last step takes: 1 / l, in two floats, or log(l).
+// (x - m) - log(l), with what x - m was rounded by (Knuth's TwoSum), unless that is infinite.
+ONEPASS_INLINE Floats log_of(Floats x, Floats m, Floats high, Floats low) {
+  const Floats d = x - m, back = d - x, rest = (x - (d - back)) - (m + back);
+  return (d - high) + ((rest == rest ? rest : Floats{}) - low);
+}
+
+// What the last step takes: m, and in two floats 1 / l or log(l).
 struct Last {
   Floats m, high, low;
 
   template <Function F>
   static Last of(float m, double l) {
-    if constexpr (F == Function::log_softmax) return {all(m), all(float(std::log(l))), all(0)};
-    const double inverse = double(kDrop) / l;
-    return {all(m), all(float(inverse)), all(float(inverse - double(float(inverse))))};
+    const double value = F == Function::log_softmax ? std::log(l) : double(kDrop) / l;
+    return {all(m), all(float(value)), all(float(value - double(float(value))))};
   }
-  Floats scale(Floats e) const { return e * high + e * low; }
-  Floats log(Floats x) const { return (x - m) - high; }
+  ONEPASS_INLINE Floats scale(Floats e) const { return e * high + e * low; }
+  ONEPASS_INLINE Floats log(Floats x) const { return log_of(x, m, high, low); }
 };
 template <class Y>
-inline Floats scaled(const Last& last, Floats e) {
+ONEPASS_INLINE Floats scaled(const Last& last, Floats e) {
   return sizeof(Y) == 2 ? e * last.high : last.scale(e);
 }
 
@@ -132,11 +133,11 @@ void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
   if (std::isnan(l)) return fill_nan(y, row.n);
   const Last last = Last::of<F>(m, l);
   const typename Exponential<Y>::type exponential(m);
-  const auto result = [&](Floats v) {
+  const auto result = [&](Floats v) __attribute__((always_inline)) {
     return F == Function::log_softmax ? last.log(v) : scaled<Y>(last, exponential(v));
   };
   store_row(
-      y, row.n, past, [&](int64_t i) { return result(row.at(i)); },
+      y, row.n, past, [&](int64_t i) __attribute__((always_inline)) { return result(row.at(i)); },
       [&](int64_t i, int64_t count) { return result(row.part(i, count)); });
 }
 
@@ -158,12 +159,12 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
     }
     if (e == kept && n > kKept) return finish_again(row, y, m, row.sum(m) * kDrop, past);
     const double l = row.sum(
-        m, [=](int64_t i, Floats v) { store_vector(e + i, v); },
+        m, [=](int64_t i, Floats v) __attribute__((always_inline)) { store_vector(e + i, v); },
         [=](int64_t i, int64_t count, Floats v) { store_part(e + i, count, v); });
     if (std::isnan(l)) return fill_nan(y, n);
     const Last last = Last::of<F>(m, l * kDrop);
     store_row(
-        y, n, past, [&](int64_t i) { return scaled<Y>(last, load_vector(e + i)); },
+        y, n, past, [&](int64_t i) __attribute__((always_inline)) { return scaled<Y>(last, load_vector(e + i)); },
         [&](int64_t i, int64_t count) { return scaled<Y>(last, load_part(e + i, count, 0)); });
   }
 }
@@ -205,7 +206,7 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
       Last last = Last::of<F>(row.m, 1 / scale);
       if (scale == 0) last.high = last.low = all(0);
       return store_row(
-          y, n, past, [&](int64_t i) { return last.scale(load_vector(y + i)); },
+          y, n, past, [&](int64_t i) __attribute__((always_inline)) { return last.scale(load_vector(y + i)); },
           [&](int64_t i, int64_t count) { return last.scale(load_part(y + i, count, 0)); });
     }
   }

@@ -21,7 +21,8 @@ struct CpuEngine {
 };
 
 #define ONEPASS_ENGINE(isa, works) {#isa, works, isa::units, isa::run, isa::states, isa::merge, isa::finish}
-inline const CpuEngine kCpuEngines[] = {  // the best first
+inline const CpuEngine kCpuEngines[] = {
+// the best first
 #ifdef ONEPASS_AVX512
     ONEPASS_ENGINE(avx512,
                    [] {

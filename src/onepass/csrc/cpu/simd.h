@@ -22,15 +22,18 @@ constexpr int kWidth = 8;
 constexpr int kWidth = 4;
 #endif
 
+// What the innermost loops call: left to itself the compiler stops inlining where there are many of them.
+#define ONEPASS_INLINE inline __attribute__((always_inline))
+
 typedef float Floats __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
 
-inline Floats all(float v) { return v - Floats{}; }
+ONEPASS_INLINE Floats all(float v) { return v - Floats{}; }
 
 // The larger of each two; of a NaN and something, `b`. One instruction, of which the compiler makes two.
-inline Floats larger(Floats a, Floats b) {
+ONEPASS_INLINE Floats larger(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return Floats(_mm512_max_ps(__m512(a), __m512(b)));
 #elif defined(__AVX__)
@@ -43,21 +46,21 @@ inline Floats larger(Floats a, Floats b) {
 }
 
 template <class T>
-inline Floats load_vector(const T* from);
+ONEPASS_INLINE Floats load_vector(const T* from);
 template <>
-inline Floats load_vector(const float* from) {
+ONEPASS_INLINE Floats load_vector(const float* from) {
   Floats v;
   std::memcpy(&v, from, sizeof v);
   return v;
 }
 template <>
-inline Floats load_vector(const bfloat16* from) {
+ONEPASS_INLINE Floats load_vector(const bfloat16* from) {
   Halves h;
   std::memcpy(&h, from, sizeof h);
   return Floats(__builtin_convertvector(h, Words) << 16);
 }
 template <>
-inline Floats load_vector(const float16* from) {
+ONEPASS_INLINE Floats load_vector(const float16* from) {
 #if defined(__AVX512F__)
   return Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 #elif defined(__F16C__)
@@ -75,12 +78,12 @@ struct Packed;
 template <bool AnyNan>
 struct Packed<float, AnyNan> {
   typedef Floats type;
-  static type of(Floats v) { return v; }
+  static ONEPASS_INLINE type of(Floats v) { return v; }
 };
 template <bool AnyNan>
 struct Packed<bfloat16, AnyNan> {
   typedef Halves type;
-  static type of(Floats v) {
+  static ONEPASS_INLINE type of(Floats v) {
     const Words bits = Words(v), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
     if (!AnyNan) return __builtin_convertvector(rounded, Halves);
     return __builtin_convertvector(v != v ? Words{} + 0x7fc0 : rounded, Halves);
@@ -89,7 +92,7 @@ struct Packed<bfloat16, AnyNan> {
 template <bool AnyNan>
 struct Packed<float16, AnyNan> {
   typedef Halves type;
-  static type of(Floats v) {
+  static ONEPASS_INLINE type of(Floats v) {
 #if defined(__AVX512F__)
     return Halves(_mm512_cvtps_ph(__m512(v), _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
@@ -108,7 +111,7 @@ struct Packed<float16, AnyNan> {
 };
 
 template <bool AnyNan = false, class T>
-inline void store_vector(T* to, Floats v) {
+ONEPASS_INLINE void store_vector(T* to, Floats v) {
   const typename Packed<T>::type made = Packed<T, AnyNan>::of(v);
   std::memcpy(to, &made, sizeof made);
 }
@@ -122,7 +125,7 @@ constexpr bool kStreams =
 
 // Past the cache; `to` is aligned to the vector.
 template <bool AnyNan = false, class T>
-inline void stream_vector(T* to, Floats v) {
+ONEPASS_INLINE void stream_vector(T* to, Floats v) {
 #if defined(__AVX__)
   const typename Packed<T>::type made = Packed<T, AnyNan>::of(v);
   if constexpr (sizeof made == 64) {
@@ -140,14 +143,14 @@ inline void stream_vector(T* to, Floats v) {
 }
 
 // What is streamed is seen by other threads.
-inline void end_streams() {
+ONEPASS_INLINE void end_streams() {
 #if defined(__AVX__)
   _mm_sfence();
 #endif
 }
 
 // Fewer bytes than a vector has, in pieces whose sizes are powers of two.
-inline void copy_bytes(void* to, const void* from, int64_t bytes) {
+ONEPASS_INLINE void copy_bytes(void* to, const void* from, int64_t bytes) {
   char* t = static_cast<char*>(to);
   const char* f = static_cast<const char*>(from);
   const auto piece = [&](auto size) {
@@ -161,7 +164,7 @@ inline void copy_bytes(void* to, const void* from, int64_t bytes) {
 alignas(64) inline constexpr int32_t kMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
 
 // Ones in the first `count` lanes.
-inline Ints first_lanes(int64_t count) {
+ONEPASS_INLINE Ints first_lanes(int64_t count) {
   Ints mask;
   std::memcpy(&mask, kMask + 16 - count, sizeof mask);
   return mask;
@@ -169,7 +172,7 @@ inline Ints first_lanes(int64_t count) {
 
 // The first `count` elements; `fill` stands for those beyond.
 template <class T>
-inline Floats load_part(const T* from, int64_t count, float fill) {
+ONEPASS_INLINE Floats load_part(const T* from, int64_t count, float fill) {
   const Ints mask = first_lanes(count);
 #if defined(__AVX__) && !defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float>) {
@@ -182,7 +185,7 @@ inline Floats load_part(const T* from, int64_t count, float fill) {
   return mask ? load_vector(whole) : all(fill);
 }
 template <bool AnyNan = false, class T>
-inline void store_part(T* to, int64_t count, Floats v) {
+ONEPASS_INLINE void store_part(T* to, int64_t count, Floats v) {
 #if defined(__AVX__) && !defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(to, __m256i(first_lanes(count)), __m256(v));
 #endif
@@ -193,7 +196,7 @@ inline void store_part(T* to, int64_t count, Floats v) {
 
 // Each lane with another: half a vector, a quarter, ... away.
 template <class Merge>
-inline float across(Floats v, Merge merge) {
+ONEPASS_INLINE float across(Floats v, Merge merge) {
 #if defined(__AVX512F__)
   v = merge(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
   v = merge(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
@@ -209,30 +212,44 @@ inline float across(Floats v, Merge merge) {
 #endif
   return v[0];
 }
-inline float maximum_of(Floats v) { return across(v, larger); }
-inline double sum_of(Floats v) {
-  return double(across(v, [](Floats a, Floats b) { return a + b; }));
-}
+ONEPASS_INLINE float maximum_of(Floats v) { return across(v, larger); }
+
+// A sum, and what its additions rounded off (Knuth's TwoSum).
+struct Sums {
+  Floats sum{}, rest{};
+  ONEPASS_INLINE void add(Floats e) {
+    const Floats next = sum + e, part = next - sum;
+    rest += (sum - (next - part)) + (e - part);
+    sum = next;
+  }
+  double total() const {
+    typedef double Doubles __attribute__((vector_size(8 * kWidth)));
+    const Doubles wide = __builtin_convertvector(sum, Doubles) + __builtin_convertvector(rest, Doubles);
+    double all = 0;
+    for (int i = 0; i < kWidth; i += 4) all += (wide[i] + wide[i + 1]) + (wide[i + 2] + wide[i + 3]);
+    return all;
+  }
+};
 
 // Exponentials come times 2^64: 2^k is then never subnormal, and what they are multiplied by in the end brings them
 // back, rounding once. For x <= 0, -inf, or NaN.
 constexpr float kLift = 18446744073709551616.0f, kDrop = 1 / kLift;
 
-inline Floats lifted_power(Floats p, Floats shifted) {
+ONEPASS_INLINE Floats lifted_power(Floats p, Floats shifted) {
   return p * Floats((Ints(shifted) + (127 + 64)) << 23);  // the low bits of `shifted` are k
 }
 
 constexpr float kLog2e = 1.44269502f;
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
 
-// Good to 1 ulp. With a multiply-add: x * log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error is
-// 2^-28. Without: as in exp.h, where no product is rounded that counts.
+// Good to 1 ulp. With a multiply-add: x * log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error
+// is 2^-28. Without: as in exp.h, where no product is rounded that counts.
 struct Precise {
   Floats minus;
   Precise() = default;
   explicit Precise(float m) : minus(all(m)) {}
   explicit Precise(Floats m) : minus(m) {}
-  Floats operator()(Floats x) const {
+  ONEPASS_INLINE Floats operator()(Floats x) const {
     const Floats v = larger(all(-104.0f), x - minus);  // and a NaN stays one
     const Floats shifted = v * kLog2e + kMagic, k = shifted - kMagic;
 #if defined(__FMA__)
@@ -262,7 +279,7 @@ struct Coarse {
   Coarse() = default;
   explicit Coarse(float m) : minus(all(m)) {}
   explicit Coarse(Floats m) : minus(m) {}
-  Floats operator()(Floats x) const {
+  ONEPASS_INLINE Floats operator()(Floats x) const {
     const Floats t = larger(all(-150.0f), (x - minus) * kLog2e);
     const Floats shifted = t + kMagic, f = t - (shifted - kMagic);
     Floats p = f * 0.00958277683f + 0.0559072132f;
