@@ -25,8 +25,9 @@ bench: setup
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS)
 
-sanitize:
+sanitize: setup
 	$(PYTHON) scripts/sanitize.py
+	ONEPASS_SANITIZE=1 $(BIN)/python -m pytest tests/test_sanitize.py
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """The CPU engine under AddressSanitizer and UndefinedBehaviorSanitizer, shortly; `make sanitize` is the long form."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ def sanitize(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.skipif("ONEPASS_SANITIZE" not in os.environ, reason="minutes of compiling: `make sanitize` runs it")
 @pytest.mark.skipif(not sanitizers(), reason="g++ has no libasan or libubsan here")
 def test_every_instruction_set_stays_in_its_memory_and_planted_faults_are_found():
     """One test, so that the programs are built once."""

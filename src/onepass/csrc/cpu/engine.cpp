@@ -18,7 +18,7 @@ bool unit_stride(const Layout& layout) {
   return reduced.count == 0 || (reduced.count == 1 && reduced.dims[0].x_stride == 1 && reduced.dims[0].y_stride == 1);
 }
 bool short_rows_of(const Layout& layout) {
-  return layout.view == View::rows && layout.outer.count == 1 &&
+  return layout.view == View::rows &&
          (layout.n <= kShort / 2 || (layout.n < kShort && layout.n % 16));
 }
 bool goes_past(const Call& call) {
