@@ -116,6 +116,12 @@ def tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
             yield spelled[::-1] if k % 2 else spelled
 
 
+def some_tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
+    """Each dim alone, all but one, and all: enough where a face of a kernel that saw every set is interpreted."""
+    rank = max(x.dim(), 1)
+    yield from (dims for dims in tuples(x) if len(dims) in (1, rank - 1, rank))
+
+
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
