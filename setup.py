@@ -30,7 +30,9 @@ SETS = {"baseline": []}
 if platform.machine() in ("x86_64", "AMD64"):
     SETS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     SETS["avx512"] = [*SETS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unknown-pragmas"]
+# The CPU engine's steps are written in the order in which they are to be issued.
+AS_WRITTEN = ["-fno-schedule-insns2"]
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]  # what vectors of exp need; NaN and inf stay exact
 FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # the stable ABI of torch 2.10
 
@@ -45,7 +47,7 @@ class BuildNative(build_ext):
         objects = Path(self.build_temp)
         jobs = [(name, objects / (name.replace("/", "-") + ".o"), []) for name in PLAIN]
         for isa, flags in SETS.items():
-            jobs.append(("cpu/engine.cpp", objects / f"cpu-{isa}.o", [f"-DONEPASS_ISA={isa}", *flags]))
+            jobs.append(("cpu/engine.cpp", objects / f"cpu-{isa}.o", [f"-DONEPASS_ISA={isa}", *flags, *AS_WRITTEN]))
         compiler = [*shlex.split(os.environ.get("CXX", "g++")), *FLAGS]
         compiler += [f"-DONEPASS_{isa.upper()}" for isa in SETS]
         compiler += [word for path in include_paths() for word in ("-isystem", path)]

@@ -1,218 +1,256 @@
-// aside.h: rows that lie side by side, or are short, in floats: a tile of them goes together, one row a lane.
+// aside.h: rows that lie side by side, in floats, one row a lane. They go in groups of 32, and neighbouring groups in a
+// tile, so that what is read and written in one go is long.
 //
-//   a tile that fits:  maximum over n -> exponentials, kept, and their sum -> scale -> store
-//   a longer one:      an online state a row, block by block; then finish -> store
+//   a tile that fits the second cache:  copied, group by group maximum -> exponentials and their sum; scale -> store
+//   a longer one:                       an online state, block by block; then finish -> store
+//
+// The copy matters: rows a power of two apart push each other out of the caches that they are read from.
 #pragma once
 
 #include "columns.h"
 #include "fast.h"
+#include "scratch.h"
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kWidest = 256;  // rows of a tile
-constexpr int64_t kShort = 64;    // elements of a row that is taken in a tile of neighbours
+constexpr int kAside = 32;  // rows of a group: a cache line of half types, two of floats
+constexpr int64_t kTileWidest = 256;
 
-// Rows of a tile of rows of n elements: as many as fit the buffer, where that is worth a cache line or more.
+// Rows of a tile of rows of n elements.
 inline int64_t tile_width(int64_t n) {
-  const int64_t fit = kKept / (n > 0 ? n : 1) / 64 * 64;
-  return fit < 64 || fit > kWidest ? kWidest : fit;
+  const int64_t fit = kScratch / (n > 0 ? n : 1) / kAside * kAside;
+  return fit < kAside || fit > kTileWidest ? kTileWidest : fit;
 }
 
-// A tile of `width` rows of n elements; element i of row j is load(i, j), as a vector of neighbours. `keep` and `kept`
-// hold exponentials where all fit. What is left of the last vector beyond `width` is computed like the rest.
-template <Function F, class Y>
+template <Function F, class X, class Y>
 struct Tile {
+  typedef Row<F, X, Y> Element;
   typedef typename Exponential<Y>::type E;
-  int64_t n, width;
-  alignas(64) Floats m[kWidest / kWidth];
-  alignas(64) Sums l[kWidest / kWidth];
-  bool odd = false;  // has it a row whose maximum is infinite?
+  static constexpr int V = kAside / kWidth, kGroups = int(kTileWidest / kAside);
+  static constexpr bool kSplit = !reduces(F) && Element::kSplit;
+  const X* x;
+  Y* y;
+  int64_t n, x_stride, y_stride, width;
+  Floats m[kGroups][V];
+  Sums l[kGroups][V];
 
-  int64_t vectors() const { return (width + kWidth - 1) / kWidth; }
-  static ONEPASS_INLINE Floats finite(Floats m) { return m - m == Floats{} ? m : Floats{}; }
-
-  template <class Load, class Keep>
-  void state(int64_t block, Load load, Keep keep) {
-    const int64_t count = vectors();
-    for (int64_t v = 0; v < count; ++v) m[v] = all(-kInf<float>), l[v] = {};
-    for (int64_t first = 0; first < n; first += block) {
-      const int64_t end = first + block < n ? first + block : n;
-      Floats before[kWidest / kWidth];
-      for (int64_t v = 0; v < count; ++v) before[v] = m[v];
-      for (int64_t i = first; i < end; ++i) {
-        for (int64_t v = 0; v < count; ++v) m[v] = larger(load(i, v), m[v]);
-      }
-      E minus[kWidest / kWidth];
-      for (int64_t v = 0; v < count; ++v) {
-        minus[v] = E(finite(m[v]));
-        if (first > 0) {
-          const Floats scale = Precise(finite(m[v]))(before[v]) * kDrop;
-          l[v].sum *= scale, l[v].rest *= scale;
-        }
-      }
-      const auto next = [&](int64_t i, int64_t v) __attribute__((always_inline)) {
-        const Floats e = minus[v](load(i, v));
-        keep(i, v, e);
-        return e;
-      };
-      int64_t i = first;
-      for (; i + 4 <= end; i += 4) {
-        for (int64_t v = 0; v < count; ++v) {
-          const Floats a = next(i, v), b = next(i + 1, v), c = next(i + 2, v), d = next(i + 3, v);
-          l[v].add((a + b) + (c + d));
-        }
-      }
-      for (; i < end; ++i) {
-        for (int64_t v = 0; v < count; ++v) l[v].add(next(i, v));
-      }
-    }
-    Ints infinite{};
-    for (int64_t v = 0; v < count; ++v) {
-      const Ints here = width - v * kWidth < kWidth ? first_lanes(width - v * kWidth) : ~Ints{};
-      infinite |= here & ~(m[v] - m[v] == Floats{});
-    }
-    for (int k = 0; k < kWidth; ++k) odd |= infinite[k] != 0;
-  }
-  // Of row j. The sums are lifted, as exponentials are.
-  double sum(int64_t j) const {
-    const Sums& of = l[j / kWidth];
-    return (double(of.sum[j % kWidth]) + double(of.rest[j % kWidth])) * double(kDrop);
-  }
-  // What the last step takes, in the place of the sums: 1 / l, or log(l).
-  void last() {
-    for (int64_t v = 0; v < vectors(); ++v) {
-      Floats& high = l[v].sum;
-      Floats& low = l[v].rest;
-      if constexpr (F == Function::log_softmax) {
-        for (int k = 0; k < kWidth; ++k) {
-          const double value = std::log(sum(v * kWidth + k));
-          high[k] = float(value), low[k] = float(value - double(float(value)));
+  // The elements of a group at x, and its results. `count`: rows of it that there are; as a constant, kAside.
+  template <class Count>
+  static ONEPASS_INLINE void load(const X* from, Count count, Floats (&v)[V]) {
+    for (int k = 0; k < V; k += 2) {
+      if constexpr (std::is_same_v<Count, int64_t>) {
+        for (int j = k; j < k + 2; ++j) {
+          const int64_t left = count - j * kWidth;
+          v[j] = left >= kWidth ? load_vector(from + j * kWidth)
+                                : load_part(from + j * kWidth, left > 0 ? left : 0, Element::kFill);
         }
       } else {
-        const Floats inverse = 1.0f / (high + low);
-        low = ((1.0f - high * inverse) - low * inverse) * inverse;
-        high = inverse;
+        load_two<kSplit>(from + k * kWidth, v[k], v[k + 1]);
       }
-      high += (m[v] - m[v]) * 0.0f;  // torch: NaN for a row whose maximum is infinite
+    }
+    for (Floats& each : v) each = Element::value(each);
+  }
+  template <bool Past, class Count>
+  static ONEPASS_INLINE void store(Y* to, Count count, const Floats (&v)[V]) {
+    for (int k = 0; k < V; k += 2) {
+      if constexpr (std::is_same_v<Count, int64_t>) {
+        for (int j = k; j < k + 2; ++j) {
+          const int64_t left = count - j * kWidth;
+          if (left >= kWidth) {
+            store_vector(to + j * kWidth, v[j]);
+          } else if (left > 0) {
+            store_part(to + j * kWidth, left, v[j]);
+          }
+        }
+      } else if constexpr (Past) {
+        stream_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
+      } else {
+        store_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
+      }
     }
   }
-  ONEPASS_INLINE Floats from_exp(int64_t v, Floats e) const {
-    return sizeof(Y) == 2 ? e * l[v].sum : e * l[v].sum + e * l[v].rest;
+  // Does `work(group, count)` for the groups in order.
+  template <class Work>
+  ONEPASS_INLINE void for_groups(Work work) const {
+    int64_t g = 0;
+    for (; (g + 1) * kAside <= width; ++g) work(g, std::integral_constant<int, kAside>());
+    if (g * kAside < width) work(g, int64_t(width - g * kAside));
   }
-  ONEPASS_INLINE Floats result(int64_t v, Floats x) const {
-    return F == Function::log_softmax ? log_of(x, m[v], l[v].sum, l[v].rest) : from_exp(v, E(finite(m[v]))(x));
+
+  static ONEPASS_INLINE Floats finite(Floats m) { return m - m == Floats{} ? m : Floats{}; }
+
+  // Elements [first, first + count) of all rows, group behind group.
+  void copy(int64_t first, int64_t count, float* kept) const {
+    for (int64_t i = 0; i < count; ++i) {
+      for_groups([&](int64_t g, auto rows) __attribute__((always_inline)) {
+        Floats v[V];
+        load(x + (first + i) * x_stride + g * kAside, rows, v);
+        for (int k = 0; k < V; ++k) store_vector(kept + (g * count + i) * kAside + k * kWidth, v[k]);
+      });
+    }
+  }
+
+  // The state of a group's copied elements, which their exponentials may take the places of. What comes behind a low
+  // tile is fetched meanwhile.
+  template <bool Exponentials>
+  void state(float* kept, int64_t count, const X* next_tile, Floats (&m)[V], Sums (&l)[V]) const {
+    for (Floats& each : m) each = all(-kInf<float>);
+    for (int64_t i = 0; i < count; ++i) {
+      for (int k = 0; k < V; ++k) m[k] = larger(load_vector(kept + i * kAside + k * kWidth), m[k]);
+    }
+    const bool fetch = count <= 64;  // a taller tile would push out what is at work
+    for (int k = 0; k < V; ++k) {
+      const Floats top = finite(m[k]);
+      LiftedSums sum;
+      float* const at = kept + k * kWidth;
+      const auto next = [&](int64_t i, auto& e) __attribute__((always_inline)) {
+        constexpr int kMany = sizeof e / sizeof(Floats);
+        for (int j = 0; j < kMany; ++j) {
+          if (fetch && k * kWidth * int64_t(sizeof(X)) % kLine == 0) {
+            __builtin_prefetch(next_tile + (i + j) * x_stride + k * kWidth);
+          }
+          e[j] = load_vector(at + (i + j) * kAside) - top;
+        }
+        E::of(e);
+        if constexpr (Exponentials) {
+          for (int j = 0; j < kMany; ++j) store_vector(at + (i + j) * kAside, e[j]);
+        }
+      };
+      int64_t i = 0;
+      for (; i + 4 <= count; i += 4) {
+        Floats e[4];
+        next(i, e);
+        sum.add((e[0] + e[1]) + (e[2] + e[3]));
+      }
+      for (; i < count; ++i) {
+        Floats e[1];
+        next(i, e);
+        sum.add(e[0]);
+      }
+      l[k] = sum.sums();
+    }
+  }
+
+  // The states of all rows, of blocks that fit. True: that was one, and is in `kept`.
+  bool states(float* kept) {
+    const int64_t groups = (width + kAside - 1) / kAside, most = kScratch / (groups * kAside);
+    for (int64_t first = 0; first < n; first += most) {
+      const int64_t count = n - first < most ? n - first : most;
+      copy(first, count, kept);
+      for (int64_t g = 0; g < groups; ++g) {
+        float* const at = kept + g * count * kAside;
+        const X* const next = x + first * x_stride + width + g * kAside;
+        if (first == 0) {
+          state<!reduces(F) && F != Function::log_softmax>(at, count, next, m[g], l[g]);
+        } else {
+          Floats block_m[V];
+          Sums block_l[V];
+          state<false>(at, count, next, block_m, block_l);
+          for (int k = 0; k < V; ++k) merge(m[g][k], l[g][k], block_m[k], block_l[k]);
+        }
+      }
+    }
+    return n <= most;
+  }
+  static void merge(Floats& m, Sums& l, Floats with_m, const Sums& with_l) {
+    const Floats top = larger(m, with_m), shared = finite(top);
+    Floats scale[2] = {m - shared, with_m - shared};
+    Precise::of(scale);
+    const Floats old = scale[0] * kDrop, now = scale[1] * kDrop;
+    l.sum *= old, l.rest *= old;
+    l.add(with_l.sum * now);
+    l.rest += with_l.rest * now;
+    m = top;
+  }
+
+  // What the last step takes, in the place of the sums: 1 / l, or log(l). True: a row is to be NaN.
+  bool last() {
+    Floats undefined{};
+    for_groups([&](int64_t g, auto) {
+      for (int k = 0; k < V; ++k) {
+        Floats& high = l[g][k].sum;
+        Floats& low = l[g][k].rest;
+        if constexpr (F == Function::log_softmax) {
+          high *= kDrop, low *= kDrop;
+          const Pair log = log_in_two(l[g][k]);
+          high = log.high, low = log.low;
+        } else {
+          const Doubles inverse = 1.0 / (widened(high) + widened(low));
+          high = narrowed(inverse);
+          low = narrowed(inverse - widened(high));
+        }
+        high += (m[g][k] - m[g][k]) * 0.0f;  // torch: NaN for a row whose maximum is infinite
+        undefined = high == high ? undefined : all(1);
+      }
+    });
+    return maximum_of(undefined) > 0;
+  }
+
+  // The last step; of what was kept, if `Keeps`. `Nan`: there may be some, with any 32 bits.
+  template <bool Keeps, bool Past, bool Nan>
+  void finish(const float* kept) const {
+    for (int64_t i = 0; i < n; ++i) {
+      for_groups([&](int64_t g, auto rows) __attribute__((always_inline)) {
+        Floats v[V];
+        if constexpr (Keeps) {
+          for (int k = 0; k < V; ++k) v[k] = load_vector(kept + (g * n + i) * kAside + k * kWidth);
+        } else {
+          load(x + i * x_stride + g * kAside, rows, v);
+        }
+        if constexpr (!Keeps && F != Function::log_softmax) {
+          for (int k = 0; k < V; ++k) v[k] -= finite(m[g][k]);
+          E::of(v);
+        }
+        for (int k = 0; k < V; ++k) {
+          const Sums& of = l[g][k];
+          if constexpr (F == Function::log_softmax) {
+            v[k] = log_of(v[k], m[g][k], of.sum, of.rest);
+          } else {
+            v[k] = sizeof(Y) == 2 ? v[k] * of.sum : v[k] * of.sum + v[k] * of.rest;
+          }
+          if constexpr (Nan) v[k] = v[k] == v[k] ? v[k] : all(std::numeric_limits<float>::quiet_NaN());
+        }
+        store<Past>(y + i * y_stride + g * kAside, rows, v);
+      });
+    }
+  }
+  template <bool Keeps>
+  void finish(const float* kept, bool past) {
+    const bool nan = last();
+    const bool lines = uintptr_t(y) % kLine == 0 && y_stride * int64_t(sizeof(Y)) % kLine == 0;
+    if (nan) return finish<Keeps, false, true>(kept);
+    if (past && lines) return finish<Keeps, true, false>(kept);
+    finish<Keeps, false, false>(kept);
+  }
+
+  void run(int64_t plane, bool past) {
+    float* const kept = scratch();
+    const bool whole = states(kept);
+    if constexpr (reduces(F)) {
+      for (int64_t j = 0; j < width; ++j) {
+        const int64_t g = j / kAside, k = j % kAside / kWidth, lane = j % kWidth;
+        const double sum = (double(l[g][k].sum[lane]) + double(l[g][k].rest[lane])) * double(kDrop);
+        if (std::isfinite(m[g][k][lane])) {
+          store_reduced<F>(State<float>{m[g][k][lane], {sum, 0}}, y + j, plane);
+        } else {
+          columns<F>(x + j, y + j, n, x_stride, y_stride, 1, plane);
+        }
+      }
+    } else if (whole) {
+      finish<true>(kept, past);
+    } else {
+      finish<false>(nullptr, past);
+    }
   }
 };
 
-// Rows side by side: x and y at the first element of the first row of the tile.
+// Rows side by side, kTileWidest at most: x and y at the first element of the first of them.
 template <Function F, class X, class Y>
 void fast_columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t width, int64_t plane,
                   bool past) {
-  const int64_t whole = width / kWidth;
-  const float fill = F == Function::softmin ? kInf<float> : -kInf<float>;
-  const auto load = [&](int64_t i, int64_t v) __attribute__((always_inline)) {
-    const X* const at = x + i * x_stride + v * kWidth;
-    return Row<F, X, Y>::value(v < whole ? load_vector(at) : load_part(at, width - v * kWidth, fill));
-  };
-  Tile<F, Y> tile;
-  tile.n = n, tile.width = width;
-  const int64_t count = tile.vectors();
-  const bool fits = n * count * kWidth <= kKept && F != Function::log_softmax && !reduces(F);
-  alignas(64) Floats kept[kKept / kWidth];
-  const int64_t block = n * count * kWidth <= kKept ? n : kKept / (count * kWidth);
-  if (fits) {
-    tile.state(block, load, [&](int64_t i, int64_t v, Floats e) { kept[i * count + v] = e; });
-  } else {
-    tile.state(block, load, [](int64_t, int64_t, Floats) {});
-  }
-  if constexpr (reduces(F)) {
-    for (int64_t j = 0; j < width; ++j) {
-      const float m = tile.m[j / kWidth][j % kWidth];
-      if (std::isfinite(m))
-        store_reduced<F>(State<float>{m, {tile.sum(j), 0}}, y + j, plane);
-      else
-        columns<F>(x + j, y + j, n, x_stride, y_stride, 1, plane);
-    }
-    return;
-  }
-  tile.last();
-  for (int64_t i = 0; i < n; ++i) {
-    Y* const to = y + i * y_stride;
-    const bool aligned = past && uintptr_t(to) % sizeof(typename Packed<Y>::type) == 0;
-    for (int64_t v = 0; v < whole; ++v) {
-      const Floats made = fits ? tile.from_exp(v, kept[i * count + v]) : tile.result(v, load(i, v));
-      if (aligned)
-        stream_vector<true>(to + v * kWidth, made);
-      else
-        store_vector<true>(to + v * kWidth, made);
-    }
-    if (whole < count) {
-      const Floats made = fits ? tile.from_exp(whole, kept[i * count + whole]) : tile.result(whole, load(i, whole));
-      store_part(to + whole * kWidth, width - whole * kWidth, made);
-    }
-  }
-}
-
-// Short rows, one after another at a stride: `count` of them, 64 at most.
-template <Function F, class X, class Y>
-void short_rows(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t count, int64_t plane) {
-  constexpr int64_t kRows = 64, kAcross = kRows / kWidth;
-  alignas(64) float values[kShort * kRows];
-  alignas(64) float row_by_row[kShort * kRows];  // as they lie in the tensors: types are converted here
-  const bool one = x_stride == n;
-  for (int64_t j = 0; j < (one ? 1 : count); ++j) {
-    const Row<F, X, Y> from = {x + j * x_stride, one ? count * n : n};
-    float* const to = row_by_row + j * n;
-    int64_t i = 0;
-    for (; i + kWidth <= from.n; i += kWidth) store_vector(to + i, from.at(i));
-    if (i < from.n) store_part(to + i, from.n - i, from.part(i, from.n - i));
-  }
-  for (int64_t j = 0; j < count; ++j) {
-    for (int64_t i = 0; i < n; ++i) values[i * kRows + j] = row_by_row[j * n + i];
-  }
-  for (int64_t j = count; j < kRows; ++j) {
-    for (int64_t i = 0; i < n; ++i) values[i * kRows + j] = 0;
-  }
-  const auto at = [&](int64_t i, int64_t v) { return values + i * kRows + v * kWidth; };
-  Tile<F, Y> tile;
-  tile.n = n, tile.width = count;
-  const auto load_kept = [&](int64_t i, int64_t v) __attribute__((always_inline)) { return load_vector(at(i, v)); };
-  if constexpr (F == Function::log_softmax || reduces(F)) {
-    tile.state(n, load_kept, [](int64_t, int64_t, Floats) {});
-  } else {
-    tile.state(n, load_kept, [&](int64_t i, int64_t v, Floats e) { store_vector(at(i, v), e); });
-  }
-  const auto generic = [&](int64_t j) {
-    return tile.odd && !std::isfinite(tile.m[j / kWidth][j % kWidth]) &&
-           (row<F>(x + j * x_stride, y + j * y_stride, Unit(), n, plane), true);
-  };
-  if constexpr (reduces(F)) {
-    for (int64_t j = 0; j < count; ++j) {
-      if (!generic(j)) {
-        store_reduced<F>(State<float>{tile.m[j / kWidth][j % kWidth], {tile.sum(j), 0}}, y + j * y_stride, plane);
-      }
-    }
-    return;
-  }
-  tile.last();
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t v = 0; v < kAcross && v < tile.vectors(); ++v) {
-      const Floats now = load_kept(i, v);
-      store_vector(at(i, v), F == Function::log_softmax ? tile.result(v, now) : tile.from_exp(v, now));
-    }
-  }
-  for (int64_t j = 0; j < count; ++j) {
-    for (int64_t i = 0; i < n; ++i) row_by_row[j * n + i] = values[i * kRows + j];
-  }
-  const bool packed = y_stride == n;
-  for (int64_t j = 0; j < (packed ? 1 : count); ++j) {
-    const float* const from = row_by_row + j * n;
-    Y* const to = y + j * y_stride;
-    const int64_t length = packed ? count * n : n;
-    int64_t i = 0;
-    for (; i + kWidth <= length; i += kWidth) store_vector<true>(to + i, load_vector(from + i));
-    if (i < length) store_part<true>(to + i, length - i, load_part(from + i, length - i, 0));
-  }
+  Tile<F, X, Y> tile;
+  tile.x = x, tile.y = y, tile.n = n, tile.x_stride = x_stride, tile.y_stride = y_stride, tile.width = width;
+  tile.run(plane, past);
 }
 
 }  // namespace onepass::ONEPASS_ISA

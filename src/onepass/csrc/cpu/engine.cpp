@@ -5,6 +5,7 @@
 #include "engine.h"
 
 #include "aside.h"
+#include "short.h"
 
 namespace onepass::ONEPASS_ISA {
 
@@ -17,10 +18,7 @@ bool unit_stride(const Layout& layout) {
   const Bag& reduced = layout.reduced;
   return reduced.count == 0 || (reduced.count == 1 && reduced.dims[0].x_stride == 1 && reduced.dims[0].y_stride == 1);
 }
-bool short_rows_of(const Layout& layout) {
-  return layout.view == View::rows &&
-         (layout.n <= kShort / 2 || (layout.n < kShort && layout.n % 16));
-}
+bool short_rows_of(const Layout& layout) { return layout.view == View::rows && layout.n <= kShort; }
 bool goes_past(const Call& call) {
   return kStreams && !call.reduces() && call.x != call.y &&
          call.layout.rows * call.layout.n * size_of(call.y_type) >= kPast;
@@ -52,15 +50,17 @@ void some_rows(const Call& call, int64_t begin, int64_t end) {
   if (past) end_streams();
 }
 
-// Groups [begin, end) of short rows.
+// Units [begin, end) of short rows.
 template <Function F, class X, class Y>
 void some_groups(const Call& call, int64_t begin, int64_t end) {
-  const int64_t x_stride = call.layout.row_x_stride(), y_stride = call.layout.row_y_stride();
+  const Layout& layout = call.layout;
+  const bool past = goes_past(call);
   for (int64_t g = begin; g < end; ++g) {
-    const int64_t first = g * kGroup, left = call.layout.rows - first;
-    short_rows<F>(static_cast<const X*>(call.x) + first * x_stride, static_cast<Y*>(call.y) + first * y_stride,
-                  call.layout.n, x_stride, y_stride, left < kGroup ? left : kGroup, call.layout.rows);
+    const int64_t first = g * kGroup, left = layout.rows - first;
+    short_rows<F>(static_cast<const X*>(call.x), static_cast<Y*>(call.y), layout.n, layout.row_x_stride(),
+                  layout.row_y_stride(), first, left < kGroup ? left : kGroup, layout.rows, past);
   }
+  if (past) end_streams();
 }
 
 // Tiles [begin, end): the innermost outer dim is cut into tiles, the others are walked in order.

@@ -18,19 +18,11 @@ constexpr int64_t kPiece = 8192;  // elements of a piece
 constexpr int64_t kLine = 64;     // bytes; a line of which a row has a part does not go past the cache
 constexpr int64_t kStep = 4 * kWidth;
 
-// Does `whole(i)` for every vector of n elements, by fours, and `part(i, count)` for what is left.
-template <class Whole, class Part>
-inline void for_vectors(int64_t n, Whole whole, Part part) {
-  int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) {
-    for (int64_t v = 0; v < kStep; v += kWidth) whole(i + v, int(v / kWidth));
-  }
-  for (; i + kWidth <= n; i += kWidth) whole(i, 0);
-  if (i < n) part(i, n - i);
-}
-
 template <Function F, class X, class Y>
 struct Row {
+  typedef typename Exponential<Y>::type E;
+  static constexpr bool kSplit = std::is_same_v<X, bfloat16> && std::is_same_v<Y, bfloat16>;
+  static constexpr float kFill = F == Function::softmin ? kInf<float> : -kInf<float>;
   const X* x;
   int64_t n;
 
@@ -43,61 +35,98 @@ struct Row {
     }
     return F == Function::softmin ? -v : v;
   }
-  ONEPASS_INLINE Floats at(int64_t i) const { return value(load_vector(x + i)); }
-  Floats part(int64_t i, int64_t count) const {
-    return value(load_part(x + i, count, F == Function::softmin ? kInf<float> : -kInf<float>));
+  ONEPASS_INLINE void four(int64_t i, Floats (&v)[4]) const {
+    load_two<kSplit>(x + i, v[0], v[1]), load_two<kSplit>(x + i + 2 * kWidth, v[2], v[3]);
+    for (Floats& each : v) each = value(each);
   }
+  ONEPASS_INLINE Floats one(int64_t i) const { return value(load_vector(x + i)); }
+  Floats part(int64_t i, int64_t count) const { return value(load_part(x + i, count, kFill)); }
 
   float maximum() const {
     Floats m[4] = {all(-kInf<float>), all(-kInf<float>), all(-kInf<float>), all(-kInf<float>)};
-    for_vectors(
-        n, [&](int64_t i, int lane) __attribute__((always_inline)) { m[lane] = larger(at(i), m[lane]); },
-        [&](int64_t i, int64_t count) { m[0] = larger(part(i, count), m[0]); });
+    int64_t i = 0;
+    for (; i + kStep <= n; i += kStep) {
+      Floats v[4];
+      four(i, v);
+      for (int k = 0; k < 4; ++k) m[k] = larger(v[k], m[k]);
+    }
+    for (; i + kWidth <= n; i += kWidth) m[0] = larger(one(i), m[0]);
+    if (i < n) m[1] = larger(part(i, n - i), m[1]);
     return maximum_of(larger(larger(m[0], m[1]), larger(m[2], m[3])));
   }
 
-  // The sum of the exponentials relative to m, which `keep(i, e)` has, times 2^64. Four are added up in plain floats:
-  // an eighth that is much smaller than the first would always be rounded the same way.
-  template <class Keep, class KeepPart>
-  double sum(float m, Keep keep, KeepPart keep_part) const {
-    const typename Exponential<Y>::type exponential(m);
-    Sums total;
-    const auto next = [&](int64_t i) __attribute__((always_inline)) {
-      const Floats e = exponential(at(i));
-      keep(i, e);
-      return e;
-    };
+  // The sum of the exponentials relative to m, which go to `kept`, if there is one, times 2^64. Four are added up in
+  // plain floats: an eighth that is much smaller than the first would always be rounded the same way.
+  template <bool Keeps>
+  double sum(float m, float* kept) const {
+    const Floats top = all(m);
+    LiftedSums total;
     int64_t i = 0;
     for (; i + kStep <= n; i += kStep) {
       // What comes behind the row is fetched meanwhile: no row's first pass should wait for memory.
       for (int64_t line = 0; line < kStep; line += 64 / int64_t(sizeof(X))) __builtin_prefetch(x + n + i + line);
-      const Floats a = next(i), b = next(i + kWidth), c = next(i + 2 * kWidth), d = next(i + 3 * kWidth);
-      total.add((a + b) + (c + d));
+      Floats v[4];
+      four(i, v);
+      for (Floats& each : v) each -= top;
+      E::of(v);
+      if constexpr (Keeps) {
+        for (int k = 0; k < 4; ++k) store_vector(kept + i + k * kWidth, v[k]);
+      }
+      total.add((v[0] + v[1]) + (v[2] + v[3]));
     }
-    for (; i + kWidth <= n; i += kWidth) total.add(next(i));
+    for (; i + kWidth <= n; i += kWidth) {
+      const Floats e = exponential<E>(one(i) - top);
+      if constexpr (Keeps) store_vector(kept + i, e);
+      total.add(e);
+    }
     if (i < n) {
-      const Floats e = exponential(part(i, n - i));
-      keep_part(i, n - i, e);
+      const Floats e = exponential<E>(part(i, n - i) - top);
+      if constexpr (Keeps) store_part(kept + i, n - i, e);
       total.add(e);
     }
     return total.total();
   }
-  double sum(float m) const {
-    return sum(m, [](int64_t, Floats) {}, [](int64_t, int64_t, Floats) {});
-  }
 };
 
-// Stores results that `result(i)` gives, in the cache or past it.
-template <class Y, class Result, class Part>
-inline void store_row(Y* y, int64_t n, bool past, Result result, Part part) {
+// Stores what `result(v)` makes of the vectors of a source, in the cache or past it.
+template <bool Split, class Y, class Source, class Result>
+inline void store_row(Y* y, int64_t n, bool past, const Source& source, Result result) {
   int64_t i = 0;
+  const auto fours = [&](auto store_two) __attribute__((always_inline)) {
+    for (; i + kStep <= n; i += kStep) {
+      Floats v[4];
+      source.four(i, v);
+      result(v);
+      store_two(y + i, v[0], v[1]), store_two(y + i + 2 * kWidth, v[2], v[3]);
+    }
+  };
   if (kStreams && past && uintptr_t(y) % kLine == 0 && n * int64_t(sizeof(Y)) % kLine == 0) {
-    for (; i + kWidth <= n; i += kWidth) stream_vector(y + i, result(i));
+    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { stream_two<Split>(to, a, b); });
   } else {
-    for (; i + kWidth <= n; i += kWidth) store_vector(y + i, result(i));
+    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { store_two<Split>(to, a, b); });
   }
-  if (i < n) store_part(y + i, n - i, part(i, n - i));
+  Floats v[1];
+  for (; i + kWidth <= n; i += kWidth) {
+    v[0] = source.one(i);
+    result(v);
+    store_vector(y + i, v[0]);
+  }
+  if (i < n) {
+    v[0] = source.part(i, n - i);
+    result(v);
+    store_part(y + i, n - i, v[0]);
+  }
 }
+
+// Exponentials that were kept.
+struct Kept {
+  const float* e;
+  ONEPASS_INLINE void four(int64_t i, Floats (&v)[4]) const {
+    for (int k = 0; k < 4; ++k) v[k] = load_vector(e + i + k * kWidth);
+  }
+  ONEPASS_INLINE Floats one(int64_t i) const { return load_vector(e + i); }
+  Floats part(int64_t i, int64_t count) const { return load_part(e + i, count, 0); }
+};
 
 // (x - m) - log(l), with what x - m was rounded by (Knuth's TwoSum), unless that is infinite.
 ONEPASS_INLINE Floats log_of(Floats x, Floats m, Floats high, Floats low) {
@@ -114,13 +143,16 @@ struct Last {
     const double value = F == Function::log_softmax ? std::log(l) : double(kDrop) / l;
     return {all(m), all(float(value)), all(float(value - double(float(value))))};
   }
-  ONEPASS_INLINE Floats scale(Floats e) const { return e * high + e * low; }
-  ONEPASS_INLINE Floats log(Floats x) const { return log_of(x, m, high, low); }
+  // Exponentials become results: of half types the product is rounded once, and once more.
+  template <class Y, int K>
+  ONEPASS_INLINE void scale(Floats (&e)[K]) const {
+    for (Floats& each : e) each = sizeof(Y) == 2 ? each * high : each * high + each * low;
+  }
+  template <int K>
+  ONEPASS_INLINE void log(Floats (&x)[K]) const {
+    for (Floats& each : x) each = log_of(each, m, high, low);
+  }
 };
-template <class Y>
-ONEPASS_INLINE Floats scaled(const Last& last, Floats e) {
-  return sizeof(Y) == 2 ? e * last.high : last.scale(e);
-}
 
 template <class Y>
 inline void fill_nan(Y* y, int64_t n) {
@@ -132,13 +164,15 @@ template <Function F, class X, class Y>
 void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
   if (std::isnan(l)) return fill_nan(y, row.n);
   const Last last = Last::of<F>(m, l);
-  const typename Exponential<Y>::type exponential(m);
-  const auto result = [&](Floats v) __attribute__((always_inline)) {
-    return F == Function::log_softmax ? last.log(v) : scaled<Y>(last, exponential(v));
-  };
-  store_row(
-      y, row.n, past, [&](int64_t i) __attribute__((always_inline)) { return result(row.at(i)); },
-      [&](int64_t i, int64_t count) { return result(row.part(i, count)); });
+  store_row<Row<F, X, Y>::kSplit>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
+    if constexpr (F == Function::log_softmax) {
+      last.log(v);
+    } else {
+      for (Floats& each : v) each -= last.m;
+      Exponential<Y>::type::of(v);
+      last.template scale<Y>(v);
+    }
+  });
 }
 
 // A whole row of up to kLong elements. `past`: the output goes past the cache.
@@ -148,24 +182,21 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
   const float m = row.maximum();
   if (!std::isfinite(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Unit(), n, plane);
   if constexpr (reduces(F)) {
-    return store_reduced<F>(State<float>{m, {row.sum(m) * kDrop, 0}}, y, plane);
+    return store_reduced<F>(State<float>{m, {row.template sum<false>(m, nullptr) * kDrop, 0}}, y, plane);
   } else if constexpr (F == Function::log_softmax) {
-    finish_again(row, y, m, row.sum(m) * kDrop, past);
+    finish_again(row, y, m, row.template sum<false>(m, nullptr) * kDrop, past);
   } else {
     alignas(64) float kept[kKept];
     float* e = kept;
     if constexpr (sizeof(Y) == 4) {
       if (!past || n > kKept) e = y;
     }
-    if (e == kept && n > kKept) return finish_again(row, y, m, row.sum(m) * kDrop, past);
-    const double l = row.sum(
-        m, [=](int64_t i, Floats v) __attribute__((always_inline)) { store_vector(e + i, v); },
-        [=](int64_t i, int64_t count, Floats v) { store_part(e + i, count, v); });
+    if (e == kept && n > kKept) return finish_again(row, y, m, row.template sum<false>(m, nullptr) * kDrop, past);
+    const double l = row.template sum<true>(m, e);
     if (std::isnan(l)) return fill_nan(y, n);
     const Last last = Last::of<F>(m, l * kDrop);
-    store_row(
-        y, n, past, [&](int64_t i) __attribute__((always_inline)) { return scaled<Y>(last, load_vector(e + i)); },
-        [&](int64_t i, int64_t count) { return scaled<Y>(last, load_part(e + i, count, 0)); });
+    store_row<Row<F, X, Y>::kSplit>(y, n, past, Kept{e},
+                                    [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
   }
 }
 
@@ -184,13 +215,8 @@ State<float> fast_state(const X* x, int64_t n, float* kept) {
       state.l.add(double(e));
       if (kept) kept[i] = e;
     }
-  } else if (kept) {
-    state.l.sum = piece.sum(
-        state.m, [=](int64_t i, Floats v) { store_vector(kept + i, v); },
-        [=](int64_t i, int64_t count, Floats v) { store_part(kept + i, count, v); });
-    state.l.sum *= kDrop;
   } else {
-    state.l.sum = piece.sum(state.m) * kDrop;
+    state.l.sum = (kept ? piece.template sum<true>(state.m, kept) : piece.template sum<false>(state.m, nullptr)) * kDrop;
   }
   return state;
 }
@@ -205,9 +231,8 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
       const double scale = std::isfinite(own) ? std::exp(double(own) - double(row.m)) / l : 0;
       Last last = Last::of<F>(row.m, 1 / scale);
       if (scale == 0) last.high = last.low = all(0);
-      return store_row(
-          y, n, past, [&](int64_t i) __attribute__((always_inline)) { return last.scale(load_vector(y + i)); },
-          [&](int64_t i, int64_t count) { return last.scale(load_part(y + i, count, 0)); });
+      return store_row<false>(y, n, past, Kept{y},
+                              [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
     }
   }
   finish_again(Row<F, X, Y>{x, n}, y, row.m, l, past);

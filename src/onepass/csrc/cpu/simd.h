@@ -116,6 +116,24 @@ ONEPASS_INLINE void store_vector(T* to, Floats v) {
   std::memcpy(to, &made, sizeof made);
 }
 
+// Two vectors of elements that are neighbours. Those of bfloat16 may be split as they lie in 32-bit words, the even ones
+// and the odd ones: fewer steps, and no matter where they go back the same way.
+typedef uint32_t Pairs __attribute__((vector_size(4 * kWidth)));
+template <bool Split, class T>
+ONEPASS_INLINE void load_two(const T* from, Floats& a, Floats& b) {
+  if constexpr (Split) {
+    Pairs pairs;
+    std::memcpy(&pairs, from, sizeof pairs);
+    a = Floats(pairs << 16), b = Floats(pairs & 0xffff0000u);
+  } else {
+    a = load_vector(from), b = load_vector(from + kWidth);
+  }
+}
+ONEPASS_INLINE Pairs rounded_pairs(Floats a, Floats b) {
+  const Pairs even = Pairs(a), odd = Pairs(b);
+  return ((even + 0x7fff + ((even >> 16) & 1)) >> 16) | ((odd + 0x7fff + ((odd >> 16) & 1)) & 0xffff0000u);
+}
+
 constexpr bool kStreams =
 #if defined(__AVX__)
     true;
@@ -142,6 +160,24 @@ ONEPASS_INLINE void stream_vector(T* to, Floats v) {
 #endif
 }
 
+template <bool Split, class T>
+ONEPASS_INLINE void store_two(T* to, Floats a, Floats b) {
+  if constexpr (Split) {
+    const Pairs made = rounded_pairs(a, b);
+    std::memcpy(to, &made, sizeof made);
+  } else {
+    store_vector(to, a), store_vector(to + kWidth, b);
+  }
+}
+template <bool Split, class T>
+ONEPASS_INLINE void stream_two(T* to, Floats a, Floats b) {
+  if constexpr (Split) {
+    stream_vector(reinterpret_cast<float*>(to), Floats(rounded_pairs(a, b)));
+  } else {
+    stream_vector(to, a), stream_vector(to + kWidth, b);
+  }
+}
+
 // What is streamed is seen by other threads.
 ONEPASS_INLINE void end_streams() {
 #if defined(__AVX__)
@@ -149,16 +185,20 @@ ONEPASS_INLINE void end_streams() {
 #endif
 }
 
-// Fewer bytes than a vector has, in pieces whose sizes are powers of two.
-ONEPASS_INLINE void copy_bytes(void* to, const void* from, int64_t bytes) {
-  char* t = static_cast<char*>(to);
-  const char* f = static_cast<const char*>(from);
-  const auto piece = [&](auto size) {
-    if (bytes & size) std::memcpy(t, f, size), t += size, f += size;
-  };
-  piece(std::integral_constant<int, 32>()), piece(std::integral_constant<int, 16>());
-  piece(std::integral_constant<int, 8>()), piece(std::integral_constant<int, 4>());
-  piece(std::integral_constant<int, 2>());
+// Fewer bytes than twice `Piece`, in pieces whose sizes are powers of two.
+template <int Piece>
+ONEPASS_INLINE void copy_bytes(char* to, const char* from, int64_t bytes) {
+  if constexpr (Piece >= 2) {
+    const int64_t now = bytes & Piece;
+    if (now) std::memcpy(to, from, Piece);
+    copy_bytes<Piece / 2>(to + now, from + now, bytes);
+  }
+}
+// Fewer elements than a vector has.
+template <class T>
+ONEPASS_INLINE void copy_part(T* to, const T* from, int64_t count) {
+  copy_bytes<kWidth * int(sizeof(T)) / 2>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
+                                          count * int64_t(sizeof(T)));
 }
 
 alignas(64) inline constexpr int32_t kMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
@@ -181,7 +221,7 @@ ONEPASS_INLINE Floats load_part(const T* from, int64_t count, float fill) {
   }
 #endif
   T whole[kWidth] = {};
-  copy_bytes(whole, from, count * int64_t(sizeof(T)));
+  copy_part(whole, from, count);
   return mask ? load_vector(whole) : all(fill);
 }
 template <bool AnyNan = false, class T>
@@ -191,7 +231,7 @@ ONEPASS_INLINE void store_part(T* to, int64_t count, Floats v) {
 #endif
   T whole[kWidth];
   store_vector<AnyNan>(whole, v);
-  copy_bytes(to, whole, count * int64_t(sizeof(T)));
+  copy_part(to, whole, count);
 }
 
 // Each lane with another: half a vector, a quarter, ... away.
@@ -214,6 +254,50 @@ ONEPASS_INLINE float across(Floats v, Merge merge) {
 }
 ONEPASS_INLINE float maximum_of(Floats v) { return across(v, larger); }
 
+// Of two rows' vectors, at each of the levels on which as many rows as a vector has lanes become one vector: the parts
+// that are merged next.
+struct Pair {
+  Floats low, high;
+};
+template <int Level>
+ONEPASS_INLINE Pair crossed(Floats a, Floats b) {
+#define ONEPASS_MIX(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#if defined(__AVX512F__)
+  if constexpr (Level == 0)
+    return {ONEPASS_MIX(0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29),
+            ONEPASS_MIX(2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)};
+  if constexpr (Level == 1)
+    return {ONEPASS_MIX(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+            ONEPASS_MIX(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)};
+  if constexpr (Level == 2)
+    return {ONEPASS_MIX(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+            ONEPASS_MIX(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)};
+  return {ONEPASS_MIX(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+          ONEPASS_MIX(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)};
+#elif defined(__AVX__)
+  if constexpr (Level == 0) return {ONEPASS_MIX(0, 8, 1, 9, 4, 12, 5, 13), ONEPASS_MIX(2, 10, 3, 11, 6, 14, 7, 15)};
+  if constexpr (Level == 1) return {ONEPASS_MIX(0, 1, 8, 9, 4, 5, 12, 13), ONEPASS_MIX(2, 3, 10, 11, 6, 7, 14, 15)};
+  return {ONEPASS_MIX(0, 1, 2, 3, 8, 9, 10, 11), ONEPASS_MIX(4, 5, 6, 7, 12, 13, 14, 15)};
+#else
+  if constexpr (Level == 0) return {ONEPASS_MIX(0, 4, 1, 5), ONEPASS_MIX(2, 6, 3, 7)};
+  return {ONEPASS_MIX(0, 1, 4, 5), ONEPASS_MIX(2, 3, 6, 7)};
+#endif
+#undef ONEPASS_MIX
+}
+
+// Exponentials come times 2^64: 2^k is then never subnormal, and what they are multiplied by in the end brings them
+// back, rounding once.
+constexpr float kLift = 18446744073709551616.0f, kDrop = 1 / kLift;
+
+// The values of the lanes together.
+typedef double Doubles __attribute__((vector_size(8 * kWidth)));
+ONEPASS_INLINE double total_of(Doubles wide) {
+  double all = 0;
+  for (int i = 0; i < kWidth; i += 4) all += (wide[i] + wide[i + 1]) + (wide[i + 2] + wide[i + 3]);
+  return all;
+}
+ONEPASS_INLINE Doubles widened(Floats v) { return __builtin_convertvector(v, Doubles); }
+
 // A sum, and what its additions rounded off (Knuth's TwoSum).
 struct Sums {
   Floats sum{}, rest{};
@@ -222,80 +306,188 @@ struct Sums {
     rest += (sum - (next - part)) + (e - part);
     sum = next;
   }
-  double total() const {
-    typedef double Doubles __attribute__((vector_size(8 * kWidth)));
-    const Doubles wide = __builtin_convertvector(sum, Doubles) + __builtin_convertvector(rest, Doubles);
-    double all = 0;
-    for (int i = 0; i < kWidth; i += 4) all += (wide[i] + wide[i + 1]) + (wide[i + 2] + wide[i + 3]);
-    return all;
-  }
+  double total() const { return total_of(widened(sum) + widened(rest)); }
 };
 
-// Exponentials come times 2^64: 2^k is then never subnormal, and what they are multiplied by in the end brings them
-// back, rounding once. For x <= 0, -inf, or NaN.
-constexpr float kLift = 18446744073709551616.0f, kDrop = 1 / kLift;
+ONEPASS_INLINE Floats narrowed(Doubles v) { return __builtin_convertvector(v, Floats); }
 
-ONEPASS_INLINE Floats lifted_power(Floats p, Floats shifted) {
-  return p * Floats((Ints(shifted) + (127 + 64)) << 23);  // the low bits of `shifted` are k
+// What each lane of kWidth vectors has together: of vector r in lane r.
+template <int Level = 0, int Rows>
+ONEPASS_INLINE Floats maxima_of(Floats (&rows)[Rows]) {
+  if constexpr (Rows == 1) {
+    return rows[0];
+  } else {
+    Floats next[Rows / 2];
+    for (int r = 0; r < Rows / 2; ++r) {
+      const Pair pair = crossed<Level>(rows[2 * r], rows[2 * r + 1]);
+      next[r] = larger(pair.low, pair.high);
+    }
+    return maxima_of<Level + 1>(next);
+  }
+}
+// The same of sums, and of what they were rounded by, where there is any (`Rests`).
+template <bool Rests, int Level = 0, int Rows>
+ONEPASS_INLINE Sums totals_of(Floats (&sums)[Rows], Floats (&rests)[Rows]) {
+  if constexpr (Rows == 1) {
+    Sums all;
+    all.sum = sums[0], all.rest = rests[0];
+    return all;
+  } else {
+    Floats next[Rows / 2], next_rests[Rows / 2];
+    for (int r = 0; r < Rows / 2; ++r) {
+      const Pair pair = crossed<Level>(sums[2 * r], sums[2 * r + 1]);
+      Sums sum;
+      sum.sum = pair.low;
+      sum.add(pair.high);
+      if constexpr (Rests) {
+        const Pair more = crossed<Level>(rests[2 * r], rests[2 * r + 1]);
+        sum.rest += more.low + more.high;
+      }
+      next[r] = sum.sum, next_rests[r] = sum.rest;
+    }
+    return totals_of<true, Level + 1>(next, next_rests);
+  }
+}
+// The same in plain floats.
+template <int Level = 0, int Rows>
+ONEPASS_INLINE Floats plain_totals_of(Floats (&sums)[Rows]) {
+  if constexpr (Rows == 1) {
+    return sums[0];
+  } else {
+    Floats next[Rows / 2];
+    for (int r = 0; r < Rows / 2; ++r) {
+      const Pair pair = crossed<Level>(sums[2 * r], sums[2 * r + 1]);
+      next[r] = pair.low + pair.high;
+    }
+    return plain_totals_of<Level + 1>(next);
+  }
 }
 
-constexpr float kLog2e = 1.44269502f;
-constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
+// The natural logarithm of a positive normal number, or NaN, in two floats, good to 2^-25 or half an ulp (the
+// polynomial is that of Cephes' logf).
+ONEPASS_INLINE Pair log_in_two(const Sums& l) {
+  const Ints bits = Ints(l.sum), k = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
+  const Floats f = Floats(bits - (k << 23)) - 1.0f, square = f * f, exponent = __builtin_convertvector(k, Floats);
+  Floats p = f * 7.0376836292e-2f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  const Floats rest = (l.rest / l.sum + 0.0009765625f) - 0.0009765625f;  // what exp(-104) and the like leave is nothing
+  const Floats curve = (p * square * f - 0.5f * square) + exponent * -2.12194440e-4f + rest;
+  const Floats line = exponent * 0.693359375f + f;  // within [0, log(n)]; exact but for large n
+  const Floats high = line + curve;
+  return {(line - high) + curve + (l.sum - l.sum), high};
+}
 
-// Good to 1 ulp. With a multiply-add: x * log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error
-// is 2^-28. Without: as in exp.h, where no product is rounded that counts.
+// The same of lifted exponentials, at most four at a time. It begins with more than any of them: what is rounded off
+// then takes fewer steps to know (Dekker's Fast2Sum).
+struct LiftedSums {
+  static constexpr float kStart = 8 * kLift;
+  Floats sum = all(kStart), rest{};
+  ONEPASS_INLINE void add(Floats e) {
+    const Floats next = sum + e;
+    rest += e - (next - sum);
+    sum = next;
+  }
+  ONEPASS_INLINE Sums sums() const {
+    Sums both;
+    both.sum = sum - kStart;
+    both.add(rest);
+    return both;
+  }
+  double total() const { return total_of((widened(sum) - double(kStart)) + widened(rest)); }
+};
+
+// exp(v) times 2^64 of several vectors at a time, step by step: one vector's steps all wait for each other. v is at most
+// 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
+constexpr float kLog2e = 1.44269502f, kMagic = 12582912.0f + 127 + 64;  // 1.5 * 2^23 + ...
+
+#define ONEPASS_EACH for (int k = 0; k < K; ++k)
+// 2^(v * log2(e)) = 2^f * power. Less than -104 becomes -104, and a NaN stays one.
+template <int K>
+ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K]) {
+  ONEPASS_EACH v[k] = larger(all(-104.0f), v[k]);
+  ONEPASS_EACH power[k] = v[k] * kLog2e + kMagic;
+  ONEPASS_EACH f[k] = v[k] * kLog2e - (power[k] - kMagic);
+  ONEPASS_EACH power[k] = Floats(Ints(power[k]) << 23);
+}
+
+// Good to 1 ulp. With a multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error is
+// 2^-28. Without: as in exp.h, where no product is rounded that counts.
 struct Precise {
-  Floats minus;
-  Precise() = default;
-  explicit Precise(float m) : minus(all(m)) {}
-  explicit Precise(Floats m) : minus(m) {}
-  ONEPASS_INLINE Floats operator()(Floats x) const {
-    const Floats v = larger(all(-104.0f), x - minus);  // and a NaN stays one
-    const Floats shifted = v * kLog2e + kMagic, k = shifted - kMagic;
+  template <int K>
+  static ONEPASS_INLINE void of(Floats (&v)[K]) {
+    Floats f[K], power[K], p[K];
+    reduce(v, f, power);
 #if defined(__FMA__)
-    const Floats f = v * 1.92596298909109e-8f + (v * kLog2e - k);
-    Floats p = f * 0.000153532579f + 0.00133990035f;
-    p = p * f + 0.0096184386f;
-    p = p * f + 0.0555033216f;
-    p = p * f + 0.240226479f;
-    p = p * f + 0.693147203f;
-    return lifted_power(p * f + 1.0f, shifted);
+    ONEPASS_EACH f[k] = v[k] * 1.92596298909109e-8f + f[k];
+    ONEPASS_EACH p[k] = f[k] * 0.000153532579f + 0.00133990035f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.0096184386f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.0555033216f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.240226479f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.693147203f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 1.0f;
 #else
-    Floats r = v - k * 0.693359375f;
-    r = r - k * -2.12194440e-4f;
-    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    return lifted_power(p * (r * r) + r + 1.0f, shifted);
+    ONEPASS_EACH {
+      const Floats whole = (v[k] * kLog2e + kMagic) - kMagic;
+      Floats r = v[k] - whole * 0.693359375f;
+      r = r - whole * -2.12194440e-4f;
+      Floats q = r * 1.9875691500e-4f + 1.3981999507e-3f;
+      q = q * r + 8.3334519073e-3f;
+      q = q * r + 4.1665795894e-2f;
+      q = q * r + 1.6666665459e-1f;
+      q = q * r + 5.0000001201e-1f;
+      p[k] = q * (r * r) + r + 1.0f;
+    }
 #endif
+    ONEPASS_EACH v[k] = p[k] * power[k];
   }
 };
 
-// Good to 2^-18, for half results: a polynomial of 2^f for |f| <= 1/2, exact for f = 0.
+// For half results: a polynomial of 2^f for |f| <= 1/2, exact for f = 0, good to 2^-18 (float16) or 2^-13 (bfloat16),
+// a 64th and a 16th of what rounding the result does.
+template <int Degree>
 struct Coarse {
-  Floats minus;
-  Coarse() = default;
-  explicit Coarse(float m) : minus(all(m)) {}
-  explicit Coarse(Floats m) : minus(m) {}
-  ONEPASS_INLINE Floats operator()(Floats x) const {
-    const Floats t = larger(all(-150.0f), (x - minus) * kLog2e);
-    const Floats shifted = t + kMagic, f = t - (shifted - kMagic);
-    Floats p = f * 0.00958277683f + 0.0559072132f;
-    p = p * f + 0.240241045f;
-    p = p * f + 0.693124105f;
-    return lifted_power(p * f + 1.0f, shifted);
+  template <int K>
+  static ONEPASS_INLINE void of(Floats (&v)[K]) {
+    Floats f[K], power[K], p[K];
+    reduce(v, f, power);
+    if constexpr (Degree == 3) {
+      ONEPASS_EACH p[k] = f[k] * 0.05500893f + 0.24221096f;
+      ONEPASS_EACH p[k] = p[k] * f[k] + 0.69328293f;
+    } else {
+      ONEPASS_EACH p[k] = f[k] * 0.00958277683f + 0.0559072132f;
+      ONEPASS_EACH p[k] = p[k] * f[k] + 0.240241045f;
+      ONEPASS_EACH p[k] = p[k] * f[k] + 0.693124105f;
+    }
+    ONEPASS_EACH p[k] = p[k] * f[k] + 1.0f;
+    ONEPASS_EACH v[k] = p[k] * power[k];
   }
 };
+#undef ONEPASS_EACH
+
+template <class E>
+ONEPASS_INLINE Floats exponential(Floats v) {
+  Floats one[1] = {v};
+  E::of(one);
+  return one[0];
+}
 
 template <class Y>
 struct Exponential {
-  typedef Coarse type;
+  typedef Precise type;
 };
 template <>
-struct Exponential<float> {
-  typedef Precise type;
+struct Exponential<float16> {
+  typedef Coarse<4> type;
+};
+template <>
+struct Exponential<bfloat16> {
+  typedef Coarse<3> type;
 };
 
 }  // namespace onepass::ONEPASS_ISA
