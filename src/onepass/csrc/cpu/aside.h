@@ -223,19 +223,34 @@ struct Tile {
     finish<Keeps, false, false>(kept);
   }
 
+  // What a function that reduces gives of the states.
+  void reduced(int64_t plane) {
+    for_groups([&](int64_t g, auto rows) {
+      Floats first[V], second[V], undefined{};
+      for (int k = 0; k < V; ++k) {
+        Sums& of = l[g][k];
+        of.sum *= kDrop, of.rest *= kDrop;
+        undefined = of.sum - of.sum + (m[g][k] - m[g][k]) == Floats{} ? undefined : all(1);
+        if constexpr (F == Function::state) {
+          first[k] = m[g][k], second[k] = of.sum + of.rest;
+        } else {
+          first[k] = m[g][k] + log_in_two(of).high;
+        }
+      }
+      store<false>(y + g * kAside, rows, first);
+      if constexpr (F == Function::state) store<false>(y + g * kAside + plane, rows, second);
+      if (maximum_of(undefined) == 0) return;
+      for (int64_t j = g * kAside; j < width && j < (g + 1) * kAside; ++j) {
+        columns<F>(x + j, y + j, n, x_stride, y_stride, 1, plane);
+      }
+    });
+  }
+
   void run(int64_t plane, bool past) {
     float* const kept = scratch();
     const bool whole = states(kept);
     if constexpr (reduces(F)) {
-      for (int64_t j = 0; j < width; ++j) {
-        const int64_t g = j / kAside, k = j % kAside / kWidth, lane = j % kWidth;
-        const double sum = (double(l[g][k].sum[lane]) + double(l[g][k].rest[lane])) * double(kDrop);
-        if (std::isfinite(m[g][k][lane])) {
-          store_reduced<F>(State<float>{m[g][k][lane], {sum, 0}}, y + j, plane);
-        } else {
-          columns<F>(x + j, y + j, n, x_stride, y_stride, 1, plane);
-        }
-      }
+      reduced(plane);
     } else if (whole) {
       finish<true>(kept, past);
     } else {

@@ -4,17 +4,19 @@
 //   store a longer one, in pieces of a fixed length:             a state each, block by block, merged; then finish ->
 //   store
 //
-// Exponentials are kept in the output itself, or in a buffer on the stack where the output is to go past the cache.
+// Exponentials are kept in the output itself, or in the thread's scratch: those of half types, and where the output is
+// to go past the cache.
 #pragma once
 
 #include "rows.h"
+#include "scratch.h"
 #include "simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kKept = 16384;  // floats of the buffer: 64 KB, an eighth of a small L2 cache
 constexpr int64_t kLong = 65536;  // elements of the longest row that is not cut into pieces
 constexpr int64_t kPiece = 8192;  // elements of a piece
+static_assert(kLong <= kScratch);
 constexpr int64_t kLine = 64;     // bytes; a line of which a row has a part does not go past the cache
 constexpr int64_t kStep = 4 * kWidth;
 
@@ -186,12 +188,9 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
   } else if constexpr (F == Function::log_softmax) {
     finish_again(row, y, m, row.template sum<false>(m, nullptr) * kDrop, past);
   } else {
-    alignas(64) float kept[kKept];
-    float* e = kept;
-    if constexpr (sizeof(Y) == 4) {
-      if (!past || n > kKept) e = y;
-    }
-    if (e == kept && n > kKept) return finish_again(row, y, m, row.template sum<false>(m, nullptr) * kDrop, past);
+    float* e = nullptr;
+    if constexpr (sizeof(Y) == 4) e = past ? nullptr : y;
+    if (!e) e = scratch();
     const double l = row.template sum<true>(m, e);
     if (std::isnan(l)) return fill_nan(y, n);
     const Last last = Last::of<F>(m, l * kDrop);

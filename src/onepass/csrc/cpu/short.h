@@ -8,8 +8,8 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kShort = 512;  // elements of the longest such row: 8 of them are 16 KB
 
-// kWidth rows or fewer, of `whole` vectors and the first lanes of one more, whose other lanes may be read. `Few`: the
-// number of vectors of a row, where that is 1 or 2; otherwise 0.
+// kWidth rows, of which there are `count` and the others may be read; of `whole` vectors each, and the first lanes of one
+// more, whose other lanes may be read. `Few`: the vectors of a row, where that is 1 or 2; otherwise 0.
 template <Function F, class X, class Y, int Few>
 struct Short {
   typedef Row<F, X, Y> Element;
@@ -38,88 +38,91 @@ struct Short {
   Floats maxima() const {
     Floats top[kWidth];
     for (int r = 0; r < kWidth; ++r) {
-      if (Few == 0 && r >= count) {
-        top[r] = Floats{};
-      } else if constexpr (Few == 1) {
-        top[r] = masked(one(r, 0));
-      } else if constexpr (Few == 2) {
-        top[r] = larger(one(r, 0), masked(one(r, 1)));
-      } else {
-        Floats a[4];
-        for (Floats& each : a) each = all(-kInf<float>);
-        int64_t v = 0;
-        for (; v + 4 <= whole; v += 4) {
-          Floats now[4];
-          four(r, v, now);
-          for (int k = 0; k < 4; ++k) a[k] = larger(now[k], a[k]);
-        }
-        for (; v < whole; ++v) a[v % 4] = larger(one(r, v), a[v % 4]);
-        if (v < vectors) a[3] = larger(masked(one(r, v)), a[3]);
-        top[r] = larger(larger(a[0], a[1]), larger(a[2], a[3]));
+      Floats a = masked(one(r, steps() - 1)), b = a;
+      int64_t v = 0;
+      for (; !Few && v + 4 <= whole; v += 4) {
+        Floats now[4];
+        four(r, v, now);
+        a = larger(larger(now[0], now[1]), a), b = larger(larger(now[2], now[3]), b);
       }
+      for (; v + 1 < steps(); ++v) a = larger(one(r, v), a);
+      top[r] = larger(a, b);
     }
     return maxima_of(top);
   }
 
-  // Exponentials, in the place of elements, which go to `to`, or did.
-  template <int K>
-  ONEPASS_INLINE void exponentials(Floats (&e)[K], const Floats (&top)[K], float* to) const {
+  // Exponentials, in the place of elements.
+  ONEPASS_INLINE void exponentials(Floats (&e)[4], const Floats (&top)[4], float* const (&to)[4]) const {
     if constexpr (kElements) {
-      for (int k = 0; k < K; ++k) store_vector(to + k * kWidth, e[k]);
+      for (int k = 0; k < 4; ++k) store_vector(to[k], e[k]);
     }
-    for (int k = 0; k < K; ++k) e[k] -= top[k];
+    for (int k = 0; k < 4; ++k) e[k] -= top[k];
     E::of(e);
     if constexpr (!kElements && !reduces(F)) {
-      for (int k = 0; k < K; ++k) store_vector(to + k * kWidth, e[k]);
+      for (int k = 0; k < 4; ++k) store_vector(to[k], e[k]);
     }
   }
 
-  // The sums of lifted exponentials relative to m. Up to four vectors are added up in plain floats.
+  // The sums of lifted exponentials relative to m, which are kept, or (log_softmax) the elements: of each row's vectors
+  // by fours, then of what is left of four rows at a time.
   Sums sums() const {
-    constexpr bool kPlain = sizeof(Y) == 2;
     Floats l[kWidth], rests[kWidth];
+    int64_t v = 0;
     if constexpr (Few) {
       constexpr int kRows = 4 / Few;
       for (int r = 0; r < kWidth; r += kRows) {
-        Floats e[4], top[4];
+        Floats e[4], tops[4];
+        float* to[4];
         for (int k = 0; k < 4; ++k) {
-          e[k] = k % Few == Few - 1 ? masked(one(r + k / Few, k % Few)) : one(r + k / Few, k % Few);
-          top[k] = all(m[r + k / Few]);
+          const int row = r + k / Few, at_vector = k % Few;
+          e[k] = one(row, at_vector), tops[k] = all(m[row]), to[k] = at(row) + at_vector * kWidth;
+          if (at_vector == Few - 1) e[k] = masked(e[k]);
         }
-        exponentials(e, top, at(r));
-        for (int k = 0; k < kRows; ++k) l[r + k] = Few == 2 ? e[2 * k] + e[2 * k + 1] : e[k];
+        exponentials(e, tops, to);
+        for (int k = 0; k < kRows; ++k) l[r + k] = Few == 2 ? e[2 * k] + e[2 * k + 1] : e[k], rests[r + k] = Floats{};
       }
-    } else {
-      for (int r = 0; r < kWidth; ++r) {
-        if (r >= count) {
-          l[r] = all(1), rests[r] = Floats{};
-          continue;
+      return together(l, rests);
+    }
+    for (int r = 0; r < kWidth; ++r) {
+      const Floats top = all(m[r]), tops[4] = {top, top, top, top};
+      LiftedSums total;
+      for (v = 0; v + 4 <= whole; v += 4) {
+        float* const to = at(r) + v * kWidth;
+        Floats e[4];
+        four(r, v, e);
+        exponentials(e, tops, {to, to + kWidth, to + 2 * kWidth, to + 3 * kWidth});
+        total.add((e[0] + e[1]) + (e[2] + e[3]));
+      }
+      l[r] = total.sum, rests[r] = total.rest;
+    }
+    for (; v < vectors; ++v) {
+      const bool last = v >= whole;
+      for (int r = 0; r < kWidth; r += 4) {
+        Floats e[4], tops[4];
+        float* to[4];
+        for (int k = 0; k < 4; ++k) {
+          e[k] = one(r + k, v), tops[k] = all(m[r + k]), to[k] = at(r + k) + v * kWidth;
+          if (last) e[k] = masked(e[k]);
         }
-        const Floats top = all(m[r]), tops[4] = {top, top, top, top}, single[1] = {top};
-        float* const to = at(r);
-        LiftedSums total;
-        int64_t v = 0;
-        for (; v + 4 <= whole; v += 4) {
-          Floats e[4];
-          four(r, v, e);
-          exponentials(e, tops, to + v * kWidth);
-          total.add((e[0] + e[1]) + (e[2] + e[3]));
+        exponentials(e, tops, to);
+        for (int k = 0; k < 4; ++k) {
+          LiftedSums total = {l[r + k], rests[r + k]};
+          total.add(e[k]);
+          l[r + k] = total.sum, rests[r + k] = total.rest;
         }
-        for (; v < vectors; ++v) {
-          Floats e[1] = {v < whole ? one(r, v) : masked(one(r, v))};
-          exponentials(e, single, to + v * kWidth);
-          total.add(e[0]);
-        }
-        l[r] = total.sum - LiftedSums::kStart, rests[r] = total.rest;
-        if constexpr (kPlain) l[r] += rests[r];
       }
     }
-    if constexpr (kPlain) {
+    for (Floats& each : l) each -= LiftedSums::kStart;
+    return together(l, rests);
+  }
+  static ONEPASS_INLINE Sums together(Floats (&l)[kWidth], Floats (&rests)[kWidth]) {
+    if constexpr (sizeof(Y) == 2) {
+      for (int r = 0; r < kWidth; ++r) l[r] += rests[r];
       Sums plain;
       plain.sum = plain_totals_of(l);
       return plain;
     } else {
-      return totals_of<Few == 0>(l, rests);
+      return totals_of(l, rests);
     }
   }
 

@@ -325,8 +325,8 @@ ONEPASS_INLINE Floats maxima_of(Floats (&rows)[Rows]) {
     return maxima_of<Level + 1>(next);
   }
 }
-// The same of sums, and of what they were rounded by, where there is any (`Rests`).
-template <bool Rests, int Level = 0, int Rows>
+// The same of sums, and of what they were rounded by.
+template <int Level = 0, int Rows>
 ONEPASS_INLINE Sums totals_of(Floats (&sums)[Rows], Floats (&rests)[Rows]) {
   if constexpr (Rows == 1) {
     Sums all;
@@ -339,13 +339,11 @@ ONEPASS_INLINE Sums totals_of(Floats (&sums)[Rows], Floats (&rests)[Rows]) {
       Sums sum;
       sum.sum = pair.low;
       sum.add(pair.high);
-      if constexpr (Rests) {
-        const Pair more = crossed<Level>(rests[2 * r], rests[2 * r + 1]);
-        sum.rest += more.low + more.high;
-      }
+      const Pair more = crossed<Level>(rests[2 * r], rests[2 * r + 1]);
+      sum.rest += more.low + more.high;
       next[r] = sum.sum, next_rests[r] = sum.rest;
     }
-    return totals_of<true, Level + 1>(next, next_rests);
+    return totals_of<Level + 1>(next, next_rests);
   }
 }
 // The same in plain floats.
