@@ -17,7 +17,7 @@ namespace onepass::ONEPASS_ISA {
 constexpr int64_t kLong = 65536;  // elements of the longest row that is not cut into pieces
 constexpr int64_t kPiece = 8192;  // elements of a piece
 static_assert(kLong <= kScratch);
-constexpr int64_t kLine = 64;     // bytes; a line of which a row has a part does not go past the cache
+constexpr int64_t kLine = 64;  // bytes; a line of which a row has a part does not go past the cache
 constexpr int64_t kStep = 4 * kWidth;
 
 template <Function F, class X, class Y>
@@ -215,7 +215,8 @@ State<float> fast_state(const X* x, int64_t n, float* kept) {
       if (kept) kept[i] = e;
     }
   } else {
-    state.l.sum = (kept ? piece.template sum<true>(state.m, kept) : piece.template sum<false>(state.m, nullptr)) * kDrop;
+    state.l.sum =
+        (kept ? piece.template sum<true>(state.m, kept) : piece.template sum<false>(state.m, nullptr)) * kDrop;
   }
   return state;
 }
@@ -228,10 +229,17 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
   if constexpr (kKeepsPieces<F, Y>) {
     if (kept) {
       const double scale = std::isfinite(own) ? std::exp(double(own) - double(row.m)) / l : 0;
-      Last last = Last::of<F>(row.m, 1 / scale);
+      // A piece may be so far below the row's maximum that its scale is no normal float: then in two steps, of which
+      // the second is a power of two.
+      const bool tiny = scale < double(kDrop);
+      const double lift = tiny ? 0x1p126 : 1;
+      Last last = Last::of<F>(row.m, 1 / (scale * lift));
       if (scale == 0) last.high = last.low = all(0);
-      return store_row<false>(y, n, past, Kept{y},
-                              [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
+      const Floats second = all(float(1 / lift));
+      return store_row<false>(y, n, past, Kept{y}, [&](auto& v) __attribute__((always_inline)) {
+        last.template scale<Y>(v);
+        for (Floats& each : v) each *= second;
+      });
     }
   }
   finish_again(Row<F, X, Y>{x, n}, y, row.m, l, past);

@@ -1,5 +1,5 @@
-// short.h: short rows of unit stride, in floats: as many together as a vector has lanes, so that what is done once a row
-// (maximum and sum over the lanes, 1 / l or log(l)) is done for all of them at a time, one row a lane.
+// short.h: short rows of unit stride, in floats: as many together as a vector has lanes, so that what is done once a
+// row (maximum and sum over the lanes, 1 / l or log(l)) is done for all of them at a time, one row a lane.
 #pragma once
 
 #include "fast.h"
@@ -8,8 +8,8 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kShort = 512;  // elements of the longest such row: 8 of them are 16 KB
 
-// kWidth rows, of which there are `count` and the others may be read; of `whole` vectors each, and the first lanes of one
-// more, whose other lanes may be read. `Few`: the vectors of a row, where that is 1 or 2; otherwise 0.
+// kWidth rows, of which there are `count` and the others may be read; of `whole` vectors each, and the first lanes of
+// one more, whose other lanes may be read. `Few`: the vectors of a row, where that is 1 or 2; otherwise 0.
 template <Function F, class X, class Y, int Few>
 struct Short {
   typedef Row<F, X, Y> Element;
@@ -224,8 +224,8 @@ void some_short(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride,
   group.whole = n / kWidth, group.vectors = (n + kWidth - 1) / kWidth;
   group.last_lanes = first_lanes(n - (group.vectors - 1) * kWidth);
   const int64_t width = group.vectors * kWidth, end = (rows - 1) * x_stride + n, bytes = n * int64_t(sizeof(Y));
-  const bool lines = kStreams && past && bytes % kLine == 0 && uintptr_t(y) % kLine == 0 &&
-                     y_stride * int64_t(sizeof(Y)) % kLine == 0;
+  const bool lines =
+      kStreams && past && bytes % kLine == 0 && uintptr_t(y) % kLine == 0 && y_stride * int64_t(sizeof(Y)) % kLine == 0;
   for (int64_t done = 0; done < count; done += kWidth) {
     const int64_t at = first + done, many = count - done < kWidth ? count - done : kWidth;
     group.x = x + at * x_stride, group.x_stride = x_stride, group.y = y + at * y_stride, group.count = int(many);

@@ -55,9 +55,16 @@ ONEPASS_INLINE Floats load_vector(const float* from) {
 }
 template <>
 ONEPASS_INLINE Floats load_vector(const bfloat16* from) {
+#if defined(__AVX512F__)
+  const Words wide = Words(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__AVX2__)
+  const Words wide = Words(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
   Halves h;
   std::memcpy(&h, from, sizeof h);
-  return Floats(__builtin_convertvector(h, Words) << 16);
+  const Words wide = __builtin_convertvector(h, Words);
+#endif
+  return Floats(wide << 16);
 }
 template <>
 ONEPASS_INLINE Floats load_vector(const float16* from) {
@@ -116,8 +123,8 @@ ONEPASS_INLINE void store_vector(T* to, Floats v) {
   std::memcpy(to, &made, sizeof made);
 }
 
-// Two vectors of elements that are neighbours. Those of bfloat16 may be split as they lie in 32-bit words, the even ones
-// and the odd ones: fewer steps, and no matter where they go back the same way.
+// Two vectors of elements that are neighbours. Those of bfloat16 may be split as they lie in 32-bit words, the even
+// ones and the odd ones: fewer steps, and no matter where they go back the same way.
 typedef uint32_t Pairs __attribute__((vector_size(4 * kWidth)));
 template <bool Split, class T>
 ONEPASS_INLINE void load_two(const T* from, Floats& a, Floats& b) {
@@ -197,8 +204,8 @@ ONEPASS_INLINE void copy_bytes(char* to, const char* from, int64_t bytes) {
 // Fewer elements than a vector has.
 template <class T>
 ONEPASS_INLINE void copy_part(T* to, const T* from, int64_t count) {
-  copy_bytes<kWidth * int(sizeof(T)) / 2>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
-                                          count * int64_t(sizeof(T)));
+  copy_bytes<kWidth* int(sizeof(T)) / 2>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
+                                         count * int64_t(sizeof(T)));
 }
 
 alignas(64) inline constexpr int32_t kMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
@@ -400,8 +407,8 @@ struct LiftedSums {
   double total() const { return total_of((widened(sum) - double(kStart)) + widened(rest)); }
 };
 
-// exp(v) times 2^64 of several vectors at a time, step by step: one vector's steps all wait for each other. v is at most
-// 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
+// exp(v) times 2^64 of several vectors at a time, step by step: one vector's steps all wait for each other. v is at
+// most 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
 constexpr float kLog2e = 1.44269502f, kMagic = 12582912.0f + 127 + 64;  // 1.5 * 2^23 + ...
 
 #define ONEPASS_EACH for (int k = 0; k < K; ++k)
