@@ -65,11 +65,11 @@ struct Backward {
     }
   }
 
-  // The operands of elements of a row from `first` on; `constant` has room for a vector.
+  // The operands of elements of a row from `first` on; `constant` has room for a step.
   BackwardRow<Y> row(const int64_t* offset, int64_t first, int64_t length, Y* constant) const {
     if (!same_grad()) return {saved(offset) + first, grad(offset) + first, -1, length};
     if constexpr (K != Kind::lse) {
-      for (int i = 0; i < kWidth; ++i) constant[i] = *grad(offset);
+      for (int i = 0; i < kBackwardStep; ++i) constant[i] = *grad(offset);
     }
     return {saved(offset) + first, constant, 0, length};
   }
@@ -81,7 +81,7 @@ struct Backward {
 
   // Rows of unit stride.
   void rows(int64_t begin, int64_t end) const {
-    alignas(64) Y constant[kWidth];
+    alignas(64) Y constant[kBackwardStep];
     const BackwardDim inner = outer.innermost();
     const bool ahead = n.size * 2 * int64_t(sizeof(Y)) <= kAhead;
     const int64_t next_y = K == Kind::soft && ahead ? inner.strides[kSaved] : 0;
@@ -106,7 +106,7 @@ struct Backward {
     return backward_sum<K>(row(offset, first, length, constant), 0, 0);
   }
   void pieces(BackwardStep step, double* sums, int64_t begin, int64_t end) const {
-    alignas(64) Y constant[kWidth];
+    alignas(64) Y constant[kBackwardStep];
     const int64_t each = (n.size + kRowPiece - 1) / kRowPiece;
     for (int64_t p = begin; p < end; ++p) {
       const BackwardOdometer at(outer, p / each);
@@ -123,7 +123,11 @@ struct Backward {
 
   // Groups of short rows.
   void groups(int64_t begin, int64_t end) const {
-    alignas(64) Y constants[4][kWidth];
+    alignas(64) Y constants[4][kBackwardStep];
+    // Whole lines, all of them?
+    const bool lines = past && outer.count <= 1 && n.size * int64_t(sizeof(D)) % kBackwardLine == 0 &&
+                       n.size % (2 * kWidth) == 0 && uintptr_t(call.dx) % kBackwardLine == 0 &&
+                       outer.innermost().strides[kDx] * int64_t(sizeof(D)) % kBackwardLine == 0;
     BackwardOdometer at(outer, begin * kRowsAGroup);
     for (int64_t g = begin; g < end; ++g) {
       const int64_t left = call.layout.rows - g * kRowsAGroup, count = left < kRowsAGroup ? left : kRowsAGroup;
@@ -143,15 +147,16 @@ struct Backward {
             operands[r] = operands[some - 1], to[r] = to[some - 1];
           }
         }
-        four_rows<K, Y, D>(operands, to, n.size, some, all(sign));
+        four_rows<K, Y, D>(operands, to, n.size, some, all(sign), lines);
       }
     }
+    if (lines) end_streams();
   }
 
-  void tiny(BackwardOdometer& at, int64_t count) const {
+  __attribute__((noinline)) void tiny(BackwardOdometer& at, int64_t count) const {
     alignas(64) float y[kWidth][kTiny], g[kWidth][kTiny];
-    const Y *y_at[kTiny], *g_at[kTiny];
-    D* dx_at[kTiny];
+    const Y *y_at[kTiny] = {}, *g_at[kTiny] = {};
+    D* dx_at[kTiny] = {};
     bool y_packed = true, g_packed = !same_grad(), dx_packed = true;
     for (int64_t j = 0; j < count; ++j, at.next()) {
       y_at[j] = saved(at.offset), g_at[j] = grad(at.offset), dx_at[j] = dx(at.offset);
@@ -180,7 +185,7 @@ struct Backward {
 
   // Tiles of rows side by side: the innermost outer dim is cut into tiles, the others are walked in order.
   void tiles(int64_t begin, int64_t end) const {
-    alignas(64) Y constant[kWidth];
+    alignas(64) Y constant[kBackwardStep];
     BackwardBag slow = outer;
     const BackwardDim inner = slow.dims[--slow.count];
     const int64_t wide = tile_rows(call), across = (inner.size + wide - 1) / wide;
@@ -213,7 +218,7 @@ struct Backward {
                            width, past);
     } else {
       const bool same = inner.strides[kGrad] == 0;
-      for (int i = 0; same && i < kWidth; ++i) constant[i] = *g;
+      for (int i = 0; same && i < kBackwardStep; ++i) constant[i] = *g;
       const BackwardTile<Y, D> t = {y,
                                     same ? constant : g,
                                     to,

@@ -57,6 +57,54 @@ ONEPASS_INLINE Floats exp_any(Floats x) {
   return (p * f + 1.0f) * Floats((half + 127) << 23) * Floats((whole - half + 127) << 23);
 }
 
+ONEPASS_INLINE Floats vector_of(const float* from) { return load_vector(from); }
+ONEPASS_INLINE Floats vector_of(const float16* from) { return load_vector(from); }
+ONEPASS_INLINE Floats vector_of(const bfloat16* from) {  // one widening, which the compiler makes four shuffles of
+#if defined(__AVX512F__)
+  return Floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16));
+#elif defined(__AVX2__)
+  return Floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16));
+#else
+  return load_vector(from);
+#endif
+}
+
+// Two vectors of neighbours. Of bfloat16 the even and the odd ones, which is the least work; so in `Split` order
+// operands come and results go, or each alone where the order does not count.
+struct Two {
+  Floats a, b;
+};
+template <bool Split, class T>
+ONEPASS_INLINE Two load_two(const T* from) {
+  if constexpr (Split) {
+    Words words;
+    std::memcpy(&words, from, sizeof words);
+    return {Floats(words << 16), Floats(words & 0xffff0000u)};
+  } else {
+    return {vector_of(from), vector_of(from + kWidth)};
+  }
+}
+template <class Y, class D>
+constexpr bool kSplit = std::is_same_v<Y, bfloat16>&& std::is_same_v<D, bfloat16>;
+
+template <bool Split, bool Any, bool Past, class T>
+ONEPASS_INLINE void store_two(T* to, Two v) {
+  if constexpr (Split) {
+    const Words a = Words(v.a), b = Words(v.b);
+    const Words low = (a + 0x7fff + ((a >> 16) & 1)) >> 16, high = (b + 0x7fff + ((b >> 16) & 1)) & 0xffff0000u;
+    const Floats made = Floats(low | high);
+    if constexpr (Past) {
+      stream_vector(reinterpret_cast<float*>(to), made);
+    } else {
+      std::memcpy(to, &made, sizeof made);
+    }
+  } else if constexpr (Past) {
+    stream_vector<Any>(to, v.a), stream_vector<Any>(to + kWidth, v.b);
+  } else {
+    store_vector<Any>(to, v.a), store_vector<Any>(to + kWidth, v.b);
+  }
+}
+
 // What an element adds to its row's sum.
 template <Kind K>
 ONEPASS_INLINE Floats backward_term(Floats y, Floats g) {
@@ -68,6 +116,7 @@ ONEPASS_INLINE Floats backward_term(Floats y, Floats g) {
 template <Kind K, class D>
 struct BackwardLast {
   Floats a, b;
+  ONEPASS_INLINE Two operator()(Two y, Two g) const { return {(*this)(y.a, g.a), (*this)(y.b, g.b)}; }
   ONEPASS_INLINE Floats operator()(Floats y, Floats g) const {
     if constexpr (K == Kind::soft) return y * (g - a) * b;
     if constexpr (K == Kind::log) return g - exp_any<D>(y) * a;
@@ -75,13 +124,13 @@ struct BackwardLast {
   }
 };
 
-// A row's operands. `mask` is 0 where the result's gradient is the same along the row: `g` is then one vector.
+// A row's operands. `mask` is 0 where the result's gradient is the same along the row: `g` is then kBackwardStep of it.
 template <class Y>
 struct BackwardRow {
   const Y *y, *g;
   int64_t mask, n;
-  ONEPASS_INLINE Floats y_at(int64_t i) const { return load_vector(y + i); }
-  ONEPASS_INLINE Floats g_at(int64_t i) const { return load_vector(g + (i & mask)); }
+  ONEPASS_INLINE Floats y_at(int64_t i) const { return vector_of(y + i); }
+  ONEPASS_INLINE Floats g_at(int64_t i) const { return vector_of(g + (i & mask)); }
 };
 
 // A sum; where it is no finite number what was rounded off is none at all.
@@ -101,20 +150,35 @@ ONEPASS_INLINE Floats finite_rest(const Sums& sums) {
 
 // The sum of a row or a piece. `next_y` and `next_g` are elements to the next row, which is fetched meanwhile, or 0.
 template <Kind K, class Y>
-double backward_sum(const BackwardRow<Y>& row, int64_t next_y, int64_t next_g) {
-  const auto term = [&](int64_t i) __attribute__((always_inline)) {
-    return backward_term<K>(K == Kind::soft ? row.y_at(i) : Floats{}, row.g_at(i));
-  };
+__attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t next_y, int64_t next_g) {
+  constexpr bool split = std::is_same_v<Y, bfloat16>;
   Sums total;
   int64_t i = 0;
-  for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
-    for (int64_t line = 0; line < kBackwardStep; line += kBackwardLine / int64_t(sizeof(Y))) {
-      if (next_y) __builtin_prefetch(row.y + next_y + i + line);
-      if (next_g) __builtin_prefetch(row.g + next_g + i + line);
+  const auto step = [&]() __attribute__((always_inline)) {
+    const Y* const g = row.g + (i & row.mask);
+    const Two g0 = load_two<split>(g), g1 = load_two<split>(g + 2 * kWidth);
+    if constexpr (K == Kind::soft) {
+      const Two y0 = load_two<split>(row.y + i), y1 = load_two<split>(row.y + i + 2 * kWidth);
+      total.add((y0.a * g0.a + y0.b * g0.b) + (y1.a * g1.a + y1.b * g1.b));
+    } else {
+      total.add((g0.a + g0.b) + (g1.a + g1.b));
     }
-    total.add((term(i) + term(i + kWidth)) + (term(i + 2 * kWidth) + term(i + 3 * kWidth)));
+  };
+  constexpr int64_t line = kBackwardLine / int64_t(sizeof(Y));
+  if (next_y || next_g) {
+    const Y *const y = row.y + next_y, *const g = row.g + (next_g ? next_g : 0);
+    for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
+      for (int64_t at = 0; at < kBackwardStep; at += line) __builtin_prefetch(y + i + at);
+      if (next_g) {
+        for (int64_t at = 0; at < kBackwardStep; at += line) __builtin_prefetch(g + i + at);
+      }
+      step();
+    }
   }
-  for (; i + kWidth <= row.n; i += kWidth) total.add(term(i));
+  for (; i + kBackwardStep <= row.n; i += kBackwardStep) step();
+  for (; i + kWidth <= row.n; i += kWidth) {
+    total.add(backward_term<K>(K == Kind::soft ? row.y_at(i) : Floats{}, row.g_at(i)));
+  }
   if (i < row.n) {
     const int64_t left = row.n - i;
     total.add(backward_term<K>(load_part(row.y + i, left, 0), load_part(row.g + (i & row.mask), left, 0)));
@@ -127,20 +191,27 @@ template <class Y, class D>
 constexpr bool kAnyNan = sizeof(Y) == 4 && sizeof(D) == 2;
 
 template <Kind K, class Y, class D>
-void backward_store(const BackwardRow<Y>& row, D* dx, const BackwardLast<K, D>& last, bool past) {
+__attribute__((noinline)) void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last, bool past) {
   constexpr bool any = kAnyNan<Y, D>;
+  constexpr bool split = kSplit<Y, D>;
   const auto made = [&](int64_t i) __attribute__((always_inline)) {
     return last(row.y_at(i), K == Kind::lse ? Floats{} : row.g_at(i));
   };
   int64_t i = 0;
-  if (kStreams && past && uintptr_t(dx) % kBackwardLine == 0 && row.n * int64_t(sizeof(D)) % kBackwardLine == 0) {
+  const auto steps = [&](auto is_past) __attribute__((always_inline)) {
     for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
-      for (int64_t v = i; v < i + kBackwardStep; v += kWidth) stream_vector<any>(dx + v, made(v));
+      const Y* const g = row.g + (i & row.mask);
+      for (int64_t v = 0; v < kBackwardStep; v += 2 * kWidth) {
+        const Two of_g = K == Kind::lse ? Two{} : load_two<split>(g + v);
+        store_two<split, any, is_past.value>(dx + i + v, last(load_two<split>(row.y + i + v), of_g));
+      }
     }
+  };
+  const bool lines = uintptr_t(dx) % kBackwardLine == 0 && row.n * int64_t(sizeof(D)) % kBackwardLine == 0;
+  if (kStreams && past && lines) {
+    steps(std::true_type());
   } else {
-    for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
-      for (int64_t v = i; v < i + kBackwardStep; v += kWidth) store_vector<any>(dx + v, made(v));
-    }
+    steps(std::false_type());
   }
   for (; i + kWidth <= row.n; i += kWidth) store_vector<any>(dx + i, made(i));
   if (i < row.n) {
@@ -177,29 +248,46 @@ ONEPASS_INLINE Quad sums_across(const Floats* v) {
 // Four rows (or fewer, the last being there more than once: `count` are stored) of kWidth elements or more. What is
 // left of a row after whole vectors is taken with some of the elements before it, in one vector that ends with the row.
 template <Kind K, class Y, class D>
-ONEPASS_INLINE void four_rows(const BackwardRow<Y>* rows, D* const* dx, int64_t n, int count, Floats sign) {
-  constexpr bool any = kAnyNan<Y, D>;
-  const int64_t whole = n / kWidth * kWidth, last = n - kWidth;
-  const auto term = [&](int r, int64_t i) __attribute__((always_inline)) {
-    return backward_term<K>(K == Kind::soft ? rows[r].y_at(i) : Floats{}, rows[r].g_at(i));
-  };
-  Floats sums[4] = {term(0, 0), term(1, 0), term(2, 0), term(3, 0)};
-  for (int64_t i = kWidth; i < whole; i += kWidth) {
-    for (int r = 0; r < 4; ++r) sums[r] += term(r, i);
-  }
-  if (whole < n) {
-    const Ints before = first_lanes(whole - last);
-    for (int r = 0; r < 4; ++r) sums[r] += before ? Floats{} : term(r, last);
+ONEPASS_INLINE void four_rows(const BackwardRow<Y>* rows, D* const* dx, int64_t n, int count, Floats sign, bool past) {
+  constexpr bool any = kAnyNan<Y, D>, adds_split = std::is_same_v<Y, bfloat16>, split = kSplit<Y, D>;
+  const int64_t whole = n / kWidth * kWidth, pairs = n / (2 * kWidth) * (2 * kWidth), last = n - kWidth;
+  const int64_t mask = rows[0].mask;
+  Floats sums[4];
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r) {
+    const Y *const y = rows[r].y, *const g = rows[r].g;
+    Two sum = {};
+    for (int64_t i = 0; i < pairs; i += 2 * kWidth) {
+      const Two of_g = load_two<adds_split>(g + (i & mask));
+      const Two of_y = K == Kind::soft ? load_two<adds_split>(y + i) : Two{};
+      sum.a += backward_term<K>(of_y.a, of_g.a), sum.b += backward_term<K>(of_y.b, of_g.b);
+    }
+    if (pairs < whole) sum.a += backward_term<K>(vector_of(y + pairs), vector_of(g + (pairs & mask)));
+    if (whole < n) {
+      const Floats end = backward_term<K>(vector_of(y + last), vector_of(g + (last & mask)));
+      sum.b += first_lanes(whole - last) ? Floats{} : end;
+    }
+    sums[r] = sum.a + sum.b;
   }
   const Quad totals = sums_across(sums);
   for (int r = 0; r < count; ++r) {
+    const Y *const y = rows[r].y, *const g = rows[r].g;
+    D* const to = dx[r];
     const BackwardLast<K, D> finish = {all(totals[r]), sign};
     // Computed first: in place what it reads is overwritten next.
-    const Floats end = whole < n ? finish(rows[r].y_at(last), rows[r].g_at(last)) : Floats{};
-    for (int64_t i = 0; i < whole; i += kWidth) {
-      store_vector<any>(dx[r] + i, finish(rows[r].y_at(i), rows[r].g_at(i)));
+    const Floats end = whole < n ? finish(vector_of(y + last), vector_of(g + (last & mask))) : Floats{};
+    const Floats odd = pairs < whole ? finish(vector_of(y + pairs), vector_of(g + (pairs & mask))) : Floats{};
+    if (kStreams && past) {
+      for (int64_t i = 0; i < pairs; i += 2 * kWidth) {
+        store_two<split, any, true>(to + i, finish(load_two<split>(y + i), load_two<split>(g + (i & mask))));
+      }
+    } else {
+      for (int64_t i = 0; i < pairs; i += 2 * kWidth) {
+        store_two<split, any, false>(to + i, finish(load_two<split>(y + i), load_two<split>(g + (i & mask))));
+      }
     }
-    if (whole < n) store_vector<any>(dx[r] + last, end);
+    if (pairs < whole) store_vector<any>(to + pairs, odd);
+    if (whole < n) store_vector<any>(to + last, end);
   }
 }
 
