@@ -124,10 +124,15 @@ struct Backward {
   // Groups of short rows.
   void groups(int64_t begin, int64_t end) const {
     alignas(64) Y constants[4][kBackwardStep];
+    const bool flat = outer.count <= 1;
+    const BackwardDim inner = outer.innermost();
+    const int64_t none[kBackwardTensors] = {};
+    const Y *const y_first = saved(none), *const g_first = grad(none);
+    D* const dx_first = dx(none);
     // Whole lines, all of them?
-    const bool lines = past && outer.count <= 1 && n.size * int64_t(sizeof(D)) % kBackwardLine == 0 &&
+    const bool lines = past && flat && n.size * int64_t(sizeof(D)) % kBackwardLine == 0 &&
                        n.size % (2 * kWidth) == 0 && uintptr_t(call.dx) % kBackwardLine == 0 &&
-                       outer.innermost().strides[kDx] * int64_t(sizeof(D)) % kBackwardLine == 0;
+                       inner.strides[kDx] * int64_t(sizeof(D)) % kBackwardLine == 0;
     BackwardOdometer at(outer, begin * kRowsAGroup);
     for (int64_t g = begin; g < end; ++g) {
       const int64_t left = call.layout.rows - g * kRowsAGroup, count = left < kRowsAGroup ? left : kRowsAGroup;
@@ -137,17 +142,23 @@ struct Backward {
       }
       for (int64_t first = 0; first < count; first += 4) {
         const int some = count - first < 4 ? int(count - first) : 4;
-        BackwardRow<Y> operands[4];
+        const Y *y[4], *g_at[4];
         D* to[4];
         for (int r = 0; r < 4; ++r) {
-          if (r < some) {
-            operands[r] = row(at.offset, 0, n.size, constants[r]), to[r] = dx(at.offset);
-            at.next();
+          const int64_t index = g * kRowsAGroup + first + (r < some ? r : some - 1);
+          if (flat) {
+            y[r] = y_first + index * inner.strides[kSaved], g_at[r] = g_first + index * inner.strides[kGrad];
+            to[r] = dx_first + index * inner.strides[kDx];
           } else {
-            operands[r] = operands[some - 1], to[r] = to[some - 1];
+            y[r] = saved(at.offset), g_at[r] = grad(at.offset), to[r] = dx(at.offset);
+            if (r + 1 < some || some == 4) at.next();
+          }
+          if (same_grad()) {
+            for (int i = 0; i < kBackwardStep; ++i) constants[r][i] = *g_at[r];
+            g_at[r] = constants[r];
           }
         }
-        four_rows<K, Y, D>(operands, to, n.size, some, all(sign), lines);
+        four_rows<K, Y, D>(y, g_at, same_grad() ? 0 : -1, to, n.size, some, all(sign), lines);
       }
     }
     if (lines) end_streams();

@@ -248,14 +248,14 @@ ONEPASS_INLINE Quad sums_across(const Floats* v) {
 // Four rows (or fewer, the last being there more than once: `count` are stored) of kWidth elements or more. What is
 // left of a row after whole vectors is taken with some of the elements before it, in one vector that ends with the row.
 template <Kind K, class Y, class D>
-ONEPASS_INLINE void four_rows(const BackwardRow<Y>* rows, D* const* dx, int64_t n, int count, Floats sign, bool past) {
+ONEPASS_INLINE void four_rows(const Y* const* ys, const Y* const* gs, int64_t mask, D* const* dx, int64_t n, int count,
+                              Floats sign, bool past) {
   constexpr bool any = kAnyNan<Y, D>, adds_split = std::is_same_v<Y, bfloat16>, split = kSplit<Y, D>;
   const int64_t whole = n / kWidth * kWidth, pairs = n / (2 * kWidth) * (2 * kWidth), last = n - kWidth;
-  const int64_t mask = rows[0].mask;
   Floats sums[4];
 #pragma GCC unroll 4
   for (int r = 0; r < 4; ++r) {
-    const Y *const y = rows[r].y, *const g = rows[r].g;
+    const Y *const y = ys[r], *const g = gs[r];
     Two sum = {};
     for (int64_t i = 0; i < pairs; i += 2 * kWidth) {
       const Two of_g = load_two<adds_split>(g + (i & mask));
@@ -271,7 +271,7 @@ ONEPASS_INLINE void four_rows(const BackwardRow<Y>* rows, D* const* dx, int64_t 
   }
   const Quad totals = sums_across(sums);
   for (int r = 0; r < count; ++r) {
-    const Y *const y = rows[r].y, *const g = rows[r].g;
+    const Y *const y = ys[r], *const g = gs[r];
     D* const to = dx[r];
     const BackwardLast<K, D> finish = {all(totals[r]), sign};
     // Computed first: in place what it reads is overwritten next.
