@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import onepass
 from onepass import gradients
 from support import DTYPES, SOFTMAXES, TORCH, every_function, every_softmax, ours, same
 
@@ -68,7 +67,9 @@ def _close(got: Tensor, want: Tensor, g: Tensor, y: Tensor, function: str, dims:
     inner = 3e-16 if torch.float64 in (got.dtype, y.dtype) else 1.2e-7
     inner = max(inner, 2.0**-18) if got.element_size() == 2 else inner
     g, y = g.double().abs(), y.double()
-    terms = g + (y.exp() * g.sum(dims, keepdim=True) if function == "log_softmax" else y * (g * y).sum(dims, keepdim=True))
+    terms = g + (
+        y.exp() * g.sum(dims, keepdim=True) if function == "log_softmax" else y * (g * y).sum(dims, keepdim=True)
+    )
     limit = eps * want.abs() + 8 * inner * terms + 2 * torch.finfo(got.dtype).smallest_normal
     return bool(((got.double() - want).abs() <= limit).all())
 
@@ -77,11 +78,14 @@ def _close(got: Tensor, want: Tensor, g: Tensor, y: Tensor, function: str, dims:
 @every_shape
 @every_softmax
 def test_against_the_definition(function: str, shape: tuple[int, ...], dims: tuple[int, ...], form: str) -> None:
-    for dtype in DTYPES:
+    large = torch.Size(shape).numel() > 5000
+    if large and form not in ("plain", "expanded"):
+        shape = tuple(min(size, 140) for size in shape)
+    for dtype in DTYPES[:2] if large else DTYPES:
         g, y = _given(function, shape, dims, dtype)
         g = FORMS[form](g, dims)
         y = FORMS[form](y, dims) if form in ("reversed", "sliced", "with gaps") and g.numel() % 2 else y
-        for to in DTYPES:
+        for to in (dtype,) if large else DTYPES:
             got = ops._softmax_backward(g, y, NUMBERS[function], dims, to)
             want = _definition(function, g, y, dims)
             assert got.dtype is to
@@ -100,12 +104,17 @@ def test_logsumexp_against_the_definition(shape: tuple[int, ...], dims: tuple[in
             x = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
             x = x.to(dtype)
             lse = torch.logsumexp(x.double(), dims, keepdim=keepdim).to(dtype)
-            for g in (torch.randn(lse.shape, dtype=torch.float64).to(dtype), torch.ones((), dtype=dtype).expand(lse.shape)):
+            for g in (
+                torch.randn(lse.shape, dtype=torch.float64).to(dtype),
+                torch.ones((), dtype=dtype).expand(lse.shape),
+            ):
                 got = ops._logsumexp_backward(g, x, lse, dims, keepdim)
                 at = [d % max(x.dim(), 1) for d in dims] if x.dim() else []
                 wide_g, wide_lse = (gradients.expand(t, at, keepdim).double() for t in (g, lse))
                 want = wide_g * (x.double() - wide_lse).exp()
-                rtol = torch.finfo(dtype).eps + (4e-15 if dtype is torch.float64 else 2e-6 if x.element_size() == 4 else 1e-5)
+                rtol = torch.finfo(dtype).eps + (
+                    4e-15 if dtype is torch.float64 else 2e-6 if x.element_size() == 4 else 1e-5
+                )
                 torch.testing.assert_close(got.double(), want, rtol=rtol, atol=2 * torch.finfo(dtype).smallest_normal)
 
 
@@ -136,7 +145,7 @@ def _gradient(f: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) -> Tensor:
 def test_the_bits_do_not_depend_on_the_threads(function: str) -> None:
     before = torch.get_num_threads()
     try:
-        for shape, dim in (((3, 200_001), 1), ((1, 300_000), 1), ((4099, 33), 1), ((50, 4097), 1), ((9, 400, 130), 1)):
+        for shape, dim in (((3, 80_001), 1), ((1, 100_000), 1), ((2099, 33), 1), ((20, 4097), 1), ((9, 40, 130), 1)):
             for dtype in (torch.float32, torch.bfloat16):
                 g, y = _given(function, shape, (dim,), dtype)
                 torch.set_num_threads(1)
@@ -151,7 +160,7 @@ def test_the_bits_do_not_depend_on_the_threads(function: str) -> None:
 @every_softmax
 def test_in_place(function: str) -> None:
     for dtype in DTYPES:
-        for shape, dim in (((7, 5), 1), ((9, 33), 1), ((9, 1025), 1), ((2, 70001), 1), ((40, 37), 0), ((4096, 512), 1)):
+        for shape, dim in (((7, 5), 1), ((9, 33), 1), ((9, 1025), 1), ((2, 70001), 1), ((40, 37), 0)):
             g, y = _given(function, shape, (dim,), dtype)
             want = ops._softmax_backward(g, y, NUMBERS[function], [dim], dtype)
             for which in (0, 1):
@@ -175,12 +184,14 @@ t.test_in_place("softmin")
 t.test_logsumexp_against_the_definition((9, 129), (1,))
 for function in t.SOFTMAXES:
     for shape, dims in t.SHAPES:
+        if torch.Size(shape).numel() > 5000 and shape[0] > 2:
+            continue
         for form in ("plain", "expanded"):
             for dtype in t.DTYPES:
                 g, y = t._given(function, shape, dims, dtype)
                 g = t.FORMS[form](g, dims)
                 got = t.ops._softmax_backward(g, y, t.NUMBERS[function], dims, dtype)
-                assert t._close(got, t._definition(function, g, y, dims), g, y, function, dims), (function, shape, dtype)
+                assert t._close(got, t._definition(function, g, y, dims), g, y, function, dims), (function, shape)
 print("right")
 """
 
@@ -200,8 +211,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fused operators that a test calls."""
     made: list[str] = []
     for name in ("_FAMILY", "_LOGSUMEXP"):
+        operator = getattr(gradients, name)
 
-        def spy(*given: Any, operator: Any = getattr(gradients, name), name: str = name) -> Any:
+        def spy(*given: Any, operator: Any = operator, name: str = name) -> Any:
             made.append(name)
             return operator(*given)
 
@@ -247,9 +259,15 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "twice": (lambda: ops._softmax_backward(G, Y, 0, [1, -1], G.dtype), "dim 1 appears twice"),
     "function": (lambda: ops._softmax_backward(G, Y, 3, [1], G.dtype), "function is 0 .* got 3"),
     "integer": (lambda: ops._softmax_backward(G, Y, 0, [1], torch.int32), "takes float32, .* got"),
-    "out": (lambda: ops._softmax_backward.out(G, Y, 0, [1], out=G.new_empty(3)), r"shape \[3, 4\], got an out .* \[3\]"),
+    "out": (
+        lambda: ops._softmax_backward.out(G, Y, 0, [1], out=G.new_empty(3)),
+        r"shape \[3, 4\], got an out .* \[3\]",
+    ),
     "overlap": (lambda: ops._softmax_backward.out(G, Y, 0, [1], out=G.new_empty(4).expand(3, 4)), "may share memory"),
-    "lse": (lambda: ops._logsumexp_backward(G[0], Y, G[0], [1], False), r"gives shape \[3\] .* got an lse of shape \[4\]"),
+    "lse": (
+        lambda: ops._logsumexp_backward(G[0], Y, G[0], [1], False),
+        r"gives shape \[3\] .* got an lse of shape \[4\]",
+    ),
     "grad": (lambda: ops._logsumexp_backward(G, Y, G[:, 0], [1], False), r"shape of the result, \[3\], got \[3, 4\]"),
     "lse out": (
         lambda: ops._logsumexp_backward.out(G[:, 0], Y, G[:, 0], [1], False, out=G.half()),
@@ -276,4 +294,4 @@ def test_fake_tensors_and_versions() -> None:
     version = out._version
     ops._softmax_backward.out(G, Y, 0, [1], out=out)
     assert out._version == version + 1
-    assert set(NUMBERS) == set(SOFTMAXES) and onepass.softmax is not None
+    assert set(NUMBERS) == set(SOFTMAXES)

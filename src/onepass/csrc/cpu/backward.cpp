@@ -1,7 +1,7 @@
 // backward.cpp: gradients on the CPU, compiled once for each instruction set (ONEPASS_ISA names it, and its namespace).
 //
-// Work is cut into units that no two threads share: rows, groups of short rows, tiles of columns, pieces of long rows. A
-// unit is computed the same way whatever thread takes it, so the bits do not depend on the number of threads.
+// Work is cut into units that no two threads share: rows, groups of short rows, tiles of columns, pieces of long rows.
+// A unit is computed the same way whatever thread takes it, so the bits do not depend on the number of threads.
 #include "backward_aside.h"
 #include "backward_scalar.h"
 #include "engine.h"
@@ -10,25 +10,22 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kLongRow = 65536;       // elements of the longest row that is not cut into pieces
-constexpr int64_t kRowPiece = 8192;       // elements of a piece
-constexpr int64_t kShortRow = 128;        // elements of a row that is taken with three others
-constexpr int64_t kRowsAGroup = 64;       // short rows of a unit
-constexpr int64_t kAhead = 128 << 10;     // bytes of a row and a half that are fetched beforehand
-constexpr int64_t kPastBytes = 8 << 20;   // of a gradient that goes past the cache
+constexpr int64_t kLongRow = 65536;      // elements of the longest row that is not cut into pieces
+constexpr int64_t kRowPiece = 8192;      // elements of a piece
+constexpr int64_t kShortRow = 128;       // elements of a row that is taken with three others
+constexpr int64_t kRowsAGroup = 64;      // short rows of a unit
+constexpr int64_t kAhead = 128 << 10;    // bytes of a row and a half that are fetched beforehand
+constexpr int64_t kPastBytes = 8 << 20;  // of a gradient that goes past the cache
 
 Kind kind_of(Function function) {
-  return function == Function::logsumexp     ? Kind::lse
-         : function == Function::log_softmax ? Kind::log
-                                             : Kind::soft;
+  return function == Function::logsumexp ? Kind::lse : function == Function::log_softmax ? Kind::log : Kind::soft;
 }
 // Computed in vectors of floats?
 constexpr bool vectors(DType y, DType dx) {
   return y != DType::float64 && dx != DType::float64 && (y == dx || y == DType::float32 || dx == DType::float32);
 }
 template <class Y, class D>
-constexpr bool kVectors = sizeof(Y) < 8 && sizeof(D) < 8 &&
-                          (std::is_same_v<Y, D> || sizeof(Y) == 4 || sizeof(D) == 4);
+constexpr bool kVectors = sizeof(Y) < 8 && sizeof(D) < 8 && (std::is_same_v<Y, D> || sizeof(Y) == 4 || sizeof(D) == 4);
 
 bool past_cache(const BackwardCall& call) {
   return kStreams && call.dx != call.saved && call.dx != call.grad &&
@@ -130,8 +127,8 @@ struct Backward {
     const Y *const y_first = saved(none), *const g_first = grad(none);
     D* const dx_first = dx(none);
     // Whole lines, all of them?
-    const bool lines = past && flat && n.size * int64_t(sizeof(D)) % kBackwardLine == 0 &&
-                       n.size % (2 * kWidth) == 0 && uintptr_t(call.dx) % kBackwardLine == 0 &&
+    const bool lines = past && flat && n.size * int64_t(sizeof(D)) % kBackwardLine == 0 && n.size % (2 * kWidth) == 0 &&
+                       uintptr_t(call.dx) % kBackwardLine == 0 &&
                        inner.strides[kDx] * int64_t(sizeof(D)) % kBackwardLine == 0;
     BackwardOdometer at(outer, begin * kRowsAGroup);
     for (int64_t g = begin; g < end; ++g) {
@@ -230,14 +227,8 @@ struct Backward {
     } else {
       const bool same = inner.strides[kGrad] == 0;
       for (int i = 0; same && i < kBackwardStep; ++i) constant[i] = *g;
-      const BackwardTile<Y, D> t = {y,
-                                    same ? constant : g,
-                                    to,
-                                    n.size,
-                                    n.strides[kSaved],
-                                    n.strides[kGrad],
-                                    n.strides[kDx],
-                                    same ? 0 : -1};
+      const BackwardTile<Y, D> t = {
+          y, same ? constant : g, to, n.size, n.strides[kSaved], n.strides[kGrad], n.strides[kDx], same ? 0 : -1};
       backward_columns<K>(t, width, all(sign), past);
     }
   }

@@ -85,7 +85,7 @@ ONEPASS_INLINE Two load_two(const T* from) {
   }
 }
 template <class Y, class D>
-constexpr bool kSplit = std::is_same_v<Y, bfloat16>&& std::is_same_v<D, bfloat16>;
+constexpr bool kSplit = std::is_same_v<Y, bfloat16> && std::is_same_v<D, bfloat16>;
 
 template <bool Split, bool Any, bool Past, class T>
 ONEPASS_INLINE void store_two(T* to, Two v) {
@@ -191,7 +191,8 @@ template <class Y, class D>
 constexpr bool kAnyNan = sizeof(Y) == 4 && sizeof(D) == 2;
 
 template <Kind K, class Y, class D>
-__attribute__((noinline)) void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last, bool past) {
+__attribute__((noinline)) void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last,
+                                              bool past) {
   constexpr bool any = kAnyNan<Y, D>;
   constexpr bool split = kSplit<Y, D>;
   const auto made = [&](int64_t i) __attribute__((always_inline)) {

@@ -100,7 +100,8 @@ void unit_row(const Y* y, const Y* g, int64_t g_stride, D* dx, int64_t n, A a, A
   }
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    dx[i] = Narrow<D>::from(scalar_last<K, A>(A(to_wide(y[i])), K == Kind::lse ? A(0) : A(to_wide(g[i * g_stride])), a, b));
+    dx[i] =
+        Narrow<D>::from(scalar_last<K, A>(A(to_wide(y[i])), K == Kind::lse ? A(0) : A(to_wide(g[i * g_stride])), a, b));
   }
 }
 

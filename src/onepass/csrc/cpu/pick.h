@@ -22,7 +22,8 @@ struct CpuEngine {
   void (*backward)(const BackwardCall&, BackwardStep, double*, int64_t, int64_t);
 };
 
-#define ONEPASS_ENGINE(isa, works) {#isa, works, isa::units, isa::run, isa::states, isa::merge, isa::finish, isa::backward_units, isa::backward}
+#define ONEPASS_ENGINE(isa, works) \
+  {#isa, works, isa::units, isa::run, isa::states, isa::merge, isa::finish, isa::backward_units, isa::backward}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512
