@@ -17,6 +17,7 @@ from setuptools.command.build_ext import build_ext
 CSRC = Path("src/onepass/csrc")
 PLAIN = [
     "ops.cpp",
+    "backward.cpp",
     "tables.cpp",
     "settings.cpp",
     "inspect.cpp",
@@ -26,6 +27,7 @@ PLAIN = [
 ]
 PLAIN += [f"cuda/{name}.cpp" for name in ("driver", "cache", "compile", "launch", "engine", "warm")]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
+PARTS = ["backward", "engine"]
 SETS = {"baseline": []}
 if platform.machine() in ("x86_64", "AMD64"):
     SETS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
@@ -47,7 +49,9 @@ class BuildNative(build_ext):
         objects = Path(self.build_temp)
         jobs = [(name, objects / (name.replace("/", "-") + ".o"), []) for name in PLAIN]
         for isa, flags in SETS.items():
-            jobs.append(("cpu/engine.cpp", objects / f"cpu-{isa}.o", [f"-DONEPASS_ISA={isa}", *flags, *AS_WRITTEN]))
+            own = [f"-DONEPASS_ISA={isa}", *flags, *AS_WRITTEN]
+            for name in PARTS:
+                jobs.append((f"cpu/{name}.cpp", objects / f"cpu-{name}-{isa}.o", own))
         compiler = [*shlex.split(os.environ.get("CXX", "g++")), *FLAGS]
         compiler += [f"-DONEPASS_{isa.upper()}" for isa in SETS]
         compiler += [word for path in include_paths() for word in ("-isystem", path)]
@@ -73,7 +77,8 @@ class AnyPython(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
+SOURCES = [*PLAIN, *(f"cpu/{name}.cpp" for name in PARTS)]
 setup(
-    ext_modules=[Extension("onepass._native", [str(CSRC / name) for name in (*PLAIN, "cpu/engine.cpp")])],
+    ext_modules=[Extension("onepass._native", [str(CSRC / name) for name in SOURCES])],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": AnyPython},
 )

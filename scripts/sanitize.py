@@ -56,7 +56,9 @@ def build(folder: Path, programs: Sequence[str]) -> None:
     driver = max(core, newest(TESTS / "sanitize_cpu.cpp", TESTS / "sanitize_cpu.h"))
     jobs: list[tuple[Path, float, list[object]]] = []
     for name, own in known.items():
-        jobs.append((folder / f"{name}.o", core, ["-c", CORE / "cpu" / "engine.cpp", f"-DONEPASS_ISA={name}", *own]))
+        for part in ("engine", "backward"):
+            words = ["-c", CORE / "cpu" / f"{part}.cpp", f"-DONEPASS_ISA={name}", *own]
+            jobs.append((folder / f"{name}-{part}.o", core, words))
     jobs.append((folder / "driver.o", driver, ["-c", TESTS / "sanitize_cpu.cpp"]))
     for name in programs:
         sources = [TESTS / f"{name}.cpp", *PROGRAMS[name]]
@@ -71,7 +73,7 @@ def build(folder: Path, programs: Sequence[str]) -> None:
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         list(pool.map(compile_one, stale))
-    parts = [str(folder / f"{name}.o") for name in (*known, "driver")]
+    parts = [str(path) for path, _, words in jobs if "-c" in words]
     compile_one((folder / "sanitize_cpu", 0, parts))
 
 

@@ -1,11 +1,23 @@
-"""Gradients by plain arithmetic on what was saved: differentiable themselves, so second order comes with them."""
+"""Gradients of what was saved: on a CPU by one fused operator, where no gradient of the gradient is asked for.
+
+Everywhere else by plain arithmetic, which is differentiable itself, so that second order comes with it.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
+from torch.autograd import forward_ad
+
+from . import native  # noqa: F401  (loads the operators)
 
 __all__ = ["backward", "expand", "expand_planes", "tangent"]
+
+
+_NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}  # of functions, as the operator takes them
+_FAMILY = torch.ops.onepass._softmax_backward.default._op
+_LOGSUMEXP = torch.ops.onepass._logsumexp_backward.default._op
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -47,11 +59,40 @@ def _parts(saved: Sequence[Tensor], dims: list[int], keepdim: bool) -> tuple[Ten
     return share, (x - m.masked_fill(infinite, 0)).exp(), l.masked_fill(infinite, 0)
 
 
+def _plain(t: Tensor, dtype: torch.dtype) -> bool:
+    """Is this a tensor of CPU memory that the operator can read, and nothing else?"""
+    return (
+        type(t) in (Tensor, torch.nn.Parameter)
+        and t.device.type == "cpu"
+        and t.dtype is dtype
+        and t.layout is torch.strided
+        and not is_legacy_batchedtensor(t)
+    )
+
+
+def _fuses(g: Tensor, saved: Sequence[Tensor]) -> bool:
+    return (
+        not torch.compiler.is_compiling()
+        and peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and _plain(g, saved[0].dtype)
+        and all(_plain(t, g.dtype) for t in saved)
+        and not (torch.is_grad_enabled() and (g.requires_grad or any(t.requires_grad for t in saved)))
+    )
+
+
 def backward(
     function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
 ) -> Tensor:
     """The input's gradient, of dtype `to`, from the result's; `saved` is the input if the function reduces, and the
     result."""
+    if function != "state" and _fuses(g, saved):
+        dx: Tensor
+        if function == "logsumexp":
+            dx = _LOGSUMEXP(g, *saved, dims, keepdim)
+        else:
+            dx = _FAMILY(g, saved[0], _NUMBERS[function], dims, to)
+        return dx
     if function == "logsumexp":
         return (_wide(expand(g, dims, keepdim)) * _weights(function, saved, dims, keepdim)).to(to)
     if function == "state":

@@ -209,6 +209,20 @@ for _name in (*FAMILY, *REDUCTIONS):
     _register(_name)
 
 
+@torch.library.register_fake("onepass::_softmax_backward", lib=library)
+def _(grad: Tensor, y: Tensor, function: int, dim: list[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(y, dtype=dtype)
+
+
+@torch.library.register_fake("onepass::_logsumexp_backward", lib=library)
+def _(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    return torch.empty_like(x)
+
+
+for _name in ("_softmax_backward", "_logsumexp_backward"):
+    _raise_version(f"{_name}.out", getattr(_ops, _name).out)
+
+
 @torch.library.register_fake("onepass::triton", lib=library)
 def _(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
     return empty(function, input, dim, dtype, keepdim)

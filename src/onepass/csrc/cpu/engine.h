@@ -2,6 +2,7 @@
 // threads.
 #pragma once
 
+#include "../backward_layout.h"
 #include "../call.h"
 
 namespace onepass {
@@ -21,13 +22,19 @@ struct Piece {
   double l, rest;
 };
 
-#define ONEPASS_DECLARE(isa)                                                      \
-  namespace isa {                                                                 \
-  Units units(const Call& call);                                                  \
-  void run(const Call& call, int64_t begin, int64_t end);                         \
-  void states(const Call& call, Piece* pieces, int64_t begin, int64_t end);       \
-  void merge(const Call& call, Piece* pieces);                                    \
-  void finish(const Call& call, const Piece* pieces, int64_t begin, int64_t end); \
+// Gradients likewise. Of rows that are cut into pieces a sum each comes first; `sums` then has one a row. A call with
+// pieces may also be made whole rows at a time.
+enum class BackwardStep { rows, sums, finish };
+
+#define ONEPASS_DECLARE(isa)                                                                  \
+  namespace isa {                                                                             \
+  Units backward_units(const BackwardCall& call);                                             \
+  void backward(const BackwardCall&, BackwardStep, double* sums, int64_t begin, int64_t end); \
+  Units units(const Call& call);                                                              \
+  void run(const Call& call, int64_t begin, int64_t end);                                     \
+  void states(const Call& call, Piece* pieces, int64_t begin, int64_t end);                   \
+  void merge(const Call& call, Piece* pieces);                                                \
+  void finish(const Call& call, const Piece* pieces, int64_t begin, int64_t end);             \
   }
 ONEPASS_DECLARE(baseline)
 #ifdef ONEPASS_AVX2

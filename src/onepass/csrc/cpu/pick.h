@@ -18,9 +18,12 @@ struct CpuEngine {
   void (*states)(const Call&, Piece*, int64_t, int64_t);
   void (*merge)(const Call&, Piece*);
   void (*finish)(const Call&, const Piece*, int64_t, int64_t);
+  Units (*backward_units)(const BackwardCall&);
+  void (*backward)(const BackwardCall&, BackwardStep, double*, int64_t, int64_t);
 };
 
-#define ONEPASS_ENGINE(isa, works) {#isa, works, isa::units, isa::run, isa::states, isa::merge, isa::finish}
+#define ONEPASS_ENGINE(isa, works) \
+  {#isa, works, isa::units, isa::run, isa::states, isa::merge, isa::finish, isa::backward_units, isa::backward}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512

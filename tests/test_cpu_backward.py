@@ -1,0 +1,297 @@
+"""The fused gradients of the CPU engine: against the definition in float64, by every route and instruction set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from onepass import gradients
+from support import DTYPES, SOFTMAXES, TORCH, every_function, every_softmax, ours, same
+
+ops = torch.ops.onepass
+NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}
+SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    *(((5, 7), (1,)), ((5, 7), (0,)), ((70, 3), (1,)), ((70, 16), (1,)), ((67, 33), (-1,)), ((130, 64), (1,))),
+    *(((9, 129), (1,)), ((6, 1000), (1,)), ((2, 70001), (1,)), ((9, 66000), (1,)), ((1000, 37), (0,)), ((3, 1), (1,))),
+    *(((4, 21, 50), (1,)), ((2, 2000, 70), (1,)), ((64, 256, 16), (0,)), ((5, 300, 3), (1,)), ((7, 5, 5), (1, 2))),
+    *(((3, 4, 5, 6), (1, 3)), ((3, 4, 5, 6), (0, 2)), ((3,), (0,)), ((), (0,)), ((0, 3), (1,))),
+)
+every_shape = pytest.mark.parametrize(("shape", "dims"), SHAPES, ids=str)
+
+
+def _reversed(t: Tensor) -> Tensor:
+    order = list(range(t.dim()))[::-1]
+    return t.permute(order).contiguous().permute(order)
+
+
+def _ends(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
+    return [1 if i in [d % max(len(shape), 1) for d in dims] else size for i, size in enumerate(shape)]
+
+
+FORMS: dict[str, Callable[[Tensor, Sequence[int]], Tensor]] = {  # how a tensor lies
+    "plain": lambda t, _: t,
+    "expanded": lambda t, _: t.new_full((), 0.7).expand(t.shape),
+    "one a row": lambda t, dims: t.new_full(_ends(t.shape, dims), -1.3).expand(t.shape),
+    "reversed": lambda t, _: _reversed(t),
+    "with gaps": lambda t, _: torch.stack([t, t], -1)[..., 0],
+    "sliced": lambda t, _: torch.cat([t, t], -1)[..., : t.shape[-1]] if t.dim() else t,
+}
+
+
+def _definition(function: str, g: Tensor, y: Tensor, dims: Sequence[int]) -> Tensor:
+    g, y = g.double(), y.double()
+    if function == "log_softmax":
+        return g - y.exp() * g.sum(dims, keepdim=True)
+    dx = y * (g - (g * y).sum(dims, keepdim=True))
+    return dx if function == "softmax" else -dx
+
+
+def _given(function: str, shape: Sequence[int], dims: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(3)
+    x = 3 * torch.randn(shape, generator=made, dtype=torch.float64)
+    y = x - torch.logsumexp(x, dims, keepdim=True) if x.numel() else x
+    y = y if function == "log_softmax" else y.exp()
+    return torch.randn(shape, generator=made, dtype=torch.float64).to(dtype), y.to(dtype)
+
+
+def _close(got: Tensor, want: Tensor, g: Tensor, y: Tensor, function: str, dims: Sequence[int]) -> bool:
+    """One rounding of the result, and the roundings of the terms it is the difference of."""
+    eps = torch.finfo(got.dtype).eps
+    inner = 3e-16 if torch.float64 in (got.dtype, y.dtype) else 1.2e-7
+    inner = max(inner, 2.0**-18) if got.element_size() == 2 else inner
+    g, y = g.double().abs(), y.double()
+    terms = g + (
+        y.exp() * g.sum(dims, keepdim=True) if function == "log_softmax" else y * (g * y).sum(dims, keepdim=True)
+    )
+    limit = eps * want.abs() + 8 * inner * terms + 2 * torch.finfo(got.dtype).smallest_normal
+    return bool(((got.double() - want).abs() <= limit).all())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@every_shape
+@every_softmax
+def test_against_the_definition(function: str, shape: tuple[int, ...], dims: tuple[int, ...], form: str) -> None:
+    large = torch.Size(shape).numel() > 5000
+    if large and form not in ("plain", "expanded"):
+        shape = tuple(min(size, 140) for size in shape)
+    for dtype in DTYPES[:2] if large else DTYPES:
+        g, y = _given(function, shape, dims, dtype)
+        g = FORMS[form](g, dims)
+        y = FORMS[form](y, dims) if form in ("reversed", "sliced", "with gaps") and g.numel() % 2 else y
+        for to in (dtype,) if large else DTYPES:
+            got = ops._softmax_backward(g, y, NUMBERS[function], dims, to)
+            want = _definition(function, g, y, dims)
+            assert got.dtype is to
+            assert got.shape == y.shape
+            assert _close(got, want, g, y, function, dims), f"{dtype} -> {to}"
+            out = torch.full([*shape, 2], 9.0, dtype=to)
+            ops._softmax_backward.out(g, y, NUMBERS[function], dims, out=out[..., 0])
+            assert _close(out[..., 0], want, g, y, function, dims), f"{dtype} -> {to}, out"
+            assert (out[..., 1] == 9).all()
+
+
+@every_shape
+def test_logsumexp_against_the_definition(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    for dtype in DTYPES:
+        for keepdim in (False, True):
+            x = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+            x = x.to(dtype)
+            lse = torch.logsumexp(x.double(), dims, keepdim=keepdim).to(dtype)
+            for g in (
+                torch.randn(lse.shape, dtype=torch.float64).to(dtype),
+                torch.ones((), dtype=dtype).expand(lse.shape),
+            ):
+                got = ops._logsumexp_backward(g, x, lse, dims, keepdim)
+                at = [d % max(x.dim(), 1) for d in dims] if x.dim() else []
+                wide_g, wide_lse = (gradients.expand(t, at, keepdim).double() for t in (g, lse))
+                want = wide_g * (x.double() - wide_lse).exp()
+                rtol = torch.finfo(dtype).eps + (
+                    4e-15 if dtype is torch.float64 else 2e-6 if x.element_size() == 4 else 1e-5
+                )
+                torch.testing.assert_close(got.double(), want, rtol=rtol, atol=2 * torch.finfo(dtype).smallest_normal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@every_function
+def test_special_rows_have_torchs_gradients(function: str, dtype: torch.dtype) -> None:
+    inf, nan = torch.inf, torch.nan
+    for n in (5, 40, 300):
+        rows = torch.randn(8, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        rows[1, 0], rows[2, 1:], rows[3], rows[4, 2], rows[5, 3], rows[6, ::2] = -inf, -inf, -inf, inf, nan, -inf
+        rows[7] *= 1e4
+        x = (-rows if function == "softmin" else rows).to(dtype)
+        g = torch.randn(TORCH[function](x, 1).shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+        for grad in (g, torch.full_like(g, inf), torch.zeros_like(g), g.new_ones(()).expand(g.shape)):
+            got, want = (_gradient(lambda t, f=f: f(t, 1), x, grad) for f in (ours(function), TORCH[function]))
+            assert same(got.isnan(), want.isnan())
+            wrong = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.05)
+            torch.testing.assert_close(got, want, rtol=wrong, atol=wrong, equal_nan=True)
+
+
+def _gradient(f: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) -> Tensor:
+    x = x.detach().clone().requires_grad_()
+    (made,) = torch.autograd.grad(f(x), x, g)
+    return made
+
+
+@every_softmax
+def test_the_bits_do_not_depend_on_the_threads(function: str) -> None:
+    before = torch.get_num_threads()
+    try:
+        for shape, dim in (((3, 80_001), 1), ((1, 100_000), 1), ((2099, 33), 1), ((20, 4097), 1), ((9, 40, 130), 1)):
+            for dtype in (torch.float32, torch.bfloat16):
+                g, y = _given(function, shape, (dim,), dtype)
+                torch.set_num_threads(1)
+                first = ops._softmax_backward(g, y, NUMBERS[function], [dim], dtype)
+                for threads in (2, 3, 8):
+                    torch.set_num_threads(threads)
+                    assert torch.equal(first, ops._softmax_backward(g, y, NUMBERS[function], [dim], dtype))
+    finally:
+        torch.set_num_threads(before)
+
+
+@every_softmax
+def test_in_place(function: str) -> None:
+    for dtype in DTYPES:
+        for shape, dim in (((7, 5), 1), ((9, 33), 1), ((9, 1025), 1), ((2, 70001), 1), ((40, 37), 0)):
+            g, y = _given(function, shape, (dim,), dtype)
+            want = ops._softmax_backward(g, y, NUMBERS[function], [dim], dtype)
+            for which in (0, 1):
+                given = [g.clone(), y.clone()]
+                ops._softmax_backward.out(*given, NUMBERS[function], [dim], out=given[which])
+                assert torch.equal(given[which], want)
+
+
+def test_large_gradients_go_past_the_cache() -> None:
+    for shape, dim in (((2048, 1024), 1), ((131072, 16), 1), ((1024, 2048), 0), ((2, 1 << 20), 1)):
+        g, y = _given("softmax", shape, (dim,), torch.float32)
+        got = ops._softmax_backward(g, y, 0, [dim], torch.float32)
+        assert _close(got, _definition("softmax", g, y, [dim]), g, y, "softmax", [dim])
+
+
+CODE = """
+import sys, torch, onepass
+sys.path.insert(0, "tests")
+import test_cpu_backward as t
+t.test_in_place("softmin")
+t.test_logsumexp_against_the_definition((9, 129), (1,))
+for function in t.SOFTMAXES:
+    for shape, dims in t.SHAPES:
+        if torch.Size(shape).numel() > 5000 and shape[0] > 2:
+            continue
+        for form in ("plain", "expanded"):
+            for dtype in t.DTYPES:
+                g, y = t._given(function, shape, dims, dtype)
+                g = t.FORMS[form](g, dims)
+                got = t.ops._softmax_backward(g, y, t.NUMBERS[function], dims, dtype)
+                assert t._close(got, t._definition(function, g, y, dims), g, y, function, dims), (function, shape)
+print("right")
+"""
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_every_instruction_set(isa: str) -> None:
+    run = [sys.executable, "-c", CODE]
+    done = subprocess.run(run, env={**os.environ, "ONEPASS_CPU": isa}, capture_output=True, text=True, timeout=120)
+    if done.returncode and "ONEPASS_CPU is an instruction set that works here" in done.stderr:
+        assert isa != "baseline"
+        pytest.skip(f"{isa} does not work here")
+    assert done.stdout == "right\n", done.stderr[-2000:]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fused operators that a test calls."""
+    made: list[str] = []
+    for name in ("_FAMILY", "_LOGSUMEXP"):
+        operator = getattr(gradients, name)
+
+        def spy(*given: Any, operator: Any = operator, name: str = name) -> Any:
+            made.append(name)
+            return operator(*given)
+
+        monkeypatch.setattr(gradients, name, spy)
+    return made
+
+
+@every_function
+def test_the_fused_route_is_taken(function: str, calls: list[str]) -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    ours(function)(x, 1).sum().backward()
+    ours(function)(torch.nn.Parameter(torch.randn(4, 6)), 1).sum().backward()
+    assert calls == 2 * ["_LOGSUMEXP" if function == "logsumexp" else "_FAMILY"]
+
+
+@every_function
+def test_the_differentiable_route_is_taken(function: str, calls: list[str]) -> None:
+    def f(x: Tensor) -> Tensor:
+        return ours(function)(x, -1).square().sum()
+
+    x = torch.randn(4, 6, requires_grad=True)
+    torch.autograd.grad(f(x), x, create_graph=True)
+    torch.func.vmap(torch.func.grad(f))(x.detach())
+    torch.func.hessian(f)(x.detach())
+    y = ours(function)(x, -1)
+    torch.autograd.grad(y, x, torch.ones(3, *y.shape), is_grads_batched=True)
+    assert not calls
+
+
+@every_function
+def test_gradcheck(function: str, calls: list[str]) -> None:
+    x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    for dims in (0, 1, 2):
+        assert torch.autograd.gradcheck(lambda t, d=dims: ours(function)(t, d), x)
+    assert calls
+
+
+G, Y = torch.ones(3, 4), torch.ones(3, 4)
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "shape": (lambda: ops._softmax_backward(G[:2], Y, 0, [1], G.dtype), r"shape of the result, \[3, 4\], got \[2, 4\]"),
+    "dtype": (lambda: ops._softmax_backward(G.double(), Y, 0, [1], G.dtype), "grad has dtype float64.*float32"),
+    "dim": (lambda: ops._softmax_backward(G, Y, 0, [2], G.dtype), "dim 2 is out of range for a tensor of 2 dims"),
+    "twice": (lambda: ops._softmax_backward(G, Y, 0, [1, -1], G.dtype), "dim 1 appears twice"),
+    "function": (lambda: ops._softmax_backward(G, Y, 3, [1], G.dtype), "function is 0 .* got 3"),
+    "integer": (lambda: ops._softmax_backward(G, Y, 0, [1], torch.int32), "takes float32, .* got"),
+    "out": (
+        lambda: ops._softmax_backward.out(G, Y, 0, [1], out=G.new_empty(3)),
+        r"shape \[3, 4\], got an out .* \[3\]",
+    ),
+    "overlap": (lambda: ops._softmax_backward.out(G, Y, 0, [1], out=G.new_empty(4).expand(3, 4)), "may share memory"),
+    "lse": (
+        lambda: ops._logsumexp_backward(G[0], Y, G[0], [1], False),
+        r"gives shape \[3\] .* got an lse of shape \[4\]",
+    ),
+    "grad": (lambda: ops._logsumexp_backward(G, Y, G[:, 0], [1], False), r"shape of the result, \[3\], got \[3, 4\]"),
+    "lse out": (
+        lambda: ops._logsumexp_backward.out(G[:, 0], Y, G[:, 0], [1], False, out=G.half()),
+        "has its input's dtype float32, got an out of float16",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_calls_say_what_is_wrong(case: str) -> None:
+    call, words = WRONG[case]
+    with pytest.raises(RuntimeError, match=words):
+        call()
+
+
+def test_fake_tensors_and_versions() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        g, y = torch.empty(3, 4), torch.empty(3, 4)
+        assert ops._softmax_backward(g, y, 0, [1], torch.float16).dtype is torch.float16
+        assert ops._logsumexp_backward(g[:, 0], y, g[:, 0], [1], False).shape == (3, 4)
+    out = torch.empty(3, 4)
+    version = out._version
+    ops._softmax_backward.out(G, Y, 0, [1], out=out)
+    assert out._version == version + 1
+    assert set(NUMBERS) == set(SOFTMAXES)
