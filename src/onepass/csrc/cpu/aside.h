@@ -37,37 +37,36 @@ struct Tile {
   // The elements of a group at x, and its results. `count`: rows of it that there are; as a constant, kAside.
   template <class Count>
   static ONEPASS_INLINE void load(const X* from, Count count, Floats (&v)[V]) {
-    for (int k = 0; k < V; k += 2) {
-      if constexpr (std::is_same_v<Count, int64_t>) {
-        for (int j = k; j < k + 2; ++j) {
-          const int64_t left = count - j * kWidth;
-          v[j] = left >= kWidth ? load_vector(from + j * kWidth)
-                                : load_part(from + j * kWidth, left > 0 ? left : 0, Element::kFill);
-        }
-      } else {
-        load_two<kSplit>(from + k * kWidth, v[k], v[k + 1]);
-      }
+    if constexpr (std::is_same_v<Count, int64_t>) {
+      load_some(from, count, v);
+    } else {
+      for (int k = 0; k < V; k += 2) load_two<kSplit>(from + k * kWidth, v[k], v[k + 1]);
     }
     for (Floats& each : v) each = Element::value(each);
   }
+  static __attribute__((noinline)) void load_some(const X* from, int64_t count, Floats (&v)[V]) {
+    X whole[kAside] = {};
+    std::memcpy(whole, from, size_t(count) * sizeof(X));
+    for (int k = 0; k < V; ++k) v[k] = load_vector(whole + k * kWidth);
+  }
   template <bool Past, class Count>
   static ONEPASS_INLINE void store(Y* to, Count count, const Floats (&v)[V]) {
-    for (int k = 0; k < V; k += 2) {
-      if constexpr (std::is_same_v<Count, int64_t>) {
-        for (int j = k; j < k + 2; ++j) {
-          const int64_t left = count - j * kWidth;
-          if (left >= kWidth) {
-            store_vector(to + j * kWidth, v[j]);
-          } else if (left > 0) {
-            store_part(to + j * kWidth, left, v[j]);
-          }
+    if constexpr (std::is_same_v<Count, int64_t>) {
+      store_some(to, count, v);
+    } else {
+      for (int k = 0; k < V; k += 2) {
+        if constexpr (Past) {
+          stream_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
+        } else {
+          store_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
         }
-      } else if constexpr (Past) {
-        stream_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
-      } else {
-        store_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
       }
     }
+  }
+  static __attribute__((noinline)) void store_some(Y* to, int64_t count, const Floats (&v)[V]) {
+    Y whole[kAside];
+    for (int k = 0; k < V; ++k) store_vector(whole + k * kWidth, v[k]);
+    std::memcpy(to, whole, size_t(count) * sizeof(Y));
   }
   // Does `work(group, count)` for the groups in order.
   template <class Work>
@@ -80,7 +79,7 @@ struct Tile {
   static ONEPASS_INLINE Floats finite(Floats m) { return m - m == Floats{} ? m : Floats{}; }
 
   // Elements [first, first + count) of all rows, group behind group.
-  void copy(int64_t first, int64_t count, float* kept) const {
+  __attribute__((noinline)) void copy(int64_t first, int64_t count, float* kept) const {
     for (int64_t i = 0; i < count; ++i) {
       for_groups([&](int64_t g, auto rows) __attribute__((always_inline)) {
         Floats v[V];

@@ -53,20 +53,8 @@ ONEPASS_INLINE Floats exp_any(Floats x) {
     p = p * f + 0.240226479f;
     p = p * f + 0.693147203f;
   }
-  const Ints whole = Ints(shifted) - 0x4b400000, half = whole >> 1;
+  const Ints whole = Ints(shifted) - (0x4b400000 + 127 + 64), half = whole >> 1;
   return (p * f + 1.0f) * Floats((half + 127) << 23) * Floats((whole - half + 127) << 23);
-}
-
-ONEPASS_INLINE Floats vector_of(const float* from) { return load_vector(from); }
-ONEPASS_INLINE Floats vector_of(const float16* from) { return load_vector(from); }
-ONEPASS_INLINE Floats vector_of(const bfloat16* from) {  // one widening, which the compiler makes four shuffles of
-#if defined(__AVX512F__)
-  return Floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16));
-#elif defined(__AVX2__)
-  return Floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16));
-#else
-  return load_vector(from);
-#endif
 }
 
 // Two vectors of neighbours. Of bfloat16 the even and the odd ones, which is the least work; so in `Split` order
@@ -76,13 +64,9 @@ struct Two {
 };
 template <bool Split, class T>
 ONEPASS_INLINE Two load_two(const T* from) {
-  if constexpr (Split) {
-    Words words;
-    std::memcpy(&words, from, sizeof words);
-    return {Floats(words << 16), Floats(words & 0xffff0000u)};
-  } else {
-    return {vector_of(from), vector_of(from + kWidth)};
-  }
+  Two made;
+  load_two<Split>(from, made.a, made.b);
+  return made;
 }
 template <class Y, class D>
 constexpr bool kSplit = std::is_same_v<Y, bfloat16> && std::is_same_v<D, bfloat16>;
@@ -90,9 +74,7 @@ constexpr bool kSplit = std::is_same_v<Y, bfloat16> && std::is_same_v<D, bfloat1
 template <bool Split, bool Any, bool Past, class T>
 ONEPASS_INLINE void store_two(T* to, Two v) {
   if constexpr (Split) {
-    const Words a = Words(v.a), b = Words(v.b);
-    const Words low = (a + 0x7fff + ((a >> 16) & 1)) >> 16, high = (b + 0x7fff + ((b >> 16) & 1)) & 0xffff0000u;
-    const Floats made = Floats(low | high);
+    const Floats made = Floats(rounded_pairs(v.a, v.b));
     if constexpr (Past) {
       stream_vector(reinterpret_cast<float*>(to), made);
     } else {
@@ -129,8 +111,8 @@ template <class Y>
 struct BackwardRow {
   const Y *y, *g;
   int64_t mask, n;
-  ONEPASS_INLINE Floats y_at(int64_t i) const { return vector_of(y + i); }
-  ONEPASS_INLINE Floats g_at(int64_t i) const { return vector_of(g + (i & mask)); }
+  ONEPASS_INLINE Floats y_at(int64_t i) const { return load_vector(y + i); }
+  ONEPASS_INLINE Floats g_at(int64_t i) const { return load_vector(g + (i & mask)); }
 };
 
 // A sum; where it is no finite number what was rounded off is none at all.
@@ -263,9 +245,9 @@ ONEPASS_INLINE void four_rows(const Y* const* ys, const Y* const* gs, int64_t ma
       const Two of_y = K == Kind::soft ? load_two<adds_split>(y + i) : Two{};
       sum.a += backward_term<K>(of_y.a, of_g.a), sum.b += backward_term<K>(of_y.b, of_g.b);
     }
-    if (pairs < whole) sum.a += backward_term<K>(vector_of(y + pairs), vector_of(g + (pairs & mask)));
+    if (pairs < whole) sum.a += backward_term<K>(load_vector(y + pairs), load_vector(g + (pairs & mask)));
     if (whole < n) {
-      const Floats end = backward_term<K>(vector_of(y + last), vector_of(g + (last & mask)));
+      const Floats end = backward_term<K>(load_vector(y + last), load_vector(g + (last & mask)));
       sum.b += first_lanes(whole - last) ? Floats{} : end;
     }
     sums[r] = sum.a + sum.b;
@@ -276,8 +258,8 @@ ONEPASS_INLINE void four_rows(const Y* const* ys, const Y* const* gs, int64_t ma
     D* const to = dx[r];
     const BackwardLast<K, D> finish = {all(totals[r]), sign};
     // Computed first: in place what it reads is overwritten next.
-    const Floats end = whole < n ? finish(vector_of(y + last), vector_of(g + (last & mask))) : Floats{};
-    const Floats odd = pairs < whole ? finish(vector_of(y + pairs), vector_of(g + (pairs & mask))) : Floats{};
+    const Floats end = whole < n ? finish(load_vector(y + last), load_vector(g + (last & mask))) : Floats{};
+    const Floats odd = pairs < whole ? finish(load_vector(y + pairs), load_vector(g + (pairs & mask))) : Floats{};
     if (kStreams && past) {
       for (int64_t i = 0; i < pairs; i += 2 * kWidth) {
         store_two<split, any, true>(to + i, finish(load_two<split>(y + i), load_two<split>(g + (i & mask))));

@@ -137,7 +137,7 @@ void backward_columns_lse(const Y* x, const Y* g, const Y* lse, Y* dx, int64_t n
     const bool stream = past && uintptr_t(to) % kBackwardLine == 0;
     for (int64_t v = 0; v < wide; v += kWidth) {
       const BackwardLast<Kind::lse, Y> last = {load_vector(each_g + v), load_vector(each_lse + v)};
-      store_past<Y, false>(to + v, last(vector_of(from + v), Floats{}), stream);
+      store_past<Y, false>(to + v, last(load_vector(from + v), Floats{}), stream);
     }
     if (left) {
       const BackwardLast<Kind::lse, Y> last = {load_part(each_g + wide, left, 0), load_part(each_lse + wide, left, 0)};
@@ -157,7 +157,7 @@ void turn_in(float (*turned)[kTiny], int64_t n, int64_t count, bool packed, At a
     const Y* const from = at(j);
     const int64_t length = packed ? n * count : n;
     int64_t i = 0;
-    for (; i + kWidth <= length; i += kWidth) store_vector(flat + j * n + i, vector_of(from + i));
+    for (; i + kWidth <= length; i += kWidth) store_vector(flat + j * n + i, load_vector(from + i));
     if (i < length) store_part(flat + j * n + i, length - i, load_part(from + i, length - i, 0));
   }
   for (int64_t j = 0; j < count; ++j) {

@@ -18,7 +18,6 @@ bool unit_stride(const Layout& layout) {
   const Bag& reduced = layout.reduced;
   return reduced.count == 0 || (reduced.count == 1 && reduced.dims[0].x_stride == 1 && reduced.dims[0].y_stride == 1);
 }
-bool short_rows_of(const Layout& layout) { return layout.view == View::rows && layout.n <= kShort; }
 bool goes_past(const Call& call) {
   return kStreams && !call.reduces() && call.x != call.y &&
          call.layout.rows * call.layout.n * size_of(call.y_type) >= kPast;
@@ -27,20 +26,23 @@ bool goes_past(const Call& call) {
 template <class Y>
 constexpr bool kFast = sizeof(typename Wide<Y>::type) == 4;
 
+// Short rows go many at a time where input and output have one type (others row by row: less to compile).
+bool short_rows_of(const Call& call) {
+  return call.layout.view == View::rows && call.layout.n <= kShort && call.x_type == call.y_type &&
+         call.y_type != DType::float64;
+}
+
 // Rows [begin, end) of a call, the outer dims walked in order.
 template <Function F, class X, class Y>
 void some_rows(const Call& call, int64_t begin, int64_t end) {
   const Bag& reduced = call.layout.reduced;
-  const Dim dim = reduced.count ? reduced.dims[0] : Dim{1, 1, 1};
   const bool past = goes_past(call);
   Odometer outer(call.layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, outer.next()) {
     const X* x = static_cast<const X*>(call.x) + outer.x;
     Y* y = static_cast<Y*>(call.y) + outer.y;
-    if (reduced.count > 1) {
-      row<F>(x, y, Many{reduced}, call.layout.n, call.layout.rows);
-    } else if (!unit_stride(call.layout)) {
-      row<F>(x, y, Strided{dim.x_stride, dim.y_stride}, call.layout.n, call.layout.rows);
+    if (!unit_stride(call.layout)) {
+      row<F>(x, y, Anywhere(reduced), call.layout.n, call.layout.rows);
     } else if constexpr (kFast<Y>) {
       fast_row<F>(x, y, call.layout.n, call.layout.rows, past);
     } else {
@@ -146,8 +148,8 @@ void some(const Call& call, const Work& work) {
     if (work.step != Step::rows) return some_pieces<F, X, Y>(call, work);
   }
   if (call.layout.view == View::columns) return some_tiles<F, X, Y>(call, work.begin, work.end);
-  if constexpr (kFast<Y>) {
-    if (short_rows_of(call.layout)) return some_groups<F, X, Y>(call, work.begin, work.end);
+  if constexpr (kFast<Y> && std::is_same_v<X, Y>) {
+    if (short_rows_of(call)) return some_groups<F, X, Y>(call, work.begin, work.end);
   }
   some_rows<F, X, Y>(call, work.begin, work.end);
 }
@@ -193,7 +195,7 @@ Units units(const Call& call) {
     const int64_t inner = layout.outer.dims[layout.outer.count - 1].size, wide = tile_width(layout.n);
     return {layout.rows / inner * ((inner + wide - 1) / wide), layout.n * (inner < wide ? inner : wide), 0};
   }
-  if (fast && short_rows_of(layout)) return {(layout.rows + kGroup - 1) / kGroup, layout.n * kGroup, 0};
+  if (short_rows_of(call)) return {(layout.rows + kGroup - 1) / kGroup, layout.n * kGroup, 0};
   if (fast && unit_stride(layout) && layout.n > kLong)
     return {layout.rows * pieces_of(layout), kPiece, pieces_of(layout)};
   return {layout.rows, layout.n, 0};

@@ -182,7 +182,7 @@ template <Function F, class X, class Y>
 void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
   const Row<F, X, Y> row = {x, n};
   const float m = row.maximum();
-  if (!std::isfinite(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Unit(), n, plane);
+  if (!std::isfinite(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Anywhere(1, 1), n, plane);
   if constexpr (reduces(F)) {
     return store_reduced<F>(State<float>{m, {row.template sum<false>(m, nullptr) * kDrop, 0}}, y, plane);
   } else if constexpr (F == Function::log_softmax) {

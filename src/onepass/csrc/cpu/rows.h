@@ -36,20 +36,21 @@ inline Total exp_sum(double* values, int64_t count, double s) {
   return total;
 }
 
-// Where the elements of a row are: unit stride, one stride, or any number of reduced dims.
+// Where the elements of a row are: next to each other, or anywhere: one stride, or any number of reduced dims.
 struct Unit {
   int64_t x(int64_t i) const { return i; }
   int64_t y(int64_t i) const { return i; }
 };
-struct Strided {
+struct Anywhere {
+  const Bag* many;  // or null
   int64_t x_stride, y_stride;
-  int64_t x(int64_t i) const { return i * x_stride; }
-  int64_t y(int64_t i) const { return i * y_stride; }
-};
-struct Many {
-  const Bag& bag;
-  int64_t x(int64_t i) const { return offsets(i).first; }
-  int64_t y(int64_t i) const { return offsets(i).second; }
+  explicit Anywhere(int64_t x_stride, int64_t y_stride) : many(nullptr), x_stride(x_stride), y_stride(y_stride) {}
+  explicit Anywhere(const Bag& reduced)
+      : many(reduced.count > 1 ? &reduced : nullptr),
+        x_stride(reduced.count ? reduced.dims[0].x_stride : 1),
+        y_stride(reduced.count ? reduced.dims[0].y_stride : 1) {}
+  int64_t x(int64_t i) const { return many ? offsets(i).first : i * x_stride; }
+  int64_t y(int64_t i) const { return many ? offsets(i).second : i * y_stride; }
 
  private:
   struct Pair {
@@ -57,7 +58,7 @@ struct Many {
   };
   Pair offsets(int64_t i) const {
     Pair pair;
-    bag.offsets(i, &pair.first, &pair.second);
+    many->offsets(i, &pair.first, &pair.second);
     return pair;
   }
 };

@@ -37,6 +37,7 @@ struct Short {
 
   Floats maxima() const {
     Floats top[kWidth];
+#pragma GCC unroll 1
     for (int r = 0; r < kWidth; ++r) {
       Floats a = masked(one(r, steps() - 1)), b = a;
       int64_t v = 0;
@@ -70,6 +71,7 @@ struct Short {
     int64_t v = 0;
     if constexpr (Few) {
       constexpr int kRows = 4 / Few;
+#pragma GCC unroll 1
       for (int r = 0; r < kWidth; r += kRows) {
         Floats e[4], tops[4];
         float* to[4];
@@ -83,6 +85,7 @@ struct Short {
       }
       return together(l, rests);
     }
+#pragma GCC unroll 1
     for (int r = 0; r < kWidth; ++r) {
       const Floats top = all(m[r]), tops[4] = {top, top, top, top};
       LiftedSums total;
@@ -97,6 +100,7 @@ struct Short {
     }
     for (; v < vectors; ++v) {
       const bool last = v >= whole;
+#pragma GCC unroll 1
       for (int r = 0; r < kWidth; r += 4) {
         Floats e[4], tops[4];
         float* to[4];
@@ -168,7 +172,7 @@ struct Short {
     }
   }
 
-  void run(int64_t plane, bool past) {
+  __attribute__((noinline)) void run(int64_t plane, bool past) {
     const Floats top = maxima();
     store_vector(m, top - top == Floats{} ? top : Floats{});
     Sums l = sums();
@@ -193,7 +197,7 @@ struct Short {
       for (int r = 0; r < count; ++r) {
         Y* const to = y + r * y_stride;
         if (any && odd[r] != 0) {
-          row<F>(x + r * x_stride, to, Unit(), n, plane);
+          row<F>(x + r * x_stride, to, Anywhere(1, 1), n, plane);
         } else if constexpr (F == Function::state) {
           to[0] = Narrow<Y>::from(m[r]), to[plane] = Narrow<Y>::from(sum[r]);
         } else {
@@ -232,7 +236,8 @@ void some_short(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride,
     if (x_stride >= 0 && (at + kWidth - 1) * x_stride + width <= end) {
       group.run(rows, lines);
     } else {  // what lies behind these rows may not be read
-      alignas(64) X copy[kWidth * kMost] = {};
+      alignas(64) X copy[kWidth * kMost];
+      std::memset(static_cast<void*>(copy), 0, sizeof(X) * size_t(kWidth * width));
       for (int64_t r = 0; r < many; ++r) std::memcpy(copy + r * width, group.x + r * x_stride, n * sizeof(X));
       group.x = copy, group.x_stride = width;
       group.run(rows, lines);
