@@ -259,8 +259,8 @@ def _markers(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], r
 
 
 def _named(case: str, own: dict[str, Row], between: str) -> str:
-    shape = next(iter(own.values())).shape
-    return f"{case}{between}{'x'.join(map(str, shape))}"
+    shape = "x".join(map(str, next(iter(own.values())).shape))
+    return case if shape in case else f"{case}{between}{shape}"
 
 
 def _label(provider: str) -> str:

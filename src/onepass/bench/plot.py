@@ -65,7 +65,7 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
 
 def _where(file: Results, row: Row) -> str:
     name = str(file.environment["device"])
-    return f"{name}, {row.threads} threads" if row.threads else name
+    return f"{name}, {row.threads} thread{'s' * (row.threads > 1)}" if row.threads else name
 
 
 def _sweeps(rows: Sequence[Row]) -> bool:
