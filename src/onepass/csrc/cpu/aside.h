@@ -225,11 +225,12 @@ struct Tile {
   // What a function that reduces gives of the states.
   void reduced(int64_t plane) {
     for_groups([&](int64_t g, auto rows) {
-      Floats first[V], second[V], undefined{};
+      Floats first[V], second[V], undefined[V], any{};
       for (int k = 0; k < V; ++k) {
         Sums& of = l[g][k];
         of.sum *= kDrop, of.rest *= kDrop;
-        undefined = of.sum - of.sum + (m[g][k] - m[g][k]) == Floats{} ? undefined : all(1);
+        undefined[k] = of.sum - of.sum + (m[g][k] - m[g][k]) == Floats{} ? Floats{} : all(1);
+        any += undefined[k];
         if constexpr (F == Function::state) {
           first[k] = m[g][k], second[k] = of.sum + of.rest;
         } else {
@@ -238,8 +239,9 @@ struct Tile {
       }
       store<false>(y + g * kAside, rows, first);
       if constexpr (F == Function::state) store<false>(y + g * kAside + plane, rows, second);
-      if (maximum_of(undefined) == 0) return;
+      if (maximum_of(any) == 0) return;
       for (int64_t j = g * kAside; j < width && j < (g + 1) * kAside; ++j) {
+        if (undefined[j % kAside / kWidth][j % kWidth] == 0) continue;
         columns<F>(x + j, y + j, n, x_stride, y_stride, 1, plane);
       }
     });
