@@ -10,26 +10,14 @@
 #pragma once
 
 #include "../backward_layout.h"
-#include "simd.h"
+#include "exponential.h"
+#include "sizes.h"
 
 namespace onepass::ONEPASS_ISA {
 
 enum class Kind { soft, log, lse };  // softmin is softmax with another sign
 
 constexpr int64_t kBackwardStep = 4 * kWidth;
-constexpr int64_t kBackwardLine = 64;  // bytes
-
-ONEPASS_INLINE Floats smaller(Floats a, Floats b) {  // of a NaN and something, `b`
-#if defined(__AVX512F__)
-  return Floats(_mm512_min_ps(__m512(a), __m512(b)));
-#elif defined(__AVX__)
-  return Floats(_mm256_min_ps(__m256(a), __m256(b)));
-#elif defined(__SSE__)
-  return Floats(_mm_min_ps(__m128(a), __m128(b)));
-#else
-  return a < b ? a : b;
-#endif
-}
 
 // exp(x) for any x, to 1 ulp, or to 2^-18 for half results. The power of two goes in two factors: it may be subnormal.
 template <class D>
@@ -146,7 +134,7 @@ __attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t 
       total.add((g0.a + g0.b) + (g1.a + g1.b));
     }
   };
-  constexpr int64_t line = kBackwardLine / int64_t(sizeof(Y));
+  constexpr int64_t line = kLine / int64_t(sizeof(Y));
   if (next_y || next_g) {
     const Y *const y = row.y + next_y, *const g = row.g + (next_g ? next_g : 0);
     for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
@@ -190,7 +178,7 @@ __attribute__((noinline)) void backward_store(const BackwardRow<Y> row, D* dx, c
       }
     }
   };
-  const bool lines = uintptr_t(dx) % kBackwardLine == 0 && row.n * int64_t(sizeof(D)) % kBackwardLine == 0;
+  const bool lines = uintptr_t(dx) % kLine == 0 && row.n * int64_t(sizeof(D)) % kLine == 0;
   if (kStreams && past && lines) {
     steps(std::true_type());
   } else {

@@ -16,7 +16,7 @@ constexpr int64_t kTileBytes = 64 << 10;  // of each operand, that a tile keeps:
 // four do, 16, which are read again.
 template <class Y>
 int64_t backward_tile_width(int64_t n) {
-  constexpr int64_t line = kBackwardLine / int64_t(sizeof(Y));
+  constexpr int64_t line = kLine / int64_t(sizeof(Y));
   const int64_t fit = kTileBytes / int64_t(sizeof(Y)) / n / line * line;
   return fit < 4 * line ? 16 * line : fit < kTileRows ? fit : kTileRows;
 }
@@ -114,7 +114,7 @@ void backward_columns(const BackwardTile<Y, D>& t, int64_t width, Floats sign, b
   };
   for (int64_t i = 0; i < t.n; ++i) {
     D* const to = t.dx + i * t.dx_stride;
-    if (kStreams && past && uintptr_t(to) % kBackwardLine == 0) {
+    if (kStreams && past && uintptr_t(to) % kLine == 0) {
       store(to, i, Yes());
     } else {
       store(to, i, No());
@@ -134,7 +134,7 @@ void backward_columns_lse(const Y* x, const Y* g, const Y* lse, Y* dx, int64_t n
   for (int64_t i = 0; i < n; ++i) {
     const Y* const from = x + i * n_strides[kSaved];
     Y* const to = dx + i * n_strides[kDx];
-    const bool stream = past && uintptr_t(to) % kBackwardLine == 0;
+    const bool stream = past && uintptr_t(to) % kLine == 0;
     for (int64_t v = 0; v < wide; v += kWidth) {
       const BackwardLast<Kind::lse, Y> last = {load_vector(each_g + v), load_vector(each_lse + v)};
       store_past<Y, false>(to + v, last(load_vector(from + v), Floats{}), stream);

@@ -11,8 +11,7 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kPast = 8 << 20;  // bytes of an output that goes past the cache
-constexpr int64_t kGroup = 64;      // short rows of a unit
+constexpr int64_t kGroup = 64;  // short rows of a unit
 
 bool unit_stride(const Layout& layout) {
   const Bag& reduced = layout.reduced;

@@ -1,23 +1,21 @@
 // fast.h: rows of unit stride in floats (rows.h has all others, and doubles).
 //
-//   a row that fits a core's cache, one pass over memory:  maximum -> exponentials, kept, and their sum -> scale ->
-//   store a longer one, in pieces of a fixed length:             a state each, block by block, merged; then finish ->
+//   a row that fits a core's cache:  maximum -> exponentials, kept, and their sum -> scale -> store: one pass over
+//   memory a longer one:                    in pieces of a fixed length, a state each, merged in order; then finish ->
 //   store
 //
 // Exponentials are kept in the output itself, or in the thread's scratch: those of half types, and where the output is
 // to go past the cache.
 #pragma once
 
+#include "exponential.h"
 #include "rows.h"
 #include "scratch.h"
-#include "simd.h"
+#include "sizes.h"
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kLong = 65536;  // elements of the longest row that is not cut into pieces
-constexpr int64_t kPiece = 8192;  // elements of a piece
 static_assert(kLong <= kScratch);
-constexpr int64_t kLine = 64;  // bytes; a line of which a row has a part does not go past the cache
 constexpr int64_t kStep = 4 * kWidth;
 
 template <Function F, class X, class Y>

@@ -49,7 +49,7 @@ struct Short {
       for (; v + 1 < steps(); ++v) a = larger(one(r, v), a);
       top[r] = larger(a, b);
     }
-    return maxima_of(top);
+    return each_across(top, larger);
   }
 
   // Exponentials, in the place of elements.
@@ -123,7 +123,7 @@ struct Short {
     if constexpr (sizeof(Y) == 2) {
       for (int r = 0; r < kWidth; ++r) l[r] += rests[r];
       Sums plain;
-      plain.sum = plain_totals_of(l);
+      plain.sum = each_across(l, [](Floats a, Floats b) { return a + b; });
       return plain;
     } else {
       return totals_of(l, rests);

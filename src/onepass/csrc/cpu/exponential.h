@@ -1,0 +1,139 @@
+// exponential.h: exponentials of vectors, their sums, and the logarithms of those.
+#pragma once
+
+#include "lanes.h"
+
+namespace onepass::ONEPASS_ISA {
+
+// Exponentials come times 2^64: 2^k is then never subnormal, and what they are multiplied by in the end brings them
+// back, rounding once.
+constexpr float kLift = 18446744073709551616.0f, kDrop = 1 / kLift;
+
+// A sum of lifted exponentials, at most four at a time, and what it was rounded by. It begins with more than any of
+// them: what is rounded off then takes fewer steps to know (Dekker's Fast2Sum).
+struct LiftedSums {
+  static constexpr float kStart = 8 * kLift;
+  Floats sum = all(kStart), rest{};
+  ONEPASS_INLINE void add(Floats e) {
+    const Floats next = sum + e;
+    rest += e - (next - sum);
+    sum = next;
+  }
+  ONEPASS_INLINE Sums sums() const {
+    Sums both;
+    both.sum = sum - kStart;
+    both.add(rest);
+    return both;
+  }
+  double total() const { return total_of((widened(sum) - double(kStart)) + widened(rest)); }
+};
+
+// exp(v) times 2^64 of several vectors at a time, step by step: one vector's steps all wait for each other. v is at
+// most 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
+constexpr float kLog2e = 1.44269502f, kMagic = 12582912.0f + 127 + 64;  // 1.5 * 2^23 + ...
+
+#define ONEPASS_EACH for (int k = 0; k < K; ++k)
+// 2^(v * log2(e)) = 2^f * power. Less than -104 becomes -104, and a NaN stays one.
+template <int K>
+ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K]) {
+  ONEPASS_EACH v[k] = larger(all(-104.0f), v[k]);
+  ONEPASS_EACH power[k] = v[k] * kLog2e + kMagic;
+  ONEPASS_EACH f[k] = v[k] * kLog2e - (power[k] - kMagic);
+  ONEPASS_EACH power[k] = Floats(Ints(power[k]) << 23);
+}
+
+// Good to 1 ulp. With a multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error is
+// 2^-28. Without: as in exp.h, where no product is rounded that counts.
+struct Precise {
+  template <int K>
+  static ONEPASS_INLINE void of(Floats (&v)[K]) {
+    Floats f[K], power[K], p[K];
+    reduce(v, f, power);
+#if defined(__FMA__)
+    ONEPASS_EACH f[k] = v[k] * 1.92596298909109e-8f + f[k];
+    ONEPASS_EACH p[k] = f[k] * 0.000153532579f + 0.00133990035f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.0096184386f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.0555033216f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.240226479f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.693147203f;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 1.0f;
+#else
+    ONEPASS_EACH {
+      const Floats whole = (v[k] * kLog2e + kMagic) - kMagic;
+      Floats r = v[k] - whole * 0.693359375f;
+      r = r - whole * -2.12194440e-4f;
+      Floats q = r * 1.9875691500e-4f + 1.3981999507e-3f;
+      q = q * r + 8.3334519073e-3f;
+      q = q * r + 4.1665795894e-2f;
+      q = q * r + 1.6666665459e-1f;
+      q = q * r + 5.0000001201e-1f;
+      p[k] = q * (r * r) + r + 1.0f;
+    }
+#endif
+    ONEPASS_EACH v[k] = p[k] * power[k];
+  }
+};
+
+// For half results: a polynomial of 2^f for |f| <= 1/2, exact for f = 0, good to 2^-18 (float16) or 2^-13 (bfloat16),
+// a 64th and a 16th of what rounding the result does.
+template <int Degree>
+struct Coarse {
+  template <int K>
+  static ONEPASS_INLINE void of(Floats (&v)[K]) {
+    Floats f[K], power[K], p[K];
+    reduce(v, f, power);
+    if constexpr (Degree == 3) {
+      ONEPASS_EACH p[k] = f[k] * 0.05500893f + 0.24221096f;
+      ONEPASS_EACH p[k] = p[k] * f[k] + 0.69328293f;
+    } else {
+      ONEPASS_EACH p[k] = f[k] * 0.00958277683f + 0.0559072132f;
+      ONEPASS_EACH p[k] = p[k] * f[k] + 0.240241045f;
+      ONEPASS_EACH p[k] = p[k] * f[k] + 0.693124105f;
+    }
+    ONEPASS_EACH p[k] = p[k] * f[k] + 1.0f;
+    ONEPASS_EACH v[k] = p[k] * power[k];
+  }
+};
+#undef ONEPASS_EACH
+
+template <class E>
+ONEPASS_INLINE Floats exponential(Floats v) {
+  Floats one[1] = {v};
+  E::of(one);
+  return one[0];
+}
+
+template <class Y>
+struct Exponential {
+  typedef Precise type;
+};
+template <>
+struct Exponential<float16> {
+  typedef Coarse<4> type;
+};
+template <>
+struct Exponential<bfloat16> {
+  typedef Coarse<3> type;
+};
+
+// The natural logarithm of a positive normal number, or NaN, in two floats, good to 2^-25 or half an ulp (the
+// polynomial is that of Cephes' logf).
+ONEPASS_INLINE Pair log_in_two(const Sums& l) {
+  const Ints bits = Ints(l.sum), k = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
+  const Floats f = Floats(bits - (k << 23)) - 1.0f, square = f * f, exponent = __builtin_convertvector(k, Floats);
+  Floats p = f * 7.0376836292e-2f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  const Floats rest = (l.rest / l.sum + 0.0009765625f) - 0.0009765625f;  // what exp(-104) and the like leave is nothing
+  const Floats curve = (p * square * f - 0.5f * square) + exponent * -2.12194440e-4f + rest;
+  const Floats line = exponent * 0.693359375f + f;  // within [0, log(n)]; exact but for large n
+  const Floats high = line + curve;
+  return {(line - high) + curve + (l.sum - l.sum), high};
+}
+
+}  // namespace onepass::ONEPASS_ISA
