@@ -35,9 +35,10 @@ FORCED = [
     ((CLUSTER, 64, 1, 8, 2, 16, 0, 0), [1, 65, 8191, 8192]),
     ((CLUSTER, 64, 1, 16, 8, 4, 4, 0), [1, 777, 12281, 12288]),
     ((CLUSTER, 32, 1, 8, 4, 2, 2, 1), [1, 3, 1023, 1024]),
-    ((GRID, 64, 1, 16, 4, 3, 4, 0), [1, 250, 4098, 6144, 6145, 50001]),
-    ((GRID, 32, 1, 32, 8, 132, 8, 0), [1, 9, 100_000, 1_000_001]),
-    ((GRID, 128, 1, 16, 2, 1, 0, 1), [1, 3, 2047, 5003]),
+    ((GRID, 64, 1, 16, 4, 3, 12, 0), [1, 250, 4098, 12288, 12289, 50001]),
+    ((GRID, 32, 1, 32, 8, 132, 12, 0), [1, 9, 100_000, 1_000_001]),
+    ((GRID, 128, 1, 16, 2, 1, 12, 1), [1, 3, 2047, 5119, 9001]),
+    ((GRID, 96, 1, 16, 4, 5, 0, 0), [1, 2, 31, 7679]),
     ((STREAM, 64, 1, 4, 1, 1, 0, 0), [1, 63, 257, 5000]),
     ((STREAM, 512, 1, 16, 4, 1, 0, 0), [4, 8188, 8192, 8193, 20001]),
 ]
@@ -132,6 +133,9 @@ def test_forced_plan_that_cannot_serve_is_refused():
     ]:
         with pytest.raises(RuntimeError, match=words):
             torch.ops.onepass._forced(x, 0, [1], False, plan, out)
+    long = torch.randn(2, 5000, device="cuda")
+    with pytest.raises(RuntimeError, match="a shelf of 12 vectors at least, got 8"):
+        torch.ops.onepass._forced(long, 0, [1], False, [GRID, 64, 1, 16, 4, 1, 8, 0], long)
     odd = torch.randn(4, 126, device="cuda")
     with pytest.raises(RuntimeError, match="rows of up to 128 elements, got 129"):
         torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))

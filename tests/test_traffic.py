@@ -117,11 +117,11 @@ def test_onepass_by_its_plan(shape: tuple[int, int], device: str, twice: bool) -
 
 
 def test_what_does_not_fit_the_chip_is_read_twice() -> None:
-    plan = onepass.explain((4, 4 << 20), device="h200", bandwidth=1.0)
+    plan = onepass.explain((2, 16 << 20), device="h200", bandwidth=1.0)
     again = plan.launch["read_again"]
     assert (plan.tier, again > 0) == ("grid", True)
-    line = predictions(4, 4 << 20, torch.float32, "h200", ["onepass"])[1]
-    assert line.bytes == plan.bytes + 4 * 4 * again
+    line = predictions(2, 16 << 20, torch.float32, "h200", ["onepass"])[1]
+    assert line.bytes == plan.bytes + 2 * 4 * again
     assert (line.cached_bytes, f"{again} elements" in line.note) == (plan.bytes, True)
     assert "read_again" not in onepass.explain((1, 1 << 20), device="h200").launch
 

@@ -16,6 +16,9 @@ constexpr const char* kDTypeNames[] = {"float32", "float64", "float16", "bfloat1
 
 inline int size_of(DType type) { return type == DType::float64 ? 8 : type == DType::float32 ? 4 : 2; }
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t up_to(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+
 struct CudaPlan {
   Tier tier;
   int lanes;           // threads of a block that share a row
@@ -33,15 +36,17 @@ struct CudaPlan {
     return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : tier == Tier::grid ? lanes + 32 : lanes;
   }
   int slots() const { return values / vector; }
-  // Elements of a row that the tier grid does not keep on the chip.
-  int64_t read_again(int64_t n) const {
-    const int64_t kept = int64_t(split) * lanes * (values + shelf * vector);
-    return tier == Tier::grid && n > kept ? n - kept : 0;
+  // The tier grid: chunks of up to four vectors a thread that a block takes of a row, and vectors of a chunk, so many
+  // that each begins at a multiple of 16 bytes.
+  int64_t chunks(int64_t n) const { return ceil_div(ceil_div(n / vector, split), 4 * lanes); }
+  int64_t wide(int64_t n) const {
+    const int64_t count = chunks(n);
+    return count ? up_to(ceil_div(n / vector, split * count), 4) : 4;
   }
-  // Vectors a thread, at most, of those elements (tier grid, which takes four at a time).
-  int64_t extra(int64_t n) const {
-    const int64_t vectors = (n + vector - 1) / vector + 1, over = vectors - int64_t(split) * lanes * (slots() + shelf);
-    return over > 0 ? ((over + split * lanes - 1) / (split * lanes) + 3) / 4 * 4 : 0;
+  // Elements of a row that it does not keep on the chip.
+  int64_t read_again(int64_t n) const {
+    const int kept = (slots() + shelf) / 4;
+    return tier == Tier::grid && chunks(n) > kept ? (chunks(n) - kept) * wide(n) * split * vector : 0;
   }
   bool shelved() const { return (tier == Tier::block || tier == Tier::cluster) && shelf; }
   // Rows that one block, or the blocks that share rows, take at a time.
@@ -67,8 +72,8 @@ constexpr int kFewWhole = 8;
 constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two multiprocessors
 constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t up_to(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+constexpr int kGridVectors = 448;  // of a row that a block of the tier grid is worth being there for
+constexpr int kLeastShelf = 12;    // vectors through which a thread of it takes what the chip does not hold
 
 // With which element of a vector the rows of a call begin.
 struct Phase {
@@ -190,33 +195,38 @@ struct Planner {
     return true;
   }
 
-  // The chip, or so much of it as pays, on each of a few rows at a time.
-  bool grid(int threads, int values, CudaPlan* plan) {
-    if (!invariant && layout.rows <= kFewWhole && vectors * layout.rows <= int64_t(gpu.multiprocessors) * 256 * 16)
-      threads = 224;
-    const int most = int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
-    if (!gpu.cooperative || most < 4) return false;
+  // The chip, or so much of it as pays, on a few rows at a time: as many as it holds together.
+  bool grid(CudaPlan* plan) {
+    const auto places = [&](int threads) {
+      return int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
+    };
+    int threads = 480, slots = 16;
+    while (threads > 160 && places(threads) < kLeastShelf) threads -= 160;
+    if (!gpu.cooperative || places(threads) < kLeastShelf) return false;
     if (vector != phase.full) vector = phase.full, apart = 1, count();
-    int64_t slots = values / part / vector / 4 * 4;
-    if (slots < 4) slots = 4;
-    const int64_t alone = ceil_div(vectors, threads * (16 + most));  // blocks that hold a row between them
-    int64_t split = alone;
-    if (!invariant && layout.rows < gpu.multiprocessors) split = gpu.multiprocessors / layout.rows;
-    const int64_t useful = ceil_div(vectors, threads * 2);  // blocks with something to do
-    if (split > useful) split = useful;
-    if (2 * split < alone) split = alone;  // else the rows go together, and a part of each is read twice
-    if (split > gpu.multiprocessors) split = gpu.multiprocessors;
-    // What shared memory takes alone needs no code for registers, and comes sooner.
-    constexpr int kFewThreads = 352, kFewVectors = 12;
-    if (const int64_t few = ceil_div(vectors, split * kFewThreads); !invariant && few > 8 && few <= kFewVectors) {
-      *plan = {Tier::grid, kFewThreads, 1, 0, vector, int(split), kFewVectors, apart};
-      return kFewVectors * kFewThreads * vector * x_size <= gpu.shared - kStaticShared;
+    const int64_t chip = gpu.multiprocessors;
+    const int64_t alone =
+        ceil_div(vectors, threads * (slots + places(threads)));  // blocks that hold a row between them
+    int64_t split = alone < chip ? alone : chip;
+    if (!invariant && alone < chip) {
+      const int64_t together = layout.rows < chip / alone ? layout.rows : chip / alone;
+      const int64_t useful = ceil_div(vectors, kGridVectors);  // blocks with something to do
+      split = chip / together;
+      if (split > useful) split = useful > alone ? useful : alone;
     }
-    const int64_t each = ceil_div(vectors, split * threads);
-    // More registers where there is more to keep; with few, what has arrived is worked on sooner.
-    if (each > 2 * slots) slots = each > 24 ? 16 : 12;
-    const int64_t shelf = each > slots ? up_to(each - slots, 4) : 0;
-    *plan = {Tier::grid, threads, 1, int(slots) * vector, vector, int(split), int(shelf < most ? shelf : most), apart};
+    // Fewer threads where they have less to keep. What has arrived in registers is worked on soonest.
+    const int64_t each = ceil_div(vectors, split);
+    if (each <= 128 * 8) {
+      threads = 128, slots = 8;
+    } else if (each <= 192 * 12) {
+      threads = 192, slots = 12;
+    } else if (each <= 352 * 12) {
+      threads = 352, slots = 12;
+    } else if (each <= 352 * (8 + places(352))) {
+      threads = 352, slots = 8;
+    }
+    const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0, most = places(threads);
+    *plan = {Tier::grid, threads, 1, slots * vector, vector, int(split), int(shelf < most ? shelf : most), apart};
     return true;
   }
 
@@ -252,8 +262,7 @@ struct Planner {
       const int64_t whole = half ? kWholeChipHalves : kWholeChip;
       const bool few = length >= whole && layout.rows <= kFewWhole;
       const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.multiprocessors / 2;
-      if ((few || pairs) && vector == phase.full && grid(480, half ? 32 : 16, &made) && (few || !made.read_again(n)))
-        return made;
+      if ((few || pairs) && vector == phase.full && grid(&made) && (few || !made.read_again(n))) return made;
       for (int split = 16; split >= entry.split && split > 1; split /= 2) {
         if (layout.rows * split > 4 * gpu.multiprocessors) continue;
         for (const int values : {32, 16, 8}) {
@@ -267,7 +276,7 @@ struct Planner {
         if (share(1, 0, half ? 40 : 32, shelf, &made)) return made;
       }
     }
-    if (tier != Tier::stream && grid(480, half ? 32 : 16, &made)) return made;
+    if (tier != Tier::stream && grid(&made)) return made;
     return tier == Tier::stream ? stream(entry.lanes, entry.values) : stream(half ? 512 : 1024, 16);
   }
 };

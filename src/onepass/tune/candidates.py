@@ -12,9 +12,8 @@ TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
 SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
 FLAT_REDUCED = 40  # elements of a row that is only read, up to which the tier flat pays
-FEW = 8  # rows that go over the whole chip
-FEW_THREADS, FEW_VECTORS = 352, 12  # of the tier grid, where shared memory takes a part of a row alone
-GRIDS = ((480, 4),)  # threads, vectors in registers at least: plan.h has this form alone
+GRID_VECTORS = 448  # of a row that a block of the tier grid is worth being there for
+LEAST_SHELF = 12  # vectors through which a thread of that tier takes what the chip does not hold
 STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
 
@@ -138,7 +137,7 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
     if tier == STREAM:
         return Plan(STREAM, lanes, 1, max(values // vector, 1) * vector, vector, 1, 0)
     if tier == GRID:
-        return _grid(choice, vectors, vector, rows, gpu)
+        return _grid(vectors, vector, rows, gpu)
     slots = max(1, values // vector)
     threads = max(lanes, up(up(vectors, (slots + shelf) * split), 32) * 32)
     if threads > gpu.most_threads(split) or split > gpu.most_cluster:
@@ -150,24 +149,28 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
     return Plan(tier, threads, 1, slots * vector, vector, split, shelf)
 
 
-def _grid(choice: Choice, vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
-    threads = choice.lanes
-    if rows <= FEW and vectors * rows <= gpu.multiprocessors * 256 * 16:
-        threads = 224
-    most = gpu.shared // (threads * 16) // 4 * 4
-    if not gpu.cooperative or most < 4:
+def _grid(vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
+    def places(threads: int) -> int:
+        return gpu.shared // (threads * 16) // 4 * 4
+
+    threads, slots, chip = 480, 16, gpu.multiprocessors
+    while threads > 160 and places(threads) < LEAST_SHELF:
+        threads -= 160
+    if not gpu.cooperative or places(threads) < LEAST_SHELF:
         return None
-    slots = max(4, choice.values // vector // 4 * 4)
-    alone = up(vectors, threads * (16 + most))  # blocks that hold a row between them
-    split = gpu.multiprocessors // rows if rows < gpu.multiprocessors else alone
-    split = min(split, up(vectors, threads * 2))
-    split = min(alone if 2 * split < alone else split, gpu.multiprocessors)
-    if 8 < up(vectors, split * FEW_THREADS) <= FEW_VECTORS:
-        return Plan(GRID, FEW_THREADS, 1, 0, vector, split, FEW_VECTORS)
-    each = up(vectors, split * threads)
-    if each > 2 * slots:
-        slots = 16 if each > 24 else 12
-    shelf = min(most, up(max(0, each - slots), 4) * 4)
+    alone = up(vectors, threads * (slots + places(threads)))  # blocks that hold a row between them
+    split = min(alone, chip)
+    if alone < chip:
+        split = min(chip // min(rows, chip // alone), max(up(vectors, GRID_VECTORS), alone))
+    each = up(vectors, split)
+    for few, kept in ((128, 8), (192, 12), (352, 12)):
+        if each <= few * kept:
+            threads, slots = few, kept
+            break
+    else:
+        if each <= 352 * (8 + places(352)):
+            threads, slots = 352, 8
+    shelf = min(places(threads), up(max(0, up(each, threads) - slots), 4) * 4)
     return Plan(GRID, threads, 1, slots * vector, vector, split, shelf)
 
 
@@ -213,8 +216,7 @@ def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
             for lanes in LEAST_THREADS if shelf else (0,):
                 yield Choice(BLOCK if split == 1 else CLUSTER, lanes, values, split, shelf)
     if n >= 131072 and rows > 1:
-        for threads, slots in GRIDS:
-            yield Choice(GRID, threads, slots * widest, 1, 0)
+        yield Choice(GRID, 480, 4 * widest, 1, 0)
     if reduces:  # nothing is written, so that a row is read once here too
         for threads, values in product((64, 128, 256, 512, 1024), (most // 4, most // 2, most * 3 // 4)):
             if threads * widest <= n and threads * (values - most // 4) < n:

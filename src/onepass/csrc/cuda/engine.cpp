@@ -56,6 +56,10 @@ void check_forced(const CudaPlan& plan, const Call& call, const Gpu& gpu) {
     fail("up to " + std::to_string(most_threads(gpu.compute, most)) + " threads a block here");
   if (plan.tier == Tier::grid && plan.split > gpu.multiprocessors)
     fail("up to " + std::to_string(gpu.multiprocessors) + " blocks a row here, got " + std::to_string(plan.split));
+  if (plan.read_again(layout.n) && plan.shelf < kLeastShelf) {
+    fail("rows that the chip does not hold take a shelf of " + std::to_string(kLeastShelf) + " vectors at least, got " +
+         std::to_string(plan.shelf));
+  }
   if (plan.tier == Tier::flat && !lies_flat(layout, call.reduces()))
     fail("the flat tier takes rows that lie one after another");
   if (plan.shelf && plan.tier != Tier::flat && plan.vector * size_of(call.x_type) < 4)

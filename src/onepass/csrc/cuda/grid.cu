@@ -1,53 +1,67 @@
 // grid.cu: long rows over many blocks of the whole chip, launched cooperatively. What fits is kept in registers and in
 // shared memory while the parts of a row meet; what does not is read again, most of it from the L2 cache.
 //
-//   load all that fits -> each thread an online state, chunk by chunk as they arrive -> block -> the row's other blocks
-//   -> finish: what has to be read again, then what was kept -> store
+//   a block's part of a row, chunk by chunk, kAhead of them on their way -> each thread an online state -> block -> the
+//   row's other blocks -> finish, last chunk first, what was not kept being read again -> store
 //
-// One warp more than those that compute sends the block's part of a row to the others, and waits for theirs.
+// One warp more than those that compute, the messenger, sends the block's part of a row to the others and waits for
+// theirs. It also takes the few elements before the first and after the last whole vector.
 //
 // One compiled instance a set of: IN, OUT, FUNCTION, SLOTS (vectors a thread keeps in registers, which may be none),
 // VECTOR, APART (see window.cuh). Any number of threads up to kThreads, of blocks that share a row, and of vectors in
-// shared memory. The code is short: where a kernel runs for ten microseconds, much of that may go to fetching it.
-#define MESSENGERS 32  // threads of a block that take no part in a row
+// shared memory.
 #include "grid.cuh"
 #include "kept.cuh"
 #include "merge.cuh"
 #include "shelf.cuh"
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
+constexpr int kMessengers = 32;               // threads of a block that take no part in whole vectors
 constexpr int kThreads = SLOTS ? 512 : 1024;  // the messengers among them
-constexpr int kChunk = 4;                     // vectors that are added to the state at a time
+constexpr int kChunk = 4;                     // vectors a thread takes at a time
+constexpr int kKept = SLOTS / kChunk;         // chunks in registers
+// Chunks on their way while one is worked on. (With 2, 3 or 4 long rows are 1 to 4% slower, and short ones up to 10%.)
+constexpr int kAhead = 1;
+constexpr int kUnit = 16 / sizeof(IN);  // elements: chunks begin at multiples of 16 bytes
 
 typedef Accumulator<OUT>::type A;
-typedef Adder<OUT>::type L;
-typedef Shelf<VECTOR, IN, true> Shared;
+typedef Merged<OUT>::type L;
 
 // A thread's elements of one chunk. Their exponentials are not kept: they are relative to what was the maximum then.
 typedef Keep<FUNCTION, VECTOR, kChunk, IN, OUT, false>::type Chunk;
+typedef Chunk::Raw Raw;
+constexpr int kRaw = sizeof(Raw);
 
 __device__ inline void absorb(Chunk& chunk, A* m, L* l) {
   const A before = *m;
   *m = max_(before, chunk.maximum());
   chunk.forget();
-  *l = add(scaled(*l, exp_<A>(before - shift(*m))), Adder<OUT>::of(chunk.sum_below(*m)));
+  *l = add(scaled(*l, exp_<A>(before - shift(*m))), Merged<OUT>::of(chunk.sum_below(*m)));
 }
 
-// Merges the pairs of the lanes of a warp.
+// A warp's pair from those of its lanes.
 __device__ inline void merge_lanes(A* m, L* l) {
-  const A top = warp_merge<32>(*m, Max());
-  *l = warp_merge<32>(scaled(*l, exp_<A>(*m - shift(top))), Sum());
+  const A top = warp_max(*m);
+  *l = warp_merge<32>(scaled(*l, exp_to_add(*m - shift(top))), Sum());
   *m = top;
 }
 
-// Vectors on the shelf that are the row's in part or not at all: what is missing is nothing.
-__device__ inline void complete(const IN* row, int64_t first, int64_t step, int64_t n, int shelf) {
-#pragma unroll 1
-  for (int c = 0; c < shelf; ++c) {
-    const int64_t at = first + c * step;
-    if (in_one<VECTOR>(at, n)) continue;
-#pragma unroll 1
-    for (int v = 0; v < VECTOR; ++v) Shared::slot(c)[v] = inside(at + v, n) ? row[at + v] : nothing<FUNCTION, IN>();
+// A vector that changes no state.
+__device__ inline Raw no_vector() {
+  Vector<IN, VECTOR> none;
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) none.at[v] = nothing<FUNCTION, IN>();
+  return __builtin_bit_cast(Raw, none);
+}
+
+__device__ inline Raw read_vector(const IN* at) {
+  if constexpr (APART) {
+    Vector<IN, VECTOR> one;
+#pragma unroll
+    for (int v = 0; v < VECTOR; ++v) one.at[v] = at[v];
+    return __builtin_bit_cast(Raw, one);
+  } else {
+    return Chunk::read<true>(at);
   }
 }
 
@@ -56,7 +70,7 @@ constexpr int kAtOnce = 5;  // messages that a lane has on their way at a time
 // By one warp: the state of a row from the messages of its `split` blocks.
 __device__ inline State<A> whole_row(const Message* messages, int split, uint32_t turn) {
   A m = -INFINITY_;
-  L l = Adder<OUT>::of(0);
+  L l = Merged<OUT>::of(0);
   for (int first = threadIdx.x % 32; first < split; first += 32 * kAtOnce) {
     A part[kAtOnce];
     L sum[kAtOnce];
@@ -65,122 +79,200 @@ __device__ inline State<A> whole_row(const Message* messages, int split, uint32_
       there = true;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        part[i] = -INFINITY_, sum[i] = Adder<OUT>::of(0);
+        part[i] = -INFINITY_, sum[i] = Merged<OUT>::of(0);
         if (first + 32 * i < split) there &= messages[first + 32 * i].read(&part[i], &sum[i], turn);
       }
     } while (!there);
     const A before = m;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) m = max_(m, part[i]);
-    l = scaled(l, exp_<A>(before - shift(m)));
+    l = scaled(l, exp_to_add(before - shift(m)));
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) l = add(l, scaled(sum[i], exp_<A>(part[i] - shift(m))));
+    for (int i = 0; i < kAtOnce; ++i) l = add(l, scaled(sum[i], exp_to_add(part[i] - shift(m))));
   }
   __syncwarp();
   merge_lanes(&m, &l);
   return {m, value_of(l)};
 }
 
-// `split` blocks share a row, and `together` rows are taken at a time; a thread has `shelf` vectors in shared memory,
-// and `extra` are read again.
+// A row: loose elements up to a multiple of 16 bytes, whole vectors, and loose elements again.
+struct Row {
+  const IN* at;
+  int head;
+  int64_t vectors;
+
+  __device__ Row(const IN* at, int64_t n) : at(at) {
+    const int before = APART ? 0 : (int)(-(uint64_t)at / sizeof(IN) % kUnit);
+    head = before < n ? before : (int)n;
+    vectors = (uint64_t)(n - head) / kUnit * (kUnit / VECTOR);
+  }
+  // The loose element of a lane of the messenger of the row's first block, or -1.
+  __device__ int64_t loose(int lane, int64_t n) const {
+    const int64_t after = head + vectors * VECTOR + lane - 8;
+    return lane < head ? lane : lane >= 8 && lane < 16 && after < n ? after : -1;
+  }
+};
+
+// The blocks of one y share a row, and as many rows are taken at a time as there are. Chunks of `wide` vectors go to
+// the blocks of a row in turn, so that all read in one region of memory at a time: `most` to each. A block keeps the
+// first kKept of its own in registers; the others go through the `places` in shared memory, and the last of those stay
+// there.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride, int split,
-                   int together, int shelf, int extra, Message* messages) {
+    onepass_kernel(const IN* x, OUT* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride, int places,
+                   int wide, int most, Message* messages) {
   __shared__ A maxima[32];
   __shared__ L sums[32];
   __shared__ State<A> whole;
-  const int workers = blockDim.x - MESSENGERS, warps = workers / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int mine = blockIdx.x / (unsigned)split, part = blockIdx.x - mine * split;
-  const int64_t step = (int64_t)split * workers * VECTOR;
+  const int workers = blockDim.x - kMessengers, warps = workers / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int split = gridDim.x, together = gridDim.y, part = blockIdx.x, mine = blockIdx.y;
+  const int blocks = split * together, block = mine * split + part;
   const bool messenger = warp == warps;
+  const int shared = most > kKept ? most - kKept : 0;  // chunks that go through shared memory
+  const int again = shared - places;                   // of them those that are read twice
+  const uint32_t shelf = shelf_address() + threadIdx.x * kRaw, stride = workers * kRaw;
+  const int step = workers * VECTOR;
 
   // A message is of a turn, counted from 1. What the memory of the call held before may look like any of them: every
-  // block clears its own two, and no message is read before all have. (While the first row is on its way.)
+  // block clears its own two, and no message is sent before all have. (While the first row is on its way.)
+  Rendezvous all_clear;
   if (messenger && lane == 0) {
-    messages[blockIdx.x].clear(), messages[gridDim.x + blockIdx.x].clear();
-    grid_barrier();
+    all_clear.open();
+    messages[block].clear(), messages[blocks + block].clear();
+    all_clear.arrive(block, blocks);
   }
 
   uint32_t turn = 0;
-  for (int64_t group = 0; group < rows; group += together) {
+  for (int64_t index = mine; index < rows; index += together) {
     ++turn;
-    const int64_t row = group + mine;
-    if (mine >= together || row >= rows) break;
-    const IN* const x_row = x + row * x_stride;
-    const int64_t n = n64;
-    const int phase = APART ? 0 : (int)((uint64_t)x_row / sizeof(IN) % VECTOR);
-    const int64_t shared = ((int64_t)part * workers + threadIdx.x) * VECTOR - phase;
-    const int64_t kept = shared + shelf * step, again = kept + SLOTS * step;
+    const Row row(x + index * x_stride, n);
+    OUT* const y_row = y + index * y_stride;
+    const int64_t first = (int64_t)part * wide + threadIdx.x, jump = (int64_t)split * wide;  // from a chunk to the next
+    const IN* const from = row.at + row.head + first * VECTOR;
+    // Vectors 0, workers, 2 workers, ... below this are the thread's of chunk c.
+    const auto of_chunk = [&](int c) {
+      const int64_t rest = row.vectors - first - c * jump, all = wide - (int)threadIdx.x;
+      return (int)(rest < all ? rest < 0 ? 0 : rest : all);
+    };
+    const auto place = [&](int c) { return shelf + (c < places ? c : c % (unsigned)places) * (kChunk * stride); };
 
     A m = -INFINITY_;
-    L l = Adder<OUT>::of(0);
-    Chunk chunk, chunks[SLOTS ? SLOTS / kChunk : 1];
-    const auto come = [&](int c) {
-      if (c < 0) {
-        chunk.load<false>(x_row, again + (c + extra) * step, step, n);
-      } else {
+    L l = Merged<OUT>::of(0);
+    Chunk chunk, chunks[SLOTS ? kKept : 1];
+    // Begins to fetch chunk c of those that go through shared memory.
+    const auto bring = [&](int c) {
+      if (c >= 0 && c < shared) {
+        const IN* at = from + (kKept + c) * jump * VECTOR;
+        const int here = of_chunk(kKept + c);
+        const uint32_t to = place(c);
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) chunk.put(i, *reinterpret_cast<const Chunk::Raw*>(Shared::slot(c + i)));
+        for (int i = 0; i < kChunk; ++i, at += step) {
+          if constexpr (!APART)
+            fetch_once<kRaw>(to + i * stride, at, here > i * workers);
+          else if (here > i * workers)
+            store_shared(to + i * stride, read_vector(at));
+        }
+      }
+      commit_copies();
+    };
+    const auto ask = [&](int c) {  // of all chunks
+      if (c < kKept) {
+        const IN* at = from + c * jump * VECTOR;
+        const int here = of_chunk(c);
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i, at += step) {
+          Raw raw = no_vector();
+          if (here > i * workers) raw = read_vector(at);
+          chunks[c].put(i, raw);
+        }
+      } else {
+        bring(c - kKept);
       }
     };
-    if (!messenger) {
-      bool all = true;
-#pragma unroll 4
-      for (int c = 0; c < shelf; ++c) {
-        const bool one = in_one<VECTOR>(shared + c * step, n);
-        if (one) Shared::fetch_whole(c, x_row + shared + c * step);
-        all &= one;
-        if (c % kChunk == kChunk - 1) commit_copies();
-      }
+    const auto take = [&](int c) {
+      const uint32_t at = place(c);
+      const int here = of_chunk(kKept + c);
+      if (here > (kChunk - 1) * workers) {
 #pragma unroll
-      for (int c = 0; c < SLOTS / kChunk; ++c) chunks[c].load<true>(x_row, kept + c * kChunk * step, step, n);
-      if (!all) complete(x_row, shared, step, n, shelf);
+        for (int i = 0; i < kChunk; ++i) chunk.put(i, load_shared<Raw>(at + i * stride));
+      } else {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          Raw raw = no_vector();
+          if (here > i * workers) raw = load_shared<Raw>(at + i * stride);
+          chunk.put(i, raw);
+        }
+      }
+    };
 
+    if (!messenger) {
+#pragma unroll
+      for (int c = 0; c < kAhead; ++c) ask(c);
+#pragma unroll
+      for (int c = 0; c < kKept; ++c) {
+        ask(c + kAhead);
+        absorb(chunks[c], &m, &l);
+      }
 #pragma unroll 1
-      for (int c = -extra; c < shelf; c += kChunk) {
-        if (c >= 0) await_all_but((shelf - c) / kChunk - 1);
-        come(c);
+      for (int c = 0; c < shared; ++c) {
+        await_copies<kAhead - 1>();
+        take(c);
+        bring(c + kAhead);
         absorb(chunk, &m, &l);
       }
-#pragma unroll
-      for (int c = 0; c < SLOTS / kChunk; ++c) absorb(chunks[c], &m, &l);
       merge_lanes(&m, &l);
       if (lane == 0) maxima[warp] = m, sums[warp] = l;
     }
+    const int64_t loose = messenger && part == 0 ? row.loose(lane, n) : -1;
+    A own = -INFINITY_;
+    if (loose >= 0) own = (FUNCTION == SOFTMIN ? A(-1) : A(1)) * load_value<IN, OUT>(row.at[loose]);
+    if (messenger && lane == 0 && turn == 1) all_clear.wait();
 
     // One warp merges the parts of the block, and those of the row: the chip's two thousand warps would stand in line
     // for the same few lines of the L2 cache.
     __syncthreads();
     if (messenger) {
-      m = lane < warps ? maxima[lane] : -INFINITY_;
-      l = lane < warps ? sums[lane] : Adder<OUT>::of(0);
+      A of_warp = -INFINITY_;
+      if (lane < warps) of_warp = maxima[lane], l = sums[lane];
+      m = max_(of_warp, own);
+      l = scaled(l, exp_to_add(of_warp - shift(m)));
+      if (loose >= 0) l = add(l, Merged<OUT>::of(exp_to_add(own - shift(m))));
       merge_lanes(&m, &l);
       // Written over two turns on: by then all blocks of the row have sent theirs of the next, having read this one.
-      Message* const of_row = messages + turn % 2 * gridDim.x + mine * split;
+      Message* const of_row = messages + turn % 2 * blocks + mine * split;
       if (lane == 0) of_row[part].write(m, l, turn);
       const State<A> state = whole_row(of_row, split, turn);
       if (lane == 0) whole = state;
     }
     __syncthreads();
-    if (messenger) continue;
     const State<A> state = whole;
     if constexpr (kReduces) {
-      if (part == 0 && threadIdx.x == 0) store_reduced<FUNCTION>(state, y + row * y_stride, rows);
+      if (part == 0 && threadIdx.x == 0) store_reduced<FUNCTION>(state, y_row, rows);
+      continue;
+    }
+    if (messenger) {
+      if (loose >= 0) y_row[loose] = narrow<OUT>(Finish<FUNCTION, OUT, A>(state)(own));
       continue;
     }
 
-    OUT* const y_row = y + row * y_stride;
-    const auto write = [&](Chunk& chunk, int64_t first) {
+    OUT* const to = y_row + row.head + first * VECTOR;
+    const auto write = [&](Chunk& chunk, int c) {
       chunk.lower(state.m);
       chunk.finish(state);
-      chunk.store(y_row, first, step, n);
+      OUT* at = to + c * jump * VECTOR;
+      const int here = of_chunk(c);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i, at += step) {
+        if (here > i * workers) chunk.store_vector(i, at);
+      }
     };
 #pragma unroll 1
-    for (int c = -extra; c < shelf; c += kChunk) {
-      come(c);
-      write(chunk, c < 0 ? again + (c + extra) * step : shared + c * step);
+    for (int c = shared - 1; c >= 0; --c) {
+      if (again > 0) await_all_but(places - 1);
+      take(c);
+      if (again > 0) bring(c - places);
+      write(chunk, kKept + c);
     }
 #pragma unroll
-    for (int c = 0; c < SLOTS / kChunk; ++c) write(chunks[c], kept + c * kChunk * step);
+    for (int c = 0; c < kKept; ++c) write(chunks[c], c);
   }
 }

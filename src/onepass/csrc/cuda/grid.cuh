@@ -11,17 +11,39 @@ __device__ inline uint32_t* barrier_word() {
   return workspace + 1;
 }
 
-// By one thread a block: what it has written is seen by all that come out. Every block adds 1, but the first so much
-// that all together add 2^31: the highest bit turns over when the last has come, and the word needs no clearing.
-__device__ inline void grid_barrier() {
-  uint32_t* const word = barrier_word();
-  const uint32_t mine = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1;
-  uint32_t before, now;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(mine) : "memory");
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-  } while (((before ^ now) & 0x80000000u) == 0);
-}
+// By one thread a block: what it has written before it arrives is seen by all that come out. Every block adds 1, but
+// the first so much that all together add 2^31: the highest bit turns over when the last has come, and the word needs
+// no clearing. In three steps, as a trip to the L2 cache takes long where it has to queue behind what a block reads.
+struct Rendezvous {
+  uint32_t before;
+
+  // Before it arrives.
+  __device__ void open() {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(barrier_word()) : "memory");
+  }
+  __device__ void arrive(int block, int blocks) {
+    const uint32_t mine = block == 0 ? 0x80000000u - (blocks - 1) : 1;
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(barrier_word()), "r"(mine) : "memory");
+  }
+  __device__ void wait() {
+    uint32_t now;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(barrier_word()) : "memory");
+    } while (((before ^ now) & 0x80000000u) == 0);
+  }
+};
+
+// What the sums of exponentials of a row's parts are added up in: of more precision than the accumulator's.
+template <class Out>
+struct Merged : Adder<Out> {};
+template <>
+struct Merged<float> {
+  typedef double type;
+  static __device__ double of(float value) { return value; }
+};
+__device__ inline double add(double a, double b) { return a + b; }
+__device__ inline double scaled(double total, float factor) { return total * factor; }
+__device__ inline float value_of(double total) { return (float)total; }
 
 // 16 bytes that are read and written as one, past the L1 cache.
 __device__ inline void write_as_one(void* at, uint64_t low, uint64_t high) {
@@ -49,26 +71,24 @@ struct Message {
   __device__ void clear() {
     for (int i = 0; i < kParts; ++i) write_as_one(parts + i, 0, 0);
   }
-  __device__ void write(float m, Total<float> l, uint32_t turn) {
-    write_as_one(parts, words(m, l.sum), words(l.rest, turn));
+  __device__ void write(float m, double l, uint32_t turn) {
+    write_as_one(parts, (uint64_t)__double_as_longlong(l), words(m, turn));
   }
-  __device__ void write(float m, float l, uint32_t turn) { write(m, Total<float>{l, 0}, turn); }
   __device__ void write(double m, Total<double> l, uint32_t turn) {
     const double values[] = {m, l.sum, l.rest};
     for (int i = 0; i < kParts; ++i) write_as_one(parts + i, __double_as_longlong(values[i]), turn);
   }
   // Whether this turn's message was there.
-  __device__ bool read(float* m, Total<float>* l, uint32_t turn) const {
+  __device__ bool read(float* m, double* l, uint32_t turn) const {
     uint64_t low, high;
     read_as_one(parts, &low, &high);
-    *m = __uint_as_float((uint32_t)low), l->sum = __uint_as_float((uint32_t)(low >> 32));
-    l->rest = __uint_as_float((uint32_t)high);
+    *m = __uint_as_float((uint32_t)high), *l = __longlong_as_double((long long)low);
     return (uint32_t)(high >> 32) == turn;
   }
   __device__ bool read(float* m, float* l, uint32_t turn) const {
-    Total<float> total;
-    const bool there = read(m, &total, turn);
-    *l = total.sum;
+    double wide;
+    const bool there = read(m, &wide, turn);
+    *l = (float)wide;
     return there;
   }
   __device__ bool read(double* m, Total<double>* l, uint32_t turn) const {
@@ -88,5 +108,4 @@ struct Message {
   static __device__ uint64_t words(float low, uint32_t high) {
     return (uint64_t)high << 32 | (uint64_t)__float_as_uint(low);
   }
-  static __device__ uint64_t words(float low, float high) { return words(low, __float_as_uint(high)); }
 };

@@ -121,15 +121,19 @@ struct Wide : Loads<Wide<F, V, Slots, In, Out, KeepExp>, F, V, Slots, In> {
   }
   template <class Index>
   __device__ void store(Out* row, Index first, Index step, Index n) const {
-    const auto result = [&](int slot) {
-      Vector<Out, V> made;
-#pragma unroll
-      for (int v = 0; v < V; ++v) made.at[v] = narrow<Out>(at[slot * V + v]);
-      return made;
-    };
     for_slots<V, Slots>(
         first, step, n, [&](int i, Index at) { ::store(row + at, result(i)); },
         [&](int i, Index at) { store_window(row, at, n, result(i)); });
+  }
+  // One whole vector.
+  __device__ void store_vector(int slot, Out* to) const { store_window<V, Out, int>(to, 0, V, result(slot)); }
+
+ private:
+  __device__ Vector<Out, V> result(int slot) const {
+    Vector<Out, V> made;
+#pragma unroll
+    for (int v = 0; v < V; ++v) made.at[v] = narrow<Out>(at[slot * V + v]);
+    return made;
   }
 };
 
@@ -215,27 +219,37 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
   }
   template <class Index>
   __device__ void store(T* row, Index first, Index step, Index n) const {
-    const auto result = [&](int slot) {
-      Raw made;
-#pragma unroll
-      for (int w = 0; w < V / 2; ++w) made.at[w] = at[slot * (V / 2) + w];
-      return made;
-    };
     for_slots<V, Slots>(
         first, step, n, [&](int i, Index at) { ::store(row + at, result(i)); },
         [&](int i, Index at) {
-          if (in_one<V>(at, n)) {
+          if (in_one<V>(at, n))
             ::store(row + at, result(i));
-          } else {
-#pragma unroll
-            for (int v = 0; v < V; ++v) {
-              if (inside(at + v, n)) row[at + v] = T{(uint16_t)(this->at[i * (V / 2) + v / 2] >> v % 2 * 16)};
-            }
-          }
+          else
+            store_part(i, row + at, at, n);
         });
+  }
+  // One whole vector.
+  __device__ void store_vector(int slot, T* to) const {
+    if constexpr (APART)
+      store_part<int>(slot, to, 0, V);
+    else
+      ::store(to, result(slot));
   }
 
  private:
+  __device__ Raw result(int slot) const {
+    Raw made;
+#pragma unroll
+    for (int w = 0; w < V / 2; ++w) made.at[w] = at[slot * (V / 2) + w];
+    return made;
+  }
+  template <class Index>
+  __device__ void store_part(int slot, T* to, Index first, Index n) const {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      if (inside(first + v, n)) to[v] = T{(uint16_t)(at[slot * (V / 2) + v / 2] >> v % 2 * 16)};
+    }
+  }
   static constexpr float kSign = F == SOFTMIN ? -1 : 1;
   static constexpr float kNear = Near<T>::value;
   static __device__ float value(uint32_t word, int half) { return to_wide(T{(uint16_t)(word >> half * 16)}); }

@@ -111,6 +111,7 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
   Launch made = {};
   made.tier = plan.tier;
   made.threads = unsigned(plan.threads());
+  made.groups = 1;
   int64_t blocks = plan.grid(rows), shared = int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(call.x_type);
   if (plan.tier == Tier::flat) {
     const int64_t read = tile_bytes(plan, n, size_of(call.x_type));
@@ -122,10 +123,9 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
     // As many groups of blocks as there are rows and multiprocessors for.
     blocks = plan.grid(rows, gpu.multiprocessors);
     made.parts = 2 * blocks * (call.y_type == DType::float64 ? 48 : 16);
-    made.numbers[0] = plan.split;
-    made.numbers[1] = int(blocks / plan.split);
-    made.numbers[2] = plan.shelf;
-    made.numbers[3] = int(plan.extra(n));
+    made.numbers = {plan.shelf / 4, int(plan.wide(n)), int(plan.chunks(n))};
+    made.groups = unsigned(blocks / plan.split);
+    blocks = plan.split;
   } else {
     made.numbers[0] = plan.shelf;
     made.cluster = plan.tier == Tier::cluster ? plan.split : 0;
@@ -162,12 +162,12 @@ bool launch(const Launch& made, const Call& call, void* parts, void* stream) {
   void* y = call.y;
   int64_t rows = call.layout.rows, n = call.layout.n;
   int64_t x_stride = call.layout.row_x_stride(), y_stride = call.layout.row_y_stride();
-  std::array<int, 4> numbers = made.numbers;
+  std::array<int, 3> numbers = made.numbers;
   // The kernels of the tiers stream, of warp, block and cluster, and of flat take fewer: the last ones are not read.
-  void* arguments[] = {&x,          &y,          &rows,       &n,          &x_stride, &y_stride,
-                       &numbers[0], &numbers[1], &numbers[2], &numbers[3], &parts};
+  void* arguments[] = {&x, &y, &rows, &n, &x_stride, &y_stride, &numbers[0], &numbers[1], &numbers[2], &parts};
   LaunchAttribute attribute;
-  LaunchConfig config = {made.blocks, 1, 1, made.threads, 1, 1, made.shared, static_cast<Handle>(stream), nullptr, 0};
+  LaunchConfig config = {
+      made.blocks, made.groups, 1, made.threads, 1, 1, made.shared, static_cast<Handle>(stream), nullptr, 0};
   if (made.cluster || made.tier == Tier::grid) {
     attribute = {};
     attribute.id = made.cluster ? kClusterDimension : kCooperative;

@@ -15,9 +15,10 @@ struct Launch {
   Handle kernel;
   Tier tier;
   int cluster;                 // blocks of a cluster, 0 where there are none
-  unsigned blocks, threads;    // threads: of a block
+  unsigned blocks, groups;     // blocks of a group, of which the tier grid has several
+  unsigned threads;            // of a block
   unsigned shared;             // bytes of shared memory of a block beyond what its kernel declares
-  std::array<int, 4> numbers;  // that the kernel takes after the strides, if its tier has any
+  std::array<int, 3> numbers;  // that the kernel takes after the strides, if its tier has any
   int64_t parts;               // the tier grid: bytes of the room for what blocks tell each other
 };
 

@@ -4,10 +4,6 @@
 
 #include "window.cuh"
 
-#ifndef MESSENGERS
-#define MESSENGERS 0  // threads of a block that keep nothing: the last ones
-#endif
-
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending>
 __device__ inline void await_copies() {
@@ -30,6 +26,67 @@ __device__ inline void await_all_but(int pending) {
 // Shared memory beyond what the kernel declares, as much as the launch asked for.
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
+// Its address. Opaque: the compiler would else compute it again wherever it is used.
+__device__ inline uint32_t shelf_address() {
+  uint32_t at = (uint32_t)__cvta_generic_to_shared(dynamic_shared);
+  asm volatile("" : "+r"(at));
+  return at;
+}
+template <class Raw>
+__device__ inline Raw load_shared(uint32_t at) {
+  uint32_t words[sizeof(Raw) / 4];
+  if constexpr (sizeof(Raw) == 16) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at));
+  } else {
+    for (int w = 0; w < (int)sizeof(Raw) / 4; ++w)
+      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[w]) : "r"(at + w * 4));
+  }
+  Raw raw;
+  memcpy(&raw, words, sizeof(Raw));
+  return raw;
+}
+template <class Raw>
+__device__ inline void store_shared(uint32_t at, Raw raw) {
+  uint32_t words[sizeof(Raw) / 4];
+  memcpy(words, &raw, sizeof(Raw));
+  if constexpr (sizeof(Raw) == 16) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+  } else {
+    for (int w = 0; w < (int)sizeof(Raw) / 4; ++w)
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + w * 4), "r"(words[w]) : "memory");
+  }
+}
+
+// Begins to fetch 4, 8 or 16 bytes.
+template <int Bytes>
+__device__ inline void fetch(uint32_t to, const void* at) {
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(at) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(at), "n"(Bytes) : "memory");
+  }
+}
+// The same, or zeros where it is not `there`; the L2 cache may give its place away first. The hint (what createpolicy
+// gives for evict_first) goes through a register of each thread: left in those of the warp, as ptxas has it, kernels
+// with several of these were seen to stop at an illegal instruction.
+template <int Bytes>
+__device__ inline void fetch_once(uint32_t to, const void* at, bool there) {
+  const int bytes = there ? Bytes : 0;
+  if constexpr (Bytes == 16) {
+    uint64_t first_to_go;
+    asm volatile("mov.b64 %0, %1;" : "=l"(first_to_go) : "l"(0x12f0000000000000ull));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(at), "r"(bytes),
+                 "l"(first_to_go)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(at), "n"(Bytes), "r"(bytes) : "memory");
+  }
+}
+
 // A row to fetch. `inner`: the elements just before and after it are the tensor's too, so that its first and its last
 // vector may be read whole.
 template <class T, class Index>
@@ -39,30 +96,15 @@ struct Source {
   bool inner;
 };
 
-// `Once`: as in load().
-template <int V, class T, bool Once = false>
+template <int V, class T>
 struct Shelf {
   static constexpr int kBytes = V * sizeof(T);
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
 
-  static __device__ T* slot(int i) {
-    return reinterpret_cast<T*>(dynamic_shared) + (i * (blockDim.x - MESSENGERS) + threadIdx.x) * V;
-  }
+  static __device__ T* slot(int i) { return reinterpret_cast<T*>(dynamic_shared) + (i * blockDim.x + threadIdx.x) * V; }
 
   static __device__ void fetch_whole(int i, const T* at) {
-    const uint32_t to = (uint32_t)__cvta_generic_to_shared(slot(i));
-    if constexpr (kBytes == 16) {
-      if constexpr (Once) {
-        uint64_t first_to_go;
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(at), "l"(first_to_go)
-                     : "memory");
-      } else {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(at) : "memory");
-      }
-    } else {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(at), "n"(kBytes) : "memory");
-    }
+    ::fetch<kBytes>((uint32_t)__cvta_generic_to_shared(slot(i)), at);
   }
   // Begins to fetch the vector at element `first`. One that is the row's in part is fetched whole where the rest is the
   // tensor's too, or else element by element.

@@ -34,12 +34,11 @@ __device__ inline double exp_(double v) {
   return exp(v);
 }
 
-// exp(v) for v <= 0 that is only added up: exp2 of the rounded product, and what the product was rounded by to first
-// order. Six instructions where expf has eight. Without the second step a row whose elements are all alike was off by 2
-// ulp.
+// exp(v) for v <= 0 that is only added up: exp2 of the rounded product, and what that is off by to first order. Five
+// instructions where expf has eight. Without the second step a row whose elements are all alike was off by 2 ulp.
 __device__ inline float exp_to_add(float v) {
   const float t = v * kLog2e, e = exp2_(t);
-  return fmaf(e, fminf(fmaf(v, kLog2e, -t) * 0.693147181f, 1e-3f), e);  // fminf: for infinite v, where it is NaN
+  return fmaf(e, fminf(fmaf(t, -0.693147181f, v), 1e-3f), e);  // fminf: for infinite v, where it is NaN
 }
 __device__ inline double exp_to_add(double v) { return exp(v); }
 __device__ inline float log_(float v) { return logf(v); }
