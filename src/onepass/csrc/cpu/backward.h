@@ -123,9 +123,9 @@ ONEPASS_INLINE void fetch(const Y* from) {
   for (int64_t at = 0; at < kBackwardStep; at += kLine / int64_t(sizeof(Y))) __builtin_prefetch(from + at);
 }
 
-// The sum of a row or a piece. `next` is elements to the next row, of which an operand is fetched meanwhile, or 0.
+// The sum of a row or a piece. What is `next_y` and `next_g` elements further on is fetched meanwhile, unless they are 0.
 template <Kind K, class Y>
-__attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t next) {
+__attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t next_y, int64_t next_g) {
   constexpr bool split = std::is_same_v<Y, bfloat16>;
   Sums total;
   int64_t i = 0;
@@ -136,10 +136,11 @@ __attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t 
     for (int k = 0; k < 4; ++k) g[k] = backward_term<K>(y[k], g[k]);
     total.add((g[0] + g[1]) + (g[2] + g[3]));
   };
-  if (next) {
-    for (; i + kBackwardStep <= row.n; i += kBackwardStep) fetch(row.g + next + i), step();
+  for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
+    if (next_y) fetch(row.y + next_y + i);
+    if (next_g) fetch(row.g + next_g + i);
+    step();
   }
-  for (; i + kBackwardStep <= row.n; i += kBackwardStep) step();
   for (; i + kWidth <= row.n; i += kWidth) {
     total.add(backward_term<K>(K == Kind::soft ? row.y_at(i) : Floats{}, row.g_at(i)));
   }
@@ -154,15 +155,16 @@ __attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t 
 template <class Y, class D>
 constexpr bool kAnyNan = sizeof(Y) == 4 && sizeof(D) == 2;
 
-// dx of a row or a piece. `past`: past the cache, all whole lines; nothing is then in place. `next` as above, of y.
+// dx of a row or a piece. `past`: past the cache, all whole lines; nothing is then in place.
 template <Kind K, class Y, class D>
 __attribute__((noinline)) void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last, bool past,
-                                              int64_t next) {
+                                              int64_t next_y, int64_t next_g) {
   constexpr bool any = kAnyNan<Y, D>, split = kSplit<Y, D>;
   int64_t i = 0;
   const auto steps = [&](auto is_past) __attribute__((always_inline)) {
     for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
-      if (next) fetch(row.y + next + i);
+      if (next_y) fetch(row.y + next_y + i);
+      if (next_g) fetch(row.g + next_g + i);
       Floats y[4], g[4] = {};
       load_some<split>(row.y + i, y);
       if constexpr (K != Kind::lse) load_some<split>(row.g_from(i), g);

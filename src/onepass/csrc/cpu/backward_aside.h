@@ -48,14 +48,27 @@ __attribute__((noinline)) void backward_part(const BackwardTile<Y, D>& t, int64_
   }
 }
 
-// Elements of two vectors of rows become dx.
-template <Kind K, class D>
-ONEPASS_INLINE void last_two(Floats (&y)[2], const Floats (&g)[2], const Floats* a, Floats b) {
+// Elements of some vectors of rows become dx. `a`: minus the sums, signed, or of log_softmax the sums.
+template <Kind K, class D, int M>
+ONEPASS_INLINE void last_aside(Floats (&y)[M], const Floats (&g)[M], const Floats* a, Floats b) {
   if constexpr (K == Kind::soft) {
-    for (int k = 0; k < 2; ++k) y[k] *= g[k] * b + a[k];
+    for (int k = 0; k < M; ++k) y[k] *= g[k] * b + a[k];
   } else {
     BackwardLast<K, D>::E::of(y);
-    for (int k = 0; k < 2; ++k) y[k] = g[k] - y[k] * kDrop * a[k];
+    for (int k = 0; k < M; ++k) y[k] = g[k] - y[k] * kDrop * a[k];
+  }
+}
+
+// A pair of vectors, of which the elements are kept.
+template <bool Split, bool Keeps, class T>
+ONEPASS_INLINE void load_kept(const T* from, T* kept, Floats (&v)[2]) {
+  load_some<Split>(from, v);
+  if constexpr (Keeps && sizeof(T) == 4) {
+    store_vector(kept, v[0]), store_vector(kept + kWidth, v[1]);
+  } else if constexpr (Keeps) {
+    Words all;  // moved as one: of a memcpy between pointers the compiler makes two
+    std::memcpy(&all, from, sizeof all);
+    std::memcpy(static_cast<void*>(kept), &all, sizeof all);
   }
 }
 
@@ -71,38 +84,63 @@ void backward_columns(const BackwardTile<Y, D>& t, int64_t width, Floats sign, b
   }
   if (!wide) return;
   alignas(64) Sums sums[kTileRows / kWidth];
+  alignas(64) Floats part[kTileRows / kWidth];
   for (int64_t v = 0; v < wide / kWidth; ++v) sums[v] = {};
   alignas(64) Y kept_y[kTileBytes / sizeof(Y)], kept_g[kTileBytes / sizeof(Y)];
   BackwardTile<Y, D> again = t;
   const bool keep = t.n * wide <= kTileBytes / int64_t(sizeof(Y)), keep_g = keep && t.g_mask && t.g_stride;
   if (keep) again.y = kept_y, again.y_stride = wide;
   if (keep_g) again.g = kept_g, again.g_stride = wide;
-  const auto run = [&, t](auto keeps, auto keeps_g) __attribute__((always_inline)) {
-    const auto term = [&](int64_t i, int64_t v) __attribute__((always_inline)) {
-      const Y *const y = t.y_of(i, v), *const g = t.g_of(i, v);
-      if constexpr (keeps.value) std::memcpy(kept_y + i * wide + v, y, pair * sizeof(Y));
-      if constexpr (keeps_g.value) std::memcpy(kept_g + i * wide + v, g, pair * sizeof(Y));
-      Floats of_y[2] = {}, of_g[2];
-      load_some<split>(g, of_g);
-      if constexpr (K == Kind::soft) load_some<split>(y, of_y);
-      return Pair{backward_term<K>(of_y[0], of_g[0]), backward_term<K>(of_y[1], of_g[1])};
-    };
-    int64_t i = 0;
-    for (; i + 4 <= t.n; i += 4) {
-      for (int64_t v = 0; v < wide; v += pair) {
-        for (int k = 4; k < 8; ++k) {
-          __builtin_prefetch(t.y_of(i + k, v)), __builtin_prefetch(t.g_of(i + k, v));
+  // One or two rows of the tile: what they add is `part`, is added to it, or goes with it into the sums.
+  enum class To { part, more, sums };
+  const auto rows = [&, t](int64_t i, auto two, auto to, auto keeps, auto keeps_g) __attribute__((always_inline)) {
+    constexpr bool both = two.value, needs_y = K == Kind::soft || keeps.value;
+    constexpr int64_t line = kLine / int64_t(sizeof(Y)), ahead = 4;
+    const Y *const y = t.y_of(i, 0), *const y_two = y + t.y_stride;
+    const Y *const g = t.g + i * t.g_stride, *const g_two = g + t.g_stride;
+    Y *const to_y = kept_y + i * wide, *const to_g = kept_g + i * wide;
+    for (int64_t v = 0; v < wide; v += pair) {
+      const int64_t at_g = v & t.g_mask;
+      if (v % line == 0) {
+        __builtin_prefetch(y + ahead * t.y_stride + v), __builtin_prefetch(g + ahead * t.g_stride + at_g);
+        if (both) {
+          __builtin_prefetch(y_two + ahead * t.y_stride + v);
+          __builtin_prefetch(g_two + ahead * t.g_stride + at_g);
         }
-        const Pair a = term(i, v), b = term(i + 1, v), c = term(i + 2, v), d = term(i + 3, v);
-        sums[v / kWidth].add((a.low + b.low) + (c.low + d.low)), sums[v / kWidth + 1].add((a.high + b.high) + (c.high + d.high));
+      }
+      Floats of_y[2] = {}, of_g[2], more[2];
+      if constexpr (needs_y) load_kept<split, keeps.value>(y + v, to_y + v, of_y);
+      load_kept<split, keeps_g.value>(g + at_g, to_g + v, of_g);
+      for (int k = 0; k < 2; ++k) more[k] = backward_term<K>(of_y[k], of_g[k]);
+      if constexpr (both) {
+        if constexpr (needs_y) load_kept<split, keeps.value>(y_two + v, to_y + wide + v, of_y);
+        load_kept<split, keeps_g.value>(g_two + at_g, to_g + wide + v, of_g);
+        for (int k = 0; k < 2; ++k) more[k] += backward_term<K>(of_y[k], of_g[k]);
+      }
+      for (int k = 0; k < 2; ++k) {
+        Floats& other = part[v / kWidth + k];
+        if constexpr (to.value == To::part) other = more[k];
+        if constexpr (to.value == To::more) other += more[k];
+        if constexpr (to.value == To::sums) sums[v / kWidth + k].add(other + more[k]);
       }
     }
-    for (; i < t.n; ++i) {
-      for (int64_t v = 0; v < wide; v += pair) {
-        const Pair a = term(i, v);
-        sums[v / kWidth].add(a.low), sums[v / kWidth + 1].add(a.high);
-      }
+  };
+  // Eight rows are added up in plain floats.
+  const auto run = [&](auto keeps, auto keeps_g) __attribute__((always_inline)) {
+    using Two = std::true_type;
+    using One = std::false_type;
+    const std::integral_constant<To, To::part> part_of{};
+    const std::integral_constant<To, To::more> more_of{};
+    const std::integral_constant<To, To::sums> sums_of{};
+    int64_t i = 0;
+    for (; i + 8 <= t.n; i += 8) {
+      rows(i, Two(), part_of, keeps, keeps_g);
+      for (int k = 2; k < 6; k += 2) rows(i + k, Two(), more_of, keeps, keeps_g);
+      rows(i + 6, Two(), sums_of, keeps, keeps_g);
     }
+    for (int64_t k = 0; k < wide / kWidth; ++k) part[k] = Floats{};
+    for (; i + 1 < t.n; ++i) rows(i, One(), more_of, keeps, keeps_g);
+    if (i < t.n) rows(i, One(), sums_of, keeps, keeps_g);
   };
   using Yes = std::true_type;
   using No = std::false_type;
@@ -116,7 +154,7 @@ void backward_columns(const BackwardTile<Y, D>& t, int64_t width, Floats sign, b
     for (int64_t v = 0; v < wide; v += pair) {
       Floats y[2], g[2];
       load_some<split>(again.y_of(i, v), y), load_some<split>(again.g_of(i, v), g);
-      last_two<K, D>(y, g, totals + v / kWidth, sign);
+      last_aside<K, D>(y, g, totals + v / kWidth, sign);
       store_some<split, any, is_past.value>(to + v, y);
     }
   };

@@ -8,7 +8,8 @@
 namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kRowsAGroup = 64;    // short rows of a unit
-constexpr int64_t kAhead = 128 << 10;  // bytes of a row and a half that are fetched beforehand
+constexpr int64_t kAhead = 128 << 10;  // bytes of a row's operands, of which the next row's are fetched beforehand
+constexpr int64_t kFar = 512;          // bytes that those of a longer row are fetched before
 
 inline Kind kind_of(Function function) {
   return function == Function::logsumexp ? Kind::lse : function == Function::log_softmax ? Kind::log : Kind::soft;
@@ -102,8 +103,8 @@ struct Backward {
       if (K == Kind::lse || n.size <= kLong) {
         const BackwardRow<Y> whole = row(at.offset, 0, n.size, constant);
         double sum = 0;
-        if constexpr (K != Kind::lse) sum = backward_sum<K>(whole, next_g);
-        backward_store(whole, dx(at.offset), finish(at.offset, sum), past, next_y);
+        if constexpr (K != Kind::lse) sum = backward_sum<K>(whole, 0, next_g);
+        backward_store(whole, dx(at.offset), finish(at.offset, sum), past, next_y, 0);
         continue;
       }
       double sum = 0;
@@ -115,16 +116,18 @@ struct Backward {
   }
 
   // Pieces of long rows.
+  static constexpr int64_t far = kFar / int64_t(sizeof(Y));
   BackwardRow<Y> piece(const int64_t* offset, int64_t p, Y* constant) const {
     const int64_t first = p * kPiece;
     return row(offset, first, n.size - first < kPiece ? n.size - first : kPiece, constant);
   }
   double piece_sum(const int64_t* offset, int64_t p, Y* constant) const {
     if constexpr (K == Kind::lse) return 0;
-    return backward_sum<K>(piece(offset, p, constant), 0);
+    return backward_sum<K>(piece(offset, p, constant), K == Kind::soft ? far : 0, same_grad() ? 0 : far);
   }
   void piece_store(const int64_t* offset, int64_t p, Y* constant, double sum) const {
-    backward_store(piece(offset, p, constant), dx(offset) + p * kPiece, finish(offset, sum), past, 0);
+    backward_store(piece(offset, p, constant), dx(offset) + p * kPiece, finish(offset, sum), past, far,
+                   same_grad() ? 0 : far);
   }
   void pieces(BackwardStep step, double* sums, int64_t begin, int64_t end) const {
     alignas(64) Y constant[kBackwardStep];
