@@ -39,8 +39,7 @@ inline void strides(Draw& draw, int rank, const int64_t* sizes, const bool* redu
   int64_t step = gaps ? draw.of<int64_t>({1, 1, 1, 2, 3}) : 1;
   for (int i = rank - 1; i >= 0; --i) {  // from the innermost out
     const int d = order[i];
-    made[d] =
-        reduced && reduced[d] ? 0 : step + (gaps && draw.one_in(3) ? draw.of<int64_t>({1, 7, step}) : 0);
+    made[d] = reduced && reduced[d] ? 0 : step + (gaps && draw.one_in(3) ? draw.of<int64_t>({1, 7, step}) : 0);
     if (zeros && draw.one_in(8)) made[d] = 0;
     step = std::max(step, made[d] * sizes[d]);
   }

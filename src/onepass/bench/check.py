@@ -69,11 +69,11 @@ class Checker:
             if case.function in ("log_softmax", "logsumexp"):
                 self.scale = self.scale.clamp(min=1.0)
             return
-        # By the formulas, of what a forward saves: the result in its own dtype. A rounding of it is none of the gradient.
+        # The formulas, of what a forward saves: the result in its own dtype.
         grad = self._take(work.grad).double()
         saved = forward(x, -1).to(work.grad.dtype).double()
-        # Both terms of a difference like y * (grad - dot) can be far larger than it, and each is rounded. A provider's y
-        # may be the next number; where y is a logarithm, exp() of it is then off by |y| times the rounding.
+        # Both terms of a difference like y * (grad - dot) can be far larger than it, and each is rounded. The y that a
+        # provider saved may be the next number; where it is a logarithm, exp() of it is then off by |y| times as much.
         if case.function == "logsumexp":
             self.expected = grad.unsqueeze(-1) * (x.double() - saved.unsqueeze(-1)).exp()
             self.scale = self.expected.abs() * (1 + saved.abs().unsqueeze(-1))

@@ -67,9 +67,7 @@ struct BackwardLast {
   typedef std::conditional_t<sizeof(D) == 2, Coarse<4>, Precise> E;
   Floats a, b;
 
-  static BackwardLast of(float sum, float sign) {
-    return {all(K == Kind::soft ? -sum * sign : sum), all(sign)};
-  }
+  static BackwardLast of(float sum, float sign) { return {all(K == Kind::soft ? -sum * sign : sum), all(sign)}; }
   // Elements become dx.
   template <int M>
   ONEPASS_INLINE void operator()(Floats (&y)[M], const Floats (&g)[M]) const {
@@ -123,7 +121,8 @@ ONEPASS_INLINE void fetch(const Y* from) {
   for (int64_t at = 0; at < kBackwardStep; at += kLine / int64_t(sizeof(Y))) __builtin_prefetch(from + at);
 }
 
-// The sum of a row or a piece. What is `next_y` and `next_g` elements further on is fetched meanwhile, unless they are 0.
+// The sum of a row or a piece. What is `next_y` and `next_g` elements further on is fetched meanwhile, unless they are
+// 0.
 template <Kind K, class Y>
 __attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t next_y, int64_t next_g) {
   constexpr bool split = std::is_same_v<Y, bfloat16>;

@@ -278,25 +278,4 @@ struct Backward {
   }
 };
 
-// Calls of doubles.
-template <Kind K>
-void run_doubles(const BackwardCall& call, int64_t begin, int64_t end) {
-  const BackwardDim n = call.layout.reduced.innermost(), inner = call.layout.outer.innermost();
-  const auto *const y = static_cast<const double*>(call.saved), *const g = static_cast<const double*>(call.grad);
-  const auto* const lse = static_cast<const double*>(call.lse);
-  auto* const dx = static_cast<double*>(call.dx);
-  const double sign = call.function == Function::softmin ? -1 : 1;
-  if (call.layout.view == View::columns) {
-    each_tile(call, begin, end, [&](const int64_t* at, int64_t width) {
-      double_columns<K>(y + at[kSaved], g + at[kGrad], lse + at[kLse], dx + at[kDx], n, inner.strides, width, sign);
-    });
-    return;
-  }
-  BackwardOdometer at(call.layout.outer, begin);
-  for (int64_t r = begin; r < end; ++r, at.next()) {
-    const double a = K == Kind::lse ? g[at.offset[kGrad]] : 0, b = K == Kind::lse ? lse[at.offset[kLse]] : sign;
-    double_row<K>(y + at.offset[kSaved], g + at.offset[kGrad], n.strides[kGrad], dx + at.offset[kDx], n.size, a, b);
-  }
-}
-
 }  // namespace onepass::ONEPASS_ISA

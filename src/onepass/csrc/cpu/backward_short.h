@@ -8,9 +8,9 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kShortMost = 128;  // elements of such a row
 
-// kWidth rows of n elements, kWidth or more, all of which may be read; `count` of them are stored. What is left of a row
-// after whole pairs of vectors is taken with some of the elements before it, in a pair (of short rows: a vector) that
-// ends with the row.
+// kWidth rows of n elements, kWidth or more, all of which may be read; `count` of them are stored. What is left of a
+// row after whole pairs of vectors is taken with some of the elements before it, in a pair (of short rows: a vector)
+// that ends with the row.
 template <Kind K, class Y, class D>
 struct ShortRows {
   static constexpr bool kAny = kAnyNan<Y, D>, kSums = std::is_same_v<Y, bfloat16>;
