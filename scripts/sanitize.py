@@ -2,7 +2,8 @@
 
     python scripts/sanitize.py [--calls 20000] [--seed 0] [--sets all] [--folder build/sanitize] [--plant FAULT]
 
-The CPU engine of every instruction set that setup.py compiles, over random calls (tests/sanitize_cpu.cpp); the layouts
+The CPU engine of every instruction set that setup.py compiles, over random calls, a third of them gradients
+(tests/sanitize_cpu.cpp, tests/sanitize_backward.h); the layouts
 and the launches that a thread remembers (tests/layouts.cpp, tests/launches.cpp). Prints how many calls of each were
 checked. Sets that this CPU lacks are left out. What is unchanged since the last run is not compiled again.
 Ends with status 1 at a wrong result or at what a sanitizer finds, 2 where nothing can be built. `--plant` makes the
@@ -53,7 +54,7 @@ def build(folder: Path, programs: Sequence[str]) -> None:
     known = {name: own for name, own in known.items() if not lacking(name)}
     compiler += [f"-DONEPASS_{name.upper()}" for name in known]
     core = newest(CORE / "cpu", *CORE.glob("*.h"), ROOT / "setup.py", Path(__file__))
-    driver = max(core, newest(TESTS / "sanitize_cpu.cpp", TESTS / "sanitize_cpu.h"))
+    driver = max(core, newest(*TESTS.glob("sanitize_*.*")))
     jobs: list[tuple[Path, float, list[object]]] = []
     for name, own in known.items():
         for part in ("engine", "backward"):

@@ -1,6 +1,6 @@
-// sanitize_cpu.cpp: the CPU engine without torch, over random calls, in memory that ends where the tensors end. Built
-// with -fsanitize=address,undefined by scripts/sanitize.py, once with the engine of every instruction set; ONEPASS_CPU
-// says which one is driven.
+// sanitize_cpu.cpp: the CPU engine without torch, over random calls, a third of them gradients, in memory that ends
+// where the tensors end. Built with -fsanitize=address,undefined by scripts/sanitize.py, once with the engine of every
+// instruction set; ONEPASS_CPU says which one is driven.
 //
 //   sanitize_cpu SEED CALLS [read | page | write | value]
 //
@@ -10,28 +10,11 @@
 // there before, and a call cut into pieces, as threads cut it, with the whole one, bit by bit. Prints the instruction
 // set and how many calls were checked; exits with 1 at the first that is wrong. The last argument plants a fault, which
 // must be found.
-#include "sanitize_cpu.h"
-
-#include <algorithm>
-#include <numeric>
-
-#include "cpu/pick.h"
+#include "sanitize_backward.h"
 
 namespace {
 
 using namespace onepass;
-
-constexpr int64_t kMost = 20000, kReach = 250000;  // elements of a call, but for some long rows; how far they lie apart
-
-struct Draw {
-  std::mt19937_64 engine;
-  int64_t upto(int64_t last) { return int64_t(engine() % uint64_t(last + 1)); }
-  bool one_in(int64_t n) { return upto(n - 1) == 0; }
-  template <class T>
-  T of(std::initializer_list<T> from) {
-    return from.begin()[upto(int64_t(from.size()) - 1)];
-  }
-};
 
 // Sizes, the reduced dims and strides of input and output, as a tensor has them.
 struct Shape {
@@ -48,27 +31,8 @@ struct Shape {
   }
 };
 
-int64_t length(Draw& draw) {
-  switch (draw.upto(4)) {
-    case 0: return draw.of<int64_t>({1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33});
-    case 1: return draw.of<int64_t>({63, 64, 65, 127, 128, 129, 255, 257, 512, 781, 1000, 1023, 1024, 1025});
-    case 2: return draw.of<int64_t>({2047, 2048, 2049, 4095, 4096, 4097, 5003, 8192, 8193, 12289});
-    default: return 1 + draw.upto(300);
-  }
-}
-
-// Strides of a tensor whose dims lie in some order, with gaps between them or not; `zeros`: some may be expanded.
 void strides(Draw& draw, Shape& shape, int64_t* made, bool skip_reduced, bool gaps, bool zeros) {
-  int order[5] = {0, 1, 2, 3, 4};
-  if (draw.one_in(2)) std::shuffle(order, order + shape.rank, draw.engine);
-  int64_t step = gaps ? draw.of<int64_t>({1, 1, 1, 2, 3}) : 1;
-  for (int i = shape.rank - 1; i >= 0; --i) {  // from the innermost out
-    const int d = order[i];
-    made[d] =
-        skip_reduced && shape.reduced[d] ? 0 : step + (gaps && draw.one_in(3) ? draw.of<int64_t>({1, 7, step}) : 0);
-    if (zeros && draw.one_in(8)) made[d] = 0;
-    step = std::max(step, made[d] * shape.sizes[d]);
-  }
+  strides(draw, shape.rank, shape.sizes, skip_reduced ? shape.reduced : nullptr, made, gaps, zeros);
 }
 
 Shape any_shape(Draw& draw, Function function) {
@@ -151,6 +115,7 @@ std::vector<std::pair<int64_t, int64_t>> places(const Shape& shape, bool reduced
 struct Driver {
   Draw draw;
   const CpuEngine& engine = cpu_engine();
+  Gradients gradients{draw, engine};
   Island x_island, y_island;
   std::string plant;
   int64_t planted = 0;
@@ -160,17 +125,7 @@ struct Driver {
   // A call as ops.cpp makes it, but cut into any parts, in any order; or `whole`.
   void make(const Call& call, bool whole) {
     const Units units = engine.units(call);
-    const auto parallel = [&](auto&& work) {
-      std::vector<int64_t> cuts = {0, units.count};
-      for (int64_t i = whole ? 0 : draw.upto(5); i > 0; --i) cuts.push_back(draw.upto(units.count));
-      std::sort(cuts.begin(), cuts.end());
-      std::vector<size_t> order(cuts.size() - 1);
-      std::iota(order.begin(), order.end(), 0);
-      std::shuffle(order.begin(), order.end(), draw.engine);
-      for (size_t i : order) {
-        if (cuts[i] < cuts[i + 1]) work(cuts[i], cuts[i + 1]);
-      }
-    };
+    const auto parallel = [&](auto&& work) { in_parts(draw, units.count, whole, work); };
     if (!units.pieces) return parallel([&](int64_t begin, int64_t end) { engine.run(call, begin, end); });
     std::vector<Piece> pieces(size_t(units.count + units.count / units.pieces));
     parallel([&](int64_t begin, int64_t end) { engine.states(call, pieces.data(), begin, end); });
@@ -263,6 +218,7 @@ struct Driver {
   }
 
   bool any() {
+    if (plant.empty() && draw.one_in(3)) return gradients.any();
     const Function function = Function(draw.upto(4));
     const bool same = function == Function::logsumexp, state = function == Function::state;
     switch (draw.upto(state || same ? 3 : 7)) {

@@ -219,10 +219,10 @@ def _cpu() -> Iterable[Case]:
 
 
 def _cpu_backward() -> Iterable[Case]:
-    """The points of `cpu` that are written, of softmax and log_softmax."""
+    """The points of `cpu`, and those that it writes of log_softmax too."""
     for case in _cpu():
+        yield replace(case, suite="cpu-backward", direction="backward")
         if case.function == "softmax":
-            yield replace(case, suite="cpu-backward", direction="backward")
             name = f"log_softmax, {case.name}"
             yield replace(case, suite="cpu-backward", name=name, function="log_softmax", direction="backward")
 
@@ -240,7 +240,11 @@ SUITES: dict[str, Suite] = {
         Suite("rows", "as many rows as 1 GiB holds, N = 8 to 262144, odd lengths among them", tuple(_rows())),
         Suite("few", "1 to 64 long rows: N = 128256 to 268435456", tuple(_few())),
         Suite("cpu", "the CPU engine: rows of 16 to 16777216, other dims, logsumexp", tuple(_cpu())),
-        Suite("cpu-backward", "gradients of softmax and log_softmax at the points of cpu", tuple(_cpu_backward())),
+        Suite(
+            "cpu-backward",
+            "gradients at the points of cpu, and of log_softmax",
+            tuple(_cpu_backward()),
+        ),
     )
 }
 

@@ -69,19 +69,24 @@ class Checker:
             if case.function in ("log_softmax", "logsumexp"):
                 self.scale = self.scale.clamp(min=1.0)
             return
+        # The formulas, of what a forward saves: the result in its own dtype.
         grad = self._take(work.grad).double()
-        leaf = x.double().requires_grad_()
-        y = forward(leaf, -1)
-        self.expected = torch.autograd.grad(y, leaf, grad)[0]
-        # Both terms of a difference like y * (grad - dot) can be far larger than it, and each is rounded. Where y is a
-        # logarithm, exp() of the rounded y is off by |y| times the rounding.
-        y = y.detach()
+        saved = forward(x, -1).to(work.grad.dtype).double()
+        # Both terms of a difference like y * (grad - dot) can be far larger than it, and each is rounded. The y that a
+        # provider saved may be the next number; where it is a logarithm, exp() of it is then off by |y| times as much.
         if case.function == "logsumexp":
-            self.scale = self.expected.abs() * (1 + y.abs().unsqueeze(-1))
+            self.expected = grad.unsqueeze(-1) * (x.double() - saved.unsqueeze(-1)).exp()
+            self.scale = self.expected.abs() * (1 + saved.abs().unsqueeze(-1))
         elif case.function == "log_softmax":
-            self.scale = grad.abs() + y.exp() * (1 + y.abs()) * grad.abs().sum(-1, keepdim=True)
+            weights = saved.exp()
+            self.expected = grad - weights * grad.sum(-1, keepdim=True)
+            self.scale = grad.abs() + weights * (1 + saved.abs()) * grad.abs().sum(-1, keepdim=True)
         else:
-            self.scale = y * (grad.abs() + (y * grad).abs().sum(-1, keepdim=True))
+            sign = -1 if case.function == "softmin" else 1
+            self.expected = sign * saved * (grad - (saved * grad).sum(-1, keepdim=True))
+            result = torch.finfo(work.grad.dtype)
+            least = saved.clamp(min=result.smallest_normal * result.eps / self.tolerance)
+            self.scale = least * (1 + grad.abs() + (saved * grad).abs().sum(-1, keepdim=True))
 
     def poison(self) -> None:
         """Fills the output with NaN: an element that a call does not write is then found."""

@@ -98,7 +98,7 @@ class Copy(Provider):
             if grad.shape != x.shape:  # logsumexp: the input is read, its gradient written
                 y = torch.empty_like(x)
                 return lambda: y.copy_(x)
-            y, z = torch.zeros_like(grad), torch.empty_like(x)
+            y, z = torch.empty_like(grad).copy_(x), torch.empty_like(x)
             return lambda: torch.add(y, grad, out=z)
         out = work.out
         if out is None or out.shape != x.shape:  # logsumexp reads much and writes little: a copy of half as much

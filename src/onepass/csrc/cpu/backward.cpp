@@ -18,13 +18,31 @@ void typed(const BackwardCall& call, BackwardStep step, double* sums, int64_t be
   }
 }
 
-template <class Y>
-void from(const BackwardCall& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
-  switch (call.dx_type) {
-    case DType::float32: return typed<Y, float>(call, step, sums, begin, end);
-    case DType::float64: return typed<Y, double>(call, step, sums, begin, end);
-    case DType::float16: return typed<Y, float16>(call, step, sums, begin, end);
-    case DType::bfloat16: return typed<Y, bfloat16>(call, step, sums, begin, end);
+// Of half types: to themselves, or to the float32 that the forward was given.
+template <class Half>
+void from_half(const BackwardCall& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
+  if (call.dx_type == DType::float32) return typed<Half, float>(call, step, sums, begin, end);
+  typed<Half, Half>(call, step, sums, begin, end);
+}
+
+// Calls of doubles.
+template <Kind K>
+void run_doubles(const BackwardCall& call, int64_t begin, int64_t end) {
+  const BackwardDim n = call.layout.reduced.innermost(), inner = call.layout.outer.innermost();
+  const auto *const y = static_cast<const double*>(call.saved), *const g = static_cast<const double*>(call.grad);
+  const auto* const lse = static_cast<const double*>(call.lse);
+  auto* const dx = static_cast<double*>(call.dx);
+  const double sign = call.function == Function::softmin ? -1 : 1;
+  if (call.layout.view == View::columns) {
+    each_tile(call, begin, end, [&](const int64_t* at, int64_t width) {
+      double_columns<K>(y + at[kSaved], g + at[kGrad], lse + at[kLse], dx + at[kDx], n, inner.strides, width, sign);
+    });
+    return;
+  }
+  BackwardOdometer at(call.layout.outer, begin);
+  for (int64_t r = begin; r < end; ++r, at.next()) {
+    const double a = K == Kind::lse ? g[at.offset[kGrad]] : 0, b = K == Kind::lse ? lse[at.offset[kLse]] : sign;
+    double_row<K>(y + at.offset[kSaved], g + at.offset[kGrad], n.strides[kGrad], dx + at.offset[kDx], n.size, a, b);
   }
 }
 
@@ -33,25 +51,36 @@ void from(const BackwardCall& call, BackwardStep step, double* sums, int64_t beg
 Units backward_units(const BackwardCall& call) {
   const BackwardLayout& layout = call.layout;
   const int64_t n = layout.n, rows = layout.rows;
-  const bool fast = vectors(call.type, call.dx_type), lse = call.function == Function::logsumexp;
-  if (layout.view == View::columns) {
+  const bool fast = vectors(call), lse = call.function == Function::logsumexp;
+  if (layout.view == View::columns && (fast || doubles(call))) {
     const int64_t inner = layout.outer.innermost().size, wide = tile_rows(call);
     return {rows / inner * ((inner + wide - 1) / wide), n * (inner < wide ? inner : wide), 0};
   }
-  if (fast && layout.view == View::rows) {
+  if (fast) {
     const int64_t each = (n + kPiece - 1) / kPiece;
-    if (!lse && n <= kShortRow) return {(rows + kRowsAGroup - 1) / kRowsAGroup, n * kRowsAGroup, 0};
+    if (n <= kShortMost) return {(rows + kRowsAGroup - 1) / kRowsAGroup, n * kRowsAGroup, 0};
     if (n > kLong) return {rows * each, kPiece, lse ? 0 : each};
   }
   return {rows, n, 0};
 }
 
 void backward(const BackwardCall& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
+  const Kind kind = kind_of(call.function);
+  if (doubles(call)) {
+    return kind == Kind::soft  ? run_doubles<Kind::soft>(call, begin, end)
+           : kind == Kind::log ? run_doubles<Kind::log>(call, begin, end)
+                               : run_doubles<Kind::lse>(call, begin, end);
+  }
+  if (!vectors(call)) return any_rows(call, kind, begin, end);
   switch (call.type) {
-    case DType::float32: return from<float>(call, step, sums, begin, end);
-    case DType::float64: return from<double>(call, step, sums, begin, end);
-    case DType::float16: return from<float16>(call, step, sums, begin, end);
-    case DType::bfloat16: return from<bfloat16>(call, step, sums, begin, end);
+    case DType::float16: return from_half<float16>(call, step, sums, begin, end);
+    case DType::bfloat16: return from_half<bfloat16>(call, step, sums, begin, end);
+    default: break;
+  }
+  switch (call.dx_type) {
+    case DType::float16: return typed<float, float16>(call, step, sums, begin, end);
+    case DType::bfloat16: return typed<float, bfloat16>(call, step, sums, begin, end);
+    default: return typed<float, float>(call, step, sums, begin, end);
   }
 }
 

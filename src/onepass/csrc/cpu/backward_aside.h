@@ -32,15 +32,6 @@ struct BackwardTile {
   ONEPASS_INLINE const Y* g_of(int64_t i, int64_t j) const { return g + i * g_stride + (j & g_mask); }
 };
 
-template <class D, bool Any>
-ONEPASS_INLINE void store_past(D* to, Floats v, bool past) {
-  if (past) {
-    stream_vector<Any>(to, v);
-  } else {
-    store_vector<Any>(to, v);
-  }
-}
-
 // Rows [j, j + count) of a tile where that is less than a vector.
 template <Kind K, class Y, class D>
 __attribute__((noinline)) void backward_part(const BackwardTile<Y, D>& t, int64_t j, int64_t count, Floats sign) {
@@ -49,11 +40,35 @@ __attribute__((noinline)) void backward_part(const BackwardTile<Y, D>& t, int64_
   for (int64_t i = 0; i < t.n; ++i) {
     sums.add(backward_term<K>(load_part(t.y_of(i, j), count, 0), load_part(t.g_of(i, j), count, 0)));
   }
-  BackwardLast<K, D> last = {Floats{}, sign};
-  last.a = finite_rest(sums);
+  const Floats total = finite_rest(sums);
+  const BackwardLast<K, D> last = {K == Kind::soft ? total * -sign : total, sign};
   for (int64_t i = 0; i < t.n; ++i) {
-    const Floats made = last(load_part(t.y_of(i, j), count, 0), load_part(t.g_of(i, j), count, 0));
+    const Floats made = last.one(load_part(t.y_of(i, j), count, 0), load_part(t.g_of(i, j), count, 0));
     store_part<kAnyNan<Y, D>>(t.dx + i * t.dx_stride + j, count, made);
+  }
+}
+
+// Elements of some vectors of rows become dx. `a`: minus the sums, signed, or of log_softmax the sums.
+template <Kind K, class D, int M>
+ONEPASS_INLINE void last_aside(Floats (&y)[M], const Floats (&g)[M], const Floats* a, Floats b) {
+  if constexpr (K == Kind::soft) {
+    for (int k = 0; k < M; ++k) y[k] *= g[k] * b + a[k];
+  } else {
+    BackwardLast<K, D>::E::of(y);
+    for (int k = 0; k < M; ++k) y[k] = g[k] - y[k] * kDrop * a[k];
+  }
+}
+
+// A pair of vectors, of which the elements are kept.
+template <bool Split, bool Keeps, class T>
+ONEPASS_INLINE void load_kept(const T* from, T* kept, Floats (&v)[2]) {
+  load_some<Split>(from, v);
+  if constexpr (Keeps && sizeof(T) == 4) {
+    store_vector(kept, v[0]), store_vector(kept + kWidth, v[1]);
+  } else if constexpr (Keeps) {
+    Words all;  // moved as one: of a memcpy between pointers the compiler makes two
+    std::memcpy(&all, from, sizeof all);
+    std::memcpy(static_cast<void*>(kept), &all, sizeof all);
   }
 }
 
@@ -62,54 +77,85 @@ template <Kind K, class Y, class D>
 void backward_columns(const BackwardTile<Y, D>& t, int64_t width, Floats sign, bool past) {
   constexpr bool any = kAnyNan<Y, D>;
   constexpr bool split = kSplit<Y, D>;
-  constexpr int64_t pair = 2 * kWidth;
+  constexpr int64_t pair = kPair;
   const int64_t wide = width / pair * pair;
   for (int64_t j = wide; j < width; j += kWidth - 1) {
     backward_part<K>(t, j, width - j < kWidth - 1 ? width - j : kWidth - 1, sign);
   }
   if (!wide) return;
   alignas(64) Sums sums[kTileRows / kWidth];
+  alignas(64) Floats part[kTileRows / kWidth];
   for (int64_t v = 0; v < wide / kWidth; ++v) sums[v] = {};
   alignas(64) Y kept_y[kTileBytes / sizeof(Y)], kept_g[kTileBytes / sizeof(Y)];
   BackwardTile<Y, D> again = t;
   const bool keep = t.n * wide <= kTileBytes / int64_t(sizeof(Y)), keep_g = keep && t.g_mask && t.g_stride;
   if (keep) again.y = kept_y, again.y_stride = wide;
   if (keep_g) again.g = kept_g, again.g_stride = wide;
-  const auto run = [&, t](auto keeps, auto keeps_g) __attribute__((always_inline)) {
-    const auto term = [&](int64_t i, int64_t v) __attribute__((always_inline)) {
-      const Y *const y = t.y_of(i, v), *const g = t.g_of(i, v);
-      if constexpr (keeps.value) std::memcpy(kept_y + i * wide + v, y, pair * sizeof(Y));
-      if constexpr (keeps_g.value) std::memcpy(kept_g + i * wide + v, g, pair * sizeof(Y));
-      const Two of_y = K == Kind::soft ? load_two<split>(y) : Two{}, of_g = load_two<split>(g);
-      return Two{backward_term<K>(of_y.a, of_g.a), backward_term<K>(of_y.b, of_g.b)};
-    };
-    int64_t i = 0;
-    for (; i + 4 <= t.n; i += 4) {
-      for (int64_t v = 0; v < wide; v += pair) {
-        for (int k = 4; k < 8; ++k) {
-          __builtin_prefetch(t.y_of(i + k, v)), __builtin_prefetch(t.g_of(i + k, v));
+  // One or two rows of the tile: what they add is `part`, is added to it, or goes with it into the sums.
+  enum class To { part, more, sums };
+  const auto rows = [&, t](int64_t i, auto two, auto to, auto keeps, auto keeps_g) __attribute__((always_inline)) {
+    constexpr bool both = two.value, needs_y = K == Kind::soft || keeps.value;
+    constexpr int64_t line = kLine / int64_t(sizeof(Y)), ahead = 4;
+    const Y *const y = t.y_of(i, 0), *const y_two = y + t.y_stride;
+    const Y *const g = t.g + i * t.g_stride, *const g_two = g + t.g_stride;
+    Y *const to_y = kept_y + i * wide, *const to_g = kept_g + i * wide;
+    for (int64_t v = 0; v < wide; v += pair) {
+      const int64_t at_g = v & t.g_mask;
+      if (v % line == 0) {
+        __builtin_prefetch(y + ahead * t.y_stride + v), __builtin_prefetch(g + ahead * t.g_stride + at_g);
+        if (both) {
+          __builtin_prefetch(y_two + ahead * t.y_stride + v);
+          __builtin_prefetch(g_two + ahead * t.g_stride + at_g);
         }
-        const Two a = term(i, v), b = term(i + 1, v), c = term(i + 2, v), d = term(i + 3, v);
-        sums[v / kWidth].add((a.a + b.a) + (c.a + d.a)), sums[v / kWidth + 1].add((a.b + b.b) + (c.b + d.b));
+      }
+      Floats of_y[2] = {}, of_g[2], more[2];
+      if constexpr (needs_y) load_kept<split, keeps.value>(y + v, to_y + v, of_y);
+      load_kept<split, keeps_g.value>(g + at_g, to_g + v, of_g);
+      for (int k = 0; k < 2; ++k) more[k] = backward_term<K>(of_y[k], of_g[k]);
+      if constexpr (both) {
+        if constexpr (needs_y) load_kept<split, keeps.value>(y_two + v, to_y + wide + v, of_y);
+        load_kept<split, keeps_g.value>(g_two + at_g, to_g + wide + v, of_g);
+        for (int k = 0; k < 2; ++k) more[k] += backward_term<K>(of_y[k], of_g[k]);
+      }
+      for (int k = 0; k < 2; ++k) {
+        Floats& other = part[v / kWidth + k];
+        if constexpr (to.value == To::part) other = more[k];
+        if constexpr (to.value == To::more) other += more[k];
+        if constexpr (to.value == To::sums) sums[v / kWidth + k].add(other + more[k]);
       }
     }
-    for (; i < t.n; ++i) {
-      for (int64_t v = 0; v < wide; v += pair) {
-        const Two a = term(i, v);
-        sums[v / kWidth].add(a.a), sums[v / kWidth + 1].add(a.b);
-      }
+  };
+  // Eight rows are added up in plain floats.
+  const auto run = [&](auto keeps, auto keeps_g) __attribute__((always_inline)) {
+    using Two = std::true_type;
+    using One = std::false_type;
+    const std::integral_constant<To, To::part> part_of{};
+    const std::integral_constant<To, To::more> more_of{};
+    const std::integral_constant<To, To::sums> sums_of{};
+    int64_t i = 0;
+    for (; i + 8 <= t.n; i += 8) {
+      rows(i, Two(), part_of, keeps, keeps_g);
+      for (int k = 2; k < 6; k += 2) rows(i + k, Two(), more_of, keeps, keeps_g);
+      rows(i + 6, Two(), sums_of, keeps, keeps_g);
     }
+    for (int64_t k = 0; k < wide / kWidth; ++k) part[k] = Floats{};
+    for (; i + 1 < t.n; ++i) rows(i, One(), more_of, keeps, keeps_g);
+    if (i < t.n) rows(i, One(), sums_of, keeps, keeps_g);
   };
   using Yes = std::true_type;
   using No = std::false_type;
   keep_g ? run(Yes(), Yes()) : keep ? run(Yes(), No()) : run(No(), No());
   alignas(64) Floats totals[kTileRows / kWidth];
-  for (int64_t v = 0; v < wide / kWidth; ++v) totals[v] = finite_rest(sums[v]);
+  for (int64_t v = 0; v < wide / kWidth; ++v) {
+    const Floats total = finite_rest(sums[v]);
+    totals[v] = K == Kind::soft ? total * -sign : total;
+  }
   const auto store = [=, &totals](D* to, int64_t i, auto is_past) __attribute__((always_inline)) {
     for (int64_t v = 0; v < wide; v += pair) {
-      const BackwardLast<K, D> one = {totals[v / kWidth], sign}, two = {totals[v / kWidth + 1], sign};
-      const Two of_y = load_two<split>(again.y_of(i, v)), of_g = load_two<split>(again.g_of(i, v));
-      store_two<split, any, is_past.value>(to + v, {one(of_y.a, of_g.a), two(of_y.b, of_g.b)});
+      Floats y[2], g[2];
+      load_some<split>(again.y_of(i, v), y), load_some<split>(again.g_of(i, v), g);
+      last_aside<K, D>(y, g, totals + v / kWidth, sign);
+      store_some<split, any, is_past.value>(to + v, y);
     }
   };
   for (int64_t i = 0; i < t.n; ++i) {
@@ -126,57 +172,36 @@ void backward_columns(const BackwardTile<Y, D>& t, int64_t width, Floats sign, b
 template <class Y>
 void backward_columns_lse(const Y* x, const Y* g, const Y* lse, Y* dx, int64_t n, const int64_t* n_strides,
                           const int64_t* strides, int64_t width, bool past) {
+  typedef typename BackwardLast<Kind::lse, Y>::E E;
   alignas(64) float each_g[kTileRows], each_lse[kTileRows];
   for (int64_t j = 0; j < width; ++j) {
     each_g[j] = to_wide(g[j * strides[kGrad]]), each_lse[j] = to_wide(lse[j * strides[kLse]]);
   }
-  const int64_t wide = width / kWidth * kWidth, left = width - wide;
+  const int64_t wide = width / kPair * kPair;
   for (int64_t i = 0; i < n; ++i) {
     const Y* const from = x + i * n_strides[kSaved];
     Y* const to = dx + i * n_strides[kDx];
-    const bool stream = past && uintptr_t(to) % kLine == 0;
-    for (int64_t v = 0; v < wide; v += kWidth) {
-      const BackwardLast<Kind::lse, Y> last = {load_vector(each_g + v), load_vector(each_lse + v)};
-      store_past<Y, false>(to + v, last(load_vector(from + v), Floats{}), stream);
+    const auto pairs = [&](auto is_past) __attribute__((always_inline)) {
+      for (int64_t v = 0; v < wide; v += kPair) {
+        Floats made[2], of_g[2];
+        load_some<false>(from + v, made);
+        for (int k = 0; k < 2; ++k) made[k] -= load_vector(each_lse + v + k * kWidth);
+        E::of(made);
+        load_some<false>(each_g + v, of_g);
+        for (int k = 0; k < 2; ++k) made[k] = of_g[k] * (made[k] * kDrop);
+        store_some<false, false, is_past.value>(to + v, made);
+      }
+    };
+    if (kStreams && past && uintptr_t(to) % kLine == 0) {
+      pairs(std::true_type());
+    } else {
+      pairs(std::false_type());
     }
-    if (left) {
-      const BackwardLast<Kind::lse, Y> last = {load_part(each_g + wide, left, 0), load_part(each_lse + wide, left, 0)};
-      store_part(to + wide, left, last(load_part(from + wide, left, 0), Floats{}));
+    for (int64_t v = wide; v < width; v += kWidth - 1) {
+      const int64_t left = width - v < kWidth - 1 ? width - v : kWidth - 1;
+      const BackwardLast<Kind::lse, Y> last = {load_part(each_g + v, left, 0), load_part(each_lse + v, left, 0)};
+      store_part(to + v, left, last.one(load_part(from + v, left, 0), Floats{}));
     }
-  }
-}
-
-// Rows shorter than a vector: 64 of them, turned so that they lie side by side.
-constexpr int64_t kTiny = 64;
-
-// Converted, one row a lane; `at(j)` is where row j begins.
-template <class Y, class At>
-void turn_in(float (*turned)[kTiny], int64_t n, int64_t count, bool packed, At at) {
-  alignas(64) float flat[kTiny * kWidth];
-  for (int64_t j = 0; j < (packed ? 1 : count); ++j) {
-    const Y* const from = at(j);
-    const int64_t length = packed ? n * count : n;
-    int64_t i = 0;
-    for (; i + kWidth <= length; i += kWidth) store_vector(flat + j * n + i, load_vector(from + i));
-    if (i < length) store_part(flat + j * n + i, length - i, load_part(from + i, length - i, 0));
-  }
-  for (int64_t j = 0; j < count; ++j) {
-    for (int64_t i = 0; i < n; ++i) turned[i][j] = flat[j * n + i];
-  }
-}
-
-template <class D, bool Any, class At>
-void turn_out(const float (*turned)[kTiny], int64_t n, int64_t count, bool packed, At at) {
-  alignas(64) float flat[kTiny * kWidth];
-  for (int64_t j = 0; j < count; ++j) {
-    for (int64_t i = 0; i < n; ++i) flat[j * n + i] = turned[i][j];
-  }
-  for (int64_t j = 0; j < (packed ? 1 : count); ++j) {
-    D* const to = at(j);
-    const int64_t length = packed ? n * count : n;
-    int64_t i = 0;
-    for (; i + kWidth <= length; i += kWidth) store_vector<Any>(to + i, load_vector(flat + j * n + i));
-    if (i < length) store_part<Any>(to + i, length - i, load_part(flat + j * n + i, length - i, 0));
   }
 }
 
