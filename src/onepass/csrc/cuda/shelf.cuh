@@ -70,9 +70,9 @@ __device__ inline void fetch(uint32_t to, const void* at) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(at), "n"(Bytes) : "memory");
   }
 }
-// The same, or zeros where it is not `there`; the L2 cache may give its place away first. The hint (what createpolicy
-// gives for evict_first) goes through a register of each thread: left in those of the warp, as ptxas has it, kernels
-// with several of these were seen to stop at an illegal instruction.
+// The same, or zeros where it is not `there`; the L2 cache may give its place away first. The hint is a constant, what
+// createpolicy gives for evict_first: chosen between two at run time it was seen to stop kernels as an illegal
+// instruction.
 template <int Bytes>
 __device__ inline void fetch_once(uint32_t to, const void* at, bool there) {
   const int bytes = there ? Bytes : 0;
