@@ -39,6 +39,9 @@ KERNELS = [
     ("state", BF16, F32, (FLAT, 4, 32, 26, 1, 1, 2, 0)),
     ("softmax", F32, F32, (GRID, 480, 1, 16, 4, 132, 8, 0)),
     ("softmax", BF16, BF16, (GRID, 480, 1, 32, 8, 33, 8, 0)),
+    ("softmax", F32, F32, (GRID, 192, 1, 48, 4, 132, 0, 0)),
+    ("softmax", BF16, BF16, (GRID, 480, 1, 128, 8, 132, 20, 0)),
+    ("log_softmax", F16, F32, (GRID, 352, 1, 32, 4, 132, 16, 0)),
     ("logsumexp", F32, F32, (GRID, 480, 1, 64, 4, 2, 24, 0)),
     ("softmax", BF16, BF16, (BLOCK, 256, 1, 16, 8, 1, 0, 1)),
     ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1, 0, 0)),
@@ -82,6 +85,7 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
         assert function == "state" or re.search(r"STG\.E\.128", sass), "no wide store"
     elif not plan[7] and vector * max(x_type.itemsize, y_type.itemsize) == 16:
         sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+        assert not re.search(r"LDGSTS[^;]*(\+UR|desc\[UR\d*[13579]\])", sass), "a copy that is no instruction"
         wide = {16: r"\.128", 8: r"\.64", 4: ""}
         assert re.search(r"LDG\.E" + wide[vector * x_type.itemsize], sass), "no wide load"
         if function not in ("logsumexp", "state"):

@@ -200,7 +200,8 @@ struct Planner {
     const auto places = [&](int threads) {
       return int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
     };
-    int threads = 480, slots = 16;
+    const int most_slots = 16 / part;
+    int threads = 480, slots = most_slots;
     while (threads > 160 && places(threads) < kLeastShelf) threads -= 160;
     if (!gpu.cooperative || places(threads) < kLeastShelf) return false;
     if (vector != phase.full) vector = phase.full, apart = 1, count();
@@ -216,15 +217,13 @@ struct Planner {
     }
     // Fewer threads where they have less to keep. What has arrived in registers is worked on soonest.
     const int64_t each = ceil_div(vectors, split);
-    if (each <= 128 * 8) {
-      threads = 128, slots = 8;
-    } else if (each <= 192 * 12) {
-      threads = 192, slots = 12;
-    } else if (each <= 352 * 12) {
-      threads = 352, slots = 12;
-    } else if (each <= 352 * (8 + places(352))) {
-      threads = 352, slots = 8;
-    }
+    const auto takes = [&](int few, int kept, int shelf) {
+      kept = kept < most_slots ? kept : most_slots;
+      if (each > int64_t(few) * (kept + shelf)) return false;
+      threads = few, slots = kept;
+      return true;
+    };
+    (void)(takes(128, 8, 0) || takes(192, 12, 0) || takes(352, 12, 0) || takes(352, 8, places(352)));
     const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0, most = places(threads);
     *plan = {Tier::grid, threads, 1, slots * vector, vector, int(split), int(shelf < most ? shelf : most), apart};
     return true;

@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < kChunk; ++i, at += step) {
           if constexpr (!APART)
-            fetch_once<kRaw>(to + i * stride, at, here > i * workers);
+            fetch<kRaw>(to + i * stride, at, here > i * workers);
           else if (here > i * workers)
             store_shared(to + i * stride, read_vector(at));
         }

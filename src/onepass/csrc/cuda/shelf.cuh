@@ -70,18 +70,13 @@ __device__ inline void fetch(uint32_t to, const void* at) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(at), "n"(Bytes) : "memory");
   }
 }
-// The same, or zeros where it is not `there`; the L2 cache may give its place away first. The hint is a constant, what
-// createpolicy gives for evict_first: chosen between two at run time it was seen to stop kernels as an illegal
-// instruction.
+// The same, or zeros where they are not `there`. Without a hint to the L2 cache: with one, in code that is unrolled,
+// ptxas 13.0 made an illegal instruction of some of these (LDGSTS with an odd register for its descriptor).
 template <int Bytes>
-__device__ inline void fetch_once(uint32_t to, const void* at, bool there) {
+__device__ inline void fetch(uint32_t to, const void* at, bool there) {
   const int bytes = there ? Bytes : 0;
   if constexpr (Bytes == 16) {
-    uint64_t first_to_go;
-    asm volatile("mov.b64 %0, %1;" : "=l"(first_to_go) : "l"(0x12f0000000000000ull));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(at), "r"(bytes),
-                 "l"(first_to_go)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(at), "r"(bytes) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(at), "n"(Bytes), "r"(bytes) : "memory");
   }
