@@ -23,7 +23,7 @@ struct Seen {
   const void* x;
   void *y, *parts;
   int64_t numbers[4];
-  int four[4];
+  int three[3];
 };
 thread_local Seen seen;
 thread_local Result answer = 0;  // of the driver to a cooperative launch
@@ -52,8 +52,8 @@ const Driver& driver() {
       seen.x = *static_cast<const void**>(arguments[0]);
       seen.y = *static_cast<void**>(arguments[1]);
       for (int i = 0; i < 4; ++i) seen.numbers[i] = *static_cast<int64_t*>(arguments[2 + i]);
-      for (int i = 0; i < 4; ++i) seen.four[i] = *static_cast<int*>(arguments[6 + i]);
-      seen.parts = *static_cast<void**>(arguments[10]);
+      for (int i = 0; i < 3; ++i) seen.three[i] = *static_cast<int*>(arguments[6 + i]);
+      seen.parts = *static_cast<void**>(arguments[9]);
       return seen.attribute.id == kCooperative ? answer : 0;
     };
     return d;

@@ -40,7 +40,8 @@ KERNELS = [
     ("softmax", F32, F32, (GRID, 480, 1, 16, 4, 132, 8, 0)),
     ("softmax", BF16, BF16, (GRID, 480, 1, 32, 8, 33, 8, 0)),
     ("softmax", F32, F32, (GRID, 192, 1, 48, 4, 132, 0, 0)),
-    ("softmax", BF16, BF16, (GRID, 480, 1, 128, 8, 132, 20, 0)),
+    ("softmax", BF16, BF16, (GRID, 480, 1, 96, 8, 132, 24, 0)),
+    ("softmax", BF16, BF16, (GRID, 480, 1, 128, 8, 132, 20, 0)),  # of 9.0 alone
     ("log_softmax", F16, F32, (GRID, 352, 1, 32, 4, 132, 16, 0)),
     ("logsumexp", F32, F32, (GRID, 480, 1, 64, 4, 2, 24, 0)),
     ("softmax", BF16, BF16, (BLOCK, 256, 1, 16, 8, 1, 0, 1)),
@@ -70,6 +71,10 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
     cubin = tmp_path / "kernel.cubin"
     if plan[0] == CLUSTER and compute < 90:
         pytest.skip("no clusters below 9.0")
+    if plan[0] != CLUSTER and compute == 100:
+        pytest.skip("as on 12.0, which has the same registers")
+    if plan[0] == GRID and plan[3] // plan[4] > 12 and compute != 90:
+        pytest.skip("up to 12 vectors a thread but on 9.0")
     native.compile_kernel(function, x_type, y_type, plan, compute, cubin)
     tool = cuobjdump()
     usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout

@@ -200,7 +200,7 @@ struct Planner {
     const auto places = [&](int threads) {
       return int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
     };
-    const int most_slots = 16 / part;
+    const int most_slots = (gpu.compute == 90 ? 16 : 12) / part / 4 * 4;  // elsewhere more would spill
     int threads = 480, slots = most_slots;
     while (threads > 160 && places(threads) < kLeastShelf) threads -= 160;
     if (!gpu.cooperative || places(threads) < kLeastShelf) return false;

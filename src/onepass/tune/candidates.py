@@ -153,7 +153,7 @@ def _grid(vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
     def places(threads: int) -> int:
         return gpu.shared // (threads * 16) // 4 * 4
 
-    threads, slots, chip = 480, 16, gpu.multiprocessors
+    threads, slots, chip = 480, 16 if gpu.compute == 90 else 12, gpu.multiprocessors
     while threads > 160 and places(threads) < LEAST_SHELF:
         threads -= 160
     if not gpu.cooperative or places(threads) < LEAST_SHELF:
