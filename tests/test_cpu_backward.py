@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -29,15 +29,7 @@ F32, F64, F16, BF16 = DTYPES
 OWN = {F32: (F32, F16, BF16), F64: (F64,), F16: (F16, F32), BF16: (BF16, F32)}
 OTHER = {F32: (F64,), F64: (F32, F16, BF16), F16: (F64, BF16), BF16: (F16, F64)}
 every_shape = pytest.mark.parametrize(("shape", "dims"), SHAPES, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Workers that share cores do not wait for each other's threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _reversed(t: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Errors are relative to the size of the terms that a gradient is the difference o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from support import DTYPES
 
 ops = torch.ops.onepass
+pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = (
     *(((4000, 3), 1), ((3000, 16), 1), ((1500, 33), 1), ((600, 64), 1), ((150, 300), 1), ((60, 1025), 1)),
     *(((12, 5003), 1), ((2, 70_001), 1), ((33, 900), 0), ((700, 50), 0), ((8, 21, 300), 1)),
@@ -31,15 +32,6 @@ GRADS: dict[str, Callable[..., Tensor]] = {
     "normal": lambda shape, made: torch.randn(shape, generator=made, dtype=torch.float64),
     "nearly one": lambda shape, made: 1 + 0.01 * torch.randn(shape, generator=made, dtype=torch.float64),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Workers that share cores do not wait for each other's threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _softmax(g: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -71,10 +71,8 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
     cubin = tmp_path / "kernel.cubin"
     if plan[0] == CLUSTER and compute < 90:
         pytest.skip("no clusters below 9.0")
-    if plan[0] != CLUSTER and compute == 100:
-        pytest.skip("as on 12.0, which has the same registers")
     if plan[0] == GRID and plan[3] // plan[4] > 12 and compute != 90:
-        pytest.skip("up to 12 vectors a thread but on 9.0")
+        pytest.skip("plan.h keeps so many vectors in registers on 9.0 alone")
     native.compile_kernel(function, x_type, y_type, plan, compute, cubin)
     tool = cuobjdump()
     usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout

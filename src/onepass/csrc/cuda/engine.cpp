@@ -105,7 +105,7 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   const int64_t split = numbers[5], shelf = numbers[6], apart = numbers[7],
                 slots = power(vector, 8) ? values / vector : 0;
   const int64_t most = tier == Tier::grid ? 128 : 64;
-  if (!power(vector, 8) || values < (tier == Tier::grid ? 0 : vector) || values > most || values % vector)
+  if (!power(vector, 8) || values < vector || values > most || values % vector)
     fail("vector is a power of two up to 8, values a multiple of it up to " + std::to_string(most));
   if (tier == Tier::cluster ? !power(split, 16) || split < 2
       : tier == Tier::grid  ? split < 1 || split > 1024
@@ -121,8 +121,8 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
     fail("the flat tier has vectors of one element, and 1 to 1024 rows a thread in its shelf");
   if (tier != Tier::flat && (shelf < 0 || shelf > 64 || shelf % (tier == Tier::grid ? 4 : 2)))
     fail("a shelf has up to 64 vectors, a multiple of 4 in the grid tier and of 2 in the block and cluster tiers");
-  if (tier == Tier::grid && (slots % 4 || slots > 16 || slots + shelf == 0 || lanes > (slots ? 480 : 992)))
-    fail("the grid tier has 4, 8, 12 or 16 vectors a thread and up to 480 threads that share a row, or none and 992");
+  if (tier == Tier::grid && (slots % 4 || slots > 16 || lanes > 480))
+    fail("the grid tier has 4, 8, 12 or 16 vectors a thread and up to 480 threads that share a row");
   if ((tier == Tier::warp || tier == Tier::stream) && shelf) fail("the warp and stream tiers have no shelf");
   if (apart < 0 || apart > 1) fail("apart is 0 or 1");
   return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), apart == 1};

@@ -7,19 +7,18 @@
 // One warp more than those that compute, the messenger, sends the block's part of a row to the others and waits for
 // theirs. It also takes the few elements before the first and after the last whole vector.
 //
-// One compiled instance a set of: IN, OUT, FUNCTION, SLOTS (vectors a thread keeps in registers, which may be none),
-// VECTOR, APART (see window.cuh). Any number of threads up to kThreads, of blocks that share a row, and of vectors in
-// shared memory.
+// One compiled instance a set of: IN, OUT, FUNCTION, SLOTS (vectors a thread keeps in registers), VECTOR, APART (see
+// window.cuh). Any number of threads up to kThreads, of blocks that share a row, and of vectors in shared memory.
 #include "grid.cuh"
 #include "kept.cuh"
 #include "merge.cuh"
 #include "shelf.cuh"
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
-constexpr int kMessengers = 32;               // threads of a block that take no part in whole vectors
-constexpr int kThreads = SLOTS ? 512 : 1024;  // the messengers among them
-constexpr int kChunk = 4;                     // vectors a thread takes at a time
-constexpr int kKept = SLOTS / kChunk;         // chunks in registers
+constexpr int kMessengers = 32;        // threads of a block that take no part in whole vectors
+constexpr int kThreads = 512;          // the messengers among them
+constexpr int kChunk = 4;              // vectors a thread takes at a time
+constexpr int kKept = SLOTS / kChunk;  // chunks in registers
 // Chunks on their way while one is worked on. (With 2, 3 or 4 long rows are 1 to 4% slower, and short ones up to 10%.)
 constexpr int kAhead = 1;
 constexpr int kUnit = 16 / sizeof(IN);  // elements: chunks begin at multiples of 16 bytes
@@ -157,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     A m = -INFINITY_;
     L l = Merged<OUT>::of(0);
-    Chunk chunk, chunks[SLOTS ? kKept : 1];
+    Chunk chunk, chunks[kKept];
     // Begins to fetch chunk c of those that go through shared memory.
     const auto bring = [&](int c) {
       if (c >= 0 && c < shared) {

@@ -33,7 +33,7 @@ struct Rendezvous {
   }
 };
 
-// What the sums of exponentials of a row's parts are added up in: of more precision than the accumulator's.
+// What the sums of exponentials of a row's parts are added up in: doubles where results are floats.
 template <class Out>
 struct Merged : Adder<Out> {};
 template <>

@@ -27,13 +27,13 @@ __device__ inline void for_slots(Index first, Index step, Index n, Full full, An
 // put_part(slot, at, first, n): element by element, from where they are.
 template <class Self, int F, int V, int Slots, class In>
 struct Loads {
-  template <bool Once, class Index>
+  template <class Index>
   __device__ void load(const In* row, Index first, Index step, Index n) {
     for_slots<V, Slots>(
-        first, step, n, [&](int i, Index at) { self()->put(i, Self::template read<Once>(row + at)); },
+        first, step, n, [&](int i, Index at) { self()->put(i, Self::template read<false>(row + at)); },
         [&](int i, Index at) {
           if (in_one<V>(at, n))
-            self()->put(i, Self::template read<Once>(row + at));
+            self()->put(i, Self::template read<false>(row + at));
           else
             self()->put_part(i, row + at, at, n);
         });

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     from += shelf * step;
 #endif
-    kept.load<false>(x_row, from, step, n);
+    kept.load(x_row, from, step, n);
     if (CLUSTER > 1 && first_time) await_cluster();  // a peer's shared memory is there once it has started
     first_time = false;
 

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8
     L l = Adder<OUT>::of(0);
     Keep<FUNCTION, VECTOR, SLOTS, IN, OUT, false>::type kept;
     for (int64_t at = first; at < n; at += tile) {
-      kept.load<false>(x_row, at, step, n);
+      kept.load(x_row, at, step, n);
       const A before = m;
       m = max_(m, kept.maximum());
       kept.forget();
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8
     }
     OUT* const y_row = y + row * y_stride;
     for (int64_t at = first; at < n; at += tile) {
-      kept.load<false>(x_row, at, step, n);
+      kept.load(x_row, at, step, n);
       kept.lower(whole);
       kept.finish(state);
       kept.store(y_row, at, step, n);
