@@ -39,6 +39,9 @@ FORCED = [
     ((GRID, 32, 1, 32, 8, 132, 12, 0), [1, 9, 100_000, 1_000_001]),
     ((GRID, 128, 1, 16, 2, 1, 12, 1), [1, 3, 2047, 5119, 9001]),
     ((GRID, 96, 1, 16, 4, 5, 0, 0), [1, 2, 31, 7679]),
+    ((GRID, 64, 1, 0, 4, 3, 8, 0), [1, 250, 12289, 50001]),
+    ((GRID, 32, 1, 0, 8, 132, 0, 0), [9, 1_000_001]),
+    ((GRID, 96, 1, 0, 2, 5, 16, 1), [1, 3, 4801, 30011]),
     ((STREAM, 64, 1, 4, 1, 1, 0, 0), [1, 63, 257, 5000]),
     ((STREAM, 512, 1, 16, 4, 1, 0, 0), [4, 8188, 8192, 8193, 20001]),
 ]
@@ -121,7 +124,7 @@ def test_forced_plan_that_cannot_serve_is_refused():
         ([CLUSTER, 64, 1, 4, 1, 3, 0, 0], "split is a power of two"),
         ([CLUSTER, 64, 1, 4, 1, 1, 0, 0], "2 to 16 in the cluster tier"),
         ([GRID, 64, 1, 16, 4, 1000, 0, 0], "blocks a row here"),
-        ([GRID, 64, 1, 8, 4, 1, 0, 0], "4, 8, 12 or 16 vectors"),
+        ([GRID, 64, 1, 8, 4, 1, 0, 0], "0, 4, 8, 12 or 16 vectors"),
         ([GRID, 480, 1, 16, 4, 1, 60, 0], "bytes of shared memory"),
         ([BLOCK, 64, 1, 4, 4, 1, 3, 0], "of 2 in the block"),
         ([STREAM, 64, 1, 4, 4, 1, 2, 0], "no shelf"),
@@ -133,9 +136,6 @@ def test_forced_plan_that_cannot_serve_is_refused():
     ]:
         with pytest.raises(RuntimeError, match=words):
             torch.ops.onepass._forced(x, 0, [1], False, plan, out)
-    long = torch.randn(2, 5000, device="cuda")
-    with pytest.raises(RuntimeError, match="a shelf of 12 vectors at least, got 8"):
-        torch.ops.onepass._forced(long, 0, [1], False, [GRID, 64, 1, 16, 4, 1, 8, 0], long)
     odd = torch.randn(4, 126, device="cuda")
     with pytest.raises(RuntimeError, match="rows of up to 128 elements, got 129"):
         torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))

@@ -36,16 +36,18 @@ struct CudaPlan {
     return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : tier == Tier::grid ? lanes + 32 : lanes;
   }
   int slots() const { return values / vector; }
-  // The tier grid: chunks of up to four vectors a thread that a block takes of a row, and vectors of a chunk, so many
-  // that each begins at a multiple of 16 bytes.
-  int64_t chunks(int64_t n) const { return ceil_div(ceil_div(n / vector, split), 4 * lanes); }
+  // The tier grid: vectors that a thread takes at a time (of doubles fewer; more where nothing is kept in registers),
+  // chunks of these that a block takes of a row, and vectors of a chunk, so many that each begins at a multiple of 16
+  // bytes.
+  int chunk() const { return vector == 2 ? 2 : slots() ? 4 : 8; }
+  int64_t chunks(int64_t n) const { return ceil_div(ceil_div(n / vector, split), chunk() * lanes); }
   int64_t wide(int64_t n) const {
     const int64_t count = chunks(n);
     return count ? up_to(ceil_div(n / vector, split * count), 4) : 4;
   }
   // Elements of a row that it does not keep on the chip.
   int64_t read_again(int64_t n) const {
-    const int kept = (slots() + shelf) / 4;
+    const int kept = slots() / chunk() + shelf / chunk();
     return tier == Tier::grid && chunks(n) > kept ? (chunks(n) - kept) * wide(n) * split * vector : 0;
   }
   bool shelved() const { return (tier == Tier::block || tier == Tier::cluster) && shelf; }
@@ -73,7 +75,7 @@ constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two
 constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
 
 constexpr int kGridVectors = 448;  // of a row that a block of the tier grid is worth being there for
-constexpr int kLeastShelf = 12;    // vectors through which a thread of it takes what the chip does not hold
+constexpr int kMuchLonger = 4;     // times what the chip holds: of such rows registers keep nothing
 
 // With which element of a vector the rows of a call begin.
 struct Phase {
@@ -197,17 +199,15 @@ struct Planner {
 
   // The chip, or so much of it as pays, on a few rows at a time: as many as it holds together.
   bool grid(CudaPlan* plan) {
+    if (!gpu.cooperative) return false;
+    if (vector != phase.full) vector = phase.full, apart = 1, count();
     const auto places = [&](int threads) {
       return int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
     };
     const int most_slots = (gpu.compute == 90 ? 16 : 12) / part / 4 * 4;  // elsewhere more would spill
     int threads = 480, slots = most_slots;
-    while (threads > 160 && places(threads) < kLeastShelf) threads -= 160;
-    if (!gpu.cooperative || places(threads) < kLeastShelf) return false;
-    if (vector != phase.full) vector = phase.full, apart = 1, count();
-    const int64_t chip = gpu.multiprocessors;
-    const int64_t alone =
-        ceil_div(vectors, threads * (slots + places(threads)));  // blocks that hold a row between them
+    const int64_t chip = gpu.multiprocessors, holds = threads * int64_t(slots + places(threads));
+    const int64_t alone = ceil_div(vectors, holds);  // blocks that hold a row between them
     int64_t split = alone < chip ? alone : chip;
     if (!invariant && alone < chip) {
       const int64_t together = layout.rows < chip / alone ? layout.rows : chip / alone;
@@ -223,7 +223,8 @@ struct Planner {
       threads = few, slots = kept;
       return true;
     };
-    (void)(takes(128, 8, 0) || takes(192, 12, 0) || takes(352, 12, 0) || takes(352, 8, places(352)));
+    if (wide < 8 && each > kMuchLonger * holds) slots = 0;
+    (void)(takes(256, 4, 0) || takes(256, 8, 0) || takes(256, 12, 0) || takes(256, 16, 0) || takes(352, 8, places(352)));
     const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0, most = places(threads);
     *plan = {Tier::grid, threads, 1, slots * vector, vector, int(split), int(shelf < most ? shelf : most), apart};
     return true;
@@ -264,7 +265,9 @@ struct Planner {
       if ((few || pairs) && vector == phase.full && grid(&made) && (few || !made.read_again(n))) return made;
       for (int split = 16; split >= entry.split && split > 1; split /= 2) {
         if (layout.rows * split > 4 * gpu.multiprocessors) continue;
-        for (const int values : {32, 16, 8}) {
+        // Where there are several blocks a multiprocessor, smaller ones of more elements a thread.
+        const bool several = half && layout.rows * split > 2 * gpu.multiprocessors;
+        for (const int values : {several ? 48 : 32, 16, 8}) {
           if (share(split, 0, values, 0, &made) && made.lanes >= kThreads && made.lanes <= 1024 / 2) return made;
         }
       }

@@ -13,7 +13,7 @@ SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
 FLAT_REDUCED = 40  # elements of a row that is only read, up to which the tier flat pays
 GRID_VECTORS = 448  # of a row that a block of the tier grid is worth being there for
-LEAST_SHELF = 12  # vectors through which a thread of that tier takes what the chip does not hold
+MUCH_LONGER = 4  # times what the chip holds: of such rows registers keep nothing
 STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
 
@@ -153,23 +153,21 @@ def _grid(vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
     def places(threads: int) -> int:
         return gpu.shared // (threads * 16) // 4 * 4
 
-    threads, slots, chip = 480, 16 if gpu.compute == 90 else 12, gpu.multiprocessors
-    while threads > 160 and places(threads) < LEAST_SHELF:
-        threads -= 160
-    if not gpu.cooperative or places(threads) < LEAST_SHELF:
+    if not gpu.cooperative:
         return None
-    alone = up(vectors, threads * (slots + places(threads)))  # blocks that hold a row between them
+    threads, slots, chip = 480, 16 if gpu.compute == 90 else 12, gpu.multiprocessors
+    most, holds = slots, threads * (slots + places(threads))
+    alone = up(vectors, holds)  # blocks that hold a row between them
     split = min(alone, chip)
     if alone < chip:
         split = min(chip // min(rows, chip // alone), max(up(vectors, GRID_VECTORS), alone))
     each = up(vectors, split)
-    for few, kept in ((128, 8), (192, 12), (352, 12)):
-        if each <= few * kept:
-            threads, slots = few, kept
+    if each > MUCH_LONGER * holds:
+        slots = 0
+    for few, kept, more in ((256, 4, 0), (256, 8, 0), (256, 12, 0), (256, 16, 0), (352, 8, places(352))):
+        if each <= few * (min(kept, most) + more):
+            threads, slots = few, min(kept, most)
             break
-    else:
-        if each <= 352 * (8 + places(352)):
-            threads, slots = 352, 8
     shelf = min(places(threads), up(max(0, up(each, threads) - slots), 4) * 4)
     return Plan(GRID, threads, 1, slots * vector, vector, split, shelf)
 

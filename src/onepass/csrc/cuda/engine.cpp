@@ -56,10 +56,6 @@ void check_forced(const CudaPlan& plan, const Call& call, const Gpu& gpu) {
     fail("up to " + std::to_string(most_threads(gpu.compute, most)) + " threads a block here");
   if (plan.tier == Tier::grid && plan.split > gpu.multiprocessors)
     fail("up to " + std::to_string(gpu.multiprocessors) + " blocks a row here, got " + std::to_string(plan.split));
-  if (plan.read_again(layout.n) && plan.shelf < kLeastShelf) {
-    fail("rows that the chip does not hold take a shelf of " + std::to_string(kLeastShelf) + " vectors at least, got " +
-         std::to_string(plan.shelf));
-  }
   if (plan.tier == Tier::flat && !lies_flat(layout, call.reduces()))
     fail("the flat tier takes rows that lie one after another");
   if (plan.shelf && plan.tier != Tier::flat && plan.vector * size_of(call.x_type) < 4)
@@ -105,7 +101,7 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   const int64_t split = numbers[5], shelf = numbers[6], apart = numbers[7],
                 slots = power(vector, 8) ? values / vector : 0;
   const int64_t most = tier == Tier::grid ? 128 : 64;
-  if (!power(vector, 8) || values < vector || values > most || values % vector)
+  if (!power(vector, 8) || values < (tier == Tier::grid ? 0 : vector) || values > most || values % vector)
     fail("vector is a power of two up to 8, values a multiple of it up to " + std::to_string(most));
   if (tier == Tier::cluster ? !power(split, 16) || split < 2
       : tier == Tier::grid  ? split < 1 || split > 1024
@@ -122,7 +118,7 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   if (tier != Tier::flat && (shelf < 0 || shelf > 64 || shelf % (tier == Tier::grid ? 4 : 2)))
     fail("a shelf has up to 64 vectors, a multiple of 4 in the grid tier and of 2 in the block and cluster tiers");
   if (tier == Tier::grid && (slots % 4 || slots > 16 || lanes > 480))
-    fail("the grid tier has 4, 8, 12 or 16 vectors a thread and up to 480 threads that share a row");
+    fail("the grid tier has 0, 4, 8, 12 or 16 vectors a thread and up to 480 threads that share a row");
   if ((tier == Tier::warp || tier == Tier::stream) && shelf) fail("the warp and stream tiers have no shelf");
   if (apart < 0 || apart > 1) fail("apart is 0 or 1");
   return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), apart == 1};

@@ -122,8 +122,9 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
   } else if (plan.tier == Tier::grid) {
     // As many groups of blocks as there are rows and multiprocessors for.
     blocks = plan.grid(rows, gpu.multiprocessors);
-    made.parts = 2 * blocks * (call.y_type == DType::float64 ? 48 : 16);
-    made.numbers = {plan.shelf / 4, int(plan.wide(n)), int(plan.chunks(n))};
+    // Two messages of a block, and a word of a row.
+    made.parts = (2 * blocks + blocks / plan.split) * (call.y_type == DType::float64 ? 48 : 16);
+    made.numbers = {plan.shelf / plan.chunk(), int(plan.wide(n)), int(plan.chunks(n))};
     made.groups = unsigned(blocks / plan.split);
     blocks = plan.split;
   } else {

@@ -70,18 +70,6 @@ __device__ inline void fetch(uint32_t to, const void* at) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(at), "n"(Bytes) : "memory");
   }
 }
-// The same, or zeros where they are not `there`. Without a hint to the L2 cache: with one, in code that is unrolled,
-// ptxas 13.0 made an illegal instruction of some of these (LDGSTS with an odd register for its descriptor).
-template <int Bytes>
-__device__ inline void fetch(uint32_t to, const void* at, bool there) {
-  const int bytes = there ? Bytes : 0;
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(at), "r"(bytes) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(at), "n"(Bytes), "r"(bytes) : "memory");
-  }
-}
-
 // A row to fetch. `inner`: the elements just before and after it are the tensor's too, so that its first and its last
 // vector may be read whole.
 template <class T, class Index>
