@@ -75,7 +75,9 @@ constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two
 constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
 
 constexpr int kGridVectors = 448;  // of a row that a block of the tier grid is worth being there for
-constexpr int kMuchLonger = 4;     // times what the chip holds: of such rows registers keep nothing
+// Rows longer than so many times what the chip holds: registers keep nothing of them, and shared memory little, so that
+// the L1 cache has room for what is on its way (1x256M floats: 810 us with all of it, 754 so).
+constexpr int kMuchLonger = 4, kLittle = 16;
 
 // With which element of a vector the rows of a call begin.
 struct Phase {
@@ -224,8 +226,9 @@ struct Planner {
       return true;
     };
     if (wide < 8 && each > kMuchLonger * holds) slots = 0;
-    (void)(takes(256, 4, 0) || takes(256, 8, 0) || takes(256, 12, 0) || takes(256, 16, 0) || takes(352, 8, places(352)));
-    const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0, most = places(threads);
+    (void)(takes(256, 4, 0) || takes(256, 8, 0) || takes(256, 12, 0) || takes(256, 16, 0) || takes(352, 8, 16));
+    const int room = places(threads), most = slots || room < kLittle ? room : kLittle;
+    const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0;
     *plan = {Tier::grid, threads, 1, slots * vector, vector, int(split), int(shelf < most ? shelf : most), apart};
     return true;
   }

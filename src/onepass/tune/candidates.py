@@ -13,7 +13,7 @@ SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
 FLAT_REDUCED = 40  # elements of a row that is only read, up to which the tier flat pays
 GRID_VECTORS = 448  # of a row that a block of the tier grid is worth being there for
-MUCH_LONGER = 4  # times what the chip holds: of such rows registers keep nothing
+MUCH_LONGER, LITTLE = 4, 16  # times what the chip holds: of such rows registers keep nothing, and shared memory little
 STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
 
@@ -164,11 +164,12 @@ def _grid(vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
     each = up(vectors, split)
     if each > MUCH_LONGER * holds:
         slots = 0
-    for few, kept, more in ((256, 4, 0), (256, 8, 0), (256, 12, 0), (256, 16, 0), (352, 8, places(352))):
+    for few, kept, more in ((256, 4, 0), (256, 8, 0), (256, 12, 0), (256, 16, 0), (352, 8, 16)):
         if each <= few * (min(kept, most) + more):
             threads, slots = few, min(kept, most)
             break
-    shelf = min(places(threads), up(max(0, up(each, threads) - slots), 4) * 4)
+    room = places(threads) if slots else min(places(threads), LITTLE)
+    shelf = min(room, up(max(0, up(each, threads) - slots), 4) * 4)
     return Plan(GRID, threads, 1, slots * vector, vector, split, shelf)
 
 

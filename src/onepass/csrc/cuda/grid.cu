@@ -8,19 +8,19 @@
 // theirs. It also takes the few elements before the first and after the last whole vector.
 //
 // One compiled instance a set of: IN, OUT, FUNCTION, SLOTS (vectors a thread keeps in registers, none of rows that are
-// much longer than the chip holds), VECTOR, APART (see window.cuh). Any number of threads up to kThreads, of blocks that
-// share a row, and of vectors in shared memory.
+// much longer than the chip holds), VECTOR, APART (see window.cuh). Any number of threads up to kThreads, of blocks
+// that share a row, and of vectors in shared memory.
 #include "grid.cuh"
 #include "kept.cuh"
 #include "merge.cuh"
 #include "shelf.cuh"
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE;
-constexpr int kMessengers = 32;        // threads of a block that take no part in whole vectors
-constexpr int kThreads = 512;          // the messengers among them
+constexpr int kMessengers = 32;  // threads of a block that take no part in whole vectors
+constexpr int kThreads = 512;    // the messengers among them
 // Vectors a thread takes at a time, while it waits for as many: fewer of doubles, whose exponentials take registers.
 constexpr int kChunk = VECTOR == 2 ? 2 : SLOTS ? 4 : 8;
-constexpr int kKept = SLOTS / kChunk;  // chunks in registers
+constexpr int kKept = SLOTS / kChunk;   // chunks in registers
 constexpr int kUnit = 16 / sizeof(IN);  // elements: chunks begin at multiples of 16 bytes
 
 typedef Accumulator<OUT>::type A;
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int split = gridDim.x, together = gridDim.y, part = blockIdx.x, mine = blockIdx.y;
   const int blocks = split * together, block = mine * split + part;
   const bool messenger = warp == warps;
-  const int shared = most > kKept ? most - kKept : 0;      // chunks that registers do not hold
+  const int shared = most > kKept ? most - kKept : 0;       // chunks that registers do not hold
   const int again = shared > places ? shared - places : 0;  // of them those that are read twice
   const int held = shared - again;                          // and those that wait in shared memory
   const uint32_t shelf = shelf_address() + threadIdx.x * kRaw, stride = workers * kRaw;
@@ -268,8 +268,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         write(chunk, kKept + c);
       }
     } else {
-      // Counted from the last, which is in the L2 cache still. Two are each block's, as its chunks were before; each that
-      // is done takes another, so that `all` are taken in a turn, the last two of each block being none.
+      // Counted from the last, which is in the L2 cache still. Two are each block's, as its chunks were before; each
+      // that is done takes another, so that `all` are taken in a turn, the last two of each block being none.
       uint32_t* const taken = reinterpret_cast<uint32_t*>(messages + 2 * blocks + mine);
       const uint32_t all = again * split, before = (turn - 1) * all - 2 * split;
       const auto begin = [&](uint32_t i) { return ((int64_t)(all - 1 - i) - part) * wide; };
