@@ -27,7 +27,7 @@ inline const Tables& built_in() {
           {506, kWarp, 32, 0, 1, 0},
           {3318, kBlock, 0, 32, 1, 0},
           {5608, kBlock, 0, 24, 1, 0},
-          {6636, kBlock, 0, 16, 1, 0},
+          {6144, kBlock, 0, 16, 1, 0},
           {7662, kBlock, 0, 24, 1, 0},
           {11217, kCluster, 0, 24, 2, 0},
           {13478, kCluster, 0, 32, 4, 0},
