@@ -39,22 +39,32 @@ def sweep(gpu, lengths=LENGTHS, seed=0) -> list[Point]:
 
 def test_neighbours_share_what_is_within_1_percent_of_the_best_of_each():
     points = [point(100, {A: 1.0, B: 1.009}), point(200, {A: 1.02, B: 1.0}), point(400, {A: 1.02, B: 1.0})]
-    assert entries(points, lambda _: 1000) == [[400, *B]]
+    assert entries(points, lambda _, n: 1000) == [[400, *B]]
     points[0] = point(100, {A: 1.0, B: 1.011})
-    assert entries(points, lambda _: 1000) == [[141, *A], [400, *B]]
+    assert entries(points, lambda _, n: 1000) == [[141, *A], [400, *B]]
 
 
 def test_of_those_that_may_be_shared_the_fastest_is():
     points = [point(100, {A: 1.0, B: 1.005, C: 1.009}), point(200, {A: 1.009, B: 1.001, C: 1.0})]
-    assert entries(points, lambda _: 1000) == [[200, *B]]
+    assert entries(points, lambda _, n: 1000) == [[200, *B]]
 
 
 def test_a_limit_is_the_geometric_middle_or_what_the_entry_holds():
     points = [point(1000, {A: 1.0, B: 2.0}), point(4000, {A: 2.0, B: 1.0})]
-    assert entries(points, lambda _: 5000)[0][0] == 2000
-    assert entries(points, lambda _: 1200)[0][0] == 1200
-    assert entries(points, lambda _: 900)[0][0] == 1000  # it has been measured there
-    assert entries([point(8, {A: 1.0, B: 2.0}), point(9, {A: 2.0, B: 1.0})], lambda _: 5000) == [[8, *A], [9, *B]]
+    assert entries(points, lambda _, n: 5000)[0][0] == 2000
+    assert entries(points, lambda _, n: n + 200)[0][0] == 1200
+    assert entries(points, lambda _, n: 900)[0][0] == 1000  # it has been measured there
+    assert entries([point(8, {A: 1.0, B: 2.0}), point(9, {A: 2.0, B: 1.0})], lambda _, n: 5000) == [[8, *A], [9, *B]]
+
+
+def test_a_limit_is_no_longer_than_what_takes_as_many_threads():
+    few, more = Choice(2, 0, 16, 1, 0), Choice(2, 0, 24, 1, 0)  # 6144 floats: 384 threads; beyond, 416
+    points = [point(6144, {few: 1.0, more: 2.0}), point(7168, {few: 2.0, more: 1.0})]
+    table = [tuple(entry) for entry in build(points, BASE, H200)["rows32"]]
+    assert (6144, *few) in table
+    assert look_up(table, 6145)[1:] == more
+    points[0] = point(6100, {few: 1.0, more: 2.0})
+    assert (6141, *few) in [tuple(entry) for entry in build(points, BASE, H200)["rows32"]]  # within a vector
 
 
 @pytest.mark.parametrize(

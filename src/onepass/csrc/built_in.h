@@ -62,7 +62,7 @@ inline const Tables& built_in() {
           {4097, kBlock, 0, 40, 1, 0},
           {4161, kBlock, 0, 48, 1, 0},
           {4650, kBlock, 0, 40, 1, 0},
-          {6636, kBlock, 0, 32, 1, 0},
+          {6144, kBlock, 0, 32, 1, 0},
           {8193, kBlock, 0, 40, 1, 0},
           {8257, kBlock, 0, 48, 1, 0},
           {13478, kBlock, 0, 40, 1, 0},

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onepass.tune.candidates import FLAT, FLAT_REDUCED, Choice, Gpu, capacity, is_odd
+from onepass.tune.candidates import FLAT, FLAT_REDUCED, Choice, Gpu, capacity, is_odd, steady
 from onepass.tune.measure import Point
 from onepass.tune.store import ANY, NAMES, Table, Tables
 
@@ -19,16 +19,17 @@ def _middle(a: int, b: int) -> int:
     return max(a, min(math.isqrt(a * b), b - 1))
 
 
-def entries(points: Sequence[Point], holds: Callable[[Choice], int]) -> Table:
+def entries(points: Sequence[Point], holds: Callable[[Choice, int], int]) -> Table:
     """The fewest entries that serve each measured length within 1% of its best, by rising length.
 
     Args:
         points: by rising length, which the last entry's limit is.
-        holds: the longest row of a choice. A limit between two measured lengths is their geometric middle, or that.
+        holds: the longest row of a choice that was measured at a length. A limit between two measured lengths is their
+            geometric middle, or that.
 
     >>> warp, block = Choice(0, 32, 0, 1, 0), Choice(2, 0, 32, 1, 0)
     >>> points = [Point("softmax", "float32", n, 1, 1, 1, {warp: n / 1000, block: 2.0}) for n in (1000, 1100, 4000)]
-    >>> entries(points, lambda choice: 32768)
+    >>> entries(points, lambda choice, n: 32768)
     [[2097, 0, 32, 0, 1, 0], [4000, 2, 0, 32, 1, 0]]
     """
     found: Table = []
@@ -40,7 +41,7 @@ def entries(points: Sequence[Point], holds: Callable[[Choice], int]) -> Table:
         group = points[at : end + 1]
         best = min(shared, key=lambda choice: (sum(math.log(p.times[choice] / p.best) for p in group), choice))
         last = points[end].n
-        limit = max(last, min(_middle(last, points[end + 1].n), holds(best))) if end + 1 < len(points) else last
+        limit = max(last, min(_middle(last, points[end + 1].n), holds(best, last))) if end + 1 < len(points) else last
         found.append([limit, *best])
         at = end + 1
     return found
@@ -104,8 +105,9 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
     for size in (4, 2):
         bits = 8 * size
 
-        def holds(choice: Choice, size: int = size) -> int:
-            return capacity(choice, size, gpu) - (16 // size - 1)  # where the row begins within a vector
+        def holds(choice: Choice, n: int, size: int = size) -> int:
+            most = min(capacity(choice, size, gpu), steady(choice, n, size, gpu))
+            return most - (16 // size - 1)  # where the row begins within a vector
 
         points = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
         odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
@@ -113,7 +115,7 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
         flat_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
         if flat_table and cut < len(odd):
             limit = _middle(odd[cut - 1].n, odd[cut].n)
-            flat_table[-1][0] = max(flat_table[-1][0], min(limit, holds(Choice(*flat_table[-1][1:]))))
+            flat_table[-1][0] = max(flat_table[-1][0], min(limit, holds(Choice(*flat_table[-1][1:]), odd[cut - 1].n)))
         if odd:
             served = [*flat_table, [ANY, *AS_ROWS]] if cut < len(odd) else flat_table
             tables[f"odd{bits}"] = spliced(base[f"odd{bits}"], served, odd[0].n)
