@@ -81,8 +81,8 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
     tool = cuobjdump()
     usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
     report = dict(re.findall(r"(STACK|LOCAL|REG):(\d+)", usage))
-    # The two or four words that a shelf's addresses cost go to the stack where 64 registers are all there are; and in the
-    # tier grid up to twelve that are read once a row, or once a chunk of eight vectors.
+    # The two or four words that a shelf's addresses cost go to the stack where 64 registers are all there are; in the
+    # tier grid up to twelve, which are read once a row, or once a chunk of eight vectors.
     shelved = plan[0] in (BLOCK, CLUSTER) and plan[6] > 0
     assert int(report["STACK"]) <= (48 if plan[0] == GRID else 16 if shelved else 0), usage
     assert report["LOCAL"] == "0", usage
