@@ -8,13 +8,13 @@ import torch
 import onepass
 from onepass import native
 from onepass.tune.candidates import (
-    FLAT_REDUCED,
     TIERS,
     Choice,
     Gpu,
     Plan,
     candidates,
     capacity,
+    flat_pays_reduced,
     is_odd,
     kernels,
     resolve,
@@ -49,7 +49,7 @@ def test_the_built_in_entries_come_to_the_engines_plans(dtype, size, function):
     name = f"{KINDS[function]}{8 * size}"
     limits = {limit + by for table in BASE.values() for limit, *_ in table[:-1] for by in (-1, 0, 1)}
     for n in sorted({*range(2, 2200), *limits, *LENGTHS}):
-        flat = is_odd(n, size) and (function == "softmax" or n <= FLAT_REDUCED)
+        flat = is_odd(n, size) and (function == "softmax" or flat_pays_reduced(n, size))
         odd = flat and next(e for e in BASE[f"odd{8 * size}"] if n <= e[0])
         entry = odd if odd and odd[1] >= 0 else next(e for e in BASE[name] if n <= e[0])
         plan = resolve(Choice(*entry[1:]), n, size, MANY, H200)

@@ -61,10 +61,15 @@ struct CudaPlan {
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
 
-constexpr int kTuned = 132;           // multiprocessors of an H200, which the built-in tables are of
-constexpr int kThreads = 128;         // threads a block, in the warp and flat tiers
-constexpr int kShortRow = 128;        // elements of two bytes
-constexpr int kFlatReduced = 40;      // elements of a row that is only read, up to which the flat tier pays
+constexpr int kTuned = 132;     // multiprocessors of an H200, which the built-in tables are of
+constexpr int kThreads = 128;   // threads a block, in the warp and flat tiers
+constexpr int kShortRow = 128;  // elements of two bytes
+// Elements of a row that is only read, up to which the flat tier pays: of halves longer ones too, but for those that
+// come in aligned vectors of four.
+constexpr int kFlatReduced = 40, kFlatReducedHalves = 256;
+constexpr bool flat_pays_reduced(int64_t n, bool half) {
+  return n <= kFlatReduced || (half && n <= kFlatReducedHalves && n % 4);
+}
 constexpr int kTile = 16384;          // bytes of a tile of the flat tier
 constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
 // In elements of 4 bytes, or of halves. From kLongRow on rows may be spread where there are few; from kWholeChip on up
@@ -239,7 +244,7 @@ struct Planner {
   }
 
   CudaPlan plan(const Tables& tables) {
-    if (wide < 8 && n % (16 / x_size) && (phase.writes_rows || n <= kFlatReduced)) {
+    if (wide < 8 && n % (16 / x_size) && (phase.writes_rows || flat_pays_reduced(n, half))) {
       const Entry& odd = look_up(half ? tables.odd16 : tables.odd32, n);
       if (odd.tier != kAsRows && (invariant || lies_flat(layout, !phase.writes_rows))) return flat(odd);
     }
@@ -269,7 +274,7 @@ struct Planner {
       for (int split = 16; split >= entry.split && split > 1; split /= 2) {
         if (layout.rows * split > 4 * gpu.multiprocessors) continue;
         // Where there are several blocks a multiprocessor, smaller ones of more elements a thread.
-        const bool several = half && layout.rows * split > 2 * gpu.multiprocessors;
+        const bool several = half && vector == phase.full && layout.rows * split > 2 * gpu.multiprocessors;
         for (const int values : {several ? 48 : 32, 16, 8}) {
           if (share(split, 0, values, 0, &made) && made.lanes >= kThreads && made.lanes <= 1024 / 2) return made;
         }

@@ -11,7 +11,7 @@ THREADS = 128  # of a block, in the tiers warp and flat
 TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
 SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
-FLAT_REDUCED = 40  # elements of a row that is only read, up to which the tier flat pays
+FLAT_REDUCED, FLAT_REDUCED_HALVES = 40, 256  # elements of a row that is only read, up to which the tier flat pays
 GRID_VECTORS = 448  # of a row that a block of the tier grid is worth being there for
 MUCH_LONGER, LITTLE = 4, 16  # times what the chip holds: of such rows registers keep nothing, and shared memory little
 STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
@@ -87,6 +87,15 @@ def is_odd(n: int, size: int) -> bool:
     (False, True)
     """
     return n * size % 16 != 0
+
+
+def flat_pays_reduced(n: int, size: int) -> bool:
+    """Whether rows of n elements that are only read, and are no whole number of 16-byte vectors, take the tier flat.
+
+    >>> [n for n in (33, 77, 100, 300) if flat_pays_reduced(n, 2)], flat_pays_reduced(77, 4)
+    ([33, 77], False)
+    """
+    return n <= FLAT_REDUCED or (size == 2 and n <= FLAT_REDUCED_HALVES and n % 4 != 0)
 
 
 def rows_of(n: int, size: int, mib: int) -> int:

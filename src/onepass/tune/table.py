@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onepass.tune.candidates import FLAT, FLAT_REDUCED, Choice, Gpu, capacity, is_odd, steady
+from onepass.tune.candidates import FLAT, Choice, Gpu, capacity, flat_pays_reduced, is_odd, steady
 from onepass.tune.measure import Point
 from onepass.tune.store import ANY, NAMES, Table, Tables
 
@@ -128,6 +128,6 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
 
 
 def _is_flat(odd_table: Table, point: Point, size: int) -> bool:
-    if not is_odd(point.n, size) or (point.function == "logsumexp" and point.n > FLAT_REDUCED):
+    if not is_odd(point.n, size) or (point.function == "logsumexp" and not flat_pays_reduced(point.n, size)):
         return False
     return next(entry for entry in odd_table if point.n <= entry[0])[1] == FLAT
