@@ -28,29 +28,65 @@ struct LiftedSums {
   double total() const { return total_of((widened(sum) - double(kStart)) + widened(rest)); }
 };
 
+// The same for half results, whose rounding is much coarser than that of a sum of a thousand floats.
+struct PlainSums {
+  Floats sum{};
+  ONEPASS_INLINE void add(Floats e) { sum += e; }
+  double total() const { return total_of(widened(sum)); }
+};
+
 // exp(v) times 2^64 of several vectors at a time, step by step: one vector's steps all wait for each other. v is at
 // most 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
 constexpr float kLog2e = 1.44269502f, kMagic = 12582912.0f + 127 + 64;  // 1.5 * 2^23 + ...
 
+// Where the exponentials of elements near a maximum m are counted from. They are relative to m itself, which is
+// subtracted first, or, where products are not rounded (FMA), to a power of two near exp(m), so that nothing need be
+// subtracted: `excess(m)` is what they are then too large by. |m| is at most kFarthest.
+struct Origin {
+  Floats top{}, low = all(-104.0f), magic = all(kMagic);
+
+  static constexpr float kFarthest = 1048576.0f;
+#if defined(__FMA__)
+  static constexpr bool kSubtracts = false;
+  static Origin of(float m) { return {all(0), all(m - 104.0f), all(kMagic - whole(m))}; }
+  template <class E>
+  static double excess(float m) {
+    return std::exp2(double(m) * E::kLog2 - double(whole(m)));
+  }
+
+ private:
+  static float whole(float m) { return (m * kLog2e + 12582912.0f) - 12582912.0f; }
+#else
+  static constexpr bool kSubtracts = true;
+  static Origin of(float m) { return {all(m)}; }
+  template <class E>
+  static double excess(float) {
+    return 1;
+  }
+#endif
+};
+
 #define ONEPASS_EACH for (int k = 0; k < K; ++k)
 // 2^(v * log2(e)) = 2^f * power. Less than -104 becomes -104, and a NaN stays one.
 template <int K>
-ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K]) {
-  ONEPASS_EACH v[k] = larger(all(-104.0f), v[k]);
-  ONEPASS_EACH power[k] = v[k] * kLog2e + kMagic;
-  ONEPASS_EACH f[k] = v[k] * kLog2e - (power[k] - kMagic);
+ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], const Origin& from) {
+  ONEPASS_EACH v[k] = larger(from.low, v[k]);
+  ONEPASS_EACH power[k] = v[k] * kLog2e + from.magic;
+  ONEPASS_EACH f[k] = v[k] * kLog2e - (power[k] - from.magic);
   ONEPASS_EACH power[k] = Floats(Ints(power[k]) << 23);
 }
 
 // Good to 1 ulp. With a multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error is
 // 2^-28. Without: as in exp.h, where no product is rounded that counts.
 struct Precise {
+  static constexpr float kMore = 1.92596298909109e-8f;
+  static constexpr double kLog2 = double(kLog2e) + double(kMore);  // what elements are multiplied by
   template <int K>
-  static ONEPASS_INLINE void of(Floats (&v)[K]) {
+  static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
     Floats f[K], power[K], p[K];
-    reduce(v, f, power);
+    reduce(v, f, power, from);
 #if defined(__FMA__)
-    ONEPASS_EACH f[k] = v[k] * 1.92596298909109e-8f + f[k];
+    ONEPASS_EACH f[k] = v[k] * kMore + f[k];
     ONEPASS_EACH p[k] = f[k] * 0.000153532579f + 0.00133990035f;
     ONEPASS_EACH p[k] = p[k] * f[k] + 0.0096184386f;
     ONEPASS_EACH p[k] = p[k] * f[k] + 0.0555033216f;
@@ -78,10 +114,11 @@ struct Precise {
 // a 64th and a 16th of what rounding the result does.
 template <int Degree>
 struct Coarse {
+  static constexpr double kLog2 = kLog2e;
   template <int K>
-  static ONEPASS_INLINE void of(Floats (&v)[K]) {
+  static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
     Floats f[K], power[K], p[K];
-    reduce(v, f, power);
+    reduce(v, f, power, from);
     if constexpr (Degree == 3) {
       ONEPASS_EACH p[k] = f[k] * 0.05500893f + 0.24221096f;
       ONEPASS_EACH p[k] = p[k] * f[k] + 0.69328293f;
@@ -96,11 +133,13 @@ struct Coarse {
 };
 #undef ONEPASS_EACH
 
-template <class E>
-ONEPASS_INLINE Floats exponential(Floats v) {
-  Floats one[1] = {v};
-  E::of(one);
-  return one[0];
+// The exponentials of elements, counted from an origin.
+template <class E, int K>
+ONEPASS_INLINE void exponentials(Floats (&v)[K], const Origin& from) {
+  if constexpr (Origin::kSubtracts) {
+    for (Floats& each : v) each -= from.top;
+  }
+  E::of(v, from);
 }
 
 template <class Y>

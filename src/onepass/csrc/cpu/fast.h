@@ -21,6 +21,7 @@ constexpr int64_t kStep = 4 * kWidth;
 template <Function F, class X, class Y>
 struct Row {
   typedef typename Exponential<Y>::type E;
+  typedef std::conditional_t<sizeof(Y) == 2, PlainSums, LiftedSums> Total;
   static constexpr bool kSplit = std::is_same_v<X, bfloat16> && std::is_same_v<Y, bfloat16>;
   static constexpr float kFill = F == Function::softmin ? kInf<float> : -kInf<float>;
   const X* x;
@@ -55,34 +56,35 @@ struct Row {
     return maximum_of(larger(larger(m[0], m[1]), larger(m[2], m[3])));
   }
 
-  // The sum of the exponentials relative to m, which go to `kept`, if there is one, times 2^64. Four are added up in
+  // The sum of the exponentials, which go to `kept`, if there is one, counted from Origin::of(m). Four are added up in
   // plain floats: an eighth that is much smaller than the first would always be rounded the same way.
   template <bool Keeps>
   double sum(float m, float* kept) const {
-    const Floats top = all(m);
-    LiftedSums total;
+    const Origin from = Origin::of(m);
+    Total total;
     int64_t i = 0;
     for (; i + kStep <= n; i += kStep) {
       // What comes behind the row is fetched meanwhile: no row's first pass should wait for memory.
       for (int64_t line = 0; line < kStep; line += 64 / int64_t(sizeof(X))) __builtin_prefetch(x + n + i + line);
       Floats v[4];
       four(i, v);
-      for (Floats& each : v) each -= top;
-      E::of(v);
+      exponentials<E>(v, from);
       if constexpr (Keeps) {
         for (int k = 0; k < 4; ++k) store_vector(kept + i + k * kWidth, v[k]);
       }
       total.add((v[0] + v[1]) + (v[2] + v[3]));
     }
     for (; i + kWidth <= n; i += kWidth) {
-      const Floats e = exponential<E>(one(i) - top);
-      if constexpr (Keeps) store_vector(kept + i, e);
-      total.add(e);
+      Floats e[1] = {one(i)};
+      exponentials<E>(e, from);
+      if constexpr (Keeps) store_vector(kept + i, e[0]);
+      total.add(e[0]);
     }
     if (i < n) {
-      const Floats e = exponential<E>(part(i, n - i) - top);
-      if constexpr (Keeps) store_part(kept + i, n - i, e);
-      total.add(e);
+      Floats e[1] = {part(i, n - i)};
+      exponentials<E>(e, from);
+      if constexpr (Keeps) store_part(kept + i, n - i, e[0]);
+      total.add(e[0]);
     }
     return total.total();
   }
@@ -159,32 +161,47 @@ inline void fill_nan(Y* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = Narrow<Y>::from(std::numeric_limits<float>::quiet_NaN());
 }
 
-// The last step of elements that are read again.
+// Is a maximum infinite, NaN, or too far away for vectors?
+inline bool far(float m) { return !(std::fabs(m) <= Origin::kFarthest); }
+
+// The last step of elements that are read again, of a row whose sum relative to m is l.
 template <Function F, class X, class Y>
 void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
+  typedef typename Exponential<Y>::type E;
   if (std::isnan(l)) return fill_nan(y, row.n);
-  const Last last = Last::of<F>(m, l);
-  store_row<Row<F, X, Y>::kSplit>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
-    if constexpr (F == Function::log_softmax) {
-      last.log(v);
-    } else {
-      for (Floats& each : v) each -= last.m;
-      Exponential<Y>::type::of(v);
+  if (far(m)) {
+    const Finish<F, float> finish(State<float>{m, {l, 0}});
+    for (int64_t i = 0; i < row.n; ++i) y[i] = Narrow<Y>::from(finish(load<F, Y>(row.x[i])));
+    return;
+  }
+  if constexpr (F == Function::log_softmax) {
+    const Last last = Last::of<F>(m, l);
+    store_row<Row<F, X, Y>::kSplit>(y, row.n, past, row, [&](auto& v)
+                                                             __attribute__((always_inline)) { last.log(v); });
+  } else {
+    const Last last = Last::of<F>(m, l * Origin::excess<E>(m));
+    const Origin from = Origin::of(m);
+    store_row<Row<F, X, Y>::kSplit>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
+      exponentials<E>(v, from);
       last.template scale<Y>(v);
-    }
-  });
+    });
+  }
 }
 
 // A whole row of up to kLong elements. `past`: the output goes past the cache.
 template <Function F, class X, class Y>
 void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
+  typedef typename Exponential<Y>::type E;
   const Row<F, X, Y> row = {x, n};
   const float m = row.maximum();
-  if (!std::isfinite(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Anywhere(1, 1), n, plane);
-  if constexpr (reduces(F)) {
-    return store_reduced<F>(State<float>{m, {row.template sum<false>(m, nullptr) * kDrop, 0}}, y, plane);
-  } else if constexpr (F == Function::log_softmax) {
-    finish_again(row, y, m, row.template sum<false>(m, nullptr) * kDrop, past);
+  if (far(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Anywhere(1, 1), n, plane);
+  if constexpr (reduces(F) || F == Function::log_softmax) {
+    const double l = row.template sum<false>(m, nullptr) * kDrop / Origin::excess<E>(m);
+    if constexpr (reduces(F)) {
+      store_reduced<F>(State<float>{m, {l, 0}}, y, plane);
+    } else {
+      finish_again(row, y, m, l, past);
+    }
   } else {
     float* e = nullptr;
     if constexpr (sizeof(Y) == 4) e = past ? nullptr : y;
@@ -206,15 +223,15 @@ template <Function F, class X, class Y>
 State<float> fast_state(const X* x, int64_t n, float* kept) {
   const Row<F, X, Y> piece = {x, n};
   State<float> state = {piece.maximum(), {}};
-  if (!std::isfinite(state.m)) {
+  if (far(state.m)) {
     for (int64_t i = 0; i < n; ++i) {
       const float e = exp_minus(load<F, Y>(x[i]), shift(state.m));
       state.l.add(double(e));
-      if (kept) kept[i] = e;
+      if (kept) kept[i] = e * kLift;
     }
   } else {
-    state.l.sum =
-        (kept ? piece.template sum<true>(state.m, kept) : piece.template sum<false>(state.m, nullptr)) * kDrop;
+    const double l = kept ? piece.template sum<true>(state.m, kept) : piece.template sum<false>(state.m, nullptr);
+    state.l.sum = l * kDrop / Origin::excess<typename Exponential<Y>::type>(state.m);
   }
   return state;
 }
@@ -226,7 +243,8 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
   if (!std::isfinite(row.m) || std::isnan(l)) return fill_nan(y, n);
   if constexpr (kKeepsPieces<F, Y>) {
     if (kept) {
-      const double scale = std::isfinite(own) ? std::exp(double(own) - double(row.m)) / l : 0;
+      const double excess = far(own) ? 1 : Origin::excess<typename Exponential<Y>::type>(own);
+      const double scale = std::isfinite(own) ? std::exp(double(own) - double(row.m)) / (l * excess) : 0;
       // A piece may be so far below the row's maximum that its scale is no normal float: then in two steps, of which
       // the second is a power of two.
       const bool tiny = scale < double(kDrop);
