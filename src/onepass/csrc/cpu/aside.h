@@ -56,9 +56,9 @@ struct Tile {
     } else {
       for (int k = 0; k < V; k += 2) {
         if constexpr (Past) {
-          stream_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
+          stream_two<kSplit, F != Function::log_softmax>(to + k * kWidth, v[k], v[k + 1]);
         } else {
-          store_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
+          store_two<kSplit, F != Function::log_softmax>(to + k * kWidth, v[k], v[k + 1]);
         }
       }
     }

@@ -115,20 +115,25 @@ struct Precise {
 template <int Degree>
 struct Coarse {
   static constexpr double kLog2 = kLog2e;
+  static constexpr int kTerms = Degree + 1;
+  Floats term[kTerms];  // times `scale`: exponentials that are scaled cost nothing more
+
+  ONEPASS_INLINE explicit Coarse(float scale = 1) {
+    constexpr float kThree[] = {1, 0.69328293f, 0.24221096f, 0.05500893f, 0};
+    constexpr float kFour[] = {1, 0.693124105f, 0.240241045f, 0.0559072132f, 0.00958277683f};
+    for (int i = 0; i < kTerms; ++i) term[i] = all(scale * (Degree == 3 ? kThree[i] : kFour[i]));
+  }
   template <int K>
-  static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
+  ONEPASS_INLINE void scaled(Floats (&v)[K], const Origin& from) const {
     Floats f[K], power[K], p[K];
     reduce(v, f, power, from);
-    if constexpr (Degree == 3) {
-      ONEPASS_EACH p[k] = f[k] * 0.05500893f + 0.24221096f;
-      ONEPASS_EACH p[k] = p[k] * f[k] + 0.69328293f;
-    } else {
-      ONEPASS_EACH p[k] = f[k] * 0.00958277683f + 0.0559072132f;
-      ONEPASS_EACH p[k] = p[k] * f[k] + 0.240241045f;
-      ONEPASS_EACH p[k] = p[k] * f[k] + 0.693124105f;
-    }
-    ONEPASS_EACH p[k] = p[k] * f[k] + 1.0f;
+    ONEPASS_EACH p[k] = f[k] * term[Degree] + term[Degree - 1];
+    for (int i = Degree - 2; i >= 0; --i) ONEPASS_EACH p[k] = p[k] * f[k] + term[i];
     ONEPASS_EACH v[k] = p[k] * power[k];
+  }
+  template <int K>
+  static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
+    Coarse().scaled(v, from);
   }
 };
 #undef ONEPASS_EACH

@@ -43,7 +43,41 @@ struct Row {
   ONEPASS_INLINE Floats one(int64_t i) const { return value(load_vector(x + i)); }
   Floats part(int64_t i, int64_t count) const { return value(load_part(x + i, count, kFill)); }
 
+  // Of half types by their bits: those of positive numbers grow with them, those of negative ones fall. (A NaN may be
+  // the largest.)
+  float maximum_of_bits() const {
+    constexpr int kMany = 2 * kWidth;
+    constexpr int16_t kLeast = -32768;
+    constexpr uint16_t kMost = 65535;
+    const uint16_t sign = F == Function::softmin ? 0x8000 : 0;
+    const auto* const from = reinterpret_cast<const uint16_t*>(x);
+    Shorts high[2] = {Shorts{} + kLeast, Shorts{} + kLeast};
+    Codes low[2] = {Codes{} + kMost, Codes{} + kMost};
+    const auto step = [&](int64_t i, int k) __attribute__((always_inline)) {
+      Codes v;
+      std::memcpy(&v, from + i, sizeof v);
+      v ^= sign;
+      high[k] = Shorts(v) > high[k] ? Shorts(v) : high[k];
+      low[k] = v < low[k] ? v : low[k];
+    };
+    int64_t i = 0;
+    for (; i + 2 * kMany <= n; i += 2 * kMany) step(i, 0), step(i + kMany, 1);
+    if (i + kMany <= n) step(i, 0);
+    if (i < n) step(n - kMany, 1);  // some of them again
+    high[0] = high[0] > high[1] ? high[0] : high[1], low[0] = low[0] < low[1] ? low[0] : low[1];
+    int16_t top = kLeast;
+    uint16_t bottom = kMost;
+    for (int k = 0; k < kMany; ++k) {
+      top = high[0][k] > top ? high[0][k] : top, bottom = low[0][k] < bottom ? low[0][k] : bottom;
+    }
+    const uint16_t bits = top >= 0 ? uint16_t(top) : bottom;
+    X m;
+    std::memcpy(static_cast<void*>(&m), &bits, sizeof m);
+    return to_wide(m);
+  }
+
   float maximum() const {
+    if (sizeof(X) == 2 && n >= 2 * kWidth) return maximum_of_bits();
     Floats m[4] = {all(-kInf<float>), all(-kInf<float>), all(-kInf<float>), all(-kInf<float>)};
     int64_t i = 0;
     for (; i + kStep <= n; i += kStep) {
@@ -91,7 +125,8 @@ struct Row {
 };
 
 // Stores what `result(v)` makes of the vectors of a source, in the cache or past it.
-template <bool Split, class Y, class Source, class Result>
+// `Up`: ties may go up.
+template <bool Split, bool Up, class Y, class Source, class Result>
 inline void store_row(Y* y, int64_t n, bool past, const Source& source, Result result) {
   int64_t i = 0;
   const auto fours = [&](auto store_two) __attribute__((always_inline)) {
@@ -103,9 +138,9 @@ inline void store_row(Y* y, int64_t n, bool past, const Source& source, Result r
     }
   };
   if (kStreams && past && uintptr_t(y) % kLine == 0 && n * int64_t(sizeof(Y)) % kLine == 0) {
-    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { stream_two<Split>(to, a, b); });
+    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { stream_two<Split, Up>(to, a, b); });
   } else {
-    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { store_two<Split>(to, a, b); });
+    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { store_two<Split, Up>(to, a, b); });
   }
   Floats v[1];
   for (; i + kWidth <= n; i += kWidth) {
@@ -176,12 +211,21 @@ void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
   }
   if constexpr (F == Function::log_softmax) {
     const Last last = Last::of<F>(m, l);
-    store_row<Row<F, X, Y>::kSplit>(y, row.n, past, row, [&](auto& v)
+    store_row<Row<F, X, Y>::kSplit, false>(y, row.n, past, row, [&](auto& v)
                                                              __attribute__((always_inline)) { last.log(v); });
+  } else if constexpr (sizeof(Y) == 2) {
+    const Origin from = Origin::of(m);
+    const E scaled(float(kDrop / (l * Origin::excess<E>(m))));
+    store_row<Row<F, X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
+      if constexpr (Origin::kSubtracts) {
+        for (Floats& each : v) each -= from.top;
+      }
+      scaled.scaled(v, from);
+    });
   } else {
     const Last last = Last::of<F>(m, l * Origin::excess<E>(m));
     const Origin from = Origin::of(m);
-    store_row<Row<F, X, Y>::kSplit>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
+    store_row<Row<F, X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
       exponentials<E>(v, from);
       last.template scale<Y>(v);
     });
@@ -209,7 +253,7 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
     const double l = row.template sum<true>(m, e);
     if (std::isnan(l)) return fill_nan(y, n);
     const Last last = Last::of<F>(m, l * kDrop);
-    store_row<Row<F, X, Y>::kSplit>(y, n, past, Kept{e},
+    store_row<Row<F, X, Y>::kSplit, true>(y, n, past, Kept{e},
                                     [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
   }
 }
@@ -252,7 +296,7 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
       Last last = Last::of<F>(row.m, 1 / (scale * lift));
       if (scale == 0) last.high = last.low = all(0);
       const Floats second = all(float(1 / lift));
-      return store_row<false>(y, n, past, Kept{y}, [&](auto& v) __attribute__((always_inline)) {
+      return store_row<false, false>(y, n, past, Kept{y}, [&](auto& v) __attribute__((always_inline)) {
         last.template scale<Y>(v);
         for (Floats& each : v) each *= second;
       });
