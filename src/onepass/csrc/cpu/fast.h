@@ -128,6 +128,7 @@ struct Row {
 // `Up`: ties may go up.
 template <bool Split, bool Up, class Y, class Source, class Result>
 inline void store_row(Y* y, int64_t n, bool past, const Source& source, Result result) {
+  constexpr int64_t line = kLine / int64_t(sizeof(Y));
   int64_t i = 0;
   const auto fours = [&](auto store_two) __attribute__((always_inline)) {
     for (; i + kStep <= n; i += kStep) {
@@ -137,22 +138,29 @@ inline void store_row(Y* y, int64_t n, bool past, const Source& source, Result r
       store_two(y + i, v[0], v[1]), store_two(y + i + 2 * kWidth, v[2], v[3]);
     }
   };
-  if (kStreams && past && uintptr_t(y) % kLine == 0 && n * int64_t(sizeof(Y)) % kLine == 0) {
+  const auto vectors = [&](int64_t end) __attribute__((always_inline)) {
+    Floats v[1];
+    for (; i + kWidth <= end; i += kWidth) {
+      v[0] = source.one(i);
+      result(v);
+      store_vector(y + i, v[0]);
+    }
+    if (i < end) {
+      v[0] = source.part(i, end - i);
+      result(v);
+      store_part(y + i, end - i, v[0]);
+      i = end;
+    }
+  };
+  // Past the cache go whole lines; what is split stays in its pairs, and has to begin and end with a line.
+  const int64_t lead = int64_t(-uintptr_t(y) % kLine / sizeof(Y));
+  if (kStreams && past && (Split ? lead == 0 && n % line == 0 : n >= lead + line)) {
+    if (!Split) vectors(lead);
     fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { stream_two<Split, Up>(to, a, b); });
   } else {
     fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { store_two<Split, Up>(to, a, b); });
   }
-  Floats v[1];
-  for (; i + kWidth <= n; i += kWidth) {
-    v[0] = source.one(i);
-    result(v);
-    store_vector(y + i, v[0]);
-  }
-  if (i < n) {
-    v[0] = source.part(i, n - i);
-    result(v);
-    store_part(y + i, n - i, v[0]);
-  }
+  vectors(n);
 }
 
 // Exponentials that were kept.
