@@ -55,8 +55,7 @@ def write(handle: Any, x: Tensor, dim: Any, option: Any, out: Any) -> bool:
         call_boxed(handle, x, dim, option, out)
     except Exception:
         return False
-    if not out.is_inference():
-        _increment_version((out,))  # who saved it for a backward must learn that it was overwritten
+    _increment_version((out,))  # who saved it for a backward must learn that it was overwritten
     return True
 
 

@@ -41,7 +41,7 @@ constexpr float kLog2e = 1.44269502f, kMagic = 12582912.0f + 127 + 64;  // 1.5 *
 
 // Where the exponentials of elements near a maximum m are counted from. They are relative to m itself, which is
 // subtracted first, or, where products are not rounded (FMA), to a power of two near exp(m), so that nothing need be
-// subtracted: `excess(m)` is what they are then too large by. |m| is at most kFarthest.
+// subtracted: `excess(m)` is what they are then too large by, m's own. |m| is at most kFarthest.
 struct Origin {
   Floats top{}, low = all(-104.0f), magic = all(kMagic);
 
@@ -49,20 +49,12 @@ struct Origin {
 #if defined(__FMA__)
   static constexpr bool kSubtracts = false;
   static Origin of(float m) { return {all(0), all(m - 104.0f), all(kMagic - whole(m))}; }
-  template <class E>
-  static double excess(float m) {
-    return std::exp2(double(m) * E::kLog2 - double(whole(m)));
-  }
 
  private:
   static float whole(float m) { return (m * kLog2e + 12582912.0f) - 12582912.0f; }
 #else
   static constexpr bool kSubtracts = true;
   static Origin of(float m) { return {all(m)}; }
-  template <class E>
-  static double excess(float) {
-    return 1;
-  }
 #endif
 };
 
@@ -79,14 +71,12 @@ ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], c
 // Good to 1 ulp. With a multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error is
 // 2^-28. Without: as in exp.h, where no product is rounded that counts.
 struct Precise {
-  static constexpr float kMore = 1.92596298909109e-8f;
-  static constexpr double kLog2 = double(kLog2e) + double(kMore);  // what elements are multiplied by
   template <int K>
   static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
     Floats f[K], power[K], p[K];
     reduce(v, f, power, from);
 #if defined(__FMA__)
-    ONEPASS_EACH f[k] = v[k] * kMore + f[k];
+    ONEPASS_EACH f[k] = v[k] * 1.92596298909109e-8f + f[k];
     ONEPASS_EACH p[k] = f[k] * 0.000153532579f + 0.00133990035f;
     ONEPASS_EACH p[k] = p[k] * f[k] + 0.0096184386f;
     ONEPASS_EACH p[k] = p[k] * f[k] + 0.0555033216f;
@@ -114,7 +104,6 @@ struct Precise {
 // a 64th and a 16th of what rounding the result does.
 template <int Degree>
 struct Coarse {
-  static constexpr double kLog2 = kLog2e;
   static constexpr int kTerms = Degree + 1;
   Floats term[kTerms];  // times `scale`: exponentials that are scaled cost nothing more
 
@@ -151,6 +140,13 @@ ONEPASS_INLINE void exponentials(Floats (&v)[K], const Origin& from) {
   } else {
     E::of(v, from);
   }
+}
+
+template <class E>
+inline double excess(float m) {
+  Floats one[1] = {all(m)};
+  exponentials<E>(one, Origin::of(m));
+  return double(one[0][0] * kDrop);
 }
 
 template <class Y>

@@ -223,7 +223,7 @@ void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
                                                              __attribute__((always_inline)) { last.log(v); });
   } else if constexpr (sizeof(Y) == 2) {
     const Origin from = Origin::of(m);
-    const E scaled(float(kDrop / (l * Origin::excess<E>(m))));
+    const E scaled(float(kDrop / (l * excess<E>(m))));
     store_row<Row<F, X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
       if constexpr (Origin::kSubtracts) {
         for (Floats& each : v) each -= from.top;
@@ -231,7 +231,7 @@ void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
       scaled.scaled(v, from);
     });
   } else {
-    const Last last = Last::of<F>(m, l * Origin::excess<E>(m));
+    const Last last = Last::of<F>(m, l * excess<E>(m));
     const Origin from = Origin::of(m);
     store_row<Row<F, X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
       exponentials<E>(v, from);
@@ -248,7 +248,7 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
   const float m = row.maximum();
   if (far(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Anywhere(1, 1), n, plane);
   if constexpr (reduces(F) || F == Function::log_softmax) {
-    const double l = row.template sum<false>(m, nullptr) * kDrop / Origin::excess<E>(m);
+    const double l = row.template sum<false>(m, nullptr) * kDrop / excess<E>(m);
     if constexpr (reduces(F)) {
       store_reduced<F>(State<float>{m, {l, 0}}, y, plane);
     } else {
@@ -283,7 +283,7 @@ State<float> fast_state(const X* x, int64_t n, float* kept) {
     }
   } else {
     const double l = kept ? piece.template sum<true>(state.m, kept) : piece.template sum<false>(state.m, nullptr);
-    state.l.sum = l * kDrop / Origin::excess<typename Exponential<Y>::type>(state.m);
+    state.l.sum = l * kDrop / excess<typename Exponential<Y>::type>(state.m);
   }
   return state;
 }
@@ -295,8 +295,8 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
   if (!std::isfinite(row.m) || std::isnan(l)) return fill_nan(y, n);
   if constexpr (kKeepsPieces<F, Y>) {
     if (kept) {
-      const double excess = far(own) ? 1 : Origin::excess<typename Exponential<Y>::type>(own);
-      const double scale = std::isfinite(own) ? std::exp(double(own) - double(row.m)) / (l * excess) : 0;
+      const double too_large = far(own) ? 1 : excess<typename Exponential<Y>::type>(own);
+      const double scale = std::isfinite(own) ? std::exp(double(own) - double(row.m)) / (l * too_large) : 0;
       // A piece may be so far below the row's maximum that its scale is no normal float: then in two steps, of which
       // the second is a power of two.
       const bool tiny = scale < double(kDrop);
