@@ -4,8 +4,8 @@
 //   a tile that fits the second cache:  copied, group by group maximum -> exponentials and their sum; scale -> store
 //   a longer one:                       an online state, block by block; then finish -> store
 //
-// A tile is longer where one that fits would be a single group wide: blocks of whole lines, one after another, come from
-// memory so much faster that the second exponential costs less.
+// A tile is longer where one that fits would be a single group wide: blocks of whole lines, one after another, come
+// from memory so much faster that the second exponential costs less.
 //
 // The copy matters: rows a power of two apart push each other out of the caches that they are read from.
 #pragma once
@@ -18,12 +18,12 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int kAside = 32;  // rows of a group: a cache line of half types, two of floats
 constexpr int64_t kTileWidest = 256;
-constexpr int64_t kBlockOf = kScratch / 4;  // floats of a block of a longer tile
+constexpr int64_t kBlockOf = kScratch / 16;  // floats of a block of a longer tile
 
-// Rows of a tile of rows of n elements.
-inline int64_t tile_width(int64_t n) {
+// Rows of a tile of rows of n elements. What is only read need not stay.
+inline int64_t tile_width(int64_t n, bool reduces) {
   const int64_t fit = kScratch / (n > 0 ? n : 1) / kAside * kAside;
-  return fit < 2 * kAside || fit > kTileWidest ? kTileWidest : fit;
+  return reduces || fit < 2 * kAside || fit > kTileWidest ? kTileWidest : fit;
 }
 
 template <Function F, class X, class Y>
@@ -104,7 +104,7 @@ struct Tile {
     const bool fetch = count <= 64;  // a taller tile would push out what is at work
     for (int k = 0; k < V; ++k) {
       const Floats top = finite(m[k]);
-      LiftedSums sum;
+      SumsFor<Y> sum;
       float* const at = kept + k * kWidth;
       const auto next = [&](int64_t i, auto& e) __attribute__((always_inline)) {
         constexpr int kMany = sizeof e / sizeof(Floats);

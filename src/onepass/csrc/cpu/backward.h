@@ -64,7 +64,7 @@ ONEPASS_INLINE Floats backward_term(Floats y, Floats g) {
 // logsumexp the result's gradient and the result.
 template <Kind K, class D>
 struct BackwardLast {
-  typedef std::conditional_t<sizeof(D) == 2, Coarse<4>, Precise> E;
+  typedef typename Exponential<D>::type E;
   Floats a, b;
 
   static BackwardLast of(float sum, float sign) { return {all(K == Kind::soft ? -sum * sign : sum), all(sign)}; }

@@ -32,8 +32,15 @@ struct LiftedSums {
 struct PlainSums {
   Floats sum{};
   ONEPASS_INLINE void add(Floats e) { sum += e; }
+  ONEPASS_INLINE Sums sums() const {
+    Sums both;
+    both.sum = sum;
+    return both;
+  }
   double total() const { return total_of(widened(sum)); }
 };
+template <class Y>
+using SumsFor = std::conditional_t<sizeof(Y) == 2, PlainSums, LiftedSums>;
 
 // exp(v) times 2^64 of several vectors at a time, step by step: one vector's steps all wait for each other. v is at
 // most 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
