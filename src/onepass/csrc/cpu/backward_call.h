@@ -123,7 +123,7 @@ struct Backward {
   }
   double piece_sum(const int64_t* offset, int64_t p, Y* constant) const {
     if constexpr (K == Kind::lse) return 0;
-    return backward_sum<K>(piece(offset, p, constant), 0, 0);
+    return backward_sum<K>(piece(offset, p, constant), K == Kind::soft ? far : 0, same_grad() ? 0 : far);
   }
   void piece_store(const int64_t* offset, int64_t p, Y* constant, double sum) const {
     backward_store(piece(offset, p, constant), dx(offset) + p * kPiece, finish(offset, sum), past, far,
