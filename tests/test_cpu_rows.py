@@ -72,6 +72,9 @@ def test_one_nan_makes_its_row_nan_and_no_other(n, dtype):
             assert y[1].isnan().all()
             assert not y[[0, 2]].isnan().any()
             assert onepass.logsumexp(x, 1).isnan().tolist() == [False, True, False]
+            state = onepass.state(x, 1)
+            assert state.m[1] == x[1].nan_to_num(nan=-torch.inf).max()
+            assert state.l.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])

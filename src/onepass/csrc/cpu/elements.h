@@ -37,7 +37,7 @@ struct Row {
   Floats part(int64_t i, int64_t count) const { return value(load_part(x + i, count, kFill)); }
 
   // Of half types by their bits: those of positive numbers grow with them, those of negative ones fall. (A NaN may be
-  // the largest.)
+  // the largest: then it is NaN.)
   float maximum_of_bits() const {
     constexpr int kMany = 2 * kWidth;
     constexpr int16_t kLeast = -32768;
@@ -70,7 +70,10 @@ struct Row {
   }
 
   float maximum() const {
-    if (sizeof(X) == 2 && n >= 2 * kWidth) return maximum_of_bits();
+    if (sizeof(X) == 2 && n >= 2 * kWidth) {
+      const float m = maximum_of_bits();
+      if (m == m) return m;  // that of a row with a NaN is the largest of the others
+    }
     Floats m[4] = {all(-kInf<float>), all(-kInf<float>), all(-kInf<float>), all(-kInf<float>)};
     int64_t i = 0;
     for (; i + kStep <= n; i += kStep) {
