@@ -70,8 +70,8 @@ struct Origin {
 template <int K>
 ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], const Origin& from) {
   ONEPASS_EACH v[k] = larger(from.low, v[k]);
-  ONEPASS_EACH power[k] = v[k] * kLog2e + from.magic;
-  ONEPASS_EACH f[k] = v[k] * kLog2e - (power[k] - from.magic);
+  ONEPASS_EACH power[k] = fused(v[k], all(kLog2e), from.magic);
+  ONEPASS_EACH f[k] = fused(v[k], all(kLog2e), from.magic - power[k]);
   ONEPASS_EACH power[k] = Floats(Ints(power[k]) << 23);
 }
 

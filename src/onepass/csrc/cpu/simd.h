@@ -51,6 +51,19 @@ ONEPASS_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 ONEPASS_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 #endif
 
+// a * b + c, rounded once where the machine can, whatever the compiler makes of products and sums that it sees.
+#if defined(__AVX512F__) && defined(__FMA__)
+ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) {
+  return Floats(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+}
+#elif defined(__AVX__) && defined(__FMA__)
+ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) {
+  return Floats(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+}
+#else
+ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
+#endif
+
 template <class T>
 ONEPASS_INLINE Floats load_vector(const T* from);
 template <>
