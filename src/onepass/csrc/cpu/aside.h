@@ -4,6 +4,9 @@
 //   a tile that fits the second cache:  copied, group by group maximum -> exponentials and their sum; scale -> store
 //   a longer one:                       an online state, block by block; then finish -> store
 //
+// A tile is longer where one that fits would be a single group wide: blocks of whole lines, one after another, come
+// from memory so much faster that the second exponential costs less.
+//
 // The copy matters: rows a power of two apart push each other out of the caches that they are read from.
 #pragma once
 
@@ -15,11 +18,12 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int kAside = 32;  // rows of a group: a cache line of half types, two of floats
 constexpr int64_t kTileWidest = 256;
+constexpr int64_t kBlockOf = kScratch / 16;  // floats of a block of a longer tile
 
-// Rows of a tile of rows of n elements.
-inline int64_t tile_width(int64_t n) {
+// Rows of a tile of rows of n elements. What is only read need not stay.
+inline int64_t tile_width(int64_t n, bool reduces) {
   const int64_t fit = kScratch / (n > 0 ? n : 1) / kAside * kAside;
-  return fit < kAside || fit > kTileWidest ? kTileWidest : fit;
+  return reduces || fit < 2 * kAside || fit > kTileWidest ? kTileWidest : fit;
 }
 
 template <Function F, class X, class Y>
@@ -56,9 +60,9 @@ struct Tile {
     } else {
       for (int k = 0; k < V; k += 2) {
         if constexpr (Past) {
-          stream_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
+          stream_two<kSplit, F != Function::log_softmax>(to + k * kWidth, v[k], v[k + 1]);
         } else {
-          store_two<kSplit>(to + k * kWidth, v[k], v[k + 1]);
+          store_two<kSplit, F != Function::log_softmax>(to + k * kWidth, v[k], v[k + 1]);
         }
       }
     }
@@ -100,7 +104,7 @@ struct Tile {
     const bool fetch = count <= 64;  // a taller tile would push out what is at work
     for (int k = 0; k < V; ++k) {
       const Floats top = finite(m[k]);
-      LiftedSums sum;
+      SumsFor<Y> sum;
       float* const at = kept + k * kWidth;
       const auto next = [&](int64_t i, auto& e) __attribute__((always_inline)) {
         constexpr int kMany = sizeof e / sizeof(Floats);
@@ -132,7 +136,8 @@ struct Tile {
 
   // The states of all rows, of blocks that fit. True: that was one, and is in `kept`.
   bool states(float* kept) {
-    const int64_t groups = (width + kAside - 1) / kAside, most = kScratch / (groups * kAside);
+    const int64_t groups = (width + kAside - 1) / kAside, wide = groups * kAside;
+    const int64_t most = n <= kScratch / wide ? n : kBlockOf / wide;
     for (int64_t first = 0; first < n; first += most) {
       const int64_t count = n - first < most ? n - first : most;
       copy(first, count, kept);
@@ -179,6 +184,7 @@ struct Tile {
           low = narrowed(inverse - widened(high));
         }
         high += (m[g][k] - m[g][k]) * 0.0f;  // torch: NaN for a row whose maximum is infinite
+        m[g][k] = finite(m[g][k]);
         undefined = high == high ? undefined : all(1);
       }
     });
@@ -197,7 +203,7 @@ struct Tile {
           load(x + i * x_stride + g * kAside, rows, v);
         }
         if constexpr (!Keeps && F != Function::log_softmax) {
-          for (int k = 0; k < V; ++k) v[k] -= finite(m[g][k]);
+          for (int k = 0; k < V; ++k) v[k] -= m[g][k];
           E::of(v);
         }
         for (int k = 0; k < V; ++k) {

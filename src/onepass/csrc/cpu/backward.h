@@ -64,7 +64,7 @@ ONEPASS_INLINE Floats backward_term(Floats y, Floats g) {
 // logsumexp the result's gradient and the result.
 template <Kind K, class D>
 struct BackwardLast {
-  typedef std::conditional_t<sizeof(D) == 2, Coarse<4>, Precise> E;
+  typedef typename Exponential<D>::type E;
   Floats a, b;
 
   static BackwardLast of(float sum, float sign) { return {all(K == Kind::soft ? -sum * sign : sum), all(sign)}; }
@@ -128,18 +128,18 @@ __attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t 
   constexpr bool split = std::is_same_v<Y, bfloat16>;
   Sums total;
   int64_t i = 0;
-  const auto step = [&]() __attribute__((always_inline)) {
+  const auto step = [&](int64_t at) __attribute__((always_inline)) {
+    if (next_y) fetch(row.y + next_y + at);
+    if (next_g) fetch(row.g + next_g + at);
     Floats y[4] = {}, g[4];
-    load_some<split>(row.g_from(i), g);
-    if constexpr (K == Kind::soft) load_some<split>(row.y + i, y);
+    load_some<split>(row.g_from(at), g);
+    if constexpr (K == Kind::soft) load_some<split>(row.y + at, y);
     for (int k = 0; k < 4; ++k) g[k] = backward_term<K>(y[k], g[k]);
-    total.add((g[0] + g[1]) + (g[2] + g[3]));
+    return (g[0] + g[1]) + (g[2] + g[3]);
   };
-  for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
-    if (next_y) fetch(row.y + next_y + i);
-    if (next_g) fetch(row.g + next_g + i);
-    step();
-  }
+  // Eight vectors are added up in plain floats: what is done for each shows where operands come from memory.
+  for (; i + 2 * kBackwardStep <= row.n; i += 2 * kBackwardStep) total.add(step(i) + step(i + kBackwardStep));
+  for (; i + kBackwardStep <= row.n; i += kBackwardStep) total.add(step(i));
   for (; i + kWidth <= row.n; i += kWidth) {
     total.add(backward_term<K>(K == Kind::soft ? row.y_at(i) : Floats{}, row.g_at(i)));
   }

@@ -9,7 +9,7 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kRowsAGroup = 64;    // short rows of a unit
 constexpr int64_t kAhead = 128 << 10;  // bytes of a row's operands, of which the next row's are fetched beforehand
-constexpr int64_t kFar = 512;          // bytes that those of a longer row are fetched before
+constexpr int64_t kFar = 2048;         // bytes that those of a longer row are fetched before
 
 inline Kind kind_of(Function function) {
   return function == Function::logsumexp ? Kind::lse : function == Function::log_softmax ? Kind::log : Kind::soft;
@@ -110,7 +110,7 @@ struct Backward {
       double sum = 0;
       const int64_t each = (n.size + kPiece - 1) / kPiece;
       for (int64_t p = 0; p < each; ++p) sum += piece_sum(at.offset, p, constant);
-      for (int64_t p = each; p-- > 0;) piece_store(at.offset, p, constant, sum);
+      for (int64_t p = 0; p < each; ++p) piece_store(at.offset, p, constant, sum);
     }
     if (past) end_streams();
   }
@@ -136,7 +136,7 @@ struct Backward {
       sums[p] = piece_sum(BackwardOdometer(outer, p / each).offset, p % each, constant);
     }
     if (step == BackwardStep::sums) return;
-    for (int64_t p = end; p-- > begin;) {
+    for (int64_t p = begin; p < end; ++p) {
       const double sum = K == Kind::lse ? 0 : sums[p / each];
       piece_store(BackwardOdometer(outer, p / each).offset, p % each, constant, sum);
     }

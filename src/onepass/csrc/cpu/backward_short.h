@@ -14,6 +14,7 @@ constexpr int64_t kShortMost = 128;  // elements of such a row
 template <Kind K, class Y, class D>
 struct ShortRows {
   static constexpr bool kAny = kAnyNan<Y, D>, kSums = std::is_same_v<Y, bfloat16>;
+  static constexpr bool kFetches = sizeof(Y) == 4;  // the next rows: of half types it costs more than it gains
   typedef BackwardLast<K, D> Last;
   const Y *y, *g;
   D* dx;
@@ -62,6 +63,7 @@ struct ShortRows {
         const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
         Floats sum[M] = {}, t[M];
         for (int64_t i = 0; i < whole; i += step) {
+          if (kFetches) __builtin_prefetch(g_r + kWidth * g_stride + i);
           terms<M>(y_r + i, g_r + i, t);
           for (int k = 0; k < M; ++k) sum[k] += t[k];
         }
@@ -81,6 +83,7 @@ struct ShortRows {
       Floats tail[M] = {};
       if (whole < n) make<M>(y_r + end, g_r + end, last, tail);  // first: in place what it reads is overwritten next
       for (int64_t i = 0; i < whole; i += step) {
+        if (kFetches) __builtin_prefetch(y_r + kWidth * y_stride + i);
         Floats made[M];
         make<M>(y_r + i, g_r + i, last, made);
         store_some<kSplit<Y, D>, kAny, Past>(to + i, made);

@@ -68,7 +68,7 @@ void some_groups(const Call& call, int64_t begin, int64_t end) {
 template <Function F, class X, class Y>
 void some_tiles(const Call& call, int64_t begin, int64_t end) {
   Bag outer = call.layout.outer;
-  const int64_t wide = tile_width(call.layout.n);
+  const int64_t wide = tile_width(call.layout.n, reduces(F));
   const int64_t inner = outer.dims[--outer.count].size, tiles = (inner + wide - 1) / wide;
   const Bag& reduced = call.layout.reduced;
   const Dim n = reduced.count ? reduced.dims[0] : Dim{1, 0, 0};
@@ -191,7 +191,7 @@ Units units(const Call& call) {
   const Layout& layout = call.layout;
   const bool fast = call.y_type != DType::float64;
   if (layout.view == View::columns) {
-    const int64_t inner = layout.outer.dims[layout.outer.count - 1].size, wide = tile_width(layout.n);
+    const int64_t inner = layout.outer.dims[layout.outer.count - 1].size, wide = tile_width(layout.n, call.reduces());
     return {layout.rows / inner * ((inner + wide - 1) / wide), layout.n * (inner < wide ? inner : wide), 0};
   }
   if (short_rows_of(call)) return {(layout.rows + kGroup - 1) / kGroup, layout.n * kGroup, 0};

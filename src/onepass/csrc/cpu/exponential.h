@@ -28,17 +28,50 @@ struct LiftedSums {
   double total() const { return total_of((widened(sum) - double(kStart)) + widened(rest)); }
 };
 
+// The same for half results, whose rounding is much coarser than that of a sum of a thousand floats.
+struct PlainSums {
+  Floats sum{};
+  ONEPASS_INLINE void add(Floats e) { sum += e; }
+  ONEPASS_INLINE Sums sums() const {
+    Sums both;
+    both.sum = sum;
+    return both;
+  }
+  double total() const { return total_of(widened(sum)); }
+};
+template <class Y>
+using SumsFor = std::conditional_t<sizeof(Y) == 2, PlainSums, LiftedSums>;
+
 // exp(v) times 2^64 of several vectors at a time, step by step: one vector's steps all wait for each other. v is at
 // most 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
 constexpr float kLog2e = 1.44269502f, kMagic = 12582912.0f + 127 + 64;  // 1.5 * 2^23 + ...
 
+// Where the exponentials of elements near a maximum m are counted from. They are relative to m itself, which is
+// subtracted first, or, where products are not rounded (FMA), to a power of two near exp(m), so that nothing need be
+// subtracted: `excess(m)` is what they are then too large by, m's own. |m| is at most kFarthest.
+struct Origin {
+  Floats top{}, low = all(-104.0f), magic = all(kMagic);
+
+  static constexpr float kFarthest = 1048576.0f;
+#if defined(__FMA__)
+  static constexpr bool kSubtracts = false;
+  static Origin of(float m) { return {all(0), all(m - 104.0f), all(kMagic - whole(m))}; }
+
+ private:
+  static float whole(float m) { return (m * kLog2e + 12582912.0f) - 12582912.0f; }
+#else
+  static constexpr bool kSubtracts = true;
+  static Origin of(float m) { return {all(m)}; }
+#endif
+};
+
 #define ONEPASS_EACH for (int k = 0; k < K; ++k)
 // 2^(v * log2(e)) = 2^f * power. Less than -104 becomes -104, and a NaN stays one.
 template <int K>
-ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K]) {
-  ONEPASS_EACH v[k] = larger(all(-104.0f), v[k]);
-  ONEPASS_EACH power[k] = v[k] * kLog2e + kMagic;
-  ONEPASS_EACH f[k] = v[k] * kLog2e - (power[k] - kMagic);
+ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], const Origin& from) {
+  ONEPASS_EACH v[k] = larger(from.low, v[k]);
+  ONEPASS_EACH power[k] = fused(v[k], all(kLog2e), from.magic);
+  ONEPASS_EACH f[k] = fused(v[k], all(kLog2e), from.magic - power[k]);
   ONEPASS_EACH power[k] = Floats(Ints(power[k]) << 23);
 }
 
@@ -46,9 +79,9 @@ ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K]) {
 // 2^-28. Without: as in exp.h, where no product is rounded that counts.
 struct Precise {
   template <int K>
-  static ONEPASS_INLINE void of(Floats (&v)[K]) {
+  static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
     Floats f[K], power[K], p[K];
-    reduce(v, f, power);
+    reduce(v, f, power, from);
 #if defined(__FMA__)
     ONEPASS_EACH f[k] = v[k] * 1.92596298909109e-8f + f[k];
     ONEPASS_EACH p[k] = f[k] * 0.000153532579f + 0.00133990035f;
@@ -78,29 +111,49 @@ struct Precise {
 // a 64th and a 16th of what rounding the result does.
 template <int Degree>
 struct Coarse {
+  static constexpr int kTerms = Degree + 1;
+  Floats term[kTerms];  // times `scale`: exponentials that are scaled cost nothing more
+
+  ONEPASS_INLINE explicit Coarse(float scale = 1) {
+    constexpr float kThree[] = {1, 0.69328293f, 0.24221096f, 0.05500893f, 0};
+    constexpr float kFour[] = {1, 0.693124105f, 0.240241045f, 0.0559072132f, 0.00958277683f};
+    for (int i = 0; i < kTerms; ++i) term[i] = all(scale * (Degree == 3 ? kThree[i] : kFour[i]));
+  }
   template <int K>
-  static ONEPASS_INLINE void of(Floats (&v)[K]) {
+  ONEPASS_INLINE void scaled(Floats (&v)[K], const Origin& from) const {
     Floats f[K], power[K], p[K];
-    reduce(v, f, power);
-    if constexpr (Degree == 3) {
-      ONEPASS_EACH p[k] = f[k] * 0.05500893f + 0.24221096f;
-      ONEPASS_EACH p[k] = p[k] * f[k] + 0.69328293f;
-    } else {
-      ONEPASS_EACH p[k] = f[k] * 0.00958277683f + 0.0559072132f;
-      ONEPASS_EACH p[k] = p[k] * f[k] + 0.240241045f;
-      ONEPASS_EACH p[k] = p[k] * f[k] + 0.693124105f;
-    }
-    ONEPASS_EACH p[k] = p[k] * f[k] + 1.0f;
+    reduce(v, f, power, from);
+    ONEPASS_EACH p[k] = f[k] * term[Degree] + term[Degree - 1];
+    for (int i = Degree - 2; i >= 0; --i) ONEPASS_EACH p[k] = p[k] * f[k] + term[i];
     ONEPASS_EACH v[k] = p[k] * power[k];
+  }
+  template <int K>
+  static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
+    Coarse().scaled(v, from);
   }
 };
 #undef ONEPASS_EACH
 
+// The exponentials of elements, counted from an origin.
+template <class E, int K>
+ONEPASS_INLINE void exponentials(Floats (&v)[K], const Origin& from) {
+  if constexpr (Origin::kSubtracts) {
+    for (Floats& each : v) each -= from.top;
+  }
+  if constexpr (K == 4 && std::is_same_v<E, Coarse<4>>) {  // what four keep does not fit the registers: 7% faster
+    Floats low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
+    E::of(low, from), E::of(high, from);
+    v[0] = low[0], v[1] = low[1], v[2] = high[0], v[3] = high[1];
+  } else {
+    E::of(v, from);
+  }
+}
+
 template <class E>
-ONEPASS_INLINE Floats exponential(Floats v) {
-  Floats one[1] = {v};
-  E::of(one);
-  return one[0];
+inline double excess(float m) {
+  Floats one[1] = {all(m)};
+  exponentials<E>(one, Origin::of(m));
+  return double(one[0][0] * kDrop);
 }
 
 template <class Y>

@@ -8,89 +8,15 @@
 // to go past the cache.
 #pragma once
 
-#include "exponential.h"
-#include "rows.h"
-#include "scratch.h"
-#include "sizes.h"
+#include "elements.h"
 
 namespace onepass::ONEPASS_ISA {
 
-static_assert(kLong <= kScratch);
-constexpr int64_t kStep = 4 * kWidth;
-
-template <Function F, class X, class Y>
-struct Row {
-  typedef typename Exponential<Y>::type E;
-  static constexpr bool kSplit = std::is_same_v<X, bfloat16> && std::is_same_v<Y, bfloat16>;
-  static constexpr float kFill = F == Function::softmin ? kInf<float> : -kInf<float>;
-  const X* x;
-  int64_t n;
-
-  // What an element is to the function. (Where Y is narrower than X, torch rounds the input to Y first.)
-  static ONEPASS_INLINE Floats value(Floats v) {
-    if constexpr (!kWidens<X, Y>) {
-      Y rounded[kWidth];
-      store_vector<true>(rounded, v);
-      v = load_vector(rounded);
-    }
-    return F == Function::softmin ? -v : v;
-  }
-  ONEPASS_INLINE void four(int64_t i, Floats (&v)[4]) const {
-    load_two<kSplit>(x + i, v[0], v[1]), load_two<kSplit>(x + i + 2 * kWidth, v[2], v[3]);
-    for (Floats& each : v) each = value(each);
-  }
-  ONEPASS_INLINE Floats one(int64_t i) const { return value(load_vector(x + i)); }
-  Floats part(int64_t i, int64_t count) const { return value(load_part(x + i, count, kFill)); }
-
-  float maximum() const {
-    Floats m[4] = {all(-kInf<float>), all(-kInf<float>), all(-kInf<float>), all(-kInf<float>)};
-    int64_t i = 0;
-    for (; i + kStep <= n; i += kStep) {
-      Floats v[4];
-      four(i, v);
-      for (int k = 0; k < 4; ++k) m[k] = larger(v[k], m[k]);
-    }
-    for (; i + kWidth <= n; i += kWidth) m[0] = larger(one(i), m[0]);
-    if (i < n) m[1] = larger(part(i, n - i), m[1]);
-    return maximum_of(larger(larger(m[0], m[1]), larger(m[2], m[3])));
-  }
-
-  // The sum of the exponentials relative to m, which go to `kept`, if there is one, times 2^64. Four are added up in
-  // plain floats: an eighth that is much smaller than the first would always be rounded the same way.
-  template <bool Keeps>
-  double sum(float m, float* kept) const {
-    const Floats top = all(m);
-    LiftedSums total;
-    int64_t i = 0;
-    for (; i + kStep <= n; i += kStep) {
-      // What comes behind the row is fetched meanwhile: no row's first pass should wait for memory.
-      for (int64_t line = 0; line < kStep; line += 64 / int64_t(sizeof(X))) __builtin_prefetch(x + n + i + line);
-      Floats v[4];
-      four(i, v);
-      for (Floats& each : v) each -= top;
-      E::of(v);
-      if constexpr (Keeps) {
-        for (int k = 0; k < 4; ++k) store_vector(kept + i + k * kWidth, v[k]);
-      }
-      total.add((v[0] + v[1]) + (v[2] + v[3]));
-    }
-    for (; i + kWidth <= n; i += kWidth) {
-      const Floats e = exponential<E>(one(i) - top);
-      if constexpr (Keeps) store_vector(kept + i, e);
-      total.add(e);
-    }
-    if (i < n) {
-      const Floats e = exponential<E>(part(i, n - i) - top);
-      if constexpr (Keeps) store_part(kept + i, n - i, e);
-      total.add(e);
-    }
-    return total.total();
-  }
-};
-
 // Stores what `result(v)` makes of the vectors of a source, in the cache or past it.
-template <bool Split, class Y, class Source, class Result>
+// `Up`: ties may go up.
+template <bool Split, bool Up, class Y, class Source, class Result>
 inline void store_row(Y* y, int64_t n, bool past, const Source& source, Result result) {
+  constexpr int64_t line = kLine / int64_t(sizeof(Y));
   int64_t i = 0;
   const auto fours = [&](auto store_two) __attribute__((always_inline)) {
     for (; i + kStep <= n; i += kStep) {
@@ -100,22 +26,29 @@ inline void store_row(Y* y, int64_t n, bool past, const Source& source, Result r
       store_two(y + i, v[0], v[1]), store_two(y + i + 2 * kWidth, v[2], v[3]);
     }
   };
-  if (kStreams && past && uintptr_t(y) % kLine == 0 && n * int64_t(sizeof(Y)) % kLine == 0) {
-    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { stream_two<Split>(to, a, b); });
+  const auto vectors = [&](int64_t end) __attribute__((always_inline)) {
+    Floats v[1];
+    for (; i + kWidth <= end; i += kWidth) {
+      v[0] = source.one(i);
+      result(v);
+      store_vector(y + i, v[0]);
+    }
+    if (i < end) {
+      v[0] = source.part(i, end - i);
+      result(v);
+      store_part(y + i, end - i, v[0]);
+      i = end;
+    }
+  };
+  // Past the cache go whole lines; what is split stays in its pairs, and has to begin and end with a line.
+  const int64_t lead = int64_t(-uintptr_t(y) % kLine / sizeof(Y));
+  if (kStreams && past && (Split ? lead == 0 && n % line == 0 : n >= lead + line)) {
+    if (!Split) vectors(lead);
+    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { stream_two<Split, Up>(to, a, b); });
   } else {
-    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { store_two<Split>(to, a, b); });
+    fours([](Y* to, Floats a, Floats b) __attribute__((always_inline)) { store_two<Split, Up>(to, a, b); });
   }
-  Floats v[1];
-  for (; i + kWidth <= n; i += kWidth) {
-    v[0] = source.one(i);
-    result(v);
-    store_vector(y + i, v[0]);
-  }
-  if (i < n) {
-    v[0] = source.part(i, n - i);
-    result(v);
-    store_part(y + i, n - i, v[0]);
-  }
+  vectors(n);
 }
 
 // Exponentials that were kept.
@@ -159,32 +92,56 @@ inline void fill_nan(Y* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = Narrow<Y>::from(std::numeric_limits<float>::quiet_NaN());
 }
 
-// The last step of elements that are read again.
+// Is a maximum infinite, NaN, or too far away for vectors?
+inline bool far(float m) { return !(std::fabs(m) <= Origin::kFarthest); }
+
+// The last step of elements that are read again, of a row whose sum relative to m is l.
 template <Function F, class X, class Y>
 void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
+  typedef typename Exponential<Y>::type E;
   if (std::isnan(l)) return fill_nan(y, row.n);
-  const Last last = Last::of<F>(m, l);
-  store_row<Row<F, X, Y>::kSplit>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
-    if constexpr (F == Function::log_softmax) {
-      last.log(v);
-    } else {
-      for (Floats& each : v) each -= last.m;
-      Exponential<Y>::type::of(v);
+  if (far(m)) {
+    const Finish<F, float> finish(State<float>{m, {l, 0}});
+    for (int64_t i = 0; i < row.n; ++i) y[i] = Narrow<Y>::from(finish(load<F, Y>(row.x[i])));
+    return;
+  }
+  if constexpr (F == Function::log_softmax) {
+    const Last last = Last::of<F>(m, l);
+    store_row<Row<F, X, Y>::kSplit, false>(y, row.n, past, row,
+                                           [&](auto& v) __attribute__((always_inline)) { last.log(v); });
+  } else if constexpr (sizeof(Y) == 2) {
+    const Origin from = Origin::of(m);
+    const E scaled(float(kDrop / (l * excess<E>(m))));
+    store_row<Row<F, X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
+      if constexpr (Origin::kSubtracts) {
+        for (Floats& each : v) each -= from.top;
+      }
+      scaled.scaled(v, from);
+    });
+  } else {
+    const Last last = Last::of<F>(m, l * excess<E>(m));
+    const Origin from = Origin::of(m);
+    store_row<Row<F, X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
+      exponentials<E>(v, from);
       last.template scale<Y>(v);
-    }
-  });
+    });
+  }
 }
 
 // A whole row of up to kLong elements. `past`: the output goes past the cache.
 template <Function F, class X, class Y>
 void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
+  typedef typename Exponential<Y>::type E;
   const Row<F, X, Y> row = {x, n};
   const float m = row.maximum();
-  if (!std::isfinite(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Anywhere(1, 1), n, plane);
-  if constexpr (reduces(F)) {
-    return store_reduced<F>(State<float>{m, {row.template sum<false>(m, nullptr) * kDrop, 0}}, y, plane);
-  } else if constexpr (F == Function::log_softmax) {
-    finish_again(row, y, m, row.template sum<false>(m, nullptr) * kDrop, past);
+  if (far(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Anywhere(1, 1), n, plane);
+  if constexpr (reduces(F) || F == Function::log_softmax) {
+    const double l = row.template sum<false>(m, nullptr) * kDrop / excess<E>(m);
+    if constexpr (reduces(F)) {
+      store_reduced<F>(State<float>{m, {l, 0}}, y, plane);
+    } else {
+      finish_again(row, y, m, l, past);
+    }
   } else {
     float* e = nullptr;
     if constexpr (sizeof(Y) == 4) e = past ? nullptr : y;
@@ -192,8 +149,8 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
     const double l = row.template sum<true>(m, e);
     if (std::isnan(l)) return fill_nan(y, n);
     const Last last = Last::of<F>(m, l * kDrop);
-    store_row<Row<F, X, Y>::kSplit>(y, n, past, Kept{e},
-                                    [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
+    store_row<Row<F, X, Y>::kSplit, true>(y, n, past, Kept{e},
+                                          [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
   }
 }
 
@@ -206,15 +163,15 @@ template <Function F, class X, class Y>
 State<float> fast_state(const X* x, int64_t n, float* kept) {
   const Row<F, X, Y> piece = {x, n};
   State<float> state = {piece.maximum(), {}};
-  if (!std::isfinite(state.m)) {
+  if (far(state.m)) {
     for (int64_t i = 0; i < n; ++i) {
       const float e = exp_minus(load<F, Y>(x[i]), shift(state.m));
       state.l.add(double(e));
-      if (kept) kept[i] = e;
+      if (kept) kept[i] = e * kLift;
     }
   } else {
-    state.l.sum =
-        (kept ? piece.template sum<true>(state.m, kept) : piece.template sum<false>(state.m, nullptr)) * kDrop;
+    const double l = kept ? piece.template sum<true>(state.m, kept) : piece.template sum<false>(state.m, nullptr);
+    state.l.sum = l * kDrop / excess<typename Exponential<Y>::type>(state.m);
   }
   return state;
 }
@@ -226,7 +183,8 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
   if (!std::isfinite(row.m) || std::isnan(l)) return fill_nan(y, n);
   if constexpr (kKeepsPieces<F, Y>) {
     if (kept) {
-      const double scale = std::isfinite(own) ? std::exp(double(own) - double(row.m)) / l : 0;
+      const double too_large = far(own) ? 1 : excess<typename Exponential<Y>::type>(own);
+      const double scale = std::isfinite(own) ? std::exp(double(own) - double(row.m)) / (l * too_large) : 0;
       // A piece may be so far below the row's maximum that its scale is no normal float: then in two steps, of which
       // the second is a power of two.
       const bool tiny = scale < double(kDrop);
@@ -234,7 +192,7 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
       Last last = Last::of<F>(row.m, 1 / (scale * lift));
       if (scale == 0) last.high = last.low = all(0);
       const Floats second = all(float(1 / lift));
-      return store_row<false>(y, n, past, Kept{y}, [&](auto& v) __attribute__((always_inline)) {
+      return store_row<false, false>(y, n, past, Kept{y}, [&](auto& v) __attribute__((always_inline)) {
         last.template scale<Y>(v);
         for (Floats& each : v) each *= second;
       });

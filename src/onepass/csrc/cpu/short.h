@@ -152,9 +152,9 @@ struct Short {
         result(last, e);
         for (int k = 0; k < 4; k += 2) {
           if constexpr (Past) {
-            stream_two<kSplit>(to + (v + k) * kWidth, e[k], e[k + 1]);
+            stream_two<kSplit, !kElements>(to + (v + k) * kWidth, e[k], e[k + 1]);
           } else {
-            store_two<kSplit>(to + (v + k) * kWidth, e[k], e[k + 1]);
+            store_two<kSplit, !kElements>(to + (v + k) * kWidth, e[k], e[k + 1]);
           }
         }
       }

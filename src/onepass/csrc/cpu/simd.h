@@ -30,6 +30,9 @@ typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
 
+typedef int16_t Shorts __attribute__((vector_size(4 * kWidth)));
+typedef uint16_t Codes __attribute__((vector_size(4 * kWidth)));
+
 ONEPASS_INLINE Floats all(float v) { return v - Floats{}; }
 
 // The larger, and the smaller, of each two; of a NaN and something, `b`. One instruction, of which the compiler makes
@@ -46,6 +49,19 @@ ONEPASS_INLINE Floats smaller(Floats a, Floats b) { return Floats(_mm_min_ps(__m
 #else
 ONEPASS_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 ONEPASS_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+#endif
+
+// a * b + c, rounded once where the machine can, whatever the compiler makes of products and sums that it sees.
+#if defined(__AVX512F__) && defined(__FMA__)
+ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) {
+  return Floats(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+}
+#elif defined(__AVX__) && defined(__FMA__)
+ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) {
+  return Floats(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+}
+#else
+ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
 #endif
 
 template <class T>
@@ -143,6 +159,16 @@ ONEPASS_INLINE Words rounded_pairs(Floats a, Floats b) {
   return ((even + 0x7fff + ((even >> 16) & 1)) >> 16) | ((odd + 0x7fff + ((odd >> 16) & 1)) & 0xffff0000u);
 }
 
+// The same of numbers that are not negative, where it does not matter which way a tie goes: up, half the steps.
+ONEPASS_INLINE Words rounded_up_pairs(Floats a, Floats b) {
+  const Words even = (Words(a) + 0x8000) >> 16, odd = Words(b) + 0x8000;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return Words(_mm256_blend_epi16(__m256i(even), __m256i(odd), 0xaa));
+#else
+  return even | (odd & 0xffff0000u);
+#endif
+}
+
 constexpr bool kStreams =
 #if defined(__AVX__)
     true;
@@ -169,19 +195,19 @@ ONEPASS_INLINE void stream_vector(T* to, Floats v) {
 #endif
 }
 
-template <bool Split, class T>
+template <bool Split, bool Up = false, class T>
 ONEPASS_INLINE void store_two(T* to, Floats a, Floats b) {
   if constexpr (Split) {
-    const Words made = rounded_pairs(a, b);
+    const Words made = Up ? rounded_up_pairs(a, b) : rounded_pairs(a, b);
     std::memcpy(to, &made, sizeof made);
   } else {
     store_vector(to, a), store_vector(to + kWidth, b);
   }
 }
-template <bool Split, class T>
+template <bool Split, bool Up = false, class T>
 ONEPASS_INLINE void stream_two(T* to, Floats a, Floats b) {
   if constexpr (Split) {
-    stream_vector(reinterpret_cast<float*>(to), Floats(rounded_pairs(a, b)));
+    stream_vector(reinterpret_cast<float*>(to), Floats(Up ? rounded_up_pairs(a, b) : rounded_pairs(a, b)));
   } else {
     stream_vector(to, a), stream_vector(to + kWidth, b);
   }
