@@ -64,7 +64,8 @@ ONEPASS_INLINE Floats backward_term(Floats y, Floats g) {
 // logsumexp the result's gradient and the result.
 template <Kind K, class D>
 struct BackwardLast {
-  typedef typename Exponential<D>::type E;
+  // In g - exp(y) * sum the terms may cancel, so that the shortest polynomial would show.
+  typedef std::conditional_t<K == Kind::log && sizeof(D) == 2, Coarse<4>, typename Exponential<D>::type> E;
   Floats a, b;
 
   static BackwardLast of(float sum, float sign) { return {all(K == Kind::soft ? -sum * sign : sum), all(sign)}; }
