@@ -230,3 +230,20 @@ def test_explain_takes_another_gpu():
 def test_explain_refuses(arguments, options, error, words):
     with pytest.raises(error, match=words):
         onepass.explain(*arguments, **options)
+
+
+@pytest.mark.parametrize(("compute", "multiprocessors"), [(86, 82), (89, 128), (90, 132), (120, 170)])
+def test_the_grid_tier_reads_nothing_again_that_the_chip_holds(compute, multiprocessors):
+    """Also where a block has less shared memory; and no kernel that the plan takes elsewhere is one of 9.0 alone."""
+    slots, shelf = (16, 28) if compute == 90 else (12, 8)
+    grids = 0
+    for each in range(500, 480 * (slots + shelf), 488):
+        n = each * multiprocessors * 4
+        plan = native.plan(
+            "softmax", True, (1, n), (n, 1), (n, 1), [1], F32, F32, compute=compute, multiprocessors=multiprocessors
+        )
+        if plan["tier"] == "grid":
+            grids += 1
+            assert plan["read_again"] == 0, n
+            assert plan["values"] // plan["vector"] <= slots
+    assert grids > 10

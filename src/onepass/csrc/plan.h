@@ -231,8 +231,10 @@ struct Planner {
       return true;
     };
     if (wide < 8 && each > kMuchLonger * holds) slots = 0;
-    (void)(takes(256, 4, 0) || takes(256, 8, 0) || takes(256, 12, 0) || takes(256, 16, 0) || takes(352, 8, 16));
-    const int room = places(threads), most = slots || room < kLittle ? room : kLittle;
+    const auto little = [&](int threads) { return places(threads) < kLittle ? places(threads) : kLittle; };
+    (void)(takes(256, 4, 0) || takes(256, 8, 0) || takes(256, 12, 0) || takes(256, 16, 0) ||
+           takes(352, 8, little(352)));
+    const int most = slots ? places(threads) : little(threads);
     const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0;
     *plan = {Tier::grid, threads, 1, slots * vector, vector, int(split), int(shelf < most ? shelf : most), apart};
     return true;

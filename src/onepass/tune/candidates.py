@@ -173,7 +173,7 @@ def _grid(vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
     each = up(vectors, split)
     if each > MUCH_LONGER * holds:
         slots = 0
-    for few, kept, more in ((256, 4, 0), (256, 8, 0), (256, 12, 0), (256, 16, 0), (352, 8, 16)):
+    for few, kept, more in ((256, 4, 0), (256, 8, 0), (256, 12, 0), (256, 16, 0), (352, 8, min(places(352), LITTLE))):
         if each <= few * (min(kept, most) + more):
             threads, slots = few, min(kept, most)
             break
