@@ -10,6 +10,7 @@ import onepass
 from onepass import native, reference
 
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
+WHOLE = 2  # of `edges`
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 # With a GPU ----------------------------------------------------------------------------------------------------------
@@ -21,6 +22,7 @@ FORCED = [
     ((WARP, 32, 4, 8, 1, 1, 0, 0), [1, 31, 33, 255, 256]),
     ((WARP, 32, 4, 20, 4, 1, 0, 0), [4, 500, 512, 513, 637, 640]),
     ((WARP, 4, 32, 24, 8, 1, 0, 1), [1, 3, 65, 95, 96]),
+    ((WARP, 4, 32, 48, 8, 1, 0, 0), [8, 152, 184, 187, 192]),
     ((FLAT, 1, 128, 34, 1, 1, 1, 0), [1, 3, 33, 34]),
     ((FLAT, 4, 32, 10, 1, 1, 3, 0), [7, 37, 40]),
     ((FLAT, 32, 8, 26, 1, 1, 2, 0), [1, 781, 832]),
@@ -28,6 +30,7 @@ FORCED = [
     ((BLOCK, 32, 1, 8, 4, 1, 0, 0), [5, 250, 253, 256]),
     ((BLOCK, 160, 1, 24, 8, 1, 0, 0), [2, 130, 1022, 1024, 3833, 3840]),
     ((BLOCK, 512, 1, 8, 1, 1, 0, 0), [1, 1023, 4095, 4096]),
+    ((BLOCK, 32, 1, 56, 8, 1, 0, 0), [1016, 1528, 1537, 1544, 1784, 1792]),
     ((BLOCK, 96, 1, 16, 8, 1, 0, 1), [1, 130, 1535, 1536]),
     ((BLOCK, 64, 1, 8, 4, 1, 6, 0), [1, 300, 2045, 2048]),
     ((CLUSTER, 32, 1, 8, 4, 2, 0, 0), [1, 3, 250, 509, 512]),
@@ -83,7 +86,7 @@ def test_every_tier(function, x_type, y_type):
         pytest.skip("a state is of the type it is added up in")
     clusters = torch.cuda.get_device_capability() >= (9, 0)
     for plan, lengths in FORCED:
-        tier, lanes, group, values, vector, split, shelf, apart = plan
+        tier, lanes, group, values, vector, split, shelf, edges = plan
         # A reduction writes no rows: its vectors are those of the input.
         vector = min(vector, 16 // (x_type.itemsize if lse or state else max(x_type.itemsize, y_type.itemsize)))
         if (tier == CLUSTER and not clusters) or (values // vector > 16 and tier == GRID):
@@ -91,22 +94,24 @@ def test_every_tier(function, x_type, y_type):
         kept = values + (0 if tier == FLAT else shelf * vector)
         for n in lengths:
             room = lanes * kept * (split if tier == CLUSTER else 1)
-            window = n if n % vector == 0 or apart or tier == FLAT else n + vector - 1
-            if (n < vector and not apart) or (tier not in (GRID, STREAM) and window > room):
+            window = n if n % vector == 0 or edges or tier == FLAT else n + vector - 1
+            if (n < vector and not edges) or (tier not in (GRID, STREAM) and window > room):
                 continue
             if shelf and tier != FLAT and vector * x_type.itemsize < 4:
                 continue
-            forced = [tier, lanes, group, values, vector, split, shelf, apart]
             x = special(37, n, x_type)
             shape = (2, 37) if state else (37,) if lse else (37, n)
-            out = torch.full(shape, torch.nan, device="cuda", dtype=y_type)
-            torch.ops.onepass._forced(x, native.FUNCTIONS.index(function), [1], False, forced, out)
-            if state:
-                m, total = reference.state(x, 1)
-                torch.testing.assert_close(out[0].double(), m, rtol=0, atol=0, equal_nan=True)
-                torch.testing.assert_close(out[1].double(), total, rtol=4e-6, atol=0, equal_nan=True)
-            else:
-                close(out, expect(function, x, y_type), y_type, function)
+            whole = tier in (WARP, BLOCK, CLUSTER) and not edges and n % vector == 0
+            for edge in (edges, WHOLE) if whole else (edges,):
+                forced = [tier, lanes, group, values, vector, split, shelf, edge]
+                out = torch.full(shape, torch.nan, device="cuda", dtype=y_type)
+                torch.ops.onepass._forced(x, native.FUNCTIONS.index(function), [1], False, forced, out)
+                if state:
+                    m, total = reference.state(x, 1)
+                    torch.testing.assert_close(out[0].double(), m, rtol=0, atol=0, equal_nan=True)
+                    torch.testing.assert_close(out[1].double(), total, rtol=4e-6, atol=0, equal_nan=True)
+                else:
+                    close(out, expect(function, x, y_type), y_type, function)
 
 
 @pytest.mark.gpu
@@ -128,7 +133,8 @@ def test_forced_plan_that_cannot_serve_is_refused():
         ([GRID, 480, 1, 16, 4, 1, 60, 0], "bytes of shared memory"),
         ([BLOCK, 64, 1, 4, 4, 1, 3, 0], "of 2 in the block"),
         ([STREAM, 64, 1, 4, 4, 1, 2, 0], "no shelf"),
-        ([BLOCK, 64, 1, 4, 4, 1, 0, 2], "apart is 0 or 1"),
+        ([BLOCK, 64, 1, 4, 4, 1, 0, 3], "edges is 0"),
+        ([STREAM, 64, 1, 4, 4, 1, 0, 2], "the tiers warp, block and cluster"),
         ([BLOCK, 64, 1, 6, 4, 1, 0, 0], "values a multiple of it"),
         ([BLOCK, 64, 1, 68, 4, 1, 0, 0], "up to 64"),
         ([7, 32, 4, 4, 1, 1, 0, 0], "tier is 0"),
@@ -139,6 +145,8 @@ def test_forced_plan_that_cannot_serve_is_refused():
     odd = torch.randn(4, 126, device="cuda")
     with pytest.raises(RuntimeError, match="rows of up to 128 elements, got 129"):
         torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))
+    with pytest.raises(RuntimeError, match="rows of whole vectors of 4 elements"):
+        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 2], torch.empty_like(odd))
     shifted = torch.empty(4 * 126 + 1, device="cuda")[1:].view(4, 126)
     with pytest.raises(RuntimeError, match="of this call allow 1"):
         torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 0], shifted)

@@ -22,6 +22,8 @@ SMALL = {
     "reduce16": [[ANY, 5, 256, 32, 1, 0]],
     "odd32": [[40, 1, 1, 0, 1, 0], [ANY, -1, 0, 0, 1, 0]],
     "odd16": [[ANY, -1, 0, 0, 1, 0]],
+    "few32": [[255, -1, 0, 0, 1, 0], [ANY, 2, 0, 20, 1, 0]],
+    "few16": [[ANY, -1, 0, 0, 1, 0]],
 }
 
 
@@ -62,7 +64,7 @@ def test_a_compiler_reads_what_the_file_says(header, tmp_path):
     compiler = shutil.which("g++") or pytest.skip("no g++ here")
     done = run(file_of(tmp_path, SMALL), "--to", header)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{header}: 10 entries of NVIDIA B200")
+    assert done.stdout.startswith(f"{header}: 13 entries of NVIDIA B200")
     (tmp_path / "main.cpp").write_text(PROGRAM)
     command = [compiler, "-std=c++17", "-Wall", "-Werror", f"-I{tmp_path}", f"-I{CSRC}", tmp_path / "main.cpp"]
     subprocess.run([*command, "-o", tmp_path / "main"], check=True, capture_output=True)
@@ -86,7 +88,7 @@ def test_the_built_in_tables_are_in_the_format_that_it_writes(header, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 1}, "its version is 2, got 1"),
+        ({"version": 1}, "its version is 3, got 1"),
         ({"tables": {**SMALL, "odd16": []}}, "table odd16 is a list of entries"),
         ({"gpu": 'a "GPU"'}, "a GPU has a plain name, got"),
     ],

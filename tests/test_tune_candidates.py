@@ -39,8 +39,9 @@ def engine_plan(dtype: torch.dtype, n: int, rows: int = MANY, function: str = "s
     y_strides = [n, 1] if function == "softmax" else [1, 0]
     of = {"compute": gpu.compute, "multiprocessors": gpu.multiprocessors, "gpu": gpu.name}
     found = native.plan(function, True, [rows, n], [n, 1], y_strides, [1], dtype, dtype, **of)
-    keys = ("lanes", "rows_per_block", "values", "vector", "split", "shelf", "apart")
-    return Plan(TIERS.index(found["tier"]), *(int(found[key]) for key in keys))
+    keys = ("lanes", "rows_per_block", "values", "vector", "split", "shelf")
+    edges = ("window", "apart", "whole").index(found["edges"])
+    return Plan(TIERS.index(found["tier"]), *(int(found[key]) for key in keys), edges)
 
 
 @every_function

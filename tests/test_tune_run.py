@@ -9,14 +9,14 @@ import pytest
 
 from onepass import native
 from onepass.tune import store
-from onepass.tune.candidates import Gpu
+from onepass.tune.candidates import FEW, Gpu
 from onepass.tune.lengths import LENGTHS
 from onepass.tune.measure import WrongResultError
 from onepass.tune.run import Options, sweep
 from tune_support import BASE, H200, RTX, FakeMeter
 
 SOME = Options(lengths=(9, 64, 1024, 4096))
-TOTAL = 16  # of two dtypes and two functions
+TOTAL = 20  # of two dtypes and two functions, and softmax of 4096 rows of two of the lengths
 
 
 def run(path: Path, meter: FakeMeter, gpu: Gpu = H200, options: Options = SOME, fresh: bool = False, use=None):
@@ -44,9 +44,9 @@ def test_a_sweep_writes_a_file_that_loads(path):
     assert "NVIDIA H200" in stored.origin
     assert str(path) in stored.origin
     content = json.loads(path.read_text())
-    assert (content["version"], content["compute"], content["multiprocessors"]) == (2, 90, 132)
+    assert (content["version"], content["compute"], content["multiprocessors"]) == (store.VERSION, 90, 132)
     assert {"gpu", "date", "torch", "onepass", "tables", "measured"} <= set(content)
-    assert [(p["function"], p["dtype"], p["n"]) for p in content["measured"]] == sorted(SOME.points)
+    assert [(p["function"], p["dtype"], p["n"], p["rows"]) for p in content["measured"]] == sorted(SOME.points)
     assert all(0 < len(p["times"]) <= 8 for p in content["measured"])
     assert os.listdir(path.parent) == ["tables.json"]
     native.set_tables("a GPU", stored.origin, stored.tables)  # sound
@@ -69,7 +69,7 @@ def test_a_sweep_that_was_broken_off_goes_on_where_it_stopped(path, tmp_path, st
     stored = sweep(H200, SOME, path, rest, BASE, lambda origin, tables: None, watcher=Watch())
     assert rest.done == SOME.points[stop:]
     assert shown[0] == (None, stop, TOTAL)
-    assert shown[1:] == [(n, stop + i, TOTAL) for i, (*_, n) in enumerate(SOME.points[stop:], 1)]
+    assert shown[1:] == [(n, stop + i, TOTAL) for i, (*_, n, _) in enumerate(SOME.points[stop:], 1)]
     assert not journal_of(path).exists()
     assert stored.tables == run(tmp_path / "at_once.json", FakeMeter()).tables
 
@@ -245,5 +245,8 @@ def test_wrong_options(given, words):
 
 
 def test_all_lengths_are_the_default():
-    assert {n for *_, n in Options().points} == set(LENGTHS)
-    assert len(Options().points) == 4 * len(LENGTHS)
+    points = Options().points
+    assert {n for *_, n, _ in points} == set(LENGTHS)
+    few = [point for point in points if point[3] == FEW and point[0] == "softmax" and 256 <= point[2] <= 16384]
+    assert {n for *_, n, _ in few} == {n for n in LENGTHS if 256 <= n <= 16384 and n % 4 == 0}
+    assert len(points) == len(set(points)) == 4 * len(LENGTHS) + len(few) - 1  # 256 MiB hold 4096 of 16384 floats

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onepass import native
-from onepass.tune.candidates import FLAT, Choice, candidates, is_odd, rows_of
+from onepass.tune.candidates import FLAT, Choice, candidates, is_odd, row_counts
 from onepass.tune.lengths import LENGTHS
 from onepass.tune.measure import FUNCTIONS, Point
 from onepass.tune.store import ANY, NAMES, check_tables
-from onepass.tune.table import build, entries, flat_pays, spliced
+from onepass.tune.table import build, entries, flat_pays, is_few, spliced
 from tune_support import BASE, GPUS, H200, made_up
 
 A, B, C = Choice(0, 8, 0, 1, 0), Choice(0, 16, 0, 1, 0), Choice(2, 0, 32, 1, 0)
@@ -31,9 +31,9 @@ def sweep(gpu, lengths=LENGTHS, seed=0) -> list[Point]:
     found = []
     for function, (dtype, size) in product(FUNCTIONS, (("float32", 4), ("bfloat16", 2))):
         for n in lengths:
-            rows = rows_of(n, size, 256)
-            tried = candidates(n, size, rows, gpu, function == "logsumexp")
-            found.append(made_up(function, dtype, n, rows, tried, seed))
+            for rows in row_counts(n, size, 256, function == "logsumexp"):
+                tried = candidates(n, size, rows, gpu, function == "logsumexp")
+                found.append(made_up(function, dtype, n, rows, tried, seed))
     return found
 
 
@@ -94,7 +94,7 @@ def test_splicing_keeps_what_was_not_measured():
     assert spliced(base, [[ANY, *A]], 1) == [[ANY, *A]]
     flat = [[40, *F], [ANY, -1, 0, 0, 1, 0]]
     more = Choice(FLAT, 8, 0, 1, 0)
-    assert spliced(flat, [[90, *more]], 60) == [[40, *F], [90, *more], [ANY, -1, 0, 0, 1, 0]]  # no gap
+    assert spliced(flat, [[90, *more]], 60, gap=False) == [[40, *F], [90, *more], [ANY, -1, 0, 0, 1, 0]]
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
@@ -115,7 +115,7 @@ def test_every_measured_length_is_served_within_1_percent_of_its_best(gpu, seed)
             flats += 1
             best = min(us for c, us in p.times.items() if c.tier == FLAT)
         else:
-            kind = "rows" if p.function == "softmax" else "reduce"
+            kind = "few" if is_few(p) else "rows" if p.function == "softmax" else "reduce"
             choice = Choice(*look_up(tables[f"{kind}{8 * size}"], p.n)[1:])
             best = min(us for c, us in p.times.items() if c.tier != FLAT)
         assert p.times[choice] <= 1.01 * best
@@ -137,7 +137,7 @@ def test_any_choice_of_lengths_makes_a_sound_table(lengths, seed):
 
 def test_one_type_leaves_the_tables_of_the_other_alone():
     tables = build([p for p in sweep(H200) if p.dtype == "bfloat16"], BASE, H200)
-    assert [name for name in NAMES if tables[name] == BASE[name]] == ["rows32", "reduce32", "odd32"]
+    assert [name for name in NAMES if tables[name] == BASE[name]] == ["rows32", "reduce32", "odd32", "few32"]
 
 
 def test_one_function_leaves_the_tables_of_the_other_alone():

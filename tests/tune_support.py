@@ -43,7 +43,7 @@ class FakeMeter:
     def __init__(self, stop: int | None = None, error: type[BaseException] = KeyboardInterrupt, seed: int = 0):
         self.stop, self.error, self.seed = stop, error, seed
         self.prepared: list[Kernel] = []
-        self.done: list[tuple[str, str, int]] = []
+        self.done: list[tuple[str, str, int, int]] = []
 
     def prepare(self, todo: Sequence[Kernel], report: Callable[[int, int], None]) -> None:
         self.prepared = list(todo)
@@ -52,5 +52,5 @@ class FakeMeter:
     def measure(self, function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point:
         if len(self.done) == self.stop:
             raise self.error("stopped here")
-        self.done.append((function, dtype, n))
+        self.done.append((function, dtype, n, rows))
         return made_up(function, dtype, n, rows, tried, self.seed)

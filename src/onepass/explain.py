@@ -284,7 +284,7 @@ def _describe(
         "vector",
         "split",
         "shelf",
-        "apart",
+        "edges",
     )
     shown += ("read_again",) if plan["read_again"] else ()
     if plan["tier"] == "stream" and function not in REDUCTIONS:

@@ -11,7 +11,7 @@ import torch
 PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-TABLES = ("rows32", "rows16", "reduce32", "reduce16", "odd32", "odd16")  # in the order of csrc/tables.h
+TABLES = ("rows32", "rows16", "reduce32", "reduce16", "odd32", "odd16", "few32", "few16")  # in the order of csrc/tables.h
 
 if not PATH.exists():
     raise ImportError(
@@ -83,7 +83,7 @@ def compile_kernel(
 ) -> None:
     """Compile the kernel of a plan for sm_<compute> to a file.
 
-    A plan is (tier, lanes, rows a block, values, vector, split, shelf, apart).
+    A plan is (tier, lanes, rows a block, values, vector, split, shelf, edges).
     """
     _ask(
         "onepass_compile",

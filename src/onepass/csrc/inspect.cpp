@@ -40,7 +40,7 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
   return json + ", " + field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
          field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
          field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +
-         field("apart", plan.apart) + ", " + field("read_again", plan.read_again(rows.n)) + ", " +
+         field("edges", kEdgesNames[plan.edges]) + ", " + field("read_again", plan.read_again(rows.n)) + ", " +
          field("threads", plan.threads()) + ", " + field("grid", plan.grid(layout.rows)) + ", " +
          field("source", cuda::source_of(plan.tier)) + "}";
 }
@@ -60,13 +60,13 @@ ONEPASS_API int onepass_plan(int function, int compute, int multiprocessors, con
   });
 }
 
-// Compiles the kernel of a plan (tier, lanes, rows a block, values, vector, split, shelf, apart) for sm_<compute> into
+// Compiles the kernel of a plan (tier, lanes, rows a block, values, vector, split, shelf, edges) for sm_<compute> into
 // the file `path`.
 ONEPASS_API int onepass_compile(int function, int x_type, int y_type, const int64_t* plan, int compute,
                                 const char* path, char* text, int64_t size) {
   return guarded(text, size, [&] {
     const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]),
-                           int(plan[4]),  int(plan[5]), int(plan[6]), plan[7] != 0};
+                           int(plan[4]),  int(plan[5]), int(plan[6]), int(plan[7])};
     const std::string code = cuda::cubin(
         cuda::source_of(made.tier), cuda::defines_of(Function(function), DType(x_type), DType(y_type), made), compute);
     return written(code, path);

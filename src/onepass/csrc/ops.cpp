@@ -210,7 +210,7 @@ void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, Tensor out) {
   forward_into(Function::logsumexp, input, dims, keepdim, out, nullptr);
 }
 
-// Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, split, shelf, apart), so that
+// Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, split, shelf, edges), so that
 // tests force every tier.
 void forced(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims plan, Tensor out) {
   if (function < 0 || function > 4) fail("function is 0 to 4, got " + std::to_string(function));

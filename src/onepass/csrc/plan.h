@@ -19,6 +19,14 @@ inline int size_of(DType type) { return type == DType::float64 ? 8 : type == DTy
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t up_to(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
+// How rows lie over the vectors of their memory.
+enum Edges {
+  kWindow,  // a row may begin and end within a vector
+  kApart,   // elements go to threads by their place in the row alone, and come one by one where that is in no phase
+  kWhole,   // rows are whole vectors (tiers warp, block and cluster, without a shelf: with one it was 1% slower)
+};
+constexpr const char* kEdgesNames[] = {"window", "apart", "whole"};
+
 struct CudaPlan {
   Tier tier;
   int lanes;           // threads of a block that share a row
@@ -28,8 +36,7 @@ struct CudaPlan {
   int split;           // blocks that share a row
   int shelf;  // block, cluster, grid: vectors of a row that a thread keeps in shared memory; flat: rows it serves in
               // turn
-  int apart;  // 1: elements go to threads by their place in the row alone, and come one by one where that is in no
-              // phase
+  int edges;  // of Edges
 
   // Of a block. In the tier grid one warp more than share the row.
   int threads() const {
@@ -76,9 +83,11 @@ constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel de
 // to kFewWhole of them over the whole chip.
 constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalves = 393216;
 constexpr int kFewWhole = 8;
+constexpr int64_t kFewRows = 8192;  // up to here the tables of few rows serve
 constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two multiprocessors
 constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
 
+constexpr int kWindowHalves = 40;  // that a thread keeps of a row that is no whole number of vectors: more would spill
 constexpr int kGridVectors = 448;  // of a row that a block of the tier grid is worth being there for
 // Rows longer than so many times what the chip holds: registers keep nothing of them, and shared memory little, so that
 // the L1 cache has room for what is on its way (1x256M floats: 810 us with all of it, 754 so).
@@ -106,6 +115,8 @@ struct Phase {
   // Does any row begin within a vector of `width` elements?
   bool begins_within(int width) const { return first % uint64_t(width) || step % width; }
   bool writes_within(int width) const { return writes_rows && (y_first % uint64_t(width) || y_step % width); }
+  // Are rows of n elements whole vectors of `width`?
+  bool whole(int64_t n, int width) const { return n % width == 0 && !begins_within(width) && !writes_within(width); }
 };
 
 struct Gpu {
@@ -152,7 +163,8 @@ struct Planner {
   // Of a row in elements of 4 bytes, or in halves, as it waits on the chip: the elements of a reduction do so in the
   // type that it is computed in, which is the wider one.
   const int64_t length = half || n > kAnyLength / 2 ? n : n * wide / 4;
-  int vector = phase.widest, apart = 0;
+  int vector = phase.widest;
+  bool apart = false;
   int64_t vectors = 0;  // of a row's window at worst
 
   Planner(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu, bool invariant)
@@ -163,6 +175,8 @@ struct Planner {
     }
     count();
   }
+  // Narrower vectors, which are few, have no kernels of their own for whole ones.
+  int edges() const { return apart ? kApart : vector == phase.full && phase.whole(n, vector) ? kWhole : kWindow; }
   void count() { vectors = ceil_div(!apart && phase.begins_within(vector) ? n + vector - 1 : n, vector); }
 
   CudaPlan warp(const Entry& entry) const {
@@ -173,17 +187,17 @@ struct Planner {
             vector,
             1,
             0,
-            apart};
+            edges()};
   }
 
   // Tiles of whole vectors where the rows allow it. The warp tier, element by element, where they do not lie flat: with
   // the same bits.
   CudaPlan flat(const Entry& entry) const {
     const int rows = kThreads / entry.lanes, values = int(up_to(ceil_div(n, entry.lanes), 2));
-    if (!lies_flat(layout, !phase.writes_rows)) return {Tier::warp, entry.lanes, rows, values, 1, 1, 0, 0};
+    if (!lies_flat(layout, !phase.writes_rows)) return {Tier::warp, entry.lanes, rows, values, 1, 1, 0, kWindow};
     int turns = int(ceil_div(kTile * 7 / 8, n * x_size * rows));
     while (turns * rows % (16 / x_size)) ++turns;
-    return {Tier::flat, entry.lanes, rows, values, 1, 1, turns, 0};
+    return {Tier::flat, entry.lanes, rows, values, 1, 1, turns, kWindow};
   }
 
   // Blocks of `lanes` threads or more that share a row in registers and shared memory, if they can.
@@ -199,15 +213,15 @@ struct Planner {
     if (each <= slots) slots = up_to(each, few_kinds);
     shelf = each > slots ? int(up_to(each - slots, 2)) : 0;
     if (shelf * threads * vector * x_size > gpu.shared - kStaticShared) return false;
-    *plan = {
-        split > 1 ? Tier::cluster : Tier::block, int(threads), 1, int(slots) * vector, vector, split, shelf, apart};
+    const Tier tier = split > 1 ? Tier::cluster : Tier::block;
+    *plan = {tier, int(threads), 1, int(slots) * vector, vector, split, shelf, shelf && !apart ? kWindow : edges()};
     return true;
   }
 
   // The chip, or so much of it as pays, on a few rows at a time: as many as it holds together.
   bool grid(CudaPlan* plan) {
     if (!gpu.cooperative) return false;
-    if (vector != phase.full) vector = phase.full, apart = 1, count();
+    if (vector != phase.full) vector = phase.full, apart = true, count();
     const auto places = [&](int threads) {
       return int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
     };
@@ -236,13 +250,14 @@ struct Planner {
            takes(352, 8, little(352)));
     const int most = slots ? places(threads) : little(threads);
     const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0;
-    *plan = {Tier::grid, threads, 1, slots * vector, vector, int(split), int(shelf < most ? shelf : most), apart};
+    *plan = {Tier::grid, threads, 1, slots * vector, vector, int(split), int(shelf < most ? shelf : most),
+             apart ? kApart : kWindow};
     return true;
   }
 
   CudaPlan stream(int threads, int values) const {
     const int kept = values / part < vector ? vector : values / part / vector * vector;
-    return {Tier::stream, int(up_to(threads / part, 32)), 1, kept, vector, 1, 0, apart};
+    return {Tier::stream, int(up_to(threads / part, 32)), 1, kept, vector, 1, 0, apart ? kApart : kWindow};
   }
 
   CudaPlan plan(const Tables& tables) {
@@ -256,6 +271,10 @@ struct Planner {
     if (reduces && !invariant && Tier(of_length->tier) == Tier::stream &&
         layout.rows < int64_t(gpu.multiprocessors) * kStreaming / of_length->lanes)
       of_length = &look_up(tables.of(false, half), length);
+    if (!reduces && !invariant && layout.rows <= kFewRows && n % phase.full == 0) {
+      const Entry& few = look_up(half ? tables.few16 : tables.few32, length);
+      if (few.tier != kAsRows) of_length = &few;
+    }
     const Entry& entry = *of_length;
     const Tier tier = Tier(entry.tier);
     if (tier == Tier::flat) return flat(entry);
@@ -283,7 +302,9 @@ struct Planner {
       }
     }
     if (tier == Tier::block || tier == Tier::cluster) {
-      if (share(entry.split, entry.lanes, entry.values, entry.shelf, &made)) return made;
+      const bool within = invariant ? n % vector != 0 : edges() != kWhole;
+      const bool fewer = half && within && !entry.shelf && entry.values > kWindowHalves;
+      if (share(entry.split, entry.lanes, fewer ? kWindowHalves : entry.values, entry.shelf, &made)) return made;
       for (const int shelf : {0, 8, 16, 24}) {
         if (share(1, 0, half ? 40 : 32, shelf, &made)) return made;
       }

@@ -16,9 +16,9 @@ namespace {
 using Registry = std::map<std::string, Tables, std::less<>>;  // by the name of the GPU
 std::atomic<const Registry*> registry{nullptr};  // replaced as a whole, never freed: a call may be reading one
 
-std::string fault(const Entry& entry, bool odd) {
+std::string fault(const Entry& entry, bool odd, bool few) {
   const auto power = [](int v, int most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; };
-  if (odd && entry.tier == kAsRows) return "";
+  if ((odd || few) && entry.tier == kAsRows) return "";
   if (entry.tier < 0 || entry.tier >= kTiers) return "no such tier";
   const Tier tier = Tier(entry.tier);
   if (odd && tier != Tier::flat) return "the odd tables have the flat tier alone";
@@ -42,7 +42,8 @@ std::string fault(const Entry& entry, bool odd) {
   return "";
 }
 
-void check(const char* name, const std::vector<Entry>& table, bool odd) {
+void check(const char* name, const std::vector<Entry>& table) {
+  const bool odd = name[0] == 'o', few = name[0] == 'f';
   const auto refuse = [&](const std::string& words) {
     throw std::runtime_error(std::string("onepass: table ") + name + ": " + words);
   };
@@ -51,7 +52,7 @@ void check(const char* name, const std::vector<Entry>& table, bool odd) {
   for (const Entry& entry : table) {
     if (entry.limit <= before) refuse("limits rise, got " + std::to_string(entry.limit));
     before = entry.limit;
-    const std::string words = fault(entry, odd);
+    const std::string words = fault(entry, odd, few);
     if (!words.empty()) refuse("limit " + std::to_string(entry.limit) + ": " + words);
   }
 }
@@ -67,7 +68,7 @@ const Tables& tables_of(const char* gpu) {
 
 void set_tables(const char* gpu, Tables tables) {
   if (!*gpu) throw std::runtime_error("onepass: tables are of a GPU that has a name");
-  for (const auto& [name, table] : kTables) check(name, tables.*table, name[0] == 'o');
+  for (const auto& [name, table] : kTables) check(name, tables.*table);
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const Registry* const now = registry.load();

@@ -21,7 +21,7 @@ constexpr const char* kTierNames[] = {"warp", "flat", "block", "cluster", "grid"
 constexpr int kTiers = 6;
 
 constexpr int64_t kAnyLength = INT64_MAX;
-constexpr int kAsRows = -1;  // the tier of an entry of the odd tables that leaves its rows to the other tables
+constexpr int kAsRows = -1;  // the tier of an entry of the odd and few tables that leaves its rows to the other tables
 
 // How rows of up to `limit` elements are served.
 //   warp, flat      lanes: threads a row
@@ -37,10 +37,11 @@ struct Entry {
 // By the size of the wider of the two types: 4 bytes (8: as a row of twice the length with half the values), and half
 // types to half types. The rows tables are of the functions that write a row for a row, the reduce tables of those that
 // only read it. The odd tables are of both, and of rows that lie one after another and are no whole number of 16-byte
-// vectors.
+// vectors. The few tables are of functions that write rows, for up to kFewRows that are whole vectors: there the last
+// blocks of a launch count.
 struct Tables {
   std::string origin;
-  std::vector<Entry> rows32, rows16, reduce32, reduce16, odd32, odd16;
+  std::vector<Entry> rows32, rows16, reduce32, reduce16, odd32, odd16, few32, few16;
 
   const std::vector<Entry>& of(bool reduces, bool half) const {
     return reduces ? half ? reduce16 : reduce32 : half ? rows16 : rows32;
@@ -53,7 +54,8 @@ struct NamedTable {
 };
 constexpr NamedTable kTables[] = {{"rows32", &Tables::rows32},     {"rows16", &Tables::rows16},
                                   {"reduce32", &Tables::reduce32}, {"reduce16", &Tables::reduce16},
-                                  {"odd32", &Tables::odd32},       {"odd16", &Tables::odd16}};
+                                  {"odd32", &Tables::odd32},       {"odd16", &Tables::odd16},
+                                  {"few32", &Tables::few32},       {"few16", &Tables::few16}};
 
 // The entry for rows of n elements.
 inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {

@@ -7,13 +7,18 @@ from typing import NamedTuple
 
 TIERS = ("warp", "flat", "block", "cluster", "grid", "stream")
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
+WHOLE = 2  # of `edges`, as plan.h counts them
 THREADS = 128  # of a block, in the tiers warp and flat
+FEW = 4096  # rows that are measured for the tables of few rows,
+FEW_ROWS = 8192  # which serve up to so many (plan.h)
+FEW_LENGTHS = 256, 16384
 TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
 SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
 FLAT_REDUCED, FLAT_REDUCED_HALVES = 40, 256  # elements of a row that is only read, up to which the tier flat pays
 GRID_VECTORS = 448  # of a row that a block of the tier grid is worth being there for
 MUCH_LONGER, LITTLE = 4, 16  # times what the chip holds: of such rows registers keep nothing, and shared memory little
+WINDOW_HALVES = 40  # that a thread keeps of a row that is no whole number of vectors: more would spill
 STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
 
@@ -38,7 +43,7 @@ class Plan(NamedTuple):
     vector: int
     split: int
     shelf: int
-    apart: int = 0
+    edges: int = 0  # 2: rows are whole vectors
 
 
 class Candidate(NamedTuple):
@@ -107,6 +112,19 @@ def rows_of(n: int, size: int, mib: int) -> int:
     return max(1, mib * 2**20 // (n * size))
 
 
+def row_counts(n: int, size: int, mib: int, reduces: bool = False) -> list[int]:
+    """With how many rows of n elements of `size` bytes a function is measured: so many that `mib` MiB hold, and where
+    those are more, and rows of whole vectors are written, FEW too. The last blocks of a launch count there, so that other
+    plans may be faster.
+
+    >>> row_counts(5120, 2, 1024), row_counts(64, 4, 1024), row_counts(65536, 4, 1024)
+    ([104857, 4096], [4194304], [4096])
+    """
+    most = rows_of(n, size, mib)
+    few = FEW_LENGTHS[0] <= n <= FEW_LENGTHS[1] and most > FEW_ROWS and not is_odd(n, size) and not reduces
+    return [most, FEW] if few else [most]
+
+
 def _vector(n: int, size: int) -> int:
     """The elements of a vector: 16 bytes, or as many as the row has; narrower in a row of few halves."""
     vector = 16 // size
@@ -127,16 +145,17 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
     >>> resolve(Choice(WARP, 32, 0, 1, 0), 1000, 4, 4096, gpu)
-    Plan(tier=0, lanes=32, rows=4, values=32, vector=4, split=1, shelf=0, apart=0)
+    Plan(tier=0, lanes=32, rows=4, values=32, vector=4, split=1, shelf=0, edges=2)
     """
     tier, lanes, values, split, shelf = choice
     vector = _vector(n, size)
     vectors = _vectors(n, vector)
+    edges = WHOLE if n % (16 // size) == 0 else 0
     if tier == WARP:
         kinds = max(vector, 4)  # values come in multiples of this
         values = up(up(vectors, lanes) * vector, kinds) * kinds
         fits = values <= most_kept(WARP, size) + (vector if n % vector else 0)  # a row within vectors takes one more
-        return Plan(WARP, lanes, THREADS // lanes, values, vector, 1, 0) if fits else None
+        return Plan(WARP, lanes, THREADS // lanes, values, vector, 1, 0, edges) if fits else None
     if tier == FLAT:
         held, values = THREADS // lanes, up(up(n, lanes), 2) * 2
         turns = up(TILE, n * size * held)
@@ -147,6 +166,8 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
         return Plan(STREAM, lanes, 1, max(values // vector, 1) * vector, vector, 1, 0)
     if tier == GRID:
         return _grid(vectors, vector, rows, gpu)
+    if not edges and size == 2 and not shelf:
+        values = min(values, WINDOW_HALVES)
     slots = max(1, values // vector)
     threads = max(lanes, up(up(vectors, (slots + shelf) * split), 32) * 32)
     if threads > gpu.most_threads(split) or split > gpu.most_cluster:
@@ -155,7 +176,7 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
     slots, shelf = min(slots, each), up(max(0, each - slots), 2) * 2  # what the row needs
     if shelf * threads * vector * size > gpu.shared:
         return None
-    return Plan(tier, threads, 1, slots * vector, vector, split, shelf)
+    return Plan(tier, threads, 1, slots * vector, vector, split, shelf, 0 if shelf else edges)
 
 
 def _grid(vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
@@ -287,6 +308,6 @@ def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
     told = {}
     for function, dtype, p in todo:
         per_warp = p.tier in (WARP, FLAT)
-        key = (function, dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector)
+        key = (function, dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector, p.edges)
         told[key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp] = (function, dtype, p)
     return list(told.values())

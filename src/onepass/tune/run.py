@@ -15,7 +15,7 @@ from onepass import native
 from onepass.bench.environment import sources_hash
 from onepass.engines import unavailable
 from onepass.tune import store
-from onepass.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels, rows_of
+from onepass.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels, row_counts
 from onepass.tune.journal import Journal
 from onepass.tune.lengths import LENGTHS
 from onepass.tune.load import kind_of, load
@@ -58,10 +58,15 @@ class Options:
             raise ValueError(f"functions are {', '.join(FUNCTIONS)}, which stand for the others; got {got}")
 
     @property
-    def points(self) -> list[tuple[str, str, int]]:
-        """(function, dtype, length) in the order of measuring."""
+    def points(self) -> list[tuple[str, str, int, int]]:
+        """(function, dtype, length, rows) in the order of measuring."""
         kinds = product(dict.fromkeys(self.dtypes), dict.fromkeys(self.functions))
-        return [(function, dtype, n) for dtype, function in kinds for n in sorted(set(self.lengths))]
+        return [
+            (function, dtype, n, rows)
+            for dtype, function in kinds
+            for n in sorted(set(self.lengths))
+            for rows in row_counts(n, getattr(torch, dtype).itemsize, self.mib, function == "logsumexp")
+        ]
 
 
 class Meter(Protocol):
@@ -129,17 +134,16 @@ def sweep(
     }
     journal = Journal(path.with_name(path.name + ".journal"), header, fresh)
     try:
-        known = {(point.function, point.dtype, point.n) for point in journal.points}
+        known = {(point.function, point.dtype, point.n, point.rows) for point in journal.points}
         total, left = len(points), [point for point in points if point not in known]
-        tried, rows = {}, {}
-        for function, dtype, n in left:
+        tried = {}
+        for function, dtype, n, rows in left:
             size = getattr(torch, dtype).itemsize
-            rows[dtype, n] = rows_of(n, size, options.mib)
-            tried[function, dtype, n] = candidates(n, size, rows[dtype, n], gpu, function == "logsumexp")
+            tried[function, dtype, n, rows] = candidates(n, size, rows, gpu, function == "logsumexp")
         watcher.measured(None, total - len(left), total)
         meter.prepare(kernels([(*of[:2], c.plan) for of, found in tried.items() for c in found]), watcher.compiled)
-        for function, dtype, n in left:
-            point = meter.measure(function, dtype, n, rows[dtype, n], tried[function, dtype, n])
+        for function, dtype, n, rows in left:
+            point = meter.measure(function, dtype, n, rows, tried[function, dtype, n, rows])
             journal.add(point)
             watcher.measured(point, len(journal.points), total)
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -166,7 +170,7 @@ def _content(stored: store.Stored, options: Options, points: Sequence[Point]) ->
         "mib": options.mib,
         "repeats": options.repeats,
         "tables": stored.tables,
-        "measured": [point.as_dict(KEPT) for point in sorted(points, key=lambda p: (p.function, p.dtype, p.n))],
+        "measured": [point.as_dict(KEPT) for point in sorted(points, key=lambda p: (p.function, p.dtype, p.n, p.rows))],
     }
 
 

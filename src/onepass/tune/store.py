@@ -14,7 +14,7 @@ Entry = list[int]
 Table = list[Entry]
 Tables = dict[str, Table]
 
-VERSION = 2
+VERSION = 3
 ANY = 2**63 - 1
 
 
@@ -68,7 +68,7 @@ def check_tables(tables: Any) -> None:
 
     >>> check_tables({"rows32": []})
     Traceback (most recent call last):
-    ValueError: tables are rows32, rows16, reduce32, reduce16, odd32, odd16; got rows32
+    ValueError: tables are rows32, rows16, reduce32, reduce16, odd32, odd16, few32, few16; got rows32
     """
     if not isinstance(tables, dict) or set(tables) != set(NAMES):
         got = ", ".join(map(str, tables)) or "none" if isinstance(tables, dict) else repr(tables)[:80]

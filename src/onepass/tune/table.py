@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onepass.tune.candidates import FLAT, Choice, Gpu, capacity, flat_pays_reduced, is_odd, steady
+from onepass.tune.candidates import FEW, FEW_LENGTHS, FLAT, Choice, Gpu, capacity, flat_pays_reduced, is_odd, steady
 from onepass.tune.measure import Point
 from onepass.tune.store import ANY, NAMES, Table, Tables
 
-AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in a table of odd lengths: the other tables have it
+AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in the tables of odd lengths and of few rows: the other tables have it
 NEAR = 1.01  # of the best time: as good
 
 
@@ -76,8 +76,10 @@ def flat_pays(points: Sequence[Point]) -> int:
     return cut
 
 
-def spliced(base: Table, found: Table, first: int) -> Table:
+def spliced(base: Table, found: Table, first: int, gap: bool = True) -> Table:
     """The entries found, which serve rows of `first` elements and more, in place of those of `base` for these lengths.
+
+    Without `gap` they serve shorter rows too that `base` leaves to other tables.
 
     >>> spliced([[8, 0, 1, 0, 1, 0], [64, 0, 4, 0, 1, 0]], [[32, 0, 8, 0, 1, 0]], 17)
     [[8, 0, 1, 0, 1, 0], [16, 0, 4, 0, 1, 0], [32, 0, 8, 0, 1, 0], [64, 0, 4, 0, 1, 0]]
@@ -85,7 +87,7 @@ def spliced(base: Table, found: Table, first: int) -> Table:
     head = [entry for entry in base if entry[0] < first]
     if first > 1 and (not head or head[-1][0] < first - 1):
         cut = next(entry for entry in base if entry[0] >= first)
-        if cut[1] != AS_ROWS.tier or found[0][1] == AS_ROWS.tier:  # no gap in what the tier flat serves
+        if gap or cut[1] != AS_ROWS.tier or found[0][1] == AS_ROWS.tier:
             head.append([first - 1, *cut[1:]])
     table: Table = []
     for entry in [*head, *found, *(entry for entry in base if entry[0] > found[-1][0])]:
@@ -99,7 +101,8 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
     """All tables: entries for the lengths measured, and those of `base` below the shortest and above the longest.
 
     Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier flat pays for softmax they
-    are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others.
+    are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others. What
+    was measured of few rows has its own tables.
     """
     tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
     for size in (4, 2):
@@ -109,7 +112,10 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
             most = min(capacity(choice, size, gpu), steady(choice, n, size, gpu))
             return most - (16 // size - 1)  # where the row begins within a vector
 
-        points = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
+        both = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
+        few, points = [p for p in both if is_few(p)], [p for p in both if not is_few(p)]
+        if few:
+            tables[f"few{bits}"] = spliced(base[f"few{bits}"], entries(few, holds), few[0].n)
         odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
         cut = flat_pays(odd)
         flat_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
@@ -118,13 +124,22 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
             flat_table[-1][0] = max(flat_table[-1][0], min(limit, holds(Choice(*flat_table[-1][1:]), odd[cut - 1].n)))
         if odd:
             served = [*flat_table, [ANY, *AS_ROWS]] if cut < len(odd) else flat_table
-            tables[f"odd{bits}"] = spliced(base[f"odd{bits}"], served, odd[0].n)
+            tables[f"odd{bits}"] = spliced(base[f"odd{bits}"], served, odd[0].n, gap=False)
         for kind, function in (("rows", "softmax"), ("reduce", "logsumexp")):
             others = [p for p in points if p.function == function and not _is_flat(tables[f"odd{bits}"], p, size)]
             if found := [other for p in others if (other := _only(p, False))]:
                 name = f"{kind}{bits}"
                 tables[name] = spliced(base[name], entries(found, holds), found[0].n)
     return tables
+
+
+def is_few(point: Point) -> bool:
+    """Whether a point is for the tables of few rows.
+
+    >>> [is_few(Point("softmax", "float32", 1024, rows, 1, 1, {})) for rows in (4096, 262144)]
+    [True, False]
+    """
+    return point.rows == FEW and point.function == "softmax" and FEW_LENGTHS[0] <= point.n <= FEW_LENGTHS[1]
 
 
 def _is_flat(odd_table: Table, point: Point, size: int) -> bool:

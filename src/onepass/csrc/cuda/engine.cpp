@@ -45,10 +45,14 @@ void check_forced(const CudaPlan& plan, const Call& call, const Gpu& gpu) {
   const Layout& layout = call.layout;
   const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
   const bool resident = plan.tier != Tier::stream && plan.tier != Tier::grid, phased = phase.begins_within(plan.vector);
-  if (plan.vector > phase.widest && !plan.apart) {
+  if (plan.vector > phase.widest && plan.edges != kApart) {
     fail("a vector of " + std::to_string(plan.vector) + " elements: the addresses or strides of this call allow " +
          std::to_string(phase.widest));
   }
+  if (plan.edges == kWhole && !phase.whole(layout.n, plan.vector))
+    fail("rows of whole vectors of " + std::to_string(plan.vector) + " elements, these are not");
+  if (plan.edges == kWhole && (plan.tier == Tier::flat || !resident))
+    fail("the tiers warp, block and cluster take rows for whole vectors, the others do not");
   if (plan.tier == Tier::cluster && plan.split > most_cluster(gpu))
     fail("clusters of up to " + std::to_string(most_cluster(gpu)) + " blocks, got " + std::to_string(plan.split));
   const int most = plan.tier == Tier::cluster ? plan.split : 1;
@@ -62,7 +66,7 @@ void check_forced(const CudaPlan& plan, const Call& call, const Gpu& gpu) {
     fail("vectors in shared memory have 4 bytes at least");
   const int kept = plan.values + (plan.tier == Tier::flat ? 0 : plan.shelf * plan.vector);
   const int64_t room = int64_t(plan.lanes) * kept * (plan.tier == Tier::cluster ? plan.split : 1);
-  const int64_t window = phased && !plan.apart ? layout.n + plan.vector - 1 : layout.n;
+  const int64_t window = phased && plan.edges != kApart ? layout.n + plan.vector - 1 : layout.n;
   if (resident && room < window) {
     fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window) +
          (phased ? " (a row may begin within a vector)" : ""));
@@ -91,14 +95,14 @@ void run_rows(const Call& call, const Operand& like, const CudaPlan* forced) {
 
 CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   const auto power = [](int64_t v, int64_t most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; };
-  if (numbers.size() != 8) fail("a plan is (tier, lanes, rows a block, values, vector, split, shelf, apart)");
+  if (numbers.size() != 8) fail("a plan is (tier, lanes, rows a block, values, vector, split, shelf, edges)");
   if (numbers[0] < 0 || numbers[0] > int(Tier::stream)) {
     fail("tier is 0 (warp), 1 (flat), 2 (block), 3 (cluster), 4 (grid) or 5 (stream), got " +
          std::to_string(numbers[0]));
   }
   const Tier tier = Tier(numbers[0]);
   const int64_t lanes = numbers[1], rows = numbers[2], values = numbers[3], vector = numbers[4];
-  const int64_t split = numbers[5], shelf = numbers[6], apart = numbers[7],
+  const int64_t split = numbers[5], shelf = numbers[6], edges = numbers[7],
                 slots = power(vector, 8) ? values / vector : 0;
   const int64_t most = tier == Tier::grid ? 128 : 64;
   if (!power(vector, 8) || values < (tier == Tier::grid ? 0 : vector) || values > most || values % vector)
@@ -120,8 +124,8 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   if (tier == Tier::grid && (slots % 4 || slots > 16 || lanes > 480))
     fail("the grid tier has 0, 4, 8, 12 or 16 vectors a thread and up to 480 threads that share a row");
   if ((tier == Tier::warp || tier == Tier::stream) && shelf) fail("the warp and stream tiers have no shelf");
-  if (apart < 0 || apart > 1) fail("apart is 0 or 1");
-  return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), apart == 1};
+  if (edges < kWindow || edges > kWhole) fail("edges is 0 (window), 1 (apart) or 2 (whole)");
+  return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), int(edges)};
 }
 
 void run(const Call& call, const Operand& from, const Operand& to, const bool* reduced, bool keepdim,

@@ -6,7 +6,7 @@
 
 namespace onepass::cuda {
 
-// A plan from its numbers (tier, lanes, rows a block, values, vector, split, shelf, apart), or an error that says which
+// A plan from its numbers (tier, lanes, rows a block, values, vector, split, shelf, edges), or an error that says which
 // is wrong.
 CudaPlan checked_plan(const std::vector<int64_t>& numbers);
 

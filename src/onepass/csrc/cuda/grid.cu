@@ -8,7 +8,7 @@
 // theirs. It also takes the few elements before the first and after the last whole vector.
 //
 // One compiled instance a set of: IN, OUT, FUNCTION, SLOTS (vectors a thread keeps in registers, none of rows that are
-// much longer than the chip holds), VECTOR, APART (see window.cuh). Any number of threads up to kThreads, of blocks
+// much longer than the chip holds), VECTOR, EDGES (see window.cuh). Any number of threads up to kThreads, of blocks
 // that share a row, and of vectors in shared memory.
 #include "grid.cuh"
 #include "kept.cuh"
@@ -58,7 +58,7 @@ constexpr bool kOnce = SLOTS > 0;
 
 template <bool Once>
 __device__ inline Raw read_vector(const IN* at) {
-  if constexpr (APART) {
+  if constexpr (kApart) {
     Vector<IN, VECTOR> one;
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v) one.at[v] = at[v];
@@ -118,7 +118,7 @@ struct Row {
   int64_t vectors;
 
   __device__ Row(const IN* at, int64_t n) : at(at) {
-    const int before = APART ? 0 : (int)(-(uint64_t)at / sizeof(IN) % kUnit);
+    const int before = kApart ? 0 : (int)(-(uint64_t)at / sizeof(IN) % kUnit);
     head = before < n ? before : (int)n;
     vectors = (uint64_t)(n - head) / kUnit * (kUnit / VECTOR);
   }

@@ -5,15 +5,17 @@
 
 // Does `any(i, position)` for each of a thread's vectors, whose first elements are `step` apart; `full` instead for
 // those that are whole by one look at the lot: all of a few where a row has whole warps, else those between the first
-// and the last. Ten instructions a vector less.
+// and the last. Ten instructions a vector less. Where rows are whole vectors a look is one comparison, and a few vectors
+// get one each: threads of the last warp that have one fewer take no other way then.
 template <int V, int Slots, class Index, class Full, class Any>
 __device__ inline void for_slots(Index first, Index step, Index n, Full full, Any any) {
-  constexpr bool kAll = LANES == 0 && Slots <= 4;
-  if (!APART && kAll && first >= 0 && first + (Slots - 1) * step + V <= n) {
+  constexpr bool kFew = Slots <= 4, kAll = LANES == 0 && kFew && !kWhole;
+  constexpr bool kMiddle = Slots > 2 && !(kWhole && kFew);
+  if (!kApart && kAll && first >= 0 && first + (Slots - 1) * step + V <= n) {
 #pragma unroll
     for (int i = 0; i < Slots; ++i) full(i, first + i * step);
-  } else if (!APART && !kAll && Slots > 2 && first + (Slots - 2) * step + V <= n) {
-    any(0, first);
+  } else if (!kApart && !kAll && kMiddle && whole<V>(first + (Slots - 2) * step, n)) {
+    kWhole ? full(0, first) : any(0, first);
 #pragma unroll
     for (int i = 1; i < Slots - 1; ++i) full(i, first + i * step);
     any(Slots - 1, first + (Slots - 1) * step);
@@ -89,7 +91,7 @@ struct Wide : Loads<Wide<F, V, Slots, In, Out, KeepExp>, F, V, Slots, In> {
   __device__ void put_part(int slot, const In* from, Index first, Index n) {
     Raw raw;
 #pragma unroll
-    for (int v = 0; v < V; ++v) raw.at[v] = inside(first + v, n) ? from[v] : nothing<F, In>();
+    for (int v = 0; v < V; ++v) raw.at[v] = !kWhole && inside(first + v, n) ? from[v] : nothing<F, In>();
     put(slot, raw);
   }
   __device__ void forget() {}
@@ -112,6 +114,11 @@ struct Wide : Loads<Wide<F, V, Slots, In, Out, KeepExp>, F, V, Slots, In> {
   __device__ A sum_below(A m) const {
     const A s = shift(m);
     return plain_sum<Slots * V, 0>([&](int i) { return exp_to_add(at[i] - s); });
+  }
+  template <class Index>
+  __device__ void finish_and_store(State<A> state, Out* row, Index first, Index step, Index n) {
+    finish(state);
+    store(row, first, step, n);
   }
   // The results take the place of the elements.
   __device__ void finish(State<A> state) {
@@ -171,7 +178,9 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
   }
   template <class Index>
   __device__ void put_part(int slot, const T* from, Index first, Index n) {
-    const auto half = [&](int v) -> uint32_t { return inside(first + v, n) ? from[v].bits : nothing<F, T>().bits; };
+    const auto half = [&](int v) -> uint32_t {
+      return !kWhole && inside(first + v, n) ? from[v].bits : nothing<F, T>().bits;
+    };
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) at[slot * (V / 2) + w] = half(2 * w) | half(2 * w + 1) << 16;
   }
@@ -207,14 +216,25 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
   }
   __device__ void finish(State<float> state) {
     const Finish<F, T, float> finish(state);
-    const float offset = isfinite_(state.m) ? (taken - state.m) * kLog2e - log2_(state.l) : NAN_;
+    const float offset = offset_of(state);
 #pragma unroll
-    for (int w = 0; w < Slots * V / 2; ++w) {
-      const auto result = [&](int half) {
-        const float x = widen_again<T>(at[w], half);
-        return F == LOG_SOFTMAX ? finish(x) : exp2_(fmaf(x, kSign * kLog2e, offset));
-      };
-      at[w] = pack<T>(result(0), result(1));
+    for (int i = 0; i < Slots; ++i) finish_slot(i, finish, offset);
+  }
+  // Whole vectors one by one: the first are on their way out while the others are worked on.
+  template <class Index>
+  __device__ void finish_and_store(State<float> state, T* row, Index first, Index step, Index n) {
+    if constexpr (!kWhole) {
+      finish(state);
+      store(row, first, step, n);
+    } else {
+      const Finish<F, T, float> finish(state);
+      const float offset = offset_of(state);
+#pragma unroll
+      for (int i = 0; i < Slots; ++i) {
+        if (first + i * step >= n) continue;
+        finish_slot(i, finish, offset);
+        ::store(row + (first + i * step), result(i));
+      }
     }
   }
   template <class Index>
@@ -230,7 +250,7 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
   }
   // One whole vector.
   __device__ void store_vector(int slot, T* to) const {
-    if constexpr (APART)
+    if constexpr (kApart)
       store_part<int>(slot, to, 0, V);
     else
       ::store(to, result(slot));
@@ -243,8 +263,22 @@ struct Packed : Loads<Packed<F, V, Slots, T>, F, V, Slots, T> {
     for (int w = 0; w < V / 2; ++w) made.at[w] = at[slot * (V / 2) + w];
     return made;
   }
+  __device__ float offset_of(State<float> state) const {
+    return isfinite_(state.m) ? (taken - state.m) * kLog2e - log2_(state.l) : NAN_;
+  }
+  __device__ void finish_slot(int slot, const Finish<F, T, float>& finish, float offset) {
+#pragma unroll
+    for (int w = slot * V / 2; w < (slot + 1) * V / 2; ++w) {
+      const auto result = [&](int half) {
+        const float x = widen_again<T>(at[w], half);
+        return F == LOG_SOFTMAX ? finish(x) : exp2_(fmaf(x, kSign * kLog2e, offset));
+      };
+      at[w] = pack<T>(result(0), result(1));
+    }
+  }
   template <class Index>
   __device__ void store_part(int slot, T* to, Index first, Index n) const {
+    if constexpr (kWhole) return;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       if (inside(first + v, n)) to[v] = T{(uint16_t)(at[slot * (V / 2) + v / 2] >> v % 2 * 16)};

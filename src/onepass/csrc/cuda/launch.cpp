@@ -33,7 +33,7 @@ uint64_t identity(Function function, DType x, DType y, const CudaPlan& plan, int
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(function), 3), add(int(x), 2), add(int(y), 2), add(int(plan.tier), 3);
   add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : 0, 11), add(plan.values, 8), add(plan.vector, 4);
-  add(cluster ? plan.split : 0, 5), add(plan.shelved(), 1), add(plan.apart, 1);
+  add(cluster ? plan.split : 0, 5), add(plan.shelved(), 1), add(plan.edges, 2);
   return id;
 }
 
@@ -97,7 +97,7 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
           define("VECTOR", std::to_string(plan.vector)),
           define("CLUSTER", std::to_string(plan.tier == Tier::cluster ? plan.split : 1)),
           define("SHELVED", plan.shelved() ? "1" : "0"),
-          define("APART", plan.apart ? "1" : "0")};
+          define("EDGES", std::to_string(plan.edges))};
 }
 
 void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device) {

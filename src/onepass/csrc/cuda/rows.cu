@@ -4,7 +4,7 @@
 //   load -> maximum (merged over the threads of the row) -> sum of exp (merged) -> finish what was kept -> store
 //
 // One compiled instance a set of: IN, OUT (types), FUNCTION, SLOTS (vectors a thread keeps in registers), VECTOR
-// (elements of one), APART (see window.cuh), and
+// (elements of one), EDGES (see window.cuh), and
 //   LANES, ROWS   the tier `warp`: threads a row, at most 32, and rows a block holds
 //   LANES 0       the tiers `block` and `cluster`: all threads of CLUSTER blocks share a row, whatever their number
 //   SHELVED       (LANES 0) threads keep vectors in shared memory too, any number, so that more blocks fit a
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     const bool present = row < rows;  // absent rows go through the merges, for their neighbours' sake, as nothing
     const IN* const x_row = x + row * x_stride;
     const int n = present ? (int)n64 : 0;
-    const int phase = present && !APART ? (int)((uint64_t)x_row / sizeof(IN) % VECTOR) : 0;
+    const int phase = present && !kApart && !kWhole ? (int)((uint64_t)x_row / sizeof(IN) % VECTOR) : 0;
     int from = lane * VECTOR - phase;
     if (!kWarp) asm volatile("" : "+r"(from));
     Keep<FUNCTION, VECTOR, SLOTS, IN, OUT, true>::type kept;
@@ -126,8 +126,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     OUT* const y_row = y + row * y_stride;
     if (!kWarp) asm volatile("" : "+r"(from));  // else the positions of the loads are kept for the stores, in registers
-    kept.finish(state);
-    kept.store(y_row, from, step, n);
+    kept.finish_and_store(state, y_row, from, step, n);
 #if SHELVED
     for (int c = 0; c < shelf; c += kChunk) {
       Chunk chunk;

@@ -95,7 +95,7 @@ struct Shelf {
   static __device__ void fetch(int i, const Source<T, Index>& from, Index first) {
     if (!touches<V>(first, from.n)) return;
     const T* const at = from.row + first;
-    if (!APART && (from.inner || whole<V>(first, from.n))) {
+    if (!kApart && (kWhole || from.inner || whole<V>(first, from.n))) {
       fetch_whole(i, at);
     } else {
 #pragma unroll

@@ -4,7 +4,7 @@
 //   read: each thread an online state over its tiles, rescaled once a tile; merged over the block
 //   read again: finish -> store
 //
-// One compiled instance a set of: IN, OUT, FUNCTION, SLOTS (vectors a thread has in flight), VECTOR, APART (see
+// One compiled instance a set of: IN, OUT, FUNCTION, SLOTS (vectors a thread has in flight), VECTOR, EDGES (see
 // window.cuh). Any number of threads.
 #include "kept.cuh"
 #include "merge.cuh"
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(sizeof(Accumulator<OUT>::type) == 8
 
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const IN* const x_row = x + row * x_stride;
-    const int64_t phase = APART ? 0 : (int64_t)((uint64_t)x_row / sizeof(IN) % VECTOR);
+    const int64_t phase = kApart ? 0 : (int64_t)((uint64_t)x_row / sizeof(IN) % VECTOR);
     const int64_t first = (int64_t)threadIdx.x * VECTOR - phase;
     A m = -INFINITY_;
     L l = Adder<OUT>::of(0);

@@ -63,7 +63,7 @@ std::vector<Kernel> kernels_of(Function function, DType x, DType y, const Gpu& g
     if (names.insert(kernel).second) found.push_back({plan, kernel});
   };
   for (const int64_t n : lengths) {
-    for (const int64_t rows : {1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1000000}) {
+    for (const int64_t rows : {1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 1000000}) {
       const Layout layout = contiguous_layout(rows, n, reduces);
       visit(layout, 0, 0);                 // from an address that the allocator gives
       for (const int first : {1, 2, 4}) {  // a view that begins with another element
