@@ -82,11 +82,11 @@ def softmax(
     >>> onepass.softmax(x, dim=(0, 1), out=x)[0]
     tensor([0.1250, 0.1250, 0.1250, 0.1250])
     """
-    if engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+    if engine == "auto" and (dtype is None or type(dtype) is Type):
         if out is not None:
             if write(_SOFTMAX_OUT, input, dim, dtype, out):
                 return out
-        else:
+        elif is_plain(input, dim):
             try:
                 return call_boxed(_SOFTMAX, input, dim, dtype)
             except Exception:  # what is wrong, the way below says
@@ -110,11 +110,11 @@ def log_softmax(
     >>> onepass.log_softmax(torch.zeros(3, 4), dim=0)[0]
     tensor([-1.0986, -1.0986, -1.0986, -1.0986])
     """
-    if engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+    if engine == "auto" and (dtype is None or type(dtype) is Type):
         if out is not None:
             if write(_LOG_SOFTMAX_OUT, input, dim, dtype, out):
                 return out
-        else:
+        elif is_plain(input, dim):
             try:
                 return call_boxed(_LOG_SOFTMAX, input, dim, dtype)
             except Exception:  # what is wrong, the way below says
@@ -138,11 +138,11 @@ def softmin(
     >>> onepass.softmin(torch.tensor([0.0, 0.0, torch.inf]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    if engine == "auto" and (dtype is None or type(dtype) is Type) and is_plain(input, dim):
+    if engine == "auto" and (dtype is None or type(dtype) is Type):
         if out is not None:
             if write(_SOFTMIN_OUT, input, dim, dtype, out):
                 return out
-        else:
+        elif is_plain(input, dim):
             try:
                 return call_boxed(_SOFTMIN, input, dim, dtype)
             except Exception:  # what is wrong, the way below says
@@ -173,11 +173,11 @@ def logsumexp(
     >>> onepass.logsumexp(torch.zeros(2, 10), dim=1)
     tensor([2.3026, 2.3026])
     """
-    if engine == "auto" and type(keepdim) is bool and is_plain(input, dim):
+    if engine == "auto" and type(keepdim) is bool:
         if out is not None:
             if write(_LOGSUMEXP_OUT, input, dim, keepdim, out):
                 return out
-        else:
+        elif is_plain(input, dim):
             try:
                 return call_boxed(_LOGSUMEXP, input, dim, keepdim)
             except Exception:  # what is wrong, or an integer dtype: the way below knows

@@ -16,8 +16,10 @@ __all__ = ["backward", "expand", "expand_planes", "tangent"]
 
 
 _NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}  # of functions, as the operator takes them
-_FAMILY = torch.ops.onepass._softmax_backward.default._op
-_LOGSUMEXP = torch.ops.onepass._logsumexp_backward.default._op
+_FAMILY = torch.ops.onepass._softmax_backward.default._handle
+_LOGSUMEXP = torch.ops.onepass._logsumexp_backward.default._handle
+_call_boxed = torch._C._dispatch_call_boxed  # straight into the dispatcher, as plain.py has it
+_KINDS = (Tensor, torch.nn.Parameter)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -62,8 +64,8 @@ def _parts(saved: Sequence[Tensor], dims: list[int], keepdim: bool) -> tuple[Ten
 def _plain(t: Tensor, dtype: torch.dtype) -> bool:
     """Is this a tensor of CPU memory that the operator can read, and nothing else?"""
     return (
-        type(t) in (Tensor, torch.nn.Parameter)
-        and t.device.type == "cpu"
+        type(t) in _KINDS
+        and t.is_cpu
         and t.dtype is dtype
         and t.layout is torch.strided
         and not is_legacy_batchedtensor(t)
@@ -71,14 +73,16 @@ def _plain(t: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _fuses(g: Tensor, saved: Sequence[Tensor]) -> bool:
-    return (
-        not torch.compiler.is_compiling()
-        and peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and _plain(g, saved[0].dtype)
-        and all(_plain(t, g.dtype) for t in saved)
-        and not (torch.is_grad_enabled() and (g.requires_grad or any(t.requires_grad for t in saved)))
-    )
+    dtype = g.dtype
+    if not _plain(g, dtype) or torch.compiler.is_compiling():
+        return False
+    records = torch.is_grad_enabled()
+    if records and g.requires_grad:
+        return False
+    for t in saved:
+        if not _plain(t, dtype) or (records and t.requires_grad):
+            return False
+    return forward_ad._current_level < 0 and peek_interpreter_stack() is None
 
 
 def backward(
@@ -89,9 +93,9 @@ def backward(
     if function != "state" and _fuses(g, saved):
         dx: Tensor
         if function == "logsumexp":
-            dx = _LOGSUMEXP(g, *saved, dims, keepdim)
+            dx = _call_boxed(_LOGSUMEXP, g, *saved, dims, keepdim)
         else:
-            dx = _FAMILY(g, saved[0], _NUMBERS[function], dims, to)
+            dx = _call_boxed(_FAMILY, g, saved[0], _NUMBERS[function], dims, to)
         return dx
     if function == "logsumexp":
         return (_wide(expand(g, dims, keepdim)) * _weights(function, saved, dims, keepdim)).to(to)

@@ -43,20 +43,35 @@ def is_plain(x: Any, dim: Any) -> bool:
     )
 
 
-def write(handle: Any, x: Tensor, dim: Any, option: Any, out: Any) -> bool:
-    """Whether `out` has the result of a call that `is_plain`; `handle` is one of `OUT_HANDLES`.
+def write(handle: Any, x: Any, dim: Any, option: Any, out: Any) -> bool:
+    """Whether `out` has the result of a plain call of `x` and `dim`, whatever they are; `handle` is one of
+    `OUT_HANDLES`.
 
     Where it has not, nothing is written, and the route of all other calls says why or serves the call. `option` is
     keepdim for logsumexp, else dtype.
     """
-    if type(out) is not Tensor or (out.requires_grad and _is_grad_enabled()) or _torch_dispatch_modes():
+    if (
+        type(out) is not Tensor
+        or _torch_dispatch_modes()
+        # and what is_plain asks, without a call of it
+        or type(x) is not Tensor
+        or type(dim) is not int
+        or _is_dynamo_compiling()
+        or _torch_function_modes()
+        or x.get_device() not in NATIVE
+        or ((x.requires_grad or out.requires_grad) and _is_grad_enabled())
+        or forward_ad._current_level >= 0
+    ):
         return False
     try:
         call_boxed(handle, x, dim, option, out)
     except Exception:
         return False
-    if not out.is_inference():
+    try:
         _increment_version((out,))  # who saved it for a backward must learn that it was overwritten
+    except RuntimeError:  # it has none
+        if not out.is_inference():
+            raise
     return True
 
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from onepass.bench.cases import ITEMSIZE, Case
+from onepass.bench.cases import FUNCTIONS, ITEMSIZE, Case
 from onepass.bench.environment import version as version_of
 from onepass.bench.packages import Liger, Quack
-from onepass.bench.providers import Provider, register
+from onepass.bench.providers import Call, Provider, register
 from onepass.bench.rungs import INTERPRETED, refusal
 from onepass.bench.rungs import providers as rungs
 from onepass.bench.work import Work
@@ -53,6 +53,24 @@ class Onepass(Provider):
 
     def takes_out(self, case: Case) -> bool:
         return case.direction == "forward"
+
+    def writes(self, work: Work) -> bool:
+        return super().writes(work) or (work.grad is not None and work.x.device.type == "cpu")
+
+    def gradient(self, work: Work) -> Call:
+        case, x, grad, out = work.case, work.x, work.grad, cast(Tensor, work.out)
+        y, dims = self.function(case, work.dtype)(x), list(case.dims())
+        given: tuple[Any, ...] = (grad, y, FUNCTIONS.index(case.function), dims)
+        into = torch.ops.onepass._softmax_backward.out
+        if case.function == "logsumexp":
+            into, given = torch.ops.onepass._logsumexp_backward.out, (grad, x, y, dims, False)
+
+        def call() -> Tensor:
+            with torch._C._AutoDispatchBelowADInplaceOrView():  # where a kernel in Python raises the version
+                torch._C._dispatch_call_boxed(into._handle, *given, out)
+            return out
+
+        return call
 
     def version(self) -> str | None:
         import onepass
@@ -111,6 +129,23 @@ class Torch(Provider):
     def takes_out(self, case: Case) -> bool:
         return case.direction == "forward" and case.function != "softmin"
 
+    def writes(self, work: Work) -> bool:
+        by_operator = work.grad is not None and work.x.device.type == "cpu" and work.case.function != "softmin"
+        return super().writes(work) or by_operator
+
+    def gradient(self, work: Work) -> Call:
+        """The operators that torch's autograd calls, in their form with an `out`; of logsumexp its three steps."""
+        case, x, grad, out = work.case, work.x, cast(Tensor, work.grad), cast(Tensor, work.out)
+        y = self.function(case, work.dtype)(x)
+        if case.function == "logsumexp":
+            for dim in case.dims():
+                grad, y = grad.unsqueeze(dim), y.unsqueeze(dim)
+            return lambda: torch.sub(x, y, out=out).exp_().mul_(grad)
+        (dim,) = case.dims()
+        if case.function == "softmax":
+            return lambda: torch._softmax_backward_data(grad, y, dim, x.dtype, grad_input=out)
+        return lambda: torch._log_softmax_backward_data(grad, y, dim, x.dtype, out=out)
+
     def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
         return _torch_call(case)
 
@@ -131,6 +166,9 @@ class TorchCompile(Torch):
         return None if version_of("triton") else "needs triton"
 
     def takes_out(self, case: Case) -> bool:
+        return False
+
+    def writes(self, work: Work) -> bool:
         return False
 
     def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:

@@ -58,6 +58,11 @@ class Provider:
         """Whether `function` gives a callable that takes `out=`."""
         return False
 
+    def writes(self, work: Work) -> bool:
+        """Whether `prepare` can have the call write what it is given: the forward by `takes_out`, the backward by
+        `gradient`."""
+        return work.grad is None and self.takes_out(work.case)
+
     def workspace(self, case: Case, dtype: str) -> int:
         """Bytes that a call takes besides input and output: what a fresh output takes, at least."""
         return prod(case.out_shape()) * ITEMSIZE[case.result_dtype(dtype)]
@@ -73,10 +78,19 @@ class Provider:
         """The forward: a callable of the input, and of `out=` where `takes_out`. It may be asked for repeatedly."""
         raise NotImplementedError
 
+    def gradient(self, work: Work) -> Call:
+        """The backward alone, from what a forward saves, into `work.out`; asked for where `writes` says so."""
+        raise NotImplementedError
+
     def prepare(self, work: Work) -> Call:
-        """The call to time: the forward into `work.out` or a fresh output, or the backward of it by autograd."""
+        """The call to time, into `work.out` if it `writes`: the forward, or the backward of it.
+
+        A backward that allocates its own result goes by autograd.
+        """
         f, x, out, grad = self.function(work.case, work.dtype), work.x, work.out, work.grad
         if grad is not None:
+            if out is not None and self.writes(work):
+                return self.gradient(work)
             leaf = x.detach().requires_grad_()
             y = f(leaf)
             return lambda: torch.autograd.grad(y, leaf, grad, retain_graph=True)[0]
@@ -96,9 +110,9 @@ class Copy(Provider):
         x, grad = work.x, work.grad
         if grad is not None:
             if grad.shape != x.shape:  # logsumexp: the input is read, its gradient written
-                y = torch.empty_like(x)
+                y = torch.empty_like(x) if work.out is None else work.out
                 return lambda: y.copy_(x)
-            y, z = torch.empty_like(grad).copy_(x), torch.empty_like(x)
+            y, z = torch.empty_like(grad).copy_(x), torch.empty_like(x) if work.out is None else work.out
             return lambda: torch.add(y, grad, out=z)
         out = work.out
         if out is None or out.shape != x.shape:  # logsumexp reads much and writes little: a copy of half as much

@@ -104,12 +104,7 @@ def ratios(rows: Sequence[Row], other: str, us: str = US, of: str = "median_us")
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """What the table says, in a few sentences."""
-    said = []
-    for other in providers(rows):
-        values = [] if other in (US, "copy") else ratios(rows, other)
-        if values:
-            span = f", {min(values):.2f}x to {max(values):.2f}x" if len(values) > 1 else ""
-            said.append(f"{US} is {geomean(values):.2f}x as fast as {other} (geometric mean of {len(values)}{span})")
+    said = _faster(rows, "median_us", f"{US} is")
     fractions = []
     for name in providers(rows):
         of = [r.copy_fraction for r in rows if r.provider == name and r.ok and r.copy_fraction]
@@ -118,13 +113,25 @@ def summary(rows: Sequence[Row]) -> list[str]:
     if fractions:
         said.append(f"of a copy's speed: {', '.join(fractions)} (geometric means)")
     said += _graphs(rows) + _of_the_input(rows)
+    said += _faster([r for r in rows if r.threads], "call_us", f"with results newly allocated {US} is")
     calls = []
     for name in providers(rows):
-        least = [r.call_us for r in rows if r.provider == name and r.call_us]
+        least = [r.call_us for r in rows if r.provider == name and r.call_us and not r.threads]
         if least:
             calls.append(f"{name} {us_text(min(least))}")
     if calls:
         said.append(f"a call with its host time, at its least: {', '.join(calls)} us")
+    return said
+
+
+def _faster(rows: Sequence[Row], of: str, begin: str) -> list[str]:
+    """How many times faster onepass is than each other, by the time that `of` names."""
+    said = []
+    for other in providers(rows):
+        values = [] if other in (US, "copy") else ratios(rows, other, of=of)
+        if values:
+            span = f", {min(values):.2f}x to {max(values):.2f}x" if len(values) > 1 else ""
+            said.append(f"{begin} {geomean(values):.2f}x as fast as {other} (geometric mean of {len(values)}{span})")
     return said
 
 

@@ -16,7 +16,8 @@ _ALIGN = 512  # bytes between rotating buffers, what torch's allocators give
 
 @dataclass
 class Work:
-    """One case at one dtype on one device. `out` is None where the call allocates its own output."""
+    """One case at one dtype on one device. `out` is the memory of the result (of a backward that of the input's
+    gradient), None where the call allocates its own."""
 
     case: Case
     dtype: str
@@ -58,7 +59,8 @@ def empty(case: Case, dtype: str, device: torch.device) -> Work:
     of, result = getattr(torch, dtype), getattr(torch, case.out_dtype or dtype)
     x = torch.empty(case.shape, dtype=of, device=device)
     if case.direction == "backward":
-        return Work(case, dtype, x, grad=torch.empty(case.out_shape(), dtype=result, device=device))
+        grad = torch.empty(case.out_shape(), dtype=result, device=device)
+        return Work(case, dtype, x, torch.empty_like(x) if x.device.type == "cpu" else None, grad)
     return Work(case, dtype, x, out=torch.empty(case.out_shape(), dtype=result, device=device))
 
 

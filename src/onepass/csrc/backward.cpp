@@ -104,7 +104,9 @@ void run(const Given& given, const Operand& dx, DType dx_type) {
 
 Tensor made(const Given& given, DType dx_type) {
   Owned out = empty_like(given.saved, dx_type, given.saved.is_contiguous());
-  run(given, Operand(out.get()), dx_type);
+  const Operand dx(out.get());
+  in_huge_pages(dx, dx_type);
+  run(given, dx, dx_type);
   return Tensor(out.release());
 }
 
@@ -169,10 +171,10 @@ void logsumexp_backward_out(const Tensor& grad, const Tensor& x, const Tensor& l
 STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
   const std::string family = "(Tensor grad, Tensor y, int function, int[1] dim, ";
   m.def(("_softmax_backward" + family + "ScalarType dtype) -> Tensor").c_str());
-  m.def(("_softmax_backward.out" + family + "*, Tensor(a!) out) -> ()").c_str());
-  const std::string logsumexp = "(Tensor grad, Tensor x, Tensor lse, int[1] dim, bool keepdim=False";
-  m.def(("_logsumexp_backward" + logsumexp + ") -> Tensor").c_str());
-  m.def(("_logsumexp_backward.out" + logsumexp + ", *, Tensor(a!) out) -> ()").c_str());
+  m.def(("_softmax_backward.out" + family + "Tensor(a!) out) -> ()").c_str());
+  const std::string logsumexp = "(Tensor grad, Tensor x, Tensor lse, int[1] dim, bool keepdim";
+  m.def(("_logsumexp_backward" + logsumexp + "=False) -> Tensor").c_str());
+  m.def(("_logsumexp_backward.out" + logsumexp + ", Tensor(a!) out) -> ()").c_str());
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) {

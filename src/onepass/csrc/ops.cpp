@@ -106,7 +106,9 @@ Owned forward(Function function, const Operand& x, const Mask& mask, const Maybe
     Owned out = empty_like(x, y_type, contiguous);
     Operand y = x;
     y.handle = out.get();
-    run(function, x, x_type, contiguous ? y : Operand(out.get()), y_type, mask, keepdim, contiguous, nullptr);
+    if (!contiguous) y = Operand(out.get());
+    in_huge_pages(y, y_type);
+    run(function, x, x_type, y, y_type, mask, keepdim, contiguous, nullptr);
     return out;
   }
   const Shape shape(function, x, mask, keepdim);

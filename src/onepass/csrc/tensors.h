@@ -1,6 +1,7 @@
 // tensors.h: what onepass needs of a torch tensor, through libtorch's stable ABI.
 #pragma once
 
+#include <sys/mman.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -100,8 +101,11 @@ struct Operand {
   DType type() const {
     int32_t code;
     checked(aoti_torch_get_dtype(handle, &code));
-    for (const DType type : {DType::float32, DType::bfloat16, DType::float16, DType::float64}) {
-      if (code == torch_dtype(type)) return type;
+    constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::float16, DType::float64};
+    static const int32_t codes[] = {torch_dtype(kTypes[0]), torch_dtype(kTypes[1]), torch_dtype(kTypes[2]),
+                                    torch_dtype(kTypes[3])};
+    for (int i = 0; i < 4; ++i) {
+      if (code == codes[i]) return kTypes[i];
     }
     return dtype_of(torch::stable::detail::to<ScalarType>(torch::stable::detail::from(code)));  // says what it is
   }
@@ -120,6 +124,20 @@ inline Tensor shared(const Operand& tensor) {
   AtenTensorHandle made;
   checked(aoti_torch_new_tensor_handle(tensor.handle, &made));
   return Tensor(made);
+}
+
+// A new result that is not in the caches anyway comes from the system in huge pages, if it has them: of a page of 4 KB
+// each first touch costs more than the arithmetic of its elements. Fewer are never larger than what was asked for.
+constexpr int64_t kHugeLeast = 8 << 20, kHuge = 2 << 20;  // bytes
+
+inline void in_huge_pages([[maybe_unused]] const Operand& made, [[maybe_unused]] DType type) {
+#ifdef MADV_HUGEPAGE
+  const int64_t bytes = made.numel() * size_of(type);
+  if (bytes < kHugeLeast || made.device_type != aoti_torch_device_type_cpu()) return;
+  const uintptr_t from = uintptr_t(made.mutable_data()), first = (from + kHuge - 1) / kHuge * kHuge;
+  const uintptr_t end = (from + uintptr_t(bytes)) / kHuge * kHuge;
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);  // a hint: it may fail
+#endif
 }
 
 inline Owned empty_strided(int rank, const int64_t* sizes, const int64_t* strides, DType type, const Operand& like) {

@@ -10,6 +10,8 @@ namespace onepass::ONEPASS_ISA {
 constexpr int64_t kRowsAGroup = 64;    // short rows of a unit
 constexpr int64_t kAhead = 128 << 10;  // bytes of a row's operands, of which the next row's are fetched beforehand
 constexpr int64_t kFar = 2048;         // bytes that those of a longer row are fetched before
+// Bytes of a gradient that goes past the cache: less than of a forward's result, since two operands come through it.
+constexpr int64_t kPastBackward = 2 << 20;
 
 inline Kind kind_of(Function function) {
   return function == Function::logsumexp ? Kind::lse : function == Function::log_softmax ? Kind::log : Kind::soft;
@@ -27,7 +29,7 @@ inline bool doubles(const BackwardCall& call) {
 
 inline bool past_cache(const BackwardCall& call) {
   return kStreams && call.dx != call.saved && call.dx != call.grad &&
-         call.layout.rows * call.layout.n * size_of(call.dx_type) >= kPast;
+         call.layout.rows * call.layout.n * size_of(call.dx_type) >= kPastBackward;
 }
 
 // Rows of a tile of rows that lie side by side.
