@@ -10,9 +10,10 @@ import torch
 from onepass import native
 
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
+APART = 1  # of edges
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
-# (function, input, output, (tier, lanes, rows a block, values, vector, split, shelf, apart)): every source, function,
+# (function, input, output, (tier, lanes, rows a block, values, vector, split, shelf, edges)): every source, function,
 # type.
 KERNELS = [
     ("softmax", F32, F32, (WARP, 32, 4, 32, 4, 1, 0, 0)),
@@ -27,6 +28,10 @@ KERNELS = [
     ("softmin", F64, F64, (BLOCK, 512, 1, 12, 2, 1, 0, 0)),
     ("logsumexp", F32, F32, (BLOCK, 512, 1, 32, 4, 1, 0, 0)),
     ("softmax", F32, F32, (CLUSTER, 512, 1, 32, 4, 8, 0, 0)),
+    ("softmax", BF16, BF16, (WARP, 32, 4, 32, 8, 1, 0, 2)),
+    ("softmax", BF16, BF16, (BLOCK, 128, 1, 64, 8, 1, 0, 2)),
+    ("log_softmax", F32, F32, (BLOCK, 256, 1, 32, 4, 1, 0, 2)),
+    ("softmax", F16, F16, (CLUSTER, 256, 1, 64, 8, 8, 0, 2)),
     ("softmax", BF16, BF16, (CLUSTER, 256, 1, 32, 8, 16, 4, 0)),
     ("softmax", F32, F32, (CLUSTER, 192, 1, 28, 4, 16, 4, 0)),
     ("softmax", F32, F32, (CLUSTER, 256, 1, 32, 4, 16, 8, 0)),
@@ -96,7 +101,7 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
         sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
         assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass), "no wide load"
         assert function == "state" or re.search(r"STG\.E\.128", sass), "no wide store"
-    elif not plan[7] and vector * max(x_type.itemsize, y_type.itemsize) == 16:
+    elif plan[7] != APART and vector * max(x_type.itemsize, y_type.itemsize) == 16:
         sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
         wide = {16: r"\.128", 8: r"\.64", 4: ""}
         assert re.search(r"LDG\.E" + wide[vector * x_type.itemsize], sass), "no wide load"

@@ -149,6 +149,45 @@ def test_a_streamed_row_has_its_elements_in_place_in_the_batch_invariant_mode(dt
         assert plans[0]["threads"] % 32 == 0
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
+def test_rows_of_whole_vectors_have_kernels_of_their_own(dtype):
+    """Not where a row begins or ends within a vector, in the input or in the output, nor where a shelf holds a part."""
+    size, n = dtype.itemsize, 4096
+    whole = {"n": n, "x_stride": n, "y_stride": n, "x": 0, "y": 0}
+    for change, edges in [
+        ({}, "whole"),
+        ({"x_stride": n + 16 // size}, "whole"),
+        ({"n": n - 1}, "window"),
+        ({"x_stride": n + 1, "y_stride": n + 1}, "window"),
+        ({"x": size, "y": size}, "window"),
+        ({"y": size}, "window"),
+    ]:
+        of = {**whole, **change}
+        layout = (9000, of["n"]), (of["x_stride"], 1), (of["y_stride"], 1), [1], dtype, dtype
+        plan = native.plan("softmax", True, *layout, x_address=of["x"], y_address=of["y"])
+        assert plan["edges"] == edges, change
+    shelved = native.plan("softmax", True, (9000, 131072), (131072, 1), (131072, 1), [1], dtype, dtype)
+    assert shelved["edges"] == ("window" if shelved["shelf"] else "whole")
+    with onepass.batch_invariant():
+        assert native.plan("softmax", True, (9, n), (n, 1), (n, 1), [1], dtype, dtype)["edges"] == "whole"
+
+
+def test_few_rows_have_tables_of_their_own(tables_back):
+    """Where they are whole vectors and are written; in the batch invariant mode the number of rows decides nothing."""
+    few = {"few32": [[1000, -1, 0, 0, 1, 0], [2**63 - 1, 5, 256, 16, 1, 0]]}
+    native.set_tables("NVIDIA H200", "a test", {**native.tables()["tables"], **few})
+
+    def tier(rows, n, function="softmax"):
+        last = [n, 1] if function == "softmax" else [1, 0]
+        return native.plan(function, True, (rows, n), (n, 1), last, [1], F32, F32, gpu="NVIDIA H200")["tier"]
+
+    assert [tier(rows, 2048) for rows in (1, 4096, 8192)] == ["stream"] * 3
+    others = [tier(8193, 2048), tier(4096, 1000), tier(4096, 2047), tier(4096, 2048, "logsumexp")]
+    with onepass.batch_invariant():
+        others.append(tier(4096, 2048))
+    assert "stream" not in others
+
+
 @given(st.integers(1, 3000), st.integers(0, 15), st.integers(0, 15), st.integers(0, 9), st.sampled_from([F32, BF16]))
 def test_a_vector_begins_at_the_same_element_of_both_rows(n, x_offset, y_offset, pad, dtype):
     size, x_stride, y_stride = dtype.itemsize, n + pad, n
@@ -193,15 +232,15 @@ def test_explain_is_readable_and_complete():
 
 
 def test_explain_takes_another_gpu():
-    here = onepass.explain((8192, 65536), device="h200")
-    part = onepass.explain((8192, 65536), device="h200", multiprocessors=60)
+    here = onepass.explain((8192, 131072), device="h200")
+    part = onepass.explain((8192, 131072), device="h200", multiprocessors=60)
     assert (here.tier, here.launch["split"]) == ("cluster", 16)
-    assert part.launch["split"] == 1
+    assert (part.tier, part.launch["split"]) == ("cluster", 8)  # those of 16 are offered on the whole chip alone
     assert [note for note in part.notes if note.startswith("tables measured on NVIDIA H200") and "nearest" in note]
     assert here.bandwidth_gbs == 4270
     assert part.bandwidth_gbs is None  # a part of a GPU has not its bandwidth
-    assert onepass.explain((8192, 65536), device="h200", multiprocessors=60, bandwidth=100.0).bandwidth_gbs == 100
-    same = onepass.explain((8192, 65536), device="h200", compute=90, multiprocessors=132)
+    assert onepass.explain((8192, 131072), device="h200", multiprocessors=60, bandwidth=100.0).bandwidth_gbs == 100
+    same = onepass.explain((8192, 131072), device="h200", compute=90, multiprocessors=132)
     assert same == here
     few = onepass.explain((1, 2**23), device="h200", compute=80, multiprocessors=108)
     assert (few.tier, few.launch["split"]) == ("grid", 108)

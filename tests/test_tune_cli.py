@@ -92,12 +92,14 @@ def test_a_run_says_what_it_finds(fake, tmp_path):
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].startswith("softmax float32 1048576x64: warp lanes ")
-    assert lines[1].startswith("softmax float32 16384x4096: block values ")
-    assert re.search(r", 0\.[78]\d\d of a copy, in use 0\.750$", lines[1])  # a copy is made to take 90, that 120
-    assert lines[2].startswith("logsumexp float32 1048576x64: warp lanes ")
-    assert re.search(r", [12]\.\d\d\d of a copy's time, in use 1\.333$", lines[2])
-    assert lines[4].startswith(f"{tmp_path / 'tables.json'}: ")
-    assert len(lines) == 5
+    for line, rows in zip(lines[1:3], (16384, 4096), strict=True):
+        assert line.startswith(f"softmax float32 {rows}x4096: block values ")
+        assert re.search(r", 0\.[78]\d\d of a copy, in use 0\.750$", line)  # a copy is made to take 90, that 120
+    assert lines[3].startswith("logsumexp float32 1048576x64: warp lanes ")
+    assert re.search(r", [12]\.\d\d\d of a copy's time, in use 1\.333$", lines[3])
+    assert lines[5].startswith(f"{tmp_path / 'tables.json'}: ")
+    assert "from 5 measurements on NVIDIA H200" in lines[5]
+    assert len(lines) == 6
     assert store.read(tmp_path / "tables.json").gpu == "NVIDIA H200"
 
 
@@ -106,13 +108,13 @@ def test_a_run_that_is_broken_off_says_what_is_kept(fake):
     result = call("--lengths", "64,128,4096")
     assert result.exit_code == 130
     assert [line for line in result.stderr.splitlines() if line] == [
-        "3 of 12 lengths are kept; the same command goes on there",
+        "3 of 14 measurements are kept; the same command goes on there",
         "onepass: stopped",
     ]
     result = call("--lengths", "64,128,4096")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[0] == "going on: 3 of 12 lengths are measured"
-    assert len(result.stdout.splitlines()) == 11
+    assert result.stdout.splitlines()[0] == "going on: 3 of 14 measurements are there"
+    assert len(result.stdout.splitlines()) == 13
 
 
 def test_errors_of_a_run_are_one_line(fake):
@@ -204,7 +206,9 @@ def test_a_short_run_makes_a_file_that_is_used(tmp_path, monkeypatch):
     finally:
         native.set_tables(kind_here(), **before)
     measured = json.loads(path.read_text())["measured"]
-    assert {(p["function"], p["dtype"], p["n"], p["rows"]) for p in measured} == set(Options(mib=8, lengths=(33, 4096)).points)
+    assert {(p["function"], p["dtype"], p["n"], p["rows"]) for p in measured} == set(
+        Options(mib=8, lengths=(33, 4096)).points
+    )
     for point in measured:
         assert point["copy_us"] > 0
         assert min(us for *_, us in point["times"]) < 20 * point["copy_us"]

@@ -17,7 +17,7 @@ __all__ = ["tables_back"]
 engines = importlib.import_module("onepass.engines")  # `onepass.engines` the attribute is the function
 KIND = load.Kind("a GPU", 90, 7)  # that there is none of
 GOOD = {
-    "version": 2,
+    "version": store.VERSION,
     "gpu": "a GPU",
     "compute": 90,
     "multiprocessors": 7,
@@ -227,7 +227,7 @@ def test_an_h100_has_not_the_tables_of_an_h200(tables_back):
     native.set_tables("NVIDIA H200", "a test", {**BASE, "rows32": [LAST]})
     assert native.tables(h100) == {"origin": native.tables()["origin"], "tables": BASE}
     assert "(the nearest)" in load.note(native.tables(h100)["origin"], h100)
-    layout = [4096, 1024], [1024, 1], [1024, 1], [1], torch.float32, torch.float32
+    layout = [9000, 1024], [1024, 1], [1024, 1], [1], torch.float32, torch.float32
     tiers = [native.plan("softmax", True, *layout, gpu=gpu)["tier"] for gpu in ("NVIDIA H200", h100, "")]
     assert tiers == ["stream", "block", "block"]
     with pytest.raises(RuntimeError, match="a GPU that has a name"):

@@ -11,7 +11,16 @@ import torch
 PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-TABLES = ("rows32", "rows16", "reduce32", "reduce16", "odd32", "odd16", "few32", "few16")  # in the order of csrc/tables.h
+TABLES = (
+    "rows32",
+    "rows16",
+    "reduce32",
+    "reduce16",
+    "odd32",
+    "odd16",
+    "few32",
+    "few16",
+)  # in the order of csrc/tables.h
 
 if not PATH.exists():
     raise ImportError(

@@ -83,7 +83,7 @@ def tune(
     except (ValueError, RuntimeError, OSError) as error:
         raise click.UsageError(re.sub(r"^onepass: ", "", str(error))) from error
     count = sum(len(table) for table in stored.tables.values())
-    click.echo(f"{stored.path}: {count} entries, from {len(options.points)} lengths on {stored.gpu}")
+    click.echo(f"{stored.path}: {count} entries, from {len(options.points)} measurements on {stored.gpu}")
     used = store.default_path(stored.gpu)
     if store.is_off():
         click.echo("not used while ONEPASS_TABLES=off")
@@ -149,7 +149,7 @@ class _Lines:
     def __init__(self, bar: Progress | None):
         self.bar = bar
         self.done = self.total = 0
-        self.tasks = {name: bar.add_task(name, total=None) for name in ("kernels", "lengths")} if bar else {}
+        self.tasks = {name: bar.add_task(name, total=None) for name in ("kernels", "measurements")} if bar else {}
 
     def compiled(self, done: int, total: int) -> None:
         if self.bar:
@@ -162,9 +162,9 @@ class _Lines:
         if point is not None:
             self.say(line_of(point))
         elif done:
-            self.say(f"going on: {done} of {total} lengths are measured")
+            self.say(f"going on: {done} of {total} measurements are there")
         if self.bar:
-            self.bar.update(self.tasks["lengths"], completed=done, total=total)
+            self.bar.update(self.tasks["measurements"], completed=done, total=total)
 
     def say(self, line: str) -> None:
         if self.bar:
@@ -200,7 +200,7 @@ def _watcher() -> Iterator[_Lines]:
             yield lines
     except KeyboardInterrupt:
         if lines.done:
-            click.echo(f"{lines.done} of {lines.total} lengths are kept; the same command goes on there", err=True)
+            click.echo(f"{lines.done} of {lines.total} measurements are kept; the same command goes on there", err=True)
         raise
 
 

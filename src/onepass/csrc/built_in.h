@@ -177,6 +177,8 @@ inline const Tables& built_in() {
       {
           // few16
           {255, kAsRows, 0, 0, 1, 0},
+          {447, kWarp, 16, 0, 1, 0},
+          {575, kWarp, 32, 0, 1, 0},
           {701, kWarp, 16, 0, 1, 0},
           {1470, kWarp, 32, 0, 1, 0},
           {2560, kBlock, 0, 40, 1, 0},

@@ -3,29 +3,13 @@
 
 #include <cstdint>
 
+#include "gpu.h"
 #include "layout.h"
+#include "phase.h"
 #include "tables.h"
+#include "types.h"
 
 namespace onepass {
-
-enum class Function { softmax, log_softmax, softmin, logsumexp, state };
-constexpr const char* kFunctionNames[] = {"softmax", "log_softmax", "softmin", "logsumexp", "state"};
-
-enum class DType { float32, float64, float16, bfloat16 };
-constexpr const char* kDTypeNames[] = {"float32", "float64", "float16", "bfloat16"};
-
-inline int size_of(DType type) { return type == DType::float64 ? 8 : type == DType::float32 ? 4 : 2; }
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t up_to(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
-
-// How rows lie over the vectors of their memory.
-enum Edges {
-  kWindow,  // a row may begin and end within a vector
-  kApart,   // elements go to threads by their place in the row alone, and come one by one where that is in no phase
-  kWhole,   // rows are whole vectors (tiers warp, block and cluster, without a shelf: with one it was 1% slower)
-};
-constexpr const char* kEdgesNames[] = {"window", "apart", "whole"};
 
 struct CudaPlan {
   Tier tier;
@@ -68,7 +52,6 @@ struct CudaPlan {
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
 
-constexpr int kTuned = 132;     // multiprocessors of an H200, which the built-in tables are of
 constexpr int kThreads = 128;   // threads a block, in the warp and flat tiers
 constexpr int kShortRow = 128;  // elements of two bytes
 // Elements of a row that is only read, up to which the flat tier pays: of halves longer ones too, but for those that
@@ -83,7 +66,7 @@ constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel de
 // to kFewWhole of them over the whole chip.
 constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalves = 393216;
 constexpr int kFewWhole = 8;
-constexpr int64_t kFewRows = 8192;  // up to here the tables of few rows serve
+constexpr int64_t kFewRows = 8192;   // up to here the tables of few rows serve
 constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two multiprocessors
 constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
 
@@ -92,60 +75,6 @@ constexpr int kGridVectors = 448;  // of a row that a block of the tier grid is 
 // Rows longer than so many times what the chip holds: registers keep nothing of them, and shared memory little, so that
 // the L1 cache has room for what is on its way (1x256M floats: 810 us with all of it, 754 so).
 constexpr int kMuchLonger = 4, kLittle = 16;
-
-// With which element of a vector the rows of a call begin.
-struct Phase {
-  int full;    // elements of a vector of 16 bytes of the wider type
-  int widest;  // the most elements of a vector so that each row has one phase in both tensors
-  uint64_t first, y_first;
-  int64_t step, y_step;
-  bool writes_rows;  // not a reduction
-
-  Phase(DType x, DType y, uint64_t x_address, uint64_t y_address, const Layout& layout, bool reduced_output) {
-    writes_rows = !reduced_output;
-    first = x_address / uint64_t(size_of(x));
-    step = layout.rows > 1 ? layout.row_x_stride() : 0;
-    y_first = y_address / uint64_t(size_of(y));
-    y_step = layout.rows > 1 ? layout.row_y_stride() : 0;
-    full = 16 / (writes_rows && size_of(y) > size_of(x) ? size_of(y) : size_of(x));
-    widest = full;
-    const auto differ = [&](int width) { return (first - y_first) % uint64_t(width) || (step - y_step) % width; };
-    while (widest > 1 && (widest > layout.n || (writes_rows && differ(widest)))) widest /= 2;
-  }
-  // Does any row begin within a vector of `width` elements?
-  bool begins_within(int width) const { return first % uint64_t(width) || step % width; }
-  bool writes_within(int width) const { return writes_rows && (y_first % uint64_t(width) || y_step % width); }
-  // Are rows of n elements whole vectors of `width`?
-  bool whole(int64_t n, int width) const { return n % width == 0 && !begins_within(width) && !writes_within(width); }
-};
-
-struct Gpu {
-  int compute;  // 90 for sm_90
-  int multiprocessors;
-  int shared;             // bytes of shared memory that a block may have
-  int cooperative;        // whether it takes cooperative launches
-  const char* name = "";  // by which its tables are found
-};
-
-// A GPU of which no more is known: with as much shared memory as its architecture has at most.
-constexpr Gpu typical(int compute, int multiprocessors = kTuned, const char* name = "") {
-  const int kilobytes = compute == 80 ? 163 : compute == 90 || compute / 10 == 10 ? 227 : 99;
-  return {compute, multiprocessors, kilobytes * 1024, 1, name};
-}
-
-// The most threads of a block that shares a row, as rows.cu has it, and the most blocks of a cluster.
-constexpr int most_threads(int compute, int cluster) { return cluster > 1 ? 512 : compute == 90 ? 1024 : 896; }
-// Sixteen, more than every GPU takes, are offered on the chip with all its 132 multiprocessors alone: on a part of it
-// no sixteen may lie together.
-constexpr int most_cluster(const Gpu& gpu) {
-  return gpu.compute < 90 ? 1 : gpu.compute == 90 && gpu.multiprocessors >= kTuned ? 16 : 8;
-}
-
-// Do rows lie one after another, so that a tile of them is one piece of memory?
-inline bool lies_flat(const Layout& layout, bool reduced_output) {
-  return layout.rows == 1 ||
-         (layout.row_x_stride() == layout.n && (reduced_output || layout.row_y_stride() == layout.n));
-}
 
 // One call while its plan is made. With `invariant` the plan follows from the types and the length of a row alone, and
 // so does which elements a thread adds up: a row's bits are then the same among any number of rows, wherever it lies.
@@ -250,7 +179,13 @@ struct Planner {
            takes(352, 8, little(352)));
     const int most = slots ? places(threads) : little(threads);
     const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0;
-    *plan = {Tier::grid, threads, 1, slots * vector, vector, int(split), int(shelf < most ? shelf : most),
+    *plan = {Tier::grid,
+             threads,
+             1,
+             slots * vector,
+             vector,
+             int(split),
+             int(shelf < most ? shelf : most),
              apart ? kApart : kWindow};
     return true;
   }
@@ -260,21 +195,26 @@ struct Planner {
     return {Tier::stream, int(up_to(threads / part, 32)), 1, kept, vector, 1, 0, apart ? kApart : kWindow};
   }
 
+  // The entry of a function that writes a row for a row.
+  const Entry& as_written(const Tables& tables) const {
+    if (!invariant && layout.rows <= kFewRows && n % phase.full == 0) {
+      const Entry& few = look_up(half ? tables.few16 : tables.few32, length);
+      if (few.tier != kAsRows) return few;
+    }
+    return look_up(tables.of(false, half), length);
+  }
+
   CudaPlan plan(const Tables& tables) {
     if (wide < 8 && n % (16 / x_size) && (phase.writes_rows || flat_pays_reduced(n, half))) {
       const Entry& odd = look_up(half ? tables.odd16 : tables.odd32, n);
       if (odd.tier != kAsRows && (invariant || lies_flat(layout, !phase.writes_rows))) return flat(odd);
     }
     const bool reduces = !phase.writes_rows;
-    const Entry* of_length = &look_up(tables.of(reduces, half), length);
+    const Entry* of_length = reduces ? &look_up(tables.of(true, half), length) : &as_written(tables);
     // A row that streams has one block. Where those are too few for the chip, a reduction is served as softmax is.
     if (reduces && !invariant && Tier(of_length->tier) == Tier::stream &&
         layout.rows < int64_t(gpu.multiprocessors) * kStreaming / of_length->lanes)
-      of_length = &look_up(tables.of(false, half), length);
-    if (!reduces && !invariant && layout.rows <= kFewRows && n % phase.full == 0) {
-      const Entry& few = look_up(half ? tables.few16 : tables.few32, length);
-      if (few.tier != kAsRows) of_length = &few;
-    }
+      of_length = &as_written(tables);
     const Entry& entry = *of_length;
     const Tier tier = Tier(entry.tier);
     if (tier == Tier::flat) return flat(entry);
@@ -305,8 +245,11 @@ struct Planner {
       const bool within = invariant ? n % vector != 0 : edges() != kWhole;
       const bool fewer = half && within && !entry.shelf && entry.values > kWindowHalves;
       if (share(entry.split, entry.lanes, fewer ? kWindowHalves : entry.values, entry.shelf, &made)) return made;
-      for (const int shelf : {0, 8, 16, 24}) {
-        if (share(1, 0, half ? 40 : 32, shelf, &made)) return made;
+      const int clusters = most_cluster(gpu);  // of a GPU that takes no clusters as large as the table's
+      for (const int split : {1, clusters}) {
+        for (const int shelf : {0, 8, 16, 24}) {
+          if (entry.split >= split && share(split, 0, half ? 40 : 32, shelf, &made)) return made;
+        }
       }
     }
     if (tier != Tier::stream && grid(&made)) return made;

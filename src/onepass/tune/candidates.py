@@ -114,7 +114,7 @@ def rows_of(n: int, size: int, mib: int) -> int:
 
 def row_counts(n: int, size: int, mib: int, reduces: bool = False) -> list[int]:
     """With how many rows of n elements of `size` bytes a function is measured: so many that `mib` MiB hold, and where
-    those are more, and rows of whole vectors are written, FEW too. The last blocks of a launch count there, so that other
+    those are more, and rows of whole vectors are written, FEW too: there the last blocks of a launch count, and other
     plans may be faster.
 
     >>> row_counts(5120, 2, 1024), row_counts(64, 4, 1024), row_counts(65536, 4, 1024)

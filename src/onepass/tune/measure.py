@@ -86,8 +86,8 @@ def check(result: Tensor, expected: Tensor, what: str, least: float = 0.0) -> No
 
 
 class Clock:
-    """Microseconds of calls on the current CUDA device. Few events, which are used over and over: with new ones for each
-    call every other median is 0.6 us longer, as much as plans for few rows differ by."""
+    """Microseconds of calls on the current CUDA device. Few events, used over and over: with new ones for each call
+    every other median is 0.6 us longer, as much as plans for few rows differ by."""
 
     def __init__(self) -> None:
         l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size

@@ -5,8 +5,8 @@
 
 // Does `any(i, position)` for each of a thread's vectors, whose first elements are `step` apart; `full` instead for
 // those that are whole by one look at the lot: all of a few where a row has whole warps, else those between the first
-// and the last. Ten instructions a vector less. Where rows are whole vectors a look is one comparison, and a few vectors
-// get one each: threads of the last warp that have one fewer take no other way then.
+// and the last. Ten instructions a vector less. Where rows are whole vectors a look is one comparison, and a few
+// vectors get one each: threads of the last warp that have one fewer take no other way then.
 template <int V, int Slots, class Index, class Full, class Any>
 __device__ inline void for_slots(Index first, Index step, Index n, Full full, Any any) {
   constexpr bool kFew = Slots <= 4, kAll = LANES == 0 && kFew && !kWhole;
