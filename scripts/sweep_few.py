@@ -6,7 +6,6 @@ python scripts/sweep_few.py FILE.json [--repeats 15]
 
 import argparse
 import json
-import statistics
 from datetime import datetime, timezone
 from itertools import product
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import torch
 
 from onepass import reference
-from onepass.tune.candidates import BLOCK, CLUSTER, GRID, Plan, kernels, up
+from onepass.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels, up
 from onepass.tune.compile import compile_all
+from onepass.tune.measure import Clock
 
 FEW = [
     (1, 16384),
@@ -67,30 +67,18 @@ def plans(rows: int, n: int, size: int) -> list[Plan]:
         threads = up(vectors, (values // widest + shelf) * split * 32) * 32
         fits = 128 <= threads <= 1024 and rows * split <= 4 * SMS and shelf * threads * 16 < SHARED
         if fits and n < 2**19 and (rows * split >= 16 or split == 16):
-            found.append(Plan(BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf))
+            edges = WHOLE if n % widest == 0 and not shelf else 0
+            found.append(Plan(BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, edges))
     return sorted(set(found))
 
 
-def time_us(call: Any, repeats: int, flush: torch.Tensor | None) -> float:
-    call()
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for start, end in pairs:
-        if flush is not None:
-            flush.zero_()
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3
-
-
-def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int, flush: Any) -> list[dict[str, Any]]:
+def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int, time: Clock) -> list[dict[str, Any]]:
     x = torch.randn(rows, n, device="cuda").to(dtype)
     y = torch.empty_like(x)
     sample = sorted({*torch.randint(rows, (16 if n < 2**20 else 2,)).tolist(), 0, rows - 1})
     expected = reference.softmax(x[sample], 1)
-    copy = time_us(lambda: y.copy_(x), repeats, flush)
-    auto = time_us(lambda: torch.ops.onepass.softmax.out(x, [1], out=y), repeats, flush)
+    copy = time(lambda: y.copy_(x), repeats)
+    auto = time(lambda: torch.ops.onepass.softmax.out(x, [1], out=y), repeats)
     found = []
     for plan in tried:
         y.fill_(torch.nan)
@@ -101,7 +89,7 @@ def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int
             error = ((y[sample].double() - expected).abs() / (expected + 1e-30)).max().item()
             if not error < (1e-5 if dtype == torch.float32 else 8e-3) or y.isnan().any():
                 raise SystemExit(f"wrong: {rows}x{n} {dtype} plan {plan}: relative error {error}")
-            us = time_us(call, repeats, flush)
+            us = time(call, repeats)
             found.append(row | {"us": us, "copy_fraction": copy / us})
         except RuntimeError as error:
             found.append(row | {"us": 1e9, "copy_fraction": 0.0, "error": str(error)})
@@ -116,7 +104,7 @@ def main() -> None:
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     points: list[dict[str, Any]] = []
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": date, "rows": points}
-    flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+    clock = Clock()
     todo = [(dtype, m, n, plans(m, n, dtype.itemsize)) for dtype in DTYPES for m, n in FEW]
     compute = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
     needed = kernels([("softmax", str(dtype)[6:], plan) for dtype, _, _, tried in todo for plan in tried])
@@ -125,7 +113,7 @@ def main() -> None:
     for dtype, m, n, tried in todo:
         if not tried:
             continue
-        found = sweep(m, n, dtype, tried, options.repeats, flush)
+        found = sweep(m, n, dtype, tried, options.repeats, clock)
         points += found
         best = "  ".join(
             f"{'WFBCGS'[p[0]]}{p[1]}x{p[2]}v{p[3]}/{p[4]}s{p[5]}+{p[6]} {row['us']:.1f}"

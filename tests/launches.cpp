@@ -91,7 +91,8 @@ Tables other_tables(int turn) {
   const std::vector<Entry> odd = {{kAnyLength, kAsRows, 0, 0, 1, 0}};
   const std::vector<Entry> rows = {{64, kWarp, turn % 2 ? 8 : 32, 0, 1, 0},
                                    {kAnyLength, kBlock, 0, 8 + turn * 4 % 32, 1, 0}};
-  return {"a test's", rows, rows, rows, rows, odd, odd};
+  const std::vector<Entry> few = {{256, kAsRows, 0, 0, 1, 0}, {kAnyLength, kBlock, 0, 12 + turn * 4 % 20, 1, 0}};
+  return {"a test's", rows, rows, rows, rows, odd, odd, few, few};
 }
 
 bool run(unsigned seed, bool sets, int calls) {
