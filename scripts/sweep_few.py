@@ -6,6 +6,7 @@ python scripts/sweep_few.py FILE.json [--repeats 15]
 
 import argparse
 import json
+from collections.abc import Callable
 from datetime import datetime, timezone
 from itertools import product
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 
 from onepass import reference
+from onepass.bench.stats import summarise
+from onepass.bench.timing import Cuda
 from onepass.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels, up
 from onepass.tune.compile import compile_all
-from onepass.tune.measure import Clock
 
 FEW = [
     (1, 16384),
@@ -72,13 +74,17 @@ def plans(rows: int, n: int, size: int) -> list[Plan]:
     return sorted(set(found))
 
 
-def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int, time: Clock) -> list[dict[str, Any]]:
+def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int, clock: Cuda) -> list[dict[str, Any]]:
+    def time(call: Callable[[], object]) -> float:
+        call()
+        return summarise(clock.events(call, repeats, 1)).median
+
     x = torch.randn(rows, n, device="cuda").to(dtype)
     y = torch.empty_like(x)
     sample = sorted({*torch.randint(rows, (16 if n < 2**20 else 2,)).tolist(), 0, rows - 1})
     expected = reference.softmax(x[sample], 1)
-    copy = time(lambda: y.copy_(x), repeats)
-    auto = time(lambda: torch.ops.onepass.softmax.out(x, [1], out=y), repeats)
+    copy = time(lambda: y.copy_(x))
+    auto = time(lambda: torch.ops.onepass.softmax.out(x, [1], out=y))
     found = []
     for plan in tried:
         y.fill_(torch.nan)
@@ -89,7 +95,7 @@ def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int
             error = ((y[sample].double() - expected).abs() / (expected + 1e-30)).max().item()
             if not error < (1e-5 if dtype == torch.float32 else 8e-3) or y.isnan().any():
                 raise SystemExit(f"wrong: {rows}x{n} {dtype} plan {plan}: relative error {error}")
-            us = time(call, repeats)
+            us = time(call)
             found.append(row | {"us": us, "copy_fraction": copy / us})
         except RuntimeError as error:
             found.append(row | {"us": 1e9, "copy_fraction": 0.0, "error": str(error)})
@@ -104,7 +110,7 @@ def main() -> None:
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     points: list[dict[str, Any]] = []
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": date, "rows": points}
-    clock = Clock()
+    clock = Cuda(torch.device("cuda", torch.cuda.current_device()))
     todo = [(dtype, m, n, plans(m, n, dtype.itemsize)) for dtype in DTYPES for m, n in FEW]
     compute = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
     needed = kernels([("softmax", str(dtype)[6:], plan) for dtype, _, _, tried in todo for plan in tried])

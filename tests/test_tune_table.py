@@ -148,6 +148,16 @@ def test_one_function_leaves_the_tables_of_the_other_alone():
     assert [name for name in NAMES if tables[name] == BASE[name]] == ["reduce32", "reduce16"]
 
 
+def test_the_only_measurement_of_a_length_is_of_few_rows_and_of_many():
+    """As many rows as the input holds may be those that few rows are measured with."""
+    few, many = Choice(2, 0, 16, 1, 0), Choice(2, 0, 24, 1, 0)
+    points = [Point("softmax", "float32", 4096, rows, 1.0, 1.0, {best: 1.0}) for rows, best in ((4096, few), (9, many))]
+    tables = build(points, BASE, H200)
+    assert (look_up(tables["few32"], 4096)[1:], look_up(tables["rows32"], 4096)[1:]) == ([*few], [*many])
+    tables = build(points[:1], BASE, H200)
+    assert look_up(tables["few32"], 4096)[1:] == look_up(tables["rows32"], 4096)[1:] == [*few]
+
+
 def test_odd_lengths_that_the_tier_flat_has_are_not_in_the_table_of_reductions():
     """As in that of rows: else an entry would be chosen by a length that it does not serve."""
     flat, slow = [[100, *F], [ANY, -1, 0, 0, 1, 0]], [[ANY, *A]]

@@ -123,10 +123,10 @@ class Cuda:
             call()
         host = (perf_counter_ns() - start) * 1e-3 / tries
         flushes = 1 + int(2 * host / self.flush_us) if host < 1e4 else 1  # a host that waits on the GPU needs no help
-        each = summarise(self._events(call, tries, flushes)).median
+        each = summarise(self.events(call, tries, flushes)).median
         for _ in range(min(int(budget.warmup * 1e6 / max(each, 1.0)), budget.most)):
             call()
-        return summarise(self._events(call, budget.samples(each * 1e-6), flushes))
+        return summarise(self.events(call, budget.samples(each * 1e-6), flushes))
 
     def back_to_back(self, call: Call, budget: Budget) -> float:
         """Microseconds of wall clock for a call among many made without waiting, the GPU waited for at the end.
@@ -148,7 +148,7 @@ class Cuda:
         torch.cuda.synchronize(self.device)
         return (perf_counter_ns() - start) * 1e-3 / count
 
-    def _events(self, call: Call, count: int, flushes: int) -> list[float]:
+    def events(self, call: Call, count: int, flushes: int) -> list[float]:
         """Microseconds between an event before and one after each of `count` calls, the L2 flushed before."""
         samples: list[float] = []
         while len(samples) < count:

@@ -1,6 +1,5 @@
 """Checks and times candidates on a GPU: each is compared with the float64 definition, then timed beside a copy."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +8,8 @@ import torch
 from torch import Tensor
 
 from onepass import native, reference
+from onepass.bench.stats import summarise
+from onepass.bench.timing import Cuda
 from onepass.tune.candidates import FLAT, Candidate, Choice, Gpu, Kernel, Plan
 from onepass.tune.compile import compile_all
 
@@ -83,31 +84,6 @@ def check(result: Tensor, expected: Tensor, what: str, least: float = 0.0) -> No
     worst = ((result.double() - expected).abs() / allowed).max().item()
     if not worst <= 1:
         raise WrongResultError(f"{what} is wrong: an error of {worst * bound:.1e}, {bound:.0e} is allowed")
-
-
-class Clock:
-    """Microseconds of calls on the current CUDA device. Few events, used over and over: with new ones for each call
-    every other median is 0.6 us longer, as much as plans for few rows differ by."""
-
-    def __init__(self) -> None:
-        l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self.flush = torch.empty(2 * l2, dtype=torch.int8, device="cuda")  # what a call finds in the L2
-        self.pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(8)]
-
-    def __call__(self, call: Callable[[], object], repeats: int) -> float:
-        """The median of `repeats` calls."""
-        call()
-        samples: list[float] = []
-        while len(samples) < repeats:
-            pairs = self.pairs[: repeats - len(samples)]
-            for start, end in pairs:
-                self.flush.zero_()
-                start.record()
-                call()
-                end.record()
-            torch.cuda.synchronize()
-            samples += [start.elapsed_time(end) for start, end in pairs]
-        return statistics.median(samples) * 1e3
 
 
 def measure(
@@ -187,7 +163,7 @@ class CudaMeter:
 
     def __init__(self, gpu: Gpu, repeats: int, mib: int):
         self.gpu, self.repeats, self.mib = gpu, repeats, mib
-        self.clock = Clock()
+        self.clock = Cuda(torch.device("cuda", torch.cuda.current_device()))
         self._drawn = torch.empty(0, device="cuda")
 
     def prepare(self, todo: Sequence[Kernel], report: Progress) -> None:
@@ -209,7 +185,8 @@ class CudaMeter:
         times = 5 if rows * n * getattr(torch, dtype).itemsize < SMALL else 1
 
         def time(call: Callable[[], object], repeats: int) -> float:
-            return self.clock(call, times * repeats)
+            call()
+            return summarise(self.clock.events(call, times * repeats, 1)).median
 
         x = self._input(getattr(torch, dtype), rows * n).view(rows, n)
         return measure(function, x, tried, launch, time, torch.cuda.synchronize, self.repeats)

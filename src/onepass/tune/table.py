@@ -113,7 +113,11 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
             return most - (16 // size - 1)  # where the row begins within a vector
 
         both = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
-        few, points = [p for p in both if is_few(p)], [p for p in both if not is_few(p)]
+        few = [p for p in both if is_few(p)]
+        more = {(p.function, p.n) for p in both if not is_few(p)}
+        points = [
+            p for p in both if not is_few(p) or (p.function, p.n) not in more
+        ]  # the only one of a length is both's
         if few:
             tables[f"few{bits}"] = spliced(base[f"few{bits}"], entries(few, holds), few[0].n)
         odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
@@ -139,7 +143,8 @@ def is_few(point: Point) -> bool:
     >>> [is_few(Point("softmax", "float32", 1024, rows, 1, 1, {})) for rows in (4096, 262144)]
     [True, False]
     """
-    return point.rows == FEW and point.function == "softmax" and FEW_LENGTHS[0] <= point.n <= FEW_LENGTHS[1]
+    whole = not is_odd(point.n, 4 if point.dtype == "float32" else 2)
+    return whole and point.rows == FEW and point.function == "softmax" and FEW_LENGTHS[0] <= point.n <= FEW_LENGTHS[1]
 
 
 def _is_flat(odd_table: Table, point: Point, size: int) -> bool:
