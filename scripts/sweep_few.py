@@ -16,8 +16,9 @@ import torch
 from onepass import reference
 from onepass.bench.stats import summarise
 from onepass.bench.timing import Cuda
-from onepass.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels, up
+from onepass.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels
 from onepass.tune.compile import compile_all
+from onepass.tune.lengths import up
 
 FEW = [
     (1, 16384),

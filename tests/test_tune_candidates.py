@@ -14,13 +14,10 @@ from onepass.tune.candidates import (
     Plan,
     candidates,
     capacity,
-    flat_pays_reduced,
-    is_odd,
     kernels,
     resolve,
-    rows_of,
 )
-from onepass.tune.lengths import LENGTHS, ODD, WHOLE
+from onepass.tune.lengths import LENGTHS, ODD, WHOLE, flat_pays_reduced, is_odd, rows_of
 from onepass.tune.measure import FUNCTIONS
 from tune_support import A100, BASE, GPUS, H200, RTX, tables_back
 

@@ -9,8 +9,8 @@ import pytest
 
 from onepass import native
 from onepass.tune import store
-from onepass.tune.candidates import FEW, Gpu
-from onepass.tune.lengths import LENGTHS
+from onepass.tune.candidates import Gpu
+from onepass.tune.lengths import FEW, LENGTHS
 from onepass.tune.measure import WrongResultError
 from onepass.tune.run import Options, sweep
 from tune_support import BASE, H200, RTX, FakeMeter

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onepass import native
-from onepass.tune.candidates import FLAT, Choice, candidates, is_odd, row_counts
-from onepass.tune.lengths import LENGTHS
+from onepass.tune.candidates import FLAT, Choice, candidates
+from onepass.tune.lengths import LENGTHS, is_odd, row_counts
 from onepass.tune.measure import FUNCTIONS, Point
 from onepass.tune.store import ANY, NAMES, check_tables
 from onepass.tune.table import build, entries, flat_pays, is_few, spliced

@@ -5,17 +5,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
+from onepass.tune.lengths import is_odd, up
+
 TIERS = ("warp", "flat", "block", "cluster", "grid", "stream")
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 WHOLE = 2  # of `edges`, as plan.h counts them
 THREADS = 128  # of a block, in the tiers warp and flat
-FEW = 4096  # rows that are measured for the tables of few rows,
-FEW_ROWS = 8192  # which serve up to so many (plan.h)
-FEW_LENGTHS = 256, 16384
 TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
 SHELVES = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that has a shelf: 0, as few as the row needs
-FLAT_REDUCED, FLAT_REDUCED_HALVES = 40, 256  # elements of a row that is only read, up to which the tier flat pays
 GRID_VECTORS = 448  # of a row that a block of the tier grid is worth being there for
 MUCH_LONGER, LITTLE = 4, 16  # times what the chip holds: of such rows registers keep nothing, and shared memory little
 WINDOW_HALVES = 40  # that a thread keeps of a row that is no whole number of vectors: more would spill
@@ -74,55 +72,6 @@ class Gpu:
         if self.compute < 90:
             return 1
         return 16 if self.compute == 90 and self.multiprocessors >= FULL_CLUSTERS else 8
-
-
-def up(a: int, b: int) -> int:
-    """a / b, rounded up.
-
-    >>> up(9, 4)
-    3
-    """
-    return -(-a // b)
-
-
-def is_odd(n: int, size: int) -> bool:
-    """Whether rows of n elements of `size` bytes are not a whole number of 16-byte vectors.
-
-    >>> is_odd(100, 4), is_odd(100, 2)
-    (False, True)
-    """
-    return n * size % 16 != 0
-
-
-def flat_pays_reduced(n: int, size: int) -> bool:
-    """Whether rows of n elements that are only read, and are no whole number of 16-byte vectors, take the tier flat.
-
-    >>> [n for n in (33, 77, 100, 300) if flat_pays_reduced(n, 2)], flat_pays_reduced(77, 4)
-    ([33, 77], False)
-    """
-    return n <= FLAT_REDUCED or (size == 2 and n <= FLAT_REDUCED_HALVES and n % 4 != 0)
-
-
-def rows_of(n: int, size: int, mib: int) -> int:
-    """As many rows as `mib` MiB hold, at least one.
-
-    >>> rows_of(1024, 4, 256)
-    65536
-    """
-    return max(1, mib * 2**20 // (n * size))
-
-
-def row_counts(n: int, size: int, mib: int, reduces: bool = False) -> list[int]:
-    """With how many rows of n elements of `size` bytes a function is measured: so many that `mib` MiB hold, and where
-    those are more, and rows of whole vectors are written, FEW too: there the last blocks of a launch count, and other
-    plans may be faster.
-
-    >>> row_counts(5120, 2, 1024), row_counts(64, 4, 1024), row_counts(65536, 4, 1024)
-    ([104857, 4096], [4194304], [4096])
-    """
-    most = rows_of(n, size, mib)
-    few = FEW_LENGTHS[0] <= n <= FEW_LENGTHS[1] and most > FEW_ROWS and not is_odd(n, size) and not reduces
-    return [most, FEW] if few else [most]
 
 
 def _vector(n: int, size: int) -> int:

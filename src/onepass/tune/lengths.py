@@ -1,4 +1,4 @@
-"""The row lengths that are measured: so close that a limit of a table is found to within 15%."""
+"""The row lengths that are measured, so close that a limit of a table is found to within 15%, and in how many rows."""
 
 # fmt: off
 WHOLE = (  # a whole number of 16-byte vectors, but for the shortest
@@ -14,3 +14,56 @@ ODD = (  # none, of halves at least; among them lengths of real models
 )
 # fmt: on
 LENGTHS = tuple(sorted({*WHOLE, *ODD}))
+FEW = 4096  # rows that are measured for the tables of few rows,
+FEW_ROWS = 8192  # which serve up to so many (plan.h)
+FEW_LENGTHS = 256, 16384
+FLAT_REDUCED, FLAT_REDUCED_HALVES = 40, 256  # elements of a row that is only read, up to which the tier flat pays
+
+
+def up(a: int, b: int) -> int:
+    """a / b, rounded up.
+
+    >>> up(9, 4)
+    3
+    """
+    return -(-a // b)
+
+
+def is_odd(n: int, size: int) -> bool:
+    """Whether rows of n elements of `size` bytes are not a whole number of 16-byte vectors.
+
+    >>> is_odd(100, 4), is_odd(100, 2)
+    (False, True)
+    """
+    return n * size % 16 != 0
+
+
+def flat_pays_reduced(n: int, size: int) -> bool:
+    """Whether rows of n elements that are only read, and are no whole number of 16-byte vectors, take the tier flat.
+
+    >>> [n for n in (33, 77, 100, 300) if flat_pays_reduced(n, 2)], flat_pays_reduced(77, 4)
+    ([33, 77], False)
+    """
+    return n <= FLAT_REDUCED or (size == 2 and n <= FLAT_REDUCED_HALVES and n % 4 != 0)
+
+
+def rows_of(n: int, size: int, mib: int) -> int:
+    """As many rows as `mib` MiB hold, at least one.
+
+    >>> rows_of(1024, 4, 256)
+    65536
+    """
+    return max(1, mib * 2**20 // (n * size))
+
+
+def row_counts(n: int, size: int, mib: int, reduces: bool = False) -> list[int]:
+    """With how many rows of n elements of `size` bytes a function is measured: so many that `mib` MiB hold, and where
+    those are more, and rows of whole vectors are written, FEW too: there the last blocks of a launch count, and other
+    plans may be faster.
+
+    >>> row_counts(5120, 2, 1024), row_counts(64, 4, 1024), row_counts(65536, 4, 1024)
+    ([104857, 4096], [4194304], [4096])
+    """
+    most = rows_of(n, size, mib)
+    few = FEW_LENGTHS[0] <= n <= FEW_LENGTHS[1] and most > FEW_ROWS and not is_odd(n, size) and not reduces
+    return [most, FEW] if few else [most]

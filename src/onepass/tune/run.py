@@ -15,9 +15,9 @@ from onepass import native
 from onepass.bench.environment import sources_hash
 from onepass.engines import unavailable
 from onepass.tune import store
-from onepass.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels, row_counts
+from onepass.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels
 from onepass.tune.journal import Journal
-from onepass.tune.lengths import LENGTHS
+from onepass.tune.lengths import LENGTHS, row_counts
 from onepass.tune.load import kind_of, load
 from onepass.tune.measure import FUNCTIONS, CudaMeter, Point, Progress
 from onepass.tune.table import build

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onepass.tune.candidates import FEW, FEW_LENGTHS, FLAT, Choice, Gpu, capacity, flat_pays_reduced, is_odd, steady
+from onepass.tune.candidates import FLAT, Choice, Gpu, capacity, steady
+from onepass.tune.lengths import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd
 from onepass.tune.measure import Point
 from onepass.tune.store import ANY, NAMES, Table, Tables
 
