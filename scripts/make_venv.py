@@ -116,8 +116,12 @@ def install(wanted: list[str], needed: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default="2.13.0", help="torch's version, where it has to be installed")
-    parser.add_argument("--lint", action="store_true", help="the linters too")
+    parser.add_argument("--lint", action="store_true", help="the linters alone, into a .venv that is ready")
     options = parser.parse_args()
+    if options.lint:
+        install(LINT, needed=True)
+        (VENV / ".lint").touch()
+        return
     if sys.version_info < (3, 10):  # noqa: UP036  (run by whatever Python is there)
         stop(f"needs Python 3.10 or later, got {sys.version.split()[0]} ({sys.executable})")
     if not shutil.which(os.environ.get("CXX", "g++").split()[0]) and not apt("g++"):
@@ -139,15 +143,12 @@ def main() -> None:
             run(PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"torch=={options.torch}")
         install([*RUN, "nvidia-cuda-nvrtc"], needed=True)
     install(TEST, needed=not usable)
-    if options.lint:
-        install(LINT, needed=True)
 
     say("building the native core")
     # No index: what the build needs is there, and an isolated build would fetch torch once more.
     flags = ["-q", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
     run(PYTHON, "-m", "pip", "install", *flags, "-e", ".")
     (VENV / ".ready").touch()
-    (VENV / ".lint").touch() if options.lint else None
     say("ready")
 
 

@@ -46,16 +46,20 @@ using SumsFor = std::conditional_t<sizeof(Y) == 2, PlainSums, LiftedSums>;
 // most 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
 constexpr float kLog2e = 1.44269502f, kMagic = 12582912.0f + 127 + 64;  // 1.5 * 2^23 + ...
 
+// What is further below the maximum, -inf above all, is taken for this: there 2^k is 0 itself. Were it only tiny, its
+// results would be subnormal before they are 0, and an Intel core takes 150 cycles for a vector that has one.
+constexpr float kBottom = -(127 + 64), kLn2 = 0.693147181f;
+
 // Where the exponentials of elements near a maximum m are counted from. They are relative to m itself, which is
 // subtracted first, or, where products are not rounded (FMA), to a power of two near exp(m), so that nothing need be
 // subtracted: `excess(m)` is what they are then too large by, m's own. |m| is at most kFarthest.
 struct Origin {
-  Floats top{}, low = all(-104.0f), magic = all(kMagic);
+  Floats top{}, low = all(kBottom * kLn2), magic = all(kMagic);
 
   static constexpr float kFarthest = 1048576.0f;
 #if defined(__FMA__)
   static constexpr bool kSubtracts = false;
-  static Origin of(float m) { return {all(0), all(m - 104.0f), all(kMagic - whole(m))}; }
+  static Origin of(float m) { return {all(0), all((whole(m) + kBottom) * kLn2), all(kMagic - whole(m))}; }
 
  private:
   static float whole(float m) { return (m * kLog2e + 12582912.0f) - 12582912.0f; }
@@ -66,7 +70,7 @@ struct Origin {
 };
 
 #define ONEPASS_EACH for (int k = 0; k < K; ++k)
-// 2^(v * log2(e)) = 2^f * power. Less than -104 becomes -104, and a NaN stays one.
+// 2^(v * log2(e)) = 2^f * power. Less than `low` becomes that, and a NaN stays one.
 template <int K>
 ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], const Origin& from) {
   ONEPASS_EACH v[k] = larger(from.low, v[k]);
@@ -182,7 +186,7 @@ ONEPASS_INLINE Pair log_in_two(const Sums& l) {
   p = p * f + 2.0000714765e-1f;
   p = p * f - 2.4999993993e-1f;
   p = p * f + 3.3333331174e-1f;
-  const Floats rest = (l.rest / l.sum + 0.0009765625f) - 0.0009765625f;  // what exp(-104) and the like leave is nothing
+  const Floats rest = (l.rest / l.sum + 0.0009765625f) - 0.0009765625f;  // what exp(-100) and the like leave is nothing
   const Floats curve = (p * square * f - 0.5f * square) + exponent * -2.12194440e-4f + rest;
   const Floats line = exponent * 0.693359375f + f;  // within [0, log(n)]; exact but for large n
   const Floats high = line + curve;

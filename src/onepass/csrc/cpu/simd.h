@@ -249,7 +249,16 @@ ONEPASS_INLINE Ints first_lanes(int64_t count) {
 template <class T>
 ONEPASS_INLINE Floats load_part(const T* from, int64_t count, float fill) {
   const Ints mask = first_lanes(count);
-#if defined(__AVX__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  const __mmask16 bits = __mmask16((1u << count) - 1);
+  if constexpr (std::is_same_v<T, float>) {
+    return Floats(_mm512_mask_loadu_ps(__m512(all(fill)), bits, from));
+  } else {
+    alignas(32) T whole[kWidth];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(whole), _mm256_maskz_loadu_epi16(bits, from));
+    return mask ? load_vector(whole) : all(fill);
+  }
+#elif defined(__AVX__)
   if constexpr (std::is_same_v<T, float>) {
     const Floats v = Floats(_mm256_maskload_ps(from, __m256i(mask)));
     return mask ? v : all(fill);
@@ -261,7 +270,16 @@ ONEPASS_INLINE Floats load_part(const T* from, int64_t count, float fill) {
 }
 template <bool AnyNan = false, class T>
 ONEPASS_INLINE void store_part(T* to, int64_t count, Floats v) {
-#if defined(__AVX__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  const __mmask16 bits = __mmask16((1u << count) - 1);
+  const typename Packed<T, AnyNan>::type made = Packed<T, AnyNan>::of(v);
+  if constexpr (std::is_same_v<T, float>) {
+    _mm512_mask_storeu_ps(to, bits, __m512(made));
+  } else {
+    _mm256_mask_storeu_epi16(to, bits, __m256i(made));
+  }
+  return;
+#elif defined(__AVX__)
   if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(to, __m256i(first_lanes(count)), __m256(v));
 #endif
   T whole[kWidth];
