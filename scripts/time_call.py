@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import onepass
-from onepass import native, plain
+from onepass import native, ops, plain
 
 BATCH = 100
 BASE = "torch.softmax"
@@ -37,7 +37,7 @@ PARTS = {
 def functions(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
     y = torch.empty_like(x)
     nothing = x[:0].clone()
-    raw, handle, out_handle = torch.ops.onepass._softmax.default, plain.HANDLES["softmax"], plain.OUT_HANDLES["softmax"]
+    raw, handle, out_handle = torch.ops.onepass._softmax.default, ops.HANDLES["softmax"], plain.OUT_HANDLES["softmax"]
     return {
         "onepass.softmax": lambda: onepass.softmax(x, -1),
         BASE: lambda: torch.softmax(x, -1),

@@ -20,16 +20,20 @@ ops = torch.ops.onepass
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fused operators that a test calls."""
+    """The fused operators that a test calls, and whether their own gradient was asked for."""
     made: list[str] = []
-    call_boxed = gradients._call_boxed
-    names = {gradients._FAMILY: "family", gradients._LOGSUMEXP: "logsumexp"}
+    alone, apply = gradients._alone_backward, gradients.DifferentiableBackward.apply
 
-    def spy(operator: Any, *given: Any) -> Any:
-        made.append(names[operator])
-        return call_boxed(operator, *given)
+    def spy(function: str, *given: Any) -> Any:
+        made.append(function)
+        return alone(function, *given)
 
-    monkeypatch.setattr(gradients, "_call_boxed", spy)
+    def recorded(*given: Any) -> Any:
+        made.append("differentiable")
+        return apply(*given)
+
+    monkeypatch.setattr(gradients, "_alone_backward", spy)
+    monkeypatch.setattr(gradients.DifferentiableBackward, "apply", recorded)
     return made
 
 
@@ -38,7 +42,7 @@ def test_the_fused_route_is_taken(function: str, calls: list[str]) -> None:
     x = torch.randn(4, 6, requires_grad=True)
     ours(function)(x, 1).sum().backward()
     ours(function)(torch.nn.Parameter(torch.randn(4, 6)), 1).sum().backward()
-    assert calls == 2 * ["logsumexp" if function == "logsumexp" else "family"]
+    assert calls == 2 * [function]
 
 
 @every_function
@@ -55,18 +59,30 @@ def test_a_call_is_recorded_without_the_context_of_transforms(function: str) -> 
     assert "Recorded" not in str(seen[0].grad_fn)
 
 
-@every_function
-def test_the_differentiable_route_is_taken(function: str, calls: list[str]) -> None:
-    def f(x: Tensor) -> Tensor:
-        return ours(function)(x, -1).square().sum()
+WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {  # of asking for a gradient's gradient
+    "create_graph": lambda f, x: torch.autograd.grad(f(x), x, create_graph=True),
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(f))(x),
+    "hessian": lambda f, x: torch.func.hessian(f)(x),
+}
 
+
+@pytest.mark.parametrize("way", WAYS)
+@every_function
+def test_the_differentiable_route_is_taken(function: str, way: str, calls: list[str]) -> None:
+    WAYS[way](lambda t: ours(function)(t, -1).square().sum(), torch.randn(4, 6, requires_grad=True))
+    assert calls[:1] == ["differentiable"]
+    assert function in calls  # the engine's operator, below it
+
+
+@every_function
+def test_what_torch_vectorises_by_itself_is_plain_arithmetic(function: str, calls: list[str]) -> None:
     x = torch.randn(4, 6, requires_grad=True)
-    torch.autograd.grad(f(x), x, create_graph=True)
-    torch.func.vmap(torch.func.grad(f))(x.detach())
-    torch.func.hessian(f)(x.detach())
     y = ours(function)(x, -1)
-    torch.autograd.grad(y, x, torch.ones(3, *y.shape), is_grads_batched=True)
+    g = torch.randn(3, *y.shape)
+    (got,) = torch.autograd.grad(y, x, g, is_grads_batched=True, retain_graph=True)
     assert not calls
+    torch.testing.assert_close(got, torch.stack([torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in g]))
 
 
 @every_function

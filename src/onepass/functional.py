@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .checks import FLOATS, HALVES, check_input, check_out, normalise_dims, result_dtype
 from .engines import resolve
-from .ops import call, call_out, reduced_shape
-from .plain import HANDLES, OUT_HANDLES, call_boxed, is_plain, write
+from .ops import HANDLES, call, call_boxed, call_out, reduced_shape
+from .plain import OUT_HANDLES, is_plain, write
 
 __all__ = ["log_softmax", "logsumexp", "softmax", "softmin"]
 

@@ -1,130 +1,219 @@
-"""Gradients of what was saved: on a CPU by one fused operator, where no gradient of the gradient is asked for.
+"""Gradients of every order: the first by one fused operator, the next by the same operator and pointwise arithmetic.
 
-Everywhere else by plain arithmetic, which is differentiable itself, so that second order comes with it.
+A gradient has the routes of a call (ops.py): nothing asks for its own gradient -> the operator alone; create_graph,
+function transforms and forward-mode AD -> `DifferentiableBackward`; compiling, and tensor subclasses -> the registered
+operator, which a graph keeps by name. What has no such operator is plain arithmetic (formulas.py).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from . import native  # noqa: F401  (loads the operators)
+from . import (
+    formulas,
+    native,  # noqa: F401  (loads the operators)
+)
 
-__all__ = ["backward", "expand", "expand_planes", "tangent"]
+__all__ = ["backward", "is_bare", "library", "positive", "tangent"]
 
 
 _NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}  # of functions, as the operator takes them
-_FAMILY = torch.ops.onepass._softmax_backward.default._handle
-_LOGSUMEXP = torch.ops.onepass._logsumexp_backward.default._handle
+_NAMES = {number: function for function, number in _NUMBERS.items()}
+_FAMILY = torch.ops.onepass._softmax_backward.default
+_LOGSUMEXP = torch.ops.onepass._logsumexp_backward.default
+_HANDLES = _FAMILY._handle, _LOGSUMEXP._handle
 _call_boxed = torch._C._dispatch_call_boxed  # straight into the dispatcher, as plain.py has it
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # past the Python kernels that record, 3 us a call
 _KINDS = (Tensor, torch.nn.Parameter)
+# The devices whose gradients are fused, and those of tensors without data.
+FUSED = frozenset(
+    device
+    for device in ("cpu", "cuda")
+    if torch._C._dispatch_has_kernel_for_dispatch_key("onepass::_softmax_backward", device.upper())
+) | {"meta"}
+_CUDA = "cuda" in FUSED
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def expand(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """A reduced result with its reduced dims back, of size 1."""
-    if not keepdim:
-        for dim in sorted(dims):
-            reduced = reduced.unsqueeze(dim)
-    return reduced
-
-
-def expand_planes(planes: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """The same of a state, whose first dim is none of the input's."""
-    return expand(planes, [dim + 1 for dim in dims], keepdim)
-
-
-def _weights(function: str, saved: Sequence[Tensor], dims: Sequence[int], keepdim: bool) -> Tensor:
-    """The softmax that a gradient of log_softmax or logsumexp is weighted with."""
-    if function == "log_softmax":
-        return _wide(saved[0]).exp()
-    x, lse = saved
-    return (_wide(x) - _wide(expand(lse, dims, keepdim))).exp()
-
-
-def _parts(saved: Sequence[Tensor], dims: list[int], keepdim: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a state, m = amax(x) and l = sum(exp(x - m)): dm/dx, dl/dx with m held, and what l loses as m grows.
-
-    dm/dx is shared evenly among equal maxima, as torch.amax shares it. An infinite m is not subtracted (0 is), so l
-    does not depend on it.
-    """
-    x = _wide(saved[0])
-    m, l = expand_planes(saved[1], dims, keepdim).unbind(0)  # noqa: E741
-    infinite = m.isinf()
-    top = (x == m).to(x.dtype)
-    share = top / top.sum(dims, keepdim=True).clamp(min=1)  # 0 in a row of NaN
-    return share, (x - m.masked_fill(infinite, 0)).exp(), l.masked_fill(infinite, 0)
-
-
-def _plain(t: Tensor, dtype: torch.dtype) -> bool:
-    """Is this a tensor of CPU memory that the operator can read, and nothing else?"""
-    return (
-        type(t) in _KINDS
-        and t.is_cpu
-        and t.dtype is dtype
-        and t.layout is torch.strided
-        and not is_legacy_batchedtensor(t)
-    )
+def _alone(g: Tensor, saved: Sequence[Tensor]) -> bool:
+    """Whether nothing but the engine's operator is needed: memory that it can read, and nobody who looks on."""
+    dtype = g.dtype
+    records = torch.is_grad_enabled()
+    for t in (g, *saved):
+        if (
+            type(t) not in _KINDS
+            or not (t.is_cpu or (_CUDA and t.is_cuda))
+            or t.dtype is not dtype
+            or t.layout is not torch.strided
+            or (records and t.requires_grad)
+            or is_legacy_batchedtensor(t)
+        ):
+            return False
+    return forward_ad._current_level < 0 and peek_interpreter_stack() is None and not torch.compiler.is_compiling()
 
 
 def _fuses(g: Tensor, saved: Sequence[Tensor]) -> bool:
-    dtype = g.dtype
-    if not _plain(g, dtype) or torch.compiler.is_compiling():
-        return False
-    records = torch.is_grad_enabled()
-    if records and g.requires_grad:
-        return False
-    for t in saved:
-        if not _plain(t, dtype) or (records and t.requires_grad):
-            return False
-    return forward_ad._current_level < 0 and peek_interpreter_stack() is None
+    """Whether the operator takes these. Not those of torch.autograd.grad(is_grads_batched=True), which it would take
+    one by one; nor what hooks on saved tensors have given another dtype."""
+    return g.device.type in FUSED and all(
+        t.dtype is g.dtype and t.layout is torch.strided and not is_legacy_batchedtensor(t) for t in (g, *saved)
+    )
 
 
 def backward(
-    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
+    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype, engine: str
 ) -> Tensor:
     """The input's gradient, of dtype `to`, from the result's; `saved` is the input if the function reduces, and the
-    result."""
-    if function != "state" and _fuses(g, saved):
-        dx: Tensor
+    result. `engine` is the one of the forward."""
+    if function == "state" or engine == "triton":
+        return formulas.gradient(function, g, saved, dims, keepdim, to)
+    if _alone(g, saved):
+        return _alone_backward(function, g, saved, dims, keepdim, to)
+    if not _fuses(g, saved):
+        return formulas.gradient(function, g, saved, dims, keepdim, to)
+    if torch.compiler.is_compiling() or any(type(t) not in _KINDS for t in (g, *saved)):
+        return _registered_backward(function, g, saved, dims, keepdim, to)
+    x, lse = (*saved, None)[:2]
+    return DifferentiableBackward.apply(g, x, lse, function, dims, keepdim, to, engine)
+
+
+def _alone_backward(
+    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
+) -> Any:
+    with _BelowAutograd():
         if function == "logsumexp":
-            dx = _call_boxed(_LOGSUMEXP, g, *saved, dims, keepdim)
-        else:
-            dx = _call_boxed(_FAMILY, g, saved[0], _NUMBERS[function], dims, to)
-        return dx
+            return _call_boxed(_HANDLES[1], g, *saved, dims, keepdim)
+        return _call_boxed(_HANDLES[0], g, saved[0], _NUMBERS[function], dims, to)
+
+
+def _registered_backward(
+    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
+) -> Tensor:
     if function == "logsumexp":
-        return (_wide(expand(g, dims, keepdim)) * _weights(function, saved, dims, keepdim)).to(to)
-    if function == "state":
-        share, weights, loss = _parts(saved, dims, keepdim)
-        gm, gl = expand_planes(g, dims, keepdim).unbind(0)
-        return (gl * weights + share * (gm - gl * loss)).to(to).reshape(saved[0].shape)
-    g = _wide(g)
-    if function == "log_softmax":
-        return (g - _weights(function, saved, dims, keepdim) * g.sum(dims, keepdim=True)).to(to)
-    y = _wide(saved[0])
-    dx = y * (g - (g * y).sum(dims, keepdim=True))
-    return (dx if function == "softmax" else -dx).to(to)
+        return _LOGSUMEXP(g, *saved, dims, keepdim)
+    return _FAMILY(g, saved[0], _NUMBERS[function], dims, to)
 
 
 def tangent(
-    function: str, t: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
+    function: str, t: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype, engine: str
 ) -> Tensor:
     """The result's tangent, of dtype `to`, from the input's."""
-    t = _wide(t)
-    if function == "logsumexp":
-        return (t * _weights(function, saved, dims, keepdim)).sum(dims, keepdim=keepdim).to(to)
-    if function == "state":
-        share, weights, loss = _parts(saved, dims, keepdim)
-        dm = (t * share).sum(dims, keepdim=True)
-        dl = (t * weights).sum(dims, keepdim=True) - dm * loss.reshape(dm.shape)
-        return torch.stack((dm, dl)).reshape(saved[1].shape).to(to)
-    if function == "log_softmax":
-        return (t - (_weights(function, saved, dims, keepdim) * t).sum(dims, keepdim=True)).to(to)
-    y = _wide(saved[0])
-    dy = y * (t - (t * y).sum(dims, keepdim=True))
-    return (dy if function == "softmax" else -dy).to(to)
+    if function in ("softmax", "softmin"):  # whose Jacobian is symmetric
+        return backward(function, t.to(saved[0].dtype), saved, dims, keepdim, to, engine)
+    return formulas.tangent(function, t, saved, dims, keepdim, to)
+
+
+class DifferentiableBackward(torch.autograd.Function):
+    """A gradient that has gradients: `saved` is `x` alone for the softmax family, `x` and `lse` for logsumexp."""
+
+    @staticmethod
+    def forward(
+        g: Tensor,
+        x: Tensor,
+        lse: Tensor | None,
+        function: str,
+        dims: list[int],
+        keepdim: bool,
+        to: torch.dtype,
+        engine: str,
+    ) -> Tensor:
+        return _alone_backward(function, g, (x,) if lse is None else (x, lse), dims, keepdim, to)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        g, x, lse, ctx.function, ctx.dims, ctx.keepdim, ctx.to, ctx.engine = inputs
+        kept = (g, x) if lse is None else (g, x, lse)
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        g, *saved = ctx.saved_tensors
+        dg, *dsaved = formulas.gradient_of_gradient(ctx.function, v, g, saved, ctx.dims, ctx.keepdim)
+        if dg is None and ctx.needs_input_grad[0]:
+            dg = backward(ctx.function, v.to(g.dtype), saved, ctx.dims, ctx.keepdim, g.dtype, ctx.engine)
+        return dg, *(*dsaved, None)[:2], None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tg: Tensor | None, *tangents: Tensor | None) -> Tensor | None:
+        g, *saved = ctx.saved_tensors
+        through_saved = formulas.gradient_tangent(
+            ctx.function, g, saved, tangents[: len(saved)], ctx.dims, ctx.keepdim, ctx.to
+        )
+        if tg is None:
+            return through_saved
+        through_g = backward(ctx.function, tg, saved, ctx.dims, ctx.keepdim, ctx.to, ctx.engine)
+        return through_g if through_saved is None else through_g + through_saved
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], g: Tensor, x: Tensor, lse: Tensor | None, *rest: Any
+    ) -> tuple[Tensor, int]:
+        function, dims, keepdim, to, engine = rest
+
+        def batched(t: Tensor, dim: int | None) -> Tensor:
+            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+        g, x = batched(g, in_dims[0]), batched(x, in_dims[1])
+        lse = None if lse is None else batched(lse, in_dims[2])
+        if x.dim() > 1 or not dims:
+            dims = [d + 1 for d in dims]
+            return DifferentiableBackward.apply(g, x, lse, function, dims, keepdim, to, engine), 0
+        # A batch of 0-d tensors: the one dim of each is not there to name.
+        g, x = (g if lse is not None else g.unsqueeze(1)), x.unsqueeze(1)
+        return DifferentiableBackward.apply(g, x, lse, function, [1], False, to, engine).reshape(-1), 0
+
+
+# Registrations ------------------------------------------------------------------------------------------------------
+
+library = torch.library.Library("onepass", "FRAGMENT")
+
+
+@torch.library.register_fake("onepass::_softmax_backward", lib=library)
+def _(grad: Tensor, y: Tensor, function: int, dim: list[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(y, dtype=dtype)
+
+
+@torch.library.register_fake("onepass::_logsumexp_backward", lib=library)
+def _(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    return torch.empty_like(x)
+
+
+def is_bare(*tensors: Tensor | None) -> bool:
+    """Whether nobody asks an operator of these for a gradient, a tangent or a transform of it."""
+    if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+        return False
+    return not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors)
+
+
+def positive(dims: Sequence[int], rank: int) -> list[int]:
+    """Dims from 0 up; the operator itself refuses one that is there twice."""
+    bound = max(rank, 1)
+    for d in dims:
+        if not -bound <= d < bound:
+            raise RuntimeError(f"onepass: dim {d} is out of range for a tensor of {rank} dims")
+    return [d % bound for d in dims]
+
+
+def _family(grad: Tensor, y: Tensor, function: int, dim: list[int], dtype: torch.dtype) -> Tensor:
+    if is_bare(grad, y) or function not in _NAMES:  # which the operator itself refuses
+        with _BelowAutograd():
+            return _FAMILY(grad, y, function, dim, dtype)
+    dims = positive(dim, y.dim())
+    return DifferentiableBackward.apply(grad, y, None, _NAMES[function], dims, True, dtype, "native")
+
+
+def _logsumexp(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    if is_bare(grad, x, lse):
+        with _BelowAutograd():
+            return _LOGSUMEXP(grad, x, lse, dim, keepdim)
+    dims = positive(dim, x.dim())
+    return DifferentiableBackward.apply(grad, x, lse, "logsumexp", dims, keepdim, x.dtype, "native")
+
+
+for _name, _kernel in (("_softmax_backward", _family), ("_logsumexp_backward", _logsumexp)):
+    for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
+        library.impl(_name, _kernel, _key)

@@ -1,8 +1,9 @@
 """The operators in PyTorch: fake kernels, gradients, vmap, and the route a call takes.
 
-Three routes: no gradient needed -> the raw operator, which costs least; eager autograd and function transforms ->
-`Differentiable`; compiling, and tensor subclasses -> the registered operator, which a graph keeps by name. The plain
-call of the first, which is most calls, has a way of its own (plain.py).
+Three routes: no gradient needed -> the operator below autograd, which costs least; eager autograd -> `Recorded`,
+function transforms and forward-mode AD -> `Differentiable`; compiling, and tensor subclasses -> the registered
+operator, which a graph keeps by name, and which takes the other routes itself when it is called. The plain call of the
+first, which is most calls, has a way of its own (plain.py).
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,21 @@ from torch.autograd import forward_ad
 
 from . import native  # noqa: F401  (loads the operators)
 from . import triton as triton_engine
-from .gradients import backward, expand, expand_planes, tangent
+from .formulas import expand, expand_planes
+from .gradients import backward, is_bare, library, positive, tangent
 
 FAMILY = ("softmax", "log_softmax", "softmin")
 REDUCTIONS = ("logsumexp", "state")  # of which state gives two planes, the maxima and the sums
 _ops = torch.ops.onepass
-RAW = {name: getattr(_ops, f"_{name}").default._op for name in (*FAMILY, *REDUCTIONS)}
 _REGISTERED = {name: getattr(_ops, name).default for name in (*FAMILY, *REDUCTIONS)}
+_CALLED = {name: operator._op for name, operator in _REGISTERED.items()}  # without a look for __torch_function__
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # past the Python kernels that record, 3 us a call
+# The plain call of one dim, straight into the dispatcher: the call of an OpOverload first looks for __torch_function__
+# and a jit tracer.
+HANDLES = {name: getattr(_ops, f"_{name}").int._handle for name in (*FAMILY, "logsumexp")}
+call_boxed = torch._C._dispatch_call_boxed
 _OUT = {name: getattr(_ops, name).out for name in (*FAMILY, "logsumexp")}
 
-library = torch.library.Library("onepass", "FRAGMENT")
 _TRITON = "(Tensor input, str function, int[] dim, ScalarType? dtype, bool keepdim"
 library.define(f"triton{_TRITON}) -> Tensor")
 library.define(f"triton.out{_TRITON}, *, Tensor(a!) out) -> ()")
@@ -66,14 +72,14 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        dx = backward(ctx.function, g, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.input_dtype)
+        dx = backward(ctx.function, g, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.input_dtype, ctx.engine)
         return dx, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor | None, *_: None) -> Tensor | None:
         if t is None:
             return None
-        return tangent(ctx.function, t, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.output_dtype)
+        return tangent(ctx.function, t, ctx.saved_tensors, ctx.dims, ctx.keepdim, ctx.output_dtype, ctx.engine)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
@@ -94,8 +100,11 @@ class Recorded(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, function: str, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str
     ) -> Tensor:
-        output = raw(function, x, dims, dtype, keepdim, engine)
-        ctx.function, ctx.dims, ctx.keepdim, ctx.input_dtype = function, dims, keepdim, x.dtype
+        if len(dims) == 1 and function in HANDLES and engine != "triton":
+            output = call_boxed(HANDLES[function], x, dims[0], keepdim if function == "logsumexp" else dtype)
+        else:
+            output = raw(function, x, dims, dtype, keepdim, engine)
+        ctx.function, ctx.dims, ctx.keepdim, ctx.input_dtype, ctx.engine = function, dims, keepdim, x.dtype, engine
         ctx.save_for_backward(*((x, output) if function in REDUCTIONS else (output,)))
         return output
 
@@ -107,11 +116,12 @@ class Recorded(torch.autograd.Function):
 
 def raw(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str) -> Tensor:
     """The kernel alone: no gradient, no checks but the kernel's own."""
-    if engine == "triton":
-        return _ops.triton.default(x, function, dims, dtype, keepdim)
-    if function in REDUCTIONS:
-        return RAW[function](x, dims, keepdim)
-    return RAW[function](x, dims) if dtype is None else RAW[function](x, dims, dtype=dtype)
+    with _BelowAutograd():
+        if engine == "triton":
+            return _ops.triton.default(x, function, dims, dtype, keepdim)
+        if function in REDUCTIONS:
+            return _CALLED[function](x, dims, keepdim)
+        return _CALLED[function](x, dims) if dtype is None else _CALLED[function](x, dims, dtype=dtype)
 
 
 def call(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str) -> Tensor:
@@ -172,11 +182,14 @@ def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dt
     return out
 
 
-def _raise_version(name: str, operator: Any) -> None:
+def _register_out(name: str, operator: Any) -> None:
     """Who saved `out` for a backward must learn that it was overwritten, also by a direct call of the operator."""
 
     def overwrite(keyset: Any, *given: Any, **named: Any) -> None:
-        torch.autograd.graph.increment_version(named.get("out", given[-1]))
+        out = named.get("out", given[-1])
+        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (*given, out)):
+            raise RuntimeError(f"onepass::{name} has no gradient, but an argument requires one")
+        torch.autograd.graph.increment_version(out)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *given, **named)
 
@@ -189,52 +202,48 @@ for _key in ("CPU", "CUDA", "XPU"):
     library.impl("triton.out", _triton_out, _key)
 
 
-def _setup(ctx: Any, function: str, x: Tensor, dims: list[int], keepdim: bool, output: Tensor) -> None:
-    ctx.function, ctx.dims, ctx.keepdim, ctx.input_dtype = function, dims, keepdim, x.dtype
-    ctx.save_for_backward(*((x, output) if function in REDUCTIONS else (output,)))
+def _routed(function: str | None, engine: str) -> Any:
+    """The kernel of a registered operator where gradients, tangents or transforms may be asked for. Of an operator
+    that serves every function, `function` is None."""
+
+    def route(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
+        if is_bare(input):
+            return raw(function, input, dim, dtype, keepdim, engine)
+        return Differentiable.apply(input, function, positive(dim, input.dim()), dtype, keepdim, engine)
+
+    def of_one(input: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        assert function is not None
+        return route(input, function, dim, dtype, keepdim)
+
+    return route if function is None else of_one
 
 
-def _gradient(ctx: Any, g: Tensor) -> Tensor:
-    saved = ctx.saved_tensors  # of which the first has the rank of the input
-    dims = [d % max(saved[0].dim(), 1) for d in ctx.dims]
-    return backward(ctx.function, g, saved, dims, ctx.keepdim, ctx.input_dtype)
+def _has_no_gradient(name: str) -> None:
+    """Where torch would only warn in backward, and then go on without the gradient."""
+
+    def refuse(ctx: Any, *g: Tensor) -> None:
+        raise RuntimeError(f"onepass::{name} has no gradient; onepass::{name.lstrip('_')} has")
+
+    torch.library.register_autograd(f"onepass::{name}", refuse, lib=library)
 
 
 def _register(function: str) -> None:
-    reduces = function in REDUCTIONS
-
     def fake(input: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         return empty(function, input, dim, dtype, keepdim)
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor, keyword_only_inputs: Any = None) -> None:
-        _setup(ctx, function, inputs[0], inputs[1], reduces and inputs[2], output)
-
-    def gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return (_gradient(ctx, g), None, None) if reduces else (_gradient(ctx, g), None)
-
     for name in (function, f"_{function}"):
         torch.library.register_fake(f"onepass::{name}", fake, lib=library)
+    for key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
+        library.impl(function, _routed(function, "native"), key)
+    _has_no_gradient(f"_{function}")
     if function in _OUT:
-        _raise_version(f"{function}.out", _OUT[function])
-    torch.library.register_autograd(f"onepass::{function}", gradients, setup_context=setup, lib=library)
+        _register_out(f"{function}.out", _OUT[function])
 
 
 for _name in (*FAMILY, *REDUCTIONS):
     _register(_name)
-
-
-@torch.library.register_fake("onepass::_softmax_backward", lib=library)
-def _(grad: Tensor, y: Tensor, function: int, dim: list[int], dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(y, dtype=dtype)
-
-
-@torch.library.register_fake("onepass::_logsumexp_backward", lib=library)
-def _(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    return torch.empty_like(x)
-
-
 for _name in ("_softmax_backward", "_logsumexp_backward"):
-    _raise_version(f"{_name}.out", getattr(_ops, _name).out)
+    _register_out(f"{_name}.out", getattr(_ops, _name).out)
 
 
 @torch.library.register_fake("onepass::triton", lib=library)
@@ -242,17 +251,6 @@ def _(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, k
     return empty(function, input, dim, dtype, keepdim)
 
 
-_raise_version("triton.out", _ops.triton.out)
-
-
-def _triton_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, function, dims, _, keepdim = inputs
-    _setup(ctx, function, x, dims, keepdim, output)
-
-
-torch.library.register_autograd(
-    "onepass::triton",
-    lambda ctx, g: (_gradient(ctx, g), None, None, None, None),
-    setup_context=_triton_setup,
-    lib=library,
-)
+_register_out("triton.out", _ops.triton.out)
+for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
+    library.impl("triton", _routed(None, "triton"), _key)

@@ -13,12 +13,9 @@ from torch.autograd import forward_ad
 
 from .checks import FLOATS, HALVES, TAKES, normalise_dims
 from .engines import NATIVE
-from .ops import FAMILY, RAW, Differentiable, empty, library
+from .ops import FAMILY, Differentiable, call_boxed, empty, library
 
-HANDLES = {name: getattr(torch.ops.onepass, f"_{name}").int._handle for name in (*FAMILY, "logsumexp")}
 OUT_HANDLES = {name: getattr(torch.ops.onepass, f"_{name}").int_out._handle for name in (*FAMILY, "logsumexp")}
-# Straight into the dispatcher: the call of an OpOverload first looks for __torch_function__ and a jit tracer.
-call_boxed = torch._C._dispatch_call_boxed
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _torch_function_modes = torch._C._len_torch_function_stack
@@ -84,7 +81,8 @@ def _register(function: str) -> None:
 
     `option` is keepdim for logsumexp, else dtype.
     """
-    name, operator, lse = f"_{function}.int", RAW[function], function == "logsumexp"
+    name, lse = f"_{function}.int", function == "logsumexp"
+    operator = getattr(torch.ops.onepass, f"_{function}").default._op
 
     def options(option: Any) -> tuple[torch.dtype | None, bool]:
         return (None, bool(option)) if lse else (option, False)
