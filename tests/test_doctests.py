@@ -12,6 +12,8 @@ import onepass
 
 PUBLIC = [
     "onepass.functional",
+    "onepass.nn",
+    "onepass.autocast",
     "onepass.partial",
     "onepass.invariance",
     "onepass.reference",

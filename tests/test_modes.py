@@ -51,20 +51,6 @@ def test_strides_of_meta_results_are_those_of_real_ones(function):
         assert meta.stride() == ours(function)(x, 0).stride()
 
 
-# Autocast -----------------------------------------------------------------------------------------------------------
-
-
-@every_engine
-@every_dtype
-@every_function
-def test_autocast_gives_torchs_dtype(function, dtype, engine, device):
-    x = maker(dtype, device)(3, 4)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        got, want = ours(function)(x, 1, engine=engine), TORCH[function](x, 1)
-    assert got.dtype is want.dtype
-    assert_defined(function, got, x.to(got.dtype), 1)
-
-
 # Threads ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """onepass: the softmax family for PyTorch at the speed of memory."""
 
-from . import reference
+from . import nn, reference
+from .autocast import autocast_keeps_half
 from .engines import engines
 from .explain import Explanation, explain
 from .functional import log_softmax, logsumexp, softmax, softmin
@@ -13,6 +14,7 @@ __all__ = [
     "Explanation",
     "State",
     "__version__",
+    "autocast_keeps_half",
     "batch_invariant",
     "engines",
     "explain",
@@ -20,6 +22,7 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "merge",
+    "nn",
     "reference",
     "set_batch_invariant",
     "softmax",

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import FLOATS, HALVES, check_input, check_out, normalise_dims, result_dtype
+from .autocast import widens
+from .checks import FLOATS, check_input, check_out, normalise_dims, result_dtype
 from .engines import resolve
 from .ops import HANDLES, call, call_boxed, call_out, reduced_shape
 from .plain import OUT_HANDLES, is_plain, write
@@ -23,15 +24,10 @@ _SOFTMAX_OUT, _LOG_SOFTMAX_OUT, _SOFTMIN_OUT, _LOGSUMEXP_OUT = (
 )
 
 
-def _autocast(x: Tensor) -> bool:
-    """Whether torch.autocast has this half tensor's softmax family give float32, as it does for torch's on CUDA."""
-    return x.dtype in HALVES and x.device.type == "cuda" and torch.is_autocast_enabled("cuda")
-
-
 def _family(function: str, x: Tensor, dim: Dim, dtype: torch.dtype | None, out: Tensor | None, engine: str) -> Tensor:
     check_input(function, x)
     dims = normalise_dims(function, x, dim)
-    if dtype is None and out is None and _autocast(x):
+    if dtype is None and out is None and widens(x):
         dtype = torch.float32  # in the kernel, not by a cast before it
     result = result_dtype(function, x, dtype)
     if out is not None:
@@ -192,8 +188,11 @@ def logsumexp(
         check_out(function, input, out, reduced_shape(input.shape, dims if input.dim() else [], keepdim), x.dtype)
     chosen = resolve(engine, input.device)
     if out is None:
-        if _autocast(x):
-            x = x.float()
-        return call(function, x, dims, None, keepdim, chosen)
+        if not widens(x):
+            return call(function, x, dims, None, keepdim, chosen)
+        if x.requires_grad and torch.is_grad_enabled():  # one gradient operator has its operands in one dtype
+            return call(function, x.float(), dims, None, keepdim, chosen)
+        m, l = call("state", x, dims, None, keepdim, chosen).unbind(0)  # noqa: E741  (float32 in the kernel)
+        return m + l.log()
     call_out(function, x, dims, None, keepdim, chosen, out)
     return out

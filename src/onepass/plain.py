@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .checks import FLOATS, HALVES, TAKES, normalise_dims
+from .autocast import widens
+from .checks import FLOATS, TAKES, normalise_dims
 from .engines import NATIVE
 from .ops import FAMILY, Differentiable, call_boxed, empty, library
 
@@ -102,9 +103,9 @@ def _register(function: str) -> None:
         return Differentiable.apply(input, function, normalise_dims(function, input, dim), *options(option), "native")
 
     def autocast(input: Tensor, dim: int, option: Any = None) -> Tensor:
-        if input.dtype in HALVES and lse:
-            input = input.float()
-        elif input.dtype in HALVES:
+        if widens(input):
+            if lse:
+                _refuse()
             option = option or torch.float32
         return traced(input, dim, option)
 
