@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 import onepass
 import onepass.triton as engine
 from onepass.triton import plan
+from triton_compile_support import POINTERS, TARGETS, Properties, assert_no_spills, compiled
 from triton_support import BF16, F16, F32, F64, TIERS, name_of, needs_triton, process, unavailable
 
 pytestmark = needs_triton
@@ -112,23 +112,14 @@ def test_importing_and_asking_about_a_cpu_imports_no_triton():
 
 # -------------------------------------------------------------------------- compiled for GPUs that are not here
 
-_TYPES = {F64: "*fp64", F32: "*fp32", F16: "*fp16", BF16: "*bf16"}
-
 
 def _compile(
     function: str, n: int, dtype: torch.dtype, out_dtype: torch.dtype, backend: str, arch: Any, aligned: bool
 ) -> dict[str, Any]:
     """The kernel that ``forward`` would launch for many rows of n: its assembly and its resources, per thread."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from onepass.triton.launch import kernels
 
-    class Properties:
-        warp_size = 64 if backend == "hip" else 32
-
-    chosen = plan(function, 1 << 20, n, dtype, out_dtype, Properties)
+    chosen = plan(function, 1 << 20, n, dtype, out_dtype, Properties(backend))
     kernel = kernels()[chosen.tier]
     first = "ROWS" if chosen.tier == "row" else "DEPTH"
     second = "BLOCK" if chosen.tier == "row" else "LANES"
@@ -140,34 +131,11 @@ def _compile(
     }
     if function != "state":  # there it is how far the sums are from the maxima
         constants["out_stride"] = 1
-    pointers = {"x_ptr": _TYPES[dtype], "out_ptr": _TYPES[out_dtype]}
-    signature = {a: "constexpr" if a in constants else pointers.get(a, "i32") for a in kernel.arg_names}
-    multiples = {"x_ptr", "out_ptr", *(["n", "x_row_stride", "out_row_stride"] if aligned else [])}
-    attributes = {(k,): [["tt.divisibility", 16]] for k, a in enumerate(kernel.arg_names) if a in multiples}
-    target = GPUTarget(backend, arch, Properties.warp_size)
-    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "enable_fp_fusion": True}
-    built = triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=options)
-
-    found = {"tier": chosen.tier}
-    if backend == "hip":
-        text = built.asm["amdgcn"]
-        for name in ("private_segment_fixed_size", "vgpr_spill_count"):
-            found[name] = int(re.search(rf"\.{name}:\s+(\d+)", text)[1])
-        found["wide"] = len(re.findall(r"global_load_dwordx4|buffer_load_dwordx4", text))
-        return found
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.asm["cubin"])
-        file.flush()
-        report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    for name in ("REG", "STACK", "LOCAL"):
-        found[name] = int(re.search(rf"{name}:(\d+)", report.stdout)[1])
-    found["wide"] = len(re.findall(r"ld\.global[.\w:]*\.(v4\.b32|v2\.b64)", built.asm["ptx"]))
-    found["exponentials"] = built.asm["ptx"].count("ex2.approx")
-    return found
+    types = {"x_ptr": POINTERS[dtype], "out_ptr": POINTERS[out_dtype]}
+    multiples = ["x_ptr", "out_ptr", *(["n", "x_row_stride", "out_row_stride"] if aligned else [])]
+    return compiled(kernel, types, constants, multiples, chosen, backend, arch)
 
 
-TARGETS = [("cuda", 80), ("cuda", 90), ("cuda", 100), ("cuda", 120), ("hip", "gfx942")]
 CASES = [
     ("softmax", 16, F32, F32, True),
     ("softmax", 781, F32, F32, False),
@@ -188,13 +156,7 @@ def test_compiles_without_spills(compiling, backend, arch, function, n, dtype, o
     found = compiling(_compile, function, n, dtype, out_dtype, backend, arch, aligned)
     assert found["tier"] == ("row" if n <= 32768 else "online")
     assert found["wide"] > 0 or not aligned, "aligned rows are read 16 bytes at a time"
-    if backend == "hip":
-        assert found["private_segment_fixed_size"] == found["vgpr_spill_count"] == 0
-    else:
-        # ptxas parks up to 6 registers of a thread to run more warps at once; a tile that is too large spills 64 bytes
-        # and more.
-        assert found["STACK"] <= 24
-        assert found["LOCAL"] == 0
+    assert_no_spills(found, backend)
 
 
 def test_row_tier_takes_one_exponential_an_element(compiling):

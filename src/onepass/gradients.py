@@ -17,6 +17,7 @@ from . import (
     formulas,
     native,  # noqa: F401  (loads the operators)
 )
+from .triton import operators  # noqa: F401  (defines that of its gradients)
 
 __all__ = ["backward", "is_bare", "library", "positive", "tangent"]
 
@@ -25,6 +26,7 @@ _NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}  # of functions, as th
 _NAMES = {number: function for function, number in _NUMBERS.items()}
 _FAMILY = torch.ops.onepass._softmax_backward.default
 _LOGSUMEXP = torch.ops.onepass._logsumexp_backward.default
+_TRITON = torch.ops.onepass.triton_backward.default
 _HANDLES = _FAMILY._handle, _LOGSUMEXP._handle
 _call_boxed = torch._C._dispatch_call_boxed  # straight into the dispatcher, as plain.py has it
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd  # past the Python kernels that record, 3 us a call
@@ -38,14 +40,14 @@ FUSED = frozenset(
 _CUDA = "cuda" in FUSED
 
 
-def _alone(g: Tensor, saved: Sequence[Tensor]) -> bool:
+def _alone(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
     """Whether nothing but the engine's operator is needed: memory that it can read, and nobody who looks on."""
     dtype = g.dtype
     records = torch.is_grad_enabled()
     for t in (g, *saved):
         if (
             type(t) not in _KINDS
-            or not (t.is_cpu or (_CUDA and t.is_cuda))
+            or not (t.is_cpu or (_CUDA and t.is_cuda) or engine == "triton")
             or t.dtype is not dtype
             or t.layout is not torch.strided
             or (records and t.requires_grad)
@@ -55,10 +57,10 @@ def _alone(g: Tensor, saved: Sequence[Tensor]) -> bool:
     return forward_ad._current_level < 0 and peek_interpreter_stack() is None and not torch.compiler.is_compiling()
 
 
-def _fuses(g: Tensor, saved: Sequence[Tensor]) -> bool:
+def _fuses(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
     """Whether the operator takes these. Not those of torch.autograd.grad(is_grads_batched=True), which it would take
     one by one; nor what hooks on saved tensors have given another dtype."""
-    return g.device.type in FUSED and all(
+    return (g.device.type in FUSED or engine == "triton") and all(
         t.dtype is g.dtype and t.layout is torch.strided and not is_legacy_batchedtensor(t) for t in (g, *saved)
     )
 
@@ -68,30 +70,35 @@ def backward(
 ) -> Tensor:
     """The input's gradient, of dtype `to`, from the result's; `saved` is the input if the function reduces, and the
     result. `engine` is the one of the forward."""
-    if function == "state" or engine == "triton":
+    if function == "state":
         return formulas.gradient(function, g, saved, dims, keepdim, to)
-    if _alone(g, saved):
-        return _alone_backward(function, g, saved, dims, keepdim, to)
-    if not _fuses(g, saved):
+    if _alone(g, saved, engine):
+        return _alone_backward(function, g, saved, dims, keepdim, to, engine)
+    if not _fuses(g, saved, engine):
         return formulas.gradient(function, g, saved, dims, keepdim, to)
     if torch.compiler.is_compiling() or any(type(t) not in _KINDS for t in (g, *saved)):
-        return _registered_backward(function, g, saved, dims, keepdim, to)
+        return _registered_backward(function, g, saved, dims, keepdim, to, engine)
     x, lse = (*saved, None)[:2]
     return DifferentiableBackward.apply(g, x, lse, function, dims, keepdim, to, engine)
 
 
 def _alone_backward(
-    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
+    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype, engine: str
 ) -> Any:
     with _BelowAutograd():
+        if engine == "triton":
+            return _registered_backward(function, g, saved, dims, keepdim, to, engine)
         if function == "logsumexp":
             return _call_boxed(_HANDLES[1], g, *saved, dims, keepdim)
         return _call_boxed(_HANDLES[0], g, saved[0], _NUMBERS[function], dims, to)
 
 
 def _registered_backward(
-    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
+    function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype, engine: str
 ) -> Tensor:
+    if engine == "triton":
+        x, lse = (*saved, None)[:2]
+        return _TRITON(g, x, lse, function, dims, to, keepdim)
     if function == "logsumexp":
         return _LOGSUMEXP(g, *saved, dims, keepdim)
     return _FAMILY(g, saved[0], _NUMBERS[function], dims, to)
@@ -120,7 +127,7 @@ class DifferentiableBackward(torch.autograd.Function):
         to: torch.dtype,
         engine: str,
     ) -> Tensor:
-        return _alone_backward(function, g, (x,) if lse is None else (x, lse), dims, keepdim, to)
+        return _alone_backward(function, g, (x,) if lse is None else (x, lse), dims, keepdim, to, engine)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -214,6 +221,20 @@ def _logsumexp(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bo
     return DifferentiableBackward.apply(grad, x, lse, "logsumexp", dims, keepdim, x.dtype, "native")
 
 
-for _name, _kernel in (("_softmax_backward", _family), ("_logsumexp_backward", _logsumexp)):
+def _triton(
+    grad: Tensor, saved: Tensor, lse: Tensor | None, function: str, dim: list[int], dtype: torch.dtype, keepdim: bool
+) -> Tensor:
+    if is_bare(grad, saved, lse):
+        with _BelowAutograd():
+            return _TRITON(grad, saved, lse, function, dim, dtype, keepdim)
+    dims = positive(dim, saved.dim())
+    return DifferentiableBackward.apply(grad, saved, lse, function, dims, keepdim, dtype, "triton")
+
+
+for _name, _kernel in (
+    ("_softmax_backward", _family),
+    ("_logsumexp_backward", _logsumexp),
+    ("triton_backward", _triton),
+):
     for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
         library.impl(_name, _kernel, _key)

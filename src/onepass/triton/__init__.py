@@ -7,11 +7,15 @@
     layout.py   any dims and strides -> rows by n, or a copy where that cannot be
     launch.py   the entry point
 
+    gradients.py   the gradients of rows, in both tiers
+    backward.py    their entry point
+
 Triton itself is imported when the first kernel is needed, never by importing this package.
 """
 
 from .available import unavailable
+from .backward import backward
 from .launch import forward
-from .plans import Plan, plan
+from .plans import Plan, backward_plan, plan
 
-__all__ = ["Plan", "forward", "plan", "unavailable"]
+__all__ = ["Plan", "backward", "backward_plan", "forward", "plan", "unavailable"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import layout, plans
 
-__all__ = ["forward", "kernels", "on_device"]
+__all__ = ["forward", "kernels", "on_device", "properties"]
 
 
 def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, plan: plans.Plan | None = None) -> None:
@@ -39,7 +39,7 @@ def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, pla
         first.fill_(-float("inf"))
         return
     if plan is None:
-        plan = plans.plan(function, rows, n, x.dtype, out.dtype, _properties(x.device))
+        plan = plans.plan(function, rows, n, x.dtype, out.dtype, properties(x.device))
 
     source, target = x, out
     x_strides, out_strides = layout.strides(x, walk), layout.strides(first, walk)
@@ -115,5 +115,5 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 @functools.cache
-def _properties(device: torch.device) -> Any:
+def properties(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.get_device_module(device).get_device_properties(device)

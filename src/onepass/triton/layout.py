@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Order", "order", "strides"]
+__all__ = ["Order", "levels", "order", "strides"]
 
 
 class Order(NamedTuple):
@@ -59,3 +59,24 @@ def _merged(tensor: Tensor, dims: Sequence[int]) -> int | None:
         if tensor.stride(before) != tensor.stride(after) * tensor.shape[after]:
             return None
     return tensor.stride(walked[-1]) if walked else 0
+
+
+def levels(
+    dims: Sequence[int], shape: Sequence[int], tensors: Sequence[Tensor]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """How to walk ``dims``, outermost first, in all of the tensors at once with as few levels as their strides allow.
+
+    Innermost first: the sizes of the levels but the outermost's, and the strides of all of them for each tensor.
+    """
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in tensors]
+    for d in reversed(dims):
+        if shape[d] == 1:
+            continue
+        if sizes and all(t.stride(d) == walked[-1] * sizes[-1] for t, walked in zip(tensors, steps, strict=True)):
+            sizes[-1] *= shape[d]
+            continue
+        sizes.append(shape[d])
+        for t, walked in zip(tensors, steps, strict=True):
+            walked.append(t.stride(d))
+    return tuple(sizes[:-1]), [tuple(walked) or (0,) for walked in steps]

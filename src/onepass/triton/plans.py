@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["FUNCTIONS", "Plan", "plan"]
+__all__ = ["FUNCTIONS", "Plan", "backward_plan", "plan"]
 
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
+DIFFERENTIABLE = FUNCTIONS[:-1]  # those with gradients here
 
 # Untuned: taken from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings. The key
 # is the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
@@ -37,11 +38,30 @@ _ROWS = {
         (8192, 8192, 512),
     ),
 }
+# Gradients hold two operands an element, hence half as many elements a thread.
+_ROWS_BACKWARD = {
+    4: (
+        (256, 1024, 128),
+        (512, 512, 32),
+        (1024, 1024, 64),
+        (2048, 2048, 128),
+        (4096, 4096, 256),
+        (8192, 8192, 512),
+        (16384, 16384, 1024),
+    ),
+    8: (
+        (256, 512, 128),
+        (1024, 1024, 128),
+        (2048, 2048, 256),
+        (4096, 4096, 512),
+    ),
+}
 # Online tier: threads, elements of a chunk that a thread holds, and the most of them in one lane (1 more exp for
 # every 4). 32 elements in each of 1024 threads spill (bfloat16 at odd row lengths: 184 bytes), so do 512 threads of
 # float64.
 _ONLINE_THREADS = {4: 1024, 8: 256}
 _ONLINE_ELEMENTS = 16
+_ONLINE_ELEMENTS_BACKWARD = 8
 _ONLINE_DEPTH = 4
 # AMD counts the threads of a launch in 32 bits, NVIDIA its programs in 31; a launch of more is split.
 _MOST_THREADS = 2**32 - 1
@@ -109,13 +129,26 @@ def plan(
     """
     if function not in FUNCTIONS:
         raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
-    return _plan(rows, n, in_dtype, out_dtype, getattr(device_properties, "warp_size", 32))
+    return _plan(False, rows, n, (in_dtype, out_dtype), getattr(device_properties, "warp_size", 32))
+
+
+def backward_plan(rows: int, n: int, dtypes: tuple[torch.dtype, ...], device_properties: Any = None) -> Plan:
+    """The plan for the gradients of ``rows`` rows of ``n`` elements, whatever the function.
+
+    ``dtypes``: of what the forward saved, of the result's gradient, and of the input's.
+
+    >>> import torch
+    >>> backward_plan(4096, 1000, (torch.float32, torch.float32, torch.float32)).tier
+    'row'
+    """
+    return _plan(True, rows, n, dtypes, getattr(device_properties, "warp_size", 32))
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(rows: int, n: int, in_dtype: torch.dtype, out_dtype: torch.dtype, warp: int) -> Plan:
-    widest = 8 if max(in_dtype.itemsize, out_dtype.itemsize) == 8 else 4
-    tile = next((line[1:] for line in _ROWS[widest] if n <= line[0]), None)
+def _plan(gradient: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> Plan:
+    tiles, most_elements = (_ROWS_BACKWARD, _ONLINE_ELEMENTS_BACKWARD) if gradient else (_ROWS, _ONLINE_ELEMENTS)
+    widest = 8 if max(dtype.itemsize for dtype in dtypes) == 8 else 4
+    tile = next((line[1:] for line in tiles[widest] if n <= line[0]), None)
     if tile is not None:
         elements, threads = tile
         tier, depth, block = "row", 1, _power_of_two(n)
@@ -123,8 +156,8 @@ def _plan(rows: int, n: int, in_dtype: torch.dtype, out_dtype: torch.dtype, warp
         tile_rows = elements // block
     else:
         # As many columns as the threads read in 16 bytes each: then a lane lives in one thread.
-        vector, threads = 16 // in_dtype.itemsize, _ONLINE_THREADS[widest]
-        tier, depth, block = "online", min(_ONLINE_DEPTH, _ONLINE_ELEMENTS // vector), threads * vector
+        vector, threads = 16 // dtypes[0].itemsize, _ONLINE_THREADS[widest]
+        tier, depth, block = "online", min(_ONLINE_DEPTH, most_elements // vector), threads * vector
         tile_rows = 1
     programs = -(-rows // tile_rows)
     num_warps = max(1, threads // warp)

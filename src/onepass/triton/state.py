@@ -92,14 +92,14 @@ def two_sum(a, a_rest, b, b_rest):
 
 @triton.jit
 def add_up(e, AXIS: tl.constexpr, OUT: tl.constexpr):
-    """The sum of exponentials. Its error is in every element of its row, so full-precision results keep what is rounded
-    off: a plain sum over 2047 doubles was off by 3 ulp. Half types take a plain one.
+    """The sum of a row. Its error is in every element of the row, so full-precision results keep what is rounded off: a
+    plain sum over 2047 doubles was off by 3 ulp. Half types take a plain one. An infinite sum has no rest.
     """
     if OUT.primitive_bitwidth == 16:
         return tl.sum(e, AXIS)
     else:
         total, rest = tl.reduce((e, tl.zeros_like(e)), AXIS, two_sum)
-        return tl.where(total == float("inf"), total, total + rest)
+        return tl.where(tl.abs(total) == float("inf"), total, total + rest)
 
 
 @triton.jit
