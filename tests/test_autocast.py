@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import onepass
+from log_support import Log
 from onepass import autocast, functional
 from support import (
     DTYPES,
@@ -59,16 +58,6 @@ def test_the_gradients_are_those_of_float32(function, dtype, engine, device):
 
 
 # A GPU's rules, without one -------------------------------------------------------------------------------------------
-
-
-class Log(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **kwargs or {})
 
 
 @pytest.fixture
