@@ -108,6 +108,7 @@ WITHIN: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Any]] =
     "jacrev": lambda f, x, t: torch.func.jacrev(f)(x),
     "jacfwd": lambda f, x, t: torch.func.jacfwd(f)(x),
     "hessian": lambda f, x, t: torch.func.hessian(_loss(f))(x),
+    "jvp of jvp": lambda f, x, t: torch.func.jvp(lambda v: torch.func.jvp(f, (v,), (t,))[1], (x,), (t,)),
     "vmap": lambda f, x, t: torch.func.vmap(f, in_dims=1)(torch.stack((x, t, x), 1)),
     "vmap of grad": lambda f, x, t: torch.func.vmap(torch.func.grad(_loss(f)))(torch.stack((x, t))),
 }

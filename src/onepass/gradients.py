@@ -5,12 +5,13 @@ function transforms and forward-mode AD -> `DifferentiableBackward`; compiling, 
 operator, which a graph keeps by name. What has no such operator is plain arithmetic (formulas.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
+from torch._C._functorch import _unwrap_for_grad, _wrap_for_grad, is_legacy_batchedtensor, peek_interpreter_stack
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
 from . import (
@@ -107,10 +108,28 @@ def _registered_backward(
 def tangent(
     function: str, t: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype, engine: str
 ) -> Tensor:
-    """The result's tangent, of dtype `to`, from the input's."""
-    if function in ("softmax", "softmin"):  # whose Jacobian is symmetric
-        return backward(function, t.to(saved[0].dtype), saved, dims, keepdim, to, engine)
-    return formulas.tangent(function, t, saved, dims, keepdim, to)
+    """The result's tangent, of dtype `to`, from the input's; for the jvp of an autograd.Function."""
+
+    def of(t: Tensor, *saved: Tensor) -> Tensor:
+        if function in ("softmax", "softmin"):  # whose Jacobian is symmetric
+            return backward(function, t.to(saved[0].dtype), saved, dims, keepdim, to, engine)
+        return formulas.tangent(function, t, saved, dims, keepdim, to)
+
+    return _one_level_out(of, t, *saved)
+
+
+def _one_level_out(compute: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+    """`compute` of tensors as the transform around the current one sees them.
+
+    torch runs a jvp with forward mode off at all levels: to a jvp of that jvp (of torch.func) it would be a constant.
+    """
+    if peek_interpreter_stack() is None:
+        return compute(*tensors)
+    interpreter = retrieve_current_functorch_interpreter()
+    level = interpreter.level()
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), interpreter.lower():
+        result = compute(*(None if t is None else _unwrap_for_grad(t, level) for t in tensors))
+    return _wrap_for_grad(result, level)
 
 
 class DifferentiableBackward(torch.autograd.Function):
@@ -145,15 +164,19 @@ class DifferentiableBackward(torch.autograd.Function):
         return dg, *(*dsaved, None)[:2], None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tg: Tensor | None, *tangents: Tensor | None) -> Tensor | None:
-        g, *saved = ctx.saved_tensors
-        through_saved = formulas.gradient_tangent(
-            ctx.function, g, saved, tangents[: len(saved)], ctx.dims, ctx.keepdim, ctx.to
-        )
-        if tg is None:
-            return through_saved
-        through_g = backward(ctx.function, tg, saved, ctx.dims, ctx.keepdim, ctx.to, ctx.engine)
-        return through_g if through_saved is None else through_g + through_saved
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
+        function, dims, keepdim, to, engine = ctx.function, ctx.dims, ctx.keepdim, ctx.to, ctx.engine
+        count = len(ctx.saved_tensors)
+
+        def of(*tensors: Tensor) -> Any:
+            (g, *saved), (tg, *tsaved) = tensors[:count], tensors[count:]
+            through_saved = formulas.gradient_tangent(function, g, saved, tsaved, dims, keepdim, to)
+            if tg is None:
+                return through_saved
+            through_g = backward(function, tg, saved, dims, keepdim, to, engine)
+            return through_g if through_saved is None else through_g + through_saved
+
+        return _one_level_out(of, *ctx.saved_tensors, *tangents[:count])
 
     @staticmethod
     def vmap(
