@@ -1,0 +1,99 @@
+"""torch.export and AOTInductor: a graph of any of our functions runs elsewhere, from C++ too."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.cpp_extension import include_paths, library_paths
+
+import onepass
+from onepass import native
+from support import TORCH, every_dtype, every_function, maker, ours
+
+BOTH = {"rows": torch.export.Dim("rows", min=2, max=64), "columns": torch.export.Dim("columns", min=2, max=512)}
+
+
+class Model(torch.nn.Module):
+    """All functions, a parameter before them and torch's own operators between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x * self.scale
+        narrow = onepass.softmax(x.bfloat16(), -1, dtype=torch.float32)
+        return narrow + onepass.softmin(x, 0), onepass.log_softmax(x, (0, 1)), onepass.logsumexp(x, 1).tanh()
+
+
+@every_dtype
+@every_function
+def test_any_size_survives_a_file(function, dtype, tmp_path):
+    class One(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ours(function)(x, -1)
+
+    x = maker(dtype)(3, 4)
+    program = torch.export.export(One(), (x,), dynamic_shapes={"x": {0: BOTH["rows"], 1: BOTH["columns"]}})
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for shape in ((3, 4), (2, 2), (40, 301)):
+        x = maker(dtype)(*shape)
+        assert torch.equal(loaded(x), ours(function)(x, -1))
+
+
+@every_function
+def test_a_graph_exported_for_training_has_gradients(function):
+    class One(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ours(function)(x * self.scale, 1)
+
+    x = maker(torch.float64)(3, 4).requires_grad_()
+    module = torch.export.export(One().double(), (x,)).module()
+    y = module(x)
+    wanted = [x, *module.parameters()]
+    got = torch.autograd.grad(y.square().sum(), wanted)
+    want = torch.autograd.grad(TORCH[function](x * wanted[1], 1).square().sum(), wanted)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    x = maker(torch.float32)(3, 4)
+    shapes = {"x": {0: BOTH["rows"], 1: BOTH["columns"]}}
+    program = torch.export.export(Model(), (x,), dynamic_shapes=shapes)
+    path = tmp_path_factory.mktemp("package") / "model.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return path
+
+
+def test_aot_inductor_in_python(package):
+    model = torch._inductor.aoti_load_package(str(package))
+    for shape in ((3, 4), (17, 300)):
+        x = maker(torch.float32)(*shape)
+        torch.testing.assert_close(tuple(model(x)), Model()(x))
+
+
+def test_aot_inductor_in_a_program_without_python(package, tmp_path):
+    program = tmp_path / "packaged"
+    build = ["g++", "-std=c++20", Path(__file__).with_name("packaged.cpp")]
+    build += [word for path in include_paths() for word in ("-isystem", path)]
+    for path in library_paths():
+        build += [f"-L{path}", f"-Wl,-rpath,{path}"]
+    subprocess.run([*build, "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-o", program], check=True)
+    for rows, columns in ((2, 3), (5, 33)):
+        run = [program, native.PATH, package, str(rows), str(columns)]
+        answer = subprocess.run(run, capture_output=True, text=True)
+        assert answer.returncode == 0, answer.stderr[-2000:]
+        with torch.no_grad():
+            want = Model()(torch.arange(rows * columns).view(rows, columns) * 0.1)
+        got = torch.tensor([float(word) for word in answer.stdout.split()])
+        torch.testing.assert_close(got, torch.cat([t.flatten() for t in want]), rtol=1e-4, atol=2e-6)
