@@ -166,14 +166,30 @@ SPECIAL_ROWS = torch.tensor(
 )
 
 
+def _reverse(f, x: Tensor) -> Tensor:
+    return torch.func.vjp(f, x)[1](maker(x.dtype, x.device, 7)(*f(x).shape))[0]
+
+
+ORDERS = {  # of the derivative, v a direction
+    "gradient": lambda f, x, v: _gradient(f, x, maker(x.dtype, x.device, 7)(*f(x).shape)),
+    "gradient of the gradient": lambda f, x, v: _gradient(lambda t: _reverse(f, t), x, v),
+    "tangent": lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1],
+    "tangent of the gradient": lambda f, x, v: torch.func.jvp(lambda t: _reverse(f, t), (x,), (v,))[1],
+    "tangent of the tangent": lambda f, x, v: torch.func.jvp(lambda t: torch.func.jvp(f, (t,), (v,))[1], (x,), (v,))[1],
+}
+
+
 @every_engine
+@pytest.mark.parametrize("order", ORDERS)
 @every_function
-def test_special_values_have_torchs_gradients(function, engine, device):
+def test_masked_rows_and_special_values_have_torchs_derivatives(function, order, engine, device):
+    """NaN where torch has NaN (rows of all -inf, or with a +inf or a NaN), and nowhere else: docs/gradients.md."""
     x = (-SPECIAL_ROWS if function == "softmin" else SPECIAL_ROWS).to(device)
-    g = maker(torch.float64, device)(*TORCH[function](x, 1).shape)
-    got = _gradient(functools.partial(ours(function), dim=1, engine=engine), x, g)
-    want = _gradient(functools.partial(TORCH[function], dim=1), x, g)
+    v = maker(torch.float64, device)(*x.shape)
+    got = ORDERS[order](functools.partial(ours(function), dim=1, engine=engine), x, v)
+    want = ORDERS[order](functools.partial(TORCH[function], dim=1), x, v)
     assert same(got.isnan(), want.isnan()), f"{got}\n{want}"
+    assert got[3:6].isnan().flatten(1).any(1).all() if got.dim() > 1 else got[3:6].isnan().all()
     torch.testing.assert_close(got, want, equal_nan=True)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
+import onepass
+from log_support import Log
 from onepass import reference
 from support import every_engine, every_function, every_softmax, maker, ours
 
@@ -92,3 +95,50 @@ def test_vmap_with_dtype_and_of_halves(function, engine, device):
     got = torch.func.vmap(lambda v: ours(function)(v, 0, dtype=torch.float32, engine=engine), in_dims=2)(x)
     want = torch.stack([ours(function)(v, 0, dtype=torch.float32, engine=engine) for v in x.unbind(2)])
     torch.testing.assert_close(got, want)
+
+
+@every_engine
+@pytest.mark.parametrize(("in_dim", "out_dim"), [(0, 0), (1, -1), (-1, 1), (2, 0)])
+@every_function
+def test_vmap_calls_the_kernels_once(function, in_dim, out_dim, engine, device):
+    """Forward and backward of a batch are one operator each, whatever the dims: no loop in Python nor below it."""
+    x = maker(torch.float64, device)(3, 4, 5)
+
+    def f(v):
+        return ours(function)(v, 1, engine=engine)
+
+    with Log() as mode:
+        torch.func.vmap(f, in_dims=in_dim)(x)
+    assert len(mode.ours()) == 1
+    gradient = torch.func.vmap(torch.func.grad(lambda v: f(v).square().sum()), in_dims=in_dim, out_dims=out_dim)
+    with Log() as mode:
+        got = gradient(x)
+    assert len(mode.ours()) == 2
+    want = torch.stack([torch.func.grad(lambda v: f(v).square().sum())(v) for v in x.unbind(in_dim)], out_dim)
+    torch.testing.assert_close(got, want)
+
+
+@every_engine
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "softmin", "logsumexp", "state"])
+def test_every_nesting_of_two_and_three(function, engine, device):
+    """Forward over forward too: torch runs a jvp with forward mode off, so that an outer one may see constants."""
+    x, t = maker(torch.float64, device)(3, 4), maker(torch.float64, device, 9)(3, 4)
+    transforms = {
+        "jvp": lambda f: lambda v: torch.func.jvp(f, (v,), (t,))[1],
+        "grad": lambda f: torch.func.grad(lambda v: f(v).square().sum()),
+    }
+
+    def mine(v):
+        return (
+            torch.stack(onepass.state(v, 1, engine=engine))
+            if function == "state"
+            else ours(function)(v, 1, engine=engine)
+        )
+
+    def definition(v):
+        return torch.stack(reference.state(v, 1)) if function == "state" else getattr(reference, function)(v, 1)
+
+    for count in (2, 3):
+        for names in itertools.product(transforms, repeat=count):
+            got, want = (functools.reduce(lambda f, n: transforms[n](f), names, f)(x) for f in (mine, definition))
+            torch.testing.assert_close(got, want, msg=lambda m, names=names: f"{names}: {m}")
