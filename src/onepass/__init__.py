@@ -7,6 +7,7 @@ from .explain import Explanation, explain
 from .functional import log_softmax, logsumexp, softmax, softmin
 from .invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from .partial import State, merge, state
+from .patch import patch
 from .version import __version__
 from .warmup import warmup
 
@@ -23,6 +24,7 @@ __all__ = [
     "logsumexp",
     "merge",
     "nn",
+    "patch",
     "reference",
     "set_batch_invariant",
     "softmax",
