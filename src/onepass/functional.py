@@ -61,7 +61,7 @@ def softmax(
 
     Returns:
         A tensor of the input's shape and layout (the strides of `torch.empty_like(input)`). A row of all -inf, or with
-        a +inf, is NaN; a NaN poisons its own row only.
+        a +inf, is NaN, and so is its gradient (docs/gradients.md); a NaN poisons its own row only.
 
     Raises:
         IndexError: `dim` is out of range. RuntimeError: a dim twice, an `out` of another dtype or device or overlapping
@@ -160,7 +160,8 @@ def logsumexp(
         engine: "auto", or "cpu", "cuda", "triton" to force one.
 
     Returns:
-        A tensor of the input's dtype. Over an empty dim, or a row of all -inf, it is -inf; with a +inf, it is +inf.
+        A tensor of the input's dtype. Over an empty dim, or a row of all -inf, it is -inf; with a +inf, it is +inf. The
+        gradient of such a row is NaN at each infinity that is its maximum.
 
     Raises:
         As `onepass.softmax`; TypeError for complex input.
