@@ -5,6 +5,8 @@
 The functions take turns in batches of 100 calls, so that all of them see the same machine. On a GPU a batch begins and
 ends with a synchronisation, and the rows are short enough for the host to be what the time is spent on.
 
+"backward" is the forward and the backward, by torch.autograd.grad.
+
 Where the time of the plain call goes is told by calls that leave something out: with no elements, nothing is computed
 or launched; with an `out`, nothing is allocated; without the functional layer, Python checks nothing.
 """
@@ -38,6 +40,11 @@ def functions(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
     y = torch.empty_like(x)
     nothing = x[:0].clone()
     raw, handle, out_handle = torch.ops.onepass._softmax.default, ops.HANDLES["softmax"], plain.OUT_HANDLES["softmax"]
+    leaf, g = x.clone().requires_grad_(), torch.randn_like(x)
+
+    def there_and_back(f: Callable[..., torch.Tensor]) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(f(leaf, -1), leaf, g)
+
     return {
         "onepass.softmax": lambda: onepass.softmax(x, -1),
         BASE: lambda: torch.softmax(x, -1),
@@ -54,6 +61,8 @@ def functions(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
         "onepass.logsumexp": lambda: onepass.logsumexp(x, -1),
         "torch.logsumexp": lambda: torch.logsumexp(x, -1),
         "torch.empty_like": lambda: torch.empty_like(x),
+        "onepass.softmax, backward": there_and_back(onepass.softmax),
+        "torch.softmax, backward": there_and_back(torch.softmax),
     }
 
 
@@ -107,10 +116,10 @@ def main() -> None:
     machine = torch.cuda.get_device_name() if device == "cuda" else f"CPU ({native.status('isa')}, 1 thread)"
     times = measure(torch.randn(given.size, given.size, device=device), given.calls)
     print(f"{given.size}x{given.size} float32 on {machine}, torch {torch.__version__}")
-    print(f"{'':24}{'median us':>11}{'p20 us':>9}{'min us':>9}  of {BASE}")
+    print(f"{'':28}{'median us':>11}{'p20 us':>9}{'min us':>9}  of {BASE}")
     for name, found in times.items():
         numbers = f"{found['median_us']:>11.2f}{found['p20_us']:>9.2f}{found['min_us']:>9.2f}"
-        print(f"{name:24}{numbers}{found['ratio']:>9.2f}")
+        print(f"{name:28}{numbers}{found['ratio']:>9.2f}")
     where = parts(times)
     print(f"\nonepass.softmax: {times['onepass.softmax']['median_us']:.2f} us, of which")
     for name, part in where.items():

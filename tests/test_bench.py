@@ -21,7 +21,7 @@ from onepass.bench.work import copies, make
 
 
 def test_suites_are_what_they_are_said_to_be() -> None:
-    assert list(SUITES) == ["seeds", "powers", "models", "rows", "few", "cpu", "cpu-backward"]
+    assert list(SUITES) == ["seeds", "powers", "models", "rows", "few", "backward", "cpu", "cpu-backward"]
     assert [c.shape for c in SUITES["seeds"].cases] == [(4096, 128 * i) for i in range(2, 100)]
     assert [c.shape[1] for c in SUITES["powers"].cases] == [256, 1024, 4096, 16384, 65536, 262144]
     shapes = {c.shape for c in SUITES["models"].cases}

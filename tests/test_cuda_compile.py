@@ -59,6 +59,29 @@ KERNELS = [
     ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
 ]
 
+# (function, of the result, of the gradient, plan, which): every source of gradients.
+GRADIENTS = [
+    ("softmax", F32, F32, (WARP, 32, 4, 16, 4, 1, 0, 2), "backward"),
+    ("softmax", BF16, BF16, (WARP, 8, 16, 16, 8, 1, 0, 0), "backward"),
+    ("log_softmax", F32, F16, (WARP, 4, 32, 8, 4, 1, 0, 0), "backward_even"),
+    ("softmax", F32, F32, (BLOCK, 256, 1, 16, 4, 1, 0, 2), "backward"),
+    ("log_softmax", BF16, BF16, (BLOCK, 128, 1, 24, 8, 1, 0, 0), "backward"),
+    ("softmin", F16, F16, (BLOCK, 256, 1, 24, 8, 1, 0, 2), "backward"),
+    ("softmax", F64, F64, (BLOCK, 256, 1, 4, 2, 1, 0, 0), "backward"),
+    ("softmax", F32, F32, (CLUSTER, 512, 1, 20, 4, 16, 0, 0), "backward"),
+    ("softmax", BF16, BF16, (CLUSTER, 256, 1, 32, 8, 8, 0, 0), "backward"),
+    ("log_softmax", BF16, BF16, (CLUSTER, 256, 1, 32, 8, 16, 0, 2), "backward"),
+    ("softmax", F32, F32, (GRID, 480, 1, 32, 4, 132, 12, 0), "backward"),  # of 9.0 alone
+    ("log_softmax", BF16, BF16, (GRID, 480, 1, 64, 8, 132, 8, 0), "backward"),  # of 9.0 alone
+    ("softmax", F16, F16, (GRID, 480, 1, 32, 8, 132, 8, 0), "backward"),
+    ("softmax", F64, F64, (GRID, 480, 1, 8, 2, 132, 8, 0), "backward"),
+    ("log_softmax", BF16, BF16, (GRID, 256, 1, 16, 8, 33, 0, 0), "backward_even"),
+    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1, 0, 0), "backward"),
+    ("log_softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0), "backward"),
+    ("logsumexp", F32, F32, (WARP, 8, 16, 16, 4, 1, 0, 2), "backward"),
+    ("logsumexp", BF16, BF16, (STREAM, 256, 1, 16, 8, 1, 0, 0), "backward"),
+]
+
 
 def cuobjdump() -> Path:
     triton = pytest.importorskip("triton")
@@ -80,6 +103,13 @@ def is_offered(plan: tuple[int, ...], compute: int) -> bool:
     )
 
 
+GRADIENTS_OFFERED = [
+    (*kernel, compute)
+    for i, kernel in enumerate(GRADIENTS)
+    for compute in ((80, 90, 100, 120) if i % 4 == 0 else (90,))
+    if not (kernel[3][0] == CLUSTER and compute < 90)
+    and not (kernel[3][0] == GRID and kernel[3][3] * kernel[1].itemsize > 64 and compute != 90)
+]
 OFFERED = [(*kernel, compute) for kernel in KERNELS for compute in (80, 90, 100, 120) if is_offered(kernel[3], compute)]
 
 
@@ -107,6 +137,23 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
         assert re.search(r"LDG\.E" + wide[vector * x_type.itemsize], sass), "no wide load"
         if function not in ("logsumexp", "state"):
             assert re.search(r"STG\.E" + wide[vector * y_type.itemsize], sass), "no wide store"
+
+
+@pytest.mark.parametrize(("function", "x_type", "dx_type", "plan", "which", "compute"), GRADIENTS_OFFERED)
+def test_gradients_compile_without_spills(
+    nvrtc, tmp_path, monkeypatch, function, x_type, dx_type, plan, which, compute
+):
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
+    cubin = tmp_path / "kernel.cubin"
+    native.compile_kernel(function, x_type, dx_type, plan, compute, cubin, which)
+    tool = cuobjdump()
+    usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+    report = dict(re.findall(r"(STACK|LOCAL):(\d+)", usage))
+    assert (int(report["STACK"]) <= 16, report["LOCAL"]) == (True, "0"), usage
+    sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+    wide = {16: r"\.128", 8: r"\.64", 4: "", 2: r"\.U16"}
+    assert re.search(r"LDG\.E(\.EF)?" + wide[plan[4] * x_type.itemsize], sass), "no wide load"
+    assert re.search(r"STG\.E" + wide[plan[4] * dx_type.itemsize], sass), "no wide store"
 
 
 def test_compile_error_is_told(nvrtc, tmp_path):

@@ -11,6 +11,7 @@ import torch
 PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+PASSES = ("forward", "backward", "backward_even")  # even: the result's gradient has one value a row
 TABLES = (
     "rows32",
     "rows16",
@@ -87,16 +88,62 @@ def plan(
     return json.loads(answer)
 
 
+def backward_plan(
+    function: str,
+    rows: int,
+    n: int,
+    x_type: torch.dtype,
+    dx_type: torch.dtype | None = None,
+    strides: Sequence[int] | None = None,
+    addresses: Sequence[int] = (0, 0, 0, 0),
+    even: bool = False,
+    compute: int = 90,
+    multiprocessors: int = 132,
+) -> dict[str, Any]:
+    """The launch of the gradient of `rows` rows of `n` elements on a GPU: tier and launch numbers.
+
+    `x_type` is that of the forward's result (of logsumexp its input), `dx_type` the gradient's. Row strides and
+    addresses: of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result. `even`: the
+    result's gradient has one value a row.
+
+    >>> backward_plan("softmax", 4096, 1024, torch.float32)["tier"]
+    'block'
+    """
+    answer = _ask(
+        "onepass_backward_plan",
+        FUNCTIONS.index(function),
+        compute,
+        multiprocessors,
+        b"",
+        ctypes.c_int64(rows),
+        ctypes.c_int64(n),
+        _int64s(strides or (n, n, 1 if even or function == "logsumexp" else n, 1)),
+        int(not even),
+        DTYPES.index(x_type),
+        DTYPES.index(dx_type or x_type),
+        (ctypes.c_uint64 * 4)(*addresses),
+    )
+    return json.loads(answer)
+
+
 def compile_kernel(
-    function: str, x_type: torch.dtype, y_type: torch.dtype, plan: Sequence[int], compute: int, path: str | Path
+    function: str,
+    x_type: torch.dtype,
+    y_type: torch.dtype,
+    plan: Sequence[int],
+    compute: int,
+    path: str | Path,
+    which: str = "forward",
 ) -> None:
     """Compile the kernel of a plan for sm_<compute> to a file.
 
-    A plan is (tier, lanes, rows a block, values, vector, split, shelf, edges).
+    A plan is (tier, lanes, rows a block, values, vector, split, shelf, edges). `which` is one of `PASSES`; of a
+    gradient `x_type` is that of the forward's result, and `y_type` the gradient's.
     """
     _ask(
         "onepass_compile",
         FUNCTIONS.index(function),
+        PASSES.index(which),
         DTYPES.index(x_type),
         DTYPES.index(y_type),
         _int64s(plan),

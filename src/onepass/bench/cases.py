@@ -191,6 +191,23 @@ def _few() -> Iterable[Case]:
     yield Case("few", f"1x{1 << 28}", (1, 1 << 28))  # 1 GiB of float32, the longest row by far
 
 
+def _backward() -> Iterable[Case]:
+    """Gradients of rows, softmax's and log_softmax's: powers of two, vocabularies, many short rows, few long ones."""
+    f32, bf16 = ("float32",), ("bfloat16",)
+    shapes: list[tuple[int, int, tuple[str, ...]]] = [(4096, 1 << i, f32) for i in range(10, 18)]
+    shapes += [(32768, 1 << i, bf16) for i in range(8, 14)]
+    shapes += [(8192, n, bf16) for n in (32001, 50257, 50304, 128256, 151936)]
+    shapes += [(m, n, (*f32, *bf16)) for m, n in ((2097152, 64), (8388608, 16))]
+    long = ((1, 1 << 17), (1, 1 << 20), (1, 1 << 22), (4, 1 << 20), (8, 128256), (32, 128256))
+    shapes += [(m, n, (*f32, *bf16)) for m, n in long]
+    quick = {(4096, 1024): _BOTH, (4096, 8192): _GPU, (32768, 1024): _GPU, (8192, 50257): _GPU, (1, 1 << 20): _BOTH}
+    for function in ("softmax", "log_softmax"):
+        for m, n, dtypes in shapes:
+            name = f"{m}x{n}" if function == "softmax" else f"{function}, {m}x{n}"
+            on = quick.get((m, n), ())
+            yield Case("backward", name, (m, n), -1, function, "backward", dtypes=dtypes, quick=on)
+
+
 # What a CPU has to do with: rows of one tile and of many blocks, rows shorter than a vector, one row for all cores, and
 # rows that lie side by side
 CPU_ROWS = (
@@ -239,6 +256,7 @@ SUITES: dict[str, Suite] = {
         Suite("models", "the shapes of language models, attention, routers and segmentation", tuple(_models())),
         Suite("rows", "as many rows as 1 GiB holds, N = 8 to 262144, odd lengths among them", tuple(_rows())),
         Suite("few", "1 to 64 long rows: N = 128256 to 268435456", tuple(_few())),
+        Suite("backward", "gradients of rows: many, few and long, vocabularies", tuple(_backward())),
         Suite("cpu", "the CPU engine: rows of 16 to 16777216, other dims, logsumexp", tuple(_cpu())),
         Suite(
             "cpu-backward",

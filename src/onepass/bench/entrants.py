@@ -55,7 +55,7 @@ class Onepass(Provider):
         return case.direction == "forward"
 
     def writes(self, work: Work) -> bool:
-        return super().writes(work) or (work.grad is not None and work.x.device.type == "cpu")
+        return super().writes(work) or (work.grad is not None and self.chosen != "triton")
 
     def gradient(self, work: Work) -> Call:
         case, x, grad, out = work.case, work.x, work.grad, cast(Tensor, work.out)
@@ -130,8 +130,7 @@ class Torch(Provider):
         return case.direction == "forward" and case.function != "softmin"
 
     def writes(self, work: Work) -> bool:
-        by_operator = work.grad is not None and work.x.device.type == "cpu" and work.case.function != "softmin"
-        return super().writes(work) or by_operator
+        return super().writes(work) or (work.grad is not None and work.case.function != "softmin")
 
     def gradient(self, work: Work) -> Call:
         """The operators that torch's autograd calls, in their form with an `out`; of logsumexp its three steps."""

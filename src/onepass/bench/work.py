@@ -60,7 +60,7 @@ def empty(case: Case, dtype: str, device: torch.device) -> Work:
     x = torch.empty(case.shape, dtype=of, device=device)
     if case.direction == "backward":
         grad = torch.empty(case.out_shape(), dtype=result, device=device)
-        return Work(case, dtype, x, torch.empty_like(x) if x.device.type == "cpu" else None, grad)
+        return Work(case, dtype, x, torch.empty_like(x), grad)
     return Work(case, dtype, x, out=torch.empty(case.out_shape(), dtype=result, device=device))
 
 

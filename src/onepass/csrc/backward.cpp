@@ -1,7 +1,9 @@
-// backward.cpp: the operators of gradients. On the CPU; no Python here, fake kernels are in ops.py.
+// backward.cpp: the operators of gradients. No Python here, fake kernels are in ops.py.
 #include <algorithm>
 
 #include "cpu/pick.h"
+#include "cuda/backward.h"
+#include "cuda/engine.h"
 #include "dims.h"
 #include "overlap.h"
 
@@ -67,7 +69,7 @@ void strides_of(const Given& given, const Operand& tensor, bool reduced, int64_t
   }
 }
 
-void run(const BackwardCall& call) {
+void run_cpu(const BackwardCall& call) {
   const CpuEngine& engine = cpu_engine();
   const Units units = engine.backward_units(call);
   const int64_t rows = call.layout.rows;
@@ -88,7 +90,7 @@ void run(const BackwardCall& call) {
   parallel(BackwardStep::finish, totals, units.count, grain);
 }
 
-void run(const Given& given, const Operand& dx, DType dx_type) {
+void run(const Given& given, const Operand& dx, DType dx_type, const CudaPlan* forced = nullptr) {
   if (dx.numel() == 0) return;
   const int rank = dx.rank;
   int64_t strides[kBackwardTensors][kMaxDims] = {};
@@ -97,9 +99,22 @@ void run(const Given& given, const Operand& dx, DType dx_type) {
   strides_of(given, given.grad, given.lse != nullptr, strides[kGrad]);
   if (given.lse) strides_of(given, *given.lse, true, strides[kLse]);
   const int64_t* const each[kBackwardTensors] = {strides[0], strides[1], strides[2], strides[3]};
-  run({given.function, given.type, dx_type, dx.mutable_data(), given.saved.data(), given.grad.data(),
-       given.lse ? given.lse->data() : nullptr,
-       make_backward_layout(rank, dx.sizes, each, given.mask.reduced, given.lse != nullptr)});
+  const BackwardCall call = {given.function,
+                             given.type,
+                             dx_type,
+                             dx.mutable_data(),
+                             given.saved.data(),
+                             given.grad.data(),
+                             given.lse ? given.lse->data() : nullptr,
+                             make_backward_layout(rank, dx.sizes, each, given.mask.reduced, given.lse != nullptr)};
+  if (!dx.is_cuda()) return run_cpu(call);
+  cuda::run_backward(call,
+                     {{&dx, &given.saved, &given.grad, given.lse},
+                      {strides[0], strides[1], strides[2], strides[3]},
+                      rank,
+                      dx.sizes,
+                      given.mask.reduced},
+                     forced);
 }
 
 Tensor made(const Given& given, DType dx_type) {
@@ -114,7 +129,7 @@ Extent extent_of(const Operand& tensor) {
   return {uint64_t(tensor.data()), size_of(tensor.type()), tensor.rank, tensor.sizes, tensor.strides};
 }
 
-void made_in(const Given& given, const Tensor& out) {
+void made_in(const Given& given, const Tensor& out, const CudaPlan* forced = nullptr) {
   const Operand dx(out.get());
   if (!same_shape(dx, given.saved)) {
     fail("the gradient has shape " + text_of(given.saved.sizes, given.saved.rank) + ", got an out of shape " +
@@ -137,7 +152,7 @@ void made_in(const Given& given, const Tensor& out) {
     }
     if (!good) fail("out may share memory with itself, or with elements of an operand that are not its own");
   }
-  run(given, dx, type);
+  run(given, dx, type, forced);
 }
 
 Function softmax_function(int64_t function) {
@@ -163,6 +178,15 @@ void logsumexp_backward_out(const Tensor& grad, const Tensor& x, const Tensor& l
   const Operand result(lse.get());
   made_in(Given(Function::logsumexp, grad, x, &result, dim, keepdim), out);
 }
+// Private, for tests: a gradient on a GPU with its plan given.
+void forced_backward(const Tensor& grad, const Tensor& saved, std::optional<Tensor> lse, int64_t function, Dims dim,
+                     Dims plan, Tensor out) {
+  const CudaPlan given = cuda::checked_plan(plan);
+  if (!out.is_cuda()) fail("only CUDA calls have a plan to force");
+  if (!lse) return made_in(Given(softmax_function(function), grad, saved, nullptr, dim, true), out, &given);
+  const Operand result(lse->get());
+  made_in(Given(Function::logsumexp, grad, saved, &result, dim, result.rank == saved.dim()), out, &given);
+}
 
 }  // namespace
 
@@ -175,13 +199,20 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
   const std::string logsumexp = "(Tensor grad, Tensor x, Tensor lse, int[1] dim, bool keepdim";
   m.def(("_logsumexp_backward" + logsumexp + "=False) -> Tensor").c_str());
   m.def(("_logsumexp_backward.out" + logsumexp + ", Tensor(a!) out) -> ()").c_str());
+  m.def(
+      "_forced_backward(Tensor grad, Tensor saved, Tensor? lse, int function, int[] dim, int[] plan, Tensor(a!) out) "
+      "-> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) {
+static void implement_backward(torch::stable::detail::StableLibrary& m) {
   m.impl("_softmax_backward", TORCH_BOX(&softmax_backward));
   m.impl("_softmax_backward.out", TORCH_BOX(&softmax_backward_out));
   m.impl("_logsumexp_backward", TORCH_BOX(&logsumexp_backward));
   m.impl("_logsumexp_backward.out", TORCH_BOX(&logsumexp_backward_out));
+  m.impl("_forced_backward", TORCH_BOX(&forced_backward));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_backward(m); }
+STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) { implement_backward(m); }
 
 }  // namespace onepass

@@ -103,6 +103,11 @@ struct BackwardCall {
   void* dx;
   const void *saved, *grad, *lse;
   BackwardLayout layout;
+
+  // Has the result's gradient one value a row, though the function has as many as the input?
+  bool even() const {
+    return function != Function::logsumexp && layout.n > 1 && layout.reduced.innermost().strides[kGrad] == 0;
+  }
 };
 
 }  // namespace onepass

@@ -1,6 +1,7 @@
 // inspect.cpp: what Python asks of the native core besides operators, as plain C functions for ctypes (no CPython API):
 // the plan of a call as JSON, a kernel compiled to a file, and what works on this machine. Each returns 0, or 1 with
 // the reason in `text`.
+#include "backward_plan.h"
 #include "call.h"
 #include "cpu/engine.h"
 #include "cpu/pick.h"
@@ -15,6 +16,14 @@ using namespace onepass;
 
 std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
+
+std::string launch_fields(const CudaPlan& plan, int64_t rows) {
+  return field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
+         field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
+         field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +
+         field("edges", kEdgesNames[plan.edges]) + ", " + field("threads", plan.threads()) + ", " +
+         field("grid", plan.grid(rows));
+}
 
 std::string plan_json(Function function, const Layout& layout, DType x, DType y, const Gpu& gpu, uint64_t x_address,
                       uint64_t y_address) {
@@ -37,11 +46,7 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
   }
   const Phase phase(x, y, x_address, y_address, rows, reduced);
   const CudaPlan plan = plan_cuda(rows, x, y, phase, gpu, batch_invariant());
-  return json + ", " + field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
-         field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
-         field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +
-         field("edges", kEdgesNames[plan.edges]) + ", " + field("read_again", plan.read_again(rows.n)) + ", " +
-         field("threads", plan.threads()) + ", " + field("grid", plan.grid(layout.rows)) + ", " +
+  return json + ", " + launch_fields(plan, layout.rows) + ", " + field("read_again", plan.read_again(rows.n)) + ", " +
          field("source", cuda::source_of(plan.tier)) + "}";
 }
 
@@ -60,15 +65,42 @@ ONEPASS_API int onepass_plan(int function, int compute, int multiprocessors, con
   });
 }
 
+// The plan of a gradient of rows of n elements on a GPU: types, functions, `compute` and `name` as above, strides and
+// addresses in the order of BackwardTensor; the result's gradient has the stride `grad_step` along a row, 0 or 1.
+ONEPASS_API int onepass_backward_plan(int function, int compute, int multiprocessors, const char* name, int64_t rows,
+                                      int64_t n, const int64_t* strides, int grad_step, int type, int dx_type,
+                                      const uint64_t* addresses, char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    BackwardCall call = {Function(function),
+                         DType(type),
+                         DType(dx_type),
+                         reinterpret_cast<void*>(addresses[kDx]),
+                         reinterpret_cast<const void*>(addresses[kSaved]),
+                         reinterpret_cast<const void*>(addresses[kGrad]),
+                         reinterpret_cast<const void*>(addresses[kLse]),
+                         {}};
+    call.layout.outer.insert({rows, {strides[kDx], strides[kSaved], strides[kGrad], strides[kLse]}});
+    call.layout.reduced.insert({n, {1, 1, grad_step, 0}});
+    call.layout.rows = rows, call.layout.n = n;
+    call.layout.view = View::rows;
+    const Gpu gpu = typical(compute, multiprocessors, name);
+    const BackwardPhase phase(call, call.even());
+    const CudaPlan plan = BackwardPlanner(call, phase, gpu, batch_invariant()).plan();
+    return "{" + launch_fields(plan, rows) + "}";
+  });
+}
+
 // Compiles the kernel of a plan (tier, lanes, rows a block, values, vector, split, shelf, edges) for sm_<compute> into
-// the file `path`.
-ONEPASS_API int onepass_compile(int function, int x_type, int y_type, const int64_t* plan, int compute,
+// the file `path`. `pass` is numbered as in launch.h.
+ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int compute,
                                 const char* path, char* text, int64_t size) {
   return guarded(text, size, [&] {
     const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]),
                            int(plan[4]),  int(plan[5]), int(plan[6]), int(plan[7])};
-    const std::string code = cuda::cubin(
-        cuda::source_of(made.tier), cuda::defines_of(Function(function), DType(x_type), DType(y_type), made), compute);
+    const cuda::Pass which = cuda::Pass(pass);
+    const std::string code =
+        cuda::cubin(cuda::source_of(which, Function(function), made.tier),
+                    cuda::defines_of(Function(function), DType(x_type), DType(y_type), made, which), compute);
     return written(code, path);
   });
 }

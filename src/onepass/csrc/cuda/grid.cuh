@@ -63,7 +63,7 @@ __device__ inline void read_as_one(const void* at, uint64_t* low, uint64_t* high
 struct Part {
   uint64_t low, high;
 };
-constexpr int kParts = sizeof(Accumulator<OUT>::type) == 8 ? 3 : 1;  // that hold one state
+constexpr int kParts = sizeof(IN) == 8 || sizeof(OUT) == 8 ? 3 : 1;  // that hold one state, whichever counts
 
 struct Message {
   Part parts[kParts];

@@ -27,19 +27,20 @@ constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with 
 
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
 // tiers warp and flat only, the number of blocks in clusters.
-uint64_t identity(Function function, DType x, DType y, const CudaPlan& plan, int device) {
+uint64_t identity(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
   const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat, cluster = plan.tier == Tier::cluster;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(function), 3), add(int(x), 2), add(int(y), 2), add(int(plan.tier), 3);
   add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : 0, 11), add(plan.values, 8), add(plan.vector, 4);
-  add(cluster ? plan.split : 0, 5), add(plan.shelved(), 1), add(plan.edges, 2);
+  add(cluster ? plan.split : 0, 5), add(plan.shelved(), 1), add(plan.edges, 2), add(int(pass), 2);
   return id;
 }
 
-Handle load(Function function, DType x, DType y, const CudaPlan& plan, int device) {
+Handle load(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
   const Gpu& gpu = device_info(device);
-  const std::string code = cubin(source_of(plan.tier), defines_of(function, x, y, plan), gpu.compute);
+  const std::string code =
+      cubin(source_of(pass, function, plan.tier), defines_of(function, x, y, plan, pass), gpu.compute);
   Handle module, loaded;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
   check(driver().module_function(&loaded, module, "onepass_kernel"), "cuModuleGetFunction");
@@ -49,19 +50,6 @@ Handle load(Function function, DType x, DType y, const CudaPlan& plan, int devic
   check(driver().function_get(&declared, kSharedStatic, loaded), "cuFuncGetAttribute");
   check(driver().function_set(loaded, kSharedDynamic, gpu.shared - declared), "cuFuncSetAttribute");
   return loaded;
-}
-
-Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device) {
-  static std::shared_mutex mutex;
-  static std::unordered_map<uint64_t, Handle> kernels;
-  const uint64_t id = identity(function, x, y, plan, device);
-  {
-    std::shared_lock lock(mutex);
-    if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
-  }
-  std::unique_lock lock(mutex);
-  if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
-  return kernels.emplace(id, load(function, x, y, plan, device)).first->second;
 }
 
 // Bytes of the piece of memory that a tile of the tier flat takes in shared memory.
@@ -85,7 +73,15 @@ const char* source_of(Tier tier) {
                               : "rows.cu";
 }
 
-std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan) {
+const char* source_of(Pass pass, Function function, Tier tier) {
+  if (pass == Pass::forward) return source_of(tier);
+  if (tier == Tier::grid) return "backward_grid.cu";
+  return function == Function::logsumexp ? "backward_lse.cu"
+         : tier == Tier::stream          ? "backward_stream.cu"
+                                         : "backward.cu";
+}
+
+std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan, Pass pass) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
   return {define("IN", type_name(x)),
@@ -97,7 +93,21 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
           define("VECTOR", std::to_string(plan.vector)),
           define("CLUSTER", std::to_string(plan.tier == Tier::cluster ? plan.split : 1)),
           define("SHELVED", plan.shelved() ? "1" : "0"),
-          define("EDGES", std::to_string(plan.edges))};
+          define("EDGES", std::to_string(plan.edges)),
+          define("EVEN", pass == Pass::backward_even ? "1" : "0")};
+}
+
+Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
+  static std::shared_mutex mutex;
+  static std::unordered_map<uint64_t, Handle> kernels;
+  const uint64_t id = identity(function, x, y, plan, device, pass);
+  {
+    std::shared_lock lock(mutex);
+    if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
+  }
+  std::unique_lock lock(mutex);
+  if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
+  return kernels.emplace(id, load(function, x, y, plan, device, pass)).first->second;
 }
 
 void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device) {
@@ -123,7 +133,7 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
     // As many groups of blocks as there are rows and multiprocessors for.
     blocks = plan.grid(rows, gpu.multiprocessors);
     // Two messages of a block, and a word of a row.
-    made.parts = (2 * blocks + blocks / plan.split) * (call.y_type == DType::float64 ? 48 : 16);
+    made.parts = (2 * blocks + blocks / plan.split) * message_bytes(call.x_type, call.y_type);
     made.numbers = {plan.shelf / plan.chunk(), int(plan.wide(n)), int(plan.chunks(n))};
     made.groups = unsigned(blocks / plan.split);
     blocks = plan.split;

@@ -22,12 +22,23 @@ struct Launch {
   int64_t parts;               // the tier grid: bytes of the room for what blocks tell each other
 };
 
-// The source file and the defines that make the kernel of a plan.
+// What a kernel computes: a function, its gradient, or that from a gradient of the result which has one value a row.
+enum class Pass { forward, backward, backward_even };
+
+// The source file and the defines that make the kernel of a plan, of elements of type `x` to results of type `y`.
 const char* source_of(Tier tier);
-std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan);
+const char* source_of(Pass pass, Function function, Tier tier);
+std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan,
+                                    Pass pass = Pass::forward);
+
+// A loaded kernel, compiled or read from disk where this process has not got it yet. The caller is in the context.
+Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass = Pass::forward);
 
 // Compiles or loads the kernel of a plan on `device`, where this process has not got it yet.
 void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device);
+
+// Of what a block of the tier grid tells the others, as grid.cuh has it.
+constexpr int64_t message_bytes(DType x, DType y) { return x == DType::float64 || y == DType::float64 ? 48 : 16; }
 
 // The launch of a call (of View::rows) by a plan. Compiles or loads the kernel where this process has not got it yet;
 // throws where the plan takes more shared memory than there is.

@@ -1,0 +1,83 @@
+"""The plan of a gradient on a GPU, which is pure: no GPU here."""
+
+import pytest
+import torch
+
+from onepass import batch_invariant, native
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+
+# rows, n, dtype -> tier, blocks a row
+CHOICES = [
+    (8388608, 16, F32, "warp", 1),
+    (2097152, 64, BF16, "warp", 1),
+    (4096, 1024, F32, "block", 1),
+    (4096, 4096, F32, "block", 1),
+    (4096, 16384, F32, "cluster", 8),
+    (8192, 50257, BF16, "cluster", 8),
+    (8192, 151936, BF16, "cluster", 16),
+    (4096, 131072, F32, "cluster", 16),
+    (1, 131072, F32, "grid", 132),
+    (4, 1 << 20, F32, "grid", 33),
+    (32, 128256, F32, "grid", 4),
+    (1 << 10, 1 << 20, F32, "grid", 26),
+]
+
+
+@pytest.mark.parametrize(("rows", "n", "dtype", "tier", "split"), CHOICES)
+def test_choices(rows, n, dtype, tier, split):
+    plan = native.backward_plan("softmax", rows, n, dtype)
+    assert (plan["tier"], plan["split"]) == (tier, split)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+@pytest.mark.parametrize("compute", [80, 90, 100, 120])
+@pytest.mark.parametrize("n", [1, 5, 33, 100, 257, 781, 1000, 1025, 5001, 8192, 20001, 50257, 131072, 10**6, 10**8])
+def test_a_row_has_room(n, compute, dtype):
+    """For any rows at any address, in and out of the batch-invariant mode."""
+    for rows, address, padding, invariant in ((1, 0, 0, False), (7, 0, 1, False), (1000, 16, 0, True), (5, 2, 3, True)):
+        at = address * dtype.itemsize // 2
+        with batch_invariant(invariant):
+            plan = native.backward_plan(
+                "softmax",
+                rows,
+                n,
+                dtype,
+                strides=(n + padding,) * 3 + (1,),
+                addresses=(at, at, at, 0),
+                compute=compute,
+                multiprocessors=132,
+            )
+        within = (n + padding) * (rows > 1) % plan["vector"] or address % plan["vector"]
+        window = n + plan["vector"] - 1 if within and plan["edges"] == "window" else n
+        if plan["tier"] in ("warp", "block", "cluster"):
+            assert plan["lanes"] * plan["values"] * plan["split"] >= window
+        if plan["edges"] == "whole":
+            assert not within
+            assert n % plan["vector"] == 0
+        if compute < 90:
+            assert plan["tier"] != "cluster"
+        assert plan["threads"] <= 1024
+
+
+def test_vectors_are_as_wide_as_all_three_tensors_allow():
+    def width(*addresses: int, n: int = 1024) -> int:
+        return native.backward_plan("softmax", 8, n, F32, addresses=(*addresses, 0))["vector"]
+
+    assert width(0, 0, 0) == width(4, 4, 4) == 4
+    assert width(0, 0, 8) == 2
+    assert width(0, 4, 0) == 1
+    assert native.backward_plan("softmax", 8, 1024, F32, addresses=(0, 0, 4, 0), even=True)["vector"] == 4
+
+
+def test_the_number_of_rows_does_not_count_in_the_batch_invariant_mode():
+    for n in (1000, 20000, 131072, 1 << 20, 1 << 24):
+        with batch_invariant():
+            plans = [native.backward_plan("softmax", rows, n, F32) for rows in (1, 7, 100, 5000)]
+        kept = [{key: plan[key] for key in ("tier", "lanes", "values", "vector", "split")} for plan in plans]
+        assert all(k == kept[0] for k in kept)
+
+
+@pytest.mark.parametrize(("n", "tier"), [(16, "warp"), (512, "warp"), (513, "stream"), (1 << 20, "stream")])
+def test_logsumexp_goes_in_pieces(n, tier):
+    assert native.backward_plan("logsumexp", 100, n, F32)["tier"] == tier
