@@ -115,6 +115,7 @@ def test_the_quick_way_widens_too(function, dtype, fake_gpu):
         torch.ops.onepass._logsumexp.int(gpu_tensor(dtype), 1)
     with onepass.autocast_keeps_half():
         assert quick(gpu_tensor(dtype), 1).dtype is dtype
+        assert quick(gpu_tensor(torch.float64), 1).dtype is torch.float64
         assert torch.ops.onepass._logsumexp.int(gpu_tensor(dtype), 1).dtype is dtype
 
 

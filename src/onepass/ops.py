@@ -126,7 +126,7 @@ def raw(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, ke
 
 def call(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str) -> Tensor:
     """A checked call by the route that its surroundings ask for."""
-    if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter) or torch._C._get_tracing_state():
         if engine == "triton":
             return _ops.triton.default(x, function, dims, dtype, keepdim)
         if function in REDUCTIONS:

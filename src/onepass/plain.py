@@ -83,7 +83,7 @@ def _register(function: str) -> None:
     `option` is keepdim for logsumexp, else dtype.
     """
     name, lse = f"_{function}.int", function == "logsumexp"
-    operator = getattr(torch.ops.onepass, f"_{function}").default._op
+    operator = getattr(torch.ops.onepass, function).default._op
 
     def options(option: Any) -> tuple[torch.dtype | None, bool]:
         return (None, bool(option)) if lse else (option, False)
@@ -95,10 +95,6 @@ def _register(function: str) -> None:
             raise NotImplementedError(f"onepass: takes {TAKES}, got {input.dtype} and {dtype}")
         return empty(function, input, [dim], dtype, keepdim)
 
-    def traced(input: Tensor, dim: int, option: Any = None) -> Tensor:  # so that torch.jit.trace writes it down
-        dtype, keepdim = options(option)
-        return operator(input, [dim], keepdim) if lse else operator(input, [dim], dtype=dtype)
-
     def transformed(input: Tensor, dim: int, option: Any = None) -> Tensor:  # torch.func
         return Differentiable.apply(input, function, normalise_dims(function, input, dim), *options(option), "native")
 
@@ -107,10 +103,10 @@ def _register(function: str) -> None:
             if lse:
                 _refuse()
             option = option or torch.float32
-        return traced(input, dim, option)
+        return operator(input, [dim], bool(option)) if lse else operator(input, [dim], dtype=option)
 
     torch.library.register_fake(f"onepass::{name}", fake, lib=library)
-    library.impl(name, traced, "Tracer")
+    library.impl(name, _refuse, "Tracer")  # torch.jit.trace writes the registered operator down, which has a gradient
     library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
     library.impl(name, autocast, "AutocastCUDA")
     library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # else torch looks here too who needs a gradient
