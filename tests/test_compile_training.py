@@ -141,6 +141,24 @@ def test_forward_mode_through_a_graph(function, engine, device):
 
 
 @every_function
+def test_one_function_compiled_for_every_mode_of_autograd(function):
+    """Recording, not recording and in inference mode, in turn: a graph for each, and never one for another."""
+    f = torch.compile(lambda x: ours(function)(x * 2, 1), fullgraph=True, backend="aot_eager")
+    x = maker(torch.float32)(3, 4)
+    want = ours(function)(x * 2, 1)
+    for _ in range(2):
+        with torch.inference_mode():
+            y = f(x)
+            assert y.is_inference()
+        torch.testing.assert_close(y, want)
+        with torch.no_grad():
+            assert not f(x.clone().requires_grad_()).requires_grad
+        leaf = x.clone().requires_grad_()
+        f(leaf).sum().backward()
+        assert leaf.grad is not None
+
+
+@every_function
 def test_double_backward_through_a_graph_is_refused_as_torchs_is(function):
     """torch.compile has none, whatever is compiled; it has to say so."""
     x = maker(torch.float64)(3, 4).requires_grad_()
