@@ -7,27 +7,13 @@ import sys
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
 import onepass
 from onepass import native
-from onepass.cli import cli
 from onepass.warmup import _compiled
+from warmup_support import BF16, F32, F64, FAMILY, TYPES, call, names, needs_nvrtc
 
-F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
-FAMILY = ("softmax", "log_softmax", "softmin")
-TYPES = [(F32, F32), (F64, F64), (F16, F16), (BF16, BF16), (BF16, F32), (F32, F16)]
 MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
-
-
-def has_nvrtc() -> bool:
-    try:
-        return bool(native.status("nvrtc"))
-    except RuntimeError:
-        return False
-
-
-needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC here")
 
 
 @pytest.fixture
@@ -35,10 +21,6 @@ def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
     return folder
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["warmup", *arguments])
 
 
 # Which kernels
@@ -65,21 +47,18 @@ def test_lengths_narrow_it_down():
     assert len(both) < len(all_of_them)
 
 
-def names(kernels: list[str]) -> set[str]:
-    """What tells kernels apart: several plans may ask for one."""
-    return {kernel.split("-")[1] for kernel in kernels}
-
-
 @pytest.mark.parametrize("compute", [80, 90])
 @pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
-def test_every_length_is_covered(x_type, y_type, compute):
+@pytest.mark.parametrize("which", native.PASSES)
+def test_every_length_is_covered(which, x_type, y_type, compute):
     rng = random.Random(0)
-    kinds = ("softmax", x_type, y_type, -1, compute)
-    known = native.kernels_to_warm(*kinds)
-    assert len(names(known)) == len(known)
-    for bits in (10, 14, 18, 22, 34):
-        lengths = [int(2 ** rng.uniform(0, bits)) for _ in range(1000)]
-        assert names(native.kernels_to_warm(*kinds, lengths)) <= names(known)
+    for function in ("softmax", "logsumexp") if x_type == y_type else ("softmax",):
+        kinds = (function, x_type, y_type, -1, compute)
+        known = native.kernels_to_warm(*kinds, (), which)
+        assert len(names(known)) == len(known)
+        for bits in (10, 14, 18, 22, 34):
+            lengths = [int(2 ** rng.uniform(0, bits)) for _ in range(1000)]
+            assert names(native.kernels_to_warm(*kinds, lengths, which)) <= names(known)
 
 
 # The cache

@@ -140,16 +140,8 @@ def compile_kernel(
     A plan is (tier, lanes, rows a block, values, vector, split, shelf, edges). `which` is one of `PASSES`; of a
     gradient `x_type` is that of the forward's result, and `y_type` the gradient's.
     """
-    _ask(
-        "onepass_compile",
-        FUNCTIONS.index(function),
-        PASSES.index(which),
-        DTYPES.index(x_type),
-        DTYPES.index(y_type),
-        _int64s(plan),
-        compute,
-        str(path).encode(),
-    )
+    kind = _kind(function, x_type, y_type, which)
+    _ask("onepass_compile", *kind, _int64s(plan), compute, str(path).encode())
 
 
 def load_kernel(source: str, name: str, options: str, device: int) -> int:
@@ -223,32 +215,45 @@ def counts() -> tuple[int, int]:
 
 
 def kernels_to_warm(
-    function: str, x_type: torch.dtype, y_type: torch.dtype, device: int, compute: int, lengths: Sequence[int] = ()
+    function: str,
+    x_type: torch.dtype,
+    y_type: torch.dtype,
+    device: int,
+    compute: int,
+    lengths: Sequence[int] = (),
+    which: str = "forward",
 ) -> list[str]:
     """The kernels that contiguous rows of `lengths`, or of any length, may ask for, as `warm_kernel` takes them.
 
     On CUDA device number `device`; where it is -1, on a GPU of compute capability `compute` that need not be here.
+    `which` and the types are those of `compile_kernel`.
     """
-    types = DTYPES.index(x_type), DTYPES.index(y_type)
+    kind = _kind(function, x_type, y_type, which)
     count = ctypes.c_int64(len(lengths))
-    answer = _ask("onepass_warm_list", FUNCTIONS.index(function), *types, device, compute, _int64s(lengths), count)
-    return answer.split()
+    return _ask("onepass_warm_list", *kind, device, compute, _int64s(lengths), count).split()
 
 
 def warm_kernel(
-    function: str, x_type: torch.dtype, y_type: torch.dtype, device: int, compute: int, kernel: str
+    function: str,
+    x_type: torch.dtype,
+    y_type: torch.dtype,
+    device: int,
+    compute: int,
+    kernel: str,
+    which: str = "forward",
 ) -> None:
     """Load one of `kernels_to_warm` on `device`; where that is -1, compile it for `compute` into the disk cache."""
-    _warm(function, x_type, y_type, device, compute, False, kernel)
+    kind = _kind(function, x_type, y_type, which)
+    _ask("onepass_warm", *kind, device, compute, ctypes.c_bool(False), kernel.encode())
 
 
-def is_kernel_cached(function: str, x_type: torch.dtype, y_type: torch.dtype, compute: int, kernel: str) -> bool:
+def is_kernel_cached(
+    function: str, x_type: torch.dtype, y_type: torch.dtype, compute: int, kernel: str, which: str = "forward"
+) -> bool:
     """Whether one of `kernels_to_warm` is in the disk cache; nothing is compiled."""
-    return _warm(function, x_type, y_type, -1, compute, True, kernel) == "yes"
+    kind = _kind(function, x_type, y_type, which)
+    return _ask("onepass_warm", *kind, -1, compute, ctypes.c_bool(True), kernel.encode()) == "yes"
 
 
-def _warm(
-    function: str, x_type: torch.dtype, y_type: torch.dtype, device: int, compute: int, ask: bool, kernel: str
-) -> str:
-    types = DTYPES.index(x_type), DTYPES.index(y_type)
-    return _ask("onepass_warm", FUNCTIONS.index(function), *types, device, compute, ctypes.c_bool(ask), kernel.encode())
+def _kind(function: str, x_type: torch.dtype, y_type: torch.dtype, which: str) -> tuple[int, int, int, int]:
+    return FUNCTIONS.index(function), PASSES.index(which), DTYPES.index(x_type), DTYPES.index(y_type)

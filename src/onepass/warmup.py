@@ -27,6 +27,7 @@ class Kernel(NamedTuple):
     function: str
     x_type: torch.dtype
     y_type: torch.dtype
+    which: str
     kernel: str
 
 
@@ -36,6 +37,7 @@ def warmup(
     functions: Sequence[str] = native.FUNCTIONS,
     lengths: Sequence[int] | None = None,
     *,
+    gradients: bool = False,
     compute: int | None = None,
     progress: Progress | None = None,
 ) -> int:
@@ -51,6 +53,8 @@ def warmup(
             row, as logsumexp does, has no such pairs and passes over them.
         functions: names of functions, as "softmax"; all of them if not given.
         lengths: of the rows, in elements; None for any length.
+        gradients: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
+            value a row, as that of a sum has; not of "state", whose gradient is plain torch arithmetic.
         compute: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
             Nothing is loaded, and `device` is not taken.
         progress: called with (done, of how many) as the work goes on.
@@ -78,9 +82,9 @@ def warmup(
     elif wanted:
         _cache()  # or says why there is none
     kernels = [
-        Kernel(*what, kernel)
-        for what in wanted
-        for kernel in native.kernels_to_warm(*what, index, compute, tuple(lengths or ()))
+        Kernel(function, x_type, y_type, which, kernel)
+        for function, x_type, y_type, which in _passes(wanted, gradients)
+        for kernel in native.kernels_to_warm(function, x_type, y_type, index, compute, tuple(lengths or ()), which)
     ]
     missing = _missing(kernels, compute)
     report = progress or (lambda done, total: None)
@@ -94,7 +98,7 @@ def warmup(
         with torch.cuda.device(index):  # its context is the one that the kernels are loaded into
             torch.cuda.current_stream().synchronize()
             for kernel in kernels:
-                native.warm_kernel(*kernel[:3], index, compute, kernel.kernel)
+                _warm(kernel, index, compute)
                 done += 1
                 report(done, total)
     return len(kernels)
@@ -130,6 +134,17 @@ def _checked(
         pairs.append(pair)
     wanted = [(f, x, _result(f, x, y)) for f in functions for x, y in pairs if f not in _REDUCTIONS or x == y]
     return list(dict.fromkeys(wanted))
+
+
+def _passes(
+    wanted: Sequence[tuple[str, torch.dtype, torch.dtype]], gradients: bool
+) -> Iterator[tuple[str, torch.dtype, torch.dtype, str]]:
+    """(function, type read, type written, pass); a gradient reads the type of the result and writes the input's."""
+    for function, x_type, y_type in wanted:
+        yield function, x_type, y_type, "forward"
+        if gradients and function != "state":
+            yield function, y_type, x_type, "backward"
+            yield function, y_type, x_type, "backward_even"
 
 
 def _result(function: str, x: torch.dtype, y: torch.dtype) -> torch.dtype:
@@ -168,7 +183,11 @@ def _missing(kernels: Sequence[Kernel], compute: int) -> list[Kernel]:
         native.status("cache")
     except RuntimeError:
         return []
-    return [k for k in kernels if not native.is_kernel_cached(*k[:3], compute, k.kernel)]
+    return [k for k in kernels if not native.is_kernel_cached(*k[:3], compute, k.kernel, k.which)]
+
+
+def _warm(kernel: Kernel, index: int, compute: int) -> None:
+    native.warm_kernel(*kernel[:3], index, compute, kernel.kernel, kernel.which)
 
 
 # Compiling, in this process or in several -------------------------------------------------------------------------
@@ -179,7 +198,7 @@ def _compiled(kernels: Sequence[Kernel], compute: int) -> Iterator[Kernel]:
     count = min(len(os.sched_getaffinity(0)), -(-len(kernels) // _EACH), _MOST)
     if count < 2 or not sys.executable:
         for kernel in kernels:
-            native.warm_kernel(*kernel[:3], -1, compute, kernel.kernel)
+            _warm(kernel, -1, compute)
             yield kernel
         return
     with contextlib.ExitStack() as stack:
@@ -224,10 +243,10 @@ class _Worker:
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             assert self.process.stdout is not None
-            print(kernel.function, *numbers, kernel.kernel, file=self.process.stdin, flush=True)
+            print(kernel.function, *numbers, kernel.which, kernel.kernel, file=self.process.stdin, flush=True)
             answer = self.process.stdout.readline()
         if answer != "done\n":  # then here, where an error is told in full
-            native.warm_kernel(*kernel[:3], -1, compute, kernel.kernel)
+            _warm(kernel, -1, compute)
 
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
@@ -241,9 +260,9 @@ class _Worker:
 def work() -> None:
     """What a process of `_Worker` runs."""
     for line in sys.stdin:
-        function, x, y, compute, kernel = line.split()
+        function, x, y, compute, which, kernel = line.split()
         try:
-            native.warm_kernel(function, native.DTYPES[int(x)], native.DTYPES[int(y)], -1, int(compute), kernel)
+            _warm(Kernel(function, native.DTYPES[int(x)], native.DTYPES[int(y)], which, kernel), -1, int(compute))
         except RuntimeError:
             print("failed", flush=True)
         else:

@@ -35,12 +35,14 @@ def _dtype_pair(text: str) -> str:
 )
 @click.option("--functions", multiple=True, type=Names(), metavar="NAME[,...]", help="As softmax.  [default: all]")
 @click.option("--lengths", metavar="N[,...]", help="Of the rows, in elements.  [default: any]")
+@click.option("--gradients", is_flag=True, help="Those of the gradients too.")
 @click.option("--compute", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
 def warmup(
     device: str | None,
     dtypes: Sequence[Sequence[str]],
     functions: Sequence[Sequence[str]],
     lengths: str | None,
+    gradients: bool,
     compute: int | None,
 ) -> None:
     """Compile every CUDA kernel that contiguous rows may ask for into the disk cache, so that no call waits for one.
@@ -63,6 +65,7 @@ def warmup(
                 asked or DTYPES,
                 flat(functions) or native.FUNCTIONS,
                 given,
+                gradients=gradients,
                 compute=compute,
                 progress=progress,
             )

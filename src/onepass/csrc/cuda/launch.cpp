@@ -110,9 +110,9 @@ Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int dev
   return kernels.emplace(id, load(function, x, y, plan, device, pass)).first->second;
 }
 
-void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device) {
+void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
   enter_context(device);
-  kernel(function, x, y, plan, device);
+  kernel(function, x, y, plan, device, pass);
 }
 
 Launch launch_by(const CudaPlan& plan, const Call& call, int device) {

@@ -35,7 +35,7 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
 Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass = Pass::forward);
 
 // Compiles or loads the kernel of a plan on `device`, where this process has not got it yet.
-void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device);
+void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass);
 
 // Of what a block of the tier grid tells the others, as grid.cuh has it.
 constexpr int64_t message_bytes(DType x, DType y) { return x == DType::float64 || y == DType::float64 ? 48 : 16; }

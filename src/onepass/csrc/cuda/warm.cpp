@@ -4,6 +4,7 @@
 #include <set>
 #include <unordered_set>
 
+#include "../backward_plan.h"
 #include "../call.h"
 #include "../guarded.h"
 #include "driver.h"
@@ -15,6 +16,8 @@ using namespace onepass;
 
 constexpr int64_t kEvery = 4224;                      // up to here every length is walked
 constexpr int64_t kLongest = (int64_t(1) << 33) + 1;  // and to here those at which a plan may change
+// Numbers of rows, closer together where there are few: what a block keeps follows from how many share the chip.
+constexpr int64_t kRows[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, 4096, 1000000};
 
 // Lengths such that a plan of any length is the plan of one of these: all short ones, then those around each limit of
 // the tables (and around its half and its double, for other sizes of elements), around the powers of two and their
@@ -35,11 +38,22 @@ std::vector<int64_t> lengths_to_walk(const Tables& tables) {
     }
   };
   for (const NamedTable& named : kTables) limits(tables.*named.table);
+  for (const bool half : {false, true}) limits(backward_table(half));
   for (int64_t n = 4096; n <= kLongest; n *= 2) around(n), around(n + n / 2);
   for (double n = kEvery; n < double(kLongest); n *= 1.01)
     lengths.insert(int64_t(n) | 1), lengths.insert(int64_t(n) & ~7);
   return {lengths.begin(), lengths.end()};
 }
+
+// What kernels are asked for. Those of a gradient read the type of the forward's result and write that of its input.
+struct Kind {
+  Function function;
+  cuda::Pass pass;
+  DType x, y;
+
+  const char* source(Tier tier) const { return cuda::source_of(pass, function, tier); }
+  std::vector<std::string> defines(const CudaPlan& plan) const { return cuda::defines_of(function, x, y, plan, pass); }
+};
 
 // A kernel: a plan that asks for it, and what tells it from others.
 struct Kernel {
@@ -47,28 +61,55 @@ struct Kernel {
   std::string name;
 };
 
-// Those that contiguous rows of `lengths` ask for.
-std::vector<Kernel> kernels_of(Function function, DType x, DType y, const Gpu& gpu,
-                               const std::vector<int64_t>& lengths) {
-  Call call = {};
-  call.function = function;
-  const bool reduces = call.reduces();
+// With which element of a vector a tensor begins: the first where the allocator has it, another if it is a view.
+constexpr int kFirsts[] = {0, 1, 2, 4};
+
+template <class Visit>
+void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
+  const DType x = kind.x, y = kind.y;
+  const bool reduced = reduces(kind.function);
+  const Layout layout = contiguous_layout(rows, n, reduced);
+  for (const int first : kFirsts) {
+    const uint64_t x_at = uint64_t(first * size_of(x)), y_at = uint64_t(first * size_of(y));
+    visit(plan_cuda(layout, x, y, Phase(x, y, x_at, 0, layout, reduced), gpu));
+    if (first) visit(plan_cuda(layout, x, y, Phase(x, y, x_at, y_at, layout, reduced), gpu));  // the same, in place
+  }
+}
+
+// A gradient is always fresh, and so is the result that the forward saved: elsewhere lies the result's gradient, or the
+// input of logsumexp.
+template <class Visit>
+void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
+  const bool even = kind.pass == cuda::Pass::backward_even;
+  const int64_t each = even || reduces(kind.function) ? 1 : n;  // elements of the result's gradient a row
+  BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
+  call.layout.outer.insert({rows, {n, n, each, 1}});
+  call.layout.reduced.insert({n, {1, 1, even ? 0 : 1, 0}});
+  call.layout.rows = rows, call.layout.n = n;
+  if (call.even() != even) return;
+  for (const int first : kFirsts) {
+    (reduces(kind.function) ? call.saved : call.grad) =
+        reinterpret_cast<const void*>(uintptr_t(first * size_of(kind.x)));
+    visit(BackwardPlanner(call, BackwardPhase(call, even), gpu, false).plan());
+  }
+}
+
+// The kernels that contiguous rows of `lengths` ask for.
+std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const std::vector<int64_t>& lengths) {
   std::unordered_set<std::string> plans, names;
   std::vector<Kernel> found;
-  const auto visit = [&](const Layout& layout, uint64_t x_at, uint64_t y_at) {
-    const CudaPlan plan = plan_cuda(layout, x, y, Phase(x, y, x_at, y_at, layout, reduces), gpu);
+  const auto visit = [&](const CudaPlan& plan) {
     if (!plans.insert(std::string(reinterpret_cast<const char*>(&plan), sizeof plan)).second) return;
-    std::string kernel = cuda::source_of(plan.tier);
-    for (const std::string& define : cuda::defines_of(function, x, y, plan)) kernel += " " + define;
+    std::string kernel = kind.source(plan.tier);
+    for (const std::string& define : kind.defines(plan)) kernel += " " + define;
     if (names.insert(kernel).second) found.push_back({plan, kernel});
   };
   for (const int64_t n : lengths) {
-    for (const int64_t rows : {1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 1000000}) {
-      const Layout layout = contiguous_layout(rows, n, reduces);
-      visit(layout, 0, 0);                 // from an address that the allocator gives
-      for (const int first : {1, 2, 4}) {  // a view that begins with another element
-        visit(layout, uint64_t(first * size_of(x)), 0);
-        visit(layout, uint64_t(first * size_of(x)), uint64_t(first * size_of(y)));  // the same, in place
+    for (const int64_t rows : kRows) {
+      if (kind.pass == cuda::Pass::forward) {
+        forward_plans(kind, gpu, rows, n, visit);
+      } else {
+        backward_plans(kind, gpu, rows, n, visit);
       }
     }
   }
@@ -102,16 +143,17 @@ CudaPlan read(const std::string& kernel) {
 }  // namespace
 
 // The kernels that contiguous rows of `lengths` (`count` of them; none: of any length) may ask for, one a line, as
-// onepass_warm takes them. On `device`, or where it is negative on a full GPU of `compute`.
-ONEPASS_API int onepass_warm_list(int function, int x_type, int y_type, int device, int compute, const int64_t* lengths,
-                                  int64_t count, char* text, int64_t size) {
+// onepass_warm takes them. On `device`, or where it is negative on a full GPU of `compute`. `pass` is numbered as in
+// launch.h.
+ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type, int device, int compute,
+                                  const int64_t* lengths, int64_t count, char* text, int64_t size) {
   return guarded(text, size, [&] {
     const Gpu gpu = device < 0 ? typical(compute) : cuda::device_info(device);
     const std::vector<int64_t> every = count ? std::vector<int64_t>() : lengths_to_walk(tables_of(gpu.name));
-    const auto kernels = kernels_of(Function(function), DType(x_type), DType(y_type), gpu,
-                                    count ? std::vector<int64_t>(lengths, lengths + count) : every);
+    const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
     std::string lines;
-    for (const Kernel& kernel : kernels) lines += written(kernel) + "\n";
+    for (const Kernel& kernel : kernels_of(kind, gpu, count ? std::vector<int64_t>(lengths, lengths + count) : every))
+      lines += written(kernel) + "\n";
     if (int64_t(lines.size()) >= size) throw std::runtime_error("onepass: too many kernels");
     return lines;
   });
@@ -119,16 +161,15 @@ ONEPASS_API int onepass_warm_list(int function, int x_type, int y_type, int devi
 
 // Compiles `kernel` into the disk cache, or loads it on `device` if that is not negative. With `ask` it
 // does neither, and says whether the cache has it: "yes" or "no".
-ONEPASS_API int onepass_warm(int function, int x_type, int y_type, int device, int compute, bool ask,
+ONEPASS_API int onepass_warm(int function, int pass, int x_type, int y_type, int device, int compute, bool ask,
                              const char* kernel, char* text, int64_t size) {
   return guarded(text, size, [&]() -> std::string {
     const CudaPlan made = read(kernel);
-    const Function wanted = Function(function);
-    const DType x = DType(x_type), y = DType(y_type);
-    const char* source = cuda::source_of(made.tier);
-    const auto defines = cuda::defines_of(wanted, x, y, made);
+    const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+    const char* source = kind.source(made.tier);
+    const auto defines = kind.defines(made);
     if (ask) return cuda::is_cached(source, defines, compute) ? "yes" : "no";
-    if (device >= 0) return cuda::prepare(wanted, x, y, made, device), "";
+    if (device >= 0) return cuda::prepare(kind.function, kind.x, kind.y, made, device, kind.pass), "";
     std::string why;
     const std::string directory = cuda::cache_directory(&why);
     if (directory.empty()) throw std::runtime_error("onepass: no cache to compile into: " + why);
