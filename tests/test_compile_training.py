@@ -215,7 +215,8 @@ def test_reduce_overhead_trains(function):
         x = maker(torch.float32, "cuda", seed)(64, 300).requires_grad_()
         torch.compiler.cudagraph_mark_step_begin()
         (got,) = torch.autograd.grad(f(x).square().sum(), x)
-        torch.testing.assert_close(got, torch.autograd.grad((TORCH[function](x, 1) * 2).square().sum(), x)[0])
+        want = torch.autograd.grad((TORCH[function](x, 1) * 2).square().sum(), x)[0]
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-4)  # of terms of 40 that cancel
 
 
 def test_every_device_that_has_the_operator_uses_it():

@@ -265,5 +265,7 @@ def test_on_a_gpu(function, dtype, monkeypatch):
     if "cuda" in engines.ENGINES and onepass.engines()["cuda"] is None:
         monkeypatch.setattr(functional, "check_input", refuse)
         ours(function)(x, 1)
+        if function == "logsumexp" and dtype.itemsize == 2:
+            return  # autocast has a way of its own for it: by the state
         with torch.autocast("cuda", dtype=torch.bfloat16):
             assert ours(function)(x, 1).dtype is (torch.float32 if dtype.itemsize == 2 else dtype)
