@@ -261,7 +261,7 @@ def test_bench_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_a_traceback_is_never_an_answer() -> None:
     done = command("bench", "nope")
     assert done.returncode == 2
-    known = "seeds, powers, models, rows, few, cpu, cpu-backward"
+    known = "seeds, powers, models, rows, few, backward, cpu, cpu-backward"
     assert done.stderr == f"onepass: unknown suite 'nope': there are {known}\n"
 
 

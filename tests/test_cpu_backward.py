@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onepass import gradients, native
+from onepass import formulas, native
 from support import DTYPES, TORCH, every_function, every_softmax, ours, same
 
 ops = torch.ops.onepass
@@ -126,7 +126,7 @@ def test_logsumexp_against_the_definition(shape: tuple[int, ...], dims: tuple[in
             ):
                 got = ops._logsumexp_backward(g, x, lse, dims, keepdim)
                 at = [d % max(x.dim(), 1) for d in dims] if x.dim() else []
-                wide_g, wide_lse = (gradients.expand(t, at, keepdim).double() for t in (g, lse))
+                wide_g, wide_lse = (formulas.expand(t, at, keepdim).double() for t in (g, lse))
                 want = wide_g * (x.double() - wide_lse).exp()
                 rtol = torch.finfo(dtype).eps + (
                     4e-15 if dtype is torch.float64 else 2e-6 if x.element_size() == 4 else 1e-5
