@@ -125,7 +125,7 @@ ONEPASS_INLINE void fetch(const Y* from) {
 // The sum of a row or a piece. What is `next_y` and `next_g` elements further on is fetched meanwhile, unless they are
 // 0.
 template <Kind K, class Y>
-__attribute__((noinline)) double backward_sum(const BackwardRow<Y> row, int64_t next_y, int64_t next_g) {
+ONEPASS_INLINE double backward_sum(const BackwardRow<Y> row, int64_t next_y, int64_t next_g) {
   constexpr bool split = std::is_same_v<Y, bfloat16>;
   Sums total;
   int64_t i = 0;
@@ -157,8 +157,8 @@ constexpr bool kAnyNan = sizeof(Y) == 4 && sizeof(D) == 2;
 
 // dx of a row or a piece. `past`: past the cache, all whole lines; nothing is then in place.
 template <Kind K, class Y, class D>
-__attribute__((noinline)) void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last, bool past,
-                                              int64_t next_y, int64_t next_g) {
+ONEPASS_INLINE void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last, bool past,
+                                   int64_t next_y, int64_t next_g) {
   constexpr bool any = kAnyNan<Y, D>, split = kSplit<Y, D>;
   int64_t i = 0;
   const auto steps = [&](auto is_past) __attribute__((always_inline)) {

@@ -3,15 +3,15 @@
 
 #include "backward_any.h"
 #include "backward_aside.h"
+#include "backward_rows.h"
 #include "backward_short.h"
 
 namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kRowsAGroup = 64;    // short rows of a unit
+constexpr int64_t kShortest = 16;      // elements of a row of floats that goes with others
 constexpr int64_t kAhead = 128 << 10;  // bytes of a row's operands, of which the next row's are fetched beforehand
 constexpr int64_t kFar = 2048;         // bytes that those of a longer row are fetched before
-// Bytes of a gradient that goes past the cache: less than of a forward's result, since two operands come through it.
-constexpr int64_t kPastBackward = 2 << 20;
 
 inline Kind kind_of(Function function) {
   return function == Function::logsumexp ? Kind::lse : function == Function::log_softmax ? Kind::log : Kind::soft;
@@ -29,7 +29,14 @@ inline bool doubles(const BackwardCall& call) {
 
 inline bool past_cache(const BackwardCall& call) {
   return kStreams && call.dx != call.saved && call.dx != call.grad &&
-         call.layout.rows * call.layout.n * size_of(call.dx_type) >= kPastBackward;
+         call.layout.rows * call.layout.n * size_of(call.dx_type) >= kPast;
+}
+// Rows that stay in the cache and go one by one? Short ones of half types, and the shortest of floats, are faster a
+// vector's lanes of them together.
+inline bool one_by_one(const BackwardCall& call) {
+  const bool floats = call.type == DType::float32 && call.dx_type == DType::float32;
+  return call.function != Function::logsumexp && !call.even() && !past_cache(call) && call.layout.n <= kLong &&
+         call.layout.n > (floats ? kShortest : kShortMost);
 }
 
 // Rows of a tile of rows that lie side by side.
@@ -59,7 +66,7 @@ inline void each_tile(const BackwardCall& call, int64_t begin, int64_t end, Work
 template <Kind K, class Y, class D>
 struct Backward {
   const BackwardCall& call;
-  const BackwardBag outer = call.layout.outer;
+  const BackwardBag& outer = call.layout.outer;
   const BackwardDim n = call.layout.reduced.innermost();
   const bool past = past_cache(call);
   const float sign = call.function == Function::softmin ? -1.0f : 1.0f;
@@ -91,6 +98,20 @@ struct Backward {
     float a, b;
     last(offset, &a, &b);
     return {all(a), all(b)};
+  }
+
+  // Runs of rows at one stride.
+  void runs(int64_t begin, int64_t end) const {
+    BackwardBag slow = outer;
+    const BackwardDim inner = outer.innermost();
+    slow.count -= slow.count > 0;
+    BackwardOdometer at(slow, begin / inner.size);
+    for (int64_t first = begin % inner.size, left = end - begin; left > 0; at.next()) {
+      const int64_t count = inner.size - first < left ? inner.size - first : left;
+      backward_rows<K>(saved(at.offset) + first * inner.strides[kSaved], grad(at.offset) + first * inner.strides[kGrad],
+                       dx(at.offset) + first * inner.strides[kDx], inner.strides, count, n.size, sign);
+      first = 0, left -= count;
+    }
   }
 
   // Rows of unit stride.
@@ -274,6 +295,9 @@ struct Backward {
   void run(BackwardStep step, double* sums, int64_t begin, int64_t end) const {
     if (call.layout.view == View::columns) return tiles(begin, end);
     if (step != BackwardStep::rows) return pieces(step, sums, begin, end);
+    if constexpr (K != Kind::lse) {
+      if (one_by_one(call)) return runs(begin, end);
+    }
     if (n.size <= kShortMost) return groups(begin, end);
     if (K == Kind::lse && n.size > kLong) return pieces(BackwardStep::finish, sums, begin, end);
     rows(begin, end);
