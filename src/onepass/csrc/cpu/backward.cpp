@@ -59,7 +59,7 @@ Units backward_units(const BackwardCall& call) {
   if (fast) {
     const int64_t each = (n + kPiece - 1) / kPiece;
     if (one_by_one(call)) return {rows, n, 0};
-    if (n <= kShortMost) return {(rows + kRowsAGroup - 1) / kRowsAGroup, n * kRowsAGroup, 0};
+    if (together(call)) return {(rows + kRowsAGroup - 1) / kRowsAGroup, n * kRowsAGroup, 0};
     if (n > kLong) return {rows * each, kPiece, lse ? 0 : each};
   }
   return {rows, n, 0};

@@ -4,40 +4,13 @@
 #include "backward_any.h"
 #include "backward_aside.h"
 #include "backward_rows.h"
-#include "backward_short.h"
+#include "backward_way.h"
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kRowsAGroup = 64;    // short rows of a unit
-constexpr int64_t kShortest = 16;      // elements of a row of floats that goes with others
-constexpr int64_t kAhead = 128 << 10;  // bytes of a row's operands, of which the next row's are fetched beforehand
-constexpr int64_t kFar = 2048;         // bytes that those of a longer row are fetched before
-
-inline Kind kind_of(Function function) {
-  return function == Function::logsumexp ? Kind::lse : function == Function::log_softmax ? Kind::log : Kind::soft;
-}
-// Computed in vectors of floats?
-inline bool vectors(const BackwardCall& call) {
-  const DType y = call.type, dx = call.dx_type;
-  return call.layout.view != View::strided && y != DType::float64 && dx != DType::float64 &&
-         (y == dx || y == DType::float32 || dx == DType::float32);
-}
-// In loops over doubles?
-inline bool doubles(const BackwardCall& call) {
-  return call.layout.view != View::strided && call.type == DType::float64 && call.dx_type == DType::float64;
-}
-
-inline bool past_cache(const BackwardCall& call) {
-  return kStreams && call.dx != call.saved && call.dx != call.grad &&
-         call.layout.rows * call.layout.n * size_of(call.dx_type) >= kPast;
-}
-// Rows that stay in the cache and go one by one? Short ones of half types, and the shortest of floats, are faster a
-// vector's lanes of them together.
-inline bool one_by_one(const BackwardCall& call) {
-  const bool floats = call.type == DType::float32 && call.dx_type == DType::float32;
-  return call.function != Function::logsumexp && !call.even() && !past_cache(call) && call.layout.n <= kLong &&
-         call.layout.n > (floats ? kShortest : kShortMost);
-}
+constexpr int64_t kRowsAGroup = 64;   // short rows of a unit
+constexpr int64_t kAhead = 16 << 10;  // bytes of a row's operands, of which the next row's are fetched beforehand
+constexpr int64_t kFar = 2048;        // bytes that those of a longer row are fetched before
 
 // Rows of a tile of rows that lie side by side.
 inline int64_t tile_rows(const BackwardCall& call) {
@@ -298,7 +271,7 @@ struct Backward {
     if constexpr (K != Kind::lse) {
       if (one_by_one(call)) return runs(begin, end);
     }
-    if (n.size <= kShortMost) return groups(begin, end);
+    if (together(call)) return groups(begin, end);
     if (K == Kind::lse && n.size > kLong) return pieces(BackwardStep::finish, sums, begin, end);
     rows(begin, end);
   }

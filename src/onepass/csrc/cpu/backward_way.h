@@ -1,0 +1,51 @@
+// backward_way.h: which way a gradient goes: in what arithmetic, past the cache or not, and which rows go together.
+#pragma once
+
+#include "backward_short.h"
+
+namespace onepass::ONEPASS_ISA {
+
+constexpr int64_t kShortest = 16;  // elements of a row of floats that goes with others
+// Elements of the longest row of which dx goes past the cache as a whole, or not at all.
+constexpr int64_t kUneven = 512;
+
+inline Kind kind_of(Function function) {
+  return function == Function::logsumexp ? Kind::lse : function == Function::log_softmax ? Kind::log : Kind::soft;
+}
+// Computed in vectors of floats?
+inline bool vectors(const BackwardCall& call) {
+  const DType y = call.type, dx = call.dx_type;
+  return call.layout.view != View::strided && y != DType::float64 && dx != DType::float64 &&
+         (y == dx || y == DType::float32 || dx == DType::float32);
+}
+// In loops over doubles?
+inline bool doubles(const BackwardCall& call) {
+  return call.layout.view != View::strided && call.type == DType::float64 && call.dx_type == DType::float64;
+}
+
+inline bool past_cache(const BackwardCall& call) {
+  return kStreams && call.dx != call.saved && call.dx != call.grad &&
+         call.layout.rows * call.layout.n * size_of(call.dx_type) >= kPast;
+}
+inline bool floats(const BackwardCall& call) { return call.type == DType::float32 && call.dx_type == DType::float32; }
+// Does each row's dx go past the cache as a whole? Rows of which a part does not are slower than those of which none
+// does: 65536 x 100 floats by a fifth to a third.
+inline bool evenly_past(const BackwardCall& call) {
+  const int64_t n = call.layout.n, stride = call.layout.outer.innermost().strides[kDx] * size_of(call.dx_type);
+  return uintptr_t(call.dx) % kLine == 0 && stride % kLine == 0 &&
+         n % (n > kShortMost / 2 ? kBackwardStep : kPair) == 0;
+}
+// Rows that go one by one, dx into the cache? Short ones of half types, and the shortest of floats, are faster a
+// vector's lanes of them together.
+inline bool one_by_one(const BackwardCall& call) {
+  const int64_t n = call.layout.n;
+  if (call.function == Function::logsumexp || call.even() || n <= (floats(call) ? kShortest : kShortMost)) return false;
+  return past_cache(call) ? n <= kUneven && !evenly_past(call) : n <= kLong;
+}
+// Rows that go a vector's lanes of them together?
+inline bool together(const BackwardCall& call) {
+  const bool streamed = past_cache(call) && floats(call) && call.function != Function::logsumexp && !call.even();
+  return call.layout.n <= (streamed ? kShortMost / 2 : kShortMost) && !one_by_one(call);
+}
+
+}  // namespace onepass::ONEPASS_ISA
