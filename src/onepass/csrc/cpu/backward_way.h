@@ -23,9 +23,12 @@ inline bool doubles(const BackwardCall& call) {
   return call.layout.view != View::strided && call.type == DType::float64 && call.dx_type == DType::float64;
 }
 
+// Of rows in pieces from fewer bytes on: their operands come through the cache a second time.
+constexpr int64_t kPastPieces = 2 << 20;
 inline bool past_cache(const BackwardCall& call) {
+  const int64_t least = call.layout.view == View::rows && call.layout.n > kLong ? kPastPieces : kPast;
   return kStreams && call.dx != call.saved && call.dx != call.grad &&
-         call.layout.rows * call.layout.n * size_of(call.dx_type) >= kPast;
+         call.layout.rows * call.layout.n * size_of(call.dx_type) >= least;
 }
 inline bool floats(const BackwardCall& call) { return call.type == DType::float32 && call.dx_type == DType::float32; }
 // Does each row's dx go past the cache as a whole? Rows of which a part does not are slower than those of which none
