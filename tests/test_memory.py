@@ -40,8 +40,8 @@ def test_what_is_saved_is_what_torch_saves(function, dtype, engine, device):
 @every_engine
 @every_function
 def test_a_saved_tensor_that_was_written_to_raises_as_torchs(function, engine, device):
-    """Any that is saved, by an operation of torch or by an out= of ours; in torch's words, up to the node's name and the
-    version that was found, which a call may raise by more than one."""
+    """Any that is saved, by an operation of torch or by an out= of ours; in torch's words, up to the node's name and
+    the version that was found, which a call may raise by more than one."""
     for which in saved(lambda t: TORCH[function](t, 1), maker(torch.float32, device)(3, 4).requires_grad_()):
         errors = []
         for f in (lambda t: ours(function)(t, 1, engine=engine), lambda t: TORCH[function](t, 1)):

@@ -19,7 +19,6 @@ constexpr int kMessengers = 32;              // threads of a block that take no 
 constexpr int kThreads = 512;                // the messengers among them
 constexpr int kChunk = VECTOR == 2 ? 1 : 2;  // vectors of each operand that a thread takes at a time
 constexpr int kKept = SLOTS / kChunk;        // chunks in registers
-constexpr int kUnit = 16 / sizeof(IN);       // elements: chunks begin at multiples of 16 bytes
 constexpr int kOperands = EVEN ? 1 : 2;
 
 typedef Terms<kChunk> Chunk;
@@ -43,23 +42,6 @@ __device__ inline Raw read_vector(const IN* at) {
     return __builtin_bit_cast(Raw, load<uint32_t, kRaw / 4, Once>(at));
   }
 }
-
-// A row: loose elements up to a multiple of 16 bytes, whole vectors, and loose elements again.
-struct Row {
-  int head;
-  int64_t vectors;
-
-  __device__ Row(const IN* at, int64_t n) {
-    const int before = kApart ? 0 : (int)(-(uint64_t)at / sizeof(IN) % kUnit);
-    head = before < n ? before : (int)n;
-    vectors = (uint64_t)(n - head) / kUnit * (kUnit / VECTOR);
-  }
-  // The loose element of a lane of the messenger of the row's first block, or -1.
-  __device__ int64_t loose(int lane, int64_t n) const {
-    const int64_t after = head + vectors * VECTOR + lane - 8;
-    return lane < head ? lane : lane >= 8 && lane < 16 && after < n ? after : -1;
-  }
-};
 
 // By one warp: the sum of a row from the messages of its `split` blocks.
 __device__ inline A whole_row(const Message* messages, int split, uint32_t turn) {

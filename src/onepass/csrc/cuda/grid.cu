@@ -20,8 +20,7 @@ constexpr int kMessengers = 32;  // threads of a block that take no part in whol
 constexpr int kThreads = 512;    // the messengers among them
 // Vectors a thread takes at a time, while it waits for as many: fewer of doubles, whose exponentials take registers.
 constexpr int kChunk = VECTOR == 2 ? 2 : SLOTS ? 4 : 8;
-constexpr int kKept = SLOTS / kChunk;   // chunks in registers
-constexpr int kUnit = 16 / sizeof(IN);  // elements: chunks begin at multiples of 16 bytes
+constexpr int kKept = SLOTS / kChunk;  // chunks in registers
 
 typedef Accumulator<OUT>::type A;
 typedef Merged<OUT>::type L;
@@ -110,24 +109,6 @@ __device__ inline State<A> whole_row(const Message* messages, int split, uint32_
   merge_lanes(&m, &l);
   return {m, value_of(l)};
 }
-
-// A row: loose elements up to a multiple of 16 bytes, whole vectors, and loose elements again.
-struct Row {
-  const IN* at;
-  int head;
-  int64_t vectors;
-
-  __device__ Row(const IN* at, int64_t n) : at(at) {
-    const int before = kApart ? 0 : (int)(-(uint64_t)at / sizeof(IN) % kUnit);
-    head = before < n ? before : (int)n;
-    vectors = (uint64_t)(n - head) / kUnit * (kUnit / VECTOR);
-  }
-  // The loose element of a lane of the messenger of the row's first block, or -1.
-  __device__ int64_t loose(int lane, int64_t n) const {
-    const int64_t after = head + vectors * VECTOR + lane - 8;
-    return lane < head ? lane : lane >= 8 && lane < 16 && after < n ? after : -1;
-  }
-};
 
 // The blocks of one y share a row, and as many rows are taken at a time as there are. Chunks of `wide` vectors go to
 // the blocks of a row in turn, so that all read in one region of memory at a time: `most` to each. A block keeps the

@@ -1,7 +1,7 @@
 // grid.cuh: a barrier for all blocks of a cooperative launch, which the driver starts together or not at all.
 #pragma once
 
-#include "state.cuh"
+#include "window.cuh"
 
 // The word that the driver gives every cooperative launch for its barrier, and cleared at least once: the launch's own,
 // so that launches on several streams, or one graph replayed while another runs, do not meet.
@@ -107,5 +107,25 @@ struct Message {
  private:
   static __device__ uint64_t words(float low, uint32_t high) {
     return (uint64_t)high << 32 | (uint64_t)__float_as_uint(low);
+  }
+};
+
+constexpr int kUnit = 16 / sizeof(IN);  // elements: chunks begin at multiples of 16 bytes
+
+// A row: loose elements up to a multiple of 16 bytes, whole vectors, and loose elements again.
+struct Row {
+  const IN* at;
+  int head;
+  int64_t vectors;
+
+  __device__ Row(const IN* at, int64_t n) : at(at) {
+    const int before = kApart ? 0 : (int)(-(uint64_t)at / sizeof(IN) % kUnit);
+    head = before < n ? before : (int)n;
+    vectors = (uint64_t)(n - head) / kUnit * (kUnit / VECTOR);
+  }
+  // The loose element of a lane of the messenger of the row's first block, or -1.
+  __device__ int64_t loose(int lane, int64_t n) const {
+    const int64_t after = head + vectors * VECTOR + lane - 8;
+    return lane < head ? lane : lane >= 8 && lane < 16 && after < n ? after : -1;
   }
 };
