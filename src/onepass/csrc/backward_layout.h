@@ -7,6 +7,8 @@
 //   strided   everything else
 #pragma once
 
+#include <algorithm>
+
 #include "layout.h"
 #include "plan.h"
 
@@ -24,6 +26,15 @@ struct BackwardDim {
 struct BackwardBag {
   int count = 0;
   BackwardDim dims[kMaxDims];  // the slowest first
+
+  // Copies what is there: all dims would be 2.5 KB, and a small call's time.
+  BackwardBag() = default;
+  BackwardBag(const BackwardBag& other) : count(other.count) { std::copy_n(other.dims, count, dims); }
+  BackwardBag& operator=(const BackwardBag& other) {
+    count = other.count;
+    std::copy_n(other.dims, count, dims);
+    return *this;
+  }
 
   // By falling strides: those of dx first.
   void insert(const BackwardDim& dim) {

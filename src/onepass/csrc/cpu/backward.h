@@ -5,14 +5,13 @@
 //   logsumexp     dx = dy exp(x - lse)
 //
 //   a row that fits a core's cache:   sum, its operands read from memory -> dx, its operands read from the cache
-//   a longer one, in pieces of a fixed length: a sum each, added up in order; then dx, the last piece first, since that
-//                                              is still in the cache
+//   a longer one, in pieces of a fixed length: a sum each, added up in order; then dx
 //
 // y of log_softmax, and x - lse, are at most 0.
 #pragma once
 
 #include "../backward_layout.h"
-#include "exponential.h"
+#include "products.h"
 #include "sizes.h"
 
 namespace onepass::ONEPASS_ISA {
@@ -61,14 +60,21 @@ ONEPASS_INLINE Floats backward_term(Floats y, Floats g) {
 }
 
 // What makes dx of a row's elements: of softmax minus the sum, and a sign that both have; of log_softmax the sum; of
-// logsumexp the result's gradient and the result.
+// logsumexp the result's gradient and the result. Each lane is a row of its own, or all are one.
 template <Kind K, class D>
 struct BackwardLast {
-  // In g - exp(y) * sum the terms may cancel, so that the shortest polynomial would show.
-  typedef std::conditional_t<K == Kind::log && sizeof(D) == 2, Coarse<4>, typename Exponential<D>::type> E;
+  static constexpr bool kHalf = sizeof(D) == 2;
   Floats a, b;
+  Origin from;
 
-  static BackwardLast of(float sum, float sign) { return {all(K == Kind::soft ? -sum * sign : sum), all(sign)}; }
+  static ONEPASS_INLINE BackwardLast of(Floats a, Floats b) {
+    if constexpr (K == Kind::soft) return {a, b, {}};
+    const Factor factor = Factor::of(a);
+    return {factor.number, b, factor.from};
+  }
+  static ONEPASS_INLINE BackwardLast of_sum(Floats sum, Floats sign) {
+    return of(K == Kind::soft ? sum * -sign : sum, sign);
+  }
   // Elements become dx.
   template <int M>
   ONEPASS_INLINE void operator()(Floats (&y)[M], const Floats (&g)[M]) const {
@@ -78,8 +84,7 @@ struct BackwardLast {
       if constexpr (K == Kind::lse) {
         for (int k = 0; k < M; ++k) y[k] -= b;
       }
-      E::of(y);
-      for (int k = 0; k < M; ++k) y[k] *= kDrop;
+      powers<kHalf>(y, from);
       for (int k = 0; k < M; ++k) y[k] = K == Kind::log ? g[k] - y[k] * a : a * y[k];
     }
   }
@@ -116,22 +121,13 @@ ONEPASS_INLINE Floats finite_rest(const Sums& sums) {
   return total - total == Floats{} ? total : sums.sum;
 }
 
-// Fetches a step of elements.
-template <class Y>
-ONEPASS_INLINE void fetch(const Y* from) {
-  for (int64_t at = 0; at < kBackwardStep; at += kLine / int64_t(sizeof(Y))) __builtin_prefetch(from + at);
-}
-
-// The sum of a row or a piece. What is `next_y` and `next_g` elements further on is fetched meanwhile, unless they are
-// 0.
+// The sum of a row or a piece.
 template <Kind K, class Y>
-ONEPASS_INLINE double backward_sum(const BackwardRow<Y> row, int64_t next_y, int64_t next_g) {
+ONEPASS_INLINE double backward_sum(const BackwardRow<Y> row) {
   constexpr bool split = std::is_same_v<Y, bfloat16>;
   Sums total;
   int64_t i = 0;
   const auto step = [&](int64_t at) __attribute__((always_inline)) {
-    if (next_y) fetch(row.y + next_y + at);
-    if (next_g) fetch(row.g + next_g + at);
     Floats y[4] = {}, g[4];
     load_some<split>(row.g_from(at), g);
     if constexpr (K == Kind::soft) load_some<split>(row.y + at, y);
@@ -157,14 +153,11 @@ constexpr bool kAnyNan = sizeof(Y) == 4 && sizeof(D) == 2;
 
 // dx of a row or a piece. `past`: past the cache, all whole lines; nothing is then in place.
 template <Kind K, class Y, class D>
-ONEPASS_INLINE void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last, bool past,
-                                   int64_t next_y, int64_t next_g) {
+ONEPASS_INLINE void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last, bool past) {
   constexpr bool any = kAnyNan<Y, D>, split = kSplit<Y, D>;
   int64_t i = 0;
   const auto steps = [&](auto is_past) __attribute__((always_inline)) {
     for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
-      if (next_y) fetch(row.y + next_y + i);
-      if (next_g) fetch(row.g + next_g + i);
       Floats y[4], g[4] = {};
       load_some<split>(row.y + i, y);
       if constexpr (K != Kind::lse) load_some<split>(row.g_from(i), g);

@@ -41,7 +41,7 @@ __attribute__((noinline)) void backward_part(const BackwardTile<Y, D>& t, int64_
     sums.add(backward_term<K>(load_part(t.y_of(i, j), count, 0), load_part(t.g_of(i, j), count, 0)));
   }
   const Floats total = finite_rest(sums);
-  const BackwardLast<K, D> last = {K == Kind::soft ? total * -sign : total, sign};
+  const auto last = BackwardLast<K, D>::of_sum(total, sign);
   for (int64_t i = 0; i < t.n; ++i) {
     const Floats made = last.one(load_part(t.y_of(i, j), count, 0), load_part(t.g_of(i, j), count, 0));
     store_part<kAnyNan<Y, D>>(t.dx + i * t.dx_stride + j, count, made);
@@ -54,8 +54,9 @@ ONEPASS_INLINE void last_aside(Floats (&y)[M], const Floats (&g)[M], const Float
   if constexpr (K == Kind::soft) {
     for (int k = 0; k < M; ++k) y[k] *= g[k] * b + a[k];
   } else {
-    BackwardLast<K, D>::E::of(y);
-    for (int k = 0; k < M; ++k) y[k] = g[k] - y[k] * kDrop * a[k];
+    const Factor one = Factor::of(all(1));
+    powers<sizeof(D) == 2>(y, one.from);
+    for (int k = 0; k < M; ++k) y[k] = g[k] - y[k] * one.number * a[k];
   }
 }
 
@@ -102,11 +103,11 @@ void backward_columns(const BackwardTile<Y, D>& t, int64_t width, Floats sign, b
     for (int64_t v = 0; v < wide; v += pair) {
       const int64_t at_g = v & t.g_mask;
       if (v % line == 0) {
-        __builtin_prefetch(y + ahead * t.y_stride + v), __builtin_prefetch(g + ahead * t.g_stride + at_g);
-        if (both) {
-          __builtin_prefetch(y_two + ahead * t.y_stride + v);
-          __builtin_prefetch(g_two + ahead * t.g_stride + at_g);
-        }
+        const auto fetch = [](const Y* from) __attribute__((always_inline)) { __builtin_prefetch(from); };
+        if (needs_y) fetch(y + ahead * t.y_stride + v);
+        if (needs_y && both) fetch(y_two + ahead * t.y_stride + v);
+        fetch(g + ahead * t.g_stride + at_g);
+        if (both) fetch(g_two + ahead * t.g_stride + at_g);
       }
       Floats of_y[2] = {}, of_g[2], more[2];
       if constexpr (needs_y) load_kept<split, keeps.value>(y + v, to_y + v, of_y);
@@ -172,7 +173,7 @@ void backward_columns(const BackwardTile<Y, D>& t, int64_t width, Floats sign, b
 template <class Y>
 void backward_columns_lse(const Y* x, const Y* g, const Y* lse, Y* dx, int64_t n, const int64_t* n_strides,
                           const int64_t* strides, int64_t width, bool past) {
-  typedef typename BackwardLast<Kind::lse, Y>::E E;
+  const Factor one = Factor::of(all(1));
   alignas(64) float each_g[kTileRows], each_lse[kTileRows];
   for (int64_t j = 0; j < width; ++j) {
     each_g[j] = to_wide(g[j * strides[kGrad]]), each_lse[j] = to_wide(lse[j * strides[kLse]]);
@@ -186,9 +187,9 @@ void backward_columns_lse(const Y* x, const Y* g, const Y* lse, Y* dx, int64_t n
         Floats made[2], of_g[2];
         load_some<false>(from + v, made);
         for (int k = 0; k < 2; ++k) made[k] -= load_vector(each_lse + v + k * kWidth);
-        E::of(made);
+        powers<sizeof(Y) == 2>(made, one.from);
         load_some<false>(each_g + v, of_g);
-        for (int k = 0; k < 2; ++k) made[k] = of_g[k] * (made[k] * kDrop);
+        for (int k = 0; k < 2; ++k) made[k] = of_g[k] * (made[k] * one.number);
         store_some<false, false, is_past.value>(to + v, made);
       }
     };
@@ -199,7 +200,8 @@ void backward_columns_lse(const Y* x, const Y* g, const Y* lse, Y* dx, int64_t n
     }
     for (int64_t v = wide; v < width; v += kWidth - 1) {
       const int64_t left = width - v < kWidth - 1 ? width - v : kWidth - 1;
-      const BackwardLast<Kind::lse, Y> last = {load_part(each_g + v, left, 0), load_part(each_lse + v, left, 0)};
+      const auto last =
+          BackwardLast<Kind::lse, Y>::of(load_part(each_g + v, left, 0), load_part(each_lse + v, left, 0));
       store_part(to + v, left, last.one(load_part(from + v, left, 0), Floats{}));
     }
   }

@@ -8,9 +8,7 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kRowsAGroup = 64;   // short rows of a unit
-constexpr int64_t kAhead = 16 << 10;  // bytes of a row's operands, of which the next row's are fetched beforehand
-constexpr int64_t kFar = 2048;        // bytes that those of a longer row are fetched before
+constexpr int64_t kRowsAGroup = 64;  // short rows of a unit
 
 // Rows of a tile of rows that lie side by side.
 inline int64_t tile_rows(const BackwardCall& call) {
@@ -41,7 +39,7 @@ struct Backward {
   const BackwardCall& call;
   const BackwardBag& outer = call.layout.outer;
   const BackwardDim n = call.layout.reduced.innermost();
-  const bool past = past_cache(call);
+  const bool past = goes_past(call);
   const float sign = call.function == Function::softmin ? -1.0f : 1.0f;
 
   const Y* saved(const int64_t* offset) const { return static_cast<const Y*>(call.saved) + offset[kSaved]; }
@@ -67,10 +65,10 @@ struct Backward {
     return {saved(offset) + first, constant, 0, length};
   }
   BackwardLast<K, D> finish(const int64_t* offset, double sum) const {
-    if constexpr (K != Kind::lse) return BackwardLast<K, D>::of(float(sum), sign);
+    if constexpr (K != Kind::lse) return BackwardLast<K, D>::of_sum(all(float(sum)), all(sign));
     float a, b;
     last(offset, &a, &b);
-    return {all(a), all(b)};
+    return BackwardLast<K, D>::of(all(a), all(b));
   }
 
   // Runs of rows at one stride.
@@ -82,25 +80,22 @@ struct Backward {
     for (int64_t first = begin % inner.size, left = end - begin; left > 0; at.next()) {
       const int64_t count = inner.size - first < left ? inner.size - first : left;
       backward_rows<K>(saved(at.offset) + first * inner.strides[kSaved], grad(at.offset) + first * inner.strides[kGrad],
-                       dx(at.offset) + first * inner.strides[kDx], inner.strides, count, n.size, sign);
+                       dx(at.offset) + first * inner.strides[kDx], inner.strides, count, n.size, sign, past);
       first = 0, left -= count;
     }
+    if (past) end_streams();
   }
 
   // Rows of unit stride.
   void rows(int64_t begin, int64_t end) const {
     alignas(64) Y constant[kBackwardStep];
-    const BackwardDim inner = outer.innermost();
-    const bool ahead = n.size * 2 * int64_t(sizeof(Y)) <= kAhead;
-    const int64_t next_y = ahead ? inner.strides[kSaved] : 0;
-    const int64_t next_g = same_grad() || !ahead ? 0 : inner.strides[kGrad];
     BackwardOdometer at(outer, begin);
     for (int64_t r = begin; r < end; ++r, at.next()) {
       if (K == Kind::lse || n.size <= kLong) {
         const BackwardRow<Y> whole = row(at.offset, 0, n.size, constant);
         double sum = 0;
-        if constexpr (K != Kind::lse) sum = backward_sum<K>(whole, 0, next_g);
-        backward_store(whole, dx(at.offset), finish(at.offset, sum), past, next_y, 0);
+        if constexpr (K != Kind::lse) sum = backward_sum<K>(whole);
+        backward_store(whole, dx(at.offset), finish(at.offset, sum), past);
         continue;
       }
       double sum = 0;
@@ -112,18 +107,16 @@ struct Backward {
   }
 
   // Pieces of long rows.
-  static constexpr int64_t far = kFar / int64_t(sizeof(Y));
   BackwardRow<Y> piece(const int64_t* offset, int64_t p, Y* constant) const {
     const int64_t first = p * kPiece;
     return row(offset, first, n.size - first < kPiece ? n.size - first : kPiece, constant);
   }
   double piece_sum(const int64_t* offset, int64_t p, Y* constant) const {
     if constexpr (K == Kind::lse) return 0;
-    return backward_sum<K>(piece(offset, p, constant), K == Kind::soft ? far : 0, same_grad() ? 0 : far);
+    return backward_sum<K>(piece(offset, p, constant));
   }
   void piece_store(const int64_t* offset, int64_t p, Y* constant, double sum) const {
-    backward_store(piece(offset, p, constant), dx(offset) + p * kPiece, finish(offset, sum), past, far,
-                   same_grad() ? 0 : far);
+    backward_store(piece(offset, p, constant), dx(offset) + p * kPiece, finish(offset, sum), past);
   }
   void pieces(BackwardStep step, double* sums, int64_t begin, int64_t end) const {
     alignas(64) Y constant[kBackwardStep];
@@ -149,7 +142,8 @@ struct Backward {
     const bool flat = outer.count <= 1;
     const auto lined = [&](int64_t step) { return step * int64_t(sizeof(D)) % kLine == 0; };
     const bool past_too = past && flat && uintptr_t(call.dx) % kLine == 0;
-    const bool straight = past_too && lined(inner.strides[kDx]) && lined(n.size) && n.size % kPair == 0;
+    const bool straight =
+        past_too && lined(inner.strides[kDx]) && lined(n.size) && (n.size % kPair == 0 || n.size == kWidth);
     const bool lines = past_too && !straight && inner.strides[kDx] == n.size;
     const int64_t last = end * kRowsAGroup < call.layout.rows ? end * kRowsAGroup : call.layout.rows;
     BackwardOdometer at(outer, begin * kRowsAGroup);
@@ -176,7 +170,7 @@ struct Backward {
       if (n.size == kPair) {
         straight ? group.template run<2, true, true>() : group.template run<2, false, true>();
       } else if (n.size < kPair) {
-        group.template run<1, false>();
+        straight ? group.template run<1, true, true>() : group.template run<1, false>();
       } else {
         straight ? group.template run<2, true>() : group.template run<2, false>();
       }
@@ -233,12 +227,12 @@ struct Backward {
       turn_in<Y>(g, n.size, count, g_packed, [&](int64_t j) { return g_at[j]; });
     }
     for (int64_t j = 0; j < count; j += kWidth) {
-      BackwardLast<K, D> last = {load_vector(a + j), K == Kind::lse ? load_vector(b + j) : all(sign)};
-      if constexpr (K != Kind::lse) {
-        Floats sum{};
-        for (int64_t i = 0; i < n.size; ++i) sum += backward_term<K>(load_vector(y[i] + j), load_vector(g[i] + j));
-        last.a = K == Kind::soft ? sum * -sign : sum;
+      Floats sum{};
+      for (int64_t i = 0; K != Kind::lse && i < n.size; ++i) {
+        sum += backward_term<K>(load_vector(y[i] + j), load_vector(g[i] + j));
       }
+      const auto last = K == Kind::lse ? BackwardLast<K, D>::of(load_vector(a + j), load_vector(b + j))
+                                       : BackwardLast<K, D>::of_sum(sum, all(sign));
       for (int64_t i = 0; i < n.size; ++i) {
         store_vector(y[i] + j, last.one(load_vector(y[i] + j), load_vector(g[i] + j)));
       }

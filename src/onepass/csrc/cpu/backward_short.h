@@ -14,7 +14,6 @@ constexpr int64_t kShortMost = 128;  // elements of such a row
 template <Kind K, class Y, class D>
 struct ShortRows {
   static constexpr bool kAny = kAnyNan<Y, D>, kSums = std::is_same_v<Y, bfloat16>;
-  static constexpr bool kFetches = sizeof(Y) == 4;  // the next rows: of half types it costs more than it gains
   typedef BackwardLast<K, D> Last;
   const Y *y, *g;
   D* dx;
@@ -63,7 +62,6 @@ struct ShortRows {
         const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
         Floats sum[M] = {}, t[M];
         for (int64_t i = 0; i < whole; i += step) {
-          if (kFetches) __builtin_prefetch(g_r + kWidth * g_stride + i);
           terms<M>(y_r + i, g_r + i, t);
           for (int k = 0; k < M; ++k) sum[k] += t[k];
         }
@@ -76,14 +74,19 @@ struct ShortRows {
       const Floats total = each_across(sums, [](Floats one, Floats other) { return one + other; });
       store_vector(a, K == Kind::soft ? total * -sign : total);
     }
+    alignas(64) float low[kWidth], magic[kWidth];
+    if constexpr (K != Kind::soft) {
+      const Last lasts = Last::of(load_vector(a), Floats{});
+      store_vector(a, lasts.a), store_vector(low, lasts.from.low), store_vector(magic, lasts.from.magic);
+    }
     for (int r = 0; r < count; ++r) {
       const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
       D* const to = dx + r * dx_stride;
-      const Last last = {all(a[r]), K == Kind::lse ? all(b[r]) : all(sign)};
+      Last last = {all(a[r]), K == Kind::lse ? all(b[r]) : all(sign), {}};
+      if constexpr (K != Kind::soft) last.from.low = all(low[r]), last.from.magic = all(magic[r]);
       Floats tail[M] = {};
       if (whole < n) make<M>(y_r + end, g_r + end, last, tail);  // first: in place what it reads is overwritten next
       for (int64_t i = 0; i < whole; i += step) {
-        if (kFetches) __builtin_prefetch(y_r + kWidth * y_stride + i);
         Floats made[M];
         make<M>(y_r + i, g_r + i, last, made);
         store_some<kSplit<Y, D>, kAny, Past>(to + i, made);

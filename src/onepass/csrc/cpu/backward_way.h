@@ -5,7 +5,8 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kShortest = 16;  // elements of a row of floats that goes with others
+constexpr int64_t kShortest = 16;  // elements of a row of floats that goes with others, if no exponential is in it
+constexpr int64_t kTogetherMost = kWidth == 16 ? 64 : kPair;  // of one of floats with exponentials
 // Elements of the longest row of which dx goes past the cache as a whole, or not at all.
 constexpr int64_t kUneven = 512;
 
@@ -38,17 +39,19 @@ inline bool evenly_past(const BackwardCall& call) {
   return uintptr_t(call.dx) % kLine == 0 && stride % kLine == 0 &&
          n % (n > kShortMost / 2 ? kBackwardStep : kPair) == 0;
 }
-// Rows that go one by one, dx into the cache? Short ones of half types, and the shortest of floats, are faster a
-// vector's lanes of them together.
+// Rows that go one by one? The shortest are faster a vector's lanes of them together, and so are longer ones of whole
+// pairs of vectors, of half types or with exponentials.
 inline bool one_by_one(const BackwardCall& call) {
   const int64_t n = call.layout.n;
-  if (call.function == Function::logsumexp || call.even() || n <= (floats(call) ? kShortest : kShortMost)) return false;
-  return past_cache(call) ? n <= kUneven && !evenly_past(call) : n <= kLong;
+  if (call.function == Function::logsumexp || call.even() || n > kLong) return false;
+  if (floats(call) && call.function != Function::log_softmax) return n > kShortest;
+  return n > (n % kPair ? kPair : floats(call) ? kTogetherMost : kShortMost);
 }
 // Rows that go a vector's lanes of them together?
-inline bool together(const BackwardCall& call) {
-  const bool streamed = past_cache(call) && floats(call) && call.function != Function::logsumexp && !call.even();
-  return call.layout.n <= (streamed ? kShortMost / 2 : kShortMost) && !one_by_one(call);
+inline bool together(const BackwardCall& call) { return call.layout.n <= kShortMost && !one_by_one(call); }
+// Does dx go past the cache?
+inline bool goes_past(const BackwardCall& call) {
+  return past_cache(call) && (call.layout.n > kUneven || evenly_past(call) || !one_by_one(call));
 }
 
 }  // namespace onepass::ONEPASS_ISA
