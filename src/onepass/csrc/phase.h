@@ -11,8 +11,12 @@ enum Edges {
   kWindow,  // a row may begin and end within a vector
   kApart,   // elements go to threads by their place in the row alone, and come one by one where that is in no phase
   kWhole,   // rows are whole vectors (tiers warp, block and cluster, without a shelf: with one it was 1% slower)
+  // Of the tiers of columns, where window and whole are of tiles that end within a vector, or do not:
+  kSlab,       // all columns of a piece of memory, as they lie
+  kWholeSlab,  // the same, a whole number of vectors
+  kStrided,    // element by element
 };
-constexpr const char* kEdgesNames[] = {"window", "apart", "whole"};
+constexpr const char* kEdgesNames[] = {"window", "apart", "whole", "slab", "whole slab", "strided"};
 
 // With which element of a vector the rows of a call begin.
 struct Phase {

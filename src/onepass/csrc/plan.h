@@ -11,6 +11,11 @@
 
 namespace onepass {
 
+constexpr int kAhead = 1;
+constexpr bool is_of_columns(Tier tier) {
+  return tier == Tier::columns || tier == Tier::columns_grid || tier == Tier::columns_stream;
+}
+
 struct CudaPlan {
   Tier tier;
   int lanes;           // threads of a block that share a row
@@ -24,8 +29,21 @@ struct CudaPlan {
 
   // Of a block. In the tier grid one warp more than share the row.
   int threads() const {
+    if (of_columns()) return int(up_to(lanes * rows_per_block, 32));
     return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : tier == Tier::grid ? lanes + 32 : lanes;
   }
+  // In these tiers `lanes` are threads side by side, rows_per_block those down a column, and `values` elements of each
+  // of its columns that a thread keeps.
+  // The most threads of a block that a kernel of these tiers is compiled for.
+  int block() const {
+    int most = 128;
+    while (most < threads()) most *= 2;
+    return most;
+  }
+  bool of_columns() const { return is_of_columns(tier); }
+  // A shelf of kAhead there is for the vectors of the next tile.
+  bool ahead() const { return of_columns() && shelf == kAhead; }
+  bool in_grid() const { return tier == Tier::columns_grid || (tier == Tier::columns_stream && split > 1); }
   int slots() const { return values / vector; }
   // The tier grid: vectors that a thread takes at a time (of doubles fewer; more where nothing is kept in registers),
   // chunks of these that a block takes of a row, and vectors of a chunk, so many that each begins at a multiple of 16
@@ -41,7 +59,9 @@ struct CudaPlan {
     const int kept = slots() / chunk() + shelf / chunk();
     return tier == Tier::grid && chunks(n) > kept ? (chunks(n) - kept) * wide(n) * split * vector : 0;
   }
-  bool shelved() const { return (tier == Tier::block || tier == Tier::cluster) && shelf; }
+  bool shelved() const {
+    return shelf && (tier == Tier::block || tier == Tier::cluster || (of_columns() && shelf != kAhead));
+  }
   // Rows that one block, or the blocks that share rows, take at a time.
   int64_t group() const { return tier == Tier::flat ? rows_per_block * shelf : rows_per_block; }
   // Blocks of a launch, where at most `resident` of them are to be started; beyond it a block takes several groups.

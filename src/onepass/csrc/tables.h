@@ -16,9 +16,13 @@ enum class Tier {
   cluster,  // of several blocks, which merge through each other's shared memory (compute 9.0)
   grid,     // of many blocks, launched cooperatively, which merge through memory
   stream,   // nowhere: the row is read twice
+  // Of rows that are not one piece of memory each, which no table has:
+  columns,         // in the registers of a block, or of the blocks of a cluster, with its neighbours
+  columns_grid,    // of many blocks, launched cooperatively, which merge through memory
+  columns_stream,  // nowhere; one block, or many as above
 };
-constexpr const char* kTierNames[] = {"warp", "flat", "block", "cluster", "grid", "stream"};
-constexpr int kTiers = 6;
+constexpr const char* kTierNames[] = {"warp", "flat", "block", "cluster", "grid", "stream", "columns", "columns-grid", "columns-stream"};
+constexpr int kTiers = 6;  // that a table may have
 
 constexpr int64_t kAnyLength = INT64_MAX;
 constexpr int kAsRows = -1;  // the tier of an entry of the odd and few tables that leaves its rows to the other tables

@@ -3,6 +3,7 @@
 
 #include "../backward_plan.h"
 #include "../invariant.h"
+#include "columns.h"
 #include "current.h"
 #include "launch.h"
 
@@ -13,6 +14,7 @@ namespace {
 void check_forced(const CudaPlan& plan, const BackwardCall& call, const BackwardPhase& phase, const Gpu& gpu) {
   const int64_t n = call.layout.n;
   const bool begins_within = phase.begins_within(plan.vector);
+  if (plan.of_columns()) fail("the tiers of columns are for rows that are not one piece of memory each");
   if (plan.tier == Tier::flat || (plan.shelf && plan.tier != Tier::grid))
     fail("gradients have the tiers warp, block, cluster, grid and stream, and a shelf in the tier grid alone");
   if (plan.tier == Tier::grid) {
@@ -143,6 +145,8 @@ void run_backward(const BackwardCall& call, const BackwardTensors& tensors, cons
   const Current current(tensors.each[kDx]->device_index);
   if (call.layout.view == View::rows && call.layout.outer.count <= 1)
     return launch_rows(call, *tensors.each[kDx], forced);
+  if (!batch_invariant() && (!forced || forced->of_columns()) && run_backward_columns(call, *tensors.each[kDx], forced))
+    return;
 
   bool even = true;  // has the result's gradient one value a row?
   for (int i = 0; i < tensors.rank; ++i)

@@ -34,6 +34,8 @@ Driver open_driver() {
   take(library, "cuModuleLoadData", &d.module_load);
   take(library, "cuModuleGetFunction", &d.module_function);
   take(library, "cuFuncGetAttribute", &d.function_get);
+  take(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", &d.active_blocks);
+  take(library, "cuOccupancyMaxActiveClusters", &d.active_clusters);
   take(library, "cuFuncSetAttribute", &d.function_set);
   take(library, "cuLaunchKernelEx", &d.launch);
   const Result result = d.init(0);

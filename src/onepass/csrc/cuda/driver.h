@@ -57,6 +57,8 @@ struct Driver {
   Result (*module_load)(Handle*, const void*);
   Result (*module_function)(Handle*, Handle, const char*);
   Result (*function_get)(int*, int, Handle);
+  Result (*active_blocks)(int*, Handle, int, size_t);
+  Result (*active_clusters)(int*, Handle, const LaunchConfig*);
   Result (*function_set)(Handle, int, int);
   Result (*launch)(const LaunchConfig*, Handle, void**, void**);
 };

@@ -1,6 +1,8 @@
 // engine.cpp: from a call on torch tensors to launches.
 #include "engine.h"
 
+#include "columns.h"
+#include "../invariant.h"
 #include "current.h"
 #include "launch.h"
 
@@ -64,14 +66,31 @@ void run_rows(const Call& call, const Operand& like, const CudaPlan* forced) {
 CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   const auto power = [](int64_t v, int64_t most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; };
   if (numbers.size() != 8) fail("a plan is (tier, lanes, rows a block, values, vector, split, shelf, edges)");
-  if (numbers[0] < 0 || numbers[0] > int(Tier::stream)) {
-    fail("tier is 0 (warp), 1 (flat), 2 (block), 3 (cluster), 4 (grid) or 5 (stream), got " +
-         std::to_string(numbers[0]));
+  if (numbers[0] < 0 || numbers[0] > int(Tier::columns_stream)) {
+    fail(
+        "tier is 0 (warp), 1 (flat), 2 (block), 3 (cluster), 4 (grid), 5 (stream), 6 (columns) or 7 (columns-stream), "
+        "got " +
+        std::to_string(numbers[0]));
   }
   const Tier tier = Tier(numbers[0]);
   const int64_t lanes = numbers[1], rows = numbers[2], values = numbers[3], vector = numbers[4];
   const int64_t split = numbers[5], shelf = numbers[6], edges = numbers[7],
                 slots = power(vector, 8) ? values / vector : 0;
+  if (is_of_columns(tier)) {
+    if (!power(vector, 8) || values < vector || values > 32 * vector || values % vector)
+      fail("vector is a power of two up to 8, values 1 to 32 times as many");
+    if (tier == Tier::columns ? !power(split, 16) : split < 1 || split > 1024)
+      fail("split is a power of two up to 16 in the tier columns, 1 to 1024 in the others of columns");
+    if (lanes < 1 || rows < 1 || lanes > 1024 || rows > 1024 || lanes * rows > 1024)
+      fail("the tiers of columns have 1 to 1024 threads, side by side and down a column");
+    if (shelf < 0 || shelf > 64 || (shelf % 4 && shelf != kAhead) || (shelf && vector == 1) ||
+        (shelf && tier == Tier::columns_stream) || (shelf == kAhead && tier != Tier::columns))
+      fail("a shelf of columns has up to 64 vectors, a multiple of 4, or is 1 for the next tile (tier columns)");
+    if (edges < kWindow || edges > kStrided || edges == kApart)
+      fail("edges is 0 (window), 2 (whole), 3 (slab), 4 (whole slab) or 5 (strided) in the tiers of columns");
+    if (shelf > kAhead && edges != kWhole && edges != kWholeSlab) fail("a shelf takes whole vectors");
+    return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), int(edges)};
+  }
   const int64_t most = tier == Tier::grid ? 128 : 64;
   if (!power(vector, 8) || values < (tier == Tier::grid ? 0 : vector) || values > most || values % vector)
     fail("vector is a power of two up to 8, values a multiple of it up to " + std::to_string(most));
@@ -99,7 +118,11 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
 void run(const Call& call, const Operand& from, const Operand& to, const bool* reduced, bool keepdim,
          const CudaPlan* forced) {
   const Current current(from.device_index);
-  if (call.layout.view == View::rows) return run_rows(call, from, forced);
+  if (call.layout.view == View::rows) {
+    if (forced && forced->of_columns()) fail("the tiers of columns are for rows that are not one piece of memory each");
+    return run_rows(call, from, forced);
+  }
+  if (!batch_invariant() && (!forced || forced->of_columns()) && run_columns(call, from, forced)) return;
 
   // The gather: outer dims first, then the reduced ones, contiguous.
   const Tensor input = shared(from), out = shared(to);

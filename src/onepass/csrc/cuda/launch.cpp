@@ -25,15 +25,26 @@ const char* macro_name(Function function) {
 
 constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with clusters takes
 
+// Do the blocks that share a row form a cluster?
+bool in_cluster(const CudaPlan& plan) {
+  return plan.tier == Tier::cluster || (plan.tier == Tier::columns && plan.split > 1);
+}
+
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
 // tiers warp and flat only, the number of blocks in clusters.
 uint64_t identity(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat, cluster = plan.tier == Tier::cluster;
+  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat, cluster = in_cluster(plan);
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
-  add(int(function), 3), add(int(x), 2), add(int(y), 2), add(int(plan.tier), 3);
-  add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : 0, 11), add(plan.values, 8), add(plan.vector, 4);
-  add(cluster ? plan.split : 0, 5), add(plan.shelved(), 1), add(plan.edges, 2), add(int(pass), 2);
+  add(int(function), 3), add(int(x), 2), add(int(y), 2), add(int(plan.tier), 4);
+  add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : plan.of_columns() ? plan.block() : 0, 11);
+  add(plan.values, 9), add(plan.vector, 4);
+  add(cluster ? plan.split : 0, 5),
+      add(plan.shelved() ? 1
+          : plan.ahead() ? 2
+                         : 0,
+          2),
+      add(plan.in_grid(), 1), add(plan.edges, 3), add(int(pass), 2);
   return id;
 }
 
@@ -44,7 +55,7 @@ Handle load(Function function, DType x, DType y, const CudaPlan& plan, int devic
   Handle module, loaded;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
   check(driver().module_function(&loaded, module, "onepass_kernel"), "cuModuleGetFunction");
-  if (plan.tier == Tier::cluster && plan.split > kPortableCluster)
+  if (in_cluster(plan) && plan.split > kPortableCluster)
     check(driver().function_set(loaded, kNonPortableCluster, 1), "cuFuncSetAttribute");
   int declared;
   check(driver().function_get(&declared, kSharedStatic, loaded), "cuFuncGetAttribute");
@@ -74,6 +85,7 @@ const char* source_of(Tier tier) {
 }
 
 const char* source_of(Pass pass, Function function, Tier tier) {
+  if (is_of_columns(tier)) return pass == Pass::forward ? "columns.cu" : "backward_columns.cu";
   if (pass == Pass::forward) return source_of(tier);
   if (tier == Tier::grid) return "backward_grid.cu";
   return function == Function::logsumexp ? "backward_lse.cu"
@@ -84,17 +96,24 @@ const char* source_of(Pass pass, Function function, Tier tier) {
 std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan, Pass pass) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
-  return {define("IN", type_name(x)),
-          define("OUT", type_name(y)),
-          define("FUNCTION", macro_name(function)),
-          define("LANES", std::to_string(lanes ? plan.lanes : 0)),
-          define("ROWS", std::to_string(plan.rows_per_block)),
-          define("SLOTS", std::to_string(plan.slots())),
-          define("VECTOR", std::to_string(plan.vector)),
-          define("CLUSTER", std::to_string(plan.tier == Tier::cluster ? plan.split : 1)),
-          define("SHELVED", plan.shelved() ? "1" : "0"),
-          define("EDGES", std::to_string(plan.edges)),
-          define("EVEN", pass == Pass::backward_even ? "1" : "0")};
+  std::vector<std::string> defines = {define("IN", type_name(x)),
+                                      define("OUT", type_name(y)),
+                                      define("FUNCTION", macro_name(function)),
+                                      define("LANES", std::to_string(lanes ? plan.lanes : 0)),
+                                      define("ROWS", std::to_string(plan.rows_per_block)),
+                                      define("SLOTS", std::to_string(plan.slots())),
+                                      define("VECTOR", std::to_string(plan.vector)),
+                                      define("CLUSTER", std::to_string(in_cluster(plan) ? plan.split : 1)),
+                                      define("SHELVED", plan.shelved() ? "1" : "0"),
+                                      define("EDGES", std::to_string(plan.edges)),
+                                      define("EVEN", pass == Pass::backward_even ? "1" : "0")};
+  if (plan.of_columns()) {
+    defines.push_back(define("THREADS", std::to_string(plan.block())));
+    defines.push_back(define("AHEAD", plan.ahead() ? "1" : "0"));
+    defines.push_back(define("GRID", plan.in_grid() ? "1" : "0"));
+    defines.push_back(define("STREAM", plan.tier == Tier::columns_stream ? "1" : "0"));
+  }
+  return defines;
 }
 
 Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {

@@ -132,6 +132,7 @@ __device__ inline float reciprocal(float l) {
 template <int F, class Out, class A>
 struct Finish {
   A m, last, rest;
+  Finish() = default;
   __device__ Finish(State<A> row) : m(row.m) {
     const bool undefined = row.m == INFINITY_ || row.m == -INFINITY_;  // torch: NaN for the whole row
     if constexpr (F == LOG_SOFTMAX) {

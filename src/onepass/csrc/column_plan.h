@@ -1,0 +1,195 @@
+// column_plan.h: which launch serves columns in place. Pure: no torch, no CUDA.
+#pragma once
+
+#include <cstdlib>
+#include <vector>
+
+#include "columns.h"
+
+namespace onepass {
+
+// How columns of up to `limit` elements are cut: vectors of 16 bytes side by side, threads of a block, vectors that a
+// thread keeps in registers at most, and in shared memory (kAhead: those of the next tile). As many blocks share
+// columns as it takes.
+struct ColumnEntry {
+  int64_t limit;
+  int side, threads, slots, shelf;
+};
+
+// By operands that are kept (a gradient keeps two) and by half types. Longer columns go over the chip.
+// Measured on NVIDIA H200, 2026-11-22 (benchmarks/results/sweep-columns-h200-2026-11-22.json).
+inline const std::vector<ColumnEntry>& column_table(bool gradient, bool half) {
+  // clang-format off
+  static const std::vector<ColumnEntry> of32 = {
+      {24, 64, 64, 24, 0},
+      {32, 16, 64, 8, 0},
+      {64, 16, 128, 8, 0},
+      {256, 8, 128, 16, 0},
+      {512, 8, 256, 16, 0},
+      {1024, 8, 128, 16, 0},
+      {4096, 4, 128, 16, 0},
+      {16384, 8, 256, 16, 16},
+  };
+  static const std::vector<ColumnEntry> of16 = {
+      {24, 64, 64, 24, 0},
+      {32, 32, 64, 16, 0},
+      {64, 16, 64, 16, 0},
+      {240, 8, 128, 16, 0},
+      {256, 8, 128, 16, kAhead},
+      {512, 8, 256, 16, 0},
+      {1024, 8, 128, 16, kAhead},
+      {8192, 4, 128, 16, 0},
+      {16384, 8, 256, 16, 16},
+  };
+  static const std::vector<ColumnEntry> gradient32 = {
+      {24, 32, 128, 6, 0},
+      {32, 16, 64, 8, 0},
+      {64, 16, 128, 8, 0},
+      {256, 8, 256, 4, 0},
+      {512, 8, 256, 8, 0},
+      {1024, 8, 256, 4, 0},
+      {8192, 8, 256, 8, 8},
+  };
+  static const std::vector<ColumnEntry> gradient16 = {
+      {24, 32, 128, 6, 0},
+      {32, 16, 64, 8, 0},
+      {64, 16, 128, 8, 0},
+      {256, 8, 128, 8, 0},
+      {512, 4, 128, 8, 0},
+      {1024, 8, 128, 8, 0},
+      {8192, 8, 256, 8, 8},
+  };
+  // clang-format on
+  return gradient ? half ? gradient16 : gradient32 : half ? of16 : of32;
+}
+
+constexpr int kSlabThreads = 256;  // about
+
+struct ColumnPlanner {
+  const ColumnView& view;
+  const Gpu& gpu;
+  const int operands;  // tensors that are kept
+  const int bytes;     // of an element of the widest that goes by vectors
+  const int read;      // of one of those that are read
+
+  const int64_t n = view.n(), inner = view.inner();
+  const int most = 16 / operands;  // vectors that a thread keeps in registers of columns that are split
+
+  CudaPlan plan() const {
+    if (view.strided) {
+      const TileDims &reduced = view.tiles.reduced, &outer = view.tiles.outer;
+      const auto step = [](const TileDims& dims) {
+        return dims.count ? std::llabs(dims.steps[1][dims.count - 1]) : INT64_MAX;
+      };
+      // Lanes of a warp along the dim whose elements lie closest together.
+      const int across = step(outer) < step(reduced) ? int(inner < 32 ? inner : 32) : 1;
+      return split(across, most_down(across, 256), 1, 8 / operands, 0, kStrided);
+    }
+    const int64_t turn = view.turn(view.slab > 0 ? view.slab : 1);
+    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > 2 * kSlabThreads)) return tiled();
+    const int vector = view.slab, edges = view.slab_whole ? kWholeSlab : kSlab;
+    const int64_t turns = turn < kSlabThreads ? kSlabThreads / turn : 1;
+    const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
+    const bool ahead = edges == kWholeSlab && vector * read >= 4;
+    return split(int(turn * (turns < useful ? turns : useful)), 1, vector, most, ahead ? kAhead : 0, edges);
+  }
+
+ private:
+  static bool is_slab(int edges) { return edges == kSlab || edges == kWholeSlab; }
+
+  // Numbers of vectors that kernels are compiled for.
+  static int kind(int64_t slots) { return int(slots <= 16 ? slots : up_to(slots, 2)); }
+
+  // Threads down a column, of which each keeps two vectors at least.
+  int most_down(int across, int threads) const {
+    const int64_t useful = ceil_div(n, int64_t(2)), down = threads / across;
+    return int(down < 1 ? 1 : down < useful ? down : useful);
+  }
+
+  CudaPlan tiled() const {
+    const int vector = view.tile, edges = inner % vector == 0 ? kWhole : kWindow;
+    const int64_t vectors = ceil_div(inner, int64_t(vector));
+    for (const ColumnEntry& entry : column_table(operands > 1, bytes == 2)) {
+      if (n > entry.limit) continue;
+      const int64_t side = int64_t(entry.side) * 16 / (vector * bytes);
+      const int across = fitting(side < entry.threads ? side : entry.threads, vectors);
+      const bool waits = vector * read >= 4 && (edges == kWhole || entry.shelf == kAhead);
+      return split(across, most_down(across, entry.threads), vector, entry.slots, waits ? entry.shelf : 0, edges);
+    }
+    return grid(fitting(8 * 16 / (vector * bytes), vectors), vector, edges);
+  }
+
+  // Up to so many side by side: fewer where that leaves none idle at the end of a line.
+  static int fitting(int64_t side, int64_t vectors) {
+    if (vectors <= side) return int(vectors);
+    for (int64_t across = side; 4 * across >= 3 * side; --across) {
+      if (vectors % across == 0) return int(across);
+    }
+    return int(side);
+  }
+
+  // Vectors that come to a thread, if one block had all.
+  int64_t need(int across, int down, int vector, int edges) const {
+    if (!is_slab(edges)) return ceil_div(n, int64_t(down));
+    return ceil_div(n * inner + (view.slab_begins ? 0 : vector - 1), int64_t(across) * vector);
+  }
+
+  // Bytes of shared memory beside the shelf.
+  int64_t meeting(int threads, int vector, int64_t pitch, int boxes) const {
+    return ((int64_t(threads) * vector + 2 * int64_t(boxes) * pitch) * 2 + pitch * 3) * (bytes == 8 ? 8 : 4);
+  }
+
+  // Over as few blocks as it takes; the chip where that is too many for a cluster.
+  CudaPlan split(int across, int down, int vector, int slots, int shelf, int edges) const {
+    const int64_t all = need(across, down, vector, edges), holds = slots + (shelf == kAhead ? 0 : shelf);
+    const int64_t pitch = is_slab(edges) ? inner : int64_t(across) * vector;
+    for (int split = 1; split <= most_cluster(gpu); split *= 2) {
+      const int64_t each = ceil_div(all, split);
+      if (each > holds) continue;
+      const int kept = kind(each < slots ? each : slots);
+      const int waits = shelf == kAhead ? kAhead : each > kept ? int(up_to(each - kept, 4)) : 0;
+      const CudaPlan made = {Tier::columns, across, down, kept * vector, vector, split, waits, edges};
+      const int64_t room = gpu.shared - kStaticShared - meeting(made.block(), vector, pitch, split > 1 ? split : 0);
+      if (waiting_bytes(made, vector * read * operands) <= room) return made;
+    }
+    return grid(across, vector, edges);
+  }
+
+  CudaPlan grid(int across, int vector, int edges) const {
+    const bool slab = is_slab(edges), shelved = (edges == kWhole || edges == kWholeSlab) && vector * read >= 4;
+    const int64_t turn = slab ? view.turn(vector) : 0, pitch = slab ? inner : int64_t(across) * vector;
+    int64_t tiles = ceil_div(inner, pitch);
+    if (!view.strided) {
+      for (int d = 0; d < view.tiles.outer.count; ++d) tiles *= view.tiles.outer.sizes[d];
+    }
+    const int chip = gpu.multiprocessors, slots = edges == kStrided ? 8 / operands : most;
+    int down = 1;
+    for (const int threads : {256, 512}) {
+      if (!gpu.cooperative) break;
+      if (slab) {
+        across = int(turn * (turn < threads ? threads / turn : 1));
+      } else {
+        down = most_down(across, threads);
+      }
+      CudaPlan made = {Tier::columns_grid, across, down, slots * vector, vector, 1, 0, edges};
+      const int64_t room = gpu.shared - kStaticShared - meeting(made.block(), vector, pitch, 0);
+      const int64_t places = shelved ? room / (int64_t(made.block()) * vector * read * operands) / 4 * 4 : 0;
+      const int64_t holds = slots + (places < kMostPlaces ? places : kMostPlaces);
+      const int64_t all = need(across, down, vector, edges), alone = ceil_div(all, holds);
+      if (alone > chip) continue;
+      const int64_t together = tiles < chip / alone ? tiles : chip / alone, useful = ceil_div(all, 4);
+      int64_t blocks = chip / together;
+      if (blocks > useful) blocks = useful > alone ? useful : alone;
+      const int64_t each = ceil_div(all, blocks), kept = each < slots ? each : slots;
+      made.values = int(kept) * vector, made.split = int(blocks);
+      made.shelf = each > kept ? int(up_to(each - kept, 4)) : 0;
+      return made;
+    }
+    const int blocks = gpu.cooperative ? int(chip / (tiles < chip ? tiles : chip)) : 1;
+    return {Tier::columns_stream, across, down, 8 / operands * vector, vector, blocks, 0, edges};
+  }
+
+  static constexpr int64_t kMostPlaces = 48;
+};
+
+}  // namespace onepass

@@ -1,0 +1,187 @@
+// backward_columns.cu: gradients of columns, in the shape of columns.cu with another state, one number a column. Each
+// element of what the forward saved and of the result's gradient is read once, and dx written once.
+//
+//   load -> each thread the sums of its columns -> block -> cluster -> finish what was kept -> store
+//
+// The gradient of logsumexp, g exp(x - lse), merges nothing. Instances as of columns.cu, and
+//   EVEN   1: g has one value for all that a tile has of it
+#include "gradient.cuh"
+
+constexpr bool kLse = FUNCTION == LOGSUMEXP, kAlike = !kLse && !EVEN;  // g has vectors as y has
+constexpr int kOperands = kAlike ? 2 : 1;
+#include "columns.cuh"
+
+enum { DX, SAVED, GRAD, LSE };
+
+// Stores the results of some slots, from vector `from` on.
+template <int Slots, class P, class F>
+__device__ inline void write(OUT* dx, const P& place, int from, F result) {
+#pragma unroll
+  for (int i = 0; i < Slots; ++i) give(dx, place, DX, from + i, [&](int v) { return result(i, v); });
+}
+
+template <bool Again, class T, int Slots>
+__device__ inline A value(const Held<T, Slots>& held, int slot, int v) {
+  if constexpr (Again && sizeof(T) == 2 && V > 1)
+    return widen_again<T>(held.at[slot].at[v / 2], v % 2);
+  else
+    return to_wide(held.get(slot, v));
+}
+
+// Of the result's gradient: an element of its own, or the one value.
+template <bool Again, class T, int Slots>
+__device__ inline A value(const Held<T, Slots>& held, A even, int slot, int v) {
+  if constexpr (kAlike)
+    return value<Again>(held, slot, v);
+  else
+    return even;
+}
+
+constexpr int kHeld = SLOTS * V * sizeof(IN) / 4 * (kAlike ? 2 : 1) + (kLse ? V : 0);  // registers of the elements
+
+typedef Place<kAlike ? 3 : 2> Spot;
+
+// A thread's vectors of both operands.
+template <int Slots>
+struct Both {
+  Held<IN, Slots> y;
+  Held<IN, kAlike ? Slots : 1> g;
+
+  // Vectors q, q + 1, ..., which wait from the slot `waits` on.
+  template <bool Waits>
+  __device__ void load(const IN* saved, const IN* grad, const Spot& place, int q, int waits) {
+#pragma unroll
+    for (int i = 0; i < Slots; ++i) {
+      take<Waits>(y, i, saved, place, SAVED, q + i, narrow<IN>(0.0f), 0, waits + i);
+      if constexpr (kAlike) take<Waits>(g, i, grad, place, GRAD, q + i, narrow<IN>(0.0f), 1, waits + i);
+    }
+  }
+  __device__ A part(A even, int v) const {
+    return plain_sum<Slots, 0>([&](int i) { return term(value<false>(y, i, v), value<false>(g, even, i, v)); });
+  }
+  __device__ void absorb(A even, L (&sums)[V]) const {
+#pragma unroll
+    for (int v = 0; v < V; ++v) sums[v] = add(sums[v], Adder<Summed>::of(part(even, v)));
+  }
+  __device__ A result(A even, A s, int i, int v) const {
+    return gradient(value<true>(y, i, v), value<true>(g, even, i, v), s);
+  }
+  __device__ void forget() { y.forget(), g.forget(); }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
+    onepass_kernel(OUT* dx, const IN* saved, const IN* grad, const IN* lse, const __grid_constant__ Tiles tiles) {
+  __shared__ Meeting<Sums<A, L>, A> meeting;
+  Rendezvous all_clear;
+  if (!kLse) meeting.open(tiles, &all_clear);
+  const int rank = sharing_rank();
+  const uint64_t begins = (uint64_t)saved / sizeof(IN) % V;
+  const int64_t all = tiles.side * tiles.tall, step = GRID ? gridDim.y : gridDim.x / CLUSTER;
+  uint32_t round = 0;
+  int64_t tile = GRID ? blockIdx.y : blockIdx.x / CLUSTER;
+  const auto fetch_both = [&](const Spot& spot, int q, int count) {
+    fetch_vectors(0, saved, spot, SAVED, q, count);
+    if constexpr (kAlike) fetch_vectors(1, grad, spot, GRAD, q, count);
+    commit_copies();
+  };
+  const auto ahead = [&](int64_t next) {
+    if constexpr (AHEAD) {
+      if (next < all) fetch_both(Spot(tiles, next, rank, begins), 0, SLOTS);
+    }
+  };
+  if (!kLse) ahead(tile);
+
+  for (; tile < all; tile += step) {
+    const Spot place(tiles, tile, rank, begins);
+    Both<SLOTS> held;
+    if constexpr (kLse) {
+      A of_g[V], of_lse[V];
+      int64_t at[4] = {};
+      if constexpr (!kStrided) locate<4>(tiles.outer, place.outer, at);
+      int c = place.own;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const int64_t column = place.column + c;
+        of_g[v] = of_lse[v] = 0;
+        if (column < tiles.inner) {
+          if constexpr (kStrided) {
+            for (int t = 0; t < 4; ++t) at[t] = 0;
+            locate<4>(tiles.outer, column, at);
+          }
+          of_g[v] = to_wide(grad[at[GRAD] + (kStrided ? 0 : column * tiles.steps[GRAD])]);
+          of_lse[v] = to_wide(lse[at[LSE] + (kStrided ? 0 : column * tiles.steps[LSE])]);
+        }
+        c = place.after(c);
+      }
+      for (int from = 0; from < tiles.turns; from += SLOTS) {
+        held.load<false>(saved, grad, place, from, 0);
+        write<SLOTS>(dx, place, from,
+                     [&](int i, int v) { return of_g[v] * exp_<OUT>(value<false>(held.y, i, v) - of_lse[v]); });
+      }
+      continue;
+    }
+
+    A even = 0, own[V], s[V];
+    if constexpr (EVEN) {
+      int64_t at[3] = {};
+      locate<3>(tiles.outer,
+                kStrided ? (place.column + place.own < tiles.inner ? place.column + place.own : 0) : place.outer, at);
+      even = to_wide(grad[at[GRAD]]);
+    }
+    Both<kChunk> chunk;
+    if constexpr (STREAM || SHELVED) {
+      if constexpr (SHELVED) fetch_both(place, SLOTS, tiles.shelf);
+      L sums[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v) sums[v] = L{};
+      if constexpr (STREAM) {
+        for (int from = 0; from < tiles.turns; from += SLOTS) {
+          held.load<false>(saved, grad, place, from, 0);
+          held.absorb(even, sums);
+        }
+      } else {
+        held.load<false>(saved, grad, place, 0, 0);
+        held.absorb(even, sums);
+        held.forget();
+        await_copies<0>();
+#pragma unroll 1
+        for (int c = 0; c < tiles.shelf; c += kChunk) {
+          chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
+          chunk.absorb(even, sums);
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) own[v] = value_of(sums[v]);
+    } else {
+      if constexpr (AHEAD) await_copies<0>();
+      held.load<AHEAD>(saved, grad, place, 0, 0);
+#pragma unroll
+      for (int v = 0; v < V; ++v) own[v] = held.part(even, v);
+      held.forget();
+      ahead(tile + step);
+    }
+    if (CLUSTER > 1 || GRID || kSlab || tiles.parts > 1) {
+      meeting.meet(own, s, place, round++, &all_clear, [](int, A part) { return part; });
+    } else {
+#pragma unroll
+      for (int v = 0; v < V; ++v) s[v] = own[v];
+    }
+#pragma unroll
+    for (int v = 0; v < V; ++v) s[v] = EVEN ? even * (kLog ? A(tiles.n) : s[v]) : s[v];
+    if constexpr (STREAM) {
+      for (int from = 0; from < tiles.turns; from += SLOTS) {
+        held.load<false>(saved, grad, place, from, 0);
+        write<SLOTS>(dx, place, from, [&](int i, int v) { return held.result(even, s[v], i, v); });
+      }
+    } else {
+      write<SLOTS>(dx, place, 0, [&](int i, int v) { return held.result(even, s[v], i, v); });
+    }
+    if constexpr (SHELVED) {
+#pragma unroll 1
+      for (int c = 0; c < tiles.shelf; c += kChunk) {
+        chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
+        write<kChunk>(dx, place, SLOTS + c, [&](int i, int v) { return chunk.result(even, s[v], i, v); });
+      }
+    }
+  }
+}

@@ -1,0 +1,206 @@
+// columns.cu: columns of which a block, or the blocks of a cluster, keep a tile in registers. Each element is read once
+// and written once.
+//
+//   load -> each thread the states of its columns -> block -> cluster -> finish what was kept -> store
+//
+// One compiled instance a set of: IN, OUT (types), FUNCTION, SLOTS (vectors a thread keeps), VECTOR, EDGES (see
+// columns.cuh), THREADS (of a block, at most), CLUSTER, GRID, AHEAD, SHELVED (see columns.cuh), and
+//   STREAM   1: nothing is kept, and the columns, of any length, are read twice
+constexpr int kOperands = 1;
+#include "columns.cuh"
+
+constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUNCTION == LOG_SOFTMAX;
+typedef Accumulator<OUT>::type A;
+typedef Adder<OUT>::type L;
+constexpr bool kHalf = sizeof(OUT) == 2;
+
+// The element of a slot, as the function takes it.
+template <bool Again, class T, int Slots>
+__device__ inline A value(const Held<T, Slots>& held, int slot, int v) {
+  const A sign = FUNCTION == SOFTMIN ? A(-1) : A(1);
+  if constexpr (Again && sizeof(T) == 2 && V > 1 && Widens<T, OUT>::value)
+    return sign * widen_again<T>(held.at[slot].at[v / 2], v % 2);
+  else
+    return sign * load_value<T, OUT>(held.get(slot, v));
+}
+
+// The largest of a thread's elements of each column.
+template <class T, int Slots>
+__device__ inline void largest(const Held<T, Slots>& held, A (&m)[V]) {
+  if constexpr (sizeof(T) == 2 && V > 1 && Widens<T, OUT>::value) {
+#pragma unroll
+    for (int w = 0; w < V / 2; ++w) {
+      uint32_t top = held.at[0].at[w];
+#pragma unroll
+      for (int i = 1; i < Slots; ++i)
+        top = FUNCTION == SOFTMIN ? min_of_pairs<T>(top, held.at[i].at[w]) : max_of_pairs<T>(top, held.at[i].at[w]);
+      const A sign = FUNCTION == SOFTMIN ? A(-1) : A(1);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        m[2 * w + half] = max_(sign * to_wide(T{(uint16_t)(top >> half * 16)}), A(-INFINITY_));  // a NaN is none
+    }
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      m[v] = -INFINITY_;
+#pragma unroll
+      for (int i = 0; i < Slots; ++i) m[v] = max_(value<false>(held, i, v), m[v]);
+    }
+  }
+}
+
+// The sum of exp(x - m) of a thread's elements of a column, all up to m. For half results by one fused multiply-add an
+// exponential: what the product m log2(e) is rounded by is the same in all, and comes off the sum.
+template <class T, int Slots>
+__device__ inline A sum_below(const Held<T, Slots>& held, int v, A m) {
+  const A s = shift(m);
+  if constexpr (kHalf) {
+    const A high = s * kLog2e, low = fmaf(s, kLog2e, -high);
+    const A sum = plain_sum<Slots, 0>([&](int i) { return exp2_(fmaf(value<true>(held, i, v), kLog2e, -high)); });
+    return sum * fmaf(low, -0.693147181f, 1.0f);  // exp2(-low), which is next to 1
+  } else {
+    return plain_sum<Slots, 0>([&](int i) { return exp_to_add(value<true>(held, i, v) - s); });
+  }
+}
+
+// The states of all elements before, and of these.
+template <int Slots>
+__device__ inline void absorb(Held<IN, Slots>& held, A (&m)[V], L (&l)[V]) {
+  A here[V];
+  largest(held, here);
+  held.forget();
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const A before = m[v];
+    m[v] = max_(before, here[v]);
+    l[v] = add(scaled(l[v], exp_to_add(before - shift(m[v]))), Adder<OUT>::of(sum_below(held, v, m[v])));
+  }
+}
+
+// What finishes the elements of a column, made once from its state.
+template <bool Half, class Float>
+struct Whole {
+  Finish<FUNCTION, OUT, A> finish;
+  __device__ static Whole of(Float m, Float l) { return {Finish<FUNCTION, OUT, A>(State<A>{m, l})}; }
+  __device__ Float operator()(Float x) const { return finish(x); }
+};
+// Of half results: exp2(x log2(e) - high - low).
+template <class Float>
+struct alignas(8) Whole<true, Float> {
+  float high, low;
+  __device__ static Whole of(float m, float l) {
+    const float high = m * kLog2e;
+    return {high, isfinite_(m) ? fmaf(m, kLog2e, -high) + log2_(l) : NAN_};
+  }
+  __device__ float operator()(float x) const { return exp2_(fmaf(x, kLog2e, -high) - low); }
+};
+typedef Whole<kHalf && !kLog, A> WholeColumn;
+
+constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;  // registers of the elements
+
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * sizeof(A) / 4))
+    onepass_kernel(const IN* x, OUT* y, const __grid_constant__ Tiles tiles) {
+  __shared__ Meeting<States<A, L>, WholeColumn> meeting;
+  Rendezvous all_clear;
+  meeting.open(tiles, &all_clear);
+  const int rank = sharing_rank();
+  const uint64_t begins = (uint64_t)x / sizeof(IN) % V;
+  const int64_t all = tiles.side * tiles.tall, step = GRID ? gridDim.y : gridDim.x / CLUSTER;
+  uint32_t round = 0;
+  int64_t tile = GRID ? blockIdx.y : blockIdx.x / CLUSTER;
+  const auto ahead = [&](int64_t next) {
+    if constexpr (AHEAD) {
+      if (next < all) fetch_vectors(0, x, Place<2>(tiles, next, rank, begins), 0, 0, SLOTS);
+      commit_copies();
+    }
+  };
+  ahead(tile);
+
+  for (; tile < all; tile += step) {
+    const Place<2> place(tiles, tile, rank, begins);
+    Held<IN, SLOTS> held;
+    Held<IN, kChunk> chunk;
+    const auto load = [&](int from) {
+#pragma unroll
+      for (int i = 0; i < SLOTS; ++i) take<AHEAD>(held, i, x, place, 0, from + i, nothing<FUNCTION, IN>(), 0, i);
+    };
+    const auto load_chunk = [&](int c) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i)
+        take<SHELVED>(chunk, i, x, place, 0, SLOTS + c + i, nothing<FUNCTION, IN>(), 0, c + i);
+    };
+    PairOf<A> own[V];
+    A m[V];
+    if constexpr (STREAM || SHELVED) {
+      if constexpr (SHELVED) fetch_vectors(0, x, place, 0, SLOTS, tiles.shelf), commit_copies();
+      L l[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v) m[v] = -INFINITY_, l[v] = L{};
+      if constexpr (STREAM) {
+        for (int from = 0; from < tiles.turns; from += SLOTS) load(from), absorb(held, m, l);
+      } else {
+        load(0);
+        absorb(held, m, l);
+        held.forget();
+        await_copies<0>();
+#pragma unroll 1
+        for (int c = 0; c < tiles.shelf; c += kChunk) load_chunk(c), absorb(chunk, m, l);
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) own[v] = {m[v], value_of(l[v])};
+    } else {
+      if constexpr (AHEAD) await_copies<0>();
+      load(0);
+      largest(held, m);
+      held.forget();
+      ahead(tile + step);
+#pragma unroll
+      for (int v = 0; v < V; ++v) own[v] = {m[v], sum_below(held, v, m[v])};
+      held.forget();
+    }
+
+    const auto reduced = [&](int column, PairOf<A> whole) {
+      if (rank > 0 || place.column + column >= tiles.inner) return;
+      int64_t at[2] = {0, place.origin + column};
+      if constexpr (kStrided) at[1] = 0, locate<2>(tiles.outer, place.column + column, at);
+      store_reduced<FUNCTION>(State<A>{whole.m, whole.l}, y + at[1], tiles.plane);
+    };
+    WholeColumn whole[V];
+    if (CLUSTER > 1 || GRID || kSlab || tiles.parts > 1) {
+      meeting.meet(own, whole, place, round++, &all_clear, [&](int column, PairOf<A> part) {
+        if constexpr (kReduces) reduced(column, part);
+        return WholeColumn::of(part.m, part.l);
+      });
+    } else {  // a thread has its columns to itself
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        if constexpr (kReduces) {
+          if (threadIdx.x < tiles.across) reduced(threadIdx.x * V + v, own[v]);
+        } else {
+          whole[v] = WholeColumn::of(own[v].m, own[v].l);
+        }
+      }
+    }
+    if constexpr (!kReduces) {
+      const auto write = [&](int from) {
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i)
+          give(y, place, 1, from + i, [&](int v) { return whole[v](value<true>(held, i, v)); });
+      };
+      if constexpr (STREAM) {
+        for (int from = 0; from < tiles.turns; from += SLOTS) load(from), write(from);
+      } else {
+        write(0);
+      }
+      if constexpr (SHELVED) {
+#pragma unroll 1
+        for (int c = 0; c < tiles.shelf; c += kChunk) {
+          load_chunk(c);
+#pragma unroll
+          for (int i = 0; i < kChunk; ++i)
+            give(y, place, 1, SLOTS + c + i, [&](int v) { return whole[v](value<true>(chunk, i, v)); });
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,28 @@
+// tiles.cuh: how columns are cut into tiles, as the host tells the kernels. Of both sides: no CUDA, no headers.
+#pragma once
+
+// The dims of a call that no other is merged with, at most; a call of more is gathered.
+constexpr int kTileDims = 6;
+constexpr int kTileTensors = 4;
+
+struct TileDims {
+  int count;
+  long long sizes[kTileDims];  // the slowest first
+  long long steps[kTileTensors][kTileDims];
+};
+
+struct Tiles {
+  long long n, inner;             // elements of a column, and columns that lie side by side
+  long long steps[kTileTensors];  // of each tensor, from one element of a column to the next
+  TileDims outer, reduced;        // reduced: where the elements of a column are not one step apart (EDGES strided)
+  long long side, tall;           // tiles side by side, and how often
+  void* messages;                 // what the blocks of a group tell each other, of each column
+  long long plane;                // elements between the two planes of a state
+  int across, down;               // threads of a block side by side, and down a column
+  int pitch;                      // columns of a tile
+  int parts;                      // states of a column that the threads of a block make
+  int group;                      // threads that merge them
+  int shelf;                      // vectors of a thread that wait in shared memory
+  int waiting;                    // bytes of shared memory of those
+  int turns;                      // vectors of a column, or of a slab, that a thread comes to at most
+};
