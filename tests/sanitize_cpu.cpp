@@ -221,7 +221,7 @@ struct Driver {
     if (plant.empty() && draw.one_in(3)) return gradients.any();
     const Function function = Function(draw.upto(4));
     const bool same = function == Function::logsumexp, state = function == Function::state;
-    switch (draw.upto(state || same ? 3 : 7)) {
+    switch (draw.upto(state ? 3 : same ? 5 : 7)) {
       case 0: return once<float, float>(function, DType::float32, DType::float32);
       case 1: return once<double, double>(function, DType::float64, DType::float64);
       case 2:

@@ -70,6 +70,15 @@ def test_vectors_are_as_wide_as_all_three_tensors_allow():
     assert native.backward_plan("softmax", 8, 1024, F32, addresses=(0, 0, 4, 0), even=True)["vector"] == 4
 
 
+@pytest.mark.parametrize(
+    ("types", "address", "vector"),
+    [((F32, F32), 0, 4), ((BF16, BF16), 0, 8), ((F32, BF16), 0, 8), ((F32, BF16), 8, 4), ((F32, BF16), 2, 1)],
+)
+def test_the_result_of_logsumexp_does_not_narrow_its_input(types, address, vector):
+    plan = native.backward_plan("logsumexp", 8, 1024, *types, addresses=(0, address, 4, 4))
+    assert plan["vector"] == vector
+
+
 def test_the_number_of_rows_does_not_count_in_the_batch_invariant_mode():
     for n in (1000, 20000, 131072, 1 << 20, 1 << 24):
         with batch_invariant():

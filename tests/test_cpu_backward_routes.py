@@ -115,6 +115,22 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ops._logsumexp_backward.out(G[:, 0], Y, G[:, 0], [1], False, out=G.half()),
         "has its input's dtype float32, got an out of float16",
     ),
+    "narrow lse": (
+        lambda: ops._logsumexp_backward(G[:, 0].half(), Y, G[:, 0].half(), [1], False),
+        "logsumexp of float32 does not give float16, which is the dtype of lse",
+    ),
+    "lse of doubles": (
+        lambda: ops._logsumexp_backward(G[:, 0].double(), Y.half(), G[:, 0].double(), [1], False),
+        "logsumexp of float16 does not give float64",
+    ),
+    "narrow grad": (
+        lambda: ops._logsumexp_backward(G[:, 0].half(), Y.half(), G[:, 0], [1], False),
+        "grad has dtype float16, but it goes with a tensor of float32",
+    ),
+    "wide out": (
+        lambda: ops._logsumexp_backward.out(G[:, 0], Y.half(), G[:, 0], [1], False, out=G.clone()),
+        "has its input's dtype float16, got an out of float32",
+    ),
 }
 
 

@@ -134,16 +134,74 @@ def test_long_rows(shape, dtype):
         check(function, shape, (dtype, dtype), (1, 1, 1), (3, 3, 3), even=True)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+OF_LOGSUMEXP = [(F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F16, F32)]  # of x, of the result
+every_logsumexp = pytest.mark.parametrize("types", OF_LOGSUMEXP, ids=lambda p: f"{str(p[0])[6:]}-{str(p[1])[6:]}")
+
+
+def check_logsumexp(
+    shape: tuple[int, int],
+    types: tuple[torch.dtype, torch.dtype],
+    offsets: tuple[int, int] = (0, 0),
+    paddings: tuple[int, int] = (0, 0),
+    plan: tuple[int, ...] | None = None,
+) -> None:
+    """As `check`: x and dx begin and are padded as told, the result and its gradient lie with gaps."""
+    (rows, n), (dtype, wide) = shape, types
+    x = operand(rows, n, dtype, offsets[0], paddings[0], torch.randn(rows, n, device="cuda"))
+    lse = operand(rows, 1, wide, 1, 2, torch.logsumexp(x.double(), -1, keepdim=True))[:, 0]
+    g = operand(rows, 1, wide, 0, 1, torch.randn(rows, 1, device="cuda"))[:, 0]
+    memory = torch.full((rows * (n + paddings[1]) + offsets[1] + 8,), 7.0, device="cuda", dtype=dtype)
+    dx = memory.as_strided((rows, n), (n + paddings[1], 1), offsets[1]).fill_(float("nan"))
+    if plan is None:
+        _ops._logsumexp_backward.out(g, x, lse, [1], False, dx)
+    else:
+        _ops._forced_backward(g, x, lse, 3, [1], plan, dx)
+    want = g.double()[:, None] * (x.double() - lse.double()[:, None]).exp()
+    torch.testing.assert_close(dx.double(), want, rtol=TOLERANCE[dtype], atol=1e-12 if dtype is F64 else 1e-7)
+    dx.fill_(7.0)
+    assert (memory == 7.0).all(), "memory beside the result was written"
+
+
+@every_logsumexp
 @pytest.mark.parametrize("n", [1, 9, 33, 500, 513, 4096, 50257])
-def test_logsumexp(n, dtype):
+def test_logsumexp(n, types):
     for rows, offset, padding in ((1, 0, 0), (37, 0, 0), (130, 1, 1), (5, 3, 8)):
-        x = operand(rows, n, dtype, offset, padding, torch.randn(rows, n, device="cuda"))
-        lse = torch.logsumexp(x.double(), -1).to(dtype)
-        g = torch.randn(rows, device="cuda").to(dtype)
-        dx = _ops._logsumexp_backward(g, x, lse, [1], False)
-        want = g.double()[:, None] * (x.double() - lse.double()[:, None]).exp()
-        torch.testing.assert_close(dx.double(), want, rtol=TOLERANCE[dtype], atol=1e-7)
+        check_logsumexp((rows, n), types, (offset, offset), (padding, padding))
+        check_logsumexp((rows, n), types, (offset, 0), (padding, 0))
+
+
+@every_logsumexp
+@pytest.mark.parametrize(("tier", "lanes", "rows"), [(WARP, 32, 4), (WARP, 4, 32), (STREAM, 64, 1), (STREAM, 512, 1)])
+def test_logsumexp_in_every_tier(tier, lanes, rows, types):
+    wide = 16 // types[0].itemsize
+    for width, edges in ((wide, WINDOW), (wide, APART), (wide, WHOLE), (1, WINDOW)):
+        room = lanes * 4 * width
+        for n in (1, wide, 37, room // 2 + 1, room - width, 5000):
+            if (tier == WARP and n > room - width + 1) or n < 1:
+                continue
+            if (edges == WHOLE and n % width) or (edges == WINDOW and n < width):
+                continue
+            offset, padding = (0, width) if edges == WHOLE else (1, 3)
+            plan = (tier, lanes, rows, 4 * width, width, 1, 0, edges)
+            for one in (0, offset):
+                check_logsumexp((5, n), types, (one, one), (padding if one else 0,) * 2, plan)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("dim", [0, 1, (0, 2), (0, 1, 2)], ids=str)
+def test_logsumexp_of_halves_to_float32_in_other_layouts(dtype, dim):
+    x = torch.randn(6, 5, 9, device="cuda").to(dtype).permute(1, 2, 0)[1:, ::2].requires_grad_()
+    with torch.autocast("cuda", dtype):
+        y = onepass.logsumexp(x, dim)
+    assert y.dtype is F32
+    w = x.detach().double().requires_grad_()
+    want = reference.logsumexp(w, dim)
+    torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=1e-6)
+    for g in (torch.randn_like(y), torch.ones((), device="cuda").expand_as(y)):
+        (got,) = torch.autograd.grad(y, x, g, retain_graph=True)
+        (expected,) = torch.autograd.grad(want, w, g.double(), retain_graph=True)
+        assert got.dtype is dtype
+        torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=1e-7)
 
 
 @pytest.mark.parametrize(

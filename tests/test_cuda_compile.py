@@ -57,6 +57,12 @@ KERNELS = [
     ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1, 0, 0)),
     ("softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
     ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
+    ("logsumexp", BF16, F32, (WARP, 8, 16, 16, 8, 1, 0, 0)),
+    ("logsumexp", F16, F32, (FLAT, 4, 32, 26, 1, 1, 2, 0)),
+    ("logsumexp", BF16, F32, (BLOCK, 256, 1, 32, 8, 1, 0, 2)),
+    ("logsumexp", F16, F32, (CLUSTER, 256, 1, 32, 8, 8, 0, 0)),
+    ("logsumexp", BF16, F32, (GRID, 480, 1, 32, 8, 33, 8, 0)),
+    ("logsumexp", F16, F32, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
 ]
 
 # (function, of the result, of the gradient, plan, which): every source of gradients.
@@ -80,6 +86,8 @@ GRADIENTS = [
     ("log_softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0), "backward"),
     ("logsumexp", F32, F32, (WARP, 8, 16, 16, 4, 1, 0, 2), "backward"),
     ("logsumexp", BF16, BF16, (STREAM, 256, 1, 16, 8, 1, 0, 0), "backward"),
+    ("logsumexp", F32, BF16, (STREAM, 256, 1, 16, 8, 1, 0, 2), "backward"),
+    ("logsumexp", F32, F16, (WARP, 8, 16, 16, 8, 1, 0, 0), "backward"),
 ]
 
 
@@ -126,17 +134,17 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
     shelved = plan[0] in (BLOCK, CLUSTER) and plan[6] > 0
     assert int(report["STACK"]) <= (48 if plan[0] == GRID else 16 if shelved else 0), usage
     assert report["LOCAL"] == "0", usage
-    vector = 16 // max(x_type.itemsize, y_type.itemsize) if plan[0] == FLAT else plan[4]
+    wider = x_type.itemsize if function in ("logsumexp", "state") else max(x_type.itemsize, y_type.itemsize)
     if plan[0] == FLAT:
         sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
         assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass), "no wide load"
-        assert function == "state" or re.search(r"STG\.E\.128", sass), "no wide store"
-    elif plan[7] != APART and vector * max(x_type.itemsize, y_type.itemsize) == 16:
+        assert function in ("logsumexp", "state") or re.search(r"STG\.E\.128", sass), "no wide store"
+    elif plan[7] != APART and plan[4] * wider == 16:
         sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
         wide = {16: r"\.128", 8: r"\.64", 4: ""}
-        assert re.search(r"LDG\.E" + wide[vector * x_type.itemsize], sass), "no wide load"
+        assert re.search(r"LDG\.E" + wide[plan[4] * x_type.itemsize], sass), "no wide load"
         if function not in ("logsumexp", "state"):
-            assert re.search(r"STG\.E" + wide[vector * y_type.itemsize], sass), "no wide store"
+            assert re.search(r"STG\.E" + wide[plan[4] * y_type.itemsize], sass), "no wide store"
 
 
 @pytest.mark.parametrize(("function", "x_type", "dx_type", "plan", "which", "compute"), GRADIENTS_OFFERED)
@@ -152,7 +160,8 @@ def test_gradients_compile_without_spills(
     assert (int(report["STACK"]) <= 16, report["LOCAL"]) == (True, "0"), usage
     sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
     wide = {16: r"\.128", 8: r"\.64", 4: "", 2: r"\.U16"}
-    assert re.search(r"LDG\.E(\.EF)?" + wide[plan[4] * x_type.itemsize], sass), "no wide load"
+    read = dx_type if function == "logsumexp" else x_type
+    assert re.search(r"LDG\.E(\.EF)?" + wide[plan[4] * read.itemsize], sass), "no wide load"
     assert re.search(r"STG\.E" + wide[plan[4] * dx_type.itemsize], sass), "no wide store"
 
 

@@ -246,6 +246,11 @@ def test_explain_takes_another_gpu():
     assert (few.tier, few.launch["split"]) == ("grid", 108)
 
 
+def test_explain_of_logsumexp_in_float32():
+    plan = onepass.explain((8192, 1024), function="logsumexp", dtype=torch.bfloat16, out_dtype=F32, device="h200")
+    assert (plan.out_dtype, plan.bytes) == ("float32", 8192 * (1024 * 2 + 4))
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onepass.triton import Plan
 from support import DTYPES, LAYOUTS, every_function, maker, same, some_tuples
 from triton_backward_support import TIERS, Case, assert_gradient, case, run
-from triton_support import BF16, F32, F64, INF, NAN, name_of, needs_triton, process, special, unavailable
+from triton_support import BF16, F16, F32, F64, INF, NAN, name_of, needs_triton, process, special, unavailable
 
 pytestmark = needs_triton
 # Two of each tier: sums of floats and doubles are interpreted at 1 ms an element.
@@ -89,6 +89,17 @@ def test_gradient_of_another_type_than_the_result(backward, dtype, of_grad):
     given = case("softmax", maker(dtype)(3, 23), (1,))
     given = given._replace(grad=given.grad.to(of_grad))
     assert_gradient(backward(given, TIERS["row"]), given)
+
+
+@TWO_TIERS
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=name_of)
+def test_logsumexp_of_halves_in_float32(backward, dtype, tier):
+    given = case("logsumexp", maker(dtype)(5, 23), (1,))
+    lse = torch.logsumexp(given.saved[0].double(), 1, keepdim=True).float()
+    given = given._replace(grad=maker(F32)(5, 1), saved=(given.saved[0], lse))
+    got = backward(given, TIERS[tier])
+    assert got.dtype is dtype
+    assert_gradient(got, given)
 
 
 # ----------------------------------------------------------------------------------------------------- layouts

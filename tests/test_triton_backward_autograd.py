@@ -107,6 +107,25 @@ def _with_dtype(x: Tensor, g: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[
     return _grad("softmax", x, 1, g, "triton", dtype=dtype)
 
 
+def _widened(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, list[str]]:
+    x = x.detach().requires_grad_()
+    y = torch.ops.onepass.triton(x, "logsumexp", [1], F32, False)
+    with _Calls() as calls:
+        (dx,) = torch.autograd.grad(y, x, g)
+    return y.detach(), dx, calls.names
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+def test_logsumexp_of_halves_in_float32(interpreting, dtype):
+    x, g = maker(dtype)(3, 7), maker(F32, seed=5)(3)
+    y, dx, called = interpreting(_widened, x, g)
+    assert called == ["triton_backward"]
+    wide = x.double().requires_grad_()
+    want = torch.logsumexp(wide, 1)
+    torch.testing.assert_close(y, want.float())
+    torch.testing.assert_close(dx, torch.autograd.grad(want, wide, g.double())[0].to(dtype))
+
+
 def _orders(function: str, dim: Any) -> None:
     def call(t: Tensor) -> Tensor:
         return ours(function)(t, dim, engine="triton")

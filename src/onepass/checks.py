@@ -68,6 +68,13 @@ def result_dtype(function: str, x: Tensor, dtype: Any) -> torch.dtype:
     return dtype
 
 
+def reduces_to(function: str, x: torch.dtype, y: torch.dtype) -> bool:
+    """Whether logsumexp or state of `x` gives `y`: a state the dtype that rows are computed in, logsumexp its input's
+    or, of half types, that one too."""
+    wide = torch.float64 if x is torch.float64 else torch.float32
+    return y is wide or (function == "logsumexp" and y is x)
+
+
 def _apart(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors lie one wholly behind the other, as they mostly do. False says nothing."""
     if not (a.is_contiguous() and b.is_contiguous()) or a.device.type == "meta":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import native
 from . import triton as triton_engine
-from .checks import FLOATS, check_input, normalise_dims, result_dtype
+from .checks import FLOATS, check_input, normalise_dims, reduces_to, result_dtype
 from .devices import KNOWN, Known, known, measured_copy_gbs
 from .engines import ENGINES, resolve
 from .ops import REDUCTIONS, reduced_shape, state_dtype
@@ -153,7 +153,7 @@ def explain(
         dim: as in the function explained.
         function: "softmax", "log_softmax", "softmin", "logsumexp" or "state".
         dtype: with sizes, the input's dtype; float32 by default.
-        out_dtype: the `dtype=` of the call, where it has one.
+        out_dtype: the `dtype=` of the call, where it has one; float32 for a half tensor under torch.autocast.
         device: with sizes: "cpu", "cuda:0", or a known device's name ("h200"), which need not be here.
         engine: as in the function explained.
         bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
@@ -189,8 +189,8 @@ def explain(
             raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
         shaped = tensor
     y_type = state_dtype(shaped) if function == "state" else result_dtype(function, shaped, out_dtype)
-    if function in REDUCTIONS and out_dtype not in (None, shaped.dtype if function == "logsumexp" else y_type):
-        raise ValueError(f"onepass.explain(): {function} has no dtype=, so no out_dtype")
+    if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
+        raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
     dims = normalise_dims(function, shaped, dim)
     real, entry, name = _parse_device(device, tensor)
 

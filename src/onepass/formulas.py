@@ -103,13 +103,13 @@ def gradient_of_gradient(
 ) -> tuple[Tensor | None, ...]:
     """What reaches g and each of `saved` from v, the gradient of dx. None for softmax's g: it is softmax's gradient
     of v."""
-    v, to = _wide(v), saved[0].dtype
+    v, to = _wide(v), g.dtype  # that of all of them, but of logsumexp's input
     if function == "logsumexp":
         x, lse = saved
         weighted = v * _weights(function, saved, dims, keepdim)
         dx = weighted * _wide(expand(g, dims, keepdim))
         dg, dlse = (part.sum(dims, keepdim=keepdim).to(to).reshape(lse.shape) for part in (weighted, -dx))
-        return dg, dx.to(to).reshape(x.shape), dlse
+        return dg, dx.to(x.dtype).reshape(x.shape), dlse
     g, y = _wide(g), _wide(saved[0])
     if function == "log_softmax":
         weights = y.exp()

@@ -189,11 +189,6 @@ def logsumexp(
         check_out(function, input, out, reduced_shape(input.shape, dims if input.dim() else [], keepdim), x.dtype)
     chosen = resolve(engine, input.device)
     if out is None:
-        if not widens(x):
-            return call(function, x, dims, None, keepdim, chosen)
-        if x.requires_grad and torch.is_grad_enabled():  # one gradient operator has its operands in one dtype
-            return call(function, x.float(), dims, None, keepdim, chosen)
-        m, l = call("state", x, dims, None, keepdim, chosen).unbind(0)  # noqa: E741  (float32 in the kernel)
-        return m + l.log()
+        return call(function, x, dims, torch.float32 if widens(x) else None, keepdim, chosen)
     call_out(function, x, dims, None, keepdim, chosen, out)
     return out

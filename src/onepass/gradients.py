@@ -18,6 +18,7 @@ from . import (
     formulas,
     native,  # noqa: F401  (loads the operators)
 )
+from .checks import reduces_to
 from .triton import operators  # noqa: F401  (defines that of its gradients)
 
 __all__ = ["backward", "is_bare", "library", "positive", "tangent"]
@@ -41,6 +42,12 @@ FUSED = frozenset(
 _CUDA = "cuda" in FUSED
 
 
+def _pairs(g: Tensor, t: Tensor, saved: Sequence[Tensor]) -> bool:
+    """Whether `t`, g or one of `saved`, is of a dtype that goes with g's: g's own, which the result has too, or of
+    logsumexp's input one that gives it."""
+    return t.dtype is g.dtype or (len(saved) == 2 and t is saved[0] and reduces_to("logsumexp", t.dtype, g.dtype))
+
+
 def _alone(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
     """Whether nothing but the engine's operator is needed: memory that it can read, and nobody who looks on."""
     dtype = g.dtype
@@ -49,7 +56,7 @@ def _alone(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
         if (
             type(t) not in _KINDS
             or not (t.is_cpu or (_CUDA and t.is_cuda) or engine == "triton")
-            or t.dtype is not dtype
+            or (t.dtype is not dtype and not _pairs(g, t, saved))
             or t.layout is not torch.strided
             or (records and t.requires_grad)
             or is_legacy_batchedtensor(t)
@@ -62,7 +69,7 @@ def _fuses(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
     """Whether the operator takes these. Not those of torch.autograd.grad(is_grads_batched=True), which it would take
     one by one; nor what hooks on saved tensors have given another dtype."""
     return (g.device.type in FUSED or engine == "triton") and all(
-        t.dtype is g.dtype and t.layout is torch.strided and not is_legacy_batchedtensor(t) for t in (g, *saved)
+        _pairs(g, t, saved) and t.layout is torch.strided and not is_legacy_batchedtensor(t) for t in (g, *saved)
     )
 
 

@@ -102,7 +102,7 @@ def backward_plan(
 ) -> dict[str, Any]:
     """The launch of the gradient of `rows` rows of `n` elements on a GPU: tier and launch numbers.
 
-    `x_type` is that of the forward's result (of logsumexp its input), `dx_type` the gradient's. Row strides and
+    `x_type` is that of the forward's result, `dx_type` that of its input and so the gradient's. Row strides and
     addresses: of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result. `even`: the
     result's gradient has one value a row.
 
@@ -138,7 +138,7 @@ def compile_kernel(
     """Compile the kernel of a plan for sm_<compute> to a file.
 
     A plan is (tier, lanes, rows a block, values, vector, split, shelf, edges). `which` is one of `PASSES`; of a
-    gradient `x_type` is that of the forward's result, and `y_type` the gradient's.
+    gradient `x_type` is that of the forward's result, and `y_type` that of its input.
     """
     kind = _kind(function, x_type, y_type, which)
     _ask("onepass_compile", *kind, _int64s(plan), compute, str(path).encode())

@@ -49,7 +49,9 @@ def state_dtype(x: Tensor) -> torch.dtype:
 def empty(function: str, x: Tensor, dims: Sequence[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
     if function in REDUCTIONS:
         shape = reduced_shape(x.shape, [d % max(x.dim(), 1) for d in dims], keepdim)
-        return x.new_empty([2, *shape], dtype=state_dtype(x)) if function == "state" else x.new_empty(shape)
+        return (
+            x.new_empty([2, *shape], dtype=state_dtype(x)) if function == "state" else x.new_empty(shape, dtype=dtype)
+        )
     return torch.empty_like(x, dtype=dtype or x.dtype)
 
 
@@ -100,8 +102,9 @@ class Recorded(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, function: str, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str
     ) -> Tensor:
-        if len(dims) == 1 and function in HANDLES and engine != "triton":
-            output = call_boxed(HANDLES[function], x, dims[0], keepdim if function == "logsumexp" else dtype)
+        lse = function == "logsumexp"
+        if len(dims) == 1 and function in HANDLES and engine != "triton" and not (lse and dtype):
+            output = call_boxed(HANDLES[function], x, dims[0], keepdim if lse else dtype)
         else:
             output = raw(function, x, dims, dtype, keepdim, engine)
         ctx.function, ctx.dims, ctx.keepdim, ctx.input_dtype, ctx.engine = function, dims, keepdim, x.dtype, engine
@@ -119,9 +122,8 @@ def raw(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, ke
     with _BelowAutograd():
         if engine == "triton":
             return _ops.triton.default(x, function, dims, dtype, keepdim)
-        if function in REDUCTIONS:
-            return _CALLED[function](x, dims, keepdim)
-        return _CALLED[function](x, dims) if dtype is None else _CALLED[function](x, dims, dtype=dtype)
+        given = (x, dims, keepdim) if function in REDUCTIONS else (x, dims)
+        return _CALLED[function](*given) if dtype is None else _CALLED[function](*given, dtype=dtype)
 
 
 def call(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str) -> Tensor:
@@ -129,9 +131,10 @@ def call(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, k
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter) or torch._C._get_tracing_state():
         if engine == "triton":
             return _ops.triton.default(x, function, dims, dtype, keepdim)
-        if function in REDUCTIONS:
+        if function == "state":
             return _REGISTERED[function](x, dims, keepdim)
-        return _REGISTERED[function](x, dims, dtype=dtype)
+        given = (x, dims, keepdim) if function == "logsumexp" else (x, dims)
+        return _REGISTERED[function](*given, dtype=dtype)
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return Differentiable.apply(x, function, dims, dtype, keepdim, engine)
     if x.requires_grad and torch.is_grad_enabled():
@@ -143,14 +146,11 @@ def call_out(
     function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str, out: Tensor
 ) -> None:
     """A checked call into a checked `out`."""
-    given: tuple[Any, ...] = (x, dims)
-    named: dict[str, Any] = {"out": out}
+    given: tuple[Any, ...] = (x, dims, keepdim) if function == "logsumexp" else (x, dims)
+    named: dict[str, Any] = {"dtype": dtype, "out": out}
+    operator = _OUT[function]
     if engine == "triton":
-        operator, given = _ops.triton.out, (x, function, dims, dtype, keepdim)
-    elif function == "logsumexp":
-        operator, given = _OUT[function], (x, dims, keepdim)
-    else:
-        operator, named = _OUT[function], {"dtype": dtype, "out": out}
+        operator, given, named = _ops.triton.out, (x, function, dims, dtype, keepdim), {"out": out}
     if torch.compiler.is_compiling():
         operator(*given, **named)
         return

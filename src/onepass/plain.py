@@ -99,11 +99,10 @@ def _register(function: str) -> None:
         return Differentiable.apply(input, function, normalise_dims(function, input, dim), *options(option), "native")
 
     def autocast(input: Tensor, dim: int, option: Any = None) -> Tensor:
+        dtype, keepdim = options(option)
         if widens(input):
-            if lse:
-                _refuse()
-            option = option or torch.float32
-        return operator(input, [dim], bool(option)) if lse else operator(input, [dim], dtype=option)
+            dtype = dtype or torch.float32
+        return operator(input, [dim], keepdim, dtype=dtype) if lse else operator(input, [dim], dtype=dtype)
 
     torch.library.register_fake(f"onepass::{name}", fake, lib=library)
     library.impl(name, _refuse, "Tracer")  # torch.jit.trace writes the registered operator down, which has a gradient

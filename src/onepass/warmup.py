@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from . import native
-from .checks import FLOATS
+from .checks import FLOATS, reduces_to
 from .engines import resolve
 
 Progress = Callable[[int, int], None]  # (done, of how many)
@@ -49,8 +49,8 @@ def warmup(
 
     Args:
         device: a CUDA device; the current one where it is None.
-        dtypes: of the input and the result; a pair (input, result) for a call with `dtype=`. What gives one number a
-            row, as logsumexp does, has no such pairs and passes over them.
+        dtypes: of the input and the result; a pair (input, result) for a call with `dtype=` or under torch.autocast,
+            which widens half types to float32. logsumexp and state pass over pairs that they do not give.
         functions: names of functions, as "softmax"; all of them if not given.
         lengths: of the rows, in elements; None for any length.
         gradients: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
@@ -132,8 +132,12 @@ def _checked(
             takes = ", ".join(str(dtype) for dtype in FLOATS)
             raise TypeError(f"onepass.warmup(): dtypes takes {takes} and pairs (input, result) of them; got {given!r}")
         pairs.append(pair)
-    wanted = [(f, x, _result(f, x, y)) for f in functions for x, y in pairs if f not in _REDUCTIONS or x == y]
+    wanted = [(f, x, _result(f, x, y)) for f in functions for x, y in pairs if _gives(f, x, y)]
     return list(dict.fromkeys(wanted))
+
+
+def _gives(function: str, x: torch.dtype, y: torch.dtype) -> bool:
+    return x is y or function not in _REDUCTIONS or reduces_to(function, x, y)
 
 
 def _passes(

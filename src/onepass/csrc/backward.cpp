@@ -22,14 +22,18 @@ struct Given {
   const Operand* lse;
   Mask mask;
   bool keepdim;
-  DType type;
+  DType type;  // of the result and its gradient
 
   Given(Function of, const Tensor& of_grad, const Tensor& of_saved, const Operand* of_lse, const Dims& dims, bool keep)
       : function(of), grad(of_grad.get()), saved(of_saved.get()), lse(of_lse), mask(dims, saved.rank), keepdim(keep) {
-    type = saved.type();
+    type = (lse ? *lse : saved).type();
     alike("grad", grad, "the result", lse ? *lse : saved);
     if (!lse) return;
     of_one("lse", *lse);
+    if (!reduces_to(Function::logsumexp, saved.type(), type)) {
+      fail(std::string("logsumexp of ") + kDTypeNames[int(saved.type())] + " does not give " + kDTypeNames[int(type)] +
+           ", which is the dtype of lse");
+    }
     int rank = 0;
     int64_t sizes[kMaxDims];
     for (int i = 0; i < saved.rank; ++i) {
@@ -139,8 +143,8 @@ void made_in(const Given& given, const Tensor& out, const CudaPlan* forced = nul
     fail("out is on another device than what the forward saved");
   }
   const DType type = dx.type();
-  if (given.lse && type != given.type) {
-    fail(std::string("the gradient of logsumexp has its input's dtype ") + kDTypeNames[int(given.type)] +
+  if (given.lse && type != given.saved.type()) {
+    fail(std::string("the gradient of logsumexp has its input's dtype ") + kDTypeNames[int(given.saved.type())] +
          ", got an out of " + kDTypeNames[int(type)]);
   }
   if (dx.numel()) {
@@ -171,7 +175,7 @@ void softmax_backward_out(const Tensor& grad, const Tensor& y, int64_t function,
 Tensor logsumexp_backward(const Tensor& grad, const Tensor& x, const Tensor& lse, Dims dim, bool keepdim) {
   const Operand result(lse.get());
   const Given given(Function::logsumexp, grad, x, &result, dim, keepdim);
-  return made(given, given.type);
+  return made(given, given.saved.type());
 }
 void logsumexp_backward_out(const Tensor& grad, const Tensor& x, const Tensor& lse, Dims dim, bool keepdim,
                             Tensor out) {
@@ -190,8 +194,8 @@ void forced_backward(const Tensor& grad, const Tensor& saved, std::optional<Tens
 
 }  // namespace
 
-// Private: what gradients.py calls. `grad` and `y` (or `x` and `lse`) have one dtype; dx has any, as has the input of a
-// forward with dtype=.
+// Private: what gradients.py calls. `grad` and `y` (or `lse`) have one dtype; dx has any, as has the input of a forward
+// with dtype=, but of logsumexp that of `x`.
 STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
   const std::string family = "(Tensor grad, Tensor y, int function, int[1] dim, ";
   m.def(("_softmax_backward" + family + "ScalarType dtype) -> Tensor").c_str());

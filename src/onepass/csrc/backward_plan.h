@@ -14,11 +14,11 @@ struct BackwardPhase {
   bool within[4] = {};  // by the logarithm of a width: whether any row begins within a vector of so many elements
 
   explicit BackwardPhase(const BackwardCall& call, bool even) {
-    const int size = size_of(call.type), dx_size = size_of(call.dx_type);
+    const int size = size_of(call.saved_type()), dx_size = size_of(call.dx_type);
     const BackwardDim outer = call.layout.outer.innermost();
     const bool many = call.layout.rows > 1;
     const uint64_t firsts[] = {uint64_t(call.dx) / uint64_t(dx_size), uint64_t(call.saved) / uint64_t(size),
-                               uint64_t(call.grad) / uint64_t(size)};
+                               uint64_t(call.grad) / uint64_t(size_of(call.type))};
     const int64_t steps[] = {many ? outer.strides[kDx] : 0, many ? outer.strides[kSaved] : 0,
                              many ? outer.strides[kGrad] : 0};
     const int tensors = even || call.function == Function::logsumexp ? 2 : 3;  // whose elements go by vectors

@@ -37,8 +37,17 @@ struct Shape {
   }
 };
 
+// The type of a result for which no dtype was given.
 DType result_type(Function function, DType x_type) {
   return function != Function::state || x_type == DType::float64 ? x_type : DType::float32;
+}
+
+void check_type(Function function, DType x_type, DType y_type, const char* got) {
+  if (!reduces(function) || reduces_to(function, x_type, y_type)) return;
+  const DType own = result_type(function, x_type);
+  const bool widens = own != DType::float32 && reduces_to(function, x_type, DType::float32);
+  fail(std::string(kFunctionNames[int(function)]) + " of " + kDTypeNames[int(x_type)] + " gives " +
+       kDTypeNames[int(own)] + (widens ? " or float32" : "") + ", got " + got + kDTypeNames[int(y_type)]);
 }
 
 Layout layout_of(Function function, const Operand& x, const Operand& y, const Mask& mask, bool keepdim,
@@ -101,6 +110,7 @@ void run(Function function, const Operand& x, DType x_type, const Operand& y, DT
 Owned forward(Function function, const Operand& x, const Mask& mask, const MaybeType& dtype, bool keepdim) {
   const DType x_type = x.type();
   const DType y_type = dtype ? dtype_of(*dtype) : result_type(function, x_type);
+  check_type(function, x_type, y_type, "dtype=");
   const bool contiguous = x.is_contiguous();
   if (!reduces(function)) {
     Owned out = empty_like(x, y_type, contiguous);
@@ -125,12 +135,10 @@ struct Options {
   MaybeType dtype;
   bool keepdim = false;
 
-  Options(Function function, StableIValue given) {
-    if (reduces(function)) {
-      keepdim = stable::to<bool>(given);
-    } else {
-      dtype = stable::to<MaybeType>(given);
-    }
+  // From their place on the stack; `widens`: keepdim with a dtype behind it.
+  Options(Function function, const StableIValue* given, bool widens = false) {
+    if (reduces(function)) keepdim = stable::to<bool>(*given++);
+    if (!reduces(function) || widens) dtype = stable::to<MaybeType>(*given);
   }
 };
 
@@ -138,7 +146,7 @@ template <Function function>
 void over_dims(StableIValue* stack, uint64_t, uint64_t) {
   const Owned input(stable::to<AtenTensorHandle>(stack[0]));
   const Dims dims = stable::to<Dims>(stack[1]);
-  const Options options(function, stack[2]);
+  const Options options(function, stack + 2, function == Function::logsumexp);
   const Operand x(input.get());
   stack[0] = stable::from(forward(function, x, Mask(dims, x.rank), options.dtype, options.keepdim).release());
 }
@@ -147,7 +155,7 @@ template <Function function>
 void over_dim(StableIValue* stack, uint64_t, uint64_t) {
   const Owned input(stable::to<AtenTensorHandle>(stack[0]));
   const int64_t dim = stable::to<int64_t>(stack[1]);
-  const Options options(function, stack[2]);
+  const Options options(function, stack + 2);
   const Operand x(input.get());
   stack[0] = stable::from(forward(function, x, Mask(&dim, 1, x.rank), options.dtype, options.keepdim).release());
 }
@@ -157,10 +165,7 @@ void over_dim(StableIValue* stack, uint64_t, uint64_t) {
 void forward_into(Function function, const Operand& x, const Mask& mask, bool keepdim, const Operand& y,
                   const CudaPlan* forced) {
   const DType y_type = y.type(), x_type = x.type();
-  if (reduces(function) && y_type != result_type(function, x_type)) {
-    fail(std::string(kFunctionNames[int(function)]) + " of " + kDTypeNames[int(x_type)] + " gives " +
-         kDTypeNames[int(result_type(function, x_type))] + ", got an out of " + kDTypeNames[int(y_type)]);
-  }
+  check_type(function, x_type, y_type, "an out of ");
   if (planes(function) && !y.is_contiguous()) fail("a state is written to a contiguous out");
   const Shape shape(function, x, mask, keepdim);
   if (shape.rank != y.rank || !std::equal(y.sizes, y.sizes + y.rank, shape.sizes)) {
@@ -192,24 +197,29 @@ template <Function function>
 void over_dim_into(StableIValue* stack, uint64_t, uint64_t) {
   const Owned input(stable::to<AtenTensorHandle>(stack[0])), out(stable::to<AtenTensorHandle>(stack[3]));
   const int64_t dim = stable::to<int64_t>(stack[1]);
-  const Options options(function, stack[2]);
+  const Options options(function, stack + 2);
   const Operand x(input.get()), y(out.get());
   if (y.type() != (options.dtype ? dtype_of(*options.dtype) : x.type())) fail("the result has another dtype than out");
   if (!surely_takes(function, y, x)) fail("out may share memory with itself or with the input");
   forward_into(function, x, Mask(&dim, 1, x.rank), options.keepdim, y, nullptr);
 }
 
-template <Function function>
-void family_out(const Tensor& input, Dims dims, MaybeType dtype, Tensor out) {
+void checked_out(Function function, const Tensor& input, const Dims& dims, bool keepdim, const MaybeType& dtype,
+                 const Tensor& out) {
   const DType y_type = dtype_of(out.scalar_type());
   if (y_type != (dtype ? dtype_of(*dtype) : dtype_of(input.scalar_type()))) {
     fail(std::string("the result has another dtype than out, which is ") + kDTypeNames[int(y_type)]);
   }
-  forward_into(function, input, dims, false, out, nullptr);
+  forward_into(function, input, dims, keepdim, out, nullptr);
 }
 
-void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, Tensor out) {
-  forward_into(Function::logsumexp, input, dims, keepdim, out, nullptr);
+template <Function function>
+void family_out(const Tensor& input, Dims dims, MaybeType dtype, Tensor out) {
+  checked_out(function, input, dims, false, dtype, out);
+}
+
+void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, MaybeType dtype, Tensor out) {
+  checked_out(Function::logsumexp, input, dims, keepdim, dtype, out);
 }
 
 // Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, split, shelf, edges), so that
@@ -235,12 +245,15 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     m.def(
         ("_" + std::string(name) + ".int_out(Tensor input, int dim, ScalarType? dtype, Tensor(a!) out) -> ()").c_str());
   }
-  for (const char* name : {"logsumexp", "_logsumexp", "state", "_state"}) {
-    m.def((std::string(name) + "(Tensor input, int[1] dim, bool keepdim=False) -> Tensor").c_str());
+  // logsumexp of a half type gives that type or, with dtype=, float32.
+  const std::string reduced = "(Tensor input, int[1] dim, bool keepdim=False";
+  for (const std::string name : {"logsumexp", "_logsumexp"}) {
+    m.def((name + reduced + ", *, ScalarType? dtype=None) -> Tensor").c_str());
   }
+  for (const std::string name : {"state", "_state"}) m.def((name + reduced + ") -> Tensor").c_str());
   m.def("_logsumexp.int(Tensor input, int dim, bool keepdim=False) -> Tensor");
   m.def("_logsumexp.int_out(Tensor input, int dim, bool keepdim, Tensor(a!) out) -> ()");
-  m.def("logsumexp.out(Tensor input, int[1] dim, bool keepdim=False, *, Tensor(a!) out) -> ()");
+  m.def(("logsumexp.out" + reduced + ", *, ScalarType? dtype=None, Tensor(a!) out) -> ()").c_str());
   m.def("_forced(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
 }
 

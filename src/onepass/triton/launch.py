@@ -20,8 +20,9 @@ def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, pla
     ``function``: one of ``plans.FUNCTIONS``.
     ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` says None.
     ``out``: allocated by the caller, no two elements in one place. For the softmax family of the shape of ``x``, of any
-    of these dtypes (``x`` is rounded to it first), and possibly ``x`` itself; for logsumexp of the dtype of ``x`` and
-    its shape with ``dims`` kept as 1; for state of two such planes (maxima, sums), float64 of float64, else float32.
+    of these dtypes (``x`` is rounded to it first), and possibly ``x`` itself; for logsumexp of the dtype of ``x``, or
+    float32 of half types, and its shape with ``dims`` kept as 1; for state of two such planes (maxima, sums), float64
+    of float64, else float32.
     ``dims``: not negative, sorted, unique.
     ``plan`` forces a tier; ValueError where it cannot serve the call.
     """

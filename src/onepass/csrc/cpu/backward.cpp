@@ -14,7 +14,9 @@ void typed(const BackwardCall& call, BackwardStep step, double* sums, int64_t be
     case Kind::soft: return Backward<Kind::soft, Y, D>{call}.run(step, sums, begin, end);
     case Kind::log: return Backward<Kind::log, Y, D>{call}.run(step, sums, begin, end);
     case Kind::lse:
-      if constexpr (std::is_same_v<Y, D>) Backward<Kind::lse, Y, D>{call}.run(step, sums, begin, end);
+      if constexpr (std::is_same_v<Y, D> || (sizeof(Y) == 4 && sizeof(D) == 2)) {
+        Backward<Kind::lse, D, D>{call}.run(step, sums, begin, end);
+      }
   }
 }
 

@@ -92,7 +92,9 @@ inline void any_rows(const BackwardCall& call, Kind kind, int64_t begin, int64_t
   const BackwardLayout& layout = call.layout;
   BackwardOdometer row(layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, row.next()) {
-    const auto y = [&](const int64_t* o) { return element(call.saved, call.type, row.offset[kSaved] + o[kSaved]); };
+    const auto y = [&](const int64_t* o) {
+      return element(call.saved, call.saved_type(), row.offset[kSaved] + o[kSaved]);
+    };
     const auto g = [&](const int64_t* o) { return element(call.grad, call.type, row.offset[kGrad] + o[kGrad]); };
     double a, b = call.function == Function::softmin ? -1 : 1;
     if (kind == Kind::lse) {

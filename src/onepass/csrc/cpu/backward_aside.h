@@ -169,15 +169,11 @@ void backward_columns(const BackwardTile<Y, D>& t, int64_t width, Floats sign, b
   }
 }
 
-// A tile of logsumexp: of each row the result's gradient and the result lie at strides of their own.
+// A tile of logsumexp.
 template <class Y>
-void backward_columns_lse(const Y* x, const Y* g, const Y* lse, Y* dx, int64_t n, const int64_t* n_strides,
-                          const int64_t* strides, int64_t width, bool past) {
+void backward_columns_lse(const Y* x, const float* each_g, const float* each_lse, Y* dx, int64_t n,
+                          const int64_t* n_strides, int64_t width, bool past) {
   const Factor one = Factor::of(all(1));
-  alignas(64) float each_g[kTileRows], each_lse[kTileRows];
-  for (int64_t j = 0; j < width; ++j) {
-    each_g[j] = to_wide(g[j * strides[kGrad]]), each_lse[j] = to_wide(lse[j * strides[kLse]]);
-  }
   const int64_t wide = width / kPair * kPair;
   for (int64_t i = 0; i < n; ++i) {
     const Y* const from = x + i * n_strides[kSaved];

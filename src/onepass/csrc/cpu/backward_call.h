@@ -33,7 +33,7 @@ inline void each_tile(const BackwardCall& call, int64_t begin, int64_t end, Work
   }
 }
 
-// A call with its types.
+// A call with its types: of what was saved, and of dx.
 template <Kind K, class Y, class D>
 struct Backward {
   const BackwardCall& call;
@@ -47,12 +47,17 @@ struct Backward {
   D* dx(const int64_t* offset) const { return static_cast<D*>(call.dx) + offset[kDx]; }
   bool same_grad() const { return K == Kind::lse || n.strides[kGrad] == 0; }  // along a row
 
+  // Of logsumexp, whose result may be wider than its input, an element of the result or of its gradient.
+  float of_row(const void* tensor, int64_t at) const {
+    return call.type == DType::float32 ? static_cast<const float*>(tensor)[at]
+                                       : to_wide(static_cast<const Y*>(tensor)[at]);
+  }
   // What makes the dx of a row but for its sum.
   template <class A>
   void last(const int64_t* offset, A* a, A* b) const {
     *a = A(0), *b = A(sign);
     if constexpr (K == Kind::lse) {
-      *a = A(to_wide(*grad(offset))), *b = A(to_wide(static_cast<const Y*>(call.lse)[offset[kLse]]));
+      *a = A(of_row(call.grad, offset[kGrad])), *b = A(of_row(call.lse, offset[kLse]));
     }
   }
 
@@ -246,8 +251,12 @@ struct Backward {
     const BackwardDim inner = outer.innermost();
     each_tile(call, begin, end, [&](const int64_t* at, int64_t width) {
       if constexpr (K == Kind::lse) {
-        const Y* const lse = static_cast<const Y*>(call.lse) + at[kLse];
-        backward_columns_lse(saved(at), grad(at), lse, dx(at), n.size, n.strides, inner.strides, width, past);
+        alignas(64) float g[kTileRows], lse[kTileRows];
+        for (int64_t j = 0; j < width; ++j) {
+          g[j] = of_row(call.grad, at[kGrad] + j * inner.strides[kGrad]);
+          lse[j] = of_row(call.lse, at[kLse] + j * inner.strides[kLse]);
+        }
+        backward_columns_lse(saved(at), g, lse, dx(at), n.size, n.strides, width, past);
       } else {
         const bool same = inner.strides[kGrad] == 0;
         for (int i = 0; same && i < kBackwardStep; ++i) constant[i] = *grad(at);

@@ -160,7 +160,7 @@ void typed(const Call& call, const Work& work) {
     case Function::log_softmax: return some<Function::log_softmax, X, Y>(call, work);
     case Function::softmin: return some<Function::softmin, X, Y>(call, work);
     case Function::logsumexp:
-      if constexpr (sizeof(X) == sizeof(Y)) some<Function::logsumexp, X, Y>(call, work);
+      if constexpr (sizeof(X) <= sizeof(Y)) some<Function::logsumexp, X, Y>(call, work);
       return;
     case Function::state:
       if constexpr (sizeof(Y) == sizeof(typename Wide<X>::type)) some<Function::state, X, Y>(call, work);

@@ -152,7 +152,7 @@ void run_backward(const BackwardCall& call, const BackwardTensors& tensors, cons
   for (int i = 0; i < tensors.rank; ++i)
     even &= !tensors.reduced[i] || tensors.sizes[i] == 1 || tensors.strides[kGrad][i] == 0;
   const Gathered of_dx(tensors, kDx, false), of_grad(tensors, kGrad, even || call.lse);
-  const Tensor saved = Gathered(tensors, kSaved, false).copied(*tensors.each[kSaved], call.type);
+  const Tensor saved = Gathered(tensors, kSaved, false).copied(*tensors.each[kSaved], call.saved_type());
   const Tensor grad = of_grad.copied(*tensors.each[kGrad], call.type);
   const Tensor dx =
       empty_strided(of_dx.sizes, contiguous_strides(of_dx.sizes), call.dx_type, shared(*tensors.each[kDx]));

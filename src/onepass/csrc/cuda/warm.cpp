@@ -89,7 +89,7 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
   if (call.even() != even) return;
   for (const int first : kFirsts) {
     (reduces(kind.function) ? call.saved : call.grad) =
-        reinterpret_cast<const void*>(uintptr_t(first * size_of(kind.x)));
+        reinterpret_cast<const void*>(uintptr_t(first * size_of(call.saved_type())));
     visit(BackwardPlanner(call, BackwardPhase(call, even), gpu, false).plan());
   }
 }
