@@ -22,6 +22,7 @@ PLAIN = [
     "settings.cpp",
     "inspect.cpp",
     "kernels.cpp",
+    "patch.cpp",
     "../gallery/cpu_threepass.cpp",
     "../gallery/cpu_online.cpp",
 ]

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import onepass
-from onepass import patch_kernels
 from patch_support import FACES, every_device, with_and_without
 from support import LAYOUTS, TORCH, assert_defined, every_dtype, every_function, maker, raised
 
@@ -108,6 +107,10 @@ REFUSED = {
     "integers": lambda x: torch.softmax(x.long(), 1),
     "half to float on a CPU": lambda x: torch.ops.aten._softmax(x.half(), 1, True),
     "gradient of another shape": lambda x: torch.ops.aten._softmax_backward_data(x, x[:1], 1, x.dtype),
+    "no memory": lambda x: torch.softmax(x[:, :1].expand(3, 1 << 46), 1),
+    "gradient without memory": lambda x: torch.ops.aten._softmax_backward_data(
+        *(x[:, :1].expand(3, 1 << 46),) * 2, 1, x.dtype
+    ),
     "no dim": lambda x: torch.softmax(x, None),
 }
 
@@ -151,12 +154,27 @@ def test_on_cuda_halves_are_widened_in_the_kernel(dtype):
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_an_error_of_onepass_leaves_the_call_to_torch(monkeypatch):
-    def fails(*_):
-        raise RuntimeError("onepass: a call of libtorch failed")
-
-    x = maker(torch.float32)(3, 4)
-    monkeypatch.setattr(patch_kernels, "_call_boxed", fails)
-    plain, ours, patched = with_and_without(lambda: x.softmax(1))
+def test_an_error_of_onepass_leaves_the_call_to_torch():
+    x = maker(torch.float32)(*[1] * 64, 3)  # a dim more than onepass takes
+    plain, ours, patched = with_and_without(lambda: x.softmax(-1))
     assert torch.equal(ours, plain)
     assert patched.report.left == {("softmax", "an error of onepass"): 1}
+
+
+class Mine(Exception):
+    pass
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
+    reason="torch took one override from Python alone",
+)
+def test_an_error_of_another_override_is_raised_as_it_is():
+    def fails(*_):
+        raise Mine("words of mine")
+
+    x = torch.zeros(3, dtype=torch.int64)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_softmax", fails, "CPU", allow_override=True)
+        with onepass.patch(), pytest.raises(Mine, match="words of mine"):
+            torch.ops.aten._softmax(x, 0, False)

@@ -198,6 +198,23 @@ def set_invariant(value: int, scoped: bool) -> int:
     return int(_ask("onepass_set_invariant", scoped, value))
 
 
+def set_patch(on: bool, cuda: bool) -> None:
+    """Override aten's kernels of the CPU, and of CUDA where `cuda`, or give torch's back."""
+    _ask("onepass_patch", ctypes.c_bool(on), ctypes.c_bool(cuda))
+
+
+def patch_served(functions: int) -> list[int]:
+    """How many calls of each of so many functions a patch has served since the start of the process."""
+    counts = _int64s([0] * functions)
+    _library.onepass_patch_served(counts)
+    return list(counts)
+
+
+def patch_raised(kind: type[BaseException], words: str) -> None:
+    """Have the kernel that left a call to torch raise this; the type has to live on."""
+    _library.onepass_patch_raised(ctypes.c_void_p(id(kind)), words.encode(errors="replace"))
+
+
 def call(name: str, *arguments: Any) -> None:
     """Call a C function of the native core that returns nothing and cannot fail."""
     getattr(_library, name)(*arguments)

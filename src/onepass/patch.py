@@ -6,12 +6,8 @@ and its formulas, torch.func, autocast, fake tensors, dispatch modes) stays torc
 """
 
 import threading
-import warnings
 from collections import Counter
 from types import TracebackType
-from typing import Any
-
-import torch
 
 from . import patch_kernels as kernels
 
@@ -29,29 +25,40 @@ class Report:
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._left: Counter[tuple[str, str]] = Counter()
+        # The counts of the process (that are never set back) from whose start on they are ours, and those of before it.
+        self._start: Counter[str] | None = None
+        self._before: Counter[str] = Counter()
 
     def _note(self, function: str, reason: str) -> None:
         with _counting:
-            self._counts[function, reason] += 1
+            self._left[function, reason] += 1
+
+    def _switch(self, on: bool) -> None:
+        with _counting:
+            self._before = self._served()
+            self._start = kernels.served() if on else None
+
+    def _served(self) -> Counter[str]:
+        return self._before if self._start is None else self._before + (kernels.served() - self._start)
 
     @property
     def served(self) -> dict[str, int]:
         """How many calls onepass computed, by function."""
         with _counting:
-            return {function: count for (function, reason), count in self._counts.items() if not reason}
+            return dict(self._served())
 
     @property
     def left(self) -> dict[tuple[str, str], int]:
         """How many calls were left to torch, by function and reason."""
         with _counting:
-            return {key: count for key, count in self._counts.items() if key[1]}
+            return dict(self._left)
 
     def __str__(self) -> str:
-        with _counting:
-            counts = sorted(self._counts.items())
-        rows = [(f"{n}", function, f"torch: {reason}" if reason else "onepass") for (function, reason), n in counts]
-        return "\n".join(f"{function:<22}{n:>8}  {by}" for n, function, by in [("calls", "function", "by"), *rows])
+        served = [(function, str(n), "onepass") for function, n in self.served.items()]
+        left = [(function, str(n), f"torch: {reason}") for (function, reason), n in self.left.items()]
+        rows = sorted([*served, *left], key=lambda row: (row[0], row[2]))
+        return "\n".join(f"{function:<22}{n:>8}  {by}" for function, n, by in [("function", "calls", "by"), *rows])
 
 
 class patch:
@@ -113,25 +120,21 @@ class patch:
 
 _lock = threading.RLock()
 _active: list[patch] = []
-_library: Any = None
 
 
 def _switch(which: patch, on: bool) -> None:
     """`which` is among the active patches, or is not; the kernels are overridden while there are any."""
-    global _library
     with _lock:
         if on == (which in _active):
             return
+        if on and not _active:
+            kernels.override()
+        if which.report:
+            which.report._switch(on)
         if on:
             _active.append(which)
         else:
             _active.remove(which)
         kernels.observers = tuple(p.report._note for p in _active if p.report)
-        if on and _library is None:
-            _library = torch.library.Library("aten", "IMPL")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch says once that a kernel is overridden, which is what we want
-                kernels.override(_library)
-        elif not _active:
-            _library._destroy()
-            _library = None
+        if not _active:
+            kernels.give_back()

@@ -4,7 +4,7 @@
 #include "cpu/pick.h"
 #include "cuda/backward.h"
 #include "cuda/engine.h"
-#include "dims.h"
+#include "operators.h"
 #include "overlap.h"
 
 namespace onepass {
@@ -25,7 +25,10 @@ struct Given {
   DType type;  // of the result and its gradient
 
   Given(Function of, const Tensor& of_grad, const Tensor& of_saved, const Operand* of_lse, const Dims& dims, bool keep)
-      : function(of), grad(of_grad.get()), saved(of_saved.get()), lse(of_lse), mask(dims, saved.rank), keepdim(keep) {
+      : Given(of, Operand(of_grad.get()), Operand(of_saved.get()), of_lse, dims.data(), int(dims.size()), keep) {}
+  Given(Function of, const Operand& of_grad, const Operand& of_saved, const Operand* of_lse, const int64_t* dims,
+        int count, bool keep)
+      : function(of), grad(of_grad), saved(of_saved), lse(of_lse), mask(dims, count, of_saved.rank), keepdim(keep) {
     type = (lse ? *lse : saved).type();
     alike("grad", grad, "the result", lse ? *lse : saved);
     if (!lse) return;
@@ -128,6 +131,21 @@ Tensor made(const Given& given, DType dx_type) {
   run(given, dx, dx_type);
   return Tensor(out.release());
 }
+
+}  // namespace
+
+Owned gradient(Function function, const Operand& grad, const Operand& y, int64_t dim, DType dx_type) {
+  const Given given(function, grad, y, nullptr, &dim, 1, true);
+  int64_t strides[kMaxDims];
+  contiguous_strides(y.rank, y.sizes, strides);
+  Owned out = empty_strided(y.rank, y.sizes, strides, dx_type, y);
+  const Operand dx(out.get());
+  in_huge_pages(dx, dx_type);
+  run(given, dx, dx_type);
+  return out;
+}
+
+namespace {
 
 Extent extent_of(const Operand& tensor) {
   return {uint64_t(tensor.data()), size_of(tensor.type()), tensor.rank, tensor.sizes, tensor.strides};

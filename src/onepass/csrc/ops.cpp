@@ -5,9 +5,8 @@
 
 #include "cpu/pick.h"
 #include "cuda/engine.h"
-#include "dims.h"
+#include "operators.h"
 #include "overlap.h"
-#include "tensors.h"
 
 namespace onepass {
 
@@ -15,27 +14,6 @@ namespace {
 
 namespace stable = torch::stable::detail;
 using MaybeType = std::optional<ScalarType>;
-
-// The dims of a result before those of the input: the two planes of a state.
-constexpr int planes(Function function) { return function == Function::state; }
-
-// The shape of a result. Its arrays are as long as they may get: nothing here is worth a walk to the heap.
-struct Shape {
-  int rank = 0;
-  int64_t sizes[kMaxDims + 1];
-
-  Shape(Function function, const Operand& x, const Mask& mask, bool keepdim) {
-    if (planes(function)) sizes[rank++] = 2;
-    for (int i = 0; i < x.rank; ++i) {
-      if (!reduces(function) || !mask.reduced[i]) {
-        sizes[rank++] = x.sizes[i];
-      } else if (keepdim) {
-        sizes[rank++] = 1;
-      }
-    }
-    if (rank > kMaxDims) fail("a result of at most 64 dims, got " + std::to_string(rank));
-  }
-};
 
 // The type of a result for which no dtype was given.
 DType result_type(Function function, DType x_type) {
@@ -162,13 +140,15 @@ void over_dim(StableIValue* stack, uint64_t, uint64_t) {
 
 // Results given -------------------------------------------------------------------------------------------------------
 
+}  // namespace
+
 void forward_into(Function function, const Operand& x, const Mask& mask, bool keepdim, const Operand& y,
                   const CudaPlan* forced) {
   const DType y_type = y.type(), x_type = x.type();
   check_type(function, x_type, y_type, "an out of ");
   if (planes(function) && !y.is_contiguous()) fail("a state is written to a contiguous out");
   const Shape shape(function, x, mask, keepdim);
-  if (shape.rank != y.rank || !std::equal(y.sizes, y.sizes + y.rank, shape.sizes)) {
+  if (!shape.is_of(y)) {
     fail("the result has shape " + text_of(shape.sizes, shape.rank) + ", got an out of shape " +
          text_of(y.sizes, y.rank));
   }
@@ -178,18 +158,19 @@ void forward_into(Function function, const Operand& x, const Mask& mask, bool ke
   run(function, x, x_type, y, y_type, mask, keepdim, x.is_contiguous() && y.is_contiguous(), forced);
 }
 
-void forward_into(Function function, const Tensor& input, const Dims& dims, bool keepdim, const Tensor& out,
-                  const CudaPlan* forced) {
-  const Operand x(input.get());
-  forward_into(function, x, Mask(dims, x.rank), keepdim, Operand(out.get()), forced);
-}
-
-// May a call write `y` while it reads `x`? False where the strides alone do not tell.
 bool surely_takes(Function function, const Operand& y, const Operand& x) {
   const Extent to = {uint64_t(y.mutable_data()), size_of(y.type()), y.rank, y.sizes, y.strides};
   const Extent from = {uint64_t(x.data()), size_of(x.type()), x.rank, x.sizes, x.strides};
   if (!y.numel() || !x.numel()) return true;
   return surely_distinct(to) && (surely_apart(to, from) || (!reduces(function) && same_elements(to, from)));
+}
+
+namespace {
+
+void forward_into(Function function, const Tensor& input, const Dims& dims, bool keepdim, const Tensor& out,
+                  const CudaPlan* forced) {
+  const Operand x(input.get());
+  forward_into(function, x, Mask(dims, x.rank), keepdim, Operand(out.get()), forced);
 }
 
 // The plain call into an `out`. It refuses whatever out it need not take: the caller then says what is wrong with it.

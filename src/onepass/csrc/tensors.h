@@ -98,16 +98,25 @@ struct Operand {
     for (int i = 0; i < rank; ++i) total *= sizes[i];
     return total;
   }
-  DType type() const {
-    int32_t code;
-    checked(aoti_torch_get_dtype(handle, &code));
+  // Its dtype, where it is one of those that onepass takes.
+  std::optional<DType> known_type() const {
+    const int32_t code = type_code();
     constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::float16, DType::float64};
     static const int32_t codes[] = {torch_dtype(kTypes[0]), torch_dtype(kTypes[1]), torch_dtype(kTypes[2]),
                                     torch_dtype(kTypes[3])};
     for (int i = 0; i < 4; ++i) {
       if (code == codes[i]) return kTypes[i];
     }
-    return dtype_of(torch::stable::detail::to<ScalarType>(torch::stable::detail::from(code)));  // says what it is
+    return std::nullopt;
+  }
+  DType type() const {
+    if (const auto known = known_type()) return *known;
+    return dtype_of(
+        torch::stable::detail::to<ScalarType>(torch::stable::detail::from(type_code())));  // says what it is
+  }
+  int32_t type_code() const {
+    int32_t code;
+    return checked(aoti_torch_get_dtype(handle, &code)), code;
   }
   const void* data() const {
     const void* address;
