@@ -71,19 +71,15 @@ struct ColumnPlanner {
   const int operands;  // tensors that are kept
   const int bytes;     // of an element of the widest that goes by vectors
   const int read;      // of one of those that are read
+  const bool merges;   // not the gradient of logsumexp, of which nothing is
 
   const int64_t n = view.n(), inner = view.inner();
   const int most = 16 / operands;  // vectors that a thread keeps in registers of columns that are split
 
   CudaPlan plan() const {
+    if (!merges) return weighed();
     if (view.strided) {
-      const TileDims &reduced = view.tiles.reduced, &outer = view.tiles.outer;
-      const auto step = [](const TileDims& dims) {
-        return dims.count ? std::llabs(dims.steps[1][dims.count - 1]) : INT64_MAX;
-      };
-      // Lanes of a warp along the dim whose elements lie closest together.
-      const int across = step(outer) < step(reduced) ? int(inner < 32 ? inner : 32) : 1;
-      return split(across, most_down(across, 256), 1, 8 / operands, 0, kStrided);
+      return split(strided_across(), most_down(strided_across(), 256), 1, 8 / operands, 0, kStrided);
     }
     const int64_t turn = view.turn(view.slab > 0 ? view.slab : 1);
     if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > 2 * kSlabThreads)) return tiled();
@@ -104,6 +100,41 @@ struct ColumnPlanner {
   int most_down(int across, int threads) const {
     const int64_t useful = ceil_div(n, int64_t(2)), down = threads / across;
     return int(down < 1 ? 1 : down < useful ? down : useful);
+  }
+
+  // Lanes of a warp go along the dim whose elements lie closest together.
+  int strided_across() const {
+    const auto step = [](const TileDims& dims) {
+      return dims.count ? std::llabs(dims.steps[1][dims.count - 1]) : INT64_MAX;
+    };
+    return step(view.tiles.outer) < step(view.tiles.reduced) ? int(inner < 32 ? inner : 32) : 1;
+  }
+
+  // As many blocks as fill the chip: each takes its vectors one turn after another.
+  CudaPlan weighed() const {
+    const bool slab = !view.strided && view.slab > view.tile && view.turn(view.slab) <= kMaxTurn;
+    const int vector = view.strided ? 1 : slab ? view.slab : view.tile;
+    const int64_t vectors = ceil_div(inner, int64_t(vector)), turn = slab ? view.turn(vector) : 1;
+    const int across = view.strided ? strided_across()
+                       : slab       ? int(turn * (turn < kSlabThreads ? kSlabThreads / turn : 1))
+                                    : fitting(16, vectors);
+    const int down = slab ? 1 : most_down(across, 256);
+    const int edges = view.strided          ? kStrided
+                      : slab                ? view.slab_whole ? kWholeSlab : kSlab
+                      : inner % vector == 0 ? kWhole
+                                            : kWindow;
+    const int64_t pitch = slab ? inner : int64_t(across) * vector, all = ceil_div(inner, pitch) * outer_tiles();
+    const int64_t fill = ceil_div(int64_t(4) * gpu.multiprocessors, all),
+                  useful = ceil_div(need(across, down, vector, edges), int64_t(8));
+    const int64_t blocks = fill < useful ? fill : useful;
+    const int most = gpu.cooperative ? gpu.multiprocessors : 1;
+    return {Tier::columns_stream, across, down, 8 * vector, vector, int(blocks < most ? blocks : most), 0, edges};
+  }
+
+  int64_t outer_tiles() const {
+    int64_t tiles = 1;
+    for (int d = 0; d < view.tiles.outer.count && !view.strided; ++d) tiles *= view.tiles.outer.sizes[d];
+    return tiles;
   }
 
   CudaPlan tiled() const {
@@ -158,10 +189,7 @@ struct ColumnPlanner {
   CudaPlan grid(int across, int vector, int edges) const {
     const bool slab = is_slab(edges), shelved = (edges == kWhole || edges == kWholeSlab) && vector * read >= 4;
     const int64_t turn = slab ? view.turn(vector) : 0, pitch = slab ? inner : int64_t(across) * vector;
-    int64_t tiles = ceil_div(inner, pitch);
-    if (!view.strided) {
-      for (int d = 0; d < view.tiles.outer.count; ++d) tiles *= view.tiles.outer.sizes[d];
-    }
+    const int64_t tiles = ceil_div(inner, pitch) * outer_tiles();
     const int chip = gpu.multiprocessors, slots = edges == kStrided ? 8 / operands : most;
     int down = 1;
     for (const int threads : {256, 512}) {

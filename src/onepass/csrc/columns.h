@@ -146,7 +146,7 @@ inline ColumnView column_view(const BackwardCall& call) {
   const int size = size_of(call.type);
   const bool alike = call.function != Function::logsumexp && !is_even(call);
   const ColumnTensor tensors[] = {{uint64_t(call.dx), size_of(call.dx_type), true},
-                                  {uint64_t(call.saved), size, true},
+                                  {uint64_t(call.saved), size_of(call.saved_type()), true},
                                   {uint64_t(call.grad), size, alike},
                                   {uint64_t(call.lse), size, false}};
   return column_view(dims(call.layout.outer), dims(call.layout.reduced), tensors, call.lse ? 4 : 3);

@@ -3,7 +3,8 @@
 //
 //   load -> each thread the sums of its columns -> block -> cluster -> finish what was kept -> store
 //
-// The gradient of logsumexp, g exp(x - lse), merges nothing. Instances as of columns.cu, and
+// The gradient of logsumexp, g exp(x - lse), merges nothing. Instances as of columns.cu
+// (of logsumexp IN is the type of g and lse, OUT that of x and dx), and
 //   EVEN   1: g has one value for all that a tile has of it
 #include "gradient.cuh"
 
@@ -12,6 +13,17 @@ constexpr int kOperands = kAlike ? 2 : 1;
 #include "columns.cuh"
 
 enum { DX, SAVED, GRAD, LSE };
+
+// What the forward saved: its result, or the input of logsumexp, of which IN is the result's type.
+template <bool Lse>
+struct Kept {
+  typedef IN type;
+};
+template <>
+struct Kept<true> {
+  typedef OUT type;
+};
+typedef Kept<kLse>::type Saved;
 
 // Stores the results of some slots, from vector `from` on.
 template <int Slots, class P, class F>
@@ -37,22 +49,22 @@ __device__ inline A value(const Held<T, Slots>& held, A even, int slot, int v) {
     return even;
 }
 
-constexpr int kHeld = SLOTS * V * sizeof(IN) / 4 * (kAlike ? 2 : 1) + (kLse ? V : 0);  // registers of the elements
+constexpr int kHeld = SLOTS * V * sizeof(Saved) / 4 * (kAlike ? 2 : 1) + (kLse ? V : 0);  // registers of the elements
 
 typedef Place<kAlike ? 3 : 2> Spot;
 
 // A thread's vectors of both operands.
 template <int Slots>
 struct Both {
-  Held<IN, Slots> y;
+  Held<Saved, Slots> y;
   Held<IN, kAlike ? Slots : 1> g;
 
   // Vectors q, q + 1, ..., which wait from the slot `waits` on.
   template <bool Waits>
-  __device__ void load(const IN* saved, const IN* grad, const Spot& place, int q, int waits) {
+  __device__ void load(const Saved* saved, const IN* grad, const Spot& place, int q, int waits) {
 #pragma unroll
     for (int i = 0; i < Slots; ++i) {
-      take<Waits>(y, i, saved, place, SAVED, q + i, narrow<IN>(0.0f), 0, waits + i);
+      take<Waits>(y, i, saved, place, SAVED, q + i, narrow<Saved>(0.0f), 0, waits + i);
       if constexpr (kAlike) take<Waits>(g, i, grad, place, GRAD, q + i, narrow<IN>(0.0f), 1, waits + i);
     }
   }
@@ -70,12 +82,12 @@ struct Both {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
-    onepass_kernel(OUT* dx, const IN* saved, const IN* grad, const IN* lse, const __grid_constant__ Tiles tiles) {
+    onepass_kernel(OUT* dx, const Saved* saved, const IN* grad, const IN* lse, const __grid_constant__ Tiles tiles) {
   __shared__ Meeting<Sums<A, L>, A> meeting;
   Rendezvous all_clear;
   if (!kLse) meeting.open(tiles, &all_clear);
   const int rank = sharing_rank();
-  const uint64_t begins = (uint64_t)saved / sizeof(IN) % V;
+  const uint64_t begins = (uint64_t)saved / sizeof(Saved) % V;
   const int64_t all = tiles.side * tiles.tall, step = GRID ? gridDim.y : gridDim.x / CLUSTER;
   uint32_t round = 0;
   int64_t tile = GRID ? blockIdx.y : blockIdx.x / CLUSTER;

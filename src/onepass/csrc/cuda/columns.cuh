@@ -175,8 +175,8 @@ __device__ inline uint32_t place_of(int operand, int slot) {
   return shelf_address() + ((slot * kOperands + operand) * THREADS + threadIdx.x) * kBytes;
 }
 // Begins to fetch the whole one of the vectors q, q + 1, ... of a tensor to the slots 0, 1, ...
-template <int Tensors>
-__device__ inline void fetch_vectors(int operand, const IN* from, const Place<Tensors>& place, int tensor, int q,
+template <class T, int Tensors>
+__device__ inline void fetch_vectors(int operand, const T* from, const Place<Tensors>& place, int tensor, int q,
                                      int count) {
 #pragma unroll 4
   for (int i = 0; i < count; ++i) {
