@@ -192,8 +192,11 @@ struct ColumnPlanner {
     const int64_t tiles = ceil_div(inner, pitch) * outer_tiles();
     const int chip = gpu.multiprocessors, slots = edges == kStrided ? 8 / operands : most;
     int down = 1;
-    for (const int threads : {256, 512}) {
+    // A shelf no larger than the registers first, so that two blocks fit a multiprocessor.
+    for (const int attempt : {0, 1, 2, 3}) {
       if (!gpu.cooperative) break;
+      const int threads = attempt % 2 ? 512 : 256;
+      const int64_t most_places = attempt < 2 ? slots : kMostPlaces;
       if (slab) {
         across = int(turn * (turn < threads ? threads / turn : 1));
       } else {
@@ -202,7 +205,7 @@ struct ColumnPlanner {
       CudaPlan made = {Tier::columns_grid, across, down, slots * vector, vector, 1, 0, edges};
       const int64_t room = gpu.shared - kStaticShared - meeting(made.block(), vector, pitch, 0);
       const int64_t places = shelved ? room / (int64_t(made.block()) * vector * read * operands) / 4 * 4 : 0;
-      const int64_t holds = slots + (places < kMostPlaces ? places : kMostPlaces);
+      const int64_t holds = slots + (places < most_places ? places : most_places);
       const int64_t all = need(across, down, vector, edges), alone = ceil_div(all, holds);
       if (alone > chip) continue;
       const int64_t together = tiles < chip / alone ? tiles : chip / alone, useful = ceil_div(all, 4);

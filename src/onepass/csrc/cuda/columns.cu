@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
 
     const auto reduced = [&](int column, PairOf<A> whole) {
       if (rank > 0 || place.column + column >= tiles.inner) return;
-      int64_t at[2] = {0, place.origin + column};
+      int64_t at[2] = {0, place.origin + (place.column + column) * tiles.steps[1]};
       if constexpr (kStrided) at[1] = 0, locate<2>(tiles.outer, place.column + column, at);
       store_reduced<FUNCTION>(State<A>{whole.m, whole.l}, y + at[1], tiles.plane);
     };

@@ -64,7 +64,7 @@ struct Place {
   int64_t rest;             // tile: columns from the thread's first on. slab: the place of its first element
   int64_t outer;            // tile, slab: which of those that lie apart
   int64_t column;           // tile, strided: the first of the tile
-  int64_t origin;           // tile, slab: where it begins in the second tensor
+  int64_t origin;           // tile, slab: where the columns begin in the second tensor
 
   // `begins`: the element of a vector that the tensor begins with.
   __device__ Place(const Tiles& tiles, int64_t tile, int rank, uint64_t begins)
@@ -75,7 +75,7 @@ struct Place {
     outer = divided(tile, tiles.side);
     column = (tile - outer * tiles.side) * tiles.pitch;
     locate<Tensors>(tiles.outer, kStrided ? (column + x < tiles.inner ? column + x : 0) : outer, at);
-    origin = at[1] + column;
+    origin = at[1];
     own = x * V;
     if constexpr (kSlab) {
       phase = (int)((begins + (uint64_t)at[0]) % V);

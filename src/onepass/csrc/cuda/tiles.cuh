@@ -13,7 +13,9 @@ struct TileDims {
 
 struct Tiles {
   long long n, inner;             // elements of a column, and columns that lie side by side
-  long long steps[kTileTensors];  // of each tensor, from one element of a column to the next
+  // Of each tensor, from one element of a column to the next; of one that has one element a column, from that to its
+  // neighbour's.
+  long long steps[kTileTensors];
   TileDims outer, reduced;        // reduced: where the elements of a column are not one step apart (EDGES strided)
   long long side, tall;           // tiles side by side, and how often
   void* messages;                 // what the blocks of a group tell each other, of each column
