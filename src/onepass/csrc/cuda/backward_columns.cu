@@ -25,13 +25,6 @@ struct Kept<true> {
 };
 typedef Kept<kLse>::type Saved;
 
-// Stores the results of some slots, from vector `from` on.
-template <int Slots, class P, class F>
-__device__ inline void write(OUT* dx, const P& place, int from, F result) {
-#pragma unroll
-  for (int i = 0; i < Slots; ++i) give(dx, place, DX, from + i, [&](int v) { return result(i, v); });
-}
-
 template <bool Again, class T, int Slots>
 __device__ inline A value(const Held<T, Slots>& held, int slot, int v) {
   if constexpr (Again && sizeof(T) == 2 && V > 1)
@@ -62,11 +55,8 @@ struct Both {
   // Vectors q, q + 1, ..., which wait from the slot `waits` on.
   template <bool Waits>
   __device__ void load(const Saved* saved, const IN* grad, const Spot& place, int q, int waits) {
-#pragma unroll
-    for (int i = 0; i < Slots; ++i) {
-      take<Waits>(y, i, saved, place, SAVED, q + i, narrow<Saved>(0.0f), 0, waits + i);
-      if constexpr (kAlike) take<Waits>(g, i, grad, place, GRAD, q + i, narrow<IN>(0.0f), 1, waits + i);
-    }
+    take<Waits>(y, saved, place, SAVED, q, narrow<Saved>(0.0f), 0, waits);
+    if constexpr (kAlike) take<Waits>(g, grad, place, GRAD, q, narrow<IN>(0.0f), 1, waits);
   }
   __device__ A part(A even, int v) const {
     return plain_sum<Slots, 0>([&](int i) { return term(value<false>(y, i, v), value<false>(g, even, i, v)); });
@@ -127,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(
       }
       for (int from = 0; from < tiles.turns; from += SLOTS) {
         held.load<false>(saved, grad, place, from, 0);
-        write<SLOTS>(dx, place, from,
-                     [&](int i, int v) { return of_g[v] * exp_<OUT>(value<false>(held.y, i, v) - of_lse[v]); });
+        give<SLOTS>(dx, place, DX, from,
+                    [&](int i, int v) { return of_g[v] * exp_<OUT>(value<false>(held.y, i, v) - of_lse[v]); });
       }
       continue;
     }
@@ -183,16 +173,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(
     if constexpr (STREAM) {
       for (int from = 0; from < tiles.turns; from += SLOTS) {
         held.load<false>(saved, grad, place, from, 0);
-        write<SLOTS>(dx, place, from, [&](int i, int v) { return held.result(even, s[v], i, v); });
+        give<SLOTS>(dx, place, DX, from, [&](int i, int v) { return held.result(even, s[v], i, v); });
       }
     } else {
-      write<SLOTS>(dx, place, 0, [&](int i, int v) { return held.result(even, s[v], i, v); });
+      give<SLOTS>(dx, place, DX, 0, [&](int i, int v) { return held.result(even, s[v], i, v); });
     }
     if constexpr (SHELVED) {
 #pragma unroll 1
       for (int c = 0; c < tiles.shelf; c += kChunk) {
         chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
-        write<kChunk>(dx, place, SLOTS + c, [&](int i, int v) { return chunk.result(even, s[v], i, v); });
+        give<kChunk>(dx, place, DX, SLOTS + c, [&](int i, int v) { return chunk.result(even, s[v], i, v); });
       }
     }
   }

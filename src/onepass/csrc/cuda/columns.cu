@@ -120,15 +120,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
     const Place<2> place(tiles, tile, rank, begins);
     Held<IN, SLOTS> held;
     Held<IN, kChunk> chunk;
-    const auto load = [&](int from) {
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i) take<AHEAD>(held, i, x, place, 0, from + i, nothing<FUNCTION, IN>(), 0, i);
-    };
-    const auto load_chunk = [&](int c) {
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i)
-        take<SHELVED>(chunk, i, x, place, 0, SLOTS + c + i, nothing<FUNCTION, IN>(), 0, c + i);
-    };
+    const auto load = [&](int from) { take<AHEAD>(held, x, place, 0, from, nothing<FUNCTION, IN>(), 0, 0); };
+    const auto load_chunk = [&](int c) { take<SHELVED>(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, c); };
     PairOf<A> own[V];
     A m[V];
     if constexpr (STREAM || SHELVED) {
@@ -183,9 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
     }
     if constexpr (!kReduces) {
       const auto write = [&](int from) {
-#pragma unroll
-        for (int i = 0; i < SLOTS; ++i)
-          give(y, place, 1, from + i, [&](int v) { return whole[v](value<true>(held, i, v)); });
+        give<SLOTS>(y, place, 1, from, [&](int i, int v) { return whole[v](value<true>(held, i, v)); });
       };
       if constexpr (STREAM) {
         for (int from = 0; from < tiles.turns; from += SLOTS) load(from), write(from);
@@ -196,9 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
           load_chunk(c);
-#pragma unroll
-          for (int i = 0; i < kChunk; ++i)
-            give(y, place, 1, SLOTS + c + i, [&](int v) { return whole[v](value<true>(chunk, i, v)); });
+          give<kChunk>(y, place, 1, SLOTS + c, [&](int i, int v) { return whole[v](value<true>(chunk, i, v)); });
         }
       }
     }

@@ -104,6 +104,7 @@ struct Place {
     }
   }
   __device__ bool is_whole(int q) const { return q < whole && (!kSlab || kFull || q >= first); }
+  __device__ bool all_whole(int q, int count) const { return q + count <= whole && (!kSlab || kFull || q >= first); }
   // Is element v of the vector q there? (Of one that is not whole.)
   __device__ bool has(int q, int v) const {
     if (q >= count) return false;
@@ -185,49 +186,118 @@ __device__ inline void fetch_vectors(int operand, const T* from, const Place<Ten
 }
 constexpr int kChunk = 4;  // vectors that are taken from the shelf at a time
 
-// Takes vector q of a tensor, of which those that are not there become `none`. `Waits`: whole ones are in shared
-// memory.
-template <bool Waits, class T, int Slots, int Tensors>
-__device__ inline void take(Held<T, Slots>& held, int slot, const T* from, const Place<Tensors>& place, int tensor,
-                            int q, T none, int operand, int waits) {
-  typedef typename Held<T, Slots>::Raw Raw;
-  if (place.is_whole(q)) {
-    if constexpr (Waits)
-      held.put(slot, load_shared<Raw>(place_of(operand, waits)));
-    else
-      held.put(slot, *reinterpret_cast<const Raw*>(from + place.element(tensor, q)));
+// From a thread's vector to its next. Opaque: the compiler would else compute each address anew, in ten instructions.
+template <class T>
+__device__ inline T* next(T* at, int64_t step) {
+  at += step;
+  asm volatile("" : "+l"(at));
+  return at;
+}
+
+// Loads a vector of global memory, which the compiler does not know an opaque address to be of.
+template <class Raw>
+__device__ inline Raw load_global(const void* at) {
+  constexpr int kBytes = sizeof(Raw);
+  uint32_t words[4] = {};
+  if constexpr (kBytes == 16) {
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(at));
+  } else if constexpr (kBytes == 8) {
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(at));
   } else {
-    held.fill(slot, none);
-    if constexpr (!kFull && !kStrided) {
+    return *reinterpret_cast<const Raw*>(at);
+  }
+  Raw raw;
+  memcpy(&raw, words, kBytes);
+  return raw;
+}
+
+// Takes the vectors q, q + 1, ... of a tensor, of which those that are not there become `none`. Whole ones may wait in
+// shared memory, from the slot `waits` on.
+template <bool Waits, class T, int Slots, int Tensors>
+__device__ inline void take(Held<T, Slots>& held, const T* from, const Place<Tensors>& place, int tensor, int q, T none,
+                            int operand, int waits) {
+  typedef typename Held<T, Slots>::Raw Raw;
+  const T* at = kStrided ? from : from + place.element(tensor, q);
+  const auto whole = [&](int i) {
+    if constexpr (Waits)
+      return load_shared<Raw>(place_of(operand, waits + i));
+    else
+      return load_global<Raw>(kStrided ? from + place.element(tensor, q + i) : at);
+  };
+  if (!kStrided && place.all_whole(q, Slots)) {
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        if (place.has(q, v)) held.put(slot, v, from[place.element(tensor, q) + v]);
+    for (int i = 0; i < Slots; ++i) held.put(i, whole(i)), at = next(at, place.step[tensor]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Slots; ++i) {
+    if (place.is_whole(q + i)) {
+      held.put(i, whole(i));
+    } else {
+      held.fill(i, none);
+      if constexpr (!kFull && !kStrided) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          if (place.has(q + i, v)) held.put(i, v, at[v]);
+        }
       }
     }
+    if constexpr (!kStrided) at = next(at, place.step[tensor]);
   }
 }
 
-// Stores vector q, the results of `result(v)`.
-template <class T, int Tensors, class F>
+// Stores a vector, if so. Not by a branch: the compiler would move into it what is stored, and work on one vector at a
+// time.
+template <class T, int Count>
+__device__ inline void store_if(bool yes, T* at, Vector<T, Count> vector) {
+  constexpr int kBytes = sizeof(vector);
+  uint32_t words[4] = {};
+  memcpy(words, &vector, kBytes);
+  if constexpr (kBytes == 16) {
+    asm volatile("{\n.reg .pred yes;\nsetp.ne.u32 yes, %0, 0;\n@yes st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
+                     (uint32_t)yes),
+                 "l"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
+    asm volatile(
+        "{\n.reg .pred yes;\nsetp.ne.u32 yes, %0, 0;\n@yes st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"((uint32_t)yes),
+        "l"(at), "r"(words[0]), "r"(words[1])
+        : "memory");
+  } else {
+    if (yes) *reinterpret_cast<Vector<T, Count>*>(at) = vector;
+  }
+}
+
+// Stores the vectors q, q + 1, ..., the results of `result(slot, v)`.
+template <int Slots, class T, int Tensors, class F>
 __device__ inline void give(T* to, const Place<Tensors>& place, int tensor, int q, F result) {
-  if (place.is_whole(q)) {
-    T* const at = to + place.element(tensor, q);
+  T* at = kStrided ? to : to + place.element(tensor, q);
+#pragma unroll
+  for (int i = 0; i < Slots; ++i) {
+    const bool whole = place.is_whole(q + i);
+    if constexpr (kStrided) at = to + (whole ? place.element(tensor, q + i) : 0);
+    Vector<T, V> made;
     if constexpr (sizeof(T) == 2 && V > 1) {
-      Vector<uint32_t, (V + 1) / 2> made;
+      Vector<uint32_t, (V + 1) / 2> pairs;
 #pragma unroll
-      for (int w = 0; w < V / 2; ++w) made.at[w] = pack<T>(result(2 * w), result(2 * w + 1));
-      store(at, made);
+      for (int w = 0; w < V / 2; ++w) pairs.at[w] = pack<T>(result(i, 2 * w), result(i, 2 * w + 1));
+      memcpy(&made, &pairs, sizeof(made));
     } else {
-      Vector<T, V> made;
 #pragma unroll
-      for (int v = 0; v < V; ++v) made.at[v] = narrow<T>(result(v));
-      store(at, made);
+      for (int v = 0; v < V; ++v) made.at[v] = narrow<T>(result(i, v));
     }
-  } else if constexpr (!kFull && !kStrided) {
+    store_if(whole, at, made);
+    if constexpr (!kFull && !kStrided) {
+      if (!whole) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      if (place.has(q, v)) to[place.element(tensor, q) + v] = narrow<T>(result(v));
+        for (int v = 0; v < V; ++v) {
+          if (place.has(q + i, v)) at[v] = made.at[v];
+        }
+      }
     }
+    if constexpr (!kStrided) at = next(at, place.step[tensor]);
   }
 }
 
