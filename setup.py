@@ -26,7 +26,9 @@ PLAIN = [
     "../gallery/cpu_threepass.cpp",
     "../gallery/cpu_online.cpp",
 ]
-PLAIN += [f"cuda/{name}.cpp" for name in ("driver", "cache", "compile", "launch", "engine", "columns", "backward", "warm")]
+PLAIN += [
+    f"cuda/{name}.cpp" for name in ("driver", "cache", "compile", "launch", "engine", "columns", "backward", "warm")
+]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
 PARTS = ["backward", "engine"]
 SETS = {"baseline": []}

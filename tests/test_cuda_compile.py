@@ -9,8 +9,8 @@ import torch
 
 from onepass import native
 
-WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
-APART = 1  # of edges
+WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM, COLUMNS, COLUMNS_GRID, COLUMNS_STREAM = range(9)
+APART, WHOLE, SLAB, WHOLE_SLAB, STRIDED = range(1, 6)  # of edges, beside 0, a window
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 # (function, input, output, (tier, lanes, rows a block, values, vector, split, shelf, edges)): every source, function,
@@ -90,6 +90,64 @@ GRADIENTS = [
     ("logsumexp", F32, F16, (WARP, 8, 16, 16, 8, 1, 0, 0), "backward"),
 ]
 
+# The same of columns, with shelves of 1 (the next tile), and of more vectors.
+COLUMN_KERNELS = [
+    ("softmax", F32, F32, (COLUMNS, 64, 1, 88, 4, 1, 0, WHOLE)),
+    ("softmax", BF16, BF16, (COLUMNS, 64, 1, 176, 8, 1, 0, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS, 7, 18, 56, 4, 4, 0, WHOLE)),
+    ("softmax", BF16, BF16, (COLUMNS, 16, 8, 64, 4, 8, 1, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS, 245, 1, 52, 4, 4, 1, WHOLE_SLAB)),
+    ("softmax", BF16, BF16, (COLUMNS, 245, 1, 104, 8, 2, 1, WHOLE_SLAB)),
+    ("log_softmax", F32, F32, (COLUMNS, 333, 1, 36, 4, 1, 0, SLAB)),
+    ("softmax", F16, F16, (COLUMNS, 333, 1, 40, 8, 1, 0, SLAB)),
+    ("log_softmax", BF16, BF16, (COLUMNS, 64, 1, 160, 8, 1, 0, WHOLE)),
+    ("softmin", F16, F16, (COLUMNS, 4, 32, 128, 8, 8, 0, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS, 8, 32, 64, 4, 16, 16, WHOLE)),
+    ("softmax", BF16, BF16, (COLUMNS, 8, 32, 128, 8, 16, 16, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS, 8, 32, 64, 4, 1, 8, WHOLE)),
+    ("softmax", BF16, BF16, (COLUMNS, 8, 16, 104, 8, 1, 0, 0)),
+    ("logsumexp", F32, F32, (COLUMNS, 8, 16, 64, 4, 1, 0, 0)),
+    ("logsumexp", BF16, F32, (COLUMNS, 64, 1, 160, 8, 1, 0, WHOLE)),
+    ("state", BF16, F32, (COLUMNS, 8, 16, 64, 8, 8, 0, WHOLE)),
+    ("softmax", F16, F32, (COLUMNS, 16, 8, 48, 4, 1, 0, WHOLE)),
+    ("log_softmax", F64, F64, (COLUMNS, 64, 1, 44, 2, 1, 0, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED)),
+    ("softmax", BF16, BF16, (COLUMNS, 32, 8, 8, 1, 8, 0, STRIDED)),
+    ("softmax", F32, F32, (COLUMNS_GRID, 4, 64, 64, 4, 66, 16, WHOLE)),
+    ("softmax", BF16, BF16, (COLUMNS_GRID, 2, 128, 128, 8, 66, 0, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS_GRID, 245, 1, 64, 4, 2, 12, WHOLE_SLAB)),
+    ("softmax", F16, F16, (COLUMNS_GRID, 8, 32, 128, 8, 12, 0, 0)),
+    ("softmax", F64, F64, (COLUMNS_GRID, 8, 32, 32, 2, 66, 48, WHOLE)),
+    ("log_softmax", F32, F32, (COLUMNS_GRID, 1, 256, 8, 1, 4, 0, STRIDED)),
+    ("softmax", F32, F32, (COLUMNS_STREAM, 2, 256, 32, 4, 108, 0, WHOLE)),
+    ("softmax", BF16, BF16, (COLUMNS_STREAM, 1, 512, 64, 8, 132, 0, WHOLE)),
+    ("logsumexp", BF16, BF16, (COLUMNS_STREAM, 8, 64, 64, 8, 1, 0, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS_STREAM, 333, 1, 32, 4, 8, 0, SLAB)),
+]
+
+COLUMN_GRADIENTS = [
+    ("softmax", F32, F32, (COLUMNS, 32, 4, 24, 4, 1, 0, WHOLE), "backward"),
+    ("softmax", BF16, BF16, (COLUMNS, 32, 4, 48, 8, 1, 0, WHOLE), "backward"),
+    ("log_softmax", F32, F32, (COLUMNS, 8, 32, 32, 4, 8, 0, WHOLE), "backward"),
+    ("log_softmax", BF16, BF16, (COLUMNS, 8, 16, 64, 8, 8, 0, WHOLE), "backward"),
+    ("softmax", F32, F32, (COLUMNS, 8, 32, 32, 4, 16, 8, WHOLE), "backward"),
+    ("softmax", BF16, BF16, (COLUMNS, 8, 32, 64, 8, 1, 8, WHOLE), "backward"),
+    ("softmax", F32, F32, (COLUMNS, 245, 1, 28, 4, 8, 1, WHOLE_SLAB), "backward"),
+    ("softmax", BF16, BF16, (COLUMNS, 245, 1, 56, 8, 4, 1, WHOLE_SLAB), "backward"),
+    ("softmin", F16, F16, (COLUMNS, 333, 1, 40, 8, 1, 0, SLAB), "backward"),
+    ("softmax", F32, BF16, (COLUMNS, 32, 4, 24, 4, 1, 0, 0), "backward"),
+    ("log_softmax", BF16, BF16, (COLUMNS, 32, 4, 48, 8, 1, 0, WHOLE), "backward_even"),
+    ("softmax", F64, F64, (COLUMNS, 32, 4, 12, 2, 1, 0, WHOLE), "backward"),
+    ("softmax", F32, F32, (COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED), "backward"),
+    ("softmax", F32, F32, (COLUMNS_GRID, 4, 64, 32, 4, 66, 12, WHOLE), "backward"),
+    ("softmax", BF16, BF16, (COLUMNS_GRID, 2, 128, 64, 8, 66, 0, WHOLE), "backward"),
+    ("log_softmax", F32, F32, (COLUMNS_STREAM, 2, 256, 16, 4, 108, 0, WHOLE), "backward"),
+    ("softmax", BF16, BF16, (COLUMNS_STREAM, 333, 1, 32, 8, 1, 0, SLAB), "backward"),
+    ("logsumexp", F32, F32, (COLUMNS_STREAM, 16, 16, 32, 4, 4, 0, WHOLE), "backward"),
+    ("logsumexp", F32, BF16, (COLUMNS_STREAM, 16, 16, 64, 8, 1, 0, WHOLE), "backward"),
+    ("logsumexp", F32, F32, (COLUMNS_STREAM, 245, 1, 32, 4, 4, 0, WHOLE_SLAB), "backward"),
+]
+
 
 def cuobjdump() -> Path:
     triton = pytest.importorskip("triton")
@@ -119,6 +177,12 @@ GRADIENTS_OFFERED = [
     and not (kernel[3][0] == GRID and kernel[3][3] * kernel[1].itemsize > 64 and compute != 90)
 ]
 OFFERED = [(*kernel, compute) for kernel in KERNELS for compute in (80, 90, 100, 120) if is_offered(kernel[3], compute)]
+COLUMNS_OFFERED = [
+    (*kernel, compute)
+    for i, kernel in enumerate([(*kernel, "forward") for kernel in COLUMN_KERNELS] + COLUMN_GRADIENTS)
+    for compute in ((80, 90, 100, 120) if i % 3 == 0 or kernel[3][0] != COLUMNS else (90,))
+    if not (kernel[3][0] == COLUMNS and kernel[3][5] > 1 and compute < 90)
+]
 
 
 @pytest.mark.parametrize(("function", "x_type", "y_type", "plan", "compute"), OFFERED)
@@ -163,6 +227,30 @@ def test_gradients_compile_without_spills(
     read = dx_type if function == "logsumexp" else x_type
     assert re.search(r"LDG\.E(\.EF)?" + wide[plan[4] * read.itemsize], sass), "no wide load"
     assert re.search(r"STG\.E" + wide[plan[4] * dx_type.itemsize], sass), "no wide store"
+
+
+@pytest.mark.parametrize(("function", "x_type", "y_type", "plan", "which", "compute"), COLUMNS_OFFERED)
+def test_columns_compile_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type, y_type, plan, which, compute):
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
+    cubin = tmp_path / "kernel.cubin"
+    native.compile_kernel(function, x_type, y_type, plan, compute, cubin, which)
+    tool = cuobjdump()
+    usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+    report = dict(re.findall(r"(STACK|LOCAL|REG):(\d+)", usage))
+    # Addresses go to the stack: of strided elements, of the messages of doubles, of the slabs of four tensors.
+    tier, edges, vector = plan[0], plan[7], plan[4]
+    doubles = tier == COLUMNS_GRID and x_type == F64
+    four = function == "logsumexp" and which != "forward" and edges in (SLAB, WHOLE_SLAB)
+    assert int(report["STACK"]) <= (96 if doubles else 32 if edges == STRIDED or four else 0), usage
+    assert report["LOCAL"] == "0", usage
+    sass = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+    wide = {16: r"\.128", 8: r"\.64", 4: "", 2: r"\.U16"}
+    read = y_type if function == "logsumexp" and which != "forward" else x_type
+    assert re.search(r"LDG(STS)?\.E[.A-Z]*" + wide[vector * read.itemsize], sass), "no wide load"
+    if plan[6]:
+        assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass) or vector * read.itemsize < 16, "no shelf"
+    if which != "forward" or function not in ("logsumexp", "state"):
+        assert re.search(r"STG\.E[.A-Z]*" + wide[vector * y_type.itemsize], sass), "no wide store"
 
 
 def test_compile_error_is_told(nvrtc, tmp_path):

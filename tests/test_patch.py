@@ -25,11 +25,12 @@ def test_every_name_is_served_and_given_back(face, device):
     assert patched.report.served == {function: 1}  # not after it
 
 
+@every_device
 @pytest.mark.parametrize("layout", LAYOUTS)
 @every_dtype
 @every_function
-def test_results_have_torchs_dtype_shape_and_strides(function, dtype, layout):
-    x = LAYOUTS[layout](maker(dtype))
+def test_results_have_torchs_dtype_shape_and_strides(function, dtype, layout, device):
+    x = LAYOUTS[layout](maker(dtype, device))
     for dim in range(-max(x.dim(), 1), max(x.dim(), 1)):
         plain, ours, patched = with_and_without(lambda d=dim: TORCH[function](x, d))
         assert (ours.dtype, ours.shape, ours.stride()) == (plain.dtype, plain.shape, plain.stride())
@@ -129,17 +130,15 @@ def test_errors_are_torchs(case):
     assert not patched.report.served
 
 
-@pytest.mark.gpu
-def test_on_cuda_other_dims_are_left_to_torch():
-    x = maker(torch.float32, "cuda")(3, 4, 5)
-    plain, ours, patched = with_and_without(lambda: torch.softmax(x, 1))
-    assert torch.equal(plain, ours)
-    assert patched.report.left == {("softmax", "on CUDA, a dim that is not the last"): 1}
-    for y, dim in ((x.transpose(0, 2), -1), (x[..., :1], 1), (x[:, :1].expand(3, 4, 5), 2)):
-        plain, ours, patched = with_and_without(lambda y=y, d=dim: torch.softmax(y, d))
-        assert ours.stride() == plain.stride()
-        torch.testing.assert_close(ours, plain)
-        assert patched.report.served == {"softmax": 1}
+@every_device
+def test_every_dim_is_served_whatever_the_strides(device):
+    x = maker(torch.float32, device)(3, 4, 5)
+    for y in (x, x.transpose(0, 2), x[..., :1], x[:, :1].expand(3, 4, 5), x[:, ::2]):
+        for dim in range(3):
+            plain, ours, patched = with_and_without(lambda y=y, d=dim: torch.softmax(y, d))
+            assert ours.stride() == plain.stride()
+            torch.testing.assert_close(ours, plain)
+            assert patched.report.served == {"softmax": 1}
 
 
 @pytest.mark.gpu

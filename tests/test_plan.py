@@ -221,9 +221,13 @@ def test_explain_is_readable_and_complete():
         assert words in text
     plan = onepass.explain((64, 1000, 14, 14), dim=1, device="h200", dtype=F16, out_dtype=F32)
     assert plan.bytes == 64 * 1000 * 14 * 14 * (2 + 4)
-    assert any("gathered" in note for note in plan.notes)
+    assert not any("gathered" in note for note in plan.notes)
     assert plan.copy_us == pytest.approx(plan.bytes / 4270e3)
-    assert plan.as_dict()["launch"]["source"] == "rows.cu"
+    assert (plan.tier, plan.as_dict()["launch"]["source"]) == ("columns", "columns.cu")
+    with onepass.batch_invariant():
+        plan = onepass.explain((64, 1000, 14, 14), dim=1, device="h200")
+    assert plan.launch["source"] == "rows.cu"
+    assert any("gathered" in note for note in plan.notes)
     assert onepass.explain((8, 8), device="cpu", bandwidth=100).copy_us == pytest.approx(512 / 100e3)
     assert onepass.explain(torch.randn(4, 4)).engine == "cpu"
     assert onepass.explain((3, 0), device="cpu").launch == {}

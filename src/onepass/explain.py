@@ -219,7 +219,9 @@ def explain(
     plan = _native_plan(kind, function, shaped, y_type, dims, address)
     moved = plan["bytes"]
     tier, launch = _describe(chosen, plan, function, shaped, y_type, real, notes)
-    if chosen == "cuda" and launch and kind is not None:
+    if tier.startswith("columns"):
+        notes.append("tables of columns are built in, those of an H200")
+    elif chosen == "cuda" and launch and kind is not None:
         notes.append(load.note(native.tables(kind.name)["origin"], kind.name))
     if kind is not None and not kind.name:  # another GPU, of which no more is known
         real = entry = None
@@ -261,7 +263,7 @@ def _describe(
             notes.append(f"the input is cast to {y_type} first, into a temporary")
         keys = ("isa", "units", "grain")
         return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
-    if plan["view"] != "rows":
+    if plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):
         extra = plan["rows"] * plan["n"] * x.element_size() * 2
         if function not in REDUCTIONS:
             extra += plan["rows"] * plan["n"] * y_type.itemsize * 2
@@ -289,6 +291,8 @@ def _describe(
     shown += ("read_again",) if plan["read_again"] else ()
     if plan["tier"] == "stream" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
+    if plan["tier"] == "columns-stream" and function not in REDUCTIONS:
+        notes.append("columns stream through their blocks: they are read twice")
     if plan["read_again"] and function not in REDUCTIONS:
         notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")
     return plan["tier"], {key: plan[key] for key in shown}

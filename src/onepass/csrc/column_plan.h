@@ -102,10 +102,11 @@ struct ColumnPlanner {
     return int(down < 1 ? 1 : down < useful ? down : useful);
   }
 
-  // Lanes of a warp go along the dim whose elements lie closest together.
+  // Lanes of a warp go along the dim whose elements lie closest together, in the tensor that dims are sorted by. (In
+  // the result of a reduction columns lie closer than in its input.)
   int strided_across() const {
     const auto step = [](const TileDims& dims) {
-      return dims.count ? std::llabs(dims.steps[1][dims.count - 1]) : INT64_MAX;
+      return dims.count ? std::llabs(dims.steps[0][dims.count - 1]) : INT64_MAX;
     };
     return step(view.tiles.outer) < step(view.tiles.reduced) ? int(inner < 32 ? inner : 32) : 1;
   }
@@ -194,7 +195,6 @@ struct ColumnPlanner {
     int down = 1;
     // A shelf no larger than the registers first, so that two blocks fit a multiprocessor.
     for (const int attempt : {0, 1, 2, 3}) {
-      if (!gpu.cooperative) break;
       const int threads = attempt % 2 ? 512 : 256;
       const int64_t most_places = attempt < 2 ? slots : kMostPlaces;
       if (slab) {
@@ -202,6 +202,7 @@ struct ColumnPlanner {
       } else {
         down = most_down(across, threads);
       }
+      if (!gpu.cooperative) continue;
       CudaPlan made = {Tier::columns_grid, across, down, slots * vector, vector, 1, 0, edges};
       const int64_t room = gpu.shared - kStaticShared - meeting(made.block(), vector, pitch, 0);
       const int64_t places = shelved ? room / (int64_t(made.block()) * vector * read * operands) / 4 * 4 : 0;
@@ -214,6 +215,7 @@ struct ColumnPlanner {
       const int64_t each = ceil_div(all, blocks), kept = each < slots ? each : slots;
       made.values = int(kept) * vector, made.split = int(blocks);
       made.shelf = each > kept ? int(up_to(each - kept, 4)) : 0;
+      if (blocks == 1) made.tier = Tier::columns;  // without clusters: a block that holds them needs no other
       return made;
     }
     const int blocks = gpu.cooperative ? int(chip / (tiles < chip ? tiles : chip)) : 1;
@@ -222,5 +224,16 @@ struct ColumnPlanner {
 
   static constexpr int64_t kMostPlaces = 48;
 };
+
+// Of a forward call, and of a gradient.
+inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, DType x, DType y, bool reduces) {
+  const int size = size_of(x), wide = reduces || size > size_of(y) ? size : size_of(y);
+  return {view, gpu, 1, wide, size, true};
+}
+inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const BackwardCall& call) {
+  const int size = size_of(call.saved_type()), wide = size > size_of(call.dx_type) ? size : size_of(call.dx_type);
+  const bool merges = call.function != Function::logsumexp;
+  return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges};
+}
 
 }  // namespace onepass

@@ -4,8 +4,6 @@
 
 #include <string>
 
-#include <string>
-
 #include "backward_layout.h"
 #include "cuda/tiles.cuh"
 #include "plan.h"
@@ -164,9 +162,9 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   if (!view.strided) {
     for (int d = 0; d < tiles.outer.count; ++d) tiles.tall *= tiles.outer.sizes[d];
   }
-  tiles.turns =
-      int(slab ? ceil_div(view.n() * view.inner() + plan.vector - 1, int64_t(plan.lanes) * plan.vector * plan.split)
-               : ceil_div(view.n(), int64_t(plan.rows_per_block) * plan.split));
+  const int64_t before = view.slab_begins ? 0 : plan.vector - 1;  // elements of a vector before a slab, at most
+  tiles.turns = int(slab ? ceil_div(view.n() * view.inner() + before, int64_t(plan.lanes) * plan.vector * plan.split)
+                         : ceil_div(view.n(), int64_t(plan.rows_per_block) * plan.split));
   tiles.shelf = plan.shelved() ? plan.shelf : 0;
   const int most = tiles.parts > plan.split ? tiles.parts : plan.split;
   tiles.group = 1;

@@ -3,6 +3,7 @@
 // the reason in `text`.
 #include "backward_plan.h"
 #include "call.h"
+#include "column_plan.h"
 #include "cpu/engine.h"
 #include "cpu/pick.h"
 #include "cuda/driver.h"
@@ -17,12 +18,20 @@ using namespace onepass;
 std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
 
-std::string launch_fields(const CudaPlan& plan, int64_t rows) {
+std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
   return field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
          field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
          field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +
          field("edges", kEdgesNames[plan.edges]) + ", " + field("threads", plan.threads()) + ", " +
-         field("grid", plan.grid(rows));
+         field("grid", blocks);
+}
+
+// Blocks of a launch over columns. Where they wait for each other or take one tile after another as many are started as
+// a GPU holds, which the driver tells: here at least one a multiprocessor.
+int64_t column_blocks(const Tiles& tiles, const CudaPlan& plan, const Gpu& gpu) {
+  const int64_t all = tiles.side * tiles.tall;
+  const int64_t most = (plan.in_grid() || plan.ahead() ? gpu.multiprocessors : CudaPlan::kMaxGrid) / plan.split;
+  return (all < most ? all : most > 0 ? most : 1) * plan.split;
 }
 
 std::string plan_json(Function function, const Layout& layout, DType x, DType y, const Gpu& gpu, uint64_t x_address,
@@ -37,17 +46,28 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
     return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(x, y)) + ", " +
            field("units", units.count) + ", " + field("grain", cpu_grain(units)) + "}";
   }
+  const bool invariant = batch_invariant();
+  const auto told = [&](const CudaPlan& plan, int64_t blocks) {
+    return json + ", " + launch_fields(plan, blocks) + ", " + field("read_again", plan.read_again(layout.n)) + ", " +
+           field("source", cuda::source_of(cuda::Pass::forward, function, plan.tier)) + "}";
+  };
   Layout rows = layout;
-  if (layout.view != View::rows) {  // gathered: contiguous rows at fresh, aligned addresses
+  if (layout.view != View::rows) {
+    const ColumnView view =
+        invariant ? ColumnView{} : column_view(layout, x, y, x_address, y_address, reduced);  // as the engine asks
+    if (view.served) {
+      const CudaPlan plan = column_planner(view, gpu, x, y, reduced).plan();
+      return told(plan, column_blocks(tiles_of(view, plan), plan, gpu));
+    }
+    // Gathered: contiguous rows at fresh, aligned addresses.
     rows.outer.count = rows.reduced.count = 0;
     rows.outer.insert({layout.rows, layout.n, reduced ? 1 : layout.n});
     rows.reduced.insert({layout.n, 1, 1});
     x_address = y_address = 0;
   }
   const Phase phase(x, y, x_address, y_address, rows, reduced);
-  const CudaPlan plan = plan_cuda(rows, x, y, phase, gpu, batch_invariant());
-  return json + ", " + launch_fields(plan, layout.rows) + ", " + field("read_again", plan.read_again(rows.n)) + ", " +
-         field("source", cuda::source_of(plan.tier)) + "}";
+  const CudaPlan plan = plan_cuda(rows, x, y, phase, gpu, invariant);
+  return told(plan, plan.grid(layout.rows));
 }
 
 }  // namespace
@@ -86,7 +106,7 @@ ONEPASS_API int onepass_backward_plan(int function, int compute, int multiproces
     const Gpu gpu = typical(compute, multiprocessors, name);
     const BackwardPhase phase(call, call.even());
     const CudaPlan plan = BackwardPlanner(call, phase, gpu, batch_invariant()).plan();
-    return "{" + launch_fields(plan, rows) + "}";
+    return "{" + launch_fields(plan, plan.grid(rows)) + "}";
   });
 }
 

@@ -33,17 +33,6 @@ inline bool has_engine(const Operand& x) {
   return answer;
 }
 
-// Do the elements of a row lie behind each other in a contiguous tensor of this shape?
-inline bool are_last(const Operand& x, const Mask& mask) {
-  bool within = false;
-  for (int i = 0; i < x.rank; ++i) {
-    if (x.sizes[i] == 1) continue;
-    if (within && !mask.reduced[i]) return false;
-    within = mask.reduced[i];
-  }
-  return true;
-}
-
 inline Reason refusal(const Operand& x, const std::optional<DType>& type, const int64_t* dims, int count) {
   if (!type) return "dtype {0.dtype}";
   const int64_t bound = x.rank ? x.rank : 1;
@@ -54,8 +43,6 @@ inline Reason refusal(const Operand& x, const std::optional<DType>& type, const 
     }
   }
   if (!has_engine(x)) return "no native engine serves this {0.device.type} device";
-  // There, other dims are gathered by copies, which takes longer than torch.
-  if (x.is_cuda() && !are_last(x, Mask(dims, count, x.rank))) return "on CUDA, a dim that is not the last";
   return nullptr;
 }
 

@@ -16,8 +16,9 @@ struct BackwardTensors {
   const bool* reduced;
 };
 
-// Makes a gradient that is not empty. Rows of unit stride go straight to a kernel; other layouts are gathered: copies
-// to rows, the kernel, a copy back. A plan that is given is taken, or an error says why it cannot be.
+// Makes a gradient that is not empty. Rows of unit stride go to the kernels of rows, other layouts to those of columns;
+// gathered are what engine.h says: copies to rows, the kernel, a copy back. A plan that is given is taken, or an error
+// says why it cannot be.
 void run_backward(const BackwardCall& call, const BackwardTensors& tensors, const CudaPlan* forced);
 
 }  // namespace onepass::cuda

@@ -10,9 +10,10 @@ namespace onepass::cuda {
 // is wrong.
 CudaPlan checked_plan(const std::vector<int64_t>& numbers);
 
-// Runs a call whose output is not empty. Rows of unit stride go straight to a kernel; other layouts are gathered: a
-// copy to rows, the kernel, a copy back.
-// `out` is looked at where a call is gathered only: rows are launched from the call alone.
+// Runs a call whose output is not empty. Rows of unit stride go to the kernels of rows, other layouts to those of
+// columns. In the batch-invariant mode, and of more dims than those take, a call is gathered: a copy to rows, the
+// kernel, a copy back.
+// `out` is looked at where a call is gathered only: else it is launched from the call alone.
 void run(const Call& call, const Operand& input, const Operand& out, const bool* reduced, bool keepdim,
          const CudaPlan* forced);
 

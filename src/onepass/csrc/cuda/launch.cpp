@@ -100,7 +100,7 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
                                       define("OUT", type_name(y)),
                                       define("FUNCTION", macro_name(function)),
                                       define("LANES", std::to_string(lanes ? plan.lanes : 0)),
-                                      define("ROWS", std::to_string(plan.rows_per_block)),
+                                      define("ROWS", std::to_string(plan.of_columns() ? 1 : plan.rows_per_block)),
                                       define("SLOTS", std::to_string(plan.slots())),
                                       define("VECTOR", std::to_string(plan.vector)),
                                       define("CLUSTER", std::to_string(in_cluster(plan) ? plan.split : 1)),

@@ -1,0 +1,247 @@
+// columns.cpp: the plans of columns over random layouts, addresses, types and GPUs, forward and backward. What a plan
+// promises holds, and on small tensors every element comes to one thread once, by vectors that are aligned. Prints how
+// many plans were looked at; exits with 1 at the first that is wrong. With an argument: the kernels that were asked
+// for.
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "column_plan.h"
+
+using namespace onepass;
+
+namespace {
+
+std::mt19937 draw;
+int64_t below(int64_t bound) { return int64_t(draw() % uint64_t(bound)); }
+int64_t one_of(std::initializer_list<int64_t> from) { return from.begin()[below(int64_t(from.size()))]; }
+
+// Elements and bytes of what goes by vectors, and how a tensor lies.
+struct Lying {
+  uint64_t address;
+  int size;
+  bool vectors;
+};
+
+bool wrong(const char* what) { return std::printf("%s\n", what), false; }
+
+bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, const ColumnPlanner& planner, int part,
+              int whole) {
+  if (const std::string why = column_refusal(view, plan, gpu); !why.empty()) return wrong(why.c_str());
+  const auto power = [](int v) { return v > 0 && (v & (v - 1)) == 0; };
+  const int fewest = planner.operands > 1 ? 16 : 24;  // vectors that no thread keeps more of
+  if (!power(plan.vector) || plan.vector > view.full || plan.values % plan.vector) return wrong("vector");
+  if (plan.slots() < 1 || plan.slots() > fewest || (plan.slots() > 16 && plan.slots() % 2)) return wrong("slots");
+  if (plan.lanes < 1 || plan.rows_per_block < 1 || plan.threads() > 1024) return wrong("threads");
+  if (plan.tier == Tier::columns ? !power(plan.split) : plan.split < 1) return wrong("split");
+  if (plan.in_grid() && !gpu.cooperative) return wrong("a cooperative launch where there is none");
+  if (plan.shelf > 64 || (plan.shelf % 4 && plan.shelf != kAhead)) return wrong("shelf");
+  if (plan.shelf && plan.vector * planner.read < 4) return wrong("vectors that shared memory does not take");
+  if (plan.shelved() && plan.edges != kWhole && plan.edges != kWholeSlab) return wrong("a shelf of parts of vectors");
+  if (plan.shelf && plan.tier == Tier::columns_stream) return wrong("a shelf of what streams");
+  Tiles tiles = tiles_of(view, plan);
+  tiles.waiting = int(waiting_bytes(plan, plan.vector * planner.read * planner.operands));
+  if (column_bytes(tiles, plan, part, whole) > gpu.shared - kStaticShared) return wrong("shared memory");
+  if (!power(tiles.group) || tiles.group > 32 || (tiles.group > 1 && tiles.group * tiles.pitch > plan.threads()))
+    return wrong("group");
+  if (plan.tier != Tier::columns_stream && tiles.turns > plan.slots() + (plan.ahead() ? 0 : plan.shelf))
+    return wrong("more vectors than a thread has room for");
+  return true;
+}
+
+int64_t place(const TileDims& dims, int tensor, int64_t index) {
+  int64_t at = 0;
+  for (int d = dims.count - 1; d >= 0; --d) at += index % dims.sizes[d] * dims.steps[tensor][d], index /= dims.sizes[d];
+  return at;
+}
+
+// The threads of a launch, one after another, as columns.cuh has them.
+bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lying>& tensors, int64_t rows) {
+  const Tiles tiles = tiles_of(view, plan);
+  const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
+  const bool full = plan.edges == kWhole || plan.edges == kWholeSlab;
+  const int V = plan.vector;
+  std::vector<int> seen(size_t(rows * tiles.n));
+  // Element `row` of the column `column` of those of `outer`; of a vector of which this is the first element.
+  const auto take = [&](int64_t outer, int64_t column, int64_t row) {
+    const int64_t which = (outer * tiles.inner + column) * tiles.n + row;
+    if (which < 0 || which >= int64_t(seen.size())) return false;
+    return ++seen[size_t(which)] == 1;
+  };
+  const auto aligned = [&](int64_t outer, int64_t column, int64_t row) {
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      if (!tensors[t].vectors) continue;
+      const int64_t at = view.strided ? place(tiles.outer, int(t), column) + place(tiles.reduced, int(t), row)
+                                      : place(tiles.outer, int(t), outer) + column + row * tiles.steps[t];
+      if ((tensors[t].address + uint64_t(at) * uint64_t(tensors[t].size)) % uint64_t(V * tensors[t].size)) return false;
+    }
+    return true;
+  };
+  for (int64_t tile = 0; tile < tiles.side * tiles.tall; ++tile) {
+    const int64_t outer = tile / tiles.side, column = tile % tiles.side * tiles.pitch;
+    for (int rank = 0; rank < plan.split; ++rank) {
+      for (int thread = 0; thread < tiles.across * tiles.down; ++thread) {
+        const int x = thread % tiles.across, y = thread / tiles.across;
+        for (int q = 0; q < tiles.turns; ++q) {
+          if (slab) {
+            const int64_t size = tiles.n * tiles.inner, first = place(tiles.outer, 0, outer);
+            const int64_t phase =
+                int64_t((tensors[0].address / uint64_t(tensors[0].size) + uint64_t(first)) % uint64_t(V));
+            const int64_t begin = thread * V - phase + (int64_t(q) * plan.split + rank) * tiles.across * V;
+            const bool whole = begin >= 0 && begin + V <= size;
+            if (begin + V <= 0 || begin >= size) continue;
+            if (full && !whole) return wrong("a part of a vector of a whole slab");
+            if (whole && !aligned(outer, begin % tiles.inner, begin / tiles.inner)) return wrong("alignment");
+            // A thread's columns are the same every turn.
+            if (((begin - (thread * V - phase)) % tiles.pitch + tiles.pitch) % tiles.pitch) return wrong("columns");
+            for (int64_t p = begin < 0 ? 0 : begin; p < begin + V && p < size; ++p)
+              if (!take(outer, p % tiles.inner, p / tiles.inner)) return wrong("an element twice");
+          } else {
+            const int64_t row = y + (int64_t(q) * plan.split + rank) * tiles.down, from = column + x * V;
+            if (row >= tiles.n || from >= tiles.inner) continue;
+            if (full && from + V > tiles.inner) return wrong("a part of a vector");
+            if (from + V <= tiles.inner && !aligned(outer, from, row)) return wrong("alignment");
+            for (int64_t c = from; c < from + V && c < tiles.inner; ++c)
+              if (!take(outer, c, row)) return wrong("an element twice");
+          }
+        }
+      }
+    }
+  }
+  for (const int count : seen) {
+    if (count != 1) return wrong("an element that no thread has");
+  }
+  return true;
+}
+
+// Sizes, an order of dims with something between some of them, and which are reduced.
+struct Shape {
+  int rank;
+  int64_t sizes[7];
+  bool reduce[7] = {};
+  int64_t rows = 1, n = 1;
+  std::vector<int> order;
+
+  explicit Shape(bool small) : rank(int(1 + below(6))) {
+    int64_t total = 1;
+    for (int i = 0; i < rank; ++i) {
+      sizes[i] = below(3)   ? one_of({1, 2, 3, 4, 5, 7, 8})
+                 : small    ? one_of({6, 9, 16, 21, 24, 49})
+                 : below(8) ? one_of({16, 33, 49, 64, 100, 128, 196, 197, 256, 1000, 1024})
+                            : one_of({4096, 5001, 16384, 50257, 131072, 1000003, 16777216});
+      if (sizes[i] > (int64_t(1) << 40) / total) sizes[i] = 1;
+      total *= sizes[i];
+      order.push_back(i);
+    }
+    if (below(4) == 0) {
+      for (int i = rank - 1; i > 0; --i) std::swap(order[size_t(i)], order[size_t(below(i + 1))]);
+    }
+    const int dims = below(4) ? 1 : 2;
+    for (int i = 0; i < dims; ++i) reduce[below(rank)] = true;
+    for (int i = 0; i < rank; ++i) (reduce[i] ? n : rows) *= sizes[i];
+  }
+  void strides(int64_t* made, bool padded, bool skips_reduced = false, bool expands = false) const {
+    int64_t step = padded && below(8) == 0 ? 2 : 1;
+    for (int i = rank - 1; i >= 0; --i) {
+      const int d = order[size_t(i)];
+      if (skips_reduced && reduce[d]) {
+        made[d] = 0;
+        continue;
+      }
+      made[d] = expands && below(2) ? 0 : step;
+      step *= sizes[d];
+      if (padded && below(4) == 0) step += one_of({1, 2, 4, 8, 16});
+    }
+  }
+};
+
+uint64_t address(DType type) { return 0x10000 + uint64_t(size_of(type)) * uint64_t(one_of({0, 0, 0, 1, 2, 3, 4, 6})); }
+
+struct Looked {
+  int plans = 0, simulated = 0;
+};
+
+bool forward(const Gpu& gpu, bool small, Looked* looked) {
+  const Shape shape(small);
+  const bool reduces = below(4) == 0, padded = below(3) == 0, apart = below(8) == 0;
+  const DType x = DType(below(4)), y = below(3) ? x : reduces ? x : DType(below(4));
+  int64_t x_strides[7], y_strides[7];
+  shape.strides(x_strides, padded);
+  if (apart || reduces || padded)
+    shape.strides(y_strides, apart, reduces);
+  else
+    std::memcpy(y_strides, x_strides, sizeof x_strides);
+  const Layout layout = make_layout(shape.rank, shape.sizes, x_strides, y_strides, shape.reduce, reduces);
+  if (layout.view == View::rows) return true;
+  const uint64_t x_at = address(x), y_at = address(y);
+  const ColumnView view = column_view(layout, x, y, x_at, y_at, reduces);
+  if (!view.served) return wrong("not served");
+  const ColumnPlanner planner = column_planner(view, gpu, x, y, reduces);
+  const CudaPlan plan = planner.plan();
+  const int scalar = y == DType::float64 ? 8 : 4;
+  ++looked->plans;
+  if (!is_sound(view, plan, gpu, planner, 2 * scalar, 3 * scalar)) return false;
+  if (!small || shape.rows * shape.n > 20000) return true;
+  ++looked->simulated;
+  return covers(view, plan, {{x_at, size_of(x), true}, {y_at, size_of(y), !reduces}}, shape.rows);
+}
+
+bool backward(const Gpu& gpu, bool small, Looked* looked) {
+  const Shape shape(small);
+  const bool lse = below(4) == 0, padded = below(3) == 0;
+  const DType type = DType(below(4)), dx_type = below(3) ? type : DType(below(4));
+  int64_t strides[kBackwardTensors][7] = {};
+  shape.strides(strides[kSaved], padded);
+  if (padded)
+    shape.strides(strides[kDx], below(2));
+  else
+    std::memcpy(strides[kDx], strides[kSaved], sizeof strides[kDx]);
+  shape.strides(strides[kGrad], below(8) == 0, lse, below(3) == 0);
+  if (lse) shape.strides(strides[kLse], false, true);
+  const int64_t* const each[] = {strides[0], strides[1], strides[2], strides[3]};
+  BackwardCall call = {lse ? Function::logsumexp : Function::softmax,
+                       type,
+                       dx_type,
+                       nullptr,
+                       nullptr,
+                       nullptr,
+                       nullptr,
+                       make_backward_layout(shape.rank, shape.sizes, each, shape.reduce, lse)};
+  if (call.layout.view == View::rows && call.layout.outer.count <= 1) return true;
+  const uint64_t at[] = {address(dx_type), address(call.saved_type()), address(type), address(type)};
+  call.dx = reinterpret_cast<void*>(at[kDx]), call.saved = reinterpret_cast<void*>(at[kSaved]);
+  call.grad = reinterpret_cast<void*>(at[kGrad]), call.lse = lse ? reinterpret_cast<void*>(at[kLse]) : nullptr;
+  const ColumnView view = column_view(call);
+  if (!view.served) return wrong("not served");
+  const ColumnPlanner planner = column_planner(view, gpu, call);
+  const CudaPlan plan = planner.plan();
+  const int scalar = type == DType::float64 ? 8 : 4;
+  ++looked->plans;
+  if (!is_sound(view, plan, gpu, planner, scalar, scalar)) return false;
+  if (!small || shape.rows * shape.n > 20000) return true;
+  ++looked->simulated;
+  const bool alike = !lse && !is_even(call);
+  return covers(view, plan,
+                {{at[kDx], size_of(dx_type), true},
+                 {at[kSaved], size_of(call.saved_type()), true},
+                 {at[kGrad], size_of(type), alike},
+                 {at[kLse], size_of(type), false}},
+                shape.rows);
+}
+
+}  // namespace
+
+int main() {
+  const Gpu gpus[] = {typical(80, 108), typical(90, 132), typical(90, 60), typical(100, 148), typical(120, 170)};
+  constexpr int kCalls = 200000;
+  Looked looked;
+  for (int i = 0; i < kCalls; ++i) {
+    draw.seed(unsigned(i));
+    Gpu gpu = gpus[i % 5];
+    gpu.cooperative = i % 7 > 0;
+    if (!(i % 2 ? forward : backward)(gpu, i % 4 < 2, &looked)) return std::printf("call %d\n", i), 1;
+  }
+  std::printf("%d %d", looked.simulated, looked.plans);
+}
