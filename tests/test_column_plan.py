@@ -27,7 +27,7 @@ CHOICES = [
     ((3, 19, 1024, 2048), 1, F64, "columns", "whole", 2, False),
     ((64, 32, 64, 64, 4), 1, F32, "columns", "whole", 4, False),
     ((256, 256, 256), 0, BF16, "columns", "whole", 8, False),
-    ((32, 12, 512, 512), 2, F32, "columns", "whole", 4, False),
+    ((32, 12, 512, 512), 2, F32, "columns", "whole", 4, True),
     ((128, 197, 768), 1, F16, "columns", "whole", 8, False),
     ((64, 1000, 14, 14), 1, F32, "columns", "whole", 4, True),
     ((8, 4096, 4096), 1, BF16, "columns", "whole", 8, True),
