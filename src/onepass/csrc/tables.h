@@ -21,7 +21,8 @@ enum class Tier {
   columns_grid,    // of many blocks, launched cooperatively, which merge through memory
   columns_stream,  // nowhere; one block, or many as above
 };
-constexpr const char* kTierNames[] = {"warp", "flat", "block", "cluster", "grid", "stream", "columns", "columns-grid", "columns-stream"};
+constexpr const char* kTierNames[] = {"warp",   "flat",    "block",        "cluster",       "grid",
+                                      "stream", "columns", "columns-grid", "columns-stream"};
 constexpr int kTiers = 6;  // that a table may have
 
 constexpr int64_t kAnyLength = INT64_MAX;

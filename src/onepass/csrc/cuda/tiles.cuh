@@ -12,19 +12,19 @@ struct TileDims {
 };
 
 struct Tiles {
-  long long n, inner;             // elements of a column, and columns that lie side by side
+  long long n, inner;  // elements of a column, and columns that lie side by side
   // Of each tensor, from one element of a column to the next; of one that has one element a column, from that to its
   // neighbour's.
   long long steps[kTileTensors];
-  TileDims outer, reduced;        // reduced: where the elements of a column are not one step apart (EDGES strided)
-  long long side, tall;           // tiles side by side, and how often
-  void* messages;                 // what the blocks of a group tell each other, of each column
-  long long plane;                // elements between the two planes of a state
-  int across, down;               // threads of a block side by side, and down a column
-  int pitch;                      // columns of a tile
-  int parts;                      // states of a column that the threads of a block make
-  int group;                      // threads that merge them
-  int shelf;                      // vectors of a thread that wait in shared memory
-  int waiting;                    // bytes of shared memory of those
-  int turns;                      // vectors of a column, or of a slab, that a thread comes to at most
+  TileDims outer, reduced;  // reduced: where the elements of a column are not one step apart (EDGES strided)
+  long long side, tall;     // tiles side by side, and how often
+  void* messages;           // what the blocks of a group tell each other, of each column
+  long long plane;          // elements between the two planes of a state
+  int across, down;         // threads of a block side by side, and down a column
+  int pitch;                // columns of a tile
+  int parts;                // states of a column that the threads of a block make
+  int group;                // threads that merge them
+  int shelf;                // vectors of a thread that wait in shared memory
+  int waiting;              // bytes of shared memory of those
+  int turns;                // vectors of a column, or of a slab, that a thread comes to at most
 };
