@@ -11,17 +11,18 @@ import torch
 from bench_support import CASE, CPU, WRONG, Odd, run
 from onepass import reference
 from onepass.bench import stats, table, timing
-from onepass.bench.cases import DIRECTIONS, FUNCTIONS, ITEMSIZE, SUITES, Case, dtype_name
+from onepass.bench.cases import DIRECTIONS, FUNCTIONS, ITEMSIZE, Case, dtype_name
 from onepass.bench.check import Checker
 from onepass.bench.entrants import Naive, Onepass, Torch
 from onepass.bench.providers import COPY, pick, register, registry
+from onepass.bench.suites import SUITES
 from onepass.bench.work import copies, make
 
 # Cases are data
 
 
 def test_suites_are_what_they_are_said_to_be() -> None:
-    assert list(SUITES) == ["seeds", "powers", "models", "rows", "few", "backward", "cpu", "cpu-backward"]
+    assert list(SUITES) == ["seeds", "powers", "models", "rows", "few", "backward", "columns", "cpu", "cpu-backward"]
     assert [c.shape for c in SUITES["seeds"].cases] == [(4096, 128 * i) for i in range(2, 100)]
     assert [c.shape[1] for c in SUITES["powers"].cases] == [256, 1024, 4096, 16384, 65536, 262144]
     shapes = {c.shape for c in SUITES["models"].cases}

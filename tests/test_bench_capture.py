@@ -11,8 +11,8 @@ import torch
 
 from bench_support import CPU
 from onepass.bench import graph
-from onepass.bench.cases import SUITES
 from onepass.bench.graph import GraphClock, buffers, refusal, turns
+from onepass.bench.suites import SUITES
 
 L2 = 60 << 20
 GIB = 1 << 30

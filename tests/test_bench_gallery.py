@@ -15,12 +15,13 @@ from click.testing import CliRunner, Result
 
 from bench_support import CPU, TINY, run
 from onepass.bench import command, results, timing
-from onepass.bench.cases import SUITES, Case, Suite
+from onepass.bench.cases import Case, Suite
 from onepass.bench.entrants import Naive
 from onepass.bench.providers import pick, registry
 from onepass.bench.results import Results
 from onepass.bench.run import Runner
 from onepass.bench.rungs import RungProvider, providers, refusal
+from onepass.bench.suites import SUITES
 from onepass.cli import cli
 from onepass.gallery import RUNGS, Rung
 from onepass.reference import softmax

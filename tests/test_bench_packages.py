@@ -10,10 +10,11 @@ import torch
 
 from bench_support import CASE, CPU, run
 from onepass.bench import packages, table
-from onepass.bench.cases import SUITES, Case
+from onepass.bench.cases import Case
 from onepass.bench.entrants import Torch
 from onepass.bench.packages import Liger, Quack
 from onepass.bench.providers import registry
+from onepass.bench.suites import SUITES
 
 CUDA = torch.device("cuda")
 Softmax = Callable[[torch.Tensor], torch.Tensor]

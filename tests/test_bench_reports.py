@@ -50,7 +50,21 @@ def test_the_summary_of_known_numbers() -> None:
     rows = [row("a", "onepass", 1.0), row("a", "torch", 2.0), row("b", "onepass", 1.0), row("b", "torch", 8.0)]
     assert "onepass is 4.00x as fast as torch (geometric mean of 2, 2.00x to 8.00x)" in table.summary(rows)
     assert [line.best() for line in table.lines(rows)] == ["onepass", "onepass"]
-    assert table.plain(rows).splitlines()[2].split() == ["a", "2x2", "f32", "1.00", "0.50*", "2.00", "0.50"]
+    assert table.plain(rows).splitlines()[2].split() == ["a", "2x2", "f32", "1.00", "0.50*", "2.00", "0.50", "2.00"]
+
+
+def test_the_summary_of_small_inputs_on_a_gpu() -> None:
+    def row(case: str, provider: str, us: float, n: int, threads: int | None = None) -> Row:
+        return Row("s", case, "softmax", [2, n], [n, 1], -1, "float32", "float32", "forward", provider, median_us=us,
+                   bytes=16, ok=True, threads=threads)  # fmt: skip
+
+    rows = [row("a", "copy", 5.0, 8), row("a", "onepass", 7.0, 8)]
+    rows += [row("b", "copy", 5.0, 8), row("b", "onepass", 9.0, 8)]
+    rows += [row("c", "copy", 5.0, 8_000_000), row("c", "onepass", 50.0, 8_000_000)]
+    said = "inputs under 64 MB, us over the copy: onepass 3.0 (at most 4.0)"
+    assert said in table.summary(rows)
+    assert said not in table.summary([replace(r, threads=2) for r in rows])
+    assert "onepass 1.0" in table._over_the_copy([row("a", "copy", 5.0, 7), row("a", "onepass", 6.0, 7)])[0]
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])

@@ -1,19 +1,24 @@
-"""The suites `rows`, `few` and `cpu`: what they hold, how many rows a dtype makes, and what of them a run takes."""
+"""The suites `rows`, `few`, `columns` and `cpu`: what they hold, how many rows a dtype makes, what of them is run."""
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import pytest
 import torch
 
-from bench_support import CASE, CPU
-from onepass.bench.cases import CPU_FILL, FILL, ITEMSIZE, REDUCED, ROWS, Case
+from bench_support import CASE, CPU, run
+from onepass.bench.cases import DIRECTIONS, ITEMSIZE, Case
 from onepass.bench.check import WHOLE, Checker, reference_bytes
 from onepass.bench.command import Choices, select
-from onepass.bench.entrants import Onepass, Torch
+from onepass.bench.entrants import Naive, Onepass, Torch
+from onepass.bench.packages import Quack
 from onepass.bench.results import Row
+from onepass.bench.rungs import refusal
+from onepass.bench.suites import COLUMNS, CPU_FILL, FILL, REDUCED, ROWS
 from onepass.bench.table import lines
-from onepass.bench.work import make
+from onepass.bench.work import copies, make
+from onepass.gallery import RUNGS
 
 CUDA = torch.device("cuda")
 LENGTHS = [
@@ -74,6 +79,73 @@ def test_few_has_its_shapes() -> None:
     assert found == {"float32": [*shapes, (1, 268435456)], "bfloat16": shapes}
 
 
+def test_columns_has_its_points_forward_and_backward() -> None:
+    for dtype in ("float32", "bfloat16"):
+        own = [c for c, d in pairs("columns") if d == dtype]
+        forward, backward = ([c for c in own if c.direction == direction] for direction in ("forward", "backward"))
+        points = [(c.shape, c.dim, c.layout) for c in forward]
+        assert points == list(COLUMNS) == [(c.shape, c.dim, c.layout) for c in backward]
+        assert len(set(points)) == 17
+        assert [f"softmax backward, {c.name}" for c in forward] == [c.name for c in backward]
+        assert {c.layout for c in own} == {"", "channels_last", "transposed"}
+        assert all(case.layout or case.dims() != (len(case.shape) - 1,) for case in own)
+    assert [c.name for c, _ in pairs("columns", match="dims")] == [
+        *["64x80x14x14, dims 2,3"] * 2,
+        *["softmax backward, 64x80x14x14, dims 2,3"] * 2,
+    ]
+    one = pairs("columns", direction="backward")  # once each, whatever the suite has twice
+    assert len(one) == len(pairs("columns")) / 2
+    assert {c.direction for c, _ in one} == {"backward"}
+
+
+TINY_COLUMNS: list[tuple[tuple[int, ...], Any, str, bool]] = [  # (shape, dim, layout, has torch a way to it?)
+    ((2, 5, 3, 4), 1, "", True),
+    ((2, 5, 3, 4), 1, "channels_last", True),
+    ((2, 5, 3, 4), 3, "channels_last", True),
+    ((3, 7, 5), -1, "transposed", True),
+    ((7, 5), 0, "transposed", True),
+    ((2, 5, 3, 4), (2, 3), "", True),
+    ((2, 5, 3, 4), (-2, -1), "", True),
+    ((2, 5, 3, 4), (1, 3), "", False),
+    ((2, 5, 3, 4), (2, 3), "channels_last", False),
+]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("shape", "dim", "layout", "torchs"), TINY_COLUMNS, ids=str)
+def test_every_layout_is_right_and_timed(
+    shape: tuple[int, ...], dim: Any, layout: str, torchs: bool, direction: str
+) -> None:
+    case = Case("t", "t", shape, dim, direction=direction, layout=layout)
+    for dtype in ("float32", "bfloat16"):
+        rows, said = run(case, Onepass(), Torch(), Naive(), dtype=dtype)
+        assert not said
+        assert all(row.ok for name, row in rows.items() if torchs or name != "torch")
+        if not torchs:
+            assert (rows["torch"].error or "").startswith("unsupported: torch's softmax takes one dim")
+
+
+def test_tensors_lie_as_the_case_says() -> None:
+    strides = {"": (60, 12, 4, 1), "channels_last": (60, 1, 20, 5), "transposed": (60, 12, 1, 3)}
+    for layout, want in strides.items():
+        case = Case("t", "t", (2, 5, 3, 4), 1, direction="backward", layout=layout)
+        work = make(case, "float32", CPU, 0)
+        for one in (work, *copies(work, 3)):
+            assert one.out is not None
+            assert one.grad is not None
+            assert [t.stride() for t in (one.x, one.out, one.grad)] == [want] * 3
+            assert torch.equal(one.x, work.x)
+        reduced = make(replace(case, function="logsumexp"), "float32", CPU, 0)
+        assert reduced.grad is not None
+        assert reduced.grad.stride() == (12, 4, 1)
+
+
+def test_the_peers_of_rows_take_no_other_layout() -> None:
+    case = Case("t", "t", (8, 16), layout="transposed")
+    assert refusal(RUNGS["naive"], case, "float32") == "a rung takes the last dim of a matrix"
+    assert Quack().supports(case, "float32") == "QuACK takes the last dim of a matrix"
+
+
 def test_cpu_has_its_shapes() -> None:
     rows = [(4096, 64), (4096, 781), (4096, 1024), (4096, 4096), (512, 8192), (64, 50257), (8, 151936)]
     rows += [(1, 1048576), (1, 16777216), (1048576, 16), (65536, 33)]
@@ -99,7 +171,7 @@ def test_a_function_asked_for_takes_each_shape_once() -> None:
         assert len(shapes) == sum(c.function == "softmax" for c, _ in pairs(suite, CPU))
 
 
-@pytest.mark.parametrize("suite", ["rows", "few", "cpu"])
+@pytest.mark.parametrize("suite", ["rows", "few", "columns", "cpu"])
 def test_the_quick_form_on_a_cpu_is_small(suite: str) -> None:
     quick = pairs(suite, CPU, quick=True)
     assert 4 <= len(quick) <= 24
@@ -126,7 +198,8 @@ def test_the_table_names_a_function_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("suite", "curve"), [("rows", True), ("few", False), ("cpu", False), ("seeds", True), ("models", False)]
+    ("suite", "curve"),
+    [("rows", True), ("few", False), ("columns", False), ("cpu", False), ("seeds", True), ("models", False)],
 )
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_is_drawn_as_a_curve(suite: str, curve: bool, quick: bool) -> None:
@@ -148,7 +221,7 @@ def test_what_is_drawn_as_a_curve(suite: str, curve: bool, quick: bool) -> None:
 # Checks of large inputs
 
 
-@pytest.mark.parametrize("suite", ["rows", "few", "cpu"])
+@pytest.mark.parametrize("suite", ["rows", "few", "columns", "cpu"])
 def test_a_check_takes_little_memory_but_for_rows_longer_than_its_sample(suite: str) -> None:
     for case, dtype in pairs(suite):
         takes = reference_bytes(case)

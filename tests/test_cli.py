@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 import onepass
 from onepass.bench import results
-from onepass.bench.cases import SUITES, Case, Suite
+from onepass.bench.cases import Case, Suite
+from onepass.bench.suites import SUITES
 from onepass.cli import cli
 
 PACKAGE = Path(onepass.__file__).parent
@@ -261,7 +262,7 @@ def test_bench_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_a_traceback_is_never_an_answer() -> None:
     done = command("bench", "nope")
     assert done.returncode == 2
-    known = "seeds, powers, models, rows, few, backward, cpu, cpu-backward"
+    known = "seeds, powers, models, rows, few, backward, columns, cpu, cpu-backward"
     assert done.stderr == f"onepass: unknown suite 'nope': there are {known}\n"
 
 

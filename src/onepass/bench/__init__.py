@@ -1,6 +1,6 @@
 """The benchmark: `onepass bench` and `onepass plot`. `docs/benchmark.md` says what is measured and how.
 
-- `cases.py`: what is timed, as data; `work.py`: its tensors
+- `cases.py`, `suites.py`: what is timed, as data; `work.py`: its tensors
 - `providers.py`: who is raced, a registry; `entrants.py`: those that come with the package
 - `check.py`: right before fast; `timing.py`: the clocks; `stats.py`: medians
 - `run.py`: cases in, rows out; `results.py`: the file they go to; `environment.py`: what it was made with

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from onepass.bench import timing
-from onepass.bench.cases import CPU_FILL, SUITES, Case
+from onepass.bench.cases import Case
 from onepass.bench.providers import COPY, Provider, pick, registry
 from onepass.bench.report import reporter
 from onepass.bench.results import Results, save
 from onepass.bench.run import DeviceLost, Runner
 from onepass.bench.rungs import RungProvider
+from onepass.bench.suites import CPU_FILL, SUITES
 from onepass.bench.table import ratios
 
 
@@ -79,8 +80,9 @@ def select(choices: Choices, device: torch.device) -> tuple[list[tuple[Case, str
             case = replace(case, function=function or case.function, direction=choices.direction or case.direction)
             for dtype in choices.dtypes or case.dtypes:
                 made = case.at(dtype, most)
-                # `rows` and `cpu` have some shapes for two functions, which one function for all makes one case
-                key = replace(made, name="", quick=()) if case.fill or choices.functions else made
+                # Some suites have a shape for two functions or directions, which one for all makes one case.
+                one = case.fill or choices.functions or choices.direction
+                key = replace(made, name="", quick=()) if one else made
                 pairs.setdefault((key, dtype), (made, dtype))
     return list(pairs.values()), text
 

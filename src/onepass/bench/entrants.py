@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
@@ -117,20 +118,44 @@ _TORCH: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def _several(case: Case) -> bool:
+    """Are there several dims, of which torch's function takes one?"""
+    return case.function != "logsumexp" and len(case.dims()) > 1
+
+
+def _joined(work: Work) -> Work:
+    """The last dims, several, as one: views, as a user of torch has it."""
+    case = work.case
+    first = len(case.shape) - len(case.dims())
+    x = work.x.flatten(first)
+    out, grad = (None if t is None else t.flatten(first) for t in (work.out, work.grad))
+    return replace(work, case=replace(case, shape=tuple(x.shape), dim=-1), x=x, out=out, grad=grad)
+
+
 class Torch(Provider):
+    """torch's own function. In other layouts into a result of its own, of the strides that torch gives it."""
+
     name = "torch"
     label = "torch"
 
     def supports(self, case: Case, dtype: str) -> str | None:
-        if case.function != "logsumexp" and len(case.dims()) > 1:
-            return f"torch's {case.function} takes one dim"
+        rank, dims = len(case.shape), case.dims()
+        if _several(case) and (case.layout or dims != tuple(range(rank - len(dims), rank))):
+            return f"torch's {case.function} takes one dim, or several last ones of a contiguous tensor as one"
         return None
 
     def takes_out(self, case: Case) -> bool:
-        return case.direction == "forward" and case.function != "softmin"
+        return case.direction == "forward" and case.function != "softmin" and not case.layout
 
     def writes(self, work: Work) -> bool:
-        return super().writes(work) or (work.grad is not None and work.case.function != "softmin")
+        case = work.case
+        return super().writes(work) or (work.grad is not None and case.function != "softmin" and not case.layout)
+
+    def prepare(self, work: Work) -> Call:
+        if not _several(work.case):
+            return super().prepare(work)
+        call, shape = super().prepare(_joined(work)), work.case.shape
+        return lambda: call().view(shape)
 
     def gradient(self, work: Work) -> Call:
         """The operators that torch's autograd calls, in their form with an `out`; of logsumexp its three steps."""

@@ -72,7 +72,7 @@ class Quack(Provider):
     def supports(self, case: Case, dtype: str) -> str | None:
         if case.function != "softmax" or case.out_dtype:
             return "QuACK has softmax alone, without a dtype"
-        if len(case.shape) != 2 or case.dims() != (1,):
+        if len(case.shape) != 2 or case.dims() != (1,) or case.layout:
             return "QuACK takes the last dim of a matrix"
         if dtype not in self.DTYPES:
             return f"QuACK takes {', '.join(self.DTYPES)}"

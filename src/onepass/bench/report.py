@@ -9,6 +9,8 @@ from typing import Any, TextIO
 from onepass.bench.cases import SHORT, Case
 from onepass.bench.results import Row
 from onepass.bench.table import (
+    OURS,
+    US,
     cell,
     dtype_text,
     graph_cell,
@@ -19,6 +21,7 @@ from onepass.bench.table import (
     providers,
     shape_text,
     summary,
+    times_cell,
     troubles,
     us_text,
 )
@@ -189,6 +192,9 @@ class LiveTable:
             if stacked:
                 head = head.replace(", ", "\n").replace("-", "-\n")
             made.add_column(head, justify="right", no_wrap=True)
+        against = not calls and US in names and OURS in names
+        if against:
+            made.add_column(f"times\n{OURS}", justify="right", no_wrap=True)
         for line in lines(rows):
             cells: list[Any] = [line.case, *([line.shape] if shapes else []), line.dtype]
             best = None if calls else line.best()
@@ -205,6 +211,7 @@ class LiveTable:
                 third = graph_cell(row) if graph else ""
                 before = "" if not third else "\n" if stacked else " " * max(1, 7 - len(third))
                 cells.append(Text(time + between + share + before + third, style=bad))
+            cells += [times_cell(line)] * against
             made.add_row(*cells)
         return made
 

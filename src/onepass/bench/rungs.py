@@ -35,7 +35,7 @@ def refusal(rung: Rung, case: Case, dtype: str) -> str | None:
         return "the gallery has the forward of softmax alone"
     if case.out_dtype:
         return "a rung has no dtype to give"
-    if len(case.shape) != 2 or case.dims() != (1,):
+    if len(case.shape) != 2 or case.dims() != (1,) or case.layout:
         return "a rung takes the last dim of a matrix"
     if getattr(torch, dtype) not in DTYPES:
         return f"a rung takes float32, float16 and bfloat16, got {dtype}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
-from onepass.bench.cases import SHORT
+from onepass.bench.cases import ITEMSIZE, SHORT
 from onepass.bench.results import Row
 from onepass.bench.stats import geomean
 
 US, OURS = "onepass", "torch"
+SOON = 64_000_000  # bytes
 
 
 @dataclass
@@ -26,6 +28,13 @@ class Line:
         right = {n: r.median_us for n, r in self.rows.items() if r.ok and n != "copy" and r.median_us}
         return min(right, key=lambda n: right[n]) if right else None
 
+    def faster(self, other: str = OURS, us: str = US, of: str = "median_us") -> float | None:
+        """How many times faster `us` is than `other`, where both were timed."""
+        a, b = self.rows.get(us), self.rows.get(other)
+        if a and b and a.ok and b.ok and getattr(a, of) and getattr(b, of):
+            return float(getattr(b, of) / getattr(a, of))
+        return None
+
 
 def lines(rows: Sequence[Row]) -> list[Line]:
     """In the order of the rows. Function and direction are named where they are not the plain softmax."""
@@ -35,7 +44,7 @@ def lines(rows: Sequence[Row]) -> list[Line]:
             name = row.case
             if row.function != "softmax" or row.direction != "forward":
                 name += "" if row.function in name else f", {row.function}"
-                name += " backward" if row.direction == "backward" else ""
+                name += " backward" if row.direction == "backward" and "backward" not in name else ""
             made[row.key()] = Line(name, shape_text(row), dtype_text(row))
         made[row.key()].rows[row.provider] = row
     return list(made.values())
@@ -92,14 +101,14 @@ def graph_cell(row: Row | None) -> str:
     return us_text(row.graph_us) if row.graph_us is not None else "-"
 
 
+def times_cell(line: Line) -> str:
+    times = line.faster()
+    return "" if times is None else f"{times:.2f}"
+
+
 def ratios(rows: Sequence[Row], other: str, us: str = US, of: str = "median_us") -> list[float]:
     """How many times faster `us` is than `other`, case by case, where both were timed."""
-    found = []
-    for line in lines(rows):
-        a, b = line.rows.get(us), line.rows.get(other)
-        if a and b and a.ok and b.ok and getattr(a, of) and getattr(b, of):
-            found.append(getattr(b, of) / getattr(a, of))
-    return found
+    return [times for line in lines(rows) if (times := line.faster(other, us, of)) is not None]
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
@@ -112,7 +121,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
             fractions.append(f"{name} {geomean(of):.2f}")
     if fractions:
         said.append(f"of a copy's speed: {', '.join(fractions)} (geometric means)")
-    said += _graphs(rows) + _of_the_input(rows)
+    said += _over_the_copy(rows) + _graphs(rows) + _of_the_input(rows)
     said += _faster([r for r in rows if r.threads], "call_us", f"with results newly allocated {US} is")
     calls = []
     for name in providers(rows):
@@ -133,6 +142,18 @@ def _faster(rows: Sequence[Row], of: str, begin: str) -> list[str]:
             span = f", {min(values):.2f}x to {max(values):.2f}x" if len(values) > 1 else ""
             said.append(f"{begin} {geomean(values):.2f}x as fast as {other} (geometric mean of {len(values)}{span})")
     return said
+
+
+def _over_the_copy(rows: Sequence[Row]) -> list[str]:
+    """On a GPU, of inputs that are soon copied: the microseconds that a call takes longer say more than a fraction."""
+    copies = {row.key(): row.median_us for row in rows if row.provider == "copy" and row.ok}
+    over: dict[str, list[float]] = {}
+    for row in rows:
+        copy, small = copies.get(row.key()), prod(row.shape) * ITEMSIZE.get(row.dtype, 0) < SOON
+        if row.provider != "copy" and row.threads is None and row.ok and row.median_us and copy and small:
+            over.setdefault(row.provider, []).append(row.median_us - copy)
+    means = [f"{name} {sum(of) / len(of):.1f} (at most {max(of):.1f})" for name, of in over.items()]
+    return [f"inputs under 64 MB, us over the copy: {', '.join(means)}"] if means else []
 
 
 def _graphs(rows: Sequence[Row]) -> list[str]:
@@ -185,9 +206,11 @@ def troubles(rows: Sequence[Row]) -> list[str]:
 def plain(rows: Sequence[Row]) -> str:
     """The table in ASCII, as wide as it needs to be; `*` is the best of a line."""
     names, graph = providers(rows), has_graph(rows)
+    against = US in names and OURS in names
     head = ["case", "shape", "dtype"]
     for name in names:
         head += [f"{name} us", "" if name == "copy" else "of copy", *["graph us"] * graph]
+    head += [f"times {OURS}"] * against
     body = []
     for line in lines(rows):
         cells = [line.case, line.shape, line.dtype]
@@ -195,6 +218,7 @@ def plain(rows: Sequence[Row]) -> str:
             time, share = cell(line.rows.get(name))
             cells += [time, share + ("*" if name == line.best() else "")]
             cells += [graph_cell(line.rows.get(name))] * graph
+        cells += [times_cell(line)] * against
         body.append(cells)
     widths = [max(len(r[i]) for r in [head, *body]) for i in range(len(head))]
     text = []

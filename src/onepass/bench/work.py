@@ -57,11 +57,20 @@ def make(case: Case, dtype: str, device: torch.device, seed: int) -> Work:
 def empty(case: Case, dtype: str, device: torch.device) -> Work:
     """The tensors, unset."""
     of, result = getattr(torch, dtype), getattr(torch, case.out_dtype or dtype)
-    x = torch.empty(case.shape, dtype=of, device=device)
+    x, y = _laid_out(case, of, device), case.out_shape()
+    made = torch.empty(y, dtype=result, device=device) if y != case.shape else _laid_out(case, result, device)
     if case.direction == "backward":
-        grad = torch.empty(case.out_shape(), dtype=result, device=device)
-        return Work(case, dtype, x, torch.empty_like(x), grad)
-    return Work(case, dtype, x, out=torch.empty(case.out_shape(), dtype=result, device=device))
+        return Work(case, dtype, x, torch.empty_like(x), made)
+    return Work(case, dtype, x, out=made)
+
+
+def _laid_out(case: Case, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if case.layout == "channels_last":
+        return torch.empty(case.shape, dtype=dtype, device=device, memory_format=torch.channels_last)
+    if case.layout == "transposed":
+        *outer, rows, columns = case.shape
+        return torch.empty((*outer, columns, rows), dtype=dtype, device=device).mT
+    return torch.empty(case.shape, dtype=dtype, device=device)
 
 
 def copies(work: Work, count: int) -> list[Work]:
@@ -72,7 +81,7 @@ def copies(work: Work, count: int) -> list[Work]:
             return [None] * count
         step = -(-like.numel() * like.element_size() // _ALIGN) * _ALIGN // like.element_size()
         store = torch.empty(count * max(step, 1), dtype=like.dtype, device=like.device)
-        parts = [store[i * step : i * step + like.numel()].view(like.shape) for i in range(count)]
+        parts = [store.as_strided(like.shape, like.stride(), i * step) for i in range(count)]
         return [part.copy_(like) for part in parts]
 
     xs, outs, grads = several(work.x), several(work.out), several(work.grad)

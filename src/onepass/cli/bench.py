@@ -53,7 +53,7 @@ from onepass.cli.shared import Names, dtype_of, finite, flat, writable
 @click.option("--plot", metavar="DIR", help="Draw the results into this folder.")
 def bench(show: bool, **options: Any) -> int:
     """Check every provider against the definition, then race them. SUITES: models (the default), seeds, powers,
-    rows, few, cpu, cpu-backward."""
+    rows, few, backward, columns, cpu, cpu-backward."""
     from onepass.bench.cases import FUNCTIONS
 
     for name in ("only", "skip", "dtypes", "functions"):
