@@ -139,7 +139,7 @@ def test_forced_plan_that_cannot_serve_is_refused():
         ([STREAM, 64, 1, 4, 4, 1, 0, 2], "the tiers warp, block and cluster"),
         ([BLOCK, 64, 1, 6, 4, 1, 0, 0], "values a multiple of it"),
         ([BLOCK, 64, 1, 68, 4, 1, 0, 0], "up to 64"),
-        ([7, 32, 4, 4, 1, 1, 0, 0], "tier is 0"),
+        ([9, 32, 4, 4, 1, 1, 0, 0], "tier is 0"),
         ([WARP, 32, 4, 4, 1], "a plan is"),
     ]:
         with pytest.raises(RuntimeError, match=words):

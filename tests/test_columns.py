@@ -1,0 +1,217 @@
+"""Other dims, strides and layouts by an engine's own choice, on what is here: CUDA's columns where there is a GPU."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradgradcheck
+
+import onepass
+from columns_support import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    FAMILY,
+    Place,
+    amid,
+    assert_gradient,
+    assert_untouched,
+    gradient,
+    names,
+    operand,
+)
+from onepass import reference
+from support import FUNCTIONS, assert_defined, ours
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] * torch.cuda.is_available()
+
+_ops = torch.ops.onepass
+PAIRS = [(F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F16, F32), (F32, BF16)]
+
+
+def randn(*shape: int, dtype: torch.dtype = F32) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=F64).mul_(2).to(dtype)
+
+
+def check_gradient(function: str, g: Tensor, saved: Tensor, dims: list[int], dx: Tensor, lse: Tensor | None) -> None:
+    """Of the operator that autograd calls, into dx."""
+    if lse is not None:
+        _ops._logsumexp_backward.out(g, saved, lse, dims, False, dx)
+        for dim in sorted(d % saved.dim() for d in dims):
+            g, lse = g.unsqueeze(dim), lse.unsqueeze(dim)
+    else:
+        _ops._softmax_backward.out(g, saved, FAMILY.index(function), dims, dx)
+    assert_gradient(dx, *gradient(function, g, saved, dims, lse))
+
+
+def check(function: str, x: Tensor, dims: list[int], g: Tensor | None = None) -> None:
+    """Forward and backward, into results of their own."""
+    reduces = function == "logsumexp"
+    y = ours(function)(x, dims, engine=DEVICE)
+    assert_defined(function, y, x, tuple(dims))
+    g = torch.randn_like(y) if g is None else g.to(y.dtype).expand_as(y)
+    dx = torch.full_like(x, torch.nan)
+    check_gradient(function, g, x if reduces else y, dims, dx, y if reduces else None)
+
+
+# Every order of dims in memory, over every dim; sizes are odd and few kernels are needed
+
+
+@pytest.mark.parametrize("function", ["softmax", "logsumexp"])
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+def test_every_order_of_dims(rank, function):
+    torch.manual_seed(rank)
+    sizes = (3, 5, 2, 7, 4)[:rank]
+    for order in itertools.permutations(range(rank)):
+        x = randn(*(sizes[d] for d in order)).permute([order.index(d) for d in range(rank)])
+        assert x.shape == sizes
+        for dim in range(rank):
+            check(function, x, [dim])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_set_of_dims(function):
+    torch.manual_seed(0)
+    x = randn(3, 9, 5, 4)
+    for view in (x, x.permute(2, 0, 3, 1), x.contiguous(memory_format=torch.channels_last), x[:, 1:7, ::2, :3]):
+        for count in (1, 2, 3, 4):
+            for dims in itertools.combinations(range(4), count):
+                check(function, view, [*dims])
+
+
+# A seeded table of views
+
+
+def placed(rng: random.Random, sizes: list[int]) -> Place:
+    """Any order in memory, any gaps, any offset."""
+    strides, step = [0] * len(sizes), rng.choice((1, 1, 1, 2, 3))
+    for d in rng.sample(range(len(sizes)), len(sizes)):
+        strides[d] = step
+        step = step * sizes[d] + rng.choice((0, 0, 0, 1, 4, 8))
+    return Place(tuple(strides), rng.choice((0, 0, 1, 3, 4, 8)))
+
+
+def drawn(rng: random.Random) -> list[int]:
+    sizes = [rng.choice((1, 2, 3, 4, 5, 7, 8, 16, 33)) for _ in range(rng.randint(2, 5))]
+    if rng.random() < 0.3:
+        sizes[rng.randrange(len(sizes))] = rng.randint(40, 700)
+    while math.prod(sizes) > 40_000:
+        sizes[sizes.index(max(sizes))] //= 2
+    return sizes
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_any_views(seed):
+    """x, the result, its gradient and the input's gradient lie anywhere, each its own way, amid memory that stays."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    sizes = drawn(rng)
+    dims = rng.sample(range(len(sizes)), rng.choice((1, 1, 2, len(sizes))))
+    x_type, y_type = PAIRS[seed % len(PAIRS)]
+    function = FUNCTIONS[seed // len(PAIRS) % 4]
+    reduces = function == "logsumexp"
+    if reduces and x_type is F32:
+        y_type = F32
+    kept = [size for d, size in enumerate(sizes) if d not in dims] if reduces else sizes
+    alike = placed(rng, sizes)  # half of the cases have one place for all
+    place = [alike if rng.random() < 0.5 and not reduces else placed(rng, size) for size in (sizes, kept, kept, sizes)]
+    x = operand(randn(*sizes, dtype=x_type), place[0], x_type)
+    if rng.random() < 0.2:
+        one = rng.randrange(len(sizes))
+        x = x.narrow(one, 0, 1).expand(sizes)
+    memory, y = amid(7.0, kept, place[1], y_type, DEVICE)
+    y.fill_(torch.nan)
+    if reduces:
+        _ops.logsumexp.out(x, dims, dtype=y_type, out=y)
+    else:
+        ours(function)(x, dims, out=y, engine=DEVICE, dtype=y_type)
+    assert_defined(function, y, x if reduces else x.to(y_type), tuple(dims))
+    g = operand(randn(*kept, dtype=y_type), place[2], y_type)
+    if rng.random() < 0.4:  # the gradient of a sum over some of its dims
+        for d in rng.sample(range(len(kept)), rng.randint(0, len(kept))):
+            g = g.narrow(d, 0, 1)
+        g = g.expand(kept)
+    memory_of_dx, dx = amid(7.0, sizes, place[3], x_type, DEVICE)
+    dx.fill_(torch.nan)
+    check_gradient(function, g, x if reduces else y, dims, dx, y if reduces else None)
+    assert_untouched(memory, y, 7.0)
+    assert_untouched(memory_of_dx, dx, 7.0)
+
+
+# Where the plans' tables change, and beyond all clusters
+
+LENGTHS = [2, 17, 24, 25, 33, 64, 65, 197, 257, 512, 1025, 4096, 4097, 8193, 20_001, 131_072, 300_001]
+INNER = (2, 7, 8, 49, 130, 513)
+MOST = 10_000_000 if DEVICE == "cuda" else 100_000  # elements
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_lengths(n, dtype):
+    torch.manual_seed(n)
+    at = LENGTHS.index(n)
+    for inner in {INNER[at % 6], INNER[(at + 2) % 6], INNER[(at + 3) % 6]}:
+        if n * inner > MOST:
+            continue
+        for outer in (1, 3):
+            x = randn(outer, n, inner, dtype=dtype)
+            check("softmax" if dtype is F32 else "log_softmax", x, [1])
+            check("softmax" if dtype is F32 else "log_softmax", x, [1], g=torch.randn((), device=DEVICE))
+    check("logsumexp", randn(2, n, 6, dtype=dtype), [1])
+
+
+LAYOUTS = {
+    "maps": lambda: (randn(3, 21, 40, 33), [1]),
+    "channels last": lambda: (randn(4, 64, 9, 7).contiguous(memory_format=torch.channels_last), [1]),
+    "channels last, along": lambda: (randn(4, 64, 9, 27).contiguous(memory_format=torch.channels_last), [3]),
+    "channels last, both": lambda: (randn(4, 64, 9, 7).contiguous(memory_format=torch.channels_last), [2, 3]),
+    "transposed": lambda: (randn(300, 500).t(), [1]),
+    "sliced": lambda: (randn(9, 100, 70)[1:, 3:90, 5:66], [1]),
+    "stepped": lambda: (randn(9, 100, 70)[::2, :, ::3], [1]),
+    "two dims": lambda: (randn(20, 30, 40), [0, 2]),
+    "expanded": lambda: (randn(1, 30, 40).expand(7, 30, 40), [1]),
+    "expanded along": lambda: (randn(7, 1, 40).expand(7, 30, 40), [1]),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_gradients(layout, function):
+    """By autograd, whose gradients lie as x, as they like, and as the sum of everything has them."""
+    torch.manual_seed(0)
+    x, dims = LAYOUTS[layout]()
+    leaf = x.detach().requires_grad_()
+    y = ours(function)(leaf, dims, engine=DEVICE)
+    wide = x.double().requires_grad_()
+    want = getattr(reference, function)(wide, dims)
+    first = (*y.shape[:-1], 1)
+    for g in (torch.randn_like(y), torch.randn(first, device=DEVICE).expand_as(y), torch.ones_like(y[..., :1]).sum()):
+        g = g.expand_as(y)
+        (dx,) = torch.autograd.grad(y, leaf, g, retain_graph=True)
+        (expected,) = torch.autograd.grad(want, wide, g.double(), retain_graph=True)
+        scale = float(g.abs().max()) * (x.numel() if function == "log_softmax" else 1)
+        torch.testing.assert_close(dx.double(), expected, rtol=1e-5, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dims", [[0], [1], [0, 2]], ids=str)
+def test_second_order(function, dims):
+    torch.manual_seed(0)
+    for x in (randn(2, 4, 3, dtype=F64), randn(3, 2, 4, dtype=F64).permute(1, 2, 0)):
+        leaf = x.requires_grad_()
+        assert gradgradcheck(lambda t: ours(function)(t, dims, engine=DEVICE), leaf)
+
+
+@pytest.mark.parametrize("shape", [(5, 20, 40), (40, 7, 49), (3, 5000, 24), (2, 60_000, 16)], ids=str)
+def test_bits_are_the_same_from_run_to_run(shape):
+    x, g = randn(*shape, dtype=BF16), randn(*shape, dtype=F32)
+    y = onepass.softmax(x, 1, dtype=F32)
+    dx = _ops._softmax_backward(g, y, 0, [1], BF16)
+    for _ in range(4):
+        assert torch.equal(y, onepass.softmax(x, 1, dtype=F32))
+        assert torch.equal(dx, _ops._softmax_backward(g, y, 0, [1], BF16))
