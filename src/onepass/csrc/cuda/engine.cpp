@@ -68,8 +68,8 @@ CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
   if (numbers.size() != 8) fail("a plan is (tier, lanes, rows a block, values, vector, split, shelf, edges)");
   if (numbers[0] < 0 || numbers[0] > int(Tier::columns_stream)) {
     fail(
-        "tier is 0 (warp), 1 (flat), 2 (block), 3 (cluster), 4 (grid), 5 (stream), 6 (columns) or 7 (columns-stream), "
-        "got " +
+        "tier is 0 (warp), 1 (flat), 2 (block), 3 (cluster), 4 (grid), 5 (stream), 6 (columns), 7 (columns-grid) or 8 "
+        "(columns-stream), got " +
         std::to_string(numbers[0]));
   }
   const Tier tier = Tier(numbers[0]);
