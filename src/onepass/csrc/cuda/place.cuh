@@ -1,0 +1,117 @@
+// place.cuh: a thread's part of a tile of columns: see columns.cuh.
+#pragma once
+
+#include "cluster.cuh"
+#include "tiles.cuh"
+#include "window.cuh"
+
+constexpr bool kSlab = EDGES == 3 || EDGES == 4, kStrided = EDGES == 5;
+constexpr bool kFull = EDGES == 2 || EDGES == 4;  // a vector is there as a whole or not at all
+constexpr int V = VECTOR;
+
+// How many blocks should fit a multiprocessor, of threads that hold so many registers. Left to itself the compiler
+// takes up to twice as many as they need.
+__device__ constexpr int blocks_of(int held) {
+  const int fit = 65536 / (THREADS * (held + 34));
+  return fit < 1 ? 1 : fit * THREADS > 2048 ? 2048 / THREADS : fit;
+}
+
+// Blocks that share columns, and which of them this is.
+__device__ inline int sharing() { return GRID ? gridDim.x : CLUSTER; }
+__device__ inline int sharing_rank() { return GRID ? blockIdx.x : CLUSTER == 1 ? 0 : cluster_rank(); }
+
+// 64-bit divisions take a hundred instructions, of 32 bits twenty.
+__device__ inline int64_t divided(int64_t a, int64_t b) {
+  if (((uint64_t)a | (uint64_t)b) >> 32 == 0) return (uint32_t)a / (uint32_t)b;
+  return a / b;
+}
+
+// Where element `index` of some dims lies, in each of so many tensors: added to `at`.
+template <int Tensors>
+__device__ inline void locate(const TileDims& dims, int64_t index, int64_t* at) {
+#pragma unroll 1
+  for (int d = dims.count - 1; d >= 0; --d) {
+    const int64_t size = dims.sizes[d], next = d ? divided(index, size) : 0, here = index - next * size;
+#pragma unroll
+    for (int t = 0; t < Tensors; ++t) at[t] += here * dims.steps[t][d];
+    index = next;
+  }
+}
+
+// A thread's part of a tile: vectors number 0, 1, ... of those that `blocks` blocks share in turns, at `at`,
+// `at + step`, ... in each tensor.
+template <int Tensors>
+struct Place {
+  const Tiles& tiles;
+  int64_t at[Tensors], step[Tensors];
+  int own;                  // the place among the columns of the tile of the thread's first
+  int phase;                // slab: the element of a vector that it begins with
+  int first, whole, count;  // those of [first, whole) are whole vectors, and none is there beyond `count`
+  int64_t rest;             // tile: columns from the thread's first on. slab: the place of its first element
+  int64_t outer;            // tile, slab: which of those that lie apart
+  int64_t column;           // tile, strided: the first of the tile
+  int64_t origin;           // tile, slab: where the columns begin in the second tensor
+
+  // `begins`: the element of a vector that the tensor begins with.
+  __device__ Place(const Tiles& tiles, int64_t tile, int rank, uint64_t begins)
+      : tiles(tiles), at{}, phase(0), first(0), count(0) {
+    const unsigned thread = threadIdx.x, across = tiles.across;
+    const int y = thread / across, x = thread - y * across;
+    const bool works = y < tiles.down;
+    outer = divided(tile, tiles.side);
+    column = (tile - outer * tiles.side) * tiles.pitch;
+    locate<Tensors>(tiles.outer, kStrided ? (column + x < tiles.inner ? column + x : 0) : outer, at);
+    origin = at[1];
+    own = x * V;
+    if constexpr (kSlab) {
+      phase = (int)((begins + (uint64_t)at[0]) % V);
+      const int begin = (int)thread * V - phase;
+      own = begin % tiles.pitch;
+      if (own < 0) own += tiles.pitch;
+      const int64_t turn = (int64_t)tiles.across * V, size = tiles.n * tiles.inner;
+      first = begin < 0 && rank == 0;
+      rest = begin + rank * turn;
+      whole = works && rest + V <= size ? (int)divided(size - V - rest, turn * sharing()) + 1 : 0;
+      count = works && rest < size ? (int)divided(size - 1 - rest, turn * sharing()) + 1 : 0;
+#pragma unroll
+      for (int t = 0; t < Tensors; ++t) at[t] += rest, step[t] = turn * sharing();
+    } else {
+      rest = tiles.inner - column - own;
+      const int64_t row = y + rank * tiles.down;
+      if (works && rest > 0 && row < tiles.n) count = (int)divided(tiles.n - row - 1, tiles.down * sharing()) + 1;
+      whole = rest >= V ? count : 0;
+      if constexpr (!kStrided) {
+#pragma unroll
+        for (int t = 0; t < Tensors; ++t) {
+          at[t] += column + own + row * tiles.steps[t];
+          step[t] = tiles.down * sharing() * tiles.steps[t];
+        }
+      }
+    }
+  }
+  __device__ bool is_whole(int q) const { return q < whole && (!kSlab || kFull || q >= first); }
+  __device__ bool all_whole(int q, int count) const { return q + count <= whole && (!kSlab || kFull || q >= first); }
+  // Is element v of the vector q there? (Of one that is not whole.)
+  __device__ bool has(int q, int v) const {
+    if (q >= count) return false;
+    if constexpr (kSlab) {
+      const int64_t p = rest + q * step[0] + v;
+      return p >= 0 && p < tiles.n * tiles.inner;
+    } else {
+      return v < rest;
+    }
+  }
+  __device__ int64_t element(int tensor, int q) const {
+    if constexpr (kStrided) {
+      int64_t there[Tensors];
+#pragma unroll
+      for (int t = 0; t < Tensors; ++t) there[t] = at[t];
+      const int64_t row = threadIdx.x / tiles.across + ((int64_t)q * sharing() + sharing_rank()) * tiles.down;
+      locate<Tensors>(tiles.reduced, row, there);
+      return there[tensor];
+    } else {
+      return at[tensor] + q * step[tensor];
+    }
+  }
+  __device__ int after(int column) const { return !kSlab || column + 1 < tiles.pitch ? column + 1 : 0; }
+};
