@@ -146,9 +146,10 @@ struct Gradients {
     }
     for (const At& row : rows) {
       for (const At& e : elements) {
+        if (!lse) break;
         Y& x = y.data[row[kSaved] + e[kSaved]];
         const double top = wide(of_lse.data[row[kLse]]);
-        if (lse && wide(x) > top) x = rounded<Y>(sizeof(R) > sizeof(Y) ? top - std::fabs(top) / 64 : top);
+        if (wide(x) > top) x = rounded<Y>(sizeof(R) > sizeof(Y) ? top - std::fabs(top) / 64 : top);
       }
     }
     const std::vector<Y> y_given(y.data, y.data + reach(kSaved));
