@@ -88,18 +88,18 @@ bool launch(const CudaPlan& plan, Handle loaded, Tiles tiles, const Sizes& sizes
   return check(result, "cuLaunchKernelEx"), true;
 }
 
-// Launches by the plan given or by its own; where the driver refuses a cooperative launch, by one without.
+// Launches by the plan given or by its own; where the driver refuses a cooperative launch, by one without. `gpu` is the
+// planner's.
 template <class Launch>
-bool launched(const ColumnView& view, Gpu& gpu, const CudaPlan* forced, int operands, int bytes, int read, bool merges,
-              Launch launch) {
+bool launched(const ColumnPlanner& planner, Gpu& gpu, const CudaPlan* forced, Launch launch) {
   if (forced) {
-    if (const std::string why = column_refusal(view, *forced, gpu); !why.empty()) fail(why);
+    if (const std::string why = column_refusal(planner.view, *forced, gpu); !why.empty()) fail(why);
     if (!launch(*forced)) fail("the driver refuses a cooperative launch of this plan");
     return true;
   }
-  if (launch(ColumnPlanner{view, gpu, operands, bytes, read, merges}.plan())) return true;
+  if (launch(planner.plan())) return true;
   gpu.cooperative = 0;
-  return launch(ColumnPlanner{view, gpu, operands, bytes, read, merges}.plan());
+  return launch(planner.plan());
 }
 
 }  // namespace
@@ -110,13 +110,13 @@ bool run_columns(const Call& call, const Operand& like, const CudaPlan* forced) 
   const ColumnView view =
       column_view(call.layout, call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.reduces());
   if (!view.served) return false;
-  const int size = size_of(call.x_type);
-  const int wide = call.reduces() || size > size_of(call.y_type) ? size : size_of(call.y_type);
+  const ColumnPlanner planner = column_planner(view, gpu, call.x_type, call.y_type, call.reduces());
   const void* x = call.x;
   void* y = call.y;
   const int scalar = call.y_type == DType::float64 ? 8 : 4;
-  return launched(view, gpu, forced, 1, wide, size, true, [&](const CudaPlan& plan) {
-    const Sizes sizes = {2 * scalar, 3 * scalar, plan.vector * size, int(message_bytes(call.x_type, call.y_type))};
+  return launched(planner, gpu, forced, [&](const CudaPlan& plan) {
+    const Sizes sizes = {2 * scalar, 3 * scalar, plan.vector * planner.read,
+                         int(message_bytes(call.x_type, call.y_type))};
     const Handle loaded = kernel(call.function, call.x_type, call.y_type, plan, device);
     return launch(plan, loaded, tiles_of(view, plan), sizes, {&x, &y}, gpu, like);
   });
@@ -127,20 +127,17 @@ bool run_backward_columns(const BackwardCall& call, const Operand& like, const C
   Gpu gpu = device_info(device);
   const ColumnView view = column_view(call);
   if (!view.served) return false;
-  const bool even = is_even(call);
-  const int size = size_of(call.saved_type()), wide = size > size_of(call.dx_type) ? size : size_of(call.dx_type);
-  const int operands = even || call.function == Function::logsumexp ? 1 : 2;
+  const ColumnPlanner planner = column_planner(view, gpu, call);
   void* dx = call.dx;
   const void *saved = call.saved, *grad = call.grad, *lse = call.lse;
   const int scalar = call.type == DType::float64 ? 8 : 4;
-  const Pass pass = even ? Pass::backward_even : Pass::backward;
-  return launched(view, gpu, forced, operands, wide, size, call.function != Function::logsumexp,
-                  [&](const CudaPlan& plan) {
-                    const Sizes sizes = {scalar, scalar, operands * plan.vector * size,
-                                         int(message_bytes(call.type, call.dx_type))};
-                    const Handle loaded = kernel(call.function, call.type, call.dx_type, plan, device, pass);
-                    return launch(plan, loaded, tiles_of(view, plan), sizes, {&dx, &saved, &grad, &lse}, gpu, like);
-                  });
+  const Pass pass = is_even(call) ? Pass::backward_even : Pass::backward;
+  return launched(planner, gpu, forced, [&](const CudaPlan& plan) {
+    const Sizes sizes = {scalar, scalar, planner.operands * plan.vector * planner.read,
+                         int(message_bytes(call.type, call.dx_type))};
+    const Handle loaded = kernel(call.function, call.type, call.dx_type, plan, device, pass);
+    return launch(plan, loaded, tiles_of(view, plan), sizes, {&dx, &saved, &grad, &lse}, gpu, like);
+  });
 }
 
 }  // namespace onepass::cuda
