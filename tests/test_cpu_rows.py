@@ -33,6 +33,25 @@ def test_pieces_with_maxima_near_and_far(n):
         assert_defined(function, ours(function)(x, 1), x, 1)
 
 
+@pytest.mark.parametrize("shape", [(37, 5, 1), (37, 15, 1), (70, 33, 1), (45, 64, 1), (2, 40, 70), (2, 21, 300)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_rows_and_rows_side_by_side_with_maxima_near_and_far(dtype, shape):
+    x = maker(torch.float32)(*shape)
+    far = torch.arange(shape[0] * shape[2]).view(shape[0], 1, shape[2]) % 7
+    for far_ones in ((), (0,), (0, 3, 5)):
+        y = x.clone()
+        for at, shift in zip(far_ones, (2e6, -3e6, 1e20), strict=False):
+            y = torch.where(far == at, y + shift, y)
+        y = y.to(dtype)
+        for function in FUNCTIONS:
+            made = ours(function)(y, 1)
+            assert_defined(function, made, y, 1)
+            if function in SOFTMAXES:
+                own = y.clone()
+                ours(function)(own, 1, out=own)
+                assert torch.equal(own, made)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("function", ["softmax", "softmin", "logsumexp"])
 def test_the_maximum_of_half_types_is_found_at_every_place(function, dtype):

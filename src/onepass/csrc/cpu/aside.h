@@ -37,6 +37,7 @@ struct Tile {
   int64_t n, x_stride, y_stride, width;
   Floats m[kGroups][V];
   Sums l[kGroups][V];
+  Floats furthest{};  // maximum, of those that exponentials are counted from
 
   // The elements of a group at x, and its results. `count`: rows of it that there are; as a constant, kAside.
   template <class Count>
@@ -93,10 +94,14 @@ struct Tile {
     }
   }
 
+  // Exponentials that are kept are counted from where that is cheapest.
+  template <bool Exponentials>
+  static constexpr bool kCounts = Exponentials && !Origin::kSubtracts;
+
   // The state of a group's copied elements, which their exponentials may take the places of. What comes behind a low
   // tile is fetched meanwhile.
   template <bool Exponentials>
-  void state(float* kept, int64_t count, const X* next_tile, Floats (&m)[V], Sums (&l)[V]) const {
+  void state(float* kept, int64_t count, const X* next_tile, Floats (&m)[V], Sums (&l)[V]) {
     for (Floats& each : m) each = all(-kInf<float>);
     for (int64_t i = 0; i < count; ++i) {
       for (int k = 0; k < V; ++k) m[k] = larger(load_vector(kept + i * kAside + k * kWidth), m[k]);
@@ -104,6 +109,8 @@ struct Tile {
     const bool fetch = count <= 64;  // a taller tile would push out what is at work
     for (int k = 0; k < V; ++k) {
       const Floats top = finite(m[k]);
+      const Origin from = kCounts<Exponentials> ? Origin::of(top) : Origin();
+      if (kCounts<Exponentials>) furthest = larger(larger(top, -top), furthest);
       SumsFor<Y> sum;
       float* const at = kept + k * kWidth;
       const auto next = [&](int64_t i, auto& e) __attribute__((always_inline)) {
@@ -112,9 +119,10 @@ struct Tile {
           if (fetch && k * kWidth * int64_t(sizeof(X)) % kLine == 0) {
             __builtin_prefetch(next_tile + (i + j) * x_stride + k * kWidth);
           }
-          e[j] = load_vector(at + (i + j) * kAside) - top;
+          e[j] = load_vector(at + (i + j) * kAside);
+          if (!kCounts<Exponentials>) e[j] -= top;
         }
-        E::of(e);
+        E::of(e, from);
         if constexpr (Exponentials) {
           for (int j = 0; j < kMany; ++j) store_vector(at + (i + j) * kAside, e[j]);
         }
@@ -144,8 +152,10 @@ struct Tile {
       for (int64_t g = 0; g < groups; ++g) {
         float* const at = kept + g * count * kAside;
         const X* const next = x + first * x_stride + width + g * kAside;
-        if (first == 0) {
+        if (n <= most) {
           state<!reduces(F) && F != Function::log_softmax>(at, count, next, m[g], l[g]);
+        } else if (first == 0) {
+          state<false>(at, count, next, m[g], l[g]);
         } else {
           Floats block_m[V];
           Sums block_l[V];
@@ -176,12 +186,11 @@ struct Tile {
         Floats& low = l[g][k].rest;
         if constexpr (F == Function::log_softmax) {
           high *= kDrop, low *= kDrop;
-          const Pair log = log_in_two(l[g][k]);
+          const Pair log = log_beside(finite(m[g][k]), l[g][k]);
           high = log.high, low = log.low;
         } else {
-          const Doubles inverse = 1.0 / (widened(high) + widened(low));
-          high = narrowed(inverse);
-          low = narrowed(inverse - widened(high));
+          const Pair inverse = inverse_in_two(l[g][k]);
+          high = inverse.high, low = inverse.low;
         }
         high += (m[g][k] - m[g][k]) * 0.0f;  // torch: NaN for a row whose maximum is infinite
         m[g][k] = finite(m[g][k]);
@@ -209,7 +218,7 @@ struct Tile {
         for (int k = 0; k < V; ++k) {
           const Sums& of = l[g][k];
           if constexpr (F == Function::log_softmax) {
-            v[k] = log_of(v[k], m[g][k], of.sum, of.rest);
+            v[k] = (v[k] - of.sum) - of.rest;
           } else {
             v[k] = sizeof(Y) == 2 ? v[k] * of.sum : v[k] * of.sum + v[k] * of.rest;
           }
@@ -240,7 +249,7 @@ struct Tile {
         if constexpr (F == Function::state) {
           first[k] = m[g][k], second[k] = of.sum + of.rest;
         } else {
-          first[k] = m[g][k] + log_in_two(of).high;
+          first[k] = log_beside(m[g][k], of).high;
         }
       }
       store<false>(y + g * kAside, rows, first);
@@ -256,6 +265,12 @@ struct Tile {
   void run(int64_t plane, bool past) {
     float* const kept = scratch();
     const bool whole = states(kept);
+    if (maximum_of(furthest) > Origin::kFarthest) {
+      for (int64_t at = 0; at < width; at += kTile) {
+        columns<F>(x + at, y + at, n, x_stride, y_stride, width - at < kTile ? width - at : kTile, plane);
+      }
+      return;
+    }
     if constexpr (reduces(F)) {
       reduced(plane);
     } else if (whole) {

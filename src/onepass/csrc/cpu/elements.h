@@ -92,8 +92,10 @@ struct Row {
   double sum(float m, float* kept) const {
     const Origin from = Origin::of(m);
     SumsFor<Y> total;
+    Floats late{};  // is added a step later: what waits for exponentials keeps others from beginning
     int64_t i = 0;
     for (; i + kStep <= n; i += kStep) {
+      total.add(late);
       // What comes behind the row is fetched meanwhile: no row's first pass should wait for memory.
       for (int64_t line = 0; line < kStep; line += 64 / int64_t(sizeof(X))) __builtin_prefetch(x + n + i + line);
       Floats v[4];
@@ -102,8 +104,9 @@ struct Row {
       if constexpr (Keeps) {
         for (int k = 0; k < 4; ++k) store_vector(kept + i + k * kWidth, v[k]);
       }
-      total.add((v[0] + v[1]) + (v[2] + v[3]));
+      late = (v[0] + v[1]) + (v[2] + v[3]);
     }
+    total.add(late);
     for (; i + kWidth <= n; i += kWidth) {
       Floats e[1] = {one(i)};
       exponentials<E>(e, from);

@@ -27,8 +27,8 @@ constexpr bool kFast = sizeof(typename Wide<Y>::type) == 4;
 
 // Short rows go many at a time where input and output have one type (others row by row: less to compile).
 bool short_rows_of(const Call& call) {
-  return call.layout.view == View::rows && call.layout.n <= kShort && call.x_type == call.y_type &&
-         call.y_type != DType::float64;
+  return call.layout.view == View::rows && call.x_type == call.y_type && call.y_type != DType::float64 &&
+         call.layout.n <= longest_short(call.y_type);
 }
 
 // Rows [begin, end) of a call, the outer dims walked in order.

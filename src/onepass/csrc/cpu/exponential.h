@@ -59,31 +59,38 @@ struct Origin {
   static constexpr float kFarthest = 1048576.0f;
 #if defined(__FMA__)
   static constexpr bool kSubtracts = false;
-  static Origin of(float m) { return {all(0), all((whole(m) + kBottom) * kLn2), all(kMagic - whole(m))}; }
-
- private:
-  static float whole(float m) { return (m * kLog2e + 12582912.0f) - 12582912.0f; }
+  static ONEPASS_INLINE Origin of(Floats m) {
+    const Floats whole = (m * kLog2e + 12582912.0f) - 12582912.0f;
+    return {all(0), (whole + kBottom) * kLn2, kMagic - whole};
+  }
 #else
   static constexpr bool kSubtracts = true;
-  static Origin of(float m) { return {all(m)}; }
+  static ONEPASS_INLINE Origin of(Floats m) { return {m}; }
 #endif
+  static Origin of(float m) { return of(all(m)); }
 };
+// One for all vectors, or one for each.
+ONEPASS_INLINE const Origin& of_each(const Origin& from, int) { return from; }
+template <int K>
+ONEPASS_INLINE const Origin& of_each(const Origin (&from)[K], int k) {
+  return from[k];
+}
 
 #define ONEPASS_EACH for (int k = 0; k < K; ++k)
 // 2^(v * log2(e)) = 2^f * power. Less than `low` becomes that, and a NaN stays one.
-template <int K>
-ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], const Origin& from) {
-  ONEPASS_EACH v[k] = larger(from.low, v[k]);
-  ONEPASS_EACH power[k] = fused(v[k], all(kLog2e), from.magic);
-  ONEPASS_EACH f[k] = fused(v[k], all(kLog2e), from.magic - power[k]);
+template <int K, class From>
+ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], const From& from) {
+  ONEPASS_EACH v[k] = larger(of_each(from, k).low, v[k]);
+  ONEPASS_EACH power[k] = fused(v[k], all(kLog2e), of_each(from, k).magic);
+  ONEPASS_EACH f[k] = fused(v[k], all(kLog2e), of_each(from, k).magic - power[k]);
   ONEPASS_EACH power[k] = Floats(Ints(power[k]) << 23);
 }
 
 // Good to 1 ulp. With a multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error is
 // 2^-28. Without: as in exp.h, where no product is rounded that counts.
 struct Precise {
-  template <int K>
-  static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
+  template <int K, class From = Origin>
+  static ONEPASS_INLINE void of(Floats (&v)[K], const From& from = {}) {
     Floats f[K], power[K], p[K];
     reduce(v, f, power, from);
 #if defined(__FMA__)
@@ -123,16 +130,16 @@ struct Coarse {
     constexpr float kFour[] = {1, 0.693124105f, 0.240241045f, 0.0559072132f, 0.00958277683f};
     for (int i = 0; i < kTerms; ++i) term[i] = all(scale * (Degree == 3 ? kThree[i] : kFour[i]));
   }
-  template <int K>
-  ONEPASS_INLINE void scaled(Floats (&v)[K], const Origin& from) const {
+  template <int K, class From>
+  ONEPASS_INLINE void scaled(Floats (&v)[K], const From& from) const {
     Floats f[K], power[K], p[K];
     reduce(v, f, power, from);
     ONEPASS_EACH p[k] = f[k] * term[Degree] + term[Degree - 1];
     for (int i = Degree - 2; i >= 0; --i) ONEPASS_EACH p[k] = p[k] * f[k] + term[i];
     ONEPASS_EACH v[k] = p[k] * power[k];
   }
-  template <int K>
-  static ONEPASS_INLINE void of(Floats (&v)[K], const Origin& from = {}) {
+  template <int K, class From = Origin>
+  static ONEPASS_INLINE void of(Floats (&v)[K], const From& from = {}) {
     Coarse().scaled(v, from);
   }
 };
@@ -191,6 +198,27 @@ ONEPASS_INLINE Pair log_in_two(const Sums& l) {
   const Floats line = exponent * 0.693359375f + f;  // within [0, log(n)]; exact but for large n
   const Floats high = line + curve;
   return {(line - high) + curve + (l.sum - l.sum), high};
+}
+
+// m + log(l), in two floats.
+ONEPASS_INLINE Pair log_beside(Floats m, const Sums& l) {
+  const Pair log = log_in_two(l);
+  Sums both;
+  both.sum = m;
+  both.add(log.high);
+  return {both.rest + log.low, both.sum};
+}
+
+// 1 / l, in two floats.
+ONEPASS_INLINE Pair inverse_in_two(const Sums& l) {
+#if defined(__FMA__)
+  const Floats high = 1.0f / l.sum;
+  return {high * (fused(-high, l.sum, all(1)) - high * l.rest), high};
+#else
+  const Doubles inverse = 1.0 / (widened(l.sum) + widened(l.rest));
+  const Floats high = narrowed(inverse);
+  return {narrowed(inverse - widened(high)), high};
+#endif
 }
 
 }  // namespace onepass::ONEPASS_ISA

@@ -61,29 +61,24 @@ struct Kept {
   Floats part(int64_t i, int64_t count) const { return load_part(e + i, count, 0); }
 };
 
-// (x - m) - log(l), with what x - m was rounded by (Knuth's TwoSum), unless that is infinite.
-ONEPASS_INLINE Floats log_of(Floats x, Floats m, Floats high, Floats low) {
-  const Floats d = x - m, back = d - x, rest = (x - (d - back)) - (m + back);
-  return (d - high) + ((rest == rest ? rest : Floats{}) - low);
-}
-
-// What the last step takes: m, and in two floats 1 / l or log(l).
+// What the last step takes, in two floats: 1 / l, or m + log(l), for log_softmax.
 struct Last {
-  Floats m, high, low;
+  Floats high, low;
 
   template <Function F>
   static Last of(float m, double l) {
-    const double value = F == Function::log_softmax ? std::log(l) : double(kDrop) / l;
-    return {all(m), all(float(value)), all(float(value - double(float(value))))};
+    const double value = F == Function::log_softmax ? double(m) + std::log(l) : double(kDrop) / l;
+    return {all(float(value)), all(float(value - double(float(value))))};
   }
   // Exponentials become results: of half types the product is rounded once, and once more.
   template <class Y, int K>
   ONEPASS_INLINE void scale(Floats (&e)[K]) const {
     for (Floats& each : e) each = sizeof(Y) == 2 ? each * high : each * high + each * low;
   }
+  // x - high is exact where what is left is small beside x, and else rounded as the result is.
   template <int K>
   ONEPASS_INLINE void log(Floats (&x)[K]) const {
-    for (Floats& each : x) each = log_of(each, m, high, low);
+    for (Floats& each : x) each = (each - high) - low;
   }
 };
 
