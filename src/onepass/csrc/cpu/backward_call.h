@@ -13,9 +13,7 @@ constexpr int64_t kRowsAGroup = 64;  // short rows of a unit
 // Rows of a tile of rows that lie side by side.
 inline int64_t tile_rows(const BackwardCall& call) {
   if (doubles(call)) return kDoubleTile;
-  if (call.function == Function::logsumexp) return kTileRows;  // which keeps nothing
-  const int64_t n = call.layout.n;
-  return size_of(call.type) == 4 ? backward_tile_width<float>(n) : backward_tile_width<float16>(n);
+  return kTileBytes / size_of(call.type);
 }
 
 // Calls work(offsets, width) for each of the tiles [begin, end): the innermost outer dim is cut into tiles, the others
@@ -251,7 +249,7 @@ struct Backward {
     const BackwardDim inner = outer.innermost();
     each_tile(call, begin, end, [&](const int64_t* at, int64_t width) {
       if constexpr (K == Kind::lse) {
-        alignas(64) float g[kTileRows], lse[kTileRows];
+        alignas(64) float g[kTileRows<Y>], lse[kTileRows<Y>];
         for (int64_t j = 0; j < width; ++j) {
           g[j] = of_row(call.grad, at[kGrad] + j * inner.strides[kGrad]);
           lse[j] = of_row(call.lse, at[kLse] + j * inner.strides[kLse]);

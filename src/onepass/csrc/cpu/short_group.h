@@ -1,5 +1,5 @@
-// short_group.h: short rows of unit stride, in floats: as many together as a vector has lanes, so that what is done once a
-// row (maximum and sum over the lanes, 1 / l or log(l)) is done for all of them at a time, one row a lane.
+// short_group.h: short rows of unit stride, in floats: as many together as a vector has lanes, so that what is done
+// once a row (maximum and sum over the lanes, 1 / l or log(l)) is done for all of them at a time, one row a lane.
 #pragma once
 
 #include "fast.h"
