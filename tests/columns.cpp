@@ -3,20 +3,12 @@
 // many plans were looked at; exits with 1 at the first that is wrong. With an argument: the kernels that were asked
 // for.
 #include <cstdio>
-#include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "column_plan.h"
-
-using namespace onepass;
+#include "columns_draw.h"
 
 namespace {
-
-std::mt19937 draw;
-int64_t below(int64_t bound) { return int64_t(draw() % uint64_t(bound)); }
-int64_t one_of(std::initializer_list<int64_t> from) { return from.begin()[below(int64_t(from.size()))]; }
 
 // Elements and bytes of what goes by vectors, and how a tensor lies.
 struct Lying {
@@ -116,119 +108,47 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
   return true;
 }
 
-// Sizes, an order of dims with something between some of them, and which are reduced.
-struct Shape {
-  int rank;
-  int64_t sizes[7];
-  bool reduce[7] = {};
-  int64_t rows = 1, n = 1;
-  std::vector<int> order;
-
-  explicit Shape(bool small) : rank(int(1 + below(6))) {
-    int64_t total = 1;
-    for (int i = 0; i < rank; ++i) {
-      sizes[i] = below(3)   ? one_of({1, 2, 3, 4, 5, 7, 8})
-                 : small    ? one_of({6, 9, 16, 21, 24, 49})
-                 : below(8) ? one_of({16, 33, 49, 64, 100, 128, 196, 197, 256, 1000, 1024})
-                            : one_of({4096, 5001, 16384, 50257, 131072, 1000003, 16777216});
-      if (sizes[i] > (int64_t(1) << 40) / total) sizes[i] = 1;
-      total *= sizes[i];
-      order.push_back(i);
-    }
-    if (below(4) == 0) {
-      for (int i = rank - 1; i > 0; --i) std::swap(order[size_t(i)], order[size_t(below(i + 1))]);
-    }
-    const int dims = below(4) ? 1 : 2;
-    for (int i = 0; i < dims; ++i) reduce[below(rank)] = true;
-    for (int i = 0; i < rank; ++i) (reduce[i] ? n : rows) *= sizes[i];
-  }
-  void strides(int64_t* made, bool padded, bool skips_reduced = false, bool expands = false) const {
-    int64_t step = padded && below(8) == 0 ? 2 : 1;
-    for (int i = rank - 1; i >= 0; --i) {
-      const int d = order[size_t(i)];
-      if (skips_reduced && reduce[d]) {
-        made[d] = 0;
-        continue;
-      }
-      made[d] = expands && below(2) ? 0 : step;
-      step *= sizes[d];
-      if (padded && below(4) == 0) step += one_of({1, 2, 4, 8, 16});
-    }
-  }
-};
-
-uint64_t address(DType type) { return 0x10000 + uint64_t(size_of(type)) * uint64_t(one_of({0, 0, 0, 1, 2, 3, 4, 6})); }
-
 struct Looked {
   int plans = 0, simulated = 0;
 };
 
 bool forward(const Gpu& gpu, bool small, Looked* looked) {
-  const Shape shape(small);
-  const bool reduces = below(4) == 0, padded = below(3) == 0, apart = below(8) == 0;
-  const DType x = DType(below(4)), y = below(3) ? x : reduces ? x : DType(below(4));
-  int64_t x_strides[7], y_strides[7];
-  shape.strides(x_strides, padded);
-  if (apart || reduces || padded)
-    shape.strides(y_strides, apart, reduces);
-  else
-    std::memcpy(y_strides, x_strides, sizeof x_strides);
-  const Layout layout = make_layout(shape.rank, shape.sizes, x_strides, y_strides, shape.reduce, reduces);
-  if (layout.view == View::rows) return true;
-  const uint64_t x_at = address(x), y_at = address(y);
-  const ColumnView view = column_view(layout, x, y, x_at, y_at, reduces);
-  if (!view.served) return wrong("not served");
-  const ColumnPlanner planner = column_planner(view, gpu, x, y, reduces);
-  const CudaPlan plan = planner.plan();
-  const int scalar = y == DType::float64 ? 8 : 4;
-  ++looked->plans;
-  if (!is_sound(view, plan, gpu, planner, 2 * scalar, 3 * scalar)) return false;
-  if (!small || shape.rows * shape.n > 20000) return true;
-  ++looked->simulated;
-  return covers(view, plan, {{x_at, size_of(x), true}, {y_at, size_of(y), !reduces}}, shape.rows);
-}
-
-bool backward(const Gpu& gpu, bool small, Looked* looked) {
-  const Shape shape(small);
-  const bool lse = below(4) == 0, padded = below(3) == 0;
-  const DType type = DType(below(4)), dx_type = below(3) ? type : DType(below(4));
-  int64_t strides[kBackwardTensors][7] = {};
-  shape.strides(strides[kSaved], padded);
-  if (padded)
-    shape.strides(strides[kDx], below(2));
-  else
-    std::memcpy(strides[kDx], strides[kSaved], sizeof strides[kDx]);
-  shape.strides(strides[kGrad], below(8) == 0, lse, below(3) == 0);
-  if (lse) shape.strides(strides[kLse], false, true);
-  const int64_t* const each[] = {strides[0], strides[1], strides[2], strides[3]};
-  BackwardCall call = {lse ? Function::logsumexp : Function::softmax,
-                       type,
-                       dx_type,
-                       nullptr,
-                       nullptr,
-                       nullptr,
-                       nullptr,
-                       make_backward_layout(shape.rank, shape.sizes, each, shape.reduce, lse)};
-  if (call.layout.view == View::rows && call.layout.outer.count <= 1) return true;
-  const uint64_t at[] = {address(dx_type), address(call.saved_type()), address(type), address(type)};
-  call.dx = reinterpret_cast<void*>(at[kDx]), call.saved = reinterpret_cast<void*>(at[kSaved]);
-  call.grad = reinterpret_cast<void*>(at[kGrad]), call.lse = lse ? reinterpret_cast<void*>(at[kLse]) : nullptr;
+  Call call;
+  if (!drawn(small, &call)) return true;
   const ColumnView view = column_view(call);
   if (!view.served) return wrong("not served");
   const ColumnPlanner planner = column_planner(view, gpu, call);
   const CudaPlan plan = planner.plan();
-  const int scalar = type == DType::float64 ? 8 : 4;
+  const int scalar = call.y_type == DType::float64 ? 8 : 4;
+  ++looked->plans;
+  if (!is_sound(view, plan, gpu, planner, 2 * scalar, 3 * scalar)) return false;
+  if (!small || call.layout.rows * call.layout.n > 20000) return true;
+  ++looked->simulated;
+  return covers(
+      view, plan,
+      {{uint64_t(call.x), size_of(call.x_type), true}, {uint64_t(call.y), size_of(call.y_type), !call.reduces()}},
+      call.layout.rows);
+}
+
+bool backward(const Gpu& gpu, bool small, Looked* looked) {
+  BackwardCall call;
+  if (!drawn(small, &call)) return true;
+  const ColumnView view = column_view(call);
+  if (!view.served) return wrong("not served");
+  const ColumnPlanner planner = column_planner(view, gpu, call);
+  const CudaPlan plan = planner.plan();
+  const int scalar = call.type == DType::float64 ? 8 : 4;
   ++looked->plans;
   if (!is_sound(view, plan, gpu, planner, scalar, scalar)) return false;
-  if (!small || shape.rows * shape.n > 20000) return true;
+  if (!small || call.layout.rows * call.layout.n > 20000) return true;
   ++looked->simulated;
-  const bool alike = !lse && !is_even(call);
+  const bool alike = !call.lse && !is_even(call);
   return covers(view, plan,
-                {{at[kDx], size_of(dx_type), true},
-                 {at[kSaved], size_of(call.saved_type()), true},
-                 {at[kGrad], size_of(type), alike},
-                 {at[kLse], size_of(type), false}},
-                shape.rows);
+                {{uint64_t(call.dx), size_of(call.dx_type), true},
+                 {uint64_t(call.saved), size_of(call.saved_type()), true},
+                 {uint64_t(call.grad), size_of(call.type), alike},
+                 {uint64_t(call.lse), size_of(call.type), false}},
+                call.layout.rows);
 }
 
 }  // namespace

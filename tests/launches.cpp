@@ -3,97 +3,28 @@
 // Prints how many calls were looked at; exits with 1 at the first that differs.
 #include <atomic>
 #include <cstdio>
-#include <cstring>
 #include <random>
-#include <stdexcept>
 #include <thread>
 
-#include "cuda/launch.h"
+#include "fake_driver.h"
 #include "invariant.h"
-
-using namespace onepass;
-using namespace onepass::cuda;
 
 namespace {
 
-struct Seen {
-  LaunchConfig config;
-  LaunchAttribute attribute;
-  Handle kernel;
-  const void* x;
-  void *y, *parts;
-  int64_t numbers[4];
-  int three[3];
-};
 thread_local Seen seen;
 thread_local Result answer = 0;  // of the driver to a cooperative launch
 
 }  // namespace
 
-// A driver without a GPU, which keeps what it was given.
-namespace onepass::cuda {
-
-const Driver& driver() {
-  static const Driver fake = [] {
-    Driver d = {};
-    d.module_load = [](Handle* module, const void* code) {
-      *module = reinterpret_cast<Handle>(new std::string(static_cast<const char*>(code)));
-      return 0;
-    };
-    d.module_function = [](Handle* function, Handle module, const char*) { return *function = module, 0; };
-    d.function_get = [](int* value, int, Handle) { return *value = 0; };
-    d.function_set = [](Handle, int, int) { return 0; };
-    d.launch = [](const LaunchConfig* config, Handle kernel, void** arguments, void**) {
-      std::memset(&seen, 0, sizeof seen);
-      seen.config = *config;
-      if (config->attribute_count) seen.attribute = *config->attributes;
-      seen.config.attributes = nullptr;
-      seen.kernel = kernel;
-      seen.x = *static_cast<const void**>(arguments[0]);
-      seen.y = *static_cast<void**>(arguments[1]);
-      for (int i = 0; i < 4; ++i) seen.numbers[i] = *static_cast<int64_t*>(arguments[2 + i]);
-      for (int i = 0; i < 3; ++i) seen.three[i] = *static_cast<int*>(arguments[6 + i]);
-      seen.parts = *static_cast<void**>(arguments[9]);
-      return seen.attribute.id == kCooperative ? answer : 0;
-    };
-    return d;
-  }();
-  return fake;
+Result onepass::cuda::taken(const LaunchConfig& config, Handle kernel, void** arguments) {
+  seen = Seen(config, kernel);
+  for (const int pointer : {0, 1, 9}) seen.addresses.push_back(*static_cast<void**>(arguments[pointer]));
+  for (int i = 2; i < 6; ++i) seen.numbers.push_back(*static_cast<int64_t*>(arguments[i]));
+  for (int i = 6; i < 9; ++i) seen.numbers.push_back(*static_cast<int*>(arguments[i]));
+  return seen.cooperative ? answer : 0;
 }
-
-void check(Result result, const char* call) {
-  if (result) throw std::runtime_error(call);
-}
-
-// Three devices that plan differently.
-const Gpu& device_info(int device) {
-  static const Gpu kinds[] = {
-      typical(90, kTuned, "first"), {90, 60, 227 * 1024, 0, "second"}, typical(80, kTuned, "third")};
-  return kinds[device];
-}
-
-void enter_context(int) {}
-
-std::atomic<int> loaded{0};
-std::string cubin(const std::string& source, const std::vector<std::string>& defines, int compute, bool*) {
-  ++loaded;
-  std::string name = source + std::to_string(compute);
-  for (const std::string& define : defines) name += " " + define;
-  return name;
-}
-
-}  // namespace onepass::cuda
 
 namespace {
-
-Tables other_tables(int turn) {
-  constexpr int kBlock = int(Tier::block), kWarp = int(Tier::warp);
-  const std::vector<Entry> odd = {{kAnyLength, kAsRows, 0, 0, 1, 0}};
-  const std::vector<Entry> rows = {{64, kWarp, turn % 2 ? 8 : 32, 0, 1, 0},
-                                   {kAnyLength, kBlock, 0, 8 + turn * 4 % 32, 1, 0}};
-  const std::vector<Entry> few = {{256, kAsRows, 0, 0, 1, 0}, {kAnyLength, kBlock, 0, 12 + turn * 4 % 20, 1, 0}};
-  return {"a test's", rows, rows, rows, rows, odd, odd, few, few};
-}
 
 bool run(unsigned seed, bool sets, int calls) {
   std::mt19937 draw(seed);
@@ -128,9 +59,9 @@ bool run(unsigned seed, bool sets, int calls) {
       const Seen got = seen;
       const Launch anew = launch_by(plan, call, device);
       const bool same_answer = launch(anew, call, parts, stream) == taken;
-      if (!same_answer || std::memcmp(&got, &seen, sizeof got) || made.parts != anew.parts || got.x != call.x ||
-          got.y != call.y || got.config.stream != stream || got.config.grid_x == 0 ||
-          got.config.block_x != unsigned(plan.threads()) || (plan.tier == Tier::grid) != (made.parts > 0)) {
+      if (!same_answer || !(got == seen) || made.parts != anew.parts || got.addresses[0] != call.x ||
+          got.addresses[1] != call.y || got.stream != stream || got.grid_x() == 0 ||
+          got.threads() != unsigned(plan.threads()) || (plan.tier == Tier::grid) != got.cooperative) {
         std::printf("call %d of seed %u: %s, %ld rows of %ld on device %d\n", i, seed, kTierNames[int(plan.tier)],
                     long(rows), long(n), device);
         return false;

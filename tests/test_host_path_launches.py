@@ -14,13 +14,29 @@ import onepass
 from onepass import native, reference
 
 
+def run(folder: Path, name: str) -> str:
+    """What a program prints that is linked with the engine's launches and has a driver of its own."""
+    source, core = Path(__file__).with_name(f"{name}.cpp"), Path(onepass.__file__).with_name("csrc")
+    sources = [source, core / "cuda" / "launch.cpp", core / "cuda" / "columns.cpp", core / "tables.cpp"]
+    command = ["g++", "-std=c++17", "-O1", "-pthread", f"-I{core}", *sources, "-o", folder / name]
+    subprocess.run(command, check=True)
+    done = subprocess.run([folder / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def test_remembered_launches_are_those_made_anew(tmp_path):
-    program = tmp_path / "launches"
-    source, core = Path(__file__).with_name("launches.cpp"), Path(onepass.__file__).with_name("csrc")
-    sources = [source, core / "cuda" / "launch.cpp", core / "tables.cpp"]
-    subprocess.run(["g++", "-std=c++17", "-O1", "-pthread", f"-I{core}", *sources, "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "300000")
+    assert run(tmp_path, "launches") == "300000"
+
+
+def test_remembered_launches_over_columns_are_those_made_anew(tmp_path):
+    found, made = map(int, run(tmp_path, "column_launches").split())
+    assert found > 20_000
+    assert made > 20_000
+
+
+def test_columns_are_planned_again_where_the_driver_refuses_a_cooperative_launch(tmp_path):
+    assert run(tmp_path, "column_refusals") == ""
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------------

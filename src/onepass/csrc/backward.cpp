@@ -100,10 +100,11 @@ void run_cpu(const BackwardCall& call) {
 void run(const Given& given, const Operand& dx, DType dx_type, const CudaPlan* forced = nullptr) {
   if (dx.numel() == 0) return;
   const int rank = dx.rank;
-  int64_t strides[kBackwardTensors][kMaxDims] = {};
+  int64_t strides[kBackwardTensors][kMaxDims];
   strides_of(given, dx, false, strides[kDx]);
   strides_of(given, given.saved, false, strides[kSaved]);
   strides_of(given, given.grad, given.lse != nullptr, strides[kGrad]);
+  std::fill_n(strides[kLse], rank, 0);
   if (given.lse) strides_of(given, *given.lse, true, strides[kLse]);
   const int64_t* const each[kBackwardTensors] = {strides[0], strides[1], strides[2], strides[3]};
   const BackwardCall call = {given.function,

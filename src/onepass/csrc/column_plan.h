@@ -230,6 +230,9 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, DTyp
   const int size = size_of(x), wide = reduces || size > size_of(y) ? size : size_of(y);
   return {view, gpu, 1, wide, size, true};
 }
+inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const Call& call) {
+  return column_planner(view, gpu, call.x_type, call.y_type, call.reduces());
+}
 inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const BackwardCall& call) {
   const int size = size_of(call.saved_type()), wide = size > size_of(call.dx_type) ? size : size_of(call.dx_type);
   const bool merges = call.function != Function::logsumexp;

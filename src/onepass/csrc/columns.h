@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backward_layout.h"
+#include "call.h"
 #include "cuda/tiles.cuh"
 #include "plan.h"
 
@@ -105,10 +106,16 @@ inline ColumnView column_view(TileDims outer, const TileDims& reduced, const Col
   return view;
 }
 
+// Have tiles room for the dims of a call, or of a gradient?
+template <class AnyLayout>
+bool fits_tiles(const AnyLayout& layout) {
+  return layout.outer.count <= kTileDims && layout.reduced.count <= kTileDims;
+}
+
 // Of a forward call.
 inline ColumnView column_view(const Layout& layout, DType x, DType y, uint64_t x_address, uint64_t y_address,
                               bool reduces) {
-  if (layout.outer.count > kTileDims || layout.reduced.count > kTileDims) return {};
+  if (!fits_tiles(layout)) return {};
   const auto dims = [](const Bag& bag) {
     TileDims made = {};
     made.count = bag.count;
@@ -119,6 +126,9 @@ inline ColumnView column_view(const Layout& layout, DType x, DType y, uint64_t x
   };
   const ColumnTensor tensors[] = {{x_address, size_of(x), true}, {y_address, size_of(y), !reduces}};
   return column_view(dims(layout.outer), dims(layout.reduced), tensors, 2);
+}
+inline ColumnView column_view(const Call& call) {
+  return column_view(call.layout, call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.reduces());
 }
 
 // Of a gradient. `even`: the result's gradient has one value for a column and its neighbours.
@@ -131,7 +141,7 @@ inline bool is_even(const BackwardCall& call) {
   return !layout.outer.count || layout.outer.innermost().strides[kGrad] == 0;
 }
 inline ColumnView column_view(const BackwardCall& call) {
-  if (call.layout.outer.count > kTileDims || call.layout.reduced.count > kTileDims) return {};
+  if (!fits_tiles(call.layout)) return {};
   const auto dims = [](const BackwardBag& bag) {
     TileDims made = {};
     made.count = bag.count;

@@ -2,10 +2,10 @@
 #include "backward.h"
 
 #include "../backward_plan.h"
+#include "../columns.h"
 #include "../invariant.h"
 #include "columns.h"
 #include "current.h"
-#include "launch.h"
 
 namespace onepass::cuda {
 
@@ -105,15 +105,12 @@ void launch_rows(const BackwardCall& call, const Operand& like, const CudaPlan* 
   Gpu gpu = device_info(like.device_index);
   const bool even = call.even();
   const BackwardPhase phase(call, even);
-  if (forced) {
-    check_forced(*forced, call, phase, gpu);
-    if (!launch_by(*forced, call, even, like)) fail("the driver refuses a cooperative launch of this plan");
-    return;
-  }
-  const auto planned = [&] { return BackwardPlanner(call, phase, gpu, batch_invariant()).plan(); };
-  if (launch_by(planned(), call, even, like)) return;
-  gpu.cooperative = 0;
-  launch_by(planned(), call, even, like);
+  const auto by = [&](const CudaPlan& plan) { return check_forced(plan, call, phase, gpu), plan; };
+  const auto own = [&](bool cooperative) {
+    gpu.cooperative = gpu.cooperative && cooperative;
+    return BackwardPlanner(call, phase, gpu, batch_invariant()).plan();
+  };
+  serve(forced, by, own, [&](const CudaPlan& plan) { return launch_by(plan, call, even, like); });
 }
 
 // A tensor's dims as rows: outer dims first, then the reduced ones. `one_a_row`: of those the first element alone. (A
@@ -145,8 +142,10 @@ void run_backward(const BackwardCall& call, const BackwardTensors& tensors, cons
   const Current current(tensors.each[kDx]->device_index);
   if (call.layout.view == View::rows && call.layout.outer.count <= 1)
     return launch_rows(call, *tensors.each[kDx], forced);
-  if (!batch_invariant() && (!forced || forced->of_columns()) && run_backward_columns(call, *tensors.each[kDx], forced))
-    return;
+  if (!batch_invariant() && (!forced || forced->of_columns()) && fits_tiles(call.layout)) {
+    return run_columns(call, tensors.each[kDx]->device_index, forced,
+                       [&](ColumnLaunch made) { return launched(made, call, *tensors.each[kDx]); });
+  }
 
   bool even = true;  // has the result's gradient one value a row?
   for (int i = 0; i < tensors.rank; ++i)

@@ -1,4 +1,4 @@
-// current.h: the device and the stream that a call runs on.
+// current.h: the device and the stream that a call runs on, and memory for it.
 #pragma once
 
 #include <dlfcn.h>
@@ -22,6 +22,17 @@ inline void* current_stream(int device) {
   void* stream = nullptr;
   if (get(device, &stream)) fail("no current CUDA stream for device " + std::to_string(device));
   return stream;
+}
+
+// Launches a call on the current stream of the device of `like`, where the blocks get room for what they tell each
+// other. False where the driver refuses a cooperative launch.
+template <class Made, class AnyCall>
+bool launched(Made& made, const AnyCall& call, const Operand& like) {
+  void* const stream = current_stream(like.device_index);
+  if (!made.parts) return launch(made, call, nullptr, stream);
+  const int64_t floats = made.parts / 4, unit = 1;
+  const Owned parts = empty_strided(1, &floats, &unit, DType::float32, like);
+  return launch(made, call, Operand(parts.get()).mutable_data(), stream);
 }
 
 // Makes `device` the current one for the length of a call, and sees to it that the thread has a context; costs one

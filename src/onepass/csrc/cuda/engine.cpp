@@ -1,10 +1,10 @@
 // engine.cpp: from a call on torch tensors to launches.
 #include "engine.h"
 
-#include "columns.h"
+#include "../columns.h"
 #include "../invariant.h"
+#include "columns.h"
 #include "current.h"
-#include "launch.h"
 
 namespace onepass::cuda {
 
@@ -43,22 +43,15 @@ void check_forced(const CudaPlan& plan, const Call& call, const Gpu& gpu) {
   }
 }
 
-// Tensors made for it are on the device of `like`.
 void run_rows(const Call& call, const Operand& like, const CudaPlan* forced) {
   const int device = like.device_index;
-  void* const stream = current_stream(device);
-  const auto launched = [&](const Launch& made) {
-    if (!made.parts) return launch(made, call, nullptr, stream);
-    const int64_t size = made.parts / 4, stride = 1;
-    const Owned parts = empty_strided(1, &size, &stride, DType::float32, like);
-    return launch(made, call, Operand(parts.get()).mutable_data(), stream);
+  const auto by = [&](const CudaPlan& plan) {
+    check_forced(plan, call, device_info(device));
+    return launch_by(plan, call, device);
   };
-  if (forced) {
-    check_forced(*forced, call, device_info(device));
-    if (!launched(launch_by(*forced, call, device))) fail("the driver refuses a cooperative launch of this plan");
-  } else if (!launched(launch_of(call, device))) {
-    launched(launch_of(call, device, false));
-  }
+  serve(
+      forced, by, [&](bool cooperative) { return launch_of(call, device, cooperative); },
+      [&](const Launch& made) { return launched(made, call, like); });
 }
 
 }  // namespace
@@ -122,7 +115,9 @@ void run(const Call& call, const Operand& from, const Operand& to, const bool* r
     if (forced && forced->of_columns()) fail("the tiers of columns are for rows that are not one piece of memory each");
     return run_rows(call, from, forced);
   }
-  if (!batch_invariant() && (!forced || forced->of_columns()) && run_columns(call, from, forced)) return;
+  if (!batch_invariant() && (!forced || forced->of_columns()) && fits_tiles(call.layout)) {
+    return run_columns(call, from.device_index, forced, [&](ColumnLaunch made) { return launched(made, call, from); });
+  }
 
   // The gather: outer dims first, then the reduced ones, contiguous.
   const Tensor input = shared(from), out = shared(to);

@@ -3,7 +3,6 @@
 
 #include <mutex>
 #include <shared_mutex>
-#include <stdexcept>
 #include <unordered_map>
 
 #include "../invariant.h"
@@ -138,7 +137,6 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
   const Gpu& gpu = device_info(device);
   const int64_t rows = call.layout.rows, n = call.layout.n;
   Launch made = {};
-  made.tier = plan.tier;
   made.threads = unsigned(plan.threads());
   made.groups = 1;
   int64_t blocks = plan.grid(rows), shared = int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(call.x_type);
@@ -172,9 +170,9 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
 }
 
 Launch launch_of(const Call& call, int device, bool cooperative) {
-  static thread_local Recent<Launch> recent;
+  static thread_local Recent<RowKey, Launch> recent;
   const bool invariant = batch_invariant();
-  const Key key = key_of(call, device, invariant, tables_version.load(std::memory_order_acquire));
+  const RowKey key(call, device, invariant, tables_version.load(std::memory_order_acquire));
   if (cooperative) {
     if (const Launch* found = recent.find(key)) return *found;
   }
@@ -187,6 +185,14 @@ Launch launch_of(const Call& call, int device, bool cooperative) {
   return made;
 }
 
+bool launch(const Launch& made, void** arguments, void* stream) {
+  const Configured as(made, stream);
+  const Result result = driver().launch(&as.config, made.kernel, arguments, nullptr);
+  if (made.cooperative() && (result == kTooLarge || result == kNotSupported)) return false;
+  check(result, "cuLaunchKernelEx");
+  return true;
+}
+
 bool launch(const Launch& made, const Call& call, void* parts, void* stream) {
   const void* x = call.x;
   void* y = call.y;
@@ -195,24 +201,7 @@ bool launch(const Launch& made, const Call& call, void* parts, void* stream) {
   std::array<int, 3> numbers = made.numbers;
   // The kernels of the tiers stream, of warp, block and cluster, and of flat take fewer: the last ones are not read.
   void* arguments[] = {&x, &y, &rows, &n, &x_stride, &y_stride, &numbers[0], &numbers[1], &numbers[2], &parts};
-  LaunchAttribute attribute;
-  LaunchConfig config = {
-      made.blocks, made.groups, 1, made.threads, 1, 1, made.shared, static_cast<Handle>(stream), nullptr, 0};
-  if (made.cluster || made.tier == Tier::grid) {
-    attribute = {};
-    attribute.id = made.cluster ? kClusterDimension : kCooperative;
-    if (made.cluster) {
-      attribute.cluster[0] = unsigned(made.cluster), attribute.cluster[1] = attribute.cluster[2] = 1;
-    } else {
-      attribute.cooperative = 1;
-    }
-    config.attributes = &attribute;
-    config.attribute_count = 1;
-  }
-  const Result result = driver().launch(&config, made.kernel, arguments, nullptr);
-  if (made.tier == Tier::grid && (result == kTooLarge || result == kNotSupported)) return false;
-  check(result, "cuLaunchKernelEx");
-  return true;
+  return launch(made, arguments, stream);
 }
 
 }  // namespace onepass::cuda

@@ -1,7 +1,8 @@
-// launch.h: one launch of a CUDA kernel over rows of unit stride.
+// launch.h: one launch of a CUDA kernel, and those over rows of unit stride.
 #pragma once
 
 #include <array>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,35 @@ namespace onepass::cuda {
 // All of a launch but its addresses and its stream.
 struct Launch {
   Handle kernel;
-  Tier tier;
+  unsigned blocks, groups;     // blocks of a group, of which the tiers of the whole chip have several
   int cluster;                 // blocks of a cluster, 0 where there are none
-  unsigned blocks, groups;     // blocks of a group, of which the tier grid has several
   unsigned threads;            // of a block
   unsigned shared;             // bytes of shared memory of a block beyond what its kernel declares
   std::array<int, 3> numbers;  // that the kernel takes after the strides, if its tier has any
-  int64_t parts;               // the tier grid: bytes of the room for what blocks tell each other
+  int64_t parts;               // bytes of the room for what blocks tell each other, which are launched cooperatively
+
+  bool cooperative() const { return parts > 0; }
+};
+
+// A launch as the driver takes it, which points into itself.
+struct Configured {
+  LaunchConfig config;
+  LaunchAttribute attribute;
+
+  Configured(const Launch& made, void* stream)
+      : config{made.blocks, made.groups, 1, made.threads, 1, 1, made.shared, static_cast<Handle>(stream), nullptr, 0} {
+    if (!made.cluster && !made.cooperative()) return;
+    attribute = {};
+    attribute.id = made.cluster ? kClusterDimension : kCooperative;
+    if (made.cluster) {
+      attribute.cluster[0] = unsigned(made.cluster), attribute.cluster[1] = attribute.cluster[2] = 1;
+    } else {
+      attribute.cooperative = 1;
+    }
+    config.attributes = &attribute;
+    config.attribute_count = 1;
+  }
+  Configured(const Configured&) = delete;
 };
 
 // What a kernel computes: a function, its gradient, or that from a gradient of the result which has one value a row.
@@ -48,7 +71,20 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device);
 // lately by this thread are remembered.
 Launch launch_of(const Call& call, int device, bool cooperative = true);
 
-// Launches on `stream`, in the current context. False where the driver refuses a cooperative launch.
+// Launches on `stream`, in the current context: with the kernel's arguments, or over rows. False where the driver
+// refuses a cooperative launch.
+bool launch(const Launch& made, void** arguments, void* stream);
 bool launch(const Launch& made, const Call& call, void* parts, void* stream);
+
+// Serves a call by the plan given, or by its own; where the driver refuses a cooperative launch, by the one that it has
+// without. `by` makes of a plan what `start` launches, and `own` does of whether there are cooperative launches.
+template <class By, class Own, class Start>
+void serve(const CudaPlan* forced, By by, Own own, Start start) {
+  if (forced) {
+    if (!start(by(*forced))) throw std::runtime_error("onepass: the driver refuses a cooperative launch of this plan");
+  } else if (!start(own(true))) {
+    start(own(false));
+  }
+}
 
 }  // namespace onepass::cuda

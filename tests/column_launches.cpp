@@ -1,0 +1,208 @@
+// The launches over columns that a thread remembers are those that it would make anew, argument by argument: over calls
+// and gradients drawn from more views than are remembered, with batch invariance switched and tables replaced between
+// them, and on several threads; then with one thing changed at a time. Prints how many launches were remembered and how
+// many were made; exits with 1 at the first that is wrong.
+#include <cstdio>
+#include <functional>
+#include <thread>
+
+#include "column_launches.h"
+#include "columns_draw.h"
+#include "cuda/recent.h"
+
+namespace {
+
+struct Looked {
+  int found = 0, made = 0;
+};
+
+bool wrong(const std::string& what) { return std::printf("%s\n", what.c_str()), false; }
+
+template <class AnyCall>
+bool is_right(const AnyCall& call, int device, void* stream, Looked* looked) {
+  planned = 0;
+  served(call, device, stream);
+  ++(planned ? looked->made : looked->found);
+  const CudaPlan plan = plan_of(call, device), instead = plan_of(call, device, false);
+  const bool refused = answer && plan.in_grid() && merges(call);
+  if (seen.size() != (refused ? 2 : 1)) return wrong("another number of launches");
+  std::string what = mistake(seen[0], plan, call, device, stream);
+  if (refused && what.empty()) what = mistake(seen[1], instead, call, device, stream);
+  return what.empty() || wrong(what + ": " + words_of(seen.back().kernel));
+}
+
+// A view by its number, mostly one that comes often now, on one of few devices and at one of few addresses, with a
+// driver that may refuse cooperative launches.
+template <class AnyCall>
+bool is_right_view(unsigned often, Looked* looked) {
+  answer = below(4) ? 0 : below(2) ? kTooLarge : kNotSupported;
+  void* const stream = reinterpret_cast<void*>(uintptr_t(1 + below(5)));
+  const unsigned view = unsigned(below(4) ? often + below(2) : below(64)), place_of_it = unsigned(below(2));
+  AnyCall call;
+  draw.seed(view);
+  if (!drawn(below(2), &call)) return true;
+  draw.seed(place_of_it);
+  place(&call);
+  return is_right(call, int(below(3)), stream, looked);
+}
+
+bool run(unsigned seed, bool sets, int calls, Looked* looked) {
+  for (int i = 0; i < calls; ++i) {
+    const unsigned number = seed * unsigned(calls) + unsigned(i), often = number / 200 * 2;
+    draw.seed(number);
+    if (i % 50 == 0) thread_invariant = int(below(3)) - 1;
+    if (sets && i % 400 == 399) set_tables("first", other_tables(i / 400));
+    if (!(below(2) ? is_right_view<Call> : is_right_view<BackwardCall>)(often, looked)) {
+      return std::printf("call %d of seed %u\n", i, seed), false;
+    }
+  }
+  return true;
+}
+
+// One thing at a time
+// ---------------------------------------------------------------------------------------------------
+
+template <class AnyCall>
+struct Asked {
+  AnyCall call;
+  int device = 0;
+  bool invariant = false, tables = false;
+};
+
+template <class AnyCall>
+struct Change {
+  std::string name;
+  std::function<void(Asked<AnyCall>&)> make;
+};
+
+template <class Address>
+void move(Address* address, int64_t bytes) {
+  *address = reinterpret_cast<Address>(uintptr_t(*address) + uintptr_t(bytes));
+}
+
+// Whether a launch was made for it, and right.
+template <class AnyCall>
+bool is_new(const Asked<AnyCall>& asked, bool* right) {
+  thread_invariant = asked.invariant;
+  if (asked.tables) set_tables("first", other_tables(0));
+  planned = 0;
+  served(asked.call, asked.device, nullptr);
+  const bool made = planned;
+  const CudaPlan plan = plan_of(asked.call, asked.device);
+  const std::string what = mistake(seen.back(), plan, asked.call, asked.device, nullptr);
+  if (!what.empty()) *right = wrong(what);
+  return made;
+}
+
+// What is in the key, each by itself, and what is not.
+template <class AnyCall>
+bool each_counts(const AnyCall& call, std::vector<Change<AnyCall>> that_count, std::vector<Change<AnyCall>> others) {
+  using Of = Asked<AnyCall>;
+  that_count.insert(that_count.end(), {{"device 1", [](Of& of) { of.device = 1; }},
+                                       {"device 2", [](Of& of) { of.device = 2; }},
+                                       {"batch invariance", [](Of& of) { of.invariant = true; }},
+                                       {"tables", [](Of& of) { of.tables = true; }}});
+  for (const bool reduced : {false, true}) {
+    const auto& bag = reduced ? call.layout.reduced : call.layout.outer;
+    constexpr int kNumbers = int(sizeof bag.dims[0] / sizeof(int64_t));  // a size, and the strides of all tensors
+    for (int i = 0; i < bag.count * kNumbers; ++i) {
+      const auto add = [=](Of& of) {
+        auto& changed = reduced ? of.call.layout.reduced : of.call.layout.outer;
+        ++reinterpret_cast<int64_t*>(changed.dims)[i];
+      };
+      that_count.push_back({(reduced ? "reduced " : "outer ") + std::to_string(i), add});
+    }
+  }
+  bool right = true;
+  for (const auto& change : that_count) {
+    Of asked = {call};
+    is_new(asked, &right);  // the change before may have put it out
+    if (is_new(asked, &right)) right = wrong("not remembered, before " + change.name);
+    change.make(asked);
+    if (!is_new(asked, &right)) right = wrong("does not count: " + change.name);
+  }
+  Of asked = {call};
+  is_new(asked, &right);
+  for (const auto& change : others) {
+    change.make(asked);
+    if (is_new(asked, &right)) right = wrong("counts: " + change.name);
+  }
+  return right;
+}
+
+bool each_counts() {
+  // 6 x 20 x 12 over the middle, with something between all dims.
+  const auto place = [](int64_t at) { return reinterpret_cast<char*>(at << 16); };
+  const DType f32 = DType::float32, f64 = DType::float64;
+  Call call = {Function::softmax, f32, f32, place(1), place(2), {}};
+  const int64_t sizes[] = {6, 20, 12}, x[] = {400, 16, 1}, y[] = {640, 24, 1}, lse[] = {12, 0, 1};
+  const bool reduce[] = {false, true, false};
+  call.layout = make_layout(3, sizes, x, y, reduce, false);
+  using Of = Asked<Call>;
+  bool right =
+      each_counts<Call>(call,
+                        {{"function", [](Of& of) { of.call.function = Function::softmin; }},
+                         {"x's type", [=](Of& of) { of.call.x_type = f64; }},
+                         {"y's type", [=](Of& of) { of.call.y_type = f64; }},
+                         {"x's place", [](Of& of) { move(&of.call.x, 4); }},
+                         {"y's place", [](Of& of) { move(&of.call.y, 8); }}},
+                        {{"x", [](Of& of) { move(&of.call.x, 16); }}, {"y", [](Of& of) { move(&of.call.y, 4096); }}});
+  for (const bool is_lse : {false, true}) {
+    const int64_t* const each[] = {x, y, is_lse ? lse : x, lse};
+    BackwardCall back = {is_lse ? Function::logsumexp : Function::softmax,
+                         f32,
+                         f32,
+                         place(1),
+                         place(2),
+                         place(3),
+                         is_lse ? place(4) : nullptr,
+                         make_backward_layout(3, sizes, each, reduce, is_lse)};
+    using OfBack = Asked<BackwardCall>;
+    std::vector<Change<BackwardCall>> that_count = {{"type", [=](OfBack& of) { of.call.type = f64; }},
+                                                    {"dx's type", [=](OfBack& of) { of.call.dx_type = f64; }},
+                                                    {"dx's place", [](OfBack& of) { move(&of.call.dx, 4); }},
+                                                    {"saved's place", [](OfBack& of) { move(&of.call.saved, 8); }},
+                                                    {"grad's place", [](OfBack& of) { move(&of.call.grad, 12); }}};
+    if (!is_lse) that_count.push_back({"function", [](OfBack& of) { of.call.function = Function::softmin; }});
+    right &= each_counts<BackwardCall>(back, that_count,
+                                       {{"dx", [](OfBack& of) { move(&of.call.dx, 32); }},
+                                        {"saved", [](OfBack& of) { move(&of.call.saved, 16); }},
+                                        {"grad", [](OfBack& of) { move(&of.call.grad, 64); }},
+                                        {"lse", [=](OfBack& of) { is_lse ? move(&of.call.lse, 4) : void(); }}});
+  }
+  return right;
+}
+
+// The dims of a call, as numbers, may be the first ones of a gradient.
+bool passes_count() {
+  BackwardCall back = {Function::softmax, DType::float32, DType::float32, nullptr, nullptr, nullptr, nullptr, {}};
+  Call call = {Function::softmax, DType::float32, DType::float32, nullptr, nullptr, {}};
+  back.layout.outer.count = call.layout.outer.count = 2;
+  back.layout.reduced.count = call.layout.reduced.count = 1;
+  int64_t numbers[3 * 5];
+  for (int i = 0; i < 15; ++i) numbers[i] = 20 - i;
+  std::memcpy(back.layout.outer.dims, numbers, 10 * sizeof *numbers);
+  std::memcpy(back.layout.reduced.dims, numbers + 10, 5 * sizeof *numbers);
+  std::memcpy(call.layout.outer.dims, numbers, 6 * sizeof *numbers);
+  std::memcpy(call.layout.reduced.dims, numbers + 6, 3 * sizeof *numbers);
+  const ColumnKey forward(call, 0, false, 0), backward(back, 0, false, 0);
+  return !(forward == backward) && !(backward == forward) ? true : wrong("a call has a gradient's key");
+}
+
+}  // namespace
+
+int main() {
+  constexpr int kCalls = 20000, kThreads = 4;
+  if (!passes_count() || !each_counts()) return 1;
+  Looked looked[1 + kThreads];
+  std::atomic<bool> right{run(0, true, kCalls, &looked[0])};
+  std::vector<std::thread> threads;
+  for (unsigned t = 1; t <= kThreads; ++t) {
+    threads.emplace_back([&, t] { right = run(t, false, kCalls, &looked[t]) && right; });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (!right) return 1;
+  Looked all;
+  for (const Looked& of : looked) all.found += of.found, all.made += of.made;
+  std::printf("%d %d", all.found, all.made);
+}
