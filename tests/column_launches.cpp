@@ -189,11 +189,25 @@ bool passes_count() {
   return !(forward == backward) && !(backward == forward) ? true : wrong("a call has a gradient's key");
 }
 
+// A kernel has as many blocks at a time as its threads leave room for, which differ where their plans do.
+bool threads_count() {
+  const int64_t sizes[] = {4096, 2, 1024}, strides[] = {2048, 1024, 1};
+  const bool reduce[] = {false, true, false};
+  const Call call = {Function::softmax, DType::float32, DType::float32,
+                     nullptr,           nullptr,        make_layout(3, sizes, strides, strides, reduce, false)};
+  for (const int across : {256, 160}) {
+    const CudaPlan plan = {Tier::columns, across, 1, 8, 4, 1, kAhead, kWhole};
+    served(call, 0, nullptr, &plan);
+    if (seen[0].grid_x() != 2048 / across * kTuned) return wrong("places of other threads");
+  }
+  return true;
+}
+
 }  // namespace
 
 int main() {
   constexpr int kCalls = 20000, kThreads = 4;
-  if (!passes_count() || !each_counts()) return 1;
+  if (!passes_count() || !threads_count() || !each_counts()) return 1;
   Looked looked[1 + kThreads];
   std::atomic<bool> right{run(0, true, kCalls, &looked[0])};
   std::vector<std::thread> threads;

@@ -200,3 +200,25 @@ def test_strides_of_dense_and_other_results(function, engine, device):
         for dtype in (None, torch.float32):
             y = ours(function)(x, 1, dtype=dtype, engine=engine)
             assert y.stride() == torch.empty_like(x).stride(), (x.shape, x.stride())
+
+
+def test_strides_of_random_results():
+    """Of which an operator makes those of dense inputs itself."""
+    generator = torch.Generator().manual_seed(0)
+
+    def below(bound: int) -> int:
+        return int(torch.randint(bound, (), generator=generator))
+
+    dense = 0
+    for _ in range(1500):
+        rank = 1 + below(4)
+        sizes, order = [(1, 2, 3, 5)[below(4)] for _ in range(rank)], torch.randperm(rank, generator=generator).tolist()
+        strides, step = [0] * rank, 1
+        for dim in order:
+            strides[dim] = (step, step, step, step, 0, step + 1, 7)[below(7)] if sizes[dim] > 1 else below(9)
+            step *= sizes[dim]
+        x = torch.zeros(9999).as_strided(sizes, strides, below(3))
+        dense += torch.empty_like(x).stride() == x.stride() and not x.is_contiguous()
+        for y in (onepass.softmax(x, below(rank)), torch.ops.onepass._softmax_backward(x, x, 0, [0], torch.bfloat16)):
+            assert y.stride() == torch.empty_like(x).stride(), (sizes, strides)
+    assert dense > 100
