@@ -12,16 +12,7 @@ PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PASSES = ("forward", "backward", "backward_even")  # even: the result's gradient has one value a row
-TABLES = (
-    "rows32",
-    "rows16",
-    "reduce32",
-    "reduce16",
-    "odd32",
-    "odd16",
-    "few32",
-    "few16",
-)  # in the order of csrc/tables.h
+TABLES = ("rows32", "rows16", "reduce32", "reduce16", "odd32", "odd16", "few32", "few16")  # as in csrc/tables.h
 
 if not PATH.exists():
     raise ImportError(
@@ -31,11 +22,12 @@ if not PATH.exists():
 torch.ops.load_library(str(PATH))
 _library = ctypes.CDLL(str(PATH))
 _SIZE = 1 << 16
+_KERNELS = 1 << 19  # what a list of kernels takes: some 6000 of them
 
 
-def _ask(function: str, *arguments: Any) -> str:
-    text = ctypes.create_string_buffer(_SIZE)
-    failed = getattr(_library, function)(*arguments, text, ctypes.c_int64(_SIZE))
+def _ask(function: str, *arguments: Any, size: int = _SIZE) -> str:
+    text = ctypes.create_string_buffer(size)
+    failed = getattr(_library, function)(*arguments, text, ctypes.c_int64(size))
     answer = text.value.decode(errors="replace")
     if failed:
         raise RuntimeError(answer)
@@ -109,18 +101,45 @@ def backward_plan(
     >>> backward_plan("softmax", 4096, 1024, torch.float32)["tier"]
     'block'
     """
+    lse = function == "logsumexp"
+    steps = (1, 1, 0 if even or lse else 1, 0)
+    each = [(outer, step) for outer, step in zip(strides or (n, n, 1 if even or lse else n, 1), steps, strict=True)]
+    types = x_type, dx_type or x_type
+    return gradient_plan(function, (rows, n), each, (1,), *types, addresses, compute, multiprocessors)
+
+
+def gradient_plan(
+    function: str,
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    dims: Sequence[int],
+    x_type: torch.dtype,
+    dx_type: torch.dtype,
+    addresses: Sequence[int] = (0, 0, 0, 0),
+    compute: int = 90,
+    multiprocessors: int = 132,
+    gpu: str = "",
+) -> dict[str, Any]:
+    """The launch of a gradient over any dims: as `backward_plan`, with the strides of all dims of each tensor, and with
+    the tables of the name `gpu`.
+
+    >>> contiguous = [(4096 * 64, 64, 1)] * 3 + [(0, 0, 0)]
+    >>> gradient_plan("softmax", (8, 4096, 64), contiguous, (1,), torch.float32, torch.float32)["tier"]
+    'columns'
+    """
+    reduce = (ctypes.c_bool * len(sizes))(*(i in dims for i in range(len(sizes))))
     answer = _ask(
         "onepass_backward_plan",
         FUNCTIONS.index(function),
         compute,
         multiprocessors,
-        b"",
-        ctypes.c_int64(rows),
-        ctypes.c_int64(n),
-        _int64s(strides or (n, n, 1 if even or function == "logsumexp" else n, 1)),
-        int(not even),
+        gpu.encode(),
+        len(sizes),
+        _int64s(sizes),
+        _int64s([stride for tensor in strides for stride in tensor]),
+        reduce,
         DTYPES.index(x_type),
-        DTYPES.index(dx_type or x_type),
+        DTYPES.index(dx_type),
         (ctypes.c_uint64 * 4)(*addresses),
     )
     return json.loads(answer)
@@ -239,15 +258,17 @@ def kernels_to_warm(
     compute: int,
     lengths: Sequence[int] = (),
     which: str = "forward",
+    dims: bool = False,
 ) -> list[str]:
-    """The kernels that contiguous rows of `lengths`, or of any length, may ask for, as `warm_kernel` takes them.
+    """The kernels that contiguous rows of `lengths`, or of any length, may ask for, as `warm_kernel` takes them; with
+    `dims` those over other dims too.
 
     On CUDA device number `device`; where it is -1, on a GPU of compute capability `compute` that need not be here.
     `which` and the types are those of `compile_kernel`.
     """
     kind = _kind(function, x_type, y_type, which)
-    count = ctypes.c_int64(len(lengths))
-    return _ask("onepass_warm_list", *kind, device, compute, _int64s(lengths), count).split()
+    wanted = _int64s(lengths), ctypes.c_int64(len(lengths)), ctypes.c_bool(dims)
+    return _ask("onepass_warm_list", *kind, device, compute, *wanted, size=_KERNELS).split()
 
 
 def warm_kernel(

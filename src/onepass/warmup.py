@@ -38,23 +38,28 @@ def warmup(
     lengths: Sequence[int] | None = None,
     *,
     gradients: bool = False,
+    dims: bool = False,
     compute: int | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Compile and load every CUDA kernel that contiguous rows may ask for, so that no later call waits for one.
 
     Contiguous rows: over the last dim of a contiguous tensor, which may be a view that begins at any element; the
-    result fresh, or in place; few rows or many. Kernels come from the disk cache where it has them, else from NVRTC,
-    in several processes where there are many (NVRTC compiles one at a time in a process).
+    result fresh, or in place; few rows or many. With `dims`, over its other dims, one or several, too. Kernels come
+    from the disk cache where it has them, else from NVRTC, in several processes where there are many (NVRTC compiles
+    one at a time in a process).
 
     Args:
         device: a CUDA device; the current one where it is None.
         dtypes: of the input and the result; a pair (input, result) for a call with `dtype=` or under torch.autocast,
             which widens half types to float32. logsumexp and state pass over pairs that they do not give.
         functions: names of functions, as "softmax"; all of them if not given.
-        lengths: of the rows, in elements; None for any length.
+        lengths: of the rows, in elements; None for any length. With `dims` of the columns too: the product of the
+            sizes of the dims that a call is over.
         gradients: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
             value a row, as that of a sum has; not of "state", whose gradient is plain torch arithmetic.
+        dims: those of calls over other dims of contiguous tensors too, a few hundred more for a function and a dtype
+            (for one length some 20 to 400). Slices whose lines are apart may ask for others.
         compute: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
             Nothing is loaded, and `device` is not taken.
         progress: called with (done, of how many) as the work goes on.
@@ -81,10 +86,11 @@ def warmup(
         raise ValueError(f"onepass.warmup(): takes device or compute, got both: {device!r} and {compute}")
     elif wanted:
         _cache()  # or says why there is none
+    of = index, compute, tuple(lengths or ())
     kernels = [
         Kernel(function, x_type, y_type, which, kernel)
         for function, x_type, y_type, which in _passes(wanted, gradients)
-        for kernel in native.kernels_to_warm(function, x_type, y_type, index, compute, tuple(lengths or ()), which)
+        for kernel in native.kernels_to_warm(function, x_type, y_type, *of, which, dims)
     ]
     missing = _missing(kernels, compute)
     report = progress or (lambda done, total: None)

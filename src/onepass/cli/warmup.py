@@ -36,6 +36,7 @@ def _dtype_pair(text: str) -> str:
 @click.option("--functions", multiple=True, type=Names(), metavar="NAME[,...]", help="As softmax.  [default: all]")
 @click.option("--lengths", metavar="N[,...]", help="Of the rows, in elements.  [default: any]")
 @click.option("--gradients", is_flag=True, help="Those of the gradients too.")
+@click.option("--dims", is_flag=True, help="Those of calls over other dims than the last too.")
 @click.option("--compute", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
 def warmup(
     device: str | None,
@@ -43,6 +44,7 @@ def warmup(
     functions: Sequence[Sequence[str]],
     lengths: str | None,
     gradients: bool,
+    dims: bool,
     compute: int | None,
 ) -> None:
     """Compile every CUDA kernel that contiguous rows may ask for into the disk cache, so that no call waits for one.
@@ -66,6 +68,7 @@ def warmup(
                 flat(functions) or native.FUNCTIONS,
                 given,
                 gradients=gradients,
+                dims=dims,
                 compute=compute,
                 progress=progress,
             )

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "backward_plan.h"
 #include "columns.h"
 
 namespace onepass {
@@ -237,6 +238,14 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, cons
   const int size = size_of(call.saved_type()), wide = size > size_of(call.dx_type) ? size : size_of(call.dx_type);
   const bool merges = call.function != Function::logsumexp;
   return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges};
+}
+
+// The plan of a gradient of no more dims than kernels take, of rows or in place.
+inline CudaPlan plan_backward(const BackwardCall& call, const Gpu& gpu) {
+  if (call.layout.view == View::rows && call.layout.outer.count <= 1)
+    return BackwardPlanner(call, BackwardPhase(call, call.even()), gpu, false).plan();
+  const ColumnView view = column_view(call);
+  return column_planner(view, gpu, call).plan();
 }
 
 }  // namespace onepass

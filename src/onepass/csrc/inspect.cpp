@@ -1,7 +1,6 @@
 // inspect.cpp: what Python asks of the native core besides operators, as plain C functions for ctypes (no CPython API):
 // the plan of a call as JSON, a kernel compiled to a file, and what works on this machine. Each returns 0, or 1 with
 // the reason in `text`.
-#include "backward_plan.h"
 #include "call.h"
 #include "column_plan.h"
 #include "cpu/engine.h"
@@ -85,28 +84,35 @@ ONEPASS_API int onepass_plan(int function, int compute, int multiprocessors, con
   });
 }
 
-// The plan of a gradient of rows of n elements on a GPU: types, functions, `compute` and `name` as above, strides and
-// addresses in the order of BackwardTensor; the result's gradient has the stride `grad_step` along a row, 0 or 1.
-ONEPASS_API int onepass_backward_plan(int function, int compute, int multiprocessors, const char* name, int64_t rows,
-                                      int64_t n, const int64_t* strides, int grad_step, int type, int dx_type,
-                                      const uint64_t* addresses, char* text, int64_t size) {
+// The plan of a gradient on a GPU: types, functions, `reduce`, `compute` and `name` as above; strides, of a tensor
+// after another, and addresses in the order of BackwardTensor.
+ONEPASS_API int onepass_backward_plan(int function, int compute, int multiprocessors, const char* name, int ndim,
+                                      const int64_t* sizes, const int64_t* strides, const bool* reduce, int type,
+                                      int dx_type, const uint64_t* addresses, char* text, int64_t size) {
   return guarded(text, size, [&] {
-    BackwardCall call = {Function(function),
-                         DType(type),
-                         DType(dx_type),
-                         reinterpret_cast<void*>(addresses[kDx]),
-                         reinterpret_cast<const void*>(addresses[kSaved]),
-                         reinterpret_cast<const void*>(addresses[kGrad]),
-                         reinterpret_cast<const void*>(addresses[kLse]),
-                         {}};
-    call.layout.outer.insert({rows, {strides[kDx], strides[kSaved], strides[kGrad], strides[kLse]}});
-    call.layout.reduced.insert({n, {1, 1, grad_step, 0}});
-    call.layout.rows = rows, call.layout.n = n;
-    call.layout.view = View::rows;
+    const int64_t* each[kBackwardTensors];
+    for (int t = 0; t < kBackwardTensors; ++t) each[t] = strides + t * ndim;
+    const bool one_a_row = reduces(Function(function));
+    const BackwardCall call = {Function(function),
+                               DType(type),
+                               DType(dx_type),
+                               reinterpret_cast<void*>(addresses[kDx]),
+                               reinterpret_cast<const void*>(addresses[kSaved]),
+                               reinterpret_cast<const void*>(addresses[kGrad]),
+                               one_a_row ? reinterpret_cast<const void*>(addresses[kLse]) : nullptr,
+                               make_backward_layout(ndim, sizes, each, reduce, one_a_row)};
     const Gpu gpu = typical(compute, multiprocessors, name);
-    const BackwardPhase phase(call, call.even());
-    const CudaPlan plan = BackwardPlanner(call, phase, gpu, batch_invariant()).plan();
-    return "{" + launch_fields(plan, plan.grid(rows)) + "}";
+    if (batch_invariant()) {
+      if (call.layout.outer.count > 1 || (call.layout.n > 1 && call.layout.view != View::rows))
+        throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
+      const BackwardPhase phase(call, call.even());
+      const CudaPlan plan = BackwardPlanner(call, phase, gpu, true).plan();
+      return "{" + launch_fields(plan, plan.grid(call.layout.rows)) + "}";
+    }
+    const CudaPlan plan = plan_backward(call, gpu);
+    if (!plan.of_columns()) return "{" + launch_fields(plan, plan.grid(call.layout.rows)) + "}";
+    const ColumnView view = column_view(call);
+    return "{" + launch_fields(plan, column_blocks(tiles_of(view, plan), plan, gpu)) + "}";
   });
 }
 

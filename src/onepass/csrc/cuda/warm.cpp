@@ -1,11 +1,11 @@
-// warm.cpp: which kernels the plans of contiguous rows may ask for, and how to have them before they are asked for.
+// warm.cpp: which kernels the plans of contiguous tensors may ask for, and how to have them before they are asked for.
 // Plain C functions for ctypes, as in inspect.cpp: each returns 0, or 1 with the reason in `text`.
 #include <cstring>
 #include <set>
 #include <unordered_set>
 
-#include "../backward_plan.h"
 #include "../call.h"
+#include "../column_walk.h"
 #include "../guarded.h"
 #include "driver.h"
 #include "launch.h"
@@ -77,25 +77,47 @@ void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, co
 }
 
 // A gradient is always fresh, and so is the result that the forward saved: elsewhere lies the result's gradient, or the
-// input of logsumexp.
+// input of logsumexp. Rows of one element are columns side by side.
 template <class Visit>
 void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
-  const bool even = kind.pass == cuda::Pass::backward_even;
-  const int64_t each = even || reduces(kind.function) ? 1 : n;  // elements of the result's gradient a row
+  const bool even = kind.pass == cuda::Pass::backward_even, reduced = reduces(kind.function);
+  const int64_t each = even || reduced ? 1 : n;  // elements of the result's gradient a row
+  const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, even ? 0 : 1}, lse[] = {1, 0};
+  const int64_t* const strides[] = {all, all, grad, lse};
+  const bool reduce[] = {false, true};
   BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
-  call.layout.outer.insert({rows, {n, n, each, 1}});
-  call.layout.reduced.insert({n, {1, 1, even ? 0 : 1, 0}});
-  call.layout.rows = rows, call.layout.n = n;
+  call.layout = make_backward_layout(2, sizes, strides, reduce, reduced);
   if (call.even() != even) return;
   for (const int first : kFirsts) {
-    (reduces(kind.function) ? call.saved : call.grad) =
-        reinterpret_cast<const void*>(uintptr_t(first * size_of(call.saved_type())));
-    visit(BackwardPlanner(call, BackwardPhase(call, even), gpu, false).plan());
+    (reduced ? call.saved : call.grad) = reinterpret_cast<const void*>(uintptr_t(first * size_of(call.saved_type())));
+    visit(plan_backward(call, gpu));
   }
 }
 
-// The kernels that contiguous rows of `lengths` ask for.
-std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const std::vector<int64_t>& lengths) {
+// Over other dims of contiguous tensors.
+template <class Visit>
+void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
+  const bool even = kind.pass == cuda::Pass::backward_even;
+  if (kind.pass == cuda::Pass::forward) {
+    const auto planner = [&](const ColumnView& view) {
+      return column_planner(view, gpu, kind.x, kind.y, reduces(kind.function));
+    };
+    return walk_columns(n, planner, visit);
+  }
+  if (even && reduces(kind.function)) return;
+  BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
+  call.layout.reduced.insert({2, {1, 1, even ? 0 : 1, 0}});
+  walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
+}
+
+// Rows, or columns, of `lengths`; where there are none, of any length.
+struct Wanted {
+  std::vector<int64_t> lengths;
+  bool dims;  // over other dims than the last too
+};
+
+// The kernels that contiguous tensors ask for.
+std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const Wanted& wanted) {
   std::unordered_set<std::string> plans, names;
   std::vector<Kernel> found;
   const auto visit = [&](const CudaPlan& plan) {
@@ -104,7 +126,8 @@ std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const std::vect
     for (const std::string& define : kind.defines(plan)) kernel += " " + define;
     if (names.insert(kernel).second) found.push_back({plan, kernel});
   };
-  for (const int64_t n : lengths) {
+  const bool any = wanted.lengths.empty();
+  for (const int64_t n : any ? lengths_to_walk(tables_of(gpu.name)) : wanted.lengths) {
     for (const int64_t rows : kRows) {
       if (kind.pass == cuda::Pass::forward) {
         forward_plans(kind, gpu, rows, n, visit);
@@ -113,6 +136,8 @@ std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const std::vect
       }
     }
   }
+  if (!wanted.dims) return found;
+  for (const int64_t n : any ? column_lengths() : wanted.lengths) column_plans(kind, gpu, n, visit);
   return found;
 }
 
@@ -142,17 +167,16 @@ CudaPlan read(const std::string& kernel) {
 
 }  // namespace
 
-// The kernels that contiguous rows of `lengths` (`count` of them; none: of any length) may ask for, one a line, as
-// onepass_warm takes them. On `device`, or where it is negative on a full GPU of `compute`. `pass` is numbered as in
-// launch.h.
+// The kernels that contiguous rows of `lengths` (`count` of them; none: of any length) may ask for, with `dims` those
+// over other dims too, one a line, as onepass_warm takes them. On `device`, or where it is negative on a full GPU of
+// `compute`. `pass` is numbered as in launch.h.
 ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type, int device, int compute,
-                                  const int64_t* lengths, int64_t count, char* text, int64_t size) {
+                                  const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
   return guarded(text, size, [&] {
     const Gpu gpu = device < 0 ? typical(compute) : cuda::device_info(device);
-    const std::vector<int64_t> every = count ? std::vector<int64_t>() : lengths_to_walk(tables_of(gpu.name));
     const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
     std::string lines;
-    for (const Kernel& kernel : kernels_of(kind, gpu, count ? std::vector<int64_t>(lengths, lengths + count) : every))
+    for (const Kernel& kernel : kernels_of(kind, gpu, {std::vector<int64_t>(lengths, lengths + count), dims}))
       lines += written(kernel) + "\n";
     if (int64_t(lines.size()) >= size) throw std::runtime_error("onepass: too many kernels");
     return lines;
