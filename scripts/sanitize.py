@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE, TESTS = ROOT / "src" / "onepass" / "csrc", ROOT / "tests"
 SANITIZE = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZE += ["-Wno-maybe-uninitialized"]  # which takes the undefined lanes of intrinsics for a mistake
-PROGRAMS = {"layouts": [], "columns": [], "launches": [CORE / "cuda" / "launch.cpp", CORE / "tables.cpp"]}
+TABLES = CORE / "tables.cpp"
+PROGRAMS = {"layouts": [], "columns": [TABLES], "launches": [CORE / "cuda" / "launch.cpp", TABLES]}
 
 
 def build_settings() -> tuple[dict[str, list[str]], list[str]]:

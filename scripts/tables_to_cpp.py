@@ -21,7 +21,7 @@ def entry_text(limit: int, tier: int, *numbers: int) -> str:
     >>> entry_text(24, 0, 2, 0, 1, 0)
     '{24, kWarp, 2, 0, 1, 0}'
     """
-    name = "kAsRows" if tier < 0 else f"k{TIERS[tier].capitalize()}"
+    name = "kAsRows" if tier < 0 else "k" + TIERS[tier].title().replace("-", "")
     return f"{{{', '.join(map(str, ['kAnyLength' if limit == ANY else limit, name, *numbers]))}}}"
 
 

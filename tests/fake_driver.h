@@ -105,7 +105,9 @@ namespace {
   const std::vector<Entry> rows = {{64, kWarp, turn % 2 ? 8 : 32, 0, 1, 0},
                                    {kAnyLength, kBlock, 0, 8 + turn * 4 % 32, 1, 0}};
   const std::vector<Entry> few = {{256, kAsRows, 0, 0, 1, 0}, {kAnyLength, kBlock, 0, 12 + turn * 4 % 20, 1, 0}};
-  return {"a test's", rows, rows, rows, rows, odd, odd, few, few};
+  const std::vector<Entry> columns = {{64, int(Tier::columns), turn % 2 ? 128 : 256, 8, 8, 0},
+                                      {kAnyLength, int(Tier::columns), 128, 8 + turn % 3 * 4, 8, 0}};
+  return {"a test's", rows, rows, rows, rows, odd, odd, few, few, columns, columns, columns, columns};
 }
 
 }  // namespace

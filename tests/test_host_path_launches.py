@@ -69,7 +69,8 @@ def test_other_tables_are_heeded_at_once():
     odd = [[2**63 - 1, -1, 0, 0, 1, 0]]
     made = native.counts()
     try:
-        native.set_tables(gpu, "a test's", {name: odd if "odd" in name else stream for name in native.TABLES})
+        others = {name: odd if "odd" in name else stream for name in native.TABLES[:8]}
+        native.set_tables(gpu, "a test's", {**native.tables()["tables"], **others})
         right(onepass.softmax(x, -1), x)
         assert native.counts() != made  # a kernel that this process had not got yet
     finally:

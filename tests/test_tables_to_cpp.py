@@ -24,6 +24,10 @@ SMALL = {
     "odd16": [[ANY, -1, 0, 0, 1, 0]],
     "few32": [[255, -1, 0, 0, 1, 0], [ANY, 2, 0, 20, 1, 0]],
     "few16": [[ANY, -1, 0, 0, 1, 0]],
+    "columns32": [[24, 6, 64, 24, 64, 0], [ANY, 7, 0, 0, 8, 0]],
+    "columns16": [[ANY, 6, 128, 16, 8, 1]],
+    "column_gradients32": [[ANY, 7, 0, 0, 16, 0]],
+    "column_gradients16": [[ANY, 7, 0, 0, 8, 0]],
 }
 
 
@@ -64,7 +68,7 @@ def test_a_compiler_reads_what_the_file_says(header, tmp_path):
     compiler = shutil.which("g++") or pytest.skip("no g++ here")
     done = run(file_of(tmp_path, SMALL), "--to", header)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{header}: 13 entries of NVIDIA B200")
+    assert done.stdout.startswith(f"{header}: 18 entries of NVIDIA B200")
     (tmp_path / "main.cpp").write_text(PROGRAM)
     command = [compiler, "-std=c++17", "-Wall", "-Werror", f"-I{tmp_path}", f"-I{CSRC}", tmp_path / "main.cpp"]
     subprocess.run([*command, "-o", tmp_path / "main"], check=True, capture_output=True)
@@ -88,7 +92,7 @@ def test_the_built_in_tables_are_in_the_format_that_it_writes(header, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 1}, "its version is 3, got 1"),
+        ({"version": 1}, "its version is 4, got 1"),
         ({"tables": {**SMALL, "odd16": []}}, "table odd16 is a list of entries"),
         ({"gpu": 'a "GPU"'}, "a GPU has a plain name, got"),
     ],

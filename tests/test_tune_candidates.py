@@ -67,7 +67,7 @@ def test_every_candidate_is_an_entry_and_its_plan_the_engines(dtype, size, funct
             native.set_tables(H200.name, "a test", tables)
             assert engine_plan(dtype, n, function=function) == plan, (n, choice)
             seen.add(TIERS[plan.tier])
-    assert seen == set(TIERS) - ({"flat"} if function == "logsumexp" else set())
+    assert seen == set(TIERS[:6]) - ({"flat"} if function == "logsumexp" else set())
 
 
 @pytest.mark.parametrize("gpu", [RTX, GPUS[3]], ids=lambda gpu: gpu.name)

@@ -59,7 +59,7 @@ def test_without_a_gpu_it_is_one_line(arguments):
         (("--dtypes", "f64"), "got float64"),
         (("--dtypes", "int8"), "int8"),
         (("--dtypes", "f16,bf16"), "one table"),
-        (("--functions", "softmin"), "functions are softmax, logsumexp, which stand for the others; got softmin"),
+        (("--functions", "softmin"), "which stand for the others; got softmin"),
         (("--out", "/dev/null/file.json"), "cannot be written"),
         (("more",), "more"),
     ],
@@ -97,9 +97,13 @@ def test_a_run_says_what_it_finds(fake, tmp_path):
         assert re.search(r", 0\.[78]\d\d of a copy, in use 0\.750$", line)  # a copy is made to take 90, that 120
     assert lines[3].startswith("logsumexp float32 1048576x64: warp lanes ")
     assert re.search(r", [12]\.\d\d\d of a copy's time, in use 1\.333$", lines[3])
-    assert lines[5].startswith(f"{tmp_path / 'tables.json'}: ")
-    assert "from 5 measurements on NVIDIA H200" in lines[5]
-    assert len(lines) == 6
+    assert re.match(
+        r"columns float32 1048576x64: columns lanes \d+ values \d+ split .* of a copy, in use 0\.750$", lines[5]
+    )
+    assert re.match(r"column_gradients float32 1048576x64: columns .* of an addition, in use 0\.750$", lines[7])
+    assert lines[9].startswith(f"{tmp_path / 'tables.json'}: ")
+    assert "from 9 measurements on NVIDIA H200" in lines[9]
+    assert len(lines) == 10
     assert store.read(tmp_path / "tables.json").gpu == "NVIDIA H200"
 
 
@@ -108,13 +112,13 @@ def test_a_run_that_is_broken_off_says_what_is_kept(fake):
     result = call("--lengths", "64,128,4096")
     assert result.exit_code == 130
     assert [line for line in result.stderr.splitlines() if line] == [
-        "3 of 14 measurements are kept; the same command goes on there",
+        "3 of 26 measurements are kept; the same command goes on there",
         "onepass: stopped",
     ]
     result = call("--lengths", "64,128,4096")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[0] == "going on: 3 of 14 measurements are there"
-    assert len(result.stdout.splitlines()) == 13
+    assert result.stdout.splitlines()[0] == "going on: 3 of 26 measurements are there"
+    assert len(result.stdout.splitlines()) == 25
 
 
 def test_errors_of_a_run_are_one_line(fake):
@@ -148,7 +152,10 @@ def test_the_tables_are_shown_in_full(capsys):
         assert " ".join(" ".join(row).split()) in lines
     assert cells[0][:3] == ("rows32", f"1 to {BASE['rows32'][0][0]}", "warp")
     assert cells[-1][1].endswith(" and more")
-    assert cells[-1][2:] == ("as others", "", "", "", "")
+    assert cells[-1][2:] == ("columns-grid", "", "", "8", "")
+    others = [row for row in cells if row[2] == "as others"]
+    assert others
+    assert all(row[3:] == ("", "", "", "") for row in others)
 
 
 @pytest.mark.skipif(not has_nvrtc(), reason="no NVRTC here")

@@ -11,12 +11,12 @@ from onepass import native
 from onepass.tune import store
 from onepass.tune.candidates import Gpu
 from onepass.tune.lengths import FEW, LENGTHS
-from onepass.tune.measure import WrongResultError
+from onepass.tune.measure import FUNCTIONS, WrongResultError
 from onepass.tune.run import Options, sweep
 from tune_support import BASE, H200, RTX, FakeMeter
 
 SOME = Options(lengths=(9, 64, 1024, 4096))
-TOTAL = 20  # of two dtypes and two functions, and softmax of 4096 rows of two of the lengths
+TOTAL = 36  # of two dtypes and four functions, and softmax of 4096 rows of two of the lengths
 
 
 def run(path: Path, meter: FakeMeter, gpu: Gpu = H200, options: Options = SOME, fresh: bool = False, use=None):
@@ -235,7 +235,10 @@ def test_tables_that_the_engine_refuses_are_not_written(path):
         ({"dtypes": ()}, "got none"),
         ({"dtypes": ("float64",)}, "got float64"),
         ({"dtypes": ("float16", "bfloat16")}, "one table"),
-        ({"functions": ()}, "functions are softmax, logsumexp, which stand for the others; got none"),
+        (
+            {"functions": ()},
+            "functions are softmax, logsumexp, columns, column_gradients, which stand for .*; got none",
+        ),
         ({"functions": ("softmin",)}, "got softmin"),
     ],
 )
@@ -245,7 +248,7 @@ def test_wrong_options(given, words):
 
 
 def test_all_lengths_are_the_default():
-    points = Options().points
+    points = [point for point in Options().points if point[0] in FUNCTIONS]
     assert {n for *_, n, _ in points} == set(LENGTHS)
     few = [point for point in points if point[3] == FEW and point[0] == "softmax" and 256 <= point[2] <= 16384]
     assert {n for *_, n, _ in few} == {n for n in LENGTHS if 256 <= n <= 16384 and n % 4 == 0}

@@ -219,9 +219,7 @@ def explain(
     plan = _native_plan(kind, function, shaped, y_type, dims, address)
     moved = plan["bytes"]
     tier, launch = _describe(chosen, plan, function, shaped, y_type, real, notes)
-    if tier.startswith("columns"):
-        notes.append("tables of columns are built in, those of an H200")
-    elif chosen == "cuda" and launch and kind is not None:
+    if chosen == "cuda" and launch and kind is not None:
         notes.append(load.note(native.tables(kind.name)["origin"], kind.name))
     if kind is not None and not kind.name:  # another GPU, of which no more is known
         real = entry = None

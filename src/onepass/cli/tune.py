@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 @click.option(
     "--repeats", type=click.IntRange(1), default=15, show_default=True, help="Calls of which the median counts."
 )
-@click.option("--lengths", metavar="N[,...]", help="Of the rows, in elements.  [default: about 110, from 2 to 1048576]")
+@click.option(
+    "--lengths",
+    metavar="N[,...]",
+    help="Of rows and columns, in elements.  [default: about 110 from 2 to 1048576, of columns 25 from 8 to 32768]",
+)
 @click.option(
     "--dtypes",
     multiple=True,
@@ -39,7 +43,8 @@ if TYPE_CHECKING:
     multiple=True,
     type=Names(),
     metavar="NAME[,...]",
-    help="softmax, for all that write rows, and logsumexp, for those that do not.  [default: both]",
+    help="softmax, for all that write rows, logsumexp, for those that do not, columns, for calls over other dims, and "
+    "column_gradients.  [default: all]",
 )
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="In place of the file that is then used.")
 @click.option("--fresh", is_flag=True, help="Do not go on with a sweep that was broken off.")
@@ -134,7 +139,7 @@ def print_tables(tables: Tables) -> None:
         for cells in (headings, *rows_of(tables)):
             click.echo("\t".join(cells))
         return
-    shown = Table(box=box.SIMPLE)
+    shown = Table(box=box.SIMPLE, padding=0)  # or 80 characters would not do
     for at, heading in enumerate(headings):
         shown.add_column(heading, justify="left" if at < 3 else "right", no_wrap=True)
     rows = rows_of(tables)
@@ -186,7 +191,7 @@ def line_of(point: Point) -> str:
     what = " ".join([TIERS[choice.tier], *numbers])
     reduces = point.function == "logsumexp"
     best, auto = (us / point.copy_us if reduces else point.copy_us / us for us in (point.best, point.auto_us))
-    of = "of a copy's time" if reduces else "of a copy"
+    of = "of a copy's time" if reduces else "of an addition" if point.function == "column_gradients" else "of a copy"
     return f"{point.function} {point.dtype} {point.rows}x{point.n}: {what}, {best:.3f} {of}, in use {auto:.3f}"
 
 

@@ -8,7 +8,8 @@ namespace onepass {
 
 inline const Tables& built_in() {
   [[maybe_unused]] constexpr int kWarp = int(Tier::warp), kFlat = int(Tier::flat), kBlock = int(Tier::block),
-                                 kCluster = int(Tier::cluster), kGrid = int(Tier::grid), kStream = int(Tier::stream);
+                                 kCluster = int(Tier::cluster), kGrid = int(Tier::grid), kStream = int(Tier::stream),
+                                 kColumns = int(Tier::columns), kColumnsGrid = int(Tier::columns_grid);
   // clang-format off
   // begin: NVIDIA H200, 2026-11-22
   static const Tables tables = {
@@ -188,6 +189,53 @@ inline const Tables& built_in() {
           {11839, kCluster, 0, 48, 2, 0},
           {16384, kBlock, 0, 64, 1, 0},
           {kAnyLength, kAsRows, 0, 0, 1, 0},
+      },
+      {
+          // columns32
+          {24, kColumns, 64, 24, 64, 0},
+          {32, kColumns, 128, 8, 32, 0},
+          {64, kColumns, 128, 8, 16, 0},
+          {256, kColumns, 128, 16, 16, 0},
+          {512, kColumns, 256, 16, 16, 0},
+          {1024, kColumns, 128, 8, 8, 0},
+          {4096, kColumns, 256, 8, 8, 8},
+          {16384, kColumns, 256, 16, 8, 16},
+          {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
+      },
+      {
+          // columns16
+          {24, kColumns, 128, 24, 128, 0},
+          {32, kColumns, 64, 16, 32, 0},
+          {64, kColumns, 64, 16, 16, 0},
+          {240, kColumns, 128, 16, 8, 0},
+          {256, kColumns, 128, 16, 8, 1},
+          {1024, kColumns, 128, 16, 8, 0},
+          {4096, kColumns, 128, 16, 4, 0},
+          {16384, kColumns, 256, 16, 8, 16},
+          {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
+      },
+      {
+          // column_gradients32
+          {24, kColumns, 128, 6, 32, 0},
+          {32, kColumns, 64, 8, 16, 0},
+          {64, kColumns, 128, 8, 16, 0},
+          {256, kColumns, 128, 8, 8, 0},
+          {512, kColumns, 256, 4, 16, 0},
+          {1024, kColumns, 256, 4, 8, 0},
+          {8192, kColumns, 256, 8, 8, 8},
+          {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
+      },
+      {
+          // column_gradients16
+          {24, kColumns, 128, 6, 32, 0},
+          {32, kColumns, 64, 8, 16, 0},
+          {64, kColumns, 128, 8, 16, 0},
+          {240, kColumns, 128, 8, 8, 0},
+          {256, kColumns, 256, 8, 8, 1},
+          {512, kColumns, 128, 8, 8, 0},
+          {1024, kColumns, 128, 8, 4, 0},
+          {8192, kColumns, 256, 8, 8, 8},
+          {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
       },
   };
   // end

@@ -2,67 +2,11 @@
 #pragma once
 
 #include <cstdlib>
-#include <vector>
 
 #include "backward_plan.h"
 #include "columns.h"
 
 namespace onepass {
-
-// How columns of up to `limit` elements are cut: vectors of 16 bytes side by side, threads of a block, vectors that a
-// thread keeps in registers at most, and in shared memory (kAhead: those of the next tile). As many blocks share
-// columns as it takes.
-struct ColumnEntry {
-  int64_t limit;
-  int side, threads, slots, shelf;
-};
-
-// By operands that are kept (a gradient keeps two) and by half types. Longer columns go over the chip.
-// Measured on NVIDIA H200, 2026-11-22 (benchmarks/results/sweep-columns-h200-2026-11-22.json).
-inline const std::vector<ColumnEntry>& column_table(bool gradient, bool half) {
-  // clang-format off
-  static const std::vector<ColumnEntry> of32 = {
-      {24, 64, 64, 24, 0},
-      {32, 32, 128, 8, 0},
-      {64, 16, 128, 8, 0},
-      {256, 16, 128, 16, 0},
-      {512, 16, 256, 16, 0},
-      {1024, 8, 128, 8, 0},
-      {4096, 8, 256, 8, 8},
-      {16384, 8, 256, 16, 16},
-  };
-  static const std::vector<ColumnEntry> of16 = {
-      {24, 128, 128, 24, 0},
-      {32, 32, 64, 16, 0},
-      {64, 16, 64, 16, 0},
-      {240, 8, 128, 16, 0},
-      {256, 8, 128, 16, kAhead},
-      {1024, 8, 128, 16, 0},
-      {4096, 4, 128, 16, 0},
-      {16384, 8, 256, 16, 16},
-  };
-  static const std::vector<ColumnEntry> gradient32 = {
-      {24, 32, 128, 6, 0},
-      {32, 16, 64, 8, 0},
-      {64, 16, 128, 8, 0},
-      {256, 8, 128, 8, 0},
-      {512, 16, 256, 4, 0},
-      {1024, 8, 256, 4, 0},
-      {8192, 8, 256, 8, 8},
-  };
-  static const std::vector<ColumnEntry> gradient16 = {
-      {24, 32, 128, 6, 0},
-      {32, 16, 64, 8, 0},
-      {64, 16, 128, 8, 0},
-      {240, 8, 128, 8, 0},
-      {256, 8, 256, 8, kAhead},
-      {512, 8, 128, 8, 0},
-      {1024, 4, 128, 8, 0},
-      {8192, 8, 256, 8, 8},
-  };
-  // clang-format on
-  return gradient ? half ? gradient16 : gradient32 : half ? of16 : of32;
-}
 
 constexpr int kSlabThreads = 256;  // about
 
@@ -142,14 +86,12 @@ struct ColumnPlanner {
   CudaPlan tiled() const {
     const int vector = view.tile, edges = inner % vector == 0 ? kWhole : kWindow;
     const int64_t vectors = ceil_div(inner, int64_t(vector));
-    for (const ColumnEntry& entry : column_table(operands > 1, bytes == 2)) {
-      if (n > entry.limit) continue;
-      const int64_t side = int64_t(entry.side) * 16 / (vector * bytes);
-      const int across = fitting(side < entry.threads ? side : entry.threads, vectors);
-      const bool waits = vector * read >= 4 && (edges == kWhole || entry.shelf == kAhead);
-      return split(across, most_down(across, entry.threads), vector, entry.slots, waits ? entry.shelf : 0, edges);
-    }
-    return grid(fitting(8 * 16 / (vector * bytes), vectors), vector, edges);
+    const Entry& entry = look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n);
+    const int64_t side = int64_t(entry.split) * 16 / (vector * bytes);
+    if (Tier(entry.tier) == Tier::columns_grid) return grid(fitting(side, vectors), vector, edges);
+    const int across = fitting(side < entry.lanes ? side : entry.lanes, vectors);
+    const bool waits = vector * read >= 4 && (edges == kWhole || entry.shelf == kAhead);
+    return split(across, most_down(across, entry.lanes), vector, entry.values, waits ? entry.shelf : 0, edges);
   }
 
   // Up to so many side by side: fewer where that leaves none idle at the end of a line.

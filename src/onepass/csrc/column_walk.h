@@ -11,14 +11,14 @@ namespace onepass {
 
 // Lengths of columns: all short ones; in steps of 1% up to where columns go over the chip, since a thread keeps up to
 // 32 vectors, then in larger ones; and those around the limits of the tables.
-inline std::vector<int64_t> column_lengths() {
+inline std::vector<int64_t> column_lengths(const Tables& tables) {
   constexpr int64_t kEvery = 64, kOverTheChip = 40000, kLongest = int64_t(1) << 33;
   std::set<int64_t> lengths;
   for (int64_t n = 1; n <= kEvery; ++n) lengths.insert(n);
   for (double n = kEvery; n < double(kLongest); n *= n < kOverTheChip ? 1.01 : 1.1) lengths.insert(int64_t(n));
-  for (const bool gradient : {false, true}) {
-    for (const bool half : {false, true}) {
-      for (const ColumnEntry& entry : column_table(gradient, half)) lengths.insert({entry.limit, entry.limit + 1});
+  for (const NamedTable& named : kTables) {
+    for (const Entry& entry : tables.*named.table) {
+      if (entry.limit < kLongest) lengths.insert({entry.limit, entry.limit + 1});
     }
   }
   return {lengths.begin(), lengths.end()};

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "built_in.h"
@@ -16,8 +17,27 @@ namespace {
 using Registry = std::map<std::string, Tables, std::less<>>;  // by the name of the GPU
 std::atomic<const Registry*> registry{nullptr};  // replaced as a whole, never freed: a call may be reading one
 
+constexpr int kMostSlots = 24, kMostGradientSlots = 16;  // that kernels of columns are compiled for
+
+bool power(int v, int most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; }
+
+std::string fault_of_columns(const Entry& entry, bool gradient) {
+  const Tier tier = Tier(entry.tier);
+  if (tier != Tier::columns && tier != Tier::columns_grid)
+    return "the tables of columns have the tiers columns and columns-grid alone";
+  if (!power(entry.split, 128)) return "split is a power of two up to 128";
+  if (tier == Tier::columns_grid)
+    return entry.lanes || entry.values || entry.shelf ? "columns-grid has a split alone, and 0 for the rest" : "";
+  if (entry.lanes < 64 || entry.lanes > 512 || entry.lanes % 32) return "lanes is a multiple of 32 from 64 to 512";
+  const int most = gradient ? kMostGradientSlots : kMostSlots;
+  if (entry.values < 1 || entry.values > most || (entry.values > 16 && entry.values % 2))
+    return "values is 1 to " + std::to_string(most) + ", and even beyond 16";
+  if (entry.shelf != 1 && (entry.shelf < 0 || entry.shelf > 48 || entry.shelf % 4))
+    return "shelf is 1, or a multiple of 4 up to 48";
+  return "";
+}
+
 std::string fault(const Entry& entry, bool odd, bool few) {
-  const auto power = [](int v, int most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; };
   if ((odd || few) && entry.tier == kAsRows) return "";
   if (entry.tier < 0 || entry.tier >= kTiers) return "no such tier";
   const Tier tier = Tier(entry.tier);
@@ -43,7 +63,9 @@ std::string fault(const Entry& entry, bool odd, bool few) {
 }
 
 void check(const char* name, const std::vector<Entry>& table) {
-  const bool odd = name[0] == 'o', few = name[0] == 'f';
+  const std::string_view of = name;
+  const auto is_of = [&](std::string_view kind) { return of.substr(0, kind.size()) == kind; };
+  const bool odd = is_of("odd"), few = is_of("few"), columns = is_of("column"), gradient = is_of("column_gradients");
   const auto refuse = [&](const std::string& words) {
     throw std::runtime_error(std::string("onepass: table ") + name + ": " + words);
   };
@@ -52,7 +74,7 @@ void check(const char* name, const std::vector<Entry>& table) {
   for (const Entry& entry : table) {
     if (entry.limit <= before) refuse("limits rise, got " + std::to_string(entry.limit));
     before = entry.limit;
-    const std::string words = fault(entry, odd, few);
+    const std::string words = columns ? fault_of_columns(entry, gradient) : fault(entry, odd, few);
     if (!words.empty()) refuse("limit " + std::to_string(entry.limit) + ": " + words);
   }
 }

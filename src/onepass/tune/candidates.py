@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from onepass.tune.lengths import is_odd, up
 
-TIERS = ("warp", "flat", "block", "cluster", "grid", "stream")
-WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
+TIERS = ("warp", "flat", "block", "cluster", "grid", "stream", "columns", "columns-grid")  # the last two: columns.py
+WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM, COLUMNS, COLUMNS_GRID = range(8)
 WHOLE = 2  # of `edges`, as plan.h counts them
 THREADS = 128  # of a block, in the tiers warp and flat
 TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
@@ -19,6 +19,15 @@ MUCH_LONGER, LITTLE = 4, 16  # times what the chip holds: of such rows registers
 WINDOW_HALVES = 40  # that a thread keeps of a row that is no whole number of vectors: more would spill
 STREAMING = 1024  # threads a multiprocessor that stream rows of a reduction, so many at least
 FULL_CLUSTERS = 132  # multiprocessors from which clusters of 16 are sure to find their place on compute 9.0
+
+
+def block_of(across: int, down: int) -> int:
+    """The threads that a kernel of columns is compiled for.
+
+    >>> block_of(8, 16), block_of(9, 16)
+    (128, 256)
+    """
+    return max(128, 1 << (across * down - 1).bit_length())
 
 
 class Choice(NamedTuple):
@@ -254,9 +263,17 @@ def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
     >>> len(kernels([("softmax", "float32", plan) for plan in plans]))
     2
     """
-    told = {}
+    told: dict[tuple[object, ...], Kernel] = {}
     for function, dtype, p in todo:
+        if p.tier > STREAM:  # of columns
+            cluster, shelf = p.split if p.tier == COLUMNS else int(p.split > 1), min(p.shelf, 2)
+            block = block_of(p.lanes, p.rows)
+            key = (function, dtype, p.tier, block, 0, p.values, p.vector, p.edges, cluster, shelf)
+            told[key] = (function, dtype, p)
+            continue
         per_warp = p.tier in (WARP, FLAT)
-        key = (function, dtype, p.tier, p.lanes if per_warp else 0, p.rows, p.values, p.vector, p.edges)
-        told[key, p.split if p.tier == CLUSTER else 0, p.shelf > 0 and not per_warp] = (function, dtype, p)
+        cluster, shelf = p.split if p.tier == CLUSTER else 0, int(p.shelf > 0 and not per_warp)
+        lanes = p.lanes if per_warp else 0
+        key = (function, dtype, p.tier, lanes, p.rows, p.values, p.vector, p.edges, cluster, shelf)
+        told[key] = (function, dtype, p)
     return list(told.values())

@@ -82,9 +82,11 @@ def work() -> None:
     import torch
 
     from onepass import native
+    from onepass.tune.columns import kernel_of
 
     compute, share = json.load(sys.stdin)
     for function, dtype, plan in share:
+        (name, which), type_ = kernel_of(function), getattr(torch, dtype)
         with contextlib.suppress(RuntimeError):
-            native.compile_kernel(function, getattr(torch, dtype), getattr(torch, dtype), plan, compute, os.devnull)
+            native.compile_kernel(name, type_, type_, plan, compute, os.devnull, which)
         print("done", flush=True)

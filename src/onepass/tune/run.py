@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,12 +15,12 @@ import torch
 from onepass import native
 from onepass.bench.environment import sources_hash
 from onepass.engines import unavailable
-from onepass.tune import store
+from onepass.tune import columns, store
 from onepass.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels
 from onepass.tune.journal import Journal
 from onepass.tune.lengths import LENGTHS, row_counts
 from onepass.tune.load import kind_of, load
-from onepass.tune.measure import FUNCTIONS, CudaMeter, Point, Progress
+from onepass.tune.measure import ALL, CudaMeter, Point, Progress
 from onepass.tune.table import build
 from onepass.version import __version__
 
@@ -30,32 +31,35 @@ KEPT = 8  # choices of a length that go into the file
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured: inputs of `mib` MiB, the median of `repeats` calls, rows of `lengths` elements of `dtypes`;
-    softmax, for all functions that write rows, and logsumexp, for those that do not."""
+    """What is measured: inputs of `mib` MiB, the median of `repeats` calls, rows and columns of `lengths` elements
+    (None: those of each) of `dtypes`; softmax, for all functions that write rows, logsumexp, for those that do not,
+    columns, for softmax over other dims, and column_gradients."""
 
     mib: int = 256
     repeats: int = 15
-    lengths: tuple[int, ...] = LENGTHS
+    lengths: tuple[int, ...] | None = None
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    functions: tuple[str, ...] = FUNCTIONS
+    functions: tuple[str, ...] = ALL
 
     def __post_init__(self) -> None:
         for name in ("mib", "repeats"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} is a whole number, at least 1; got {value!r}")
-        if not self.lengths:
+        if self.lengths is not None and not self.lengths:
             raise ValueError("no lengths")
-        for n in self.lengths:
+        for n in self.lengths or ():
             if type(n) is not int or not 2 <= n <= 2**24:
                 raise ValueError(f"a length is a whole number from 2 to 2**24, got {n!r}")
         if not self.dtypes or any(dtype not in DTYPES for dtype in self.dtypes):
             raise ValueError(f"dtypes are {', '.join(DTYPES)}; got {', '.join(map(str, self.dtypes)) or 'none'}")
         if {"float16", "bfloat16"} <= set(self.dtypes):
             raise ValueError("float16 and bfloat16 have one table: name one of them")
-        if not self.functions or any(function not in FUNCTIONS for function in self.functions):
+        if not self.functions or any(function not in ALL for function in self.functions):
             got = ", ".join(map(str, self.functions)) or "none"
-            raise ValueError(f"functions are {', '.join(FUNCTIONS)}, which stand for the others; got {got}")
+            raise ValueError(f"functions are {', '.join(ALL)}, which stand for the others; got {got}")
+        if not self.points:
+            raise ValueError(f"columns are of up to {columns.LONGEST} elements")
 
     @property
     def points(self) -> list[tuple[str, str, int, int]]:
@@ -64,9 +68,27 @@ class Options:
         return [
             (function, dtype, n, rows)
             for dtype, function in kinds
-            for n in sorted(set(self.lengths))
-            for rows in row_counts(n, getattr(torch, dtype).itemsize, self.mib, function == "logsumexp")
+            for n in self._lengths(function)
+            for rows in _rows(function, n, getattr(torch, dtype).itemsize, self.mib)
         ]
+
+    def _lengths(self, function: str) -> list[int]:
+        if function not in columns.FUNCTIONS:
+            return sorted(set(self.lengths or LENGTHS))
+        return sorted({n for n in self.lengths or columns.LENGTHS if n <= columns.LONGEST})
+
+
+def _rows(function: str, n: int, size: int, mib: int) -> list[int]:
+    if function in columns.FUNCTIONS:
+        return [prod(columns.shape_of(n, size, mib))]
+    return row_counts(n, size, mib, function == "logsumexp")
+
+
+def _candidates(function: str, dtype: str, n: int, rows: int, mib: int, gpu: Gpu) -> list[Candidate]:
+    size = getattr(torch, dtype).itemsize
+    if function not in columns.FUNCTIONS:
+        return candidates(n, size, rows, gpu, function == "logsumexp")
+    return columns.candidates(n, columns.shape_of(n, size, mib), size, columns.operands(function), gpu)
 
 
 class Meter(Protocol):
@@ -136,14 +158,11 @@ def sweep(
     try:
         known = {(point.function, point.dtype, point.n, point.rows) for point in journal.points}
         total, left = len(points), [point for point in points if point not in known]
-        tried = {}
-        for function, dtype, n, rows in left:
-            size = getattr(torch, dtype).itemsize
-            tried[function, dtype, n, rows] = candidates(n, size, rows, gpu, function == "logsumexp")
+        tried = {point: _candidates(*point, options.mib, gpu) for point in left}
         watcher.measured(None, total - len(left), total)
         meter.prepare(kernels([(*of[:2], c.plan) for of, found in tried.items() for c in found]), watcher.compiled)
-        for function, dtype, n, rows in left:
-            point = meter.measure(function, dtype, n, rows, tried[function, dtype, n, rows])
+        for of in left:
+            point = meter.measure(*of, tried[of])
             journal.add(point)
             watcher.measured(point, len(journal.points), total)
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -14,7 +14,7 @@ Entry = list[int]
 Table = list[Entry]
 Tables = dict[str, Table]
 
-VERSION = 3
+VERSION = 4
 ANY = 2**63 - 1
 
 
@@ -66,9 +66,9 @@ def default_path(gpu: str) -> Path:
 def check_tables(tables: Any) -> None:
     """Raise ValueError, with words, where `tables` are not all tables of entries. What a tier takes, the engine says.
 
-    >>> check_tables({"rows32": []})
+    >>> check_tables({"rows32": []})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: tables are rows32, rows16, reduce32, reduce16, odd32, odd16, few32, few16; got rows32
+    ValueError: tables are rows32, rows16, ...; got rows32
     """
     if not isinstance(tables, dict) or set(tables) != set(NAMES):
         got = ", ".join(map(str, tables)) or "none" if isinstance(tables, dict) else repr(tables)[:80]
@@ -79,7 +79,7 @@ def check_tables(tables: Any) -> None:
         limit = 0
         for at, entry in enumerate(table):
             try:
-                _check_entry(entry, limit)
+                _check_entry(entry, limit, name.startswith("column"))
             except ValueError as error:
                 raise ValueError(f"table {name}, entry {at}: {error}") from None
             limit = entry[0]
@@ -87,12 +87,14 @@ def check_tables(tables: Any) -> None:
             raise ValueError(f"table {name} ends at rows of {limit}; the last limit is 2**63 - 1")
 
 
-def _check_entry(entry: Any, after: int) -> None:
+def _check_entry(entry: Any, after: int, of_columns: bool) -> None:
     if not isinstance(entry, list) or len(entry) != 6 or not all(type(number) is int for number in entry):
         raise ValueError(f"six whole numbers (limit, tier, lanes, values, split, shelf), got {repr(entry)[:80]}")
     if not after < entry[0] <= ANY:
         raise ValueError(f"limits rise, up to 2**63 - 1; got {entry[0]} after {after}")
-    if not -1 <= entry[1] <= 5:
+    if of_columns and entry[1] not in (6, 7):
+        raise ValueError(f"a tier of columns is 6 or 7 (over the chip), got {entry[1]}")
+    if not of_columns and not -1 <= entry[1] <= 5:
         raise ValueError(f"a tier is 0 to 5, or -1 (as the other tables); got {entry[1]}")
     if min(entry[2:]) < 0 or max(entry[2:]) > 1024:
         raise ValueError(f"lanes, values, split and shelf are 0 to 1024, got {entry[2:]}")

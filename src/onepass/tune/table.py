@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from onepass.tune import columns
 from onepass.tune.candidates import FLAT, Choice, Gpu, capacity, steady
 from onepass.tune.lengths import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd
 from onepass.tune.measure import Point
@@ -103,7 +104,7 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
 
     Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier flat pays for softmax they
     are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others. What
-    was measured of few rows has its own tables.
+    was measured of few rows has its own tables, and so have columns.
     """
     tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
     for size in (4, 2):
@@ -113,7 +114,8 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
             most = min(capacity(choice, size, gpu), steady(choice, n, size, gpu))
             return most - (16 // size - 1)  # where the row begins within a vector
 
-        both = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
+        every = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
+        both = [p for p in every if p.function not in columns.FUNCTIONS]
         few = [p for p in both if is_few(p)]
         more = {(p.function, p.n) for p in both if not is_few(p)}
         points = [
@@ -135,7 +137,17 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
             if found := [other for p in others if (other := _only(p, False))]:
                 name = f"{kind}{bits}"
                 tables[name] = spliced(base[name], entries(found, holds), found[0].n)
+        for function in columns.FUNCTIONS:
+            if beside := [p for p in every if p.function == function]:
+                tables[f"{function}{bits}"] = _of_columns(beside, size, base[f"{function}{bits}"], gpu)
     return tables
+
+
+def _of_columns(points: Sequence[Point], size: int, base: Table, gpu: Gpu) -> Table:
+    def holds(choice: Choice, _: int) -> int:
+        return columns.capacity(choice, size, columns.operands(points[0].function), gpu)
+
+    return spliced(base, entries(points, holds), points[0].n)
 
 
 def is_few(point: Point) -> bool:

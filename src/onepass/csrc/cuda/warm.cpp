@@ -137,7 +137,7 @@ std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const Wanted& w
     }
   }
   if (!wanted.dims) return found;
-  for (const int64_t n : any ? column_lengths() : wanted.lengths) column_plans(kind, gpu, n, visit);
+  for (const int64_t n : any ? column_lengths(tables_of(gpu.name)) : wanted.lengths) column_plans(kind, gpu, n, visit);
   return found;
 }
 
