@@ -1,5 +1,6 @@
 """Tables of columns: what the sweep tries is what the engine makes of an entry, and what it finds becomes entries."""
 
+import os
 import random
 import re
 import zlib
@@ -22,12 +23,13 @@ from onepass.tune.columns import (
     resolve,
     shape_of,
 )
-from onepass.tune.measure import Point, WrongResultError, measure_columns
+from onepass.tune.compile import compile_all
+from onepass.tune.measure import CudaMeter, Point, WrongResultError, check, measure_columns
 from onepass.tune.run import Options, sweep
 from onepass.tune.table import build
 from test_warmup_dims import random_plan
 from tune_support import A100, BASE, GPUS, H200, RTX, FakeMeter, made_up, tables_back
-from warmup_support import EDGES, FIELDS, TYPES
+from warmup_support import EDGES, FIELDS, TYPES, needs_nvrtc
 
 __all__ = ["tables_back"]
 DTYPES = {"float32": 4, "bfloat16": 2}
@@ -172,6 +174,19 @@ def test_the_number_of_kernels_is_bounded():
     assert len(kernels(todo)) < len(set(todo)) / 2
 
 
+@needs_nvrtc
+def test_kernels_are_compiled_as_the_engine_asks_for_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
+    todo = [(function, "float32", of_length(64, "float32", function)[-1].plan) for function in FUNCTIONS]
+    compile_all(todo, 90, lambda *done: None)
+    before = native.counts()
+    for which, (_, dtype, plan) in zip(native.PASSES, todo, strict=False):
+        type_ = getattr(torch, dtype)
+        native.compile_kernel("softmax", type_, type_, plan, 90, os.devnull, which)
+    after = native.counts()
+    assert (after[0] - before[0], after[1] - before[1]) == (0, 2)
+
+
 # From times to entries
 
 
@@ -224,6 +239,30 @@ def measured(spoil, function: str) -> Point:
 
     tried = candidates(16, (3, 64), 4, operands(function), H200)
     return measure_columns(x, grad, tried, launch, lambda call, repeats: (call(), 5.0)[1], lambda: None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_meter_launches_what_is_checked(function, dtype, monkeypatch):
+    """By the plan in use, on the CPU, which takes no other."""
+    meter = object.__new__(CudaMeter)
+    meter.mib, meter.repeats = 1, 3
+    monkeypatch.setattr(meter, "_input", lambda dtype, count: torch.randn(count).to(dtype), raising=False)
+    plan = of_length(64, str(dtype)[6:], function)[0].plan
+
+    def look(x, grad, tried, launch, *_):
+        assert tuple(x.shape[1:]) == (64, 4096)
+        y, forced = torch.full_like(x, torch.nan), torch.empty_like(x)
+        launch(None, y)
+        wide = x.double()
+        want = wide.softmax(1) if grad is None else wide * (grad - (wide * grad).sum(1, keepdim=True))
+        check(y, want, "it", 0.0 if grad is None else wide.max().item())
+        with pytest.raises(RuntimeError, match="only CUDA calls have a plan to force"):
+            launch(plan, forced)
+        return "a point"
+
+    monkeypatch.setattr("onepass.tune.measure.measure_columns", look)
+    assert meter._columns(function, dtype, 64, lambda call, repeats: 1.0, []) == "a point"
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

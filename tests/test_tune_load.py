@@ -216,6 +216,8 @@ def test_explain_names_the_tables(config):
     plan = onepass.explain((8192, 1024), device="h200")
     origin = native.tables("NVIDIA H200")["origin"]
     assert [note for note in plan.notes if "tables" in note] == [f"tables {origin}"]
+    columns = onepass.explain((8, 1024, 64), 1, device="h200")
+    assert [note for note in columns.notes if "tables" in note] == [f"tables {origin}"]
     assert "measured on NVIDIA H200" in origin
     assert not [note for note in onepass.explain((8, 8), device="cpu").notes if "tables" in note]
     assert not [note for note in onepass.explain((0, 8), device="h200").notes if "tables" in note]
