@@ -117,9 +117,10 @@ def tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
 
 
 def some_tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
-    """Each dim alone, all but one, and all: enough where a face of a kernel that saw every set is interpreted."""
+    """Each dim alone, the first with the last, and all: enough where a face of a kernel that saw every set is
+    interpreted."""
     rank = max(x.dim(), 1)
-    yield from (dims for dims in tuples(x) if len(dims) in (1, rank - 1, rank))
+    yield from (dims for dims in tuples(x) if len(dims) in (1, rank) or {d % rank for d in dims} == {0, rank - 1})
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
