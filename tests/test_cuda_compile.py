@@ -176,11 +176,16 @@ GRADIENTS_OFFERED = [
     if not (kernel[3][0] == CLUSTER and compute < 90)
     and not (kernel[3][0] == GRID and kernel[3][3] * kernel[1].itemsize > 64 and compute != 90)
 ]
-OFFERED = [(*kernel, compute) for kernel in KERNELS for compute in (80, 90, 100, 120) if is_offered(kernel[3], compute)]
+OFFERED = [
+    (*kernel, compute)
+    for i, kernel in enumerate(KERNELS)
+    for compute in ((80, 90, 100, 120) if i % 3 == 0 else (90,))
+    if is_offered(kernel[3], compute)
+]
 COLUMNS_OFFERED = [
     (*kernel, compute)
     for i, kernel in enumerate([(*kernel, "forward") for kernel in COLUMN_KERNELS] + COLUMN_GRADIENTS)
-    for compute in ((80, 90, 100, 120) if i % 3 == 0 or kernel[3][0] != COLUMNS else (90,))
+    for compute in ((80, 90, 100, 120) if i % (4 if kernel[3][0] == COLUMNS else 2) == 0 else (90,))
     if not (kernel[3][0] == COLUMNS and kernel[3][5] > 1 and compute < 90)
 ]
 
