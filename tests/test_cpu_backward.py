@@ -161,7 +161,9 @@ def _gradient(f: Callable[[Tensor], Tensor], x: Tensor, g: Tensor) -> Tensor:
 def test_the_bits_do_not_depend_on_the_threads(function: str) -> None:
     before = torch.get_num_threads()
     try:
-        for shape, dim in (((3, 80_001), 1), ((1, 100_000), 1), ((2099, 33), 1), ((20, 4097), 1), ((9, 40, 130), 1)):
+        rows = (((3, 80_001), 1), ((1, 100_000), 1), ((2099, 33), 1), ((20, 4097), 1))
+        few_tiles = (((9, 40, 130), 1), ((40, 3001), 0), ((1, 70, 1500), 1), ((300, 9000), 0))
+        for shape, dim in (*rows, *few_tiles):
             for dtype in (torch.float32, torch.bfloat16):
                 g, y = _given(function, shape, (dim,), dtype)
                 torch.set_num_threads(1)

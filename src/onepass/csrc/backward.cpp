@@ -76,7 +76,8 @@ void strides_of(const Given& given, const Operand& tensor, bool reduced, int64_t
   }
 }
 
-void run_cpu(const BackwardCall& call) {
+void run_cpu(BackwardCall call) {
+  call.threads = int64_t(torch::stable::get_num_threads());
   const CpuEngine& engine = cpu_engine();
   const Units units = engine.backward_units(call);
   const int64_t rows = call.layout.rows;
@@ -89,7 +90,7 @@ void run_cpu(const BackwardCall& call) {
   const int64_t grain = cpu_grain(units);
   if (!units.pieces) return parallel(BackwardStep::rows, nullptr, units.count, grain);
   // Rows enough for all threads go whole: the second look at a row is then soon after the first.
-  if (rows >= 2 * int64_t(torch::stable::get_num_threads())) return parallel(BackwardStep::rows, nullptr, rows, 1);
+  if (rows >= 2 * call.threads) return parallel(BackwardStep::rows, nullptr, rows, 1);
   sums.resize(size_t(units.count + rows));
   parallel(BackwardStep::sums, sums.data(), units.count, grain);
   double* const totals = sums.data() + units.count;

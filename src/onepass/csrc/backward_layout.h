@@ -115,6 +115,7 @@ struct BackwardCall {
   void* dx;
   const void *saved, *grad, *lse;
   BackwardLayout layout;
+  int64_t threads = 1;  // of the CPU engine
 
   // Of logsumexp the input is what was saved, beside the result.
   DType saved_type() const { return function == Function::logsumexp ? dx_type : type; }

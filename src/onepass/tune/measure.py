@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,10 +133,10 @@ def race(
         verify(words)
         if not y.sum(dtype=torch.float32).isfinite():
             raise WrongResultError(f"{words} is wrong: not every element was written")
-        looks[plan] = time(lambda plan=plan: launch(plan, y), min(QUICK, repeats))  # type: ignore[misc]
+        looks[plan] = time(partial(launch, plan, y), min(QUICK, repeats))
     if not looks:
         raise RuntimeError(f"no plan for {what} can be launched: {'; '.join(refused) or 'none tried'}")
-    plans = {plan: time(lambda plan=plan: launch(plan, y), repeats) for plan in close(looks)}  # type: ignore[misc]
+    plans = {plan: time(partial(launch, plan, y), repeats) for plan in close(looks)}
     return {choice: plans[plan] for choice, plan in tried if plan in plans}, refused
 
 

@@ -10,10 +10,14 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kRowsAGroup = 64;  // short rows of a unit
 
-// Rows of a tile of rows that lie side by side.
+// Rows of a tile of rows that lie side by side: fewer, if no thread is to go without. (No row's bits depend on it.)
 inline int64_t tile_rows(const BackwardCall& call) {
   if (doubles(call)) return kDoubleTile;
-  return kTileBytes / size_of(call.type);
+  const int64_t line = kLine / size_of(call.type), inner = call.layout.outer.innermost().size;
+  const auto tiles = [&](int64_t wide) { return call.layout.rows / inner * ((inner + wide - 1) / wide); };
+  int64_t wide = kTileBytes / size_of(call.type);
+  while (wide > 16 * line && tiles(wide) < call.threads) wide /= 2;
+  return wide;
 }
 
 // Calls work(offsets, width) for each of the tiles [begin, end): the innermost outer dim is cut into tiles, the others
