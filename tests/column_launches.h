@@ -24,7 +24,10 @@ void add(const TileDims& dims, std::vector<int64_t>* numbers) {
 // All but the address of the messages.
 std::vector<int64_t> numbers_of(const Tiles& t) {
   std::vector<int64_t> numbers = {t.n,     t.inner, t.side,  t.tall,  t.plane, t.across, t.down,
-                                  t.pitch, t.parts, t.group, t.shelf, t.turns, t.waiting};
+                                  t.pitch, t.parts, t.stride, t.group, t.narrow, t.shelf, t.turns, t.waiting};
+  for (const Divider& by : {t.by_side, t.by_line}) numbers.insert(numbers.end(), {by.multiplier, by.shift});
+  for (const Counted& count : {t.there, t.whole}) numbers.insert(numbers.end(), {count.all, count.rest});
+  numbers.insert(numbers.end(), t.jump, t.jump + kTileTensors);
   numbers.insert(numbers.end(), t.steps, t.steps + kTileTensors);
   add(t.outer, &numbers), add(t.reduced, &numbers);
   return numbers;

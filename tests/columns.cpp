@@ -19,8 +19,8 @@ struct Lying {
 
 bool wrong(const char* what) { return std::printf("%s\n", what), false; }
 
-bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, const ColumnPlanner& planner, int part,
-              int whole) {
+bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, const ColumnPlanner& planner, int scalar,
+              bool gradient) {
   if (const std::string why = column_refusal(view, plan, gpu); !why.empty()) return wrong(why.c_str());
   const auto power = [](int v) { return v > 0 && (v & (v - 1)) == 0; };
   const int fewest = planner.operands > 1 ? 16 : 24;  // vectors that no thread keeps more of
@@ -35,8 +35,11 @@ bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, cons
   if (plan.shelf && plan.tier == Tier::columns_stream) return wrong("a shelf of what streams");
   Tiles tiles = tiles_of(view, plan);
   tiles.waiting = int(waiting_bytes(plan, plan.vector * planner.read * planner.operands));
-  if (column_bytes(tiles, plan, part, whole) > gpu.shared - kStaticShared) return wrong("shared memory");
-  if (!power(tiles.group) || tiles.group > 32 || (tiles.group > 1 && tiles.group * tiles.pitch > plan.threads()))
+  if (column_bytes(tiles, plan, scalar, gradient) > gpu.shared - kStaticShared) return wrong("shared memory");
+  const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
+  if (slab ? tiles.stride != tiles.pitch : tiles.stride < tiles.pitch || (tiles.parts > 1 && tiles.stride % (plan.vector < 4 ? plan.vector : 4)))
+    return wrong("stride");
+  if (tiles.group != 1 << tiles.group_bits || tiles.group > 32 || (tiles.group > 1 && tiles.group * tiles.pitch > plan.threads()))
     return wrong("group");
   if (plan.tier != Tier::columns_stream && tiles.turns > plan.slots() + (plan.ahead() ? 0 : plan.shelf))
     return wrong("more vectors than a thread has room for");
@@ -47,6 +50,12 @@ int64_t place(const TileDims& dims, int tensor, int64_t index) {
   int64_t at = 0;
   for (int d = dims.count - 1; d >= 0; --d) at += index % dims.sizes[d] * dims.steps[tensor][d], index /= dims.sizes[d];
   return at;
+}
+
+// As place.cuh divides and counts.
+int64_t divided(int64_t a, const Divider& by) { return int64_t(uint64_t(a) * by.multiplier >> by.shift); }
+int counted_there(int64_t begin, const Counted& end, int64_t turn, bool slab) {
+  return end.all + (begin < end.rest) + (slab && begin + turn < end.rest);
 }
 
 // The threads of a launch, one after another, as columns.cuh has them.
@@ -73,9 +82,12 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
   };
   for (int64_t tile = 0; tile < tiles.side * tiles.tall; ++tile) {
     const int64_t outer = tile / tiles.side, column = tile % tiles.side * tiles.pitch;
+    if (divided(tile, tiles.by_side) != outer) return wrong("division by side");
     for (int rank = 0; rank < plan.split; ++rank) {
       for (int thread = 0; thread < tiles.across * tiles.down; ++thread) {
         const int x = thread % tiles.across, y = thread / tiles.across;
+        if (!slab && divided(thread, tiles.by_line) != y) return wrong("division by across");
+        int there = 0, counts = 0;
         for (int q = 0; q < tiles.turns; ++q) {
           if (slab) {
             const int64_t size = tiles.n * tiles.inner, first = place(tiles.outer, 0, outer);
@@ -83,15 +95,20 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
                 int64_t((tensors[0].address / uint64_t(tensors[0].size) + uint64_t(first)) % uint64_t(V));
             const int64_t begin = thread * V - phase + (int64_t(q) * plan.split + rank) * tiles.across * V;
             const bool whole = begin >= 0 && begin + V <= size;
+            counts += whole || (begin < 0 && begin + V <= size);
+            there += begin < size;
             if (begin + V <= 0 || begin >= size) continue;
             if (full && !whole) return wrong("a part of a vector of a whole slab");
             if (whole && !aligned(outer, begin % tiles.inner, begin / tiles.inner)) return wrong("alignment");
             // A thread's columns are the same every turn.
             if (((begin - (thread * V - phase)) % tiles.pitch + tiles.pitch) % tiles.pitch) return wrong("columns");
+            const int64_t own = thread * V + V * tiles.pitch - phase;
+            if (divided(own, tiles.by_line) != own / tiles.pitch) return wrong("division by pitch");
             for (int64_t p = begin < 0 ? 0 : begin; p < begin + V && p < size; ++p)
               if (!take(outer, p % tiles.inner, p / tiles.inner)) return wrong("an element twice");
           } else {
             const int64_t row = y + (int64_t(q) * plan.split + rank) * tiles.down, from = column + x * V;
+            there += row < tiles.n;
             if (row >= tiles.n || from >= tiles.inner) continue;
             if (full && from + V > tiles.inner) return wrong("a part of a vector");
             if (from + V <= tiles.inner && !aligned(outer, from, row)) return wrong("alignment");
@@ -99,6 +116,15 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
               if (!take(outer, c, row)) return wrong("an element twice");
           }
         }
+        // The same from what kernels are told.
+        const int64_t turn = int64_t(plan.split) * (slab ? tiles.across * V : tiles.down);
+        int64_t first = y + int64_t(rank) * tiles.down;
+        if (slab) {
+          const int64_t lies = int64_t(tensors[0].address / uint64_t(tensors[0].size)) + place(tiles.outer, 0, outer);
+          first = thread * V - lies % V + int64_t(rank) * tiles.across * V;
+          if (counted_there(first, tiles.whole, turn, true) != counts) return wrong("whole vectors");
+        }
+        if (counted_there(first, tiles.there, turn, slab) != there) return wrong("vectors");
       }
     }
   }
@@ -121,7 +147,7 @@ bool forward(const Gpu& gpu, bool small, Looked* looked) {
   const CudaPlan plan = planner.plan();
   const int scalar = call.y_type == DType::float64 ? 8 : 4;
   ++looked->plans;
-  if (!is_sound(view, plan, gpu, planner, 2 * scalar, 3 * scalar)) return false;
+  if (!is_sound(view, plan, gpu, planner, scalar, false)) return false;
   if (!small || call.layout.rows * call.layout.n > 20000) return true;
   ++looked->simulated;
   return covers(
@@ -139,7 +165,7 @@ bool backward(const Gpu& gpu, bool small, Looked* looked) {
   const CudaPlan plan = planner.plan();
   const int scalar = call.type == DType::float64 ? 8 : 4;
   ++looked->plans;
-  if (!is_sound(view, plan, gpu, planner, scalar, scalar)) return false;
+  if (!is_sound(view, plan, gpu, planner, scalar, true)) return false;
   if (!small || call.layout.rows * call.layout.n > 20000) return true;
   ++looked->simulated;
   const bool alike = !call.lse && !is_even(call);

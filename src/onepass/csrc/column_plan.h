@@ -109,9 +109,10 @@ struct ColumnPlanner {
     return ceil_div(n * inner + (view.slab_begins ? 0 : vector - 1), int64_t(across) * vector);
   }
 
-  // Bytes of shared memory beside the shelf.
+  // Bytes of shared memory beside the shelf, at most.
   int64_t meeting(int threads, int vector, int64_t pitch, int boxes) const {
-    return ((int64_t(threads) * vector + 2 * int64_t(boxes) * pitch) * 2 + pitch * 3) * (bytes == 8 ? 8 : 4);
+    const int64_t parts = int64_t(threads) * vector / pitch;
+    return meeting_bytes(pitch, parts * (pitch + 8), boxes, bytes == 8 ? 8 : 4, false);
   }
 
   // Over as few blocks as it takes; the chip where that is too many for a cluster.

@@ -18,6 +18,7 @@ struct ColumnTensor {
   bool vectors;
 };
 
+constexpr int kNarrow = 8;      // vectors of a tile of less than two lines of the cache
 constexpr int kMaxTurn = 1024;  // threads of a block, which take a whole number of lines of a slab at a time
 
 struct ColumnView {
@@ -160,6 +161,20 @@ inline ColumnView column_view(const BackwardCall& call) {
   return column_view(dims(call.layout.outer), dims(call.layout.reduced), tensors, call.lse ? 4 : 3);
 }
 
+// Of numbers below 2^31.
+inline Divider divider_of(int64_t by) {
+  if (by >> 31) return {0, 0};
+  unsigned shift = 31;
+  while (int64_t(1) << (shift - 31) < by) ++shift;
+  return {unsigned(((uint64_t(1) << shift) + uint64_t(by) - 1) / uint64_t(by)), shift};
+}
+
+// Of vectors `turn` apart: those whose first element is no further than `last`.
+inline Counted counted(int64_t last, int64_t turn, int none) {
+  if (last < 0) return {0, none};
+  return {int(last / turn), int(last % turn) + 1};
+}
+
 // What a plan makes of a view. Bytes of shared memory are in parts of `part` bytes.
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   Tiles tiles = view.tiles;
@@ -167,29 +182,45 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   tiles.across = plan.lanes, tiles.down = plan.rows_per_block;
   tiles.pitch = slab ? int(tiles.inner) : tiles.across * plan.vector;
   tiles.parts = slab ? tiles.across * plan.vector / tiles.pitch : tiles.down;
+  // So that lanes that read parts of a column find them in other banks of shared memory.
+  tiles.stride = slab || tiles.parts == 1 ? tiles.pitch : int(up_to(tiles.pitch, 4)) + 4;
   tiles.side = ceil_div(tiles.inner, int64_t(tiles.pitch));
   tiles.tall = 1;
   if (!view.strided) {
     for (int d = 0; d < tiles.outer.count; ++d) tiles.tall *= tiles.outer.sizes[d];
   }
+  tiles.narrow = !slab && !view.strided && tiles.side > 1 && tiles.pitch <= kNarrow * view.full;
   const int64_t before = view.slab_begins ? 0 : plan.vector - 1;  // elements of a vector before a slab, at most
-  tiles.turns = int(slab ? ceil_div(view.n() * view.inner() + before, int64_t(plan.lanes) * plan.vector * plan.split)
-                         : ceil_div(view.n(), int64_t(plan.rows_per_block) * plan.split));
+  const int64_t size = slab ? view.n() * view.inner() : view.n();
+  const int64_t turn = int64_t(plan.split) * (slab ? plan.lanes * plan.vector : plan.rows_per_block);
+  tiles.turns = int(ceil_div(slab ? size + before : size, turn));
+  tiles.there = counted(size - 1, turn, 0);
+  tiles.whole = counted(size - (slab ? plan.vector : 1), turn, -plan.vector);
+  for (int t = 0; t < kTileTensors; ++t) tiles.jump[t] = slab ? turn : turn * tiles.steps[t];
+  tiles.by_side = divider_of(tiles.side), tiles.by_line = divider_of(slab ? tiles.pitch : tiles.across);
   tiles.shelf = plan.shelved() ? plan.shelf : 0;
   const int most = tiles.parts > plan.split ? tiles.parts : plan.split;
-  tiles.group = 1;
-  while (tiles.group < 32 && tiles.group < most && 2 * tiles.group * tiles.pitch <= plan.threads()) tiles.group *= 2;
+  while (tiles.group_bits < 5 && 1 << tiles.group_bits < most &&
+         (2 << tiles.group_bits) * tiles.pitch <= plan.threads())
+    ++tiles.group_bits;
+  tiles.group = 1 << tiles.group_bits;
   return tiles;
 }
 // Of the vectors that wait there, `vector` bytes each with all operands.
 inline int64_t waiting_bytes(const CudaPlan& plan, int vector) {
   return int64_t(plan.ahead() ? plan.slots() : plan.shelf) * plan.block() * vector;
 }
-inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int part, int whole) {
+// Of what threads that share columns tell each other, in numbers of `scalar` bytes: of a gradient one of a column, else
+// three of a whole one, its maximum and two of a block's.
+inline int64_t meeting_bytes(int64_t pitch, int64_t parts, int boxes, int scalar, bool gradient) {
+  const int64_t whole = up_to(pitch * (gradient ? 1 : 3) * scalar, 16),
+                top = gradient ? 0 : up_to(pitch * scalar, 16);
+  return whole + top + up_to(parts * scalar, 16) + 2 * boxes * pitch * (gradient ? 1 : 2) * scalar;
+}
+inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar, bool gradient) {
   if (plan.split == 1 && tiles.parts == 1 && plan.edges != kSlab && plan.edges != kWholeSlab) return tiles.waiting;
-  const int64_t boxes = plan.tier == Tier::columns && plan.split > 1 ? 2 * int64_t(plan.split) * tiles.pitch : 0;
-  return tiles.waiting + up_to(int64_t(tiles.pitch) * whole, 16) +
-         (int64_t(tiles.across) * tiles.down * plan.vector + boxes) * part;
+  const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
+  return tiles.waiting + meeting_bytes(tiles.pitch, tiles.parts * tiles.stride, boxes, scalar, gradient);
 }
 
 // Why a plan cannot serve a view; empty where it can.

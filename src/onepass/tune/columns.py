@@ -52,8 +52,9 @@ def _down(n: int, across: int, threads: int) -> int:
 
 
 def _meeting(block: int, vector: int, pitch: int, boxes: int) -> int:
-    """Bytes of shared memory beside the shelf."""
-    return ((block * vector + 2 * boxes * pitch) * 2 + pitch * 3) * 4
+    """Bytes of shared memory beside the shelf, at most."""
+    parts = block * vector // pitch * (pitch + 8)
+    return sum(up(bytes_, 16) * 16 for bytes_ in (12 * pitch, 4 * pitch, 4 * parts)) + 16 * boxes * pitch
 
 
 def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int, gpu: Gpu) -> Plan | None:

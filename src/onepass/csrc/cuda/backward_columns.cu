@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(
       ahead(tile + step);
     }
     if (CLUSTER > 1 || GRID || kSlab || tiles.parts > 1) {
-      meeting.meet(own, s, place, round++, &all_clear, [](int, A part) { return part; });
+      meeting.meet(own, s, place, round++, &all_clear, [](int, A part, A) { return part; });
     } else {
 #pragma unroll
       for (int v = 0; v < V; ++v) s[v] = own[v];

@@ -36,19 +36,20 @@ int64_t resident(const Launch& made, const Gpu& gpu) {
   return found->second;
 }
 
-// What a thread's part of a column, what is made of a whole one, and a message take: bytes.
+// Bytes of a number of a column, and of a message.
 struct Sizes {
-  int part, whole;
+  int scalar;
+  bool gradient;
   int64_t message;
 };
 
 Sizes sizes_of(const Call& call) {
   const int scalar = call.y_type == DType::float64 ? 8 : 4;
-  return {2 * scalar, 3 * scalar, message_bytes(call.x_type, call.y_type)};
+  return {scalar, false, message_bytes(call.x_type, call.y_type)};
 }
 Sizes sizes_of(const BackwardCall& call) {
   const int scalar = call.type == DType::float64 ? 8 : 4;
-  return {scalar, scalar, message_bytes(call.type, call.dx_type)};
+  return {scalar, true, message_bytes(call.type, call.dx_type)};
 }
 
 Handle kernel_of(const CudaPlan& plan, const Call& call, int device) {
@@ -66,7 +67,7 @@ ColumnLaunch made_by(const CudaPlan& plan, const AnyCall& call, const ColumnPlan
   ColumnLaunch made = {};
   Tiles& tiles = made.tiles = tiles_of(planner.view, plan);
   tiles.waiting = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
-  const int64_t shared = column_bytes(tiles, plan, sizes.part, sizes.whole), room = gpu.shared - kStaticShared;
+  const int64_t shared = column_bytes(tiles, plan, sizes.scalar, sizes.gradient), room = gpu.shared - kStaticShared;
   if (shared > room) {
     refuse("a block may have " + std::to_string(room) + " bytes of shared memory here, the plan takes " +
            std::to_string(shared));

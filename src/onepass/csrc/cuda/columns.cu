@@ -13,6 +13,7 @@ constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUN
 typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
 constexpr bool kHalf = sizeof(OUT) == 2;
+constexpr bool kKeeps = !STREAM && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
 
 // The element of a slot, as the function takes it.
 template <bool Again, class T, int Slots>
@@ -50,17 +51,33 @@ __device__ inline void largest(const Held<T, Slots>& held, A (&m)[V]) {
 }
 
 // The sum of exp(x - m) of a thread's elements of a column, all up to m. For half results by one fused multiply-add an
-// exponential: what the product m log2(e) is rounded by is the same in all, and comes off the sum.
+// exponential: what the product m log2(e) is rounded by is the same in all, and comes off the sum. Where exponentials
+// take no more room than elements they take their place.
 template <class T, int Slots>
-__device__ inline A sum_below(const Held<T, Slots>& held, int v, A m) {
+__device__ inline A sum_below(Held<T, Slots>& held, int v, A m) {
   const A s = shift(m);
-  if constexpr (kHalf) {
+  if constexpr (kKeeps) {
+    return plain_sum<Slots, 0>([&](int i) {
+      const A e = exp_<OUT>(value<true>(held, i, v) - s);
+      held.put(i, v, e);
+      return e;
+    });
+  } else if constexpr (kHalf) {
     const A high = s * kLog2e, low = fmaf(s, kLog2e, -high);
     const A sum = plain_sum<Slots, 0>([&](int i) { return exp2_(fmaf(value<true>(held, i, v), kLog2e, -high)); });
     return sum * fmaf(low, -0.693147181f, 1.0f);  // exp2(-low), which is next to 1
   } else {
     return plain_sum<Slots, 0>([&](int i) { return exp_to_add(value<true>(held, i, v) - s); });
   }
+}
+
+// What there is of an element at the end: its exponential, or itself.
+template <class T, int Slots>
+__device__ inline A left(const Held<T, Slots>& held, int slot, int v) {
+  if constexpr (kKeeps)
+    return held.get(slot, v);
+  else
+    return value<true>(held, slot, v);
 }
 
 // The states of all elements before, and of these.
@@ -77,24 +94,55 @@ __device__ inline void absorb(Held<IN, Slots>& held, A (&m)[V], L (&l)[V]) {
   }
 }
 
-// What finishes the elements of a column, made once from its state.
-template <bool Half, class Float>
+// What finishes the elements of a column, made once from its state and the block's maximum.
+template <bool Half, bool Keeps, class Float>
 struct Whole {
   Finish<FUNCTION, OUT, A> finish;
-  __device__ static Whole of(Float m, Float l) { return {Finish<FUNCTION, OUT, A>(State<A>{m, l})}; }
+  __device__ static Whole of(State<Float> whole, Float) { return {Finish<FUNCTION, OUT, A>(whole)}; }
   __device__ Float operator()(Float x) const { return finish(x); }
 };
 // Of half results: exp2(x log2(e) - high - low).
 template <class Float>
-struct alignas(8) Whole<true, Float> {
+struct alignas(8) Whole<true, false, Float> {
   float high, low;
-  __device__ static Whole of(float m, float l) {
-    const float high = m * kLog2e;
-    return {high, isfinite_(m) ? fmaf(m, kLog2e, -high) + log2_(l) : NAN_};
+  __device__ static Whole of(State<float> whole, float) {
+    const float high = whole.m * kLog2e;
+    return {high, isfinite_(whole.m) ? fmaf(whole.m, kLog2e, -high) + log2_(whole.l) : NAN_};
   }
   __device__ float operator()(float x) const { return exp2_(fmaf(x, kLog2e, -high) - low); }
 };
-typedef Whole<kHalf && !kLog, A> WholeColumn;
+// Of what is kept: exp(x - top), `top` the block's maximum, that it is to be multiplied by.
+template <class Float>
+struct alignas(2 * sizeof(Float)) Whole<false, true, Float> {
+  Float last, rest;
+  __device__ static Whole of(State<Float> whole, Float top) {
+    const Finish<FUNCTION, OUT, Float> finish(whole);
+    Whole made = {finish.last, sizeof(Float) == 8 ? 1 : finish.rest};
+    if constexpr (CLUSTER > 1 || GRID) made.lower(top == -INFINITY_ ? 0 : shift(top) - shift(whole.m));
+    return made;
+  }
+  __device__ Float operator()(Float e) const {
+    if constexpr (sizeof(Float) == 8)
+      return e * rest / last;
+    else
+      return fmaf(e, last, e * rest);
+  }
+
+ private:
+  // By exp(d), d <= 0: 1 + low, as exact as `last` and `rest` together are. (A NaN is the column's already.)
+  __device__ void lower(float d) {
+    d = fmaxf(d, -300.0f);
+    const float j = rintf(d * kLog2e), r = fmaf(j, -1.42860677e-6f, fmaf(j, -0.693145752f, d));
+    float low = fmaf(r, 1.98412698e-4f, 1.38888889e-3f);
+    low = fmaf(low, r, 8.33333333e-3f), low = fmaf(low, r, 4.16666667e-2f), low = fmaf(low, r, 1.66666667e-1f);
+    low = fmaf(low, r, 0.5f), low = fmaf(low * r, r, r);
+    const float high = fmaf(last, low, last), scale = exp2_(rintf(j * 0.5f)), again = exp2_(j - rintf(j * 0.5f));
+    rest = (fmaf(last, low, last - high) + fmaf(rest, low, rest)) * scale * again;
+    last = high * scale * again;
+  }
+  __device__ void lower(double d) { rest = exp(d); }
+};
+typedef Whole<kHalf && !kLog, kKeeps, A> WholeColumn;
 
 constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;  // registers of the elements
 
@@ -122,61 +170,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
     Held<IN, kChunk> chunk;
     const auto load = [&](int from) { take<AHEAD>(held, x, place, 0, from, nothing<FUNCTION, IN>(), 0, 0); };
     const auto load_chunk = [&](int c) { take<SHELVED>(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, c); };
-    PairOf<A> own[V];
-    A m[V];
-    if constexpr (STREAM || SHELVED) {
-      if constexpr (SHELVED) fetch_vectors(0, x, place, 0, SLOTS, tiles.shelf), commit_copies();
+    const bool meets = CLUSTER > 1 || GRID || kSlab || tiles.parts > 1;
+    A m[V], own[V];
+    if constexpr (STREAM) {
       L l[V];
+      A top[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) m[v] = -INFINITY_, l[v] = L{};
-      if constexpr (STREAM) {
-        for (int from = 0; from < tiles.turns; from += SLOTS) load(from), absorb(held, m, l);
-      } else {
-        load(0);
-        absorb(held, m, l);
-        held.forget();
-        await_copies<0>();
-#pragma unroll 1
-        for (int c = 0; c < tiles.shelf; c += kChunk) load_chunk(c), absorb(chunk, m, l);
-      }
+      for (int from = 0; from < tiles.turns; from += SLOTS) load(from), absorb(held, m, l);
 #pragma unroll
-      for (int v = 0; v < V; ++v) own[v] = {m[v], value_of(l[v])};
+      for (int v = 0; v < V; ++v) top[v] = m[v];
+      if (meets) meeting.highest(top, place);
+#pragma unroll
+      for (int v = 0; v < V; ++v) own[v] = value_of(scaled(l[v], exp_to_add(m[v] - shift(top[v])))), m[v] = top[v];
     } else {
+      if constexpr (SHELVED) fetch_vectors(0, x, place, 0, SLOTS, tiles.shelf), commit_copies();
       if constexpr (AHEAD) await_copies<0>();
       load(0);
       largest(held, m);
       held.forget();
       ahead(tile + step);
+      if constexpr (SHELVED) {
+        await_copies<0>();
+#pragma unroll 1
+        for (int c = 0; c < tiles.shelf; c += kChunk) {
+          A here[V];
+          load_chunk(c), largest(chunk, here);
 #pragma unroll
-      for (int v = 0; v < V; ++v) own[v] = {m[v], sum_below(held, v, m[v])};
+          for (int v = 0; v < V; ++v) m[v] = max_(here[v], m[v]);
+        }
+      }
+      if (meets) meeting.highest(m, place);
+      L l[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v) l[v] = Adder<OUT>::of(sum_below(held, v, m[v]));
       held.forget();
+      if constexpr (SHELVED) {
+#pragma unroll 1
+        for (int c = 0; c < tiles.shelf; c += kChunk) {
+          load_chunk(c);
+#pragma unroll
+          for (int v = 0; v < V; ++v) l[v] = add(l[v], Adder<OUT>::of(sum_below(chunk, v, m[v])));
+          if constexpr (kKeeps) shelve(chunk, c);
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) own[v] = value_of(l[v]);
     }
 
-    const auto reduced = [&](int column, PairOf<A> whole) {
+    const auto reduced = [&](int column, State<A> whole) {
       if (rank > 0 || place.column + column >= tiles.inner) return;
       int64_t at[2] = {0, place.origin + (place.column + column) * tiles.steps[1]};
       if constexpr (kStrided) at[1] = 0, locate<2>(tiles.outer, place.column + column, at);
-      store_reduced<FUNCTION>(State<A>{whole.m, whole.l}, y + at[1], tiles.plane);
+      store_reduced<FUNCTION>(whole, y + at[1], tiles.plane);
     };
     WholeColumn whole[V];
-    if (CLUSTER > 1 || GRID || kSlab || tiles.parts > 1) {
-      meeting.meet(own, whole, place, round++, &all_clear, [&](int column, PairOf<A> part) {
-        if constexpr (kReduces) reduced(column, part);
-        return WholeColumn::of(part.m, part.l);
+    if (meets) {
+      meeting.meet(own, whole, place, round++, &all_clear, [&](int column, PairOf<A> part, A top) {
+        if constexpr (kReduces) reduced(column, {part.m, part.l});
+        return WholeColumn::of({part.m, part.l}, top);
       });
     } else {  // a thread has its columns to itself
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         if constexpr (kReduces) {
-          if (threadIdx.x < tiles.across) reduced(threadIdx.x * V + v, own[v]);
+          if (threadIdx.x < tiles.across) reduced(threadIdx.x * V + v, {m[v], own[v]});
         } else {
-          whole[v] = WholeColumn::of(own[v].m, own[v].l);
+          whole[v] = WholeColumn::of({m[v], own[v]}, m[v]);
         }
       }
     }
     if constexpr (!kReduces) {
       const auto write = [&](int from) {
-        give<SLOTS>(y, place, 1, from, [&](int i, int v) { return whole[v](value<true>(held, i, v)); });
+        give<SLOTS>(y, place, 1, from, [&](int i, int v) { return whole[v](left(held, i, v)); });
       };
       if constexpr (STREAM) {
         for (int from = 0; from < tiles.turns; from += SLOTS) load(from), write(from);
@@ -187,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
           load_chunk(c);
-          give<kChunk>(y, place, 1, SLOTS + c, [&](int i, int v) { return whole[v](value<true>(chunk, i, v)); });
+          give<kChunk>(y, place, 1, SLOTS + c, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
         }
       }
     }

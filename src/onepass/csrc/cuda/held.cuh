@@ -60,6 +60,13 @@ __device__ inline void fetch_vectors(int operand, const T* from, const Place<Ten
 }
 constexpr int kChunk = 4;  // vectors that are taken from the shelf at a time
 
+// Puts a chunk back there.
+template <class T>
+__device__ inline void shelve(const Held<T, kChunk>& chunk, int from) {
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) store_shared(place_of(0, from + i), chunk.at[i]);
+}
+
 // From a thread's vector to its next. Opaque: the compiler would else compute each address anew, in ten instructions.
 template <class T>
 __device__ inline T* next(T* at, int64_t step) {
@@ -68,12 +75,17 @@ __device__ inline T* next(T* at, int64_t step) {
   return at;
 }
 
-// Loads a vector of global memory, which the compiler does not know an opaque address to be of.
-template <class Raw>
+// Loads a vector of global memory, which the compiler does not know an opaque address to be of. `Near`: into the L2
+// cache comes also what lies beside it, for a tile beside this one.
+template <class Raw, bool Near = false>
 __device__ inline Raw load_global(const void* at) {
   constexpr int kBytes = sizeof(Raw);
   uint32_t words[4] = {};
-  if constexpr (kBytes == 16) {
+  if constexpr (kBytes == 16 && Near) {
+    asm volatile("ld.global.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(at));
+  } else if constexpr (kBytes == 16) {
     asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "l"(at));
@@ -86,6 +98,8 @@ __device__ inline Raw load_global(const void* at) {
   memcpy(&raw, words, kBytes);
   return raw;
 }
+
+constexpr bool kNears = !kSlab && !kStrided && V * sizeof(IN) == 16;
 
 // Takes the vectors q, q + 1, ... of a tensor, of which those that are not there become `none`. Whole ones may wait in
 // shared memory, from the slot `waits` on.
@@ -101,8 +115,14 @@ __device__ inline void take(Held<T, Slots>& held, const T* from, const Place<Ten
       return load_global<Raw>(kStrided ? from + place.element(tensor, q + i) : at);
   };
   if (!kStrided && place.all_whole(q, Slots)) {
+    if (kNears && !Waits && place.tiles.narrow) {
 #pragma unroll
-    for (int i = 0; i < Slots; ++i) held.put(i, whole(i)), at = next(at, place.step[tensor]);
+      for (int i = 0; i < Slots; ++i)
+        held.put(i, load_global<Raw, true>(at)), at = next(at, place.tiles.jump[tensor]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Slots; ++i) held.put(i, whole(i)), at = next(at, place.tiles.jump[tensor]);
+    }
     return;
   }
 #pragma unroll
@@ -118,7 +138,7 @@ __device__ inline void take(Held<T, Slots>& held, const T* from, const Place<Ten
         }
       }
     }
-    if constexpr (!kStrided) at = next(at, place.step[tensor]);
+    if constexpr (!kStrided) at = next(at, place.tiles.jump[tensor]);
   }
 }
 
@@ -171,6 +191,6 @@ __device__ inline void give(T* to, const Place<Tensors>& place, int tensor, int 
         }
       }
     }
-    if constexpr (!kStrided) at = next(at, place.step[tensor]);
+    if constexpr (!kStrided) at = next(at, place.tiles.jump[tensor]);
   }
 }

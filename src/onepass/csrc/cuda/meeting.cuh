@@ -33,19 +33,22 @@ template <class A, class L>
 struct States {
   typedef PairOf<A> Part;
   typedef A Scalar;
+  typedef L Sum;
+  static constexpr bool kTops = true;
+  static __device__ Part of(const A* tops, int column, A sum) { return {tops[column], sum}; }
   static __device__ Part nothing() { return {-INFINITY_, 0}; }
   template <class Get>
-  static __device__ Part over(int mine, int parts, int group, bool has, Get get) {
+  static __device__ Part over(int mine, int parts, int group, int side, bool has, Get get) {
     A top = -INFINITY_;
     if (has) {
       for (int k = mine; k < parts; k += group) top = max_(top, get(k).m);
     }
-    top = over_lanes(top, 32 / group, [](A a, A b) { return max_(a, b); });
+    top = over_lanes(top, side, [](A a, A b) { return max_(a, b); });
     L sum = {};
     if (has) {
       for (int k = mine; k < parts; k += group) sum = add(sum, lowered(get(k), top));
     }
-    return {top, value_of(over_lanes(sum, 32 / group, [](L a, L b) { return add(a, b); }))};
+    return {top, value_of(over_lanes(sum, side, [](L a, L b) { return add(a, b); }))};
   }
   template <int Count>
   static __device__ Part two(Part before, const Part (&parts)[Count]) {
@@ -74,14 +77,17 @@ template <class A, class L>
 struct Sums {
   typedef A Part;
   typedef A Scalar;
+  typedef L Sum;
+  static constexpr bool kTops = false;
+  static __device__ Part of(const A*, int, A sum) { return sum; }
   static __device__ Part nothing() { return 0; }
   template <class Get>
-  static __device__ Part over(int mine, int parts, int group, bool has, Get get) {
+  static __device__ Part over(int mine, int parts, int group, int side, bool has, Get get) {
     L sum = {};
     if (has) {
       for (int k = mine; k < parts; k += group) sum = add(sum, begin_sum<A, L>(get(k)));
     }
-    return of_lanes(value_of(sum), 32 / group);
+    return of_lanes(value_of(sum), side);
   }
   template <int Count>
   static __device__ Part two(Part before, const Part (&parts)[Count]) {
@@ -123,11 +129,42 @@ struct Told {
 };
 constexpr int kAtOnce = 6;  // messages that a lane has on their way at a time
 
+constexpr int kAtATime = 4;   // parts of a column that a lane takes at a time
+
+// A thread's values of its columns, to and from shared memory, in pieces of 16 bytes where they lie together.
+template <class T>
+__device__ inline void put_together(T* at, const T (&values)[V]) {
+  constexpr int kPiece = V * sizeof(T) < 16 ? V : 16 / sizeof(T);
+#pragma unroll
+  for (int v = 0; v < V; v += kPiece) {
+    Vector<T, kPiece> piece;
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) piece.at[i] = values[v + i];
+    *reinterpret_cast<Vector<T, kPiece>*>(at + v) = piece;
+  }
+}
+template <class T>
+__device__ inline void get_together(const T* at, T (&values)[V]) {
+  if constexpr (V * sizeof(T) % 16 == 0) {
+    typedef Vector<uint32_t, 4> Piece;
+    Piece pieces[V * sizeof(T) / 16];
+#pragma unroll
+    for (int p = 0; p < (int)(V * sizeof(T) / 16); ++p) pieces[p] = reinterpret_cast<const Piece*>(at)[p];
+    memcpy(values, pieces, sizeof(pieces));
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; ++v) values[v] = at[v];
+  }
+}
+
 // Where the threads that share columns meet. Dynamic shared memory: the vectors that wait there, what is used of whole
-// columns, the parts of the block's threads, and what the blocks of a cluster send each other, in two boxes in turn.
+// columns, the block's maximum of each, the parts of its threads, and what the blocks of a cluster send each other, in
+// two boxes in turn.
 template <class Merge, class Whole>
 struct Meeting {
   typedef typename Merge::Part Part;
+  typedef typename Merge::Scalar A;
+  typedef typename Merge::Sum L;
   Mailbox boxes[2];
 
   // Before the first meeting, by all threads.
@@ -146,64 +183,80 @@ struct Meeting {
       if (threadIdx.x == 0) all_clear->open(), all_clear->arrive(block, blocks);
     }
   }
-  // Of each of its columns a thread's own part in, and what is made of the whole column, by one thread a column of the
-  // block, out: `make(column, part)`.
+
+  // Of each of its columns a thread's own maximum in, and the block's out.
+  template <int Tensors>
+  __device__ void highest(A (&own)[V], const Place<Tensors>& place) {
+    const Room room(place.tiles);
+    room.put(own, place);
+    __syncthreads();
+    const Lanes lanes(place.tiles);
+    for (int c = lanes.column; c - lanes.slot < place.tiles.pitch; c += lanes.together) {
+      A top = -INFINITY_;
+      room.for_parts(c, lanes, place, A(-INFINITY_), [&](const A (&parts)[kAtATime]) {
+#pragma unroll
+        for (int i = 0; i < kAtATime; ++i) top = max_(top, parts[i]);
+      });
+      top = over_lanes(top, lanes.side, [](A a, A b) { return max_(a, b); });
+      if (lanes.mine == 0 && c < place.tiles.pitch) room.tops[c] = top;
+    }
+    __syncthreads();
+    room.get(room.tops, own, place);
+  }
+
+  // Of each of its columns a thread's own sum in, and what is made of the whole column, by one thread a column of the
+  // block, out: `make(column, part, the block's maximum)`.
   template <int Tensors, class Make>
-  __device__ void meet(const Part (&own)[V], Whole (&out)[V], const Place<Tensors>& place, uint32_t round,
+  __device__ void meet(const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place, uint32_t round,
                        Rendezvous* all_clear, Make make) {
     const Tiles& tiles = place.tiles;
-    const int pitch = tiles.pitch, group = tiles.group, side = 32 / group;
-    unsigned char* const room = dynamic_shared + tiles.waiting;
-    Whole* const wholes = reinterpret_cast<Whole*>(room);
-    Part* const parts = reinterpret_cast<Part*>(room + (pitch * sizeof(Whole) + 15) / 16 * 16);
-    Part* const sent = parts + tiles.across * tiles.down * V + round % 2 * CLUSTER * pitch;
-    if (threadIdx.x < tiles.across * tiles.down) {
-#pragma unroll
-      for (int v = 0; v < V; ++v) parts[threadIdx.x * V + v] = own[v];
-    }
+    const int pitch = tiles.pitch;
+    const Room room(tiles);
+    const Lanes lanes(tiles);
+    Part* const sent = room.sent + round % 2 * CLUSTER * pitch;
+    room.put(own, place);
     if (CLUSTER > 1 && round == 0) await_cluster();  // a peer's shared memory is there once it has started
     if (CLUSTER > 1 && threadIdx.x == 0) boxes[round % 2].expect(CLUSTER * pitch * sizeof(Part));
     if (GRID && threadIdx.x == 0 && round == 0) all_clear->wait();
     __syncthreads();
-    const int lane = threadIdx.x % 32, column_of = threadIdx.x / 32 * side + lane % side, mine = lane / side;
-    const int together = blockDim.x / 32 * side;
-    Told<typename Merge::Scalar>* const told = reinterpret_cast<Told<typename Merge::Scalar>*>(tiles.messages) +
-                                               ((int64_t)(round % 2) * gridDim.y + blockIdx.y) * gridDim.x * pitch;
-    for (int begin = 0; begin < pitch; begin += together) {
-      const int c = begin + column_of;
-      const Part* const from = parts + (kSlab ? (c + place.phase) % pitch : c);
-      const Part part = Merge::over(mine, tiles.parts, group, c < pitch, [&](int k) { return from[k * pitch]; });
+    Told<A>* const told = reinterpret_cast<Told<A>*>(tiles.messages) +
+                          ((int64_t)(round % 2) * gridDim.y + blockIdx.y) * gridDim.x * pitch;
+    for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
+      L sum = {};
+      room.for_parts(c, lanes, place, A(0), [&](const A (&parts)[kAtATime]) {
+        sum = add(sum, begin_sum<A, L>(plain_sum<kAtATime, 0>([&](int i) { return parts[i]; })));
+      });
+      sum = over_lanes(sum, lanes.side, [](L a, L b) { return add(a, b); });
+      if (c >= pitch) continue;
+      const Part part = Merge::of(room.tops, c, value_of(sum));
       if constexpr (CLUSTER > 1) {
-        if (c < pitch) {
-          for (int peer = mine; peer < CLUSTER; peer += group)
-            send(&sent[cluster_rank() * pitch + c], peer, part, &boxes[round % 2]);
-        }
+        for (int peer = lanes.mine; peer < CLUSTER; peer += tiles.group)
+          send(&sent[cluster_rank() * pitch + c], peer, part, &boxes[round % 2]);
       } else if constexpr (GRID) {
-        if (mine == 0 && c < pitch) told[(int64_t)blockIdx.x * pitch + c].write(part, round + 1);
-      } else if (mine == 0 && c < pitch) {
-        wholes[c] = make(c, part);
+        if (lanes.mine == 0) told[(int64_t)blockIdx.x * pitch + c].write(part, round + 1);
+      } else if (lanes.mine == 0) {
+        room.wholes[c] = make(c, part, room.tops[c]);
       }
     }
     if constexpr (CLUSTER > 1) {
       boxes[round % 2].wait(round / 2 % 2);
-      for (int begin = 0; begin < pitch; begin += together) {
-        const int c = begin + column_of;
-        const Part part = Merge::over(mine, CLUSTER, group, c < pitch, [&](int k) { return sent[k * pitch + c]; });
-        if (mine == 0 && c < pitch) wholes[c] = make(c, part);
+      for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
+        const Part part =
+            Merge::over(lanes.mine, CLUSTER, tiles.group, lanes.side, c < pitch, [&](int k) { return sent[k * pitch + c]; });
+        if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.tops[c]);
       }
     } else if constexpr (GRID) {
       const int split = gridDim.x;
-      for (int begin = 0; begin < pitch; begin += together) {
-        const int c = begin + column_of;
+      for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
         Part part = Merge::nothing();
-        for (int first = mine; first < split && c < pitch; first += kAtOnce * group) {
+        for (int first = lanes.mine; first < split && c < pitch; first += kAtOnce * tiles.group) {
           Part here[kAtOnce];
           bool there;
           do {
             there = true;
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
-              const int k = first + i * group;
+              const int k = first + i * tiles.group;
               here[i] = Merge::nothing();
               if (k < split) there &= told[(int64_t)k * pitch + c].read(&here[i], round + 1);
             }
@@ -211,16 +264,76 @@ struct Meeting {
           part = Merge::two(part, here);
         }
         __syncwarp();
-        part = Merge::of_lanes(part, side);
-        if (mine == 0 && c < pitch) wholes[c] = make(c, part);
+        part = Merge::of_lanes(part, lanes.side);
+        if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.tops[c]);
       }
     }
     __syncthreads();
-    int c = place.own;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      out[v] = wholes[c];
-      c = place.after(c);
-    }
+    room.get(room.wholes, out, place);
   }
+
+ private:
+  // Which columns a lane merges: `column`, and every `together`th from there; of its parts the number `mine` and every
+  // `group`th from there.
+  struct Lanes {
+    int side, slot, column, mine, together;
+    __device__ Lanes(const Tiles& tiles) {
+      const int lane = threadIdx.x % 32, bits = 5 - tiles.group_bits;
+      side = 1 << bits;
+      mine = lane >> bits;
+      slot = lane & (side - 1);
+      column = (threadIdx.x / 32 << bits) + slot;
+      together = blockDim.x / 32 << bits;
+    }
+  };
+  struct Room {
+    const Tiles& tiles;
+    Whole* wholes;
+    A *tops, *parts;
+    Part* sent;
+    __device__ Room(const Tiles& tiles) : tiles(tiles) {
+      const auto up = [](int bytes) { return (bytes + 15) / 16 * 16; };
+      unsigned char* at = dynamic_shared + tiles.waiting;
+      wholes = reinterpret_cast<Whole*>(at), at += up(tiles.pitch * sizeof(Whole));
+      tops = reinterpret_cast<A*>(at), at += Merge::kTops ? up(tiles.pitch * sizeof(A)) : 0;
+      parts = reinterpret_cast<A*>(at), at += up(tiles.parts * tiles.stride * sizeof(A));
+      sent = reinterpret_cast<Part*>(at);
+    }
+    template <int Tensors>
+    __device__ void put(const A (&own)[V], const Place<Tensors>& place) const {
+      if (threadIdx.x < tiles.across * tiles.down)
+        put_together(parts + (kSlab ? threadIdx.x * V : place.line * tiles.stride + place.own), own);
+    }
+    template <class T, int Tensors>
+    __device__ void get(const T* from, T (&out)[V], const Place<Tensors>& place) const {
+      if constexpr (!kSlab) {
+        get_together(from + place.own, out);
+      } else {
+        int c = place.own;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          out[v] = from[c];
+          c = place.after(c);
+        }
+      }
+    }
+    // A lane's parts of a column, so many at a time.
+    template <int Tensors, class F>
+    __device__ void for_parts(int column, const Lanes& lanes, const Place<Tensors>& place, A none, F f) const {
+      if (column >= tiles.pitch) return;
+      int first = kSlab ? column + place.phase : column;
+      if (kSlab && first >= tiles.pitch) first %= tiles.pitch;
+      const A* from = parts + first + lanes.mine * tiles.stride;
+      for (int left = tiles.parts - lanes.mine; left > 0; left -= kAtATime << tiles.group_bits) {
+        A here[kAtATime];
+#pragma unroll
+        for (int i = 0; i < kAtATime; ++i) {
+          here[i] = none;
+          if (i << tiles.group_bits < left) here[i] = from[i * tiles.stride << tiles.group_bits];
+        }
+        f(here);
+        from += kAtATime * tiles.stride << tiles.group_bits;
+      }
+    }
+  };
 };

@@ -26,6 +26,16 @@ __device__ inline int64_t divided(int64_t a, int64_t b) {
   return a / b;
 }
 
+struct Quotient {
+  int64_t whole, rest;
+};
+__device__ inline Quotient divided(int64_t a, int64_t b, const Divider& by) {
+  if ((uint64_t)a >> 31) return {a / b, a % b};
+  const uint32_t low = (uint32_t)a, whole = (uint32_t)((uint64_t)low * by.multiplier >> by.shift);
+  return {whole, low - whole * (uint32_t)b};
+}
+__device__ inline int quotient(unsigned a, const Divider& by) { return (int)((uint64_t)a * by.multiplier >> by.shift); }
+
 // Where element `index` of some dims lies, in each of so many tensors: added to `at`.
 template <int Tensors>
 __device__ inline void locate(const TileDims& dims, int64_t index, int64_t* at) {
@@ -39,12 +49,13 @@ __device__ inline void locate(const TileDims& dims, int64_t index, int64_t* at) 
 }
 
 // A thread's part of a tile: vectors number 0, 1, ... of those that `blocks` blocks share in turns, at `at`,
-// `at + step`, ... in each tensor.
+// `at + tiles.jump`, ... in each tensor.
 template <int Tensors>
 struct Place {
   const Tiles& tiles;
-  int64_t at[Tensors], step[Tensors];
+  int64_t at[Tensors];
   int own;                  // the place among the columns of the tile of the thread's first
+  int line;                 // tile, strided: which of the `down`
   int phase;                // slab: the element of a vector that it begins with
   int first, whole, count;  // those of [first, whole) are whole vectors, and none is there beyond `count`
   int64_t rest;             // tile: columns from the thread's first on. slab: the place of its first element
@@ -54,38 +65,34 @@ struct Place {
 
   // `begins`: the element of a vector that the tensor begins with.
   __device__ Place(const Tiles& tiles, int64_t tile, int rank, uint64_t begins)
-      : tiles(tiles), at{}, phase(0), first(0), count(0) {
+      : tiles(tiles), at{}, phase(0), first(0), whole(0), count(0) {
     const unsigned thread = threadIdx.x, across = tiles.across;
-    const int y = thread / across, x = thread - y * across;
-    const bool works = y < tiles.down;
-    outer = divided(tile, tiles.side);
-    column = (tile - outer * tiles.side) * tiles.pitch;
+    line = kSlab ? thread >= across : quotient(thread, tiles.by_line);
+    const int x = thread - line * across;
+    const bool works = line < tiles.down;
+    const Quotient here = divided(tile, tiles.side, tiles.by_side);
+    outer = here.whole;
+    column = here.rest * tiles.pitch;
     locate<Tensors>(tiles.outer, kStrided ? (column + x < tiles.inner ? column + x : 0) : outer, at);
     origin = at[1];
-    own = x * V;
     if constexpr (kSlab) {
-      phase = (int)((begins + (uint64_t)at[0]) % V);
-      const int begin = (int)thread * V - phase;
-      own = begin % tiles.pitch;
-      if (own < 0) own += tiles.pitch;
-      const int64_t turn = (int64_t)tiles.across * V, size = tiles.n * tiles.inner;
-      first = begin < 0 && rank == 0;
-      rest = begin + rank * turn;
-      whole = works && rest + V <= size ? (int)divided(size - V - rest, turn * sharing()) + 1 : 0;
-      count = works && rest < size ? (int)divided(size - 1 - rest, turn * sharing()) + 1 : 0;
+      phase = kFull ? 0 : (int)((begins + (uint64_t)at[0]) % V);
+      const int begin = (int)thread * V - phase + rank * (int)across * V, from = (int)thread * V + V * tiles.pitch - phase;
+      own = from - quotient(from, tiles.by_line) * tiles.pitch;
+      first = begin < 0;
+      rest = begin;
+      if (works) whole = counted(begin, tiles.whole), count = counted(begin, tiles.there);
 #pragma unroll
-      for (int t = 0; t < Tensors; ++t) at[t] += rest, step[t] = turn * sharing();
+      for (int t = 0; t < Tensors; ++t) at[t] += begin;
     } else {
+      own = x * V;
       rest = tiles.inner - column - own;
-      const int64_t row = y + rank * tiles.down;
-      if (works && rest > 0 && row < tiles.n) count = (int)divided(tiles.n - row - 1, tiles.down * sharing()) + 1;
+      const int row = line + rank * tiles.down;
+      if (works && rest > 0) count = counted(row, tiles.there);
       whole = rest >= V ? count : 0;
       if constexpr (!kStrided) {
 #pragma unroll
-        for (int t = 0; t < Tensors; ++t) {
-          at[t] += column + own + row * tiles.steps[t];
-          step[t] = tiles.down * sharing() * tiles.steps[t];
-        }
+        for (int t = 0; t < Tensors; ++t) at[t] += column + own + row * tiles.steps[t];
       }
     }
   }
@@ -95,7 +102,7 @@ struct Place {
   __device__ bool has(int q, int v) const {
     if (q >= count) return false;
     if constexpr (kSlab) {
-      const int64_t p = rest + q * step[0] + v;
+      const int64_t p = rest + q * tiles.jump[0] + v;
       return p >= 0 && p < tiles.n * tiles.inner;
     } else {
       return v < rest;
@@ -106,12 +113,20 @@ struct Place {
       int64_t there[Tensors];
 #pragma unroll
       for (int t = 0; t < Tensors; ++t) there[t] = at[t];
-      const int64_t row = threadIdx.x / tiles.across + ((int64_t)q * sharing() + sharing_rank()) * tiles.down;
+      const int64_t row = line + ((int64_t)q * sharing() + sharing_rank()) * tiles.down;
       locate<Tensors>(tiles.reduced, row, there);
       return there[tensor];
     } else {
-      return at[tensor] + q * step[tensor];
+      return at[tensor] + q * tiles.jump[tensor];
     }
   }
   __device__ int after(int column) const { return !kSlab || column + 1 < tiles.pitch ? column + 1 : 0; }
+
+ private:
+  // A slab may begin within a vector, which begins before it then.
+  __device__ int counted(int begin, Counted end) const {
+    int all = end.all + (begin < end.rest);
+    if constexpr (kSlab && !kFull) all += begin + tiles.jump[0] < end.rest;
+    return all;
+  }
 };
