@@ -157,6 +157,8 @@ def test_narrow_vectors(dtype, vector):
 MANY = [
     (Plan(COLUMNS, 8, 8, 4, 1, AHEAD), WINDOW),
     (Plan(COLUMNS, 4, 8, 2, 2, AHEAD), WHOLE),
+    (Plan(COLUMNS, 16, 16, 3, 8, AHEAD), WHOLE),
+    (Plan(COLUMNS, 200, 1, 4, 4, AHEAD), WHOLE_SLAB),
     (Plan(COLUMNS, 200, 1, 4, 1, AHEAD), WHOLE_SLAB),
     (Plan(GRID, 4, 16, 2, 3), WHOLE),
     (Plan(GRID, 4, 16, 2, 33), WINDOW),

@@ -125,7 +125,7 @@ struct ColumnPlanner {
       const int kept = kind(each < slots ? each : slots);
       const int waits = shelf == kAhead ? kAhead : each > kept ? int(up_to(each - kept, 4)) : 0;
       const CudaPlan made = {Tier::columns, across, down, kept * vector, vector, split, waits, edges};
-      const int64_t room = gpu.shared - kStaticShared - meeting(made.block(), vector, pitch, split > 1 ? split : 0);
+      const int64_t room = gpu.shared - kColumnStatic - meeting(made.block(), vector, pitch, split > 1 ? split : 0);
       if (waiting_bytes(made, vector * read * operands) <= room) return made;
     }
     return grid(across, vector, edges);
@@ -148,7 +148,7 @@ struct ColumnPlanner {
       }
       if (!gpu.cooperative) continue;
       CudaPlan made = {Tier::columns_grid, across, down, slots * vector, vector, 1, 0, edges};
-      const int64_t room = gpu.shared - kStaticShared - meeting(made.block(), vector, pitch, 0);
+      const int64_t room = gpu.shared - kColumnStatic - meeting(made.block(), vector, pitch, 0);
       const int64_t places = shelved ? room / (int64_t(made.block()) * vector * read * operands) / 4 * 4 : 0;
       const int64_t holds = slots + (places < most_places ? places : most_places);
       const int64_t all = need(across, down, vector, edges), alone = ceil_div(all, holds);

@@ -19,6 +19,7 @@ struct ColumnTensor {
 };
 
 constexpr int kNarrow = 8;      // vectors of a tile of less than two lines of the cache
+constexpr int kColumnStatic = 1024;  // bytes of shared memory that kernels of columns declare at most
 constexpr int kMaxTurn = 1024;  // threads of a block, which take a whole number of lines of a slab at a time
 
 struct ColumnView {

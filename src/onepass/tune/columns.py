@@ -21,6 +21,7 @@ LENGTHS = (
 # fmt: on
 LONGEST = 131072  # beyond, the chip has them in any case
 SIDE = 4096  # columns that lie side by side in what is measured
+MORE_SHARED = 15 * 1024  # bytes of shared memory beyond those of `Gpu.shared`: these kernels declare little
 PLACES = 48  # vectors of a thread in shared memory at most, in the tier columns-grid
 
 
@@ -78,7 +79,7 @@ def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int
         here = min(each, slots)
         here += here > 16 and here % 2  # kernels come in even numbers there
         waits = AHEAD if shelf == AHEAD else up(max(0, each - here), 4) * 4
-        room = gpu.shared - _meeting(block, vector, across * vector, split if split > 1 else 0)
+        room = gpu.shared + MORE_SHARED - _meeting(block, vector, across * vector, split if split > 1 else 0)
         fits = each <= slots + (0 if shelf == AHEAD else shelf)
         if fits and (here if shelf == AHEAD else waits) * block * 16 * kept <= room:
             return Plan(COLUMNS, across, down, here * vector, vector, split, waits, WHOLE)
@@ -93,7 +94,8 @@ def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, g
         for threads in (256, 512):
             down = _down(n, across, threads)
             block = block_of(across, down)
-            places = (gpu.shared - _meeting(block, vector, across * vector, 0)) // (block * 16 * kept) // 4 * 4
+            room = gpu.shared + MORE_SHARED - _meeting(block, vector, across * vector, 0)
+            places = room // (block * 16 * kept) // 4 * 4
             every = up(n, down)
             alone = up(every, slots + min(places, most_places))  # blocks that hold a tile between them
             if alone > chip:
