@@ -88,6 +88,8 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
         narrow = next(v for v in (8, 4, 2, 1) if v <= whole and (rows == 1 or n % v == 0))
         if tier == "flat":
             assert vector == 1
+        elif tier == "warp" and n % (16 // x_type.itemsize) and 16 <= n <= 512 and widest < 8:
+            assert (n % vector == 0 and plan["edges"] == "whole") or vector == whole  # or in whole narrow ones
         else:
             assert vector == (narrow if widest == 2 and n < 128 else whole)  # rows of any length go in vectors
         assert values % vector == 0
@@ -200,7 +202,8 @@ def test_a_vector_begins_at_the_same_element_of_both_rows(n, x_offset, y_offset,
         if vector == plan["vector"]:
             assert agree
         else:
-            assert not agree or vector * size > 16 or vector > n or (size == 2 and n < 128)
+            narrow = size == 2 and n < 128 or (plan["tier"] == "warp" and plan["edges"] == "whole")
+            assert not agree or vector * size > 16 or vector > n or narrow
     phased = any((x_offset + row * x_stride) % plan["vector"] for row in range(4))
     room = plan["lanes"] * plan["values"] * plan["split"]
     assert plan["tier"] == "stream" or room >= (n + plan["vector"] - 1 if phased else n)

@@ -14,7 +14,7 @@ constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUN
 typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
 constexpr bool kHalf = sizeof(OUT) == 2;
-constexpr bool kOnline = GRID && SHELVED;  // see online.cuh
+constexpr bool kOnline = SHELVED && (GRID || (sizeof(OUT) == 2 && CLUSTER <= 2));  // see online.cuh
 constexpr bool kKeeps = !STREAM && !kOnline && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
 
 // The element of a slot, as the function takes it.
@@ -96,37 +96,47 @@ __device__ inline void absorb(Held<IN, Slots>& held, A (&m)[V], L (&l)[V]) {
   }
 }
 
+// Begins to fetch a chunk of a thread's vectors.
+struct Asking {
+  const IN* x;
+  const Place<2>& place;
+  __device__ void operator()(int q, int slot) const { fetch_chunk(0, x, place, 0, q, slot); }
+};
+// Takes the next vectors, which are q, q + 1, ..., when they are there.
+template <int Slots>
+__device__ inline void take_in(Held<IN, Slots>& some, Online<OUT>& state, const Asking& ask, Ring& ring, int q) {
+  ring.await();
+  take_chunk(some, ask.x, ask.place, 0, q, nothing<FUNCTION, IN>(), 0, ring.next());
+  A here[V];
+  largest(some, here);
+  some.forget();
+  ring.refill(ask);
+  q == 0 ? state.begin(here) : state.raise(here);
+#pragma unroll
+  for (int v = 0; v < V; ++v) state.add_up(v, some, [&](int i) { return value<true>(some, i, v); });
+}
+template <int Slots>
+__device__ inline void keep(Held<IN, SLOTS>& held, Online<OUT>& state, const Asking& ask, Ring& ring, int q) {
+  Held<IN, Slots> some;
+  take_in(some, state, ask, ring, q);
+#pragma unroll
+  for (int i = 0; i < Slots; ++i) held.at[q + i] = some.at[i];
+}
 // The states of all vectors, each absorbed when it has come while later ones are on their way, and the first of them in
 // registers. `between`: what to do between those and the others.
 template <class F>
 __device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, Online<OUT>& state, const IN* x,
                                            const Place<2>& place, Ring& ring, F between) {
-  const auto ask = [&](int q, int slot) { fetch_chunk(0, x, place, 0, q, slot); };
-  const auto take_in = [&](auto& some, int q, bool first) {
-    ring.await();
-    take_chunk(some, x, place, 0, q, nothing<FUNCTION, IN>(), 0, ring.next());
-    A here[V];
-    largest(some, here);
-    some.forget();
-    ring.refill(ask);
-    first ? state.begin(here) : state.raise(here);
-#pragma unroll
-    for (int v = 0; v < V; ++v) state.add_up(v, some, [&](int i) { return value<true>(some, i, v); });
-  };
-  const auto keep = [&](auto some, int from) {
-    take_in(some, from, from == 0);
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof(some.at) / sizeof(some.at[0])); ++i) held.at[from + i] = some.at[i];
-  };
+  const Asking ask = {x, place};
   ring.begin(place.tiles.shelf, ask);
 #pragma unroll
-  for (int from = 0; from + kChunk <= SLOTS; from += kChunk) keep(Held<IN, kChunk>(), from);
+  for (int from = 0; from + kChunk <= SLOTS; from += kChunk) keep<kChunk>(held, state, ask, ring, from);
   constexpr int kOver = SLOTS % kChunk;
-  if constexpr (kOver > 0) keep(Held<IN, kOver ? kOver : 1>(), SLOTS - kOver);
+  if constexpr (kOver > 0) keep<kOver ? kOver : 1>(held, state, ask, ring, SLOTS - kOver);
   between();
   Held<IN, kChunk> chunk;
 #pragma unroll 1
-  for (int c = 0; c < place.tiles.shelf; c += kChunk) take_in(chunk, SLOTS + c, false);
+  for (int c = 0; c < place.tiles.shelf; c += kChunk) take_in(chunk, state, ask, ring, SLOTS + c);
 }
 
 // What finishes the elements of a column, made once from its state and the block's maximum.
