@@ -141,10 +141,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(
           held.load<false>(saved, grad, place, from, 0);
           held.absorb(even, sums);
         }
+        if (round == 0) meeting.await_clear(&all_clear);
       } else {
         held.load<false>(saved, grad, place, 0, 0);
         held.absorb(even, sums);
         held.forget();
+        if (round == 0) meeting.await_clear(&all_clear);
         await_copies<0>();
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
@@ -157,13 +159,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(
     } else {
       if constexpr (AHEAD) await_copies<0>();
       held.load<AHEAD>(saved, grad, place, 0, 0);
+      if (round == 0) meeting.await_clear(&all_clear);
 #pragma unroll
       for (int v = 0; v < V; ++v) own[v] = held.part(even, v);
       held.forget();
       ahead(tile + step);
     }
     if (CLUSTER > 1 || GRID || kSlab || tiles.parts > 1) {
-      meeting.meet(own, s, place, round++, &all_clear, [](int, A part, A) { return part; });
+      meeting.meet(own, s, place, round++, [](int, A part, A) { return part; });
     } else {
 #pragma unroll
       for (int v = 0; v < V; ++v) s[v] = own[v];

@@ -8,12 +8,14 @@
 //   STREAM   1: nothing is kept, and the columns, of any length, are read twice
 constexpr int kOperands = 1;
 #include "columns.cuh"
+#include "online.cuh"
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUNCTION == LOG_SOFTMAX;
 typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
 constexpr bool kHalf = sizeof(OUT) == 2;
-constexpr bool kKeeps = !STREAM && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
+constexpr bool kOnline = GRID && SHELVED;  // see online.cuh
+constexpr bool kKeeps = !STREAM && !kOnline && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
 
 // The element of a slot, as the function takes it.
 template <bool Again, class T, int Slots>
@@ -94,6 +96,39 @@ __device__ inline void absorb(Held<IN, Slots>& held, A (&m)[V], L (&l)[V]) {
   }
 }
 
+// The states of all vectors, each absorbed when it has come while later ones are on their way, and the first of them in
+// registers. `between`: what to do between those and the others.
+template <class F>
+__device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, Online<OUT>& state, const IN* x,
+                                           const Place<2>& place, Ring& ring, F between) {
+  const auto ask = [&](int q, int slot) { fetch_chunk(0, x, place, 0, q, slot); };
+  const auto take_in = [&](auto& some, int q, bool first) {
+    ring.await();
+    take_chunk(some, x, place, 0, q, nothing<FUNCTION, IN>(), 0, ring.next());
+    A here[V];
+    largest(some, here);
+    some.forget();
+    ring.refill(ask);
+    first ? state.begin(here) : state.raise(here);
+#pragma unroll
+    for (int v = 0; v < V; ++v) state.add_up(v, some, [&](int i) { return value<true>(some, i, v); });
+  };
+  const auto keep = [&](auto some, int from) {
+    take_in(some, from, from == 0);
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(some.at) / sizeof(some.at[0])); ++i) held.at[from + i] = some.at[i];
+  };
+  ring.begin(place.tiles.shelf, ask);
+#pragma unroll
+  for (int from = 0; from + kChunk <= SLOTS; from += kChunk) keep(Held<IN, kChunk>(), from);
+  constexpr int kOver = SLOTS % kChunk;
+  if constexpr (kOver > 0) keep(Held<IN, kOver ? kOver : 1>(), SLOTS - kOver);
+  between();
+  Held<IN, kChunk> chunk;
+#pragma unroll 1
+  for (int c = 0; c < place.tiles.shelf; c += kChunk) take_in(chunk, SLOTS + c, false);
+}
+
 // What finishes the elements of a column, made once from its state and the block's maximum.
 template <bool Half, bool Keeps, class Float>
 struct Whole {
@@ -172,7 +207,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
     const auto load_chunk = [&](int c) { take<SHELVED>(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, c); };
     const bool meets = CLUSTER > 1 || GRID || kSlab || tiles.parts > 1;
     A m[V], own[V];
-    if constexpr (STREAM) {
+    Ring ring;
+    if constexpr (kOnline) {
+      Online<OUT> state;
+      absorb_as_they_come(held, state, x, place, ring, [&] {
+        if (round == 0) meeting.await_clear(&all_clear);
+      });
+#pragma unroll
+      for (int v = 0; v < V; ++v) m[v] = state.m[v];
+      if (meets) meeting.highest(m, place);
+#pragma unroll
+      for (int v = 0; v < V; ++v) own[v] = state.below(v, m[v]);
+    } else if constexpr (STREAM) {
       L l[V];
       A top[V];
 #pragma unroll
@@ -180,6 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
       for (int from = 0; from < tiles.turns; from += SLOTS) load(from), absorb(held, m, l);
 #pragma unroll
       for (int v = 0; v < V; ++v) top[v] = m[v];
+      if (round == 0) meeting.await_clear(&all_clear);
       if (meets) meeting.highest(top, place);
 #pragma unroll
       for (int v = 0; v < V; ++v) own[v] = value_of(scaled(l[v], exp_to_add(m[v] - shift(top[v])))), m[v] = top[v];
@@ -187,6 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
       if constexpr (SHELVED) fetch_vectors(0, x, place, 0, SLOTS, tiles.shelf), commit_copies();
       if constexpr (AHEAD) await_copies<0>();
       load(0);
+      if (round == 0) meeting.await_clear(&all_clear);
       largest(held, m);
       held.forget();
       ahead(tile + step);
@@ -226,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
     };
     WholeColumn whole[V];
     if (meets) {
-      meeting.meet(own, whole, place, round++, &all_clear, [&](int column, PairOf<A> part, A top) {
+      meeting.meet(own, whole, place, round++, [&](int column, PairOf<A> part, A top) {
         if constexpr (kReduces) reduced(column, {part.m, part.l});
         return WholeColumn::of({part.m, part.l}, top);
       });
@@ -252,7 +300,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * 
       if constexpr (SHELVED) {
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
-          load_chunk(c);
+          if constexpr (kOnline)
+            take_chunk(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, ring.next());
+          else
+            load_chunk(c);
           give<kChunk>(y, place, 1, SLOTS + c, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
         }
       }

@@ -174,14 +174,23 @@ struct Meeting {
       arrive_in_cluster();
     } else if constexpr (GRID) {
       // What the memory of the call held before may look like any message: every block clears its own, and none is
-      // sent before all have.
-      const int block = blockIdx.y * gridDim.x + blockIdx.x, blocks = gridDim.x * gridDim.y;
-      Message* const messages = reinterpret_cast<Message*>(tiles.messages);
-      for (int c = threadIdx.x; c < 2 * tiles.pitch; c += blockDim.x)
-        messages[((int64_t)(c / tiles.pitch) * blocks + block) * tiles.pitch + c % tiles.pitch].clear();
-      __syncthreads();
-      if (threadIdx.x == 0) all_clear->open(), all_clear->arrive(block, blocks);
+      // read before all have. By the last warp: the others have their loads to ask for.
+      const int last = blockDim.x - 32;
+      if ((int)threadIdx.x >= last) {
+        for (int turn = 0; turn < 2; ++turn) {
+          for (int c = threadIdx.x - last; c < tiles.pitch; c += 32) told(tiles, turn, c, blockIdx.x)->message.clear();
+        }
+        __syncwarp();
+        if ((int)threadIdx.x == last) {
+          const int block = blockIdx.y * gridDim.x + blockIdx.x, blocks = gridDim.x * gridDim.y;
+          all_clear->open(), all_clear->arrive(block, blocks);
+        }
+      }
     }
+  }
+  // By all threads, once, before the first meeting: well after it is open, as none has to wait then.
+  __device__ void await_clear(Rendezvous* all_clear) const {
+    if (GRID && threadIdx.x == blockDim.x - 32) all_clear->wait();
   }
 
   // Of each of its columns a thread's own maximum in, and the block's out.
@@ -208,7 +217,7 @@ struct Meeting {
   // block, out: `make(column, part, the block's maximum)`.
   template <int Tensors, class Make>
   __device__ void meet(const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place, uint32_t round,
-                       Rendezvous* all_clear, Make make) {
+                       Make make) {
     const Tiles& tiles = place.tiles;
     const int pitch = tiles.pitch;
     const Room room(tiles);
@@ -217,10 +226,7 @@ struct Meeting {
     room.put(own, place);
     if (CLUSTER > 1 && round == 0) await_cluster();  // a peer's shared memory is there once it has started
     if (CLUSTER > 1 && threadIdx.x == 0) boxes[round % 2].expect(CLUSTER * pitch * sizeof(Part));
-    if (GRID && threadIdx.x == 0 && round == 0) all_clear->wait();
     __syncthreads();
-    Told<A>* const told = reinterpret_cast<Told<A>*>(tiles.messages) +
-                          ((int64_t)(round % 2) * gridDim.y + blockIdx.y) * gridDim.x * pitch;
     for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
       L sum = {};
       room.for_parts(c, lanes, place, A(0), [&](const A (&parts)[kAtATime]) {
@@ -233,7 +239,7 @@ struct Meeting {
         for (int peer = lanes.mine; peer < CLUSTER; peer += tiles.group)
           send(&sent[cluster_rank() * pitch + c], peer, part, &boxes[round % 2]);
       } else if constexpr (GRID) {
-        if (lanes.mine == 0) told[(int64_t)blockIdx.x * pitch + c].write(part, round + 1);
+        if (lanes.mine == 0) told(tiles, round % 2, c, blockIdx.x)->write(part, round + 1);
       } else if (lanes.mine == 0) {
         room.wholes[c] = make(c, part, room.tops[c]);
       }
@@ -249,6 +255,7 @@ struct Meeting {
       const int split = gridDim.x;
       for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
         Part part = Merge::nothing();
+        const Told<A>* const of_column = told(tiles, round % 2, c, 0);
         for (int first = lanes.mine; first < split && c < pitch; first += kAtOnce * tiles.group) {
           Part here[kAtOnce];
           bool there;
@@ -258,7 +265,7 @@ struct Meeting {
             for (int i = 0; i < kAtOnce; ++i) {
               const int k = first + i * tiles.group;
               here[i] = Merge::nothing();
-              if (k < split) there &= told[(int64_t)k * pitch + c].read(&here[i], round + 1);
+              if (k < split) there &= of_column[k].read(&here[i], round + 1);
             }
           } while (!there);
           part = Merge::two(part, here);
@@ -273,6 +280,11 @@ struct Meeting {
   }
 
  private:
+  // The message of a block of this group, of two in turn. Those of a column lie together: they are read together.
+  static __device__ Told<A>* told(const Tiles& tiles, uint32_t turn, int column, int block) {
+    const int64_t columns = ((int64_t)turn * gridDim.y + blockIdx.y) * tiles.pitch + column;
+    return reinterpret_cast<Told<A>*>(tiles.messages) + columns * gridDim.x + block;
+  }
   // Which columns a lane merges: `column`, and every `together`th from there; of its parts the number `mine` and every
   // `group`th from there.
   struct Lanes {
