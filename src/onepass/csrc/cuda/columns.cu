@@ -180,8 +180,9 @@ struct alignas(2 * sizeof(Float)) Whole<false, true, Float> {
 typedef Whole<kHalf && !kLog, kKeeps, A> WholeColumn;
 
 constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;  // registers of the elements
+constexpr int kOwn = 2 * V * sizeof(A) / 4 + (!GRID ? 0 : sizeof(A) == 8 ? 32 : 12);  // of the rest, beside addresses
 
-extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + 2 * V * sizeof(A) / 4))
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + kOwn))
     onepass_kernel(const IN* x, OUT* y, const __grid_constant__ Tiles tiles) {
   __shared__ Meeting<States<A, L>, WholeColumn> meeting;
   Rendezvous all_clear;

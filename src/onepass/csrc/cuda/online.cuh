@@ -6,8 +6,8 @@
 // All vectors of a thread come through its shelf, chunk after chunk: the first kRegisters go on to registers, and into
 // their places come others, the last of which stay there. (Loads into registers would be waited for all together: the
 // compiler has six counters for them, and across a branch one.) `Held` has all operands of so many vectors.
-constexpr int kLead = 6;                                        // chunks on their way, at most
-constexpr int kRegisters = (SLOTS + kChunk - 1) / kChunk;       // chunks that go on to registers
+constexpr int kRegisters = (SLOTS + kChunk - 1) / kChunk;  // chunks that go on to registers
+constexpr int kMany = 6, kFew = 4;                         // chunks on their way, where there is room for so many
 
 template <class T, int Tensors>
 __device__ inline void fetch_chunk(int operand, const T* from, const Place<Tensors>& place, int tensor, int q, int to) {
@@ -38,7 +38,7 @@ struct Ring {
 
   template <class Ask>
   __device__ void begin(int shelf, Ask ask) {
-    places = shelf / kChunk, lead = places < kLead ? places : kLead;
+    places = shelf / kChunk, lead = places >= kMany ? kMany : places >= kFew ? kFew : places;
     coming = from = to = 0;
 #pragma unroll 1
     for (int k = 0; k < lead; ++k) refill(ask);
@@ -54,7 +54,14 @@ struct Ring {
     ++coming, to = after(to);
   }
   // Until the next chunk is there.
-  __device__ void await() const { await_all_but(lead - 1); }
+  __device__ void await() const {
+    if (lead == kMany)
+      await_copies<kMany - 1>();
+    else if (lead == kFew)
+      await_copies<kFew - 1>();
+    else
+      await_copies<0>();
+  }
   // Its slot, again and again from the first that stays in the shelf.
   __device__ int next() {
     const int slot = from * kChunk;
@@ -89,6 +96,12 @@ struct Base<true, float> {
   static __device__ float between_value(float base, float x) { return exp2_(fmaf(-x, kLog2e, base)); }
 };
 
+template <class A>
+__device__ inline Total<A> add(Total<A> total, A value) {
+  const A sum = total.sum + value, part = sum - total.sum;
+  return {sum, total.rest + ((total.sum - (sum - part)) + (value - part))};
+}
+
 // The states of a thread's columns. Sums are relative not to the maximum but to what it was when an element was last so
 // much above that: hardly any chunk but the first has them scaled.
 template <class Out>
@@ -121,7 +134,7 @@ struct Online {
   // Adds `element(0)`, ... of a column, as many as `some` has.
   template <class T, int Slots, class F>
   __device__ void add_up(int v, const Held<T, Slots>&, F element) {
-    l[v] = add(l[v], Adder<Out>::of(plain_sum<Slots, 0>([&](int i) { return Scale::exp(element(i), base[v]); })));
+    l[v] = add(l[v], plain_sum<Slots, 0>([&](int i) { return Scale::exp(element(i), base[v]); }));
   }
   // The sum relative to `top`, which is no less than the maximum.
   __device__ A below(int v, A top) const {
