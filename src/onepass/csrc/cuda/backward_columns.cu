@@ -45,8 +45,6 @@ __device__ inline A value(const Held<T, Slots>& held, A even, int slot, int v) {
 
 constexpr int kHeld = SLOTS * V * sizeof(Saved) / 4 * (kAlike ? 2 : 1) + (kLse ? V : 0);  // registers of the elements
 
-constexpr int kOwn = (sizeof(A) == 8 ? 2 : 1) * V + (GRID && sizeof(A) == 8 ? 32 : 0);  // of the rest, beside addresses
-
 typedef Place<kAlike ? 3 : 2> Spot;
 
 // A thread's vectors of both operands.
@@ -74,7 +72,7 @@ struct Both {
   __device__ void forget() { y.forget(), g.forget(); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + kOwn))
+extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks : blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
     onepass_kernel(OUT* dx, const Saved* saved, const IN* grad, const IN* lse, const __grid_constant__ Tiles tiles) {
   __shared__ Meeting<Sums<A, L>, A> meeting;
   Rendezvous all_clear;
@@ -155,6 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + kOwn))
         };
         held.load<false>(saved, grad, place, 0, 0);
         if constexpr (GRID) {  // added up as they come
+#pragma unroll 1
           for (int c = 0; c < kFew * kChunk; c += kChunk) fetch_next(c);
         }
         held.absorb(even, sums);
@@ -165,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + kOwn))
         for (int c = 0; c < tiles.shelf; c += kChunk) {
           if constexpr (GRID) await_copies<kFew - 1>();
           chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
-          if constexpr (GRID) fetch_next(c + kFew * kChunk);
           chunk.absorb(even, sums);
+          if constexpr (GRID) fetch_next(c + kFew * kChunk);
         }
       }
 #pragma unroll

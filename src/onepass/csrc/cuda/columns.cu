@@ -102,19 +102,19 @@ template <class F>
 __device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, Online<OUT>& state, const IN* x,
                                            const Place<2>& place, Ring& ring, F between) {
   const auto ask = [&](int q, int slot) { fetch_chunk(0, x, place, 0, q, slot); };
-  const auto take_in = [&](auto& some, int q, bool first) {
+  const auto take_in = [&](auto& some, int q, int number) {
     ring.await();
     take_chunk(some, x, place, 0, q, nothing<FUNCTION, IN>(), 0, ring.next());
     A here[V];
     largest(some, here);
     some.forget();
-    ring.refill(ask);
-    first ? state.begin(here) : state.raise(here);
+    number == 0 ? state.begin(here) : state.raise(here);
+    ring.refill(number, ask);
 #pragma unroll
     for (int v = 0; v < V; ++v) state.add_up(v, some, [&](int i) { return value<true>(some, i, v); });
   };
   const auto keep = [&](auto some, int from) {
-    take_in(some, from, from == 0);
+    take_in(some, from, from / kChunk);
 #pragma unroll
     for (int i = 0; i < (int)(sizeof(some.at) / sizeof(some.at[0])); ++i) held.at[from + i] = some.at[i];
   };
@@ -126,7 +126,7 @@ __device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, Online<OUT>& s
   between();
   Held<IN, kChunk> chunk;
 #pragma unroll 1
-  for (int c = 0; c < place.tiles.shelf; c += kChunk) take_in(chunk, SLOTS + c, false);
+  for (int c = 0; c < place.tiles.shelf; c += kChunk) take_in(chunk, SLOTS + c, kRegisters + c / kChunk);
 }
 
 // What finishes the elements of a column, made once from its state and the block's maximum.
@@ -180,9 +180,8 @@ struct alignas(2 * sizeof(Float)) Whole<false, true, Float> {
 typedef Whole<kHalf && !kLog, kKeeps, A> WholeColumn;
 
 constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;  // registers of the elements
-constexpr int kOwn = 2 * V * sizeof(A) / 4 + (!GRID ? 0 : sizeof(A) == 8 ? 32 : 12);  // of the rest, beside addresses
 
-extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + kOwn))
+extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks : blocks_of(kHeld + 2 * V * sizeof(A) / 4))
     onepass_kernel(const IN* x, OUT* y, const __grid_constant__ Tiles tiles) {
   __shared__ Meeting<States<A, L>, WholeColumn> meeting;
   Rendezvous all_clear;

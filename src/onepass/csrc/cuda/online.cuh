@@ -9,6 +9,10 @@
 constexpr int kRegisters = (SLOTS + kChunk - 1) / kChunk;  // chunks that go on to registers
 constexpr int kMany = 6, kFew = 4;                         // chunks on their way, where there is room for so many
 
+// Blocks of a multiprocessor: 128 registers a thread, of doubles, whose exponentials take many, all there are.
+constexpr int kBlocks = THREADS >= 512 ? 1 : (sizeof(OUT) == 8 ? 256 : 512) / THREADS;
+
+// Begins to fetch the vectors q, q + 1, ... that are whole to the slots from `to` on.
 template <class T, int Tensors>
 __device__ inline void fetch_chunk(int operand, const T* from, const Place<Tensors>& place, int tensor, int q, int to) {
   const T* at = kStrided ? from : from + place.element(tensor, q);
@@ -33,68 +37,50 @@ __device__ inline void take_chunk(Held<T, Slots>& held, const T* from, const Pla
 
 // Which chunk is where. `ask(q, slot)` begins to fetch the vectors from q on to the slots from `slot` on.
 struct Ring {
-  int places, lead;       // chunks: in the shelf, and on their way
-  int coming, from, to;   // the next to ask for; the places of the next to take, and of that
+  int shelf;     // slots
+  int from, to;  // those of the next chunk to take, and of the next to ask for
 
   template <class Ask>
-  __device__ void begin(int shelf, Ask ask) {
-    places = shelf / kChunk, lead = places >= kMany ? kMany : places >= kFew ? kFew : places;
-    coming = from = to = 0;
+  __device__ void begin(int slots, Ask ask) {
+    shelf = slots, from = to = 0;
 #pragma unroll 1
-    for (int k = 0; k < lead; ++k) refill(ask);
+    for (int chunk = 0; chunk < lead(); ++chunk) fetch_next(chunk, ask);
   }
-  static __device__ int first_of(int chunk) {
-    return SLOTS % kChunk == 0 || chunk < kRegisters ? chunk * kChunk : SLOTS + (chunk - kRegisters) * kChunk;
-  }
-  // Once the next chunk has been taken.
+  // Once the chunk number `taken` has been taken.
   template <class Ask>
-  __device__ void refill(Ask ask) {
-    if (coming < kRegisters + places) ask(first_of(coming), to * kChunk);
-    commit_copies();
-    ++coming, to = after(to);
+  __device__ void refill(int taken, Ask ask) {
+    fetch_next(taken + lead(), ask);
   }
   // Until the next chunk is there.
   __device__ void await() const {
-    if (lead == kMany)
+    if (shelf >= kMany * kChunk)
       await_copies<kMany - 1>();
-    else if (lead == kFew)
+    else if (shelf >= kFew * kChunk)
       await_copies<kFew - 1>();
     else
       await_copies<0>();
   }
   // Its slot, again and again from the first that stays in the shelf.
   __device__ int next() {
-    const int slot = from * kChunk;
+    const int slot = from;
     from = after(from);
     return slot;
   }
 
  private:
-  __device__ int after(int at) const { return at + 1 < places ? at + 1 : 0; }
+  __device__ int lead() const { return shelf >= kMany * kChunk ? kMany : shelf >= kFew * kChunk ? kFew : shelf / kChunk; }
+  __device__ int after(int slot) const { return slot + kChunk < shelf ? slot + kChunk : 0; }
+  template <class Ask>
+  __device__ void fetch_next(int chunk, Ask ask) {
+    const int q = SLOTS % kChunk == 0 || chunk < kRegisters ? chunk * kChunk : SLOTS + (chunk - kRegisters) * kChunk;
+    if (q < SLOTS + shelf) ask(q, to);
+    commit_copies();
+    to = after(to);
+  }
 };
 
-// What sums of exponentials are relative to, as float results and doubles have it: a value x. And the exponentials:
-// all where no element is more than kSlack above it. For all that a maximum may be there is one: for -inf one that only
-// -inf is below.
-template <bool Half, class A>
-struct Base {
-  static __device__ A lowest(float) { return -3.40282347e38f; }
-  static __device__ A lowest(double) { return -1.7976931348623157e308; }
-  static __device__ A of(A m) { return m == INFINITY_ ? A(0) : max_(m, lowest(m)); }
-  static __device__ A above(A x, A base) { return x - base; }
-  static __device__ A exp(A x, A base) { return exp_to_add(x - base); }
-  static __device__ A between(A base, A other) { return exp_to_add(base - other); }
-  static __device__ A between_value(A base, A x) { return exp_to_add(base - x); }
-};
-// Of half results x log2(e): an exponential is one fused multiply-add, and exact in what it is relative to.
-template <>
-struct Base<true, float> {
-  static __device__ float of(float m) { return m == INFINITY_ ? 0 : fmaxf(m * kLog2e, -3.40282347e38f); }
-  static __device__ float above(float x, float base) { return fmaf(x, kLog2e, -base); }
-  static __device__ float exp(float x, float base) { return exp2_(fmaf(x, kLog2e, -base)); }
-  static __device__ float between(float base, float other) { return exp2_(base - other); }
-  static __device__ float between_value(float base, float x) { return exp2_(fmaf(-x, kLog2e, base)); }
-};
+__device__ inline float lowest(float) { return -3.40282347e38f; }
+__device__ inline double lowest(double) { return -1.7976931348623157e308; }
 
 template <class A>
 __device__ inline Total<A> add(Total<A> total, A value) {
@@ -102,13 +88,12 @@ __device__ inline Total<A> add(Total<A> total, A value) {
   return {sum, total.rest + ((total.sum - (sum - part)) + (value - part))};
 }
 
-// The states of a thread's columns. Sums are relative not to the maximum but to what it was when an element was last so
-// much above that: hardly any chunk but the first has them scaled.
+// The states of a thread's columns. Sums are relative not to the maximum but to what it was when an element was last
+// kSlack above that: hardly any chunk but the first has them scaled.
 template <class Out>
 struct Online {
   typedef typename Accumulator<Out>::type A;
   typedef typename Adder<Out>::type L;
-  typedef Base<sizeof(Out) == 2, A> Scale;
   static constexpr int kSlack = 8;
   A m[V], base[V];
   L l[V];
@@ -116,28 +101,36 @@ struct Online {
   // The maxima of the first chunk.
   __device__ void begin(const A (&here)[V]) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = here[v], base[v] = Scale::of(here[v]), l[v] = L{};
+    for (int v = 0; v < V; ++v) m[v] = here[v], base[v] = base_of(here[v]), l[v] = L{};
   }
   // Of another, before its elements are added.
   __device__ void raise(const A (&here)[V]) {
     bool higher = false;
 #pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = max_(m[v], here[v]), higher |= Scale::above(here[v], base[v]) > kSlack;
+    for (int v = 0; v < V; ++v) m[v] = max_(m[v], here[v]), higher |= here[v] - base[v] > kSlack;
     if (!higher) return;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const A before = base[v];
-      base[v] = Scale::of(m[v]);
-      l[v] = scaled(l[v], Scale::between(before, base[v]));
+      base[v] = base_of(m[v]);
+      l[v] = scaled(l[v], exp_to_add(before - base[v]));
     }
   }
   // Adds `element(0)`, ... of a column, as many as `some` has.
   template <class T, int Slots, class F>
   __device__ void add_up(int v, const Held<T, Slots>&, F element) {
-    l[v] = add(l[v], plain_sum<Slots, 0>([&](int i) { return Scale::exp(element(i), base[v]); }));
+    l[v] = add(l[v], plain_sum<Slots, 0>([&](int i) { return exp_of(element(i) - base[v]); }));
   }
   // The sum relative to `top`, which is no less than the maximum.
-  __device__ A below(int v, A top) const {
-    return value_of(scaled(l[v], Scale::between_value(base[v], shift(top))));
+  __device__ A below(int v, A top) const { return value_of(scaled(l[v], exp_to_add(base[v] - shift(top)))); }
+
+ private:
+  // For -inf what nothing but -inf is below, for inf as shift has it.
+  static __device__ A base_of(A m) { return m == INFINITY_ ? A(0) : max_(m, lowest(m)); }
+  static __device__ A exp_of(A v) {
+    if constexpr (sizeof(Out) == 2)
+      return exp_<Out>(v);
+    else
+      return exp_to_add(v);
   }
 };
