@@ -72,7 +72,8 @@ struct Both {
   __device__ void forget() { y.forget(), g.forget(); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks : blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
+extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks
+                                                                      : blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
     onepass_kernel(OUT* dx, const Saved* saved, const IN* grad, const IN* lse, const __grid_constant__ Tiles tiles) {
   __shared__ Meeting<Sums<A, L>, A> meeting;
   Rendezvous all_clear;

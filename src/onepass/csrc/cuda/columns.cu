@@ -15,7 +15,8 @@ typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
 constexpr bool kHalf = sizeof(OUT) == 2;
 constexpr bool kOnline = GRID && SHELVED;  // see online.cuh
-constexpr bool kKeeps = !STREAM && !kOnline && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
+constexpr bool kKeeps =
+    !STREAM && !kOnline && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
 
 // The element of a slot, as the function takes it.
 template <bool Again, class T, int Slots>
@@ -100,7 +101,7 @@ __device__ inline void absorb(Held<IN, Slots>& held, A (&m)[V], L (&l)[V]) {
 // registers. `between`: what to do between those and the others.
 template <class F>
 __device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, Online<OUT>& state, const IN* x,
-                                           const Place<2>& place, Ring& ring, F between) {
+                                           const Place<2>& place, Ring<SLOTS>& ring, F between) {
   const auto ask = [&](int q, int slot) { fetch_chunk(0, x, place, 0, q, slot); };
   const auto take_in = [&](auto& some, int q, int number) {
     ring.await();
@@ -126,7 +127,7 @@ __device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, Online<OUT>& s
   between();
   Held<IN, kChunk> chunk;
 #pragma unroll 1
-  for (int c = 0; c < place.tiles.shelf; c += kChunk) take_in(chunk, SLOTS + c, kRegisters + c / kChunk);
+  for (int c = 0; c < place.tiles.shelf; c += kChunk) take_in(chunk, SLOTS + c, ring.kKept + c / kChunk);
 }
 
 // What finishes the elements of a column, made once from its state and the block's maximum.
@@ -181,7 +182,8 @@ typedef Whole<kHalf && !kLog, kKeeps, A> WholeColumn;
 
 constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;  // registers of the elements
 
-extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks : blocks_of(kHeld + 2 * V * sizeof(A) / 4))
+extern "C" __global__ void __launch_bounds__(THREADS,
+                                             GRID && !STREAM ? kBlocks : blocks_of(kHeld + 2 * V * sizeof(A) / 4))
     onepass_kernel(const IN* x, OUT* y, const __grid_constant__ Tiles tiles) {
   __shared__ Meeting<States<A, L>, WholeColumn> meeting;
   Rendezvous all_clear;
@@ -207,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks 
     const auto load_chunk = [&](int c) { take<SHELVED>(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, c); };
     const bool meets = CLUSTER > 1 || GRID || kSlab || tiles.parts > 1;
     A m[V], own[V];
-    Ring ring;
+    Ring<SLOTS> ring;
     if constexpr (kOnline) {
       Online<OUT> state;
       absorb_as_they_come(held, state, x, place, ring, [&] {

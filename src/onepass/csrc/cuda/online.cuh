@@ -2,12 +2,7 @@
 #pragma once
 
 #include "held.cuh"
-
-// All vectors of a thread come through its shelf, chunk after chunk: the first kRegisters go on to registers, and into
-// their places come others, the last of which stay there. (Loads into registers would be waited for all together: the
-// compiler has six counters for them, and across a branch one.) `Held` has all operands of so many vectors.
-constexpr int kRegisters = (SLOTS + kChunk - 1) / kChunk;  // chunks that go on to registers
-constexpr int kMany = 6, kFew = 4;                         // chunks on their way, where there is room for so many
+#include "ring.cuh"
 
 // Blocks of a multiprocessor: 128 registers a thread, of doubles, whose exponentials take many, all there are.
 constexpr int kBlocks = THREADS >= 512 ? 1 : (sizeof(OUT) == 8 ? 256 : 512) / THREADS;
@@ -15,13 +10,11 @@ constexpr int kBlocks = THREADS >= 512 ? 1 : (sizeof(OUT) == 8 ? 256 : 512) / TH
 // Begins to fetch the vectors q, q + 1, ... that are whole to the slots from `to` on.
 template <class T, int Tensors>
 __device__ inline void fetch_chunk(int operand, const T* from, const Place<Tensors>& place, int tensor, int q, int to) {
-  const T* at = kStrided ? from : from + place.element(tensor, q);
+  const T* at = from + place.element(tensor, q);
   const uint32_t there = place_of(operand, to);
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    if constexpr (kStrided) at = from + (place.is_whole(q + i) ? place.element(tensor, q + i) : 0);
+  for (int i = 0; i < kChunk; ++i, at = next(at, place.tiles.jump[tensor])) {
     if (place.is_whole(q + i)) fetch<V * sizeof(T)>(there + i * (kOperands * THREADS * V * (int)sizeof(T)), at);
-    if constexpr (!kStrided) at = next(at, place.tiles.jump[tensor]);
   }
 }
 // Takes the vectors q, q + 1, ..., which wait from the slot `waits` on.
@@ -34,50 +27,6 @@ __device__ inline void take_chunk(Held<T, Slots>& held, const T* from, const Pla
 #pragma unroll
   for (int i = 0; i < Slots; ++i) held.put(i, load_shared<Raw>(there + i * (kOperands * THREADS * (int)sizeof(Raw))));
 }
-
-// Which chunk is where. `ask(q, slot)` begins to fetch the vectors from q on to the slots from `slot` on.
-struct Ring {
-  int shelf;     // slots
-  int from, to;  // those of the next chunk to take, and of the next to ask for
-
-  template <class Ask>
-  __device__ void begin(int slots, Ask ask) {
-    shelf = slots, from = to = 0;
-#pragma unroll 1
-    for (int chunk = 0; chunk < lead(); ++chunk) fetch_next(chunk, ask);
-  }
-  // Once the chunk number `taken` has been taken.
-  template <class Ask>
-  __device__ void refill(int taken, Ask ask) {
-    fetch_next(taken + lead(), ask);
-  }
-  // Until the next chunk is there.
-  __device__ void await() const {
-    if (shelf >= kMany * kChunk)
-      await_copies<kMany - 1>();
-    else if (shelf >= kFew * kChunk)
-      await_copies<kFew - 1>();
-    else
-      await_copies<0>();
-  }
-  // Its slot, again and again from the first that stays in the shelf.
-  __device__ int next() {
-    const int slot = from;
-    from = after(from);
-    return slot;
-  }
-
- private:
-  __device__ int lead() const { return shelf >= kMany * kChunk ? kMany : shelf >= kFew * kChunk ? kFew : shelf / kChunk; }
-  __device__ int after(int slot) const { return slot + kChunk < shelf ? slot + kChunk : 0; }
-  template <class Ask>
-  __device__ void fetch_next(int chunk, Ask ask) {
-    const int q = SLOTS % kChunk == 0 || chunk < kRegisters ? chunk * kChunk : SLOTS + (chunk - kRegisters) * kChunk;
-    if (q < SLOTS + shelf) ask(q, to);
-    commit_copies();
-    to = after(to);
-  }
-};
 
 __device__ inline float lowest(float) { return -3.40282347e38f; }
 __device__ inline double lowest(double) { return -1.7976931348623157e308; }
