@@ -28,8 +28,8 @@ __device__ inline void take_chunk(Held<T, Slots>& held, const T* from, const Pla
   for (int i = 0; i < Slots; ++i) held.put(i, load_shared<Raw>(there + i * (kOperands * THREADS * (int)sizeof(Raw))));
 }
 
-__device__ inline float lowest(float) { return -3.40282347e38f; }
-__device__ inline double lowest(double) { return -1.7976931348623157e308; }
+__device__ inline float clamped(float v) { return fminf(fmaxf(v, -3.40282347e38f), 3.40282347e38f); }
+__device__ inline double clamped(double v) { return fmin(fmax(v, -1.7976931348623157e308), 1.7976931348623157e308); }
 
 template <class A>
 __device__ inline Total<A> add(Total<A> total, A value) {
@@ -38,7 +38,8 @@ __device__ inline Total<A> add(Total<A> total, A value) {
 }
 
 // The states of a thread's columns. Sums are relative not to the maximum but to what it was when an element was last
-// kSlack above that: hardly any chunk but the first has them scaled.
+// kSlack above that: hardly any chunk but the first has them scaled. It is finite: -inf is
+// below it, and inf as far above.
 template <class Out>
 struct Online {
   typedef typename Accumulator<Out>::type A;
@@ -50,7 +51,7 @@ struct Online {
   // The maxima of the first chunk.
   __device__ void begin(const A (&here)[V]) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = here[v], base[v] = base_of(here[v]), l[v] = L{};
+    for (int v = 0; v < V; ++v) m[v] = here[v], base[v] = clamped(here[v]), l[v] = L{};
   }
   // Of another, before its elements are added.
   __device__ void raise(const A (&here)[V]) {
@@ -61,7 +62,7 @@ struct Online {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const A before = base[v];
-      base[v] = base_of(m[v]);
+      base[v] = clamped(m[v]);
       l[v] = scaled(l[v], exp_to_add(before - base[v]));
     }
   }
@@ -70,12 +71,13 @@ struct Online {
   __device__ void add_up(int v, const Held<T, Slots>&, F element) {
     l[v] = add(l[v], plain_sum<Slots, 0>([&](int i) { return exp_of(element(i) - base[v]); }));
   }
-  // The sum relative to `top`, which is no less than the maximum.
-  __device__ A below(int v, A top) const { return value_of(scaled(l[v], exp_to_add(base[v] - shift(top)))); }
+  // The sum relative to `top`, which is no less than the maximum. (Where that is infinite it may be to 0.)
+  __device__ A below(int v, A top) const {
+    const A down = base[v] - shift(top);
+    return value_of(scaled(l[v], exp_to_add(down < 0 ? down : A(0))));
+  }
 
  private:
-  // For -inf what nothing but -inf is below, for inf as shift has it.
-  static __device__ A base_of(A m) { return m == INFINITY_ ? A(0) : max_(m, lowest(m)); }
   static __device__ A exp_of(A v) {
     if constexpr (sizeof(Out) == 2)
       return exp_<Out>(v);
