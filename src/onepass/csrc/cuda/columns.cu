@@ -215,6 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS,
       absorb_as_they_come(held, state, x, place, ring, [&] {
         if (round == 0) meeting.await_clear(&all_clear);
       });
+      held.forget();
 #pragma unroll
       for (int v = 0; v < V; ++v) m[v] = state.m[v];
       if (meets) meeting.highest(m, place);
