@@ -237,9 +237,9 @@ extern "C" __global__ void __launch_bounds__(THREADS,
       if constexpr (SHELVED) fetch_vectors(0, x, place, 0, SLOTS, tiles.shelf), commit_copies();
       if constexpr (AHEAD) await_copies<0>();
       load(0);
-      if (round == 0) meeting.await_clear(&all_clear);
       largest(held, m);
       held.forget();
+      if (round == 0) meeting.await_clear(&all_clear);
       ahead(tile + step);
       if constexpr (SHELVED) {
         await_copies<0>();
