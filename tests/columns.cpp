@@ -37,9 +37,11 @@ bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, cons
   tiles.waiting = int(waiting_bytes(plan, plan.vector * planner.read * planner.operands));
   if (column_bytes(tiles, plan, scalar, gradient) > gpu.shared - kColumnStatic) return wrong("shared memory");
   const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
-  if (slab ? tiles.stride != tiles.pitch : tiles.stride < tiles.pitch || (tiles.parts > 1 && tiles.stride % (plan.vector < 4 ? plan.vector : 4)))
+  if (slab ? tiles.stride != tiles.pitch
+           : tiles.stride < tiles.pitch || (tiles.parts > 1 && tiles.stride % (plan.vector < 4 ? plan.vector : 4)))
     return wrong("stride");
-  if (tiles.group != 1 << tiles.group_bits || tiles.group > 32 || (tiles.group > 1 && tiles.group * tiles.pitch > plan.threads()))
+  if (tiles.group != 1 << tiles.group_bits || tiles.group > 32 ||
+      (tiles.group > 1 && tiles.group * tiles.pitch > plan.threads()))
     return wrong("group");
   if (plan.tier != Tier::columns_stream && tiles.turns > plan.slots() + (plan.ahead() ? 0 : plan.shelf))
     return wrong("more vectors than a thread has room for");

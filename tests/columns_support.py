@@ -156,6 +156,11 @@ def special(outer: int, n: int, inner: int, dtype: torch.dtype, device: str) -> 
         columns[6] = 7.0
         columns[7] += 1e4
         columns[8] -= 1e4
+    if outer * inner > 12:
+        columns[9] = columns[9].abs() + 100.0  # of which exp is infinite itself
+        columns[9, n // 3] = torch.inf
+        columns[10:12] *= torch.tensor([[1e7], [1e13]], device=device)
+        columns[12] = columns[12] * 1e5 + 1e9
     return columns.view(outer, inner, n).movedim(-1, 1).to(dtype)
 
 

@@ -150,3 +150,16 @@ def test_random_plans_hold_what_they_promise(tmp_path):
     assert counts
     assert int(counts[1]) > 40_000
     assert int(counts[2]) > 100_000
+
+
+def test_a_ring_has_each_vector_when_it_is_taken(tmp_path):
+    program, core = tmp_path / "ring", Path(onepass.__file__).with_name("csrc")
+    source = Path(__file__).with_name("ring.cpp")
+    subprocess.run(["g++", "-std=c++17", "-Wno-unknown-pragmas", f"-I{core}", source, "-o", program], check=True)
+    assert subprocess.run([program], capture_output=True, text=True).stdout == str(24 * 16)
+
+
+@pytest.mark.parametrize(("n", "values", "shelf"), [(524288, 16, 0), (557056, 4, 16), (1048576, 16, 16)])
+def test_the_chip_has_a_shelf_of_many_vectors_or_none(n, values, shelf):
+    made = launch((n, 8), 0, dtype=BF16)
+    assert (made["tier"], made["values"] // made["vector"], made["shelf"]) == ("columns-grid", values, shelf)

@@ -71,6 +71,7 @@ def special(rows: int, n: int, dtype: torch.dtype) -> torch.Tensor:
         x[1, : n - 1] = -torch.inf  # a long run, to the last element
         x[2, 1:] = -torch.inf
         x[3] = -torch.inf
+        x[4] = x[4].abs() + 100.0  # of which exp is infinite itself
         x[4, n // 2] = torch.inf
         x[5, n // 2] = torch.nan
         x[6] = 7.0

@@ -156,9 +156,12 @@ struct ColumnPlanner {
       const int64_t together = tiles < chip / alone ? tiles : chip / alone, useful = ceil_div(all, 4);
       int64_t blocks = chip / together;
       if (blocks > useful) blocks = useful > alone ? useful : alone;
-      const int64_t each = ceil_div(all, blocks), kept = each < slots ? each : slots;
-      made.values = int(kept) * vector, made.split = int(blocks);
-      made.shelf = each > kept ? int(up_to(each - kept, 4)) : 0;
+      const int64_t each = ceil_div(all, blocks);
+      int64_t kept = each < slots ? each : slots, waits = each > kept ? up_to(each - kept, 4) : 0;
+      if (operands == 1 && waits && waits < kRing) {
+        waits = kRing < places ? kRing : places, kept = up_to(each - waits, 4);
+      }
+      made.values = int(kept) * vector, made.split = int(blocks), made.shelf = int(waits);
       if (blocks == 1) made.tier = Tier::columns;  // without clusters: a block that holds them needs no other
       return made;
     }
@@ -167,6 +170,8 @@ struct ColumnPlanner {
   }
 
   static constexpr int64_t kMostPlaces = 48;
+  // Vectors of a thread that a shelf has at least, as all come through it (online.cuh): as many are on their way.
+  static constexpr int64_t kRing = 16;
 };
 
 // Of a forward call, and of a gradient.

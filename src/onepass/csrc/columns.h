@@ -18,9 +18,9 @@ struct ColumnTensor {
   bool vectors;
 };
 
-constexpr int kNarrow = 8;      // vectors of a tile of less than two lines of the cache
+constexpr int kNarrow = 8;           // vectors of a tile of less than two lines of the cache
 constexpr int kColumnStatic = 1024;  // bytes of shared memory that kernels of columns declare at most
-constexpr int kMaxTurn = 1024;  // threads of a block, which take a whole number of lines of a slab at a time
+constexpr int kMaxTurn = 1024;       // threads of a block, which take a whole number of lines of a slab at a time
 
 struct ColumnView {
   bool served = false;  // not of more dims than kernels take
@@ -214,8 +214,7 @@ inline int64_t waiting_bytes(const CudaPlan& plan, int vector) {
 // Of what threads that share columns tell each other, in numbers of `scalar` bytes: of a gradient one of a column, else
 // three of a whole one, its maximum and two of a block's.
 inline int64_t meeting_bytes(int64_t pitch, int64_t parts, int boxes, int scalar, bool gradient) {
-  const int64_t whole = up_to(pitch * (gradient ? 1 : 3) * scalar, 16),
-                top = gradient ? 0 : up_to(pitch * scalar, 16);
+  const int64_t whole = up_to(pitch * (gradient ? 1 : 3) * scalar, 16), top = gradient ? 0 : up_to(pitch * scalar, 16);
   return whole + top + up_to(parts * scalar, 16) + 2 * boxes * pitch * (gradient ? 1 : 2) * scalar;
 }
 inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar, bool gradient) {

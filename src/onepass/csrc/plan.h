@@ -152,9 +152,9 @@ struct Planner {
     return {Tier::flat, entry.lanes, rows, values, 1, 1, turns, kWindow};
   }
 
-  // Rows that are no whole vectors of 16 bytes in whole narrower ones, if that pays: few rows have too few tiles for the
-  // chip (5120 rows of 196 bfloat16 take 5.3 us for 7.2, measured on an H200, 2026-11-22), and vectors of half the width
-  // or more are faster than tiles in any case.
+  // Rows that are no whole vectors of 16 bytes in whole narrower ones, if that pays: few rows have too few tiles for
+  // the chip (5120 rows of 196 bfloat16 take 5.3 us for 7.2, measured on an H200, 2026-11-22), and vectors of half the
+  // width or more are faster than tiles in any case.
   bool narrow(CudaPlan* plan) {
     if (invariant || !phase.writes_rows || n < kShortest || n > kLongest) return false;
     int width = half ? 4 : 2;

@@ -23,6 +23,7 @@ LONGEST = 131072  # beyond, the chip has them in any case
 SIDE = 4096  # columns that lie side by side in what is measured
 MORE_SHARED = 15 * 1024  # bytes of shared memory beyond those of `Gpu.shared`: these kernels declare little
 PLACES = 48  # vectors of a thread in shared memory at most, in the tier columns-grid
+RING = 16  # and at least, where there are any
 
 
 def operands(function: str) -> int:
@@ -106,6 +107,9 @@ def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, g
             each = up(every, blocks)
             here = min(each, slots)
             shelf = up(max(0, each - here), 4) * 4
+            if kept == 1 and 0 < shelf < RING:
+                shelf = min(RING, places)
+                here = up(each - shelf, 4) * 4
             tier = GRID if blocks > 1 else COLUMNS
             return Plan(tier, across, down, here * vector, vector, blocks, shelf, WHOLE)
     blocks = chip // min(tiles, chip) if gpu.cooperative else 1

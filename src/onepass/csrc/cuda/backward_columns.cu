@@ -11,6 +11,7 @@
 constexpr bool kLse = FUNCTION == LOGSUMEXP, kAlike = !kLse && !EVEN;  // g has vectors as y has
 constexpr int kOperands = kAlike ? 2 : 1;
 #include "columns.cuh"
+#include "online.cuh"
 
 enum { DX, SAVED, GRAD, LSE };
 
@@ -71,7 +72,8 @@ struct Both {
   __device__ void forget() { y.forget(), g.forget(); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
+extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks
+                                                                      : blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
     onepass_kernel(OUT* dx, const Saved* saved, const IN* grad, const IN* lse, const __grid_constant__ Tiles tiles) {
   __shared__ Meeting<Sums<A, L>, A> meeting;
   Rendezvous all_clear;
@@ -132,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(
     }
     Both<kChunk> chunk;
     if constexpr (STREAM || SHELVED) {
-      if constexpr (SHELVED) fetch_both(place, SLOTS, tiles.shelf);
+      if constexpr (SHELVED && !GRID) fetch_both(place, SLOTS, tiles.shelf);
       L sums[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) sums[v] = L{};
@@ -143,15 +145,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(kHeld + (sizeof(
         }
         if (round == 0) meeting.await_clear(&all_clear);
       } else {
+        const auto fetch_next = [&](int c) {
+          if (c < tiles.shelf) {
+            fetch_chunk(0, saved, place, SAVED, SLOTS + c, c);
+            if constexpr (kAlike) fetch_chunk(1, grad, place, GRAD, SLOTS + c, c);
+          }
+          commit_copies();
+        };
         held.load<false>(saved, grad, place, 0, 0);
+        if constexpr (GRID) {  // added up as they come
+#pragma unroll 1
+          for (int c = 0; c < kFew * kChunk; c += kChunk) fetch_next(c);
+        }
         held.absorb(even, sums);
         held.forget();
         if (round == 0) meeting.await_clear(&all_clear);
-        await_copies<0>();
+        if constexpr (!GRID) await_copies<0>();
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
+          if constexpr (GRID) await_copies<kFew - 1>();
           chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
           chunk.absorb(even, sums);
+          if constexpr (GRID) fetch_next(c + kFew * kChunk);
         }
       }
 #pragma unroll

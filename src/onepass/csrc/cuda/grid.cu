@@ -40,7 +40,7 @@ __device__ inline void absorb(Chunk& chunk, A* m, L* l) {
 // A warp's pair from those of its lanes.
 __device__ inline void merge_lanes(A* m, L* l) {
   const A top = warp_max(*m);
-  *l = warp_merge<32>(scaled(*l, exp_to_add(*m - shift(top))), Sum());
+  *l = warp_merge<32>(scaled(*l, exp_to_add(*m - shift_to_add(top))), Sum());
   *m = top;
 }
 
@@ -101,9 +101,9 @@ __device__ inline State<A> whole_row(const Message* messages, int split, uint32_
     const A before = m;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) m = max_(m, part[i]);
-    l = scaled(l, exp_to_add(before - shift(m)));
+    l = scaled(l, exp_to_add(before - shift_to_add(m)));
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) l = add(l, scaled(sum[i], exp_to_add(part[i] - shift(m))));
+    for (int i = 0; i < kAtOnce; ++i) l = add(l, scaled(sum[i], exp_to_add(part[i] - shift_to_add(m))));
   }
   __syncwarp();
   merge_lanes(&m, &l);
@@ -203,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       A of_warp = -INFINITY_;
       if (lane < warps) of_warp = maxima[lane], l = sums[lane];
       m = max_(of_warp, own);
-      l = scaled(l, exp_to_add(of_warp - shift(m)));
-      if (loose >= 0) l = add(l, Merged<OUT>::of(exp_to_add(own - shift(m))));
+      l = scaled(l, exp_to_add(of_warp - shift_to_add(m)));
+      if (loose >= 0) l = add(l, Merged<OUT>::of(exp_to_add(own - shift_to_add(m))));
       merge_lanes(&m, &l);
       // Written over two turns on: by then all blocks of the row have sent theirs of the next, having read this one.
       Message* const of_row = messages + turn % 2 * blocks + mine * split;

@@ -117,8 +117,7 @@ __device__ inline void take(Held<T, Slots>& held, const T* from, const Place<Ten
   if (!kStrided && place.all_whole(q, Slots)) {
     if (kNears && !Waits && place.tiles.narrow) {
 #pragma unroll
-      for (int i = 0; i < Slots; ++i)
-        held.put(i, load_global<Raw, true>(at)), at = next(at, place.tiles.jump[tensor]);
+      for (int i = 0; i < Slots; ++i) held.put(i, load_global<Raw, true>(at)), at = next(at, place.tiles.jump[tensor]);
     } else {
 #pragma unroll
       for (int i = 0; i < Slots; ++i) held.put(i, whole(i)), at = next(at, place.tiles.jump[tensor]);

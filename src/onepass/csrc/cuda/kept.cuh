@@ -47,7 +47,7 @@ struct Wide : Loads<Wide<F, V, Slots, In, Out, KeepExp>, F, V, Slots, In> {
   __device__ void lower(A) {}
   // The sum of exp(x - m), m being the maximum of the row.
   __device__ typename Adder<Out>::type sum(A m) {
-    const A s = shift(m);
+    const A s = KeepExp ? shift(m) : shift_to_add(m);
     return tree_sum<Out, Slots * V>([&](int i) {
       if (!KeepExp) return exp_to_add(at[i] - s);
       return at[i] = exp_<Out>(at[i] - s);
@@ -55,7 +55,7 @@ struct Wide : Loads<Wide<F, V, Slots, In, Out, KeepExp>, F, V, Slots, In> {
   }
   // The same for any m that is not below these elements, which stay as they are: a part of the sum of many threads.
   __device__ A sum_below(A m) const {
-    const A s = shift(m);
+    const A s = shift_to_add(m);
     return plain_sum<Slots * V, 0>([&](int i) { return exp_to_add(at[i] - s); });
   }
   template <class Index>

@@ -129,7 +129,7 @@ struct Told {
 };
 constexpr int kAtOnce = 6;  // messages that a lane has on their way at a time
 
-constexpr int kAtATime = 4;   // parts of a column that a lane takes at a time
+constexpr int kAtATime = 4;  // parts of a column that a lane takes at a time
 
 // A thread's values of its columns, to and from shared memory, in pieces of 16 bytes where they lie together.
 template <class T>
@@ -202,7 +202,7 @@ struct Meeting {
     const Lanes lanes(place.tiles);
     for (int c = lanes.column; c - lanes.slot < place.tiles.pitch; c += lanes.together) {
       A top = -INFINITY_;
-      room.for_parts(c, lanes, place, A(-INFINITY_), [&](const A (&parts)[kAtATime]) {
+      room.for_parts(c, lanes, place, A(-INFINITY_), [&](const A(&parts)[kAtATime]) {
 #pragma unroll
         for (int i = 0; i < kAtATime; ++i) top = max_(top, parts[i]);
       });
@@ -216,8 +216,7 @@ struct Meeting {
   // Of each of its columns a thread's own sum in, and what is made of the whole column, by one thread a column of the
   // block, out: `make(column, part, the block's maximum)`.
   template <int Tensors, class Make>
-  __device__ void meet(const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place, uint32_t round,
-                       Make make) {
+  __device__ void meet(const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place, uint32_t round, Make make) {
     const Tiles& tiles = place.tiles;
     const int pitch = tiles.pitch;
     const Room room(tiles);
@@ -229,7 +228,7 @@ struct Meeting {
     __syncthreads();
     for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
       L sum = {};
-      room.for_parts(c, lanes, place, A(0), [&](const A (&parts)[kAtATime]) {
+      room.for_parts(c, lanes, place, A(0), [&](const A(&parts)[kAtATime]) {
         sum = add(sum, begin_sum<A, L>(plain_sum<kAtATime, 0>([&](int i) { return parts[i]; })));
       });
       sum = over_lanes(sum, lanes.side, [](L a, L b) { return add(a, b); });
@@ -247,8 +246,8 @@ struct Meeting {
     if constexpr (CLUSTER > 1) {
       boxes[round % 2].wait(round / 2 % 2);
       for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
-        const Part part =
-            Merge::over(lanes.mine, CLUSTER, tiles.group, lanes.side, c < pitch, [&](int k) { return sent[k * pitch + c]; });
+        const Part part = Merge::over(lanes.mine, CLUSTER, tiles.group, lanes.side, c < pitch,
+                                      [&](int k) { return sent[k * pitch + c]; });
         if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.tops[c]);
       }
     } else if constexpr (GRID) {

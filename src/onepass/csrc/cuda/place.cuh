@@ -77,7 +77,8 @@ struct Place {
     origin = at[1];
     if constexpr (kSlab) {
       phase = kFull ? 0 : (int)((begins + (uint64_t)at[0]) % V);
-      const int begin = (int)thread * V - phase + rank * (int)across * V, from = (int)thread * V + V * tiles.pitch - phase;
+      const int begin = (int)thread * V - phase + rank * (int)across * V,
+                from = (int)thread * V + V * tiles.pitch - phase;
       own = from - quotient(from, tiles.by_line) * tiles.pitch;
       first = begin < 0;
       rest = begin;

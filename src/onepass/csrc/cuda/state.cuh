@@ -51,6 +51,10 @@ __device__ inline A shift(A m) {
   return m == INFINITY_ || m == -INFINITY_ ? A(0) : m;
 }
 
+// The same for exp_to_add, which is no number far above 0: the largest number where the maximum is +inf.
+__device__ inline float shift_to_add(float m) { return m == INFINITY_ ? 3.40282347e38f : shift(m); }
+__device__ inline double shift_to_add(double m) { return m == INFINITY_ ? 1.7976931348623157e308 : shift(m); }
+
 __device__ inline bool isfinite_(float v) { return fabsf(v) < INFINITY_; }
 
 // These ignore a NaN: l carries it.

@@ -1,0 +1,191 @@
+// column_state.cuh: what a thread makes of its elements of columns, and of them once their columns' states are known.
+#pragma once
+
+#include "columns.cuh"
+#include "online.cuh"
+
+constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUNCTION == LOG_SOFTMAX;
+typedef Accumulator<OUT>::type A;
+typedef Adder<OUT>::type L;
+constexpr bool kHalf = sizeof(OUT) == 2;
+constexpr bool kOnline = SHELVED && (GRID || (sizeof(OUT) == 2 && CLUSTER <= 2));  // see online.cuh
+constexpr bool kKeeps =
+    !STREAM && !kOnline && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
+
+// The element of a slot, as the function takes it.
+template <bool Again, class T, int Slots>
+__device__ inline A value(const Held<T, Slots>& held, int slot, int v) {
+  const A sign = FUNCTION == SOFTMIN ? A(-1) : A(1);
+  if constexpr (Again && sizeof(T) == 2 && V > 1 && Widens<T, OUT>::value)
+    return sign * widen_again<T>(held.at[slot].at[v / 2], v % 2);
+  else
+    return sign * load_value<T, OUT>(held.get(slot, v));
+}
+
+// The largest of a thread's elements of each column.
+template <class T, int Slots>
+__device__ inline void largest(const Held<T, Slots>& held, A (&m)[V]) {
+  if constexpr (sizeof(T) == 2 && V > 1 && Widens<T, OUT>::value) {
+#pragma unroll
+    for (int w = 0; w < V / 2; ++w) {
+      uint32_t top = held.at[0].at[w];
+#pragma unroll
+      for (int i = 1; i < Slots; ++i)
+        top = FUNCTION == SOFTMIN ? min_of_pairs<T>(top, held.at[i].at[w]) : max_of_pairs<T>(top, held.at[i].at[w]);
+      const A sign = FUNCTION == SOFTMIN ? A(-1) : A(1);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        m[2 * w + half] = max_(sign * to_wide(T{(uint16_t)(top >> half * 16)}), A(-INFINITY_));  // a NaN is none
+    }
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      m[v] = -INFINITY_;
+#pragma unroll
+      for (int i = 0; i < Slots; ++i) m[v] = max_(value<false>(held, i, v), m[v]);
+    }
+  }
+}
+
+// Of half results exp(x - m) is exp2(t x - t m), one fused multiply-add before the exponential, t being log2(e); but 1
+// where bfloat16 are so large that any two are 256 or more apart: t m has to be exact then.
+__device__ inline float times_of(float m) { return fabsf(m) > 65536.0f ? 1.0f : kLog2e; }
+
+// The sum of exp(x - m) of a thread's elements of a column, all up to m. For half results what the product t m is
+// rounded by is the same in all, and comes off the sum. Where exponentials take no more room than elements they take
+// their place.
+template <class T, int Slots>
+__device__ inline A sum_below(Held<T, Slots>& held, int v, A m) {
+  const A s = kHalf || kKeeps ? shift(m) : shift_to_add(m);
+  if constexpr (kKeeps) {
+    return plain_sum<Slots, 0>([&](int i) {
+      const A e = exp_<OUT>(value<true>(held, i, v) - s);
+      held.put(i, v, e);
+      return e;
+    });
+  } else if constexpr (kHalf) {
+    const A times = times_of(s), high = s * times, low = fmaf(s, times, -high);
+    const A sum = plain_sum<Slots, 0>([&](int i) { return exp2_(fmaf(value<true>(held, i, v), times, -high)); });
+    return sum * fmaf(low, -0.693147181f, 1.0f);  // exp2(-low), which is next to 1
+  } else {
+    return plain_sum<Slots, 0>([&](int i) { return exp_to_add(value<true>(held, i, v) - s); });
+  }
+}
+
+// What there is of an element at the end: its exponential, or itself.
+template <class T, int Slots>
+__device__ inline A left(const Held<T, Slots>& held, int slot, int v) {
+  if constexpr (kKeeps)
+    return held.get(slot, v);
+  else
+    return value<true>(held, slot, v);
+}
+
+// The states of all elements before, and of these.
+template <int Slots>
+__device__ inline void absorb(Held<IN, Slots>& held, A (&m)[V], L (&l)[V]) {
+  A here[V];
+  largest(held, here);
+  held.forget();
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const A before = m[v];
+    m[v] = max_(before, here[v]);
+    l[v] = add(scaled(l[v], exp_to_add(before - shift_to_add(m[v]))), Adder<OUT>::of(sum_below(held, v, m[v])));
+  }
+}
+
+// Begins to fetch a chunk of a thread's vectors.
+struct Asking {
+  const IN* x;
+  const Place<2>& place;
+  __device__ void operator()(int q, int slot) const { fetch_chunk(0, x, place, 0, q, slot); }
+};
+// Takes the next vectors, which are q, q + 1, ..., the chunk `number`, when they are there.
+template <int Slots>
+__device__ inline void take_in(Held<IN, Slots>& some, Online<OUT>& state, const Asking& ask, Ring<SLOTS>& ring, int q,
+                               int number) {
+  ring.await();
+  take_chunk(some, ask.x, ask.place, 0, q, nothing<FUNCTION, IN>(), 0, ring.next());
+  A here[V];
+  largest(some, here);
+  some.forget();
+  number == 0 ? state.begin(here) : state.raise(here);
+  ring.refill(number, ask);
+#pragma unroll
+  for (int v = 0; v < V; ++v) state.add_up(v, some, [&](int i) { return value<true>(some, i, v); });
+}
+template <int Slots>
+__device__ inline void keep(Held<IN, SLOTS>& held, Online<OUT>& state, const Asking& ask, Ring<SLOTS>& ring, int q) {
+  Held<IN, Slots> some;
+  take_in(some, state, ask, ring, q, q / kChunk);
+#pragma unroll
+  for (int i = 0; i < Slots; ++i) held.at[q + i] = some.at[i];
+}
+// The states of all vectors, each absorbed when it has come while later ones are on their way, and the first of them in
+// registers. `between`: what to do between those and the others.
+template <class F>
+__device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, Online<OUT>& state, const IN* x,
+                                           const Place<2>& place, Ring<SLOTS>& ring, F between) {
+  const Asking ask = {x, place};
+  ring.begin(place.tiles.shelf, ask);
+#pragma unroll
+  for (int from = 0; from + kChunk <= SLOTS; from += kChunk) keep<kChunk>(held, state, ask, ring, from);
+  constexpr int kOver = SLOTS % kChunk;
+  if constexpr (kOver > 0) keep<kOver ? kOver : 1>(held, state, ask, ring, SLOTS - kOver);
+  between();
+  Held<IN, kChunk> chunk;
+#pragma unroll 1
+  for (int c = 0; c < place.tiles.shelf; c += kChunk)
+    take_in(chunk, state, ask, ring, SLOTS + c, ring.kKept + c / kChunk);
+}
+
+// What finishes the elements of a column, made once from its state and the block's maximum.
+template <bool Half, bool Keeps, class Float>
+struct Whole {
+  Finish<FUNCTION, OUT, A> finish;
+  __device__ static Whole of(State<Float> whole, Float) { return {Finish<FUNCTION, OUT, A>(whole)}; }
+  __device__ Float operator()(Float x) const { return finish(x); }
+};
+// Of half results: exp2(t x - high - low).
+template <class Float>
+struct Whole<true, false, Float> {
+  float times, high, low;
+  __device__ static Whole of(State<float> whole, float) {
+    const float times = times_of(whole.m), high = whole.m * times;
+    return {times, high, isfinite_(whole.m) ? fmaf(whole.m, times, -high) + log2_(whole.l) : NAN_};
+  }
+  __device__ float operator()(float x) const { return exp2_(fmaf(x, times, -high) - low); }
+};
+// Of what is kept: exp(x - top), `top` the block's maximum, that it is to be multiplied by.
+template <class Float>
+struct alignas(2 * sizeof(Float)) Whole<false, true, Float> {
+  Float last, rest;
+  __device__ static Whole of(State<Float> whole, Float top) {
+    const Finish<FUNCTION, OUT, Float> finish(whole);
+    Whole made = {finish.last, sizeof(Float) == 8 ? 1 : finish.rest};
+    if constexpr (CLUSTER > 1 || GRID) made.lower(top == -INFINITY_ ? 0 : shift(top) - shift(whole.m));
+    return made;
+  }
+  __device__ Float operator()(Float e) const {
+    if constexpr (sizeof(Float) == 8)
+      return e * rest / last;
+    else
+      return fmaf(e, last, e * rest);
+  }
+
+ private:
+  // By exp(d), d <= 0: 1 + low, as exact as `last` and `rest` together are. (A NaN is the column's already.)
+  __device__ void lower(float d) {
+    d = fmaxf(d, -300.0f);
+    const float j = rintf(d * kLog2e), r = fmaf(j, -1.42860677e-6f, fmaf(j, -0.693145752f, d));
+    float low = fmaf(r, 1.98412698e-4f, 1.38888889e-3f);
+    low = fmaf(low, r, 8.33333333e-3f), low = fmaf(low, r, 4.16666667e-2f), low = fmaf(low, r, 1.66666667e-1f);
+    low = fmaf(low, r, 0.5f), low = fmaf(low * r, r, r);
+    const float high = fmaf(last, low, last), scale = exp2_(rintf(j * 0.5f)), again = exp2_(j - rintf(j * 0.5f));
+    rest = (fmaf(last, low, last - high) + fmaf(rest, low, rest)) * scale * again;
+    last = high * scale * again;
+  }
+  __device__ void lower(double d) { rest = exp(d); }
+};
+typedef Whole<kHalf && !kLog, kKeeps, A> WholeColumn;
