@@ -8,7 +8,7 @@
 
 namespace onepass {
 
-constexpr int kSlabThreads = 256;  // about
+constexpr int kSlabThreads = 128;  // about
 
 struct ColumnPlanner {
   const ColumnView& view;
@@ -27,15 +27,28 @@ struct ColumnPlanner {
       return split(strided_across(), most_down(strided_across(), 256), 1, 8 / operands, 0, kStrided);
     }
     const int64_t turn = view.turn(view.slab > 0 ? view.slab : 1);
-    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > 2 * kSlabThreads)) return tiled();
+    if (const int lanes = resident(turn)) return split(lanes, 1, view.slab, most, most, kWholeSlab);
+    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > 512)) return tiled();
     const int vector = view.slab, edges = view.slab_whole ? kWholeSlab : kSlab;
-    const int64_t turns = turn < kSlabThreads ? kSlabThreads / turn : 1;
     const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
-    const bool ahead = edges == kWholeSlab && vector * read >= 4;
+    const int64_t turns = threads_of(turn, kSlabThreads) / turn;
+    const bool ahead = edges == kWholeSlab && vector * read >= 4 && bytes == 2;
     return split(int(turn * (turns < useful ? turns : useful)), 1, vector, most, ahead ? kAhead : 0, edges);
   }
 
  private:
+  static int64_t threads_of(int64_t turn, int64_t threads) { return turn < threads ? threads / turn * turn : turn; }
+
+  // Threads that take slabs of halves whose elements no more than two blocks keep, each of them all it has at once:
+  // their exponentials are made while later vectors are on their way. 0: there are none.
+  int resident(int64_t turn) const {
+    if (bytes != 2 || operands != 1 || !view.slab_whole || view.slab != view.full || view.tile == view.full) return 0;
+    for (const int64_t threads : {256, 512}) {
+      const int64_t lanes = threads_of(turn, threads), blocks = threads / 256;
+      if (lanes <= threads && ceil_div(n * inner, lanes * view.slab * blocks) <= 2 * most) return int(lanes);
+    }
+    return 0;
+  }
   static bool is_slab(int edges) { return edges == kSlab || edges == kWholeSlab; }
 
   // Numbers of vectors that kernels are compiled for.
@@ -91,6 +104,11 @@ struct ColumnPlanner {
     if (Tier(entry.tier) == Tier::columns_grid) return grid(fitting(side, vectors), vector, edges);
     const int across = fitting(side < entry.lanes ? side : entry.lanes, vectors);
     const bool waits = vector * read >= 4 && (edges == kWhole || entry.shelf == kAhead);
+    // Halves that the chip holds as a whole, one tile a multiprocessor.
+    const int64_t tiles = ceil_div(vectors, int64_t(kAlone)) * outer_tiles();
+    if (bytes == 2 && operands == 1 && vector == view.full && edges == kWhole && n > 1024 && n <= kAloneMost &&
+        tiles <= gpu.multiprocessors && 4 * tiles > 3 * gpu.multiprocessors)
+      return split(kAlone, 512 / kAlone, vector, 12, 20, edges);
     return split(across, most_down(across, entry.lanes), vector, entry.values, waits ? entry.shelf : 0, edges);
   }
 
@@ -170,6 +188,7 @@ struct ColumnPlanner {
   }
 
   static constexpr int64_t kMostPlaces = 48;
+  static constexpr int kAlone = 4, kAloneMost = 4096;  // vectors side by side, and elements of a column
   // Vectors of a thread that a shelf has at least, as all come through it (online.cuh): as many are on their way.
   static constexpr int64_t kRing = 16;
 };
