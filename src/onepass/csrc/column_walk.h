@@ -2,7 +2,7 @@
 // the plan of one of these. Pure: no torch, no CUDA.
 #pragma once
 
-#include <numeric>
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -14,11 +14,11 @@ namespace onepass {
 // vector and odd ones in turn; in larger ones where columns go over the chip, and from where it does not hold them; and
 // those around the limits of the tables.
 inline std::vector<int64_t> column_lengths(const Tables& tables) {
-  constexpr int64_t kEvery = 64, kOverTheChip = 40000, kHeld = int64_t(1) << 23, kLongest = int64_t(1) << 33;
+  constexpr int64_t kEvery = 64, kOverTheChip = 1 << 18, kHeld = int64_t(1) << 23, kLongest = int64_t(1) << 33;
   std::set<int64_t> lengths;
   for (int64_t n = 1; n <= kEvery; ++n) lengths.insert(n);
   bool odd = false;
-  for (double n = kEvery; n < double(kLongest); n *= n < kOverTheChip ? 1.01 : n < kHeld ? 1.02 : 2) {
+  for (double n = kEvery; n < double(kLongest); n *= n < kOverTheChip ? 1.01 : n < kHeld ? 1.03 : 2) {
     lengths.insert(odd ? int64_t(n) | 1 : int64_t(n) & ~7);
     odd = !odd;
   }
@@ -41,51 +41,69 @@ inline std::vector<int64_t> numbers_of_tiles(int64_t chip, bool merges) {
   return numbers;
 }
 
-// Visits the plans of columns of n elements: `planner` makes one of a view. Tensors may begin at any element. `every`:
-// all numbers of columns of a slab, else some: where all lengths are walked, others of them ask for the same kernels.
+// Do plans ask for the same kernels, and share the chip alike?
+inline bool alike(const std::vector<CudaPlan>& some, const std::vector<CudaPlan>& others) {
+  return std::equal(some.begin(), some.end(), others.begin(), others.end(), [](const CudaPlan& a, const CudaPlan& b) {
+    return a.tier == b.tier && a.block() == b.block() && a.values == b.values && a.split == b.split &&
+           a.shelf == b.shelf;
+  });
+}
+
+// Visits the plans of columns of n elements: `planner` makes one of a view. Tensors may begin at any element.
 template <class MakePlanner, class Visit>
-void walk_columns(int64_t n, bool every, const MakePlanner& planner, const Visit& visit) {
+void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   ColumnView view;
   view.served = true;
   view.tiles.n = n, view.tiles.inner = 1;
   view.full = 16 / planner(view).bytes;
   const bool merges = planner(view).merges;
-  const int64_t longest = merges ? 2 * kSlabThreads : kMaxTurn;  // turns; what has longer ones goes as tiles
   const std::vector<int64_t> numbers = numbers_of_tiles(planner(view).gpu.multiprocessors, merges);
-  // Gives the threads side by side.
+  // Gives the plan of a tile that is alone, and of several where they share the chip.
   const auto look = [&] {
     view.tiles.outer.count = 0;
-    const CudaPlan alone = planner(view).plan();
-    visit(alone);
-    if (alone.tier != Tier::columns) {
+    std::vector<CudaPlan> plans = {planner(view).plan()};
+    if (plans[0].tier != Tier::columns) {
       view.tiles.outer.count = 1;
-      for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, visit(planner(view).plan());
+      for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, plans.push_back(planner(view).plan());
     }
-    return alone.lanes;
+    for (const CudaPlan& plan : plans) visit(plan);
+    return plans;
   };
   // Tiles: so many vectors side by side, up to as many as a block takes.
   for (int vector = 1; vector <= view.full; vector *= 2) {
     view.tile = vector;
     int64_t across = 0;
     do view.tiles.inner = ++across * vector;
-    while (look() == across);
+    while (look()[0].lanes == across);
   }
-  // Slabs of so many columns, which begin with a vector or within one, and may end with one.
-  const auto slabs = [&](int64_t inner) {
-    view.tiles.inner = inner;
-    for (view.slab = 2; view.slab <= view.full; view.slab *= 2) {
-      if (view.turn(view.slab) > longest) continue;
-      for (const bool begins : {false, true}) {
-        view.tile = begins ? int(std::gcd(inner, int64_t(view.slab))) : 1;
-        view.slab_begins = begins, view.slab_whole = begins && n * inner % view.slab == 0;
-        look();
-      }
+  // Slabs, which begin with a vector or within one, and may end with one, of `common` columns for each thread of a
+  // turn; what has longer turns goes as tiles. Plans of turns that fit as often into 512 threads follow the room in
+  // shared memory alone, which falls: between two that are alike there is no other.
+  const auto slabs = [&](int64_t common) {
+    const int64_t longest = merges ? 2 * kSlabThreads : kMaxTurn, step = common < view.slab ? 2 : 1;
+    const auto look_at = [&](int64_t turn) { return view.tiles.inner = common * turn, look(); };
+    const auto between = [&](const auto& again, int64_t first, const auto& ones, int64_t last, const auto& others) {
+      const int64_t middle = first + (last - first) / 2 / step * step;
+      if (middle == first || alike(ones, others)) return;
+      const auto found = look_at(middle);
+      again(again, first, ones, middle, found), again(again, middle, found, last, others);
+    };
+    for (int64_t first = 1, last; first <= longest; first = last + step) {
+      const int64_t fit = 512 / first, most = fit ? 512 / fit : longest;
+      last = most - (most - first) % step;
+      const auto ones = look_at(first);
+      if (last > first) between(between, first, ones, last, look_at(last));
     }
   };
-  const int64_t widest = int64_t(view.full) * longest, one_by_one = every ? widest : 40;
-  for (int64_t inner = 1; inner <= one_by_one; ++inner) slabs(inner);
-  for (int64_t inner = one_by_one + 8; inner <= widest; inner += inner / 32 * 8) {
-    for (const int64_t more : {0, 1, 2, 4}) slabs(inner + more);
+  for (view.slab = 2; view.slab <= view.full; view.slab *= 2) {
+    for (int common = 1; common <= view.slab; common *= 2) {
+      for (const bool begins : {false, true}) {
+        if (begins && common == view.slab) continue;  // they go as tiles
+        view.tile = begins ? common : 1;
+        view.slab_begins = begins, view.slab_whole = begins && n * common % view.slab == 0;
+        slabs(common);
+      }
+    }
   }
   // Strides: element by element, up to a warp's lanes side by side, or one where a column's elements lie closer.
   view.strided = true, view.tile = view.slab = 0;

@@ -94,20 +94,20 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
   }
 }
 
-// Over other dims of contiguous tensors. `every`: as walk_columns has it.
+// Over other dims of contiguous tensors.
 template <class Visit>
-void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, bool every, const Visit& visit) {
+void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
   const bool even = kind.pass == cuda::Pass::backward_even;
   if (kind.pass == cuda::Pass::forward) {
     const auto planner = [&](const ColumnView& view) {
       return column_planner(view, gpu, kind.x, kind.y, reduces(kind.function));
     };
-    return walk_columns(n, every, planner, visit);
+    return walk_columns(n, planner, visit);
   }
   if (even && reduces(kind.function)) return;
   BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
   call.layout.reduced.insert({2, {1, 1, even ? 0 : 1, 0}});
-  walk_columns(n, every, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
+  walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
 }
 
 // Rows, or columns, of `lengths`; where there are none, of any length.
@@ -137,8 +137,7 @@ std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const Wanted& w
     }
   }
   if (!wanted.dims) return found;
-  for (const int64_t n : any ? column_lengths(tables_of(gpu.name)) : wanted.lengths)
-    column_plans(kind, gpu, n, !any, visit);
+  for (const int64_t n : any ? column_lengths(tables_of(gpu.name)) : wanted.lengths) column_plans(kind, gpu, n, visit);
   return found;
 }
 
