@@ -45,9 +45,9 @@ def warmup(
     """Compile and load every CUDA kernel that contiguous rows may ask for, so that no later call waits for one.
 
     Contiguous rows: over the last dim of a contiguous tensor, which may be a view that begins at any element; the
-    result fresh, or in place; few rows or many. With `dims`, over its other dims, one or several, too. Kernels come
-    from the disk cache where it has them, else from NVRTC, in several processes where there are many (NVRTC compiles
-    one at a time in a process).
+    result fresh, or in place; few rows or many. With `dims`, over its other dims, one or several, too: any
+    number of columns of the same tensors. Kernels come from the disk cache where it has them, else from NVRTC, in
+    several processes where there are many (NVRTC compiles one at a time in a process).
 
     Args:
         device: a CUDA device; the current one where it is None.
@@ -57,7 +57,8 @@ def warmup(
         lengths: of the rows, in elements; None for any length. With `dims` of the columns too: the product of the
             sizes of the dims that a call is over.
         gradients: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
-            value a row, as that of a sum has; not of "state", whose gradient is plain torch arithmetic.
+            value a row, as that of a sum over the dims of the call, or over all, has; not of "state", whose gradient
+            is plain torch arithmetic.
         dims: those of calls over other dims of contiguous tensors too, a few hundred more for a function and a dtype
             (for one length some 20 to 400). Slices whose lines are apart may ask for others.
         compute: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
