@@ -33,9 +33,9 @@ CHOICES = [
     ((8, 4096, 4096), 1, BF16, "columns", "whole", 8, True),
     ((4096, 4096), 0, F32, "columns", "whole", 4, True),
     ((16384, 16384), 0, BF16, "columns", "whole", 8, True),
-    ((64, 1000, 14, 14), 1, BF16, "columns", "whole", 4, True),  # 196 columns: no whole number of vectors of 8
+    ((64, 1000, 14, 14), 1, BF16, "columns", "whole slab", 8, True),  # 196 columns: no whole number of vectors of 8
     ((256, 1000, 7, 7), 1, F32, "columns", "whole slab", 4, True),
-    ((256, 1000, 7, 7), 1, BF16, "columns", "whole slab", 8, True),
+    ((256, 1000, 7, 7), 1, BF16, "columns", "whole slab", 8, False),
     ((3, 33, 333), 1, F32, "columns", "slab", 4, False),  # slabs of 10989 floats begin anywhere, but alike
     ((2, 131072, 16), 1, F32, "columns-grid", "whole", 4, True),
     ((1048576, 8), 0, BF16, "columns-grid", "whole", 8, True),

@@ -8,7 +8,8 @@
 
 namespace onepass {
 
-constexpr int kSlabThreads = 128;  // about
+constexpr int kSlabThreads = 128, kLongestTurn = 512;  // about, and at most
+constexpr int kAlone = 4, kAloneMost = 4096;  // vectors of a tile that has a multiprocessor to itself, and elements
 
 struct ColumnPlanner {
   const ColumnView& view;
@@ -28,7 +29,7 @@ struct ColumnPlanner {
     }
     const int64_t turn = view.turn(view.slab > 0 ? view.slab : 1);
     if (const int lanes = resident(turn)) return split(lanes, 1, view.slab, most, most, kWholeSlab);
-    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > 512)) return tiled();
+    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn)) return tiled();
     const int vector = view.slab, edges = view.slab_whole ? kWholeSlab : kSlab;
     const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
     const int64_t turns = threads_of(turn, kSlabThreads) / turn;
@@ -188,7 +189,6 @@ struct ColumnPlanner {
   }
 
   static constexpr int64_t kMostPlaces = 48;
-  static constexpr int kAlone = 4, kAloneMost = 4096;  // vectors side by side, and elements of a column
   // Vectors of a thread that a shelf has at least, as all come through it (online.cuh): as many are on their way.
   static constexpr int64_t kRing = 16;
 };

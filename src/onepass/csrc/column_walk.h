@@ -76,11 +76,13 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
     do view.tiles.inner = ++across * vector;
     while (look()[0].lanes == across);
   }
+  view.tiles.inner = int64_t(kAlone) * view.full * planner(view).gpu.multiprocessors;  // each has one to itself
+  look();
   // Slabs, which begin with a vector or within one, and may end with one, of `common` columns for each thread of a
   // turn; what has longer turns goes as tiles. Plans of turns that fit as often into 512 threads follow the room in
   // shared memory alone, which is the most at the first and the least at the last: where these are alike, all are.
   const auto slabs = [&](int64_t common) {
-    const int64_t longest = merges ? 2 * kSlabThreads : kMaxTurn, step = common < view.slab ? 2 : 1;
+    const int64_t longest = merges ? kLongestTurn : kMaxTurn, step = common < view.slab ? 2 : 1;
     const auto look_at = [&](int64_t turn) { return view.tiles.inner = common * turn, look(); };
     const auto between = [&](const auto& again, int64_t first, const auto& ones, int64_t last, const auto& others) {
       const int64_t middle = first + (last - first) / 2 / step * step;

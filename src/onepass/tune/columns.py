@@ -119,7 +119,7 @@ def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, g
 def _choices(n: int, kept: int) -> Iterator[Choice]:
     """All that might be the fastest, whether it fits or not."""
     sides = (32, 64, 128) if n <= 24 else (8, 16, 32, 64) if n <= 64 else (8, 16, 32) if n < 512 else (4, 8, 16)
-    slots = ((8, 16, 24) if n <= 64 else (8, 16)) if kept == 1 else (4, 6, 8)
+    slots = ((8, 16, 24) if n <= 64 else (8, 12, 16)) if kept == 1 else (4, 6, 8)
     for side in sides:
         for threads in (64, 128, 256, 512):
             if side > threads or (threads == 64 and n > 64):
@@ -128,8 +128,10 @@ def _choices(n: int, kept: int) -> Iterator[Choice]:
                 yield Choice(COLUMNS, threads, most, side, 0)
                 if 64 < n <= 1024:
                     yield Choice(COLUMNS, threads, most, side, AHEAD)
-                if n >= 1024 and most % 4 == 0:
+                if n > 196 and most % 4 == 0:
                     yield Choice(COLUMNS, threads, most, side, most)
+                if n >= 1024 and most == 12:
+                    yield from (Choice(COLUMNS, threads, most, side, shelf) for shelf in (4, 20))
     if n >= 512:
         for side in (4, 8, 16):
             yield Choice(GRID, 0, 0, side, 0)
