@@ -223,6 +223,7 @@ inline const Tables& built_in() {
           {512, kColumns, 256, 4, 16, 0},
           {1024, kColumns, 256, 4, 8, 0},
           {8192, kColumns, 256, 8, 8, 8},
+          {16384, kColumns, 512, 8, 8, 8},
           {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
       },
       {
@@ -235,6 +236,7 @@ inline const Tables& built_in() {
           {512, kColumns, 128, 8, 8, 0},
           {1024, kColumns, 128, 8, 4, 0},
           {8192, kColumns, 256, 8, 8, 8},
+          {16384, kColumns, 512, 8, 8, 8},
           {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
       },
   };

@@ -9,8 +9,8 @@
 constexpr int kOperands = 1;
 #include "column_state.cuh"
 
-constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;                          // registers of the elements
-constexpr int kOwn = 2 * V * sizeof(A) / 4 + (SHELVED && kHalf ? 16 : 0);  // of their columns, and of a chunk
+constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;                                        // registers of the elements
+constexpr int kOwn = 2 * V * sizeof(A) / 4 + (SHELVED && kHalf && SLOTS <= 8 ? 16 : 0);  // of columns, and of a chunk
 
 extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks : blocks_of(kHeld + kOwn))
     onepass_kernel(const IN* x, OUT* y, const __grid_constant__ Tiles tiles) {
