@@ -202,7 +202,7 @@ def test_a_vector_begins_at_the_same_element_of_both_rows(n, x_offset, y_offset,
         if vector == plan["vector"]:
             assert agree
         else:
-            narrow = size == 2 and n < 128 or (plan["tier"] == "warp" and plan["edges"] == "whole")
+            narrow = (size == 2 and n < 128) or (plan["tier"] == "warp" and plan["edges"] == "whole")
             assert not agree or vector * size > 16 or vector > n or narrow
     phased = any((x_offset + row * x_stride) % plan["vector"] for row in range(4))
     room = plan["lanes"] * plan["values"] * plan["split"]
