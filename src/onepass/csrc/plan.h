@@ -74,7 +74,7 @@ struct CudaPlan {
 
 constexpr int kThreads = 128;   // threads a block, in the warp and flat tiers
 constexpr int kShortRow = 128;  // elements of two bytes
-// Lengths of rows that may go by narrower vectors, and how many bytes in all those that are then faster if few.
+// Lengths of rows that go by narrower vectors if they have no more bytes in all.
 constexpr int kShortest = 16, kLongest = 512;
 constexpr int64_t kFewBytes = int64_t(1) << 25;
 // Elements of a row that is only read, up to which the flat tier pays: of halves longer ones too, but for those that
@@ -152,15 +152,13 @@ struct Planner {
     return {Tier::flat, entry.lanes, rows, values, 1, 1, turns, kWindow};
   }
 
-  // Rows that are no whole vectors of 16 bytes in whole narrower ones, if that pays: few rows have too few tiles for
-  // the chip (5120 rows of 196 bfloat16 take 5.3 us for 7.2, measured on an H200, 2026-11-22), and vectors of half the
-  // width or more are faster than tiles in any case.
+  // Few rows that are no whole vectors of 16 bytes, in whole narrower ones: they are too few tiles for the chip (5120
+  // rows of 196 bfloat16 take 5.3 us for 7.2, measured on an H200, 2026-11-22).
   bool narrow(CudaPlan* plan) {
     if (invariant || !phase.writes_rows || n < kShortest || n > kLongest) return false;
+    if (layout.rows > kFewBytes / (n * x_size)) return false;
     int width = half ? 4 : 2;
     while (width > 1 && !phase.whole(n, width)) width /= 2;
-    const bool any = x_size == y_size && (half ? width == 4 && n >= kShortRow / 2 : n >= kShortRow);
-    if (!any && layout.rows * n * x_size > kFewBytes) return false;
     const int lanes = n < kShortRow / 2 ? 8 : n <= 2 * kShortRow || width == 4 ? 16 : 32;
     const int values = int(up_to(ceil_div(n, int64_t(width) * lanes) * width, 4));
     *plan = {Tier::warp, lanes, kThreads / lanes, values, width, 1, 0, kWhole};
