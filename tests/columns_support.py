@@ -77,9 +77,9 @@ _OF_SLABS = {
     STREAM: [(64, 1, 4), (64, 1, 3, 5)],
 }
 _ON_SHELVES = {
-    (COLUMNS, WHOLE): [(4, 8, 2, 2, 4)],
+    (COLUMNS, WHOLE): [(4, 8, 2, 2, 4), (4, 16, 5, 1, 20), (4, 8, 12, 1, 24)],
     (GRID, WHOLE): [(8, 4, 4, 5, 8)],
-    (COLUMNS, WHOLE_SLAB): [(64, 1, 2, 2, 4)],
+    (COLUMNS, WHOLE_SLAB): [(64, 1, 2, 2, 4), (64, 1, 4, 2, 12)],
     (GRID, WHOLE_SLAB): [(64, 1, 2, 3, 4)],
 }
 _OF_STRIDES = {COLUMNS: [(32, 4, 4), (1, 64, 3, 2)], GRID: [(32, 4, 4, 3)], STREAM: [(8, 16, 4), (1, 40, 4, 2)]}

@@ -38,8 +38,7 @@ __device__ inline Total<A> add(Total<A> total, A value) {
 }
 
 // The states of a thread's columns. Sums are relative not to the maximum but to what it was when an element was last
-// kSlack above that: hardly any chunk but the first has them scaled. It is finite: -inf is
-// below it, and inf as far above.
+// kSlack above that: hardly any chunk but the first has them scaled. It is finite: -inf is below it, and inf above.
 template <class Out>
 struct Online {
   typedef typename Accumulator<Out>::type A;
