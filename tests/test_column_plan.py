@@ -159,7 +159,7 @@ def test_a_ring_has_each_vector_when_it_is_taken(tmp_path):
     assert subprocess.run([program], capture_output=True, text=True).stdout == str(24 * 16)
 
 
-@pytest.mark.parametrize(("n", "values", "shelf"), [(524288, 16, 0), (557056, 4, 16), (1048576, 16, 16)])
+@pytest.mark.parametrize(("n", "values", "shelf"), [(524288, 8, 0), (557056, 4, 8), (1048576, 8, 8)])
 def test_the_chip_has_a_shelf_of_many_vectors_or_none(n, values, shelf):
     made = launch((n, 8), 0, dtype=BF16)
     assert (made["tier"], made["values"] // made["vector"], made["shelf"]) == ("columns-grid", values, shelf)

@@ -207,8 +207,6 @@ inline const Tables& built_in() {
           {24, kColumns, 128, 24, 128, 0},
           {32, kColumns, 64, 8, 16, 0},
           {64, kColumns, 128, 8, 16, 0},
-          {240, kColumns, 128, 16, 8, 1},
-          {256, kColumns, 128, 16, 16, 16},
           {1024, kColumns, 128, 16, 8, 0},
           {4096, kColumns, 128, 16, 8, 16},
           {16384, kColumns, 256, 16, 8, 16},

@@ -28,7 +28,10 @@ struct ColumnPlanner {
       return split(strided_across(), most_down(strided_across(), 256), 1, 8 / operands, 0, kStrided);
     }
     const int64_t turn = view.turn(view.slab > 0 ? view.slab : 1);
-    if (const int lanes = resident(turn)) return split(lanes, 1, view.slab, most, most, kWholeSlab);
+    if (const int lanes = resident(turn)) {
+      const int kept = lanes > 256 ? 8 : 4;
+      return split(lanes, 1, view.slab, kept, 2 * most - kept, kWholeSlab);
+    }
     if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn)) return tiled();
     const int vector = view.slab, edges = view.slab_whole ? kWholeSlab : kSlab;
     const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
@@ -41,7 +44,9 @@ struct ColumnPlanner {
   static int64_t threads_of(int64_t turn, int64_t threads) { return turn < threads ? threads / turn * turn : turn; }
 
   // Threads that take slabs of halves whose elements no more than two blocks keep, each of them all it has at once:
-  // their exponentials are made while later vectors are on their way. 0: there are none.
+  // their exponentials are made while later vectors are on their way, which are for the most part to stay on the shelf
+  // (256 x 1000 x 7 x 7 bfloat16: 4 vectors in registers .81 of a copy, 8 .78, 16 .74; H200, 2026-11-22). 0: there are
+  // none.
   int resident(int64_t turn) const {
     if (bytes != 2 || operands != 1 || !view.slab_whole || view.slab != view.full || view.tile == view.full) return 0;
     for (const int64_t threads : {256, 512}) {
@@ -154,17 +159,19 @@ struct ColumnPlanner {
     const bool slab = is_slab(edges), shelved = (edges == kWhole || edges == kWholeSlab) && vector * read >= 4;
     const int64_t turn = slab ? view.turn(vector) : 0, pitch = slab ? inner : int64_t(across) * vector;
     const int64_t tiles = ceil_div(inner, pitch) * outer_tiles();
-    const int chip = gpu.multiprocessors, slots = edges == kStrided ? 8 / operands : most;
+    const int chip = gpu.multiprocessors, slots = edges == kStrided ? 8 / operands : kSlots;
     int down = 1;
-    // A shelf no larger than the registers first, so that two blocks fit a multiprocessor.
-    for (const int attempt : {0, 1, 2, 3}) {
-      const int threads = attempt % 2 ? 512 : 256;
-      const int64_t most_places = attempt < 2 ? slots : kMostPlaces;
-      if (slab) {
+    const auto shape = [&](int threads) {
+      if (slab)
         across = int(turn * (turn < threads ? threads / turn : 1));
-      } else {
+      else
         down = most_down(across, threads);
-      }
+    };
+    // As many threads as work on what comes in while more is on its way, and a shelf no larger than the registers first.
+    for (const int attempt : {0, 1, 2, 3}) {
+      const int64_t most_places = attempt < 2 ? slots : kMostPlaces;
+      const int threads = attempt % 2 == (edges == kStrided) ? 512 : 256;
+      shape(threads);
       if (!gpu.cooperative) continue;
       CudaPlan made = {Tier::columns_grid, across, down, slots * vector, vector, 1, 0, edges};
       const int64_t room = gpu.shared - kColumnStatic - meeting(made.block(), vector, pitch, 0);
@@ -172,7 +179,7 @@ struct ColumnPlanner {
       const int64_t holds = slots + (places < most_places ? places : most_places);
       const int64_t all = need(across, down, vector, edges), alone = ceil_div(all, holds);
       if (alone > chip) continue;
-      const int64_t together = tiles < chip / alone ? tiles : chip / alone, useful = ceil_div(all, 4);
+      const int64_t together = tiles < chip / alone ? tiles : chip / alone, useful = ceil_div(all, 1024 / threads);
       int64_t blocks = chip / together;
       if (blocks > useful) blocks = useful > alone ? useful : alone;
       const int64_t each = ceil_div(all, blocks);
@@ -184,13 +191,15 @@ struct ColumnPlanner {
       if (blocks == 1) made.tier = Tier::columns;  // without clusters: a block that holds them needs no other
       return made;
     }
+    shape(512);
     const int blocks = gpu.cooperative ? int(chip / (tiles < chip ? tiles : chip)) : 1;
     return {Tier::columns_stream, across, down, 8 / operands * vector, vector, blocks, 0, edges};
   }
 
   static constexpr int64_t kMostPlaces = 48;
+  static constexpr int kSlots = 8;  // vectors that a thread keeps of columns that go over the chip
   // Vectors of a thread that a shelf has at least, as all come through it (online.cuh): as many are on their way.
-  static constexpr int64_t kRing = 16;
+  static constexpr int64_t kRing = 8;
 };
 
 // Of a forward call, and of a gradient.

@@ -23,7 +23,8 @@ LONGEST = 131072  # beyond, the chip has them in any case
 SIDE = 4096  # columns that lie side by side in what is measured
 MORE_SHARED = 15 * 1024  # bytes of shared memory beyond those of `Gpu.shared`: these kernels declare little
 PLACES = 48  # vectors of a thread in shared memory at most, in the tier columns-grid
-RING = 16  # and at least, where there are any
+RING = 8  # and at least, where there are any
+KEPT = 8  # and in registers
 
 
 def operands(function: str) -> int:
@@ -89,10 +90,10 @@ def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int
 
 
 def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, gpu: Gpu) -> Plan:
-    slots, chip = 16 // kept, gpu.multiprocessors
+    slots, chip = KEPT, gpu.multiprocessors
     tiles = up(inner, across * vector) * outer
     for most_places in (slots, PLACES) if gpu.cooperative else ():
-        for threads in (256, 512):
+        for threads in (512, 256):
             down = _down(n, across, threads)
             block = block_of(across, down)
             room = gpu.shared + MORE_SHARED - _meeting(block, vector, across * vector, 0)
@@ -101,7 +102,7 @@ def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, g
             alone = up(every, slots + min(places, most_places))  # blocks that hold a tile between them
             if alone > chip:
                 continue
-            blocks, useful = chip // min(tiles, chip // alone), up(every, 4)
+            blocks, useful = chip // min(tiles, chip // alone), up(every, 1024 // threads)
             if blocks > useful:
                 blocks = max(useful, alone)
             each = up(every, blocks)

@@ -188,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks
     }
 #pragma unroll
     for (int v = 0; v < V; ++v) s[v] = EVEN ? even * (kLog ? A(tiles.n) : s[v]) : s[v];
-    if constexpr (STREAM) {
-      for (int from = 0; from < tiles.turns; from += SLOTS) {
+    if constexpr (STREAM) {  // backwards: what was read last may still be in the L2 cache
+      for (int from = (tiles.turns - 1) / SLOTS * SLOTS; from >= 0; from -= SLOTS) {
         held.load<false>(saved, grad, place, from, 0);
         give<SLOTS>(dx, place, DX, from, [&](int i, int v) { return held.result(even, s[v], i, v); });
       }

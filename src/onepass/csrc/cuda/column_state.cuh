@@ -2,7 +2,7 @@
 #pragma once
 
 #include "columns.cuh"
-#include "online.cuh"
+#include "halves.cuh"
 
 constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUNCTION == LOG_SOFTMAX;
 typedef Accumulator<OUT>::type A;
@@ -47,13 +47,8 @@ __device__ inline void largest(const Held<T, Slots>& held, A (&m)[V]) {
   }
 }
 
-// Of half results exp(x - m) is exp2(t x - t m), one fused multiply-add before the exponential, t being log2(e); but 1
-// where bfloat16 are so large that any two are 256 or more apart: t m has to be exact then.
-__device__ inline float times_of(float m) { return fabsf(m) > 65536.0f ? 1.0f : kLog2e; }
-
-// The sum of exp(x - m) of a thread's elements of a column, all up to m. For half results what the product t m is
-// rounded by is the same in all, and comes off the sum. Where exponentials take no more room than elements they take
-// their place.
+// The sum of exp(x - m) of a thread's elements of a column, all up to m. Where exponentials take no more room than
+// elements they take their place.
 template <class T, int Slots>
 __device__ inline A sum_below(Held<T, Slots>& held, int v, A m) {
   const A s = kHalf || kKeeps ? shift(m) : shift_to_add(m);
@@ -64,9 +59,14 @@ __device__ inline A sum_below(Held<T, Slots>& held, int v, A m) {
       return e;
     });
   } else if constexpr (kHalf) {
-    const A times = times_of(s), high = s * times, low = fmaf(s, times, -high);
-    const A sum = plain_sum<Slots, 0>([&](int i) { return exp2_(fmaf(value<true>(held, i, v), times, -high)); });
-    return sum * fmaf(low, -0.693147181f, 1.0f);  // exp2(-low), which is next to 1
+    const A high = s * Short<OUT>::kFactor;
+    A sum = 0;
+#pragma unroll
+    for (int i = 0; i < Slots; ++i) {
+      const A root = root_of_exp<OUT>(value<true>(held, i, v), high);
+      sum = fmaf(root, root, sum);
+    }
+    return sum;
   } else {
     return plain_sum<Slots, 0>([&](int i) { return exp_to_add(value<true>(held, i, v) - s); });
   }
@@ -95,6 +95,26 @@ __device__ inline void absorb(Held<IN, Slots>& held, A (&m)[V], L (&l)[V]) {
   }
 }
 
+// The states of columns whose elements come chunk after chunk. kPairs: of halves that lie two in a register.
+constexpr bool kPairs = kHalf && sizeof(IN) == 2 && V > 1 && Widens<IN, OUT>::value;
+template <bool Pairs>
+struct Coming {
+  typedef Online<OUT> type;
+  template <int Slots>
+  static __device__ void largest(const Held<IN, Slots>& some, A (&here)[V]) {
+    ::largest(some, here);
+  }
+};
+template <>
+struct Coming<true> {
+  typedef OnlinePairs<IN> type;
+  template <int Slots>
+  static __device__ void largest(const Held<IN, Slots>& some, type::Tops& here) {
+    type::largest(some, here);
+  }
+};
+typedef Coming<kPairs>::type OnlineState;
+
 // Begins to fetch a chunk of a thread's vectors.
 struct Asking {
   const IN* x;
@@ -103,12 +123,12 @@ struct Asking {
 };
 // Takes the next vectors, which are q, q + 1, ..., the chunk `number`, when they are there.
 template <int Slots>
-__device__ inline void take_in(Held<IN, Slots>& some, Online<OUT>& state, const Asking& ask, Ring<SLOTS>& ring, int q,
+__device__ inline void take_in(Held<IN, Slots>& some, OnlineState& state, const Asking& ask, Ring<SLOTS>& ring, int q,
                                int number) {
   ring.await();
   take_chunk(some, ask.x, ask.place, 0, q, nothing<FUNCTION, IN>(), 0, ring.next());
-  A here[V];
-  largest(some, here);
+  OnlineState::Tops here;
+  Coming<kPairs>::largest(some, here);
   some.forget();
   number == 0 ? state.begin(here) : state.raise(here);
   ring.refill(number, ask);
@@ -116,7 +136,7 @@ __device__ inline void take_in(Held<IN, Slots>& some, Online<OUT>& state, const 
   for (int v = 0; v < V; ++v) state.add_up(v, some, [&](int i) { return value<true>(some, i, v); });
 }
 template <int Slots>
-__device__ inline void keep(Held<IN, SLOTS>& held, Online<OUT>& state, const Asking& ask, Ring<SLOTS>& ring, int q) {
+__device__ inline void keep(Held<IN, SLOTS>& held, OnlineState& state, const Asking& ask, Ring<SLOTS>& ring, int q) {
   Held<IN, Slots> some;
   take_in(some, state, ask, ring, q, q / kChunk);
 #pragma unroll
@@ -125,7 +145,7 @@ __device__ inline void keep(Held<IN, SLOTS>& held, Online<OUT>& state, const Ask
 // The states of all vectors, each absorbed when it has come while later ones are on their way, and the first of them in
 // registers. `between`: what to do between those and the others.
 template <class F>
-__device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, Online<OUT>& state, const IN* x,
+__device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, OnlineState& state, const IN* x,
                                            const Place<2>& place, Ring<SLOTS>& ring, F between) {
   const Asking ask = {x, place};
   ring.begin(place.tiles.shelf, ask);
@@ -147,15 +167,14 @@ struct Whole {
   __device__ static Whole of(State<Float> whole, Float) { return {Finish<FUNCTION, OUT, A>(whole)}; }
   __device__ Float operator()(Float x) const { return finish(x); }
 };
-// Of half results: exp2(t x - high - low).
+// Of half results.
 template <class Float>
-struct Whole<true, false, Float> {
-  float times, high, low;
+struct alignas(2 * sizeof(Float)) Whole<true, false, Float> {
+  float high, low;
   __device__ static Whole of(State<float> whole, float) {
-    const float times = times_of(whole.m), high = whole.m * times;
-    return {times, high, isfinite_(whole.m) ? fmaf(whole.m, times, -high) + log2_(whole.l) : NAN_};
+    return {whole.m * Short<OUT>::kFactor, isfinite_(whole.m) ? log2_(whole.l) : NAN_};
   }
-  __device__ float operator()(float x) const { return exp2_(fmaf(x, times, -high) - low); }
+  __device__ float operator()(float x) const { return finished<OUT>(x, high, low); }
 };
 // Of what is kept: exp(x - top), `top` the block's maximum, that it is to be multiplied by.
 template <class Float>

@@ -40,13 +40,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks 
     A m[V], own[V];
     Ring<SLOTS> ring;
     if constexpr (kOnline) {
-      Online<OUT> state;
+      OnlineState state;
       absorb_as_they_come(held, state, x, place, ring, [&] {
         if (round == 0) meeting.await_clear(&all_clear);
       });
       held.forget();
 #pragma unroll
-      for (int v = 0; v < V; ++v) m[v] = state.m[v];
+      for (int v = 0; v < V; ++v) m[v] = state.maximum(v);
       if (meets) meeting.highest(m, place);
 #pragma unroll
       for (int v = 0; v < V; ++v) own[v] = state.below(v, m[v]);
@@ -125,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks 
       const auto write = [&](int from) {
         give<SLOTS>(y, place, 1, from, [&](int i, int v) { return whole[v](left(held, i, v)); });
       };
-      if constexpr (STREAM) {
-        for (int from = 0; from < tiles.turns; from += SLOTS) load(from), write(from);
+      if constexpr (STREAM) {  // backwards: what was read last may still be in the L2 cache
+        for (int from = (tiles.turns - 1) / SLOTS * SLOTS; from >= 0; from -= SLOTS) load(from), write(from);
       } else {
         write(0);
       }

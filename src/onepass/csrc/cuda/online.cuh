@@ -44,16 +44,18 @@ struct Online {
   typedef typename Accumulator<Out>::type A;
   typedef typename Adder<Out>::type L;
   static constexpr int kSlack = 8;
-  A m[V], base[V];
+  typedef A Tops[V];
+  Tops m;
+  A base[V];
   L l[V];
 
   // The maxima of the first chunk.
-  __device__ void begin(const A (&here)[V]) {
+  __device__ void begin(const Tops& here) {
 #pragma unroll
     for (int v = 0; v < V; ++v) m[v] = here[v], base[v] = clamped(here[v]), l[v] = L{};
   }
   // Of another, before its elements are added.
-  __device__ void raise(const A (&here)[V]) {
+  __device__ void raise(const Tops& here) {
     bool higher = false;
 #pragma unroll
     for (int v = 0; v < V; ++v) m[v] = max_(m[v], here[v]), higher |= here[v] - base[v] > kSlack;
@@ -70,6 +72,7 @@ struct Online {
   __device__ void add_up(int v, const Held<T, Slots>&, F element) {
     l[v] = add(l[v], plain_sum<Slots, 0>([&](int i) { return exp_of(element(i) - base[v]); }));
   }
+  __device__ A maximum(int v) const { return m[v]; }
   // The sum relative to `top`, which is no less than the maximum. (Where that is infinite it may be to 0.)
   __device__ A below(int v, A top) const {
     const A down = base[v] - shift(top);
