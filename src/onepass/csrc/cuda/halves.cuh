@@ -48,7 +48,7 @@ __device__ inline uint32_t rounded_down<half_t>(float v) {
 template <class T>
 struct OnlinePairs {
   static constexpr float kSign = FUNCTION == SOFTMIN ? -1 : 1;
-  typedef uint32_t Tops[V / 2];
+  typedef uint32_t Tops[V > 1 ? V / 2 : 1];
   Tops top, limit;
   float high[V], l[V];
 
