@@ -161,6 +161,11 @@ def special(outer: int, n: int, inner: int, dtype: torch.dtype, device: str) -> 
         columns[9, n // 3] = torch.inf
         columns[10:12] *= torch.tensor([[1e7], [1e13]], device=device)
         columns[12] = columns[12] * 1e5 + 1e9
+    if outer * inner > 15:
+        lowest = torch.finfo(dtype).min
+        columns[13] = torch.linspace(-70, 70, n, device=device)  # its maximum grows all the way
+        columns[14, : n // 2], columns[14, n // 2 :] = -torch.inf, lowest
+        columns[15, ::2], columns[15, 1::2] = -lowest, lowest
     return columns.view(outer, inner, n).movedim(-1, 1).to(dtype)
 
 
