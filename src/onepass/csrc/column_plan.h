@@ -167,7 +167,7 @@ struct ColumnPlanner {
       else
         down = most_down(across, threads);
     };
-    // As many threads as work on what comes in while more is on its way, and a shelf no larger than the registers first.
+    // Many threads first, which work on what has come while more is on its way, and a shelf no larger than registers.
     for (const int attempt : {0, 1, 2, 3}) {
       const int64_t most_places = attempt < 2 ? slots : kMostPlaces;
       const int threads = attempt % 2 == (edges == kStrided) ? 512 : 256;

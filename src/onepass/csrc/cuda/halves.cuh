@@ -20,7 +20,7 @@ struct Short<bfloat16_t> {
 template <class T>
 __device__ inline float root_of_exp(float x, float high) {
   const float v = fmaf(x, Short<T>::kFactor, -high);
-  return exp2_(sizeof(T) == 2 && Short<T>::kRest - 2 > 1e-5f ? v * (Short<T>::kRest / 2) : v);
+  return exp2_(Short<T>::kRest - 2 > 1e-5f ? v * (Short<T>::kRest / 2) : v);
 }
 // exp(x - m) / l, `low` being log2(l).
 template <class T>
