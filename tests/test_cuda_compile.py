@@ -106,7 +106,7 @@ COLUMN_KERNELS = [
     ("softmax", BF16, BF16, (COLUMNS, 8, 32, 128, 8, 16, 16, WHOLE)),
     ("softmax", F32, F32, (COLUMNS, 8, 32, 64, 4, 1, 8, WHOLE)),
     ("softmax", BF16, BF16, (COLUMNS, 4, 128, 96, 8, 1, 20, WHOLE)),
-    ("log_softmax", F16, F16, (COLUMNS, 245, 1, 128, 8, 1, 12, WHOLE_SLAB)),
+    ("log_softmax", F16, F16, (COLUMNS, 245, 1, 32, 8, 1, 24, WHOLE_SLAB)),
     ("softmax", BF16, BF16, (COLUMNS, 8, 16, 104, 8, 1, 0, 0)),
     ("logsumexp", F32, F32, (COLUMNS, 8, 16, 64, 4, 1, 0, 0)),
     ("logsumexp", BF16, F32, (COLUMNS, 64, 1, 160, 8, 1, 0, WHOLE)),
@@ -115,11 +115,11 @@ COLUMN_KERNELS = [
     ("log_softmax", F64, F64, (COLUMNS, 64, 1, 44, 2, 1, 0, WHOLE)),
     ("softmax", F32, F32, (COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED)),
     ("softmax", BF16, BF16, (COLUMNS, 32, 8, 8, 1, 8, 0, STRIDED)),
-    ("softmax", F32, F32, (COLUMNS_GRID, 4, 64, 64, 4, 66, 16, WHOLE)),
-    ("softmax", BF16, BF16, (COLUMNS_GRID, 2, 128, 128, 8, 66, 0, WHOLE)),
-    ("softmax", F32, F32, (COLUMNS_GRID, 245, 1, 64, 4, 2, 12, WHOLE_SLAB)),
-    ("softmax", F16, F16, (COLUMNS_GRID, 8, 32, 128, 8, 12, 0, 0)),
-    ("softmax", F64, F64, (COLUMNS_GRID, 8, 32, 32, 2, 66, 48, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS_GRID, 4, 128, 32, 4, 66, 8, WHOLE)),
+    ("softmax", BF16, BF16, (COLUMNS_GRID, 1, 512, 64, 8, 132, 8, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS_GRID, 490, 1, 32, 4, 2, 8, WHOLE_SLAB)),
+    ("softmax", F16, F16, (COLUMNS_GRID, 8, 64, 64, 8, 12, 0, 0)),
+    ("softmax", F64, F64, (COLUMNS_GRID, 8, 64, 16, 2, 66, 24, WHOLE)),
     ("log_softmax", F32, F32, (COLUMNS_GRID, 1, 256, 8, 1, 4, 0, STRIDED)),
     ("softmax", F32, F32, (COLUMNS_STREAM, 2, 256, 32, 4, 108, 0, WHOLE)),
     ("softmax", BF16, BF16, (COLUMNS_STREAM, 1, 512, 64, 8, 132, 0, WHOLE)),
@@ -141,8 +141,8 @@ COLUMN_GRADIENTS = [
     ("log_softmax", BF16, BF16, (COLUMNS, 32, 4, 48, 8, 1, 0, WHOLE), "backward_even"),
     ("softmax", F64, F64, (COLUMNS, 32, 4, 12, 2, 1, 0, WHOLE), "backward"),
     ("softmax", F32, F32, (COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED), "backward"),
-    ("softmax", F32, F32, (COLUMNS_GRID, 4, 64, 32, 4, 66, 12, WHOLE), "backward"),
-    ("softmax", BF16, BF16, (COLUMNS_GRID, 2, 128, 64, 8, 66, 0, WHOLE), "backward"),
+    ("softmax", F32, F32, (COLUMNS_GRID, 4, 128, 32, 4, 66, 8, WHOLE), "backward"),
+    ("softmax", BF16, BF16, (COLUMNS_GRID, 2, 256, 64, 8, 66, 0, WHOLE), "backward"),
     ("log_softmax", F32, F32, (COLUMNS_STREAM, 2, 256, 16, 4, 108, 0, WHOLE), "backward"),
     ("softmax", BF16, BF16, (COLUMNS_STREAM, 333, 1, 32, 8, 1, 0, SLAB), "backward"),
     ("logsumexp", F32, F32, (COLUMNS_STREAM, 16, 16, 32, 4, 4, 0, WHOLE), "backward"),
@@ -171,24 +171,28 @@ def is_offered(plan: tuple[int, ...], compute: int) -> bool:
     )
 
 
+def for_gpus(kernels: list[tuple]) -> list[tuple]:
+    """Each kernel for 9.0, the first of each tier and pass for the others too, and the first of halves for 10.0."""
+    made, seen = [], set()
+    for kernel in kernels:
+        kind, half = (kernel[3][0], *kernel[4:]), kernel[1].itemsize == 2
+        others = (80, 100, 120) if kind not in seen else (100,) if half and (*kind, half) not in seen else ()
+        made += [(*kernel, compute) for compute in (90, *others)]
+        seen |= {kind, (*kind, half)}
+    return made
+
+
+OFFERED = [kernel for kernel in for_gpus(KERNELS) if is_offered(kernel[3], kernel[-1])]
 GRADIENTS_OFFERED = [
-    (*kernel, compute)
-    for i, kernel in enumerate(GRADIENTS)
-    for compute in ((80, 90, 100, 120) if i % 4 == 0 else (90,))
-    if not (kernel[3][0] == CLUSTER and compute < 90)
-    and not (kernel[3][0] == GRID and kernel[3][3] * kernel[1].itemsize > 64 and compute != 90)
-]
-OFFERED = [
-    (*kernel, compute)
-    for i, kernel in enumerate(KERNELS)
-    for compute in ((80, 90, 100, 120) if i % 3 == 0 else (90,))
-    if is_offered(kernel[3], compute)
+    kernel
+    for kernel in for_gpus(GRADIENTS)
+    if not (kernel[3][0] == CLUSTER and kernel[-1] < 90)
+    and not (kernel[3][0] == GRID and kernel[3][3] * kernel[1].itemsize > 64 and kernel[-1] != 90)
 ]
 COLUMNS_OFFERED = [
-    (*kernel, compute)
-    for i, kernel in enumerate([(*kernel, "forward") for kernel in COLUMN_KERNELS] + COLUMN_GRADIENTS)
-    for compute in ((80, 90, 100, 120) if i % (4 if kernel[3][0] == COLUMNS else 2) == 0 else (90,))
-    if not (kernel[3][0] == COLUMNS and kernel[3][5] > 1 and compute < 90)
+    kernel
+    for kernel in for_gpus([(*kernel, "forward") for kernel in COLUMN_KERNELS] + COLUMN_GRADIENTS)
+    if not (kernel[3][0] == COLUMNS and kernel[3][5] > 1 and kernel[-1] < 90)
 ]
 
 

@@ -87,12 +87,15 @@ def test_warmup_fills_the_cache_for_a_gpu_that_is_elsewhere(cache):
     assert again == [(0, 0)]
 
 
+MANY = [1, 3, 8, 33, 64, 100, 300, 1000, 5000, 20000, 50257, 100003, 1000000]  # 19 kernels
+
+
 @needs_nvrtc
 def test_many_kernels_are_compiled_by_several_processes(cache, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
     compiled = native.counts()[0]
-    count = onepass.warmup(functions=["logsumexp"], dtypes=[F32], compute=80)
-    assert count >= 24
+    count = onepass.warmup(functions=["logsumexp"], dtypes=[F32], lengths=MANY, compute=80)
+    assert count > 12, "or one process does"
     assert len(list(cache.iterdir())) == count
     assert native.counts()[0] == compiled, "none of them here"
 
@@ -101,7 +104,8 @@ def test_many_kernels_are_compiled_by_several_processes(cache, monkeypatch):
 def test_processes_that_do_not_start_are_no_matter(cache, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    count = onepass.warmup(functions=["logsumexp"], dtypes=[F32], compute=80)
+    count = onepass.warmup(functions=["logsumexp"], dtypes=[F32], lengths=MANY, compute=80)
+    assert count > 12
     assert len(list(cache.iterdir())) == count
 
 
