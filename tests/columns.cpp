@@ -35,7 +35,7 @@ bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, cons
   if (plan.shelf && plan.tier == Tier::columns_stream) return wrong("a shelf of what streams");
   Tiles tiles = tiles_of(view, plan);
   tiles.waiting = int(waiting_bytes(plan, plan.vector * planner.read * planner.operands));
-  if (column_bytes(tiles, plan, scalar, gradient) > gpu.shared - kColumnStatic) return wrong("shared memory");
+  if (column_bytes(tiles, plan, scalar, gradient, planner.half) > gpu.shared - kColumnStatic) return wrong("shared memory");
   const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
   if (slab ? tiles.stride != tiles.pitch
            : tiles.stride < tiles.pitch || (tiles.parts > 1 && tiles.stride % (plan.vector < 4 ? plan.vector : 4)))

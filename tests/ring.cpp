@@ -1,82 +1,102 @@
-// ring.cpp: the ring of cuda/ring.cuh by a shelf that is filled as late as it may be: each chunk has its vectors when
-// it is taken, and those that stay in the shelf are found again. Prints how many rings were looked at.
+// ring.cpp: the ring of cuda/ring.cuh by a shelf that is filled as late as it may be, over three tiles: each chunk has
+// its vectors when it is taken, and those that stay on the shelf are found again. Prints how many rings were looked at.
+#include <cstdint>
 #include <cstdio>
 #include <map>
 #include <utility>
 #include <vector>
 
 #define __device__
-constexpr int kChunk = 4;
-using Copy = std::pair<int, int>;  // a slot, and the vector that comes to it
+constexpr int kChunk = 4, kOperands = 2, THREADS = 8, V = 4, kTile = 1 << 20;
+constexpr bool kSlab = true, kFull = false;
+using IN = float;
+using Copy = std::pair<uint32_t, const IN*>;  // where to, and the vector that comes there
 
-std::map<int, int> shelf;               // slot -> vector
+std::map<uint32_t, const IN*> shelf;
 std::vector<std::vector<Copy>> on_way;  // groups, the oldest first
 std::vector<Copy> open_group;
 
+struct Tiles {
+  int turns, shelf;
+  int64_t jump[3];
+};
+template <int Tensors>
+struct Place {
+  const Tiles& tiles;
+  int64_t at[3];
+  int whole, first;
+};
+uint32_t place_of(int, int) { return 4096; }
+const IN* next(const IN* at, int64_t step) { return at + step; }
+template <int Bytes>
+void fetch(uint32_t to, const IN* at) {
+  open_group.push_back({to, at});
+}
 void commit_copies() { on_way.push_back(std::exchange(open_group, {})); }
 template <int Pending>
 void await_copies() {
   while (on_way.size() > Pending) {
-    for (const auto& [slot, vector] : on_way.front()) shelf[slot] = vector;
+    for (const auto& [to, at] : on_way.front()) shelf[to] = at;
     on_way.erase(on_way.begin());
   }
 }
 #include "cuda/ring.cuh"
 
-template <int Slots>
-bool is_sound(int places) {
-  shelf.clear(), on_way.clear(), open_group.clear();
-  Ring<Slots> ring;
-  size_t most = 0;
-  const auto ask = [&](int q, int slot) {
-    for (int i = 0; i < kChunk; ++i) open_group.push_back({slot + i, q + i});
-  };
-  const auto is_there = [&](int slot, int q, int count) {
-    for (int i = 0; i < count; ++i) {
-      if (slot + i >= places || !shelf.count(slot + i) || shelf[slot + i] != q + i) return false;
-    }
-    return true;
-  };
-  int taken = 0;
-  const auto take = [&](int q, int count) {
-    ring.await();
-    const bool there = is_there(ring.next(), q, count);
-    ring.refill(taken++, ask);
-    size_t copies = 0;
-    for (const auto& group : on_way) copies += !group.empty();
-    most = copies > most ? copies : most;
-    return there;
-  };
-  ring.begin(places, ask);
-  for (int q = 0; q < Slots; q += kChunk) {
-    if (!take(q, Slots - q < kChunk ? Slots - q : kChunk)) return false;
-  }
-  for (int c = 0; c < places; c += kChunk) {
-    if (!take(Slots + c, kChunk)) return false;
-  }
-  for (int again = 0; again < 2; ++again) {
-    for (int c = 0; c < places; c += kChunk) {
-      if (!is_there(ring.next(), Slots + c, kChunk)) return false;
-    }
-  }
-  return places < kFew * kChunk || most >= kFew;
-}
+std::vector<IN> memory(8 * kTile);
 
-template <int... Slots>
-int count(std::integer_sequence<int, Slots...>) {
-  int sound = 0;
-  for (int places = kChunk; places <= 64; places += kChunk) {
-    const auto look = [&](bool yes, int slots) {
-      if (!yes) std::printf("%d vectors in registers, %d in the shelf: ", slots, places);
-      return sound += yes, yes;
+// `registers` and `places` in chunks, `turns` vectors, of which the last is no whole one, nor, if `part`, the first.
+bool is_sound(int registers, int places, int turns, bool part) {
+  shelf.clear(), on_way.clear(), open_group.clear();
+  const Tiles tiles = {turns, places * kChunk, {0, 7, 9}};
+  const IN *one = memory.data(), *other = memory.data() + 4 * kTile;
+  const auto place = [&](int tile) {
+    return Place<3>{tiles, {0, int64_t(tile) * kTile, int64_t(tile) * kTile + 5}, turns - 1, part};
+  };
+  Ring ring(tiles);
+  ring.turn_to(place(0), true, 1, one, other);
+  do ring.ask();
+  while (ring.to != ring.begin);
+  for (int tile = 0; tile < 3; ++tile) {
+    const auto has = [&](uint32_t at, int q) {
+      for (int i = 0; i < kChunk; ++i) {
+        if (q + i >= turns - 1 || (part && q + i == 0)) continue;
+        for (int o = 0; o < kOperands; ++o) {
+          const IN* const vector = o ? other + tile * kTile + 5 + (q + i) * 9 : one + tile * kTile + (q + i) * 7;
+          if (shelf[at + i * Ring::kSlot + o * (Ring::kSlot / kOperands)] != vector) return false;
+        }
+      }
+      return at >= 4096 && at + Ring::kStep <= 4096u + places * Ring::kStep;
     };
-    if (!(look(is_sound<Slots + 1>(places), Slots + 1) && ...)) return -1;
+    const auto ask = [&] {
+      if (ring.rest <= 0) ring.turn_to(place(tile + 1), tile < 2, 1, one, other);
+      ring.ask();
+    };
+    const int kept = registers * kChunk, staying = turns > kept ? (turns - kept + kChunk - 1) / kChunk : 0;
+    for (int q = 0; q < turns; q += kChunk) {
+      if (!has(ring.take(q < kept ? 0 : (q - kept) / kChunk), q)) return false;
+      if (q < kept) ask();
+    }
+    ring.back(staying);
+    for (int q = kept; q < turns; q += kChunk) {
+      if (!has(ring.again(), q)) return false;
+      ask();
+    }
   }
-  return sound;
+  return true;
 }
 
 int main() {
-  const int sound = count(std::make_integer_sequence<int, 24>());
+  int sound = 0;
+  for (int registers = 1; registers <= 6; ++registers) {
+    for (int places = 1; places <= 14; ++places) {
+      for (int turns = kChunk * registers - 3; turns <= kChunk * (registers + places); ++turns) {
+        for (const bool part : {false, true}) {
+          if (!is_sound(registers, places, turns, part))
+            return std::printf("%d chunks in registers, %d on the shelf, %d vectors", registers, places, turns), 1;
+          ++sound;
+        }
+      }
+    }
+  }
   std::printf("%d", sound);
-  return sound < 0;
 }

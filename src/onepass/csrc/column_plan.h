@@ -18,6 +18,7 @@ struct ColumnPlanner {
   const int bytes;     // of an element of the widest that goes by vectors
   const int read;      // of one of those that are read
   const bool merges;   // not the gradient of logsumexp, of which nothing is
+  const bool gradient, half;  // half: of results
 
   const int64_t n = view.n(), inner = view.inner();
   const int most = 16 / operands;  // vectors that a thread keeps in registers of columns that are split
@@ -134,9 +135,10 @@ struct ColumnPlanner {
   }
 
   // Bytes of shared memory beside the shelf, at most.
-  int64_t meeting(int threads, int vector, int64_t pitch, int boxes) const {
-    const int64_t parts = int64_t(threads) * vector / pitch;
-    return meeting_bytes(pitch, parts * (pitch + 8), boxes, bytes == 8 ? 8 : 4, false);
+  int64_t meeting(const CudaPlan& plan, int64_t pitch) const {
+    const int64_t parts = int64_t(plan.block()) * plan.vector / pitch;
+    const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
+    return meeting_bytes(pitch, parts * (pitch + (is_slab(plan.edges) ? 0 : 8)), boxes, bytes == 8 ? 8 : 4, gradient, told(plan, half, gradient));
   }
 
   // Over as few blocks as it takes; the chip where that is too many for a cluster.
@@ -149,7 +151,7 @@ struct ColumnPlanner {
       const int kept = kind(each < slots ? each : slots);
       const int waits = shelf == kAhead ? kAhead : each > kept ? int(up_to(each - kept, 4)) : 0;
       const CudaPlan made = {Tier::columns, across, down, kept * vector, vector, split, waits, edges};
-      const int64_t room = gpu.shared - kColumnStatic - meeting(made.block(), vector, pitch, split > 1 ? split : 0);
+      const int64_t room = gpu.shared - kColumnStatic - meeting(made, pitch);
       if (waiting_bytes(made, vector * read * operands) <= room) return made;
     }
     return grid(across, vector, edges);
@@ -159,7 +161,7 @@ struct ColumnPlanner {
     const bool slab = is_slab(edges), shelved = (edges == kWhole || edges == kWholeSlab) && vector * read >= 4;
     const int64_t turn = slab ? view.turn(vector) : 0, pitch = slab ? inner : int64_t(across) * vector;
     const int64_t tiles = ceil_div(inner, pitch) * outer_tiles();
-    const int chip = gpu.multiprocessors, slots = edges == kStrided ? 8 / operands : kSlots;
+    const int chip = gpu.multiprocessors, slots = kSlots / operands;
     int down = 1;
     const auto shape = [&](int threads) {
       if (slab)
@@ -169,12 +171,12 @@ struct ColumnPlanner {
     };
     // Many threads first, which work on what has come while more is on its way, and a shelf no larger than registers.
     for (const int attempt : {0, 1, 2, 3}) {
-      const int64_t most_places = attempt < 2 ? slots : kMostPlaces;
+      const int64_t most_places = attempt < 2 ? (operands > 1 ? kFewPlaces : kSlots) : kMostPlaces;
       const int threads = attempt % 2 == (edges == kStrided) ? 512 : 256;
       shape(threads);
       if (!gpu.cooperative) continue;
       CudaPlan made = {Tier::columns_grid, across, down, slots * vector, vector, 1, 0, edges};
-      const int64_t room = gpu.shared - kColumnStatic - meeting(made.block(), vector, pitch, 0);
+      const int64_t room = gpu.shared - kColumnStatic - meeting(made, pitch);
       const int64_t places = shelved ? room / (int64_t(made.block()) * vector * read * operands) / 4 * 4 : 0;
       const int64_t holds = slots + (places < most_places ? places : most_places);
       const int64_t all = need(across, down, vector, edges), alone = ceil_div(all, holds);
@@ -183,7 +185,7 @@ struct ColumnPlanner {
       int64_t blocks = chip / together;
       if (blocks > useful) blocks = useful > alone ? useful : alone;
       const int64_t each = ceil_div(all, blocks);
-      int64_t kept = each < slots ? each : slots, waits = each > kept ? up_to(each - kept, 4) : 0;
+      int64_t kept = each <= kSlots ? each : slots, waits = each > kept ? up_to(each - kept, 4) : 0;
       if (operands == 1 && waits && waits < kRing) {
         waits = kRing < places ? kRing : places, kept = up_to(each - waits, 4);
       }
@@ -196,7 +198,7 @@ struct ColumnPlanner {
     return {Tier::columns_stream, across, down, 8 / operands * vector, vector, blocks, 0, edges};
   }
 
-  static constexpr int64_t kMostPlaces = 48;
+  static constexpr int64_t kMostPlaces = 48, kFewPlaces = 12;
   static constexpr int kSlots = 8;  // vectors that a thread keeps of columns that go over the chip
   // Vectors of a thread that a shelf has at least, as all come through it (online.cuh): as many are on their way.
   static constexpr int64_t kRing = 8;
@@ -205,7 +207,7 @@ struct ColumnPlanner {
 // Of a forward call, and of a gradient.
 inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, DType x, DType y, bool reduces) {
   const int size = size_of(x), wide = reduces || size > size_of(y) ? size : size_of(y);
-  return {view, gpu, 1, wide, size, true};
+  return {view, gpu, 1, wide, size, true, false, size_of(y) == 2};
 }
 inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const Call& call) {
   return column_planner(view, gpu, call.x_type, call.y_type, call.reduces());
@@ -213,7 +215,7 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, cons
 inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const BackwardCall& call) {
   const int size = size_of(call.saved_type()), wide = size > size_of(call.dx_type) ? size : size_of(call.dx_type);
   const bool merges = call.function != Function::logsumexp;
-  return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges};
+  return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges, true, size_of(call.dx_type) == 2};
 }
 
 // The plan of a gradient of no more dims than kernels take, of rows or in place.

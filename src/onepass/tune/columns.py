@@ -23,6 +23,7 @@ LONGEST = 131072  # beyond, the chip has them in any case
 SIDE = 4096  # columns that lie side by side in what is measured
 MORE_SHARED = 15 * 1024  # bytes of shared memory beyond those of `Gpu.shared`: these kernels declare little
 PLACES = 48  # vectors of a thread in shared memory at most, in the tier columns-grid
+FEW = 12  # so many before there are more, of a gradient
 RING = 8  # and at least, where there are any
 KEPT = 8  # and in registers
 
@@ -54,10 +55,14 @@ def _down(n: int, across: int, threads: int) -> int:
     return max(1, min(threads // across, up(n, 2)))
 
 
-def _meeting(block: int, vector: int, pitch: int, boxes: int) -> int:
+def _meeting(block: int, vector: int, pitch: int, split: int, size: int, kept: int, *, grid: bool = False) -> int:
     """Bytes of shared memory beside the shelf, at most."""
-    parts = block * vector // pitch * (pitch + 8)
-    return sum(up(bytes_, 16) * 16 for bytes_ in (12 * pitch, 4 * pitch, 4 * parts)) + 16 * boxes * pitch
+    gradient = kept > 1
+    part = up(block * vector // pitch * (pitch + 8), 4) * 16
+    whole = up(pitch * (1 if gradient else 3), 4) * 16
+    tops = 0 if gradient else part if grid or (size == 2 and split == 1) else up(pitch, 4) * 16
+    boxes = 2 * split * pitch * (4 if gradient else 8) if split > 1 and not grid else 0
+    return whole + part + tops + boxes
 
 
 def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int, gpu: Gpu) -> Plan | None:
@@ -81,7 +86,7 @@ def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int
         here = min(each, slots)
         here += here > 16 and here % 2  # kernels come in even numbers there
         waits = AHEAD if shelf == AHEAD else up(max(0, each - here), 4) * 4
-        room = gpu.shared + MORE_SHARED - _meeting(block, vector, across * vector, split if split > 1 else 0)
+        room = gpu.shared + MORE_SHARED - _meeting(block, vector, across * vector, split, size, kept)
         fits = each <= slots + (0 if shelf == AHEAD else shelf)
         if fits and (here if shelf == AHEAD else waits) * block * 16 * kept <= room:
             return Plan(COLUMNS, across, down, here * vector, vector, split, waits, WHOLE)
@@ -90,13 +95,13 @@ def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int
 
 
 def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, gpu: Gpu) -> Plan:
-    slots, chip = KEPT, gpu.multiprocessors
+    slots, chip = KEPT // kept, gpu.multiprocessors
     tiles = up(inner, across * vector) * outer
-    for most_places in (slots, PLACES) if gpu.cooperative else ():
+    for most_places in (FEW if kept > 1 else KEPT, PLACES) if gpu.cooperative else ():
         for threads in (512, 256):
             down = _down(n, across, threads)
             block = block_of(across, down)
-            room = gpu.shared + MORE_SHARED - _meeting(block, vector, across * vector, 0)
+            room = gpu.shared + MORE_SHARED - _meeting(block, vector, across * vector, 1, 16 // vector, kept, grid=True)
             places = room // (block * 16 * kept) // 4 * 4
             every = up(n, down)
             alone = up(every, slots + min(places, most_places))  # blocks that hold a tile between them
@@ -106,7 +111,7 @@ def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, g
             if blocks > useful:
                 blocks = max(useful, alone)
             each = up(every, blocks)
-            here = min(each, slots)
+            here = each if each <= KEPT else slots
             shelf = up(max(0, each - here), 4) * 4
             if kept == 1 and 0 < shelf < RING:
                 shelf = min(RING, places)

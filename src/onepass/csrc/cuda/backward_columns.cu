@@ -59,6 +59,11 @@ struct Both {
     take<Waits>(y, saved, place, SAVED, q, narrow<Saved>(0.0f), 0, waits);
     if constexpr (kAlike) take<Waits>(g, grad, place, GRAD, q, narrow<IN>(0.0f), 1, waits);
   }
+  // The same of a chunk that waits at `waits` in the ring.
+  __device__ void come(const Saved* saved, const IN* grad, const Spot& place, int q, uint32_t waits) {
+    take_chunk(y, saved, place, SAVED, q, narrow<Saved>(0.0f), 0, waits);
+    if constexpr (kAlike) take_chunk(g, grad, place, GRAD, q, narrow<IN>(0.0f), 1, waits);
+  }
   __device__ A part(A even, int v) const {
     return plain_sum<Slots, 0>([&](int i) { return term(value<false>(y, i, v), value<false>(g, even, i, v)); });
   }
@@ -70,19 +75,29 @@ struct Both {
     return gradient(value<true>(y, i, v), value<true>(g, even, i, v), s);
   }
   __device__ void forget() { y.forget(), g.forget(); }
+  // A chunk to the vectors q, q + 1, ..., and from there, where those are kept.
+  __device__ void keep(int q, const Both<kChunk>& chunk) {
+    ::keep(y, q, chunk.y);
+    if constexpr (kAlike) ::keep(g, q, chunk.g);
+  }
+  __device__ void give(int q, Both<kChunk>& chunk) const {
+    ::kept(y, q, chunk.y);
+    if constexpr (kAlike) ::kept(g, q, chunk.g);
+  }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks
-                                                                      : blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
+extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STREAM ? kBlocks
+ : blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
     onepass_kernel(OUT* dx, const Saved* saved, const IN* grad, const IN* lse, const __grid_constant__ Tiles tiles) {
-  __shared__ Meeting<Sums<A, L>, A> meeting;
+  __shared__ Meeting<Sums<A, L>, A, false> meeting;
   Rendezvous all_clear;
   if (!kLse) meeting.open(tiles, &all_clear);
   const int rank = sharing_rank();
   const uint64_t begins = (uint64_t)saved / sizeof(Saved) % V;
   const int64_t all = tiles.side * tiles.tall, step = GRID ? gridDim.y : gridDim.x / CLUSTER;
   uint32_t round = 0;
-  int64_t tile = GRID ? blockIdx.y : blockIdx.x / CLUSTER;
+  const int64_t begun = GRID ? blockIdx.y : blockIdx.x / CLUSTER;
+  int64_t tile = begun;
   const auto fetch_both = [&](const Spot& spot, int q, int count) {
     fetch_vectors(0, saved, spot, SAVED, q, count);
     if constexpr (kAlike) fetch_vectors(1, grad, spot, GRAD, q, count);
@@ -94,6 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks
     }
   };
   if (!kLse) ahead(tile);
+  Ring ring(tiles);
 
   for (; tile < all; tile += step) {
     const Spot place(tiles, tile, rank, begins);
@@ -133,8 +149,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks
       even = to_wide(grad[at[GRAD]]);
     }
     Both<kChunk> chunk;
+    if constexpr (kRinged) {
+      if (tile == begun) {
+        ring.turn_to(place, true, SAVED, saved, grad);
+#pragma unroll 1
+        do ring.ask();
+        while (ring.to != ring.begin);
+      }
+    }
+    const bool goes_on = kRinged && tile + step < all;
+    const Spot coming(tiles, goes_on ? tile + step : tile, rank, begins);
+    const auto ask = [&] {
+      if (ring.rest <= 0) ring.turn_to(coming, goes_on, SAVED, saved, grad);
+      ring.ask();
+    };
     if constexpr (STREAM || SHELVED) {
-      if constexpr (SHELVED && !GRID) fetch_both(place, SLOTS, tiles.shelf);
+      if constexpr (SHELVED && !kRinged) fetch_both(place, SLOTS, tiles.shelf);
       L sums[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) sums[v] = L{};
@@ -143,32 +173,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks
           held.load<false>(saved, grad, place, from, 0);
           held.absorb(even, sums);
         }
-        if (round == 0) meeting.await_clear(&all_clear);
-      } else {
-        const auto fetch_next = [&](int c) {
-          if (c < tiles.shelf) {
-            fetch_chunk(0, saved, place, SAVED, SLOTS + c, c);
-            if constexpr (kAlike) fetch_chunk(1, grad, place, GRAD, SLOTS + c, c);
-          }
-          commit_copies();
+      } else if constexpr (kRinged) {  // added up as they come
+        const auto come = [&](int q, int staying) {
+          chunk.come(saved, grad, place, q, ring.take(staying));
+          chunk.absorb(even, sums);
         };
-        held.load<false>(saved, grad, place, 0, 0);
-        if constexpr (GRID) {  // added up as they come
-#pragma unroll 1
-          for (int c = 0; c < kFew * kChunk; c += kChunk) fetch_next(c);
+#pragma unroll
+        for (int q = 0; q < SLOTS; q += kChunk) {
+          if (q < tiles.turns) come(q, 0), held.keep(q, chunk), ask();
         }
+#pragma unroll 1
+        for (int q = SLOTS; q < tiles.turns; q += kChunk) come(q, (q - SLOTS) / kChunk);
+      } else {
+        held.load<false>(saved, grad, place, 0, 0);
         held.absorb(even, sums);
         held.forget();
-        if (round == 0) meeting.await_clear(&all_clear);
-        if constexpr (!GRID) await_copies<0>();
+        await_copies<0>();
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
-          if constexpr (GRID) await_copies<kFew - 1>();
           chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
           chunk.absorb(even, sums);
-          if constexpr (GRID) fetch_next(c + kFew * kChunk);
         }
       }
+      if (round == 0) meeting.await_clear(&all_clear);
 #pragma unroll
       for (int v = 0; v < V; ++v) own[v] = value_of(sums[v]);
     } else {
@@ -181,26 +208,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks
       ahead(tile + step);
     }
     if (CLUSTER > 1 || GRID || kSlab || tiles.parts > 1) {
-      meeting.meet(own, s, place, round++, [](int, A part, A) { return part; });
+      meeting.meet(own, own, s, place, round++, [](int, A part, A) { return part; });
     } else {
 #pragma unroll
       for (int v = 0; v < V; ++v) s[v] = own[v];
     }
 #pragma unroll
     for (int v = 0; v < V; ++v) s[v] = EVEN ? even * (kLog ? A(tiles.n) : s[v]) : s[v];
-    if constexpr (STREAM) {  // backwards: what was read last may still be in the L2 cache
+    if constexpr (kRinged) {
+      ring.back(staying(tiles));
+      OUT* to = dx + place.element(DX, 0);
+      const auto go = [&](int q) {
+        to = give_from<kChunk>(to, dx, place, DX, q, [&](int i, int v) { return chunk.result(even, s[v], i, v); });
+      };
+#pragma unroll
+      for (int q = 0; q < SLOTS; q += kChunk) {
+        if (q < tiles.turns) held.give(q, chunk), go(q);
+      }
+#pragma unroll 1
+      for (int q = SLOTS; q < tiles.turns; q += kChunk) {
+        chunk.come(saved, grad, place, q, ring.again());
+        go(q);
+        ask();
+      }
+    } else if constexpr (STREAM) {  // backwards: what was read last may still be in the L2 cache
       for (int from = (tiles.turns - 1) / SLOTS * SLOTS; from >= 0; from -= SLOTS) {
         held.load<false>(saved, grad, place, from, 0);
         give<SLOTS>(dx, place, DX, from, [&](int i, int v) { return held.result(even, s[v], i, v); });
       }
     } else {
       give<SLOTS>(dx, place, DX, 0, [&](int i, int v) { return held.result(even, s[v], i, v); });
-    }
-    if constexpr (SHELVED) {
+      if constexpr (SHELVED) {
 #pragma unroll 1
-      for (int c = 0; c < tiles.shelf; c += kChunk) {
-        chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
-        give<kChunk>(dx, place, DX, SLOTS + c, [&](int i, int v) { return chunk.result(even, s[v], i, v); });
+        for (int c = 0; c < tiles.shelf; c += kChunk) {
+          chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
+          give<kChunk>(dx, place, DX, SLOTS + c, [&](int i, int v) { return chunk.result(even, s[v], i, v); });
+        }
       }
     }
   }

@@ -8,9 +8,12 @@ constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUN
 typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
 constexpr bool kHalf = sizeof(OUT) == 2;
-constexpr bool kOnline = SHELVED && (GRID || (sizeof(OUT) == 2 && CLUSTER <= 2));  // see online.cuh
+// Whether threads have their sums relative to their own maxima when they meet: over the chip 2 to 4% faster than to the
+// block's, for halves in a block up to 4; floats in blocks and clusters as fast, or 2% slower, halves in clusters 7 (H200,
+// 2026-11-23).
+constexpr bool kOwnTops = (GRID && kRinged) || (kHalf && CLUSTER == 1 && !STREAM);
 constexpr bool kKeeps =
-    !STREAM && !kOnline && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
+    !STREAM && !kRinged && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
 
 // The element of a slot, as the function takes it.
 template <bool Again, class T, int Slots>
@@ -115,57 +118,19 @@ struct Coming<true> {
 };
 typedef Coming<kPairs>::type OnlineState;
 
-// Begins to fetch a chunk of a thread's vectors.
-struct Asking {
-  const IN* x;
-  const Place<2>& place;
-  __device__ void operator()(int q, int slot) const { fetch_chunk(0, x, place, 0, q, slot); }
-};
-// Takes the next vectors, which are q, q + 1, ..., the chunk `number`, when they are there.
-template <int Slots>
-__device__ inline void take_in(Held<IN, Slots>& some, OnlineState& state, const Asking& ask, Ring<SLOTS>& ring, int q,
-                               int number) {
-  ring.await();
-  take_chunk(some, ask.x, ask.place, 0, q, nothing<FUNCTION, IN>(), 0, ring.next());
-  OnlineState::Tops here;
-  Coming<kPairs>::largest(some, here);
-  some.forget();
-  number == 0 ? state.begin(here) : state.raise(here);
-  ring.refill(number, ask);
-#pragma unroll
-  for (int v = 0; v < V; ++v) state.add_up(v, some, [&](int i) { return value<true>(some, i, v); });
-}
-template <int Slots>
-__device__ inline void keep(Held<IN, SLOTS>& held, OnlineState& state, const Asking& ask, Ring<SLOTS>& ring, int q) {
-  Held<IN, Slots> some;
-  take_in(some, state, ask, ring, q, q / kChunk);
-#pragma unroll
-  for (int i = 0; i < Slots; ++i) held.at[q + i] = some.at[i];
-}
-// The states of all vectors, each absorbed when it has come while later ones are on their way, and the first of them in
-// registers. `between`: what to do between those and the others.
-template <class F>
-__device__ inline void absorb_as_they_come(Held<IN, SLOTS>& held, OnlineState& state, const IN* x,
-                                           const Place<2>& place, Ring<SLOTS>& ring, F between) {
-  const Asking ask = {x, place};
-  ring.begin(place.tiles.shelf, ask);
-#pragma unroll
-  for (int from = 0; from + kChunk <= SLOTS; from += kChunk) keep<kChunk>(held, state, ask, ring, from);
-  constexpr int kOver = SLOTS % kChunk;
-  if constexpr (kOver > 0) keep<kOver ? kOver : 1>(held, state, ask, ring, SLOTS - kOver);
-  between();
-  Held<IN, kChunk> chunk;
-#pragma unroll 1
-  for (int c = 0; c < place.tiles.shelf; c += kChunk)
-    take_in(chunk, state, ask, ring, SLOTS + c, ring.kKept + c / kChunk);
-}
-
 // What finishes the elements of a column, made once from its state and the block's maximum.
 template <bool Half, bool Keeps, class Float>
 struct Whole {
   Finish<FUNCTION, OUT, A> finish;
   __device__ static Whole of(State<Float> whole, Float) { return {Finish<FUNCTION, OUT, A>(whole)}; }
-  __device__ Float operator()(Float x) const { return finish(x); }
+  __device__ Float operator()(Float x) const {
+    if constexpr (sizeof(Float) == 8 || kHalf || kLog) {
+      return finish(x);
+    } else {  // as exp_to_add, with its correction in the factor: rounded once, in eight instructions for eleven
+      const float v = x - finish.m, t = v * kLog2e, e = exp2_(t), off = fminf(fmaf(t, -0.693147181f, v), 1e-3f);
+      return fmaf(e, finish.last, e * fmaf(off, finish.last, finish.rest));
+    }
+  }
 };
 // Of half results.
 template <class Float>

@@ -12,16 +12,17 @@ constexpr int kOperands = 1;
 constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;                                        // registers of the elements
 constexpr int kOwn = 2 * V * sizeof(A) / 4 + (SHELVED && kHalf && SLOTS <= 8 ? 16 : 0);  // of columns, and of a chunk
 
-extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks : blocks_of(kHeld + kOwn))
+extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STREAM ? kBlocks : blocks_of(kHeld + kOwn))
     onepass_kernel(const IN* x, OUT* y, const __grid_constant__ Tiles tiles) {
-  __shared__ Meeting<States<A, L>, WholeColumn> meeting;
+  __shared__ Meeting<States<A, L>, WholeColumn, kOwnTops> meeting;
   Rendezvous all_clear;
   meeting.open(tiles, &all_clear);
   const int rank = sharing_rank();
   const uint64_t begins = (uint64_t)x / sizeof(IN) % V;
   const int64_t all = tiles.side * tiles.tall, step = GRID ? gridDim.y : gridDim.x / CLUSTER;
   uint32_t round = 0;
-  int64_t tile = GRID ? blockIdx.y : blockIdx.x / CLUSTER;
+  const int64_t begun = GRID ? blockIdx.y : blockIdx.x / CLUSTER;
+  int64_t tile = begun;
   const auto ahead = [&](int64_t next) {
     if constexpr (AHEAD) {
       if (next < all) fetch_vectors(0, x, Place<2>(tiles, next, rank, begins), 0, 0, SLOTS);
@@ -29,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks 
     }
   };
   ahead(tile);
+  Ring ring(tiles);
 
   for (; tile < all; tile += step) {
     const Place<2> place(tiles, tile, rank, begins);
@@ -38,28 +40,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks 
     const auto load_chunk = [&](int c) { take<SHELVED>(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, c); };
     const bool meets = CLUSTER > 1 || GRID || kSlab || tiles.parts > 1;
     A m[V], own[V];
-    Ring<SLOTS> ring;
-    if constexpr (kOnline) {
+    if constexpr (kRinged) {
+      if (tile == begun) {
+        ring.turn_to(place, true, 0, x, x);
+#pragma unroll 1
+        do ring.ask();
+        while (ring.to != ring.begin);
+      }
+    }
+    const bool goes_on = kRinged && tile + step < all;
+    const Place<2> coming(tiles, goes_on ? tile + step : tile, rank, begins);
+    const auto ask = [&] {
+      if (ring.rest <= 0) ring.turn_to(coming, goes_on, 0, x, x);
+      ring.ask();
+    };
+    if constexpr (kRinged) {
       OnlineState state;
-      absorb_as_they_come(held, state, x, place, ring, [&] {
-        if (round == 0) meeting.await_clear(&all_clear);
-      });
+      state.begin();
+      const auto come = [&](int q, int staying) {
+        take_chunk(chunk, x, place, 0, q, nothing<FUNCTION, IN>(), 0, ring.take(staying));
+        OnlineState::Tops here;
+        Coming<kPairs>::largest(chunk, here);
+        chunk.forget();
+        state.raise(here);
+      };
+      const auto add_up = [&] {
+#pragma unroll
+        for (int v = 0; v < V; ++v) state.add_up(v, chunk, [&](int i) { return value<true>(chunk, i, v); });
+      };
+#pragma unroll
+      for (int q = 0; q < (kReduces ? 0 : SLOTS); q += kChunk) {
+        if (q < tiles.turns) come(q, 0), ask(), keep(held, q, chunk), add_up();
+      }
+      if (round == 0) meeting.await_clear(&all_clear);
+#pragma unroll 1
+      for (int q = kReduces ? 0 : SLOTS; q < tiles.turns; q += kChunk) {
+        come(q, kReduces ? 0 : (q - SLOTS) / kChunk);
+        if constexpr (kReduces) ask();
+        add_up();
+      }
       held.forget();
 #pragma unroll
       for (int v = 0; v < V; ++v) m[v] = state.maximum(v);
-      if (meets) meeting.highest(m, place);
+      if (!kOwnTops && meets) meeting.highest(m, place);
 #pragma unroll
       for (int v = 0; v < V; ++v) own[v] = state.below(v, m[v]);
     } else if constexpr (STREAM) {
       L l[V];
-      A top[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) m[v] = -INFINITY_, l[v] = L{};
       for (int from = 0; from < tiles.turns; from += SLOTS) load(from), absorb(held, m, l);
+      if (round == 0) meeting.await_clear(&all_clear);
+      A top[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) top[v] = m[v];
-      if (round == 0) meeting.await_clear(&all_clear);
-      if (meets) meeting.highest(top, place);
+      if (!kOwnTops && meets) meeting.highest(top, place);
 #pragma unroll
       for (int v = 0; v < V; ++v)
         own[v] = value_of(scaled(l[v], exp_to_add(m[v] - shift_to_add(top[v])))), m[v] = top[v];
@@ -81,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks 
           for (int v = 0; v < V; ++v) m[v] = max_(here[v], m[v]);
         }
       }
-      if (meets) meeting.highest(m, place);
+      if (!kOwnTops && meets) meeting.highest(m, place);
       L l[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) l[v] = Adder<OUT>::of(sum_below(held, v, m[v]));
@@ -107,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks 
     };
     WholeColumn whole[V];
     if (meets) {
-      meeting.meet(own, whole, place, round++, [&](int column, PairOf<A> part, A top) {
+      meeting.meet(m, own, whole, place, round++, [&](int column, PairOf<A> part, A top) {
         if constexpr (kReduces) reduced(column, {part.m, part.l});
         return WholeColumn::of({part.m, part.l}, top);
       });
@@ -125,19 +160,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, GRID && !STREAM ? kBlocks 
       const auto write = [&](int from) {
         give<SLOTS>(y, place, 1, from, [&](int i, int v) { return whole[v](left(held, i, v)); });
       };
-      if constexpr (STREAM) {  // backwards: what was read last may still be in the L2 cache
+      if constexpr (kRinged) {
+        ring.back(staying(tiles));
+        OUT* to = y + place.element(1, 0);
+        const auto go = [&](int q) {
+          to = give_from<kChunk>(to, y, place, 1, q, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
+        };
+#pragma unroll
+        for (int q = 0; q < SLOTS; q += kChunk) {
+          if (q < tiles.turns) kept(held, q, chunk), go(q);
+        }
+#pragma unroll 1
+        for (int q = SLOTS; q < tiles.turns; q += kChunk) {
+          take_chunk(chunk, x, place, 0, q, nothing<FUNCTION, IN>(), 0, ring.again());
+          go(q);
+          ask();
+        }
+      } else if constexpr (STREAM) {  // backwards: what was read last may still be in the L2 cache
         for (int from = (tiles.turns - 1) / SLOTS * SLOTS; from >= 0; from -= SLOTS) load(from), write(from);
       } else {
         write(0);
-      }
-      if constexpr (SHELVED) {
+        if constexpr (SHELVED) {
 #pragma unroll 1
-        for (int c = 0; c < tiles.shelf; c += kChunk) {
-          if constexpr (kOnline)
-            take_chunk(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, ring.next());
-          else
+          for (int c = 0; c < tiles.shelf; c += kChunk) {
             load_chunk(c);
-          give<kChunk>(y, place, 1, SLOTS + c, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
+            give<kChunk>(y, place, 1, SLOTS + c, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
+          }
         }
       }
     }

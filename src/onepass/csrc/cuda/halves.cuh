@@ -61,9 +61,9 @@ struct OnlinePairs {
       for (int i = 1; i < Slots; ++i) here[w] = larger(here[w], held.at[i].at[w]);
     }
   }
-  __device__ void begin(const Tops& here) {
+  __device__ void begin() {
 #pragma unroll
-    for (int w = 0; w < V / 2; ++w) top[w] = here[w];
+    for (int w = 0; w < V / 2; ++w) top[w] = nothing<FUNCTION, T>().bits * 0x10001u;
 #pragma unroll
     for (int v = 0; v < V; ++v) l[v] = 0;
     aim();

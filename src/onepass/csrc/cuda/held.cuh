@@ -44,6 +44,20 @@ struct Held<T, Slots, true> {
   __device__ T get(int slot, int v) const { return T{(uint16_t)(at[slot].at[v / 2] >> v % 2 * 16)}; }
 };
 
+constexpr int kChunk = 4;  // vectors that are taken from the shelf at a time
+
+// A chunk to where the vectors q, q + 1, ... are kept, or from there.
+template <class T, int Slots>
+__device__ inline void keep(Held<T, Slots>& held, int q, const Held<T, kChunk>& chunk) {
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) held.at[q + i] = chunk.at[i];
+}
+template <class T, int Slots>
+__device__ inline void kept(const Held<T, Slots>& held, int q, Held<T, kChunk>& chunk) {
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) chunk.at[i] = held.at[q + i];
+}
+
 // Where a thread's vectors wait in shared memory, each vector of all operands together.
 __device__ inline uint32_t place_of(int operand, int slot) {
   constexpr int kBytes = V * sizeof(IN);
@@ -58,8 +72,6 @@ __device__ inline void fetch_vectors(int operand, const T* from, const Place<Ten
     if (place.is_whole(q + i)) fetch<V * sizeof(IN)>(place_of(operand, i), from + place.element(tensor, q + i));
   }
 }
-constexpr int kChunk = 4;  // vectors that are taken from the shelf at a time
-
 // Puts a chunk back there.
 template <class T>
 __device__ inline void shelve(const Held<T, kChunk>& chunk, int from) {
@@ -163,10 +175,9 @@ __device__ inline void store_if(bool yes, T* at, Vector<T, Count> vector) {
   }
 }
 
-// Stores the vectors q, q + 1, ..., the results of `result(slot, v)`.
+// Stores the vectors q, q + 1, ..., the results of `result(slot, v)`, from `at` on: where the next is to go.
 template <int Slots, class T, int Tensors, class F>
-__device__ inline void give(T* to, const Place<Tensors>& place, int tensor, int q, F result) {
-  T* at = kStrided ? to : to + place.element(tensor, q);
+__device__ inline T* give_from(T* at, T* to, const Place<Tensors>& place, int tensor, int q, F result) {
 #pragma unroll
   for (int i = 0; i < Slots; ++i) {
     const bool whole = place.is_whole(q + i);
@@ -192,4 +203,9 @@ __device__ inline void give(T* to, const Place<Tensors>& place, int tensor, int 
     }
     if constexpr (!kStrided) at = next(at, place.tiles.jump[tensor]);
   }
+  return at;
+}
+template <int Slots, class T, int Tensors, class F>
+__device__ inline void give(T* to, const Place<Tensors>& place, int tensor, int q, F result) {
+  give_from<Slots>(kStrided ? to : to + place.element(tensor, q), to, place, tensor, q, result);
 }

@@ -36,9 +36,10 @@ __device__ inline void get_together(const T* at, T (&values)[V]) {
 }
 
 // Where the threads that share columns meet. Dynamic shared memory: the vectors that wait there, what is used of whole
-// columns, the block's maximum of each, the parts of its threads, and what the blocks of a cluster send each other, in
-// two boxes in turn.
-template <class Merge, class Whole>
+// columns, the parts of the block's threads with their maxima, or the block's, and what the blocks of a cluster send each
+// other, in two boxes in turn. OwnTops: a thread's sum of a column is relative to its own maximum, and not to the
+// block's: one trip less through shared memory, and a longer one.
+template <class Merge, class Whole, bool OwnTops>
 struct Meeting {
   typedef typename Merge::Part Part;
   typedef typename Merge::Scalar A;
@@ -75,7 +76,7 @@ struct Meeting {
   template <int Tensors>
   __device__ void highest(A (&own)[V], const Place<Tensors>& place) {
     const Room room(place.tiles);
-    room.put(own, place);
+    room.put(room.parts, own, place);
     __syncthreads();
     const Lanes lanes(place.tiles);
     for (int c = lanes.column; c - lanes.slot < place.tiles.pitch; c += lanes.together) {
@@ -91,42 +92,49 @@ struct Meeting {
     room.get(room.tops, own, place);
   }
 
-  // Of each of its columns a thread's own sum in, and what is made of the whole column, by one thread a column of the
-  // block, out: `make(column, part, the block's maximum)`.
+  // Of each of its columns a thread's own sum in, relative to `tops` if those are its own, and what is made of the whole
+  // column, by one thread a column of the block, out: `make(column, part, the block's maximum)`, which there is where sums are relative to it.
   template <int Tensors, class Make>
-  __device__ void meet(const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place, uint32_t round, Make make) {
+  __device__ void meet(const A (&tops)[V], const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place,
+                       uint32_t round, Make make) {
     const Tiles& tiles = place.tiles;
     const int pitch = tiles.pitch;
     const Room room(tiles);
     const Lanes lanes(tiles);
     Part* const sent = room.sent + round % 2 * CLUSTER * pitch;
-    room.put(own, place);
+    room.put(room.parts, own, place);
+    if constexpr (OwnTops) room.put(room.tops, tops, place);
     if (CLUSTER > 1 && round == 0) await_cluster();  // a peer's shared memory is there once it has started
     if (CLUSTER > 1 && threadIdx.x == 0) boxes[round % 2].expect(CLUSTER * pitch * sizeof(Part));
     __syncthreads();
     for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
-      L sum = {};
-      room.for_parts(c, lanes, place, A(0), [&](const A(&parts)[kAtATime]) {
-        sum = add(sum, begin_sum<A, L>(plain_sum<kAtATime, 0>([&](int i) { return parts[i]; })));
-      });
-      sum = over_lanes(sum, lanes.side, [](L a, L b) { return add(a, b); });
+      const Part part = room.merged(c, lanes, place);
       if (c >= pitch) continue;
-      const Part part = Merge::of(room.tops, c, value_of(sum));
       if constexpr (CLUSTER > 1) {
         for (int peer = lanes.mine; peer < CLUSTER; peer += tiles.group)
           send(&sent[cluster_rank() * pitch + c], peer, part, &boxes[round % 2]);
       } else if constexpr (GRID) {
         if (lanes.mine == 0) told(tiles, round % 2, c, blockIdx.x)->write(part, round + 1);
       } else if (lanes.mine == 0) {
-        room.wholes[c] = make(c, part, room.tops[c]);
+        room.wholes[c] = make(c, part, room.top_of(c));
       }
     }
     if constexpr (CLUSTER > 1) {
       boxes[round % 2].wait(round / 2 % 2);
       for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
-        const Part part = Merge::over(lanes.mine, CLUSTER, tiles.group, lanes.side, c < pitch,
-                                      [&](int k) { return sent[k * pitch + c]; });
-        if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.tops[c]);
+        Part part = Merge::nothing();
+        for (int first = lanes.mine; first < CLUSTER && c < pitch; first += kAtATime * tiles.group) {
+          Part here[kAtATime];
+#pragma unroll
+          for (int i = 0; i < kAtATime; ++i) {
+            const int k = first + i * tiles.group;
+            here[i] = k < CLUSTER ? sent[k * pitch + c] : Merge::nothing();
+          }
+          part = Merge::two(part, here);
+        }
+        __syncwarp();
+        part = Merge::of_lanes(part, lanes.side);
+        if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.top_of(c));
       }
     } else if constexpr (GRID) {
       const int split = gridDim.x;
@@ -149,7 +157,7 @@ struct Meeting {
         }
         __syncwarp();
         part = Merge::of_lanes(part, lanes.side);
-        if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.tops[c]);
+        if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.top_of(c));
       }
     }
     __syncthreads();
@@ -178,20 +186,21 @@ struct Meeting {
   struct Room {
     const Tiles& tiles;
     Whole* wholes;
-    A *tops, *parts;
+    A *parts, *tops;
     Part* sent;
     __device__ Room(const Tiles& tiles) : tiles(tiles) {
       const auto up = [](int bytes) { return (bytes + 15) / 16 * 16; };
       unsigned char* at = dynamic_shared + tiles.waiting;
       wholes = reinterpret_cast<Whole*>(at), at += up(tiles.pitch * sizeof(Whole));
-      tops = reinterpret_cast<A*>(at), at += Merge::kTops ? up(tiles.pitch * sizeof(A)) : 0;
       parts = reinterpret_cast<A*>(at), at += up(tiles.parts * tiles.stride * sizeof(A));
+      tops = reinterpret_cast<A*>(at);
+      at += !Merge::kTops ? 0 : up((OwnTops ? tiles.parts * tiles.stride : tiles.pitch) * sizeof(A));
       sent = reinterpret_cast<Part*>(at);
     }
     template <int Tensors>
-    __device__ void put(const A (&own)[V], const Place<Tensors>& place) const {
+    __device__ void put(A* to, const A (&own)[V], const Place<Tensors>& place) const {
       if (threadIdx.x < tiles.across * tiles.down)
-        put_together(parts + (kSlab ? threadIdx.x * V : place.line * tiles.stride + place.own), own);
+        put_together(to + (kSlab ? threadIdx.x * V : place.line * tiles.stride + place.own), own);
     }
     template <class T, int Tensors>
     __device__ void get(const T* from, T (&out)[V], const Place<Tensors>& place) const {
@@ -206,13 +215,54 @@ struct Meeting {
         }
       }
     }
+    // What the block has of a column.
+    template <int Tensors>
+    __device__ Part merged(int column, const Lanes& lanes, const Place<Tensors>& place) const {
+      if constexpr (OwnTops) {
+        Part part = Merge::nothing();
+        if (column < tiles.pitch) {
+          const A *sum = parts + first_of(column, lanes, place), *top = tops + (sum - parts);
+          for (int left = tiles.parts - lanes.mine; left > 0; left -= kAtATime << tiles.group_bits) {
+            Part here[kAtATime];
+#pragma unroll
+            for (int i = 0; i < kAtATime; ++i) {
+              const int at = i * tiles.stride << tiles.group_bits;
+              here[i] = Merge::nothing();
+              if (i << tiles.group_bits < left) here[i] = Merge::of(top[at], sum[at]);
+            }
+            part = Merge::two(part, here);
+            sum += kAtATime * tiles.stride << tiles.group_bits, top += kAtATime * tiles.stride << tiles.group_bits;
+          }
+        }
+        __syncwarp();
+        return Merge::of_lanes(part, lanes.side);
+      } else {
+        L sum = {};
+        for_parts(column, lanes, place, A(0), [&](const A(&parts)[kAtATime]) {
+          sum = add(sum, begin_sum<A, L>(plain_sum<kAtATime, 0>([&](int i) { return parts[i]; })));
+        });
+        sum = over_lanes(sum, lanes.side, [](L a, L b) { return add(a, b); });
+        return Merge::of(column < tiles.pitch ? top_of(column) : A(0), value_of(sum));
+      }
+    }
+    __device__ A top_of(int column) const {
+      if constexpr (Merge::kTops && !OwnTops)
+        return tops[column];
+      else
+        return 0;
+    }
+    // The first part that a lane has.
+    template <int Tensors>
+    __device__ int first_of(int column, const Lanes& lanes, const Place<Tensors>& place) const {
+      int first = kSlab ? column + place.phase : column;
+      if (kSlab && first >= tiles.pitch) first %= tiles.pitch;
+      return first + lanes.mine * tiles.stride;
+    }
     // A lane's parts of a column, so many at a time.
     template <int Tensors, class F>
     __device__ void for_parts(int column, const Lanes& lanes, const Place<Tensors>& place, A none, F f) const {
       if (column >= tiles.pitch) return;
-      int first = kSlab ? column + place.phase : column;
-      if (kSlab && first >= tiles.pitch) first %= tiles.pitch;
-      const A* from = parts + first + lanes.mine * tiles.stride;
+      const A* from = parts + first_of(column, lanes, place);
       for (int left = tiles.parts - lanes.mine; left > 0; left -= kAtATime << tiles.group_bits) {
         A here[kAtATime];
 #pragma unroll

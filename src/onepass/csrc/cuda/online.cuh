@@ -7,25 +7,41 @@
 // Blocks of a multiprocessor: 128 registers a thread, of doubles, whose exponentials take many, all there are.
 constexpr int kBlocks = THREADS >= 512 ? 1 : (sizeof(OUT) == 8 ? 256 : 512) / THREADS;
 
-// Begins to fetch the vectors q, q + 1, ... that are whole to the slots from `to` on.
-template <class T, int Tensors>
-__device__ inline void fetch_chunk(int operand, const T* from, const Place<Tensors>& place, int tensor, int q, int to) {
-  const T* at = from + place.element(tensor, q);
-  const uint32_t there = place_of(operand, to);
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i, at = next(at, place.tiles.jump[tensor])) {
-    if (place.is_whole(q + i)) fetch<V * sizeof(T)>(there + i * (kOperands * THREADS * V * (int)sizeof(T)), at);
-  }
+// Do all vectors come through a ring?
+constexpr bool kRinged =
+    SHELVED && SLOTS % kChunk == 0 && ((GRID && sizeof(OUT) < 8) || (sizeof(OUT) == 2 && CLUSTER <= 2));
+
+// Chunks of a tile that stay on the shelf.
+__device__ inline int staying(const Tiles& tiles) {
+  return tiles.turns > SLOTS ? (tiles.turns - SLOTS + kChunk - 1) / kChunk : 0;
 }
-// Takes the vectors q, q + 1, ..., which wait from the slot `waits` on.
+// Takes the vectors q, q + 1, ... of a tensor, which wait at `waits`.
 template <class T, int Slots, int Tensors>
 __device__ inline void take_chunk(Held<T, Slots>& held, const T* from, const Place<Tensors>& place, int tensor, int q,
-                                  T none, int operand, int waits) {
+                                  T none, int operand, uint32_t waits) {
   typedef typename Held<T, Slots>::Raw Raw;
-  if (!place.all_whole(q, Slots)) return take<true>(held, from, place, tensor, q, none, operand, waits);
-  const uint32_t there = place_of(operand, waits);
+  if constexpr (kRinged) {
+    waits += operand * (Ring::kSlot / kOperands);
+    if (place.all_whole(q, Slots)) {
 #pragma unroll
-  for (int i = 0; i < Slots; ++i) held.put(i, load_shared<Raw>(there + i * (kOperands * THREADS * (int)sizeof(Raw))));
+      for (int i = 0; i < Slots; ++i) held.put(i, load_shared<Raw>(waits + i * Ring::kSlot));
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < Slots; ++i) {
+      if (place.is_whole(q + i)) {
+        held.put(i, load_shared<Raw>(waits + i * Ring::kSlot));
+        continue;
+      }
+      held.fill(i, none);
+      if constexpr (!kFull) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          if (place.has(q + i, v)) held.put(i, v, from[place.element(tensor, q + i) + v]);
+        }
+      }
+    }
+  }
 }
 
 __device__ inline float clamped(float v) { return fminf(fmaxf(v, -3.40282347e38f), 3.40282347e38f); }
@@ -49,12 +65,12 @@ struct Online {
   A base[V];
   L l[V];
 
-  // The maxima of the first chunk.
-  __device__ void begin(const Tops& here) {
+  // Of no element.
+  __device__ void begin() {
 #pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = here[v], base[v] = clamped(here[v]), l[v] = L{};
+    for (int v = 0; v < V; ++v) m[v] = -INFINITY_, base[v] = clamped(m[v]), l[v] = L{};
   }
-  // Of another, before its elements are added.
+  // The maxima of a chunk, before its elements are added.
   __device__ void raise(const Tops& here) {
     bool higher = false;
 #pragma unroll

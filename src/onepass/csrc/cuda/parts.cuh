@@ -34,21 +34,8 @@ struct States {
   typedef A Scalar;
   typedef L Sum;
   static constexpr bool kTops = true;
-  static __device__ Part of(const A* tops, int column, A sum) { return {tops[column], sum}; }
+  static __device__ Part of(A top, A sum) { return {top, sum}; }
   static __device__ Part nothing() { return {-INFINITY_, 0}; }
-  template <class Get>
-  static __device__ Part over(int mine, int parts, int group, int side, bool has, Get get) {
-    A top = -INFINITY_;
-    if (has) {
-      for (int k = mine; k < parts; k += group) top = max_(top, get(k).m);
-    }
-    top = over_lanes(top, side, [](A a, A b) { return max_(a, b); });
-    L sum = {};
-    if (has) {
-      for (int k = mine; k < parts; k += group) sum = add(sum, lowered(get(k), top));
-    }
-    return {top, value_of(over_lanes(sum, side, [](L a, L b) { return add(a, b); }))};
-  }
   template <int Count>
   static __device__ Part two(Part before, const Part (&parts)[Count]) {
     A top = before.m;
@@ -78,22 +65,12 @@ struct Sums {
   typedef A Scalar;
   typedef L Sum;
   static constexpr bool kTops = false;
-  static __device__ Part of(const A*, int, A sum) { return sum; }
+  static __device__ Part of(A, A sum) { return sum; }
   static __device__ Part nothing() { return 0; }
-  template <class Get>
-  static __device__ Part over(int mine, int parts, int group, int side, bool has, Get get) {
-    L sum = {};
-    if (has) {
-      for (int k = mine; k < parts; k += group) sum = add(sum, begin_sum<A, L>(get(k)));
-    }
-    return of_lanes(value_of(sum), side);
-  }
   template <int Count>
   static __device__ Part two(Part before, const Part (&parts)[Count]) {
-    L sum = begin_sum<A, L>(before);
-#pragma unroll
-    for (int i = 0; i < Count; ++i) sum = add(sum, begin_sum<A, L>(parts[i]));
-    return value_of(sum);
+    return value_of(
+        add(begin_sum<A, L>(before), begin_sum<A, L>(plain_sum<Count, 0>([&](int i) { return parts[i]; }))));
   }
   static __device__ Part of_lanes(Part part, int from) {
     return value_of(over_lanes(begin_sum<A, L>(part), from, [](L a, L b) { return add(a, b); }));

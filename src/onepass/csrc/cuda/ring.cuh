@@ -1,54 +1,68 @@
-// ring.cuh: all vectors of a thread come through its shelf, chunk after chunk. The first, as many as registers keep, go
-// on to those, and into their places come others, of which the last stay there. (Loads into registers would be waited
-// for all together: the compiler has six counters for them, and across a branch one.)
+// ring.cuh: all vectors of a thread come through its shelf, chunk after chunk and tile after tile. Of a tile the first
+// chunks, as many as registers keep, go on to those; the others stay on the shelf until they are finished. Into each
+// place that falls free comes the next chunk, in the end of the next tile. (Loads into registers would be waited for all
+// together: the compiler has six counters for them, and across a branch one.)
 #pragma once
 
-constexpr int kMany = 6, kFew = 4;  // chunks on their way, where the shelf has places for so many
-
-// Which chunk is where. `ask(q, slot)` begins to fetch the vectors from q on to the slots from `slot` on.
-template <int Slots>
+// What a step from one vector to the next takes is kept ready: of the instructions of short kernels each one counts.
 struct Ring {
-  static constexpr int kKept = (Slots + kChunk - 1) / kChunk;  // chunks that go on to registers
-  int shelf;                                                   // slots
-  int from, to;  // those of the next chunk to take, and of the next to ask for
+  static constexpr int kSlot = kOperands * THREADS * V * (int)sizeof(IN), kStep = kChunk * kSlot;  // bytes
+  uint32_t begin, end, from, to;  // in shared memory: the shelf, the next chunk to take, and the next to come
+  const IN* at[kOperands];        // the next vectors to ask for,
+  int64_t jump[kOperands];        // from each to the next,
+  int whole, rest;                // of those from there on so many are whole, and so many of the tile
+  bool part;                      // the first is not whole
 
-  template <class Ask>
-  __device__ void begin(int slots, Ask ask) {
-    shelf = slots, from = to = 0;
-#pragma unroll 1
-    for (int chunk = 0; chunk < lead(); ++chunk) fetch_next(chunk, ask);
+  __device__ explicit Ring(const Tiles& tiles) {
+    const int turns = (tiles.turns + kChunk - 1) / kChunk * kChunk;
+    begin = from = to = place_of(0, 0), end = begin + (tiles.shelf < turns ? tiles.shelf : turns) * kSlot;
+    rest = 0;
   }
-  // Once the chunk number `taken` has been taken.
-  template <class Ask>
-  __device__ void refill(int taken, Ask ask) {
-    fetch_next(taken + lead(), ask);
+  // To ask for the vectors of another tile, at `place` of the tensor number `first` and the next; of none, if there is
+  // none.
+  template <class T, int Tensors>
+  __device__ void turn_to(const Place<Tensors>& place, bool is, int first, const T* one, const IN* other) {
+#pragma unroll
+    for (int o = 0; o < kOperands; ++o)
+      at[o] = (o ? other : (const IN*)one) + place.at[first + o], jump[o] = place.tiles.jump[first + o];
+    whole = is ? place.whole : 0, rest = is ? place.tiles.turns : 1 << 30;
+    part = kSlab && !kFull && place.first > 0;
   }
-  // Until the next chunk is there.
-  __device__ void await() const {
-    if (shelf >= kMany * kChunk)
-      await_copies<kMany - 1>();
-    else if (shelf >= kFew * kChunk)
-      await_copies<kFew - 1>();
-    else
-      await_copies<0>();
+  // Asks for the next chunk, into the place that has fallen free.
+  __device__ void ask() {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+#pragma unroll
+      for (int o = 0; o < kOperands; ++o) {
+        if (i < whole && !(i == 0 && part)) fetch<V * sizeof(IN)>(to + i * kSlot + o * (kSlot / kOperands), at[o]);
+        at[o] = next(at[o], jump[o]);
+      }
+    }
+    commit_copies();
+    to = after(to), whole -= kChunk, rest -= kChunk, part = false;
   }
-  // Its slot, again and again from the first that stays in the shelf.
-  __device__ int next() {
-    const int slot = from;
+  // Where the next chunk is, when it is there; `kept` chunks of those taken are on the shelf still.
+  __device__ uint32_t take(int kept) {
+    const int pending = (int)(end - begin) / kStep - 1 - kept;
+    if (pending >= 5) await_copies<5>();
+    else if (pending >= 3) await_copies<3>();
+    else if (pending == 2) await_copies<2>();
+    else if (pending == 1) await_copies<1>();
+    else await_copies<0>();
+    return again();
+  }
+  // The same of one that is known to be there.
+  __device__ uint32_t again() {
+    const uint32_t here = from;
     from = after(from);
-    return slot;
+    return here;
+  }
+  // The last `count` chunks taken come once more.
+  __device__ void back(int count) {
+    const uint32_t way = count * kStep;
+    from = from - begin < way ? from + (end - begin) - way : from - way;
   }
 
  private:
-  __device__ int lead() const {
-    return shelf >= kMany * kChunk ? kMany : shelf >= kFew * kChunk ? kFew : shelf / kChunk;
-  }
-  __device__ int after(int slot) const { return slot + kChunk < shelf ? slot + kChunk : 0; }
-  template <class Ask>
-  __device__ void fetch_next(int chunk, Ask ask) {
-    const int q = chunk < kKept ? chunk * kChunk : Slots + (chunk - kKept) * kChunk;
-    if (q < Slots + shelf) ask(q, to);
-    commit_copies();
-    to = after(to);
-  }
+  __device__ uint32_t after(uint32_t here) const { return here + kStep == end ? begin : here + kStep; }
 };
