@@ -248,3 +248,22 @@ def test_on_two_streams_at_once(plan):
     torch.cuda.synchronize()
     for results, y in zip(made, want, strict=True):
         assert all(torch.equal(result, y) for result in results)
+
+
+@pytest.mark.parametrize("edges", [WHOLE, WHOLE_SLAB])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+def test_a_ring_runs_on_into_the_next_tile(dtype, edges):
+    """More tiles than the chip takes at a time, and a shelf that holds what registers do not, or some of the next."""
+    torch.manual_seed(0)
+    vector = 16 // dtype.itemsize
+    across, down, n, inner = (2, 16, 250, 2 * vector) if edges == WHOLE else (98, 1, 31 * vector, 49)
+    x, g = (torch.randn(300, n, inner, device="cuda").mul(4).to(dtype) for _ in range(2))
+    for shelf in (4, 8, 12):
+        plan = (GRID, across, down, 4 * vector, vector, 2, shelf, edges)
+        out, lse, dx = torch.full_like(x, torch.nan), x.new_full((300, inner), torch.nan), torch.full_like(x, torch.nan)
+        _ops._forced(x, 0, [1], False, plan, out)
+        assert_defined("softmax", out, x, 1, f", plan {plan}")
+        _ops._forced(x, native.FUNCTIONS.index("logsumexp"), [1], False, plan, lse)
+        assert_defined("logsumexp", lse, x, 1, f", plan {plan}")
+        _ops._forced_backward(g, out, None, 0, [1], plan, dx)
+        assert_gradient(dx, *gradient("softmax", g, out, [1]))

@@ -91,7 +91,7 @@ def test_the_built_in_plans_are_tried_too(function, dtype):
 
 
 def test_every_plan_is_what_it_was_before_there_were_tables():
-    """Of contiguous tensors that begin anywhere, by the built-in tables of columns, measured 2026-11-22, as kernels take shared memory since 2026-11-23."""
+    """Of contiguous tensors that begin anywhere, by the built-in tables of columns, measured 2026-11-22."""
     digests = {}
     for which in native.PASSES:
         digests[which] = 0

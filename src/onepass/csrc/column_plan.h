@@ -14,10 +14,10 @@ constexpr int kAlone = 4, kAloneMost = 4096;  // vectors of a tile that has a mu
 struct ColumnPlanner {
   const ColumnView& view;
   const Gpu& gpu;
-  const int operands;  // tensors that are kept
-  const int bytes;     // of an element of the widest that goes by vectors
-  const int read;      // of one of those that are read
-  const bool merges;   // not the gradient of logsumexp, of which nothing is
+  const int operands;         // tensors that are kept
+  const int bytes;            // of an element of the widest that goes by vectors
+  const int read;             // of one of those that are read
+  const bool merges;          // not the gradient of logsumexp, of which nothing is
   const bool gradient, half;  // half: of results
 
   const int64_t n = view.n(), inner = view.inner();
@@ -138,7 +138,8 @@ struct ColumnPlanner {
   int64_t meeting(const CudaPlan& plan, int64_t pitch) const {
     const int64_t parts = int64_t(plan.block()) * plan.vector / pitch;
     const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
-    return meeting_bytes(pitch, parts * (pitch + (is_slab(plan.edges) ? 0 : 8)), boxes, bytes == 8 ? 8 : 4, gradient, told(plan, half, gradient));
+    return meeting_bytes(pitch, parts * (pitch + (is_slab(plan.edges) ? 0 : 8)), boxes, bytes == 8 ? 8 : 4, gradient,
+                         told(plan, half, gradient));
   }
 
   // Over as few blocks as it takes; the chip where that is too many for a cluster.

@@ -86,8 +86,9 @@ struct Both {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STREAM ? kBlocks
- : blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
+extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STREAM
+                                                          ? kBlocks
+                                                          : blocks_of(kHeld + (sizeof(A) == 8 ? 2 : 1) * V))
     onepass_kernel(OUT* dx, const Saved* saved, const IN* grad, const IN* lse, const __grid_constant__ Tiles tiles) {
   __shared__ Meeting<Sums<A, L>, A, false> meeting;
   Rendezvous all_clear;
@@ -182,6 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
         for (int q = 0; q < SLOTS; q += kChunk) {
           if (q < tiles.turns) come(q, 0), held.keep(q, chunk), ask();
         }
+        if (round == 0) meeting.await_clear(&all_clear);
 #pragma unroll 1
         for (int q = SLOTS; q < tiles.turns; q += kChunk) come(q, (q - SLOTS) / kChunk);
       } else {
@@ -195,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
           chunk.absorb(even, sums);
         }
       }
-      if (round == 0) meeting.await_clear(&all_clear);
+      if (!kRinged && round == 0) meeting.await_clear(&all_clear);
 #pragma unroll
       for (int v = 0; v < V; ++v) own[v] = value_of(sums[v]);
     } else {

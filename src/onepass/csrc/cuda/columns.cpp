@@ -67,7 +67,8 @@ ColumnLaunch made_by(const CudaPlan& plan, const AnyCall& call, const ColumnPlan
   ColumnLaunch made = {};
   Tiles& tiles = made.tiles = tiles_of(planner.view, plan);
   tiles.waiting = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
-  const int64_t shared = column_bytes(tiles, plan, sizes.scalar, sizes.gradient, planner.half), room = gpu.shared - kColumnStatic;
+  const int64_t shared = column_bytes(tiles, plan, sizes.scalar, sizes.gradient, planner.half),
+                room = gpu.shared - kColumnStatic;
   if (shared > room) {
     refuse("a block may have " + std::to_string(room) + " bytes of shared memory here, the plan takes " +
            std::to_string(shared));

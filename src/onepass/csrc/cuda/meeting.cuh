@@ -36,8 +36,8 @@ __device__ inline void get_together(const T* at, T (&values)[V]) {
 }
 
 // Where the threads that share columns meet. Dynamic shared memory: the vectors that wait there, what is used of whole
-// columns, the parts of the block's threads with their maxima, or the block's, and what the blocks of a cluster send each
-// other, in two boxes in turn. OwnTops: a thread's sum of a column is relative to its own maximum, and not to the
+// columns, the parts of the block's threads with their maxima, or the block's, and what the blocks of a cluster send
+// each other, in two boxes in turn. OwnTops: a thread's sum of a column is relative to its own maximum, and not to the
 // block's: one trip less through shared memory, and a longer one.
 template <class Merge, class Whole, bool OwnTops>
 struct Meeting {
@@ -92,8 +92,9 @@ struct Meeting {
     room.get(room.tops, own, place);
   }
 
-  // Of each of its columns a thread's own sum in, relative to `tops` if those are its own, and what is made of the whole
-  // column, by one thread a column of the block, out: `make(column, part, the block's maximum)`, which there is where sums are relative to it.
+  // Of each of its columns a thread's own sum in, relative to `tops` if those are its own, and what is made of the
+  // whole column, by one thread a column of the block, out: `make(column, part, the block's maximum)`, which there is
+  // where sums are relative to it.
   template <int Tensors, class Make>
   __device__ void meet(const A (&tops)[V], const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place,
                        uint32_t round, Make make) {

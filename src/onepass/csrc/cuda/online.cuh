@@ -8,8 +8,8 @@
 constexpr int kBlocks = THREADS >= 512 ? 1 : (sizeof(OUT) == 8 ? 256 : 512) / THREADS;
 
 // Do all vectors come through a ring?
-constexpr bool kRinged =
-    SHELVED && SLOTS % kChunk == 0 && ((GRID && sizeof(OUT) < 8) || (sizeof(OUT) == 2 && CLUSTER <= 2));
+constexpr bool kRinged = SHELVED && SLOTS % kChunk == 0 &&
+                         ((GRID && sizeof(OUT) < 8) || (kOperands == 1 && sizeof(OUT) == 2 && CLUSTER <= 2));
 
 // Chunks of a tile that stay on the shelf.
 __device__ inline int staying(const Tiles& tiles) {

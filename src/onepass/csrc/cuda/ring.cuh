@@ -1,7 +1,7 @@
 // ring.cuh: all vectors of a thread come through its shelf, chunk after chunk and tile after tile. Of a tile the first
 // chunks, as many as registers keep, go on to those; the others stay on the shelf until they are finished. Into each
-// place that falls free comes the next chunk, in the end of the next tile. (Loads into registers would be waited for all
-// together: the compiler has six counters for them, and across a branch one.)
+// place that falls free comes the next chunk, in the end of the next tile. (Loads into registers would be waited for
+// all together: the compiler has six counters for them, and across a branch one.)
 #pragma once
 
 // What a step from one vector to the next takes is kept ready: of the instructions of short kernels each one counts.
@@ -44,11 +44,16 @@ struct Ring {
   // Where the next chunk is, when it is there; `kept` chunks of those taken are on the shelf still.
   __device__ uint32_t take(int kept) {
     const int pending = (int)(end - begin) / kStep - 1 - kept;
-    if (pending >= 5) await_copies<5>();
-    else if (pending >= 3) await_copies<3>();
-    else if (pending == 2) await_copies<2>();
-    else if (pending == 1) await_copies<1>();
-    else await_copies<0>();
+    if (pending >= 5)
+      await_copies<5>();
+    else if (pending >= 3)
+      await_copies<3>();
+    else if (pending == 2)
+      await_copies<2>();
+    else if (pending == 1)
+      await_copies<1>();
+    else
+      await_copies<0>();
     return again();
   }
   // The same of one that is known to be there.
