@@ -139,7 +139,7 @@ struct ColumnPlanner {
     const int64_t parts = int64_t(plan.block()) * plan.vector / pitch;
     const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
     return meeting_bytes(pitch, parts * (pitch + (is_slab(plan.edges) ? 0 : 8)), boxes, bytes == 8 ? 8 : 4, gradient,
-                         told(plan, half, gradient));
+                         numbers_told(plan, half, gradient));
   }
 
   // Over as few blocks as it takes; the chip where that is too many for a cluster.

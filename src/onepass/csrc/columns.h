@@ -211,13 +211,13 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
 inline int64_t waiting_bytes(const CudaPlan& plan, int vector) {
   return int64_t(plan.ahead() ? plan.slots() : plan.shelf) * plan.block() * vector;
 }
-// Numbers that a thread that shares a column has of it: of a gradient its sum, else its maximum too where sums are
-// relative to that, as kOwnTops has it (cuda/column_state.cuh). `half`: of results.
-inline int told(const CudaPlan& plan, bool half, bool gradient) {
+// Numbers that a thread tells of a column that it shares: of a gradient its sum, else its maximum too where sums may be
+// relative to that (kOwnTops, cuda/column_state.cuh). `half`: of results.
+inline int numbers_told(const CudaPlan& plan, bool half, bool gradient) {
   return gradient ? 1 : plan.in_grid() || (half && plan.split == 1) ? 2 : 1;
 }
-// Of what threads that share columns tell each other, in numbers of `scalar` bytes: `told` of each part, of a gradient
-// one of a whole column, else four, its maximum and the block's among them.
+// Of what threads that share columns tell each other, in numbers of `scalar` bytes: `told` of each part; of a whole
+// column one for a gradient, else three, and the block's maximum where threads do not tell theirs.
 inline int64_t meeting_bytes(int64_t pitch, int64_t parts, int boxes, int scalar, bool gradient, int told) {
   const int64_t whole = up_to(pitch * (gradient ? 1 : 3) * scalar, 16), tops = gradient ? 0 : up_to(pitch * scalar, 16);
   const int64_t part = up_to(parts * scalar, 16);
@@ -226,8 +226,8 @@ inline int64_t meeting_bytes(int64_t pitch, int64_t parts, int boxes, int scalar
 inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar, bool gradient, bool half) {
   if (plan.split == 1 && tiles.parts == 1 && plan.edges != kSlab && plan.edges != kWholeSlab) return tiles.waiting;
   const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
-  return tiles.waiting +
-         meeting_bytes(tiles.pitch, tiles.parts * tiles.stride, boxes, scalar, gradient, told(plan, half, gradient));
+  return tiles.waiting + meeting_bytes(tiles.pitch, tiles.parts * tiles.stride, boxes, scalar, gradient,
+                                       numbers_told(plan, half, gradient));
 }
 
 // Why a plan cannot serve a view; empty where it can.

@@ -152,10 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
     Both<kChunk> chunk;
     if constexpr (kRinged) {
       if (tile == begun) {
-        ring.turn_to(place, true, SAVED, saved, grad);
-#pragma unroll 1
-        do ring.ask();
-        while (ring.to != ring.begin);
+        ring.turn_to(place, true, SAVED, saved, grad), ring.fill();
       }
     }
     const bool goes_on = kRinged && tile + step < all;

@@ -9,8 +9,8 @@ typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
 constexpr bool kHalf = sizeof(OUT) == 2;
 // Whether threads have their sums relative to their own maxima when they meet: over the chip 2 to 4% faster than to the
-// block's, for halves in a block up to 4; floats in blocks and clusters as fast, or 2% slower, halves in clusters 7
-// (H200, 2026-11-23).
+// block's, for halves in a block up to 4; floats in blocks and clusters as fast, or 2% slower, halves in clusters 7 to
+// 13, by the shared memory that it takes (H200, 2026-11-23).
 constexpr bool kOwnTops = (GRID && kRinged) || (kHalf && CLUSTER == 1 && !STREAM);
 constexpr bool kKeeps =
     !STREAM && !kRinged && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);

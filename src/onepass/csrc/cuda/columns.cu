@@ -9,8 +9,8 @@
 constexpr int kOperands = 1;
 #include "column_state.cuh"
 
-constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;                                        // registers of the elements
-constexpr int kOwn = 2 * V * sizeof(A) / 4 + (SHELVED && kHalf && SLOTS <= 8 ? 16 : 0);  // of columns, and of a chunk
+constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;  // registers of the elements
+constexpr int kOwn = 2 * V * sizeof(A) / 4;        // of columns
 
 extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STREAM ? kBlocks : blocks_of(kHeld + kOwn))
     onepass_kernel(const IN* x, OUT* y, const __grid_constant__ Tiles tiles) {
@@ -42,10 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
     A m[V], own[V];
     if constexpr (kRinged) {
       if (tile == begun) {
-        ring.turn_to(place, true, 0, x, x);
-#pragma unroll 1
-        do ring.ask();
-        while (ring.to != ring.begin);
+        ring.turn_to(place, true, 0, x, x), ring.fill();
       }
     }
     const bool goes_on = kRinged && tile + step < all;
@@ -94,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
       A top[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) top[v] = m[v];
-      if (!kOwnTops && meets) meeting.highest(top, place);
+      if (meets) meeting.highest(top, place);
 #pragma unroll
       for (int v = 0; v < V; ++v)
         own[v] = value_of(scaled(l[v], exp_to_add(m[v] - shift_to_add(top[v])))), m[v] = top[v];

@@ -41,7 +41,14 @@ struct Ring {
     commit_copies();
     to = after(to), whole -= kChunk, rest -= kChunk, part = false;
   }
-  // Where the next chunk is, when it is there; `kept` chunks of those taken are on the shelf still.
+  // Asks for as many as there are places for, of the first tile.
+  __device__ void fill() {
+#pragma unroll 1
+    do ask();
+    while (to != begin);
+  }
+  // Where the next chunk is, when it is there; `kept` chunks of those taken are on the shelf still. (await_all_but in
+  // fewer instructions: with many on their way it may wait for one more than it has to.)
   __device__ uint32_t take(int kept) {
     const int pending = (int)(end - begin) / kStep - 1 - kept;
     if (pending >= 5)
