@@ -47,6 +47,7 @@ def main() -> None:
             vector = 1 if offset else widest
             plan = [tier, lanes, rows, slots * vector, vector, split, shelf, edges]
             x, g, y = (made(sizes, dtype, offset) for _ in range(3))
+            x.mul_(40)  # so that maxima grow while elements come
             torch.ops.onepass._forced(x, 0, [1], False, plan, y)
             torch.ops.onepass._forced_backward(g, x, None, 0, [1], plan, y)
             count += 2

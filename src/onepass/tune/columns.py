@@ -26,6 +26,8 @@ PLACES = 48  # vectors of a thread in shared memory at most, in the tier columns
 FEW = 12  # so many before there are more, of a gradient
 RING = 8  # and at least, where there are any
 KEPT = 8  # and in registers
+# Of the tier columns, by the operands that are kept: vectors in registers and in shared memory, 16 or 32 together.
+SHELVED = {1: ((8, 8), (12, 4), (12, 20), (16, 16), (20, 12), (24, 8)), 2: ((4, 4), (8, 8), (12, 4))}
 
 
 def operands(function: str) -> int:
@@ -125,19 +127,17 @@ def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, g
 def _choices(n: int, kept: int) -> Iterator[Choice]:
     """All that might be the fastest, whether it fits or not."""
     sides = (32, 64, 128) if n <= 24 else (8, 16, 32, 64) if n <= 64 else (8, 16, 32) if n < 512 else (4, 8, 16)
-    slots = ((8, 16, 24) if n <= 64 else (8, 12, 16)) if kept == 1 else (4, 6, 8)
+    slots = ((8, 16, 24) if n <= 64 else (8, 12, 16)) if kept == 1 else (4, 6, 8) if n <= 512 else (4, 8, 16)
     for side in sides:
         for threads in (64, 128, 256, 512):
-            if side > threads or (threads == 64 and n > 64):
+            if side > threads or (threads == 64 and n > 64) or (threads == 512 and 64 < n <= 1024):
                 continue
             for most in slots:
                 yield Choice(COLUMNS, threads, most, side, 0)
-                if 64 < n <= 1024:
+                if 64 < n <= 512:
                     yield Choice(COLUMNS, threads, most, side, AHEAD)
-                if n > 196 and most % 4 == 0:
-                    yield Choice(COLUMNS, threads, most, side, most)
-                if n >= 1024 and most == 12:
-                    yield from (Choice(COLUMNS, threads, most, side, shelf) for shelf in (4, 20))
+            if n > 64 and side in (8, 16):
+                yield from (Choice(COLUMNS, threads, most, side, rest) for most, rest in SHELVED[kept])
     if n >= 512:
         for side in (4, 8, 16):
             yield Choice(GRID, 0, 0, side, 0)

@@ -59,17 +59,31 @@ struct Both {
     take<Waits>(y, saved, place, SAVED, q, narrow<Saved>(0.0f), 0, waits);
     if constexpr (kAlike) take<Waits>(g, grad, place, GRAD, q, narrow<IN>(0.0f), 1, waits);
   }
+  // The first ones: by turns, so that products can be made of those that have come.
+  __device__ void load_first(const Saved* saved, const IN* grad, const Spot& place) {
+    if constexpr (!kAlike || kStrided) return load<false>(saved, grad, place, 0, 0);
+    if (!place.all_whole(0, Slots)) return load<false>(saved, grad, place, 0, 0);
+    if (kNears && place.tiles.narrow)
+      by_turns<true>(saved, grad, place);
+    else
+      by_turns<false>(saved, grad, place);
+  }
   // The same of a chunk that waits at `waits` in the ring.
   __device__ void come(const Saved* saved, const IN* grad, const Spot& place, int q, uint32_t waits) {
     take_chunk(y, saved, place, SAVED, q, narrow<Saved>(0.0f), 0, waits);
     if constexpr (kAlike) take_chunk(g, grad, place, GRAD, q, narrow<IN>(0.0f), 1, waits);
   }
+  template <int Count = Slots, int Q = 0>
   __device__ A part(A even, int v) const {
-    return plain_sum<Slots, 0>([&](int i) { return term(value<false>(y, i, v), value<false>(g, even, i, v)); });
+    return plain_sum<Count, Q>([&](int i) { return term(value<false>(y, i, v), value<false>(g, even, i, v)); });
   }
+  // A chunk at a time.
+  template <int Q = 0>
   __device__ void absorb(A even, L (&sums)[V]) const {
+    constexpr int kCount = Slots - Q < kChunk ? Slots - Q : kChunk;
 #pragma unroll
-    for (int v = 0; v < V; ++v) sums[v] = add(sums[v], Adder<Summed>::of(part(even, v)));
+    for (int v = 0; v < V; ++v) sums[v] = add(sums[v], Adder<Summed>::of(part<kCount, Q>(even, v)));
+    if constexpr (Q + kCount < Slots) absorb<Q + kCount>(even, sums);
   }
   __device__ A result(A even, A s, int i, int v) const {
     return gradient(value<true>(y, i, v), value<true>(g, even, i, v), s);
@@ -83,6 +97,20 @@ struct Both {
   __device__ void give(int q, Both<kChunk>& chunk) const {
     ::kept(y, q, chunk.y);
     if constexpr (kAlike) ::kept(g, q, chunk.g);
+  }
+
+ private:
+  template <bool Near>
+  __device__ void by_turns(const Saved* saved, const IN* grad, const Spot& place) {
+    if constexpr (kAlike) {
+      saved += place.element(SAVED, 0), grad += place.element(GRAD, 0);
+#pragma unroll
+      for (int i = 0; i < Slots; ++i) {
+        y.put(i, load_global<typename Held<Saved, Slots>::Raw, Near>(saved));
+        g.put(i, load_global<typename Held<IN, Slots>::Raw, Near>(grad));
+        saved = next(saved, place.tiles.jump[SAVED]), grad = next(grad, place.tiles.jump[GRAD]);
+      }
+    }
   }
 };
 
@@ -99,14 +127,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
   uint32_t round = 0;
   const int64_t begun = GRID ? blockIdx.y : blockIdx.x / CLUSTER;
   int64_t tile = begun;
-  const auto fetch_both = [&](const Spot& spot, int q, int count) {
-    fetch_vectors(0, saved, spot, SAVED, q, count);
-    if constexpr (kAlike) fetch_vectors(1, grad, spot, GRAD, q, count);
-    commit_copies();
-  };
   const auto ahead = [&](int64_t next) {
     if constexpr (AHEAD) {
-      if (next < all) fetch_both(Spot(tiles, next, rank, begins), 0, SLOTS);
+      if (next >= all) return;
+      const Spot spot(tiles, next, rank, begins);
+      fetch_vectors(0, saved, spot, SAVED, 0, SLOTS);
+      if constexpr (kAlike) fetch_vectors(1, grad, spot, GRAD, 0, SLOTS);
+      commit_copies();
     }
   };
   if (!kLse) ahead(tile);
@@ -162,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
       ring.ask();
     };
     if constexpr (STREAM || SHELVED) {
-      if constexpr (SHELVED && !kRinged) fetch_both(place, SLOTS, tiles.shelf);
+      if constexpr (SHELVED && !kRinged) fetch_chunks((const IN*)saved, grad, place, SAVED, SLOTS, 0);
       L sums[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) sums[v] = L{};
@@ -184,12 +211,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
 #pragma unroll 1
         for (int q = SLOTS; q < tiles.turns; q += kChunk) come(q, (q - SLOTS) / kChunk);
       } else {
-        held.load<false>(saved, grad, place, 0, 0);
+        held.load_first(saved, grad, place);
         held.absorb(even, sums);
         held.forget();
-        await_copies<0>();
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
+          await_all_but((tiles.shelf - c) / kChunk - 1);
           chunk.load<SHELVED>(saved, grad, place, SLOTS + c, c);
           chunk.absorb(even, sums);
         }
@@ -199,7 +226,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
       for (int v = 0; v < V; ++v) own[v] = value_of(sums[v]);
     } else {
       if constexpr (AHEAD) await_copies<0>();
-      held.load<AHEAD>(saved, grad, place, 0, 0);
+      if constexpr (AHEAD)
+        held.load<true>(saved, grad, place, 0, 0);
+      else
+        held.load_first(saved, grad, place);
       if (round == 0) meeting.await_clear(&all_clear);
 #pragma unroll
       for (int v = 0; v < V; ++v) own[v] = held.part(even, v);

@@ -12,8 +12,13 @@ constexpr bool kHalf = sizeof(OUT) == 2;
 // block's, for halves in a block up to 4; floats in blocks and clusters as fast, or 2% slower, halves in clusters 7 to
 // 13, by the shared memory that it takes (H200, 2026-11-23).
 constexpr bool kOwnTops = (GRID && kRinged) || (kHalf && CLUSTER == 1 && !STREAM);
-constexpr bool kKeeps =
-    !STREAM && !kRinged && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) && sizeof(A) == sizeof(IN);
+// Do exponentials take the places of their elements? Not of doubles where blocks meet: they would be rounded by what
+// their maxima differ by.
+constexpr bool kKeeps = !STREAM && !kRinged && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) &&
+                        sizeof(A) == sizeof(IN) && (sizeof(A) == 4 || (CLUSTER == 1 && !GRID));
+// Are floats on the shelf worked on as they come, relative to the maximum of those in registers?
+constexpr bool kComes = kKeeps && SHELVED && sizeof(A) == 4;
+constexpr int kSlack = 2;  // by so much an element may be above the maximum that it is relative to
 
 // The element of a slot, as the function takes it.
 template <bool Again, class T, int Slots>
@@ -25,9 +30,9 @@ __device__ inline A value(const Held<T, Slots>& held, int slot, int v) {
     return sign * load_value<T, OUT>(held.get(slot, v));
 }
 
-// The largest of a thread's elements of each column.
+// The largest of a thread's elements of each column. `none`: -inf.
 template <class T, int Slots>
-__device__ inline void largest(const Held<T, Slots>& held, A (&m)[V]) {
+__device__ inline void largest(const Held<T, Slots>& held, A (&m)[V], A none = -INFINITY_) {
   if constexpr (sizeof(T) == 2 && V > 1 && Widens<T, OUT>::value) {
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) {
@@ -43,7 +48,7 @@ __device__ inline void largest(const Held<T, Slots>& held, A (&m)[V]) {
   } else {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      m[v] = -INFINITY_;
+      m[v] = none;
 #pragma unroll
       for (int i = 0; i < Slots; ++i) m[v] = max_(value<false>(held, i, v), m[v]);
     }
@@ -74,6 +79,21 @@ __device__ inline A sum_below(Held<T, Slots>& held, int v, A m) {
     return plain_sum<Slots, 0>([&](int i) { return exp_to_add(value<true>(held, i, v) - s); });
   }
 }
+
+// Exponentials that are kept, by a factor a column.
+template <class T, int Slots>
+__device__ inline void multiply(Held<T, Slots>& held, const A (&factors)[V]) {
+  if constexpr (kComes) {
+#pragma unroll
+    for (int i = 0; i < Slots; ++i) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) held.put(i, v, held.get(i, v) * factors[v]);
+    }
+  }
+}
+// The root of exp(d), d <= 0, to be multiplied by twice: exp(d) itself may be no normal number where an exponential
+// times it is one.
+__device__ inline A root_of_factor(A d) { return exp_<OUT>(max_(d, A(-300)) / 2); }
 
 // What there is of an element at the end: its exponential, or itself.
 template <class T, int Slots>
@@ -147,13 +167,13 @@ struct alignas(2 * sizeof(Float)) Whole<false, true, Float> {
   Float last, rest;
   __device__ static Whole of(State<Float> whole, Float top) {
     const Finish<FUNCTION, OUT, Float> finish(whole);
-    Whole made = {finish.last, sizeof(Float) == 8 ? 1 : finish.rest};
+    Whole made = {finish.last, sizeof(Float) == 8 ? 0 : finish.rest};
     if constexpr (CLUSTER > 1 || GRID) made.lower(top == -INFINITY_ ? 0 : shift(top) - shift(whole.m));
     return made;
   }
   __device__ Float operator()(Float e) const {
     if constexpr (sizeof(Float) == 8)
-      return e * rest / last;
+      return e / last;
     else
       return fmaf(e, last, e * rest);
   }
@@ -170,6 +190,5 @@ struct alignas(2 * sizeof(Float)) Whole<false, true, Float> {
     rest = (fmaf(last, low, last - high) + fmaf(rest, low, rest)) * scale * again;
     last = high * scale * again;
   }
-  __device__ void lower(double d) { rest = exp(d); }
 };
 typedef Whole<kHalf && !kLog, kKeeps, A> WholeColumn;

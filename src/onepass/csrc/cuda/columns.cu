@@ -96,14 +96,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
       for (int v = 0; v < V; ++v)
         own[v] = value_of(scaled(l[v], exp_to_add(m[v] - shift_to_add(top[v])))), m[v] = top[v];
     } else {
-      if constexpr (SHELVED) fetch_vectors(0, x, place, 0, SLOTS, tiles.shelf), commit_copies();
+      uint32_t lowest = 0xff800000;  // -inf
+      if constexpr (SHELVED && !kComes) fetch_chunks(x, x, place, 0, SLOTS, lowest);
       if constexpr (AHEAD) await_copies<0>();
       load(0);
-      largest(held, m);
+      if constexpr (kComes) lowest = fetch_chunks(x, x, place, 0, SLOTS, lowest);
+      largest(held, m, kComes ? A(__uint_as_float(lowest)) : A(-INFINITY_));
       held.forget();
       if (round == 0) meeting.await_clear(&all_clear);
       ahead(tile + step);
-      if constexpr (SHELVED) {
+      if constexpr (SHELVED && !kComes) {
         await_copies<0>();
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
@@ -118,13 +120,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
 #pragma unroll
       for (int v = 0; v < V; ++v) l[v] = Adder<OUT>::of(sum_below(held, v, m[v]));
       held.forget();
+      bool raised = false;
+      // What there is so far, to be relative to larger maxima.
+      const auto raise = [&](const A(&to)[V], int count) {
+        A roots[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          roots[v] = root_of_factor(m[v] - to[v]), m[v] = to[v];
+          l[v] = scaled(scaled(l[v], roots[v]), roots[v]);
+        }
+#pragma unroll 1
+        for (int twice = 0; twice < 2; ++twice) {
+          multiply(held, roots);
+          if constexpr (kComes) {
+#pragma unroll 1
+            for (int c = 0; c < count; c += kChunk) load_chunk(c), multiply(chunk, roots), shelve(chunk, c);
+          }
+        }
+      };
       if constexpr (SHELVED) {
 #pragma unroll 1
         for (int c = 0; c < tiles.shelf; c += kChunk) {
+          if constexpr (kComes) await_all_but((tiles.shelf - c) / kChunk - 1);
           load_chunk(c);
+          if constexpr (kComes) {
+            A here[V];
+            bool higher = false;
+            largest(chunk, here);
+#pragma unroll
+            for (int v = 0; v < V; ++v) higher |= here[v] - m[v] > kSlack;
+            if (__builtin_expect(higher, false)) {
+#pragma unroll
+              for (int v = 0; v < V; ++v) here[v] = max_(here[v], m[v]);
+              raise(here, c), load_chunk(c), raised = true;
+            }
+          }
 #pragma unroll
           for (int v = 0; v < V; ++v) l[v] = add(l[v], Adder<OUT>::of(sum_below(chunk, v, m[v])));
           if constexpr (kKeeps) shelve(chunk, c);
+        }
+      }
+      if constexpr (kComes) {
+        if (meets && __syncthreads_or(raised)) {
+          A top[V];
+#pragma unroll
+          for (int v = 0; v < V; ++v) top[v] = m[v];
+          meeting.highest(top, place);
+          raise(top, tiles.shelf);
         }
       }
 #pragma unroll

@@ -63,6 +63,14 @@ __device__ inline uint32_t place_of(int operand, int slot) {
   constexpr int kBytes = V * sizeof(IN);
   return shelf_address() + ((slot * kOperands + operand) * THREADS + threadIdx.x) * kBytes;
 }
+// From a thread's vector to its next. Opaque: the compiler would else compute each address anew, in ten instructions.
+template <class T>
+__device__ inline T* next(T* at, int64_t step) {
+  at += step;
+  asm volatile("" : "+l"(at));
+  return at;
+}
+
 // Begins to fetch the whole one of the vectors q, q + 1, ... of a tensor to the slots 0, 1, ...
 template <class T, int Tensors>
 __device__ inline void fetch_vectors(int operand, const T* from, const Place<Tensors>& place, int tensor, int q,
@@ -72,19 +80,32 @@ __device__ inline void fetch_vectors(int operand, const T* from, const Place<Ten
     if (place.is_whole(q + i)) fetch<V * sizeof(IN)>(place_of(operand, i), from + place.element(tensor, q + i));
   }
 }
+// The same of all vectors from q on that the shelf has slots for, a chunk at a time. Returns `bits`, as the compiler
+// does not know: what depends on it comes later.
+template <class T, int Tensors>
+__device__ inline uint32_t fetch_chunks(const T* one, const T* other, const Place<Tensors>& place, int tensor, int q,
+                                        uint32_t bits) {
+  const T* at[2] = {one + place.element(tensor, q), kOperands > 1 ? other + place.element(tensor + 1, q) : other};
+#pragma unroll 1
+  for (int c = 0; c < place.tiles.shelf; c += kChunk) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+#pragma unroll
+      for (int o = 0; o < kOperands; ++o) {
+        if (place.is_whole(q + c + i)) fetch<V * sizeof(T)>(place_of(o, c + i), at[o]);
+        at[o] = next(at[o], place.tiles.jump[tensor + o]);
+      }
+    }
+    commit_copies();
+    bits = bits > c ? bits : c;
+  }
+  return bits;
+}
 // Puts a chunk back there.
 template <class T>
 __device__ inline void shelve(const Held<T, kChunk>& chunk, int from) {
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) store_shared(place_of(0, from + i), chunk.at[i]);
-}
-
-// From a thread's vector to its next. Opaque: the compiler would else compute each address anew, in ten instructions.
-template <class T>
-__device__ inline T* next(T* at, int64_t step) {
-  at += step;
-  asm volatile("" : "+l"(at));
-  return at;
 }
 
 // Loads a vector of global memory, which the compiler does not know an opaque address to be of. `Near`: into the L2
