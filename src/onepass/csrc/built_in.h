@@ -190,7 +190,6 @@ inline const Tables& built_in() {
           {16384, kBlock, 0, 64, 1, 0},
           {kAnyLength, kAsRows, 0, 0, 1, 0},
       },
-      // Of columns: measured 2026-11-23.
       {
           // columns32
           {24, kColumns, 64, 24, 64, 0},
