@@ -14,7 +14,7 @@ from onepass import native
 from onepass.checks import reduces_to
 from warmup_support import BF16, F16, F32, F64, TYPES, call, column_kernel, names, needs_nvrtc, plan_of
 
-MOST = {"forward": 1500, "backward": 800, "backward_even": 1500}  # kernels of columns of a function and a pair of types
+MOST = {"forward": 1500, "backward": 900, "backward_even": 1500}  # kernels of columns of a function and a pair of types
 
 
 def of_columns(kernels: list[str]) -> set[tuple]:
