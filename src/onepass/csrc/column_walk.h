@@ -61,7 +61,8 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   // Gives the plan of a tile that is alone, and of several where they share the chip.
   const auto look = [&] {
     view.tiles.outer.count = 0;
-    std::vector<CudaPlan> plans = {planner(view).plan()};
+    std::vector<CudaPlan> plans;
+    plans.reserve(numbers.size() + 1), plans.push_back(planner(view).plan());
     if (plans[0].tier != Tier::columns) {
       view.tiles.outer.count = 1;
       for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, plans.push_back(planner(view).plan());

@@ -116,12 +116,26 @@ struct Wanted {
   bool dims;  // over other dims than the last too
 };
 
+// Plans as the eight numbers that they are: millions are looked at.
+struct Digest {
+  size_t operator()(const CudaPlan& plan) const {
+    uint64_t words[sizeof plan / 8], made = 0;
+    std::memcpy(words, &plan, sizeof plan);
+    for (const uint64_t word : words) made = (made ^ word ^ made >> 29) * 0x9e3779b97f4a7c15;
+    return made ^ made >> 32;
+  }
+};
+struct Same {
+  bool operator()(const CudaPlan& a, const CudaPlan& b) const { return !std::memcmp(&a, &b, sizeof a); }
+};
+
 // The kernels that contiguous tensors ask for.
 std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const Wanted& wanted) {
-  std::unordered_set<std::string> plans, names;
+  std::unordered_set<CudaPlan, Digest, Same> plans;
+  std::unordered_set<std::string> names;
   std::vector<Kernel> found;
   const auto visit = [&](const CudaPlan& plan) {
-    if (!plans.insert(std::string(reinterpret_cast<const char*>(&plan), sizeof plan)).second) return;
+    if (!plans.insert(plan).second) return;
     std::string kernel = kind.source(plan.tier);
     for (const std::string& define : kind.defines(plan)) kernel += " " + define;
     if (names.insert(kernel).second) found.push_back({plan, kernel});
