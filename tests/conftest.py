@@ -1,9 +1,19 @@
 """Marks: `gpu` tests run where a CUDA device is, and are skipped elsewhere."""
 
-from collections.abc import Iterator
+import os
 
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    """Workers share cores: they and what they start take as many threads as they have cores each, lest they wait for
+    each other's (half the processor time of calls on the CPU). Tests of threads say how many they take.
+    """
+    if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+        threads = max(1, (os.cpu_count() or 1) // int(workers))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -13,12 +23,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Workers that share cores do not wait for each other's threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

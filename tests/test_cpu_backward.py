@@ -28,7 +28,6 @@ F32, F64, F16, BF16 = DTYPES
 OWN = {F32: (F32, F16, BF16), F64: (F64,), F16: (F16, F32), BF16: (BF16, F32)}
 OTHER = {F32: (F64,), F64: (F32, F16, BF16), F16: (F64, BF16), BF16: (F16, F64)}
 every_shape = pytest.mark.parametrize(("shape", "dims"), SHAPES, ids=str)
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _reversed(t: Tensor) -> Tensor:

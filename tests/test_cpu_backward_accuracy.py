@@ -15,7 +15,6 @@ from torch import Tensor
 from support import DTYPES
 
 ops = torch.ops.onepass
-pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = (
     *(((4000, 3), 1), ((3000, 16), 1), ((1500, 33), 1), ((600, 64), 1), ((150, 300), 1), ((60, 1025), 1)),
     *(((12, 5003), 1), ((2, 70_001), 1), ((33, 900), 0), ((700, 50), 0), ((8, 21, 300), 1)),
