@@ -36,7 +36,7 @@ every_rung = pytest.mark.parametrize(("rung", "device"), rungs_at_hand())
 def run_copy(folder: Path, script: str, change: tuple[str, str, str] | None = None, **environment: str) -> Any:
     """Runs a script on a copy of the package, in which the text of one file may be changed: (file, old, new)."""
     copy = folder / "onepass"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, copy)
     if change is not None:
         file, old, new = change
         text = (copy / file).read_text()

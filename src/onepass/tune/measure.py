@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class Point:
     times: dict[Choice, float]
     refused: dict[str, int] = field(default_factory=dict)  # reason -> plans
 
-    @property
+    @cached_property
     def best(self) -> float:
         return min(self.times.values())
 
