@@ -25,7 +25,8 @@ inline int64_t tile_rows(const BackwardCall& call) {
 template <class Work>
 inline void each_tile(const BackwardCall& call, int64_t begin, int64_t end, Work work) {
   BackwardBag slow = call.layout.outer;
-  const BackwardDim inner = slow.dims[--slow.count];
+  const BackwardDim inner = slow.innermost();
+  --slow.count;
   const int64_t wide = tile_rows(call), across = (inner.size + wide - 1) / wide;
   for (int64_t t = begin; t < end; ++t) {
     BackwardOdometer at(slow, t / across);
