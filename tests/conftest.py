@@ -11,9 +11,9 @@ def pytest_configure() -> None:
     each other's (half the processor time of calls on the CPU). Tests of threads say how many they take.
     """
     if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
-        threads = max(1, (os.cpu_count() or 1) // int(workers))
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        threads = max(1, torch.get_num_threads() // int(workers))
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

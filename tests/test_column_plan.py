@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import onepass
+from onepass import native
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
@@ -163,3 +164,20 @@ def test_a_ring_has_each_vector_when_it_is_taken(tmp_path):
 def test_the_chip_has_a_shelf_of_many_vectors_or_none(n, values, shelf):
     made = launch((n, 8), 0, dtype=BF16)
     assert (made["tier"], made["values"] // made["vector"], made["shelf"]) == ("columns-grid", values, shelf)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "lanes", "slots", "blocks"),
+    [
+        (BF16, (256, 1000, 49), 196, 4, 8),  # few vectors a thread
+        (F16, (4, 1200, 100), 125, 8, 16),
+        (BF16, (64, 1000, 196), 98, 16, 16),  # as many as registers hold
+        (F32, (256, 1000, 49), 98, 8, 16),  # floats by the rule of other slabs
+    ],
+)
+def test_gradients_of_long_slabs_of_halves_keep_few_vectors(dtype, sizes, lanes, slots, blocks):
+    _, n, inner = sizes
+    strides = [(n * inner, inner, 1)] * 3 + [(0, 0, 0)]
+    made = native.gradient_plan("softmax", sizes, strides, (1,), dtype, dtype)
+    assert (made["tier"], made["edges"], made["lanes"]) == ("columns", "whole slab", lanes)
+    assert (made["values"] // made["vector"], made["split"]) == (slots, blocks)

@@ -127,24 +127,26 @@ def test_triton_s_interpreter(mistake, tmp_path):
 
 @pytest.mark.parametrize("mistake", CPU.values(), ids=CPU.keys())
 def test_cpp(mistake, tmp_path):
-    """The loops are compiled anew with the mistake, and called through ctypes."""
-    assert verdict(tmp_path, mistake, "cpu", mistaken=False) == RIGHT
-    script = START.format(device="cpu") + f"name = {mistake.rung!r}\n"
-    library = str(compiled(tmp_path, mistake))
-    script += f"import ctypes, onepass.native as native; native._library = ctypes.CDLL({library!r})\n"
-    assert run_copy(tmp_path / "copy", script + mistake.script).returncode != RIGHT
+    """The loops are compiled anew, as they are and with the mistake, and called through ctypes."""
+    for mistaken in (False, True):
+        library = compiled(tmp_path, mistake, mistaken)
+        script = START.format(device="cpu") + f"name = {mistake.rung!r}\n"
+        script += f"import ctypes, onepass.native as native; native._library = ctypes.CDLL({str(library)!r})\n"
+        done = run_copy(tmp_path / f"copy {mistaken}", script + mistake.script)
+        assert (done.returncode == RIGHT) is not mistaken, done.stderr[-3000:]
 
 
-def compiled(folder: Path, mistake: Mistake) -> Path:
+def compiled(folder: Path, mistake: Mistake, mistaken: bool) -> Path:
     from torch.utils.cpp_extension import include_paths
 
-    source = folder / "source"
+    source = folder / f"source {mistaken}"
     shutil.copytree(PACKAGE / "gallery", source, ignore=shutil.ignore_patterns("__pycache__"))
-    file = source / mistake.file
-    text = file.read_text()
-    assert mistake.right in text
-    file.write_text(text.replace(mistake.right, mistake.mistaken))
-    library = folder / "library.so"
+    if mistaken:
+        file = source / mistake.file
+        text = file.read_text()
+        assert mistake.right in text
+        file.write_text(text.replace(mistake.right, mistake.mistaken))
+    library = folder / f"library-{mistaken}.so"
     includes = [word for path in include_paths() for word in ("-isystem", path)]
     compiler = os.environ.get("CXX", "g++")
     name = mistake.rung.replace("-", "_") + ".cpp"

@@ -225,9 +225,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
 #pragma unroll
       for (int v = 0; v < V; ++v) own[v] = value_of(sums[v]);
     } else {
-      if constexpr (AHEAD) await_copies<0>();
       if constexpr (AHEAD)
-        held.load<true>(saved, grad, place, 0, 0);
+        await_copies<0>(), held.load<true>(saved, grad, place, 0, 0);
       else
         held.load_first(saved, grad, place);
       if (round == 0) meeting.await_clear(&all_clear);

@@ -2,6 +2,7 @@
 // Plain C functions for ctypes, as in inspect.cpp: each returns 0, or 1 with the reason in `text`.
 #include <cstring>
 #include <set>
+#include <type_traits>
 #include <unordered_set>
 
 #include "../call.h"
@@ -117,6 +118,7 @@ struct Wanted {
 };
 
 // Plans as the eight numbers that they are: millions are looked at.
+static_assert(std::has_unique_object_representations_v<CudaPlan> && sizeof(CudaPlan) % 8 == 0);
 struct Digest {
   size_t operator()(const CudaPlan& plan) const {
     uint64_t words[sizeof plan / 8], made = 0;
