@@ -23,7 +23,7 @@ bench: setup
 	$(BIN)/onepass bench models --quick --json $(RESULTS)/models.json --plot $(RESULTS)
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 sanitize: setup
 	$(PYTHON) scripts/sanitize.py

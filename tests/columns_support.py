@@ -91,17 +91,9 @@ PLANS = {
 }
 
 
-def most_cluster() -> int:
-    """Blocks of a cluster at most on this GPU."""
-    properties = torch.cuda.get_device_properties(0)
-    compute = 10 * properties.major + properties.minor
-    return 1 if compute < 90 else 16 if compute == 90 and properties.multi_processor_count >= 132 else 8
-
-
-def some(plans: Sequence[Plan], every: bool, turn: int) -> list[Plan]:
+def some(plans: Sequence[Plan], every: bool, turn: int, most_cluster: int) -> list[Plan]:
     """Of a tier's plans all, or the one whose turn it is: each kernel takes a third of a second to compile."""
-    most = most_cluster()
-    able = [plan for plan in plans if plan.tier != COLUMNS or plan.split <= most]
+    able = [plan for plan in plans if plan.tier != COLUMNS or plan.split <= most_cluster]
     return able if every else [able[turn % len(able)]]
 
 

@@ -1,9 +1,28 @@
-"""Marks: `gpu` tests run where a CUDA device is, and are skipped elsewhere."""
+"""Marks: `gpu` tests run where a CUDA device is, and are skipped elsewhere; with `--emulate` those of forced plans
+run on the CPU, by an emulator (slow)."""
 
 import os
 
 import pytest
 import torch
+
+from emulator import Emulator
+from forced_support import Engine, Gpu
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--emulate", action="store_true", help="run forced plans by the emulator of CUDA kernels")
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Emulator:
+    return Emulator()
+
+
+@pytest.fixture(scope="session")
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """What serves forced plans."""
+    return request.getfixturevalue("emulator") if request.config.getoption("--emulate") else Gpu()
 
 
 def pytest_configure() -> None:
@@ -16,10 +35,11 @@ def pytest_configure() -> None:
         torch.set_num_threads(threads)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
+    emulated = config.getoption("--emulate")
     skip = pytest.mark.skip(reason="no CUDA device here")
     for item in items:
-        if "gpu" in item.keywords:
+        if "gpu" in item.keywords and not (emulated and "engine" in getattr(item, "fixturenames", ())):
             item.add_marker(skip)

@@ -44,6 +44,9 @@ struct Seen {
   }
 };
 
+// Blocks that a multiprocessor takes at a time, or 0: as many as fit.
+inline int at_a_time = 0;
+
 inline const std::string& words_of(Handle kernel) { return *reinterpret_cast<const std::string*>(kernel); }
 
 const Driver& driver() {
@@ -58,7 +61,7 @@ const Driver& driver() {
     d.function_set = [](Handle, int, int) { return 0; };
     d.active_blocks = [](int* count, Handle, int threads, size_t shared) {
       const int by_threads = 2048 / threads, by_shared = int(233472 / (shared + 1024));
-      return *count = by_threads < by_shared ? by_threads : by_shared, 0;
+      return *count = at_a_time ? at_a_time : by_threads < by_shared ? by_threads : by_shared, 0;
     };
     d.active_clusters = [](int* count, Handle, const LaunchConfig* config) {
       return *count = int(120 / config->attributes->cluster[0] * (2048 / config->block_x)), 0;
@@ -89,7 +92,7 @@ void enter_context(int) {}
 inline std::atomic<int> loaded{0};
 std::string cubin(const std::string& source, const std::vector<std::string>& defines, int compute, bool*) {
   ++loaded;
-  std::string words = source + std::to_string(compute);
+  std::string words = source + " " + std::to_string(compute);
   for (const std::string& define : defines) words += " " + define;
   return words;
 }

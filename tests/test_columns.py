@@ -1,8 +1,6 @@
 """Other dims, strides and layouts by an engine's own choice, on what is here: CUDA's columns where there is a GPU."""
 
 import itertools
-import math
-import random
 
 import pytest
 import torch
@@ -12,41 +10,43 @@ from torch.autograd import gradgradcheck
 import onepass
 from columns_support import (
     BF16,
-    F16,
     F32,
     F64,
     FAMILY,
-    Place,
-    amid,
-    assert_gradient,
-    assert_untouched,
-    gradient,
     names,
-    operand,
 )
 from onepass import reference
 from support import FUNCTIONS, assert_defined, ours
+from views_support import check_gradient, check_views
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] * torch.cuda.is_available()
 
 _ops = torch.ops.onepass
-PAIRS = [(F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F16, F32), (F32, BF16)]
 
 
 def randn(*shape: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=F64).mul_(2).to(dtype)
 
 
-def check_gradient(function: str, g: Tensor, saved: Tensor, dims: list[int], dx: Tensor, lse: Tensor | None) -> None:
-    """Of the operator that autograd calls, into dx."""
-    if lse is not None:
-        _ops._logsumexp_backward.out(g, saved, lse, dims, False, dx)
-        for dim in sorted(d % saved.dim() for d in dims):
-            g, lse = g.unsqueeze(dim), lse.unsqueeze(dim)
-    else:
-        _ops._softmax_backward.out(g, saved, FAMILY.index(function), dims, dx)
-    assert_gradient(dx, *gradient(function, g, saved, dims, lse))
+class Served:
+    """By the operators, the gradient's that which autograd calls."""
+
+    device = DEVICE
+
+    def call(self, function: str, x: Tensor, dims: list[int], y: Tensor) -> None:
+        if function == "logsumexp":
+            _ops.logsumexp.out(x, dims, dtype=y.dtype, out=y)
+        else:
+            ours(function)(x, dims, out=y, engine=DEVICE, dtype=y.dtype)
+
+    def gradient(
+        self, function: str, g: Tensor, saved: Tensor, lse: Tensor | None, dims: list[int], dx: Tensor
+    ) -> None:
+        if lse is not None:
+            _ops._logsumexp_backward.out(g, saved, lse, dims, False, dx)
+        else:
+            _ops._softmax_backward.out(g, saved, FAMILY.index(function), dims, dx)
 
 
 def check(function: str, x: Tensor, dims: list[int], g: Tensor | None = None) -> None:
@@ -56,7 +56,7 @@ def check(function: str, x: Tensor, dims: list[int], g: Tensor | None = None) ->
     assert_defined(function, y, x, tuple(dims))
     g = torch.randn_like(y) if g is None else g.to(y.dtype).expand_as(y)
     dx = torch.full_like(x, torch.nan)
-    check_gradient(function, g, x if reduces else y, dims, dx, y if reduces else None)
+    check_gradient(Served(), function, g, x if reduces else y, y if reduces else None, dims, dx)
 
 
 # Every order of dims in memory, over every dim; sizes are odd and few kernels are needed
@@ -84,63 +84,9 @@ def test_every_set_of_dims(function):
                 check(function, view, [*dims])
 
 
-# A seeded table of views
-
-
-def placed(rng: random.Random, sizes: list[int]) -> Place:
-    """Any order in memory, any gaps, any offset."""
-    strides, step = [0] * len(sizes), rng.choice((1, 1, 1, 2, 3))
-    for d in rng.sample(range(len(sizes)), len(sizes)):
-        strides[d] = step
-        step = step * sizes[d] + rng.choice((0, 0, 0, 1, 4, 8))
-    return Place(tuple(strides), rng.choice((0, 0, 1, 3, 4, 8)))
-
-
-def drawn(rng: random.Random) -> list[int]:
-    sizes = [rng.choice((1, 2, 3, 4, 5, 7, 8, 16, 33)) for _ in range(rng.randint(2, 5))]
-    if rng.random() < 0.3:
-        sizes[rng.randrange(len(sizes))] = rng.randint(40, 700)
-    while math.prod(sizes) > 40_000:
-        sizes[sizes.index(max(sizes))] //= 2
-    return sizes
-
-
 @pytest.mark.parametrize("seed", range(48))
 def test_any_views(seed):
-    """x, the result, its gradient and the input's gradient lie anywhere, each its own way, amid memory that stays."""
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    sizes = drawn(rng)
-    dims = rng.sample(range(len(sizes)), rng.choice((1, 1, 2, len(sizes))))
-    x_type, y_type = PAIRS[seed % len(PAIRS)]
-    function = FUNCTIONS[seed // len(PAIRS) % 4]
-    reduces = function == "logsumexp"
-    if reduces and x_type is F32:
-        y_type = F32
-    kept = [size for d, size in enumerate(sizes) if d not in dims] if reduces else sizes
-    alike = placed(rng, sizes)  # half of the cases have one place for all
-    place = [alike if rng.random() < 0.5 and not reduces else placed(rng, size) for size in (sizes, kept, kept, sizes)]
-    x = operand(randn(*sizes, dtype=x_type), place[0], x_type)
-    if rng.random() < 0.2:
-        one = rng.randrange(len(sizes))
-        x = x.narrow(one, 0, 1).expand(sizes)
-    memory, y = amid(7.0, kept, place[1], y_type, DEVICE)
-    y.fill_(torch.nan)
-    if reduces:
-        _ops.logsumexp.out(x, dims, dtype=y_type, out=y)
-    else:
-        ours(function)(x, dims, out=y, engine=DEVICE, dtype=y_type)
-    assert_defined(function, y, x if reduces else x.to(y_type), tuple(dims))
-    g = operand(randn(*kept, dtype=y_type), place[2], y_type)
-    if rng.random() < 0.4:  # the gradient of a sum over some of its dims
-        for d in rng.sample(range(len(kept)), rng.randint(0, len(kept))):
-            g = g.narrow(d, 0, 1)
-        g = g.expand(kept)
-    memory_of_dx, dx = amid(7.0, sizes, place[3], x_type, DEVICE)
-    dx.fill_(torch.nan)
-    check_gradient(function, g, x if reduces else y, dims, dx, y if reduces else None)
-    assert_untouched(memory, y, 7.0)
-    assert_untouched(memory_of_dx, dx, 7.0)
+    check_views(Served(), seed)
 
 
 # Where the plans' tables change, and beyond all clusters
