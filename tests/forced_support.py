@@ -1,6 +1,6 @@
 """What serves forced plans, the CUDA engine or its emulator; columns by them, compared with their definitions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -60,25 +60,10 @@ COMING = [
 
 
 class Engine(Protocol):
-    """Forced calls take what the private operators `_forced` and `_forced_backward` do."""
-
     device: str
     most_cluster: int  # blocks
-
-    def forced(
-        self, x: Tensor, function: int, dims: Sequence[int], keepdim: bool, plan: Sequence[int] | None, out: Tensor
-    ) -> None: ...
-
-    def forced_backward(
-        self,
-        grad: Tensor,
-        saved: Tensor,
-        lse: Tensor | None,
-        function: int,
-        dims: Sequence[int],
-        plan: Sequence[int] | None,
-        dx: Tensor,
-    ) -> None: ...
+    forced: Callable[..., None]  # these take what the private operators `_forced` and `_forced_backward` do
+    forced_backward: Callable[..., None]
 
 
 class Gpu:

@@ -80,20 +80,50 @@ __device__ inline A sum_below(Held<T, Slots>& held, int v, A m) {
   }
 }
 
-// Exponentials that are kept, by a factor a column.
+// What a thread's sums of a column are added up in. Of floats that are worked on as they come these are few, one of
+// registers and one a chunk of the shelf, so that a float does, and registers are left for what comes.
+template <bool Few>
+struct OwnAdder : Adder<OUT> {};
+template <>
+struct OwnAdder<true> {
+  typedef A type;
+  static __device__ A of(A value) { return value; }
+};
+typedef OwnAdder<kComes> Own;
+
+// exp(d), d <= 0, as exact as two floats are: (1 + low) * scale * again.
+struct Lowering {
+  float low, scale, again;
+  __device__ explicit Lowering(float d) {
+    d = fmaxf(d, -300.0f);
+    const float j = rintf(d * kLog2e), r = fmaf(j, -1.42860677e-6f, fmaf(j, -0.693145752f, d));
+    low = fmaf(r, 1.98412698e-4f, 1.38888889e-3f);
+    low = fmaf(low, r, 8.33333333e-3f), low = fmaf(low, r, 4.16666667e-2f), low = fmaf(low, r, 1.66666667e-1f);
+    low = fmaf(low, r, 0.5f), low = fmaf(low * r, r, r);
+    scale = exp2_(rintf(j * 0.5f)), again = exp2_(j - rintf(j * 0.5f));
+  }
+  __device__ float operator()(float e) const { return fmaf(e, low, e) * scale * again; }
+};
+
+// Exponentials that are kept, or sums of them, times exp(by) of each column.
 template <class T, int Slots>
-__device__ inline void multiply(Held<T, Slots>& held, const A (&factors)[V]) {
+__device__ inline void lower(Held<T, Slots>& held, const A (&by)[V]) {
   if constexpr (kComes) {
 #pragma unroll
-    for (int i = 0; i < Slots; ++i) {
+    for (int v = 0; v < V; ++v) {
+      const Lowering lowered(by[v]);
 #pragma unroll
-      for (int v = 0; v < V; ++v) held.put(i, v, held.get(i, v) * factors[v]);
+      for (int i = 0; i < Slots; ++i) held.put(i, v, lowered(held.get(i, v)));
     }
   }
 }
-// The root of exp(d), d <= 0, to be multiplied by twice: exp(d) itself may be no normal number where an exponential
-// times it is one.
-__device__ inline A root_of_factor(A d) { return exp_<OUT>(max_(d, A(-300)) / 2); }
+template <class Sum>
+__device__ inline void lower(Sum (&sums)[V], const A (&by)[V]) {
+  if constexpr (kComes) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) sums[v] = Lowering(by[v])(sums[v]);
+  }
+}
 
 // What there is of an element at the end: its exponential, or itself.
 template <class T, int Slots>
@@ -179,16 +209,12 @@ struct alignas(2 * sizeof(Float)) Whole<false, true, Float> {
   }
 
  private:
-  // By exp(d), d <= 0: 1 + low, as exact as `last` and `rest` together are. (A NaN is the column's already.)
+  // By exp(d), d <= 0. (A NaN is the column's already.)
   __device__ void lower(float d) {
-    d = fmaxf(d, -300.0f);
-    const float j = rintf(d * kLog2e), r = fmaf(j, -1.42860677e-6f, fmaf(j, -0.693145752f, d));
-    float low = fmaf(r, 1.98412698e-4f, 1.38888889e-3f);
-    low = fmaf(low, r, 8.33333333e-3f), low = fmaf(low, r, 4.16666667e-2f), low = fmaf(low, r, 1.66666667e-1f);
-    low = fmaf(low, r, 0.5f), low = fmaf(low * r, r, r);
-    const float high = fmaf(last, low, last), scale = exp2_(rintf(j * 0.5f)), again = exp2_(j - rintf(j * 0.5f));
-    rest = (fmaf(last, low, last - high) + fmaf(rest, low, rest)) * scale * again;
-    last = high * scale * again;
+    const Lowering by(d);
+    const float high = fmaf(last, by.low, last);
+    rest = (fmaf(last, by.low, last - high) + fmaf(rest, by.low, rest)) * by.scale * by.again;
+    last = high * by.scale * by.again;
   }
 };
 typedef Whole<kHalf && !kLog, kKeeps, A> WholeColumn;

@@ -116,26 +116,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
         }
       }
       if (!kOwnTops && meets) meeting.highest(m, place);
-      L l[V];
+      Own::type l[V];
 #pragma unroll
-      for (int v = 0; v < V; ++v) l[v] = Adder<OUT>::of(sum_below(held, v, m[v]));
+      for (int v = 0; v < V; ++v) l[v] = Own::of(sum_below(held, v, m[v]));
       held.forget();
       bool raised = false;
       // What there is so far, to be relative to larger maxima.
       const auto raise = [&](const A(&to)[V], int count) {
-        A roots[V];
+        A by[V];
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          roots[v] = root_of_factor(m[v] - to[v]), m[v] = to[v];
-          l[v] = scaled(scaled(l[v], roots[v]), roots[v]);
-        }
+        for (int v = 0; v < V; ++v) by[v] = m[v] - to[v], m[v] = to[v];
+        lower(l, by), lower(held, by);
+        if constexpr (kComes) {
 #pragma unroll 1
-        for (int twice = 0; twice < 2; ++twice) {
-          multiply(held, roots);
-          if constexpr (kComes) {
-#pragma unroll 1
-            for (int c = 0; c < count; c += kChunk) load_chunk(c), multiply(chunk, roots), shelve(chunk, c);
-          }
+          for (int c = 0; c < count; c += kChunk) load_chunk(c), lower(chunk, by), shelve(chunk, c);
         }
       };
       if constexpr (SHELVED) {
@@ -156,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
             }
           }
 #pragma unroll
-          for (int v = 0; v < V; ++v) l[v] = add(l[v], Adder<OUT>::of(sum_below(chunk, v, m[v])));
+          for (int v = 0; v < V; ++v) l[v] = add(l[v], Own::of(sum_below(chunk, v, m[v])));
           if constexpr (kKeeps) shelve(chunk, c);
         }
       }
