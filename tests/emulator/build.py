@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -39,9 +40,9 @@ def missing() -> str:
 @functools.cache
 def folder() -> Path:
     """For what is built, as long as this process is there."""
-    made = tempfile.TemporaryDirectory()
-    folder.kept = made  # type: ignore[attr-defined]
-    return Path(made.name)
+    made = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
 
 
 def build(*arguments: object) -> None:
