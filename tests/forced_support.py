@@ -47,7 +47,7 @@ ONE_EACH, ONE_A_COLUMN, ONE_A_BLOCK, ONE_FOR_ALL, WITH_STEPS = (
     "one for all",
     "with steps",
 )
-# Of float32, a part of it on the shelf: a few threads have many vectors each, so that elements come in many turns
+# A part of it on the shelf: a few threads have many vectors each, so that elements come in many turns
 COMING = [
     (Plan(COLUMNS, 4, 4, 5, 1, 16), WHOLE),
     (Plan(COLUMNS, 2, 8, 4, 4, 8), WHOLE),
@@ -190,20 +190,21 @@ def growing(n: int, inner: int, device: str) -> Tensor:
     return torch.stack(kinds)
 
 
-def check_coming(engine: Engine, function: str, plan: Plan, edges: int) -> None:
+def check_coming(engine: Engine, function: str, plan: Plan, edges: int, dtype: torch.dtype = F32) -> None:
     """softmax or softmin of columns whose maximum comes late; small results are as exact as the others."""
-    inner = {WINDOW: 19, WHOLE: 24}.get(edges, 7)
-    for n in plan.lengths(edges, 4, inner):
+    inner, vector = {WINDOW: 19, WHOLE: 24}.get(edges, 7), 16 // dtype.itemsize
+    for n in plan.lengths(edges, vector, inner):
         x = growing(n, inner, engine.device)
         x = torch.cat([x, x.flip(0).roll(3, 2)])  # neighbours of all kinds
         x = torch.cat([x, torch.where(torch.arange(inner, device=x.device) % 2 == 0, x, x.flip(0))])
-        if function == "softmin":
-            x = -x
-        pitch = -(-inner // 4) * 4 if edges != WHOLE_SLAB else inner
-        place, given = Place((n * pitch, pitch, 1), 4), plan.given(edges, 4, inner)
-        there, out = (operand(values, place, F32) for values in (x, torch.full_like(x, torch.nan)))
+        x = (-x if function == "softmin" else x).to(dtype)
+        pitch = -(-inner // vector) * vector if edges != WHOLE_SLAB else inner
+        place, given = Place((n * pitch, pitch, 1), vector), plan.given(edges, vector, inner)
+        there, out = (operand(values, place, dtype) for values in (x, torch.full_like(x, torch.nan)))
         engine.forced(there, native.FUNCTIONS.index(function), [1], False, given, out)
         assert_defined(function, out, x, 1, f", plan {given}")
+        if dtype is not F32:
+            continue
         want = torch.softmax(-x.double() if function == "softmin" else x.double(), 1)
         small = (want > 1e-37) & (want < 1e-20)
         if n > 40:

@@ -85,13 +85,14 @@ def test_narrow_vectors(engine, dtype, vector):
             backward(engine, "softmax", (3, n, inner), (dtype, dtype), ONE_EACH, place, given)
 
 
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("function", ["softmax", "softmin"])
 @pytest.mark.parametrize(("plan", "edges"), COMING, ids=str)
-def test_maxima_that_come_late(engine, function, plan, edges):
+def test_maxima_that_come_late(engine, function, plan, edges, dtype):
     if not some([plan], True, 0, engine.most_cluster):
         pytest.skip("no clusters of so many blocks here")
     torch.manual_seed(0)
-    check_coming(engine, function, plan, edges)
+    check_coming(engine, function, plan, edges, dtype)
 
 
 # More tiles than blocks run at a time: one takes several, of which it fetches the next, or tells of it by messages

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from columns_support import F32, F64, FAMILY, PLANS
+from columns_support import BF16, F16, F32, F64, FAMILY, PLANS
 from emulator import Emulator, missing
 from forced_support import (
     COMING,
@@ -63,6 +63,13 @@ def test_shelves_of_doubles(emulator):
 def test_maxima_that_come_late(emulator, plan, edges):
     torch.manual_seed(0)
     check_coming(emulator, "softmax", plan, edges)
+
+
+# In clusters, without, over the chip
+@pytest.mark.parametrize(("dtype", "at"), [(BF16, 1), (F16, 0), (BF16, 6)], ids=str)
+def test_maxima_of_halves_that_come_late(emulator, dtype, at):
+    torch.manual_seed(0)
+    check_coming(emulator, "softmin" if at else "softmax", *COMING[at], dtype)
 
 
 # Normal ones of standard deviation 4, one far above the others, and those that grow: error in units of the last place

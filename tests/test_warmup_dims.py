@@ -103,6 +103,17 @@ def test_calls_over_named_lengths_are_covered(which, x_type, y_type, compute):
                 assert column_kernel(plan) in known, plan
 
 
+@pytest.mark.parametrize("which", ["forward", "backward_even"])
+@pytest.mark.parametrize("n", [2049, 3000, 4096])
+def test_wide_tiles_and_narrow_ones_are_covered(n, which):
+    """Where there are many tiles, and few."""
+    known = of_columns(native.kernels_to_warm("softmax", F32, F32, -1, 90, [n], which, True))
+    for outer in (1, 40, 397):
+        for inner in (*range(2, 80), 196, 1092, 1500):
+            plan = plan_for("softmax", which, (F32, F32), 90, [outer, n, inner], [1], inner % 3, "fresh")
+            assert column_kernel(plan) in known, plan
+
+
 @pytest.mark.parametrize(
     ("function", "which", "types", "compute", "sizes", "dims"),
     [  # blocks of the chip share tiles, or there are tiles for all

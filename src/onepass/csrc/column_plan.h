@@ -11,6 +11,7 @@ namespace onepass {
 
 constexpr int kSlabThreads = 128, kLongestTurn = 512;  // about, and at most
 constexpr int kAlone = 4, kAloneMost = 4096;  // vectors of a tile that has a multiprocessor to itself, and elements
+constexpr int kFew = 3, kWide = 16;           // tiles of a multiprocessor that are too few, and wide ones' vectors
 
 struct ColumnPlanner {
   const ColumnView& view;
@@ -24,6 +25,10 @@ struct ColumnPlanner {
   const int64_t n = view.n(), inner = view.inner();
   const int most = 16 / operands;  // vectors that a thread keeps in registers of columns that are split
 
+  // Long columns of floats: wide tiles are faster where there are many, narrow ones, of fewer blocks, where there are
+  // few (8 x 4096 x 4096 .905 of a copy for .883, 4096 x 4096 .788 for .828; H200, 2026-11-23).
+  bool narrows() const { return operands == 1 && bytes == 4 && n > 2048 && n <= 4096; }
+
   CudaPlan plan() const {
     if (!merges) return weighed();
     if (view.strided) {
@@ -31,7 +36,7 @@ struct ColumnPlanner {
     }
     const int64_t turn = view.turn(view.slab > 0 ? view.slab : 1);
     if (const int lanes = resident(turn)) {
-      const int kept = lanes > 256 ? 8 : 4;
+      const int kept = !gradient ? 6 : lanes > 256 ? 8 : 4;
       return split(lanes, 1, view.slab, kept, 2 * most - kept, kWholeSlab);
     }
     if (operands > 1 && bytes == 2 && view.slab_whole && view.slab == view.full && view.tile < view.full &&
@@ -52,8 +57,8 @@ struct ColumnPlanner {
 
   // Threads that take slabs of halves whose elements no more than two blocks keep, each of them all it has at once:
   // their exponentials are made while later vectors are on their way, which are for the most part to stay on the shelf
-  // (256 x 1000 x 7 x 7 bfloat16: 4 vectors in registers .81 of a copy, 8 .78, 16 .74; H200, 2026-11-22). 0: there are
-  // none.
+  // (256 x 1000 x 7 x 7 bfloat16: 6 vectors in registers .85 of a copy, 10 .81, 18 .82, through a ring with 4 .79, 12
+  // .80; H200, 2026-11-23). 0: there are none.
   int resident(int64_t turn) const {
     if (bytes != 2 || operands != 1 || !view.slab_whole || view.slab != view.full || view.tile == view.full) return 0;
     for (const int64_t threads : {256, 512}) {
@@ -124,8 +129,10 @@ struct ColumnPlanner {
     const int vector = view.tile, edges = inner % vector == 0 ? kWhole : kWindow;
     const int64_t vectors = ceil_div(inner, int64_t(vector));
     const Entry& entry = look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n);
-    const int64_t side = int64_t(entry.split) * 16 / (vector * bytes);
+    int64_t side = int64_t(entry.split) * 16 / (vector * bytes);
     if (Tier(entry.tier) == Tier::columns_grid) return grid(fitting(side, vectors), vector, edges);
+    const int64_t wide = ceil_div(vectors, side) * outer_tiles();
+    if (narrows() && entry.split >= kWide && wide < kFew * gpu.multiprocessors) side /= 2;
     const int across = fitting(side < entry.lanes ? side : entry.lanes, vectors);
     const bool waits = vector * read >= 4 && (edges == kWhole || entry.shelf == kAhead);
     // Halves that the chip holds as a whole, one tile a multiprocessor.
@@ -133,7 +140,12 @@ struct ColumnPlanner {
     if (bytes == 2 && operands == 1 && vector == view.full && edges == kWhole && n > 1024 && n <= kAloneMost &&
         tiles <= gpu.multiprocessors && 4 * tiles > 3 * gpu.multiprocessors)
       return split(kAlone, 512 / kAlone, vector, 12, 20, edges);
-    return split(across, most_down(across, entry.lanes), vector, entry.values, waits ? entry.shelf : 0, edges);
+    int kept = entry.values, shelf = entry.shelf;
+    if (!waits) {  // all are kept, of halves as many as registers hold
+      if (bytes == 2 && kept < most) kept = kept + shelf < most ? kept + shelf : most;
+      shelf = 0;
+    }
+    return split(across, most_down(across, entry.lanes), vector, kept, shelf, edges);
   }
 
   // Up to so many side by side: fewer where that leaves none idle at the end of a line.

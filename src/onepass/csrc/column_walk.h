@@ -79,6 +79,16 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   }
   view.tiles.inner = int64_t(kAlone) * view.full * planner(view).gpu.multiprocessors;  // each has one to itself
   look();
+  if (planner(view).narrows()) {  // and wide ones, of which there have to be many
+    view.tiles.outer.count = 1, view.tiles.outer.sizes[0] = kFew * planner(view).gpu.multiprocessors;
+    for (int vector = 1; vector <= view.full; vector *= 2) {
+      view.tile = vector;
+      for (int across = 1; across <= kWide * view.full / vector; ++across) {
+        view.tiles.inner = int64_t(across) * vector;
+        visit(planner(view).plan());
+      }
+    }
+  }
   // Slabs, which begin with a vector or within one, and may end with one, of `common` columns for each thread of a
   // turn; what has longer turns goes as tiles. Plans of turns that fit as often into 512 threads follow the room in
   // shared memory alone, which is the most at the first and the least at the last: where these are alike, all are.

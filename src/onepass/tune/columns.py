@@ -21,13 +21,20 @@ LENGTHS = (
 # fmt: on
 LONGEST = 131072  # beyond, the chip has them in any case
 SIDE = 4096  # columns that lie side by side in what is measured
+MANY = (1 << 16, SIDE)  # tensors: more tiles than any GPU has room for
 MORE_SHARED = 15 * 1024  # bytes of shared memory beyond those of `Gpu.shared`: these kernels declare little
 PLACES = 48  # vectors of a thread in shared memory at most, in the tier columns-grid
 FEW = 12  # so many before there are more, of a gradient
 RING = 8  # and at least, where there are any
 KEPT = 8  # and in registers
+NARROW = range(2049, 4097)  # of columns of floats whose tiles, if they are so wide
+WIDE = 16  # (vectors), are half as wide where there are fewer
+FEW_TILES = 3  # a multiprocessor than these
 # Of the tier columns, by the operands that are kept: vectors in registers and in shared memory, 16 or 32 together.
-SHELVED = {1: ((8, 8), (12, 4), (12, 20), (16, 16), (20, 12), (24, 8)), 2: ((4, 4), (8, 8), (12, 4))}
+SHELVED = {
+    1: ((8, 4), (8, 8), (10, 8), (12, 4), (12, 20), (16, 16), (18, 8), (20, 12), (24, 8)),
+    2: ((4, 4), (8, 8), (12, 4)),
+}
 
 
 def operands(function: str) -> int:
@@ -80,6 +87,9 @@ def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int
     vector = 16 // size
     if tier == GRID:
         return _grid(_fitting(side, inner // vector), n, outer, inner, vector, kept, gpu)
+    few = up(inner // vector, side) * outer < FEW_TILES * gpu.multiprocessors
+    if few and side >= WIDE and kept == 1 and size == 4 and n in NARROW:
+        side //= 2
     across = _fitting(min(side, threads), inner // vector)
     down = _down(n, across, threads)
     block, split = block_of(across, down), 1
@@ -168,7 +178,7 @@ def capacity(choice: Choice, size: int, kept: int, gpu: Gpu) -> int:
     if tier == GRID:
         return 2**63 - 1
     split, each = gpu.most_cluster, (slots + (0 if shelf == AHEAD else shelf)) * max(1, threads // side)
-    while split and resolve(choice, split * each, (1, SIDE), size, kept, gpu) is None:
+    while split and resolve(choice, split * each, MANY, size, kept, gpu) is None:
         split //= 2
     return split * each
 

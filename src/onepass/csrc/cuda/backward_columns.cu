@@ -189,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
       ring.ask();
     };
     if constexpr (STREAM || SHELVED) {
-      if constexpr (SHELVED && !kRinged) fetch_chunks((const IN*)saved, grad, place, SAVED, SLOTS, 0);
+      if constexpr (SHELVED && !kRinged) fetch_chunks((const IN*)saved, grad, place, SAVED, SLOTS, 0, tiles.shelf);
       L sums[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) sums[v] = L{};
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
       ahead(tile + step);
     }
     if (CLUSTER > 1 || GRID || kSlab || tiles.parts > 1) {
-      meeting.meet(own, own, s, place, round++, [](int, A part, A) { return part; });
+      meeting.meet<false>(own, own, s, place, round++, [](int, A part, A) { return part; });
     } else {
 #pragma unroll
       for (int v = 0; v < V; ++v) s[v] = own[v];

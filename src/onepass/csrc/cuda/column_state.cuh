@@ -8,10 +8,14 @@ constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUN
 typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
 constexpr bool kHalf = sizeof(OUT) == 2;
+// Are halves worked on as they come, relative to the largest of the block's first ones? Those, a chunk, come first and
+// wait on the shelf.
+constexpr bool kEarly = kHalf && SHELVED && !STREAM && !kRinged;
+constexpr int kLead = kEarly ? kChunk : 0;
 // Whether threads have their sums relative to their own maxima when they meet: over the chip 2 to 4% faster than to the
 // block's, for halves in a block up to 4; floats in blocks and clusters as fast, or 2% slower, halves in clusters 7 to
 // 13, by the shared memory that it takes (H200, 2026-11-23).
-constexpr bool kOwnTops = (GRID && kRinged) || (kHalf && CLUSTER == 1 && !STREAM);
+constexpr bool kOwnTops = (GRID && kRinged) || (kHalf && CLUSTER == 1 && !STREAM && !kEarly);
 // Do exponentials take the places of their elements? Not of doubles where blocks meet: they would be rounded by what
 // their maxima differ by.
 constexpr bool kKeeps = !STREAM && !kRinged && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) &&
@@ -55,11 +59,20 @@ __device__ inline void largest(const Held<T, Slots>& held, A (&m)[V], A none = -
   }
 }
 
+// The larger of m and those.
+template <class T, int Slots>
+__device__ inline void raise_to(const Held<T, Slots>& held, A (&m)[V]) {
+  A here[V];
+  largest(held, here);
+#pragma unroll
+  for (int v = 0; v < V; ++v) m[v] = max_(m[v], here[v]);
+}
+
 // The sum of exp(x - m) of a thread's elements of a column, all up to m. Where exponentials take no more room than
 // elements they take their place.
 template <class T, int Slots>
 __device__ inline A sum_below(Held<T, Slots>& held, int v, A m) {
-  const A s = kHalf || kKeeps ? shift(m) : shift_to_add(m);
+  const A s = kEarly ? m : kHalf || kKeeps ? shift(m) : shift_to_add(m);
   if constexpr (kKeeps) {
     return plain_sum<Slots, 0>([&](int i) {
       const A e = exp_<OUT>(value<true>(held, i, v) - s);

@@ -38,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
     Held<IN, kChunk> chunk;
     const auto load = [&](int from) { take<AHEAD>(held, x, place, 0, from, nothing<FUNCTION, IN>(), 0, 0); };
     const auto load_chunk = [&](int c) { take<SHELVED>(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, c); };
+    const auto load_lead = [&] { take<SHELVED>(chunk, x, place, 0, 0, nothing<FUNCTION, IN>(), 0, 0); };
     const bool meets = CLUSTER > 1 || GRID || kSlab || tiles.parts > 1;
     A m[V], own[V];
     if constexpr (kRinged) {
@@ -95,12 +96,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
 #pragma unroll
       for (int v = 0; v < V; ++v)
         own[v] = value_of(scaled(l[v], exp_to_add(m[v] - shift_to_add(top[v])))), m[v] = top[v];
+    } else if constexpr (kEarly) {
+      for (bool again = false;; again = true) {
+        fetch_chunks(x, x, place, 0, 0, 0, kLead);
+        load(kLead);
+        fetch_chunks(x, x, place, 0, SLOTS + kLead, kLead, tiles.shelf);
+        await_all_but(again ? 0 : tiles.shelf / kChunk - 1);
+        load_lead(), largest(chunk, m), chunk.forget();
+        if (__builtin_expect(again, false)) {
+          raise_to(held, m);
+#pragma unroll 1
+          for (int c = kLead; c < tiles.shelf; c += kChunk) load_chunk(c), raise_to(chunk, m);
+        } else if (round == 0) {
+          meeting.await_clear(&all_clear);
+        }
+#pragma unroll
+        for (int v = 0; v < V; ++v) {  // -inf is below it; of what is finished inf makes NaN
+          const A finite = clamped(m[v]);
+          m[v] = kReduces ? finite : max_(m[v], finite);
+        }
+        if (meets) meeting.highest(m, place);
+        load_lead();
+#pragma unroll
+        for (int v = 0; v < V; ++v) own[v] = sum_below(chunk, v, m[v]);
+#pragma unroll
+        for (int v = 0; v < V; ++v) own[v] += sum_below(held, v, m[v]);
+        held.forget();
+#pragma unroll 1
+        for (int c = kLead; c < tiles.shelf; c += kChunk) {
+          await_all_but((tiles.shelf - c) / kChunk - 1);
+          load_chunk(c);
+#pragma unroll
+          for (int v = 0; v < V; ++v) own[v] += sum_below(chunk, v, m[v]);
+        }
+        // Something is so far above them that sums overflow: all once more, relative to the block's maximum.
+        bool high = false;
+#pragma unroll
+        for (int v = 0; v < V; ++v) high |= own[v] > 1e30f;
+        high &= !again;
+        if (meets) high = meeting.tell(own, place, high);
+        if (__builtin_expect(!high, true)) break;
+      }
     } else {
       uint32_t lowest = 0xff800000;  // -inf
-      if constexpr (SHELVED && !kComes) fetch_chunks(x, x, place, 0, SLOTS, lowest);
+      if constexpr (SHELVED && !kComes) fetch_chunks(x, x, place, 0, SLOTS, 0, tiles.shelf, lowest);
       if constexpr (AHEAD) await_copies<0>();
       load(0);
-      if constexpr (kComes) lowest = fetch_chunks(x, x, place, 0, SLOTS, lowest);
+      if constexpr (kComes) lowest = fetch_chunks(x, x, place, 0, SLOTS, 0, tiles.shelf, lowest);
       largest(held, m, kComes ? A(__uint_as_float(lowest)) : A(-INFINITY_));
       held.forget();
       if (round == 0) meeting.await_clear(&all_clear);
@@ -175,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
     };
     WholeColumn whole[V];
     if (meets) {
-      meeting.meet(m, own, whole, place, round++, [&](int column, PairOf<A> part, A top) {
+      meeting.meet<kEarly>(m, own, whole, place, round++, [&](int column, PairOf<A> part, A top) {
         if constexpr (kReduces) reduced(column, {part.m, part.l});
         return WholeColumn::of({part.m, part.l}, top);
       });
@@ -212,12 +254,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
       } else if constexpr (STREAM) {  // backwards: what was read last may still be in the L2 cache
         for (int from = (tiles.turns - 1) / SLOTS * SLOTS; from >= 0; from -= SLOTS) load(from), write(from);
       } else {
-        write(0);
+        write(kLead);
         if constexpr (SHELVED) {
 #pragma unroll 1
           for (int c = 0; c < tiles.shelf; c += kChunk) {
-            load_chunk(c);
-            give<kChunk>(y, place, 1, SLOTS + c, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
+            const int q = kLead && !c ? 0 : SLOTS + c;
+            take<true>(chunk, x, place, 0, q, nothing<FUNCTION, IN>(), 0, c);
+            give<kChunk>(y, place, 1, q, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
           }
         }
       }

@@ -80,14 +80,15 @@ __device__ inline void fetch_vectors(int operand, const T* from, const Place<Ten
     if (place.is_whole(q + i)) fetch<V * sizeof(IN)>(place_of(operand, i), from + place.element(tensor, q + i));
   }
 }
-// The same of all vectors from q on that the shelf has slots for, a chunk at a time. Returns `bits`, as the compiler
-// does not know: what depends on it comes later.
+// The same a chunk at a time, from q on: those for the shelf's slots from `from` to `to`. Returns `bits`, as the
+// compiler does not know: what depends on it comes later.
 template <class T, int Tensors>
 __device__ inline uint32_t fetch_chunks(const T* one, const T* other, const Place<Tensors>& place, int tensor, int q,
-                                        uint32_t bits) {
+                                        int from, int to, uint32_t bits = 0) {
   const T* at[2] = {one + place.element(tensor, q), kOperands > 1 ? other + place.element(tensor + 1, q) : other};
+  q -= from;
 #pragma unroll 1
-  for (int c = 0; c < place.tiles.shelf; c += kChunk) {
+  for (int c = from; c < to; c += kChunk) {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
 #pragma unroll

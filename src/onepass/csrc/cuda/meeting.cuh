@@ -92,10 +92,17 @@ struct Meeting {
     room.get(room.tops, own, place);
   }
 
-  // Of each of its columns a thread's own sum in, relative to `tops` if those are its own, and what is made of the
-  // whole column, by one thread a column of the block, out: `make(column, part, the block's maximum)`, which there is
-  // where sums are relative to it.
-  template <int Tensors, class Make>
+  // Of each of its columns a thread's own sum in. Does any thread of the block say so?
+  template <int Tensors>
+  __device__ bool tell(const A (&own)[V], const Place<Tensors>& place, bool so) {
+    const Room room(place.tiles);
+    room.put(room.parts, own, place);
+    return __syncthreads_or(so);
+  }
+  // Of each of its columns a thread's own sum in (if it has not told it), relative to `tops` if those are its own, and
+  // what is made of the whole column, by one thread a column of the block, out: `make(column, part, the block's
+  // maximum)`, which there is where sums are relative to it.
+  template <bool HasTold, int Tensors, class Make>
   __device__ void meet(const A (&tops)[V], const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place,
                        uint32_t round, Make make) {
     const Tiles& tiles = place.tiles;
@@ -103,11 +110,11 @@ struct Meeting {
     const Room room(tiles);
     const Lanes lanes(tiles);
     Part* const sent = room.sent + round % 2 * CLUSTER * pitch;
-    room.put(room.parts, own, place);
+    if constexpr (!HasTold) room.put(room.parts, own, place);
     if constexpr (OwnTops) room.put(room.tops, tops, place);
     if (CLUSTER > 1 && round == 0) await_cluster();  // a peer's shared memory is there once it has started
     if (CLUSTER > 1 && threadIdx.x == 0) boxes[round % 2].expect(CLUSTER * pitch * sizeof(Part));
-    __syncthreads();
+    if constexpr (!HasTold) __syncthreads();
     for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
       const Part part = room.merged(c, lanes, place);
       if (c >= pitch) continue;
