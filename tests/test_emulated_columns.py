@@ -83,6 +83,20 @@ def test_what_is_raised_stays_exact(emulator, kind, most):
     assert error.max() <= most * torch.finfo(F32).eps
 
 
+# One element, not among the first, that is the farther above the others the less is left of its result
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_log_softmax_next_to_nothing_stays_exact(emulator, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(64, 2048)
+    x[torch.arange(64), torch.randint(1024, 2048, (64,))] = torch.linspace(6, 24, 64)
+    x = x.to(dtype).t().contiguous()
+    y = torch.full_like(x, torch.nan)
+    emulator.forced(x, native.FUNCTIONS.index("log_softmax"), [0], False, (6, 8, 16, 96, 8, 8, 4, 2), y)
+    want = torch.log_softmax(x.double(), 0)
+    rounding = want.abs() * torch.finfo(dtype).eps / 2
+    assert (y - want).abs().le(rounding * 1.001 + 2 * torch.finfo(F32).eps).all()
+
+
 class OwnPlans:
     """As an H200 serves them."""
 

@@ -21,12 +21,13 @@ struct ColumnPlanner {
   const int read;             // of one of those that are read
   const bool merges;          // not the gradient of logsumexp, of which nothing is
   const bool gradient, half;  // half: of results
+  const bool early;           // worked on from the first vectors on (kEarly, cuda/column_state.cuh)
 
   const int64_t n = view.n(), inner = view.inner();
   const int most = 16 / operands;  // vectors that a thread keeps in registers of columns that are split
 
   // Long columns of floats: wide tiles are faster where there are many, narrow ones, of fewer blocks, where there are
-  // few (8 x 4096 x 4096 .905 of a copy for .883, 4096 x 4096 .788 for .828; H200, 2026-11-23).
+  // few (8 x 4096 x 4096 .905 of a copy for .889, 4096 x 4096 .777 for .828; H200, 2026-11-23).
   bool narrows() const { return operands == 1 && bytes == 4 && n > 2048 && n <= 4096; }
 
   CudaPlan plan() const {
@@ -36,7 +37,7 @@ struct ColumnPlanner {
     }
     const int64_t turn = view.turn(view.slab > 0 ? view.slab : 1);
     if (const int lanes = resident(turn)) {
-      const int kept = !gradient ? 6 : lanes > 256 ? 8 : 4;
+      const int kept = early ? 6 : lanes > 256 ? 8 : 4;
       return split(lanes, 1, view.slab, kept, 2 * most - kept, kWholeSlab);
     }
     if (operands > 1 && bytes == 2 && view.slab_whole && view.slab == view.full && view.tile < view.full &&
@@ -235,17 +236,18 @@ struct ColumnPlanner {
 };
 
 // Of a forward call, and of a gradient.
-inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, DType x, DType y, bool reduces) {
-  const int size = size_of(x), wide = reduces || size > size_of(y) ? size : size_of(y);
-  return {view, gpu, 1, wide, size, true, false, size_of(y) == 2};
+inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, DType x, DType y, Function function) {
+  const int size = size_of(x), wide = reduces(function) || size > size_of(y) ? size : size_of(y);
+  const bool half = size_of(y) == 2, early = half && !reduces(function) && function != Function::log_softmax;
+  return {view, gpu, 1, wide, size, true, false, half, early};
 }
 inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const Call& call) {
-  return column_planner(view, gpu, call.x_type, call.y_type, call.reduces());
+  return column_planner(view, gpu, call.x_type, call.y_type, call.function);
 }
 inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const BackwardCall& call) {
   const int size = size_of(call.saved_type()), wide = size > size_of(call.dx_type) ? size : size_of(call.dx_type);
   const bool merges = call.function != Function::logsumexp;
-  return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges, true, size_of(call.dx_type) == 2};
+  return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges, true, size_of(call.dx_type) == 2, false};
 }
 
 // The plan of a gradient of no more dims than kernels take, of rows or in place.

@@ -55,7 +55,7 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
     const ColumnView view =
         invariant ? ColumnView{} : column_view(layout, x, y, x_address, y_address, reduced);  // as the engine asks
     if (view.served) {
-      const CudaPlan plan = column_planner(view, gpu, x, y, reduced).plan();
+      const CudaPlan plan = column_planner(view, gpu, x, y, function).plan();
       return told(plan, column_blocks(tiles_of(view, plan), plan, gpu));
     }
     // Gathered: contiguous rows at fresh, aligned addresses.

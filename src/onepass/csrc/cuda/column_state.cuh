@@ -8,9 +8,10 @@ constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUN
 typedef Accumulator<OUT>::type A;
 typedef Adder<OUT>::type L;
 constexpr bool kHalf = sizeof(OUT) == 2;
-// Are halves worked on as they come, relative to the largest of the block's first ones? Those, a chunk, come first and
-// wait on the shelf.
-constexpr bool kEarly = kHalf && SHELVED && !STREAM && !kRinged;
+// Are softmaxes of halves worked on as they come, relative to the largest of the block's first elements? Those, a
+// chunk, come first and wait on the shelf. (What has a logarithm of the sum needs the maximum itself, of which that is
+// next to nothing where one element is far above the others.)
+constexpr bool kEarly = kHalf && SHELVED && !STREAM && !kRinged && !kReduces && !kLog;
 constexpr int kLead = kEarly ? kChunk : 0;
 // Whether threads have their sums relative to their own maxima when they meet: over the chip 2 to 4% faster than to the
 // block's, for halves in a block up to 4; floats in blocks and clusters as fast, or 2% slower, halves in clusters 7 to

@@ -111,10 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STRE
           meeting.await_clear(&all_clear);
         }
 #pragma unroll
-        for (int v = 0; v < V; ++v) {  // -inf is below it; of what is finished inf makes NaN
-          const A finite = clamped(m[v]);
-          m[v] = kReduces ? finite : max_(m[v], finite);
-        }
+        for (int v = 0; v < V; ++v) m[v] = max_(m[v], A(-3.40282347e38f));  // all else is far above -inf
         if (meets) meeting.highest(m, place);
         load_lead();
 #pragma unroll

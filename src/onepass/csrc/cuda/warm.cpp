@@ -101,7 +101,7 @@ void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visi
   const bool even = kind.pass == cuda::Pass::backward_even;
   if (kind.pass == cuda::Pass::forward) {
     const auto planner = [&](const ColumnView& view) {
-      return column_planner(view, gpu, kind.x, kind.y, reduces(kind.function));
+      return column_planner(view, gpu, kind.x, kind.y, kind.function);
     };
     return walk_columns(n, planner, visit);
   }
