@@ -1,6 +1,8 @@
 """What the README shows runs, and what it points to is there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,18 @@ def test_links_and_results_exist(page):
         assert (page.parent / link).exists(), f"{page.name} points to {link}"
     for file in re.findall(r"benchmarks/results/[\w.-]+\.json", text):
         assert (ROOT / file).exists(), f"{page.name} names {file}"
+
+
+def test_tables_are_what_the_results_files_say():
+    """Every mean in the docs is made from the file that it links (`make figures`)."""
+    check = [sys.executable, str(ROOT / "scripts" / "make_figures.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_mean_is_typed_by_hand():
+    """A geometric mean over a file's points is a cell of a generated table, not a number in a sentence."""
+    for page in PAGES:
+        prose = re.sub(r"<!-- table: [\w-]+ -->.*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+        typed = re.findall(r"[^.|\n]*\b\d+\.\d+[^.|\n]*geometric mean[^.|\n]*", prose)
+        assert not typed, f"{page.name}: {typed}"

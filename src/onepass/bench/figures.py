@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -88,6 +89,34 @@ def _title(axes: Any, text: str, device: str, raised: int = 0) -> None:
     axes.annotate(device, (0, 1), (0, 9 + raised), fontsize=9.5, color="#555555", **place)
 
 
+def _foot(figure: Any, failed: Sequence[Row], note: str) -> None:
+    """Below the axes: who has no time (markers: an x) at how many points, and the files' suite, date and versions."""
+    counts: dict[str, Counter[str]] = {}
+    for row in failed:
+        counts.setdefault(why(row), Counter())[_label(row.provider)] += 1
+    said = [f"{word}: " + ", ".join(f"{name} at {n}" for name, n in of.items()) for word, of in counts.items()]
+    lines = ["; ".join(said), note] if said else [note]
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color="#555555")
+
+
+def why(row: Row) -> str:
+    """Why a row has no time, in a word or two.
+
+    >>> from onepass.bench.results import Row
+    >>> row = Row("few", "1x8", "softmax", [1, 8], [8, 1], -1, "float32", "float32", "forward", "torch")
+    >>> row.error = "wrong: 3 elements are off by more than 1e-5"
+    >>> why(row)
+    'wrong'
+    """
+    word = (row.error or "").partition(":")[0]
+    return {"wrong": "wrong", "unsupported": "not supported", "skipped": "no memory"}.get(word, "error")
+
+
+def _limit(rows: Sequence[Row]) -> str:
+    """What the speed is a fraction of: a copy or, of gradients, an addition of the same bytes."""
+    return "copy" if rows[0].direction == "forward" else "add"
+
+
 def _what(row: Row) -> str:
     text = row.function + (" backward" if row.direction == "backward" else "")
     return f"{text}, {row.dtype}" + (f" to {row.out_dtype}" if row.out_dtype != row.dtype else "")
@@ -101,7 +130,8 @@ def _rows(rows: Sequence[Row]) -> str:
     return f"{size / 2**30:.0f} GiB of rows" if size >= 2**30 else f"{size / 2**20:.0f} MiB of rows"
 
 
-def curves(rows: Sequence[Row], device: str) -> Any:
+def curves(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
+    """GB/s over the length of a row."""
     names = _providers(rows)
     size = (8.6, 4.8) if len(names) < _MANY else (9.8, 6.2)
     figure, axes = plt.subplots(figsize=size, layout="constrained")
@@ -109,7 +139,8 @@ def curves(rows: Sequence[Row], device: str) -> Any:
     many = len({r.shape[1] for r in rows}) > 24
     copy = sorted((r.shape[1], r.gbps) for r in rows if r.provider == "copy" and r.gbps)
     if copy:
-        axes.plot(*zip(*copy, strict=True), color="black", linestyle=_DASHES, linewidth=1.4, label="copy", zorder=3)
+        style: dict[str, Any] = {"color": "black", "linestyle": _DASHES, "linewidth": 1.4}
+        axes.plot(*zip(*copy, strict=True), **style, label=_limit(rows), zorder=3)
     for provider in reversed(names):
         points = sorted((r.shape[1], r.gbps) for r in rows if r.provider == provider and r.gbps)
         colour, marker = _style(provider, names)
@@ -139,10 +170,11 @@ def curves(rows: Sequence[Row], device: str) -> Any:
     axes.set_axisbelow(True)
     _title(axes, f"{_what(rows[0])}, {_rows(rows)} of N", device)
     handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: (labels[i] == "copy", -_last(rows, names, labels[i])))
+    order = sorted(range(len(labels)), key=lambda i: (labels[i] == _limit(rows), -_last(rows, names, labels[i])))
     figure.legend(
         [handles[i] for i in order], [labels[i] for i in order], loc="outside right upper", frameon=False, fontsize=10
     )
+    _foot(figure, failed, note)
     return figure
 
 
@@ -152,12 +184,13 @@ def _last(rows: Sequence[Row], names: Sequence[str], label: str) -> float:
     return max(own)[1] if own else 0.0
 
 
-def cases(rows: Sequence[Row], device: str) -> Any:
-    """The fraction of a copy's speed, case by case."""
-    names = _providers(rows)
+def cases(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
+    """The fraction of a copy's speed, case by case. A provider without a time says why in the place of its bar."""
+    names, limit = _providers(rows), _limit(rows)
+    failed = [r for r in failed if r.provider in names]
     bars = len(names) * len({r.case for r in rows}) <= _MOST_BARS
     found: dict[str, dict[str, Row]] = {}
-    for row in rows:
+    for row in (*rows, *failed):
         found.setdefault(row.case, {})[row.provider] = row
     top = max((r.copy_fraction or 0 for r in rows if r.provider != "copy"), default=1.0)
     right = min(max(1.0, top), _CLIP)
@@ -168,18 +201,19 @@ def cases(rows: Sequence[Row], device: str) -> Any:
     above = 1.6 if lines <= 2 else 1.0 + legend / 72
     figure, axes = plt.subplots(figsize=(8.6, above + height * len(found)), layout="constrained")
     (_bars if bars else _markers)(axes, list(found.values()), names, right)
-    axes.axvline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, zorder=5, label="copy")
+    axes.axvline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, zorder=5, label=limit)
     axes.set_yticks(range(len(found)), [_named(case, own, "\n" if bars else "  ") for case, own in found.items()])
     axes.tick_params(axis="y", length=0, labelsize=8.5)
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xlim(0, right * (1.13 if bars else 1.02))
-    axes.set_xlabel("speed, as a fraction of a copy of the same bytes: longer is faster")
+    what = "a copy" if limit == "copy" else "an addition (two reads, one write)"
+    axes.set_xlabel(f"speed, as a fraction of {what} of the same bytes: longer is faster")
     axes.grid(axis="x", color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     for i in range(1, len(found)):
         axes.axhline(i - 0.5, color="#EEEEEE", linewidth=0.8, zorder=1)
     handles, labels = axes.get_legend_handles_labels()
-    ranks = [_label(n) for n in [*names, "copy"]]
+    ranks = [*(_label(n) for n in names), limit]
     order = sorted(range(len(labels)), key=lambda i: ranks.index(labels[i]))
     axes.legend(
         [handles[i] for i in order],
@@ -193,6 +227,7 @@ def cases(rows: Sequence[Row], device: str) -> Any:
         handletextpad=0.5,
     )
     _title(axes, _what(rows[0]), device, raised=legend)
+    _foot(figure, failed, note)
     return figure
 
 
@@ -207,12 +242,13 @@ def _bars(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], righ
     for i, provider in enumerate(names):
         own = [(at, rows[provider]) for at, rows in enumerate(found) if provider in rows]
         ys = [at + (i + 0.5 - len(names) / 2) * step for at, _ in own]
-        ends = [min(r.copy_fraction or 0.0, right) for _, r in own]
+        ends = [min(r.copy_fraction or 0.0, right) if r.ok else 0.0 for _, r in own]
         axes.barh(ys, ends, height=step * 0.9, color=_style(provider, names)[0], label=_label(provider), zorder=3)
         for y, end, (_, row) in zip(ys, ends, own, strict=True):
             clipped = f"  ({row.copy_fraction:.1f} of a copy)" if (row.copy_fraction or 0) > right else ""
+            text = f"{time_text(row.median_us or 0)}{clipped}" if row.ok else f"{_label(provider)}: {why(row)}"
             axes.annotate(
-                f"{us_text(row.median_us or 0)} us{clipped}",
+                text,
                 (end, y),
                 (3, -0.3),
                 textcoords="offset points",
@@ -228,14 +264,17 @@ def _bars(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], righ
 def _markers(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], right: float) -> None:
     """A bar for the first provider, markers on its line for the others; its time, and torch's over it, at the right."""
     lead, others = names[0], names[1:]
-    firsts = [(at, rows[lead]) for at, rows in enumerate(found) if lead in rows]
+    firsts = [(at, rows[lead]) for at, rows in enumerate(found) if lead in rows and rows[lead].ok]
     ends = [min(r.copy_fraction or 0.0, right) for _, r in firsts]
     colour = _style(lead, names)[0]
     axes.barh([at for at, _ in firsts], ends, height=0.56, color=colour, alpha=0.85, label=_label(lead), zorder=3)
     for provider in reversed(others):
         colour, marker = _style(provider, names)
         own = [(at, rows[provider]) for at, rows in enumerate(found) if provider in rows]
-        points = [(min(row.copy_fraction or 0.0, right), at) for at, row in own]
+        absent = [at for at, row in own if not row.ok]
+        if absent:
+            axes.plot([0.012 * right] * len(absent), absent, "X", color=colour, mec="white", markersize=7, zorder=6)
+        points = [(min(row.copy_fraction or 0.0, right), at) for at, row in own if row.ok]
         axes.plot(
             *zip(*points, strict=True),
             linestyle="none",
@@ -250,17 +289,29 @@ def _markers(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], r
         )
     beside = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center", "fontsize": 8}
     for at, row in firsts:
-        axes.annotate(f"{us_text(row.median_us or 0)} us", (1, at), (50, 0), ha="right", fontweight="bold", **beside)
+        axes.annotate(time_text(row.median_us or 0), (1, at), (50, 0), ha="right", fontweight="bold", **beside)
         torch = found[at].get("torch")
-        if torch and lead != "torch" and torch.median_us and row.median_us:
+        if torch and torch.ok and lead != "torch" and torch.median_us and row.median_us:
             axes.annotate(f"{torch.median_us / row.median_us:.1f}x", (1, at), (88, 0), ha="right", **beside)
     if lead != "torch" and "torch" in names:
         axes.annotate("vs torch", (1, -0.5), (88, 8), ha="right", color="#555555", **beside)
 
 
 def _named(case: str, own: dict[str, Row], between: str) -> str:
-    shape = "x".join(map(str, next(iter(own.values())).shape))
+    """The case without what the title says, and with its shape."""
+    row = next(iter(own.values()))
+    case = case.removeprefix(f"{row.function} backward, ").removeprefix(f"{row.function}, ")
+    shape = "x".join(map(str, row.shape))
     return case if shape in case else f"{case}{between}{shape}"
+
+
+def time_text(us: float) -> str:
+    """Microseconds, and from 10000 of them on milliseconds.
+
+    >>> time_text(12.34), time_text(216453.0)
+    ('12.3 us', '216 ms')
+    """
+    return f"{us_text(us)} us" if us < 10000 else f"{us_text(us / 1000)} ms"
 
 
 def _label(provider: str) -> str:

@@ -42,20 +42,23 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
+    pictures: dict[tuple[str, ...], dict[tuple[str, str], tuple[Row, str]]] = {}
     for file in sorted(files, key=lambda f: str(f.environment["date"])):
         for row in file.rows:
             key = (row.suite, row.function, row.direction, row.dtype, row.out_dtype, _where(file, row))
-            pictures.setdefault(key, {})[(row.case, row.provider)] = row
+            pictures.setdefault(key, {})[(row.case, row.provider)] = row, _note(file)
     devices = {name[-1] for name in pictures}
     written = []
     with plt.rc_context(_FONT):
         for name, found in pictures.items():
-            rows = [replace(r) for r in found.values() if r.ok]
+            rows = [replace(r) for r, _ in found.values() if r.ok]
             if not rows:
                 continue
-            figure = (curves if _sweeps(rows) else cases)(rows, name[-1])
             suite, function, direction, dtype, out_dtype, device = name
+            failed = [r for r, _ in found.values() if not r.ok and r.provider != "copy"]
+            files_of = dict.fromkeys(note for _, note in found.values())
+            note = f"onepass bench {suite}: {len({r.case for r in rows})} points; {'; '.join(files_of)}"
+            figure = (curves if _sweeps(rows) else cases)(rows, failed, device, note)
             parts = [suite, function, direction, dtype]
             parts += [f"to-{out_dtype}"] if out_dtype != dtype else []
             parts += [device] if len(devices) > 1 else []
@@ -66,6 +69,12 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
 def _where(file: Results, row: Row) -> str:
     name = str(file.environment["device"])
     return f"{name}, {row.threads} thread{'s' * (row.threads > 1)}" if row.threads else name
+
+
+def _note(file: Results) -> str:
+    e = file.environment
+    commit = f", commit {e['commit'][:7]}" if e["commit"] else ""
+    return f"{str(e['date'])[:10]}, torch {e['torch']}{commit}"
 
 
 def _sweeps(rows: Sequence[Row]) -> bool:

@@ -1,0 +1,219 @@
+"""Write the tables and the pictures of the docs from the results files that they cite (`make figures`).
+
+A table stands in a page between `<!-- table: NAME -->` and `<!-- end -->`. `--check` writes nothing, and exits with
+status 1 where a page's table is not what its file says. Every mean is a geometric one over all points of the file (of
+one function, direction and dtype where the table says so) that both providers computed right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from onepass.bench.results import Row, load  # noqa: E402
+from onepass.bench.stats import geomean  # noqa: E402
+from onepass.bench.table import lines, us_text  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+PLOTS = ROOT / "docs" / "plots"
+PAGES = ("README.md", "docs/columns.md", "docs/gallery.md", "docs/performance.md", "docs/tiers.md")
+
+# The file of each suite that the docs speak of.
+FILES = {
+    "rows": "rows-h200-2026-11-22.json",
+    "few": "few-h200-2026-11-22.json",
+    "seeds": "seeds-h200-2026-11-22.json",
+    "models": "models-h200-2026-11-22.json",
+    "columns": "columns-h200-2026-11-23.json",
+    "backward": "backward-h200-2026-11-22.json",
+    "gallery-seeds": "seeds-gallery-h200-2026-11-21.json",
+    "gallery-powers": "powers-gallery-h200-2026-11-21.json",
+    "cpu AVX2, 1 thread": "cpu-epyc-avx2-1t-2026-11-22.json",
+    "cpu AVX2, 2 threads": "cpu-epyc-avx2-2t-2026-11-22.json",
+    "cpu AVX-512, 1 thread": "cpu-xeon-avx512-1t-2026-11-22.json",
+    "cpu AVX-512, 2 threads": "cpu-xeon-avx512-2t-2026-11-22.json",
+    "cpu-backward AVX2, 1 thread": "cpu-backward-epyc-avx2-1t-2026-11-22.json",
+    "cpu-backward AVX2, 2 threads": "cpu-backward-epyc-avx2-2t-2026-11-22.json",
+    "cpu-backward AVX-512, 1 thread": "cpu-backward-epyc-avx512-1t-2026-11-22.json",
+    "cpu-backward AVX-512, 2 threads": "cpu-backward-epyc-avx512-2t-2026-11-22.json",
+}
+# (what a table calls it, the file, function or None for all, direction or None)
+GPU = (
+    ("1 GiB of rows, softmax", "rows", "softmax", None),
+    ("1 GiB of rows, logsumexp", "rows", "logsumexp", None),
+    ("4096 rows of 256 to 12672", "seeds", None, None),
+    ("few long rows", "few", None, None),
+    ("gradients of rows", "backward", None, None),
+    ("another dim or layout", "columns", None, "forward"),
+    ("gradients over another dim or layout", "columns", None, "backward"),
+    ("shapes of models", "models", None, None),
+)
+CPU = tuple((key, key, None, None) for key in FILES if key.startswith("cpu"))
+OTHERS = {"torch": "torch", "torch-compile": "torch.compile", "liger": "Liger", "quack": "QuACK"}
+# The pictures that the docs show: file, what `onepass plot` calls it -> its name in docs/plots.
+PICTURES = {
+    "rows": {f"rows-softmax-forward-{t}": f"rows-h200-{t}" for t in ("float32", "bfloat16")}
+    | {"rows-logsumexp-forward-float32": "logsumexp-h200-float32"},
+    "few": {f"few-softmax-forward-{t}": f"few-h200-{t}" for t in ("float32", "bfloat16")},
+    "backward": {f"backward-softmax-backward-{t}": f"backward-h200-{t}" for t in ("float32", "bfloat16")},
+    "columns": {
+        f"columns-softmax-{way}-{t}": f"columns{'-backward' * (way == 'backward')}-h200-{t}"
+        for way in ("forward", "backward")
+        for t in ("float32", "bfloat16")
+    },
+    "models": {f"models-softmax-forward-{t}": f"models-h200-{t}" for t in ("float32", "bfloat16")},
+    "seeds": {f"seeds-softmax-forward-{t}": f"seeds-h200-{t}" for t in ("float32", "bfloat16")},
+    "gallery-seeds": {"seeds-softmax-forward-float32": "gallery-seeds-h200"},
+    "gallery-powers": {"powers-softmax-forward-float32": "gallery-powers-h200"},
+    "cpu AVX2, 1 thread": {f"cpu-softmax-forward-{t}": f"cpu-epyc-{t}" for t in ("float32", "bfloat16")},
+}
+
+
+def rows_of(key: str, function: str | None = None, direction: str | None = None) -> list[Row]:
+    """The rows of a file, of one function and one direction where they are given."""
+    rows = load(RESULTS / FILES[key]).rows
+    return [r for r in rows if function in (None, r.function) and direction in (None, r.direction)]
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body))
+
+
+def times(rows: Sequence[Row], other: str) -> str:
+    """How many times as fast as `other`: the mean, the least, and the points where both were right."""
+    ratios = [r for line in lines(rows) if (r := line.faster(other)) is not None]
+    return f"{geomean(ratios):.2f} (least {min(ratios):.2f}; {len(ratios)})" if ratios else "-"
+
+
+def fractions(rows: Sequence[Row], provider: str = "onepass") -> list[float]:
+    return [r.copy_fraction for r in rows if r.provider == provider and r.ok and r.copy_fraction]
+
+
+def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others: Sequence[str], to: str) -> str:
+    """A line a workload: the fraction of the limit's speed, and the times as fast as each other. `to`: the results."""
+    head = ["workload", "points", "of the limit (worst)", *(f"x {OTHERS[name]}" for name in others), "file"]
+    body = []
+    for label, key, function, direction in workloads:
+        rows = rows_of(key, function, direction)
+        of = fractions(rows)
+        link = f"[{FILES[key].removesuffix('.json')}]({to}/{FILES[key]})"
+        cells = [label, str(len(of)), f"{geomean(of):.3f} ({min(of):.2f})"]
+        body.append([*cells, *(times(rows, name) for name in others), link])
+    return markdown(head, body)
+
+
+def columns(to: str) -> str:
+    """Each point of the suite `columns`: the fraction of the limit's speed, by direction and dtype."""
+    del to
+    kinds = [(way, dtype) for way in ("forward", "backward") for dtype in ("float32", "bfloat16")]
+    found: dict[str, dict[tuple[str, str], Row]] = {}
+    for row in rows_of("columns"):
+        if row.provider == "onepass" and row.copy_fraction:
+            case = row.case.removeprefix("softmax backward, ")
+            found.setdefault(case, {})[row.direction, row.dtype] = row
+    head = ["input"] + [f"{'softmax' if way == 'forward' else 'gradient'}, {dtype}" for way, dtype in kinds]
+    body = [[case, *(f"{of[kind].copy_fraction:.2f}" for kind in kinds)] for case, of in found.items()]
+    return markdown(head, body)
+
+
+def gallery_means(to: str) -> str:
+    del to
+    rows = rows_of("gallery-seeds")
+    names = {r.provider for r in rows} - {"copy"}
+    means = sorted(((geomean(fractions(rows, n)), n) for n in names if fractions(rows, n)), reverse=True)
+    return markdown([name for _, name in means], [[f"{mean:.2f}" for mean, _ in means]])
+
+
+def gallery_powers(to: str) -> str:
+    del to
+    rows = rows_of("gallery-powers")
+    names = ["copy", *dict.fromkeys(r.provider for r in rows if r.provider != "copy")]
+    found = {(r.shape[1], r.provider): r for r in rows if r.ok}
+    head = ["N", *names]
+    gbps = lambda n, name: f"{found[n, name].gbps:.0f}" if (n, name) in found else "-"  # noqa: E731
+    return markdown(head, [[str(n), *(gbps(n, name) for name in names)] for n in sorted({k[0] for k in found})])
+
+
+def few(to: str) -> str:
+    """Microseconds of each point of the suite `few`."""
+    del to
+    names = ["copy", "onepass", "quack", "torch-compile", "torch"]
+    rows = {(r.case, r.dtype, r.provider): r for r in rows_of("few")}
+    body = []
+    for case, dtype in dict.fromkeys(key[:2] for key in rows):
+        of = [rows.get((case, dtype, name)) for name in names]
+        body.append([case, dtype, *(us_text(r.median_us) if r and r.ok and r.median_us else "-" for r in of)])
+    return markdown(["rows", "dtype", *(OTHERS.get(name, name) for name in names)], body)
+
+
+def call(to: str) -> str:
+    """Host time of a call on 128 x 128, ours and torch's, from the files of `scripts/time_call.py`."""
+    body = []
+    for file in ("call-h200-2026-11-22.json", "call-backward-h200-2026-11-22.json"):
+        functions = json.loads((RESULTS / file).read_text())["functions"]
+        for name in (n.removeprefix("onepass.") for n in functions if n.startswith("onepass.")):
+            if f"torch.{name}" not in functions:
+                continue
+            ours, torchs = (functions[f"{who}.{name}"]["median_us"] for who in ("onepass", "torch"))
+            link = f"[{file.removesuffix('.json')}]({to}/{file})"
+            if name not in (cells[0] for cells in body):
+                body.append([name, us_text(ours), us_text(torchs), f"{ours / torchs:.2f}", link])
+    return markdown(["call on 128 x 128", "onepass us", "torch us", "ratio", "file"], body)
+
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "gpu": lambda to: summary(GPU, ("torch", "torch-compile", "liger", "quack"), to),
+    "cpu": lambda to: summary(CPU, ("torch",), to),
+    "call": call,
+    "columns": columns,
+    "few": few,
+    "gallery-means": gallery_means,
+    "gallery-powers": gallery_powers,
+}
+_PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rewritten(page: Path) -> str:
+    """The page's text with its tables made anew."""
+    to = "../benchmarks/results" if page.parent.name == "docs" else "benchmarks/results"
+    return _PLACE.sub(lambda m: f"{m[1]}{TABLES[m[2]](to)}\n{m[3]}", page.read_text())
+
+
+def draw() -> None:
+    """The pictures, under the names that the docs have for them."""
+    import tempfile
+
+    from onepass.bench.plot import draw as draw_files
+
+    for key, wanted in PICTURES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            for path in draw_files([load(RESULTS / FILES[key])], folder):
+                if path.suffix == ".png" and path.stem in wanted:
+                    path.replace(PLOTS / f"{wanted[path.stem]}.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a table is not its file's")
+    check = parser.parse_args().check
+    stale = []
+    for page in (ROOT / name for name in PAGES):
+        text = rewritten(page)
+        if text != page.read_text():
+            stale.append(page.name)
+            if not check:
+                page.write_text(text)
+    if check:
+        sys.exit(f"make figures: the tables of {', '.join(stale)} are not what the files say" if stale else 0)
+    draw()
+
+
+if __name__ == "__main__":
+    main()
