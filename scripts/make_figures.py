@@ -29,12 +29,12 @@ PAGES = ("README.md", "docs/columns.md", "docs/gallery.md", "docs/performance.md
 FILES = {
     "rows": "rows-h200-2026-11-22.json",
     "few": "few-h200-2026-11-22.json",
-    "seeds": "seeds-h200-2026-11-22.json",
-    "models": "models-h200-2026-11-22.json",
-    "columns": "columns-h200-2026-11-23.json",
+    "seeds": "seeds-h200-2026-11-24.json",
+    "models": "models-h200-2026-11-24.json",
+    "columns": "columns-h200-2026-11-24.json",
     "backward": "backward-h200-2026-11-22.json",
-    "gallery-seeds": "seeds-gallery-h200-2026-11-21.json",
-    "gallery-powers": "powers-gallery-h200-2026-11-21.json",
+    "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
+    "gallery-powers": "powers-gallery-h200-2026-11-24.json",
     "cpu AVX2, 1 thread": "cpu-epyc-avx2-1t-2026-11-22.json",
     "cpu AVX2, 2 threads": "cpu-epyc-avx2-2t-2026-11-22.json",
     "cpu AVX-512, 1 thread": "cpu-xeon-avx512-1t-2026-11-22.json",
@@ -141,6 +141,39 @@ def gallery_powers(to: str) -> str:
     return markdown(head, [[str(n), *(gbps(n, name) for name in names)] for n in sorted({k[0] for k in found})])
 
 
+# Beside the two tutorials' own tables, over N: persistent Triton over torch in the newer one; Triton, a program for each
+# row, over torch and over TorchScript in the older one.
+_PUBLISHED = {
+    256: ("0.70", "0.92", "2.7"),
+    512: ("0.81", "1.00", "2.7"),
+    768: ("0.86", "1.04", "2.7"),
+    1024: ("0.89", "", ""),
+    1152: ("1.79", "", ""),
+    2048: ("1.33", "", ""),
+    4096: ("1.06", "", ""),
+    8192: ("0.97", "", ""),
+    12160: ("0.94", "1.06", "3.4"),
+    12288: ("1.03", "1.16", "3.4"),
+    12672: ("1.04", "1.15", "3.5"),
+}
+_RATIOS = (("triton-persistent", "torch"), ("triton-row", "torch"), ("triton-row", "naive-jit"))
+
+
+def gallery_published(to: str) -> str:
+    """The ratios of the published tables, each with ours behind it."""
+    del to
+    us = {(r.shape[1], r.provider): r.median_us for r in rows_of("gallery-seeds") if r.ok and r.median_us}
+    whose = ("newer tutorial", "older tutorial", "older tutorial")
+    head = ["N"]
+    for tutorial, (ours, other) in zip(whose, _RATIOS, strict=True):
+        head += [f"{tutorial}: `{ours}` over `{other}`", "here"]
+    body = []
+    for n, published in _PUBLISHED.items():
+        here = [f"{us[n, other] / us[n, ours]:.2f}" for ours, other in _RATIOS]
+        body.append([str(n), *(cell for pair in zip(published, here, strict=True) for cell in pair)])
+    return markdown(head, body)
+
+
 def few(to: str) -> str:
     """Microseconds of each point of the suite `few`."""
     del to
@@ -176,6 +209,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "few": few,
     "gallery-means": gallery_means,
     "gallery-powers": gallery_powers,
+    "gallery-published": gallery_published,
 }
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

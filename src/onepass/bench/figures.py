@@ -273,7 +273,8 @@ def _markers(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], r
         own = [(at, rows[provider]) for at, rows in enumerate(found) if provider in rows]
         absent = [at for at, row in own if not row.ok]
         if absent:
-            axes.plot([0.012 * right] * len(absent), absent, "X", color=colour, mec="white", markersize=7, zorder=6)
+            side = 0.012 * right * (1 + 2 * others.index(provider))
+            axes.plot([side] * len(absent), absent, "X", color=colour, mec="white", markersize=7, zorder=6)
         points = [(min(row.copy_fraction or 0.0, right), at) for at, row in own if row.ok]
         axes.plot(
             *zip(*points, strict=True),
