@@ -141,7 +141,7 @@ def gallery_powers(to: str) -> str:
     return markdown(head, [[str(n), *(gbps(n, name) for name in names)] for n in sorted({k[0] for k in found})])
 
 
-# Beside the two tutorials' own tables, over N: persistent Triton over torch in the newer one; Triton, a program for each
+# The two tutorials' own tables, over N: persistent Triton over torch in the newer one; Triton, a program for each
 # row, over torch and over TorchScript in the older one.
 _PUBLISHED = {
     256: ("0.70", "0.92", "2.7"),
