@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from onepass import reference
+from onepass import native, reference
 
 SOFTMAXES = ("softmax", "log_softmax", "softmin")
 FUNCTIONS = (*SOFTMAXES, "logsumexp")
@@ -62,6 +64,20 @@ def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float =
         return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).to(device)
 
     return make
+
+
+def with_instruction_set(isa: str, code: str) -> None:
+    """Runs Python that imports tests, in a process whose CPU engine takes the instruction set `isa`. Skips where that
+    is the one that all tests here run, or does not work here."""
+    if isa == native.status("isa"):
+        pytest.skip(f"all other tests here run {isa}")
+    begin = f"import sys, torch; torch.set_num_threads(1); sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+    run = [sys.executable, "-c", f"{begin}{code}\nprint('right')"]
+    done = subprocess.run(run, env={**os.environ, "ONEPASS_CPU": isa}, capture_output=True, text=True, timeout=120)
+    if done.returncode and "ONEPASS_CPU is an instruction set that works here" in done.stderr:
+        assert isa != "baseline"
+        pytest.skip(f"{isa} does not work here")
+    assert done.stdout == "right\n", done.stderr[-2000:]
 
 
 LAYOUTS: dict[str, Callable[[Make], Tensor]] = {

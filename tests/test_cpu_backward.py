@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from onepass import formulas, native
-from support import DTYPES, TORCH, every_function, every_softmax, ours, same
+from onepass import formulas
+from support import DTYPES, TORCH, every_function, every_softmax, ours, same, with_instruction_set
 
 ops = torch.ops.onepass
 NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}
@@ -194,9 +191,7 @@ def test_large_gradients_go_past_the_cache() -> None:
 
 
 CODE = """
-import sys, torch, onepass
-torch.set_num_threads(1)
-sys.path.insert(0, "tests")
+import torch
 import test_cpu_backward as t
 t.test_in_place("softmin")
 t.test_logsumexp_against_the_definition((9, 129), (1,))
@@ -210,17 +205,9 @@ for function in t.NUMBERS:
                 g = t.FORMS[form](given, dims)
                 got = t.ops._softmax_backward(g, y, t.NUMBERS[function], dims, dtype)
                 assert t._close(got, t._definition(function, g, y, dims), g, y, function, dims), (function, shape)
-print("right")
 """
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set(isa: str) -> None:
-    if isa == native.status("isa"):
-        pytest.skip(f"all other tests here run {isa}")
-    run = [sys.executable, "-c", CODE]
-    done = subprocess.run(run, env={**os.environ, "ONEPASS_CPU": isa}, capture_output=True, text=True, timeout=120)
-    if done.returncode and "ONEPASS_CPU is an instruction set that works here" in done.stderr:
-        assert isa != "baseline"
-        pytest.skip(f"{isa} does not work here")
-    assert done.stdout == "right\n", done.stderr[-2000:]
+    with_instruction_set(isa, CODE)

@@ -241,3 +241,90 @@ def test_what_it_does_not_give_is_refused(case):
     call, words = WRONG[case]
     with pytest.raises(RuntimeError, match=words):
         call(torch.ones(3, 4))
+
+
+# Without autocast: the gradient of a half result is that of the float32 value, not of the rounded one ------------------
+
+OFFSETS = (100.0, -1000.0)
+
+
+def _rows(dtype: torch.dtype, device: str, offset: float) -> Tensor:
+    return (maker(torch.float32, device)(6, 48) + offset).to(dtype)
+
+
+def _weights(x: Tensor, dim: Any) -> Tensor:
+    return reference.softmax(x, dim)
+
+
+def _eager(f: Call, x: Tensor) -> Tensor:
+    return torch.autograd.grad(f(x.requires_grad_()).sum(), x)[0]
+
+
+def _twice(f: Call, x: Tensor) -> Tensor:
+    """The gradient as create_graph makes it."""
+    return torch.autograd.grad(f(x.requires_grad_()).sum(), x, create_graph=True)[0].detach()
+
+
+def _compiled(backend: str) -> Callable[[Call, Tensor], Tensor]:
+    def gradient(f: Call, x: Tensor) -> Tensor:
+        torch._dynamo.reset()
+        return _eager(torch.compile(f, backend=backend, fullgraph=True), x)
+
+    return gradient
+
+
+WAYS = {
+    "eager": _eager,
+    "create_graph": _twice,
+    "func.grad": lambda f, x: torch.func.grad(lambda t: f(t).sum())(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x).sum(0),
+    "compiled, eager": _compiled("eager"),
+    "compiled, aot_eager": _compiled("aot_eager"),
+}
+
+
+@every_engine
+@every_half
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_of_a_half_result(way, offset, dtype, engine, device):
+    x = _rows(dtype, device, offset)
+    g = WAYS[way](lambda t: onepass.logsumexp(t, 1, engine=engine), x.clone())
+    assert g.dtype is dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(g.double(), _weights(x, 1), rtol=eps, atol=1e-7)
+    torch.testing.assert_close(g.double().sum(1), torch.ones(6, dtype=torch.float64, device=device), rtol=eps, atol=0)
+
+
+@every_engine
+@every_half
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_the_tangent_of_a_half_result(offset, dtype, engine, device):
+    x = _rows(dtype, device, offset)
+    _, t = torch.func.jvp(lambda a: onepass.logsumexp(a, 1, engine=engine), (x,), (torch.ones_like(x),))
+    assert torch.equal(t, torch.ones_like(t))
+
+
+@every_half
+@pytest.mark.parametrize(("dim", "keepdim"), [((0, 1), False), ((0, 2), True), (1, True)])
+def test_by_the_operator_and_over_other_dims(dim, keepdim, dtype):
+    x = _rows(dtype, "cpu", 100.0).view(6, 4, 12)
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    for f in (lambda t: onepass.logsumexp(t, dim, keepdim), lambda t: ops.logsumexp(t, dims, keepdim)):
+        torch.testing.assert_close(
+            _eager(f, x.clone()).double(), _weights(x, dim), rtol=torch.finfo(dtype).eps, atol=1e-7
+        )
+
+
+@every_half
+def test_equal_elements_share_the_gradient(dtype):
+    x = torch.full((3,), -1000.0, dtype=dtype, requires_grad=True)
+    onepass.logsumexp(x, 0).backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 3))
+
+
+@every_engine
+@every_half
+def test_a_result_that_is_differentiated_is_rounded_as_one_that_is_not(dtype, engine, device):
+    x = maker(dtype, device)(200, 33)
+    assert_defined("logsumexp", onepass.logsumexp(x.clone().requires_grad_(), 1, engine=engine).detach(), x, 1)

@@ -10,6 +10,8 @@ import torch
 import onepass
 from onepass import reference
 from support import (
+    DTYPES,  # noqa: F401  (for EVERY_ROW)
+    FUNCTIONS,  # noqa: F401
     SOFTMAXES,
     TORCH,
     assert_defined,
@@ -18,9 +20,11 @@ from support import (
     every_function,
     maker,
     ours,
+    with_instruction_set,
 )
 
 INF, NAN = math.inf, math.nan
+every_isa = pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 ROWS = {  # what a row of 1.0 holds instead at some places
     "all -inf": lambda r: r.fill_(-INF),
     "all +inf": lambda r: r.fill_(INF),
@@ -39,6 +43,7 @@ ROWS = {  # what a row of 1.0 holds instead at some places
     "all the largest": lambda r: r.fill_(torch.finfo(r.dtype).max),
     "all the lowest": lambda r: r.fill_(torch.finfo(r.dtype).min),
     "largest and lowest": lambda r: r.fill_(torch.finfo(r.dtype).min)[:1].fill_(torch.finfo(r.dtype).max),
+    "the largest and half of it": lambda r: r.fill_(torch.finfo(r.dtype).max)[1::2].fill_(_half(r.dtype)),
     "all negative": lambda r: r.neg_().sub_(100),
     "denormal": lambda r: r.fill_(torch.finfo(r.dtype).smallest_normal / 4),
     "-0 and 0": lambda r: r.zero_()[::2].neg_(),
@@ -47,6 +52,12 @@ ROWS = {  # what a row of 1.0 holds instead at some places
 
 def _at(row, index):
     return torch.tensor([index % len(row)], device=row.device)
+
+
+def _half(dtype):
+    """Some half of the largest number. What it is off the largest double is rounded so that the two differ by more than
+    the largest again: a difference that is compensated for its rounding overflows."""
+    return min(torch.finfo(dtype).max * 0.4815, 8.654758977187404e307)
 
 
 def _special(length, dtype, device):
@@ -82,6 +93,32 @@ def test_columns(function, dtype, shape, engine, device):
     assert x.shape[:2] == shape[:2]
     assert_defined(function, ours(function)(x, 1, engine=engine), x, 1)
     assert_defined(function, ours(function)(x, (0, 1), engine=engine), x, (0, 1))
+
+
+EVERY_ROW = """
+import itertools
+import test_special_values as t
+for function, dtype in itertools.product(t.FUNCTIONS, t.DTYPES):
+    for length in (2, 3, 16, 33, 1000):
+        t.test_rows(function, dtype, length, "cpu", "cpu")
+    t.test_columns(function, dtype, (5, 40, 9), "cpu", "cpu")
+"""
+
+
+@every_isa
+def test_every_instruction_set(isa):
+    with_instruction_set(isa, EVERY_ROW)
+
+
+@every_engine
+@pytest.mark.parametrize("length", [2, 9, 1000])
+def test_state_of_the_largest_numbers(length, engine, device):
+    x = torch.full((3, length), torch.finfo(torch.float64).max, dtype=torch.float64, device=device)
+    x[:, 1::2] = _half(x.dtype)
+    for t, dim in ((x, 1), (x.t().contiguous(), 0)):
+        m, l = onepass.state(t, dim, engine=engine)  # noqa: E741
+        assert (m == x[0, 0]).all()
+        assert (l == (length + 1) // 2).all()
 
 
 @every_engine

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from .autocast import widens
 from .checks import FLOATS, TAKES, normalise_dims
 from .engines import NATIVE
-from .ops import FAMILY, Differentiable, call_boxed, empty, library
+from .ops import FAMILY, call_boxed, differentiable, empty, library
 
 OUT_HANDLES = {name: getattr(torch.ops.onepass, f"_{name}").int_out._handle for name in (*FAMILY, "logsumexp")}
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -96,7 +96,8 @@ def _register(function: str) -> None:
         return empty(function, input, [dim], dtype, keepdim)
 
     def transformed(input: Tensor, dim: int, option: Any = None) -> Tensor:  # torch.func
-        return Differentiable.apply(input, function, normalise_dims(function, input, dim), *options(option), "native")
+        dims = normalise_dims(function, input, dim)
+        return differentiable(function, input, dims, *options(option), "native", recorded=False)
 
     def autocast(input: Tensor, dim: int, option: Any = None) -> Tensor:
         dtype, keepdim = options(option)

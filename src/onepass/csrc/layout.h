@@ -119,6 +119,14 @@ inline Layout make_layout(int ndim, const int64_t* sizes, const int64_t* x_strid
   return layout;
 }
 
+// Does an engine for CPUs go through a row element by element, because neither its elements nor those of neighbouring
+// rows lie side by side in input and output?
+inline bool scattered(const Layout& layout) {
+  const bool unit = layout.reduced.count == 0 || (layout.reduced.count == 1 && layout.reduced.dims[0].x_stride == 1 &&
+                                                  layout.reduced.dims[0].y_stride == 1);
+  return layout.view == View::strided && !unit;
+}
+
 // What make_layout makes of the last dim of contiguous tensors that are not empty, without its bags to sort and merge.
 inline Layout contiguous_layout(int64_t rows, int64_t n, bool reduced_output) {
   Layout layout;

@@ -69,6 +69,17 @@ void run(Function function, const Operand& x, DType x_type, const Operand& y, DT
   }
   const Call call = {function, x_type,           y_type,
                      x.data(), y.mutable_data(), layout_of(function, x, y, mask, keepdim, contiguous)};
+  if (!x.is_cuda() && !reduces(function) && scattered(call.layout)) {
+    // Not because of the input: then into a result of its layout, and one copy from there.
+    const bool flat = x.is_contiguous();
+    const Owned own = empty_like(x, y_type, flat);
+    const Operand like_x(own.get());
+    if (!scattered(layout_of(function, x, like_x, mask, keepdim, flat))) {
+      run(function, x, x_type, like_x, y_type, mask, keepdim, flat, forced);
+      checked(aoti_torch_copy_(y.handle, own.get(), 0));
+      return;
+    }
+  }
   if (call.layout.n == 0) {  // only what reduces gets here: the maximum of nothing, log(0); and for a state the sum, 0
     Tensor fill = shared(y);
     if (planes(function)) {
