@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import onepass
 from onepass import native
+from onepass.devices import KNOWN, known
 from tune_support import tables_back
 
 __all__ = ["tables_back"]
@@ -60,7 +61,7 @@ LENGTHS += [32001, 32767, 32768, 32769, 50257, 128256, 10**6, 2**31 + 5, 2**40]
 
 
 # (compute, multiprocessors) -> the most blocks of a cluster
-GPUS = {(80, 108): 1, (90, 132): 16, (90, 60): 8, (100, 148): 8}
+GPUS = {(80, 108): 1, (89, 58): 1, (90, 132): 16, (90, 60): 8, (100, 148): 8}
 
 
 @pytest.mark.parametrize(("x_type", "y_type"), list(itertools.product([F32, F64, F16, BF16], repeat=2)))
@@ -103,7 +104,7 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
             assert lanes * kept * split >= (n if n % vector == 0 or rows == 1 or tier == "flat" else n + vector - 1)
             assert values * min(widest, 8) <= 160
         if tier in ("block", "cluster", "grid"):
-            most = {80: 163, 90: 227, 100: 227}[compute] * 1024
+            most = {80: 163, 89: 99, 90: 227, 100: 227}[compute] * 1024
             assert shelf * vector * x_type.itemsize * lanes <= most - 8192
         owns = tier in ("warp", "flat")
         kernels.add((tier, lanes if owns else 0, group, values, vector, split if tier == "cluster" else 1, shelf > 0))
@@ -253,6 +254,50 @@ def test_explain_takes_another_gpu():
     assert (few.tier, few.launch["split"]) == ("grid", 108)
 
 
+@pytest.mark.parametrize("name", [*KNOWN, "RTX 4090", "NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize("shape", [(4096, 33), (8192, 32000), (1, 2**23), (8, 512, 300)])
+def test_explain_knows_gpus_that_are_not_here(name, shape):
+    entry = known(name)
+    plan = onepass.explain(shape, 1, device=name)
+    assert (plan.device, plan.engine) == (entry.title, "triton" if name == "mi300x" else "cuda")
+    notes = " ".join(plan.notes)
+    assert plan.bandwidth_gbs == (entry.copy_gbs or entry.peak_gbs)
+    assert ("not measured" in notes) == (entry.copy_gbs is None)
+    assert ("(the nearest)" in notes) == (name not in ("h200", "mi300x"))
+    if name == "mi300x":
+        assert "not been run on one" in notes
+        assert plan.launch["num_warps"] * 64 <= 1024  # threads of a warp
+    else:
+        in_grid = plan.tier.endswith("grid") or plan.tier.endswith("stream")
+        cluster = 1 if entry.compute < 90 else 16 if entry.compute == 90 else 8
+        assert plan.launch["split"] <= (entry.multiprocessors if in_grid else cluster)
+        assert plan.launch["threads"] <= 1024
+
+
+def test_only_the_h200_is_measured():
+    assert [name for name, entry in KNOWN.items() if entry.date] == ["h200"]
+    assert all(entry.copy_gbs is None or entry.copy_gbs < entry.peak_gbs for entry in KNOWN.values())
+
+
+def test_a_gpu_by_its_numbers_needs_no_device():
+    plan = onepass.explain((8192, 32000), compute=80, multiprocessors=108, bandwidth=1555)
+    there = onepass.explain((8192, 32000), device="a100", bandwidth=1555)
+    assert (plan.engine, plan.tier, plan.launch, plan.copy_us) == ("cuda", there.tier, there.launch, there.copy_us)
+
+
+def test_explain_of_a_meta_tensor_says_that_nothing_runs():
+    x = torch.empty(300, 4096, device="meta").t()
+    plan = onepass.explain(x, 0)
+    assert (plan.device, plan.engine, plan.tier, plan.launch, plan.bytes) == ("meta", "none", "none", {}, 0)
+    assert (plan.bandwidth_gbs, plan.copy_us) == (None, None)
+    assert "no engine runs" in plan.notes[0]
+    assert onepass.softmax(x, 0).device.type == "meta"
+    there = onepass.explain(x, 0, device="h200")
+    assert (there.engine, there.tier, there.strides) == ("cuda", "block", (1, 4096))
+    with pytest.raises(RuntimeError, match="serves CPU tensors, got a tensor on meta"):
+        onepass.explain(x, engine="cpu")
+
+
 def test_explain_of_logsumexp_in_float32():
     plan = onepass.explain((8192, 1024), function="logsumexp", dtype=torch.bfloat16, out_dtype=F32, device="h200")
     assert (plan.out_dtype, plan.bytes) == ("float32", 8192 * (1024 * 2 + 4))
@@ -266,7 +311,10 @@ def test_explain_of_logsumexp_in_float32():
         (((3, -4),), {}, ValueError, "-4"),
         (("abc",), {}, ValueError, "abc"),
         (((3, 4),), {"dtype": torch.int64}, ValueError, "int64"),
-        (((3, 4),), {"device": "h2000"}, ValueError, "h2000"),
+        (((3, 4),), {"device": "h2000"}, ValueError, "got 'h2000'; known GPUs, .* a100, .* --compute, --multiproc"),
+        (((3, 4),), {"device": "h200", "engine": "cpu"}, RuntimeError, "'cpu' cannot run a tensor on NVIDIA H200"),
+        (((3, 4),), {"device": "mi300x", "engine": "cuda"}, RuntimeError, "cannot run a tensor on AMD Instinct MI300X"),
+        (((3, 4),), {"device": "xpu"}, RuntimeError, "no engine serves a tensor on a xpu device"),
         (((3, 4),), {"engine": "gpu"}, ValueError, "gpu"),
         (((3, 4),), {"engine": "cuda", "device": "cpu"}, RuntimeError, "serves CUDA tensors"),
         (((3, 4),), {"bandwidth": 0}, ValueError, "got 0"),
