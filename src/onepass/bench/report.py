@@ -97,6 +97,7 @@ class LiveTable:
         self.progress = progress.Progress(
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
+            progress.TextColumn("cases"),
             progress.TimeElapsedColumn(),
             progress.TextColumn("left"),
             progress.TimeRemainingColumn(),

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+STDOUT = "-"  # in place of a file's name
 SCHEMA = 2
 ADDED = ("graph_error", "input_copy_us")  # in schema 2; a file of schema 1 is read as if they were null
 ENVIRONMENT = (
@@ -138,11 +139,11 @@ def save(results: Results, path: str | Path) -> None:
     """Writes to a temporary name beside `path` and renames: a reader finds the old file or the new, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = parse(json.loads(json.dumps(results.as_dict(), allow_nan=False)), str(path)).as_dict()
+    whole = as_text(results, str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(_text(data))
+            file.write(whole)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it 0600, a results file is as readable as any other
@@ -152,8 +153,9 @@ def save(results: Results, path: str | Path) -> None:
         raise
 
 
-def _text(data: dict[str, Any]) -> str:
-    """One row a line, so that two files can be compared line by line."""
+def as_text(results: Results, where: str = "results") -> str:
+    """What a file holds, one row per line, so that two files can be compared line by line; checked as `load` does."""
+    data = parse(json.loads(json.dumps(results.as_dict(), allow_nan=False)), where).as_dict()
     head = json.dumps(data["environment"], indent=2).replace("\n", "\n  ")
     rows = ",\n".join("    " + json.dumps(row) for row in data["rows"])
     rows = f"[\n{rows}\n  ]" if rows else "[]"
