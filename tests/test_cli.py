@@ -32,7 +32,10 @@ def command(*arguments: str, python: tuple[str, ...] = (), **options: Any) -> su
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suite that takes no time."""
+    """A suite that takes no time, on a machine that is never disturbed."""
+    monkeypatch.setattr("onepass.bench.run.spread", lambda stats: None)
+    monkeypatch.setattr("onepass.bench.run.slow_copies", lambda rows: {})
+    monkeypatch.setattr("onepass.bench.run.mark", lambda rows: None)
     cases = (Case("tiny", "small", (4, 33), quick=("cpu",)), Case("tiny", "maps", (1, 5, 4, 4), dim=1))
     monkeypatch.setitem(SUITES, "tiny", Suite("tiny", "two small cases", cases))
 
@@ -381,8 +384,10 @@ def test_bench_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert done.stdout.isascii()
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[-1] == "results: r.json"
-    assert {r.provider for r in results.load(tmp_path / "r.json").rows} == {"copy", "onepass", "torch", "naive"}
-    assert (tmp_path / "pictures" / "models-softmax-forward-float32.png").stat().st_size > 5000
+    rows = results.load(tmp_path / "r.json").rows
+    assert {r.provider for r in rows} == {"copy", "onepass", "torch", "naive"}
+    if not all(r.disturbed for r in rows):
+        assert (tmp_path / "pictures" / "models-softmax-forward-float32.png").stat().st_size > 5000
 
 
 def test_a_traceback_is_never_an_answer() -> None:

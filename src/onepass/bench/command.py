@@ -19,7 +19,7 @@ from onepass.bench.results import STDOUT, Results, as_text, save
 from onepass.bench.run import DeviceLost, Runner
 from onepass.bench.rungs import RungProvider
 from onepass.bench.suites import CPU_FILL, SUITES
-from onepass.bench.table import ratios
+from onepass.bench.table import BASELINE, lines, times_cell
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,10 @@ def bench_rung(
         print(flush=True)
         status = _race(runner, [(case, dtype)])
         rows = runner.results.rows
-        for ratio in ratios(rows, "torch", us=provider.name):
-            print(f"{provider.name} is {ratio:.2f}x as fast as torch")
+        for times in filter(None, (times_cell(line, provider.name) for line in lines(rows))):
+            print(
+                f"{provider.name} is {times.replace('?', '')}x as fast as {BASELINE}{' (disturbed)' * ('?' in times)}"
+            )
         _keep(runner.results, json, None, stdout)
     timed = any(row.provider == provider.name and row.ok for row in rows)
     return status or (0 if timed else 1)

@@ -51,7 +51,7 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
     written = []
     with plt.rc_context(_FONT):
         for name, found in pictures.items():
-            rows = [replace(r) for r in found.values() if r.ok]
+            rows = [replace(r) for r in found.values() if r.ok and not r.disturbed]
             if not rows:
                 continue
             figure = (curves if _sweeps(rows) else cases)(rows, name[-1])

@@ -130,7 +130,8 @@ def _notes(found: Comparison, names: tuple[str, str]) -> list[tuple[str, str]]:
             bad = sum(not row.ok for row in rows)
             text = f"only in {name}: {_many(len(rows), 'row')} ({_by_provider(rows)})"
             said.append((text + (f", {bad} of them wrong or raised" if bad else ""), "yellow"))
-    for rows, what in ((found.wrong_in_both, "wrong or raised in both"), (found.untimed, f"without {found.of}")):
+    untold = (found.wrong_in_both, "wrong or raised in both"), (found.untimed, f"without {found.of}")
+    for rows, what in (*untold, (found.disturbed, "disturbed in one of the two, and not judged")):
         if rows:
             said.append((f"{what}: {_many(len(rows), 'row')} ({_by_provider(rows)})", "yellow"))
     return said
