@@ -78,7 +78,7 @@ PICTURES = {
 
 def rows_of(key: str, function: str | None = None, direction: str | None = None) -> list[Row]:
     """The rows of a file, of one function and one direction where they are given."""
-    rows = load(RESULTS / FILES[key]).rows
+    rows = [r for r in load(RESULTS / FILES[key]).rows if not r.disturbed]
     return [r for r in rows if function in (None, r.function) and direction in (None, r.direction)]
 
 

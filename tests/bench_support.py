@@ -43,6 +43,9 @@ class Log:
         self.said: list[str] = []
 
     def case(self, case: Case, dtype: str) -> None: ...
+    def again(self, count: int) -> None:
+        self.said.append(f"again: {count}")
+
     def status(self, text: str) -> None: ...
     def rows(self, rows: Any) -> None: ...
 

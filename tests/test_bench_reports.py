@@ -33,7 +33,7 @@ def test_plain_lines_tell_the_run(made: Results) -> None:
     plain.finish(made.rows)
     text = out.getvalue()
     assert text.isascii()
-    assert "[1/4] tiny 4x33, 4x33, f32" in text
+    assert "[1/4] tiny 4x33, f32" in text
     assert "of a copy" in text
     assert "WRONG" in text
     assert re.search(r"^odd: tiny 4x33, f32: wrong: error .* \(and 3 more\)$", text, re.MULTILINE)

@@ -54,6 +54,7 @@ FIELDS = [
     "input_copy_us",
     "ok",
     "error",
+    "disturbed",
 ]
 
 
@@ -61,7 +62,7 @@ def test_the_file_has_the_documented_fields(made: Results, tmp_path: Path) -> No
     results.save(made, tmp_path / "deep" / "r.json")
     data = json.loads((tmp_path / "deep" / "r.json").read_text())
     assert list(data) == ["schema", "environment", "rows"]
-    assert data["schema"] == 2
+    assert data["schema"] == 3
     assert len(data["rows"]) == 16
     assert all(list(row) == FIELDS for row in data["rows"])
     assert set(results.ENVIRONMENT) <= set(data["environment"])
@@ -115,18 +116,20 @@ def _umask() -> int:
     return mask
 
 
-def test_a_file_of_schema_1_is_read(made: Results, tmp_path: Path) -> None:
-    data = json.loads(json.dumps(made.as_dict())) | {"schema": 1}
+@pytest.mark.parametrize(("schema", "lacks"), [(1, "disturbed, graph_error, input_copy_us"), (2, "disturbed")])
+def test_a_file_of_an_older_schema_is_read(schema: int, lacks: str, made: Results, tmp_path: Path) -> None:
+    data = json.loads(json.dumps(made.as_dict())) | {"schema": schema}
     for row in data["rows"]:
-        for name in results.ADDED:
+        for name in lacks.split(", "):
             del row[name]
     (tmp_path / "old.json").write_text(json.dumps(data))
     old = results.load(tmp_path / "old.json")
-    assert old == Results(made.environment, [replace(r, graph_error=None, input_copy_us=None) for r in made.rows])
+    nothing: dict[str, Any] = dict.fromkeys(lacks.split(", "))
+    assert old == Results(made.environment, [replace(r, **nothing) for r in made.rows])
     results.save(old, tmp_path / "new.json")
     assert results.load(tmp_path / "new.json") == old
-    data["schema"] = 2
-    with pytest.raises(ResultsError, match="row 0 lacks graph_error, input_copy_us"):
+    data["schema"] = 3
+    with pytest.raises(ResultsError, match=f"row 0 lacks {lacks}$"):
         results.parse(data)
 
 
@@ -161,7 +164,7 @@ def test_a_failed_write_leaves_the_old_file(made: Results, tmp_path: Path) -> No
 
 BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a list": (lambda d: [d], "a results file is an object, got list"),
-    "another schema": (lambda d: d | {"schema": 3}, "schema 3 is not known, this version reads schemas 1 and 2"),
+    "another schema": (lambda d: d | {"schema": 4}, "schema 4 is not known, this version reads schemas 1 to 3"),
     "no environment": (lambda d: {"schema": 1, "rows": []}, "'environment' should be an object, got null"),
     "a thin environment": (lambda d: d | {"environment": {"device": "x"}}, "'environment' lacks device_type, driver"),
     "no rows": (lambda d: d | {"rows": None}, "'rows' should be a list, got null"),

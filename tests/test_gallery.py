@@ -13,7 +13,8 @@ import torch
 
 from gallery_support import every_rung
 from onepass.gallery import RUNGS, Rung
-from onepass.gallery.rung import DTYPES, header_of
+from onepass.gallery.checks import DTYPES
+from onepass.gallery.rung import header_of
 from support import assert_defined, maker
 
 INF, NAN = math.inf, math.nan

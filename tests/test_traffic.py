@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -101,8 +100,9 @@ def test_an_unknown_name_is_told_with_those_there_are() -> None:
     [
         ((4096, 781), "h200", False),
         ((64, 200_000), "h200", False),
-        ((64, 2048), "cpu", False),
-        ((64, 2049), "cpu", True),
+        ((64, 2049), "cpu", False),
+        ((3, 65536), "cpu", False),
+        ((3, 65537), "cpu", True),
     ],
 )
 def test_onepass_by_its_plan(shape: tuple[int, int], device: str, twice: bool) -> None:
@@ -124,11 +124,6 @@ def test_what_does_not_fit_the_chip_is_read_twice() -> None:
     assert line.bytes == plan.bytes + 2 * 4 * again
     assert (line.cached_bytes, f"{again} elements" in line.note) == (plan.bytes, True)
     assert "read_again" not in onepass.explain((1, 1 << 20), device="h200").launch
-
-
-def test_the_cpu_engines_block_is_the_one_in_its_source() -> None:
-    text = (Path(onepass.__file__).parent / "csrc" / "cpu" / "rows.h").read_text()
-    assert f"constexpr int64_t kBlock = {model._CPU_BLOCK};" in text
 
 
 # The table

@@ -127,7 +127,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "a rung": (("8", "8", "--only", "nave"), "unknown rung 'nave': there are naive, naive-jit,"),
     "a dtype": (("8", "8", "--dtype", "int8"), "unknown dtype 'int8'"),
     "a dtype of no rung": (("8", "8", "--dtype", "f64"), "the rungs take float32, float16, bfloat16, got float64"),
-    "a device": (("8", "8", "--device", "h9000"), "unknown device 'h9000': take cpu, cuda, cuda:N, or a known GPU: h2"),
+    "a device": (("8", "8", "--device", "h9000"), "unknown device 'h9000': take cpu, cuda, cuda:N, or a known GPU: a1"),
     "a device of no rung": (("8", "8", "--device", "meta"), "unknown device 'meta'"),
     "a device that is not here": (("8", "8", "--device", "cuda:99"), "device 'cuda:99' is not here: there are"),
     "a bandwidth": (("8", "8", "--bandwidth", "-1"), "x>0"),

@@ -36,7 +36,9 @@ def has_nvrtc() -> bool:
 
 
 @no_gpu
-@pytest.mark.parametrize("arguments", [(), ("--show",), ("--lengths", "64", "--fresh"), ("--device", "cuda:0")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--show", "--device", "cuda"), ("--lengths", "64", "--fresh"), ("--device", "cuda:0")]
+)
 def test_without_a_gpu_it_is_one_line(arguments):
     result = call(*arguments)
     assert result.exit_code == 2
@@ -62,6 +64,8 @@ def test_without_a_gpu_it_is_one_line(arguments):
         (("--functions", "softmin"), "which stand for the others; got softmin"),
         (("--out", "/dev/null/file.json"), "cannot be written"),
         (("more",), "more"),
+        (("--json",), "--json goes with --show"),
+        (("--show", "--device", "mi300x"), "AMD Instinct MI300X has no tables"),
     ],
 )
 def test_wrong_arguments(arguments, words):
@@ -69,6 +73,32 @@ def test_wrong_arguments(arguments, words):
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "words"),
+    [
+        ("h200", "NVIDIA H200, compute 90, 132 multiprocessors", "tables built in, measured on NVIDIA H200"),
+        ("L4", "NVIDIA L4, compute 89, 58 multiprocessors", "tables measured on NVIDIA H200, .* (the nearest)"),
+    ],
+)
+def test_show_needs_no_gpu(device, gpu, words, monkeypatch):
+    monkeypatch.setenv("ONEPASS_TABLES", "off")
+    result = call("--show", "--device", device)
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == gpu
+    assert re.match(words.replace("(", r"\(").replace(")", r"\)"), lines[1])
+    assert "rows32" in result.stdout
+    shown = json.loads(call("--show", "--device", device, "--json").stdout)
+    assert gpu == f"{shown['gpu']}, compute {shown['compute']}, {shown['multiprocessors']} multiprocessors"
+    assert shown["tables"] == BASE
+
+
+@no_gpu
+def test_show_without_a_device_shows_the_built_in_tables(monkeypatch):
+    monkeypatch.setenv("ONEPASS_TABLES", "off")
+    assert call("--show").stdout == call("--show", "--device", "h200").stdout
 
 
 @pytest.fixture

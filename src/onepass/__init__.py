@@ -1,15 +1,10 @@
 """onepass: the softmax family for PyTorch at the speed of memory."""
 
-from . import nn, reference
-from .autocast import autocast_keeps_half
-from .engines import engines
-from .explain import Explanation, explain
-from .functional import log_softmax, logsumexp, softmax, softmin
-from .invariance import batch_invariant, is_batch_invariant, set_batch_invariant
-from .partial import State, merge, state
-from .patch import patch
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__
-from .warmup import warmup
 
 __all__ = [
     "Explanation",
@@ -32,3 +27,32 @@ __all__ = [
     "state",
     "warmup",
 ]
+
+# `import onepass` registers the operators at once. The command line alone waits until one of the names below is asked
+# for: importing torch takes 2 s, and `onepass --help` needs none of it. `python -m onepass` runs this file before any
+# other of the package; sys.argv[0] is then "-m".
+_WAITS = "_WAITS" not in globals() and (
+    "onepass_launcher" in sys.modules or (sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__)
+)
+
+if TYPE_CHECKING or not _WAITS:
+    from . import nn, reference
+    from .autocast import autocast_keeps_half
+    from .engines import engines
+    from .explain import Explanation, explain
+    from .functional import log_softmax, logsumexp, softmax, softmin
+    from .invariance import batch_invariant, is_batch_invariant, set_batch_invariant
+    from .partial import State, merge, state
+    from .patch import patch
+    from .warmup import warmup
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Runs this file again, which then imports everything."""
+        if not _WAITS or name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        importlib.reload(sys.modules[__name__])
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Known devices by name: what a copy reaches on them, measured, with the date; and a measurement for others."""
+"""Known GPUs by name: their facts, and what a copy reaches where it was measured; and a measurement for others."""
 
 import functools
 import statistics
@@ -10,20 +10,55 @@ import torch
 
 @dataclass(frozen=True)
 class Known:
+    """A GPU that need not be here.
+
+    compute: 90 for compute capability 9.0; None for AMD's, which the Triton engine serves. multiprocessors: AMD calls
+    them compute units. peak_gbs: the memory's bandwidth by the data sheet, in 1e9 bytes per second, which no copy
+    reaches. copy_gbs: read + written by a copy that fills the device, where it was measured, in the month `date`.
+    """
+
     title: str
-    compute: int  # 90 for sm_90
+    compute: int | None
     multiprocessors: int
-    copy_gbs: float  # read + written, of a copy that fills the device
-    date: str
+    peak_gbs: float
+    copy_gbs: float | None = None
+    date: str | None = None
+    warp_size: int = 32
+
+    @property
+    def bandwidth(self) -> tuple[float, str]:
+        """(1e9 bytes a second, where that is from)."""
+        if self.copy_gbs is not None:
+            return self.copy_gbs, f"that of a copy on {self.title}, measured {self.date}"
+        slower = "a copy is slower: it reaches 0.89 of the peak on an H200"
+        return self.peak_gbs, f"the peak of the data sheet of {self.title}, not measured ({slower})"
 
 
-# Copies of several GB through torch's copy_, in 1e9 bytes a second.
-KNOWN = {"h200": Known("NVIDIA H200", compute=90, multiprocessors=132, copy_gbs=4270.0, date="2026-11")}
+# The data sheets of the SXM modules of NVIDIA's A100 80GB, H100, H200 and B200, of its L4 and GeForce RTX 4090, and of
+# AMD's MI300X; names as torch.cuda.get_device_name tells them. H200: copies of several GB through torch's copy_.
+KNOWN = {
+    "a100": Known("NVIDIA A100-SXM4-80GB", compute=80, multiprocessors=108, peak_gbs=2039.0),
+    "h100": Known("NVIDIA H100 80GB HBM3", compute=90, multiprocessors=132, peak_gbs=3350.0),
+    "h200": Known("NVIDIA H200", compute=90, multiprocessors=132, peak_gbs=4800.0, copy_gbs=4270.0, date="2026-11"),
+    "b200": Known("NVIDIA B200", compute=100, multiprocessors=148, peak_gbs=8000.0),
+    "l4": Known("NVIDIA L4", compute=89, multiprocessors=58, peak_gbs=300.0),
+    "rtx4090": Known("NVIDIA GeForce RTX 4090", compute=89, multiprocessors=128, peak_gbs=1008.0),
+    "mi300x": Known("AMD Instinct MI300X", compute=None, multiprocessors=304, peak_gbs=5300.0, warp_size=64),
+}
+UNKNOWN = (
+    f"known GPUs, which need not be here, are {', '.join(KNOWN)}; of another give --compute, --multiprocessors and "
+    "--bandwidth (compute=, multiprocessors=, bandwidth=)"
+)
 
 
 def known(name: str) -> Known | None:
-    """The entry of a short name ("h200") or of a device's full name ("NVIDIA H200")."""
-    return next((entry for key, entry in KNOWN.items() if name.lower() in (key, entry.title.lower())), None)
+    """The entry of a short name ("h200", "RTX 4090") or of a device's full name ("NVIDIA H200")."""
+    asked = _plain(name)
+    return next((entry for key, entry in KNOWN.items() if asked in (key, _plain(entry.title))), None)
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from torch import Tensor
 from . import native
 from . import triton as triton_engine
 from .checks import FLOATS, check_input, normalise_dims, reduces_to, result_dtype
-from .devices import KNOWN, Known, known, measured_copy_gbs
+from .devices import KNOWN, UNKNOWN, Known, known, measured_copy_gbs
 from .engines import ENGINES, resolve
 from .ops import REDUCTIONS, reduced_shape, state_dtype
 from .tune import load
@@ -70,9 +70,11 @@ def _is_here(device: torch.device) -> bool:
 def _bandwidth(device: torch.device | None, entry: Known | None, given: float | None) -> tuple[float | None, str]:
     if given is not None:
         return float(given), "the bandwidth is the one given"
-    if entry is not None:
-        return entry.copy_gbs, f"the bandwidth is that of a copy on {entry.title}, measured {entry.date}"
-    if device is not None and _is_here(device):
+    here = device is not None and _is_here(device)
+    if entry is not None and (entry.copy_gbs is not None or not here):
+        gbs, source = entry.bandwidth
+        return gbs, f"the bandwidth is {source}"
+    if device is not None and here:
         return measured_copy_gbs(device), "the bandwidth is that of a copy, measured here now"
     return None, "no bandwidth is known for this device; give one with bandwidth="
 
@@ -82,28 +84,49 @@ def _kind(device: torch.device | None, entry: Known | None, compute: int | None,
     if device is not None and device.type == "cuda" and torch.cuda.is_available():
         kind = load.kind_of(device.index)
     else:
-        of = entry or KNOWN["h200"]
-        kind = Kind(of.title, of.compute, of.multiprocessors)
+        of = entry if entry and entry.compute else KNOWN["h200"]
+        kind = Kind(of.title, of.compute or 0, of.multiprocessors)
     asked = kind._replace(compute=compute or kind.compute, multiprocessors=multiprocessors or kind.multiprocessors)
     return asked if asked == kind else asked._replace(name="")
 
 
-def _parse_device(device: Any, tensor: Tensor | None) -> tuple[torch.device | None, Known | None, str]:
-    """(a real device or None, its entry in the table or None, its name)."""
+def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.device | None, Known | None, str]:
+    """(a real device or None, its entry in the table or None, its name). `gpu`: what is asked is of a GPU."""
     if device is None:
-        device = tensor.device if tensor is not None else "cuda" if torch.cuda.is_available() else "cpu"
+        device = tensor.device if tensor is not None else "cuda" if gpu or torch.cuda.is_available() else "cpu"
     if isinstance(device, str) and (entry := known(device)):
         return None, entry, entry.title
     try:
         real = torch.device(device)
     except (RuntimeError, TypeError):
         raise ValueError(
-            f"onepass.explain(): device must be a torch device or a known name ('h200'), got {device!r}"
+            f"onepass.explain(): device must be a torch device or the name of a known GPU, got {device!r}; {UNKNOWN}"
         ) from None
     if real.type == "cuda" and torch.cuda.is_available():
         name = torch.cuda.get_device_name(real)
         return real, known(name), name
     return real, None, str(real)
+
+
+def _engine(engine: str, real: torch.device | None, entry: Known | None, notes: list[str]) -> str:
+    """The engine of the plan, "none" for a meta tensor; raises as the call would."""
+    if engine not in ("auto", *ENGINES):
+        raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
+    amd = entry is not None and entry.compute is None
+    if real is None and (engine == "cpu" or (amd and engine == "cuda")):
+        takes = "CPU tensors" if engine == "cpu" else "NVIDIA GPUs"
+        raise RuntimeError(f"onepass: engine {engine!r} cannot run a tensor on {entry and entry.title}: serves {takes}")
+    if amd:
+        notes.append("the Triton kernels are compiled for this GPU; they have not been run on one")
+        return "triton"
+    if real is not None and real.type == "meta" and engine == "auto":
+        notes.append("a meta tensor has no data, and no engine runs; device= tells what one like it would get there")
+        return "none"
+    if real is None or (real.type == "cuda" and not _is_here(real) and engine != "cpu"):
+        if real is not None:
+            notes.append("no CUDA device is here: the plan is that of an NVIDIA GPU with the tables of the H200")
+        return "cuda" if engine == "auto" else engine
+    return resolve(engine, real)
 
 
 def _native_plan(
@@ -154,7 +177,8 @@ def explain(
         function: "softmax", "log_softmax", "softmin", "logsumexp" or "state".
         dtype: with sizes, the input's dtype; float32 by default.
         out_dtype: the `dtype=` of the call, where it has one; float32 for a half tensor under torch.autocast.
-        device: with sizes: "cpu", "cuda:0", or a known device's name ("h200"), which need not be here.
+        device: where the call would be, in place of the tensor's own: "cpu", "cuda:0", or a known GPU, which need not
+            be here: a100, h100, h200, b200, l4, rtx4090, mi300x.
         engine: as in the function explained.
         bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
         compute, multiprocessors: of the GPU that the plan is for (80 for compute capability 8.0), where it is another
@@ -192,39 +216,24 @@ def explain(
     if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
         raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
     dims = normalise_dims(function, shaped, dim)
-    real, entry, name = _parse_device(device, tensor)
-
+    real, entry, name = _parse_device(device, tensor, bool(compute or multiprocessors))
     notes: list[str] = []
-    if engine == "auto":
-        if real is None:
-            chosen = "cuda"
-        elif _is_here(real):
-            chosen = resolve(engine, real)
-        else:
-            chosen = "cpu" if real.type in ("cpu", "meta") else "cuda"
-            notes.append(
-                f"no {real.type} device is here; the plan is that of an NVIDIA GPU with the tables of the H200"
-            )
-    else:
-        if engine not in ENGINES:
-            raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
-        chosen = resolve(engine, real) if real is not None and _is_here(real) else engine
-
+    chosen = _engine(engine, real, entry, notes)
     address = tensor.data_ptr() if tensor is not None and tensor.device.type != "meta" else 0
     if chosen != "cuda" and (compute or multiprocessors):
         raise ValueError(
             f"onepass.explain(): compute and multiprocessors are for plans of the CUDA engine, got engine {chosen!r}"
         )
-    kind = None if chosen == "cpu" else _kind(real, entry, compute, multiprocessors)
+    kind = None if chosen in ("cpu", "none") else _kind(real, entry, compute, multiprocessors)
     plan = _native_plan(kind, function, shaped, y_type, dims, address)
-    moved = plan["bytes"]
-    tier, launch = _describe(chosen, plan, function, shaped, y_type, real, notes)
+    moved = plan["bytes"] if chosen != "none" else 0
+    tier, launch = _describe(chosen, plan, function, shaped, y_type, real, entry, notes)
     if chosen == "cuda" and launch and kind is not None:
         notes.append(load.note(native.tables(kind.name)["origin"], kind.name))
     if kind is not None and not kind.name:  # another GPU, of which no more is known
         real = entry = None
-    gbs, why = _bandwidth(real, entry, bandwidth)
-    notes.append(why)
+    gbs, why = _bandwidth(real, entry, bandwidth) if chosen != "none" else (None, "")
+    notes += [why] if why else []
     return Explanation(
         function=function,
         shape=tuple(shaped.shape),
@@ -250,9 +259,12 @@ def _describe(
     x: Tensor,
     y_type: torch.dtype,
     device: torch.device | None,
+    entry: Known | None,
     notes: list[str],
 ) -> tuple[str, dict[str, int | str]]:
     """(tier, launch numbers) of the engine that was chosen; adds what is worth a note."""
+    if engine == "none":
+        return "none", {}
     if plan["rows"] == 0 or plan["n"] == 0:
         notes.append("nothing to compute")
         return "none", {}
@@ -270,23 +282,12 @@ def _describe(
         properties = (
             torch.cuda.get_device_properties(device)
             if device is not None and _is_here(device) and device.type == "cuda"
-            else None
+            else entry
         )
         numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
-    shown: tuple[str, ...] = (
-        "source",
-        "grid",
-        "threads",
-        "lanes",
-        "rows_per_block",
-        "values",
-        "vector",
-        "split",
-        "shelf",
-        "edges",
-    )
-    shown += ("read_again",) if plan["read_again"] else ()
+    shown = ["source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "edges"]
+    shown += ["read_again"] if plan["read_again"] else []
     if plan["tier"] == "stream" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
     if plan["tier"] == "columns-stream" and function not in REDUCTIONS:

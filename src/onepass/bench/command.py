@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 
@@ -12,11 +15,11 @@ from onepass.bench import timing
 from onepass.bench.cases import Case
 from onepass.bench.providers import COPY, Provider, pick, registry
 from onepass.bench.report import reporter
-from onepass.bench.results import Results, save
+from onepass.bench.results import STDOUT, Results, as_text, save
 from onepass.bench.run import DeviceLost, Runner
 from onepass.bench.rungs import RungProvider
 from onepass.bench.suites import CPU_FILL, SUITES
-from onepass.bench.table import ratios
+from onepass.bench.table import BASELINE, lines, times_cell
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,27 @@ def select(choices: Choices, device: torch.device) -> tuple[list[tuple[Case, str
     return list(pairs.values()), text
 
 
+@contextlib.contextmanager
+def aside(json: str | None) -> Iterator[TextIO]:
+    """Gives stdout. Where that is for JSON, what is printed within goes to stderr."""
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if json == STDOUT else contextlib.nullcontext():
+        yield stdout
+
+
+def listed(device: torch.device) -> dict[str, Any]:
+    """What `--list` prints, as data."""
+    of = ("name", "label", "gallery", "quick")
+    return {
+        "device": str(device),
+        "providers": [
+            {key: getattr(p, key) for key in of} | {"not_here": p.unavailable(device), "as": p.redundant(device)}
+            for p in registry().values()
+        ],
+        "suites": [{"name": s.name, "about": s.about, "cases": len(s.cases)} for s in SUITES.values()],
+    }
+
+
 def listing(device: torch.device) -> str:
     """What `--list` prints."""
     known = registry()
@@ -119,6 +143,11 @@ def bench(choices: Choices) -> int:
 
     Raises ValueError for a choice that cannot be met.
     """
+    with aside(choices.json) as stdout:
+        return _bench(choices, stdout)
+
+
+def _bench(choices: Choices, stdout: TextIO) -> int:
     device = device_of(choices.device)
     if choices.threads is not None:
         torch.set_num_threads(choices.threads)
@@ -137,7 +166,7 @@ def bench(choices: Choices) -> int:
         print("  the gallery's rungs run with --gallery")
     print(flush=True)
     status = _race(runner, pairs)
-    _keep(runner.results, choices.json, choices.plot)
+    _keep(runner.results, choices.json, choices.plot, stdout)
     ours = [r for r in runner.results.rows if r.provider.startswith("onepass") and not r.ok]
     bad = [r for r in ours if (r.error or "").startswith(("wrong", "raised"))]
     return status or (1 if bad else 0)
@@ -154,21 +183,24 @@ def bench_rung(
 ) -> int:
     """Checks and times one rung on one case, beside torch unless `alone`: what `onepass gallery run` does.
 
-    `json` names the results file, whose environment then holds the launch parameters that were given. Returns the exit
-    status: 0 where the rung was timed, 1 where it was not, 130 where the run was broken off.
+    `json` names the results file ("-": stdout), whose environment then holds the launch parameters that were given.
+    Returns the exit status: 0 where the rung was timed, 1 where it was not, 130 where the run was broken off.
     """
     runner = Runner(device, [provider] if alone else [provider, registry()["torch"]], seed=seed, graph=True)
     runner.results.environment["quick"] = False
     if provider.launch:
         runner.results.environment["launch"] = {provider.name: provider.launch}
     given = ", ".join(f"{name} {value}" for name, value in provider.launch.items())
-    _introduce(runner.results, [f"{provider.name}: {provider.label}" + (f"; {given}" if given else "")])
-    print(flush=True)
-    status = _race(runner, [(case, dtype)])
-    rows = runner.results.rows
-    for ratio in ratios(rows, "torch", us=provider.name):
-        print(f"{provider.name} is {ratio:.2f}x as fast as torch")
-    _keep(runner.results, json, None)
+    with aside(json) as stdout:
+        _introduce(runner.results, [f"{provider.name}: {provider.label}" + (f"; {given}" if given else "")])
+        print(flush=True)
+        status = _race(runner, [(case, dtype)])
+        rows = runner.results.rows
+        for times in filter(None, (times_cell(line, provider.name) for line in lines(rows))):
+            print(
+                f"{provider.name} is {times.replace('?', '')}x as fast as {BASELINE}{' (disturbed)' * ('?' in times)}"
+            )
+        _keep(runner.results, json, None, stdout)
     timed = any(row.provider == provider.name and row.ok for row in rows)
     return status or (0 if timed else 1)
 
@@ -210,11 +242,13 @@ def _without(left_out: dict[str, str]) -> list[str]:
     return [f"  without {', '.join(those)}: {reason}" for reason, those in names.items()]
 
 
-def _keep(results: Results, json: str | None, plot: str | None) -> None:
-    """Writes the results file and the pictures, and says where they are."""
+def _keep(results: Results, json: str | None, plot: str | None, stdout: TextIO) -> None:
+    """Writes the results, to a file or to stdout, and the pictures, and says where they are."""
+    if json == STDOUT:
+        stdout.write(as_text(results))
     if not results.rows:
         return
-    if json:
+    if json and json != STDOUT:
         save(results, json)
     if plot and any(r.ok for r in results.rows):
         try:
@@ -225,4 +259,5 @@ def _keep(results: Results, json: str | None, plot: str | None) -> None:
             for path in draw([results], Path(plot)):
                 if path.suffix == ".png":
                     print(f"picture: {path}")
-    print(f"results: {json}" if json else "results: not kept (--json FILE keeps them)")
+    if json != STDOUT:
+        print(f"results: {json}" if json else "results: not kept (--json FILE keeps them)")

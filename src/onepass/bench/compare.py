@@ -80,7 +80,7 @@ class Comparison:
     `copy` is the geometric mean of the copy's time after over before, in `copies` rows; None where there is none.
     The others are not judged: `only_before` and `only_after` (the other file lacks the row, or it was skipped or is
     unsupported there, or has no time of this kind), `wrong_in_both`, and `untimed`, right in both files with no time of
-    this kind in either.
+    this kind in either; and `disturbed`, right in both with a time that something else changed in one of them.
     """
 
     of: str
@@ -92,6 +92,7 @@ class Comparison:
     only_after: list[Row] = field(default_factory=list)
     wrong_in_both: list[Row] = field(default_factory=list)
     untimed: list[Row] = field(default_factory=list)
+    disturbed: list[Row] = field(default_factory=list)
 
     def count(self, verdict: str, provider: str | None = None) -> int:
         """How many of the changes, of one provider or of all, are a "regression", a "gain" or "unchanged"."""
@@ -124,6 +125,7 @@ class Comparison:
             "only_after": len(self.only_after),
             "wrong_in_both": len(self.wrong_in_both),
             "untimed": len(self.untimed),
+            "disturbed": len(self.disturbed),
             "copy": {"ratio": self.copy, "rows": self.copies, "differs": self.copy_differs()},
             "providers": each,
             "changes": [change.as_dict() for change in self.changes],
@@ -177,13 +179,13 @@ def compare(
         row = b or a
         assert row is not None
         if row.provider == _COPY:
-            if a and b and _state(a, of) == _state(b, of) == "timed":
+            if a and b and _state(a, of) == _state(b, of) == "timed" and not (a.disturbed or b.disturbed):
                 copies.append(_time(b, of, names[1]) / _time(a, of, names[0]))
         elif (not only or row.provider in only) and row.provider not in skip:
             _sort_in(found, a, b, names)
     if copies:
         found.copy, found.copies = geomean(copies), len(copies)
-    if not found.changes and not found.wrong_in_both:
+    if not found.changes and not found.wrong_in_both and not found.disturbed:
         raise ValueError(_nothing(of, before, after, names))
     found.changes.sort(key=Change.order)
     return found
@@ -219,6 +221,8 @@ def _sort_in(found: Comparison, a: Row | None, b: Row | None, names: tuple[str, 
         found.only_after += [b] if b and now != "absent" else []
     elif b is None or now == "absent":
         found.only_before.append(a)
+    elif was == now == "timed" and (a.disturbed or b.disturbed):
+        found.disturbed.append(b)
     elif was == now == "timed":
         found.changes.append(_judge(a, b, found, names))
     elif was == now:

@@ -109,7 +109,9 @@ def why(row: Row) -> str:
     'wrong'
     """
     word = (row.error or "").partition(":")[0]
-    return {"wrong": "wrong", "unsupported": "not supported", "skipped": "no memory"}.get(word, "error")
+    return {"wrong": "wrong", "unsupported": "not supported", "skipped": "no memory", "disturbed": "disturbed"}.get(
+        word, "error"
+    )
 
 
 def _limit(rows: Sequence[Row]) -> str:

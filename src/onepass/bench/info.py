@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onepass.bench.environment import PACKAGE, environment
 
 
 def text() -> str:
     """The environment, the engines, and where compiled kernels are kept."""
-    import torch
-
     import onepass
 
-    e = environment("cuda" if torch.cuda.is_available() else "cpu")
+    e = _environment()
     commit = f", commit {e['commit'][:12]}{'+dirty' * e['commit'].endswith('+dirty')}" if e["commit"] else ""
     cuda = f", CUDA {e['cuda']}" if e["cuda"] else ", without CUDA"
     gpu = "none"
@@ -35,6 +35,20 @@ def text() -> str:
     for name, reason in onepass.engines().items():
         lines.append(f"  {name:<7} {'ready' if reason is None else f'not here: {reason}'}")
     return "\n".join(lines)
+
+
+def data() -> dict[str, Any]:
+    """The same for programs: the environment as a results file has it, why each engine is not here or None."""
+    import onepass
+
+    of = {"package": str(PACKAGE), "cache": _native("cache"), "nvrtc": _native("nvrtc")}
+    return {"environment": _environment(), **of, "engines": onepass.engines()}
+
+
+def _environment() -> dict[str, Any]:
+    import torch
+
+    return environment("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _native(what: str) -> str:

@@ -51,11 +51,12 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
     written = []
     with plt.rc_context(_FONT):
         for name, found in pictures.items():
-            rows = [replace(r) for r, _ in found.values() if r.ok]
+            timed = [replace(r, ok=False, error="disturbed") if r.disturbed else replace(r) for r, _ in found.values()]
+            rows = [r for r in timed if r.ok]
             if not rows:
                 continue
             suite, function, direction, dtype, out_dtype, device = name
-            failed = [r for r, _ in found.values() if not r.ok and r.provider != "copy"]
+            failed = [r for r in timed if not r.ok and r.provider != "copy"]
             files_of = dict.fromkeys(note for _, note in found.values())
             note = f"onepass bench {suite}: {len({r.case for r in rows})} points; {'; '.join(files_of)}"
             figure = (curves if _sweeps(rows) else cases)(rows, failed, device, note)

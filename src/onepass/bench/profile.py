@@ -80,9 +80,10 @@ def contestants(choices: Choices) -> tuple[list[Contestant], dict[str, str]]:
     return list(chosen.values()), left_out
 
 
-def run(choices: Choices, say: Callable[[str], None] = print) -> int:
-    """Profiles, and says the tables. Returns the exit status: 1 where a contestant was wrong or raised, or the trace
-    could not be written.
+def run(choices: Choices, say: Callable[[str], None] = print, lines: list[Line] | None = None) -> int:
+    """Profiles, says the tables, and puts the lines of the last one into `lines`, where it is given.
+
+    Returns the exit status: 1 where a contestant was wrong or raised, or the trace could not be written.
 
     Raises:
         ValueError: for a choice that cannot be met, before anything runs.
@@ -92,7 +93,7 @@ def run(choices: Choices, say: Callable[[str], None] = print) -> int:
     _introduce(choices, left_out, say)
     sort = choices.sort or ("self_cuda_time_total" if choices.gpu else "self_cpu_time_total")
     profiler = Profiler(choices.case, choices.dtype, choices.device, choices.calls, choices.warmup)
-    right, lines, status = list[Contestant](), list[Line](), 0
+    right, lines, status = list[Contestant](), [] if lines is None else lines, 0
     try:
         for contestant in chosen:
             say(f"\n{contestant.name}: {choices.case.name} {choices.dtype} on {choices.device}, {_count(choices)}")

@@ -9,8 +9,8 @@ from typing import Any, TextIO
 from onepass.bench.cases import SHORT, Case
 from onepass.bench.results import Row
 from onepass.bench.table import (
+    BASELINE,
     OURS,
-    US,
     cell,
     dtype_text,
     graph_cell,
@@ -44,12 +44,17 @@ class Plain:
     def case(self, case: Case, dtype: str) -> None:
         self.done += 1
 
+    def again(self, count: int) -> None:
+        self.total += count
+        self.say(f"{count} of them timed again: disturbed")
+
     def status(self, text: str) -> None:
         pass
 
     def rows(self, rows: Sequence[Row]) -> None:
         first = rows[0]
-        head = f"[{self.done}/{self.total}] {first.case}, {shape_text(first)}, {dtype_text(first)}"
+        shape = "" if shape_text(first) in first.case else f", {shape_text(first)}"
+        head = f"[{self.done}/{self.total}] {first.case}{shape}, {dtype_text(first)}"
         if first.function != "softmax" or first.direction != "forward":
             head += f", {first.function} {first.direction}"
         self.say(head)
@@ -71,6 +76,8 @@ class Plain:
             text += f"  graph {graph_cell(row)}" + (" us" if row.graph_us is not None else "")
         if row.call_us is not None:
             text += f"  call {us_text(row.call_us)} us"
+        if row.disturbed:
+            text += f"  ? {row.disturbed}"
         return text
 
     def say(self, text: str) -> None:
@@ -97,6 +104,7 @@ class LiveTable:
         self.progress = progress.Progress(
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
+            progress.TextColumn("cases"),
             progress.TimeElapsedColumn(),
             progress.TextColumn("left"),
             progress.TimeRemainingColumn(),
@@ -119,6 +127,10 @@ class LiveTable:
     def case(self, case: Case, dtype: str) -> None:
         self.name = f"{case.name}, {SHORT.get(dtype, dtype)}"
         self.status("")
+
+    def again(self, count: int) -> None:
+        self.progress.update(self.task, total=(self.progress.tasks[0].total or 0) + count)
+        self.say(f"{count} of them timed again: disturbed")
 
     def status(self, text: str) -> None:
         self.progress.update(self.task, description=f"[bold]{self.name}[/]  {text}")
@@ -192,9 +204,9 @@ class LiveTable:
             if stacked:
                 head = head.replace(", ", "\n").replace("-", "-\n")
             made.add_column(head, justify="right", no_wrap=True)
-        against = not calls and US in names and OURS in names
+        against = not calls and OURS in names and BASELINE in names
         if against:
-            made.add_column(f"times\n{OURS}", justify="right", no_wrap=True)
+            made.add_column(f"times\n{BASELINE}", justify="right", no_wrap=True)
         for line in lines(rows):
             cells: list[Any] = [line.case, *([line.shape] if shapes else []), line.dtype]
             best = None if calls else line.best()
@@ -206,7 +218,8 @@ class LiveTable:
                 time, share = cell(row)
                 share = share.removesuffix(" GB/s")
                 style = "bold green" if name == best else "dim" if name == "copy" else ""
-                bad = "bold red" if time in ("WRONG", "ERROR") else "yellow" if time == "skipped" else style
+                odd = time == "skipped" or time.endswith("?")
+                bad = "bold red" if time in ("WRONG", "ERROR") else "yellow" if odd else style
                 between = "" if not share else "\n" if stacked else " " * max(1, 6 - len(share))
                 third = graph_cell(row) if graph else ""
                 before = "" if not third else "\n" if stacked else " " * max(1, 7 - len(third))

@@ -1,4 +1,4 @@
-"""The results file, schema version 2: what a row holds, how a file is written, and how a bad one is told.
+"""The results file, schema version 3: what a row holds, how a file is written, and how a bad one is told.
 
 `docs/benchmark.md` documents every field. Nothing here imports torch or times anything.
 """
@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 2
-ADDED = ("graph_error", "input_copy_us")  # in schema 2; a file of schema 1 is read as if they were null
+STDOUT = "-"  # in place of a file's name
+SCHEMA = 3
+ADDED = {"graph_error": 2, "input_copy_us": 2, "disturbed": 3}  # field -> its first schema; null in older files
 ENVIRONMENT = (
     "device",
     "device_type",
@@ -67,6 +68,7 @@ class Row:
     input_copy_us: float | None = None
     ok: bool = False
     error: str | None = None
+    disturbed: str | None = None
 
     def key(self) -> tuple[str, str, str, str, str, str]:
         """What is the same for all providers of one line of the table."""
@@ -87,7 +89,7 @@ class Results:
 _TEXT, _NUMBER, _COUNT = (str,), (int, float), (int,)
 _KINDS: dict[str, tuple[tuple[type, ...], bool]] = {  # field -> (types, may it be null)
     **dict.fromkeys(("suite", "case", "function", "dtype", "out_dtype", "direction", "provider"), (_TEXT, False)),
-    **dict.fromkeys(("version", "engine", "error", "graph_error"), (_TEXT, True)),
+    **dict.fromkeys(("version", "engine", "error", "graph_error", "disturbed"), (_TEXT, True)),
     **dict.fromkeys(("shape", "strides"), ((list,), False)),
     **dict.fromkeys(("median_us", "p20_us", "p80_us", "graph_us", "call_us"), (_NUMBER, True)),
     **dict.fromkeys(("gbps", "copy_fraction", "input_copy_us"), (_NUMBER, True)),
@@ -105,8 +107,8 @@ def parse(data: Any, where: str = "results") -> Results:
     if not isinstance(data, Mapping):
         raise ResultsError(f"{where}: a results file is an object, got {_kind(data)}")
     schema = data.get("schema")
-    if schema not in (1, SCHEMA):
-        raise ResultsError(f"{where}: schema {schema!r} is not known, this version reads schemas 1 and {SCHEMA}")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise ResultsError(f"{where}: schema {schema!r} is not known, this version reads schemas 1 to {SCHEMA}")
     environment, rows = data.get("environment"), data.get("rows")
     if not isinstance(environment, Mapping):
         raise ResultsError(f"{where}: 'environment' should be an object, got {_kind(environment)}")
@@ -115,7 +117,7 @@ def parse(data: Any, where: str = "results") -> Results:
         raise ResultsError(f"{where}: 'environment' lacks {', '.join(missing)}")
     if not isinstance(rows, Sequence) or isinstance(rows, str):
         raise ResultsError(f"{where}: 'rows' should be a list, got {_kind(rows)}")
-    late = dict.fromkeys(ADDED) if schema == 1 else {}
+    late = {name: None for name, first in ADDED.items() if first > schema}
     return Results(dict(environment), [_row(row, f"{where}: row {i}", late) for i, row in enumerate(rows)])
 
 
@@ -138,11 +140,11 @@ def save(results: Results, path: str | Path) -> None:
     """Writes to a temporary name beside `path` and renames: a reader finds the old file or the new, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = parse(json.loads(json.dumps(results.as_dict(), allow_nan=False)), str(path)).as_dict()
+    whole = as_text(results, str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(_text(data))
+            file.write(whole)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it 0600, a results file is as readable as any other
@@ -152,8 +154,9 @@ def save(results: Results, path: str | Path) -> None:
         raise
 
 
-def _text(data: dict[str, Any]) -> str:
-    """One row a line, so that two files can be compared line by line."""
+def as_text(results: Results, where: str = "results") -> str:
+    """What a file holds, one row per line, so that two files can be compared line by line; checked as `load` does."""
+    data = parse(json.loads(json.dumps(results.as_dict(), allow_nan=False)), where).as_dict()
     head = json.dumps(data["environment"], indent=2).replace("\n", "\n  ")
     rows = ",\n".join("    " + json.dumps(row) for row in data["rows"])
     rows = f"[\n{rows}\n  ]" if rows else "[]"

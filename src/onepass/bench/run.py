@@ -11,6 +11,7 @@ import torch
 from onepass.bench import graph, timing
 from onepass.bench.cases import Case
 from onepass.bench.check import Checker, reference_bytes
+from onepass.bench.disturbed import SAMPLES, mark, slow_copies, spread
 from onepass.bench.environment import environment, free_bytes
 from onepass.bench.providers import COPY, Provider, Refused, copy_of_input
 from onepass.bench.results import Results, Row
@@ -24,6 +25,9 @@ class Reporter(Protocol):
     def case(self, case: Case, dtype: str) -> None:
         """A case is begun."""
 
+    def again(self, count: int) -> None:
+        """So many cases are begun once more, since something disturbed them."""
+
     def status(self, text: str) -> None:
         """What is being done to it."""
 
@@ -36,6 +40,7 @@ class Reporter(Protocol):
 
 class Silent:
     def case(self, case: Case, dtype: str) -> None: ...
+    def again(self, count: int) -> None: ...
     def status(self, text: str) -> None: ...
     def rows(self, rows: Sequence[Row]) -> None: ...
     def say(self, text: str) -> None: ...
@@ -67,15 +72,35 @@ class Runner:
             self.clocks.spin_up()
 
     def run(self, cases: Sequence[tuple[Case, str]]) -> Results:
-        """Times each (case, dtype). Raises DeviceLost where the GPU does not answer any more."""
-        for case, dtype in cases:
-            self.reporter.case(case, dtype)
-            rows = self._case(case, dtype)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # the next case has other sizes: what is kept of this one would add to them
-            self.results.rows.extend(rows)
-            self.reporter.rows(rows)
+        """Times each (case, dtype), and those that something disturbed once more at the end; what is disturbed again is
+        marked. Raises DeviceLost where the GPU does not answer any more."""
+        groups: list[list[Row]] = []
+        try:
+            for case, dtype in cases:
+                groups.append(self._reported(case, dtype))
+                self.results.rows.extend(groups[-1])
+            again = self._disturbed(groups)
+            if again:
+                self.reporter.again(len(again))
+            for i in again:
+                groups[i] = self._reported(*cases[i])
+                self.results.rows[:] = [row for rows in groups for row in rows]
+        finally:
+            if self.budget.most >= SAMPLES:
+                mark(self.results.rows)
         return self.results
+
+    def _disturbed(self, groups: Sequence[Sequence[Row]]) -> list[int]:
+        slow = slow_copies(self.results.rows) if self.budget.most >= SAMPLES else {}
+        return [i for i, rows in enumerate(groups) if any(r.disturbed or r.key() in slow for r in rows)]
+
+    def _reported(self, case: Case, dtype: str) -> list[Row]:
+        self.reporter.case(case, dtype)
+        rows = self._case(case, dtype)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the next case has other sizes: what is kept of this one would add to them
+        self.reporter.rows(rows)
+        return rows
 
     def _case(self, case: Case, dtype: str) -> list[Row]:
         free = self.free() if self.free else free_bytes(str(self.device))
@@ -267,7 +292,7 @@ class _Entry:
 
     def set(self, stats: timing.Stats) -> None:
         self.row.median_us, self.row.p20_us, self.row.p80_us = stats.median, stats.p20, stats.p80
-        self.row.ok = True
+        self.row.ok, self.row.disturbed = True, spread(stats)
 
     def fail(self, how: str, error: BaseException) -> None:
         self.row.error = f"{how}: {_told(error)}"[:300]

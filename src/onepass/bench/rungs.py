@@ -12,21 +12,11 @@ from torch import Tensor
 from onepass.bench.cases import Case
 from onepass.bench.providers import Provider
 from onepass.gallery import RUNGS, Rung
-from onepass.gallery.rung import DTYPES
+from onepass.gallery.checks import DTYPES
 
-__all__ = ["INTERPRETED", "RungProvider", "language", "providers", "refusal"]
+__all__ = ["INTERPRETED", "RungProvider", "providers", "refusal"]
 
 INTERPRETED = "interprets its kernels on the CPU, which takes minutes"
-_LANGUAGES = {".cpp": "C++", ".cu": "CUDA"}
-
-
-def language(rung: Rung) -> str:
-    """What the file of a rung is written in: Python, Triton, C++ or CUDA.
-
-    >>> [language(RUNGS[name]) for name in ("naive", "triton-row", "cpu-online", "cuda-warp", "cuda-auto")]
-    ['Python', 'Triton', 'C++', 'CUDA', 'Python']
-    """
-    return _LANGUAGES.get(rung.path.suffix) or ("Triton" if rung.file.startswith("triton") else "Python")
 
 
 def refusal(rung: Rung, case: Case, dtype: str) -> str | None:
@@ -50,14 +40,14 @@ class RungProvider(Provider):
     def __init__(self, rung: Rung, **launch: int):
         self.rung, self.launch = rung, launch
         self.name = rung.name
-        self.label = f"{language(rung)}, {rung.file}"
+        self.label = f"{rung.language}, {rung.file}"
         self.quick = rung.name != "naive-compile"  # compiles for seconds a shape, as torch-compile does
 
     def unavailable(self, device: torch.device) -> str | None:
         return self.rung.unavailable(device)
 
     def redundant(self, device: torch.device) -> str | None:
-        return INTERPRETED if device.type == "cpu" and language(self.rung) == "Triton" else None
+        return INTERPRETED if device.type == "cpu" and self.rung.language == "Triton" else None
 
     def supports(self, case: Case, dtype: str) -> str | None:
         return refusal(self.rung, case, dtype)

@@ -10,7 +10,7 @@ from onepass.bench.cases import ITEMSIZE, SHORT
 from onepass.bench.results import Row
 from onepass.bench.stats import geomean
 
-US, OURS = "onepass", "torch"
+OURS, BASELINE = "onepass", "torch"
 SOON = 64_000_000  # bytes
 
 
@@ -24,11 +24,13 @@ class Line:
     rows: dict[str, Row] = field(default_factory=dict)
 
     def best(self) -> str | None:
-        """The fastest that is right, the copy aside."""
-        right = {n: r.median_us for n, r in self.rows.items() if r.ok and n != "copy" and r.median_us}
+        """The fastest that is right and was not disturbed, the copy aside."""
+        right = {
+            n: r.median_us for n, r in self.rows.items() if r.ok and not r.disturbed and n != "copy" and r.median_us
+        }
         return min(right, key=lambda n: right[n]) if right else None
 
-    def faster(self, other: str = OURS, us: str = US, of: str = "median_us") -> float | None:
+    def faster(self, other: str = BASELINE, us: str = OURS, of: str = "median_us") -> float | None:
         """How many times faster `us` is than `other`, where both were timed."""
         a, b = self.rows.get(us), self.rows.get(other)
         if a and b and a.ok and b.ok and getattr(a, of) and getattr(b, of):
@@ -77,16 +79,20 @@ def us_text(us: float) -> str:
 
 
 def cell(row: Row | None) -> tuple[str, str]:
-    """(time, fraction of a copy); for the copy itself (time, GB/s); for what was not timed (why, "")."""
+    """(time, fraction of a copy); for the copy itself (time, GB/s); for what was not timed (why, "").
+
+    The time of a disturbed row has a `?`.
+    """
     if row is None:
         return ("", "")
     if not row.ok:
         word = (row.error or "error").partition(":")[0]
         return ({"wrong": "WRONG", "raised": "ERROR", "skipped": "skipped", "unsupported": "-"}.get(word, "ERROR"), "")
     assert row.median_us is not None
+    time = us_text(row.median_us) + "?" * bool(row.disturbed)
     if row.provider == "copy":
-        return (us_text(row.median_us), f"{row.gbps:.0f} GB/s" if row.gbps else "")
-    return (us_text(row.median_us), f"{row.copy_fraction:.2f}" if row.copy_fraction is not None else "")
+        return (time, f"{row.gbps:.0f} GB/s" if row.gbps else "")
+    return (time, f"{row.copy_fraction:.2f}" if row.copy_fraction is not None else "")
 
 
 def has_graph(rows: Sequence[Row]) -> bool:
@@ -101,19 +107,21 @@ def graph_cell(row: Row | None) -> str:
     return us_text(row.graph_us) if row.graph_us is not None else "-"
 
 
-def times_cell(line: Line) -> str:
-    times = line.faster()
-    return "" if times is None else f"{times:.2f}"
+def times_cell(line: Line, us: str = OURS) -> str:
+    """How many times faster `us` is than torch, with a `?` where one of the two was disturbed."""
+    times = line.faster(us=us)
+    return "" if times is None else f"{times:.2f}" + "?" * any(line.rows[n].disturbed for n in (us, BASELINE))
 
 
-def ratios(rows: Sequence[Row], other: str, us: str = US, of: str = "median_us") -> list[float]:
+def ratios(rows: Sequence[Row], other: str, us: str = OURS, of: str = "median_us") -> list[float]:
     """How many times faster `us` is than `other`, case by case, where both were timed."""
     return [times for line in lines(rows) if (times := line.faster(other, us, of)) is not None]
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """What the table says, in a few sentences."""
-    said = _faster(rows, "median_us", f"{US} is")
+    """What the table says, in a few sentences. What was disturbed is counted, and left out of all others."""
+    marked, rows = [r for r in rows if r.disturbed], [r for r in rows if not r.disturbed]
+    said = _faster(rows, "median_us", f"{OURS} is")
     fractions = []
     for name in providers(rows):
         of = [r.copy_fraction for r in rows if r.provider == name and r.ok and r.copy_fraction]
@@ -122,7 +130,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     if fractions:
         said.append(f"of a copy's speed: {', '.join(fractions)} (geometric means)")
     said += _over_the_copy(rows) + _graphs(rows) + _of_the_input(rows)
-    said += _faster([r for r in rows if r.threads], "call_us", f"with results newly allocated {US} is")
+    said += _faster([r for r in rows if r.threads], "call_us", f"with results newly allocated {OURS} is")
     calls = []
     for name in providers(rows):
         least = [r.call_us for r in rows if r.provider == name and r.call_us and not r.threads]
@@ -130,14 +138,23 @@ def summary(rows: Sequence[Row]) -> list[str]:
             calls.append(f"{name} {us_text(min(least))}")
     if calls:
         said.append(f"a call with its host time, at its least: {', '.join(calls)} us")
-    return said
+    return said + _disturbed(marked)
+
+
+def _disturbed(marked: Sequence[Row]) -> list[str]:
+    if not marked:
+        return []
+    first, cases = marked[0], len({row.key() for row in marked})
+    of = f"{cases} case{'s' if cases > 1 else ''}"
+    why = f"{first.provider} on {first.case}, {dtype_text(first)}: {first.disturbed}"
+    return [f"disturbed (?), and left out of the means: {len(marked)} of the times, of {of}; {why}"]
 
 
 def _faster(rows: Sequence[Row], of: str, begin: str) -> list[str]:
     """How many times faster onepass is than each other, by the time that `of` names."""
     said = []
     for other in providers(rows):
-        values = [] if other in (US, "copy") else ratios(rows, other, of=of)
+        values = [] if other in (OURS, "copy") else ratios(rows, other, of=of)
         if values:
             span = f", {min(values):.2f}x to {max(values):.2f}x" if len(values) > 1 else ""
             said.append(f"{begin} {geomean(values):.2f}x as fast as {other} (geometric mean of {len(values)}{span})")
@@ -206,11 +223,11 @@ def troubles(rows: Sequence[Row]) -> list[str]:
 def plain(rows: Sequence[Row]) -> str:
     """The table in ASCII, as wide as it needs to be; `*` is the best of a line."""
     names, graph = providers(rows), has_graph(rows)
-    against = US in names and OURS in names
+    against = OURS in names and BASELINE in names
     head = ["case", "shape", "dtype"]
     for name in names:
         head += [f"{name} us", "" if name == "copy" else "of copy", *["graph us"] * graph]
-    head += [f"times {OURS}"] * against
+    head += [f"times {BASELINE}"] * against
     body = []
     for line in lines(rows):
         cells = [line.case, line.shape, line.dtype]

@@ -1,7 +1,7 @@
-"""The command line: one file a command or a few.
+"""The command line: one file per command or per few.
 
-torch is imported within the commands, so that `--help` answers at once. What a user gets wrong is told in one line,
-with exit status 2.
+The library and torch are loaded by the commands that need them (`shared.Command`), so that `--help`, `gallery` and
+`compare` answer at once. An error of the user is one line, with exit status 2.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from onepass.cli.profile import profile
 from onepass.cli.traffic import traffic
 from onepass.cli.tune import tune
 from onepass.cli.warmup import warmup
+from onepass.version import __version__
 
 
 class Commands(click.Group):
@@ -52,9 +53,7 @@ class Commands(click.Group):
 def cli(context: click.Context, version: bool) -> None:
     """The softmax family for PyTorch at the speed of memory."""
     if version:
-        from importlib import metadata
-
-        click.echo(f"onepass {metadata.version('onepass')}")
+        click.echo(f"onepass {__version__}")
     elif context.invoked_subcommand is None:
         click.echo(context.get_help())
     if version:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from onepass.cli.shared import Names, dtype_of, finite, flat, writable
+from onepass.cli.shared import Command, Names, answer, dtype_of, finite, flat, json_option, writable
 
 
-@click.command()
+@click.command(cls=Command, short_help="Check every provider, then race them.")
 @click.argument("suites", nargs=-1)
 @click.option("--quick", is_flag=True, help="A minute or so: the cases marked for it, fewer samples, no torch.compile.")
 @click.option(
@@ -49,9 +49,9 @@ from onepass.cli.shared import Names, dtype_of, finite, flat, writable
 @click.option(
     "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the data and the checked rows."
 )
-@click.option("--json", metavar="FILE", help="Write the results file.")
+@json_option("the results")
 @click.option("--plot", metavar="DIR", help="Draw the results into this folder.")
-def bench(show: bool, **options: Any) -> int:
+def bench(show: bool, json_file: str | None, **options: Any) -> int:
     """Check every provider against the definition, then race them. SUITES: models (the default), seeds, powers,
     rows, few, backward, columns, cpu, cpu-backward."""
     from onepass.bench.cases import FUNCTIONS
@@ -62,20 +62,20 @@ def bench(show: bool, **options: Any) -> int:
         if name not in FUNCTIONS:
             raise click.UsageError(f"unknown function {name!r}: there are {', '.join(FUNCTIONS)}")
     options["suites"] = options["suites"] or ("models",)
-    for file in (options["json"], options["plot"]):
-        writable(file)
+    writable(options["plot"])
     from onepass.bench import command
 
     try:
         if show:
-            click.echo(command.listing(command.device_of(options["device"])))
+            at = command.device_of(options["device"])
+            answer(json_file, lambda: command.listed(at), lambda: click.echo(command.listing(at)))
             return 0
-        return command.bench(command.Choices(**options))
+        return command.bench(command.Choices(**options, json=json_file))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
 
-@click.command()
+@click.command(short_help="Draw results files as PNG and SVG.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("-o", "--output", "folder", default=".", show_default=True, metavar="DIR", help="Where the pictures go.")
 def plot(files: Sequence[str], folder: str) -> None:
@@ -100,9 +100,10 @@ def plot(files: Sequence[str], folder: str) -> None:
         click.echo(path)
 
 
-@click.command()
-def info() -> None:
+@click.command(cls=Command, short_help="Show the environment and the engines.")
+@json_option("it")
+def info(json_file: str | None) -> None:
     """Show the environment, and what each engine can do here or why it cannot."""
     from onepass.bench import info as about
 
-    click.echo(about.text())
+    answer(json_file, about.data, lambda: click.echo(about.text()))

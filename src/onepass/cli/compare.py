@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +14,14 @@ from onepass.bench.compare import Change, Comparison
 from onepass.bench.results import Results, Row
 from onepass.bench.stats import geomean
 from onepass.bench.table import cell, dtype_text, shape_text, us_text
-from onepass.cli.shared import Names, flat, terminal
+from onepass.cli.shared import Names, answer, flat, json_option, terminal
 
 _HEAD = ("case", "shape", "dtype", "provider", "before us", "after us", "change", "noise", "")
 _LEFT = 4  # columns of text before those of numbers
 _STYLE = {"regression": "red", "gain": "green", "unchanged": ""}
 
 
-@click.command()
+@click.command(short_help="Show what became slower or faster between two results files.")
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
 @click.option(
@@ -44,8 +43,8 @@ _STYLE = {"regression": "red", "gain": "green", "unchanged": ""}
 )
 @click.option("--all", "every", is_flag=True, help="Show the rows that did not change too.")
 @click.option("--any-device", is_flag=True, help="Compare files of two devices.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, every row in it.")
-def compare(before: str, after: str, of: str, every: bool, as_json: bool, **options: Any) -> int:
+@json_option("the comparison, every row in it,")
+def compare(before: str, after: str, of: str, every: bool, json_file: str | None, **options: Any) -> int:
     """Show what became slower, faster or wrong from results file BEFORE to results file AFTER.
 
     A change counts where the ranges p20 to p80 of the two do not overlap and the medians differ by more than --least.
@@ -58,10 +57,8 @@ def compare(before: str, after: str, of: str, every: bool, as_json: bool, **opti
         found = comparing.compare(*files, of=comparing.TIMES[of], names=(before, after), **options)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if as_json:
-        click.echo(json.dumps(_data(found, files, (before, after)), indent=2))
-    else:
-        _show(found, files, (before, after), every)
+    ends = found, files, (before, after)
+    answer(json_file, lambda: _data(*ends), lambda: _show(*ends, every))
     return 1 if found.count("regression") else 0
 
 
@@ -133,7 +130,8 @@ def _notes(found: Comparison, names: tuple[str, str]) -> list[tuple[str, str]]:
             bad = sum(not row.ok for row in rows)
             text = f"only in {name}: {_many(len(rows), 'row')} ({_by_provider(rows)})"
             said.append((text + (f", {bad} of them wrong or raised" if bad else ""), "yellow"))
-    for rows, what in ((found.wrong_in_both, "wrong or raised in both"), (found.untimed, f"without {found.of}")):
+    untold = (found.wrong_in_both, "wrong or raised in both"), (found.untimed, f"without {found.of}")
+    for rows, what in (*untold, (found.disturbed, "disturbed in one of the two, and not judged")):
         if rows:
             said.append((f"{what}: {_many(len(rows), 'row')} ({_by_provider(rows)})", "yellow"))
     return said

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from onepass.cli.shared import dtype_of, finite, ints
+from onepass.cli.shared import Command, answer, dtype_of, finite, ints, json_option
 
 
-@click.command()
+@click.command(cls=Command, short_help="Show how a call would run: engine, launch, bytes, time.")
 @click.argument("sizes", nargs=-1, required=True, metavar="SIZES...")
 @click.option("--dtype", default="float32", show_default=True, help="Of the input: f32, bf16, f16, f64.")
 @click.option("--out-dtype", help="Of the result, where it differs.")
 @click.option(
     "--dim", default="-1", show_default=True, metavar="DIM[,DIM...]", help="The dim, or several, of the softmax."
 )
-@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, or the name of a known GPU: h200.")
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="cpu, cuda, cuda:N, or a GPU that need not be here: a100, h100, h200, b200, l4, rtx4090, mi300x.",
+)
 @click.option(
     "--function", default="softmax", show_default=True, help="softmax, log_softmax, softmin, logsumexp or state."
 )
@@ -35,8 +38,10 @@ from onepass.cli.shared import dtype_of, finite, ints
     "--compute", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU: 80 for 8.0."
 )
 @click.option("--multiprocessors", type=click.IntRange(1, 4096), metavar="N", help="Those of another GPU.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def explain(sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, as_json: bool, **options: Any) -> None:
+@json_option("the plan")
+def explain(
+    sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, json_file: str | None, **options: Any
+) -> None:
     """Show how a call on a tensor of SIZES would run: engine, tier, launch, bytes, and the time of a copy.
 
     For example: onepass explain 8192 151936 --dtype bf16 --device h200
@@ -59,4 +64,4 @@ def explain(sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, a
         )
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # as torch tells a wrong dim, dtype, engine
         raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
-    click.echo(json.dumps(explanation.as_dict(), indent=2) if as_json else str(explanation))
+    answer(json_file, explanation.as_dict, lambda: click.echo(explanation))

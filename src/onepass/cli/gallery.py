@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.cli.shared import dtype_of, terminal, writable
+from onepass.cli.shared import Command, answer, dtype_of, json_option, terminal
 
 if TYPE_CHECKING:
     from onepass.gallery import Rung
@@ -15,27 +16,43 @@ if TYPE_CHECKING:
 _LEXERS = {".py": "python", ".cpp": "cpp", ".cu": "cuda"}
 _NOTES = (
     "Traffic in elements for an M x N matrix; in brackets what comes from memory while the rows stay in a cache.",
-    "onepass gallery show NAME prints a rung, onepass gallery run NAME M N checks and times one.",
+    "The rungs in Triton run on the CPU too, in its interpreter: with TRITON_INTERPRET=1 in the environment.",
+    "onepass gallery show NAME prints a rung, onepass gallery run NAME M N checks and times one,",
+    "onepass bench --list says which of them cannot run here, and why.",
 )
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, short_help="List, show and run the published ways to compute a softmax.")
+@json_option("the list")
 @click.pass_context
-def gallery(context: click.Context) -> None:
-    """List the gallery: every published way to compute a softmax, one short file a rung, in rising order."""
+def gallery(context: click.Context, json_file: str | None) -> None:
+    """List the gallery: every published way to compute a softmax, one short file per rung, in rising order."""
     if context.invoked_subcommand is None:
-        rungs = _rungs()
-        console = terminal()
-        if console is None:
-            for number, rung in enumerate(rungs.values(), 1):
-                click.echo(_line(number, rung))
-        else:
-            console.print(_table(rungs))
-        for text in _NOTES:
-            click.echo(text if console is None else click.style(text, dim=True))
+        answer(json_file, lambda: _data(_rungs()), _list)
+    elif json_file:
+        raise click.UsageError(f"--json before {context.invoked_subcommand} is of the list: write it last")
 
 
-@gallery.command()
+@gallery.command("list", short_help="List the rungs: what `onepass gallery` alone does.")
+@json_option("the list")
+def list_(json_file: str | None) -> None:
+    """List the rungs: what `onepass gallery` alone does."""
+    answer(json_file, lambda: _data(_rungs()), _list)
+
+
+def _list() -> None:
+    rungs = _rungs()
+    console = terminal()
+    if console is None:
+        for number, rung in enumerate(rungs.values(), 1):
+            click.echo(_line(number, rung))
+    else:
+        console.print(_table(rungs))
+    for text in _NOTES:
+        click.echo(text if console is None else click.style(text, dim=True))
+
+
+@gallery.command(short_help="Print the source of a rung.")
 @click.argument("name")
 @click.option("--path", is_flag=True, help="Print where the file is, in place of its text.")
 def show(name: str, path: bool) -> None:
@@ -52,7 +69,7 @@ def show(name: str, path: bool) -> None:
     console.print(lexer.highlight(rung.source.rstrip("\n")), soft_wrap=True)
 
 
-@gallery.command()
+@gallery.command(short_help="Print the butterfly exchange of a warp, lane by lane.")
 @click.option(
     "--op", type=click.Choice(["max", "sum", "id"]), default="max", show_default=True, help="The merge; id: none."
 )
@@ -92,8 +109,8 @@ def shuffle(op: str, lanes: str) -> None:
     click.echo(sentence(values, op))
 
 
-class _Launched(click.Command):
-    """Has an option for each launch parameter. They are asked for when they are needed, as the gallery needs torch."""
+class _Launched(Command):
+    """Has an option for each launch parameter."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         from onepass.gallery.options import ABOUT
@@ -108,7 +125,7 @@ class _Launched(click.Command):
         return [*own[:-1], *options, own[-1]]  # the last is --help
 
 
-@gallery.command(cls=_Launched)
+@gallery.command(cls=_Launched, short_help="Check a rung and time it beside a copy and torch.")
 @click.argument("name")
 @click.argument("rows", type=click.IntRange(1), metavar="M")
 @click.argument("n", type=click.IntRange(1), metavar="N")
@@ -118,7 +135,7 @@ class _Launched(click.Command):
     "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the data and the checked rows."
 )
 @click.option("--alone", is_flag=True, help="Without torch beside it.")
-@click.option("--json", metavar="FILE", help="Write the results file.")
+@json_option("the results")
 def run(
     name: str,
     rows: int,
@@ -127,7 +144,7 @@ def run(
     device: str | None,
     seed: int,
     alone: bool,
-    json: str | None,
+    json_file: str | None,
     **launch: int | None,
 ) -> int:
     """Check the rung NAME on an M x N matrix against the definition, then time it beside a copy and torch.
@@ -137,7 +154,6 @@ def run(
     The options in whole numbers N are launch parameters, in place of the rung's own choice; each rung takes some.
     """
     rung = _rung(name)
-    writable(json)
     from onepass.bench import command
     from onepass.bench.cases import Case
     from onepass.bench.rungs import RungProvider, refusal
@@ -156,7 +172,7 @@ def run(
             raise click.UsageError(f"{rung.name}: {reason}")
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(str(error)) from error
-    return command.bench_rung(RungProvider(rung, **given), case, dtype, at, alone, seed, json)
+    return command.bench_rung(RungProvider(rung, **given), case, dtype, at, alone, seed, json_file)
 
 
 def _check_launch(rung: Rung, given: dict[str, int]) -> None:
@@ -188,16 +204,6 @@ def _rung(name: str) -> Rung:
         raise click.UsageError(str(error)) from error
 
 
-def _here(rung: Rung) -> tuple[str, str]:
-    """(the kinds of device here that it runs on, ""), or ("", why it runs on none)."""
-    import torch
-
-    devices = [torch.device("cuda")] if torch.cuda.is_available() else []
-    reasons = {device.type: rung.unavailable(device) for device in (*devices, torch.device("cpu"))}
-    kinds = [kind for kind, reason in reasons.items() if reason is None]
-    return (", ".join(kinds), "") if kinds else ("", next(iter(reasons.values())) or "")
-
-
 def _traffic(rung: Rung) -> tuple[str, str]:
     """(reads, writes) for an M x N matrix; in brackets what is left of them while a cache serves the rest."""
     asked, cached = rung.header.traffic, rung.header.cached
@@ -225,13 +231,11 @@ def _first(text: str) -> str:
 
 
 def _line(number: int, rung: Rung) -> str:
-    from onepass.bench.rungs import language
-
     reads, writes = _traffic(rung)
-    kinds, reason = _here(rung)
-    note = f"runs here: {kinds}" if kinds else f"not here: {reason}"
-    said = f"{number:>2}  {rung.name:<17}  {language(rung):<6}  reads {reads:<12}  writes {writes:<9}"
-    return f"{said}  {_first(rung.header.idea)} -- {note}"
+    said = (
+        f"{number:>2}  {rung.name:<17}  {rung.language:<6}  {rung.runs_on:<10}  reads {reads:<12}  writes {writes:<9}"
+    )
+    return f"{said}  {_first(rung.header.idea)}"
 
 
 def _table(rungs: dict[str, Rung]) -> Any:
@@ -239,18 +243,26 @@ def _table(rungs: dict[str, Rung]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from onepass.bench.rungs import language
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head, options in (("", {"justify": "right"}), ("rung", {}), ("reads\nwrites", {}), ("here", {})):
+    for head, options in (("", {"justify": "right"}), ("rung", {}), ("runs on", {}), ("reads\nwrites", {})):
         table.add_column(head, no_wrap=True, **options)  # type: ignore[arg-type]
     table.add_column("idea", ratio=1)
     for number, rung in enumerate(rungs.values(), 1):
-        kinds, reason = _here(rung)
-        idea = Text(_first(rung.header.idea))
-        if reason:
-            idea.append(f"\nnot here: {reason}", style="yellow")
-        named = Text.assemble((rung.name, "bold"), "\n", (language(rung), "dim"))
-        here = Text(kinds.replace(", ", "\n") or "no", style="green" if kinds else "yellow")
-        table.add_row(str(number), named, "\n".join(_traffic(rung)), here, idea)
+        named = Text.assemble((rung.name, "bold"), "\n", (rung.language, "dim"))
+        table.add_row(str(number), named, rung.runs_on, "\n".join(_traffic(rung)), _first(rung.header.idea))
     return table
+
+
+def _data(rungs: dict[str, Rung]) -> list[dict[str, Any]]:
+    """What `--json` prints: a rung's header, its traffic as elements `[a, b]` of `a * M * N + b * M`."""
+    return [
+        {
+            "name": rung.name,
+            "language": rung.language,
+            "file": str(rung.path),
+            "runs_on": rung.runs_on,
+            "launch_parameters": rung.options,
+            **asdict(rung.header),
+        }
+        for rung in rungs.values()
+    ]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from onepass.cli.shared import Names, dtype_of, flat, ints, writable
+from onepass.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option, writable
 
 _HOST = ("self_cpu_time_total", "cpu_time_total", "cpu_time", "count")
 _DEVICE = ("self_cuda_time_total", "cuda_time_total", "cuda_time")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-@click.command()
+@click.command(cls=Command, short_help="Show torch.profiler's tables of torch and onepass, side by side.")
 @click.argument("sizes", nargs=-1, metavar="[M N]")
 @click.option(
     "--with",
@@ -38,6 +39,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
     help=f"What these are sorted by: {', '.join([*_HOST, *_DEVICE])}.  [default: the self time, on a GPU the GPU's]",
 )
 @click.option("--no-warmup", is_flag=True, help="Profile the first call, with all that it loads and compiles.")
+@json_option("the side-by-side table")
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace of all contestants; compressed if it ends in .gz.")
 def profile(
     sizes: Sequence[str],
@@ -47,6 +49,7 @@ def profile(
     no_warmup: bool,
     sort: str | None,
     trace: str | None,
+    json_file: str | None,
     **options: Any,
 ) -> int:
     """Show torch.profiler's table of torch's softmax beside ours, on a matrix of M rows of N (4096 and 4096).
@@ -66,25 +69,22 @@ def profile(
     if trace and os.path.exists(trace) and not (os.path.isfile(trace) and os.access(trace, os.W_OK)):
         raise click.UsageError(f"{trace}: cannot be written")
     writable(trace)
-    from onepass.bench.command import device_of
+    from onepass.bench.command import aside, device_of
     from onepass.bench.profile import Choices, run
+    from onepass.bench.profile_table import Line
 
     try:
         at = device_of(device)
         if sort in _DEVICE and at.type == "cpu":
             raise click.UsageError(f"--sort {sort} is of a GPU, and this runs on {at}")
-        return run(
-            Choices(
-                *shape,
-                device=at,
-                dtype=of,
-                names=flat(names),
-                sort=sort,
-                warmup=not no_warmup,
-                trace=trace,
-                **options,
-            ),
-            click.echo,
+        choices = Choices(
+            *shape, device=at, dtype=of, names=flat(names), sort=sort, warmup=not no_warmup, trace=trace, **options
         )
+        lines: list[Line] = []
+        with aside(json_file):
+            status = run(choices, click.echo, lines)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    about = {"rows": shape[0], "n": shape[1], "dtype": of, "device": str(at), "calls": choices.calls}
+    answer(json_file, lambda: {**about, "lines": [asdict(line) for line in lines]}, lambda: None)
+    return status

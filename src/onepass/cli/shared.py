@@ -1,17 +1,76 @@
-"""What several commands need: names with commas, dtypes, whole numbers, a file that can be written."""
+"""What several commands need: the library, `--json`, names with commas, dtypes, whole numbers, a writable file."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from onepass.bench.results import STDOUT
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+class Command(click.Command):
+    """A command that needs the library. It is loaded once the arguments are right: `--help` does without torch."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            from onepass import softmax  # noqa: F401, the use of any name loads all of them
+        except ImportError as error:
+            raise click.ClickException(str(error).removeprefix("onepass: ")) from error
+        return super().invoke(ctx)
+
+
+# JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _json_file(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """`explain --json 8 8` gives the option an 8 that was meant as a size: a file is known by a dot or a slash."""
+    if value and value != STDOUT and "." not in value and "/" not in value:
+        raise click.BadParameter(
+            f"--json takes a FILE with a dot or a slash in its name, got {value!r}; without a FILE write it last"
+        )
+    writable(None if value == STDOUT else value)
+    return value
+
+
+def json_option(what: str) -> Callable[[Any], Any]:
+    """`--json` alone prints `what` as JSON and nothing else; `--json FILE` writes it beside the usual output."""
+    return click.option(
+        "--json",
+        "json_file",
+        is_flag=False,
+        flag_value=STDOUT,
+        callback=_json_file,
+        metavar="[FILE]",
+        help=f"Print {what} as JSON and nothing else; with FILE write it there, and print what is printed without.",
+    )
+
+
+def answer(file: str | None, data: Callable[[], Any], show: Callable[[], None]) -> None:
+    """What a command ends with: `show()` unless the JSON goes to stdout, and the JSON where it was asked for."""
+    if file != STDOUT:
+        show()
+    if file is None:
+        return
+    text = json.dumps(data(), indent=2)
+    if file == STDOUT:
+        click.echo(text)
+        return
+    path = Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+# Arguments -------------------------------------------------------------------------------------------------------
 
 
 class Names(click.ParamType):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onepass.cli.shared import Names, dtype_of, flat, ints
+from onepass.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option
 
 if TYPE_CHECKING:
     from onepass.gallery.traffic_report import Place, Report
@@ -20,12 +19,14 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _MOST = 2**60  # elements: their bytes fit 64 bits
 
 
-@click.command()
+@click.command(cls=Command, short_help="Predict the memory traffic of every rung.")
 @click.argument("sizes", nargs=-1, required=True, metavar="M N")
 @click.option("--dtype", default="float32", show_default=True, help="Of the matrix and the result: f32, bf16, f16.")
 @click.option("--only", multiple=True, type=Names(), help="Only these rungs, or onepass (a name, or several, commas).")
 @click.option(
-    "--device", metavar="DEVICE", help="cpu, cuda, cuda:N, or a known GPU's name: h200.  [default: cuda if there]"
+    "--device",
+    metavar="DEVICE",
+    help="cpu, cuda, cuda:N, or a GPU that `onepass explain` knows, as h200.  [default: cuda if there is one]",
 )
 @click.option(
     "--bandwidth",
@@ -34,7 +35,7 @@ _MOST = 2**60  # elements: their bytes fit 64 bits
     help="Of a copy there, read and write, for the predicted time.",
 )
 @click.option("--no-measure", is_flag=True, help="Predict alone, also where a GPU and ncu are.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option("the table")
 def traffic(
     sizes: Sequence[str],
     dtype: str,
@@ -42,7 +43,7 @@ def traffic(
     device: str | None,
     bandwidth: float | None,
     no_measure: bool,
-    as_json: bool,
+    json_file: str | None,
 ) -> None:
     """Predict what each rung of the gallery reads and writes for an M x N matrix, and measure it where ncu is.
 
@@ -73,10 +74,7 @@ def traffic(
     _bandwidth(place, bandwidth)
     if place.device is not None and place.device.type == "cuda" and not no_measure:
         _measure(report, everything=not names)
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
-        show(report)
+    answer(json_file, report.as_dict, lambda: show(report))
 
 
 def _sizes(sizes: Sequence[str]) -> tuple[int, int]:
@@ -124,8 +122,10 @@ def _bandwidth(place: Place, given: float | None) -> None:
     entry = known(place.title)
     if given is not None:
         place.gbs, place.source = given, "as given"
-    elif entry is not None:
+    elif entry is not None and entry.copy_gbs is not None:
         place.gbs, place.source = entry.copy_gbs, f"measured {entry.date}"
+    elif entry is not None and place.device is None:
+        place.gbs, place.source = entry.peak_gbs, "the peak of its data sheet, not measured"
     elif place.device is not None and place.device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # two buffers of 1 GiB do not fit: then no time is predicted
             place.gbs, place.source = measured_copy_gbs(place.device), "measured now"

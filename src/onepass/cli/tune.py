@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.cli.shared import Names, dtype_of, flat, ints, writable
+from onepass.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option, writable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from onepass.tune.load import Kind
     from onepass.tune.measure import Point
     from onepass.tune.store import Tables
 
 
-@click.command()
-@click.option("--device", metavar="DEVICE", help="cuda or cuda:N.  [default: the current one]")
+@click.command(cls=Command, short_help="Measure which plan is the fastest for each row length on this GPU.")
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="cuda or cuda:N; with --show also a GPU that `onepass explain` knows, as h100.  [default: the current one; "
+    "with --show and none here, h200]",
+)
 @click.option("--mib", type=click.IntRange(1), default=256, show_default=True, help="Size of an input, in MiB.")
 @click.option(
     "--repeats", type=click.IntRange(1), default=15, show_default=True, help="Calls of which the median counts."
@@ -48,7 +54,8 @@ if TYPE_CHECKING:
 )
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="In place of the file that is then used.")
 @click.option("--fresh", is_flag=True, help="Do not go on with a sweep that was broken off.")
-@click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing.")
+@click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing: no GPU is needed.")
+@json_option("the tables of --show")
 def tune(
     device: str | None,
     mib: int,
@@ -59,6 +66,7 @@ def tune(
     out: str | None,
     fresh: bool,
     show: bool,
+    json_file: str | None,
 ) -> None:
     """Measure which plan serves each row length fastest on this GPU, and have the CUDA engine use it from then on.
 
@@ -66,6 +74,8 @@ def tune(
 
     For example: onepass tune --dtypes bf16 --lengths 32000,50257,128256
     """
+    if json_file and not show:
+        raise click.UsageError("--json goes with --show; a sweep writes its file of tables, which --out names")
     given: dict[str, Any] = {"mib": mib, "repeats": repeats}
     if lengths is not None:
         given["lengths"] = ints(lengths, "--lengths")
@@ -79,10 +89,10 @@ def tune(
 
     try:
         options = Options(**given)
-        index = cuda_index(device)
         if show:
-            _show(index)
+            _show(_kind(device), json_file)
             return
+        index = cuda_index(device)
         with _watcher() as watcher:
             stored = tune(f"cuda:{index}", options, Path(out) if out else None, fresh, watcher)
     except (ValueError, RuntimeError, OSError) as error:
@@ -96,19 +106,41 @@ def tune(
         click.echo(f"used where ONEPASS_TABLES={stored.path}")
 
 
-def _show(index: int) -> None:
+def _kind(device: str | None) -> Kind:
+    """The GPU whose tables are shown: one that is here, or one that is known by its name; where none is here and none
+    is named, that of the built-in tables. Its file of tables, where there is one, is loaded."""
     import torch
 
-    from onepass import native
+    from onepass.devices import KNOWN, known
     from onepass.engines import resolve
-    from onepass.tune.load import kind_of, note
+    from onepass.tune.load import Kind, kind_of, load
+    from onepass.tune.run import cuda_index
 
-    resolve("cuda", torch.device("cuda", index))  # loads the file
-    kind = kind_of(index)
+    entry = known(device) if device else None if torch.cuda.is_available() else KNOWN["h200"]
+    if entry is None:
+        index = cuda_index(device)
+        resolve("cuda", torch.device("cuda", index))
+        return kind_of(index)
+    if entry.compute is None:
+        raise click.UsageError(f"{entry.title} has no tables: the Triton engine serves it, by plans that are not tuned")
+    kind = Kind(entry.title, entry.compute, entry.multiprocessors)
+    load(kind)
+    return kind
+
+
+def _show(kind: Kind, json_file: str | None) -> None:
+    from onepass import native
+    from onepass.tune.load import note
+
     used = native.tables(kind.name)
-    click.echo(f"{kind.name}, compute {kind.compute}, {kind.multiprocessors} multiprocessors")
-    click.echo(note(used["origin"], kind.name))
-    print_tables(used["tables"])
+
+    def show() -> None:
+        click.echo(f"{kind.name}, compute {kind.compute}, {kind.multiprocessors} multiprocessors")
+        click.echo(note(used["origin"], kind.name))
+        print_tables(used["tables"])
+
+    of = {"gpu": kind.name, "compute": kind.compute, "multiprocessors": kind.multiprocessors}
+    answer(json_file, lambda: {**of, **used}, show)
 
 
 def rows_of(tables: Tables) -> list[tuple[str, ...]]:
@@ -211,9 +243,10 @@ def _watcher() -> Iterator[_Lines]:
 
 def _bar() -> Progress | None:
     try:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     except ImportError:
         return None
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=Console(stderr=True))
+    time = progress.TimeElapsedColumn(), progress.TextColumn("left"), progress.TimeRemainingColumn()
+    columns = progress.MofNCompleteColumn(), progress.TextColumn("{task.description}"), progress.BarColumn(), *time
+    return progress.Progress(*columns, console=Console(stderr=True))

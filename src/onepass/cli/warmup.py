@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.cli.shared import Names, dtype_of, flat, ints
+from onepass.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,7 +24,7 @@ def _dtype_pair(text: str) -> str:
     return ":".join(parts)
 
 
-@click.command()
+@click.command(cls=Command, short_help="Compile the CUDA kernels before the first call.")
 @click.option("--device", metavar="DEVICE", help="cuda or cuda:N.  [default: the current one]")
 @click.option(
     "--dtypes",
@@ -38,6 +38,7 @@ def _dtype_pair(text: str) -> str:
 @click.option("--gradients", is_flag=True, help="Those of the gradients too.")
 @click.option("--dims", is_flag=True, help="Those of calls over other dims than the last too.")
 @click.option("--compute", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
+@json_option("the counts")
 def warmup(
     device: str | None,
     dtypes: Sequence[Sequence[str]],
@@ -46,6 +47,7 @@ def warmup(
     gradients: bool,
     dims: bool,
     compute: int | None,
+    json_file: str | None,
 ) -> None:
     """Compile every CUDA kernel that contiguous rows may ask for into the disk cache, so that no call waits for one.
 
@@ -76,7 +78,11 @@ def warmup(
         raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
     compiled = progress.total - (count if compute is None else 0)
     where = f"for compute capability {compute / 10:.1f}" if compute is not None else "loaded"
-    click.echo(f"{count} kernels {where}, {compiled} of them compiled now")
+    answer(
+        json_file,
+        lambda: {"kernels": count, "compiled": compiled, "compute": compute},
+        lambda: click.echo(f"{count} kernels {where}, {compiled} of them compiled now"),
+    )
 
 
 class _Progress:
@@ -105,9 +111,10 @@ def _progress() -> Iterator[_Progress]:
 
 def _bar() -> Progress | None:
     try:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     except ImportError:
         return None
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    time = progress.TimeElapsedColumn(), progress.TextColumn("left"), progress.TimeRemainingColumn()
+    columns = progress.MofNCompleteColumn(), progress.TextColumn("{task.description}"), progress.BarColumn(), *time
+    return progress.Progress(*columns, console=Console(stderr=True), transient=True)

@@ -7,7 +7,7 @@ import ctypes
 from torch import Tensor
 
 from onepass import native
-from onepass.gallery.rung import DTYPES
+from onepass.gallery.checks import DTYPES
 
 __all__ = ["online", "threepass"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onepass import native
-from onepass.gallery.rung import DTYPES
+from onepass.gallery.checks import DTYPES
 
 __all__ = ["block", "blocks_for", "compile_options", "online", "warp"]
 

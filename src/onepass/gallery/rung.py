@@ -20,18 +20,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from onepass.gallery.options import check
-from onepass.overlap import overlap
 
-__all__ = ["DTYPES", "Header", "Rung", "Traffic", "header_of"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Header", "Rung", "Traffic", "header_of"]
 
 FOLDER = Path(__file__).parent
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_LANGUAGES = {".cpp": "C++", ".cu": "CUDA"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class Rung:
 
     `function` is "module:name" of what computes it from checked arguments, (x, out, **options); it is imported when
     first called, as it may need Triton. Where its module has `refuses(rows, n, dtype)`, that says why the idea does not
-    take a shape, or None. `options` are the launch parameters that it takes.
+    take a shape, or None. `options` are the launch parameters that it takes. `runs_on` is told where nobody asks
+    `unavailable`, which needs torch.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Rung:
     unavailable: Callable[[torch.device], str | None]
     options: tuple[str, ...] = ()
     takes_out: bool = True
+    runs_on: str = "CPU, GPU"
 
     def __call__(self, x: Tensor, *, out: Tensor | None = None, **options: Any) -> Tensor:
         """The softmax of each row of `x`.
@@ -94,7 +96,11 @@ class Rung:
             ValueError, TypeError: for what the rung does not take, with what it takes.
             RuntimeError: where it cannot run on the device of `x`.
         """
-        self._check_matrix("x", x)
+        import torch
+
+        from onepass.gallery.checks import check_matrix, check_out
+
+        check_matrix(self.name, "x", x)
         given = {key: value for key, value in options.items() if value is not None}
         for key, value in given.items():
             if key not in self.options:
@@ -107,8 +113,10 @@ class Rung:
         reason = self.refuses(x.shape[0], x.shape[1], x.dtype)
         if reason is not None:
             raise ValueError(f"{self.name}: {reason}")
+        if out is not None and not self.takes_out:
+            raise TypeError(f"{self.name}: takes no out")
         if out is not None:
-            self._check_out(x, out)
+            check_out(self.name, x, out)
         elif self.takes_out:
             out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if x.numel() == 0:
@@ -124,29 +132,10 @@ class Rung:
     def _module(self) -> Any:
         return importlib.import_module("onepass.gallery." + self.function.partition(":")[0])
 
-    def _check_matrix(self, what: str, x: Tensor) -> None:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{self.name}: {what} must be a tensor, got {type(x).__name__}")
-        if x.dim() != 2:
-            raise ValueError(f"{self.name}: takes a matrix (M, N), got {what} of shape {tuple(x.shape)}")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{self.name}: takes float32, float16 and bfloat16, got {what} of {x.dtype}")
-        if x.shape[1] > 1 and x.stride(1) != 1:
-            raise ValueError(f"{self.name}: takes rows of unit stride, got {what} with strides {x.stride()}")
-
-    def _check_out(self, x: Tensor, out: Tensor) -> None:
-        if not self.takes_out:
-            raise TypeError(f"{self.name}: takes no out")
-        self._check_matrix("out", out)
-        for name in ("shape", "dtype", "device"):
-            if getattr(out, name) != getattr(x, name):
-                raise ValueError(
-                    f"{self.name}: out must have the {name} of x, {getattr(x, name)}; got {getattr(out, name)}"
-                )
-        if out.shape[0] > 1 and out.stride(0) < out.shape[1]:
-            raise ValueError(f"{self.name}: the rows of out must not overlap, got strides {out.stride()}")
-        if overlap(x, out) != "none":
-            raise ValueError(f"{self.name}: out must not overlap x")
+    @property
+    def language(self) -> str:
+        """What the file is written in: Python, Triton, C++ or CUDA."""
+        return _LANGUAGES.get(self.path.suffix) or ("Triton" if self.file.startswith("triton") else "Python")
 
     @property
     def path(self) -> Path:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-
-import torch
+from functools import partial
+from typing import TYPE_CHECKING
 
 from onepass.gallery.rung import Rung
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["RUNGS", "rung"]
 
@@ -44,8 +47,10 @@ def _cuda(device: torch.device) -> str | None:
     return unavailable("cuda", device) if device.type == "cuda" else "runs on NVIDIA GPUs alone"
 
 
+_cpp_rung = partial(Rung, unavailable=_cpu, runs_on="CPU")
+_cuda_rung = partial(Rung, unavailable=_cuda, options=("threads", "blocks", "maxnreg"), runs_on="NVIDIA GPU")
+_triton_rung = partial(Rung, unavailable=_triton, runs_on="GPU")
 _TRITON = ("num_warps", "num_stages", "num_ctas", "maxnreg", "block_size")
-_CUDA = ("threads", "blocks", "maxnreg")
 
 RUNGS: dict[str, Rung] = {
     rung.name: rung
@@ -53,15 +58,17 @@ RUNGS: dict[str, Rung] = {
         Rung("naive", "naive.py", "naive:softmax", _anywhere),
         Rung("naive-jit", "naive_jit.py", "naive_jit:softmax", _jit, takes_out=False),
         Rung("naive-compile", "naive_compile.py", "naive_compile:softmax", _compile, takes_out=False),
-        Rung("triton-row", "triton_row.py", "triton_row:softmax", _triton, _TRITON),
-        Rung("triton-persistent", "triton_persistent.py", "triton_persistent:softmax", _triton, (*_TRITON, "programs")),
-        Rung("triton-online", "triton_online.py", "triton_online:softmax", _triton, _TRITON),
-        Rung("cpu-threepass", "cpu_threepass.cpp", "cpu:threepass", _cpu),
-        Rung("cpu-online", "cpu_online.cpp", "cpu:online", _cpu),
-        Rung("cuda-warp", "cuda_warp.cu", "cuda:warp", _cuda, _CUDA),
-        Rung("cuda-block", "cuda_block.cu", "cuda:block", _cuda, _CUDA),
-        Rung("cuda-online", "cuda_online.cu", "cuda:online", _cuda, _CUDA),
-        Rung("cuda-auto", "cuda_auto.py", "cuda_auto:softmax", _cuda, _CUDA),
+        _triton_rung("triton-row", "triton_row.py", "triton_row:softmax", options=_TRITON),
+        _triton_rung(
+            "triton-persistent", "triton_persistent.py", "triton_persistent:softmax", options=(*_TRITON, "programs")
+        ),
+        _triton_rung("triton-online", "triton_online.py", "triton_online:softmax", options=_TRITON),
+        _cpp_rung("cpu-threepass", "cpu_threepass.cpp", "cpu:threepass"),
+        _cpp_rung("cpu-online", "cpu_online.cpp", "cpu:online"),
+        _cuda_rung("cuda-warp", "cuda_warp.cu", "cuda:warp"),
+        _cuda_rung("cuda-block", "cuda_block.cu", "cuda:block"),
+        _cuda_rung("cuda-online", "cuda_online.cu", "cuda:online"),
+        _cuda_rung("cuda-auto", "cuda_auto.py", "cuda_auto:softmax"),
     )
 }
 

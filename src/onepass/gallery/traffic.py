@@ -26,7 +26,6 @@ NAMES = (*RUNGS, "onepass")
 _STEPS = Traffic(reads=(3, 2), writes=(2, 2))
 _FLOAT32 = {"naive": _STEPS, "naive-jit": _STEPS}
 
-_CPU_BLOCK = 2048  # kBlock of csrc/cpu/rows.h: the CPU engine reads a longer row twice
 _TWICE = Traffic(reads=(2, 0), writes=(1, 0))
 
 
@@ -137,7 +136,9 @@ def predict_onepass(rows: int, n: int, dtype: torch.dtype, device: str) -> Predi
     import onepass
 
     plan = onepass.explain((rows, n), dtype=dtype, device=device, bandwidth=1.0)  # given, so that none is measured
-    streams = plan.tier in ("stream", "online") or (plan.engine == "cpu" and n > _CPU_BLOCK)
+    # The CPU engine cuts a long row into pieces, each a unit of its own work, and comes back to them for the last step.
+    pieces = plan.engine == "cpu" and int(plan.launch["units"]) > rows
+    streams = plan.tier in ("stream", "online") or pieces
     twice = f"; a row of {n} elements is read twice" if streams else ""
     traffic, cached = (_TWICE, LEAST) if streams else (LEAST, None)
     if again := int(plan.launch.get("read_again", 0)):
