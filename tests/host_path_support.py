@@ -38,11 +38,11 @@ def outcome(call: Any) -> Any:
 def assert_same_both_ways(monkeypatch: Any, call: Any) -> Any:
     quick = outcome(call)
     with monkeypatch.context() as patch:
-        patch.setattr(functional, "is_plain", lambda x, dim: False)
+        patch.setattr(functional, "compute", lambda *_: None)
         slow = outcome(call)
     assert quick[1] == slow[1]
     if isinstance(slow[0], type):
         assert quick[0] is slow[0]
     elif slow[0].device.type != "meta":
-        assert same(quick[0], slow[0])
+        assert same(quick[0].flatten(), slow[0].flatten())  # of any number of dims
     return quick[0]

@@ -177,12 +177,6 @@ def test_misuse(function, call):
         call(ours(function), randn())
 
 
-@every_softmax
-def test_dtype_and_out_are_keywords(function):
-    with pytest.raises(TypeError, match=function):
-        ours(function)(randn(), -1, torch.float64)
-
-
 # Engines ------------------------------------------------------------------------------------------------------------
 
 

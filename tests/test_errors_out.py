@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from support import DTYPES, TORCH, every_function, every_softmax, ours, raised, randn, refused
 
@@ -107,6 +109,32 @@ def test_out_that_partly_overlaps_the_input(function):
         refused(function, (RuntimeError, ValueError), "overlap|share", x, -1, out=out)
 
 
+@every_function
+def test_the_operators_refuse_an_overlap_themselves(function):
+    """Whoever calls them: graphs and C++ do not come by the checks of the functions."""
+    operator = getattr(torch.ops.onepass, function).out
+    base = randn(6, 6)
+    for x, out in [
+        (base[:-1], base[1:]),
+        (base, base.t()),
+        (base[:, ::2], base[:, 2:5]),
+        (base[:1].expand(6, 6), base),
+        (randn(6, 6), torch.zeros(1).expand(6, 6)),
+        (torch.zeros(6, 0), torch.zeros(1).expand(6, 0)),
+    ]:
+        out = out.select(-1, 0) if function == "logsumexp" and x.numel() else out
+        if function == "logsumexp" and not x.numel():
+            out = torch.zeros(1).expand(6)
+        before = base.clone()
+        if out.numel():
+            with pytest.raises(RuntimeError, match=rf"onepass.{function}\(\): .*(overlap|share memory)"):
+                operator(x, [-1], out=out)
+        assert torch.equal(base, before)
+    columns = base[:, 3:] if function != "logsumexp" else base[:, 3]
+    operator(base[:, :3], [-1], out=columns)  # beside each other in every row
+    assert torch.equal(columns, ours(function)(before[:, :3], -1))
+
+
 @every_softmax
 def test_out_of_another_width_over_the_input(function):
     base = torch.zeros(4, 8)
@@ -114,3 +142,86 @@ def test_out_of_another_width_over_the_input(function):
         function, (RuntimeError, ValueError), "overlap|share",
         base.view(torch.float16)[:, :8], -1, dtype=torch.float32, out=base,
     )  # fmt: skip
+
+
+# Surroundings --------------------------------------------------------------------------------------------------------
+
+SURROUNDINGS = {  # of a call of f(input, out): whose out= cannot have what it is asked for
+    "a dual input": lambda f, x, out: f(forward_ad.make_dual(x, x), out),
+    "a dual out": lambda f, x, out: f(x, forward_ad.make_dual(out, out)),
+    "a dual input without gradients": lambda f, x, out: torch.no_grad()(f)(forward_ad.make_dual(x, x), out),
+    "no dual": lambda f, x, out: f(x, out),
+    "jvp": lambda f, x, out: torch.func.jvp(lambda x: f(x, out), (x,), (x,)),
+    "jvp, out made inside": lambda f, x, out: torch.func.jvp(lambda x: f(x, torch.zeros_like(out)), (x,), (x,)),
+    "jvp, a constant": lambda f, x, out: torch.func.jvp(lambda t: t + f(x, out).sum(), (x,), (x,))[0],
+    "jvp, a constant made inside": lambda f, x, out: torch.func.jvp(
+        lambda t: t + f(torch.ones_like(x), torch.zeros_like(out)).sum(), (x,), (x,)
+    )[0],
+    "vmap": lambda f, x, out: torch.vmap(f)(x.expand(2, 3, 4), out.expand(2, *out.shape).clone()),
+    "vmap, out made inside": lambda f, x, out: torch.vmap(lambda x: f(x, torch.zeros_like(out)))(x.expand(2, 3, 4)),
+    "vmap of out": lambda f, x, out: torch.vmap(lambda o: f(x, o))(out.expand(2, *out.shape).clone()),
+    "vmap, a constant": lambda f, x, out: torch.vmap(lambda t: t + f(x, out).sum())(x),
+    "grad": lambda f, x, out: torch.func.grad(lambda x: f(x, out).sum())(x),
+    "grad of vmap": lambda f, x, out: torch.func.grad(lambda x: torch.vmap(lambda o: f(x, o))(out[None]).sum())(x),
+    "vmap of grad": lambda f, x, out: torch.vmap(torch.func.grad(lambda x: f(x, out).sum()))(x.expand(2, 3, 4)),
+    "grad, a constant": lambda f, x, out: torch.func.grad(lambda t: t.sum() + f(x, out).sum())(x),
+    "grad, a constant made inside": lambda f, x, out: torch.func.grad(
+        lambda t: (t * f(torch.ones_like(x), torch.zeros_like(out)).sum()).sum()
+    )(x),
+}
+
+
+@pytest.mark.parametrize("case", SURROUNDINGS)
+@every_function
+def test_transforms_and_forward_mode(function, case):
+    """Where torch.logsumexp raises (torch.softmax may drop a gradient without a word) so does onepass, and says what to
+    do; where it serves the call, the results are those without out=."""
+
+    def run(named: Any) -> Any:
+        out = _out(function).zero_()
+        with forward_ad.dual_level() if "dual" in case else contextlib.nullcontext():
+            try:
+                return SURROUNDINGS[case](lambda x, out: named(x, -1, out=out), randn(), out), out
+            except Exception as error:
+                return error, out
+
+    want, _ = run(lambda x, dim, out: torch.logsumexp(x, dim, out=out if function == "logsumexp" else out[:, 0]))
+    got, out = run(ours(function))
+    if isinstance(want, Exception):
+        assert type(got) is type(want)
+        assert re.search(rf"onepass\.{function}\(\): out=.* without out=", str(got))
+        assert not out.any()
+    else:
+        torch.testing.assert_close(got, run(lambda x, dim, out: TORCH[function](x, dim))[0])
+
+
+@pytest.mark.parametrize("input_too", [False, True])
+@every_function
+def test_an_inference_tensor_is_written_in_inference_mode_alone(function, input_too):
+    with torch.inference_mode():
+        out, inference = _out(function).zero_(), randn()
+    x = inference if input_too else randn()
+    torchs = torch.softmax if function == "softmin" else TORCH[function]
+    with torch.inference_mode():
+        theirs = out.clone()
+    assert raised(torchs, x, -1, out=theirs) is RuntimeError
+    for call in (
+        lambda: ours(function)(x, -1, out=out),
+        lambda: ours(function)(x, -1, out=out, engine="cpu"),
+        lambda: getattr(torch.ops.onepass, function).out(x, [-1], out=out),
+    ):
+        with pytest.raises(RuntimeError, match="inference"):
+            call()
+        with torch.no_grad(), pytest.raises(RuntimeError, match="inference"):
+            call()
+        assert not out.any()
+    for engine in ("auto", "cpu"):
+        with torch.inference_mode():
+            out.zero_()
+            ours(function)(x, -1, out=out, engine=engine)
+            assert torch.equal(out, ours(function)(x, -1))
+            getattr(torch.ops.onepass, function).out(x, [-1], out=out)
+    normal, version = _out(function), 0
+    with torch.inference_mode():
+        ours(function)(x, -1, out=normal)
+    assert normal._version > version

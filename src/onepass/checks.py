@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
 
 from .overlap import overlap, self_overlap
 
@@ -16,6 +18,31 @@ FLOATS = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16)
 HALVES = frozenset((torch.float16, torch.bfloat16))
 INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 TAKES = "float32, float64, float16 and bfloat16"
+PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}  # as dtypes
+
+
+class Default(int):
+    """What an argument is where it was not given: known by its identity, for an argument that has two names."""
+
+
+LAST: Any = Default(-1)
+DROPPED: Any = Default(False)
+
+
+def either(function: str, name: str, value: Any, other: str, alias: Any, default: Any) -> Any:
+    """The value of an argument that has two names, of which one may be given."""
+    if alias is default:
+        return value
+    if value is not default:
+        raise TypeError(f"onepass.{function}(): {other} is another name of {name}, got both")
+    return alias
+
+
+def check_keepdim(function: str, keepdim: Any, keepdims: Any) -> bool:
+    keepdim = either(function, "keepdim", keepdim, "keepdims", keepdims, DROPPED)
+    if keepdim is not DROPPED and not isinstance(keepdim, bool):
+        raise TypeError(f"onepass.{function}(): keepdim must be a bool, got {keepdim!r}")
+    return bool(keepdim)
 
 
 def check_input(function: str, x: Any) -> None:
@@ -75,16 +102,31 @@ def reduces_to(function: str, x: torch.dtype, y: torch.dtype) -> bool:
     return y is wide or (function == "logsumexp" and y is x)
 
 
-def _apart(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors lie one wholly behind the other, as they mostly do. False says nothing."""
-    if not (a.is_contiguous() and b.is_contiguous()) or a.device.type == "meta":
-        return False
-    a_start, b_start = a.data_ptr(), b.data_ptr()
-    return a_start + a.nbytes <= b_start or b_start + b.nbytes <= a_start
+def has_tangent(*tensors: Tensor) -> bool:
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def check_inference(function: str, out: Tensor) -> None:
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"onepass.{function}(): out is an inference tensor, and is written in torch.inference_mode() alone; "
+            "clone() it first"
+        )
+
+
+def check_memory(function: str, x: Tensor, out: Tensor) -> None:
+    """As the native operators check it (csrc/ops.cpp)."""
+    if self_overlap(out):
+        raise RuntimeError(f"onepass.{function}(): elements of out share memory; clone() it first")
+    shared = overlap(x, out)
+    if shared == "partial" or (shared == "same" and function == "logsumexp" and x.numel() > 1):
+        raise RuntimeError(
+            f"onepass.{function}(): out must be the input itself or share no memory with it; they overlap"
+        )
 
 
 def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch.dtype) -> None:
-    """`out` can take the result as it is: it is never resized, and never half under the input."""
+    """`out` can take the result as it is: it is never resized. Whether it overlaps the input, the operators find out."""
     if not isinstance(out, Tensor):
         raise TypeError(f"onepass.{function}(): out must be a Tensor, got {type(out).__name__}")
     if out.layout is not torch.strided or out.is_nested:
@@ -104,17 +146,14 @@ def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch
             "call it without out=, or under torch.no_grad()"
         )
     if torch.compiler.is_compiling():
-        return  # a graph has no addresses, and its calls are functionalised: an overlap does no harm there
+        return  # a graph holds the operator, which refuses what follows when it runs
     if out.is_neg():
         raise RuntimeError(f"onepass.{function}(): out is a negated view; give its resolve_neg()")
-    if self_overlap(out):
-        raise RuntimeError(
-            f"onepass.{function}(): elements of out share memory (strides {out.stride()}); clone() it first"
-        )
-    if x is not out and _apart(x, out):
-        return
-    shared = overlap(x, out)
-    if shared == "partial" or (shared == "same" and function == "logsumexp" and x.numel() > 1):
-        raise RuntimeError(
-            f"onepass.{function}(): out must be the input itself or share no memory with it; they overlap"
-        )
+    check_inference(function, out)
+    if has_tangent(x, out):
+        raise NotImplementedError(f"onepass.{function}(): out= has no forward-mode gradient; call it without out=")
+    for t in (x, out):
+        while _functorch.is_functorch_wrapped_tensor(t):
+            if _functorch.is_batchedtensor(t):
+                raise RuntimeError(f"onepass.{function}(): out= has no batching rule for vmap; call it without out=")
+            t = _functorch.get_unwrapped(t)

@@ -7,15 +7,27 @@ import torch
 from torch import Tensor
 
 from .autocast import widens
-from .checks import FLOATS, check_input, check_out, normalise_dims, result_dtype
+from .checks import (
+    DROPPED,
+    FLOATS,
+    LAST,
+    PYTHON_TYPES,
+    check_input,
+    check_keepdim,
+    check_out,
+    either,
+    normalise_dims,
+    result_dtype,
+)
 from .engines import resolve
-from .ops import HANDLES, call, call_boxed, call_out, reduced_shape
-from .plain import OUT_HANDLES, is_plain, write
+from .ops import HANDLES, call, call_out, reduced_shape
+from .plain import OUT_HANDLES, compute, write
 
 __all__ = ["log_softmax", "logsumexp", "softmax", "softmin"]
 
 Dim = int | Sequence[int]
-Type = torch.dtype
+Dtype = torch.dtype
+_MOST_DIMS = 64  # of a tensor that the operators take
 _SOFTMAX, _LOG_SOFTMAX, _SOFTMIN, _LOGSUMEXP = (
     HANDLES[name] for name in ("softmax", "log_softmax", "softmin", "logsumexp")
 )
@@ -24,7 +36,17 @@ _SOFTMAX_OUT, _LOG_SOFTMAX_OUT, _SOFTMIN_OUT, _LOGSUMEXP_OUT = (
 )
 
 
-def _family(function: str, x: Tensor, dim: Dim, dtype: torch.dtype | None, out: Tensor | None, engine: str) -> Tensor:
+def _family(
+    ours: Any, x: Tensor, dim: Any, dtype: Any, stacklevel: Any, out: Tensor | None, engine: str, axis: Any
+) -> Tensor:
+    """Any call of `ours`, a function of the family."""
+    function = ours.__name__
+    if type(dtype) is int and (stacklevel is None or isinstance(stacklevel, (torch.dtype, type))):
+        spelled: Any = stacklevel  # by position, as torch.nn.functional has the two
+    else:
+        spelled = PYTHON_TYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype
+    if axis is not LAST or spelled is not dtype:  # the call may be a plain one after all
+        return ours(x, either(function, "dim", dim, "axis", axis, LAST), spelled, out=out, engine=engine)
     check_input(function, x)
     dims = normalise_dims(function, x, dim)
     if dtype is None and out is None and widens(x):
@@ -32,6 +54,8 @@ def _family(function: str, x: Tensor, dim: Dim, dtype: torch.dtype | None, out: 
     result = result_dtype(function, x, dtype)
     if out is not None:
         check_out(function, x, out, list(x.shape), result)
+    if x.dim() > _MOST_DIMS > sum(size != 1 for size in x.shape):
+        return _without_ones(ours, x, dims, dtype, out, engine)
     chosen = resolve(engine, x.device)
     if x.dtype not in FLOATS:
         x = x.to(result)
@@ -41,13 +65,24 @@ def _family(function: str, x: Tensor, dim: Dim, dtype: torch.dtype | None, out: 
     return out
 
 
+def _without_ones(ours: Any, x: Tensor, dims: list[int], dtype: Any, out: Tensor | None, engine: str) -> Tensor:
+    """A call of more dims than the operators take, by a view without those of size 1, but for one."""
+    kept = [d for d, size in enumerate(x.shape) if size != 1]
+    reduced = [kept.index(d) for d in dims if d in kept] or [-1]
+    into = None if out is None else out.squeeze().unsqueeze(-1)
+    y = ours(x.squeeze().unsqueeze(-1), reduced, dtype, out=into, engine=engine)
+    return y.view(x.shape) if out is None else out
+
+
 def softmax(
     input: Tensor,
-    dim: Dim = -1,
+    dim: Dim = LAST,
+    dtype: Dtype | type[float] | None = None,
+    _stacklevel: Any = 3,
     *,
-    dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     engine: str = "auto",
+    axis: Dim = LAST,
 ) -> Tensor:
     """exp(input) / sum(exp(input)) over `dim`, without overflow, as `torch.softmax`.
 
@@ -78,25 +113,24 @@ def softmax(
     >>> onepass.softmax(x, dim=(0, 1), out=x)[0]
     tensor([0.1250, 0.1250, 0.1250, 0.1250])
     """
-    if engine == "auto" and (dtype is None or type(dtype) is Type):
-        if out is not None:
-            if write(_SOFTMAX_OUT, input, dim, dtype, out):
-                return out
-        elif is_plain(input, dim):
-            try:
-                return call_boxed(_SOFTMAX, input, dim, dtype)
-            except Exception:  # what is wrong, the way below says
-                pass
-    return _family("softmax", input, dim, dtype, out, engine)
+    if engine == "auto" and axis is LAST and (dtype is None or type(dtype) is Dtype):
+        if out is None:
+            if (y := compute(_SOFTMAX, input, dim, dtype)) is not None:
+                return y
+        elif write(_SOFTMAX_OUT, input, dim, dtype, out):
+            return out
+    return _family(softmax, input, dim, dtype, _stacklevel, out, engine, axis)
 
 
 def log_softmax(
     input: Tensor,
-    dim: Dim = -1,
+    dim: Dim = LAST,
+    dtype: Dtype | type[float] | None = None,
+    _stacklevel: Any = 3,
     *,
-    dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     engine: str = "auto",
+    axis: Dim = LAST,
 ) -> Tensor:
     """log(softmax(input)) over `dim`, computed as (input - max) - log(sum), as `torch.log_softmax`.
 
@@ -106,25 +140,24 @@ def log_softmax(
     >>> onepass.log_softmax(torch.zeros(3, 4), dim=0)[0]
     tensor([-1.0986, -1.0986, -1.0986, -1.0986])
     """
-    if engine == "auto" and (dtype is None or type(dtype) is Type):
-        if out is not None:
-            if write(_LOG_SOFTMAX_OUT, input, dim, dtype, out):
-                return out
-        elif is_plain(input, dim):
-            try:
-                return call_boxed(_LOG_SOFTMAX, input, dim, dtype)
-            except Exception:  # what is wrong, the way below says
-                pass
-    return _family("log_softmax", input, dim, dtype, out, engine)
+    if engine == "auto" and axis is LAST and (dtype is None or type(dtype) is Dtype):
+        if out is None:
+            if (y := compute(_LOG_SOFTMAX, input, dim, dtype)) is not None:
+                return y
+        elif write(_LOG_SOFTMAX_OUT, input, dim, dtype, out):
+            return out
+    return _family(log_softmax, input, dim, dtype, _stacklevel, out, engine, axis)
 
 
 def softmin(
     input: Tensor,
-    dim: Dim = -1,
+    dim: Dim = LAST,
+    dtype: Dtype | type[float] | None = None,
+    _stacklevel: Any = 3,
     *,
-    dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     engine: str = "auto",
+    axis: Dim = LAST,
 ) -> Tensor:
     """softmax(-input) over `dim`, negated in registers, as `torch.nn.functional.softmin`.
 
@@ -134,20 +167,24 @@ def softmin(
     >>> onepass.softmin(torch.tensor([0.0, 0.0, torch.inf]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    if engine == "auto" and (dtype is None or type(dtype) is Type):
-        if out is not None:
-            if write(_SOFTMIN_OUT, input, dim, dtype, out):
-                return out
-        elif is_plain(input, dim):
-            try:
-                return call_boxed(_SOFTMIN, input, dim, dtype)
-            except Exception:  # what is wrong, the way below says
-                pass
-    return _family("softmin", input, dim, dtype, out, engine)
+    if engine == "auto" and axis is LAST and (dtype is None or type(dtype) is Dtype):
+        if out is None:
+            if (y := compute(_SOFTMIN, input, dim, dtype)) is not None:
+                return y
+        elif write(_SOFTMIN_OUT, input, dim, dtype, out):
+            return out
+    return _family(softmin, input, dim, dtype, _stacklevel, out, engine, axis)
 
 
 def logsumexp(
-    input: Tensor, dim: Dim, keepdim: bool = False, *, out: Tensor | None = None, engine: str = "auto"
+    input: Tensor,
+    dim: Dim | None = None,
+    keepdim: bool = DROPPED,
+    *,
+    out: Tensor | None = None,
+    engine: str = "auto",
+    axis: Dim | None = None,
+    keepdims: bool = DROPPED,
 ) -> Tensor:
     """log(sum(exp(input))) over `dim`, without overflow, as `torch.logsumexp`.
 
@@ -170,20 +207,19 @@ def logsumexp(
     >>> onepass.logsumexp(torch.zeros(2, 10), dim=1)
     tensor([2.3026, 2.3026])
     """
-    if engine == "auto" and type(keepdim) is bool:
-        if out is not None:
-            if write(_LOGSUMEXP_OUT, input, dim, keepdim, out):
-                return out
-        elif is_plain(input, dim):
-            try:
-                return call_boxed(_LOGSUMEXP, input, dim, keepdim)
-            except Exception:  # what is wrong, or an integer dtype: the way below knows
-                pass
+    if engine == "auto" and axis is None and keepdims is DROPPED and (keepdim is DROPPED or type(keepdim) is bool):
+        if out is None:
+            if (y := compute(_LOGSUMEXP, input, dim, keepdim is True)) is not None:
+                return y
+        elif write(_LOGSUMEXP_OUT, input, dim, keepdim is True, out):
+            return out
     function = "logsumexp"
+    if axis is not None or keepdims is not DROPPED:  # other spellings, of a call that may be a plain one
+        dim, keepdim = either(function, "dim", dim, "axis", axis, None), check_keepdim(function, keepdim, keepdims)
+        return logsumexp(input, dim, keepdim, out=out, engine=engine)
     check_input(function, input)
     dims = normalise_dims(function, input, dim)
-    if not isinstance(keepdim, bool):
-        raise TypeError(f"onepass.logsumexp(): keepdim must be a bool, got {keepdim!r}")
+    keepdim = check_keepdim(function, keepdim, DROPPED)
     x: Any = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())
     if out is not None:
         check_out(function, input, out, reduced_shape(input.shape, dims if input.dim() else [], keepdim), x.dtype)

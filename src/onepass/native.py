@@ -235,9 +235,9 @@ def patch_raised(kind: type[BaseException], words: str) -> None:
     _library.onepass_patch_raised(ctypes.c_void_p(id(kind)), words.encode(errors="replace"))
 
 
-def call(name: str, *arguments: Any) -> None:
-    """Call a C function of the native core that returns nothing and cannot fail."""
-    getattr(_library, name)(*arguments)
+def call(name: str, *arguments: Any) -> int:
+    """Call a C function of the native core that cannot fail; of one that returns nothing the number says nothing."""
+    return int(getattr(_library, name)(*arguments))
 
 
 def status(what: str) -> str:

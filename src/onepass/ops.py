@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from . import native  # noqa: F401  (loads the operators)
 from . import triton as triton_engine
-from .checks import HALVES
+from .checks import HALVES, check_inference, check_memory, has_tangent
 from .formulas import expand, expand_planes
 from .gradients import backward, is_bare, library, positive, tangent
 
@@ -161,7 +161,7 @@ def call(function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, k
 def call_out(
     function: str, x: Tensor, dims: list[int], dtype: torch.dtype | None, keepdim: bool, engine: str, out: Tensor
 ) -> None:
-    """A checked call into a checked `out`."""
+    """A checked call into a checked `out`; whether that shares memory with the input, the operator finds out."""
     given: tuple[Any, ...] = (x, dims, keepdim) if function == "logsumexp" else (x, dims)
     named: dict[str, Any] = {"dtype": dtype, "out": out}
     operator = _OUT[function]
@@ -184,6 +184,7 @@ def call_out(
 def _triton_out(
     input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool, *, out: Tensor
 ) -> None:
+    check_memory(function, input, out)
     dims = sorted(d % input.dim() for d in dim) if input.dim() else []
     whole = out
     if function in REDUCTIONS:
@@ -203,8 +204,12 @@ def _register_out(name: str, operator: Any) -> None:
 
     def overwrite(keyset: Any, *given: Any, **named: Any) -> None:
         out = named.get("out", given[-1])
-        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (*given, out)):
+        tensors = [t for t in (*given, out) if isinstance(t, Tensor)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             raise RuntimeError(f"onepass::{name} has no gradient, but an argument requires one")
+        if has_tangent(*tensors):
+            raise NotImplementedError(f"onepass::{name} has no forward-mode gradient, but an argument has a tangent")
+        check_inference(name.removesuffix(".out"), out)
         torch.autograd.graph.increment_version(out)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *given, **named)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import FLOATS, check_input, normalise_dims
+from .checks import DROPPED, FLOATS, LAST, check_input, check_keepdim, either, normalise_dims
 from .engines import resolve
 from .ops import call
 
@@ -40,7 +40,15 @@ class State(NamedTuple):
         return self.m + self.l.log()
 
 
-def state(input: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False, *, engine: str = "auto") -> State:
+def state(
+    input: Tensor,
+    dim: int | Sequence[int] = LAST,
+    keepdim: bool = DROPPED,
+    *,
+    engine: str = "auto",
+    axis: int | Sequence[int] = LAST,
+    keepdims: bool = DROPPED,
+) -> State:
     """The state of every row: the maximum m over `dim`, and l = sum(exp(input - m)), in one read of the input.
 
     Args:
@@ -69,9 +77,8 @@ def state(input: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False, *
     State(m=tensor(3.), l=tensor(2.1353))
     """
     check_input("state", input)
-    dims = normalise_dims("state", input, dim)
-    if not isinstance(keepdim, bool):
-        raise TypeError(f"onepass.state(): keepdim must be a bool, got {keepdim!r}")
+    dims = normalise_dims("state", input, either("state", "dim", dim, "axis", axis, LAST))
+    keepdim = check_keepdim("state", keepdim, keepdims)
     chosen = resolve(engine, input.device)
     x = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())
     planes = call("state", x, dims, None, keepdim, chosen)

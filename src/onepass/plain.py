@@ -1,7 +1,7 @@
-"""The quick way of the plain call: one dim, engine "auto", and nothing but the raw operator needed.
+"""The fast path of the plain call: one dim, engine "auto", and nothing but the raw operator needed.
 
-`is_plain` asks what only Python can know, as little as it takes, and `call_boxed` goes straight into the dispatcher.
-What somebody else has to see finds a kernel of its own there. An error is not the last word: the caller then takes the
+`compute` and `write` ask what only Python can know, as little as it takes, and go straight into the dispatcher. What
+somebody else has to see finds a kernel of its own there. An error is not the last word: the caller then takes the
 route of all other calls, which says what is wrong, or serves the call.
 """
 
@@ -12,49 +12,53 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .autocast import widens
-from .checks import FLOATS, TAKES, normalise_dims
+from .checks import FLOATS, LAST, TAKES, normalise_dims
 from .engines import NATIVE
 from .ops import FAMILY, call_boxed, differentiable, empty, library
 
 OUT_HANDLES = {name: getattr(torch.ops.onepass, f"_{name}").int_out._handle for name in (*FAMILY, "logsumexp")}
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
+_is_inference_mode = torch.is_inference_mode_enabled
 _torch_function_modes = torch._C._len_torch_function_stack
 _torch_dispatch_modes = torch._C._len_torch_dispatch_stack
 _increment_version = torch._C._increment_version
 
 
-def is_plain(x: Any, dim: Any) -> bool:
-    """Whether `call_boxed` of a function's handle may have a call of `x` and `dim`, whatever they are.
+def compute(handle: Any, x: Any, dim: Any, option: Any) -> Tensor | None:
+    """The result of a plain call of `x` and `dim`, whatever they are; None where it is not one. `handle` is one of
+    `HANDLES`, `option` is keepdim for logsumexp, else dtype.
 
     Not asked is what the operator itself refuses (a dim out of range, a dtype, a layout), nor what has a kernel of its
     own: autocast, torch.func, torch.jit.trace, fake and meta tensors.
     """
-    return (
+    if (
         type(x) is Tensor
-        and type(dim) is int
+        and (type(dim) is int or dim is LAST)
         and not _is_dynamo_compiling()
         and not _torch_function_modes()
         and x.get_device() in NATIVE
         and not (x.requires_grad and _is_grad_enabled())
         and forward_ad._current_level < 0
-    )
+    ):
+        try:
+            return call_boxed(handle, x, dim, option)
+        except Exception:
+            pass
+    return None
 
 
 def write(handle: Any, x: Any, dim: Any, option: Any, out: Any) -> bool:
-    """Whether `out` has the result of a plain call of `x` and `dim`, whatever they are; `handle` is one of
-    `OUT_HANDLES`.
+    """Whether `out` has the result of a plain call, as of `compute`; `handle` is one of `OUT_HANDLES`.
 
-    Where it has not, nothing is written, and the route of all other calls says why or serves the call. `option` is
-    keepdim for logsumexp, else dtype.
+    Where it has not, nothing is written.
     """
     if (
-        type(out) is not Tensor
+        _is_dynamo_compiling()  # first: a graph cannot hold the answers to some of the others
+        or type(out) is not Tensor
         or _torch_dispatch_modes()
-        # and what is_plain asks, without a call of it
         or type(x) is not Tensor
-        or type(dim) is not int
-        or _is_dynamo_compiling()
+        or not (type(dim) is int or dim is LAST)
         or _torch_function_modes()
         or x.get_device() not in NATIVE
         or ((x.requires_grad or out.requires_grad) and _is_grad_enabled())
@@ -62,14 +66,15 @@ def write(handle: Any, x: Any, dim: Any, option: Any, out: Any) -> bool:
     ):
         return False
     try:
+        out._version  # noqa: B018  (an inference tensor has none; to ask is_inference() takes twice as long)
+    except RuntimeError:
+        if not _is_inference_mode():
+            return False
+    try:
         call_boxed(handle, x, dim, option, out)
     except Exception:
         return False
-    try:
-        _increment_version((out,))  # who saved it for a backward must learn that it was overwritten
-    except RuntimeError:  # it has none
-        if not out.is_inference():
-            raise
+    _increment_version((out,))  # who saved it for a backward must learn that it was overwritten
     return True
 
 

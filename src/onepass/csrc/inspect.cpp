@@ -9,6 +9,7 @@
 #include "cuda/launch.h"
 #include "guarded.h"
 #include "invariant.h"
+#include "overlap.h"
 
 namespace {
 
@@ -153,4 +154,14 @@ ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
     }
     throw std::runtime_error("onepass: no such status: " + asked);
   });
+}
+
+// How the memory of two tensors overlaps (0 not at all, 1 they are the same, 2 in part), and whether one shares memory
+// with itself. `size`: of an element, in bytes.
+ONEPASS_API int onepass_overlap(uint64_t a, int a_size, int a_rank, const int64_t* a_sizes, const int64_t* a_strides,
+                                uint64_t b, int b_size, int b_rank, const int64_t* b_sizes, const int64_t* b_strides) {
+  return int(overlap({a, a_size, a_rank, a_sizes, a_strides}, {b, b_size, b_rank, b_sizes, b_strides}));
+}
+ONEPASS_API int onepass_self_overlap(uint64_t a, int size, int rank, const int64_t* sizes, const int64_t* strides) {
+  return self_overlap({a, size, rank, sizes, strides});
 }

@@ -35,8 +35,8 @@ struct Shape {
 void forward_into(Function function, const Operand& x, const Mask& mask, bool keepdim, const Operand& y,
                   const CudaPlan* forced = nullptr);
 
-// May a call write `y` while it reads `x`? False where the strides alone do not tell.
-bool surely_takes(Function function, const Operand& y, const Operand& x);
+// Why a call may not write `y` while it reads `x`, or null where it may.
+const char* out_refusal(Function function, const Operand& y, const Operand& x);
 
 // The gradient of softmax or log_softmax over `dim`, contiguous.
 Owned gradient(Function function, const Operand& grad, const Operand& y, int64_t dim, DType dx_type);

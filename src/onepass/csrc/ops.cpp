@@ -169,49 +169,50 @@ void forward_into(Function function, const Operand& x, const Mask& mask, bool ke
   run(function, x, x_type, y, y_type, mask, keepdim, x.is_contiguous() && y.is_contiguous(), forced);
 }
 
-bool surely_takes(Function function, const Operand& y, const Operand& x) {
+const char* out_refusal(Function function, const Operand& y, const Operand& x) {
   const Extent to = {uint64_t(y.mutable_data()), size_of(y.type()), y.rank, y.sizes, y.strides};
   const Extent from = {uint64_t(x.data()), size_of(x.type()), x.rank, x.sizes, x.strides};
-  if (!y.numel() || !x.numel()) return true;
-  return surely_distinct(to) && (surely_apart(to, from) || (!reduces(function) && same_elements(to, from)));
+  if (surely_distinct(to) && surely_apart(to, from)) return nullptr;  // by far the most frequent
+  if (self_overlap(to)) return "elements of out share memory; clone() it first";
+  const Overlap shared = overlap(to, from);
+  const bool in_place = shared == Overlap::same && (!reduces(function) || x.numel() == 1);
+  if (shared == Overlap::none || in_place) return nullptr;
+  return "out must be the input itself or share no memory with it; they overlap";
 }
 
 namespace {
 
-void forward_into(Function function, const Tensor& input, const Dims& dims, bool keepdim, const Tensor& out,
-                  const CudaPlan* forced) {
-  const Operand x(input.get());
-  forward_into(function, x, Mask(dims, x.rank), keepdim, Operand(out.get()), forced);
+// A call into an `out` of which nothing is known: graphs and C++ come here as well as Python.
+void checked_out(Function function, const Operand& x, const Mask& mask, const MaybeType& dtype, bool keepdim,
+                 const Operand& y) {
+  const DType y_type = y.type();
+  if (y_type != (dtype ? dtype_of(*dtype) : x.type())) {
+    fail(std::string("the result has another dtype than out, which is ") + kDTypeNames[int(y_type)]);
+  }
+  if (const char* reason = out_refusal(function, y, x)) {
+    throw std::runtime_error(std::string("onepass.") + kFunctionNames[int(function)] + "(): " + reason);
+  }
+  forward_into(function, x, mask, keepdim, y);
 }
 
-// The plain call into an `out`. It refuses whatever out it need not take: the caller then says what is wrong with it.
 template <Function function>
 void over_dim_into(StableIValue* stack, uint64_t, uint64_t) {
   const Owned input(stable::to<AtenTensorHandle>(stack[0])), out(stable::to<AtenTensorHandle>(stack[3]));
   const int64_t dim = stable::to<int64_t>(stack[1]);
   const Options options(function, stack + 2);
-  const Operand x(input.get()), y(out.get());
-  if (y.type() != (options.dtype ? dtype_of(*options.dtype) : x.type())) fail("the result has another dtype than out");
-  if (!surely_takes(function, y, x)) fail("out may share memory with itself or with the input");
-  forward_into(function, x, Mask(&dim, 1, x.rank), options.keepdim, y, nullptr);
+  const Operand x(input.get());
+  checked_out(function, x, Mask(&dim, 1, x.rank), options.dtype, options.keepdim, Operand(out.get()));
 }
 
-void checked_out(Function function, const Tensor& input, const Dims& dims, bool keepdim, const MaybeType& dtype,
-                 const Tensor& out) {
-  const DType y_type = dtype_of(out.scalar_type());
-  if (y_type != (dtype ? dtype_of(*dtype) : dtype_of(input.scalar_type()))) {
-    fail(std::string("the result has another dtype than out, which is ") + kDTypeNames[int(y_type)]);
-  }
-  forward_into(function, input, dims, keepdim, out, nullptr);
+void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, MaybeType dtype, Tensor out) {
+  const Operand x(input.get());
+  checked_out(Function::logsumexp, x, Mask(dims, x.rank), dtype, keepdim, Operand(out.get()));
 }
 
 template <Function function>
 void family_out(const Tensor& input, Dims dims, MaybeType dtype, Tensor out) {
-  checked_out(function, input, dims, false, dtype, out);
-}
-
-void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, MaybeType dtype, Tensor out) {
-  checked_out(Function::logsumexp, input, dims, keepdim, dtype, out);
+  const Operand x(input.get());
+  checked_out(function, x, Mask(dims, x.rank), dtype, false, Operand(out.get()));
 }
 
 // Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, split, shelf, edges), so that
@@ -220,7 +221,8 @@ void forced(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims
   if (function < 0 || function > 4) fail("function is 0 to 4, got " + std::to_string(function));
   if (!input.is_cuda()) fail("only CUDA calls have a plan to force");
   const CudaPlan given = cuda::checked_plan(plan);
-  forward_into(Function(function), input, dims, keepdim, out, &given);
+  const Operand x(input.get());
+  forward_into(Function(function), x, Mask(dims, x.rank), keepdim, Operand(out.get()), &given);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <atomic>
 
 #include "operators.h"
-#include "overlap.h"
 
 namespace onepass::patched {
 
@@ -97,7 +96,7 @@ struct Forward {
         y.device_type != x.device_type || y.device_index != x.device_index) {
       return "out= of another shape, dtype or device than the result";
     }
-    if (!surely_takes(function, y, x)) return "out= that shares memory with the input or with itself";
+    if (out_refusal(function, y, x)) return "out= that shares memory with the input or with itself";
     return nullptr;
   }
 
