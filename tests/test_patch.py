@@ -68,7 +68,7 @@ def test_integers_and_dtype(function, device):
 
 
 @every_device
-@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 def test_out(function, device):
     call, x = TORCH[function], maker(torch.float32, device)(4, 6)
     want = call(x, 1)
@@ -85,6 +85,25 @@ def test_out(function, device):
     assert error is raised(call, x, 1, out=wide)
     assert patched.report.served == {function: 1}
     assert all(reason.startswith("out= of another") for _, reason in patched.report.left)
+
+
+@every_device
+@every_dtype
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_out_and_dtype(function, dtype, device):
+    x = maker(dtype, device)(4, 6)
+    for to in (torch.float32, torch.float64):
+        call = lambda to=to: TORCH[function](x, 1, dtype=to, out=x.new_empty(4, 6, dtype=to))  # noqa: E731
+        plain, ours, patched = with_and_without(call)
+        torch.testing.assert_close(ours, plain)
+        assert bool(patched.report.served) == (to in (dtype, torch.float32) and dtype is not torch.float64 or to is dtype)
+
+
+def test_out_of_logsumexp_is_torchs():
+    x = maker(torch.float32)(4, 6)
+    plain, ours, patched = with_and_without(lambda: torch.logsumexp(x, 1, out=torch.empty(0)))
+    assert torch.equal(ours, plain)
+    assert not patched.report.served
 
 
 def test_out_that_shares_memory():
@@ -108,6 +127,11 @@ REFUSED = {
     "integers": lambda x: torch.softmax(x.long(), 1),
     "half to float on a CPU": lambda x: torch.ops.aten._softmax(x.half(), 1, True),
     "gradient of another shape": lambda x: torch.ops.aten._softmax_backward_data(x, x[:1], 1, x.dtype),
+    "gradient for an input of half": lambda x: torch.ops.aten._softmax_backward_data(x, x, 1, torch.float16),
+    "log's gradient for an input of half": lambda x: torch.ops.aten._log_softmax_backward_data(x, x, 1, torch.float16),
+    "gradient for an input of float of a result of half": lambda x: torch.ops.aten._softmax_backward_data(
+        x.half(), x.half(), 5, torch.float32
+    ),
     "no memory": lambda x: torch.softmax(x[:, :1].expand(3, 1 << 46), 1),
     "gradient without memory": lambda x: torch.ops.aten._softmax_backward_data(
         *(x[:, :1].expand(3, 1 << 46),) * 2, 1, x.dtype
@@ -128,6 +152,39 @@ def test_errors_are_torchs(case):
     plain, ours, patched = with_and_without(said)
     assert ours == plain
     assert not patched.report.served
+
+
+@pytest.mark.parametrize("to", [torch.float64, torch.bfloat16, torch.int64, torch.complex64, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["_softmax_backward_data", "_log_softmax_backward_data"])
+def test_gradients_for_another_dtype_of_the_input_are_torchs(name, dtype, to):
+    g, y = maker(dtype)(3, 4), maker(dtype)(3, 4).softmax(1)
+    plain, ours, patched = with_and_without(lambda: getattr(torch.ops.aten, name)(g, y, 1, to))
+    assert ours.dtype is plain.dtype is dtype
+    torch.testing.assert_close(ours, plain)
+    assert bool(patched.report.left) == (to is not dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("to", [torch.float16, torch.bfloat16, torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["_softmax", "_softmax_backward_data", "_log_softmax_backward_data"])
+def test_on_cuda_another_dtype_is_taken_where_torch_takes_it(name, to):
+    x = maker(torch.float32, "cuda")(3, 4)
+    given = (x.to(to), 1, True) if name == "_softmax" else (x, x.softmax(1), 1, to)
+
+    def call():
+        try:
+            return getattr(torch.ops.aten, name)(*given)
+        except RuntimeError as error:
+            return type(error), str(error).splitlines()[0]
+
+    plain, ours, _ = with_and_without(call)
+    assert type(ours) is type(plain)
+    if isinstance(plain, torch.Tensor):
+        assert ours.dtype is plain.dtype
+        torch.testing.assert_close(ours, plain)
+    else:
+        assert ours == plain
 
 
 @every_device
@@ -158,22 +215,3 @@ def test_an_error_of_onepass_leaves_the_call_to_torch():
     plain, ours, patched = with_and_without(lambda: x.softmax(-1))
     assert torch.equal(ours, plain)
     assert patched.report.left == {("softmax", "an error of onepass"): 1}
-
-
-class Mine(Exception):
-    pass
-
-
-@pytest.mark.skipif(
-    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
-    reason="torch took one override from Python alone",
-)
-def test_an_error_of_another_override_is_raised_as_it_is():
-    def fails(*_):
-        raise Mine("words of mine")
-
-    x = torch.zeros(3, dtype=torch.int64)
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("_softmax", fails, "CPU", allow_override=True)
-        with onepass.patch(), pytest.raises(Mine, match="words of mine"):
-            torch.ops.aten._softmax(x, 0, False)

@@ -20,7 +20,7 @@ from support import TORCH, every_dtype, every_function, maker
 @every_dtype
 @every_function
 def test_gradients(function, dtype, device):
-    """torch's node, torch's dtype and strides, the fused operator's values."""
+    """torch's node, torch's dtype and strides, the fused operator's values; of logsumexp of halves onepass's own."""
 
     def step():
         x = maker(dtype, device)(6, 5, 40).transpose(0, 1).requires_grad_()
@@ -29,14 +29,54 @@ def test_gradients(function, dtype, device):
         return y, g
 
     (y, want), (y_ours, got), patched = with_and_without(step)
-    assert y_ours.grad_fn.name() == y.grad_fn.name()
+    halves = dtype in (torch.float16, torch.bfloat16)
     assert y_ours.requires_grad
-    assert (got.dtype, got.stride()) == (want.dtype, want.stride())
-    close = {} if dtype in (torch.float32, torch.float64) else {"rtol": 0.05, "atol": 0.05}
+    assert got.dtype is want.dtype
+    if halves and function == "logsumexp":
+        assert y_ours.grad_fn.name() != y.grad_fn.name()
+    else:
+        assert (y_ours.grad_fn.name(), got.stride()) == (y.grad_fn.name(), want.stride())
+    close = {"rtol": 0.05, "atol": 0.05} if halves else {}
     torch.testing.assert_close(got, want, **close)
     if device == "cpu" and function != "logsumexp":  # whose gradient is torch's arithmetic, no operator
         counted = "log_softmax" if function == "log_softmax" else "softmax"
         assert patched.report.served == {counted: 1, f"{counted} backward": 1}
+
+
+@every_device
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_logsumexp_of_halves_comes_from_the_unrounded_value(dtype, device):
+    x = (100 + 5 * maker(torch.float32, device)(20, 300)).to(dtype).requires_grad_()
+    low = torch.full((3,), -1000.0, dtype=dtype, device=device, requires_grad=True)
+    with onepass.patch(report=True) as patched:
+        y = torch.logsumexp(x, (-1,), keepdim=True)
+        assert (y.dtype, y.shape) == (dtype, (20, 1))
+        (g,) = torch.autograd.grad(y.sum(), x)
+        torch.special.logsumexp(low, 0).backward()
+    assert patched.report.served == {"logsumexp": 2}
+    torch.testing.assert_close(g.double(), x.detach().double().softmax(1), rtol=torch.finfo(dtype).eps, atol=1e-7)
+    torch.testing.assert_close(low.grad, torch.full_like(low, 1 / 3), rtol=0, atol=0)
+
+
+def test_other_calls_of_logsumexp_of_halves_reach_torchs_autograd():
+    x = maker(torch.bfloat16)(3, 4).requires_grad_()
+    names = []
+    with onepass.patch():
+        with Operators() as mode:
+            names.append(torch.logsumexp(x, 0).grad_fn.name())
+        assert torch.ops.aten.logsumexp.default in mode.seen
+        names.append(torch.func.grad(lambda t: torch.logsumexp(t, (0, 1)))(x).shape)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+            y = torch.logsumexp(dual, 0)
+            assert torch.autograd.forward_ad.unpack_dual(y).tangent is not None
+            names.append(y.grad_fn.name())
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            torch.logsumexp(x, 2)
+        with torch.no_grad():
+            assert torch.logsumexp(x, 0).grad_fn is None
+    names.append(torch.logsumexp(x, 0).grad_fn.name())
+    assert names == ["LogsumexpBackward0", x.shape, "LogsumexpBackward0", "LogsumexpBackward0"]
 
 
 @every_device

@@ -218,9 +218,15 @@ def set_invariant(value: int, scoped: bool) -> int:
     return int(_ask("onepass_set_invariant", scoped, value))
 
 
-def set_patch(on: bool, cuda: bool) -> None:
-    """Override aten's kernels of the CPU, and of CUDA where `cuda`, or give torch's back."""
-    _ask("onepass_patch", ctypes.c_bool(on), ctypes.c_bool(cuda))
+def install_patch(cuda: bool, torchs_on_cpu: bool, torchs_on_cuda: bool) -> None:
+    """Override aten's kernels of the CPU, and of CUDA where `cuda`, for as long as the process lives; the others say
+    whether it is torch's kernels that are overridden."""
+    _ask("onepass_patch_install", *map(ctypes.c_bool, (cuda, torchs_on_cpu, torchs_on_cuda)))
+
+
+def switch_patch(on: bool) -> None:
+    """Have the overriding kernels compute their calls, or leave them to torch."""
+    _library.onepass_patch_switch(ctypes.c_bool(on))
 
 
 def patch_served(functions: int) -> list[int]:
@@ -230,8 +236,13 @@ def patch_served(functions: int) -> list[int]:
     return list(counts)
 
 
+def patch_count(function: int) -> None:
+    """Count a call as served."""
+    _library.onepass_patch_count(function)
+
+
 def patch_raised(kind: type[BaseException], words: str) -> None:
-    """Have the kernel that left a call to torch raise this; the type has to live on."""
+    """Have the kernel that called for torch's own raise this; the type has to live on."""
     _library.onepass_patch_raised(ctypes.c_void_p(id(kind)), words.encode(errors="replace"))
 
 

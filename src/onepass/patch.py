@@ -127,8 +127,6 @@ def _switch(which: patch, on: bool) -> None:
     with _lock:
         if on == (which in _active):
             return
-        if on and not _active:
-            kernels.override()
         if which.report:
             which.report._switch(on)
         if on:
@@ -136,5 +134,4 @@ def _switch(which: patch, on: bool) -> None:
         else:
             _active.remove(which)
         kernels.observers = tuple(p.report._note for p in _active if p.report)
-        if not _active:
-            kernels.give_back()
+        kernels.switch(bool(_active))
