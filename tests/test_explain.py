@@ -97,6 +97,31 @@ def test_explain_of_a_meta_tensor_says_that_nothing_runs():
         onepass.explain(x, engine="cpu")
 
 
+@pytest.mark.parametrize(
+    ("strides", "out_strides", "tier", "note"),
+    [
+        ((1, 40), (30, 1), "rows", "the result has the input's layout first"),
+        ((30, 1), (1, 40), "rows", "the input is copied to out first"),
+        ((30, 1), (30, 1), "columns", None),
+        ((1, 40), (1, 40), "rows", None),
+        ((60, 2), (30, 1), "columns", "the input is copied to out first"),
+        ((60, 2), (80, 2), "strided", None),
+    ],
+)
+def test_explain_of_an_out_of_another_layout(strides, out_strides, tier, note):
+    """The elements of a row, or of neighbouring rows, lie side by side in one of the two: a copy makes them alike."""
+    x, out = (torch.empty_strided((40, 30), s) for s in (strides, out_strides))
+    plan = onepass.explain(x, 0, out=out, bandwidth=1)
+    assert plan.tier == tier
+    assert [n for n in plan.notes if "layouts differ" in n] == ([f"{note}, {_THEN[note]}"] if note else [])
+
+
+_THEN = {
+    "the result has the input's layout first": "and is then copied to out: their layouts differ",
+    "the input is copied to out first": "and computed there in place: their layouts differ",
+}
+
+
 def test_explain_of_logsumexp_in_float32():
     plan = onepass.explain((8192, 1024), function="logsumexp", dtype=torch.bfloat16, out_dtype=F32, device="h200")
     assert (plan.out_dtype, plan.bytes) == ("float32", 8192 * (1024 * 2 + 4))
@@ -117,6 +142,8 @@ def test_explain_of_logsumexp_in_float32():
         (((3, 4),), {"engine": "gpu"}, ValueError, "gpu"),
         (((3, 4),), {"engine": "cuda", "device": "cpu"}, RuntimeError, "serves CUDA tensors"),
         (((3, 4),), {"bandwidth": 0}, ValueError, "got 0"),
+        (((3, 4),), {"out": torch.zeros(4, 3)}, ValueError, "out is a tensor of the input's shape"),
+        (((3, 4),), {"out": torch.zeros(3, 4), "function": "logsumexp"}, ValueError, "for a softmax"),
         (((3, 4),), {"compute": 75}, ValueError, "compute is a whole number from 80 to 999, got 75"),
         (((3, 4),), {"multiprocessors": 1.5}, ValueError, "multiprocessors is a whole number from 1 to 4096, got 1.5"),
         (((3, 4),), {"device": "cpu", "multiprocessors": 60}, ValueError, "plans of the CUDA engine, got engine 'cpu'"),

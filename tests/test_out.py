@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
 
 import pytest
@@ -288,3 +289,23 @@ class TestOverlap:
         assert self_overlap(a)
         assert overlap(a, a.permute(1, 0, 2, 3, 4)) == "partial"
         assert time.perf_counter() - start < 1
+
+
+@every_softmax
+@every_dtype
+def test_an_out_of_any_layout(function, dtype):
+    """Input and output in any order of dims, sliced or whole, over any dim: also where the two differ."""
+    draw = random.Random(0)
+    for _ in range(60):
+        sizes = [draw.choice((1, 2, 3, 5, 17, 40)) for _ in range(draw.randint(1, 4))]
+
+        def tensor(sizes=sizes):
+            order = draw.sample(range(len(sizes)), len(sizes))
+            whole = maker(dtype, seed=draw.randrange(1000))(*(sizes[i] + draw.choice((0, 0, 2)) for i in order))
+            return whole.permute([order.index(i) for i in range(len(sizes))])[tuple(slice(n) for n in sizes)]
+
+        x, out, dim = tensor(), tensor(), draw.randrange(len(sizes))
+        before = x.clone()
+        assert ours(function)(x, dim, out=out) is out
+        assert torch.equal(x, before)
+        assert_defined(function, out, x, dim)

@@ -96,7 +96,9 @@ def test_out_and_dtype(function, dtype, device):
         call = lambda to=to: TORCH[function](x, 1, dtype=to, out=x.new_empty(4, 6, dtype=to))  # noqa: E731
         plain, ours, patched = with_and_without(call)
         torch.testing.assert_close(ours, plain)
-        assert bool(patched.report.served) == (to in (dtype, torch.float32) and dtype is not torch.float64 or to is dtype)
+        assert bool(patched.report.served) == (
+            (to in (dtype, torch.float32) and dtype is not torch.float64) or to is dtype
+        )
 
 
 def test_out_of_logsumexp_is_torchs():

@@ -130,14 +130,20 @@ def _engine(engine: str, real: torch.device | None, entry: Known | None, notes: 
 
 
 def _native_plan(
-    kind: Kind | None, function: str, x: Tensor, y_type: torch.dtype, dims: list[int], address: int
+    kind: Kind | None,
+    function: str,
+    x: Tensor,
+    y_type: torch.dtype,
+    dims: list[int],
+    address: int,
+    out: Tensor | None,
 ) -> dict[str, Any]:
     """On a GPU of that kind; None: of the CPU engine."""
     if function in REDUCTIONS:
         kept = _contiguous(reduced_shape(x.shape, dims, True))
         y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(kept)]
     else:
-        y_strides = torch.empty_like(x, device="meta").stride()
+        y_strides = (torch.empty_like(x, device="meta") if out is None else out).stride()
     sizes, strides = list(x.shape) or [1], list(x.stride()) or [1]
     kind = kind or Kind("", 0, 0)
     return native.plan(
@@ -168,6 +174,7 @@ def explain(
     bandwidth: float | None = None,
     compute: int | None = None,
     multiprocessors: int | None = None,
+    out: Tensor | None = None,
 ) -> Explanation:
     """The plan of a call: engine, tier, launch numbers, bytes moved, the time a copy of them would take.
 
@@ -183,6 +190,7 @@ def explain(
         bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
         compute, multiprocessors: of the GPU that the plan is for (80 for compute capability 8.0), where it is another
             than the device's.
+        out: the `out=` of the call, of a softmax, log_softmax or softmin. Its layout may decide how the call goes.
 
     Raises:
         ValueError, TypeError, IndexError, RuntimeError: as the call itself would.
@@ -216,6 +224,8 @@ def explain(
     if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
         raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
     dims = normalise_dims(function, shaped, dim)
+    if out is not None and (function in REDUCTIONS or not isinstance(out, Tensor) or out.shape != shaped.shape):
+        raise ValueError(f"onepass.explain(): out is a tensor of the input's shape, for a softmax; got {out!r:.80}")
     real, entry, name = _parse_device(device, tensor, bool(compute or multiprocessors))
     notes: list[str] = []
     chosen = _engine(engine, real, entry, notes)
@@ -225,7 +235,7 @@ def explain(
             f"onepass.explain(): compute and multiprocessors are for plans of the CUDA engine, got engine {chosen!r}"
         )
     kind = None if chosen in ("cpu", "none") else _kind(real, entry, compute, multiprocessors)
-    plan = _native_plan(kind, function, shaped, y_type, dims, address)
+    plan = _native_plan(kind, function, shaped, y_type, dims, address, out)
     moved = plan["bytes"] if chosen != "none" else 0
     tier, launch = _describe(chosen, plan, function, shaped, y_type, real, entry, notes)
     if chosen == "cuda" and launch and kind is not None:
@@ -271,6 +281,10 @@ def _describe(
     if engine == "cpu":
         if not plan["fused"]:
             notes.append(f"the input is cast to {y_type} first, into a temporary")
+        if plan["copied"] == "input":
+            notes.append("the input is copied to out first, and computed there in place: their layouts differ")
+        if plan["copied"] == "result":
+            notes.append("the result has the input's layout first, and is then copied to out: their layouts differ")
         keys = ("isa", "units", "grain")
         return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
     if plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):

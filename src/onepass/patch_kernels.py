@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from . import native
 from .engines import resolve
 from .gradients import library, positive
-from .ops import call as differentiable
+from .ops import call
 
 _KEYS = ("CPU", "CUDA") if torch.version.cuda else ("CPU",)
 # The functions of a report, in the order in which they are counted in C++.
@@ -93,7 +93,7 @@ def _install() -> None:
         torch.set_warn_always(always)
 
 
-_aten = torch.library.Library("aten", "IMPL")  # noqa: TOR901  (its kernel is to stay)
+_aten = torch.library.Library("aten", "IMPL")
 
 
 def _is_torchs(aten: str, key: str) -> bool:
@@ -136,9 +136,9 @@ def _recording(key: str) -> Callable[..., Tensor]:
         with DisableTorchFunction():
             if not (x.dtype in _HALVES and _is_recorded(x) and _takes(x, dim)):
                 return torchs(keys, x, dim, keepdim)
-            wide = differentiable("logsumexp", x, positive(dim, x.dim()), torch.float32, keepdim, "native")
+            result = call("logsumexp", x, positive(dim, x.dim()), None, keepdim, "native")
             native.patch_count(count)
-            return wide.to(x.dtype)
+            return result
 
     return kernel
 

@@ -34,8 +34,8 @@ int64_t column_blocks(const Tiles& tiles, const CudaPlan& plan, const Gpu& gpu) 
   return (all < most ? all : most > 0 ? most : 1) * plan.split;
 }
 
-std::string plan_json(Function function, const Layout& layout, DType x, DType y, const Gpu& gpu, uint64_t x_address,
-                      uint64_t y_address) {
+std::string plan_json(Function function, const Layout& layout, Copied copied, DType x, DType y, const Gpu& gpu,
+                      uint64_t x_address, uint64_t y_address) {
   const bool reduced = reduces(function);
   const int64_t second = function == Function::state ? layout.rows * size_of(y) : 0;  // its sums, beside the maxima
   std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
@@ -44,7 +44,8 @@ std::string plan_json(Function function, const Layout& layout, DType x, DType y,
   if (!gpu.compute) {
     const Units units = cpu_engine().units({function, x, y, nullptr, nullptr, layout});
     return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(x, y)) + ", " +
-           field("units", units.count) + ", " + field("grain", cpu_grain(units)) + "}";
+           field("copied", kCopiedNames[int(copied)]) + ", " + field("units", units.count) + ", " +
+           field("grain", cpu_grain(units)) + "}";
   }
   const bool invariant = batch_invariant();
   const auto told = [&](const CudaPlan& plan, int64_t blocks) {
@@ -79,9 +80,19 @@ ONEPASS_API int onepass_plan(int function, int compute, int multiprocessors, con
                              const bool* reduce, int x_type, int y_type, uint64_t x_address, uint64_t y_address,
                              char* text, int64_t size) {
   return guarded(text, size, [&] {
-    const Layout layout = make_layout(ndim, sizes, x_strides, y_strides, reduce, reduces(Function(function)));
-    return plan_json(Function(function), layout, DType(x_type), DType(y_type), typical(compute, multiprocessors, name),
-                     x_address, y_address);
+    const bool reduced = reduces(Function(function));
+    const auto layout_of = [&](const int64_t* x, const int64_t* y) {
+      return make_layout(ndim, sizes, x, y, reduce, reduced);
+    };
+    Layout layout = layout_of(x_strides, y_strides);
+    Copied what = Copied::nothing;
+    if (!reduced && !compute) {
+      const Layout of_x = layout_of(x_strides, x_strides), of_y = layout_of(y_strides, y_strides);
+      what = copied(layout, of_x, of_y);
+      if (what != Copied::nothing) layout = what == Copied::input ? of_y : of_x;
+    }
+    return plan_json(Function(function), layout, what, DType(x_type), DType(y_type),
+                     typical(compute, multiprocessors, name), x_address, y_address);
   });
 }
 

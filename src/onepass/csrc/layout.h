@@ -84,6 +84,12 @@ struct Layout {
   int64_t n = 1;     // elements a row
   View view = View::strided;
 
+  // Do the elements of each row lie side by side in input and output?
+  bool unit_rows() const {
+    const Dim* const dim = reduced.dims;
+    return reduced.count == 0 || (reduced.count == 1 && dim->x_stride == 1 && dim->y_stride == 1);
+  }
+
   // Strides of the single remaining dim of a bag (0 where the bag is a single element).
   int64_t row_x_stride() const { return outer.count ? outer.dims[outer.count - 1].x_stride : 0; }
   int64_t row_y_stride() const { return outer.count ? outer.dims[outer.count - 1].y_stride : 0; }
@@ -108,10 +114,8 @@ inline Layout make_layout(int ndim, const int64_t* sizes, const int64_t* x_strid
   layout.outer.merge();
   layout.reduced.merge();
   const bool one_reduced = layout.reduced.count <= 1;
-  const bool unit = layout.reduced.count == 0 ||
-                    (one_reduced && layout.reduced.dims[0].x_stride == 1 && layout.reduced.dims[0].y_stride == 1);
   const bool unit_inner = layout.outer.count > 0 && layout.row_x_stride() == 1 && layout.row_y_stride() == 1;
-  if (unit && layout.outer.count <= 1) {
+  if (layout.unit_rows() && layout.outer.count <= 1) {
     layout.view = View::rows;
   } else if (one_reduced && unit_inner) {
     layout.view = View::columns;
@@ -119,12 +123,17 @@ inline Layout make_layout(int ndim, const int64_t* sizes, const int64_t* x_strid
   return layout;
 }
 
-// Does an engine for CPUs go through a row element by element, because neither its elements nor those of neighbouring
-// rows lie side by side in input and output?
-inline bool scattered(const Layout& layout) {
-  const bool unit = layout.reduced.count == 0 || (layout.reduced.count == 1 && layout.reduced.dims[0].x_stride == 1 &&
-                                                  layout.reduced.dims[0].y_stride == 1);
-  return layout.view == View::strided && !unit;
+// What is copied before or after a call on the CPU, whose engine takes rows or columns that lie side by side in input
+// and output alike, and all others element by element, some ten times as slowly.
+enum class Copied { nothing, input, result };
+constexpr const char* kCopiedNames[] = {"nothing", "input", "result"};
+
+// From the layouts of a call, of its input with itself, and of its output with itself.
+inline Copied copied(const Layout& call, const Layout& of_x, const Layout& of_y) {
+  const auto scattered = [](const Layout& layout) { return layout.view == View::strided && !layout.unit_rows(); };
+  if (!scattered(call)) return Copied::nothing;
+  if (!of_x.unit_rows() && !scattered(of_y)) return Copied::input;
+  return scattered(of_x) ? Copied::nothing : Copied::result;
 }
 
 // What make_layout makes of the last dim of contiguous tensors that are not empty, without its bags to sort and merge.

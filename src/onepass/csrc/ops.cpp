@@ -2,6 +2,7 @@
 // runs from C++ alone. No Python here; fake kernels and gradients are in ops.py.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "cpu/pick.h"
 #include "cuda/engine.h"
@@ -59,6 +60,22 @@ void run_cpu(const Call& call) {
   }
 }
 
+// y <- x of one shape and any strides, with the dims in the order of y's strides: torch copies to the contiguous tensor
+// that y then mostly is by tiles, and to the same tensor seen transposed element by element, five times as long.
+void copy_in_order(const Operand& y, const Operand& x) {
+  int order[kMaxDims];
+  std::iota(order, order + y.rank, 0);
+  std::stable_sort(order, order + y.rank, [&](int a, int b) { return y.strides[a] > y.strides[b]; });
+  AtenTensorHandle seen[2];
+  for (const Operand* t : {&y, &x}) {
+    int64_t sizes[kMaxDims], strides[kMaxDims];
+    for (int i = 0; i < y.rank; ++i) sizes[i] = t->sizes[order[i]], strides[i] = t->strides[order[i]];
+    checked(aoti_torch_as_strided(t->handle, sizes, strides, &seen[t == &x]));
+  }
+  const Owned to(seen[0]), from(seen[1]);
+  checked(aoti_torch_copy_(to.get(), from.get(), 0));
+}
+
 // A call whose result has its shape and is on its device. `contiguous`: input and result both are.
 void run(Function function, const Operand& x, DType x_type, const Operand& y, DType y_type, const Mask& mask,
          bool keepdim, bool contiguous, const CudaPlan* forced) {
@@ -69,15 +86,20 @@ void run(Function function, const Operand& x, DType x_type, const Operand& y, DT
   }
   const Call call = {function, x_type,           y_type,
                      x.data(), y.mutable_data(), layout_of(function, x, y, mask, keepdim, contiguous)};
-  if (!x.is_cuda() && !reduces(function) && scattered(call.layout)) {
-    // Not because of the input: then into a result of its layout, and one copy from there.
-    const bool flat = x.is_contiguous();
-    const Owned own = empty_like(x, y_type, flat);
-    const Operand like_x(own.get());
-    if (!scattered(layout_of(function, x, like_x, mask, keepdim, flat))) {
-      run(function, x, x_type, like_x, y_type, mask, keepdim, flat, forced);
-      checked(aoti_torch_copy_(y.handle, own.get(), 0));
-      return;
+  if (!x.is_cuda() && !reduces(function) && call.layout.view == View::strided) {
+    const auto of = [&](const Operand& a, const Operand& b) { return layout_of(function, a, b, mask, keepdim, false); };
+    const Copied what = copied(call.layout, of(x, x), of(y, y));
+    if (what == Copied::input) {
+      copy_in_order(y, x);  // which rounds to the type of the result, as the call has to do first
+      return run(function, y, y_type, y, y_type, mask, keepdim, y.is_contiguous(), forced);
+    }
+    if (what == Copied::result) {
+      const Owned own = empty_like(x, y_type, false);
+      const Operand made(own.get());
+      if (of(x, made).unit_rows() || of(x, made).view == View::columns) {  // it may not: an expanded input
+        run(function, x, x_type, made, y_type, mask, keepdim, false, forced);
+        return copy_in_order(y, made);
+      }
     }
   }
   if (call.layout.n == 0) {  // only what reduces gets here: the maximum of nothing, log(0); and for a state the sum, 0
