@@ -243,7 +243,7 @@ def test_what_it_does_not_give_is_refused(case):
         call(torch.ones(3, 4))
 
 
-# Without autocast: the gradient of a half result is that of the float32 value ------------------------------------------
+# Without autocast: the gradient of a half result is that of the float32 value ----------------------------------------
 
 OFFSETS = (100.0, -1000.0)
 

@@ -126,7 +126,7 @@ def check_memory(function: str, x: Tensor, out: Tensor) -> None:
 
 
 def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch.dtype) -> None:
-    """`out` can take the result as it is: it is never resized. Whether it overlaps the input, the operators find out."""
+    """`out` can take the result as it is: it is never resized. The operators find out whether it overlaps the input."""
     if not isinstance(out, Tensor):
         raise TypeError(f"onepass.{function}(): out must be a Tensor, got {type(out).__name__}")
     if out.layout is not torch.strided or out.is_nested:

@@ -2,7 +2,8 @@
 
 All names of the family, from `Tensor.softmax` to `nn.Softmin` and `F.cross_entropy`, end in a few aten operators. What
 is overridden here are the kernels of these operators, for the CPU and for CUDA. Whatever lies above a kernel (autograd
-and its formulas, torch.func, autocast, fake tensors, dispatch modes) stays torch's, and so do all other operators.
+and its formulas but one, torch.func, autocast, fake tensors, dispatch modes) stays torch's, and so do all other
+operators. The kernels are installed by the first patch and stay; later ones switch them on and off.
 """
 
 import threading
@@ -69,9 +70,10 @@ class patch:
     from C++ too: the CPU and CUDA kernels of the aten operators they end in are overridden. It holds for all threads of
     the process. Graphs that TorchInductor compiled have no such operators, and are as they were.
 
-    Results have torch's dtype, shape and strides (contiguous), gradients of any order are recorded by torch. What
-    onepass does not serve is computed by torch's own kernel: integers, complex numbers, and on CUDA dims that are not
-    the last. Contexts nest; torch has its kernels back when the last patch is restored.
+    Results have torch's dtype, shape and strides (contiguous), gradients of any order are recorded by torch (that of
+    logsumexp of halves by onepass, from the unrounded result). What onepass does not serve is computed by torch's own
+    kernel: integers and complex numbers, for example. Contexts nest; torch computes again when the last patch is
+    restored.
 
     Args:
         report: whether `report` counts the calls, by function, and why some were left to torch.
@@ -102,7 +104,7 @@ class patch:
         _switch(self, True)
 
     def restore(self) -> None:
-        """End this patch; torch has its kernels back if it was the last one. A second call does nothing."""
+        """End this patch; torch computes again if it was the last one. A second call does nothing."""
         _switch(self, False)
 
     def __enter__(self) -> "patch":
@@ -123,7 +125,7 @@ _active: list[patch] = []
 
 
 def _switch(which: patch, on: bool) -> None:
-    """`which` is among the active patches, or is not; the kernels are overridden while there are any."""
+    """`which` is among the active patches, or is not; onepass computes while there are any."""
     with _lock:
         if on == (which in _active):
             return

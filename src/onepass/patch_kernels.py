@@ -93,7 +93,7 @@ def _install() -> None:
         torch.set_warn_always(always)
 
 
-_aten = torch.library.Library("aten", "IMPL")
+_aten = torch.library.Library("aten", "IMPL")  # whose kernels live as long as it does
 
 
 def _is_torchs(aten: str, key: str) -> bool:

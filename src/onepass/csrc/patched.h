@@ -112,8 +112,12 @@ struct Forward {
       dims[0] = stable::to<int64_t>(given[1]);
       if (kInto && given[2] != stable::from(std::nullopt)) {
         result_type = known_type(stable::to<ScalarType>(*stable::to<StableIValue*>(given[2])));
-      } else if (!kInto && stable::to<bool>(given[2])) {
-        result_type = DType::float32;
+      } else if (!kInto && stable::to<bool>(given[2])) {  // torch knows of one type that is widened, and on CUDA alone
+        if (x.is_cuda() && type == DType::float16) {
+          result_type = DType::float32;
+        } else {
+          result_type = std::nullopt;
+        }
       }
     }
   }
@@ -170,11 +174,7 @@ struct Forward {
   Mask mask() const { return Mask(dims, count, x.rank); }
   StableListHandle list() const { return stable::to<StableListHandle>(stack[1]); }
 
-  // Whether float32 of halves is asked for, of those for which torch makes no float32 of the input first.
-  bool widens() const {
-    return type && result_type == DType::float32 &&
-           (kInto ? size_of(*type) == 2 : *type == DType::float16 && x.is_cuda());
-  }
+  bool widens() const { return type && size_of(*type) == 2 && result_type == DType::float32; }
 
   Owned made() const {
     const Shape shape(function, x, mask(), keepdim);
