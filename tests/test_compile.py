@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+import onepass
 from onepass import reference
 from support import assert_defined, every_engine, every_function, every_softmax, maker, ours
 
@@ -82,15 +85,76 @@ def test_compiled_graph_holds_one_operator(function, engine, device):
 
 
 @every_engine
+@pytest.mark.parametrize("auto", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @every_function
-def test_compile_with_out(function, engine, device):
-    def call(x, out):
-        return ours(function)(x, 1, out=out, engine=engine)
+def test_compile_with_out(function, backend, auto, engine, device):
+    named = {"engine": "auto" if auto and engine != "triton" else engine}
+    f = torch.compile(ours(function), backend=backend, fullgraph=True)
+    for dim in (1, -1, (0, 2)):
+        x = maker(torch.float32, device)(3, 4, 5)
+        out = torch.full_like(ours(function)(x, dim, **named), 7.0)
+        assert f(x, dim, out=out, **named) is out
+        assert_defined(function, out, x, dim)
+    if function != "logsumexp":
+        x = maker(torch.float16, device)(3, 4)
+        out = torch.full_like(x, 7.0, dtype=torch.float32)
+        f(x, 1, dtype=torch.float32, out=out, **named)
+        assert_defined(function, out, x.float(), 1)
+        before = x.clone()
+        f(x, 1, out=x, **named)
+        assert_defined(function, x, before, 1)
 
-    x = maker(torch.float32, device)(3, 4)
-    out = torch.full((3,) if function == "logsumexp" else (3, 4), 7.0, device=device)
-    torch.compile(call, backend="aot_eager")(x, out)
-    assert_defined(function, out, x, 1)
+
+OVERLAPS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "the next row": lambda b: (b[:-1], b[1:]),
+    "transposed": lambda b: (b.t(), b),
+    "transposed out": lambda b: (b, b.t()),
+}
+
+
+@every_engine
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_an_out_that_overlaps_in_part_is_refused_or_given_the_right_numbers(case, backend, engine, device):
+    """A graph may hold a copy of one of the two; otherwise it is the eager call's error, and nothing is written."""
+    base = maker(torch.float32, device)(40, 40)
+    compiled = torch.compile(
+        lambda b: onepass.softmax(OVERLAPS[case](b)[0], 1, out=OVERLAPS[case](b)[1], engine=engine),
+        backend=backend,
+        fullgraph=True,
+    )
+    given = base.clone()
+    try:
+        compiled(given)
+    except RuntimeError as error:
+        assert "onepass.softmax(): out must be the input itself" in str(error)  # noqa: PT017  (of a call that may do)
+        assert torch.equal(given, base)
+    else:
+        assert backend != "eager" or case == "transposed out"
+        assert_defined("softmax", OVERLAPS[case](given)[1], OVERLAPS[case](base)[0], 1)
+
+
+@every_engine
+@every_function
+def test_compile_with_an_out_of_any_strides(function, engine, device):
+    f = torch.compile(ours(function), backend="aot_eager", fullgraph=True)
+    x = maker(torch.float32, device)(3, 4, 5)
+    want = ours(function)(x, 1, engine=engine)
+    wide = torch.full((*want.shape[:-1], 2 * want.shape[-1]), 7.0, device=device)
+    for out in (wide[..., ::2], torch.full_like(want, 7.0).transpose(0, -1).contiguous().transpose(0, -1)):
+        assert f(x, 1, out=out, engine=engine) is out
+        torch.testing.assert_close(out, want)
+    assert (wide[..., 1::2] == 7).all()
+
+
+@every_engine
+def test_an_out_between_the_inputs_columns_is_served_as_eagerly(engine, device):
+    base = maker(torch.float32, device)(6, 8)
+    want = onepass.softmax(base[:, ::2], 1, engine=engine)
+    f = torch.compile(lambda b: onepass.softmax(b[:, ::2], 1, out=b[:, 1::2], engine=engine), backend="eager")
+    assert torch.equal(f(base), want)
+    assert torch.equal(base[:, 1::2], want)
 
 
 class Model(torch.nn.Module):

@@ -38,8 +38,11 @@ library.define(f"triton.out{_TRITON}, *, Tensor(a!) out) -> ()")
 
 
 def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> list[int]:
-    kept = [1 if i in dims else size for i, size in enumerate(shape)]
-    return kept if keepdim else [size for i, size in enumerate(kept) if i not in dims]
+    # Not `i in dims`: that is always false in a graph that torch.compile makes for any dim.
+    reduced = [any(i == d for d in dims) for i in range(len(shape))]
+    if keepdim:
+        return [1 if gone else size for size, gone in zip(shape, reduced, strict=True)]
+    return [size for size, gone in zip(shape, reduced, strict=True) if not gone]
 
 
 def state_dtype(x: Tensor) -> torch.dtype:
@@ -167,6 +170,9 @@ def call_out(
     operator = _OUT[function]
     if engine == "triton":
         operator, given, named = _ops.triton.out, (x, function, dims, dtype, keepdim), {"out": out}
+    if torch.compiler.is_dynamo_compiling() and not out.is_contiguous():  # Dynamo refuses such an out= of any operator
+        out.copy_(call(function, x, dims, dtype, keepdim, engine))
+        return
     if torch.compiler.is_compiling():
         operator(*given, **named)
         return
