@@ -1,6 +1,12 @@
-# make setup   .venv with everything in it, onepass built        make bench   the main job: check and race the softmax of here
-# make test    all tests                                         make lint    ruff, mypy, clang-format
-# make sanitize   the C++ that needs no GPU, built with AddressSanitizer and UndefinedBehaviorSanitizer, over random calls
+# make setup    .venv with everything in it, and onepass built (5 minutes)
+# make bench    set up, then check and race onepass against torch (1 minute)
+# make smoke    set up, then the tests that are quick and touch everything (1 minute)
+# make test     set up, then all tests (10 minutes)
+# make lint     ruff, mypy, clang-format
+# make format   let them mend what they can
+# make sanitize the C++ that needs no GPU, with AddressSanitizer and UndefinedBehaviorSanitizer, over random calls
+# make figures  the tables and pictures of the docs, from benchmarks/results
+# make clean    remove what was built
 PYTHON ?= python3
 TORCH ?= 2.13.0
 RESULTS ?= build/bench
@@ -10,8 +16,14 @@ BIN := .venv/bin
 NATIVE := setup.py pyproject.toml $(shell find src/onepass -name '*.cpp' -o -name '*.h')
 CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: setup bench test sanitize lint format clean
+# Public functions and states, accuracy, engines, plans, the gallery, the command line, the patch, what the docs show.
+SMOKE := $(addprefix tests/test_,gallery.py published.py accuracy.py readme.py doctests.py explain.py state.py nn.py cli_start.py patch_switch.py)
+
+.PHONY: setup help bench smoke test sanitize lint format figures clean
 setup: .venv/.ready
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
 
 .venv/.ready: scripts/make_venv.py $(NATIVE)
 	$(PYTHON) scripts/make_venv.py --torch $(TORCH)
@@ -21,6 +33,9 @@ setup: .venv/.ready
 
 bench: setup
 	$(BIN)/onepass bench models --quick --json $(RESULTS)/models.json --plot $(RESULTS)
+
+smoke: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(SMOKE)
 
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -39,6 +54,9 @@ format: .venv/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CLANG)
+
+figures: setup
+	$(BIN)/python scripts/make_figures.py
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info src/onepass/*.so

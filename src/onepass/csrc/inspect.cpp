@@ -43,7 +43,7 @@ std::string plan_json(Function function, const Layout& layout, Copied copied, DT
   if (layout.rows == 0 || layout.n == 0) return json + "}";
   if (!gpu.compute) {
     const Units units = cpu_engine().units({function, x, y, nullptr, nullptr, layout});
-    return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(x, y)) + ", " +
+    return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(function, x, y)) + ", " +
            field("copied", kCopiedNames[int(copied)]) + ", " + field("units", units.count) + ", " +
            field("grain", cpu_grain(units)) + "}";
   }

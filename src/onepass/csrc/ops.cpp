@@ -80,7 +80,7 @@ void copy_in_order(const Operand& y, const Operand& x) {
 void run(Function function, const Operand& x, DType x_type, const Operand& y, DType y_type, const Mask& mask,
          bool keepdim, bool contiguous, const CudaPlan* forced) {
   if (y.numel() == 0) return;
-  if (!x.is_cuda() && !cpu_fuses(x_type, y_type)) {
+  if (!x.is_cuda() && !cpu_fuses(function, x_type, y_type)) {
     const Owned rounded = cast(x, y_type);
     return run(function, Operand(rounded.get()), y_type, y, y_type, mask, keepdim, contiguous, forced);
   }

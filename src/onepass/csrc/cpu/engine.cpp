@@ -13,10 +13,6 @@ namespace {
 
 constexpr int64_t kGroup = 64;  // short rows of a unit
 
-bool unit_stride(const Layout& layout) {
-  const Bag& reduced = layout.reduced;
-  return reduced.count == 0 || (reduced.count == 1 && reduced.dims[0].x_stride == 1 && reduced.dims[0].y_stride == 1);
-}
 bool goes_past(const Call& call) {
   return kStreams && !call.reduces() && call.x != call.y &&
          call.layout.rows * call.layout.n * size_of(call.y_type) >= kPast;
@@ -40,7 +36,7 @@ void some_rows(const Call& call, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r, outer.next()) {
     const X* x = static_cast<const X*>(call.x) + outer.x;
     Y* y = static_cast<Y*>(call.y) + outer.y;
-    if (!unit_stride(call.layout)) {
+    if (!call.layout.unit_rows()) {
       row<F>(x, y, Anywhere(reduced), call.layout.n, call.layout.rows);
     } else if constexpr (kFast<Y>) {
       fast_row<F>(x, y, call.layout.n, call.layout.rows, past);
@@ -158,7 +154,9 @@ void typed(const Call& call, const Work& work) {
   switch (call.function) {
     case Function::softmax: return some<Function::softmax, X, Y>(call, work);
     case Function::log_softmax: return some<Function::log_softmax, X, Y>(call, work);
-    case Function::softmin: return some<Function::softmin, X, Y>(call, work);
+    case Function::softmin:
+      if constexpr (std::is_same_v<X, Y>) some<Function::softmin, X, Y>(call, work);
+      return;
     case Function::logsumexp:
       if constexpr (sizeof(X) <= sizeof(Y)) some<Function::logsumexp, X, Y>(call, work);
       return;
@@ -195,7 +193,7 @@ Units units(const Call& call) {
     return {layout.rows / inner * ((inner + wide - 1) / wide), layout.n * (inner < wide ? inner : wide), 0};
   }
   if (short_rows_of(call)) return {(layout.rows + kGroup - 1) / kGroup, layout.n * kGroup, 0};
-  if (fast && unit_stride(layout) && layout.n > kLong)
+  if (fast && layout.unit_rows() && layout.n > kLong)
     return {layout.rows * pieces_of(layout), kPiece, pieces_of(layout)};
   return {layout.rows, layout.n, 0};
 }
