@@ -22,7 +22,7 @@ PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, comple
 
 
 class Default(int):
-    """What an argument is where it was not given: known by its identity, for an argument that has two names."""
+    """The default of an argument that has two names: known by its identity, where the same value may be given too."""
 
 
 LAST: Any = Default(-1)
@@ -126,7 +126,7 @@ def check_memory(function: str, x: Tensor, out: Tensor) -> None:
 
 
 def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch.dtype) -> None:
-    """`out` can take the result as it is: it is never resized. Whether it overlaps the input, the operators find out."""
+    """`out` can take the result as it is: it is never resized. Whether it overlaps the input the operators check."""
     if not isinstance(out, Tensor):
         raise TypeError(f"onepass.{function}(): out must be a Tensor, got {type(out).__name__}")
     if out.layout is not torch.strided or out.is_nested:

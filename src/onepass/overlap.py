@@ -1,4 +1,4 @@
-"""Whether two tensors share memory, and whether a tensor shares memory with itself: csrc/overlap.h, asked from Python."""
+"""Whether two tensors share memory, and whether a tensor shares memory with itself: csrc/overlap.h for Python."""
 
 from __future__ import annotations
 
