@@ -22,7 +22,7 @@ PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, comple
 
 
 class Default(int):
-    """What an argument is where it was not given: known by its identity, for an argument that has two names."""
+    """The default of an argument that has two names: known by its identity, where the same value may be given too."""
 
 
 LAST: Any = Default(-1)

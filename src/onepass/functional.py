@@ -89,10 +89,13 @@ def softmax(
     Args:
         input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16; integers with `dtype`.
         dim: the dim along which the result sums to 1, or a tuple of dims.
-        dtype: the result's dtype. The input is rounded to it first, in registers, as torch does. Half types are
-            computed in float32, so `dtype=torch.float32` of a half input costs no extra pass.
+        dtype: the result's dtype, `float` for float64. The input is rounded to it first, in registers, as torch does.
+            Half types are computed in float32, so `dtype=torch.float32` of a half input costs no extra pass.
+        _stacklevel: ignored, as in `torch.nn.functional.softmax`. That has it before dtype: by position an int
+            is taken for it where a dtype, or None, follows.
         out: takes the result: the input's shape, the result's dtype; `input` itself for in place. It is never resized.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
+        axis: another name of `dim`.
 
     Returns:
         A tensor of the input's shape and layout (the strides of `torch.empty_like(input)`). A row of all -inf, or with
@@ -100,8 +103,9 @@ def softmax(
 
     Raises:
         IndexError: `dim` is out of range. RuntimeError: a dim twice, an `out` of another dtype or device or overlapping
-        the input, an engine that cannot run. NotImplementedError: a dtype or layout that is not served. TypeError,
-        ValueError: an argument of the wrong kind, an `out` of another shape, an unknown engine.
+        the input, an `out` where a gradient is recorded or under `torch.vmap`, an engine that cannot run.
+        NotImplementedError: a dtype or layout that is not served, an `out` in forward-mode AD. TypeError, ValueError:
+        an argument of the wrong kind or given twice, an `out` of another shape, an unknown engine.
 
     The state of a row, the pair (maximum, sum of exponentials), is that of Milakov & Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
@@ -195,6 +199,7 @@ def logsumexp(
         keepdim: whether the result keeps the reduced dims, with size 1.
         out: takes the result. It is never resized and shares no memory with the input.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
+        axis, keepdims: other names of `dim` and `keepdim`.
 
     Returns:
         A tensor of the input's dtype. Over an empty dim, or a row of all -inf, it is -inf; with a +inf, it is +inf. The

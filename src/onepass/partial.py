@@ -57,6 +57,7 @@ def state(
         dim: the dim to reduce, or a tuple of dims.
         keepdim: whether the result keeps the reduced dims, with size 1.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
+        axis, keepdims: other names of `dim` and `keepdim`.
 
     Returns:
         A `State(m, l)`, float64 for float64 and float32 for all else; m and l share one storage. A row of all -inf,

@@ -86,7 +86,7 @@ class Search {
  private:
   static constexpr int kSteps = 10'000;  // well under a millisecond
 
-  std::vector<Term> terms_;              // of the largest step first
+  std::vector<Term> terms_;               // of the largest step first
   std::vector<int64_t> reach_, divisor_;  // of the terms from k on: the largest sum, the greatest common divisor
   int steps_ = 0;
 
