@@ -33,8 +33,9 @@ def test_what_is_saved_is_what_torch_saves(function, dtype, engine, device):
     x = maker(dtype, device)(6, 40).requires_grad_()
     mine = saved(lambda t: ours(function)(t, 1, engine=engine), x)
     theirs = saved(lambda t: TORCH[function](t, 1), x)
-    assert mine == theirs
-    assert [name for name, *_ in mine] == (["input", "result"] if function == "logsumexp" else ["result"])
+    rounded = function == "logsumexp" and dtype.itemsize == 2  # the gradient is made from what was not rounded
+    assert mine == ([theirs[0], ("other", theirs[1][1], torch.float32)] if rounded else theirs)
+    assert [name for name, *_ in theirs] == (["input", "result"] if function == "logsumexp" else ["result"])
 
 
 @every_engine

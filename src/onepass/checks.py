@@ -22,27 +22,29 @@ PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, comple
 
 
 class Default(int):
-    """The default of an argument that has two names: known by its identity, where the same value may be given too."""
+    """The default of an argument that has two names: known by its type, where the same value may be given too."""
 
 
 LAST: Any = Default(-1)
 DROPPED: Any = Default(False)
 
 
-def either(function: str, name: str, value: Any, other: str, alias: Any, default: Any) -> Any:
-    """The value of an argument that has two names, of which one may be given."""
-    if alias is default:
+def either(function: str, name: str, value: Any, other: str, alias: Any, default: type = Default) -> Any:
+    """The value of an argument that has two names, of which one may be given: what is not of the type `default` was."""
+    if type(alias) is default:
         return value
-    if value is not default:
+    if type(value) is not default:
         raise TypeError(f"onepass.{function}(): {other} is another name of {name}, got both")
     return alias
 
 
 def check_keepdim(function: str, keepdim: Any, keepdims: Any) -> bool:
-    keepdim = either(function, "keepdim", keepdim, "keepdims", keepdims, DROPPED)
-    if keepdim is not DROPPED and not isinstance(keepdim, bool):
+    keepdim = either(function, "keepdim", keepdim, "keepdims", keepdims)
+    if type(keepdim) is Default:
+        return False
+    if not isinstance(keepdim, bool):
         raise TypeError(f"onepass.{function}(): keepdim must be a bool, got {keepdim!r}")
-    return bool(keepdim)
+    return keepdim
 
 
 def check_input(function: str, x: Any) -> None:
@@ -60,6 +62,7 @@ def check_input(function: str, x: Any) -> None:
 def normalise_dims(function: str, x: Tensor, dim: Any) -> list[int]:
     """`dim`, an int or a sequence of ints, as a list of unique dims from 0 up."""
     rank = x.dim() or 1
+    dim = -1 if type(dim) is Default else dim
     if type(dim) is int and -rank <= dim < rank:
         return [dim % rank]
     try:

@@ -12,6 +12,7 @@ from .checks import (
     FLOATS,
     LAST,
     PYTHON_TYPES,
+    Default,
     check_input,
     check_keepdim,
     check_out,
@@ -37,16 +38,16 @@ _SOFTMAX_OUT, _LOG_SOFTMAX_OUT, _SOFTMIN_OUT, _LOGSUMEXP_OUT = (
 
 
 def _family(
-    ours: Any, x: Tensor, dim: Any, dtype: Any, stacklevel: Any, out: Tensor | None, engine: str, axis: Any
+    function: str, x: Tensor, dim: Any, dtype: Any, stacklevel: Any, out: Tensor | None, engine: str, axis: Any
 ) -> Tensor:
-    """Any call of `ours`, a function of the family."""
-    function = ours.__name__
+    """Any call of a function of the family."""
+    ours = _FUNCTIONS[function]
     if type(dtype) is int and (stacklevel is None or isinstance(stacklevel, (torch.dtype, type))):
         spelled: Any = stacklevel  # by position, as torch.nn.functional has the two
     else:
         spelled = PYTHON_TYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype
-    if axis is not LAST or spelled is not dtype:  # the call may be a plain one after all
-        return ours(x, either(function, "dim", dim, "axis", axis, LAST), spelled, out=out, engine=engine)
+    if type(axis) is not Default or spelled is not dtype:  # the call may be a plain one after all
+        return ours(x, either(function, "dim", dim, "axis", axis), spelled, out=out, engine=engine)
     check_input(function, x)
     dims = normalise_dims(function, x, dim)
     if dtype is None and out is None and widens(x):
@@ -117,13 +118,13 @@ def softmax(
     >>> onepass.softmax(x, dim=(0, 1), out=x)[0]
     tensor([0.1250, 0.1250, 0.1250, 0.1250])
     """
-    if engine == "auto" and axis is LAST and (dtype is None or type(dtype) is Dtype):
+    if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
         if out is None:
             if (y := compute(_SOFTMAX, input, dim, dtype)) is not None:
                 return y
         elif write(_SOFTMAX_OUT, input, dim, dtype, out):
             return out
-    return _family(softmax, input, dim, dtype, _stacklevel, out, engine, axis)
+    return _family("softmax", input, dim, dtype, _stacklevel, out, engine, axis)
 
 
 def log_softmax(
@@ -144,13 +145,13 @@ def log_softmax(
     >>> onepass.log_softmax(torch.zeros(3, 4), dim=0)[0]
     tensor([-1.0986, -1.0986, -1.0986, -1.0986])
     """
-    if engine == "auto" and axis is LAST and (dtype is None or type(dtype) is Dtype):
+    if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
         if out is None:
             if (y := compute(_LOG_SOFTMAX, input, dim, dtype)) is not None:
                 return y
         elif write(_LOG_SOFTMAX_OUT, input, dim, dtype, out):
             return out
-    return _family(log_softmax, input, dim, dtype, _stacklevel, out, engine, axis)
+    return _family("log_softmax", input, dim, dtype, _stacklevel, out, engine, axis)
 
 
 def softmin(
@@ -171,13 +172,13 @@ def softmin(
     >>> onepass.softmin(torch.tensor([0.0, 0.0, torch.inf]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    if engine == "auto" and axis is LAST and (dtype is None or type(dtype) is Dtype):
+    if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
         if out is None:
             if (y := compute(_SOFTMIN, input, dim, dtype)) is not None:
                 return y
         elif write(_SOFTMIN_OUT, input, dim, dtype, out):
             return out
-    return _family(softmin, input, dim, dtype, _stacklevel, out, engine, axis)
+    return _family("softmin", input, dim, dtype, _stacklevel, out, engine, axis)
 
 
 def logsumexp(
@@ -212,15 +213,18 @@ def logsumexp(
     >>> onepass.logsumexp(torch.zeros(2, 10), dim=1)
     tensor([2.3026, 2.3026])
     """
-    if engine == "auto" and axis is None and keepdims is DROPPED and (keepdim is DROPPED or type(keepdim) is bool):
+    if engine == "auto" and axis is None and type(keepdims) is Default and type(keepdim) in (bool, Default):
         if out is None:
             if (y := compute(_LOGSUMEXP, input, dim, keepdim is True)) is not None:
                 return y
         elif write(_LOGSUMEXP_OUT, input, dim, keepdim is True, out):
             return out
     function = "logsumexp"
-    if axis is not None or keepdims is not DROPPED:  # other spellings, of a call that may be a plain one
-        dim, keepdim = either(function, "dim", dim, "axis", axis, None), check_keepdim(function, keepdim, keepdims)
+    if axis is not None or type(keepdims) is not Default:  # other spellings, of a call that may be a plain one
+        dim, keepdim = (
+            either(function, "dim", dim, "axis", axis, type(None)),
+            check_keepdim(function, keepdim, keepdims),
+        )
         return logsumexp(input, dim, keepdim, out=out, engine=engine)
     check_input(function, input)
     dims = normalise_dims(function, input, dim)
@@ -233,3 +237,6 @@ def logsumexp(
         return call(function, x, dims, torch.float32 if widens(x) else None, keepdim, chosen)
     call_out(function, x, dims, None, keepdim, chosen, out)
     return out
+
+
+_FUNCTIONS: dict[str, Any] = {"softmax": softmax, "log_softmax": log_softmax, "softmin": softmin}

@@ -78,7 +78,7 @@ def state(
     State(m=tensor(3.), l=tensor(2.1353))
     """
     check_input("state", input)
-    dims = normalise_dims("state", input, either("state", "dim", dim, "axis", axis, LAST))
+    dims = normalise_dims("state", input, either("state", "dim", dim, "axis", axis))
     keepdim = check_keepdim("state", keepdim, keepdims)
     chosen = resolve(engine, input.device)
     x = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .autocast import widens
-from .checks import FLOATS, LAST, TAKES, normalise_dims
+from .checks import FLOATS, TAKES, Default, normalise_dims
 from .engines import NATIVE
 from .ops import FAMILY, call_boxed, differentiable, empty, library
 
@@ -34,7 +34,7 @@ def compute(handle: Any, x: Any, dim: Any, option: Any) -> Tensor | None:
     """
     if (
         type(x) is Tensor
-        and (type(dim) is int or dim is LAST)
+        and (type(dim) is int or type(dim) is Default)
         and not _is_dynamo_compiling()
         and not _torch_function_modes()
         and x.get_device() in NATIVE
@@ -58,7 +58,7 @@ def write(handle: Any, x: Any, dim: Any, option: Any, out: Any) -> bool:
         or type(out) is not Tensor
         or _torch_dispatch_modes()
         or type(x) is not Tensor
-        or not (type(dim) is int or dim is LAST)
+        or not (type(dim) is int or type(dim) is Default)
         or _torch_function_modes()
         or x.get_device() not in NATIVE
         or ((x.requires_grad or out.requires_grad) and _is_grad_enabled())
