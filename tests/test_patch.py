@@ -217,3 +217,19 @@ def test_an_error_of_onepass_leaves_the_call_to_torch():
     plain, ours, patched = with_and_without(lambda: x.softmax(-1))
     assert torch.equal(ours, plain)
     assert patched.report.left == {("softmax", "an error of onepass"): 1}
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_more_than_64_dims_are_torchs(function):
+    """torch takes any number; also of a patch that was restored, whose kernels stay."""
+    x = torch.randn([2, *[1] * 127, 3, 4], requires_grad=True)
+
+    def call():
+        y = TORCH[function](x, -1)
+        return y, torch.autograd.grad(y, x, torch.ones_like(y).cumsum(-1))[0]
+
+    plain, _, patched = with_and_without(call)
+    for got in (call(), plain):
+        torch.testing.assert_close([t.flatten() for t in got], [t.flatten() for t in plain])
+    assert not patched.report.served
+    assert set(patched.report.left) == {(name, "an error of onepass") for name in (function, f"{function} backward")}

@@ -34,6 +34,7 @@ inline bool has_engine(const Operand& x) {
 
 inline Reason refusal(const Operand& x, const std::optional<DType>& type, const int64_t* dims, int count) {
   if (!type) return Reason::dtype;
+  if (x.rank > kMaxDims) return Reason::error;  // before anything is put into an array of so many
   const int64_t bound = x.rank ? x.rank : 1;
   for (int i = 0; i < count; ++i) {
     if (dims[i] < -bound || dims[i] >= bound) return Reason::arguments;

@@ -47,7 +47,8 @@ inline double exp_minus(double x, double s) {
   const double d = x - s, back = d - x;
   const double rest = (x - (d - back)) - (s + back);
   const double e = std::exp(d);
-  // Where e is 0, `back` may have overflown: x - s - x of the largest double s is not s again but what d was rounded to.
+  // Where e is 0, `back` may have overflown: x - s - x of the largest double s is not s again but what d was rounded
+  // to.
   return e != 0 && std::isfinite(d) && std::isfinite(e) ? e + e * rest : e;
 }
 
