@@ -98,7 +98,9 @@ def outcome(call: Callable[..., Any], function: Callable[..., Any], x: Tensor) -
 def test_a_call_does_what_torchs_does(function, judge, call):
     x = randn()
     want, got = outcome(call, judge, x), outcome(call, ours(function), x)
-    if isinstance(want, Exception):
+    if isinstance(want, Exception) and "by name" in str(want):
+        assert type(got) is TypeError  # torch 2.11 takes a dim of None for a dimension's name; 2.13 raises a TypeError
+    elif isinstance(want, Exception):
         assert type(got) is type(want)
         assert function in str(got)
     else:
