@@ -115,6 +115,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < (2, 13),
+    reason="torch 2.11 crashes as it loads a package in Python, one of torch.softmax alone too",
+)
 def test_aot_inductor_in_python(package):
     model = torch._inductor.aoti_load_package(str(package))
     for shape in ((3, 4), (17, 300)):

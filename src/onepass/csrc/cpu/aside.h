@@ -28,7 +28,7 @@ inline int64_t tile_width(int64_t n, bool reduces) {
 
 template <Function F, class X, class Y>
 struct Tile {
-  typedef Row<F, X, Y> Element;
+  typedef Row<X, Y> Element;
   typedef typename Exponential<Y>::type E;
   static constexpr int V = kAside / kWidth, kGroups = int(kTileWidest / kAside);
   static constexpr bool kSplit = !reduces(F) && Element::kSplit;

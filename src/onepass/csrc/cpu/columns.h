@@ -21,14 +21,14 @@ void columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
   for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {
-      const A value = load<F, Y>(x[i * x_stride + j]);
+      const A value = load<Y>(x[i * x_stride + j]);
       m[j] = value > m[j] ? value : m[j];
     }
   }
   for (int64_t j = 0; j < width; ++j) s[j] = shift(m[j]);
   for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
-    for (int64_t j = 0; j < width; ++j) l[j].add(exp_minus(load<F, Y>(x[i * x_stride + j]), s[j]));
+    for (int64_t j = 0; j < width; ++j) l[j].add(exp_minus(load<Y>(x[i * x_stride + j]), s[j]));
   }
   if constexpr (reduces(F)) {
     for (int64_t j = 0; j < width; ++j) store_reduced<F>(State<A>{m[j], l[j].total()}, y + j, plane);
@@ -39,7 +39,7 @@ void columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
   for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {
-      y[i * y_stride + j] = Narrow<Y>::from(finish[j](load<F, Y>(x[i * x_stride + j])));
+      y[i * y_stride + j] = Narrow<Y>::from(finish[j](load<Y>(x[i * x_stride + j])));
     }
   }
 }

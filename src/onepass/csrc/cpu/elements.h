@@ -12,11 +12,10 @@ namespace onepass::ONEPASS_ISA {
 static_assert(kLong <= kScratch);
 constexpr int64_t kStep = 4 * kWidth;
 
-template <Function F, class X, class Y>
+template <class X, class Y>
 struct Row {
   typedef typename Exponential<Y>::type E;
   static constexpr bool kSplit = std::is_same_v<X, bfloat16> && std::is_same_v<Y, bfloat16>;
-  static constexpr float kFill = F == Function::softmin ? kInf<float> : -kInf<float>;
   const X* x;
   int64_t n;
 
@@ -27,14 +26,14 @@ struct Row {
       store_vector<true>(rounded, v);
       v = load_vector(rounded);
     }
-    return F == Function::softmin ? -v : v;
+    return v;
   }
   ONEPASS_INLINE void four(int64_t i, Floats (&v)[4]) const {
     load_two<kSplit>(x + i, v[0], v[1]), load_two<kSplit>(x + i + 2 * kWidth, v[2], v[3]);
     for (Floats& each : v) each = value(each);
   }
   ONEPASS_INLINE Floats one(int64_t i) const { return value(load_vector(x + i)); }
-  Floats part(int64_t i, int64_t count) const { return value(load_part(x + i, count, kFill)); }
+  Floats part(int64_t i, int64_t count) const { return value(load_part(x + i, count, -kInf<float>)); }
 
   // Of half types by their bits: those of positive numbers grow with them, those of negative ones fall. (A NaN may be
   // the largest: then it is NaN.)
@@ -42,14 +41,12 @@ struct Row {
     constexpr int kMany = 2 * kWidth;
     constexpr int16_t kLeast = -32768;
     constexpr uint16_t kMost = 65535;
-    const uint16_t sign = F == Function::softmin ? 0x8000 : 0;
     const auto* const from = reinterpret_cast<const uint16_t*>(x);
     Shorts high[2] = {Shorts{} + kLeast, Shorts{} + kLeast};
     Codes low[2] = {Codes{} + kMost, Codes{} + kMost};
     const auto step = [&](int64_t i, int k) __attribute__((always_inline)) {
       Codes v;
       std::memcpy(&v, from + i, sizeof v);
-      v ^= sign;
       high[k] = Shorts(v) > high[k] ? Shorts(v) : high[k];
       low[k] = v < low[k] ? v : low[k];
     };

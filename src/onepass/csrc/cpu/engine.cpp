@@ -60,21 +60,27 @@ void some_groups(const Call& call, int64_t begin, int64_t end) {
   if (past) end_streams();
 }
 
-// Tiles [begin, end): the innermost outer dim is cut into tiles, the others are walked in order.
-template <Function F, class X, class Y>
-void some_tiles(const Call& call, int64_t begin, int64_t end) {
+// Tiles [begin, end): the innermost outer dim is cut into tiles, the others are walked in order. Does
+// `work(x, y, n, width)` for each, `n` being the rows' own dim.
+template <class X, class Y, class Each>
+void each_tile(const Call& call, int64_t begin, int64_t end, Each work) {
   Bag outer = call.layout.outer;
-  const int64_t wide = tile_width(call.layout.n, reduces(F));
+  const int64_t wide = tile_width(call.layout.n, call.reduces());
   const int64_t inner = outer.dims[--outer.count].size, tiles = (inner + wide - 1) / wide;
   const Bag& reduced = call.layout.reduced;
   const Dim n = reduced.count ? reduced.dims[0] : Dim{1, 0, 0};
-  const bool past = goes_past(call);
   for (int64_t t = begin; t < end; ++t) {
     int64_t x_offset, y_offset;
     outer.offsets(t / tiles, &x_offset, &y_offset);
     const int64_t first = t % tiles * wide, width = inner - first < wide ? inner - first : wide;
-    const X* const x = static_cast<const X*>(call.x) + x_offset + first;
-    Y* const y = static_cast<Y*>(call.y) + y_offset + first;
+    work(static_cast<const X*>(call.x) + x_offset + first, static_cast<Y*>(call.y) + y_offset + first, n, width);
+  }
+}
+
+template <Function F, class X, class Y>
+void some_tiles(const Call& call, int64_t begin, int64_t end) {
+  const bool past = goes_past(call);
+  each_tile<X, Y>(call, begin, end, [&](const X* x, Y* y, const Dim& n, int64_t width) {
     if constexpr (kFast<Y>) {
       fast_columns<F>(x, y, n.size, n.x_stride, n.y_stride, width, call.layout.rows, past);
     } else {
@@ -83,7 +89,7 @@ void some_tiles(const Call& call, int64_t begin, int64_t end) {
                    call.layout.rows);
       }
     }
-  }
+  });
   if (past) end_streams();
 }
 
@@ -154,9 +160,7 @@ void typed(const Call& call, const Work& work) {
   switch (call.function) {
     case Function::softmax: return some<Function::softmax, X, Y>(call, work);
     case Function::log_softmax: return some<Function::log_softmax, X, Y>(call, work);
-    case Function::softmin:
-      if constexpr (std::is_same_v<X, Y>) some<Function::softmin, X, Y>(call, work);
-      return;
+    case Function::softmin: return;  // is softmax by now
     case Function::logsumexp:
       if constexpr (sizeof(X) <= sizeof(Y)) some<Function::logsumexp, X, Y>(call, work);
       return;
@@ -183,9 +187,65 @@ void any(const Call& call, const Work& work) {
   }
 }
 
+// softmin is the softmax, in place, of what it is given with the other sign.
+Call in_place(const Call& softmin) {
+  Call call = softmin;
+  call.function = Function::softmax, call.x = call.y;
+  for (Bag* const bag : {&call.layout.outer, &call.layout.reduced}) {
+    for (int i = 0; i < bag->count; ++i) bag->dims[i].x_stride = bag->dims[i].y_stride;
+  }
+  return call;
+}
+
+// Units [begin, end) of the input with the other sign, in the output. `Bits`: as large as an element.
+template <class Bits>
+void negate(const Call& softmin, int64_t begin, int64_t end) {
+  constexpr Bits sign = Bits(Bits(1) << (8 * sizeof(Bits) - 1));
+  const Layout& layout = softmin.layout;
+  const auto side_by_side = [](const Bits* x, Bits* y, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) y[i] = x[i] ^ sign;
+  };
+  if (layout.view == View::columns) {
+    return each_tile<Bits, Bits>(softmin, begin, end, [&](const Bits* x, Bits* y, const Dim& n, int64_t width) {
+      for (int64_t i = 0; i < n.size; ++i) side_by_side(x + i * n.x_stride, y + i * n.y_stride, width);
+    });
+  }
+  const int64_t pieces = units(softmin).pieces, rows_each = short_rows_of(softmin) ? kGroup : 1;
+  if (!pieces) begin *= rows_each, end = end * rows_each < layout.rows ? end * rows_each : layout.rows;
+  Odometer outer(layout.outer, pieces ? begin / pieces : begin);
+  const Anywhere at(layout.reduced);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t first = pieces ? i % pieces * kPiece : 0, left = layout.n - first;
+    const int64_t count = pieces && left > kPiece ? kPiece : left;
+    const Bits* const x = static_cast<const Bits*>(softmin.x) + outer.x;
+    Bits* const y = static_cast<Bits*>(softmin.y) + outer.y;
+    if (layout.unit_rows()) {
+      side_by_side(x + first, y + first, count);
+    } else {
+      for (int64_t k = first; k < first + count; ++k) y[at.y(k)] = x[at.x(k)] ^ sign;
+    }
+    if (!pieces || (i + 1) % pieces == 0) outer.next();
+  }
+}
+
+// Of units [begin, end) of rows or pieces, or of what comes after them.
+void take(const Call& call, const Work& work) {
+  if (call.function != Function::softmin) return any(call, work);
+  if (work.step == Step::rows || work.step == Step::states) {
+    switch (size_of(call.x_type)) {
+      case 2: negate<uint16_t>(call, work.begin, work.end); break;
+      case 4: negate<uint32_t>(call, work.begin, work.end); break;
+      default: negate<uint64_t>(call, work.begin, work.end);
+    }
+  }
+  any(in_place(call), work);
+}
+
 }  // namespace
 
 Units units(const Call& call) {
+  if (call.function == Function::softmin) return units(in_place(call));
   const Layout& layout = call.layout;
   const bool fast = call.y_type != DType::float64;
   if (layout.view == View::columns) {
@@ -198,13 +258,13 @@ Units units(const Call& call) {
   return {layout.rows, layout.n, 0};
 }
 
-void run(const Call& call, int64_t begin, int64_t end) { any(call, {Step::rows, begin, end, nullptr}); }
+void run(const Call& call, int64_t begin, int64_t end) { take(call, {Step::rows, begin, end, nullptr}); }
 void states(const Call& call, Piece* pieces, int64_t begin, int64_t end) {
-  any(call, {Step::states, begin, end, pieces});
+  take(call, {Step::states, begin, end, pieces});
 }
-void merge(const Call& call, Piece* pieces) { any(call, {Step::merge, 0, 0, pieces}); }
+void merge(const Call& call, Piece* pieces) { take(call, {Step::merge, 0, 0, pieces}); }
 void finish(const Call& call, const Piece* pieces, int64_t begin, int64_t end) {
-  any(call, {Step::finish, begin, end, const_cast<Piece*>(pieces)});
+  take(call, {Step::finish, begin, end, const_cast<Piece*>(pieces)});
 }
 
 }  // namespace onepass::ONEPASS_ISA

@@ -9,7 +9,7 @@ namespace onepass {
 
 // Pairs of types served in one pass; others are cast first (the same values, one more temporary).
 inline bool cpu_fuses(Function function, DType x, DType y) {
-  if (function == Function::softmin && x != y) return false;  // a rare call, and a fifth of the engine's code
+  if (function == Function::softmin && x != y) return false;  // a rare call
   return x == y || (y == DType::float32 && size_of(x) == 2) || (x == DType::float32 && size_of(y) == 2);
 }
 

@@ -92,22 +92,22 @@ inline bool far(float m) { return !(std::fabs(m) <= Origin::kFarthest); }
 
 // The last step of elements that are read again, of a row whose sum relative to m is l.
 template <Function F, class X, class Y>
-void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
+void finish_again(const Row<X, Y>& row, Y* y, float m, double l, bool past) {
   typedef typename Exponential<Y>::type E;
   if (std::isnan(l)) return fill_nan(y, row.n);
   if (far(m)) {
     const Finish<F, float> finish(State<float>{m, {l, 0}});
-    for (int64_t i = 0; i < row.n; ++i) y[i] = Narrow<Y>::from(finish(load<F, Y>(row.x[i])));
+    for (int64_t i = 0; i < row.n; ++i) y[i] = Narrow<Y>::from(finish(load<Y>(row.x[i])));
     return;
   }
   if constexpr (F == Function::log_softmax) {
     const Last last = Last::of<F>(m, l);
-    store_row<Row<F, X, Y>::kSplit, false>(y, row.n, past, row,
+    store_row<Row<X, Y>::kSplit, false>(y, row.n, past, row,
                                            [&](auto& v) __attribute__((always_inline)) { last.log(v); });
   } else if constexpr (sizeof(Y) == 2) {
     const Origin from = Origin::of(m);
     const E scaled(float(kDrop / (l * excess<E>(m))));
-    store_row<Row<F, X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
+    store_row<Row<X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
       if constexpr (Origin::kSubtracts) {
         for (Floats& each : v) each -= from.top;
       }
@@ -116,7 +116,7 @@ void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
   } else {
     const Last last = Last::of<F>(m, l * excess<E>(m));
     const Origin from = Origin::of(m);
-    store_row<Row<F, X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
+    store_row<Row<X, Y>::kSplit, true>(y, row.n, past, row, [&](auto& v) __attribute__((always_inline)) {
       exponentials<E>(v, from);
       last.template scale<Y>(v);
     });
@@ -127,7 +127,7 @@ void finish_again(const Row<F, X, Y>& row, Y* y, float m, double l, bool past) {
 template <Function F, class X, class Y>
 void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
   typedef typename Exponential<Y>::type E;
-  const Row<F, X, Y> row = {x, n};
+  const Row<X, Y> row = {x, n};
   const float m = row.maximum();
   if (far(m)) return onepass::ONEPASS_ISA::row<F>(x, y, Anywhere(1, 1), n, plane);
   if constexpr (reduces(F) || F == Function::log_softmax) {
@@ -135,7 +135,7 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
     if constexpr (reduces(F)) {
       store_reduced<F>(State<float>{m, {l, 0}}, y, plane);
     } else {
-      finish_again(row, y, m, l, past);
+      finish_again<F>(row, y, m, l, past);
     }
   } else {
     float* e = nullptr;
@@ -144,7 +144,7 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
     const double l = row.template sum<true>(m, e);
     if (std::isnan(l)) return fill_nan(y, n);
     const Last last = Last::of<F>(m, l * kDrop);
-    store_row<Row<F, X, Y>::kSplit, true>(y, n, past, Kept{e},
+    store_row<Row<X, Y>::kSplit, true>(y, n, past, Kept{e},
                                           [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
   }
 }
@@ -156,11 +156,11 @@ constexpr bool kKeepsPieces = sizeof(Y) == 4 && !reduces(F) && F != Function::lo
 // The state of a piece of a long row; with `kept` also its exponentials.
 template <Function F, class X, class Y>
 State<float> fast_state(const X* x, int64_t n, float* kept) {
-  const Row<F, X, Y> piece = {x, n};
+  const Row<X, Y> piece = {x, n};
   State<float> state = {piece.maximum(), {}};
   if (far(state.m)) {
     for (int64_t i = 0; i < n; ++i) {
-      const float e = exp_minus(load<F, Y>(x[i]), shift(state.m));
+      const float e = exp_minus(load<Y>(x[i]), shift(state.m));
       state.l.add(double(e));
       if (kept) kept[i] = e * kLift;
     }
@@ -193,7 +193,7 @@ void fast_finish(const X* x, Y* y, int64_t n, const State<float>& row, bool kept
       });
     }
   }
-  finish_again(Row<F, X, Y>{x, n}, y, row.m, l, past);
+  finish_again<F>(Row<X, Y>{x, n}, y, row.m, l, past);
 }
 
 }  // namespace onepass::ONEPASS_ISA

@@ -63,10 +63,10 @@ struct Anywhere {
   }
 };
 
-template <Function F, class X, class Y, class At>
+template <class X, class Y, class At>
 void load_block(const X* x, const At& at, int64_t first, int64_t count, typename Wide<Y>::type* values) {
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) values[i] = load<F, Y>(x[at.x(first + i)]);
+  for (int64_t i = 0; i < count; ++i) values[i] = load<Y>(x[at.x(first + i)]);
 }
 
 template <class Y, class At, class A>
@@ -82,7 +82,7 @@ void row(const X* x, Y* y, const At& at, int64_t n, int64_t plane) {
   State<A> state;
   for (int64_t first = 0; first < n; first += kBlock) {
     const int64_t count = n - first < kBlock ? n - first : kBlock;
-    load_block<F, X, Y>(x, at, first, count, values);
+    load_block<X, Y>(x, at, first, count, values);
     State<A> part;
     part.m = maximum(values, count, -kInf<A>);
     if (F == Function::log_softmax && n <= kBlock) {
@@ -103,7 +103,7 @@ void row(const X* x, Y* y, const At& at, int64_t n, int64_t plane) {
 #pragma omp simd
       for (int64_t i = 0; i < count; ++i) values[i] = finish.from_exp(values[i]);
     } else {
-      if (n > kBlock) load_block<F, X, Y>(x, at, first, count, values);
+      if (n > kBlock) load_block<X, Y>(x, at, first, count, values);
 #pragma omp simd
       for (int64_t i = 0; i < count; ++i) values[i] = finish(values[i]);
     }

@@ -16,7 +16,7 @@ constexpr int64_t kKept = kWidth * (kShort + kWidth);  // floats; as many lie on
 // Each step is taken for all groups before the next: it would wait for the one before, of a group alone.
 template <Function F, class X, class Y, int Few>
 struct Short {
-  typedef Row<F, X, Y> Element;
+  typedef Row<X, Y> Element;
   typedef typename Exponential<Y>::type E;
   static constexpr bool kElements = F == Function::log_softmax;  // are kept, not exponentials
   static constexpr bool kSplit = Element::kSplit;

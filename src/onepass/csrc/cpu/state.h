@@ -78,16 +78,14 @@ inline constexpr bool kWidens<float16, float> = true;
 template <>
 inline constexpr bool kWidens<bfloat16, float> = true;
 
-template <Function F, class Y, class X>
+template <class Y, class X>
 inline typename Wide<Y>::type load(X raw) {
   using A = typename Wide<Y>::type;
-  A value;
   if constexpr (kWidens<X, Y>) {
-    value = A(to_wide(raw));
+    return A(to_wide(raw));
   } else {
-    value = A(to_wide(Narrow<Y>::from(to_wide(raw))));
+    return A(to_wide(Narrow<Y>::from(to_wide(raw))));
   }
-  return F == Function::softmin ? -value : value;
 }
 
 template <class A>
