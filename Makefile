@@ -1,4 +1,4 @@
-# make setup    .venv with everything in it, and onepass built (5 minutes)
+# make setup    .venv with everything in it, and onepass built (3 minutes)
 # make bench    set up, then check and race onepass against torch (1 minute)
 # make smoke    set up, then the tests that are quick and touch everything (1 minute)
 # make test     set up, then all tests (10 minutes)

@@ -77,10 +77,11 @@ class BuildNative(build_ext):
         compiler += [f"-DONEPASS_{isa.upper()}" for isa in SETS]
         compiler += [word for path in include_paths() for word in ("-isystem", path)]
         compiler += shlex.split(os.environ.get("CXXFLAGS", ""))
+        engine = {isa: [f"-DONEPASS_ISA={isa}", *flags, *ENGINE] for isa, flags in SETS.items()}
+        for isa in list(SETS)[1:] or SETS:
+            engine[isa] += FAST
         jobs = [
-            (f"cpu/{name}.cpp", f"cpu-{name}-{isa}", [f"-DONEPASS_ISA={isa}", *flags, *ENGINE, *(FAST if flags or len(SETS) == 1 else [])])
-            for name in PARTS
-            for isa, flags in reversed(SETS.items())
+            (f"cpu/{name}.cpp", f"cpu-{name}-{isa}", flags) for name in PARTS for isa, flags in reversed(engine.items())
         ]
         jobs += [(name, name.replace("../", "").replace("/", "-").removesuffix(".cpp"), []) for name in PLAIN]
         OBJECTS.mkdir(parents=True, exist_ok=True)
