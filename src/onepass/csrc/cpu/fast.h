@@ -103,7 +103,7 @@ void finish_again(const Row<X, Y>& row, Y* y, float m, double l, bool past) {
   if constexpr (F == Function::log_softmax) {
     const Last last = Last::of<F>(m, l);
     store_row<Row<X, Y>::kSplit, false>(y, row.n, past, row,
-                                           [&](auto& v) __attribute__((always_inline)) { last.log(v); });
+                                        [&](auto& v) __attribute__((always_inline)) { last.log(v); });
   } else if constexpr (sizeof(Y) == 2) {
     const Origin from = Origin::of(m);
     const E scaled(float(kDrop / (l * excess<E>(m))));
@@ -145,7 +145,7 @@ void fast_row(const X* x, Y* y, int64_t n, int64_t plane, bool past) {
     if (std::isnan(l)) return fill_nan(y, n);
     const Last last = Last::of<F>(m, l * kDrop);
     store_row<Row<X, Y>::kSplit, true>(y, n, past, Kept{e},
-                                          [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
+                                       [&](auto& v) __attribute__((always_inline)) { last.template scale<Y>(v); });
   }
 }
 
