@@ -6,7 +6,7 @@ BASE is a git revision. The script builds BASE and the working tree, and compare
 
 - CUDA: the SASS, registers and shared memory of the kernels that `onepass.warmup` knows, compiled for one architecture.
   By default one kernel per function, pair of dtypes, direction and tier; with --every all of them, which takes hours.
-- CPU: the disassembly of the CPU engine in the native library, one function at a time, whatever the functions are called.
+- CPU: the disassembly of the CPU engine in the native library, one function at a time, whatever its name is.
 
 It prints what differs and ends with status 1 if anything does. It needs no GPU. Each revision describes its own
 kernels, by `same_sass.py --dump`, so BASE has to have this script. What was found for BASE is kept in build/same_sass.
@@ -211,7 +211,7 @@ def dump_cpu() -> dict[str, str]:
 def read_assembly(name: str, body: str) -> str:
     """The instructions of a function alone: no addresses, and of what lies elsewhere no names.
 
-    >>> print(read_assembly("f", "  10:\\tjne    1c <f+0xc>\\n  12:\\tcall   99 <g>\\n  17:\\tlea    0x8(%rip),%rax  # 30 <h>\\n"))
+    >>> print(read_assembly("f", "10:\\tjne    1c <f+0xc>\\n12:\\tcall   99 <g>\\n17:\\tlea    0x8(%rip),%rax  # 30\\n"))
     jne +0xc
     call
     lea (%rip),%rax
