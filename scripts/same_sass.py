@@ -211,7 +211,7 @@ def dump_cpu() -> dict[str, str]:
 def read_assembly(name: str, body: str) -> str:
     """The instructions of a function alone: no addresses, and of what lies elsewhere no names.
 
-    >>> print(read_assembly("f", "10:\\tjne    1c <f+0xc>\\n12:\\tcall   99 <g>\\n17:\\tlea    0x8(%rip),%rax  # 30\\n"))
+    >>> print(read_assembly("f", "10:\\tjne    1c <f+0xc>\\n12:\\tcall   99 <g>\\n17:\\tlea    0x8(%rip),%rax  # 9\\n"))
     jne +0xc
     call
     lea (%rip),%rax
