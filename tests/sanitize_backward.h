@@ -3,7 +3,7 @@
 // operands before, and, cut into parts, with the whole call and with whole rows, bit by bit.
 #pragma once
 
-#include "cpu/pick.h"
+#include "cpu/isa_dispatch.h"
 #include "sanitize_draw.h"
 
 namespace {

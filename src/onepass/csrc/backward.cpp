@@ -1,7 +1,7 @@
 // backward.cpp: the operators of gradients. No Python here, fake kernels are in ops.py.
 #include <algorithm>
 
-#include "cpu/pick.h"
+#include "cpu/isa_dispatch.h"
 #include "cuda/backward.h"
 #include "cuda/engine.h"
 #include "operators.h"

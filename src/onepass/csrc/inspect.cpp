@@ -4,7 +4,7 @@
 #include "call.h"
 #include "column_plan.h"
 #include "cpu/engine.h"
-#include "cpu/pick.h"
+#include "cpu/isa_dispatch.h"
 #include "cuda/driver.h"
 #include "cuda/launch.h"
 #include "guarded.h"

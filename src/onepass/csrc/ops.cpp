@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-#include "cpu/pick.h"
+#include "cpu/isa_dispatch.h"
 #include "cuda/engine.h"
 #include "operators.h"
 #include "overlap.h"

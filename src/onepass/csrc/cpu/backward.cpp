@@ -2,7 +2,7 @@
 //
 // Work is cut into units that no two threads share: rows, groups of short rows, tiles of columns, pieces of long rows.
 // A unit is computed the same way whatever thread takes it, so the bits do not depend on the number of threads.
-#include "backward_call.h"
+#include "backward_driver.h"
 
 namespace onepass::ONEPASS_ISA {
 

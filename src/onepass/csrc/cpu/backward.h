@@ -1,4 +1,4 @@
-// backward.h: gradients of rows of unit stride in floats (backward_any.h has all others, and doubles).
+// backward.h: gradients of rows of unit stride in floats (backward_generic.h has all others, and doubles).
 //
 //   softmax       dx = y (dy - sum(dy y))        softmin: the negative
 //   log_softmax   dx = dy - exp(y) sum(dy)
@@ -11,8 +11,8 @@
 #pragma once
 
 #include "../backward_layout.h"
-#include "products.h"
-#include "sizes.h"
+#include "scaled_exp.h"
+#include "thresholds.h"
 
 namespace onepass::ONEPASS_ISA {
 

@@ -4,8 +4,8 @@
 // thread takes it, so the bits do not depend on the number of threads.
 #include "engine.h"
 
-#include "aside.h"
-#include "short.h"
+#include "columns_simd.h"
+#include "small_rows.h"
 
 namespace onepass::ONEPASS_ISA {
 

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "../call.h"
-#include "exp.h"
+#include "exp_scalar.h"
 
 namespace onepass::ONEPASS_ISA {
 

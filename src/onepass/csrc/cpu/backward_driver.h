@@ -1,10 +1,10 @@
-// backward_call.h: a gradient with its types: how its rows are walked, and which of them go together.
+// backward_driver.h: a gradient with its types: how its rows are walked, and which of them go together.
 #pragma once
 
-#include "backward_any.h"
-#include "backward_aside.h"
+#include "backward_generic.h"
+#include "columns_backward.h"
 #include "backward_rows.h"
-#include "backward_way.h"
+#include "plan.h"
 
 namespace onepass::ONEPASS_ISA {
 

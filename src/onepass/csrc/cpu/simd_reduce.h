@@ -1,5 +1,5 @@
-// lanes.h: what the lanes of a vector, or of as many vectors as it has lanes, are together; sums with what they were
-// rounded by.
+// simd_reduce.h: what the lanes of a vector, or of as many vectors as it has lanes, are together; sums with what they
+// were rounded by.
 #pragma once
 
 #include "simd.h"

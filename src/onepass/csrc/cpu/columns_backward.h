@@ -1,4 +1,4 @@
-// backward_aside.h: gradients of rows that lie side by side, or are shorter than a vector, in floats: a tile of them
+// columns_backward.h: gradients of rows that lie side by side, or are shorter than a vector, in floats: a tile of them
 // goes together, one row a lane.
 //
 //   sums over n -> dx, the operands read again -> store

@@ -1,5 +1,5 @@
-// backward_short.h: gradients of short rows of unit stride in floats: as many together as a vector has lanes, so that
-// their sums, which are across the lanes of each, become one vector at once.
+// small_rows_backward.h: gradients of short rows of unit stride in floats: as many together as a vector has lanes, so
+// that their sums, which are across the lanes of each, become one vector at once.
 #pragma once
 
 #include "backward.h"

@@ -1,4 +1,4 @@
-// backward_any.h: gradients in doubles: of doubles, in plain loops that a compiler makes vectors of; of rows of any
+// backward_generic.h: gradients in doubles: of doubles, in plain loops that a compiler makes vectors of; of rows of any
 // strides and of tensors of any types, an element at a time.
 #pragma once
 

@@ -1,4 +1,5 @@
-// rows.h: one row at a time, in blocks that wait in the L1 cache as floats (doubles). A row of one block is read once:
+// rows_scalar.h: one row at a time, in blocks that wait in the L1 cache as floats (doubles). A row of one block is read
+// once:
 //
 //   load -> maximum -> exp -> sum -> scale -> store
 //

@@ -1,7 +1,7 @@
-// backward_way.h: which way a gradient goes: in what arithmetic, past the cache or not, and which rows go together.
+// plan.h: which way a gradient goes: in what arithmetic, past the cache or not, and which rows go together.
 #pragma once
 
-#include "backward_short.h"
+#include "small_rows_backward.h"
 
 namespace onepass::ONEPASS_ISA {
 

@@ -1,4 +1,4 @@
-// sizes.h: what fits where, forward and backward alike.
+// thresholds.h: what fits where, forward and backward alike.
 #pragma once
 
 #include <cstdint>

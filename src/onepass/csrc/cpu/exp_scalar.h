@@ -1,4 +1,4 @@
-// exp.h: the exponential, written so that a compiler makes vectors of it: no branch, no call, no table.
+// exp_scalar.h: the exponential, written so that a compiler makes vectors of it: no branch, no call, no table.
 //
 // exp(x) = 2^k * exp(r), k = round(x * log2(e)), r = x - k * ln(2) in two parts (Cody & Waite), exp(r) by a polynomial
 // on |r| <= ln(2) / 2. The float polynomial is the minimax one of Cephes (expf.c): 2e-7 relative, under 2 ulp.

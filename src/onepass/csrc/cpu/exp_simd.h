@@ -1,7 +1,7 @@
-// exponential.h: exponentials of vectors, their sums, and the logarithms of those.
+// exp_simd.h: exponentials of vectors, their sums, and the logarithms of those.
 #pragma once
 
-#include "lanes.h"
+#include "simd_reduce.h"
 
 namespace onepass::ONEPASS_ISA {
 
@@ -87,7 +87,7 @@ ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], c
 }
 
 // Good to 1 ulp. With a multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error is
-// 2^-28. Without: as in exp.h, where no product is rounded that counts.
+// 2^-28. Without: as in exp_scalar.h, where no product is rounded that counts.
 struct Precise {
   template <int K, class From = Origin>
   static ONEPASS_INLINE void of(Floats (&v)[K], const From& from = {}) {

@@ -1,7 +1,7 @@
-// products.h: numbers times exponentials, a * exp(v), which gradients are made of. v is at most 0, -inf, or NaN.
+// scaled_exp.h: numbers times exponentials, a * exp(v), which gradients are made of. v is at most 0, -inf, or NaN.
 #pragma once
 
-#include "exponential.h"
+#include "exp_simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
@@ -28,7 +28,7 @@ alignas(64) inline constexpr int32_t kPowers[16] = {
     0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
     0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
 
-// Good to 2^-21 (Half) or 1 ulp. Steps as in exponential.h, `f` in sixteenths.
+// Good to 2^-21 (Half) or 1 ulp. Steps as in exp_simd.h, `f` in sixteenths.
 template <bool Half, int K>
 ONEPASS_INLINE void powers(Floats (&v)[K], const Origin& from) {
   constexpr float scale = kLog2e * 16, part = 1.0f / 16;

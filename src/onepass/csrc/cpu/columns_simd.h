@@ -1,5 +1,5 @@
-// aside.h: rows that lie side by side, in floats, one row a lane. They go in groups of 32, and neighbouring groups in a
-// tile, so that what is read and written in one go is long.
+// columns_simd.h: rows that lie side by side, in floats, one row a lane. They go in groups of 32, and neighbouring
+// groups in a tile, so that what is read and written in one go is long.
 //
 //   a tile that fits the second cache:  copied, group by group maximum -> exponentials and their sum; scale -> store
 //   a longer one:                       an online state, block by block; then finish -> store
@@ -10,8 +10,8 @@
 // The copy matters: rows a power of two apart push each other out of the caches that they are read from.
 #pragma once
 
-#include "columns.h"
-#include "fast.h"
+#include "columns_scalar.h"
+#include "rows_simd.h"
 #include "scratch.h"
 
 namespace onepass::ONEPASS_ISA {

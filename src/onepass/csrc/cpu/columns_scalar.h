@@ -1,5 +1,5 @@
-// columns.h: rows that lie side by side (the reduced dim is not the unit-stride one). A tile of neighbouring rows goes
-// together, one row a SIMD lane, so that every access is along the unit stride.
+// columns_scalar.h: rows that lie side by side (the reduced dim is not the unit-stride one). A tile of neighbouring
+// rows goes together, one row a SIMD lane, so that every access is along the unit stride.
 //
 //   maximum over n -> exp and sum over n -> finish over n -> store
 //

@@ -1,5 +1,5 @@
-// pick.h: the instruction set of the CPU engine, chosen once a process: the best this CPU has, or what ONEPASS_CPU
-// names ("baseline", "avx2", "avx512").
+// isa_dispatch.h: the instruction set of the CPU engine, chosen once a process: the best this CPU has, or what
+// ONEPASS_CPU names ("baseline", "avx2", "avx512").
 #pragma once
 
 #include <cstdlib>
