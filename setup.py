@@ -27,20 +27,11 @@ from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/onepass/csrc")
 OBJECTS = Path("build/objects")
-PLAIN = [
-    "ops.cpp",
-    "backward.cpp",
-    "tables.cpp",
-    "settings.cpp",
-    "inspect.cpp",
-    "kernels.cpp",
-    "patch.cpp",
-    "../gallery/cpu_threepass.cpp",
-    "../gallery/cpu_online.cpp",
-]
-PLAIN += [
-    f"cuda/{name}.cpp" for name in ("driver", "cache", "compile", "launch", "engine", "columns", "backward", "warm")
-]
+PLAIN = [f"torch/{name}.cpp" for name in ("ops", "backward_ops", "aten_override")]
+PLAIN += [f"capi/{name}.cpp" for name in ("plan", "config", "gallery", "warmup")]
+PLAIN += ["plan/tables.cpp", "../gallery/cpu_threepass.cpp", "../gallery/cpu_online.cpp"]
+HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "engine", "column_launch", "backward")
+PLAIN += [f"cuda/host/{name}.cpp" for name in HOST]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
 PARTS = ["engine", "backward"]  # the longest first
 SETS: dict[str, list[str]] = {"baseline": []}

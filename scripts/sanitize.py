@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE, TESTS = ROOT / "src" / "onepass" / "csrc", ROOT / "tests"
 SANITIZE = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZE += ["-Wno-maybe-uninitialized"]  # which takes the undefined lanes of intrinsics for a mistake
-TABLES = CORE / "tables.cpp"
-PROGRAMS = {"layouts": [], "columns": [TABLES], "launches": [CORE / "cuda" / "launch.cpp", TABLES]}
+TABLES = CORE / "plan" / "tables.cpp"
+PROGRAMS = {"layouts": [], "columns": [TABLES], "launches": [CORE / "cuda" / "host" / "launch.cpp", TABLES]}
 
 
 def build_settings() -> tuple[dict[str, list[str]], list[str]]:
@@ -54,7 +54,7 @@ def build(folder: Path, programs: Sequence[str]) -> None:
     compiler = [*shlex.split(os.environ.get("CXX", "g++")), *flags, *SANITIZE, f"-I{CORE}", "-pthread"]
     known = {name: own for name, own in known.items() if not lacking(name)}
     compiler += [f"-DONEPASS_{name.upper()}" for name in known]
-    core = newest(CORE / "cpu", *CORE.glob("*.h"), ROOT / "setup.py", Path(__file__))
+    core = newest(CORE / "cpu", CORE / "core", ROOT / "setup.py", Path(__file__))
     driver = max(core, newest(*TESTS.glob("sanitize_*.*")))
     jobs: list[tuple[Path, float, list[object]]] = []
     for name, own in known.items():

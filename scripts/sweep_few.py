@@ -1,5 +1,6 @@
-"""Sweep the plans of few long rows on the GPU at hand, which csrc/plan.h spreads by rules, not by tables: each plan is
-checked, then timed with a cold L2 cache, beside a copy. Many rows are what `onepass tune` measures.
+"""Sweep the plans of few long rows on the GPU at hand. csrc/plan/rows.h spreads such rows by rules, not by tables.
+
+Each plan is checked, then timed with a cold L2 cache beside a copy. `onepass tune` measures many rows.
 
 python scripts/sweep_few.py FILE.json [--repeats 15]
 """

@@ -1,7 +1,7 @@
 """Make the tables that `onepass tune --out FILE.json` wrote the built-in ones: rewrites what is between the marks in
-src/onepass/csrc/built_in.h.
+src/onepass/csrc/plan/tables_h200.h.
 
-python scripts/tables_to_cpp.py FILE.json [--to built_in.h]
+python scripts/tables_to_cpp.py FILE.json [--to tables_h200.h]
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 from onepass.tune.candidates import TIERS
 from onepass.tune.store import ANY, NAMES, Stored, read
 
-HEADER = Path(__file__).parent.parent / "src/onepass/csrc/built_in.h"
+HEADER = Path(__file__).parent.parent / "src/onepass/csrc/plan/tables_h200.h"
 BEGIN, END = "  // begin: ", "  // end"
 
 

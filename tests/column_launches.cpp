@@ -8,7 +8,7 @@
 
 #include "column_launches.h"
 #include "columns_draw.h"
-#include "cuda/recent.h"
+#include "cuda/host/launch_cache.h"
 
 namespace {
 

@@ -4,10 +4,10 @@
 
 #include <utility>
 
-#include "column_plan.h"
-#include "cuda/columns.h"
+#include "plan/columns.h"
+#include "cuda/host/column_launch.h"
 #include "fake_driver.h"
-#include "invariant.h"
+#include "core/batch_invariant.h"
 
 namespace {
 
@@ -99,7 +99,7 @@ std::string mistake(const Seen& got, const CudaPlan& plan, const AnyCall& call, 
 
 Result onepass::cuda::taken(const LaunchConfig& config, Handle kernel, void** arguments) {
   Seen now(config, kernel);
-  const int addresses = words_of(kernel).compare(0, 8, "backward") ? 2 : 4;
+  const int addresses = words_of(kernel).compare(0, 16, "columns_backward") ? 2 : 4;
   for (int i = 0; i < addresses; ++i) now.addresses.push_back(*static_cast<void**>(arguments[i]));
   const Tiles& tiles = *static_cast<const Tiles*>(arguments[addresses]);
   const std::vector<int64_t> numbers = numbers_of(tiles);

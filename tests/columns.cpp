@@ -54,7 +54,7 @@ int64_t place(const TileDims& dims, int tensor, int64_t index) {
   return at;
 }
 
-// As place.cuh divides and counts.
+// As column_tile.cuh divides and counts.
 int64_t divided(int64_t a, const Divider& by) { return int64_t(uint64_t(a) * by.multiplier >> by.shift); }
 int counted_there(int64_t begin, const Counted& end, int64_t turn, bool slab) {
   return end.all + (begin < end.rest) + (slab && begin + turn < end.rest);

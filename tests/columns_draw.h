@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "column_plan.h"
+#include "plan/columns.h"
 
 using namespace onepass;
 

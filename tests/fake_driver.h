@@ -5,7 +5,7 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "cuda/launch.h"
+#include "cuda/host/launch.h"
 
 using namespace onepass;
 using namespace onepass::cuda;

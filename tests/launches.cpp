@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "fake_driver.h"
-#include "invariant.h"
+#include "core/batch_invariant.h"
 
 namespace {
 

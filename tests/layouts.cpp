@@ -1,7 +1,7 @@
 // layouts.cpp: contiguous_layout is what make_layout makes of contiguous rows; prints how many were compared.
 #include <cstdio>
 #include <initializer_list>
-#include "layout.h"
+#include "core/layout.h"
 using namespace onepass;
 
 bool same(const Bag& a, const Bag& b) {

@@ -1,4 +1,4 @@
-// ring.cpp: the ring of cuda/ring.cuh by a shelf that is filled as late as it may be, over three tiles: each chunk has
+// ring.cpp: the ring of pipeline.cuh by a shelf that is filled as late as it may be, over three tiles: each chunk has
 // its vectors when it is taken, and those that stay on the shelf are found again. Prints how many rings were looked at.
 #include <cstdint>
 #include <cstdio>
@@ -40,7 +40,7 @@ void await_copies() {
     on_way.erase(on_way.begin());
   }
 }
-#include "cuda/ring.cuh"
+#include "cuda/kernels/pipeline.cuh"
 
 std::vector<IN> memory(8 * kTile);
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "call.h"
+#include "core/problem.h"
 
 namespace {
 

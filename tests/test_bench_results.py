@@ -206,7 +206,7 @@ def test_the_schema_is_the_row() -> None:
 
 
 def test_the_hash_changes_with_the_kernels_alone(tmp_path: Path) -> None:
-    for name in ("csrc/cuda/rows.cu", "csrc/plan.h", "triton/rows.py", "functional.py"):
+    for name in ("csrc/cuda/kernels/rows_onchip.cu", "csrc/plan/rows.h", "triton/rows.py", "functional.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     first = environment.sources_hash(tmp_path)
@@ -215,9 +215,9 @@ def test_the_hash_changes_with_the_kernels_alone(tmp_path: Path) -> None:
     (tmp_path / "triton" / "__pycache__" / "rows.pyc").write_text("built")
     (tmp_path / "csrc" / "ops.o").write_text("built")
     assert environment.sources_hash(tmp_path) == first
-    (tmp_path / "csrc" / "plan.h").write_text("other")
+    (tmp_path / "csrc" / "plan" / "rows.h").write_text("other")
     second = environment.sources_hash(tmp_path)
-    (tmp_path / "csrc" / "plan.h").rename(tmp_path / "csrc" / "plan2.h")
+    (tmp_path / "csrc" / "plan" / "rows.h").rename(tmp_path / "csrc" / "plan" / "rows2.h")
     assert len({first, second, environment.sources_hash(tmp_path)}) == 3
 
 

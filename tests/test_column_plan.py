@@ -143,7 +143,7 @@ def test_what_streams_is_told():
 
 def test_random_plans_hold_what_they_promise(tmp_path):
     program, core = tmp_path / "columns", Path(onepass.__file__).with_name("csrc")
-    sources = [Path(__file__).with_name("columns.cpp"), core / "tables.cpp"]
+    sources = [Path(__file__).with_name("columns.cpp"), core / "plan" / "tables.cpp"]
     subprocess.run(["g++", "-std=c++17", "-O1", f"-I{core}", *sources, "-o", program], check=True)
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -26,8 +26,9 @@ def run(folder: Path, body: str, x: Tensor, y: Tensor, order: int = FORWARDS, la
     kind = {torch.float32: "float", torch.float64: "double", torch.int32: "int", torch.int16: "short"}
     parameters = f"const {kind[x.dtype]}* x, {kind[y.dtype]}* y"
     code = f'extern __shared__ float room[];\nextern "C" __global__ void onepass_kernel({parameters})'
-    (folder / "cuda").mkdir()
-    (folder / "cuda" / "kernel.cu").write_text(f"{code} {{\nconst int t = threadIdx.x;\n{body}\n}}\n")
+    kernels = folder / "cuda" / "kernels"
+    kernels.mkdir(parents=True)
+    (kernels / "kernel.cu").write_text(f"{code} {{\nconst int t = threadIdx.x;\n{body}\n}}\n")
     Emulator(folder, order, lateness).run("kernel.cu", (1, N, 0, 4 * N, False), [x], y)
     return y
 
@@ -111,28 +112,34 @@ BARRIER = "    __syncthreads();\n"
 FIRST, LAST = "    room.put(room.parts, own, place);\n", "    room.get(room.wholes, out, place);\n"
 EXPECT = "boxes[round % 2].expect(CLUSTER * pitch * sizeof(Part));"
 MISTAKES = {
-    "maxima before the barrier": Mistake("meeting.cuh", FIRST + BARRIER, FIRST, TILE, FORWARDS, AT_ONCE, WRONG),
-    "sums before the barrier": Mistake("meeting.cuh", BARRIER + LAST, LAST, TILE, BACKWARDS, AT_ONCE, WRONG),
+    "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, FORWARDS, AT_ONCE, WRONG),
+    "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, BACKWARDS, AT_ONCE, WRONG),
     "copies that are on their way": Mistake(
-        "shelf.cuh", "case 0: return await_copies<0>();", "case 0: return await_copies<1>();", SHELF, 0, LATE, WRONG
+        "async_copy.cuh",
+        "case 0: return await_copies<0>();",
+        "case 0: return await_copies<1>();",
+        SHELF,
+        0,
+        LATE,
+        WRONG,
     ),
     "to a block that has not begun": Mistake(
-        "meeting.cuh", "await_cluster();  //", "//", CLUSTER, FORWARDS, AT_ONCE, "waits for ever"
+        "column_reduce.cuh", "await_cluster();  //", "//", CLUSTER, FORWARDS, AT_ONCE, "waits for ever"
     ),
     "a message not awaited": Mistake(
-        "meeting.cuh", EXPECT, EXPECT.replace("CLUSTER *", "(CLUSTER - 1) *"), CLUSTER, FORWARDS, AT_ONCE, WRONG
+        "column_reduce.cuh", EXPECT, EXPECT.replace("CLUSTER *", "(CLUSTER - 1) *"), CLUSTER, FORWARDS, AT_ONCE, WRONG
     ),
     "a block that does not arrive": Mistake(
-        "grid.cuh", "(blocks - 1) : 1;", "(blocks - 1) : 0;", CHIP, FORWARDS, AT_ONCE, "waits for ever"
+        "grid_sync.cuh", "(blocks - 1) : 1;", "(blocks - 1) : 0;", CHIP, FORWARDS, AT_ONCE, "waits for ever"
     ),
     "one vector too many": Mistake(
-        "place.cuh", "(begin < end.rest);", "(begin <= end.rest);", CHIP, 0, 0, "outside of all tensors|" + WRONG
+        "column_tile.cuh", "(begin < end.rest);", "(begin <= end.rest);", CHIP, 0, 0, "outside of all tensors|" + WRONG
     ),
     "a column too many": Mistake(
-        "place.cuh", "return v < rest;", "return v <= rest;", ODD, 0, 0, "outside of all tensors"
+        "column_tile.cuh", "return v < rest;", "return v <= rest;", ODD, 0, 0, "outside of all tensors"
     ),
     "before the slab": Mistake(
-        "place.cuh", "return p >= 0 && p <", "return p >= -1 && p <", PIECE, 0, 0, "outside of all tensors"
+        "column_tile.cuh", "return p >= 0 && p <", "return p >= -1 && p <", PIECE, 0, 0, "outside of all tensors"
     ),
 }
 
@@ -141,7 +148,7 @@ MISTAKES = {
 def test_mistakes_in_the_kernels_are_found(tmp_path, name):
     mistake = MISTAKES[name]
     shutil.copytree(CORE / "cuda", tmp_path / "cuda")
-    file = tmp_path / "cuda" / mistake.file
+    file = tmp_path / "cuda" / "kernels" / mistake.file
     text = file.read_text()
     assert mistake.right in text
     file.write_text(text.replace(mistake.right, mistake.mistaken))

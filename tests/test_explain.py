@@ -29,7 +29,7 @@ def test_explain_is_readable_and_complete():
     assert (plan.tier, plan.as_dict()["launch"]["source"]) == ("columns", "columns.cu")
     with onepass.batch_invariant():
         plan = onepass.explain((64, 1000, 14, 14), dim=1, device="h200")
-    assert plan.launch["source"] == "rows.cu"
+    assert plan.launch["source"] == "rows_onchip.cu"
     assert any("gathered" in note for note in plan.notes)
     assert onepass.explain((8, 8), device="cpu", bandwidth=100).copy_us == pytest.approx(512 / 100e3)
     assert onepass.explain(torch.randn(4, 4)).engine == "cpu"

@@ -9,7 +9,7 @@ import torch
 
 import onepass
 
-SOURCE = Path(onepass.__file__).with_name("csrc") / "cuda" / "halves.cuh"
+SOURCE = Path(onepass.__file__).with_name("csrc") / "cuda" / "kernels" / "exp_half.cuh"
 NUMBERS = re.findall(r"kFactor = ([\d.]+)f, kRest = ([\d.]+)f", SOURCE.read_text())
 
 

@@ -17,7 +17,7 @@ from onepass import native, reference
 def run(folder: Path, name: str) -> str:
     """What a program prints that is linked with the engine's launches and has a driver of its own."""
     source, core = Path(__file__).with_name(f"{name}.cpp"), Path(onepass.__file__).with_name("csrc")
-    sources = [source, core / "cuda" / "launch.cpp", core / "cuda" / "columns.cpp", core / "tables.cpp"]
+    sources = [source, core / "cuda/host/launch.cpp", core / "cuda/host/column_launch.cpp", core / "plan/tables.cpp"]
     command = ["g++", "-std=c++17", "-O1", "-pthread", f"-I{core}", *sources, "-o", folder / name]
     subprocess.run(command, check=True)
     done = subprocess.run([folder / name], capture_output=True, text=True)

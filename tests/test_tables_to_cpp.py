@@ -45,13 +45,13 @@ def run(*arguments: Path | str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def header(tmp_path: Path) -> Path:
-    shutil.copy(CSRC / "built_in.h", tmp_path)
-    return tmp_path / "built_in.h"
+    shutil.copy(CSRC / "plan" / "tables_h200.h", tmp_path)
+    return tmp_path / "tables_h200.h"
 
 
 PROGRAM = """
 #include <cstdio>
-#include "built_in.h"
+#include "tables_h200.h"
 int main() {
   using namespace onepass;
   std::printf("%s\\n", built_in().origin.c_str());
@@ -70,7 +70,7 @@ def test_a_compiler_reads_what_the_file_says(header, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{header}: 18 entries of NVIDIA B200")
     (tmp_path / "main.cpp").write_text(PROGRAM)
-    command = [compiler, "-std=c++17", "-Wall", "-Werror", f"-I{tmp_path}", f"-I{CSRC}", tmp_path / "main.cpp"]
+    command = [compiler, "-std=c++17", "-Wall", "-Werror", f"-I{tmp_path}", f"-I{CSRC / 'plan'}", tmp_path / "main.cpp"]
     subprocess.run([*command, "-o", tmp_path / "main"], check=True, capture_output=True)
     origin, *lines = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
     assert origin == "built in, measured on NVIDIA B200, 2026-12-24"

@@ -118,7 +118,7 @@ def check_inference(function: str, out: Tensor) -> None:
 
 
 def check_memory(function: str, x: Tensor, out: Tensor) -> None:
-    """As the native operators check it (csrc/ops.cpp)."""
+    """As the native operators check it (csrc/torch/ops.cpp)."""
     if self_overlap(out):
         raise RuntimeError(f"onepass.{function}(): elements of out share memory; clone() it first")
     shared = overlap(x, out)

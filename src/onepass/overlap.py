@@ -1,4 +1,4 @@
-"""Whether two tensors share memory, or one shares memory with itself: csrc/overlap.h, asked from Python."""
+"""Whether two tensors share memory, or one shares memory with itself: csrc/core/memory_overlap.h, asked from Python."""
 
 from __future__ import annotations
 

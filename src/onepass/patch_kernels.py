@@ -1,8 +1,9 @@
 """What `patch` has in Python: the kernels of torch that were overridden, and the calls that go to them.
 
-The overriding kernels are C++ (csrc/patch.cpp). What one does not serve it gives to a private operator of the same
-arguments and the reason, whose kernel is here: it notes the call and calls torch's own kernel. One more kernel is
-Python alone: that of logsumexp where autograd records, because torch's formula starts from the rounded result.
+The overriding kernels are C++ (torch/aten_override.cpp). A call that such a kernel does not serve goes to a private
+operator, which takes the same arguments and the reason. The kernel of that operator is here: it notes the call and
+calls torch's own kernel. One more kernel is Python alone: that of logsumexp where autograd records, because torch's
+formula starts from the rounded result.
 """
 
 import warnings
@@ -24,7 +25,7 @@ from .ops import call
 _KEYS = ("CPU", "CUDA") if torch.version.cuda else ("CPU",)
 # The functions of a report, in the order in which they are counted in C++.
 FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "softmax backward", "log_softmax backward")
-# Why torch computes a call, by the numbers of C++ (Reason in csrc/patched.h), with {0} for the first tensor.
+# Why torch computes a call, by the numbers of C++ (Reason in torch/aten_override.h), with {0} for the first tensor.
 _OFF = 0
 _REASONS = (
     "",

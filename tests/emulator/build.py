@@ -99,7 +99,12 @@ def translated(source: Path, compute: str, defines: tuple[str, ...]) -> Path:
 def host() -> Path:
     """The engine's side of calls and the machine, built."""
     library = folder() / "emulated.so"
-    sources = [HERE / "emulated.cpp", CORE / "cuda" / "launch.cpp", CORE / "cuda" / "columns.cpp", CORE / "tables.cpp"]
+    sources = [
+        HERE / "emulated.cpp",
+        CORE / "cuda/host/launch.cpp",
+        CORE / "cuda/host/column_launch.cpp",
+        CORE / "plan/tables.cpp",
+    ]
     unchecked = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks
     build("-O1", unchecked, "-pthread", f"-I{CORE}", f"-I{HERE}", "-shared", *sources, "-ldl", "-o", library)
     return library

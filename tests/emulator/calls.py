@@ -29,7 +29,7 @@ class Emulator:
     device, most_cluster = "cpu", 16
 
     def __init__(self, core: Path = CORE, order: int | None = None, lateness: int | None = None) -> None:
-        self.kernels, self.order, self.lateness = core / "cuda", order, lateness
+        self.kernels, self.order, self.lateness = core / "cuda" / "kernels", order, lateness
         self.draw = random.Random(0)
         self.failure = ""
         own = tempfile.mkstemp(suffix=".so", dir=folder())[1]  # as it remembers the kernels of its sources

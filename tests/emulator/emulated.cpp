@@ -3,8 +3,8 @@
 #include <dlfcn.h>
 
 #include "../fake_driver.h"
-#include "column_plan.h"
-#include "cuda/columns.h"
+#include "plan/columns.h"
+#include "cuda/host/column_launch.h"
 #include "scheduler.h"
 
 namespace {

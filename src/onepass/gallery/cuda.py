@@ -19,7 +19,7 @@ __all__ = ["block", "blocks_for", "compile_options", "online", "warp"]
 
 THREADS = 256
 MOST_BLOCKS = 2**31 - 1  # of a launch; the kernels' loops take the rows beyond
-_TYPES = ("float", "half_t", "bfloat16_t")  # of DTYPES, as convert.cuh names them
+_TYPES = ("float", "half_t", "bfloat16_t")  # of DTYPES, as types.cuh names them
 
 
 def warp(

@@ -10,7 +10,7 @@
 // Limit: the bytes in flight, 4 a lane where a load could bring 16. And the caches: a GPU holds thousands of warps, so
 // that thousands of rows are in flight at once, and from some thousand elements on a row is gone before it is read
 // again.
-#include "convert.cuh"
+#include "types.cuh"
 
 // Merges the values of the lanes of a warp; every lane gets the result.
 __device__ float warp_max(float value) {

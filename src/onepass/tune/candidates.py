@@ -1,4 +1,4 @@
-"""What may be the fastest for rows of a length: pure functions, which make of a table entry what csrc/plan.h does."""
+"""What may be the fastest for rows of a length: pure functions, which make of a table entry what plan/rows.h does."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Gpu:
     cooperative: bool = True
 
     def most_threads(self, split: int) -> int:
-        """The most threads of a block that shares a row, as rows.cu has it."""
+        """The most threads of a block that shares a row, as rows_onchip.cu has it."""
         return 512 if split > 1 else 1024 if self.compute == 90 else 896
 
     @property

@@ -1,4 +1,4 @@
-"""What may be the fastest for columns, calls over other dims than the last: as candidates.py, of csrc/column_plan.h.
+"""What may be the fastest for columns, calls over other dims than the last: as candidates.py, of csrc/plan/columns.h.
 
 A choice says of a tile its vectors side by side (`split`), threads a block (`lanes`), and the vectors that a thread
 keeps in registers (`values`) and in shared memory (`shelf`) at most.

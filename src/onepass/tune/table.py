@@ -1,6 +1,6 @@
 """From measured times to table entries: pure functions.
 
-An entry is [limit, tier, lanes, values, split, shelf] as in csrc/plan.h: how rows of up to `limit` elements are served.
+An entry is [limit, tier, lanes, values, split, shelf] as in plan/rows.h: how rows of up to `limit` elements are served.
 """
 
 import math

@@ -10,7 +10,7 @@
 // y of log_softmax, and x - lse, are at most 0.
 #pragma once
 
-#include "../backward_layout.h"
+#include "../core/backward_layout.h"
 #include "scaled_exp.h"
 #include "thresholds.h"
 

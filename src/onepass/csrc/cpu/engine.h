@@ -2,8 +2,8 @@
 // threads.
 #pragma once
 
-#include "../backward_layout.h"
-#include "../call.h"
+#include "../core/backward_layout.h"
+#include "../core/problem.h"
 
 namespace onepass {
 

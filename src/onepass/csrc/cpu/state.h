@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../call.h"
+#include "../core/problem.h"
 #include "exp_scalar.h"
 
 namespace onepass::ONEPASS_ISA {

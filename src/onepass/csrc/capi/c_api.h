@@ -1,0 +1,39 @@
+// c_api.h: functions that ctypes calls: plain C, with an exception's words in a buffer instead of an exception.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+#define ONEPASS_API extern "C" __attribute__((visibility("default")))
+
+namespace onepass {
+
+inline void put(const std::string& from, char* text, int64_t size) {
+  std::snprintf(text, size_t(size), "%s", from.c_str());
+}
+
+// 0 with what `body` returns in `text`, or 1 with what it throws.
+template <class Body>
+int guarded(char* text, int64_t size, Body body) {
+  try {
+    put(body(), text, size);
+    return 0;
+  } catch (const std::exception& error) {
+    put(error.what(), text, size);
+    return 1;
+  }
+}
+
+// `path`, once `code` stands in it.
+inline std::string written(const std::string& code, const char* path) {
+  std::FILE* file = std::fopen(path, "wb");
+  if (!file) throw std::runtime_error(std::string("onepass: cannot write ") + path);
+  const bool whole = std::fwrite(code.data(), 1, code.size(), file) == code.size();
+  if (std::fclose(file) || !whole) throw std::runtime_error(std::string("onepass: cannot write ") + path);
+  return path;
+}
+
+}  // namespace onepass

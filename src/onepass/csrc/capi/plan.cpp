@@ -1,0 +1,178 @@
+// plan.cpp: what Python asks of the native core besides operators, as plain C functions for ctypes (no CPython API):
+// the plan of a call as JSON, a kernel compiled to a file, and what works on this machine. Each returns 0, or 1 with
+// the reason in `text`.
+#include "../core/problem.h"
+#include "../plan/columns.h"
+#include "../cpu/engine.h"
+#include "../cpu/isa_dispatch.h"
+#include "../cuda/host/cuda_driver.h"
+#include "../cuda/host/launch.h"
+#include "c_api.h"
+#include "../core/batch_invariant.h"
+#include "../core/memory_overlap.h"
+
+namespace {
+
+using namespace onepass;
+
+std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
+std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
+
+std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
+  return field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
+         field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
+         field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +
+         field("edges", kEdgesNames[plan.edges]) + ", " + field("threads", plan.threads()) + ", " +
+         field("grid", blocks);
+}
+
+// Blocks of a launch over columns. Where they wait for each other or take one tile after another as many are started as
+// a GPU holds, which the driver tells: here at least one a multiprocessor.
+int64_t column_blocks(const Tiles& tiles, const CudaPlan& plan, const Gpu& gpu) {
+  const int64_t all = tiles.side * tiles.tall;
+  const int64_t most = (plan.in_grid() || plan.ahead() ? gpu.multiprocessors : CudaPlan::kMaxGrid) / plan.split;
+  return (all < most ? all : most > 0 ? most : 1) * plan.split;
+}
+
+std::string plan_json(Function function, const Layout& layout, Copied copied, DType x, DType y, const Gpu& gpu,
+                      uint64_t x_address, uint64_t y_address) {
+  const bool reduced = reduces(function);
+  const int64_t second = function == Function::state ? layout.rows * size_of(y) : 0;  // its sums, beside the maxima
+  std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
+                     field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
+  if (layout.rows == 0 || layout.n == 0) return json + "}";
+  if (!gpu.compute) {
+    const Units units = cpu_engine().units({function, x, y, nullptr, nullptr, layout});
+    return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(function, x, y)) + ", " +
+           field("copied", kCopiedNames[int(copied)]) + ", " + field("units", units.count) + ", " +
+           field("grain", cpu_grain(units)) + "}";
+  }
+  const bool invariant = batch_invariant();
+  const auto told = [&](const CudaPlan& plan, int64_t blocks) {
+    return json + ", " + launch_fields(plan, blocks) + ", " + field("read_again", plan.read_again(layout.n)) + ", " +
+           field("source", cuda::source_of(cuda::Pass::forward, function, plan.tier)) + "}";
+  };
+  Layout rows = layout;
+  if (layout.view != View::rows) {
+    const ColumnView view =
+        invariant ? ColumnView{} : column_view(layout, x, y, x_address, y_address, reduced);  // as the engine asks
+    if (view.served) {
+      const CudaPlan plan = column_planner(view, gpu, x, y, function).plan();
+      return told(plan, column_blocks(tiles_of(view, plan), plan, gpu));
+    }
+    // Gathered: contiguous rows at fresh, aligned addresses.
+    rows.outer.count = rows.reduced.count = 0;
+    rows.outer.insert({layout.rows, layout.n, reduced ? 1 : layout.n});
+    rows.reduced.insert({layout.n, 1, 1});
+    x_address = y_address = 0;
+  }
+  const Phase phase(x, y, x_address, y_address, rows, reduced);
+  const CudaPlan plan = plan_cuda(rows, x, y, phase, gpu, invariant);
+  return told(plan, plan.grid(layout.rows));
+}
+
+}  // namespace
+
+// The plan of a call: `reduce` marks the reduced dims, types and functions are numbered as in plan.h, addresses matter
+// by their alignment only. `compute` is 90 for sm_90, and 0 for the CPU engine; the tables are those of the GPU `name`.
+ONEPASS_API int onepass_plan(int function, int compute, int multiprocessors, const char* name, int ndim,
+                             const int64_t* sizes, const int64_t* x_strides, const int64_t* y_strides,
+                             const bool* reduce, int x_type, int y_type, uint64_t x_address, uint64_t y_address,
+                             char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    const bool reduced = reduces(Function(function));
+    const auto layout_of = [&](const int64_t* x, const int64_t* y) {
+      return make_layout(ndim, sizes, x, y, reduce, reduced);
+    };
+    Layout layout = layout_of(x_strides, y_strides);
+    Copied what = Copied::nothing;
+    if (!reduced && !compute) {
+      const Layout of_x = layout_of(x_strides, x_strides), of_y = layout_of(y_strides, y_strides);
+      what = copied(layout, of_x, of_y);
+      if (what != Copied::nothing) layout = what == Copied::input ? of_y : of_x;
+    }
+    return plan_json(Function(function), layout, what, DType(x_type), DType(y_type),
+                     typical(compute, multiprocessors, name), x_address, y_address);
+  });
+}
+
+// The plan of a gradient on a GPU: types, functions, `reduce`, `compute` and `name` as above; strides, of a tensor
+// after another, and addresses in the order of BackwardTensor.
+ONEPASS_API int onepass_backward_plan(int function, int compute, int multiprocessors, const char* name, int ndim,
+                                      const int64_t* sizes, const int64_t* strides, const bool* reduce, int type,
+                                      int dx_type, const uint64_t* addresses, char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    const int64_t* each[kBackwardTensors];
+    for (int t = 0; t < kBackwardTensors; ++t) each[t] = strides + t * ndim;
+    const bool one_a_row = reduces(Function(function));
+    const BackwardCall call = {Function(function),
+                               DType(type),
+                               DType(dx_type),
+                               reinterpret_cast<void*>(addresses[kDx]),
+                               reinterpret_cast<const void*>(addresses[kSaved]),
+                               reinterpret_cast<const void*>(addresses[kGrad]),
+                               one_a_row ? reinterpret_cast<const void*>(addresses[kLse]) : nullptr,
+                               make_backward_layout(ndim, sizes, each, reduce, one_a_row)};
+    const Gpu gpu = typical(compute, multiprocessors, name);
+    if (batch_invariant()) {
+      if (call.layout.outer.count > 1 || (call.layout.n > 1 && call.layout.view != View::rows))
+        throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
+      const BackwardPhase phase(call, call.even());
+      const CudaPlan plan = BackwardPlanner(call, phase, gpu, true).plan();
+      return "{" + launch_fields(plan, plan.grid(call.layout.rows)) + "}";
+    }
+    const CudaPlan plan = plan_backward(call, gpu);
+    if (!plan.of_columns()) return "{" + launch_fields(plan, plan.grid(call.layout.rows)) + "}";
+    const ColumnView view = column_view(call);
+    return "{" + launch_fields(plan, column_blocks(tiles_of(view, plan), plan, gpu)) + "}";
+  });
+}
+
+// Compiles the kernel of a plan (tier, lanes, rows a block, values, vector, split, shelf, edges) for sm_<compute> into
+// the file `path`. `pass` is numbered as in launch.h.
+ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int compute,
+                                const char* path, char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]),
+                           int(plan[4]),  int(plan[5]), int(plan[6]), int(plan[7])};
+    const cuda::Pass which = cuda::Pass(pass);
+    const std::string code =
+        cuda::cubin(cuda::source_of(which, Function(function), made.tier),
+                    cuda::defines_of(Function(function), DType(x_type), DType(y_type), made, which), compute);
+    return written(code, path);
+  });
+}
+
+// What works here: "driver", "nvrtc" (its version), "compiler" (NVRTC's file, not opened for that), "cache" (its
+// directory), "isa" (the CPU engine's instruction set)
+// or "counts" (kernels compiled, kernels read from the cache).
+ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
+  return guarded(text, size, [&]() -> std::string {
+    const std::string asked = what;
+    if (asked == "driver") return cuda::driver(), "ready";
+    if (asked == "nvrtc") return cuda::nvrtc_version();
+    if (asked == "compiler") return cuda::nvrtc_file();
+    if (asked == "isa") return cpu_engine().isa;
+    if (asked == "counts") {
+      const cuda::Counts now = cuda::counts();
+      return std::to_string(now.compiled) + " " + std::to_string(now.from_disk);
+    }
+    if (asked == "cache") {
+      std::string why;
+      const std::string directory = cuda::cache_directory(&why);
+      if (directory.empty()) throw std::runtime_error(why);
+      return directory;
+    }
+    throw std::runtime_error("onepass: no such status: " + asked);
+  });
+}
+
+// How the memory of two tensors overlaps (0 not at all, 1 they are the same, 2 in part), and whether one shares memory
+// with itself. `size`: of an element, in bytes.
+ONEPASS_API int onepass_overlap(uint64_t a, int a_size, int a_rank, const int64_t* a_sizes, const int64_t* a_strides,
+                                uint64_t b, int b_size, int b_rank, const int64_t* b_sizes, const int64_t* b_strides) {
+  return int(overlap({a, a_size, a_rank, a_sizes, a_strides}, {b, b_size, b_rank, b_sizes, b_strides}));
+}
+ONEPASS_API int onepass_self_overlap(uint64_t a, int size, int rank, const int64_t* sizes, const int64_t* strides) {
+  return self_overlap({a, size, rank, sizes, strides});
+}

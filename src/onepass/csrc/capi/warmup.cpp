@@ -1,0 +1,221 @@
+// warmup.cpp: which kernels the plans of contiguous tensors may ask for, and how to have them before they are asked
+// for. Plain C functions for ctypes, as in plan.cpp: each returns 0, or 1 with the reason in `text`.
+#include <cstring>
+#include <set>
+#include <type_traits>
+#include <unordered_set>
+
+#include "../core/problem.h"
+#include "../plan/enumerate.h"
+#include "c_api.h"
+#include "../cuda/host/cuda_driver.h"
+#include "../cuda/host/launch.h"
+
+namespace {
+
+using namespace onepass;
+
+constexpr int64_t kEvery = 4224;                      // up to here every length is walked
+constexpr int64_t kLongest = (int64_t(1) << 33) + 1;  // and to here those at which a plan may change
+// Numbers of rows, closer together where there are few: what a block keeps follows from how many share the chip.
+constexpr int64_t kRows[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, 4096, 1000000};
+
+// Lengths such that a plan of any length is the plan of one of these: all short ones, then those around each limit of
+// the tables (and around its half and its double, for other sizes of elements), around the powers of two and their
+// middles, and in steps of 1%.
+std::vector<int64_t> lengths_to_walk(const Tables& tables) {
+  std::set<int64_t> lengths;
+  for (int64_t n = 1; n <= kEvery; ++n) lengths.insert(n);
+  const auto around = [&](int64_t n) {
+    if (n > kLongest) return;
+    for (const int64_t step : {-17, -16, -9, -8, -7, -4, -1, 0, 1, 4, 7, 8, 9, 16, 17}) {
+      if (n + step > kEvery) lengths.insert(n + step);
+    }
+  };
+  const auto limits = [&](const auto& table) {
+    for (const Entry& entry : table) {
+      if (entry.limit == kAnyLength) continue;
+      for (const int64_t n : {entry.limit / 2, entry.limit, entry.limit * 2}) around(n);
+    }
+  };
+  for (const NamedTable& named : kTables) limits(tables.*named.table);
+  for (const bool half : {false, true}) limits(backward_table(half));
+  for (int64_t n = 4096; n <= kLongest; n *= 2) around(n), around(n + n / 2);
+  for (double n = kEvery; n < double(kLongest); n *= 1.01)
+    lengths.insert(int64_t(n) | 1), lengths.insert(int64_t(n) & ~7);
+  return {lengths.begin(), lengths.end()};
+}
+
+// What kernels are asked for. Those of a gradient read the type of the forward's result and write that of its input.
+struct Kind {
+  Function function;
+  cuda::Pass pass;
+  DType x, y;
+
+  const char* source(Tier tier) const { return cuda::source_of(pass, function, tier); }
+  std::vector<std::string> defines(const CudaPlan& plan) const { return cuda::defines_of(function, x, y, plan, pass); }
+};
+
+// A kernel: a plan that asks for it, and what tells it from others.
+struct Kernel {
+  CudaPlan plan;
+  std::string name;
+};
+
+// With which element of a vector a tensor begins: the first where the allocator has it, another if it is a view.
+constexpr int kFirsts[] = {0, 1, 2, 4};
+
+template <class Visit>
+void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
+  const DType x = kind.x, y = kind.y;
+  const bool reduced = reduces(kind.function);
+  const Layout layout = contiguous_layout(rows, n, reduced);
+  for (const int first : kFirsts) {
+    const uint64_t x_at = uint64_t(first * size_of(x)), y_at = uint64_t(first * size_of(y));
+    visit(plan_cuda(layout, x, y, Phase(x, y, x_at, 0, layout, reduced), gpu));
+    if (first) visit(plan_cuda(layout, x, y, Phase(x, y, x_at, y_at, layout, reduced), gpu));  // the same, in place
+  }
+}
+
+// A gradient is always fresh, and so is the result that the forward saved: elsewhere lies the result's gradient, or the
+// input of logsumexp. Rows of one element are columns side by side.
+template <class Visit>
+void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
+  const bool even = kind.pass == cuda::Pass::backward_even, reduced = reduces(kind.function);
+  const int64_t each = even || reduced ? 1 : n;  // elements of the result's gradient a row
+  const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, even ? 0 : 1}, lse[] = {1, 0};
+  const int64_t* const strides[] = {all, all, grad, lse};
+  const bool reduce[] = {false, true};
+  BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
+  call.layout = make_backward_layout(2, sizes, strides, reduce, reduced);
+  if (call.even() != even) return;
+  for (const int first : kFirsts) {
+    (reduced ? call.saved : call.grad) = reinterpret_cast<const void*>(uintptr_t(first * size_of(call.saved_type())));
+    visit(plan_backward(call, gpu));
+  }
+}
+
+// Over other dims of contiguous tensors.
+template <class Visit>
+void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
+  const bool even = kind.pass == cuda::Pass::backward_even;
+  if (kind.pass == cuda::Pass::forward) {
+    const auto planner = [&](const ColumnView& view) {
+      return column_planner(view, gpu, kind.x, kind.y, kind.function);
+    };
+    return walk_columns(n, planner, visit);
+  }
+  if (even && reduces(kind.function)) return;
+  BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
+  call.layout.reduced.insert({2, {1, 1, even ? 0 : 1, 0}});
+  walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
+}
+
+// Rows, or columns, of `lengths`; where there are none, of any length.
+struct Wanted {
+  std::vector<int64_t> lengths;
+  bool dims;  // over other dims than the last too
+};
+
+// Plans as the eight numbers that they are: millions are looked at.
+static_assert(std::has_unique_object_representations_v<CudaPlan> && sizeof(CudaPlan) % 8 == 0);
+struct Digest {
+  size_t operator()(const CudaPlan& plan) const {
+    uint64_t words[sizeof plan / 8], made = 0;
+    std::memcpy(words, &plan, sizeof plan);
+    for (const uint64_t word : words) made = (made ^ word ^ made >> 29) * 0x9e3779b97f4a7c15;
+    return made ^ made >> 32;
+  }
+};
+struct Same {
+  bool operator()(const CudaPlan& a, const CudaPlan& b) const { return !std::memcmp(&a, &b, sizeof a); }
+};
+
+// The kernels that contiguous tensors ask for.
+std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const Wanted& wanted) {
+  std::unordered_set<CudaPlan, Digest, Same> plans;
+  std::unordered_set<std::string> names;
+  std::vector<Kernel> found;
+  const auto visit = [&](const CudaPlan& plan) {
+    if (!plans.insert(plan).second) return;
+    std::string kernel = kind.source(plan.tier);
+    for (const std::string& define : kind.defines(plan)) kernel += " " + define;
+    if (names.insert(kernel).second) found.push_back({plan, kernel});
+  };
+  const bool any = wanted.lengths.empty();
+  for (const int64_t n : any ? lengths_to_walk(tables_of(gpu.name)) : wanted.lengths) {
+    for (const int64_t rows : kRows) {
+      if (kind.pass == cuda::Pass::forward) {
+        forward_plans(kind, gpu, rows, n, visit);
+      } else {
+        backward_plans(kind, gpu, rows, n, visit);
+      }
+    }
+  }
+  if (!wanted.dims) return found;
+  for (const int64_t n : any ? column_lengths(tables_of(gpu.name)) : wanted.lengths) column_plans(kind, gpu, n, visit);
+  return found;
+}
+
+// A plan as it is, in hexadecimal digits, since Python hands it back without knowing what is in it; and after a dash a
+// digest of the kernel's name.
+std::string written(const Kernel& kernel) {
+  unsigned char bytes[sizeof kernel.plan];
+  std::memcpy(bytes, &kernel.plan, sizeof kernel.plan);
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text + "-" + std::to_string(std::hash<std::string>()(kernel.name));
+}
+
+CudaPlan read(const std::string& kernel) {
+  const std::string text = kernel.substr(0, kernel.find('-'));
+  unsigned char bytes[sizeof(CudaPlan)];
+  if (text.size() != 2 * sizeof bytes || text.find_first_not_of("0123456789abcdef") != std::string::npos)
+    throw std::runtime_error("onepass: not a plan: " + text);
+  for (size_t i = 0; i < sizeof bytes; ++i) bytes[i] = (unsigned char)std::stoi(text.substr(2 * i, 2), nullptr, 16);
+  CudaPlan plan;
+  std::memcpy(&plan, bytes, sizeof plan);
+  return plan;
+}
+
+}  // namespace
+
+// The kernels that contiguous rows of `lengths` (`count` of them; none: of any length) may ask for, with `dims` those
+// over other dims too, one a line, as onepass_warm takes them. On `device`, or where it is negative on a full GPU of
+// `compute`. `pass` is numbered as in launch.h.
+ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type, int device, int compute,
+                                  const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    const Gpu gpu = device < 0 ? typical(compute) : cuda::device_info(device);
+    const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+    std::string lines;
+    for (const Kernel& kernel : kernels_of(kind, gpu, {std::vector<int64_t>(lengths, lengths + count), dims}))
+      lines += written(kernel) + "\n";
+    if (int64_t(lines.size()) >= size) throw std::runtime_error("onepass: too many kernels");
+    return lines;
+  });
+}
+
+// Compiles `kernel` into the disk cache, or loads it on `device` if that is not negative. With `ask` it
+// does neither, and says whether the cache has it: "yes" or "no".
+ONEPASS_API int onepass_warm(int function, int pass, int x_type, int y_type, int device, int compute, bool ask,
+                             const char* kernel, char* text, int64_t size) {
+  return guarded(text, size, [&]() -> std::string {
+    const CudaPlan made = read(kernel);
+    const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+    const char* source = kind.source(made.tier);
+    const auto defines = kind.defines(made);
+    if (ask) return cuda::is_cached(source, defines, compute) ? "yes" : "no";
+    if (device >= 0) return cuda::prepare(kind.function, kind.x, kind.y, made, device, kind.pass), "";
+    std::string why;
+    const std::string directory = cuda::cache_directory(&why);
+    if (directory.empty()) throw std::runtime_error("onepass: no cache to compile into: " + why);
+    bool kept = false;
+    cuda::cubin(source, defines, compute, &kept);
+    if (!kept) throw std::runtime_error("onepass: cannot write into " + directory);
+    return "";
+  });
+}

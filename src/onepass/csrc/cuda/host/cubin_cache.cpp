@@ -1,0 +1,130 @@
+// cubin_cache.cpp: compiled kernels on disk. Code is loaded from here, so only the user may write it: the directory is
+// his, mode 0700, or it is not used; a file appears whole, by a rename; a damaged one reads as absent and is written
+// anew.
+//
+//   ONEPASS_CACHE_DIR   another place; "off" switches the cache off
+//   else $XDG_CACHE_HOME/onepass, else ~/.cache/onepass
+#include <fcntl.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "cuda_driver.h"
+
+namespace onepass::cuda {
+
+namespace {
+
+// FNV-1a. It guards against damage and accidents, not against an enemy: the directory's owner and mode do that, and the
+// full key stored in a file is compared.
+uint64_t fnv(const std::string& text, uint64_t hash) {
+  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3ull;
+  return hash;
+}
+
+std::string hex(const std::string& text) {
+  char out[33];
+  std::snprintf(out, sizeof out, "%016llx%016llx", (unsigned long long)fnv(text, 0xcbf29ce484222325ull),
+                (unsigned long long)fnv(text, 0x84222325cbf29ce4ull));
+  return out;
+}
+
+std::string chosen_directory() {
+  if (const char* set = std::getenv("ONEPASS_CACHE_DIR"); set && *set) return std::strcmp(set, "off") ? set : "";
+  if (const char* set = std::getenv("XDG_CACHE_HOME"); set && *set == '/') return std::string(set) + "/onepass";
+  const char* home = std::getenv("HOME");
+  if (!home || !*home) {
+    const passwd* user = getpwuid(getuid());
+    home = user ? user->pw_dir : nullptr;
+  }
+  return home && *home ? std::string(home) + "/.cache/onepass" : "";
+}
+
+bool make_directories(const std::string& path) {
+  for (size_t at = 1; at <= path.size(); ++at) {
+    if (at < path.size() && path[at] != '/') continue;
+    if (mkdir(path.substr(0, at).c_str(), 0700) && errno != EEXIST) return false;
+  }
+  return true;
+}
+
+std::string file_of(const std::string& directory, const std::string& key) {
+  return directory + "/" + hex(key) + ".cubin";
+}
+
+bool write_all(int file, const std::string& bytes) {
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t wrote = write(file, bytes.data() + done, bytes.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return false;
+    done += size_t(wrote);
+  }
+  return true;
+}
+
+// A file: digest of the rest, length of the key, key, value.
+constexpr size_t kDigest = 32, kLength = 8;
+
+std::string sealed(const std::string& key, const std::string& value) {
+  char length[kLength + 1];
+  std::snprintf(length, sizeof length, "%08zx", key.size());
+  const std::string rest = length + key + value;
+  return hex(rest) + rest;
+}
+
+}  // namespace
+
+std::string cache_directory(std::string* why) {
+  const std::string directory = chosen_directory();
+  struct stat about;
+  if (directory.empty()) {
+    *why = "switched off, or no home directory";
+  } else if (stat(directory.c_str(), &about) && !make_directories(directory)) {
+    *why = directory + " cannot be made: " + std::strerror(errno);
+  } else if (stat(directory.c_str(), &about) || !S_ISDIR(about.st_mode)) {
+    *why = directory + " is not a directory";
+  } else if (about.st_uid != geteuid() || (about.st_mode & 022)) {
+    *why = directory + " can be written by others; make it yours alone (chmod 700)";
+  } else {
+    return directory;
+  }
+  return "";
+}
+
+std::string cache_read(const std::string& key) {
+  std::string why;
+  const std::string directory = cache_directory(&why);
+  if (directory.empty()) return "";
+  const int file = open(file_of(directory, key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (file < 0) return "";
+  std::string bytes;
+  struct stat about;
+  if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_uid == geteuid() && !(about.st_mode & 022)) {
+    char buffer[65536];
+    for (ssize_t got; (got = read(file, buffer, sizeof buffer)) > 0;) bytes.append(buffer, size_t(got));
+  }
+  close(file);
+  if (bytes.size() < kDigest + kLength + key.size()) return "";
+  const std::string value = bytes.substr(kDigest + kLength + key.size());
+  return bytes == sealed(key, value) ? value : "";
+}
+
+bool cache_write(const std::string& key, const std::string& value) {
+  std::string why;
+  const std::string directory = cache_directory(&why);
+  if (directory.empty()) return false;
+  std::string temporary = directory + "/writing-XXXXXX";
+  const int file = mkostemp(temporary.data(), O_CLOEXEC);  // mode 0600
+  if (file < 0) return false;                              // a full or read-only disk costs a compile, not the call
+  const bool whole = write_all(file, sealed(key, value));
+  if (!close(file) && whole && !rename(temporary.c_str(), file_of(directory, key).c_str())) return true;
+  unlink(temporary.c_str());
+  return false;
+}
+
+}  // namespace onepass::cuda

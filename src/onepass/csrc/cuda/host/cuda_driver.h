@@ -1,0 +1,108 @@
+// cuda_driver.h: the few calls of the CUDA driver and of NVRTC that onepass makes, taken at run time with dlopen.
+// Building needs no CUDA toolkit, and a machine without a GPU loads the same binary. Declarations follow the public
+// CUDA 12 ABI.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../../plan/rows.h"
+
+namespace onepass::cuda {
+
+using Result = int;             // CUresult: 0 is success
+using Handle = struct Opaque*;  // CUcontext, CUmodule, CUfunction, CUstream
+
+struct LaunchAttribute {  // CUlaunchAttribute, with the values that are set here
+  int id;
+  int unused;
+  union {
+    unsigned cluster[3];
+    int cooperative;
+    char size[64];
+  };
+};
+constexpr int kCooperative = 2;       // CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  Handle stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+enum Attribute {  // CUdevice_attribute
+  kMultiprocessors = 16,
+  kMajor = 75,
+  kMinor = 76,
+  kCooperativeLaunch = 95,
+  kSharedOfBlock = 97,  // with opting in
+};
+
+constexpr int kSharedStatic = 1, kSharedDynamic = 8, kNonPortableCluster = 14;  // CUfunction_attribute
+constexpr Result kTooLarge = 720;  // CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+constexpr Result kNotSupported = 801;
+
+struct Driver {
+  Result (*init)(unsigned);
+  Result (*error_string)(Result, const char**);
+  Result (*device_get)(int*, int);
+  Result (*device_attribute)(int*, int, int);
+  Result (*device_name)(char*, int, int);
+  Result (*context_current)(Handle*);
+  Result (*context_set)(Handle);
+  Result (*primary_retain)(Handle*, int);
+  Result (*module_load)(Handle*, const void*);
+  Result (*module_function)(Handle*, Handle, const char*);
+  Result (*function_get)(int*, int, Handle);
+  Result (*active_blocks)(int*, Handle, int, size_t);
+  Result (*active_clusters)(int*, Handle, const LaunchConfig*);
+  Result (*function_set)(Handle, int, int);
+  Result (*launch)(const LaunchConfig*, Handle, void**, void**);
+};
+
+// The driver, opened once; throws std::runtime_error where there is none.
+const Driver& driver();
+
+// Throws with the driver's own words unless `result` is success.
+void check(Result result, const char* call);
+
+const Gpu& device_info(int device);
+
+// The thread that calls may never have touched the device through torch: kernels load into its primary context.
+void enter_context(int device);
+
+// Whether the calling thread is in the primary context of `device`, where torch's tensors are: then a launch needs no
+// other. Costs one look.
+bool in_context(int device);
+
+// The cubin of `source_file` (a file of this directory, or of the gallery) compiled for sm_<compute> with `defines`:
+// from the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `kept` tells
+// whether the cache has it now.
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute,
+                  bool* kept = nullptr);
+
+// Whether the disk cache has it, with nothing compiled.
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute);
+
+// "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.
+std::string nvrtc_version();
+// The file of NVRTC, found without opening it where it can be; throws like the above.
+std::string nvrtc_file();
+
+// The directory of the disk cache; empty when it is switched off or not safe to use, and then `why` says so.
+std::string cache_directory(std::string* why);
+// A file of the cache: what was stored under `key`, or an empty string (absent, damaged, another key of the same name).
+std::string cache_read(const std::string& key);
+// Whether it is stored: a full or read-only disk is no error.
+bool cache_write(const std::string& key, const std::string& value);
+
+struct Counts {
+  int64_t compiled, from_disk;
+};
+Counts counts();
+
+}  // namespace onepass::cuda

@@ -1,0 +1,273 @@
+// nvrtc.cpp: CUDA C++ to a cubin with NVRTC, when a kernel is first needed on this machine. NVRTC comes with torch's
+// CUDA wheels; nothing of a toolkit is asked of the user, and compiling needs no GPU.
+#include <dirent.h>
+#include <dlfcn.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+
+#include "cuda_driver.h"
+
+namespace onepass::cuda {
+
+namespace {
+
+using Program = struct ProgramOpaque*;
+
+struct Nvrtc {
+  int (*version)(int*, int*);
+  int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*);
+  int (*compile)(Program, int, const char* const*);
+  int (*log_size)(Program, size_t*);
+  int (*log)(Program, char*);
+  int (*cubin_size)(Program, size_t*);
+  int (*cubin)(Program, char*);
+  int (*destroy)(Program*);
+  std::string file;  // as `stamp` has it
+};
+
+std::string directory_of(const void* symbol) {
+  Dl_info info;
+  if (!dladdr(symbol, &info) || !info.dli_fname) return ".";
+  const std::string path = info.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+std::vector<std::string> files_in(const std::string& directory) {
+  std::vector<std::string> names;
+  if (DIR* opened = opendir(directory.c_str())) {
+    while (const dirent* entry = readdir(opened)) names.push_back(entry->d_name);
+    closedir(opened);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Where NVRTC may be, best first: what ONEPASS_NVRTC names, the folders in which the wheels of torch keep it
+// (<site-packages>/nvidia/<part>/lib beside <site-packages>/torch/lib, or beside this library), and what is loaded or
+// on the loader's path.
+std::vector<std::string> find_candidates() {
+  std::vector<std::string> found;
+  if (const char* named = std::getenv("ONEPASS_NVRTC"); named && *named) return {named};
+  std::vector<std::string> sites;
+  if (void* torch = dlsym(RTLD_DEFAULT, "aoti_torch_abi_version"))
+    sites.push_back(directory_of(torch) + "/../../nvidia");
+  sites.push_back(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/../nvidia");
+  for (const std::string& site : sites) {
+    for (const std::string& part : files_in(site)) {
+      if (part[0] == '.') continue;
+      const std::string folder = site + "/" + part + "/lib";
+      for (const std::string& file : files_in(folder)) {
+        if (file.rfind("libnvrtc.so", 0) == 0) found.push_back(folder + "/" + file);
+      }
+    }
+  }
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) found.push_back(name);
+  return found;
+}
+
+// Looked for once a process.
+const std::vector<std::string>& candidates() {
+  static const std::vector<std::string> found = find_candidates();
+  return found;
+}
+
+// What tells one library file from another without opening it: where it is, its size, its time of change; empty where
+// there is no such file, or where only the loader knows where it is.
+std::string stamp(const std::string& path) {
+  if (path.find('/') == std::string::npos) return "";
+  char* const resolved = realpath(path.c_str(), nullptr);
+  if (!resolved) return "";
+  const std::string file = resolved;
+  std::free(resolved);
+  struct stat about;
+  if (stat(file.c_str(), &about) || !S_ISREG(about.st_mode)) return "";
+  return file + " " + std::to_string(about.st_size) + " " + std::to_string(about.st_mtim.tv_sec) + "." +
+         std::to_string(about.st_mtim.tv_nsec);
+}
+
+template <class F>
+void take(void* library, const char* symbol, F* function) {
+  void* found = dlsym(library, symbol);
+  if (!found) throw std::runtime_error(std::string("onepass: NVRTC has no ") + symbol);
+  *function = reinterpret_cast<F>(found);
+}
+
+Nvrtc open_nvrtc() {
+  void* library = nullptr;
+  std::string looked;
+  for (const std::string& name : candidates()) {
+    if ((library = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL))) break;
+    looked += (looked.empty() ? "" : ", ") + name;
+  }
+  if (!library) {
+    throw std::runtime_error("onepass: NVRTC not found, so no CUDA kernel can be compiled (looked for " + looked +
+                             "); pip install nvidia-cuda-nvrtc, or name the library in ONEPASS_NVRTC");
+  }
+  Nvrtc n;
+  take(library, "nvrtcVersion", &n.version);
+  take(library, "nvrtcCreateProgram", &n.create);
+  take(library, "nvrtcCompileProgram", &n.compile);
+  take(library, "nvrtcGetProgramLogSize", &n.log_size);
+  take(library, "nvrtcGetProgramLog", &n.log);
+  take(library, "nvrtcGetCUBINSize", &n.cubin_size);
+  take(library, "nvrtcGetCUBIN", &n.cubin);
+  take(library, "nvrtcDestroyProgram", &n.destroy);
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(n.version), &info) && info.dli_fname) n.file = stamp(info.dli_fname);
+  return n;
+}
+
+const Nvrtc& nvrtc() {
+  static const Nvrtc opened = open_nvrtc();
+  return opened;
+}
+
+// The stamp of the NVRTC that will compile here: of the first that is a file, and then it is not opened, which takes
+// 50 ms and more; of the opened one where only the loader finds it.
+const std::string& nvrtc_stamp() {
+  static const std::string known = [] {
+    for (const std::string& name : candidates()) {
+      if (std::string file = stamp(name); !file.empty()) return file;
+    }
+    return nvrtc().file;
+  }();
+  return known;
+}
+
+// CUDA sources by name.
+using Files = std::map<std::string, std::string>;
+
+void read_sources(const std::string& folder, Files* files) {
+  for (const std::string& name : files_in(folder)) {
+    if (name.rfind(".cu") == std::string::npos) continue;
+    std::ifstream in(folder + "/" + name, std::ios::binary);
+    (*files)[name] = (std::ostringstream() << in.rdbuf()).str();
+  }
+}
+
+// The engine's; and the gallery's, with the engine's headers, which they may include. Read once from beside this
+// library.
+const Files& engine_sources() {
+  static const Files* const read = [] {
+    const std::string folder = directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/csrc/cuda/kernels";
+    Files* const files = new Files;
+    read_sources(folder, files);
+    if (files->empty())
+      throw std::runtime_error("onepass: no CUDA sources in " + folder + "; the package is incomplete");
+    return files;
+  }();
+  return *read;
+}
+
+const Files& gallery_sources() {
+  static const Files* const read = [] {
+    Files* const files = new Files;
+    for (const auto& [name, text] : engine_sources()) {
+      if (name.back() == 'h') (*files)[name] = text;
+    }
+    read_sources(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/gallery", files);
+    return files;
+  }();
+  return *read;
+}
+
+// Those that `source_file` is one of.
+const Files& sources_with(const std::string& source_file) {
+  if (engine_sources().count(source_file)) return engine_sources();
+  if (gallery_sources().count(source_file)) return gallery_sources();
+  throw std::runtime_error("onepass: no CUDA source " + source_file);
+}
+
+std::string compile(const Files& sources, const std::string& source_file, const std::vector<std::string>& options) {
+  std::vector<const char*> names, texts, flags;
+  for (const auto& [name, text] : sources) {
+    names.push_back(name.c_str());
+    texts.push_back(text.c_str());
+  }
+  for (const std::string& option : options) flags.push_back(option.c_str());
+  const std::string& source = sources.at(source_file);
+
+  Program program;
+  if (nvrtc().create(&program, source.c_str(), source_file.c_str(), int(names.size()), texts.data(), names.data())) {
+    throw std::runtime_error("onepass: nvrtcCreateProgram failed");
+  }
+  const int result = nvrtc().compile(program, int(flags.size()), flags.data());
+  std::string out;
+  size_t size = 0;
+  if (result) {
+    nvrtc().log_size(program, &size);
+    out.resize(size);
+    nvrtc().log(program, out.data());
+  } else {
+    nvrtc().cubin_size(program, &size);
+    out.resize(size);
+    nvrtc().cubin(program, out.data());
+  }
+  nvrtc().destroy(&program);
+  if (result) throw std::runtime_error("onepass: " + source_file + " does not compile here:\n" + out);
+  return out;
+}
+
+// What is to be compiled, and the key of the result: everything that it depends on, the sources in full, so that no
+// digest has to be trusted.
+struct Wanted {
+  const Files& sources;
+  std::vector<std::string> options;
+  std::string rest;
+
+  Wanted(const std::string& source_file, const std::vector<std::string>& defines, int compute)
+      : sources(sources_with(source_file)),
+        options({"--gpu-architecture=sm_" + std::to_string(compute), "--std=c++17"}),
+        rest(source_file + "\n") {
+    options.insert(options.end(), defines.begin(), defines.end());
+    for (const std::string& option : options) rest += option + "\n";
+    for (const auto& [name, text] : sources) rest += name + "\n" + text;
+  }
+
+  std::string key(const std::string& stamp) const { return "nvrtc " + stamp + "\n" + rest; }
+};
+
+std::atomic<int64_t> compiled{0}, from_disk{0};
+
+}  // namespace
+
+Counts counts() { return {compiled, from_disk}; }
+
+std::string nvrtc_version() {
+  int major = 0, minor = 0;
+  nvrtc().version(&major, &minor);
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+std::string nvrtc_file() { return nvrtc_stamp().substr(0, nvrtc_stamp().find(' ')); }
+
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute) {
+  return !cache_read(Wanted(source_file, defines, compute).key(nvrtc_stamp())).empty();
+}
+
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute, bool* kept) {
+  const Wanted wanted(source_file, defines, compute);
+  std::string code = cache_read(wanted.key(nvrtc_stamp()));
+  // The first file that was found may be one that does not load, or another by now: then this one compiles.
+  if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(wanted.key(nvrtc().file));
+  if (!code.empty()) {
+    ++from_disk;
+    if (kept) *kept = true;
+    return code;
+  }
+  code = compile(wanted.sources, source_file, wanted.options);
+  ++compiled;
+  const bool whole = cache_write(wanted.key(nvrtc().file), code);
+  if (kept) *kept = whole;
+  return code;
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,311 @@
+// rows.h: which kernel serves a call, and with which launch numbers. Pure: no torch, no CUDA; tested without a GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu.h"
+#include "../core/layout.h"
+#include "../core/alignment.h"
+#include "tables.h"
+#include "../core/types.h"
+
+namespace onepass {
+
+constexpr int kAhead = 1;
+constexpr bool is_of_columns(Tier tier) {
+  return tier == Tier::columns || tier == Tier::columns_grid || tier == Tier::columns_stream;
+}
+
+struct CudaPlan {
+  Tier tier;
+  int lanes;           // threads of a block that share a row
+  int rows_per_block;  // rows a block holds at a time
+  int values;          // elements of a row a thread keeps in registers (stream: has in flight)
+  int vector;          // elements a load or store moves: 16 bytes of the wider type where both tensors have one phase
+  int split;           // blocks that share a row
+  int shelf;  // block, cluster, grid: vectors of a row that a thread keeps in shared memory; flat: rows it serves in
+              // turn
+  int edges;  // of Edges
+
+  // Of a block. In the tier grid one warp more than share the row.
+  int threads() const {
+    if (of_columns()) return int(up_to(lanes * rows_per_block, 32));
+    return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : tier == Tier::grid ? lanes + 32 : lanes;
+  }
+  // In these tiers `lanes` are threads side by side, rows_per_block those down a column, and `values` elements of each
+  // of its columns that a thread keeps.
+  // The most threads of a block that a kernel of these tiers is compiled for.
+  int block() const {
+    int most = 128;
+    while (most < threads()) most *= 2;
+    return most;
+  }
+  bool of_columns() const { return is_of_columns(tier); }
+  // A shelf of kAhead there is for the vectors of the next tile.
+  bool ahead() const { return of_columns() && shelf == kAhead; }
+  bool in_grid() const { return tier == Tier::columns_grid || (tier == Tier::columns_stream && split > 1); }
+  int slots() const { return values / vector; }
+  // The tier grid: vectors that a thread takes at a time (of doubles fewer; more where nothing is kept in registers),
+  // chunks of these that a block takes of a row, and vectors of a chunk, so many that each begins at a multiple of 16
+  // bytes.
+  int chunk() const { return vector == 2 ? 2 : slots() ? 4 : 8; }
+  int64_t chunks(int64_t n) const { return ceil_div(ceil_div(n / vector, split), chunk() * lanes); }
+  int64_t wide(int64_t n) const {
+    const int64_t count = chunks(n);
+    return count ? up_to(ceil_div(n / vector, split * count), 4) : 4;
+  }
+  // Elements of a row that it does not keep on the chip.
+  int64_t read_again(int64_t n) const {
+    const int kept = slots() / chunk() + shelf / chunk();
+    return tier == Tier::grid && chunks(n) > kept ? (chunks(n) - kept) * wide(n) * split * vector : 0;
+  }
+  bool shelved() const {
+    return shelf && (tier == Tier::block || tier == Tier::cluster || (of_columns() && shelf != kAhead));
+  }
+  // Rows that one block, or the blocks that share rows, take at a time.
+  int64_t group() const { return tier == Tier::flat ? rows_per_block * shelf : rows_per_block; }
+  // Blocks of a launch, where at most `resident` of them are to be started; beyond it a block takes several groups.
+  int64_t grid(int64_t rows, int64_t resident = kMaxGrid) const {
+    const int64_t groups = (rows + group() - 1) / group(), most = resident / split;
+    return (groups < most ? groups : most > 0 ? most : 1) * split;
+  }
+  static constexpr int64_t kMaxGrid = 0x7fffffff;
+};
+
+constexpr int kThreads = 128;   // threads a block, in the warp and flat tiers
+constexpr int kShortRow = 128;  // elements of two bytes
+// Lengths of rows that go by narrower vectors if they have no more bytes in all.
+constexpr int kShortest = 16, kLongest = 512;
+constexpr int64_t kFewBytes = int64_t(1) << 25;
+// Elements of a row that is only read, up to which the flat tier pays: of halves longer ones too, but for those that
+// come in aligned vectors of four.
+constexpr int kFlatReduced = 40, kFlatReducedHalves = 256;
+constexpr bool flat_pays_reduced(int64_t n, bool half) {
+  return n <= kFlatReduced || (half && n <= kFlatReducedHalves && n % 4);
+}
+constexpr int kTile = 16384;          // bytes of a tile of the flat tier
+constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
+// In elements of 4 bytes, or of halves. From kLongRow on rows may be spread where there are few; from kWholeChip on up
+// to kFewWhole of them over the whole chip.
+constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalves = 393216;
+constexpr int kFewWhole = 8;
+constexpr int64_t kFewRows = 8192;   // up to here the tables of few rows serve
+constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two multiprocessors
+constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
+
+constexpr int kWindowHalves = 40;  // that a thread keeps of a row that is no whole number of vectors: more would spill
+constexpr int kGridVectors = 448;  // of a row that a block of the tier grid is worth being there for
+// Rows longer than so many times what the chip holds: registers keep nothing of them, and shared memory little, so that
+// the L1 cache has room for what is on its way (1x256M floats: 810 us with all of it, 754 so).
+constexpr int kMuchLonger = 4, kLittle = 16;
+
+// One call while its plan is made. With `invariant` the plan follows from the types and the length of a row alone, and
+// so does which elements a thread adds up: a row's bits are then the same among any number of rows, wherever it lies.
+struct Planner {
+  const Layout& layout;
+  const DType x, y;
+  const Phase& phase;
+  const Gpu& gpu;
+  const bool invariant;
+
+  const int64_t n = layout.n;
+  const int x_size = size_of(x), y_size = size_of(y), wide = x_size > y_size ? x_size : y_size;
+  const bool half = wide == 2;
+  const int part = wide == 8 ? 2 : 1;  // doubles: half the elements a thread
+  // Of a row in elements of 4 bytes, or in halves, as it waits on the chip: the elements of a reduction do so in the
+  // type that it is computed in, which is the wider one.
+  const int64_t length = half || n > kAnyLength / 2 ? n : n * wide / 4;
+  int vector = phase.widest;
+  bool apart = false;
+  int64_t vectors = 0;  // of a row's window at worst
+
+  Planner(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu, bool invariant)
+      : layout(layout), x(x), y(y), phase(phase), gpu(gpu), invariant(invariant) {
+    if (invariant) {
+      vector = phase.full;
+      apart = phase.begins_within(vector) || phase.writes_within(vector);
+    }
+    count();
+  }
+  // Narrower vectors, which are few, have no kernels of their own for whole ones.
+  int edges() const { return apart ? kApart : vector == phase.full && phase.whole(n, vector) ? kWhole : kWindow; }
+  void count() { vectors = ceil_div(!apart && phase.begins_within(vector) ? n + vector - 1 : n, vector); }
+
+  CudaPlan warp(const Entry& entry) const {
+    return {Tier::warp,
+            entry.lanes,
+            entry.lanes < kThreads ? kThreads / entry.lanes : 1,
+            int(up_to(ceil_div(vectors, entry.lanes) * vector, vector > 4 ? vector : 4)),
+            vector,
+            1,
+            0,
+            edges()};
+  }
+
+  // Tiles of whole vectors where the rows allow it. The warp tier, element by element, where they do not lie flat: with
+  // the same bits.
+  CudaPlan flat(const Entry& entry) const {
+    const int rows = kThreads / entry.lanes, values = int(up_to(ceil_div(n, entry.lanes), 2));
+    if (!lies_flat(layout, !phase.writes_rows)) return {Tier::warp, entry.lanes, rows, values, 1, 1, 0, kWindow};
+    int turns = int(ceil_div(kTile * 7 / 8, n * x_size * rows));
+    while (turns * rows % (16 / x_size)) ++turns;
+    return {Tier::flat, entry.lanes, rows, values, 1, 1, turns, kWindow};
+  }
+
+  // Few rows that are no whole vectors of 16 bytes, in whole narrower ones: they are too few tiles for the chip (5120
+  // rows of 196 bfloat16 take 5.3 us for 7.2, measured on an H200, 2026-11-22).
+  bool narrow(CudaPlan* plan) {
+    if (invariant || !phase.writes_rows || n < kShortest || n > kLongest) return false;
+    if (layout.rows > kFewBytes / (n * x_size)) return false;
+    int width = half ? 4 : 2;
+    while (width > 1 && !phase.whole(n, width)) width /= 2;
+    const int lanes = n < kShortRow / 2 ? 8 : n <= 2 * kShortRow || width == 4 ? 16 : 32;
+    const int values = int(up_to(ceil_div(n, int64_t(width) * lanes) * width, 4));
+    *plan = {Tier::warp, lanes, kThreads / lanes, values, width, 1, 0, kWhole};
+    return true;
+  }
+
+  // Blocks of `lanes` threads or more that share a row in registers and shared memory, if they can.
+  bool share(int split, int lanes, int values, int shelf, CudaPlan* plan) const {
+    int64_t slots = (wide == 8 && values > 24 ? 24 : values) / part / vector;
+    if (slots < 1) slots = 1;
+    if (vector * x_size < 8) shelf = 0;
+    int64_t threads = up_to(ceil_div(vectors, (slots + shelf) * split), 32);
+    if (threads < lanes) threads = lanes;
+    if (split > most_cluster(gpu) || threads > most_threads(gpu.compute, split)) return false;
+    const int64_t each = ceil_div(vectors, threads * split);
+    const int64_t few_kinds = phase.full / vector;  // narrow vectors come in no more numbers than wide ones
+    if (each <= slots) slots = up_to(each, few_kinds);
+    shelf = each > slots ? int(up_to(each - slots, 2)) : 0;
+    if (shelf * threads * vector * x_size > gpu.shared - kStaticShared) return false;
+    const Tier tier = split > 1 ? Tier::cluster : Tier::block;
+    *plan = {tier, int(threads), 1, int(slots) * vector, vector, split, shelf, shelf && !apart ? kWindow : edges()};
+    return true;
+  }
+
+  // The chip, or so much of it as pays, on a few rows at a time: as many as it holds together.
+  bool grid(CudaPlan* plan) {
+    if (!gpu.cooperative) return false;
+    if (vector != phase.full) vector = phase.full, apart = true, count();
+    const auto places = [&](int threads) {
+      return int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
+    };
+    const int most_slots = (gpu.compute == 90 ? 16 : 12) / part / 4 * 4;  // elsewhere more would spill
+    int threads = 480, slots = most_slots;
+    const int64_t chip = gpu.multiprocessors, holds = threads * int64_t(slots + places(threads));
+    const int64_t alone = ceil_div(vectors, holds);  // blocks that hold a row between them
+    int64_t split = alone < chip ? alone : chip;
+    if (!invariant && alone < chip) {
+      const int64_t together = layout.rows < chip / alone ? layout.rows : chip / alone;
+      const int64_t useful = ceil_div(vectors, kGridVectors);  // blocks with something to do
+      split = chip / together;
+      if (split > useful) split = useful > alone ? useful : alone;
+    }
+    // Fewer threads where they have less to keep. What has arrived in registers is worked on soonest.
+    const int64_t each = ceil_div(vectors, split);
+    const auto takes = [&](int few, int kept, int shelf) {
+      kept = kept < most_slots ? kept : most_slots;
+      if (each > int64_t(few) * (kept + shelf)) return false;
+      threads = few, slots = kept;
+      return true;
+    };
+    if (wide < 8 && each > kMuchLonger * holds) slots = 0;
+    const auto little = [&](int threads) { return places(threads) < kLittle ? places(threads) : kLittle; };
+    (void)(takes(256, 4, 0) || takes(256, 8, 0) || takes(256, 12, 0) || takes(256, 16, 0) ||
+           takes(352, 8, little(352)));
+    const int most = slots ? places(threads) : little(threads);
+    const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0;
+    *plan = {Tier::grid,
+             threads,
+             1,
+             slots * vector,
+             vector,
+             int(split),
+             int(shelf < most ? shelf : most),
+             apart ? kApart : kWindow};
+    return true;
+  }
+
+  CudaPlan stream(int threads, int values) const {
+    const int kept = values / part < vector ? vector : values / part / vector * vector;
+    return {Tier::stream, int(up_to(threads / part, 32)), 1, kept, vector, 1, 0, apart ? kApart : kWindow};
+  }
+
+  // The entry of a function that writes a row for a row.
+  const Entry& as_written(const Tables& tables) const {
+    if (!invariant && layout.rows <= kFewRows && n % phase.full == 0) {
+      const Entry& few = look_up(half ? tables.few16 : tables.few32, length);
+      if (few.tier != kAsRows) return few;
+    }
+    return look_up(tables.of(false, half), length);
+  }
+
+  CudaPlan plan(const Tables& tables) {
+    if (wide < 8 && n % (16 / x_size) && (phase.writes_rows || flat_pays_reduced(n, half))) {
+      const Entry& odd = look_up(half ? tables.odd16 : tables.odd32, n);
+      if (odd.tier != kAsRows && (invariant || lies_flat(layout, !phase.writes_rows))) {
+        CudaPlan made;
+        return narrow(&made) ? made : flat(odd);
+      }
+    }
+    const bool reduces = !phase.writes_rows;
+    const Entry* of_length = reduces ? &look_up(tables.of(true, half), length) : &as_written(tables);
+    // A row that streams has one block. Where those are too few for the chip, a reduction is served as softmax is.
+    if (reduces && !invariant && Tier(of_length->tier) == Tier::stream &&
+        layout.rows < int64_t(gpu.multiprocessors) * kStreaming / of_length->lanes)
+      of_length = &as_written(tables);
+    const Entry& entry = *of_length;
+    const Tier tier = Tier(entry.tier);
+    if (tier == Tier::flat) return flat(entry);
+    if (tier == Tier::warp) {
+      // In a row of few vectors the two that are not whole cost more than narrow ones: 100 bfloat16 0.78 of a copy in
+      // vectors of 4, 0.70 in vectors of 8. (For 33 floats it is the other way round.)
+      while (!invariant && half && n < kShortRow && phase.begins_within(vector)) vector /= 2;
+      count();
+      return warp(entry);
+    }
+    CudaPlan made;
+    if (!invariant && length >= kLongRow) {
+      // Few long rows: over the whole chip, or over so many blocks a row that they fill it.
+      const int64_t whole = half ? kWholeChipHalves : kWholeChip;
+      const bool few = length >= whole && layout.rows <= kFewWhole;
+      const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.multiprocessors / 2;
+      if ((few || pairs) && vector == phase.full && grid(&made) && (few || !made.read_again(n))) return made;
+      for (int split = 16; split >= entry.split && split > 1; split /= 2) {
+        if (layout.rows * split > 4 * gpu.multiprocessors) continue;
+        // Where there are several blocks a multiprocessor, smaller ones of more elements a thread.
+        const bool several = half && vector == phase.full && layout.rows * split > 2 * gpu.multiprocessors;
+        for (const int values : {several ? 48 : 32, 16, 8}) {
+          if (share(split, 0, values, 0, &made) && made.lanes >= kThreads && made.lanes <= 1024 / 2) return made;
+        }
+      }
+    }
+    if (tier == Tier::block || tier == Tier::cluster) {
+      const bool within = invariant ? n % vector != 0 : edges() != kWhole;
+      const bool fewer = half && within && !entry.shelf && entry.values > kWindowHalves;
+      if (share(entry.split, entry.lanes, fewer ? kWindowHalves : entry.values, entry.shelf, &made)) return made;
+      const int clusters = most_cluster(gpu);  // of a GPU that takes no clusters as large as the table's
+      for (const int split : {1, clusters}) {
+        for (const int shelf : {0, 8, 16, 24}) {
+          if (entry.split >= split && share(split, 0, half ? 40 : 32, shelf, &made)) return made;
+        }
+      }
+    }
+    if (tier != Tier::stream && grid(&made)) return made;
+    return tier == Tier::stream ? stream(entry.lanes, entry.values) : stream(half ? 512 : 1024, 16);
+  }
+};
+
+inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu,
+                          bool invariant = false) {
+  return Planner(layout, x, y, phase, gpu, invariant).plan(tables_of(gpu.name));
+}
+
+constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay
+
+// The bytes a call has to move: each element read once and written once.
+inline int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output) {
+  return layout.rows * layout.n * size_of(x) + layout.rows * (reduced_output ? 1 : layout.n) * size_of(y);
+}
+
+}  // namespace onepass
