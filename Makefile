@@ -17,7 +17,8 @@ NATIVE := setup.py pyproject.toml $(shell find src/onepass -name '*.cpp' -o -nam
 CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Public functions and states, accuracy, engines, plans, the gallery, the command line, the patch, what the docs show.
-SMOKE := $(addprefix tests/test_,gallery.py published.py accuracy.py readme.py doctests.py explain.py state.py nn.py cli_start.py patch_switch.py)
+SMOKE := $(addprefix tests/api/test_,published.py accuracy.py readme.py doctests.py explain.py state.py nn.py patch_switch.py)
+SMOKE += $(addprefix tests/tools/test_,gallery.py cli_start.py)
 
 .PHONY: setup help bench smoke test sanitize lint format figures clean
 setup: .venv/.ready
@@ -42,7 +43,7 @@ test: setup
 
 sanitize: setup
 	$(PYTHON) scripts/sanitize.py
-	ONEPASS_SANITIZE=1 $(BIN)/python -m pytest tests/test_sanitize.py
+	ONEPASS_SANITIZE=1 $(BIN)/python -m pytest tests/engines/cpu/test_sanitize.py
 
 lint: .venv/.lint
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@
 
 Shapes of rank 0 to 5, one dim or several; contiguous, permuted, expanded, sliced, offset and overlapping inputs; all
 dtypes and `dtype=`; softmax, log_softmax, softmin, logsumexp and state; fresh results, `out=` of any layout, in place;
--inf, inf, NaN, huge and subnormal values. The tolerances are those of tests/support.py. Each call is made with one
+-inf, inf, NaN, huge and subnormal values. The tolerances are those of tests/lib/support.py. Each call is made with one
 thread and with 2 to 8, which must give the same bits; no element beside `out` may change, nor the input. Every failure
 is printed with the line that makes its call again. Ends with status 1 if there is any, 2 for a wrong option.
 """
@@ -28,8 +28,8 @@ import onepass
 from onepass import native
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from state_support import assert_state
-from support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES, assert_defined
+from lib.state import assert_state
+from lib.support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES, assert_defined
 
 SIZES = [1, 1, 2, 3, 4, 5, 8, 16, 17, 33]
 LENGTHS = [7, 8, 9, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 781, 1000, 1023, 1024, 1025]

@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from onepass.bench.results import Row, load  # noqa: E402
-from onepass.bench.stats import geomean  # noqa: E402
-from onepass.bench.table import lines, us_text  # noqa: E402
+from onepass.tools.bench.results import Row, load  # noqa: E402
+from onepass.tools.bench.stats import geomean  # noqa: E402
+from onepass.tools.bench.table import lines, us_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
@@ -224,7 +224,7 @@ def draw() -> None:
     """The pictures, under the names that the docs have for them."""
     import tempfile
 
-    from onepass.bench.plot import draw as draw_files
+    from onepass.tools.bench.plot import draw as draw_files
 
     for key, wanted in PICTURES.items():
         with tempfile.TemporaryDirectory() as folder:

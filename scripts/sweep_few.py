@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from onepass import reference
-from onepass.bench.stats import summarise
-from onepass.bench.timing import Cuda
-from onepass.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels
-from onepass.tune.compile import compile_all
-from onepass.tune.lengths import up
+from onepass.tools.bench.stats import summarise
+from onepass.tools.bench.timing import Cuda
+from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels
+from onepass.tools.tune.compile import compile_all
+from onepass.tools.tune.lengths import up
 
 FEW = [
     (1, 16384),

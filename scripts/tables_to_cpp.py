@@ -8,8 +8,8 @@ import argparse
 import os
 from pathlib import Path
 
-from onepass.tune.candidates import TIERS
-from onepass.tune.store import ANY, NAMES, Stored, read
+from onepass.table_file import ANY, NAMES, Stored, read
+from onepass.tools.tune.candidates import TIERS
 
 HEADER = Path(__file__).parent.parent / "src/onepass/csrc/plan/tables_h200.h"
 BEGIN, END = "  // begin: ", "  // end"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from emulator import Emulator
-from forced_support import Engine, Gpu
+from lib.forced import Engine, Gpu
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

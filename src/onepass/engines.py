@@ -6,7 +6,7 @@ import torch
 
 from . import native
 from . import triton as triton_engine
-from .tune.load import load_once
+from .tables import load_once
 
 ENGINES = ("cpu", "cuda", "triton")
 # The devices whose tensors "auto" gives to the native core, by Tensor.get_device(): -1 is the CPU, and a CUDA device

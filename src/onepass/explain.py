@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from . import native
+from . import tables as load
 from . import triton as triton_engine
 from .checks import FLOATS, check_input, normalise_dims, reduces_to, result_dtype
 from .devices import KNOWN, UNKNOWN, Known, known, measured_copy_gbs
 from .engines import ENGINES, resolve
 from .ops import REDUCTIONS, reduced_shape, state_dtype
-from .tune import load
-from .tune.load import Kind
+from .tables import Kind
 
 
 @dataclass(frozen=True)
