@@ -11,7 +11,7 @@ from test_warmup_dims import random_plans
 from lib.tune import A100, BASE, GPUS, H200, RTX, FakeMeter, made_up, tables_back
 from lib.warmup import EDGES, FIELDS, TYPES, needs_nvrtc
 from onepass import native
-from onepass import table_file as store
+from onepass import tables as store
 from onepass.tools.tune.candidates import TIERS, Choice, Gpu, Plan, kernels
 from onepass.tools.tune.columns import (
     COLUMNS,

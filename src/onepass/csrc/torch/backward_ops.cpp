@@ -214,7 +214,7 @@ void forced_backward(const Tensor& grad, const Tensor& saved, std::optional<Tens
 
 }  // namespace
 
-// Private: what gradients.py calls. `grad` and `y` (or `lse`) have one dtype; dx has any, as has the input of a forward
+// Private: what autograd.py calls. `grad` and `y` (or `lse`) have one dtype; dx has any, as has the input of a forward
 // with dtype=, but of logsumexp that of `x`.
 STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
   const std::string family = "(Tensor grad, Tensor y, int function, int[1] dim, ";
