@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import importlib
 import subprocess
 import sys
 
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 
 import onepass
 from lib.patch import dispatch_tables
-
 from onepass import patching as module
 
 
