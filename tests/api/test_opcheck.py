@@ -7,42 +7,27 @@ import torch
 from torch.library import opcheck
 
 import onepass  # noqa: F401  (loads the operators)
-from lib.support import SOFTMAXES, every_function, every_softmax, maker
+from lib.samples import SAMPLES
+from lib.support import SOFTMAXES, every_softmax, maker
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-every_device = pytest.mark.parametrize("device", DEVICES)
-SAMPLES = {  # an input and its dims
-    "rows": (lambda r: r(4, 7), [-1]),
-    "columns": (lambda r: r(5, 3), [0]),
-    "two dims": (lambda r: r(2, 3, 4), [0, 2]),
-    "transposed": (lambda r: r(5, 3).t(), [1]),
-    "channels_last": (lambda r: r(2, 3, 4, 2).contiguous(memory_format=torch.channels_last), [1]),
-    "sliced": (lambda r: r(6, 9)[1:5, ::2], [0]),
-    "0-d": (lambda r: r(), [0]),
-    "empty": (lambda r: r(0, 3), [1]),
-    "empty dim": (lambda r: r(3, 0), [1]),
-}
 every_sample = pytest.mark.parametrize("sample", SAMPLES)
 
 
-@every_device
 @every_sample
 @pytest.mark.parametrize("requires_grad", [False, True])
-@every_function
 def test_opcheck(function, requires_grad, sample, device):
     make, dims = SAMPLES[sample]
     x = make(maker(torch.float32, device)).detach().requires_grad_(requires_grad)
     opcheck(getattr(torch.ops.onepass, function).default, (x, dims))
 
 
-@every_device
 def test_opcheck_keepdim(device):
     x = maker(torch.float64, device)(2, 3, 4).requires_grad_()
     for dims in ([0], [0, 2], [-1, -3]):
         opcheck(torch.ops.onepass.logsumexp.default, (x, dims, True))
 
 
-@every_device
 @pytest.mark.parametrize(
     ("given", "dtype"),
     [
@@ -59,9 +44,7 @@ def test_opcheck_dtype(function, given, dtype, device):
     opcheck(getattr(torch.ops.onepass, function).default, (x, [1]), {"dtype": dtype})
 
 
-@every_device
 @every_sample
-@every_function
 def test_opcheck_of_the_raw_operator(function, sample, device):
     make, dims = SAMPLES[sample]
     tests = ("test_schema", "test_faketensor")
@@ -70,8 +53,6 @@ def test_opcheck_of_the_raw_operator(function, sample, device):
     )
 
 
-@every_device
-@every_function
 def test_opcheck_out(function, device):
     x = maker(torch.float32, device)(4, 7)
     out = torch.empty(7 if function == "logsumexp" else (4, 7), device=device)
@@ -80,7 +61,6 @@ def test_opcheck_out(function, device):
     )
 
 
-@every_function
 def test_operators_take_the_dims_that_torch_takes(function):
     x = maker(torch.float32)(3, 4)
     op = getattr(torch.ops.onepass, function)
@@ -91,7 +71,6 @@ def test_operators_take_the_dims_that_torch_takes(function):
         op(x, [0, -2])
 
 
-@every_function
 def test_operators_refuse_what_they_cannot_serve(function):
     op = getattr(torch.ops.onepass, function)
     with pytest.raises(RuntimeError, match=r"(?i)complex"):

@@ -14,11 +14,10 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import onepass  # noqa: F401  (loads the operators)
-from lib.log import Log
-from lib.support import FUNCTIONS, SOFTMAXES, TORCH, every_function, maker
+from lib.modes import Operators
+from lib.support import FUNCTIONS, SOFTMAXES, TORCH, maker
 
 ops = torch.ops.onepass
-every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 SHAPES = {"rows": ((3, 5), [1]), "middle": ((2, 4, 3), [-2]), "two dims": ((2, 3, 2), [0, -1]), "0-d": ((), [0])}
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
@@ -42,9 +41,7 @@ def operands(
     return make(*lse.shape), x, lse
 
 
-@every_device
 @every_shape
-@every_function
 def test_derivatives_of_every_order(function, shape, device):
     size, dims = SHAPES[shape]
     for keepdim in (False, True)[: 1 + (function == "logsumexp")]:
@@ -57,8 +54,6 @@ def test_derivatives_of_every_order(function, shape, device):
             assert gradcheck(f, one, check_forward_ad=True)
 
 
-@every_device
-@every_function
 def test_third_order(function, device):
     given = tuple(t.requires_grad_() for t in operands(function, (2, 3), [1], torch.float64, device))
     f = operator(function, [1], torch.float64)
@@ -69,8 +64,6 @@ def test_third_order(function, device):
     assert gradgradcheck(first, given)
 
 
-@every_device
-@every_function
 def test_batches_of_every_operand(function, device):
     """Any of the operands batched, at any dim, the others not: one call, and what a loop gives."""
     shape, dims, count = (4, 3), [1], 5
@@ -85,14 +78,12 @@ def test_batches_of_every_operand(function, device):
             want = torch.stack([f(*(t[i] if b else t for t, b in zip(given, batched, strict=True))) for i in range(5)])
             moved = [t.movedim(0, at) if b else t for t, b in zip(given, batched, strict=True)]
             in_dims = tuple(at if b else None for b in batched)
-            with Log() as mode:
+            with Operators() as mode:
                 got = torch.func.vmap(f, in_dims, out_dims=at)(*moved)
             assert len(mode.ours()) == 1
             torch.testing.assert_close(got.movedim(at, 0), want)
 
 
-@every_device
-@every_function
 def test_batches_of_0_d_tensors_and_of_batches(function, device):
     f = operator(function, [0], torch.float64)
     given = [maker(torch.float64, device, seed)(6) for seed in range(3 if function == "logsumexp" else 2)]
@@ -105,10 +96,8 @@ def test_batches_of_0_d_tensors_and_of_batches(function, device):
     torch.testing.assert_close(got, operator(function, [2], torch.float64)(*rows))
 
 
-@every_device
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("shape", ["middle", "0-d"])
-@every_function
 def test_opcheck(function, shape, requires_grad, device):
     size, dims = SHAPES[shape]
     given = tuple(t.requires_grad_(requires_grad) for t in operands(function, size, dims, torch.float32, device))
@@ -130,7 +119,6 @@ def test_opcheck(function, shape, requires_grad, device):
 NO_GRAPH: dict[str, Any] = {"test_utils": ("test_schema", "test_faketensor")}
 
 
-@every_function
 def test_tangents_and_transforms_of_the_operators_by_name(function):
     """A direct call of a registered operator is differentiated as the function's: never zeros, never a loop."""
     x, t = maker(torch.float64)(3, 4), maker(torch.float64, seed=5)(3, 4)
@@ -141,7 +129,7 @@ def test_tangents_and_transforms_of_the_operators_by_name(function):
     with forward_ad.dual_level():
         got, want = (forward_ad.unpack_dual(f(forward_ad.make_dual(x, t))).tangent for f in (named, theirs))
     torch.testing.assert_close(got, want)
-    with Log() as mode:
+    with Operators() as mode:
         rows = torch.func.vmap(functools.partial(getattr(ops, function), dim=[0]), in_dims=1)(x.t())
     assert mode.ours() == [function]
     torch.testing.assert_close(rows, theirs(x))

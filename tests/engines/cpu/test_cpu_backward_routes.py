@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from lib.support import SOFTMAXES, every_function, ours
+from lib.support import SOFTMAXES, ours
 from onepass import gradients
 
 ops = torch.ops.onepass
@@ -37,7 +37,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@every_function
 def test_the_fused_route_is_taken(function: str, calls: list[str]) -> None:
     x = torch.randn(4, 6, requires_grad=True)
     ours(function)(x, 1).sum().backward()
@@ -45,7 +44,6 @@ def test_the_fused_route_is_taken(function: str, calls: list[str]) -> None:
     assert calls == 2 * [function]
 
 
-@every_function
 def test_a_call_is_recorded_without_the_context_of_transforms(function: str) -> None:
     x = torch.randn(4, 6, requires_grad=True)
     assert "Recorded" in str(ours(function)(x, 1).grad_fn)
@@ -68,14 +66,12 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {  # o
 
 
 @pytest.mark.parametrize("way", WAYS)
-@every_function
 def test_the_differentiable_route_is_taken(function: str, way: str, calls: list[str]) -> None:
     WAYS[way](lambda t: ours(function)(t, -1).square().sum(), torch.randn(4, 6, requires_grad=True))
     assert calls[:1] == ["differentiable"]
     assert function in calls  # the engine's operator, below it
 
 
-@every_function
 def test_what_torch_vectorises_by_itself_is_plain_arithmetic(function: str, calls: list[str]) -> None:
     x = torch.randn(4, 6, requires_grad=True)
     y = ours(function)(x, -1)
@@ -85,7 +81,6 @@ def test_what_torch_vectorises_by_itself_is_plain_arithmetic(function: str, call
     torch.testing.assert_close(got, torch.stack([torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in g]))
 
 
-@every_function
 def test_gradcheck(function: str, calls: list[str]) -> None:
     x = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
     for dims in (0, 1, 2):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import onepass.triton as engine
 from lib.state import assert_state, type_of
-from lib.support import LAYOUTS, every_dtype, maker, some_tuples
+from lib.support import LAYOUTS, maker, some_tuples
 from lib.triton import TIERS, needs_triton, process, special, unavailable
 from onepass import State
 
@@ -51,7 +51,6 @@ def _forward(data: bytes, dims: tuple[int, ...], plan: engine.Plan | None, step:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@every_dtype
 def test_special_rows_in_every_tier(forward, dtype, tier):
     x = special(dtype)
     assert_state(forward(x, (1,), TIERS[tier]), x, 1, True)

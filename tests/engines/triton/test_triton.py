@@ -17,8 +17,6 @@ from lib.support import (
     LAYOUTS,
     SOFTMAXES,
     assert_defined,
-    every_dtype,
-    every_function,
     maker,
     same,
     some_tuples,
@@ -77,8 +75,6 @@ def _forward(data: bytes, function: str, dims: tuple[int, ...], plan: Plan | Non
 
 
 @every_tier
-@every_function
-@every_dtype
 def test_definition(forward, function, dtype, tier):
     x = maker(dtype)(6, 37)
     out = forward(function, x, poisoned(function, x, (1,)), (1,), TIERS[tier])
@@ -149,7 +145,6 @@ def test_empty_results_and_rows(forward, function):
 
 
 @pytest.mark.parametrize("tier", ["rows of 4 a program", "online"])
-@every_function
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=name_of)
 def test_special_values(forward, function, dtype, tier):
     x = special(dtype)

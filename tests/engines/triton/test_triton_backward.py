@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib.support import DTYPES, LAYOUTS, every_function, maker, same, some_tuples
+from lib.modes import Operators
+from lib.support import DTYPES, LAYOUTS, maker, same, some_tuples
 from lib.triton import BF16, F16, F32, F64, INF, NAN, name_of, needs_triton, process, special, unavailable
 from lib.triton_backward import TIERS, Case, assert_gradient, case, run
 from onepass.triton import Plan
@@ -56,7 +56,6 @@ def _backward(data: bytes, plan: Plan | None) -> bytes:
 
 
 @pytest.mark.parametrize(("tier", "dtype"), SOME_DTYPES, ids=name_of)
-@every_function
 def test_definition(backward, function, dtype, tier):
     given = case(function, maker(dtype)(5, 23), (1,))
     assert_gradient(backward(given, TIERS[tier]), given)
@@ -148,38 +147,31 @@ def test_strided_result_is_written_where_it_lies_and_nowhere_else(backward, dim,
 
 
 @pytest.mark.parametrize("dims", [(0,), (1,), (0, 2)], ids=str)
-@every_function
 def test_nothing_is_copied(monkeypatch, function, dims):
     """The kernel is given the operands' own memory, and no operator that makes anything has been called before."""
-    launched, called = [], []
+    launched = []
 
     class Kernel:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *given, **options: launched.append(given)
 
-    class Recording(TorchDispatchMode):
-        def __torch_dispatch__(self, operator: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-            called.append(operator)
-            return operator(*given, **(named or {}))
-
     launcher = importlib.import_module("onepass.triton.backward")  # the package has the function under that name
     monkeypatch.setattr(launcher, "kernels", lambda: {"row": Kernel()})
     given = case(function, maker(F32)(4, 3, 5).permute(2, 0, 1), dims)
     given = given._replace(grad=torch.tensor(0.7).expand(given.grad.shape))
-    with Recording():
+    with Operators() as mode:
         run(given)
     lse = given.saved[1] if function == "logsumexp" else None
     (passed,) = launched
     for tensor, expected in zip(passed, (given.saved[0], given.grad, lse, given.dx), strict=False):
         assert tensor is expected
-    assert all(operator.is_view for operator in called)
+    assert all(operator.is_view for operator in mode.seen)
 
 
 # -------------------------------------------------------------------------------------------- special values
 
 
 @pytest.mark.parametrize(("tier", "dtype"), [("row", BF16), ("online", F32)], ids=name_of)
-@every_function
 def test_special_values(backward, function, dtype, tier):
     x = special(dtype, n=26)
     given = case(function, -x if function == "softmin" else x, (1,))
@@ -190,7 +182,6 @@ def test_special_values(backward, function, dtype, tier):
 
 
 @TWO_TIERS
-@every_function
 def test_special_values_of_the_gradient(backward, function, tier):
     given = case(function, maker(F32)(8, 31), (1,))
     if function in ("softmax", "softmin"):
@@ -221,7 +212,6 @@ def _plain(given: Case) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0, 2), (0,)], ids=str)
-@every_function
 def test_empty(backward, function, shape):
     given = case(function, torch.empty(shape), (len(shape) - 1,))
     assert same(backward(given), torch.empty(shape))

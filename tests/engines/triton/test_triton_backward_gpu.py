@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import onepass.triton as engine
-from lib.support import DTYPES, LAYOUTS, every_dtype, every_function, maker, ours, tuples
+from lib.support import DTYPES, LAYOUTS, maker, ours, tuples
 from lib.triton import BF16, F16, F32, name_of, needs_triton, special
 from lib.triton_backward import TIERS, Case, assert_gradient, case, run
 
@@ -25,8 +25,6 @@ def gpu() -> str:
 
 
 @pytest.mark.parametrize("tier", [None, *TIERS])
-@every_function
-@every_dtype
 def test_definition_and_special_values(gpu, function, dtype, tier):
     for x in (maker(dtype, gpu)(6, 23), special(dtype, gpu, n=26)):
         given = case(function, -x if function == "softmin" else x, (1,))
@@ -35,7 +33,6 @@ def test_definition_and_special_values(gpu, function, dtype, tier):
 
 @pytest.mark.parametrize("n", [1, 3, 16, 200, 256, 512, 781, 1024, 4096, 8192, 16384, 16385, 50257, 300001])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=name_of)
-@every_function
 def test_row_lengths(gpu, function, dtype, n):
     given = case(function, maker(dtype, gpu)(max(3, min(3000, 1 << 18) // n + 1), n), (1,))
     assert_gradient(run(given), given)
@@ -101,7 +98,6 @@ def test_more_than_two_to_the_31_elements(gpu, shape):
 
 
 @pytest.mark.parametrize("dim", [0, 1, (0, 2)], ids=str)
-@every_function
 def test_autograd_allocates_the_gradient_alone(gpu, function, dim):
     x = maker(F32, gpu)(64, 128, 96).requires_grad_()
     y = ours(function)(x, dim, engine="triton")

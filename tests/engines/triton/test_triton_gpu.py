@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import onepass.triton as engine
-from lib.support import DTYPES, LAYOUTS, assert_defined, every_dtype, every_function, maker, tuples
+from lib.support import DTYPES, LAYOUTS, assert_defined, maker, tuples
 from lib.triton import BF16, F16, F32, TIERS, assert_special, name_of, needs_triton, poisoned, special
 from onepass import reference
 
@@ -31,8 +31,6 @@ def gpu() -> str:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tier", [None, *TIERS])
-@every_function
-@every_dtype
 def test_gpu_definition_and_special_values(gpu, function, dtype, tier):
     for x in (maker(dtype, gpu)(6, 37), special(dtype, gpu)):
         x = -x if function == "softmin" else x
@@ -40,7 +38,6 @@ def test_gpu_definition_and_special_values(gpu, function, dtype, tier):
 
 
 @pytest.mark.gpu
-@every_function
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=name_of)
 @pytest.mark.parametrize(
     "n", [1, 3, 16, 200, 256, 512, 781, 1024, 2048, 4096, 8192, 32768, 32769, 50257, 131072, 300001]
@@ -51,7 +48,6 @@ def test_gpu_row_lengths(gpu, function, dtype, n):
 
 
 @pytest.mark.gpu
-@every_function
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=name_of)
 def test_gpu_special_values_of_long_rows(gpu, function, dtype):
     x = special(dtype, gpu, n=70001)
