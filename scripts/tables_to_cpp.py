@@ -8,7 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
-from onepass.table_file import ANY, NAMES, Stored, read
+from onepass.tables import ANY, NAMES, Stored, read
 from onepass.tools.tune.candidates import TIERS
 
 HEADER = Path(__file__).parent.parent / "src/onepass/csrc/plan/tables_h200.h"

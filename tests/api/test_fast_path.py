@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -34,9 +33,8 @@ from lib.support import (
     ours,
     same,
 )
-from onepass import functional, plain
-
-engines = sys.modules["onepass.engines"]  # onepass.engines is the function
+from onepass import _engines as engines
+from onepass import functional
 
 
 def rows() -> Tensor:
@@ -58,7 +56,7 @@ def only_fast(monkeypatch):
 
 @pytest.fixture
 def only_general(monkeypatch):
-    monkeypatch.setattr(plain, "call_boxed", refuse)
+    monkeypatch.setattr(functional, "call_boxed", refuse)
 
 
 def outcome(call: Callable[..., Tensor], given: tuple[Tensor, ...]) -> tuple[Any, Any]:
@@ -81,8 +79,8 @@ def assert_same_on_both_paths(
     type."""
     fast, y = outcome(call, make())
     with monkeypatch.context() as patch:
-        patch.setattr(functional, "compute", lambda *_: None)
-        patch.setattr(functional, "write", lambda *_: False)
+        patch.setattr(functional, "try_fast", lambda *_: None)
+        patch.setattr(functional, "try_fast_out", lambda *_: False)
         general, want = outcome(call, make())
     assert fast == general
     if isinstance(y, Tensor) and y.layout is torch.strided and not y.is_nested and y.device.type != "meta":
@@ -185,21 +183,21 @@ def test_a_torch_function_mode_sees_the_call(function, only_general):
 
 
 def test_a_device_takes_it_once_its_engine_is_the_native_one(monkeypatch):
-    monkeypatch.setattr(engines, "NATIVE", {-1})
+    monkeypatch.setattr(engines, "_ready_devices", {-1})
     loaded: list[int] = []
     monkeypatch.setattr(engines, "load_once", loaded.append)
     monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "cuda" else "no")
     assert engines._best.__wrapped__("cuda", 3) == "cuda"
     assert loaded == [3]
-    assert sorted(engines.NATIVE) == [-1, 3]
+    assert sorted(engines._ready_devices) == [-1, 3]
     monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "triton" else "no")
     assert engines._best.__wrapped__("cuda", 4) == "triton"
     assert engines._best.__wrapped__("xpu", 5) == "triton"
-    assert sorted(engines.NATIVE) == [-1, 3]
+    assert sorted(engines._ready_devices) == [-1, 3]
 
 
 def test_a_device_without_the_native_engine_takes_the_general_path(function, only_general, monkeypatch):
-    monkeypatch.setattr(plain, "NATIVE", {0})
+    monkeypatch.setattr(functional, "_ready_devices", {0})
     assert_defined(function, ours(function)(rows(), 1), rows(), 1)
 
 
@@ -424,7 +422,7 @@ def test_both_paths_agree_in_every_surrounding(function, requires_grad, case, mo
     if case.startswith("fake"):
         with monkeypatch.context() as patch:
             fast = shape_or_error(call)
-            patch.setattr(functional, "compute", lambda *_: None)
+            patch.setattr(functional, "try_fast", lambda *_: None)
             assert fast == shape_or_error(call)
         return
     assert_same_on_both_paths(monkeypatch, call)
@@ -476,7 +474,7 @@ def test_an_error_of_the_fast_path_is_not_final(monkeypatch):
     def fail(*_: Any) -> Tensor:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(plain, "call_boxed", fail)
+    monkeypatch.setattr(functional, "call_boxed", fail)
     for function in FUNCTIONS:
         y = ours(function)(rows(), 1)
         assert_defined(function, y, rows(), 1)

@@ -4,7 +4,7 @@ import torch
 
 from lib.forced import Runner
 from onepass import native, reference
-from onepass.checks import reduces_to
+from onepass.validation import reduces_to
 
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 WHOLE = 2  # of `edges`

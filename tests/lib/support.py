@@ -53,10 +53,7 @@ def engines_at_hand() -> list[Any]:
     return pairs
 
 
-every_engine = pytest.mark.parametrize(("engine", "device"), engines_at_hand())
-every_function = pytest.mark.parametrize("function", FUNCTIONS)
 every_softmax = pytest.mark.parametrize("function", SOFTMAXES)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 
 
 def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float = 2.0) -> Make:

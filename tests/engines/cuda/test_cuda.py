@@ -65,15 +65,15 @@ def test_forced_plan_that_cannot_serve_is_refused():
         ([WARP, 32, 4, 4, 1], "a plan is"),
     ]:
         with pytest.raises(RuntimeError, match=words):
-            torch.ops.onepass._forced(x, 0, [1], False, plan, out)
+            torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, out)
     odd = torch.randn(4, 126, device="cuda")
     with pytest.raises(RuntimeError, match="rows of up to 128 elements, got 129"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))
     with pytest.raises(RuntimeError, match="rows of whole vectors of 4 elements"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 2], torch.empty_like(odd))
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 2], torch.empty_like(odd))
     shifted = torch.empty(4 * 126 + 1, device="cuda")[1:].view(4, 126)
     with pytest.raises(RuntimeError, match="of this call allow 1"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 0], shifted)
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 0], shifted)
     assert (out == 5).all()
 
 

@@ -176,8 +176,8 @@ def test_in_a_graph(plan):
     y, dx = torch.zeros_like(x), torch.zeros_like(x)
 
     def call() -> None:
-        torch.ops.onepass._forced(x, 0, [1], False, plan, y)
-        torch.ops.onepass._forced_backward(g, y, None, 0, [1], plan, dx)
+        torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, y)
+        torch.ops.onepass._softmax_backward_with_plan(g, y, None, 0, [1], plan, dx)
 
     call()
     graph = torch.cuda.CUDAGraph()
@@ -195,7 +195,7 @@ def test_on_two_streams_at_once(plan):
     xs = [torch.randn(LONG, device="cuda") for _ in range(2)]
     want = [torch.empty_like(x) for x in xs]
     for x, y in zip(xs, want, strict=True):
-        torch.ops.onepass._forced(x, 0, [1], False, plan, y)
+        torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, y)
         assert_defined("softmax", y, x, 1)
     streams = [torch.cuda.Stream() for _ in range(2)]
     made: list[list[Tensor]] = [[torch.empty_like(x) for _ in range(50)] for x in xs]
@@ -203,7 +203,7 @@ def test_on_two_streams_at_once(plan):
     for turn in range(50):
         for x, stream, results in zip(xs, streams, made, strict=True):
             with torch.cuda.stream(stream):
-                torch.ops.onepass._forced(x, 0, [1], False, plan, results[turn])
+                torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, results[turn])
     torch.cuda.synchronize()
     for results, y in zip(made, want, strict=True):
         assert all(torch.equal(result, y) for result in results)
