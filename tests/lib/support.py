@@ -56,6 +56,11 @@ def engines_at_hand() -> list[Any]:
 every_softmax = pytest.mark.parametrize("function", SOFTMAXES)
 
 
+def slow(*values: Any) -> Any:
+    """A case of a sweep that `make test` leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float = 2.0) -> Make:
     """Normal values, the same for every device."""
     generator = torch.Generator().manual_seed(seed)

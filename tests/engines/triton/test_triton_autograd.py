@@ -12,7 +12,7 @@ from torch.library import opcheck
 
 from lib.modes import Operators
 from lib.support import TORCH, maker, ours
-from lib.triton import BF16, F16, F32, F64, name_of, needs_triton, process, unavailable
+from lib.triton import BF16, F16, F32, F64, name_of, needs_triton
 from onepass import decompositions
 from onepass.triton import plans
 
@@ -20,25 +20,22 @@ pytestmark = needs_triton
 operator = torch.ops.onepass.triton_backward.default
 
 
-@pytest.fixture(scope="module")
-def interpreting() -> Iterator[Callable[..., Any]]:
-    """Calls a function in a process where Triton interprets."""
-    for call in process("1"):
-        reason = call(unavailable, "cpu")
-        if reason is not None and "NumPy" in reason:
-            pytest.skip(reason)
-        assert reason is None
-        call(_interpret_few_elements)
-        yield call
+@pytest.fixture(scope="module", autouse=True)
+def small_tiles(interpreting: Callable[..., Any]) -> Iterator[None]:
+    """Tiles of no more than a call has: sums of float32 and float64 are interpreted at 1 ms an element."""
+    interpreting(_take_small_tiles, True)
+    yield
+    interpreting(_take_small_tiles, False)
 
 
-def _interpret_few_elements() -> None:
-    """Tiles of no more than a call has: sums of floats and doubles are interpreted at 1 ms an element."""
+_planner = plans._plan
 
-    def small(gradient: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> plans.Plan:
+
+def _take_small_tiles(small: bool) -> None:
+    def plan(gradient: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> plans.Plan:
         return plans.Plan("row", 1 << (n - 1).bit_length(), 1 << (rows - 1).bit_length(), 1, 1, 1, 1)
 
-    plans._plan = small  # type: ignore[assignment]
+    plans._plan = plan if small else _planner  # type: ignore[assignment]
 
 
 def _grad(function: str, x: Tensor, dim: Any, g: Tensor | None, engine: str, **named: Any) -> tuple[Tensor, list[str]]:
