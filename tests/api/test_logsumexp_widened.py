@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.library import opcheck
 
 import onepass
 from lib.modes import Operators
@@ -179,59 +178,6 @@ def test_compiled(dtype, engine, device, logsumexp):
         ["onepass.triton.default" if triton else "onepass.logsumexp.default"],
         ["onepass.triton_backward.default" if triton else "onepass._logsumexp_backward.default"],
     ]
-
-
-# The operators --------------------------------------------------------------------------------------------------------
-
-NO_GRAPH: dict[str, Any] = {"test_utils": ("test_schema", "test_faketensor")}
-
-
-@every_half
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "dims", "keepdim"), [((3, 5), [1], False), ((2, 4, 3), [0, -1], True), ((), [0], False)]
-)
-def test_opcheck(shape, dims, keepdim, requires_grad, dtype, device):
-    x = maker(dtype, device)(*shape).requires_grad_(requires_grad)
-    opcheck(ops.logsumexp.default, (x, dims, keepdim), {"dtype": torch.float32})
-    opcheck(ops._logsumexp.default, (x.detach(), dims, keepdim), {"dtype": torch.float32}, **NO_GRAPH)
-    lse = ops.logsumexp(x.detach(), dims, keepdim, dtype=torch.float32)
-    named = {"dtype": torch.float32, "out": torch.empty_like(lse)}
-    opcheck(ops.logsumexp.out, (x.detach(), dims, keepdim), named, **NO_GRAPH)
-    g = maker(torch.float32, device, 3)(*lse.shape)
-    given = (g.requires_grad_(requires_grad), x, lse.requires_grad_(requires_grad))
-    opcheck(ops._logsumexp_backward.default, (*given, dims, keepdim))
-    out = torch.empty_like(x.detach())
-    opcheck(ops._logsumexp_backward.out, (*(t.detach() for t in given), dims, keepdim, out), **NO_GRAPH)
-
-
-WRONG: dict[str, tuple[Callable[[Tensor], object], str]] = {
-    "narrower": (
-        lambda x: ops.logsumexp(x, [1], dtype=torch.float16),
-        "logsumexp of float32 gives float32, got dtype=float16",
-    ),
-    "double": (lambda x: ops.logsumexp(x, [1], dtype=torch.float64), "gives float32, got dtype=float64"),
-    "another half": (
-        lambda x: ops.logsumexp(x.half(), [1], dtype=torch.bfloat16),
-        "logsumexp of float16 gives float16 or float32, got dtype=bfloat16",
-    ),
-    "integers": (lambda x: ops.logsumexp(x, [1], dtype=torch.int32), "takes float32, .* got"),
-    "out": (
-        lambda x: ops.logsumexp.out(x.half(), [1], out=x.new_empty(3)),
-        "the result has another dtype than out, which is float32",
-    ),
-    "narrow out": (
-        lambda x: ops.logsumexp.out(x, [1], dtype=torch.float16, out=x.new_empty(3).half()),
-        "logsumexp of float32 gives float32, got an out of float16",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_it_does_not_give_is_refused(case):
-    call, words = WRONG[case]
-    with pytest.raises(RuntimeError, match=words):
-        call(torch.ones(3, 4))
 
 
 # Without autocast: the gradient of a half result is that of the float32 value ----------------------------------------

@@ -1,5 +1,4 @@
-"""The operators of gradients as operators: their own gradients, tangents, batching, fake tensors and graphs; and that
-an operator without a gradient says so."""
+"""The operators of gradients as operators: their own gradients, tangents, and batching."""
 
 from __future__ import annotations
 
@@ -11,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.library import opcheck
 
 import onepass  # noqa: F401  (loads the operators)
 from lib.modes import Operators
-from lib.support import FUNCTIONS, SOFTMAXES, TORCH, maker
+from lib.support import SOFTMAXES, TORCH, maker
 
 ops = torch.ops.onepass
 SHAPES = {"rows": ((3, 5), [1]), "middle": ((2, 4, 3), [-2]), "two dims": ((2, 3, 2), [0, -1]), "0-d": ((), [0])}
@@ -96,29 +94,6 @@ def test_batches_of_0_d_tensors_and_of_batches(function, device):
     torch.testing.assert_close(got, operator(function, [2], torch.float64)(*rows))
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("shape", ["middle", "0-d"])
-def test_opcheck(function, shape, requires_grad, device):
-    size, dims = SHAPES[shape]
-    given = tuple(t.requires_grad_(requires_grad) for t in operands(function, size, dims, torch.float32, device))
-    if function == "logsumexp":
-        opcheck(ops._logsumexp_backward.default, (*given, dims, False))
-        out = torch.empty(size, device=device)
-        opcheck(ops._logsumexp_backward.out, (*(t.detach() for t in given), dims, False, out), **NO_GRAPH)
-        return
-    for to in (torch.float32, torch.float16):
-        number = SOFTMAXES.index(function)
-        opcheck(ops._softmax_backward.default, (*given, number, dims, to))
-        opcheck(
-            ops._softmax_backward.out,
-            (*(t.detach() for t in given), number, dims, torch.empty(size, dtype=to, device=device)),
-            **NO_GRAPH,
-        )
-
-
-NO_GRAPH: dict[str, Any] = {"test_utils": ("test_schema", "test_faketensor")}
-
-
 def test_tangents_and_transforms_of_the_operators_by_name(function):
     """A direct call of a registered operator is differentiated as the function's: never zeros, never a loop."""
     x, t = maker(torch.float64)(3, 4), maker(torch.float64, seed=5)(3, 4)
@@ -133,27 +108,3 @@ def test_tangents_and_transforms_of_the_operators_by_name(function):
         rows = torch.func.vmap(functools.partial(getattr(ops, function), dim=[0]), in_dims=1)(x.t())
     assert mode.ours() == [function]
     torch.testing.assert_close(rows, theirs(x))
-
-
-WITHOUT: dict[str, Any] = {  # operators that have no gradient, called with a tensor that asks for one
-    **{f"_{f}": lambda x, f=f: getattr(ops, f"_{f}")(x, [1]).sum().backward() for f in (*FUNCTIONS, "state")},
-    **{
-        f"{f}.out": lambda x, f=f: getattr(ops, f).out(x, [1], out=x.new_empty(3 if f == "logsumexp" else (3, 4)))
-        for f in FUNCTIONS
-    },
-    "_softmax_backward.out": lambda x: ops._softmax_backward.out(x, x, 0, [1], out=torch.empty(3, 4)),
-    "_logsumexp_backward.out": lambda x: ops._logsumexp_backward.out(
-        x[:, 0], x, x[:, 0], [1], False, out=torch.empty(3, 4)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT)
-def test_an_operator_without_a_gradient_says_so(name):
-    """torch by itself would warn in backward, and leave the gradient away."""
-    x = torch.randn(3, 4, requires_grad=True)
-    with pytest.raises(RuntimeError, match=f"onepass::{name} has no gradient"):
-        WITHOUT[name](x)
-    with torch.no_grad():
-        if name.endswith(".out"):
-            WITHOUT[name](x)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.library import opcheck
 
 import onepass
 from lib.samples import SAMPLES
@@ -196,34 +195,6 @@ def test_export():
     assert "onepass.state.default" in [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
     x = maker(torch.float32)(9, 4)
     torch.testing.assert_close(program.module()(x), Model()(x))
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", SAMPLES)
-def test_opcheck(name, device):
-    make, dims = SAMPLES[name]
-    for dtype in (torch.float32, torch.bfloat16):
-        x = make(maker(dtype, device)).detach()
-        for keepdim in (False, True):
-            opcheck(torch.ops.onepass.state.default, (x, list(dims), keepdim))
-            opcheck(torch.ops.onepass.state.default, (x.clone().requires_grad_(), list(dims), keepdim))
-            opcheck(
-                torch.ops.onepass._state.default,
-                (x, list(dims), keepdim),
-                test_utils=("test_schema", "test_faketensor"),
-            )
-
-
-def test_the_operator_gives_two_planes():
-    x = maker(torch.float16)(3, 4, 5)
-    planes = torch.ops.onepass.state(x, [0, -1])
-    assert (planes.shape, planes.dtype) == ((2, 4), torch.float32)
-    assert torch.ops.onepass.state(x, 1, True).shape == (2, 3, 1, 5)
-    assert_state(State(*planes), x, (0, 2))
-    assert onepass.state(x.to("meta"), 1).l.shape == (3, 5)
-    for dims, words in (([3], "3"), ([0, -3], "twice")):
-        with pytest.raises(RuntimeError, match=words):
-            torch.ops.onepass.state(x, dims)
 
 
 # The plan -----------------------------------------------------------------------------------------------------------
