@@ -35,7 +35,8 @@ bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, cons
   if (plan.shelf && plan.tier == Tier::columns_stream) return wrong("a shelf of what streams");
   Tiles tiles = tiles_of(view, plan);
   tiles.waiting = int(waiting_bytes(plan, plan.vector * planner.read * planner.operands));
-  if (column_bytes(tiles, plan, scalar, gradient, planner.half) > gpu.shared - kColumnStatic) return wrong("shared memory");
+  if (column_bytes(tiles, plan, scalar, gradient, planner.half) > gpu.shared - kColumnStatic)
+    return wrong("shared memory");
   const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
   if (slab ? tiles.stride != tiles.pitch
            : tiles.stride < tiles.pitch || (tiles.parts > 1 && tiles.stride % (plan.vector < 4 ? plan.vector : 4)))
@@ -141,42 +142,42 @@ struct Looked {
 };
 
 bool forward(const Gpu& gpu, bool small, Looked* looked) {
-  Call call;
-  if (!drawn(small, &call)) return true;
-  const ColumnView view = column_view(call);
+  ForwardProblem problem;
+  if (!draw_problem(small, &problem)) return true;
+  const ColumnView view = column_view(problem);
   if (!view.served) return wrong("not served");
-  const ColumnPlanner planner = column_planner(view, gpu, call);
+  const ColumnPlanner planner = column_planner(view, gpu, problem);
   const CudaPlan plan = planner.plan();
-  const int scalar = call.y_type == DType::float64 ? 8 : 4;
+  const int scalar = problem.type(kY) == DType::float64 ? 8 : 4;
   ++looked->plans;
   if (!is_sound(view, plan, gpu, planner, scalar, false)) return false;
-  if (!small || call.layout.rows * call.layout.n > 20000) return true;
+  if (!small || problem.layout.rows * problem.layout.n > 20000) return true;
   ++looked->simulated;
-  return covers(
-      view, plan,
-      {{uint64_t(call.x), size_of(call.x_type), true}, {uint64_t(call.y), size_of(call.y_type), !call.reduces()}},
-      call.layout.rows);
+  return covers(view, plan,
+                {{problem.address(kX), size_of(problem.type(kX)), true},
+                 {problem.address(kY), size_of(problem.type(kY)), !problem.is_reduction()}},
+                problem.layout.rows);
 }
 
 bool backward(const Gpu& gpu, bool small, Looked* looked) {
-  BackwardCall call;
-  if (!drawn(small, &call)) return true;
-  const ColumnView view = column_view(call);
+  BackwardProblem problem;
+  if (!draw_problem(small, &problem)) return true;
+  const ColumnView view = column_view(problem);
   if (!view.served) return wrong("not served");
-  const ColumnPlanner planner = column_planner(view, gpu, call);
+  const ColumnPlanner planner = column_planner(view, gpu, problem);
   const CudaPlan plan = planner.plan();
-  const int scalar = call.type == DType::float64 ? 8 : 4;
+  const int scalar = problem.type(kGrad) == DType::float64 ? 8 : 4;
   ++looked->plans;
   if (!is_sound(view, plan, gpu, planner, scalar, true)) return false;
-  if (!small || call.layout.rows * call.layout.n > 20000) return true;
+  if (!small || problem.layout.rows * problem.layout.n > 20000) return true;
   ++looked->simulated;
-  const bool alike = !call.lse && !is_even(call);
+  const bool alike = !problem.is_reduction() && !is_even(problem);
   return covers(view, plan,
-                {{uint64_t(call.dx), size_of(call.dx_type), true},
-                 {uint64_t(call.saved), size_of(call.saved_type()), true},
-                 {uint64_t(call.grad), size_of(call.type), alike},
-                 {uint64_t(call.lse), size_of(call.type), false}},
-                call.layout.rows);
+                {{problem.address(kDx), size_of(problem.type(kDx)), true},
+                 {problem.address(kSaved), size_of(problem.type(kSaved)), true},
+                 {problem.address(kGrad), size_of(problem.type(kGrad)), alike},
+                 {problem.address(kLse), size_of(problem.type(kLse)), false}},
+                problem.layout.rows);
 }
 
 }  // namespace

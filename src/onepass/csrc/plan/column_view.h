@@ -129,12 +129,13 @@ inline ColumnView column_view(const Layout& layout, DType x, DType y, uint64_t x
   const ColumnTensor tensors[] = {{x_address, size_of(x), true}, {y_address, size_of(y), !reduces}};
   return column_view(dims(layout.outer), dims(layout.reduced), tensors, 2);
 }
-inline ColumnView column_view(const Call& call) {
-  return column_view(call.layout, call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.reduces());
+inline ColumnView column_view(const ForwardProblem& call) {
+  return column_view(call.layout, call.type(kX), call.type(kY), call.address(kX), call.address(kY),
+                     call.is_reduction());
 }
 
 // Of a gradient. `even`: the result's gradient has one value for a column and its neighbours.
-inline bool is_even(const BackwardCall& call) {
+inline bool is_even(const BackwardProblem& call) {
   if (call.function == Function::logsumexp) return false;
   const BackwardLayout& layout = call.layout;
   for (int d = 0; d < layout.reduced.count; ++d) {
@@ -142,7 +143,7 @@ inline bool is_even(const BackwardCall& call) {
   }
   return !layout.outer.count || layout.outer.innermost().strides[kGrad] == 0;
 }
-inline ColumnView column_view(const BackwardCall& call) {
+inline ColumnView column_view(const BackwardProblem& call) {
   if (!fits_tiles(call.layout)) return {};
   const auto dims = [](const BackwardBag& bag) {
     TileDims made = {};
@@ -153,13 +154,13 @@ inline ColumnView column_view(const BackwardCall& call) {
     }
     return made;
   };
-  const int size = size_of(call.type);
+  const int size = size_of(call.type(kGrad));
   const bool alike = call.function != Function::logsumexp && !is_even(call);
-  const ColumnTensor tensors[] = {{uint64_t(call.dx), size_of(call.dx_type), true},
-                                  {uint64_t(call.saved), size_of(call.saved_type()), true},
-                                  {uint64_t(call.grad), size, alike},
-                                  {uint64_t(call.lse), size, false}};
-  return column_view(dims(call.layout.outer), dims(call.layout.reduced), tensors, call.lse ? 4 : 3);
+  const ColumnTensor tensors[] = {{call.address(kDx), size_of(call.type(kDx)), true},
+                                  {call.address(kSaved), size_of(call.type(kSaved)), true},
+                                  {call.address(kGrad), size, alike},
+                                  {call.address(kLse), size, false}};
+  return column_view(dims(call.layout.outer), dims(call.layout.reduced), tensors, call.tensors[kLse].data ? 4 : 3);
 }
 
 // Of numbers below 2^31.
