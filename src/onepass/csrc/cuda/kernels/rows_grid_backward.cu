@@ -11,8 +11,8 @@
 // One compiled instance a set of: IN, OUT, FUNCTION, EVEN (see row_backward.cuh), SLOTS (vectors of each operand that a
 // thread keeps in registers), VECTOR, EDGES (see vector_access.cuh). Any number of threads up to kThreads, of blocks
 // that share a row, and of vectors in shared memory.
+#include "grid_sync.cuh"  // before the reductions: they would add its doubles as floats
 #include "row_backward.cuh"
-#include "grid_sync.cuh"
 #include "async_copy.cuh"
 
 constexpr int kMessengers = 32;              // threads of a block that take no part in whole vectors
