@@ -66,7 +66,7 @@ ColumnLaunch made_by(const CudaPlan& plan, const AnyCall& call, const ColumnPlan
   const Sizes sizes = sizes_of(call);
   ColumnLaunch made = {};
   Tiles& tiles = made.tiles = tiles_of(planner.view, plan);
-  tiles.waiting = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
+  tiles.smem_vecs_bytes = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
   const int64_t shared = column_bytes(tiles, plan, sizes.scalar, sizes.gradient, planner.half),
                 room = gpu.shared - kColumnStatic;
   if (shared > room) {
@@ -80,12 +80,12 @@ ColumnLaunch made_by(const CudaPlan& plan, const AnyCall& call, const ColumnPlan
   if (!in_grid && plan.split > 1) made.cluster = plan.split;
   // As many groups of blocks as there are tiles; and where they wait for each other, or for what they fetched ahead, as
   // there are places for.
-  const int64_t all = tiles.side * tiles.tall;
+  const int64_t all = tiles.tiles_per_slice * tiles.slices;
   const int64_t places = (in_grid || plan.ahead() ? resident(made, gpu) : CudaPlan::kMaxGrid) / plan.split;
   const int64_t groups = places < all ? places > 1 ? places : 1 : all;
   (in_grid ? made.groups : made.blocks) *= unsigned(groups);
   // Two messages of a block for each column; of the gradient of logsumexp, which merges nothing, none.
-  if (in_grid && planner.merges) made.parts = 2 * groups * plan.split * tiles.pitch * sizes.message;
+  if (in_grid && planner.merges) made.parts = 2 * groups * plan.split * tiles.tile_cols * sizes.message;
   return made;
 }
 

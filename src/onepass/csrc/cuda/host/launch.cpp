@@ -94,25 +94,23 @@ const char* source_of(Pass pass, Function function, Tier tier) {
 
 std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan, Pass pass) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
+  const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
   const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
-  std::vector<std::string> defines = {define("IN", type_name(x)),
-                                      define("OUT", type_name(y)),
-                                      define("FUNCTION", macro_name(function)),
-                                      define("LANES", std::to_string(lanes ? plan.lanes : 0)),
-                                      define("ROWS", std::to_string(plan.of_columns() ? 1 : plan.rows_per_block)),
-                                      define("SLOTS", std::to_string(plan.slots())),
-                                      define("VECTOR", std::to_string(plan.vector)),
-                                      define("CLUSTER", std::to_string(in_cluster(plan) ? plan.split : 1)),
-                                      define("SHELVED", plan.shelved() ? "1" : "0"),
-                                      define("EDGES", std::to_string(plan.edges)),
-                                      define("EVEN", pass == Pass::backward_even ? "1" : "0")};
-  if (plan.of_columns()) {
-    defines.push_back(define("THREADS", std::to_string(plan.block())));
-    defines.push_back(define("AHEAD", plan.ahead() ? "1" : "0"));
-    defines.push_back(define("GRID", plan.in_grid() ? "1" : "0"));
-    defines.push_back(define("STREAM", plan.tier == Tier::columns_stream ? "1" : "0"));
-  }
-  return defines;
+  return {define("IN_TYPE", type_name(x)),
+          define("OUT_TYPE", type_name(y)),
+          define("FUNCTION", macro_name(function)),
+          number("THREADS_PER_ROW", lanes ? plan.lanes : 0),
+          number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
+          number("VECS_PER_THREAD", plan.slots()),
+          number("VEC_SIZE", plan.vector),
+          number("VEC_ACCESS", plan.edges),
+          number("CLUSTER_SIZE", in_cluster(plan) ? plan.split : 1),
+          number("USES_SMEM_VECS", plan.shelved()),
+          number("BROADCAST_GRAD", pass == Pass::backward_even),
+          number("BLOCK_THREADS", plan.of_columns() ? plan.block() : 0),
+          number("PREFETCHES_TILE", plan.of_columns() && plan.ahead()),
+          number("USES_GRID", plan.of_columns() && plan.in_grid()),
+          number("TWO_PASS", plan.tier == Tier::columns_stream)};
 }
 
 Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
