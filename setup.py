@@ -29,7 +29,7 @@ CSRC = Path("src/onepass/csrc")
 OBJECTS = Path("build/objects")
 PLAIN = [f"torch/{name}.cpp" for name in ("ops", "backward_ops", "aten_override")]
 PLAIN += [f"capi/{name}.cpp" for name in ("plan", "config", "gallery", "warmup")]
-PLAIN += ["plan/tables.cpp", "../gallery/cpu_threepass.cpp", "../gallery/cpu_online.cpp"]
+PLAIN += ["plan/tables.cpp", "../tools/gallery/cpu_threepass.cpp", "../tools/gallery/cpu_online.cpp"]
 HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "engine", "column_launch", "backward")
 PLAIN += [f"cuda/host/{name}.cpp" for name in HOST]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
@@ -74,7 +74,7 @@ class BuildNative(build_ext):
         jobs = [
             (f"cpu/{name}.cpp", f"cpu-{name}-{isa}", flags) for name in PARTS for isa, flags in reversed(engine.items())
         ]
-        jobs += [(name, name.replace("../", "").replace("/", "-").removesuffix(".cpp"), []) for name in PLAIN]
+        jobs += [(name, name.replace("../tools/", "").replace("/", "-").removesuffix(".cpp"), []) for name in PLAIN]
         OBJECTS.mkdir(parents=True, exist_ok=True)
         objects = compile_all([([*compiler, *flags], CSRC / source, name) for source, name, flags in jobs])
         library = Path(self.get_ext_fullpath(ext.name))

@@ -3,9 +3,9 @@
     python scripts/sanitize.py [--calls 20000] [--seed 0] [--sets all] [--folder build/sanitize] [--plant FAULT]
 
 The CPU engine of every instruction set that setup.py compiles, over random calls, a third of them gradients
-(tests/sanitize_cpu.cpp, tests/sanitize_backward.h); the layouts, the plans of columns and the launches that a thread
-remembers (tests/layouts.cpp, columns.cpp, launches.cpp). Prints how many calls of each were checked. Sets that this CPU
-lacks are left out. What is unchanged since the last run is not compiled again.
+(tests/native/sanitize_cpu.cpp, sanitize_backward.h); the layouts, the plans of columns and the launches that a thread
+remembers (layouts.cpp, columns.cpp, launches.cpp). Prints how many calls of each were checked. Sets that this CPU lacks
+are left out. What is unchanged since the last run is not compiled again.
 Ends with status 1 at a wrong result or at what a sanitizer finds, 2 where nothing can be built. `--plant` makes the
 driver of the CPU engine commit a fault, which must be found.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE, TESTS = ROOT / "src" / "onepass" / "csrc", ROOT / "tests"
+CORE, TESTS = ROOT / "src" / "onepass" / "csrc", ROOT / "tests" / "native"
 SANITIZE = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZE += ["-Wno-maybe-uninitialized"]  # which takes the undefined lanes of intrinsics for a mistake
 TABLES = CORE / "plan" / "tables.cpp"
@@ -133,7 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             str(given.calls),
             *([given.plant] if given.plant else []),
         ]
-        done = subprocess.run(command, env={**os.environ, "ONEPASS_CPU": name}, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command, env={**os.environ, "ONEPASS_CPU_CAPABILITY": name}, stdout=subprocess.PIPE, text=True
+        )
         right = done.returncode == 0 and done.stdout.split() == [name, str(given.calls)]
         bad += report(name, right, done.stdout)
     for name in programs:

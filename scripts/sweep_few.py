@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from onepass import reference
-from onepass.bench.stats import summarise
-from onepass.bench.timing import Cuda
-from onepass.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels
-from onepass.tune.compile import compile_all
-from onepass.tune.lengths import up
+from onepass.tools.bench.stats import summarise
+from onepass.tools.bench.timing import Cuda
+from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels
+from onepass.tools.tune.compile import compile_all
+from onepass.tools.tune.lengths import up
 
 FEW = [
     (1, 16384),
@@ -90,7 +90,7 @@ def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int
     found = []
     for plan in tried:
         y.fill_(torch.nan)
-        call = lambda plan=plan: torch.ops.onepass._forced(x, 0, [1], False, list(plan), y)  # noqa: E731
+        call = lambda plan=plan: torch.ops.onepass._softmax_with_plan(x, 0, [1], False, list(plan), y)  # noqa: E731
         row = {"n": n, "rows": rows, "dtype": str(dtype), "plan": plan, "copy_us": copy, "auto_us": auto}
         try:
             call()

@@ -1,6 +1,6 @@
 """`python -m onepass` is `onepass`."""
 
-from onepass.cli import main
+from onepass.tools.cli import main
 
 if __name__ == "__main__":
     main()

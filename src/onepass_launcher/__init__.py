@@ -7,6 +7,6 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    from onepass.cli import main as run
+    from onepass.tools.cli import main as run
 
     run()

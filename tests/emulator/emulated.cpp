@@ -2,7 +2,7 @@
 // translations. For ctypes: functions give what went wrong, or "".
 #include <dlfcn.h>
 
-#include "../fake_driver.h"
+#include "../native/fake_driver.h"
 #include "plan/columns.h"
 #include "cuda/host/column_launch.h"
 #include "scheduler.h"

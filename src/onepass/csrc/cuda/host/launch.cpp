@@ -106,7 +106,7 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
           number("VEC_ACCESS", plan.edges),
           number("CLUSTER_SIZE", in_cluster(plan) ? plan.split : 1),
           number("USES_SMEM_VECS", plan.shelved()),
-          number("BROADCAST_GRAD", pass == Pass::backward_even),
+          number("BROADCAST_GRAD", pass == Pass::backward_broadcast),
           number("BLOCK_THREADS", plan.of_columns() ? plan.block() : 0),
           number("PREFETCHES_TILE", plan.of_columns() && plan.ahead()),
           number("USES_GRID", plan.of_columns() && plan.in_grid()),

@@ -22,7 +22,7 @@ struct UnpackedColumnFragment {
   __device__ void opaque_registers() {}
   __device__ T get(int i, int v) const { return at[i].at[v]; }
 };
-// Half types, two per register. (The compiler splits vectors of halves, and waits for each load.)
+// Half types, two per register. (The compiler splits vectors of half elements, and waits for each load.)
 template <class C, class T, int Vecs>
 struct ColumnFragmentHalf2 {
   static constexpr int V = C::kVecSize;

@@ -46,8 +46,8 @@ struct OperandFragment {
   __device__ Out element(int e) const { return from_acc<Out>(at[e]); }
 };
 
-// Half types to half types: as they were read, two per register. (The compiler splits vectors of halves, and waits for
-// each load.)
+// Half types to half types: as they were read, two per register. (The compiler splits vectors of half elements, and
+// waits for each load.)
 template <class C, int Vecs>
 struct OperandFragmentHalf2 {
   typedef typename C::In In;

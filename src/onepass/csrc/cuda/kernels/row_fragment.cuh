@@ -77,7 +77,7 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   uint32_t at[kWords];
   float subtracted;  // from all elements
 
-  typedef Vector<uint32_t, V / 2> Raw;  // the compiler splits vectors of halves, and waits for each load
+  typedef Vector<uint32_t, V / 2> Raw;  // the compiler splits vectors of half elements, and waits for each load
 
   template <bool EvictFirst>
   static __device__ Raw read(const T* at) {

@@ -10,7 +10,7 @@ enum class VecAccess {
   predicated,    // a row may begin and end within a vector
   scalar,        // so it may, and yet each element always goes to the same thread, so that a row's bits do not depend
                  // on its address: vectors move element by element
-  aligned,       // rows are whole vectors, which halves the instructions
+  aligned,       // rows are whole vectors, which saves half of the instructions
   slab,          // columns: the memory of whole columns is one span (see column_tile.cuh)
   slab_aligned,  // a slab of whole vectors
   strided,       // columns: any strides, element by element

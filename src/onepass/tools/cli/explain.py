@@ -1,0 +1,67 @@
+"""`onepass explain`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from onepass.tools.cli.shared import Command, answer, dtype_of, finite, ints, json_option
+
+
+@click.command(cls=Command, short_help="Show how a call would run: engine, launch, bytes, time.")
+@click.argument("sizes", nargs=-1, required=True, metavar="SIZES...")
+@click.option("--dtype", default="float32", show_default=True, help="Of the input: f32, bf16, f16, f64.")
+@click.option("--out-dtype", help="Of the result, where it differs.")
+@click.option(
+    "--dim", default="-1", show_default=True, metavar="DIM[,DIM...]", help="The dim, or several, of the softmax."
+)
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="cpu, cuda, cuda:N, or a GPU that need not be here: a100, h100, h200, b200, l4, rtx4090, mi300x.",
+)
+@click.option(
+    "--function", default="softmax", show_default=True, help="softmax, log_softmax, softmin, logsumexp or state."
+)
+@click.option("--engine", default="auto", show_default=True, help="auto, cpu, cuda or triton.")
+@click.option(
+    "--bandwidth",
+    type=click.FloatRange(0, min_open=True),
+    callback=finite,
+    metavar="GB/S",
+    help="Of a copy on that device, read and write.",
+)
+@click.option(
+    "--arch", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU: 80 for 8.0."
+)
+@click.option("--sm-count", type=click.IntRange(1, 4096), metavar="N", help="Multiprocessors of another GPU.")
+@json_option("the plan")
+def explain(
+    sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, json_file: str | None, **options: Any
+) -> None:
+    """Show how a call on a tensor of SIZES would run: engine, tier, launch, bytes, and the time of a copy.
+
+    For example: onepass explain 8192 151936 --dtype bf16 --device h200
+    """
+    shape = tuple(size for text in sizes for size in ints(text, "SIZES"))
+    dims = ints(dim, "--dim")
+    if not dims:
+        raise click.BadParameter(f"--dim takes whole numbers, got {dim!r}")
+    import torch
+
+    import onepass
+
+    try:
+        explanation = onepass.explain(
+            shape,
+            dims[0] if len(dims) == 1 else dims,
+            dtype=getattr(torch, dtype_of(dtype)),
+            out_dtype=getattr(torch, dtype_of(out_dtype)) if out_dtype else None,
+            **options,
+        )
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # as torch tells a wrong dim, dtype, engine
+        raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
+    answer(json_file, explanation.as_dict, lambda: click.echo(explanation))

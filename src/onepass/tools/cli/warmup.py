@@ -1,0 +1,120 @@
+"""`onepass warmup`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onepass.tools.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def _dtype_pair(text: str) -> str:
+    """`bf16`, or `bf16:f32` for a bfloat16 input and a float32 result."""
+    parts = [dtype_of(part) for part in text.split(":")]
+    if len(parts) > 2:
+        raise ValueError(f"a dtype, or two with a colon between (input:result), got {text!r}")
+    return ":".join(parts)
+
+
+@click.command(cls=Command, short_help="Compile the CUDA kernels before the first call.")
+@click.option("--device", metavar="DEVICE", help="cuda or cuda:N.  [default: the current one]")
+@click.option(
+    "--dtypes",
+    multiple=True,
+    type=Names(_dtype_pair),
+    metavar="DTYPE[,...]",
+    help="f32, f16, bf16, f64, or input:result, as bf16:f32.  [default: f32,f16,bf16]",
+)
+@click.option("--functions", multiple=True, type=Names(), metavar="NAME[,...]", help="As softmax.  [default: all]")
+@click.option("--lengths", metavar="N[,...]", help="Of the rows, in elements.  [default: any]")
+@click.option("--backward", is_flag=True, help="Those of the gradients too.")
+@click.option("--all-dims", is_flag=True, help="Those of calls over other dims than the last too.")
+@click.option("--arch", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
+@json_option("the counts")
+def warmup(
+    device: str | None,
+    dtypes: Sequence[Sequence[str]],
+    functions: Sequence[Sequence[str]],
+    lengths: str | None,
+    backward: bool,
+    all_dims: bool,
+    arch: int | None,
+    json_file: str | None,
+) -> None:
+    """Compile every CUDA kernel that contiguous rows may ask for into the disk cache, so that no call waits for one.
+
+    For example: onepass warmup --arch 90 --dtypes bf16,bf16:f32 --functions softmax
+    """
+    given = ints(lengths, "--lengths") if lengths is not None else None
+    import torch
+
+    import onepass
+    from onepass import native
+    from onepass._warmup import DTYPES
+
+    pairs = [tuple(getattr(torch, part) for part in text.split(":")) for text in flat(dtypes)]
+    asked: list[Any] = [pair if len(pair) == 2 else pair[0] for pair in pairs]
+    try:
+        with _progress() as progress:
+            count = onepass.warmup(
+                device,
+                asked or DTYPES,
+                flat(functions) or native.FUNCTIONS,
+                given,
+                backward=backward,
+                all_dims=all_dims,
+                arch=arch,
+                progress=progress,
+            )
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
+    compiled = progress.total - (count if arch is None else 0)
+    where = f"for compute capability {arch / 10:.1f}" if arch is not None else "loaded"
+    answer(
+        json_file,
+        lambda: {"kernels": count, "compiled": compiled, "arch": arch},
+        lambda: click.echo(f"{count} kernels {where}, {compiled} of them compiled now"),
+    )
+
+
+class _Progress:
+    """Keeps the last total, and shows how far it is on a terminal."""
+
+    def __init__(self, show: Callable[[int, int], None]) -> None:
+        self.show = show
+        self.total = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.total = total
+        self.show(done, total)
+
+
+@contextmanager
+def _progress() -> Iterator[_Progress]:
+    """A bar on a terminal that has rich, nothing elsewhere."""
+    bar = _bar() if sys.stderr.isatty() else None
+    if bar is None:
+        yield _Progress(lambda done, total: None)
+        return
+    with bar:
+        task = bar.add_task("kernels", total=None)
+        yield _Progress(lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _bar() -> Progress | None:
+    try:
+        from rich import progress
+        from rich.console import Console
+    except ImportError:
+        return None
+    time = progress.TimeElapsedColumn(), progress.TextColumn("left"), progress.TimeRemainingColumn()
+    columns = progress.MofNCompleteColumn(), progress.TextColumn("{task.description}"), progress.BarColumn(), *time
+    return progress.Progress(*columns, console=Console(stderr=True), transient=True)

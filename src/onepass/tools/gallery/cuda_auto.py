@@ -1,0 +1,23 @@
+"""cuda-auto: a warp a row for short rows, a block a row for long ones.
+
+Idea: the dispatch of the published CUDA code, which looks at the length of a row alone: cuda-warp up to 1024 columns,
+cuda-block above.
+
+Traffic: reads 3MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L1 or the L2.
+
+Limit: that of the kernel which it takes. The number of rows plays no part: 8 rows of 1000 have 8 warps.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onepass.tools.gallery import cuda
+
+__all__ = ["softmax"]
+
+
+def softmax(
+    x: Tensor, out: Tensor, threads: int | None = None, blocks: int | None = None, maxnreg: int | None = None
+) -> Tensor:
+    return (cuda.warp if x.shape[1] <= 1024 else cuda.block)(x, out, threads, blocks, maxnreg)

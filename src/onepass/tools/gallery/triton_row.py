@@ -1,0 +1,64 @@
+"""triton-row: one program a row.
+
+Idea: a program loads its whole row once, keeps it in registers, and does all five steps there. Triton's tiles have a
+power of two of elements, so the row is padded with -inf, which changes neither the maximum nor the sum. Longer rows
+get more warps: 4, from a tile of 2048 on 8, from 4096 on 16.
+
+Traffic: reads MN, writes MN.
+
+Limit: memory, where rows are of a middle length. Short rows leave lanes idle (a tile of 256 is 2 elements a thread)
+and pay a program's start each; a tile just above a power of two is half padding; and a tile has to fit the registers
+of a multiprocessor, 65536 of them, so that longer rows are not taken.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from onepass.tools.gallery.launch import MOST, given, launching, tile
+
+__all__ = ["refuses", "softmax"]
+
+
+@triton.jit
+def softmax_row(x_ptr, out_ptr, x_row_stride, out_row_stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)  # 64 bits: row * stride passes 2^31 in a matrix of 8 GB
+    column = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=column < n, other=-float("inf")).to(tl.float32)
+    numerator = tl.exp(x - tl.max(x, 0))
+    y = numerator / tl.sum(numerator, 0)
+    tl.store(out_ptr + row * out_row_stride + column, y.to(out_ptr.dtype.element_ty), mask=column < n)
+
+
+def refuses(rows: int, n: int, dtype: torch.dtype) -> str | None:
+    if n > MOST:
+        return f"a row lies in the registers of a multiprocessor, {MOST} of them, got N = {n}"
+    if rows > 2**31 - 1:
+        return f"each row is a program, of which a launch takes 2147483647, got M = {rows}"
+    return None
+
+
+def warps_for(block: int) -> int:
+    return 16 if block >= 4096 else 8 if block >= 2048 else 4
+
+
+def softmax(
+    x: Tensor,
+    out: Tensor,
+    num_warps: int | None = None,
+    num_stages: int | None = None,
+    num_ctas: int | None = None,
+    maxnreg: int | None = None,
+    block_size: int | None = None,
+) -> Tensor:
+    rows, n = x.shape
+    block = tile("triton-row", n, block_size)
+    options = given(x.device, num_warps or warps_for(block), num_stages, num_ctas, maxnreg)
+    with launching("triton-row", x.device, num_ctas):
+        softmax_row[(rows,)](x, out, x.stride(0), out.stride(0), n, block, **options)
+    return out

@@ -1,0 +1,166 @@
+"""From measured times to table entries: pure functions.
+
+An entry is [limit, tier, lanes, values, split, shelf] as in plan/rows.h: how rows of up to `limit` elements are served.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from onepass.tables import ANY, NAMES, Table, Tables
+from onepass.tools.tune import columns
+from onepass.tools.tune.candidates import FLAT, Choice, Gpu, capacity, steady
+from onepass.tools.tune.lengths import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd
+from onepass.tools.tune.measure import Point
+
+AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in the tables of odd lengths and of few rows: the other tables have it
+NEAR = 1.01  # of the best time: as good
+
+
+def _middle(a: int, b: int) -> int:
+    return max(a, min(math.isqrt(a * b), b - 1))
+
+
+def entries(points: Sequence[Point], holds: Callable[[Choice, int], int]) -> Table:
+    """The fewest entries that serve each measured length within 1% of its best, by rising length.
+
+    Args:
+        points: by rising length, which the last entry's limit is.
+        holds: the longest row of a choice that was measured at a length. A limit between two measured lengths is their
+            geometric middle, or that.
+
+    >>> warp, block = Choice(0, 32, 0, 1, 0), Choice(2, 0, 32, 1, 0)
+    >>> points = [Point("softmax", "float32", n, 1, 1, 1, {warp: n / 1000, block: 2.0}) for n in (1000, 1100, 4000)]
+    >>> entries(points, lambda choice, n: 32768)
+    [[2097, 0, 32, 0, 1, 0], [4000, 2, 0, 32, 1, 0]]
+    """
+    found: Table = []
+    at = 0
+    while at < len(points):
+        end, shared = at, _near(points[at])
+        while end + 1 < len(points) and (both := shared & _near(points[end + 1])):
+            end, shared = end + 1, both
+        group = points[at : end + 1]
+        best = min(shared, key=lambda choice: (sum(math.log(p.times[choice] / p.best) for p in group), choice))
+        last = points[end].n
+        limit = max(last, min(_middle(last, points[end + 1].n), holds(best, last))) if end + 1 < len(points) else last
+        found.append([limit, *best])
+        at = end + 1
+    return found
+
+
+def _near(point: Point) -> set[Choice]:
+    return {choice for choice, us in point.times.items() if us <= NEAR * point.best}
+
+
+def _only(point: Point, flat: bool) -> Point | None:
+    """The point with its flat choices alone, or without them; None where nothing is left."""
+    times = {choice: us for choice, us in point.times.items() if (choice.tier == FLAT) == flat}
+    return replace(point, times=times) if times else None
+
+
+def flat_pays(points: Sequence[Point]) -> int:
+    """For how many of the odd lengths, by rising length, the tier flat is taken: the cut that costs the least time.
+
+    >>> flat, warp = Choice(1, 4, 0, 1, 0), Choice(0, 4, 0, 1, 0)
+    >>> times = {3: (1, 3), 5: (2.01, 2), 9: (1, 2), 33: (3, 2)}  # flat, warp
+    >>> flat_pays([Point("softmax", "float32", n, 1, 1, 1, {flat: a, warp: b}) for n, (a, b) in times.items()])
+    3
+    """
+    total, least, cut = 0.0, 0.0, 0
+    for count, point in enumerate(points, 1):
+        flat, other = _only(point, True), _only(point, False)
+        if flat is None:
+            break
+        total += math.log(flat.best / other.best) if other else -math.inf
+        if total < least:
+            least, cut = total, count
+    return cut
+
+
+def spliced(base: Table, found: Table, first: int, gap: bool = True) -> Table:
+    """The entries found, which serve rows of `first` elements and more, in place of those of `base` for these lengths.
+
+    Without `gap` they serve shorter rows too that `base` leaves to other tables.
+
+    >>> spliced([[8, 0, 1, 0, 1, 0], [64, 0, 4, 0, 1, 0]], [[32, 0, 8, 0, 1, 0]], 17)
+    [[8, 0, 1, 0, 1, 0], [16, 0, 4, 0, 1, 0], [32, 0, 8, 0, 1, 0], [64, 0, 4, 0, 1, 0]]
+    """
+    head = [entry for entry in base if entry[0] < first]
+    if first > 1 and (not head or head[-1][0] < first - 1):
+        cut = next(entry for entry in base if entry[0] >= first)
+        if gap or cut[1] != AS_ROWS.tier or found[0][1] == AS_ROWS.tier:
+            head.append([first - 1, *cut[1:]])
+    table: Table = []
+    for entry in [*head, *found, *(entry for entry in base if entry[0] > found[-1][0])]:
+        if table and table[-1][1:] == entry[1:]:
+            table.pop()
+        table.append(list(entry))
+    return table
+
+
+def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
+    """All tables: entries for the lengths measured, and those of `base` below the shortest and above the longest.
+
+    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier flat pays for softmax they
+    are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others. What
+    was measured of few rows has its own tables, and so have columns.
+    """
+    tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
+    for size in (4, 2):
+        bits = 8 * size
+
+        def holds(choice: Choice, n: int, size: int = size) -> int:
+            most = min(capacity(choice, size, gpu), steady(choice, n, size, gpu))
+            return most - (16 // size - 1)  # where the row begins within a vector
+
+        every = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
+        both = [p for p in every if p.function not in columns.FUNCTIONS]
+        few = [p for p in both if is_few(p)]
+        more = {(p.function, p.n) for p in both if not is_few(p)}
+        points = [
+            p for p in both if not is_few(p) or (p.function, p.n) not in more
+        ]  # the only one of a length is both's
+        if few:
+            tables[f"few{bits}"] = spliced(base[f"few{bits}"], entries(few, holds), few[0].n)
+        odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
+        cut = flat_pays(odd)
+        flat_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
+        if flat_table and cut < len(odd):
+            limit = _middle(odd[cut - 1].n, odd[cut].n)
+            flat_table[-1][0] = max(flat_table[-1][0], min(limit, holds(Choice(*flat_table[-1][1:]), odd[cut - 1].n)))
+        if odd:
+            served = [*flat_table, [ANY, *AS_ROWS]] if cut < len(odd) else flat_table
+            tables[f"odd{bits}"] = spliced(base[f"odd{bits}"], served, odd[0].n, gap=False)
+        for kind, function in (("rows", "softmax"), ("reduce", "logsumexp")):
+            others = [p for p in points if p.function == function and not _is_flat(tables[f"odd{bits}"], p, size)]
+            if found := [other for p in others if (other := _only(p, False))]:
+                name = f"{kind}{bits}"
+                tables[name] = spliced(base[name], entries(found, holds), found[0].n)
+        for function in columns.FUNCTIONS:
+            if beside := [p for p in every if p.function == function]:
+                tables[f"{function}{bits}"] = _of_columns(beside, size, base[f"{function}{bits}"], gpu)
+    return tables
+
+
+def _of_columns(points: Sequence[Point], size: int, base: Table, gpu: Gpu) -> Table:
+    def holds(choice: Choice, _: int) -> int:
+        return columns.capacity(choice, size, columns.operands(points[0].function), gpu)
+
+    return spliced(base, entries(points, holds), points[0].n)
+
+
+def is_few(point: Point) -> bool:
+    """Whether a point is for the tables of few rows.
+
+    >>> [is_few(Point("softmax", "float32", 1024, rows, 1, 1, {})) for rows in (4096, 262144)]
+    [True, False]
+    """
+    whole = not is_odd(point.n, 4 if point.dtype == "float32" else 2)
+    return whole and point.rows == FEW and point.function == "softmax" and FEW_LENGTHS[0] <= point.n <= FEW_LENGTHS[1]
+
+
+def _is_flat(odd_table: Table, point: Point, size: int) -> bool:
+    if not is_odd(point.n, size) or (point.function == "logsumexp" and not flat_pays_reduced(point.n, size)):
+        return False
+    return next(entry for entry in odd_table if point.n <= entry[0])[1] == FLAT

@@ -1,0 +1,33 @@
+"""The native core without Python: what a graph exported to C++ needs of it."""
+
+import re
+import subprocess
+
+import torch
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from lib.paths import NATIVE
+from onepass import native
+
+
+def test_an_operator_runs_in_a_program_without_python(tmp_path):
+    program = tmp_path / "plain"
+    build = ["g++", "-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000", NATIVE / "plain.cpp"]
+    build += [word for path in include_paths() for word in ("-isystem", path)]
+    for path in library_paths():
+        build += [f"-L{path}", f"-Wl,-rpath,{path}"]
+    subprocess.run([*build, "-ltorch_cpu", "-lc10", "-ldl", "-o", program], check=True)
+    answer = subprocess.run([program, native.PATH], capture_output=True, text=True, check=True).stdout
+    y = torch.tensor([1.0, 2.0]).exp() / torch.tensor([1.0, 2.0]).exp().sum()
+    assert [float(word) for word in answer.split()] == [round(v, 6) for v in [*y.tolist(), *y.tolist()]]
+
+
+def test_the_binary_needs_neither_python_nor_cuda():
+    libraries = subprocess.run(["ldd", native.PATH], capture_output=True, text=True, check=True).stdout
+    assert not re.search(r"libpython|libcuda|libcudart|libnvrtc|torch_cuda", libraries), libraries
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", native.PATH], capture_output=True, text=True, check=True)
+    wanted = re.findall(r" U (\S+)", symbols.stdout)
+    assert not [name for name in wanted if name.startswith(("Py", "_Py"))]
+    # Of libtorch only the C functions of the stable ABI: no C++ symbol of c10, at or torch.
+    assert not [name for name in wanted if re.search(r"N3c10|N2at|N5torch", name)]
+    assert any(name.startswith("aoti_torch_") for name in wanted)

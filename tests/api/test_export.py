@@ -1,0 +1,139 @@
+"""torch.export and AOTInductor: a graph of any of our functions runs elsewhere, from C++ too."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.cpp_extension import include_paths, library_paths
+
+import onepass
+from lib.paths import NATIVE
+from lib.support import TORCH, maker, ours
+from onepass import native
+
+BOTH = {"rows": torch.export.Dim("rows", min=2, max=64), "columns": torch.export.Dim("columns", min=2, max=512)}
+
+
+# Up to torch 2.12 AOTInductor hands an operator's dtype on by its number in the file of the graph, which is another one
+# than in memory: of float32 it makes float64.
+HANDS_DTYPES_ON = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+
+
+class Model(torch.nn.Module):
+    """All functions, a parameter before them and torch's own operators between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x * self.scale
+        if HANDS_DTYPES_ON:
+            narrow = onepass.softmax(x.bfloat16(), -1, dtype=torch.float32)
+        else:
+            narrow = onepass.softmax(x.bfloat16(), -1).float()
+        return narrow + onepass.softmin(x, 0), onepass.log_softmax(x, (0, 1)), onepass.logsumexp(x, 1).tanh()
+
+
+def test_any_size_survives_a_file(function, dtype, tmp_path):
+    class One(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ours(function)(x, -1)
+
+    x = maker(dtype)(3, 4)
+    program = torch.export.export(One(), (x,), dynamic_shapes={"x": {0: BOTH["rows"], 1: BOTH["columns"]}})
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for shape in ((3, 4), (2, 2), (40, 301)):
+        x = maker(dtype)(*shape)
+        assert torch.equal(loaded(x), ours(function)(x, -1))
+
+
+@pytest.mark.parametrize("engine", ["auto", "cpu"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_strict_export_of_a_call_with_out(function, in_place, engine):
+    class One(torch.nn.Module):
+        def forward(self, x: Tensor, out: Tensor) -> Tensor:
+            return ours(function)(x, (0, 1), out=x if in_place else out, engine=engine)
+
+    if in_place and function == "logsumexp":
+        pytest.skip("its result has another shape than its input")
+    x = maker(torch.float32)(3, 4)
+    want = ours(function)(x, (0, 1))
+    program = torch.export.export(One(), (x.clone(), torch.zeros_like(want)), strict=True)
+    for module in (program.module(), program.run_decompositions().module()):
+        given, out = x.clone(), torch.zeros_like(want)
+        assert torch.equal(module(given, out), want)
+        assert torch.equal(given if in_place else out, want)
+
+
+def test_an_exported_graph_refuses_an_out_that_overlaps_in_part(function):
+    class One(torch.nn.Module):
+        def forward(self, x: Tensor, out: Tensor) -> Tensor:
+            return ours(function)(x, 1, out=out)
+
+    base = maker(torch.float32)(7, 6)
+    given = base[:-1], base[1:, 0] if function == "logsumexp" else base[1:]
+    module = torch.export.export(One(), tuple(t.clone() for t in given), strict=True).module()
+    with pytest.raises(RuntimeError, match=rf"onepass.{function}\(\): out must be the input itself"):
+        module(*given)
+
+
+def test_a_graph_exported_for_training_has_gradients(function):
+    class One(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ours(function)(x * self.scale, 1)
+
+    x = maker(torch.float64)(3, 4).requires_grad_()
+    module = torch.export.export(One().double(), (x,)).module()
+    y = module(x)
+    wanted = [x, *module.parameters()]
+    got = torch.autograd.grad(y.square().sum(), wanted)
+    want = torch.autograd.grad(TORCH[function](x * wanted[1], 1).square().sum(), wanted)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    x = maker(torch.float32)(3, 4)
+    shapes = {"x": {0: BOTH["rows"], 1: BOTH["columns"]}}
+    program = torch.export.export(Model(), (x,), dynamic_shapes=shapes)
+    path = tmp_path_factory.mktemp("package") / "model.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return path
+
+
+@pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < (2, 13),
+    reason="torch 2.11 crashes as it loads a package in Python, one of torch.softmax alone too",
+)
+def test_aot_inductor_in_python(package):
+    model = torch._inductor.aoti_load_package(str(package))
+    for shape in ((3, 4), (17, 300)):
+        x = maker(torch.float32)(*shape)
+        torch.testing.assert_close(tuple(model(x)), Model()(x))
+
+
+def test_aot_inductor_in_a_program_without_python(package, tmp_path):
+    program = tmp_path / "packaged"
+    build = ["g++", "-std=c++20", NATIVE / "packaged.cpp"]
+    build += [word for path in include_paths() for word in ("-isystem", path)]
+    for path in library_paths():
+        build += [f"-L{path}", f"-Wl,-rpath,{path}"]
+    subprocess.run([*build, "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-o", program], check=True)
+    for rows, columns in ((2, 3), (5, 33)):
+        run = [program, native.PATH, package, str(rows), str(columns)]
+        answer = subprocess.run(run, capture_output=True, text=True)
+        assert answer.returncode == 0, answer.stderr[-2000:]
+        with torch.no_grad():
+            want = Model()(torch.arange(rows * columns).view(rows, columns) * 0.1)
+        got = torch.tensor([float(word) for word in answer.stdout.split()])
+        torch.testing.assert_close(got, torch.cat([t.flatten() for t in want]), rtol=1e-4, atol=2e-6)

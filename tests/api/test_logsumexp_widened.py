@@ -1,0 +1,264 @@
+"""logsumexp of half tensors in float32, which torch.autocast asks for on a GPU: in the kernels, forward and backward,
+by every route, without a copy of the input in float32."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import onepass
+from lib.modes import Operators
+from lib.support import LAYOUTS, assert_defined, maker, some_tuples
+from onepass import functional, reference
+
+HALVES = (torch.float16, torch.bfloat16)
+every_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
+every_keepdim = pytest.mark.parametrize("keepdim", [False, True], ids=["", "keepdim"])
+ops = torch.ops.onepass
+Call = Callable[..., Tensor]
+
+
+@pytest.fixture
+def logsumexp(engine: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The function under autocast; elsewhere than on a GPU autocast is made to widen as it does there."""
+    if device == "cpu":
+        monkeypatch.setattr(functional, "autocast_to_float32", lambda x: x.dtype in HALVES)
+
+    def call(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+        with torch.autocast(device, torch.bfloat16) if device == "cuda" else contextlib.nullcontext():
+            return onepass.logsumexp(x, dim, keepdim, engine=engine)
+
+    return call
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.detach().double().requires_grad_()
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    """One rounding to `dtype`, and a few of float32."""
+    assert got.dtype is dtype
+    eps = torch.finfo(dtype).eps
+    rtol = eps if dtype in HALVES else 16 * eps
+    torch.testing.assert_close(got.double(), want, rtol=rtol, atol=max(rtol * 1e-2, 1e-6))
+
+
+SOME = ("0-d", "odd rows", "short rows", "middle", "permuted and sliced", "expanded middle", "empty batch", "empty dim")
+
+
+@every_half
+@pytest.mark.parametrize("layout", SOME)
+def test_values_and_gradients(layout, dtype, engine, device, logsumexp):
+    x = LAYOUTS[layout](maker(dtype, device)).detach().requires_grad_()
+    for k, dim in enumerate(some_tuples(x)):
+        y = logsumexp(x, dim, bool(k % 2))
+        assert y.dtype is torch.float32
+        assert_defined("logsumexp", y.detach(), x.detach().float(), dim, f", layout {layout}")
+        w = wide(x)
+        want = reference.logsumexp(w, dim, bool(k % 2))
+        for g in (maker(torch.float32, device, k)(*y.shape), torch.tensor(0.7, device=device).expand(y.shape)):
+            (got,) = torch.autograd.grad(y, x, g, retain_graph=True)
+            (expected,) = torch.autograd.grad(want, w, g.double(), retain_graph=True)
+            close(got, expected, dtype)
+
+
+@every_half
+def test_long_rows(dtype, engine, device, logsumexp):
+    x = maker(dtype, device)(2, 70001 if engine != "triton" or device == "cuda" else 1001).requires_grad_()
+    y, w = logsumexp(x, 1), wide(x)
+    want = reference.logsumexp(w, 1)
+    close(y.detach(), want.detach(), torch.float32)
+    g = maker(torch.float32, device, 4)(2) * 1e3
+    close(torch.autograd.grad(y, x, g)[0], torch.autograd.grad(want, w, g.double())[0], dtype)
+
+
+@every_half
+def test_special_rows(dtype, engine, device, logsumexp):
+    inf, nan = torch.inf, torch.nan
+    rows = [[0.0, -inf, 1.0], [-inf] * 3, [inf, 0.0, 1.0], [nan, 0.0, 1.0], [inf, -inf, nan]]
+    x = torch.tensor(rows, device=device).to(dtype).requires_grad_()
+    y, w = logsumexp(x, 1), wide(x)
+    want = torch.logsumexp(w, 1)
+    torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=1e-6, equal_nan=True)
+    (got,), (expected,) = (torch.autograd.grad(f.sum(), t) for f, t in ((y, x), (want, w)))
+    torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-6, equal_nan=True)
+
+
+@every_half
+@every_keepdim
+def test_one_kernel_forward_and_one_backward_from_the_half_input(keepdim, dtype, engine, device, logsumexp):
+    saved: list[Tensor] = []
+    x = maker(dtype, device)(6, 40).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t), Operators() as forward:
+        y = logsumexp(x, 1, keepdim)
+    assert [(t.dtype, t.numel()) for t in saved] == [(dtype, 240), (torch.float32, 6)]
+    assert saved[0].data_ptr() == x.data_ptr()
+    with Operators() as backward:
+        y.sum().backward()
+    assert (len(forward.ours()), len(backward.ours())) == (1, 1)
+    assert not [name for name in (*forward.names(), *backward.names()) if "copy" in name]
+
+
+@every_half
+@pytest.mark.parametrize("dim", [1, (0, 1)], ids=str)
+def test_second_order(dim, dtype, engine, device, logsumexp):
+    x = maker(dtype, device, scale=1.0)(3, 5).requires_grad_()
+    y, w = logsumexp(x, dim), wide(x)
+    want = reference.logsumexp(w, dim)
+    g = maker(torch.float32, device, 5)(*y.shape).requires_grad_()
+    v = maker(dtype, device, 6)(3, 5)
+    wide_g = wide(g)
+    (dx,) = torch.autograd.grad(y, x, g, create_graph=True)
+    (wide_dx,) = torch.autograd.grad(want, w, wide_g, create_graph=True)
+    second = torch.autograd.grad(dx, (x, g), v)
+    expected = torch.autograd.grad(wide_dx, (w, wide_g), v.double())
+    for got, of, t in zip(second, expected, (x, g), strict=True):
+        assert got.dtype is t.dtype
+        torch.testing.assert_close(got.double(), of, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+
+
+@every_half
+def test_tangents_and_transforms(dtype, engine, device, logsumexp):
+    x, t = maker(dtype, device, scale=1.0)(3, 5), maker(dtype, device, 7)(3, 5)
+    w, coarse = x.double(), functools.partial(torch.testing.assert_close, rtol=0.02, atol=0.02)
+    f, of = functools.partial(logsumexp, dim=1), functools.partial(reference.logsumexp, dim=1)
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(f(forward_ad.make_dual(x, t)))
+    want = torch.func.jvp(of, (w,), (t.double(),))
+    for got in ((dual.primal, dual.tangent), torch.func.jvp(f, (x,), (t,))):
+        assert [part.dtype for part in got] == [torch.float32] * 2
+        torch.testing.assert_close(tuple(part.double() for part in got), want, rtol=1e-5, atol=1e-5)
+    row, of_row = functools.partial(logsumexp, dim=0), functools.partial(reference.logsumexp, dim=0)
+    with Operators() as log:
+        batch = torch.func.vmap(torch.func.grad(row))(x)
+    assert len(log.ours()) == 2
+    assert batch.dtype is dtype
+    coarse(batch.double(), torch.func.vmap(torch.func.grad(of_row))(w))
+    coarse(torch.func.hessian(row)(x[0]).double(), torch.func.hessian(of_row)(w[0]))
+
+
+class Graphs:
+    """A backend that keeps what the graphs of forward and backward compute, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.called: list[list[str]] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+
+        def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+            self.called.append([name for name in called if name != "aten.detach.default"])
+            return make_boxed_func(graph.forward)
+
+        return aot_module_simplified(graph, inputs, fw_compiler=keep, bw_compiler=keep)
+
+
+@every_half
+def test_compiled(dtype, engine, device, logsumexp):
+    torch.compiler.reset()
+    backend = Graphs()
+    x = maker(dtype, device)(4, 30).requires_grad_()
+    y = torch.compile(lambda x: logsumexp(x, 1), fullgraph=True, backend=backend)(x)
+    g = maker(torch.float32, device, 2)(4)
+    (got,) = torch.autograd.grad(y, x, g)
+    w = wide(x)
+    want = reference.logsumexp(w, 1)
+    close(y.detach(), want.detach(), torch.float32)
+    close(got, torch.autograd.grad(want, w, g.double())[0], dtype)
+    triton = engine == "triton"
+    assert backend.called == [
+        ["onepass.triton.default" if triton else "onepass.logsumexp.default"],
+        ["onepass.triton_backward.default" if triton else "onepass._logsumexp_backward.default"],
+    ]
+
+
+# Without autocast: the gradient of a half result is that of the float32 value ----------------------------------------
+
+OFFSETS = (100.0, -1000.0)
+
+
+def _rows(dtype: torch.dtype, device: str, offset: float) -> Tensor:
+    return (maker(torch.float32, device)(6, 48) + offset).to(dtype)
+
+
+def _weights(x: Tensor, dim: Any) -> Tensor:
+    return reference.softmax(x, dim)
+
+
+def _eager(f: Call, x: Tensor) -> Tensor:
+    return torch.autograd.grad(f(x.requires_grad_()).sum(), x)[0]
+
+
+def _twice(f: Call, x: Tensor) -> Tensor:
+    """The gradient as create_graph makes it."""
+    return torch.autograd.grad(f(x.requires_grad_()).sum(), x, create_graph=True)[0].detach()
+
+
+def _compiled(backend: str) -> Callable[[Call, Tensor], Tensor]:
+    def gradient(f: Call, x: Tensor) -> Tensor:
+        torch._dynamo.reset()
+        return _eager(torch.compile(f, backend=backend, fullgraph=True), x)
+
+    return gradient
+
+
+WAYS = {
+    "eager": _eager,
+    "create_graph": _twice,
+    "func.grad": lambda f, x: torch.func.grad(lambda t: f(t).sum())(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x).sum(0),
+    "compiled, eager": _compiled("eager"),
+    "compiled, aot_eager": _compiled("aot_eager"),
+}
+
+
+@every_half
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_of_a_half_result(way, offset, dtype, engine, device):
+    x = _rows(dtype, device, offset)
+    g = WAYS[way](lambda t: onepass.logsumexp(t, 1, engine=engine), x.clone())
+    assert g.dtype is dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(g.double(), _weights(x, 1), rtol=eps, atol=1e-7)
+    torch.testing.assert_close(g.double().sum(1), torch.ones(6, dtype=torch.float64, device=device), rtol=eps, atol=0)
+
+
+@every_half
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_the_tangent_of_a_half_result(offset, dtype, engine, device):
+    x = _rows(dtype, device, offset)
+    _, t = torch.func.jvp(lambda a: onepass.logsumexp(a, 1, engine=engine), (x,), (torch.ones_like(x),))
+    assert torch.equal(t, torch.ones_like(t))
+
+
+@every_half
+@pytest.mark.parametrize(("dim", "keepdim"), [((0, 1), False), ((0, 2), True), (1, True)])
+def test_by_the_operator_and_over_other_dims(dim, keepdim, dtype):
+    x = _rows(dtype, "cpu", 100.0).view(6, 4, 12)
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    for f in (lambda t: onepass.logsumexp(t, dim, keepdim), lambda t: ops.logsumexp(t, dims, keepdim)):
+        torch.testing.assert_close(
+            _eager(f, x.clone()).double(), _weights(x, dim), rtol=torch.finfo(dtype).eps, atol=1e-7
+        )
+
+
+@every_half
+def test_equal_elements_share_the_gradient(dtype):
+    x = torch.full((3,), -1000.0, dtype=dtype, requires_grad=True)
+    onepass.logsumexp(x, 0).backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 3))
+
+
+@every_half
+def test_a_result_that_is_differentiated_is_rounded_as_one_that_is_not(dtype, engine, device):
+    x = maker(dtype, device)(200, 33)
+    assert_defined("logsumexp", onepass.logsumexp(x.clone().requires_grad_(), 1, engine=engine).detach(), x, 1)

@@ -1,0 +1,291 @@
+"""onepass.patch on and off, its report, its scope (all threads of a process); torch computes everything after it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onepass
+from lib.patch import dispatch_tables
+from onepass import patching as module
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_rewritten():
+    """No patch is on before a test, and none after it; kernels are installed by the first patch, and no other."""
+    with onepass.patch():
+        pass
+    assert not module._active
+    before = dispatch_tables()
+    yield
+    assert not module._active
+    assert dispatch_tables() == before
+
+
+# On and off ---------------------------------------------------------------------------------------------------------
+
+
+def _served(patched: onepass.patch) -> int:
+    torch.zeros(3).softmax(0)
+    return sum(patched.report.served.values())
+
+
+def test_as_a_switch():
+    handle = onepass.patch(report=True)
+    assert _served(handle) == 1
+    handle.restore()
+    handle.restore()
+    assert _served(handle) == 1
+
+
+def test_no_kernel_is_replaced_by_a_switch():
+    installed = dispatch_tables()
+    with onepass.patch():
+        assert dispatch_tables() == installed
+
+
+def test_patches_nest_and_end_in_any_order():
+    outer, inner = onepass.patch(report=True), onepass.patch(report=True)
+    assert (_served(outer), _served(inner)) == (1, 2)
+    outer.restore()
+    assert (_served(outer), _served(inner)) == (2, 4)
+    inner.restore()
+    assert _served(inner) == 4
+
+
+def test_one_patch_is_entered_again():
+    with onepass.patch(report=True) as patched:
+        with patched as same:
+            assert same is patched
+        assert _served(patched) == 1  # still on
+    assert _served(patched) == 1
+    with patched:
+        assert _served(patched) == 2
+    assert _served(patched) == 2
+
+
+def test_restored_within_its_context():
+    with onepass.patch(report=True) as patched:
+        patched.restore()
+        assert _served(patched) == 0
+
+
+def test_an_exception_ends_it():
+    with pytest.raises(KeyError), onepass.patch():
+        raise KeyError
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
+    reason="torch took one override from Python alone",
+)
+def test_another_override_of_the_operator_stays():
+    def mine(x, dim, half_to_float):
+        return torch.full_like(x, 7)
+
+    x = torch.zeros(3)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        with onepass.patch():
+            assert x.softmax(0).tolist() != [7, 7, 7]
+            library.impl("_softmax", mine, "CPU")
+            assert x.softmax(0).tolist() == [7, 7, 7]
+        assert x.softmax(0).tolist() == [7, 7, 7]
+        with onepass.patch():  # which rewrites no entry: the newest kernel has the calls
+            assert x.softmax(0).tolist() == [7, 7, 7]
+    with onepass.patch(report=True) as patched:
+        assert _served(patched) == 1
+
+
+# Another library's kernels, there before the first patch of the process.
+BEFORE = """
+import torch, onepass
+
+class Mine(Exception):
+    pass
+
+def mine(x, dim, half_to_float):
+    if x.dtype == torch.int64:
+        raise Mine("words of mine")
+    return torch.full_like(x, 7)
+
+library = torch.library.Library("aten", "IMPL")
+library.impl("_softmax", mine, "CPU", allow_override=True)
+x = torch.zeros(3)
+for _ in range(2):
+    with onepass.patch(report=True) as patched:
+        print(x.softmax(0)[0].item() != 7, patched.report.served)
+        try:
+            torch.ops.aten._softmax(x.long(), 0, False)
+        except Mine as error:
+            print(error, patched.report.left)
+    print(x.softmax(0).tolist(), abs(x.log_softmax(0).exp().sum().item() - 1) < 1e-6)
+"""
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
+    reason="torch took one override from Python alone",
+)
+def test_kernels_that_were_there_before_have_their_calls():
+    done = _fresh(BEFORE, "-W", "ignore")
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == 2 * [
+        "True {'softmax': 1}",
+        "words of mine {('softmax', 'dtype torch.int64'): 1}",
+        "[7.0, 7.0, 7.0] True",
+    ]
+
+
+@pytest.mark.parametrize("given", [1, None, "yes"])
+def test_report_is_a_bool(given):
+    with pytest.raises(TypeError, match=r"onepass.patch\(\): report must be a bool, got"):
+        onepass.patch(report=given)
+
+
+def _fresh(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`code` run by a Python of its own."""
+    given = [sys.executable, *options, "-c", code]
+    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+
+
+# The report ---------------------------------------------------------------------------------------------------------
+
+
+def test_report():
+    x = torch.zeros(3, 4, requires_grad=True)
+    with onepass.patch(report=True) as patched:
+        F.cross_entropy(x, torch.zeros(3, dtype=torch.int64)).backward()
+        F.softmin(x, 0).sum().backward()
+        torch.logsumexp(x.to(torch.complex64), 0)
+        with onepass.patch() as silent:
+            x.logsumexp(1).sum().backward()
+    assert silent.report is None
+    assert patched.report.served == {
+        "log_softmax": 1,
+        "log_softmax backward": 1,
+        "softmax": 1,
+        "softmax backward": 1,
+        "logsumexp": 1,
+    }
+    assert patched.report.left == {("logsumexp", "dtype torch.complex64"): 1}
+    assert str(patched.report).splitlines() == [
+        "function                 calls  by",
+        "log_softmax                  1  onepass",
+        "log_softmax backward         1  onepass",
+        "logsumexp                    1  onepass",
+        "logsumexp                    1  torch: dtype torch.complex64",
+        "softmax                      1  onepass",
+        "softmax backward             1  onepass",
+    ]
+
+
+# Threads and processes ----------------------------------------------------------------------------------------------
+
+
+def test_all_threads_are_patched_and_all_calls_counted():
+    x = torch.zeros(2, 3)
+    with onepass.patch(report=True) as patched, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: [x.softmax(1) for _ in range(200)], range(8)))
+    assert patched.report.served == {"softmax": 1600}
+
+
+# Four threads call while a fifth switches, all as often as they can.
+RACE = """
+import sys, threading, time, torch, onepass
+
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-6)
+x = torch.arange(35.0).view(5, 7).cos()
+want, end, wrong = x.softmax(1), time.time() + 5, []
+
+def compute():
+    try:
+        while time.time() < end and not wrong:
+            for _ in range(100):
+                y = torch.softmax(x, 1)
+            torch.testing.assert_close(y, want)
+    except BaseException as error:
+        wrong.append(error)
+
+threads = [threading.Thread(target=compute) for _ in range(4)]
+for thread in threads:
+    thread.start()
+switches = 0
+while time.time() < end and not wrong:
+    onepass.patch().restore()
+    switches += 1
+for thread in threads:
+    thread.join()
+print(wrong, switches > 100)
+"""
+
+
+def test_patched_and_restored_while_other_threads_compute():
+    done = _fresh(RACE)
+    assert (done.returncode, done.stdout.strip()) == (0, "[] True"), done.stderr
+
+
+FRESH = """
+import os, sys, torch, onepass
+handle = onepass.patch(report=True)
+child = os.fork()
+x = torch.zeros(3).softmax(0)
+if child:
+    os.waitpid(child, 0)
+print(handle.report.served, [m for m in ("triton", "torch._dynamo") if m in sys.modules], torch.cuda.is_initialized())
+"""
+
+
+def test_a_fresh_process_is_patched_in_silence_and_so_are_its_forks():
+    done = _fresh(FRESH, "-W", "error::UserWarning", "-W", "ignore::DeprecationWarning")
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.splitlines() == ["{'softmax': 1} [] False"] * 2
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+LEAK = """
+import resource, torch, onepass
+
+torch.set_num_threads(1)  # threads that wait for a small call cost more than it
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+x, half, out = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.float16), torch.zeros(2, 3)
+calls = {
+    "off": lambda: torch.softmax(x, 1),
+    "off, with a list": lambda: torch.logsumexp(x, (0, 1)),
+    "off, in Python": lambda: torch.softmax(x, 1, dtype=torch.float32, out=out),
+    "left": lambda: torch._softmax_backward_data(x, x, 1, torch.float64),
+    "left, with a list": lambda: torch.logsumexp(x.long(), (0, 1)),
+    "left, with out": lambda: torch.softmax(x, 1, out=out[:0].view(0)),
+    "served": lambda: torch.softmax(half, 1, dtype=torch.float32, out=out),
+}
+for name, call in calls.items():
+    handle = onepass.patch()
+    if name.startswith("off"):
+        handle.restore()
+    for _ in range(1000):
+        call()
+    before, count = resident(), 100_000 if name == "left" else 10_000
+    for _ in range(count):
+        call()
+    print(name, (resident() - before) / count, sep=": ")
+    handle.restore()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_calls_that_torch_computes_leave_no_memory_behind():
+    done = _fresh(LEAK)
+    assert done.returncode == 0, done.stderr
+    grown = {name: float(size) for name, size in (line.split(": ") for line in done.stdout.splitlines())}
+    assert len(grown) == 7
+    assert max(grown.values()) < 24, grown  # bytes a call

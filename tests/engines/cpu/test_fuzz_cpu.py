@@ -1,0 +1,145 @@
+"""The fuzzing of the CPU engine: two seconds of it, and that it notices what it is for."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import onepass
+from lib.paths import ROOT
+from lib.support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES
+from onepass import reference
+
+SCRIPT = ROOT / "scripts" / "fuzz_cpu.py"
+
+
+@pytest.fixture(scope="module")
+def fuzz():
+    spec = importlib.util.spec_from_file_location("fuzz_cpu", SCRIPT)
+    assert spec
+    assert spec.loader
+    module = sys.modules["fuzz_cpu"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_two_seconds_find_nothing(fuzz, capsys):
+    threads = torch.get_num_threads()
+    status = fuzz.main(["--minutes", str(2 / 60), "--seed", "1"])
+    said = capsys.readouterr().out
+    assert status == 0, said
+    calls = re.search(r", seed 1: ([\d,]+) calls of [\d,]+ elements in [\d.]+ s, 0 failures", said)
+    assert calls
+    assert int(calls[1].replace(",", "")) > 5
+    assert torch.get_num_threads() == threads
+
+
+def test_the_calls_are_of_every_kind(fuzz):
+    calls = [fuzz.Call(0, number) for number in range(3000)]
+    assert {c.function for c in calls} == {*FUNCTIONS, "state"}
+    assert {c.dtype for c in calls} == {*DTYPES, *INTEGERS}
+    assert {(c.dtype, c.result) for c in calls} >= {(a, b) for a in DTYPES for b in DTYPES}
+    assert {c.mode for c in calls} == {"fresh", "out", "in place"}
+    assert {c.kind for c in calls} == {"contiguous", "permuted", "sliced", "expanded", "overlapping"}
+    assert {len(c.view.sizes) for c in calls} == set(range(6))
+    assert {c.threads for c in calls} == set(range(2, 9))
+    assert {c.engine for c in calls} == {"auto", "cpu"}
+    assert any(isinstance(c.dim, tuple) and len(c.dim) == 3 for c in calls)
+    assert any(0 in c.view.sizes for c in calls)
+    assert any(max(c.view.sizes, default=0) > 50_000 for c in calls)
+    assert any(bool(c.input().isinf().any()) for c in calls[:300])
+    assert [str(c) for c in calls[:50]] == [str(fuzz.Call(0, number)) for number in range(50)]
+    assert str(calls[0]) != str(fuzz.Call(1, 0))
+
+
+def fails(fuzz, capsys, words, monkeypatch):
+    """A run that fails, and one of its failures made again: wrong with the fault, right without it."""
+    assert fuzz.main(["--minutes", "0.5", "--seed", "2", "--most", "1"]) == 1
+    said = capsys.readouterr().out
+    assert words in said
+    again = re.search(r"python scripts/fuzz_cpu.py (--seed 2 --call \d+)", said)
+    assert again
+    assert fuzz.main(again[1].split()) == 1
+    assert words in capsys.readouterr().out
+    monkeypatch.undo()
+    assert fuzz.main(again[1].split()) == 0
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_wrong_value_of_the_definition_is_a_failure(fuzz, capsys, monkeypatch, function):
+    right = getattr(reference, function)
+
+    def wrong(*arguments):
+        return right(*arguments) + 0.05
+
+    monkeypatch.setattr(reference, function, wrong)
+    fails(fuzz, capsys, "wrong, first at", monkeypatch)
+
+
+def test_a_wrong_state_is_a_failure(fuzz, capsys, monkeypatch):
+    right = reference.state
+    monkeypatch.setattr(reference, "state", lambda *a: (right(*a)[0], right(*a)[1] * 1.001))
+    fails(fuzz, capsys, "sums of", monkeypatch)
+
+
+def plant(monkeypatch, fault):
+    """Every softmax of the family with a fault after it."""
+    for function in SOFTMAXES:
+        right = getattr(onepass, function)
+
+        def wrong(x, dim, right=right, **options):
+            y = right(x, dim, **options)
+            if y.numel():
+                fault(x, y)
+            return y
+
+        monkeypatch.setattr(onepass, function, wrong)
+
+
+def other_bits(x, y):
+    if torch.get_num_threads() > 1:
+        y.view(-1)[0] = 0.0625
+
+
+def beside(x, y):
+    if y.storage_offset():
+        y.as_strided((1,), (1,), 0).fill_(1.0)
+
+
+def into_the_input(x, y):
+    if x.data_ptr() != y.data_ptr():
+        x.view(-1)[0] = 3
+
+
+def raises(x, y):
+    raise RuntimeError("out of luck")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (other_bits, "threads give other bits"),
+        (beside, "an element beside the result was written"),
+        (into_the_input, "the input has changed"),
+        (raises, "raised RuntimeError: out of luck"),
+    ],
+    ids=lambda p: p.__name__ if callable(p) else "",
+)
+def test_a_planted_fault_is_found(fuzz, capsys, monkeypatch, fault, words):
+    def only_whole(x, y):
+        if fault not in (other_bits, into_the_input) or (x.is_contiguous() and y.is_contiguous()):
+            fault(x, y)
+
+    plant(monkeypatch, only_whole)
+    fails(fuzz, capsys, words, monkeypatch)
+
+
+@pytest.mark.parametrize("wrong", [("--minutes", "0"), ("--call", "-1"), ("--seed", "x")], ids=" ".join)
+def test_a_wrong_option_is_told(wrong):
+    done = subprocess.run([sys.executable, SCRIPT, *wrong], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert wrong[0] in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,240 @@
+"""The emulator of CUDA kernels: what a mistake in a kernel does there, and what instructions give."""
+
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from emulator import Emulator, missing
+from emulator.build import CORE
+from lib.columns import COLUMNS, F32, GRID, SLAB, WHOLE, WINDOW, Plan
+from lib.forced import check_forward
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+FORWARDS, BACKWARDS, DRAWN = 0, 1, 2
+AT_ONCE, LATE = 0, 1
+N = 64
+
+
+def run(folder: Path, body: str, x: Tensor, y: Tensor, order: int = FORWARDS, lateness: int = AT_ONCE) -> Tensor:
+    """What a block of 64 threads makes of x: with `t`, a thread's number, and `room`, 256 bytes of shared memory."""
+    kind = {torch.float32: "float", torch.float64: "double", torch.int32: "int", torch.int16: "short"}
+    parameters = f"const {kind[x.dtype]}* x, {kind[y.dtype]}* y"
+    code = f'extern __shared__ float room[];\nextern "C" __global__ void onepass_kernel({parameters})'
+    kernels = folder / "cuda" / "kernels"
+    kernels.mkdir(parents=True)
+    (kernels / "kernel.cu").write_text(f"{code} {{\nconst int t = threadIdx.x;\n{body}\n}}\n")
+    Emulator(folder, order, lateness).run("kernel.cu", (1, N, 0, 4 * N, False), [x], y)
+    return y
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+BESIDE = "room[t] = x[t]; {} y[t] = room[{}];"
+
+
+@pytest.mark.parametrize(("order", "other"), [(FORWARDS, "N - 1 - t"), (BACKWARDS, "N - 1 - t"), (DRAWN, "t ^ 1")])
+@pytest.mark.parametrize("barrier", ["__syncthreads();", ""])
+def test_what_another_thread_has_written_takes_a_barrier(tmp_path, order, other, barrier):
+    x, other = torch.randn(N), other.replace("N", str(N))
+    y = run(tmp_path, BESIDE.format(barrier, other), x, torch.zeros(N), order)
+    assert torch.equal(y, x[[eval(other) for t in range(N)]]) == bool(barrier)
+
+
+@pytest.mark.parametrize("order", [FORWARDS, BACKWARDS, DRAWN])
+@pytest.mark.parametrize("barrier", ["__syncthreads();", ""])
+def test_what_another_thread_has_yet_to_read_takes_a_barrier(tmp_path, order, barrier):
+    x = torch.randn(N)
+    body = f"room[t] = x[t]; __syncthreads(); const float read = room[{N - 1} - t]; {barrier} room[t] = 0; y[t] = read;"
+    assert torch.equal(run(tmp_path, body, x, torch.zeros(N), order), x.flip(0)) == bool(barrier)
+
+
+@pytest.mark.parametrize("lateness", [AT_ONCE, LATE])
+@pytest.mark.parametrize("groups", [0, 1])
+def test_copies_are_there_when_they_were_waited_for(tmp_path, lateness, groups):
+    x = torch.randn(N)
+    body = f"""
+    const unsigned to = (unsigned)__cvta_generic_to_shared(room + t);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(x + t) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("cp.async.wait_group {groups};" ::: "memory");
+    y[t] = room[t];"""
+    y = run(tmp_path, body, x, torch.zeros(N), lateness=lateness)
+    assert torch.equal(y, x) == (groups == 0 or lateness == AT_ONCE)
+
+
+REFUSED = {
+    "a read outside of all tensors: thread 63 of block 0, 0": "y[t] = x[t + 1];",
+    "a write outside of all tensors: thread 0": "y[t - 1] = x[t];",
+    "a write to what is only read": "const_cast<float*>(x)[t] = 0;",
+    "misaligned access to global memory: thread 1": "float2 v = *(const float2*)(x + t % 32); y[t] = v.x + v.y;",
+    "an access beyond shared memory: thread 63": "room[t + 1] = x[t]; y[t] = 0;",
+    "misaligned access to shared memory": "*(volatile double*)(room + t) = x[t]; y[t] = 0;",
+    "waits for ever: thread 1": "room[t] = 0; if (t) { while (*(volatile float*)room == 0); } y[t] = 0;",
+    "waits for ever: thread 0": "if (t < 32) asm volatile(\"bar.sync 1, 64;\"); y[t] = 0;",
+    "a lane outside of its own mask: thread 1": "y[t] = __shfl_sync(1, x[t], 0);",
+    "a trap": "if (x[t] != 1e30f) __trap(); y[t] = 0;",
+    "a division by 0": "y[t] = t / (int)(x[t] * 0);",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", REFUSED)
+def test_refuses(tmp_path, error):
+    with pytest.raises(RuntimeError, match=error):
+        run(tmp_path, REFUSED[error], torch.randn(N), torch.zeros(N))
+
+
+def test_refuses_instructions_that_it_does_not_know(tmp_path):
+    with pytest.raises(RuntimeError, match=r"no such instruction here: popc\.b32"):
+        run(tmp_path, "y[t] = __popc(x[t]);", torch.ones(N, dtype=torch.int32), torch.zeros(N, dtype=torch.int32))
+
+
+class Mistake(NamedTuple):
+    file: str
+    right: str
+    mistaken: str
+    plan: tuple[Plan, int]
+    order: int
+    lateness: int
+    error: str
+
+
+WRONG = "wrong, first at"
+TILE, SHELF = (Plan(COLUMNS, 4, 16, 4), WHOLE), (Plan(COLUMNS, 4, 16, 5, 1, 20), WHOLE)
+CLUSTER, CHIP = (Plan(COLUMNS, 4, 8, 3, 4), WHOLE), (Plan(GRID, 4, 16, 2, 3), WHOLE)
+ODD, PIECE = (Plan(COLUMNS, 4, 16, 4), WINDOW), (Plan(COLUMNS, 64, 1, 4), SLAB)
+BARRIER = "    __syncthreads();\n"
+FIRST, LAST = "    smem.put(smem.sums, max, tile);\n", "    smem.get(smem.epilogues, out, tile);\n"
+EXPECT = "expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));"
+LESS = EXPECT.replace("C::kClusterSize", "(C::kClusterSize - 1)")
+MISTAKES = {
+    "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, FORWARDS, AT_ONCE, WRONG),
+    "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, BACKWARDS, AT_ONCE, WRONG),
+    "copies that are on their way": Mistake(
+        "async_copy.cuh",
+        "case 0: return wait<0>();",
+        "case 0: return wait<1>();",
+        SHELF,
+        0,
+        LATE,
+        WRONG,
+    ),
+    "to a block that has not begun": Mistake(
+        "column_reduce.cuh", "cluster_wait();  //", "//", CLUSTER, FORWARDS, AT_ONCE, "waits for ever"
+    ),
+    "a message not awaited": Mistake(
+        "column_reduce.cuh",
+        EXPECT,
+        LESS,
+        CLUSTER,
+        FORWARDS,
+        AT_ONCE,
+        WRONG,
+    ),
+    "a block that does not arrive": Mistake(
+        "grid_sync.cuh", "(blocks - 1) : 1;", "(blocks - 1) : 0;", CHIP, FORWARDS, AT_ONCE, "waits for ever"
+    ),
+    "one vector too many": Mistake(
+        "column_tile.cuh", "(begin < end.rest);", "(begin <= end.rest);", CHIP, 0, 0, "outside of all tensors|" + WRONG
+    ),
+    "a column too many": Mistake(
+        "column_tile.cuh", "return v < rest;", "return v <= rest;", ODD, 0, 0, "outside of all tensors"
+    ),
+    "before the slab": Mistake(
+        "column_tile.cuh", "return p >= 0 && p <", "return p >= -1 && p <", PIECE, 0, 0, "outside of all tensors"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_the_kernels_are_found(tmp_path, name):
+    mistake = MISTAKES[name]
+    shutil.copytree(CORE / "cuda", tmp_path / "cuda")
+    file = tmp_path / "cuda" / "kernels" / mistake.file
+    text = file.read_text()
+    assert mistake.right in text
+    file.write_text(text.replace(mistake.right, mistake.mistaken))
+    engine = Emulator(tmp_path, mistake.order, mistake.lateness)
+    with pytest.raises((AssertionError, RuntimeError), match=mistake.error):
+        check_forward(engine, "softmax", (F32, F32), *mistake.plan)
+
+
+# Instructions ---------------------------------------------------------------------------------------------------------
+
+
+def test_exchanges_of_a_warp(tmp_path):
+    body = """
+    const unsigned all = ~0u, odd = 0xaaaaaaaau;
+    int *at = y + t;
+    *at = __shfl_xor_sync(all, x[t], 5), at += 64;
+    *at = __shfl_down_sync(all, x[t], 3, 16), at += 64;
+    *at = __shfl_up_sync(all, x[t], 2, 8), at += 64;
+    *at = __shfl_sync(all, x[t], 7, 4), at += 64;
+    *at = __ballot_sync(all, x[t] % 3 == 0), at += 64;
+    if (t % 2) *at = __ballot_sync(odd, x[t] % 3 == 0) + __any_sync(odd, t == 33) + 2 * __all_sync(odd, t > 32);"""
+    t = torch.arange(N)
+    x = torch.randint(-(2**30), 2**30, (N,), dtype=torch.int32)
+    third = [sum(bool(x[32 * w + i] % 3 == 0) << i for i in range(32)) for w in range(2)]
+    odd = [third[0] & 0xAAAAAAAA, (third[1] & 0xAAAAAAAA) + 3]
+    want = [x[t ^ 5], x[torch.where(t % 16 < 13, t + 3, t)], x[torch.where(t % 8 < 2, t, t - 2)], x[t // 4 * 4 + 3]]
+    want += [torch.tensor([of[i // 32] * (i % 2 or k) for i in range(N)]) for k, of in enumerate((odd, third))][::-1]
+    got = run(tmp_path, body, x, torch.zeros(6 * N, dtype=torch.int32), DRAWN)
+    assert torch.equal(got, torch.cat([w.to(torch.int64).to(torch.int32) for w in want]))
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_conversions_of_halves(tmp_path, kind):
+    half = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
+    every = torch.arange(-(2**15), 2**15).to(torch.int16)
+    body = f"""
+    for (int i = t; i < 65536; i += {N}) asm("cvt.f32.{kind} %0, %1;" : "=f"(y[i]) : "h"(x[i]));"""
+    got = run(tmp_path, body, every, torch.zeros(2**16))
+    assert torch.equal(got.nan_to_num(7), every.view(half).float().nan_to_num(7))
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_conversions_to_halves(tmp_path, kind):
+    half = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
+    values = torch.arange(-(2**15), 2**15).to(torch.int16).view(half).float().nan_to_num(0, 1e38, -1e38)
+    between = values + values.roll(1).sub(values).nan_to_num(0) * torch.tensor([0.5, 0.25]).repeat(2**15)
+    x = torch.cat([values, between, torch.randn(2**14), torch.tensor([torch.inf, -torch.inf, 65519, 65520])])
+    body = f"""
+    for (int i = t; i < {x.numel()}; i += {N}) asm("cvt.rn.{kind}.f32 %0, %1;" : "=h"(y[i]) : "f"(x[i]));"""
+    got = run(tmp_path, body, x, torch.zeros(x.numel(), dtype=torch.int16))
+    assert torch.equal(got.view(half), x.to(half))
+
+
+def test_rounding_downwards(tmp_path):
+    values = torch.randn(30 * N) * 2.0 ** torch.randint(-30, 30, (30 * N,))
+    a, b, c = values.view(3, 10 * N)
+    c[::3] = -(a * b)[::3]  # what is left is below their last bits
+    body = f"for (int i = t; i < {10 * N}; i += {N}) y[i] = __fmaf_rd(x[i], x[i + {10 * N}], x[i + {20 * N}]);"
+    got = run(tmp_path, body, torch.cat([a, b, c]), torch.zeros(10 * N))
+    for (one, other, added), y in zip(values.view(3, -1).t().tolist(), got, strict=True):
+        exact = Fraction(one) * Fraction(other) + Fraction(added)
+        above = torch.nextafter(y, torch.tensor(torch.inf)).item()
+        assert Fraction(y.item()) <= exact < Fraction(above)
+
+
+def test_exponentials_and_logarithms(tmp_path):
+    x = torch.cat([torch.randn(N) * 20, torch.tensor([0.0, 1.0, -126.0, -127.0, torch.inf, -torch.inf]).repeat(N)])
+    body = f"""
+    for (int i = t; i < {x.numel()}; i += {N}) {{
+      asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y[i]) : "f"(x[i]));
+      asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y[i + {x.numel()}]) : "f"(x[i]));
+    }}"""
+    got = run(tmp_path, body, x, torch.zeros(2 * x.numel())).view(2, -1)
+    powers = torch.exp2(x.double()).float()
+    torch.testing.assert_close(got[0], torch.where(powers < 2.0**-126, 0, powers), rtol=1e-7, atol=0)
+    torch.testing.assert_close(got[1], torch.log2(x.double()).float(), rtol=1e-7, atol=0, equal_nan=True)
+
+
+def test_logarithms_of_doubles(tmp_path):
+    x = torch.rand(N, dtype=torch.float64) * 10
+    got = run(tmp_path, "y[t] = log(x[t]);", x, torch.zeros_like(x))
+    torch.testing.assert_close(got, x.log(), rtol=1e-15, atol=1e-16)

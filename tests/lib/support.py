@@ -1,0 +1,229 @@
+"""What the tests share: the tables of functions, dtypes, layouts and engines, and the tolerance of the definition."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onepass
+from onepass import native, reference
+
+from .paths import ROOT
+
+SOFTMAXES = ("softmax", "log_softmax", "softmin")
+FUNCTIONS = (*SOFTMAXES, "logsumexp")
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+TORCH: dict[str, Callable[..., Any]] = {  # each function's namesake, as users call it
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
+    "softmin": torch.nn.functional.softmin,
+    "logsumexp": torch.logsumexp,
+}
+
+Make = Callable[..., Tensor]  # make(*shape) -> values of the dtype and device under test
+
+
+def ours(function: str) -> Callable[..., Tensor]:
+    return getattr(onepass, function)
+
+
+def definition(function: str, x: Tensor, dim: Any) -> Tensor:
+    return getattr(reference, function)(x, dim)
+
+
+def engines_at_hand() -> list[Any]:
+    """(engine, device) of every engine that runs here, as pytest params; those on a GPU carry the mark `gpu`."""
+    pairs = [pytest.param("cpu", "cpu", id="cpu")]
+    if os.environ.get("TRITON_INTERPRET") == "1" and onepass.engines()["triton"] is None:
+        pairs.append(pytest.param("triton", "cpu", id="triton-interpreter"))
+    if torch.cuda.is_available():
+        engines = ["cuda", "triton"] if torch.version.cuda else ["triton"]
+        pairs += [pytest.param(engine, "cuda", id=engine, marks=pytest.mark.gpu) for engine in engines]
+    return pairs
+
+
+every_softmax = pytest.mark.parametrize("function", SOFTMAXES)
+
+
+def slow(*values: Any) -> Any:
+    """A case of a sweep that `make test` leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float = 2.0) -> Make:
+    """Normal values, the same for every device."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).to(device)
+
+    return make
+
+
+def with_instruction_set(isa: str, file: str, code: str) -> None:
+    """Runs Python that has the tests of `file` as `t`, in a process whose CPU engine takes the instruction set `isa`.
+    Skips where that is the one that all tests here run, or does not work here."""
+    if isa == native.status("isa"):
+        pytest.skip(f"all other tests here run {isa}")
+    folders = [str(ROOT / "tests"), str(Path(file).parent)]
+    begin = f"import sys, torch; torch.set_num_threads(1); sys.path[:0] = {folders}\nimport {Path(file).stem} as t\n"
+    run = [sys.executable, "-c", f"{begin}{code}\nprint('right')"]
+    done = subprocess.run(
+        run, env={**os.environ, "ONEPASS_CPU_CAPABILITY": isa}, capture_output=True, text=True, timeout=120
+    )
+    if done.returncode and "ONEPASS_CPU_CAPABILITY is an instruction set that works here" in done.stderr:
+        assert isa != "baseline"
+        pytest.skip(f"{isa} does not work here")
+    assert done.stdout == "right\n", done.stderr[-2000:]
+
+
+LAYOUTS: dict[str, Callable[[Make], Tensor]] = {
+    "0-d": lambda r: r(),
+    "0-d of a view": lambda r: r(5)[3],
+    "one element": lambda r: r(1),
+    "vector": lambda r: r(37),
+    "strided vector": lambda r: r(90)[5::3],
+    "contiguous": lambda r: r(5, 13),
+    "odd rows": lambda r: r(3, 781),
+    "long rows": lambda r: r(2, 5003),
+    "short rows": lambda r: r(300, 3),
+    "rows of one": lambda r: r(6, 1),
+    "offset": lambda r: r(67)[3:63].view(4, 15),
+    "sliced": lambda r: r(7, 40)[1:6, 3:36],
+    "stepped": lambda r: r(8, 30)[::2, 1::3],
+    "gaps": lambda r: r(3, 4, 24)[:, 1:3, ::2],
+    "transposed": lambda r: r(17, 5).t(),
+    "middle": lambda r: r(2, 33, 18),
+    "permuted": lambda r: r(4, 2, 13).permute(2, 0, 1),
+    "permuted and sliced": lambda r: r(6, 5, 9).permute(1, 2, 0)[1:, ::2, 1:5],
+    "channels_last": lambda r: r(2, 5, 4, 3).contiguous(memory_format=torch.channels_last),
+    "channels_last_3d": lambda r: r(2, 3, 2, 4, 3).contiguous(memory_format=torch.channels_last_3d),
+    "rank 5": lambda r: r(2, 3, 2, 2, 3),
+    "expanded rows": lambda r: r(1, 19).expand(4, 19),
+    "expanded columns": lambda r: r(5, 1).expand(5, 11),
+    "expanded middle": lambda r: r(3, 1, 7).expand(3, 4, 7),
+    "as_strided, overlapping": lambda r: r(60).as_strided((5, 12), (3, 2), 7),
+    "as_strided, interleaved": lambda r: r(60).as_strided((4, 3, 5), (1, 20, 4), 0),
+    "size 1 dims": lambda r: r(1, 6, 1, 9),
+    "size 1 dims, odd strides": lambda r: r(40).as_strided((1, 5, 1, 3), (7, 3, 100, 1), 2),
+    "empty batch": lambda r: r(0, 5),
+    "empty dim": lambda r: r(4, 0),
+    "empty middle": lambda r: r(2, 0, 3),
+    "empty and permuted": lambda r: r(2, 0, 3).permute(2, 0, 1),
+    "all empty": lambda r: r(0, 0),
+}
+
+
+def ints(x: Tensor) -> list[int]:
+    """Every dim that x has, from either end."""
+    rank = max(x.dim(), 1)
+    return list(range(-rank, rank))
+
+
+def tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
+    """Every set of dims once; the spelling (order, negative or not) changes from one to the next."""
+    rank = max(x.dim(), 1)
+    for count in range(1, rank + 1):
+        for k, dims in enumerate(itertools.combinations(range(rank), count)):
+            spelled = tuple(d - rank if (k + d) % 2 else d for d in dims)
+            yield spelled[::-1] if k % 2 else spelled
+
+
+def some_tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
+    """Each dim alone, the first with the last, and all: enough where a face of a kernel that saw every set is
+    interpreted."""
+    rank = max(x.dim(), 1)
+    yield from (dims for dims in tuples(x) if len(dims) in (1, rank) or {d % rank for d in dims} == {0, rank - 1})
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def bound(function: str, x: Tensor, want: Tensor, dim: Any, dtype: torch.dtype) -> Tensor:
+    """The error allowed to each element of `want`, the definition on x, when it is given in `dtype`.
+
+    One rounding to `dtype`, and a few of the accumulator, as many as a vector of 4 lanes adds up at worst. The
+    difference x - max is one of these, so that an exponential's relative error grows with it; logarithms are judged
+    relative to max(1, |result|). Below the smallest normal number a GPU may flush to zero. How many roundings there
+    may be in comparison with torch's is the matter of test_accuracy.py.
+    """
+    out, acc = torch.finfo(dtype), torch.finfo(_accumulator(dtype))
+    length = x.numel() // max(want.numel(), 1) if function == "logsumexp" else x.numel() // max(x.sum(dim).numel(), 1)
+    roundings = 6 + length / 8
+    if function in ("log_softmax", "logsumexp"):
+        return (out.eps + roundings * acc.eps) * want.abs().clamp(min=1)
+    v = x.to(torch.float64) * (-1 if function == "softmin" else 1)
+    if v.numel():
+        v = (v.amax(dim, keepdim=True) - v).nan_to_num(0, 0, 0)
+    return (out.eps + (roundings + v) * acc.eps) * want.abs() + max(acc.tiny, out.smallest_normal * out.eps)
+
+
+def assert_defined(function: str, got: Tensor, x: Tensor, dim: Any, note: str = "") -> None:
+    """`got` is the function of x by the definition; x has been rounded to the call's dtype already."""
+    want = definition(function, x, dim) if function != "logsumexp" else reference.logsumexp(x, dim, True)
+    limit = bound(function, x, want, dim, got.dtype)
+    want, limit = want.reshape(got.shape), limit.reshape(got.shape)
+    y = got.to(torch.float64)
+    top = torch.finfo(got.dtype).max
+    want = torch.where(want.abs() > top * (1 + torch.finfo(got.dtype).eps / 4), want.sign() * torch.inf, want)
+    near = want.isfinite() & ((y - want).abs() <= limit)  # of an infinite `want` the limit is infinite
+    good = (y == want) | (y.isnan() & want.isnan()) | near
+    if not bool(good.all()):
+        at = tuple((~good).nonzero()[0].tolist())
+        raise AssertionError(
+            f"{function} over dim {dim} of {tuple(x.shape)} strides {x.stride()} {x.dtype} -> {got.dtype}{note}: "
+            f"{int((~good).sum())} of {good.numel()} wrong, first at {at}: got {y[at].item()!r}, "
+            f"want {want[at].item()!r} within {limit[at].item():.3g}"
+        )
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal elements, NaN equal to NaN."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+# Refusals ------------------------------------------------------------------------------------------------------
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(0))
+
+
+def raised(call: Any, *args: Any, **kwargs: Any) -> type[BaseException] | None:
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def refused(function: str, expected: Any, got: str, *args: Any, **kwargs: Any) -> None:
+    """The call raises the expected type, its message holds `got` (a pattern), and no argument is touched."""
+    tensors = [t for t in (*args, *kwargs.values()) if type(t) is Tensor and _readable(t)]
+    before = [(t.detach().clone(), t.shape, t._version) for t in tensors]
+    with pytest.raises(expected) as info:
+        ours(function)(*args, **kwargs)
+    message = str(info.value)
+    assert re.search(got, message), f"{got!r} is not in {message!r}"
+    assert function in message or "engine" in message, message
+    for t, (value, shape, version) in zip(tensors, before, strict=True):
+        assert t.shape == shape
+        assert t._version == version
+        now = t.detach()
+        assert ((now == value) | ((now != now) & (value != value))).all()  # a NaN is equal to itself here
+
+
+def _readable(t: Tensor) -> bool:
+    return t.layout is torch.strided and not (t.is_meta or t.is_quantized or t.is_nested)

@@ -1,0 +1,305 @@
+"""The measured traffic: ncu's report, the processes, and what ncu watches. ncu itself is a script here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from onepass.tools.gallery import measure as child
+from onepass.tools.gallery import ncu
+from onepass.tools.gallery.ncu import Counted, Kernel, NcuError, parse
+
+HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size",'
+HEAD += '"Device","CC"'
+METRICS = ',"dram__bytes_read.sum","dram__bytes_write.sum"'
+UNITS = 11 * '"",'
+MARK = "at::cuda::<unnamed>::spin_kernel(long)"
+FIRST = "==PROF== Connected to process 4711 (/usr/bin/python3.12)\n"
+LAST = "==PROF== Disconnected from process 4711\n"
+
+
+def line(number: int, kernel: str, read: str, written: str) -> str:
+    where = f'"{number}","4711","python3.12","127.0.0.1","{kernel}","1","7","(256, 1, 1)","(4096, 1, 1)","0","9.0"'
+    return f'{where},"{read}","{written}"\n'
+
+
+def text(*kernels: tuple[str, str, str], units: tuple[str, str] = ("byte", "byte")) -> str:
+    rows = "".join(line(i, *kernel) for i, kernel in enumerate(kernels))
+    return f'{FIRST}{HEAD}{METRICS}\n{UNITS}"{units[0]}","{units[1]}"\n{rows}{LAST}'
+
+
+SPIN = (MARK, "1,024", "0")
+NAIVE = (
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MaxOps<float>>>(T3)", "128", "1"),
+    ("void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl<sub>>(int, T3)", "129", "20"),
+    ("void at::native::vectorized_elementwise_kernel<4, exp_kernel_cuda(at::TensorIteratorBase &)>(int)", "127", "21"),
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, sum>>(T3)", "126", "2"),
+    ("void at::native::elementwise_kernel<128, 2, div_true>(int, T3)", "13,500,000", "12,345,678"),
+)
+
+
+# The report
+
+
+def test_kernels_are_split_into_contestants_by_the_marker() -> None:
+    copy = ("void at::native::vectorized_elementwise_kernel<4, mul>(int)", "67,108,864", "50,000,000")
+    found = parse(text(SPIN, copy, SPIN, *NAIVE, SPIN, SPIN, ("onepass_kernel", "100", "90")), ["a", "naive", "b", "c"])
+    assert list(found) == ["a", "naive", "b", "c"]
+    assert found["a"].kernels == (Kernel(copy[0], 67_108_864, 50_000_000),)
+    assert [k.name for k in found["naive"].kernels] == [name for name, _, _ in NAIVE]
+    assert (found["naive"].read, found["naive"].written) == (13_500_510, 12_345_722)
+    assert found["naive"].ratio(1_000) == pytest.approx(25_846.232)
+    assert found["b"] == Counted(())
+    assert (found["b"].read, found["b"].written, found["b"].ratio(8)) == (None, None, None)
+    assert (found["c"].read, found["c"].written) == (100, 90)
+
+
+def test_a_marker_is_known_by_any_way_to_write_its_name() -> None:
+    for name in ("spin_kernel", "at::cuda::(anonymous namespace)::spin_kernel(long)", "_ZN2at4cuda11spin_kernelEl"):
+        assert list(parse(text((name, "0", "0"), ("k", "1", "2")), ["one"])) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("units", "read", "written", "expected"),
+    [
+        (("byte", "byte"), "12,799,488", "0", (12_799_488, 0)),
+        (("Mbyte", "Kbyte"), "12.80", "1.5", (12_800_000, 1500)),
+        (("Gbyte", "byte"), "1.25", "64", (1_250_000_000, 64)),
+        (("byte", "byte"), "1.28e+07", "32", (12_800_000, 32)),
+        (("byte", "byte"), "n/a", "64", (None, 64)),
+        (("byte", "byte"), "nan", "", (None, None)),
+        (("byte", "byte"), "(!) n/a", "3", (None, 3)),
+    ],
+)
+def test_units_and_missing_counters(
+    units: tuple[str, str], read: str, written: str, expected: tuple[int | None, int | None]
+) -> None:
+    found = parse(text(SPIN, ("k", "5", "6"), ("l", read, written), units=units), ["one"])["one"]
+    assert (found.kernels[1].read, found.kernels[1].written) == expected
+    assert (found.read is None) == (expected[0] is None)
+    assert (found.written is None) == (expected[1] is None)
+
+
+def test_a_head_that_comes_again_is_no_kernel() -> None:
+    again = text(SPIN, ("k", "5", "6")) + text(SPIN, ("l", "7", "8")).removeprefix(FIRST)
+    assert parse(again, ["one", "two"])["two"].kernels == (Kernel("l", 7, 8),)
+
+
+def test_kernels_before_the_first_marker_are_nobodys() -> None:
+    assert parse(text(("stray", "5", "6"), SPIN, ("k", "1", "2")), ["one"])["one"].kernels == (Kernel("k", 1, 2),)
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("", "no table of kernels"),
+        (FIRST + "==WARNING== No kernels were profiled.\n" + LAST, "no table of kernels"),
+        (f"{HEAD}\n", "no dram__bytes_read.sum"),
+        (text(SPIN, SPIN), "2 marks, for 1 contestants"),
+        (text(("k", "1", "2")), "0 marks, for 1 contestants"),
+        (text(SPIN, ("k", "1", "2"), units=("sector", "byte")), "counts bytes in 'sector'"),
+    ],
+)
+def test_a_report_of_another_form_is_refused(report: str, message: str) -> None:
+    with pytest.raises(NcuError, match=message):
+        parse(report, ["one"])
+
+
+# ncu as a process
+
+
+def script(folder: Path, body: str) -> str:
+    """An executable that stands for ncu: Python, with the report's path in `log`, the child's command in `child`."""
+    path = folder / "ncu"
+    path.write_text(
+        f"#!{sys.executable}\nimport sys, subprocess, time\nfrom pathlib import Path\n"
+        'log = Path(sys.argv[sys.argv.index("--log-file") + 1])\n'
+        f"child = sys.argv[sys.argv.index({sys.executable!r}):]\n{body}\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+SAID = json.dumps({"marked": ["copy", "naive"], "left_out": {"naive": "raised: x", "cpu-online": "CPU alone"}})
+REPORT = text(SPIN, ("mul", "40", "2"), SPIN, ("k", "1", "2"))
+
+
+def measured(path: str, timeout: float = 60) -> ncu.Measured:
+    return ncu.measure(path, ["copy", "naive", "cpu-online"], 4096, 781, "float32", 1, timeout)
+
+
+def test_measure_reads_the_report_and_what_the_child_says(tmp_path: Path) -> None:
+    body = f"log.write_text({REPORT!r})\nprint('noise')\nprint({SAID!r})\nprint(child, file=sys.stderr)"
+    found = measured(script(tmp_path, body))
+    assert found.counted == {"copy": Counted((Kernel("mul", 40, 2),))}
+    assert found.left_out == {"naive": "raised: x", "cpu-online": "CPU alone"}
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    command = ncu.command("/opt/ncu", "r.csv", ["copy", "naive"], 4096, 781, "bfloat16", 1)
+    at = command.index(sys.executable)
+    assert command[at:] == [
+        *(sys.executable, "-m", "onepass.tools.gallery.measure", "copy", "naive", "4096", "781", "bfloat16", "1")
+    ]
+    options = dict(itertools.pairwise(command))
+    assert options["--metrics"] == "dram__bytes_read.sum,dram__bytes_write.sum"
+    assert options["--profile-from-start"] == "off"
+    assert options["--clock-control"] == "none"
+    assert options["--log-file"] == "r.csv"
+
+
+DENIED = (
+    "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the "
+    "target device 0. For instructions on enabling permissions and to get more information see "
+    "https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
+)
+FAILURES: dict[str, tuple[str, str]] = {
+    "counters are denied": (
+        f"log.write_text({FIRST + DENIED + LAST!r}); print({SAID!r})",
+        "this user may not read the GPU's counters; run as root",
+    ),
+    "ncu fails": (
+        "log.write_text('==PROF== x\\n==ERROR== LibraryNotLoaded\\n'); sys.exit(9)",
+        "ncu: LibraryNotLoaded",
+    ),
+    "nothing is profiled": (
+        f"log.write_text('==WARNING== No kernels were profiled.\\n'); print({SAID!r})",
+        "ncu: No kernels were profiled.",
+    ),
+    "the child fails": (
+        "log.write_text('==ERROR== The application returned an error code (1).\\n')\n"
+        "sys.exit(subprocess.run([sys.executable, '-c', 'raise RuntimeError(\"out of memory\")']).returncode)",
+        "RuntimeError: out of memory",
+    ),
+    "marks are missing": (f"log.write_text({text(SPIN)!r}); print({SAID!r})", "1 marks, for 2 contestants"),
+    "silence": ("sys.exit(3)", "ncu ended with exit status 3"),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_failure_is_told_in_one_line(tmp_path: Path, what: str) -> None:
+    body, message = FAILURES[what]
+    with pytest.raises(NcuError) as caught:
+        measured(script(tmp_path, body))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_takes_too_long_is_ended_with_its_child(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    sleeper = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    path = script(tmp_path, f"subprocess.run([sys.executable, '-c', {sleeper!r}, {str(pid)!r}])")
+    began = time.monotonic()
+    with pytest.raises(NcuError, match="was not done after 3 seconds"):
+        measured(path, timeout=3)
+    assert time.monotonic() - began < 30
+
+    def gone() -> bool:  # or a zombie that its new parent has yet to fetch
+        try:
+            return Path(f"/proc/{pid.read_text()}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        except OSError:
+            return True
+
+    while not gone() and time.monotonic() - began < 30:  # a signal takes its time on a busy machine
+        time.sleep(0.05)
+    assert gone()
+
+
+def test_an_ncu_that_cannot_be_run(tmp_path: Path) -> None:
+    (tmp_path / "ncu").write_text("")
+    with pytest.raises(NcuError, match="cannot be run: Permission denied"):
+        measured(str(tmp_path / "ncu"))
+
+
+def test_ncu_is_found_on_the_path_and_else_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(ncu, "PLACES", (str(tmp_path / "cuda" / "ncu"), str(tmp_path / "opt" / "*" / "ncu")))
+    assert ncu.find_ncu() is None
+    for version in ("2024.3.2", "2025.10.0", "2025.3.1"):
+        folder = tmp_path / "opt" / version
+        folder.mkdir(parents=True)
+        script(folder, "")
+    assert ncu.find_ncu() == str(tmp_path / "opt" / "2025.10.0" / "ncu")
+    on_path = script(tmp_path, "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ncu.find_ncu() == on_path
+
+
+# What ncu watches
+
+
+def test_contestants_are_warmed_and_the_others_left_out_with_their_reason() -> None:
+    x = torch.randn(5, 33)
+    out = torch.empty_like(x)
+    calls, left_out = child.prepare(["copy", "torch", "onepass", "naive", "cuda-warp"], x, out)
+    assert list(calls) == ["copy", "torch", "onepass", "naive"]
+    assert left_out == {"cuda-warp": "runs on NVIDIA GPUs alone"}
+    expected = {"copy": x, **dict.fromkeys(("torch", "onepass", "naive"), torch.softmax(x, 1))}
+    for name, call in calls.items():
+        out.fill_(float("nan"))
+        call()
+        torch.testing.assert_close(out, expected[name])
+
+
+def test_one_that_raises_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def softmax(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no luck\nwith details")
+
+    monkeypatch.setattr("onepass.softmax", softmax)
+    x = torch.randn(2, 3)
+    calls, left_out = child.prepare(["onepass", "naive"], x, torch.empty_like(x))
+    assert list(calls) == ["naive"]
+    assert left_out == {"onepass": "raised: no luck"}
+
+
+def test_each_call_follows_its_mark() -> None:
+    log: list[str] = []
+
+    def fail() -> None:
+        log.append("b")
+        raise RuntimeError("gone")
+
+    calls = {"a": lambda: log.append("a"), "b": fail, "c": lambda: log.append("c")}
+    tools = {name: (lambda name=name: log.append(name)) for name in ("start", "mark", "wait", "stop")}
+    said = child.count(calls, {"d": "elsewhere"}, **tools)
+    assert log == ["wait", "start", "mark", "a", "wait", "mark", "b", "mark", "c", "wait", "stop"]
+    assert said == {"marked": ["a", "b", "c"], "left_out": {"d": "elsewhere", "b": "raised: gone"}}
+
+
+@pytest.mark.gpu
+def test_the_child_marks_and_calls_on_a_gpu() -> None:
+    names = ["copy", "torch", "onepass", "naive", "naive-jit", "cpu-online"]
+    arguments = [*names, "64", "1000", "bfloat16", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "onepass.tools.gallery.measure", *arguments], capture_output=True, text=True, timeout=300
+    )
+    said = ncu._said(done.stdout)
+    assert said is not None, done.stderr
+    assert "cpu-online" in said["left_out"]
+    assert set(said["marked"]) | set(said["left_out"]) == set(names)
+    assert {"copy", "torch", "onepass", "naive"} <= set(said["marked"]) - set(said["left_out"])
+
+
+@pytest.mark.gpu
+def test_the_counters_see_a_copy_as_a_copy_and_naive_as_five_kernels() -> None:
+    path = ncu.find_ncu()
+    if path is None:
+        pytest.skip("no ncu here")
+    rows, n = 8192, 8192  # 256 MiB: far more than stays in an L2
+    try:
+        found = ncu.measure(path, ["copy", "naive", "onepass"], rows, n, "float32")
+    except NcuError as error:
+        pytest.skip(str(error))
+    least = 2 * 4 * rows * n
+    for name, ratio in (("copy", 1), ("naive", 4), ("onepass", 1)):
+        counted = found.counted[name].ratio(least)
+        assert counted is not None
+        assert 0.8 * ratio < counted < 1.15 * ratio, (name, counted)  # less: up to an L2 of writes is not counted
+    assert len(found.counted["naive"].kernels) == 5

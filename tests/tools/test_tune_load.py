@@ -1,0 +1,242 @@
+"""The file of tables: where it is, what is wrong with it, and that the CUDA engine takes it at its first use."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import onepass
+from lib.tune import BASE, tables_back
+from onepass import native
+from onepass import tables as load
+from onepass import tables as store
+
+__all__ = ["tables_back"]
+
+engines = importlib.import_module("onepass._engines")
+KIND = load.GpuModel("a GPU", 90, 7)  # that there is none of
+GOOD = {
+    "version": store.VERSION,
+    "gpu": "a GPU",
+    "compute": 90,
+    "multiprocessors": 7,
+    "date": "2026-11-21T10:00:00+00:00",
+    "tables": BASE,
+    "measured": [],
+}
+
+
+def changed(**fields) -> str:
+    return json.dumps({**GOOD, **fields})
+
+
+def with_table(name: str, table) -> str:
+    return changed(tables={**BASE, name: table})
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a GPU of KIND in an empty folder of settings."""
+    monkeypatch.delenv("ONEPASS_TABLES", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    native.set_tables(KIND.name, "before", BASE)
+    path = tmp_path / "onepass" / "tables-a-gpu.json"
+    path.parent.mkdir()
+    return path
+
+
+def test_the_file_is_in_the_users_folder_of_settings(tmp_path, monkeypatch):
+    monkeypatch.delenv("ONEPASS_TABLES", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/etc/settings")
+    assert store.default_path("NVIDIA H200") == Path("/etc/settings/onepass/tables-nvidia-h200.json")
+    for ignored in ("", "relative/folder"):  # as the specification has it
+        monkeypatch.setenv("XDG_CONFIG_HOME", ignored)
+        path = store.default_path("NVIDIA GeForce RTX 4090")
+        assert path == tmp_path / ".config/onepass/tables-nvidia-geforce-rtx-4090.json"
+    monkeypatch.setenv("ONEPASS_TABLES", "/else/where.json")
+    assert store.default_path("NVIDIA H200") == Path("/else/where.json")
+    monkeypatch.setenv("ONEPASS_TABLES", "off")
+    assert store.default_path("NVIDIA H200") == tmp_path / ".config/onepass/tables-nvidia-h200.json"
+
+
+def test_a_good_file_is_taken(config):
+    assert load.load(KIND) is None
+    tables = {**BASE, "odd32": [[store.ANY, -1, 0, 0, 1, 0]]}
+    config.write_text(changed(tables=tables))
+    stored = load.load(KIND)
+    assert stored is not None
+    assert native.tables(KIND.name) == {"origin": stored.origin, "tables": tables}
+    assert stored.origin == f"{config}, measured on a GPU, 2026-11-21"
+
+
+def test_a_named_file_is_taken_and_has_to_be_there(config, tmp_path, monkeypatch):
+    config.write_text("nonsense")  # not looked at
+    monkeypatch.setenv("ONEPASS_TABLES", str(tmp_path / "mine.json"))
+    with pytest.raises(ValueError, match=r"mine\.json cannot be read: No such file"):
+        load.load(KIND)
+    (tmp_path / "mine.json").write_text(changed())
+    assert load.load(KIND).path == tmp_path / "mine.json"
+
+
+def test_off_is_off(config, monkeypatch):
+    config.write_text("nonsense")
+    monkeypatch.setenv("ONEPASS_TABLES", "off")
+    assert load.load(KIND) is None
+    assert native.tables(KIND.name)["origin"] == "before"
+
+
+def test_a_user_without_a_home_has_no_file(monkeypatch):
+    monkeypatch.delenv("ONEPASS_TABLES", raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert load.load(KIND) is None
+
+
+LAST = [store.ANY, 5, 512, 16, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("\x00", "is not JSON"),
+        ("[]", "it is a JSON object"),
+        ("3", "it is a JSON object, got 3"),
+        (changed(version=1), "its version is 4, got 1"),
+        (changed(version=True), "its version is 4, got True"),
+        ("{}", "its version is 4, got None"),
+        (changed(gpu=None), "its gpu is a text"),
+        (changed(compute="90"), "its compute is a whole number, got '90'"),
+        (changed(multiprocessors=7.0), "its multiprocessors is a whole number"),
+        (changed(date=1), "its date is a text"),
+        (changed(tables=None), "tables are rows32"),
+        (changed(tables={"rows32": [LAST]}), "got rows32"),
+        (
+            with_table("more", [LAST]),
+            "got rows32, rows16, reduce32, reduce16, odd32, odd16, few32, few16, columns32, .*, more",
+        ),
+        (with_table("rows16", []), "table rows16 is a list of entries"),
+        (with_table("rows16", {}), "table rows16 is a list of entries"),
+        (with_table("rows32", [[1, 2, 3], LAST]), "table rows32, entry 0: six whole numbers"),
+        (with_table("rows32", [[8.0, 0, 1, 0, 1, 0], LAST]), "table rows32, entry 0: six whole numbers"),
+        (with_table("rows32", [[True, 0, 1, 0, 1, 0], LAST]), "table rows32, entry 0: six whole numbers"),
+        (with_table("rows32", [[8, 0, 1, 0, 1, 0], [8, 0, 2, 0, 1, 0], LAST]), "entry 1: limits rise"),
+        (with_table("rows32", [[-8, 0, 1, 0, 1, 0], LAST]), "entry 0: limits rise"),
+        (with_table("rows32", [[2**63, 5, 512, 16, 1, 0]]), "entry 0: limits rise"),
+        (with_table("rows32", [[8, 0, 1, 0, 1, 0]]), "ends at rows of 8"),
+        (with_table("rows32", [[8, 6, 1, 0, 1, 0], LAST]), "a tier is 0 to 5"),
+        (with_table("rows32", [[8, 0, 10**30, 0, 1, 0], LAST]), "lanes, values, split and shelf are 0 to 1024"),
+        (with_table("rows32", [[8, 0, -1, 0, 1, 0], LAST]), "lanes, values, split and shelf are 0 to 1024"),
+        # what the engine says
+        (with_table("rows32", [[8, 0, 3, 0, 1, 0], LAST]), "lanes is a power of two"),
+        (with_table("rows32", [[8, -1, 0, 0, 1, 0], LAST]), "rows32"),
+        (with_table("odd16", [LAST]), "odd tables have the flat tier alone"),
+        (with_table("rows32", [[4096, 0, 32, 0, 1, 0], LAST]), "so few lanes"),
+        (with_table("reduce32", [[8, -1, 0, 0, 1, 0], LAST]), "table reduce32: limit 8: no such tier"),
+        (with_table("reduce16", [[8, 0, 3, 0, 1, 0], LAST]), "table reduce16: limit 8: lanes is a power of two"),
+        (with_table("reduce16", [[store.ANY, 5, 32, 16, 1, 0]]), "lanes is a multiple of 32 from 64 to 1024"),
+        (with_table("columns32", [LAST]), "table columns32, entry 0: a tier of columns is 6 or 7"),
+        (with_table("columns32", [[store.ANY, 6, 100, 8, 8, 0]]), "table columns32: .* lanes is a multiple of 32"),
+        (changed(compute=80), "is of a GPU .compute 80, multiprocessors 7.; this GPU is a GPU .compute 90, multiproc"),
+        (changed(multiprocessors=132), "multiprocessors 132.; this GPU is a GPU .compute 90, multiprocessors 7"),
+        (changed(gpu="another GPU"), "is of another GPU .compute 90, multiprocessors 7.; this GPU is a GPU .comp"),
+    ],
+)
+def test_a_bad_file_is_told(config, text, words):
+    config.write_text(text)
+    with pytest.raises(ValueError, match=words) as raised:
+        load.load(KIND)
+    assert f"onepass: the file of tables {config} " in str(raised.value)
+    assert str(raised.value).count("\n") == 0
+    assert native.tables(KIND.name)["origin"] == "before"
+
+
+def test_a_file_that_is_none(config):
+    config.write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(ValueError, match="is not JSON"):
+        load.load(KIND)
+    config.unlink()
+    config.mkdir()
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        load.load(KIND)
+
+
+# At the first use of the engine
+
+
+@pytest.fixture
+def cuda_here(config, monkeypatch):
+    """As on a machine whose CUDA device 0 is of KIND."""
+    monkeypatch.setattr(engines, "_ready_devices", {-1})
+    monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if kind == "cuda" else "no")
+    monkeypatch.setattr(load, "gpu_model", lambda index: KIND)
+    for cached in (load.load_once, engines._best):
+        cached.cache_clear()
+    yield config
+    for cached in (load.load_once, engines._best):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("engine", ["auto", "cuda"])
+def test_the_first_use_loads_the_file(cuda_here, engine):
+    cuda_here.write_text(changed())
+    assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
+    assert str(cuda_here) in native.tables(KIND.name)["origin"]
+    cuda_here.write_text("nonsense")  # once a process
+    assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
+
+
+@pytest.mark.parametrize("engine", ["auto", "cuda"])
+def test_a_bad_file_is_told_at_every_call_until_it_is_mended(cuda_here, engine):
+    cuda_here.write_text("nonsense")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="is not JSON"):
+            engines.resolve(engine, torch.device("cuda", 0))
+    assert {-1} == engines._ready_devices  # no call takes the short way past it
+    cuda_here.write_text(changed())
+    assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
+
+
+def test_no_other_engine_needs_the_file(cuda_here):
+    cuda_here.write_text("nonsense")
+    assert engines.resolve("triton", torch.device("cuda", 0)) == "triton"
+    assert engines.resolve("cpu", torch.device("cuda", 0)) == "cpu"  # which is said to serve it here
+    assert engines.resolve("auto", torch.device("cpu")) == "cpu"
+
+
+def test_explain_names_the_tables(config):
+    plan = onepass.explain((8192, 1024), device="h200")
+    origin = native.tables("NVIDIA H200")["origin"]
+    assert [note for note in plan.notes if "tables" in note] == [f"tables {origin}"]
+    columns = onepass.explain((8, 1024, 64), 1, device="h200")
+    assert [note for note in columns.notes if "tables" in note] == [f"tables {origin}"]
+    assert "measured on NVIDIA H200" in origin
+    assert not [note for note in onepass.explain((8, 8), device="cpu").notes if "tables" in note]
+    assert not [note for note in onepass.explain((0, 8), device="h200").notes if "tables" in note]
+    config.write_text(changed())
+    load.load(KIND)
+    assert load.note(native.tables(KIND.name)["origin"], KIND.name) == (
+        f"tables from {config}, measured on a GPU, 2026-11-21"
+    )
+
+
+def test_an_h100_has_not_the_tables_of_an_h200(tables_back):
+    """Though it has as many multiprocessors of the same compute capability."""
+    h100 = "NVIDIA H100 80GB HBM3"
+    native.set_tables("NVIDIA H200", "a test", {**BASE, "rows32": [LAST]})
+    assert native.tables(h100) == {"origin": native.tables()["origin"], "tables": BASE}
+    assert "(the nearest)" in load.note(native.tables(h100)["origin"], h100)
+    layout = [9000, 1024], [1024, 1], [1024, 1], [1], torch.float32, torch.float32
+    tiers = [native.plan("softmax", True, *layout, gpu=gpu)["tier"] for gpu in ("NVIDIA H200", h100, "")]
+    assert tiers == ["stream", "block", "block"]
+    with pytest.raises(RuntimeError, match="a GPU that has a name"):
+        native.set_tables("", "a test", BASE)
