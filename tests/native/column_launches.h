@@ -22,11 +22,25 @@ void add(const TileDims& dims, std::vector<int64_t>* numbers) {
 
 // All but the address of the messages.
 std::vector<int64_t> numbers_of(const Tiles& t) {
-  std::vector<int64_t> numbers = {t.n,     t.inner,  t.side,  t.tall,   t.plane, t.across, t.down,   t.pitch,
-                                  t.parts, t.stride, t.group, t.narrow, t.shelf, t.turns,  t.waiting};
-  for (const Divider& by : {t.by_side, t.by_line}) numbers.insert(numbers.end(), {by.multiplier, by.shift});
-  for (const Counted& count : {t.there, t.whole}) numbers.insert(numbers.end(), {count.all, count.rest});
-  numbers.insert(numbers.end(), t.jump, t.jump + kTileTensors);
+  std::vector<int64_t> numbers = {t.n,
+                                  t.inner,
+                                  t.tiles_per_slice,
+                                  t.slices,
+                                  t.plane_stride,
+                                  t.threads_x,
+                                  t.threads_y,
+                                  t.tile_cols,
+                                  t.partials,
+                                  t.partial_stride,
+                                  t.merge_threads,
+                                  t.is_narrow,
+                                  t.smem_vecs,
+                                  t.vecs_per_thread_max,
+                                  t.smem_vecs_bytes};
+  for (const FastDivisor& by : {t.by_tiles_per_slice, t.by_line})
+    numbers.insert(numbers.end(), {by.multiplier, by.shift});
+  for (const VecCount& count : {t.existing, t.full}) numbers.insert(numbers.end(), {count.all, count.rest});
+  numbers.insert(numbers.end(), t.vec_strides, t.vec_strides + kTileTensors);
   numbers.insert(numbers.end(), t.steps, t.steps + kTileTensors);
   add(t.outer, &numbers), add(t.reduced, &numbers);
   return numbers;

@@ -29,7 +29,7 @@ std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
 // Blocks of a launch over columns. Where they wait for each other or take one tile after another as many are started as
 // a GPU holds, which the driver tells: here at least one a multiprocessor.
 int64_t column_blocks(const Tiles& tiles, const CudaPlan& plan, const Gpu& gpu) {
-  const int64_t all = tiles.side * tiles.tall;
+  const int64_t all = tiles.tiles_per_slice * tiles.slices;
   const int64_t most = (plan.in_grid() || plan.ahead() ? gpu.multiprocessors : CudaPlan::kMaxGrid) / plan.split;
   return (all < most ? all : most > 0 ? most : 1) * plan.split;
 }

@@ -93,25 +93,23 @@ const char* source_of(Pass pass, Function function, Tier tier) {
 
 std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan, Pass pass) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
+  const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
   const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
-  std::vector<std::string> defines = {define("IN", type_name(in)),
-                                      define("OUT", type_name(out)),
-                                      define("FUNCTION", macro_name(function)),
-                                      define("LANES", std::to_string(lanes ? plan.lanes : 0)),
-                                      define("ROWS", std::to_string(plan.of_columns() ? 1 : plan.rows_per_block)),
-                                      define("SLOTS", std::to_string(plan.slots())),
-                                      define("VECTOR", std::to_string(plan.vector)),
-                                      define("CLUSTER", std::to_string(in_cluster(plan) ? plan.split : 1)),
-                                      define("SHELVED", plan.shelved() ? "1" : "0"),
-                                      define("EDGES", std::to_string(plan.edges)),
-                                      define("EVEN", pass == Pass::backward_broadcast ? "1" : "0")};
-  if (plan.of_columns()) {
-    defines.push_back(define("THREADS", std::to_string(plan.block())));
-    defines.push_back(define("AHEAD", plan.ahead() ? "1" : "0"));
-    defines.push_back(define("GRID", plan.in_grid() ? "1" : "0"));
-    defines.push_back(define("STREAM", plan.tier == Tier::columns_stream ? "1" : "0"));
-  }
-  return defines;
+  return {define("IN_TYPE", type_name(in)),
+          define("OUT_TYPE", type_name(out)),
+          define("FUNCTION", macro_name(function)),
+          number("THREADS_PER_ROW", lanes ? plan.lanes : 0),
+          number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
+          number("VECS_PER_THREAD", plan.slots()),
+          number("VEC_SIZE", plan.vector),
+          number("VEC_ACCESS", plan.edges),
+          number("CLUSTER_SIZE", in_cluster(plan) ? plan.split : 1),
+          number("USES_SMEM_VECS", plan.shelved()),
+          number("BROADCAST_GRAD", pass == Pass::backward_broadcast),
+          number("BLOCK_THREADS", plan.of_columns() ? plan.block() : 0),
+          number("PREFETCHES_TILE", plan.of_columns() && plan.ahead()),
+          number("USES_GRID", plan.of_columns() && plan.in_grid()),
+          number("TWO_PASS", plan.tier == Tier::columns_stream)};
 }
 
 void load_kernel(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
@@ -274,7 +272,7 @@ Launch make_column_launch(const CudaPlan& plan, const AnyProblem& problem, int d
   Launch launch = {};
   launch.has_tiles = true;
   Tiles& tiles = launch.tiles = tiles_of(planner.view, plan);
-  tiles.waiting = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
+  tiles.smem_vecs_bytes = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
   set_shared(&launch, column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half),
              gpu.shared - kColumnStatic);
   launch.kernel =
@@ -285,13 +283,13 @@ Launch make_column_launch(const CudaPlan& plan, const AnyProblem& problem, int d
   if (!in_grid && plan.split > 1) launch.cluster = plan.split;
   // As many groups of blocks as there are tiles. Where blocks wait for each other, or for what they prefetch, no more
   // than run at a time.
-  const int64_t all = tiles.side * tiles.tall;
+  const int64_t all = tiles.tiles_per_slice * tiles.slices;
   const int64_t places = (in_grid || plan.ahead() ? count_resident(launch, gpu) : CudaPlan::kMaxGrid) / plan.split;
   const int64_t groups = places < all ? places > 1 ? places : 1 : all;
   (in_grid ? launch.groups : launch.blocks) *= unsigned(groups);
   // Two messages of a block for each column. The gradient of logsumexp merges nothing and sends none.
   if (in_grid && planner.merges) {
-    launch.message_bytes = 2 * groups * plan.split * tiles.pitch * message_size(problem.in_type(), problem.out_type());
+    launch.message_bytes = 2 * groups * plan.split * tiles.tile_cols * message_size(problem.in_type(), problem.out_type());
   }
   return launch;
 }
