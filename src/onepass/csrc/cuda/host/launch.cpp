@@ -289,7 +289,8 @@ Launch make_column_launch(const CudaPlan& plan, const AnyProblem& problem, int d
   (in_grid ? launch.groups : launch.blocks) *= unsigned(groups);
   // Two messages of a block for each column. The gradient of logsumexp merges nothing and sends none.
   if (in_grid && planner.merges) {
-    launch.message_bytes = 2 * groups * plan.split * tiles.tile_cols * message_size(problem.in_type(), problem.out_type());
+    launch.message_bytes =
+        2 * groups * plan.split * tiles.tile_cols * message_size(problem.in_type(), problem.out_type());
   }
   return launch;
 }
