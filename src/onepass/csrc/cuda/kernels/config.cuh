@@ -2,14 +2,50 @@
 // host/launch.cpp). No other file reads those macros: headers take a struct like this one as their parameter C.
 #pragma once
 
+#include "epilogue.cuh"
+#include "score.cuh"
 #include "vector_access.cuh"
 
+// The policies of each function. No kernel asks which function it computes.
+template <Function>
+struct Policies;
+template <>
+struct Policies<SOFTMAX> {
+  typedef Identity Score;
+  template <class Out>
+  using Epilogue = SoftmaxEpilogue<Out>;
+  typedef SoftmaxGrad Grad;
+};
+template <>
+struct Policies<LOG_SOFTMAX> {
+  typedef Identity Score;
+  template <class Out>
+  using Epilogue = LogSoftmaxEpilogue<Out>;
+  typedef LogSoftmaxGrad Grad;
+};
+template <>
+struct Policies<SOFTMIN> : Policies<SOFTMAX> {
+  typedef Negate Score;
+};
+template <>
+struct Policies<LOGSUMEXP> {
+  typedef Identity Score;
+  template <class Out>
+  using Epilogue = LogSumExpEpilogue<Out>;
+  typedef LogSumExpGrad Grad;
+};
+template <>
+struct Policies<STATE> : Policies<SOFTMAX> {
+  template <class Out>
+  using Epilogue = StateEpilogue<Out>;
+};
+
 struct Config {
+  static constexpr bool kIsBackward = IS_BACKWARD;
   typedef IN_TYPE In;    // forward: of x. Backward: of the gradient and of the forward's result
   typedef OUT_TYPE Out;  // forward: of y. Backward: of the input's gradient, and of the input
   static constexpr Function kFunction = FUNCTION;
-  static constexpr bool kIsReduction = kFunction == LOGSUMEXP || kFunction == STATE;
-  static constexpr bool kLog = kFunction == LOG_SOFTMAX;
+  typedef Policies<kFunction>::Score Score;
 
   static constexpr int kVecs = VECS_PER_THREAD;  // vectors of a thread, in registers
   static constexpr int kVecSize = VEC_SIZE;      // elements of a vector
@@ -33,11 +69,18 @@ struct Config {
 struct ForwardConfig : Config {
   typedef AccType<Out> Acc;
   typedef SumType<Out> Sum;
+  typedef Policies<kFunction>::Epilogue<Out> Epilogue;
 };
 
 struct BackwardConfig : Config {
   typedef AccType<In> Acc;
+  typedef Policies<kFunction>::Grad Grad;
   // Beside the rounding of a half result that of a plain float sum is nothing.
   static constexpr bool kIsExact = sizeof(Out) > 2 || sizeof(In) == 8;
   typedef Conditional<kIsExact, Compensated<Acc>, Acc>::type Sum;
 };
+
+// The parameters and the operation of a kernel that serves both directions.
+typedef Conditional<Config::kIsBackward, BackwardConfig, ForwardConfig>::type KernelConfig;
+template <template <class> class Forward, template <class> class Backward>
+using KernelOp = typename Conditional<Config::kIsBackward, Backward<BackwardConfig>, Forward<ForwardConfig>>::type;

@@ -4,7 +4,7 @@
 // In is the type of g and lse, Out that of x and dx. kVecs vectors of a thread are on their way at a time. Where
 // kThreadsPerRow is 0 a block takes a chunk of a row, which has `chunks` of them.
 #include "config.cuh"
-#include "row_fragment.cuh"
+#include "row_backward.cuh"
 
 typedef BackwardConfig C;
 typedef C::Acc A;
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < C::kVecs; ++i) {
       Vector<Out, V> result;
 #pragma unroll
-      for (int v = 0; v < V; ++v) result.at[v] = from_acc<Out>(row_g * exp_<Out>(to_acc(elements[i].at[v]) - row_lse));
+      for (int v = 0; v < V; ++v) result.at[v] = from_acc<Out>(LogSumExpGrad::result<Out>(to_acc(elements[i].at[v]), row_g, row_lse));
       store_predicated<C>(dx_row, first + i * step, n, result);
     }
   }
