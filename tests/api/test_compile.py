@@ -11,12 +11,7 @@ import onepass
 from lib.support import assert_defined, every_softmax, maker, ours
 from onepass import reference
 
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def test_compile_forward_and_backward(function, engine, device):

@@ -60,7 +60,7 @@ def _arguments(sample):
 
 
 def _theirs(op, sample):
-    """torch's result; of halves that of float32, rounded (on a CPU torch's log_softmax of halves rounds its sum)."""
+    """torch's result; of half types that of float32, rounded (on a CPU torch's log_softmax of them rounds its sum)."""
     x = sample.input
     if x.dtype in FLOATS[2:] and not sample.kwargs.get("dtype"):
         return op(x.float(), *sample.args, **sample.kwargs).to(x.dtype)
@@ -200,7 +200,7 @@ def test_transforms_and_vmap_of_them(op, transform, engine, device):
 
 # Under a patch --------------------------------------------------------------------------------------------------------
 
-# By name: what is counted for its samples of floats.
+# By name: what is counted for its floating-point samples.
 SERVED = {
     "softmax": "softmax",
     "log_softmax": "log_softmax",

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from emulator import Emulator, missing
 from emulator.build import CORE
-from lib.columns import COLUMNS, F32, GRID, SLAB, WHOLE, WINDOW, Plan
-from lib.forced import check_forward
+from lib.plans import ALIGNED, COLUMNS, COLUMNS_GRID, F32, PREDICATED, SLAB, Plan, check_columns, column_plan
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -98,16 +97,16 @@ class Mistake(NamedTuple):
     file: str
     right: str
     mistaken: str
-    plan: tuple[Plan, int]
+    plan: Plan
     order: int
     lateness: int
     error: str
 
 
 WRONG = "wrong, first at"
-TILE, SHELF = (Plan(COLUMNS, 4, 16, 4), WHOLE), (Plan(COLUMNS, 4, 16, 5, 1, 20), WHOLE)
-CLUSTER, CHIP = (Plan(COLUMNS, 4, 8, 3, 4), WHOLE), (Plan(GRID, 4, 16, 2, 3), WHOLE)
-ODD, PIECE = (Plan(COLUMNS, 4, 16, 4), WINDOW), (Plan(COLUMNS, 64, 1, 4), SLAB)
+TILE, IN_SMEM = column_plan(COLUMNS, ALIGNED, 4, 16, 4), column_plan(COLUMNS, ALIGNED, 4, 16, 5, 1, 20)
+CLUSTER, CHIP = column_plan(COLUMNS, ALIGNED, 4, 8, 3, 4), column_plan(COLUMNS_GRID, ALIGNED, 4, 16, 2, 3)
+ODD, PIECE = column_plan(COLUMNS, PREDICATED, 4, 16, 4), column_plan(COLUMNS, SLAB, 64, 1, 4)
 BARRIER = "    __syncthreads();\n"
 FIRST, LAST = "    room.put(room.parts, own, place);\n", "    room.get(room.wholes, out, place);\n"
 EXPECT = "boxes[round % 2].expect(CLUSTER * pitch * sizeof(Part));"
@@ -118,7 +117,7 @@ MISTAKES = {
         "async_copy.cuh",
         "case 0: return await_copies<0>();",
         "case 0: return await_copies<1>();",
-        SHELF,
+        IN_SMEM,
         0,
         LATE,
         WRONG,
@@ -154,7 +153,7 @@ def test_mistakes_in_the_kernels_are_found(tmp_path, name):
     file.write_text(text.replace(mistake.right, mistake.mistaken))
     engine = Emulator(tmp_path, mistake.order, mistake.lateness)
     with pytest.raises((AssertionError, RuntimeError), match=mistake.error):
-        check_forward(engine, "softmax", (F32, F32), *mistake.plan)
+        check_columns(engine, "softmax", (F32, F32), mistake.plan)
 
 
 # Instructions ---------------------------------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ def test_exchanges_of_a_warp(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_conversions_of_halves(tmp_path, kind):
+def test_conversions_of_half_types(tmp_path, kind):
     half = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
     every = torch.arange(-(2**15), 2**15).to(torch.int16)
     body = f"""

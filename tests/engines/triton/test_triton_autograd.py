@@ -99,7 +99,7 @@ def _widened(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, list[str]]:
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
-def test_logsumexp_of_halves_in_float32(interpreting, dtype):
+def test_logsumexp_of_half_types_in_float32(interpreting, dtype):
     x, g = maker(dtype)(3, 7), maker(F32, seed=5)(3)
     y, dx, called = interpreting(_widened, x, g)
     assert called == ["triton_backward"]

@@ -67,7 +67,7 @@ def test_gradient_of_another_type_than_the_result(runs, dtype, of_grad):
 
 @TWO_TIERS
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=name_of)
-def test_logsumexp_of_halves_in_float32(runs, dtype, tier):
+def test_logsumexp_of_half_types_in_float32(runs, dtype, tier):
     given = case("logsumexp", maker(dtype, runs.device)(5, 23))
     lse = torch.logsumexp(given.saved[0].double(), 1, keepdim=True).float()
     given = given._replace(grad=maker(F32, runs.device)(5, 1), saved=(given.saved[0], lse))
