@@ -84,8 +84,10 @@ def with_instruction_set(isa: str, file: str, code: str) -> None:
     folders = [str(ROOT / "tests"), str(Path(file).parent)]
     begin = f"import sys, torch; torch.set_num_threads(1); sys.path[:0] = {folders}\nimport {Path(file).stem} as t\n"
     run = [sys.executable, "-c", f"{begin}{code}\nprint('right')"]
-    done = subprocess.run(run, env={**os.environ, "ONEPASS_CPU": isa}, capture_output=True, text=True, timeout=120)
-    if done.returncode and "ONEPASS_CPU is an instruction set that works here" in done.stderr:
+    done = subprocess.run(
+        run, env={**os.environ, "ONEPASS_CPU_CAPABILITY": isa}, capture_output=True, text=True, timeout=120
+    )
+    if done.returncode and "ONEPASS_CPU_CAPABILITY is an instruction set that works here" in done.stderr:
         assert isa != "baseline"
         pytest.skip(f"{isa} does not work here")
     assert done.stdout == "right\n", done.stderr[-2000:]

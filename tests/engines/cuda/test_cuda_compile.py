@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from emulator.build import ptx_of
+from lib.paths import CORE
 from lib.plans import (
     ALIGNED,
     BF16,
@@ -32,6 +34,7 @@ from lib.plans import (
 )
 from onepass import native
 
+SOURCES = CORE / "cuda" / "kernels"
 # Function, input, output (of a gradient: of the result, of the gradient), plan, pass: every source, function and type.
 KERNELS = [
     ("softmax", F32, F32, Plan(WARP, 32, 4, 32, 4, 1, 0), "forward"),
@@ -242,6 +245,24 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
         assert copies or plan.vec_size * read.itemsize < 16, "no asynchronous copy"
     if writes:
         assert re.search(r"STG\.E[.A-Z]*" + wide[plan.vec_size * y_type.itemsize], sass), "no wide store"
+
+
+MACROS = {
+    "IN_TYPE": "half_t", "OUT_TYPE": "float", "FUNCTION": "SOFTMAX", "THREADS_PER_ROW": 0, "ROWS_PER_BLOCK": 1,
+    "VECS_PER_THREAD": 4, "VEC_SIZE": 4, "VEC_ACCESS": 0, "CLUSTER_SIZE": 1, "USES_SMEM_VECS": 0, "BROADCAST_GRAD": 0,
+    "BLOCK_THREADS": 256, "PREFETCHES_TILE": 0, "USES_GRID": 0, "TWO_PASS": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("header", [path.name for path in sorted(SOURCES.glob("*.cuh"))])
+def test_headers_compile_by_themselves(nvrtc, header):
+    macros = MACROS if header == "config.cuh" else {}
+    ptx_of(SOURCES / header, "90", [f"-D{name}={value}" for name, value in macros.items()])
+
+
+def test_only_the_configuration_reads_macros_of_the_command_line():
+    readers = {name: [path.name for path in SOURCES.iterdir() if name in path.read_text()] for name in MACROS}
+    assert all(files == ["config.cuh"] for files in readers.values()), readers
 
 
 def test_a_compile_error_is_reported(nvrtc, tmp_path):
