@@ -42,7 +42,9 @@ TYPES = {
 
 
 def names(value: object) -> str | None:
-    """The ids of parameters that are dtypes or pairs of them."""
+    """The ids of parameters that are dtypes, pairs of them, or plans."""
+    if isinstance(value, Plan):
+        return "-".join(map(str, value))
     if isinstance(value, tuple) and all(isinstance(v, torch.dtype) for v in value):
         return "-".join(str(v)[6:] for v in value)
     return str(value)[6:] if isinstance(value, torch.dtype) else None

@@ -51,3 +51,12 @@ def plan_of(kernel: str) -> dict:
     """The plan that is written in front of a kernel's digest."""
     plan = dict(zip(FIELDS, struct.unpack("8i", bytes.fromhex(kernel.split("-")[0])), strict=True))
     return {**plan, "tier": TIERS[plan["tier"]], "edges": EDGES[plan["edges"]]}
+
+
+def compiled_in(plan: dict) -> tuple:
+    """What a kernel has compiled into it of the plan of a gradient."""
+    if plan["tier"].startswith("columns"):
+        return column_kernel(plan)
+    lanes = plan["lanes"] if plan["tier"] == "warp" else 0
+    split = plan["split"] if plan["tier"] == "cluster" else 1
+    return plan["tier"], lanes, plan["rows_per_block"], plan["values"], plan["vector"], split, plan["edges"]

@@ -93,7 +93,7 @@ def test_narrow_vectors(runner, dtype, vector):
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("function", ["softmax", "softmin"])
-@pytest.mark.parametrize("plan", LATE_PLANS, ids=str)
+@pytest.mark.parametrize("plan", LATE_PLANS, ids=names)
 def test_maxima_that_come_late(runner, function, plan, dtype):
     if not select([plan], True, 0, runner.most_cluster):
         pytest.skip("no clusters of so many blocks here")
@@ -116,7 +116,7 @@ MANY = [
 ]
 
 
-@pytest.mark.parametrize("plan", MANY, ids=str)
+@pytest.mark.parametrize("plan", MANY, ids=names)
 def test_many_tiles(runner, plan):
     torch.manual_seed(0)
     outer = 6000 if runner.device == "cuda" else 300
@@ -137,7 +137,7 @@ BITS = [  # a plan, a shape over whose middle dim it goes
 ]
 
 
-@pytest.mark.parametrize(("plan", "shape"), BITS, ids=str)
+@pytest.mark.parametrize(("plan", "shape"), BITS, ids=names)
 def test_bits_are_the_same_from_run_to_run(runner, plan, shape):
     _, n, inner = shape
     place, given = place_of(plan.access, n, inner, 4), widen(plan, 4, inner)
@@ -173,7 +173,7 @@ LONG = (2, 9000, 16)
 OVER_THE_CHIP = [widen(column_plan(tier, ALIGNED, 4, 64, 8, 32), 4, 16) for tier in (COLUMNS_GRID, COLUMNS_TWOPASS)]
 
 
-@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=str)
+@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=names)
 def test_in_a_graph(plan):
     x, g = torch.randn(LONG, device="cuda"), torch.randn(LONG, device="cuda")
     y, dx, gpu = torch.zeros_like(x), torch.zeros_like(x), Engine("cuda")
@@ -193,7 +193,7 @@ def test_in_a_graph(plan):
         assert_gradient(dx, *gradient("softmax", g, y, [1]))
 
 
-@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=str)
+@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=names)
 def test_on_two_streams_at_once(plan):
     gpu, xs = Engine("cuda"), [torch.randn(LONG, device="cuda") for _ in range(2)]
     want = [torch.empty_like(x) for x in xs]

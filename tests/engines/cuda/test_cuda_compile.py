@@ -31,6 +31,7 @@ from lib.plans import (
     TWOPASS,
     WARP,
     Plan,
+    names,
 )
 from onepass import native
 
@@ -217,7 +218,7 @@ def stack_limit(dtype: Any, plan: Plan, which: str) -> int:
     return 48 if plan.tier == GRID else 16 if plan.tier in (BLOCK, CLUSTER) and plan.smem_vecs > 0 else 0
 
 
-@pytest.mark.parametrize(("function", "x_type", "y_type", "plan", "which", "arch"), for_gpus(), ids=str)
+@pytest.mark.parametrize(("function", "x_type", "y_type", "plan", "which", "arch"), for_gpus(), ids=names)
 def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type, y_type, plan, which, arch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
     cubin = tmp_path / "kernel.cubin"

@@ -192,7 +192,7 @@ def test_gradients_of_logsumexp_by_the_engines_own_plans(gpu, n, types):
 
 
 @pytest.mark.parametrize("types", TYPES["logsumexp"], ids=names)
-@pytest.mark.parametrize("plan", LOGSUMEXP_GRADIENT_PLANS, ids=str)
+@pytest.mark.parametrize("plan", LOGSUMEXP_GRADIENT_PLANS, ids=names)
 def test_gradients_of_logsumexp_in_every_tier(gpu, plan, types):
     widest = 16 // types[0].itemsize
     for vector, access in ((widest, PREDICATED), (widest, SCALAR), (widest, ALIGNED), (1, PREDICATED)):

@@ -26,6 +26,7 @@ from lib.plans import (
     check_rows,
     is_served,
     kinds_of,
+    names,
 )
 from lib.samples import ROWS
 from lib.support import slow, thin
@@ -68,7 +69,7 @@ def test_gradients_of_columns_in_every_tier(emulator, turn, place):
 IN_SMEM = [plan for plans in COLUMN_PLANS.values() for plan in plans if plan.smem_vecs > PREFETCH]
 
 
-@pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 2), ids=str)
+@pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 2), ids=names)
 def test_columns_in_shared_memory(emulator, plan):
     check_columns(emulator, "softmax", (F32, F32), plan)
 
@@ -77,7 +78,7 @@ def test_columns_of_float64_in_shared_memory(emulator):
     check_columns(emulator, "log_softmax", (F64, F64), IN_SMEM[0])
 
 
-@pytest.mark.parametrize("plan", thin([plan for plan in LATE_PLANS if plan.smem_vecs > PREFETCH], 3), ids=str)
+@pytest.mark.parametrize("plan", thin([plan for plan in LATE_PLANS if plan.smem_vecs > PREFETCH], 3), ids=names)
 def test_maxima_that_come_late(emulator, plan):
     check_late_maxima(emulator, "softmax", plan)
 
