@@ -57,6 +57,7 @@ def test_many_kernels_are_compiled_by_several_processes(cache, monkeypatch):
     assert native.counts()[0] == compiled, "none of them here"
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_processes_that_do_not_start_are_no_matter(cache, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
@@ -113,6 +114,7 @@ def test_warmup_fills_the_cache_with_those_of_gradients_too(cache, monkeypatch):
     assert again == [(0, 0)]
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_many_kernels_of_gradients_are_compiled_by_several_processes(cache, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
