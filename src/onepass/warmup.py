@@ -155,7 +155,7 @@ def _passes(
         yield function, x_type, y_type, "forward"
         if gradients and function != "state":
             yield function, y_type, x_type, "backward"
-            yield function, y_type, x_type, "backward_even"
+            yield function, y_type, x_type, "backward_broadcast"
 
 
 def _result(function: str, x: torch.dtype, y: torch.dtype) -> torch.dtype:

@@ -27,7 +27,7 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, compute):
         assert sum(counts) < MOST
     if reduces_to("logsumexp", x_type, y_type):
         assert 10 < len(native.kernels_to_warm("logsumexp", y_type, x_type, -1, compute, (), "backward")) < MOST // 3
-        assert not native.kernels_to_warm("logsumexp", y_type, x_type, -1, compute, (), "backward_even")
+        assert not native.kernels_to_warm("logsumexp", y_type, x_type, -1, compute, (), "backward_broadcast")
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,10 @@ def compiled_in(plan: dict) -> tuple:
     """What a kernel has compiled into it of the plan of a gradient."""
     if plan["tier"].startswith("columns"):
         return column_kernel(plan)
-    lanes = plan["lanes"] if plan["tier"] == "warp" else 0
-    split = plan["split"] if plan["tier"] == "cluster" else 1
-    return plan["tier"], lanes, plan["rows_per_block"], plan["values"], plan["vector"], split, plan["edges"]
+    numbers = native.Plan(*plan["plan"])
+    threads = numbers.threads_per_row if plan["tier"] == "warp" else 0
+    blocks = numbers.blocks_per_row if plan["tier"] == "cluster" else 1
+    return numbers._replace(threads_per_row=threads, blocks_per_row=blocks, smem_vecs=0)
 
 
 @pytest.mark.parametrize("compute", [80, 90, 100])
@@ -62,12 +63,12 @@ def test_any_rows_and_views_are_covered(x_type, dx_type, function, which, comput
     assert len(kernels) == len(known)
     for _ in range(2000):
         n, rows = int(2 ** rng.uniform(1, 28)) if rng.random() < 0.9 else 1, int(2 ** rng.uniform(0, 20))
-        if n == 1 and which == "backward_even":  # it is contiguous
+        if n == 1 and which == "backward_broadcast":  # it is contiguous
             continue
         lse = function == "logsumexp"
         at = rng.randrange(8) * (dx_type if lse else x_type).itemsize
         addresses = (0, at, 0, 0) if lse else (0, 0, at, 0)
-        options = {"addresses": addresses, "even": which == "backward_even", "compute": compute}
+        options = {"addresses": addresses, "grad_is_broadcast": which == "backward_broadcast", "arch": compute}
         plan = native.backward_plan(function, rows, n, x_type, dx_type, **options)
         assert compiled_in(plan) in kernels, (rows, n, at, plan)
 
@@ -86,9 +87,9 @@ def test_warmup_fills_the_cache_with_those_of_gradients_too(tmp_path, monkeypatc
 
     kinds = [
         ("softmax", F32, F32, "backward"),
-        ("softmax", F32, F32, "backward_even"),
+        ("softmax", F32, F32, "backward_broadcast"),
         ("softmax", F32, BF16, "backward"),  # of a bfloat16 input: read float32, write bfloat16
-        ("softmax", F32, BF16, "backward_even"),
+        ("softmax", F32, BF16, "backward_broadcast"),
         ("logsumexp", F32, F32, "backward"),
         ("logsumexp", F32, BF16, "backward"),
     ]

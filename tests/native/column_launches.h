@@ -23,8 +23,8 @@ void add(const TileDims& dims, std::vector<int64_t>* numbers) {
 
 // All but the address of the messages.
 std::vector<int64_t> numbers_of(const Tiles& t) {
-  std::vector<int64_t> numbers = {t.n,     t.inner, t.side,  t.tall,  t.plane, t.across, t.down,
-                                  t.pitch, t.parts, t.stride, t.group, t.narrow, t.shelf, t.turns, t.waiting};
+  std::vector<int64_t> numbers = {t.n,     t.inner,  t.side,  t.tall,   t.plane, t.across, t.down,   t.pitch,
+                                  t.parts, t.stride, t.group, t.narrow, t.shelf, t.turns,  t.waiting};
   for (const Divider& by : {t.by_side, t.by_line}) numbers.insert(numbers.end(), {by.multiplier, by.shift});
   for (const Counted& count : {t.there, t.whole}) numbers.insert(numbers.end(), {count.all, count.rest});
   numbers.insert(numbers.end(), t.jump, t.jump + kTileTensors);
@@ -62,12 +62,12 @@ std::vector<const void*> addresses_of(const BackwardCall& call) { return {call.d
 // The kernel of a plan, by the words that it is made from.
 std::string words_for(const CudaPlan& plan, const Call& call, int device) {
   return cubin(source_of(Pass::forward, call.function, plan.tier),
-               defines_of(call.function, call.x_type, call.y_type, plan), device_info(device).compute, nullptr);
+               defines_of(call.function, call.x_type, call.y_type, plan), device_info(device).arch, nullptr);
 }
 std::string words_for(const CudaPlan& plan, const BackwardCall& call, int device) {
-  const Pass pass = is_even(call) ? Pass::backward_even : Pass::backward;
+  const Pass pass = grad_is_broadcast_in_tile(call) ? Pass::backward_broadcast : Pass::backward;
   return cubin(source_of(pass, call.function, plan.tier),
-               defines_of(call.function, call.type, call.dx_type, plan, pass), device_info(device).compute, nullptr);
+               defines_of(call.function, call.type, call.dx_type, plan, pass), device_info(device).arch, nullptr);
 }
 
 bool merges(const Call&) { return true; }
@@ -89,9 +89,10 @@ std::string mistake(const Seen& got, const CudaPlan& plan, const AnyCall& call, 
   if (got.stream != stream) return "another stream";
   if (got.cooperative != (plan.in_grid() && merges(call))) return "a cooperative launch, or none";
   if ((got.messages != nullptr) != got.cooperative) return "room for messages, or none";
-  if (got.cluster() != (plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0)) return "another cluster";
+  if (got.cluster() != (plan.tier == Tier::columns && plan.blocks_per_row > 1 ? plan.blocks_per_row : 0))
+    return "another cluster";
   if (got.threads() != plan.threads()) return "another block";
-  if (got.grid_x() < 1 || got.grid_x() % plan.split || got.grid_y() < 1) return "another grid";
+  if (got.grid_x() < 1 || got.grid_x() % plan.blocks_per_row || got.grid_y() < 1) return "another grid";
   return "";
 }
 

@@ -50,10 +50,11 @@ bool run(unsigned seed, bool sets, int calls) {
     void *const stream = reinterpret_cast<void*>(uintptr_t(1 + draw() % 5)), *const parts = &draw;
     for (const bool cooperative : {true, false}) {
       answer = draw() % 4 ? 0 : draw() % 2 ? kTooLarge : kNotSupported;
-      const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.layout, call.reduces());
+      const Alignment alignment(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.layout,
+                                call.reduces());
       Gpu gpu = device_info(device);
       gpu.cooperative = gpu.cooperative && cooperative;
-      const CudaPlan plan = plan_cuda(call.layout, call.x_type, call.y_type, phase, gpu, batch_invariant());
+      const CudaPlan plan = plan_cuda(call.layout, call.x_type, call.y_type, alignment, gpu, batch_invariant());
       const Launch made = launch_of(call, device, cooperative);
       const bool taken = launch(made, call, parts, stream);
       const Seen got = seen;

@@ -9,10 +9,10 @@ import torch
 from test_warmup_dims import random_plans
 
 from lib.tune import A100, BASE, GPUS, H200, RTX, FakeMeter, made_up, tables_back
-from lib.warmup import EDGES, FIELDS, TYPES, needs_nvrtc
+from lib.warmup import TYPES, needs_nvrtc
 from onepass import native
 from onepass import table_file as store
-from onepass.tools.tune.candidates import TIERS, Choice, Gpu, Plan, kernels
+from onepass.tools.tune.candidates import Choice, Gpu, Plan, kernels
 from onepass.tools.tune.columns import (
     COLUMNS,
     FUNCTIONS,
@@ -39,13 +39,12 @@ every_kind = pytest.mark.parametrize(("function", "dtype"), [(f, d) for f in FUN
 def engine_plan(function: str, dtype: str, n: int, shape: tuple[int, int], gpu: Gpu = H200) -> Plan:
     sizes, type_ = [shape[0], n, shape[1]], getattr(torch, dtype)
     strides = [n * shape[1], shape[1], 1]
-    of = {"compute": gpu.compute, "multiprocessors": gpu.multiprocessors, "gpu": gpu.name}
+    of = {"arch": gpu.compute, "sm_count": gpu.multiprocessors, "gpu": gpu.name}
     if function == "columns":
         found = native.plan("softmax", True, sizes, strides, strides, [1], type_, type_, **of)
     else:
         found = native.gradient_plan("softmax", sizes, [strides] * 3 + [[0, 0, 0]], [1], type_, type_, **of)
-    numbers = (found[key] for key in FIELDS[1:-1])
-    return Plan((*TIERS, "columns-stream").index(found["tier"]), *numbers, EDGES.index(found["edges"]))
+    return Plan(*found["plan"])
 
 
 def of_length(n: int, dtype: str, function: str, gpu: Gpu = H200):
@@ -62,7 +61,7 @@ def test_every_candidate_is_an_entry_and_its_plan_the_engines(function, dtype, t
             for choice, plan in candidates(n, shape, size, operands(function), H200):
                 native.set_tables(H200.name, "a test", {**BASE, f"{function}{8 * size}": [[store.ANY, *choice]]})
                 assert engine_plan(function, dtype, n, shape) == plan, (n, choice)
-                seen.add((plan.tier, plan.split > 1, min(plan.shelf, 2)))
+                seen.add((plan.tier, plan.blocks_per_row > 1, min(plan.smem_vecs, 2)))
     assert {(COLUMNS, False, 0), (COLUMNS, True, 0), (COLUMNS, True, 2), (COLUMNS, False, 1), (GRID, True, 2)} <= seen
 
 
@@ -101,18 +100,18 @@ def test_every_plan_is_what_it_was_before_there_were_tables():
                 for plan in random_plans(200, None, "softmax", which, types, compute):
                     numbers = [plan[key] for key in (*FIELDS, "threads", "grid")]
                     digests[which] = zlib.crc32(repr(numbers).encode(), digests[which])
-    assert digests == {"forward": 0xCA353C5D, "backward": 0x232A69CF, "backward_even": 0x2ADD1201}
+    assert digests == {"forward": 0xCA353C5D, "backward": 0x232A69CF, "backward_broadcast": 0x2ADD1201}
 
 
 def test_the_tables_are_those_of_the_gpu_by_its_name(tables_back):
     entries = [[store.ANY, COLUMNS, 64, 4, 4, 0]]
-    native.set_tables(H200.name, "a test", {**BASE, "columns32": entries, "column_gradients16": entries})
+    native.set_tables(H200.name, "a test", {**BASE, "columns_f32": entries, "columns_backward_f16": entries})
     shape = (64, 4096)
-    for function, dtype in (("columns", "float32"), ("column_gradients", "bfloat16")):
+    for function, dtype in (("columns", "float32"), ("columns_backward", "bfloat16")):
         assert engine_plan(function, dtype, 64, shape).lanes == 4
         assert engine_plan(function, dtype, 64, shape, RTX).lanes == 16
     assert engine_plan("columns", "bfloat16", 64, shape).lanes == 16
-    assert engine_plan("column_gradients", "float32", 64, shape).lanes == 16
+    assert engine_plan("columns_backward", "float32", 64, shape).lanes == 16
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_the_tables_are_those_of_the_gpu_by_its_name(tables_back):
         ([7, 128, 0, 8, 0], "columns-grid has a split alone"),
     ],
 )
-@pytest.mark.parametrize("name", ["columns32", "column_gradients16"])
+@pytest.mark.parametrize("name", ["columns_f32", "columns_backward_f16"])
 def test_unsound_entries_are_refused(name, entry, words):
     with pytest.raises(RuntimeError, match=f"table {name}: limit {store.ANY}: .*{words}"):
         native.set_tables("a GPU", "a test", {**BASE, name: [[store.ANY, *entry]]})
@@ -138,9 +137,9 @@ def test_unsound_entries_are_refused(name, entry, words):
 
 def test_a_gradient_keeps_fewer_vectors():
     entries = [[store.ANY, 6, 128, 24, 8, 0]]
-    native.set_tables("a GPU", "a test", {**BASE, "columns16": entries})
+    native.set_tables("a GPU", "a test", {**BASE, "columns_f16": entries})
     with pytest.raises(RuntimeError, match="values is 1 to 16"):
-        native.set_tables("a GPU", "a test", {**BASE, "column_gradients16": entries})
+        native.set_tables("a GPU", "a test", {**BASE, "columns_backward_f16": entries})
 
 
 @every_kind
@@ -212,7 +211,7 @@ def test_a_sweep_measures_what_is_asked_for(tmp_path):
     stored = sweep(H200, options, tmp_path / "tables.json", meter, BASE, lambda origin, tables: None)
     assert [(f, d, n) for f, d, n, _ in meter.done] == [("columns", "float32", 21), ("columns", "float32", 1000)]
     assert {function for function, *_ in meter.prepared} == {"columns"}
-    assert [name for name in BASE if stored.tables[name] != BASE[name]] == ["columns32"]
+    assert [name for name in BASE if stored.tables[name] != BASE[name]] == ["columns_f32"]
     assert stored == store.read(stored.path)
     native.set_tables("a GPU", stored.origin, stored.tables)
     by_default = {(function, n) for function, _, n, _ in Options().points}
@@ -226,7 +225,7 @@ def test_a_sweep_measures_what_is_asked_for(tmp_path):
 
 def measured(spoil, function: str) -> Point:
     x = torch.randn(3, 16, 64, generator=torch.Generator().manual_seed(0))
-    grad = torch.randn(x.shape) if function == "column_gradients" else None
+    grad = torch.randn(x.shape) if function == "columns_backward" else None
     x = x if grad is None else x.softmax(1)
 
     def launch(plan, y):

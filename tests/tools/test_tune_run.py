@@ -237,7 +237,7 @@ def test_tables_that_the_engine_refuses_are_not_written(path):
         ({"dtypes": ("float16", "bfloat16")}, "one table"),
         (
             {"functions": ()},
-            "functions are softmax, logsumexp, columns, column_gradients, which stand for .*; got none",
+            "functions are softmax, logsumexp, columns, columns_backward, which stand for .*; got none",
         ),
         ({"functions": ("softmin",)}, "got softmin"),
     ],

@@ -118,12 +118,12 @@ bool fits_tiles(const AnyLayout& layout) {
 inline ColumnView column_view(const Layout& layout, DType x, DType y, uint64_t x_address, uint64_t y_address,
                               bool reduces) {
   if (!fits_tiles(layout)) return {};
-  const auto dims = [](const Bag& bag) {
+  const auto dims = [](const DimGroup& group) {
     TileDims made = {};
-    made.count = bag.count;
-    for (int d = 0; d < bag.count; ++d)
-      made.sizes[d] = bag.dims[d].size, made.steps[0][d] = bag.dims[d].x_stride,
-      made.steps[1][d] = bag.dims[d].y_stride;
+    made.count = group.count;
+    for (int d = 0; d < group.count; ++d)
+      made.sizes[d] = group.dims[d].size, made.steps[0][d] = group.dims[d].x_stride,
+      made.steps[1][d] = group.dims[d].y_stride;
     return made;
   };
   const ColumnTensor tensors[] = {{x_address, size_of(x), true}, {y_address, size_of(y), !reduces}};
@@ -134,7 +134,7 @@ inline ColumnView column_view(const Call& call) {
 }
 
 // Of a gradient. `even`: the result's gradient has one value for a column and its neighbours.
-inline bool is_even(const BackwardCall& call) {
+inline bool grad_is_broadcast_in_tile(const BackwardCall& call) {
   if (call.function == Function::logsumexp) return false;
   const BackwardLayout& layout = call.layout;
   for (int d = 0; d < layout.reduced.count; ++d) {
@@ -144,17 +144,17 @@ inline bool is_even(const BackwardCall& call) {
 }
 inline ColumnView column_view(const BackwardCall& call) {
   if (!fits_tiles(call.layout)) return {};
-  const auto dims = [](const BackwardBag& bag) {
+  const auto dims = [](const BackwardDimGroup& group) {
     TileDims made = {};
-    made.count = bag.count;
-    for (int d = 0; d < bag.count; ++d) {
-      made.sizes[d] = bag.dims[d].size;
-      for (int t = 0; t < kBackwardTensors; ++t) made.steps[t][d] = bag.dims[d].strides[t];
+    made.count = group.count;
+    for (int d = 0; d < group.count; ++d) {
+      made.sizes[d] = group.dims[d].size;
+      for (int t = 0; t < kBackwardTensors; ++t) made.steps[t][d] = group.dims[d].strides[t];
     }
     return made;
   };
   const int size = size_of(call.type);
-  const bool alike = call.function != Function::logsumexp && !is_even(call);
+  const bool alike = call.function != Function::logsumexp && !grad_is_broadcast_in_tile(call);
   const ColumnTensor tensors[] = {{uint64_t(call.dx), size_of(call.dx_type), true},
                                   {uint64_t(call.saved), size_of(call.saved_type()), true},
                                   {uint64_t(call.grad), size, alike},
@@ -179,10 +179,10 @@ inline Counted counted(int64_t last, int64_t turn, int none) {
 // What a plan makes of a view. Bytes of shared memory are in parts of `part` bytes.
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   Tiles tiles = view.tiles;
-  const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
-  tiles.across = plan.lanes, tiles.down = plan.rows_per_block;
-  tiles.pitch = slab ? int(tiles.inner) : tiles.across * plan.vector;
-  tiles.parts = slab ? tiles.across * plan.vector / tiles.pitch : tiles.down;
+  const bool slab = plan.access == VecAccess::slab || plan.access == VecAccess::slab_aligned;
+  tiles.across = plan.threads_x(), tiles.down = plan.threads_y();
+  tiles.pitch = slab ? int(tiles.inner) : tiles.across * plan.vec_size;
+  tiles.parts = slab ? tiles.across * plan.vec_size / tiles.pitch : tiles.down;
   // So that lanes that read parts of a column find them in other banks of shared memory.
   tiles.stride = slab || tiles.parts == 1 ? tiles.pitch : int(up_to(tiles.pitch, 4)) + 4;
   tiles.side = ceil_div(tiles.inner, int64_t(tiles.pitch));
@@ -191,16 +191,16 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
     for (int d = 0; d < tiles.outer.count; ++d) tiles.tall *= tiles.outer.sizes[d];
   }
   tiles.narrow = !slab && !view.strided && tiles.side > 1 && tiles.pitch <= kNarrow * view.full;
-  const int64_t before = view.slab_begins ? 0 : plan.vector - 1;  // elements of a vector before a slab, at most
+  const int64_t before = view.slab_begins ? 0 : plan.vec_size - 1;  // elements of a vector before a slab, at most
   const int64_t size = slab ? view.n() * view.inner() : view.n();
-  const int64_t turn = int64_t(plan.split) * (slab ? plan.lanes * plan.vector : plan.rows_per_block);
+  const int64_t turn = int64_t(plan.blocks_per_tile()) * (slab ? plan.threads_x() * plan.vec_size : plan.threads_y());
   tiles.turns = int(ceil_div(slab ? size + before : size, turn));
   tiles.there = counted(size - 1, turn, 0);
-  tiles.whole = counted(size - (slab ? plan.vector : 1), turn, -plan.vector);
+  tiles.whole = counted(size - (slab ? plan.vec_size : 1), turn, -plan.vec_size);
   for (int t = 0; t < kTileTensors; ++t) tiles.jump[t] = slab ? turn : turn * tiles.steps[t];
   tiles.by_side = divider_of(tiles.side), tiles.by_line = divider_of(slab ? tiles.pitch : tiles.across);
-  tiles.shelf = plan.shelved() ? plan.shelf : 0;
-  const int most = tiles.parts > plan.split ? tiles.parts : plan.split;
+  tiles.shelf = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
+  const int most = tiles.parts > plan.blocks_per_tile() ? tiles.parts : plan.blocks_per_tile();
   while (tiles.group_bits < 5 && 1 << tiles.group_bits < most &&
          (2 << tiles.group_bits) * tiles.pitch <= plan.threads())
     ++tiles.group_bits;
@@ -209,12 +209,12 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
 }
 // Of the vectors that wait there, `vector` bytes each with all operands.
 inline int64_t waiting_bytes(const CudaPlan& plan, int vector) {
-  return int64_t(plan.ahead() ? plan.slots() : plan.shelf) * plan.block() * vector;
+  return int64_t(plan.prefetches() ? plan.vecs_per_thread() : plan.smem_vecs) * plan.max_threads() * vector;
 }
 // Numbers that a thread tells of a column that it shares: of a gradient its sum, else its maximum too where sums may be
 // relative to that (kOwnTops, cuda/column_state.cuh). `half`: of results.
 inline int numbers_told(const CudaPlan& plan, bool half, bool gradient) {
-  return gradient ? 1 : plan.in_grid() || (half && plan.split == 1) ? 2 : 1;
+  return gradient ? 1 : plan.in_grid() || (half && plan.blocks_per_tile() == 1) ? 2 : 1;
 }
 // Of what threads that share columns tell each other, in numbers of `scalar` bytes: `told` of each part; of a whole
 // column one for a gradient, else three, and the block's maximum where threads do not tell theirs.
@@ -224,8 +224,10 @@ inline int64_t meeting_bytes(int64_t pitch, int64_t parts, int boxes, int scalar
   return whole + part + (told > 1 ? part : tops) + 2 * boxes * pitch * (gradient ? 1 : 2) * scalar;
 }
 inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar, bool gradient, bool half) {
-  if (plan.split == 1 && tiles.parts == 1 && plan.edges != kSlab && plan.edges != kWholeSlab) return tiles.waiting;
-  const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
+  if (plan.blocks_per_tile() == 1 && tiles.parts == 1 && plan.access != VecAccess::slab &&
+      plan.access != VecAccess::slab_aligned)
+    return tiles.waiting;
+  const int boxes = plan.tier == Tier::columns && plan.blocks_per_tile() > 1 ? plan.blocks_per_tile() : 0;
   return tiles.waiting + meeting_bytes(tiles.pitch, tiles.parts * tiles.stride, boxes, scalar, gradient,
                                        numbers_told(plan, half, gradient));
 }
@@ -233,25 +235,28 @@ inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar
 // Why a plan cannot serve a view; empty where it can.
 inline std::string column_refusal(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu) {
   const auto say = [](const char* words, int64_t most) { return words + std::to_string(most); };
-  const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
+  const bool slab = plan.access == VecAccess::slab || plan.access == VecAccess::slab_aligned;
   if (!plan.of_columns()) return "rows that are not one piece of memory each have the tiers of columns";
-  if (view.strided != (plan.edges == kStrided)) return "edges strided are for strides that columns do not have";
+  if (view.strided != (plan.access == VecAccess::strided))
+    return "access strided is for strides that columns do not have";
   const int widest = view.strided ? 1 : slab ? view.slab : view.tile;
   if (!view.strided && !widest) return slab ? "these columns are no slab" : "these columns are in no tiles";
-  if (plan.vector > widest) return say("the addresses or strides of this call allow vectors of ", widest);
-  if (plan.edges == kWhole && view.inner() % plan.vector) return "edges whole: the columns are no whole vectors";
-  if (plan.edges == kWholeSlab && !(view.slab_whole && plan.vector <= view.slab))
-    return "edges whole slab: these slabs are no whole vectors";
-  if (plan.tier == Tier::columns && plan.split > most_cluster(gpu))
+  if (plan.vec_size > widest) return say("the addresses or strides of this call allow vectors of ", widest);
+  if (plan.access == VecAccess::aligned && view.inner() % plan.vec_size)
+    return "access aligned: the columns are no whole vectors";
+  if (plan.access == VecAccess::slab_aligned && !(view.slab_whole && plan.vec_size <= view.slab))
+    return "access slab-aligned: these slabs are no whole vectors";
+  if (plan.tier == Tier::columns && plan.blocks_per_tile() > most_cluster(gpu))
     return say("clusters of blocks up to ", most_cluster(gpu));
-  if (slab && (plan.rows_per_block != 1 || int64_t(plan.lanes) * plan.vector % view.inner()))
+  if (slab && (plan.threads_y() != 1 || int64_t(plan.threads_x()) * plan.vec_size % view.inner()))
     return "threads take a whole number of lines of a slab";
-  if (plan.in_grid() && plan.split > gpu.multiprocessors)
-    return say("blocks that share columns: up to ", gpu.multiprocessors);
-  if (plan.tier != Tier::columns_stream) {
-    const int64_t here = int64_t(plan.slots() + (plan.ahead() ? 0 : plan.shelf)) * plan.split;
-    const int64_t room = slab ? here * plan.lanes * plan.vector : here * plan.rows_per_block;
-    const int64_t need = slab ? view.n() * view.inner() + (view.slab_begins ? 0 : plan.vector - 1) : view.n();
+  if (plan.in_grid() && plan.blocks_per_tile() > gpu.sm_count)
+    return say("blocks that share columns: up to ", gpu.sm_count);
+  if (plan.tier != Tier::columns_twopass) {
+    const int64_t here =
+        int64_t(plan.vecs_per_thread() + (plan.prefetches() ? 0 : plan.smem_vecs)) * plan.blocks_per_tile();
+    const int64_t room = slab ? here * plan.threads_x() * plan.vec_size : here * plan.threads_y();
+    const int64_t need = slab ? view.n() * view.inner() + (view.slab_begins ? 0 : plan.vec_size - 1) : view.n();
     if (room < need) return say("a plan for columns (or slabs) of so many elements: ", room);
   }
   return "";

@@ -11,46 +11,49 @@ namespace onepass::cuda {
 
 namespace {
 
-void check_forced(const CudaPlan& plan, const BackwardCall& call, const BackwardPhase& phase, const Gpu& gpu) {
+void check_forced(const CudaPlan& plan, const BackwardCall& call, const BackwardAlignment& alignment, const Gpu& gpu) {
   const int64_t n = call.layout.n;
-  const bool begins_within = phase.begins_within(plan.vector);
+  const bool begins_within = alignment.begins_within(plan.vec_size);
   if (plan.of_columns()) fail("the tiers of columns are for rows that are not one piece of memory each");
-  if (plan.tier == Tier::flat || (plan.shelf && plan.tier != Tier::grid))
-    fail("gradients have the tiers warp, block, cluster, grid and stream, and a shelf in the tier grid alone");
+  if (plan.tier == Tier::staged || (plan.smem_vecs && plan.tier != Tier::grid))
+    fail(
+        "gradients have the tiers warp, block, cluster, grid and twopass, and keep vectors in shared memory in the "
+        "tier grid alone");
   if (plan.tier == Tier::grid) {
     const int chunk = GridCut(plan, n).chunk;
-    if (plan.slots() % chunk || plan.slots() > 4 * chunk || plan.shelf % chunk)
-      fail("gradients in the tier grid keep up to " + std::to_string(4 * chunk) + " vectors a thread");
-    if (plan.split > gpu.multiprocessors)
-      fail("up to " + std::to_string(gpu.multiprocessors) + " blocks a row here, got " + std::to_string(plan.split));
+    if (plan.vecs_per_thread() % chunk || plan.vecs_per_thread() > 4 * chunk || plan.smem_vecs % chunk)
+      fail("gradients in the tier grid keep up to " + std::to_string(4 * chunk) + " vectors per thread");
+    if (plan.blocks_per_row > gpu.sm_count)
+      fail("up to " + std::to_string(gpu.sm_count) + " blocks per row here, got " +
+           std::to_string(plan.blocks_per_row));
   }
-  if (call.function == Function::logsumexp && plan.tier != Tier::warp && plan.tier != Tier::stream)
-    fail("the gradient of logsumexp has the tiers warp and stream, which takes pieces of rows");
-  if (plan.tier == Tier::stream && plan.lanes > 512) fail("the tier stream has up to 512 threads here");
-  if (plan.vector > phase.widest && plan.edges != kApart) {
-    fail("a vector of " + std::to_string(plan.vector) + " elements: the addresses or strides of this call allow " +
-         std::to_string(phase.widest));
+  if (call.function == Function::logsumexp && plan.tier != Tier::warp && plan.tier != Tier::twopass)
+    fail("the gradient of logsumexp has the tiers warp and twopass, which takes pieces of rows");
+  if (plan.tier == Tier::twopass && plan.threads_per_row > 512) fail("the tier twopass has up to 512 threads here");
+  if (plan.vec_size > alignment.widest && plan.access != VecAccess::scalar) {
+    fail("a vector of " + std::to_string(plan.vec_size) + " elements: the addresses or strides of this call allow " +
+         std::to_string(alignment.widest));
   }
-  if (plan.edges == kWhole && (n % plan.vector || begins_within))
-    fail("rows of whole vectors of " + std::to_string(plan.vector) + " elements, these are not");
-  const bool resident = plan.tier != Tier::stream && plan.tier != Tier::grid;
-  const int split = plan.tier == Tier::cluster ? plan.split : 1;
+  if (plan.access == VecAccess::aligned && (n % plan.vec_size || begins_within))
+    fail("rows of whole vectors of " + std::to_string(plan.vec_size) + " elements, these are not");
+  const bool resident = plan.tier != Tier::twopass && plan.tier != Tier::grid;
+  const int split = plan.tier == Tier::cluster ? plan.blocks_per_row : 1;
   if (split > most_cluster(gpu))
     fail("clusters of up to " + std::to_string(most_cluster(gpu)) + " blocks, got " + std::to_string(split));
-  if (resident && plan.threads() > most_threads(gpu.compute, split))
-    fail("up to " + std::to_string(most_threads(gpu.compute, split)) + " threads a block here");
-  const int64_t room = int64_t(plan.lanes) * plan.values * split;
-  const int64_t window = begins_within && plan.edges != kApart ? n + plan.vector - 1 : n;
+  if (resident && plan.threads() > most_threads(gpu.arch, split))
+    fail("up to " + std::to_string(most_threads(gpu.arch, split)) + " threads per block here");
+  const int64_t room = int64_t(plan.threads_per_row) * plan.items_per_thread * split;
+  const int64_t window = begins_within && plan.access != VecAccess::scalar ? n + plan.vec_size - 1 : n;
   if (resident && room < window)
     fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window));
 }
 
 // Launches by a plan; false where the driver refuses a cooperative launch.
-bool launch_by(const CudaPlan& plan, const BackwardCall& call, bool even, const Operand& like) {
+bool launch_by(const CudaPlan& plan, const BackwardCall& call, bool grad_is_broadcast, const Operand& like) {
   const int device = like.device_index;
   const Gpu& gpu = device_info(device);
-  const Handle loaded =
-      kernel(call.function, call.type, call.dx_type, plan, device, even ? Pass::backward_even : Pass::backward);
+  const Handle loaded = kernel(call.function, call.type, call.dx_type, plan, device,
+                               grad_is_broadcast ? Pass::backward_broadcast : Pass::backward);
   int64_t rows = call.layout.rows, n = call.layout.n, pieces = 1, strides[kBackwardTensors];
   for (int t = 0; t < kBackwardTensors; ++t) strides[t] = call.layout.outer.innermost().strides[t];
   void* dx = call.dx;
@@ -69,26 +72,27 @@ bool launch_by(const CudaPlan& plan, const BackwardCall& call, bool even, const 
   LaunchAttribute attribute = {};
   if (plan.tier == Tier::cluster) {
     attribute.id = kClusterDimension;
-    attribute.cluster[0] = unsigned(plan.split), attribute.cluster[1] = attribute.cluster[2] = 1;
+    attribute.cluster[0] = unsigned(plan.blocks_per_row), attribute.cluster[1] = attribute.cluster[2] = 1;
     config.attributes = &attribute;
     config.attribute_count = 1;
   } else if (call.lse) {
-    if (plan.tier == Tier::stream) {
-      pieces = ceil_div(n + plan.vector - 1, int64_t(plan.lanes) * plan.values);
+    if (plan.tier == Tier::twopass) {
+      pieces = ceil_div(n + plan.vec_size - 1, int64_t(plan.threads_per_row) * plan.items_per_thread);
       config.grid_x = unsigned(rows < CudaPlan::kMaxGrid / pieces ? rows * pieces : CudaPlan::kMaxGrid);
     }
     arguments.insert(arguments.end(), {&lse, &strides[kLse], &pieces});
   } else if (plan.tier == Tier::grid) {
     const GridCut cut(plan, n);
     // As many groups of blocks as there are rows and multiprocessors for, and two messages of each block.
-    const int64_t blocks = plan.grid(rows, gpu.multiprocessors);
+    const int64_t blocks = plan.grid(rows, gpu.sm_count);
     const int64_t words = 2 * blocks * message_bytes(call.type, call.dx_type) / 4, unit = 1;
     const Owned parts = empty_strided(1, &words, &unit, DType::float32, like);
     void* messages = Operand(parts.get()).mutable_data();
-    int places = plan.shelf / cut.chunk, wide = int(cut.wide), most = int(cut.most);
+    int places = plan.smem_vecs / cut.chunk, wide = int(cut.wide), most = int(cut.most);
     arguments.insert(arguments.end(), {&places, &wide, &most, &messages});
-    config.grid_x = unsigned(plan.split), config.grid_y = unsigned(blocks / plan.split);
-    config.shared_bytes = unsigned(plan.shelf * plan.lanes * plan.vector * size_of(call.type) * (even ? 1 : 2));
+    config.grid_x = unsigned(plan.blocks_per_row), config.grid_y = unsigned(blocks / plan.blocks_per_row);
+    config.shared_bytes = unsigned(plan.smem_vecs * plan.threads_per_row * plan.vec_size * size_of(call.type) *
+                                   (grad_is_broadcast ? 1 : 2));
     attribute.id = kCooperative;
     attribute.cooperative = 1;
     config.attributes = &attribute;
@@ -103,14 +107,14 @@ bool launch_by(const CudaPlan& plan, const BackwardCall& call, bool even, const 
 
 void launch_rows(const BackwardCall& call, const Operand& like, const CudaPlan* forced) {
   Gpu gpu = device_info(like.device_index);
-  const bool even = call.even();
-  const BackwardPhase phase(call, even);
-  const auto by = [&](const CudaPlan& plan) { return check_forced(plan, call, phase, gpu), plan; };
+  const bool grad_is_broadcast = call.grad_is_broadcast();
+  const BackwardAlignment alignment(call, grad_is_broadcast);
+  const auto by = [&](const CudaPlan& plan) { return check_forced(plan, call, alignment, gpu), plan; };
   const auto own = [&](bool cooperative) {
     gpu.cooperative = gpu.cooperative && cooperative;
-    return BackwardPlanner(call, phase, gpu, batch_invariant()).plan();
+    return BackwardPlanner(call, alignment, gpu, batch_invariant()).plan();
   };
-  serve(forced, by, own, [&](const CudaPlan& plan) { return launch_by(plan, call, even, like); });
+  serve(forced, by, own, [&](const CudaPlan& plan) { return launch_by(plan, call, grad_is_broadcast, like); });
 }
 
 // A tensor's dims as rows: outer dims first, then the reduced ones. `one_a_row`: of those the first element alone. (A
@@ -147,10 +151,10 @@ void run_backward(const BackwardCall& call, const BackwardTensors& tensors, cons
                        [&](ColumnLaunch made) { return launched(made, call, *tensors.each[kDx]); });
   }
 
-  bool even = true;  // has the result's gradient one value a row?
+  bool grad_is_broadcast = true;  // has the result's gradient one value a row?
   for (int i = 0; i < tensors.rank; ++i)
-    even &= !tensors.reduced[i] || tensors.sizes[i] == 1 || tensors.strides[kGrad][i] == 0;
-  const Gathered of_dx(tensors, kDx, false), of_grad(tensors, kGrad, even || call.lse);
+    grad_is_broadcast &= !tensors.reduced[i] || tensors.sizes[i] == 1 || tensors.strides[kGrad][i] == 0;
+  const Gathered of_dx(tensors, kDx, false), of_grad(tensors, kGrad, grad_is_broadcast || call.lse);
   const Tensor saved = Gathered(tensors, kSaved, false).copied(*tensors.each[kSaved], call.saved_type());
   const Tensor grad = of_grad.copied(*tensors.each[kGrad], call.type);
   const Tensor dx =
@@ -166,8 +170,8 @@ void run_backward(const BackwardCall& call, const BackwardTensors& tensors, cons
   gathered.dx = dx.mutable_data_ptr();
   const int64_t n = call.layout.n;
   gathered.layout.outer.count = gathered.layout.reduced.count = 0;
-  gathered.layout.outer.insert({call.layout.rows, {n, n, even ? 1 : n, call.lse ? 1 : 0}});
-  gathered.layout.reduced.insert({n, {1, 1, even ? 0 : 1, 0}});
+  gathered.layout.outer.insert({call.layout.rows, {n, n, grad_is_broadcast ? 1 : n, call.lse ? 1 : 0}});
+  gathered.layout.reduced.insert({n, {1, 1, grad_is_broadcast ? 0 : 1, 0}});
   gathered.layout.view = View::rows;
   launch_rows(gathered, *tensors.each[kDx], forced);
   checked(aoti_torch_copy_(of_dx.view(*tensors.each[kDx]).get(), dx.get(), 1));

@@ -30,7 +30,7 @@ int64_t resident(const Launch& made, const Gpu& gpu) {
     } else {
       check(driver().active_blocks(&count, made.kernel, int(made.threads), made.shared),
             "cuOccupancyMaxActiveBlocksPerMultiprocessor");
-      found->second = int64_t(count) * gpu.multiprocessors;
+      found->second = int64_t(count) * gpu.sm_count;
     }
   }
   return found->second;
@@ -57,7 +57,7 @@ Handle kernel_of(const CudaPlan& plan, const Call& call, int device) {
 }
 Handle kernel_of(const CudaPlan& plan, const BackwardCall& call, int device) {
   return kernel(call.function, call.type, call.dx_type, plan, device,
-                is_even(call) ? Pass::backward_even : Pass::backward);
+                grad_is_broadcast_in_tile(call) ? Pass::backward_broadcast : Pass::backward);
 }
 
 template <class AnyCall>
@@ -66,7 +66,7 @@ ColumnLaunch made_by(const CudaPlan& plan, const AnyCall& call, const ColumnPlan
   const Sizes sizes = sizes_of(call);
   ColumnLaunch made = {};
   Tiles& tiles = made.tiles = tiles_of(planner.view, plan);
-  tiles.waiting = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
+  tiles.waiting = int(waiting_bytes(plan, planner.operands * plan.vec_size * planner.read));
   const int64_t shared = column_bytes(tiles, plan, sizes.scalar, sizes.gradient, planner.half),
                 room = gpu.shared - kColumnStatic;
   if (shared > room) {
@@ -74,18 +74,19 @@ ColumnLaunch made_by(const CudaPlan& plan, const AnyCall& call, const ColumnPlan
            std::to_string(shared));
   }
   made.kernel = kernel_of(plan, call, device);
-  made.blocks = unsigned(plan.split), made.groups = 1;
+  made.blocks = unsigned(plan.blocks_per_tile()), made.groups = 1;
   made.threads = unsigned(plan.threads()), made.shared = unsigned(shared);
   const bool in_grid = plan.in_grid();
-  if (!in_grid && plan.split > 1) made.cluster = plan.split;
+  if (!in_grid && plan.blocks_per_tile() > 1) made.cluster = plan.blocks_per_tile();
   // As many groups of blocks as there are tiles; and where they wait for each other, or for what they fetched ahead, as
   // there are places for.
   const int64_t all = tiles.side * tiles.tall;
-  const int64_t places = (in_grid || plan.ahead() ? resident(made, gpu) : CudaPlan::kMaxGrid) / plan.split;
+  const int64_t places =
+      (in_grid || plan.prefetches() ? resident(made, gpu) : CudaPlan::kMaxGrid) / plan.blocks_per_tile();
   const int64_t groups = places < all ? places > 1 ? places : 1 : all;
   (in_grid ? made.groups : made.blocks) *= unsigned(groups);
   // Two messages of a block for each column; of the gradient of logsumexp, which merges nothing, none.
-  if (in_grid && planner.merges) made.parts = 2 * groups * plan.split * tiles.pitch * sizes.message;
+  if (in_grid && planner.merges) made.parts = 2 * groups * plan.blocks_per_tile() * tiles.pitch * sizes.message;
   return made;
 }
 

@@ -26,35 +26,38 @@ constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with 
 
 // Do the blocks that share a row form a cluster?
 bool in_cluster(const CudaPlan& plan) {
-  return plan.tier == Tier::cluster || (plan.tier == Tier::columns && plan.split > 1);
+  return plan.tier == Tier::cluster || (plan.tier == Tier::columns && plan.blocks_per_row > 1);
 }
 
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
 // tiers warp and flat only, the number of blocks in clusters.
 uint64_t identity(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat, cluster = in_cluster(plan);
+  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::staged, cluster = in_cluster(plan);
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(function), 3), add(int(x), 2), add(int(y), 2), add(int(plan.tier), 4);
-  add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : plan.of_columns() ? plan.block() : 0, 11);
-  add(plan.values, 9), add(plan.vector, 4);
-  add(cluster ? plan.split : 0, 5),
-      add(plan.shelved() ? 1
-          : plan.ahead() ? 2
-                         : 0,
+  add(lanes ? plan.threads_per_row : 0, 6), add(lanes               ? plan.rows_per_block
+                                                : plan.of_columns() ? plan.max_threads()
+                                                                    : 0,
+                                                11);
+  add(plan.items_per_thread, 9), add(plan.vec_size, 4);
+  add(cluster ? plan.blocks_per_row : 0, 5),
+      add(plan.keeps_vecs_in_smem() ? 1
+          : plan.prefetches()       ? 2
+                                    : 0,
           2),
-      add(plan.in_grid(), 1), add(plan.edges, 3), add(int(pass), 2);
+      add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(pass), 2);
   return id;
 }
 
 Handle load(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
   const Gpu& gpu = device_info(device);
   const std::string code =
-      cubin(source_of(pass, function, plan.tier), defines_of(function, x, y, plan, pass), gpu.compute);
+      cubin(source_of(pass, function, plan.tier), defines_of(function, x, y, plan, pass), gpu.arch);
   Handle module, loaded;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
   check(driver().module_function(&loaded, module, "onepass_kernel"), "cuModuleGetFunction");
-  if (in_cluster(plan) && plan.split > kPortableCluster)
+  if (in_cluster(plan) && plan.blocks_per_row > kPortableCluster)
     check(driver().function_set(loaded, kNonPortableCluster, 1), "cuFuncSetAttribute");
   int declared;
   check(driver().function_get(&declared, kSharedStatic, loaded), "cuFuncGetAttribute");
@@ -77,10 +80,10 @@ bool written_apart(const Call& call) {
 }  // namespace
 
 const char* source_of(Tier tier) {
-  return tier == Tier::stream ? "rows_twopass.cu"
-         : tier == Tier::flat ? "rows_staged.cu"
-         : tier == Tier::grid ? "rows_grid.cu"
-                              : "rows_onchip.cu";
+  return tier == Tier::twopass  ? "rows_twopass.cu"
+         : tier == Tier::staged ? "rows_staged.cu"
+         : tier == Tier::grid   ? "rows_grid.cu"
+                                : "rows_onchip.cu";
 }
 
 const char* source_of(Pass pass, Function function, Tier tier) {
@@ -88,29 +91,29 @@ const char* source_of(Pass pass, Function function, Tier tier) {
   if (pass == Pass::forward) return source_of(tier);
   if (tier == Tier::grid) return "rows_grid_backward.cu";
   return function == Function::logsumexp ? "rows_pointwise.cu"
-         : tier == Tier::stream          ? "rows_twopass_backward.cu"
+         : tier == Tier::twopass         ? "rows_twopass_backward.cu"
                                          : "rows_onchip_backward.cu";
 }
 
 std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan, Pass pass) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
+  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::staged;
   std::vector<std::string> defines = {define("IN", type_name(x)),
                                       define("OUT", type_name(y)),
                                       define("FUNCTION", macro_name(function)),
-                                      define("LANES", std::to_string(lanes ? plan.lanes : 0)),
+                                      define("LANES", std::to_string(lanes ? plan.threads_per_row : 0)),
                                       define("ROWS", std::to_string(plan.of_columns() ? 1 : plan.rows_per_block)),
-                                      define("SLOTS", std::to_string(plan.slots())),
-                                      define("VECTOR", std::to_string(plan.vector)),
-                                      define("CLUSTER", std::to_string(in_cluster(plan) ? plan.split : 1)),
-                                      define("SHELVED", plan.shelved() ? "1" : "0"),
-                                      define("EDGES", std::to_string(plan.edges)),
-                                      define("EVEN", pass == Pass::backward_even ? "1" : "0")};
+                                      define("SLOTS", std::to_string(plan.vecs_per_thread())),
+                                      define("VECTOR", std::to_string(plan.vec_size)),
+                                      define("CLUSTER", std::to_string(in_cluster(plan) ? plan.blocks_per_row : 1)),
+                                      define("SHELVED", plan.keeps_vecs_in_smem() ? "1" : "0"),
+                                      define("EDGES", std::to_string(int(plan.access))),
+                                      define("EVEN", pass == Pass::backward_broadcast ? "1" : "0")};
   if (plan.of_columns()) {
-    defines.push_back(define("THREADS", std::to_string(plan.block())));
-    defines.push_back(define("AHEAD", plan.ahead() ? "1" : "0"));
+    defines.push_back(define("THREADS", std::to_string(plan.max_threads())));
+    defines.push_back(define("AHEAD", plan.prefetches() ? "1" : "0"));
     defines.push_back(define("GRID", plan.in_grid() ? "1" : "0"));
-    defines.push_back(define("STREAM", plan.tier == Tier::columns_stream ? "1" : "0"));
+    defines.push_back(define("STREAM", plan.tier == Tier::columns_twopass ? "1" : "0"));
   }
   return defines;
 }
@@ -139,8 +142,9 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
   Launch made = {};
   made.threads = unsigned(plan.threads());
   made.groups = 1;
-  int64_t blocks = plan.grid(rows), shared = int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(call.x_type);
-  if (plan.tier == Tier::flat) {
+  int64_t blocks = plan.grid(rows),
+          shared = int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(call.x_type);
+  if (plan.tier == Tier::staged) {
     const int64_t read = tile_bytes(plan, n, size_of(call.x_type));
     const bool apart = written_apart(call);
     shared = read + (apart ? tile_bytes(plan, n, size_of(call.y_type)) : 0);
@@ -148,15 +152,15 @@ Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
     made.numbers[1] = apart ? int(read) : 0;
   } else if (plan.tier == Tier::grid) {
     // As many groups of blocks as there are rows and multiprocessors for.
-    blocks = plan.grid(rows, gpu.multiprocessors);
+    blocks = plan.grid(rows, gpu.sm_count);
     // Two messages of a block, and a word of a row.
-    made.parts = (2 * blocks + blocks / plan.split) * message_bytes(call.x_type, call.y_type);
-    made.numbers = {plan.shelf / plan.chunk(), int(plan.wide(n)), int(plan.chunks(n))};
-    made.groups = unsigned(blocks / plan.split);
-    blocks = plan.split;
+    made.parts = (2 * blocks + blocks / plan.blocks_per_row) * message_bytes(call.x_type, call.y_type);
+    made.numbers = {plan.smem_vecs / plan.chunk(), int(plan.wide(n)), int(plan.chunks(n))};
+    made.groups = unsigned(blocks / plan.blocks_per_row);
+    blocks = plan.blocks_per_row;
   } else {
-    made.numbers[0] = plan.shelf;
-    made.cluster = plan.tier == Tier::cluster ? plan.split : 0;
+    made.numbers[0] = plan.smem_vecs;
+    made.cluster = plan.tier == Tier::cluster ? plan.blocks_per_row : 0;
   }
   const int64_t room = gpu.shared - kStaticShared;
   if (shared > room) {
@@ -176,10 +180,10 @@ Launch launch_of(const Call& call, int device, bool cooperative) {
   if (cooperative) {
     if (const Launch* found = recent.find(key)) return *found;
   }
-  const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.layout, call.reduces());
+  const Alignment alignment(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.layout, call.reduces());
   Gpu gpu = device_info(device);
   gpu.cooperative = gpu.cooperative && cooperative;
-  const CudaPlan plan = plan_cuda(call.layout, call.x_type, call.y_type, phase, gpu, invariant);
+  const CudaPlan plan = plan_cuda(call.layout, call.x_type, call.y_type, alignment, gpu, invariant);
   const Launch made = launch_by(plan, call, device);
   if (cooperative) recent.put(key, made);
   return made;

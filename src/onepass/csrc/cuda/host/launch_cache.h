@@ -74,13 +74,13 @@ struct ColumnKey {
 
  private:
   // The kind tells how many numbers there are.
-  template <class Bag>
-  ColumnKey(uint64_t of_call, bool gradient, const Bag& outer, const Bag& reduced) : count(0) {
+  template <class DimGroup>
+  ColumnKey(uint64_t of_call, bool gradient, const DimGroup& outer, const DimGroup& reduced) : count(0) {
     kind = ((of_call << 1 | gradient) << 3 | uint64_t(outer.count)) << 3 | uint64_t(reduced.count);
     static_assert(kTileDims < 8 && sizeof outer.dims[0] <= (1 + kTileTensors) * sizeof numbers[0]);
-    for (const Bag* bag : {&outer, &reduced}) {
-      std::memcpy(numbers + count, bag->dims, size_t(bag->count) * sizeof bag->dims[0]);
-      count += bag->count * int(sizeof bag->dims[0] / sizeof numbers[0]);
+    for (const DimGroup* group : {&outer, &reduced}) {
+      std::memcpy(numbers + count, group->dims, size_t(group->count) * sizeof group->dims[0]);
+      count += group->count * int(sizeof group->dims[0] / sizeof numbers[0]);
     }
   }
 };
