@@ -75,7 +75,7 @@ def plan(
 ) -> dict[str, Any]:
     """The plan of a call: view, rows, n, bytes, and the engine's tier and launch numbers.
 
-    For a GPU of compute capability `arch` / 10 with `sm_count` multiprocessors, and with the tables of the name `gpu`.
+    For a GPU of compute capability `arch` / 10 with `sm_count` multiprocessors and the tables of the name `gpu`.
 
     >>> plan("softmax", True, [8, 1000], [1000, 1], [1000, 1], [1], torch.float32, torch.float32)["tier"]
     'block'
@@ -115,8 +115,8 @@ def backward_plan(
     """The launch of the gradient of `rows` rows of `n` elements on a GPU: tier and launch numbers.
 
     `x_type` is that of the forward's result, `dx_type` that of its input and so the gradient's. Row strides and
-    addresses: of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result. `grad_is_broadcast`:
-    the result's gradient has one value per row.
+    addresses: of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result.
+    `grad_is_broadcast`: the result's gradient has one value per row.
 
     >>> backward_plan("softmax", 4096, 1024, torch.float32)["tier"]
     'block'
@@ -179,7 +179,8 @@ def compile_kernel(
 ) -> None:
     """Compile the kernel of a plan for sm_<arch> to a file.
 
-    `plan` has the numbers of a `Plan`. `which` is one of `PASSES`; of a gradient `x_type` is that of the forward's result, and `y_type` that of its input.
+    `plan` has the numbers of a `Plan`. `which` is one of `PASSES`; of a gradient `x_type` is that of the forward's
+    result, and `y_type` that of its input.
     """
     kind = _kind(function, x_type, y_type, which)
     _ask("onepass_compile", *kind, _int64s(plan), arch, str(path).encode())

@@ -25,7 +25,7 @@ from lib.support import (
     maker,
     ours,
 )
-from onepass import autocast, functional
+from onepass import functional, settings
 
 HALVES = (torch.float16, torch.bfloat16)
 every_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -137,7 +137,7 @@ def test_it_ends_with_an_error_and_is_of_one_thread(fake_gpu):
     x = gpu_tensor(torch.float16)
     keeps: list[bool] = []
     with onepass.autocast_keeps_half():
-        other = threading.Thread(target=lambda: keeps.append(autocast._thread.keeps_half))
+        other = threading.Thread(target=lambda: keeps.append(settings._thread.keeps_half))
         other.start()
         other.join()
         with pytest.raises(IndexError), onepass.autocast_keeps_half(False):
@@ -150,7 +150,7 @@ def test_it_ends_with_an_error_and_is_of_one_thread(fake_gpu):
 
 def test_a_compiled_graph_knows_of_it():
     torch.compiler.reset()
-    compiled = torch.compile(lambda x: x + 1 if autocast._thread.keeps_half else x, fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda x: x + 1 if settings._thread.keeps_half else x, fullgraph=True, backend="eager")
     x = torch.zeros(2)
     for _ in range(2):
         assert not compiled(x).any()

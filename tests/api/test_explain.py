@@ -72,7 +72,8 @@ def test_explain_knows_gpus_that_are_not_here(name, shape):
     else:
         in_grid = plan.tier.endswith("grid") or plan.tier.endswith("twopass")
         cluster = 1 if entry.compute < 90 else 16 if entry.compute == 90 else 8
-        assert plan.launch["blocks_per_row"] <= (entry.multiprocessors if in_grid else cluster)
+        blocks = plan.launch["blocks_per_tile" if plan.tier.startswith("columns") else "blocks_per_row"]
+        assert blocks <= (entry.multiprocessors if in_grid else cluster)
         assert plan.launch["threads"] <= 1024
 
 

@@ -25,9 +25,9 @@ from lib.support import (
     maker,
     ours,
 )
-from onepass import functional, plain
+from onepass import functional
 
-engines = sys.modules["onepass.engines"]  # onepass.engines is the function
+engines = sys.modules["onepass._engines"]
 
 
 class WrongWay(BaseException):
@@ -45,7 +45,7 @@ def no_slow_way(monkeypatch):
 
 @pytest.fixture
 def no_quick_way(monkeypatch):
-    monkeypatch.setattr(plain, "call_boxed", refuse)
+    monkeypatch.setattr(functional, "call_boxed", refuse)
 
 
 # Which way ------------------------------------------------------------------------------------------------------------
@@ -135,22 +135,22 @@ def test_a_torch_function_mode_sees_the_call(function, no_quick_way):
 
 
 def test_a_device_comes_in_once_its_engine_is_the_native_one(monkeypatch):
-    monkeypatch.setattr(engines, "NATIVE", {-1})
+    monkeypatch.setattr(engines, "_ready_devices", {-1})
     loaded: list[int] = []
     monkeypatch.setattr(engines, "load_once", loaded.append)
     monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "cuda" else "no")
     assert engines._best.__wrapped__("cuda", 3) == "cuda"
     assert loaded == [3]
-    assert sorted(engines.NATIVE) == [-1, 3]
+    assert sorted(engines._ready_devices) == [-1, 3]
     monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "triton" else "no")
     assert engines._best.__wrapped__("cuda", 4) == "triton"
     assert engines._best.__wrapped__("xpu", 5) == "triton"
-    assert sorted(engines.NATIVE) == [-1, 3]
+    assert sorted(engines._ready_devices) == [-1, 3]
 
 
 @every_function
 def test_a_device_that_is_not_in_goes_the_other_way(function, no_quick_way, monkeypatch):
-    monkeypatch.setattr(plain, "NATIVE", {0})
+    monkeypatch.setattr(functional, "_ready_devices", {0})
     assert_defined(function, ours(function)(rows(), 1), rows(), 1)
 
 

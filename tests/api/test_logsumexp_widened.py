@@ -30,7 +30,7 @@ Call = Callable[..., Tensor]
 def logsumexp(engine: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The function under autocast; elsewhere than on a GPU autocast is made to widen as it does there."""
     if device == "cpu":
-        monkeypatch.setattr(functional, "widens", lambda x: x.dtype in HALVES)
+        monkeypatch.setattr(functional, "autocast_to_float32", lambda x: x.dtype in HALVES)
 
     def call(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
         with torch.autocast(device, torch.bfloat16) if device == "cuda" else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""out=: written wholly, in any layout, in place where it is the input, never beside itself; and overlap.py alone."""
+"""out=: written wholly, in any layout, in place where it is the input, never beside itself; and `overlap` alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lib.support import (
     ours,
     same,
 )
-from onepass.overlap import overlap, self_overlap
+from onepass.validation import overlap, self_overlap
 
 POISON = -12345.0
 OUTS = {  # an out of the shape (4, 6, 10), and the buffer it lies in

@@ -11,8 +11,8 @@ import torch
 import onepass
 from lib.warmup import BF16, F32, F64, FAMILY, TYPES, call, names, needs_nvrtc
 from onepass import native
-from onepass.checks import reduces_to
-from onepass.warmup import _compiled
+from onepass._warmup import _compiled
+from onepass.validation import reduces_to
 
 MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
 

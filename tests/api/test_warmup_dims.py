@@ -12,13 +12,10 @@ import torch
 import onepass
 from lib.warmup import BF16, F16, F32, F64, TYPES, call, column_kernel, names, needs_nvrtc, plan_of
 from onepass import native
-from onepass.checks import reduces_to
+from onepass.validation import reduces_to
 
-MOST = {
-    "forward": 1500,
-    "backward": 900,
-    "backward_broadcast": 1500,
-}  # kernels of columns of a function and a pair of types
+# kernels of columns of a function and a pair of types
+MOST = {"forward": 1500, "backward": 900, "backward_broadcast": 1500}
 
 
 def of_columns(kernels: list[str]) -> set[tuple]:

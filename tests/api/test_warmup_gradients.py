@@ -9,7 +9,7 @@ import pytest
 import onepass
 from lib.warmup import BF16, F32, F64, FAMILY, TYPES, call, column_kernel, needs_nvrtc, plan_of
 from onepass import native
-from onepass.checks import reduces_to
+from onepass.validation import reduces_to
 
 MOST = 250  # kernels of the gradient of one function for a pair of types
 BACKWARD = native.PASSES[1:]

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from lib.support import FUNCTIONS, TORCH, every_engine, every_function, maker, ours
-from onepass import gradients
+from onepass import autograd
 
 BACKWARD = dict.fromkeys(FUNCTIONS, "_softmax_backward") | {"logsumexp": "_logsumexp_backward"}
 
@@ -220,4 +220,4 @@ def test_reduce_overhead_trains(function):
 
 
 def test_every_device_that_has_the_operator_uses_it():
-    assert {"cpu", "meta"} <= gradients.FUSED <= {"cpu", "cuda", "meta"}
+    assert {"cpu", "meta"} <= autograd.FUSED <= {"cpu", "cuda", "meta"}

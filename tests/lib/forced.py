@@ -62,8 +62,8 @@ COMING = [
 class Engine(Protocol):
     device: str
     most_cluster: int  # blocks
-    forced: Callable[..., None]  # these take what the private operators `_forced` and `_forced_backward` do
-    forced_backward: Callable[..., None]
+    forced: Callable[..., None]  # takes what the private operator `_softmax_with_plan` does
+    forced_backward: Callable[..., None]  # takes what `_softmax_backward_with_plan` does
 
 
 class Gpu:
@@ -75,8 +75,8 @@ class Gpu:
         self.most_cluster = (
             1 if compute < 90 else 16 if compute == 90 and properties.multi_processor_count >= 132 else 8
         )
-        self.forced = torch.ops.onepass._forced
-        self.forced_backward = torch.ops.onepass._forced_backward
+        self.forced = torch.ops.onepass._softmax_with_plan
+        self.forced_backward = torch.ops.onepass._softmax_backward_with_plan
 
 
 def vector_of(function: str, types: Types, edges: int) -> int:

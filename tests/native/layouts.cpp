@@ -4,7 +4,7 @@
 #include "core/layout.h"
 using namespace onepass;
 
-bool same(const DimGroup& a, const DimGroup& b) {
+bool same(const Bag& a, const Bag& b) {
   if (a.count != b.count) return false;
   for (int i = 0; i < a.count; ++i) {
     const Dim &p = a.dims[i], &q = b.dims[i];

@@ -62,7 +62,7 @@ def test_a_row_has_room(n, compute, dtype):
 
 def test_vectors_are_as_wide_as_all_three_tensors_allow():
     def width(*addresses: int, n: int = 1024) -> int:
-        return native.backward_plan("softmax", 8, n, F32, addresses=(*addresses, 0))["vector"]
+        return native.backward_plan("softmax", 8, n, F32, addresses=(*addresses, 0))["vec_size"]
 
     assert width(0, 0, 0) == width(4, 4, 4) == 4
     assert width(0, 0, 8) == 2

@@ -11,7 +11,7 @@ import pytest
 from lib.paths import ROOT
 from lib.tune import BASE
 from onepass import native
-from onepass import table_file as store
+from onepass import tables as store
 
 CSRC = ROOT / "src/onepass/csrc"
 ANY = store.ANY
@@ -57,8 +57,8 @@ int main() {
   std::printf("%s\\n", built_in().origin.c_str());
   for (const NamedTable& named : kTables) {
     for (const Entry& e : built_in().*named.table)
-      std::printf("%s %lld %d %d %d %d %d\\n", named.name, (long long)e.limit, e.tier, e.lanes, e.values, e.split,
-                  e.shelf);
+      std::printf("%s %lld %d %d %d %d %d\\n", named.name, (long long)e.limit, e.tier, e.threads, e.items_per_thread,
+                  e.blocks_per_row, e.smem_vecs);
   }
 }
 """
@@ -92,8 +92,8 @@ def test_the_built_in_tables_are_in_the_format_that_it_writes(header, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 1}, "its version is 4, got 1"),
-        ({"tables": {**SMALL, "unaligned_f16": []}}, "table odd16 is a list of entries"),
+        ({"version": 1}, "its version is 5, got 1"),
+        ({"tables": {**SMALL, "unaligned_f16": []}}, "table unaligned_f16 is a list of entries"),
         ({"gpu": 'a "GPU"'}, "a GPU has a plain name, got"),
     ],
 )

@@ -76,14 +76,14 @@ def test_everyone_else_has_the_operators_at_once(how: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["__all__", "explain, warmup, engines, patch"])
 def test_a_name_loads_all_names_whatever_was_imported_before(name: str) -> None:
-    """`import onepass.explain` binds the name to the module, where the function of that name belongs."""
+    """All names of the package are there after its modules were imported one by one."""
     ask = "sorted(set(onepass.__all__) - set(dir(onepass)))" if name == "__all__" else f"[f.__name__ for f in ({name})]"
     code = f"""
 import onepass_launcher, sys
 import onepass
 assert "torch" not in sys.modules and not hasattr(onepass, "nothing")
 from onepass.tools.cli.shared import Command
-import onepass.native, onepass.engines, onepass.explain, onepass.warmup, onepass.patch
+import onepass.native, onepass._engines, onepass._explain, onepass._warmup, onepass.patching
 Command("x", callback=lambda: None).main([], standalone_mode=False)
 from onepass import *
 print({ask})

@@ -29,7 +29,7 @@ every_type = pytest.mark.parametrize(("dtype", "size"), TYPES, ids=["float32", "
 every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
 ANY = 2**63 - 1
-KINDS = {"softmax": "rows", "logsumexp": "reduce"}  # of tables
+KINDS = {"softmax": "write", "logsumexp": "reduce"}  # of tables
 
 
 def engine_plan(dtype: torch.dtype, n: int, rows: int = MANY, function: str = "softmax", gpu: Gpu = H200) -> Plan:
@@ -42,7 +42,7 @@ def engine_plan(dtype: torch.dtype, n: int, rows: int = MANY, function: str = "s
 @every_function
 @every_type
 def test_the_built_in_entries_come_to_the_engines_plans(dtype, size, function):
-    name = f"{KINDS[function]}{8 * size}"
+    name = f"{KINDS[function]}_f{8 * size}"
     limits = {limit + by for table in BASE.values() for limit, *_ in table[:-1] for by in (-1, 0, 1)}
     for n in sorted({*range(2, 2200), *limits, *LENGTHS}):
         flat = is_odd(n, size) and (function == "softmax" or flat_pays_reduced(n, size))
@@ -60,7 +60,7 @@ def test_every_candidate_is_an_entry_and_its_plan_the_engines(dtype, size, funct
         for choice, plan in candidates(n, size, MANY, H200, function == "logsumexp"):
             odd = choice.tier == TIERS.index("staged")
             tables = dict(BASE, **{f"unaligned_f{8 * size}": [[ANY, -1, 0, 0, 1, 0]]})
-            name = f"{'odd' if odd else KINDS[function]}{8 * size}"
+            name = f"{'unaligned' if odd else KINDS[function]}_f{8 * size}"
             tables[name] = [[n, *choice], *(entry for entry in BASE[name] if entry[0] > n)]
             native.set_tables(H200.name, "a test", tables)
             assert engine_plan(dtype, n, function=function) == plan, (n, choice)
@@ -75,7 +75,7 @@ def test_so_it_is_on_other_gpus(dtype, size, function, gpu):
     try:
         for n in LENGTHS[::9]:
             for choice, plan in candidates(n, size, MANY, gpu, function == "logsumexp")[::5]:
-                name = f"{'odd' if choice.tier == TIERS.index('flat') else KINDS[function]}{8 * size}"
+                name = f"{'unaligned' if choice.tier == TIERS.index('staged') else KINDS[function]}_f{8 * size}"
                 tables = dict(BASE, **{f"unaligned_f{8 * size}": [[ANY, -1, 0, 0, 1, 0]]})
                 tables[name] = [[n, *choice], *(entry for entry in BASE[name] if entry[0] > n)]
                 native.set_tables(gpu.name, "a test", tables)
@@ -93,7 +93,7 @@ def test_the_built_in_plans_are_tried_too(dtype, size, function):
         if TIERS[plan.tier] == "staged" and (not is_odd(n, size) or function == "logsumexp"):
             continue  # of the odd tables, or the one entry of the others that no sweep of even lengths tries
         assert plan in plans, n
-        entry = next(e for e in BASE[f"{KINDS[function]}{8 * size}"] if n <= e[0])
+        entry = next(e for e in BASE[f"{KINDS[function]}_f{8 * size}"] if n <= e[0])
         assert resolve(Choice(*entry[1:]), n, size, MANY, H200) in plans, (n, entry)
 
 

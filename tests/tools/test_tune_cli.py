@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import onepass
 from lib.tune import BASE, H200, FakeMeter
 from onepass import native
-from onepass import table_file as store
+from onepass import tables as store
 from onepass.tools.cli import cli
 from onepass.tools.cli.tune import print_tables, rows_of
 from onepass.tools.tune.candidates import candidates, kernels
@@ -121,14 +121,15 @@ def test_a_run_says_what_it_finds(fake, tmp_path):
     result = call("--lengths", "64,4096", "--dtypes", "f32")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("softmax float32 1048576x64: warp lanes ")
+    assert lines[0].startswith("softmax float32 1048576x64: warp threads ")
     for line, rows in zip(lines[1:3], (16384, 4096), strict=True):
-        assert line.startswith(f"softmax float32 {rows}x4096: block values ")
+        assert line.startswith(f"softmax float32 {rows}x4096: block items_per_thread ")
         assert re.search(r", 0\.[78]\d\d of a copy, in use 0\.750$", line)  # a copy is made to take 90, that 120
-    assert lines[3].startswith("logsumexp float32 1048576x64: warp lanes ")
+    assert lines[3].startswith("logsumexp float32 1048576x64: warp threads ")
     assert re.search(r", [12]\.\d\d\d of a copy's time, in use 1\.333$", lines[3])
     assert re.match(
-        r"columns float32 1048576x64: columns lanes \d+ values \d+ split .* of a copy, in use 0\.750$", lines[5]
+        r"columns float32 1048576x64: columns threads \d+ items_per_thread \d+ blocks.* of a copy, in use 0\.750$",
+        lines[5],
     )
     assert re.match(r"columns_backward float32 1048576x64: columns .* of an addition, in use 0\.750$", lines[7])
     assert lines[9].startswith(f"{tmp_path / 'tables.json'}: ")
@@ -180,7 +181,7 @@ def test_the_tables_are_shown_in_full(capsys):
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     for row in cells:
         assert " ".join(" ".join(row).split()) in lines
-    assert cells[0][:3] == ("write_f32", f"1 to {BASE['rows32'][0][0]}", "warp")
+    assert cells[0][:3] == ("write_f32", f"1 to {BASE['write_f32'][0][0]}", "warp")
     assert cells[-1][1].endswith(" and more")
     assert cells[-1][2:] == ("columns-grid", "", "", "8", "")
     others = [row for row in cells if row[2] == "as others"]

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from lib.tune import BASE, GPUS, H200, made_up
 from onepass import native
-from onepass.table_file import ANY, NAMES, check_tables
-from onepass.tools.tune.candidates import FLAT, Choice, candidates
+from onepass.tables import ANY, NAMES, check_tables
+from onepass.tools.tune.candidates import STAGED, Choice, candidates
 from onepass.tools.tune.lengths import LENGTHS, is_odd, row_counts
 from onepass.tools.tune.measure import FUNCTIONS, Point
 from onepass.tools.tune.table import build, entries, flat_pays, is_few, spliced
 
 A, B, C = Choice(0, 8, 0, 1, 0), Choice(0, 16, 0, 1, 0), Choice(2, 0, 32, 1, 0)
-F = Choice(FLAT, 4, 0, 1, 0)
+F = Choice(STAGED, 4, 0, 1, 0)
 ROWS = NAMES[:8]  # the tables of rows
 
 
@@ -98,7 +98,7 @@ def test_splicing_keeps_what_was_not_measured():
     assert spliced(base, [[40, *B]], 20) == [[10, *A], [100, *B], [ANY, *C]]
     assert spliced(base, [[ANY, *A]], 1) == [[ANY, *A]]
     flat = [[40, *F], [ANY, -1, 0, 0, 1, 0]]
-    more = Choice(FLAT, 8, 0, 1, 0)
+    more = Choice(STAGED, 8, 0, 1, 0)
     assert spliced(flat, [[90, *more]], 60, gap=False) == [[40, *F], [90, *more], [ANY, -1, 0, 0, 1, 0]]
 
 
@@ -114,15 +114,15 @@ def test_every_measured_length_is_served_within_1_percent_of_its_best(gpu, seed)
     for p in measured:
         size = 4 if p.dtype == "float32" else 2
         choice = Choice(*look_up(tables[f"unaligned_f{8 * size}"], p.n)[1:]) if is_odd(p.n, size) else None
-        if choice is not None and choice.tier == FLAT:
+        if choice is not None and choice.tier == STAGED:
             if p.function == "logsumexp":
                 continue  # goes with softmax
             flats += 1
-            best = min(us for c, us in p.times.items() if c.tier == FLAT)
+            best = min(us for c, us in p.times.items() if c.tier == STAGED)
         else:
-            kind = "few" if is_few(p) else "rows" if p.function == "softmax" else "reduce"
-            choice = Choice(*look_up(tables[f"{kind}{8 * size}"], p.n)[1:])
-            best = min(us for c, us in p.times.items() if c.tier != FLAT)
+            kind = "few_rows" if is_few(p) else "write" if p.function == "softmax" else "reduce"
+            choice = Choice(*look_up(tables[f"{kind}_f{8 * size}"], p.n)[1:])
+            best = min(us for c, us in p.times.items() if c.tier != STAGED)
         assert p.times[choice] <= 1.01 * best
     assert flats > 20
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lib.support import DTYPES, TORCH, every_function, every_softmax, ours, same, with_instruction_set
-from onepass import formulas
+from onepass import decompositions
 
 ops = torch.ops.onepass
 NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}
@@ -122,7 +122,7 @@ def test_logsumexp_against_the_definition(shape: tuple[int, ...], dims: tuple[in
             ):
                 got = ops._logsumexp_backward(g, x, lse, dims, keepdim)
                 at = [d % max(x.dim(), 1) for d in dims] if x.dim() else []
-                wide_g, wide_lse = (formulas.expand(t, at, keepdim).double() for t in (g, lse))
+                wide_g, wide_lse = (decompositions.unsqueeze_reduced(t, at, keepdim).double() for t in (g, lse))
                 want = wide_g * (x.double() - wide_lse).exp()
                 rtol = torch.finfo(dtype).eps + (
                     4e-15 if dtype is torch.float64 else 2e-6 if x.element_size() == 4 else 1e-5

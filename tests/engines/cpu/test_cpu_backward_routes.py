@@ -13,7 +13,7 @@ from torch import Tensor
 
 import onepass
 from lib.support import SOFTMAXES, every_function, ours
-from onepass import gradients
+from onepass import autograd
 
 ops = torch.ops.onepass
 
@@ -22,7 +22,7 @@ ops = torch.ops.onepass
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fused operators that a test calls, and whether their own gradient was asked for."""
     made: list[str] = []
-    alone, apply = gradients._alone_backward, gradients.DifferentiableBackward.apply
+    alone, apply = autograd._call_backward_kernel, autograd.TransformBackward.apply
 
     def spy(function: str, *given: Any) -> Any:
         made.append(function)
@@ -32,8 +32,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append("differentiable")
         return apply(*given)
 
-    monkeypatch.setattr(gradients, "_alone_backward", spy)
-    monkeypatch.setattr(gradients.DifferentiableBackward, "apply", recorded)
+    monkeypatch.setattr(autograd, "_call_backward_kernel", spy)
+    monkeypatch.setattr(autograd.TransformBackward, "apply", recorded)
     return made
 
 
@@ -48,7 +48,7 @@ def test_the_fused_route_is_taken(function: str, calls: list[str]) -> None:
 @every_function
 def test_a_call_is_recorded_without_the_context_of_transforms(function: str) -> None:
     x = torch.randn(4, 6, requires_grad=True)
-    assert "Recorded" in str(ours(function)(x, 1).grad_fn)
+    assert "EagerFunction" in str(ours(function)(x, 1).grad_fn)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()):
         y = ours(function)(x, 1)
     torch.testing.assert_close(
@@ -56,7 +56,7 @@ def test_a_call_is_recorded_without_the_context_of_transforms(function: str) -> 
     )
     seen = []
     torch.func.grad(lambda t: seen.append(ours(function)(t, 1)) or seen[0].sum())(x.detach())
-    assert "Recorded" not in str(seen[0].grad_fn)
+    assert "EagerFunction" not in str(seen[0].grad_fn)
 
 
 WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {  # of asking for a gradient's gradient
@@ -152,7 +152,7 @@ def test_fake_tensors_and_versions() -> None:
     version = out._version
     ops._softmax_backward.out(G, Y, 0, [1], out=out)
     assert out._version == version + 1
-    assert set(gradients._NUMBERS) == set(SOFTMAXES)
+    assert set(autograd._NUMBERS) == set(SOFTMAXES)
 
 
 def _flags(address: int) -> list[str]:

@@ -12,10 +12,10 @@ from lib.rows import (
     BLOCK,
     CLUSTER,
     F32,
-    FLAT,
     FORCED,
     GRID,
-    STREAM,
+    STAGED,
+    TWOPASS,
     TYPES,
     WARP,
     check_forced,
@@ -44,36 +44,36 @@ def test_forced_plan_that_cannot_serve_is_refused():
     out = torch.full_like(x, 5.0)
     for plan, words in [
         ([WARP, 32, 4, 2, 1, 1, 0, 0], "rows of up to 64 elements, got 100"),
-        ([WARP, 64, 2, 4, 1, 1, 0, 0], "warp and flat tiers have a power of two of lanes up to 32"),
-        ([FLAT, 32, 4, 4, 4, 1, 1, 0], "vectors of one element"),
-        ([FLAT, 32, 4, 4, 1, 1, 0, 0], "1 to 1024 rows a thread"),
+        ([WARP, 64, 2, 4, 1, 1, 0, 0], "threads_per_row is a power of two up to 32 in the tiers warp and staged"),
+        ([STAGED, 32, 4, 4, 4, 1, 1, 0], "vectors of one element"),
+        ([STAGED, 32, 4, 4, 1, 1, 0, 0], "rows_per_thread from 1 to 1024"),
         ([BLOCK, 48, 1, 4, 1, 1, 0, 0], "a multiple of 32"),
-        ([BLOCK, 64, 2, 4, 1, 1, 0, 0], "one row a block"),
+        ([BLOCK, 64, 2, 4, 1, 1, 0, 0], "one row per block"),
         ([BLOCK, 64, 1, 4, 1, 2, 0, 0], "1 in the others"),
-        ([CLUSTER, 64, 1, 4, 1, 3, 0, 0], "split is a power of two"),
-        ([CLUSTER, 64, 1, 4, 1, 1, 0, 0], "2 to 16 in the cluster tier"),
-        ([GRID, 64, 1, 16, 4, 1000, 0, 0], "blocks a row here"),
+        ([CLUSTER, 64, 1, 4, 1, 3, 0, 0], "blocks_per_row is a power of two"),
+        ([CLUSTER, 64, 1, 4, 1, 1, 0, 0], "2 to 16 in the tier cluster"),
+        ([GRID, 64, 1, 16, 4, 1000, 0, 0], "blocks per row here"),
         ([GRID, 64, 1, 8, 4, 1, 0, 0], "0, 4, 8, 12 or 16 vectors"),
         ([GRID, 480, 1, 16, 4, 1, 60, 0], "bytes of shared memory"),
-        ([BLOCK, 64, 1, 4, 4, 1, 3, 0], "of 2 in the block"),
-        ([STREAM, 64, 1, 4, 4, 1, 2, 0], "no shelf"),
-        ([BLOCK, 64, 1, 4, 4, 1, 0, 3], "edges is 0"),
-        ([STREAM, 64, 1, 4, 4, 1, 0, 2], "the tiers warp, block and cluster"),
-        ([BLOCK, 64, 1, 6, 4, 1, 0, 0], "values a multiple of it"),
+        ([BLOCK, 64, 1, 4, 4, 1, 3, 0], "of 2 in the tiers block"),
+        ([TWOPASS, 64, 1, 4, 4, 1, 2, 0], "keep no vectors in shared memory"),
+        ([BLOCK, 64, 1, 4, 4, 1, 0, 3], "access is 0"),
+        ([TWOPASS, 64, 1, 4, 4, 1, 0, 2], "the tiers warp, block and cluster"),
+        ([BLOCK, 64, 1, 6, 4, 1, 0, 0], "items_per_thread a multiple of it"),
         ([BLOCK, 64, 1, 68, 4, 1, 0, 0], "up to 64"),
         ([9, 32, 4, 4, 1, 1, 0, 0], "tier is 0"),
         ([WARP, 32, 4, 4, 1], "a plan is"),
     ]:
         with pytest.raises(RuntimeError, match=words):
-            torch.ops.onepass._forced(x, 0, [1], False, plan, out)
+            torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, out)
     odd = torch.randn(4, 126, device="cuda")
     with pytest.raises(RuntimeError, match="rows of up to 128 elements, got 129"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))
     with pytest.raises(RuntimeError, match="rows of whole vectors of 4 elements"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 2], torch.empty_like(odd))
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 2], torch.empty_like(odd))
     shifted = torch.empty(4 * 126 + 1, device="cuda")[1:].view(4, 126)
     with pytest.raises(RuntimeError, match="of this call allow 1"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 0], shifted)
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 0], shifted)
     assert (out == 5).all()
 
 

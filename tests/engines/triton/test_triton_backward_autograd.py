@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.support import TORCH, every_function, maker, ours
 from lib.triton import BF16, F16, F32, F64, name_of, needs_triton, process, unavailable
-from onepass import formulas
+from onepass import decompositions
 from onepass.triton import plans
 
 pytestmark = needs_triton
@@ -189,7 +189,7 @@ def _called(*given: Any) -> Tensor:
 def test_operator(interpreting, function):
     given = g, x, lse, _, _, dtype, keepdim = _arguments(function, False)
     saved = [x] if lse is None else [x, lse]
-    want = formulas.gradient(function, g, saved, [1], keepdim, dtype)
+    want = decompositions.gradient(function, g, saved, [1], keepdim, dtype)
     torch.testing.assert_close(interpreting(_called, *given), want)
 
 

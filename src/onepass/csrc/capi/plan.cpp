@@ -39,6 +39,11 @@ std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
          field("grid", blocks) + ", \"plan\": " + numbers(plan);
 }
 
+// The bytes a call has to move: each element read once and written once.
+int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output) {
+  return layout.rows * layout.n * size_of(x) + layout.rows * (reduced_output ? 1 : layout.n) * size_of(y);
+}
+
 // Blocks of a launch over columns. Where they wait for each other or take one tile after another as many are started as
 // a GPU holds, which the driver tells: here at least one a multiprocessor.
 int64_t column_blocks(const Tiles& tiles, const CudaPlan& plan, const Gpu& gpu) {
@@ -129,7 +134,7 @@ ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, cons
     if (batch_invariant()) {
       if (call.layout.outer.count > 1 || (call.layout.n > 1 && call.layout.view != View::rows))
         throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
-      const BackwardAlignment alignment(call, call.grad_is_broadcast());
+      const BackwardAlignment alignment(call, call.even());
       const CudaPlan plan = BackwardPlanner(call, alignment, gpu, true).plan();
       return "{" + launch_fields(plan, plan.grid(call.layout.rows)) + "}";
     }

@@ -88,7 +88,7 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
   const bool reduce[] = {false, true};
   BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
   call.layout = make_backward_layout(2, sizes, strides, reduce, reduced);
-  if (call.grad_is_broadcast() != grad_is_broadcast) return;
+  if (call.even() != grad_is_broadcast) return;
   for (const int first : kFirsts) {
     (reduced ? call.saved : call.grad) = reinterpret_cast<const void*>(uintptr_t(first * size_of(call.saved_type())));
     visit(plan_backward(call, gpu));

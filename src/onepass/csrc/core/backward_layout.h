@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "layout.h"
-#include "../plan/rows.h"
+#include "types.h"
 
 namespace onepass {
 
@@ -23,14 +23,14 @@ struct BackwardDim {
   int64_t strides[kBackwardTensors];  // in elements
 };
 
-struct BackwardDimGroup {
+struct BackwardBag {
   int count = 0;
   BackwardDim dims[kMaxDims];  // the slowest first
 
   // Copies what is there: all dims would be 2.5 KB, and a small call's time.
-  BackwardDimGroup() = default;
-  BackwardDimGroup(const BackwardDimGroup& other) : count(other.count) { std::copy_n(other.dims, count, dims); }
-  BackwardDimGroup& operator=(const BackwardDimGroup& other) {
+  BackwardBag() = default;
+  BackwardBag(const BackwardBag& other) : count(other.count) { std::copy_n(other.dims, count, dims); }
+  BackwardBag& operator=(const BackwardBag& other) {
     count = other.count;
     std::copy_n(other.dims, count, dims);
     return *this;
@@ -75,7 +75,7 @@ struct BackwardDimGroup {
 };
 
 struct BackwardLayout {
-  BackwardDimGroup outer, reduced;
+  BackwardBag outer, reduced;
   int64_t rows = 1, n = 1;
   View view = View::strided;
 };
@@ -120,7 +120,7 @@ struct BackwardCall {
   // Of logsumexp the input is what was saved, beside the result.
   DType saved_type() const { return function == Function::logsumexp ? dx_type : type; }
   // Has the result's gradient one value a row, though the function has as many as the input?
-  bool grad_is_broadcast() const {
+  bool even() const {
     return function != Function::logsumexp && layout.n > 1 && layout.reduced.innermost().strides[kGrad] == 0;
   }
 };

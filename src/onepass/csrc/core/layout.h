@@ -1,7 +1,7 @@
 // layout.h: from sizes, strides and the reduced dims to the canonical view of a call. Pure: no torch, no CUDA.
 //
 // A softmax does not care about the order of its rows nor about the order of the elements in a row, so the dims fall
-// into two bags, outer (the rows) and reduced (the elements of a row). Within a group dims are sorted by stride and
+// into two bags, outer (the rows) and reduced (the elements of a row). Within a bag dims are sorted by stride and
 // merged wherever input and output both step through them as through one dim. What is left over says which kernel can
 // serve it:
 //
@@ -22,7 +22,7 @@ struct Dim {
   int64_t y_stride;  // in elements of the output
 };
 
-struct DimGroup {
+struct Bag {
   int count = 0;
   Dim dims[kMaxDims];  // the slowest first
 
@@ -60,7 +60,7 @@ struct DimGroup {
     if (count > 0) count = kept + 1;
   }
 
-  // Offsets of element `index` of this group in the input and in the output.
+  // Offsets of element `index` of this bag in the input and in the output.
   void offsets(int64_t index, int64_t* x_offset, int64_t* y_offset) const {
     *x_offset = *y_offset = 0;
     for (int i = count - 1; i >= 0; --i) {
@@ -79,7 +79,7 @@ inline const char* name(View view) {
 }
 
 struct Layout {
-  DimGroup outer, reduced;
+  Bag outer, reduced;
   int64_t rows = 1;  // number of rows
   int64_t n = 1;     // elements a row
   View view = View::strided;
@@ -90,7 +90,7 @@ struct Layout {
     return reduced.count == 0 || (reduced.count == 1 && dim->x_stride == 1 && dim->y_stride == 1);
   }
 
-  // Strides of the single remaining dim of a group (0 where the group is a single element).
+  // Strides of the single remaining dim of a bag (0 where the bag is a single element).
   int64_t row_x_stride() const { return outer.count ? outer.dims[outer.count - 1].x_stride : 0; }
   int64_t row_y_stride() const { return outer.count ? outer.dims[outer.count - 1].y_stride : 0; }
 };
@@ -147,28 +147,28 @@ inline Layout contiguous_layout(int64_t rows, int64_t n, bool reduced_output) {
   return layout;
 }
 
-// Steps through a group in order without a division an element.
-struct OffsetCalculator {
-  const DimGroup& group;
+// Steps through a bag in order without a division an element.
+struct Odometer {
+  const Bag& bag;
   int64_t at[kMaxDims];
   int64_t x = 0, y = 0;
 
-  OffsetCalculator(const DimGroup& over, int64_t index) : group(over) {
-    for (int i = group.count - 1; i >= 0; --i) {
-      at[i] = index % group.dims[i].size;
-      index /= group.dims[i].size;
-      x += at[i] * group.dims[i].x_stride;
-      y += at[i] * group.dims[i].y_stride;
+  Odometer(const Bag& over, int64_t index) : bag(over) {
+    for (int i = bag.count - 1; i >= 0; --i) {
+      at[i] = index % bag.dims[i].size;
+      index /= bag.dims[i].size;
+      x += at[i] * bag.dims[i].x_stride;
+      y += at[i] * bag.dims[i].y_stride;
     }
   }
 
   void next() {
-    for (int i = group.count - 1; i >= 0; --i) {
-      x += group.dims[i].x_stride;
-      y += group.dims[i].y_stride;
-      if (++at[i] < group.dims[i].size) return;
-      x -= at[i] * group.dims[i].x_stride;
-      y -= at[i] * group.dims[i].y_stride;
+    for (int i = bag.count - 1; i >= 0; --i) {
+      x += bag.dims[i].x_stride;
+      y += bag.dims[i].y_stride;
+      if (++at[i] < bag.dims[i].size) return;
+      x -= at[i] * bag.dims[i].x_stride;
+      y -= at[i] * bag.dims[i].y_stride;
       at[i] = 0;
     }
   }

@@ -1,7 +1,8 @@
 // problem.h: one call of the family, checked and laid out: what the engines take. Pure.
 #pragma once
 
-#include "../plan/rows.h"
+#include "layout.h"
+#include "types.h"
 
 namespace onepass {
 
@@ -14,6 +15,8 @@ inline bool reduces_to(Function function, DType x, DType y) {
   const DType wide = x == DType::float64 ? DType::float64 : DType::float32;
   return y == wide || (function == Function::logsumexp && y == x);
 }
+
+constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay
 
 struct Call {
   Function function;

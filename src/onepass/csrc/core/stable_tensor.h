@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "../plan/rows.h"
+#include "layout.h"
+#include "types.h"
 
 namespace onepass {
 

@@ -41,7 +41,7 @@ void run_doubles(const BackwardCall& call, int64_t begin, int64_t end) {
     });
     return;
   }
-  BackwardOffsetCalculator at(call.layout.outer, begin);
+  BackwardOdometer at(call.layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, at.next()) {
     const double a = K == Kind::lse ? g[at.offset[kGrad]] : 0, b = K == Kind::lse ? lse[at.offset[kLse]] : sign;
     double_row<K>(y + at.offset[kSaved], g + at.offset[kGrad], n.strides[kGrad], dx + at.offset[kDx], n.size, a, b);

@@ -24,12 +24,12 @@ inline int64_t tile_rows(const BackwardCall& call) {
 // are walked in order.
 template <class Work>
 inline void each_tile(const BackwardCall& call, int64_t begin, int64_t end, Work work) {
-  BackwardDimGroup slow = call.layout.outer;
+  BackwardBag slow = call.layout.outer;
   const BackwardDim inner = slow.innermost();
   --slow.count;
   const int64_t wide = tile_rows(call), across = (inner.size + wide - 1) / wide;
   for (int64_t t = begin; t < end; ++t) {
-    BackwardOffsetCalculator at(slow, t / across);
+    BackwardOdometer at(slow, t / across);
     const int64_t first = t % across * wide;
     for (int i = 0; i < kBackwardTensors; ++i) at.offset[i] += first * inner.strides[i];
     work(at.offset, inner.size - first < wide ? inner.size - first : wide);
@@ -40,7 +40,7 @@ inline void each_tile(const BackwardCall& call, int64_t begin, int64_t end, Work
 template <Kind K, class Y, class D>
 struct Backward {
   const BackwardCall& call;
-  const BackwardDimGroup& outer = call.layout.outer;
+  const BackwardBag& outer = call.layout.outer;
   const BackwardDim n = call.layout.reduced.innermost();
   const bool past = goes_past(call);
   const float sign = call.function == Function::softmin ? -1.0f : 1.0f;
@@ -81,10 +81,10 @@ struct Backward {
 
   // Runs of rows at one stride.
   void runs(int64_t begin, int64_t end) const {
-    BackwardDimGroup slow = outer;
+    BackwardBag slow = outer;
     const BackwardDim inner = outer.innermost();
     slow.count -= slow.count > 0;
-    BackwardOffsetCalculator at(slow, begin / inner.size);
+    BackwardOdometer at(slow, begin / inner.size);
     for (int64_t first = begin % inner.size, left = end - begin; left > 0; at.next()) {
       const int64_t count = inner.size - first < left ? inner.size - first : left;
       backward_rows<K>(saved(at.offset) + first * inner.strides[kSaved], grad(at.offset) + first * inner.strides[kGrad],
@@ -97,7 +97,7 @@ struct Backward {
   // Rows of unit stride.
   void rows(int64_t begin, int64_t end) const {
     alignas(64) Y constant[kBackwardStep];
-    BackwardOffsetCalculator at(outer, begin);
+    BackwardOdometer at(outer, begin);
     for (int64_t r = begin; r < end; ++r, at.next()) {
       if (K == Kind::lse || n.size <= kLong) {
         const BackwardRow<Y> whole = row(at.offset, 0, n.size, constant);
@@ -130,12 +130,12 @@ struct Backward {
     alignas(64) Y constant[kBackwardStep];
     const int64_t each = (n.size + kPiece - 1) / kPiece;
     for (int64_t p = begin; step == BackwardStep::sums && p < end; ++p) {
-      sums[p] = piece_sum(BackwardOffsetCalculator(outer, p / each).offset, p % each, constant);
+      sums[p] = piece_sum(BackwardOdometer(outer, p / each).offset, p % each, constant);
     }
     if (step == BackwardStep::sums) return;
     for (int64_t p = begin; p < end; ++p) {
       const double sum = K == Kind::lse ? 0 : sums[p / each];
-      piece_store(BackwardOffsetCalculator(outer, p / each).offset, p % each, constant, sum);
+      piece_store(BackwardOdometer(outer, p / each).offset, p % each, constant, sum);
     }
     if (past) end_streams();
   }
@@ -154,7 +154,7 @@ struct Backward {
         past_too && lined(inner.strides[kDx]) && lined(n.size) && (n.size % kPair == 0 || n.size == kWidth);
     const bool lines = past_too && !straight && inner.strides[kDx] == n.size;
     const int64_t last = end * kRowsAGroup < call.layout.rows ? end * kRowsAGroup : call.layout.rows;
-    BackwardOffsetCalculator at(outer, begin * kRowsAGroup);
+    BackwardOdometer at(outer, begin * kRowsAGroup);
     for (int64_t first = begin * kRowsAGroup; first < last; first += group.count) {
       if (n.size < kWidth) {
         group.count = int(last - first < kTiny ? last - first : kTiny);
@@ -191,7 +191,7 @@ struct Backward {
   }
 
   // Rows that do not lie at one stride, or are fewer than a vector has lanes: by way of copies.
-  __attribute__((noinline)) void apart(ShortRows<K, Y, D>& group, BackwardOffsetCalculator& at) const {
+  __attribute__((noinline)) void apart(ShortRows<K, Y, D>& group, BackwardOdometer& at) const {
     alignas(64) Y y[kWidth * kShortMost], g[kWidth * kShortMost];
     alignas(64) D made[kWidth * kShortMost];
     D* to[kWidth];
@@ -215,7 +215,7 @@ struct Backward {
     for (int r = 0; r < group.count; ++r) std::memcpy(to[r], made + r * n.size, size_t(n.size) * sizeof(D));
   }
 
-  __attribute__((noinline)) void tiny(BackwardOffsetCalculator& at, int64_t count) const {
+  __attribute__((noinline)) void tiny(BackwardOdometer& at, int64_t count) const {
     alignas(64) float y[kWidth][kTiny] = {}, g[kWidth][kTiny] = {}, a[kTiny] = {}, b[kTiny] = {};
     const Y *y_at[kTiny], *g_at[kTiny];
     D* dx_at[kTiny];

@@ -43,23 +43,23 @@ inline double any_last(Kind kind, double y, double g, double a, double b) {
   return a * exp_any(y - b);
 }
 
-// Steps through a group in order without a division an element.
-struct BackwardOffsetCalculator {
-  const BackwardDimGroup& group;
+// Steps through a bag in order without a division an element.
+struct BackwardOdometer {
+  const BackwardBag& bag;
   int64_t at[kMaxDims];
   int64_t offset[kBackwardTensors] = {};
 
-  BackwardOffsetCalculator(const BackwardDimGroup& over, int64_t index) : group(over) {
-    for (int i = group.count - 1; i >= 0; --i) {
-      at[i] = index % group.dims[i].size;
-      index /= group.dims[i].size;
-      for (int t = 0; t < kBackwardTensors; ++t) offset[t] += at[i] * group.dims[i].strides[t];
+  BackwardOdometer(const BackwardBag& over, int64_t index) : bag(over) {
+    for (int i = bag.count - 1; i >= 0; --i) {
+      at[i] = index % bag.dims[i].size;
+      index /= bag.dims[i].size;
+      for (int t = 0; t < kBackwardTensors; ++t) offset[t] += at[i] * bag.dims[i].strides[t];
     }
   }
 
   ONEPASS_INLINE void next() {
-    for (int i = group.count - 1; i >= 0; --i) {
-      const BackwardDim& dim = group.dims[i];
+    for (int i = bag.count - 1; i >= 0; --i) {
+      const BackwardDim& dim = bag.dims[i];
       for (int t = 0; t < kBackwardTensors; ++t) offset[t] += dim.strides[t];
       if (++at[i] < dim.size) return;
       for (int t = 0; t < kBackwardTensors; ++t) offset[t] -= at[i] * dim.strides[t];
@@ -90,7 +90,7 @@ inline void set_element(void* tensor, DType type, int64_t at, double value) {
 // Rows [begin, end) of any strides.
 inline void any_rows(const BackwardCall& call, Kind kind, int64_t begin, int64_t end) {
   const BackwardLayout& layout = call.layout;
-  BackwardOffsetCalculator row(layout.outer, begin);
+  BackwardOdometer row(layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, row.next()) {
     const auto y = [&](const int64_t* o) {
       return element(call.saved, call.saved_type(), row.offset[kSaved] + o[kSaved]);
@@ -101,11 +101,11 @@ inline void any_rows(const BackwardCall& call, Kind kind, int64_t begin, int64_t
       a = element(call.grad, call.type, row.offset[kGrad]), b = element(call.lse, call.type, row.offset[kLse]);
     } else {
       Total total;
-      BackwardOffsetCalculator at(layout.reduced, 0);
+      BackwardOdometer at(layout.reduced, 0);
       for (int64_t i = 0; i < layout.n; ++i, at.next()) total.add(any_term(kind, y(at.offset), g(at.offset)));
       a = total.value();
     }
-    BackwardOffsetCalculator at(layout.reduced, 0);
+    BackwardOdometer at(layout.reduced, 0);
     for (int64_t i = 0; i < layout.n; ++i, at.next()) {
       const double of_g = kind == Kind::lse ? 0 : g(at.offset);
       set_element(call.dx, call.dx_type, row.offset[kDx] + at.offset[kDx], any_last(kind, y(at.offset), of_g, a, b));

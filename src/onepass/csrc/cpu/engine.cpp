@@ -30,9 +30,9 @@ bool short_rows_of(const Call& call) {
 // Rows [begin, end) of a call, the outer dims walked in order.
 template <Function F, class X, class Y>
 void some_rows(const Call& call, int64_t begin, int64_t end) {
-  const DimGroup& reduced = call.layout.reduced;
+  const Bag& reduced = call.layout.reduced;
   const bool past = goes_past(call);
-  OffsetCalculator outer(call.layout.outer, begin);
+  Odometer outer(call.layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, outer.next()) {
     const X* x = static_cast<const X*>(call.x) + outer.x;
     Y* y = static_cast<Y*>(call.y) + outer.y;
@@ -64,10 +64,10 @@ void some_groups(const Call& call, int64_t begin, int64_t end) {
 // `work(x, y, n, width)` for each, `n` being the rows' own dim.
 template <class X, class Y, class Each>
 void each_tile(const Call& call, int64_t begin, int64_t end, Each work) {
-  DimGroup outer = call.layout.outer;
+  Bag outer = call.layout.outer;
   const int64_t wide = tile_width(call.layout.n, call.reduces());
   const int64_t inner = outer.dims[--outer.count].size, tiles = (inner + wide - 1) / wide;
-  const DimGroup& reduced = call.layout.reduced;
+  const Bag& reduced = call.layout.reduced;
   const Dim n = reduced.count ? reduced.dims[0] : Dim{1, 0, 0};
   for (int64_t t = begin; t < end; ++t) {
     int64_t x_offset, y_offset;
@@ -109,7 +109,7 @@ void some_pieces(const Call& call, const Work& work) {
   const bool past = goes_past(call), kept = kKeepsPieces<F, Y> && !past;
   const Piece* const rows = work.pieces + call.layout.rows * each;
   for (int64_t at = work.begin; at < work.end; ++at) {
-    OffsetCalculator outer(call.layout.outer, at / each);
+    Odometer outer(call.layout.outer, at / each);
     const int64_t first = at % each * kPiece, count = n - first < kPiece ? n - first : kPiece;
     const X* const x = static_cast<const X*>(call.x) + outer.x + first;
     Y* const y = reduces(F) ? nullptr : static_cast<Y*>(call.y) + outer.y + first;
@@ -132,7 +132,7 @@ template <Function F, class Y>
 void merge_pieces(const Call& call, Piece* pieces) {
   const int64_t each = pieces_of(call.layout);
   Piece* const rows = pieces + call.layout.rows * each;
-  OffsetCalculator outer(call.layout.outer, 0);
+  Odometer outer(call.layout.outer, 0);
   for (int64_t r = 0; r < call.layout.rows; ++r, outer.next()) {
     State<float> state;
     for (int64_t i = r * each; i < (r + 1) * each; ++i)
@@ -191,8 +191,8 @@ void any(const Call& call, const Work& work) {
 Call in_place(const Call& softmin) {
   Call call = softmin;
   call.function = Function::softmax, call.x = call.y;
-  for (DimGroup* const group : {&call.layout.outer, &call.layout.reduced}) {
-    for (int i = 0; i < group->count; ++i) group->dims[i].x_stride = group->dims[i].y_stride;
+  for (Bag* const bag : {&call.layout.outer, &call.layout.reduced}) {
+    for (int i = 0; i < bag->count; ++i) bag->dims[i].x_stride = bag->dims[i].y_stride;
   }
   return call;
 }
@@ -213,7 +213,7 @@ void negate(const Call& softmin, int64_t begin, int64_t end) {
   }
   const int64_t pieces = units(softmin).pieces, rows_each = short_rows_of(softmin) ? kGroup : 1;
   if (!pieces) begin *= rows_each, end = end * rows_each < layout.rows ? end * rows_each : layout.rows;
-  OffsetCalculator outer(layout.outer, pieces ? begin / pieces : begin);
+  Odometer outer(layout.outer, pieces ? begin / pieces : begin);
   const Anywhere at(layout.reduced);
   for (int64_t i = begin; i < end; ++i) {
     const int64_t first = pieces ? i % pieces * kPiece : 0, left = layout.n - first;

@@ -43,7 +43,7 @@ inline bool evenly_past(const BackwardCall& call) {
 // pairs of vectors, of half types or with exponentials.
 inline bool one_by_one(const BackwardCall& call) {
   const int64_t n = call.layout.n;
-  if (call.function == Function::logsumexp || call.grad_is_broadcast() || n > kLong) return false;
+  if (call.function == Function::logsumexp || call.even() || n > kLong) return false;
   if (floats(call) && call.function != Function::log_softmax) return n > kShortest;
   return n > (n % kPair ? kPair : floats(call) ? kTogetherMost : kShortMost);
 }

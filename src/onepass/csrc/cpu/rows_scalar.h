@@ -43,10 +43,10 @@ struct Unit {
   int64_t y(int64_t i) const { return i; }
 };
 struct Anywhere {
-  const DimGroup* many;  // or null
+  const Bag* many;  // or null
   int64_t x_stride, y_stride;
   explicit Anywhere(int64_t x_stride, int64_t y_stride) : many(nullptr), x_stride(x_stride), y_stride(y_stride) {}
-  explicit Anywhere(const DimGroup& reduced)
+  explicit Anywhere(const Bag& reduced)
       : many(reduced.count > 1 ? &reduced : nullptr),
         x_stride(reduced.count ? reduced.dims[0].x_stride : 1),
         y_stride(reduced.count ? reduced.dims[0].y_stride : 1) {}

@@ -118,7 +118,7 @@ bool fits_tiles(const AnyLayout& layout) {
 inline ColumnView column_view(const Layout& layout, DType x, DType y, uint64_t x_address, uint64_t y_address,
                               bool reduces) {
   if (!fits_tiles(layout)) return {};
-  const auto dims = [](const DimGroup& group) {
+  const auto dims = [](const Bag& group) {
     TileDims made = {};
     made.count = group.count;
     for (int d = 0; d < group.count; ++d)
@@ -144,7 +144,7 @@ inline bool grad_is_broadcast_in_tile(const BackwardCall& call) {
 }
 inline ColumnView column_view(const BackwardCall& call) {
   if (!fits_tiles(call.layout)) return {};
-  const auto dims = [](const BackwardDimGroup& group) {
+  const auto dims = [](const BackwardBag& group) {
     TileDims made = {};
     made.count = group.count;
     for (int d = 0; d < group.count; ++d) {

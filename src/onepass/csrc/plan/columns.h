@@ -265,7 +265,7 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, cons
 // The plan of a gradient of no more dims than kernels take, of rows or in place.
 inline CudaPlan plan_backward(const BackwardCall& call, const Gpu& gpu) {
   if (call.layout.view == View::rows && call.layout.outer.count <= 1)
-    return BackwardPlanner(call, BackwardAlignment(call, call.grad_is_broadcast()), gpu, false).plan();
+    return BackwardPlanner(call, BackwardAlignment(call, call.even()), gpu, false).plan();
   const ColumnView view = column_view(call);
   return column_planner(view, gpu, call).plan();
 }

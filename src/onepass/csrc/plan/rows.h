@@ -324,11 +324,4 @@ inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Alignmen
   return Planner(layout, x, y, alignment, gpu, invariant).plan(tables_of(gpu.name));
 }
 
-constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay
-
-// The bytes a call has to move: each element read once and written once.
-inline int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output) {
-  return layout.rows * layout.n * size_of(x) + layout.rows * (reduced_output ? 1 : layout.n) * size_of(y);
-}
-
 }  // namespace onepass

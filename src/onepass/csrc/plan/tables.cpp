@@ -49,7 +49,7 @@ std::string fault(const Entry& entry, bool unaligned, bool few_rows) {
   if (tier == Tier::warp || tier == Tier::staged) {
     const int64_t most = int64_t(entry.threads) * 64;
     if (!power(entry.threads, 32)) return "threads is a power of two up to 32";
-    if (entry.limit > most) return "so few_rows threads keep rows of up to " + std::to_string(most) + " elements";
+    if (entry.limit > most) return "so few threads keep rows of up to " + std::to_string(most) + " elements";
     return "";
   }
   if (tier == Tier::grid || tier == Tier::twopass) {

@@ -6,6 +6,7 @@
 
 #include "../core/problem.h"
 #include "../core/reduce_dims.h"
+#include "../plan/rows.h"
 
 namespace onepass {
 

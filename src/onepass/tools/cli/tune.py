@@ -16,8 +16,7 @@ from onepass.tools.cli.shared import Command, Names, answer, dtype_of, flat, int
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from onepass.table_file import Tables
-    from onepass.tables import Kind
+    from onepass.tables import Kind, Tables
     from onepass.tools.tune.measure import Point
 
 
@@ -84,7 +83,7 @@ def tune(
     if functions:
         given["functions"] = flat(functions)
     writable(out)
-    from onepass import table_file as store
+    from onepass import tables as store
     from onepass.tools.tune.run import Options, cuda_index, tune
 
     try:
@@ -111,8 +110,8 @@ def _kind(device: str | None) -> Kind:
     is named, that of the built-in tables. Its file of tables, where there is one, is loaded."""
     import torch
 
+    from onepass._engines import resolve
     from onepass.devices import KNOWN, known
-    from onepass.engines import resolve
     from onepass.tables import Kind, kind_of, load
     from onepass.tools.tune.run import cuda_index
 
@@ -145,8 +144,8 @@ def _show(kind: Kind, json_file: str | None) -> None:
 
 def rows_of(tables: Tables) -> list[tuple[str, ...]]:
     """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; empty for what a tier lacks."""
-    from onepass.table_file import ANY
     from onepass.native import TIERS
+    from onepass.tables import ANY
 
     rows = []
     for name, table in tables.items():

@@ -58,7 +58,7 @@ def warmup(
 
     import onepass
     from onepass import native
-    from onepass.warmup import DTYPES
+    from onepass._warmup import DTYPES
 
     pairs = [tuple(getattr(torch, part) for part in text.split(":")) for text in flat(dtypes)]
     asked: list[Any] = [pair if len(pair) == 2 else pair[0] for pair in pairs]

@@ -89,8 +89,8 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
     """The plan of a table entry for contiguous rows of n elements of `size` bytes; None where it cannot hold them.
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
-    >>> resolve(Choice(WARP, 32, 0, 1, 0), 1000, 4, 4096, gpu)
-    Plan(tier=0, threads_per_row=32, rows_per_block=4, items_per_thread=32, vec_size=4, blocks_per_row=1, smem_vecs=0, access=2)
+    >>> tuple(resolve(Choice(WARP, 32, 0, 1, 0), 1000, 4, 4096, gpu))
+    (0, 32, 4, 32, 4, 1, 0, 2)
     """
     tier, lanes, values, split, shelf = choice
     vector = _vector(n, size)

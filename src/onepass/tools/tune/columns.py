@@ -79,8 +79,8 @@ def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int
     the chip; None where no cluster holds what an entry of the tier columns is for.
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
-    >>> resolve(Choice(COLUMNS, 128, 8, 16, 0), 64, (4096, 256), 4, 1, gpu)
-    Plan(tier=6, lanes=16, rows=8, values=32, vector=4, split=1, shelf=0, edges=2)
+    >>> tuple(resolve(Choice(COLUMNS, 128, 8, 16, 0), 64, (4096, 256), 4, 1, gpu))
+    (6, 16, 8, 32, 4, 1, 0, 2)
     """
     tier, threads, slots, side, shelf = choice
     outer, inner = shape

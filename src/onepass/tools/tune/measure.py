@@ -48,7 +48,7 @@ class Point:
         return min(self.times.values())
 
     def as_dict(self, most: int | None = None) -> dict[str, Any]:
-        """For JSON: the fastest `most` choices, or all, each as (tier, threads, items_per_thread, blocks_per_row, smem_vecs, us)."""
+        """For JSON: the fastest `most` choices, or all, each as its numbers and then its microseconds."""
         times = sorted(self.times.items(), key=lambda item: (item[1], item[0]))[:most]
         fields = {key: getattr(self, key) for key in ("function", "dtype", "n", "rows", "copy_us", "auto_us")}
         return {**fields, "times": [[*choice, us] for choice, us in times], "refused": self.refused}
@@ -212,7 +212,8 @@ def close(looks: dict[Plan, float]) -> list[Plan]:
     """Of plans and their times at a first look those to be timed in full: of the tier flat, and of the others.
 
     >>> plan = Plan(0, 1, 128, 4, 4, 1, 0)
-    >>> looks = {plan: 1.0, plan._replace(threads_per_row=2): 1.05, plan._replace(threads_per_row=4): 1.2, plan._replace(tier=1): 3.0}
+    >>> more = [plan._replace(threads_per_row=threads) for threads in (2, 4)]
+    >>> looks = {plan: 1.0, more[0]: 1.05, more[1]: 1.2, plan._replace(tier=1): 3.0}
     >>> [(p.tier, p.threads_per_row) for p in close(looks)]
     [(0, 1), (0, 2), (1, 1)]
     """
@@ -254,7 +255,7 @@ class CudaMeter:
             if plan is None:
                 out(x, [1], out=y)
             else:
-                torch.ops.onepass._forced(x, number, [1], False, list(plan), y)
+                torch.ops.onepass._softmax_with_plan(x, number, [1], False, list(plan), y)
 
         x = self._input(type_, rows * n).view(rows, n)
         return measure(function, x, tried, launch, time, torch.cuda.synchronize, self.repeats)
@@ -270,11 +271,11 @@ class CudaMeter:
             if grad is None and plan is None:
                 ops.softmax.out(x, [1], out=y)
             elif grad is None:
-                ops._forced(x, 0, [1], False, list(plan or ()), y)
+                ops._softmax_with_plan(x, 0, [1], False, list(plan or ()), y)
             elif plan is None:
                 ops._softmax_backward.out(grad, x, 0, [1], out=y)
             else:
-                ops._forced_backward(grad, x, None, 0, [1], list(plan), y)
+                ops._softmax_backward_with_plan(grad, x, None, 0, [1], list(plan), y)
 
         return measure_columns(x, grad, tried, launch, time, torch.cuda.synchronize, self.repeats)
 

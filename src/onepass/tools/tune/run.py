@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from onepass import native
-from onepass import table_file as store
-from onepass.engines import unavailable
+from onepass import tables as store
+from onepass._engines import unavailable
 from onepass.tables import kind_of, load
 from onepass.tools.bench.environment import sources_hash
 from onepass.tools.tune import columns

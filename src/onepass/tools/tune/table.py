@@ -1,13 +1,14 @@
 """From measured times to table entries: pure functions.
 
-An entry is [limit, tier, threads, items_per_thread, blocks_per_row, smem_vecs] as in plan/rows.h: how rows of up to `limit` elements are served.
+An entry is [limit, tier, threads, items_per_thread, blocks_per_row, smem_vecs] as in csrc/plan/tables.h: how rows of up
+to `limit` elements are served.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onepass.table_file import ANY, NAMES, Table, Tables
+from onepass.tables import ANY, NAMES, Table, Tables
 from onepass.tools.tune import columns
 from onepass.tools.tune.candidates import STAGED, Choice, Gpu, capacity, steady
 from onepass.tools.tune.lengths import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd

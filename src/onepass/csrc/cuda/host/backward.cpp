@@ -107,7 +107,7 @@ bool launch_by(const CudaPlan& plan, const BackwardCall& call, bool grad_is_broa
 
 void launch_rows(const BackwardCall& call, const Operand& like, const CudaPlan* forced) {
   Gpu gpu = device_info(like.device_index);
-  const bool grad_is_broadcast = call.grad_is_broadcast();
+  const bool grad_is_broadcast = call.even();
   const BackwardAlignment alignment(call, grad_is_broadcast);
   const auto by = [&](const CudaPlan& plan) { return check_forced(plan, call, alignment, gpu), plan; };
   const auto own = [&](bool cooperative) {

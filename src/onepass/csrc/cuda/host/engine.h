@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/problem.h"
+#include "../../plan/rows.h"
 #include "../../core/stable_tensor.h"
 
 namespace onepass::cuda {

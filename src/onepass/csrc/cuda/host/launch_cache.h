@@ -74,11 +74,11 @@ struct ColumnKey {
 
  private:
   // The kind tells how many numbers there are.
-  template <class DimGroup>
-  ColumnKey(uint64_t of_call, bool gradient, const DimGroup& outer, const DimGroup& reduced) : count(0) {
+  template <class Bag>
+  ColumnKey(uint64_t of_call, bool gradient, const Bag& outer, const Bag& reduced) : count(0) {
     kind = ((of_call << 1 | gradient) << 3 | uint64_t(outer.count)) << 3 | uint64_t(reduced.count);
     static_assert(kTileDims < 8 && sizeof outer.dims[0] <= (1 + kTileTensors) * sizeof numbers[0]);
-    for (const DimGroup* group : {&outer, &reduced}) {
+    for (const Bag* group : {&outer, &reduced}) {
       std::memcpy(numbers + count, group->dims, size_t(group->count) * sizeof group->dims[0]);
       count += group->count * int(sizeof group->dims[0] / sizeof numbers[0]);
     }

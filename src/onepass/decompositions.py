@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["expand", "expand_planes", "gradient", "gradient_of_gradient", "gradient_tangent", "tangent"]
+__all__ = ["gradient", "gradient_of_gradient", "gradient_tangent", "tangent", "unsqueeze_planes", "unsqueeze_reduced"]
 
 
 def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def expand(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+def unsqueeze_reduced(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """A reduced result with its reduced dims back, of size 1."""
     if not keepdim:
         for dim in sorted(dims):
@@ -24,9 +24,9 @@ def expand(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return reduced
 
 
-def expand_planes(planes: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+def unsqueeze_planes(planes: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """The same of a state, whose first dim is none of the input's."""
-    return expand(planes, [dim + 1 for dim in dims], keepdim)
+    return unsqueeze_reduced(planes, [dim + 1 for dim in dims], keepdim)
 
 
 def _weights(function: str, saved: Sequence[Tensor], dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -34,7 +34,7 @@ def _weights(function: str, saved: Sequence[Tensor], dims: Sequence[int], keepdi
     if function == "log_softmax":
         return _wide(saved[0]).exp()
     x, lse = saved
-    return (_wide(x) - _wide(expand(lse, dims, keepdim))).exp()
+    return (_wide(x) - _wide(unsqueeze_reduced(lse, dims, keepdim))).exp()
 
 
 def _parts(saved: Sequence[Tensor], dims: list[int], keepdim: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,7 +44,7 @@ def _parts(saved: Sequence[Tensor], dims: list[int], keepdim: bool) -> tuple[Ten
     does not depend on it.
     """
     x = _wide(saved[0])
-    m, l = expand_planes(saved[1], dims, keepdim).unbind(0)  # noqa: E741
+    m, l = unsqueeze_planes(saved[1], dims, keepdim).unbind(0)  # noqa: E741
     infinite = m.isinf()
     top = (x == m).to(x.dtype)
     share = top / top.sum(dims, keepdim=True).clamp(min=1)  # 0 in a row of NaN
@@ -60,11 +60,11 @@ def gradient(
 ) -> Tensor:
     """The input's gradient from the result's."""
     if function == "logsumexp":
-        dx = _wide(expand(g, dims, keepdim)) * _weights(function, saved, dims, keepdim)
+        dx = _wide(unsqueeze_reduced(g, dims, keepdim)) * _weights(function, saved, dims, keepdim)
         return dx.to(to).reshape(saved[0].shape)
     if function == "state":
         share, weights, loss = _parts(saved, dims, keepdim)
-        gm, gl = expand_planes(g, dims, keepdim).unbind(0)
+        gm, gl = unsqueeze_planes(g, dims, keepdim).unbind(0)
         return (gl * weights + share * (gm - gl * loss)).to(to).reshape(saved[0].shape)
     g = _wide(g)
     if function == "log_softmax":
@@ -77,7 +77,7 @@ def gradient(
 def tangent(
     function: str, t: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype
 ) -> Tensor:
-    """The tangent of a result that is no softmax, from the input's; softmax's is its gradient (gradients.py)."""
+    """The tangent of a result that is no softmax, from the input's; softmax's is its gradient (autograd.py)."""
     t = _wide(t)
     if function == "logsumexp":
         dy = (t * _weights(function, saved, dims, keepdim)).sum(dims, keepdim=keepdim)
@@ -107,7 +107,7 @@ def gradient_of_gradient(
     if function == "logsumexp":
         x, lse = saved
         weighted = v * _weights(function, saved, dims, keepdim)
-        dx = weighted * _wide(expand(g, dims, keepdim))
+        dx = weighted * _wide(unsqueeze_reduced(g, dims, keepdim))
         dg, dlse = (part.sum(dims, keepdim=keepdim).to(to).reshape(lse.shape) for part in (weighted, -dx))
         return dg, dx.to(x.dtype).reshape(x.shape), dlse
     g, y = _wide(g), _wide(saved[0])
@@ -136,7 +136,7 @@ def gradient_tangent(
         dx = gradient(function, g, saved, dims, keepdim, _wide(g).dtype)
         change = 0 if tx is None else _wide(tx)
         if tlse is not None:
-            change = change - _wide(expand(tlse, dims, keepdim))
+            change = change - _wide(unsqueeze_reduced(tlse, dims, keepdim))
         return (dx * change).to(to).reshape(saved[0].shape)
     assert tangents[0] is not None
     g, y, ty = _wide(g), _wide(saved[0]), _wide(tangents[0])

@@ -10,11 +10,11 @@ from torch import Tensor
 from . import native
 from . import tables as load
 from . import triton as triton_engine
-from .checks import FLOATS, check_input, normalise_dims, reduces_to, result_dtype
+from ._engines import ENGINES, resolve
 from .devices import KNOWN, UNKNOWN, Known, known, measured_copy_gbs
-from .engines import ENGINES, resolve
 from .ops import REDUCTIONS, reduced_shape, state_dtype
 from .tables import Kind
+from .validation import FLOATS, check_input, normalize_dims, reduces_to, result_dtype
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def explain(
     y_type = state_dtype(shaped) if function == "state" else result_dtype(function, shaped, out_dtype)
     if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
         raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
-    dims = normalise_dims(function, shaped, dim)
+    dims = normalize_dims(function, shaped, dim)
     if out is not None and (function in REDUCTIONS or not isinstance(out, Tensor) or out.shape != shaped.shape):
         raise ValueError(f"onepass.explain(): out is a tensor of the input's shape, for a softmax; got {out!r:.80}")
     real, entry, name = _parse_device(device, tensor, bool(compute or multiprocessors))

@@ -1,8 +1,8 @@
 """Gradients of every order: the first by one fused operator, the next by the same operator and pointwise arithmetic.
 
 A gradient has the routes of a call (ops.py): nothing asks for its own gradient -> the operator alone; create_graph,
-function transforms and forward-mode AD -> `DifferentiableBackward`; compiling, and tensor subclasses -> the registered
-operator, which a graph keeps by name. What has no such operator is plain arithmetic (formulas.py).
+function transforms and forward-mode AD -> `TransformBackward`; compiling, and tensor subclasses -> the registered
+operator, which a graph keeps by name. What has no such operator is plain arithmetic (decompositions.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
 from . import (
-    formulas,
+    decompositions,
     native,  # noqa: F401  (loads the operators)
 )
-from .checks import reduces_to
 from .triton import operators  # noqa: F401  (defines that of its gradients)
+from .validation import reduces_to
 
-__all__ = ["backward", "is_bare", "library", "positive", "tangent"]
+__all__ = ["backward", "library", "needs_no_autograd", "tangent", "wrap_dims"]
 
 
 _NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}  # of functions, as the operator takes them
@@ -30,7 +30,7 @@ _FAMILY = torch.ops.onepass._softmax_backward.default
 _LOGSUMEXP = torch.ops.onepass._logsumexp_backward.default
 _TRITON = torch.ops.onepass.triton_backward.default
 _HANDLES = _FAMILY._handle, _LOGSUMEXP._handle
-_call_boxed = torch._C._dispatch_call_boxed  # straight into the dispatcher, as plain.py has it
+_call_boxed = torch._C._dispatch_call_boxed  # straight into the dispatcher, as functional.py has it
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd  # past the Python kernels that record, 3 us a call
 _KINDS = (Tensor, torch.nn.Parameter)
 # The devices whose gradients are fused, and those of tensors without data.
@@ -42,13 +42,13 @@ FUSED = frozenset(
 _CUDA = "cuda" in FUSED
 
 
-def _pairs(g: Tensor, t: Tensor, saved: Sequence[Tensor]) -> bool:
+def _dtypes_match(g: Tensor, t: Tensor, saved: Sequence[Tensor]) -> bool:
     """Whether `t`, g or one of `saved`, is of a dtype that goes with g's: g's own, which the result has too, or of
     logsumexp's input one that gives it."""
     return t.dtype is g.dtype or (len(saved) == 2 and t is saved[0] and reduces_to("logsumexp", t.dtype, g.dtype))
 
 
-def _alone(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
+def _can_call_kernel(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
     """Whether nothing but the engine's operator is needed: memory that it can read, and nobody who looks on."""
     dtype = g.dtype
     records = torch.is_grad_enabled()
@@ -56,7 +56,7 @@ def _alone(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
         if (
             type(t) not in _KINDS
             or not (t.is_cpu or (_CUDA and t.is_cuda) or engine == "triton")
-            or (t.dtype is not dtype and not _pairs(g, t, saved))
+            or (t.dtype is not dtype and not _dtypes_match(g, t, saved))
             or t.layout is not torch.strided
             or (records and t.requires_grad)
             or is_legacy_batchedtensor(t)
@@ -65,11 +65,11 @@ def _alone(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
     return forward_ad._current_level < 0 and peek_interpreter_stack() is None and not torch.compiler.is_compiling()
 
 
-def _fuses(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
+def _has_fused_backward(g: Tensor, saved: Sequence[Tensor], engine: str) -> bool:
     """Whether the operator takes these. Not those of torch.autograd.grad(is_grads_batched=True), which it would take
     one by one; nor what hooks on saved tensors have given another dtype."""
     return (g.device.type in FUSED or engine == "triton") and all(
-        _pairs(g, t, saved) and t.layout is torch.strided and not is_legacy_batchedtensor(t) for t in (g, *saved)
+        _dtypes_match(g, t, saved) and t.layout is torch.strided and not is_legacy_batchedtensor(t) for t in (g, *saved)
     )
 
 
@@ -79,18 +79,18 @@ def backward(
     """The input's gradient, of dtype `to`, from the result's; `saved` is the input if the function reduces, and the
     result. `engine` is the one of the forward."""
     if function == "state":
-        return formulas.gradient(function, g, saved, dims, keepdim, to)
-    if _alone(g, saved, engine):
-        return _alone_backward(function, g, saved, dims, keepdim, to, engine)
-    if not _fuses(g, saved, engine):
-        return formulas.gradient(function, g, saved, dims, keepdim, to)
+        return decompositions.gradient(function, g, saved, dims, keepdim, to)
+    if _can_call_kernel(g, saved, engine):
+        return _call_backward_kernel(function, g, saved, dims, keepdim, to, engine)
+    if not _has_fused_backward(g, saved, engine):
+        return decompositions.gradient(function, g, saved, dims, keepdim, to)
     if torch.compiler.is_compiling() or any(type(t) not in _KINDS for t in (g, *saved)):
         return _registered_backward(function, g, saved, dims, keepdim, to, engine)
     x, lse = (*saved, None)[:2]
-    return DifferentiableBackward.apply(g, x, lse, function, dims, keepdim, to, engine)
+    return TransformBackward.apply(g, x, lse, function, dims, keepdim, to, engine)
 
 
-def _alone_backward(
+def _call_backward_kernel(
     function: str, g: Tensor, saved: Sequence[Tensor], dims: list[int], keepdim: bool, to: torch.dtype, engine: str
 ) -> Any:
     with _BelowAutograd():
@@ -120,7 +120,7 @@ def tangent(
     def of(t: Tensor, *saved: Tensor) -> Tensor:
         if function in ("softmax", "softmin"):  # whose Jacobian is symmetric
             return backward(function, t.to(saved[0].dtype), saved, dims, keepdim, to, engine)
-        return formulas.tangent(function, t, saved, dims, keepdim, to)
+        return decompositions.tangent(function, t, saved, dims, keepdim, to)
 
     return _one_level_out(of, t, *saved)
 
@@ -139,7 +139,7 @@ def _one_level_out(compute: Callable[..., Tensor], *tensors: Tensor | None) -> T
     return _wrap_for_grad(result, level)
 
 
-class DifferentiableBackward(torch.autograd.Function):
+class TransformBackward(torch.autograd.Function):
     """A gradient that has gradients: `saved` is `x` alone for the softmax family, `x` and `lse` for logsumexp."""
 
     @staticmethod
@@ -153,7 +153,7 @@ class DifferentiableBackward(torch.autograd.Function):
         to: torch.dtype,
         engine: str,
     ) -> Tensor:
-        return _alone_backward(function, g, (x,) if lse is None else (x, lse), dims, keepdim, to, engine)
+        return _call_backward_kernel(function, g, (x,) if lse is None else (x, lse), dims, keepdim, to, engine)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -165,7 +165,7 @@ class DifferentiableBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         g, *saved = ctx.saved_tensors
-        dg, *dsaved = formulas.gradient_of_gradient(ctx.function, v, g, saved, ctx.dims, ctx.keepdim)
+        dg, *dsaved = decompositions.gradient_of_gradient(ctx.function, v, g, saved, ctx.dims, ctx.keepdim)
         if dg is None and ctx.needs_input_grad[0]:
             dg = backward(ctx.function, v.to(g.dtype), saved, ctx.dims, ctx.keepdim, g.dtype, ctx.engine)
         return dg, *(*dsaved, None)[:2], None, None, None, None, None
@@ -177,7 +177,7 @@ class DifferentiableBackward(torch.autograd.Function):
 
         def of(*tensors: Tensor) -> Any:
             (g, *saved), (tg, *tsaved) = tensors[:count], tensors[count:]
-            through_saved = formulas.gradient_tangent(function, g, saved, tsaved, dims, keepdim, to)
+            through_saved = decompositions.gradient_tangent(function, g, saved, tsaved, dims, keepdim, to)
             if tg is None:
                 return through_saved
             through_g = backward(function, tg, saved, dims, keepdim, to, engine)
@@ -198,10 +198,10 @@ class DifferentiableBackward(torch.autograd.Function):
         lse = None if lse is None else batched(lse, in_dims[2])
         if x.dim() > 1 or not dims:
             dims = [d + 1 for d in dims]
-            return DifferentiableBackward.apply(g, x, lse, function, dims, keepdim, to, engine), 0
+            return TransformBackward.apply(g, x, lse, function, dims, keepdim, to, engine), 0
         # A batch of 0-d tensors: the one dim of each is not there to name.
         g, x = (g if lse is not None else g.unsqueeze(1)), x.unsqueeze(1)
-        return DifferentiableBackward.apply(g, x, lse, function, [1], False, to, engine).reshape(-1), 0
+        return TransformBackward.apply(g, x, lse, function, [1], False, to, engine).reshape(-1), 0
 
 
 # Registrations ------------------------------------------------------------------------------------------------------
@@ -219,14 +219,14 @@ def _(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = Fals
     return torch.empty_like(x)
 
 
-def is_bare(*tensors: Tensor | None) -> bool:
+def needs_no_autograd(*tensors: Tensor | None) -> bool:
     """Whether nobody asks an operator of these for a gradient, a tangent or a transform of it."""
     if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
         return False
     return not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors)
 
 
-def positive(dims: Sequence[int], rank: int) -> list[int]:
+def wrap_dims(dims: Sequence[int], rank: int) -> list[int]:
     """Dims from 0 up; the operator itself refuses one that is there twice."""
     bound = max(rank, 1)
     for d in dims:
@@ -236,29 +236,29 @@ def positive(dims: Sequence[int], rank: int) -> list[int]:
 
 
 def _family(grad: Tensor, y: Tensor, function: int, dim: list[int], dtype: torch.dtype) -> Tensor:
-    if is_bare(grad, y) or function not in _NAMES:  # which the operator itself refuses
+    if needs_no_autograd(grad, y) or function not in _NAMES:  # which the operator itself refuses
         with _BelowAutograd():
             return _FAMILY(grad, y, function, dim, dtype)
-    dims = positive(dim, y.dim())
-    return DifferentiableBackward.apply(grad, y, None, _NAMES[function], dims, True, dtype, "native")
+    dims = wrap_dims(dim, y.dim())
+    return TransformBackward.apply(grad, y, None, _NAMES[function], dims, True, dtype, "native")
 
 
 def _logsumexp(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    if is_bare(grad, x, lse):
+    if needs_no_autograd(grad, x, lse):
         with _BelowAutograd():
             return _LOGSUMEXP(grad, x, lse, dim, keepdim)
-    dims = positive(dim, x.dim())
-    return DifferentiableBackward.apply(grad, x, lse, "logsumexp", dims, keepdim, x.dtype, "native")
+    dims = wrap_dims(dim, x.dim())
+    return TransformBackward.apply(grad, x, lse, "logsumexp", dims, keepdim, x.dtype, "native")
 
 
 def _triton(
     grad: Tensor, saved: Tensor, lse: Tensor | None, function: str, dim: list[int], dtype: torch.dtype, keepdim: bool
 ) -> Tensor:
-    if is_bare(grad, saved, lse):
+    if needs_no_autograd(grad, saved, lse):
         with _BelowAutograd():
             return _TRITON(grad, saved, lse, function, dim, dtype, keepdim)
-    dims = positive(dim, saved.dim())
-    return DifferentiableBackward.apply(grad, saved, lse, function, dims, keepdim, dtype, "triton")
+    dims = wrap_dims(dim, saved.dim())
+    return TransformBackward.apply(grad, saved, lse, function, dims, keepdim, dtype, "triton")
 
 
 for _name, _kernel in (

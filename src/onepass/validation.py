@@ -1,18 +1,19 @@
-"""What a call may be given: every refusal comes from here, before anything is launched or overwritten.
+"""The checks of a call's arguments. Every error is raised here, before anything is launched or overwritten.
 
-Where torch raises, the error has torch's type; elsewhere it is a TypeError or a ValueError. Each says what was got and
-what is taken.
+Where torch raises, the error has torch's type; elsewhere it is a TypeError or a ValueError. Each message says what was
+got and what is accepted.
 """
 
+import ctypes
 import operator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
-from .overlap import overlap, self_overlap
+from . import native
 
 FLOATS = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 HALVES = frozenset((torch.float16, torch.bfloat16))
@@ -59,7 +60,7 @@ def check_input(function: str, x: Any) -> None:
         raise error(f"onepass.{function}(): takes {TAKES} (and integers), got {x.dtype}")
 
 
-def normalise_dims(function: str, x: Tensor, dim: Any) -> list[int]:
+def normalize_dims(function: str, x: Tensor, dim: Any) -> list[int]:
     """`dim`, an int or a sequence of ints, as a list of unique dims from 0 up."""
     rank = x.dim() or 1
     dim = -1 if type(dim) is Default else dim
@@ -103,6 +104,52 @@ def reduces_to(function: str, x: torch.dtype, y: torch.dtype) -> bool:
     or, of half types, that one too."""
     wide = torch.float64 if x is torch.float64 else torch.float32
     return y is wide or (function == "logsumexp" and y is x)
+
+
+# Whether tensors share memory: csrc/core/memory_overlap.h, asked from Python ----------------------------------------
+
+
+def overlap(a: Tensor, b: Tensor) -> Literal["none", "same", "partial"]:
+    """How the memory of two strided tensors overlaps.
+
+    "same": they address the same elements in the same order (equal address, sizes, element size, and strides where
+    the size is above 1), so that an element-wise kernel may write one while it reads the other. "none": no byte is
+    shared. "partial": some byte is shared, or 10,000 steps of a search did not rule it out. Any shapes and dtypes are
+    taken.
+
+    >>> import torch
+    >>> x = torch.zeros(4, 4)
+    >>> overlap(x, x), overlap(x, x.t()), overlap(x[::2], x[1::2]), overlap(x[:-1], x[1:])
+    ('same', 'partial', 'none', 'partial')
+    """
+    if a.device != b.device:
+        return "none"
+    if a.device.type == "meta" and a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+        return "none"  # meta storages have no address to compare
+    return ("none", "same", "partial")[native.call("onepass_overlap", *_extent(a), *_extent(b))]
+
+
+def self_overlap(t: Tensor) -> bool:
+    """Whether two indices of a strided tensor address the same element, as in an expanded one.
+
+    True also where 10,000 steps of a search did not rule it out.
+
+    >>> import torch
+    >>> x = torch.zeros(10)
+    >>> self_overlap(x.expand(3, 10)), self_overlap(x.as_strided((3, 3), (2, 1))), self_overlap(x.view(2, 5).t())
+    (True, True, False)
+    """
+    return bool(native.call("onepass_self_overlap", *_extent(t)))
+
+
+def _extent(t: Tensor) -> tuple[Any, ...]:
+    """As the C functions take a tensor: address, bytes of an element, rank, sizes, strides."""
+    start = int(t.storage_offset()) * t.element_size() if t.device.type == "meta" else t.data_ptr()
+    int64s = ctypes.c_int64 * max(t.dim(), 1)
+    return ctypes.c_uint64(start), t.element_size(), t.dim(), int64s(*t.shape), int64s(*t.stride())
+
+
+# `out` ---------------------------------------------------------------------------------------------------------------
 
 
 def has_tangent(*tensors: Tensor) -> bool:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import DROPPED, FLOATS, LAST, check_input, check_keepdim, either, normalise_dims
-from .engines import resolve
+from ._engines import resolve
 from .ops import call
+from .validation import DROPPED, FLOATS, LAST, check_input, check_keepdim, either, normalize_dims
 
 __all__ = ["State", "merge", "state"]
 
@@ -78,7 +78,7 @@ def state(
     State(m=tensor(3.), l=tensor(2.1353))
     """
     check_input("state", input)
-    dims = normalise_dims("state", input, either("state", "dim", dim, "axis", axis))
+    dims = normalize_dims("state", input, either("state", "dim", dim, "axis", axis))
     keepdim = check_keepdim("state", keepdim, keepdims)
     chosen = resolve(engine, input.device)
     x = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())

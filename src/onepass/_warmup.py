@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from . import native
-from .checks import FLOATS, reduces_to
-from .engines import resolve
+from ._engines import resolve
+from .validation import FLOATS, reduces_to
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -240,7 +240,7 @@ class _Worker:
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from onepass.warmup import work; work()"],
+            [sys.executable, "-c", "from onepass._warmup import work; work()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ from .tables import load_once
 ENGINES = ("cpu", "cuda", "triton")
 # The devices whose tensors "auto" gives to the native core, by Tensor.get_device(): -1 is the CPU, and a CUDA device
 # comes in with its first call. What is in here needs no more asking.
-NATIVE = {-1}
+_ready_devices = {-1}
 
 
 def _first_line(error: Exception) -> str:
@@ -60,7 +60,7 @@ def _best(device_type: str, index: int | None) -> str:
             if engine == "cuda":
                 load_once(index)
                 if index is not None:
-                    NATIVE.add(index)
+                    _ready_devices.add(index)
             return engine
         reasons[engine] = reason
     said = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
