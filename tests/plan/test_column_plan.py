@@ -105,7 +105,7 @@ def test_addresses_count(offset, vector):
 @pytest.mark.parametrize("sizes", [(8, 700, 4096), (256, 1000, 7, 7), (2, 4096, 64), (16, 131072, 16)])
 def test_blocks_share_columns_as_the_gpu_can(sizes, compute, multiprocessors):
     """By clusters where there are any; without, one block holds what it can, and the chip the rest."""
-    made = launch(sizes, 1, compute=compute, multiprocessors=multiprocessors)
+    made = launch(sizes, 1, arch=compute, sm_count=multiprocessors)
     clusters = {80: 1, 90: 16 if multiprocessors == 132 else 8}.get(compute, 8)
     assert made["blocks_per_tile"] <= (clusters if made["tier"] == "columns" else multiprocessors)
     assert made["tier"] == "columns" or made["blocks_per_tile"] > 1
