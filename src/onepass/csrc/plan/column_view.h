@@ -76,7 +76,7 @@ inline ColumnView column_view(TileDims outer, const TileDims& reduced, const Col
   tiles.outer = outer;
   int64_t rest = 1;
   for (int d = 0; d < outer.count; ++d) rest *= outer.sizes[d];
-  tiles.plane = view.strided ? tiles.inner : tiles.inner * rest;
+  tiles.plane_stride = view.strided ? tiles.inner : tiles.inner * rest;
   if (view.strided) return view;
 
   const auto first = [&](int t) { return tensors[t].address / uint64_t(tensors[t].size); };
@@ -118,23 +118,24 @@ bool fits_tiles(const AnyLayout& layout) {
 inline ColumnView column_view(const Layout& layout, DType x, DType y, uint64_t x_address, uint64_t y_address,
                               bool reduces) {
   if (!fits_tiles(layout)) return {};
-  const auto dims = [](const Bag& group) {
+  const auto dims = [](const Bag& bag) {
     TileDims made = {};
-    made.count = group.count;
-    for (int d = 0; d < group.count; ++d)
-      made.sizes[d] = group.dims[d].size, made.steps[0][d] = group.dims[d].x_stride,
-      made.steps[1][d] = group.dims[d].y_stride;
+    made.count = bag.count;
+    for (int d = 0; d < bag.count; ++d)
+      made.sizes[d] = bag.dims[d].size, made.steps[0][d] = bag.dims[d].x_stride,
+      made.steps[1][d] = bag.dims[d].y_stride;
     return made;
   };
   const ColumnTensor tensors[] = {{x_address, size_of(x), true}, {y_address, size_of(y), !reduces}};
   return column_view(dims(layout.outer), dims(layout.reduced), tensors, 2);
 }
-inline ColumnView column_view(const Call& call) {
-  return column_view(call.layout, call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.reduces());
+inline ColumnView column_view(const ForwardProblem& call) {
+  return column_view(call.layout, call.type(kX), call.type(kY), call.address(kX), call.address(kY),
+                     call.is_reduction());
 }
 
 // Of a gradient. `even`: the result's gradient has one value for a column and its neighbours.
-inline bool grad_is_broadcast_in_tile(const BackwardCall& call) {
+inline bool grad_is_broadcast_in_tile(const BackwardProblem& call) {
   if (call.function == Function::logsumexp) return false;
   const BackwardLayout& layout = call.layout;
   for (int d = 0; d < layout.reduced.count; ++d) {
@@ -142,28 +143,28 @@ inline bool grad_is_broadcast_in_tile(const BackwardCall& call) {
   }
   return !layout.outer.count || layout.outer.innermost().strides[kGrad] == 0;
 }
-inline ColumnView column_view(const BackwardCall& call) {
+inline ColumnView column_view(const BackwardProblem& call) {
   if (!fits_tiles(call.layout)) return {};
-  const auto dims = [](const BackwardBag& group) {
+  const auto dims = [](const BackwardBag& bag) {
     TileDims made = {};
-    made.count = group.count;
-    for (int d = 0; d < group.count; ++d) {
-      made.sizes[d] = group.dims[d].size;
-      for (int t = 0; t < kBackwardTensors; ++t) made.steps[t][d] = group.dims[d].strides[t];
+    made.count = bag.count;
+    for (int d = 0; d < bag.count; ++d) {
+      made.sizes[d] = bag.dims[d].size;
+      for (int t = 0; t < kBackwardTensors; ++t) made.steps[t][d] = bag.dims[d].strides[t];
     }
     return made;
   };
-  const int size = size_of(call.type);
+  const int size = size_of(call.type(kGrad));
   const bool alike = call.function != Function::logsumexp && !grad_is_broadcast_in_tile(call);
-  const ColumnTensor tensors[] = {{uint64_t(call.dx), size_of(call.dx_type), true},
-                                  {uint64_t(call.saved), size_of(call.saved_type()), true},
-                                  {uint64_t(call.grad), size, alike},
-                                  {uint64_t(call.lse), size, false}};
-  return column_view(dims(call.layout.outer), dims(call.layout.reduced), tensors, call.lse ? 4 : 3);
+  const ColumnTensor tensors[] = {{call.address(kDx), size_of(call.type(kDx)), true},
+                                  {call.address(kSaved), size_of(call.type(kSaved)), true},
+                                  {call.address(kGrad), size, alike},
+                                  {call.address(kLse), size, false}};
+  return column_view(dims(call.layout.outer), dims(call.layout.reduced), tensors, call.tensors[kLse].data ? 4 : 3);
 }
 
 // Of numbers below 2^31.
-inline Divider divider_of(int64_t by) {
+inline FastDivisor divider_of(int64_t by) {
   if (by >> 31) return {0, 0};
   unsigned shift = 31;
   while (int64_t(1) << (shift - 31) < by) ++shift;
@@ -171,7 +172,7 @@ inline Divider divider_of(int64_t by) {
 }
 
 // Of vectors `turn` apart: those whose first element is no further than `last`.
-inline Counted counted(int64_t last, int64_t turn, int none) {
+inline VecCount counted(int64_t last, int64_t turn, int none) {
   if (last < 0) return {0, none};
   return {int(last / turn), int(last % turn) + 1};
 }
@@ -180,31 +181,32 @@ inline Counted counted(int64_t last, int64_t turn, int none) {
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   Tiles tiles = view.tiles;
   const bool slab = plan.access == VecAccess::slab || plan.access == VecAccess::slab_aligned;
-  tiles.across = plan.threads_x(), tiles.down = plan.threads_y();
-  tiles.pitch = slab ? int(tiles.inner) : tiles.across * plan.vec_size;
-  tiles.parts = slab ? tiles.across * plan.vec_size / tiles.pitch : tiles.down;
+  tiles.threads_x = plan.threads_x(), tiles.threads_y = plan.threads_y();
+  tiles.tile_cols = slab ? int(tiles.inner) : tiles.threads_x * plan.vec_size;
+  tiles.partials = slab ? tiles.threads_x * plan.vec_size / tiles.tile_cols : tiles.threads_y;
   // So that lanes that read parts of a column find them in other banks of shared memory.
-  tiles.stride = slab || tiles.parts == 1 ? tiles.pitch : int(up_to(tiles.pitch, 4)) + 4;
-  tiles.side = ceil_div(tiles.inner, int64_t(tiles.pitch));
-  tiles.tall = 1;
+  tiles.partial_stride = slab || tiles.partials == 1 ? tiles.tile_cols : int(up_to(tiles.tile_cols, 4)) + 4;
+  tiles.tiles_per_slice = ceil_div(tiles.inner, int64_t(tiles.tile_cols));
+  tiles.slices = 1;
   if (!view.strided) {
-    for (int d = 0; d < tiles.outer.count; ++d) tiles.tall *= tiles.outer.sizes[d];
+    for (int d = 0; d < tiles.outer.count; ++d) tiles.slices *= tiles.outer.sizes[d];
   }
-  tiles.narrow = !slab && !view.strided && tiles.side > 1 && tiles.pitch <= kNarrow * view.full;
+  tiles.is_narrow = !slab && !view.strided && tiles.tiles_per_slice > 1 && tiles.tile_cols <= kNarrow * view.full;
   const int64_t before = view.slab_begins ? 0 : plan.vec_size - 1;  // elements of a vector before a slab, at most
   const int64_t size = slab ? view.n() * view.inner() : view.n();
   const int64_t turn = int64_t(plan.blocks_per_tile()) * (slab ? plan.threads_x() * plan.vec_size : plan.threads_y());
-  tiles.turns = int(ceil_div(slab ? size + before : size, turn));
-  tiles.there = counted(size - 1, turn, 0);
-  tiles.whole = counted(size - (slab ? plan.vec_size : 1), turn, -plan.vec_size);
-  for (int t = 0; t < kTileTensors; ++t) tiles.jump[t] = slab ? turn : turn * tiles.steps[t];
-  tiles.by_side = divider_of(tiles.side), tiles.by_line = divider_of(slab ? tiles.pitch : tiles.across);
-  tiles.shelf = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
-  const int most = tiles.parts > plan.blocks_per_tile() ? tiles.parts : plan.blocks_per_tile();
-  while (tiles.group_bits < 5 && 1 << tiles.group_bits < most &&
-         (2 << tiles.group_bits) * tiles.pitch <= plan.threads())
-    ++tiles.group_bits;
-  tiles.group = 1 << tiles.group_bits;
+  tiles.vecs_per_thread_max = int(ceil_div(slab ? size + before : size, turn));
+  tiles.existing = counted(size - 1, turn, 0);
+  tiles.full = counted(size - (slab ? plan.vec_size : 1), turn, -plan.vec_size);
+  for (int t = 0; t < kTileTensors; ++t) tiles.vec_strides[t] = slab ? turn : turn * tiles.steps[t];
+  tiles.by_tiles_per_slice = divider_of(tiles.tiles_per_slice),
+  tiles.by_line = divider_of(slab ? tiles.tile_cols : tiles.threads_x);
+  tiles.smem_vecs = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
+  const int most = tiles.partials > plan.blocks_per_tile() ? tiles.partials : plan.blocks_per_tile();
+  while (tiles.merge_threads_log2 < 5 && 1 << tiles.merge_threads_log2 < most &&
+         (2 << tiles.merge_threads_log2) * tiles.tile_cols <= plan.threads())
+    ++tiles.merge_threads_log2;
+  tiles.merge_threads = 1 << tiles.merge_threads_log2;
   return tiles;
 }
 // Of the vectors that wait there, `vector` bytes each with all operands.
@@ -224,12 +226,12 @@ inline int64_t meeting_bytes(int64_t pitch, int64_t parts, int boxes, int scalar
   return whole + part + (told > 1 ? part : tops) + 2 * boxes * pitch * (gradient ? 1 : 2) * scalar;
 }
 inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar, bool gradient, bool half) {
-  if (plan.blocks_per_tile() == 1 && tiles.parts == 1 && plan.access != VecAccess::slab &&
+  if (plan.blocks_per_tile() == 1 && tiles.partials == 1 && plan.access != VecAccess::slab &&
       plan.access != VecAccess::slab_aligned)
-    return tiles.waiting;
+    return tiles.smem_vecs_bytes;
   const int boxes = plan.tier == Tier::columns && plan.blocks_per_tile() > 1 ? plan.blocks_per_tile() : 0;
-  return tiles.waiting + meeting_bytes(tiles.pitch, tiles.parts * tiles.stride, boxes, scalar, gradient,
-                                       numbers_told(plan, half, gradient));
+  return tiles.smem_vecs_bytes + meeting_bytes(tiles.tile_cols, tiles.partials * tiles.partial_stride, boxes, scalar,
+                                               gradient, numbers_told(plan, half, gradient));
 }
 
 // Why a plan cannot serve a view; empty where it can.

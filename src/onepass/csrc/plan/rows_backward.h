@@ -2,7 +2,7 @@
 // wait on the chip instead of one. Pure: no torch, no CUDA.
 #pragma once
 
-#include "../core/backward_layout.h"
+#include "../core/problem.h"
 #include "rows.h"
 
 namespace onepass {
@@ -13,12 +13,12 @@ struct BackwardAlignment {
   int widest;           // the most elements of a vector so that each row has one alignment in all tensors
   bool within[4] = {};  // by the logarithm of a width: whether any row begins within a vector of so many elements
 
-  explicit BackwardAlignment(const BackwardCall& call, bool grad_is_broadcast) {
-    const int size = size_of(call.saved_type()), dx_size = size_of(call.dx_type);
+  explicit BackwardAlignment(const BackwardProblem& call, bool grad_is_broadcast) {
+    const int size = size_of(call.type(kSaved)), dx_size = size_of(call.type(kDx));
     const BackwardDim outer = call.layout.outer.innermost();
     const bool many = call.layout.rows > 1;
-    const uint64_t firsts[] = {uint64_t(call.dx) / uint64_t(dx_size), uint64_t(call.saved) / uint64_t(size),
-                               uint64_t(call.grad) / uint64_t(size_of(call.type))};
+    const uint64_t firsts[] = {call.address(kDx) / uint64_t(dx_size), call.address(kSaved) / uint64_t(size),
+                               call.address(kGrad) / uint64_t(size_of(call.type(kGrad)))};
     const int64_t steps[] = {many ? outer.strides[kDx] : 0, many ? outer.strides[kSaved] : 0,
                              many ? outer.strides[kGrad] : 0};
     const int tensors =
@@ -104,7 +104,7 @@ constexpr int kBackwardVectors = 224;  // of each operand that a block of the ti
 constexpr int kWeighed = 512;  // elements of a row of logsumexp up to which lanes of a warp take it
 
 struct BackwardPlanner {
-  const BackwardCall& call;
+  const BackwardProblem& call;
   const BackwardAlignment& alignment;
   const Gpu& gpu;
   const bool invariant;
@@ -119,7 +119,7 @@ struct BackwardPlanner {
   bool apart = invariant && (alignment.begins_within(alignment.full) || n % alignment.full);
   int64_t vectors = ceil_div(!apart && alignment.begins_within(vector) ? n + vector - 1 : n, vector);
 
-  BackwardPlanner(const BackwardCall& call, const BackwardAlignment& alignment, const Gpu& gpu, bool invariant)
+  BackwardPlanner(const BackwardProblem& call, const BackwardAlignment& alignment, const Gpu& gpu, bool invariant)
       : call(call), alignment(alignment), gpu(gpu), invariant(invariant) {}
 
   VecAccess access() const {
@@ -153,7 +153,7 @@ struct BackwardPlanner {
     const int chunk = wide == 8 ? 1 : 2,
               most_slots = (gpu.arch == 90 ? 4 : 2) * chunk;  // elsewhere more would spill
     const auto places = [&](int threads) {
-      return int((gpu.shared - kStaticShared) / (2 * threads * vector * size_of(call.type)) / chunk * chunk);
+      return int((gpu.shared - kStaticShared) / (2 * threads * vector * size_of(call.type(kGrad))) / chunk * chunk);
     };
     int threads = 480, slots = most_slots;
     const int64_t chip = gpu.sm_count, holds = threads * int64_t(slots + places(threads));
