@@ -155,8 +155,8 @@ def _native_plan(
         x.dtype,
         y_type,
         x_address=address,
-        compute=gpu.compute,
-        multiprocessors=gpu.multiprocessors,
+        arch=gpu.compute,
+        sm_count=gpu.multiprocessors,
         gpu=gpu.name,
     )
 
@@ -261,6 +261,12 @@ def explain(
     )
 
 
+_LAUNCH_KEYS = {
+    *("threads_per_row", "rows_per_block", "threads_x", "threads_y", "items_per_thread", "vec_size"),
+    *("blocks_per_row", "blocks_per_tile", "smem_vecs", "rows_per_thread", "access"),
+}
+
+
 def _describe(
     engine: str,
     plan: dict[str, Any],
@@ -299,11 +305,11 @@ def _describe(
         )
         numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
-    shown = ["source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "edges"]
+    shown = ["source", "grid", "threads", *(key for key in plan if key in _LAUNCH_KEYS)]
     shown += ["read_again"] if plan["read_again"] else []
-    if plan["tier"] == "stream" and function not in REDUCTIONS:
+    if plan["tier"] == "twopass" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
-    if plan["tier"] == "columns-stream" and function not in REDUCTIONS:
+    if plan["tier"] == "columns-twopass" and function not in REDUCTIONS:
         notes.append("columns stream through their blocks: they are read twice")
     if plan["read_again"] and function not in REDUCTIONS:
         notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")

@@ -12,23 +12,11 @@ import onepass
 from lib.gradients import gradient
 from lib.support import assert_defined
 from onepass import native, reference
+from onepass.native import Plan
 from onepass.validation import reduces_to
 
 WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS, COLUMNS, COLUMNS_GRID, COLUMNS_TWOPASS = range(9)
 PREDICATED, SCALAR, ALIGNED, SLAB, SLAB_ALIGNED, STRIDED = range(6)
-
-
-class Plan(NamedTuple):
-    tier: int
-    threads_per_row: int
-    rows_per_block: int
-    items_per_thread: int
-    vec_size: int
-    blocks_per_row: int
-    smem_vecs: int
-    access: int = 0
-
-
 PREFETCH = 1  # of a column plan's smem_vecs: room for the next tile
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 FAMILY = ("softmax", "log_softmax", "softmin")

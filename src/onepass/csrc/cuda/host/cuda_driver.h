@@ -79,14 +79,14 @@ void enter_context(int device);
 // other. Costs one look.
 bool in_context(int device);
 
-// The cubin of `source_file` (a file of this directory, or of the gallery) compiled for sm_<compute> with `defines`:
+// The cubin of `source_file` (a file of this directory, or of the gallery) compiled for sm_<arch> with `defines`:
 // from the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `kept` tells
 // whether the cache has it now.
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute,
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
                   bool* kept = nullptr);
 
 // Whether the disk cache has it, with nothing compiled.
-bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute);
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch);
 
 // "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.
 std::string nvrtc_version();

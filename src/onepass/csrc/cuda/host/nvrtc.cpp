@@ -223,9 +223,9 @@ struct Wanted {
   std::vector<std::string> options;
   std::string rest;
 
-  Wanted(const std::string& source_file, const std::vector<std::string>& defines, int compute)
+  Wanted(const std::string& source_file, const std::vector<std::string>& defines, int arch)
       : sources(sources_with(source_file)),
-        options({"--gpu-architecture=sm_" + std::to_string(compute), "--std=c++17"}),
+        options({"--gpu-architecture=sm_" + std::to_string(arch), "--std=c++17"}),
         rest(source_file + "\n") {
     options.insert(options.end(), defines.begin(), defines.end());
     for (const std::string& option : options) rest += option + "\n";
@@ -249,12 +249,12 @@ std::string nvrtc_version() {
 
 std::string nvrtc_file() { return nvrtc_stamp().substr(0, nvrtc_stamp().find(' ')); }
 
-bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute) {
-  return !cache_read(Wanted(source_file, defines, compute).key(nvrtc_stamp())).empty();
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch) {
+  return !cache_read(Wanted(source_file, defines, arch).key(nvrtc_stamp())).empty();
 }
 
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute, bool* kept) {
-  const Wanted wanted(source_file, defines, compute);
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch, bool* kept) {
+  const Wanted wanted(source_file, defines, arch);
   std::string code = cache_read(wanted.key(nvrtc_stamp()));
   // The first file that was found may be one that does not load, or another by now: then this one compiles.
   if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(wanted.key(nvrtc().file));
