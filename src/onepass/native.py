@@ -10,6 +10,7 @@ import torch
 
 PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
+REDUCTIONS = ("logsumexp", "state")  # of which state gives two planes, the maxima and the sums
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PASSES = ("forward", "backward", "backward_broadcast")  # broadcast: the result's gradient has one value per row
 _ROWS = ("rows32", "rows16", "reduce32", "reduce16", "odd32", "odd16", "few32", "few16")
@@ -21,6 +22,7 @@ if not PATH.exists():
         "`pip install --no-build-isolation .` against the torch that is installed"
     )
 torch.ops.load_library(str(PATH))
+library = torch.library.Library("onepass", "FRAGMENT")  # for the operators and kernels that are written in Python
 _library = ctypes.CDLL(str(PATH))
 _SIZE = 1 << 16
 _KERNELS = 1 << 19  # what a list of kernels takes: some 6000 of them

@@ -154,13 +154,6 @@ def test_a_device_that_is_not_in_goes_the_other_way(function, no_quick_way, monk
     assert_defined(function, ours(function)(rows(), 1), rows(), 1)
 
 
-@every_function
-def test_vmap_has_a_kernel_of_the_plain_operator(function, no_slow_way):
-    x = rows()
-    assert torch.equal(torch.vmap(lambda row: ours(function)(row, 0))(x), ours(function)(x, 1))
-    assert torch.equal(torch.vmap(lambda row: ours(function)(x, 1), out_dims=None)(x), ours(function)(x, 1))
-
-
 # Who looks on ---------------------------------------------------------------------------------------------------------
 
 
@@ -242,14 +235,22 @@ def test_opcheck_of_the_plain_operator(function):
 
 
 @every_function
-def test_the_plain_operator_refuses_what_the_other_refuses(function):
-    packet = getattr(torch.ops.onepass, f"_{function}")
-    for x, dim in ((rows(), 2), (rows(), -3), (torch.zeros(()), 1), (rows().int(), 1), (rows().cfloat(), 1)):
-        with pytest.raises(RuntimeError) as plain:
-            packet.int(x, dim)
-        with pytest.raises(RuntimeError) as other:
-            packet.default(x, [dim])
-        assert str(plain.value) == str(other.value)
+def test_the_operator_of_the_fast_path_returns_nothing_for_other_calls(function):
+    operators = getattr(torch.ops.onepass, f"_{function}")
+    x, option = rows(), False if function == "logsumexp" else None
+    many = torch.zeros([1] * 65)
+    others = [(x, 2), (x, -3), (torch.zeros(()), 1), (x.int(), 1), (x.cfloat(), 1), (x.to_sparse(), 1), (many, 0)]
+    for given, dim in others:
+        assert operators.int(given, dim) is None
+    out = torch.zeros(3 if function == "logsumexp" else (3, 4))
+    for given, dim in others:
+        assert operators.int_out(given, dim, option, out) is False
+    for bad in (out[1:], out.double(), out.int(), out.to("meta"), torch.zeros(1).expand(out.shape), x.view(-1)[1:]):
+        assert operators.int_out(x, 1, option, bad) is False
+    assert operators.int_out(x, 1, option, out) is True
+    if function != "logsumexp":
+        assert operators.int(x, 1, torch.int32) is None
+        assert operators.int_out(x, 1, torch.float64, out) is False
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""What the tests of the quick way share: a call's outcome both ways."""
+"""What the tests of the fast path share: the outcome of a call with it and without it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def outcome(call: Any) -> Any:
 def assert_same_both_ways(monkeypatch: Any, call: Any) -> Any:
     quick = outcome(call)
     with monkeypatch.context() as patch:
-        patch.setattr(functional, "try_fast", lambda *_: None)
+        patch.setattr(functional, "call_boxed", lambda *_: None)
         slow = outcome(call)
     assert quick[1] == slow[1]
     if isinstance(slow[0], type):

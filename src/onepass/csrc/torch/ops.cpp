@@ -162,13 +162,34 @@ void over_dims(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(forward(function, x, Mask(dims, x.rank), options.dtype, options.keepdim).release());
 }
 
+// The fast path: one dim, and no message. For a call that it does not take it returns an undefined tensor, which is
+// None to Python (for an out: false). The caller then takes the slow path, which says what is wrong with the call.
+bool has_dim(const Operand& x, int64_t dim) {
+  const int64_t bound = x.rank ? x.rank : 1;
+  return x.rank <= kMaxDims && -bound <= dim && dim < bound;
+}
+
+bool is_served(const MaybeType& dtype) {
+  if (!dtype) return true;
+  for (DType type : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
+    if (*dtype == scalar_type_of(type)) return true;
+  }
+  return false;
+}
+
 template <Function function>
-void over_dim(StableIValue* stack, uint64_t, uint64_t) {
+void fast_path(StableIValue* stack, uint64_t, uint64_t) {
   const Owned input(stable::to<AtenTensorHandle>(stack[0]));
   const int64_t dim = stable::to<int64_t>(stack[1]);
   const Options options(function, stack + 2);
   const Operand x(input.get());
-  stack[0] = stable::from(forward(function, x, Mask(&dim, 1, x.rank), options.dtype, options.keepdim).release());
+  AtenTensorHandle result;
+  if (has_dim(x, dim) && x.known_type() && is_served(options.dtype)) {
+    result = forward(function, x, Mask(&dim, 1, x.rank), options.dtype, options.keepdim).release();
+  } else {
+    checked(aoti_torch_new_uninitialized_tensor(&result));
+  }
+  stack[0] = stable::from(result);
 }
 
 // Results given -------------------------------------------------------------------------------------------------------
@@ -218,12 +239,24 @@ void checked_out(Function function, const Operand& x, const Mask& mask, const Ma
 }
 
 template <Function function>
-void over_dim_into(StableIValue* stack, uint64_t, uint64_t) {
+void fast_path_into(StableIValue* stack, uint64_t, uint64_t) {
   const Owned input(stable::to<AtenTensorHandle>(stack[0])), out(stable::to<AtenTensorHandle>(stack[3]));
   const int64_t dim = stable::to<int64_t>(stack[1]);
   const Options options(function, stack + 2);
-  const Operand x(input.get());
-  checked_out(function, x, Mask(&dim, 1, x.rank), options.dtype, options.keepdim, Operand(out.get()));
+  const Operand x(input.get()), y(out.get());
+  const auto x_type = x.known_type(), y_type = y.known_type();
+  bool is_written = has_dim(x, dim) && x_type && y_type && x.device_type == y.device_type &&
+                    x.device_index == y.device_index &&
+                    (options.dtype ? *options.dtype == scalar_type_of(*y_type) : *x_type == *y_type);
+  if (is_written) {
+    const Mask mask(&dim, 1, x.rank);
+    is_written = Shape(function, x, mask, options.keepdim).is_of(y) && !out_refusal(function, y, x);
+    if (is_written) {
+      const bool contiguous = x.is_contiguous() && y.is_contiguous();
+      run(function, x, *x_type, y, *y_type, mask, options.keepdim, contiguous, nullptr);
+    }
+  }
+  stack[0] = stable::from(is_written);
 }
 
 void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, MaybeType dtype, Tensor out) {
@@ -254,21 +287,17 @@ STABLE_TORCH_LIBRARY(onepass, m) {
     const std::string arguments = "(Tensor input, int[1] dim, *, ScalarType? dtype=None";
     m.def((name + arguments + ") -> Tensor").c_str());
     m.def((name + (".out" + arguments) + ", Tensor(a!) out) -> ()").c_str());
-    // The same without gradients: the way of a call that needs none pays for no Python autograd kernel. The plainest
-    // call, of one dim, pays for no list either.
-    m.def(("_" + (name + arguments) + ") -> Tensor").c_str());
+    // The fast path is a call of one dim without a gradient. It pays for no Python autograd kernel, and for no list.
     m.def(("_" + std::string(name) + ".int(Tensor input, int dim, ScalarType? dtype=None) -> Tensor").c_str());
-    m.def(
-        ("_" + std::string(name) + ".int_out(Tensor input, int dim, ScalarType? dtype, Tensor(a!) out) -> ()").c_str());
+    m.def(("_" + std::string(name) + ".int_out(Tensor input, int dim, ScalarType? dtype, Tensor(a!) out) -> bool")
+              .c_str());
   }
   // logsumexp of a half type gives that type or, with dtype=, float32.
   const std::string reduced = "(Tensor input, int[1] dim, bool keepdim=False";
-  for (const std::string name : {"logsumexp", "_logsumexp"}) {
-    m.def((name + reduced + ", *, ScalarType? dtype=None) -> Tensor").c_str());
-  }
-  for (const std::string name : {"state", "_state"}) m.def((name + reduced + ") -> Tensor").c_str());
+  m.def(("logsumexp" + reduced + ", *, ScalarType? dtype=None) -> Tensor").c_str());
+  m.def(("state" + reduced + ") -> Tensor").c_str());
   m.def("_logsumexp.int(Tensor input, int dim, bool keepdim=False) -> Tensor");
-  m.def("_logsumexp.int_out(Tensor input, int dim, bool keepdim, Tensor(a!) out) -> ()");
+  m.def("_logsumexp.int_out(Tensor input, int dim, bool keepdim, Tensor(a!) out) -> bool");
   m.def(("logsumexp.out" + reduced + ", *, ScalarType? dtype=None, Tensor(a!) out) -> ()").c_str());
   m.def("_softmax_with_plan(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
 }
@@ -279,19 +308,14 @@ static void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("softmin", over_dims<Function::softmin>);
   m.impl("logsumexp", over_dims<Function::logsumexp>);
   m.impl("state", over_dims<Function::state>);
-  m.impl("_softmax", over_dims<Function::softmax>);
-  m.impl("_log_softmax", over_dims<Function::log_softmax>);
-  m.impl("_softmin", over_dims<Function::softmin>);
-  m.impl("_logsumexp", over_dims<Function::logsumexp>);
-  m.impl("_state", over_dims<Function::state>);
-  m.impl("_softmax.int", over_dim<Function::softmax>);
-  m.impl("_log_softmax.int", over_dim<Function::log_softmax>);
-  m.impl("_softmin.int", over_dim<Function::softmin>);
-  m.impl("_logsumexp.int", over_dim<Function::logsumexp>);
-  m.impl("_softmax.int_out", over_dim_into<Function::softmax>);
-  m.impl("_log_softmax.int_out", over_dim_into<Function::log_softmax>);
-  m.impl("_softmin.int_out", over_dim_into<Function::softmin>);
-  m.impl("_logsumexp.int_out", over_dim_into<Function::logsumexp>);
+  m.impl("_softmax.int", fast_path<Function::softmax>);
+  m.impl("_log_softmax.int", fast_path<Function::log_softmax>);
+  m.impl("_softmin.int", fast_path<Function::softmin>);
+  m.impl("_logsumexp.int", fast_path<Function::logsumexp>);
+  m.impl("_softmax.int_out", fast_path_into<Function::softmax>);
+  m.impl("_log_softmax.int_out", fast_path_into<Function::log_softmax>);
+  m.impl("_softmin.int_out", fast_path_into<Function::softmin>);
+  m.impl("_logsumexp.int_out", fast_path_into<Function::logsumexp>);
   m.impl("softmax.out", TORCH_BOX(&family_out<Function::softmax>));
   m.impl("log_softmax.out", TORCH_BOX(&family_out<Function::log_softmax>));
   m.impl("softmin.out", TORCH_BOX(&family_out<Function::softmin>));
