@@ -39,6 +39,7 @@ if not PATH.exists():
         "`pip install --no-build-isolation .` against the torch that is installed"
     )
 torch.ops.load_library(str(PATH))
+library = torch.library.Library("onepass", "FRAGMENT")  # for the operators and kernels that are written in Python
 _library = ctypes.CDLL(str(PATH))
 _SIZE = 1 << 16
 _KERNELS = 1 << 19  # what a list of kernels takes: some 6000 of them
