@@ -16,6 +16,7 @@ import onepass
 from lib.gradients import gradient
 from lib.support import DTYPES, TORCH, every_softmax, ours, same, with_instruction_set
 from onepass import autograd, decompositions
+from onepass.validation import Spec
 
 ops = torch.ops.onepass
 NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}
@@ -280,9 +281,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     alone, apply = autograd._call_backward_kernel, autograd.TransformBackward.apply
 
-    def spy(function: str, *given: Any) -> Any:
-        made.append(function)
-        return alone(function, *given)
+    def spy(spec: Spec, *given: Any) -> Any:
+        made.append(spec.function)
+        return alone(spec, *given)
 
     def recorded(*given: Any) -> Any:
         made.append("differentiable")
