@@ -197,7 +197,7 @@ def test_conversions_of_half_types(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_conversions_to_halves(tmp_path, kind):
+def test_conversions_to_half_types(tmp_path, kind):
     half = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
     values = torch.arange(-(2**15), 2**15).to(torch.int16).view(half).float().nan_to_num(0, 1e38, -1e38)
     between = values + values.roll(1).sub(values).nan_to_num(0) * torch.tensor([0.5, 0.25]).repeat(2**15)
@@ -233,7 +233,7 @@ def test_exponentials_and_logarithms(tmp_path):
     torch.testing.assert_close(got[1], torch.log2(x.double()).float(), rtol=1e-7, atol=0, equal_nan=True)
 
 
-def test_logarithms_of_doubles(tmp_path):
+def test_logarithms_of_float64(tmp_path):
     x = torch.rand(N, dtype=torch.float64) * 10
     got = run(tmp_path, "y[t] = log(x[t]);", x, torch.zeros_like(x))
     torch.testing.assert_close(got, x.log(), rtol=1e-15, atol=1e-16)
