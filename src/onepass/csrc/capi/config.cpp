@@ -15,7 +15,8 @@ std::string json(const std::vector<Entry>& table) {
   std::string text = "[";
   for (const Entry& e : table) {
     text += (text.size() > 1 ? ", [" : "[") + std::to_string(e.limit);
-    for (const int number : {e.tier, e.lanes, e.values, e.split, e.shelf}) text += ", " + std::to_string(number);
+    for (const int number : {e.tier, e.threads, e.items_per_thread, e.blocks_per_row, e.smem_vecs})
+      text += ", " + std::to_string(number);
     text += "]";
   }
   return text + "]";

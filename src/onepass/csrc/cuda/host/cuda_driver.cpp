@@ -72,12 +72,12 @@ const Gpu& device_info(int device) {
     check(driver().device_attribute(&major, kMajor, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&minor, kMinor, handle), "cuDeviceGetAttribute");
     Gpu& gpu = known[device];
-    check(driver().device_attribute(&gpu.multiprocessors, kMultiprocessors, handle), "cuDeviceGetAttribute");
+    check(driver().device_attribute(&gpu.sm_count, kMultiprocessors, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&gpu.shared, kSharedOfBlock, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&gpu.cooperative, kCooperativeLaunch, handle), "cuDeviceGetAttribute");
     check(driver().device_name(names[device], sizeof names[device], handle), "cuDeviceGetName");
     gpu.name = names[device];
-    gpu.compute = major * 10 + minor;
+    gpu.arch = major * 10 + minor;
   });
   return known[device];
 }

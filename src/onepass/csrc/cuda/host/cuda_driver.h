@@ -78,14 +78,14 @@ void enter_context(int device);
 // Whether the calling thread is in the primary context of `device`, where torch's tensors are, so that it can launch.
 bool in_context(int device);
 
-// The cubin of `source_file`, a kernel of the engine or of the gallery, compiled for sm_<compute> with `defines`: from
+// The cubin of `source_file`, a kernel of the engine or of the gallery, compiled for sm_<arch> with `defines`: from
 // the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `is_stored` gets
 // whether the cache has it now.
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute,
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
                   bool* is_stored = nullptr);
 
 // Whether the disk cache has it; compiles nothing.
-bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute);
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch);
 
 // "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.
 std::string nvrtc_version();

@@ -228,9 +228,9 @@ struct Compilation {
   std::vector<std::string> options;
   std::string rest;
 
-  Compilation(const std::string& source_file, const std::vector<std::string>& defines, int compute)
+  Compilation(const std::string& source_file, const std::vector<std::string>& defines, int arch)
       : sources(sources_with(source_file)),
-        options({"--gpu-architecture=sm_" + std::to_string(compute), "--std=c++17"}),
+        options({"--gpu-architecture=sm_" + std::to_string(arch), "--std=c++17"}),
         rest(source_file + "\n") {
     options.insert(options.end(), defines.begin(), defines.end());
     for (const std::string& option : options) rest += option + "\n";
@@ -254,13 +254,13 @@ std::string nvrtc_version() {
 
 std::string nvrtc_file() { return nvrtc_stamp().substr(0, nvrtc_stamp().find(' ')); }
 
-bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute) {
-  return !cache_read(Compilation(source_file, defines, compute).key(nvrtc_stamp())).empty();
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch) {
+  return !cache_read(Compilation(source_file, defines, arch).key(nvrtc_stamp())).empty();
 }
 
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute,
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
                   bool* is_stored) {
-  const Compilation compilation(source_file, defines, compute);
+  const Compilation compilation(source_file, defines, arch);
   std::string code = cache_read(compilation.key(nvrtc_stamp()));
   // The first file that was found may be one that does not load, or another by now: then this one compiles.
   if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(compilation.key(nvrtc().file));
