@@ -42,10 +42,10 @@ std::string plan_json(Function function, const Layout& layout, Copied copied, DT
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
   if (!gpu.compute) {
-    const Units units = cpu_engine().units({function, x, y, nullptr, nullptr, layout});
+    const CpuPlan plan = cpu_engine().plan(Call{function, x, y, nullptr, nullptr, layout});
     return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(function, x, y)) + ", " +
-           field("copied", kCopiedNames[int(copied)]) + ", " + field("units", units.count) + ", " +
-           field("grain", cpu_grain(units)) + "}";
+           field("copied", kCopiedNames[int(copied)]) + ", " + field("route", kCpuRouteNames[int(plan.route)]) + ", " +
+           field("work_items", plan.work_items) + ", " + field("grain_size", plan.grain_size) + "}";
   }
   const bool invariant = batch_invariant();
   const auto told = [&](const CudaPlan& plan, int64_t blocks) {

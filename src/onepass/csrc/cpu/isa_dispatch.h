@@ -1,10 +1,11 @@
-// isa_dispatch.h: the instruction set of the CPU engine, chosen once a process: the best this CPU has, or what
-// ONEPASS_CPU names ("baseline", "avx2", "avx512").
+// isa_dispatch.h: the instruction set of the CPU engine, chosen once per process, and the driver that executes a plan.
+// It is the best instruction set that this CPU has, or the one that ONEPASS_CPU names ("baseline", "avx2", "avx512").
 #pragma once
 
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "engine.h"
 
@@ -13,17 +14,37 @@ namespace onepass {
 struct CpuEngine {
   const char* isa;
   bool (*works)();
-  Units (*units)(const Call&);
-  void (*run)(const Call&, int64_t, int64_t);
-  void (*states)(const Call&, Piece*, int64_t, int64_t);
-  void (*merge)(const Call&, Piece*);
-  void (*finish)(const Call&, const Piece*, int64_t, int64_t);
-  Units (*backward_units)(const BackwardCall&);
-  void (*backward)(const BackwardCall&, BackwardStep, double*, int64_t, int64_t);
+  CpuPlan (*plan_forward)(const Call&);
+  CpuPlan (*plan_backward)(const BackwardCall&);
+  void (*run_forward)(const Call&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
+  void (*run_backward)(const BackwardCall&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
+
+  CpuPlan plan(const Call& call) const { return plan_forward(call); }
+  CpuPlan plan(const BackwardCall& call) const { return plan_backward(call); }
+
+  // Executes a call. `parallel_for(count, grain_size, work)` calls work(begin, end) for parts of [0, count).
+  template <class AnyCall, class ParallelFor>
+  void execute(const AnyCall& call, ParallelFor&& parallel_for) const {
+    const CpuPlan plan = this->plan(call);
+    std::vector<ChunkState> states(plan.reduces ? size_t(plan.work_items + plan.work_items / plan.chunks) : 0);
+    const auto run = [&](CpuPhase phase, int64_t begin, int64_t end) {
+      if constexpr (std::is_same_v<AnyCall, Call>) {
+        run_forward(call, plan, phase, states.data(), begin, end);
+      } else {
+        run_backward(call, plan, phase, states.data(), begin, end);
+      }
+    };
+    const auto run_parallel = [&](CpuPhase phase) {
+      parallel_for(plan.work_items, plan.grain_size, [&](int64_t begin, int64_t end) { run(phase, begin, end); });
+    };
+    if (!plan.reduces) return run_parallel(CpuPhase::whole);
+    run_parallel(CpuPhase::states);
+    run(CpuPhase::merge, 0, 0);
+    if (plan.stores) run_parallel(CpuPhase::finish);
+  }
 };
 
-#define ONEPASS_ENGINE(isa, works) \
-  {#isa, works, isa::units, isa::run, isa::states, isa::merge, isa::finish, isa::backward_units, isa::backward}
+#define ONEPASS_ENGINE(isa, works) {#isa, works, isa::plan, isa::plan_backward, isa::run, isa::run_backward}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512
@@ -60,12 +81,6 @@ inline const CpuEngine& cpu_engine() {
     throw std::runtime_error(words + "), got " + named);
   }();
   return chosen;
-}
-
-// Units below which a second thread does not pay.
-inline int64_t cpu_grain(const Units& units) {
-  const int64_t elements = units.elements > 0 ? units.elements : 1;
-  return elements < kCpuGrain ? kCpuGrain / elements : 1;
 }
 
 }  // namespace onepass

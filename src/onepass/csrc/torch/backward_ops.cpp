@@ -78,24 +78,10 @@ void strides_of(const Given& given, const Operand& tensor, bool reduced, int64_t
 
 void run_cpu(BackwardCall call) {
   call.threads = int64_t(torch::stable::get_num_threads());
-  const CpuEngine& engine = cpu_engine();
-  const Units units = engine.backward_units(call);
-  const int64_t rows = call.layout.rows;
-  std::vector<double> sums;
-  const auto parallel = [&](BackwardStep step, double* of, int64_t count, int64_t grain) {
-    const auto work = [&](int64_t begin, int64_t end) { engine.backward(call, step, of, begin, end); };
-    if (count <= grain) return work(0, count);
-    torch::stable::parallel_for(0, count, grain, work);
-  };
-  const int64_t grain = cpu_grain(units);
-  if (!units.pieces) return parallel(BackwardStep::rows, nullptr, units.count, grain);
-  // Rows enough for all threads go whole: the second look at a row is then soon after the first.
-  if (rows >= 2 * call.threads) return parallel(BackwardStep::rows, nullptr, rows, 1);
-  sums.resize(size_t(units.count + rows));
-  parallel(BackwardStep::sums, sums.data(), units.count, grain);
-  double* const totals = sums.data() + units.count;
-  for (int64_t i = 0; i < units.count; ++i) totals[i / units.pieces] += sums[size_t(i)];
-  parallel(BackwardStep::finish, totals, units.count, grain);
+  cpu_engine().execute(call, [](int64_t count, int64_t grain_size, auto&& work) {
+    if (count <= grain_size) return work(int64_t(0), count);
+    torch::stable::parallel_for(0, count, grain_size, work);
+  });
 }
 
 void run(const Given& given, const Operand& dx, DType dx_type, const CudaPlan* forced = nullptr) {

@@ -44,20 +44,10 @@ Layout layout_of(Function function, const Operand& x, const Operand& y, const Ma
 }
 
 void run_cpu(const Call& call) {
-  const CpuEngine& engine = cpu_engine();
-  const Units units = engine.units(call);
-  const int64_t grain = cpu_grain(units);
-  const auto parallel = [&](auto&& work) {
-    if (units.count <= grain) return work(int64_t(0), units.count);
-    torch::stable::parallel_for(0, units.count, grain, work);
-  };
-  if (!units.pieces) return parallel([&](int64_t begin, int64_t end) { engine.run(call, begin, end); });
-  std::vector<Piece> pieces(units.count + units.count / units.pieces);
-  parallel([&](int64_t begin, int64_t end) { engine.states(call, pieces.data(), begin, end); });
-  engine.merge(call, pieces.data());
-  if (!call.reduces()) {
-    parallel([&](int64_t begin, int64_t end) { engine.finish(call, pieces.data(), begin, end); });
-  }
+  cpu_engine().execute(call, [](int64_t count, int64_t grain_size, auto&& work) {
+    if (count <= grain_size) return work(int64_t(0), count);
+    torch::stable::parallel_for(0, count, grain_size, work);
+  });
 }
 
 // y <- x of one shape and any strides, with the dims in the order of y's strides: torch copies to the contiguous tensor
