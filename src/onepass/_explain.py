@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from . import native
-from . import tables as load
 from . import triton as triton_engine
 from ._engines import ENGINES, resolve
-from .devices import KNOWN, UNKNOWN, Known, known, measured_copy_gbs
+from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
 from .ops import REDUCTIONS, reduced_shape, state_dtype
-from .tables import Kind
+from .tables import GpuModel, gpu_model, note
 from .validation import FLOATS, check_input, normalize_dims, reduces_to, result_dtype
 
 
@@ -67,7 +66,7 @@ def _is_here(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
 
 
-def _bandwidth(device: torch.device | None, entry: Known | None, given: float | None) -> tuple[float | None, str]:
+def _bandwidth(device: torch.device | None, entry: KnownDevice | None, given: float | None) -> tuple[float | None, str]:
     if given is not None:
         return float(given), "the bandwidth is the one given"
     here = device is not None and _is_here(device)
@@ -79,18 +78,18 @@ def _bandwidth(device: torch.device | None, entry: Known | None, given: float | 
     return None, "no bandwidth is known for this device; give one with bandwidth="
 
 
-def _kind(device: torch.device | None, entry: Known | None, compute: int | None, multiprocessors: int | None) -> Kind:
+def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | None, sm_count: int | None) -> GpuModel:
     """The GPU that a plan is for: the device's, changed to what was given; where none is known, that of the tables."""
     if device is not None and device.type == "cuda" and torch.cuda.is_available():
-        kind = load.kind_of(device.index)
+        gpu = gpu_model(device.index)
     else:
         of = entry if entry and entry.compute else KNOWN["h200"]
-        kind = Kind(of.title, of.compute or 0, of.multiprocessors)
-    asked = kind._replace(compute=compute or kind.compute, multiprocessors=multiprocessors or kind.multiprocessors)
-    return asked if asked == kind else asked._replace(name="")
+        gpu = GpuModel(of.title, of.compute or 0, of.multiprocessors)
+    asked = gpu._replace(compute=arch or gpu.compute, multiprocessors=sm_count or gpu.multiprocessors)
+    return asked if asked == gpu else asked._replace(name="")
 
 
-def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.device | None, Known | None, str]:
+def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.device | None, KnownDevice | None, str]:
     """(a real device or None, its entry in the table or None, its name). `gpu`: what is asked is of a GPU."""
     if device is None:
         device = tensor.device if tensor is not None else "cuda" if gpu or torch.cuda.is_available() else "cpu"
@@ -108,7 +107,7 @@ def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.
     return real, None, str(real)
 
 
-def _engine(engine: str, real: torch.device | None, entry: Known | None, notes: list[str]) -> str:
+def _engine(engine: str, real: torch.device | None, entry: KnownDevice | None, notes: list[str]) -> str:
     """The engine of the plan, "none" for a meta tensor; raises as the call would."""
     if engine not in ("auto", *ENGINES):
         raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
@@ -130,7 +129,7 @@ def _engine(engine: str, real: torch.device | None, entry: Known | None, notes: 
 
 
 def _native_plan(
-    kind: Kind | None,
+    gpu: GpuModel | None,
     function: str,
     x: Tensor,
     y_type: torch.dtype,
@@ -138,17 +137,17 @@ def _native_plan(
     address: int,
     out: Tensor | None,
 ) -> dict[str, Any]:
-    """On a GPU of that kind; None: of the CPU engine."""
+    """The plan on that GPU; without one, that of the CPU engine."""
     if function in REDUCTIONS:
         kept = _contiguous(reduced_shape(x.shape, dims, True))
         y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(kept)]
     else:
         y_strides = (torch.empty_like(x, device="meta") if out is None else out).stride()
     sizes, strides = list(x.shape) or [1], list(x.stride()) or [1]
-    kind = kind or Kind("", 0, 0)
+    gpu = gpu or GpuModel("", 0, 0)
     return native.plan(
         function,
-        kind.compute > 0,
+        gpu.compute > 0,
         sizes,
         strides,
         list(y_strides) or [1],
@@ -156,9 +155,9 @@ def _native_plan(
         x.dtype,
         y_type,
         x_address=address,
-        compute=kind.compute,
-        multiprocessors=kind.multiprocessors,
-        gpu=kind.name,
+        compute=gpu.compute,
+        multiprocessors=gpu.multiprocessors,
+        gpu=gpu.name,
     )
 
 
@@ -172,8 +171,8 @@ def explain(
     device: torch.device | str | None = None,
     engine: str = "auto",
     bandwidth: float | None = None,
-    compute: int | None = None,
-    multiprocessors: int | None = None,
+    arch: int | None = None,
+    sm_count: int | None = None,
     out: Tensor | None = None,
 ) -> Explanation:
     """The plan of a call: engine, tier, launch numbers, bytes moved, the time a copy of them would take.
@@ -188,8 +187,8 @@ def explain(
             be here: a100, h100, h200, b200, l4, rtx4090, mi300x.
         engine: as in the function explained.
         bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
-        compute, multiprocessors: of the GPU that the plan is for (80 for compute capability 8.0), where it is another
-            than the device's.
+        arch, sm_count: compute capability (80 for 8.0) and number of multiprocessors of the GPU that the plan is for,
+            where it is another than the device's.
         out: the `out=` of the call, of a softmax, log_softmax or softmin. Its layout may decide how the call goes.
 
     Raises:
@@ -204,7 +203,7 @@ def explain(
         raise ValueError(f"onepass.explain(): function must be one of {', '.join(native.FUNCTIONS)}, got {function!r}")
     if bandwidth is not None and not bandwidth > 0:
         raise ValueError(f"onepass.explain(): bandwidth must be positive, in GB/s, got {bandwidth!r}")
-    for key, value, least, most in (("compute", compute, 80, 999), ("multiprocessors", multiprocessors, 1, 4096)):
+    for key, value, least, most in (("arch", arch, 80, 999), ("sm_count", sm_count, 1, 4096)):
         if value is not None and (type(value) is not int or not least <= value <= most):
             raise ValueError(f"onepass.explain(): {key} is a whole number from {least} to {most}, got {value!r}")
     tensor = x if isinstance(x, Tensor) else None
@@ -226,21 +225,21 @@ def explain(
     dims = normalize_dims(function, shaped, dim)
     if out is not None and (function in REDUCTIONS or not isinstance(out, Tensor) or out.shape != shaped.shape):
         raise ValueError(f"onepass.explain(): out is a tensor of the input's shape, for a softmax; got {out!r:.80}")
-    real, entry, name = _parse_device(device, tensor, bool(compute or multiprocessors))
+    real, entry, name = _parse_device(device, tensor, bool(arch or sm_count))
     notes: list[str] = []
     chosen = _engine(engine, real, entry, notes)
     address = tensor.data_ptr() if tensor is not None and tensor.device.type != "meta" else 0
-    if chosen != "cuda" and (compute or multiprocessors):
+    if chosen != "cuda" and (arch or sm_count):
         raise ValueError(
-            f"onepass.explain(): compute and multiprocessors are for plans of the CUDA engine, got engine {chosen!r}"
+            f"onepass.explain(): arch and sm_count are for plans of the CUDA engine, got engine {chosen!r}"
         )
-    kind = None if chosen in ("cpu", "none") else _kind(real, entry, compute, multiprocessors)
-    plan = _native_plan(kind, function, shaped, y_type, dims, address, out)
+    gpu = None if chosen in ("cpu", "none") else _gpu_of(real, entry, arch, sm_count)
+    plan = _native_plan(gpu, function, shaped, y_type, dims, address, out)
     moved = plan["bytes"] if chosen != "none" else 0
     tier, launch = _describe(chosen, plan, function, shaped, y_type, real, entry, notes)
-    if chosen == "cuda" and launch and kind is not None:
-        notes.append(load.note(native.tables(kind.name)["origin"], kind.name))
-    if kind is not None and not kind.name:  # another GPU, of which no more is known
+    if chosen == "cuda" and launch and gpu is not None:
+        notes.append(note(native.tables(gpu.name)["origin"], gpu.name))
+    if gpu is not None and not gpu.name:  # another GPU, of which no more is known
         real = entry = None
     gbs, why = _bandwidth(real, entry, bandwidth) if chosen != "none" else (None, "")
     notes += [why] if why else []
@@ -269,7 +268,7 @@ def _describe(
     x: Tensor,
     y_type: torch.dtype,
     device: torch.device | None,
-    entry: Known | None,
+    entry: KnownDevice | None,
     notes: list[str],
 ) -> tuple[str, dict[str, int | str]]:
     """(tier, launch numbers) of the engine that was chosen; adds what is worth a note."""

@@ -37,15 +37,15 @@ def warmup(
     functions: Sequence[str] = native.FUNCTIONS,
     lengths: Sequence[int] | None = None,
     *,
-    gradients: bool = False,
-    dims: bool = False,
-    compute: int | None = None,
+    backward: bool = False,
+    all_dims: bool = False,
+    arch: int | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Compile and load every CUDA kernel that contiguous rows may ask for, so that no later call waits for one.
 
     Contiguous rows: over the last dim of a contiguous tensor, which may be a view that begins at any element; the
-    result fresh, or in place; few rows or many. With `dims`, over its other dims, one or several, too: any
+    result fresh, or in place; few rows or many. With `all_dims`, over its other dims, one or several, too: any
     number of columns of the same tensors. Kernels come from the disk cache where it has them, else from NVRTC, in
     several processes where there are many (NVRTC compiles one at a time in a process).
 
@@ -54,14 +54,14 @@ def warmup(
         dtypes: of the input and the result; a pair (input, result) for a call with `dtype=` or under torch.autocast,
             which widens half types to float32. logsumexp and state pass over pairs that they do not give.
         functions: names of functions, as "softmax"; all of them if not given.
-        lengths: of the rows, in elements; None for any length. With `dims` of the columns too: the product of the
+        lengths: of the rows, in elements; None for any length. With `all_dims` of the columns too: the product of the
             sizes of the dims that a call is over.
-        gradients: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
+        backward: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
             value a row, as that of a sum over the dims of the call, or over all, has; not of "state", whose gradient
             is plain torch arithmetic.
-        dims: those of calls over other dims of contiguous tensors too, a few hundred more for a function and a dtype
-            (for one length some 20 to 400). Slices whose lines are apart may ask for others.
-        compute: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
+        all_dims: those of calls over other dims of contiguous tensors too, a few hundred more for a function and a
+            dtype (for one length some 20 to 400). Slices whose lines are apart may ask for others.
+        arch: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
             Nothing is loaded, and `device` is not taken.
         progress: called with (done, of how many) as the work goes on.
 
@@ -69,43 +69,43 @@ def warmup(
         The number of kernels: those that the plans may choose, compiled now or before.
 
     Raises:
-        ValueError: an unknown function, a length below 1, a compute capability below 80, `device` beside `compute`.
-        TypeError: a dtype that is not served, or no dtype. RuntimeError: no CUDA device and no `compute`, a device
-        that another engine serves, no NVRTC, with `compute` no disk cache.
+        ValueError: an unknown function, a length below 1, a compute capability below 80, `device` beside `arch`.
+        TypeError: a dtype that is not served, or no dtype. RuntimeError: no CUDA device and no `arch`, a device
+        that another engine serves, no NVRTC, with `arch` no disk cache.
 
     >>> import onepass
-    >>> onepass.warmup(compute=90, functions=["softmax"], dtypes=[], lengths=[128])  # nothing asked for
+    >>> onepass.warmup(arch=90, functions=["softmax"], dtypes=[], lengths=[128])  # nothing asked for
     0
     """
-    wanted = _checked(dtypes, functions, lengths, compute)
+    wanted = _checked(dtypes, functions, lengths, arch)
     index = -1
-    if compute is None:
+    if arch is None:
         index = _device_index(device)
         major, minor = torch.cuda.get_device_capability(index)
-        compute = 10 * major + minor
+        arch = 10 * major + minor
     elif device is not None:
-        raise ValueError(f"onepass.warmup(): takes device or compute, got both: {device!r} and {compute}")
+        raise ValueError(f"onepass.warmup(): takes device or arch, got both: {device!r} and {arch}")
     elif wanted:
         _cache()  # or says why there is none
-    of = index, compute, tuple(lengths or ())
+    of = index, arch, tuple(lengths or ())
     kernels = [
         Kernel(function, x_type, y_type, which, kernel)
-        for function, x_type, y_type, which in _passes(wanted, gradients)
-        for kernel in native.kernels_to_warm(function, x_type, y_type, *of, which, dims)
+        for function, x_type, y_type, which in _passes(wanted, backward)
+        for kernel in native.kernels_to_warm(function, x_type, y_type, *of, which, all_dims)
     ]
-    missing = _missing(kernels, compute)
+    missing = _missing(kernels, arch)
     report = progress or (lambda done, total: None)
     total = len(missing) + (len(kernels) if index >= 0 else 0)
     done = 0
     report(0, total)
-    for _ in _compiled(missing, compute):
+    for _ in _compiled(missing, arch):
         done += 1
         report(done, total)
     if index >= 0:
         with torch.cuda.device(index):  # its context is the one that the kernels are loaded into
             torch.cuda.current_stream().synchronize()
             for kernel in kernels:
-                _warm(kernel, index, compute)
+                _warm(kernel, index, arch)
                 done += 1
                 report(done, total)
     return len(kernels)
@@ -115,7 +115,7 @@ def _checked(
     dtypes: Sequence[torch.dtype | tuple[torch.dtype, torch.dtype]],
     functions: Sequence[str],
     lengths: Sequence[int] | None,
-    compute: int | None,
+    arch: int | None,
 ) -> list[tuple[str, torch.dtype, torch.dtype]]:
     """(function, input, result) of all that is asked for, each once."""
     if isinstance(functions, str):
@@ -130,8 +130,8 @@ def _checked(
             raise ValueError(f"onepass.warmup(): a length is at least 1 and below 2**62, got {n}")
     if lengths is not None and not lengths:
         raise ValueError("onepass.warmup(): lengths is empty; None is for any length")
-    if compute is not None and (type(compute) is not int or not 80 <= compute <= 999):
-        raise ValueError(f"onepass.warmup(): compute is 80 or more (90 for compute capability 9.0), got {compute!r}")
+    if arch is not None and (type(arch) is not int or not 80 <= arch <= 999):
+        raise ValueError(f"onepass.warmup(): arch is 80 or more (90 for compute capability 9.0), got {arch!r}")
     pairs = []
     for given in dtypes:
         pair = given if isinstance(given, tuple) else (given, given)
@@ -148,12 +148,12 @@ def _gives(function: str, x: torch.dtype, y: torch.dtype) -> bool:
 
 
 def _passes(
-    wanted: Sequence[tuple[str, torch.dtype, torch.dtype]], gradients: bool
+    wanted: Sequence[tuple[str, torch.dtype, torch.dtype]], backward: bool
 ) -> Iterator[tuple[str, torch.dtype, torch.dtype, str]]:
     """(function, type read, type written, pass); a gradient reads the type of the result and writes the input's."""
     for function, x_type, y_type in wanted:
         yield function, x_type, y_type, "forward"
-        if gradients and function != "state":
+        if backward and function != "state":
             yield function, y_type, x_type, "backward"
             yield function, y_type, x_type, "backward_broadcast"
 
@@ -168,7 +168,7 @@ def _result(function: str, x: torch.dtype, y: torch.dtype) -> torch.dtype:
 def _device_index(device: torch.device | str | int | None) -> int:
     if not torch.cuda.is_available():
         raise RuntimeError(
-            "onepass.warmup(): no CUDA device here; compute=90 (--compute 90) compiles for one that is elsewhere"
+            "onepass.warmup(): no CUDA device here; arch=90 (--arch 90) compiles for one that is elsewhere"
         )
     chosen = torch.device("cuda") if device is None else torch.device(device)
     if chosen.type != "cuda":
@@ -188,28 +188,28 @@ def _cache() -> str:
         raise RuntimeError(f"onepass.warmup(): no disk cache to fill: {error}") from error
 
 
-def _missing(kernels: Sequence[Kernel], compute: int) -> list[Kernel]:
+def _missing(kernels: Sequence[Kernel], arch: int) -> list[Kernel]:
     """Those that are to be compiled into the disk cache; none where there is no such cache."""
     try:
         native.status("cache")
     except RuntimeError:
         return []
-    return [k for k in kernels if not native.is_kernel_cached(*k[:3], compute, k.kernel, k.which)]
+    return [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.kernel, k.which)]
 
 
-def _warm(kernel: Kernel, index: int, compute: int) -> None:
-    native.warm_kernel(*kernel[:3], index, compute, kernel.kernel, kernel.which)
+def _warm(kernel: Kernel, index: int, arch: int) -> None:
+    native.warm_kernel(*kernel[:3], index, arch, kernel.kernel, kernel.which)
 
 
 # Compiling, in this process or in several -------------------------------------------------------------------------
 
 
-def _compiled(kernels: Sequence[Kernel], compute: int) -> Iterator[Kernel]:
+def _compiled(kernels: Sequence[Kernel], arch: int) -> Iterator[Kernel]:
     """Each of `kernels` once it is in the disk cache."""
     count = min(len(os.sched_getaffinity(0)), -(-len(kernels) // _EACH), _MOST)
     if count < 2 or not sys.executable:
         for kernel in kernels:
-            _warm(kernel, -1, compute)
+            _warm(kernel, -1, arch)
             yield kernel
         return
     with contextlib.ExitStack() as stack:
@@ -221,7 +221,7 @@ def _compiled(kernels: Sequence[Kernel], compute: int) -> Iterator[Kernel]:
         def compile_one(kernel: Kernel) -> Kernel:
             worker = idle.pop()
             try:
-                worker.compile(kernel, compute)
+                worker.compile(kernel, arch)
             finally:
                 idle.append(worker)
             return kernel
@@ -248,8 +248,8 @@ class _Worker:
             text=True,
         )
 
-    def compile(self, kernel: Kernel, compute: int) -> None:
-        numbers = native.DTYPES.index(kernel.x_type), native.DTYPES.index(kernel.y_type), compute
+    def compile(self, kernel: Kernel, arch: int) -> None:
+        numbers = native.DTYPES.index(kernel.x_type), native.DTYPES.index(kernel.y_type), arch
         answer = ""
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
@@ -257,7 +257,7 @@ class _Worker:
             print(kernel.function, *numbers, kernel.which, kernel.kernel, file=self.process.stdin, flush=True)
             answer = self.process.stdout.readline()
         if answer != "done\n":  # then here, where an error is told in full
-            _warm(kernel, -1, compute)
+            _warm(kernel, -1, arch)
 
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
@@ -271,9 +271,9 @@ class _Worker:
 def work() -> None:
     """What a process of `_Worker` runs."""
     for line in sys.stdin:
-        function, x, y, compute, which, kernel = line.split()
+        function, x, y, arch, which, kernel = line.split()
         try:
-            _warm(Kernel(function, native.DTYPES[int(x)], native.DTYPES[int(y)], which, kernel), -1, int(compute))
+            _warm(Kernel(function, native.DTYPES[int(x)], native.DTYPES[int(y)], which, kernel), -1, int(arch))
         except RuntimeError:
             print("failed", flush=True)
         else:

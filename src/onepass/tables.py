@@ -22,7 +22,7 @@ VERSION = 4
 ANY = 2**63 - 1
 
 
-class Stored(NamedTuple):
+class TableFile(NamedTuple):
     """What the engine needs of a file of tables."""
 
     path: Path
@@ -104,7 +104,7 @@ def _check_entry(entry: Any, after: int, of_columns: bool) -> None:
         raise ValueError(f"lanes, values, split and shelf are 0 to 1024, got {entry[2:]}")
 
 
-def read(path: Path) -> Stored:
+def read(path: Path) -> TableFile:
     """Read a file of tables.
 
     Raises ValueError, which names the file and what is wrong with it.
@@ -126,7 +126,7 @@ def read(path: Path) -> Stored:
         check_tables(given.get("tables"))
     except ValueError as error:
         raise ValueError(f"onepass: the file of tables {path} is wrong: {error}") from None
-    return Stored(path, given["gpu"], given["compute"], given["multiprocessors"], given["date"], given["tables"])
+    return TableFile(path, given["gpu"], given["compute"], given["multiprocessors"], given["date"], given["tables"])
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 # Tables in the CUDA engine --------------------------------------------------------------------------------------------
 
 
-class Kind(NamedTuple):
+class GpuModel(NamedTuple):
     """A kind of GPU. Two of one `compute` and as many multiprocessors may differ, as H100 and H200 do."""
 
     name: str  # as torch.cuda.get_device_name and the driver have it
@@ -164,13 +164,13 @@ class Kind(NamedTuple):
     multiprocessors: int
 
 
-def kind_of(index: int | None) -> Kind:
+def gpu_model(index: int | None) -> GpuModel:
     """The kind of a CUDA device that is here."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
-    return Kind(properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count)
+    return GpuModel(properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count)
 
 
-def load(kind: Kind) -> Stored | None:
+def load(kind: GpuModel) -> TableFile | None:
     """Have the CUDA engine use the file of tables of this kind of GPU, and return it; None where there is none.
 
     ONEPASS_TABLES=off keeps the built-in tables; ONEPASS_TABLES may name a file, which then has to be there.
@@ -187,7 +187,7 @@ def load(kind: Kind) -> Stored | None:
     if named() is None and not path.exists():
         return None
     stored = read(path)
-    of = Kind(stored.gpu, stored.compute, stored.multiprocessors)
+    of = GpuModel(stored.gpu, stored.compute, stored.multiprocessors)
     if of != kind:
         raise ValueError(f"onepass: the file of tables {path} is of {_words(of)}; this GPU is {_words(kind)}")
     try:
@@ -198,14 +198,14 @@ def load(kind: Kind) -> Stored | None:
     return stored
 
 
-def _words(kind: Kind) -> str:
+def _words(kind: GpuModel) -> str:
     return f"{kind.name} (compute {kind.compute}, multiprocessors {kind.multiprocessors})"
 
 
 @functools.cache
 def load_once(index: int | None) -> None:
     """`load` at the first use of the CUDA engine on a device; a wrong file is told at each."""
-    load(kind_of(index))
+    load(gpu_model(index))
 
 
 def note(origin: str, gpu: str) -> str:

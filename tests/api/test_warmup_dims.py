@@ -154,9 +154,9 @@ def test_lengths_narrow_it_down():
 @needs_nvrtc
 def test_warmup_fills_the_cache_with_them(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
-    options = {"functions": ["logsumexp"], "dtypes": [F64], "lengths": [4], "compute": 90}
-    rows = onepass.warmup(**options, gradients=True)
-    count = onepass.warmup(**options, gradients=True, dims=True)
+    options = {"functions": ["logsumexp"], "dtypes": [F64], "lengths": [4], "arch": 90}
+    rows = onepass.warmup(**options, backward=True)
+    count = onepass.warmup(**options, backward=True, all_dims=True)
     assert len(list(tmp_path.iterdir())) == count
     kinds = [
         (which, native.kernels_to_warm("logsumexp", F64, F64, -1, 90, [4], which, True)) for which in native.PASSES
@@ -172,7 +172,7 @@ def test_warmup_fills_the_cache_with_them(tmp_path, monkeypatch):
 @needs_nvrtc
 def test_the_command_takes_dims(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
-    arguments = ("--compute", "80", "--functions", "logsumexp", "--dtypes", "f64", "--lengths", "2", "--dims")
+    arguments = ("--arch", "80", "--functions", "logsumexp", "--dtypes", "f64", "--lengths", "2", "--all-dims")
     count = len(native.kernels_to_warm("logsumexp", F64, F64, -1, 80, [2], "forward", True))
     result = call(*arguments)
     assert result.output == f"{count} kernels for compute capability 8.0, {count} of them compiled now\n"
@@ -189,7 +189,7 @@ def test_no_call_over_other_dims_compiles_after_it(tmp_path, monkeypatch):
 import random, torch, onepass
 from onepass import native
 lengths = [21, 1000, 30000]
-onepass.warmup(dtypes=[torch.bfloat16], functions=["softmax"], lengths=lengths, gradients=True, dims=True)
+onepass.warmup(dtypes=[torch.bfloat16], functions=["softmax"], lengths=lengths, backward=True, all_dims=True)
 before = native.counts()
 rng = random.Random(0)
 for _ in range(200):

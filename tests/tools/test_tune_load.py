@@ -16,7 +16,7 @@ from onepass import tables as store
 __all__ = ["tables_back"]
 
 engines = importlib.import_module("onepass._engines")
-KIND = load.Kind("a GPU", 90, 7)  # that there is none of
+KIND = load.GpuModel("a GPU", 90, 7)  # that there is none of
 GOOD = {
     "version": store.VERSION,
     "gpu": "a GPU",
@@ -178,7 +178,7 @@ def cuda_here(config, monkeypatch):
     """As on a machine whose CUDA device 0 is of KIND."""
     monkeypatch.setattr(engines, "_ready_devices", {-1})
     monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if kind == "cuda" else "no")
-    monkeypatch.setattr(load, "kind_of", lambda index: KIND)
+    monkeypatch.setattr(load, "gpu_model", lambda index: KIND)
     for cached in (load.load_once, engines._best):
         cached.cache_clear()
     yield config

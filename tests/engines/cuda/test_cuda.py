@@ -31,11 +31,11 @@ from onepass import native, reference
 @pytest.mark.gpu
 @pytest.mark.parametrize("function", native.FUNCTIONS)
 @pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
-def test_every_tier(engine, function, x_type, y_type):
+def test_every_tier(runner, function, x_type, y_type):
     if not is_served(function, x_type, y_type):
         pytest.skip("the function does not give that")
     for plan, lengths in FORCED:
-        check_forced(engine, function, x_type, y_type, plan, lengths)
+        check_forced(runner, function, x_type, y_type, plan, lengths)
 
 
 @pytest.mark.gpu

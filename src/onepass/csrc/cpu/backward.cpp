@@ -18,27 +18,29 @@ constexpr GradOp op_of(Function function) {
 template <GradOp Op, class Y, class D>
 struct Backward {
   static constexpr bool kPointwise = Op == GradOp::logsumexp;  // no sum
-  const BackwardCall& call;
+  const BackwardProblem& call;
   const CpuPlan& plan;
   const BackwardBag& outer = call.layout.outer;
   const BackwardDim n = call.layout.reduced.innermost();
   const bool streaming = plan.streaming;
   const float sign = call.function == Function::softmin ? -1.0f : 1.0f;
 
-  const Y* saved(const int64_t* offset) const { return static_cast<const Y*>(call.saved) + offset[kSaved]; }
-  const Y* grad(const int64_t* offset) const { return static_cast<const Y*>(call.grad) + offset[kGrad]; }
-  D* dx(const int64_t* offset) const { return static_cast<D*>(call.dx) + offset[kDx]; }
+  const Y* saved(const int64_t* offset) const { return call.data<const Y>(kSaved) + offset[kSaved]; }
+  const Y* grad(const int64_t* offset) const { return call.data<const Y>(kGrad) + offset[kGrad]; }
+  D* dx(const int64_t* offset) const { return call.data<D>(kDx) + offset[kDx]; }
   bool grad_is_broadcast() const { return kPointwise || n.strides[kGrad] == 0; }  // along a row
 
   // An element of the result of logsumexp, or of its gradient. They may be wider than the input.
   float load_per_row(const void* tensor, int64_t at) const {
-    return call.type == DType::float32 ? static_cast<const float*>(tensor)[at]
-                                       : to_acc(static_cast<const Y*>(tensor)[at]);
+    return call.type(kGrad) == DType::float32 ? static_cast<const float*>(tensor)[at]
+                                              : to_acc(static_cast<const Y*>(tensor)[at]);
   }
   // The numbers of a row's epilogue, without its sum.
   void load_numbers(const int64_t* offset, float* a, float* b) const {
     *a = 0, *b = sign;
-    if constexpr (kPointwise) *a = load_per_row(call.grad, offset[kGrad]), *b = load_per_row(call.lse, offset[kLse]);
+    if constexpr (kPointwise)
+      *a = load_per_row(call.tensors[kGrad].data, offset[kGrad]),
+      *b = load_per_row(call.tensors[kLse].data, offset[kLse]);
   }
 
   // The operands of `length` elements of a row from `first` on. `constant` has room for kUnroll.
@@ -120,7 +122,7 @@ struct Backward {
     const BackwardDim inner = outer.innermost();
     const bool one_dim = outer.count <= 1;
     const auto whole_lines = [&](int64_t count) { return count * int64_t(sizeof(D)) % kLine == 0; };
-    const bool may_stream = streaming && one_dim && uintptr_t(call.dx) % kLine == 0;
+    const bool may_stream = streaming && one_dim && call.address(kDx) % kLine == 0;
     const bool direct = may_stream && whole_lines(inner.strides[kDx]) && whole_lines(n.size) &&
                         (n.size % kPair == 0 || n.size == kWidth);
     const bool through_buffer = may_stream && !direct && inner.strides[kDx] == n.size;
@@ -154,7 +156,7 @@ struct Backward {
         direct ? group.template run<2, true>() : group.template run<2, false>();
       }
       if (buffered && in_buffer + kWidth == buffer_rows) {
-        D* const to = static_cast<D*>(call.dx) + (first - in_buffer) * n.size;
+        D* const to = call.data<D>(kDx) + (first - in_buffer) * n.size;
         stream_bytes(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(buffer),
                      buffer_rows * n.size * sizeof(D));
       }
@@ -227,8 +229,8 @@ struct Backward {
       if constexpr (kPointwise) {
         alignas(64) float g[kTileCols<Y>], lse[kTileCols<Y>];
         for (int64_t j = 0; j < width; ++j) {
-          g[j] = load_per_row(call.grad, at[kGrad] + j * inner.strides[kGrad]);
-          lse[j] = load_per_row(call.lse, at[kLse] + j * inner.strides[kLse]);
+          g[j] = load_per_row(call.tensors[kGrad].data, at[kGrad] + j * inner.strides[kGrad]);
+          lse[j] = load_per_row(call.tensors[kLse].data, at[kLse] + j * inner.strides[kLse]);
         }
         grad_columns_logsumexp(saved(at), g, lse, dx(at), n.size, n.strides, width, streaming);
       } else {
@@ -257,12 +259,12 @@ struct Backward {
 
 // Gradients of doubles.
 template <GradOp Op>
-void run_doubles(const BackwardCall& call, const CpuPlan& plan, int64_t begin, int64_t end) {
+void run_doubles(const BackwardProblem& call, const CpuPlan& plan, int64_t begin, int64_t end) {
   constexpr bool lse_op = Op == GradOp::logsumexp;
   const BackwardDim n = call.layout.reduced.innermost(), inner = call.layout.outer.innermost();
-  const auto *const y = static_cast<const double*>(call.saved), *const g = static_cast<const double*>(call.grad);
-  const auto* const lse = static_cast<const double*>(call.lse);
-  auto* const dx = static_cast<double*>(call.dx);
+  const auto *const y = call.data<const double>(kSaved), *const g = call.data<const double>(kGrad);
+  const auto* const lse = call.data<const double>(kLse);
+  auto* const dx = call.data<double>(kDx);
   const double sign = call.function == Function::softmin ? -1 : 1;
   if (plan.route == CpuRoute::columns) {
     for_each_tile(call.layout, plan.tile_cols, begin, end, [&](const int64_t* at, int64_t width) {
@@ -281,7 +283,7 @@ void run_doubles(const BackwardCall& call, const CpuPlan& plan, int64_t begin, i
 
 }  // namespace
 
-void run_backward(const BackwardCall& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin,
+void run_backward(const BackwardProblem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin,
                   int64_t end) {
   if (plan.route == CpuRoute::elements) return grad_elements(call, op_of(call.function), begin, end);
   if (phase == CpuPhase::merge) {
@@ -289,7 +291,7 @@ void run_backward(const BackwardCall& call, const CpuPlan& plan, CpuPhase phase,
     for (int64_t i = 0; i < plan.work_items; ++i) rows[i / plan.chunks].l += states[i].l;
     return;
   }
-  dispatch(call.type, call.dx_type, call.function, [&](auto y, auto dx, auto function) {
+  dispatch(call.type(kGrad), call.type(kDx), call.function, [&](auto y, auto dx, auto function) {
     using Y = TypeOf<decltype(y)>;
     using D = TypeOf<decltype(dx)>;
     constexpr GradOp op = op_of(decltype(function)::value);

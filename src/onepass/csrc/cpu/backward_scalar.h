@@ -62,20 +62,20 @@ inline void store_element(void* tensor, DType type, int64_t at, double value) {
 }
 
 // Rows [begin, end) of any strides.
-inline void grad_elements(const BackwardCall& call, GradOp op, int64_t begin, int64_t end) {
+inline void grad_elements(const BackwardProblem& call, GradOp op, int64_t begin, int64_t end) {
   const BackwardLayout& layout = call.layout;
   OffsetCalculator row(layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, row.next()) {
     const auto y = [&](const int64_t* offset) {
-      return load_element(call.saved, call.saved_type(), row.offset[kSaved] + offset[kSaved]);
+      return load_element(call.tensors[kSaved].data, call.type(kSaved), row.offset[kSaved] + offset[kSaved]);
     };
     const auto g = [&](const int64_t* offset) {
-      return load_element(call.grad, call.type, row.offset[kGrad] + offset[kGrad]);
+      return load_element(call.tensors[kGrad].data, call.type(kGrad), row.offset[kGrad] + offset[kGrad]);
     };
     double a, b = call.function == Function::softmin ? -1 : 1;
     if (op == GradOp::logsumexp) {
-      a = load_element(call.grad, call.type, row.offset[kGrad]),
-      b = load_element(call.lse, call.type, row.offset[kLse]);
+      a = load_element(call.tensors[kGrad].data, call.type(kGrad), row.offset[kGrad]),
+      b = load_element(call.tensors[kLse].data, call.type(kGrad), row.offset[kLse]);
     } else {
       Compensated sum;
       OffsetCalculator at(layout.reduced, 0);
@@ -85,7 +85,8 @@ inline void grad_elements(const BackwardCall& call, GradOp op, int64_t begin, in
     OffsetCalculator at(layout.reduced, 0);
     for (int64_t i = 0; i < layout.n; ++i, at.next()) {
       const double of_g = op == GradOp::logsumexp ? 0 : g(at.offset);
-      store_element(call.dx, call.dx_type, row.offset[kDx] + at.offset[kDx], scalar_dx(op, y(at.offset), of_g, a, b));
+      store_element(call.tensors[kDx].data, call.type(kDx), row.offset[kDx] + at.offset[kDx],
+                    scalar_dx(op, y(at.offset), of_g, a, b));
     }
   }
 }

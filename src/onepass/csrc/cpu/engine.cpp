@@ -29,14 +29,14 @@ constexpr bool kIsServed = F == Function::softmin     ? std::is_same_v<X, Y>
 template <class Score, class Epilogue, class X, class Y>
 struct Forward {
   static constexpr bool kSimd = std::is_same_v<Acc<Y>, float>;
-  const Call& call;
+  const ForwardProblem& call;
   const CpuPlan& plan;
   const Layout& layout = call.layout;
   // The sums of a state lie one plane behind its maxima.
   const int64_t sum_offset = call.function == Function::state ? layout.rows : 0;
 
-  const X* x(const int64_t* offset) const { return static_cast<const X*>(call.x) + offset[0]; }
-  Y* y(const int64_t* offset) const { return static_cast<Y*>(call.y) + offset[1]; }
+  const X* x(const int64_t* offset) const { return call.data<const X>(kX) + offset[0]; }
+  Y* y(const int64_t* offset) const { return call.data<Y>(kY) + offset[1]; }
 
   void rows(int64_t begin, int64_t end) const {
     OffsetCalculator at(layout.outer, begin);
@@ -131,11 +131,12 @@ struct Forward {
 
 }  // namespace
 
-CpuPlan plan(const Call& call) { return make_plan(call); }
-CpuPlan plan_backward(const BackwardCall& call) { return make_plan(call); }
+CpuPlan plan(const ForwardProblem& call) { return make_plan(call); }
+CpuPlan plan_backward(const BackwardProblem& call) { return make_plan(call); }
 
-void run(const Call& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin, int64_t end) {
-  dispatch(call.x_type, call.y_type, call.function, [&](auto x, auto y, auto function) {
+void run(const ForwardProblem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin,
+         int64_t end) {
+  dispatch(call.type(kX), call.type(kY), call.function, [&](auto x, auto y, auto function) {
     using X = TypeOf<decltype(x)>;
     using Y = TypeOf<decltype(y)>;
     constexpr Function F = decltype(function)::value;

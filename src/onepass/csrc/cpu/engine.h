@@ -46,12 +46,12 @@ struct ChunkState {
 // stored behind those of the chunks), and the results.
 enum class CpuPhase { whole, states, merge, finish };
 
-#define ONEPASS_DECLARE(isa)                                                                           \
-  namespace isa {                                                                                      \
-  CpuPlan plan(const Call& call);                                                                      \
-  CpuPlan plan_backward(const BackwardCall& call);                                                     \
-  void run(const Call&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end);            \
-  void run_backward(const BackwardCall&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t end); \
+#define ONEPASS_DECLARE(isa)                                                                              \
+  namespace isa {                                                                                         \
+  CpuPlan plan(const ForwardProblem& call);                                                               \
+  CpuPlan plan_backward(const BackwardProblem& call);                                                     \
+  void run(const ForwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end);     \
+  void run_backward(const BackwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t end); \
   }
 ONEPASS_DECLARE(baseline)
 #ifdef ONEPASS_AVX2

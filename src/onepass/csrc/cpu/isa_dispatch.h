@@ -14,13 +14,13 @@ namespace onepass {
 struct CpuEngine {
   const char* isa;
   bool (*works)();
-  CpuPlan (*plan_forward)(const Call&);
-  CpuPlan (*plan_backward)(const BackwardCall&);
-  void (*run_forward)(const Call&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
-  void (*run_backward)(const BackwardCall&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
+  CpuPlan (*plan_forward)(const ForwardProblem&);
+  CpuPlan (*plan_backward)(const BackwardProblem&);
+  void (*run_forward)(const ForwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
+  void (*run_backward)(const BackwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
 
-  CpuPlan plan(const Call& call) const { return plan_forward(call); }
-  CpuPlan plan(const BackwardCall& call) const { return plan_backward(call); }
+  CpuPlan plan(const ForwardProblem& call) const { return plan_forward(call); }
+  CpuPlan plan(const BackwardProblem& call) const { return plan_backward(call); }
 
   // Executes a call. `parallel_for(count, grain_size, work)` calls work(begin, end) for parts of [0, count).
   template <class AnyCall, class ParallelFor>
@@ -28,7 +28,7 @@ struct CpuEngine {
     const CpuPlan plan = this->plan(call);
     std::vector<ChunkState> states(plan.reduces ? size_t(plan.work_items + plan.work_items / plan.chunks) : 0);
     const auto run = [&](CpuPhase phase, int64_t begin, int64_t end) {
-      if constexpr (std::is_same_v<AnyCall, Call>) {
+      if constexpr (std::is_same_v<AnyCall, ForwardProblem>) {
         run_forward(call, plan, phase, states.data(), begin, end);
       } else {
         run_backward(call, plan, phase, states.data(), begin, end);

@@ -60,22 +60,22 @@ inline int64_t forward_tile_cols(int64_t n, bool reduces) {
   return reduces || fit < 2 * kGroupCols || fit > kMaxTileCols ? kMaxTileCols : fit;
 }
 
-inline CpuPlan make_plan(const Call& call) {
+inline CpuPlan make_plan(const ForwardProblem& call) {
   const Layout& layout = call.layout;
   const int64_t rows = layout.rows, n = layout.n;
-  const bool simd = call.y_type != DType::float64;
+  const bool simd = call.type(kY) != DType::float64;
   CpuPlan plan;
-  plan.stores = !call.reduces();
-  plan.streaming =
-      kHasStreamingStores && plan.stores && call.x != call.y && rows * n * size_of(call.y_type) >= kStreamingBytes;
+  plan.stores = !call.is_reduction();
+  plan.streaming = kHasStreamingStores && plan.stores && call.address(kX) != call.address(kY) &&
+                   rows * n * size_of(call.type(kY)) >= kStreamingBytes;
   if (layout.view == View::columns) {
     const int64_t inner = layout.outer.dims[layout.outer.count - 1].size;
-    set_columns(plan, rows, n, inner, forward_tile_cols(n, call.reduces()));
+    set_columns(plan, rows, n, inner, forward_tile_cols(n, call.is_reduction()));
   } else if (!layout.unit_rows()) {
     set_rows(plan, CpuRoute::elements, rows, n);
   } else if (simd && layout.view == View::rows &&
-             call.x_type == call.y_type &&  // other types row by row: less to compile
-             n <= (size_of(call.y_type) == 2 ? kMaxSmallRow : 256)) {
+             call.type(kX) == call.type(kY) &&  // other types row by row: less to compile
+             n <= (size_of(call.type(kY)) == 2 ? kMaxSmallRow : 256)) {
     set_rows(plan, CpuRoute::small_rows, rows, n);
   } else if (simd && n > kMaxWholeRow) {
     set_chunks(plan, rows, n, true);
@@ -88,50 +88,51 @@ inline CpuPlan make_plan(const Call& call) {
 // Backward ------------------------------------------------------------------------------------------------------------
 
 // Is a gradient computed in vectors of floats?
-inline bool backward_in_floats(const BackwardCall& call) {
-  const DType y = call.type, dx = call.dx_type;
+inline bool backward_in_floats(const BackwardProblem& call) {
+  const DType y = call.type(kGrad), dx = call.type(kDx);
   return call.layout.view != View::strided && y != DType::float64 && dx != DType::float64 &&
          (y == dx || y == DType::float32 || dx == DType::float32);
 }
 // Is it computed in loops over doubles?
-inline bool backward_in_doubles(const BackwardCall& call) {
-  return call.layout.view != View::strided && call.type == DType::float64 && call.dx_type == DType::float64;
+inline bool backward_in_doubles(const BackwardProblem& call) {
+  return call.layout.view != View::strided && call.type(kGrad) == DType::float64 && call.type(kDx) == DType::float64;
 }
 
 // Columns per tile. There are fewer if threads would have no tile. (The bits of a column do not depend on it.)
-inline int64_t backward_tile_cols(const BackwardCall& call) {
+inline int64_t backward_tile_cols(const BackwardProblem& call) {
   if (backward_in_doubles(call)) return kScalarTileCols;
-  const int64_t line = kLine / size_of(call.type), inner = call.layout.outer.innermost().size;
-  int64_t cols = kTileBytes / size_of(call.type);
+  const int64_t line = kLine / size_of(call.type(kGrad)), inner = call.layout.outer.innermost().size;
+  int64_t cols = kTileBytes / size_of(call.type(kGrad));
   while (cols > 16 * line && call.layout.rows / inner * ceil_div(inner, cols) < call.threads) cols /= 2;
   return cols;
 }
 
 // Do rows go one by one? The shortest rows are faster a vector's lanes of them together, and so are longer ones of
 // whole pairs of vectors, of 16-bit types or with exponentials.
-inline bool goes_by_row(const BackwardCall& call) {
+inline bool goes_by_row(const BackwardProblem& call) {
   const int64_t n = call.layout.n;
-  if (call.function == Function::logsumexp || call.even() || n > kMaxWholeRow) return false;
-  const bool float32 = call.type == DType::float32 && call.dx_type == DType::float32;
+  if (call.function == Function::logsumexp || call.grad_is_broadcast() || n > kMaxWholeRow) return false;
+  const bool float32 = call.type(kGrad) == DType::float32 && call.type(kDx) == DType::float32;
   if (float32 && call.function != Function::log_softmax) return n > kMaxSmallProducts;
   return n > (n % kPair ? kPair : float32 ? kMaxSmallExps : kMaxSmallBackward);
 }
 
 // Does a row of dx consist of whole lines and whole steps? Rows of which a part is streamed are slower than those of
 // which none is: 65536 x 100 float32 by a fifth to a third.
-inline bool streams_whole_rows(const BackwardCall& call) {
-  const int64_t n = call.layout.n, stride = call.layout.outer.innermost().strides[kDx] * size_of(call.dx_type);
-  return uintptr_t(call.dx) % kLine == 0 && stride % kLine == 0 &&
+inline bool streams_whole_rows(const BackwardProblem& call) {
+  const int64_t n = call.layout.n, stride = call.layout.outer.innermost().strides[kDx] * size_of(call.type(kDx));
+  return call.address(kDx) % kLine == 0 && stride % kLine == 0 &&
          n % (n > kMaxSmallBackward / 2 ? kUnroll : kPair) == 0;
 }
 
-inline CpuPlan make_plan(const BackwardCall& call) {
+inline CpuPlan make_plan(const BackwardProblem& call) {
   const int64_t rows = call.layout.rows, n = call.layout.n;
   const bool in_floats = backward_in_floats(call), in_doubles = backward_in_doubles(call);
   const bool lse = call.function == Function::logsumexp, long_rows = call.layout.view == View::rows && n > kMaxWholeRow;
   CpuPlan plan;
-  plan.streaming = kHasStreamingStores && call.dx != call.saved && call.dx != call.grad &&
-                   rows * n * size_of(call.dx_type) >= (long_rows ? kStreamingChunkBytes : kStreamingBytes) &&
+  plan.streaming = kHasStreamingStores && call.address(kDx) != call.address(kSaved) &&
+                   call.address(kDx) != call.address(kGrad) &&
+                   rows * n * size_of(call.type(kDx)) >= (long_rows ? kStreamingChunkBytes : kStreamingBytes) &&
                    (n > kMaxUniformRow || streams_whole_rows(call) || !goes_by_row(call));
   if (call.layout.view == View::columns && (in_floats || in_doubles)) {
     set_columns(plan, rows, n, call.layout.outer.innermost().size, backward_tile_cols(call));

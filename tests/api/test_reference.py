@@ -15,9 +15,6 @@ from lib.support import (
     TORCH,
     assert_defined,
     engines_at_hand,
-    every_dtype,
-    every_engine,
-    every_function,
     every_softmax,
     ints,
     maker,
@@ -30,9 +27,7 @@ from onepass import reference
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-@every_engine
 @every_layout
-@every_dtype
 @every_softmax
 def test_softmaxes(function, dtype, layout, engine, device):
     x = LAYOUTS[layout](maker(dtype, device))
@@ -45,9 +40,7 @@ def test_softmaxes(function, dtype, layout, engine, device):
     assert same(x, before)
 
 
-@every_engine
 @every_layout
-@every_dtype
 def test_logsumexp(dtype, layout, engine, device):
     x = LAYOUTS[layout](maker(dtype, device))
     before = x.clone()
@@ -61,7 +54,6 @@ def test_logsumexp(dtype, layout, engine, device):
     assert same(x, before)
 
 
-@every_engine
 @pytest.mark.parametrize("layout", ["0-d", "odd rows", "sliced", "transposed", "channels_last", "middle", "empty dim"])
 @pytest.mark.parametrize("given", [*DTYPES, *INTEGERS], ids=lambda d: str(d).removeprefix("torch."))
 @every_softmax
@@ -76,7 +68,6 @@ def test_dtype_rounds_the_input_first(function, given, layout, engine, device):
             assert_defined(function, y, x.to(dtype), dim, f" (dtype= of {given})")
 
 
-@every_engine
 @pytest.mark.parametrize("given", INTEGERS, ids=lambda d: str(d).removeprefix("torch."))
 def test_logsumexp_of_integers_has_the_default_dtype(given, engine, device):
     x = torch.arange(-7, 8, device=device).reshape(3, 5).to(given)
@@ -92,7 +83,6 @@ def test_logsumexp_of_integers_has_the_default_dtype(given, engine, device):
     assert_defined("logsumexp", y, x.double(), 1)
 
 
-@every_engine
 def test_integers_above_2_to_the_24_are_rounded_first(engine, device):
     x = torch.tensor([2**24 + 1, 2**24, 2**24 + 3], device=device)
     y = onepass.softmax(x, dtype=torch.float32, engine=engine)
@@ -111,14 +101,12 @@ def test_integers_above_2_to_the_24_are_rounded_first(engine, device):
     ],
     ids=str,
 )
-@every_function
 def test_dims_may_be_anything_that_is_an_index(function, spelled, plain):
     x = maker(torch.float32)(3, 4, 5)
     torch.logsumexp(x, spelled)  # torch takes it
     assert torch.equal(ours(function)(x, spelled), ours(function)(x, plain))
 
 
-@every_function
 def test_no_dims_are_all_dims(function):
     x = maker(torch.float32)(3, 4)
     want = torch.logsumexp(x, (), True)  # torch takes the empty tuple with keepdim=True
@@ -126,7 +114,6 @@ def test_no_dims_are_all_dims(function):
     assert torch.equal(ours(function)(x, ()), ours(function)(x, (0, 1)))
 
 
-@every_function
 def test_torch_keyword_names_and_order(function):
     x = maker(torch.float32)(3, 4)
     f, theirs = ours(function), TORCH[function]
@@ -141,8 +128,6 @@ def test_torch_keyword_names_and_order(function):
         torch.testing.assert_close(f(x), theirs(x, -1))
 
 
-@every_engine
-@every_function
 def test_auto_is_the_engine_of_the_device(function, engine, device):
     x = maker(torch.float32, device)(33, 70)
     at_hand = [param.values[0] for param in engines_at_hand() if param.values[1] == device]

@@ -16,9 +16,6 @@ from lib.support import (
     SOFTMAXES,
     TORCH,
     assert_defined,
-    every_dtype,
-    every_engine,
-    every_function,
     every_softmax,
     maker,
     ours,
@@ -30,8 +27,6 @@ SHAPES = [((3, 4), 1), ((2, 3, 4), (0, 2)), ((), 0), ((0, 3), 0), ((3, 0), 1)]
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
-@every_dtype
-@every_function
 def test_meta_and_fake_tensors(function, dtype, shape, dim):
     x = maker(dtype)(*shape)
     want = ours(function)(x, dim)
@@ -52,9 +47,6 @@ def test_strides_of_meta_results_are_those_of_real_ones(function):
 
 
 # Threads ------------------------------------------------------------------------------------------------------------
-
-
-@every_function
 def test_any_number_of_threads(function):
     before = torch.get_num_threads()
     try:
@@ -73,8 +65,6 @@ def test_any_number_of_threads(function):
         torch.set_num_threads(before)
 
 
-@every_engine
-@every_function
 def test_calls_from_several_python_threads(function, engine, device):
     if engine == "triton" and device == "cpu":
         pytest.skip("Triton's interpreter is no matter of several threads")
@@ -86,7 +76,6 @@ def test_calls_from_several_python_threads(function, engine, device):
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-@every_engine
 def test_backward_in_autograds_threads(engine, device):
     def gradient(seed):
         x = maker(torch.float64, device, seed)(20, 30).requires_grad_()
@@ -99,11 +88,7 @@ def test_backward_in_autograds_threads(engine, device):
 
 
 # Other surroundings -------------------------------------------------------------------------------------------------
-
-
-@every_engine
 @pytest.mark.parametrize("reentrant", [False, True])
-@every_function
 def test_checkpoint(function, reentrant, engine, device):
     x = maker(torch.float64, device)(3, 4).requires_grad_()
     checkpoint(lambda t: ours(function)(t, 1, engine=engine).square(), x, use_reentrant=reentrant).sum().backward()
@@ -115,8 +100,6 @@ class Tagged(torch.Tensor):
     """A subclass as users write them: no more than a name of its own."""
 
 
-@every_engine
-@every_function
 def test_subclasses(function, engine, device):
     x = maker(torch.float32, device)(3, 4)
     y = ours(function)(x.as_subclass(Tagged), 1, engine=engine)
@@ -129,7 +112,6 @@ def test_subclasses(function, engine, device):
     assert leaf.grad is not None
 
 
-@every_function
 def test_inference_tensors(function):
     with torch.inference_mode():
         x = maker(torch.float32)(3, 4)

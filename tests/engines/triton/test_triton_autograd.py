@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.library import opcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib.support import TORCH, every_function, maker, ours
-from lib.triton import BF16, F16, F32, F64, name_of, needs_triton, process, unavailable
+from lib.modes import Operators
+from lib.support import TORCH, maker, ours
+from lib.triton import BF16, F16, F32, F64, name_of, needs_triton
 from onepass import decompositions
 from onepass.triton import plans
 
@@ -20,52 +20,35 @@ pytestmark = needs_triton
 operator = torch.ops.onepass.triton_backward.default
 
 
-@pytest.fixture(scope="module")
-def interpreting() -> Iterator[Callable[..., Any]]:
-    """Calls a function in a process where Triton interprets."""
-    for call in process("1"):
-        reason = call(unavailable, "cpu")
-        if reason is not None and "NumPy" in reason:
-            pytest.skip(reason)
-        assert reason is None
-        call(_interpret_few_elements)
-        yield call
+@pytest.fixture(scope="module", autouse=True)
+def small_tiles(interpreting: Callable[..., Any]) -> Iterator[None]:
+    """Tiles of no more than a call has: sums of float32 and float64 are interpreted at 1 ms an element."""
+    interpreting(_take_small_tiles, True)
+    yield
+    interpreting(_take_small_tiles, False)
 
 
-def _interpret_few_elements() -> None:
-    """Tiles of no more than a call has: sums of floats and doubles are interpreted at 1 ms an element."""
+_planner = plans._plan
 
-    def small(gradient: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> plans.Plan:
+
+def _take_small_tiles(small: bool) -> None:
+    def plan(gradient: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> plans.Plan:
         return plans.Plan("row", 1 << (n - 1).bit_length(), 1 << (rows - 1).bit_length(), 1, 1, 1, 1)
 
-    plans._plan = small  # type: ignore[assignment]
-
-
-class _Calls(TorchDispatchMode):
-    """The operators of onepass that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, called: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        if called.namespace == "onepass":
-            self.names.append(called.overloadpacket.__name__)
-        return called(*given, **(named or {}))
+    plans._plan = plan if small else _planner  # type: ignore[assignment]
 
 
 def _grad(function: str, x: Tensor, dim: Any, g: Tensor | None, engine: str, **named: Any) -> tuple[Tensor, list[str]]:
     """The gradient of a call, and the operators that its backward called."""
     x = x.detach().requires_grad_()
     y = ours(function)(x, dim, engine=engine, **named)
-    with _Calls() as calls:
+    with Operators() as calls:
         (y.sum() if g is None else (y * g).sum()).backward()
     assert x.grad is not None
-    return x.grad, calls.names
+    return x.grad, calls.ours()
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, (0, 2), (0, 1, 2)], ids=str)
-@every_function
 def test_calls_of_the_engine_have_its_operator(interpreting, function, dim):
     x = maker(BF16)(3, 4, 5)
     g = maker(BF16, seed=5)(*ours(function)(x, dim).shape)
@@ -110,9 +93,9 @@ def _with_dtype(x: Tensor, g: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[
 def _widened(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, list[str]]:
     x = x.detach().requires_grad_()
     y = torch.ops.onepass.triton(x, "logsumexp", [1], F32, False)
-    with _Calls() as calls:
+    with Operators() as calls:
         (dx,) = torch.autograd.grad(y, x, g)
-    return y.detach(), dx, calls.names
+    return y.detach(), dx, calls.ours()
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
@@ -136,7 +119,6 @@ def _orders(function: str, dim: Any) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, (0, 1)], ids=str)
-@every_function
 def test_gradients_of_first_and_second_order(interpreting, function, dim):
     interpreting(_orders, function, dim)
 
@@ -148,7 +130,6 @@ def _transforms(function: str, x: Tensor) -> list[Tensor]:
     return [torch.func.grad(total)(x[0]), torch.func.vmap(torch.func.grad(total))(x), torch.func.hessian(total)(x[0])]
 
 
-@every_function
 def test_function_transforms(interpreting, function):
     def total(t: Tensor) -> Tensor:
         return TORCH[function](t, 0).square().sum()
@@ -185,7 +166,6 @@ def _called(*given: Any) -> Tensor:
     return operator(*given)
 
 
-@every_function
 def test_operator(interpreting, function):
     given = g, x, lse, _, _, dtype, keepdim = _arguments(function, False)
     saved = [x] if lse is None else [x, lse]
