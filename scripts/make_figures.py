@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from onepass.tools.bench.results import Row, load  # noqa: E402
 from onepass.tools.bench.stats import geomean  # noqa: E402
-from onepass.tools.bench.table import lines, us_text  # noqa: E402
+from onepass.tools.bench.text_table import lines, us_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
@@ -59,9 +59,9 @@ CPU = tuple((key, key, None, None) for key in FILES if key.startswith("cpu"))
 OTHERS = {"torch": "torch", "torch-compile": "torch.compile", "liger": "Liger", "quack": "QuACK"}
 # The pictures that the docs show: file, what `onepass plot` calls it -> its name in docs/plots.
 PICTURES = {
-    "rows": {f"rows-softmax-forward-{t}": f"rows-h200-{t}" for t in ("float32", "bfloat16")}
-    | {"rows-logsumexp-forward-float32": "logsumexp-h200-float32"},
-    "few": {f"few-softmax-forward-{t}": f"few-h200-{t}" for t in ("float32", "bfloat16")},
+    "rows": {f"row-lengths-softmax-forward-{t}": f"rows-h200-{t}" for t in ("float32", "bfloat16")}
+    | {"row-lengths-logsumexp-forward-float32": "logsumexp-h200-float32"},
+    "few": {f"few-long-rows-softmax-forward-{t}": f"few-h200-{t}" for t in ("float32", "bfloat16")},
     "backward": {f"backward-softmax-backward-{t}": f"backward-h200-{t}" for t in ("float32", "bfloat16")},
     "columns": {
         f"columns-softmax-{way}-{t}": f"columns{'-backward' * (way == 'backward')}-h200-{t}"
@@ -69,9 +69,9 @@ PICTURES = {
         for t in ("float32", "bfloat16")
     },
     "models": {f"models-softmax-forward-{t}": f"models-h200-{t}" for t in ("float32", "bfloat16")},
-    "seeds": {f"seeds-softmax-forward-{t}": f"seeds-h200-{t}" for t in ("float32", "bfloat16")},
-    "gallery-seeds": {"seeds-softmax-forward-float32": "gallery-seeds-h200"},
-    "gallery-powers": {"powers-softmax-forward-float32": "gallery-powers-h200"},
+    "seeds": {f"tutorial-softmax-forward-{t}": f"seeds-h200-{t}" for t in ("float32", "bfloat16")},
+    "gallery-seeds": {"tutorial-softmax-forward-float32": "gallery-seeds-h200"},
+    "gallery-powers": {"powers-of-two-softmax-forward-float32": "gallery-powers-h200"},
     "cpu AVX2, 1 thread": {f"cpu-softmax-forward-{t}": f"cpu-epyc-{t}" for t in ("float32", "bfloat16")},
 }
 
@@ -88,7 +88,7 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def times(rows: Sequence[Row], other: str) -> str:
     """How many times as fast as `other`: the mean, the least, and the points where both were right."""
-    ratios = [r for line in lines(rows) if (r := line.faster(other)) is not None]
+    ratios = [r for line in lines(rows) if (r := line.speedup(other)) is not None]
     return f"{geomean(ratios):.2f} (least {min(ratios):.2f}; {len(ratios)})" if ratios else "-"
 
 
@@ -175,7 +175,7 @@ def gallery_published(to: str) -> str:
 
 
 def few(to: str) -> str:
-    """Microseconds of each point of the suite `few`."""
+    """Microseconds of each point of the suite `few-long-rows`."""
     del to
     names = ["copy", "onepass", "quack", "torch-compile", "torch"]
     rows = {(r.case, r.dtype, r.provider): r for r in rows_of("few")}
@@ -224,7 +224,7 @@ def draw() -> None:
     """The pictures, under the names that the docs have for them."""
     import tempfile
 
-    from onepass.tools.bench.plot import draw as draw_files
+    from onepass.tools.bench.plots import draw as draw_files
 
     for key, wanted in PICTURES.items():
         with tempfile.TemporaryDirectory() as folder:
