@@ -67,7 +67,7 @@ def test_the_environment_names_the_processor_and_the_instruction_set(measured: R
     assert at["cpu"] == at["device"] == collect_env.cpu_name()
     assert at["isa"] == native.status("isa")
     script = "from onepass.tools.bench.collect_env import environment as e; print(e('cpu')['isa'])"
-    environment = {**os.environ, "ONEPASS_CPU": "baseline"}
+    environment = {**os.environ, "ONEPASS_CPU_CAPABILITY": "baseline"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "baseline"
 

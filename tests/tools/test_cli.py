@@ -351,7 +351,7 @@ explain 4 8 --engine warp
 explain 4 8 --function softplus
     function must be one of softmax, log_softmax, softmin, logsumexp, state, got 'softplus'
 explain 4 8 --device h9000
-    device must be a torch device or the name of a known GPU, got 'h9000'; known GPUs, which need not be here, are a100, h100, h200, b200, l4, rtx4090, mi300x; of another give --compute, --multiprocessors and --bandwidth (compute=, multiprocessors=, bandwidth=)
+    device must be a torch device or the name of a known GPU, got 'h9000'; known GPUs, which need not be here, are a100, h100, h200, b200, l4, rtx4090, mi300x; of another give --arch, --sm-count and --bandwidth (arch=, sm_count=, bandwidth=)
 explain 4 8 --bandwidth -1
     Invalid value for '--bandwidth': -1.0 is not in the range x>0.
 explain --json 8 8
@@ -535,6 +535,8 @@ def test_the_library_imports_no_tools() -> None:
     code = "import sys, onepass, onepass.nn; print([m for m in sys.modules if 'onepass.tools' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stderr, done.stdout) == ("", "[]\n")
+    sources = [p for p in PACKAGE.rglob("*.py") if PACKAGE / "tools" not in p.parents and p.name != "__main__.py"]
+    assert [p for p in sources if "onepass.tools" in p.read_text() or "from .tools" in p.read_text()] == []
 
 
 @pytest.mark.parametrize("how", ["-c", "a script", "-m"])
@@ -549,14 +551,14 @@ def test_everyone_else_has_the_operators_at_once(how: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["__all__", "explain, warmup, engines, patch"])
 def test_a_name_loads_all_names_whatever_was_imported_before(name: str) -> None:
-    """`import onepass.explain` binds the name to the module, where the function of that name belongs."""
+    """All names of the package are there after its modules were imported one by one."""
     ask = "sorted(set(onepass.__all__) - set(dir(onepass)))" if name == "__all__" else f"[f.__name__ for f in ({name})]"
     code = f"""
 import onepass_launcher, sys
 import onepass
 assert "torch" not in sys.modules and not hasattr(onepass, "nothing")
 from onepass.tools.cli.params import Command
-import onepass.native, onepass.engines, onepass.explain, onepass.warmup, onepass.patch
+import onepass.native, onepass._engines, onepass._explain, onepass._warmup, onepass.patching
 Command("x", callback=lambda: None).main([], standalone_mode=False)
 from onepass import *
 print({ask})

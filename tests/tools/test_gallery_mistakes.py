@@ -103,7 +103,7 @@ CPU = {
 
 
 def verdict(tmp_path: Path, mistake: Mistake, device: str, mistaken: bool, **environment: str) -> int:
-    change = (f"gallery/{mistake.file}", mistake.right, mistake.mistaken) if mistaken else None
+    change = (f"tools/gallery/{mistake.file}", mistake.right, mistake.mistaken) if mistaken else None
     script = START.format(device=device) + f"name = {mistake.rung!r}\n" + mistake.script
     done = run_copy(tmp_path / ("mistaken" if mistaken else "right"), script, change, **environment)
     if not mistaken and done.returncode != RIGHT:
@@ -151,7 +151,7 @@ def compiled(folder: Path, mistake: Mistake, mistaken: bool) -> Path:
     from torch.utils.cpp_extension import include_paths
 
     source = folder / f"source {mistaken}"
-    shutil.copytree(PACKAGE / "gallery", source, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE / "tools" / "gallery", source, ignore=shutil.ignore_patterns("__pycache__"))
     if mistaken:
         file = source / mistake.file
         text = file.read_text()
@@ -211,7 +211,7 @@ def test_no_race_on_shared_memory(name, tmp_path):
     assert done.returncode == 0, done.stdout[-3000:]
     assert "RACECHECK SUMMARY: 0 hazards" in done.stdout
     if name != "cuda-warp":
-        change = (f"gallery/{name.replace('-', '_')}.cu", "partials.sum", "partials.maximum")
+        change = (f"tools/gallery/{name.replace('-', '_')}.cu", "partials.sum", "partials.maximum")
         done = run_copy(tmp_path / "mistaken", RACE.format(name=name), change, PREFIX=prefix)
         assert done.returncode == 9, done.stdout[-3000:]
         assert "hazard" in done.stdout

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import onepass
+from emulator.build import ptx_of
 from onepass import native
 
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM, COLUMNS, COLUMNS_GRID, COLUMNS_STREAM = range(9)
@@ -69,7 +71,7 @@ KERNELS = [
 GRADIENTS = [
     ("softmax", F32, F32, (WARP, 32, 4, 16, 4, 1, 0, 2), "backward"),
     ("softmax", BF16, BF16, (WARP, 8, 16, 16, 8, 1, 0, 0), "backward"),
-    ("log_softmax", F32, F16, (WARP, 4, 32, 8, 4, 1, 0, 0), "backward_even"),
+    ("log_softmax", F32, F16, (WARP, 4, 32, 8, 4, 1, 0, 0), "backward_broadcast"),
     ("softmax", F32, F32, (BLOCK, 256, 1, 16, 4, 1, 0, 2), "backward"),
     ("log_softmax", BF16, BF16, (BLOCK, 128, 1, 24, 8, 1, 0, 0), "backward"),
     ("softmin", F16, F16, (BLOCK, 256, 1, 24, 8, 1, 0, 2), "backward"),
@@ -81,7 +83,7 @@ GRADIENTS = [
     ("log_softmax", BF16, BF16, (GRID, 480, 1, 64, 8, 132, 8, 0), "backward"),  # of 9.0 alone
     ("softmax", F16, F16, (GRID, 480, 1, 32, 8, 132, 8, 0), "backward"),
     ("softmax", F64, F64, (GRID, 480, 1, 8, 2, 132, 8, 0), "backward"),
-    ("log_softmax", BF16, BF16, (GRID, 256, 1, 16, 8, 33, 0, 0), "backward_even"),
+    ("log_softmax", BF16, BF16, (GRID, 256, 1, 16, 8, 33, 0, 0), "backward_broadcast"),
     ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1, 0, 0), "backward"),
     ("log_softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0), "backward"),
     ("logsumexp", F32, F32, (WARP, 8, 16, 16, 4, 1, 0, 2), "backward"),
@@ -138,7 +140,7 @@ COLUMN_GRADIENTS = [
     ("softmax", BF16, BF16, (COLUMNS, 245, 1, 56, 8, 4, 1, WHOLE_SLAB), "backward"),
     ("softmin", F16, F16, (COLUMNS, 333, 1, 40, 8, 1, 0, SLAB), "backward"),
     ("softmax", F32, BF16, (COLUMNS, 32, 4, 24, 4, 1, 0, 0), "backward"),
-    ("log_softmax", BF16, BF16, (COLUMNS, 32, 4, 48, 8, 1, 0, WHOLE), "backward_even"),
+    ("log_softmax", BF16, BF16, (COLUMNS, 32, 4, 48, 8, 1, 0, WHOLE), "backward_broadcast"),
     ("softmax", F64, F64, (COLUMNS, 32, 4, 12, 2, 1, 0, WHOLE), "backward"),
     ("softmax", F32, F32, (COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED), "backward"),
     ("softmax", F32, F32, (COLUMNS_GRID, 4, 128, 16, 4, 66, 12, WHOLE), "backward"),
@@ -269,6 +271,25 @@ def test_columns_compile_without_spills(nvrtc, tmp_path, monkeypatch, function, 
         assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass) or vector * read.itemsize < 16, "no shelf"
     if which != "forward" or function not in ("logsumexp", "state"):
         assert re.search(r"STG\.E[.A-Z]*" + wide[vector * y_type.itemsize], sass), "no wide store"
+
+
+SOURCES = Path(onepass.__file__).with_name("csrc") / "cuda" / "kernels"
+MACROS = {
+    "IN_TYPE": "half_t", "OUT_TYPE": "float", "FUNCTION": "SOFTMAX", "THREADS_PER_ROW": 0, "ROWS_PER_BLOCK": 1,
+    "VECS_PER_THREAD": 4, "VEC_SIZE": 4, "VEC_ACCESS": 0, "CLUSTER_SIZE": 1, "USES_SMEM_VECS": 0, "BROADCAST_GRAD": 0,
+    "BLOCK_THREADS": 256, "PREFETCHES_TILE": 0, "USES_GRID": 0, "TWO_PASS": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("header", [path.name for path in sorted(SOURCES.glob("*.cuh"))])
+def test_headers_compile_by_themselves(nvrtc, header):
+    macros = MACROS if header == "config.cuh" else {}
+    ptx_of(SOURCES / header, "90", [f"-D{name}={value}" for name, value in macros.items()])
+
+
+def test_only_the_configuration_reads_macros_of_the_command_line():
+    readers = {name: [path.name for path in SOURCES.iterdir() if name in path.read_text()] for name in MACROS}
+    assert all(files == ["config.cuh"] for files in readers.values()), readers
 
 
 def test_compile_error_is_told(nvrtc, tmp_path):

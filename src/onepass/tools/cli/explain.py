@@ -38,12 +38,8 @@ from onepass.tools.cli.params import Command, answer, check_finite, json_option,
     metavar="GB/S",
     help="Bandwidth of a copy on that device, read and written.",
 )
-@click.option(
-    "--compute", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU; 80 is 8.0."
-)
-@click.option(
-    "--multiprocessors", type=click.IntRange(1, 4096), metavar="N", help="Number of multiprocessors of another GPU."
-)
+@click.option("--arch", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU; 80 is 8.0.")
+@click.option("--sm-count", type=click.IntRange(1, 4096), metavar="N", help="Multiprocessors of another GPU.")
 @json_option("the plan")
 def explain(
     sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, json_file: str | None, **options: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onepass.overlap import overlap
+from onepass.validation import overlap
 
 __all__ = ["DTYPES", "check_matrix", "check_out"]
 

@@ -42,7 +42,7 @@ def _cpu(device: torch.device) -> str | None:
 
 
 def _cuda(device: torch.device) -> str | None:
-    from onepass.engines import unavailable
+    from onepass._engines import unavailable
 
     return unavailable("cuda", device) if device.type == "cuda" else "runs on NVIDIA GPUs alone"
 

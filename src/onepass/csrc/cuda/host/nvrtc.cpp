@@ -173,7 +173,7 @@ const Files& gallery_sources() {
     for (const auto& [name, text] : engine_sources()) {
       if (name.back() == 'h') (*files)[name] = text;
     }
-    read_sources(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/gallery", files);
+    read_sources(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/tools/gallery", files);
     return files;
   }();
   return *read;

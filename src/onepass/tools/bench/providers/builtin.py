@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from onepass.engines import unavailable
+from onepass._engines import unavailable
 from onepass.tools.bench.cases import FUNCTIONS, ITEMSIZE, Case
 from onepass.tools.bench.collect_env import version as version_of
 from onepass.tools.bench.inputs import Inputs

@@ -1,0 +1,128 @@
+"""The launches that a thread remembers: the same that it would make anew."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import onepass
+from lib.paths import NATIVE
+from onepass import native, reference
+
+
+def run(folder: Path, name: str) -> str:
+    """What a program prints that is linked with the engine's launches and has a driver of its own."""
+    source, core = NATIVE / f"{name}.cpp", Path(onepass.__file__).with_name("csrc")
+    sources = [source, core / "cuda/host/launch.cpp", core / "cuda/host/plan_check.cpp", core / "plan/tables.cpp"]
+    command = ["g++", "-std=c++17", "-O1", "-pthread", f"-I{core}", *sources, "-o", folder / name]
+    subprocess.run(command, check=True)
+    done = subprocess.run([folder / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_remembered_launches_are_those_made_anew(tmp_path):
+    problems, forward_ns, backward_ns = run(tmp_path, "launches").split()
+    assert problems == "300000"
+    assert 0 < float(backward_ns) < 3 * float(forward_ns) + 200  # no gradient is planned anew: that takes microseconds
+
+
+def test_remembered_launches_over_columns_are_those_made_anew(tmp_path):
+    found, made = map(int, run(tmp_path, "column_launches").split())
+    assert found > 20_000
+    assert made > 20_000
+
+
+def test_columns_are_planned_again_where_the_driver_refuses_a_cooperative_launch(tmp_path):
+    assert run(tmp_path, "column_refusals") == ""
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------------
+
+
+def right(y: Tensor, x: Tensor) -> None:
+    torch.testing.assert_close(y.double(), reference.softmax(x, -1).double(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.gpu
+def test_a_shape_at_every_address():
+    """Each pair of places within 16 bytes has its own launch; none is taken for another's."""
+    for n in (33, 128, 5000, 140_001):
+        x, y = (torch.randn(3 * n + 8, device="cuda") for _ in range(2))
+        for _ in range(2):
+            for i in range(5):
+                for j in range(5):
+                    rows, out = x[i : i + 3 * n].view(3, n), y[j : j + 3 * n].view(3, n)
+                    right(onepass.softmax(rows, -1), rows)
+                    right(onepass.softmax(rows, -1, out=out), rows)
+
+
+@pytest.mark.gpu
+def test_other_tables_are_heeded_at_once():
+    gpu = torch.cuda.get_device_name(0)
+    x = torch.randn(64, 512, device="cuda")
+    onepass.softmax(x, -1)
+    known = native.tables(gpu)
+    stream = [[2**63 - 1, 5, 64, 56, 1, 0]]  # all rows read twice, with numbers that no built-in table has
+    odd = [[2**63 - 1, -1, 0, 0, 1, 0]]
+    made = native.counts()
+    try:
+        others = {name: odd if "odd" in name else stream for name in native.TABLES[:8]}
+        native.set_tables(gpu, "a test's", {**native.tables()["tables"], **others})
+        right(onepass.softmax(x, -1), x)
+        assert native.counts() != made  # a kernel that this process had not got yet
+    finally:
+        native.set_tables(gpu, known["origin"], known["tables"])
+    right(onepass.softmax(x, -1), x)
+
+
+@pytest.mark.gpu
+def test_batch_invariance_is_heeded_at_once():
+    x = torch.randn(64, 32768, device="cuda")
+    for _ in range(2):
+        right(onepass.softmax(x, -1), x)
+        with onepass.batch_invariant():
+            whole = onepass.softmax(x, -1)
+            for rows in (1, 2, 33):
+                assert torch.equal(onepass.softmax(x[:rows], -1), whole[:rows])
+
+
+@pytest.mark.gpu
+def test_two_threads_of_one_shape():
+    failed: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            generator = torch.Generator("cuda").manual_seed(seed)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(200):
+                    x = torch.randn(16, 128, device="cuda", generator=generator)
+                    right(onepass.softmax(x, -1), x)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_one_shape_on_two_devices_in_turn():
+    inputs = [torch.randn(16, 128, device=f"cuda:{i}") for i in range(2)]
+    for _ in range(3):
+        for x in inputs:
+            y = onepass.softmax(x, -1)
+            assert y.device == x.device
+            right(y, x)
+            with torch.cuda.device(1):
+                right(onepass.softmax(x, -1, out=torch.empty_like(x)), x)
+    assert torch.cuda.current_device() == 0
