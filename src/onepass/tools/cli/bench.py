@@ -39,8 +39,14 @@ _DEVICE = "cpu, cuda or cuda:N.  [default: cuda if there is one]"
     type=Names(parse_dtype),
     help="f32, bf16, f16 or f64, instead of the suite's dtypes.",
 )
-@click.option("--function", "functions", multiple=True, type=Names(), help=f"{', '.join(FUNCTIONS)}: likewise.")
-@click.option("--direction", type=click.Choice(["forward", "backward"]), help="Likewise.")
+@click.option(
+    "--function",
+    "functions",
+    multiple=True,
+    type=Names(),
+    help=f"{', '.join(FUNCTIONS)}, instead of the suite's functions.",
+)
+@click.option("--direction", type=click.Choice(["forward", "backward"]), help="Replaces the suite's direction.")
 @click.option("--filter", "pattern", default="", metavar="TEXT", help="Run only the cases with TEXT in their name.")
 @click.option("--device", metavar="DEVICE", help=_DEVICE)
 @click.option(
