@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     type=Names(),
     metavar="NAME[,...]",
     help="softmax, for all that write rows, logsumexp, for those that do not, columns, for calls over other dims, and "
-    "column_gradients.  [default: all]",
+    "columns_backward.  [default: all]",
 )
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="In place of the file that is then used.")
 @click.option("--fresh", is_flag=True, help="Do not go on with a sweep that was broken off.")
@@ -144,8 +144,8 @@ def _show(kind: GpuModel, json_file: str | None) -> None:
 
 def rows_of(tables: Tables) -> list[tuple[str, ...]]:
     """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; empty for what a tier lacks."""
+    from onepass.native import TIERS
     from onepass.tables import ANY
-    from onepass.tools.tune.candidates import TIERS
 
     rows = []
     for name, table in tables.items():
@@ -161,7 +161,7 @@ def rows_of(tables: Tables) -> list[tuple[str, ...]]:
 
 def print_tables(tables: Tables) -> None:
     """A table on the terminal; without rich, its cells with tabs between."""
-    headings = ("table", "row length", "tier", "lanes", "values", "split", "shelf")
+    headings = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
     try:
         from rich import box
         from rich.console import Console
@@ -214,15 +214,15 @@ def line_of(point: Point) -> str:
 
     Of a copy's speed; of its time where nothing is written but a number a row.
     """
-    from onepass.tools.tune.candidates import TIERS
+    from onepass.native import TIERS
 
     choice = min(point.times, key=lambda c: (point.times[c], c))
-    plain = {"tier": choice.tier, "split": 1}
+    plain = {"tier": choice.tier, "blocks_per_row": 1}
     numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and value != plain.get(key)]
     what = " ".join([TIERS[choice.tier], *numbers])
     reduces = point.function == "logsumexp"
     best, auto = (us / point.copy_us if reduces else point.copy_us / us for us in (point.best, point.auto_us))
-    of = "of a copy's time" if reduces else "of an addition" if point.function == "column_gradients" else "of a copy"
+    of = "of a copy's time" if reduces else "of an addition" if point.function == "columns_backward" else "of a copy"
     return f"{point.function} {point.dtype} {point.rows}x{point.n}: {what}, {best:.3f} {of}, in use {auto:.3f}"
 
 
