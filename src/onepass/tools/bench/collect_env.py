@@ -1,4 +1,4 @@
-"""The record of what a results file was made with: machine, versions, and a hash of the kernels."""
+"""The machine, the versions and a hash of the kernels: what a results file records and `onepass info` prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[2]
-SOURCES = ("csrc", "gallery", "triton")  # kernels and plan tables; all else cannot change a kernel's time
+SOURCES = ("csrc", "tools/gallery", "triton")  # kernels and plan tables; nothing else changes the time of a kernel
 _BUILT = {".pyc", ".so", ".o", ".d"}
 
 
@@ -36,7 +36,7 @@ def environment(device: str) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
-        "isa": isa(),
+        "isa": _native_status("isa", None),
         "platform": platform.platform(),
         "sources": sources_hash(),
         "load": load(),
@@ -51,6 +51,61 @@ def environment(device: str) -> dict[str, Any]:
     return record
 
 
+def info() -> dict[str, Any]:
+    """What `onepass info --json` prints: the environment, and per engine why it is not available, or None."""
+    import torch
+
+    import onepass
+
+    return {
+        "environment": environment("cuda" if torch.cuda.is_available() else "cpu"),
+        "package": str(PACKAGE),
+        "cache": _native_status("cache"),
+        "nvrtc": _native_status("nvrtc"),
+        "engines": onepass.engines(),
+    }
+
+
+def info_text() -> str:
+    """What `onepass info` prints."""
+    about = info()
+    e = about["environment"]
+    commit = f", commit {e['commit'][:12]}{'+dirty' * e['commit'].endswith('+dirty')}" if e["commit"] else ""
+    gpu = "none"
+    if e["device_type"] == "cuda":
+        gpu = f"{e['device']}, compute capability {e['capability']}, {e['multiprocessors']} multiprocessors, "
+        gpu += f"L2 {e['l2_bytes'] / 2**20:.0f} MiB, driver {e['driver']}"
+    facts = {
+        "onepass": f"{e['onepass']}{commit}",
+        "": f"in {PACKAGE}",
+        "kernels": f"{e['sources'][:16]} (hash of their sources)",
+        "cache": about["cache"],
+        "torch": f"{e['torch']}, CUDA {e['cuda']}" if e["cuda"] else f"{e['torch']}, without CUDA",
+        "triton": e["triton"] or "not installed",
+        "NVRTC": about["nvrtc"],
+        "python": f"{e['python']} on {e['platform']}",
+        "CPU": f"{e['cpu']}, {e['threads']} threads, {_native_status('isa')}",
+        "GPU": gpu,
+    }
+    lines = [f"{name:<9} {value}" for name, value in facts.items()]
+    engines = {name: reason and f"not available: {reason}" for name, reason in about["engines"].items()}
+    return "\n".join([*lines, "\nengines", *(f"  {name:<7} {why or 'ready'}" for name, why in engines.items())])
+
+
+_RAISE = object()
+
+
+def _native_status(name: str, default: Any = _RAISE) -> Any:
+    """A status of the native library; if it is not built, `default`, or the reason in words."""
+    from onepass import native
+
+    try:
+        return native.status(name)
+    except RuntimeError as error:
+        reason = str(error).removeprefix("onepass: ").splitlines()[0]
+        return f"not available: {reason}" if default is _RAISE else default
+
+
 def version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
@@ -59,9 +114,9 @@ def version(distribution: str) -> str | None:
 
 
 def sources_hash(package: Path = PACKAGE) -> str:
-    """SHA-256 over path and bytes of every kernel source and plan table, in sorted order of the path.
+    """SHA-256 over path and bytes of every kernel source and plan table, sorted by path.
 
-    Two results files with one hash were made by the same kernels. What a build leaves behind is not counted.
+    Two results files with the same hash were made by the same kernels. Build products are not included.
     """
     digest = hashlib.sha256()
     files = (p for folder in SOURCES for p in (package / folder).rglob("*") if p.is_file())
@@ -74,7 +129,7 @@ def sources_hash(package: Path = PACKAGE) -> str:
 
 
 def commit(package: Path = PACKAGE) -> str | None:
-    """The commit of the checkout that the package is imported from, "+dirty" with changes; None outside one."""
+    """The commit of the checkout that contains the package, with "+dirty" for changes; None outside a checkout."""
     top = _output("git", "-C", str(package), "rev-parse", "--show-toplevel")
     if top is None or Path(top) / "src" / "onepass" != package:
         return None
@@ -94,18 +149,8 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def isa() -> str | None:
-    """The instruction set that the CPU engine takes here ("baseline", "avx2"), or None without the native core."""
-    from onepass import native
-
-    try:
-        return native.status("isa")
-    except RuntimeError:
-        return None
-
-
 def load() -> float | None:
-    """Processes that want a core, the mean of the last minute: above 0, others take time from what is measured."""
+    """The mean number of runnable processes in the last minute: above 0, others take time from the measurement."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:
@@ -113,7 +158,7 @@ def load() -> float | None:
 
 
 def driver() -> str | None:
-    """NVIDIA's driver version ("580.159.04")."""
+    """The version of NVIDIA's driver ("580.159.04")."""
     text = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     if text:
         return text.splitlines()[0].strip()
@@ -125,7 +170,7 @@ def driver() -> str | None:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that a run on `device` can still take."""
+    """The memory that a run on `device` can still take."""
     import torch
 
     at = torch.device(device)
@@ -136,11 +181,11 @@ def free_bytes(device: str) -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")] or free
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # a container's limit
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # the limit of a container
         if limit != "max":
             used = int(Path("/sys/fs/cgroup/memory.current").read_text())
             stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
-            free.append(int(limit) - used + int(stat["inactive_file"]))  # the page cache gives way
+            free.append(int(limit) - used + int(stat["inactive_file"]))  # the page cache can be reclaimed
     except (OSError, ValueError, KeyError):
         pass
     return max(min(free), 0)

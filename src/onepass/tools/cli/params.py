@@ -1,25 +1,22 @@
-"""What several commands need: the library, `--json`, names with commas, dtypes, whole numbers, a writable file."""
+"""What several commands share: loading the library, `--json`, lists of names, dtypes, whole numbers, writable files."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from onepass.tools.bench.cases import dtype_name
 from onepass.tools.bench.results import STDOUT
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class Command(click.Command):
-    """A command that needs the library. It is loaded once the arguments are right: `--help` does without torch."""
+    """A command that needs the library, which is loaded after the arguments are parsed: `--help` needs no torch."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -29,16 +26,13 @@ class Command(click.Command):
         return super().invoke(ctx)
 
 
-# JSON ------------------------------------------------------------------------------------------------------------
-
-
 def _json_file(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """`explain --json 8 8` gives the option an 8 that was meant as a size: a file is known by a dot or a slash."""
+    """In `explain --json 8 8` the option takes an 8 that was meant as a size, so a file needs a dot or a slash."""
     if value and value != STDOUT and "." not in value and "/" not in value:
         raise click.BadParameter(
             f"--json takes a FILE with a dot or a slash in its name, got {value!r}; without a FILE write it last"
         )
-    writable(None if value == STDOUT else value)
+    check_writable(None if value == STDOUT else value)
     return value
 
 
@@ -51,12 +45,12 @@ def json_option(what: str) -> Callable[[Any], Any]:
         flag_value=STDOUT,
         callback=_json_file,
         metavar="[FILE]",
-        help=f"Print {what} as JSON and nothing else; with FILE write it there, and print what is printed without.",
+        help=f"Print {what} as JSON and nothing else; with FILE, write it there beside the usual output.",
     )
 
 
 def answer(file: str | None, data: Callable[[], Any], show: Callable[[], None]) -> None:
-    """What a command ends with: `show()` unless the JSON goes to stdout, and the JSON where it was asked for."""
+    """Ends a command: calls `show()` unless the JSON goes to stdout, and writes the JSON if it was requested."""
     if file != STDOUT:
         show()
     if file is None:
@@ -70,11 +64,8 @@ def answer(file: str | None, data: Callable[[], Any], show: Callable[[], None]) 
     path.write_text(text + "\n", encoding="utf-8")
 
 
-# Arguments -------------------------------------------------------------------------------------------------------
-
-
 class Names(click.ParamType):
-    """One or several names with commas between: `--only a,b` is `--only a --only b`."""
+    """One or several names separated by commas: `--only a,b` is `--only a --only b`."""
 
     name = "name"
 
@@ -94,21 +85,22 @@ def flat(values: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in values for name in names))
 
 
-def dtype_of(text: str) -> str:
-    from onepass.tools.bench.cases import dtype_name
+def parse_dtype(text: str) -> str:
+    try:
+        return dtype_name(text)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
-    return dtype_name(text)
 
-
-def ints(text: str, what: str) -> tuple[int, ...]:
+def parse_ints(text: str, what: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.replace("x", ",").split(",") if part)
     except ValueError:
         raise click.BadParameter(f"{what} takes whole numbers, got {text!r}") from None
 
 
-def writable(file: str | None) -> None:
-    """Found out before a minute of measuring, not after."""
+def check_writable(file: str | None) -> None:
+    """Raises before a minute of measuring, not after."""
     if not file:
         return
     folder = os.path.dirname(os.path.abspath(file))
@@ -118,18 +110,7 @@ def writable(file: str | None) -> None:
         raise click.UsageError(f"{file}: cannot be written")
 
 
-def finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+def check_finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"takes a finite number, got {value}")
     return value
-
-
-def terminal() -> Console | None:
-    """Where a terminal shows colours; None on a pipe, and without rich."""
-    if not sys.stdout.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(highlight=False)
