@@ -14,7 +14,7 @@ from torch import Tensor
 
 import onepass
 from lib.gradients import gradient
-from lib.support import DTYPES, TORCH, every_softmax, ours, same, with_instruction_set
+from lib.support import DTYPES, TORCH, every_softmax, ours, same, slow, with_instruction_set
 from onepass import autograd, decompositions
 from onepass.validation import Spec
 
@@ -74,7 +74,7 @@ def _is_close(got: Tensor, g: Tensor, y: Tensor, function: str, dims: Sequence[i
     return _near(got, *gradient(function, g, y, dims), y.dtype)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [slow(form) if form in ("with gaps", "sliced") else form for form in FORMS])
 @every_shape
 @every_softmax
 def test_against_the_definition(function: str, shape: tuple[int, ...], dims: tuple[int, ...], form: str) -> None:
