@@ -92,7 +92,7 @@ struct Gradients {
     }
   }
 
-  // A call as backward.cpp makes it, but cut into parts; `whole_rows`: rows that are long go whole.
+  // A call as torch/dispatch.cpp makes it, but cut into parts; `whole_rows`: rows that are long go whole.
   void make(const BackwardProblem& call, bool whole, bool whole_rows) {
     const Units units = engine.backward_units(call);
     const auto parts = [&](BackwardStep step, double* sums, int64_t count) {
