@@ -11,9 +11,10 @@ from . import native
 from . import triton as triton_engine
 from ._engines import ENGINES, resolve
 from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
-from .ops import REDUCTIONS, reduced_shape, state_dtype
+from .native import REDUCTIONS
+from .ops import reduced_shape
 from .tables import GpuModel, gpu_model, note
-from .validation import FLOATS, check_input, normalize_dims, reduces_to, result_dtype
+from .validation import FLOATS, check_dtype, check_input, normalize_dims, reduces_to, result_dtype
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,9 @@ def explain(
         if tensor.dtype not in FLOATS:
             raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
         shaped = tensor
-    y_type = state_dtype(shaped) if function == "state" else result_dtype(function, shaped, out_dtype)
+    if function != "state":
+        check_dtype(function, shaped, out_dtype)
+    y_type = result_dtype(function, shaped.dtype, out_dtype)
     if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
         raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
     dims = normalize_dims(function, shaped, dim)
@@ -290,7 +293,7 @@ def _describe(
             notes.append("the input is copied to out first, and computed there in place: their layouts differ")
         if plan["copied"] == "result":
             notes.append("the result has the input's layout first, and is then copied to out: their layouts differ")
-        keys = ("isa", "units", "grain")
+        keys = ("isa", "route", "work_items", "grain_size")
         return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
     if plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):
         extra = plan["rows"] * plan["n"] * x.element_size() * 2

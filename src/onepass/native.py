@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 PATH = Path(__file__).with_name("_native.so")
-FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PASSES = ("forward", "backward", "backward_broadcast")  # the last: the result's gradient has one value per row
 TIERS = ("warp", "staged", "block", "cluster", "grid", "twopass", "columns", "columns-grid", "columns-twopass")
@@ -40,6 +39,7 @@ if not PATH.exists():
         "`pip install --no-build-isolation .` against the torch that is installed"
     )
 torch.ops.load_library(str(PATH))
+library = torch.library.Library("onepass", "FRAGMENT")  # for the operators and kernels that are written in Python
 _library = ctypes.CDLL(str(PATH))
 _SIZE = 1 << 16
 _KERNELS = 1 << 19  # what a list of kernels takes: some 6000 of them
@@ -52,6 +52,26 @@ def _ask(function: str, *arguments: Any, size: int = _SIZE) -> str:
     if failed:
         raise RuntimeError(answer)
     return answer
+
+
+class FunctionTraits(NamedTuple):
+    """What tells the functions apart."""
+
+    is_reduction: bool  # the result has one element per row
+    leading_planes: int  # the size of the dim before the input's dims that a result has, or 0
+
+
+def functions() -> dict[str, FunctionTraits]:
+    """The functions in the order of their numbers, as csrc/core/functions.h lists them.
+
+    >>> functions()["state"]
+    FunctionTraits(is_reduction=True, leading_planes=2)
+    """
+    return {name: FunctionTraits(*traits) for name, traits in json.loads(_ask("onepass_functions")).items()}
+
+
+FUNCTIONS = tuple(functions())
+REDUCTIONS = tuple(name for name, traits in functions().items() if traits.is_reduction)
 
 
 def _int64s(values: Sequence[int]) -> Any:

@@ -2,6 +2,7 @@
 // invariance. Each returns 0, or 1 with the reason in `text`.
 #include "c_api.h"
 #include "../core/batch_invariant.h"
+#include "../core/types.h"
 #include "../plan/tables.h"
 
 namespace {
@@ -69,5 +70,17 @@ ONEPASS_API int onepass_set_invariant(bool scoped, int value, char* text, int64_
     else
       process_invariant = value != 0;
     return std::to_string(before);
+  });
+}
+
+// The functions in the order of their numbers, as JSON: {name: [is_reduction, leading_planes]}.
+ONEPASS_API int onepass_functions(char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    std::string all;
+    for (const FunctionTraits& function : kFunctions) {
+      all += std::string(all.empty() ? "{\"" : ", \"") + function.name + "\": [" +
+             (function.is_reduction ? "true" : "false") + ", " + std::to_string(function.leading_planes) + "]";
+    }
+    return all + "}";
   });
 }

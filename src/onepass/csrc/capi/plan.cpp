@@ -64,10 +64,10 @@ std::string plan_json(ForwardProblem problem, Copied copied, const Gpu& gpu) {
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
   if (!gpu.arch) {
-    const Units units = cpu_engine().units(problem);
+    const CpuPlan plan = cpu_engine().plan(problem);
     return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(problem.function, x, y)) +
-           ", " + field("copied", kCopiedNames[int(copied)]) + ", " + field("units", units.count) + ", " +
-           field("grain", cpu_grain(units)) + "}";
+           ", " + field("copied", kCopiedNames[int(copied)]) + ", " + field("route", kCpuRouteNames[int(plan.route)]) +
+           ", " + field("work_items", plan.work_items) + ", " + field("grain_size", plan.grain_size) + "}";
   }
   const bool invariant = batch_invariant();
   if (!problem.has_rows() && (invariant || !fits_tiles(layout))) {  // gathered: contiguous rows at aligned addresses

@@ -16,7 +16,7 @@ from onepass import native
 from onepass import tables as store
 from onepass._engines import unavailable
 from onepass.tables import gpu_model, load
-from onepass.tools.bench.environment import sources_hash
+from onepass.tools.bench.collect_env import sources_hash
 from onepass.tools.tune import columns
 from onepass.tools.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels
 from onepass.tools.tune.journal import Journal

@@ -23,11 +23,6 @@ const char* type_name(DType type) {
   return kNames[int(type)];
 }
 
-const char* macro_name(Function function) {
-  constexpr const char* kNames[] = {"SOFTMAX", "LOG_SOFTMAX", "SOFTMIN", "LOGSUMEXP", "STATE"};
-  return kNames[int(function)];
-}
-
 constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with clusters takes
 
 // Whether the blocks that share a row form a cluster.
@@ -100,7 +95,7 @@ std::vector<std::string> defines_of(Function function, DType in, DType out, cons
   const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::staged;
   return {define("IN_TYPE", type_name(in)),
           define("OUT_TYPE", type_name(out)),
-          define("FUNCTION", macro_name(function)),
+          define("FUNCTION", std::string("Function::") + traits_of(function).name),
           number("THREADS_PER_ROW", lanes ? plan.threads_per_row : 0),
           number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
           number("VECS_PER_THREAD", plan.vecs_per_thread()),
