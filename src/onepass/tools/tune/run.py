@@ -26,7 +26,6 @@ from onepass.tools.tune.table import build
 from onepass.version import __version__
 
 DTYPES = ("float32", "float16", "bfloat16")
-STATIC_SHARED = 16 * 1024  # bytes of shared memory that a kernel declares at most, as in plan.h
 KEPT = 8  # choices of a length that go into the file
 
 
@@ -89,7 +88,7 @@ def _candidates(function: str, dtype: str, n: int, rows: int, mib: int, gpu: Gpu
     size = getattr(torch, dtype).itemsize
     if function not in columns.FUNCTIONS:
         return candidates(n, size, rows, gpu, function == "logsumexp")
-    return columns.candidates(n, columns.shape_of(n, size, mib), size, columns.operands(function), gpu)
+    return columns.candidates(n, columns.shape_of(n, size, mib), size, function, gpu)
 
 
 class Meter(Protocol):
@@ -221,7 +220,7 @@ def cuda_index(device: torch.device | str | None) -> int:
 def gpu_of(index: int) -> Gpu:
     """What the candidates depend on, of a CUDA device that is here."""
     properties = torch.cuda.get_device_properties(index)
-    shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024) - STATIC_SHARED
+    shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
     return Gpu(*gpu_model(index), shared)  # all of compute 8.0 and later take cooperative launches
 
 
