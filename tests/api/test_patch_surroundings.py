@@ -121,7 +121,7 @@ def test_func_transforms(function):
     plain, ours, patched = with_and_without(transformed)
     torch.testing.assert_close(ours, plain)
     assert patched.report.served
-    assert not patched.report.left
+    assert not patched.report.fallbacks
 
 
 def test_checkpoint():
@@ -214,7 +214,7 @@ def test_models_of_torch():
     plain, ours, patched = with_and_without(calls)
     torch.testing.assert_close(ours, plain)
     assert patched.report.served == {"softmax": 3, "log_softmax": 1}
-    assert not patched.report.left
+    assert not patched.report.fallbacks
 
 
 def test_other_layouts_have_kernels_of_their_own():
@@ -223,7 +223,7 @@ def test_other_layouts_have_kernels_of_their_own():
         sparse = torch.sparse.softmax(dense.to_sparse(), 1)
     torch.testing.assert_close(sparse.to_dense(), dense.softmax(1))
     assert not patched.report.served
-    assert not patched.report.left
+    assert not patched.report.fallbacks
 
 
 @pytest.mark.gpu
