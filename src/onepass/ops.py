@@ -116,16 +116,15 @@ def _differentiable(x: Tensor, spec: Spec, apply: Any) -> Tensor:
     return apply(x, spec)
 
 
-def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **named: Any) -> Any:
+def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **out: Tensor) -> Any:
     """Calls the one of the operators that serves the call."""
     function, dims, dtype, keepdim, engine = spec
     if engine == "triton":
-        return operators["triton"](x, function, dims, dtype, keepdim, **named)
-    if dtype is not None:
-        named["dtype"] = dtype
-    if function in REDUCTIONS:
-        return operators[function](x, dims, keepdim, **named)
-    return operators[function](x, dims, **named)
+        return operators["triton"](x, function, dims, dtype, keepdim, **out)
+    given = (x, dims, keepdim) if function in REDUCTIONS else (x, dims)
+    if dtype is None:
+        return operators[function](*given, **out)
+    return operators[function](*given, dtype=dtype, **out)
 
 
 def _call_registered(x: Tensor, spec: Spec) -> Tensor:
