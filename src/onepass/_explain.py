@@ -157,8 +157,8 @@ def _native_plan(
         x.dtype,
         y_type,
         x_address=address,
-        compute=gpu.compute,
-        multiprocessors=gpu.multiprocessors,
+        arch=gpu.compute,
+        sm_count=gpu.multiprocessors,
         gpu=gpu.name,
     )
 
@@ -265,6 +265,12 @@ def explain(
     )
 
 
+_LAUNCH_KEYS = {
+    *("threads_per_row", "rows_per_block", "threads_x", "threads_y", "items_per_thread", "vec_size"),
+    *("blocks_per_row", "blocks_per_tile", "smem_vecs", "rows_per_thread", "access"),
+}
+
+
 def _describe(
     engine: str,
     plan: dict[str, Any],
@@ -288,7 +294,7 @@ def _describe(
             notes.append("the input is copied to out first, and computed there in place: their layouts differ")
         if plan["copied"] == "result":
             notes.append("the result has the input's layout first, and is then copied to out: their layouts differ")
-        keys = ("isa", "units", "grain")
+        keys = ("isa", "route", "work_items", "grain_size")
         return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
     if plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):
         extra = plan["rows"] * plan["n"] * x.element_size() * 2
@@ -303,11 +309,11 @@ def _describe(
         )
         numbers = triton_engine.plan_forward(plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
-    shown = ["source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "edges"]
+    shown = ["source", "grid", "threads", *(key for key in plan if key in _LAUNCH_KEYS)]
     shown += ["read_again"] if plan["read_again"] else []
-    if plan["tier"] == "stream" and function not in REDUCTIONS:
+    if plan["tier"] == "twopass" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
-    if plan["tier"] == "columns-stream" and function not in REDUCTIONS:
+    if plan["tier"] == "columns-twopass" and function not in REDUCTIONS:
         notes.append("columns stream through their blocks: they are read twice")
     if plan["read_again"] and function not in REDUCTIONS:
         notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")

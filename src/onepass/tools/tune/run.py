@@ -16,7 +16,7 @@ from onepass import native
 from onepass import tables as store
 from onepass._engines import unavailable
 from onepass.tables import gpu_model, load
-from onepass.tools.bench.environment import sources_hash
+from onepass.tools.bench.collect_env import sources_hash
 from onepass.tools.tune import columns
 from onepass.tools.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels
 from onepass.tools.tune.journal import Journal
@@ -34,7 +34,7 @@ KEPT = 8  # choices of a length that go into the file
 class Options:
     """What is measured: inputs of `mib` MiB, the median of `repeats` calls, rows and columns of `lengths` elements
     (None: those of each) of `dtypes`; softmax, for all functions that write rows, logsumexp, for those that do not,
-    columns, for softmax over other dims, and column_gradients."""
+    columns, for softmax over other dims, and columns_backward."""
 
     mib: int = 256
     repeats: int = 15
