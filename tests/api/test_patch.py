@@ -24,7 +24,7 @@ def test_every_name_is_served_and_given_back(face, device):
     x = maker(torch.float32, device)(5, 7)
     plain, ours, patched = with_and_without(lambda: call(x, 1))
     assert patched.report.served == {function: 1}
-    assert not patched.report.left
+    assert not patched.report.fallbacks
     torch.testing.assert_close(ours, plain)
     call(x, 1)
     assert patched.report.served == {function: 1}  # not after it
@@ -81,7 +81,7 @@ def test_out(function, device):
         error = raised(call, x, 1, out=wide)
     assert error is raised(call, x, 1, out=wide)
     assert patched.report.served == {function: 1}
-    assert all(reason.startswith("out= of another") for _, reason in patched.report.left)
+    assert all(reason.startswith("out= of another") for _, reason in patched.report.fallbacks)
 
 
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
@@ -113,7 +113,7 @@ def test_out_that_shares_memory():
         memory = torch.zeros(40)
         memory[:36] = x.flatten()
         raised(torch.softmax, memory[:36].view(6, 6), 1, out=memory[4:].view(6, 6))  # torch says what becomes of it
-    assert patched.report.left == {("softmax", "out= that shares memory with the input or with itself"): 1}
+    assert patched.report.fallbacks == {("softmax", "out= that shares memory with the input or with itself"): 1}
 
 
 REFUSED = {
@@ -159,7 +159,7 @@ def test_gradients_for_another_dtype_of_the_input_are_torchs(name, dtype, to):
     plain, ours, patched = with_and_without(lambda: getattr(torch.ops.aten, name)(g, y, 1, to))
     assert ours.dtype is plain.dtype is dtype
     torch.testing.assert_close(ours, plain)
-    assert bool(patched.report.left) == (to is not dtype)
+    assert bool(patched.report.fallbacks) == (to is not dtype)
 
 
 @pytest.mark.gpu
@@ -210,7 +210,7 @@ def test_an_error_of_onepass_leaves_the_call_to_torch():
     x = maker(torch.float32)(*[1] * 64, 3)  # a dim more than onepass takes
     plain, ours, patched = with_and_without(lambda: x.softmax(-1))
     assert torch.equal(ours, plain)
-    assert patched.report.left == {("softmax", "an error of onepass"): 1}
+    assert patched.report.fallbacks == {("softmax", "an error of onepass"): 1}
 
 
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
@@ -226,7 +226,7 @@ def test_more_than_64_dims_are_torchs(function):
     for got in (call(), plain):
         torch.testing.assert_close([t.flatten() for t in got], [t.flatten() for t in plain])
     assert not patched.report.served
-    assert set(patched.report.left) == {(name, "an error of onepass") for name in (function, f"{function} backward")}
+    assert set(patched.report.fallbacks) == {(name, "an error of onepass") for name in (function, f"{function} backward")}
 
 
 # Gradients ----------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_func_transforms(function):
     plain, ours, patched = with_and_without(transformed)
     torch.testing.assert_close(ours, plain)
     assert patched.report.served
-    assert not patched.report.left
+    assert not patched.report.fallbacks
 
 
 def test_checkpoint():
@@ -430,7 +430,7 @@ def test_models_of_torch():
     plain, ours, patched = with_and_without(calls)
     torch.testing.assert_close(ours, plain)
     assert patched.report.served == {"softmax": 3, "log_softmax": 1}
-    assert not patched.report.left
+    assert not patched.report.fallbacks
 
 
 def test_other_layouts_have_kernels_of_their_own():
@@ -439,7 +439,7 @@ def test_other_layouts_have_kernels_of_their_own():
         sparse = torch.sparse.softmax(dense.to_sparse(), 1)
     torch.testing.assert_close(sparse.to_dense(), dense.softmax(1))
     assert not patched.report.served
-    assert not patched.report.left
+    assert not patched.report.fallbacks
 
 
 @pytest.mark.gpu
@@ -482,7 +482,7 @@ def test_graphs_of_inductor_are_as_they_were():
         got = torch.compile(lambda t: torch.softmax(t * 2, 1), backend="inductor", fullgraph=True)(x)
     torch.testing.assert_close(got, torch.softmax(x * 2, 1))
     assert not patched.report.served
-    assert not patched.report.left
+    assert not patched.report.fallbacks
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -100,14 +100,14 @@ def unavailable(device: str) -> str | None:
 
 
 def forward(function: str, x: Tensor, out: Tensor, dims: Sequence[int], plan: Plan | None = None) -> Tensor:
-    engine.forward(function, x, out, dims, plan=plan)
+    engine.launch_forward(function, x, out, dims, plan=plan)
     return out
 
 
 def backward(
     function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: Sequence[int], plan: Plan | None = None
 ) -> Tensor:
-    engine.backward(function, grad, saved, dx, dims, plan=plan)
+    engine.launch_backward(function, grad, saved, dx, dims, plan=plan)
     return dx
 
 

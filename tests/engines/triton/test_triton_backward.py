@@ -4,7 +4,7 @@ GPU its own plans."""
 from __future__ import annotations
 
 import gc
-import importlib
+import types
 from collections.abc import Callable
 
 import pytest
@@ -31,6 +31,7 @@ from lib.triton import (
     needs_triton,
     special,
 )
+from onepass.triton import launch
 
 pytestmark = needs_triton
 TWO_TIERS = pytest.mark.parametrize("tier", ["rows of 4 a program, split launch", "online"])
@@ -133,8 +134,8 @@ def test_nothing_is_copied(monkeypatch, function, dims):
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *given, **options: launched.append(given)
 
-    launcher = importlib.import_module("onepass.triton.backward")  # the package has the function under that name
-    monkeypatch.setattr(launcher, "kernels", lambda: {"row": Kernel()})
+    kernels = types.SimpleNamespace(KERNELS={"row": Kernel()}, POLICIES={function: {}})
+    monkeypatch.setattr(launch, "_kernel_modules", lambda: (None, kernels))
     given = case(function, maker(F32)(4, 3, 5).permute(2, 0, 1), dims)
     given = given._replace(grad=torch.tensor(0.7).expand(given.grad.shape))
     with Operators() as mode:
