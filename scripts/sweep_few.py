@@ -17,7 +17,7 @@ import torch
 from onepass import reference
 from onepass.tools.bench.stats import summarise
 from onepass.tools.bench.timing import Cuda
-from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels
+from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, Plan, kernels
 from onepass.tools.tune.compile import compile_all
 from onepass.tools.tune.lengths import up
 
@@ -45,6 +45,7 @@ FEW = [
 SHARED = 210 * 1024
 SHELVES = (0, 4, 8, 12, 16, 20)
 DTYPES = (torch.float32, torch.bfloat16)
+WHOLE = 2  # `access` of rows of whole vectors
 SMS = 132
 
 

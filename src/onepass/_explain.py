@@ -1,4 +1,4 @@
-"""The plan of a call, for people."""
+"""`explain`: the plan of a call in words."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,14 +11,15 @@ from . import native
 from . import triton as triton_engine
 from ._engines import ENGINES, resolve
 from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
-from .ops import REDUCTIONS, reduced_shape, state_dtype
+from .native import REDUCTIONS
+from .ops import reduced_shape
 from .tables import GpuModel, gpu_model, note
-from .validation import FLOATS, check_input, normalize_dims, reduces_to, result_dtype
+from .validation import FLOATS, check_dtype, check_input, normalize_dims, reduces_to, result_dtype
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would do. `str()` of it is for reading, `as_dict()` for programs.
+    """The plan of a call. `str()` of it is for reading, `as_dict()` for programs.
 
     bytes: read + written, each element once. bandwidth_gbs: what a copy reaches on the device, in 1e9 bytes a second.
     copy_us: the time a copy of these bytes would take, in microseconds, launch not counted.
@@ -79,7 +80,8 @@ def _bandwidth(device: torch.device | None, entry: KnownDevice | None, given: fl
 
 
 def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | None, sm_count: int | None) -> GpuModel:
-    """The GPU that a plan is for: the device's, changed to what was given; where none is known, that of the tables."""
+    """The GPU that a plan is for: the device, with given facts instead of its own; without a device, the GPU
+    of the tables."""
     if device is not None and device.type == "cuda" and torch.cuda.is_available():
         gpu = gpu_model(device.index)
     else:
@@ -90,7 +92,7 @@ def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | 
 
 
 def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.device | None, KnownDevice | None, str]:
-    """(a real device or None, its entry in the table or None, its name). `gpu`: what is asked is of a GPU."""
+    """(a real device or None, its entry in the table or None, its name). `gpu`: the call is one on a GPU."""
     if device is None:
         device = tensor.device if tensor is not None else "cuda" if gpu or torch.cuda.is_available() else "cpu"
     if isinstance(device, str) and (entry := known(device)):
@@ -139,8 +141,8 @@ def _native_plan(
 ) -> dict[str, Any]:
     """The plan on that GPU; without one, that of the CPU engine."""
     if function in REDUCTIONS:
-        kept = _contiguous(reduced_shape(x.shape, dims, True))
-        y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(kept)]
+        contiguous = _contiguous(reduced_shape(x.shape, dims, True))
+        y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(contiguous)]
     else:
         y_strides = (torch.empty_like(x, device="meta") if out is None else out).stride()
     sizes, strides = list(x.shape) or [1], list(x.stride()) or [1]
@@ -155,8 +157,8 @@ def _native_plan(
         x.dtype,
         y_type,
         x_address=address,
-        compute=gpu.compute,
-        multiprocessors=gpu.multiprocessors,
+        arch=gpu.compute,
+        sm_count=gpu.multiprocessors,
         gpu=gpu.name,
     )
 
@@ -219,7 +221,9 @@ def explain(
         if tensor.dtype not in FLOATS:
             raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
         shaped = tensor
-    y_type = state_dtype(shaped) if function == "state" else result_dtype(function, shaped, out_dtype)
+    if function != "state":
+        check_dtype(function, shaped, out_dtype)
+    y_type = result_dtype(function, shaped.dtype, out_dtype)
     if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
         raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
     dims = normalize_dims(function, shaped, dim)
@@ -261,6 +265,12 @@ def explain(
     )
 
 
+_LAUNCH_KEYS = {
+    *("threads_per_row", "rows_per_block", "threads_x", "threads_y", "items_per_thread", "vec_size"),
+    *("blocks_per_row", "blocks_per_tile", "smem_vecs", "rows_per_thread", "access"),
+}
+
+
 def _describe(
     engine: str,
     plan: dict[str, Any],
@@ -271,7 +281,7 @@ def _describe(
     entry: KnownDevice | None,
     notes: list[str],
 ) -> tuple[str, dict[str, int | str]]:
-    """(tier, launch numbers) of the engine that was chosen; adds what is worth a note."""
+    """(tier, launch numbers) of the chosen engine. Adds notes."""
     if engine == "none":
         return "none", {}
     if plan["rows"] == 0 or plan["n"] == 0:
@@ -284,7 +294,7 @@ def _describe(
             notes.append("the input is copied to out first, and computed there in place: their layouts differ")
         if plan["copied"] == "result":
             notes.append("the result has the input's layout first, and is then copied to out: their layouts differ")
-        keys = ("isa", "units", "grain")
+        keys = ("isa", "route", "work_items", "grain_size")
         return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
     if plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):
         extra = plan["rows"] * plan["n"] * x.element_size() * 2
@@ -297,13 +307,13 @@ def _describe(
             if device is not None and _is_here(device) and device.type == "cuda"
             else entry
         )
-        numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
+        numbers = triton_engine.plan_forward(plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
-    shown = ["source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "edges"]
+    shown = ["source", "grid", "threads", *(key for key in plan if key in _LAUNCH_KEYS)]
     shown += ["read_again"] if plan["read_again"] else []
-    if plan["tier"] == "stream" and function not in REDUCTIONS:
+    if plan["tier"] == "twopass" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
-    if plan["tier"] == "columns-stream" and function not in REDUCTIONS:
+    if plan["tier"] == "columns-twopass" and function not in REDUCTIONS:
         notes.append("columns stream through their blocks: they are read twice")
     if plan["read_again"] and function not in REDUCTIONS:
         notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")

@@ -1,4 +1,4 @@
-"""The state of a row, alone: what is needed to compute a softmax or a logsumexp in parts, and to merge them."""
+"""The state of a row, from which a softmax or a logsumexp is computed in parts, and the merge of two states."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._engines import resolve
 from .ops import call
-from .validation import DROPPED, FLOATS, LAST, check_input, check_keepdim, either, normalize_dims
+from .validation import DROPPED, FLOATS, LAST, Spec, check_input, check_keepdim, either, normalize_dims
 
 __all__ = ["State", "merge", "state"]
 
@@ -16,8 +16,8 @@ __all__ = ["State", "merge", "state"]
 class State(NamedTuple):
     """The state of every row of a tensor: `m`, the maximum, and `l`, the sum of exp(x - m).
 
-    Both have one shape, dtype and device. That of no elements is (-inf, 0). `exp(x - m) / l` is the softmax of a row,
-    `x - m - log(l)` its log_softmax.
+    Both have one shape, dtype and device. The state of no elements is (-inf, 0). `exp(x - m) / l` is the softmax of a
+    row, `x - m - log(l)` its log_softmax.
 
     >>> import torch, onepass
     >>> whole = onepass.state(torch.tensor([[0.0, 0.0], [3.0, -torch.inf]]))
@@ -80,9 +80,8 @@ def state(
     check_input("state", input)
     dims = normalize_dims("state", input, either("state", "dim", dim, "axis", axis))
     keepdim = check_keepdim("state", keepdim, keepdims)
-    chosen = resolve(engine, input.device)
-    x = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())
-    planes = call("state", x, dims, None, keepdim, chosen)
+    spec = Spec("state", dims, None, keepdim, resolve(engine, input.device))
+    planes = call(input if input.dtype in FLOATS else input.to(torch.get_default_dtype()), spec)
     return State(planes.select(0, 0), planes.select(0, 1))
 
 

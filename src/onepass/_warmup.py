@@ -1,4 +1,4 @@
-"""Every kernel that a plan may choose, compiled and loaded before the first call needs it."""
+"""`warmup`: compiles and loads every kernel that a plan may choose, before the first call needs it."""
 
 import contextlib
 import os
@@ -12,17 +12,16 @@ import torch
 
 from . import native
 from ._engines import resolve
-from .validation import FLOATS, reduces_to
+from .validation import FLOATS, reduces_to, result_dtype
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_REDUCTIONS = ("logsumexp", "state")
-_EACH = 12  # kernels that pay for a process of their own: it takes 2 s to start, a kernel 0.15 s to compile
-_MOST = 16  # processes
+_KERNELS_PER_PROCESS = 12  # a process takes 2 s to start, a kernel 0.15 s to compile
+_MAX_PROCESSES = 16
 
 
 class Kernel(NamedTuple):
-    """What `native` takes to compile or load a kernel."""
+    """The arguments with which `native` compiles or loads a kernel."""
 
     function: str
     x_type: torch.dtype
@@ -56,10 +55,10 @@ def warmup(
         functions: names of functions, as "softmax"; all of them if not given.
         lengths: of the rows, in elements; None for any length. With `all_dims` of the columns too: the product of the
             sizes of the dims that a call is over.
-        backward: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
-            value a row, as that of a sum over the dims of the call, or over all, has; not of "state", whose gradient
-            is plain torch arithmetic.
-        all_dims: those of calls over other dims of contiguous tensors too, a few hundred more for a function and a
+        backward: the kernels of gradients too, for a result's gradient that is contiguous (a view or not), or has one
+            value per row, as the gradient of a sum over the dims of the call has. "state" has none: its gradient is
+            plain torch arithmetic.
+        all_dims: the kernels of calls over other dims of contiguous tensors too, a few hundred more per function and
             dtype (for one length some 20 to 400). Slices whose lines are apart may ask for others.
         arch: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
             Nothing is loaded, and `device` is not taken.
@@ -77,7 +76,7 @@ def warmup(
     >>> onepass.warmup(arch=90, functions=["softmax"], dtypes=[], lengths=[128])  # nothing asked for
     0
     """
-    wanted = _checked(dtypes, functions, lengths, arch)
+    wanted = _check(dtypes, functions, lengths, arch)
     index = -1
     if arch is None:
         index = _device_index(device)
@@ -98,7 +97,7 @@ def warmup(
     total = len(missing) + (len(kernels) if index >= 0 else 0)
     done = 0
     report(0, total)
-    for _ in _compiled(missing, arch):
+    for _ in _compile(missing, arch):
         done += 1
         report(done, total)
     if index >= 0:
@@ -111,13 +110,13 @@ def warmup(
     return len(kernels)
 
 
-def _checked(
+def _check(
     dtypes: Sequence[torch.dtype | tuple[torch.dtype, torch.dtype]],
     functions: Sequence[str],
     lengths: Sequence[int] | None,
     arch: int | None,
 ) -> list[tuple[str, torch.dtype, torch.dtype]]:
-    """(function, input, result) of all that is asked for, each once."""
+    """The triples (function, dtype of the input, dtype of the result) of a call, each once."""
     if isinstance(functions, str):
         raise TypeError(f"onepass.warmup(): functions takes a sequence of names, got {functions!r}")
     for function in functions:
@@ -139,12 +138,12 @@ def _checked(
             takes = ", ".join(str(dtype) for dtype in FLOATS)
             raise TypeError(f"onepass.warmup(): dtypes takes {takes} and pairs (input, result) of them; got {given!r}")
         pairs.append(pair)
-    wanted = [(f, x, _result(f, x, y)) for f in functions for x, y in pairs if _gives(f, x, y)]
+    wanted = [(f, x, result_dtype(f, x, y)) for f in functions for x, y in pairs if _gives(f, x, y)]
     return list(dict.fromkeys(wanted))
 
 
 def _gives(function: str, x: torch.dtype, y: torch.dtype) -> bool:
-    return x is y or function not in _REDUCTIONS or reduces_to(function, x, y)
+    return x is y or function not in native.REDUCTIONS or reduces_to(function, x, y)
 
 
 def _passes(
@@ -156,13 +155,6 @@ def _passes(
         if backward and function != "state":
             yield function, y_type, x_type, "backward"
             yield function, y_type, x_type, "backward_broadcast"
-
-
-def _result(function: str, x: torch.dtype, y: torch.dtype) -> torch.dtype:
-    """The state of a row is kept in full precision."""
-    if function != "state":
-        return y
-    return torch.float64 if x == torch.float64 else torch.float32
 
 
 def _device_index(device: torch.device | str | int | None) -> int:
@@ -189,7 +181,7 @@ def _cache() -> str:
 
 
 def _missing(kernels: Sequence[Kernel], arch: int) -> list[Kernel]:
-    """Those that are to be compiled into the disk cache; none where there is no such cache."""
+    """The kernels that are not in the disk cache yet; none where there is no such cache."""
     try:
         native.status("cache")
     except RuntimeError:
@@ -204,9 +196,9 @@ def _warm(kernel: Kernel, index: int, arch: int) -> None:
 # Compiling, in this process or in several -------------------------------------------------------------------------
 
 
-def _compiled(kernels: Sequence[Kernel], arch: int) -> Iterator[Kernel]:
+def _compile(kernels: Sequence[Kernel], arch: int) -> Iterator[Kernel]:
     """Each of `kernels` once it is in the disk cache."""
-    count = min(len(os.sched_getaffinity(0)), -(-len(kernels) // _EACH), _MOST)
+    count = min(len(os.sched_getaffinity(0)), -(-len(kernels) // _KERNELS_PER_PROCESS), _MAX_PROCESSES)
     if count < 2 or not sys.executable:
         for kernel in kernels:
             _warm(kernel, -1, arch)
@@ -235,12 +227,12 @@ def _compiled(kernels: Sequence[Kernel], arch: int) -> Iterator[Kernel]:
 
 
 class _Worker:
-    """A process of its own that compiles what it is told, one kernel a line; it ends with its input."""
+    """A process of its own that compiles a kernel for each line of its input, and ends with it."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from onepass._warmup import work; work()"],
+            [sys.executable, "-c", "from onepass._warmup import run_worker; run_worker()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -256,7 +248,7 @@ class _Worker:
             assert self.process.stdout is not None
             print(kernel.function, *numbers, kernel.which, kernel.kernel, file=self.process.stdin, flush=True)
             answer = self.process.stdout.readline()
-        if answer != "done\n":  # then here, where an error is told in full
+        if answer != "done\n":  # then here, where the error has its full message
             _warm(kernel, -1, arch)
 
     def close(self) -> None:
@@ -268,8 +260,8 @@ class _Worker:
         self.process.wait()
 
 
-def work() -> None:
-    """What a process of `_Worker` runs."""
+def run_worker() -> None:
+    """The loop of a process of `_Worker`."""
     for line in sys.stdin:
         function, x, y, arch, which, kernel = line.split()
         try:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from onepass import native
-from onepass.tools.tune.candidates import FLAT, Candidate, Gpu, Kernel
+from onepass.tools.tune.candidates import STAGED, Candidate, Gpu, Kernel
 from onepass.tools.tune.measure import Point
 
-H200 = Gpu("NVIDIA H200", 90, 132, 227 * 1024 - 16 * 1024)
-A100 = Gpu("NVIDIA A100", 80, 108, 163 * 1024 - 16 * 1024)
-RTX = Gpu("NVIDIA RTX 4090", 89, 128, 99 * 1024 - 16 * 1024)
-GPUS = (H200, A100, RTX, Gpu("a part of an H200", 90, 60, 211 * 1024), Gpu("NVIDIA B200", 100, 148, 211 * 1024))
+H200 = Gpu("NVIDIA H200", 90, 132, 227 * 1024)
+A100 = Gpu("NVIDIA A100", 80, 108, 163 * 1024)
+RTX = Gpu("NVIDIA RTX 4090", 89, 128, 99 * 1024)
+GPUS = (H200, A100, RTX, Gpu("a part of an H200", 90, 60, 227 * 1024), Gpu("NVIDIA B200", 100, 148, 227 * 1024))
 
 BASE = native.tables("NVIDIA H200")["tables"]
 
@@ -32,7 +32,7 @@ def made_up(function: str, dtype: str, n: int, rows: int, tried: Sequence[Candid
     times = {}
     for choice, plan in tried:
         us = 100 * (1 + zlib.crc32(f"{seed} {function} {dtype} {n} {tuple(plan)}".encode()) / 2**32)
-        times[choice] = us * (0.4 if n <= 600 else 3) if choice.tier == FLAT else us
+        times[choice] = us * (0.4 if n <= 600 else 3) if choice.tier == STAGED else us
     return Point(function, dtype, n, rows, 90.0, 120.0, times)
 
 

@@ -10,7 +10,7 @@
 
 #include "core/batch_invariant.h"
 #include "fake_driver.h"
-#include "plan/rows_backward.h"
+#include "plan/columns.h"
 
 namespace {
 
@@ -18,7 +18,7 @@ thread_local Seen seen;
 thread_local Result answer = 0;  // of the driver to a cooperative launch
 thread_local bool counts_only = false;
 
-bool is_backward(Handle kernel) { return words_of(kernel).find("FUNCTION") > words_of(kernel).find("_backward.cu"); }
+bool is_backward(Handle kernel) { return words_of(kernel).find("IS_BACKWARD=1") != std::string::npos; }
 bool is_pointwise(Handle kernel) { return words_of(kernel).compare(0, 14, "rows_pointwise") == 0; }
 
 }  // namespace
@@ -28,9 +28,10 @@ Result onepass::cuda::taken(const LaunchConfig& config, Handle kernel, void** ar
   seen = Seen(config, kernel);
   const auto add_address = [&] { seen.addresses.push_back(*static_cast<void**>(*arguments++)); };
   const auto add_long = [&] { seen.numbers.push_back(*static_cast<int64_t*>(*arguments++)); };
-  const int tensors = is_backward(kernel) || is_pointwise(kernel) ? 3 : 2;
-  for (int i = 0; i < tensors; ++i) add_address();
-  for (int i = 0; i < 2 + tensors; ++i) add_long();  // rows, n and strides
+  const int64_t* const rows = static_cast<int64_t*>(*arguments++);
+  const int tensors = is_backward(kernel) ? 3 : 2;
+  for (int i = 0; i < tensors; ++i) seen.addresses.push_back(reinterpret_cast<void*>(rows[i]));
+  seen.numbers.insert(seen.numbers.end(), rows + tensors, rows + 2 * tensors + 2);  // rows, n and strides
   if (is_pointwise(kernel)) {
     add_address(), add_long(), add_long();
   } else {
@@ -86,13 +87,9 @@ void draw_problem(Draw& draw, BackwardProblem* problem) {
   for (int t = 0; t < (is_lse ? 4 : 3); ++t) draw.place(&problem->tensors[t], 0x100000 * (1 + 2 * t));
 }
 
-CudaPlan plan_of(const ForwardProblem& problem, const Gpu& gpu) {
-  const DType x = problem.type(kX), y = problem.type(kY);
-  const Phase phase(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
-  return plan_cuda(problem.layout, x, y, phase, gpu, batch_invariant());
-}
-CudaPlan plan_of(const BackwardProblem& problem, const Gpu& gpu) {
-  return BackwardPlanner(problem, BackwardPhase(problem, problem.grad_is_broadcast()), gpu, batch_invariant()).plan();
+template <class AnyProblem>
+CudaPlan plan_of(const AnyProblem& problem, const Gpu& gpu) {
+  return plan_rows(problem, gpu, batch_invariant());
 }
 
 template <class AnyProblem>

@@ -250,7 +250,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "a row of no elements": (("run", "naive", "4", "0"), "Invalid value for 'N': 0 is not in the range x>=1"),
     "a size in words": (("run", "naive", "4", "many"), "Invalid value for 'N': 'many' is not a valid integer"),
     "a dtype": (("run", "naive", "4", "8", "--dtype", "int8"), "unknown dtype 'int8'"),
-    "a dtype of none": (("run", "naive", "4", "8", "--dtype", "f64"), "naive: a rung takes float32, float16 and bflo"),
+    "a dtype of none": (
+        ("run", "naive", "4", "8", "--dtype", "f64"),
+        "naive: the gallery takes float32, float16 and bflo",
+    ),
     "a device": (("run", "naive", "4", "8", "--device", "tpu"), "unknown device 'tpu': take cpu, cuda or cuda:N"),
     "a seed": (("run", "naive", "4", "8", "--seed", "-1"), "0<=x<=2147483647"),
     "a rung for elsewhere": (("run", "away", "4", "8", *QUICK), "away cannot run on cpu: the driver is on leave"),

@@ -113,7 +113,7 @@ def test_onepass_by_its_plan(shape: tuple[int, int], device: str, twice: bool) -
     assert line.cached_bytes == (plan.bytes if twice else None)
     assert ("read twice" in line.note) == twice
     if device == "h200":
-        assert (plan.tier == "stream") == twice
+        assert (plan.tier == "twopass") == twice
 
 
 def test_what_does_not_fit_the_chip_is_read_twice() -> None:

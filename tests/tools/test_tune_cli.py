@@ -89,7 +89,7 @@ def test_show_needs_no_gpu(device, gpu, words, monkeypatch):
     lines = result.stdout.splitlines()
     assert lines[0] == gpu
     assert re.match(words.replace("(", r"\(").replace(")", r"\)"), lines[1])
-    assert "rows32" in result.stdout
+    assert "write_f32" in result.stdout
     shown = json.loads(call("--show", "--device", device, "--json").stdout)
     assert gpu == f"{shown['gpu']}, compute {shown['compute']}, {shown['multiprocessors']} multiprocessors"
     assert shown["tables"] == BASE
@@ -121,16 +121,17 @@ def test_a_run_says_what_it_finds(fake, tmp_path):
     result = call("--lengths", "64,4096", "--dtypes", "f32")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("softmax float32 1048576x64: warp lanes ")
+    assert lines[0].startswith("softmax float32 1048576x64: warp threads ")
     for line, rows in zip(lines[1:3], (16384, 4096), strict=True):
-        assert line.startswith(f"softmax float32 {rows}x4096: block values ")
+        assert line.startswith(f"softmax float32 {rows}x4096: block items_per_thread ")
         assert re.search(r", 0\.[78]\d\d of a copy, in use 0\.750$", line)  # a copy is made to take 90, that 120
-    assert lines[3].startswith("logsumexp float32 1048576x64: warp lanes ")
+    assert lines[3].startswith("logsumexp float32 1048576x64: warp threads ")
     assert re.search(r", [12]\.\d\d\d of a copy's time, in use 1\.333$", lines[3])
     assert re.match(
-        r"columns float32 1048576x64: columns lanes \d+ values \d+ split .* of a copy, in use 0\.750$", lines[5]
+        r"columns float32 1048576x64: columns threads \d+ items_per_thread \d+ blocks.* of a copy, in use 0\.750$",
+        lines[5],
     )
-    assert re.match(r"column_gradients float32 1048576x64: columns .* of an addition, in use 0\.750$", lines[7])
+    assert re.match(r"columns_backward float32 1048576x64: columns .* of an addition, in use 0\.750$", lines[7])
     assert lines[9].startswith(f"{tmp_path / 'tables.json'}: ")
     assert "from 9 measurements on NVIDIA H200" in lines[9]
     assert len(lines) == 10
@@ -180,7 +181,7 @@ def test_the_tables_are_shown_in_full(capsys):
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     for row in cells:
         assert " ".join(" ".join(row).split()) in lines
-    assert cells[0][:3] == ("rows32", f"1 to {BASE['rows32'][0][0]}", "warp")
+    assert cells[0][:3] == ("write_f32", f"1 to {BASE['write_f32'][0][0]}", "warp")
     assert cells[-1][1].endswith(" and more")
     assert cells[-1][2:] == ("columns-grid", "", "", "8", "")
     others = [row for row in cells if row[2] == "as others"]
@@ -263,13 +264,13 @@ def test_a_short_run_makes_a_file_that_is_used(tmp_path, monkeypatch):
 def test_a_streamed_row_has_the_same_bits_wherever_it_lies(dtype):
     before = native.tables(kind_here())
     streams = [[store.ANY, 5, 256, 16, 1, 0]]
-    of_ours = dict.fromkeys(("rows32", "rows16", "reduce32", "reduce16"), streams)
+    of_ours = dict.fromkeys(("write_f32", "write_f16", "reduce_f32", "reduce_f16"), streams)
     native.set_tables(kind_here(), "a test", {**BASE, **of_ours})
     x = torch.randn(5001, device="cuda", dtype=dtype)
     try:
         with onepass.batch_invariant():
             for function in ("softmax", "logsumexp"):
-                assert onepass.explain(x, function=function).tier == "stream"
+                assert onepass.explain(x, function=function).tier == "twopass"
                 found = []
                 for offset in range(9):
                     moved = torch.empty(5010, device="cuda", dtype=dtype)[offset : offset + 5001].copy_(x)

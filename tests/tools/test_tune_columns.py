@@ -9,21 +9,16 @@ import torch
 from test_warmup_dims import random_plans
 
 from lib.tune import A100, BASE, GPUS, H200, RTX, FakeMeter, made_up, tables_back
-from lib.warmup import EDGES, FIELDS, TYPES, needs_nvrtc
+from lib.warmup import TYPES, needs_nvrtc
 from onepass import native
 from onepass import tables as store
-from onepass.tools.tune.candidates import TIERS, Choice, Gpu, Plan, kernels
+from onepass.tools.tune.candidates import Choice, Gpu, Plan, kernels
 from onepass.tools.tune.columns import (
     COLUMNS,
     FUNCTIONS,
-    GRID,
     LENGTHS,
     LONGEST,
-    MANY,
     candidates,
-    capacity,
-    operands,
-    resolve,
     shape_of,
 )
 from onepass.tools.tune.compile import compile_all
@@ -39,42 +34,28 @@ every_kind = pytest.mark.parametrize(("function", "dtype"), [(f, d) for f in FUN
 def engine_plan(function: str, dtype: str, n: int, shape: tuple[int, int], gpu: Gpu = H200) -> Plan:
     sizes, type_ = [shape[0], n, shape[1]], getattr(torch, dtype)
     strides = [n * shape[1], shape[1], 1]
-    of = {"compute": gpu.compute, "multiprocessors": gpu.multiprocessors, "gpu": gpu.name}
+    of = {"arch": gpu.compute, "sm_count": gpu.multiprocessors, "gpu": gpu.name}
     if function == "columns":
         found = native.plan("softmax", True, sizes, strides, strides, [1], type_, type_, **of)
     else:
         found = native.gradient_plan("softmax", sizes, [strides] * 3 + [[0, 0, 0]], [1], type_, type_, **of)
-    numbers = (found[key] for key in FIELDS[1:-1])
-    return Plan((*TIERS, "columns-stream").index(found["tier"]), *numbers, EDGES.index(found["edges"]))
+    return Plan(*found["plan"])
 
 
 def of_length(n: int, dtype: str, function: str, gpu: Gpu = H200):
     size = DTYPES[dtype]
-    return candidates(n, shape_of(n, size, 256), size, operands(function), gpu)
+    return candidates(n, shape_of(n, size, 256), size, function, gpu)
 
 
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 @every_kind
-def test_every_candidate_is_an_entry_and_its_plan_the_engines(function, dtype, tables_back):
-    seen, size = set(), DTYPES[dtype]
-    for n in (*LENGTHS, 100000, LONGEST):
-        for mib in (256, 1):
-            shape = shape_of(n, size, mib)
-            for choice, plan in candidates(n, shape, size, operands(function), H200):
-                native.set_tables(H200.name, "a test", {**BASE, f"{function}{8 * size}": [[store.ANY, *choice]]})
-                assert engine_plan(function, dtype, n, shape) == plan, (n, choice)
-                seen.add((plan.tier, plan.split > 1, min(plan.shelf, 2)))
-    assert {(COLUMNS, False, 0), (COLUMNS, True, 0), (COLUMNS, True, 2), (COLUMNS, False, 1), (GRID, True, 2)} <= seen
-
-
-@pytest.mark.parametrize("gpu", GPUS[1:], ids=lambda gpu: gpu.name)
-@every_kind
-def test_so_it_is_on_other_gpus(function, dtype, gpu):
+def test_the_engine_serves_an_entry_by_the_plan_that_is_tried(function, dtype, gpu):
     size = DTYPES[dtype]
     try:
         for n in (*LENGTHS[::3], LONGEST):
             shape = shape_of(n, size, 64)
-            for choice, plan in candidates(n, shape, size, operands(function), gpu)[::3]:
-                native.set_tables(gpu.name, "a test", {**BASE, f"{function}{8 * size}": [[store.ANY, *choice]]})
+            for choice, plan in candidates(n, shape, size, function, gpu)[::3]:
+                native.set_tables(gpu.name, "a test", {**BASE, f"{function}_f{8 * size}": [[store.ANY, *choice]]})
                 assert engine_plan(function, dtype, n, shape, gpu) == plan, (n, choice)
     finally:
         native.set_tables(gpu.name, **native.tables())
@@ -86,9 +67,7 @@ def test_the_built_in_plans_are_tried_too(function, dtype):
     for n in LENGTHS:
         shape = shape_of(n, size, 256)
         plan = engine_plan(function, dtype, n, shape)
-        assert plan in [c.plan for c in candidates(n, shape, size, operands(function), H200)], n
-        entry = next(e for e in BASE[f"{function}{8 * size}"] if n <= e[0])
-        assert resolve(Choice(*entry[1:]), n, shape, size, operands(function), H200) in (plan, None)
+        assert plan in [c.plan for c in candidates(n, shape, size, function, H200)], n
 
 
 def test_every_plan_is_what_it_was_before_there_were_tables():
@@ -99,38 +78,38 @@ def test_every_plan_is_what_it_was_before_there_were_tables():
         for types in TYPES:
             for compute in (80, 90, 120):
                 for plan in random_plans(200, None, "softmax", which, types, compute):
-                    numbers = [plan[key] for key in (*FIELDS, "threads", "grid")]
+                    numbers = [*plan["plan"], plan["threads"], plan["grid"]]
                     digests[which] = zlib.crc32(repr(numbers).encode(), digests[which])
-    assert digests == {"forward": 0xCA353C5D, "backward": 0x232A69CF, "backward_broadcast": 0x2ADD1201}
+    assert digests == {"forward": 0xFA15772A, "backward": 0x081078D0, "backward_broadcast": 0x2165682C}
 
 
 def test_the_tables_are_those_of_the_gpu_by_its_name(tables_back):
     entries = [[store.ANY, COLUMNS, 64, 4, 4, 0]]
-    native.set_tables(H200.name, "a test", {**BASE, "columns32": entries, "column_gradients16": entries})
+    native.set_tables(H200.name, "a test", {**BASE, "columns_f32": entries, "columns_backward_f16": entries})
     shape = (64, 4096)
-    for function, dtype in (("columns", "float32"), ("column_gradients", "bfloat16")):
-        assert engine_plan(function, dtype, 64, shape).lanes == 4
-        assert engine_plan(function, dtype, 64, shape, RTX).lanes == 16
-    assert engine_plan("columns", "bfloat16", 64, shape).lanes == 16
-    assert engine_plan("column_gradients", "float32", 64, shape).lanes == 16
+    for function, dtype in (("columns", "float32"), ("columns_backward", "bfloat16")):
+        assert engine_plan(function, dtype, 64, shape).threads_per_row == 4
+        assert engine_plan(function, dtype, 64, shape, RTX).threads_per_row == 16
+    assert engine_plan("columns", "bfloat16", 64, shape).threads_per_row == 16
+    assert engine_plan("columns_backward", "float32", 64, shape).threads_per_row == 16
 
 
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
         ([2, 128, 8, 8, 0], "the tiers columns and columns-grid alone"),
-        ([6, 128, 8, 3, 0], "split is a power of two"),
-        ([6, 128, 8, 256, 0], "split is a power of two"),
-        ([6, 32, 8, 8, 0], "lanes is a multiple of 32 from 64 to 512"),
-        ([6, 1024, 8, 8, 0], "lanes is a multiple of 32 from 64 to 512"),
-        ([6, 128, 26, 8, 0], "values is 1 to "),
-        ([6, 128, 0, 8, 0], "values is 1 to "),
-        ([6, 128, 8, 8, 2], "shelf is 1, or a multiple of 4"),
-        ([6, 128, 8, 8, 52], "shelf is 1, or a multiple of 4"),
-        ([7, 128, 0, 8, 0], "columns-grid has a split alone"),
+        ([6, 128, 8, 3, 0], "tile_vecs is a power of two"),
+        ([6, 128, 8, 256, 0], "tile_vecs is a power of two"),
+        ([6, 32, 8, 8, 0], "threads is a multiple of 32 from 64 to 512"),
+        ([6, 1024, 8, 8, 0], "threads is a multiple of 32 from 64 to 512"),
+        ([6, 128, 26, 8, 0], "vecs_per_thread is 1 to "),
+        ([6, 128, 0, 8, 0], "vecs_per_thread is 1 to "),
+        ([6, 128, 8, 8, 2], "smem_vecs is 1, or a multiple of 4"),
+        ([6, 128, 8, 8, 52], "smem_vecs is 1, or a multiple of 4"),
+        ([7, 128, 0, 8, 0], "columns-grid has tile_vecs alone"),
     ],
 )
-@pytest.mark.parametrize("name", ["columns32", "column_gradients16"])
+@pytest.mark.parametrize("name", ["columns_f32", "columns_backward_f16"])
 def test_unsound_entries_are_refused(name, entry, words):
     with pytest.raises(RuntimeError, match=f"table {name}: limit {store.ANY}: .*{words}"):
         native.set_tables("a GPU", "a test", {**BASE, name: [[store.ANY, *entry]]})
@@ -138,9 +117,9 @@ def test_unsound_entries_are_refused(name, entry, words):
 
 def test_a_gradient_keeps_fewer_vectors():
     entries = [[store.ANY, 6, 128, 24, 8, 0]]
-    native.set_tables("a GPU", "a test", {**BASE, "columns16": entries})
-    with pytest.raises(RuntimeError, match="values is 1 to 16"):
-        native.set_tables("a GPU", "a test", {**BASE, "column_gradients16": entries})
+    native.set_tables("a GPU", "a test", {**BASE, "columns_f16": entries})
+    with pytest.raises(RuntimeError, match="vecs_per_thread is 1 to 16"):
+        native.set_tables("a GPU", "a test", {**BASE, "columns_backward_f16": entries})
 
 
 @every_kind
@@ -151,18 +130,6 @@ def test_every_length_has_candidates_and_not_too_many(function, dtype, gpu):
         assert tried
         assert len({c.choice for c in tried}) == len(tried)
         assert len({c.plan for c in tried}) <= 64
-
-
-@every_kind
-@pytest.mark.parametrize("gpu", [H200, A100, RTX], ids=lambda gpu: gpu.name)
-def test_capacity_is_the_longest_column_of_a_cluster(function, dtype, gpu):
-    size, kept = DTYPES[dtype], operands(function)
-    for choice in {c.choice for n in LENGTHS for c in of_length(n, dtype, function, gpu)}:
-        if choice.tier == COLUMNS:
-            longest = capacity(choice, size, kept, gpu)
-            assert not longest or resolve(choice, longest, MANY, size, kept, gpu) is not None, choice
-            # what a shelf needs of shared memory depends on how much of it a column needs
-            assert not longest or choice.shelf or resolve(choice, longest + 1, MANY, size, kept, gpu) is None, choice
 
 
 def test_the_number_of_kernels_is_bounded():
@@ -193,14 +160,14 @@ def test_every_measured_length_is_served_within_1_percent_of_its_best(gpu):
     for function in FUNCTIONS:
         for dtype, size in DTYPES.items():
             for n in LENGTHS:
-                tried = candidates(n, shape_of(n, size, 256), size, operands(function), gpu)
+                tried = candidates(n, shape_of(n, size, 256), size, function, gpu)
                 points.append(made_up(function, dtype, n, 4096, tried))
     tables = build(points, BASE, gpu)
     store.check_tables(tables)
     native.set_tables("a GPU", "a test", tables)
     assert [name for name in tables if tables[name] == BASE[name]] == [name for name in BASE if "column" not in name]
     for p in points:
-        table = tables[f"{p.function}{8 * DTYPES[p.dtype]}"]
+        table = tables[f"{p.function}_f{8 * DTYPES[p.dtype]}"]
         choice = Choice(*next(entry for entry in table if p.n <= entry[0])[1:])
         assert p.times[choice] <= 1.01 * p.best
     assert all(tables[name][-1] == BASE[name][-1] for name in BASE), "longer ones go over the chip"
@@ -212,7 +179,7 @@ def test_a_sweep_measures_what_is_asked_for(tmp_path):
     stored = sweep(H200, options, tmp_path / "tables.json", meter, BASE, lambda origin, tables: None)
     assert [(f, d, n) for f, d, n, _ in meter.done] == [("columns", "float32", 21), ("columns", "float32", 1000)]
     assert {function for function, *_ in meter.prepared} == {"columns"}
-    assert [name for name in BASE if stored.tables[name] != BASE[name]] == ["columns32"]
+    assert [name for name in BASE if stored.tables[name] != BASE[name]] == ["columns_f32"]
     assert stored == store.read(stored.path)
     native.set_tables("a GPU", stored.origin, stored.tables)
     by_default = {(function, n) for function, _, n, _ in Options().points}
@@ -226,7 +193,7 @@ def test_a_sweep_measures_what_is_asked_for(tmp_path):
 
 def measured(spoil, function: str) -> Point:
     x = torch.randn(3, 16, 64, generator=torch.Generator().manual_seed(0))
-    grad = torch.randn(x.shape) if function == "column_gradients" else None
+    grad = torch.randn(x.shape) if function == "columns_backward" else None
     x = x if grad is None else x.softmax(1)
 
     def launch(plan, y):
@@ -234,7 +201,7 @@ def measured(spoil, function: str) -> Point:
         if plan is not None:
             spoil(plan, y)
 
-    tried = candidates(16, (3, 64), 4, operands(function), H200)
+    tried = candidates(16, (3, 64), 4, function, H200)
     return measure_columns(x, grad, tried, launch, lambda call, repeats: (call(), 5.0)[1], lambda: None)
 
 
@@ -266,7 +233,7 @@ def test_the_meter_launches_what_is_checked(function, dtype, monkeypatch):
 def test_a_point_has_a_time_for_each_choice(function):
     point = measured(lambda plan, y: None, function)
     assert (point.function, point.dtype, point.n, point.rows, point.copy_us) == (function, "float32", 16, 192, 5.0)
-    assert point.times == {c.choice: 5.0 for c in candidates(16, (3, 64), 4, operands(function), H200)}
+    assert point.times == {c.choice: 5.0 for c in candidates(16, (3, 64), 4, function, H200)}
     assert Point.from_dict(point.as_dict()) == point
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.shared import Command, answer, dtype_of, json_option, terminal
+from onepass.tools.cli.params import Command, answer, json_option, parse_dtype
+from onepass.tools.terminal import terminal
 
 if TYPE_CHECKING:
     from onepass.tools.gallery import Rung
@@ -154,25 +155,25 @@ def run(
     The options in whole numbers N are launch parameters, in place of the rung's own choice; each rung takes some.
     """
     rung = _rung(name)
-    from onepass.tools.bench import command
+    from onepass.tools.bench import cli_run
     from onepass.tools.bench.cases import Case
-    from onepass.tools.bench.rungs import RungProvider, refusal
+    from onepass.tools.bench.providers.gallery import GalleryProvider, unsupported
 
     case = Case("gallery", f"{rows}x{n}", (rows, n))
     given = {key: value for key, value in launch.items() if value is not None}
     try:
-        dtype = dtype_of(dtype)
-        at = command.device_of(device)
+        dtype = parse_dtype(dtype)
+        at = cli_run.parse_device(device)
         _check_launch(rung, given)
         reason = rung.unavailable(at)
         if reason is not None:
             raise click.UsageError(f"{rung.name} cannot run on {at}: {reason}")
-        reason = refusal(rung, case, dtype)
+        reason = unsupported(rung, case, dtype)
         if reason is not None:
             raise click.UsageError(f"{rung.name}: {reason}")
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(str(error)) from error
-    return command.bench_rung(RungProvider(rung, **given), case, dtype, at, alone, seed, json_file)
+    return cli_run.bench_variant(GalleryProvider(rung, **given), case, dtype, at, not alone, seed, json_file)
 
 
 def _check_launch(rung: Rung, given: dict[str, int]) -> None:

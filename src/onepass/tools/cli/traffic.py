@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onepass.tools.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option
+from onepass.tools.cli.params import Command, Names, answer, flat, json_option, parse_dtype, parse_ints
 
 if TYPE_CHECKING:
     from onepass.tools.gallery.traffic_report import Place, Report
@@ -51,7 +51,7 @@ def traffic(
     """
     rows, n = _sizes(sizes)
     try:
-        dtype = dtype_of(dtype)
+        dtype = parse_dtype(dtype)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if dtype not in _DTYPES:
@@ -78,7 +78,7 @@ def traffic(
 
 
 def _sizes(sizes: Sequence[str]) -> tuple[int, int]:
-    given = tuple(size for text in sizes for size in ints(text, "M N"))
+    given = tuple(size for text in sizes for size in parse_ints(text, "M N"))
     if len(given) != 2:
         raise click.UsageError(f"takes the two sizes of a matrix, M N, got {' '.join(sizes)}")
     if min(given) < 1 or given[0] * given[1] > _MOST:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option, writable
+from onepass.tools.cli.params import Command, Names, answer, check_writable, flat, json_option, parse_dtype, parse_ints
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dtypes",
     multiple=True,
-    type=Names(dtype_of),
+    type=Names(parse_dtype),
     metavar="DTYPE[,...]",
     help="f32, and bf16 or f16.  [default: f32,bf16]",
 )
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     type=Names(),
     metavar="NAME[,...]",
     help="softmax, for all that write rows, logsumexp, for those that do not, columns, for calls over other dims, and "
-    "column_gradients.  [default: all]",
+    "columns_backward.  [default: all]",
 )
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="In place of the file that is then used.")
 @click.option("--fresh", is_flag=True, help="Do not go on with a sweep that was broken off.")
@@ -77,12 +77,12 @@ def tune(
         raise click.UsageError("--json goes with --show; a sweep writes its file of tables, which --out names")
     given: dict[str, Any] = {"mib": mib, "repeats": repeats}
     if lengths is not None:
-        given["lengths"] = ints(lengths, "--lengths")
+        given["lengths"] = parse_ints(lengths, "--lengths")
     if dtypes:
         given["dtypes"] = flat(dtypes)
     if functions:
         given["functions"] = flat(functions)
-    writable(out)
+    check_writable(out)
     from onepass import tables as store
     from onepass.tools.tune.run import Options, cuda_index, tune
 
@@ -144,8 +144,8 @@ def _show(kind: GpuModel, json_file: str | None) -> None:
 
 def rows_of(tables: Tables) -> list[tuple[str, ...]]:
     """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; empty for what a tier lacks."""
+    from onepass.native import TIERS
     from onepass.tables import ANY
-    from onepass.tools.tune.candidates import TIERS
 
     rows = []
     for name, table in tables.items():
@@ -161,7 +161,7 @@ def rows_of(tables: Tables) -> list[tuple[str, ...]]:
 
 def print_tables(tables: Tables) -> None:
     """A table on the terminal; without rich, its cells with tabs between."""
-    headings = ("table", "row length", "tier", "lanes", "values", "split", "shelf")
+    headings = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
     try:
         from rich import box
         from rich.console import Console
@@ -214,15 +214,15 @@ def line_of(point: Point) -> str:
 
     Of a copy's speed; of its time where nothing is written but a number a row.
     """
-    from onepass.tools.tune.candidates import TIERS
+    from onepass.native import TIERS
 
     choice = min(point.times, key=lambda c: (point.times[c], c))
-    plain = {"tier": choice.tier, "split": 1}
+    plain = {"tier": choice.tier, "blocks_per_row": 1}
     numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and value != plain.get(key)]
     what = " ".join([TIERS[choice.tier], *numbers])
     reduces = point.function == "logsumexp"
     best, auto = (us / point.copy_us if reduces else point.copy_us / us for us in (point.best, point.auto_us))
-    of = "of a copy's time" if reduces else "of an addition" if point.function == "column_gradients" else "of a copy"
+    of = "of a copy's time" if reduces else "of an addition" if point.function == "columns_backward" else "of a copy"
     return f"{point.function} {point.dtype} {point.rows}x{point.n}: {what}, {best:.3f} {of}, in use {auto:.3f}"
 
 

@@ -9,8 +9,7 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources
 
-from onepass.triton.available import interpreting
-from onepass.triton.launch import on_device
+from onepass.triton.launch import interpreting, on_device
 
 __all__ = ["MOST", "given", "launching", "tile"]
 

@@ -136,9 +136,9 @@ def predict_onepass(rows: int, n: int, dtype: torch.dtype, device: str) -> Predi
     import onepass
 
     plan = onepass.explain((rows, n), dtype=dtype, device=device, bandwidth=1.0)  # given, so that none is measured
-    # The CPU engine cuts a long row into pieces, each a unit of its own work, and comes back to them for the last step.
-    pieces = plan.engine == "cpu" and int(plan.launch["units"]) > rows
-    streams = plan.tier in ("stream", "online") or pieces
+    # The CPU engine cuts a long row into chunks and reads them again once the state of the row is known.
+    chunks = plan.engine == "cpu" and plan.launch["route"] == "row_chunks"
+    streams = plan.tier in ("twopass", "online") or chunks
     twice = f"; a row of {n} elements is read twice" if streams else ""
     traffic, cached = (_TWICE, LEAST) if streams else (LEAST, None)
     if again := int(plan.launch.get("read_again", 0)):

@@ -12,7 +12,7 @@ from onepass import native, reference
 from onepass.tools.bench.stats import summarise
 from onepass.tools.bench.timing import Cuda
 from onepass.tools.tune import columns
-from onepass.tools.tune.candidates import FLAT, Candidate, Choice, Gpu, Kernel, Plan
+from onepass.tools.tune.candidates import STAGED, Candidate, Choice, Gpu, Kernel, Plan
 from onepass.tools.tune.compile import compile_all
 
 Progress = Callable[[int, int], None]  # (done, of how many)
@@ -48,7 +48,7 @@ class Point:
         return min(self.times.values())
 
     def as_dict(self, most: int | None = None) -> dict[str, Any]:
-        """For JSON: the fastest `most` choices, or all, each as (tier, lanes, values, split, shelf, microseconds)."""
+        """For JSON: the fastest `most` choices, or all, each as its numbers and then its microseconds."""
         times = sorted(self.times.items(), key=lambda item: (item[1], item[0]))[:most]
         fields = {key: getattr(self, key) for key in ("function", "dtype", "n", "rows", "copy_us", "auto_us")}
         return {**fields, "times": [[*choice, us] for choice, us in times], "refused": self.refused}
@@ -202,7 +202,7 @@ def measure_columns(
     def verify(what: str) -> None:
         check(y[at, :, beside], expected, what, 0.0 if grad is None else saved.max().item())
 
-    function = "columns" if grad is None else "column_gradients"
+    function = "columns" if grad is None else "columns_backward"
     what = f"{function} of {outer}x{n}x{inner} {dtype}"
     times, refused = race(what, y, tried, launch, verify, time, settle, repeats)
     return Point(function, dtype, n, outer * inner, copy_us, auto_us, times, refused)
@@ -212,13 +212,14 @@ def close(looks: dict[Plan, float]) -> list[Plan]:
     """Of plans and their times at a first look those to be timed in full: of the tier flat, and of the others.
 
     >>> plan = Plan(0, 1, 128, 4, 4, 1, 0)
-    >>> looks = {plan: 1.0, plan._replace(lanes=2): 1.05, plan._replace(lanes=4): 1.2, plan._replace(tier=1): 3.0}
-    >>> [(p.tier, p.lanes) for p in close(looks)]
+    >>> more = [plan._replace(threads_per_row=threads) for threads in (2, 4)]
+    >>> looks = {plan: 1.0, more[0]: 1.05, more[1]: 1.2, plan._replace(tier=1): 3.0}
+    >>> [(p.tier, p.threads_per_row) for p in close(looks)]
     [(0, 1), (0, 2), (1, 1)]
     """
     found: list[Plan] = []
     for is_flat in (False, True):  # which are in tables of their own
-        kind = sorted((us, plan) for plan, us in looks.items() if (plan.tier == FLAT) == is_flat)
+        kind = sorted((us, plan) for plan, us in looks.items() if (plan.tier == STAGED) == is_flat)
         found += [plan for us, plan in kind[:MOST] if us <= CLOSE * kind[0][0]]
     return found
 

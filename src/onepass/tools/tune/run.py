@@ -16,7 +16,7 @@ from onepass import native
 from onepass import tables as store
 from onepass._engines import unavailable
 from onepass.tables import gpu_model, load
-from onepass.tools.bench.environment import sources_hash
+from onepass.tools.bench.collect_env import sources_hash
 from onepass.tools.tune import columns
 from onepass.tools.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels
 from onepass.tools.tune.journal import Journal
@@ -26,7 +26,6 @@ from onepass.tools.tune.table import build
 from onepass.version import __version__
 
 DTYPES = ("float32", "float16", "bfloat16")
-STATIC_SHARED = 16 * 1024  # bytes of shared memory that a kernel declares at most, as in plan.h
 KEPT = 8  # choices of a length that go into the file
 
 
@@ -34,7 +33,7 @@ KEPT = 8  # choices of a length that go into the file
 class Options:
     """What is measured: inputs of `mib` MiB, the median of `repeats` calls, rows and columns of `lengths` elements
     (None: those of each) of `dtypes`; softmax, for all functions that write rows, logsumexp, for those that do not,
-    columns, for softmax over other dims, and column_gradients."""
+    columns, for softmax over other dims, and columns_backward."""
 
     mib: int = 256
     repeats: int = 15
@@ -89,7 +88,7 @@ def _candidates(function: str, dtype: str, n: int, rows: int, mib: int, gpu: Gpu
     size = getattr(torch, dtype).itemsize
     if function not in columns.FUNCTIONS:
         return candidates(n, size, rows, gpu, function == "logsumexp")
-    return columns.candidates(n, columns.shape_of(n, size, mib), size, columns.operands(function), gpu)
+    return columns.candidates(n, columns.shape_of(n, size, mib), size, function, gpu)
 
 
 class Meter(Protocol):
@@ -221,7 +220,7 @@ def cuda_index(device: torch.device | str | None) -> int:
 def gpu_of(index: int) -> Gpu:
     """What the candidates depend on, of a CUDA device that is here."""
     properties = torch.cuda.get_device_properties(index)
-    shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024) - STATIC_SHARED
+    shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
     return Gpu(*gpu_model(index), shared)  # all of compute 8.0 and later take cooperative launches
 
 

@@ -248,7 +248,8 @@ extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
       for (int v = 0; v < V; ++v) s[v] = sums[v];
     }
 #pragma unroll
-    for (int v = 0; v < V; ++v) s[v] = C::kBroadcastGrad ? broadcast_g * (C::Grad::kSumsGrad ? A(tiles.n) : s[v]) : s[v];
+    for (int v = 0; v < V; ++v)
+      s[v] = C::kBroadcastGrad ? broadcast_g * (C::Grad::kSumsGrad ? A(tiles.n) : s[v]) : s[v];
     const auto fragment_result = [&](int i, int v) { return fragment.result(broadcast_g, s[v], i, v); };
     const auto stage_result = [&](int i, int v) { return stage.result(broadcast_g, s[v], i, v); };
     if constexpr (kPipelined) {

@@ -3,39 +3,44 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "functions.h"
 #include "score.cuh"
 #include "vector_access.cuh"
+
+#define ENUMERATOR(name, is_reduction, leading_planes) name,
+enum class Function { ONEPASS_FUNCTIONS(ENUMERATOR) };
+#undef ENUMERATOR
 
 // The policies of each function. No kernel asks which function it computes.
 template <Function>
 struct Policies;
 template <>
-struct Policies<SOFTMAX> {
+struct Policies<Function::softmax> {
   typedef Identity Score;
   template <class Out>
   using Epilogue = SoftmaxEpilogue<Out>;
   typedef SoftmaxGrad Grad;
 };
 template <>
-struct Policies<LOG_SOFTMAX> {
+struct Policies<Function::log_softmax> {
   typedef Identity Score;
   template <class Out>
   using Epilogue = LogSoftmaxEpilogue<Out>;
   typedef LogSoftmaxGrad Grad;
 };
 template <>
-struct Policies<SOFTMIN> : Policies<SOFTMAX> {
+struct Policies<Function::softmin> : Policies<Function::softmax> {
   typedef Negate Score;
 };
 template <>
-struct Policies<LOGSUMEXP> {
+struct Policies<Function::logsumexp> {
   typedef Identity Score;
   template <class Out>
   using Epilogue = LogSumExpEpilogue<Out>;
   typedef LogSumExpGrad Grad;
 };
 template <>
-struct Policies<STATE> : Policies<SOFTMAX> {
+struct Policies<Function::state> : Policies<Function::softmax> {
   template <class Out>
   using Epilogue = StateEpilogue<Out>;
 };
@@ -44,8 +49,8 @@ struct Config {
   static constexpr bool kIsBackward = IS_BACKWARD;
   typedef IN_TYPE In;    // forward: of x. Backward: of the gradient and of the forward's result
   typedef OUT_TYPE Out;  // forward: of y. Backward: of the input's gradient, and of the input
-  static constexpr Function kFunction = FUNCTION;
-  typedef Policies<kFunction>::Score Score;
+  typedef Policies<FUNCTION> Policy;
+  typedef Policy::Score Score;
 
   static constexpr int kVecs = VECS_PER_THREAD;  // vectors of a thread, in registers
   static constexpr int kVecSize = VEC_SIZE;      // elements of a vector
@@ -69,12 +74,12 @@ struct Config {
 struct ForwardConfig : Config {
   typedef AccType<Out> Acc;
   typedef SumType<Out> Sum;
-  typedef Policies<kFunction>::Epilogue<Out> Epilogue;
+  typedef Policy::Epilogue<Out> Epilogue;
 };
 
 struct BackwardConfig : Config {
   typedef AccType<In> Acc;
-  typedef Policies<kFunction>::Grad Grad;
+  typedef Policy::Grad Grad;
   // Beside the rounding of a half result that of a plain float sum is nothing.
   static constexpr bool kIsExact = sizeof(Out) > 2 || sizeof(In) == 8;
   typedef Conditional<kIsExact, Compensated<Acc>, Acc>::type Sum;

@@ -111,7 +111,8 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
       return !C::kAligned && is_inside(first + v, n) ? from[v].bits : neutral_element<C>().bits;
     };
 #pragma unroll
-    for (int w = 0; w < V / 2; ++w) at[i * (V / 2) + w] = typename C::Score().apply_half2(bits(2 * w) | bits(2 * w + 1) << 16);
+    for (int w = 0; w < V / 2; ++w)
+      at[i * (V / 2) + w] = typename C::Score().apply_half2(bits(2 * w) | bits(2 * w + 1) << 16);
   }
   // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
   // the first pass, in twice the registers.

@@ -186,9 +186,7 @@ struct Backward {
       }
     }
   }
-  __device__ void set(Chunk& chunk, int i, const Raw* raw) const {
-    chunk.set(i, raw[0], raw[kOperands - 1], g_value);
-  }
+  __device__ void set(Chunk& chunk, int i, const Raw* raw) const { chunk.set(i, raw[0], raw[kOperands - 1], g_value); }
   __device__ void absorb(Chunk& chunk) {
     l = add(l, chunk.partial_sum());
     chunk.opaque_registers();

@@ -124,8 +124,8 @@ struct Backward {
   static constexpr int kElementRegisters =
       C::kVecs * C::kVecSize * (C::kBroadcastGrad ? 1 : 2) * sizeof(A) / (uses_half2<C> ? 8 : 4);
   static constexpr bool kOnePerRow = false, kWarp = C::kThreadsPerRow > 0;
-  typedef typename Conditional<kWarp, WarpSumReduce<C::kThreadsPerRow, L>, BlockSumReduce<C::kClusterSize, L>>::type
-      Reduce;
+  typedef
+      typename Conditional<kWarp, WarpSumReduce<C::kThreadsPerRow, L>, BlockSumReduce<C::kClusterSize, L>>::type Reduce;
 
   BackwardFragment<C, C::kVecs> fragment;
   RowTails<C, kWarp ? C::kThreadsPerRow : 32> tails;
@@ -138,8 +138,7 @@ struct Backward {
   }
   __device__ A reduce(Reduce& reduce, uint32_t& iteration, int64_t n) {
     L sum = {};
-    if constexpr (!needs_no_reduction<C>)
-      sum = reduce(add(fragment.partial_sum(), tails.partial_sum()), iteration++);
+    if constexpr (!needs_no_reduction<C>) sum = reduce(add(fragment.partial_sum(), tails.partial_sum()), iteration++);
     return row_sum<C>(sum, fragment.g[0], n);
   }
   __device__ void store(A sum, typename C::Out* row) {
@@ -205,7 +204,6 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_vecs) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-    onepass_kernel(const Op::Rows rows, int smem_vecs) {
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks) onepass_kernel(const Op::Rows rows, int smem_vecs) {
   compute<Op>(rows, smem_vecs);
 }

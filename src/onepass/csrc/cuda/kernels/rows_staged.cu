@@ -65,19 +65,19 @@ __device__ inline void copy_out(C::Out* memory, Span span, const unsigned char* 
 // A block takes `tile_rows` rows. They are read at the start of dynamic_smem and written `out_offset` bytes further on;
 // with 0 the results take the place of the elements.
 template <class C>
-__device__ inline void compute(const typename C::In* x, typename C::Out* y, int64_t rows, int n, int64_t y_stride,
-                               int tile_rows, int out_offset) {
+__device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int out_offset) {
   typedef typename C::In In;
   typedef typename C::Out Out;
   typedef typename C::Epilogue Epilogue;
-  const int lane = threadIdx.x % kLanes;
+  const int n = (int)rows.n, lane = threadIdx.x % kLanes;
 
-  for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows; begin += (int64_t)gridDim.x * tile_rows) {
-    const int here = rows - begin < tile_rows ? (int)(rows - begin) : tile_rows;
-    const Span from(x + begin * n, (int64_t)here * n * sizeof(In)), to(y + begin * n, (int64_t)here * n * sizeof(Out));
+  for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows.count; begin += (int64_t)gridDim.x * tile_rows) {
+    const int here = rows.count - begin < tile_rows ? (int)(rows.count - begin) : tile_rows;
+    const Span from(rows.x + begin * n, (int64_t)here * n * sizeof(In)),
+        to(rows.y + begin * n, (int64_t)here * n * sizeof(Out));
     const In* const in = reinterpret_cast<const In*>(dynamic_smem + from.skip);
     Out* const out = reinterpret_cast<Out*>(dynamic_smem + out_offset + to.skip);
-    copy_in(x + begin * n, from, dynamic_smem);
+    copy_in(rows.x + begin * n, from, dynamic_smem);
     __syncthreads();
     for (int first = 0; first < here; first += C::kRowsPerBlock) {
       const int row = first + threadIdx.x / kLanes, length = row < here ? n : 0;
@@ -101,7 +101,7 @@ __device__ inline void compute(const typename C::In* x, typename C::Out* y, int6
       if (row >= here) continue;
       const State<A> state = {m, value_of(l)};
       if constexpr (Epilogue::kOnePerRow) {
-        if (lane == 0) Epilogue::store(state, y + (begin + row) * y_stride, rows);
+        if (lane == 0) Epilogue::store(state, rows.result(begin + row), rows.count);
       } else {
         const Epilogue epilogue(state);
         const auto result = [&](A element) {
@@ -119,13 +119,12 @@ __device__ inline void compute(const typename C::In* x, typename C::Out* y, int6
       }
     }
     __syncthreads();
-    if (!Epilogue::kOnePerRow) copy_out(y + begin * n, to, dynamic_smem + out_offset);
-    if (begin + (int64_t)gridDim.x * tile_rows < rows) __syncthreads();  // before the next tile comes in
+    if (!Epilogue::kOnePerRow) copy_out(rows.y + begin * n, to, dynamic_smem + out_offset);
+    if (begin + (int64_t)gridDim.x * tile_rows < rows.count) __syncthreads();  // before the next tile comes in
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-    onepass_kernel(const C::In* x, C::Out* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride,
-                   int tile_rows, int out_offset) {
-  compute<C>(x, y, rows, (int)n, y_stride, tile_rows, out_offset);
+    onepass_kernel(const ForwardRows<C> rows, int tile_rows, int out_offset) {
+  compute(rows, tile_rows, out_offset);
 }

@@ -35,7 +35,8 @@ struct Forward : ThreadState<Config, typename Config::Sum> {
   static __device__ void for_each_tile(int64_t first, int64_t tile, int64_t n, F f) {
     for (int64_t at = first; at < n; at += tile) f(at);
   }
-  static __device__ void store(Fragment& fragment, State<A> state, typename C::Out* row, int64_t at, int64_t step, int64_t n) {
+  static __device__ void store(Fragment& fragment, State<A> state, typename C::Out* row, int64_t at, int64_t step,
+                               int64_t n) {
     fragment.subtract_max(state.m);
     fragment.apply_epilogue(state);
     fragment.store(row, at, step, n);

@@ -4,8 +4,6 @@
 
 #include "types.cuh"
 
-enum Function { SOFTMAX, LOG_SOFTMAX, SOFTMIN, LOGSUMEXP, STATE };
-
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 __device__ inline float nan_() { return __int_as_float(0x7fffffff); }
 constexpr float kLog2e = 1.44269504f;

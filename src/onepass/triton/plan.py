@@ -1,0 +1,166 @@
+"""Which tier runs a call, and its launch numbers, as data. No GPU and no triton is needed here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+
+__all__ = ["Plan", "plan_backward", "plan_forward"]
+
+# Untuned: these follow from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings.
+# The key is the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
+#
+# Row tier, (columns of the tile, elements of the tile, threads): the first line whose columns cover the row. Up to
+# 256 columns a warp reads whole rows in 16-byte pieces and several share a program; up to 1024 a single warp holds
+# the row, so that no barrier is needed; from there 32 elements per thread (float32: 56 to 70 registers), or 16 of
+# float64. A tile of twice the last width spills.
+_ROWS = {
+    4: (
+        (256, 2048, 128),
+        (1024, 1024, 32),
+        (2048, 2048, 64),
+        (4096, 4096, 128),
+        (8192, 8192, 256),
+        (16384, 16384, 512),
+        (32768, 32768, 1024),
+    ),
+    8: (
+        (256, 1024, 128),
+        (512, 512, 32),
+        (2048, 2048, 128),
+        (4096, 4096, 256),
+        (8192, 8192, 512),
+    ),
+}
+# Gradients hold two operands per element, hence half as many elements per thread.
+_ROWS_BACKWARD = {
+    4: (
+        (256, 1024, 128),
+        (512, 512, 32),
+        (1024, 1024, 64),
+        (2048, 2048, 128),
+        (4096, 4096, 256),
+        (8192, 8192, 512),
+        (16384, 16384, 1024),
+    ),
+    8: (
+        (256, 512, 128),
+        (1024, 1024, 128),
+        (2048, 2048, 256),
+        (4096, 4096, 512),
+    ),
+}
+# Online tier: threads, elements of a chunk that a thread holds, and the most of them in one lane (1 more exp for
+# every 4). 32 elements in each of 1024 threads spill (bfloat16 at odd row lengths: 184 bytes), so do 512 threads of
+# float64.
+_ONLINE_THREADS = {4: 1024, 8: 256}
+_ONLINE_ELEMENTS = 16
+_ONLINE_ELEMENTS_BACKWARD = 8
+_ONLINE_DEPTH = 4
+# AMD counts the threads of a launch in 32 bits, NVIDIA its programs in 31; a launch of more is split.
+_MOST_THREADS = 2**32 - 1
+_MOST_PROGRAMS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a call runs: its tier and its launch numbers.
+
+    ``tier``: "row" (the row stays on the chip: one read, one write) or "online" (streamed: two reads, one write).
+    ``block``: columns of a program's tile, a power of two; the row tier needs ``block >= n``.
+    ``rows``: rows of a program's tile (online: 1). ``depth``: elements that a lane merges at once (row tier: 1), so
+    that an online chunk is ``depth * block`` elements. ``grid``: programs of one launch; more rows than
+    ``grid * rows`` take several launches.
+    """
+
+    tier: str
+    block: int
+    rows: int
+    depth: int
+    num_warps: int
+    num_stages: int
+    grid: int
+
+    def as_dict(self) -> dict[str, int | str]:
+        return dataclasses.asdict(self)
+
+    def constants(self) -> dict[str, int]:
+        """The compile-time arguments of the kernel."""
+        if self.tier == "row":
+            return {"ROWS": self.rows, "BLOCK": self.block}
+        return {"DEPTH": self.depth, "LANES": self.block}
+
+    def check(self, n: int) -> None:
+        """Raise ValueError where this plan cannot serve rows of ``n`` elements."""
+        for name in ("block", "rows", "depth", "num_warps"):
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise ValueError(f"a plan's {name} must be a power of two, got {value}")
+        if self.grid < 1:
+            raise ValueError(f"a plan's grid must be at least 1, got {self.grid}")
+        if self.tier == "row":
+            if self.block < n or self.depth != 1:
+                raise ValueError(f"the row tier needs block >= n = {n} and depth 1, got {self}")
+        elif self.tier == "online":
+            if self.rows != 1:
+                raise ValueError(f"the online tier takes one row per program, got {self}")
+        else:
+            raise ValueError(f"a plan's tier must be 'row' or 'online', got {self.tier!r}")
+
+
+def plan_forward(
+    rows: int, n: int, in_dtype: torch.dtype, out_dtype: torch.dtype, device_properties: Any = None
+) -> Plan:
+    """The plan for ``rows`` rows of ``n`` elements, whatever the function.
+
+    ``device_properties`` is what ``torch.cuda.get_device_properties`` returns; only its ``warp_size`` is read, and
+    32 is taken where it is None.
+
+    >>> import torch
+    >>> plan_forward(4096, 1000, torch.float32, torch.float32).tier
+    'row'
+    >>> plan_forward(8192, 151936, torch.bfloat16, torch.bfloat16).tier
+    'online'
+    """
+    return _plan(False, rows, n, (in_dtype, out_dtype), getattr(device_properties, "warp_size", 32))
+
+
+def plan_backward(rows: int, n: int, dtypes: tuple[torch.dtype, ...], device_properties: Any = None) -> Plan:
+    """The plan for the gradients of ``rows`` rows of ``n`` elements, whatever the function.
+
+    ``dtypes``: those of what the forward saved, of the result's gradient, and of the input's.
+
+    >>> import torch
+    >>> plan_backward(4096, 1000, (torch.float32, torch.float32, torch.float32)).tier
+    'row'
+    """
+    return _plan(True, rows, n, dtypes, getattr(device_properties, "warp_size", 32))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(backward: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> Plan:
+    tiles, most_elements = (_ROWS_BACKWARD, _ONLINE_ELEMENTS_BACKWARD) if backward else (_ROWS, _ONLINE_ELEMENTS)
+    widest = 8 if max(dtype.itemsize for dtype in dtypes) == 8 else 4
+    tile = next((line[1:] for line in tiles[widest] if n <= line[0]), None)
+    if tile is not None:
+        elements, threads = tile
+        tier, depth, block = "row", 1, _next_power_of_two(n)
+        # Whatever the number of rows is, so that a row's bits do not depend on the rows beside it.
+        tile_rows = elements // block
+    else:
+        # As many columns as the threads read in 16 bytes each: then a lane lives in one thread.
+        vector, threads = 16 // dtypes[0].itemsize, _ONLINE_THREADS[widest]
+        tier, depth, block = "online", min(_ONLINE_DEPTH, most_elements // vector), threads * vector
+        tile_rows = 1
+    programs = -(-rows // tile_rows)
+    num_warps = max(1, threads // warp)
+    most = min(_MOST_PROGRAMS, _MOST_THREADS // (num_warps * warp))
+    return Plan(tier, block, tile_rows, depth, num_warps, 1, max(1, min(programs, most)))
+
+
+def _next_power_of_two(value: int) -> int:
+    """The least power of two that is not below ``value``."""
+    return 1 << max(0, value - 1).bit_length()
