@@ -12,38 +12,25 @@ enum class Function { ONEPASS_FUNCTIONS(ENUMERATOR) };
 #undef ENUMERATOR
 
 // The policies of each function. No kernel asks which function it computes.
+template <class TheScore, template <class> class TheEpilogue, class TheGrad>
+struct PolicySet {
+  typedef TheScore Score;
+  template <class Out>
+  using Epilogue = TheEpilogue<Out>;
+  typedef TheGrad Grad;
+};
 template <Function>
 struct Policies;
 template <>
-struct Policies<Function::softmax> {
-  typedef Identity Score;
-  template <class Out>
-  using Epilogue = SoftmaxEpilogue<Out>;
-  typedef SoftmaxGrad Grad;
-};
+struct Policies<Function::softmax> : PolicySet<Identity, SoftmaxEpilogue, SoftmaxGrad> {};
 template <>
-struct Policies<Function::log_softmax> {
-  typedef Identity Score;
-  template <class Out>
-  using Epilogue = LogSoftmaxEpilogue<Out>;
-  typedef LogSoftmaxGrad Grad;
-};
+struct Policies<Function::log_softmax> : PolicySet<Identity, LogSoftmaxEpilogue, LogSoftmaxGrad> {};
 template <>
-struct Policies<Function::softmin> : Policies<Function::softmax> {
-  typedef Negate Score;
-};
+struct Policies<Function::softmin> : PolicySet<Negate, SoftmaxEpilogue, SoftmaxGrad> {};
 template <>
-struct Policies<Function::logsumexp> {
-  typedef Identity Score;
-  template <class Out>
-  using Epilogue = LogSumExpEpilogue<Out>;
-  typedef LogSumExpGrad Grad;
-};
+struct Policies<Function::logsumexp> : PolicySet<Identity, LogSumExpEpilogue, LogSumExpGrad> {};
 template <>
-struct Policies<Function::state> : Policies<Function::softmax> {
-  template <class Out>
-  using Epilogue = StateEpilogue<Out>;
-};
+struct Policies<Function::state> : PolicySet<Identity, StateEpilogue, SoftmaxGrad> {};  // nothing asks for its gradient
 
 struct Config {
   static constexpr bool kIsBackward = IS_BACKWARD;
