@@ -7,7 +7,7 @@
 #pragma once
 
 #include "block_reduce.cuh"
-#include "vector_access.cuh"
+#include "row_fragment.cuh"
 
 // The rows of a backward kernel, as the launch passes them: of dx, of the tensor that the forward saved, and of the
 // result's gradient.
@@ -74,46 +74,9 @@ struct OperandFragment {
   __device__ Out element(int e) const { return from_acc<Out>(at[e]); }
 };
 
-// Half types to half types: as they were read, two per register. (The compiler splits vectors of half elements, and
-// waits for each load.)
-template <class C, int Vecs>
-struct OperandFragmentHalf2 {
-  typedef typename C::In In;
-  typedef typename C::Out Out;
-  static constexpr int V = C::kVecSize, kWords = V / 2;
-  typedef Vector<uint32_t, kWords> Raw;
-  uint32_t at[Vecs * kWords];
-
-  __device__ void set(int i, Raw raw) {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = raw.at[w];
-  }
-  template <class Index>
-  __device__ void set_elements(int i, const In* from, Index first, Index n) {
-    const auto bits = [&](int v) -> uint32_t { return is_inside(first + v, n) ? from[v].bits : 0; };
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = bits(2 * w) | bits(2 * w + 1) << 16;
-  }
-  // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
-  // the first pass, in twice the registers.
-  __device__ void opaque_registers() {
-#pragma unroll
-    for (int w = 0; w < Vecs * kWords; ++w) asm volatile("" : "+r"(at[w]));
-  }
-  __device__ float operator[](int i) const { return to_acc(get_half<In>(at[i / 2], i % 2)); }
-  __device__ float reconverted(int i) const { return reconvert<In>(at[i / 2], i % 2); }
-  template <class F>
-  __device__ void replace(int i, F result) {
-#pragma unroll
-    for (int w = i * kWords; w < (i + 1) * kWords; ++w) at[w] = pack_half2<Out>(result(2 * w), result(2 * w + 1));
-  }
-  __device__ Raw vec(int i) const {
-    Raw made;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) made.at[w] = at[i * kWords + w];
-    return made;
-  }
-  __device__ Out element(int e) const { return get_half<Out>(at[e / 2], e % 2); }
+// Zero where a row has no element.
+struct OperandScore : Identity {
+  __device__ float neutral() const { return 0; }
 };
 
 // An operand that has one value per row.
@@ -147,7 +110,7 @@ struct BackwardFragment {
   typedef typename C::Out Out;
   typedef typename C::Acc A;
   static constexpr int V = C::kVecSize;
-  typedef typename Conditional<uses_half2<C>, OperandFragmentHalf2<C, Vecs>, OperandFragment<C, Vecs>>::type Operand;
+  typedef typename Conditional<uses_half2<C>, Half2Vecs<C, Vecs, OperandScore>, OperandFragment<C, Vecs>>::type Operand;
   typedef typename Operand::Raw Raw;
   Operand y;
   typename Conditional<C::kBroadcastGrad, BroadcastFragment<C>, Operand>::type g;

@@ -79,6 +79,55 @@ struct FragmentLoads {
   __device__ void set_full(int i, const In* at) { self()->set(i, *reinterpret_cast<const typename Self::Raw*>(at)); }
 };
 
+// The vectors of a thread, of half elements to half results: as they were read, but scored, two elements per register.
+// (The compiler splits vectors of half elements, and waits for each load.)
+template <class C, int Vecs, class Score>
+struct Half2Vecs {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  static constexpr int V = C::kVecSize, kWords = V / 2;
+  typedef Vector<uint32_t, kWords> Raw;
+  uint32_t at[Vecs * kWords];
+
+  template <bool EvictFirst>
+  static __device__ Raw read(const In* at) {
+    return load_vector<uint32_t, kWords, EvictFirst>(at);
+  }
+  __device__ void set(int i, Raw raw) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = Score().apply_half2(raw.at[w]);
+  }
+  template <class Index>
+  __device__ void set_elements(int i, const In* from, Index first, Index n) {
+    const auto bits = [&](int v) -> uint32_t {
+      return !C::kAligned && is_inside(first + v, n) ? from[v].bits : from_acc<In>(Score().neutral()).bits;
+    };
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = Score().apply_half2(bits(2 * w) | bits(2 * w + 1) << 16);
+  }
+  // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
+  // the first pass, in twice the registers.
+  __device__ void opaque_registers() {
+#pragma unroll
+    for (int w = 0; w < Vecs * kWords; ++w) asm volatile("" : "+r"(at[w]));
+  }
+  __device__ float operator[](int i) const { return to_acc(get_half<In>(at[i / 2], i % 2)); }
+  __device__ float reconverted(int i) const { return reconvert<In>(at[i / 2], i % 2); }
+  // The results take the place of the elements.
+  template <class F>
+  __device__ void replace(int i, F result) {
+#pragma unroll
+    for (int w = i * kWords; w < (i + 1) * kWords; ++w) at[w] = pack_half2<Out>(result(2 * w), result(2 * w + 1));
+  }
+  __device__ Raw vec(int i) const {
+    Raw made;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) made.at[w] = at[i * kWords + w];
+    return made;
+  }
+  __device__ Out element(int e) const { return get_half<Out>(at[e / 2], e % 2); }
+};
+
 // Half types to the same half type, two elements per register, so that a row takes half the registers. exp is called
 // twice per element.
 //
@@ -87,43 +136,20 @@ struct FragmentLoads {
 // rounded by. A larger maximum is first subtracted from the elements, in the half type. That is exact where the two are
 // within a factor of two; other elements are so far below that their exponential is 0.
 template <class C, int Vecs>
-struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
+struct FragmentHalf2 : Half2Vecs<C, Vecs, typename C::Score>, FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   typedef typename C::In T;
   typedef typename C::Epilogue Epilogue;
-  static constexpr int V = C::kVecSize, kWords = Vecs * V / 2;
+  typedef Half2Vecs<C, Vecs, typename C::Score> Base;
   static constexpr bool kKeepsExp = false, kTakesX = Epilogue::kTakesX;
-  uint32_t at[kWords];
+  using Base::at;
+  using Base::V;
+  using Base::vec;
   float subtracted;  // from all elements
 
-  typedef Vector<uint32_t, V / 2> Raw;  // the compiler splits vectors of half elements, and waits for each load
-
-  template <bool EvictFirst>
-  static __device__ Raw read(const T* at) {
-    return load_vector<uint32_t, V / 2, EvictFirst>(at);
-  }
-  __device__ void set(int i, Raw raw) {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) at[i * (V / 2) + w] = typename C::Score().apply_half2(raw.at[w]);
-  }
-  template <class Index>
-  __device__ void set_elements(int i, const T* from, Index first, Index n) {
-    const auto bits = [&](int v) -> uint32_t {
-      return !C::kAligned && is_inside(first + v, n) ? from[v].bits : neutral_element<C>().bits;
-    };
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w)
-      at[i * (V / 2) + w] = typename C::Score().apply_half2(bits(2 * w) | bits(2 * w + 1) << 16);
-  }
-  // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
-  // the first pass, in twice the registers.
-  __device__ void opaque_registers() {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) asm volatile("" : "+r"(at[w]));
-  }
   __device__ float max() const {
     uint32_t m = at[0];
 #pragma unroll
-    for (int w = 1; w < kWords; ++w) m = max_half2<T>(m, at[w]);
+    for (int w = 1; w < Vecs * V / 2; ++w) m = max_half2<T>(m, at[w]);
     return max_(to_acc(get_half<T>(m, 0)), to_acc(get_half<T>(m, 1)));
   }
   // Prepares the elements for the maximum of the row, or of a part of it that has them.
@@ -133,17 +159,16 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
     subtracted = m;
     const uint32_t half2 = pack_half2<T>(-m, -m);
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) at[w] = add_half2<T>(at[w], half2);
+    for (int w = 0; w < Vecs * V / 2; ++w) at[w] = add_half2<T>(at[w], half2);
   }
   __device__ float sum_exp(float m) const {
     if (kTakesX) return sum_exp_relative_to(m);
     const float offset = (subtracted - finite_or_zero(m)) * kLog2e;
-    return pairwise_sum<Vecs * V, 0>(
-        [&](int i) { return exp2_(fmaf(to_acc(get_half<T>(at[i / 2], i % 2)), kLog2e, offset)); });
+    return pairwise_sum<Vecs * V, 0>([&](int i) { return exp2_(fmaf((*this)[i], kLog2e, offset)); });
   }
   __device__ float sum_exp_relative_to(float m) const {
     const float base = finite_or_zero(m);
-    return pairwise_sum<Vecs * V, 0>([&](int i) { return exp_<T>(to_acc(get_half<T>(at[i / 2], i % 2)) - base); });
+    return pairwise_sum<Vecs * V, 0>([&](int i) { return exp_<T>((*this)[i] - base); });
   }
   __device__ void apply_epilogue(State<float> state) {
     const Epilogue epilogue(state);
@@ -187,31 +212,21 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   }
 
  private:
-  __device__ Raw vec(int i) const {
-    Raw raw;
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) raw.at[w] = at[i * (V / 2) + w];
-    return raw;
-  }
   __device__ float offset_of(State<float> state) const {
     return is_finite(state.m) ? (subtracted - state.m) * kLog2e - log2_(state.l) : nan_();
   }
   __device__ void apply_to_vec(int i, const Epilogue& epilogue, float offset) {
-#pragma unroll
-    for (int w = i * V / 2; w < (i + 1) * V / 2; ++w) {
-      const auto result = [&](int half) {
-        const float x = reconvert<T>(at[w], half);
-        return kTakesX ? epilogue(x) : exp2_(fmaf(x, kLog2e, offset));
-      };
-      at[w] = pack_half2<T>(result(0), result(1));
-    }
+    this->replace(i, [&](int e) {
+      const float x = this->reconverted(e);
+      return kTakesX ? epilogue(x) : exp2_(fmaf(x, kLog2e, offset));
+    });
   }
   template <class Index>
   __device__ void store_elements(int i, T* to, Index first, Index n) const {
     if constexpr (C::kAligned) return;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      if (is_inside(first + v, n)) to[v] = get_half<T>(at[i * (V / 2) + v / 2], v % 2);
+      if (is_inside(first + v, n)) to[v] = this->element(i * V + v);
     }
   }
   static constexpr float kNearMax = is_same<T, half_t> ? 1024 : 4096;
