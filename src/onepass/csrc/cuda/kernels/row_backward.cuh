@@ -8,6 +8,7 @@
 
 #include "block_reduce.cuh"
 #include "row_fragment.cuh"
+#include "score.cuh"
 
 // The rows of a backward kernel, as the launch passes them: of dx, of the tensor that the forward saved, and of the
 // result's gradient.

@@ -56,7 +56,7 @@ struct Forward {
     if constexpr (C::kUsesSmemVecs) first += smem_vecs * step;
     fragment.load(row, first, step, n);
   }
-  __device__ State<A> reduce(Reduce& reduce, uint32_t& iteration, int64_t) {
+  __device__ State<A> reduce(Reduce& reduce, uint32_t iteration, int64_t) {
     A thread_max = fragment.max();
     for_each_chunk([&](int c) {
       AsyncCopy::wait_all_but((smem_vecs - c) / kChunkVecs - 1);
@@ -75,7 +75,7 @@ struct Forward {
       thread_sum = add(thread_sum, chunk.sum_exp(max));
       if constexpr (Chunk::kKeepsExp) chunk.write_back(c);
     });
-    return reduce.sum(max, thread_sum, iteration++);
+    return reduce.sum(max, thread_sum, iteration);
   }
   __device__ void store(State<A> state, Out* row) {
     fragment.apply_epilogue_and_store(state, row, first, step, n);
@@ -136,9 +136,9 @@ struct Backward {
     fragment.load(row, first, part.step, part.n);
     tails.load(row, part.thread, part.before, part.n);
   }
-  __device__ A reduce(Reduce& reduce, uint32_t& iteration, int64_t n) {
+  __device__ A reduce(Reduce& reduce, uint32_t iteration, int64_t n) {
     L sum = {};
-    if constexpr (!needs_no_reduction<C>) sum = reduce(add(fragment.partial_sum(), tails.partial_sum()), iteration++);
+    if constexpr (!needs_no_reduction<C>) sum = reduce(add(fragment.partial_sum(), tails.partial_sum()), iteration);
     return row_sum<C>(sum, fragment.g[0], n);
   }
   __device__ void store(A sum, typename C::Out* row) {
@@ -192,6 +192,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_vecs) {
     is_first = false;
 
     const auto state = op.reduce(reduce, iteration, rows.n);
+    ++iteration;
     op.fragment.opaque_registers();
     if (!exists) continue;
     if constexpr (Op::kOnePerRow) {
