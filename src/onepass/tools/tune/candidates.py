@@ -178,9 +178,7 @@ def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
     for function, dtype, plan in todo:
         columns, few_threads = plan.tier > TWOPASS, plan.tier in (WARP, STAGED)
         most_threads = max(128, 1 << (plan.threads_per_row * plan.rows_per_block - 1).bit_length())
-        (
-            plan.blocks_per_row if plan.tier in (CLUSTER, COLUMNS) else min(plan.blocks_per_row, 2) if columns else 0
-        )
+        (plan.blocks_per_row if plan.tier in (CLUSTER, COLUMNS) else min(plan.blocks_per_row, 2) if columns else 0)
         kind = plan._replace(
             threads_per_row=plan.threads_per_row if few_threads else most_threads if columns else 0,
             rows_per_block=0 if columns else plan.rows_per_block,
