@@ -209,7 +209,7 @@ def measure_columns(
 
 
 def close(looks: dict[Plan, float]) -> list[Plan]:
-    """Of plans and their times at a first look those to be timed in full: of the tier flat, and of the others.
+    """Of plans and their times at a first look those to be timed in full: of the tier staged, and of the others.
 
     >>> plan = Plan(0, 1, 128, 4, 4, 1, 0)
     >>> more = [plan._replace(threads_per_row=threads) for threads in (2, 4)]
@@ -218,8 +218,8 @@ def close(looks: dict[Plan, float]) -> list[Plan]:
     [(0, 1), (0, 2), (1, 1)]
     """
     found: list[Plan] = []
-    for is_flat in (False, True):  # which are in tables of their own
-        kind = sorted((us, plan) for plan, us in looks.items() if (plan.tier == STAGED) == is_flat)
+    for is_staged in (False, True):  # which are in tables of their own
+        kind = sorted((us, plan) for plan, us in looks.items() if (plan.tier == STAGED) == is_staged)
         found += [plan for us, plan in kind[:MOST] if us <= CLOSE * kind[0][0]]
     return found
 
