@@ -228,8 +228,6 @@ def test_more_than_64_dims_are_torchs(function):
     assert not patched.report.served
     fallbacks = {(name, "an error of onepass") for name in (function, f"{function} backward")}
     assert set(patched.report.fallbacks) == fallbacks
-        (name, "an error of onepass") for name in (function, f"{function} backward")
-    }
 
 
 # Gradients ----------------------------------------------------------------------------------------------------------
