@@ -18,7 +18,7 @@ thread_local Seen seen;
 thread_local Result answer = 0;  // of the driver to a cooperative launch
 thread_local bool counts_only = false;
 
-bool is_backward(Handle kernel) { return words_of(kernel).find("FUNCTION") > words_of(kernel).find("_backward.cu"); }
+bool is_backward(Handle kernel) { return words_of(kernel).find("IS_BACKWARD=1") != std::string::npos; }
 bool is_pointwise(Handle kernel) { return words_of(kernel).compare(0, 14, "rows_pointwise") == 0; }
 
 }  // namespace
@@ -28,9 +28,10 @@ Result onepass::cuda::taken(const LaunchConfig& config, Handle kernel, void** ar
   seen = Seen(config, kernel);
   const auto add_address = [&] { seen.addresses.push_back(*static_cast<void**>(*arguments++)); };
   const auto add_long = [&] { seen.numbers.push_back(*static_cast<int64_t*>(*arguments++)); };
-  const int tensors = is_backward(kernel) || is_pointwise(kernel) ? 3 : 2;
-  for (int i = 0; i < tensors; ++i) add_address();
-  for (int i = 0; i < 2 + tensors; ++i) add_long();  // rows, n and strides
+  const int64_t* const rows = static_cast<int64_t*>(*arguments++);
+  const int tensors = is_backward(kernel) ? 3 : 2;
+  for (int i = 0; i < tensors; ++i) seen.addresses.push_back(reinterpret_cast<void*>(rows[i]));
+  seen.numbers.insert(seen.numbers.end(), rows + tensors, rows + 2 * tensors + 2);  // rows, n and strides
   if (is_pointwise(kernel)) {
     add_address(), add_long(), add_long();
   } else {

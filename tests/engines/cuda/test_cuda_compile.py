@@ -249,7 +249,7 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
 
 
 MACROS = {
-    "IN_TYPE": "half_t", "OUT_TYPE": "float", "FUNCTION": "Function::softmax", "THREADS_PER_ROW": 0,
+    "IS_BACKWARD": 0, "IN_TYPE": "half_t", "OUT_TYPE": "float", "FUNCTION": "Function::softmax", "THREADS_PER_ROW": 0,
     "ROWS_PER_BLOCK": 1, "VECS_PER_THREAD": 4, "VEC_SIZE": 4, "VEC_ACCESS": 0, "CLUSTER_SIZE": 1, "USES_SMEM_VECS": 0,
     "BROADCAST_GRAD": 0, "BLOCK_THREADS": 256, "PREFETCHES_TILE": 0, "USES_GRID": 0, "TWO_PASS": 0,
 }  # fmt: skip

@@ -82,11 +82,10 @@ Handle find_or_load(Function function, DType in, DType out, const CudaPlan& plan
 const char* source_of(Pass pass, Function function, Tier tier) {
   const bool forward = pass == Pass::forward;
   if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
-  if (tier == Tier::grid) return forward ? "rows_grid.cu" : "rows_grid_backward.cu";
+  if (tier == Tier::grid) return "rows_grid.cu";
   if (!forward && is_reduction(function)) return "rows_pointwise.cu";
-  if (tier == Tier::twopass) return forward ? "rows_twopass.cu" : "rows_twopass_backward.cu";
-  if (tier == Tier::staged && forward) return "rows_staged.cu";
-  return forward ? "rows_onchip.cu" : "rows_onchip_backward.cu";
+  if (tier == Tier::twopass) return "rows_twopass.cu";
+  return tier == Tier::staged && forward ? "rows_staged.cu" : "rows_onchip.cu";
 }
 
 std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan, Pass pass) {
@@ -96,6 +95,7 @@ std::vector<std::string> defines_of(Function function, DType in, DType out, cons
   return {define("IN_TYPE", type_name(in)),
           define("OUT_TYPE", type_name(out)),
           define("FUNCTION", std::string("Function::") + traits_of(function).name),
+          number("IS_BACKWARD", pass != Pass::forward),
           number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
           number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
           number("VECS_PER_THREAD", plan.vecs_per_thread()),
@@ -350,14 +350,19 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
   const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
   const bool forward = problem.direction == Direction::forward, has_lse = !forward && problem.is_reduction();
   const int count_of_tensors = forward ? int(kForwardTensors) : launch.has_tiles ? int(kBackwardTensors) : int(kLse);
-  for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
+  int64_t rows[2 * kBackwardTensors + 2];  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh)
   if (launch.has_tiles) {
+    for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
     tiles = launch.tiles;
     tiles.messages = messages;
     add(&tiles);
   } else {
-    add(&launch.rows), add(&launch.n);
-    for (int t = 0; t < count_of_tensors; ++t) add(&launch.strides[t]);
+    rows[count_of_tensors] = launch.rows, rows[count_of_tensors + 1] = launch.n;
+    for (int t = 0; t < count_of_tensors; ++t) {
+      rows[t] = reinterpret_cast<int64_t>(problem.tensors[t].data);
+      rows[count_of_tensors + 2 + t] = launch.strides[t];
+    }
+    add(rows);
     if (has_lse) {
       add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);
     } else {  // A kernel reads as many as it takes.

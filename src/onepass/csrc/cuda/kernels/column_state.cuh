@@ -24,7 +24,7 @@ struct ColumnConfig : OneOperand<Config> {
   // first elements. Those, a stage, come first and stay in shared memory. (A function with the logarithm of the sum
   // needs the maximum itself, because the logarithm is next to nothing where one element is far above the others.)
   static constexpr bool kProvisionalMax =
-      kHalfOut && Config::kUsesSmemVecs && !Config::kTwoPass && !kPipelined && !Config::kIsReduction && !Config::kLog;
+      kHalfOut && Config::kUsesSmemVecs && !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp;
   static constexpr int kFirstVecs = kProvisionalMax ? kStageVecs : 0;
   // Whether the sums of threads are relative to their own maxima when they are reduced, not to the block's. Over the
   // grid that is 2 to 4% faster, for half results in one block up to 4%. For float results in blocks and clusters it is
@@ -34,7 +34,7 @@ struct ColumnConfig : OneOperand<Config> {
       (Config::kGrid && kPipelined) || (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax);
   // Whether exponentials take the places of their elements. Those of doubles do not where blocks share columns: they
   // would be rounded by the difference of the maxima.
-  static constexpr bool kKeepsExp = !Config::kTwoPass && !kPipelined && !Config::kIsReduction && !Config::kLog &&
+  static constexpr bool kKeepsExp = !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp &&
                                     sizeof(In) == sizeof(Out) && sizeof(Acc) == sizeof(In) &&
                                     (sizeof(Acc) == 4 || (Config::kClusterSize == 1 && !Config::kGrid));
   // Whether floats in shared memory are reduced as they arrive, relative to the maximum of those in registers.
@@ -46,11 +46,10 @@ struct ColumnConfig : OneOperand<Config> {
 template <bool Again, class C, class T, int Vecs>
 __device__ inline typename C::Acc element_value(const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
   typedef typename C::Acc A;
-  const A sign = C::kFunction == Function::softmin ? A(-1) : A(1);
   if constexpr (Again && C::kConvertsHalf2)
-    return sign * reconvert<T>(fragment.at[i].at[v / 2], v % 2);
+    return typename C::Score()(A(reconvert<T>(fragment.at[i].at[v / 2], v % 2)));
   else
-    return sign * round_through<typename C::Out>(fragment.get(i, v));
+    return typename C::Score()(round_through<typename C::Out>(fragment.get(i, v)));
 }
 
 // The maximum of a thread's elements of each column. `neutral` is -inf.
@@ -62,15 +61,13 @@ __device__ inline void max_of(const ColumnFragment<C, T, Vecs>& fragment, typena
   if constexpr (C::kConvertsHalf2) {
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) {
-      uint32_t max = fragment.at[0].at[w];
+      const auto score = [&](int i) { return typename C::Score().apply_half2(fragment.at[i].at[w]); };
+      uint32_t max = score(0);
 #pragma unroll
-      for (int i = 1; i < Vecs; ++i)
-        max = C::kFunction == Function::softmin ? min_half2<T>(max, fragment.at[i].at[w])
-                                                : max_half2<T>(max, fragment.at[i].at[w]);
-      const A sign = C::kFunction == Function::softmin ? A(-1) : A(1);
+      for (int i = 1; i < Vecs; ++i) max = max_half2<T>(max, score(i));
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        m[2 * w + half] = max_(sign * to_acc(get_half<T>(max, half)), A(-infinity()));  // a NaN is no maximum
+        m[2 * w + half] = max_(A(to_acc(get_half<T>(max, half))), A(-infinity()));  // a NaN is no maximum
     }
   } else {
 #pragma unroll
@@ -195,14 +192,20 @@ template <class C>
 using ColumnOnlineState =
     typename Conditional<C::kHalfOut && C::kConvertsHalf2, OnlineStateHalf2<C>, StageState<C>>::type;
 
+template <class C>
+__device__ inline void store_reduction(State<typename C::Acc> column, typename C::Out* y, int64_t plane_stride) {
+  if constexpr (C::Epilogue::kOnePerRow) C::Epilogue::store(column, y, plane_stride);
+}
+
 // The epilogue of the elements of a column, made once from the column's state and the block's maximum.
 template <class C>
 struct ElementEpilogue {
   typedef typename C::Acc A;
-  Epilogue<C> epilogue;
-  __device__ static ElementEpilogue make(State<A> column, A) { return {Epilogue<C>(column)}; }
+  typedef typename C::Epilogue Own;
+  typename Conditional<Own::kOnePerRow, SoftmaxEpilogue<typename C::Out>, Own>::type epilogue;
+  __device__ static ElementEpilogue make(State<A> column, A) { return {{column}}; }
   __device__ A operator()(A x) const {
-    if constexpr (sizeof(A) == 8 || C::kHalfOut || C::kLog) {
+    if constexpr (sizeof(A) == 8 || C::kHalfOut || C::Epilogue::kTakesX) {
       return epilogue(x);
     } else {  // exp_for_sum with its correction in the factor: rounded once, in eight instructions instead of eleven
       const float v = x - epilogue.m, t = v * kLog2e, e = exp2_(t), off = fminf(fmaf(t, -0.693147181f, v), 1e-3f);
@@ -225,7 +228,7 @@ struct alignas(2 * sizeof(typename C::Acc)) ExpEpilogue {
   typedef typename C::Acc A;
   A factor, factor_lo;
   __device__ static ExpEpilogue make(State<A> column, A block_max) {
-    const Epilogue<C> epilogue(column);
+    const typename C::Epilogue epilogue(column);
     ExpEpilogue made = {epilogue.factor, sizeof(A) == 8 ? 0 : epilogue.factor_lo};
     if constexpr (C::kClusterSize > 1 || C::kGrid)
       made.rescale(block_max == -infinity() ? 0 : finite_or_zero(block_max) - finite_or_zero(column.m));
@@ -250,4 +253,4 @@ struct alignas(2 * sizeof(typename C::Acc)) ExpEpilogue {
 template <class C>
 using ColumnEpilogue = typename Conditional<
     C::kKeepsExp, ExpEpilogue<C>,
-    typename Conditional<C::kHalfOut && !C::kLog, HalfEpilogue<C>, ElementEpilogue<C>>::type>::type;
+    typename Conditional<C::kHalfOut && !C::Epilogue::kTakesX, HalfEpilogue<C>, ElementEpilogue<C>>::type>::type;

@@ -88,14 +88,14 @@ extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
           state.add_elements(v, stage, [&](int i) { return element_value<true>(stage, i, v); });
       };
 #pragma unroll
-      for (int q = 0; q < (C::kIsReduction ? 0 : C::kVecs); q += kStageVecs) {
+      for (int q = 0; q < (C::Epilogue::kOnePerRow ? 0 : C::kVecs); q += kStageVecs) {
         if (q < tiles.vecs_per_thread_max) receive(q, 0), prefetch_stage(), set_stage(fragment, q, stage), add_stage();
       }
       if (iteration == 0) column_reduce.wait_for_clear(&messages_clear);
 #pragma unroll 1
-      for (int q = C::kIsReduction ? 0 : C::kVecs; q < tiles.vecs_per_thread_max; q += kStageVecs) {
-        receive(q, C::kIsReduction ? 0 : (q - C::kVecs) / kStageVecs);
-        if constexpr (C::kIsReduction) prefetch_stage();
+      for (int q = C::Epilogue::kOnePerRow ? 0 : C::kVecs; q < tiles.vecs_per_thread_max; q += kStageVecs) {
+        receive(q, C::Epilogue::kOnePerRow ? 0 : (q - C::kVecs) / kStageVecs);
+        if constexpr (C::Epilogue::kOnePerRow) prefetch_stage();
         add_stage();
       }
       fragment.opaque_registers();
@@ -240,21 +240,21 @@ extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
     if (is_shared) {
       column_reduce.reduce<C::kProvisionalMax>(m, sums, epilogues, tile, iteration++,
                                                [&](int column, StatePair<A> state, A block_max) {
-                                                 if constexpr (C::kIsReduction)
+                                                 if constexpr (C::Epilogue::kOnePerRow)
                                                    store_column(column, {state.m, state.l});
                                                  return ColumnEpilogue<C>::make({state.m, state.l}, block_max);
                                                });
     } else {  // the thread has whole columns
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        if constexpr (C::kIsReduction) {
+        if constexpr (C::Epilogue::kOnePerRow) {
           if (threadIdx.x < tiles.threads_x) store_column(threadIdx.x * V + v, {m[v], sums[v]});
         } else {
           epilogues[v] = ColumnEpilogue<C>::make({m[v], sums[v]}, m[v]);
         }
       }
     }
-    if constexpr (!C::kIsReduction) {
+    if constexpr (!C::Epilogue::kOnePerRow) {
       const auto fragment_result = [&](int i, int v) { return epilogues[v](epilogue_input(fragment, i, v)); };
       const auto stage_result = [&](int i, int v) { return epilogues[v](epilogue_input(stage, i, v)); };
       if constexpr (C::kPipelined) {

@@ -10,11 +10,12 @@
 #include "config.cuh"
 #include "row_backward.cuh"
 
-constexpr bool kLogsumexp = BackwardConfig::kFunction == Function::logsumexp;
+constexpr bool kLogsumexp = is_same<BackwardConfig::Grad, LogSumExpGrad>;
 constexpr bool kVectorGrad = !kLogsumexp && !BackwardConfig::kBroadcastGrad;  // g has vectors as y has
 
 struct C : BackwardConfig {
   static constexpr int kOperands = kVectorGrad ? 2 : 1;
+  typedef Conditional<kLogsumexp, SoftmaxGrad, BackwardConfig::Grad>::type Grad;
 };
 typedef C::Acc A;
 typedef C::Sum L;
@@ -247,7 +248,8 @@ extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
       for (int v = 0; v < V; ++v) s[v] = sums[v];
     }
 #pragma unroll
-    for (int v = 0; v < V; ++v) s[v] = C::kBroadcastGrad ? broadcast_g * (C::kLog ? A(tiles.n) : s[v]) : s[v];
+    for (int v = 0; v < V; ++v)
+      s[v] = C::kBroadcastGrad ? broadcast_g * (C::Grad::kSumsGrad ? A(tiles.n) : s[v]) : s[v];
     const auto fragment_result = [&](int i, int v) { return fragment.result(broadcast_g, s[v], i, v); };
     const auto stage_result = [&](int i, int v) { return stage.result(broadcast_g, s[v], i, v); };
     if constexpr (kPipelined) {

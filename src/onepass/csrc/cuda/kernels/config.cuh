@@ -2,14 +2,55 @@
 // host/launch.cpp). No other file reads those macros: headers take a struct like this one as their parameter C.
 #pragma once
 
+#include "epilogue.cuh"
+#include "functions.h"
+#include "score.cuh"
 #include "vector_access.cuh"
 
+#define ENUMERATOR(name, is_reduction, leading_planes) name,
+enum class Function { ONEPASS_FUNCTIONS(ENUMERATOR) };
+#undef ENUMERATOR
+
+// The policies of each function. No kernel asks which function it computes.
+template <Function>
+struct Policies;
+template <>
+struct Policies<Function::softmax> {
+  typedef Identity Score;
+  template <class Out>
+  using Epilogue = SoftmaxEpilogue<Out>;
+  typedef SoftmaxGrad Grad;
+};
+template <>
+struct Policies<Function::log_softmax> {
+  typedef Identity Score;
+  template <class Out>
+  using Epilogue = LogSoftmaxEpilogue<Out>;
+  typedef LogSoftmaxGrad Grad;
+};
+template <>
+struct Policies<Function::softmin> : Policies<Function::softmax> {
+  typedef Negate Score;
+};
+template <>
+struct Policies<Function::logsumexp> {
+  typedef Identity Score;
+  template <class Out>
+  using Epilogue = LogSumExpEpilogue<Out>;
+  typedef LogSumExpGrad Grad;
+};
+template <>
+struct Policies<Function::state> : Policies<Function::softmax> {
+  template <class Out>
+  using Epilogue = StateEpilogue<Out>;
+};
+
 struct Config {
+  static constexpr bool kIsBackward = IS_BACKWARD;
   typedef IN_TYPE In;    // forward: of x. Backward: of the gradient and of the forward's result
   typedef OUT_TYPE Out;  // forward: of y. Backward: of the input's gradient, and of the input
-  static constexpr Function kFunction = FUNCTION;
-  static constexpr bool kIsReduction = is_reduction(kFunction);
-  static constexpr bool kLog = kFunction == Function::log_softmax;
+  typedef Policies<FUNCTION> Policy;
+  typedef Policy::Score Score;
 
   static constexpr int kVecs = VECS_PER_THREAD;  // vectors of a thread, in registers
   static constexpr int kVecSize = VEC_SIZE;      // elements of a vector
@@ -33,11 +74,18 @@ struct Config {
 struct ForwardConfig : Config {
   typedef AccType<Out> Acc;
   typedef SumType<Out> Sum;
+  typedef Policy::Epilogue<Out> Epilogue;
 };
 
 struct BackwardConfig : Config {
   typedef AccType<In> Acc;
+  typedef Policy::Grad Grad;
   // Beside the rounding of a half result that of a plain float sum is nothing.
   static constexpr bool kIsExact = sizeof(Out) > 2 || sizeof(In) == 8;
   typedef Conditional<kIsExact, Compensated<Acc>, Acc>::type Sum;
 };
+
+// The parameters and the operation of a kernel that serves both directions.
+typedef Conditional<Config::kIsBackward, BackwardConfig, ForwardConfig>::type KernelConfig;
+template <template <class> class Forward, template <class> class Backward>
+using KernelOp = typename Conditional<Config::kIsBackward, Backward<BackwardConfig>, Forward<ForwardConfig>>::type;

@@ -1,23 +1,28 @@
-// epilogue.cuh: the result of an element, given the state of its row.
+// epilogue.cuh: what a function computes of the state of a row, and of the elements of the row if it has a result for
+// each of them. Out is the type of the results.
+//
+//   kOnePerRow    whether the function is a reduction. Then `store` stores the results of a row; a row may have one in
+//                 each of several planes, which are `plane_stride` elements apart
+//   epilogue(x)   otherwise, the result of an element, from an epilogue that is made of the state of its row
+//   kTakesX       whether it is computed from x alone
+//   kTakesExp     whether `from_exp` computes it from exp(x - m) too, for rows that keep their exponentials
 #pragma once
 
 #include "state.cuh"
 
-// y = epilogue(x). `C` has the type Out of the result, its accumulator's type Acc, and kFunction.
-template <class C>
-struct Epilogue {
-  typedef typename C::Acc A;
-  static constexpr bool kLog = C::kFunction == Function::log_softmax;
+// exp(x - m) / l
+template <class Out>
+struct SoftmaxEpilogue {
+  typedef AccType<Out> A;
+  static constexpr bool kOnePerRow = false, kTakesX = false, kTakesExp = true;
   A m;
-  A factor;     // 1 / l; of doubles l itself, of log_softmax log(l)
+  A factor;     // 1 / l; of doubles l itself
   A factor_lo;  // the rounding error of 1 / l
 
-  Epilogue() = default;
-  __device__ Epilogue(State<A> row) : m(row.m) {
+  SoftmaxEpilogue() = default;
+  __device__ SoftmaxEpilogue(State<A> row) : m(row.m) {
     const bool is_undefined = row.m == infinity() || row.m == -infinity();  // torch gives NaN for the whole row
-    if constexpr (kLog) {
-      factor = log_(row.l);
-    } else if constexpr (sizeof(A) == 8) {
+    if constexpr (sizeof(A) == 8) {
       factor = row.l;
     } else {
       factor = reciprocal(row.l);
@@ -25,27 +30,87 @@ struct Epilogue {
     }
     if (is_undefined) factor = A(nan_());
   }
-  __device__ A operator()(A x) const { return kLog ? (x - m) - factor : from_exp(exp_<typename C::Out>(x - m)); }
-  // The result from e = exp(x - m), for rows that keep their exponentials. It is rounded once, as a division is, by two
-  // instructions; a half result needs one.
+  __device__ A operator()(A x) const { return from_exp(exp_<Out>(x - m)); }
+  // It is rounded once, as a division is, by two instructions; a half result needs one.
   __device__ A from_exp(A e) const {
     if constexpr (sizeof(A) == 8) {
       return e / factor;
     } else {
-      return sizeof(typename C::Out) == 2 ? e * factor : fmaf(e, factor, e * factor_lo);
+      return sizeof(Out) == 2 ? e * factor : fmaf(e, factor, e * factor_lo);
     }
   }
 };
 
-// Stores the result of a reduction of one row at `y`. A state is two planes, of maxima and of sums, `plane_stride`
-// elements apart.
-template <class C>
-__device__ inline void store_reduction(State<typename C::Acc> row, typename C::Out* y, int64_t plane_stride) {
-  typedef typename C::Out Out;
-  if constexpr (C::kFunction == Function::state) {
-    *y = from_acc<Out>(row.m);
-    y[plane_stride] = from_acc<Out>(row.l);
-  } else {
+// x - m - log(l)
+template <class Out>
+struct LogSoftmaxEpilogue {
+  typedef AccType<Out> A;
+  static constexpr bool kOnePerRow = false, kTakesX = true, kTakesExp = false;
+  A m, log_l;
+
+  LogSoftmaxEpilogue() = default;
+  __device__ LogSoftmaxEpilogue(State<A> row) : m(row.m) {
+    const bool is_undefined = row.m == infinity() || row.m == -infinity();  // torch gives NaN for the whole row
+    log_l = log_(row.l);
+    if (is_undefined) log_l = A(nan_());
+  }
+  __device__ A operator()(A x) const { return (x - m) - log_l; }
+};
+
+// m + log(l)
+template <class Out>
+struct LogSumExpEpilogue {
+  static constexpr bool kOnePerRow = true, kTakesX = false, kTakesExp = false;
+  static __device__ void store(State<AccType<Out>> row, Out* y, int64_t) {
     *y = from_acc<Out>(finite_or_zero(row.m) + log_(row.l));
   }
-}
+};
+
+// m in the first plane, l in the second
+template <class Out>
+struct StateEpilogue {
+  static constexpr bool kOnePerRow = true, kTakesX = false, kTakesExp = false;
+  static __device__ void store(State<AccType<Out>> row, Out* y, int64_t plane_stride) {
+    *y = from_acc<Out>(row.m);
+    y[plane_stride] = from_acc<Out>(row.l);
+  }
+};
+
+// The gradients of the scores of a row, from a sum over the row. y are the forward's results and g their gradients.
+//
+//   kSumsGrad   whether the terms are those of g alone, so that the sum of a broadcast g needs no element
+
+// y (g - sum(g y))
+struct SoftmaxGrad {
+  static constexpr bool kSumsGrad = false;
+  // A broadcast g is a factor of the sum instead.
+  template <bool BroadcastGrad, class A>
+  static __device__ A sum_term(A y, A g) {
+    return BroadcastGrad ? y : g * y;
+  }
+  template <class Out, class A>
+  static __device__ A result(A y, A g, A sum) {
+    return y * (g - sum);
+  }
+};
+
+// g - exp(y) sum(g)
+struct LogSoftmaxGrad {
+  static constexpr bool kSumsGrad = true;
+  template <bool BroadcastGrad, class A>
+  static __device__ A sum_term(A, A g) {
+    return g;
+  }
+  template <class Out, class A>
+  static __device__ A result(A y, A g, A sum) {
+    return g - exp_<Out>(y) * sum;
+  }
+};
+
+// g exp(x - y), which needs no sum, but x
+struct LogSumExpGrad {
+  template <class Out, class X, class A>
+  static __device__ auto result(X x, A g, A y) {
+    return g * exp_<Out>(x - y);
+  }
+};

@@ -43,13 +43,12 @@ __device__ inline uint32_t round_down<half_t>(float v) {
   return bits;
 }
 
-// OnlineState (column_online.cuh) for elements that are half2. The maxima so far (for softmin, the minima), and the
-// limits above which the sums are rescaled, are half2 too.
+// OnlineState (column_online.cuh) for elements that are half2. The maxima so far, and the limits above which the sums
+// are rescaled, are half2 too.
 template <class C>
 struct OnlineStateHalf2 {
   typedef typename C::In T;
   static constexpr int V = C::kVecSize;
-  static constexpr float kSign = C::kFunction == Function::softmin ? -1 : 1;
   typedef uint32_t Maxima[V > 1 ? V / 2 : 1];
   Maxima m, limit;
   float scaled_base[V], l[V];
@@ -58,14 +57,14 @@ struct OnlineStateHalf2 {
   static __device__ void max_of(const ColumnFragment<C, T, Vecs>& fragment, Maxima& max) {
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) {
-      max[w] = fragment.at[0].at[w];
+      max[w] = score(fragment, 0, w);
 #pragma unroll
-      for (int i = 1; i < Vecs; ++i) max[w] = larger(max[w], fragment.at[i].at[w]);
+      for (int i = 1; i < Vecs; ++i) max[w] = max_half2<T>(max[w], score(fragment, i, w));
     }
   }
   __device__ void init() {
 #pragma unroll
-    for (int w = 0; w < V / 2; ++w) m[w] = neutral_element<C>().bits * 0x10001u;
+    for (int w = 0; w < V / 2; ++w) m[w] = from_acc<T>(-infinity()).bits * 0x10001u;
 #pragma unroll
     for (int v = 0; v < V; ++v) l[v] = 0;
     set_base();
@@ -74,8 +73,8 @@ struct OnlineStateHalf2 {
     uint32_t is_higher = 0;
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) {
-      m[w] = larger(m[w], stage_max[w]);
-      is_higher |= larger(limit[w], stage_max[w]) ^ limit[w];
+      m[w] = max_half2<T>(m[w], stage_max[w]);
+      is_higher |= max_half2<T>(limit[w], stage_max[w]) ^ limit[w];
     }
     if (!is_higher) return;
     float before[V];
@@ -94,15 +93,16 @@ struct OnlineStateHalf2 {
     }
   }
   // A NaN is no maximum.
-  __device__ float max(int v) const { return fmaxf(kSign * to_acc(get_half<T>(m[v / 2], v % 2)), -infinity()); }
+  __device__ float max(int v) const { return fmaxf(to_acc(get_half<T>(m[v / 2], v % 2)), -infinity()); }
   __device__ float sum_relative_to(int v, float max) const {
     return rescale(l[v], scaled_base[v] - finite_or_zero(max) * ShortLog2e<T>::kFactor);
   }
 
  private:
   static constexpr float kSlack = 8;
-  static __device__ uint32_t larger(uint32_t a, uint32_t b) {
-    return C::kFunction == Function::softmin ? min_half2<T>(a, b) : max_half2<T>(a, b);
+  template <int Vecs>
+  static __device__ uint32_t score(const ColumnFragment<C, T, Vecs>& fragment, int i, int w) {
+    return typename C::Score().apply_half2(fragment.at[i].at[w]);
   }
   static __device__ float rescale(float sum, float difference) {
     const float root = exp2_(fminf(difference, 0.0f) * (ShortLog2e<T>::kRest / 2));
@@ -114,7 +114,7 @@ struct OnlineStateHalf2 {
     for (int v = 0; v < V; ++v) {
       const float base = clamp_to_finite(max(v));
       scaled_base[v] = base * ShortLog2e<T>::kFactor;
-      const uint32_t bits = round_down<T>(base + kSlack) ^ (C::kFunction == Function::softmin ? 0x8000u : 0u);
+      const uint32_t bits = round_down<T>(base + kSlack);
       limit[v / 2] = v % 2 ? limit[v / 2] & 0xffff | bits << 16 : bits;
     }
   }

@@ -9,6 +9,34 @@
 #include "block_reduce.cuh"
 #include "vector_access.cuh"
 
+// The rows of a backward kernel, as the launch passes them: of dx, of the tensor that the forward saved, and of the
+// result's gradient.
+template <class C>
+struct OperandRow {
+  const typename C::In *y, *g;
+};
+template <class C, class Saved = typename C::In>
+struct BackwardRows {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef OperandRow<C> Row;
+  Out* dx;
+  const Saved* y;
+  const In* g;
+  int64_t count, n, dx_stride, y_stride, g_stride;
+
+  // The row at an index. Where it does not exist that is the first row, because g may be loaded whatever n is.
+  static constexpr bool kIsAlwaysARow = true;
+  __device__ Row row(int64_t index, bool exists = true) const {
+    return {y + (exists ? index : 0) * y_stride, g + (exists ? index : 0) * g_stride};
+  }
+  __device__ Out* result(int64_t index) const { return dx + index * dx_stride; }
+};
+template <class C>
+__device__ inline int misalignment(OperandRow<C> row) {
+  return misalignment<C>(row.y);
+}
+
 // The vectors of one operand, in the accumulator's type.
 template <class C, int Vecs>
 struct OperandFragment {
@@ -104,12 +132,12 @@ constexpr bool uses_half2 = sizeof(typename C::In) == 2 && sizeof(typename C::Ou
 // What an element adds to the sum of its row. A broadcast gradient of softmax is a factor of the sum instead.
 template <class C>
 __device__ inline typename C::Acc sum_term(typename C::Acc y, typename C::Acc g) {
-  return C::kLog ? g : C::kBroadcastGrad ? y : g * y;
+  return C::Grad::template sum_term<C::kBroadcastGrad>(y, g);
 }
 // dx of an element, from the sum of its row.
 template <class C>
 __device__ inline typename C::Acc input_grad(typename C::Acc y, typename C::Acc g, typename C::Acc s) {
-  return C::kLog ? g - exp_<typename C::Out>(y) * s : y * (C::kFunction == Function::softmin ? s - g : g - s);
+  return typename C::Score().backward(C::Grad::template result<typename C::Out>(y, g, s));
 }
 
 // A thread's vectors of both operands.
@@ -127,25 +155,29 @@ struct BackwardFragment {
   // Loads Vecs vectors of a row; the first begins at element `first`, and each other `step` elements further on.
   // Vectors that belong to the row in part become zeros: their elements are head or tail elements.
   template <class Index>
-  __device__ void load(const In* y_row, const In* g_row, Index first, Index step, Index n) {
+  __device__ void load(OperandRow<C> row, Index first, Index step, Index n) {
     const auto vector = [](const In* at) { return *reinterpret_cast<const Raw*>(at); };
 #pragma unroll
     for (int i = 0; i < Vecs; ++i) {
       const Index at = first + i * step;
       if constexpr (C::kScalar) {
-        y.set_elements(i, y_row + at, at, n);
-        if constexpr (!C::kBroadcastGrad) g.set_elements(i, g_row + at, at, n);
+        y.set_elements(i, row.y + at, at, n);
+        if constexpr (!C::kBroadcastGrad) g.set_elements(i, row.g + at, at, n);
       } else {
         Raw y_vec = {}, g_vec = {};
         if (is_full<C>(at, n)) {
-          y_vec = vector(y_row + at);
-          if constexpr (!C::kBroadcastGrad) g_vec = vector(g_row + at);
+          y_vec = vector(row.y + at);
+          if constexpr (!C::kBroadcastGrad) g_vec = vector(row.g + at);
         }
         y.set(i, y_vec);
         if constexpr (!C::kBroadcastGrad) g.set(i, g_vec);
       }
     }
-    if constexpr (C::kBroadcastGrad) g.value = to_acc(*g_row);
+    if constexpr (C::kBroadcastGrad) g.value = to_acc(*row.g);
+  }
+  template <bool EvictFirst>
+  static __device__ Raw read(const In* at) {
+    return __builtin_bit_cast(Raw, load_vector<uint32_t, sizeof(Raw) / 4, EvictFirst>(at));
   }
   // Sets one vector of each operand, or of y and the one value of g.
   __device__ void set(int i, Raw y_vec, Raw g_vec, A g_value) {
@@ -209,12 +241,12 @@ struct RowTails {
 
   // `thread`: its number; threads beyond `Threads` have no elements. `before`: the misalignment of the row.
   template <class Index>
-  __device__ void load(const In* y_row, const In* g_row, int thread, int before, Index n) {
+  __device__ void load(OperandRow<C> row, int thread, int before, Index n) {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const Index at = position(thread + k * Threads, before, n);
       y[k] = g[k] = 0;
-      if (at >= 0) y[k] = to_acc(y_row[at]), g[k] = to_acc(g_row[C::kBroadcastGrad ? 0 : at]);
+      if (at >= 0) y[k] = to_acc(row.y[at]), g[k] = to_acc(row.g[C::kBroadcastGrad ? 0 : at]);
     }
   }
   __device__ typename C::Sum partial_sum() const {
@@ -248,8 +280,8 @@ template <class C>
 __device__ inline typename C::Acc row_sum(typename C::Sum terms, typename C::Acc g, int64_t n) {
   typedef typename C::Acc A;
   if constexpr (!C::kBroadcastGrad) return value_of(terms);
-  return C::kLog ? g * A(n) : g * value_of(terms);
+  return C::Grad::kSumsGrad ? g * A(n) : g * value_of(terms);
 }
 // Whether the sum needs no element of a row.
 template <class C>
-constexpr bool needs_no_reduction = C::kBroadcastGrad && C::kLog;
+constexpr bool needs_no_reduction = C::kBroadcastGrad && C::Grad::kSumsGrad;

@@ -3,7 +3,23 @@
 #pragma once
 
 #include "async_copy.cuh"
-#include "epilogue.cuh"
+#include "vector_access.cuh"
+
+// The rows of a forward kernel, as the launch passes them.
+template <class C>
+struct ForwardRows {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef const In* Row;  // of the operand
+  const In* x;
+  Out* y;
+  int64_t count, n, x_stride, y_stride;
+
+  // The row at an index, where there may be none.
+  static constexpr bool kIsAlwaysARow = false;
+  __device__ Row row(int64_t index, bool = true) const { return x + index * x_stride; }
+  __device__ Out* result(int64_t index) const { return y + index * y_stride; }
+};
 
 // Calls `any(i, position)` for each of a thread's vectors, whose first elements are `step` apart, or `full(i,
 // position)` for those that one test shows to be full: all of a few vectors where whole warps share a row, otherwise
@@ -73,7 +89,9 @@ struct FragmentLoads {
 template <class C, int Vecs>
 struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   typedef typename C::In T;
+  typedef typename C::Epilogue Epilogue;
   static constexpr int V = C::kVecSize, kWords = Vecs * V / 2;
+  static constexpr bool kKeepsExp = false, kTakesX = Epilogue::kTakesX;
   uint32_t at[kWords];
   float subtracted;  // from all elements
 
@@ -85,7 +103,7 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   }
   __device__ void set(int i, Raw raw) {
 #pragma unroll
-    for (int w = 0; w < V / 2; ++w) at[i * (V / 2) + w] = raw.at[w];
+    for (int w = 0; w < V / 2; ++w) at[i * (V / 2) + w] = typename C::Score().apply_half2(raw.at[w]);
   }
   template <class Index>
   __device__ void set_elements(int i, const T* from, Index first, Index n) {
@@ -93,9 +111,9 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
       return !C::kAligned && is_inside(first + v, n) ? from[v].bits : neutral_element<C>().bits;
     };
 #pragma unroll
-    for (int w = 0; w < V / 2; ++w) at[i * (V / 2) + w] = bits(2 * w) | bits(2 * w + 1) << 16;
+    for (int w = 0; w < V / 2; ++w)
+      at[i * (V / 2) + w] = typename C::Score().apply_half2(bits(2 * w) | bits(2 * w + 1) << 16);
   }
-  __device__ void write_back(int) const {}  // an exponential does not fit the place of an element
   // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
   // the first pass, in twice the registers.
   __device__ void opaque_registers() {
@@ -105,32 +123,30 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   __device__ float max() const {
     uint32_t m = at[0];
 #pragma unroll
-    for (int w = 1; w < kWords; ++w)
-      m = C::kFunction == Function::softmin ? min_half2<T>(m, at[w]) : max_half2<T>(m, at[w]);
-    return max_(kSign * to_acc(get_half<T>(m, 0)), kSign * to_acc(get_half<T>(m, 1)));
+    for (int w = 1; w < kWords; ++w) m = max_half2<T>(m, at[w]);
+    return max_(to_acc(get_half<T>(m, 0)), to_acc(get_half<T>(m, 1)));
   }
   // Prepares the elements for the maximum of the row, or of a part of it that has them.
   __device__ void subtract_max(float m) {
     subtracted = 0;
-    if (C::kLog || fabsf(m) < kNearMax || m == infinity() || m == -infinity()) return;
+    if (kTakesX || fabsf(m) < kNearMax || m == infinity() || m == -infinity()) return;
     subtracted = m;
-    const uint32_t half2 = pack_half2<T>(-kSign * m, -kSign * m);
+    const uint32_t half2 = pack_half2<T>(-m, -m);
 #pragma unroll
     for (int w = 0; w < kWords; ++w) at[w] = add_half2<T>(at[w], half2);
   }
   __device__ float sum_exp(float m) const {
-    if (C::kLog) return sum_exp_relative_to(m);
+    if (kTakesX) return sum_exp_relative_to(m);
     const float offset = (subtracted - finite_or_zero(m)) * kLog2e;
     return pairwise_sum<Vecs * V, 0>(
-        [&](int i) { return exp2_(fmaf(to_acc(get_half<T>(at[i / 2], i % 2)), kSign * kLog2e, offset)); });
+        [&](int i) { return exp2_(fmaf(to_acc(get_half<T>(at[i / 2], i % 2)), kLog2e, offset)); });
   }
   __device__ float sum_exp_relative_to(float m) const {
     const float base = finite_or_zero(m);
-    return pairwise_sum<Vecs * V, 0>(
-        [&](int i) { return exp_<T>(kSign * to_acc(get_half<T>(at[i / 2], i % 2)) - base); });
+    return pairwise_sum<Vecs * V, 0>([&](int i) { return exp_<T>(to_acc(get_half<T>(at[i / 2], i % 2)) - base); });
   }
   __device__ void apply_epilogue(State<float> state) {
-    const Epilogue<C> epilogue(state);
+    const Epilogue epilogue(state);
     const float offset = offset_of(state);
 #pragma unroll
     for (int i = 0; i < Vecs; ++i) apply_to_vec(i, epilogue, offset);
@@ -142,7 +158,7 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
       apply_epilogue(state);
       store(row, first, step, n);
     } else {
-      const Epilogue<C> epilogue(state);
+      const Epilogue epilogue(state);
       const float offset = offset_of(state);
 #pragma unroll
       for (int i = 0; i < Vecs; ++i) {
@@ -180,12 +196,12 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   __device__ float offset_of(State<float> state) const {
     return is_finite(state.m) ? (subtracted - state.m) * kLog2e - log2_(state.l) : nan_();
   }
-  __device__ void apply_to_vec(int i, const Epilogue<C>& epilogue, float offset) {
+  __device__ void apply_to_vec(int i, const Epilogue& epilogue, float offset) {
 #pragma unroll
     for (int w = i * V / 2; w < (i + 1) * V / 2; ++w) {
       const auto result = [&](int half) {
         const float x = reconvert<T>(at[w], half);
-        return C::kLog ? epilogue(x) : exp2_(fmaf(x, kSign * kLog2e, offset));
+        return kTakesX ? epilogue(x) : exp2_(fmaf(x, kLog2e, offset));
       };
       at[w] = pack_half2<T>(result(0), result(1));
     }
@@ -198,7 +214,6 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
       if (is_inside(first + v, n)) to[v] = get_half<T>(at[i * (V / 2) + v / 2], v % 2);
     }
   }
-  static constexpr float kSign = C::kFunction == Function::softmin ? -1 : 1;
   static constexpr float kNearMax = is_same<T, half_t> ? 1024 : 4096;
 };
 
@@ -209,7 +224,9 @@ struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
   typedef typename C::In In;
   typedef typename C::Out Out;
   typedef typename C::Acc A;
+  typedef typename C::Epilogue Epilogue;
   static constexpr int V = C::kVecSize;
+  static constexpr bool kKeepsExp = KeepExp;
   typedef Vector<In, V> Raw;
   A at[Vecs * V];
 
@@ -218,11 +235,10 @@ struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
     return load_vector<In, V, EvictFirst>(at);
   }
   __device__ void set(int i, Raw raw) {
-    const A sign = C::kFunction == Function::softmin ? A(-1) : A(1);
 #pragma unroll
-    for (int v = 0; v < V; ++v) at[i * V + v] = sign * round_through<Out>(raw.at[v]);
+    for (int v = 0; v < V; ++v) at[i * V + v] = typename C::Score()(round_through<Out>(raw.at[v]));
   }
-  // Writes exponentials to where their elements were in shared memory; the types are of one size.
+  // Writes exponentials to where their elements were in shared memory, and reads them. The types are of one size.
   __device__ void write_back(int smem_vec) const {
 #pragma unroll
     for (int i = 0; i < Vecs; ++i) {
@@ -230,6 +246,14 @@ struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
 #pragma unroll
       for (int v = 0; v < V; ++v) raw.at[v] = at[i * V + v];
       *reinterpret_cast<Vector<A, V>*>(SmemVecs<C>::slot(smem_vec + i)) = raw;
+    }
+  }
+  __device__ void read_back(int smem_vec) {
+#pragma unroll
+    for (int i = 0; i < Vecs; ++i) {
+      const Vector<A, V> raw = *reinterpret_cast<const Vector<A, V>*>(SmemVecs<C>::slot(smem_vec + i));
+#pragma unroll
+      for (int v = 0; v < V; ++v) at[i * V + v] = raw.at[v];
     }
   }
   template <class Index>
@@ -268,9 +292,14 @@ struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
   }
   // The results take the place of the elements.
   __device__ void apply_epilogue(State<A> state) {
-    const Epilogue<C> epilogue(state);
+    const Epilogue epilogue(state);
 #pragma unroll
-    for (int i = 0; i < Vecs * V; ++i) at[i] = KeepExp ? epilogue.from_exp(at[i]) : epilogue(at[i]);
+    for (int i = 0; i < Vecs * V; ++i) {
+      if constexpr (KeepExp)
+        at[i] = epilogue.from_exp(at[i]);
+      else
+        at[i] = epilogue(at[i]);
+    }
   }
   template <class Index>
   __device__ void store(Out* row, Index first, Index step, Index n) const {
@@ -293,4 +322,21 @@ struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
 template <class C, int Vecs, bool KeepExp>
 using RowFragment =
     typename Conditional<is_same<typename C::In, typename C::Out> && sizeof(typename C::In) == 2 && (C::kVecSize > 1),
-                         FragmentHalf2<C, Vecs>, Fragment<C, Vecs, KeepExp && !C::kLog && !C::kIsReduction>>::type;
+                         FragmentHalf2<C, Vecs>, Fragment<C, Vecs, KeepExp && C::Epilogue::kTakesExp>>::type;
+
+// The state of the elements that a thread has had.
+template <class C, class Sum>
+struct ThreadState {
+  typedef typename C::Acc A;
+  A m = -infinity();
+  Sum l = begin_sum<Sum>(A(0));
+
+  // Adds a fragment, with one rescaling.
+  template <class AnyFragment>
+  __device__ void absorb(AnyFragment& fragment) {
+    const A old_m = m;
+    m = max_(old_m, fragment.max());
+    fragment.opaque_registers();
+    l = add(scale(l, exp_<A>(old_m - finite_or_zero(m))), begin_sum<Sum>(fragment.sum_exp_relative_to(m)));
+  }
+};

@@ -1,91 +1,62 @@
 // rows_onchip.cu: rows that fit the registers, and the shared memory, of the threads that share them. Each element is
-// read once and written once.
+// read once, and each result is written once.
 //
-//   load -> maximum (reduced over the threads of the row) -> sum of exp (reduced) -> epilogue -> store
+//   forward:  load -> maximum (reduced over the threads of the row) -> sum of exp (reduced) -> epilogue -> store
+//   backward: load -> sum (reduced) -> epilogue -> store
 //
 // The tier `warp` has kThreadsPerRow and kRowsPerBlock. In the tiers `block` and `cluster` kThreadsPerRow is 0: all
-// threads of kClusterSize blocks share a row, whatever their number, and with kUsesSmemVecs they keep any number of
-// vectors in shared memory too. More blocks then fit a multiprocessor, and one computes while another waits.
+// threads of kClusterSize blocks share a row, whatever their number.
 #include "block_reduce.cuh"
 #include "config.cuh"
+#include "row_backward.cuh"
 #include "row_fragment.cuh"
 
-typedef ForwardConfig C;
-typedef C::Acc A;
-typedef C::Sum L;
+// A thread's part of a row: its number among the threads of the row, the elements of the first vector that come before
+// the row, the element at which the thread begins, that between its vectors, and those of the row.
+struct Part {
+  int thread, before, first, step, n;
+};
 
-constexpr bool kWarp = C::kThreadsPerRow > 0;
-constexpr int kPerRegister = sizeof(C::In) + sizeof(C::Out) == 4 && C::kVecSize > 1 ? 2 : 1;  // elements
-// The most threads of a block. It tells the compiler how many registers a thread may take: 64, or 72 or 80 where 64
-// would spill.
-#if __CUDA_ARCH__ == 900
-constexpr int kMaxThreads = 1024;
-#else
-constexpr int kMaxThreads = C::kClusterSize > 1 ? 768 : 896;
-#endif
-constexpr int kThreads = kWarp ? C::kThreadsPerRow * C::kRowsPerBlock : kMaxThreads;
-// The registers of a thread's elements, and from there the blocks that should fit a multiprocessor. Without this bound
-// the compiler takes up to half as many registers more to overlap vectors, and the missing threads cost 2 to 15%.
-// Narrow vectors take more registers.
-constexpr int kElementRegisters = C::kVecs * C::kVecSize * sizeof(A) / (4 * kPerRegister);
-constexpr bool kHas16Bytes = C::kVecSize * sizeof(C::In) == 16 || C::kVecSize * sizeof(C::Out) == 16;
-constexpr int kFit = kWarp && kHas16Bytes ? 65536 / (kThreads * (28 + kElementRegisters * 15 / 8)) : 1;
-constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
+// With kUsesSmemVecs the threads of a block or a cluster keep any number of vectors in shared memory, and the fragment
+// comes after them. More blocks then fit a multiprocessor, and one computes while another waits.
+template <class Config>
+struct Forward {
+  typedef Config C;
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef typename C::Acc A;
+  typedef typename C::Sum L;
+  typedef ForwardRows<C> Rows;
+  static constexpr int kPerRegister = sizeof(In) + sizeof(Out) == 4 && C::kVecSize > 1 ? 2 : 1;  // elements
+  static constexpr int kElementRegisters = C::kVecs * C::kVecSize * sizeof(A) / (4 * kPerRegister);
+  static constexpr bool kOnePerRow = C::Epilogue::kOnePerRow;
+  static constexpr bool kOneExchange = C::kClusterSize > 1 && kPerRegister == 2;
+  typedef typename Conditional<(C::kThreadsPerRow > 0), WarpStateReduce<C::kThreadsPerRow, A, L>,
+                               typename Conditional<kOneExchange, ClusterStateReduce<C::kClusterSize>,
+                                                    BlockStateReduce<C::kClusterSize, A, L>>::type>::type Reduce;
+  // Vectors in shared memory are read as chunks of 2. Exponentials are written back where they fit the place of an
+  // element.
+  static constexpr int kChunkVecs = 2;
+  typedef RowFragment<C, kChunkVecs, sizeof(In) == sizeof(A)> Chunk;
 
-constexpr bool kOneExchange = C::kClusterSize > 1 && kPerRegister == 2;
-typedef Conditional<kWarp, WarpStateReduce<C::kThreadsPerRow, A, L>,
-                    Conditional<kOneExchange, ClusterStateReduce<C::kClusterSize>,
-                                BlockStateReduce<C::kClusterSize, A, L>>::type>::type StateReduce;
+  RowFragment<C, C::kVecs, true> fragment;
+  const int smem_vecs, first_in_smem, step, n;
+  int first;
+  A max;
 
-// Vectors in shared memory are read as chunks of 2. Exponentials are written back where they fit the place of an
-// element.
-constexpr int kChunkVecs = 2;
-constexpr bool kWritesBack = sizeof(C::In) == sizeof(A) && C::kFunction == Function::softmax;
-typedef RowFragment<C, kChunkVecs, kWritesBack> Chunk;
-
-extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-    onepass_kernel(const C::In* x, C::Out* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride,
-                   int smem_vecs) {
-  __shared__ StateReduce state_reduce;
-  if (C::kClusterSize > 1) {
-    if (threadIdx.x == 0) state_reduce.init();
-    cluster_arrive();
-  }
-  uint32_t iteration = 0;
-  bool is_first = true;
-  const int threads = kWarp ? C::kThreadsPerRow : blockDim.x * C::kClusterSize, step = threads * C::kVecSize;
-  const int thread =
-      kWarp ? threadIdx.x % C::kThreadsPerRow : (C::kClusterSize == 1 ? 0 : cluster_rank() * blockDim.x) + threadIdx.x;
-
-  for (int64_t group = blockIdx.x / C::kClusterSize; group * C::kRowsPerBlock < rows;
-       group += gridDim.x / C::kClusterSize) {
-    const int64_t row = group * C::kRowsPerBlock + (kWarp ? threadIdx.x / C::kThreadsPerRow : 0);
-    const bool exists = row < rows;  // threads without a row take part in the reductions, with no elements
-    const C::In* const x_row = x + row * x_stride;
-    const int n = exists ? (int)n64 : 0;
-    const int before = exists && !C::kScalar && !C::kAligned ? misalignment<C>(x_row) : 0;
-    int first = thread * C::kVecSize - before;
-    if (!kWarp) asm volatile("" : "+r"(first));
-    RowFragment<C, C::kVecs, true> fragment;
-    const RowSource<C::In, int> source = {x_row, n, row > 0 && row + 1 < rows && x_stride >= C::kVecSize};
-    const int first_in_smem = first;
-    // Calls f(c) for the first vector c of each chunk in shared memory.
-    const auto for_each_chunk = [&](auto f) {
-      if constexpr (C::kUsesSmemVecs) {
-        for (int c = 0; c < smem_vecs; c += kChunkVecs) f(c);
-      }
-    };
+  __device__ Forward(const Rows& rows, int64_t index, const In* row, Part part, int smem_vecs)
+      : smem_vecs(smem_vecs), first_in_smem(part.first), step(part.step), n(part.n), first(part.first) {
+    const RowSource<In, int> source = {row, n, index > 0 && index + 1 < rows.count && rows.x_stride >= C::kVecSize};
     for_each_chunk([&](int c) {
       for_each_vec<C, kChunkVecs>(
-          first_in_smem + c * step, step, n, [&](int i, int at) { SmemVecs<C>::copy_full(c + i, x_row + at); },
+          first_in_smem + c * step, step, n, [&](int i, int at) { SmemVecs<C>::copy_full(c + i, row + at); },
           [&](int i, int at) { SmemVecs<C>::copy(c + i, source, at); });
       AsyncCopy::commit();
     });
     if constexpr (C::kUsesSmemVecs) first += smem_vecs * step;
-    fragment.load(x_row, first, step, n);
-    if (C::kClusterSize > 1 && is_first) cluster_wait();  // a peer's shared memory exists once the peer has started
-    is_first = false;
-
+    fragment.load(row, first, step, n);
+  }
+  __device__ State<A> reduce(Reduce& reduce, uint32_t& iteration, int64_t) {
     A thread_max = fragment.max();
     for_each_chunk([&](int c) {
       AsyncCopy::wait_all_but((smem_vecs - c) / kChunkVecs - 1);
@@ -93,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
       chunk.load_smem(c, first_in_smem + c * step, step, n);
       thread_max = max_(thread_max, chunk.max());
     });
-    const A max = state_reduce.max(thread_max, iteration);
+    max = reduce.max(thread_max, iteration);
     fragment.opaque_registers();
     fragment.subtract_max(max);
     L thread_sum = fragment.sum_exp(max);
@@ -102,29 +73,137 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
       chunk.load_smem(c, first_in_smem + c * step, step, n);
       chunk.subtract_max(max);
       thread_sum = add(thread_sum, chunk.sum_exp(max));
-      if constexpr (kWritesBack) chunk.write_back(c);
+      if constexpr (Chunk::kKeepsExp) chunk.write_back(c);
     });
-    const State<A> state = state_reduce.sum(max, thread_sum, iteration);
-    ++iteration;
-
-    fragment.opaque_registers();
-    if (!exists) continue;
-    if constexpr (C::kIsReduction) {
-      if (thread == 0) store_reduction<C>(state, y + row * y_stride, rows);
-      continue;
-    }
-    C::Out* const y_row = y + row * y_stride;
-    // Opaque: the compiler would keep the positions of the loads in registers for the stores.
-    if (!kWarp) asm volatile("" : "+r"(first));
-    fragment.apply_epilogue_and_store(state, y_row, first, step, n);
+    return reduce.sum(max, thread_sum, iteration++);
+  }
+  __device__ void store(State<A> state, Out* row) {
+    fragment.apply_epilogue_and_store(state, row, first, step, n);
     for_each_chunk([&](int c) {
       Chunk chunk;
-      if (kWritesBack)
-        chunk.load_smem(c, 0, 0, C::kVecSize);
+      if constexpr (Chunk::kKeepsExp)
+        chunk.read_back(c);
       else
         chunk.load_smem(c, first_in_smem + c * step, step, n), chunk.subtract_max(max);
       chunk.apply_epilogue(state);
-      chunk.store(y_row, first_in_smem + c * step, step, n);
+      chunk.store(row, first_in_smem + c * step, step, n);
     });
   }
+
+ private:
+  // Calls f(c) for the first vector c of each chunk.
+  template <class F>
+  __device__ void for_each_chunk(F f) const {
+    if constexpr (C::kUsesSmemVecs) {
+      for (int c = 0; c < smem_vecs; c += kChunkVecs) f(c);
+    }
+  }
+};
+
+// The reduction of a row's sum: over lanes, or over blocks, where rows alternate between two storages.
+template <int Lanes, class L>
+struct WarpSumReduce {
+  __device__ void init() {}
+  __device__ L operator()(L sum, uint32_t) { return warp_reduce<Lanes>(sum, Sum()); }
+};
+template <int ClusterSize, class L>
+struct BlockSumReduce {
+  ReduceStorage<ClusterSize, L> storages[2];
+  __device__ void init() { storages[0].barrier.init(), storages[1].barrier.init(); }
+  __device__ L operator()(L sum, uint32_t iteration) {
+    return block_reduce(sum, Sum(), storages[iteration % 2], iteration / 2 % 2);
+  }
+};
+
+template <class Config>
+struct Backward {
+  typedef Config C;
+  typedef typename C::Acc A;
+  typedef typename C::Sum L;
+  typedef BackwardRows<C> Rows;
+  static constexpr int kElementRegisters =
+      C::kVecs * C::kVecSize * (C::kBroadcastGrad ? 1 : 2) * sizeof(A) / (uses_half2<C> ? 8 : 4);
+  static constexpr bool kOnePerRow = false, kWarp = C::kThreadsPerRow > 0;
+  typedef
+      typename Conditional<kWarp, WarpSumReduce<C::kThreadsPerRow, L>, BlockSumReduce<C::kClusterSize, L>>::type Reduce;
+
+  BackwardFragment<C, C::kVecs> fragment;
+  RowTails<C, kWarp ? C::kThreadsPerRow : 32> tails;
+  const Part part;
+  int first;
+
+  __device__ Backward(const Rows&, int64_t, OperandRow<C> row, Part part, int) : part(part), first(part.first) {
+    fragment.load(row, first, part.step, part.n);
+    tails.load(row, part.thread, part.before, part.n);
+  }
+  __device__ A reduce(Reduce& reduce, uint32_t& iteration, int64_t n) {
+    L sum = {};
+    if constexpr (!needs_no_reduction<C>) sum = reduce(add(fragment.partial_sum(), tails.partial_sum()), iteration++);
+    return row_sum<C>(sum, fragment.g[0], n);
+  }
+  __device__ void store(A sum, typename C::Out* row) {
+    fragment.apply_epilogue_and_store(sum, row, first, part.step, part.n);
+    tails.store(sum, row, part.thread, part.before, part.n);
+  }
+};
+
+typedef KernelOp<Forward, Backward> Op;
+typedef Op::C C;
+constexpr bool kWarp = C::kThreadsPerRow > 0;
+// The most threads of a block. It tells the compiler how many registers a thread may take: 64, or 72 or 80 where 64
+// would spill.
+#if __CUDA_ARCH__ == 900
+constexpr int kMaxThreads = 1024;
+#else
+constexpr int kMaxThreads = C::kClusterSize > 1 ? 768 : 896;
+#endif
+constexpr int kThreads = kWarp ? C::kThreadsPerRow * C::kRowsPerBlock : kMaxThreads;
+// The blocks that should fit a multiprocessor, from the registers of a thread's elements. Without this bound the
+// compiler takes up to half as many registers more to overlap vectors, and the missing threads cost 2 to 15%. Narrow
+// vectors take more registers.
+constexpr bool kHas16Bytes = C::kVecSize * sizeof(C::In) == 16 || C::kVecSize * sizeof(C::Out) == 16;
+constexpr int kFit = kWarp && kHas16Bytes ? 65536 / (kThreads * (28 + Op::kElementRegisters * 15 / 8)) : 1;
+constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
+
+template <class Op>
+__device__ inline void compute(const typename Op::Rows& rows, int smem_vecs) {
+  __shared__ typename Op::Reduce reduce;
+  if (C::kClusterSize > 1) {
+    if (threadIdx.x == 0) reduce.init();
+    cluster_arrive();
+  }
+  uint32_t iteration = 0;
+  bool is_first = true;
+  const int threads = kWarp ? C::kThreadsPerRow : blockDim.x * C::kClusterSize, step = threads * C::kVecSize;
+  const int thread =
+      kWarp ? threadIdx.x % C::kThreadsPerRow : (C::kClusterSize == 1 ? 0 : cluster_rank() * blockDim.x) + threadIdx.x;
+
+  for (int64_t group = blockIdx.x / C::kClusterSize; group * C::kRowsPerBlock < rows.count;
+       group += gridDim.x / C::kClusterSize) {
+    const int64_t index = group * C::kRowsPerBlock + (kWarp ? threadIdx.x / C::kThreadsPerRow : 0);
+    const bool exists = index < rows.count;  // threads without a row take part in the reductions, with no elements
+    const auto row = rows.row(index, exists);
+    const int n = exists ? (int)rows.n : 0;
+    const int before = (Op::Rows::kIsAlwaysARow || exists) && !C::kScalar && !C::kAligned ? misalignment<C>(row) : 0;
+    int first = thread * C::kVecSize - before;
+    if (!kWarp) asm volatile("" : "+r"(first));
+    Op op(rows, index, row, {thread, before, first, step, n}, smem_vecs);
+    if (C::kClusterSize > 1 && is_first) cluster_wait();  // a peer's shared memory exists once the peer has started
+    is_first = false;
+
+    const auto state = op.reduce(reduce, iteration, rows.n);
+    op.fragment.opaque_registers();
+    if (!exists) continue;
+    if constexpr (Op::kOnePerRow) {
+      if (thread == 0) Op::C::Epilogue::store(state, rows.result(index), rows.count);
+    } else {
+      // Opaque: the compiler would keep the positions of the loads in registers for the stores.
+      if (!kWarp) asm volatile("" : "+r"(op.first));
+      op.store(state, rows.result(index));
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks) onepass_kernel(const Op::Rows rows, int smem_vecs) {
+  compute<Op>(rows, smem_vecs);
 }

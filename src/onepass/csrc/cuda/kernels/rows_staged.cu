@@ -64,20 +64,20 @@ __device__ inline void copy_out(C::Out* memory, Span span, const unsigned char* 
 
 // A block takes `tile_rows` rows. They are read at the start of dynamic_smem and written `out_offset` bytes further on;
 // with 0 the results take the place of the elements.
-extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-    onepass_kernel(const C::In* x, C::Out* y, int64_t rows, int64_t n64, int64_t x_stride, int64_t y_stride,
-                   int tile_rows, int out_offset) {
-  typedef C::In In;
-  typedef C::Out Out;
-  const int n = (int)n64, lane = threadIdx.x % kLanes;
-  const A sign = C::kFunction == Function::softmin ? A(-1) : A(1);
+template <class C>
+__device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int out_offset) {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef typename C::Epilogue Epilogue;
+  const int n = (int)rows.n, lane = threadIdx.x % kLanes;
 
-  for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows; begin += (int64_t)gridDim.x * tile_rows) {
-    const int here = rows - begin < tile_rows ? (int)(rows - begin) : tile_rows;
-    const Span from(x + begin * n, (int64_t)here * n * sizeof(In)), to(y + begin * n, (int64_t)here * n * sizeof(Out));
+  for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows.count; begin += (int64_t)gridDim.x * tile_rows) {
+    const int here = rows.count - begin < tile_rows ? (int)(rows.count - begin) : tile_rows;
+    const Span from(rows.x + begin * n, (int64_t)here * n * sizeof(In)),
+        to(rows.y + begin * n, (int64_t)here * n * sizeof(Out));
     const In* const in = reinterpret_cast<const In*>(dynamic_smem + from.skip);
     Out* const out = reinterpret_cast<Out*>(dynamic_smem + out_offset + to.skip);
-    copy_in(x + begin * n, from, dynamic_smem);
+    copy_in(rows.x + begin * n, from, dynamic_smem);
     __syncthreads();
     for (int first = 0; first < here; first += C::kRowsPerBlock) {
       const int row = first + threadIdx.x / kLanes, length = row < here ? n : 0;
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
 #pragma unroll
       for (int i = 0; i < C::kVecs; ++i) {
         const int j = i * kLanes + lane;
-        elements[i] = sign * round_through<Out>(j < length ? x_row[j] : neutral_element<C>());
+        elements[i] = typename C::Score()(round_through<Out>(j < length ? x_row[j] : neutral_element<C>()));
       }
       A m = -infinity();
 #pragma unroll
@@ -94,26 +94,37 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
       m = warp_reduce<kLanes>(m, Max());
       const A base = finite_or_zero(m);
       const L l = warp_reduce<kLanes>(accurate_sum<L, C::kVecs>([&](int i) {
-                                        if (C::kLog) return exp_for_sum(elements[i] - base);
+                                        if (Epilogue::kTakesX) return exp_for_sum(elements[i] - base);
                                         return elements[i] = exp_<Out>(elements[i] - base);
                                       }),
                                       Sum());
       if (row >= here) continue;
       const State<A> state = {m, value_of(l)};
-      if constexpr (C::kIsReduction) {
-        if (lane == 0) store_reduction<C>(state, y + (begin + row) * y_stride, rows);
+      if constexpr (Epilogue::kOnePerRow) {
+        if (lane == 0) Epilogue::store(state, rows.result(begin + row), rows.count);
       } else {
-        const Epilogue<C> epilogue(state);
+        const Epilogue epilogue(state);
+        const auto result = [&](A element) {
+          if constexpr (Epilogue::kTakesX)
+            return epilogue(element);
+          else
+            return epilogue.from_exp(element);
+        };
         Out* const y_row = out + row * n;
 #pragma unroll
         for (int i = 0; i < C::kVecs; ++i) {
           const int j = i * kLanes + lane;
-          if (j < n) y_row[j] = from_acc<Out>(C::kLog ? epilogue(elements[i]) : epilogue.from_exp(elements[i]));
+          if (j < n) y_row[j] = from_acc<Out>(result(elements[i]));
         }
       }
     }
     __syncthreads();
-    if (!C::kIsReduction) copy_out(y + begin * n, to, dynamic_smem + out_offset);
-    if (begin + (int64_t)gridDim.x * tile_rows < rows) __syncthreads();  // before the next tile comes in
+    if (!Epilogue::kOnePerRow) copy_out(rows.y + begin * n, to, dynamic_smem + out_offset);
+    if (begin + (int64_t)gridDim.x * tile_rows < rows.count) __syncthreads();  // before the next tile comes in
   }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+    onepass_kernel(const ForwardRows<C> rows, int tile_rows, int out_offset) {
+  compute(rows, tile_rows, out_offset);
 }

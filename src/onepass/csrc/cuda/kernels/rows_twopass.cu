@@ -1,53 +1,121 @@
-// rows_twopass.cu: rows of unit stride that do not fit on the chip, one block per row. Two reads and one write; a
-// reduction reads once.
+// rows_twopass.cu: rows of unit stride that do not fit on the chip, one block per row. The operands are read twice, by
+// a reduction once.
 //
-//   first pass: each thread reduces its tiles online, with one rescaling per tile; the block reduces the states
+//   first pass: each thread reduces its tiles; the block reduces the partial states of the threads
 //   second pass: load -> epilogue -> store
 //
-// A block has any number of threads; kVecs vectors of each are on their way at a time.
+// A block has any number of threads; kVecs vectors of each operand are on their way in each at a time.
 #include "block_reduce.cuh"
 #include "config.cuh"
+#include "row_backward.cuh"
 #include "row_fragment.cuh"
 
-typedef ForwardConfig C;
-typedef C::Acc A;
-typedef C::Sum L;
+template <class Config>
+struct Forward : ThreadState<Config, typename Config::Sum> {
+  typedef Config C;
+  typedef typename C::Acc A;
+  typedef typename C::Sum L;
+  typedef ForwardRows<C> Rows;
+  typedef RowFragment<C, C::kVecs, false> Fragment;
+  static constexpr int kMaxThreads = sizeof(A) == 8 ? 512 : 1024;
+  static constexpr bool kOnePerRow = C::Epilogue::kOnePerRow, kReduces = true;
+  struct Storage {
+    ReduceStorage<1, A> maxima;
+    ReduceStorage<1, L> sums;
+  };
 
-extern "C" __global__ void __launch_bounds__(sizeof(A) == 8 ? 512 : 1024, 1)
-    onepass_kernel(const C::In* x, C::Out* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride) {
-  __shared__ ReduceStorage<1, A> maxima;
-  __shared__ ReduceStorage<1, L> sums;
-  const int64_t step = (int64_t)blockDim.x * C::kVecSize, tile = step * C::kVecs;
+  __device__ Forward(const typename C::In*, int, int64_t) {}
+  // The maximum is reduced first, then the sums relative to it: one rescaling per thread.
+  __device__ State<A> reduce(Storage& storage, uint32_t, const typename C::In*, int64_t) {
+    const A max = block_reduce(this->m, Max(), storage.maxima);
+    const L sum = block_reduce(scale(this->l, exp_<A>(this->m - finite_or_zero(max))), Sum(), storage.sums);
+    return {max, value_of(sum)};
+  }
+  template <class F>
+  static __device__ void for_each_tile(int64_t first, int64_t tile, int64_t n, F f) {
+    for (int64_t at = first; at < n; at += tile) f(at);
+  }
+  static __device__ void store(Fragment& fragment, State<A> state, typename C::Out* row, int64_t at, int64_t step,
+                               int64_t n) {
+    fragment.subtract_max(state.m);
+    fragment.apply_epilogue(state);
+    fragment.store(row, at, step, n);
+  }
+  __device__ void store_tails(State<A>, typename C::Out*, int, int64_t) const {}
+};
 
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    const C::In* const x_row = x + row * x_stride;
-    const int64_t before = C::kScalar ? 0 : (int64_t)misalignment<C>(x_row);
+template <class Config>
+struct Backward {
+  typedef Config C;
+  typedef typename C::Acc A;
+  typedef typename C::Sum L;
+  typedef BackwardRows<C> Rows;
+  typedef BackwardFragment<C, C::kVecs> Fragment;
+  static constexpr int kMaxThreads = 512;
+  static constexpr bool kOnePerRow = false, kReduces = !needs_no_reduction<C>;
+  struct Storage {
+    ReduceStorage<1, L> sums[2];
+  };
+  RowTails<C, 32> tails;
+  L sum;
+
+  __device__ Backward(OperandRow<C> row, int before, int64_t n) {
+    tails.load(row, threadIdx.x, before, n);
+    sum = tails.partial_sum();
+  }
+  __device__ void absorb(const Fragment& fragment) { sum = add(sum, fragment.partial_sum()); }
+  __device__ A reduce(Storage& storage, uint32_t iteration, OperandRow<C> row, int64_t n) {
+    if constexpr (kReduces) sum = block_reduce(sum, Sum(), storage.sums[iteration % 2]);
+    return row_sum<C>(sum, to_acc(*row.g), n);
+  }
+  // From the last tile, which is still in the L2 cache, to the first.
+  template <class F>
+  static __device__ void for_each_tile(int64_t first, int64_t tile, int64_t n, F f) {
+    const int64_t tiles = first < n ? (n - first + tile - 1) / tile : 0;
+    for (int64_t t = tiles - 1; t >= 0; --t) f(first + t * tile);
+  }
+  static __device__ void store(Fragment& fragment, A s, typename C::Out* row, int64_t at, int64_t step, int64_t n) {
+    fragment.apply_epilogue_and_store(s, row, at, step, n);
+  }
+  __device__ void store_tails(A s, typename C::Out* row, int before, int64_t n) const {
+    tails.store(s, row, threadIdx.x, before, n);
+  }
+};
+
+template <class Op>
+__device__ inline void compute(const typename Op::Rows& rows) {
+  typedef typename Op::C C;
+  __shared__ typename Op::Storage storage;
+  uint32_t iteration = 0;
+  const int64_t n = rows.n, step = (int64_t)blockDim.x * C::kVecSize, tile = step * C::kVecs;
+
+  for (int64_t index = blockIdx.x; index < rows.count; index += gridDim.x) {
+    const auto row = rows.row(index);
+    const auto result = rows.result(index);
+    const int before = C::kScalar ? 0 : misalignment<C>(row);
     const int64_t first = (int64_t)threadIdx.x * C::kVecSize - before;
-    A m = -infinity();
-    L l = begin_sum<L>(A(0));
-    RowFragment<C, C::kVecs, false> fragment;
-    for (int64_t at = first; at < n; at += tile) {
-      fragment.load(x_row, at, step, n);
-      const A old_m = m;
-      m = max_(m, fragment.max());
-      fragment.opaque_registers();
-      l = add(scale(l, exp_<A>(old_m - finite_or_zero(m))), begin_sum<L>(fragment.sum_exp_relative_to(m)));
+    typename Op::Fragment fragment;
+    Op op(row, before, n);
+    if constexpr (Op::kReduces) {
+      for (int64_t at = first; at < n; at += tile) {
+        fragment.load(row, at, step, n);
+        op.absorb(fragment);
+      }
     }
-    // The maximum is reduced first, then the sums relative to it: one rescaling per thread.
-    const A max = block_reduce(m, Max(), maxima);
-    l = block_reduce(scale(l, exp_<A>(m - finite_or_zero(max))), Sum(), sums);
-    const State<A> state = {max, value_of(l)};
-
-    if constexpr (C::kIsReduction) {
-      if (threadIdx.x == 0) store_reduction<C>(state, y + row * y_stride, rows);
-      continue;
-    }
-    C::Out* const y_row = y + row * y_stride;
-    for (int64_t at = first; at < n; at += tile) {
-      fragment.load(x_row, at, step, n);
-      fragment.subtract_max(max);
-      fragment.apply_epilogue(state);
-      fragment.store(y_row, at, step, n);
+    const auto state = op.reduce(storage, iteration++, row, n);
+    if constexpr (Op::kOnePerRow) {
+      if (threadIdx.x == 0) C::Epilogue::store(state, result, rows.count);
+    } else {
+      Op::for_each_tile(first, tile, n, [&](int64_t at) {
+        fragment.load(row, at, step, n);
+        Op::store(fragment, state, result, at, step, n);
+      });
+      op.store_tails(state, result, before, n);
     }
   }
+}
+
+typedef KernelOp<Forward, Backward> Op;
+extern "C" __global__ void __launch_bounds__(Op::kMaxThreads, 1) onepass_kernel(const Op::Rows rows) {
+  compute<Op>(rows);
 }

@@ -16,10 +16,10 @@ enum class VecAccess {
   strided,       // columns: any strides, element by element
 };
 
-// The value of an element that does not exist: it changes no state. (softmin negates it.)
+// The value of an element that does not exist.
 template <class C>
 __device__ inline typename C::In neutral_element() {
-  return from_acc<typename C::In>(C::kFunction == Function::softmin ? infinity() : -infinity());
+  return from_acc<typename C::In>(typename C::Score().neutral());
 }
 
 __device__ inline bool is_inside(int i, int n) { return (unsigned)i < (unsigned)n; }
