@@ -22,10 +22,10 @@ from onepass.tools.bench.run import Runner
 from onepass.tools.bench.rungs import RungProvider, providers, refusal
 from onepass.tools.bench.suites import SUITES
 from onepass.tools.cli import cli
-from onepass.tools.gallery import RUNGS, Rung
+from onepass.tools.gallery import VARIANTS, Variant
 
 MATRIX = Case("tiny", "tiny 5x33", (5, 33), quick=("cpu",))
-JOINING = [name for name in RUNGS if name != "naive"]
+JOINING = [name for name in VARIANTS if name != "naive"]
 
 
 def call(*arguments: str) -> Result:
@@ -39,7 +39,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> tuple[Rung, list[dict[str, int]]]:
+def told(monkeypatch: pytest.MonkeyPatch) -> tuple[Variant, list[dict[str, int]]]:
     """A rung that notes its launch parameters and refuses rows of more than 64."""
     seen: list[dict[str, int]] = []
 
@@ -51,7 +51,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> tuple[Rung, list[dict[str, int]]]:
     module.softmax = f
     module.refuses = lambda rows, n, dtype: f"rows of 64, got {n}" if n > 64 else None
     monkeypatch.setitem(sys.modules, "onepass.tools.gallery.told", module)
-    return Rung("told", "naive.py", "told:softmax", lambda device: None, ("num_warps", "threads")), seen
+    return Variant("told", "naive.py", "told:softmax", lambda device: None, ("num_warps", "threads")), seen
 
 
 # Who runs
@@ -66,14 +66,14 @@ def test_every_rung_is_a_provider_once() -> None:
 
 
 def test_the_rungs_run_when_asked_for_alone() -> None:
-    here = [n for n in JOINING if RUNGS[n].unavailable(CPU) is None and not n.startswith("triton")]
+    here = [n for n in JOINING if VARIANTS[n].unavailable(CPU) is None and not n.startswith("triton")]
     plain, left_out = pick(CPU)
     assert not any(p.gallery for p in plain)
     assert not set(JOINING) & set(left_out)
     joined, left_out = pick(CPU, gallery=True)
     assert [p.name for p in joined] == [*(p.name for p in plain), *here]
     assert set(JOINING) - set(here) <= set(left_out)
-    assert left_out["cuda-warp"] == "runs on NVIDIA GPUs alone"
+    assert left_out["cuda-warp"] == "runs only on NVIDIA GPUs"
 
 
 def test_only_wins_over_the_gallery_and_skip_leaves_out() -> None:
@@ -89,7 +89,7 @@ def test_the_quick_form_leaves_out_what_compiles_for_seconds() -> None:
 
 
 def test_a_rung_for_elsewhere_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match=re.escape("'cuda-warp' cannot run on cpu: runs on NVIDIA GPUs alone")):
+    with pytest.raises(ValueError, match=re.escape("'cuda-warp' cannot run on cpu: runs only on NVIDIA GPUs")):
         pick(CPU, only=("cuda-warp",))
 
 
@@ -116,8 +116,8 @@ def test_triton_rungs_on_the_cpu_run_when_named() -> None:
         ({"dim": (0, 1)}, "float32", "the last dim of a matrix"),
         ({"shape": (33,)}, "float32", "the last dim of a matrix"),
         ({"shape": (2, 5, 3)}, "float32", "the last dim of a matrix"),
-        ({"function": "log_softmax"}, "float32", "the forward of softmax alone"),
-        ({"direction": "backward"}, "float32", "the forward of softmax alone"),
+        ({"function": "log_softmax"}, "float32", "only the forward of softmax"),
+        ({"direction": "backward"}, "float32", "only the forward of softmax"),
         ({"out_dtype": "float32"}, "bfloat16", "no dtype to give"),
         ({"shape": (5, 65)}, "float32", "rows of 64, got 65"),
     ],
@@ -153,22 +153,22 @@ def test_memory_of_the_naive_rungs_is_counted() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_each_rung_of_the_cpu_is_right_and_timed(name: str, dtype: str) -> None:
-    reason = RUNGS[name].unavailable(CPU)
+    reason = VARIANTS[name].unavailable(CPU)
     if reason is not None:
         pytest.skip(reason)
     provider = registry()[name]
     rows, said = run(MATRIX, provider, dtype=dtype)
     assert rows[name].ok, said
     assert rows[name].version
-    assert provider.takes_out(MATRIX) == RUNGS[name].takes_out
+    assert provider.takes_out(MATRIX) == VARIANTS[name].takes_out
 
 
 @pytest.mark.gpu
 def test_each_rung_of_a_gpu_is_right_and_has_all_three_times() -> None:
     device = torch.device("cuda")
-    entrants = [p for n, p in registry().items() if n in RUNGS and p.unavailable(device) is None]
+    entrants = [p for n, p in registry().items() if n in VARIANTS and p.unavailable(device) is None]
     assert {"naive", "triton-row", "cuda-warp"} <= {p.name for p in entrants}
     runner = Runner(device, entrants, budget=TINY, graph=True)
     for row in runner.run([(Case("t", "64x1000", (64, 1000)), "bfloat16")]).rows:
@@ -184,10 +184,10 @@ def test_each_rung_of_a_gpu_is_right_and_has_all_three_times() -> None:
 def test_naive_is_the_rung_for_what_the_rung_takes() -> None:
     naive = Naive()
     for dtype in ("float32", "float16", "bfloat16"):
-        assert naive.function(MATRIX, dtype) is RUNGS["naive"]
+        assert naive.function(MATRIX, dtype) is VARIANTS["naive"]
     for other in (replace(MATRIX, dim=0), replace(MATRIX, out_dtype="float32"), replace(MATRIX, function="logsumexp")):
-        assert naive.function(other, "bfloat16") is not RUNGS["naive"]
-    assert naive.function(MATRIX, "float64") is not RUNGS["naive"]
+        assert naive.function(other, "bfloat16") is not VARIANTS["naive"]
+    assert naive.function(MATRIX, "float64") is not VARIANTS["naive"]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_bench_says_that_there_is_a_gallery(tiny: None) -> None:
     assert joined.exit_code == 0, joined.output
     assert "run with --gallery" not in joined.output
     assert re.search(r"^providers: onepass, torch, naive, naive-jit, ", joined.output, re.MULTILINE)
-    assert re.search(r"^  without cuda-warp, .*cuda-auto: runs on NVIDIA GPUs alone$", joined.output, re.MULTILINE)
+    assert re.search(r"^  without cuda-warp, .*cuda-auto: runs only on NVIDIA GPUs$", joined.output, re.MULTILINE)
     assert re.search(r"^  without .*naive-compile: not in the quick form$", joined.output, re.MULTILINE)
 
 
@@ -238,7 +238,7 @@ def test_a_rung_by_its_name(tiny: None, tmp_path: Path, flag: tuple[str, ...]) -
     rows = {(r.case, r.provider): r for r in results.load(file).rows}
     assert {p for _, p in rows} == {"copy", "naive", "naive-jit"}
     assert rows["tiny 5x33", "naive-jit"].ok
-    assert rows["map", "naive-jit"].error == "unsupported: a rung takes the last dim of a matrix"
+    assert rows["map", "naive-jit"].error == "unsupported: a variant takes only the last dim of a matrix"
     assert rows["map", "naive"].ok
 
 
@@ -247,7 +247,7 @@ def test_list_has_the_rungs_under_a_heading_of_their_own() -> None:
     heading = next(i for i, line in enumerate(lines) if line.startswith("rungs of the gallery, raced with --gallery"))
     own = lines[heading + 1 : lines.index("suites:")]
     assert [line.split()[0] for line in own] == JOINING
-    assert any(re.match(r"  cuda-warp +CUDA, cuda_warp.cu -- not here: runs on NVIDIA GPUs alone$", x) for x in own)
+    assert any(re.match(r"  cuda-warp +CUDA, cuda_warp.cu -- not here: runs only on NVIDIA GPUs$", x) for x in own)
     assert any(re.match(r"  naive-jit +Python, naive_jit.py", x) for x in own)
     assert any(line.startswith("  naive ") for line in lines[:heading])
 
@@ -289,4 +289,4 @@ def test_wrong_seconds(seconds: str, message: str) -> None:
 
 def test_languages() -> None:
     names = ("naive", "triton-row", "cpu-online", "cuda-warp", "cuda-auto")
-    assert [RUNGS[name].language for name in names] == ["Python", "Triton", "C++", "CUDA", "Python"]
+    assert [VARIANTS[name].language for name in names] == ["Python", "Triton", "C++", "CUDA", "Python"]

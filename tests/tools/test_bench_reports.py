@@ -14,7 +14,7 @@ from lib.bench import CASE, measured
 from onepass.tools.bench import results, table
 from onepass.tools.bench.report import LiveTable, Plain
 from onepass.tools.bench.results import Results, Row
-from onepass.tools.gallery import RUNGS
+from onepass.tools.gallery import VARIANTS
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +163,11 @@ def test_many_providers_and_cases_still_make_one_page(made: Results, tmp_path: P
 def test_every_rung_has_a_style_and_a_label_of_its_own() -> None:
     from onepass.tools.bench import figures
 
-    names = ["onepass", "torch", "torch-compile", "liger", "onepass-triton", "onepass-cuda", *RUNGS]
+    names = ["onepass", "torch", "torch-compile", "liger", "onepass-triton", "onepass-cuda", *VARIANTS]
     assert len({figures._style(name, names)[0] for name in names}) == len(names)
     assert len({figures._label(name) for name in names}) == len(names)
     assert not set(figures._STYLE) & set(figures._RUNGS)
-    assert {"naive", *figures._RUNGS} == set(RUNGS)
+    assert {"naive", *figures._RUNGS} == set(VARIANTS)
 
 
 def test_pictures_of_the_whole_gallery_are_drawn(made: Results, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_pictures_of_the_whole_gallery_are_drawn(made: Results, tmp_path: Path) 
     rows = []
     for suite, sizes in suites.items():
         for n in sizes:
-            for i, name in enumerate(("copy", "onepass", "torch", *RUNGS), 1):
+            for i, name in enumerate(("copy", "onepass", "torch", *VARIANTS), 1):
                 one = replace(
                     row, suite=suite, case=f"N {n}", shape=[64, n] if suite == "sweep" else [1, 64, n], dim=-1
                 )

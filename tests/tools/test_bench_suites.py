@@ -18,7 +18,7 @@ from onepass.tools.bench.rungs import refusal
 from onepass.tools.bench.suites import COLUMNS, CPU_FILL, FILL, REDUCED, ROWS
 from onepass.tools.bench.table import lines
 from onepass.tools.bench.work import copies, make
-from onepass.tools.gallery import RUNGS
+from onepass.tools.gallery import VARIANTS
 
 CUDA = torch.device("cuda")
 LENGTHS = [
@@ -142,7 +142,7 @@ def test_tensors_lie_as_the_case_says() -> None:
 
 def test_the_peers_of_rows_take_no_other_layout() -> None:
     case = Case("t", "t", (8, 16), layout="transposed")
-    assert refusal(RUNGS["naive"], case, "float32") == "a rung takes the last dim of a matrix"
+    assert refusal(VARIANTS["naive"], case, "float32") == "a variant takes only the last dim of a matrix"
     assert Quack().supports(case, "float32") == "QuACK takes the last dim of a matrix"
 
 

@@ -112,7 +112,7 @@ SAME: dict[str, tuple[str, ...]] = {
 }
 MEASURED: dict[str, tuple[str, ...]] = {
     "bench": ("bench", "tiny", "--quick", "--device", "cpu", "--only", "torch"),
-    "gallery run": ("gallery", "run", "cpu-online", "4", "8", "--device", "cpu", "--alone"),
+    "gallery run": ("gallery", "run", "cpu-online", "4", "8", "--device", "cpu", "--no-baseline"),
     "profile": ("profile", "4", "8", "--device", "cpu"),
 }
 

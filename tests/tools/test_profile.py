@@ -20,7 +20,7 @@ from onepass.tools.bench.profiler import Contestant, Profiler
 from onepass.tools.bench.run import DeviceLost
 from onepass.tools.cli import Commands
 from onepass.tools.cli.profile import profile
-from onepass.tools.gallery import RUNGS, Rung
+from onepass.tools.gallery import VARIANTS, Variant
 
 CPU = torch.device("cpu")
 COMMANDS = Commands(commands={"profile": profile})
@@ -35,16 +35,16 @@ def call(*arguments: str) -> Result:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gallery that takes no time: a rung that runs, one that takes no long rows, one that is not to be had here."""
     rungs = {
-        "naive": RUNGS["naive"],
-        "picky": Rung("picky", "naive.py", "naive:softmax", lambda device: None),
-        "gone": Rung("gone", "naive.py", "naive:softmax", lambda device: "lives on the moon"),
+        "naive": VARIANTS["naive"],
+        "picky": Variant("picky", "naive.py", "naive:softmax", lambda device: None),
+        "gone": Variant("gone", "naive.py", "naive:softmax", lambda device: "lives on the moon"),
     }
-    monkeypatch.setattr("onepass.tools.gallery.rungs.RUNGS", rungs)
-    monkeypatch.setattr("onepass.tools.bench.profile.RUNGS", rungs)
-    monkeypatch.setattr(Rung, "refuses", _refuses)
+    monkeypatch.setattr("onepass.tools.gallery.variants.VARIANTS", rungs)
+    monkeypatch.setattr("onepass.tools.bench.profile.VARIANTS", rungs)
+    monkeypatch.setattr(Variant, "refuses", _refuses)
 
 
-def _refuses(rung: Rung, rows: int, n: int, dtype: torch.dtype) -> str | None:
+def _refuses(rung: Variant, rows: int, n: int, dtype: torch.dtype) -> str | None:
     return f"takes rows of up to 64, got {n}" if rung.name == "picky" and n > 64 else None
 
 
@@ -105,8 +105,8 @@ def test_all_is_the_whole_gallery() -> None:
     chosen, left_out = contestants(Choices(6, 40, CPU, names=("all",)))
     names = [contestant.name for contestant in chosen]
     assert names[:3] == ["torch", "onepass", "naive"]
-    assert sorted([*names[2:], *left_out]) == sorted(RUNGS)
-    assert [name for name in RUNGS if name in names] == names[2:]
+    assert sorted([*names[2:], *left_out]) == sorted(VARIANTS)
+    assert [name for name in VARIANTS if name in names] == names[2:]
 
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "three sizes": (("2", "3", "4"), "M N takes two whole numbers of at least 1, got '2 3 4'"),
     "no rows": (("0", "4"), "M N takes two whole numbers of at least 1, got '0 4'"),
     "sizes in words": (("many", "4"), "M N takes whole numbers, got 'many'"),
-    "a rung": (("--with", "naive,nave"), "unknown rung 'nave': there are naive, picky, gone"),
+    "a rung": (("--with", "naive,nave"), "unknown variant 'nave': there are naive, picky, gone"),
     "a rung for elsewhere": (("--with", "gone"), "gone: cannot run on cpu: lives on the moon"),
     "a rung that takes no such shape": (("--with", "all,picky"), "picky: takes rows of up to 64, got 4096"),
     "a dtype": (("--dtype", "int8"), "unknown dtype 'int8'"),

@@ -16,7 +16,7 @@ import torch
 from onepass.tools.bench.profile import Choices, contestants
 from onepass.tools.bench.profiler import SPENT, Contestant, Profiler, quiet
 from onepass.tools.bench.run import DeviceLost
-from onepass.tools.gallery import RUNGS
+from onepass.tools.gallery import VARIANTS
 
 CPU = torch.device("cpu")
 
@@ -111,7 +111,7 @@ def test_on_a_gpu_kernels_are_spent_between_preparing_and_recording(monkeypatch:
     assert found is not None
     assert found.kernels == 0
     assert waited == [CPU] * 3
-    assert len(RUNGS) + 4 < SPENT  # a profile each, torch's, ours, the first and the trace
+    assert len(VARIANTS) + 4 < SPENT  # a profile each, torch's, ours, the first and the trace
 
 
 def test_a_gpu_that_does_not_answer_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

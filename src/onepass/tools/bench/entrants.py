@@ -19,7 +19,7 @@ from onepass.tools.bench.providers import Call, Provider, register
 from onepass.tools.bench.rungs import INTERPRETED, refusal
 from onepass.tools.bench.rungs import providers as rungs
 from onepass.tools.bench.work import Work
-from onepass.tools.gallery import RUNGS
+from onepass.tools.gallery import VARIANTS
 
 _SERVES = {"cpu": ("cpu", "triton"), "cuda": ("cuda", "triton")}  # engines by the device type of the tensors
 
@@ -220,8 +220,8 @@ class Naive(Provider):
         return 4 * prod(case.shape) * max(4, ITEMSIZE[dtype])  # at most four whole temporaries at a time
 
     def function(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        if refusal(RUNGS["naive"], case, dtype) is None:
-            return RUNGS["naive"]
+        if refusal(VARIANTS["naive"], case, dtype) is None:
+            return VARIANTS["naive"]
         dims, result = case.dims(), getattr(torch, case.out_dtype or dtype)
         wide = torch.float64 if dtype == "float64" else torch.float32
 

@@ -16,7 +16,7 @@ from onepass.tools.bench.profile_table import Line, show
 from onepass.tools.bench.profiler import Contestant, Profiler
 from onepass.tools.bench.run import DeviceLost
 from onepass.tools.bench.work import needed_bytes
-from onepass.tools.gallery import RUNGS, rung
+from onepass.tools.gallery import VARIANTS, variant
 
 __all__ = ["ALL", "Choices", "contestants", "run"]
 
@@ -59,13 +59,13 @@ def contestants(choices: Choices) -> tuple[list[Contestant], dict[str, str]]:
     """
     import onepass
 
-    every = RUNGS if ALL in choices.names else ()
+    every = VARIANTS if ALL in choices.names else ()
     chosen = {
         "torch": Contestant("torch", lambda x: torch.softmax(x, -1)),
         "onepass": Contestant("onepass", lambda x: onepass.softmax(x, -1)),
     }
     left_out: dict[str, str] = {}
-    for each in [rung(name) for name in (*choices.names, *every) if name != ALL]:
+    for each in [variant(name) for name in (*choices.names, *every) if name != ALL]:
         reason = each.unavailable(choices.device)
         if reason is not None:
             reason = f"cannot run on {choices.device}: {reason}"

@@ -11,24 +11,24 @@ from torch import Tensor
 
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.providers import Provider
-from onepass.tools.gallery import RUNGS, Rung
-from onepass.tools.gallery.checks import DTYPES
+from onepass.tools.gallery import VARIANTS, Variant
+from onepass.tools.gallery.variants import DTYPES
 
 __all__ = ["INTERPRETED", "RungProvider", "providers", "refusal"]
 
 INTERPRETED = "interprets its kernels on the CPU, which takes minutes"
 
 
-def refusal(rung: Rung, case: Case, dtype: str) -> str | None:
+def refusal(rung: Variant, case: Case, dtype: str) -> str | None:
     """Why a rung does not take a case, or None. Only for a rung that can run here."""
     if case.function != "softmax" or case.direction != "forward":
-        return "the gallery has the forward of softmax alone"
+        return "the gallery has only the forward of softmax"
     if case.out_dtype:
-        return "a rung has no dtype to give"
+        return "a variant has no dtype to give"
     if len(case.shape) != 2 or case.dims() != (1,) or case.layout:
-        return "a rung takes the last dim of a matrix"
-    if getattr(torch, dtype) not in DTYPES:
-        return f"a rung takes float32, float16 and bfloat16, got {dtype}"
+        return "a variant takes only the last dim of a matrix"
+    if dtype not in DTYPES:
+        return f"a variant takes float32, float16 and bfloat16, got {dtype}"
     return rung.refuses(case.shape[0], case.shape[1], getattr(torch, dtype))
 
 
@@ -37,7 +37,7 @@ class RungProvider(Provider):
 
     gallery = True
 
-    def __init__(self, rung: Rung, **launch: int):
+    def __init__(self, rung: Variant, **launch: int):
         self.rung, self.launch = rung, launch
         self.name = rung.name
         self.label = f"{rung.language}, {rung.file}"
@@ -77,4 +77,4 @@ class RungProvider(Provider):
 
 def providers() -> list[RungProvider]:
     """One for each rung but `naive`, which the provider of that name runs."""
-    return [RungProvider(rung) for rung in RUNGS.values() if rung.name != "naive"]
+    return [RungProvider(rung) for rung in VARIANTS.values() if rung.name != "naive"]
