@@ -1,7 +1,8 @@
 # make setup    .venv with everything in it, and onepass built (3 minutes)
 # make bench    set up, then check and race onepass against torch (1 minute)
 # make smoke    set up, then the tests that are quick and touch everything (1 minute)
-# make test     set up, then all tests (10 minutes)
+# make test     set up, then the tests (10 minutes)
+# make test-all set up, then the tests with their long sweeps (30 minutes)
 # make lint     ruff, mypy, clang-format
 # make format   let them mend what they can
 # make sanitize the C++ that needs no GPU, with AddressSanitizer and UndefinedBehaviorSanitizer, over random calls
@@ -17,10 +18,10 @@ NATIVE := setup.py pyproject.toml $(shell find src/onepass -name '*.cpp' -o -nam
 CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Public functions and states, accuracy, engines, plans, the gallery, the command line, the patch, what the docs show.
-SMOKE := $(addprefix tests/api/test_,published.py accuracy.py readme.py doctests.py explain.py state.py nn.py patch_switch.py)
+SMOKE := $(addprefix tests/api/test_,tutorial_shapes.py accuracy.py readme.py doctests.py explain.py state.py nn.py patch_switch.py)
 SMOKE += $(addprefix tests/tools/test_,gallery.py cli_start.py)
 
-.PHONY: setup help bench smoke test sanitize lint format figures clean
+.PHONY: setup help bench smoke test test-all sanitize lint format figures clean
 setup: .venv/.ready
 
 help:
@@ -40,6 +41,9 @@ smoke: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-all: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m ""
 
 sanitize: setup
 	$(PYTHON) scripts/sanitize.py

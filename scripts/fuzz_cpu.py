@@ -1,7 +1,8 @@
 """Random calls of the CPU engine through the Python functions, judged by the float64 definition.
 
-    python scripts/fuzz_cpu.py --minutes 30 --seed 7       # ONEPASS_CPU=baseline, avx2, avx512: that instruction set
+    python scripts/fuzz_cpu.py --minutes 30 --seed 7
     python scripts/fuzz_cpu.py --seed 7 --call 1234        # one call of that run again
+    ONEPASS_CPU_CAPABILITY=avx2 python scripts/fuzz_cpu.py # with this instruction set: baseline, avx2 or avx512
 
 Shapes of rank 0 to 5, one dim or several; contiguous, permuted, expanded, sliced, offset and overlapping inputs; all
 dtypes and `dtype=`; softmax, log_softmax, softmin, logsumexp and state; fresh results, `out=` of any layout, in place;
@@ -227,7 +228,7 @@ def judge(seed: int, number: int) -> tuple[int, str | None]:
     except Exception as error:
         words = f"raised {type(error).__name__}: {error}"
     isa = native.status("isa")
-    again = f"ONEPASS_CPU={isa} python scripts/fuzz_cpu.py --seed {seed} --call {number}"
+    again = f"ONEPASS_CPU_CAPABILITY={isa} python scripts/fuzz_cpu.py --seed {seed} --call {number}"
     return 0, f"{call}: {words}\n  again: {again}"
 
 
@@ -240,9 +241,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not given.minutes > 0 or given.most < 1 or (given.call is not None and given.call < 0):
         parser.error("--minutes is above 0, --most at least 1, --call at least 0")
-    isa, asked = native.status("isa"), os.environ.get("ONEPASS_CPU")
+    isa, asked = native.status("isa"), os.environ.get("ONEPASS_CPU_CAPABILITY")
     if asked and asked != isa:
-        parser.error(f"ONEPASS_CPU={asked}, but the engine takes {isa} here")
+        parser.error(f"ONEPASS_CPU_CAPABILITY={asked}, but the engine takes {isa} here")
     begin, threads, calls, elements, failures = time.monotonic(), torch.get_num_threads(), 0, 0, 0
     try:
         while failures < given.most and (calls == 0 or time.monotonic() - begin < 60 * given.minutes):

@@ -23,7 +23,7 @@ from onepass.tools.bench.table import lines, us_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
-PAGES = ("README.md", "docs/columns.md", "docs/gallery.md", "docs/performance.md", "docs/tiers.md")
+PAGES = ("README.md", *(f"docs/{page}.md" for page in ("columns", "cpu", "gallery", "performance", "rows")))
 
 # The file of each suite that the docs speak of.
 FILES = {
@@ -44,6 +44,13 @@ FILES = {
     "cpu-backward AVX-512, 1 thread": "cpu-backward-epyc-avx512-1t-2026-11-22.json",
     "cpu-backward AVX-512, 2 threads": "cpu-backward-epyc-avx512-2t-2026-11-22.json",
 }
+# The four lines of the README's table.
+HEADLINES = (
+    ("rows", "softmax", None),
+    ("few", None, None),
+    ("columns", None, "forward"),
+    ("backward", None, None),
+)
 # (what a table calls it, the file, function or None for all, direction or None)
 GPU = (
     ("1 GiB of rows, softmax", "rows", "softmax", None),
@@ -55,21 +62,23 @@ GPU = (
     ("gradients over another dim or layout", "columns", None, "backward"),
     ("shapes of models", "models", None, None),
 )
+README = tuple(workload for workload in GPU if workload[1:] in HEADLINES)
 CPU = tuple((key, key, None, None) for key in FILES if key.startswith("cpu"))
 OTHERS = {"torch": "torch", "torch-compile": "torch.compile", "liger": "Liger", "quack": "QuACK"}
 # The pictures that the docs show: file, what `onepass plot` calls it -> its name in docs/plots.
 PICTURES = {
-    "rows": {f"rows-softmax-forward-{t}": f"rows-h200-{t}" for t in ("float32", "bfloat16")}
-    | {"rows-logsumexp-forward-float32": "logsumexp-h200-float32"},
-    "few": {f"few-softmax-forward-{t}": f"few-h200-{t}" for t in ("float32", "bfloat16")},
-    "backward": {f"backward-softmax-backward-{t}": f"backward-h200-{t}" for t in ("float32", "bfloat16")},
-    "columns": {
-        f"columns-softmax-{way}-{t}": f"columns{'-backward' * (way == 'backward')}-h200-{t}"
-        for way in ("forward", "backward")
-        for t in ("float32", "bfloat16")
+    "rows": {
+        "rows-softmax-forward-bfloat16": "rows-h200-bfloat16",
+        "rows-logsumexp-forward-float32": "logsumexp-h200-float32",
     },
-    "models": {f"models-softmax-forward-{t}": f"models-h200-{t}" for t in ("float32", "bfloat16")},
-    "seeds": {f"seeds-softmax-forward-{t}": f"seeds-h200-{t}" for t in ("float32", "bfloat16")},
+    "few": {"few-softmax-forward-float32": "few-h200-float32"},
+    "backward": {"backward-softmax-backward-bfloat16": "backward-h200-bfloat16"},
+    "columns": {
+        "columns-softmax-forward-float32": "columns-h200-float32",
+        "columns-softmax-forward-bfloat16": "columns-h200-bfloat16",
+        "columns-softmax-backward-bfloat16": "columns-backward-h200-bfloat16",
+    },
+    "models": {"models-softmax-forward-bfloat16": "models-h200-bfloat16"},
     "gallery-seeds": {"seeds-softmax-forward-float32": "gallery-seeds-h200"},
     "gallery-powers": {"powers-softmax-forward-float32": "gallery-powers-h200"},
     "cpu AVX2, 1 thread": {f"cpu-softmax-forward-{t}": f"cpu-epyc-{t}" for t in ("float32", "bfloat16")},
@@ -86,9 +95,18 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body))
 
 
+def ratios_to(rows: Sequence[Row], other: str) -> list[float]:
+    """How many times as fast as `other`, at the points where both were right."""
+    return [r for line in lines(rows) if (r := line.faster(other)) is not None]
+
+
+def mean(rows: Sequence[Row], other: str) -> float:
+    return geomean(ratios_to(rows, other))
+
+
 def times(rows: Sequence[Row], other: str) -> str:
-    """How many times as fast as `other`: the mean, the least, and the points where both were right."""
-    ratios = [r for line in lines(rows) if (r := line.faster(other)) is not None]
+    """How many times as fast as `other`: the mean, the least, and the number of points."""
+    ratios = ratios_to(rows, other)
     return f"{geomean(ratios):.2f} (least {min(ratios):.2f}; {len(ratios)})" if ratios else "-"
 
 
@@ -107,6 +125,17 @@ def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others
         cells = [label, str(len(of)), f"{geomean(of):.3f} ({min(of):.2f})"]
         body.append([*cells, *(times(rows, name) for name in others), link])
     return markdown(head, body)
+
+
+def readme(to: str) -> str:
+    """Means alone, for a reader with a minute."""
+    body = []
+    for label, key, function, direction in README:
+        rows = rows_of(key, function, direction)
+        of = fractions(rows)
+        cells = [f"{mean(rows, name):.1f}" for name in ("torch", "torch-compile")]
+        body.append([f"[{label}]({to}/{FILES[key]})", f"{geomean(of):.2f} ({min(of):.2f})", *cells])
+    return markdown(["workload", "of the limit (worst)", "x torch", "x torch.compile"], body)
 
 
 def columns(to: str) -> str:
@@ -202,6 +231,7 @@ def call(to: str) -> str:
 
 
 TABLES: dict[str, Callable[[str], str]] = {
+    "readme": readme,
     "gpu": lambda to: summary(GPU, ("torch", "torch-compile", "liger", "quack"), to),
     "cpu": lambda to: summary(CPU, ("torch",), to),
     "call": call,

@@ -133,7 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             str(given.calls),
             *([given.plant] if given.plant else []),
         ]
-        done = subprocess.run(command, env={**os.environ, "ONEPASS_CPU": name}, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command, env={**os.environ, "ONEPASS_CPU_CAPABILITY": name}, stdout=subprocess.PIPE, text=True
+        )
         right = done.returncode == 0 and done.stdout.split() == [name, str(given.calls)]
         bad += report(name, right, done.stdout)
     for name in programs:

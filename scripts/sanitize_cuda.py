@@ -48,8 +48,8 @@ def main() -> None:
             plan = [tier, lanes, rows, slots * vector, vector, split, shelf, edges]
             x, g, y = (made(sizes, dtype, offset) for _ in range(3))
             x.mul_(40)  # so that maxima grow while elements come
-            torch.ops.onepass._forced(x, 0, [1], False, plan, y)
-            torch.ops.onepass._forced_backward(g, x, None, 0, [1], plan, y)
+            torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, y)
+            torch.ops.onepass._softmax_backward_with_plan(g, x, None, 0, [1], plan, y)
             count += 2
         for sizes, dim in (((64, 1000, 7, 7), 1), ((3, 5000, 8), 1), ((1, 70000, 16), 1), ((2, 4096, 256), 1)):
             x = made(sizes, dtype, 0).requires_grad_()

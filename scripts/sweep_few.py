@@ -90,7 +90,7 @@ def sweep(rows: int, n: int, dtype: torch.dtype, tried: list[Plan], repeats: int
     found = []
     for plan in tried:
         y.fill_(torch.nan)
-        call = lambda plan=plan: torch.ops.onepass._forced(x, 0, [1], False, list(plan), y)  # noqa: E731
+        call = lambda plan=plan: torch.ops.onepass._softmax_with_plan(x, 0, [1], False, list(plan), y)  # noqa: E731
         row = {"n": n, "rows": rows, "dtype": str(dtype), "plan": plan, "copy_us": copy, "auto_us": auto}
         try:
             call()

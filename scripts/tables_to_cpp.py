@@ -8,7 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
-from onepass.table_file import ANY, NAMES, Stored, read
+from onepass.tables import ANY, NAMES, TableFile, read
 from onepass.tools.tune.candidates import TIERS
 
 HEADER = Path(__file__).parent.parent / "src/onepass/csrc/plan/tables_h200.h"
@@ -25,7 +25,7 @@ def entry_text(limit: int, tier: int, *numbers: int) -> str:
     return f"{{{', '.join(map(str, ['kAnyLength' if limit == ANY else limit, name, *numbers]))}}}"
 
 
-def lines_of(stored: Stored) -> list[str]:
+def lines_of(stored: TableFile) -> list[str]:
     """What stands between the marks, and they."""
     date = stored.date[:10]
     lines = [f"{BEGIN}{stored.gpu}, {date}", "  static const Tables tables = {"]
@@ -36,7 +36,7 @@ def lines_of(stored: Stored) -> list[str]:
     return [*lines, "  };", END]
 
 
-def rewritten(text: str, stored: Stored) -> str:
+def rewritten(text: str, stored: TableFile) -> str:
     """The header with these tables; ValueError where it has not each mark once, in order."""
     lines = text.splitlines()
     begins = [at for at, line in enumerate(lines) if line.startswith(BEGIN)]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import onepass
-from onepass import native, ops, plain
+from onepass import native, ops
 
 BATCH = 100
 BASE = "torch.softmax"
@@ -39,7 +39,7 @@ PARTS = {
 def functions(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
     y = torch.empty_like(x)
     nothing = x[:0].clone()
-    raw, handle, out_handle = torch.ops.onepass._softmax.default, ops.HANDLES["softmax"], plain.OUT_HANDLES["softmax"]
+    raw, handle, out_handle = torch.ops.onepass._softmax.default, ops.HANDLES["softmax"], ops.OUT_HANDLES["softmax"]
     leaf, g = x.clone().requires_grad_(), torch.randn_like(x)
 
     def there_and_back(f: Callable[..., torch.Tensor]) -> Callable[[], Any]:
@@ -48,9 +48,9 @@ def functions(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
     return {
         "onepass.softmax": lambda: onepass.softmax(x, -1),
         BASE: lambda: torch.softmax(x, -1),
-        "onepass._softmax.int": lambda: plain.call_boxed(handle, x, -1, None),
-        "onepass._softmax.int_out": lambda: plain.call_boxed(out_handle, x, -1, None, y),
-        NOTHING: lambda: plain.call_boxed(out_handle, nothing, -1, None, nothing),
+        "onepass._softmax.int": lambda: ops.call_boxed(handle, x, -1, None),
+        "onepass._softmax.int_out": lambda: ops.call_boxed(out_handle, x, -1, None, y),
+        NOTHING: lambda: ops.call_boxed(out_handle, nothing, -1, None, nothing),
         "onepass._softmax": lambda: raw(x, [-1]),
         "onepass.softmax, dtype": lambda: onepass.softmax(x, -1, dtype=torch.float32),
         "torch.softmax, dtype": lambda: torch.softmax(x, -1, dtype=torch.float32),

@@ -1,14 +1,48 @@
-"""Marks: `gpu` tests run where a CUDA device is, and are skipped elsewhere; with `--emulate` those of forced plans
-run on the CPU, by an emulator (slow)."""
+"""What all tests share: the arguments that run over everything there is, and the marks.
+
+A test that has one of these arguments, and neither a fixture nor a parametrisation of its own for it, runs over all:
+`function`, `dtype`, `layout`, `engine` with `device` (every engine that runs here), and `device` alone (a CPU, a GPU).
+
+Tests with the mark `gpu` run where a CUDA device is and are skipped elsewhere; with `--emulate` those of forced plans
+run on the CPU by an emulator, which is slow. The mark `slow` is for sweeps that `make test` leaves out and
+`make test-all` runs.
+"""
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
 from emulator import Emulator
-from lib.forced import Engine, Gpu
+from lib.forced import Gpu, Runner
+from lib.support import DTYPES, FUNCTIONS, LAYOUTS, engines_at_hand
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+EVERY: dict[str, Any] = {"function": FUNCTIONS, "dtype": DTYPES, "layout": list(LAYOUTS)}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    given = {name for names in marks for name in (names.split(",") if isinstance(names, str) else names)}
+    given |= set(metafunc.definition._fixtureinfo.name2fixturedefs)
+    free = [name for name in metafunc.fixturenames if name not in given]
+    for name in free:
+        if name in EVERY:
+            metafunc.parametrize(name, EVERY[name], ids=lambda value: str(value).removeprefix("torch."))
+    if {"engine", "device"} <= set(free):
+        metafunc.parametrize(("engine", "device"), engines_at_hand())
+    elif "device" in free:
+        metafunc.parametrize("device", DEVICES)
+
+
+@pytest.fixture
+def fresh_compiler() -> Any:
+    """No graph of torch.compile is there before the test, and none of its own after it."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,8 +55,8 @@ def emulator() -> Emulator:
 
 
 @pytest.fixture(scope="session")
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """What serves forced plans."""
+def runner(request: pytest.FixtureRequest) -> Runner:
+    """What runs forced plans."""
     return request.getfixturevalue("emulator") if request.config.getoption("--emulate") else Gpu()
 
 
@@ -42,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     emulated = config.getoption("--emulate")
     skip = pytest.mark.skip(reason="no CUDA device here")
     for item in items:
-        if "gpu" in item.keywords and not (emulated and "engine" in getattr(item, "fixturenames", ())):
+        if "gpu" in item.keywords and not (emulated and "runner" in getattr(item, "fixturenames", ())):
             item.add_marker(skip)
 
 

@@ -37,14 +37,13 @@ _WAITS = "_WAITS" not in globals() and (
 
 if TYPE_CHECKING or not _WAITS:
     from . import nn, reference
-    from .autocast import autocast_keeps_half
-    from .engines import engines
-    from .explain import Explanation, explain
+    from ._engines import engines
+    from ._explain import Explanation, explain
+    from ._state import State, merge, state
+    from ._warmup import warmup
     from .functional import log_softmax, logsumexp, softmax, softmin
-    from .invariance import batch_invariant, is_batch_invariant, set_batch_invariant
-    from .partial import State, merge, state
-    from .patch import patch
-    from .warmup import warmup
+    from .patching import patch
+    from .settings import autocast_keeps_half, batch_invariant, is_batch_invariant, set_batch_invariant
 else:
 
     def __getattr__(name: str) -> Any:

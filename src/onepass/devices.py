@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownDevice:
     """A GPU that need not be here.
 
     compute: 90 for compute capability 9.0; None for AMD's, which the Triton engine serves. multiprocessors: AMD calls
@@ -37,21 +37,23 @@ class Known:
 # The data sheets of the SXM modules of NVIDIA's A100 80GB, H100, H200 and B200, of its L4 and GeForce RTX 4090, and of
 # AMD's MI300X; names as torch.cuda.get_device_name tells them. H200: copies of several GB through torch's copy_.
 KNOWN = {
-    "a100": Known("NVIDIA A100-SXM4-80GB", compute=80, multiprocessors=108, peak_gbs=2039.0),
-    "h100": Known("NVIDIA H100 80GB HBM3", compute=90, multiprocessors=132, peak_gbs=3350.0),
-    "h200": Known("NVIDIA H200", compute=90, multiprocessors=132, peak_gbs=4800.0, copy_gbs=4270.0, date="2026-11"),
-    "b200": Known("NVIDIA B200", compute=100, multiprocessors=148, peak_gbs=8000.0),
-    "l4": Known("NVIDIA L4", compute=89, multiprocessors=58, peak_gbs=300.0),
-    "rtx4090": Known("NVIDIA GeForce RTX 4090", compute=89, multiprocessors=128, peak_gbs=1008.0),
-    "mi300x": Known("AMD Instinct MI300X", compute=None, multiprocessors=304, peak_gbs=5300.0, warp_size=64),
+    "a100": KnownDevice("NVIDIA A100-SXM4-80GB", compute=80, multiprocessors=108, peak_gbs=2039.0),
+    "h100": KnownDevice("NVIDIA H100 80GB HBM3", compute=90, multiprocessors=132, peak_gbs=3350.0),
+    "h200": KnownDevice(
+        "NVIDIA H200", compute=90, multiprocessors=132, peak_gbs=4800.0, copy_gbs=4270.0, date="2026-11"
+    ),
+    "b200": KnownDevice("NVIDIA B200", compute=100, multiprocessors=148, peak_gbs=8000.0),
+    "l4": KnownDevice("NVIDIA L4", compute=89, multiprocessors=58, peak_gbs=300.0),
+    "rtx4090": KnownDevice("NVIDIA GeForce RTX 4090", compute=89, multiprocessors=128, peak_gbs=1008.0),
+    "mi300x": KnownDevice("AMD Instinct MI300X", compute=None, multiprocessors=304, peak_gbs=5300.0, warp_size=64),
 }
 UNKNOWN = (
-    f"known GPUs, which need not be here, are {', '.join(KNOWN)}; of another give --compute, --multiprocessors and "
-    "--bandwidth (compute=, multiprocessors=, bandwidth=)"
+    f"known GPUs, which need not be here, are {', '.join(KNOWN)}; of another give --arch, --sm-count and "
+    "--bandwidth (arch=, sm_count=, bandwidth=)"
 )
 
 
-def known(name: str) -> Known | None:
+def known(name: str) -> KnownDevice | None:
     """The entry of a short name ("h200", "RTX 4090") or of a device's full name ("NVIDIA H200")."""
     asked = _plain(name)
     return next((entry for key, entry in KNOWN.items() if asked in (key, _plain(entry.title))), None)

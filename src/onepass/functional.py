@@ -5,9 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .autocast import widens
-from .checks import (
+from ._engines import _ready_devices, resolve
+from .ops import HANDLES, OUT_HANDLES, call, call_boxed, call_out, reduced_shape
+from .settings import autocast_to_float32
+from .validation import (
     DROPPED,
     FLOATS,
     LAST,
@@ -17,17 +20,20 @@ from .checks import (
     check_keepdim,
     check_out,
     either,
-    normalise_dims,
+    normalize_dims,
     result_dtype,
 )
-from .engines import resolve
-from .ops import HANDLES, call, call_out, reduced_shape
-from .plain import OUT_HANDLES, compute, write
 
 __all__ = ["log_softmax", "logsumexp", "softmax", "softmin"]
 
 Dim = int | Sequence[int]
 Dtype = torch.dtype
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_inference_mode = torch.is_inference_mode_enabled
+_torch_function_modes = torch._C._len_torch_function_stack
+_torch_dispatch_modes = torch._C._len_torch_dispatch_stack
+_increment_version = torch._C._increment_version
 _MOST_DIMS = 64  # of a tensor that the operators take
 _SOFTMAX, _LOG_SOFTMAX, _SOFTMIN, _LOGSUMEXP = (
     HANDLES[name] for name in ("softmax", "log_softmax", "softmin", "logsumexp")
@@ -35,6 +41,59 @@ _SOFTMAX, _LOG_SOFTMAX, _SOFTMIN, _LOGSUMEXP = (
 _SOFTMAX_OUT, _LOG_SOFTMAX_OUT, _SOFTMIN_OUT, _LOGSUMEXP_OUT = (
     OUT_HANDLES[name] for name in ("softmax", "log_softmax", "softmin", "logsumexp")
 )
+
+
+def try_fast(handle: Any, x: Any, dim: Any, option: Any) -> Tensor | None:
+    """The result of a plain call of `x` and `dim`, whatever they are; None where it is not one. `handle` is one of
+    `HANDLES`, `option` is keepdim for logsumexp, else dtype.
+
+    Not asked is what the operator itself refuses (a dim out of range, a dtype, a layout), nor what has a kernel of its
+    own: autocast, torch.func, torch.jit.trace, fake and meta tensors.
+    """
+    if (
+        type(x) is Tensor
+        and (type(dim) is int or type(dim) is Default)
+        and not _is_dynamo_compiling()
+        and not _torch_function_modes()
+        and x.get_device() in _ready_devices
+        and not (x.requires_grad and _is_grad_enabled())
+        and forward_ad._current_level < 0
+    ):
+        try:
+            return call_boxed(handle, x, dim, option)
+        except Exception:
+            pass
+    return None
+
+
+def try_fast_out(handle: Any, x: Any, dim: Any, option: Any, out: Any) -> bool:
+    """Whether `out` has the result of a plain call, as of `try_fast`; `handle` is one of `OUT_HANDLES`.
+
+    Where it has not, nothing is written.
+    """
+    if (
+        _is_dynamo_compiling()  # first: a graph cannot hold the answers to some of the others
+        or type(out) is not Tensor
+        or _torch_dispatch_modes()
+        or type(x) is not Tensor
+        or not (type(dim) is int or type(dim) is Default)
+        or _torch_function_modes()
+        or x.get_device() not in _ready_devices
+        or ((x.requires_grad or out.requires_grad) and _is_grad_enabled())
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    try:
+        out._version  # noqa: B018  (an inference tensor has none; to ask is_inference() takes twice as long)
+    except RuntimeError:
+        if not _is_inference_mode():
+            return False
+    try:
+        call_boxed(handle, x, dim, option, out)
+    except Exception:
+        return False
+    _increment_version((out,))  # who saved it for a backward must learn that it was overwritten
+    return True
 
 
 def _family(
@@ -49,8 +108,8 @@ def _family(
     if type(axis) is not Default or spelled is not dtype:  # the call may be a plain one after all
         return ours(x, either(function, "dim", dim, "axis", axis), spelled, out=out, engine=engine)
     check_input(function, x)
-    dims = normalise_dims(function, x, dim)
-    if dtype is None and out is None and widens(x):
+    dims = normalize_dims(function, x, dim)
+    if dtype is None and out is None and autocast_to_float32(x):
         dtype = torch.float32  # in the kernel, not by a cast before it
     result = result_dtype(function, x, dtype)
     if out is not None:
@@ -120,9 +179,9 @@ def softmax(
     """
     if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
         if out is None:
-            if (y := compute(_SOFTMAX, input, dim, dtype)) is not None:
+            if (y := try_fast(_SOFTMAX, input, dim, dtype)) is not None:
                 return y
-        elif write(_SOFTMAX_OUT, input, dim, dtype, out):
+        elif try_fast_out(_SOFTMAX_OUT, input, dim, dtype, out):
             return out
     return _family("softmax", input, dim, dtype, _stacklevel, out, engine, axis)
 
@@ -147,9 +206,9 @@ def log_softmax(
     """
     if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
         if out is None:
-            if (y := compute(_LOG_SOFTMAX, input, dim, dtype)) is not None:
+            if (y := try_fast(_LOG_SOFTMAX, input, dim, dtype)) is not None:
                 return y
-        elif write(_LOG_SOFTMAX_OUT, input, dim, dtype, out):
+        elif try_fast_out(_LOG_SOFTMAX_OUT, input, dim, dtype, out):
             return out
     return _family("log_softmax", input, dim, dtype, _stacklevel, out, engine, axis)
 
@@ -174,9 +233,9 @@ def softmin(
     """
     if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
         if out is None:
-            if (y := compute(_SOFTMIN, input, dim, dtype)) is not None:
+            if (y := try_fast(_SOFTMIN, input, dim, dtype)) is not None:
                 return y
-        elif write(_SOFTMIN_OUT, input, dim, dtype, out):
+        elif try_fast_out(_SOFTMIN_OUT, input, dim, dtype, out):
             return out
     return _family("softmin", input, dim, dtype, _stacklevel, out, engine, axis)
 
@@ -215,9 +274,9 @@ def logsumexp(
     """
     if engine == "auto" and axis is None and type(keepdims) is Default and type(keepdim) in (bool, Default):
         if out is None:
-            if (y := compute(_LOGSUMEXP, input, dim, keepdim is True)) is not None:
+            if (y := try_fast(_LOGSUMEXP, input, dim, keepdim is True)) is not None:
                 return y
-        elif write(_LOGSUMEXP_OUT, input, dim, keepdim is True, out):
+        elif try_fast_out(_LOGSUMEXP_OUT, input, dim, keepdim is True, out):
             return out
     function = "logsumexp"
     if axis is not None or type(keepdims) is not Default:  # other spellings, of a call that may be a plain one
@@ -227,14 +286,14 @@ def logsumexp(
         )
         return logsumexp(input, dim, keepdim, out=out, engine=engine)
     check_input(function, input)
-    dims = normalise_dims(function, input, dim)
+    dims = normalize_dims(function, input, dim)
     keepdim = check_keepdim(function, keepdim, DROPPED)
     x: Any = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())
     if out is not None:
         check_out(function, input, out, reduced_shape(input.shape, dims if input.dim() else [], keepdim), x.dtype)
     chosen = resolve(engine, input.device)
     if out is None:
-        return call(function, x, dims, torch.float32 if widens(x) else None, keepdim, chosen)
+        return call(function, x, dims, torch.float32 if autocast_to_float32(x) else None, keepdim, chosen)
     call_out(function, x, dims, None, keepdim, chosen, out)
     return out
 

@@ -11,7 +11,7 @@ import torch
 PATH = Path(__file__).with_name("_native.so")
 FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-PASSES = ("forward", "backward", "backward_even")  # even: the result's gradient has one value a row
+PASSES = ("forward", "backward", "backward_broadcast")  # broadcast: the result's gradient has one value per row
 _ROWS = ("rows32", "rows16", "reduce32", "reduce16", "odd32", "odd16", "few32", "few16")
 TABLES = (*_ROWS, "columns32", "columns16", "column_gradients32", "column_gradients16")  # as in csrc/plan/tables.h
 

@@ -1,9 +1,9 @@
 """The operators in PyTorch: fake kernels, gradients, vmap, and the route a call takes.
 
-Three routes: no gradient needed -> the operator below autograd, which costs least; eager autograd -> `Recorded`,
-function transforms and forward-mode AD -> `Differentiable`; compiling, and tensor subclasses -> the registered
+Three routes: no gradient needed -> the operator below autograd, which costs least; eager autograd -> `EagerFunction`,
+function transforms and forward-mode AD -> `TransformFunction`; compiling, and tensor subclasses -> the registered
 operator, which a graph keeps by name, and which takes the other routes itself when it is called. The plain call of the
-first, which is most calls, has a way of its own (plain.py).
+first, which is most calls, has a fast path of its own (functional.py).
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ from torch.autograd import forward_ad
 
 from . import native  # noqa: F401  (loads the operators)
 from . import triton as triton_engine
-from .checks import HALVES, check_inference, check_memory, has_tangent
-from .formulas import expand, expand_planes
-from .gradients import backward, is_bare, library, positive, tangent
+from .autograd import backward, library, needs_no_autograd, tangent, wrap_dims
+from .decompositions import unsqueeze_planes, unsqueeze_reduced
+from .settings import autocast_to_float32
+from .validation import FLOATS, HALVES, TAKES, check_inference, check_memory, has_tangent, normalize_dims
 
 FAMILY = ("softmax", "log_softmax", "softmin")
 REDUCTIONS = ("logsumexp", "state")  # of which state gives two planes, the maxima and the sums
@@ -30,6 +31,7 @@ _BelowAutograd = torch._C._AutoDispatchBelowAutograd  # past the Python kernels 
 # and a jit tracer.
 HANDLES = {name: getattr(_ops, f"_{name}").int._handle for name in (*FAMILY, "logsumexp")}
 call_boxed = torch._C._dispatch_call_boxed
+OUT_HANDLES = {name: getattr(_ops, f"_{name}").int_out._handle for name in (*FAMILY, "logsumexp")}
 _OUT = {name: getattr(_ops, name).out for name in (*FAMILY, "logsumexp")}
 
 _TRITON = "(Tensor input, str function, int[] dim, ScalarType? dtype, bool keepdim"
@@ -59,7 +61,7 @@ def empty(function: str, x: Tensor, dims: Sequence[int], dtype: torch.dtype | No
     return torch.empty_like(x, dtype=dtype or x.dtype)
 
 
-class Differentiable(torch.autograd.Function):
+class TransformFunction(torch.autograd.Function):
     """A call under a function transform (torch.func) or forward-mode AD."""
 
     @staticmethod
@@ -93,12 +95,12 @@ class Differentiable(torch.autograd.Function):
         x = x.movedim(in_dims[0] or 0, 0)
         batch = int(function == "state")  # where the batch comes out: behind the planes
         if x.dim() == 1 and dims:  # a batch of 0-d tensors: the one dim of each is not there to name
-            y = Differentiable.apply(x.unsqueeze(1), function, [1], dtype, False, engine)
+            y = TransformFunction.apply(x.unsqueeze(1), function, [1], dtype, False, engine)
             return y.reshape(y.shape[: batch + 1]), batch
-        return Differentiable.apply(x, function, [d + 1 for d in dims], dtype, keepdim, engine), batch
+        return TransformFunction.apply(x, function, [d + 1 for d in dims], dtype, keepdim, engine), batch
 
 
-class Recorded(torch.autograd.Function):
+class EagerFunction(torch.autograd.Function):
     """A call under eager autograd alone. Its forward has the context too: an eighth of the cost of binding arguments to
     `setup_context`, which transforms need."""
 
@@ -115,7 +117,7 @@ class Recorded(torch.autograd.Function):
         ctx.save_for_backward(*((x, output) if function in REDUCTIONS else (output,)))
         return output
 
-    backward = staticmethod(Differentiable.backward)
+    backward = staticmethod(TransformFunction.backward)
 
 
 # Routes -------------------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def differentiable(
     (a gradient of rows around 100 adds up to 0.84 to 1.25 in bfloat16), so a half input gives a float32 result, which
     is kept, and the caller a rounded one.
     """
-    apply = (Recorded if recorded else Differentiable).apply
+    apply = (EagerFunction if recorded else TransformFunction).apply
     if function == "logsumexp" and dtype is None and x.dtype in HALVES:
         return apply(x, function, dims, torch.float32, keepdim, engine).to(x.dtype)
     return apply(x, function, dims, dtype, keepdim, engine)
@@ -194,7 +196,7 @@ def _triton_out(
     dims = sorted(d % input.dim() for d in dim) if input.dim() else []
     whole = out
     if function in REDUCTIONS:
-        whole = (expand_planes if function == "state" else expand)(out, dims, keepdim)
+        whole = (unsqueeze_planes if function == "state" else unsqueeze_reduced)(out, dims, keepdim)
     triton_engine.forward(function, input, whole, tuple(dims))
 
 
@@ -234,9 +236,9 @@ def _routed(function: str | None, engine: str) -> Any:
     that serves every function, `function` is None."""
 
     def route(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
-        if is_bare(input):
+        if needs_no_autograd(input):
             return raw(function, input, dim, dtype, keepdim, engine)
-        dims = positive(dim, input.dim())
+        dims = wrap_dims(dim, input.dim())
         return differentiable(function, input, dims, dtype, keepdim, engine, recorded=False)
 
     def of_one(input: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -282,3 +284,52 @@ def _(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, k
 _register_out("triton.out", _ops.triton.out)
 for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
     library.impl("triton", _routed(None, "triton"), _key)
+
+
+# The operators of the fast path: one dim, and nothing but the kernel needed ------------------------------------------
+
+
+def _refuse(*_: Any) -> None:
+    raise NotImplementedError("onepass: not a plain call")
+
+
+def _register_fast(function: str) -> None:
+    """The kernels of the plain call but the native ones: fake tensors, and who has to see the call after all.
+
+    `option` is keepdim for logsumexp, else dtype.
+    """
+    name, lse = f"_{function}.int", function == "logsumexp"
+    operator = getattr(_ops, function).default._op
+
+    def options(option: Any) -> tuple[torch.dtype | None, bool]:
+        return (None, bool(option)) if lse else (option, False)
+
+    def fake(input: Tensor, dim: int, option: Any = None) -> Tensor:
+        dtype, keepdim = options(option)
+        normalize_dims(function, input, dim)  # refuses what the native kernels refuse: nobody else has looked yet
+        if input.dtype not in FLOATS or dtype not in (None, *FLOATS):
+            raise NotImplementedError(f"onepass: takes {TAKES}, got {input.dtype} and {dtype}")
+        return empty(function, input, [dim], dtype, keepdim)
+
+    def transformed(input: Tensor, dim: int, option: Any = None) -> Tensor:  # torch.func
+        dims = normalize_dims(function, input, dim)
+        return differentiable(function, input, dims, *options(option), "native", recorded=False)
+
+    def autocast(input: Tensor, dim: int, option: Any = None) -> Tensor:
+        dtype, keepdim = options(option)
+        if autocast_to_float32(input):
+            dtype = dtype or torch.float32
+        return operator(input, [dim], keepdim, dtype=dtype) if lse else operator(input, [dim], dtype=dtype)
+
+    torch.library.register_fake(f"onepass::{name}", fake, lib=library)
+    library.impl(name, _refuse, "Tracer")  # torch.jit.trace writes the registered operator down, which has a gradient
+    library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
+    library.impl(name, autocast, "AutocastCUDA")
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # else torch looks here too who needs a gradient
+    for key in ("Tracer", "FuncTorchDynamicLayerFrontMode", "Functionalize", "Negative"):
+        library.impl(f"{name}_out", _refuse, key)
+    library.impl(f"{name}_out", torch.library.fallthrough_kernel, "Autograd")
+
+
+for _name in (*FAMILY, "logsumexp"):
+    _register_fast(_name)

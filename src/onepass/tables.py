@@ -1,16 +1,162 @@
-"""Gives the file of tables of a GPU to the CUDA engine, where there is one."""
+"""The file of tables of a GPU: where it is, what it holds, and how the CUDA engine gets it."""
 
+import contextlib
 import functools
+import json
+import os
 import re
-from typing import NamedTuple
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from onepass import native
-from onepass import table_file as store
+from . import native
+from .native import TABLES as NAMES
+
+Entry = list[int]
+Table = list[Entry]
+Tables = dict[str, Table]
+
+VERSION = 4
+ANY = 2**63 - 1
 
 
-class Kind(NamedTuple):
+class TableFile(NamedTuple):
+    """What the engine needs of a file of tables."""
+
+    path: Path
+    gpu: str
+    compute: int
+    multiprocessors: int
+    date: str
+    tables: Tables
+
+    @property
+    def origin(self) -> str:
+        return f"{self.path}, measured on {self.gpu}, {self.date[:10]}"
+
+
+def config_folder() -> Path:
+    """The user's folder of settings: $XDG_CONFIG_HOME where that is an absolute path, else ~/.config.
+
+    Raises RuntimeError where the user has no home.
+    """
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    return Path(given) if os.path.isabs(given) else Path.home() / ".config"
+
+
+def is_off() -> bool:
+    """Whether ONEPASS_TABLES=off keeps the engine to its built-in tables."""
+    return os.environ.get("ONEPASS_TABLES", "") == "off"
+
+
+def named() -> Path | None:
+    """The file that ONEPASS_TABLES names, if it does."""
+    given = os.environ.get("ONEPASS_TABLES", "")
+    return Path(given) if given and not is_off() else None
+
+
+def default_path(gpu: str) -> Path:
+    """The file of the GPUs of a name: $ONEPASS_TABLES where that names one, else one in the user's folder of settings.
+
+    >>> default_path("NVIDIA H200").name if not named() else "tables-nvidia-h200.json"
+    'tables-nvidia-h200.json'
+    """
+    name = re.sub("[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    return named() or config_folder() / "onepass" / f"tables-{name}.json"
+
+
+def check_tables(tables: Any) -> None:
+    """Raise ValueError, with words, where `tables` are not all tables of entries. What a tier takes, the engine says.
+
+    >>> check_tables({"rows32": []})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: tables are rows32, rows16, ...; got rows32
+    """
+    if not isinstance(tables, dict) or set(tables) != set(NAMES):
+        got = ", ".join(map(str, tables)) or "none" if isinstance(tables, dict) else repr(tables)[:80]
+        raise ValueError(f"tables are {', '.join(NAMES)}; got {got}")
+    for name, table in tables.items():
+        if not isinstance(table, list) or not table:
+            raise ValueError(f"table {name} is a list of entries, got {repr(table)[:80]}")
+        limit = 0
+        for at, entry in enumerate(table):
+            try:
+                _check_entry(entry, limit, name.startswith("column"))
+            except ValueError as error:
+                raise ValueError(f"table {name}, entry {at}: {error}") from None
+            limit = entry[0]
+        if limit != ANY:
+            raise ValueError(f"table {name} ends at rows of {limit}; the last limit is 2**63 - 1")
+
+
+def _check_entry(entry: Any, after: int, of_columns: bool) -> None:
+    if not isinstance(entry, list) or len(entry) != 6 or not all(type(number) is int for number in entry):
+        raise ValueError(f"six whole numbers (limit, tier, lanes, values, split, shelf), got {repr(entry)[:80]}")
+    if not after < entry[0] <= ANY:
+        raise ValueError(f"limits rise, up to 2**63 - 1; got {entry[0]} after {after}")
+    if of_columns and entry[1] not in (6, 7):
+        raise ValueError(f"a tier of columns is 6 or 7 (over the chip), got {entry[1]}")
+    if not of_columns and not -1 <= entry[1] <= 5:
+        raise ValueError(f"a tier is 0 to 5, or -1 (as the other tables); got {entry[1]}")
+    if min(entry[2:]) < 0 or max(entry[2:]) > 1024:
+        raise ValueError(f"lanes, values, split and shelf are 0 to 1024, got {entry[2:]}")
+
+
+def read(path: Path) -> TableFile:
+    """Read a file of tables.
+
+    Raises ValueError, which names the file and what is wrong with it.
+    """
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"onepass: the file of tables {path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"onepass: the file of tables {path} is not JSON: {error}") from error
+    try:
+        if not isinstance(given, dict):
+            raise ValueError(f"it is a JSON object, got {repr(given)[:80]}")
+        if given.get("version") != VERSION or isinstance(given["version"], bool):
+            raise ValueError(f"its version is {VERSION}, got {given.get('version')!r}")
+        for key, kind in (("gpu", str), ("compute", int), ("multiprocessors", int), ("date", str)):
+            if type(given.get(key)) is not kind:
+                raise ValueError(f"its {key} is a {'text' if kind is str else 'whole number'}, got {given.get(key)!r}")
+        check_tables(given.get("tables"))
+    except ValueError as error:
+        raise ValueError(f"onepass: the file of tables {path} is wrong: {error}") from None
+    return TableFile(path, given["gpu"], given["compute"], given["multiprocessors"], given["date"], given["tables"])
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a file of tables whole or not at all: beside its place first, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({key: value for key, value in content.items() if key not in ("tables", "measured")})
+    tables = ",\n".join(
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(e)}" for e in table) + "\n  ]"
+        for name, table in content["tables"].items()
+    )
+    measured = ",\n".join(f"  {json.dumps(point)}" for point in content["measured"])
+    text = f'{text[:-1]},\n "tables": {{\n{tables}\n }},\n "measured": [\n{measured}\n ]\n}}\n'
+    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+
+
+# Tables in the CUDA engine --------------------------------------------------------------------------------------------
+
+
+class GpuModel(NamedTuple):
     """A kind of GPU. Two of one `compute` and as many multiprocessors may differ, as H100 and H200 do."""
 
     name: str  # as torch.cuda.get_device_name and the driver have it
@@ -18,13 +164,13 @@ class Kind(NamedTuple):
     multiprocessors: int
 
 
-def kind_of(index: int | None) -> Kind:
+def gpu_model(index: int | None) -> GpuModel:
     """The kind of a CUDA device that is here."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
-    return Kind(properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count)
+    return GpuModel(properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count)
 
 
-def load(kind: Kind) -> store.Stored | None:
+def load(kind: GpuModel) -> TableFile | None:
     """Have the CUDA engine use the file of tables of this kind of GPU, and return it; None where there is none.
 
     ONEPASS_TABLES=off keeps the built-in tables; ONEPASS_TABLES may name a file, which then has to be there.
@@ -32,16 +178,16 @@ def load(kind: Kind) -> store.Stored | None:
     Raises:
         ValueError: the file cannot be read, is wrong, or is of another kind of GPU.
     """
-    if store.is_off():
+    if is_off():
         return None
     try:
-        path = store.default_path(kind.name)
+        path = default_path(kind.name)
     except RuntimeError:  # a user without a home has no file
         return None
-    if store.named() is None and not path.exists():
+    if named() is None and not path.exists():
         return None
-    stored = store.read(path)
-    of = Kind(stored.gpu, stored.compute, stored.multiprocessors)
+    stored = read(path)
+    of = GpuModel(stored.gpu, stored.compute, stored.multiprocessors)
     if of != kind:
         raise ValueError(f"onepass: the file of tables {path} is of {_words(of)}; this GPU is {_words(kind)}")
     try:
@@ -52,14 +198,14 @@ def load(kind: Kind) -> store.Stored | None:
     return stored
 
 
-def _words(kind: Kind) -> str:
+def _words(kind: GpuModel) -> str:
     return f"{kind.name} (compute {kind.compute}, multiprocessors {kind.multiprocessors})"
 
 
 @functools.cache
 def load_once(index: int | None) -> None:
     """`load` at the first use of the CUDA engine on a device; a wrong file is told at each."""
-    load(kind_of(index))
+    load(gpu_model(index))
 
 
 def note(origin: str, gpu: str) -> str:

@@ -12,36 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib.support import DTYPES, SOFTMAXES, TORCH, every_dtype, every_engine, every_function, ours
+from lib.samples import ROWS
+from lib.support import DTYPES, SOFTMAXES, TORCH, ours
 from onepass import reference
 
 LENGTHS = [1, 2, 5, 16, 31, 197, 781, 1024, 2047, 5003, 70_000]
-ROWS, ELEMENTS = 3, 20_000  # of each length, at least
+LEAST, ELEMENTS = 3, 20_000  # of each length, at least
 EXTENDED = np.finfo(np.longdouble).eps < np.finfo(np.float64).eps / 100
-
-
-def _normal(rows: int, n: int, g: torch.Generator) -> Tensor:
-    return torch.randn(rows, n, generator=g, dtype=torch.float64)
-
-
-def _one_hot(rows: int, n: int, g: torch.Generator) -> Tensor:
-    x = torch.zeros(rows, n, dtype=torch.float64)
-    x[torch.arange(rows), torch.randint(n, (rows,), generator=g)] = 9 + _normal(rows, 1, g)[:, 0]
-    return x
-
-
-INPUTS = {  # every row is another one, or the largest of a few errors would be chance
-    "normal": _normal,
-    "offset": lambda rows, n, g: _normal(rows, n, g) + 1234.567,
-    "huge offset": lambda rows, n, g: _normal(rows, n, g) * 4 - 3.0e4,
-    "integers": lambda rows, n, g: torch.randint(-9, 10, (rows, n), generator=g).double(),
-    "large integers": lambda rows, n, g: torch.randint(0, 12, (rows, n), generator=g).double() + 1000,
-    "constant": lambda rows, n, g: _normal(rows, 1, g).expand(rows, n),
-    "one-hot": _one_hot,
-    "wide": lambda rows, n, g: _normal(rows, n, g) * 25,
-    "half -inf": lambda rows, n, g: _normal(rows, n, g).masked_fill(torch.arange(n) % 2 == 1, -torch.inf),
-    "rising": lambda rows, n, g: torch.linspace(-20, 0, n, dtype=torch.float64) * (1 + 0.1 * _normal(rows, 1, g)),
-}
 
 
 def _exact(function: str, x: Tensor) -> np.ndarray:
@@ -98,48 +75,39 @@ def _compare(function: str, x: Tensor, mine: Tensor, torchs: Tensor) -> list[str
     ]
 
 
-@every_engine
-@pytest.mark.parametrize("kind", INPUTS)
-@every_dtype
-@every_function
+@pytest.mark.parametrize("kind", ROWS)
 def test_rows(function, dtype, kind, engine, device):
     generator = torch.Generator().manual_seed(len(kind))
     misses = []
     for n in LENGTHS if dtype in DTYPES[:2] else LENGTHS[::2]:
-        x = INPUTS[kind](max(ROWS, ELEMENTS // n), n, generator)
+        x = ROWS[kind](max(LEAST, ELEMENTS // n), n, generator)
         if dtype is torch.float16:
             x = x.clamp(-6e4, 6e4)
         misses += _misses(function, x.to(dtype).to(device), engine)
     assert not misses, "\n".join(misses)
 
 
-@every_engine
 @pytest.mark.parametrize("kind", ["normal", "offset", "integers", "wide"])
 @pytest.mark.parametrize("given", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_with_another_dtype(given, kind, engine, device):
     generator = torch.Generator().manual_seed(1)
-    x = INPUTS[kind](24, 1999, generator).to(given).to(device)
+    x = ROWS[kind](24, 1999, generator).to(given).to(device)
     misses = [m for function in SOFTMAXES for out in DTYPES for m in _misses(function, x, engine, out)]
     assert not misses, "\n".join(misses)
 
 
-@every_engine
 @pytest.mark.parametrize("kind", ["normal", "offset", "integers", "constant", "wide"])
-@every_dtype
-@every_function
 def test_columns(function, dtype, kind, engine, device):
     """Strided rows: the reduced dim is not the last in memory."""
     generator = torch.Generator().manual_seed(2)
     misses = []
     on_a_gpu = [(80, 256), (64, 1030), (32, 2048)] if device == "cuda" else []  # in tiles of whole vectors
     for rows, n in ((2000, 19), (150, 257), (16, 4097), *on_a_gpu):
-        x = INPUTS[kind](rows, n, generator).to(dtype).to(device)
+        x = ROWS[kind](rows, n, generator).to(dtype).to(device)
         misses += _misses(function, x.t().contiguous().t(), engine)
     assert not misses, "\n".join(misses)
 
 
-@every_dtype
-@every_function
 def test_the_judge_can_fail(function, dtype):
     x = torch.randn(16, 300, dtype=torch.float64).to(dtype)
     y = TORCH[function](x, -1, True) if function == "logsumexp" else TORCH[function](x, -1)

@@ -13,28 +13,22 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
-from lib.log import Log
+from lib.modes import Operators
 from lib.support import (
     DTYPES,
     TORCH,
     assert_defined,
-    every_dtype,
-    every_engine,
-    every_function,
     every_softmax,
     maker,
     ours,
 )
-from onepass import autocast, functional
+from onepass import functional, settings
 
 HALVES = (torch.float16, torch.bfloat16)
 every_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
 on_gpu = pytest.mark.gpu
 
 
-@every_engine
-@every_dtype
-@every_function
 def test_the_dtype_is_torchs(function, dtype, engine, device):
     x = maker(dtype, device)(3, 4)
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -43,9 +37,6 @@ def test_the_dtype_is_torchs(function, dtype, engine, device):
     assert_defined(function, got, x.to(got.dtype), 1)
 
 
-@every_engine
-@every_dtype
-@every_function
 def test_the_gradients_are_those_of_float32(function, dtype, engine, device):
     x = maker(dtype, device)(3, 40).requires_grad_()
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -79,8 +70,6 @@ def gpu_tensor(dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(3, 4, dtype=dtype, device="cuda")
 
 
-@every_dtype
-@every_function
 def test_on_a_gpu_the_dtype_is_torchs(function, dtype, fake_gpu):
     x = gpu_tensor(dtype)
     assert ours(function)(x, 1).dtype is TORCH[function](x, 1).dtype
@@ -97,17 +86,15 @@ def test_a_dtype_given_goes_before_it(function, dtype, to, fake_gpu):
 
 
 @every_half
-@every_function
 def test_no_cast_goes_before_the_kernel(function, dtype, fake_gpu):
     x = gpu_tensor(dtype)
-    with Log() as mode:
+    with Operators() as mode:
         ours(function)(x, 1)
     assert mode.ours() == [function]
-    assert not [name for name in mode.seen if "copy" in name]
+    assert not [name for name in mode.names() if "copy" in name]
 
 
 @every_half
-@every_function
 def test_the_quick_way_widens_too(function, dtype, fake_gpu):
     quick = getattr(torch.ops.onepass, f"_{function}").int
     assert quick(gpu_tensor(dtype), 1).dtype is torch.float32
@@ -122,7 +109,6 @@ def test_the_quick_way_widens_too(function, dtype, fake_gpu):
 
 @pytest.mark.parametrize("dim", [1, (0, 1)], ids=str)
 @every_half
-@every_function
 def test_half_stays_half(function, dtype, dim, fake_gpu):
     x = gpu_tensor(dtype)
     with onepass.autocast_keeps_half():
@@ -137,7 +123,7 @@ def test_it_ends_with_an_error_and_is_of_one_thread(fake_gpu):
     x = gpu_tensor(torch.float16)
     keeps: list[bool] = []
     with onepass.autocast_keeps_half():
-        other = threading.Thread(target=lambda: keeps.append(autocast._thread.keeps_half))
+        other = threading.Thread(target=lambda: keeps.append(settings._thread.keeps_half))
         other.start()
         other.join()
         with pytest.raises(IndexError), onepass.autocast_keeps_half(False):
@@ -150,7 +136,7 @@ def test_it_ends_with_an_error_and_is_of_one_thread(fake_gpu):
 
 def test_a_compiled_graph_knows_of_it():
     torch.compiler.reset()
-    compiled = torch.compile(lambda x: x + 1 if autocast._thread.keeps_half else x, fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda x: x + 1 if settings._thread.keeps_half else x, fullgraph=True, backend="eager")
     x = torch.zeros(2)
     for _ in range(2):
         assert not compiled(x).any()
@@ -161,7 +147,6 @@ def test_a_compiled_graph_knows_of_it():
 @on_gpu
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @every_half
-@every_function
 def test_compiled_on_a_gpu(function, dtype, backend):
     torch.compiler.reset()
     x = maker(dtype, "cuda")(3, 40)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import onepass
-from lib.support import assert_defined, every_engine, every_function, every_softmax, maker, ours
+from lib.support import assert_defined, every_softmax, maker, ours
 from onepass import reference
 
 
@@ -19,8 +19,6 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
-@every_engine
-@every_function
 def test_compile_forward_and_backward(function, engine, device):
     f = torch.compile(lambda x, d: ours(function)(x * 2, d, engine=engine) + 1, fullgraph=True, backend="aot_eager")
     for dim in (0, -1, (0, 2)):
@@ -33,8 +31,6 @@ def test_compile_forward_and_backward(function, engine, device):
         torch.testing.assert_close(got, expected)
 
 
-@every_engine
-@every_function
 def test_compile_without_gradients_and_with_half(function, engine, device):
     f = torch.compile(lambda x: ours(function)(x.t(), 0, engine=engine), fullgraph=True, backend="aot_eager")
     x = maker(torch.bfloat16, device)(4, 300)
@@ -43,7 +39,6 @@ def test_compile_without_gradients_and_with_half(function, engine, device):
         assert_defined(function, f(x.requires_grad_()), x.detach().t(), 0)
 
 
-@every_engine
 @every_softmax
 def test_compile_with_dtype(function, engine, device):
     f = torch.compile(
@@ -56,8 +51,6 @@ def test_compile_with_dtype(function, engine, device):
         assert_defined(function, y, x.float(), 0)
 
 
-@every_engine
-@every_function
 def test_compile_with_dynamic_shapes(function, engine, device):
     f = torch.compile(lambda x: ours(function)(x, -1, engine=engine), fullgraph=True, backend="aot_eager", dynamic=True)
     for shape in ((3, 4), (5, 6), (2, 33)):
@@ -67,8 +60,6 @@ def test_compile_with_dynamic_shapes(function, engine, device):
         y.sum().backward()
 
 
-@every_engine
-@every_function
 def test_compiled_graph_holds_one_operator(function, engine, device):
     """The call is kept by name, whole: no decomposition, nothing of torch's family, nothing of Python."""
     seen: list[str] = []
@@ -84,10 +75,8 @@ def test_compiled_graph_holds_one_operator(function, engine, device):
     assert not [name for name in seen if "onepass" not in name]
 
 
-@every_engine
 @pytest.mark.parametrize("auto", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@every_function
 def test_compile_with_out(function, backend, auto, engine, device):
     named = {"engine": "auto" if auto and engine != "triton" else engine}
     f = torch.compile(ours(function), backend=backend, fullgraph=True)
@@ -113,7 +102,6 @@ OVERLAPS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]]
 }
 
 
-@every_engine
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("case", OVERLAPS)
 def test_an_out_that_overlaps_in_part_is_refused_or_given_the_right_numbers(case, backend, engine, device):
@@ -135,8 +123,6 @@ def test_an_out_that_overlaps_in_part_is_refused_or_given_the_right_numbers(case
         assert_defined("softmax", OVERLAPS[case](given)[1], OVERLAPS[case](base)[0], 1)
 
 
-@every_engine
-@every_function
 def test_compile_with_an_out_of_any_strides(function, engine, device):
     f = torch.compile(ours(function), backend="aot_eager", fullgraph=True)
     x = maker(torch.float32, device)(3, 4, 5)
@@ -148,7 +134,6 @@ def test_compile_with_an_out_of_any_strides(function, engine, device):
     assert (wide[..., 1::2] == 7).all()
 
 
-@every_engine
 def test_an_out_between_the_inputs_columns_is_served_as_eagerly(engine, device):
     base = maker(torch.float32, device)(6, 8)
     want = onepass.softmax(base[:, ::2], 1, engine=engine)
@@ -167,7 +152,6 @@ class Model(torch.nn.Module):
         return ours(self.function)(x * self.scale, -1) * 2
 
 
-@every_function
 def test_export(function):
     x = maker(torch.float32)(3, 4)
     rows = torch.export.Dim("rows", min=2, max=64)

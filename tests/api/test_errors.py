@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import onepass
-from lib.support import FUNCTIONS, SOFTMAXES, TORCH, every_function, every_softmax, ours, raised, randn, refused
+from lib.support import FUNCTIONS, SOFTMAXES, TORCH, every_softmax, ours, raised, randn, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -38,7 +38,6 @@ DIMS = [  # dim, what the message says
 
 
 @pytest.mark.parametrize(("dim", "got"), DIMS, ids=lambda v: str(v)[:12])
-@every_function
 def test_wrong_dim(function, dim, got):
     x = randn()
     theirs = TORCH[function] if isinstance(dim, int) else torch.logsumexp  # which alone takes several dims
@@ -49,14 +48,12 @@ def test_wrong_dim(function, dim, got):
     refused(function, expected, got, x, dim)
 
 
-@every_function
 def test_dim_none_names_no_dim(function):
     assert raised(torch.softmax, randn(), None)  # softmin's guess of a dim is deprecated in torch
     refused(function, TypeError, "None", randn(), None)
 
 
 @pytest.mark.parametrize("dim", [1, -2, (0, 0), (0, -1)], ids=str)
-@every_function
 def test_wrong_dim_of_0_d(function, dim):
     x = torch.tensor(1.0)
     expected = raised(torch.logsumexp, x, dim)
@@ -64,7 +61,6 @@ def test_wrong_dim_of_0_d(function, dim):
     refused(function, expected, re.escape(str(dim)), x, dim)
 
 
-@every_function
 def test_wrong_dim_of_an_empty_tensor(function):
     x = torch.empty(0, 3)
     refused(function, raised(TORCH[function], x, 5), "5", x, 5)
@@ -76,7 +72,6 @@ NOT_TENSORS = {"list": [1.0, 2.0], "None": None, "ndarray": np.zeros(3), "float"
 
 
 @pytest.mark.parametrize("kind", NOT_TENSORS)
-@every_function
 def test_input_is_no_tensor(function, kind):
     assert raised(torch.softmax, NOT_TENSORS[kind], 0) is TypeError
     refused(function, TypeError, type(NOT_TENSORS[kind]).__name__, NOT_TENSORS[kind], 0)
@@ -102,7 +97,6 @@ def _kinds() -> dict[str, tuple[torch.Tensor, str]]:
 
 
 @pytest.mark.parametrize("kind", _kinds())
-@every_function
 def test_input_of_another_kind(function, kind):
     x, got = _kinds()[kind]
     # torch's type where it raises one that says so; where it serves the input, or stumbles inside: a type of refusal.
@@ -181,18 +175,15 @@ def test_misuse(function, call):
 
 
 @pytest.mark.parametrize("engine", ["gpu", "", "CPU", "torch"])
-@every_function
 def test_unknown_engine(function, engine):
     refused(function, ValueError, f"'{engine}'", randn(), -1, engine=engine)
 
 
 @pytest.mark.parametrize("engine", [None, 3], ids=str)
-@every_function
 def test_engine_of_another_kind(function, engine):
     refused(function, (ValueError, TypeError), repr(engine), randn(), -1, engine=engine)
 
 
-@every_function
 def test_an_engine_that_cannot_run_says_why(function):
     refused(function, RuntimeError, "'cuda'.*(CUDA|driver|NVRTC)", randn(), -1, engine="cuda")
     refused(
@@ -209,7 +200,6 @@ def test_an_engine_that_cannot_run_says_why(function):
 
 
 @pytest.mark.gpu
-@every_function
 def test_the_cpu_engine_refuses_a_gpu_tensor(function):
     with pytest.raises(RuntimeError, match=r"cpu.*cuda:0"):
         ours(function)(randn().cuda(), -1, engine="cpu")
@@ -217,7 +207,6 @@ def test_the_cpu_engine_refuses_a_gpu_tensor(function):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["cuda", "triton"])
-@every_function
 def test_gpu_engines_refuse_a_cpu_tensor(function, engine):
     with pytest.raises(RuntimeError, match=f"{engine}.*cpu"):
         ours(function)(randn(), -1, engine=engine)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from lib.support import DTYPES, TORCH, every_function, every_softmax, ours, raised, randn, refused
+from lib.support import DTYPES, TORCH, every_softmax, ours, raised, randn, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -21,7 +21,6 @@ def _out(function: str, *, dtype: torch.dtype = torch.float32, **kwargs: Any) ->
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 2), (4, 3), (3, 5), (12,), (1, 3, 4), ()], ids=str)
-@every_function
 def test_out_of_another_shape_is_never_resized(function, shape):
     refused(function, (ValueError, RuntimeError), re.escape(str(list(shape))), randn(), -1, out=torch.zeros(shape))
 
@@ -34,7 +33,6 @@ def test_keepdim_counts_in_the_shape_of_out():
 @pytest.mark.parametrize(
     "dtype", [d for d in (*DTYPES, torch.int64, torch.complex64) if d is not torch.float32], ids=str
 )
-@every_function
 def test_out_of_another_dtype(function, dtype):
     if function in ("softmax", "log_softmax"):
         assert raised(TORCH[function], randn(), -1, out=_out(function, dtype=dtype)) is RuntimeError
@@ -46,7 +44,6 @@ def test_out_must_have_the_dtype_asked_for(function):
     refused(function, RuntimeError, "torch.float64", randn(), -1, dtype=torch.float64, out=torch.zeros(3, 4))
 
 
-@every_function
 def test_out_on_another_device(function):
     out = _out(function, device="meta")
     expected = raised(torch.exp, torch.empty(out.shape), out=out)
@@ -55,20 +52,17 @@ def test_out_on_another_device(function):
 
 
 @pytest.mark.parametrize("out", [[1.0], 3, np.zeros((3, 4), np.float32)], ids=["list", "int", "ndarray"])
-@every_function
 def test_out_is_no_tensor(function, out):
     assert raised(torch.logsumexp, randn(), -1, out=out) is TypeError
     refused(function, TypeError, type(out).__name__, randn(), -1, out=out)
 
 
-@every_function
 def test_out_that_is_sparse(function):
     out = torch.zeros(_out(function).shape).to_sparse()
     assert issubclass(raised(torch.logsumexp, randn(), -1, out=out), RuntimeError)
     refused(function, (RuntimeError, TypeError), "sparse", randn(), -1, out=out)
 
 
-@every_function
 def test_out_has_no_gradient(function):
     out = torch.zeros_like(_out(function)).requires_grad_()
     assert raised(torch.logsumexp, randn(), -1, out=out) is RuntimeError
@@ -80,7 +74,6 @@ def test_out_has_no_gradient(function):
         ours(function)(x, -1, out=out)
 
 
-@every_function
 def test_out_with_elements_that_share_memory(function):
     shape = _out(function).shape
     out = torch.zeros(1).expand(shape)
@@ -90,7 +83,6 @@ def test_out_with_elements_that_share_memory(function):
         refused(function, RuntimeError, "share|overlap", randn(), -1, out=torch.zeros(10).as_strided((3, 4), (2, 1)))
 
 
-@every_function
 def test_out_that_partly_overlaps_the_input(function):
     base = randn(6, 6)
     assert raised(torch.exp, base[:-1], out=base[1:]) is RuntimeError
@@ -109,7 +101,6 @@ def test_out_that_partly_overlaps_the_input(function):
         refused(function, (RuntimeError, ValueError), "overlap|share", x, -1, out=out)
 
 
-@every_function
 def test_the_operators_refuse_an_overlap_themselves(function):
     """Whoever calls them: graphs and C++ do not come by the checks of the functions."""
     operator = getattr(torch.ops.onepass, function).out
@@ -167,7 +158,6 @@ SURROUNDINGS = {  # of a call of f(input, out): whose out= cannot have what it i
 
 
 @pytest.mark.parametrize("case", SURROUNDINGS)
-@every_function
 def test_transforms_and_forward_mode(function, case):
     """Where torch.logsumexp raises (torch.softmax may drop a gradient without a word) so does onepass, and says what to
     do; where it serves the call, the results are those without out=."""
@@ -191,7 +181,6 @@ def test_transforms_and_forward_mode(function, case):
 
 
 @pytest.mark.parametrize("input_too", [False, True])
-@every_function
 def test_an_inference_tensor_is_written_in_inference_mode_alone(function, input_too):
     with torch.inference_mode():
         out, inference = _out(function).zero_(), randn()

@@ -40,16 +40,16 @@ def test_explain_is_readable_and_complete():
 
 def test_explain_takes_another_gpu():
     here = onepass.explain((8192, 131072), device="h200")
-    part = onepass.explain((8192, 131072), device="h200", multiprocessors=60)
+    part = onepass.explain((8192, 131072), device="h200", sm_count=60)
     assert (here.tier, here.launch["split"]) == ("cluster", 16)
     assert (part.tier, part.launch["split"]) == ("cluster", 8)  # those of 16 are offered on the whole chip alone
     assert [note for note in part.notes if note.startswith("tables measured on NVIDIA H200") and "nearest" in note]
     assert here.bandwidth_gbs == 4270
     assert part.bandwidth_gbs is None  # a part of a GPU has not its bandwidth
-    assert onepass.explain((8192, 131072), device="h200", multiprocessors=60, bandwidth=100.0).bandwidth_gbs == 100
-    same = onepass.explain((8192, 131072), device="h200", compute=90, multiprocessors=132)
+    assert onepass.explain((8192, 131072), device="h200", sm_count=60, bandwidth=100.0).bandwidth_gbs == 100
+    same = onepass.explain((8192, 131072), device="h200", arch=90, sm_count=132)
     assert same == here
-    few = onepass.explain((1, 2**23), device="h200", compute=80, multiprocessors=108)
+    few = onepass.explain((1, 2**23), device="h200", arch=80, sm_count=108)
     assert (few.tier, few.launch["split"]) == ("grid", 108)
 
 
@@ -79,7 +79,7 @@ def test_only_the_h200_is_measured():
 
 
 def test_a_gpu_by_its_numbers_needs_no_device():
-    plan = onepass.explain((8192, 32000), compute=80, multiprocessors=108, bandwidth=1555)
+    plan = onepass.explain((8192, 32000), arch=80, sm_count=108, bandwidth=1555)
     there = onepass.explain((8192, 32000), device="a100", bandwidth=1555)
     assert (plan.engine, plan.tier, plan.launch, plan.copy_us) == ("cuda", there.tier, there.launch, there.copy_us)
 
@@ -135,7 +135,7 @@ def test_explain_of_logsumexp_in_float32():
         (((3, -4),), {}, ValueError, "-4"),
         (("abc",), {}, ValueError, "abc"),
         (((3, 4),), {"dtype": torch.int64}, ValueError, "int64"),
-        (((3, 4),), {"device": "h2000"}, ValueError, "got 'h2000'; known GPUs, .* a100, .* --compute, --multiproc"),
+        (((3, 4),), {"device": "h2000"}, ValueError, "got 'h2000'; known GPUs, .* a100, .* --arch, --sm-count"),
         (((3, 4),), {"device": "h200", "engine": "cpu"}, RuntimeError, "'cpu' cannot run a tensor on NVIDIA H200"),
         (((3, 4),), {"device": "mi300x", "engine": "cuda"}, RuntimeError, "cannot run a tensor on AMD Instinct MI300X"),
         (((3, 4),), {"device": "xpu"}, RuntimeError, "no engine serves a tensor on a xpu device"),
@@ -144,9 +144,9 @@ def test_explain_of_logsumexp_in_float32():
         (((3, 4),), {"bandwidth": 0}, ValueError, "got 0"),
         (((3, 4),), {"out": torch.zeros(4, 3)}, ValueError, "out is a tensor of the input's shape"),
         (((3, 4),), {"out": torch.zeros(3, 4), "function": "logsumexp"}, ValueError, "for a softmax"),
-        (((3, 4),), {"compute": 75}, ValueError, "compute is a whole number from 80 to 999, got 75"),
-        (((3, 4),), {"multiprocessors": 1.5}, ValueError, "multiprocessors is a whole number from 1 to 4096, got 1.5"),
-        (((3, 4),), {"device": "cpu", "multiprocessors": 60}, ValueError, "plans of the CUDA engine, got engine 'cpu'"),
+        (((3, 4),), {"arch": 75}, ValueError, "arch is a whole number from 80 to 999, got 75"),
+        (((3, 4),), {"sm_count": 1.5}, ValueError, "sm_count is a whole number from 1 to 4096, got 1.5"),
+        (((3, 4),), {"device": "cpu", "sm_count": 60}, ValueError, "plans of the CUDA engine, got engine 'cpu'"),
         (((3, 4),), {"function": "logsumexp", "out_dtype": F64}, ValueError, "out_dtype"),
         ((torch.zeros(3, dtype=torch.int64),), {}, ValueError, "int64"),
         ((torch.zeros(3, dtype=torch.complex64),), {}, NotImplementedError, "complex64"),

@@ -12,7 +12,7 @@ from torch.utils.cpp_extension import include_paths, library_paths
 
 import onepass
 from lib.paths import NATIVE
-from lib.support import TORCH, every_dtype, every_function, maker, ours
+from lib.support import TORCH, maker, ours
 from onepass import native
 
 BOTH = {"rows": torch.export.Dim("rows", min=2, max=64), "columns": torch.export.Dim("columns", min=2, max=512)}
@@ -39,8 +39,6 @@ class Model(torch.nn.Module):
         return narrow + onepass.softmin(x, 0), onepass.log_softmax(x, (0, 1)), onepass.logsumexp(x, 1).tanh()
 
 
-@every_dtype
-@every_function
 def test_any_size_survives_a_file(function, dtype, tmp_path):
     class One(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +55,6 @@ def test_any_size_survives_a_file(function, dtype, tmp_path):
 
 @pytest.mark.parametrize("engine", ["auto", "cpu"])
 @pytest.mark.parametrize("in_place", [False, True])
-@every_function
 def test_strict_export_of_a_call_with_out(function, in_place, engine):
     class One(torch.nn.Module):
         def forward(self, x: Tensor, out: Tensor) -> Tensor:
@@ -74,7 +71,6 @@ def test_strict_export_of_a_call_with_out(function, in_place, engine):
         assert torch.equal(given if in_place else out, want)
 
 
-@every_function
 def test_an_exported_graph_refuses_an_out_that_overlaps_in_part(function):
     class One(torch.nn.Module):
         def forward(self, x: Tensor, out: Tensor) -> Tensor:
@@ -87,7 +83,6 @@ def test_an_exported_graph_refuses_an_out_that_overlaps_in_part(function):
         module(*given)
 
 
-@every_function
 def test_a_graph_exported_for_training_has_gradients(function):
     class One(torch.nn.Module):
         def __init__(self) -> None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import onepass
-from lib.support import FUNCTIONS, SOFTMAXES, assert_defined, every_dtype, every_engine, every_function, maker, ours
+from lib.support import FUNCTIONS, SOFTMAXES, assert_defined, maker, ours
 
 
-@every_engine
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
 def test_every_order_of_dims(order, engine, device):
     x = maker(torch.float32, device)(3, 4, 5, 6).permute(order)
@@ -27,8 +26,6 @@ def test_every_order_of_dims(order, engine, device):
         assert_defined(function, y, x, dim)
 
 
-@every_engine
-@every_dtype
 @pytest.mark.parametrize("n", [1, 3, 8, 17, 63, 130, 1031, 4099])
 def test_every_alignment(n, dtype, engine, device):
     """Rows that start at any element of a vector, and end at any: the normal case for odd lengths."""
@@ -41,20 +38,16 @@ def test_every_alignment(n, dtype, engine, device):
         assert_defined("logsumexp", onepass.logsumexp(x, 1, engine=engine), x, 1)
 
 
-@every_engine
 @pytest.mark.parametrize(
     "shape", [(1, 100_003), (2, 65_537), (70_001, 2), (65_600, 17), (3, 3, 9000), (1, 1, 7)], ids=str
 )
-@every_function
 def test_few_long_rows_and_many_short_ones(function, shape, engine, device):
     x = maker(torch.float32, device)(*shape)
     for dim in range(len(shape)):
         assert_defined(function, ours(function)(x, dim, engine=engine), x, dim)
 
 
-@every_engine
 @pytest.mark.parametrize("rank", [6, 8, 12, 20])
-@every_function
 def test_high_rank(function, rank, engine, device):
     x = maker(torch.float32, device)(*([2, 1] * rank)[:rank]).permute(*torch.randperm(rank).tolist())
     for dim in (0, rank // 2, -1, tuple(range(0, rank, 3)), tuple(range(rank))):
@@ -64,8 +57,6 @@ def test_high_rank(function, rank, engine, device):
         assert_defined(function, y, x, dim)
 
 
-@every_engine
-@every_function
 def test_lazily_negated_views(function, engine, device):
     """`imag` of a conjugate holds a negation that has not been done: torch's functions do it, and so must we."""
     z = torch.complex(maker(torch.float32, device)(4, 9), maker(torch.float32, device, 1)(4, 9))
@@ -84,8 +75,6 @@ def test_lazily_negated_views(function, engine, device):
     assert not negated.any()
 
 
-@every_engine
-@every_function
 def test_offsets_beyond_32_bits(function, engine, device):
     """Two rows 2**31 + 11 elements apart. On a CPU the memory between is never touched, so it costs nothing."""
     gap, n = 2**31 + 11, 40
@@ -180,7 +169,6 @@ def test_nothing_outside_the_storage_is_touched():
     assert done.stdout.strip() == "stayed inside", (done.returncode, done.stderr[-2000:])
 
 
-@every_engine
 @pytest.mark.parametrize("function", SOFTMAXES)
 def test_strides_of_dense_and_other_results(function, engine, device):
     """torch.empty_like's rule: a dense input gives its own strides, another the strides in the order of the dims."""

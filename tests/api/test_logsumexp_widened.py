@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.library import opcheck
 
 import onepass
-from lib.log import Log
-from lib.support import LAYOUTS, assert_defined, every_engine, maker, some_tuples
+from lib.modes import Operators
+from lib.support import LAYOUTS, assert_defined, maker, some_tuples
 from onepass import functional, reference
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -30,7 +29,7 @@ Call = Callable[..., Tensor]
 def logsumexp(engine: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The function under autocast; elsewhere than on a GPU autocast is made to widen as it does there."""
     if device == "cpu":
-        monkeypatch.setattr(functional, "widens", lambda x: x.dtype in HALVES)
+        monkeypatch.setattr(functional, "autocast_to_float32", lambda x: x.dtype in HALVES)
 
     def call(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
         with torch.autocast(device, torch.bfloat16) if device == "cuda" else contextlib.nullcontext():
@@ -54,7 +53,6 @@ def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
 SOME = ("0-d", "odd rows", "short rows", "middle", "permuted and sliced", "expanded middle", "empty batch", "empty dim")
 
 
-@every_engine
 @every_half
 @pytest.mark.parametrize("layout", SOME)
 def test_values_and_gradients(layout, dtype, engine, device, logsumexp):
@@ -71,7 +69,6 @@ def test_values_and_gradients(layout, dtype, engine, device, logsumexp):
             close(got, expected, dtype)
 
 
-@every_engine
 @every_half
 def test_long_rows(dtype, engine, device, logsumexp):
     x = maker(dtype, device)(2, 70001 if engine != "triton" or device == "cuda" else 1001).requires_grad_()
@@ -82,7 +79,6 @@ def test_long_rows(dtype, engine, device, logsumexp):
     close(torch.autograd.grad(y, x, g)[0], torch.autograd.grad(want, w, g.double())[0], dtype)
 
 
-@every_engine
 @every_half
 def test_special_rows(dtype, engine, device, logsumexp):
     inf, nan = torch.inf, torch.nan
@@ -95,23 +91,21 @@ def test_special_rows(dtype, engine, device, logsumexp):
     torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-6, equal_nan=True)
 
 
-@every_engine
 @every_half
 @every_keepdim
 def test_one_kernel_forward_and_one_backward_from_the_half_input(keepdim, dtype, engine, device, logsumexp):
     saved: list[Tensor] = []
     x = maker(dtype, device)(6, 40).requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t), Log() as forward:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t), Operators() as forward:
         y = logsumexp(x, 1, keepdim)
     assert [(t.dtype, t.numel()) for t in saved] == [(dtype, 240), (torch.float32, 6)]
     assert saved[0].data_ptr() == x.data_ptr()
-    with Log() as backward:
+    with Operators() as backward:
         y.sum().backward()
     assert (len(forward.ours()), len(backward.ours())) == (1, 1)
-    assert not [name for name in (*forward.seen, *backward.seen) if "copy" in name]
+    assert not [name for name in (*forward.names(), *backward.names()) if "copy" in name]
 
 
-@every_engine
 @every_half
 @pytest.mark.parametrize("dim", [1, (0, 1)], ids=str)
 def test_second_order(dim, dtype, engine, device, logsumexp):
@@ -130,7 +124,6 @@ def test_second_order(dim, dtype, engine, device, logsumexp):
         torch.testing.assert_close(got.double(), of, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
 
 
-@every_engine
 @every_half
 def test_tangents_and_transforms(dtype, engine, device, logsumexp):
     x, t = maker(dtype, device, scale=1.0)(3, 5), maker(dtype, device, 7)(3, 5)
@@ -143,7 +136,7 @@ def test_tangents_and_transforms(dtype, engine, device, logsumexp):
         assert [part.dtype for part in got] == [torch.float32] * 2
         torch.testing.assert_close(tuple(part.double() for part in got), want, rtol=1e-5, atol=1e-5)
     row, of_row = functools.partial(logsumexp, dim=0), functools.partial(reference.logsumexp, dim=0)
-    with Log() as log:
+    with Operators() as log:
         batch = torch.func.vmap(torch.func.grad(row))(x)
     assert len(log.ours()) == 2
     assert batch.dtype is dtype
@@ -168,7 +161,6 @@ class Graphs:
         return aot_module_simplified(graph, inputs, fw_compiler=keep, bw_compiler=keep)
 
 
-@every_engine
 @every_half
 def test_compiled(dtype, engine, device, logsumexp):
     torch.compiler.reset()
@@ -186,61 +178,6 @@ def test_compiled(dtype, engine, device, logsumexp):
         ["onepass.triton.default" if triton else "onepass.logsumexp.default"],
         ["onepass.triton_backward.default" if triton else "onepass._logsumexp_backward.default"],
     ]
-
-
-# The operators --------------------------------------------------------------------------------------------------------
-
-every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-NO_GRAPH: dict[str, Any] = {"test_utils": ("test_schema", "test_faketensor")}
-
-
-@every_device
-@every_half
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "dims", "keepdim"), [((3, 5), [1], False), ((2, 4, 3), [0, -1], True), ((), [0], False)]
-)
-def test_opcheck(shape, dims, keepdim, requires_grad, dtype, device):
-    x = maker(dtype, device)(*shape).requires_grad_(requires_grad)
-    opcheck(ops.logsumexp.default, (x, dims, keepdim), {"dtype": torch.float32})
-    opcheck(ops._logsumexp.default, (x.detach(), dims, keepdim), {"dtype": torch.float32}, **NO_GRAPH)
-    lse = ops.logsumexp(x.detach(), dims, keepdim, dtype=torch.float32)
-    named = {"dtype": torch.float32, "out": torch.empty_like(lse)}
-    opcheck(ops.logsumexp.out, (x.detach(), dims, keepdim), named, **NO_GRAPH)
-    g = maker(torch.float32, device, 3)(*lse.shape)
-    given = (g.requires_grad_(requires_grad), x, lse.requires_grad_(requires_grad))
-    opcheck(ops._logsumexp_backward.default, (*given, dims, keepdim))
-    out = torch.empty_like(x.detach())
-    opcheck(ops._logsumexp_backward.out, (*(t.detach() for t in given), dims, keepdim, out), **NO_GRAPH)
-
-
-WRONG: dict[str, tuple[Callable[[Tensor], object], str]] = {
-    "narrower": (
-        lambda x: ops.logsumexp(x, [1], dtype=torch.float16),
-        "logsumexp of float32 gives float32, got dtype=float16",
-    ),
-    "double": (lambda x: ops.logsumexp(x, [1], dtype=torch.float64), "gives float32, got dtype=float64"),
-    "another half": (
-        lambda x: ops.logsumexp(x.half(), [1], dtype=torch.bfloat16),
-        "logsumexp of float16 gives float16 or float32, got dtype=bfloat16",
-    ),
-    "integers": (lambda x: ops.logsumexp(x, [1], dtype=torch.int32), "takes float32, .* got"),
-    "out": (
-        lambda x: ops.logsumexp.out(x.half(), [1], out=x.new_empty(3)),
-        "the result has another dtype than out, which is float32",
-    ),
-    "narrow out": (
-        lambda x: ops.logsumexp.out(x, [1], dtype=torch.float16, out=x.new_empty(3).half()),
-        "logsumexp of float32 gives float32, got an out of float16",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_it_does_not_give_is_refused(case):
-    call, words = WRONG[case]
-    with pytest.raises(RuntimeError, match=words):
-        call(torch.ones(3, 4))
 
 
 # Without autocast: the gradient of a half result is that of the float32 value ----------------------------------------
@@ -283,7 +220,6 @@ WAYS = {
 }
 
 
-@every_engine
 @every_half
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("way", WAYS)
@@ -296,7 +232,6 @@ def test_the_gradient_of_a_half_result(way, offset, dtype, engine, device):
     torch.testing.assert_close(g.double().sum(1), torch.ones(6, dtype=torch.float64, device=device), rtol=eps, atol=0)
 
 
-@every_engine
 @every_half
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_the_tangent_of_a_half_result(offset, dtype, engine, device):
@@ -323,7 +258,6 @@ def test_equal_elements_share_the_gradient(dtype):
     torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 3))
 
 
-@every_engine
 @every_half
 def test_a_result_that_is_differentiated_is_rounded_as_one_that_is_not(dtype, engine, device):
     x = maker(dtype, device)(200, 33)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from lib.support import TORCH, every_dtype, every_engine, every_function, maker, ours
+from lib.support import TORCH, maker, ours
 
 MB = 1 << 20
 every_size = pytest.mark.parametrize(("shape", "dim"), [((64, 4096), 1), ((512, 33, 16), 1), ((4096, 64), 0)], ids=str)
@@ -26,9 +26,6 @@ def saved(call: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[str, torch.
     return sorted((names.get(t.data_ptr(), "other"), t.shape, t.dtype) for t in kept)
 
 
-@every_engine
-@every_dtype
-@every_function
 def test_what_is_saved_is_what_torch_saves(function, dtype, engine, device):
     x = maker(dtype, device)(6, 40).requires_grad_()
     mine = saved(lambda t: ours(function)(t, 1, engine=engine), x)
@@ -38,8 +35,6 @@ def test_what_is_saved_is_what_torch_saves(function, dtype, engine, device):
     assert [name for name, *_ in theirs] == (["input", "result"] if function == "logsumexp" else ["result"])
 
 
-@every_engine
-@every_function
 def test_a_saved_tensor_that_was_written_to_raises_as_torchs(function, engine, device):
     """Any that is saved, by an operation of torch or by an out= of ours; in torch's words, up to the node's name and
     the version that was found, which a call may raise by more than one."""
@@ -90,10 +85,8 @@ def trained(f: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Any]:
     return run
 
 
-@every_engine
 @every_size
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@every_function
 def test_peaks_of_forward_and_backward_are_at_most_torchs(function, dtype, shape, dim, engine, device):
     if engine == "triton" and device == "cpu":
         pytest.skip("Triton's interpreter allocates as it likes")
@@ -117,7 +110,6 @@ def test_a_gradient_holds_no_more_than_its_operands():
         assert whole * 8 * MB <= most < whole * 8 * MB + MB / 8
 
 
-@every_function
 def test_compiled_training_saves_no_more(function):
     torch.compiler.reset()
     compiled = torch.compile(lambda t: ours(function)(t, 1), fullgraph=True, backend="aot_eager")

@@ -12,7 +12,7 @@ import warnings
 import pytest
 import torch
 
-from lib.support import TORCH, assert_defined, every_engine, every_function, maker, ours
+from lib.support import TORCH, assert_defined, maker, ours
 
 FORBIDDEN = (
     "_softmax",
@@ -71,8 +71,6 @@ def forbidden(device: str):
         yield
 
 
-@every_engine
-@every_function
 def test_the_net_holds(function, engine, device):
     """torch's function raises inside, by its name and by its operator, and works again after."""
     x = maker(torch.float32, device)(3, 4)
@@ -89,9 +87,7 @@ def test_the_net_holds(function, engine, device):
     assert torch.equal(TORCH[function](x, 0), before)
 
 
-@every_engine
 @pytest.mark.parametrize("shape", [(5, 7), (3, 5003), (300, 3), (2, 40, 9), (), (0, 3), (3, 0), (1, 20_011)], ids=str)
-@every_function
 def test_forward(function, shape, engine, device):
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     inputs = [maker(dtype, device)(*shape) for dtype in dtypes]
@@ -111,8 +107,6 @@ def test_forward(function, shape, engine, device):
         assert_defined(function, y, x, dim)
 
 
-@every_engine
-@every_function
 def test_gradients_of_first_and_second_order(function, engine, device):
     x = maker(torch.float64, device)(3, 6, 2).requires_grad_()
     v = maker(torch.float64, device, 4)(3, 6, 2)

@@ -1,4 +1,4 @@
-"""out=: written wholly, in any layout, in place where it is the input, never beside itself; and overlap.py alone."""
+"""out=: written wholly, in any layout, in place where it is the input, never beside itself; and `overlap` alone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ import onepass
 from lib.support import (
     DTYPES,
     assert_defined,
-    every_dtype,
-    every_engine,
-    every_function,
     every_softmax,
     maker,
     ours,
     same,
 )
-from onepass.overlap import overlap, self_overlap
+from onepass.validation import overlap, self_overlap
 
 POISON = -12345.0
 OUTS = {  # an out of the shape (4, 6, 10), and the buffer it lies in
@@ -55,10 +52,8 @@ def _untouched(buffer: Tensor, out: Tensor) -> bool:
     return bool((rest == torch.tensor(POISON).to(buffer.dtype)).all())
 
 
-@every_engine
 @pytest.mark.parametrize("layout", OUTS)
 @pytest.mark.parametrize("source", INS)
-@every_dtype
 @every_softmax
 def test_any_layout(function, dtype, source, layout, engine, device):
     x = INS[source](maker(dtype, device))
@@ -73,9 +68,7 @@ def test_any_layout(function, dtype, source, layout, engine, device):
         assert _untouched(buffer, out)
 
 
-@every_engine
 @pytest.mark.parametrize("source", INS)
-@every_dtype
 def test_logsumexp(dtype, source, engine, device):
     x = INS[source](maker(dtype, device))
     for dim, keepdim in itertools.product((0, 1, 2, (0, 1), (2, 0), (0, 1, 2)), (False, True)):
@@ -89,7 +82,6 @@ def test_logsumexp(dtype, source, engine, device):
             assert _untouched(buffer, out)
 
 
-@every_engine
 @pytest.mark.parametrize("given", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @every_softmax
 def test_with_dtype(function, given, engine, device):
@@ -103,7 +95,6 @@ def test_with_dtype(function, given, engine, device):
             assert _untouched(buffer, out)
 
 
-@every_engine
 @every_softmax
 def test_integers(function, engine, device):
     x = torch.arange(24, device=device).reshape(4, 6) % 5
@@ -112,11 +103,9 @@ def test_integers(function, engine, device):
     assert_defined(function, out, x.float(), 1)
 
 
-@every_engine
 @pytest.mark.parametrize(
     "shape", [(5, 7), (3, 4100), (2, 30_011), (300, 3), (2, 50, 9), (0, 4), (4, 0), (), (3, 1)], ids=str
 )
-@every_dtype
 @every_softmax
 def test_in_place(function, dtype, shape, engine, device):
     for dim in range(max(len(shape), 1)):
@@ -126,7 +115,6 @@ def test_in_place(function, dtype, shape, engine, device):
         assert same(x, want)
 
 
-@every_engine
 @pytest.mark.parametrize("layout", OUTS)
 @every_softmax
 def test_in_place_in_any_layout(function, layout, engine, device):
@@ -140,7 +128,6 @@ def test_in_place_in_any_layout(function, layout, engine, device):
         assert _untouched(buffer, x)
 
 
-@every_engine
 @every_softmax
 def test_in_place_through_an_equal_view(function, engine, device):
     x = maker(torch.float32, device)(6, 8)
@@ -149,7 +136,6 @@ def test_in_place_through_an_equal_view(function, engine, device):
     assert_defined(function, x, given, 1)
 
 
-@every_engine
 @every_softmax
 def test_halves_of_one_buffer(function, engine, device):
     """Views that interleave without sharing an element are no overlap."""
@@ -167,14 +153,11 @@ def test_halves_of_one_buffer(function, engine, device):
         assert_defined(function, out, given, -1)
 
 
-@every_function
 def test_out_none_is_no_out(function):
     x = maker(torch.float32)(3, 4)
     assert torch.equal(ours(function)(x, 0, out=None), ours(function)(x, 0))
 
 
-@every_engine
-@every_function
 def test_a_write_is_noticed_by_autograd(function, engine, device):
     """It bumps the version of `out`, so that a backward which needs the values that were there raises."""
     x = maker(torch.float32, device)(3, 4)
@@ -292,7 +275,6 @@ class TestOverlap:
 
 
 @every_softmax
-@every_dtype
 def test_an_out_of_any_layout(function, dtype):
     """Input and output in any order of dims, sliced or whole, over any dim: also where the two differ."""
     draw = random.Random(0)

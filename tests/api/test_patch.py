@@ -6,13 +6,11 @@ import pytest
 import torch
 
 import onepass
-from lib.patch import FACES, every_device, with_and_without
-from lib.support import LAYOUTS, TORCH, assert_defined, every_dtype, every_function, maker, raised
+from lib.patch import FACES, with_and_without
+from lib.support import LAYOUTS, TORCH, assert_defined, maker, raised
+
 
 # What is served -----------------------------------------------------------------------------------------------------
-
-
-@every_device
 @pytest.mark.parametrize("face", FACES)
 def test_every_name_is_served_and_given_back(face, device):
     function, call = FACES[face]
@@ -25,10 +23,7 @@ def test_every_name_is_served_and_given_back(face, device):
     assert patched.report.served == {function: 1}  # not after it
 
 
-@every_device
 @pytest.mark.parametrize("layout", LAYOUTS)
-@every_dtype
-@every_function
 def test_results_have_torchs_dtype_shape_and_strides(function, dtype, layout, device):
     x = LAYOUTS[layout](maker(dtype, device))
     for dim in range(-max(x.dim(), 1), max(x.dim(), 1)):
@@ -38,7 +33,6 @@ def test_results_have_torchs_dtype_shape_and_strides(function, dtype, layout, de
         assert sum(patched.report.served.values()) == 1
 
 
-@every_device
 def test_several_dims_and_keepdim(device):
     x = maker(torch.float32, device)(3, 4, 5)
     for dims in ((1, 2), (-1, -2), (0, 1, 2)):
@@ -49,7 +43,6 @@ def test_several_dims_and_keepdim(device):
             assert patched.report.served == {"logsumexp": 1}
 
 
-@every_device
 def test_channels_last_can_be_viewed(device):
     x = maker(torch.float32, device)(2, 5, 4, 3).contiguous(memory_format=torch.channels_last)
     with onepass.patch():
@@ -57,8 +50,6 @@ def test_channels_last_can_be_viewed(device):
     assert onepass.softmax(x, 1).is_contiguous(memory_format=torch.channels_last)  # a direct call keeps the layout
 
 
-@every_device
-@every_function
 def test_integers_and_dtype(function, device):
     x = torch.arange(12, device=device).reshape(3, 4)
     given = {} if function == "logsumexp" else {"dtype": torch.float64}
@@ -67,7 +58,6 @@ def test_integers_and_dtype(function, device):
     assert bool(patched.report.served) == (function != "logsumexp")
 
 
-@every_device
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 def test_out(function, device):
     call, x = TORCH[function], maker(torch.float32, device)(4, 6)
@@ -87,8 +77,6 @@ def test_out(function, device):
     assert all(reason.startswith("out= of another") for _, reason in patched.report.left)
 
 
-@every_device
-@every_dtype
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 def test_out_and_dtype(function, dtype, device):
     x = maker(dtype, device)(4, 6)
@@ -189,7 +177,6 @@ def test_on_cuda_another_dtype_is_taken_where_torch_takes_it(name, to):
         assert ours == plain
 
 
-@every_device
 def test_every_dim_is_served_whatever_the_strides(device):
     x = maker(torch.float32, device)(3, 4, 5)
     for y in (x, x.transpose(0, 2), x[..., :1], x[:, :1].expand(3, 4, 5), x[:, ::2]):

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from lib.patch import with_and_without
-from lib.support import TORCH, every_function, maker
+from lib.support import TORCH, maker
 
 
 @pytest.fixture
@@ -76,7 +76,6 @@ def test_exported_and_traced_graphs_hold_torchs_operator():
     assert patched.report.served == {"softmax": 2}
 
 
-@every_function
 def test_fake_and_meta_tensors_are_torchs(function):
     x = maker(torch.float32)(2, 5, 4, 3).contiguous(memory_format=torch.channels_last)
 

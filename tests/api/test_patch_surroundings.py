@@ -5,20 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import onepass
-from lib.patch import every_device, with_and_without
-from lib.support import TORCH, every_dtype, every_function, maker
+from lib.modes import Functions, Operators
+from lib.patch import with_and_without
+from lib.support import TORCH, maker
+
 
 # Gradients ----------------------------------------------------------------------------------------------------------
-
-
-@every_device
-@every_dtype
-@every_function
 def test_gradients(function, dtype, device):
     """torch's node, torch's dtype and strides, the fused operator's values; of logsumexp of halves onepass's own."""
 
@@ -43,7 +38,6 @@ def test_gradients(function, dtype, device):
         assert patched.report.served == {counted: 1, f"{counted} backward": 1}
 
 
-@every_device
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_gradient_of_logsumexp_of_halves_comes_from_the_unrounded_value(dtype, device):
     x = (100 + 5 * maker(torch.float32, device)(20, 300)).to(dtype).requires_grad_()
@@ -79,8 +73,6 @@ def test_other_calls_of_logsumexp_of_halves_reach_torchs_autograd():
     assert names == ["LogsumexpBackward0", x.shape, "LogsumexpBackward0", "LogsumexpBackward0"]
 
 
-@every_device
-@every_function
 def test_orders_and_modes_of_differentiation(function, device):
     x = maker(torch.float64, device)(3, 4).requires_grad_()
     with onepass.patch():
@@ -111,7 +103,6 @@ def test_what_is_saved_is_torchs_and_is_watched():
             product.sum().backward()
 
 
-@every_function
 def test_func_transforms(function):
     x = maker(torch.float64)(3, 4)
     call = lambda t: TORCH[function](t, 0)  # noqa: E731
@@ -151,11 +142,6 @@ def test_inference_mode():
 
 
 # Autocast -----------------------------------------------------------------------------------------------------------
-
-
-@every_device
-@every_dtype
-@every_function
 def test_autocast(function, dtype, device):
     x = maker(dtype, device)(3, 4)
 
@@ -169,7 +155,6 @@ def test_autocast(function, dtype, device):
     assert sum(patched.report.served.values()) == 1
 
 
-@every_device
 def test_autocast_leaves_a_direct_call_of_the_operator(device):
     x = maker(torch.float16, device)(3, 4)
     with onepass.patch(), torch.autocast(device):
@@ -187,26 +172,6 @@ class Loud(torch.Tensor):
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         cls.seen.append(function)
         return super().__torch_function__(function, types, args, kwargs or {})
-
-
-class Functions(TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.seen.append(function)
-        return function(*args, **(kwargs or {}))
-
-
-class Operators(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.seen.append(operator)
-        return operator(*args, **(kwargs or {}))
 
 
 def test_a_subclass_sees_what_it_saw():

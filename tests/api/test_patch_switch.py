@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import importlib
 import subprocess
 import sys
 
@@ -13,8 +12,7 @@ import torch.nn.functional as F
 
 import onepass
 from lib.patch import dispatch_tables
-
-module = importlib.import_module("onepass.patch")  # `onepass.patch` the attribute is the class
+from onepass import patching as module
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,6 @@ from lib.support import (
     SOFTMAXES,
     assert_defined,
     engines_at_hand,
-    every_engine,
-    every_function,
     maker,
     ours,
     same,
@@ -67,7 +65,6 @@ def rows(draw: st.DrawFn, device: str, most: int = 5000, ninf: bool = True) -> T
     return x
 
 
-@every_engine
 @given(data=st.data())
 @settings(checked, max_examples=400)
 def test_any_view_over_any_dims_has_the_definitions_values(engine, device, data):
@@ -81,7 +78,6 @@ def test_any_view_over_any_dims_has_the_definitions_values(engine, device, data)
     assert_defined(function, y, x, tuple(dims))
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_shift_invariance(engine, device, data):
@@ -95,7 +91,6 @@ def test_shift_invariance(engine, device, data):
     torch.testing.assert_close(a + shift, b, rtol=1e-13, atol=1e-10)
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_rows_sum_to_one(engine, device, data):
@@ -109,7 +104,6 @@ def test_rows_sum_to_one(engine, device, data):
         assert bool(((total - 1).abs() <= (4 + n / 8 * (x.dtype in DTYPES[:2])) * eps + smallest).all())
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_permutation_equivariance(engine, device, data):
@@ -125,7 +119,6 @@ def test_permutation_equivariance(engine, device, data):
     torch.testing.assert_close(onepass.logsumexp(x[:, order], 1, engine=engine), y, rtol=1e-11, atol=1e-12)
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_monotone(engine, device, data):
@@ -141,7 +134,6 @@ def test_monotone(engine, device, data):
         assert bool((up[v[:, 1:] == v[:, :-1]].nan_to_num(0) == 0).all())
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_softmin_is_softmax_of_the_negative(engine, device, data):
@@ -151,7 +143,6 @@ def test_softmin_is_softmax_of_the_negative(engine, device, data):
     torch.testing.assert_close(y, want, equal_nan=True)
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_the_functions_agree_with_each_other(engine, device, data):
@@ -166,7 +157,6 @@ def test_the_functions_agree_with_each_other(engine, device, data):
     torch.testing.assert_close(zero, torch.zeros_like(zero), rtol=0, atol=1e-12 * scale)
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_logsumexp_is_bounded_by_the_maximum(engine, device, data):
@@ -179,7 +169,6 @@ def test_logsumexp_is_bounded_by_the_maximum(engine, device, data):
     assert bool((y <= m + math.log(x.size(1)) + slack * math.log(x.size(1) + 2)).all())
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_rows_are_independent(engine, device, data):
@@ -194,8 +183,6 @@ def test_rows_are_independent(engine, device, data):
         assert same(a[others], b[others])
 
 
-@every_engine
-@every_function
 def test_the_same_bits_from_run_to_run(function, engine, device):
     for shape, dim in (((64, 1000), 1), ((1, 300_001), 1), ((3, 700, 40), 1), ((2000, 3), 1), ((5, 6, 7), (0, 2))):
         x = maker(torch.float32, device)(*shape)

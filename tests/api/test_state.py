@@ -14,7 +14,7 @@ from test_properties import checked, views
 
 import onepass
 from lib.state import assert_state, special, type_of
-from lib.support import INTEGERS, LAYOUTS, every_dtype, every_engine, ints, maker, refused, same, tuples
+from lib.support import INTEGERS, LAYOUTS, ints, maker, refused, same, tuples
 from onepass import State, merge, reference
 
 INF, NAN = math.inf, math.nan
@@ -22,11 +22,7 @@ EMPTY = State(torch.tensor(-INF), torch.tensor(0.0))
 
 
 # Values -------------------------------------------------------------------------------------------------------------
-
-
-@every_engine
 @pytest.mark.parametrize("layout", LAYOUTS)
-@every_dtype
 def test_layouts_and_dims(dtype, layout, engine, device):
     x = LAYOUTS[layout](maker(dtype, device))
     before = x.clone()
@@ -42,7 +38,6 @@ def test_layouts_and_dims(dtype, layout, engine, device):
     assert same(x, before)
 
 
-@every_engine
 @given(data=st.data())
 @checked
 def test_any_view_over_any_dims(engine, device, data):
@@ -51,9 +46,7 @@ def test_any_view_over_any_dims(engine, device, data):
     assert_state(onepass.state(x, tuple(dims), keepdim, engine=engine), x, tuple(dims), keepdim)
 
 
-@every_engine
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 33, 1000, 1025, 4100, 20011])
-@every_dtype
 def test_special_rows(dtype, n, engine, device):
     x = special(n, dtype, device)
     assert_state(onepass.state(x, engine=engine), x, 1)
@@ -62,7 +55,6 @@ def test_special_rows(dtype, n, engine, device):
     assert_state(onepass.state(x.t(), 0, engine=engine), x.t(), 0)
 
 
-@every_engine
 def test_special_rows_by_hand(engine, device):
     x = torch.tensor([[-INF, -INF], [INF, 5.0], [NAN, 5.0], [NAN, -INF], [NAN, NAN], [NAN, INF], [-INF, 2.0]])
     m, l = onepass.state(x.to(device), engine=engine)  # noqa: E741
@@ -70,8 +62,6 @@ def test_special_rows_by_hand(engine, device):
     assert str(l.tolist()) == str([0.0, INF, NAN, NAN, NAN, NAN, 1.0])
 
 
-@every_engine
-@every_dtype
 def test_of_nothing(dtype, engine, device):
     for shape, dim in (((2, 0), 1), ((0,), 0), ((2, 0, 3), (0, 1)), ((2, 0, 3), (0, 1, 2)), ((3, 0, 2), 1)):
         x = torch.empty(shape, dtype=dtype, device=device)
@@ -84,7 +74,6 @@ def test_of_nothing(dtype, engine, device):
     assert onepass.state(torch.empty(0, 4, dtype=dtype, device=device), engine=engine).l.shape == (0,)
 
 
-@every_engine
 @pytest.mark.parametrize("given", INTEGERS, ids=str)
 def test_integers_are_taken_as_the_default_dtype(given, engine, device):
     x = maker(torch.float64, device)(5, 7).abs().to(given)
@@ -98,16 +87,12 @@ def test_integers_are_taken_as_the_default_dtype(given, engine, device):
         torch.set_default_dtype(torch.float32)
 
 
-@every_engine
-@every_dtype
 def test_long_rows_and_many(dtype, engine, device):
     for shape in ((1, 100_003), (3, 50_257), (40_001, 5), (2, 7, 9000)):
         x = maker(dtype, device, scale=4.0)(*shape)
         assert_state(onepass.state(x, engine=engine), x, -1)
 
 
-@every_engine
-@every_dtype
 def test_agrees_with_logsumexp_and_softmax(dtype, engine, device):
     x = maker(dtype, device)(6, 5003)
     got = onepass.state(x, keepdim=True, engine=engine)
@@ -117,7 +102,6 @@ def test_agrees_with_logsumexp_and_softmax(dtype, engine, device):
     torch.testing.assert_close(y.double(), reference.softmax(x), rtol=32 * eps, atol=0)
 
 
-@every_engine
 def test_logsumexp_of_a_state_at_special_values(engine, device):
     x = special(50, torch.float32, device)
     got, want = onepass.state(x, engine=engine).logsumexp(), reference.logsumexp(x, 1)
@@ -126,7 +110,6 @@ def test_logsumexp_of_a_state_at_special_values(engine, device):
     assert onepass.state(x[:, :0], engine=engine).logsumexp().tolist() == [-INF] * len(x)
 
 
-@every_engine
 def test_no_function_of_torchs_family_is_called(engine, device):
     x = maker(torch.float32, device)(4, 900)
     with forbidden(device):
@@ -139,7 +122,6 @@ def test_no_function_of_torchs_family_is_called(engine, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 5, 300])
 @pytest.mark.parametrize("n", [4, 33, 256, 1024, 1025, 12_288, 32_000, 50_257, 65_536, 151_936, 262_145, 1_000_003])
-@every_dtype
 def test_every_length_that_the_cuda_engine_plans_for(dtype, n, rows):
     rows = min(rows, 2**25 // n)
     x = maker(dtype, "cuda", scale=4.0)(rows, n)
@@ -187,8 +169,6 @@ def test_merge_is_a_commutative_monoid(a, b, c):
         assert same(with_nothing.l, first.l)
 
 
-@every_engine
-@every_dtype
 def test_chunks_merged_are_the_whole(dtype, engine, device):
     x = torch.cat((maker(dtype, device, scale=4.0)(6, 4000), special(4000, dtype, device)))
     for step in (1999, 700, 4000):

@@ -11,8 +11,8 @@ import torch
 import onepass
 from lib.warmup import BF16, F32, F64, FAMILY, TYPES, call, names, needs_nvrtc
 from onepass import native
-from onepass.checks import reduces_to
-from onepass.warmup import _compiled
+from onepass._warmup import _compiled
+from onepass.validation import reduces_to
 
 MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
 
@@ -69,7 +69,7 @@ def test_every_length_is_covered(which, x_type, y_type, compute):
 @needs_nvrtc
 def test_warmup_fills_the_cache_for_a_gpu_that_is_elsewhere(cache):
     lengths, steps = [100, 4096], []
-    options = {"functions": ["softmax", "logsumexp"], "dtypes": [F32, (BF16, F32)], "lengths": lengths, "compute": 90}
+    options = {"functions": ["softmax", "logsumexp"], "dtypes": [F32, (BF16, F32)], "lengths": lengths, "arch": 90}
     count = onepass.warmup(**options, progress=lambda done, total: steps.append((done, total)))
     assert steps == [(done, count) for done in range(count + 1)]
     assert len(list(cache.iterdir())) == count
@@ -94,7 +94,7 @@ MANY = [1, 3, 8, 33, 64, 100, 300, 1000, 5000, 20000, 50257, 100003, 1000000]  #
 def test_many_kernels_are_compiled_by_several_processes(cache, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
     compiled = native.counts()[0]
-    count = onepass.warmup(functions=["logsumexp"], dtypes=[F32], lengths=MANY, compute=80)
+    count = onepass.warmup(functions=["logsumexp"], dtypes=[F32], lengths=MANY, arch=80)
     assert count > 12, "or one process does"
     assert len(list(cache.iterdir())) == count
     assert native.counts()[0] == compiled, "none of them here"
@@ -104,7 +104,7 @@ def test_many_kernels_are_compiled_by_several_processes(cache, monkeypatch):
 def test_processes_that_do_not_start_are_no_matter(cache, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    count = onepass.warmup(functions=["logsumexp"], dtypes=[F32], lengths=MANY, compute=80)
+    count = onepass.warmup(functions=["logsumexp"], dtypes=[F32], lengths=MANY, arch=80)
     assert count > 12
     assert len(list(cache.iterdir())) == count
 
@@ -112,8 +112,8 @@ def test_processes_that_do_not_start_are_no_matter(cache, monkeypatch):
 @needs_nvrtc
 def test_an_architecture_that_nvrtc_does_not_know(cache):
     with pytest.raises(RuntimeError, match="does not compile here"):
-        onepass.warmup(functions=["softmax"], dtypes=[F32], lengths=[8], compute=999)
-    result = call("--compute", "999", "--functions", "softmax", "--dtypes", "f32", "--lengths", "8")
+        onepass.warmup(functions=["softmax"], dtypes=[F32], lengths=[8], arch=999)
+    result = call("--arch", "999", "--functions", "softmax", "--dtypes", "f32", "--lengths", "8")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
 
@@ -123,7 +123,7 @@ def test_nothing_is_compiled_that_cannot_be_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
     compiled = native.counts()[0]
     with pytest.raises(RuntimeError, match="no disk cache to fill: switched off"):
-        onepass.warmup(compute=90)
+        onepass.warmup(arch=90)
     assert native.counts()[0] == compiled
     assert list(_compiled([], 90)) == []
 
@@ -133,7 +133,7 @@ def test_nothing_is_compiled_that_cannot_be_kept(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_it_says_what_there_is_instead():
-    with pytest.raises(RuntimeError, match="no CUDA device here; compute=90"):
+    with pytest.raises(RuntimeError, match="no CUDA device here; arch=90"):
         onepass.warmup()
 
 
@@ -149,14 +149,14 @@ def test_without_a_gpu_it_says_what_there_is_instead():
         ({"lengths": [True]}, TypeError, "got True"),
         ({"lengths": [3.5]}, TypeError, r"got 3\.5"),
         ({"lengths": []}, ValueError, "None is for any length"),
-        ({"compute": 75}, ValueError, "80 or more .*got 75"),
-        ({"compute": 9.0}, ValueError, r"got 9\.0"),
-        ({"compute": 90, "device": "cuda:0"}, ValueError, "device or compute, got both"),
+        ({"arch": 75}, ValueError, "80 or more .*got 75"),
+        ({"arch": 9.0}, ValueError, r"got 9\.0"),
+        ({"arch": 90, "device": "cuda:0"}, ValueError, "device or arch, got both"),
     ],
 )
 def test_wrong_arguments(options, error, words, cache):
     with pytest.raises(error, match=words):
-        onepass.warmup(**{"compute": 90, **options})
+        onepass.warmup(**{"arch": 90, **options})
     assert not cache.exists()
 
 
@@ -168,9 +168,9 @@ def test_wrong_arguments(options, error, words, cache):
         (("--functions", "tanh"), "got 'tanh'"),
         (("--lengths", "8,many"), "--lengths takes whole numbers, got '8,many'"),
         (("--lengths", "-3"), "got -3"),
-        (("--compute", "sm_90"), "'sm_90' is not a valid integer"),
-        (("--compute", "70"), "got 70"),
-        (("--compute", "90", "--device", "cuda"), "got both"),
+        (("--arch", "sm_90"), "'sm_90' is not a valid integer"),
+        (("--arch", "70"), "got 70"),
+        (("--arch", "90", "--device", "cuda"), "got both"),
     ],
 )
 def test_wrong_options_are_told_in_one_line(arguments, words, cache):
@@ -184,7 +184,7 @@ def test_wrong_options_are_told_in_one_line(arguments, words, cache):
 
 @needs_nvrtc
 def test_the_command_says_how_many(cache):
-    arguments = ("--compute", "90", "--functions", "softmax", "--dtypes", "bf16:f32,f32", "--lengths", "64,65")
+    arguments = ("--arch", "90", "--functions", "softmax", "--dtypes", "bf16:f32,f32", "--lengths", "64,65")
     first, second = call(*arguments), call(*arguments)
     assert first.exit_code == second.exit_code == 0
     said = re.fullmatch(r"(\d+) kernels for compute capability 9\.0, (\d+) of them compiled now\n", first.output)

@@ -12,9 +12,10 @@ import torch
 import onepass
 from lib.warmup import BF16, F16, F32, F64, TYPES, call, column_kernel, names, needs_nvrtc, plan_of
 from onepass import native
-from onepass.checks import reduces_to
+from onepass.validation import reduces_to
 
-MOST = {"forward": 1500, "backward": 900, "backward_even": 1500}  # kernels of columns of a function and a pair of types
+# kernels of columns of a function and a pair of types
+MOST = {"forward": 1500, "backward": 900, "backward_broadcast": 1500}
 
 
 def of_columns(kernels: list[str]) -> set[tuple]:
@@ -46,7 +47,7 @@ def plan_for(
         at = first * x_type.itemsize, first * y_type.itemsize if kind == "in place" else 0
         plan = native.plan(function, True, sizes, strides, one_a_row if lse else strides, dims, *types, *at, **gpu)
     else:
-        even = which == "backward_even"
+        even = which == "backward_broadcast"
         grad = [0] * len(sizes) if even else one_a_row if lse or kind == "one a column" else strides
         addresses = (0, first * types[1].itemsize, 0, 0) if lse else (0, 0, first * types[0].itemsize, 0)
         each = strides, strides, grad, one_a_row if lse else [0] * len(sizes)
@@ -67,7 +68,7 @@ def random_plans(count: int, n: int | None, function: str, which: str, types: tu
 
 def functions_of(which: str, x_type: torch.dtype, y_type: torch.dtype) -> tuple[str, ...]:
     given, result = (x_type, y_type) if which == "forward" else (y_type, x_type)
-    both = which != "backward_even" and reduces_to("logsumexp", given, result)
+    both = which != "backward_broadcast" and reduces_to("logsumexp", given, result)
     return ("softmax", "logsumexp") if both else ("softmax",)
 
 
@@ -103,7 +104,7 @@ def test_calls_over_named_lengths_are_covered(which, x_type, y_type, compute):
                 assert column_kernel(plan) in known, plan
 
 
-@pytest.mark.parametrize("which", ["forward", "backward_even"])
+@pytest.mark.parametrize("which", ["forward", "backward_broadcast"])
 @pytest.mark.parametrize("n", [2049, 3000, 4096])
 def test_wide_tiles_and_narrow_ones_are_covered(n, which):
     """Where there are many tiles, and few."""
@@ -118,7 +119,7 @@ def test_wide_tiles_and_narrow_ones_are_covered(n, which):
     ("function", "which", "types", "compute", "sizes", "dims"),
     [  # blocks of the chip share tiles, or there are tiles for all
         ("softmax", "forward", (BF16, BF16), 90, [3, 1500, 550], [1]),
-        ("softmax", "backward_even", (BF16, BF16), 90, [3, 1500, 550], [1]),
+        ("softmax", "backward_broadcast", (BF16, BF16), 90, [3, 1500, 550], [1]),
         ("softmax", "backward", (BF16, BF16), 90, [7, 1500, 345], [1]),
         ("softmax", "forward", (BF16, BF16), 90, [5, 30000, 16], [1]),
         ("softmax", "forward", (BF16, F32), 80, [58, 7, 3, 101], [0, 2]),
@@ -153,9 +154,9 @@ def test_lengths_narrow_it_down():
 @needs_nvrtc
 def test_warmup_fills_the_cache_with_them(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
-    options = {"functions": ["logsumexp"], "dtypes": [F64], "lengths": [4], "compute": 90}
-    rows = onepass.warmup(**options, gradients=True)
-    count = onepass.warmup(**options, gradients=True, dims=True)
+    options = {"functions": ["logsumexp"], "dtypes": [F64], "lengths": [4], "arch": 90}
+    rows = onepass.warmup(**options, backward=True)
+    count = onepass.warmup(**options, backward=True, all_dims=True)
     assert len(list(tmp_path.iterdir())) == count
     kinds = [
         (which, native.kernels_to_warm("logsumexp", F64, F64, -1, 90, [4], which, True)) for which in native.PASSES
@@ -171,7 +172,7 @@ def test_warmup_fills_the_cache_with_them(tmp_path, monkeypatch):
 @needs_nvrtc
 def test_the_command_takes_dims(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
-    arguments = ("--compute", "80", "--functions", "logsumexp", "--dtypes", "f64", "--lengths", "2", "--dims")
+    arguments = ("--arch", "80", "--functions", "logsumexp", "--dtypes", "f64", "--lengths", "2", "--all-dims")
     count = len(native.kernels_to_warm("logsumexp", F64, F64, -1, 80, [2], "forward", True))
     result = call(*arguments)
     assert result.output == f"{count} kernels for compute capability 8.0, {count} of them compiled now\n"
@@ -188,7 +189,7 @@ def test_no_call_over_other_dims_compiles_after_it(tmp_path, monkeypatch):
 import random, torch, onepass
 from onepass import native
 lengths = [21, 1000, 30000]
-onepass.warmup(dtypes=[torch.bfloat16], functions=["softmax"], lengths=lengths, gradients=True, dims=True)
+onepass.warmup(dtypes=[torch.bfloat16], functions=["softmax"], lengths=lengths, backward=True, all_dims=True)
 before = native.counts()
 rng = random.Random(0)
 for _ in range(200):

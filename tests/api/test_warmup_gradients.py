@@ -9,7 +9,7 @@ import pytest
 import onepass
 from lib.warmup import BF16, F32, F64, FAMILY, TYPES, call, column_kernel, needs_nvrtc, plan_of
 from onepass import native
-from onepass.checks import reduces_to
+from onepass.validation import reduces_to
 
 MOST = 250  # kernels of the gradient of one function for a pair of types
 BACKWARD = native.PASSES[1:]
@@ -27,7 +27,7 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, compute):
         assert sum(counts) < MOST
     if reduces_to("logsumexp", x_type, y_type):
         assert 10 < len(native.kernels_to_warm("logsumexp", y_type, x_type, -1, compute, (), "backward")) < MOST // 3
-        assert not native.kernels_to_warm("logsumexp", y_type, x_type, -1, compute, (), "backward_even")
+        assert not native.kernels_to_warm("logsumexp", y_type, x_type, -1, compute, (), "backward_broadcast")
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_any_rows_and_views_are_covered(x_type, dx_type, function, which, comput
     assert len(kernels) == len(known)
     for _ in range(2000):
         n, rows = int(2 ** rng.uniform(1, 28)) if rng.random() < 0.9 else 1, int(2 ** rng.uniform(0, 20))
-        if n == 1 and which == "backward_even":  # it is contiguous
+        if n == 1 and which == "backward_broadcast":  # it is contiguous
             continue
         lse = function == "logsumexp"
         at = rng.randrange(8) * (dx_type if lse else x_type).itemsize
         addresses = (0, at, 0, 0) if lse else (0, 0, at, 0)
-        options = {"addresses": addresses, "even": which == "backward_even", "compute": compute}
+        options = {"addresses": addresses, "even": which == "backward_broadcast", "compute": compute}
         plan = native.backward_plan(function, rows, n, x_type, dx_type, **options)
         assert compiled_in(plan) in kernels, (rows, n, at, plan)
 
@@ -79,16 +79,16 @@ def test_any_rows_and_views_are_covered(x_type, dx_type, function, which, comput
 def test_warmup_fills_the_cache_with_those_of_gradients_too(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
     functions, lengths = ["softmax", "logsumexp", "state"], [100]
-    options = {"functions": functions, "dtypes": [F32, (BF16, F32)], "lengths": lengths, "compute": 90}
+    options = {"functions": functions, "dtypes": [F32, (BF16, F32)], "lengths": lengths, "arch": 90}
     forward = onepass.warmup(**options)
-    count = onepass.warmup(**options, gradients=True)
+    count = onepass.warmup(**options, backward=True)
     assert len(list(tmp_path.iterdir())) == count
 
     kinds = [
         ("softmax", F32, F32, "backward"),
-        ("softmax", F32, F32, "backward_even"),
+        ("softmax", F32, F32, "backward_broadcast"),
         ("softmax", F32, BF16, "backward"),  # of a bfloat16 input: read float32, write bfloat16
-        ("softmax", F32, BF16, "backward_even"),
+        ("softmax", F32, BF16, "backward_broadcast"),
         ("logsumexp", F32, F32, "backward"),
         ("logsumexp", F32, BF16, "backward"),
     ]
@@ -100,7 +100,7 @@ def test_warmup_fills_the_cache_with_those_of_gradients_too(tmp_path, monkeypatc
     assert native.counts() == (compiled, from_disk + len(wanted))
 
     again = []
-    onepass.warmup(**options, gradients=True, progress=lambda done, total: again.append((done, total)))
+    onepass.warmup(**options, backward=True, progress=lambda done, total: again.append((done, total)))
     assert again == [(0, 0)]
 
 
@@ -110,7 +110,7 @@ def test_many_kernels_are_compiled_by_several_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     compiled = native.counts()[0]
     lengths = [3, 50257, 100003]
-    count = onepass.warmup(functions=["softmax"], dtypes=[BF16], lengths=lengths, gradients=True, compute=80)
+    count = onepass.warmup(functions=["softmax"], dtypes=[BF16], lengths=lengths, backward=True, arch=80)
     assert count > 12, "or one process does"
     assert len(list(tmp_path.iterdir())) == count
     assert native.counts()[0] == compiled, "none of them here"
@@ -119,9 +119,9 @@ def test_many_kernels_are_compiled_by_several_processes(tmp_path, monkeypatch):
 @needs_nvrtc
 def test_the_command_says_how_many(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
-    arguments = ("--compute", "90", "--functions", "log_softmax", "--dtypes", "bf16:f32", "--lengths", "64")
+    arguments = ("--arch", "90", "--functions", "log_softmax", "--dtypes", "bf16:f32", "--lengths", "64")
     forward = int(call(*arguments).output.split()[0])
-    result = call(*arguments, "--gradients")
+    result = call(*arguments, "--backward")
     count = len(list(tmp_path.iterdir()))
     assert count > forward
     said = f"{count} kernels for compute capability 9.0, {count - forward} of them compiled now\n"
@@ -139,7 +139,7 @@ def test_no_gradient_of_contiguous_rows_compiles_after_it(tmp_path, monkeypatch)
 import random, torch, onepass
 from onepass import native
 types = [torch.bfloat16, (torch.bfloat16, torch.float32)]
-onepass.warmup(dtypes=types, functions=["softmax", "logsumexp"], gradients=True)
+onepass.warmup(dtypes=types, functions=["softmax", "logsumexp"], backward=True)
 before = native.counts()
 rng = random.Random(0)
 for _ in range(300):

@@ -1,5 +1,4 @@
-"""The operators of gradients as operators: their own gradients, tangents, batching, fake tensors and graphs; and that
-an operator without a gradient says so."""
+"""The operators of gradients as operators: their own gradients, tangents, and batching."""
 
 from __future__ import annotations
 
@@ -11,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.library import opcheck
 
 import onepass  # noqa: F401  (loads the operators)
-from lib.log import Log
-from lib.support import FUNCTIONS, SOFTMAXES, TORCH, every_function, maker
+from lib.modes import Operators
+from lib.support import SOFTMAXES, TORCH, maker
 
 ops = torch.ops.onepass
-every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 SHAPES = {"rows": ((3, 5), [1]), "middle": ((2, 4, 3), [-2]), "two dims": ((2, 3, 2), [0, -1]), "0-d": ((), [0])}
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
@@ -42,9 +39,7 @@ def operands(
     return make(*lse.shape), x, lse
 
 
-@every_device
 @every_shape
-@every_function
 def test_derivatives_of_every_order(function, shape, device):
     size, dims = SHAPES[shape]
     for keepdim in (False, True)[: 1 + (function == "logsumexp")]:
@@ -57,8 +52,6 @@ def test_derivatives_of_every_order(function, shape, device):
             assert gradcheck(f, one, check_forward_ad=True)
 
 
-@every_device
-@every_function
 def test_third_order(function, device):
     given = tuple(t.requires_grad_() for t in operands(function, (2, 3), [1], torch.float64, device))
     f = operator(function, [1], torch.float64)
@@ -69,8 +62,6 @@ def test_third_order(function, device):
     assert gradgradcheck(first, given)
 
 
-@every_device
-@every_function
 def test_batches_of_every_operand(function, device):
     """Any of the operands batched, at any dim, the others not: one call, and what a loop gives."""
     shape, dims, count = (4, 3), [1], 5
@@ -85,14 +76,12 @@ def test_batches_of_every_operand(function, device):
             want = torch.stack([f(*(t[i] if b else t for t, b in zip(given, batched, strict=True))) for i in range(5)])
             moved = [t.movedim(0, at) if b else t for t, b in zip(given, batched, strict=True)]
             in_dims = tuple(at if b else None for b in batched)
-            with Log() as mode:
+            with Operators() as mode:
                 got = torch.func.vmap(f, in_dims, out_dims=at)(*moved)
             assert len(mode.ours()) == 1
             torch.testing.assert_close(got.movedim(at, 0), want)
 
 
-@every_device
-@every_function
 def test_batches_of_0_d_tensors_and_of_batches(function, device):
     f = operator(function, [0], torch.float64)
     given = [maker(torch.float64, device, seed)(6) for seed in range(3 if function == "logsumexp" else 2)]
@@ -105,32 +94,6 @@ def test_batches_of_0_d_tensors_and_of_batches(function, device):
     torch.testing.assert_close(got, operator(function, [2], torch.float64)(*rows))
 
 
-@every_device
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("shape", ["middle", "0-d"])
-@every_function
-def test_opcheck(function, shape, requires_grad, device):
-    size, dims = SHAPES[shape]
-    given = tuple(t.requires_grad_(requires_grad) for t in operands(function, size, dims, torch.float32, device))
-    if function == "logsumexp":
-        opcheck(ops._logsumexp_backward.default, (*given, dims, False))
-        out = torch.empty(size, device=device)
-        opcheck(ops._logsumexp_backward.out, (*(t.detach() for t in given), dims, False, out), **NO_GRAPH)
-        return
-    for to in (torch.float32, torch.float16):
-        number = SOFTMAXES.index(function)
-        opcheck(ops._softmax_backward.default, (*given, number, dims, to))
-        opcheck(
-            ops._softmax_backward.out,
-            (*(t.detach() for t in given), number, dims, torch.empty(size, dtype=to, device=device)),
-            **NO_GRAPH,
-        )
-
-
-NO_GRAPH: dict[str, Any] = {"test_utils": ("test_schema", "test_faketensor")}
-
-
-@every_function
 def test_tangents_and_transforms_of_the_operators_by_name(function):
     """A direct call of a registered operator is differentiated as the function's: never zeros, never a loop."""
     x, t = maker(torch.float64)(3, 4), maker(torch.float64, seed=5)(3, 4)
@@ -141,31 +104,7 @@ def test_tangents_and_transforms_of_the_operators_by_name(function):
     with forward_ad.dual_level():
         got, want = (forward_ad.unpack_dual(f(forward_ad.make_dual(x, t))).tangent for f in (named, theirs))
     torch.testing.assert_close(got, want)
-    with Log() as mode:
+    with Operators() as mode:
         rows = torch.func.vmap(functools.partial(getattr(ops, function), dim=[0]), in_dims=1)(x.t())
     assert mode.ours() == [function]
     torch.testing.assert_close(rows, theirs(x))
-
-
-WITHOUT: dict[str, Any] = {  # operators that have no gradient, called with a tensor that asks for one
-    **{f"_{f}": lambda x, f=f: getattr(ops, f"_{f}")(x, [1]).sum().backward() for f in (*FUNCTIONS, "state")},
-    **{
-        f"{f}.out": lambda x, f=f: getattr(ops, f).out(x, [1], out=x.new_empty(3 if f == "logsumexp" else (3, 4)))
-        for f in FUNCTIONS
-    },
-    "_softmax_backward.out": lambda x: ops._softmax_backward.out(x, x, 0, [1], out=torch.empty(3, 4)),
-    "_logsumexp_backward.out": lambda x: ops._logsumexp_backward.out(
-        x[:, 0], x, x[:, 0], [1], False, out=torch.empty(3, 4)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT)
-def test_an_operator_without_a_gradient_says_so(name):
-    """torch by itself would warn in backward, and leave the gradient away."""
-    x = torch.randn(3, 4, requires_grad=True)
-    with pytest.raises(RuntimeError, match=f"onepass::{name} has no gradient"):
-        WITHOUT[name](x)
-    with torch.no_grad():
-        if name.endswith(".out"):
-            WITHOUT[name](x)

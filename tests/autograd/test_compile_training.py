@@ -13,8 +13,8 @@ from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from lib.support import FUNCTIONS, TORCH, every_engine, every_function, maker, ours
-from onepass import gradients
+from lib.support import FUNCTIONS, TORCH, maker, ours
+from onepass import autograd
 
 BACKWARD = dict.fromkeys(FUNCTIONS, "_softmax_backward") | {"logsumexp": "_logsumexp_backward"}
 
@@ -47,7 +47,6 @@ class Graphs:
         ]
 
 
-@every_function
 def test_a_training_graph_holds_the_fused_operators(function):
     backend = Graphs()
     f = torch.compile(lambda x: ours(function)(x * 2, 1) + 1, fullgraph=True, backend=backend)
@@ -59,7 +58,6 @@ def test_a_training_graph_holds_the_fused_operators(function):
     assert backend.operators() == [[function], [BACKWARD[function]]]
 
 
-@every_function
 def test_a_checkpointed_graph_runs_the_forward_again_and_saves_the_input_alone(function):
     backend = Graphs()
 
@@ -78,10 +76,8 @@ def test_a_checkpointed_graph_runs_the_forward_again_and_saves_the_input_alone(f
 SHAPES = [*((2 + i, 5 + 3 * i) for i in range(10)), *((30 - i, 7 + i) for i in range(10))]
 
 
-@every_engine
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize(("dynamic", "limit"), [(None, 2), (True, 1)])
-@every_function
 def test_twenty_shapes_are_compiled_twice_at_most(function, dynamic, limit, train, engine, device):
     backend = CompileCounterWithBackend("aot_eager")
     f = torch.compile(
@@ -114,9 +110,7 @@ WITHIN: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Any]] =
 }
 
 
-@every_engine
 @pytest.mark.parametrize("transform", WITHIN)
-@every_function
 def test_transforms_within_a_graph(function, transform, engine, device):
     """With a gradient registered on the operator alone, jvp gave zeros here and grad an error."""
     x, t = maker(torch.float64, device)(3, 4), maker(torch.float64, device, 9)(3, 4)
@@ -129,8 +123,6 @@ def test_transforms_within_a_graph(function, transform, engine, device):
     torch.testing.assert_close(compiled(x, t), want)
 
 
-@every_engine
-@every_function
 def test_forward_mode_through_a_graph(function, engine, device):
     x, t = maker(torch.float64, device)(3, 4), maker(torch.float64, device, 9)(3, 4)
     f = torch.compile(lambda x: ours(function)(x, 1, engine=engine), fullgraph=True, backend="aot_eager")
@@ -140,7 +132,6 @@ def test_forward_mode_through_a_graph(function, engine, device):
     torch.testing.assert_close(got, want)
 
 
-@every_function
 def test_one_function_compiled_for_every_mode_of_autograd(function):
     """Recording, not recording and in inference mode, in turn: a graph for each, and never one for another."""
     f = torch.compile(lambda x: ours(function)(x * 2, 1), fullgraph=True, backend="aot_eager")
@@ -158,7 +149,6 @@ def test_one_function_compiled_for_every_mode_of_autograd(function):
         assert leaf.grad is not None
 
 
-@every_function
 def test_double_backward_through_a_graph_is_refused_as_torchs_is(function):
     """torch.compile has none, whatever is compiled; it has to say so."""
     x = maker(torch.float64)(3, 4).requires_grad_()
@@ -184,7 +174,6 @@ def test_inductor_trains_as_eager_does():
 
 
 @pytest.mark.gpu
-@every_function
 def test_cuda_graphs_over_forward_and_backward(function):
     x = maker(torch.float32, "cuda")(64, 300).requires_grad_()
     g = maker(torch.float32, "cuda", 2)(*TORCH[function](x, 1).shape)
@@ -207,7 +196,6 @@ def test_cuda_graphs_over_forward_and_backward(function):
 
 
 @pytest.mark.gpu
-@every_function
 def test_reduce_overhead_trains(function):
     """torch.compile's own CUDA graphs."""
     f = torch.compile(lambda x: ours(function)(x, 1) * 2, fullgraph=True, mode="reduce-overhead")
@@ -220,4 +208,4 @@ def test_reduce_overhead_trains(function):
 
 
 def test_every_device_that_has_the_operator_uses_it():
-    assert {"cpu", "meta"} <= gradients.FUSED <= {"cpu", "cuda", "meta"}
+    assert {"cpu", "meta"} <= autograd.FUSED <= {"cpu", "cuda", "meta"}

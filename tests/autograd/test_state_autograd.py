@@ -6,21 +6,21 @@ import functools
 
 import pytest
 import torch
-from test_gradients import CASES
-from test_opcheck import SAMPLES
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.library import opcheck
 
 import onepass
+from lib.samples import SAMPLES
 from lib.state import assert_state
-from lib.support import every_dtype, every_engine, maker
+from lib.support import maker
 from onepass import State, reference
 
 # torch.autograd's batched checks warn of operators without a batching rule.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 # Where a maximum is there twice there is no derivative to measure.
-every_case = pytest.mark.parametrize("case", [case for case in CASES if case != "expanded"])
+every_case = pytest.mark.parametrize(
+    "case", [case for case in SAMPLES if case not in ("expanded", "channels_last", "empty dim")]
+)
 
 
 @pytest.fixture
@@ -30,15 +30,12 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
-def sample(case: str, device: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, int | tuple[int, ...]]:
-    make, dim = CASES[case]
+def sample(case: str, device: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, tuple[int, ...]]:
+    make, dim = SAMPLES[case]
     return make(maker(dtype, device)).detach().requires_grad_(), dim
 
 
 # Gradients ----------------------------------------------------------------------------------------------------------
-
-
-@every_engine
 @every_case
 def test_gradcheck(case, engine, device):
     x, dim = sample(case, device)
@@ -58,9 +55,7 @@ def gradients(f, x: Tensor, gm: Tensor, gl: Tensor) -> Tensor:
     return x.grad
 
 
-@every_engine
 @pytest.mark.parametrize("dim", [0, 1, (0, 2), (0, 1, 2)], ids=str)
-@every_dtype
 def test_gradients_are_those_of_the_definition(dtype, dim, engine, device):
     """Also where a maximum is there several times: it is shared evenly, as torch.amax does."""
     x = maker(dtype, device)(4, 50, 3)
@@ -75,7 +70,6 @@ def test_gradients_are_those_of_the_definition(dtype, dim, engine, device):
     torch.testing.assert_close(got.double(), want, rtol=16 * eps, atol=float(64 * eps * gl.abs().max()))
 
 
-@every_engine
 def test_gradients_of_special_rows(engine, device):
     inf, nan = torch.inf, torch.nan
     x = torch.tensor([[inf, 0.0, 1.0], [-inf, -inf, -inf], [nan, 0.0, 1.0], [nan, nan, nan], [-inf, 2.0, 2.0]])
@@ -88,7 +82,6 @@ def test_gradients_of_special_rows(engine, device):
     assert got[2:4].isnan().all()
 
 
-@every_engine
 def test_gradients_through_a_merge_are_those_of_the_whole(engine, device):
     x = maker(torch.float64, device)(3, 40)
 
@@ -106,7 +99,6 @@ def one_lse(x: Tensor) -> Tensor:
     return reference.logsumexp(x, 1)
 
 
-@every_engine
 def test_forward_ad(engine, device):
     x, t = maker(torch.float64, device)(3, 4), maker(torch.float64, device, 9)(3, 4)
     with forward_ad.dual_level():
@@ -129,9 +121,6 @@ def test_a_result_changed_in_place_is_missed_by_backward():
 
 
 # torch.func ---------------------------------------------------------------------------------------------------------
-
-
-@every_engine
 @pytest.mark.parametrize("in_dim", [0, 1, -1])
 def test_vmap(in_dim, engine, device):
     x = maker(torch.float64, device)(3, 4, 5)
@@ -143,7 +132,6 @@ def test_vmap(in_dim, engine, device):
             torch.testing.assert_close(tuple(got), tuple(torch.stack(parts) for parts in zip(*want, strict=True)))
 
 
-@every_engine
 def test_vmap_down_to_0_d_and_of_gradients(engine, device):
     x = maker(torch.float64, device)(4, 6)
     got = torch.func.vmap(torch.func.vmap(lambda v: onepass.state(v, 0, engine=engine)))(x)
@@ -163,9 +151,6 @@ def test_vmap_down_to_0_d_and_of_gradients(engine, device):
 
 
 # torch.compile, torch.export, the operator ----------------------------------------------------------------------------
-
-
-@every_engine
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compile(engine, device):
     seen: list[str] = []
@@ -191,8 +176,6 @@ def test_compile(engine, device):
         torch.testing.assert_close(twice.detach(), reference.logsumexp(x.detach(), dim) + torch.tensor(2.0).log())
 
 
-@every_engine
-@every_dtype
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compile_with_dynamic_shapes(dtype, engine, device):
     f = torch.compile(lambda x: onepass.state(x, engine=engine), fullgraph=True, backend="aot_eager", dynamic=True)
@@ -212,30 +195,6 @@ def test_export():
     assert "onepass.state.default" in [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
     x = maker(torch.float32)(9, 4)
     torch.testing.assert_close(program.module()(x), Model()(x))
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", SAMPLES)
-def test_opcheck(name, device):
-    make, dims = SAMPLES[name]
-    for dtype in (torch.float32, torch.bfloat16):
-        x = make(maker(dtype, device)).detach()
-        for keepdim in (False, True):
-            opcheck(torch.ops.onepass.state.default, (x, dims, keepdim))
-            opcheck(torch.ops.onepass.state.default, (x.clone().requires_grad_(), dims, keepdim))
-            opcheck(torch.ops.onepass._state.default, (x, dims, keepdim), test_utils=("test_schema", "test_faketensor"))
-
-
-def test_the_operator_gives_two_planes():
-    x = maker(torch.float16)(3, 4, 5)
-    planes = torch.ops.onepass.state(x, [0, -1])
-    assert (planes.shape, planes.dtype) == ((2, 4), torch.float32)
-    assert torch.ops.onepass.state(x, 1, True).shape == (2, 3, 1, 5)
-    assert_state(State(*planes), x, (0, 2))
-    assert onepass.state(x.to("meta"), 1).l.shape == (3, 5)
-    for dims, words in (([3], "3"), ([0, -3], "twice")):
-        with pytest.raises(RuntimeError, match=words):
-            torch.ops.onepass.state(x, dims)
 
 
 # The plan -----------------------------------------------------------------------------------------------------------

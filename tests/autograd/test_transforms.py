@@ -10,13 +10,11 @@ import torch
 from torch.autograd import forward_ad
 
 import onepass
-from lib.log import Log
-from lib.support import every_engine, every_function, every_softmax, maker, ours
+from lib.modes import Operators
+from lib.support import every_softmax, maker, ours
 from onepass import reference
 
 
-@every_engine
-@every_function
 class TestTransforms:
     """torch.func agrees with autograd of the reference: never silently wrong."""
 
@@ -88,7 +86,6 @@ class TestTransforms:
         torch.testing.assert_close(got, torch.stack([getattr(reference, function)(v, 0) for v in x]))
 
 
-@every_engine
 @every_softmax
 def test_vmap_with_dtype_and_of_halves(function, engine, device):
     x = maker(torch.float16, device)(3, 4, 5)
@@ -97,9 +94,7 @@ def test_vmap_with_dtype_and_of_halves(function, engine, device):
     torch.testing.assert_close(got, want)
 
 
-@every_engine
 @pytest.mark.parametrize(("in_dim", "out_dim"), [(0, 0), (1, -1), (-1, 1), (2, 0)])
-@every_function
 def test_vmap_calls_the_kernels_once(function, in_dim, out_dim, engine, device):
     """Forward and backward of a batch are one operator each, whatever the dims: no loop in Python nor below it."""
     x = maker(torch.float64, device)(3, 4, 5)
@@ -107,18 +102,17 @@ def test_vmap_calls_the_kernels_once(function, in_dim, out_dim, engine, device):
     def f(v):
         return ours(function)(v, 1, engine=engine)
 
-    with Log() as mode:
+    with Operators() as mode:
         torch.func.vmap(f, in_dims=in_dim)(x)
     assert len(mode.ours()) == 1
     gradient = torch.func.vmap(torch.func.grad(lambda v: f(v).square().sum()), in_dims=in_dim, out_dims=out_dim)
-    with Log() as mode:
+    with Operators() as mode:
         got = gradient(x)
     assert len(mode.ours()) == 2
     want = torch.stack([torch.func.grad(lambda v: f(v).square().sum())(v) for v in x.unbind(in_dim)], out_dim)
     torch.testing.assert_close(got, want)
 
 
-@every_engine
 @pytest.mark.parametrize("function", ["softmax", "log_softmax", "softmin", "logsumexp", "state"])
 def test_every_nesting_of_two_and_three(function, engine, device):
     """Forward over forward too: torch runs a jvp with forward mode off, so that an outer one may see constants."""

@@ -20,7 +20,8 @@ _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 
 
 class Emulator:
     """Serves calls, and gradients over columns, as the CUDA engine does, on tensors of the CPU: by a plan, as the
-    private operators `_forced` and `_forced_backward` take it, or (None) by the one that an H200 has for it.
+    private operators `_softmax_with_plan` and `_softmax_backward_with_plan` take it, or (None) by the one that an H200
+    has for it.
 
     `core`: the engine's sources. `order` of threads: 0 forwards, 1 backwards, 2 drawn; `lateness` of asynchronous
     copies and messages: 0 at once, 1 as late as can be, 2 drawn. By default both are drawn for each call.

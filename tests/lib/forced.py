@@ -59,11 +59,11 @@ COMING = [
 ]
 
 
-class Engine(Protocol):
+class Runner(Protocol):
     device: str
     most_cluster: int  # blocks
-    forced: Callable[..., None]  # these take what the private operators `_forced` and `_forced_backward` do
-    forced_backward: Callable[..., None]
+    forced: Callable[..., None]  # takes what the private operator `_softmax_with_plan` does
+    forced_backward: Callable[..., None]  # takes what `_softmax_backward_with_plan` does
 
 
 class Gpu:
@@ -75,8 +75,8 @@ class Gpu:
         self.most_cluster = (
             1 if compute < 90 else 16 if compute == 90 and properties.multi_processor_count >= 132 else 8
         )
-        self.forced = torch.ops.onepass._forced
-        self.forced_backward = torch.ops.onepass._forced_backward
+        self.forced = torch.ops.onepass._softmax_with_plan
+        self.forced_backward = torch.ops.onepass._softmax_backward_with_plan
 
 
 def vector_of(function: str, types: Types, edges: int) -> int:
@@ -93,7 +93,7 @@ def shapes(plan: Plan, edges: int, vector: int) -> Iterator[tuple[int, int, Plac
 
 
 def forward(
-    engine: Engine, function: str, x: Tensor, y_type: torch.dtype, place: Place, plan: Sequence[int] | None
+    runner: Runner, function: str, x: Tensor, y_type: torch.dtype, place: Place, plan: Sequence[int] | None
 ) -> None:
     """One forced call into a poisoned result amid untouched memory, compared with the definition."""
     outer, _, inner = x.shape
@@ -102,9 +102,9 @@ def forward(
         shape, there = (outer, inner), Place((inner + 3, 1), 1)
     if function == "state":
         shape, there = (2, outer, inner), Place((outer * inner, inner, 1), 1)  # a state is contiguous
-    memory, out = amid(7.0, shape, there, y_type, engine.device)
+    memory, out = amid(7.0, shape, there, y_type, runner.device)
     out.fill_(torch.nan)
-    engine.forced(x, native.FUNCTIONS.index(function), [1], False, plan, out)
+    runner.forced(x, native.FUNCTIONS.index(function), [1], False, plan, out)
     note = f", plan {plan}"
     if function == "state":
         m, total = reference.state(x, 1)
@@ -115,16 +115,16 @@ def forward(
     assert_untouched(memory, out, 7.0)
 
 
-def check_forward(engine: Engine, function: str, types: Types, plan: Plan, edges: int) -> None:
+def check_forward(runner: Runner, function: str, types: Types, plan: Plan, edges: int) -> None:
     """A plan over columns with everything that is special, short and long ones."""
     for n, inner, place, given in shapes(plan, edges, vector_of(function, types, edges)):
         for outer in OUTER:
-            x = operand(special(outer, n, inner, types[0], engine.device), place, types[0])
-            forward(engine, function, x, types[1], place, given)
+            x = operand(special(outer, n, inner, types[0], runner.device), place, types[0])
+            forward(runner, function, x, types[1], place, given)
 
 
 def backward(
-    engine: Engine,
+    runner: Runner,
     function: str,
     shape: tuple[int, int, int],
     types: Types,
@@ -135,22 +135,22 @@ def backward(
     """As `forward`, for a gradient. `kind`: what the result's gradient has one value for."""
     outer, _, inner = shape
     saved_type, other = types  # of logsumexp those of the input and of the result
-    memory, dx = amid(7.0, shape, place, saved_type if function == "logsumexp" else other, engine.device)
+    memory, dx = amid(7.0, shape, place, saved_type if function == "logsumexp" else other, runner.device)
     dx.fill_(torch.nan)
-    x = 2 * torch.randn(shape, device=engine.device, dtype=F64)
+    x = 2 * torch.randn(shape, device=runner.device, dtype=F64)
     if function == "logsumexp":
         x = operand(x, place, saved_type)
         there = Place((inner + 2, 1), 1) if kind == ONE_EACH else Place((2 * inner, 2), 0)
-        g = operand(torch.randn(outer, inner, device=engine.device), there, other)
+        g = operand(torch.randn(outer, inner, device=runner.device), there, other)
         lse = operand(reference.logsumexp(x, 1), there, other)
-        engine.forced_backward(g, x, lse, native.FUNCTIONS.index(function), [1], plan, dx)
+        runner.forced_backward(g, x, lse, native.FUNCTIONS.index(function), [1], plan, dx)
         want, scale = gradient(function, g.unsqueeze(1), x, [1], lse.unsqueeze(1))
     else:
         y = operand(getattr(reference, function)(x, 1), place, saved_type)
         sizes = {ONE_A_COLUMN: (outer, 1, inner), ONE_A_BLOCK: (outer, 1, 1), ONE_FOR_ALL: (1, 1, 1)}
-        g = torch.randn(sizes.get(kind, shape), device=engine.device)
+        g = torch.randn(sizes.get(kind, shape), device=runner.device)
         g = operand(g, place, saved_type).expand(shape)
-        engine.forced_backward(g, y, None, FAMILY.index(function), [1], plan, dx)
+        runner.forced_backward(g, y, None, FAMILY.index(function), [1], plan, dx)
         want, scale = gradient(function, g, y, [1])
     assert_gradient(dx, want, scale)
     assert_untouched(memory, dx, 7.0)
@@ -164,10 +164,10 @@ def kinds_of(function: str, edges: int) -> list[str]:
     return [kind for kind in kinds if kind != ONE_A_COLUMN or edges not in (SLAB, WHOLE_SLAB)]  # of one line: no slab
 
 
-def check_backward(engine: Engine, function: str, types: Types, plan: Plan, edges: int, kinds: Sequence[str]) -> None:
+def check_backward(runner: Runner, function: str, types: Types, plan: Plan, edges: int, kinds: Sequence[str]) -> None:
     for n, inner, place, given in shapes(plan, edges, vector_of(function, types, edges)):
         for kind in kinds:
-            backward(engine, function, (3, n, inner), types, kind, place, given)
+            backward(runner, function, (3, n, inner), types, kind, place, given)
 
 
 def growing(n: int, inner: int, device: str) -> Tensor:
@@ -190,18 +190,18 @@ def growing(n: int, inner: int, device: str) -> Tensor:
     return torch.stack(kinds)
 
 
-def check_coming(engine: Engine, function: str, plan: Plan, edges: int, dtype: torch.dtype = F32) -> None:
+def check_coming(runner: Runner, function: str, plan: Plan, edges: int, dtype: torch.dtype = F32) -> None:
     """softmax or softmin of columns whose maximum comes late; small results are as exact as the others."""
     inner, vector = {WINDOW: 19, WHOLE: 24}.get(edges, 7), 16 // dtype.itemsize
     for n in plan.lengths(edges, vector, inner):
-        x = growing(n, inner, engine.device)
+        x = growing(n, inner, runner.device)
         x = torch.cat([x, x.flip(0).roll(3, 2)])  # neighbours of all kinds
         x = torch.cat([x, torch.where(torch.arange(inner, device=x.device) % 2 == 0, x, x.flip(0))])
         x = (-x if function == "softmin" else x).to(dtype)
         pitch = -(-inner // vector) * vector if edges != WHOLE_SLAB else inner
         place, given = Place((n * pitch, pitch, 1), vector), plan.given(edges, vector, inner)
         there, out = (operand(values, place, dtype) for values in (x, torch.full_like(x, torch.nan)))
-        engine.forced(there, native.FUNCTIONS.index(function), [1], False, given, out)
+        runner.forced(there, native.FUNCTIONS.index(function), [1], False, given, out)
         assert_defined(function, out, x, 1, f", plan {given}")
         if dtype is not F32:
             continue

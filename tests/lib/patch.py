@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,8 +14,6 @@ from torch.nn.functional import log_softmax, softmax, softmin
 from torch.special import logsumexp
 
 import onepass
-
-every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 OPERATORS = (
     *("_softmax", "softmax.int_out", "_log_softmax", "log_softmax.int_out", "logsumexp"),

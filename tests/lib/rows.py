@@ -2,9 +2,9 @@
 
 import torch
 
-from lib.forced import Engine
+from lib.forced import Runner
 from onepass import native, reference
-from onepass.checks import reduces_to
+from onepass.validation import reduces_to
 
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
 WHOLE = 2  # of `edges`
@@ -79,17 +79,17 @@ def is_served(function: str, x_type: torch.dtype, y_type: torch.dtype) -> bool:
 
 
 def check_forced(
-    engine: Engine, function: str, x_type: torch.dtype, y_type: torch.dtype, plan: tuple[int, ...], lengths: list[int]
+    runner: Runner, function: str, x_type: torch.dtype, y_type: torch.dtype, plan: tuple[int, ...], lengths: list[int]
 ) -> None:
     """A plan on each length that it serves, with vectors as wide as the types allow."""
     lse, state = function == "logsumexp", function == "state"
     tier, lanes, group, values, vector, split, shelf, edges = plan
     # A reduction writes no rows: its vectors are those of the input.
     vector = min(vector, 16 // (x_type.itemsize if lse or state else max(x_type.itemsize, y_type.itemsize)))
-    if (tier == CLUSTER and engine.most_cluster == 1) or (values // vector > 16 and tier == GRID):
+    if (tier == CLUSTER and runner.most_cluster == 1) or (values // vector > 16 and tier == GRID):
         return
     kept = values + (0 if tier == FLAT else shelf * vector)
-    on_a_gpu = engine.device == "cuda"
+    on_a_gpu = runner.device == "cuda"
     for n in lengths if on_a_gpu else [n for n in lengths if n < 60_000]:
         room = lanes * kept * (split if tier == CLUSTER else 1)
         window = n if n % vector == 0 or edges or tier == FLAT else n + vector - 1
@@ -98,13 +98,13 @@ def check_forced(
         if shelf and tier != FLAT and vector * x_type.itemsize < 4:
             continue
         rows = 37 if on_a_gpu else 9
-        x = special(rows, n, x_type, engine.device)
+        x = special(rows, n, x_type, runner.device)
         shape = (2, rows) if state else (rows,) if lse else (rows, n)
         whole = tier in (WARP, BLOCK, CLUSTER) and not edges and n % vector == 0
         for edge in (edges, WHOLE) if whole else (edges,):
             forced = [tier, lanes, group, values, vector, split, shelf, edge]
-            out = torch.full(shape, torch.nan, device=engine.device, dtype=y_type)
-            engine.forced(x, native.FUNCTIONS.index(function), [1], False, forced, out)
+            out = torch.full(shape, torch.nan, device=runner.device, dtype=y_type)
+            runner.forced(x, native.FUNCTIONS.index(function), [1], False, forced, out)
             if state:
                 m, total = reference.state(x, 1)
                 torch.testing.assert_close(out[0].double(), m, rtol=0, atol=0, equal_nan=True)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,10 +53,12 @@ def engines_at_hand() -> list[Any]:
     return pairs
 
 
-every_engine = pytest.mark.parametrize(("engine", "device"), engines_at_hand())
-every_function = pytest.mark.parametrize("function", FUNCTIONS)
 every_softmax = pytest.mark.parametrize("function", SOFTMAXES)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+
+
+def slow(*values: Any) -> Any:
+    """A case of a sweep that `make test` leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float = 2.0) -> Make:
@@ -68,15 +71,18 @@ def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float =
     return make
 
 
-def with_instruction_set(isa: str, code: str) -> None:
-    """Runs Python that imports tests, in a process whose CPU engine takes the instruction set `isa`. Skips where that
-    is the one that all tests here run, or does not work here."""
+def with_instruction_set(isa: str, file: str, code: str) -> None:
+    """Runs Python that has the tests of `file` as `t`, in a process whose CPU engine takes the instruction set `isa`.
+    Skips where that is the one that all tests here run, or does not work here."""
     if isa == native.status("isa"):
         pytest.skip(f"all other tests here run {isa}")
-    begin = f"import sys, torch; torch.set_num_threads(1); sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+    folders = [str(ROOT / "tests"), str(Path(file).parent)]
+    begin = f"import sys, torch; torch.set_num_threads(1); sys.path[:0] = {folders}\nimport {Path(file).stem} as t\n"
     run = [sys.executable, "-c", f"{begin}{code}\nprint('right')"]
-    done = subprocess.run(run, env={**os.environ, "ONEPASS_CPU": isa}, capture_output=True, text=True, timeout=120)
-    if done.returncode and "ONEPASS_CPU is an instruction set that works here" in done.stderr:
+    done = subprocess.run(
+        run, env={**os.environ, "ONEPASS_CPU_CAPABILITY": isa}, capture_output=True, text=True, timeout=120
+    )
+    if done.returncode and "ONEPASS_CPU_CAPABILITY is an instruction set that works here" in done.stderr:
         assert isa != "baseline"
         pytest.skip(f"{isa} does not work here")
     assert done.stdout == "right\n", done.stderr[-2000:]

@@ -1,4 +1,5 @@
-"""What the tests of the Triton engine share: plans that force a tier, rows of special values, processes of their own.
+"""What the tests of the Triton engine share: plans that force a tier, special rows, gradients and their definition, and
+processes of their own.
 
 Triton reads TRITON_INTERPRET when it is imported, and one process cannot both interpret and compile. So the kernels run
 in two processes of their own, whatever the variable is in this one and whatever other tests have imported.
@@ -7,38 +8,48 @@ in two processes of their own, whatever the variable is in this one and whatever
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 import onepass.triton as engine
-from lib.support import assert_defined, maker, same
-from onepass import reference
+from lib.state import assert_state, type_of
+from lib.support import DTYPES, assert_defined, maker
+from onepass import State, reference
 from onepass.triton import Plan
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+F32, F64, F16, BF16 = DTYPES
 INF, NAN = math.inf, math.nan
 
-# Plans that force a tier on rows of up to 64: tiles that no row count divides, chunks of 16 that no row length divides,
-# and grids that need several launches.
+# Plans that force a tier on rows of up to 32: tiles that no row count divides, chunks that no row length divides, and
+# grids that need several launches.
 TIERS = {
-    "row": Plan("row", block=64, rows=1, depth=1, num_warps=1, num_stages=1, grid=1000),
-    "rows of 4 a program": Plan("row", block=64, rows=4, depth=1, num_warps=1, num_stages=1, grid=1),
+    "row": Plan("row", block=32, rows=1, depth=1, num_warps=1, num_stages=1, grid=1000),
+    "rows of 4 a program, split launch": Plan("row", block=32, rows=4, depth=1, num_warps=1, num_stages=1, grid=1),
     "online": Plan("online", block=8, rows=1, depth=2, num_warps=1, num_stages=1, grid=1000),
-    "online, split launch": Plan("online", block=32, rows=1, depth=1, num_warps=1, num_stages=1, grid=2),
+    "online, split launch": Plan("online", block=16, rows=1, depth=1, num_warps=1, num_stages=1, grid=2),
 }
+# Sums of float32 and float64 are interpreted at 1 ms an element, so that each tier takes two dtypes.
+SOME_DTYPES = [(tier, DTYPES[(k + j) % 4]) for k, tier in enumerate(TIERS) for j in (0, 2)]
 
 
 def name_of(value: Any) -> str:
     return str(value).removeprefix("torch.")
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
 
 
 def reduce_by_halves() -> None:
@@ -87,14 +98,93 @@ def unavailable(device: str) -> str | None:
     return engine.unavailable(torch.device(device))
 
 
-def poisoned(function: str, x: Tensor, dims: Any, dtype: torch.dtype | None = None) -> Tensor:
+def forward(function: str, x: Tensor, out: Tensor, dims: Sequence[int], plan: Plan | None = None) -> Tensor:
+    engine.forward(function, x, out, dims, plan=plan)
+    return out
+
+
+def backward(
+    function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: Sequence[int], plan: Plan | None = None
+) -> Tensor:
+    engine.backward(function, grad, saved, dx, dims, plan=plan)
+    return dx
+
+
+class OnGpu:
+    device = "cuda"
+
+    def run(self, step: Callable[..., Tensor], *given: Any) -> Tensor:
+        return step(*given)
+
+
+class Interpreted:
+    device = "cpu"
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def run(self, step: Callable[..., Tensor], *given: Any) -> Tensor:
+        """What `step` gives in that process, with all of its storage."""
+        return _unpack(self.call(_run, step, _pack(given)))
+
+
+Runs = OnGpu | Interpreted
+
+
+def _pack(given: Any) -> bytes:
+    box = io.BytesIO()
+    torch.save(given, box)  # keeps strides, offsets, and that two tensors share a storage
+    return box.getvalue()
+
+
+def _unpack(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _run(step: Callable[..., Tensor], data: bytes) -> bytes:
+    return _pack(step(*_unpack(data)))
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+def poisoned(function: str, x: Tensor, dims: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """A result that no answer looks like."""
-    shape = [1 if function == "logsumexp" and d in dims else size for d, size in enumerate(x.shape)]
+    shape = [1 if function in ("logsumexp", "state") and d in dims else size for d, size in enumerate(x.shape)]
+    if function == "state":
+        shape, dtype = [2, *shape], type_of(x.dtype)
     return torch.full(shape, 777.0, dtype=dtype or x.dtype, device=x.device)
 
 
-def special(dtype: torch.dtype, device: str = "cpu", n: int = 53) -> Tensor:
-    """Rows whose special values fill whole chunks (of 16 or 32) at every place, with ordinary rows beside them."""
+def sorted_dims(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(d % x.dim() for d in dims)) if x.dim() else ()
+
+
+def check(
+    runs: Runs,
+    function: str,
+    x: Tensor,
+    dims: Sequence[int] = (1,),
+    plan: Plan | None = None,
+    dtype: torch.dtype | None = None,
+    note: str = "",
+) -> Tensor:
+    """Runs a call into a poisoned result, compares that with the definition, and gives it."""
+    got = runs.run(forward, function, x, poisoned(function, x, dims, dtype), tuple(dims), plan)
+    assert_result(function, got, x, dims, note)
+    return got
+
+
+def assert_result(function: str, got: Tensor, x: Tensor, dims: Sequence[int] = (1,), note: str = "") -> None:
+    over = tuple(dims) or 0
+    if function == "state":
+        assert_state(State(*got), x, over, True, note)
+    else:
+        assert_defined(function, got, x if function == "logsumexp" else x.to(got.dtype), over, note)
+
+
+def special(dtype: torch.dtype, device: str = "cpu", n: int = 26) -> Tensor:
+    """Rows whose special values fill whole chunks at every place, with ordinary rows beside them."""
     chunk = 32 * n // 53
     rows: list[Callable[[Tensor], Any]] = [
         lambda r: r.fill_(-INF),
@@ -125,7 +215,128 @@ def special(dtype: torch.dtype, device: str = "cpu", n: int = 53) -> Tensor:
     return x
 
 
-def assert_special(function: str, got: Tensor, x: Tensor) -> None:
-    want = reference.logsumexp(x, 1, True) if function == "logsumexp" else getattr(reference, function)(x, 1)
-    assert same(got.isnan(), want.isnan())
-    assert_defined(function, got, x, 1)
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A call of a gradient, with a result that no answer looks like."""
+
+    function: str
+    grad: Tensor
+    saved: tuple[Tensor, ...]
+    dx: Tensor
+    dims: tuple[int, ...]
+
+
+def case(function: str, x: Tensor, dims: Sequence[int] = (1,), dtype: torch.dtype | None = None) -> Case:
+    """The gradient of a call on `x`, which is of the result's dtype; `dtype`: the input's. What is saved lies as x."""
+    dims = sorted_dims(x, dims)
+    over = dims or (0,)
+    if function == "logsumexp":
+        lse = reference.logsumexp(x, over, True).to(x.dtype)
+        saved: tuple[Tensor, ...] = (x, lse)
+    else:
+        y = getattr(reference, function)(x, over) if x.numel() else x
+        saved = (torch.empty_like(x).copy_(y),)
+    grad = maker(x.dtype, x.device.type, 5)(*saved[-1].shape)
+    return Case(function, grad, saved, torch.full_like(x, 777.0, dtype=dtype or x.dtype), dims)
+
+
+def gradient(given: Case) -> tuple[Tensor, Tensor]:
+    """The gradient in float64, and the size of the terms that it is the difference of."""
+    function, g, y, dims = given.function, given.grad.double(), given.saved[0].double(), given.dims or (0,)
+    if function == "logsumexp":
+        dx = g * (y - given.saved[1].double()).exp()
+        distance = (y - given.saved[1].double()).nan_to_num(0, 0, 0).abs()
+        return dx, dx.abs() * (1 + distance)
+    if function == "log_softmax":
+        total, size = g.sum(dims, keepdim=True), g.abs().sum(dims, keepdim=True)
+        return g - y.exp() * total, g.abs() + y.exp() * (1 + y.nan_to_num(0, 0, 0).abs()) * size
+    dx = y * (g - (g * y).sum(dims, keepdim=True))
+    terms = y.abs() * (g.abs() + (g * y).abs().sum(dims, keepdim=True))
+    return (dx if function == "softmax" else -dx), terms
+
+
+def check_gradient(runs: Runs, given: Case, plan: Plan | None = None, note: str = "") -> Tensor:
+    """Runs a gradient, compares it, and gives it."""
+    got = runs.run(backward, *given, plan)
+    assert_gradient(got, given, note)
+    return got
+
+
+def assert_gradient(got: Tensor, given: Case, note: str = "") -> None:
+    """One rounding of the result, and a few of its terms in the type that they are computed in."""
+    want, terms = gradient(given)
+    wide = F64 in (given.grad.dtype, given.saved[0].dtype)
+    kind = torch.finfo(got.dtype)
+    limit = kind.eps * want.abs() + 6 * torch.finfo(F64 if wide else F32).eps * terms + 2 * kind.smallest_normal
+    y = got.double()
+    good = (y == want) | (y.isnan() & want.isnan()) | ((y - want).abs() <= limit)
+    if not bool(good.all()):
+        at = tuple((~good).nonzero()[0].tolist())
+        raise AssertionError(
+            f"gradient of {given.function} over {given.dims} of {tuple(got.shape)}, {given.saved[0].dtype} -> "
+            f"{got.dtype}{note}: {int((~good).sum())} of {good.numel()} wrong, first at {at}: got {y[at].item()!r}, "
+            f"want {want[at].item()!r} within {limit[at].item():.3g}"
+        )
+
+
+# Kernels compiled for GPUs that are not here --------------------------------------------------------------------------
+
+TARGETS = [("cuda", 90), ("hip", "gfx942"), ("cuda", 80), ("cuda", 100), ("cuda", 120)]
+POINTERS = {F64: "*fp64", F32: "*fp32", F16: "*fp16", BF16: "*bf16"}
+
+
+class Properties:
+    """Of a device: what a plan reads."""
+
+    def __init__(self, backend: str) -> None:
+        self.warp_size = 64 if backend == "hip" else 32
+
+
+def resources(
+    kernel: Any, types: dict[str, Any], constants: dict[Any, Any], multiples: Any, chosen: Plan, backend: str, arch: Any
+) -> dict[str, Any]:
+    """The kernel's tier and resources, per thread.
+
+    `types` of arguments that are not 32-bit integers; `constants` by name, or by place where they are in a tuple;
+    `multiples`: the arguments, by name or place, that are multiples of 16.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in kernel.arg_names}
+    places = [(kernel.arg_names.index(a),) if isinstance(a, str) else a for a in multiples]
+    attributes = {place: [["tt.divisibility", 16]] for place in places}
+    target = GPUTarget(backend, arch, Properties(backend).warp_size)
+    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "enable_fp_fusion": True}
+    built = triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=options)
+
+    found: dict[str, Any] = {"tier": chosen.tier}
+    if backend == "hip":
+        text = built.asm["amdgcn"]
+        for name in ("private_segment_fixed_size", "vgpr_spill_count"):
+            found[name] = int(re.search(rf"\.{name}:\s+(\d+)", text)[1])
+        found["wide"] = len(re.findall(r"global_load_dwordx4|buffer_load_dwordx4", text))
+        return found
+    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    for name in ("REG", "STACK", "LOCAL"):
+        found[name] = int(re.search(rf"{name}:(\d+)", report.stdout)[1])
+    found["wide"] = len(re.findall(r"ld\.global[.\w:]*\.(v4\.b32|v2\.b64)", built.asm["ptx"]))
+    found["exponentials"] = built.asm["ptx"].count("ex2.approx")
+    return found
+
+
+def assert_no_spills(found: dict[str, Any], backend: str) -> None:
+    if backend == "hip":
+        assert found["private_segment_fixed_size"] == found["vgpr_spill_count"] == 0
+    else:
+        # ptxas parks up to 6 registers of a thread to run more warps at once; a tile that is too large spills 64 bytes
+        # and more.
+        assert found["STACK"] <= 24
+        assert found["LOCAL"] == 0

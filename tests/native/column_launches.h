@@ -23,8 +23,8 @@ void add(const TileDims& dims, std::vector<int64_t>* numbers) {
 
 // All but the address of the messages.
 std::vector<int64_t> numbers_of(const Tiles& t) {
-  std::vector<int64_t> numbers = {t.n,     t.inner, t.side,  t.tall,  t.plane, t.across, t.down,
-                                  t.pitch, t.parts, t.stride, t.group, t.narrow, t.shelf, t.turns, t.waiting};
+  std::vector<int64_t> numbers = {t.n,     t.inner,  t.side,  t.tall,   t.plane, t.across, t.down,   t.pitch,
+                                  t.parts, t.stride, t.group, t.narrow, t.shelf, t.turns,  t.waiting};
   for (const Divider& by : {t.by_side, t.by_line}) numbers.insert(numbers.end(), {by.multiplier, by.shift});
   for (const Counted& count : {t.there, t.whole}) numbers.insert(numbers.end(), {count.all, count.rest});
   numbers.insert(numbers.end(), t.jump, t.jump + kTileTensors);
@@ -65,7 +65,7 @@ std::string words_for(const CudaPlan& plan, const Call& call, int device) {
                defines_of(call.function, call.x_type, call.y_type, plan), device_info(device).compute, nullptr);
 }
 std::string words_for(const CudaPlan& plan, const BackwardCall& call, int device) {
-  const Pass pass = is_even(call) ? Pass::backward_even : Pass::backward;
+  const Pass pass = is_even(call) ? Pass::backward_broadcast : Pass::backward;
   return cubin(source_of(pass, call.function, plan.tier),
                defines_of(call.function, call.type, call.dx_type, plan, pass), device_info(device).compute, nullptr);
 }

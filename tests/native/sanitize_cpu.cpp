@@ -1,6 +1,6 @@
 // sanitize_cpu.cpp: the CPU engine without torch, over random calls, a third of them gradients, in memory that ends
 // where the tensors end. Built with -fsanitize=address,undefined by scripts/sanitize.py, once with the engine of every
-// instruction set; ONEPASS_CPU says which one is driven.
+// instruction set; ONEPASS_CPU_CAPABILITY says which one is driven.
 //
 //   sanitize_cpu SEED CALLS [read | page | write | value]
 //

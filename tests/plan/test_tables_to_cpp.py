@@ -11,7 +11,7 @@ import pytest
 from lib.paths import ROOT
 from lib.tune import BASE
 from onepass import native
-from onepass import table_file as store
+from onepass import tables as store
 
 CSRC = ROOT / "src/onepass/csrc"
 ANY = store.ANY

@@ -97,7 +97,7 @@ def test_the_environment_names_the_processor_and_the_instruction_set(made: Resul
     assert at["cpu"] == at["device"] == environment.cpu_name()
     assert at["isa"] == native.status("isa")
     script = "from onepass.tools.bench.environment import environment as e; print(e('cpu')['isa'])"
-    forced = {**os.environ, "ONEPASS_CPU": "baseline"}
+    forced = {**os.environ, "ONEPASS_CPU_CAPABILITY": "baseline"}
     done = subprocess.run([sys.executable, "-c", script], env=forced, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "baseline"
 

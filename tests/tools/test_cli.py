@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown GPU": (
         ("explain", "4", "8", "--device", "h9000"),
         "got 'h9000'; known GPUs, which need not be here, are a100, h100, h200, b200, l4, rtx4090, mi300x; of another "
-        "give --compute, --multiprocessors and --bandwidth",
+        "give --arch, --sm-count and --bandwidth",
     ),
     "a bandwidth": (("explain", "4", "8", "--bandwidth", "-1"), "x>0"),
 }

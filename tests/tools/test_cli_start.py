@@ -74,16 +74,24 @@ def test_everyone_else_has_the_operators_at_once(how: str, tmp_path: Path) -> No
     assert (done.stderr, done.stdout) == ("", "onepass.softmax explain onepass.nn\n")
 
 
+def test_the_library_imports_none_of_its_tools() -> None:
+    code = "import onepass, sys; print([m for m in sys.modules if m.startswith('onepass.tools')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+    sources = [p for p in PACKAGE.rglob("*.py") if PACKAGE / "tools" not in p.parents and p.name != "__main__.py"]
+    assert [p for p in sources if "onepass.tools" in p.read_text() or "from .tools" in p.read_text()] == []
+
+
 @pytest.mark.parametrize("name", ["__all__", "explain, warmup, engines, patch"])
 def test_a_name_loads_all_names_whatever_was_imported_before(name: str) -> None:
-    """`import onepass.explain` binds the name to the module, where the function of that name belongs."""
+    """All names of the package are there after its modules were imported one by one."""
     ask = "sorted(set(onepass.__all__) - set(dir(onepass)))" if name == "__all__" else f"[f.__name__ for f in ({name})]"
     code = f"""
 import onepass_launcher, sys
 import onepass
 assert "torch" not in sys.modules and not hasattr(onepass, "nothing")
 from onepass.tools.cli.shared import Command
-import onepass.native, onepass.engines, onepass.explain, onepass.warmup, onepass.patch
+import onepass.native, onepass._engines, onepass._explain, onepass._warmup, onepass.patching
 Command("x", callback=lambda: None).main([], standalone_mode=False)
 from onepass import *
 print({ask})

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import onepass
 from lib.tune import BASE, H200, FakeMeter
 from onepass import native
-from onepass import table_file as store
+from onepass import tables as store
 from onepass.tools.cli import cli
 from onepass.tools.cli.tune import print_tables, rows_of
 from onepass.tools.tune.candidates import candidates, kernels

@@ -10,13 +10,13 @@ import torch
 import onepass
 from lib.tune import BASE, tables_back
 from onepass import native
-from onepass import table_file as store
 from onepass import tables as load
+from onepass import tables as store
 
 __all__ = ["tables_back"]
 
-engines = importlib.import_module("onepass.engines")  # `onepass.engines` the attribute is the function
-KIND = load.Kind("a GPU", 90, 7)  # that there is none of
+engines = importlib.import_module("onepass._engines")
+KIND = load.GpuModel("a GPU", 90, 7)  # that there is none of
 GOOD = {
     "version": store.VERSION,
     "gpu": "a GPU",
@@ -176,9 +176,9 @@ def test_a_file_that_is_none(config):
 @pytest.fixture
 def cuda_here(config, monkeypatch):
     """As on a machine whose CUDA device 0 is of KIND."""
-    monkeypatch.setattr(engines, "NATIVE", {-1})
+    monkeypatch.setattr(engines, "_ready_devices", {-1})
     monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if kind == "cuda" else "no")
-    monkeypatch.setattr(load, "kind_of", lambda index: KIND)
+    monkeypatch.setattr(load, "gpu_model", lambda index: KIND)
     for cached in (load.load_once, engines._best):
         cached.cache_clear()
     yield config
@@ -201,7 +201,7 @@ def test_a_bad_file_is_told_at_every_call_until_it_is_mended(cuda_here, engine):
     for _ in range(2):
         with pytest.raises(ValueError, match="is not JSON"):
             engines.resolve(engine, torch.device("cuda", 0))
-    assert {-1} == engines.NATIVE  # no call takes the short way past it
+    assert {-1} == engines._ready_devices  # no call takes the short way past it
     cuda_here.write_text(changed())
     assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
 

@@ -9,7 +9,7 @@ import pytest
 
 from lib.tune import BASE, H200, RTX, FakeMeter
 from onepass import native
-from onepass import table_file as store
+from onepass import tables as store
 from onepass.tools.tune.candidates import Gpu
 from onepass.tools.tune.lengths import FEW, LENGTHS
 from onepass.tools.tune.measure import FUNCTIONS, WrongResultError
@@ -200,7 +200,7 @@ def test_a_file_is_written_whole_or_not_at_all(path, monkeypatch):
             if name == "replace":
                 patch.setattr(os, name, fail)
             else:
-                patch.setattr("onepass.table_file.os.fsync", fail)
+                patch.setattr("onepass.tables.os.fsync", fail)
             with pytest.raises(OSError, match="No space"):
                 store.write(path, json.loads(before))
         assert path.read_bytes() == before

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lib.tune import BASE, GPUS, H200, made_up
 from onepass import native
-from onepass.table_file import ANY, NAMES, check_tables
+from onepass.tables import ANY, NAMES, check_tables
 from onepass.tools.tune.candidates import FLAT, Choice, candidates
 from onepass.tools.tune.lengths import LENGTHS, is_odd, row_counts
 from onepass.tools.tune.measure import FUNCTIONS, Point

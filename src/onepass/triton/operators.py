@@ -1,11 +1,11 @@
-"""The operator of the Triton engine's gradients: what gradients.py calls, and a graph keeps by name."""
+"""The operator of the Triton engine's gradients: what autograd.py calls, and a graph keeps by name."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..formulas import expand
+from ..decompositions import unsqueeze_reduced
 from .backward import backward
 
 library = torch.library.Library("onepass", "FRAGMENT")
@@ -24,7 +24,7 @@ def _kernel(
     dims = tuple(sorted(d % saved.dim() for d in dim)) if saved.dim() else ()
     given: tuple[Tensor, ...] = (saved,)
     if lse is not None:
-        grad, given = expand(grad, dims, keepdim), (saved, expand(lse, dims, keepdim))
+        grad, given = unsqueeze_reduced(grad, dims, keepdim), (saved, unsqueeze_reduced(lse, dims, keepdim))
     dx = torch.empty_like(saved, dtype=dtype)
     backward(function, grad, given, dx, dims)
     return dx

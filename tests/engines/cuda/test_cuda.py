@@ -31,11 +31,11 @@ from onepass import native, reference
 @pytest.mark.gpu
 @pytest.mark.parametrize("function", native.FUNCTIONS)
 @pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
-def test_every_tier(engine, function, x_type, y_type):
+def test_every_tier(runner, function, x_type, y_type):
     if not is_served(function, x_type, y_type):
         pytest.skip("the function does not give that")
     for plan, lengths in FORCED:
-        check_forced(engine, function, x_type, y_type, plan, lengths)
+        check_forced(runner, function, x_type, y_type, plan, lengths)
 
 
 @pytest.mark.gpu
@@ -65,15 +65,15 @@ def test_forced_plan_that_cannot_serve_is_refused():
         ([WARP, 32, 4, 4, 1], "a plan is"),
     ]:
         with pytest.raises(RuntimeError, match=words):
-            torch.ops.onepass._forced(x, 0, [1], False, plan, out)
+            torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, out)
     odd = torch.randn(4, 126, device="cuda")
     with pytest.raises(RuntimeError, match="rows of up to 128 elements, got 129"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 32, 1, 4, 4, 1, 0, 0], torch.empty_like(odd))
     with pytest.raises(RuntimeError, match="rows of whole vectors of 4 elements"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 2], torch.empty_like(odd))
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 2], torch.empty_like(odd))
     shifted = torch.empty(4 * 126 + 1, device="cuda")[1:].view(4, 126)
     with pytest.raises(RuntimeError, match="of this call allow 1"):
-        torch.ops.onepass._forced(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 0], shifted)
+        torch.ops.onepass._softmax_with_plan(odd, 0, [1], False, [BLOCK, 64, 1, 4, 4, 1, 0, 0], shifted)
     assert (out == 5).all()
 
 

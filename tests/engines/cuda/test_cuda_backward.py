@@ -60,7 +60,7 @@ def check(
     if plan is None:
         _ops._softmax_backward.out(g, y, number, [1], dx)
     else:
-        _ops._forced_backward(g, y, None, number, [1], plan, dx)
+        _ops._softmax_backward_with_plan(g, y, None, number, [1], plan, dx)
     want, scale = definition(function, g, y)
     error = ((dx.double() - want).abs() - 1e-7 * (dx_dtype in (F16, BF16))).clamp(min=0) / (scale + 1e-30)
     assert error.isfinite().all()
@@ -155,7 +155,7 @@ def check_logsumexp(
     if plan is None:
         _ops._logsumexp_backward.out(g, x, lse, [1], False, dx)
     else:
-        _ops._forced_backward(g, x, lse, 3, [1], plan, dx)
+        _ops._softmax_backward_with_plan(g, x, lse, 3, [1], plan, dx)
     want = g.double()[:, None] * (x.double() - lse.double()[:, None]).exp()
     torch.testing.assert_close(dx.double(), want, rtol=TOLERANCE[dtype], atol=1e-12 if dtype is F64 else 1e-7)
     dx.fill_(7.0)
@@ -282,4 +282,4 @@ def test_more_than_2_to_the_31_elements():
 def test_a_plan_that_cannot_serve_is_refused(plan, words):
     y = torch.full((4, 1000), 1e-3, device="cuda")
     with pytest.raises(RuntimeError, match=words):
-        _ops._forced_backward(y, y, None, 0, [1], plan, torch.empty_like(y))
+        _ops._softmax_backward_with_plan(y, y, None, 0, [1], plan, torch.empty_like(y))

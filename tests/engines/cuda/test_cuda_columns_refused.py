@@ -57,9 +57,9 @@ def test_a_plan_that_cannot_serve_is_refused(plan, words):
     x = torch.randn(3, 20, 12, device="cuda")
     out = torch.full_like(x, 5.0)
     with pytest.raises(RuntimeError, match=words):
-        _ops._forced(x, 0, [1], False, plan, out)
+        _ops._softmax_with_plan(x, 0, [1], False, plan, out)
     with pytest.raises(RuntimeError, match=words):
-        _ops._forced_backward(x, x, None, 0, [1], plan, out)
+        _ops._softmax_backward_with_plan(x, x, None, 0, [1], plan, out)
     assert (out == 5).all()
 
 
@@ -79,17 +79,17 @@ def test_a_plan_for_other_places_is_refused(place, dim, plan, words):
     x = operand(torch.randn(3, 20, 12, device="cuda"), place, F32)
     memory, out = amid(7.0, x.shape, place, F32, "cuda")
     with pytest.raises(RuntimeError, match=words):
-        _ops._forced(x, 0, [dim], False, plan, out)
+        _ops._softmax_with_plan(x, 0, [dim], False, plan, out)
     with pytest.raises(RuntimeError, match=words):
-        _ops._forced_backward(x, x, None, 0, [dim], plan, out)
+        _ops._softmax_backward_with_plan(x, x, None, 0, [dim], plan, out)
     assert (memory == 7).all()
 
 
 def test_edges_whole_take_columns_of_whole_vectors():
     x = operand(torch.randn(3, 20, 10, device="cuda"), Place((240, 12, 1), 0), F32)
     for call in (
-        lambda out: _ops._forced(x, 0, [1], False, (COLUMNS, 4, 8, 16, 4, 1, 0, WHOLE), out),
-        lambda out: _ops._forced_backward(x, x, None, 0, [1], (COLUMNS, 4, 8, 16, 4, 1, 0, WHOLE), out),
+        lambda out: _ops._softmax_with_plan(x, 0, [1], False, (COLUMNS, 4, 8, 16, 4, 1, 0, WHOLE), out),
+        lambda out: _ops._softmax_backward_with_plan(x, x, None, 0, [1], (COLUMNS, 4, 8, 16, 4, 1, 0, WHOLE), out),
     ):
         with pytest.raises(RuntimeError, match="edges whole: the columns are no whole vectors"):
             call(operand(torch.zeros_like(x), Place((240, 12, 1), 0), F32))

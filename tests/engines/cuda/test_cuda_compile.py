@@ -69,7 +69,7 @@ KERNELS = [
 GRADIENTS = [
     ("softmax", F32, F32, (WARP, 32, 4, 16, 4, 1, 0, 2), "backward"),
     ("softmax", BF16, BF16, (WARP, 8, 16, 16, 8, 1, 0, 0), "backward"),
-    ("log_softmax", F32, F16, (WARP, 4, 32, 8, 4, 1, 0, 0), "backward_even"),
+    ("log_softmax", F32, F16, (WARP, 4, 32, 8, 4, 1, 0, 0), "backward_broadcast"),
     ("softmax", F32, F32, (BLOCK, 256, 1, 16, 4, 1, 0, 2), "backward"),
     ("log_softmax", BF16, BF16, (BLOCK, 128, 1, 24, 8, 1, 0, 0), "backward"),
     ("softmin", F16, F16, (BLOCK, 256, 1, 24, 8, 1, 0, 2), "backward"),
@@ -81,7 +81,7 @@ GRADIENTS = [
     ("log_softmax", BF16, BF16, (GRID, 480, 1, 64, 8, 132, 8, 0), "backward"),  # of 9.0 alone
     ("softmax", F16, F16, (GRID, 480, 1, 32, 8, 132, 8, 0), "backward"),
     ("softmax", F64, F64, (GRID, 480, 1, 8, 2, 132, 8, 0), "backward"),
-    ("log_softmax", BF16, BF16, (GRID, 256, 1, 16, 8, 33, 0, 0), "backward_even"),
+    ("log_softmax", BF16, BF16, (GRID, 256, 1, 16, 8, 33, 0, 0), "backward_broadcast"),
     ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1, 0, 0), "backward"),
     ("log_softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0), "backward"),
     ("logsumexp", F32, F32, (WARP, 8, 16, 16, 4, 1, 0, 2), "backward"),
@@ -138,7 +138,7 @@ COLUMN_GRADIENTS = [
     ("softmax", BF16, BF16, (COLUMNS, 245, 1, 56, 8, 4, 1, WHOLE_SLAB), "backward"),
     ("softmin", F16, F16, (COLUMNS, 333, 1, 40, 8, 1, 0, SLAB), "backward"),
     ("softmax", F32, BF16, (COLUMNS, 32, 4, 24, 4, 1, 0, 0), "backward"),
-    ("log_softmax", BF16, BF16, (COLUMNS, 32, 4, 48, 8, 1, 0, WHOLE), "backward_even"),
+    ("log_softmax", BF16, BF16, (COLUMNS, 32, 4, 48, 8, 1, 0, WHOLE), "backward_broadcast"),
     ("softmax", F64, F64, (COLUMNS, 32, 4, 12, 2, 1, 0, WHOLE), "backward"),
     ("softmax", F32, F32, (COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED), "backward"),
     ("softmax", F32, F32, (COLUMNS_GRID, 4, 128, 16, 4, 66, 12, WHOLE), "backward"),

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from test_accuracy import INPUTS
 from torch import Tensor
 
 from emulator import Emulator, missing
@@ -19,6 +18,7 @@ from lib.forced import (
     check_forward,
     kinds_of,
 )
+from lib.samples import ROWS
 from lib.views import check_views
 from onepass import native
 
@@ -75,7 +75,7 @@ def test_maxima_of_halves_that_come_late(emulator, dtype, at):
 # Normal ones of standard deviation 4, one far above the others, and those that grow: error in units of the last place
 @pytest.mark.parametrize(("kind", "most"), [("huge offset", 3.0), ("one-hot", 3.0), ("rising", 4.5)])
 def test_what_is_raised_stays_exact(emulator, kind, most):
-    x = INPUTS[kind](32, 2048, torch.Generator().manual_seed(2)).to(F32).t().contiguous()
+    x = ROWS[kind](32, 2048, torch.Generator().manual_seed(2)).to(F32).t().contiguous()
     y = torch.full_like(x, torch.nan)
     emulator.forced(x, native.FUNCTIONS.index("softmax"), [0], False, (6, 8, 16, 48, 4, 4, 20, 2), y)
     want = torch.softmax(x.double(), 0)

@@ -1,4 +1,5 @@
-"""The Triton engine: its plans, where it is available, and its kernels compiled for GPUs that are not here."""
+"""The Triton engine: its plans, where it is available, and its kernels compiled for GPUs that are not here, forward and
+backward."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +15,25 @@ import torch
 
 import onepass
 import onepass.triton as engine
-from lib.triton import BF16, F16, F32, F64, TIERS, name_of, needs_triton, process, unavailable
-from lib.triton_compile import POINTERS, TARGETS, Properties, assert_no_spills, compiled
-from onepass.triton import plan
+from lib.support import slow
+from lib.triton import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    POINTERS,
+    TARGETS,
+    TIERS,
+    Properties,
+    assert_no_spills,
+    name_of,
+    needs_triton,
+    resources,
+    unavailable,
+)
+from onepass.triton import backward_plan, plan
 
 pytestmark = needs_triton
-
-
-@pytest.fixture(scope="module")
-def compiling() -> Iterator[Callable[..., Any]]:
-    """Calls a function in a process where Triton compiles."""
-    yield from process("0")
 
 
 # ------------------------------------------------------------------------------------- plans and availability
@@ -49,6 +57,32 @@ def test_plan(rows, n, dtype, tier, tile):
     assert got.grid == -(-rows // tile[0])
     got.check(n)
     assert set(got.as_dict()) == {"tier", "block", "rows", "depth", "num_warps", "num_stages", "grid"}
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "tier", "tile"),
+    [
+        (16, F32, "row", (64, 16)),
+        (781, F32, "row", (1, 1024)),
+        (16384, BF16, "row", (1, 16384)),
+        (16385, BF16, "online", (1, 8192)),
+        (4097, F64, "online", (1, 512)),
+        (1, F64, "row", (512, 1)),
+    ],
+)
+def test_plan_of_a_gradient(n, dtype, tier, tile):
+    for rows in (5, 4096):
+        got = backward_plan(rows, n, (dtype, dtype, F32))
+        assert (got.tier, (got.rows, got.block)) == (tier, tile)
+        assert got.grid == -(-rows // tile[0])
+        got.check(n)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_float64_makes_a_plan_of_float64(place):
+    dtypes = [F32, F32, F32]
+    dtypes[place] = F64
+    assert backward_plan(64, 1024, tuple(dtypes)) == backward_plan(64, 1024, (F64, F64, F64))
 
 
 def test_plan_keeps_a_launch_below_two_to_the_32_threads():
@@ -114,58 +148,89 @@ def test_importing_and_asking_about_a_cpu_imports_no_triton():
 
 
 def _compile(
-    function: str, n: int, dtype: torch.dtype, out_dtype: torch.dtype, backend: str, arch: Any, aligned: bool
+    function: str, n: int, dtype: torch.dtype, to: torch.dtype, aligned: bool, backend: str, arch: Any
 ) -> dict[str, Any]:
-    """The kernel that ``forward`` would launch for many rows of n: its assembly and its resources, per thread."""
+    """The kernel that `forward` would launch for many rows of n: its resources, per thread."""
     from onepass.triton.launch import kernels
 
-    chosen = plan(function, 1 << 20, n, dtype, out_dtype, Properties(backend))
-    kernel = kernels()[chosen.tier]
-    first = "ROWS" if chosen.tier == "row" else "DEPTH"
-    second = "BLOCK" if chosen.tier == "row" else "LANES"
-    constants: dict[str, Any] = {
-        "FUNCTION": function,
-        first: max(chosen.rows, chosen.depth),
-        second: chosen.block,
-        "x_stride": 1,
-    }
+    chosen = plan(function, 1 << 20, n, dtype, to, Properties(backend))
+    constants: dict[str, Any] = {"FUNCTION": function, **_tile(chosen), "x_stride": 1}
     if function != "state":  # there it is how far the sums are from the maxima
         constants["out_stride"] = 1
-    types = {"x_ptr": POINTERS[dtype], "out_ptr": POINTERS[out_dtype]}
+    types = {"x_ptr": POINTERS[dtype], "out_ptr": POINTERS[to]}
     multiples = ["x_ptr", "out_ptr", *(["n", "x_row_stride", "out_row_stride"] if aligned else [])]
-    return compiled(kernel, types, constants, multiples, chosen, backend, arch)
+    return resources(kernels()[chosen.tier], types, constants, multiples, chosen, backend, arch)
+
+
+def _tile(chosen: engine.Plan) -> dict[str, int]:
+    names = ("ROWS", "BLOCK") if chosen.tier == "row" else ("DEPTH", "LANES")
+    return dict(zip(names, (max(chosen.rows, chosen.depth), chosen.block), strict=True))
+
+
+def _compile_gradient(
+    function: str, n: int, dtype: torch.dtype, to: torch.dtype, aligned: bool, backend: str, arch: Any
+) -> dict[str, Any]:
+    """As `_compile`, for `backward`."""
+    from onepass.triton.backward import kernels
+
+    chosen = backward_plan(1 << 20, n, (dtype, dtype, to), Properties(backend))
+    kernel = kernels()[chosen.tier]
+    place = kernel.arg_names.index
+    reduces = function == "logsumexp"
+    types: dict[str, Any] = dict.fromkeys(("y_ptr", "g_ptr", "lse_ptr"), POINTERS[dtype])
+    types |= {"dx_ptr": POINTERS[to], "row_sizes": (), "sizes": ()}
+    types |= dict.fromkeys(("y_row", "g_row", "lse_row", "dx_row", "g_in"), ("i32",))
+    constants: dict[Any, Any] = {"FUNCTION": function, **_tile(chosen)} | ({} if reduces else {"lse_ptr": None})
+    for name in ("y_in", "dx_in") if reduces else ("y_in", "g_in", "dx_in"):
+        types[name] = ("constexpr",)
+        constants[(place(name), 0)] = 1
+    strides = [(place(name), 0) for name in ("y_row", "g_row", "dx_row")]
+    multiples = ["y_ptr", "g_ptr", "dx_ptr", *(["n", *strides] if aligned else [])]
+    return resources(kernel, types, constants, multiples, chosen, backend, arch)
+
+
+def name_of_case(value: Any) -> str:
+    return getattr(value, "__name__", name_of(value)).removeprefix("_")
 
 
 CASES = [
-    ("softmax", 16, F32, F32, True),
-    ("softmax", 781, F32, F32, False),
-    ("log_softmax", 4096, BF16, F32, True),
-    ("softmax", 32768, BF16, BF16, True),
-    ("softmax", 50257, BF16, BF16, False),
-    ("softmin", 65536, F32, F32, True),
-    ("logsumexp", 131072, F16, F16, True),
-    ("state", 781, F16, F32, False),
-    ("state", 65536, F32, F32, True),
-    ("log_softmax", 1000, F64, F64, True),
+    (_compile, "softmax", 16, F32, F32, True),
+    (_compile, "softmax", 781, F32, F32, False),
+    (_compile, "log_softmax", 4096, BF16, F32, True),
+    (_compile, "softmax", 32768, BF16, BF16, True),
+    (_compile, "softmax", 50257, BF16, BF16, False),
+    (_compile, "softmin", 65536, F32, F32, True),
+    (_compile, "logsumexp", 131072, F16, F16, True),
+    (_compile, "state", 781, F16, F32, False),
+    (_compile, "state", 65536, F32, F32, True),
+    (_compile, "log_softmax", 1000, F64, F64, True),
+    (_compile_gradient, "softmax", 16, F32, F32, True),
+    (_compile_gradient, "log_softmax", 16384, F32, F32, True),
+    (_compile_gradient, "softmin", 50257, BF16, F32, False),
+    (_compile_gradient, "log_softmax", 65536, F32, F32, True),
+    (_compile_gradient, "logsumexp", 131072, F16, F16, True),
+    (_compile_gradient, "log_softmax", 4096, F64, F64, True),
 ]
 
 
-@pytest.mark.parametrize(("function", "n", "dtype", "out_dtype", "aligned"), CASES, ids=name_of)
-@pytest.mark.parametrize(("backend", "arch"), TARGETS, ids=name_of)
-def test_compiles_without_spills(compiling, backend, arch, function, n, dtype, out_dtype, aligned):
-    found = compiling(_compile, function, n, dtype, out_dtype, backend, arch, aligned)
-    assert found["tier"] == ("row" if n <= 32768 else "online")
+@pytest.mark.parametrize(("compile", "function", "n", "dtype", "to", "aligned"), CASES, ids=name_of_case)
+@pytest.mark.parametrize(("backend", "arch"), [*TARGETS[:2], *(slow(*target) for target in TARGETS[2:])], ids=name_of)
+def test_compiles_without_spills(compiling, backend, arch, compile, function, n, dtype, to, aligned):
+    found = compiling(compile, function, n, dtype, to, aligned, backend, arch)
+    assert found["tier"] == ("row" if n <= (32768 if compile is _compile else 16384) else "online")
     assert found["wide"] > 0 or not aligned, "aligned rows are read 16 bytes at a time"
     assert_no_spills(found, backend)
 
 
-def test_row_tier_takes_one_exponential_an_element(compiling):
-    elements = 4096 // 128  # a thread's share of the row
-    found = compiling(_compile, "softmax", 4096, BF16, BF16, "cuda", 90, True)
-    assert found["exponentials"] == elements
+ONE_PASS = [  # exponentials of one thread
+    (_compile, "softmax", 4096, BF16, 4096 // 128),  # one for each element of its share of the row
+    (_compile, "softmax", 65536, F32, 2 * 16 + 2 * 4),  # in each pass 16 elements of a chunk, a rescale of each pair
+    (_compile_gradient, "softmax", 4096, F32, 0),
+    (_compile_gradient, "log_softmax", 4096, F32, 4096 // 256),
+    (_compile_gradient, "logsumexp", 4096, F32, 4096 // 256),
+]
 
 
-def test_online_tier_takes_one_exponential_an_element_in_each_pass(compiling):
-    found = compiling(_compile, "softmax", 65536, F32, F32, "cuda", 90, True)
-    elements, lanes = 16, 4  # a thread's share of a chunk, and its pairs: one rescale each, and one in the fold
-    assert found["exponentials"] == 2 * elements + 2 * lanes
+@pytest.mark.parametrize(("compile", "function", "n", "dtype", "exponentials"), ONE_PASS, ids=name_of_case)
+def test_one_exponential_an_element_in_each_pass(compiling, compile, function, n, dtype, exponentials):
+    assert compiling(compile, function, n, dtype, dtype, True, "cuda", 90)["exponentials"] == exponentials

@@ -81,7 +81,7 @@ void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, co
 // input of logsumexp. Rows of one element are columns side by side.
 template <class Visit>
 void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
-  const bool even = kind.pass == cuda::Pass::backward_even, reduced = reduces(kind.function);
+  const bool even = kind.pass == cuda::Pass::backward_broadcast, reduced = reduces(kind.function);
   const int64_t each = even || reduced ? 1 : n;  // elements of the result's gradient a row
   const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, even ? 0 : 1}, lse[] = {1, 0};
   const int64_t* const strides[] = {all, all, grad, lse};
@@ -98,7 +98,7 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
 // Over other dims of contiguous tensors.
 template <class Visit>
 void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
-  const bool even = kind.pass == cuda::Pass::backward_even;
+  const bool even = kind.pass == cuda::Pass::backward_broadcast;
   if (kind.pass == cuda::Pass::forward) {
     const auto planner = [&](const ColumnView& view) {
       return column_planner(view, gpu, kind.x, kind.y, kind.function);

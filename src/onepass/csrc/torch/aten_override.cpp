@@ -1,4 +1,4 @@
-// aten_override.cpp: aten's operators of the family, computed by onepass while onepass.patch() is on (patch.py).
+// aten_override.cpp: aten's operators of the family, computed by onepass while onepass.patch() is on (patching.py).
 //
 // A kernel here is called below autograd, with the arguments of its aten operator, and gives a contiguous result as
 // torch's does. The kernels are installed once and stay: the dispatcher replaces an entry by more than one store and
@@ -6,7 +6,7 @@
 //
 // While it is off, torch's own result is asked of the operator's variant with an `out`, which is not overridden and
 // ends in the same code. What that does not do, or what is not served, goes to a private operator of the same arguments
-// and the reason, whose kernel in Python (patch_kernels.py) counts the call and calls the kernel that was there before.
+// and the reason, whose kernel in Python (patching.py) counts the call and calls the kernel that was there before.
 #include <atomic>
 
 #include "../capi/c_api.h"

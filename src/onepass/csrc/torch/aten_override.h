@@ -13,7 +13,7 @@ namespace stable = torch::stable::detail;
 
 // What is served ------------------------------------------------------------------------------------------------------
 
-// Why torch computes a call, by its number in REASONS of patch_kernels.py.
+// Why torch computes a call, by its number in _REASONS of patching.py.
 enum class Reason : int64_t { off, arguments, dtype, engine, out, memory, error, none };
 
 // Only Python knows whether an engine serves a GPU. It is asked once a device.

@@ -214,7 +214,7 @@ void forced_backward(const Tensor& grad, const Tensor& saved, std::optional<Tens
 
 }  // namespace
 
-// Private: what gradients.py calls. `grad` and `y` (or `lse`) have one dtype; dx has any, as has the input of a forward
+// Private: what autograd.py calls. `grad` and `y` (or `lse`) have one dtype; dx has any, as has the input of a forward
 // with dtype=, but of logsumexp that of `x`.
 STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
   const std::string family = "(Tensor grad, Tensor y, int function, int[1] dim, ";
@@ -224,7 +224,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
   m.def(("_logsumexp_backward" + logsumexp + "=False) -> Tensor").c_str());
   m.def(("_logsumexp_backward.out" + logsumexp + ", Tensor(a!) out) -> ()").c_str());
   m.def(
-      "_forced_backward(Tensor grad, Tensor saved, Tensor? lse, int function, int[] dim, int[] plan, Tensor(a!) out) "
+      "_softmax_backward_with_plan(Tensor grad, Tensor saved, Tensor? lse, int function, int[] dim, int[] plan, "
+      "Tensor(a!) out) "
       "-> ()");
 }
 
@@ -233,7 +234,7 @@ static void implement_backward(torch::stable::detail::StableLibrary& m) {
   m.impl("_softmax_backward.out", TORCH_BOX(&softmax_backward_out));
   m.impl("_logsumexp_backward", TORCH_BOX(&logsumexp_backward));
   m.impl("_logsumexp_backward.out", TORCH_BOX(&logsumexp_backward_out));
-  m.impl("_forced_backward", TORCH_BOX(&forced_backward));
+  m.impl("_softmax_backward_with_plan", TORCH_BOX(&forced_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_backward(m); }

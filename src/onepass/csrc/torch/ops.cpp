@@ -270,7 +270,7 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   m.def("_logsumexp.int(Tensor input, int dim, bool keepdim=False) -> Tensor");
   m.def("_logsumexp.int_out(Tensor input, int dim, bool keepdim, Tensor(a!) out) -> ()");
   m.def(("logsumexp.out" + reduced + ", *, ScalarType? dtype=None, Tensor(a!) out) -> ()").c_str());
-  m.def("_forced(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
+  m.def("_softmax_with_plan(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
 }
 
 static void implement(torch::stable::detail::StableLibrary& m) {
@@ -296,7 +296,7 @@ static void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("log_softmax.out", TORCH_BOX(&family_out<Function::log_softmax>));
   m.impl("softmin.out", TORCH_BOX(&family_out<Function::softmin>));
   m.impl("logsumexp.out", TORCH_BOX(&logsumexp_out));
-  m.impl("_forced", TORCH_BOX(&forced));
+  m.impl("_softmax_with_plan", TORCH_BOX(&forced));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement(m); }

@@ -33,7 +33,7 @@ class Onepass(Provider):
         self.label = "onepass" if engine == "auto" else f"onepass ({engine} engine)"
 
     def unavailable(self, device: torch.device) -> str | None:
-        from onepass.engines import unavailable
+        from onepass._engines import unavailable
 
         if self.chosen == "auto":
             return None if self._usable(device) else f"no engine serves {device.type} here"
@@ -48,7 +48,7 @@ class Onepass(Provider):
 
     def _usable(self, device: torch.device) -> list[str]:
         """The engines that serve the device, the one that auto takes first."""
-        from onepass.engines import unavailable
+        from onepass._engines import unavailable
 
         return [engine for engine in _SERVES[device.type] if unavailable(engine, device) is None]
 

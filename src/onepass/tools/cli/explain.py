@@ -35,9 +35,9 @@ from onepass.tools.cli.shared import Command, answer, dtype_of, finite, ints, js
     help="Of a copy on that device, read and write.",
 )
 @click.option(
-    "--compute", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU: 80 for 8.0."
+    "--arch", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU: 80 for 8.0."
 )
-@click.option("--multiprocessors", type=click.IntRange(1, 4096), metavar="N", help="Those of another GPU.")
+@click.option("--sm-count", type=click.IntRange(1, 4096), metavar="N", help="Multiprocessors of another GPU.")
 @json_option("the plan")
 def explain(
     sizes: Sequence[str], dtype: str, out_dtype: str | None, dim: str, json_file: str | None, **options: Any

@@ -16,8 +16,7 @@ from onepass.tools.cli.shared import Command, Names, answer, dtype_of, flat, int
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from onepass.table_file import Tables
-    from onepass.tables import Kind
+    from onepass.tables import GpuModel, Tables
     from onepass.tools.tune.measure import Point
 
 
@@ -84,7 +83,7 @@ def tune(
     if functions:
         given["functions"] = flat(functions)
     writable(out)
-    from onepass import table_file as store
+    from onepass import tables as store
     from onepass.tools.tune.run import Options, cuda_index, tune
 
     try:
@@ -106,29 +105,29 @@ def tune(
         click.echo(f"used where ONEPASS_TABLES={stored.path}")
 
 
-def _kind(device: str | None) -> Kind:
+def _kind(device: str | None) -> GpuModel:
     """The GPU whose tables are shown: one that is here, or one that is known by its name; where none is here and none
     is named, that of the built-in tables. Its file of tables, where there is one, is loaded."""
     import torch
 
+    from onepass._engines import resolve
     from onepass.devices import KNOWN, known
-    from onepass.engines import resolve
-    from onepass.tables import Kind, kind_of, load
+    from onepass.tables import GpuModel, gpu_model, load
     from onepass.tools.tune.run import cuda_index
 
     entry = known(device) if device else None if torch.cuda.is_available() else KNOWN["h200"]
     if entry is None:
         index = cuda_index(device)
         resolve("cuda", torch.device("cuda", index))
-        return kind_of(index)
+        return gpu_model(index)
     if entry.compute is None:
         raise click.UsageError(f"{entry.title} has no tables: the Triton engine serves it, by plans that are not tuned")
-    kind = Kind(entry.title, entry.compute, entry.multiprocessors)
+    kind = GpuModel(entry.title, entry.compute, entry.multiprocessors)
     load(kind)
     return kind
 
 
-def _show(kind: Kind, json_file: str | None) -> None:
+def _show(kind: GpuModel, json_file: str | None) -> None:
     from onepass import native
     from onepass.tables import note
 
@@ -145,7 +144,7 @@ def _show(kind: Kind, json_file: str | None) -> None:
 
 def rows_of(tables: Tables) -> list[tuple[str, ...]]:
     """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; empty for what a tier lacks."""
-    from onepass.table_file import ANY
+    from onepass.tables import ANY
     from onepass.tools.tune.candidates import TIERS
 
     rows = []

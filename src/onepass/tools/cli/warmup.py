@@ -35,30 +35,30 @@ def _dtype_pair(text: str) -> str:
 )
 @click.option("--functions", multiple=True, type=Names(), metavar="NAME[,...]", help="As softmax.  [default: all]")
 @click.option("--lengths", metavar="N[,...]", help="Of the rows, in elements.  [default: any]")
-@click.option("--gradients", is_flag=True, help="Those of the gradients too.")
-@click.option("--dims", is_flag=True, help="Those of calls over other dims than the last too.")
-@click.option("--compute", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
+@click.option("--backward", is_flag=True, help="Those of the gradients too.")
+@click.option("--all-dims", is_flag=True, help="Those of calls over other dims than the last too.")
+@click.option("--arch", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
 @json_option("the counts")
 def warmup(
     device: str | None,
     dtypes: Sequence[Sequence[str]],
     functions: Sequence[Sequence[str]],
     lengths: str | None,
-    gradients: bool,
-    dims: bool,
-    compute: int | None,
+    backward: bool,
+    all_dims: bool,
+    arch: int | None,
     json_file: str | None,
 ) -> None:
     """Compile every CUDA kernel that contiguous rows may ask for into the disk cache, so that no call waits for one.
 
-    For example: onepass warmup --compute 90 --dtypes bf16,bf16:f32 --functions softmax
+    For example: onepass warmup --arch 90 --dtypes bf16,bf16:f32 --functions softmax
     """
     given = ints(lengths, "--lengths") if lengths is not None else None
     import torch
 
     import onepass
     from onepass import native
-    from onepass.warmup import DTYPES
+    from onepass._warmup import DTYPES
 
     pairs = [tuple(getattr(torch, part) for part in text.split(":")) for text in flat(dtypes)]
     asked: list[Any] = [pair if len(pair) == 2 else pair[0] for pair in pairs]
@@ -69,18 +69,18 @@ def warmup(
                 asked or DTYPES,
                 flat(functions) or native.FUNCTIONS,
                 given,
-                gradients=gradients,
-                dims=dims,
-                compute=compute,
+                backward=backward,
+                all_dims=all_dims,
+                arch=arch,
                 progress=progress,
             )
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
-    compiled = progress.total - (count if compute is None else 0)
-    where = f"for compute capability {compute / 10:.1f}" if compute is not None else "loaded"
+    compiled = progress.total - (count if arch is None else 0)
+    where = f"for compute capability {arch / 10:.1f}" if arch is not None else "loaded"
     answer(
         json_file,
-        lambda: {"kernels": count, "compiled": compiled, "compute": compute},
+        lambda: {"kernels": count, "compiled": compiled, "arch": arch},
         lambda: click.echo(f"{count} kernels {where}, {compiled} of them compiled now"),
     )
 

@@ -227,7 +227,7 @@ def _check_matrix(variant: str, what: str, x: Tensor) -> None:
 
 def _check_out(variant: str, x: Tensor, out: Tensor) -> None:
     """Raises TypeError or ValueError if `out` cannot receive the result of `x`."""
-    from onepass.overlap import overlap
+    from onepass.validation import overlap
 
     _check_matrix(variant, "out", out)
     for name in ("shape", "dtype", "device"):
@@ -269,7 +269,7 @@ def _needs_cpu(device: torch.device) -> str | None:
 
 
 def _needs_cuda(device: torch.device) -> str | None:
-    from onepass.engines import unavailable
+    from onepass._engines import unavailable
 
     return unavailable("cuda", device) if device.type == "cuda" else "runs only on NVIDIA GPUs"
 

@@ -41,7 +41,7 @@ class Choice(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The launch numbers of a call, as the private operator `_forced` takes them."""
+    """The launch numbers of a call, as the private operator `_softmax_with_plan` takes them."""
 
     tier: int
     lanes: int

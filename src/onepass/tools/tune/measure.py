@@ -254,7 +254,7 @@ class CudaMeter:
             if plan is None:
                 out(x, [1], out=y)
             else:
-                torch.ops.onepass._forced(x, number, [1], False, list(plan), y)
+                torch.ops.onepass._softmax_with_plan(x, number, [1], False, list(plan), y)
 
         x = self._input(type_, rows * n).view(rows, n)
         return measure(function, x, tried, launch, time, torch.cuda.synchronize, self.repeats)
@@ -270,11 +270,11 @@ class CudaMeter:
             if grad is None and plan is None:
                 ops.softmax.out(x, [1], out=y)
             elif grad is None:
-                ops._forced(x, 0, [1], False, list(plan or ()), y)
+                ops._softmax_with_plan(x, 0, [1], False, list(plan or ()), y)
             elif plan is None:
                 ops._softmax_backward.out(grad, x, 0, [1], out=y)
             else:
-                ops._forced_backward(grad, x, None, 0, [1], list(plan), y)
+                ops._softmax_backward_with_plan(grad, x, None, 0, [1], list(plan), y)
 
         return measure_columns(x, grad, tried, launch, time, torch.cuda.synchronize, self.repeats)
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from onepass import native
-from onepass import table_file as store
-from onepass.engines import unavailable
-from onepass.tables import kind_of, load
+from onepass import tables as store
+from onepass._engines import unavailable
+from onepass.tables import gpu_model, load
 from onepass.tools.bench.environment import sources_hash
 from onepass.tools.tune import columns
 from onepass.tools.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels
@@ -129,7 +129,7 @@ def sweep(
     use: Callable[[str, store.Tables], None],
     fresh: bool = False,
     watcher: Watcher | None = None,
-) -> store.Stored:
+) -> store.TableFile:
     """Measure all lengths and write the file of tables.
 
     Args:
@@ -169,7 +169,7 @@ def sweep(
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         tables = build(journal.points, base, gpu)
         store.check_tables(tables)
-        stored = store.Stored(path, gpu.name, gpu.compute, gpu.multiprocessors, date, tables)
+        stored = store.TableFile(path, gpu.name, gpu.compute, gpu.multiprocessors, date, tables)
         use(stored.origin, tables)
         store.write(path, _content(stored, options, journal.points))
         journal.remove()
@@ -178,7 +178,7 @@ def sweep(
         journal.close()
 
 
-def _content(stored: store.Stored, options: Options, points: Sequence[Point]) -> dict[str, Any]:
+def _content(stored: store.TableFile, options: Options, points: Sequence[Point]) -> dict[str, Any]:
     return {
         "version": store.VERSION,
         "gpu": stored.gpu,
@@ -222,7 +222,7 @@ def gpu_of(index: int) -> Gpu:
     """What the candidates depend on, of a CUDA device that is here."""
     properties = torch.cuda.get_device_properties(index)
     shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024) - STATIC_SHARED
-    return Gpu(*kind_of(index), shared)  # all of compute 8.0 and later take cooperative launches
+    return Gpu(*gpu_model(index), shared)  # all of compute 8.0 and later take cooperative launches
 
 
 def tune(
@@ -231,7 +231,7 @@ def tune(
     path: Path | None = None,
     fresh: bool = False,
     watcher: Watcher | None = None,
-) -> store.Stored:
+) -> store.TableFile:
     """Measure which plan serves each row length fastest on a GPU, write the file of tables, and use it from now on.
 
     Args:
@@ -255,7 +255,7 @@ def tune(
     path = path or store.default_path(gpu.name)
     base = native.tables()["tables"]
     with contextlib.suppress(ValueError):  # a file that is wrong, or not there yet, is what this is to mend
-        load(kind_of(index))  # so that what is in use is measured
+        load(gpu_model(index))  # so that what is in use is measured
     with torch.cuda.device(index):
         meter = CudaMeter(gpu, options.repeats, options.mib)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from onepass.table_file import ANY, NAMES, Table, Tables
+from onepass.tables import ANY, NAMES, Table, Tables
 from onepass.tools.tune import columns
 from onepass.tools.tune.candidates import FLAT, Choice, Gpu, capacity, steady
 from onepass.tools.tune.lengths import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd

@@ -50,7 +50,7 @@ bool launch_by(const CudaPlan& plan, const BackwardCall& call, bool even, const 
   const int device = like.device_index;
   const Gpu& gpu = device_info(device);
   const Handle loaded =
-      kernel(call.function, call.type, call.dx_type, plan, device, even ? Pass::backward_even : Pass::backward);
+      kernel(call.function, call.type, call.dx_type, plan, device, even ? Pass::backward_broadcast : Pass::backward);
   int64_t rows = call.layout.rows, n = call.layout.n, pieces = 1, strides[kBackwardTensors];
   for (int t = 0; t < kBackwardTensors; ++t) strides[t] = call.layout.outer.innermost().strides[t];
   void* dx = call.dx;

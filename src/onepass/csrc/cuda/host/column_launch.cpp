@@ -57,7 +57,7 @@ Handle kernel_of(const CudaPlan& plan, const Call& call, int device) {
 }
 Handle kernel_of(const CudaPlan& plan, const BackwardCall& call, int device) {
   return kernel(call.function, call.type, call.dx_type, plan, device,
-                is_even(call) ? Pass::backward_even : Pass::backward);
+                is_even(call) ? Pass::backward_broadcast : Pass::backward);
 }
 
 template <class AnyCall>

@@ -105,7 +105,7 @@ std::vector<std::string> defines_of(Function function, DType x, DType y, const C
                                       define("CLUSTER", std::to_string(in_cluster(plan) ? plan.split : 1)),
                                       define("SHELVED", plan.shelved() ? "1" : "0"),
                                       define("EDGES", std::to_string(plan.edges)),
-                                      define("EVEN", pass == Pass::backward_even ? "1" : "0")};
+                                      define("EVEN", pass == Pass::backward_broadcast ? "1" : "0")};
   if (plan.of_columns()) {
     defines.push_back(define("THREADS", std::to_string(plan.block())));
     defines.push_back(define("AHEAD", plan.ahead() ? "1" : "0"));

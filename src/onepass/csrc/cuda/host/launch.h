@@ -46,7 +46,7 @@ struct Configured {
 };
 
 // What a kernel computes: a function, its gradient, or that from a gradient of the result which has one value a row.
-enum class Pass { forward, backward, backward_even };
+enum class Pass { forward, backward, backward_broadcast };
 
 // The source file and the defines that make the kernel of a plan, of elements of type `x` to results of type `y`.
 const char* source_of(Tier tier);

@@ -1,0 +1,115 @@
+"""Which engine serves a device, and why another does not."""
+
+import functools
+
+import torch
+
+from . import native
+from . import triton as triton_engine
+from .tables import load_once
+
+ENGINES = ("cpu", "cuda", "triton")
+# The devices whose tensors "auto" gives to the native core, by Tensor.get_device(): -1 is the CPU, and a CUDA device
+# comes in with its first call. What is in here needs no more asking.
+_ready_devices = {-1}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).removeprefix("onepass: ").splitlines()[0]
+
+
+@functools.cache
+def _cuda_unavailable(index: int | None) -> str | None:
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    if not torch.cuda.is_available():
+        return "no CUDA device here"
+    major, minor = torch.cuda.get_device_capability(index)
+    if major < 8:
+        return f"needs compute capability 8.0 or later, the device has {major}.{minor}"
+    try:
+        native.status("driver")
+        native.status("compiler")
+    except RuntimeError as error:
+        return _first_line(error)
+    return None
+
+
+def unavailable(engine: str, device: torch.device) -> str | None:
+    """None where `engine` can serve tensors of `device`, else the reason why it cannot, in a sentence."""
+    return _unavailable(engine, device.type, device.index)
+
+
+def _unavailable(engine: str, device_type: str, index: int | None) -> str | None:
+    device = torch.device(device_type, index) if index is not None else torch.device(device_type)
+    if engine == "triton":
+        return triton_engine.unavailable(device)
+    if engine == "cpu":
+        return None if device_type == "cpu" else f"serves CPU tensors, got a tensor on {device}"
+    return _cuda_unavailable(index) if device_type == "cuda" else f"serves CUDA tensors, got a tensor on {device}"
+
+
+@functools.cache
+def _best(device_type: str, index: int | None) -> str:
+    if device_type in ("cpu", "meta"):
+        return "cpu"
+    reasons = {}
+    for engine in ("cuda", "triton"):  # one after the other: asking about Triton imports it, 0.12 s
+        reason = _unavailable(engine, device_type, index)
+        if reason is None:
+            if engine == "cuda":
+                load_once(index)
+                if index is not None:
+                    _ready_devices.add(index)
+            return engine
+        reasons[engine] = reason
+    said = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
+    raise RuntimeError(f"onepass: no engine serves a tensor on a {device_type} device ({said})")
+
+
+def _auto(device_type: str, index: int | None) -> str:
+    return _best(device_type, index)
+
+
+def _refusal(engine: str, device_type: str, index: int | None) -> str | None:
+    """As `_unavailable`, for a call that is to follow: the CUDA engine then has the tables of its GPU."""
+    reason = _unavailable(engine, device_type, index)
+    if reason is None and engine == "cuda":
+        load_once(index)
+    return reason
+
+
+# So that a graph is traced around these questions, not through them: what torch.compiler.assume_constant_result sets,
+# but without importing the whole compiler for it (2.7 s).
+_auto._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def resolve(engine: str, device: torch.device) -> str:
+    """The engine that serves a call: "cpu", "cuda" or "triton".
+
+    Raises ValueError for an unknown name, and for a file of tables (`onepass tune`) that is wrong; RuntimeError where a
+    named engine cannot run, with the reason.
+    """
+    if engine == "auto":
+        return _auto(device.type, device.index)
+    if engine not in ENGINES:
+        raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
+    reason = _refusal(engine, device.type, device.index)
+    if reason is not None:
+        raise RuntimeError(f"onepass: engine {engine!r} cannot run a tensor on {device}: {reason}")
+    return engine
+
+
+def engines() -> dict[str, str | None]:
+    """What each engine can do here: its name -> None where it is usable, else the reason why not.
+
+    >>> import onepass
+    >>> onepass.engines()["cpu"] is None
+    True
+    """
+    gpu = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    answer: dict[str, str | None] = {"cpu": None}
+    answer["cuda"] = _cuda_unavailable(gpu.index if gpu else None)
+    answer["triton"] = triton_engine.unavailable(gpu or torch.device("cpu"))
+    return answer

@@ -1,0 +1,310 @@
+"""The plan of a call, for people."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import native
+from . import triton as triton_engine
+from ._engines import ENGINES, resolve
+from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
+from .ops import REDUCTIONS, reduced_shape, state_dtype
+from .tables import GpuModel, gpu_model, note
+from .validation import FLOATS, check_input, normalize_dims, reduces_to, result_dtype
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would do. `str()` of it is for reading, `as_dict()` for programs.
+
+    bytes: read + written, each element once. bandwidth_gbs: what a copy reaches on the device, in 1e9 bytes a second.
+    copy_us: the time a copy of these bytes would take, in microseconds, launch not counted.
+    """
+
+    function: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dim: tuple[int, ...]
+    dtype: str
+    out_dtype: str
+    device: str
+    engine: str
+    tier: str
+    launch: dict[str, int | str]
+    bytes: int
+    bandwidth_gbs: float | None
+    copy_us: float | None
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.dim))
+        types = self.dtype if self.dtype == self.out_dtype else f"{self.dtype} -> {self.out_dtype}"
+        lines = [
+            f"onepass.{self.function} over dim {dims} of {list(self.shape)} {types} on {self.device}",
+            f"  strides  {list(self.strides)}",
+            f"  engine   {self.engine}",
+            f"  tier     {self.tier}",
+            "  launch   " + (", ".join(f"{k.replace('_', ' ')} {v}" for k, v in self.launch.items()) or "none"),
+            f"  bytes    {self.bytes:,} read and written",
+        ]
+        if self.copy_us is not None:
+            lines.append(f"  a copy   {self.copy_us:,.1f} us at {self.bandwidth_gbs:,.0f} GB/s")
+        return "\n".join(lines + [f"  note     {note}" for note in self.notes])
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty(tuple(shape), device="meta").stride()
+
+
+def _is_here(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
+
+
+def _bandwidth(device: torch.device | None, entry: KnownDevice | None, given: float | None) -> tuple[float | None, str]:
+    if given is not None:
+        return float(given), "the bandwidth is the one given"
+    here = device is not None and _is_here(device)
+    if entry is not None and (entry.copy_gbs is not None or not here):
+        gbs, source = entry.bandwidth
+        return gbs, f"the bandwidth is {source}"
+    if device is not None and here:
+        return measured_copy_gbs(device), "the bandwidth is that of a copy, measured here now"
+    return None, "no bandwidth is known for this device; give one with bandwidth="
+
+
+def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | None, sm_count: int | None) -> GpuModel:
+    """The GPU that a plan is for: the device's, changed to what was given; where none is known, that of the tables."""
+    if device is not None and device.type == "cuda" and torch.cuda.is_available():
+        gpu = gpu_model(device.index)
+    else:
+        of = entry if entry and entry.compute else KNOWN["h200"]
+        gpu = GpuModel(of.title, of.compute or 0, of.multiprocessors)
+    asked = gpu._replace(compute=arch or gpu.compute, multiprocessors=sm_count or gpu.multiprocessors)
+    return asked if asked == gpu else asked._replace(name="")
+
+
+def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.device | None, KnownDevice | None, str]:
+    """(a real device or None, its entry in the table or None, its name). `gpu`: what is asked is of a GPU."""
+    if device is None:
+        device = tensor.device if tensor is not None else "cuda" if gpu or torch.cuda.is_available() else "cpu"
+    if isinstance(device, str) and (entry := known(device)):
+        return None, entry, entry.title
+    try:
+        real = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"onepass.explain(): device must be a torch device or the name of a known GPU, got {device!r}; {UNKNOWN}"
+        ) from None
+    if real.type == "cuda" and torch.cuda.is_available():
+        name = torch.cuda.get_device_name(real)
+        return real, known(name), name
+    return real, None, str(real)
+
+
+def _engine(engine: str, real: torch.device | None, entry: KnownDevice | None, notes: list[str]) -> str:
+    """The engine of the plan, "none" for a meta tensor; raises as the call would."""
+    if engine not in ("auto", *ENGINES):
+        raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
+    amd = entry is not None and entry.compute is None
+    if real is None and (engine == "cpu" or (amd and engine == "cuda")):
+        takes = "CPU tensors" if engine == "cpu" else "NVIDIA GPUs"
+        raise RuntimeError(f"onepass: engine {engine!r} cannot run a tensor on {entry and entry.title}: serves {takes}")
+    if amd:
+        notes.append("the Triton kernels are compiled for this GPU; they have not been run on one")
+        return "triton"
+    if real is not None and real.type == "meta" and engine == "auto":
+        notes.append("a meta tensor has no data, and no engine runs; device= tells what one like it would get there")
+        return "none"
+    if real is None or (real.type == "cuda" and not _is_here(real) and engine != "cpu"):
+        if real is not None:
+            notes.append("no CUDA device is here: the plan is that of an NVIDIA GPU with the tables of the H200")
+        return "cuda" if engine == "auto" else engine
+    return resolve(engine, real)
+
+
+def _native_plan(
+    gpu: GpuModel | None,
+    function: str,
+    x: Tensor,
+    y_type: torch.dtype,
+    dims: list[int],
+    address: int,
+    out: Tensor | None,
+) -> dict[str, Any]:
+    """The plan on that GPU; without one, that of the CPU engine."""
+    if function in REDUCTIONS:
+        kept = _contiguous(reduced_shape(x.shape, dims, True))
+        y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(kept)]
+    else:
+        y_strides = (torch.empty_like(x, device="meta") if out is None else out).stride()
+    sizes, strides = list(x.shape) or [1], list(x.stride()) or [1]
+    gpu = gpu or GpuModel("", 0, 0)
+    return native.plan(
+        function,
+        gpu.compute > 0,
+        sizes,
+        strides,
+        list(y_strides) or [1],
+        dims,
+        x.dtype,
+        y_type,
+        x_address=address,
+        compute=gpu.compute,
+        multiprocessors=gpu.multiprocessors,
+        gpu=gpu.name,
+    )
+
+
+def explain(
+    x: Tensor | Sequence[int],
+    dim: int | Sequence[int] = -1,
+    *,
+    function: str = "softmax",
+    dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    engine: str = "auto",
+    bandwidth: float | None = None,
+    arch: int | None = None,
+    sm_count: int | None = None,
+    out: Tensor | None = None,
+) -> Explanation:
+    """The plan of a call: engine, tier, launch numbers, bytes moved, the time a copy of them would take.
+
+    Args:
+        x: the input, or its sizes (then contiguous, with `dtype`, on `device`).
+        dim: as in the function explained.
+        function: "softmax", "log_softmax", "softmin", "logsumexp" or "state".
+        dtype: with sizes, the input's dtype; float32 by default.
+        out_dtype: the `dtype=` of the call, where it has one; float32 for a half tensor under torch.autocast.
+        device: where the call would be, in place of the tensor's own: "cpu", "cuda:0", or a known GPU, which need not
+            be here: a100, h100, h200, b200, l4, rtx4090, mi300x.
+        engine: as in the function explained.
+        bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
+        arch, sm_count: compute capability (80 for 8.0) and number of multiprocessors of the GPU that the plan is for,
+            where it is another than the device's.
+        out: the `out=` of the call, of a softmax, log_softmax or softmin. Its layout may decide how the call goes.
+
+    Raises:
+        ValueError, TypeError, IndexError, RuntimeError: as the call itself would.
+
+    >>> import onepass
+    >>> plan = onepass.explain((8192, 1024), device="h200")
+    >>> plan.engine, plan.tier, plan.bytes
+    ('cuda', 'block', 67108864)
+    """
+    if function not in native.FUNCTIONS:
+        raise ValueError(f"onepass.explain(): function must be one of {', '.join(native.FUNCTIONS)}, got {function!r}")
+    if bandwidth is not None and not bandwidth > 0:
+        raise ValueError(f"onepass.explain(): bandwidth must be positive, in GB/s, got {bandwidth!r}")
+    for key, value, least, most in (("arch", arch, 80, 999), ("sm_count", sm_count, 1, 4096)):
+        if value is not None and (type(value) is not int or not least <= value <= most):
+            raise ValueError(f"onepass.explain(): {key} is a whole number from {least} to {most}, got {value!r}")
+    tensor = x if isinstance(x, Tensor) else None
+    if tensor is None:
+        if dtype is not None and dtype not in FLOATS:
+            raise ValueError(f"onepass.explain(): dtype must be a floating dtype that onepass serves, got {dtype}")
+        try:
+            shaped = torch.empty(tuple(x), dtype=dtype or torch.float32, device="meta")
+        except (RuntimeError, TypeError):
+            raise ValueError(f"onepass.explain(): takes a tensor or a tuple of sizes, got {x!r}") from None
+    else:
+        check_input(function, tensor)
+        if tensor.dtype not in FLOATS:
+            raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
+        shaped = tensor
+    y_type = state_dtype(shaped) if function == "state" else result_dtype(function, shaped, out_dtype)
+    if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
+        raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
+    dims = normalize_dims(function, shaped, dim)
+    if out is not None and (function in REDUCTIONS or not isinstance(out, Tensor) or out.shape != shaped.shape):
+        raise ValueError(f"onepass.explain(): out is a tensor of the input's shape, for a softmax; got {out!r:.80}")
+    real, entry, name = _parse_device(device, tensor, bool(arch or sm_count))
+    notes: list[str] = []
+    chosen = _engine(engine, real, entry, notes)
+    address = tensor.data_ptr() if tensor is not None and tensor.device.type != "meta" else 0
+    if chosen != "cuda" and (arch or sm_count):
+        raise ValueError(
+            f"onepass.explain(): arch and sm_count are for plans of the CUDA engine, got engine {chosen!r}"
+        )
+    gpu = None if chosen in ("cpu", "none") else _gpu_of(real, entry, arch, sm_count)
+    plan = _native_plan(gpu, function, shaped, y_type, dims, address, out)
+    moved = plan["bytes"] if chosen != "none" else 0
+    tier, launch = _describe(chosen, plan, function, shaped, y_type, real, entry, notes)
+    if chosen == "cuda" and launch and gpu is not None:
+        notes.append(note(native.tables(gpu.name)["origin"], gpu.name))
+    if gpu is not None and not gpu.name:  # another GPU, of which no more is known
+        real = entry = None
+    gbs, why = _bandwidth(real, entry, bandwidth) if chosen != "none" else (None, "")
+    notes += [why] if why else []
+    return Explanation(
+        function=function,
+        shape=tuple(shaped.shape),
+        strides=tuple(shaped.stride()),
+        dim=tuple(dims),
+        dtype=str(shaped.dtype).removeprefix("torch."),
+        out_dtype=str(y_type).removeprefix("torch."),
+        device=name,
+        engine=chosen,
+        tier=tier,
+        launch=launch,
+        bytes=moved,
+        bandwidth_gbs=gbs,
+        copy_us=None if gbs is None else moved / gbs / 1e3,
+        notes=tuple(notes),
+    )
+
+
+def _describe(
+    engine: str,
+    plan: dict[str, Any],
+    function: str,
+    x: Tensor,
+    y_type: torch.dtype,
+    device: torch.device | None,
+    entry: KnownDevice | None,
+    notes: list[str],
+) -> tuple[str, dict[str, int | str]]:
+    """(tier, launch numbers) of the engine that was chosen; adds what is worth a note."""
+    if engine == "none":
+        return "none", {}
+    if plan["rows"] == 0 or plan["n"] == 0:
+        notes.append("nothing to compute")
+        return "none", {}
+    if engine == "cpu":
+        if not plan["fused"]:
+            notes.append(f"the input is cast to {y_type} first, into a temporary")
+        if plan["copied"] == "input":
+            notes.append("the input is copied to out first, and computed there in place: their layouts differ")
+        if plan["copied"] == "result":
+            notes.append("the result has the input's layout first, and is then copied to out: their layouts differ")
+        keys = ("isa", "units", "grain")
+        return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
+    if plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):
+        extra = plan["rows"] * plan["n"] * x.element_size() * 2
+        if function not in REDUCTIONS:
+            extra += plan["rows"] * plan["n"] * y_type.itemsize * 2
+        notes.append(f"gathered: rows of this layout are copied to unit stride and back, {extra:,} bytes more")
+    if engine == "triton":
+        properties = (
+            torch.cuda.get_device_properties(device)
+            if device is not None and _is_here(device) and device.type == "cuda"
+            else entry
+        )
+        numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
+        return str(numbers.pop("tier")), numbers
+    shown = ["source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "edges"]
+    shown += ["read_again"] if plan["read_again"] else []
+    if plan["tier"] == "stream" and function not in REDUCTIONS:
+        notes.append("a row streams through its block: it is read twice")
+    if plan["tier"] == "columns-stream" and function not in REDUCTIONS:
+        notes.append("columns stream through their blocks: they are read twice")
+    if plan["read_again"] and function not in REDUCTIONS:
+        notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")
+    return plan["tier"], {key: plan[key] for key in shown}

@@ -1,0 +1,134 @@
+"""The state of a row, alone: what is needed to compute a softmax or a logsumexp in parts, and to merge them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._engines import resolve
+from .ops import call
+from .validation import DROPPED, FLOATS, LAST, check_input, check_keepdim, either, normalize_dims
+
+__all__ = ["State", "merge", "state"]
+
+
+class State(NamedTuple):
+    """The state of every row of a tensor: `m`, the maximum, and `l`, the sum of exp(x - m).
+
+    Both have one shape, dtype and device. That of no elements is (-inf, 0). `exp(x - m) / l` is the softmax of a row,
+    `x - m - log(l)` its log_softmax.
+
+    >>> import torch, onepass
+    >>> whole = onepass.state(torch.tensor([[0.0, 0.0], [3.0, -torch.inf]]))
+    >>> whole.m, whole.l
+    (tensor([0., 3.]), tensor([2., 1.]))
+    """
+
+    m: Tensor
+    l: Tensor  # noqa: E741  (its name in the literature)
+
+    def logsumexp(self) -> Tensor:
+        """m + log(l), the logsumexp of the rows, in the dtype of the state.
+
+        -inf for a row of all -inf or of nothing, +inf for one with a +inf, NaN for one with a NaN.
+
+        >>> import torch, onepass
+        >>> onepass.state(torch.zeros(2, 10)).logsumexp()
+        tensor([2.3026, 2.3026])
+        """
+        return self.m + self.l.log()
+
+
+def state(
+    input: Tensor,
+    dim: int | Sequence[int] = LAST,
+    keepdim: bool = DROPPED,
+    *,
+    engine: str = "auto",
+    axis: int | Sequence[int] = LAST,
+    keepdims: bool = DROPPED,
+) -> State:
+    """The state of every row: the maximum m over `dim`, and l = sum(exp(input - m)), in one read of the input.
+
+    Args:
+        input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16; integers are taken as
+            the default dtype.
+        dim: the dim to reduce, or a tuple of dims.
+        keepdim: whether the result keeps the reduced dims, with size 1.
+        engine: "auto", or "cpu", "cuda", "triton" to force one.
+        axis, keepdims: other names of `dim` and `keepdim`.
+
+    Returns:
+        A `State(m, l)`, float64 for float64 and float32 for all else; m and l share one storage. A row of all -inf,
+        and an empty one, is (-inf, 0); one with a +inf is (inf, inf); where a row holds a NaN, l is NaN and m the
+        maximum of its other elements (-inf if there is none).
+
+        Its gradient is that of m = torch.amax(input), evenly shared among equal maxima, and of l = sum(exp(input - m)),
+        where an infinite m is a constant.
+
+    Raises:
+        IndexError: `dim` is out of range. RuntimeError: a dim twice, an engine that cannot run. NotImplementedError: a
+        dtype or layout that is not served. TypeError, ValueError: an argument of the wrong kind, an unknown engine.
+
+    Source: Milakov & Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867).
+
+    >>> import torch, onepass
+    >>> onepass.state(torch.tensor([1.0, 3.0, 3.0, -torch.inf]))
+    State(m=tensor(3.), l=tensor(2.1353))
+    """
+    check_input("state", input)
+    dims = normalize_dims("state", input, either("state", "dim", dim, "axis", axis))
+    keepdim = check_keepdim("state", keepdim, keepdims)
+    chosen = resolve(engine, input.device)
+    x = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())
+    planes = call("state", x, dims, None, keepdim, chosen)
+    return State(planes.select(0, 0), planes.select(0, 1))
+
+
+def merge(a: State, b: State) -> State:
+    """The state of two parts of a row together, from that of each: elementwise, for every row at once.
+
+    It is associative and commutative up to rounding, and (-inf, 0) is its identity, so the parts of a row may be merged
+    in any order: `functools.reduce(onepass.merge, parts)`.
+
+    Args:
+        a, b: two states, or pairs (m, l), of floating tensors on one device, whose shapes broadcast.
+
+    Returns:
+        State(m, l) with m = max(a.m, b.m) and l = a.l * exp(a.m - m) + b.l * exp(b.m - m), where an infinite m is not
+        subtracted: (-inf, 0) with itself stays what it is, a +inf in either gives (inf, inf), a NaN in either l a NaN.
+
+    Raises:
+        TypeError: not a pair of floating tensors. ValueError: shapes that do not broadcast. RuntimeError: two devices.
+
+    >>> import torch, onepass
+    >>> x = torch.randn(4, 1000)
+    >>> whole = onepass.merge(onepass.state(x[:, :300]), onepass.state(x[:, 300:]))
+    >>> torch.testing.assert_close(whole.logsumexp(), onepass.logsumexp(x, 1))
+    """
+    a_m, a_l = _pair("a", a)
+    b_m, b_l = _pair("b", b)
+    tensors = (a_m, a_l, b_m, b_l)
+    if len({t.device for t in tensors}) > 1:
+        raise RuntimeError(f"onepass.merge(): both states must be on one device, got {a_m.device} and {b_m.device}")
+    try:
+        torch.broadcast_shapes(*(t.shape for t in tensors))
+    except RuntimeError:
+        raise ValueError(
+            f"onepass.merge(): shapes must broadcast, got {list(a_m.shape)}, {list(a_l.shape)} and "
+            f"{list(b_m.shape)}, {list(b_l.shape)}"
+        ) from None
+    m = torch.maximum(a_m, b_m)
+    base = m.masked_fill(m.isinf(), 0)  # so that -inf - -inf never happens, nor inf - inf
+    return State(m, a_l * (a_m - base).exp() + b_l * (b_m - base).exp())
+
+
+def _pair(name: str, given: State) -> tuple[Tensor, Tensor]:
+    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Tensor) for part in given):
+        if all(part.is_floating_point() for part in given):
+            return given[0], given[1]
+        got = f"dtypes {given[0].dtype} and {given[1].dtype}"
+    else:
+        got = repr(type(given).__name__)
+    raise TypeError(f"onepass.merge(): {name} must be a State, or a pair (m, l) of floating tensors, got {got}")

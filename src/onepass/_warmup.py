@@ -1,0 +1,280 @@
+"""Every kernel that a plan may choose, compiled and loaded before the first call needs it."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from . import native
+from ._engines import resolve
+from .validation import FLOATS, reduces_to
+
+Progress = Callable[[int, int], None]  # (done, of how many)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_REDUCTIONS = ("logsumexp", "state")
+_EACH = 12  # kernels that pay for a process of their own: it takes 2 s to start, a kernel 0.15 s to compile
+_MOST = 16  # processes
+
+
+class Kernel(NamedTuple):
+    """What `native` takes to compile or load a kernel."""
+
+    function: str
+    x_type: torch.dtype
+    y_type: torch.dtype
+    which: str
+    kernel: str
+
+
+def warmup(
+    device: torch.device | str | int | None = None,
+    dtypes: Sequence[torch.dtype | tuple[torch.dtype, torch.dtype]] = DTYPES,
+    functions: Sequence[str] = native.FUNCTIONS,
+    lengths: Sequence[int] | None = None,
+    *,
+    backward: bool = False,
+    all_dims: bool = False,
+    arch: int | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Compile and load every CUDA kernel that contiguous rows may ask for, so that no later call waits for one.
+
+    Contiguous rows: over the last dim of a contiguous tensor, which may be a view that begins at any element; the
+    result fresh, or in place; few rows or many. With `all_dims`, over its other dims, one or several, too: any
+    number of columns of the same tensors. Kernels come from the disk cache where it has them, else from NVRTC, in
+    several processes where there are many (NVRTC compiles one at a time in a process).
+
+    Args:
+        device: a CUDA device; the current one where it is None.
+        dtypes: of the input and the result; a pair (input, result) for a call with `dtype=` or under torch.autocast,
+            which widens half types to float32. logsumexp and state pass over pairs that they do not give.
+        functions: names of functions, as "softmax"; all of them if not given.
+        lengths: of the rows, in elements; None for any length. With `all_dims` of the columns too: the product of the
+            sizes of the dims that a call is over.
+        backward: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
+            value a row, as that of a sum over the dims of the call, or over all, has; not of "state", whose gradient
+            is plain torch arithmetic.
+        all_dims: those of calls over other dims of contiguous tensors too, a few hundred more for a function and a
+            dtype (for one length some 20 to 400). Slices whose lines are apart may ask for others.
+        arch: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
+            Nothing is loaded, and `device` is not taken.
+        progress: called with (done, of how many) as the work goes on.
+
+    Returns:
+        The number of kernels: those that the plans may choose, compiled now or before.
+
+    Raises:
+        ValueError: an unknown function, a length below 1, a compute capability below 80, `device` beside `arch`.
+        TypeError: a dtype that is not served, or no dtype. RuntimeError: no CUDA device and no `arch`, a device
+        that another engine serves, no NVRTC, with `arch` no disk cache.
+
+    >>> import onepass
+    >>> onepass.warmup(arch=90, functions=["softmax"], dtypes=[], lengths=[128])  # nothing asked for
+    0
+    """
+    wanted = _checked(dtypes, functions, lengths, arch)
+    index = -1
+    if arch is None:
+        index = _device_index(device)
+        major, minor = torch.cuda.get_device_capability(index)
+        arch = 10 * major + minor
+    elif device is not None:
+        raise ValueError(f"onepass.warmup(): takes device or arch, got both: {device!r} and {arch}")
+    elif wanted:
+        _cache()  # or says why there is none
+    of = index, arch, tuple(lengths or ())
+    kernels = [
+        Kernel(function, x_type, y_type, which, kernel)
+        for function, x_type, y_type, which in _passes(wanted, backward)
+        for kernel in native.kernels_to_warm(function, x_type, y_type, *of, which, all_dims)
+    ]
+    missing = _missing(kernels, arch)
+    report = progress or (lambda done, total: None)
+    total = len(missing) + (len(kernels) if index >= 0 else 0)
+    done = 0
+    report(0, total)
+    for _ in _compiled(missing, arch):
+        done += 1
+        report(done, total)
+    if index >= 0:
+        with torch.cuda.device(index):  # its context is the one that the kernels are loaded into
+            torch.cuda.current_stream().synchronize()
+            for kernel in kernels:
+                _warm(kernel, index, arch)
+                done += 1
+                report(done, total)
+    return len(kernels)
+
+
+def _checked(
+    dtypes: Sequence[torch.dtype | tuple[torch.dtype, torch.dtype]],
+    functions: Sequence[str],
+    lengths: Sequence[int] | None,
+    arch: int | None,
+) -> list[tuple[str, torch.dtype, torch.dtype]]:
+    """(function, input, result) of all that is asked for, each once."""
+    if isinstance(functions, str):
+        raise TypeError(f"onepass.warmup(): functions takes a sequence of names, got {functions!r}")
+    for function in functions:
+        if function not in native.FUNCTIONS:
+            raise ValueError(f"onepass.warmup(): functions are {', '.join(native.FUNCTIONS)}; got {function!r}")
+    for n in lengths if lengths is not None else ():
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"onepass.warmup(): a length is an int, got {n!r}")
+        if not 1 <= n < 2**62:
+            raise ValueError(f"onepass.warmup(): a length is at least 1 and below 2**62, got {n}")
+    if lengths is not None and not lengths:
+        raise ValueError("onepass.warmup(): lengths is empty; None is for any length")
+    if arch is not None and (type(arch) is not int or not 80 <= arch <= 999):
+        raise ValueError(f"onepass.warmup(): arch is 80 or more (90 for compute capability 9.0), got {arch!r}")
+    pairs = []
+    for given in dtypes:
+        pair = given if isinstance(given, tuple) else (given, given)
+        if len(pair) != 2 or not all(dtype in FLOATS for dtype in pair):
+            takes = ", ".join(str(dtype) for dtype in FLOATS)
+            raise TypeError(f"onepass.warmup(): dtypes takes {takes} and pairs (input, result) of them; got {given!r}")
+        pairs.append(pair)
+    wanted = [(f, x, _result(f, x, y)) for f in functions for x, y in pairs if _gives(f, x, y)]
+    return list(dict.fromkeys(wanted))
+
+
+def _gives(function: str, x: torch.dtype, y: torch.dtype) -> bool:
+    return x is y or function not in _REDUCTIONS or reduces_to(function, x, y)
+
+
+def _passes(
+    wanted: Sequence[tuple[str, torch.dtype, torch.dtype]], backward: bool
+) -> Iterator[tuple[str, torch.dtype, torch.dtype, str]]:
+    """(function, type read, type written, pass); a gradient reads the type of the result and writes the input's."""
+    for function, x_type, y_type in wanted:
+        yield function, x_type, y_type, "forward"
+        if backward and function != "state":
+            yield function, y_type, x_type, "backward"
+            yield function, y_type, x_type, "backward_broadcast"
+
+
+def _result(function: str, x: torch.dtype, y: torch.dtype) -> torch.dtype:
+    """The state of a row is kept in full precision."""
+    if function != "state":
+        return y
+    return torch.float64 if x == torch.float64 else torch.float32
+
+
+def _device_index(device: torch.device | str | int | None) -> int:
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "onepass.warmup(): no CUDA device here; arch=90 (--arch 90) compiles for one that is elsewhere"
+        )
+    chosen = torch.device("cuda") if device is None else torch.device(device)
+    if chosen.type != "cuda":
+        raise ValueError(f"onepass.warmup(): takes a CUDA device, got {str(chosen)!r}")
+    index = torch.cuda.current_device() if chosen.index is None else chosen.index
+    if index >= torch.cuda.device_count():
+        raise RuntimeError(f"onepass.warmup(): no {str(chosen)!r} here: there are {torch.cuda.device_count()} GPUs")
+    resolve("cuda", torch.device("cuda", index))  # or says why not
+    resolve("auto", torch.device("cuda", index))  # so that the first call need not ask
+    return index
+
+
+def _cache() -> str:
+    try:
+        return native.status("cache")
+    except RuntimeError as error:
+        raise RuntimeError(f"onepass.warmup(): no disk cache to fill: {error}") from error
+
+
+def _missing(kernels: Sequence[Kernel], arch: int) -> list[Kernel]:
+    """Those that are to be compiled into the disk cache; none where there is no such cache."""
+    try:
+        native.status("cache")
+    except RuntimeError:
+        return []
+    return [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.kernel, k.which)]
+
+
+def _warm(kernel: Kernel, index: int, arch: int) -> None:
+    native.warm_kernel(*kernel[:3], index, arch, kernel.kernel, kernel.which)
+
+
+# Compiling, in this process or in several -------------------------------------------------------------------------
+
+
+def _compiled(kernels: Sequence[Kernel], arch: int) -> Iterator[Kernel]:
+    """Each of `kernels` once it is in the disk cache."""
+    count = min(len(os.sched_getaffinity(0)), -(-len(kernels) // _EACH), _MOST)
+    if count < 2 or not sys.executable:
+        for kernel in kernels:
+            _warm(kernel, -1, arch)
+            yield kernel
+        return
+    with contextlib.ExitStack() as stack:
+        workers = [_Worker() for _ in range(count)]
+        for worker in workers:
+            stack.callback(worker.close)
+        idle = list(workers)
+
+        def compile_one(kernel: Kernel) -> Kernel:
+            worker = idle.pop()
+            try:
+                worker.compile(kernel, arch)
+            finally:
+                idle.append(worker)
+            return kernel
+
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                yield from pool.map(compile_one, kernels)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+class _Worker:
+    """A process of its own that compiles what it is told, one kernel a line; it ends with its input."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from onepass._warmup import work; work()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+        )
+
+    def compile(self, kernel: Kernel, arch: int) -> None:
+        numbers = native.DTYPES.index(kernel.x_type), native.DTYPES.index(kernel.y_type), arch
+        answer = ""
+        with contextlib.suppress(OSError):
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            print(kernel.function, *numbers, kernel.which, kernel.kernel, file=self.process.stdin, flush=True)
+            answer = self.process.stdout.readline()
+        if answer != "done\n":  # then here, where an error is told in full
+            _warm(kernel, -1, arch)
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe is not None
+                pipe.close()
+        self.process.terminate()
+        self.process.wait()
+
+
+def work() -> None:
+    """What a process of `_Worker` runs."""
+    for line in sys.stdin:
+        function, x, y, arch, which, kernel = line.split()
+        try:
+            _warm(Kernel(function, native.DTYPES[int(x)], native.DTYPES[int(y)], which, kernel), -1, int(arch))
+        except RuntimeError:
+            print("failed", flush=True)
+        else:
+            print("done", flush=True)

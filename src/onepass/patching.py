@@ -1,0 +1,303 @@
+"""`patch`: torch's own softmax family computed by onepass, whatever name it is called by.
+
+All names of the family, from `Tensor.softmax` to `nn.Softmin` and `F.cross_entropy`, end in a few aten operators. What
+is overridden here are the kernels of these operators, for the CPU and for CUDA. Whatever lies above a kernel (autograd
+and its decompositions but one, torch.func, autocast, fake tensors, dispatch modes) stays torch's, and so do all other
+operators. The kernels are installed by the first patch and stay; later ones switch them on and off.
+"""
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunction
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+
+from . import native
+from ._engines import resolve
+from .autograd import library, wrap_dims
+from .ops import call
+
+__all__ = ["Report", "patch"]
+
+_counting = threading.Lock()
+
+
+class Report:
+    """What became of the calls of torch's softmax family while a `patch(report=True)` was on; `str` gives a table.
+
+    The functions are "softmax" (softmin and everything else that torch makes of a softmax among them), "log_softmax",
+    "logsumexp", "softmax backward" and "log_softmax backward".
+    """
+
+    def __init__(self) -> None:
+        self._left: Counter[tuple[str, str]] = Counter()
+        # The counts of the process (that are never set back) from whose start on they are ours, and those of before it.
+        self._start: Counter[str] | None = None
+        self._before: Counter[str] = Counter()
+
+    def _note(self, function: str, reason: str) -> None:
+        with _counting:
+            self._left[function, reason] += 1
+
+    def _switch(self, on: bool) -> None:
+        with _counting:
+            self._before = self._served()
+            self._start = _served() if on else None
+
+    def _served(self) -> Counter[str]:
+        return self._before if self._start is None else self._before + (_served() - self._start)
+
+    @property
+    def served(self) -> dict[str, int]:
+        """How many calls onepass computed, by function."""
+        with _counting:
+            return dict(self._served())
+
+    @property
+    def left(self) -> dict[tuple[str, str], int]:
+        """How many calls were left to torch, by function and reason."""
+        with _counting:
+            return dict(self._left)
+
+    def __str__(self) -> str:
+        served = [(function, str(n), "onepass") for function, n in self.served.items()]
+        left = [(function, str(n), f"torch: {reason}") for (function, reason), n in self.left.items()]
+        rows = sorted([*served, *left], key=lambda row: (row[0], row[2]))
+        return "\n".join(f"{function:<22}{n:>8}  {by}" for function, n, by in [("function", "calls", "by"), *rows])
+
+
+class patch:
+    """torch's softmax family is computed by onepass from this call on, until `restore()` or the end of the context.
+
+    `torch.softmax`, `log_softmax`, `logsumexp`, their methods of Tensor, `torch.nn.functional` (`softmin`,
+    `cross_entropy`, `gumbel_softmax` too), `torch.nn` and `torch.special`, under whatever name they were imported and
+    from C++ too: the CPU and CUDA kernels of the aten operators they end in are overridden. It holds for all threads of
+    the process. Graphs that TorchInductor compiled have no such operators, and are as they were.
+
+    Results have torch's dtype, shape and strides (contiguous), gradients of any order are recorded by torch (that of
+    logsumexp of halves by onepass, from the unrounded result). What onepass does not serve is computed by torch's own
+    kernel: integers and complex numbers, for example. Contexts nest; torch computes again when the last patch is
+    restored.
+
+    Args:
+        report: whether `report` counts the calls, by function, and why some were left to torch.
+
+    Attributes:
+        report: a `Report`, or None.
+
+    Raises:
+        TypeError: `report` is no bool.
+
+    >>> import torch, onepass
+    >>> with onepass.patch(report=True) as patched:
+    ...     y = torch.zeros(2, 4).softmax(-1)
+    ...     z = torch.logsumexp(torch.zeros(3, dtype=torch.int64), 0)
+    >>> print(patched.report)
+    function                 calls  by
+    logsumexp                    1  torch: dtype torch.int64
+    softmax                      1  onepass
+    >>> handle = onepass.patch()  # or from here on
+    >>> handle.restore()
+    """
+
+    def __init__(self, *, report: bool = False):
+        if not isinstance(report, bool):
+            raise TypeError(f"onepass.patch(): report must be a bool, got {report!r}")
+        self.report = Report() if report else None
+        self._depth = 0
+        _switch(self, True)
+
+    def restore(self) -> None:
+        """End this patch; torch computes again if it was the last one. A second call does nothing."""
+        _switch(self, False)
+
+    def __enter__(self) -> "patch":
+        self._depth += 1
+        _switch(self, True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.restore()
+
+
+_lock = threading.RLock()
+_active: list[patch] = []
+
+
+def _switch(which: patch, on: bool) -> None:
+    """`which` is among the active patches, or is not; onepass computes while there are any."""
+    with _lock:
+        if on == (which in _active):
+            return
+        if which.report:
+            which.report._switch(on)
+        if on:
+            _active.append(which)
+        else:
+            _active.remove(which)
+        global _observers
+        _observers = tuple(p.report._note for p in _active if p.report)
+        _compute_here(bool(_active))
+
+
+# The kernels ----------------------------------------------------------------------------------------------------------
+# The overriding kernels are C++ (torch/aten_override.cpp). A call that such a kernel does not serve goes to a private
+# operator, which takes the same arguments and the reason. The kernel of that operator is here: it notes the call and
+# calls torch's own kernel. One more kernel is Python alone: that of logsumexp where autograd records, because torch's
+# formula starts from the rounded result.
+
+_KEYS = ("CPU", "CUDA") if torch.version.cuda else ("CPU",)
+# The functions of a report, in the order in which they are counted in C++.
+FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "softmax backward", "log_softmax backward")
+# Why torch computes a call, by the numbers of C++ (Reason in torch/aten_override.h), with {0} for the first tensor.
+_OFF = 0
+_REASONS = (
+    "",
+    "arguments that onepass does not take",  # most of which torch refuses, in its own words
+    "dtype {0.dtype}",
+    "no native engine serves this {0.device.type} device",
+    "out= of another shape, dtype or device than the result",
+    "out= that shares memory with the input or with itself",
+    "an error of onepass",
+)
+# aten's operators, by the function of a report.
+_OPERATORS = {
+    "_softmax": "softmax",
+    "softmax.int_out": "softmax",
+    "_log_softmax": "log_softmax",
+    "log_softmax.int_out": "log_softmax",
+    "logsumexp": "logsumexp",
+    "_softmax_backward_data": "softmax backward",
+    "_log_softmax_backward_data": "log_softmax backward",
+}
+_HALVES = (torch.float16, torch.bfloat16)
+_KINDS = (Tensor, torch.nn.Parameter)
+
+# What the reports of the active patches are told of a call that torch computes: the function, and why.
+_observers: tuple[Callable[[str, str], None], ...] = ()
+_on = False
+# The kernels that were there before ours, by operator and key.
+_before: dict[tuple[str, str], Any] = {}
+# The types of what they raised, which C++ throws on by address.
+_raised: set[type[BaseException]] = set()
+
+
+def _compute_here(on: bool) -> None:
+    """Have onepass compute the operators from now on, or torch. The first call installs the kernels, which stay."""
+    global _on
+    if not _before:
+        _install()
+    _on = on
+    native.switch_patch(on)
+
+
+def _served() -> Counter[str]:
+    """How many calls onepass computed since the start of the process, by function."""
+    return Counter(dict(zip(FUNCTIONS, native.patch_served(len(FUNCTIONS)), strict=True)))
+
+
+def _install() -> None:
+    for key in _KEYS:
+        for aten in _OPERATORS:
+            _before[aten, key] = torch.library.get_kernel(f"aten::{aten}", key)
+    torchs = [key in _KEYS and all(_is_torchs(aten, key) for aten in _OPERATORS) for key in ("CPU", "CUDA")]
+    always = torch.is_warn_always_enabled()
+    # That a kernel is overridden torch says once in a process: here, where Python can ignore it.
+    torch.set_warn_always(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(2):
+                library.impl("_has_engine", _has_engine, "CUDA", allow_override=True)
+            for key in _KEYS:
+                for aten, function in _OPERATORS.items():
+                    library.impl(f"_torch_{aten.lstrip('_')}", _torchs(aten, key, function), key, with_keyset=True)
+                _aten.impl("logsumexp", _recording(f"Autograd{key}"), f"Autograd{key}", with_keyset=True)
+            native.install_patch("CUDA" in _KEYS, *torchs)
+    finally:
+        torch.set_warn_always(always)
+
+
+_aten = torch.library.Library("aten", "IMPL")  # whose kernels live as long as it does
+
+
+def _is_torchs(aten: str, key: str) -> bool:
+    """Whether the kernel of an operator that is in force for a key is torch's: by the file it was registered in."""
+    table = torch._C._dispatch_dump_table(f"aten::{aten}").splitlines()
+    return any(line.startswith(f"{key}: ") and "/aten/src/ATen/Register" in line for line in table)
+
+
+def _has_engine(x: Tensor) -> bool:
+    try:
+        return resolve("auto", x.device) == "cuda"
+    except RuntimeError:
+        return False
+
+
+def _torchs(aten: str, key: str, function: str) -> Callable[..., Tensor]:
+    def kernel(keys: Any, reason: int, *args: Any, **out: Tensor) -> Tensor:
+        with DisableTorchFunction():  # a subclass or a mode is not to see what is asked of a tensor
+            if reason != _OFF:
+                for note in _observers:
+                    note(function, _REASONS[reason].format(args[0]))
+            try:
+                return _before[aten, key].call_boxed(keys, *args, **out)
+            except BaseException as error:  # which the C++ kernel raises again
+                _raised.add(type(error))
+                native.patch_raised(type(error), str(error))
+                return out.get("out", args[0])
+
+    return kernel
+
+
+def _recording(key: str) -> Callable[..., Tensor]:
+    """The kernel of logsumexp above autograd: torch's, but for halves that autograd, and nobody else, looks on."""
+    torchs = torch.library.get_kernel("aten::logsumexp", key).call_boxed
+    count = FUNCTIONS.index("logsumexp")
+
+    def kernel(keys: Any, x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+        if not _on:
+            return torchs(keys, x, dim, keepdim)
+        with DisableTorchFunction():
+            if not (x.dtype in _HALVES and _is_recorded(x) and _takes(x, dim)):
+                return torchs(keys, x, dim, keepdim)
+            result = call("logsumexp", x, wrap_dims(dim, x.dim()), None, keepdim, "native")
+            native.patch_count(count)
+            return result
+
+    return kernel
+
+
+def _is_recorded(x: Tensor) -> bool:
+    """Whether a call with x is recorded by eager autograd, and by nothing else, which is to see torch's operator."""
+    return (
+        x.requires_grad
+        and torch.is_grad_enabled()
+        and type(x) in _KINDS
+        and forward_ad._current_level < 0
+        and peek_interpreter_stack() is None
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._get_tracing_state()
+    )
+
+
+def _takes(x: Tensor, dim: Sequence[int]) -> bool:
+    """Whether onepass takes a call, as C++ finds it out for those without a gradient."""
+    bound = x.dim() or 1
+    return (
+        x.layout is torch.strided
+        and 0 < len({d % bound for d in dim}) == len(dim)
+        and all(-bound <= d < bound for d in dim)
+        and (x.is_cpu or (x.is_cuda and _has_engine(x)))
+    )

@@ -1,0 +1,517 @@
+"""The fast path of the plain call, with an `out` and without: taken where it may be, and there no call differs in any
+respect from the same call by the general path."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import opcheck
+
+import onepass
+from lib.modes import Functions, Operators
+from lib.support import (
+    DTYPES,
+    FUNCTIONS,
+    INTEGERS,
+    LAYOUTS,
+    SOFTMAXES,
+    TORCH,
+    assert_defined,
+    every_softmax,
+    ints,
+    maker,
+    ours,
+    same,
+)
+from onepass import _engines as engines
+from onepass import functional
+
+
+def rows() -> Tensor:
+    return maker(torch.float32)(3, 4)
+
+
+class WrongPath(BaseException):
+    """Not an Exception: the fast path falls back on those."""
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise WrongPath
+
+
+@pytest.fixture
+def only_fast(monkeypatch):
+    monkeypatch.setattr(functional, "check_input", refuse)  # what the general path does first
+
+
+@pytest.fixture
+def only_general(monkeypatch):
+    monkeypatch.setattr(functional, "call_boxed", refuse)
+
+
+def outcome(call: Callable[..., Tensor], given: tuple[Tensor, ...]) -> tuple[Any, Any]:
+    """What a call does: all that can be told of its result but the values, or the error; and the values."""
+    out = given[1] if given else None
+    version = None if out is None or out.is_inference() else out._version
+    try:
+        y = call(*given)
+    except Exception as error:
+        told = type(error), str(error), type(error.__context__)  # no trace of the first attempt
+        return (told, out is None or version is None or out._version == version), type(error) if out is None else out
+    told = y.dtype, y.shape, y.stride(), y.device, y.layout, y.requires_grad, y.is_inference(), y.is_neg()
+    return (told, y is out, version is None or y._version > version), y
+
+
+def assert_same_on_both_paths(
+    monkeypatch: Any, call: Callable[..., Tensor], make: Callable[[], tuple[Tensor, ...]] = tuple
+) -> Any:
+    """`make` gives what `call` takes, new each time: nothing, or an input and an out. Gives the result, or the error's
+    type."""
+    fast, y = outcome(call, make())
+    with monkeypatch.context() as patch:
+        patch.setattr(functional, "try_fast", lambda *_: None)
+        patch.setattr(functional, "try_fast_out", lambda *_: False)
+        general, want = outcome(call, make())
+    assert fast == general
+    if isinstance(y, Tensor) and y.layout is torch.strided and not y.is_nested and y.device.type != "meta":
+        y_values, want_values = (t.detach().resolve_neg().flatten() for t in (y, want))  # of any number of dims
+        assert same(y_values, want_values)
+    return fast[0][0] if isinstance(fast[0][0], type) else y
+
+
+# Which path -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_plain_call_takes_the_fast_path(function, dtype, only_fast):
+    for layout in LAYOUTS.values():
+        x = layout(maker(dtype))
+        for dim in ints(x):
+            y = ours(function)(x, dim)
+            out = torch.full_like(y, 7)
+            assert ours(function)(x, dim, out=out) is out
+            assert same(out, y)
+    leaf = maker(dtype)(3, 4).requires_grad_()
+    with torch.no_grad():
+        assert not ours(function)(leaf, 1).requires_grad
+    with torch.inference_mode():
+        assert ours(function)(maker(dtype)(3, 4), 1).is_inference()
+    assert ours(function)(torch.empty(3, 4, device="meta", dtype=dtype), 1).device.type == "meta"
+
+
+def test_every_spelling_of_the_plain_call_takes_the_fast_path(only_fast):
+    x = rows()
+    for function in functional.softmax, functional.log_softmax, functional.softmin:
+        assert torch.equal(function(x), function(input=x, dim=-1, dtype=None, out=None, engine="auto"))
+        assert function(x, 1, dtype=torch.float16).dtype is torch.float16
+        assert function(x, 1, torch.float64).dtype is function(x, axis=1, dtype=float).dtype is torch.float64
+    assert onepass.logsumexp(x, 1, True).shape == onepass.logsumexp(x, axis=1, keepdims=True).shape == (3, 1)
+    assert onepass.logsumexp(x, dim=0, keepdim=False).shape == (4,)
+
+
+@every_softmax
+def test_in_place_and_into_columns_take_the_fast_path(function, only_fast):
+    x, wide, strided = rows(), torch.zeros(3, 9), rows().t()
+    expected = ours(function)(x, 1)
+    assert torch.equal(ours(function)(x, 1, out=wide[:, 2:6]), expected)
+    assert wide[:, :2].count_nonzero() == wide[:, 6:].count_nonzero() == 0
+    assert ours(function)(x, 1, out=x) is x
+    assert torch.equal(x, expected)
+    expected = ours(function)(strided, 1)
+    assert torch.equal(ours(function)(strided, 1, out=strided.view(4, 3)), expected)
+
+
+class Tagged(torch.Tensor):
+    """A subclass as users write them."""
+
+
+class Axis(enum.IntEnum):
+    last = 1
+
+
+OTHER_CALLS = {  # calls in which more than the operator has a say
+    "subclass": lambda f: f(rows().as_subclass(Tagged), 1),
+    "parameter": lambda f: f(torch.nn.Parameter(rows()), 1),
+    "numpy dim": lambda f: f(rows(), numpy.int64(1)),
+    "enum dim": lambda f: f(rows(), Axis.last),
+    "tuple": lambda f: f(rows(), (0, 1)),
+    "list": lambda f: f(rows(), [1]),
+    "engine": lambda f: f(rows(), 1, engine="cpu"),
+    "gradient": lambda f: f(rows().requires_grad_(), 1),
+    "not a leaf": lambda f: f(rows().requires_grad_() * 2, 1),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_CALLS)
+def test_other_calls_take_the_general_path(function, case, only_general):
+    OTHER_CALLS[case](ours(function))
+
+
+def test_wrong_arguments_take_the_general_path(function, only_general):
+    x, f = rows(), ours(function)
+    wrong = [(TypeError, "dim", (x, True), {}), (TypeError, "Tensor", ([1.0, 2.0], 0), {})]
+    wrong += [(ValueError, "engine", (x, 1), {"engine": "gpu"})]
+    if function != "logsumexp":
+        wrong += [(TypeError, "dtype", (x, 1), {"dtype": 6})]  # the number of float32 in libtorch
+    for error, words, given, named in wrong:
+        with pytest.raises(error, match=words):
+            f(*given, **named)
+
+
+def test_forward_mode_takes_the_general_path(function, only_general):
+    x, t = rows().double(), rows().double() + 1
+    with forward_ad.dual_level():
+        got = forward_ad.unpack_dual(ours(function)(forward_ad.make_dual(x, t), 1)).tangent
+    want = torch.func.jvp(lambda x: ours(function)(x, 1), (x,), (t,))[1]
+    torch.testing.assert_close(got, want)
+
+
+def test_a_torch_function_mode_sees_the_call(function, only_general):
+    with Functions() as mode:
+        got = ours(function)(rows(), 1)
+    assert_defined(function, got, rows(), 1)
+    assert any("onepass" in str(called) for called in mode.seen)
+
+
+def test_a_device_takes_it_once_its_engine_is_the_native_one(monkeypatch):
+    monkeypatch.setattr(engines, "_ready_devices", {-1})
+    loaded: list[int] = []
+    monkeypatch.setattr(engines, "load_once", loaded.append)
+    monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "cuda" else "no")
+    assert engines._best.__wrapped__("cuda", 3) == "cuda"
+    assert loaded == [3]
+    assert sorted(engines._ready_devices) == [-1, 3]
+    monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "triton" else "no")
+    assert engines._best.__wrapped__("cuda", 4) == "triton"
+    assert engines._best.__wrapped__("xpu", 5) == "triton"
+    assert sorted(engines._ready_devices) == [-1, 3]
+
+
+def test_a_device_without_the_native_engine_takes_the_general_path(function, only_general, monkeypatch):
+    monkeypatch.setattr(functional, "_ready_devices", {0})
+    assert_defined(function, ours(function)(rows(), 1), rows(), 1)
+
+
+def test_vmap_has_a_kernel_of_the_plain_operator(function, only_fast):
+    x = rows()
+    assert torch.equal(torch.vmap(lambda row: ours(function)(row, 0))(x), ours(function)(x, 1))
+    assert torch.equal(torch.vmap(lambda row: ours(function)(x, 1), out_dims=None)(x), ours(function)(x, 1))
+
+
+def test_a_saved_out_is_known_to_be_overwritten(function, only_fast):
+    x = rows()
+    out = ours(function)(x, 1)
+    product = (out * torch.ones(out.shape, requires_grad=True)).sum()
+    ours(function)(x, 1, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+# Who sees the call ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dispatch_mode_sees_the_call(function):
+    x = rows()
+    with Operators() as mode:
+        got = ours(function)(x, 1)
+    assert mode.names() == [f"onepass._{function}.int"]
+    assert_defined(function, got, x, 1)
+    with Operators() as mode:
+        ours(function)(x, 1, out=torch.zeros_like(got))
+    assert f"onepass.{function}.out" in mode.names()  # a graph keeps the public name
+
+
+def test_make_fx_records_the_call(function):
+    graph = make_fx(lambda x: ours(function)(x, 1))(rows())
+    (target,) = (str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+    assert target == f"onepass.{function}.default"
+    other = maker(torch.float32, seed=1)(3, 4)
+    assert torch.equal(graph(other), ours(function)(other, 1))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_jit_trace_records_the_call_and_its_gradient_with_it(function, requires_grad):
+    traced = torch.jit.trace(lambda x: ours(function)(x, 1), rows().requires_grad_(requires_grad))
+    assert f"onepass::{function}(" in str(traced.graph)
+    x = rows().requires_grad_()
+    got, want = (torch.autograd.grad(f(x).square().sum(), x) for f in (traced, lambda x: ours(function)(x, 1)))
+    torch.testing.assert_close(got, want)
+    other = maker(torch.float32, seed=1)(3, 4)
+    assert torch.equal(traced(other), ours(function)(other, 1))
+    if function != "logsumexp":
+        traced = torch.jit.trace(lambda x: ours(function)(x, 1, dtype=torch.float16), rows())
+        assert torch.equal(traced(other), ours(function)(other, 1, dtype=torch.float16))
+
+
+def test_dynamo_keeps_the_registered_operator(function):
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    x = rows()
+    got = torch.compile(lambda x: ours(function)(x, 1), backend=backend, fullgraph=True)(x)
+    assert torch.equal(got, ours(function)(x, 1))
+    called = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert called == [f"onepass.{function}.default"]
+
+
+def test_the_profiler_sees_the_call():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        onepass.softmax(rows(), 1)
+    assert "onepass::_softmax" in {event.name for event in profile.events()}
+
+
+# The operator ---------------------------------------------------------------------------------------------------------
+
+
+def test_opcheck_of_the_plain_operator(function):
+    operator = getattr(torch.ops.onepass, f"_{function}").int
+    tests = ("test_schema", "test_faketensor")
+    for x, dim in ((rows(), 1), (rows(), 0), (rows().t(), -1), (torch.zeros(()), 0), (torch.zeros(0, 3), 1)):
+        opcheck(operator, (x, dim), test_utils=tests)
+    opcheck(operator, (rows(), 1, True if function == "logsumexp" else torch.float16), test_utils=tests)
+
+
+def test_the_plain_operator_refuses_what_the_general_one_refuses(function):
+    packet = getattr(torch.ops.onepass, f"_{function}")
+    for x, dim in ((rows(), 2), (rows(), -3), (torch.zeros(()), 1), (rows().int(), 1), (rows().cfloat(), 1)):
+        errors = []
+        for call in (lambda x=x, d=dim: packet.int(x, d), lambda x=x, d=dim: packet.default(x, [d])):
+            with pytest.raises(RuntimeError) as info:
+                call()
+            errors.append(str(info.value))
+        assert errors[0] == errors[1]
+
+
+# Both paths agree -----------------------------------------------------------------------------------------------------
+
+
+def test_both_paths_agree(function, dtype, layout, monkeypatch):
+    x = LAYOUTS[layout](maker(dtype))
+    for dim in [*ints(x), x.dim() + 1, -x.dim() - 2, 2**40, -(2**63), 2**63, 2**70]:
+        named = [{}, {"keepdim": True}] if function == "logsumexp" else [{}, *({"dtype": other} for other in DTYPES)]
+        for options in named:
+            assert_same_on_both_paths(monkeypatch, lambda d=dim, o=options: ours(function)(x, d, **o))
+
+
+ODD_INPUTS = {
+    **{str(t): lambda t=t: torch.ones(3, 4, dtype=t) for t in (*INTEGERS, torch.complex64, torch.float8_e4m3fn)},
+    "sparse": lambda: rows().to_sparse(),
+    "csr": lambda: rows().to_sparse_csr(),
+    "quantized": lambda: torch.quantize_per_tensor(rows(), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    "negated": lambda: torch.complex(rows(), rows()).conj().imag,
+    "meta": lambda: rows().to("meta"),
+    "meta of integers": lambda: rows().to("meta").int(),
+    "65 dims": lambda: torch.zeros([1] * 65),
+    "64 dims": lambda: torch.zeros([1] * 64),
+    "NaN and inf": lambda: torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0], [-torch.inf, -torch.inf]]),
+    "a tensor of a tensor": lambda: rows()[0, 0],
+    "a number": lambda: 3.0,
+    "None": lambda: None,
+}
+
+
+@pytest.mark.parametrize("case", ODD_INPUTS)
+def test_both_paths_agree_on_odd_inputs(function, case, monkeypatch):
+    x = ODD_INPUTS[case]()
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (dim, {}) for dim in (0, 1, -1, 2, -3, 64, True, None, 1.0, "1", torch.tensor(1), numpy.int32(1))
+    ]
+    if function != "logsumexp":
+        odd = (torch.float32, torch.int32, torch.bool, torch.complex64, 6, "float32", float)
+        calls += [(0, {"dtype": dtype}) for dtype in odd]
+    for dim, named in calls:
+        assert_same_on_both_paths(monkeypatch, lambda d=dim, n=named: ours(function)(x, d, **n))
+
+
+def test_both_paths_agree_on_other_arguments(function, monkeypatch):
+    others: list[dict[str, Any]] = [{"engine": None}, {"engine": "triton"}, {"engine": "".join("auto")}]
+    others += [{"out": 3}, {"out": torch.zeros(2)}, *([{"keepdim": 1}] if function == "logsumexp" else [])]
+    for named in others:
+        assert_same_on_both_paths(monkeypatch, lambda n=named: ours(function)(rows(), 1, **n))
+
+
+OUTS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {  # an input and an out
+    "apart": lambda: (rows(), torch.zeros(3, 4)),
+    "in place": lambda: (lambda x: (x, x))(rows()),
+    "a view of the input": lambda: (lambda x: (x, x.view(3, 4)))(rows()),
+    "transposed": lambda: (rows(), torch.zeros(4, 3).t()),
+    "a square transposed onto itself": lambda: (lambda x: (x, x.t()))(torch.ones(4, 4)),
+    "half over it": lambda: (lambda x: (x[:3], x[1:]))(torch.ones(4, 4)),
+    "columns between columns": lambda: (lambda x: (x[:, :4], x[:, 4:]))(torch.ones(3, 8)),
+    "every other column": lambda: (lambda x: (x[:, ::2], x[:, 1::2]))(torch.ones(3, 8)),
+    "expanded": lambda: (rows(), torch.zeros(3, 1).expand(3, 4)),
+    "windows": lambda: (rows(), torch.zeros(9).as_strided((3, 4), (2, 1))),
+    "inner and outer interleaved": lambda: (rows(), torch.zeros(20).as_strided((3, 4), (4, 3))),
+    "another shape": lambda: (rows(), torch.zeros(3, 5)),
+    "another rank": lambda: (rows(), torch.zeros(3, 4, 1)),
+    "empty, another shape": lambda: (torch.zeros(0, 4), torch.zeros(0, 5)),
+    "empty": lambda: (torch.zeros(0, 4), torch.zeros(0, 4)),
+    "empty rows": lambda: (torch.zeros(3, 0), torch.zeros(3, 0)),
+    "reduced": lambda: (rows(), torch.zeros(3)),
+    "reduced, of empty rows": lambda: (torch.zeros(3, 0), torch.zeros(3)),
+    "reduced, onto the input": lambda: (lambda x: (x, x[:, 0]))(rows()),
+    "another dtype": lambda: (rows(), torch.zeros(3, 4, dtype=torch.float64)),
+    "integers": lambda: (torch.ones(3, 4, dtype=torch.int64), torch.zeros(3, 4)),
+    "an out of integers": lambda: (rows(), torch.zeros(3, 4, dtype=torch.int64)),
+    "no numbers": lambda: (torch.tensor(1.0), torch.tensor(2.0)),
+    "a negated out": lambda: (rows(), torch.zeros(3, 4, dtype=torch.complex64).conj().imag),
+    "a negated input": lambda: (torch.complex(rows(), rows()).conj().imag, torch.zeros(3, 4)),
+    "meta": lambda: (rows().to("meta"), torch.zeros(3, 4, device="meta")),
+    "a meta out": lambda: (rows(), torch.zeros(3, 4, device="meta")),
+    "a meta input": lambda: (rows().to("meta"), torch.zeros(3, 4)),
+    "a sparse out": lambda: (rows(), torch.zeros(3, 4).to_sparse()),
+    "a gradient of the input": lambda: (rows().requires_grad_(), torch.zeros(3, 4)),
+    "a gradient of out": lambda: (rows(), torch.zeros(3, 4, requires_grad=True)),
+    "out is a view of a leaf": lambda: (rows(), torch.zeros(3, 4, requires_grad=True)[:]),
+    "a parameter as out": lambda: (rows(), torch.nn.Parameter(torch.zeros(3, 4))),
+}
+
+
+@pytest.mark.parametrize("case", OUTS)
+def test_both_paths_agree_into_an_out(function, case, monkeypatch):
+    calls: list[tuple[Any, dict[str, Any]]] = [(dim, {}) for dim in (0, 1, -1, 2, True)]
+    calls += [(1, o) for o in ([{"keepdim": True}] if function == "logsumexp" else [{"dtype": d} for d in DTYPES])]
+    calls += [(1, {"dtype": torch.int64})] * (function != "logsumexp")
+    for dim, named in calls:
+        call = lambda x, out, d=dim, n=named: ours(function)(x, d, out=out, **n)  # noqa: E731
+        assert_same_on_both_paths(monkeypatch, call, OUTS[case])
+    with torch.no_grad():
+        assert_same_on_both_paths(monkeypatch, lambda x, out: ours(function)(x, 1, out=out), OUTS[case])
+
+
+def inference() -> tuple[Tensor, Tensor]:
+    with torch.inference_mode():
+        return rows(), torch.zeros(3, 4)
+
+
+SURROUNDINGS = {
+    "nothing": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "dual level": forward_ad.dual_level,
+    "torch function mode": Functions,
+    "fake, of a real tensor": FakeTensorMode,
+    "fake, real tensors allowed": lambda: FakeTensorMode(allow_non_fake_inputs=True),
+}
+
+
+@pytest.mark.parametrize("case", SURROUNDINGS)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_both_paths_agree_in_every_surrounding(function, requires_grad, case, monkeypatch):
+    x = rows().to(torch.bfloat16).requires_grad_(requires_grad)
+
+    def call(*given: Tensor) -> Tensor:
+        with SURROUNDINGS[case]():
+            return ours(function)(given[0], 1, out=given[1]) if given else ours(function)(x, 1)
+
+    if case.startswith("fake"):
+        with monkeypatch.context() as patch:
+            fast = shape_or_error(call)
+            patch.setattr(functional, "try_fast", lambda *_: None)
+            assert fast == shape_or_error(call)
+        return
+    assert_same_on_both_paths(monkeypatch, call)
+    if function in SOFTMAXES and not requires_grad:
+        assert isinstance(assert_same_on_both_paths(monkeypatch, call, OUTS["apart"]), Tensor)
+        error = RuntimeError if case != "inference_mode" else None
+        got = assert_same_on_both_paths(monkeypatch, call, inference)
+        assert got is error if error else isinstance(got, Tensor)
+
+
+def shape_or_error(call: Any) -> Any:
+    try:
+        y = call()
+    except Exception as error:
+        return type(error)
+    return type(y), y.shape, y.dtype, y.stride()
+
+
+TRANSFORMS = {
+    "vmap": lambda f: torch.vmap(lambda x: f(x, 0))(rows()),
+    "vmap over the last": lambda f: torch.vmap(lambda x: f(x, -1), in_dims=1)(rows()),
+    "vmap of 0-d": lambda f: torch.vmap(lambda x: f(x, 0))(rows()[0]),
+    "vmap of vmap": lambda f: torch.vmap(torch.vmap(lambda x: f(x, 0)))(rows()[None]),
+    "captured by vmap": lambda f: (lambda y: torch.vmap(lambda x: x + f(y, 0).sum())(rows()))(rows()),
+    "grad": lambda f: torch.func.grad(lambda x: f(x, 0).square().sum())(rows()[0]),
+    "grad of grad": lambda f: torch.func.hessian(lambda x: f(x, 0).square().sum())(rows()[0]),
+    "grad of vmap": lambda f: torch.func.jacrev(torch.vmap(lambda x: f(x, 0)))(rows()),
+    "vmap of grad": lambda f: torch.vmap(torch.func.grad(lambda x: f(x, 0).square().sum()))(rows()),
+    "jvp": lambda f: torch.func.jvp(lambda x: f(x, 0), (rows(),), (rows(),))[1],
+    "captured by grad": lambda f: torch.func.grad(lambda x, y: (x * f(y, 0)).sum())(rows(), rows()),
+    "no_grad in grad": lambda f: torch.func.grad(lambda x: x.sum() + torch.no_grad()(f)(x, 0).sum())(rows()),
+    "out of range in vmap": lambda f: torch.vmap(lambda x: f(x, 1))(rows()),
+    "out= in vmap": lambda f: torch.vmap(lambda x: f(x, 0, out=torch.zeros(4)))(rows()),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMS)
+def test_both_paths_agree_under_transforms(function, case, monkeypatch):
+    if case == "out= in vmap" and function == "logsumexp":
+        pytest.skip("its result has another shape")
+    got = assert_same_on_both_paths(monkeypatch, lambda: TRANSFORMS[case](ours(function)))
+    if isinstance(got, type):
+        assert (case, got) in (("out of range in vmap", IndexError), ("out= in vmap", RuntimeError))
+    else:
+        torch.testing.assert_close(got, TRANSFORMS[case](TORCH[function]))
+
+
+def test_an_error_of_the_fast_path_is_not_final(monkeypatch):
+    def fail(*_: Any) -> Tensor:
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(functional, "call_boxed", fail)
+    for function in FUNCTIONS:
+        y = ours(function)(rows(), 1)
+        assert_defined(function, y, rows(), 1)
+        out = torch.zeros_like(y)
+        assert ours(function)(rows(), 1, out=out) is out
+        assert torch.equal(out, y)
+
+
+@every_softmax
+def test_results_of_contiguous_tensors_keep_odd_strides(function):
+    x = torch.zeros(40).as_strided((1, 3, 1, 4), (7, 4, 100, 1))
+    assert x.is_contiguous()
+    assert ours(function)(x, -1).stride() == ours(function)(x, [-1]).stride() == torch.empty_like(x).stride()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(function, dtype, monkeypatch):
+    f, x = ours(function), maker(dtype, "cuda")(3, 4)
+    y = f(x, 1)  # from now on the device takes the fast path
+
+    def make() -> tuple[Tensor, Tensor]:
+        return maker(dtype, "cuda")(3, 4), torch.full_like(y, 7)
+
+    def write(x: Tensor, out: Tensor) -> Tensor:
+        return f(x, 1, out=out)
+
+    assert_same_on_both_paths(monkeypatch, lambda: f(x, 1))
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert_same_on_both_paths(monkeypatch, lambda: f(x, 1))
+    assert isinstance(assert_same_on_both_paths(monkeypatch, write, make), Tensor)
+    for one, two in ("cpu", "cuda"), ("cuda", "cpu"):
+        mixed = lambda a=one, b=two: (make()[0].to(a), make()[1].to(b))  # noqa: E731
+        assert assert_same_on_both_paths(monkeypatch, write, mixed) is RuntimeError
+    if "cuda" in engines.ENGINES and onepass.engines()["cuda"] is None:
+        monkeypatch.setattr(functional, "check_input", refuse)
+        f(x, 1)
+        out = make()[1]
+        assert f(x, 1, out=out) is out
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert f(x, 1).dtype is (torch.float32 if dtype.itemsize == 2 else dtype)

@@ -1,0 +1,171 @@
+"""Every function on every dtype, layout, dim and engine gives the definition's values, in torch's shape and dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import onepass
+from lib.support import (
+    DTYPES,
+    INTEGERS,
+    LAYOUTS,
+    SOFTMAXES,
+    TORCH,
+    assert_defined,
+    engines_at_hand,
+    every_softmax,
+    ints,
+    maker,
+    ours,
+    same,
+    tuples,
+)
+from onepass import reference
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@every_layout
+@every_softmax
+def test_softmaxes(function, dtype, layout, engine, device):
+    x = LAYOUTS[layout](maker(dtype, device))
+    before = x.clone()
+    for dim in (*ints(x), *tuples(x)):
+        y = ours(function)(x, dim, engine=engine)
+        assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+        assert y.stride() == torch.empty_like(x).stride()
+        assert_defined(function, y, x, dim)
+    assert same(x, before)
+
+
+@every_layout
+def test_logsumexp(dtype, layout, engine, device):
+    x = LAYOUTS[layout](maker(dtype, device))
+    before = x.clone()
+    for dim in (*ints(x), *tuples(x)):
+        for keepdim in (False, True):
+            y = onepass.logsumexp(x, dim, keepdim, engine=engine)
+            theirs = torch.logsumexp(x, dim, keepdim)
+            assert (y.shape, y.dtype, y.device) == (theirs.shape, x.dtype, x.device)
+            assert y.stride() == theirs.stride()
+            assert_defined("logsumexp", y, x, dim)
+    assert same(x, before)
+
+
+@pytest.mark.parametrize("layout", ["0-d", "odd rows", "sliced", "transposed", "channels_last", "middle", "empty dim"])
+@pytest.mark.parametrize("given", [*DTYPES, *INTEGERS], ids=lambda d: str(d).removeprefix("torch."))
+@every_softmax
+def test_dtype_rounds_the_input_first(function, given, layout, engine, device):
+    values = LAYOUTS[layout](maker(torch.float64, device, scale=3.0))
+    x = torch.empty_like(values, dtype=given).copy_(values.abs() if given is torch.uint8 else values)
+    for dtype in DTYPES:
+        for dim in (0, -1):
+            y = ours(function)(x, dim, dtype=dtype, engine=engine)
+            assert y.dtype is dtype
+            assert y.stride() == torch.empty_like(x).stride()
+            assert_defined(function, y, x.to(dtype), dim, f" (dtype= of {given})")
+
+
+@pytest.mark.parametrize("given", INTEGERS, ids=lambda d: str(d).removeprefix("torch."))
+def test_logsumexp_of_integers_has_the_default_dtype(given, engine, device):
+    x = torch.arange(-7, 8, device=device).reshape(3, 5).to(given)
+    y = onepass.logsumexp(x, (0, -1), keepdim=True, engine=engine)
+    assert y.dtype is torch.float32
+    assert_defined("logsumexp", y, x.float(), (0, 1))
+    torch.set_default_dtype(torch.float64)
+    try:
+        y = onepass.logsumexp(x, 1, engine=engine)
+        assert y.dtype is torch.logsumexp(x, 1).dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_defined("logsumexp", y, x.double(), 1)
+
+
+def test_integers_above_2_to_the_24_are_rounded_first(engine, device):
+    x = torch.tensor([2**24 + 1, 2**24, 2**24 + 3], device=device)
+    y = onepass.softmax(x, dtype=torch.float32, engine=engine)
+    torch.testing.assert_close(y, torch.softmax(x, -1, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("spelled", "plain"),
+    [
+        (np.int64(1), 1),
+        (torch.tensor(-1), -1),
+        ([0], 0),
+        ([0, -1], (0, 2)),
+        ((np.int64(0), torch.tensor(2)), (0, 2)),
+        (torch.Size([1]), 1),
+    ],
+    ids=str,
+)
+def test_dims_may_be_anything_that_is_an_index(function, spelled, plain):
+    x = maker(torch.float32)(3, 4, 5)
+    torch.logsumexp(x, spelled)  # torch takes it
+    assert torch.equal(ours(function)(x, spelled), ours(function)(x, plain))
+
+
+def test_no_dims_are_all_dims(function):
+    x = maker(torch.float32)(3, 4)
+    want = torch.logsumexp(x, (), True)  # torch takes the empty tuple with keepdim=True
+    torch.testing.assert_close(onepass.logsumexp(x, (), True), want)
+    assert torch.equal(ours(function)(x, ()), ours(function)(x, (0, 1)))
+
+
+def test_torch_keyword_names_and_order(function):
+    x = maker(torch.float32)(3, 4)
+    f, theirs = ours(function), TORCH[function]
+    torch.testing.assert_close(f(input=x, dim=0), theirs(input=x, dim=0))
+    torch.testing.assert_close(f(dim=1, input=x), theirs(dim=1, input=x))
+    torch.testing.assert_close(f(x, 0), theirs(x, 0))
+    if function == "logsumexp":
+        torch.testing.assert_close(f(input=x, dim=0, keepdim=True), theirs(input=x, dim=0, keepdim=True))
+        torch.testing.assert_close(f(x, 0, True), theirs(x, 0, True))
+    else:
+        torch.testing.assert_close(f(x, dim=0, dtype=torch.float64), theirs(x, dim=0, dtype=torch.float64))
+        torch.testing.assert_close(f(x), theirs(x, -1))
+
+
+def test_auto_is_the_engine_of_the_device(function, engine, device):
+    x = maker(torch.float32, device)(33, 70)
+    at_hand = [param.values[0] for param in engines_at_hand() if param.values[1] == device]
+    assert engine in at_hand
+    y = ours(function)(x, -1)
+    assert any(torch.equal(y, ours(function)(x, -1, engine=name)) for name in at_hand)
+
+
+class TestReference:
+    """The oracle itself, against values worked out by hand and against torch in float64."""
+
+    ROWS = torch.tensor([0.0, 1.0, 2.0]).log()  # weights 0, 1, 2
+
+    def test_by_hand(self):
+        third = torch.tensor([0, 1, 2], dtype=torch.float64) / 3
+        torch.testing.assert_close(reference.softmax(self.ROWS), third, rtol=1e-7, atol=0)
+        torch.testing.assert_close(reference.log_softmax(self.ROWS).exp(), third, rtol=1e-7, atol=0)
+        torch.testing.assert_close(reference.softmin(-self.ROWS), third, rtol=1e-7, atol=0)
+        assert reference.logsumexp(self.ROWS, 0).item() == pytest.approx(np.log(3), rel=1e-7)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("function", SOFTMAXES)
+    def test_softmaxes_are_torchs(self, function, layout):
+        x = LAYOUTS[layout](maker(torch.float64))
+        for dim in ints(x):
+            torch.testing.assert_close(getattr(reference, function)(x, dim), TORCH[function](x, dim))
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_logsumexp_is_torchs(self, layout):
+        x = LAYOUTS[layout](maker(torch.float64))
+        for dim in (*ints(x), *tuples(x)):
+            for keepdim in (False, True):
+                want = torch.logsumexp(x, dim, keepdim)
+                torch.testing.assert_close(reference.logsumexp(x, dim, keepdim), want)
+
+    @pytest.mark.parametrize("function", SOFTMAXES)
+    def test_several_dims_are_one_flattened_dim(self, function):
+        x = maker(torch.float64)(3, 4, 5)
+        flat = x.permute(1, 0, 2).reshape(4, 15)
+        want = TORCH[function](flat, 1).reshape(4, 3, 5).permute(1, 0, 2)
+        torch.testing.assert_close(getattr(reference, function)(x, (-1, 0)), want)
