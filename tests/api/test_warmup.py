@@ -11,7 +11,7 @@ import torch
 import onepass
 from lib.warmup import BF16, F32, F64, FAMILY, TYPES, call, names, needs_nvrtc
 from onepass import native
-from onepass._warmup import _compiled
+from onepass._kernel_compiler import compile_all
 from onepass.validation import reduces_to
 
 MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
@@ -125,7 +125,7 @@ def test_nothing_is_compiled_that_cannot_be_kept(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no disk cache to fill: switched off"):
         onepass.warmup(arch=90)
     assert native.counts()[0] == compiled
-    assert list(_compiled([], 90)) == []
+    assert list(compile_all([], 90)) == []
 
 
 # What is refused

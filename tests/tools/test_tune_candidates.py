@@ -18,8 +18,8 @@ from onepass.tools.tune.candidates import (
     kernels,
     resolve,
 )
-from onepass.tools.tune.lengths import LENGTHS, ODD, WHOLE, flat_pays_reduced, is_odd, rows_of
-from onepass.tools.tune.measure import FUNCTIONS
+from onepass.tools.tune.sizes import ALIGNED, LENGTHS, UNALIGNED, flat_pays_reduced, is_odd, rows_of
+from onepass.tools.tune.timing import FUNCTIONS
 
 __all__ = ["tables_back"]
 MANY = 2_000_000  # rows: so many that none is spread, or goes by narrower vectors, for want of others
@@ -201,7 +201,7 @@ def test_a_gpu_without_cooperative_launches_has_no_grid():
 @every_type
 def test_capacity_is_the_longest_whole_row(dtype, size, gpu):
     vector = 16 // size
-    choices = {c.choice for n in WHOLE for c in candidates(n, size, MANY, gpu)}
+    choices = {c.choice for n in ALIGNED for c in candidates(n, size, MANY, gpu)}
     for choice in choices:
         longest = capacity(choice, size, gpu)
         if longest < ANY:
@@ -211,14 +211,14 @@ def test_capacity_is_the_longest_whole_row(dtype, size, gpu):
 
 
 def test_lengths_are_close_to_each_other():
-    for lengths in (WHOLE, LENGTHS):
+    for lengths in (ALIGNED, LENGTHS):
         longer = [n for n in lengths if 64 <= n <= 2**19]
         assert max(b / a for a, b in pairwise(longer)) <= 1.3334
-    short = [n for n in ODD if 25 <= n <= 1500]
+    short = [n for n in UNALIGNED if 25 <= n <= 1500]
     assert max(b / a for a, b in pairwise(short)) <= 1.55
     assert list(LENGTHS) == sorted(set(LENGTHS))
-    assert all(n % 8 == 0 for n in WHOLE[1:])
-    assert all(is_odd(n, 2) for n in ODD)
+    assert all(n % 8 == 0 for n in ALIGNED[1:])
+    assert all(is_odd(n, 2) for n in UNALIGNED)
 
 
 @pytest.mark.parametrize("gpu", [H200, RTX], ids=lambda gpu: gpu.name)

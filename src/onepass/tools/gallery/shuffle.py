@@ -1,7 +1,7 @@
 """The butterfly exchange of a warp: the value that `__shfl_xor_sync` gives each lane, and the result of merging it.
 
 With mask m, a lane reads from the lane whose number differs in bit m. The masks go from half the number of lanes down
-to 1: first the two halves of the warp exchange values, then the quarters, at last neighbours. After the last exchange
+to 1: first the two half-warps exchange values, then the quarters, at last neighbours. After the last exchange
 every lane has merged the values of all lanes.
 """
 
@@ -54,7 +54,7 @@ def summary(values: Sequence[int], op: str) -> str:
     """
     steps = butterfly(values, op)
     if op == "id":
-        first = f"with mask {steps[0][0]} the two halves swap, " if len(steps) > 1 else ""
+        first = f"with mask {steps[0][0]} the first and the second half swap, " if len(steps) > 1 else ""
         return f"Each lane has read the value of lane ^ mask: {first}with mask 1 neighbours swap."
     count = f"{len(steps)} exchange{'s' if len(steps) > 1 else ''}"
     return f"After {count} all {len(values)} lanes hold {steps[-1][1][0]}, the {'largest' if op == 'max' else 'sum'}."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from onepass.tools.tune.lengths import is_odd, up
+from onepass.tools.tune.sizes import is_odd, up
 
 TIERS = ("warp", "flat", "block", "cluster", "grid", "stream", "columns", "columns-grid")  # the last two: columns.py
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM, COLUMNS, COLUMNS_GRID = range(8)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from onepass.tools.tune.candidates import COLUMNS, WHOLE, Candidate, Choice, Gpu, Plan, block_of
 from onepass.tools.tune.candidates import COLUMNS_GRID as GRID
-from onepass.tools.tune.lengths import up
+from onepass.tools.tune.sizes import up
 
 STREAM = 8  # the tier columns-stream, which no entry has, but where the chip holds too little
 AHEAD = 1  # of a shelf: for the next tile
