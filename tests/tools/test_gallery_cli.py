@@ -368,7 +368,7 @@ def test_the_exchange_printed() -> None:
         """\
 After 5 exchanges all 32 lanes hold 496, the sum.
 After 1 exchange all 2 lanes hold 1, the sum.
-Each lane has read the value of lane ^ mask: with mask 4 the first and the second half swap, with mask 1 neighbours swap.
+Each lane has read the value of lane ^ mask: with mask 4 lower and upper lanes swap, with mask 1 neighbours swap.
 Each lane has read the value of lane ^ mask: with mask 1 neighbours swap.""",
     )
     assert_expected_inline(
@@ -389,8 +389,7 @@ mask=4:  4 5 6 7 0 1 2 3
 mask=2:  2 3 0 1 6 7 4 5
 mask=1:  1 0 3 2 5 4 7 6
 
-Each lane has read the value of lane ^ mask: with mask 4 the first and the second half swap, with mask 1 neighbours
-    swap.
+Each lane has read the value of lane ^ mask: with mask 4 lower and upper lanes swap, with mask 1 neighbours swap.
 """,
     )
 
@@ -406,8 +405,7 @@ lane     [2m0[0m [2m1[0m [2m2[0m [2m3[0m
 mask=2:  [36m[1m2[0m [36m[1m3[0m [35m[1m0[0m [35m[1m1[0m
 mask=1:  [36m[1m1[0m [35m[1m0[0m [36m[1m3[0m [35m[1m2[0m
 
-Each lane has read the value of lane ^ mask: with mask 2 the first and the second half swap, with mask 1 neighbours
-    swap.
+Each lane has read the value of lane ^ mask: with mask 2 lower and upper lanes swap, with mask 1 neighbours swap.
 """,
     )
 

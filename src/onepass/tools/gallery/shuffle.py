@@ -54,7 +54,7 @@ def summary(values: Sequence[int], op: str) -> str:
     """
     steps = butterfly(values, op)
     if op == "id":
-        first = f"with mask {steps[0][0]} the first and the second half swap, " if len(steps) > 1 else ""
+        first = f"with mask {steps[0][0]} lower and upper lanes swap, " if len(steps) > 1 else ""
         return f"Each lane has read the value of lane ^ mask: {first}with mask 1 neighbours swap."
     count = f"{len(steps)} exchange{'s' if len(steps) > 1 else ''}"
     return f"After {count} all {len(values)} lanes hold {steps[-1][1][0]}, the {'largest' if op == 'max' else 'sum'}."
