@@ -27,10 +27,10 @@ from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/onepass/csrc")
 OBJECTS = Path("build/objects")
-PLAIN = [f"torch/{name}.cpp" for name in ("ops", "backward_ops", "aten_override")]
+PLAIN = [f"torch/{name}.cpp" for name in ("ops", "dispatch", "aten_override")]
 PLAIN += [f"capi/{name}.cpp" for name in ("plan", "config", "gallery", "warmup")]
 PLAIN += ["plan/tables.cpp", "../tools/gallery/cpu_threepass.cpp", "../tools/gallery/cpu_online.cpp"]
-HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "engine", "column_launch", "backward")
+HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "plan_check", "engine")
 PLAIN += [f"cuda/host/{name}.cpp" for name in HOST]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
 PARTS = ["engine", "backward"]  # the longest first

@@ -78,7 +78,7 @@ def flags() -> list[str]:
     made = ["-O0", "-w", "-ffp-contract=off"]
     if platform.machine() == "x86_64" and " fma " in Path("/proc/cpuinfo").read_text():
         made.append("-mfma")  # else fma is a call
-    header = folder() / "meetings.h"
+    header = folder() / "barriers.h"
     shutil.copy(HERE / header.name, header)
     build(*made, f"-I{HERE}", "-x", "c++-header", header, "-o", f"{header}.gch")
     return made
@@ -102,7 +102,7 @@ def host() -> Path:
     sources = [
         HERE / "emulated.cpp",
         CORE / "cuda/host/launch.cpp",
-        CORE / "cuda/host/column_launch.cpp",
+        CORE / "cuda/host/plan_check.cpp",
         CORE / "plan/tables.cpp",
     ]
     unchecked = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks

@@ -1,10 +1,9 @@
-// emulated.cpp: calls, and gradients over columns, as the CUDA engine serves them, with a driver that runs the kernels'
-// translations. For ctypes: functions give what went wrong, or "".
+// emulated.cpp: problems as the CUDA engine launches them, with a driver that runs the kernels' translations. For
+// ctypes: functions give what went wrong, or "".
 #include <dlfcn.h>
 
 #include "../native/fake_driver.h"
 #include "plan/columns.h"
-#include "cuda/host/column_launch.h"
 #include "scheduler.h"
 
 namespace {
@@ -60,43 +59,34 @@ void run(const emulator::Launch& launch, const Code& code, void** arguments) {
   emulator::run(&grid, code.kernel, code.static_shared, emulator::Order(way.order));
 }
 
-template <class Call>
-const char* said_by(Call call) {
+template <class Body>
+const char* said_by(Body body) {
   static std::string said;
   said.clear();
   try {
-    call();
+    body();
   } catch (const std::exception& error) {
     said = error.what();
   }
   return said.c_str();
 }
 
-// Launches with room for what blocks tell each other, which may have held anything before.
-template <class Made, class AnyCall>
-bool launched(Made made, const AnyCall& call) {
-  std::vector<char> room(size_t(made.parts) + 16);
-  std::mt19937 draw(way.seed);
-  for (char& byte : room) byte = char(draw());
-  char* const parts = room.data() + (16 - uint64_t(room.data()) % 16) % 16;
-  way.ranges.push_back({parts, made.parts, true});
-  return launch(made, call, made.parts ? parts : nullptr, nullptr);
-}
-
 CudaPlan plan_of(const int* numbers) {
   return {Tier(numbers[0]), numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7]};
 }
 
-// As the engine does it, by a plan that is given or by its own.
-template <class AnyCall>
-void serve_columns(const AnyCall& call, const CudaPlan* plan) {
-  run_columns(call, 0, plan, [&](ColumnLaunch made) { return launched(made, call); });
-}
-void serve_rows(const Call& call, const CudaPlan* plan) {
-  serve(
-      plan, [&](const CudaPlan& given) { return launch_by(given, call, 0); },
-      [&](bool cooperative) { return launch_of(call, 0, cooperative); },
-      [&](const Launch& made) { return launched(made, call); });
+// Launches as the engine does, by a plan that is given or by the problem's own. The buffer for messages may have held
+// anything before.
+template <class AnyProblem>
+void run(const AnyProblem& problem, const CudaPlan* plan) {
+  launch_with_fallback(problem, 0, plan, [&](const Launch& launch) {
+    std::vector<char> buffer(size_t(launch.message_bytes) + 16);
+    std::mt19937 draw(way.seed);
+    for (char& byte : buffer) byte = char(draw());
+    char* const messages = buffer.data() + (16 - uint64_t(buffer.data()) % 16) % 16;
+    way.ranges.push_back({messages, launch.message_bytes, true});
+    return start(launch, problem, launch.message_bytes ? messages : nullptr, nullptr);
+  });
 }
 
 }  // namespace
@@ -124,11 +114,11 @@ void add_range(const void* begin, int64_t size, bool writable) {
 
 const char* forward(int function, int x_type, int y_type, const void* x, void* y, int rank, const int64_t* sizes,
                     const int64_t* x_strides, const int64_t* y_strides, const bool* reduce, const int* plan) {
-  Call call = {Function(function), DType(x_type), DType(y_type), x, y, {}};
-  call.layout = make_layout(rank, sizes, x_strides, y_strides, reduce, call.reduces());
+  const Function which = Function(function);
+  const ForwardProblem problem = {Problem::forward(which, DType(x_type), DType(y_type), x, y),
+                                  make_layout(rank, sizes, x_strides, y_strides, reduce, reduces(which))};
   const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
-  return said_by(
-      [&] { (call.layout.view == View::rows ? serve_rows : serve_columns<Call>)(call, plan ? &given : nullptr); });
+  return said_by([&] { run(problem, plan ? &given : nullptr); });
 }
 
 // `strides`: of dx, of what was saved, of the result's gradient and of the result of logsumexp.
@@ -137,12 +127,10 @@ const char* backward(int function, int type, int dx_type, void* dx, const void* 
                      const int* plan) {
   const Function of = Function(function);
   const int64_t* const each[] = {strides, strides + rank, strides + 2 * rank, strides + 3 * rank};
-  BackwardCall call = {of, DType(type), DType(dx_type), dx, saved, grad, lse, {}};
-  call.layout = make_backward_layout(rank, sizes, each, reduce, of == Function::logsumexp);
+  const BackwardProblem problem = {Problem::backward(of, DType(type), DType(dx_type), dx, saved, grad, lse),
+                                   make_backward_layout(rank, sizes, each, reduce, of == Function::logsumexp)};
   const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
-  if (call.layout.view == View::rows && call.layout.outer.count <= 1)
-    return "gradients of rows, which are launched with torch";
-  return said_by([&] { serve_columns(call, plan ? &given : nullptr); });
+  return said_by([&] { run(problem, plan ? &given : nullptr); });
 }
 
 // A kernel by itself. `numbers`: blocks, threads of a block, of a cluster blocks or 0, bytes of shared memory, whether

@@ -1,4 +1,4 @@
-"""Instructions of PTX as statements of C++, by the functions of arithmetic.h and meetings.h: those that the kernels
+"""Instructions of PTX as statements of C++, by the functions of arithmetic.h and barriers.h: those that the kernels
 have. A method an instruction; `m` are its modifiers, `o` its operands."""
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Instructions(Operands):
             return self.refuse("cp", m)
         return f"copy_async(t, uint32_t({self.address(o[0])}), {self.address(o[1])}, {o[2]});"
 
-    # Control and meetings ---------------------------------------------------------------------------------------------
+    # Control and barriers ---------------------------------------------------------------------------------------------
 
     def bra_(self, m: list[str], o: list[str]) -> str:
         return f"goto {identifier(o[0])};"

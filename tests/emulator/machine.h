@@ -46,11 +46,11 @@ struct Thread {
   uint64_t cluster_turn = 0;
 };
 
-// Of threads that wait for each other: of a block, a warp or a part of one.
-struct Meeting {
+// A barrier of the threads of a block, of a warp or of a part of one.
+struct ThreadBarrier {
   uint32_t arrived = 0;
-  uint64_t turn = 0;
-  uint32_t values[2][32] = {};  // of this turn and the one before
+  uint64_t phase = 0;
+  uint32_t values[2][32] = {};  // of this phase and the one before
   bool any[2] = {};
 };
 
@@ -63,8 +63,8 @@ struct Block {
   char* shared;
   size_t size;  // of shared memory
   std::vector<Thread> threads;
-  Meeting barriers[16];
-  std::map<std::pair<uint32_t, uint32_t>, Meeting> warps;  // by first thread and mask
+  ThreadBarrier barriers[16];
+  std::map<std::pair<uint32_t, uint32_t>, ThreadBarrier> warps;  // by first thread and mask
 };
 
 struct Grid {

@@ -26,7 +26,7 @@ class Kernel(Instructions):
         lines = [self.line(statement) for statement in self.statements(body[body.index("{") + 1 : body.rindex("}")])]
         self.shared = -(-self.shared // 16) * 16
         text = "\n".join(lines)
-        self.source = f"""#include "meetings.h"
+        self.source = f"""#include "barriers.h"
 using namespace emulator;
 extern "C" {{
 extern const uint32_t static_shared = {self.shared}, parameters = {len(sizes)}, sizes[] = {{{", ".join(sizes)}}};

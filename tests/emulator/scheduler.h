@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include "meetings.h"
+#include "barriers.h"
 
 namespace emulator {
 

@@ -1,7 +1,7 @@
-// The launches over columns that a thread remembers are those that it would make anew, argument by argument: over calls
-// and gradients drawn from more views than are remembered, with batch invariance switched and tables replaced between
-// them, and on several threads; then with one thing changed at a time. Prints how many launches were remembered and how
-// many were made; exits with 1 at the first that is wrong.
+// The launches over columns that a thread caches are those that it would make anew, argument by argument: over problems
+// drawn from more views than the cache holds, with batch invariance switched and tables replaced between them, and on
+// several threads; then with one thing changed at a time. Prints how many launches were found and how many were made;
+// exits with 1 at the first that is wrong.
 #include <cstdio>
 #include <functional>
 #include <thread>
@@ -18,10 +18,10 @@ struct Looked {
 
 bool wrong(const std::string& what) { return std::printf("%s\n", what.c_str()), false; }
 
-template <class AnyCall>
-bool is_right(const AnyCall& call, int device, void* stream, Looked* looked) {
+template <class AnyProblem>
+bool is_right(const AnyProblem& call, int device, void* stream, Looked* looked) {
   planned = 0;
-  served(call, device, stream);
+  run(call, device, stream);
   ++(planned ? looked->made : looked->found);
   const CudaPlan plan = plan_of(call, device), instead = plan_of(call, device, false);
   const bool refused = answer && plan.in_grid() && merges(call);
@@ -33,26 +33,26 @@ bool is_right(const AnyCall& call, int device, void* stream, Looked* looked) {
 
 // A view by its number, mostly one that comes often now, on one of few devices and at one of few addresses, with a
 // driver that may refuse cooperative launches.
-template <class AnyCall>
+template <class AnyProblem>
 bool is_right_view(unsigned often, Looked* looked) {
   answer = below(4) ? 0 : below(2) ? kTooLarge : kNotSupported;
   void* const stream = reinterpret_cast<void*>(uintptr_t(1 + below(5)));
   const unsigned view = unsigned(below(4) ? often + below(2) : below(64)), place_of_it = unsigned(below(2));
-  AnyCall call;
+  AnyProblem call = {};
   draw.seed(view);
-  if (!drawn(below(2), &call)) return true;
+  if (!draw_problem(below(2), &call)) return true;
   draw.seed(place_of_it);
   place(&call);
   return is_right(call, int(below(3)), stream, looked);
 }
 
-bool run(unsigned seed, bool sets, int calls, Looked* looked) {
+bool run_seed(unsigned seed, bool sets, int calls, Looked* looked) {
   for (int i = 0; i < calls; ++i) {
     const unsigned number = seed * unsigned(calls) + unsigned(i), often = number / 200 * 2;
     draw.seed(number);
     if (i % 50 == 0) thread_invariant = int(below(3)) - 1;
     if (sets && i % 400 == 399) set_tables("first", other_tables(i / 400));
-    if (!(below(2) ? is_right_view<Call> : is_right_view<BackwardCall>)(often, looked)) {
+    if (!(below(2) ? is_right_view<ForwardProblem> : is_right_view<BackwardProblem>)(often, looked)) {
       return std::printf("call %d of seed %u\n", i, seed), false;
     }
   }
@@ -62,17 +62,17 @@ bool run(unsigned seed, bool sets, int calls, Looked* looked) {
 // One thing at a time
 // ---------------------------------------------------------------------------------------------------
 
-template <class AnyCall>
+template <class AnyProblem>
 struct Asked {
-  AnyCall call;
+  AnyProblem call = {};
   int device = 0;
   bool invariant = false, tables = false;
 };
 
-template <class AnyCall>
+template <class AnyProblem>
 struct Change {
   std::string name;
-  std::function<void(Asked<AnyCall>&)> make;
+  std::function<void(Asked<AnyProblem>&)> make;
 };
 
 template <class Address>
@@ -81,12 +81,12 @@ void move(Address* address, int64_t bytes) {
 }
 
 // Whether a launch was made for it, and right.
-template <class AnyCall>
-bool is_new(const Asked<AnyCall>& asked, bool* right) {
+template <class AnyProblem>
+bool is_new(const Asked<AnyProblem>& asked, bool* right) {
   thread_invariant = asked.invariant;
   if (asked.tables) set_tables("first", other_tables(0));
   planned = 0;
-  served(asked.call, asked.device, nullptr);
+  run(asked.call, asked.device, nullptr);
   const bool made = planned;
   const CudaPlan plan = plan_of(asked.call, asked.device);
   const std::string what = mistake(seen.back(), plan, asked.call, asked.device, nullptr);
@@ -95,9 +95,10 @@ bool is_new(const Asked<AnyCall>& asked, bool* right) {
 }
 
 // What is in the key, each by itself, and what is not.
-template <class AnyCall>
-bool each_counts(const AnyCall& call, std::vector<Change<AnyCall>> that_count, std::vector<Change<AnyCall>> others) {
-  using Of = Asked<AnyCall>;
+template <class AnyProblem>
+bool each_counts(const AnyProblem& call, std::vector<Change<AnyProblem>> that_count,
+                 std::vector<Change<AnyProblem>> others) {
+  using Of = Asked<AnyProblem>;
   that_count.insert(that_count.end(), {{"device 1", [](Of& of) { of.device = 1; }},
                                        {"device 2", [](Of& of) { of.device = 2; }},
                                        {"batch invariance", [](Of& of) { of.invariant = true; }},
@@ -117,7 +118,7 @@ bool each_counts(const AnyCall& call, std::vector<Change<AnyCall>> that_count, s
   for (const auto& change : that_count) {
     Of asked = {call};
     is_new(asked, &right);  // the change before may have put it out
-    if (is_new(asked, &right)) right = wrong("not remembered, before " + change.name);
+    if (is_new(asked, &right)) right = wrong("not cached, before " + change.name);
     change.make(asked);
     if (!is_new(asked, &right)) right = wrong("does not count: " + change.name);
   }
@@ -134,49 +135,46 @@ bool each_counts() {
   // 6 x 20 x 12 over the middle, with something between all dims.
   const auto place = [](int64_t at) { return reinterpret_cast<char*>(at << 16); };
   const DType f32 = DType::float32, f64 = DType::float64;
-  Call call = {Function::softmax, f32, f32, place(1), place(2), {}};
+  ForwardProblem call = {Problem::forward(Function::softmax, f32, f32, place(1), place(2)), {}};
   const int64_t sizes[] = {6, 20, 12}, x[] = {400, 16, 1}, y[] = {640, 24, 1}, lse[] = {12, 0, 1};
   const bool reduce[] = {false, true, false};
   call.layout = make_layout(3, sizes, x, y, reduce, false);
-  using Of = Asked<Call>;
-  bool right =
-      each_counts<Call>(call,
-                        {{"function", [](Of& of) { of.call.function = Function::softmin; }},
-                         {"x's type", [=](Of& of) { of.call.x_type = f64; }},
-                         {"y's type", [=](Of& of) { of.call.y_type = f64; }},
-                         {"x's place", [](Of& of) { move(&of.call.x, 4); }},
-                         {"y's place", [](Of& of) { move(&of.call.y, 8); }}},
-                        {{"x", [](Of& of) { move(&of.call.x, 16); }}, {"y", [](Of& of) { move(&of.call.y, 4096); }}});
+  using Of = Asked<ForwardProblem>;
+  bool right = each_counts<ForwardProblem>(call,
+                                           {{"function", [](Of& of) { of.call.function = Function::softmin; }},
+                                            {"x's type", [=](Of& of) { of.call.tensors[kX].type = f64; }},
+                                            {"y's type", [=](Of& of) { of.call.tensors[kY].type = f64; }},
+                                            {"x's place", [](Of& of) { move(&of.call.tensors[kX].data, 4); }},
+                                            {"y's place", [](Of& of) { move(&of.call.tensors[kY].data, 8); }}},
+                                           {{"x", [](Of& of) { move(&of.call.tensors[kX].data, 16); }},
+                                            {"y", [](Of& of) { move(&of.call.tensors[kY].data, 4096); }}});
   for (const bool is_lse : {false, true}) {
     const int64_t* const each[] = {x, y, is_lse ? lse : x, lse};
-    BackwardCall back = {is_lse ? Function::logsumexp : Function::softmax,
-                         f32,
-                         f32,
-                         place(1),
-                         place(2),
-                         place(3),
-                         is_lse ? place(4) : nullptr,
-                         make_backward_layout(3, sizes, each, reduce, is_lse)};
-    using OfBack = Asked<BackwardCall>;
-    std::vector<Change<BackwardCall>> that_count = {{"type", [=](OfBack& of) { of.call.type = f64; }},
-                                                    {"dx's type", [=](OfBack& of) { of.call.dx_type = f64; }},
-                                                    {"dx's place", [](OfBack& of) { move(&of.call.dx, 4); }},
-                                                    {"saved's place", [](OfBack& of) { move(&of.call.saved, 8); }},
-                                                    {"grad's place", [](OfBack& of) { move(&of.call.grad, 12); }}};
+    BackwardProblem back = {Problem::backward(is_lse ? Function::logsumexp : Function::softmax, f32, f32, place(1),
+                                              place(2), place(3), is_lse ? place(4) : nullptr),
+                            make_backward_layout(3, sizes, each, reduce, is_lse)};
+    using OfBack = Asked<BackwardProblem>;
+    std::vector<Change<BackwardProblem>> that_count = {
+        {"type", [=](OfBack& of) { of.call.tensors[kGrad].type = f64; }},
+        {"dx's type", [=](OfBack& of) { of.call.tensors[kDx].type = f64; }},
+        {"dx's place", [](OfBack& of) { move(&of.call.tensors[kDx].data, 4); }},
+        {"saved's place", [](OfBack& of) { move(&of.call.tensors[kSaved].data, 8); }},
+        {"grad's place", [](OfBack& of) { move(&of.call.tensors[kGrad].data, 12); }}};
     if (!is_lse) that_count.push_back({"function", [](OfBack& of) { of.call.function = Function::softmin; }});
-    right &= each_counts<BackwardCall>(back, that_count,
-                                       {{"dx", [](OfBack& of) { move(&of.call.dx, 32); }},
-                                        {"saved", [](OfBack& of) { move(&of.call.saved, 16); }},
-                                        {"grad", [](OfBack& of) { move(&of.call.grad, 64); }},
-                                        {"lse", [=](OfBack& of) { is_lse ? move(&of.call.lse, 4) : void(); }}});
+    right &= each_counts<BackwardProblem>(
+        back, that_count,
+        {{"dx", [](OfBack& of) { move(&of.call.tensors[kDx].data, 32); }},
+         {"saved", [](OfBack& of) { move(&of.call.tensors[kSaved].data, 16); }},
+         {"grad", [](OfBack& of) { move(&of.call.tensors[kGrad].data, 64); }},
+         {"lse", [=](OfBack& of) { is_lse ? move(&of.call.tensors[kLse].data, 4) : void(); }}});
   }
   return right;
 }
 
 // The dims of a call, as numbers, may be the first ones of a gradient.
 bool passes_count() {
-  BackwardCall back = {Function::softmax, DType::float32, DType::float32, nullptr, nullptr, nullptr, nullptr, {}};
-  Call call = {Function::softmax, DType::float32, DType::float32, nullptr, nullptr, {}};
+  BackwardProblem back = {Problem::backward(Function::softmax, DType::float32, DType::float32), {}};
+  ForwardProblem call = {Problem::forward(Function::softmax, DType::float32, DType::float32), {}};
   back.layout.outer.count = call.layout.outer.count = 2;
   back.layout.reduced.count = call.layout.reduced.count = 1;
   int64_t numbers[3 * 5];
@@ -185,7 +183,7 @@ bool passes_count() {
   std::memcpy(back.layout.reduced.dims, numbers + 10, 5 * sizeof *numbers);
   std::memcpy(call.layout.outer.dims, numbers, 6 * sizeof *numbers);
   std::memcpy(call.layout.reduced.dims, numbers + 6, 3 * sizeof *numbers);
-  const ColumnKey forward(call, 0, false, 0), backward(back, 0, false, 0);
+  const LaunchKey forward(call, 0, false, 0), backward(back, 0, false, 0);
   return !(forward == backward) && !(backward == forward) ? true : wrong("a call has a gradient's key");
 }
 
@@ -193,11 +191,11 @@ bool passes_count() {
 bool threads_count() {
   const int64_t sizes[] = {4096, 2, 1024}, strides[] = {2048, 1024, 1};
   const bool reduce[] = {false, true, false};
-  const Call call = {Function::softmax, DType::float32, DType::float32,
-                     nullptr,           nullptr,        make_layout(3, sizes, strides, strides, reduce, false)};
+  const ForwardProblem call = {Problem::forward(Function::softmax, DType::float32, DType::float32),
+                               make_layout(3, sizes, strides, strides, reduce, false)};
   for (const int across : {256, 160}) {
     const CudaPlan plan = {Tier::columns, across, 1, 8, 4, 1, kAhead, kWhole};
-    served(call, 0, nullptr, &plan);
+    run(call, 0, nullptr, &plan);
     if (seen[0].grid_x() != 2048 / across * kTuned) return wrong("places of other threads");
   }
   return true;
@@ -209,10 +207,10 @@ int main() {
   constexpr int kCalls = 20000, kThreads = 4;
   if (!passes_count() || !threads_count() || !each_counts()) return 1;
   Looked looked[1 + kThreads];
-  std::atomic<bool> right{run(0, true, kCalls, &looked[0])};
+  std::atomic<bool> right{run_seed(0, true, kCalls, &looked[0])};
   std::vector<std::thread> threads;
   for (unsigned t = 1; t <= kThreads; ++t) {
-    threads.emplace_back([&, t] { right = run(t, false, kCalls, &looked[t]) && right; });
+    threads.emplace_back([&, t] { right = run_seed(t, false, kCalls, &looked[t]) && right; });
   }
   for (std::thread& thread : threads) thread.join();
   if (!right) return 1;

@@ -1,13 +1,12 @@
-// column_launches.h: what the programs on launches over columns share: a call served as the engine serves it, what the
-// driver was given, and what it should have been given.
+// column_launches.h: what the programs on launches over columns share: a problem launched as the engine launches it,
+// what the driver was given, and what it should have been given.
 #pragma once
 
 #include <utility>
 
-#include "plan/columns.h"
-#include "cuda/host/column_launch.h"
-#include "fake_driver.h"
 #include "core/batch_invariant.h"
+#include "fake_driver.h"
+#include "plan/columns.h"
 
 namespace {
 
@@ -23,11 +22,25 @@ void add(const TileDims& dims, std::vector<int64_t>* numbers) {
 
 // All but the address of the messages.
 std::vector<int64_t> numbers_of(const Tiles& t) {
-  std::vector<int64_t> numbers = {t.n,     t.inner,  t.side,  t.tall,   t.plane, t.across, t.down,   t.pitch,
-                                  t.parts, t.stride, t.group, t.narrow, t.shelf, t.turns,  t.waiting};
-  for (const Divider& by : {t.by_side, t.by_line}) numbers.insert(numbers.end(), {by.multiplier, by.shift});
-  for (const Counted& count : {t.there, t.whole}) numbers.insert(numbers.end(), {count.all, count.rest});
-  numbers.insert(numbers.end(), t.jump, t.jump + kTileTensors);
+  std::vector<int64_t> numbers = {t.n,
+                                  t.inner,
+                                  t.tiles_per_slice,
+                                  t.slices,
+                                  t.plane_stride,
+                                  t.threads_x,
+                                  t.threads_y,
+                                  t.tile_cols,
+                                  t.partials,
+                                  t.partial_stride,
+                                  t.merge_threads,
+                                  t.is_narrow,
+                                  t.smem_vecs,
+                                  t.vecs_per_thread_max,
+                                  t.smem_vecs_bytes};
+  for (const FastDivisor& by : {t.by_tiles_per_slice, t.by_line})
+    numbers.insert(numbers.end(), {by.multiplier, by.shift});
+  for (const VecCount& count : {t.existing, t.full}) numbers.insert(numbers.end(), {count.all, count.rest});
+  numbers.insert(numbers.end(), t.vec_strides, t.vec_strides + kTileTensors);
   numbers.insert(numbers.end(), t.steps, t.steps + kTileTensors);
   add(t.outer, &numbers), add(t.reduced, &numbers);
   return numbers;
@@ -40,54 +53,59 @@ char* room() {
   return rooms + 16 * (++turn % 64);
 }
 
-// As the engine does it; `seen` has its launches then, the last of which the driver took.
-template <class AnyCall>
-void served(const AnyCall& call, int device, void* stream, const CudaPlan* forced = nullptr) {
+// Launches as the engine does; `seen` has the launches then, the last of which the driver took.
+template <class AnyProblem>
+void run(const AnyProblem& problem, int device, void* stream, const CudaPlan* forced = nullptr) {
   seen.clear();
-  run_columns(call, device, forced,
-              [&](ColumnLaunch made) { return launch(made, call, made.parts ? room() : nullptr, stream); });
+  launch_with_fallback(problem, device, forced, [&](const Launch& launch) {
+    return start(launch, problem, launch.message_bytes ? room() : nullptr, stream);
+  });
 }
 
-template <class AnyCall>
-CudaPlan plan_of(const AnyCall& call, int device, bool cooperative = true) {
+template <class AnyProblem>
+CudaPlan plan_of(const AnyProblem& problem, int device, bool cooperative = true) {
   Gpu gpu = device_info(device);
   gpu.cooperative = gpu.cooperative && cooperative;
-  const ColumnView view = column_view(call);
-  return column_planner(view, gpu, call).plan();
+  const ColumnView view = column_view(problem);
+  return column_planner(view, gpu, problem).plan();
 }
 
-std::vector<const void*> addresses_of(const Call& call) { return {call.x, call.y}; }
-std::vector<const void*> addresses_of(const BackwardCall& call) { return {call.dx, call.saved, call.grad, call.lse}; }
+std::vector<const void*> addresses_of(const Problem& problem) {
+  std::vector<const void*> addresses;
+  const int count = problem.direction == Direction::forward ? int(kForwardTensors) : int(kBackwardTensors);
+  for (int t = 0; t < count; ++t) addresses.push_back(problem.tensors[t].data);
+  return addresses;
+}
+
+Pass pass_of(const ForwardProblem&) { return Pass::forward; }
+Pass pass_of(const BackwardProblem& problem) { return is_even(problem) ? Pass::backward_broadcast : Pass::backward; }
 
 // The kernel of a plan, by the words that it is made from.
-std::string words_for(const CudaPlan& plan, const Call& call, int device) {
-  return cubin(source_of(Pass::forward, call.function, plan.tier),
-               defines_of(call.function, call.x_type, call.y_type, plan), device_info(device).compute, nullptr);
-}
-std::string words_for(const CudaPlan& plan, const BackwardCall& call, int device) {
-  const Pass pass = is_even(call) ? Pass::backward_broadcast : Pass::backward;
-  return cubin(source_of(pass, call.function, plan.tier),
-               defines_of(call.function, call.type, call.dx_type, plan, pass), device_info(device).compute, nullptr);
+template <class AnyProblem>
+std::string words_for(const CudaPlan& plan, const AnyProblem& problem, int device) {
+  const Pass pass = pass_of(problem);
+  return cubin(source_of(pass, problem.function, plan.tier),
+               defines_of(problem.function, problem.in_type(), problem.out_type(), plan, pass),
+               device_info(device).compute, nullptr);
 }
 
-bool merges(const Call&) { return true; }
-bool merges(const BackwardCall& call) { return call.function != Function::logsumexp; }
+bool merges(const Problem& problem) { return problem.direction == Direction::forward || !problem.is_reduction(); }
 
 // What is wrong with a launch that should be the one by this plan; empty where nothing is.
-template <class AnyCall>
-std::string mistake(const Seen& got, const CudaPlan& plan, const AnyCall& call, int device, void* stream) {
+template <class AnyProblem>
+std::string mistake(const Seen& got, const CudaPlan& plan, const AnyProblem& problem, int device, void* stream) {
   std::vector<Seen> others;
   others.swap(seen);
   const Result before = std::exchange(answer, 0);
-  served(call, device, stream, &plan);  // nothing is remembered of a plan that is given
+  run(problem, device, stream, &plan);  // the launch of a plan that is given is not cached
   answer = before;
   others.swap(seen);
   const Seen& anew = others.back();
-  if (words_of(got.kernel) != words_for(plan, call, device) || got.kernel != anew.kernel) return "another kernel";
+  if (words_of(got.kernel) != words_for(plan, problem, device) || got.kernel != anew.kernel) return "another kernel";
   if (got.numbers != anew.numbers) return "other numbers";
-  if (got.addresses != addresses_of(call)) return "other addresses";
+  if (got.addresses != addresses_of(problem)) return "other addresses";
   if (got.stream != stream) return "another stream";
-  if (got.cooperative != (plan.in_grid() && merges(call))) return "a cooperative launch, or none";
+  if (got.cooperative != (plan.in_grid() && merges(problem))) return "a cooperative launch, or none";
   if ((got.messages != nullptr) != got.cooperative) return "room for messages, or none";
   if (got.cluster() != (plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0)) return "another cluster";
   if (got.threads() != plan.threads()) return "another block";

@@ -11,10 +11,10 @@ void expect(bool holds, const std::string& what) {
   if (!holds) right = false, std::printf("%s\n", what.c_str());
 }
 
-template <class AnyCall>
-std::string words_of_error(const AnyCall& call, int device, const CudaPlan* forced = nullptr) {
+template <class AnyProblem>
+std::string words_of_error(const AnyProblem& call, int device, const CudaPlan* forced = nullptr) {
   try {
-    served(call, device, nullptr, forced);
+    run(call, device, nullptr, forced);
   } catch (const std::runtime_error& error) {
     return error.what();
   }
@@ -22,11 +22,11 @@ std::string words_of_error(const AnyCall& call, int device, const CudaPlan* forc
 }
 
 // Serves a call; its launches are those of these plans, of which `plans` are made now.
-template <class AnyCall>
-void expect_launches(const std::string& name, const AnyCall& call, int device, const std::vector<CudaPlan>& of,
+template <class AnyProblem>
+void expect_launches(const std::string& name, const AnyProblem& call, int device, const std::vector<CudaPlan>& of,
                      int plans) {
   planned = 0;
-  served(call, device, nullptr);
+  run(call, device, nullptr);
   expect(planned == plans, name + ": plans made: " + std::to_string(planned));
   expect(seen.size() == of.size(), name + ": launches: " + std::to_string(seen.size()));
   for (size_t i = 0; i < of.size() && i < seen.size(); ++i) {
@@ -36,8 +36,8 @@ void expect_launches(const std::string& name, const AnyCall& call, int device, c
 }
 
 // Of a call whose own plan is of this tier, launched cooperatively.
-template <class AnyCall>
-void look(std::string name, const AnyCall& call, Tier tier) {
+template <class AnyProblem>
+void look(std::string name, const AnyProblem& call, Tier tier) {
   const int device = 0;
   const CudaPlan own = plan_of(call, device), instead = plan_of(call, device, false);
   name += std::string(" ") + kTierNames[int(tier)];
@@ -45,7 +45,7 @@ void look(std::string name, const AnyCall& call, Tier tier) {
   expect(!instead.in_grid(), name + ": a cooperative launch where there is none");
   for (const Result refusal : {kTooLarge, kNotSupported}) {
     answer = refusal;
-    for (int i = 0; i < 3; ++i) served(call, device, nullptr);
+    for (int i = 0; i < 3; ++i) run(call, device, nullptr);
     expect_launches(name + ", refused", call, device, {own, instead}, 1);
     expect_launches(name + ", refused again", call, device, {own, instead}, 1);
     expect(words_of_error(call, device, &own) == "onepass: the driver refuses a cooperative launch of this plan",
@@ -53,7 +53,7 @@ void look(std::string name, const AnyCall& call, Tier tier) {
     expect(seen.size() == 1 && seen[0].cooperative, name + ", forced and refused: another launch");
     answer = 0;
     expect_launches(name + ", taken", call, device, {own}, 0);
-    served(call, device, nullptr, &instead);
+    run(call, device, nullptr, &instead);
     expect_launches(name + ", taken after another was forced", call, device, {own}, 0);
   }
   // What is no refusal is an error, and no reason for another plan.
@@ -80,7 +80,8 @@ int main() {
   const int64_t* const each_of_lse[] = {strides, strides, of_row, of_row};
   constexpr DType kFloat = DType::float32;
   const auto softmax = [&](DType type, const int64_t* sizes) {
-    return Call{Function::softmax, type, type, at(1), at(2), make_layout(2, sizes, strides, strides, reduce, false)};
+    return ForwardProblem{Problem::forward(Function::softmax, type, type, at(1), at(2)),
+                          make_layout(2, sizes, strides, strides, reduce, false)};
   };
   for (const auto& [n, tier] : {std::pair(1 << 18, Tier::columns_grid), std::pair(1 << 23, Tier::columns_stream)}) {
     const int64_t sizes[] = {n, 8};
@@ -88,31 +89,26 @@ int main() {
       const std::string name = kDTypeNames[int(type)];
       look(name + " softmax", softmax(type, sizes), tier);
       look(name + " logsumexp",
-           Call{Function::logsumexp, type, kFloat, at(1), at(2), make_layout(2, sizes, strides, of_row, reduce, true)},
+           ForwardProblem{Problem::forward(Function::logsumexp, type, kFloat, at(1), at(2)),
+                          make_layout(2, sizes, strides, of_row, reduce, true)},
            tier);
       look(name + " gradient",
-           BackwardCall{Function::softmax, type, type, at(1), at(2), at(3), nullptr,
-                        make_backward_layout(2, sizes, each, reduce, false)},
+           BackwardProblem{Problem::backward(Function::softmax, type, type, at(1), at(2), at(3)),
+                           make_backward_layout(2, sizes, each, reduce, false)},
            tier);
     }
   }
   answer = kTooLarge;
   const int64_t sizes[] = {1 << 20, 8};
   // The gradient of logsumexp merges nothing: its blocks share columns without a cooperative launch.
-  const BackwardCall back = {Function::logsumexp,
-                             kFloat,
-                             kFloat,
-                             at(1),
-                             at(2),
-                             at(3),
-                             at(4),
-                             make_backward_layout(2, sizes, each_of_lse, reduce, true)};
+  const BackwardProblem back = {Problem::backward(Function::logsumexp, kFloat, kFloat, at(1), at(2), at(3), at(4)),
+                                make_backward_layout(2, sizes, each_of_lse, reduce, true)};
   expect(plan_of(back, 0).in_grid(), "gradient of logsumexp: one block");
-  served(back, 0, nullptr);
+  run(back, 0, nullptr);
   expect_launches("gradient of logsumexp", back, 0, {plan_of(back, 0)}, 0);
   // Nor is one made on a device that takes none.
-  const Call call = softmax(kFloat, sizes);
-  served(call, 1, nullptr);
+  const ForwardProblem call = softmax(kFloat, sizes);
+  run(call, 1, nullptr);
   expect_launches("no cooperative launches", call, 1, {plan_of(call, 1)}, 0);
   expect(!seen[0].cooperative, "a cooperative launch on a device that takes none");
   return right ? 0 : 1;

@@ -34,16 +34,18 @@ bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, cons
   if (plan.shelved() && plan.edges != kWhole && plan.edges != kWholeSlab) return wrong("a shelf of parts of vectors");
   if (plan.shelf && plan.tier == Tier::columns_stream) return wrong("a shelf of what streams");
   Tiles tiles = tiles_of(view, plan);
-  tiles.waiting = int(waiting_bytes(plan, plan.vector * planner.read * planner.operands));
-  if (column_bytes(tiles, plan, scalar, gradient, planner.half) > gpu.shared - kColumnStatic) return wrong("shared memory");
+  tiles.smem_vecs_bytes = int(waiting_bytes(plan, plan.vector * planner.read * planner.operands));
+  if (column_bytes(tiles, plan, scalar, gradient, planner.half) > gpu.shared - kColumnStatic)
+    return wrong("shared memory");
   const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
-  if (slab ? tiles.stride != tiles.pitch
-           : tiles.stride < tiles.pitch || (tiles.parts > 1 && tiles.stride % (plan.vector < 4 ? plan.vector : 4)))
+  if (slab ? tiles.partial_stride != tiles.tile_cols
+           : tiles.partial_stride < tiles.tile_cols ||
+                 (tiles.partials > 1 && tiles.partial_stride % (plan.vector < 4 ? plan.vector : 4)))
     return wrong("stride");
-  if (tiles.group != 1 << tiles.group_bits || tiles.group > 32 ||
-      (tiles.group > 1 && tiles.group * tiles.pitch > plan.threads()))
+  if (tiles.merge_threads != 1 << tiles.merge_threads_log2 || tiles.merge_threads > 32 ||
+      (tiles.merge_threads > 1 && tiles.merge_threads * tiles.tile_cols > plan.threads()))
     return wrong("group");
-  if (plan.tier != Tier::columns_stream && tiles.turns > plan.slots() + (plan.ahead() ? 0 : plan.shelf))
+  if (plan.tier != Tier::columns_stream && tiles.vecs_per_thread_max > plan.slots() + (plan.ahead() ? 0 : plan.shelf))
     return wrong("more vectors than a thread has room for");
   return true;
 }
@@ -55,8 +57,8 @@ int64_t place(const TileDims& dims, int tensor, int64_t index) {
 }
 
 // As column_tile.cuh divides and counts.
-int64_t divided(int64_t a, const Divider& by) { return int64_t(uint64_t(a) * by.multiplier >> by.shift); }
-int counted_there(int64_t begin, const Counted& end, int64_t turn, bool slab) {
+int64_t divided(int64_t a, const FastDivisor& by) { return int64_t(uint64_t(a) * by.multiplier >> by.shift); }
+int counted_there(int64_t begin, const VecCount& end, int64_t turn, bool slab) {
   return end.all + (begin < end.rest) + (slab && begin + turn < end.rest);
 }
 
@@ -82,20 +84,20 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
     }
     return true;
   };
-  for (int64_t tile = 0; tile < tiles.side * tiles.tall; ++tile) {
-    const int64_t outer = tile / tiles.side, column = tile % tiles.side * tiles.pitch;
-    if (divided(tile, tiles.by_side) != outer) return wrong("division by side");
+  for (int64_t tile = 0; tile < tiles.tiles_per_slice * tiles.slices; ++tile) {
+    const int64_t outer = tile / tiles.tiles_per_slice, column = tile % tiles.tiles_per_slice * tiles.tile_cols;
+    if (divided(tile, tiles.by_tiles_per_slice) != outer) return wrong("division by side");
     for (int rank = 0; rank < plan.split; ++rank) {
-      for (int thread = 0; thread < tiles.across * tiles.down; ++thread) {
-        const int x = thread % tiles.across, y = thread / tiles.across;
+      for (int thread = 0; thread < tiles.threads_x * tiles.threads_y; ++thread) {
+        const int x = thread % tiles.threads_x, y = thread / tiles.threads_x;
         if (!slab && divided(thread, tiles.by_line) != y) return wrong("division by across");
         int there = 0, counts = 0;
-        for (int q = 0; q < tiles.turns; ++q) {
+        for (int q = 0; q < tiles.vecs_per_thread_max; ++q) {
           if (slab) {
             const int64_t size = tiles.n * tiles.inner, first = place(tiles.outer, 0, outer);
             const int64_t phase =
                 int64_t((tensors[0].address / uint64_t(tensors[0].size) + uint64_t(first)) % uint64_t(V));
-            const int64_t begin = thread * V - phase + (int64_t(q) * plan.split + rank) * tiles.across * V;
+            const int64_t begin = thread * V - phase + (int64_t(q) * plan.split + rank) * tiles.threads_x * V;
             const bool whole = begin >= 0 && begin + V <= size;
             counts += whole || (begin < 0 && begin + V <= size);
             there += begin < size;
@@ -103,13 +105,14 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
             if (full && !whole) return wrong("a part of a vector of a whole slab");
             if (whole && !aligned(outer, begin % tiles.inner, begin / tiles.inner)) return wrong("alignment");
             // A thread's columns are the same every turn.
-            if (((begin - (thread * V - phase)) % tiles.pitch + tiles.pitch) % tiles.pitch) return wrong("columns");
-            const int64_t own = thread * V + V * tiles.pitch - phase;
-            if (divided(own, tiles.by_line) != own / tiles.pitch) return wrong("division by pitch");
+            if (((begin - (thread * V - phase)) % tiles.tile_cols + tiles.tile_cols) % tiles.tile_cols)
+              return wrong("columns");
+            const int64_t own = thread * V + V * tiles.tile_cols - phase;
+            if (divided(own, tiles.by_line) != own / tiles.tile_cols) return wrong("division by pitch");
             for (int64_t p = begin < 0 ? 0 : begin; p < begin + V && p < size; ++p)
               if (!take(outer, p % tiles.inner, p / tiles.inner)) return wrong("an element twice");
           } else {
-            const int64_t row = y + (int64_t(q) * plan.split + rank) * tiles.down, from = column + x * V;
+            const int64_t row = y + (int64_t(q) * plan.split + rank) * tiles.threads_y, from = column + x * V;
             there += row < tiles.n;
             if (row >= tiles.n || from >= tiles.inner) continue;
             if (full && from + V > tiles.inner) return wrong("a part of a vector");
@@ -119,14 +122,14 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
           }
         }
         // The same from what kernels are told.
-        const int64_t turn = int64_t(plan.split) * (slab ? tiles.across * V : tiles.down);
-        int64_t first = y + int64_t(rank) * tiles.down;
+        const int64_t turn = int64_t(plan.split) * (slab ? tiles.threads_x * V : tiles.threads_y);
+        int64_t first = y + int64_t(rank) * tiles.threads_y;
         if (slab) {
           const int64_t lies = int64_t(tensors[0].address / uint64_t(tensors[0].size)) + place(tiles.outer, 0, outer);
-          first = thread * V - lies % V + int64_t(rank) * tiles.across * V;
-          if (counted_there(first, tiles.whole, turn, true) != counts) return wrong("whole vectors");
+          first = thread * V - lies % V + int64_t(rank) * tiles.threads_x * V;
+          if (counted_there(first, tiles.full, turn, true) != counts) return wrong("whole vectors");
         }
-        if (counted_there(first, tiles.there, turn, slab) != there) return wrong("vectors");
+        if (counted_there(first, tiles.existing, turn, slab) != there) return wrong("vectors");
       }
     }
   }
@@ -141,42 +144,42 @@ struct Looked {
 };
 
 bool forward(const Gpu& gpu, bool small, Looked* looked) {
-  Call call;
-  if (!drawn(small, &call)) return true;
-  const ColumnView view = column_view(call);
+  ForwardProblem problem;
+  if (!draw_problem(small, &problem)) return true;
+  const ColumnView view = column_view(problem);
   if (!view.served) return wrong("not served");
-  const ColumnPlanner planner = column_planner(view, gpu, call);
+  const ColumnPlanner planner = column_planner(view, gpu, problem);
   const CudaPlan plan = planner.plan();
-  const int scalar = call.y_type == DType::float64 ? 8 : 4;
+  const int scalar = problem.type(kY) == DType::float64 ? 8 : 4;
   ++looked->plans;
   if (!is_sound(view, plan, gpu, planner, scalar, false)) return false;
-  if (!small || call.layout.rows * call.layout.n > 20000) return true;
+  if (!small || problem.layout.rows * problem.layout.n > 20000) return true;
   ++looked->simulated;
-  return covers(
-      view, plan,
-      {{uint64_t(call.x), size_of(call.x_type), true}, {uint64_t(call.y), size_of(call.y_type), !call.reduces()}},
-      call.layout.rows);
+  return covers(view, plan,
+                {{problem.address(kX), size_of(problem.type(kX)), true},
+                 {problem.address(kY), size_of(problem.type(kY)), !problem.is_reduction()}},
+                problem.layout.rows);
 }
 
 bool backward(const Gpu& gpu, bool small, Looked* looked) {
-  BackwardCall call;
-  if (!drawn(small, &call)) return true;
-  const ColumnView view = column_view(call);
+  BackwardProblem problem;
+  if (!draw_problem(small, &problem)) return true;
+  const ColumnView view = column_view(problem);
   if (!view.served) return wrong("not served");
-  const ColumnPlanner planner = column_planner(view, gpu, call);
+  const ColumnPlanner planner = column_planner(view, gpu, problem);
   const CudaPlan plan = planner.plan();
-  const int scalar = call.type == DType::float64 ? 8 : 4;
+  const int scalar = problem.type(kGrad) == DType::float64 ? 8 : 4;
   ++looked->plans;
   if (!is_sound(view, plan, gpu, planner, scalar, true)) return false;
-  if (!small || call.layout.rows * call.layout.n > 20000) return true;
+  if (!small || problem.layout.rows * problem.layout.n > 20000) return true;
   ++looked->simulated;
-  const bool alike = !call.lse && !is_even(call);
+  const bool alike = !problem.is_reduction() && !is_even(problem);
   return covers(view, plan,
-                {{uint64_t(call.dx), size_of(call.dx_type), true},
-                 {uint64_t(call.saved), size_of(call.saved_type()), true},
-                 {uint64_t(call.grad), size_of(call.type), alike},
-                 {uint64_t(call.lse), size_of(call.type), false}},
-                call.layout.rows);
+                {{problem.address(kDx), size_of(problem.type(kDx)), true},
+                 {problem.address(kSaved), size_of(problem.type(kSaved)), true},
+                 {problem.address(kGrad), size_of(problem.type(kGrad)), alike},
+                 {problem.address(kLse), size_of(problem.type(kLse)), false}},
+                problem.layout.rows);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// columns_draw.h: random calls and gradients over columns.
+// columns_draw.h: random problems over columns.
 #pragma once
 
 #include <cstring>
@@ -60,14 +60,16 @@ void* address(DType type) {
   return reinterpret_cast<void*>(0x10000 + size_of(type) * one_of({0, 0, 0, 1, 2, 3, 4, 6}));
 }
 
-void place(Call* call) { call->x = address(call->x_type), call->y = address(call->y_type); }
-void place(BackwardCall* call) {
-  call->dx = address(call->dx_type), call->saved = address(call->saved_type());
-  call->grad = address(call->type), call->lse = call->function == Function::logsumexp ? address(call->type) : nullptr;
+// Gives each tensor that the problem has an address.
+void place(Problem* problem) {
+  const int count = problem->direction == Direction::forward ? int(kForwardTensors)
+                    : problem->is_reduction()                ? int(kBackwardTensors)
+                                                             : int(kLse);
+  for (int t = 0; t < count; ++t) problem->tensors[t].data = address(problem->type(t));
 }
 
-// False where it is one over rows.
-bool drawn(bool small, Call* call) {
+// False where the problem is one of rows.
+bool draw_problem(bool small, ForwardProblem* problem) {
   const Shape shape(small);
   const bool reduces = below(4) == 0, padded = below(3) == 0, apart = below(8) == 0;
   const DType x = DType(below(4)), y = below(3) ? x : reduces ? x : DType(below(4));
@@ -79,13 +81,13 @@ bool drawn(bool small, Call* call) {
     std::memcpy(y_strides, x_strides, sizeof x_strides);
   const bool state = reduces && reduces_to(Function::state, x, y) && below(2);
   const Function function = state ? Function::state : reduces ? Function::logsumexp : Function(below(3));
-  *call = {function, x,       y,
-           nullptr,  nullptr, make_layout(shape.rank, shape.sizes, x_strides, y_strides, shape.reduce, reduces)};
-  place(call);
-  return call->layout.view != View::rows;
+  *problem = {Problem::forward(function, x, y),
+              make_layout(shape.rank, shape.sizes, x_strides, y_strides, shape.reduce, reduces)};
+  place(problem);
+  return !problem->has_rows();
 }
 
-bool drawn(bool small, BackwardCall* call) {
+bool draw_problem(bool small, BackwardProblem* problem) {
   const Shape shape(small);
   const bool lse = below(4) == 0, padded = below(3) == 0;
   const DType type = DType(below(4)), dx_type = below(3) ? type : DType(below(4));
@@ -98,11 +100,10 @@ bool drawn(bool small, BackwardCall* call) {
   shape.strides(strides[kGrad], below(8) == 0, lse, below(3) == 0);
   if (lse) shape.strides(strides[kLse], false, true);
   const int64_t* const each[] = {strides[0], strides[1], strides[2], strides[3]};
-  call->function = lse ? Function::logsumexp : Function(below(3));
-  call->type = type, call->dx_type = dx_type;
-  place(call);
-  call->layout = make_backward_layout(shape.rank, shape.sizes, each, shape.reduce, lse);
-  return call->layout.view != View::rows || call->layout.outer.count > 1;
+  *problem = {Problem::backward(lse ? Function::logsumexp : Function(below(3)), type, dx_type),
+              make_backward_layout(shape.rank, shape.sizes, each, shape.reduce, lse)};
+  place(problem);
+  return !problem->has_rows();
 }
 
 }  // namespace

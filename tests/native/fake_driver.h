@@ -78,7 +78,7 @@ void check(Result result, const char* call) {
   if (result) throw std::runtime_error(call);
 }
 
-// Three devices that plan differently. Who plans asks for one, who remembers does not.
+// Three devices that plan differently. A plan asks for one, a cached launch does not.
 inline thread_local int planned = 0;
 const Gpu& device_info(int device) {
   static const Gpu kinds[] = {

@@ -1,99 +1,185 @@
-// The launches that a thread remembers are those that it would make anew. Over many calls drawn from few shapes, types,
-// addresses and devices, with batch invariance switched and tables replaced between them; then on several threads.
-// Prints how many calls were looked at; exits with 1 at the first that differs.
+// The launches of rows, forward and backward, that a thread caches are those that it would make anew. Over many
+// problems drawn from few shapes, types, addresses and devices, with batch invariance switched and tables replaced
+// between them; then on several threads. Prints how many problems were looked at, and the nanoseconds that a launch
+// from the cache takes, of a forward and of a gradient; exits with 1 at the first launch that is wrong.
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <random>
 #include <thread>
 
-#include "fake_driver.h"
 #include "core/batch_invariant.h"
+#include "fake_driver.h"
+#include "plan/rows_backward.h"
 
 namespace {
 
 thread_local Seen seen;
 thread_local Result answer = 0;  // of the driver to a cooperative launch
+thread_local bool counts_only = false;
+
+bool is_backward(Handle kernel) { return words_of(kernel).find("FUNCTION") > words_of(kernel).find("_backward.cu"); }
+bool is_pointwise(Handle kernel) { return words_of(kernel).compare(0, 14, "rows_pointwise") == 0; }
 
 }  // namespace
 
 Result onepass::cuda::taken(const LaunchConfig& config, Handle kernel, void** arguments) {
+  if (counts_only) return 0;
   seen = Seen(config, kernel);
-  for (const int pointer : {0, 1, 9}) seen.addresses.push_back(*static_cast<void**>(arguments[pointer]));
-  for (int i = 2; i < 6; ++i) seen.numbers.push_back(*static_cast<int64_t*>(arguments[i]));
-  for (int i = 6; i < 9; ++i) seen.numbers.push_back(*static_cast<int*>(arguments[i]));
+  const auto add_address = [&] { seen.addresses.push_back(*static_cast<void**>(*arguments++)); };
+  const auto add_long = [&] { seen.numbers.push_back(*static_cast<int64_t*>(*arguments++)); };
+  const int tensors = is_backward(kernel) || is_pointwise(kernel) ? 3 : 2;
+  for (int i = 0; i < tensors; ++i) add_address();
+  for (int i = 0; i < 2 + tensors; ++i) add_long();  // rows, n and strides
+  if (is_pointwise(kernel)) {
+    add_address(), add_long(), add_long();
+  } else {
+    for (int i = 0; i < 3; ++i) seen.numbers.push_back(*static_cast<int*>(*arguments++));
+    add_address();  // of the messages
+  }
   return seen.cooperative ? answer : 0;
 }
 
 namespace {
 
-bool run(unsigned seed, bool sets, int calls) {
-  std::mt19937 draw(seed);
-  const auto one_of = [&](std::initializer_list<int64_t> from) { return from.begin()[draw() % from.size()]; };
-  for (int i = 0; i < calls; ++i) {
+struct Draw : std::mt19937 {
+  using std::mt19937::mt19937;
+  int64_t one_of(std::initializer_list<int64_t> from) { return from.begin()[(*this)() % from.size()]; }
+  int64_t rows() { return one_of({1, 3, 64, 4096}); }
+  int64_t n() { return one_of({8, 33, 128, 1000, 4096, 128256, 4194304}); }
+  void place(TensorArg* tensor, int64_t begin) {
+    const int64_t at = begin + 0x1000 * ((*this)() % 7) + size_of(tensor->type) * one_of({0, 0, 0, 1, 2});
+    tensor->data = reinterpret_cast<void*>(at);
+  }
+};
+
+void draw_problem(Draw& draw, ForwardProblem* problem) {
+  const Function function = Function(draw() % 5);
+  const DType x = DType(draw.one_of({0, 0, 2, 3, 1}));
+  const DType y = function == Function::state ? (x == DType::float64 ? DType::float64 : DType::float32)
+                  : reduces(function)         ? x
+                                              : DType(draw.one_of({int(x), int(x), 0, 2}));
+  *problem = {Problem::forward(function, x, y), contiguous_layout(draw.rows(), draw.n(), reduces(function))};
+  if (problem->layout.outer.count && draw() % 3 == 0) {  // rows with something between them
+    problem->layout.outer.dims[0].x_stride += draw.one_of({1, 4});
+    if (!reduces(function)) problem->layout.outer.dims[0].y_stride += draw.one_of({1, 4});
+  }
+  draw.place(&problem->tensors[kX], 0x100000), draw.place(&problem->tensors[kY], 0x900000);
+}
+
+void draw_problem(Draw& draw, BackwardProblem* problem) {
+  const Function function = Function(draw() % 4);
+  const bool is_lse = function == Function::logsumexp, is_broadcast = !is_lse && draw() % 4 == 0;
+  const DType result = DType(draw.one_of({0, 0, 2, 3, 1}));
+  const DType dx = is_lse ? result : DType(draw.one_of({int(result), int(result), 0, 2}));
+  const int64_t sizes[] = {draw.rows(), draw.n()}, n = sizes[1];
+  const int64_t gap = draw() % 3 ? 0 : draw.one_of({1, 4});
+  const int64_t dx_steps[] = {n + gap, 1}, saved[] = {n + gap, 1},
+                grad[] = {is_lse         ? 1
+                          : is_broadcast ? 0
+                                         : n + gap,
+                          is_lse || is_broadcast ? 0 : 1};
+  const int64_t lse[] = {is_lse ? 1 : 0, 0};
+  const int64_t* const strides[] = {dx_steps, saved, grad, lse};
+  const bool reduce[] = {false, true};
+  *problem = {Problem::backward(function, result, dx), make_backward_layout(2, sizes, strides, reduce, is_lse)};
+  for (int t = 0; t < (is_lse ? 4 : 3); ++t) draw.place(&problem->tensors[t], 0x100000 * (1 + 2 * t));
+}
+
+CudaPlan plan_of(const ForwardProblem& problem, const Gpu& gpu) {
+  const DType x = problem.type(kX), y = problem.type(kY);
+  const Phase phase(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
+  return plan_cuda(problem.layout, x, y, phase, gpu, batch_invariant());
+}
+CudaPlan plan_of(const BackwardProblem& problem, const Gpu& gpu) {
+  return BackwardPlanner(problem, BackwardPhase(problem, problem.grad_is_broadcast()), gpu, batch_invariant()).plan();
+}
+
+template <class AnyProblem>
+bool is_right(Draw& draw) {
+  AnyProblem problem = {};
+  draw_problem(draw, &problem);
+  const int device = int(draw() % 3);
+  void *const stream = reinterpret_cast<void*>(uintptr_t(1 + draw() % 5)), *const messages = &draw;
+  for (const bool cooperative : {true, false}) {
+    answer = draw() % 4 ? 0 : draw() % 2 ? kTooLarge : kNotSupported;
+    Gpu gpu = device_info(device);
+    gpu.cooperative = gpu.cooperative && cooperative;
+    const CudaPlan plan = plan_of(problem, gpu);
+    const Launch launch = cooperative ? cached_launch(problem, device) : make_fallback_launch(problem, device);
+    const bool is_taken = start(launch, problem, messages, stream);
+    const Seen got = seen;
+    const Launch anew = make_checked_launch(plan, problem, device);
+    const bool is_same_answer = start(anew, problem, messages, stream) == is_taken;
+    if (!is_same_answer || !(got == seen) || launch.message_bytes != anew.message_bytes || got.stream != stream ||
+        got.addresses[0] != problem.tensors[0].data || got.addresses[1] != problem.tensors[1].data ||
+        got.grid_x() == 0 || got.threads() != unsigned(plan.threads()) ||
+        (plan.tier == Tier::grid) != got.cooperative) {
+      return std::printf("%s, %s, %ld rows of %ld on device %d\n", words_of(got.kernel).c_str(),
+                         kTierNames[int(plan.tier)], long(problem.layout.rows), long(problem.layout.n), device),
+             false;
+    }
+    if (is_taken) break;
+    if (plan.tier != Tier::grid || !cooperative) return std::printf("refused without a reason\n"), false;
+  }
+  return true;
+}
+
+bool run(unsigned seed, bool sets, int problems) {
+  Draw draw(seed);
+  for (int i = 0; i < problems; ++i) {
     if (i % 50 == 0) thread_invariant = int(draw() % 3) - 1;
     if (sets && i % 400 == 399) set_tables("first", other_tables(i / 400));
-    Call call = {};
-    call.function = Function(draw() % 5);
-    call.x_type = DType(one_of({0, 0, 2, 3, 1}));
-    call.y_type = call.function == Function::state ? (call.x_type == DType::float64 ? DType::float64 : DType::float32)
-                  : call.reduces()                 ? call.x_type
-                                                   : DType(one_of({int(call.x_type), int(call.x_type), 0, 2}));
-    const int64_t rows = one_of({1, 3, 64, 4096}), n = one_of({8, 33, 128, 1000, 4096, 128256, 4194304});
-    call.layout = contiguous_layout(rows, n, call.reduces());
-    if (call.layout.outer.count && draw() % 3 == 0) {  // rows with something between them
-      call.layout.outer.dims[0].x_stride += one_of({1, 4});
-      if (!call.reduces()) call.layout.outer.dims[0].y_stride += one_of({1, 4});
-    }
-    call.x = reinterpret_cast<void*>(0x100000 + 0x1000 * (draw() % 7) + size_of(call.x_type) * one_of({0, 0, 0, 1, 2}));
-    call.y = reinterpret_cast<void*>(0x900000 + 0x1000 * (draw() % 7) + size_of(call.y_type) * one_of({0, 0, 0, 1, 2}));
-    const int device = int(draw() % 3);
-    void *const stream = reinterpret_cast<void*>(uintptr_t(1 + draw() % 5)), *const parts = &draw;
-    for (const bool cooperative : {true, false}) {
-      answer = draw() % 4 ? 0 : draw() % 2 ? kTooLarge : kNotSupported;
-      const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.layout, call.reduces());
-      Gpu gpu = device_info(device);
-      gpu.cooperative = gpu.cooperative && cooperative;
-      const CudaPlan plan = plan_cuda(call.layout, call.x_type, call.y_type, phase, gpu, batch_invariant());
-      const Launch made = launch_of(call, device, cooperative);
-      const bool taken = launch(made, call, parts, stream);
-      const Seen got = seen;
-      const Launch anew = launch_by(plan, call, device);
-      const bool same_answer = launch(anew, call, parts, stream) == taken;
-      if (!same_answer || !(got == seen) || made.parts != anew.parts || got.addresses[0] != call.x ||
-          got.addresses[1] != call.y || got.stream != stream || got.grid_x() == 0 ||
-          got.threads() != unsigned(plan.threads()) || (plan.tier == Tier::grid) != got.cooperative) {
-        std::printf("call %d of seed %u: %s, %ld rows of %ld on device %d\n", i, seed, kTierNames[int(plan.tier)],
-                    long(rows), long(n), device);
-        return false;
-      }
-      if (taken) break;
-      if (plan.tier != Tier::grid || !cooperative) return std::printf("refused without a reason\n"), false;
+    if (!(i % 2 ? is_right<ForwardProblem> : is_right<BackwardProblem>)(draw)) {
+      return std::printf("problem %d of seed %u\n", i, seed), false;
     }
   }
   return true;
 }
 
+// Launches one problem again and again, and gives the nanoseconds of each, or 0 where one was planned or loaded anew.
+template <class AnyProblem>
+double time_repeated(const AnyProblem& problem) {
+  constexpr int kTurns = 20, kLaunches = 20000;
+  cached_launch(problem, 0);
+  planned = 0;
+  const int before = loaded;
+  double best = 1e9;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kLaunches; ++i) start(cached_launch(problem, 0), problem, nullptr, nullptr);
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, took.count() / kLaunches);
+  }
+  return planned || loaded != before ? 0 : best;
+}
+
 }  // namespace
 
 int main() {
-  constexpr int kCalls = 60000, kThreadsHere = 4;
-  std::atomic<bool> right{run(0, true, kCalls)};
+  constexpr int kProblems = 60000, kThreadsHere = 4;
+  std::atomic<bool> right{run(0, true, kProblems)};
   std::vector<std::thread> threads;
-  for (int t = 1; t <= kThreadsHere; ++t) threads.emplace_back([&, t] { right = run(t, false, kCalls) && right; });
+  for (int t = 1; t <= kThreadsHere; ++t) threads.emplace_back([&, t] { right = run(t, false, kProblems) && right; });
   for (std::thread& thread : threads) thread.join();
   if (!right) return 1;
-  // One call again and again: the plan and the kernel are found, and nothing is loaded; with other tables there are
+  // One problem again and again: the plan and the kernel are found, and nothing is loaded; with other tables there are
   // others.
   thread_invariant = 0;
-  Call call = {Function::softmax, DType::float32, DType::float32, &right, &call, contiguous_layout(128, 64, false)};
+  const ForwardProblem problem = {Problem::forward(Function::softmax, DType::float32, DType::float32, &right, &threads),
+                                  contiguous_layout(128, 64, false)};
   set_tables("first", other_tables(0));
-  const Handle first = launch_of(call, 0).kernel;
-  const int before = loaded;
-  for (int i = 0; i < 1000; ++i) {
-    if (launch_of(call, 0).kernel != first) return std::printf("another kernel\n"), 1;
-  }
-  if (loaded != before) return std::printf("a kernel was loaded again\n"), 1;
+  const Handle first = cached_launch(problem, 0).kernel;
+  counts_only = true;
+  const int64_t sizes[] = {128, 64}, steps[] = {64, 1}, none[] = {0, 0};
+  const int64_t* const strides[] = {steps, steps, steps, none};
+  const bool reduce[] = {false, true};
+  const BackwardProblem gradient = {
+      Problem::backward(Function::softmax, DType::float32, DType::float32, &right, &threads, &threads),
+      make_backward_layout(2, sizes, strides, reduce, false)};
+  const double forward_ns = time_repeated(problem), backward_ns = time_repeated(gradient);
+  if (cached_launch(problem, 0).kernel != first) return std::printf("another kernel\n"), 1;
   set_tables("first", other_tables(1));
-  if (launch_of(call, 0).kernel == first) return std::printf("the kernel of the old tables\n"), 1;
-  std::printf("%d", kCalls * (1 + kThreadsHere));
+  if (cached_launch(problem, 0).kernel == first) return std::printf("the kernel of the old tables\n"), 1;
+  std::printf("%d %.1f %.1f", kProblems * (1 + kThreadsHere), forward_ns, backward_ns);
 }

@@ -93,7 +93,7 @@ struct Gradients {
   }
 
   // A call as backward.cpp makes it, but cut into parts; `whole_rows`: rows that are long go whole.
-  void make(const BackwardCall& call, bool whole, bool whole_rows) {
+  void make(const BackwardProblem& call, bool whole, bool whole_rows) {
     const Units units = engine.backward_units(call);
     const auto parts = [&](BackwardStep step, double* sums, int64_t count) {
       in_parts(draw, count, whole, [&](int64_t begin, int64_t end) { engine.backward(call, step, sums, begin, end); });
@@ -159,14 +159,9 @@ struct Gradients {
     if (!in_y && !in_g) std::memset(static_cast<void*>(dx), 0xa5, size_t(reached) * sizeof(D));
     const std::vector<D> before(dx, dx + reached);
     const int64_t* const each[] = {strides_of[0], strides_of[1], strides_of[2], strides_of[3]};
-    const BackwardCall call = {function,
-                               type,
-                               dx_type,
-                               dx,
-                               y.data,
-                               g.data,
-                               lse ? of_lse.data : nullptr,
-                               make_backward_layout(rank, sizes, each, reduced, lse)};
+    const BackwardProblem call = {
+        Problem::backward(function, type, dx_type, dx, y.data, g.data, lse ? of_lse.data : nullptr),
+        make_backward_layout(rank, sizes, each, reduced, lse)};
     make(call, false, false);
 
     const Numbers out = kNumbers<D>;
@@ -228,10 +223,10 @@ struct Gradients {
     return true;
   }
 
-  bool told(const BackwardCall& call, const std::string& what, bool in_y, bool in_g) {
+  bool told(const BackwardProblem& call, const std::string& what, bool in_y, bool in_g) {
     static const char* const kTypes[] = {"float32", "float64", "float16", "bfloat16"};
-    std::printf("gradient, %s %d, %s -> %s%s:", name(call.layout.view), int(call.function), kTypes[int(call.type)],
-                kTypes[int(call.dx_type)],
+    std::printf("gradient, %s %d, %s -> %s%s:", name(call.layout.view), int(call.function),
+                kTypes[int(call.type(kGrad))], kTypes[int(call.type(kDx))],
                 in_y   ? ", in place of y"
                 : in_g ? ", in place of the gradient"
                        : "");

@@ -123,14 +123,14 @@ struct Driver {
   int64_t lead() { return draw.one_in(2) ? 0 : draw.upto(16); }
 
   // A call as ops.cpp makes it, but cut into any parts, in any order; or `whole`.
-  void make(const Call& call, bool whole) {
+  void make(const ForwardProblem& call, bool whole) {
     const Units units = engine.units(call);
     const auto parallel = [&](auto&& work) { in_parts(draw, units.count, whole, work); };
     if (!units.pieces) return parallel([&](int64_t begin, int64_t end) { engine.run(call, begin, end); });
     std::vector<Piece> pieces(size_t(units.count + units.count / units.pieces));
     parallel([&](int64_t begin, int64_t end) { engine.states(call, pieces.data(), begin, end); });
     engine.merge(call, pieces.data());
-    if (call.reduces()) return;
+    if (call.is_reduction()) return;
     parallel([&](int64_t begin, int64_t end) { engine.finish(call, pieces.data(), begin, end); });
   }
 
@@ -159,7 +159,7 @@ struct Driver {
                       (reduced ? shape.y[0] == 1 : shape.y[1] == 1 && shape.y[0] == shape.x[0]);
     const Layout layout = flat ? contiguous_layout(shape.sizes[0], shape.sizes[1], reduced)
                                : make_layout(shape.rank, shape.sizes, shape.x, shape.y, shape.reduced, reduced);
-    const Call call = {function, x_type, y_type, x.data, y, layout};
+    const ForwardProblem call = {Problem::forward(function, x_type, y_type, x.data, y), layout};
     make(call, false);
     if (plant == "read") planted += reinterpret_cast<const volatile uint8_t*>(x.data)[x_reach * int64_t(sizeof(X))];
     if (plant == "page") planted += unseen(x.data + x_reach);
@@ -197,7 +197,7 @@ struct Driver {
   }
 
   template <class Want, class Y>
-  bool wrong(const Call& call, const Shape& shape, const Want& want, Y got, size_t i, bool second) {
+  bool wrong(const ForwardProblem& call, const Shape& shape, const Want& want, Y got, size_t i, bool second) {
     char text[160];
     std::snprintf(text, sizeof text, "element %zu of a row%s: got %.9g, want %.9g within %.3g", i,
                   second ? " (sum)" : "", double(wide(got)), double(want.value(i, second)),
@@ -205,10 +205,10 @@ struct Driver {
     return told(call, shape, text + ("; the row begins with " + want.begin()));
   }
 
-  bool told(const Call& call, const Shape& shape, const std::string& what) {
+  bool told(const ForwardProblem& call, const Shape& shape, const std::string& what) {
     static const char* const kTypes[] = {"float32", "float64", "float16", "bfloat16"};
     std::printf("%s %d, %s -> %s, x at %p, y at %p:", name(call.layout.view), int(call.function),
-                kTypes[int(call.x_type)], kTypes[int(call.y_type)], call.x, call.y);
+                kTypes[int(call.type(kX))], kTypes[int(call.type(kY))], call.tensors[kX].data, call.tensors[kY].data);
     for (int i = 0; i < shape.rank; ++i) {
       std::printf(" %ld%s (%ld, %ld)", long(shape.sizes[i]), shape.reduced[i] ? "*" : "", long(shape.x[i]),
                   long(shape.y[i]));

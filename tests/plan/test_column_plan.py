@@ -154,9 +154,9 @@ def test_random_plans_hold_what_they_promise(tmp_path):
     assert int(counts[2]) > 100_000
 
 
-def test_a_ring_has_each_vector_when_it_is_taken(tmp_path):
-    program, core = tmp_path / "ring", Path(onepass.__file__).with_name("csrc")
-    source = NATIVE / "ring.cpp"
+def test_a_pipeline_has_each_vector_when_it_is_read(tmp_path):
+    program, core = tmp_path / "pipeline", Path(onepass.__file__).with_name("csrc")
+    source = NATIVE / "pipeline.cpp"
     subprocess.run(["g++", "-std=c++17", "-Wno-unknown-pragmas", f"-I{core}", source, "-o", program], check=True)
     assert subprocess.run([program], capture_output=True, text=True).stdout == "5712"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import onepass
+from emulator.build import ptx_of
 from onepass import native
 
 WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM, COLUMNS, COLUMNS_GRID, COLUMNS_STREAM = range(9)
@@ -269,6 +271,25 @@ def test_columns_compile_without_spills(nvrtc, tmp_path, monkeypatch, function, 
         assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass) or vector * read.itemsize < 16, "no shelf"
     if which != "forward" or function not in ("logsumexp", "state"):
         assert re.search(r"STG\.E[.A-Z]*" + wide[vector * y_type.itemsize], sass), "no wide store"
+
+
+SOURCES = Path(onepass.__file__).with_name("csrc") / "cuda" / "kernels"
+MACROS = {
+    "IN_TYPE": "half_t", "OUT_TYPE": "float", "FUNCTION": "SOFTMAX", "THREADS_PER_ROW": 0, "ROWS_PER_BLOCK": 1,
+    "VECS_PER_THREAD": 4, "VEC_SIZE": 4, "VEC_ACCESS": 0, "CLUSTER_SIZE": 1, "USES_SMEM_VECS": 0, "BROADCAST_GRAD": 0,
+    "BLOCK_THREADS": 256, "PREFETCHES_TILE": 0, "USES_GRID": 0, "TWO_PASS": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("header", [path.name for path in sorted(SOURCES.glob("*.cuh"))])
+def test_headers_compile_by_themselves(nvrtc, header):
+    macros = MACROS if header == "config.cuh" else {}
+    ptx_of(SOURCES / header, "90", [f"-D{name}={value}" for name, value in macros.items()])
+
+
+def test_only_the_configuration_reads_macros_of_the_command_line():
+    readers = {name: [path.name for path in SOURCES.iterdir() if name in path.read_text()] for name in MACROS}
+    assert all(files == ["config.cuh"] for files in readers.values()), readers
 
 
 def test_compile_error_is_told(nvrtc, tmp_path):

@@ -109,25 +109,32 @@ TILE, SHELF = (Plan(COLUMNS, 4, 16, 4), WHOLE), (Plan(COLUMNS, 4, 16, 5, 1, 20),
 CLUSTER, CHIP = (Plan(COLUMNS, 4, 8, 3, 4), WHOLE), (Plan(GRID, 4, 16, 2, 3), WHOLE)
 ODD, PIECE = (Plan(COLUMNS, 4, 16, 4), WINDOW), (Plan(COLUMNS, 64, 1, 4), SLAB)
 BARRIER = "    __syncthreads();\n"
-FIRST, LAST = "    room.put(room.parts, own, place);\n", "    room.get(room.wholes, out, place);\n"
-EXPECT = "boxes[round % 2].expect(CLUSTER * pitch * sizeof(Part));"
+FIRST, LAST = "    smem.put(smem.sums, max, tile);\n", "    smem.get(smem.epilogues, out, tile);\n"
+EXPECT = "expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));"
+LESS = EXPECT.replace("C::kClusterSize", "(C::kClusterSize - 1)")
 MISTAKES = {
     "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, FORWARDS, AT_ONCE, WRONG),
     "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, BACKWARDS, AT_ONCE, WRONG),
     "copies that are on their way": Mistake(
         "async_copy.cuh",
-        "case 0: return await_copies<0>();",
-        "case 0: return await_copies<1>();",
+        "case 0: return wait<0>();",
+        "case 0: return wait<1>();",
         SHELF,
         0,
         LATE,
         WRONG,
     ),
     "to a block that has not begun": Mistake(
-        "column_reduce.cuh", "await_cluster();  //", "//", CLUSTER, FORWARDS, AT_ONCE, "waits for ever"
+        "column_reduce.cuh", "cluster_wait();  //", "//", CLUSTER, FORWARDS, AT_ONCE, "waits for ever"
     ),
     "a message not awaited": Mistake(
-        "column_reduce.cuh", EXPECT, EXPECT.replace("CLUSTER *", "(CLUSTER - 1) *"), CLUSTER, FORWARDS, AT_ONCE, WRONG
+        "column_reduce.cuh",
+        EXPECT,
+        LESS,
+        CLUSTER,
+        FORWARDS,
+        AT_ONCE,
+        WRONG,
     ),
     "a block that does not arrive": Mistake(
         "grid_sync.cuh", "(blocks - 1) : 1;", "(blocks - 1) : 0;", CHIP, FORWARDS, AT_ONCE, "waits for ever"

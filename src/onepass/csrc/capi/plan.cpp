@@ -29,7 +29,7 @@ std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
 // Blocks of a launch over columns. Where they wait for each other or take one tile after another as many are started as
 // a GPU holds, which the driver tells: here at least one a multiprocessor.
 int64_t column_blocks(const Tiles& tiles, const CudaPlan& plan, const Gpu& gpu) {
-  const int64_t all = tiles.side * tiles.tall;
+  const int64_t all = tiles.tiles_per_slice * tiles.slices;
   const int64_t most = (plan.in_grid() || plan.ahead() ? gpu.multiprocessors : CudaPlan::kMaxGrid) / plan.split;
   return (all < most ? all : most > 0 ? most : 1) * plan.split;
 }
@@ -42,7 +42,7 @@ std::string plan_json(Function function, const Layout& layout, Copied copied, DT
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
   if (!gpu.compute) {
-    const Units units = cpu_engine().units({function, x, y, nullptr, nullptr, layout});
+    const Units units = cpu_engine().units({Problem::forward(function, x, y), layout});
     return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(function, x, y)) + ", " +
            field("copied", kCopiedNames[int(copied)]) + ", " + field("units", units.count) + ", " +
            field("grain", cpu_grain(units)) + "}";
@@ -105,25 +105,21 @@ ONEPASS_API int onepass_backward_plan(int function, int compute, int multiproces
     const int64_t* each[kBackwardTensors];
     for (int t = 0; t < kBackwardTensors; ++t) each[t] = strides + t * ndim;
     const bool one_a_row = reduces(Function(function));
-    const BackwardCall call = {Function(function),
-                               DType(type),
-                               DType(dx_type),
-                               reinterpret_cast<void*>(addresses[kDx]),
-                               reinterpret_cast<const void*>(addresses[kSaved]),
-                               reinterpret_cast<const void*>(addresses[kGrad]),
-                               one_a_row ? reinterpret_cast<const void*>(addresses[kLse]) : nullptr,
-                               make_backward_layout(ndim, sizes, each, reduce, one_a_row)};
+    const auto at = [&](int tensor) { return reinterpret_cast<void*>(addresses[tensor]); };
+    const BackwardProblem problem = {Problem::backward(Function(function), DType(type), DType(dx_type), at(kDx),
+                                                       at(kSaved), at(kGrad), one_a_row ? at(kLse) : nullptr),
+                                     make_backward_layout(ndim, sizes, each, reduce, one_a_row)};
     const Gpu gpu = typical(compute, multiprocessors, name);
     if (batch_invariant()) {
-      if (call.layout.outer.count > 1 || (call.layout.n > 1 && call.layout.view != View::rows))
+      if (problem.layout.outer.count > 1 || (problem.layout.n > 1 && problem.layout.view != View::rows))
         throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
-      const BackwardPhase phase(call, call.even());
-      const CudaPlan plan = BackwardPlanner(call, phase, gpu, true).plan();
-      return "{" + launch_fields(plan, plan.grid(call.layout.rows)) + "}";
+      const BackwardPhase phase(problem, problem.grad_is_broadcast());
+      const CudaPlan plan = BackwardPlanner(problem, phase, gpu, true).plan();
+      return "{" + launch_fields(plan, plan.grid(problem.layout.rows)) + "}";
     }
-    const CudaPlan plan = plan_backward(call, gpu);
-    if (!plan.of_columns()) return "{" + launch_fields(plan, plan.grid(call.layout.rows)) + "}";
-    const ColumnView view = column_view(call);
+    const CudaPlan plan = plan_backward(problem, gpu);
+    if (!plan.of_columns()) return "{" + launch_fields(plan, plan.grid(problem.layout.rows)) + "}";
+    const ColumnView view = column_view(problem);
     return "{" + launch_fields(plan, column_blocks(tiles_of(view, plan), plan, gpu)) + "}";
   });
 }

@@ -86,11 +86,12 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
   const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, even ? 0 : 1}, lse[] = {1, 0};
   const int64_t* const strides[] = {all, all, grad, lse};
   const bool reduce[] = {false, true};
-  BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
+  BackwardProblem call = {Problem::backward(kind.function, kind.x, kind.y), {}};
   call.layout = make_backward_layout(2, sizes, strides, reduce, reduced);
-  if (call.even() != even) return;
+  if (call.grad_is_broadcast() != even) return;
   for (const int first : kFirsts) {
-    (reduced ? call.saved : call.grad) = reinterpret_cast<const void*>(uintptr_t(first * size_of(call.saved_type())));
+    call.tensors[reduced ? kSaved : kGrad].data =
+        reinterpret_cast<void*>(uintptr_t(first * size_of(call.type(kSaved))));
     visit(plan_backward(call, gpu));
   }
 }
@@ -106,7 +107,7 @@ void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visi
     return walk_columns(n, planner, visit);
   }
   if (even && reduces(kind.function)) return;
-  BackwardCall call = {kind.function, kind.x, kind.y, nullptr, nullptr, nullptr, nullptr, {}};
+  BackwardProblem call = {Problem::backward(kind.function, kind.x, kind.y), {}};
   call.layout.reduced.insert({2, {1, 1, even ? 0 : 1, 0}});
   walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
 }
@@ -209,7 +210,7 @@ ONEPASS_API int onepass_warm(int function, int pass, int x_type, int y_type, int
     const char* source = kind.source(made.tier);
     const auto defines = kind.defines(made);
     if (ask) return cuda::is_cached(source, defines, compute) ? "yes" : "no";
-    if (device >= 0) return cuda::prepare(kind.function, kind.x, kind.y, made, device, kind.pass), "";
+    if (device >= 0) return cuda::load_kernel(kind.function, kind.x, kind.y, made, device, kind.pass), "";
     std::string why;
     const std::string directory = cuda::cache_directory(&why);
     if (directory.empty()) throw std::runtime_error("onepass: no cache to compile into: " + why);

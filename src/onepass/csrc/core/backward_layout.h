@@ -107,22 +107,4 @@ inline BackwardLayout make_backward_layout(int ndim, const int64_t* sizes, const
   return layout;
 }
 
-// A gradient, checked and laid out: what the engines take. `type` is that of the forward's result and of its gradient,
-// `dx_type` that of its input and so of dx.
-struct BackwardCall {
-  Function function;
-  DType type, dx_type;
-  void* dx;
-  const void *saved, *grad, *lse;
-  BackwardLayout layout;
-  int64_t threads = 1;  // of the CPU engine
-
-  // Of logsumexp the input is what was saved, beside the result.
-  DType saved_type() const { return function == Function::logsumexp ? dx_type : type; }
-  // Has the result's gradient one value a row, though the function has as many as the input?
-  bool even() const {
-    return function != Function::logsumexp && layout.n > 1 && layout.reduced.innermost().strides[kGrad] == 0;
-  }
-};
-
 }  // namespace onepass

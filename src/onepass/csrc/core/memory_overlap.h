@@ -18,7 +18,7 @@
 namespace onepass {
 
 // A strided tensor in memory: the address of its first element, and its elements' size in bytes.
-struct Extent {
+struct MemoryRange {
   uint64_t first;
   int size, rank;
   const int64_t *sizes, *strides;
@@ -33,7 +33,7 @@ struct Extent {
 
 // Has each element memory of its own? So it has where a step of each dim leaps over all that the dims of smaller
 // strides reach. False says nothing.
-inline bool surely_distinct(const Extent& t) {
+inline bool surely_distinct(const MemoryRange& t) {
   for (int i = 0; i < t.rank; ++i) {
     if (t.sizes[i] <= 1) continue;
     int64_t reach = 0;
@@ -47,10 +47,12 @@ inline bool surely_distinct(const Extent& t) {
 }
 
 // Does one of two tensors that have elements lie wholly behind the other? False says nothing.
-inline bool surely_apart(const Extent& a, const Extent& b) { return a.end() <= b.first || b.end() <= a.first; }
+inline bool surely_apart(const MemoryRange& a, const MemoryRange& b) {
+  return a.end() <= b.first || b.end() <= a.first;
+}
 
 // Are two tensors of one shape the same elements in the same order?
-inline bool same_elements(const Extent& a, const Extent& b) {
+inline bool same_elements(const MemoryRange& a, const MemoryRange& b) {
   if (a.first != b.first || a.size != b.size || a.rank != b.rank) return false;
   for (int i = 0; i < a.rank; ++i) {
     if (a.sizes[i] != b.sizes[i] || (a.sizes[i] > 1 && a.strides[i] != b.strides[i])) return false;
@@ -124,20 +126,20 @@ enum class Overlap { none, same, partial };
 
 // How the memory of two tensors overlaps. `same`: they are the same elements in the same order, so that an element-wise
 // kernel may write one while it reads the other. `partial`: some byte is shared, or the search did not rule it out.
-inline Overlap overlap(const Extent& a, const Extent& b) {
+inline Overlap overlap(const MemoryRange& a, const MemoryRange& b) {
   if (a.is_empty() || b.is_empty() || surely_apart(a, b)) return Overlap::none;
   if (same_elements(a, b)) return Overlap::same;
   // a.first + i*s + u = b.first + j*t + v, with bytes u of a's element and v of b's. Counting j and v from their ends
   // (j' = max - j, v' = max - v) makes every coefficient positive: i*s + j'*t + (u + v') = b.end - 1 - a.first.
   std::vector<Search::Term> terms{{1, a.size + b.size - 2}};
-  for (const Extent* t : {&a, &b}) {
+  for (const MemoryRange* t : {&a, &b}) {
     for (int i = 0; i < t->rank; ++i) terms.push_back({t->strides[i] * t->size, t->sizes[i] - 1});
   }
   return Search(terms).hits(int64_t(b.end() - 1 - a.first)) ? Overlap::partial : Overlap::none;
 }
 
 // Do two indices address the same element, as in an expanded tensor? True also where the search did not rule it out.
-inline bool self_overlap(const Extent& t) {
+inline bool self_overlap(const MemoryRange& t) {
   if (t.is_empty() || surely_distinct(t)) return false;
   std::vector<Search::Term> dims;  // of the largest stride first
   for (int i = 0; i < t.rank; ++i) {

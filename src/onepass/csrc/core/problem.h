@@ -1,28 +1,78 @@
-// problem.h: one call of the family, checked and laid out: what the engines take. Pure.
+// problem.h: one problem of the family, checked and laid out: a function, a direction and the tensors. The operators
+// make it, the planners plan it, the engines run it. Pure: no torch, no CUDA.
 #pragma once
 
 #include "../plan/rows.h"
+#include "backward_layout.h"
 
 namespace onepass {
 
-// Functions whose result has no reduced dims: one element a row, or two planes of them (state: maxima, then sums).
-constexpr bool reduces(Function function) { return function == Function::logsumexp || function == Function::state; }
+constexpr bool reduces(Function function) { return is_reduction(function); }
 
-// Does a function that reduces give results of type `y` of rows of type `x`? A state has the type that rows are
-// computed in, logsumexp its input's or, of half types, that one too.
+// Whether a reduction of rows of type `x` gives results of type `y`. A state has the type that rows are computed in;
+// logsumexp has its input's type or, for half types, the type that rows are computed in.
 inline bool reduces_to(Function function, DType x, DType y) {
   const DType wide = x == DType::float64 ? DType::float64 : DType::float32;
   return y == wide || (function == Function::logsumexp && y == x);
 }
 
-struct Call {
+enum class Direction { forward, backward };
+enum ForwardTensor { kX, kY, kForwardTensors };  // The input and the result; backward_layout.h has BackwardTensor.
+
+struct TensorArg {
+  DType type;
+  void* data;  // null where the problem has no such tensor
+};
+
+struct Problem {
   Function function;
-  DType x_type, y_type;
-  const void* x;
-  void* y;
+  Direction direction;
+  TensorArg tensors[kBackwardTensors];  // as ForwardTensor or BackwardTensor number them
+
+  DType type(int tensor) const { return tensors[tensor].type; }
+  uint64_t address(int tensor) const { return uint64_t(tensors[tensor].data); }
+  template <class T>
+  T* data(int tensor) const {
+    return static_cast<T*>(tensors[tensor].data);
+  }
+  // The types that a kernel is compiled for: of what it reads, and of what it writes. The input of logsumexp, which its
+  // gradient reads, has the type of that gradient.
+  DType in_type() const { return type(direction == Direction::forward ? int(kX) : int(kGrad)); }
+  DType out_type() const { return type(direction == Direction::forward ? int(kY) : int(kDx)); }
+  bool is_reduction() const { return onepass::is_reduction(function); }
+
+  static Problem forward(Function function, DType x_type, DType y_type, const void* x = nullptr, void* y = nullptr) {
+    return {function, Direction::forward, {{x_type, const_cast<void*>(x)}, {y_type, y}}};
+  }
+  // `result_type` is the type of the forward's result and so of its gradient.
+  static Problem backward(Function function, DType result_type, DType dx_type, void* dx = nullptr,
+                          const void* saved = nullptr, const void* grad = nullptr, const void* lse = nullptr) {
+    const DType saved_type = onepass::is_reduction(function) ? dx_type : result_type;
+    return {function,
+            Direction::backward,
+            {{dx_type, dx},
+             {saved_type, const_cast<void*>(saved)},
+             {result_type, const_cast<void*>(grad)},
+             {result_type, const_cast<void*>(lse)}}};
+  }
+};
+
+struct ForwardProblem : Problem {
   Layout layout;
 
-  bool reduces() const { return onepass::reduces(function); }
+  // Whether each row is one piece of memory. The kernels of columns take other layouts.
+  bool has_rows() const { return layout.view == View::rows; }
+};
+
+struct BackwardProblem : Problem {
+  BackwardLayout layout;
+  int64_t threads = 1;  // of the CPU engine
+
+  bool has_rows() const { return layout.view == View::rows && layout.outer.count <= 1; }
+  // Whether the result's gradient has one value per row although the result has as many elements as the input.
+  bool grad_is_broadcast() const {
+    return !is_reduction() && layout.n > 1 && layout.reduced.innermost().strides[kGrad] == 0;
+  }
 };
 
 }  // namespace onepass

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <stdexcept>
@@ -13,28 +14,29 @@
 #include <utility>
 #include <vector>
 
-#include "../plan/rows.h"
+#include "layout.h"
+#include "types.h"
 
 namespace onepass {
 
+namespace stable = torch::stable::detail;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 [[noreturn]] inline void fail(const std::string& words) { throw std::runtime_error("onepass: " + words); }
 
 // The C functions of the stable ABI return 0, or 1 having logged why.
-inline void checked(AOTITorchError failed) {
+inline void check_torch(AOTITorchError failed) {
   if (failed) fail("a call of libtorch failed");
 }
 
-// A tensor by its handle, deleted with this. (Tensor counts its owners, which a call that owns all it has does not
-// need.)
-class Owned {
+// Owns the handle of a tensor. (torch's Tensor counts its owners, and a call that owns all that it has needs no count.)
+class OwnedTensor {
  public:
-  explicit Owned(AtenTensorHandle handle) : handle_(handle) {}
-  Owned(Owned&& other) noexcept : handle_(other.release()) {}
-  Owned& operator=(Owned&&) = delete;
-  ~Owned() {
+  explicit OwnedTensor(AtenTensorHandle handle) : handle_(handle) {}
+  OwnedTensor(OwnedTensor&& other) noexcept : handle_(other.release()) {}
+  OwnedTensor& operator=(OwnedTensor&&) = delete;
+  ~OwnedTensor() {
     if (handle_) aoti_torch_delete_tensor_object(handle_);
   }
 
@@ -71,36 +73,42 @@ inline int32_t torch_dtype(DType type) {
   }
 }
 
-// What a call asks of a tensor, each asked once. The sizes and strides are the tensor's own.
-struct Operand {
+// A tensor by its handle, with what a call asks of it, each asked once. The sizes and strides are the tensor's own.
+struct TensorRef {
   AtenTensorHandle handle;
   int rank;
   const int64_t *sizes, *strides;
   int32_t device_type, device_index;
 
-  explicit Operand(AtenTensorHandle given) : handle(given) {
+  explicit TensorRef(AtenTensorHandle tensor) : handle(tensor) {
     int64_t dims, *own_sizes, *own_strides;
-    checked(aoti_torch_get_dim(handle, &dims));
-    checked(aoti_torch_get_sizes(handle, &own_sizes));
-    checked(aoti_torch_get_strides(handle, &own_strides));
-    checked(aoti_torch_get_device_type(handle, &device_type));
-    checked(aoti_torch_get_device_index(handle, &device_index));
+    check_torch(aoti_torch_get_dim(handle, &dims));
+    check_torch(aoti_torch_get_sizes(handle, &own_sizes));
+    check_torch(aoti_torch_get_strides(handle, &own_strides));
+    check_torch(aoti_torch_get_device_type(handle, &device_type));
+    check_torch(aoti_torch_get_device_index(handle, &device_index));
     rank = int(dims), sizes = own_sizes, strides = own_strides;
   }
 
   bool is_cuda() const { return device_type == aoti_torch_device_type_cuda(); }
+  bool is_on_device_of(const TensorRef& other) const {
+    return device_type == other.device_type && device_index == other.device_index;
+  }
+  bool has_sizes(const int64_t* others, int count) const {
+    return rank == count && std::equal(sizes, sizes + rank, others);
+  }
   bool is_contiguous() const {
     bool answer;
-    return checked(aoti_torch_is_contiguous(handle, &answer)), answer;
+    return check_torch(aoti_torch_is_contiguous(handle, &answer)), answer;
   }
   int64_t numel() const {
     int64_t total = 1;
     for (int i = 0; i < rank; ++i) total *= sizes[i];
     return total;
   }
-  // Its dtype, where it is one of those that onepass takes.
-  std::optional<DType> known_type() const {
-    const int32_t code = type_code();
+  // Its dtype where that is one of those that onepass takes.
+  std::optional<DType> maybe_dtype() const {
+    const int32_t code = dtype_code();
     constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::float16, DType::float64};
     static const int32_t codes[] = {torch_dtype(kTypes[0]), torch_dtype(kTypes[1]), torch_dtype(kTypes[2]),
                                     torch_dtype(kTypes[3])};
@@ -109,81 +117,69 @@ struct Operand {
     }
     return std::nullopt;
   }
-  DType type() const {
-    if (const auto known = known_type()) return *known;
-    return dtype_of(
-        torch::stable::detail::to<ScalarType>(torch::stable::detail::from(type_code())));  // says what it is
+  DType dtype() const {
+    if (const auto known = maybe_dtype()) return *known;
+    return dtype_of(stable::to<ScalarType>(stable::from(dtype_code())));  // which raises an error that names it
   }
-  int32_t type_code() const {
+  int32_t dtype_code() const {
     int32_t code;
-    return checked(aoti_torch_get_dtype(handle, &code)), code;
+    return check_torch(aoti_torch_get_dtype(handle, &code)), code;
   }
   const void* data() const {
     const void* address;
-    return checked(torch_get_const_data_ptr(handle, &address)), address;
+    return check_torch(torch_get_const_data_ptr(handle, &address)), address;
   }
   void* mutable_data() const {
     void* address;
-    return checked(torch_get_mutable_data_ptr(handle, &address)), address;
+    return check_torch(torch_get_mutable_data_ptr(handle, &address)), address;
   }
 };
 
-// A second owner of a tensor, for those who take a Tensor.
-inline Tensor shared(const Operand& tensor) {
-  AtenTensorHandle made;
-  checked(aoti_torch_new_tensor_handle(tensor.handle, &made));
-  return Tensor(made);
+// One more reference to a tensor, for a callee that takes ownership of what it is given.
+inline AtenTensorHandle new_reference(const TensorRef& tensor) {
+  AtenTensorHandle reference;
+  return check_torch(aoti_torch_new_tensor_handle(tensor.handle, &reference)), reference;
 }
 
-// A new result that is not in the caches anyway comes from the system in huge pages, if it has them: of a page of 4 KB
-// each first touch costs more than the arithmetic of its elements. Fewer are never larger than what was asked for.
+// Asks the system for huge pages for a new result that is too large for the caches anyway: the first touch of a page of
+// 4 KB costs more than the arithmetic of its elements. Only pages that lie in the result as a whole are asked for.
 constexpr int64_t kHugeLeast = 8 << 20, kHuge = 2 << 20;  // bytes
 
-inline void in_huge_pages([[maybe_unused]] const Operand& made, [[maybe_unused]] DType type) {
+inline void advise_huge_pages([[maybe_unused]] const TensorRef& result, [[maybe_unused]] DType type) {
 #ifdef MADV_HUGEPAGE
-  const int64_t bytes = made.numel() * size_of(type);
-  if (bytes < kHugeLeast || made.device_type != aoti_torch_device_type_cpu()) return;
-  const uintptr_t from = uintptr_t(made.mutable_data()), first = (from + kHuge - 1) / kHuge * kHuge;
+  const int64_t bytes = result.numel() * size_of(type);
+  if (bytes < kHugeLeast || result.device_type != aoti_torch_device_type_cpu()) return;
+  const uintptr_t from = uintptr_t(result.mutable_data()), first = (from + kHuge - 1) / kHuge * kHuge;
   const uintptr_t end = (from + uintptr_t(bytes)) / kHuge * kHuge;
   if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);  // a hint: it may fail
 #endif
 }
 
-inline Owned empty_strided(int rank, const int64_t* sizes, const int64_t* strides, DType type, const Operand& like) {
-  AtenTensorHandle made;
-  checked(
-      aoti_torch_empty_strided(rank, sizes, strides, torch_dtype(type), like.device_type, like.device_index, &made));
-  return Owned(made);
+inline OwnedTensor empty_strided(int rank, const int64_t* sizes, const int64_t* strides, DType type,
+                                 const TensorRef& like) {
+  AtenTensorHandle result;
+  check_torch(
+      aoti_torch_empty_strided(rank, sizes, strides, torch_dtype(type), like.device_type, like.device_index, &result));
+  return OwnedTensor(result);
 }
 
-inline Tensor empty_strided(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, DType type,
-                            const Tensor& like) {
-  return Tensor(empty_strided(int(sizes.size()), sizes.data(), strides.data(), type, Operand(like.get())).release());
-}
-
-inline void contiguous_strides(int rank, const int64_t* sizes, int64_t* strides) {
-  int64_t step = 1;
+inline OwnedTensor empty_contiguous(int rank, const int64_t* sizes, DType type, const TensorRef& like) {
+  int64_t strides[kMaxDims + 1], step = 1;
   for (int i = rank; i-- > 0;) {
     strides[i] = step;
     step *= sizes[i] > 1 ? sizes[i] : 1;
   }
-}
-
-inline std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  contiguous_strides(int(sizes.size()), sizes.data(), strides.data());
-  return strides;
+  return empty_strided(rank, sizes, strides, type, like);
 }
 
 // A view of `base` with other sizes and strides, as many as it has, at the same offset.
-inline Tensor as_strided(const Tensor& base, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+inline OwnedTensor as_strided(const TensorRef& base, const int64_t* sizes, const int64_t* strides) {
   AtenTensorHandle view;
-  checked(aoti_torch_as_strided(base.get(), sizes.data(), strides.data(), &view));
-  return Tensor(view);
+  return check_torch(aoti_torch_as_strided(base.handle, sizes, strides, &view)), OwnedTensor(view);
 }
 
-// Do the elements fill a piece of memory, in whatever order of the dims?
-inline bool is_dense(const Operand& tensor) {
+// Whether the elements fill one piece of memory, in whatever order of the dims.
+inline bool is_dense(const TensorRef& tensor) {
   const int64_t total = tensor.numel();
   for (int64_t step = 1; step < total;) {
     int dim = 0;
@@ -196,26 +192,22 @@ inline bool is_dense(const Operand& tensor) {
 
 // An uninitialised tensor as torch.empty_like makes it: the strides of `like` where it is dense, else torch's choice
 // for them.
-inline Owned empty_like(const Operand& like, DType type, bool contiguous) {
-  if (contiguous || is_dense(like)) {  // by far the most frequent, and 1 us cheaper than the dispatcher's way
+inline OwnedTensor empty_like(const TensorRef& like, DType type, bool contiguous) {
+  if (contiguous || is_dense(like)) {  // by far the most frequent case, and 1 us cheaper than the dispatcher
     return empty_strided(like.rank, like.sizes, like.strides, type, like);
   }
-  AtenTensorHandle given;
-  checked(aoti_torch_new_tensor_handle(like.handle, &given));  // the dispatcher takes it
-  std::array<StableIValue, 6> stack{torch::stable::detail::from(given),
-                                    torch::stable::detail::from(std::optional<ScalarType>(scalar_type_of(type))),
-                                    torch::stable::detail::from(std::nullopt),
-                                    torch::stable::detail::from(std::nullopt),
-                                    torch::stable::detail::from(std::nullopt),
-                                    torch::stable::detail::from(std::nullopt)};
-  checked(torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
-  return Owned(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
+  std::array<StableIValue, 6> stack{
+      stable::from(new_reference(like)), stable::from(std::optional<ScalarType>(scalar_type_of(type))),
+      stable::from(std::nullopt),        stable::from(std::nullopt),
+      stable::from(std::nullopt),        stable::from(std::nullopt)};
+  check_torch(torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
+  return OwnedTensor(stable::to<AtenTensorHandle>(stack[0]));
 }
 
-inline Owned cast(const Operand& input, DType type) {
-  Owned made = empty_like(input, type, input.is_contiguous());
-  checked(aoti_torch_copy_(made.get(), input.handle, 0));
-  return made;
+inline OwnedTensor cast(const TensorRef& input, DType type) {
+  OwnedTensor result = empty_like(input, type, input.is_contiguous());
+  check_torch(aoti_torch_copy_(result.get(), input.handle, 0));
+  return result;
 }
 
 }  // namespace onepass

@@ -3,13 +3,29 @@
 
 #include <cstdint>
 
+#include "functions.h"
+
 namespace onepass {
 
-enum class Function { softmax, log_softmax, softmin, logsumexp, state };
-constexpr const char* kFunctionNames[] = {"softmax", "log_softmax", "softmin", "logsumexp", "state"};
+#define ONEPASS_ENUMERATOR(name, is_reduction, leading_planes) name,
+enum class Function { ONEPASS_FUNCTIONS(ONEPASS_ENUMERATOR) };
+#undef ONEPASS_ENUMERATOR
+
+struct FunctionTraits {
+  const char* name;
+  bool is_reduction;
+  int leading_planes;
+};
+#define ONEPASS_TRAITS(name, is_reduction, leading_planes) {#name, is_reduction, leading_planes},
+constexpr FunctionTraits kFunctions[] = {ONEPASS_FUNCTIONS(ONEPASS_TRAITS)};
+#undef ONEPASS_TRAITS
+
+constexpr const FunctionTraits& traits_of(Function function) { return kFunctions[int(function)]; }
+constexpr bool is_reduction(Function function) { return traits_of(function).is_reduction; }
 
 enum class DType { float32, float64, float16, bfloat16 };
 constexpr const char* kDTypeNames[] = {"float32", "float64", "float16", "bfloat16"};
+constexpr const char* name_of(DType type) { return kDTypeNames[int(type)]; }
 
 inline int size_of(DType type) { return type == DType::float64 ? 8 : type == DType::float32 ? 4 : 2; }
 

@@ -9,7 +9,7 @@ namespace onepass::ONEPASS_ISA {
 namespace {
 
 template <class Y, class D>
-void typed(const BackwardCall& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
+void typed(const BackwardProblem& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
   switch (kind_of(call.function)) {
     case Kind::soft: return Backward<Kind::soft, Y, D>{call}.run(step, sums, begin, end);
     case Kind::log: return Backward<Kind::log, Y, D>{call}.run(step, sums, begin, end);
@@ -22,18 +22,18 @@ void typed(const BackwardCall& call, BackwardStep step, double* sums, int64_t be
 
 // Of half types: to themselves, or to the float32 that the forward was given.
 template <class Half>
-void from_half(const BackwardCall& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
-  if (call.dx_type == DType::float32) return typed<Half, float>(call, step, sums, begin, end);
+void from_half(const BackwardProblem& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
+  if (call.type(kDx) == DType::float32) return typed<Half, float>(call, step, sums, begin, end);
   typed<Half, Half>(call, step, sums, begin, end);
 }
 
 // Calls of doubles.
 template <Kind K>
-void run_doubles(const BackwardCall& call, int64_t begin, int64_t end) {
+void run_doubles(const BackwardProblem& call, int64_t begin, int64_t end) {
   const BackwardDim n = call.layout.reduced.innermost(), inner = call.layout.outer.innermost();
-  const auto *const y = static_cast<const double*>(call.saved), *const g = static_cast<const double*>(call.grad);
-  const auto* const lse = static_cast<const double*>(call.lse);
-  auto* const dx = static_cast<double*>(call.dx);
+  const auto *const y = call.data<const double>(kSaved), *const g = call.data<const double>(kGrad);
+  const auto* const lse = call.data<const double>(kLse);
+  auto* const dx = call.data<double>(kDx);
   const double sign = call.function == Function::softmin ? -1 : 1;
   if (call.layout.view == View::columns) {
     each_tile(call, begin, end, [&](const int64_t* at, int64_t width) {
@@ -50,7 +50,7 @@ void run_doubles(const BackwardCall& call, int64_t begin, int64_t end) {
 
 }  // namespace
 
-Units backward_units(const BackwardCall& call) {
+Units backward_units(const BackwardProblem& call) {
   const BackwardLayout& layout = call.layout;
   const int64_t n = layout.n, rows = layout.rows;
   const bool fast = vectors(call), lse = call.function == Function::logsumexp;
@@ -67,7 +67,7 @@ Units backward_units(const BackwardCall& call) {
   return {rows, n, 0};
 }
 
-void backward(const BackwardCall& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
+void backward(const BackwardProblem& call, BackwardStep step, double* sums, int64_t begin, int64_t end) {
   const Kind kind = kind_of(call.function);
   if (doubles(call)) {
     return kind == Kind::soft  ? run_doubles<Kind::soft>(call, begin, end)
@@ -75,12 +75,12 @@ void backward(const BackwardCall& call, BackwardStep step, double* sums, int64_t
                                : run_doubles<Kind::lse>(call, begin, end);
   }
   if (!vectors(call)) return any_rows(call, kind, begin, end);
-  switch (call.type) {
+  switch (call.type(kGrad)) {
     case DType::float16: return from_half<float16>(call, step, sums, begin, end);
     case DType::bfloat16: return from_half<bfloat16>(call, step, sums, begin, end);
     default: break;
   }
-  switch (call.dx_type) {
+  switch (call.type(kDx)) {
     case DType::float16: return typed<float, float16>(call, step, sums, begin, end);
     case DType::bfloat16: return typed<float, bfloat16>(call, step, sums, begin, end);
     default: return typed<float, float>(call, step, sums, begin, end);

@@ -11,11 +11,11 @@ namespace onepass::ONEPASS_ISA {
 constexpr int64_t kRowsAGroup = 64;  // short rows of a unit
 
 // Rows of a tile of rows that lie side by side: fewer, if no thread is to go without. (No row's bits depend on it.)
-inline int64_t tile_rows(const BackwardCall& call) {
+inline int64_t tile_rows(const BackwardProblem& call) {
   if (doubles(call)) return kDoubleTile;
-  const int64_t line = kLine / size_of(call.type), inner = call.layout.outer.innermost().size;
+  const int64_t line = kLine / size_of(call.type(kGrad)), inner = call.layout.outer.innermost().size;
   const auto tiles = [&](int64_t wide) { return call.layout.rows / inner * ((inner + wide - 1) / wide); };
-  int64_t wide = kTileBytes / size_of(call.type);
+  int64_t wide = kTileBytes / size_of(call.type(kGrad));
   while (wide > 16 * line && tiles(wide) < call.threads) wide /= 2;
   return wide;
 }
@@ -23,7 +23,7 @@ inline int64_t tile_rows(const BackwardCall& call) {
 // Calls work(offsets, width) for each of the tiles [begin, end): the innermost outer dim is cut into tiles, the others
 // are walked in order.
 template <class Work>
-inline void each_tile(const BackwardCall& call, int64_t begin, int64_t end, Work work) {
+inline void each_tile(const BackwardProblem& call, int64_t begin, int64_t end, Work work) {
   BackwardBag slow = call.layout.outer;
   const BackwardDim inner = slow.innermost();
   --slow.count;
@@ -39,28 +39,28 @@ inline void each_tile(const BackwardCall& call, int64_t begin, int64_t end, Work
 // A call with its types: of what was saved, and of dx.
 template <Kind K, class Y, class D>
 struct Backward {
-  const BackwardCall& call;
+  const BackwardProblem& call;
   const BackwardBag& outer = call.layout.outer;
   const BackwardDim n = call.layout.reduced.innermost();
   const bool past = goes_past(call);
   const float sign = call.function == Function::softmin ? -1.0f : 1.0f;
 
-  const Y* saved(const int64_t* offset) const { return static_cast<const Y*>(call.saved) + offset[kSaved]; }
-  const Y* grad(const int64_t* offset) const { return static_cast<const Y*>(call.grad) + offset[kGrad]; }
-  D* dx(const int64_t* offset) const { return static_cast<D*>(call.dx) + offset[kDx]; }
+  const Y* saved(const int64_t* offset) const { return call.data<const Y>(kSaved) + offset[kSaved]; }
+  const Y* grad(const int64_t* offset) const { return call.data<const Y>(kGrad) + offset[kGrad]; }
+  D* dx(const int64_t* offset) const { return call.data<D>(kDx) + offset[kDx]; }
   bool same_grad() const { return K == Kind::lse || n.strides[kGrad] == 0; }  // along a row
 
   // Of logsumexp, whose result may be wider than its input, an element of the result or of its gradient.
   float of_row(const void* tensor, int64_t at) const {
-    return call.type == DType::float32 ? static_cast<const float*>(tensor)[at]
-                                       : to_wide(static_cast<const Y*>(tensor)[at]);
+    return call.type(kGrad) == DType::float32 ? static_cast<const float*>(tensor)[at]
+                                              : to_wide(static_cast<const Y*>(tensor)[at]);
   }
   // What makes the dx of a row but for its sum.
   template <class A>
   void last(const int64_t* offset, A* a, A* b) const {
     *a = A(0), *b = A(sign);
     if constexpr (K == Kind::lse) {
-      *a = A(of_row(call.grad, offset[kGrad])), *b = A(of_row(call.lse, offset[kLse]));
+      *a = A(of_row(call.tensors[kGrad].data, offset[kGrad])), *b = A(of_row(call.tensors[kLse].data, offset[kLse]));
     }
   }
 
@@ -149,7 +149,7 @@ struct Backward {
     const BackwardDim inner = outer.innermost();
     const bool flat = outer.count <= 1;
     const auto lined = [&](int64_t step) { return step * int64_t(sizeof(D)) % kLine == 0; };
-    const bool past_too = past && flat && uintptr_t(call.dx) % kLine == 0;
+    const bool past_too = past && flat && call.address(kDx) % kLine == 0;
     const bool straight =
         past_too && lined(inner.strides[kDx]) && lined(n.size) && (n.size % kPair == 0 || n.size == kWidth);
     const bool lines = past_too && !straight && inner.strides[kDx] == n.size;
@@ -183,7 +183,7 @@ struct Backward {
         straight ? group.template run<2, true>() : group.template run<2, false>();
       }
       if (buffered && in_buffer + kWidth == some) {
-        D* const to = static_cast<D*>(call.dx) + (first - in_buffer) * n.size;
+        D* const to = call.data<D>(kDx) + (first - in_buffer) * n.size;
         stream_bytes(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(made), some * n.size * sizeof(D));
       }
     }
@@ -256,8 +256,8 @@ struct Backward {
       if constexpr (K == Kind::lse) {
         alignas(64) float g[kTileRows<Y>], lse[kTileRows<Y>];
         for (int64_t j = 0; j < width; ++j) {
-          g[j] = of_row(call.grad, at[kGrad] + j * inner.strides[kGrad]);
-          lse[j] = of_row(call.lse, at[kLse] + j * inner.strides[kLse]);
+          g[j] = of_row(call.tensors[kGrad].data, at[kGrad] + j * inner.strides[kGrad]);
+          lse[j] = of_row(call.tensors[kLse].data, at[kLse] + j * inner.strides[kLse]);
         }
         backward_columns_lse(saved(at), g, lse, dx(at), n.size, n.strides, width, past);
       } else {

@@ -88,17 +88,20 @@ inline void set_element(void* tensor, DType type, int64_t at, double value) {
 }
 
 // Rows [begin, end) of any strides.
-inline void any_rows(const BackwardCall& call, Kind kind, int64_t begin, int64_t end) {
+inline void any_rows(const BackwardProblem& call, Kind kind, int64_t begin, int64_t end) {
   const BackwardLayout& layout = call.layout;
   BackwardOdometer row(layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, row.next()) {
     const auto y = [&](const int64_t* o) {
-      return element(call.saved, call.saved_type(), row.offset[kSaved] + o[kSaved]);
+      return element(call.tensors[kSaved].data, call.type(kSaved), row.offset[kSaved] + o[kSaved]);
     };
-    const auto g = [&](const int64_t* o) { return element(call.grad, call.type, row.offset[kGrad] + o[kGrad]); };
+    const auto g = [&](const int64_t* o) {
+      return element(call.tensors[kGrad].data, call.type(kGrad), row.offset[kGrad] + o[kGrad]);
+    };
     double a, b = call.function == Function::softmin ? -1 : 1;
     if (kind == Kind::lse) {
-      a = element(call.grad, call.type, row.offset[kGrad]), b = element(call.lse, call.type, row.offset[kLse]);
+      a = element(call.tensors[kGrad].data, call.type(kGrad), row.offset[kGrad]),
+      b = element(call.tensors[kLse].data, call.type(kGrad), row.offset[kLse]);
     } else {
       Total total;
       BackwardOdometer at(layout.reduced, 0);
@@ -108,7 +111,8 @@ inline void any_rows(const BackwardCall& call, Kind kind, int64_t begin, int64_t
     BackwardOdometer at(layout.reduced, 0);
     for (int64_t i = 0; i < layout.n; ++i, at.next()) {
       const double of_g = kind == Kind::lse ? 0 : g(at.offset);
-      set_element(call.dx, call.dx_type, row.offset[kDx] + at.offset[kDx], any_last(kind, y(at.offset), of_g, a, b));
+      set_element(call.tensors[kDx].data, call.type(kDx), row.offset[kDx] + at.offset[kDx],
+                  any_last(kind, y(at.offset), of_g, a, b));
     }
   }
 }

@@ -13,29 +13,29 @@ namespace {
 
 constexpr int64_t kGroup = 64;  // short rows of a unit
 
-bool goes_past(const Call& call) {
-  return kStreams && !call.reduces() && call.x != call.y &&
-         call.layout.rows * call.layout.n * size_of(call.y_type) >= kPast;
+bool goes_past(const ForwardProblem& call) {
+  return kStreams && !call.is_reduction() && call.tensors[kX].data != call.tensors[kY].data &&
+         call.layout.rows * call.layout.n * size_of(call.type(kY)) >= kPast;
 }
 
 template <class Y>
 constexpr bool kFast = sizeof(typename Wide<Y>::type) == 4;
 
 // Short rows go many at a time where input and output have one type (others row by row: less to compile).
-bool short_rows_of(const Call& call) {
-  return call.layout.view == View::rows && call.x_type == call.y_type && call.y_type != DType::float64 &&
-         call.layout.n <= longest_short(call.y_type);
+bool short_rows_of(const ForwardProblem& call) {
+  return call.layout.view == View::rows && call.type(kX) == call.type(kY) && call.type(kY) != DType::float64 &&
+         call.layout.n <= longest_short(call.type(kY));
 }
 
 // Rows [begin, end) of a call, the outer dims walked in order.
 template <Function F, class X, class Y>
-void some_rows(const Call& call, int64_t begin, int64_t end) {
+void some_rows(const ForwardProblem& call, int64_t begin, int64_t end) {
   const Bag& reduced = call.layout.reduced;
   const bool past = goes_past(call);
   Odometer outer(call.layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, outer.next()) {
-    const X* x = static_cast<const X*>(call.x) + outer.x;
-    Y* y = static_cast<Y*>(call.y) + outer.y;
+    const X* x = call.data<const X>(kX) + outer.x;
+    Y* y = call.data<Y>(kY) + outer.y;
     if (!call.layout.unit_rows()) {
       row<F>(x, y, Anywhere(reduced), call.layout.n, call.layout.rows);
     } else if constexpr (kFast<Y>) {
@@ -49,13 +49,13 @@ void some_rows(const Call& call, int64_t begin, int64_t end) {
 
 // Units [begin, end) of short rows.
 template <Function F, class X, class Y>
-void some_groups(const Call& call, int64_t begin, int64_t end) {
+void some_groups(const ForwardProblem& call, int64_t begin, int64_t end) {
   const Layout& layout = call.layout;
   const bool past = goes_past(call);
   for (int64_t g = begin; g < end; ++g) {
     const int64_t first = g * kGroup, left = layout.rows - first;
-    short_rows<F>(static_cast<const X*>(call.x), static_cast<Y*>(call.y), layout.n, layout.row_x_stride(),
-                  layout.row_y_stride(), first, left < kGroup ? left : kGroup, layout.rows, past);
+    short_rows<F>(call.data<const X>(kX), call.data<Y>(kY), layout.n, layout.row_x_stride(), layout.row_y_stride(),
+                  first, left < kGroup ? left : kGroup, layout.rows, past);
   }
   if (past) end_streams();
 }
@@ -63,9 +63,9 @@ void some_groups(const Call& call, int64_t begin, int64_t end) {
 // Tiles [begin, end): the innermost outer dim is cut into tiles, the others are walked in order. Does
 // `work(x, y, n, width)` for each, `n` being the rows' own dim.
 template <class X, class Y, class Each>
-void each_tile(const Call& call, int64_t begin, int64_t end, Each work) {
+void each_tile(const ForwardProblem& call, int64_t begin, int64_t end, Each work) {
   Bag outer = call.layout.outer;
-  const int64_t wide = tile_width(call.layout.n, call.reduces());
+  const int64_t wide = tile_width(call.layout.n, call.is_reduction());
   const int64_t inner = outer.dims[--outer.count].size, tiles = (inner + wide - 1) / wide;
   const Bag& reduced = call.layout.reduced;
   const Dim n = reduced.count ? reduced.dims[0] : Dim{1, 0, 0};
@@ -73,12 +73,12 @@ void each_tile(const Call& call, int64_t begin, int64_t end, Each work) {
     int64_t x_offset, y_offset;
     outer.offsets(t / tiles, &x_offset, &y_offset);
     const int64_t first = t % tiles * wide, width = inner - first < wide ? inner - first : wide;
-    work(static_cast<const X*>(call.x) + x_offset + first, static_cast<Y*>(call.y) + y_offset + first, n, width);
+    work(call.data<const X>(kX) + x_offset + first, call.data<Y>(kY) + y_offset + first, n, width);
   }
 }
 
 template <Function F, class X, class Y>
-void some_tiles(const Call& call, int64_t begin, int64_t end) {
+void some_tiles(const ForwardProblem& call, int64_t begin, int64_t end) {
   const bool past = goes_past(call);
   each_tile<X, Y>(call, begin, end, [&](const X* x, Y* y, const Dim& n, int64_t width) {
     if constexpr (kFast<Y>) {
@@ -104,15 +104,15 @@ struct Work {
 int64_t pieces_of(const Layout& layout) { return (layout.n + kPiece - 1) / kPiece; }
 
 template <Function F, class X, class Y>
-void some_pieces(const Call& call, const Work& work) {
+void some_pieces(const ForwardProblem& call, const Work& work) {
   const int64_t n = call.layout.n, each = pieces_of(call.layout);
   const bool past = goes_past(call), kept = kKeepsPieces<F, Y> && !past;
   const Piece* const rows = work.pieces + call.layout.rows * each;
   for (int64_t at = work.begin; at < work.end; ++at) {
     Odometer outer(call.layout.outer, at / each);
     const int64_t first = at % each * kPiece, count = n - first < kPiece ? n - first : kPiece;
-    const X* const x = static_cast<const X*>(call.x) + outer.x + first;
-    Y* const y = reduces(F) ? nullptr : static_cast<Y*>(call.y) + outer.y + first;
+    const X* const x = call.data<const X>(kX) + outer.x + first;
+    Y* const y = reduces(F) ? nullptr : call.data<Y>(kY) + outer.y + first;
     Piece& piece = work.pieces[at];
     if (work.step == Step::states) {
       float* keep = nullptr;
@@ -129,7 +129,7 @@ void some_pieces(const Call& call, const Work& work) {
 
 // The states of rows go behind those of the pieces; a function that reduces is done then.
 template <Function F, class Y>
-void merge_pieces(const Call& call, Piece* pieces) {
+void merge_pieces(const ForwardProblem& call, Piece* pieces) {
   const int64_t each = pieces_of(call.layout);
   Piece* const rows = pieces + call.layout.rows * each;
   Odometer outer(call.layout.outer, 0);
@@ -138,12 +138,12 @@ void merge_pieces(const Call& call, Piece* pieces) {
     for (int64_t i = r * each; i < (r + 1) * each; ++i)
       state = onepass::ONEPASS_ISA::merge(state, State<float>{pieces[i].m, {pieces[i].l, pieces[i].rest}});
     rows[r] = {state.m, state.l.sum, state.l.rest};
-    if constexpr (reduces(F)) store_reduced<F>(state, static_cast<Y*>(call.y) + outer.y, call.layout.rows);
+    if constexpr (reduces(F)) store_reduced<F>(state, call.data<Y>(kY) + outer.y, call.layout.rows);
   }
 }
 
 template <Function F, class X, class Y>
-void some(const Call& call, const Work& work) {
+void some(const ForwardProblem& call, const Work& work) {
   if constexpr (kFast<Y>) {
     if (work.step == Step::merge) return merge_pieces<F, Y>(call, work.pieces);
     if (work.step != Step::rows) return some_pieces<F, X, Y>(call, work);
@@ -156,7 +156,7 @@ void some(const Call& call, const Work& work) {
 }
 
 template <class X, class Y>
-void typed(const Call& call, const Work& work) {
+void typed(const ForwardProblem& call, const Work& work) {
   switch (call.function) {
     case Function::softmax: return some<Function::softmax, X, Y>(call, work);
     case Function::log_softmax: return some<Function::log_softmax, X, Y>(call, work);
@@ -170,27 +170,27 @@ void typed(const Call& call, const Work& work) {
 }
 
 template <class X, class Same>
-void from_half(const Call& call, const Work& work) {
-  if (call.y_type == DType::float32) return typed<X, float>(call, work);
+void from_half(const ForwardProblem& call, const Work& work) {
+  if (call.type(kY) == DType::float32) return typed<X, float>(call, work);
   typed<X, Same>(call, work);
 }
 
-void any(const Call& call, const Work& work) {
-  switch (call.x_type) {
+void any(const ForwardProblem& call, const Work& work) {
+  switch (call.type(kX)) {
     case DType::float64: return typed<double, double>(call, work);
     case DType::float16: return from_half<float16, float16>(call, work);
     case DType::bfloat16: return from_half<bfloat16, bfloat16>(call, work);
     case DType::float32:
-      if (call.y_type == DType::float16) return typed<float, float16>(call, work);
-      if (call.y_type == DType::bfloat16) return typed<float, bfloat16>(call, work);
+      if (call.type(kY) == DType::float16) return typed<float, float16>(call, work);
+      if (call.type(kY) == DType::bfloat16) return typed<float, bfloat16>(call, work);
       return typed<float, float>(call, work);
   }
 }
 
 // softmin is the softmax, in place, of what it is given with the other sign.
-Call in_place(const Call& softmin) {
-  Call call = softmin;
-  call.function = Function::softmax, call.x = call.y;
+ForwardProblem in_place(const ForwardProblem& softmin) {
+  ForwardProblem call = softmin;
+  call.function = Function::softmax, call.tensors[kX].data = call.tensors[kY].data;
   for (Bag* const bag : {&call.layout.outer, &call.layout.reduced}) {
     for (int i = 0; i < bag->count; ++i) bag->dims[i].x_stride = bag->dims[i].y_stride;
   }
@@ -199,7 +199,7 @@ Call in_place(const Call& softmin) {
 
 // Units [begin, end) of the input with the other sign, in the output. `Bits`: as large as an element.
 template <class Bits>
-void negate(const Call& softmin, int64_t begin, int64_t end) {
+void negate(const ForwardProblem& softmin, int64_t begin, int64_t end) {
   constexpr Bits sign = Bits(Bits(1) << (8 * sizeof(Bits) - 1));
   const Layout& layout = softmin.layout;
   const auto side_by_side = [](const Bits* x, Bits* y, int64_t count) {
@@ -218,8 +218,8 @@ void negate(const Call& softmin, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const int64_t first = pieces ? i % pieces * kPiece : 0, left = layout.n - first;
     const int64_t count = pieces && left > kPiece ? kPiece : left;
-    const Bits* const x = static_cast<const Bits*>(softmin.x) + outer.x;
-    Bits* const y = static_cast<Bits*>(softmin.y) + outer.y;
+    const Bits* const x = softmin.data<const Bits>(kX) + outer.x;
+    Bits* const y = softmin.data<Bits>(kY) + outer.y;
     if (layout.unit_rows()) {
       side_by_side(x + first, y + first, count);
     } else {
@@ -230,10 +230,10 @@ void negate(const Call& softmin, int64_t begin, int64_t end) {
 }
 
 // Of units [begin, end) of rows or pieces, or of what comes after them.
-void take(const Call& call, const Work& work) {
+void take(const ForwardProblem& call, const Work& work) {
   if (call.function != Function::softmin) return any(call, work);
   if (work.step == Step::rows || work.step == Step::states) {
-    switch (size_of(call.x_type)) {
+    switch (size_of(call.type(kX))) {
       case 2: negate<uint16_t>(call, work.begin, work.end); break;
       case 4: negate<uint32_t>(call, work.begin, work.end); break;
       default: negate<uint64_t>(call, work.begin, work.end);
@@ -244,12 +244,13 @@ void take(const Call& call, const Work& work) {
 
 }  // namespace
 
-Units units(const Call& call) {
+Units units(const ForwardProblem& call) {
   if (call.function == Function::softmin) return units(in_place(call));
   const Layout& layout = call.layout;
-  const bool fast = call.y_type != DType::float64;
+  const bool fast = call.type(kY) != DType::float64;
   if (layout.view == View::columns) {
-    const int64_t inner = layout.outer.dims[layout.outer.count - 1].size, wide = tile_width(layout.n, call.reduces());
+    const int64_t inner = layout.outer.dims[layout.outer.count - 1].size,
+                  wide = tile_width(layout.n, call.is_reduction());
     return {layout.rows / inner * ((inner + wide - 1) / wide), layout.n * (inner < wide ? inner : wide), 0};
   }
   if (short_rows_of(call)) return {(layout.rows + kGroup - 1) / kGroup, layout.n * kGroup, 0};
@@ -258,12 +259,12 @@ Units units(const Call& call) {
   return {layout.rows, layout.n, 0};
 }
 
-void run(const Call& call, int64_t begin, int64_t end) { take(call, {Step::rows, begin, end, nullptr}); }
-void states(const Call& call, Piece* pieces, int64_t begin, int64_t end) {
+void run(const ForwardProblem& call, int64_t begin, int64_t end) { take(call, {Step::rows, begin, end, nullptr}); }
+void states(const ForwardProblem& call, Piece* pieces, int64_t begin, int64_t end) {
   take(call, {Step::states, begin, end, pieces});
 }
-void merge(const Call& call, Piece* pieces) { take(call, {Step::merge, 0, 0, pieces}); }
-void finish(const Call& call, const Piece* pieces, int64_t begin, int64_t end) {
+void merge(const ForwardProblem& call, Piece* pieces) { take(call, {Step::merge, 0, 0, pieces}); }
+void finish(const ForwardProblem& call, const Piece* pieces, int64_t begin, int64_t end) {
   take(call, {Step::finish, begin, end, const_cast<Piece*>(pieces)});
 }
 

@@ -27,15 +27,15 @@ struct Piece {
 // pieces may also be made whole rows at a time.
 enum class BackwardStep { rows, sums, finish };
 
-#define ONEPASS_DECLARE(isa)                                                                  \
-  namespace isa {                                                                             \
-  Units backward_units(const BackwardCall& call);                                             \
-  void backward(const BackwardCall&, BackwardStep, double* sums, int64_t begin, int64_t end); \
-  Units units(const Call& call);                                                              \
-  void run(const Call& call, int64_t begin, int64_t end);                                     \
-  void states(const Call& call, Piece* pieces, int64_t begin, int64_t end);                   \
-  void merge(const Call& call, Piece* pieces);                                                \
-  void finish(const Call& call, const Piece* pieces, int64_t begin, int64_t end);             \
+#define ONEPASS_DECLARE(isa)                                                                     \
+  namespace isa {                                                                                \
+  Units backward_units(const BackwardProblem& call);                                             \
+  void backward(const BackwardProblem&, BackwardStep, double* sums, int64_t begin, int64_t end); \
+  Units units(const ForwardProblem& call);                                                       \
+  void run(const ForwardProblem& call, int64_t begin, int64_t end);                              \
+  void states(const ForwardProblem& call, Piece* pieces, int64_t begin, int64_t end);            \
+  void merge(const ForwardProblem& call, Piece* pieces);                                         \
+  void finish(const ForwardProblem& call, const Piece* pieces, int64_t begin, int64_t end);      \
   }
 ONEPASS_DECLARE(baseline)
 #ifdef ONEPASS_AVX2

@@ -13,13 +13,13 @@ namespace onepass {
 struct CpuEngine {
   const char* isa;
   bool (*works)();
-  Units (*units)(const Call&);
-  void (*run)(const Call&, int64_t, int64_t);
-  void (*states)(const Call&, Piece*, int64_t, int64_t);
-  void (*merge)(const Call&, Piece*);
-  void (*finish)(const Call&, const Piece*, int64_t, int64_t);
-  Units (*backward_units)(const BackwardCall&);
-  void (*backward)(const BackwardCall&, BackwardStep, double*, int64_t, int64_t);
+  Units (*units)(const ForwardProblem&);
+  void (*run)(const ForwardProblem&, int64_t, int64_t);
+  void (*states)(const ForwardProblem&, Piece*, int64_t, int64_t);
+  void (*merge)(const ForwardProblem&, Piece*);
+  void (*finish)(const ForwardProblem&, const Piece*, int64_t, int64_t);
+  Units (*backward_units)(const BackwardProblem&);
+  void (*backward)(const BackwardProblem&, BackwardStep, double*, int64_t, int64_t);
 };
 
 #define ONEPASS_ENGINE(isa, works) \

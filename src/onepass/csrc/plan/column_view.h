@@ -76,7 +76,7 @@ inline ColumnView column_view(TileDims outer, const TileDims& reduced, const Col
   tiles.outer = outer;
   int64_t rest = 1;
   for (int d = 0; d < outer.count; ++d) rest *= outer.sizes[d];
-  tiles.plane = view.strided ? tiles.inner : tiles.inner * rest;
+  tiles.plane_stride = view.strided ? tiles.inner : tiles.inner * rest;
   if (view.strided) return view;
 
   const auto first = [&](int t) { return tensors[t].address / uint64_t(tensors[t].size); };
@@ -129,12 +129,13 @@ inline ColumnView column_view(const Layout& layout, DType x, DType y, uint64_t x
   const ColumnTensor tensors[] = {{x_address, size_of(x), true}, {y_address, size_of(y), !reduces}};
   return column_view(dims(layout.outer), dims(layout.reduced), tensors, 2);
 }
-inline ColumnView column_view(const Call& call) {
-  return column_view(call.layout, call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.reduces());
+inline ColumnView column_view(const ForwardProblem& call) {
+  return column_view(call.layout, call.type(kX), call.type(kY), call.address(kX), call.address(kY),
+                     call.is_reduction());
 }
 
 // Of a gradient. `even`: the result's gradient has one value for a column and its neighbours.
-inline bool is_even(const BackwardCall& call) {
+inline bool is_even(const BackwardProblem& call) {
   if (call.function == Function::logsumexp) return false;
   const BackwardLayout& layout = call.layout;
   for (int d = 0; d < layout.reduced.count; ++d) {
@@ -142,7 +143,7 @@ inline bool is_even(const BackwardCall& call) {
   }
   return !layout.outer.count || layout.outer.innermost().strides[kGrad] == 0;
 }
-inline ColumnView column_view(const BackwardCall& call) {
+inline ColumnView column_view(const BackwardProblem& call) {
   if (!fits_tiles(call.layout)) return {};
   const auto dims = [](const BackwardBag& bag) {
     TileDims made = {};
@@ -153,17 +154,17 @@ inline ColumnView column_view(const BackwardCall& call) {
     }
     return made;
   };
-  const int size = size_of(call.type);
+  const int size = size_of(call.type(kGrad));
   const bool alike = call.function != Function::logsumexp && !is_even(call);
-  const ColumnTensor tensors[] = {{uint64_t(call.dx), size_of(call.dx_type), true},
-                                  {uint64_t(call.saved), size_of(call.saved_type()), true},
-                                  {uint64_t(call.grad), size, alike},
-                                  {uint64_t(call.lse), size, false}};
-  return column_view(dims(call.layout.outer), dims(call.layout.reduced), tensors, call.lse ? 4 : 3);
+  const ColumnTensor tensors[] = {{call.address(kDx), size_of(call.type(kDx)), true},
+                                  {call.address(kSaved), size_of(call.type(kSaved)), true},
+                                  {call.address(kGrad), size, alike},
+                                  {call.address(kLse), size, false}};
+  return column_view(dims(call.layout.outer), dims(call.layout.reduced), tensors, call.tensors[kLse].data ? 4 : 3);
 }
 
 // Of numbers below 2^31.
-inline Divider divider_of(int64_t by) {
+inline FastDivisor divider_of(int64_t by) {
   if (by >> 31) return {0, 0};
   unsigned shift = 31;
   while (int64_t(1) << (shift - 31) < by) ++shift;
@@ -171,7 +172,7 @@ inline Divider divider_of(int64_t by) {
 }
 
 // Of vectors `turn` apart: those whose first element is no further than `last`.
-inline Counted counted(int64_t last, int64_t turn, int none) {
+inline VecCount counted(int64_t last, int64_t turn, int none) {
   if (last < 0) return {0, none};
   return {int(last / turn), int(last % turn) + 1};
 }
@@ -180,31 +181,32 @@ inline Counted counted(int64_t last, int64_t turn, int none) {
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   Tiles tiles = view.tiles;
   const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
-  tiles.across = plan.lanes, tiles.down = plan.rows_per_block;
-  tiles.pitch = slab ? int(tiles.inner) : tiles.across * plan.vector;
-  tiles.parts = slab ? tiles.across * plan.vector / tiles.pitch : tiles.down;
+  tiles.threads_x = plan.lanes, tiles.threads_y = plan.rows_per_block;
+  tiles.tile_cols = slab ? int(tiles.inner) : tiles.threads_x * plan.vector;
+  tiles.partials = slab ? tiles.threads_x * plan.vector / tiles.tile_cols : tiles.threads_y;
   // So that lanes that read parts of a column find them in other banks of shared memory.
-  tiles.stride = slab || tiles.parts == 1 ? tiles.pitch : int(up_to(tiles.pitch, 4)) + 4;
-  tiles.side = ceil_div(tiles.inner, int64_t(tiles.pitch));
-  tiles.tall = 1;
+  tiles.partial_stride = slab || tiles.partials == 1 ? tiles.tile_cols : int(up_to(tiles.tile_cols, 4)) + 4;
+  tiles.tiles_per_slice = ceil_div(tiles.inner, int64_t(tiles.tile_cols));
+  tiles.slices = 1;
   if (!view.strided) {
-    for (int d = 0; d < tiles.outer.count; ++d) tiles.tall *= tiles.outer.sizes[d];
+    for (int d = 0; d < tiles.outer.count; ++d) tiles.slices *= tiles.outer.sizes[d];
   }
-  tiles.narrow = !slab && !view.strided && tiles.side > 1 && tiles.pitch <= kNarrow * view.full;
+  tiles.is_narrow = !slab && !view.strided && tiles.tiles_per_slice > 1 && tiles.tile_cols <= kNarrow * view.full;
   const int64_t before = view.slab_begins ? 0 : plan.vector - 1;  // elements of a vector before a slab, at most
   const int64_t size = slab ? view.n() * view.inner() : view.n();
   const int64_t turn = int64_t(plan.split) * (slab ? plan.lanes * plan.vector : plan.rows_per_block);
-  tiles.turns = int(ceil_div(slab ? size + before : size, turn));
-  tiles.there = counted(size - 1, turn, 0);
-  tiles.whole = counted(size - (slab ? plan.vector : 1), turn, -plan.vector);
-  for (int t = 0; t < kTileTensors; ++t) tiles.jump[t] = slab ? turn : turn * tiles.steps[t];
-  tiles.by_side = divider_of(tiles.side), tiles.by_line = divider_of(slab ? tiles.pitch : tiles.across);
-  tiles.shelf = plan.shelved() ? plan.shelf : 0;
-  const int most = tiles.parts > plan.split ? tiles.parts : plan.split;
-  while (tiles.group_bits < 5 && 1 << tiles.group_bits < most &&
-         (2 << tiles.group_bits) * tiles.pitch <= plan.threads())
-    ++tiles.group_bits;
-  tiles.group = 1 << tiles.group_bits;
+  tiles.vecs_per_thread_max = int(ceil_div(slab ? size + before : size, turn));
+  tiles.existing = counted(size - 1, turn, 0);
+  tiles.full = counted(size - (slab ? plan.vector : 1), turn, -plan.vector);
+  for (int t = 0; t < kTileTensors; ++t) tiles.vec_strides[t] = slab ? turn : turn * tiles.steps[t];
+  tiles.by_tiles_per_slice = divider_of(tiles.tiles_per_slice),
+  tiles.by_line = divider_of(slab ? tiles.tile_cols : tiles.threads_x);
+  tiles.smem_vecs = plan.shelved() ? plan.shelf : 0;
+  const int most = tiles.partials > plan.split ? tiles.partials : plan.split;
+  while (tiles.merge_threads_log2 < 5 && 1 << tiles.merge_threads_log2 < most &&
+         (2 << tiles.merge_threads_log2) * tiles.tile_cols <= plan.threads())
+    ++tiles.merge_threads_log2;
+  tiles.merge_threads = 1 << tiles.merge_threads_log2;
   return tiles;
 }
 // Of the vectors that wait there, `vector` bytes each with all operands.
@@ -224,10 +226,11 @@ inline int64_t meeting_bytes(int64_t pitch, int64_t parts, int boxes, int scalar
   return whole + part + (told > 1 ? part : tops) + 2 * boxes * pitch * (gradient ? 1 : 2) * scalar;
 }
 inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar, bool gradient, bool half) {
-  if (plan.split == 1 && tiles.parts == 1 && plan.edges != kSlab && plan.edges != kWholeSlab) return tiles.waiting;
+  if (plan.split == 1 && tiles.partials == 1 && plan.edges != kSlab && plan.edges != kWholeSlab)
+    return tiles.smem_vecs_bytes;
   const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
-  return tiles.waiting + meeting_bytes(tiles.pitch, tiles.parts * tiles.stride, boxes, scalar, gradient,
-                                       numbers_told(plan, half, gradient));
+  return tiles.smem_vecs_bytes + meeting_bytes(tiles.tile_cols, tiles.partials * tiles.partial_stride, boxes, scalar,
+                                               gradient, numbers_told(plan, half, gradient));
 }
 
 // Why a plan cannot serve a view; empty where it can.

@@ -242,19 +242,19 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, DTyp
   const bool half = size_of(y) == 2, early = half && !reduces(function) && function != Function::log_softmax;
   return {view, gpu, 1, wide, size, true, false, half, early};
 }
-inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const Call& call) {
-  return column_planner(view, gpu, call.x_type, call.y_type, call.function);
+inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const ForwardProblem& call) {
+  return column_planner(view, gpu, call.type(kX), call.type(kY), call.function);
 }
-inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const BackwardCall& call) {
-  const int size = size_of(call.saved_type()), wide = size > size_of(call.dx_type) ? size : size_of(call.dx_type);
+inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const BackwardProblem& call) {
+  const int size = size_of(call.type(kSaved)), wide = size > size_of(call.type(kDx)) ? size : size_of(call.type(kDx));
   const bool merges = call.function != Function::logsumexp;
-  return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges, true, size_of(call.dx_type) == 2, false};
+  return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges, true, size_of(call.type(kDx)) == 2, false};
 }
 
 // The plan of a gradient of no more dims than kernels take, of rows or in place.
-inline CudaPlan plan_backward(const BackwardCall& call, const Gpu& gpu) {
+inline CudaPlan plan_backward(const BackwardProblem& call, const Gpu& gpu) {
   if (call.layout.view == View::rows && call.layout.outer.count <= 1)
-    return BackwardPlanner(call, BackwardPhase(call, call.even()), gpu, false).plan();
+    return BackwardPlanner(call, BackwardPhase(call, call.grad_is_broadcast()), gpu, false).plan();
   const ColumnView view = column_view(call);
   return column_planner(view, gpu, call).plan();
 }

@@ -2,8 +2,7 @@
 // wait on the chip instead of one. Pure: no torch, no CUDA.
 #pragma once
 
-#include "../core/backward_layout.h"
-#include "rows.h"
+#include "../core/problem.h"
 
 namespace onepass {
 
@@ -13,12 +12,12 @@ struct BackwardPhase {
   int widest;           // the most elements of a vector so that each row has one phase in all tensors
   bool within[4] = {};  // by the logarithm of a width: whether any row begins within a vector of so many elements
 
-  explicit BackwardPhase(const BackwardCall& call, bool even) {
-    const int size = size_of(call.saved_type()), dx_size = size_of(call.dx_type);
+  explicit BackwardPhase(const BackwardProblem& call, bool even) {
+    const int size = size_of(call.type(kSaved)), dx_size = size_of(call.type(kDx));
     const BackwardDim outer = call.layout.outer.innermost();
     const bool many = call.layout.rows > 1;
-    const uint64_t firsts[] = {uint64_t(call.dx) / uint64_t(dx_size), uint64_t(call.saved) / uint64_t(size),
-                               uint64_t(call.grad) / uint64_t(size_of(call.type))};
+    const uint64_t firsts[] = {call.address(kDx) / uint64_t(dx_size), call.address(kSaved) / uint64_t(size),
+                               call.address(kGrad) / uint64_t(size_of(call.type(kGrad)))};
     const int64_t steps[] = {many ? outer.strides[kDx] : 0, many ? outer.strides[kSaved] : 0,
                              many ? outer.strides[kGrad] : 0};
     const int tensors = even || call.function == Function::logsumexp ? 2 : 3;  // whose elements go by vectors
@@ -103,7 +102,7 @@ constexpr int kBackwardVectors = 224;  // of each operand that a block of the ti
 constexpr int kWeighed = 512;  // elements of a row of logsumexp up to which lanes of a warp take it
 
 struct BackwardPlanner {
-  const BackwardCall& call;
+  const BackwardProblem& call;
   const BackwardPhase& phase;
   const Gpu& gpu;
   const bool invariant;
@@ -118,7 +117,7 @@ struct BackwardPlanner {
   bool apart = invariant && (phase.begins_within(phase.full) || n % phase.full);
   int64_t vectors = ceil_div(!apart && phase.begins_within(vector) ? n + vector - 1 : n, vector);
 
-  BackwardPlanner(const BackwardCall& call, const BackwardPhase& phase, const Gpu& gpu, bool invariant)
+  BackwardPlanner(const BackwardProblem& call, const BackwardPhase& phase, const Gpu& gpu, bool invariant)
       : call(call), phase(phase), gpu(gpu), invariant(invariant) {}
 
   int edges() const {
@@ -150,7 +149,7 @@ struct BackwardPlanner {
     const int chunk = wide == 8 ? 1 : 2,
               most_slots = (gpu.compute == 90 ? 4 : 2) * chunk;  // elsewhere more would spill
     const auto places = [&](int threads) {
-      return int((gpu.shared - kStaticShared) / (2 * threads * vector * size_of(call.type)) / chunk * chunk);
+      return int((gpu.shared - kStaticShared) / (2 * threads * vector * size_of(call.type(kGrad))) / chunk * chunk);
     };
     int threads = 480, slots = most_slots;
     const int64_t chip = gpu.multiprocessors, holds = threads * int64_t(slots + places(threads));

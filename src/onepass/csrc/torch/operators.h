@@ -1,26 +1,19 @@
-// operators.h: the operators' work on tensors that are there, for those who make the tensors: ops.cpp,
-// aten_override.cpp.
+// operators.h: what the operators of ops.cpp and of aten_override.cpp share.
 #pragma once
 
-#include <algorithm>
-
-#include "../core/problem.h"
-#include "../core/reduce_dims.h"
+#include "../core/tensor_args.h"
 
 namespace onepass {
 
-// The dims of a result before those of the input: the two planes of a state.
-constexpr int planes(Function function) { return function == Function::state; }
-
-// The shape of a result. Its arrays are as long as they may get: nothing here is worth a walk to the heap.
-struct Shape {
+// The shape of a forward's result. Its arrays are as long as they may get: a walk to the heap takes longer.
+struct ResultShape {
   int rank = 0;
   int64_t sizes[kMaxDims + 1];
 
-  Shape(Function function, const Operand& x, const Mask& mask, bool keepdim) {
-    if (planes(function)) sizes[rank++] = 2;
+  ResultShape(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim) {
+    if (const int planes = traits_of(function).leading_planes) sizes[rank++] = planes;
     for (int i = 0; i < x.rank; ++i) {
-      if (!reduces(function) || !mask.reduced[i]) {
+      if (!is_reduction(function) || !dims.reduced[i]) {
         sizes[rank++] = x.sizes[i];
       } else if (keepdim) {
         sizes[rank++] = 1;
@@ -28,18 +21,22 @@ struct Shape {
     }
     if (rank > kMaxDims) fail("a result of at most 64 dims, got " + std::to_string(rank));
   }
-
-  bool is_of(const Operand& y) const { return rank == y.rank && std::equal(sizes, sizes + rank, y.sizes); }
 };
 
-// A call into `y`, of which is found out whether it is the result's; not, whether it shares memory with `x`.
-void forward_into(Function function, const Operand& x, const Mask& mask, bool keepdim, const Operand& y,
-                  const CudaPlan* forced = nullptr);
+// Compute a forward, or a gradient, whose tensors are checked and all there (dispatch.cpp). A CUDA problem may bring
+// its plan.
+void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contiguous, const CudaPlan* plan = nullptr);
+void run_backward(const TensorArgs& args, DType result_type, DType dx_type, const CudaPlan* plan = nullptr);
 
-// Why a call may not write `y` while it reads `x`, or null where it may.
-const char* out_refusal(Function function, const Operand& y, const Operand& x);
+// Computes a forward into `y`, whose shape, dtype and device are checked. Overlap with `x` is not: see below.
+void compute_into(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
+                  const CudaPlan* plan = nullptr);
+
+// Why a forward may not write `y` while it reads `x`; null where it may.
+const char* find_overlap(Function function, const TensorRef& y, const TensorRef& x);
 
 // The gradient of softmax or log_softmax over `dim`, contiguous.
-Owned gradient(Function function, const Operand& grad, const Operand& y, int64_t dim, DType dx_type);
+OwnedTensor compute_softmax_backward(Function function, const TensorRef& grad, const TensorRef& y, int64_t dim,
+                                     DType dx_type);
 
 }  // namespace onepass

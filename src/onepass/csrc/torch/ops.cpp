@@ -1,20 +1,16 @@
-// ops.cpp: the operators' schemas and their way into the engines. With this library loaded, a graph that holds them
-// runs from C++ alone. No Python here; fake kernels and gradients are in ops.py.
-#include <algorithm>
-#include <limits>
-#include <numeric>
-
-#include "../cpu/isa_dispatch.h"
-#include "../cuda/host/engine.h"
-#include "operators.h"
+// ops.cpp: the operators' schemas, and the checks of their arguments. With this library loaded, a graph that holds them
+// runs from C++ alone. There is no Python here; fake kernels and autograd are in Python.
 #include "../core/memory_overlap.h"
+#include "../cuda/host/plan_check.h"
+#include "operators.h"
 
 namespace onepass {
 
 namespace {
 
-namespace stable = torch::stable::detail;
 using MaybeType = std::optional<ScalarType>;
+
+// Forward -------------------------------------------------------------------------------------------------------------
 
 // The type of a result for which no dtype was given.
 DType result_type(Function function, DType x_type) {
@@ -22,284 +18,317 @@ DType result_type(Function function, DType x_type) {
 }
 
 void check_type(Function function, DType x_type, DType y_type, const char* got) {
-  if (!reduces(function) || reduces_to(function, x_type, y_type)) return;
+  if (!is_reduction(function) || reduces_to(function, x_type, y_type)) return;
   const DType own = result_type(function, x_type);
   const bool widens = own != DType::float32 && reduces_to(function, x_type, DType::float32);
-  fail(std::string(kFunctionNames[int(function)]) + " of " + kDTypeNames[int(x_type)] + " gives " +
-       kDTypeNames[int(own)] + (widens ? " or float32" : "") + ", got " + got + kDTypeNames[int(y_type)]);
+  fail(std::string(traits_of(function).name) + " of " + name_of(x_type) + " gives " + name_of(own) +
+       (widens ? " or float32" : "") + ", got " + got + name_of(y_type));
 }
 
-Layout layout_of(Function function, const Operand& x, const Operand& y, const Mask& mask, bool keepdim,
-                 bool contiguous) {
-  const bool reduced = reduces(function);
-  const int64_t numel = contiguous && mask.only_last ? x.numel() : 0;
-  if (numel) return contiguous_layout(numel / x.sizes[x.rank - 1], x.sizes[x.rank - 1], reduced);
-  int64_t y_strides[kMaxDims];  // by the dims of the input
-  for (int i = 0, at = planes(function); i < x.rank; ++i) {
-    const bool gone = reduced && mask.reduced[i];
-    y_strides[i] = gone ? 0 : y.strides[at];
-    at += !gone || keepdim;
-  }
-  return make_layout(x.rank, x.sizes, x.strides, y_strides, mask.reduced, reduced);
-}
-
-void run_cpu(const Call& call) {
-  const CpuEngine& engine = cpu_engine();
-  const Units units = engine.units(call);
-  const int64_t grain = cpu_grain(units);
-  const auto parallel = [&](auto&& work) {
-    if (units.count <= grain) return work(int64_t(0), units.count);
-    torch::stable::parallel_for(0, units.count, grain, work);
-  };
-  if (!units.pieces) return parallel([&](int64_t begin, int64_t end) { engine.run(call, begin, end); });
-  std::vector<Piece> pieces(units.count + units.count / units.pieces);
-  parallel([&](int64_t begin, int64_t end) { engine.states(call, pieces.data(), begin, end); });
-  engine.merge(call, pieces.data());
-  if (!call.reduces()) {
-    parallel([&](int64_t begin, int64_t end) { engine.finish(call, pieces.data(), begin, end); });
-  }
-}
-
-// y <- x of one shape and any strides, with the dims in the order of y's strides: torch copies to the contiguous tensor
-// that y then mostly is by tiles, and to the same tensor seen transposed element by element, five times as long.
-void copy_in_order(const Operand& y, const Operand& x) {
-  int order[kMaxDims];
-  std::iota(order, order + y.rank, 0);
-  std::stable_sort(order, order + y.rank, [&](int a, int b) { return y.strides[a] > y.strides[b]; });
-  AtenTensorHandle seen[2];
-  for (const Operand* t : {&y, &x}) {
-    int64_t sizes[kMaxDims], strides[kMaxDims];
-    for (int i = 0; i < y.rank; ++i) sizes[i] = t->sizes[order[i]], strides[i] = t->strides[order[i]];
-    checked(aoti_torch_as_strided(t->handle, sizes, strides, &seen[t == &x]));
-  }
-  const Owned to(seen[0]), from(seen[1]);
-  checked(aoti_torch_copy_(to.get(), from.get(), 0));
-}
-
-// A call whose result has its shape and is on its device. `contiguous`: input and result both are.
-void run(Function function, const Operand& x, DType x_type, const Operand& y, DType y_type, const Mask& mask,
-         bool keepdim, bool contiguous, const CudaPlan* forced) {
-  if (y.numel() == 0) return;
-  if (!x.is_cuda() && !cpu_fuses(function, x_type, y_type)) {
-    const Owned rounded = cast(x, y_type);
-    return run(function, Operand(rounded.get()), y_type, y, y_type, mask, keepdim, contiguous, forced);
-  }
-  const Call call = {function, x_type,           y_type,
-                     x.data(), y.mutable_data(), layout_of(function, x, y, mask, keepdim, contiguous)};
-  if (!x.is_cuda() && !reduces(function) && call.layout.view == View::strided) {
-    const auto of = [&](const Operand& a, const Operand& b) { return layout_of(function, a, b, mask, keepdim, false); };
-    const Copied what = copied(call.layout, of(x, x), of(y, y));
-    if (what == Copied::input) {
-      copy_in_order(y, x);  // which rounds to the type of the result, as the call has to do first
-      return run(function, y, y_type, y, y_type, mask, keepdim, y.is_contiguous(), forced);
-    }
-    if (what == Copied::result) {
-      const Owned own = empty_like(x, y_type, false);
-      const Operand made(own.get());
-      if (of(x, made).unit_rows() || of(x, made).view == View::columns) {  // it may not: an expanded input
-        run(function, x, x_type, made, y_type, mask, keepdim, false, forced);
-        return copy_in_order(y, made);
-      }
-    }
-  }
-  if (call.layout.n == 0) {  // only what reduces gets here: the maximum of nothing, log(0); and for a state the sum, 0
-    Tensor fill = shared(y);
-    if (planes(function)) {
-      torch::stable::fill_(fill, 0);
-      fill = torch::stable::narrow(fill, 0, 0, 1);
-    }
-    torch::stable::fill_(fill, -std::numeric_limits<double>::infinity());
-  } else if (x.is_cuda()) {
-    cuda::run(call, x, y, mask.reduced, keepdim, forced);
-  } else {
-    run_cpu(call);
-  }
-}
-
-// Results made here ---------------------------------------------------------------------------------------------------
-
-Owned forward(Function function, const Operand& x, const Mask& mask, const MaybeType& dtype, bool keepdim) {
-  const DType x_type = x.type();
+OwnedTensor compute(Function function, const TensorRef& x, const ReduceDims& dims, const MaybeType& dtype,
+                    bool keepdim) {
+  const DType x_type = x.dtype();
   const DType y_type = dtype ? dtype_of(*dtype) : result_type(function, x_type);
   check_type(function, x_type, y_type, "dtype=");
   const bool contiguous = x.is_contiguous();
-  if (!reduces(function)) {
-    Owned out = empty_like(x, y_type, contiguous);
-    Operand y = x;
-    y.handle = out.get();
-    if (!contiguous) y = Operand(out.get());
-    in_huge_pages(y, y_type);
-    run(function, x, x_type, y, y_type, mask, keepdim, contiguous, nullptr);
-    return out;
+  const auto run = [&](const TensorRef& y) {
+    run_forward({function, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type, contiguous);
+  };
+  if (is_reduction(function)) {
+    const ResultShape shape(function, x, dims, keepdim);
+    OwnedTensor out = empty_contiguous(shape.rank, shape.sizes, y_type, x);
+    return run(TensorRef(out.get())), std::move(out);
   }
-  const Shape shape(function, x, mask, keepdim);
-  int64_t strides[kMaxDims];
-  contiguous_strides(shape.rank, shape.sizes, strides);
-  Owned out = empty_strided(shape.rank, shape.sizes, strides, y_type, x);
-  run(function, x, x_type, Operand(out.get()), y_type, mask, keepdim, contiguous, nullptr);
-  return out;
+  OwnedTensor out = empty_like(x, y_type, contiguous);
+  TensorRef y = x;
+  y.handle = out.get();
+  if (!contiguous) y = TensorRef(out.get());
+  advise_huge_pages(y, y_type);
+  return run(y), std::move(out);
 }
-
-// The kernels as the dispatcher calls them: they own what they find on the stack, and leave the result there. TORCH_BOX
-// would count the owners of both tensors, and make one more reference to the result.
-struct Options {
-  MaybeType dtype;
-  bool keepdim = false;
-
-  // From their place on the stack; `widens`: keepdim with a dtype behind it.
-  Options(Function function, const StableIValue* given, bool widens = false) {
-    if (reduces(function)) keepdim = stable::to<bool>(*given++);
-    if (!reduces(function) || widens) dtype = stable::to<MaybeType>(*given);
-  }
-};
-
-template <Function function>
-void over_dims(StableIValue* stack, uint64_t, uint64_t) {
-  const Owned input(stable::to<AtenTensorHandle>(stack[0]));
-  const Dims dims = stable::to<Dims>(stack[1]);
-  const Options options(function, stack + 2, function == Function::logsumexp);
-  const Operand x(input.get());
-  stack[0] = stable::from(forward(function, x, Mask(dims, x.rank), options.dtype, options.keepdim).release());
-}
-
-template <Function function>
-void over_dim(StableIValue* stack, uint64_t, uint64_t) {
-  const Owned input(stable::to<AtenTensorHandle>(stack[0]));
-  const int64_t dim = stable::to<int64_t>(stack[1]);
-  const Options options(function, stack + 2);
-  const Operand x(input.get());
-  stack[0] = stable::from(forward(function, x, Mask(&dim, 1, x.rank), options.dtype, options.keepdim).release());
-}
-
-// Results given -------------------------------------------------------------------------------------------------------
 
 }  // namespace
 
-void forward_into(Function function, const Operand& x, const Mask& mask, bool keepdim, const Operand& y,
-                  const CudaPlan* forced) {
-  const DType y_type = y.type(), x_type = x.type();
+void compute_into(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
+                  const CudaPlan* plan) {
+  const DType y_type = y.dtype(), x_type = x.dtype();
   check_type(function, x_type, y_type, "an out of ");
-  if (planes(function) && !y.is_contiguous()) fail("a state is written to a contiguous out");
-  const Shape shape(function, x, mask, keepdim);
-  if (!shape.is_of(y)) {
-    fail("the result has shape " + text_of(shape.sizes, shape.rank) + ", got an out of shape " +
-         text_of(y.sizes, y.rank));
+  if (traits_of(function).leading_planes && !y.is_contiguous()) fail("a state is written to a contiguous out");
+  const ResultShape shape(function, x, dims, keepdim);
+  if (!y.has_sizes(shape.sizes, shape.rank)) {
+    fail("the result has shape " + to_text(shape.sizes, shape.rank) + ", got an out of shape " +
+         to_text(y.sizes, y.rank));
   }
-  if (x.device_type != y.device_type || x.device_index != y.device_index) {
-    fail("input and out must be on the same device");
-  }
-  run(function, x, x_type, y, y_type, mask, keepdim, x.is_contiguous() && y.is_contiguous(), forced);
+  if (!x.is_on_device_of(y)) fail("input and out must be on the same device");
+  run_forward({function, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type,
+              x.is_contiguous() && y.is_contiguous(), plan);
 }
 
-const char* out_refusal(Function function, const Operand& y, const Operand& x) {
-  const Extent to = {uint64_t(y.mutable_data()), size_of(y.type()), y.rank, y.sizes, y.strides};
-  const Extent from = {uint64_t(x.data()), size_of(x.type()), x.rank, x.sizes, x.strides};
-  if (surely_distinct(to) && surely_apart(to, from)) return nullptr;  // by far the most frequent
+static MemoryRange range_of(const TensorRef& tensor) {
+  return {uint64_t(tensor.data()), size_of(tensor.dtype()), tensor.rank, tensor.sizes, tensor.strides};
+}
+
+const char* find_overlap(Function function, const TensorRef& y, const TensorRef& x) {
+  const MemoryRange to = range_of(y), from = range_of(x);
+  if (surely_distinct(to) && surely_apart(to, from)) return nullptr;  // by far the most frequent case
   if (self_overlap(to)) return "elements of out share memory; clone() it first";
   const Overlap shared = overlap(to, from);
-  const bool in_place = shared == Overlap::same && (!reduces(function) || x.numel() == 1);
+  const bool in_place = shared == Overlap::same && (!is_reduction(function) || x.numel() == 1);
   if (shared == Overlap::none || in_place) return nullptr;
   return "out must be the input itself or share no memory with it; they overlap";
 }
 
 namespace {
 
-// A call into an `out` of which nothing is known: graphs and C++ come here as well as Python.
-void checked_out(Function function, const Operand& x, const Mask& mask, const MaybeType& dtype, bool keepdim,
-                 const Operand& y) {
-  const DType y_type = y.type();
-  if (y_type != (dtype ? dtype_of(*dtype) : x.type())) {
-    fail(std::string("the result has another dtype than out, which is ") + kDTypeNames[int(y_type)]);
+// Computes into an `out` of which nothing is known: graphs and C++ call this as well as Python.
+void check_and_compute_into(Function function, const TensorRef& x, const ReduceDims& dims, const MaybeType& dtype,
+                            bool keepdim, const TensorRef& y) {
+  const DType y_type = y.dtype();
+  if (y_type != (dtype ? dtype_of(*dtype) : x.dtype())) {
+    fail(std::string("the result has another dtype than out, which is ") + name_of(y_type));
   }
-  if (const char* reason = out_refusal(function, y, x)) {
-    throw std::runtime_error(std::string("onepass.") + kFunctionNames[int(function)] + "(): " + reason);
+  if (const char* reason = find_overlap(function, y, x)) {
+    throw std::runtime_error(std::string("onepass.") + traits_of(function).name + "(): " + reason);
   }
-  forward_into(function, x, mask, keepdim, y);
+  compute_into(function, x, dims, keepdim, y);
 }
 
-template <Function function>
-void over_dim_into(StableIValue* stack, uint64_t, uint64_t) {
-  const Owned input(stable::to<AtenTensorHandle>(stack[0])), out(stable::to<AtenTensorHandle>(stack[3]));
-  const int64_t dim = stable::to<int64_t>(stack[1]);
-  const Options options(function, stack + 2);
-  const Operand x(input.get());
-  checked_out(function, x, Mask(&dim, 1, x.rank), options.dtype, options.keepdim, Operand(out.get()));
+// A kernel as the dispatcher calls it: it owns what it finds on the stack, and leaves the result there. (TORCH_BOX
+// would count the owners of both tensors, and make one more reference to the result.) The arguments are
+//   (input, dims, [keepdim], [dtype], [out]), where only a reduction has keepdim and a state has no dtype,
+// with one dim instead of a list for the fast path, where logsumexp has no dtype either.
+template <Function function, bool kHasDimList, bool kHasOut>
+void run_operator(StableIValue* stack, uint64_t, uint64_t) {
+  constexpr bool kHasKeepdim = is_reduction(function);
+  constexpr bool kHasDtype = !kHasKeepdim || (kHasDimList && !traits_of(function).leading_planes);
+  constexpr int kOutAt = 2 + kHasKeepdim + kHasDtype;
+  const OwnedTensor input(stable::to<AtenTensorHandle>(stack[0]));
+  const OwnedTensor out(kHasOut ? stable::to<AtenTensorHandle>(stack[kOutAt]) : nullptr);
+  const auto dim = stable::to<std::conditional_t<kHasDimList, Dims, int64_t>>(stack[1]);
+  bool keepdim = false;
+  MaybeType dtype;
+  if constexpr (kHasKeepdim) keepdim = stable::to<bool>(stack[2]);
+  if constexpr (kHasDtype) dtype = stable::to<MaybeType>(stack[2 + kHasKeepdim]);
+  const TensorRef x(input.get());
+  const ReduceDims dims(dim, x.rank);
+  if constexpr (kHasOut) {
+    check_and_compute_into(function, x, dims, dtype, keepdim, TensorRef(out.get()));
+  } else {
+    stack[0] = stable::from(compute(function, x, dims, dtype, keepdim).release());
+  }
 }
 
-void logsumexp_out(const Tensor& input, Dims dims, bool keepdim, MaybeType dtype, Tensor out) {
-  const Operand x(input.get());
-  checked_out(Function::logsumexp, x, Mask(dims, x.rank), dtype, keepdim, Operand(out.get()));
+// Backward ------------------------------------------------------------------------------------------------------------
+
+// The gradient of one result: the tensors that it is made from, checked. `lse` is the result of logsumexp, null for
+// other functions.
+class Gradient {
+ public:
+  Gradient(Function function, AtenTensorHandle grad, AtenTensorHandle saved, AtenTensorHandle lse, const Dims& dims,
+           std::optional<bool> keepdim = std::nullopt)
+      : Gradient(function, TensorRef(grad), TensorRef(saved), lse ? std::optional(TensorRef(lse)) : std::nullopt,
+                 dims.data(), int(dims.size()), keepdim) {}
+  Gradient(Function function, const TensorRef& grad, const TensorRef& saved, const std::optional<TensorRef>& lse,
+           const int64_t* dims, int count, std::optional<bool> keepdim = std::nullopt)
+      : function_(function),
+        grad_(grad),
+        saved_(saved),
+        lse_(lse),
+        dims_(dims, count, saved.rank),
+        keepdim_(keepdim ? *keepdim : lse && lse->rank == saved.rank),
+        result_type_((lse ? *lse : saved).dtype()) {
+    const TensorRef& result = lse ? *lse : saved;
+    check_type_and_device("grad", grad);
+    if (!grad.has_sizes(result.sizes, result.rank)) {
+      fail("grad has the shape of the result, " + to_text(result.sizes, result.rank) + ", got " +
+           to_text(grad.sizes, grad.rank));
+    }
+    if (!lse) return;
+    check_type_and_device("lse", *lse);
+    if (!reduces_to(function, saved.dtype(), result_type_)) {
+      fail(std::string("logsumexp of ") + name_of(saved.dtype()) + " does not give " + name_of(result_type_) +
+           ", which is the dtype of lse");
+    }
+    const ResultShape shape(function, saved, dims_, keepdim_);
+    if (!lse->has_sizes(shape.sizes, shape.rank)) {
+      fail("logsumexp gives shape " + to_text(shape.sizes, shape.rank) +
+           " of this input and these dims, got an lse of shape " + to_text(lse->sizes, lse->rank));
+    }
+  }
+
+  OwnedTensor compute(DType dx_type, bool contiguous) const {
+    OwnedTensor out = contiguous ? empty_contiguous(saved_.rank, saved_.sizes, dx_type, saved_)
+                                 : empty_like(saved_, dx_type, saved_.is_contiguous());
+    const TensorRef dx(out.get());
+    advise_huge_pages(dx, dx_type);
+    return run(dx, dx_type, nullptr), std::move(out);
+  }
+
+  void compute_into(AtenTensorHandle out, const CudaPlan* plan = nullptr) const {
+    const TensorRef dx(out);
+    if (!dx.has_sizes(saved_.sizes, saved_.rank)) {
+      fail("the gradient has shape " + to_text(saved_.sizes, saved_.rank) + ", got an out of shape " +
+           to_text(dx.sizes, dx.rank));
+    }
+    if (!dx.is_on_device_of(saved_)) fail("out is on another device than what the forward saved");
+    const DType type = dx.dtype();
+    if (lse_ && type != saved_.dtype()) {
+      fail(std::string("the gradient of logsumexp has its input's dtype ") + name_of(saved_.dtype()) +
+           ", got an out of " + name_of(type));
+    }
+    if (dx.numel()) {
+      const MemoryRange to = range_of(dx);
+      bool is_safe = surely_distinct(to);
+      for (const TensorRef* operand : {&saved_, &grad_, lse_ ? &*lse_ : nullptr}) {
+        if (!operand) continue;
+        const MemoryRange from = range_of(*operand);
+        is_safe &= surely_apart(to, from) || (from.rank == to.rank && same_elements(to, from));
+      }
+      if (!is_safe) fail("out may share memory with itself, or with elements of an operand that are not its own");
+    }
+    run(dx, type, plan);
+  }
+
+  DType saved_type() const { return saved_.dtype(); }
+
+ private:
+  void check_type_and_device(const char* name, const TensorRef& tensor) const {
+    if (tensor.dtype() != result_type_) {
+      fail(std::string(name) + " has dtype " + name_of(tensor.dtype()) + ", but it goes with a tensor of " +
+           name_of(result_type_));
+    }
+    if (!tensor.is_on_device_of(saved_)) fail(std::string(name) + " is on another device than what the forward saved");
+  }
+  void run(const TensorRef& dx, DType dx_type, const CudaPlan* plan) const {
+    const TensorRef* const lse = lse_ ? &*lse_ : nullptr;
+    run_backward({function_, Direction::backward, {&dx, &saved_, &grad_, lse}, dims_, keepdim_}, result_type_, dx_type,
+                 plan);
+  }
+
+  const Function function_;
+  const TensorRef grad_, saved_;
+  const std::optional<TensorRef> lse_;
+  const ReduceDims dims_;
+  const bool keepdim_;
+  const DType result_type_;  // of the forward's result and of its gradient
+};
+
+}  // namespace
+
+OwnedTensor compute_softmax_backward(Function function, const TensorRef& grad, const TensorRef& y, int64_t dim,
+                                     DType dx_type) {
+  return Gradient(function, grad, y, std::nullopt, &dim, 1).compute(dx_type, true);
 }
 
-template <Function function>
-void family_out(const Tensor& input, Dims dims, MaybeType dtype, Tensor out) {
-  const Operand x(input.get());
-  checked_out(function, x, Mask(dims, x.rank), dtype, false, Operand(out.get()));
+namespace {
+
+Function function_of(int64_t number, bool takes_reductions) {
+  std::string names;
+  for (const FunctionTraits& function : kFunctions) {
+    const int64_t at = &function - kFunctions;
+    if (function.is_reduction && !takes_reductions) continue;
+    if (at == number) return Function(number);
+    names += (names.empty() ? "" : ", ") + std::to_string(at) + " (" + function.name + ")";
+  }
+  fail("function is " + names + ", got " + std::to_string(number));
 }
 
-// Private: a CUDA call with its plan given (tier, lanes, rows a block, values, vector, split, shelf, edges), so that
-// tests force every tier.
-void forced(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims plan, Tensor out) {
-  if (function < 0 || function > 4) fail("function is 0 to 4, got " + std::to_string(function));
+Tensor softmax_backward(const Tensor& grad, const Tensor& y, int64_t function, Dims dim, ScalarType dtype) {
+  const Gradient gradient(function_of(function, false), grad.get(), y.get(), nullptr, dim);
+  return Tensor(gradient.compute(dtype_of(dtype), false).release());
+}
+void softmax_backward_out(const Tensor& grad, const Tensor& y, int64_t function, Dims dim, Tensor out) {
+  Gradient(function_of(function, false), grad.get(), y.get(), nullptr, dim).compute_into(out.get());
+}
+Tensor logsumexp_backward(const Tensor& grad, const Tensor& x, const Tensor& lse, Dims dim, bool keepdim) {
+  const Gradient gradient(Function::logsumexp, grad.get(), x.get(), lse.get(), dim, keepdim);
+  return Tensor(gradient.compute(gradient.saved_type(), false).release());
+}
+void logsumexp_backward_out(const Tensor& grad, const Tensor& x, const Tensor& lse, Dims dim, bool keepdim,
+                            Tensor out) {
+  Gradient(Function::logsumexp, grad.get(), x.get(), lse.get(), dim, keepdim).compute_into(out.get());
+}
+
+// Operators for tests: a forward, or a gradient, on a GPU with its plan given, so that tests force every tier.
+void softmax_with_plan(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims plan, Tensor out) {
+  const Function which = function_of(function, true);
   if (!input.is_cuda()) fail("only CUDA calls have a plan to force");
-  const CudaPlan given = cuda::checked_plan(plan);
-  const Operand x(input.get());
-  forward_into(Function(function), x, Mask(dims, x.rank), keepdim, Operand(out.get()), &given);
+  const CudaPlan forced = cuda::parse_plan(plan);
+  const TensorRef x(input.get());
+  compute_into(which, x, ReduceDims(dims, x.rank), keepdim, TensorRef(out.get()), &forced);
+}
+void softmax_backward_with_plan(const Tensor& grad, const Tensor& saved, std::optional<Tensor> lse, int64_t function,
+                                Dims dims, Dims plan, Tensor out) {
+  const CudaPlan forced = cuda::parse_plan(plan);
+  if (!out.is_cuda()) fail("only CUDA calls have a plan to force");
+  const Function which = lse ? Function::logsumexp : function_of(function, false);
+  Gradient(which, grad.get(), saved.get(), lse ? lse->get() : nullptr, dims).compute_into(out.get(), &forced);
+}
+
+// Registration --------------------------------------------------------------------------------------------------------
+
+// The operators of a function: its own and, with an underscore, the same without gradients, which spares a call that
+// needs none an autograd kernel in Python. The fast path, of one dim, needs no list either.
+void define(stable::StableLibrary& m, const FunctionTraits& function) {
+  const std::string name = function.name, keepdim = function.is_reduction ? ", bool keepdim" : "";
+  const std::string default_keepdim = function.is_reduction ? ", bool keepdim=False" : "";
+  const std::string dtype = function.leading_planes ? "" : ", *, ScalarType? dtype=None";
+  const std::string arguments = "(Tensor input, int[1] dim" + default_keepdim + dtype;
+  m.def((name + arguments + ") -> Tensor").c_str());
+  m.def(("_" + name + arguments + ") -> Tensor").c_str());
+  if (function.leading_planes) return;
+  m.def((name + ".out" + arguments + ", Tensor(a!) out) -> ()").c_str());
+  m.def(("_" + name + ".int(Tensor input, int dim" +
+         (function.is_reduction ? default_keepdim : ", ScalarType? dtype=None") + ") -> Tensor")
+            .c_str());
+  m.def(("_" + name + ".int_out(Tensor input, int dim" + (function.is_reduction ? keepdim : ", ScalarType? dtype") +
+         ", Tensor(a!) out) -> ()")
+            .c_str());
+}
+
+template <Function function>
+void implement(stable::StableLibrary& m) {
+  const std::string name = traits_of(function).name;
+  m.impl(name.c_str(), run_operator<function, true, false>);
+  m.impl(("_" + name).c_str(), run_operator<function, true, false>);
+  if constexpr (!traits_of(function).leading_planes) {
+    m.impl((name + ".out").c_str(), run_operator<function, true, true>);
+    m.impl(("_" + name + ".int").c_str(), run_operator<function, false, false>);
+    m.impl(("_" + name + ".int_out").c_str(), run_operator<function, false, true>);
+  }
+}
+
+void implement_all(stable::StableLibrary& m) {
+#define ONEPASS_IMPLEMENT(name, is_reduction, leading_planes) implement<Function::name>(m);
+  ONEPASS_FUNCTIONS(ONEPASS_IMPLEMENT)
+#undef ONEPASS_IMPLEMENT
+  m.impl("_softmax_backward", TORCH_BOX(&softmax_backward));
+  m.impl("_softmax_backward.out", TORCH_BOX(&softmax_backward_out));
+  m.impl("_logsumexp_backward", TORCH_BOX(&logsumexp_backward));
+  m.impl("_logsumexp_backward.out", TORCH_BOX(&logsumexp_backward_out));
+  m.impl("_softmax_with_plan", TORCH_BOX(&softmax_with_plan));
+  m.impl("_softmax_backward_with_plan", TORCH_BOX(&softmax_backward_with_plan));
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(onepass, m) {
-  for (const char* name : {"softmax", "log_softmax", "softmin"}) {
-    const std::string arguments = "(Tensor input, int[1] dim, *, ScalarType? dtype=None";
-    m.def((name + arguments + ") -> Tensor").c_str());
-    m.def((name + (".out" + arguments) + ", Tensor(a!) out) -> ()").c_str());
-    // The same without gradients: the way of a call that needs none pays for no Python autograd kernel. The plainest
-    // call, of one dim, pays for no list either.
-    m.def(("_" + (name + arguments) + ") -> Tensor").c_str());
-    m.def(("_" + std::string(name) + ".int(Tensor input, int dim, ScalarType? dtype=None) -> Tensor").c_str());
-    m.def(
-        ("_" + std::string(name) + ".int_out(Tensor input, int dim, ScalarType? dtype, Tensor(a!) out) -> ()").c_str());
-  }
-  // logsumexp of a half type gives that type or, with dtype=, float32.
-  const std::string reduced = "(Tensor input, int[1] dim, bool keepdim=False";
-  for (const std::string name : {"logsumexp", "_logsumexp"}) {
-    m.def((name + reduced + ", *, ScalarType? dtype=None) -> Tensor").c_str());
-  }
-  for (const std::string name : {"state", "_state"}) m.def((name + reduced + ") -> Tensor").c_str());
-  m.def("_logsumexp.int(Tensor input, int dim, bool keepdim=False) -> Tensor");
-  m.def("_logsumexp.int_out(Tensor input, int dim, bool keepdim, Tensor(a!) out) -> ()");
-  m.def(("logsumexp.out" + reduced + ", *, ScalarType? dtype=None, Tensor(a!) out) -> ()").c_str());
+  for (const FunctionTraits& function : kFunctions) define(m, function);
+  // For autograd. `grad` and `y` (or `lse`) have one dtype. The gradient of a softmax has any, as the input of a
+  // forward with dtype= has; the gradient of logsumexp has that of `x`.
+  const std::string softmax = "(Tensor grad, Tensor y, int function, int[1] dim, ";
+  m.def(("_softmax_backward" + softmax + "ScalarType dtype) -> Tensor").c_str());
+  m.def(("_softmax_backward.out" + softmax + "Tensor(a!) out) -> ()").c_str());
+  const std::string logsumexp = "(Tensor grad, Tensor x, Tensor lse, int[1] dim, bool keepdim";
+  m.def(("_logsumexp_backward" + logsumexp + "=False) -> Tensor").c_str());
+  m.def(("_logsumexp_backward.out" + logsumexp + ", Tensor(a!) out) -> ()").c_str());
   m.def("_softmax_with_plan(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
+  m.def(
+      "_softmax_backward_with_plan(Tensor grad, Tensor saved, Tensor? lse, int function, int[] dim, int[] plan, "
+      "Tensor(a!) out) -> ()");
 }
 
-static void implement(torch::stable::detail::StableLibrary& m) {
-  m.impl("softmax", over_dims<Function::softmax>);
-  m.impl("log_softmax", over_dims<Function::log_softmax>);
-  m.impl("softmin", over_dims<Function::softmin>);
-  m.impl("logsumexp", over_dims<Function::logsumexp>);
-  m.impl("state", over_dims<Function::state>);
-  m.impl("_softmax", over_dims<Function::softmax>);
-  m.impl("_log_softmax", over_dims<Function::log_softmax>);
-  m.impl("_softmin", over_dims<Function::softmin>);
-  m.impl("_logsumexp", over_dims<Function::logsumexp>);
-  m.impl("_state", over_dims<Function::state>);
-  m.impl("_softmax.int", over_dim<Function::softmax>);
-  m.impl("_log_softmax.int", over_dim<Function::log_softmax>);
-  m.impl("_softmin.int", over_dim<Function::softmin>);
-  m.impl("_logsumexp.int", over_dim<Function::logsumexp>);
-  m.impl("_softmax.int_out", over_dim_into<Function::softmax>);
-  m.impl("_log_softmax.int_out", over_dim_into<Function::log_softmax>);
-  m.impl("_softmin.int_out", over_dim_into<Function::softmin>);
-  m.impl("_logsumexp.int_out", over_dim_into<Function::logsumexp>);
-  m.impl("softmax.out", TORCH_BOX(&family_out<Function::softmax>));
-  m.impl("log_softmax.out", TORCH_BOX(&family_out<Function::log_softmax>));
-  m.impl("softmin.out", TORCH_BOX(&family_out<Function::softmin>));
-  m.impl("logsumexp.out", TORCH_BOX(&logsumexp_out));
-  m.impl("_softmax_with_plan", TORCH_BOX(&forced));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_all(m); }
+STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) { implement_all(m); }
 
 }  // namespace onepass

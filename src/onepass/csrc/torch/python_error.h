@@ -20,9 +20,9 @@ struct PyTorchError : std::exception {
 
 namespace onepass {
 
-class Raised final : public torch::PyTorchError {
+class PythonError final : public torch::PyTorchError {
  public:
-  Raised(void* type, std::string words) : type_(type), words_(std::move(words)) {}
+  PythonError(void* type, std::string words) : type_(type), words_(std::move(words)) {}
 
   void* python_type() override { return type_; }
   const char* what() const noexcept override { return words_.c_str(); }

@@ -1,158 +1,114 @@
-// engine.cpp: from a call on torch tensors to launches.
+// engine.cpp: from a problem on torch tensors to launches.
 #include "engine.h"
 
-#include "../../plan/column_view.h"
 #include "../../core/batch_invariant.h"
-#include "column_launch.h"
+#include "../../plan/column_view.h"
+#include "launch.h"
 #include "stream.h"
 
 namespace onepass::cuda {
 
 namespace {
 
-// Whether a plan that was given can serve a call: an error says why not.
-void check_forced(const CudaPlan& plan, const Call& call, const Gpu& gpu) {
-  const Layout& layout = call.layout;
-  const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), layout, call.reduces());
-  const bool resident = plan.tier != Tier::stream && plan.tier != Tier::grid, phased = phase.begins_within(plan.vector);
-  if (plan.vector > phase.widest && plan.edges != kApart) {
-    fail("a vector of " + std::to_string(plan.vector) + " elements: the addresses or strides of this call allow " +
-         std::to_string(phase.widest));
-  }
-  if (plan.edges == kWhole && !phase.whole(layout.n, plan.vector))
-    fail("rows of whole vectors of " + std::to_string(plan.vector) + " elements, these are not");
-  if (plan.edges == kWhole && (plan.tier == Tier::flat || !resident))
-    fail("the tiers warp, block and cluster take rows for whole vectors, the others do not");
-  if (plan.tier == Tier::cluster && plan.split > most_cluster(gpu))
-    fail("clusters of up to " + std::to_string(most_cluster(gpu)) + " blocks, got " + std::to_string(plan.split));
-  const int most = plan.tier == Tier::cluster ? plan.split : 1;
-  if (resident && plan.threads() > most_threads(gpu.compute, most))
-    fail("up to " + std::to_string(most_threads(gpu.compute, most)) + " threads a block here");
-  if (plan.tier == Tier::grid && plan.split > gpu.multiprocessors)
-    fail("up to " + std::to_string(gpu.multiprocessors) + " blocks a row here, got " + std::to_string(plan.split));
-  if (plan.tier == Tier::flat && !lies_flat(layout, call.reduces()))
-    fail("the flat tier takes rows that lie one after another");
-  if (plan.shelf && plan.tier != Tier::flat && plan.vector * size_of(call.x_type) < 4)
-    fail("vectors in shared memory have 4 bytes at least");
-  const int kept = plan.values + (plan.tier == Tier::flat ? 0 : plan.shelf * plan.vector);
-  const int64_t room = int64_t(plan.lanes) * kept * (plan.tier == Tier::cluster ? plan.split : 1);
-  const int64_t window = phased && plan.edges != kApart ? layout.n + plan.vector - 1 : layout.n;
-  if (resident && room < window) {
-    fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window) +
-         (phased ? " (a row may begin within a vector)" : ""));
-  }
+template <class AnyProblem>
+void launch_on_stream(const AnyProblem& problem, const TensorRef& like, const CudaPlan* plan) {
+  launch_with_fallback(problem, like.device_index, plan, [&](const Launch& launch) {
+    void* const stream = current_stream(like.device_index);
+    if (!launch.message_bytes) return start(launch, problem, nullptr, stream);
+    const int64_t words = launch.message_bytes / 4;
+    const OwnedTensor messages = empty_contiguous(1, &words, DType::float32, like);
+    return start(launch, problem, TensorRef(messages.get()).mutable_data(), stream);
+  });
 }
 
-void run_rows(const Call& call, const Operand& like, const CudaPlan* forced) {
-  const int device = like.device_index;
-  const auto by = [&](const CudaPlan& plan) {
-    check_forced(plan, call, device_info(device));
-    return launch_by(plan, call, device);
-  };
-  serve(
-      forced, by, [&](bool cooperative) { return launch_of(call, device, cooperative); },
-      [&](const Launch& made) { return launched(made, call, like); });
+// A tensor of a problem with its dims in another order: leading planes, outer dims, reduced dims. `is_one_per_row`: of
+// the reduced dims only the first element.
+struct Reordered {
+  const TensorRef& tensor;
+  int64_t sizes[kMaxDims + 1], strides[kMaxDims + 1];
+
+  Reordered(const TensorArgs& args, int t, bool is_one_per_row) : tensor(*args.tensors[t]) {
+    int64_t by_input_dim[kMaxDims];
+    args.get_strides(t, by_input_dim);
+    int rank = 0;
+    if (args.has_planes(t)) sizes[rank] = tensor.sizes[0], strides[rank++] = tensor.strides[0];
+    const bool lacks_reduced = args.is_one_per_row(t) && !args.keepdim;
+    for (const bool reduced : {false, true}) {
+      for (int i = 0; i < args.like().rank; ++i) {
+        if (args.dims.reduced[i] != reduced || (reduced && lacks_reduced)) continue;
+        sizes[rank] = reduced && is_one_per_row ? 1 : args.like().sizes[i];
+        strides[rank++] = by_input_dim[i];
+      }
+    }
+  }
+  OwnedTensor view() const { return as_strided(tensor, sizes, strides); }
+  OwnedTensor empty_rows(DType type) const { return empty_contiguous(tensor.rank, sizes, type, tensor); }
+};
+
+// The layouts of `rows` contiguous rows of n elements; some tensors have one element per row.
+Layout rows_of(const Layout& of, const bool* is_one_per_row) {
+  Layout layout = of;
+  layout.outer.count = layout.reduced.count = 0;
+  layout.outer.insert({of.rows, of.n, is_one_per_row[kY] ? 1 : of.n});
+  layout.reduced.insert({of.n, 1, 1});
+  layout.view = View::rows;
+  return layout;
+}
+BackwardLayout rows_of(const BackwardLayout& of, const bool* is_one_per_row) {
+  BackwardLayout layout = of;
+  BackwardDim outer = {of.rows, {}}, reduced = {of.n, {}};
+  for (int t = 0; t < kBackwardTensors; ++t) {
+    outer.strides[t] = is_one_per_row[t] ? 1 : of.n, reduced.strides[t] = is_one_per_row[t] ? 0 : 1;
+  }
+  layout.outer.count = layout.reduced.count = 0;
+  layout.outer.insert(outer);
+  layout.reduced.insert(reduced);
+  layout.view = View::rows;
+  return layout;
+}
+
+// Copies the tensors to contiguous rows, launches over these, and copies the result back.
+template <class AnyProblem>
+void gather_and_launch(const AnyProblem& problem, const TensorArgs& args, const CudaPlan* plan) {
+  std::optional<OwnedTensor> rows[kBackwardTensors], result;
+  bool is_one_per_row[kBackwardTensors] = {};
+  AnyProblem gathered = problem;
+  for (int t = 0; t < kBackwardTensors; ++t) {
+    is_one_per_row[t] = !args.tensors[t] || args.is_one_per_row(t);
+    if (!args.tensors[t]) continue;
+    if (problem.direction == Direction::backward && t == kGrad && !is_one_per_row[t]) {
+      int64_t strides[kMaxDims];
+      args.get_strides(t, strides);
+      is_one_per_row[t] = true;  // where it is broadcast along all reduced dims
+      for (int i = 0; i < args.like().rank; ++i)
+        is_one_per_row[t] &= !args.dims.reduced[i] || args.like().sizes[i] == 1 || strides[i] == 0;
+    }
+    const Reordered reordered(args, t, is_one_per_row[t]);
+    rows[t].emplace(reordered.empty_rows(problem.type(t)));
+    gathered.tensors[t].data = TensorRef(rows[t]->get()).mutable_data();
+    if (t == args.output()) {
+      result.emplace(reordered.view());
+    } else {
+      check_torch(aoti_torch_copy_(rows[t]->get(), reordered.view().get(), 1));
+    }
+  }
+  gathered.layout = rows_of(problem.layout, is_one_per_row);
+  launch_on_stream(gathered, args.like(), plan);
+  check_torch(aoti_torch_copy_(result->get(), rows[args.output()]->get(), 1));
+}
+
+template <class AnyProblem>
+void run_any(const AnyProblem& problem, const TensorArgs& args, const CudaPlan* plan) {
+  const DeviceScope scope(args.like().device_index);
+  const bool in_place =
+      problem.has_rows() || (!batch_invariant() && (!plan || plan->of_columns()) && fits_tiles(problem.layout));
+  if (in_place) return launch_on_stream(problem, args.like(), plan);
+  gather_and_launch(problem, args, plan);
 }
 
 }  // namespace
 
-CudaPlan checked_plan(const std::vector<int64_t>& numbers) {
-  const auto power = [](int64_t v, int64_t most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; };
-  if (numbers.size() != 8) fail("a plan is (tier, lanes, rows a block, values, vector, split, shelf, edges)");
-  if (numbers[0] < 0 || numbers[0] > int(Tier::columns_stream)) {
-    fail(
-        "tier is 0 (warp), 1 (flat), 2 (block), 3 (cluster), 4 (grid), 5 (stream), 6 (columns), 7 (columns-grid) or 8 "
-        "(columns-stream), got " +
-        std::to_string(numbers[0]));
-  }
-  const Tier tier = Tier(numbers[0]);
-  const int64_t lanes = numbers[1], rows = numbers[2], values = numbers[3], vector = numbers[4];
-  const int64_t split = numbers[5], shelf = numbers[6], edges = numbers[7],
-                slots = power(vector, 8) ? values / vector : 0;
-  if (is_of_columns(tier)) {
-    if (!power(vector, 8) || values < vector || values > 32 * vector || values % vector)
-      fail("vector is a power of two up to 8, values 1 to 32 times as many");
-    if (tier == Tier::columns ? !power(split, 16) : split < 1 || split > 1024)
-      fail("split is a power of two up to 16 in the tier columns, 1 to 1024 in the others of columns");
-    if (lanes < 1 || rows < 1 || lanes > 1024 || rows > 1024 || lanes * rows > 1024)
-      fail("the tiers of columns have 1 to 1024 threads, side by side and down a column");
-    if (shelf < 0 || shelf > 64 || (shelf % 4 && shelf != kAhead) || (shelf && vector == 1) ||
-        (shelf && tier == Tier::columns_stream) || (shelf == kAhead && tier != Tier::columns))
-      fail("a shelf of columns has up to 64 vectors, a multiple of 4, or is 1 for the next tile (tier columns)");
-    if (edges < kWindow || edges > kStrided || edges == kApart)
-      fail("edges is 0 (window), 2 (whole), 3 (slab), 4 (whole slab) or 5 (strided) in the tiers of columns");
-    if (shelf > kAhead && edges != kWhole && edges != kWholeSlab) fail("a shelf takes whole vectors");
-    return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), int(edges)};
-  }
-  const int64_t most = tier == Tier::grid ? 128 : 64;
-  if (!power(vector, 8) || values < (tier == Tier::grid ? 0 : vector) || values > most || values % vector)
-    fail("vector is a power of two up to 8, values a multiple of it up to " + std::to_string(most));
-  if (tier == Tier::cluster ? !power(split, 16) || split < 2
-      : tier == Tier::grid  ? split < 1 || split > 1024
-                            : split != 1)
-    fail("split is a power of two from 2 to 16 in the cluster tier, 1 to 1024 in the grid tier, 1 in the others");
-  if (tier == Tier::warp || tier == Tier::flat) {
-    if (!power(lanes, 32) || !power(rows, 1024) || lanes * rows > 1024 || lanes * rows < 32)
-      fail("the warp and flat tiers have a power of two of lanes up to 32, and 32 to 1024 threads");
-  } else if (lanes % 32 || lanes < 32 || lanes > 1024 || rows != 1) {
-    fail("the block, cluster, grid and stream tiers have one row a block and a multiple of 32 threads up to 1024");
-  }
-  if (tier == Tier::flat && (vector != 1 || shelf < 1 || shelf > 1024))
-    fail("the flat tier has vectors of one element, and 1 to 1024 rows a thread in its shelf");
-  if (tier != Tier::flat && (shelf < 0 || shelf > 64 || shelf % (tier == Tier::grid ? 4 : 2)))
-    fail("a shelf has up to 64 vectors, a multiple of 4 in the grid tier and of 2 in the block and cluster tiers");
-  if (tier == Tier::grid && (slots % 4 || slots > 16 || lanes > 480))
-    fail("the grid tier has 0, 4, 8, 12 or 16 vectors a thread and up to 480 threads that share a row");
-  if ((tier == Tier::warp || tier == Tier::stream) && shelf) fail("the warp and stream tiers have no shelf");
-  if (edges < kWindow || edges > kWhole) fail("edges is 0 (window), 1 (apart) or 2 (whole)");
-  return {tier, int(lanes), int(rows), int(values), int(vector), int(split), int(shelf), int(edges)};
-}
-
-void run(const Call& call, const Operand& from, const Operand& to, const bool* reduced, bool keepdim,
-         const CudaPlan* forced) {
-  const Current current(from.device_index);
-  if (call.layout.view == View::rows) {
-    if (forced && forced->of_columns()) fail("the tiers of columns are for rows that are not one piece of memory each");
-    return run_rows(call, from, forced);
-  }
-  if (!batch_invariant() && (!forced || forced->of_columns()) && fits_tiles(call.layout)) {
-    return run_columns(call, from.device_index, forced, [&](ColumnLaunch made) { return launched(made, call, from); });
-  }
-
-  // The gather: outer dims first, then the reduced ones, contiguous.
-  const Tensor input = shared(from), out = shared(to);
-  std::vector<int64_t> sizes, x_strides, y_sizes, y_strides;
-  const int rank = int(input.dim()), planes = call.function == Function::state;
-  if (planes) {  // the maxima and the sums, before all other dims
-    y_sizes.push_back(2);
-    y_strides.push_back(out.stride(0));
-  }
-  for (const bool pass : {false, true}) {
-    for (int i = 0, at = planes; i < rank; ++i) {
-      const bool kept = !call.reduces() || !reduced[i] || keepdim;
-      if (reduced[i] == pass) {
-        sizes.push_back(input.size(i));
-        x_strides.push_back(input.stride(i));
-        if (kept) {
-          y_sizes.push_back(out.size(at));
-          y_strides.push_back(out.stride(at));
-        }
-      }
-      at += kept;
-    }
-  }
-  const Tensor x = empty_strided(sizes, contiguous_strides(sizes), call.x_type, input);
-  checked(aoti_torch_copy_(x.get(), as_strided(input, sizes, x_strides).get(), 1));
-  const Tensor y = empty_strided(y_sizes, contiguous_strides(y_sizes), call.y_type, input);
-  Call gathered = call;
-  gathered.x = x.const_data_ptr();
-  gathered.y = y.mutable_data_ptr();
-  gathered.layout.outer.count = gathered.layout.reduced.count = 0;
-  gathered.layout.outer.insert({call.layout.rows, call.layout.n, call.reduces() ? 1 : call.layout.n});
-  gathered.layout.reduced.insert({call.layout.n, 1, 1});
-  gathered.layout.view = View::rows;
-  run_rows(gathered, from, forced);
-  checked(aoti_torch_copy_(as_strided(out, y_sizes, y_strides).get(), y.get(), 1));
-}
+void run(const ForwardProblem& problem, const TensorArgs& args, const CudaPlan* plan) { run_any(problem, args, plan); }
+void run(const BackwardProblem& problem, const TensorArgs& args, const CudaPlan* plan) { run_any(problem, args, plan); }
 
 }  // namespace onepass::cuda

@@ -1,14 +1,20 @@
-// launch.cpp: from a plan to a loaded kernel to a launch.
+// launch.cpp: from a problem and a plan to a loaded kernel to a launch.
 #include "launch.h"
 
+#include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <tuple>
 #include <unordered_map>
 
 #include "../../core/batch_invariant.h"
+#include "../../plan/columns.h"
 #include "launch_cache.h"
+#include "plan_check.h"
 
 namespace onepass::cuda {
+
+// Kernels -------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -24,184 +30,356 @@ const char* macro_name(Function function) {
 
 constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with clusters takes
 
-// Do the blocks that share a row form a cluster?
+// Whether the blocks that share a row form a cluster.
 bool in_cluster(const CudaPlan& plan) {
   return plan.tier == Tier::cluster || (plan.tier == Tier::columns && plan.split > 1);
 }
 
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
 // tiers warp and flat only, the number of blocks in clusters.
-uint64_t identity(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat, cluster = in_cluster(plan);
+uint64_t identity(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
-  add(int(function), 3), add(int(x), 2), add(int(y), 2), add(int(plan.tier), 4);
+  add(int(function), 3), add(int(in), 2), add(int(out), 2), add(int(plan.tier), 4);
   add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : plan.of_columns() ? plan.block() : 0, 11);
   add(plan.values, 9), add(plan.vector, 4);
-  add(cluster ? plan.split : 0, 5),
-      add(plan.shelved() ? 1
-          : plan.ahead() ? 2
-                         : 0,
-          2),
-      add(plan.in_grid(), 1), add(plan.edges, 3), add(int(pass), 2);
+  add(in_cluster(plan) ? plan.split : 0, 5);
+  add(plan.shelved() ? 1 : plan.ahead() ? 2 : 0, 2);
+  add(plan.in_grid(), 1), add(plan.edges, 3), add(int(pass), 2);
   return id;
 }
 
-Handle load(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
+Handle compile_and_load(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
   const Gpu& gpu = device_info(device);
   const std::string code =
-      cubin(source_of(pass, function, plan.tier), defines_of(function, x, y, plan, pass), gpu.compute);
-  Handle module, loaded;
+      cubin(source_of(pass, function, plan.tier), defines_of(function, in, out, plan, pass), gpu.compute);
+  Handle module, kernel;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
-  check(driver().module_function(&loaded, module, "onepass_kernel"), "cuModuleGetFunction");
+  check(driver().module_function(&kernel, module, "onepass_kernel"), "cuModuleGetFunction");
   if (in_cluster(plan) && plan.split > kPortableCluster)
-    check(driver().function_set(loaded, kNonPortableCluster, 1), "cuFuncSetAttribute");
+    check(driver().function_set(kernel, kNonPortableCluster, 1), "cuFuncSetAttribute");
   int declared;
-  check(driver().function_get(&declared, kSharedStatic, loaded), "cuFuncGetAttribute");
-  check(driver().function_set(loaded, kSharedDynamic, gpu.shared - declared), "cuFuncSetAttribute");
-  return loaded;
+  check(driver().function_get(&declared, kSharedStatic, kernel), "cuFuncGetAttribute");
+  check(driver().function_set(kernel, kSharedDynamic, gpu.shared - declared), "cuFuncSetAttribute");
+  return kernel;
 }
 
-// Bytes of the piece of memory that a tile of the tier flat takes in shared memory.
-int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
-  return (plan.group() * n * size + 2 * 16 - 1) / 16 * 16;
-}
-
-// Are tiles of the tier flat written apart from where they were read? So they are where the two begin at different
-// bytes of a vector, or elements differ in size.
-bool written_apart(const Call& call) {
-  return !call.reduces() &&
-         (size_of(call.x_type) != size_of(call.y_type) || (uint64_t(call.x) ^ uint64_t(call.y)) % 16);
-}
-
-}  // namespace
-
-const char* source_of(Tier tier) {
-  return tier == Tier::stream ? "rows_twopass.cu"
-         : tier == Tier::flat ? "rows_staged.cu"
-         : tier == Tier::grid ? "rows_grid.cu"
-                              : "rows_onchip.cu";
-}
-
-const char* source_of(Pass pass, Function function, Tier tier) {
-  if (is_of_columns(tier)) return pass == Pass::forward ? "columns.cu" : "columns_backward.cu";
-  if (pass == Pass::forward) return source_of(tier);
-  if (tier == Tier::grid) return "rows_grid_backward.cu";
-  return function == Function::logsumexp ? "rows_pointwise.cu"
-         : tier == Tier::stream          ? "rows_twopass_backward.cu"
-                                         : "rows_onchip_backward.cu";
-}
-
-std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan, Pass pass) {
-  const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
-  std::vector<std::string> defines = {define("IN", type_name(x)),
-                                      define("OUT", type_name(y)),
-                                      define("FUNCTION", macro_name(function)),
-                                      define("LANES", std::to_string(lanes ? plan.lanes : 0)),
-                                      define("ROWS", std::to_string(plan.of_columns() ? 1 : plan.rows_per_block)),
-                                      define("SLOTS", std::to_string(plan.slots())),
-                                      define("VECTOR", std::to_string(plan.vector)),
-                                      define("CLUSTER", std::to_string(in_cluster(plan) ? plan.split : 1)),
-                                      define("SHELVED", plan.shelved() ? "1" : "0"),
-                                      define("EDGES", std::to_string(plan.edges)),
-                                      define("EVEN", pass == Pass::backward_broadcast ? "1" : "0")};
-  if (plan.of_columns()) {
-    defines.push_back(define("THREADS", std::to_string(plan.block())));
-    defines.push_back(define("AHEAD", plan.ahead() ? "1" : "0"));
-    defines.push_back(define("GRID", plan.in_grid() ? "1" : "0"));
-    defines.push_back(define("STREAM", plan.tier == Tier::columns_stream ? "1" : "0"));
-  }
-  return defines;
-}
-
-Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
+// A loaded kernel. The caller is in the context of the device.
+Handle find_or_load(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
   static std::shared_mutex mutex;
   static std::unordered_map<uint64_t, Handle> kernels;
-  const uint64_t id = identity(function, x, y, plan, device, pass);
+  const uint64_t id = identity(function, in, out, plan, device, pass);
   {
     std::shared_lock lock(mutex);
     if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
   }
   std::unique_lock lock(mutex);
   if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
-  return kernels.emplace(id, load(function, x, y, plan, device, pass)).first->second;
+  return kernels.emplace(id, compile_and_load(function, in, out, plan, device, pass)).first->second;
 }
 
-void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass) {
+}  // namespace
+
+const char* source_of(Pass pass, Function function, Tier tier) {
+  const bool forward = pass == Pass::forward;
+  if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
+  if (tier == Tier::grid) return forward ? "rows_grid.cu" : "rows_grid_backward.cu";
+  if (!forward && is_reduction(function)) return "rows_pointwise.cu";
+  if (tier == Tier::stream) return forward ? "rows_twopass.cu" : "rows_twopass_backward.cu";
+  if (tier == Tier::flat && forward) return "rows_staged.cu";
+  return forward ? "rows_onchip.cu" : "rows_onchip_backward.cu";
+}
+
+std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan, Pass pass) {
+  const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
+  const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
+  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
+  return {define("IN_TYPE", type_name(in)),
+          define("OUT_TYPE", type_name(out)),
+          define("FUNCTION", macro_name(function)),
+          number("THREADS_PER_ROW", lanes ? plan.lanes : 0),
+          number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
+          number("VECS_PER_THREAD", plan.slots()),
+          number("VEC_SIZE", plan.vector),
+          number("VEC_ACCESS", plan.edges),
+          number("CLUSTER_SIZE", in_cluster(plan) ? plan.split : 1),
+          number("USES_SMEM_VECS", plan.shelved()),
+          number("BROADCAST_GRAD", pass == Pass::backward_broadcast),
+          number("BLOCK_THREADS", plan.of_columns() ? plan.block() : 0),
+          number("PREFETCHES_TILE", plan.of_columns() && plan.ahead()),
+          number("USES_GRID", plan.of_columns() && plan.in_grid()),
+          number("TWO_PASS", plan.tier == Tier::columns_stream)};
+}
+
+void load_kernel(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
   enter_context(device);
-  kernel(function, x, y, plan, device, pass);
+  find_or_load(function, in, out, plan, device, pass);
 }
 
-Launch launch_by(const CudaPlan& plan, const Call& call, int device) {
-  const Gpu& gpu = device_info(device);
-  const int64_t rows = call.layout.rows, n = call.layout.n;
-  Launch made = {};
-  made.threads = unsigned(plan.threads());
-  made.groups = 1;
-  int64_t blocks = plan.grid(rows), shared = int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(call.x_type);
-  if (plan.tier == Tier::flat) {
-    const int64_t read = tile_bytes(plan, n, size_of(call.x_type));
-    const bool apart = written_apart(call);
-    shared = read + (apart ? tile_bytes(plan, n, size_of(call.y_type)) : 0);
-    made.numbers[0] = int(plan.group());
-    made.numbers[1] = apart ? int(read) : 0;
-  } else if (plan.tier == Tier::grid) {
-    // As many groups of blocks as there are rows and multiprocessors for.
-    blocks = plan.grid(rows, gpu.multiprocessors);
-    // Two messages of a block, and a word of a row.
-    made.parts = (2 * blocks + blocks / plan.split) * message_bytes(call.x_type, call.y_type);
-    made.numbers = {plan.shelf / plan.chunk(), int(plan.wide(n)), int(plan.chunks(n))};
-    made.groups = unsigned(blocks / plan.split);
-    blocks = plan.split;
-  } else {
-    made.numbers[0] = plan.shelf;
-    made.cluster = plan.tier == Tier::cluster ? plan.split : 0;
+// Launches ------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// A launch as the driver takes it, which points into itself.
+struct DriverLaunch {
+  LaunchConfig config;
+  LaunchAttribute attribute;
+
+  DriverLaunch(const Launch& launch, void* stream)
+      : config{launch.blocks,
+               launch.groups,
+               1,
+               launch.threads,
+               1,
+               1,
+               launch.shared,
+               static_cast<Handle>(stream),
+               nullptr,
+               0} {
+    if (!launch.cluster && !launch.cooperative()) return;
+    attribute = {};
+    attribute.id = launch.cluster ? kClusterDimension : kCooperative;
+    if (launch.cluster) {
+      attribute.cluster[0] = unsigned(launch.cluster), attribute.cluster[1] = attribute.cluster[2] = 1;
+    } else {
+      attribute.cooperative = 1;
+    }
+    config.attributes = &attribute;
+    config.attribute_count = 1;
   }
-  const int64_t room = gpu.shared - kStaticShared;
-  if (shared > room) {
+  DriverLaunch(const DriverLaunch&) = delete;
+};
+
+// How many blocks of a launch run at a time. The driver is asked once per kernel.
+int64_t count_resident(const Launch& launch, const Gpu& gpu) {
+  static std::mutex mutex;
+  static std::map<std::tuple<Handle, unsigned, unsigned>, int64_t> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace({launch.kernel, launch.threads, launch.shared}, 0);
+  if (is_new) {
+    int count = 0;
+    if (launch.cluster) {
+      const DriverLaunch as(launch, nullptr);
+      check(driver().active_clusters(&count, launch.kernel, &as.config), "cuOccupancyMaxActiveClusters");
+      found->second = int64_t(count) * launch.cluster;
+    } else {
+      check(driver().active_blocks(&count, launch.kernel, int(launch.threads), launch.shared),
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+      found->second = int64_t(count) * gpu.multiprocessors;
+    }
+  }
+  return found->second;
+}
+
+void set_shared(Launch* launch, int64_t bytes, int64_t room) {
+  if (bytes > room) {
     throw std::runtime_error("onepass: a block may have " + std::to_string(room) +
-                             " bytes of shared memory here, the plan takes " + std::to_string(shared));
+                             " bytes of shared memory here, the plan takes " + std::to_string(bytes));
   }
-  made.blocks = unsigned(blocks);
-  made.shared = unsigned(shared);
-  made.kernel = kernel(call.function, call.x_type, call.y_type, plan, device);
-  return made;
+  launch->shared = unsigned(bytes);
 }
 
-Launch launch_of(const Call& call, int device, bool cooperative) {
-  static thread_local Recent<RowKey, Launch> recent;
-  const bool invariant = batch_invariant();
-  const RowKey key(call, device, invariant, tables_version.load(std::memory_order_acquire));
-  if (cooperative) {
-    if (const Launch* found = recent.find(key)) return *found;
+// Bytes of shared memory for a tile of the tier flat, which begins and ends within 16 bytes.
+int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
+  return (plan.group() * n * size + 2 * 16 - 1) / 16 * 16;
+}
+
+// Whether tiles of the tier flat are written to other shared memory than they were read to. They are where the two
+// begin at different bytes of a vector, or elements differ in size.
+bool is_written_apart(const ForwardProblem& problem) {
+  return !problem.is_reduction() &&
+         (size_of(problem.type(kX)) != size_of(problem.type(kY)) || (problem.address(kX) ^ problem.address(kY)) % 16);
+}
+
+Launch begin_rows(const CudaPlan& plan, const Problem& problem, int64_t rows, int64_t n, int device, Pass pass) {
+  Launch launch = {};
+  launch.kernel = find_or_load(problem.function, problem.in_type(), problem.out_type(), plan, device, pass);
+  launch.threads = unsigned(plan.threads());
+  launch.rows = rows, launch.n = n;
+  launch.groups = 1, launch.chunks_per_row = 1;
+  launch.cluster = plan.tier == Tier::cluster ? plan.split : 0;
+  launch.blocks = unsigned(plan.grid(rows));
+  return launch;
+}
+
+// As many groups of blocks as there are rows and multiprocessors for.
+void spread_over_grid(Launch* launch, const CudaPlan& plan, int multiprocessors) {
+  launch->groups = unsigned(plan.grid(launch->rows, multiprocessors) / plan.split);
+  launch->blocks = unsigned(plan.split);
+}
+
+Launch make_row_launch(const CudaPlan& plan, const ForwardProblem& problem, int device, const Gpu& gpu) {
+  const int64_t n = problem.layout.n;
+  Launch launch = begin_rows(plan, problem, problem.layout.rows, n, device, Pass::forward);
+  launch.strides[kX] = problem.layout.row_x_stride(), launch.strides[kY] = problem.layout.row_y_stride();
+  int64_t shared = int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(problem.in_type());
+  if (plan.tier == Tier::flat) {
+    const int64_t read = tile_bytes(plan, n, size_of(problem.in_type()));
+    const bool apart = is_written_apart(problem);
+    shared = read + (apart ? tile_bytes(plan, n, size_of(problem.out_type())) : 0);
+    launch.numbers[0] = int(plan.group());
+    launch.numbers[1] = apart ? int(read) : 0;
+  } else if (plan.tier == Tier::grid) {
+    spread_over_grid(&launch, plan, gpu.multiprocessors);
+    // Two messages of each block, and a word of each row.
+    const int64_t blocks = int64_t(launch.groups) * plan.split;
+    launch.message_bytes = (2 * blocks + launch.groups) * message_size(problem.in_type(), problem.out_type());
+    launch.numbers[0] = plan.shelf / plan.chunk();
+    launch.numbers[1] = int(plan.wide(n)), launch.numbers[2] = int(plan.chunks(n));
+  } else {
+    launch.numbers[0] = plan.shelf;
   }
-  const Phase phase(call.x_type, call.y_type, uint64_t(call.x), uint64_t(call.y), call.layout, call.reduces());
+  set_shared(&launch, shared, gpu.shared - kStaticShared);
+  return launch;
+}
+
+Launch make_row_launch(const CudaPlan& plan, const BackwardProblem& problem, int device, const Gpu& gpu) {
+  const int64_t n = problem.layout.n;
+  const bool is_broadcast = problem.grad_is_broadcast();
+  Launch launch = begin_rows(plan, problem, problem.layout.rows, n, device,
+                             is_broadcast ? Pass::backward_broadcast : Pass::backward);
+  const BackwardDim outer = problem.layout.outer.innermost();
+  for (int t = 0; t < kBackwardTensors; ++t) launch.strides[t] = outer.strides[t];
+  if (plan.tier == Tier::grid) {
+    spread_over_grid(&launch, plan, gpu.multiprocessors);
+    const int64_t blocks = int64_t(launch.groups) * plan.split;
+    launch.message_bytes = 2 * blocks * message_size(problem.in_type(), problem.out_type());  // two of each block
+    const GridCut cut(plan, n);
+    launch.numbers[0] = plan.shelf / cut.chunk;
+    launch.numbers[1] = int(cut.wide), launch.numbers[2] = int(cut.most);
+  } else if (problem.is_reduction() && plan.tier == Tier::stream) {
+    const int64_t chunks = ceil_div(n + plan.vector - 1, int64_t(plan.lanes) * plan.values);
+    launch.chunks_per_row = chunks;
+    launch.blocks = unsigned(launch.rows < CudaPlan::kMaxGrid / chunks ? launch.rows * chunks : CudaPlan::kMaxGrid);
+  }
+  const int operands = is_broadcast ? 1 : 2;
+  set_shared(&launch, int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(problem.in_type()) * operands,
+             gpu.shared - kStaticShared);
+  return launch;
+}
+
+Pass column_pass(const ForwardProblem&) { return Pass::forward; }
+Pass column_pass(const BackwardProblem& problem) {
+  return is_even(problem) ? Pass::backward_broadcast : Pass::backward;
+}
+
+template <class AnyProblem>
+Launch make_column_launch(const CudaPlan& plan, const AnyProblem& problem, int device, const Gpu& gpu) {
+  const ColumnView view = column_view(problem);
+  const ColumnPlanner planner = column_planner(view, gpu, problem);
+  const DType result = problem.direction == Direction::forward ? problem.out_type() : problem.in_type();
+  Launch launch = {};
+  launch.has_tiles = true;
+  Tiles& tiles = launch.tiles = tiles_of(planner.view, plan);
+  tiles.smem_vecs_bytes = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
+  set_shared(&launch, column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half),
+             gpu.shared - kColumnStatic);
+  launch.kernel =
+      find_or_load(problem.function, problem.in_type(), problem.out_type(), plan, device, column_pass(problem));
+  launch.blocks = unsigned(plan.split), launch.groups = 1;
+  launch.threads = unsigned(plan.threads());
+  const bool in_grid = plan.in_grid();
+  if (!in_grid && plan.split > 1) launch.cluster = plan.split;
+  // As many groups of blocks as there are tiles. Where blocks wait for each other, or for what they prefetch, no more
+  // than run at a time.
+  const int64_t all = tiles.tiles_per_slice * tiles.slices;
+  const int64_t places = (in_grid || plan.ahead() ? count_resident(launch, gpu) : CudaPlan::kMaxGrid) / plan.split;
+  const int64_t groups = places < all ? places > 1 ? places : 1 : all;
+  (in_grid ? launch.groups : launch.blocks) *= unsigned(groups);
+  // Two messages of a block for each column. The gradient of logsumexp merges nothing and sends none.
+  if (in_grid && planner.merges) {
+    launch.message_bytes =
+        2 * groups * plan.split * tiles.tile_cols * message_size(problem.in_type(), problem.out_type());
+  }
+  return launch;
+}
+
+template <class AnyProblem>
+Launch make_launch(const CudaPlan& plan, const AnyProblem& problem, int device, const Gpu& gpu) {
+  return problem.has_rows() ? make_row_launch(plan, problem, device, gpu)
+                            : make_column_launch(plan, problem, device, gpu);
+}
+
+CudaPlan plan_rows(const ForwardProblem& problem, const Gpu& gpu) {
+  const DType x = problem.type(kX), y = problem.type(kY);
+  const Phase phase(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
+  return plan_cuda(problem.layout, x, y, phase, gpu, batch_invariant());
+}
+CudaPlan plan_rows(const BackwardProblem& problem, const Gpu& gpu) {
+  return BackwardPlanner(problem, BackwardPhase(problem, problem.grad_is_broadcast()), gpu, batch_invariant()).plan();
+}
+
+template <class AnyProblem>
+Launch make_own_launch(const AnyProblem& problem, int device, bool cooperative) {
   Gpu gpu = device_info(device);
   gpu.cooperative = gpu.cooperative && cooperative;
-  const CudaPlan plan = plan_cuda(call.layout, call.x_type, call.y_type, phase, gpu, invariant);
-  const Launch made = launch_by(plan, call, device);
-  if (cooperative) recent.put(key, made);
-  return made;
+  if (problem.has_rows()) return make_launch(plan_rows(problem, gpu), problem, device, gpu);
+  const ColumnView view = column_view(problem);
+  return make_launch(column_planner(view, gpu, problem).plan(), problem, device, gpu);
 }
 
-bool launch(const Launch& made, void** arguments, void* stream) {
-  const Configured as(made, stream);
-  const Result result = driver().launch(&as.config, made.kernel, arguments, nullptr);
-  if (made.cooperative() && (result == kTooLarge || result == kNotSupported)) return false;
+thread_local LaunchCache<LaunchKey, Launch> cache;
+
+}  // namespace
+
+template <class AnyProblem>
+Launch make_checked_launch(const CudaPlan& plan, const AnyProblem& problem, int device) {
+  const Gpu& gpu = device_info(device);
+  if (problem.has_rows()) {
+    check_plan(plan, problem, gpu);
+  } else if (const std::string why = column_refusal(column_view(problem), plan, gpu); !why.empty()) {
+    throw std::runtime_error("onepass: " + why);
+  }
+  return make_launch(plan, problem, device, gpu);
+}
+
+template <class AnyProblem>
+const Launch& cached_launch(const AnyProblem& problem, int device) {
+  const LaunchKey key(problem, device, batch_invariant(), tables_version.load(std::memory_order_acquire));
+  if (const Launch* found = cache.find(key)) return *found;
+  return cache.put(key, make_own_launch(problem, device, true));
+}
+
+template <class AnyProblem>
+Launch make_fallback_launch(const AnyProblem& problem, int device) {
+  return make_own_launch(problem, device, false);
+}
+
+template Launch make_checked_launch(const CudaPlan&, const ForwardProblem&, int);
+template Launch make_checked_launch(const CudaPlan&, const BackwardProblem&, int);
+template const Launch& cached_launch(const ForwardProblem&, int);
+template const Launch& cached_launch(const BackwardProblem&, int);
+template Launch make_fallback_launch(const ForwardProblem&, int);
+template Launch make_fallback_launch(const BackwardProblem&, int);
+
+bool start(const Launch& launch, const Problem& problem, void* messages, void* stream) {
+  Tiles tiles;
+  void* arguments[16];  // the addresses of the kernel's arguments
+  int count = 0;
+  const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
+  const bool forward = problem.direction == Direction::forward, has_lse = !forward && problem.is_reduction();
+  const int count_of_tensors = forward ? int(kForwardTensors) : launch.has_tiles ? int(kBackwardTensors) : int(kLse);
+  for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
+  if (launch.has_tiles) {
+    tiles = launch.tiles;
+    tiles.messages = messages;
+    add(&tiles);
+  } else {
+    add(&launch.rows), add(&launch.n);
+    for (int t = 0; t < count_of_tensors; ++t) add(&launch.strides[t]);
+    if (has_lse) {
+      add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);
+    } else {  // A kernel reads as many as it takes.
+      for (const int& number : launch.numbers) add(&number);
+      add(&messages);
+    }
+  }
+  const DriverLaunch as(launch, stream);
+  const Result result = driver().launch(&as.config, launch.kernel, arguments, nullptr);
+  if (launch.cooperative() && (result == kTooLarge || result == kNotSupported)) return false;
   check(result, "cuLaunchKernelEx");
   return true;
-}
-
-bool launch(const Launch& made, const Call& call, void* parts, void* stream) {
-  const void* x = call.x;
-  void* y = call.y;
-  int64_t rows = call.layout.rows, n = call.layout.n;
-  int64_t x_stride = call.layout.row_x_stride(), y_stride = call.layout.row_y_stride();
-  std::array<int, 3> numbers = made.numbers;
-  // The kernels of the tiers stream, of warp, block and cluster, and of flat take fewer: the last ones are not read.
-  void* arguments[] = {&x, &y, &rows, &n, &x_stride, &y_stride, &numbers[0], &numbers[1], &numbers[2], &parts};
-  return launch(made, arguments, stream);
 }
 
 }  // namespace onepass::cuda

@@ -1,90 +1,75 @@
-// launch.h: one launch of a CUDA kernel, and those over rows of unit stride.
+// launch.h: from a problem and a plan to the launch of a kernel.
 #pragma once
 
-#include <array>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "../../core/problem.h"
+#include "../kernels/column_params.cuh"
 #include "cuda_driver.h"
 
 namespace onepass::cuda {
 
+// What a kernel computes: a function, its gradient, or that from a gradient of the result with one value per row.
+enum class Pass { forward, backward, backward_broadcast };
+
+// The source file and the defines that make the kernel of a plan, of elements of type `in` to results of type `out`.
+const char* source_of(Pass pass, Function function, Tier tier);
+std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan,
+                                    Pass pass = Pass::forward);
+
+// Compiles or loads the kernel of a plan on `device`, where this process does not have it yet.
+void load_kernel(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass);
+
+// The bytes of what a block of the tier grid sends to the others, as grid_sync.cuh has it.
+constexpr int64_t message_size(DType in, DType out) { return in == DType::float64 || out == DType::float64 ? 48 : 16; }
+
 // All of a launch but its addresses and its stream.
 struct Launch {
   Handle kernel;
-  unsigned blocks, groups;     // blocks of a group, of which the tiers of the whole chip have several
-  int cluster;                 // blocks of a cluster, 0 where there are none
-  unsigned threads;            // of a block
-  unsigned shared;             // bytes of shared memory of a block beyond what its kernel declares
-  std::array<int, 3> numbers;  // that the kernel takes after the strides, if its tier has any
-  int64_t parts;               // bytes of the room for what blocks tell each other, which are launched cooperatively
+  unsigned blocks, groups;  // the grid: blocks per group; several groups where the blocks of one exchange messages
+  int cluster;              // blocks of a cluster, 0 where there are none
+  unsigned threads;         // per block
+  unsigned shared;          // bytes of shared memory per block beyond what the kernel declares
+  int64_t message_bytes;    // of the buffer through which blocks exchange messages; the launch is then cooperative
 
-  bool cooperative() const { return parts > 0; }
+  // What the kernel takes beside the tensors: rows take numbers, columns take Tiles.
+  bool has_tiles;
+  int64_t rows, n, strides[kBackwardTensors];
+  int64_t chunks_per_row;  // of the gradient of logsumexp
+  int numbers[3];          // what a tier takes besides
+  Tiles tiles;
+
+  bool cooperative() const { return message_bytes > 0; }
 };
 
-// A launch as the driver takes it, which points into itself.
-struct Configured {
-  LaunchConfig config;
-  LaunchAttribute attribute;
+// The launch of a ForwardProblem or a BackwardProblem by a plan that is given; throws where the plan cannot serve it.
+// Compiles or loads the kernel where this process does not have it yet.
+template <class AnyProblem>
+Launch make_checked_launch(const CudaPlan& plan, const AnyProblem& problem, int device);
 
-  Configured(const Launch& made, void* stream)
-      : config{made.blocks, made.groups, 1, made.threads, 1, 1, made.shared, static_cast<Handle>(stream), nullptr, 0} {
-    if (!made.cluster && !made.cooperative()) return;
-    attribute = {};
-    attribute.id = made.cluster ? kClusterDimension : kCooperative;
-    if (made.cluster) {
-      attribute.cluster[0] = unsigned(made.cluster), attribute.cluster[1] = attribute.cluster[2] = 1;
-    } else {
-      attribute.cooperative = 1;
-    }
-    config.attributes = &attribute;
-    config.attribute_count = 1;
+// The launch by the problem's own plan. Each thread caches those that it made lately.
+template <class AnyProblem>
+const Launch& cached_launch(const AnyProblem& problem, int device);
+
+// The launch by the plan that the problem has where the device takes no cooperative launches.
+template <class AnyProblem>
+Launch make_fallback_launch(const AnyProblem& problem, int device);
+
+// Launches on `stream` in the current context, with a buffer for messages. False where the driver refuses a cooperative
+// launch.
+bool start(const Launch& launch, const Problem& problem, void* messages, void* stream);
+
+// Launches by the plan given, or by the problem's own; where the driver refuses a cooperative launch, by the one that
+// the problem has without. `start` gets a Launch, and gives what onepass::cuda::start does.
+template <class AnyProblem, class Start>
+void launch_with_fallback(const AnyProblem& problem, int device, const CudaPlan* plan, const Start& start) {
+  if (plan) {
+    if (start(make_checked_launch(*plan, problem, device))) return;
+    throw std::runtime_error("onepass: the driver refuses a cooperative launch of this plan");
   }
-  Configured(const Configured&) = delete;
-};
-
-// What a kernel computes: a function, its gradient, or that from a gradient of the result which has one value a row.
-enum class Pass { forward, backward, backward_broadcast };
-
-// The source file and the defines that make the kernel of a plan, of elements of type `x` to results of type `y`.
-const char* source_of(Tier tier);
-const char* source_of(Pass pass, Function function, Tier tier);
-std::vector<std::string> defines_of(Function function, DType x, DType y, const CudaPlan& plan,
-                                    Pass pass = Pass::forward);
-
-// A loaded kernel, compiled or read from disk where this process has not got it yet. The caller is in the context.
-Handle kernel(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass = Pass::forward);
-
-// Compiles or loads the kernel of a plan on `device`, where this process has not got it yet.
-void prepare(Function function, DType x, DType y, const CudaPlan& plan, int device, Pass pass);
-
-// Of what a block of the tier grid tells the others, as grid_sync.cuh has it.
-constexpr int64_t message_bytes(DType x, DType y) { return x == DType::float64 || y == DType::float64 ? 48 : 16; }
-
-// The launch of a call (of View::rows) by a plan. Compiles or loads the kernel where this process has not got it yet;
-// throws where the plan takes more shared memory than there is.
-Launch launch_by(const CudaPlan& plan, const Call& call, int device);
-
-// The launch of a call by the plan it has; with `cooperative`, if the device takes cooperative launches. Those made
-// lately by this thread are remembered.
-Launch launch_of(const Call& call, int device, bool cooperative = true);
-
-// Launches on `stream`, in the current context: with the kernel's arguments, or over rows. False where the driver
-// refuses a cooperative launch.
-bool launch(const Launch& made, void** arguments, void* stream);
-bool launch(const Launch& made, const Call& call, void* parts, void* stream);
-
-// Serves a call by the plan given, or by its own; where the driver refuses a cooperative launch, by the one that it has
-// without. `by` makes of a plan what `start` launches, and `own` does of whether there are cooperative launches.
-template <class By, class Own, class Start>
-void serve(const CudaPlan* forced, By by, Own own, Start start) {
-  if (forced) {
-    if (!start(by(*forced))) throw std::runtime_error("onepass: the driver refuses a cooperative launch of this plan");
-  } else if (!start(own(true))) {
-    start(own(false));
-  }
+  if (!start(cached_launch(problem, device))) start(make_fallback_launch(problem, device));
 }
 
 }  // namespace onepass::cuda

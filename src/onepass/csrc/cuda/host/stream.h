@@ -1,4 +1,4 @@
-// stream.h: the device and the stream that a call runs on, and memory for it.
+// stream.h: the device and the stream that a launch runs on.
 #pragma once
 
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 
 namespace onepass::cuda {
 
-// libtorch_cuda has it, and is loaded wherever a CUDA tensor exists; this library is not linked with it.
+// The function is in libtorch_cuda, which is loaded wherever a CUDA tensor exists; this library is not linked with it.
 inline void* current_stream(int device) {
   using Get = AOTITorchError (*)(int32_t, void**);
   static const Get get = [] {
@@ -24,25 +24,14 @@ inline void* current_stream(int device) {
   return stream;
 }
 
-// Launches a call on the current stream of the device of `like`, where the blocks get room for what they tell each
-// other. False where the driver refuses a cooperative launch.
-template <class Made, class AnyCall>
-bool launched(Made& made, const AnyCall& call, const Operand& like) {
-  void* const stream = current_stream(like.device_index);
-  if (!made.parts) return launch(made, call, nullptr, stream);
-  const int64_t floats = made.parts / 4, unit = 1;
-  const Owned parts = empty_strided(1, &floats, &unit, DType::float32, like);
-  return launch(made, call, Operand(parts.get()).mutable_data(), stream);
-}
-
-// Makes `device` the current one for the length of a call, and sees to it that the thread has a context; costs one
-// look where all is so already.
-class Current {
+// Makes `device` the current one for its lifetime, and sees to it that the thread has a context. Where both are so
+// already, it costs one call of the driver.
+class DeviceScope {
  public:
-  explicit Current(int device) {
+  explicit DeviceScope(int device) {
     if (in_context(device)) return;
     int32_t now;
-    checked(aoti_torch_get_current_device_index(&now));
+    check_torch(aoti_torch_get_current_device_index(&now));
     if (now != device) guard_.emplace(device);
     enter_context(device);
   }

@@ -1,39 +1,50 @@
-// async_copy.cuh: vectors in shared memory that only the thread that fetched them reads: more registers, in effect,
-// that can be filled while the thread does something else. No barrier guards them.
+// async_copy.cuh: vectors in shared memory that only the thread that copied them reads. They act as more registers,
+// which can be filled while the thread does something else. No barrier guards them.
 #pragma once
 
 #include "vector_access.cuh"
 
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int Pending>
-__device__ inline void await_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
-
-// Until at most `pending` of the last groups of copies are on their way.
-__device__ inline void await_all_but(int pending) {
-  switch (pending) {
-    case 0: return await_copies<0>();
-    case 1: return await_copies<1>();
-    case 2: return await_copies<2>();
-    case 3: return await_copies<3>();
-    case 4: return await_copies<4>();
-    case 5: return await_copies<5>();
-    default: return await_copies<6>();
+// Asynchronous copies from global to shared memory. A thread waits for groups of them, in the order of their commits.
+struct AsyncCopy {
+  // Begins to copy 4, 8 or 16 bytes.
+  template <int Bytes>
+  static __device__ void start(uint32_t to, const void* from) {
+    if constexpr (Bytes == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes) : "memory");
+    }
   }
-}
+  static __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  // Waits until at most `Pending` of the last groups are on their way.
+  template <int Pending>
+  static __device__ void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+  }
+  static __device__ void wait_all_but(int pending) {
+    switch (pending) {
+      case 0: return wait<0>();
+      case 1: return wait<1>();
+      case 2: return wait<2>();
+      case 3: return wait<3>();
+      case 4: return wait<4>();
+      case 5: return wait<5>();
+      default: return wait<6>();
+    }
+  }
+};
 
-// Shared memory beyond what the kernel declares, as much as the launch asked for.
-extern __shared__ __align__(16) unsigned char dynamic_shared[];
+// Shared memory beyond what the kernel declares, as much as the launch asks for.
+extern __shared__ __align__(16) unsigned char dynamic_smem[];
 
-// Its address. Opaque: the compiler would else compute it again wherever it is used.
-__device__ inline uint32_t shelf_address() {
-  uint32_t at = (uint32_t)__cvta_generic_to_shared(dynamic_shared);
+// Its address. It is opaque because the compiler would compute it again wherever it is used.
+__device__ inline uint32_t dynamic_smem_address() {
+  uint32_t at = (uint32_t)__cvta_generic_to_shared(dynamic_smem);
   asm volatile("" : "+r"(at));
   return at;
 }
 template <class Raw>
-__device__ inline Raw load_shared(uint32_t at) {
+__device__ inline Raw load_smem(uint32_t at) {
   uint32_t words[sizeof(Raw) / 4];
   if constexpr (sizeof(Raw) == 16) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -48,7 +59,7 @@ __device__ inline Raw load_shared(uint32_t at) {
   return raw;
 }
 template <class Raw>
-__device__ inline void store_shared(uint32_t at, Raw raw) {
+__device__ inline void store_smem(uint32_t at, Raw raw) {
   uint32_t words[sizeof(Raw) / 4];
   memcpy(words, &raw, sizeof(Raw));
   if constexpr (sizeof(Raw) == 16) {
@@ -61,46 +72,39 @@ __device__ inline void store_shared(uint32_t at, Raw raw) {
   }
 }
 
-// Begins to fetch 4, 8 or 16 bytes.
-template <int Bytes>
-__device__ inline void fetch(uint32_t to, const void* at) {
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(at) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(at), "n"(Bytes) : "memory");
-  }
-}
-// A row to fetch. `inner`: the elements just before and after it are the tensor's too, so that its first and its last
-// vector may be read whole.
+// A row to copy from. `has_neighbours`: the elements just before and after it belong to the tensor too, so that its
+// first and its last vector may be read whole.
 template <class T, class Index>
-struct Source {
+struct RowSource {
   const T* row;
   Index n;
-  bool inner;
+  bool has_neighbours;
 };
 
-template <int V, class T>
-struct Shelf {
-  static constexpr int kBytes = V * sizeof(T);
-  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+// A thread's vectors of a row in shared memory.
+template <class C>
+struct SmemVecs {
+  typedef typename C::In T;
+  static constexpr int V = C::kVecSize, kBytes = V * sizeof(T);
+  static_assert(!C::kUsesSmemVecs || kBytes == 4 || kBytes == 8 || kBytes == 16);
 
-  static __device__ T* slot(int i) { return reinterpret_cast<T*>(dynamic_shared) + (i * blockDim.x + threadIdx.x) * V; }
+  static __device__ T* slot(int i) { return reinterpret_cast<T*>(dynamic_smem) + (i * blockDim.x + threadIdx.x) * V; }
 
-  static __device__ void fetch_whole(int i, const T* at) {
-    ::fetch<kBytes>((uint32_t)__cvta_generic_to_shared(slot(i)), at);
+  static __device__ void copy_full(int i, const T* at) {
+    AsyncCopy::start<kBytes>((uint32_t)__cvta_generic_to_shared(slot(i)), at);
   }
-  // Begins to fetch the vector at element `first`. One that is the row's in part is fetched whole where the rest is the
-  // tensor's too, or else element by element.
+  // Begins to copy the vector at element `first`. A vector that belongs to the row in part is copied whole if the rest
+  // belongs to the tensor, and otherwise element by element.
   template <class Index>
-  static __device__ void fetch(int i, const Source<T, Index>& from, Index first) {
-    if (!touches<V>(first, from.n)) return;
+  static __device__ void copy(int i, const RowSource<T, Index>& from, Index first) {
+    if (!overlaps_row<C>(first, from.n)) return;
     const T* const at = from.row + first;
-    if (!kApart && (kWhole || from.inner || whole<V>(first, from.n))) {
-      fetch_whole(i, at);
+    if (!C::kScalar && (C::kAligned || from.has_neighbours || is_full<C>(first, from.n))) {
+      copy_full(i, at);
     } else {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        if (inside(first + v, from.n)) slot(i)[v] = at[v];
+        if (is_inside(first + v, from.n)) slot(i)[v] = at[v];
       }
     }
   }

@@ -1,110 +1,96 @@
-// block_reduce.cuh: merges over the threads that share a row, level by level: lanes by shuffles, warps through shared
-// memory, the blocks of a cluster through each other's shared memory. Every thread ends with the whole.
+// block_reduce.cuh: reductions over the threads that share a row, level by level: lanes by shuffles, warps through
+// shared memory, the blocks of a cluster through each other's shared memory. Every thread gets the result.
 #pragma once
 
 #include "cluster.cuh"
 #include "warp_reduce.cuh"
 
-// Room for the parts of one merge. Two merges that follow one another need one each: there is no barrier after the
-// reads.
-constexpr int kWarps = 16;  // of a block in a cluster, at most
-template <int Cluster, class T>
-struct alignas(16) Parts {
-  T at[Cluster == 1 ? 32 : Cluster * kWarps];
-  Mailbox box;
+// The shared memory of one reduction. Two reductions in a row need one each, because no barrier follows the reads.
+constexpr int kMaxClusterWarps = 16;  // of a block in a cluster
+template <int ClusterSize, class T>
+struct alignas(16) ReduceStorage {
+  T partials[ClusterSize == 1 ? 32 : ClusterSize * kMaxClusterWarps];
+  TxBarrier barrier;
 };
 
-// Over a whole block of any number of warps, and over the blocks of its cluster. `odd`: of a cluster, whether this
-// merge is the second, fourth, ... through these parts. A part is not overwritten before it has been read: a warp sends
-// its part of the next merge when it has read all of this one.
-template <int Cluster, class T, class Merge>
-__device__ inline T block_merge(T value, Merge merge_two, Parts<Cluster, T>& parts, uint32_t odd = 0) {
-  value = warp_merge<32>(value, merge_two);
+// Sends a warp's partial result to all blocks of the cluster, and waits for those of all their warps.
+template <int ClusterSize, class T>
+__device__ inline void exchange_in_cluster(T value, ReduceStorage<ClusterSize, T>& storage, uint32_t parity) {
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (Cluster == 1) {
-    if (lane == 0) parts.at[warp] = value;
+  if (threadIdx.x == 0) storage.barrier.expect_tx(ClusterSize * warps * sizeof(T));
+  if (lane < ClusterSize) store_async(&storage.partials[cluster_rank() * warps + warp], lane, value, &storage.barrier);
+  storage.barrier.wait(parity);
+}
+
+// Over a block of any number of warps, and over the blocks of its cluster. In a cluster `parity` alternates between 0
+// and 1 from one use of `storage` to the next. No partial result is overwritten before it has been read: a warp sends
+// its part of the next reduction when it has read all of this one.
+template <int ClusterSize, class T, class Op>
+__device__ inline T block_reduce(T value, Op op, ReduceStorage<ClusterSize, T>& storage, uint32_t parity = 0) {
+  value = warp_reduce<32>(value, op);
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if constexpr (ClusterSize == 1) {
+    if (lane == 0) storage.partials[warp] = value;
     __syncthreads();
-    return warp_merge<32>(lane < warps ? parts.at[lane] : Merge::template identity<T>(), merge_two);
+    return warp_reduce<32>(lane < warps ? storage.partials[lane] : Op::template identity<T>(), op);
   } else {
-    if (threadIdx.x == 0) parts.box.expect(Cluster * warps * sizeof(T));
-    if (lane < Cluster) send(&parts.at[cluster_rank() * warps + warp], lane, value, &parts.box);
-    parts.box.wait(odd);
-    T whole = Merge::template identity<T>();
-    for (int i = lane; i < Cluster * warps; i += 32) whole = merge_two(whole, parts.at[i]);
-    return warp_merge<32>(whole, merge_two);
+    exchange_in_cluster(value, storage, parity);
+    T result = Op::template identity<T>();
+    for (int i = lane; i < ClusterSize * warps; i += 32) result = op(result, storage.partials[i]);
+    return warp_reduce<32>(result, op);
   }
 }
 
-struct Max {
-  template <class A>
-  static __device__ A identity() {
-    return -INFINITY_;
-  }
-  template <class A>
-  __device__ A operator()(A a, A b) const {
-    return max_(a, b);
-  }
-};
-struct Sum {
-  template <class T>
-  static __device__ T identity() {
-    return T{};
-  }
-  template <class T>
-  __device__ T operator()(T a, T b) const {
-    return add(a, b);
-  }
-};
-
-// Three ways to merge the states of the threads that share a row. top() gives what a thread's exponentials are to be
-// relative to, and state() the state of the row; `round` counts the rows. Threads that share no row go through it too.
+// Three ways to reduce the states of the threads that share a row. max() gives the number that a thread's exponentials
+// are to be relative to, and sum() the state of the row; `iteration` counts the rows. Threads without a row take part.
 
 // Up to 32 lanes of a warp.
 template <int Lanes, class A, class L>
-struct InWarp {
-  __device__ void open() {}
-  __device__ A top(A largest, uint32_t) { return warp_merge<Lanes>(largest, Max()); }
-  __device__ State<A> state(A top, L part, uint32_t) { return {top, value_of(warp_merge<Lanes>(part, Sum()))}; }
-};
-
-// Blocks: the maximum of the row first, the sum then.
-template <int Cluster, class A, class L>
-struct InTwoTrips {
-  Parts<Cluster, A> maxima;
-  Parts<Cluster, L> sums;
-
-  __device__ void open() { maxima.box.open(), sums.box.open(); }
-  __device__ A top(A largest, uint32_t round) { return block_merge(largest, Max(), maxima, round % 2); }
-  __device__ State<A> state(A top, L part, uint32_t round) {
-    return {top, value_of(block_merge(part, Sum(), sums, round % 2))};
+struct WarpStateReduce {
+  __device__ void init() {}
+  __device__ A max(A thread_max, uint32_t) { return warp_reduce<Lanes>(thread_max, Max()); }
+  __device__ State<A> sum(A max, L thread_sum, uint32_t) {
+    return {max, value_of(warp_reduce<Lanes>(thread_sum, Sum()))};
   }
 };
 
-// The blocks of a cluster: each warp's exponentials are relative to its own maximum, and all states are sent at one go.
-// For half types, which compute an exponential again to finish; those that are kept would need another factor a warp,
-// of more than float's precision. Two rows that follow one another take the two boxes in turn.
-struct alignas(8) Pair {
+// Blocks: the maximum of the row first, then the sum.
+template <int ClusterSize, class A, class L>
+struct BlockStateReduce {
+  ReduceStorage<ClusterSize, A> maxima;
+  ReduceStorage<ClusterSize, L> sums;
+
+  __device__ void init() { maxima.barrier.init(), sums.barrier.init(); }
+  __device__ A max(A thread_max, uint32_t iteration) { return block_reduce(thread_max, Max(), maxima, iteration % 2); }
+  __device__ State<A> sum(A max, L thread_sum, uint32_t iteration) {
+    return {max, value_of(block_reduce(thread_sum, Sum(), sums, iteration % 2))};
+  }
+};
+
+// The blocks of a cluster, in one exchange: each warp's exponentials are relative to the warp's own maximum, and all
+// states are sent together. It serves half types, whose epilogue computes the exponential again. Exponentials that are
+// kept would need another factor per warp, of more than float's precision. Two rows in a row alternate between the
+// storages.
+struct alignas(8) FloatState {
   float m, l;
 };
-template <int Cluster>
-struct InOneTrip {
-  Parts<Cluster, Pair> boxes[2];
+template <int ClusterSize>
+struct ClusterStateReduce {
+  ReduceStorage<ClusterSize, FloatState> storages[2];
 
-  __device__ void open() { boxes[0].box.open(), boxes[1].box.open(); }
-  __device__ float top(float largest, uint32_t) { return warp_merge<32>(largest, Max()); }
-  __device__ State<float> state(float top, float part, uint32_t round) {
-    part = warp_merge<32>(part, Sum());
-    Parts<Cluster, Pair>& parts = boxes[round % 2];
-    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (threadIdx.x == 0) parts.box.expect(Cluster * warps * sizeof(Pair));
-    if (lane < Cluster) send(&parts.at[cluster_rank() * warps + warp], lane, Pair{top, part}, &parts.box);
-    parts.box.wait(round / 2 % 2);
-    float m = -INFINITY_, l = 0;
-    for (int i = lane; i < Cluster * warps; i += 32) m = max_(m, parts.at[i].m);
-    m = warp_merge<32>(m, Max());
-    // The smaller of the two: where both are infinite their difference is no number.
-    for (int i = lane; i < Cluster * warps; i += 32)
-      l += parts.at[i].l * exp2_(fminf(parts.at[i].m - shift(m), 0.0f) * kLog2e);
-    return {m, warp_merge<32>(l, Sum())};
+  __device__ void init() { storages[0].barrier.init(), storages[1].barrier.init(); }
+  __device__ float max(float thread_max, uint32_t) { return warp_reduce<32>(thread_max, Max()); }
+  __device__ State<float> sum(float warp_max, float thread_sum, uint32_t iteration) {
+    thread_sum = warp_reduce<32>(thread_sum, Sum());
+    ReduceStorage<ClusterSize, FloatState>& storage = storages[iteration % 2];
+    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    exchange_in_cluster(FloatState{warp_max, thread_sum}, storage, iteration / 2 % 2);
+    float m = -infinity(), l = 0;
+    for (int i = lane; i < ClusterSize * warps; i += 32) m = max_(m, storage.partials[i].m);
+    m = warp_reduce<32>(m, Max());
+    // fminf: the difference of two infinities is NaN.
+    for (int i = lane; i < ClusterSize * warps; i += 32)
+      l += storage.partials[i].l * exp2_(fminf(storage.partials[i].m - finite_or_zero(m), 0.0f) * kLog2e);
+    return {m, warp_reduce<32>(l, Sum())};
   }
 };

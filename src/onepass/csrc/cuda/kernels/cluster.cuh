@@ -1,6 +1,6 @@
-// cluster.cuh: thread block clusters (compute capability 9.0): a block writes into the shared memory of its peers, and
-// waits for what they write into its own by counting bytes. No barrier of the whole cluster, which would also wait
-// until all that its threads have stored before is out.
+// cluster.cuh: thread block clusters (compute capability 9.0). A block writes into the shared memory of its peers, and
+// waits for their writes into its own by counting bytes. A barrier of the whole cluster would also wait until all
+// earlier stores of its threads are out.
 #pragma once
 
 #include "types.cuh"
@@ -11,36 +11,36 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
-// All threads of the cluster have arrived before any goes on from its await.
-__device__ inline void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// No thread of the cluster returns from cluster_wait before all have called cluster_arrive.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-__device__ inline uint32_t shared_address(const void* at) { return (uint32_t)__cvta_generic_to_shared(at); }
+__device__ inline uint32_t smem_address(const void* at) { return (uint32_t)__cvta_generic_to_shared(at); }
 
-// Where `at`, an address in this block's shared memory, lies in the block `peer` of the cluster.
-__device__ inline uint32_t at_peer(const void* at, int peer) {
+// The address in the block `peer` of the cluster that corresponds to `at` in this block's shared memory.
+__device__ inline uint32_t peer_address(const void* at, int peer) {
   uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(peer));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(smem_address(at)), "r"(peer));
   return there;
 }
 
-// Counts the bytes that arrive in this block, over and over: one round after another.
-struct Mailbox {
+// A transaction barrier (mbarrier): it counts the bytes that arrive in this block, phase after phase.
+struct TxBarrier {
   uint64_t barrier;
 
-  // By one thread, before it arrives in the cluster.
-  __device__ void open() {
+  // One thread calls this before it arrives in the cluster.
+  __device__ void init() {
     asm volatile(
-        "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(&barrier))
+        "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(smem_address(&barrier))
         : "memory");
   }
-  // By one thread: this round ends when so many bytes have come.
-  __device__ void expect(int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+  // One thread calls this: the phase ends when so many bytes have arrived.
+  __device__ void expect_tx(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(&barrier)), "r"(bytes)
                  : "memory");
   }
-  // Until the round is over. `odd` says which it is: 0 for the first, 1 for the second, 0 for the third.
-  __device__ void wait(uint32_t odd) {
+  // Waits for the end of a phase, by the parity of its number: 0 for the first, 1 for the second, 0 for the third.
+  __device__ void wait(uint32_t parity) {
     uint32_t over;
     do {
       asm volatile(
@@ -48,19 +48,19 @@ struct Mailbox {
           "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%1], %2;\n"
           "selp.u32 %0, 1, 0, over;\n}"
           : "=r"(over)
-          : "r"(shared_address(&barrier)), "r"(odd)
+          : "r"(smem_address(&barrier)), "r"(parity)
           : "memory");
     } while (!over);
   }
 };
 
-// Stores `value` where `at` lies in the block `peer`, which counts it in `box`.
+// Stores `value` at `at` in the block `peer`, whose barrier counts it.
 template <class T>
-__device__ inline void send(T* at, int peer, T value, const Mailbox* box) {
+__device__ inline void store_async(T* at, int peer, T value, const TxBarrier* barrier) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
   uint32_t w[4];
   memcpy(w, &value, sizeof(T));
-  const uint32_t there = at_peer(at, peer), counter = at_peer(box, peer);
+  const uint32_t there = peer_address(at, peer), counter = peer_address(barrier, peer);
   if constexpr (sizeof(T) == 4) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(w[0]),
                  "r"(counter)

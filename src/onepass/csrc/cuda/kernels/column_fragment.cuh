@@ -1,121 +1,127 @@
-// column_fragment.cuh: a thread's vectors of a tile of columns: how they come, wait and go.
+// column_fragment.cuh: a thread's vectors of a tile of columns in registers: how they are loaded, from global or shared
+// memory, and stored. `C` has In, Out, kOperands (tensors that are read vector by vector, 1 or 2) and the constants of
+// config.cuh.
 #pragma once
 
-#include "column_tile.cuh"
 #include "async_copy.cuh"
+#include "column_tile.cuh"
+#include "pipeline.cuh"
 
-// Vectors as they were read: halves two in a register. (As a vector of halves it would be taken apart, and each load
-// waited for.)
-template <class T, int Slots, bool Paired = sizeof(T) == 2 && (V > 1)>
-struct Held {
+// Vectors as they were read.
+template <class C, class T, int Vecs>
+struct UnpackedColumnFragment {
+  static constexpr int V = C::kVecSize;
   typedef Vector<T, V> Raw;
-  Raw at[Slots];
-  __device__ void put(int slot, Raw raw) { at[slot] = raw; }
-  __device__ void put(int slot, int v, T value) { at[slot].at[v] = value; }
-  __device__ void fill(int slot, T value) {
+  Raw at[Vecs];
+  __device__ void set(int i, Raw raw) { at[i] = raw; }
+  __device__ void set(int i, int v, T value) { at[i].at[v] = value; }
+  __device__ void fill(int i, T value) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) at[slot].at[v] = value;
+    for (int v = 0; v < V; ++v) at[i].at[v] = value;
   }
-  __device__ void forget() {}
-  __device__ T get(int slot, int v) const { return at[slot].at[v]; }
-  __device__ T again(int slot, int v) const { return at[slot].at[v]; }
+  __device__ void opaque_registers() {}
+  __device__ T get(int i, int v) const { return at[i].at[v]; }
 };
-template <class T, int Slots>
-struct Held<T, Slots, true> {
+// Half types, two per register. (The compiler splits vectors of half elements, and waits for each load.)
+template <class C, class T, int Vecs>
+struct ColumnFragmentHalf2 {
+  static constexpr int V = C::kVecSize;
   typedef Vector<uint32_t, (V + 1) / 2> Raw;
-  Raw at[Slots];
-  __device__ void put(int slot, Raw raw) { at[slot] = raw; }
-  __device__ void put(int slot, int v, T value) {
-    uint32_t& word = at[slot].at[v / 2];
+  Raw at[Vecs];
+  __device__ void set(int i, Raw raw) { at[i] = raw; }
+  __device__ void set(int i, int v, T value) {
+    uint32_t& word = at[i].at[v / 2];
     word = v % 2 ? (word & 0xffff) | (uint32_t)value.bits << 16 : (word & 0xffff0000) | value.bits;
   }
-  __device__ void fill(int slot, T value) {
+  __device__ void fill(int i, T value) {
 #pragma unroll
-    for (int w = 0; w < V / 2; ++w) at[slot].at[w] = value.bits * 0x10001u;
+    for (int w = 0; w < V / 2; ++w) at[i].at[w] = value.bits * 0x10001u;
   }
-  // Between two passes: else the compiler keeps what it has widened in the first, in twice the registers.
-  __device__ void forget() {
+  // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
+  // the first pass, in twice the registers.
+  __device__ void opaque_registers() {
 #pragma unroll
-    for (int i = 0; i < Slots; ++i) {
+    for (int i = 0; i < Vecs; ++i) {
 #pragma unroll
       for (int w = 0; w < V / 2; ++w) asm volatile("" : "+r"(at[i].at[w]));
     }
   }
-  __device__ T get(int slot, int v) const { return T{(uint16_t)(at[slot].at[v / 2] >> v % 2 * 16)}; }
+  __device__ T get(int i, int v) const { return get_half<T>(at[i].at[v / 2], v % 2); }
 };
+template <class C, class T>
+constexpr bool is_half2 = sizeof(T) == 2 && (C::kVecSize > 1);
+template <class C, class T, int Vecs>
+struct ColumnFragment
+    : Conditional<is_half2<C, T>, ColumnFragmentHalf2<C, T, Vecs>, UnpackedColumnFragment<C, T, Vecs>>::type {};
 
-constexpr int kChunk = 4;  // vectors that are taken from the shelf at a time
-
-// A chunk to where the vectors q, q + 1, ... are kept, or from there.
-template <class T, int Slots>
-__device__ inline void keep(Held<T, Slots>& held, int q, const Held<T, kChunk>& chunk) {
+// Copies a stage to the vectors q, q + 1, ... of a fragment, or from there.
+template <class C, class T, int Vecs>
+__device__ inline void set_stage(ColumnFragment<C, T, Vecs>& fragment, int q,
+                                 const ColumnFragment<C, T, kStageVecs>& stage) {
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) held.at[q + i] = chunk.at[i];
+  for (int i = 0; i < kStageVecs; ++i) fragment.at[q + i] = stage.at[i];
 }
-template <class T, int Slots>
-__device__ inline void kept(const Held<T, Slots>& held, int q, Held<T, kChunk>& chunk) {
+template <class C, class T, int Vecs>
+__device__ inline void get_stage(const ColumnFragment<C, T, Vecs>& fragment, int q,
+                                 ColumnFragment<C, T, kStageVecs>& stage) {
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) chunk.at[i] = held.at[q + i];
+  for (int i = 0; i < kStageVecs; ++i) stage.at[i] = fragment.at[q + i];
 }
 
-// Where a thread's vectors wait in shared memory, each vector of all operands together.
-__device__ inline uint32_t place_of(int operand, int slot) {
-  constexpr int kBytes = V * sizeof(IN);
-  return shelf_address() + ((slot * kOperands + operand) * THREADS + threadIdx.x) * kBytes;
-}
-// From a thread's vector to its next. Opaque: the compiler would else compute each address anew, in ten instructions.
-template <class T>
-__device__ inline T* next(T* at, int64_t step) {
-  at += step;
-  asm volatile("" : "+l"(at));
-  return at;
+// The address of a thread's vector in shared memory. The operands of a vector lie together.
+template <class C>
+__device__ inline uint32_t smem_vec_address(int operand, int slot) {
+  constexpr int kBytes = C::kVecSize * sizeof(typename C::In);
+  return dynamic_smem_address() + ((slot * C::kOperands + operand) * C::kBlockThreads + threadIdx.x) * kBytes;
 }
 
-// Begins to fetch the whole one of the vectors q, q + 1, ... of a tensor to the slots 0, 1, ...
-template <class T, int Tensors>
-__device__ inline void fetch_vectors(int operand, const T* from, const Place<Tensors>& place, int tensor, int q,
-                                     int count) {
+// Begins to copy the full ones of the first `count` vectors of a tensor to shared memory.
+template <class C, class T, int Tensors>
+__device__ inline void copy_vecs(int operand, const T* from, const ThreadTile<C, Tensors>& tile, int tensor,
+                                 int count) {
 #pragma unroll 4
   for (int i = 0; i < count; ++i) {
-    if (place.is_whole(q + i)) fetch<V * sizeof(IN)>(place_of(operand, i), from + place.element(tensor, q + i));
+    if (tile.is_full(i))
+      AsyncCopy::start<C::kVecSize * sizeof(typename C::In)>(smem_vec_address<C>(operand, i),
+                                                             from + tile.offset(tensor, i));
   }
 }
-// The same a chunk at a time, from q on: those for the shelf's slots from `from` to `to`. Returns `bits`, as the
-// compiler does not know: what depends on it comes later.
-template <class T, int Tensors>
-__device__ inline uint32_t fetch_chunks(const T* one, const T* other, const Place<Tensors>& place, int tensor, int q,
-                                        int from, int to, uint32_t bits = 0) {
-  const T* at[2] = {one + place.element(tensor, q), kOperands > 1 ? other + place.element(tensor + 1, q) : other};
-  q -= from;
+// Begins to copy vectors of all operands, stage by stage, from vector q on, to the slots from `begin` to `end`. Returns
+// `bits` in a way that the compiler does not see through: what depends on it is computed later.
+template <class C, class T, int Tensors>
+__device__ inline uint32_t copy_stages(const T* one, const T* other, const ThreadTile<C, Tensors>& tile, int tensor,
+                                       int q, int begin, int end, uint32_t bits = 0) {
+  const T* at[2] = {one + tile.offset(tensor, q), C::kOperands > 1 ? other + tile.offset(tensor + 1, q) : other};
+  q -= begin;
 #pragma unroll 1
-  for (int c = from; c < to; c += kChunk) {
+  for (int c = begin; c < end; c += kStageVecs) {
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
+    for (int i = 0; i < kStageVecs; ++i) {
 #pragma unroll
-      for (int o = 0; o < kOperands; ++o) {
-        if (place.is_whole(q + c + i)) fetch<V * sizeof(T)>(place_of(o, c + i), at[o]);
-        at[o] = next(at[o], place.tiles.jump[tensor + o]);
+      for (int o = 0; o < C::kOperands; ++o) {
+        if (tile.is_full(q + c + i)) AsyncCopy::start<C::kVecSize * sizeof(T)>(smem_vec_address<C>(o, c + i), at[o]);
+        at[o] = advance(at[o], tile.tiles.vec_strides[tensor + o]);
       }
     }
-    commit_copies();
+    AsyncCopy::commit();
     bits = bits > c ? bits : c;
   }
   return bits;
 }
-// Puts a chunk back there.
-template <class T>
-__device__ inline void shelve(const Held<T, kChunk>& chunk, int from) {
+// Writes a stage back to shared memory.
+template <class C, class T>
+__device__ inline void write_back(const ColumnFragment<C, T, kStageVecs>& stage, int slot) {
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) store_shared(place_of(0, from + i), chunk.at[i]);
+  for (int i = 0; i < kStageVecs; ++i) store_smem(smem_vec_address<C>(0, slot + i), stage.at[i]);
 }
 
-// Loads a vector of global memory, which the compiler does not know an opaque address to be of. `Near`: into the L2
-// cache comes also what lies beside it, for a tile beside this one.
-template <class Raw, bool Near = false>
+// Loads a vector from global memory: the compiler does not know that an opaque address is in global memory. With
+// `PrefetchL2` the neighbouring bytes come into the L2 cache too, for a tile beside this one.
+template <class Raw, bool PrefetchL2 = false>
 __device__ inline Raw load_global(const void* at) {
   constexpr int kBytes = sizeof(Raw);
   uint32_t words[4] = {};
-  if constexpr (kBytes == 16 && Near) {
+  if constexpr (kBytes == 16 && PrefetchL2) {
     asm volatile("ld.global.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "l"(at));
@@ -133,101 +139,105 @@ __device__ inline Raw load_global(const void* at) {
   return raw;
 }
 
-constexpr bool kNears = !kSlab && !kStrided && V * sizeof(IN) == 16;
+template <class C>
+constexpr bool can_prefetch_l2 = !C::kSlab && !C::kStrided && C::kVecSize * sizeof(typename C::In) == 16;
 
-// Takes the vectors q, q + 1, ... of a tensor, of which those that are not there become `none`. Whole ones may wait in
-// shared memory, from the slot `waits` on.
-template <bool Waits, class T, int Slots, int Tensors>
-__device__ inline void take(Held<T, Slots>& held, const T* from, const Place<Tensors>& place, int tensor, int q, T none,
-                            int operand, int waits) {
-  typedef typename Held<T, Slots>::Raw Raw;
-  const T* at = kStrided ? from : from + place.element(tensor, q);
-  const auto whole = [&](int i) {
-    if constexpr (Waits)
-      return load_shared<Raw>(place_of(operand, waits + i));
+// Loads the vectors q, q + 1, ... of a tensor. Elements that do not exist become `neutral`. With `FromSmem` full
+// vectors are in shared memory, from the slot `slot` on.
+template <bool FromSmem, class C, class T, int Vecs, int Tensors>
+__device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* from,
+                                 const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral, int operand,
+                                 int slot) {
+  typedef typename ColumnFragment<C, T, Vecs>::Raw Raw;
+  const T* at = C::kStrided ? from : from + tile.offset(tensor, q);
+  const auto full_vec = [&](int i) {
+    if constexpr (FromSmem)
+      return load_smem<Raw>(smem_vec_address<C>(operand, slot + i));
     else
-      return load_global<Raw>(kStrided ? from + place.element(tensor, q + i) : at);
+      return load_global<Raw>(C::kStrided ? from + tile.offset(tensor, q + i) : at);
   };
-  if (!kStrided && place.all_whole(q, Slots)) {
-    if (kNears && !Waits && place.tiles.narrow) {
+  if (!C::kStrided && tile.are_full(q, Vecs)) {
+    if (can_prefetch_l2<C> && !FromSmem && tile.tiles.is_narrow) {
 #pragma unroll
-      for (int i = 0; i < Slots; ++i) held.put(i, load_global<Raw, true>(at)), at = next(at, place.tiles.jump[tensor]);
+      for (int i = 0; i < Vecs; ++i)
+        fragment.set(i, load_global<Raw, true>(at)), at = advance(at, tile.tiles.vec_strides[tensor]);
     } else {
 #pragma unroll
-      for (int i = 0; i < Slots; ++i) held.put(i, whole(i)), at = next(at, place.tiles.jump[tensor]);
+      for (int i = 0; i < Vecs; ++i) fragment.set(i, full_vec(i)), at = advance(at, tile.tiles.vec_strides[tensor]);
     }
     return;
   }
 #pragma unroll
-  for (int i = 0; i < Slots; ++i) {
-    if (place.is_whole(q + i)) {
-      held.put(i, whole(i));
+  for (int i = 0; i < Vecs; ++i) {
+    if (tile.is_full(q + i)) {
+      fragment.set(i, full_vec(i));
     } else {
-      held.fill(i, none);
-      if constexpr (!kFull && !kStrided) {
+      fragment.fill(i, neutral);
+      if constexpr (!C::kAligned && !C::kStrided) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          if (place.has(q + i, v)) held.put(i, v, at[v]);
+        for (int v = 0; v < C::kVecSize; ++v) {
+          if (tile.has_element(q + i, v)) fragment.set(i, v, at[v]);
         }
       }
     }
-    if constexpr (!kStrided) at = next(at, place.tiles.jump[tensor]);
+    if constexpr (!C::kStrided) at = advance(at, tile.tiles.vec_strides[tensor]);
   }
 }
 
-// Stores a vector, if so. Not by a branch: the compiler would move into it what is stored, and work on one vector at a
-// time.
+// Stores a vector if `condition` holds. It does not branch: the compiler would move the computation of the vector into
+// the branch, and work on one vector at a time.
 template <class T, int Count>
-__device__ inline void store_if(bool yes, T* at, Vector<T, Count> vector) {
+__device__ inline void store_if(bool condition, T* at, Vector<T, Count> vector) {
   constexpr int kBytes = sizeof(vector);
   uint32_t words[4] = {};
   memcpy(words, &vector, kBytes);
   if constexpr (kBytes == 16) {
     asm volatile("{\n.reg .pred yes;\nsetp.ne.u32 yes, %0, 0;\n@yes st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
-                     (uint32_t)yes),
+                     (uint32_t)condition),
                  "l"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                  : "memory");
   } else if constexpr (kBytes == 8) {
-    asm volatile(
-        "{\n.reg .pred yes;\nsetp.ne.u32 yes, %0, 0;\n@yes st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"((uint32_t)yes),
-        "l"(at), "r"(words[0]), "r"(words[1])
-        : "memory");
+    asm volatile("{\n.reg .pred yes;\nsetp.ne.u32 yes, %0, 0;\n@yes st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(
+                     (uint32_t)condition),
+                 "l"(at), "r"(words[0]), "r"(words[1])
+                 : "memory");
   } else {
-    if (yes) *reinterpret_cast<Vector<T, Count>*>(at) = vector;
+    if (condition) *reinterpret_cast<Vector<T, Count>*>(at) = vector;
   }
 }
 
-// Stores the vectors q, q + 1, ..., the results of `result(slot, v)`, from `at` on: where the next is to go.
-template <int Slots, class T, int Tensors, class F>
-__device__ inline T* give_from(T* at, T* to, const Place<Tensors>& place, int tensor, int q, F result) {
+// Stores the vectors q, q + 1, ..., which consist of `result(i, v)`, from `at` on. Returns where the next one goes.
+template <int Vecs, class C, class T, int Tensors, class F>
+__device__ inline T* store_vecs_at(T* at, T* to, const ThreadTile<C, Tensors>& tile, int tensor, int q, F result) {
+  constexpr int V = C::kVecSize;
 #pragma unroll
-  for (int i = 0; i < Slots; ++i) {
-    const bool whole = place.is_whole(q + i);
-    if constexpr (kStrided) at = to + (whole ? place.element(tensor, q + i) : 0);
+  for (int i = 0; i < Vecs; ++i) {
+    const bool is_full = tile.is_full(q + i);
+    if constexpr (C::kStrided) at = to + (is_full ? tile.offset(tensor, q + i) : 0);
     Vector<T, V> made;
-    if constexpr (sizeof(T) == 2 && V > 1) {
-      Vector<uint32_t, (V + 1) / 2> pairs;
+    if constexpr (is_half2<C, T>) {
+      Vector<uint32_t, (V + 1) / 2> words;
 #pragma unroll
-      for (int w = 0; w < V / 2; ++w) pairs.at[w] = pack<T>(result(i, 2 * w), result(i, 2 * w + 1));
-      memcpy(&made, &pairs, sizeof(made));
+      for (int w = 0; w < V / 2; ++w) words.at[w] = pack_half2<T>(result(i, 2 * w), result(i, 2 * w + 1));
+      memcpy(&made, &words, sizeof(made));
     } else {
 #pragma unroll
-      for (int v = 0; v < V; ++v) made.at[v] = narrow<T>(result(i, v));
+      for (int v = 0; v < V; ++v) made.at[v] = from_acc<T>(result(i, v));
     }
-    store_if(whole, at, made);
-    if constexpr (!kFull && !kStrided) {
-      if (!whole) {
+    store_if(is_full, at, made);
+    if constexpr (!C::kAligned && !C::kStrided) {
+      if (!is_full) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-          if (place.has(q + i, v)) at[v] = made.at[v];
+          if (tile.has_element(q + i, v)) at[v] = made.at[v];
         }
       }
     }
-    if constexpr (!kStrided) at = next(at, place.tiles.jump[tensor]);
+    if constexpr (!C::kStrided) at = advance(at, tile.tiles.vec_strides[tensor]);
   }
   return at;
 }
-template <int Slots, class T, int Tensors, class F>
-__device__ inline void give(T* to, const Place<Tensors>& place, int tensor, int q, F result) {
-  give_from<Slots>(kStrided ? to : to + place.element(tensor, q), to, place, tensor, q, result);
+template <int Vecs, class C, class T, int Tensors, class F>
+__device__ inline void store_vecs(T* to, const ThreadTile<C, Tensors>& tile, int tensor, int q, F result) {
+  store_vecs_at<Vecs>(C::kStrided ? to : to + tile.offset(tensor, q), to, tile, tensor, q, result);
 }

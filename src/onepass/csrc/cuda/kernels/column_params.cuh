@@ -1,7 +1,8 @@
-// column_params.cuh: how columns are cut into tiles, as the host tells the kernels. Of both sides: no CUDA, no headers.
+// column_params.cuh: how columns are cut into tiles, as the host tells the kernels. Both sides include it, so it has
+// no CUDA and includes nothing.
 #pragma once
 
-// The dims of a call that no other is merged with, at most; a call of more is gathered.
+// The most dims of a call that do not merge with others; a call with more is gathered.
 constexpr int kTileDims = 6;
 constexpr int kTileTensors = 4;
 
@@ -11,35 +12,35 @@ struct TileDims {
   long long steps[kTileTensors][kTileDims];
 };
 
-// Division by a constant of numbers below 2^31: a product and a shift.
-struct Divider {
+// Division of numbers below 2^31 by a constant: a product and a shift.
+struct FastDivisor {
   unsigned multiplier, shift;
 };
 
-// How many vectors of a thread lie before an end: `all`, and one more where its first lies before `rest`.
-struct Counted {
+// How many vectors a thread has before an end: `all`, and one more if its first vector begins before `rest`.
+struct VecCount {
   int all, rest;
 };
 
 struct Tiles {
   long long n, inner;  // elements of a column, and columns that lie side by side
-  // Of each tensor, from one element of a column to the next; of one that has one element a column, from that to its
-  // neighbour's.
+  // For each tensor, from one element of a column to the next. For a tensor with one element per column, from one
+  // column to the next.
   long long steps[kTileTensors];
-  TileDims outer, reduced;       // reduced: where the elements of a column are not one step apart (EDGES strided)
-  long long side, tall;          // tiles side by side, and how often
-  long long jump[kTileTensors];  // from a thread's vector to its next
-  void* messages;                // what the blocks of a group tell each other, of each column
-  long long plane;               // elements between the two planes of a state
-  int across, down;              // threads of a block side by side, and down a column
-  int pitch;                     // columns of a tile
-  int parts;                     // states of a column that the threads of a block make
-  int stride;                    // elements of shared memory from one of them to the next
-  int group, group_bits;         // threads that merge them: 1 << group_bits
-  int narrow;                    // lines of a tile are less than two of the cache's, and others' beside them
-  int shelf;                     // vectors of a thread that wait in shared memory
-  int waiting;                   // bytes of shared memory of those
-  int turns;                     // vectors of a column, or of a slab, that a thread comes to at most
-  Divider by_side, by_line;      // by_line: by `across`, of a slab by its pitch
-  Counted there, whole;          // vectors that are there at least in part, and as a whole
+  TileDims outer, reduced;                // reduced: where elements of a column have no single step (strided access)
+  long long tiles_per_slice, slices;      // tiles side by side; a slice is one index of the outer dims
+  long long vec_strides[kTileTensors];    // from a thread's vector to its next
+  void* messages;                         // of the blocks that share columns, for each column
+  long long plane_stride;                 // elements between the two planes of a state
+  int threads_x, threads_y;               // threads of a block side by side, and along a column
+  int tile_cols;                          // columns of a tile
+  int partials;                           // partial states of a column that the threads of a block compute
+  int partial_stride;                     // elements of shared memory from one of them to the next
+  int merge_threads, merge_threads_log2;  // threads that reduce the partial states of a column
+  int is_narrow;                          // lines of a tile are shorter than two cache lines, beside other tiles' lines
+  int smem_vecs;                          // vectors of a thread in shared memory
+  int smem_vecs_bytes;                    // shared memory of those of a block
+  int vecs_per_thread_max;                // vectors of a column, or of a slab, that a thread gets
+  FastDivisor by_tiles_per_slice, by_line;  // by_line: by threads_x, of a slab by tile_cols
+  VecCount existing, full;                  // vectors that exist at least in part, and as a whole
 };

@@ -1,5 +1,5 @@
-// column_reduce.cuh: the threads that share columns merge the partial states of each column: through shared memory,
-// then over the blocks of a cluster, or over many blocks by messages through memory.
+// column_reduce.cuh: the threads that share columns reduce the partial states of each column: through shared memory,
+// then over the blocks of a cluster, or over many blocks by messages through global memory.
 #pragma once
 
 #include "async_copy.cuh"
@@ -7,379 +7,376 @@
 #include "grid_sync.cuh"
 #include "warp_reduce.cuh"
 
-// A value from the lanes of a warp that have the same number below `from`: `merge` is told the distance of two.
-template <class T, class Merge>
-__device__ inline T over_lanes(T value, int from, Merge merge) {
-  for (int mask = 16; mask >= from; mask /= 2) value = merge(value, shuffle(value, mask));
-  return value;
-}
-
 template <class A>
-struct alignas(2 * sizeof(A)) PairOf {
+struct alignas(2 * sizeof(A)) StatePair {
   A m, l;
 };
 
+// The partial states of softmaxes and how they are reduced. L is the type of sums.
 template <class A, class L>
-__device__ inline L begin_sum(A value) {
-  if constexpr (sizeof(L) == sizeof(A))
-    return value;
-  else
-    return {value, 0};
-}
-
-// What parts of columns are, and how they are merged: `over` has the parts number 0, 1, ... of one column, of which the
-// lanes of a group take some each.
-template <class A, class L>
-struct States {
-  typedef PairOf<A> Part;
+struct StatePartials {
+  typedef StatePair<A> Partial;
   typedef A Scalar;
   typedef L Sum;
-  static constexpr bool kTops = true;
-  static __device__ Part of(A top, A sum) { return {top, sum}; }
-  static __device__ Part nothing() { return {-INFINITY_, 0}; }
+  static constexpr bool kHasMax = true;
+  static __device__ Partial make(A max, A sum) { return {max, sum}; }
+  static __device__ Partial identity() { return {-infinity(), 0}; }
   template <int Count>
-  static __device__ Part two(Part before, const Part (&parts)[Count]) {
-    A top = before.m;
+  static __device__ Partial merge(Partial before, const Partial (&partials)[Count]) {
+    A max = before.m;
 #pragma unroll
-    for (int i = 0; i < Count; ++i) top = max_(top, parts[i].m);
-    L sum = lowered(before, top);
+    for (int i = 0; i < Count; ++i) max = max_(max, partials[i].m);
+    L sum = rescale(before, max);
 #pragma unroll
-    for (int i = 0; i < Count; ++i) sum = add(sum, lowered(parts[i], top));
-    return {top, value_of(sum)};
+    for (int i = 0; i < Count; ++i) sum = add(sum, rescale(partials[i], max));
+    return {max, value_of(sum)};
   }
-  static __device__ Part of_lanes(Part part, int from) {
-    const A top = over_lanes(part.m, from, [](A a, A b) { return max_(a, b); });
-    return {top, value_of(over_lanes(lowered(part, top), from, [](L a, L b) { return add(a, b); }))};
+  static __device__ Partial reduce_lanes(Partial partial, int stride) {
+    const A max = warp_reduce_strided(partial.m, stride, [](A a, A b) { return max_(a, b); });
+    return {max, value_of(warp_reduce_strided(rescale(partial, max), stride, [](L a, L b) { return add(a, b); }))};
   }
 
  private:
-  // The smaller of the two: where both are infinite their difference is no number.
-  static __device__ L lowered(Part part, A top) {
-    return scaled(begin_sum<A, L>(part.l), exp_to_add(min_(part.m - shift(top))));
+  // The minimum with 0, because the difference of two infinities is NaN.
+  static __device__ L rescale(Partial partial, A max) {
+    return scale(begin_sum<L>(partial.l), exp_for_sum(at_most_zero(partial.m - finite_or_zero(max))));
   }
-  static __device__ float min_(float v) { return fminf(v, 0.0f); }
-  static __device__ double min_(double v) { return fmin(v, 0.0); }
+  static __device__ float at_most_zero(float v) { return fminf(v, 0.0f); }
+  static __device__ double at_most_zero(double v) { return fmin(v, 0.0); }
 };
+// The same for gradients, whose state is a sum.
 template <class A, class L>
-struct Sums {
-  typedef A Part;
+struct SumPartials {
+  typedef A Partial;
   typedef A Scalar;
   typedef L Sum;
-  static constexpr bool kTops = false;
-  static __device__ Part of(A, A sum) { return sum; }
-  static __device__ Part nothing() { return 0; }
+  static constexpr bool kHasMax = false;
+  static __device__ Partial make(A, A sum) { return sum; }
+  static __device__ Partial identity() { return 0; }
   template <int Count>
-  static __device__ Part two(Part before, const Part (&parts)[Count]) {
+  static __device__ Partial merge(Partial before, const Partial (&partials)[Count]) {
     return value_of(
-        add(begin_sum<A, L>(before), begin_sum<A, L>(plain_sum<Count, 0>([&](int i) { return parts[i]; }))));
+        add(begin_sum<L>(before), begin_sum<L>(pairwise_sum<Count, 0>([&](int i) { return partials[i]; }))));
   }
-  static __device__ Part of_lanes(Part part, int from) {
-    return value_of(over_lanes(begin_sum<A, L>(part), from, [](L a, L b) { return add(a, b); }));
+  static __device__ Partial reduce_lanes(Partial partial, int stride) {
+    return value_of(warp_reduce_strided(begin_sum<L>(partial), stride, [](L a, L b) { return add(a, b); }));
   }
 };
 
-// What the blocks of a group tell each other of a column.
-template <class A>
-struct Told {
-  Message message;
-  __device__ void write(PairOf<A> part, uint32_t turn) {
+// What a block sends the blocks that share a column with it.
+template <class C, class A>
+struct ColumnMessage {
+  GridMessage<C> message;
+  __device__ void write(StatePair<A> partial, uint32_t epoch) {
     if constexpr (sizeof(A) == 8)
-      message.write(part.m, Total<double>{part.l, 0}, turn);
+      message.write(partial.m, Compensated<double>{partial.l, 0}, epoch);
     else
-      message.write(part.m, (double)part.l, turn);
+      message.write(partial.m, (double)partial.l, epoch);
   }
-  __device__ void write(A part, uint32_t turn) { write(PairOf<A>{A(0), part}, turn); }
-  __device__ bool read(PairOf<A>* part, uint32_t turn) const {
+  __device__ void write(A partial, uint32_t epoch) { write(StatePair<A>{A(0), partial}, epoch); }
+  __device__ bool read(StatePair<A>* partial, uint32_t epoch) const {
     if constexpr (sizeof(A) == 8) {
-      Total<double> l;
-      const bool there = message.read(&part->m, &l, turn);
-      return part->l = l.sum, there;
+      Compensated<double> l;
+      const bool arrived = message.read(&partial->m, &l, epoch);
+      return partial->l = l.hi, arrived;
     } else {
-      return message.read(&part->m, &part->l, turn);
+      return message.read(&partial->m, &partial->l, epoch);
     }
   }
-  __device__ bool read(A* part, uint32_t turn) const {
-    PairOf<A> pair;
-    const bool there = read(&pair, turn);
-    return *part = pair.l, there;
+  __device__ bool read(A* partial, uint32_t epoch) const {
+    StatePair<A> pair;
+    const bool arrived = read(&pair, epoch);
+    return *partial = pair.l, arrived;
   }
 };
 
-constexpr int kAtOnce = 6;  // messages that a lane has on their way at a time
+constexpr int kColumnMessagesInFlight = 6;  // of a lane
+constexpr int kPartialsAtOnce = 4;          // of a column, that a lane takes at a time
 
-constexpr int kAtATime = 4;  // parts of a column that a lane takes at a time
-
-// A thread's values of its columns, to and from shared memory, in pieces of 16 bytes where they lie together.
-template <class T>
-__device__ inline void put_together(T* at, const T (&values)[V]) {
-  constexpr int kPiece = V * sizeof(T) < 16 ? V : 16 / sizeof(T);
+// A thread's values of its columns, to and from shared memory, 16 bytes at a time where they lie together.
+template <class T, int V>
+__device__ inline void store_together(T* at, const T (&values)[V]) {
+  constexpr int kCount = V * sizeof(T) < 16 ? V : 16 / sizeof(T);
 #pragma unroll
-  for (int v = 0; v < V; v += kPiece) {
-    Vector<T, kPiece> piece;
+  for (int v = 0; v < V; v += kCount) {
+    Vector<T, kCount> vector;
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) piece.at[i] = values[v + i];
-    *reinterpret_cast<Vector<T, kPiece>*>(at + v) = piece;
+    for (int i = 0; i < kCount; ++i) vector.at[i] = values[v + i];
+    *reinterpret_cast<Vector<T, kCount>*>(at + v) = vector;
   }
 }
-template <class T>
-__device__ inline void get_together(const T* at, T (&values)[V]) {
+template <class T, int V>
+__device__ inline void load_together(const T* at, T (&values)[V]) {
   if constexpr (V * sizeof(T) % 16 == 0) {
-    typedef Vector<uint32_t, 4> Piece;
-    Piece pieces[V * sizeof(T) / 16];
+    typedef Vector<uint32_t, 4> Word;
+    Word words[V * sizeof(T) / 16];
 #pragma unroll
-    for (int p = 0; p < (int)(V * sizeof(T) / 16); ++p) pieces[p] = reinterpret_cast<const Piece*>(at)[p];
-    memcpy(values, pieces, sizeof(pieces));
+    for (int p = 0; p < (int)(V * sizeof(T) / 16); ++p) words[p] = reinterpret_cast<const Word*>(at)[p];
+    memcpy(values, words, sizeof(words));
   } else {
 #pragma unroll
     for (int v = 0; v < V; ++v) values[v] = at[v];
   }
 }
 
-// Where the threads that share columns meet. Dynamic shared memory: the vectors that wait there, what is used of whole
-// columns, the parts of the block's threads with their maxima, or the block's, and what the blocks of a cluster send
-// each other, in two boxes in turn. OwnTops: a thread's sum of a column is relative to its own maximum, and not to the
-// block's: one trip less through shared memory, and a longer one.
-template <class Merge, class Whole, bool OwnTops>
-struct Meeting {
-  typedef typename Merge::Part Part;
-  typedef typename Merge::Scalar A;
-  typedef typename Merge::Sum L;
-  Mailbox boxes[2];
+// The reduction over the threads that share columns. Dynamic shared memory has, in this order: the vectors of the
+// threads; the epilogues of whole columns; the partial sums of the block's threads with their maxima, or the block's
+// maxima; and the messages of a cluster, in two buffers in turn. ThreadMaxima: a thread's sum of a column is relative
+// to the thread's own maximum and not to the block's. That saves one round trip through shared memory and makes another
+// longer.
+template <class C, class Partials, class Epilogue, bool ThreadMaxima>
+struct ColumnReduce {
+  static constexpr int V = C::kVecSize;
+  typedef typename Partials::Partial Partial;
+  typedef typename Partials::Scalar A;
+  typedef typename Partials::Sum L;
+  typedef ColumnMessage<C, A> Message;
+  TxBarrier barriers[2];
 
-  // Before the first meeting, by all threads.
-  __device__ void open(const Tiles& tiles, Rendezvous* all_clear) {
-    if constexpr (CLUSTER > 1) {
-      if (threadIdx.x == 0) boxes[0].open(), boxes[1].open();
-      arrive_in_cluster();
-    } else if constexpr (GRID) {
-      // What the memory of the call held before may look like any message: every block clears its own, and none is
-      // read before all have. By the last warp: the others have their loads to ask for.
+  // All threads call this before the first reduction.
+  __device__ void init(const Tiles& tiles, GridBarrier* messages_clear) {
+    if constexpr (C::kClusterSize > 1) {
+      if (threadIdx.x == 0) barriers[0].init(), barriers[1].init();
+      cluster_arrive();
+    } else if constexpr (C::kGrid) {
+      // The memory of the messages may hold anything before: every block clears its own, and none is read before all
+      // have. The last warp does it, because the others have their loads to begin.
       const int last = blockDim.x - 32;
       if ((int)threadIdx.x >= last) {
-        for (int turn = 0; turn < 2; ++turn) {
-          for (int c = threadIdx.x - last; c < tiles.pitch; c += 32) told(tiles, turn, c, blockIdx.x)->message.clear();
+        for (int parity = 0; parity < 2; ++parity) {
+          for (int c = threadIdx.x - last; c < tiles.tile_cols; c += 32)
+            message_of(tiles, parity, c, blockIdx.x)->message.clear();
         }
         __syncwarp();
         if ((int)threadIdx.x == last) {
           const int block = blockIdx.y * gridDim.x + blockIdx.x, blocks = gridDim.x * gridDim.y;
-          all_clear->open(), all_clear->arrive(block, blocks);
+          messages_clear->init(), messages_clear->arrive(block, blocks);
         }
       }
     }
   }
-  // By all threads, once, before the first meeting: well after it is open, as none has to wait then.
-  __device__ void await_clear(Rendezvous* all_clear) const {
-    if (GRID && threadIdx.x == blockDim.x - 32) all_clear->wait();
+  // All threads call this once, before the first reduction and well after init, because none has to wait then.
+  __device__ void wait_for_clear(GridBarrier* messages_clear) const {
+    if (C::kGrid && threadIdx.x == blockDim.x - 32) messages_clear->wait();
   }
 
-  // Of each of its columns a thread's own maximum in, and the block's out.
+  // Replaces a thread's maximum of each of its columns by the block's.
   template <int Tensors>
-  __device__ void highest(A (&own)[V], const Place<Tensors>& place) {
-    const Room room(place.tiles);
-    room.put(room.parts, own, place);
+  __device__ void block_max(A (&max)[V], const ThreadTile<C, Tensors>& tile) {
+    const SmemLayout smem(tile.tiles);
+    smem.put(smem.sums, max, tile);
     __syncthreads();
-    const Lanes lanes(place.tiles);
-    for (int c = lanes.column; c - lanes.slot < place.tiles.pitch; c += lanes.together) {
-      A top = -INFINITY_;
-      room.for_parts(c, lanes, place, A(-INFINITY_), [&](const A(&parts)[kAtATime]) {
+    const MergeLanes lanes(tile.tiles);
+    for (int c = lanes.column; c - lanes.slot < tile.tiles.tile_cols; c += lanes.column_stride) {
+      A col_max = -infinity();
+      smem.for_each_partial(c, lanes, tile, A(-infinity()), [&](const A(&partials)[kPartialsAtOnce]) {
 #pragma unroll
-        for (int i = 0; i < kAtATime; ++i) top = max_(top, parts[i]);
+        for (int i = 0; i < kPartialsAtOnce; ++i) col_max = max_(col_max, partials[i]);
       });
-      top = over_lanes(top, lanes.side, [](A a, A b) { return max_(a, b); });
-      if (lanes.mine == 0 && c < place.tiles.pitch) room.tops[c] = top;
+      col_max = warp_reduce_strided(col_max, lanes.lane_stride, [](A a, A b) { return max_(a, b); });
+      if (lanes.rank == 0 && c < tile.tiles.tile_cols) smem.maxima[c] = col_max;
     }
     __syncthreads();
-    room.get(room.tops, own, place);
+    smem.get(smem.maxima, max, tile);
   }
 
-  // Of each of its columns a thread's own sum in. Does any thread of the block say so?
+  // Publishes a thread's sum of each of its columns. Returns whether `condition` holds for any thread of the block.
   template <int Tensors>
-  __device__ bool tell(const A (&own)[V], const Place<Tensors>& place, bool so) {
-    const Room room(place.tiles);
-    room.put(room.parts, own, place);
-    return __syncthreads_or(so);
+  __device__ bool publish(const A (&sums)[V], const ThreadTile<C, Tensors>& tile, bool condition) {
+    const SmemLayout smem(tile.tiles);
+    smem.put(smem.sums, sums, tile);
+    return __syncthreads_or(condition);
   }
-  // Of each of its columns a thread's own sum in (if it has not told it), relative to `tops` if those are its own, and
-  // what is made of the whole column, by one thread a column of the block, out: `make(column, part, the block's
-  // maximum)`, which there is where sums are relative to it.
-  template <bool HasTold, int Tensors, class Make>
-  __device__ void meet(const A (&tops)[V], const A (&own)[V], Whole (&out)[V], const Place<Tensors>& place,
-                       uint32_t round, Make make) {
-    const Tiles& tiles = place.tiles;
-    const int pitch = tiles.pitch;
-    const Room room(tiles);
-    const Lanes lanes(tiles);
-    Part* const sent = room.sent + round % 2 * CLUSTER * pitch;
-    if constexpr (!HasTold) room.put(room.parts, own, place);
-    if constexpr (OwnTops) room.put(room.tops, tops, place);
-    if (CLUSTER > 1 && round == 0) await_cluster();  // a peer's shared memory is there once it has started
-    if (CLUSTER > 1 && threadIdx.x == 0) boxes[round % 2].expect(CLUSTER * pitch * sizeof(Part));
-    if constexpr (!HasTold) __syncthreads();
-    for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
-      const Part part = room.merged(c, lanes, place);
-      if (c >= pitch) continue;
-      if constexpr (CLUSTER > 1) {
-        for (int peer = lanes.mine; peer < CLUSTER; peer += tiles.group)
-          send(&sent[cluster_rank() * pitch + c], peer, part, &boxes[round % 2]);
-      } else if constexpr (GRID) {
-        if (lanes.mine == 0) told(tiles, round % 2, c, blockIdx.x)->write(part, round + 1);
-      } else if (lanes.mine == 0) {
-        room.wholes[c] = make(c, part, room.top_of(c));
+  // Reduces a thread's sums of its columns (unless they are published already), which with ThreadMaxima are relative to
+  // `maxima`. One thread of the block computes `make(column, partial, the block's maximum)` for each whole column; the
+  // block's maximum is there if sums are relative to it. Every thread gets those of its columns in `out`.
+  template <bool IsPublished, int Tensors, class Make>
+  __device__ void reduce(const A (&maxima)[V], const A (&sums)[V], Epilogue (&out)[V],
+                         const ThreadTile<C, Tensors>& tile, uint32_t iteration, Make make) {
+    const Tiles& tiles = tile.tiles;
+    const int tile_cols = tiles.tile_cols;
+    const SmemLayout smem(tiles);
+    const MergeLanes lanes(tiles);
+    Partial* const sent = smem.sent + iteration % 2 * C::kClusterSize * tile_cols;
+    if constexpr (!IsPublished) smem.put(smem.sums, sums, tile);
+    if constexpr (ThreadMaxima) smem.put(smem.maxima, maxima, tile);
+    if (C::kClusterSize > 1 && iteration == 0) cluster_wait();  // a peer's shared memory exists once it has started
+    if (C::kClusterSize > 1 && threadIdx.x == 0)
+      barriers[iteration % 2].expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));
+    if constexpr (!IsPublished) __syncthreads();
+    for (int c = lanes.column; c - lanes.slot < tile_cols; c += lanes.column_stride) {
+      const Partial partial = smem.merge_block(c, lanes, tile);
+      if (c >= tile_cols) continue;
+      if constexpr (C::kClusterSize > 1) {
+        for (int peer = lanes.rank; peer < C::kClusterSize; peer += tiles.merge_threads)
+          store_async(&sent[cluster_rank() * tile_cols + c], peer, partial, &barriers[iteration % 2]);
+      } else if constexpr (C::kGrid) {
+        if (lanes.rank == 0) message_of(tiles, iteration % 2, c, blockIdx.x)->write(partial, iteration + 1);
+      } else if (lanes.rank == 0) {
+        smem.epilogues[c] = make(c, partial, smem.block_max_of(c));
       }
     }
-    if constexpr (CLUSTER > 1) {
-      boxes[round % 2].wait(round / 2 % 2);
-      for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
-        Part part = Merge::nothing();
-        for (int first = lanes.mine; first < CLUSTER && c < pitch; first += kAtATime * tiles.group) {
-          Part here[kAtATime];
+    if constexpr (C::kClusterSize > 1) {
+      barriers[iteration % 2].wait(iteration / 2 % 2);
+      for (int c = lanes.column; c - lanes.slot < tile_cols; c += lanes.column_stride) {
+        Partial partial = Partials::identity();
+        for (int first = lanes.rank; first < C::kClusterSize && c < tile_cols;
+             first += kPartialsAtOnce * tiles.merge_threads) {
+          Partial here[kPartialsAtOnce];
 #pragma unroll
-          for (int i = 0; i < kAtATime; ++i) {
-            const int k = first + i * tiles.group;
-            here[i] = k < CLUSTER ? sent[k * pitch + c] : Merge::nothing();
+          for (int i = 0; i < kPartialsAtOnce; ++i) {
+            const int k = first + i * tiles.merge_threads;
+            here[i] = k < C::kClusterSize ? sent[k * tile_cols + c] : Partials::identity();
           }
-          part = Merge::two(part, here);
+          partial = Partials::merge(partial, here);
         }
         __syncwarp();
-        part = Merge::of_lanes(part, lanes.side);
-        if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.top_of(c));
+        partial = Partials::reduce_lanes(partial, lanes.lane_stride);
+        if (lanes.rank == 0 && c < tile_cols) smem.epilogues[c] = make(c, partial, smem.block_max_of(c));
       }
-    } else if constexpr (GRID) {
-      const int split = gridDim.x;
-      for (int c = lanes.column; c - lanes.slot < pitch; c += lanes.together) {
-        Part part = Merge::nothing();
-        const Told<A>* const of_column = told(tiles, round % 2, c, 0);
-        for (int first = lanes.mine; first < split && c < pitch; first += kAtOnce * tiles.group) {
-          Part here[kAtOnce];
-          bool there;
+    } else if constexpr (C::kGrid) {
+      const int blocks = gridDim.x;
+      for (int c = lanes.column; c - lanes.slot < tile_cols; c += lanes.column_stride) {
+        Partial partial = Partials::identity();
+        const Message* const messages = message_of(tiles, iteration % 2, c, 0);
+        for (int first = lanes.rank; first < blocks && c < tile_cols;
+             first += kColumnMessagesInFlight * tiles.merge_threads) {
+          Partial here[kColumnMessagesInFlight];
+          bool arrived;
           do {
-            there = true;
+            arrived = true;
 #pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-              const int k = first + i * tiles.group;
-              here[i] = Merge::nothing();
-              if (k < split) there &= of_column[k].read(&here[i], round + 1);
+            for (int i = 0; i < kColumnMessagesInFlight; ++i) {
+              const int k = first + i * tiles.merge_threads;
+              here[i] = Partials::identity();
+              if (k < blocks) arrived &= messages[k].read(&here[i], iteration + 1);
             }
-          } while (!there);
-          part = Merge::two(part, here);
+          } while (!arrived);
+          partial = Partials::merge(partial, here);
         }
         __syncwarp();
-        part = Merge::of_lanes(part, lanes.side);
-        if (lanes.mine == 0 && c < pitch) room.wholes[c] = make(c, part, room.top_of(c));
+        partial = Partials::reduce_lanes(partial, lanes.lane_stride);
+        if (lanes.rank == 0 && c < tile_cols) smem.epilogues[c] = make(c, partial, smem.block_max_of(c));
       }
     }
     __syncthreads();
-    room.get(room.wholes, out, place);
+    smem.get(smem.epilogues, out, tile);
   }
 
  private:
-  // The message of a block of this group, of two in turn. Those of a column lie together: they are read together.
-  static __device__ Told<A>* told(const Tiles& tiles, uint32_t turn, int column, int block) {
-    const int64_t columns = ((int64_t)turn * gridDim.y + blockIdx.y) * tiles.pitch + column;
-    return reinterpret_cast<Told<A>*>(tiles.messages) + columns * gridDim.x + block;
+  // The message of one of the blocks that share this block's columns. There are two in turn. The messages of a column
+  // lie together because they are read together.
+  static __device__ Message* message_of(const Tiles& tiles, uint32_t parity, int column, int block) {
+    const int64_t columns = ((int64_t)parity * gridDim.y + blockIdx.y) * tiles.tile_cols + column;
+    return reinterpret_cast<Message*>(tiles.messages) + columns * gridDim.x + block;
   }
-  // Which columns a lane merges: `column`, and every `together`th from there; of its parts the number `mine` and every
-  // `group`th from there.
-  struct Lanes {
-    int side, slot, column, mine, together;
-    __device__ Lanes(const Tiles& tiles) {
-      const int lane = threadIdx.x % 32, bits = 5 - tiles.group_bits;
-      side = 1 << bits;
-      mine = lane >> bits;
-      slot = lane & (side - 1);
+  // Which columns a lane merges: `column`, and every `column_stride`th from there. It takes the partial states number
+  // `rank`, rank + merge_threads, ... of each.
+  struct MergeLanes {
+    int lane_stride, slot, column, rank, column_stride;
+    __device__ MergeLanes(const Tiles& tiles) {
+      const int lane = threadIdx.x % 32, bits = 5 - tiles.merge_threads_log2;
+      lane_stride = 1 << bits;
+      rank = lane >> bits;
+      slot = lane & (lane_stride - 1);
       column = (threadIdx.x / 32 << bits) + slot;
-      together = blockDim.x / 32 << bits;
+      column_stride = blockDim.x / 32 << bits;
     }
   };
-  struct Room {
+  struct SmemLayout {
     const Tiles& tiles;
-    Whole* wholes;
-    A *parts, *tops;
-    Part* sent;
-    __device__ Room(const Tiles& tiles) : tiles(tiles) {
-      const auto up = [](int bytes) { return (bytes + 15) / 16 * 16; };
-      unsigned char* at = dynamic_shared + tiles.waiting;
-      wholes = reinterpret_cast<Whole*>(at), at += up(tiles.pitch * sizeof(Whole));
-      parts = reinterpret_cast<A*>(at), at += up(tiles.parts * tiles.stride * sizeof(A));
-      tops = reinterpret_cast<A*>(at);
-      at += !Merge::kTops ? 0 : up((OwnTops ? tiles.parts * tiles.stride : tiles.pitch) * sizeof(A));
-      sent = reinterpret_cast<Part*>(at);
+    Epilogue* epilogues;
+    A *sums, *maxima;
+    Partial* sent;
+    __device__ SmemLayout(const Tiles& tiles) : tiles(tiles) {
+      const auto round_up = [](int bytes) { return (bytes + 15) / 16 * 16; };
+      unsigned char* at = dynamic_smem + tiles.smem_vecs_bytes;
+      epilogues = reinterpret_cast<Epilogue*>(at), at += round_up(tiles.tile_cols * sizeof(Epilogue));
+      sums = reinterpret_cast<A*>(at), at += round_up(tiles.partials * tiles.partial_stride * sizeof(A));
+      maxima = reinterpret_cast<A*>(at);
+      at += !Partials::kHasMax
+                ? 0
+                : round_up((ThreadMaxima ? tiles.partials * tiles.partial_stride : tiles.tile_cols) * sizeof(A));
+      sent = reinterpret_cast<Partial*>(at);
     }
     template <int Tensors>
-    __device__ void put(A* to, const A (&own)[V], const Place<Tensors>& place) const {
-      if (threadIdx.x < tiles.across * tiles.down)
-        put_together(to + (kSlab ? threadIdx.x * V : place.line * tiles.stride + place.own), own);
+    __device__ void put(A* to, const A (&values)[V], const ThreadTile<C, Tensors>& tile) const {
+      if (threadIdx.x < tiles.threads_x * tiles.threads_y)
+        store_together(to + (C::kSlab ? threadIdx.x * V : tile.line * tiles.partial_stride + tile.col), values);
     }
     template <class T, int Tensors>
-    __device__ void get(const T* from, T (&out)[V], const Place<Tensors>& place) const {
-      if constexpr (!kSlab) {
-        get_together(from + place.own, out);
+    __device__ void get(const T* from, T (&out)[V], const ThreadTile<C, Tensors>& tile) const {
+      if constexpr (!C::kSlab) {
+        load_together(from + tile.col, out);
       } else {
-        int c = place.own;
+        int c = tile.col;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
           out[v] = from[c];
-          c = place.after(c);
+          c = tile.next_col(c);
         }
       }
     }
-    // What the block has of a column.
+    // Merges the partial states of a column that the threads of the block have.
     template <int Tensors>
-    __device__ Part merged(int column, const Lanes& lanes, const Place<Tensors>& place) const {
-      if constexpr (OwnTops) {
-        Part part = Merge::nothing();
-        if (column < tiles.pitch) {
-          const A *sum = parts + first_of(column, lanes, place), *top = tops + (sum - parts);
-          for (int left = tiles.parts - lanes.mine; left > 0; left -= kAtATime << tiles.group_bits) {
-            Part here[kAtATime];
+    __device__ Partial merge_block(int column, const MergeLanes& lanes, const ThreadTile<C, Tensors>& tile) const {
+      if constexpr (ThreadMaxima) {
+        Partial partial = Partials::identity();
+        if (column < tiles.tile_cols) {
+          const A *sum = sums + first_partial(column, lanes, tile), *max = maxima + (sum - sums);
+          for (int left = tiles.partials - lanes.rank; left > 0; left -= kPartialsAtOnce << tiles.merge_threads_log2) {
+            Partial here[kPartialsAtOnce];
 #pragma unroll
-            for (int i = 0; i < kAtATime; ++i) {
-              const int at = i * tiles.stride << tiles.group_bits;
-              here[i] = Merge::nothing();
-              if (i << tiles.group_bits < left) here[i] = Merge::of(top[at], sum[at]);
+            for (int i = 0; i < kPartialsAtOnce; ++i) {
+              const int at = i * tiles.partial_stride << tiles.merge_threads_log2;
+              here[i] = Partials::identity();
+              if (i << tiles.merge_threads_log2 < left) here[i] = Partials::make(max[at], sum[at]);
             }
-            part = Merge::two(part, here);
-            sum += kAtATime * tiles.stride << tiles.group_bits, top += kAtATime * tiles.stride << tiles.group_bits;
+            partial = Partials::merge(partial, here);
+            sum += kPartialsAtOnce * tiles.partial_stride << tiles.merge_threads_log2;
+            max += kPartialsAtOnce * tiles.partial_stride << tiles.merge_threads_log2;
           }
         }
         __syncwarp();
-        return Merge::of_lanes(part, lanes.side);
+        return Partials::reduce_lanes(partial, lanes.lane_stride);
       } else {
         L sum = {};
-        for_parts(column, lanes, place, A(0), [&](const A(&parts)[kAtATime]) {
-          sum = add(sum, begin_sum<A, L>(plain_sum<kAtATime, 0>([&](int i) { return parts[i]; })));
+        for_each_partial(column, lanes, tile, A(0), [&](const A(&partials)[kPartialsAtOnce]) {
+          sum = add(sum, begin_sum<L>(pairwise_sum<kPartialsAtOnce, 0>([&](int i) { return partials[i]; })));
         });
-        sum = over_lanes(sum, lanes.side, [](L a, L b) { return add(a, b); });
-        return Merge::of(column < tiles.pitch ? top_of(column) : A(0), value_of(sum));
+        sum = warp_reduce_strided(sum, lanes.lane_stride, [](L a, L b) { return add(a, b); });
+        return Partials::make(column < tiles.tile_cols ? block_max_of(column) : A(0), value_of(sum));
       }
     }
-    __device__ A top_of(int column) const {
-      if constexpr (Merge::kTops && !OwnTops)
-        return tops[column];
+    __device__ A block_max_of(int column) const {
+      if constexpr (Partials::kHasMax && !ThreadMaxima)
+        return maxima[column];
       else
         return 0;
     }
-    // The first part that a lane has.
+    // Where a lane's first partial state of a column is.
     template <int Tensors>
-    __device__ int first_of(int column, const Lanes& lanes, const Place<Tensors>& place) const {
-      int first = kSlab ? column + place.phase : column;
-      if (kSlab && first >= tiles.pitch) first %= tiles.pitch;
-      return first + lanes.mine * tiles.stride;
+    __device__ int first_partial(int column, const MergeLanes& lanes, const ThreadTile<C, Tensors>& tile) const {
+      int first = C::kSlab ? column + tile.before : column;
+      if (C::kSlab && first >= tiles.tile_cols) first %= tiles.tile_cols;
+      return first + lanes.rank * tiles.partial_stride;
     }
-    // A lane's parts of a column, so many at a time.
+    // Calls f for a lane's partial values of a column, kPartialsAtOnce at a time.
     template <int Tensors, class F>
-    __device__ void for_parts(int column, const Lanes& lanes, const Place<Tensors>& place, A none, F f) const {
-      if (column >= tiles.pitch) return;
-      const A* from = parts + first_of(column, lanes, place);
-      for (int left = tiles.parts - lanes.mine; left > 0; left -= kAtATime << tiles.group_bits) {
-        A here[kAtATime];
+    __device__ void for_each_partial(int column, const MergeLanes& lanes, const ThreadTile<C, Tensors>& tile, A neutral,
+                                     F f) const {
+      if (column >= tiles.tile_cols) return;
+      const A* from = sums + first_partial(column, lanes, tile);
+      for (int left = tiles.partials - lanes.rank; left > 0; left -= kPartialsAtOnce << tiles.merge_threads_log2) {
+        A here[kPartialsAtOnce];
 #pragma unroll
-        for (int i = 0; i < kAtATime; ++i) {
-          here[i] = none;
-          if (i << tiles.group_bits < left) here[i] = from[i * tiles.stride << tiles.group_bits];
+        for (int i = 0; i < kPartialsAtOnce; ++i) {
+          here[i] = neutral;
+          if (i << tiles.merge_threads_log2 < left)
+            here[i] = from[i * tiles.partial_stride << tiles.merge_threads_log2];
         }
         f(here);
-        from += kAtATime * tiles.stride << tiles.group_bits;
+        from += kPartialsAtOnce * tiles.partial_stride << tiles.merge_threads_log2;
       }
     }
   };

@@ -1,235 +1,253 @@
-// column_state.cuh: what a thread makes of its elements of columns, and of them once their columns' states are known.
+// column_state.cuh: how a thread of columns.cu reduces its elements to the states of its columns, and computes their
+// results from the states of whole columns.
 #pragma once
 
 #include "column_fragment.cuh"
+#include "column_online.cuh"
 #include "column_reduce.cuh"
+#include "epilogue.cuh"
 #include "exp_half.cuh"
 
-constexpr bool kReduces = FUNCTION == LOGSUMEXP || FUNCTION == STATE, kLog = FUNCTION == LOG_SOFTMAX;
-typedef Accumulator<OUT>::type A;
-typedef Adder<OUT>::type L;
-constexpr bool kHalf = sizeof(OUT) == 2;
-// Are softmaxes of halves worked on as they come, relative to the largest of the block's first elements? Those, a
-// chunk, come first and wait on the shelf. (What has a logarithm of the sum needs the maximum itself, of which that is
-// next to nothing where one element is far above the others.)
-constexpr bool kEarly = kHalf && SHELVED && !STREAM && !kRinged && !kReduces && !kLog;
-constexpr int kLead = kEarly ? kChunk : 0;
-// Whether threads have their sums relative to their own maxima when they meet: over the chip 2 to 4% faster than to the
-// block's, for halves in a block up to 4; floats in blocks and clusters as fast, or 2% slower, halves in clusters 7 to
-// 13, by the shared memory that it takes (H200, 2026-11-23).
-constexpr bool kOwnTops = (GRID && kRinged) || (kHalf && CLUSTER == 1 && !STREAM && !kEarly);
-// Do exponentials take the places of their elements? Not of doubles where blocks meet: they would be rounded by what
-// their maxima differ by.
-constexpr bool kKeeps = !STREAM && !kRinged && !kReduces && !kLog && sizeof(IN) == sizeof(OUT) &&
-                        sizeof(A) == sizeof(IN) && (sizeof(A) == 4 || (CLUSTER == 1 && !GRID));
-// Are floats on the shelf worked on as they come, relative to the maximum of those in registers?
-constexpr bool kComes = kKeeps && SHELVED && sizeof(A) == 4;
-constexpr int kSlack = 2;  // by so much an element may be above the maximum that it is relative to
+template <class Config>
+struct OneOperand : Config {
+  static constexpr int kOperands = 1;
+};
+// The choices of columns.cu, from the ForwardConfig.
+template <class Config>
+struct ColumnConfig : OneOperand<Config> {
+  typedef typename Config::In In;
+  typedef typename Config::Out Out;
+  typedef typename Config::Acc Acc;
+  static constexpr bool kPipelined = is_pipelined<OneOperand<Config>>, kHalfOut = sizeof(Out) == 2;
+  static constexpr bool kConvertsHalf2 = sizeof(In) == 2 && (Config::kVecSize > 1) && is_lossless<In, Out>;
+  // Softmaxes with half results are reduced as elements arrive, relative to a provisional maximum: that of the block's
+  // first elements. Those, a stage, come first and stay in shared memory. (A function with the logarithm of the sum
+  // needs the maximum itself, because the logarithm is next to nothing where one element is far above the others.)
+  static constexpr bool kProvisionalMax =
+      kHalfOut && Config::kUsesSmemVecs && !Config::kTwoPass && !kPipelined && !Config::kIsReduction && !Config::kLog;
+  static constexpr int kFirstVecs = kProvisionalMax ? kStageVecs : 0;
+  // Whether the sums of threads are relative to their own maxima when they are reduced, not to the block's. Over the
+  // grid that is 2 to 4% faster, for half results in one block up to 4%. For float results in blocks and clusters it is
+  // as fast or 2% slower, for half results in clusters 7 to 13% slower, because of its shared memory (H200,
+  // 2026-11-23).
+  static constexpr bool kThreadMaxima =
+      (Config::kGrid && kPipelined) || (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax);
+  // Whether exponentials take the places of their elements. Those of doubles do not where blocks share columns: they
+  // would be rounded by the difference of the maxima.
+  static constexpr bool kKeepsExp = !Config::kTwoPass && !kPipelined && !Config::kIsReduction && !Config::kLog &&
+                                    sizeof(In) == sizeof(Out) && sizeof(Acc) == sizeof(In) &&
+                                    (sizeof(Acc) == 4 || (Config::kClusterSize == 1 && !Config::kGrid));
+  // Whether floats in shared memory are reduced as they arrive, relative to the maximum of those in registers.
+  static constexpr bool kRescaleOnArrival = kKeepsExp && Config::kUsesSmemVecs && sizeof(Acc) == 4;
+  static constexpr int kSlack = 2;  // an element may be so much above the maximum that it is relative to
+};
 
-// The element of a slot, as the function takes it.
-template <bool Again, class T, int Slots>
-__device__ inline A value(const Held<T, Slots>& held, int slot, int v) {
-  const A sign = FUNCTION == SOFTMIN ? A(-1) : A(1);
-  if constexpr (Again && sizeof(T) == 2 && V > 1 && Widens<T, OUT>::value)
-    return sign * widen_again<T>(held.at[slot].at[v / 2], v % 2);
+// An element as the function takes it. With `Again` it is converted a second time, by another instruction.
+template <bool Again, class C, class T, int Vecs>
+__device__ inline typename C::Acc element_value(const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
+  typedef typename C::Acc A;
+  const A sign = C::kFunction == SOFTMIN ? A(-1) : A(1);
+  if constexpr (Again && C::kConvertsHalf2)
+    return sign * reconvert<T>(fragment.at[i].at[v / 2], v % 2);
   else
-    return sign * load_value<T, OUT>(held.get(slot, v));
+    return sign * round_through<typename C::Out>(fragment.get(i, v));
 }
 
-// The largest of a thread's elements of each column. `none`: -inf.
-template <class T, int Slots>
-__device__ inline void largest(const Held<T, Slots>& held, A (&m)[V], A none = -INFINITY_) {
-  if constexpr (sizeof(T) == 2 && V > 1 && Widens<T, OUT>::value) {
+// The maximum of a thread's elements of each column. `neutral` is -inf.
+template <class C, class T, int Vecs>
+__device__ inline void max_of(const ColumnFragment<C, T, Vecs>& fragment, typename C::Acc (&m)[C::kVecSize],
+                              typename C::Acc neutral = -infinity()) {
+  typedef typename C::Acc A;
+  constexpr int V = C::kVecSize;
+  if constexpr (C::kConvertsHalf2) {
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) {
-      uint32_t top = held.at[0].at[w];
+      uint32_t max = fragment.at[0].at[w];
 #pragma unroll
-      for (int i = 1; i < Slots; ++i)
-        top = FUNCTION == SOFTMIN ? min_of_pairs<T>(top, held.at[i].at[w]) : max_of_pairs<T>(top, held.at[i].at[w]);
-      const A sign = FUNCTION == SOFTMIN ? A(-1) : A(1);
+      for (int i = 1; i < Vecs; ++i)
+        max =
+            C::kFunction == SOFTMIN ? min_half2<T>(max, fragment.at[i].at[w]) : max_half2<T>(max, fragment.at[i].at[w]);
+      const A sign = C::kFunction == SOFTMIN ? A(-1) : A(1);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        m[2 * w + half] = max_(sign * to_wide(T{(uint16_t)(top >> half * 16)}), A(-INFINITY_));  // a NaN is none
+        m[2 * w + half] = max_(sign * to_acc(get_half<T>(max, half)), A(-infinity()));  // a NaN is no maximum
     }
   } else {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      m[v] = none;
+      m[v] = neutral;
 #pragma unroll
-      for (int i = 0; i < Slots; ++i) m[v] = max_(value<false>(held, i, v), m[v]);
+      for (int i = 0; i < Vecs; ++i) m[v] = max_(element_value<false>(fragment, i, v), m[v]);
     }
   }
 }
 
-// The larger of m and those.
-template <class T, int Slots>
-__device__ inline void raise_to(const Held<T, Slots>& held, A (&m)[V]) {
-  A here[V];
-  largest(held, here);
+template <class C, class T, int Vecs>
+__device__ inline void update_max(const ColumnFragment<C, T, Vecs>& fragment, typename C::Acc (&m)[C::kVecSize]) {
+  typename C::Acc here[C::kVecSize];
+  max_of(fragment, here);
 #pragma unroll
-  for (int v = 0; v < V; ++v) m[v] = max_(m[v], here[v]);
+  for (int v = 0; v < C::kVecSize; ++v) m[v] = max_(m[v], here[v]);
 }
 
-// The sum of exp(x - m) of a thread's elements of a column, all up to m. Where exponentials take no more room than
-// elements they take their place.
-template <class T, int Slots>
-__device__ inline A sum_below(Held<T, Slots>& held, int v, A m) {
-  const A s = kEarly ? m : kHalf || kKeeps ? shift(m) : shift_to_add(m);
-  if constexpr (kKeeps) {
-    return plain_sum<Slots, 0>([&](int i) {
-      const A e = exp_<OUT>(value<true>(held, i, v) - s);
-      held.put(i, v, e);
+// The sum of exp(x - m) of a thread's elements of a column, none of which is above m. With kKeepsExp the exponentials
+// take the places of the elements.
+template <class C, class T, int Vecs>
+__device__ inline typename C::Acc sum_exp(ColumnFragment<C, T, Vecs>& fragment, int v, typename C::Acc m) {
+  typedef typename C::Acc A;
+  typedef typename C::Out Out;
+  const A base = C::kProvisionalMax ? m : C::kHalfOut || C::kKeepsExp ? finite_or_zero(m) : finite_for_sum(m);
+  if constexpr (C::kKeepsExp) {
+    return pairwise_sum<Vecs, 0>([&](int i) {
+      const A e = exp_<Out>(element_value<true>(fragment, i, v) - base);
+      fragment.set(i, v, e);
       return e;
     });
-  } else if constexpr (kHalf) {
-    const A high = s * Short<OUT>::kFactor;
+  } else if constexpr (C::kHalfOut) {
+    const A scaled_base = base * ShortLog2e<Out>::kFactor;
     A sum = 0;
 #pragma unroll
-    for (int i = 0; i < Slots; ++i) {
-      const A root = root_of_exp<OUT>(value<true>(held, i, v), high);
+    for (int i = 0; i < Vecs; ++i) {
+      const A root = sqrt_exp<Out>(element_value<true>(fragment, i, v), scaled_base);
       sum = fmaf(root, root, sum);
     }
     return sum;
   } else {
-    return plain_sum<Slots, 0>([&](int i) { return exp_to_add(value<true>(held, i, v) - s); });
+    return pairwise_sum<Vecs, 0>([&](int i) { return exp_for_sum(element_value<true>(fragment, i, v) - base); });
   }
 }
 
-// What a thread's sums of a column are added up in. Of floats that are worked on as they come these are few, one of
-// registers and one a chunk of the shelf, so that a float does, and registers are left for what comes.
-template <bool Few>
-struct OwnAdder : Adder<OUT> {};
-template <>
-struct OwnAdder<true> {
-  typedef A type;
-  static __device__ A of(A value) { return value; }
-};
-typedef OwnAdder<kComes> Own;
+// The type of a thread's sum of a column. With kRescaleOnArrival it has few terms, one of the registers and one per
+// stage, so that a float is exact enough, and registers are left for the elements.
+template <class C>
+using ThreadSum = typename Conditional<C::kRescaleOnArrival, typename C::Acc, typename C::Sum>::type;
 
-// exp(d), d <= 0, as exact as two floats are: (1 + low) * scale * again.
-struct Lowering {
-  float low, scale, again;
-  __device__ explicit Lowering(float d) {
+// Multiplies by exp(d), d <= 0, as exact as two floats are: (1 + low) * scale * scale_rest.
+struct ScaledExp {
+  float low, scale, scale_rest;
+  __device__ explicit ScaledExp(float d) {
     d = fmaxf(d, -300.0f);
     const float j = rintf(d * kLog2e), r = fmaf(j, -1.42860677e-6f, fmaf(j, -0.693145752f, d));
     low = fmaf(r, 1.98412698e-4f, 1.38888889e-3f);
     low = fmaf(low, r, 8.33333333e-3f), low = fmaf(low, r, 4.16666667e-2f), low = fmaf(low, r, 1.66666667e-1f);
     low = fmaf(low, r, 0.5f), low = fmaf(low * r, r, r);
-    scale = exp2_(rintf(j * 0.5f)), again = exp2_(j - rintf(j * 0.5f));
+    scale = exp2_(rintf(j * 0.5f)), scale_rest = exp2_(j - rintf(j * 0.5f));
   }
-  __device__ float operator()(float e) const { return fmaf(e, low, e) * scale * again; }
+  __device__ float operator()(float e) const { return fmaf(e, low, e) * scale * scale_rest; }
 };
 
-// Exponentials that are kept, or sums of them, times exp(by) of each column.
-template <class T, int Slots>
-__device__ inline void lower(Held<T, Slots>& held, const A (&by)[V]) {
-  if constexpr (kComes) {
+// Multiplies exponentials that are kept, or sums of them, by exp(difference) of each column.
+template <class C, class T, int Vecs>
+__device__ inline void rescale(ColumnFragment<C, T, Vecs>& fragment, const typename C::Acc (&difference)[C::kVecSize]) {
+  if constexpr (C::kRescaleOnArrival) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const Lowering lowered(by[v]);
+    for (int v = 0; v < C::kVecSize; ++v) {
+      const ScaledExp factor(difference[v]);
 #pragma unroll
-      for (int i = 0; i < Slots; ++i) held.put(i, v, lowered(held.get(i, v)));
+      for (int i = 0; i < Vecs; ++i) fragment.set(i, v, factor(fragment.get(i, v)));
     }
   }
 }
-template <class Sum>
-__device__ inline void lower(Sum (&sums)[V], const A (&by)[V]) {
-  if constexpr (kComes) {
+template <class C, class L>
+__device__ inline void rescale_sums(L (&sums)[C::kVecSize], const typename C::Acc (&difference)[C::kVecSize]) {
+  if constexpr (C::kRescaleOnArrival) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) sums[v] = Lowering(by[v])(sums[v]);
+    for (int v = 0; v < C::kVecSize; ++v) sums[v] = ScaledExp(difference[v])(sums[v]);
   }
 }
 
-// What there is of an element at the end: its exponential, or itself.
-template <class T, int Slots>
-__device__ inline A left(const Held<T, Slots>& held, int slot, int v) {
-  if constexpr (kKeeps)
-    return held.get(slot, v);
+// The argument of a column's epilogue: the exponential of an element, or the element.
+template <class C, class T, int Vecs>
+__device__ inline typename C::Acc epilogue_input(const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
+  if constexpr (C::kKeepsExp)
+    return fragment.get(i, v);
   else
-    return value<true>(held, slot, v);
+    return element_value<true>(fragment, i, v);
 }
 
-// The states of all elements before, and of these.
-template <int Slots>
-__device__ inline void absorb(Held<IN, Slots>& held, A (&m)[V], L (&l)[V]) {
-  A here[V];
-  largest(held, here);
-  held.forget();
+// Adds the elements of a fragment to the states of the columns.
+template <class C, class T, int Vecs>
+__device__ inline void absorb(ColumnFragment<C, T, Vecs>& fragment, typename C::Acc (&m)[C::kVecSize],
+                              typename C::Sum (&l)[C::kVecSize]) {
+  typedef typename C::Acc A;
+  A here[C::kVecSize];
+  max_of(fragment, here);
+  fragment.opaque_registers();
 #pragma unroll
-  for (int v = 0; v < V; ++v) {
-    const A before = m[v];
-    m[v] = max_(before, here[v]);
-    l[v] = add(scaled(l[v], exp_to_add(before - shift_to_add(m[v]))), Adder<OUT>::of(sum_below(held, v, m[v])));
+  for (int v = 0; v < C::kVecSize; ++v) {
+    const A old_m = m[v];
+    m[v] = max_(old_m, here[v]);
+    l[v] = add(scale(l[v], exp_for_sum(old_m - finite_for_sum(m[v]))),
+               begin_sum<typename C::Sum>(sum_exp(fragment, v, m[v])));
   }
 }
 
-// The states of columns whose elements come chunk after chunk. kPairs: of halves that lie two in a register.
-constexpr bool kPairs = kHalf && sizeof(IN) == 2 && V > 1 && Widens<IN, OUT>::value;
-template <bool Pairs>
-struct Coming {
-  typedef Online<OUT> type;
-  template <int Slots>
-  static __device__ void largest(const Held<IN, Slots>& some, A (&here)[V]) {
-    ::largest(some, here);
+// The states of columns whose elements arrive stage after stage.
+template <class C>
+struct StageState : OnlineState<C> {
+  typedef typename OnlineState<C>::Maxima Maxima;
+  template <int Vecs>
+  static __device__ void max_of(const ColumnFragment<C, typename C::In, Vecs>& fragment, Maxima& max) {
+    ::max_of(fragment, max);
   }
 };
-template <>
-struct Coming<true> {
-  typedef OnlinePairs<IN> type;
-  template <int Slots>
-  static __device__ void largest(const Held<IN, Slots>& some, type::Tops& here) {
-    type::largest(some, here);
-  }
-};
-typedef Coming<kPairs>::type OnlineState;
+template <class C>
+using ColumnOnlineState =
+    typename Conditional<C::kHalfOut && C::kConvertsHalf2, OnlineStateHalf2<C>, StageState<C>>::type;
 
-// What finishes the elements of a column, made once from its state and the block's maximum.
-template <bool Half, bool Keeps, class Float>
-struct Whole {
-  Finish<FUNCTION, OUT, A> finish;
-  __device__ static Whole of(State<Float> whole, Float) { return {Finish<FUNCTION, OUT, A>(whole)}; }
-  __device__ Float operator()(Float x) const {
-    if constexpr (sizeof(Float) == 8 || kHalf || kLog) {
-      return finish(x);
-    } else {  // as exp_to_add, with its correction in the factor: rounded once, in eight instructions for eleven
-      const float v = x - finish.m, t = v * kLog2e, e = exp2_(t), off = fminf(fmaf(t, -0.693147181f, v), 1e-3f);
-      return fmaf(e, finish.last, e * fmaf(off, finish.last, finish.rest));
+// The epilogue of the elements of a column, made once from the column's state and the block's maximum.
+template <class C>
+struct ElementEpilogue {
+  typedef typename C::Acc A;
+  Epilogue<C> epilogue;
+  __device__ static ElementEpilogue make(State<A> column, A) { return {Epilogue<C>(column)}; }
+  __device__ A operator()(A x) const {
+    if constexpr (sizeof(A) == 8 || C::kHalfOut || C::kLog) {
+      return epilogue(x);
+    } else {  // exp_for_sum with its correction in the factor: rounded once, in eight instructions instead of eleven
+      const float v = x - epilogue.m, t = v * kLog2e, e = exp2_(t), off = fminf(fmaf(t, -0.693147181f, v), 1e-3f);
+      return fmaf(e, epilogue.factor, e * fmaf(off, epilogue.factor, epilogue.factor_lo));
     }
   }
 };
-// Of half results.
-template <class Float>
-struct alignas(2 * sizeof(Float)) Whole<true, false, Float> {
-  float high, low;
-  __device__ static Whole of(State<float> whole, float) {
-    return {whole.m * Short<OUT>::kFactor, isfinite_(whole.m) ? log2_(whole.l) : NAN_};
+// For half results.
+template <class C>
+struct alignas(2 * sizeof(typename C::Acc)) HalfEpilogue {
+  float scaled_m, log2_l;
+  __device__ static HalfEpilogue make(State<float> column, float) {
+    return {column.m * ShortLog2e<typename C::Out>::kFactor, is_finite(column.m) ? log2_(column.l) : nan_()};
   }
-  __device__ float operator()(float x) const { return finished<OUT>(x, high, low); }
+  __device__ float operator()(float x) const { return softmax_half<typename C::Out>(x, scaled_m, log2_l); }
 };
-// Of what is kept: exp(x - top), `top` the block's maximum, that it is to be multiplied by.
-template <class Float>
-struct alignas(2 * sizeof(Float)) Whole<false, true, Float> {
-  Float last, rest;
-  __device__ static Whole of(State<Float> whole, Float top) {
-    const Finish<FUNCTION, OUT, Float> finish(whole);
-    Whole made = {finish.last, sizeof(Float) == 8 ? 0 : finish.rest};
-    if constexpr (CLUSTER > 1 || GRID) made.lower(top == -INFINITY_ ? 0 : shift(top) - shift(whole.m));
+// For exponentials that are kept: exp(x - block_max) is multiplied by a factor.
+template <class C>
+struct alignas(2 * sizeof(typename C::Acc)) ExpEpilogue {
+  typedef typename C::Acc A;
+  A factor, factor_lo;
+  __device__ static ExpEpilogue make(State<A> column, A block_max) {
+    const Epilogue<C> epilogue(column);
+    ExpEpilogue made = {epilogue.factor, sizeof(A) == 8 ? 0 : epilogue.factor_lo};
+    if constexpr (C::kClusterSize > 1 || C::kGrid)
+      made.rescale(block_max == -infinity() ? 0 : finite_or_zero(block_max) - finite_or_zero(column.m));
     return made;
   }
-  __device__ Float operator()(Float e) const {
-    if constexpr (sizeof(Float) == 8)
-      return e / last;
+  __device__ A operator()(A e) const {
+    if constexpr (sizeof(A) == 8)
+      return e / factor;
     else
-      return fmaf(e, last, e * rest);
+      return fmaf(e, factor, e * factor_lo);
   }
 
  private:
-  // By exp(d), d <= 0. (A NaN is the column's already.)
-  __device__ void lower(float d) {
-    const Lowering by(d);
-    const float high = fmaf(last, by.low, last);
-    rest = (fmaf(last, by.low, last - high) + fmaf(rest, by.low, rest)) * by.scale * by.again;
-    last = high * by.scale * by.again;
+  // By exp(d), d <= 0. (A NaN is in the factor already.)
+  __device__ void rescale(float d) {
+    const ScaledExp by(d);
+    const float high = fmaf(factor, by.low, factor);
+    factor_lo = (fmaf(factor, by.low, factor - high) + fmaf(factor_lo, by.low, factor_lo)) * by.scale * by.scale_rest;
+    factor = high * by.scale * by.scale_rest;
   }
 };
-typedef Whole<kHalf && !kLog, kKeeps, A> WholeColumn;
+template <class C>
+using ColumnEpilogue = typename Conditional<
+    C::kKeepsExp, ExpEpilogue<C>,
+    typename Conditional<C::kHalfOut && !C::kLog, HalfEpilogue<C>, ElementEpilogue<C>>::type>::type;

@@ -1,39 +1,42 @@
-// column_tile.cuh: tiles of columns, softmaxes whose neighbouring elements are apart in memory and whose neighbours lie
-// side by side. A thread has vectors of V columns, each as far from the last as the next, so that it makes V states;
-// those of the threads that share a column are merged through shared memory, then over the blocks of a cluster.
+// column_tile.cuh: tiles of columns. The elements of a column are apart in memory, and columns lie side by side. A
+// thread has vectors of V columns, at a fixed distance from each other, so that it computes V states. The states of the
+// threads that share a column are reduced through shared memory, then over the blocks of a cluster.
 //
-//   tile     `across` threads side by side, `down` of them down the columns
-//   slab     a piece of memory that holds all of some columns, whose number need not be one of whole vectors: threads
+//   tile     `threads_x` threads side by side, `threads_y` of them along the columns
+//   slab     a span of memory that holds all of some columns, whose number need not be one of whole vectors. Threads
 //            take vectors one after another, in turns of a whole number of lines of the slab, so that a thread's
 //            columns are always the same
 //   strided  any strides, element by element
 //
-// AHEAD 1: a block takes one tile after another, and of the next one whole vectors are fetched into shared memory while
-// it is busy with this one. SHELVED 1: of this one, those that registers do not hold. GRID 1: the blocks of one y share
-// columns, by messages through memory, in a cooperative launch.
+// With kPrefetchesTile a block copies the full vectors of its next tile to shared memory while it works on this one.
+// With kUsesSmemVecs it copies those of this tile that registers do not hold. With kGrid the blocks with one blockIdx.y
+// share columns, by messages through global memory, in a cooperative launch.
 #pragma once
 
 #include "cluster.cuh"
 #include "column_params.cuh"
 #include "vector_access.cuh"
 
-constexpr bool kSlab = EDGES == 3 || EDGES == 4, kStrided = EDGES == 5;
-constexpr bool kFull = EDGES == 2 || EDGES == 4;  // a vector is there as a whole or not at all
-constexpr int V = VECTOR;
-
-// How many blocks should fit a multiprocessor, of threads that hold so many registers. Left to itself the compiler
-// takes up to twice as many as they need.
-__device__ constexpr int blocks_of(int held) {
-  const int fit = 65536 / (THREADS * (held + 34));
-  return fit < 1 ? 1 : fit * THREADS > 2048 ? 2048 / THREADS : fit;
+// How many blocks should fit a multiprocessor, if a thread needs so many registers for its elements. Without this bound
+// the compiler takes up to twice as many registers as they need.
+template <class C>
+__device__ constexpr int min_blocks(int registers) {
+  const int fit = 65536 / (C::kBlockThreads * (registers + 34));
+  return fit < 1 ? 1 : fit * C::kBlockThreads > 2048 ? 2048 / C::kBlockThreads : fit;
 }
 
-// Blocks that share columns, and which of them this is.
-__device__ inline int sharing() { return GRID ? gridDim.x : CLUSTER; }
-__device__ inline int sharing_rank() { return GRID ? blockIdx.x : CLUSTER == 1 ? 0 : cluster_rank(); }
+// How many blocks share columns, and the rank of this one.
+template <class C>
+__device__ inline int sharing_blocks() {
+  return C::kGrid ? gridDim.x : C::kClusterSize;
+}
+template <class C>
+__device__ inline int sharing_rank() {
+  return C::kGrid ? blockIdx.x : C::kClusterSize == 1 ? 0 : cluster_rank();
+}
 
-// 64-bit divisions take a hundred instructions, of 32 bits twenty.
-__device__ inline int64_t divided(int64_t a, int64_t b) {
+// A 64-bit division takes a hundred instructions, a 32-bit one twenty.
+__device__ inline int64_t divide(int64_t a, int64_t b) {
   if (((uint64_t)a | (uint64_t)b) >> 32 == 0) return (uint32_t)a / (uint32_t)b;
   return a / b;
 }
@@ -41,105 +44,110 @@ __device__ inline int64_t divided(int64_t a, int64_t b) {
 struct Quotient {
   int64_t whole, rest;
 };
-__device__ inline Quotient divided(int64_t a, int64_t b, const Divider& by) {
+__device__ inline Quotient divide(int64_t a, int64_t b, const FastDivisor& by) {
   if ((uint64_t)a >> 31) return {a / b, a % b};
   const uint32_t low = (uint32_t)a, whole = (uint32_t)((uint64_t)low * by.multiplier >> by.shift);
   return {whole, low - whole * (uint32_t)b};
 }
-__device__ inline int quotient(unsigned a, const Divider& by) { return (int)((uint64_t)a * by.multiplier >> by.shift); }
+__device__ inline int divide(unsigned a, const FastDivisor& by) {
+  return (int)((uint64_t)a * by.multiplier >> by.shift);
+}
 
-// Where element `index` of some dims lies, in each of so many tensors: added to `at`.
+// Adds to `at` where element `index` of some dims lies in each of the tensors.
 template <int Tensors>
-__device__ inline void locate(const TileDims& dims, int64_t index, int64_t* at) {
+__device__ inline void add_offsets(const TileDims& dims, int64_t index, int64_t* at) {
 #pragma unroll 1
   for (int d = dims.count - 1; d >= 0; --d) {
-    const int64_t size = dims.sizes[d], next = d ? divided(index, size) : 0, here = index - next * size;
+    const int64_t size = dims.sizes[d], next = d ? divide(index, size) : 0, here = index - next * size;
 #pragma unroll
     for (int t = 0; t < Tensors; ++t) at[t] += here * dims.steps[t][d];
     index = next;
   }
 }
 
-// A thread's part of a tile: vectors number 0, 1, ... of those that `blocks` blocks share in turns, at `at`,
-// `at + tiles.jump`, ... in each tensor.
-template <int Tensors>
-struct Place {
+// A thread's part of a tile: vectors number 0, 1, ... of those that the sharing blocks take in turns. They are at
+// `at`, `at + tiles.vec_strides`, ... in each tensor.
+template <class C, int Tensors>
+struct ThreadTile {
+  static constexpr int V = C::kVecSize;
   const Tiles& tiles;
   int64_t at[Tensors];
-  int own;                  // the place among the columns of the tile of the thread's first
-  int line;                 // tile, strided: which of the `down`
-  int phase;                // slab: the element of a vector that it begins with
-  int first, whole, count;  // those of [first, whole) are whole vectors, and none is there beyond `count`
-  int64_t rest;             // tile: columns from the thread's first on. slab: the place of its first element
-  int64_t outer;            // tile, slab: which of those that lie apart
-  int64_t column;           // tile, strided: the first of the tile
-  int64_t origin;           // tile, slab: where the columns begin in the second tensor
+  int col;                 // the thread's first column in the tile
+  int line;                // tile, strided: the thread's number along a column
+  int before;              // slab: the elements of its first vector that come before it
+  int first, full, count;  // vectors [first, full) are full, and none exists from `count` on
+  int64_t rest;            // tile: columns from the thread's first on. slab: the position of its first element
+  int64_t slice;           // tile, slab: its index of the outer dims
+  int64_t first_col;       // tile, strided: the tile's first column
+  int64_t origin;          // tile, slab: where the columns begin in the second tensor
 
-  // `begins`: the element of a vector that the tensor begins with.
-  __device__ Place(const Tiles& tiles, int64_t tile, int rank, uint64_t begins)
-      : tiles(tiles), at{}, phase(0), first(0), whole(0), count(0) {
-    const unsigned thread = threadIdx.x, across = tiles.across;
-    line = kSlab ? thread >= across : quotient(thread, tiles.by_line);
-    const int x = thread - line * across;
-    const bool works = line < tiles.down;
-    const Quotient here = divided(tile, tiles.side, tiles.by_side);
-    outer = here.whole;
-    column = here.rest * tiles.pitch;
-    locate<Tensors>(tiles.outer, kStrided ? (column + x < tiles.inner ? column + x : 0) : outer, at);
+  // `misalignment`: the elements of a vector that come before the first tensor.
+  __device__ ThreadTile(const Tiles& tiles, int64_t tile, int rank, uint64_t misalignment)
+      : tiles(tiles), at{}, before(0), first(0), full(0), count(0) {
+    const unsigned thread = threadIdx.x, threads_x = tiles.threads_x;
+    line = C::kSlab ? thread >= threads_x : divide(thread, tiles.by_line);
+    const int x = thread - line * threads_x;
+    const bool works = line < tiles.threads_y;
+    const Quotient here = divide(tile, tiles.tiles_per_slice, tiles.by_tiles_per_slice);
+    slice = here.whole;
+    first_col = here.rest * tiles.tile_cols;
+    add_offsets<Tensors>(tiles.outer, C::kStrided ? (first_col + x < tiles.inner ? first_col + x : 0) : slice, at);
     origin = at[1];
-    if constexpr (kSlab) {
-      phase = kFull ? 0 : (int)((begins + (uint64_t)at[0]) % V);
-      const int begin = (int)thread * V - phase + rank * (int)across * V,
-                from = (int)thread * V + V * tiles.pitch - phase;
-      own = from - quotient(from, tiles.by_line) * tiles.pitch;
+    if constexpr (C::kSlab) {
+      before = C::kAligned ? 0 : (int)((misalignment + (uint64_t)at[0]) % V);
+      const int begin = (int)thread * V - before + rank * (int)threads_x * V,
+                from = (int)thread * V + V * tiles.tile_cols - before;
+      col = from - divide(from, tiles.by_line) * tiles.tile_cols;
       first = begin < 0;
       rest = begin;
-      if (works) whole = counted(begin, tiles.whole), count = counted(begin, tiles.there);
+      if (works) full = vecs_before(begin, tiles.full), count = vecs_before(begin, tiles.existing);
 #pragma unroll
       for (int t = 0; t < Tensors; ++t) at[t] += begin;
     } else {
-      own = x * V;
-      rest = tiles.inner - column - own;
-      const int row = line + rank * tiles.down;
-      if (works && rest > 0) count = counted(row, tiles.there);
-      whole = rest >= V ? count : 0;
-      if constexpr (!kStrided) {
+      col = x * V;
+      rest = tiles.inner - first_col - col;
+      const int row = line + rank * tiles.threads_y;
+      if (works && rest > 0) count = vecs_before(row, tiles.existing);
+      full = rest >= V ? count : 0;
+      if constexpr (!C::kStrided) {
 #pragma unroll
-        for (int t = 0; t < Tensors; ++t) at[t] += column + own + row * tiles.steps[t];
+        for (int t = 0; t < Tensors; ++t) at[t] += first_col + col + row * tiles.steps[t];
       }
     }
   }
-  __device__ bool is_whole(int q) const { return q < whole && (!kSlab || kFull || q >= first); }
-  __device__ bool all_whole(int q, int count) const { return q + count <= whole && (!kSlab || kFull || q >= first); }
-  // Is element v of the vector q there? (Of one that is not whole.)
-  __device__ bool has(int q, int v) const {
+  __device__ bool is_full(int q) const { return q < full && (!C::kSlab || C::kAligned || q >= first); }
+  __device__ bool are_full(int q, int count) const {
+    return q + count <= full && (!C::kSlab || C::kAligned || q >= first);
+  }
+  // Whether element v of vector q exists. (For a vector that is not full.)
+  __device__ bool has_element(int q, int v) const {
     if (q >= count) return false;
-    if constexpr (kSlab) {
-      const int64_t p = rest + q * tiles.jump[0] + v;
+    if constexpr (C::kSlab) {
+      const int64_t p = rest + q * tiles.vec_strides[0] + v;
       return p >= 0 && p < tiles.n * tiles.inner;
     } else {
       return v < rest;
     }
   }
-  __device__ int64_t element(int tensor, int q) const {
-    if constexpr (kStrided) {
-      int64_t there[Tensors];
+  __device__ int64_t offset(int tensor, int q) const {
+    if constexpr (C::kStrided) {
+      int64_t offsets[Tensors];
 #pragma unroll
-      for (int t = 0; t < Tensors; ++t) there[t] = at[t];
-      const int64_t row = line + ((int64_t)q * sharing() + sharing_rank()) * tiles.down;
-      locate<Tensors>(tiles.reduced, row, there);
-      return there[tensor];
+      for (int t = 0; t < Tensors; ++t) offsets[t] = at[t];
+      const int64_t row = line + ((int64_t)q * sharing_blocks<C>() + sharing_rank<C>()) * tiles.threads_y;
+      add_offsets<Tensors>(tiles.reduced, row, offsets);
+      return offsets[tensor];
     } else {
-      return at[tensor] + q * tiles.jump[tensor];
+      return at[tensor] + q * tiles.vec_strides[tensor];
     }
   }
-  __device__ int after(int column) const { return !kSlab || column + 1 < tiles.pitch ? column + 1 : 0; }
+  __device__ int next_col(int col) const { return !C::kSlab || col + 1 < tiles.tile_cols ? col + 1 : 0; }
 
  private:
-  // A slab may begin within a vector, which begins before it then.
-  __device__ int counted(int begin, Counted end) const {
+  // A slab may begin within a vector, which then begins before it.
+  __device__ int vecs_before(int begin, VecCount end) const {
     int all = end.all + (begin < end.rest);
-    if constexpr (kSlab && !kFull) all += begin + tiles.jump[0] < end.rest;
+    if constexpr (C::kSlab && !C::kAligned) all += begin + tiles.vec_strides[0] < end.rest;
     return all;
   }
 };

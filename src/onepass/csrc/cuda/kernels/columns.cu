@@ -1,263 +1,287 @@
-// columns.cu: columns of which a block, or the blocks of a cluster, keep a tile in registers. Each element is read once
-// and written once.
+// columns.cu: columns whose tiles are kept in the registers of a block, or of the blocks of a cluster or the grid. Each
+// element is read once and written once.
 //
-//   load -> each thread the states of its columns -> block -> cluster -> finish what was kept -> store
+//   load -> each thread reduces its columns -> block -> cluster or grid -> epilogue -> store
 //
-// One compiled instance a set of: IN, OUT (types), FUNCTION, SLOTS (vectors a thread keeps), VECTOR, EDGES (see
-// columns.cuh), THREADS (of a block, at most), CLUSTER, GRID, AHEAD, SHELVED (see column_tile.cuh), and
-//   STREAM   1: nothing is kept, and the columns, of any length, are read twice
-constexpr int kOperands = 1;
+// A thread keeps kVecs vectors. The ways to load are described in column_tile.cuh and pipeline.cuh. With kTwoPass
+// nothing is kept, and the columns, of any length, are read twice.
 #include "column_state.cuh"
+#include "config.cuh"
 
-constexpr int kHeld = SLOTS * V * sizeof(IN) / 4;  // registers of the elements
-constexpr int kOwn = 2 * V * sizeof(A) / 4;        // of columns
+typedef ColumnConfig<ForwardConfig> C;
+typedef C::Acc A;
+typedef C::Sum L;
+typedef C::In In;
+constexpr int V = C::kVecSize;
 
-extern "C" __global__ void __launch_bounds__(THREADS, (GRID || kRinged) && !STREAM ? kBlocks : blocks_of(kHeld + kOwn))
-    onepass_kernel(const IN* x, OUT* y, const __grid_constant__ Tiles tiles) {
-  __shared__ Meeting<States<A, L>, WholeColumn, kOwnTops> meeting;
-  Rendezvous all_clear;
-  meeting.open(tiles, &all_clear);
-  const int rank = sharing_rank();
-  const uint64_t begins = (uint64_t)x / sizeof(IN) % V;
-  const int64_t all = tiles.side * tiles.tall, step = GRID ? gridDim.y : gridDim.x / CLUSTER;
-  uint32_t round = 0;
-  const int64_t begun = GRID ? blockIdx.y : blockIdx.x / CLUSTER;
-  int64_t tile = begun;
-  const auto ahead = [&](int64_t next) {
-    if constexpr (AHEAD) {
-      if (next < all) fetch_vectors(0, x, Place<2>(tiles, next, rank, begins), 0, 0, SLOTS);
-      commit_copies();
+constexpr int kElementRegisters = C::kVecs * V * sizeof(In) / 4;
+constexpr int kStateRegisters = 2 * V * sizeof(A) / 4;
+constexpr int kMinBlocks = (C::kGrid || C::kPipelined) && !C::kTwoPass
+                               ? pipelined_blocks<C>
+                               : min_blocks<C>(kElementRegisters + kStateRegisters);
+
+typedef ThreadTile<C, 2> Tile;
+typedef ColumnFragment<C, In, kStageVecs> Stage;
+
+extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
+    onepass_kernel(const In* x, C::Out* y, const __grid_constant__ Tiles tiles) {
+  __shared__ ColumnReduce<C, StatePartials<A, L>, ColumnEpilogue<C>, C::kThreadMaxima> column_reduce;
+  GridBarrier messages_clear;
+  column_reduce.init(tiles, &messages_clear);
+  const int rank = sharing_rank<C>();
+  const uint64_t x_misalignment = (uint64_t)x / sizeof(In) % V;
+  const int64_t all = tiles.tiles_per_slice * tiles.slices,
+                tile_stride = C::kGrid ? gridDim.y : gridDim.x / C::kClusterSize;
+  uint32_t iteration = 0;
+  const int64_t first_tile = C::kGrid ? blockIdx.y : blockIdx.x / C::kClusterSize;
+  int64_t tile_index = first_tile;
+  const auto prefetch_tile = [&](int64_t next) {
+    if constexpr (C::kPrefetchesTile) {
+      if (next < all) copy_vecs(0, x, Tile(tiles, next, rank, x_misalignment), 0, C::kVecs);
+      AsyncCopy::commit();
     }
   };
-  ahead(tile);
-  Ring ring(tiles);
+  prefetch_tile(tile_index);
+  ColumnPipeline<C> pipeline(tiles, smem_vec_address<C>(0, 0));
 
-  for (; tile < all; tile += step) {
-    const Place<2> place(tiles, tile, rank, begins);
-    Held<IN, SLOTS> held;
-    Held<IN, kChunk> chunk;
-    const auto load = [&](int from) { take<AHEAD>(held, x, place, 0, from, nothing<FUNCTION, IN>(), 0, 0); };
-    const auto load_chunk = [&](int c) { take<SHELVED>(chunk, x, place, 0, SLOTS + c, nothing<FUNCTION, IN>(), 0, c); };
-    const auto load_lead = [&] { take<SHELVED>(chunk, x, place, 0, 0, nothing<FUNCTION, IN>(), 0, 0); };
-    const bool meets = CLUSTER > 1 || GRID || kSlab || tiles.parts > 1;
-    A m[V], own[V];
-    if constexpr (kRinged) {
-      if (tile == begun) {
-        ring.turn_to(place, true, 0, x, x), ring.fill();
+  for (; tile_index < all; tile_index += tile_stride) {
+    const Tile tile(tiles, tile_index, rank, x_misalignment);
+    ColumnFragment<C, In, C::kVecs> fragment;
+    Stage stage;
+    const auto load = [&](int from) {
+      load_vecs<C::kPrefetchesTile>(fragment, x, tile, 0, from, neutral_element<C>(), 0, 0);
+    };
+    // Loads the stage that waits from vector c of shared memory on, or the first stage with kProvisionalMax.
+    const auto load_smem_stage = [&](int c) {
+      load_vecs<C::kUsesSmemVecs>(stage, x, tile, 0, C::kVecs + c, neutral_element<C>(), 0, c);
+    };
+    const auto load_first_stage = [&] {
+      load_vecs<C::kUsesSmemVecs>(stage, x, tile, 0, 0, neutral_element<C>(), 0, 0);
+    };
+    const bool is_shared = C::kClusterSize > 1 || C::kGrid || C::kSlab || tiles.partials > 1;
+    A m[V], sums[V];
+    if constexpr (C::kPipelined) {
+      if (tile_index == first_tile) {
+        pipeline.begin_tile(tile, true, 0, x, x), pipeline.fill();
       }
     }
-    const bool goes_on = kRinged && tile + step < all;
-    const Place<2> coming(tiles, goes_on ? tile + step : tile, rank, begins);
-    const auto ask = [&] {
-      if (ring.rest <= 0) ring.turn_to(coming, goes_on, 0, x, x);
-      ring.ask();
+    const bool has_next = C::kPipelined && tile_index + tile_stride < all;
+    const Tile next_tile(tiles, has_next ? tile_index + tile_stride : tile_index, rank, x_misalignment);
+    const auto prefetch_stage = [&] {
+      if (pipeline.rest <= 0) pipeline.begin_tile(next_tile, has_next, 0, x, x);
+      pipeline.prefetch();
     };
-    if constexpr (kRinged) {
-      OnlineState state;
-      state.begin();
-      const auto come = [&](int q, int staying) {
-        take_chunk(chunk, x, place, 0, q, nothing<FUNCTION, IN>(), 0, ring.take(staying));
-        OnlineState::Tops here;
-        Coming<kPairs>::largest(chunk, here);
-        chunk.forget();
-        state.raise(here);
+    if constexpr (C::kPipelined) {
+      typedef ColumnOnlineState<C> Online;
+      Online state;
+      state.init();
+      const auto receive = [&](int q, int kept) {
+        load_stage(stage, x, tile, 0, q, neutral_element<C>(), 0, pipeline.wait_next(kept));
+        typename Online::Maxima stage_max;
+        Online::max_of(stage, stage_max);
+        stage.opaque_registers();
+        state.update_max(stage_max);
       };
-      const auto add_up = [&] {
+      const auto add_stage = [&] {
 #pragma unroll
-        for (int v = 0; v < V; ++v) state.add_up(v, chunk, [&](int i) { return value<true>(chunk, i, v); });
+        for (int v = 0; v < V; ++v)
+          state.add_elements(v, stage, [&](int i) { return element_value<true>(stage, i, v); });
       };
 #pragma unroll
-      for (int q = 0; q < (kReduces ? 0 : SLOTS); q += kChunk) {
-        if (q < tiles.turns) come(q, 0), ask(), keep(held, q, chunk), add_up();
+      for (int q = 0; q < (C::kIsReduction ? 0 : C::kVecs); q += kStageVecs) {
+        if (q < tiles.vecs_per_thread_max) receive(q, 0), prefetch_stage(), set_stage(fragment, q, stage), add_stage();
       }
-      if (round == 0) meeting.await_clear(&all_clear);
+      if (iteration == 0) column_reduce.wait_for_clear(&messages_clear);
 #pragma unroll 1
-      for (int q = kReduces ? 0 : SLOTS; q < tiles.turns; q += kChunk) {
-        come(q, kReduces ? 0 : (q - SLOTS) / kChunk);
-        if constexpr (kReduces) ask();
-        add_up();
+      for (int q = C::kIsReduction ? 0 : C::kVecs; q < tiles.vecs_per_thread_max; q += kStageVecs) {
+        receive(q, C::kIsReduction ? 0 : (q - C::kVecs) / kStageVecs);
+        if constexpr (C::kIsReduction) prefetch_stage();
+        add_stage();
       }
-      held.forget();
+      fragment.opaque_registers();
 #pragma unroll
-      for (int v = 0; v < V; ++v) m[v] = state.maximum(v);
-      if (!kOwnTops && meets) meeting.highest(m, place);
+      for (int v = 0; v < V; ++v) m[v] = state.max(v);
+      if (!C::kThreadMaxima && is_shared) column_reduce.block_max(m, tile);
 #pragma unroll
-      for (int v = 0; v < V; ++v) own[v] = state.below(v, m[v]);
-    } else if constexpr (STREAM) {
+      for (int v = 0; v < V; ++v) sums[v] = state.sum_relative_to(v, m[v]);
+    } else if constexpr (C::kTwoPass) {
       L l[V];
 #pragma unroll
-      for (int v = 0; v < V; ++v) m[v] = -INFINITY_, l[v] = L{};
-      for (int from = 0; from < tiles.turns; from += SLOTS) load(from), absorb(held, m, l);
-      if (round == 0) meeting.await_clear(&all_clear);
-      A top[V];
+      for (int v = 0; v < V; ++v) m[v] = -infinity(), l[v] = L{};
+      for (int from = 0; from < tiles.vecs_per_thread_max; from += C::kVecs) load(from), absorb(fragment, m, l);
+      if (iteration == 0) column_reduce.wait_for_clear(&messages_clear);
+      A max[V];
 #pragma unroll
-      for (int v = 0; v < V; ++v) top[v] = m[v];
-      if (meets) meeting.highest(top, place);
+      for (int v = 0; v < V; ++v) max[v] = m[v];
+      if (is_shared) column_reduce.block_max(max, tile);
 #pragma unroll
       for (int v = 0; v < V; ++v)
-        own[v] = value_of(scaled(l[v], exp_to_add(m[v] - shift_to_add(top[v])))), m[v] = top[v];
-    } else if constexpr (kEarly) {
-      for (bool again = false;; again = true) {
-        fetch_chunks(x, x, place, 0, 0, 0, kLead);
-        load(kLead);
-        fetch_chunks(x, x, place, 0, SLOTS + kLead, kLead, tiles.shelf);
-        await_all_but(again ? 0 : tiles.shelf / kChunk - 1);
-        load_lead(), largest(chunk, m), chunk.forget();
-        if (__builtin_expect(again, false)) {
-          raise_to(held, m);
+        sums[v] = value_of(scale(l[v], exp_for_sum(m[v] - finite_for_sum(max[v])))), m[v] = max[v];
+    } else if constexpr (C::kProvisionalMax) {
+      for (bool is_retry = false;; is_retry = true) {
+        copy_stages<C>(x, x, tile, 0, 0, 0, C::kFirstVecs);
+        load(C::kFirstVecs);
+        copy_stages<C>(x, x, tile, 0, C::kVecs + C::kFirstVecs, C::kFirstVecs, tiles.smem_vecs);
+        AsyncCopy::wait_all_but(is_retry ? 0 : tiles.smem_vecs / kStageVecs - 1);
+        load_first_stage(), max_of(stage, m), stage.opaque_registers();
+        if (__builtin_expect(is_retry, false)) {
+          update_max(fragment, m);
 #pragma unroll 1
-          for (int c = kLead; c < tiles.shelf; c += kChunk) load_chunk(c), raise_to(chunk, m);
-        } else if (round == 0) {
-          meeting.await_clear(&all_clear);
+          for (int c = C::kFirstVecs; c < tiles.smem_vecs; c += kStageVecs) load_smem_stage(c), update_max(stage, m);
+        } else if (iteration == 0) {
+          column_reduce.wait_for_clear(&messages_clear);
         }
 #pragma unroll
-        for (int v = 0; v < V; ++v) m[v] = max_(m[v], A(-3.40282347e38f));  // all else is far above -inf
-        if (meets) meeting.highest(m, place);
-        load_lead();
+        for (int v = 0; v < V; ++v) m[v] = max_(m[v], A(-3.40282347e38f));  // any element is far above -inf
+        if (is_shared) column_reduce.block_max(m, tile);
+        load_first_stage();
 #pragma unroll
-        for (int v = 0; v < V; ++v) own[v] = sum_below(chunk, v, m[v]);
+        for (int v = 0; v < V; ++v) sums[v] = sum_exp(stage, v, m[v]);
 #pragma unroll
-        for (int v = 0; v < V; ++v) own[v] += sum_below(held, v, m[v]);
-        held.forget();
+        for (int v = 0; v < V; ++v) sums[v] += sum_exp(fragment, v, m[v]);
+        fragment.opaque_registers();
 #pragma unroll 1
-        for (int c = kLead; c < tiles.shelf; c += kChunk) {
-          await_all_but((tiles.shelf - c) / kChunk - 1);
-          load_chunk(c);
+        for (int c = C::kFirstVecs; c < tiles.smem_vecs; c += kStageVecs) {
+          AsyncCopy::wait_all_but((tiles.smem_vecs - c) / kStageVecs - 1);
+          load_smem_stage(c);
 #pragma unroll
-          for (int v = 0; v < V; ++v) own[v] += sum_below(chunk, v, m[v]);
+          for (int v = 0; v < V; ++v) sums[v] += sum_exp(stage, v, m[v]);
         }
-        // Something is so far above them that sums overflow: all once more, relative to the block's maximum.
-        bool high = false;
+        // If an element is so far above the provisional maximum that sums overflow, all starts again, relative to the
+        // block's maximum.
+        bool overflows = false;
 #pragma unroll
-        for (int v = 0; v < V; ++v) high |= own[v] > 1e30f;
-        high &= !again;
-        if (meets) high = meeting.tell(own, place, high);
-        if (__builtin_expect(!high, true)) break;
+        for (int v = 0; v < V; ++v) overflows |= sums[v] > 1e30f;
+        overflows &= !is_retry;
+        if (is_shared) overflows = column_reduce.publish(sums, tile, overflows);
+        if (__builtin_expect(!overflows, true)) break;
       }
     } else {
       uint32_t lowest = 0xff800000;  // -inf
-      if constexpr (SHELVED && !kComes) fetch_chunks(x, x, place, 0, SLOTS, 0, tiles.shelf, lowest);
-      if constexpr (AHEAD) await_copies<0>();
+      if constexpr (C::kUsesSmemVecs && !C::kRescaleOnArrival)
+        copy_stages<C>(x, x, tile, 0, C::kVecs, 0, tiles.smem_vecs, lowest);
+      if constexpr (C::kPrefetchesTile) AsyncCopy::wait<0>();
       load(0);
-      if constexpr (kComes) lowest = fetch_chunks(x, x, place, 0, SLOTS, 0, tiles.shelf, lowest);
-      largest(held, m, kComes ? A(__uint_as_float(lowest)) : A(-INFINITY_));
-      held.forget();
-      if (round == 0) meeting.await_clear(&all_clear);
-      ahead(tile + step);
-      if constexpr (SHELVED && !kComes) {
-        await_copies<0>();
+      if constexpr (C::kRescaleOnArrival) lowest = copy_stages<C>(x, x, tile, 0, C::kVecs, 0, tiles.smem_vecs, lowest);
+      max_of(fragment, m, C::kRescaleOnArrival ? A(__uint_as_float(lowest)) : A(-infinity()));
+      fragment.opaque_registers();
+      if (iteration == 0) column_reduce.wait_for_clear(&messages_clear);
+      prefetch_tile(tile_index + tile_stride);
+      if constexpr (C::kUsesSmemVecs && !C::kRescaleOnArrival) {
+        AsyncCopy::wait<0>();
 #pragma unroll 1
-        for (int c = 0; c < tiles.shelf; c += kChunk) {
+        for (int c = 0; c < tiles.smem_vecs; c += kStageVecs) {
           A here[V];
-          load_chunk(c), largest(chunk, here);
+          load_smem_stage(c), max_of(stage, here);
 #pragma unroll
           for (int v = 0; v < V; ++v) m[v] = max_(here[v], m[v]);
         }
       }
-      if (!kOwnTops && meets) meeting.highest(m, place);
-      Own::type l[V];
+      if (!C::kThreadMaxima && is_shared) column_reduce.block_max(m, tile);
+      ThreadSum<C> l[V];
 #pragma unroll
-      for (int v = 0; v < V; ++v) l[v] = Own::of(sum_below(held, v, m[v]));
-      held.forget();
-      bool raised = false;
-      // What there is so far, to be relative to larger maxima.
-      const auto raise = [&](const A(&to)[V], int count) {
-        A by[V];
+      for (int v = 0; v < V; ++v) l[v] = begin_sum<ThreadSum<C>>(sum_exp(fragment, v, m[v]));
+      fragment.opaque_registers();
+      bool was_rescaled = false;
+      // Makes all that was computed so far relative to larger maxima.
+      const auto rescale_to = [&](const A(&max)[V], int count) {
+        A difference[V];
 #pragma unroll
-        for (int v = 0; v < V; ++v) by[v] = m[v] - to[v], m[v] = to[v];
-        lower(l, by), lower(held, by);
-        if constexpr (kComes) {
+        for (int v = 0; v < V; ++v) difference[v] = m[v] - max[v], m[v] = max[v];
+        rescale_sums<C>(l, difference), rescale(fragment, difference);
+        if constexpr (C::kRescaleOnArrival) {
 #pragma unroll 1
-          for (int c = 0; c < count; c += kChunk) load_chunk(c), lower(chunk, by), shelve(chunk, c);
+          for (int c = 0; c < count; c += kStageVecs)
+            load_smem_stage(c), rescale(stage, difference), write_back(stage, c);
         }
       };
-      if constexpr (SHELVED) {
+      if constexpr (C::kUsesSmemVecs) {
 #pragma unroll 1
-        for (int c = 0; c < tiles.shelf; c += kChunk) {
-          if constexpr (kComes) await_all_but((tiles.shelf - c) / kChunk - 1);
-          load_chunk(c);
-          if constexpr (kComes) {
+        for (int c = 0; c < tiles.smem_vecs; c += kStageVecs) {
+          if constexpr (C::kRescaleOnArrival) AsyncCopy::wait_all_but((tiles.smem_vecs - c) / kStageVecs - 1);
+          load_smem_stage(c);
+          if constexpr (C::kRescaleOnArrival) {
             A here[V];
-            bool higher = false;
-            largest(chunk, here);
+            bool is_higher = false;
+            max_of(stage, here);
 #pragma unroll
-            for (int v = 0; v < V; ++v) higher |= here[v] - m[v] > kSlack;
-            if (__builtin_expect(higher, false)) {
+            for (int v = 0; v < V; ++v) is_higher |= here[v] - m[v] > C::kSlack;
+            if (__builtin_expect(is_higher, false)) {
 #pragma unroll
               for (int v = 0; v < V; ++v) here[v] = max_(here[v], m[v]);
-              raise(here, c), load_chunk(c), raised = true;
+              rescale_to(here, c), load_smem_stage(c), was_rescaled = true;
             }
           }
 #pragma unroll
-          for (int v = 0; v < V; ++v) l[v] = add(l[v], Own::of(sum_below(chunk, v, m[v])));
-          if constexpr (kKeeps) shelve(chunk, c);
+          for (int v = 0; v < V; ++v) l[v] = add(l[v], begin_sum<ThreadSum<C>>(sum_exp(stage, v, m[v])));
+          if constexpr (C::kKeepsExp) write_back(stage, c);
         }
       }
-      if constexpr (kComes) {
-        if (meets && __syncthreads_or(raised)) {
-          A top[V];
+      if constexpr (C::kRescaleOnArrival) {
+        if (is_shared && __syncthreads_or(was_rescaled)) {
+          A max[V];
 #pragma unroll
-          for (int v = 0; v < V; ++v) top[v] = m[v];
-          meeting.highest(top, place);
-          raise(top, tiles.shelf);
+          for (int v = 0; v < V; ++v) max[v] = m[v];
+          column_reduce.block_max(max, tile);
+          rescale_to(max, tiles.smem_vecs);
         }
       }
 #pragma unroll
-      for (int v = 0; v < V; ++v) own[v] = value_of(l[v]);
+      for (int v = 0; v < V; ++v) sums[v] = value_of(l[v]);
     }
 
-    const auto reduced = [&](int column, State<A> whole) {
-      if (rank > 0 || place.column + column >= tiles.inner) return;
-      int64_t at[2] = {0, place.origin + (place.column + column) * tiles.steps[1]};
-      if constexpr (kStrided) at[1] = 0, locate<2>(tiles.outer, place.column + column, at);
-      store_reduced<FUNCTION>(whole, y + at[1], tiles.plane);
+    const auto store_column = [&](int column, State<A> state) {
+      if (rank > 0 || tile.first_col + column >= tiles.inner) return;
+      int64_t at[2] = {0, tile.origin + (tile.first_col + column) * tiles.steps[1]};
+      if constexpr (C::kStrided) at[1] = 0, add_offsets<2>(tiles.outer, tile.first_col + column, at);
+      store_reduction<C>(state, y + at[1], tiles.plane_stride);
     };
-    WholeColumn whole[V];
-    if (meets) {
-      meeting.meet<kEarly>(m, own, whole, place, round++, [&](int column, PairOf<A> part, A top) {
-        if constexpr (kReduces) reduced(column, {part.m, part.l});
-        return WholeColumn::of({part.m, part.l}, top);
-      });
-    } else {  // a thread has its columns to itself
+    ColumnEpilogue<C> epilogues[V];
+    if (is_shared) {
+      column_reduce.reduce<C::kProvisionalMax>(m, sums, epilogues, tile, iteration++,
+                                               [&](int column, StatePair<A> state, A block_max) {
+                                                 if constexpr (C::kIsReduction)
+                                                   store_column(column, {state.m, state.l});
+                                                 return ColumnEpilogue<C>::make({state.m, state.l}, block_max);
+                                               });
+    } else {  // the thread has whole columns
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        if constexpr (kReduces) {
-          if (threadIdx.x < tiles.across) reduced(threadIdx.x * V + v, {m[v], own[v]});
+        if constexpr (C::kIsReduction) {
+          if (threadIdx.x < tiles.threads_x) store_column(threadIdx.x * V + v, {m[v], sums[v]});
         } else {
-          whole[v] = WholeColumn::of({m[v], own[v]}, m[v]);
+          epilogues[v] = ColumnEpilogue<C>::make({m[v], sums[v]}, m[v]);
         }
       }
     }
-    if constexpr (!kReduces) {
-      const auto write = [&](int from) {
-        give<SLOTS>(y, place, 1, from, [&](int i, int v) { return whole[v](left(held, i, v)); });
-      };
-      if constexpr (kRinged) {
-        ring.back(staying(tiles));
-        OUT* to = y + place.element(1, 0);
-        const auto go = [&](int q) {
-          to = give_from<kChunk>(to, y, place, 1, q, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
-        };
+    if constexpr (!C::kIsReduction) {
+      const auto fragment_result = [&](int i, int v) { return epilogues[v](epilogue_input(fragment, i, v)); };
+      const auto stage_result = [&](int i, int v) { return epilogues[v](epilogue_input(stage, i, v)); };
+      if constexpr (C::kPipelined) {
+        pipeline.rewind(resident_stages<C>(tiles));
+        C::Out* to = y + tile.offset(1, 0);
+        const auto write_stage = [&](int q) { to = store_vecs_at<kStageVecs>(to, y, tile, 1, q, stage_result); };
 #pragma unroll
-        for (int q = 0; q < SLOTS; q += kChunk) {
-          if (q < tiles.turns) kept(held, q, chunk), go(q);
+        for (int q = 0; q < C::kVecs; q += kStageVecs) {
+          if (q < tiles.vecs_per_thread_max) get_stage(fragment, q, stage), write_stage(q);
         }
 #pragma unroll 1
-        for (int q = SLOTS; q < tiles.turns; q += kChunk) {
-          take_chunk(chunk, x, place, 0, q, nothing<FUNCTION, IN>(), 0, ring.again());
-          go(q);
-          ask();
+        for (int q = C::kVecs; q < tiles.vecs_per_thread_max; q += kStageVecs) {
+          load_stage(stage, x, tile, 0, q, neutral_element<C>(), 0, pipeline.next());
+          write_stage(q);
+          prefetch_stage();
         }
-      } else if constexpr (STREAM) {  // backwards: what was read last may still be in the L2 cache
-        for (int from = (tiles.turns - 1) / SLOTS * SLOTS; from >= 0; from -= SLOTS) load(from), write(from);
+      } else if constexpr (C::kTwoPass) {  // backwards: what was read last may still be in the L2 cache
+        for (int from = (tiles.vecs_per_thread_max - 1) / C::kVecs * C::kVecs; from >= 0; from -= C::kVecs)
+          load(from), store_vecs<C::kVecs>(y, tile, 1, from, fragment_result);
       } else {
-        write(kLead);
-        if constexpr (SHELVED) {
+        store_vecs<C::kVecs>(y, tile, 1, C::kFirstVecs, fragment_result);
+        if constexpr (C::kUsesSmemVecs) {
 #pragma unroll 1
-          for (int c = 0; c < tiles.shelf; c += kChunk) {
-            const int q = kLead && !c ? 0 : SLOTS + c;
-            take<true>(chunk, x, place, 0, q, nothing<FUNCTION, IN>(), 0, c);
-            give<kChunk>(y, place, 1, q, [&](int i, int v) { return whole[v](left(chunk, i, v)); });
+          for (int c = 0; c < tiles.smem_vecs; c += kStageVecs) {
+            const int q = C::kFirstVecs && !c ? 0 : C::kVecs + c;
+            load_vecs<true>(stage, x, tile, 0, q, neutral_element<C>(), 0, c);
+            store_vecs<kStageVecs>(y, tile, 1, q, stage_result);
           }
         }
       }

@@ -1,120 +1,121 @@
-// exp_half.cuh: exponentials of columns of half results. Halves have 11 bits, bfloat16 8, so that their products with a
-// factor of 13, or 16, are exact in float, however large they are, and so is what is left of two: exp(x - m) takes one
-// fused multiply-add before the exponential, and the product of m is made once.
+// exp_half.cuh: exponentials for columns with half results. float16 has 11 bits and bfloat16 has 8, so their products
+// with a factor of 13, or 16, bits are exact in float, however large they are, and so is the difference of two of them.
+// exp(x - m) then takes one fused multiply-add before the exponential, and the product of m is computed once.
 #pragma once
 
 #include "column_online.cuh"
 
-// log2(e) / 2 as a factor so short, and what it is to be multiplied by to be log2(e).
+// log2(e) / 2 as so short a factor, and the number that makes log2(e) of it.
 template <class T>
-struct Short {
+struct ShortLog2e {
   static constexpr float kFactor = 0.7213134765625f, kRest = 2.00009446f;
 };
 template <>
-struct Short<bfloat16_t> {
+struct ShortLog2e<bfloat16_t> {
   static constexpr float kFactor = 0.721343994140625f, kRest = 2.00000982f;
 };
 
-// The square root of exp(x - m), `high` being the factor times m: to be squared as it is added up. Of bfloat16 without
-// what the factor lacks, 5e-6 of x - m.
+// The square root of exp(x - m), where scaled_m is the factor times m. It is squared as it is added. For bfloat16 it
+// leaves out what the factor lacks, 5e-6 of x - m.
 template <class T>
-__device__ inline float root_of_exp(float x, float high) {
-  const float v = fmaf(x, Short<T>::kFactor, -high);
-  return exp2_(Short<T>::kRest - 2 > 1e-5f ? v * (Short<T>::kRest / 2) : v);
+__device__ inline float sqrt_exp(float x, float scaled_m) {
+  const float v = fmaf(x, ShortLog2e<T>::kFactor, -scaled_m);
+  return exp2_(ShortLog2e<T>::kRest - 2 > 1e-5f ? v * (ShortLog2e<T>::kRest / 2) : v);
 }
-// exp(x - m) / l, `low` being log2(l).
+// exp(x - m) / l.
 template <class T>
-__device__ inline float finished(float x, float high, float low) {
-  return exp2_(fmaf(fmaf(x, Short<T>::kFactor, -high), Short<T>::kRest, -low));
+__device__ inline float softmax_half(float x, float scaled_m, float log2_l) {
+  return exp2_(fmaf(fmaf(x, ShortLog2e<T>::kFactor, -scaled_m), ShortLog2e<T>::kRest, -log2_l));
 }
 
-// The largest number of the type that is no larger.
+// The bits of the largest number of the type that is not above v.
 template <class T>
-__device__ inline uint32_t rounded_down(float v);
+__device__ inline uint32_t round_down(float v);
 template <>
-__device__ inline uint32_t rounded_down<bfloat16_t>(float v) {
+__device__ inline uint32_t round_down<bfloat16_t>(float v) {
   const uint32_t bits = __float_as_uint(v);
   return (bits >> 16) + (bits >> 31 && bits & 0xffff);
 }
 template <>
-__device__ inline uint32_t rounded_down<half_t>(float v) {
+__device__ inline uint32_t round_down<half_t>(float v) {
   uint16_t bits;
   asm("cvt.rm.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
   return bits;
 }
 
-// The states of a thread's columns of halves that lie two in a register, as Online has them (column_online.cuh). What
-// decides whether sums are to be scaled are pairs too: the largest so far (of a softmin the smallest), and how large it
-// may be.
-template <class T>
-struct OnlinePairs {
-  static constexpr float kSign = FUNCTION == SOFTMIN ? -1 : 1;
-  typedef uint32_t Tops[V > 1 ? V / 2 : 1];
-  Tops top, limit;
-  float high[V], l[V];
+// OnlineState (column_online.cuh) for elements that are half2. The maxima so far (for softmin, the minima), and the
+// limits above which the sums are rescaled, are half2 too.
+template <class C>
+struct OnlineStateHalf2 {
+  typedef typename C::In T;
+  static constexpr int V = C::kVecSize;
+  static constexpr float kSign = C::kFunction == SOFTMIN ? -1 : 1;
+  typedef uint32_t Maxima[V > 1 ? V / 2 : 1];
+  Maxima m, limit;
+  float scaled_base[V], l[V];
 
-  template <int Slots>
-  static __device__ void largest(const Held<T, Slots>& held, Tops& here) {
+  template <int Vecs>
+  static __device__ void max_of(const ColumnFragment<C, T, Vecs>& fragment, Maxima& max) {
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) {
-      here[w] = held.at[0].at[w];
+      max[w] = fragment.at[0].at[w];
 #pragma unroll
-      for (int i = 1; i < Slots; ++i) here[w] = larger(here[w], held.at[i].at[w]);
+      for (int i = 1; i < Vecs; ++i) max[w] = larger(max[w], fragment.at[i].at[w]);
     }
   }
-  __device__ void begin() {
+  __device__ void init() {
 #pragma unroll
-    for (int w = 0; w < V / 2; ++w) top[w] = nothing<FUNCTION, T>().bits * 0x10001u;
+    for (int w = 0; w < V / 2; ++w) m[w] = neutral_element<C>().bits * 0x10001u;
 #pragma unroll
     for (int v = 0; v < V; ++v) l[v] = 0;
-    aim();
+    set_base();
   }
-  __device__ void raise(const Tops& here) {
-    uint32_t higher = 0;
+  __device__ void update_max(const Maxima& stage_max) {
+    uint32_t is_higher = 0;
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) {
-      top[w] = larger(top[w], here[w]);
-      higher |= larger(limit[w], here[w]) ^ limit[w];
+      m[w] = larger(m[w], stage_max[w]);
+      is_higher |= larger(limit[w], stage_max[w]) ^ limit[w];
     }
-    if (!higher) return;
+    if (!is_higher) return;
     float before[V];
 #pragma unroll
-    for (int v = 0; v < V; ++v) before[v] = high[v];
-    aim();
+    for (int v = 0; v < V; ++v) before[v] = scaled_base[v];
+    set_base();
 #pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = scaled_by(l[v], before[v] - high[v]);
+    for (int v = 0; v < V; ++v) l[v] = rescale(l[v], before[v] - scaled_base[v]);
   }
-  template <int Slots, class F>
-  __device__ void add_up(int v, const Held<T, Slots>&, F element) {
+  template <int Vecs, class F>
+  __device__ void add_elements(int v, const ColumnFragment<C, T, Vecs>&, F element) {
 #pragma unroll
-    for (int i = 0; i < Slots; ++i) {
-      const float root = root_of_exp<T>(element(i), high[v]);
+    for (int i = 0; i < Vecs; ++i) {
+      const float root = sqrt_exp<T>(element(i), scaled_base[v]);
       l[v] = fmaf(root, root, l[v]);
     }
   }
   // A NaN is no maximum.
-  __device__ float maximum(int v) const {
-    return fmaxf(kSign * to_wide(T{(uint16_t)(top[v / 2] >> v % 2 * 16)}), -INFINITY_);
+  __device__ float max(int v) const { return fmaxf(kSign * to_acc(get_half<T>(m[v / 2], v % 2)), -infinity()); }
+  __device__ float sum_relative_to(int v, float max) const {
+    return rescale(l[v], scaled_base[v] - finite_or_zero(max) * ShortLog2e<T>::kFactor);
   }
-  __device__ float below(int v, float top) const { return scaled_by(l[v], high[v] - shift(top) * Short<T>::kFactor); }
 
  private:
   static constexpr float kSlack = 8;
   static __device__ uint32_t larger(uint32_t a, uint32_t b) {
-    return FUNCTION == SOFTMIN ? min_of_pairs<T>(a, b) : max_of_pairs<T>(a, b);
+    return C::kFunction == SOFTMIN ? min_half2<T>(a, b) : max_half2<T>(a, b);
   }
-  static __device__ float scaled_by(float sum, float d) {
-    const float root = exp2_(fminf(d, 0.0f) * (Short<T>::kRest / 2));
+  static __device__ float rescale(float sum, float difference) {
+    const float root = exp2_(fminf(difference, 0.0f) * (ShortLog2e<T>::kRest / 2));
     return sum * root * root;
   }
-  // Sums are to be relative to the maxima, as long as those do not grow by more than kSlack.
-  __device__ void aim() {
+  // Makes the maxima the base, which serves until they grow by more than kSlack.
+  __device__ void set_base() {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const float base = clamped(maximum(v));
-      high[v] = base * Short<T>::kFactor;
-      const uint32_t most = rounded_down<T>(base + kSlack) ^ (FUNCTION == SOFTMIN ? 0x8000u : 0u);
-      limit[v / 2] = v % 2 ? limit[v / 2] & 0xffff | most << 16 : most;
+      const float base = clamp_to_finite(max(v));
+      scaled_base[v] = base * ShortLog2e<T>::kFactor;
+      const uint32_t bits = round_down<T>(base + kSlack) ^ (C::kFunction == SOFTMIN ? 0x8000u : 0u);
+      limit[v / 2] = v % 2 ? limit[v / 2] & 0xffff | bits << 16 : bits;
     }
   }
 };

@@ -1,29 +1,30 @@
-// grid_sync.cuh: a barrier for all blocks of a cooperative launch, which the driver starts together or not at all.
+// grid_sync.cuh: how the blocks of a cooperative launch, which the driver starts together or not at all, wait for each
+// other and exchange partial states.
 #pragma once
 
-#include "vector_access.cuh"
+#include "state.cuh"
 
-// The word that the driver gives every cooperative launch for its barrier, and cleared at least once: the launch's own,
-// so that launches on several streams, or one graph replayed while another runs, do not meet.
+// The word that the driver gives every cooperative launch for its barrier, and has cleared at least once. Each launch
+// has its own, so that launches on several streams, or one graph replayed while another runs, do not interfere.
 __device__ inline uint32_t* barrier_word() {
   uint32_t* workspace;
   asm("mov.b64 %0, {%%envreg2, %%envreg1};" : "=l"(workspace));
   return workspace + 1;
 }
 
-// By one thread a block: what it has written before it arrives is seen by all that come out. Every block adds 1, but
-// the first so much that all together add 2^31: the highest bit turns over when the last has come, and the word needs
-// no clearing. In three steps, as a trip to the L2 cache takes long where it has to queue behind what a block reads.
-struct Rendezvous {
+// A barrier of all blocks, which one thread per block passes: after it, all threads that passed see what any of them
+// wrote before it arrived. Every block adds 1 to the word, but the first adds so much that all together add 2^31: the
+// highest bit flips when the last one arrives, and the word needs no clearing. There are three steps because a round
+// trip to the L2 cache is long where it queues behind the loads of a block.
+struct GridBarrier {
   uint32_t before;
 
-  // Before it arrives.
-  __device__ void open() {
+  __device__ void init() {
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(barrier_word()) : "memory");
   }
   __device__ void arrive(int block, int blocks) {
-    const uint32_t mine = block == 0 ? 0x80000000u - (blocks - 1) : 1;
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(barrier_word()), "r"(mine) : "memory");
+    const uint32_t added = block == 0 ? 0x80000000u - (blocks - 1) : 1;
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(barrier_word()), "r"(added) : "memory");
   }
   __device__ void wait() {
     uint32_t now;
@@ -33,99 +34,88 @@ struct Rendezvous {
   }
 };
 
-// What the sums of exponentials of a row's parts are added up in: doubles where results are floats.
-template <class Out>
-struct Merged : Adder<Out> {};
-template <>
-struct Merged<float> {
-  typedef double type;
-  static __device__ double of(float value) { return value; }
-};
-__device__ inline double add(double a, double b) { return a + b; }
-__device__ inline double scaled(double total, float factor) { return total * factor; }
-__device__ inline float value_of(double total) { return (float)total; }
+// The type in which blocks add the sums of others: double where results are float.
+template <class Sum>
+using GridSumType = typename Conditional<is_same<Sum, Compensated<float>>, double, Sum>::type;
 
-// 16 bytes that are read and written as one, past the L1 cache.
-__device__ inline void write_as_one(void* at, uint64_t low, uint64_t high) {
-  asm volatile("{\n.reg .b128 both;\nmov.b128 both, {%1, %2};\nst.relaxed.gpu.global.b128 [%0], both;\n}" ::"l"(at),
-               "l"(low), "l"(high)
-               : "memory");
-}
-__device__ inline void read_as_one(const void* at, uint64_t* low, uint64_t* high) {
-  asm volatile("{\n.reg .b128 both;\nld.relaxed.gpu.global.b128 both, [%2];\nmov.b128 {%0, %1}, both;\n}"
-               : "=l"(*low), "=l"(*high)
-               : "l"(at)
-               : "memory");
-}
-
-// What a block tells the others of its part of a row, and the turn it is of: who reads the turn has the part too, so
-// that one trip to the L2 cache is both message and barrier.
-struct Part {
+// 16 bytes that are loaded and stored as one, past the L1 cache.
+struct alignas(16) Word128 {
   uint64_t low, high;
-};
-constexpr int kParts = sizeof(IN) == 8 || sizeof(OUT) == 8 ? 3 : 1;  // that hold one state, whichever counts
 
-struct Message {
-  Part parts[kParts];
+  __device__ void store(uint64_t new_low, uint64_t new_high) {
+    asm volatile("{\n.reg .b128 both;\nmov.b128 both, {%1, %2};\nst.relaxed.gpu.global.b128 [%0], both;\n}" ::"l"(this),
+                 "l"(new_low), "l"(new_high)
+                 : "memory");
+  }
+  __device__ void load(uint64_t* low, uint64_t* high) const {
+    asm volatile("{\n.reg .b128 both;\nld.relaxed.gpu.global.b128 both, [%2];\nmov.b128 {%0, %1}, both;\n}"
+                 : "=l"(*low), "=l"(*high)
+                 : "l"(this)
+                 : "memory");
+  }
+};
+
+// The partial state of a block, with an epoch in the same 16 bytes. A reader that finds the epoch has the state too, so
+// that one round trip to the L2 cache is both message and barrier. `C` is the kernel's: doubles take three words.
+template <class C>
+struct GridMessage {
+  static constexpr int kWords = sizeof(typename C::In) == 8 || sizeof(typename C::Out) == 8 ? 3 : 1;
+  Word128 words[kWords];
 
   __device__ void clear() {
-    for (int i = 0; i < kParts; ++i) write_as_one(parts + i, 0, 0);
+    for (int i = 0; i < kWords; ++i) words[i].store(0, 0);
   }
-  __device__ void write(float m, double l, uint32_t turn) {
-    write_as_one(parts, (uint64_t)__double_as_longlong(l), words(m, turn));
+  __device__ void write(float m, double l, uint32_t epoch) {
+    words[0].store((uint64_t)__double_as_longlong(l), (uint64_t)epoch << 32 | (uint64_t)__float_as_uint(m));
   }
-  __device__ void write(double m, Total<double> l, uint32_t turn) {
-    const double values[] = {m, l.sum, l.rest};
-    for (int i = 0; i < kParts; ++i) write_as_one(parts + i, __double_as_longlong(values[i]), turn);
+  __device__ void write(double m, Compensated<double> l, uint32_t epoch) {
+    const double values[] = {m, l.hi, l.lo};
+    for (int i = 0; i < kWords; ++i) words[i].store(__double_as_longlong(values[i]), epoch);
   }
-  // Whether this turn's message was there.
-  __device__ bool read(float* m, double* l, uint32_t turn) const {
+  // Whether the message of this epoch has arrived.
+  __device__ bool read(float* m, double* l, uint32_t epoch) const {
     uint64_t low, high;
-    read_as_one(parts, &low, &high);
+    words[0].load(&low, &high);
     *m = __uint_as_float((uint32_t)high), *l = __longlong_as_double((long long)low);
-    return (uint32_t)(high >> 32) == turn;
+    return (uint32_t)(high >> 32) == epoch;
   }
-  __device__ bool read(float* m, float* l, uint32_t turn) const {
+  __device__ bool read(float* m, float* l, uint32_t epoch) const {
     double wide;
-    const bool there = read(m, &wide, turn);
+    const bool arrived = read(m, &wide, epoch);
     *l = (float)wide;
-    return there;
+    return arrived;
   }
-  __device__ bool read(double* m, Total<double>* l, uint32_t turn) const {
-    uint64_t values[kParts];
-    bool there = true;
-    for (int i = 0; i < kParts; ++i) {
+  __device__ bool read(double* m, Compensated<double>* l, uint32_t epoch) const {
+    uint64_t values[kWords];
+    bool arrived = true;
+    for (int i = 0; i < kWords; ++i) {
       uint64_t of;
-      read_as_one(parts + i, values + i, &of);
-      there &= of == turn;
+      words[i].load(values + i, &of);
+      arrived &= of == epoch;
     }
     *m = __longlong_as_double(values[0]);
     *l = {__longlong_as_double(values[1]), __longlong_as_double(values[2])};
-    return there;
-  }
-
- private:
-  static __device__ uint64_t words(float low, uint32_t high) {
-    return (uint64_t)high << 32 | (uint64_t)__float_as_uint(low);
+    return arrived;
   }
 };
 
-constexpr int kUnit = 16 / sizeof(IN);  // elements: chunks begin at multiples of 16 bytes
-
-// A row: loose elements up to a multiple of 16 bytes, whole vectors, and loose elements again.
-struct Row {
-  const IN* at;
+// A row of the grid tier: head elements up to a multiple of 16 bytes, whole vectors, and tail elements.
+template <class C>
+struct AlignedRow {
+  typedef typename C::In In;
+  static constexpr int kUnit = 16 / sizeof(In);  // elements: chunks begin at multiples of 16 bytes
+  const In* data;
   int head;
   int64_t vectors;
 
-  __device__ Row(const IN* at, int64_t n) : at(at) {
-    const int before = kApart ? 0 : (int)(-(uint64_t)at / sizeof(IN) % kUnit);
+  __device__ AlignedRow(const In* data, int64_t n) : data(data) {
+    const int before = C::kScalar ? 0 : (int)(-(uint64_t)data / sizeof(In) % kUnit);
     head = before < n ? before : (int)n;
-    vectors = (uint64_t)(n - head) / kUnit * (kUnit / VECTOR);
+    vectors = (uint64_t)(n - head) / kUnit * (kUnit / C::kVecSize);
   }
-  // The loose element of a lane of the messenger of the row's first block, or -1.
-  __device__ int64_t loose(int lane, int64_t n) const {
-    const int64_t after = head + vectors * VECTOR + lane - 8;
+  // The head or tail element of a lane of the communication warp of the row's first block, or -1.
+  __device__ int64_t head_or_tail(int lane, int64_t n) const {
+    const int64_t after = head + vectors * C::kVecSize + lane - 8;
     return lane < head ? lane : lane >= 8 && lane < 16 && after < n ? after : -1;
   }
 };

@@ -1,80 +1,101 @@
-// pipeline.cuh: all vectors of a thread come through its shelf, chunk after chunk and tile after tile. Of a tile the
-// first chunks, as many as registers keep, go on to those; the others stay on the shelf until they are finished. Into
-// each place that falls free comes the next chunk, in the end of the next tile. (Loads into registers would be waited
-// for all together: the compiler has six counters for them, and across a branch one.)
+// pipeline.cuh: a multi-stage pipeline of asynchronous copies. All vectors of a thread arrive through its shared
+// memory, stage after stage and tile after tile. The first stages of a tile, as many as registers keep, move on to
+// those; the others stay in shared memory until their results are stored. Each place that falls free takes the next
+// stage, in the end of the next tile. (The thread would have to wait for loads into registers all together: the
+// compiler has six counters for them, and across a branch one.)
 #pragma once
 
-// What a step from one vector to the next takes is kept ready: of the instructions of short kernels each one counts.
-struct Ring {
-  static constexpr int kSlot = kOperands * THREADS * V * (int)sizeof(IN), kStep = kChunk * kSlot;  // bytes
-  uint32_t begin, end, from, to;  // in shared memory: the shelf, the next chunk to take, and the next to come
-  const IN* at[kOperands];        // the next vectors to ask for,
-  int64_t jump[kOperands];        // from each to the next,
-  int whole, rest;                // of those from there on so many are whole, and so many of the tile
-  bool part;                      // the first is not whole
+#include "column_params.cuh"
 
-  __device__ explicit Ring(const Tiles& tiles) {
-    const int turns = (tiles.turns + kChunk - 1) / kChunk * kChunk;
-    begin = from = to = place_of(0, 0), end = begin + (tiles.shelf < turns ? tiles.shelf : turns) * kSlot;
+constexpr int kStageVecs = 4;  // vectors of a stage
+
+// Moves from a thread's vector to its next. It is opaque because the compiler would compute each address anew, in ten
+// instructions.
+template <class T>
+__device__ inline T* advance(T* at, long long stride) {
+  at += stride;
+  asm volatile("" : "+l"(at));
+  return at;
+}
+
+// `Copy` has start<Bytes>(to, from), commit() and wait<Pending>(), as AsyncCopy. What a move from one vector to the
+// next needs is kept ready, because in short kernels each instruction counts.
+template <class C, class Copy>
+struct Pipeline {
+  typedef typename C::In In;
+  static constexpr int kOperands = C::kOperands;
+  static constexpr int kSlotBytes = kOperands * C::kBlockThreads * C::kVecSize * (int)sizeof(In);  // of a vector
+  static constexpr int kStageBytes = kStageVecs * kSlotBytes;
+  unsigned begin, end, read, write;  // in shared memory: the buffer, the next stage to read and to write
+  const In* at[kOperands];           // the next vectors to copy,
+  long long strides[kOperands];      // from each to the next,
+  int full, rest;                    // how many of those are full, and how many the tile has
+  bool first_is_partial;
+
+  // `smem`: the address of the thread's first vector.
+  __device__ Pipeline(const Tiles& tiles, unsigned smem) {
+    const int vecs = (tiles.vecs_per_thread_max + kStageVecs - 1) / kStageVecs * kStageVecs;
+    begin = read = write = smem, end = begin + (tiles.smem_vecs < vecs ? tiles.smem_vecs : vecs) * kSlotBytes;
     rest = 0;
   }
-  // To ask for the vectors of another tile, at `place` of the tensor number `first` and the next; of none, if there is
-  // none.
-  template <class T, int Tensors>
-  __device__ void turn_to(const Place<Tensors>& place, bool is, int first, const T* one, const IN* other) {
+  // Sets the next vectors to those of another tile, in the tensor `tensor` and the one after it; of no tile, if none
+  // `exists`.
+  template <class Tile, class T>
+  __device__ void begin_tile(const Tile& tile, bool exists, int tensor, const T* one, const In* other) {
 #pragma unroll
     for (int o = 0; o < kOperands; ++o)
-      at[o] = (o ? other : (const IN*)one) + place.at[first + o], jump[o] = place.tiles.jump[first + o];
-    whole = is ? place.whole : 0, rest = is ? place.tiles.turns : 1 << 30;
-    part = kSlab && !kFull && place.first > 0;
+      at[o] = (o ? other : (const In*)one) + tile.at[tensor + o], strides[o] = tile.tiles.vec_strides[tensor + o];
+    full = exists ? tile.full : 0, rest = exists ? tile.tiles.vecs_per_thread_max : 1 << 30;
+    first_is_partial = C::kSlab && !C::kAligned && tile.first > 0;
   }
-  // Asks for the next chunk, into the place that has fallen free.
-  __device__ void ask() {
+  // Begins to copy the next stage, into the place that has fallen free.
+  __device__ void prefetch() {
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
+    for (int i = 0; i < kStageVecs; ++i) {
 #pragma unroll
       for (int o = 0; o < kOperands; ++o) {
-        if (i < whole && !(i == 0 && part)) fetch<V * sizeof(IN)>(to + i * kSlot + o * (kSlot / kOperands), at[o]);
-        at[o] = next(at[o], jump[o]);
+        if (i < full && !(i == 0 && first_is_partial))
+          Copy::template start<C::kVecSize * sizeof(In)>(write + i * kSlotBytes + o * (kSlotBytes / kOperands), at[o]);
+        at[o] = advance(at[o], strides[o]);
       }
     }
-    commit_copies();
-    to = after(to), whole -= kChunk, rest -= kChunk, part = false;
+    Copy::commit();
+    write = after(write), full -= kStageVecs, rest -= kStageVecs, first_is_partial = false;
   }
-  // Asks for as many as there are places for, of the first tile.
+  // Begins to copy as many stages of the first tile as there are places.
   __device__ void fill() {
 #pragma unroll 1
-    do ask();
-    while (to != begin);
+    do prefetch();
+    while (write != begin);
   }
-  // Where the next chunk is, when it is there; `kept` chunks of those taken are on the shelf still. (await_all_but in
-  // fewer instructions: with many on their way it may wait for one more than it has to.)
-  __device__ uint32_t take(int kept) {
-    const int pending = (int)(end - begin) / kStep - 1 - kept;
+  // Waits for the next stage and returns its address; `kept` of the stages read before are still in shared memory.
+  // (AsyncCopy::wait_all_but in fewer instructions: with many stages on their way it may wait for one too many.)
+  __device__ unsigned wait_next(int kept) {
+    const int pending = (int)(end - begin) / kStageBytes - 1 - kept;
     if (pending >= 5)
-      await_copies<5>();
+      Copy::template wait<5>();
     else if (pending >= 3)
-      await_copies<3>();
+      Copy::template wait<3>();
     else if (pending == 2)
-      await_copies<2>();
+      Copy::template wait<2>();
     else if (pending == 1)
-      await_copies<1>();
+      Copy::template wait<1>();
     else
-      await_copies<0>();
-    return again();
+      Copy::template wait<0>();
+    return next();
   }
-  // The same of one that is known to be there.
-  __device__ uint32_t again() {
-    const uint32_t here = from;
-    from = after(from);
+  // The same for a stage that is known to have arrived.
+  __device__ unsigned next() {
+    const unsigned here = read;
+    read = after(read);
     return here;
   }
-  // The last `count` chunks taken come once more.
-  __device__ void back(int count) {
-    const uint32_t way = count * kStep;
-    from = from - begin < way ? from + (end - begin) - way : from - way;
+  // Makes the last `count` stages the next ones again.
+  __device__ void rewind(int count) {
+    const unsigned bytes = count * kStageBytes;
+    read = read - begin < bytes ? read + (end - begin) - bytes : read - bytes;
   }
 
  private:
-  __device__ uint32_t after(uint32_t here) const { return here + kStep == end ? begin : here + kStep; }
+  __device__ unsigned after(unsigned here) const { return here + kStageBytes == end ? begin : here + kStageBytes; }
 };

@@ -1,251 +1,255 @@
-// row_backward.cuh: the gradient of a row, from what the forward gave, y, and from that result's gradient, g.
+// row_backward.cuh: the gradient dx of a row, from the forward's result y and the gradient g of that result.
 //
 //   softmax       dx = y (g - s),       s = sum(g y)       softmin: the negative
 //   log_softmax   dx = g - exp(y) s,    s = sum(g)
 //
-// A thread's elements of both while the row's sum is merged. Beside IN (of y and g), OUT (of dx), FUNCTION and VECTOR:
-//   EVEN   1: g has one value a row
+// It has a thread's elements of both while the sum of the row is reduced. `C` is the BackwardConfig.
 #pragma once
 
 #include "block_reduce.cuh"
 #include "vector_access.cuh"
 
-typedef Accumulator<IN>::type A;
+// The vectors of one operand, in the accumulator's type.
+template <class C, int Vecs>
+struct OperandFragment {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef typename C::Acc A;
+  static constexpr int V = C::kVecSize;
+  typedef Vector<In, V> Raw;
+  A at[Vecs * V];
 
-// In what the sum is added up where parts meet: beside a half result's rounding that of a plain float is nothing.
-template <bool Exact>
-struct SumOf {
-  typedef A type;
-};
-template <>
-struct SumOf<false> {
-  typedef half_t type;
-};
-typedef SumOf<(sizeof(OUT) > 2 || sizeof(IN) == 8)>::type Summed;
-typedef Adder<Summed>::type L;
-
-constexpr bool kLog = FUNCTION == LOG_SOFTMAX;
-constexpr bool kPack = sizeof(IN) == 2 && sizeof(OUT) == 2 && VECTOR > 1;
-
-// Vectors of one operand, in the accumulator's type.
-template <bool Packed, int Slots>
-struct Cells {
-  typedef Vector<IN, VECTOR> Raw;
-  A at[Slots * VECTOR];
-
-  __device__ void put(int slot, Raw raw) {
+  __device__ void set(int i, Raw raw) {
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) at[slot * VECTOR + v] = to_wide(raw.at[v]);
+    for (int v = 0; v < V; ++v) at[i * V + v] = to_acc(raw.at[v]);
   }
   template <class Index>
-  __device__ void put_part(int slot, const IN* from, Index first, Index n) {
+  __device__ void set_elements(int i, const In* from, Index first, Index n) {
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) at[slot * VECTOR + v] = !kWhole && inside(first + v, n) ? to_wide(from[v]) : A(0);
+    for (int v = 0; v < V; ++v) at[i * V + v] = !C::kAligned && is_inside(first + v, n) ? to_acc(from[v]) : A(0);
   }
-  __device__ void forget() {}
+  __device__ void opaque_registers() {}
   __device__ A operator[](int i) const { return at[i]; }
-  __device__ A again(int i) const { return at[i]; }
+  __device__ A reconverted(int i) const { return at[i]; }
   // The results take the place of the elements.
   template <class F>
-  __device__ void become(int slot, F result) {
+  __device__ void replace(int i, F result) {
 #pragma unroll
-    for (int i = slot * VECTOR; i < (slot + 1) * VECTOR; ++i) at[i] = result(i);
+    for (int e = i * V; e < (i + 1) * V; ++e) at[e] = result(e);
   }
-  __device__ Vector<OUT, VECTOR> vector(int slot) const {
-    Vector<OUT, VECTOR> made;
+  __device__ Vector<Out, V> vec(int i) const {
+    Vector<Out, V> made;
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) made.at[v] = narrow<OUT>(at[slot * VECTOR + v]);
+    for (int v = 0; v < V; ++v) made.at[v] = from_acc<Out>(at[i * V + v]);
     return made;
   }
-  __device__ OUT element(int i) const { return narrow<OUT>(at[i]); }
+  __device__ Out element(int e) const { return from_acc<Out>(at[e]); }
 };
 
-// Half types to half types: as they came, two in a register. (As a vector of halves it would be taken apart, and each
-// load waited for.)
-template <int Slots>
-struct Cells<true, Slots> {
-  static constexpr int kWords = VECTOR / 2;
+// Half types to half types: as they were read, two per register. (The compiler splits vectors of half elements, and
+// waits for each load.)
+template <class C, int Vecs>
+struct OperandFragmentHalf2 {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  static constexpr int V = C::kVecSize, kWords = V / 2;
   typedef Vector<uint32_t, kWords> Raw;
-  uint32_t at[Slots * kWords];
+  uint32_t at[Vecs * kWords];
 
-  __device__ void put(int slot, Raw raw) {
+  __device__ void set(int i, Raw raw) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) at[slot * kWords + w] = raw.at[w];
+    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = raw.at[w];
   }
   template <class Index>
-  __device__ void put_part(int slot, const IN* from, Index first, Index n) {
-    const auto half = [&](int v) -> uint32_t { return inside(first + v, n) ? from[v].bits : 0; };
+  __device__ void set_elements(int i, const In* from, Index first, Index n) {
+    const auto bits = [&](int v) -> uint32_t { return is_inside(first + v, n) ? from[v].bits : 0; };
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) at[slot * kWords + w] = half(2 * w) | half(2 * w + 1) << 16;
+    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = bits(2 * w) | bits(2 * w + 1) << 16;
   }
-  // Between two passes: else the compiler keeps what it has widened in the first, in twice the registers.
-  __device__ void forget() {
+  // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
+  // the first pass, in twice the registers.
+  __device__ void opaque_registers() {
 #pragma unroll
-    for (int w = 0; w < Slots * kWords; ++w) asm volatile("" : "+r"(at[w]));
+    for (int w = 0; w < Vecs * kWords; ++w) asm volatile("" : "+r"(at[w]));
   }
-  __device__ float operator[](int i) const { return to_wide(IN{(uint16_t)(at[i / 2] >> i % 2 * 16)}); }
-  __device__ float again(int i) const { return widen_again<IN>(at[i / 2], i % 2); }
+  __device__ float operator[](int i) const { return to_acc(get_half<In>(at[i / 2], i % 2)); }
+  __device__ float reconverted(int i) const { return reconvert<In>(at[i / 2], i % 2); }
   template <class F>
-  __device__ void become(int slot, F result) {
+  __device__ void replace(int i, F result) {
 #pragma unroll
-    for (int w = slot * kWords; w < (slot + 1) * kWords; ++w) at[w] = pack<OUT>(result(2 * w), result(2 * w + 1));
+    for (int w = i * kWords; w < (i + 1) * kWords; ++w) at[w] = pack_half2<Out>(result(2 * w), result(2 * w + 1));
   }
-  __device__ Raw vector(int slot) const {
+  __device__ Raw vec(int i) const {
     Raw made;
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) made.at[w] = at[slot * kWords + w];
+    for (int w = 0; w < kWords; ++w) made.at[w] = at[i * kWords + w];
     return made;
   }
-  __device__ OUT element(int i) const { return OUT{(uint16_t)(at[i / 2] >> i % 2 * 16)}; }
+  __device__ Out element(int e) const { return get_half<Out>(at[e / 2], e % 2); }
 };
 
-// Of an operand that has one value a row.
-struct One {
+// An operand that has one value per row.
+template <class C>
+struct BroadcastFragment {
+  typedef typename C::Acc A;
   A value;
-  __device__ void forget() {}
+  __device__ void opaque_registers() {}
   __device__ A operator[](int) const { return value; }
-  __device__ A again(int) const { return value; }
-};
-template <bool Even, int Slots>
-struct OfGradient {
-  typedef Cells<kPack, Slots> type;
-};
-template <int Slots>
-struct OfGradient<true, Slots> {
-  typedef One type;
+  __device__ A reconverted(int) const { return value; }
 };
 
-// What an element adds to the sum of its row: where g is one value, of softmax without it.
-__device__ inline A term(A y, A g) { return kLog ? g : EVEN ? y : g * y; }
+template <class C>
+constexpr bool uses_half2 = sizeof(typename C::In) == 2 && sizeof(typename C::Out) == 2 && (C::kVecSize > 1);
+
+// What an element adds to the sum of its row. A broadcast gradient of softmax is a factor of the sum instead.
+template <class C>
+__device__ inline typename C::Acc sum_term(typename C::Acc y, typename C::Acc g) {
+  return C::kLog ? g : C::kBroadcastGrad ? y : g * y;
+}
 // dx of an element, from the sum of its row.
-__device__ inline A gradient(A y, A g, A s) {
-  return kLog ? g - exp_<OUT>(y) * s : y * (FUNCTION == SOFTMIN ? s - g : g - s);
+template <class C>
+__device__ inline typename C::Acc input_grad(typename C::Acc y, typename C::Acc g, typename C::Acc s) {
+  return C::kLog ? g - exp_<typename C::Out>(y) * s : y * (C::kFunction == SOFTMIN ? s - g : g - s);
 }
 
-template <int Slots>
-struct Terms {
-  typedef typename Cells<kPack, Slots>::Raw Raw;
-  Cells<kPack, Slots> y;
-  typename OfGradient<EVEN, Slots>::type g;
+// A thread's vectors of both operands.
+template <class C, int Vecs>
+struct BackwardFragment {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef typename C::Acc A;
+  static constexpr int V = C::kVecSize;
+  typedef typename Conditional<uses_half2<C>, OperandFragmentHalf2<C, Vecs>, OperandFragment<C, Vecs>>::type Operand;
+  typedef typename Operand::Raw Raw;
+  Operand y;
+  typename Conditional<C::kBroadcastGrad, BroadcastFragment<C>, Operand>::type g;
 
-  // Slots vectors of a row, of which the first begins at element `first` and the others `step` further on each. Those
-  // that are not the row's as a whole are zeros: what they have of it is loose.
+  // Loads Vecs vectors of a row; the first begins at element `first`, and each other `step` elements further on.
+  // Vectors that belong to the row in part become zeros: their elements are head or tail elements.
   template <class Index>
-  __device__ void load(const IN* y_row, const IN* g_row, Index first, Index step, Index n) {
-    const auto vector = [](const IN* at) { return *reinterpret_cast<const Raw*>(at); };
+  __device__ void load(const In* y_row, const In* g_row, Index first, Index step, Index n) {
+    const auto vector = [](const In* at) { return *reinterpret_cast<const Raw*>(at); };
 #pragma unroll
-    for (int i = 0; i < Slots; ++i) {
+    for (int i = 0; i < Vecs; ++i) {
       const Index at = first + i * step;
-      if constexpr (kApart) {
-        y.put_part(i, y_row + at, at, n);
-        if constexpr (!EVEN) g.put_part(i, g_row + at, at, n);
+      if constexpr (C::kScalar) {
+        y.set_elements(i, y_row + at, at, n);
+        if constexpr (!C::kBroadcastGrad) g.set_elements(i, g_row + at, at, n);
       } else {
-        Raw of_y = {}, of_g = {};
-        if (whole<VECTOR>(at, n)) {
-          of_y = vector(y_row + at);
-          if constexpr (!EVEN) of_g = vector(g_row + at);
+        Raw y_vec = {}, g_vec = {};
+        if (is_full<C>(at, n)) {
+          y_vec = vector(y_row + at);
+          if constexpr (!C::kBroadcastGrad) g_vec = vector(g_row + at);
         }
-        y.put(i, of_y);
-        if constexpr (!EVEN) g.put(i, of_g);
+        y.set(i, y_vec);
+        if constexpr (!C::kBroadcastGrad) g.set(i, g_vec);
       }
     }
-    if constexpr (EVEN) g.value = to_wide(*g_row);
+    if constexpr (C::kBroadcastGrad) g.value = to_acc(*g_row);
   }
-  // One vector of each, or of y and the one value of g.
-  __device__ void put(int slot, Raw of_y, Raw of_g, A even) {
-    y.put(slot, of_y);
-    if constexpr (EVEN)
-      g.value = even;
+  // Sets one vector of each operand, or of y and the one value of g.
+  __device__ void set(int i, Raw y_vec, Raw g_vec, A g_value) {
+    y.set(i, y_vec);
+    if constexpr (C::kBroadcastGrad)
+      g.value = g_value;
     else
-      g.put(slot, of_g);
+      g.set(i, g_vec);
   }
-  __device__ void forget() { y.forget(), g.forget(); }
+  __device__ void opaque_registers() { y.opaque_registers(), g.opaque_registers(); }
 
-  __device__ L part() const {
-    return tree_sum<Summed, Slots * VECTOR>([&](int i) { return term(y[i], g[i]); });
+  __device__ typename C::Sum partial_sum() const {
+    return accurate_sum<typename C::Sum, Vecs * V>([&](int i) { return sum_term<C>(y[i], g[i]); });
   }
-  // dx of the vector `slot` takes the place of y.
-  __device__ void finish(int slot, A s) {
-    y.become(slot, [&](int i) { return gradient(y.again(i), g.again(i), s); });
+  // dx of vector i takes the place of y.
+  __device__ void apply_epilogue(int i, A s) {
+    y.replace(i, [&](int e) { return input_grad<C>(y.reconverted(e), g.reconverted(e), s); });
   }
-  // One by one: the first are on their way out while the others are worked on.
+  // Each vector is stored as soon as it is computed.
   template <class Index>
-  __device__ void finish_and_store(A s, OUT* row, Index first, Index step, Index n) {
+  __device__ void apply_epilogue_and_store(A s, Out* row, Index first, Index step, Index n) {
 #pragma unroll
-    for (int i = 0; i < Slots; ++i) {
+    for (int i = 0; i < Vecs; ++i) {
       const Index at = first + i * step;
-      if constexpr (kApart) {
-        finish(i, s);
-        store_part(i, row + at, at, n);
-      } else if (whole<VECTOR>(at, n)) {
-        finish(i, s);
-        ::store(row + at, y.vector(i));
+      if constexpr (C::kScalar) {
+        apply_epilogue(i, s);
+        store_elements(i, row + at, at, n);
+      } else if (is_full<C>(at, n)) {
+        apply_epilogue(i, s);
+        store_vector(row + at, y.vec(i));
       }
     }
   }
-  // One whole vector.
-  __device__ void store_vector(int slot, OUT* to) const {
-    if constexpr (kApart)
-      store_part<int>(slot, to, 0, VECTOR);
+  __device__ void store_full_vec(int i, Out* to) const {
+    if constexpr (C::kScalar)
+      store_elements<int>(i, to, 0, V);
     else
-      ::store(to, y.vector(slot));
+      store_vector(to, y.vec(i));
   }
 
  private:
   template <class Index>
-  __device__ void store_part(int slot, OUT* to, Index first, Index n) const {
+  __device__ void store_elements(int i, Out* to, Index first, Index n) const {
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) {
-      if (inside(first + v, n)) to[v] = y.element(slot * VECTOR + v);
+    for (int v = 0; v < V; ++v) {
+      if (is_inside(first + v, n)) to[v] = y.element(i * V + v);
     }
   }
 };
 
-// The elements of a row before its first and after its last whole vector, up to VECTOR - 1 each: of Lanes threads each
-// takes some. No vector has to be taken apart for them, which costs branches in every one.
-template <int Lanes>
-struct Loose {
-  static constexpr int kEach = kWhole || kApart || VECTOR == 1 ? 0 : (2 * (VECTOR - 1) + Lanes - 1) / Lanes;
+// The head and tail elements of a row, before its first and after its last whole vector, up to V - 1 each. Each of
+// `Threads` threads takes some. So no vector has to be split for them, which would cost branches in every one.
+template <class C, int Threads>
+struct RowTails {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef typename C::Acc A;
+  static constexpr int V = C::kVecSize;
+  static constexpr int kEach = C::kAligned || C::kScalar || V == 1 ? 0 : (2 * (V - 1) + Threads - 1) / Threads;
   A y[kEach + 1], g[kEach + 1];
 
-  // `lane`: which of the threads; those beyond have none. `phase`: the element of a vector that the row begins with.
+  // `thread`: its number; threads beyond `Threads` have no elements. `before`: the misalignment of the row.
   template <class Index>
-  __device__ void load(const IN* y_row, const IN* g_row, int lane, int phase, Index n) {
+  __device__ void load(const In* y_row, const In* g_row, int thread, int before, Index n) {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      const Index at = element(lane + k * Lanes, phase, n);
+      const Index at = position(thread + k * Threads, before, n);
       y[k] = g[k] = 0;
-      if (at >= 0) y[k] = to_wide(y_row[at]), g[k] = to_wide(g_row[EVEN ? 0 : at]);
+      if (at >= 0) y[k] = to_acc(y_row[at]), g[k] = to_acc(g_row[C::kBroadcastGrad ? 0 : at]);
     }
   }
-  __device__ L part() const {
+  __device__ typename C::Sum partial_sum() const {
     A sum = 0;
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) sum += term(y[k], g[k]);
-    return Adder<Summed>::of(sum);
+    for (int k = 0; k < kEach; ++k) sum += sum_term<C>(y[k], g[k]);
+    return begin_sum<typename C::Sum>(sum);
   }
   template <class Index>
-  __device__ void store(A s, OUT* row, int lane, int phase, Index n) const {
+  __device__ void store(A s, Out* row, int thread, int before, Index n) const {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      const Index at = element(lane + k * Lanes, phase, n);
-      if (at >= 0) row[at] = narrow<OUT>(gradient(y[k], g[k], s));
+      const Index at = position(thread + k * Threads, before, n);
+      if (at >= 0) row[at] = from_acc<Out>(input_grad<C>(y[k], g[k], s));
     }
   }
 
  private:
-  // The loose element number `i`, or -1.
+  // Where head or tail element `i` is in the row, or -1.
   template <class Index>
-  static __device__ Index element(int i, int phase, Index n) {
-    const int before = (VECTOR - phase) % VECTOR, head = before < n ? before : (int)n;
+  static __device__ Index position(int i, int before, Index n) {
+    const int to_aligned = (V - before) % V, head = to_aligned < n ? to_aligned : (int)n;
     if (i < head) return i;
-    const int tail = (int)((n - head) % VECTOR), at = i - head;
+    const int tail = (int)((n - head) % V), at = i - head;
     return at < tail ? n - tail + at : -1;
   }
 };
 
-// The sum of a row, from what its parts have added up to, and from its g where that is one value.
-__device__ inline A sum_of(L total, A g, int64_t n) {
-  if constexpr (!EVEN) return value_of(total);
-  return kLog ? g * A(n) : g * value_of(total);
+// The sum of a row, from the sum of its terms, and from its g where that has one value.
+template <class C>
+__device__ inline typename C::Acc row_sum(typename C::Sum terms, typename C::Acc g, int64_t n) {
+  typedef typename C::Acc A;
+  if constexpr (!C::kBroadcastGrad) return value_of(terms);
+  return C::kLog ? g * A(n) : g * value_of(terms);
 }
+// Whether the sum needs no element of a row.
+template <class C>
+constexpr bool needs_no_reduction = C::kBroadcastGrad && C::kLog;

@@ -1,11 +1,25 @@
-// types.cuh: element types, their conversion to and from the accumulator, and vector accesses. No CUDA headers: NVRTC
-// needs none of them, so a user needs no toolkit.
+// types.cuh: element types, their conversion to and from the accumulator's type, and vector loads and stores. It
+// includes no CUDA header: NVRTC needs none, so a user needs no toolkit.
 #pragma once
 
 typedef long long int64_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
+
+template <class T, class U>
+constexpr bool is_same = false;
+template <class T>
+constexpr bool is_same<T, T> = true;
+
+template <bool Condition, class Then, class Else>
+struct Conditional {
+  typedef Then type;
+};
+template <class Then, class Else>
+struct Conditional<false, Then, Else> {
+  typedef Else type;
+};
 
 struct half_t {
   uint16_t bits;
@@ -14,100 +28,73 @@ struct bfloat16_t {
   uint16_t bits;
 };
 
+// The type in which elements of type T are computed with.
 template <class T>
-struct Accumulator {
-  typedef float type;
-};
-template <>
-struct Accumulator<double> {
-  typedef double type;
-};
+using AccType = typename Conditional<is_same<T, double>, double, float>::type;
 
-__device__ inline double to_wide(double v) { return v; }
-__device__ inline float to_wide(float v) { return v; }
-__device__ inline float to_wide(half_t v) {
+__device__ inline double to_acc(double v) { return v; }
+__device__ inline float to_acc(float v) { return v; }
+__device__ inline float to_acc(half_t v) {
   float wide;
   asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
   return wide;
 }
-__device__ inline float to_wide(bfloat16_t v) { return __uint_as_float((uint32_t)v.bits << 16); }
+__device__ inline float to_acc(bfloat16_t v) { return __uint_as_float((uint32_t)v.bits << 16); }
 
 template <class T>
-__device__ inline T narrow(float v);
+__device__ inline T from_acc(float v);
 template <>
-__device__ inline float narrow<float>(float v) {
+__device__ inline float from_acc<float>(float v) {
   return v;
 }
 template <>
-__device__ inline double narrow<double>(float v) {
+__device__ inline double from_acc<double>(float v) {
   return v;
 }
 template <>
-__device__ inline half_t narrow<half_t>(float v) {
+__device__ inline half_t from_acc<half_t>(float v) {
   half_t h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(v));
   return h;
 }
 template <>
-__device__ inline bfloat16_t narrow<bfloat16_t>(float v) {
+__device__ inline bfloat16_t from_acc<bfloat16_t>(float v) {
   bfloat16_t h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h.bits) : "f"(v));
   return h;
 }
 template <class T>
-__device__ inline T narrow(double v) {
-  return narrow<T>((float)v);
-}  // through float, as torch casts
+__device__ inline T from_acc(double v) {
+  return from_acc<T>((float)v);  // through float, as torch casts
+}
 template <>
-__device__ inline double narrow<double>(double v) {
+__device__ inline double from_acc<double>(double v) {
   return v;
 }
 
-// Is every value of In also one of Out? If not, torch's `dtype=` rounds the input to Out before the function.
+// Whether Out holds every value of In. If it does not, torch's `dtype=` rounds the input to Out before the function.
 template <class In, class Out>
-struct Widens {
-  static const bool value = false;
-};
-template <class T>
-struct Widens<T, T> {
-  static const bool value = true;
-};
-template <class T>
-struct Widens<T, double> {
-  static const bool value = true;
-};
-template <>
-struct Widens<double, double> {
-  static const bool value = true;
-};
-template <>
-struct Widens<half_t, float> {
-  static const bool value = true;
-};
-template <>
-struct Widens<bfloat16_t, float> {
-  static const bool value = true;
-};
+constexpr bool is_lossless = is_same<In, Out> || is_same<Out, double> || (sizeof(In) == 2 && is_same<Out, float>);
 
-// The value of an input element in the accumulator of the call, rounded through Out on the way where Out is narrower.
-template <class In, class Out>
-__device__ inline typename Accumulator<Out>::type load_value(In raw) {
-  if (Widens<In, Out>::value) return to_wide(raw);
-  return to_wide(narrow<Out>(to_wide(raw)));
+// The value of an input element in the accumulator's type of Out. It is rounded to Out first where that loses bits.
+template <class Out, class In>
+__device__ inline AccType<Out> round_through(In raw) {
+  if (is_lossless<In, Out>) return to_acc(raw);
+  return to_acc(from_acc<Out>(to_acc(raw)));
 }
 
-// `Count` elements moved by one access.
+// `Count` elements that one instruction moves.
 template <class T, int Count>
 struct alignas(sizeof(T) * Count) Vector {
   T at[Count];
 };
 
-// Loads a vector. `Once`: it will not be read again, so the L2 cache may give its place away first. That is worth 1 to
-// 2 us where a few rows are read and written in turn, and costs 3% where many are.
-template <class T, int Count, bool Once>
-__device__ inline Vector<T, Count> load(const void* at) {
+// Loads a vector. With `EvictFirst` the L2 cache may evict it first, because it is not read again. That gains 1 to 2 us
+// where a few rows are read and written in turn, and costs 3% where many rows are.
+template <class T, int Count, bool EvictFirst>
+__device__ inline Vector<T, Count> load_vector(const void* at) {
   typedef Vector<T, Count> Result;
-  if constexpr (Once && sizeof(Result) == 16) {
+  if constexpr (EvictFirst && sizeof(Result) == 16) {
     uint32_t w[4];
     asm volatile("ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -120,10 +107,10 @@ __device__ inline Vector<T, Count> load(const void* at) {
   }
 }
 
-// Stores a vector by one access. By hand: beside a branch that stores the same values one by one, the compiler takes
-// the vector apart.
+// Stores a vector by one instruction. It is written in PTX because the compiler splits the vector where another branch
+// stores the same values one by one.
 template <class T, int Count>
-__device__ inline void store(void* at, Vector<T, Count> vector) {
+__device__ inline void store_vector(void* at, Vector<T, Count> vector) {
   constexpr int kBytes = sizeof(vector);
   if constexpr (kBytes == 16 || kBytes == 8) {
     uint32_t words[kBytes / 4];
@@ -140,71 +127,77 @@ __device__ inline void store(void* at, Vector<T, Count> vector) {
   }
 }
 
-// One of two half values in a register, by another instruction than to_wide takes: ptxas would else keep what it has
-// widened for one pass until the next, in twice the registers.
+// Two elements of 2 bytes in a register are a half2. The first element is in the low bits.
+
 template <class T>
-__device__ inline float widen_again(uint32_t pair, int which) {
-  return to_wide(T{(uint16_t)(pair >> which * 16)});
+__device__ inline T get_half(uint32_t half2, int which) {
+  return T{(uint16_t)(half2 >> which * 16)};
+}
+
+// Converts one element of a half2 by another instruction than to_acc. With the same one ptxas would keep the converted
+// elements of the first pass for the second, in twice the registers.
+template <class T>
+__device__ inline float reconvert(uint32_t half2, int which) {
+  return to_acc(get_half<T>(half2, which));
 }
 template <>
-__device__ inline float widen_again<bfloat16_t>(uint32_t pair, int which) {
+__device__ inline float reconvert<bfloat16_t>(uint32_t half2, int which) {
   float wide;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=f"(wide) : "r"(pair), "r"(which ? 0x3244 : 0x1044));
+  asm("prmt.b32 %0, %1, 0, %2;" : "=f"(wide) : "r"(half2), "r"(which ? 0x3244 : 0x1044));
   return wide;
 }
 
-// Two half values in a register: the first in the low bits.
 template <class T>
-__device__ inline uint32_t pack(float low, float high);
+__device__ inline uint32_t pack_half2(float low, float high);
 template <>
-__device__ inline uint32_t pack<half_t>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+__device__ inline uint32_t pack_half2<half_t>(float low, float high) {
+  uint32_t half2;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(half2) : "f"(high), "f"(low));
+  return half2;
 }
 template <>
-__device__ inline uint32_t pack<bfloat16_t>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+__device__ inline uint32_t pack_half2<bfloat16_t>(float low, float high) {
+  uint32_t half2;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(half2) : "f"(high), "f"(low));
+  return half2;
 }
 
-// Of each half of two pairs: the sum, rounded to the half type.
+// The sums of the elements of two half2, rounded to T.
 template <class T>
-__device__ inline uint32_t add_pairs(uint32_t a, uint32_t b);
+__device__ inline uint32_t add_half2(uint32_t a, uint32_t b);
 template <>
-__device__ inline uint32_t add_pairs<half_t>(uint32_t a, uint32_t b) {
+__device__ inline uint32_t add_half2<half_t>(uint32_t a, uint32_t b) {
   asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 }
 template <>
-__device__ inline uint32_t add_pairs<bfloat16_t>(uint32_t a, uint32_t b) {
+__device__ inline uint32_t add_half2<bfloat16_t>(uint32_t a, uint32_t b) {
   asm("fma.rn.bf16x2 %0, %0, %2, %1;" : "+r"(a) : "r"(b), "r"(0x3f803f80));  // a * 1 + b
   return a;
 }
 
-// The larger, or smaller, of each half of two pairs. A NaN is dropped where the other is none.
+// The maxima, or the minima, of the elements of two half2. A NaN loses against a number.
 template <class T>
-__device__ inline uint32_t max_of_pairs(uint32_t a, uint32_t b);
+__device__ inline uint32_t max_half2(uint32_t a, uint32_t b);
 template <class T>
-__device__ inline uint32_t min_of_pairs(uint32_t a, uint32_t b);
+__device__ inline uint32_t min_half2(uint32_t a, uint32_t b);
 template <>
-__device__ inline uint32_t max_of_pairs<half_t>(uint32_t a, uint32_t b) {
+__device__ inline uint32_t max_half2<half_t>(uint32_t a, uint32_t b) {
   asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 }
 template <>
-__device__ inline uint32_t min_of_pairs<half_t>(uint32_t a, uint32_t b) {
+__device__ inline uint32_t min_half2<half_t>(uint32_t a, uint32_t b) {
   asm("min.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 }
 template <>
-__device__ inline uint32_t max_of_pairs<bfloat16_t>(uint32_t a, uint32_t b) {
+__device__ inline uint32_t max_half2<bfloat16_t>(uint32_t a, uint32_t b) {
   asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 }
 template <>
-__device__ inline uint32_t min_of_pairs<bfloat16_t>(uint32_t a, uint32_t b) {
+__device__ inline uint32_t min_half2<bfloat16_t>(uint32_t a, uint32_t b) {
   asm("min.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 }

@@ -1,62 +1,75 @@
-// vector_access.cuh: a row read and written through its window: whole vectors at aligned addresses, whatever element of
-// a vector the row begins with. The first and the last vector of a window may belong to the row in part: those go
-// element by element, so that nothing beside the row is touched.
+// vector_access.cuh: how a thread reads and writes vectors of a row. Vectors lie at aligned addresses, whatever element
+// of a vector the row begins with: together they are the row's aligned span. The first and the last vector of the span
+// may belong to the row in part; those move element by element, so that nothing beside the row is touched.
 #pragma once
 
 #include "state.cuh"
 
-// The value that stands for an element that is not there: it changes no state. (A softmin negates it.)
-template <int F, class T>
-__device__ inline T nothing() {
-  return narrow<T>(F == SOFTMIN ? INFINITY_ : -INFINITY_);
+// How rows, or columns, lie over vectors; plan/rows.h and plan/column_view.h count in the same order.
+enum class VecAccess {
+  predicated,    // a row may begin and end within a vector
+  scalar,        // so it may, and yet each element always goes to the same thread, so that a row's bits do not depend
+                 // on its address: vectors move element by element
+  aligned,       // rows are whole vectors, which saves half of the instructions
+  slab,          // columns: the memory of whole columns is one span (see column_tile.cuh)
+  slab_aligned,  // a slab of whole vectors
+  strided,       // columns: any strides, element by element
+};
+
+// The value of an element that does not exist: it changes no state. (softmin negates it.)
+template <class C>
+__device__ inline typename C::In neutral_element() {
+  return from_acc<typename C::In>(C::kFunction == SOFTMIN ? infinity() : -infinity());
 }
 
-__device__ inline bool inside(int i, int n) { return (unsigned)i < (unsigned)n; }
-__device__ inline bool inside(int64_t i, int64_t n) { return (uint64_t)i < (uint64_t)n; }
+__device__ inline bool is_inside(int i, int n) { return (unsigned)i < (unsigned)n; }
+__device__ inline bool is_inside(int64_t i, int64_t n) { return (uint64_t)i < (uint64_t)n; }
 
-// How rows lie over vectors: EDGES, as plan.h counts them.
-//   kWindow  a row may begin and end within a vector
-//   kApart   and yet the same elements go to the same threads, so that a row's bits do not depend on where it lies:
-//            vectors are then read and written element by element
-//   kWhole   rows are whole vectors, so that half of the instructions go, which would else have to be there
-constexpr bool kApart = EDGES == 1, kWhole = EDGES == 2;
-
-// Is the vector that begins at element `first` of a row of n, which may be negative, whole?
-template <int V>
-__device__ inline bool whole(int first, int n) {
-  if (kWhole) return first < n;
+// Whether all of the vector that begins at element `first` belongs to a row of n elements. `first` may be negative.
+template <class C>
+__device__ inline bool is_full(int first, int n) {
+  constexpr int V = C::kVecSize;
+  if (C::kAligned) return first < n;
   return (unsigned)first < (unsigned)(n < V ? 0 : n - V + 1);
 }
-template <int V>
-__device__ inline bool whole(int64_t first, int64_t n) {
-  if (kWhole) return first < n;
-  return first >= 0 && first + V <= n;
+template <class C>
+__device__ inline bool is_full(int64_t first, int64_t n) {
+  if (C::kAligned) return first < n;
+  return first >= 0 && first + C::kVecSize <= n;
 }
 
-// Has it any element of the row?
-template <int V>
-__device__ inline bool touches(int first, int n) {
+// Whether any element of that vector belongs to the row.
+template <class C>
+__device__ inline bool overlaps_row(int first, int n) {
+  constexpr int V = C::kVecSize;
   return (unsigned)(first + V - 1) < (unsigned)(n + V - 1);
 }
-template <int V>
-__device__ inline bool touches(int64_t first, int64_t n) {
-  return first > -V && first < n;
+template <class C>
+__device__ inline bool overlaps_row(int64_t first, int64_t n) {
+  return first > -C::kVecSize && first < n;
 }
 
-// Does it come and go in one piece?
-template <int V, class Index>
-__device__ inline bool in_one(Index first, Index n) {
-  return !kApart && whole<V>(first, n);
+// Whether that vector moves by one instruction.
+template <class C, class Index>
+__device__ inline bool moves_as_vector(Index first, Index n) {
+  return !C::kScalar && is_full<C>(first, n);
 }
 
-template <int V, class Out, class Index>
-__device__ inline void store_window(Out* row, Index first, Index n, Vector<Out, V> raw) {
-  if (in_one<V>(first, n)) {
-    store(row + first, raw);
-  } else if (!kWhole) {
+template <class C, class Index>
+__device__ inline void store_predicated(typename C::Out* row, Index first, Index n,
+                                        Vector<typename C::Out, C::kVecSize> vector) {
+  if (moves_as_vector<C>(first, n)) {
+    store_vector(row + first, vector);
+  } else if (!C::kAligned) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      if (inside(first + v, n)) row[first + v] = raw.at[v];
+    for (int v = 0; v < C::kVecSize; ++v) {
+      if (is_inside(first + v, n)) row[first + v] = vector.at[v];
     }
   }
+}
+
+// The elements of a vector that come before the row in its aligned span.
+template <class C, class T>
+__device__ inline int misalignment(const T* row) {
+  return (int)((uint64_t)row / sizeof(T) % C::kVecSize);
 }

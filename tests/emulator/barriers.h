@@ -1,4 +1,4 @@
-// meetings.h: how threads wait for each other, and what they copy and send without waiting.
+// barriers.h: how threads wait for each other, and what they copy and send without waiting.
 #pragma once
 
 #include "arithmetic.h"
@@ -8,42 +8,42 @@ namespace emulator {
 // Barriers of threads
 // -------------------------------------------------------------------------------------
 
-// Until `expected` threads have come; the turn it was.
-inline uint64_t meet(Thread* t, Meeting& meeting, uint32_t expected) {
-  const uint64_t turn = meeting.turn;
+// Waits until `expected` threads have arrived. Returns the phase that has ended.
+inline uint64_t arrive_and_wait(Thread* t, ThreadBarrier& barrier, uint32_t expected) {
+  const uint64_t phase = barrier.phase;
   has_happened(t);
-  if (++meeting.arrived >= expected) {
-    meeting.arrived = 0, ++meeting.turn;
+  if (++barrier.arrived >= expected) {
+    barrier.arrived = 0, ++barrier.phase;
   } else {
-    while (meeting.turn == turn) wait(t);
+    while (barrier.phase == phase) wait(t);
   }
-  return turn;
+  return phase;
 }
 
 inline uint32_t threads_of(Thread* t) { return uint32_t(t->block->threads.size()); }
-inline Meeting& barrier_of(Thread* t, uint32_t number) {
+inline ThreadBarrier& barrier_of(Thread* t, uint32_t number) {
   if (number >= 16) fail("no such barrier");
   return t->block->barriers[number];
 }
-inline void block_sync(Thread* t, uint32_t number, uint32_t count) { meet(t, barrier_of(t, number), count); }
+inline void block_sync(Thread* t, uint32_t number, uint32_t count) { arrive_and_wait(t, barrier_of(t, number), count); }
 inline void block_sync(Thread* t, uint32_t number) { block_sync(t, number, threads_of(t)); }
 inline bool block_any(Thread* t, uint32_t number, bool mine) {
-  Meeting& meeting = barrier_of(t, number);
-  bool* const any = meeting.any;
-  any[meeting.turn & 1] |= mine, any[~meeting.turn & 1] = false;
-  return any[meet(t, meeting, threads_of(t)) & 1];
+  ThreadBarrier& barrier = barrier_of(t, number);
+  bool* const any = barrier.any;
+  any[barrier.phase & 1] |= mine, any[~barrier.phase & 1] = false;
+  return any[arrive_and_wait(t, barrier, threads_of(t)) & 1];
 }
 
 struct Warp {
-  Meeting& meeting;
+  ThreadBarrier& barrier;
   uint32_t mask;
 
   Warp(Thread* t, uint32_t mask) : Warp(t, t->index / 32 * 32, mask) {}
 
   // The values that lanes came with.
   const uint32_t* values(Thread* t, uint32_t mine) {
-    meeting.values[meeting.turn & 1][t->lane] = mine;
-    return meeting.values[meet(t, meeting, uint32_t(__builtin_popcount(mask))) & 1];
+    barrier.values[barrier.phase & 1][t->lane] = mine;
+    return barrier.values[arrive_and_wait(t, barrier, uint32_t(__builtin_popcount(mask))) & 1];
   }
   uint32_t votes(Thread* t, bool mine) {
     const uint32_t* const all = values(t, mine);
@@ -54,7 +54,7 @@ struct Warp {
 
  private:
   Warp(Thread* t, uint32_t first, uint32_t named)
-      : meeting(t->block->warps[{first, named}]),
+      : barrier(t->block->warps[{first, named}]),
         mask(threads_of(t) - first < 32 ? named & ((1u << (threads_of(t) - first)) - 1) : named) {
     if (!(mask >> t->lane & 1)) fail("a lane outside of its own mask");
   }
@@ -103,7 +103,7 @@ inline void await_cluster(Thread* t) {
 // ---------------------------------------------------------------------------------------
 
 // An mbarrier, in the eight bytes that it has in shared memory.
-struct Barrier {
+struct TxBarrier {
   uint8_t phase, count, pending, unused;
   int32_t bytes;
 
@@ -112,12 +112,12 @@ struct Barrier {
   }
 };
 
-inline Barrier* barrier_at(Thread* t, uint32_t at) { return reinterpret_cast<Barrier*>(shared_at(t, at, 8)); }
+inline TxBarrier* barrier_at(Thread* t, uint32_t at) { return reinterpret_cast<TxBarrier*>(shared_at(t, at, 8)); }
 inline void open_barrier(Thread* t, uint32_t at, uint32_t count) {
   *barrier_at(t, at) = {0, uint8_t(count), uint8_t(count), 0, 0};
 }
 inline void expect(Thread* t, uint32_t at, uint32_t bytes) {
-  Barrier& barrier = *barrier_at(t, at);
+  TxBarrier& barrier = *barrier_at(t, at);
   if (!barrier.pending) fail("more arrivals at a barrier than it has");
   barrier.bytes += int32_t(bytes), --barrier.pending;
   barrier.turn();
@@ -157,7 +157,7 @@ inline void await_copies(Thread* t, uint32_t all_but) {
 template <int Words>
 void send(Thread* t, uint32_t to, const uint32_t (&words)[Words], uint32_t counter) {
   char* const there = shared_at(t, to, sizeof words);
-  Barrier* const barrier = barrier_at(t, counter);
+  TxBarrier* const barrier = barrier_at(t, counter);
   const std::vector<uint32_t> sent(words, words + Words);
   const auto arrive = [=] {
     std::memcpy(there, sent.data(), sizeof words);

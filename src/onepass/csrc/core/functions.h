@@ -1,0 +1,15 @@
+// functions.h: the list of functions, read by C++ (types.h), by CUDA kernels and, through `native.functions()`, by
+// Python. Preprocessor only, so that NVRTC takes it as it is.
+//
+// F(name, is_reduction, leading_planes) for each, in the order of their numbers:
+//   is_reduction     the result has one element per row instead of one per element
+//   leading_planes   the size of the dim that a result has before the input's dims, 0 where it has none (a state has
+//                    two planes, of maxima and of sums)
+#pragma once
+
+#define ONEPASS_FUNCTIONS(F) \
+  F(softmax, false, 0)       \
+  F(log_softmax, false, 0)   \
+  F(softmin, false, 0)       \
+  F(logsumexp, true, 0)      \
+  F(state, true, 2)

@@ -1,0 +1,152 @@
+// dispatch.cpp: from checked tensors to a problem, and on to the engine of their device.
+#include <limits>
+#include <numeric>
+
+#include "../cpu/isa_dispatch.h"
+#include "../cuda/host/engine.h"
+#include "operators.h"
+
+namespace onepass {
+
+namespace {
+
+// Calls work(begin, end) for all of [0, count), on several threads where they pay.
+template <class Work>
+void run_parallel(int64_t count, int64_t grain, const Work& work) {
+  if (count <= grain) return work(int64_t(0), count);
+  torch::stable::parallel_for(0, count, grain, work);
+}
+
+void run_cpu(const ForwardProblem& problem) {
+  const CpuEngine& engine = cpu_engine();
+  const Units units = engine.units(problem);
+  const int64_t grain = cpu_grain(units);
+  if (!units.pieces) {
+    return run_parallel(units.count, grain, [&](int64_t begin, int64_t end) { engine.run(problem, begin, end); });
+  }
+  std::vector<Piece> pieces(units.count + units.count / units.pieces);
+  run_parallel(units.count, grain,
+               [&](int64_t begin, int64_t end) { engine.states(problem, pieces.data(), begin, end); });
+  engine.merge(problem, pieces.data());
+  if (problem.is_reduction()) return;
+  run_parallel(units.count, grain,
+               [&](int64_t begin, int64_t end) { engine.finish(problem, pieces.data(), begin, end); });
+}
+
+void run_cpu(BackwardProblem& problem) {
+  problem.threads = int64_t(torch::stable::get_num_threads());
+  const CpuEngine& engine = cpu_engine();
+  const Units units = engine.backward_units(problem);
+  const int64_t rows = problem.layout.rows, grain = cpu_grain(units);
+  const auto run = [&](BackwardStep step, double* sums, int64_t count, int64_t grain) {
+    run_parallel(count, grain, [&](int64_t begin, int64_t end) { engine.backward(problem, step, sums, begin, end); });
+  };
+  if (!units.pieces) return run(BackwardStep::rows, nullptr, units.count, grain);
+  // Where there are rows enough for all threads, each takes whole rows: it reads a row again soon after the first time.
+  if (rows >= 2 * problem.threads) return run(BackwardStep::rows, nullptr, rows, 1);
+  std::vector<double> sums(size_t(units.count + rows));
+  run(BackwardStep::sums, sums.data(), units.count, grain);
+  double* const totals = sums.data() + units.count;
+  for (int64_t i = 0; i < units.count; ++i) totals[i / units.pieces] += sums[size_t(i)];
+  run(BackwardStep::finish, totals, units.count, grain);
+}
+
+Layout layout_of(const TensorArgs& args, bool contiguous) {
+  const TensorRef& x = *args.tensors[kX];
+  const int64_t numel = contiguous && args.dims.is_last ? x.numel() : 0;
+  if (numel) {
+    return contiguous_layout(numel / x.sizes[x.rank - 1], x.sizes[x.rank - 1], is_reduction(args.function));
+  }
+  int64_t y_strides[kMaxDims];
+  args.get_strides(kY, y_strides);
+  return make_layout(x.rank, x.sizes, x.strides, y_strides, args.dims.reduced, is_reduction(args.function));
+}
+
+// Copies x to y, of the same shape, with the dims in the order of y's strides. torch copies to a contiguous tensor by
+// tiles, but to the same memory seen as transposed element by element, which takes five times as long.
+void copy_in_order(const TensorRef& y, const TensorRef& x) {
+  int order[kMaxDims];
+  std::iota(order, order + y.rank, 0);
+  std::stable_sort(order, order + y.rank, [&](int a, int b) { return y.strides[a] > y.strides[b]; });
+  const auto reorder = [&](const TensorRef& tensor) {
+    int64_t sizes[kMaxDims], strides[kMaxDims];
+    for (int i = 0; i < y.rank; ++i) sizes[i] = tensor.sizes[order[i]], strides[i] = tensor.strides[order[i]];
+    return as_strided(tensor, sizes, strides);
+  };
+  const OwnedTensor to = reorder(y), from = reorder(x);
+  check_torch(aoti_torch_copy_(to.get(), from.get(), 0));
+}
+
+// Fills the result of a reduction of no elements: the maximum of nothing and log(0) are -inf; the sum of a state is 0.
+void fill_with_nothing(Function function, const TensorRef& y) {
+  Tensor fill(new_reference(y));
+  if (traits_of(function).leading_planes) {
+    torch::stable::fill_(fill, 0);
+    fill = torch::stable::narrow(fill, 0, 0, 1);
+  }
+  torch::stable::fill_(fill, -std::numeric_limits<double>::infinity());
+}
+
+}  // namespace
+
+// `contiguous`: input and result both are.
+void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contiguous, const CudaPlan* plan) {
+  const Function function = args.function;
+  const TensorRef &x = *args.tensors[kX], &y = *args.tensors[kY];
+  if (y.numel() == 0) return;
+  const auto with = [&](const TensorRef& from, const TensorRef& to) {
+    return TensorArgs{function, Direction::forward, {&from, &to}, args.dims, args.keepdim};
+  };
+  if (!x.is_cuda() && !cpu_fuses(function, x_type, y_type)) {
+    const OwnedTensor rounded = cast(x, y_type);
+    return run_forward(with(TensorRef(rounded.get()), y), y_type, y_type, contiguous, plan);
+  }
+  const ForwardProblem problem = {Problem::forward(function, x_type, y_type, x.data(), y.mutable_data()),
+                                  layout_of(args, contiguous)};
+  if (!x.is_cuda() && !is_reduction(function) && problem.layout.view == View::strided) {
+    const Copied what = copied(problem.layout, layout_of(with(x, x), false), layout_of(with(y, y), false));
+    if (what == Copied::input) {
+      copy_in_order(y, x);  // which rounds to the type of the result, as the problem has to do first
+      return run_forward(with(y, y), y_type, y_type, y.is_contiguous(), plan);
+    }
+    if (what == Copied::result) {
+      const OwnedTensor owned = empty_like(x, y_type, false);
+      const TensorRef result(owned.get());
+      // For an expanded input it may have yet another layout.
+      if (const Layout layout = layout_of(with(x, result), false); layout.unit_rows() || layout.view == View::columns) {
+        run_forward(with(x, result), x_type, y_type, false, plan);
+        return copy_in_order(y, result);
+      }
+    }
+  }
+  if (problem.layout.n == 0) {
+    fill_with_nothing(function, y);
+  } else if (x.is_cuda()) {
+    cuda::run(problem, args, plan);
+  } else {
+    run_cpu(problem);
+  }
+}
+
+void run_backward(const TensorArgs& args, DType result_type, DType dx_type, const CudaPlan* plan) {
+  const TensorRef& dx = *args.tensors[kDx];
+  if (dx.numel() == 0) return;
+  int64_t strides[kBackwardTensors][kMaxDims];
+  for (int t = 0; t < kBackwardTensors; ++t) {
+    if (args.tensors[t]) {
+      args.get_strides(t, strides[t]);
+    } else {
+      std::fill_n(strides[t], dx.rank, 0);
+    }
+  }
+  const int64_t* const each[kBackwardTensors] = {strides[0], strides[1], strides[2], strides[3]};
+  const auto data_of = [&](int t) { return args.tensors[t] ? args.tensors[t]->data() : nullptr; };
+  BackwardProblem problem = {
+      Problem::backward(args.function, result_type, dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad),
+                        data_of(kLse)),
+      make_backward_layout(dx.rank, dx.sizes, each, args.dims.reduced, is_reduction(args.function))};
+  if (!dx.is_cuda()) return run_cpu(problem);
+  cuda::run(problem, args, plan);
+}
+
+}  // namespace onepass
