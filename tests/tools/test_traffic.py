@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
@@ -216,6 +217,14 @@ def test_numbers_that_have_no_room_leave_their_formulas() -> None:
     assert "85,899,476,992" not in text  # its reads
     assert "5MN + 2M" in text
     assert "64.00" in text
+
+
+def test_colours_change_no_character() -> None:
+    for width in (200, 80):
+        coloured = format_report(measured_report(), width, colours=True)
+        assert coloured.count("\x1b[") > 50
+        lines = [line.rstrip() for line in click.unstyle(coloured).splitlines()]
+        assert lines == [line.rstrip() for line in format_report(measured_report(), width).splitlines()]
 
 
 # The command -----------------------------------------------------------------------------------------------------

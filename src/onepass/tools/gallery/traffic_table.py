@@ -115,7 +115,8 @@ class Column:
 
         def style(text: str, dim: bool = False) -> str:
             kind: dict[str, Any] = {"fg": "cyan"} if self.measured else {"bold": True} if self.head == "ratio" else {}
-            return click.style(text, **({"dim": True} if dim else kind)) if colours else text
+            kind = {"dim": True} if dim else kind
+            return click.style(text, **kind) if colours and kind and text else text
 
         second = self.second or [""] * len(self.cells)
         pairs = list(zip(self.cells, second, strict=True))
