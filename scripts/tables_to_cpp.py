@@ -8,8 +8,8 @@ import argparse
 import os
 from pathlib import Path
 
+from onepass.native import TIERS
 from onepass.tables import ANY, NAMES, TableFile, read
-from onepass.tools.tune.candidates import TIERS
 
 HEADER = Path(__file__).parent.parent / "src/onepass/csrc/plan/tables_h200.h"
 BEGIN, END = "  // begin: ", "  // end"
@@ -21,7 +21,7 @@ def entry_text(limit: int, tier: int, *numbers: int) -> str:
     >>> entry_text(24, 0, 2, 0, 1, 0)
     '{24, kWarp, 2, 0, 1, 0}'
     """
-    name = "kAsRows" if tier < 0 else "k" + TIERS[tier].title().replace("-", "")
+    name = "kUseWriteTable" if tier < 0 else "k" + TIERS[tier].title().replace("-", "")
     return f"{{{', '.join(map(str, ['kAnyLength' if limit == ANY else limit, name, *numbers]))}}}"
 
 

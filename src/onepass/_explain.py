@@ -11,9 +11,10 @@ from . import native
 from . import triton as triton_engine
 from ._engines import ENGINES, resolve
 from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
-from .ops import REDUCTIONS, reduced_shape, state_dtype
+from .native import REDUCTIONS
+from .ops import reduced_shape
 from .tables import GpuModel, gpu_model, note
-from .validation import FLOATS, check_input, normalize_dims, reduces_to, result_dtype
+from .validation import FLOATS, check_dtype, check_input, normalize_dims, reduces_to, result_dtype
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ def _native_plan(
         x.dtype,
         y_type,
         x_address=address,
-        compute=gpu.compute,
-        multiprocessors=gpu.multiprocessors,
+        arch=gpu.compute,
+        sm_count=gpu.multiprocessors,
         gpu=gpu.name,
     )
 
@@ -219,7 +220,9 @@ def explain(
         if tensor.dtype not in FLOATS:
             raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
         shaped = tensor
-    y_type = state_dtype(shaped) if function == "state" else result_dtype(function, shaped, out_dtype)
+    if function != "state":
+        check_dtype(function, shaped, out_dtype)
+    y_type = result_dtype(function, shaped.dtype, out_dtype)
     if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
         raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
     dims = normalize_dims(function, shaped, dim)
@@ -261,6 +264,12 @@ def explain(
     )
 
 
+_LAUNCH_KEYS = {
+    *("threads_per_row", "rows_per_block", "threads_x", "threads_y", "items_per_thread", "vec_size"),
+    *("blocks_per_row", "blocks_per_tile", "smem_vecs", "rows_per_thread", "access"),
+}
+
+
 def _describe(
     engine: str,
     plan: dict[str, Any],
@@ -299,11 +308,11 @@ def _describe(
         )
         numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
-    shown = ["source", "grid", "threads", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "edges"]
+    shown = ["source", "grid", "threads", *(key for key in plan if key in _LAUNCH_KEYS)]
     shown += ["read_again"] if plan["read_again"] else []
-    if plan["tier"] == "stream" and function not in REDUCTIONS:
+    if plan["tier"] == "twopass" and function not in REDUCTIONS:
         notes.append("a row streams through its block: it is read twice")
-    if plan["tier"] == "columns-stream" and function not in REDUCTIONS:
+    if plan["tier"] == "columns-twopass" and function not in REDUCTIONS:
         notes.append("columns stream through their blocks: they are read twice")
     if plan["read_again"] and function not in REDUCTIONS:
         notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._engines import resolve
 from .ops import call
-from .validation import DROPPED, FLOATS, LAST, check_input, check_keepdim, either, normalize_dims
+from .validation import DROPPED, FLOATS, LAST, Spec, check_input, check_keepdim, either, normalize_dims
 
 __all__ = ["State", "merge", "state"]
 
@@ -80,9 +80,8 @@ def state(
     check_input("state", input)
     dims = normalize_dims("state", input, either("state", "dim", dim, "axis", axis))
     keepdim = check_keepdim("state", keepdim, keepdims)
-    chosen = resolve(engine, input.device)
-    x = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())
-    planes = call("state", x, dims, None, keepdim, chosen)
+    spec = Spec("state", dims, None, keepdim, resolve(engine, input.device))
+    planes = call(input if input.dtype in FLOATS else input.to(torch.get_default_dtype()), spec)
     return State(planes.select(0, 0), planes.select(0, 1))
 
 

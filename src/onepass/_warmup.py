@@ -7,11 +7,10 @@ import torch
 from . import native
 from ._engines import resolve
 from ._kernel_compiler import Kernel, compile_all
-from .validation import FLOATS, reduces_to
+from .validation import FLOATS, reduces_to, result_dtype
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_REDUCTIONS = ("logsumexp", "state")
 
 
 def warmup(
@@ -122,12 +121,12 @@ def _checked(
             takes = ", ".join(str(dtype) for dtype in FLOATS)
             raise TypeError(f"onepass.warmup(): dtypes takes {takes} and pairs (input, result) of them; got {given!r}")
         pairs.append(pair)
-    wanted = [(f, x, _result(f, x, y)) for f in functions for x, y in pairs if _gives(f, x, y)]
+    wanted = [(f, x, result_dtype(f, x, y)) for f in functions for x, y in pairs if _gives(f, x, y)]
     return list(dict.fromkeys(wanted))
 
 
 def _gives(function: str, x: torch.dtype, y: torch.dtype) -> bool:
-    return x is y or function not in _REDUCTIONS or reduces_to(function, x, y)
+    return x is y or function not in native.REDUCTIONS or reduces_to(function, x, y)
 
 
 def _passes(
@@ -139,13 +138,6 @@ def _passes(
         if backward and function != "state":
             yield function, y_type, x_type, "backward"
             yield function, y_type, x_type, "backward_broadcast"
-
-
-def _result(function: str, x: torch.dtype, y: torch.dtype) -> torch.dtype:
-    """The state of a row is kept in full precision."""
-    if function != "state":
-        return y
-    return torch.float64 if x == torch.float64 else torch.float32
 
 
 def _device_index(device: torch.device | str | int | None) -> int:

@@ -1,6 +1,6 @@
-"""The functions users know from torch: same values, same argument order, same keyword names."""
+"""The functions that users know from torch: the same values, the same argument order, the same keyword names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from .validation import (
     LAST,
     PYTHON_TYPES,
     Default,
+    Spec,
+    check_dtype,
     check_input,
     check_keepdim,
     check_out,
@@ -35,103 +37,98 @@ _torch_function_modes = torch._C._len_torch_function_stack
 _torch_dispatch_modes = torch._C._len_torch_dispatch_stack
 _increment_version = torch._C._increment_version
 _MOST_DIMS = 64  # of a tensor that the operators take
-_SOFTMAX, _LOG_SOFTMAX, _SOFTMIN, _LOGSUMEXP = (
-    HANDLES[name] for name in ("softmax", "log_softmax", "softmin", "logsumexp")
-)
-_SOFTMAX_OUT, _LOG_SOFTMAX_OUT, _SOFTMIN_OUT, _LOGSUMEXP_OUT = (
-    OUT_HANDLES[name] for name in ("softmax", "log_softmax", "softmin", "logsumexp")
-)
 
 
-def try_fast(handle: Any, x: Any, dim: Any, option: Any) -> Tensor | None:
-    """The result of a plain call of `x` and `dim`, whatever they are; None where it is not one. `handle` is one of
-    `HANDLES`, `option` is keepdim for logsumexp, else dtype.
+def _make_call(function: str) -> Callable[[Any, Any, Any, Any, Any], Tensor]:
+    """The call of a function, by (x, dim, option, out, engine). `option` is `dtype`, or `keepdim` for logsumexp.
 
-    Not asked is what the operator itself refuses (a dim out of range, a dtype, a layout), nor what has a kernel of its
-    own: autocast, torch.func, torch.jit.trace, fake and meta tensors.
+    The fast path is for a plain tensor and one dim, with nothing that traces, records or transforms the call. It checks
+    what only Python can know, and as little as it takes; its operator returns None, or False for an `out`, where it
+    does not take the call. The slow path then takes it, or says what is wrong with it.
     """
-    if (
-        type(x) is Tensor
-        and (type(dim) is int or type(dim) is Default)
-        and not _is_dynamo_compiling()
-        and not _torch_function_modes()
-        and x.get_device() in _ready_devices
-        and not (x.requires_grad and _is_grad_enabled())
-        and forward_ad._current_level < 0
-    ):
-        try:
-            return call_boxed(handle, x, dim, option)
-        except Exception:
-            pass
-    return None
+    handle, out_handle = HANDLES[function], OUT_HANDLES[function]
+
+    def call(x: Any, dim: Any, option: Any, out: Any, engine: Any) -> Tensor:
+        if (
+            not _is_dynamo_compiling()  # first: a graph cannot hold the answers to some of the others
+            and engine == "auto"
+            and type(x) is Tensor
+            and (type(dim) is int or type(dim) is Default)
+            and -_MOST_DIMS <= dim < _MOST_DIMS
+            and not _torch_function_modes()
+            and x.get_device() in _ready_devices
+            and not (x.requires_grad and _is_grad_enabled())
+            and forward_ad._current_level < 0
+        ):
+            if out is None:
+                y = call_boxed(handle, x, dim, option)
+                if y is not None:
+                    return y
+            elif (
+                type(out) is Tensor
+                and not _torch_dispatch_modes()
+                and not (out.requires_grad and _is_grad_enabled())
+                and (not out.is_inference() or _is_inference_mode())
+                and call_boxed(out_handle, x, dim, option, out)
+            ):
+                _increment_version((out,))  # what saved it for a backward must learn that it was overwritten
+                return out
+        return _check_and_call(function, x, dim, option, out, engine)
+
+    return call
 
 
-def try_fast_out(handle: Any, x: Any, dim: Any, option: Any, out: Any) -> bool:
-    """Whether `out` has the result of a plain call, as of `try_fast`; `handle` is one of `OUT_HANDLES`.
-
-    Where it has not, nothing is written.
-    """
-    if (
-        _is_dynamo_compiling()  # first: a graph cannot hold the answers to some of the others
-        or type(out) is not Tensor
-        or _torch_dispatch_modes()
-        or type(x) is not Tensor
-        or not (type(dim) is int or type(dim) is Default)
-        or _torch_function_modes()
-        or x.get_device() not in _ready_devices
-        or ((x.requires_grad or out.requires_grad) and _is_grad_enabled())
-        or forward_ad._current_level >= 0
-    ):
-        return False
-    try:
-        out._version  # noqa: B018  (an inference tensor has none; to ask is_inference() takes twice as long)
-    except RuntimeError:
-        if not _is_inference_mode():
-            return False
-    try:
-        call_boxed(handle, x, dim, option, out)
-    except Exception:
-        return False
-    _increment_version((out,))  # who saved it for a backward must learn that it was overwritten
-    return True
+_CALLS = {function: _make_call(function) for function in HANDLES}
+_softmax, _log_softmax, _softmin, _logsumexp = (
+    _CALLS[function] for function in ("softmax", "log_softmax", "softmin", "logsumexp")
+)
 
 
-def _family(
-    function: str, x: Tensor, dim: Any, dtype: Any, stacklevel: Any, out: Tensor | None, engine: str, axis: Any
-) -> Tensor:
-    """Any call of a function of the family."""
-    ours = _FUNCTIONS[function]
-    if type(dtype) is int and (stacklevel is None or isinstance(stacklevel, (torch.dtype, type))):
-        spelled: Any = stacklevel  # by position, as torch.nn.functional has the two
-    else:
-        spelled = PYTHON_TYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype
-    if type(axis) is not Default or spelled is not dtype:  # the call may be a plain one after all
-        return ours(x, either(function, "dim", dim, "axis", axis), spelled, out=out, engine=engine)
+def _check_and_call(function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any) -> Tensor:
+    """The slow path."""
     check_input(function, x)
     dims = normalize_dims(function, x, dim)
+    lse = function == "logsumexp"
+    dtype, keepdim = (None, option) if lse else (option, False)
+    if not lse:
+        check_dtype(function, x, dtype)
     if dtype is None and out is None and autocast_to_float32(x):
         dtype = torch.float32  # in the kernel, not by a cast before it
-    result = result_dtype(function, x, dtype)
+    computed: Any = (
+        x.dtype if x.dtype in FLOATS else torch.get_default_dtype() if lse else dtype
+    )  # integers are cast first
     if out is not None:
-        check_out(function, x, out, list(x.shape), result)
-    if x.dim() > _MOST_DIMS > sum(size != 1 for size in x.shape):
-        return _without_ones(ours, x, dims, dtype, out, engine)
-    chosen = resolve(engine, x.device)
-    if x.dtype not in FLOATS:
-        x = x.to(result)
+        shape = reduced_shape(x.shape, dims if x.dim() else [], keepdim) if lse else list(x.shape)
+        check_out(function, x, out, shape, result_dtype(function, computed, dtype))
+    if x.dim() > _MOST_DIMS > sum(size != 1 for size in x.shape) and not lse:
+        return _without_ones(function, x, dims, dtype, out, engine)
+    spec = Spec(function, dims, dtype, keepdim, resolve(engine, x.device))
+    if computed is not x.dtype:
+        x = x.to(computed)
     if out is None:
-        return call(function, x, dims, dtype, False, chosen)
-    call_out(function, x, dims, dtype, False, chosen, out)
+        return call(x, spec)
+    call_out(x, spec, out)
     return out
 
 
-def _without_ones(ours: Any, x: Tensor, dims: list[int], dtype: Any, out: Tensor | None, engine: str) -> Tensor:
-    """A call of more dims than the operators take, by a view without those of size 1, but for one."""
-    kept = [d for d, size in enumerate(x.shape) if size != 1]
-    reduced = [kept.index(d) for d in dims if d in kept] or [-1]
+def _without_ones(function: str, x: Tensor, dims: list[int], dtype: Any, out: Tensor | None, engine: str) -> Tensor:
+    """A call of more dims than the operators take, by a view that has none of the dims of size 1 but for one."""
+    others = [d for d, size in enumerate(x.shape) if size != 1]
+    reduced = [others.index(d) for d in dims if d in others] or [-1]
     into = None if out is None else out.squeeze().unsqueeze(-1)
-    y = ours(x.squeeze().unsqueeze(-1), reduced, dtype, out=into, engine=engine)
+    y = _CALLS[function](x.squeeze().unsqueeze(-1), reduced, dtype, into, engine)
     return y.view(x.shape) if out is None else out
+
+
+def _other_spellings(function: str, dim: Any, axis: Any, dtype: Any, stacklevel: Any) -> tuple[Any, Any]:
+    """(dim, dtype) of a call that has `axis`, a dtype that is no torch.dtype, or the dtype behind the `_stacklevel`."""
+    if type(dtype) is int and (stacklevel is None or isinstance(stacklevel, (torch.dtype, type))):
+        dtype = stacklevel  # by position, as torch.nn.functional has the two
+    if isinstance(dtype, type):
+        dtype = PYTHON_TYPES.get(dtype, dtype)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"onepass.{function}(): dtype must be a torch.dtype, got {dtype!r}")
+    return either(function, "dim", dim, "axis", axis), dtype
 
 
 def softmax(
@@ -177,13 +174,9 @@ def softmax(
     >>> onepass.softmax(x, dim=(0, 1), out=x)[0]
     tensor([0.1250, 0.1250, 0.1250, 0.1250])
     """
-    if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
-        if out is None:
-            if (y := try_fast(_SOFTMAX, input, dim, dtype)) is not None:
-                return y
-        elif try_fast_out(_SOFTMAX_OUT, input, dim, dtype, out):
-            return out
-    return _family("softmax", input, dim, dtype, _stacklevel, out, engine, axis)
+    if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
+        dim, dtype = _other_spellings("softmax", dim, axis, dtype, _stacklevel)
+    return _softmax(input, dim, dtype, out, engine)
 
 
 def log_softmax(
@@ -204,13 +197,9 @@ def log_softmax(
     >>> onepass.log_softmax(torch.zeros(3, 4), dim=0)[0]
     tensor([-1.0986, -1.0986, -1.0986, -1.0986])
     """
-    if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
-        if out is None:
-            if (y := try_fast(_LOG_SOFTMAX, input, dim, dtype)) is not None:
-                return y
-        elif try_fast_out(_LOG_SOFTMAX_OUT, input, dim, dtype, out):
-            return out
-    return _family("log_softmax", input, dim, dtype, _stacklevel, out, engine, axis)
+    if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
+        dim, dtype = _other_spellings("log_softmax", dim, axis, dtype, _stacklevel)
+    return _log_softmax(input, dim, dtype, out, engine)
 
 
 def softmin(
@@ -231,13 +220,9 @@ def softmin(
     >>> onepass.softmin(torch.tensor([0.0, 0.0, torch.inf]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    if engine == "auto" and type(axis) is Default and (dtype is None or type(dtype) is Dtype):
-        if out is None:
-            if (y := try_fast(_SOFTMIN, input, dim, dtype)) is not None:
-                return y
-        elif try_fast_out(_SOFTMIN_OUT, input, dim, dtype, out):
-            return out
-    return _family("softmin", input, dim, dtype, _stacklevel, out, engine, axis)
+    if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
+        dim, dtype = _other_spellings("softmin", dim, axis, dtype, _stacklevel)
+    return _softmin(input, dim, dtype, out, engine)
 
 
 def logsumexp(
@@ -272,30 +257,7 @@ def logsumexp(
     >>> onepass.logsumexp(torch.zeros(2, 10), dim=1)
     tensor([2.3026, 2.3026])
     """
-    if engine == "auto" and axis is None and type(keepdims) is Default and type(keepdim) in (bool, Default):
-        if out is None:
-            if (y := try_fast(_LOGSUMEXP, input, dim, keepdim is True)) is not None:
-                return y
-        elif try_fast_out(_LOGSUMEXP_OUT, input, dim, keepdim is True, out):
-            return out
-    function = "logsumexp"
-    if axis is not None or type(keepdims) is not Default:  # other spellings, of a call that may be a plain one
-        dim, keepdim = (
-            either(function, "dim", dim, "axis", axis, type(None)),
-            check_keepdim(function, keepdim, keepdims),
-        )
-        return logsumexp(input, dim, keepdim, out=out, engine=engine)
-    check_input(function, input)
-    dims = normalize_dims(function, input, dim)
-    keepdim = check_keepdim(function, keepdim, DROPPED)
-    x: Any = input if input.dtype in FLOATS else input.to(torch.get_default_dtype())
-    if out is not None:
-        check_out(function, input, out, reduced_shape(input.shape, dims if input.dim() else [], keepdim), x.dtype)
-    chosen = resolve(engine, input.device)
-    if out is None:
-        return call(function, x, dims, torch.float32 if autocast_to_float32(x) else None, keepdim, chosen)
-    call_out(function, x, dims, None, keepdim, chosen, out)
-    return out
-
-
-_FUNCTIONS: dict[str, Any] = {"softmax": softmax, "log_softmax": log_softmax, "softmin": softmin}
+    if axis is not None or type(keepdims) is not Default or type(keepdim) not in (bool, Default):
+        dim = either("logsumexp", "dim", dim, "axis", axis, type(None))
+        keepdim = check_keepdim("logsumexp", keepdim, keepdims)
+    return _logsumexp(input, dim, keepdim is True, out, engine)

@@ -4,16 +4,34 @@ import ctypes
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 PATH = Path(__file__).with_name("_native.so")
-FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-PASSES = ("forward", "backward", "backward_broadcast")  # broadcast: the result's gradient has one value per row
-_ROWS = ("rows32", "rows16", "reduce32", "reduce16", "odd32", "odd16", "few32", "few16")
-TABLES = (*_ROWS, "columns32", "columns16", "column_gradients32", "column_gradients16")  # as in csrc/plan/tables.h
+PASSES = ("forward", "backward", "backward_broadcast")  # the last: the result's gradient has one value per row
+TIERS = ("warp", "staged", "block", "cluster", "grid", "twopass", "columns", "columns-grid", "columns-twopass")
+_TABLES = ("write", "reduce", "unaligned", "few_rows", "columns", "columns_backward")
+TABLES = tuple(f"{name}_f{bits}" for name in _TABLES for bits in (32, 16))  # as in csrc/plan/tables.h
+
+
+class Plan(NamedTuple):
+    """The numbers of a CUDA launch, as the private operators take them.
+
+    Of columns `threads_per_row` are the threads side by side, `rows_per_block` those down a column, and
+    `blocks_per_row` the blocks that share a tile; of the tier staged `smem_vecs` are the rows that a thread serves.
+    """
+
+    tier: int  # its place in TIERS
+    threads_per_row: int
+    rows_per_block: int
+    items_per_thread: int
+    vec_size: int
+    blocks_per_row: int
+    smem_vecs: int
+    access: int = 0  # 0 predicated, 1 scalar, 2 aligned, 3 slab, 4 slab-aligned, 5 strided
+
 
 if not PATH.exists():
     raise ImportError(
@@ -21,6 +39,7 @@ if not PATH.exists():
         "`pip install --no-build-isolation .` against the torch that is installed"
     )
 torch.ops.load_library(str(PATH))
+library = torch.library.Library("onepass", "FRAGMENT")  # for the operators and kernels that are written in Python
 _library = ctypes.CDLL(str(PATH))
 _SIZE = 1 << 16
 _KERNELS = 1 << 19  # what a list of kernels takes: some 6000 of them
@@ -33,6 +52,26 @@ def _ask(function: str, *arguments: Any, size: int = _SIZE) -> str:
     if failed:
         raise RuntimeError(answer)
     return answer
+
+
+class FunctionTraits(NamedTuple):
+    """What tells the functions apart."""
+
+    is_reduction: bool  # the result has one element per row
+    leading_planes: int  # the size of the dim before the input's dims that a result has, or 0
+
+
+def functions() -> dict[str, FunctionTraits]:
+    """The functions in the order of their numbers, as csrc/core/functions.h lists them.
+
+    >>> functions()["state"]
+    FunctionTraits(is_reduction=True, leading_planes=2)
+    """
+    return {name: FunctionTraits(*traits) for name, traits in json.loads(_ask("onepass_functions")).items()}
+
+
+FUNCTIONS = tuple(functions())
+REDUCTIONS = tuple(name for name, traits in functions().items() if traits.is_reduction)
 
 
 def _int64s(values: Sequence[int]) -> Any:
@@ -50,13 +89,13 @@ def plan(
     y_type: torch.dtype,
     x_address: int = 0,
     y_address: int = 0,
-    compute: int = 90,
-    multiprocessors: int = 132,
+    arch: int = 90,
+    sm_count: int = 132,
     gpu: str = "",
 ) -> dict[str, Any]:
     """The plan of a call: view, rows, n, bytes, and the engine's tier and launch numbers.
 
-    For a GPU of compute capability `compute` / 10 with so many multiprocessors, and with the tables of the name `gpu`.
+    For a GPU of compute capability `arch` / 10 with `sm_count` multiprocessors and the tables of the name `gpu`.
 
     >>> plan("softmax", True, [8, 1000], [1000, 1], [1000, 1], [1], torch.float32, torch.float32)["tier"]
     'block'
@@ -65,8 +104,8 @@ def plan(
     answer = _ask(
         "onepass_plan",
         FUNCTIONS.index(function),
-        compute if cuda else 0,
-        multiprocessors,
+        arch if cuda else 0,
+        sm_count,
         gpu.encode(),
         len(sizes),
         _int64s(sizes),
@@ -89,24 +128,27 @@ def backward_plan(
     dx_type: torch.dtype | None = None,
     strides: Sequence[int] | None = None,
     addresses: Sequence[int] = (0, 0, 0, 0),
-    even: bool = False,
-    compute: int = 90,
-    multiprocessors: int = 132,
+    grad_is_broadcast: bool = False,
+    arch: int = 90,
+    sm_count: int = 132,
 ) -> dict[str, Any]:
     """The launch of the gradient of `rows` rows of `n` elements on a GPU: tier and launch numbers.
 
     `x_type` is that of the forward's result, `dx_type` that of its input and so the gradient's. Row strides and
-    addresses: of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result. `even`: the
-    result's gradient has one value a row.
+    addresses: of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result.
+    `grad_is_broadcast`: the result's gradient has one value per row.
 
     >>> backward_plan("softmax", 4096, 1024, torch.float32)["tier"]
     'block'
     """
     lse = function == "logsumexp"
-    steps = (1, 1, 0 if even or lse else 1, 0)
-    each = [(outer, step) for outer, step in zip(strides or (n, n, 1 if even or lse else n, 1), steps, strict=True)]
+    steps = (1, 1, 0 if grad_is_broadcast or lse else 1, 0)
+    each = [
+        (outer, step)
+        for outer, step in zip(strides or (n, n, 1 if grad_is_broadcast or lse else n, 1), steps, strict=True)
+    ]
     types = x_type, dx_type or x_type
-    return gradient_plan(function, (rows, n), each, (1,), *types, addresses, compute, multiprocessors)
+    return gradient_plan(function, (rows, n), each, (1,), *types, addresses, arch, sm_count)
 
 
 def gradient_plan(
@@ -117,8 +159,8 @@ def gradient_plan(
     x_type: torch.dtype,
     dx_type: torch.dtype,
     addresses: Sequence[int] = (0, 0, 0, 0),
-    compute: int = 90,
-    multiprocessors: int = 132,
+    arch: int = 90,
+    sm_count: int = 132,
     gpu: str = "",
 ) -> dict[str, Any]:
     """The launch of a gradient over any dims: as `backward_plan`, with the strides of all dims of each tensor, and with
@@ -132,8 +174,8 @@ def gradient_plan(
     answer = _ask(
         "onepass_backward_plan",
         FUNCTIONS.index(function),
-        compute,
-        multiprocessors,
+        arch,
+        sm_count,
         gpu.encode(),
         len(sizes),
         _int64s(sizes),
@@ -151,17 +193,17 @@ def compile_kernel(
     x_type: torch.dtype,
     y_type: torch.dtype,
     plan: Sequence[int],
-    compute: int,
+    arch: int,
     path: str | Path,
     which: str = "forward",
 ) -> None:
-    """Compile the kernel of a plan for sm_<compute> to a file.
+    """Compile the kernel of a plan for sm_<arch> to a file.
 
-    A plan is (tier, lanes, rows a block, values, vector, split, shelf, edges). `which` is one of `PASSES`; of a
-    gradient `x_type` is that of the forward's result, and `y_type` that of its input.
+    `plan` has the numbers of a `Plan`. `which` is one of `PASSES`; of a gradient `x_type` is that of the forward's
+    result, and `y_type` that of its input.
     """
     kind = _kind(function, x_type, y_type, which)
-    _ask("onepass_compile", *kind, _int64s(plan), compute, str(path).encode())
+    _ask("onepass_compile", *kind, _int64s(plan), arch, str(path).encode())
 
 
 def load_kernel(source: str, name: str, options: str, device: int) -> int:
@@ -185,9 +227,9 @@ def launch_kernel(kernel: int, blocks: int, threads: int, stream: int, arguments
     )
 
 
-def compile_source(source: str, options: Sequence[str], compute: int, path: str | Path) -> None:
-    """Compile a CUDA source of the gallery with NVRTC's `options` for sm_<compute> into a file."""
-    _ask("onepass_kernel_compile", source.encode(), "\n".join(options).encode(), compute, str(path).encode())
+def compile_source(source: str, options: Sequence[str], arch: int, path: str | Path) -> None:
+    """Compile a CUDA source of the gallery with NVRTC's `options` for sm_<arch> into a file."""
+    _ask("onepass_kernel_compile", source.encode(), "\n".join(options).encode(), arch, str(path).encode())
 
 
 def tables(gpu: str = "") -> dict[str, Any]:
@@ -267,7 +309,7 @@ def kernels_to_warm(
     x_type: torch.dtype,
     y_type: torch.dtype,
     device: int,
-    compute: int,
+    arch: int,
     lengths: Sequence[int] = (),
     which: str = "forward",
     dims: bool = False,
@@ -275,12 +317,12 @@ def kernels_to_warm(
     """The kernels that contiguous rows of `lengths`, or of any length, may ask for, as `warm_kernel` takes them; with
     `dims` those over other dims too.
 
-    On CUDA device number `device`; where it is -1, on a GPU of compute capability `compute` that need not be here.
+    On CUDA device number `device`; where it is -1, on a GPU of compute capability `arch` that need not be here.
     `which` and the types are those of `compile_kernel`.
     """
     kind = _kind(function, x_type, y_type, which)
     wanted = _int64s(lengths), ctypes.c_int64(len(lengths)), ctypes.c_bool(dims)
-    return _ask("onepass_warm_list", *kind, device, compute, *wanted, size=_KERNELS).split()
+    return _ask("onepass_warm_list", *kind, device, arch, *wanted, size=_KERNELS).split()
 
 
 def warm_kernel(
@@ -288,21 +330,21 @@ def warm_kernel(
     x_type: torch.dtype,
     y_type: torch.dtype,
     device: int,
-    compute: int,
+    arch: int,
     kernel: str,
     which: str = "forward",
 ) -> None:
-    """Load one of `kernels_to_warm` on `device`; where that is -1, compile it for `compute` into the disk cache."""
+    """Load one of `kernels_to_warm` on `device`; where that is -1, compile it for `arch` into the disk cache."""
     kind = _kind(function, x_type, y_type, which)
-    _ask("onepass_warm", *kind, device, compute, ctypes.c_bool(False), kernel.encode())
+    _ask("onepass_warm", *kind, device, arch, ctypes.c_bool(False), kernel.encode())
 
 
 def is_kernel_cached(
-    function: str, x_type: torch.dtype, y_type: torch.dtype, compute: int, kernel: str, which: str = "forward"
+    function: str, x_type: torch.dtype, y_type: torch.dtype, arch: int, kernel: str, which: str = "forward"
 ) -> bool:
     """Whether one of `kernels_to_warm` is in the disk cache; nothing is compiled."""
     kind = _kind(function, x_type, y_type, which)
-    return _ask("onepass_warm", *kind, -1, compute, ctypes.c_bool(True), kernel.encode()) == "yes"
+    return _ask("onepass_warm", *kind, -1, arch, ctypes.c_bool(True), kernel.encode()) == "yes"
 
 
 def _kind(function: str, x_type: torch.dtype, y_type: torch.dtype, which: str) -> tuple[int, int, int, int]:

@@ -21,8 +21,9 @@ from torch.autograd import forward_ad
 
 from . import native
 from ._engines import resolve
-from .autograd import library, wrap_dims
+from .native import library
 from .ops import call
+from .validation import HALVES, Spec, wrap_dims
 
 __all__ = ["Report", "patch"]
 
@@ -181,7 +182,6 @@ _OPERATORS = {
     "_softmax_backward_data": "softmax backward",
     "_log_softmax_backward_data": "log_softmax backward",
 }
-_HALVES = (torch.float16, torch.bfloat16)
 _KINDS = (Tensor, torch.nn.Parameter)
 
 # What the reports of the active patches are told of a call that torch computes: the function, and why.
@@ -270,9 +270,9 @@ def _recording(key: str) -> Callable[..., Tensor]:
         if not _on:
             return torchs(keys, x, dim, keepdim)
         with DisableTorchFunction():
-            if not (x.dtype in _HALVES and _is_recorded(x) and _takes(x, dim)):
+            if not (x.dtype in HALVES and _is_recorded(x) and _takes(x, dim)):
                 return torchs(keys, x, dim, keepdim)
-            result = call("logsumexp", x, wrap_dims(dim, x.dim()), None, keepdim, "native")
+            result = call(x, Spec("logsumexp", wrap_dims("logsumexp", x, dim), None, keepdim))
             native.patch_count(count)
             return result
 

@@ -18,7 +18,7 @@ Entry = list[int]
 Table = list[Entry]
 Tables = dict[str, Table]
 
-VERSION = 4
+VERSION = 5
 ANY = 2**63 - 1
 
 
@@ -70,9 +70,9 @@ def default_path(gpu: str) -> Path:
 def check_tables(tables: Any) -> None:
     """Raise ValueError, with words, where `tables` are not all tables of entries. What a tier takes, the engine says.
 
-    >>> check_tables({"rows32": []})  # doctest: +ELLIPSIS
+    >>> check_tables({"write_f32": []})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: tables are rows32, rows16, ...; got rows32
+    ValueError: tables are write_f32, write_f16, ...; got write_f32
     """
     if not isinstance(tables, dict) or set(tables) != set(NAMES):
         got = ", ".join(map(str, tables)) or "none" if isinstance(tables, dict) else repr(tables)[:80]
@@ -93,7 +93,8 @@ def check_tables(tables: Any) -> None:
 
 def _check_entry(entry: Any, after: int, of_columns: bool) -> None:
     if not isinstance(entry, list) or len(entry) != 6 or not all(type(number) is int for number in entry):
-        raise ValueError(f"six whole numbers (limit, tier, lanes, values, split, shelf), got {repr(entry)[:80]}")
+        fields = "limit, tier, threads, items_per_thread, blocks_per_row, smem_vecs"
+        raise ValueError(f"six whole numbers ({fields}), got {repr(entry)[:80]}")
     if not after < entry[0] <= ANY:
         raise ValueError(f"limits rise, up to 2**63 - 1; got {entry[0]} after {after}")
     if of_columns and entry[1] not in (6, 7):
@@ -101,7 +102,7 @@ def _check_entry(entry: Any, after: int, of_columns: bool) -> None:
     if not of_columns and not -1 <= entry[1] <= 5:
         raise ValueError(f"a tier is 0 to 5, or -1 (as the other tables); got {entry[1]}")
     if min(entry[2:]) < 0 or max(entry[2:]) > 1024:
-        raise ValueError(f"lanes, values, split and shelf are 0 to 1024, got {entry[2:]}")
+        raise ValueError(f"threads, items_per_thread, blocks_per_row and smem_vecs are 0 to 1024, got {entry[2:]}")
 
 
 def read(path: Path) -> TableFile:

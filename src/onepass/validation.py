@@ -6,7 +6,8 @@ got and what is accepted.
 
 import ctypes
 import operator
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ HALVES = frozenset((torch.float16, torch.bfloat16))
 INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 TAKES = "float32, float64, float16 and bfloat16"
 PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}  # as dtypes
+
+
+class Spec(NamedTuple):
+    """A checked call but for its tensors, with which everything between the public functions and the engines works."""
+
+    function: str
+    dims: list[int]  # from 0 up, unique
+    dtype: torch.dtype | None = None  # the argument `dtype=`, or the dtype that autocast asks for
+    keepdim: bool = False
+    engine: str = "native"  # "triton", or any other name for the native core, which goes by the tensor's device
 
 
 class Default(int):
@@ -61,49 +72,60 @@ def check_input(function: str, x: Any) -> None:
 
 
 def normalize_dims(function: str, x: Tensor, dim: Any) -> list[int]:
-    """`dim`, an int or a sequence of ints, as a list of unique dims from 0 up."""
-    rank = x.dim() or 1
-    dim = -1 if type(dim) is Default else dim
-    if type(dim) is int and -rank <= dim < rank:
-        return [dim % rank]
+    """`dim`, an int or a sequence of ints, as a list of unique dims from 0 up; an empty sequence means all dims."""
+    if type(dim) is int or type(dim) is Default:
+        return wrap_dims(function, x, [dim])
     try:
         if isinstance(dim, bool):  # an int to Python, an error to torch
             raise TypeError
-        given = [operator.index(dim)] if not isinstance(dim, (tuple, list)) else [operator.index(d) for d in dim]
+        dims = [operator.index(d) for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
     except TypeError:
         raise TypeError(f"onepass.{function}(): dim must be an int or a tuple of ints, got {dim!r}") from None
-    if not given and isinstance(dim, (tuple, list)):
-        return list(range(rank)) if x.dim() else [0]
-    dims = []
-    for d in given:
+    return wrap_dims(function, x, dims) if dims else list(range(x.dim() or 1))
+
+
+def wrap_dims(function: str, x: Tensor, dims: Sequence[int]) -> list[int]:
+    """Dims from 0 up. A tensor without dims has the one dim 0, as in torch."""
+    rank = x.dim() or 1
+    wrapped = []
+    for d in dims:
         if not -rank <= d < rank:
             raise IndexError(
                 f"onepass.{function}(): dim must be in [{-rank}, {rank - 1}] for shape {list(x.shape)}, got {d}"
             )
-        dims.append(d % rank)
-    if len(set(dims)) != len(dims):
-        raise RuntimeError(f"onepass.{function}(): each dim may appear once, got {dim!r} for shape {list(x.shape)}")
-    return dims
+        wrapped.append(d % rank)
+    if len(wrapped) > 1 and len(set(wrapped)) != len(wrapped):
+        raise RuntimeError(
+            f"onepass.{function}(): each dim may appear once, got {tuple(dims)} for shape {list(x.shape)}"
+        )
+    return wrapped
 
 
-def result_dtype(function: str, x: Tensor, dtype: Any) -> torch.dtype:
-    """The dtype of the softmax family's result; checks `dtype`."""
+def check_dtype(function: str, x: Tensor, dtype: Any) -> None:
+    """`dtype` is one that a softmax of `x` can have; None stands for the dtype of the input, or of autocast."""
     if dtype is None:
         if x.dtype not in FLOATS:
             raise NotImplementedError(f"onepass.{function}(): of {x.dtype} needs dtype=, one of {TAKES}")
-        return x.dtype
-    if not isinstance(dtype, torch.dtype):
+    elif not isinstance(dtype, torch.dtype):
         raise TypeError(f"onepass.{function}(): dtype must be a torch.dtype, got {dtype!r}")
-    if dtype not in FLOATS:
+    elif dtype not in FLOATS:
         raise NotImplementedError(f"onepass.{function}(): dtype must be one of {TAKES}, got {dtype}")
-    return dtype
+
+
+# The dtype of a result ------------------------------------------------------------------------------------------------
+
+
+def result_dtype(function: str, x: torch.dtype, dtype: torch.dtype | None = None) -> torch.dtype:
+    """The dtype of the result for an input of dtype `x` and the argument `dtype=`. A state has the dtype that rows are
+    computed in."""
+    if function == "state":
+        return torch.float64 if x is torch.float64 else torch.float32
+    return x if dtype is None else dtype
 
 
 def reduces_to(function: str, x: torch.dtype, y: torch.dtype) -> bool:
-    """Whether logsumexp or state of `x` gives `y`: a state the dtype that rows are computed in, logsumexp its input's
-    or, of half types, that one too."""
-    wide = torch.float64 if x is torch.float64 else torch.float32
-    return y is wide or (function == "logsumexp" and y is x)
+    """Whether a reduction of `x` can give `y`: the dtype of a state or, for logsumexp, also the dtype of the input."""
+    return y is result_dtype("state", x) or (function == "logsumexp" and y is x)
 
 
 # Whether tensors share memory: csrc/core/memory_overlap.h, asked from Python ----------------------------------------

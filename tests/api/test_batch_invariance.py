@@ -57,7 +57,7 @@ def test_explain_shows_the_plan_of_the_context():
     assert onepass.explain((1, 65536), device="h200").tier == "cluster"
     few = onepass.explain((1, 2**20), device="h200").launch
     with onepass.batch_invariant():
-        assert onepass.explain((1, 2**20), device="h200").launch["split"] < few["split"]
+        assert onepass.explain((1, 2**20), device="h200").launch["blocks_per_row"] < few["blocks_per_row"]
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
@@ -105,9 +105,9 @@ def test_bits_of_a_row_on_a_gpu(dtype, function, n):
 @pytest.mark.gpu
 def test_without_it_few_rows_take_another_plan_on_a_gpu():
     x = torch.randn(1, 2**20, device="cuda")
-    default, split = onepass.softmax(x, -1), onepass.explain(x).launch["split"]
+    default, split = onepass.softmax(x, -1), onepass.explain(x).launch["blocks_per_row"]
     with onepass.batch_invariant():
         invariant = onepass.softmax(x, -1)
     torch.testing.assert_close(invariant, default)
     with onepass.batch_invariant():
-        assert onepass.explain(x).launch["split"] < split
+        assert onepass.explain(x).launch["blocks_per_row"] < split

@@ -41,8 +41,11 @@ def test_explain_is_readable_and_complete():
 def test_explain_takes_another_gpu():
     here = onepass.explain((8192, 131072), device="h200")
     part = onepass.explain((8192, 131072), device="h200", sm_count=60)
-    assert (here.tier, here.launch["split"]) == ("cluster", 16)
-    assert (part.tier, part.launch["split"]) == ("cluster", 8)  # those of 16 are offered on the whole chip alone
+    assert (here.tier, here.launch["blocks_per_row"]) == ("cluster", 16)
+    assert (part.tier, part.launch["blocks_per_row"]) == (
+        "cluster",
+        8,
+    )  # those of 16 are offered on the whole chip alone
     assert [note for note in part.notes if note.startswith("tables measured on NVIDIA H200") and "nearest" in note]
     assert here.bandwidth_gbs == 4270
     assert part.bandwidth_gbs is None  # a part of a GPU has not its bandwidth
@@ -50,7 +53,7 @@ def test_explain_takes_another_gpu():
     same = onepass.explain((8192, 131072), device="h200", arch=90, sm_count=132)
     assert same == here
     few = onepass.explain((1, 2**23), device="h200", arch=80, sm_count=108)
-    assert (few.tier, few.launch["split"]) == ("grid", 108)
+    assert (few.tier, few.launch["blocks_per_row"]) == ("grid", 108)
 
 
 @pytest.mark.parametrize("name", [*KNOWN, "RTX 4090", "NVIDIA H100 80GB HBM3"])
@@ -67,9 +70,10 @@ def test_explain_knows_gpus_that_are_not_here(name, shape):
         assert "not been run on one" in notes
         assert plan.launch["num_warps"] * 64 <= 1024  # threads of a warp
     else:
-        in_grid = plan.tier.endswith("grid") or plan.tier.endswith("stream")
+        in_grid = plan.tier.endswith("grid") or plan.tier.endswith("twopass")
         cluster = 1 if entry.compute < 90 else 16 if entry.compute == 90 else 8
-        assert plan.launch["split"] <= (entry.multiprocessors if in_grid else cluster)
+        blocks = plan.launch["blocks_per_tile" if plan.tier.startswith("columns") else "blocks_per_row"]
+        assert blocks <= (entry.multiprocessors if in_grid else cluster)
         assert plan.launch["threads"] <= 1024
 
 

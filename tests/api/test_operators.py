@@ -40,7 +40,6 @@ def test_schema_and_fake_tensors(function, sample, device):
         for keepdim in keepdims(function):
             opcheck(getattr(ops, function).default, (x, dims, *keepdim), **NO_GRAPH)
             opcheck(getattr(ops, function).default, (x.clone().requires_grad_(), dims, *keepdim), **NO_GRAPH)
-            opcheck(getattr(ops, f"_{function}").default, (x, dims, *keepdim), **NO_GRAPH)
 
 
 @pytest.mark.parametrize("requires_grad", [slow(False), True])
@@ -79,7 +78,6 @@ def test_logsumexp_and_its_gradient_in_graphs(sample, keepdim, wide, requires_gr
     lse = ops.logsumexp(x, dims, keepdim, **given)
     if wide:
         opcheck(ops.logsumexp.default, (x.clone().requires_grad_(requires_grad), dims, keepdim), given)
-        opcheck(ops._logsumexp.default, (x, dims, keepdim), given, **NO_GRAPH)
         opcheck(ops.logsumexp.out, (x, dims, keepdim), {**given, "out": torch.empty_like(lse)}, **NO_GRAPH)
     tensors = (maker(F32, device, 3)(*lse.shape), x, lse)
     grads = tuple(t.clone().requires_grad_(requires_grad) for t in tensors)
@@ -225,7 +223,6 @@ def test_complex_inputs_and_outs_of_another_shape_are_refused(function):
 
 
 WITHOUT_GRADIENT: dict[str, Any] = {  # called with a tensor that asks for one
-    **{f"_{f}": lambda x, f=f: getattr(ops, f"_{f}")(x, [1]).sum().backward() for f in (*FUNCTIONS, "state")},
     **{
         f"{f}.out": lambda x, f=f: getattr(ops, f).out(x, [1], out=x.new_empty(TORCH[f](x.detach(), 1).shape))
         for f in FUNCTIONS

@@ -45,9 +45,10 @@ def compiled_in(plan: dict) -> tuple:
     """What a kernel has compiled into it of the plan of a gradient."""
     if plan["tier"].startswith("columns"):
         return column_kernel(plan)
-    lanes = plan["lanes"] if plan["tier"] == "warp" else 0
-    split = plan["split"] if plan["tier"] == "cluster" else 1
-    return plan["tier"], lanes, plan["rows_per_block"], plan["values"], plan["vector"], split, plan["edges"]
+    numbers = native.Plan(*plan["plan"])
+    threads = numbers.threads_per_row if plan["tier"] == "warp" else 0
+    blocks = numbers.blocks_per_row if plan["tier"] == "cluster" else 1
+    return numbers._replace(threads_per_row=threads, blocks_per_row=blocks, smem_vecs=0)
 
 
 @pytest.mark.parametrize("compute", [80, 90, 100])
@@ -67,7 +68,7 @@ def test_any_rows_and_views_are_covered(x_type, dx_type, function, which, comput
         lse = function == "logsumexp"
         at = rng.randrange(8) * (dx_type if lse else x_type).itemsize
         addresses = (0, at, 0, 0) if lse else (0, 0, at, 0)
-        options = {"addresses": addresses, "even": which == "backward_broadcast", "compute": compute}
+        options = {"addresses": addresses, "grad_is_broadcast": which == "backward_broadcast", "arch": compute}
         plan = native.backward_plan(function, rows, n, x_type, dx_type, **options)
         assert compiled_in(plan) in kernels, (rows, n, at, plan)
 

@@ -208,7 +208,7 @@ def test_explain():
     assert onepass.explain((4, 9, 3), 1, function="state", device="h200", engine="triton").tier == "row"
     assert onepass.explain((4, 0), function="state", device="cpu").tier == "none"
     long = onepass.explain((2000, 10**6), function="state", device="h200")
-    assert long.tier == "stream"
+    assert long.tier == "twopass"
     assert not any("twice" in note for note in long.notes)
     with pytest.raises(ValueError, match="state has no dtype="):
         onepass.explain((3, 4), function="state", out_dtype=torch.float16)

@@ -59,7 +59,13 @@ def _nvrtc() -> ctypes.CDLL:
 def ptx_of(source: Path, compute: str, defines: Sequence[str]) -> str:
     """NVRTC's PTX of a source file."""
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    options = [f"--gpu-architecture=compute_{compute}", "--std=c++17", f"-I{source.parent}", *defines]
+    options = [
+        f"--gpu-architecture=compute_{compute}",
+        "--std=c++17",
+        f"-I{source.parent}",
+        f"-I{CORE / 'core'}",
+        *defines,
+    ]
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(options), given)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-COLUMNS, GRID, STREAM = 6, 7, 8
+COLUMNS, GRID, TWOPASS = 6, 7, 8
 WINDOW, WHOLE, SLAB, WHOLE_SLAB, STRIDED = 0, 2, 3, 4, 5
 AHEAD = 1  # of a shelf: for the next tile
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -60,7 +60,7 @@ class Plan:
             most = (kept * self.lines(vector, inner) * vector - begins_within) // inner
         else:
             most = kept * self.down
-        most = 3 * most + 1 if self.tier == STREAM else most
+        most = 3 * most + 1 if self.tier == TWOPASS else most
         unit = vector // math.gcd(inner, vector) if edges == WHOLE_SLAB else 1
         return sorted({n // unit * unit for n in (max(2, unit), most // 2 + unit, most) if n // unit * unit >= 2})
 
@@ -69,12 +69,12 @@ class Plan:
 _OF_TILES = {
     COLUMNS: [(8, 1, 9), (4, 16, 4), (4, 8, 3, 4), (4, 16, 2, 16), (8, 8, 4, 1, AHEAD), (4, 8, 2, 2, AHEAD)],
     GRID: [(4, 16, 2, 3), (1, 250, 2, 2)],
-    STREAM: [(4, 16, 4), (8, 8, 3, 3)],
+    TWOPASS: [(4, 16, 4), (8, 8, 3, 3)],
 }
 _OF_SLABS = {
     COLUMNS: [(64, 1, 4), (64, 1, 3, 4), (200, 1, 4, 1, AHEAD)],
     GRID: [(64, 1, 4, 3)],
-    STREAM: [(64, 1, 4), (64, 1, 3, 5)],
+    TWOPASS: [(64, 1, 4), (64, 1, 3, 5)],
 }
 _ON_SHELVES = {
     (COLUMNS, WHOLE): [(4, 8, 2, 2, 4), (4, 16, 5, 1, 20), (4, 8, 12, 1, 24)],
@@ -82,12 +82,12 @@ _ON_SHELVES = {
     (COLUMNS, WHOLE_SLAB): [(64, 1, 2, 2, 4), (64, 1, 4, 2, 12)],
     (GRID, WHOLE_SLAB): [(64, 1, 2, 3, 4)],
 }
-_OF_STRIDES = {COLUMNS: [(32, 4, 4), (1, 64, 3, 2)], GRID: [(32, 4, 4, 3)], STREAM: [(8, 16, 4), (1, 40, 4, 2)]}
+_OF_STRIDES = {COLUMNS: [(32, 4, 4), (1, 64, 3, 2)], GRID: [(32, 4, 4, 3)], TWOPASS: [(8, 16, 4), (1, 40, 4, 2)]}
 _BY_EDGES = {WINDOW: _OF_TILES, WHOLE: _OF_TILES, SLAB: _OF_SLABS, WHOLE_SLAB: _OF_SLABS, STRIDED: _OF_STRIDES}
 PLANS = {
     (tier, edges): [Plan(tier, *numbers) for numbers in [*of[tier], *_ON_SHELVES.get((tier, edges), [])]]
     for edges, of in _BY_EDGES.items()
-    for tier in (COLUMNS, GRID, STREAM)
+    for tier in (COLUMNS, GRID, TWOPASS)
 }
 
 

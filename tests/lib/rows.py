@@ -6,7 +6,7 @@ from lib.forced import Runner
 from onepass import native, reference
 from onepass.validation import reduces_to
 
-WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
+WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS = range(6)
 WHOLE = 2  # of `edges`
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
@@ -18,9 +18,9 @@ FORCED = [
     ((WARP, 32, 4, 20, 4, 1, 0, 0), [4, 500, 512, 513, 637, 640]),
     ((WARP, 4, 32, 24, 8, 1, 0, 1), [1, 3, 65, 95, 96]),
     ((WARP, 4, 32, 48, 8, 1, 0, 0), [8, 152, 184, 187, 192]),
-    ((FLAT, 1, 128, 34, 1, 1, 1, 0), [1, 3, 33, 34]),
-    ((FLAT, 4, 32, 10, 1, 1, 3, 0), [7, 37, 40]),
-    ((FLAT, 32, 8, 26, 1, 1, 2, 0), [1, 781, 832]),
+    ((STAGED, 1, 128, 34, 1, 1, 1, 0), [1, 3, 33, 34]),
+    ((STAGED, 4, 32, 10, 1, 1, 3, 0), [7, 37, 40]),
+    ((STAGED, 32, 8, 26, 1, 1, 2, 0), [1, 781, 832]),
     ((BLOCK, 64, 1, 4, 1, 1, 0, 0), [1, 63, 65, 255, 256]),
     ((BLOCK, 32, 1, 8, 4, 1, 0, 0), [5, 250, 253, 256]),
     ((BLOCK, 160, 1, 24, 8, 1, 0, 0), [2, 130, 1022, 1024, 3833, 3840]),
@@ -40,8 +40,8 @@ FORCED = [
     ((GRID, 64, 1, 0, 4, 3, 8, 0), [1, 250, 12289, 50001]),
     ((GRID, 32, 1, 0, 8, 132, 0, 0), [9, 1_000_001]),
     ((GRID, 96, 1, 0, 2, 5, 16, 1), [1, 3, 4801, 30011]),
-    ((STREAM, 64, 1, 4, 1, 1, 0, 0), [1, 63, 257, 5000]),
-    ((STREAM, 512, 1, 16, 4, 1, 0, 0), [4, 8188, 8192, 8193, 20001]),
+    ((TWOPASS, 64, 1, 4, 1, 1, 0, 0), [1, 63, 257, 5000]),
+    ((TWOPASS, 512, 1, 16, 4, 1, 0, 0), [4, 8188, 8192, 8193, 20001]),
 ]
 TYPES = [(F32, F32), (F64, F64), (F16, F16), (BF16, BF16), (F16, F32), (BF16, F32), (F32, BF16), (F64, F16)]
 STATES = [(F32, F32), (F64, F64), (F16, F32), (BF16, F32)]
@@ -88,14 +88,14 @@ def check_forced(
     vector = min(vector, 16 // (x_type.itemsize if lse or state else max(x_type.itemsize, y_type.itemsize)))
     if (tier == CLUSTER and runner.most_cluster == 1) or (values // vector > 16 and tier == GRID):
         return
-    kept = values + (0 if tier == FLAT else shelf * vector)
+    kept = values + (0 if tier == STAGED else shelf * vector)
     on_a_gpu = runner.device == "cuda"
     for n in lengths if on_a_gpu else [n for n in lengths if n < 60_000]:
         room = lanes * kept * (split if tier == CLUSTER else 1)
-        window = n if n % vector == 0 or edges or tier == FLAT else n + vector - 1
-        if (n < vector and not edges) or (tier not in (GRID, STREAM) and window > room):
+        window = n if n % vector == 0 or edges or tier == STAGED else n + vector - 1
+        if (n < vector and not edges) or (tier not in (GRID, TWOPASS) and window > room):
             continue
-        if shelf and tier != FLAT and vector * x_type.itemsize < 4:
+        if shelf and tier != STAGED and vector * x_type.itemsize < 4:
             continue
         rows = 37 if on_a_gpu else 9
         x = special(rows, n, x_type, runner.device)

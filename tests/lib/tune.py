@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from onepass import native
-from onepass.tools.tune.candidates import FLAT, Candidate, Gpu, Kernel
+from onepass.tools.tune.candidates import STAGED, Candidate, Gpu, Kernel
 from onepass.tools.tune.timing import Measurement
 
 H200 = Gpu("NVIDIA H200", 90, 132, 227 * 1024 - 16 * 1024)
@@ -28,11 +28,11 @@ def tables_back() -> Iterator[None]:
 
 
 def made_up(function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate], seed: int = 0) -> Measurement:
-    """Times that depend on the plan and on `seed`; the tier flat is fast for rows of up to 600 elements."""
+    """Times that depend on the plan and on `seed`; the tier staged is fast for rows of up to 600 elements."""
     times = {}
     for choice, plan in tried:
         us = 100 * (1 + zlib.crc32(f"{seed} {function} {dtype} {n} {tuple(plan)}".encode()) / 2**32)
-        times[choice] = us * (0.4 if n <= 600 else 3) if choice.tier == FLAT else us
+        times[choice] = us * (0.4 if n <= 600 else 3) if choice.tier == STAGED else us
     return Measurement(function, dtype, n, rows, 90.0, 120.0, times)
 
 

@@ -13,10 +13,6 @@ F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat1
 FAMILY = ("softmax", "log_softmax", "softmin")
 TYPES = [(F32, F32), (F64, F64), (F16, F16), (BF16, BF16), (BF16, F32), (F32, F16)]
 
-TIERS = ("warp", "flat", "block", "cluster", "grid", "stream", "columns", "columns-grid", "columns-stream")
-EDGES = ("window", "apart", "whole", "slab", "whole slab", "strided")
-FIELDS = ("tier", "lanes", "rows_per_block", "values", "vector", "split", "shelf", "edges")  # of a plan, in order
-
 
 def has_nvrtc() -> bool:
     try:
@@ -39,15 +35,15 @@ def names(kernels: list[str]) -> set[str]:
 
 def column_kernel(plan: dict) -> tuple:
     """What a kernel of columns has compiled into it of a plan."""
-    tier, slots = plan["tier"], plan["values"] // plan["vector"]
-    threads = -(-plan["lanes"] * plan["rows_per_block"] // 32) * 32
-    block = max(128, 1 << (threads - 1).bit_length())
-    in_grid = tier == "columns-grid" or (tier == "columns-stream" and plan["split"] > 1)
-    cluster, shelf = plan["split"] if tier == "columns" else 1, min(plan["shelf"], 2)
-    return tier == "columns-stream", in_grid, block, slots, plan["vector"], cluster, shelf, plan["edges"]
+    tier, threads_x, threads_y, items, vec_size, blocks, smem_vecs, access = plan["plan"]
+    threads = -(-threads_x * threads_y // 32) * 32
+    most_threads = max(128, 1 << (threads - 1).bit_length())
+    in_grid = plan["tier"] == "columns-grid" or (plan["tier"] == "columns-twopass" and blocks > 1)
+    cluster = blocks if plan["tier"] == "columns" else 1
+    return tier, in_grid, most_threads, items // vec_size, vec_size, cluster, min(smem_vecs, 2), access
 
 
 def plan_of(kernel: str) -> dict:
-    """The plan that is written in front of a kernel's digest."""
-    plan = dict(zip(FIELDS, struct.unpack("8i", bytes.fromhex(kernel.split("-")[0])), strict=True))
-    return {**plan, "tier": TIERS[plan["tier"]], "edges": EDGES[plan["edges"]]}
+    """The plan that is written in front of a kernel's digest, as `native` has it."""
+    numbers = struct.unpack("8i", bytes.fromhex(kernel.split("-")[0]))
+    return {"tier": native.TIERS[numbers[0]], "plan": numbers}

@@ -194,7 +194,7 @@ bool threads_count() {
   const ForwardProblem call = {Problem::forward(Function::softmax, DType::float32, DType::float32),
                                make_layout(3, sizes, strides, strides, reduce, false)};
   for (const int across : {256, 160}) {
-    const CudaPlan plan = {Tier::columns, across, 1, 8, 4, 1, kAhead, kWhole};
+    const CudaPlan plan = {Tier::columns, across, 1, 8, 4, 1, kPrefetch, VecAccess::aligned};
     run(call, 0, nullptr, &plan);
     if (seen[0].grid_x() != 2048 / across * kTuned) return wrong("places of other threads");
   }

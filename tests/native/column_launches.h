@@ -78,7 +78,7 @@ std::vector<const void*> addresses_of(const Problem& problem) {
 }
 
 Pass pass_of(const ForwardProblem&) { return Pass::forward; }
-Pass pass_of(const BackwardProblem& problem) { return is_even(problem) ? Pass::backward_broadcast : Pass::backward; }
+Pass pass_of(const BackwardProblem& problem) { return grad_is_broadcast_in_tile(problem) ? Pass::backward_broadcast : Pass::backward; }
 
 // The kernel of a plan, by the words that it is made from.
 template <class AnyProblem>
@@ -86,7 +86,7 @@ std::string words_for(const CudaPlan& plan, const AnyProblem& problem, int devic
   const Pass pass = pass_of(problem);
   return cubin(source_of(pass, problem.function, plan.tier),
                defines_of(problem.function, problem.in_type(), problem.out_type(), plan, pass),
-               device_info(device).compute, nullptr);
+               device_info(device).arch, nullptr);
 }
 
 bool merges(const Problem& problem) { return problem.direction == Direction::forward || !problem.is_reduction(); }
@@ -107,9 +107,9 @@ std::string mistake(const Seen& got, const CudaPlan& plan, const AnyProblem& pro
   if (got.stream != stream) return "another stream";
   if (got.cooperative != (plan.in_grid() && merges(problem))) return "a cooperative launch, or none";
   if ((got.messages != nullptr) != got.cooperative) return "room for messages, or none";
-  if (got.cluster() != (plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0)) return "another cluster";
+  if (got.cluster() != (plan.tier == Tier::columns && plan.blocks_per_row > 1 ? plan.blocks_per_row : 0)) return "another cluster";
   if (got.threads() != plan.threads()) return "another block";
-  if (got.grid_x() < 1 || got.grid_x() % plan.split || got.grid_y() < 1) return "another grid";
+  if (got.grid_x() < 1 || got.grid_x() % plan.blocks_per_row || got.grid_y() < 1) return "another grid";
   return "";
 }
 

@@ -83,7 +83,7 @@ int main() {
     return ForwardProblem{Problem::forward(Function::softmax, type, type, at(1), at(2)),
                           make_layout(2, sizes, strides, strides, reduce, false)};
   };
-  for (const auto& [n, tier] : {std::pair(1 << 18, Tier::columns_grid), std::pair(1 << 23, Tier::columns_stream)}) {
+  for (const auto& [n, tier] : {std::pair(1 << 18, Tier::columns_grid), std::pair(1 << 23, Tier::columns_twopass)}) {
     const int64_t sizes[] = {n, 8};
     for (const DType type : {kFloat, DType::bfloat16}) {
       const std::string name = kDTypeNames[int(type)];

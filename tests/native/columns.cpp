@@ -24,28 +24,28 @@ bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, cons
   if (const std::string why = column_refusal(view, plan, gpu); !why.empty()) return wrong(why.c_str());
   const auto power = [](int v) { return v > 0 && (v & (v - 1)) == 0; };
   const int fewest = planner.operands > 1 ? 16 : 24;  // vectors that no thread keeps more of
-  if (!power(plan.vector) || plan.vector > view.full || plan.values % plan.vector) return wrong("vector");
-  if (plan.slots() < 1 || plan.slots() > fewest || (plan.slots() > 16 && plan.slots() % 2)) return wrong("slots");
-  if (plan.lanes < 1 || plan.rows_per_block < 1 || plan.threads() > 1024) return wrong("threads");
-  if (plan.tier == Tier::columns ? !power(plan.split) : plan.split < 1) return wrong("split");
+  if (!power(plan.vec_size) || plan.vec_size > view.full || plan.items_per_thread % plan.vec_size) return wrong("vector");
+  if (plan.vecs_per_thread() < 1 || plan.vecs_per_thread() > fewest || (plan.vecs_per_thread() > 16 && plan.vecs_per_thread() % 2)) return wrong("slots");
+  if (plan.threads_x() < 1 || plan.threads_y() < 1 || plan.threads() > 1024) return wrong("threads");
+  if (plan.tier == Tier::columns ? !power(plan.blocks_per_tile()) : plan.blocks_per_tile() < 1) return wrong("split");
   if (plan.in_grid() && !gpu.cooperative) return wrong("a cooperative launch where there is none");
-  if (plan.shelf > 64 || (plan.shelf % 4 && plan.shelf != kAhead)) return wrong("shelf");
-  if (plan.shelf && plan.vector * planner.read < 4) return wrong("vectors that shared memory does not take");
-  if (plan.shelved() && plan.edges != kWhole && plan.edges != kWholeSlab) return wrong("a shelf of parts of vectors");
-  if (plan.shelf && plan.tier == Tier::columns_stream) return wrong("a shelf of what streams");
+  if (plan.smem_vecs > 64 || (plan.smem_vecs % 4 && plan.smem_vecs != kPrefetch)) return wrong("shelf");
+  if (plan.smem_vecs && plan.vec_size * planner.read < 4) return wrong("vectors that shared memory does not take");
+  if (plan.keeps_vecs_in_smem() && plan.access != VecAccess::aligned && plan.access != VecAccess::slab_aligned) return wrong("a shelf of parts of vectors");
+  if (plan.smem_vecs && plan.tier == Tier::columns_twopass) return wrong("a shelf of what streams");
   Tiles tiles = tiles_of(view, plan);
-  tiles.smem_vecs_bytes = int(waiting_bytes(plan, plan.vector * planner.read * planner.operands));
+  tiles.smem_vecs_bytes = int(waiting_bytes(plan, plan.vec_size * planner.read * planner.operands));
   if (column_bytes(tiles, plan, scalar, gradient, planner.half) > gpu.shared - kColumnStatic)
     return wrong("shared memory");
-  const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
+  const bool slab = plan.access == VecAccess::slab || plan.access == VecAccess::slab_aligned;
   if (slab ? tiles.partial_stride != tiles.tile_cols
            : tiles.partial_stride < tiles.tile_cols ||
-                 (tiles.partials > 1 && tiles.partial_stride % (plan.vector < 4 ? plan.vector : 4)))
+                 (tiles.partials > 1 && tiles.partial_stride % (plan.vec_size < 4 ? plan.vec_size : 4)))
     return wrong("stride");
   if (tiles.merge_threads != 1 << tiles.merge_threads_log2 || tiles.merge_threads > 32 ||
       (tiles.merge_threads > 1 && tiles.merge_threads * tiles.tile_cols > plan.threads()))
     return wrong("group");
-  if (plan.tier != Tier::columns_stream && tiles.vecs_per_thread_max > plan.slots() + (plan.ahead() ? 0 : plan.shelf))
+  if (plan.tier != Tier::columns_twopass && tiles.vecs_per_thread_max > plan.vecs_per_thread() + (plan.prefetches() ? 0 : plan.smem_vecs))
     return wrong("more vectors than a thread has room for");
   return true;
 }
@@ -65,9 +65,9 @@ int counted_there(int64_t begin, const VecCount& end, int64_t turn, bool slab) {
 // The threads of a launch, one after another, as columns.cuh has them.
 bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lying>& tensors, int64_t rows) {
   const Tiles tiles = tiles_of(view, plan);
-  const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
-  const bool full = plan.edges == kWhole || plan.edges == kWholeSlab;
-  const int V = plan.vector;
+  const bool slab = plan.access == VecAccess::slab || plan.access == VecAccess::slab_aligned;
+  const bool full = plan.access == VecAccess::aligned || plan.access == VecAccess::slab_aligned;
+  const int V = plan.vec_size;
   std::vector<int> seen(size_t(rows * tiles.n));
   // Element `row` of the column `column` of those of `outer`; of a vector of which this is the first element.
   const auto take = [&](int64_t outer, int64_t column, int64_t row) {
@@ -87,7 +87,7 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
   for (int64_t tile = 0; tile < tiles.tiles_per_slice * tiles.slices; ++tile) {
     const int64_t outer = tile / tiles.tiles_per_slice, column = tile % tiles.tiles_per_slice * tiles.tile_cols;
     if (divided(tile, tiles.by_tiles_per_slice) != outer) return wrong("division by side");
-    for (int rank = 0; rank < plan.split; ++rank) {
+    for (int rank = 0; rank < plan.blocks_per_tile(); ++rank) {
       for (int thread = 0; thread < tiles.threads_x * tiles.threads_y; ++thread) {
         const int x = thread % tiles.threads_x, y = thread / tiles.threads_x;
         if (!slab && divided(thread, tiles.by_line) != y) return wrong("division by across");
@@ -95,9 +95,9 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
         for (int q = 0; q < tiles.vecs_per_thread_max; ++q) {
           if (slab) {
             const int64_t size = tiles.n * tiles.inner, first = place(tiles.outer, 0, outer);
-            const int64_t phase =
+            const int64_t alignment =
                 int64_t((tensors[0].address / uint64_t(tensors[0].size) + uint64_t(first)) % uint64_t(V));
-            const int64_t begin = thread * V - phase + (int64_t(q) * plan.split + rank) * tiles.threads_x * V;
+            const int64_t begin = thread * V - alignment + (int64_t(q) * plan.blocks_per_tile() + rank) * tiles.threads_x * V;
             const bool whole = begin >= 0 && begin + V <= size;
             counts += whole || (begin < 0 && begin + V <= size);
             there += begin < size;
@@ -105,14 +105,14 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
             if (full && !whole) return wrong("a part of a vector of a whole slab");
             if (whole && !aligned(outer, begin % tiles.inner, begin / tiles.inner)) return wrong("alignment");
             // A thread's columns are the same every turn.
-            if (((begin - (thread * V - phase)) % tiles.tile_cols + tiles.tile_cols) % tiles.tile_cols)
+            if (((begin - (thread * V - alignment)) % tiles.tile_cols + tiles.tile_cols) % tiles.tile_cols)
               return wrong("columns");
-            const int64_t own = thread * V + V * tiles.tile_cols - phase;
+            const int64_t own = thread * V + V * tiles.tile_cols - alignment;
             if (divided(own, tiles.by_line) != own / tiles.tile_cols) return wrong("division by pitch");
             for (int64_t p = begin < 0 ? 0 : begin; p < begin + V && p < size; ++p)
               if (!take(outer, p % tiles.inner, p / tiles.inner)) return wrong("an element twice");
           } else {
-            const int64_t row = y + (int64_t(q) * plan.split + rank) * tiles.threads_y, from = column + x * V;
+            const int64_t row = y + (int64_t(q) * plan.blocks_per_tile() + rank) * tiles.threads_y, from = column + x * V;
             there += row < tiles.n;
             if (row >= tiles.n || from >= tiles.inner) continue;
             if (full && from + V > tiles.inner) return wrong("a part of a vector");
@@ -122,7 +122,7 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
           }
         }
         // The same from what kernels are told.
-        const int64_t turn = int64_t(plan.split) * (slab ? tiles.threads_x * V : tiles.threads_y);
+        const int64_t turn = int64_t(plan.blocks_per_tile()) * (slab ? tiles.threads_x * V : tiles.threads_y);
         int64_t first = y + int64_t(rank) * tiles.threads_y;
         if (slab) {
           const int64_t lies = int64_t(tensors[0].address / uint64_t(tensors[0].size)) + place(tiles.outer, 0, outer);
@@ -173,7 +173,7 @@ bool backward(const Gpu& gpu, bool small, Looked* looked) {
   if (!is_sound(view, plan, gpu, planner, scalar, true)) return false;
   if (!small || problem.layout.rows * problem.layout.n > 20000) return true;
   ++looked->simulated;
-  const bool alike = !problem.is_reduction() && !is_even(problem);
+  const bool alike = !problem.is_reduction() && !grad_is_broadcast_in_tile(problem);
   return covers(view, plan,
                 {{problem.address(kDx), size_of(problem.type(kDx)), true},
                  {problem.address(kSaved), size_of(problem.type(kSaved)), true},

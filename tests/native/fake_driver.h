@@ -90,9 +90,9 @@ const Gpu& device_info(int device) {
 void enter_context(int) {}
 
 inline std::atomic<int> loaded{0};
-std::string cubin(const std::string& source, const std::vector<std::string>& defines, int compute, bool*) {
+std::string cubin(const std::string& source, const std::vector<std::string>& defines, int arch, bool*) {
   ++loaded;
-  std::string words = source + " " + std::to_string(compute);
+  std::string words = source + " " + std::to_string(arch);
   for (const std::string& define : defines) words += " " + define;
   return words;
 }
@@ -104,10 +104,10 @@ namespace {
 // Of the GPU that is called "first": other ones every turn.
 [[maybe_unused]] Tables other_tables(int turn) {
   constexpr int kBlock = int(Tier::block), kWarp = int(Tier::warp);
-  const std::vector<Entry> odd = {{kAnyLength, kAsRows, 0, 0, 1, 0}};
+  const std::vector<Entry> odd = {{kAnyLength, kUseWriteTable, 0, 0, 1, 0}};
   const std::vector<Entry> rows = {{64, kWarp, turn % 2 ? 8 : 32, 0, 1, 0},
                                    {kAnyLength, kBlock, 0, 8 + turn * 4 % 32, 1, 0}};
-  const std::vector<Entry> few = {{256, kAsRows, 0, 0, 1, 0}, {kAnyLength, kBlock, 0, 12 + turn * 4 % 20, 1, 0}};
+  const std::vector<Entry> few = {{256, kUseWriteTable, 0, 0, 1, 0}, {kAnyLength, kBlock, 0, 12 + turn * 4 % 20, 1, 0}};
   const std::vector<Entry> columns = {{64, int(Tier::columns), turn % 2 ? 128 : 256, 8, 8, 0},
                                       {kAnyLength, int(Tier::columns), 128, 8 + turn % 3 * 4, 8, 0}};
   return {"a test's", rows, rows, rows, rows, odd, odd, few, few, columns, columns, columns, columns};

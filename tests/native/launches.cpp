@@ -88,11 +88,11 @@ void draw_problem(Draw& draw, BackwardProblem* problem) {
 
 CudaPlan plan_of(const ForwardProblem& problem, const Gpu& gpu) {
   const DType x = problem.type(kX), y = problem.type(kY);
-  const Phase phase(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
-  return plan_cuda(problem.layout, x, y, phase, gpu, batch_invariant());
+  const Alignment alignment(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
+  return plan_cuda(problem.layout, x, y, alignment, gpu, batch_invariant());
 }
 CudaPlan plan_of(const BackwardProblem& problem, const Gpu& gpu) {
-  return BackwardPlanner(problem, BackwardPhase(problem, problem.grad_is_broadcast()), gpu, batch_invariant()).plan();
+  return BackwardPlanner(problem, BackwardAlignment(problem, problem.grad_is_broadcast()), gpu, batch_invariant()).plan();
 }
 
 template <class AnyProblem>

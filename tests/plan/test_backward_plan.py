@@ -27,7 +27,7 @@ CHOICES = [
 @pytest.mark.parametrize(("rows", "n", "dtype", "tier", "split"), CHOICES)
 def test_choices(rows, n, dtype, tier, split):
     plan = native.backward_plan("softmax", rows, n, dtype)
-    assert (plan["tier"], plan["split"]) == (tier, split)
+    assert (plan["tier"], plan["blocks_per_row"]) == (tier, split)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16])
@@ -45,16 +45,16 @@ def test_a_row_has_room(n, compute, dtype):
                 dtype,
                 strides=(n + padding,) * 3 + (1,),
                 addresses=(at, at, at, 0),
-                compute=compute,
-                multiprocessors=132,
+                arch=compute,
+                sm_count=132,
             )
-        within = (n + padding) * (rows > 1) % plan["vector"] or address % plan["vector"]
-        window = n + plan["vector"] - 1 if within and plan["edges"] == "window" else n
+        within = (n + padding) * (rows > 1) % plan["vec_size"] or address % plan["vec_size"]
+        window = n + plan["vec_size"] - 1 if within and plan["access"] == "predicated" else n
         if plan["tier"] in ("warp", "block", "cluster"):
-            assert plan["lanes"] * plan["values"] * plan["split"] >= window
-        if plan["edges"] == "whole":
+            assert plan["threads_per_row"] * plan["items_per_thread"] * plan["blocks_per_row"] >= window
+        if plan["access"] == "aligned":
             assert not within
-            assert n % plan["vector"] == 0
+            assert n % plan["vec_size"] == 0
         if compute < 90:
             assert plan["tier"] != "cluster"
         assert plan["threads"] <= 1024
@@ -62,12 +62,14 @@ def test_a_row_has_room(n, compute, dtype):
 
 def test_vectors_are_as_wide_as_all_three_tensors_allow():
     def width(*addresses: int, n: int = 1024) -> int:
-        return native.backward_plan("softmax", 8, n, F32, addresses=(*addresses, 0))["vector"]
+        return native.backward_plan("softmax", 8, n, F32, addresses=(*addresses, 0))["vec_size"]
 
     assert width(0, 0, 0) == width(4, 4, 4) == 4
     assert width(0, 0, 8) == 2
     assert width(0, 4, 0) == 1
-    assert native.backward_plan("softmax", 8, 1024, F32, addresses=(0, 0, 4, 0), even=True)["vector"] == 4
+    assert (
+        native.backward_plan("softmax", 8, 1024, F32, addresses=(0, 0, 4, 0), grad_is_broadcast=True)["vec_size"] == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,17 +78,20 @@ def test_vectors_are_as_wide_as_all_three_tensors_allow():
 )
 def test_the_result_of_logsumexp_does_not_narrow_its_input(types, address, vector):
     plan = native.backward_plan("logsumexp", 8, 1024, *types, addresses=(0, address, 4, 4))
-    assert plan["vector"] == vector
+    assert plan["vec_size"] == vector
 
 
 def test_the_number_of_rows_does_not_count_in_the_batch_invariant_mode():
     for n in (1000, 20000, 131072, 1 << 20, 1 << 24):
         with batch_invariant():
             plans = [native.backward_plan("softmax", rows, n, F32) for rows in (1, 7, 100, 5000)]
-        kept = [{key: plan[key] for key in ("tier", "lanes", "values", "vector", "split")} for plan in plans]
+        kept = [
+            {key: plan[key] for key in ("tier", "threads_per_row", "items_per_thread", "vec_size", "blocks_per_row")}
+            for plan in plans
+        ]
         assert all(k == kept[0] for k in kept)
 
 
-@pytest.mark.parametrize(("n", "tier"), [(16, "warp"), (512, "warp"), (513, "stream"), (1 << 20, "stream")])
+@pytest.mark.parametrize(("n", "tier"), [(16, "warp"), (512, "warp"), (513, "twopass"), (1 << 20, "twopass")])
 def test_logsumexp_goes_in_pieces(n, tier):
     assert native.backward_plan("logsumexp", 100, n, F32)["tier"] == tier

@@ -23,27 +23,27 @@ def launch(x: torch.Tensor | tuple[int, ...], dim: int | tuple[int, ...], **more
 
 # sizes, dim, dtype -> tier, edges, vector, whether blocks share columns (None: as the tables have it)
 CHOICES = [
-    ((16, 21, 512, 512), 1, F32, "columns", "whole", 4, False),
-    ((16, 21, 512, 512), 1, BF16, "columns", "whole", 8, False),
-    ((3, 19, 1024, 2048), 1, F32, "columns", "whole", 4, False),
-    ((3, 19, 1024, 2048), 1, F64, "columns", "whole", 2, False),
-    ((64, 32, 64, 64, 4), 1, F32, "columns", "whole", 4, False),
-    ((256, 256, 256), 0, BF16, "columns", "whole", 8, None),
-    ((32, 12, 512, 512), 2, F32, "columns", "whole", 4, None),
-    ((128, 197, 768), 1, F16, "columns", "whole", 8, None),
-    ((64, 1000, 14, 14), 1, F32, "columns", "whole", 4, None),
-    ((8, 4096, 4096), 1, BF16, "columns", "whole", 8, True),
-    ((4096, 4096), 0, F32, "columns", "whole", 4, True),
-    ((16384, 16384), 0, BF16, "columns", "whole", 8, True),
-    ((64, 1000, 14, 14), 1, BF16, "columns", "whole slab", 8, True),  # 196 columns: no whole number of vectors of 8
-    ((256, 1000, 7, 7), 1, F32, "columns", "whole slab", 4, True),
-    ((256, 1000, 7, 7), 1, BF16, "columns", "whole slab", 8, False),
+    ((16, 21, 512, 512), 1, F32, "columns", "aligned", 4, False),
+    ((16, 21, 512, 512), 1, BF16, "columns", "aligned", 8, False),
+    ((3, 19, 1024, 2048), 1, F32, "columns", "aligned", 4, False),
+    ((3, 19, 1024, 2048), 1, F64, "columns", "aligned", 2, False),
+    ((64, 32, 64, 64, 4), 1, F32, "columns", "aligned", 4, False),
+    ((256, 256, 256), 0, BF16, "columns", "aligned", 8, None),
+    ((32, 12, 512, 512), 2, F32, "columns", "aligned", 4, None),
+    ((128, 197, 768), 1, F16, "columns", "aligned", 8, None),
+    ((64, 1000, 14, 14), 1, F32, "columns", "aligned", 4, None),
+    ((8, 4096, 4096), 1, BF16, "columns", "aligned", 8, True),
+    ((4096, 4096), 0, F32, "columns", "aligned", 4, True),
+    ((16384, 16384), 0, BF16, "columns", "aligned", 8, True),
+    ((64, 1000, 14, 14), 1, BF16, "columns", "slab-aligned", 8, True),  # 196 columns: no whole number of vectors of 8
+    ((256, 1000, 7, 7), 1, F32, "columns", "slab-aligned", 4, True),
+    ((256, 1000, 7, 7), 1, BF16, "columns", "slab-aligned", 8, False),
     ((3, 33, 333), 1, F32, "columns", "slab", 4, False),  # slabs of 10989 floats begin anywhere, but alike
-    ((2, 131072, 16), 1, F32, "columns-grid", "whole", 4, True),
-    ((1048576, 8), 0, BF16, "columns-grid", "whole", 8, True),
-    ((1 << 27, 8), 0, F32, "columns-stream", "whole", 4, True),
+    ((2, 131072, 16), 1, F32, "columns-grid", "aligned", 4, True),
+    ((1048576, 8), 0, BF16, "columns-grid", "aligned", 8, True),
+    ((1 << 27, 8), 0, F32, "columns-twopass", "aligned", 4, True),
     ((64, 80, 14, 14), (0, 3), F32, "columns", "strided", 1, False),
-    ((64, 80, 14, 14), (2, 3), F32, "warp", "whole", 4, False),  # rows
+    ((64, 80, 14, 14), (2, 3), F32, "warp", "aligned", 4, False),  # rows
 ]
 
 
@@ -51,8 +51,8 @@ CHOICES = [
 @pytest.mark.parametrize(("sizes", "dim", "dtype", "tier", "edges", "vector", "shared"), CHOICES)
 def test_choices(sizes, dim, dtype, tier, edges, vector, shared, function):
     made = launch(sizes, dim, dtype=dtype, function=function)
-    assert (made["tier"], made["edges"], made["vector"]) == (tier, edges, vector)
-    assert shared in (None, made["split"] > 1)
+    assert (made["tier"], made["access"], made["vec_size"]) == (tier, edges, vector)
+    assert shared in (None, made["blocks_per_tile" if tier.startswith("columns") else "blocks_per_row"] > 1)
     assert (made["source"] == "columns.cu") == tier.startswith("columns")
 
 
@@ -62,20 +62,20 @@ def meta(*sizes: int) -> torch.Tensor:
 
 # tensor, dim -> tier, edges, vector
 STRIDES = {
-    "transposed": (meta(8192, 8192).t(), 1, "columns", "whole", 4),
+    "transposed": (meta(8192, 8192).t(), 1, "columns", "aligned", 4),
     "channels last, channels": (
         meta(32, 256, 56, 56).to(memory_format=torch.channels_last),
         1,
         "warp",
-        "whole",
+        "aligned",
         4,
     ),
-    "channels last, width": (meta(32, 256, 56, 56).to(memory_format=torch.channels_last), 3, "columns", "whole", 4),
-    "lines of an even result": (meta(64, 100, 1024)[..., :1022], 1, "columns", "whole", 2),
-    "lines of an odd result": (meta(64, 100, 1024)[..., :1021], 1, "columns", "whole", 1),
-    "sliced, all vectors whole": (meta(64, 100, 1024)[..., 4:1004], 1, "columns", "whole", 4),
+    "channels last, width": (meta(32, 256, 56, 56).to(memory_format=torch.channels_last), 3, "columns", "aligned", 4),
+    "lines of an even result": (meta(64, 100, 1024)[..., :1022], 1, "columns", "aligned", 2),
+    "lines of an odd result": (meta(64, 100, 1024)[..., :1021], 1, "columns", "aligned", 1),
+    "sliced, all vectors whole": (meta(64, 100, 1024)[..., 4:1004], 1, "columns", "aligned", 4),
     "every other column": (meta(64, 100, 1024)[..., ::2], 1, "columns", "strided", 1),
-    "every other line": (meta(64, 100, 1024)[:, ::2], 1, "columns", "whole", 4),
+    "every other line": (meta(64, 100, 1024)[:, ::2], 1, "columns", "aligned", 4),
     "no stride of one": (meta(6, 5, 9).permute(1, 2, 0)[1:, ::2, 1:5], 1, "columns", "strided", 1),
 }
 
@@ -83,13 +83,13 @@ STRIDES = {
 @pytest.mark.parametrize(("x", "dim", "tier", "edges", "vector"), STRIDES.values(), ids=STRIDES)
 def test_strides(x, dim, tier, edges, vector):
     made = launch(x, dim)
-    assert (made["tier"], made["edges"], made["vector"]) == (tier, edges, vector)
+    assert (made["tier"], made["access"], made["vec_size"]) == (tier, edges, vector)
 
 
 def test_columns_that_are_no_whole_vectors_have_a_window():
     """Where nothing but the end of a line is in the way: of a reduction, whose result goes element by element."""
     made = launch(meta(64, 100, 1024)[..., :1022], 1, function="logsumexp")
-    assert (made["edges"], made["vector"]) == ("window", 4)
+    assert (made["access"], made["vec_size"]) == ("predicated", 4)
 
 
 @pytest.mark.parametrize(("offset", "vector"), [(0, 4), (1, 1), (2, 2), (4, 4)])
@@ -98,25 +98,25 @@ def test_addresses_count(offset, vector):
     x = torch.empty(4 * 100 * 64 + 8)
     shift = -(x.data_ptr() // 4) % 4 + offset
     x = x[shift : shift + 4 * 100 * 64].view(4, 100, 64)
-    assert onepass.explain(x, 1, engine="cuda", device="h200").launch["vector"] == vector
+    assert onepass.explain(x, 1, engine="cuda", device="h200").launch["vec_size"] == vector
 
 
 @pytest.mark.parametrize(("compute", "multiprocessors"), [(80, 108), (90, 132), (90, 60), (100, 148), (120, 170)])
 @pytest.mark.parametrize("sizes", [(8, 700, 4096), (256, 1000, 7, 7), (2, 4096, 64), (16, 131072, 16)])
 def test_blocks_share_columns_as_the_gpu_can(sizes, compute, multiprocessors):
     """By clusters where there are any; without, one block holds what it can, and the chip the rest."""
-    made = launch(sizes, 1, compute=compute, multiprocessors=multiprocessors)
+    made = launch(sizes, 1, arch=compute, sm_count=multiprocessors)
     clusters = {80: 1, 90: 16 if multiprocessors == 132 else 8}.get(compute, 8)
-    assert made["split"] <= (clusters if made["tier"] == "columns" else multiprocessors)
-    assert made["tier"] == "columns" or made["split"] > 1
-    assert made["grid"] % made["split"] == 0
+    assert made["blocks_per_tile"] <= (clusters if made["tier"] == "columns" else multiprocessors)
+    assert made["tier"] == "columns" or made["blocks_per_tile"] > 1
+    assert made["grid"] % made["blocks_per_tile"] == 0
 
 
 def test_lanes_go_along_what_lies_closest_in_the_input():
     """Also of a reduction, whose results lie side by side."""
     x = meta(64, 80, 14, 28)[..., ::2]
-    assert {launch(x, (0, 3), function=function)["lanes"] for function in ("softmax", "logsumexp")} == {1}
-    assert launch(meta(64, 80, 14, 14), (0, 2), function="logsumexp")["lanes"] == 32
+    assert {launch(x, (0, 3), function=function)["threads_x"] for function in ("softmax", "logsumexp")} == {1}
+    assert launch(meta(64, 80, 14, 14), (0, 2), function="logsumexp")["threads_x"] == 32
 
 
 def test_columns_are_gathered_in_the_batch_invariant_mode_and_by_triton():
@@ -164,7 +164,11 @@ def test_a_pipeline_has_each_vector_when_it_is_read(tmp_path):
 @pytest.mark.parametrize(("n", "values", "shelf"), [(524288, 8, 0), (557056, 4, 8), (1048576, 8, 8)])
 def test_the_chip_has_a_shelf_of_many_vectors_or_none(n, values, shelf):
     made = launch((n, 8), 0, dtype=BF16)
-    assert (made["tier"], made["values"] // made["vector"], made["shelf"]) == ("columns-grid", values, shelf)
+    assert (made["tier"], made["items_per_thread"] // made["vec_size"], made["smem_vecs"]) == (
+        "columns-grid",
+        values,
+        shelf,
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,5 +184,5 @@ def test_gradients_of_long_slabs_of_halves_keep_few_vectors(dtype, sizes, lanes,
     _, n, inner = sizes
     strides = [(n * inner, inner, 1)] * 3 + [(0, 0, 0)]
     made = native.gradient_plan("softmax", sizes, strides, (1,), dtype, dtype)
-    assert (made["tier"], made["edges"], made["lanes"]) == ("columns", "whole slab", lanes)
-    assert (made["values"] // made["vector"], made["split"]) == (slots, blocks)
+    assert (made["tier"], made["access"], made["threads_x"]) == ("columns", "slab-aligned", lanes)
+    assert (made["items_per_thread"] // made["vec_size"], made["blocks_per_tile"]) == (slots, blocks)

@@ -68,44 +68,41 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
     kernels = set()
     widest = max(x_type.itemsize, y_type.itemsize)
     for n, rows, (compute, multiprocessors) in itertools.product(LENGTHS, (1, 3, 10**6, 2**33), GPUS):
-        of = {"compute": compute, "multiprocessors": multiprocessors}
+        of = {"arch": compute, "sm_count": multiprocessors}
         plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type, **of)
-        tier, lanes, group, values, vector = (
-            plan[key] for key in ("tier", "lanes", "rows_per_block", "values", "vector")
-        )
-        split, shelf = plan["split"], plan["shelf"]
+        tier, (_, lanes, group, values, vector, split, shelf, _) = plan["tier"], plan["plan"]
         assert plan["threads"] == lanes * group + (
             32 if tier == "grid" else 0
         )  # a warp beside those that share the row
         assert 32 <= plan["threads"] <= 1024
         assert plan["grid"] % split == 0
-        turns = shelf if tier == "flat" else 1
+        turns = shelf if tier == "staged" else 1
         if tier != "grid":
             assert plan["grid"] // split * group * turns >= min(rows, (2**31 - 1) // split)
         assert 1 <= plan["grid"] <= 2**31 - 1
         assert vector * widest <= 16
         whole = next(v for v in (8, 4, 2, 1) if v * widest <= 16 and v <= n)
         narrow = next(v for v in (8, 4, 2, 1) if v <= whole and (rows == 1 or n % v == 0))
-        if tier == "flat":
+        if tier == "staged":
             assert vector == 1
         elif tier == "warp" and n % (16 // x_type.itemsize) and 16 <= n <= 512 and widest < 8:
-            assert (n % vector == 0 and plan["edges"] == "whole") or vector == whole  # or in whole narrow ones
+            assert (n % vector == 0 and plan["access"] == "aligned") or vector == whole  # or in whole narrow ones
         else:
             assert vector == (narrow if widest == 2 and n < 128 else whole)  # rows of any length go in vectors
         assert values % vector == 0
         assert split in {"cluster": (2, 4, 8, 16), "grid": range(1, multiprocessors + 1)}.get(tier, (1,))
         assert tier != "cluster" or split <= GPUS[compute, multiprocessors]
-        kept = values + (0 if tier == "flat" else shelf * vector)
-        if tier in ("stream", "grid"):
+        kept = values + (0 if tier == "staged" else shelf * vector)
+        if tier in ("twopass", "grid"):
             assert group == 1
             assert n * widest > 2**15  # shorter rows need no more than a cluster
         else:
-            assert lanes * kept * split >= (n if n % vector == 0 or rows == 1 or tier == "flat" else n + vector - 1)
+            assert lanes * kept * split >= (n if n % vector == 0 or rows == 1 or tier == "staged" else n + vector - 1)
             assert values * min(widest, 8) <= 160
         if tier in ("block", "cluster", "grid"):
             most = {80: 163, 89: 99, 90: 227, 100: 227}[compute] * 1024
             assert shelf * vector * x_type.itemsize * lanes <= most - 8192
-        owns = tier in ("warp", "flat")
+        owns = tier in ("warp", "staged")
         kernels.add((tier, lanes if owns else 0, group, values, vector, split if tier == "cluster" else 1, shelf > 0))
     assert len(kernels) < 100, "no compile for every row length"
 
@@ -119,24 +116,24 @@ def test_an_invariant_plan_follows_from_the_length_alone(x_type, y_type):
             for rows, pad, offset in itertools.product((1, 2, 7, 1000, 10**6), (0, 1, 8), (0, 1, 3)):
                 addresses = {"x_address": 4096 + offset * x_type.itemsize, "y_address": 4096}
                 plan = native.plan("softmax", True, (rows, n), (n + pad, 1), (n, 1), [1], x_type, y_type, **addresses)
-                tier = {"flat": "warp"}.get(plan["tier"], plan["tier"])
-                lanes, shelf = plan["lanes"], plan["shelf"] if plan["tier"] != "flat" else 0
-                seen.add((tier, lanes, plan["values"], plan["vector"], plan["split"], shelf))
+                tier = {"staged": "warp"}.get(plan["tier"], plan["tier"])
+                lanes, shelf = plan["threads_per_row"], plan.get("smem_vecs", 0)
+                seen.add((tier, lanes, plan["items_per_thread"], plan["vec_size"], plan["blocks_per_row"], shelf))
             assert len(seen) == 1, (n, seen)
 
 
 def test_few_rows_are_spread_over_as_many_multiprocessors_as_there_are():
     for multiprocessors in (40, 66, 132):
         layout = (1, 2**23), (2**23, 1), (2**23, 1), [1], F32, F32
-        plan = native.plan("softmax", True, *layout, multiprocessors=multiprocessors)
-        assert (plan["tier"], plan["split"], plan["grid"]) == ("grid", multiprocessors, multiprocessors)
+        plan = native.plan("softmax", True, *layout, sm_count=multiprocessors)
+        assert (plan["tier"], plan["blocks_per_row"], plan["grid"]) == ("grid", multiprocessors, multiprocessors)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, F64])
 def test_a_streamed_row_has_its_elements_in_place_in_the_batch_invariant_mode(dtype, tables_back):
     """Even where it begins within a vector: as many of them, in the same order, in the same threads."""
     streams = [[2**63 - 1, 5, 256, 16, 1, 0]]
-    of_ours = dict.fromkeys(("rows32", "rows16", "reduce32", "reduce16"), streams)
+    of_ours = dict.fromkeys(("write_f32", "write_f16", "reduce_f32", "reduce_f16"), streams)
     native.set_tables("NVIDIA H200", "a test", {**native.tables()["tables"], **of_ours})
     for function, last in (("logsumexp", [1, 0]), ("state", [1, 0]), ("softmax", [5000, 1])):
         plans = []
@@ -145,9 +142,11 @@ def test_a_streamed_row_has_its_elements_in_place_in_the_batch_invariant_mode(dt
             where = {"x_address": offset * dtype.itemsize, "gpu": "NVIDIA H200"}
             with onepass.batch_invariant():
                 plans.append(native.plan(function, True, *layout, **where))
-        assert [plan.pop("edges") for plan in plans] == ["window", "apart", "apart" if dtype != F64 else "window"]
+        last = "scalar" if dtype != F64 else "predicated"
+        assert [plan.pop("access") for plan in plans] == ["predicated", "scalar", last]
+        assert [plan.pop("plan")[-1] for plan in plans] == [0, 1, int(last == "scalar")]
         assert plans[0] == plans[1] == plans[2]
-        assert plans[0]["tier"] == "stream"
+        assert plans[0]["tier"] == "twopass"
         assert plans[0]["threads"] % 32 == 0
 
 
@@ -157,37 +156,37 @@ def test_rows_of_whole_vectors_have_kernels_of_their_own(dtype):
     size, n = dtype.itemsize, 4096
     whole = {"n": n, "x_stride": n, "y_stride": n, "x": 0, "y": 0}
     for change, edges in [
-        ({}, "whole"),
-        ({"x_stride": n + 16 // size}, "whole"),
-        ({"n": n - 1}, "window"),
-        ({"x_stride": n + 1, "y_stride": n + 1}, "window"),
-        ({"x": size, "y": size}, "window"),
-        ({"y": size}, "window"),
+        ({}, "aligned"),
+        ({"x_stride": n + 16 // size}, "aligned"),
+        ({"n": n - 1}, "predicated"),
+        ({"x_stride": n + 1, "y_stride": n + 1}, "predicated"),
+        ({"x": size, "y": size}, "predicated"),
+        ({"y": size}, "predicated"),
     ]:
         of = {**whole, **change}
         layout = (9000, of["n"]), (of["x_stride"], 1), (of["y_stride"], 1), [1], dtype, dtype
         plan = native.plan("softmax", True, *layout, x_address=of["x"], y_address=of["y"])
-        assert plan["edges"] == edges, change
+        assert plan["access"] == edges, change
     shelved = native.plan("softmax", True, (9000, 131072), (131072, 1), (131072, 1), [1], dtype, dtype)
-    assert shelved["edges"] == ("window" if shelved["shelf"] else "whole")
+    assert shelved["access"] == ("predicated" if shelved["smem_vecs"] else "aligned")
     with onepass.batch_invariant():
-        assert native.plan("softmax", True, (9, n), (n, 1), (n, 1), [1], dtype, dtype)["edges"] == "whole"
+        assert native.plan("softmax", True, (9, n), (n, 1), (n, 1), [1], dtype, dtype)["access"] == "aligned"
 
 
 def test_few_rows_have_tables_of_their_own(tables_back):
     """Where they are whole vectors and are written; in the batch invariant mode the number of rows decides nothing."""
-    few = {"few32": [[1000, -1, 0, 0, 1, 0], [2**63 - 1, 5, 256, 16, 1, 0]]}
+    few = {"few_rows_f32": [[1000, -1, 0, 0, 1, 0], [2**63 - 1, 5, 256, 16, 1, 0]]}
     native.set_tables("NVIDIA H200", "a test", {**native.tables()["tables"], **few})
 
     def tier(rows, n, function="softmax"):
         last = [n, 1] if function == "softmax" else [1, 0]
         return native.plan(function, True, (rows, n), (n, 1), last, [1], F32, F32, gpu="NVIDIA H200")["tier"]
 
-    assert [tier(rows, 2048) for rows in (1, 4096, 8192)] == ["stream"] * 3
+    assert [tier(rows, 2048) for rows in (1, 4096, 8192)] == ["twopass"] * 3
     others = [tier(8193, 2048), tier(4096, 1000), tier(4096, 2047), tier(4096, 2048, "logsumexp")]
     with onepass.batch_invariant():
         others.append(tier(4096, 2048))
-    assert "stream" not in others
+    assert "twopass" not in others
 
 
 @given(st.integers(1, 3000), st.integers(0, 15), st.integers(0, 15), st.integers(0, 9), st.sampled_from([F32, BF16]))
@@ -195,18 +194,18 @@ def test_a_vector_begins_at_the_same_element_of_both_rows(n, x_offset, y_offset,
     size, x_stride, y_stride = dtype.itemsize, n + pad, n
     first = {"x_address": 4096 + x_offset * size, "y_address": 4096 + y_offset * size}
     plan = native.plan("softmax", True, (4, n), (x_stride, 1), (y_stride, 1), [1], dtype, dtype, **first)
-    if plan["tier"] == "flat":
+    if plan["tier"] == "staged":
         return
-    for vector in (plan["vector"], 2 * plan["vector"]):
+    for vector in (plan["vec_size"], 2 * plan["vec_size"]):
         agree = all((x_offset + row * x_stride - y_offset - row * y_stride) % vector == 0 for row in range(4))
-        if vector == plan["vector"]:
+        if vector == plan["vec_size"]:
             assert agree
         else:
-            narrow = (size == 2 and n < 128) or (plan["tier"] == "warp" and plan["edges"] == "whole")
+            narrow = (size == 2 and n < 128) or (plan["tier"] == "warp" and plan["access"] == "aligned")
             assert not agree or vector * size > 16 or vector > n or narrow
-    phased = any((x_offset + row * x_stride) % plan["vector"] for row in range(4))
-    room = plan["lanes"] * plan["values"] * plan["split"]
-    assert plan["tier"] == "stream" or room >= (n + plan["vector"] - 1 if phased else n)
+    phased = any((x_offset + row * x_stride) % plan["vec_size"] for row in range(4))
+    room = plan["threads_per_row"] * plan["items_per_thread"] * plan["blocks_per_row"]
+    assert plan["tier"] == "twopass" or room >= (n + plan["vec_size"] - 1 if phased else n)
 
 
 @pytest.mark.parametrize(("compute", "multiprocessors"), [(86, 82), (89, 128), (90, 132), (120, 170)])
@@ -217,10 +216,10 @@ def test_the_grid_tier_reads_nothing_again_that_the_chip_holds(compute, multipro
     for each in range(500, 480 * (slots + shelf), 488):
         n = each * multiprocessors * 4
         plan = native.plan(
-            "softmax", True, (1, n), (n, 1), (n, 1), [1], F32, F32, compute=compute, multiprocessors=multiprocessors
+            "softmax", True, (1, n), (n, 1), (n, 1), [1], F32, F32, arch=compute, sm_count=multiprocessors
         )
         if plan["tier"] == "grid":
             grids += 1
             assert plan["read_again"] == 0, n
-            assert plan["values"] // plan["vector"] <= slots
+            assert plan["items_per_thread"] // plan["vec_size"] <= slots
     assert grids > 10

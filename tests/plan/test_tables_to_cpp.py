@@ -16,18 +16,18 @@ from onepass import tables as store
 CSRC = ROOT / "src/onepass/csrc"
 ANY = store.ANY
 SMALL = {
-    "rows32": [[24, 0, 2, 0, 1, 0], [4096, 2, 0, 20, 1, 0], [ANY, 4, 480, 16, 1, 0]],
-    "rows16": [[65536, 3, 128, 32, 8, 4], [ANY, 5, 512, 16, 1, 0]],
-    "reduce32": [[ANY, 5, 256, 16, 1, 0]],
-    "reduce16": [[ANY, 5, 256, 32, 1, 0]],
-    "odd32": [[40, 1, 1, 0, 1, 0], [ANY, -1, 0, 0, 1, 0]],
-    "odd16": [[ANY, -1, 0, 0, 1, 0]],
-    "few32": [[255, -1, 0, 0, 1, 0], [ANY, 2, 0, 20, 1, 0]],
-    "few16": [[ANY, -1, 0, 0, 1, 0]],
-    "columns32": [[24, 6, 64, 24, 64, 0], [ANY, 7, 0, 0, 8, 0]],
-    "columns16": [[ANY, 6, 128, 16, 8, 1]],
-    "column_gradients32": [[ANY, 7, 0, 0, 16, 0]],
-    "column_gradients16": [[ANY, 7, 0, 0, 8, 0]],
+    "write_f32": [[24, 0, 2, 0, 1, 0], [4096, 2, 0, 20, 1, 0], [ANY, 4, 480, 16, 1, 0]],
+    "write_f16": [[65536, 3, 128, 32, 8, 4], [ANY, 5, 512, 16, 1, 0]],
+    "reduce_f32": [[ANY, 5, 256, 16, 1, 0]],
+    "reduce_f16": [[ANY, 5, 256, 32, 1, 0]],
+    "unaligned_f32": [[40, 1, 1, 0, 1, 0], [ANY, -1, 0, 0, 1, 0]],
+    "unaligned_f16": [[ANY, -1, 0, 0, 1, 0]],
+    "few_rows_f32": [[255, -1, 0, 0, 1, 0], [ANY, 2, 0, 20, 1, 0]],
+    "few_rows_f16": [[ANY, -1, 0, 0, 1, 0]],
+    "columns_f32": [[24, 6, 64, 24, 64, 0], [ANY, 7, 0, 0, 8, 0]],
+    "columns_f16": [[ANY, 6, 128, 16, 8, 1]],
+    "columns_backward_f32": [[ANY, 7, 0, 0, 16, 0]],
+    "columns_backward_f16": [[ANY, 7, 0, 0, 8, 0]],
 }
 
 
@@ -57,8 +57,8 @@ int main() {
   std::printf("%s\\n", built_in().origin.c_str());
   for (const NamedTable& named : kTables) {
     for (const Entry& e : built_in().*named.table)
-      std::printf("%s %lld %d %d %d %d %d\\n", named.name, (long long)e.limit, e.tier, e.lanes, e.values, e.split,
-                  e.shelf);
+      std::printf("%s %lld %d %d %d %d %d\\n", named.name, (long long)e.limit, e.tier, e.threads, e.items_per_thread,
+                  e.blocks_per_row, e.smem_vecs);
   }
 }
 """
@@ -92,8 +92,8 @@ def test_the_built_in_tables_are_in_the_format_that_it_writes(header, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 1}, "its version is 4, got 1"),
-        ({"tables": {**SMALL, "odd16": []}}, "table odd16 is a list of entries"),
+        ({"version": 1}, "its version is 5, got 1"),
+        ({"tables": {**SMALL, "unaligned_f16": []}}, "table unaligned_f16 is a list of entries"),
         ({"gpu": 'a "GPU"'}, "a GPU has a plain name, got"),
     ],
 )

@@ -103,7 +103,7 @@ def test_onepass_is_predicted_by_its_plan(shape: tuple[int, int], device: str, t
     assert line.cached_bytes == (plan.bytes if twice else None)
     assert ("read twice" in line.note) == twice
     if device == "h200":
-        assert (plan.tier == "stream") == twice
+        assert (plan.tier == "twopass") == twice
 
 
 def test_elements_that_do_not_fit_on_the_chip_are_read_twice() -> None:
@@ -276,7 +276,7 @@ reads, writes: elements. ratio: bytes in units of the minimum, hence the time in
 of a copy: the highest speed that it can reach, in units of a copy's
 us: at a copy's bandwidth; empty for a variant that does not run on this kind of device
 naive: all steps between the matrix and the result are float32
-onepass: cuda engine, tier flat
+onepass: cuda engine, tier staged
 $ onepass traffic 8 8 --only naive --device cpu --bandwidth 0.512
 8 x 8 float32 on a CPU, where a copy reaches 0.512 GB/s (as given)
 

@@ -8,8 +8,8 @@ import torch
 import onepass
 from lib.tune import A100, BASE, GPUS, H200, RTX, tables_back
 from onepass import native
+from onepass.native import TIERS
 from onepass.tools.tune.candidates import (
-    TIERS,
     Choice,
     Gpu,
     Plan,
@@ -29,26 +29,24 @@ every_type = pytest.mark.parametrize(("dtype", "size"), TYPES, ids=["float32", "
 every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
 ANY = 2**63 - 1
-KINDS = {"softmax": "rows", "logsumexp": "reduce"}  # of tables
+KINDS = {"softmax": "write", "logsumexp": "reduce"}  # of tables
 
 
 def engine_plan(dtype: torch.dtype, n: int, rows: int = MANY, function: str = "softmax", gpu: Gpu = H200) -> Plan:
     y_strides = [n, 1] if function == "softmax" else [1, 0]
-    of = {"compute": gpu.compute, "multiprocessors": gpu.multiprocessors, "gpu": gpu.name}
+    of = {"arch": gpu.compute, "sm_count": gpu.multiprocessors, "gpu": gpu.name}
     found = native.plan(function, True, [rows, n], [n, 1], y_strides, [1], dtype, dtype, **of)
-    keys = ("lanes", "rows_per_block", "values", "vector", "split", "shelf")
-    edges = ("window", "apart", "whole").index(found["edges"])
-    return Plan(TIERS.index(found["tier"]), *(int(found[key]) for key in keys), edges)
+    return Plan(*found["plan"])
 
 
 @every_function
 @every_type
 def test_the_built_in_entries_come_to_the_engines_plans(dtype, size, function):
-    name = f"{KINDS[function]}{8 * size}"
+    name = f"{KINDS[function]}_f{8 * size}"
     limits = {limit + by for table in BASE.values() for limit, *_ in table[:-1] for by in (-1, 0, 1)}
     for n in sorted({*range(2, 2200), *limits, *LENGTHS}):
         flat = is_odd(n, size) and (function == "softmax" or flat_pays_reduced(n, size))
-        odd = flat and next(e for e in BASE[f"odd{8 * size}"] if n <= e[0])
+        odd = flat and next(e for e in BASE[f"unaligned_f{8 * size}"] if n <= e[0])
         entry = odd if odd and odd[1] >= 0 else next(e for e in BASE[name] if n <= e[0])
         plan = resolve(Choice(*entry[1:]), n, size, MANY, H200)
         assert plan == engine_plan(dtype, n, function=function), (n, entry)
@@ -60,14 +58,14 @@ def test_every_candidate_is_an_entry_and_its_plan_the_engines(dtype, size, funct
     seen = set()
     for n in LENGTHS:
         for choice, plan in candidates(n, size, MANY, H200, function == "logsumexp"):
-            odd = choice.tier == TIERS.index("flat")
-            tables = dict(BASE, **{f"odd{8 * size}": [[ANY, -1, 0, 0, 1, 0]]})
-            name = f"{'odd' if odd else KINDS[function]}{8 * size}"
+            odd = choice.tier == TIERS.index("staged")
+            tables = dict(BASE, **{f"unaligned_f{8 * size}": [[ANY, -1, 0, 0, 1, 0]]})
+            name = f"{'unaligned' if odd else KINDS[function]}_f{8 * size}"
             tables[name] = [[n, *choice], *(entry for entry in BASE[name] if entry[0] > n)]
             native.set_tables(H200.name, "a test", tables)
             assert engine_plan(dtype, n, function=function) == plan, (n, choice)
             seen.add(TIERS[plan.tier])
-    assert seen == set(TIERS[:6]) - ({"flat"} if function == "logsumexp" else set())
+    assert seen == set(TIERS[:6]) - ({"staged"} if function == "logsumexp" else set())
 
 
 @pytest.mark.parametrize("gpu", [RTX, GPUS[3]], ids=lambda gpu: gpu.name)
@@ -77,8 +75,8 @@ def test_so_it_is_on_other_gpus(dtype, size, function, gpu):
     try:
         for n in LENGTHS[::9]:
             for choice, plan in candidates(n, size, MANY, gpu, function == "logsumexp")[::5]:
-                name = f"{'odd' if choice.tier == TIERS.index('flat') else KINDS[function]}{8 * size}"
-                tables = dict(BASE, **{f"odd{8 * size}": [[ANY, -1, 0, 0, 1, 0]]})
+                name = f"{'unaligned' if choice.tier == TIERS.index('staged') else KINDS[function]}_f{8 * size}"
+                tables = dict(BASE, **{f"unaligned_f{8 * size}": [[ANY, -1, 0, 0, 1, 0]]})
                 tables[name] = [[n, *choice], *(entry for entry in BASE[name] if entry[0] > n)]
                 native.set_tables(gpu.name, "a test", tables)
                 assert engine_plan(dtype, n, function=function, gpu=gpu) == plan, (n, choice)
@@ -92,34 +90,34 @@ def test_the_built_in_plans_are_tried_too(dtype, size, function):
     for n in LENGTHS:
         plans = {c.plan for c in candidates(n, size, MANY, H200, function == "logsumexp")}
         plan = engine_plan(dtype, n, function=function)
-        if TIERS[plan.tier] == "flat" and (not is_odd(n, size) or function == "logsumexp"):
+        if TIERS[plan.tier] == "staged" and (not is_odd(n, size) or function == "logsumexp"):
             continue  # of the odd tables, or the one entry of the others that no sweep of even lengths tries
         assert plan in plans, n
-        entry = next(e for e in BASE[f"{KINDS[function]}{8 * size}"] if n <= e[0])
+        entry = next(e for e in BASE[f"{KINDS[function]}_f{8 * size}"] if n <= e[0])
         assert resolve(Choice(*entry[1:]), n, size, MANY, H200) in plans, (n, entry)
 
 
 @every_type
 def test_reductions_have_tables_of_their_own(dtype, size, tables_back):
-    tables = dict(BASE, **{f"reduce{8 * size}": [[ANY, TIERS.index("stream"), 256, 16, 1, 0]]})
+    tables = dict(BASE, **{f"reduce_f{8 * size}": [[ANY, TIERS.index("twopass"), 256, 16, 1, 0]]})
     native.set_tables(H200.name, "a test", tables)
     for n in (64, 1024, 4096, 9216):  # longer ones may be spread, where they are few
-        assert engine_plan(dtype, n) == resolve(Choice(*look_up(f"rows{8 * size}", n)), n, size, MANY, H200)
-        assert TIERS[engine_plan(dtype, n, function="logsumexp").tier] == "stream"
+        assert engine_plan(dtype, n) == resolve(Choice(*look_up(f"write_f{8 * size}", n)), n, size, MANY, H200)
+        assert TIERS[engine_plan(dtype, n, function="logsumexp").tier] == "twopass"
     state = native.plan("state", True, [MANY, 64], [64, 1], [1, 0], [1], dtype, F32, gpu=H200.name)
-    assert state["tier"] == ("stream" if size == 4 else "warp")  # a state of halves is made of floats
+    assert state["tier"] == ("twopass" if size == 4 else "warp")  # a state of halves is made of floats
 
 
 @every_type
 def test_a_row_of_a_reduction_streams_only_where_there_are_enough_of_them(dtype, size, tables_back):
     n, lanes = 9216, 256
-    reduce_table = [[ANY, TIERS.index("stream"), lanes, 16, 1, 0]]
-    native.set_tables(H200.name, "a test", {**BASE, f"reduce{8 * size}": reduce_table})
+    reduce_table = [[ANY, TIERS.index("twopass"), lanes, 16, 1, 0]]
+    native.set_tables(H200.name, "a test", {**BASE, f"reduce_f{8 * size}": reduce_table})
     enough = 132 * 1024 // lanes
-    assert TIERS[engine_plan(dtype, n, enough, "logsumexp").tier] == "stream"
+    assert TIERS[engine_plan(dtype, n, enough, "logsumexp").tier] == "twopass"
     assert engine_plan(dtype, n, enough - 1, "logsumexp") == engine_plan(dtype, n, enough - 1)
     with onepass.batch_invariant():
-        assert TIERS[engine_plan(dtype, n, 1, "logsumexp").tier] == "stream"
+        assert TIERS[engine_plan(dtype, n, 1, "logsumexp").tier] == "twopass"
     tried = [{c.choice for c in candidates(n, size, rows, H200, True)} for rows in (enough, enough - 1)]
     assert [Choice(*reduce_table[0][1:]) in choices for choices in tried] == [True, False]
 
@@ -130,17 +128,17 @@ def look_up(name: str, n: int) -> list[int]:
 
 def test_a_reduction_waits_in_the_type_that_it_is_computed_in(tables_back):
     """Doubles take the entry of a row of twice the length, a state of halves that of floats."""
-    limits = [[1000, TIERS.index("block"), 0, 16, 1, 0], [ANY, TIERS.index("stream"), 256, 16, 1, 0]]
-    native.set_tables(H200.name, "a test", {**BASE, "reduce32": limits})
+    limits = [[1000, TIERS.index("block"), 0, 16, 1, 0], [ANY, TIERS.index("twopass"), 256, 16, 1, 0]]
+    native.set_tables(H200.name, "a test", {**BASE, "reduce_f32": limits})
 
     def tier(function: str, n: int, x_type: torch.dtype, y_type: torch.dtype) -> str:
         layout = [MANY, n], [n, 1], [1, 0], [1]
         return native.plan(function, True, *layout, x_type, y_type, gpu=H200.name)["tier"]
 
     for function in ("logsumexp", "state"):
-        assert [tier(function, n, F32, F32) for n in (1000, 1004)] == ["block", "stream"]
-        assert [tier(function, n, F64, F64) for n in (500, 502)] == ["block", "stream"]
-    assert [tier("state", n, torch.bfloat16, F32) for n in (1000, 1008)] == ["block", "stream"]
+        assert [tier(function, n, F32, F32) for n in (1000, 1004)] == ["block", "twopass"]
+        assert [tier(function, n, F64, F64) for n in (500, 502)] == ["block", "twopass"]
+    assert [tier("state", n, torch.bfloat16, F32) for n in (1000, 1008)] == ["block", "twopass"]
 
 
 @pytest.mark.parametrize("rows", [2, 40, 70, 131, 132, 5000])
@@ -148,7 +146,7 @@ def test_a_reduction_waits_in_the_type_that_it_is_computed_in(tables_back):
 def test_a_row_over_many_blocks_takes_so_many_as_the_rows_leave(dtype, size, rows, tables_back):
     """As the engine's, which has this tier for few rows."""
     grid = Choice(TIERS.index("grid"), 480, 64 // size, 1, 0)
-    tables = {**BASE, f"rows{8 * size}": [[ANY, *grid]]}
+    tables = {**BASE, f"write_f{8 * size}": [[ANY, *grid]]}
     native.set_tables(H200.name, "a test", tables)
     for n in (2**20, 2**20 + 4, 3_000_000, 2**23):
         plan = engine_plan(dtype, n, rows)
@@ -162,20 +160,24 @@ def test_a_row_over_many_blocks_takes_so_many_as_the_rows_leave(dtype, size, row
 def test_every_length_has_candidates_that_fit(dtype, size, gpu, function):
     for n in LENGTHS:
         tried = candidates(n, size, rows_of(n, size, 256), gpu, function == "logsumexp")
-        assert any(c.choice.tier != TIERS.index("flat") for c in tried)
+        assert any(c.choice.tier != TIERS.index("staged") for c in tried)
         assert len(tried) == len({c.choice for c in tried})
         assert len({c.plan for c in tried}) < 150
         for choice, plan in tried:
             tier = TIERS[plan.tier]
             assert capacity(choice, size, gpu) >= n
-            assert tier != "flat" or is_odd(n, size)
+            assert tier != "staged" or is_odd(n, size)
             if tier in ("block", "cluster"):
-                vectors = plan.lanes * plan.split * (plan.values // plan.vector + plan.shelf)
-                assert vectors * plan.vector >= (n if n % plan.vector == 0 else n + plan.vector - 1)
-                assert plan.lanes % 32 == 0
-                assert plan.lanes <= gpu.most_threads(plan.split)
-                assert plan.split <= gpu.most_cluster
-                assert plan.shelf * plan.lanes * 16 <= gpu.shared
+                vectors = (
+                    plan.threads_per_row
+                    * plan.blocks_per_row
+                    * (plan.items_per_thread // plan.vec_size + plan.smem_vecs)
+                )
+                assert vectors * plan.vec_size >= (n if n % plan.vec_size == 0 else n + plan.vec_size - 1)
+                assert plan.threads_per_row % 32 == 0
+                assert plan.threads_per_row <= gpu.most_threads(plan.blocks_per_row)
+                assert plan.blocks_per_row <= gpu.most_cluster
+                assert plan.smem_vecs * plan.threads_per_row * 16 <= gpu.shared
 
 
 @every_function
@@ -183,12 +185,14 @@ def test_every_length_has_candidates_that_fit(dtype, size, gpu, function):
 def test_one_row_that_nothing_holds_has_candidates(dtype, size, function):
     assert candidates(2**20, size, 1, H200, function == "logsumexp")
     tried = candidates(2**24, size, 1, H200, function == "logsumexp")
-    assert {TIERS[c.plan.tier] for c in tried} == {"stream"}
+    assert {TIERS[c.plan.tier] for c in tried} == {"twopass"}
 
 
 def test_no_clusters_before_compute_9():
-    assert not [c for c in candidates(65536, 4, 1024, A100) if c.plan.split > 1 and TIERS[c.plan.tier] == "cluster"]
-    assert [c for c in candidates(65536, 4, 1024, H200) if c.plan.split == 16]
+    assert not [
+        c for c in candidates(65536, 4, 1024, A100) if c.plan.blocks_per_row > 1 and TIERS[c.plan.tier] == "cluster"
+    ]
+    assert [c for c in candidates(65536, 4, 1024, H200) if c.plan.blocks_per_row == 16]
 
 
 def test_a_gpu_without_cooperative_launches_has_no_grid():
@@ -207,7 +211,7 @@ def test_capacity_is_the_longest_whole_row(dtype, size, gpu):
         if longest < ANY:
             assert resolve(choice, longest // vector * vector, size, MANY, gpu) is not None, choice
             # the most threads of a block that has a shelf depend on how much of it a row needs
-            assert choice.shelf or resolve(choice, longest + vector, size, MANY, gpu) is None, choice
+            assert choice.smem_vecs or resolve(choice, longest + vector, size, MANY, gpu) is None, choice
 
 
 def test_lengths_are_close_to_each_other():

@@ -82,7 +82,7 @@ tune --dtypes int8
 tune --dtypes f16,bf16
   float16 and bfloat16 share a table: name one of them
 tune --functions softmin
-  functions are softmax, logsumexp, columns, column_gradients, which stand for the others; got softmin
+  functions are softmax, logsumexp, columns, columns_backward, which stand for the others; got softmin
 tune --out /dev/null/file.json
   /dev/null/file.json: cannot be written
 tune more
@@ -148,15 +148,17 @@ logsumexp float32 1048576x64: ..., ... of a copy's time, in use 1.333
 logsumexp float32 16384x4096: ..., ... of a copy's time, in use 1.333
 columns float32 1048576x64: ..., ... of a copy, in use 0.750
 columns float32 16384x4096: ..., ... of a copy, in use 0.750
-column_gradients float32 1048576x64: ..., ... of an addition, in use 0.750
-column_gradients float32 16384x4096: ..., ... of an addition, in use 0.750
+columns_backward float32 1048576x64: ..., ... of an addition, in use 0.750
+columns_backward float32 16384x4096: ..., ... of an addition, in use 0.750
 FOLDER/tables.json: ..., from 9 measurements on NVIDIA H200
 """,
     )
     assert store.read(tmp_path / "tables.json").gpu == "NVIDIA H200"
     fake.append(FakeTimer())
     lines = call("--lengths", "64,4096", "--dtypes", "f32").stdout.splitlines()
-    for line, plan in zip(lines, ("warp lanes", "block values", "block values", "warp lanes"), strict=False):
+    for line, plan in zip(
+        lines, ("warp threads", "block items_per_thread", "block items_per_thread", "warp threads"), strict=False
+    ):
         assert re.search(rf": {plan} \d+.*, \d\.\d\d\d of", line)
 
 
@@ -274,13 +276,13 @@ def test_a_short_run_makes_a_file_that_is_used(tmp_path, monkeypatch):
 def test_a_streamed_row_has_the_same_bits_wherever_it_lies(dtype):
     before = native.tables(gpu_here())
     streams = [[store.ANY, 5, 256, 16, 1, 0]]
-    streamed = dict.fromkeys(("rows32", "rows16", "reduce32", "reduce16"), streams)
+    streamed = dict.fromkeys(("write_f32", "write_f16", "reduce_f32", "reduce_f16"), streams)
     native.set_tables(gpu_here(), "a test", {**BASE, **streamed})
     x = torch.randn(5001, device="cuda", dtype=dtype)
     try:
         with onepass.batch_invariant():
             for function in ("softmax", "logsumexp"):
-                assert onepass.explain(x, function=function).tier == "stream"
+                assert onepass.explain(x, function=function).tier == "twopass"
                 found = []
                 for offset in range(9):
                     moved = torch.empty(5010, device="cuda", dtype=dtype)[offset : offset + 5001].copy_(x)

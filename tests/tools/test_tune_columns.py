@@ -9,11 +9,11 @@ import torch
 from test_warmup_dims import random_plans
 
 from lib.tune import A100, BASE, GPUS, H200, RTX, FakeTimer, made_up, tables_back
-from lib.warmup import EDGES, FIELDS, TYPES, needs_nvrtc
+from lib.warmup import TYPES, needs_nvrtc
 from onepass import native
 from onepass import tables as store
 from onepass._kernel_compiler import compile_all
-from onepass.tools.tune.candidates import TIERS, Choice, Gpu, Plan, kernels
+from onepass.tools.tune.candidates import Choice, Gpu, Plan, kernels
 from onepass.tools.tune.columns import (
     COLUMNS,
     FUNCTIONS,
@@ -46,13 +46,12 @@ every_kind = pytest.mark.parametrize(("function", "dtype"), [(f, d) for f in FUN
 def engine_plan(function: str, dtype: str, n: int, shape: tuple[int, int], gpu: Gpu = H200) -> Plan:
     sizes, type_ = [shape[0], n, shape[1]], getattr(torch, dtype)
     strides = [n * shape[1], shape[1], 1]
-    of = {"compute": gpu.compute, "multiprocessors": gpu.multiprocessors, "gpu": gpu.name}
+    of = {"arch": gpu.compute, "sm_count": gpu.multiprocessors, "gpu": gpu.name}
     if function == "columns":
         found = native.plan("softmax", True, sizes, strides, strides, [1], type_, type_, **of)
     else:
         found = native.gradient_plan("softmax", sizes, [strides] * 3 + [[0, 0, 0]], [1], type_, type_, **of)
-    numbers = (found[key] for key in FIELDS[1:-1])
-    return Plan((*TIERS, "columns-stream").index(found["tier"]), *numbers, EDGES.index(found["edges"]))
+    return Plan(*found["plan"])
 
 
 def of_length(n: int, dtype: str, function: str, gpu: Gpu = H200):
@@ -67,9 +66,9 @@ def test_every_candidate_is_an_entry_and_its_plan_the_engines(function, dtype, t
         for mib in (256, 1):
             shape = shape_of(n, size, mib)
             for choice, plan in candidates(n, shape, size, operands(function), H200):
-                native.set_tables(H200.name, "a test", {**BASE, f"{function}{8 * size}": [[store.ANY, *choice]]})
+                native.set_tables(H200.name, "a test", {**BASE, f"{function}_f{8 * size}": [[store.ANY, *choice]]})
                 assert engine_plan(function, dtype, n, shape) == plan, (n, choice)
-                seen.add((plan.tier, plan.split > 1, min(plan.shelf, 2)))
+                seen.add((plan.tier, plan.blocks_per_row > 1, min(plan.smem_vecs, 2)))
     assert {(COLUMNS, False, 0), (COLUMNS, True, 0), (COLUMNS, True, 2), (COLUMNS, False, 1), (GRID, True, 2)} <= seen
 
 
@@ -81,7 +80,7 @@ def test_so_it_is_on_other_gpus(function, dtype, gpu):
         for n in (*LENGTHS[::3], LONGEST):
             shape = shape_of(n, size, 64)
             for choice, plan in candidates(n, shape, size, operands(function), gpu)[::3]:
-                native.set_tables(gpu.name, "a test", {**BASE, f"{function}{8 * size}": [[store.ANY, *choice]]})
+                native.set_tables(gpu.name, "a test", {**BASE, f"{function}_f{8 * size}": [[store.ANY, *choice]]})
                 assert engine_plan(function, dtype, n, shape, gpu) == plan, (n, choice)
     finally:
         native.set_tables(gpu.name, **native.tables())
@@ -94,7 +93,7 @@ def test_the_built_in_plans_are_tried_too(function, dtype):
         shape = shape_of(n, size, 256)
         plan = engine_plan(function, dtype, n, shape)
         assert plan in [c.plan for c in candidates(n, shape, size, operands(function), H200)], n
-        entry = next(e for e in BASE[f"{function}{8 * size}"] if n <= e[0])
+        entry = next(e for e in BASE[f"{function}_f{8 * size}"] if n <= e[0])
         assert resolve(Choice(*entry[1:]), n, shape, size, operands(function), H200) in (plan, None)
 
 
@@ -106,38 +105,38 @@ def test_every_plan_is_what_it_was_before_there_were_tables():
         for types in TYPES:
             for compute in (80, 90, 120):
                 for plan in random_plans(200, None, "softmax", which, types, compute):
-                    numbers = [plan[key] for key in (*FIELDS, "threads", "grid")]
+                    numbers = [*plan["plan"], plan["threads"], plan["grid"]]
                     digests[which] = zlib.crc32(repr(numbers).encode(), digests[which])
-    assert digests == {"forward": 0xCA353C5D, "backward": 0x232A69CF, "backward_broadcast": 0x2ADD1201}
+    assert digests == {"forward": 0xFA15772A, "backward": 0x081078D0, "backward_broadcast": 0x2165682C}
 
 
 def test_the_tables_are_those_of_the_gpu_by_its_name(tables_back):
     entries = [[store.ANY, COLUMNS, 64, 4, 4, 0]]
-    native.set_tables(H200.name, "a test", {**BASE, "columns32": entries, "column_gradients16": entries})
+    native.set_tables(H200.name, "a test", {**BASE, "columns_f32": entries, "columns_backward_f16": entries})
     shape = (64, 4096)
-    for function, dtype in (("columns", "float32"), ("column_gradients", "bfloat16")):
-        assert engine_plan(function, dtype, 64, shape).lanes == 4
-        assert engine_plan(function, dtype, 64, shape, RTX).lanes == 16
-    assert engine_plan("columns", "bfloat16", 64, shape).lanes == 16
-    assert engine_plan("column_gradients", "float32", 64, shape).lanes == 16
+    for function, dtype in (("columns", "float32"), ("columns_backward", "bfloat16")):
+        assert engine_plan(function, dtype, 64, shape).threads_per_row == 4
+        assert engine_plan(function, dtype, 64, shape, RTX).threads_per_row == 16
+    assert engine_plan("columns", "bfloat16", 64, shape).threads_per_row == 16
+    assert engine_plan("columns_backward", "float32", 64, shape).threads_per_row == 16
 
 
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
         ([2, 128, 8, 8, 0], "the tiers columns and columns-grid alone"),
-        ([6, 128, 8, 3, 0], "split is a power of two"),
-        ([6, 128, 8, 256, 0], "split is a power of two"),
-        ([6, 32, 8, 8, 0], "lanes is a multiple of 32 from 64 to 512"),
-        ([6, 1024, 8, 8, 0], "lanes is a multiple of 32 from 64 to 512"),
-        ([6, 128, 26, 8, 0], "values is 1 to "),
-        ([6, 128, 0, 8, 0], "values is 1 to "),
-        ([6, 128, 8, 8, 2], "shelf is 1, or a multiple of 4"),
-        ([6, 128, 8, 8, 52], "shelf is 1, or a multiple of 4"),
-        ([7, 128, 0, 8, 0], "columns-grid has a split alone"),
+        ([6, 128, 8, 3, 0], "tile_vecs is a power of two"),
+        ([6, 128, 8, 256, 0], "tile_vecs is a power of two"),
+        ([6, 32, 8, 8, 0], "threads is a multiple of 32 from 64 to 512"),
+        ([6, 1024, 8, 8, 0], "threads is a multiple of 32 from 64 to 512"),
+        ([6, 128, 26, 8, 0], "vecs_per_thread is 1 to "),
+        ([6, 128, 0, 8, 0], "vecs_per_thread is 1 to "),
+        ([6, 128, 8, 8, 2], "smem_vecs is 1, or a multiple of 4"),
+        ([6, 128, 8, 8, 52], "smem_vecs is 1, or a multiple of 4"),
+        ([7, 128, 0, 8, 0], "columns-grid has tile_vecs alone"),
     ],
 )
-@pytest.mark.parametrize("name", ["columns32", "column_gradients16"])
+@pytest.mark.parametrize("name", ["columns_f32", "columns_backward_f16"])
 def test_unsound_entries_are_refused(name, entry, words):
     with pytest.raises(RuntimeError, match=f"table {name}: limit {store.ANY}: .*{words}"):
         native.set_tables("a GPU", "a test", {**BASE, name: [[store.ANY, *entry]]})
@@ -145,9 +144,9 @@ def test_unsound_entries_are_refused(name, entry, words):
 
 def test_a_gradient_keeps_fewer_vectors():
     entries = [[store.ANY, 6, 128, 24, 8, 0]]
-    native.set_tables("a GPU", "a test", {**BASE, "columns16": entries})
-    with pytest.raises(RuntimeError, match="values is 1 to 16"):
-        native.set_tables("a GPU", "a test", {**BASE, "column_gradients16": entries})
+    native.set_tables("a GPU", "a test", {**BASE, "columns_f16": entries})
+    with pytest.raises(RuntimeError, match="vecs_per_thread is 1 to 16"):
+        native.set_tables("a GPU", "a test", {**BASE, "columns_backward_f16": entries})
 
 
 @every_kind
@@ -169,7 +168,9 @@ def test_capacity_is_the_longest_column_of_a_cluster(function, dtype, gpu):
             longest = capacity(choice, size, kept, gpu)
             assert not longest or resolve(choice, longest, MANY, size, kept, gpu) is not None, choice
             # what a shelf needs of shared memory depends on how much of it a column needs
-            assert not longest or choice.shelf or resolve(choice, longest + 1, MANY, size, kept, gpu) is None, choice
+            assert not longest or choice.smem_vecs or resolve(choice, longest + 1, MANY, size, kept, gpu) is None, (
+                choice
+            )
 
 
 def test_the_number_of_kernels_is_bounded():
@@ -207,19 +208,19 @@ def test_every_measured_length_is_served_within_1_percent_of_its_best(gpu):
     native.set_tables("a GPU", "a test", tables)
     assert [name for name in tables if tables[name] == BASE[name]] == [name for name in BASE if "column" not in name]
     for p in points:
-        table = tables[f"{p.function}{8 * DTYPES[p.dtype]}"]
+        table = tables[f"{p.function}_f{8 * DTYPES[p.dtype]}"]
         choice = Choice(*next(entry for entry in table if p.n <= entry[0])[1:])
         assert p.times[choice] <= 1.01 * p.best
     assert all(tables[name][-1] == BASE[name][-1] for name in BASE), "longer ones go over the chip"
 
 
 def test_a_sweep_measures_what_is_asked_for(tmp_path):
-    timer = FakeTimer()
+    meter = FakeTimer()
     options = Options(lengths=(21, 1000, 200000), functions=("columns",), dtypes=("float32",), size_mib=16)
-    stored = sweep(H200, options, tmp_path / "tables.json", timer, BASE, lambda origin, tables: None)
-    assert [(f, d, n) for f, d, n, _ in timer.done] == [("columns", "float32", 21), ("columns", "float32", 1000)]
-    assert {function for function, *_ in timer.prepared} == {"columns"}
-    assert [name for name in BASE if stored.tables[name] != BASE[name]] == ["columns32"]
+    stored = sweep(H200, options, tmp_path / "tables.json", meter, BASE, lambda origin, tables: None)
+    assert [(f, d, n) for f, d, n, _ in meter.done] == [("columns", "float32", 21), ("columns", "float32", 1000)]
+    assert {function for function, *_ in meter.prepared} == {"columns"}
+    assert [name for name in BASE if stored.tables[name] != BASE[name]] == ["columns_f32"]
     assert stored == store.read(stored.path)
     native.set_tables("a GPU", stored.origin, stored.tables)
     by_default = {(function, n) for function, _, n, _ in Options().points}
@@ -233,7 +234,7 @@ def test_a_sweep_measures_what_is_asked_for(tmp_path):
 
 def measured(spoil, function: str) -> Measurement:
     x = torch.randn(3, 16, 64, generator=torch.Generator().manual_seed(0))
-    grad = torch.randn(x.shape) if function == "column_gradients" else None
+    grad = torch.randn(x.shape) if function == "columns_backward" else None
     x = x if grad is None else x.softmax(1)
 
     def launch(plan, y):
@@ -247,11 +248,11 @@ def measured(spoil, function: str) -> Measurement:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_timer_launches_what_is_checked(function, dtype, monkeypatch):
+def test_the_meter_launches_what_is_checked(function, dtype, monkeypatch):
     """By the plan in use, on the CPU, which takes no other."""
-    timer = object.__new__(CudaTimer)
-    timer.size_mib, timer.repeats = 1, 3
-    monkeypatch.setattr(timer, "_input", lambda dtype, count: torch.randn(count).to(dtype), raising=False)
+    meter = object.__new__(CudaTimer)
+    meter.size_mib, meter.repeats = 1, 3
+    monkeypatch.setattr(meter, "_input", lambda dtype, count: torch.randn(count).to(dtype), raising=False)
     plan = of_length(64, str(dtype)[6:], function)[0].plan
 
     def look(x, grad, tried, launch, *_):
@@ -266,7 +267,7 @@ def test_the_timer_launches_what_is_checked(function, dtype, monkeypatch):
         return "a point"
 
     monkeypatch.setattr("onepass.tools.tune.timing.measure_columns", look)
-    assert timer._measure_columns(function, dtype, 64, lambda call, repeats: 1.0, []) == "a point"
+    assert meter._measure_columns(function, dtype, 64, lambda call, repeats: 1.0, []) == "a point"
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

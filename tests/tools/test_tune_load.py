@@ -64,7 +64,7 @@ def test_the_file_is_in_the_users_folder_of_settings(tmp_path, monkeypatch):
 
 def test_a_good_file_is_taken(config):
     assert load.load(KIND) is None
-    tables = {**BASE, "odd32": [[store.ANY, -1, 0, 0, 1, 0]]}
+    tables = {**BASE, "unaligned_f32": [[store.ANY, -1, 0, 0, 1, 0]]}
     config.write_text(changed(tables=tables))
     stored = load.load(KIND)
     assert stored is not None
@@ -111,41 +111,50 @@ LAST = [store.ANY, 5, 512, 16, 1, 0]
         ("\x00", "is not JSON"),
         ("[]", "it is a JSON object"),
         ("3", "it is a JSON object, got 3"),
-        (changed(version=1), "its version is 4, got 1"),
-        (changed(version=True), "its version is 4, got True"),
-        ("{}", "its version is 4, got None"),
+        (changed(version=1), "its version is 5, got 1"),
+        (changed(version=True), "its version is 5, got True"),
+        ("{}", "its version is 5, got None"),
         (changed(gpu=None), "its gpu is a text"),
         (changed(compute="90"), "its compute is a whole number, got '90'"),
         (changed(multiprocessors=7.0), "its multiprocessors is a whole number"),
         (changed(date=1), "its date is a text"),
-        (changed(tables=None), "tables are rows32"),
-        (changed(tables={"rows32": [LAST]}), "got rows32"),
+        (changed(tables=None), "tables are write_f32"),
+        (changed(tables={"write_f32": [LAST]}), "got write_f32"),
         (
             with_table("more", [LAST]),
-            "got rows32, rows16, reduce32, reduce16, odd32, odd16, few32, few16, columns32, .*, more",
+            "got write_f32, write_f16, reduce_f32, reduce_f16, unaligned_f32, unaligned_f16, few_rows_f32, .*, more",
         ),
-        (with_table("rows16", []), "table rows16 is a list of entries"),
-        (with_table("rows16", {}), "table rows16 is a list of entries"),
-        (with_table("rows32", [[1, 2, 3], LAST]), "table rows32, entry 0: six whole numbers"),
-        (with_table("rows32", [[8.0, 0, 1, 0, 1, 0], LAST]), "table rows32, entry 0: six whole numbers"),
-        (with_table("rows32", [[True, 0, 1, 0, 1, 0], LAST]), "table rows32, entry 0: six whole numbers"),
-        (with_table("rows32", [[8, 0, 1, 0, 1, 0], [8, 0, 2, 0, 1, 0], LAST]), "entry 1: limits rise"),
-        (with_table("rows32", [[-8, 0, 1, 0, 1, 0], LAST]), "entry 0: limits rise"),
-        (with_table("rows32", [[2**63, 5, 512, 16, 1, 0]]), "entry 0: limits rise"),
-        (with_table("rows32", [[8, 0, 1, 0, 1, 0]]), "ends at rows of 8"),
-        (with_table("rows32", [[8, 6, 1, 0, 1, 0], LAST]), "a tier is 0 to 5"),
-        (with_table("rows32", [[8, 0, 10**30, 0, 1, 0], LAST]), "lanes, values, split and shelf are 0 to 1024"),
-        (with_table("rows32", [[8, 0, -1, 0, 1, 0], LAST]), "lanes, values, split and shelf are 0 to 1024"),
+        (with_table("write_f16", []), "table write_f16 is a list of entries"),
+        (with_table("write_f16", {}), "table write_f16 is a list of entries"),
+        (with_table("write_f32", [[1, 2, 3], LAST]), "table write_f32, entry 0: six whole numbers"),
+        (with_table("write_f32", [[8.0, 0, 1, 0, 1, 0], LAST]), "table write_f32, entry 0: six whole numbers"),
+        (with_table("write_f32", [[True, 0, 1, 0, 1, 0], LAST]), "table write_f32, entry 0: six whole numbers"),
+        (with_table("write_f32", [[8, 0, 1, 0, 1, 0], [8, 0, 2, 0, 1, 0], LAST]), "entry 1: limits rise"),
+        (with_table("write_f32", [[-8, 0, 1, 0, 1, 0], LAST]), "entry 0: limits rise"),
+        (with_table("write_f32", [[2**63, 5, 512, 16, 1, 0]]), "entry 0: limits rise"),
+        (with_table("write_f32", [[8, 0, 1, 0, 1, 0]]), "ends at rows of 8"),
+        (with_table("write_f32", [[8, 6, 1, 0, 1, 0], LAST]), "a tier is 0 to 5"),
+        (
+            with_table("write_f32", [[8, 0, 10**30, 0, 1, 0], LAST]),
+            "and smem_vecs are 0 to 1024",
+        ),
+        (
+            with_table("write_f32", [[8, 0, -1, 0, 1, 0], LAST]),
+            "and smem_vecs are 0 to 1024",
+        ),
         # what the engine says
-        (with_table("rows32", [[8, 0, 3, 0, 1, 0], LAST]), "lanes is a power of two"),
-        (with_table("rows32", [[8, -1, 0, 0, 1, 0], LAST]), "rows32"),
-        (with_table("odd16", [LAST]), "odd tables have the flat tier alone"),
-        (with_table("rows32", [[4096, 0, 32, 0, 1, 0], LAST]), "so few lanes"),
-        (with_table("reduce32", [[8, -1, 0, 0, 1, 0], LAST]), "table reduce32: limit 8: no such tier"),
-        (with_table("reduce16", [[8, 0, 3, 0, 1, 0], LAST]), "table reduce16: limit 8: lanes is a power of two"),
-        (with_table("reduce16", [[store.ANY, 5, 32, 16, 1, 0]]), "lanes is a multiple of 32 from 64 to 1024"),
-        (with_table("columns32", [LAST]), "table columns32, entry 0: a tier of columns is 6 or 7"),
-        (with_table("columns32", [[store.ANY, 6, 100, 8, 8, 0]]), "table columns32: .* lanes is a multiple of 32"),
+        (with_table("write_f32", [[8, 0, 3, 0, 1, 0], LAST]), "threads is a power of two"),
+        (with_table("write_f32", [[8, -1, 0, 0, 1, 0], LAST]), "write_f32"),
+        (with_table("unaligned_f16", [LAST]), "unaligned tables have the tier staged alone"),
+        (with_table("write_f32", [[4096, 0, 32, 0, 1, 0], LAST]), "so few threads"),
+        (with_table("reduce_f32", [[8, -1, 0, 0, 1, 0], LAST]), "table reduce_f32: limit 8: no such tier"),
+        (with_table("reduce_f16", [[8, 0, 3, 0, 1, 0], LAST]), "table reduce_f16: limit 8: threads is a power of two"),
+        (with_table("reduce_f16", [[store.ANY, 5, 32, 16, 1, 0]]), "threads is a multiple of 32 from 64 to 1024"),
+        (with_table("columns_f32", [LAST]), "table columns_f32, entry 0: a tier of columns is 6 or 7"),
+        (
+            with_table("columns_f32", [[store.ANY, 6, 100, 8, 8, 0]]),
+            "table columns_f32: .* threads is a mult",
+        ),
         (changed(compute=80), "is of a GPU .compute 80, multiprocessors 7.; this GPU is a GPU .compute 90, multiproc"),
         (changed(multiprocessors=132), "multiprocessors 132.; this GPU is a GPU .compute 90, multiprocessors 7"),
         (changed(gpu="another GPU"), "is of another GPU .compute 90, multiprocessors 7.; this GPU is a GPU .comp"),
@@ -232,11 +241,11 @@ def test_explain_names_the_tables(config):
 def test_an_h100_has_not_the_tables_of_an_h200(tables_back):
     """Though it has as many multiprocessors of the same compute capability."""
     h100 = "NVIDIA H100 80GB HBM3"
-    native.set_tables("NVIDIA H200", "a test", {**BASE, "rows32": [LAST]})
+    native.set_tables("NVIDIA H200", "a test", {**BASE, "write_f32": [LAST]})
     assert native.tables(h100) == {"origin": native.tables()["origin"], "tables": BASE}
     assert "(the nearest)" in load.note(native.tables(h100)["origin"], h100)
     layout = [9000, 1024], [1024, 1], [1024, 1], [1], torch.float32, torch.float32
     tiers = [native.plan("softmax", True, *layout, gpu=gpu)["tier"] for gpu in ("NVIDIA H200", h100, "")]
-    assert tiers == ["stream", "block", "block"]
+    assert tiers == ["twopass", "block", "block"]
     with pytest.raises(RuntimeError, match="a GPU that has a name"):
         native.set_tables("", "a test", BASE)

@@ -82,7 +82,7 @@ def test_a_file_is_written_whole_or_not_at_all(path, monkeypatch):
 
 def test_tables_that_the_engine_refuses_are_not_written(path):
     def refuse(origin, tables):
-        raise RuntimeError("onepass: table rows32: unsound")
+        raise RuntimeError("onepass: table write_f32: unsound")
 
     with pytest.raises(RuntimeError, match="unsound"):
         run(path, FakeTimer(), use=refuse)

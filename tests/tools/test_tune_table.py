@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from lib.tune import BASE, GPUS, H200, made_up
 from onepass import native
 from onepass.tables import ANY, NAMES, check_tables
-from onepass.tools.tune.candidates import FLAT, Choice, candidates
+from onepass.tools.tune.candidates import STAGED, Choice, candidates
 from onepass.tools.tune.sizes import LENGTHS, is_odd, row_counts
 from onepass.tools.tune.table import build, entries, flat_pays, is_few, spliced
 from onepass.tools.tune.timing import FUNCTIONS, Measurement
 
 A, B, C = Choice(0, 8, 0, 1, 0), Choice(0, 16, 0, 1, 0), Choice(2, 0, 32, 1, 0)
-F = Choice(FLAT, 4, 0, 1, 0)
+F = Choice(STAGED, 4, 0, 1, 0)
 ROWS = NAMES[:8]  # the tables of rows
 
 
@@ -65,11 +65,11 @@ def test_a_limit_is_the_geometric_middle_or_what_the_entry_holds():
 def test_a_limit_is_no_longer_than_what_takes_as_many_threads():
     few, more = Choice(2, 0, 16, 1, 0), Choice(2, 0, 24, 1, 0)  # 6144 floats: 384 threads; beyond, 416
     points = [point(6144, {few: 1.0, more: 2.0}), point(7168, {few: 2.0, more: 1.0})]
-    table = [tuple(entry) for entry in build(points, BASE, H200)["rows32"]]
+    table = [tuple(entry) for entry in build(points, BASE, H200)["write_f32"]]
     assert (6144, *few) in table
     assert look_up(table, 6145)[1:] == more
     points[0] = point(6100, {few: 1.0, more: 2.0})
-    assert (6141, *few) in [tuple(entry) for entry in build(points, BASE, H200)["rows32"]]  # within a vector
+    assert (6141, *few) in [tuple(entry) for entry in build(points, BASE, H200)["write_f32"]]  # within a vector
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_splicing_keeps_what_was_not_measured():
     assert spliced(base, [[40, *B]], 20) == [[10, *A], [100, *B], [ANY, *C]]
     assert spliced(base, [[ANY, *A]], 1) == [[ANY, *A]]
     flat = [[40, *F], [ANY, -1, 0, 0, 1, 0]]
-    more = Choice(FLAT, 8, 0, 1, 0)
+    more = Choice(STAGED, 8, 0, 1, 0)
     assert spliced(flat, [[90, *more]], 60, gap=False) == [[40, *F], [90, *more], [ANY, -1, 0, 0, 1, 0]]
 
 
@@ -113,16 +113,16 @@ def test_every_measured_length_is_served_within_1_percent_of_its_best(gpu, seed)
     flats = 0
     for p in measured:
         size = 4 if p.dtype == "float32" else 2
-        choice = Choice(*look_up(tables[f"odd{8 * size}"], p.n)[1:]) if is_odd(p.n, size) else None
-        if choice is not None and choice.tier == FLAT:
+        choice = Choice(*look_up(tables[f"unaligned_f{8 * size}"], p.n)[1:]) if is_odd(p.n, size) else None
+        if choice is not None and choice.tier == STAGED:
             if p.function == "logsumexp":
                 continue  # goes with softmax
             flats += 1
-            best = min(us for c, us in p.times.items() if c.tier == FLAT)
+            best = min(us for c, us in p.times.items() if c.tier == STAGED)
         else:
-            kind = "few" if is_few(p) else "rows" if p.function == "softmax" else "reduce"
-            choice = Choice(*look_up(tables[f"{kind}{8 * size}"], p.n)[1:])
-            best = min(us for c, us in p.times.items() if c.tier != FLAT)
+            kind = "few_rows" if is_few(p) else "write" if p.function == "softmax" else "reduce"
+            choice = Choice(*look_up(tables[f"{kind}_f{8 * size}"], p.n)[1:])
+            best = min(us for c, us in p.times.items() if c.tier != STAGED)
         assert p.times[choice] <= 1.01 * best
     assert flats > 20
 
@@ -134,7 +134,7 @@ def test_any_choice_of_lengths_makes_a_sound_table(lengths, seed):
     tables = build(sweep(H200, sorted(lengths), seed), BASE, H200)
     check_tables(tables)
     native.set_tables("a GPU", "a test", tables)
-    for name in ("rows32", "rows16", "reduce32", "reduce16"):
+    for name in ("write_f32", "write_f16", "reduce_f32", "reduce_f16"):
         for n in random.Random(seed).sample(range(1, 2**21), 200):
             if n < min(lengths) or n > max(lengths):
                 assert look_up(tables[name], n)[1:] == look_up(BASE[name], n)[1:]
@@ -143,15 +143,15 @@ def test_any_choice_of_lengths_makes_a_sound_table(lengths, seed):
 def test_one_type_leaves_the_tables_of_the_other_alone():
     tables = build([p for p in sweep(H200) if p.dtype == "bfloat16"], BASE, H200)
     kept = [name for name in ROWS if tables[name] == BASE[name]]
-    assert kept == ["rows32", "reduce32", "odd32", "few32"]
+    assert kept == ["write_f32", "reduce_f32", "unaligned_f32", "few_rows_f32"]
 
 
 def test_one_function_leaves_the_tables_of_the_other_alone():
     points = sweep(H200)
     tables = build([p for p in points if p.function == "logsumexp"], BASE, H200)
-    assert [name for name in NAMES if tables[name] != BASE[name]] == ["reduce32", "reduce16"]
+    assert [name for name in NAMES if tables[name] != BASE[name]] == ["reduce_f32", "reduce_f16"]
     tables = build([p for p in points if p.function == "softmax"], BASE, H200)
-    assert [name for name in ROWS if tables[name] == BASE[name]] == ["reduce32", "reduce16"]
+    assert [name for name in ROWS if tables[name] == BASE[name]] == ["reduce_f32", "reduce_f16"]
     assert all(tables[name] == BASE[name] for name in NAMES if name not in ROWS)
 
 
@@ -162,17 +162,17 @@ def test_the_only_measurement_of_a_length_is_of_few_rows_and_of_many():
         Measurement("softmax", "float32", 4096, rows, 1.0, 1.0, {best: 1.0}) for rows, best in ((4096, few), (9, many))
     ]
     tables = build(points, BASE, H200)
-    assert (look_up(tables["few32"], 4096)[1:], look_up(tables["rows32"], 4096)[1:]) == ([*few], [*many])
+    assert (look_up(tables["few_rows_f32"], 4096)[1:], look_up(tables["write_f32"], 4096)[1:]) == ([*few], [*many])
     tables = build(points[:1], BASE, H200)
-    assert look_up(tables["few32"], 4096)[1:] == look_up(tables["rows32"], 4096)[1:] == [*few]
+    assert look_up(tables["few_rows_f32"], 4096)[1:] == look_up(tables["write_f32"], 4096)[1:] == [*few]
 
 
 def test_odd_lengths_that_the_tier_flat_has_are_not_in_the_table_of_reductions():
     """As in that of rows: else an entry would be chosen by a length that it does not serve."""
     flat, slow = [[100, *F], [ANY, -1, 0, 0, 1, 0]], [[ANY, *A]]
-    base = {**BASE, "odd32": flat, "reduce32": slow}
+    base = {**BASE, "unaligned_f32": flat, "reduce_f32": slow}
     lengths = {33: A, 64: B, 125: C}  # 33 is served by the tier flat
     points = [Measurement("logsumexp", "float32", n, 1000, 1.0, 1.0, {best: 1.0}) for n, best in lengths.items()]
-    table = build(points, base, H200)["reduce32"]
+    table = build(points, base, H200)["reduce_f32"]
     assert look_up(table, 33)[1:] == list(A)  # of the base: nothing was measured for rows so short
     assert table == [[63, *A], [89, *B], [125, *C], [ANY, *A]]

@@ -9,7 +9,7 @@ from onepass.tools.tune.candidates import Candidate, Choice, Plan
 from onepass.tools.tune.timing import TRIAL_CALLS, Measurement, WrongResultError, check_result, measure_rows
 
 CHOICES = [Choice(0, lanes, 0, 1, 0) for lanes in (1, 2, 4, 8)]
-TRIED = [Candidate(c, Plan(0, c.lanes, 128 // c.lanes, 4, 4, 1, 0)) for c in CHOICES]
+TRIED = [Candidate(c, Plan(0, c.threads, 128 // c.threads, 4, 4, 1, 0)) for c in CHOICES]
 
 
 def launcher(function, spoil):
@@ -58,7 +58,7 @@ def test_choices_of_one_plan_are_measured_once():
 )
 def test_a_wrong_candidate_is_an_error(spoil, words):
     with pytest.raises(WrongResultError, match=words) as raised:
-        measured(lambda plan, y: spoil(y) if plan.lanes == 4 else None)
+        measured(lambda plan, y: spoil(y) if plan.threads_per_row == 4 else None)
     assert "softmax of 100x8 float32 by plan (0, 4, 32," in str(raised.value)
 
 
@@ -106,7 +106,7 @@ def test_slow_plans_are_not_measured_in_full():
         timed.append((*called, repeats))
         return {4: 1.0, 8: 1.05}.get(*called, 2.0) if called else 3.0
 
-    point = measured(lambda plan, y: called.append(plan.lanes), clock=clock)
+    point = measured(lambda plan, y: called.append(plan.threads_per_row), clock=clock)
     assert set(point.times) == {CHOICES[2], CHOICES[3]}
     assert timed == [
         (15,),
@@ -122,7 +122,7 @@ def test_slow_plans_are_not_measured_in_full():
 
 def test_a_refused_plan_is_skipped():
     def spoil(plan, y):
-        if plan.lanes != 4:
+        if plan.threads_per_row != 4:
             raise RuntimeError("onepass: too few lanes\nand more")
 
     point = measured(spoil)

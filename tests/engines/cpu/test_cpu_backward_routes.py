@@ -14,6 +14,7 @@ from torch import Tensor
 import onepass
 from lib.support import ours
 from onepass import autograd
+from onepass.validation import Spec
 
 ops = torch.ops.onepass
 
@@ -24,9 +25,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     alone, apply = autograd._call_backward_kernel, autograd.TransformBackward.apply
 
-    def spy(function: str, *given: Any) -> Any:
-        made.append(function)
-        return alone(function, *given)
+    def spy(spec: Spec, *given: Any) -> Any:
+        made.append(spec.function)
+        return alone(spec, *given)
 
     def recorded(*given: Any) -> Any:
         made.append("differentiable")

@@ -12,7 +12,7 @@ from onepass import reference
 
 pytestmark = pytest.mark.gpu
 
-WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM = range(6)
+WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS = range(6)
 WINDOW, APART, WHOLE = range(3)
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 FAMILY = ("softmax", "log_softmax", "softmin")
@@ -84,7 +84,7 @@ PLANS = {
     "cluster16": (CLUSTER, 64, 1, 2, 16, 0),
     "grid": (GRID, 64, 1, 4, 3, 4),
     "grid, nothing kept": (GRID, 64, 1, 0, 2, 0),
-    "stream": (STREAM, 64, 1, 2, 1, 0),
+    "stream": (TWOPASS, 64, 1, 2, 1, 0),
 }
 
 
@@ -101,7 +101,7 @@ def test_every_tier(tier, types, even):
         if not 1 <= n <= room - wide + 1:
             continue
         for edges in (WINDOW, APART, WHOLE):
-            if edges == WHOLE and (n % wide or PLANS[tier][0] in (GRID, STREAM)):
+            if edges == WHOLE and (n % wide or PLANS[tier][0] in (GRID, TWOPASS)):
                 continue
             if edges == WINDOW and n < wide:  # no such vector lies in a row
                 continue
@@ -131,7 +131,7 @@ def test_the_plans_own(n):
 def test_long_rows(shape, dtype):
     for function in FAMILY[:2]:
         check(function, shape, (dtype, dtype))
-        check(function, shape, (dtype, dtype), (1, 1, 1), (3, 3, 3), even=True)
+        check(function, shape, (dtype, dtype), (1, 1, 1), (3, 3, 3), grad_is_broadcast=True)
 
 
 OF_LOGSUMEXP = [(F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F16, F32)]  # of x, of the result
@@ -171,7 +171,7 @@ def test_logsumexp(n, types):
 
 
 @every_logsumexp
-@pytest.mark.parametrize(("tier", "lanes", "rows"), [(WARP, 32, 4), (WARP, 4, 32), (STREAM, 64, 1), (STREAM, 512, 1)])
+@pytest.mark.parametrize(("tier", "lanes", "rows"), [(WARP, 32, 4), (WARP, 4, 32), (TWOPASS, 64, 1), (TWOPASS, 512, 1)])
 def test_logsumexp_in_every_tier(tier, lanes, rows, types):
     wide = 16 // types[0].itemsize
     for width, edges in ((wide, WINDOW), (wide, APART), (wide, WHOLE), (1, WINDOW)):
@@ -272,10 +272,10 @@ def test_more_than_2_to_the_31_elements():
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ((FLAT, 4, 32, 8, 1, 1, 2, WINDOW), "tiers warp, block"),
+        ((STAGED, 4, 32, 8, 1, 1, 2, WINDOW), "tiers warp, block"),
         ((BLOCK, 64, 1, 8, 8, 1, 0, WINDOW), "allow 4"),
         ((BLOCK, 32, 1, 4, 4, 1, 0, WINDOW), "rows of up to 128"),
-        ((STREAM, 1024, 1, 8, 4, 1, 0, WINDOW), "up to 512 threads"),
+        ((TWOPASS, 1024, 1, 8, 4, 1, 0, WINDOW), "up to 512 threads"),
         ((GRID, 64, 1, 48, 4, 2, 0, WINDOW), "keep up to 8 vectors"),
     ],
 )

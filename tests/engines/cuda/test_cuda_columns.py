@@ -14,8 +14,8 @@ from lib.columns import (
     GRID,
     PLANS,
     SLAB,
-    STREAM,
     STRIDED,
+    TWOPASS,
     WHOLE,
     WHOLE_SLAB,
     WINDOW,
@@ -48,7 +48,7 @@ from onepass import native
 pytestmark = pytest.mark.gpu
 
 every_tier = pytest.mark.parametrize("edges", [WINDOW, WHOLE, SLAB, WHOLE_SLAB, STRIDED])
-every_edge = pytest.mark.parametrize("tier", [COLUMNS, GRID, STREAM])
+every_edge = pytest.mark.parametrize("tier", [COLUMNS, GRID, TWOPASS])
 
 
 @every_edge
@@ -78,7 +78,7 @@ def test_every_tier_of_gradients(runner, function, tier, edges):
 @pytest.mark.parametrize("vector", [1, 2])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
 def test_narrow_vectors(runner, dtype, vector):
-    for tier, edges in ((COLUMNS, WINDOW), (COLUMNS, WHOLE), (GRID, SLAB), (STREAM, SLAB)):
+    for tier, edges in ((COLUMNS, WINDOW), (COLUMNS, WHOLE), (GRID, SLAB), (TWOPASS, SLAB)):
         for n, inner, place, given in shapes(PLANS[tier, edges][0], edges, vector):
             x = operand(special(3, n, inner, dtype, runner.device), place, dtype)
             forward(runner, "softmax", x, dtype, place, given)
@@ -106,7 +106,7 @@ MANY = [
     (Plan(GRID, 4, 16, 2, 33), WINDOW),
     (Plan(GRID, 64, 1, 4, 3), SLAB),
     (Plan(GRID, 32, 4, 4, 3), STRIDED),
-    (Plan(STREAM, 8, 8, 3, 3), WHOLE),
+    (Plan(TWOPASS, 8, 8, 3, 3), WHOLE),
 ]
 
 
@@ -129,7 +129,7 @@ BITS = [
     (Plan(COLUMNS, 4, 16, 4, 4), WINDOW, (5, 250, 41)),
     (Plan(GRID, 4, 64, 8, 32), WHOLE, (2, 9000, 16)),
     (Plan(GRID, 64, 1, 4, 8), SLAB, (9, 800, 7)),
-    (Plan(STREAM, 4, 64, 8, 16), WHOLE, (2, 9000, 16)),
+    (Plan(TWOPASS, 4, 64, 8, 16), WHOLE, (2, 9000, 16)),
 ]
 
 
@@ -167,7 +167,7 @@ def test_a_ring_runs_on_into_the_next_tile(runner, dtype, edges):
 
 
 LONG = (2, 9000, 16)  # over the chip
-OVER_THE_CHIP = [Plan(GRID, 4, 64, 8, 32).given(WHOLE, 4, 16), Plan(STREAM, 4, 64, 8, 32).given(WHOLE, 4, 16)]
+OVER_THE_CHIP = [Plan(GRID, 4, 64, 8, 32).given(WHOLE, 4, 16), Plan(TWOPASS, 4, 64, 8, 32).given(WHOLE, 4, 16)]
 
 
 @pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=str)

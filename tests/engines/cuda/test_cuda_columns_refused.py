@@ -9,8 +9,8 @@ from lib.columns import (
     F32,
     GRID,
     SLAB,
-    STREAM,
     STRIDED,
+    TWOPASS,
     WHOLE,
     WHOLE_SLAB,
     WINDOW,
@@ -25,22 +25,22 @@ _ops = torch.ops.onepass
 REFUSED = [  # of (3, 20, 12) floats over dim 1
     ((9, 4, 4, 16, 4, 1, 0, WINDOW), "tier is 0"),
     ((COLUMNS, 4, 4, 16, 4), "a plan is"),
-    ((COLUMNS, 4, 4, 6, 4, 1, 0, WINDOW), "values 1 to 32 times as many"),
-    ((COLUMNS, 4, 4, 132, 4, 1, 0, WINDOW), "values 1 to 32 times as many"),
-    ((COLUMNS, 4, 4, 12, 3, 1, 0, WINDOW), "vector is a power of two up to 8"),
-    ((COLUMNS, 4, 4, 16, 4, 3, 0, WINDOW), "split is a power of two up to 16 in the tier columns"),
-    ((GRID, 4, 4, 16, 4, 0, 0, WINDOW), "1 to 1024 in the others"),
+    ((COLUMNS, 4, 4, 6, 4, 1, 0, WINDOW), "items_per_thread 1 to 32 times as many"),
+    ((COLUMNS, 4, 4, 132, 4, 1, 0, WINDOW), "items_per_thread 1 to 32 times as many"),
+    ((COLUMNS, 4, 4, 12, 3, 1, 0, WINDOW), "vec_size is a power of two up to 8"),
+    ((COLUMNS, 4, 4, 16, 4, 3, 0, WINDOW), "blocks_per_tile is a power of two up to 16 in the tier columns"),
+    ((GRID, 4, 4, 16, 4, 0, 0, WINDOW), "1 to 1024 in the other tiers"),
     ((COLUMNS, 0, 4, 16, 4, 1, 0, WINDOW), "have 1 to 1024 threads"),
     ((COLUMNS, 64, 32, 16, 4, 1, 0, WINDOW), "have 1 to 1024 threads"),
-    ((COLUMNS, 4, 4, 16, 4, 1, 3, WHOLE), "a shelf of columns has up to 64 vectors"),
-    ((COLUMNS, 4, 4, 16, 4, 1, 68, WHOLE), "a shelf of columns has up to 64 vectors"),
-    ((COLUMNS, 4, 4, 4, 1, 1, 4, WHOLE), "a shelf of columns has up to 64 vectors"),
-    ((GRID, 4, 4, 16, 4, 2, AHEAD, WHOLE), "is 1 for the next tile"),
-    ((STREAM, 4, 4, 16, 4, 1, 4, WHOLE), "a shelf of columns has up to 64 vectors"),
-    ((COLUMNS, 4, 4, 16, 4, 1, 0, 1), "edges is 0"),
-    ((COLUMNS, 4, 4, 16, 4, 1, 0, 6), "edges is 0"),
-    ((COLUMNS, 4, 4, 16, 4, 1, 4, WINDOW), "a shelf takes whole vectors"),
-    ((COLUMNS, 4, 4, 16, 1, 1, 0, STRIDED), "edges strided are for strides"),
+    ((COLUMNS, 4, 4, 16, 4, 1, 3, WHOLE), "smem_vecs is a multiple of 4 up to 64"),
+    ((COLUMNS, 4, 4, 16, 4, 1, 68, WHOLE), "smem_vecs is a multiple of 4 up to 64"),
+    ((COLUMNS, 4, 4, 4, 1, 1, 4, WHOLE), "smem_vecs is a multiple of 4 up to 64"),
+    ((GRID, 4, 4, 16, 4, 2, AHEAD, WHOLE), "or 1 for the next tile"),
+    ((TWOPASS, 4, 4, 16, 4, 1, 4, WHOLE), "smem_vecs is a multiple of 4 up to 64"),
+    ((COLUMNS, 4, 4, 16, 4, 1, 0, 1), "access is 0"),
+    ((COLUMNS, 4, 4, 16, 4, 1, 0, 6), "access is 0"),
+    ((COLUMNS, 4, 4, 16, 4, 1, 4, WINDOW), "shared memory holds whole vectors"),
+    ((COLUMNS, 4, 4, 16, 1, 1, 0, STRIDED), "access strided is for strides"),
     ((COLUMNS, 4, 4, 32, 8, 1, 0, WINDOW), "allow vectors of 4"),
     ((COLUMNS, 4, 4, 16, 4, 1, 0, WINDOW), "of so many elements: 16"),
     ((GRID, 4, 4, 8, 4, 2, 0, WINDOW), "of so many elements: 16"),
@@ -68,7 +68,7 @@ BESIDE = [  # the place of (3, 20, 12), the dim, a plan that would serve others
     (Place((280, 14, 1), 0), 1, (COLUMNS, 4, 8, 16, 4, 1, 0, WINDOW), "allow vectors of 2"),
     (Place((280, 14, 1), 0), 1, (COLUMNS, 3, 1, 128, 4, 1, 0, SLAB), "these columns are no slab"),
     (Place((242, 12, 1), 0), 1, (COLUMNS, 3, 1, 128, 4, 1, 0, WHOLE_SLAB), "these slabs are no whole vectors"),
-    (Place((500, 25, 2), 0), 1, (COLUMNS, 4, 8, 4, 1, 1, 0, WINDOW), "edges strided are for strides"),
+    (Place((500, 25, 2), 0), 1, (COLUMNS, 4, 8, 4, 1, 1, 0, WINDOW), "access strided is for strides"),
     (Place((500, 25, 2), 0), 1, (COLUMNS, 4, 8, 16, 4, 1, 0, STRIDED), "allow vectors of 1"),
     (Place((240, 12, 1), 0), 2, (COLUMNS, 4, 8, 16, 4, 1, 0, WINDOW), "rows that are not one piece of memory each"),
 ]
@@ -85,11 +85,11 @@ def test_a_plan_for_other_places_is_refused(place, dim, plan, words):
     assert (memory == 7).all()
 
 
-def test_edges_whole_take_columns_of_whole_vectors():
+def test_aligned_access_takes_columns_of_whole_vectors():
     x = operand(torch.randn(3, 20, 10, device="cuda"), Place((240, 12, 1), 0), F32)
     for call in (
         lambda out: _ops._softmax_with_plan(x, 0, [1], False, (COLUMNS, 4, 8, 16, 4, 1, 0, WHOLE), out),
         lambda out: _ops._softmax_backward_with_plan(x, x, None, 0, [1], (COLUMNS, 4, 8, 16, 4, 1, 0, WHOLE), out),
     ):
-        with pytest.raises(RuntimeError, match="edges whole: the columns are no whole vectors"):
+        with pytest.raises(RuntimeError, match="access aligned: the columns are no whole vectors"):
             call(operand(torch.zeros_like(x), Place((240, 12, 1), 0), F32))

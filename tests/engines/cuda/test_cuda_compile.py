@@ -11,7 +11,7 @@ import onepass
 from emulator.build import ptx_of
 from onepass import native
 
-WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM, COLUMNS, COLUMNS_GRID, COLUMNS_STREAM = range(9)
+WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS, COLUMNS, COLUMNS_GRID, COLUMNS_TWOPASS = range(9)
 APART, WHOLE, SLAB, WHOLE_SLAB, STRIDED = range(1, 6)  # of edges, beside 0, a window
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
@@ -41,9 +41,9 @@ KERNELS = [
     ("softmax", BF16, BF16, (CLUSTER, 128, 1, 48, 8, 16, 4, 0)),
     ("log_softmax", F32, F32, (CLUSTER, 128, 1, 24, 4, 8, 8, 0)),
     ("softmax", BF16, F32, (CLUSTER, 256, 1, 16, 4, 16, 8, 0)),
-    ("softmax", F32, F32, (FLAT, 1, 128, 34, 1, 1, 1, 0)),
-    ("log_softmax", BF16, BF16, (FLAT, 32, 4, 26, 1, 1, 2, 0)),
-    ("state", BF16, F32, (FLAT, 4, 32, 26, 1, 1, 2, 0)),
+    ("softmax", F32, F32, (STAGED, 1, 128, 34, 1, 1, 1, 0)),
+    ("log_softmax", BF16, BF16, (STAGED, 32, 4, 26, 1, 1, 2, 0)),
+    ("state", BF16, F32, (STAGED, 4, 32, 26, 1, 1, 2, 0)),
     ("softmax", F32, F32, (GRID, 480, 1, 16, 4, 132, 8, 0)),
     ("softmax", BF16, BF16, (GRID, 480, 1, 32, 8, 33, 8, 0)),
     ("softmax", F32, F32, (GRID, 256, 1, 48, 4, 132, 0, 0)),
@@ -56,15 +56,15 @@ KERNELS = [
     ("log_softmax", F16, F32, (GRID, 352, 1, 32, 4, 132, 16, 0)),
     ("logsumexp", F32, F32, (GRID, 480, 1, 64, 4, 2, 24, 0)),
     ("softmax", BF16, BF16, (BLOCK, 256, 1, 16, 8, 1, 0, 1)),
-    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1, 0, 0)),
-    ("softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
-    ("logsumexp", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
+    ("softmax", F32, F32, (TWOPASS, 512, 1, 16, 4, 1, 0, 0)),
+    ("softmax", BF16, BF16, (TWOPASS, 512, 1, 16, 8, 1, 0, 0)),
+    ("logsumexp", BF16, BF16, (TWOPASS, 512, 1, 16, 8, 1, 0, 0)),
     ("logsumexp", BF16, F32, (WARP, 8, 16, 16, 8, 1, 0, 0)),
-    ("logsumexp", F16, F32, (FLAT, 4, 32, 26, 1, 1, 2, 0)),
+    ("logsumexp", F16, F32, (STAGED, 4, 32, 26, 1, 1, 2, 0)),
     ("logsumexp", BF16, F32, (BLOCK, 256, 1, 32, 8, 1, 0, 2)),
     ("logsumexp", F16, F32, (CLUSTER, 256, 1, 32, 8, 8, 0, 0)),
     ("logsumexp", BF16, F32, (GRID, 480, 1, 32, 8, 33, 8, 0)),
-    ("logsumexp", F16, F32, (STREAM, 512, 1, 16, 8, 1, 0, 0)),
+    ("logsumexp", F16, F32, (TWOPASS, 512, 1, 16, 8, 1, 0, 0)),
 ]
 
 # (function, of the result, of the gradient, plan, which): every source of gradients.
@@ -84,11 +84,11 @@ GRADIENTS = [
     ("softmax", F16, F16, (GRID, 480, 1, 32, 8, 132, 8, 0), "backward"),
     ("softmax", F64, F64, (GRID, 480, 1, 8, 2, 132, 8, 0), "backward"),
     ("log_softmax", BF16, BF16, (GRID, 256, 1, 16, 8, 33, 0, 0), "backward_broadcast"),
-    ("softmax", F32, F32, (STREAM, 512, 1, 16, 4, 1, 0, 0), "backward"),
-    ("log_softmax", BF16, BF16, (STREAM, 512, 1, 16, 8, 1, 0, 0), "backward"),
+    ("softmax", F32, F32, (TWOPASS, 512, 1, 16, 4, 1, 0, 0), "backward"),
+    ("log_softmax", BF16, BF16, (TWOPASS, 512, 1, 16, 8, 1, 0, 0), "backward"),
     ("logsumexp", F32, F32, (WARP, 8, 16, 16, 4, 1, 0, 2), "backward"),
-    ("logsumexp", BF16, BF16, (STREAM, 256, 1, 16, 8, 1, 0, 0), "backward"),
-    ("logsumexp", F32, BF16, (STREAM, 256, 1, 16, 8, 1, 0, 2), "backward"),
+    ("logsumexp", BF16, BF16, (TWOPASS, 256, 1, 16, 8, 1, 0, 0), "backward"),
+    ("logsumexp", F32, BF16, (TWOPASS, 256, 1, 16, 8, 1, 0, 2), "backward"),
     ("logsumexp", F32, F16, (WARP, 8, 16, 16, 8, 1, 0, 0), "backward"),
 ]
 
@@ -123,10 +123,10 @@ COLUMN_KERNELS = [
     ("softmax", F16, F16, (COLUMNS_GRID, 8, 64, 64, 8, 12, 0, 0)),
     ("softmax", F64, F64, (COLUMNS_GRID, 8, 64, 16, 2, 66, 24, WHOLE)),
     ("log_softmax", F32, F32, (COLUMNS_GRID, 1, 256, 8, 1, 4, 0, STRIDED)),
-    ("softmax", F32, F32, (COLUMNS_STREAM, 2, 256, 32, 4, 108, 0, WHOLE)),
-    ("softmax", BF16, BF16, (COLUMNS_STREAM, 1, 512, 64, 8, 132, 0, WHOLE)),
-    ("logsumexp", BF16, BF16, (COLUMNS_STREAM, 8, 64, 64, 8, 1, 0, WHOLE)),
-    ("softmax", F32, F32, (COLUMNS_STREAM, 333, 1, 32, 4, 8, 0, SLAB)),
+    ("softmax", F32, F32, (COLUMNS_TWOPASS, 2, 256, 32, 4, 108, 0, WHOLE)),
+    ("softmax", BF16, BF16, (COLUMNS_TWOPASS, 1, 512, 64, 8, 132, 0, WHOLE)),
+    ("logsumexp", BF16, BF16, (COLUMNS_TWOPASS, 8, 64, 64, 8, 1, 0, WHOLE)),
+    ("softmax", F32, F32, (COLUMNS_TWOPASS, 333, 1, 32, 4, 8, 0, SLAB)),
 ]
 
 COLUMN_GRADIENTS = [
@@ -145,11 +145,11 @@ COLUMN_GRADIENTS = [
     ("softmax", F32, F32, (COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED), "backward"),
     ("softmax", F32, F32, (COLUMNS_GRID, 4, 128, 16, 4, 66, 12, WHOLE), "backward"),
     ("softmax", BF16, BF16, (COLUMNS_GRID, 2, 256, 64, 8, 66, 0, WHOLE), "backward"),
-    ("log_softmax", F32, F32, (COLUMNS_STREAM, 2, 256, 16, 4, 108, 0, WHOLE), "backward"),
-    ("softmax", BF16, BF16, (COLUMNS_STREAM, 333, 1, 32, 8, 1, 0, SLAB), "backward"),
-    ("logsumexp", F32, F32, (COLUMNS_STREAM, 16, 16, 32, 4, 4, 0, WHOLE), "backward"),
-    ("logsumexp", F32, BF16, (COLUMNS_STREAM, 16, 16, 64, 8, 1, 0, WHOLE), "backward"),
-    ("logsumexp", F32, F32, (COLUMNS_STREAM, 245, 1, 32, 4, 4, 0, WHOLE_SLAB), "backward"),
+    ("log_softmax", F32, F32, (COLUMNS_TWOPASS, 2, 256, 16, 4, 108, 0, WHOLE), "backward"),
+    ("softmax", BF16, BF16, (COLUMNS_TWOPASS, 333, 1, 32, 8, 1, 0, SLAB), "backward"),
+    ("logsumexp", F32, F32, (COLUMNS_TWOPASS, 16, 16, 32, 4, 4, 0, WHOLE), "backward"),
+    ("logsumexp", F32, BF16, (COLUMNS_TWOPASS, 16, 16, 64, 8, 1, 0, WHOLE), "backward"),
+    ("logsumexp", F32, F32, (COLUMNS_TWOPASS, 245, 1, 32, 4, 4, 0, WHOLE_SLAB), "backward"),
 ]
 
 
@@ -221,7 +221,7 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
     assert int(report["STACK"]) <= (48 if plan[0] == GRID else 16 if shelved else 0), usage
     assert report["LOCAL"] == "0", usage
     wider = x_type.itemsize if function in ("logsumexp", "state") else max(x_type.itemsize, y_type.itemsize)
-    if plan[0] == FLAT:
+    if plan[0] == STAGED:
         sass = instructions(cubin)
         assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass), "no wide load"
         assert function in ("logsumexp", "state") or re.search(r"STG\.E\.128", sass), "no wide store"
@@ -275,9 +275,9 @@ def test_columns_compile_without_spills(nvrtc, tmp_path, monkeypatch, function, 
 
 SOURCES = Path(onepass.__file__).with_name("csrc") / "cuda" / "kernels"
 MACROS = {
-    "IN_TYPE": "half_t", "OUT_TYPE": "float", "FUNCTION": "SOFTMAX", "THREADS_PER_ROW": 0, "ROWS_PER_BLOCK": 1,
-    "VECS_PER_THREAD": 4, "VEC_SIZE": 4, "VEC_ACCESS": 0, "CLUSTER_SIZE": 1, "USES_SMEM_VECS": 0, "BROADCAST_GRAD": 0,
-    "BLOCK_THREADS": 256, "PREFETCHES_TILE": 0, "USES_GRID": 0, "TWO_PASS": 0,
+    "IN_TYPE": "half_t", "OUT_TYPE": "float", "FUNCTION": "Function::softmax", "THREADS_PER_ROW": 0,
+    "ROWS_PER_BLOCK": 1, "VECS_PER_THREAD": 4, "VEC_SIZE": 4, "VEC_ACCESS": 0, "CLUSTER_SIZE": 1, "USES_SMEM_VECS": 0,
+    "BROADCAST_GRAD": 0, "BLOCK_THREADS": 256, "PREFETCHES_TILE": 0, "USES_GRID": 0, "TWO_PASS": 0,
 }  # fmt: skip
 
 
@@ -288,7 +288,10 @@ def test_headers_compile_by_themselves(nvrtc, header):
 
 
 def test_only_the_configuration_reads_macros_of_the_command_line():
-    readers = {name: [path.name for path in SOURCES.iterdir() if name in path.read_text()] for name in MACROS}
+    readers = {
+        name: [path.name for path in SOURCES.iterdir() if re.search(rf"\b{name}\b", path.read_text())]
+        for name in MACROS
+    }
     assert all(files == ["config.cuh"] for files in readers.values()), readers
 
 

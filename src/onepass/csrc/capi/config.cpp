@@ -2,6 +2,7 @@
 // invariance. Each returns 0, or 1 with the reason in `text`.
 #include "c_api.h"
 #include "../core/batch_invariant.h"
+#include "../core/types.h"
 #include "../plan/tables.h"
 
 namespace {
@@ -14,7 +15,8 @@ std::string json(const std::vector<Entry>& table) {
   std::string text = "[";
   for (const Entry& e : table) {
     text += (text.size() > 1 ? ", [" : "[") + std::to_string(e.limit);
-    for (const int number : {e.tier, e.lanes, e.values, e.split, e.shelf}) text += ", " + std::to_string(number);
+    for (const int number : {e.tier, e.threads, e.items_per_thread, e.blocks_per_row, e.smem_vecs})
+      text += ", " + std::to_string(number);
     text += "]";
   }
   return text + "]";
@@ -68,5 +70,17 @@ ONEPASS_API int onepass_set_invariant(bool scoped, int value, char* text, int64_
     else
       process_invariant = value != 0;
     return std::to_string(before);
+  });
+}
+
+// The functions in the order of their numbers, as JSON: {name: [is_reduction, leading_planes]}.
+ONEPASS_API int onepass_functions(char* text, int64_t size) {
+  return guarded(text, size, [&] {
+    std::string all;
+    for (const FunctionTraits& function : kFunctions) {
+      all += std::string(all.empty() ? "{\"" : ", \"") + function.name + "\": [" +
+             (function.is_reduction ? "true" : "false") + ", " + std::to_string(function.leading_planes) + "]";
+    }
+    return all + "}";
   });
 }

@@ -24,7 +24,7 @@ ONEPASS_API int onepass_kernel_load(const char* source, const char* name, const 
                                     void** kernel, char* text, int64_t size) {
   return guarded(text, size, [&] {
     cuda::enter_context(device);
-    const std::string code = cuda::cubin(source, lines_of(options), cuda::device_info(device).compute);
+    const std::string code = cuda::cubin(source, lines_of(options), cuda::device_info(device).arch);
     cuda::Handle module, function;
     cuda::check(cuda::driver().module_load(&module, code.data()), "cuModuleLoadData");
     cuda::check(cuda::driver().module_function(&function, module, name), "cuModuleGetFunction");
@@ -48,8 +48,8 @@ ONEPASS_API int onepass_kernel_launch(void* kernel, unsigned blocks, unsigned th
   });
 }
 
-// Compiles `source` with `options` for sm_<compute> into the file `path`.
-ONEPASS_API int onepass_kernel_compile(const char* source, const char* options, int compute, const char* path,
-                                       char* text, int64_t size) {
-  return guarded(text, size, [&] { return written(cuda::cubin(source, lines_of(options), compute), path); });
+// Compiles `source` with `options` for sm_<arch> into the file `path`.
+ONEPASS_API int onepass_kernel_compile(const char* source, const char* options, int arch, const char* path, char* text,
+                                       int64_t size) {
+  return guarded(text, size, [&] { return written(cuda::cubin(source, lines_of(options), arch), path); });
 }

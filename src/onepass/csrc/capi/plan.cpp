@@ -18,20 +18,38 @@ using namespace onepass;
 std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
 
+// The numbers of a plan, as the private operators take them.
+std::string numbers(const CudaPlan& plan) {
+  std::string text = "[" + std::to_string(int(plan.tier));
+  for (const int number : {plan.threads_per_row, plan.rows_per_block, plan.items_per_thread, plan.vec_size,
+                           plan.blocks_per_row, plan.smem_vecs, int(plan.access)})
+    text += ", " + std::to_string(number);
+  return text + "]";
+}
+
 std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
-  return field("tier", kTierNames[int(plan.tier)]) + ", " + field("lanes", plan.lanes) + ", " +
-         field("rows_per_block", plan.rows_per_block) + ", " + field("values", plan.values) + ", " +
-         field("vector", plan.vector) + ", " + field("split", plan.split) + ", " + field("shelf", plan.shelf) + ", " +
-         field("edges", kEdgesNames[plan.edges]) + ", " + field("threads", plan.threads()) + ", " +
-         field("grid", blocks);
+  const bool columns = plan.of_columns();
+  return field("tier", kTierNames[int(plan.tier)]) + ", " +
+         field(columns ? "threads_x" : "threads_per_row", plan.threads_per_row) + ", " +
+         field(columns ? "threads_y" : "rows_per_block", plan.rows_per_block) + ", " +
+         field("items_per_thread", plan.items_per_thread) + ", " + field("vec_size", plan.vec_size) + ", " +
+         field(columns ? "blocks_per_tile" : "blocks_per_row", plan.blocks_per_row) + ", " +
+         field(plan.tier == Tier::staged ? "rows_per_thread" : "smem_vecs", plan.smem_vecs) + ", " +
+         field("access", kVecAccessNames[int(plan.access)]) + ", " + field("threads", plan.threads()) + ", " +
+         field("grid", blocks) + ", \"plan\": " + numbers(plan);
+}
+
+// The bytes a call has to move: each element read once and written once.
+int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output) {
+  return layout.rows * layout.n * size_of(x) + layout.rows * (reduced_output ? 1 : layout.n) * size_of(y);
 }
 
 // Blocks of a launch over columns. Where they wait for each other or take one tile after another as many are started as
 // a GPU holds, which the driver tells: here at least one a multiprocessor.
 int64_t column_blocks(const Tiles& tiles, const CudaPlan& plan, const Gpu& gpu) {
   const int64_t all = tiles.tiles_per_slice * tiles.slices;
-  const int64_t most = (plan.in_grid() || plan.ahead() ? gpu.multiprocessors : CudaPlan::kMaxGrid) / plan.split;
-  return (all < most ? all : most > 0 ? most : 1) * plan.split;
+  const int64_t most = (plan.in_grid() || plan.prefetches() ? gpu.sm_count : CudaPlan::kMaxGrid) / plan.blocks_per_row;
+  return (all < most ? all : most > 0 ? most : 1) * plan.blocks_per_row;
 }
 
 std::string plan_json(Function function, const Layout& layout, Copied copied, DType x, DType y, const Gpu& gpu,
@@ -41,7 +59,7 @@ std::string plan_json(Function function, const Layout& layout, Copied copied, DT
   std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
-  if (!gpu.compute) {
+  if (!gpu.arch) {
     const Units units = cpu_engine().units({Problem::forward(function, x, y), layout});
     return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(function, x, y)) + ", " +
            field("copied", kCopiedNames[int(copied)]) + ", " + field("units", units.count) + ", " +
@@ -66,19 +84,18 @@ std::string plan_json(Function function, const Layout& layout, Copied copied, DT
     rows.reduced.insert({layout.n, 1, 1});
     x_address = y_address = 0;
   }
-  const Phase phase(x, y, x_address, y_address, rows, reduced);
-  const CudaPlan plan = plan_cuda(rows, x, y, phase, gpu, invariant);
+  const Alignment alignment(x, y, x_address, y_address, rows, reduced);
+  const CudaPlan plan = plan_cuda(rows, x, y, alignment, gpu, invariant);
   return told(plan, plan.grid(layout.rows));
 }
 
 }  // namespace
 
 // The plan of a call: `reduce` marks the reduced dims, types and functions are numbered as in plan.h, addresses matter
-// by their alignment only. `compute` is 90 for sm_90, and 0 for the CPU engine; the tables are those of the GPU `name`.
-ONEPASS_API int onepass_plan(int function, int compute, int multiprocessors, const char* name, int ndim,
-                             const int64_t* sizes, const int64_t* x_strides, const int64_t* y_strides,
-                             const bool* reduce, int x_type, int y_type, uint64_t x_address, uint64_t y_address,
-                             char* text, int64_t size) {
+// by their alignment only. `arch` is 90 for sm_90, and 0 for the CPU engine; the tables are those of the GPU `name`.
+ONEPASS_API int onepass_plan(int function, int arch, int sm_count, const char* name, int ndim, const int64_t* sizes,
+                             const int64_t* x_strides, const int64_t* y_strides, const bool* reduce, int x_type,
+                             int y_type, uint64_t x_address, uint64_t y_address, char* text, int64_t size) {
   return guarded(text, size, [&] {
     const bool reduced = reduces(Function(function));
     const auto layout_of = [&](const int64_t* x, const int64_t* y) {
@@ -86,19 +103,19 @@ ONEPASS_API int onepass_plan(int function, int compute, int multiprocessors, con
     };
     Layout layout = layout_of(x_strides, y_strides);
     Copied what = Copied::nothing;
-    if (!reduced && !compute) {
+    if (!reduced && !arch) {
       const Layout of_x = layout_of(x_strides, x_strides), of_y = layout_of(y_strides, y_strides);
       what = copied(layout, of_x, of_y);
       if (what != Copied::nothing) layout = what == Copied::input ? of_y : of_x;
     }
-    return plan_json(Function(function), layout, what, DType(x_type), DType(y_type),
-                     typical(compute, multiprocessors, name), x_address, y_address);
+    return plan_json(Function(function), layout, what, DType(x_type), DType(y_type), typical(arch, sm_count, name),
+                     x_address, y_address);
   });
 }
 
-// The plan of a gradient on a GPU: types, functions, `reduce`, `compute` and `name` as above; strides, of a tensor
+// The plan of a gradient on a GPU: types, functions, `reduce`, `arch` and `name` as above; strides, of a tensor
 // after another, and addresses in the order of BackwardTensor.
-ONEPASS_API int onepass_backward_plan(int function, int compute, int multiprocessors, const char* name, int ndim,
+ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, const char* name, int ndim,
                                       const int64_t* sizes, const int64_t* strides, const bool* reduce, int type,
                                       int dx_type, const uint64_t* addresses, char* text, int64_t size) {
   return guarded(text, size, [&] {
@@ -109,12 +126,12 @@ ONEPASS_API int onepass_backward_plan(int function, int compute, int multiproces
     const BackwardProblem problem = {Problem::backward(Function(function), DType(type), DType(dx_type), at(kDx),
                                                        at(kSaved), at(kGrad), one_a_row ? at(kLse) : nullptr),
                                      make_backward_layout(ndim, sizes, each, reduce, one_a_row)};
-    const Gpu gpu = typical(compute, multiprocessors, name);
+    const Gpu gpu = typical(arch, sm_count, name);
     if (batch_invariant()) {
       if (problem.layout.outer.count > 1 || (problem.layout.n > 1 && problem.layout.view != View::rows))
         throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
-      const BackwardPhase phase(problem, problem.grad_is_broadcast());
-      const CudaPlan plan = BackwardPlanner(problem, phase, gpu, true).plan();
+      const BackwardAlignment alignment(problem, problem.grad_is_broadcast());
+      const CudaPlan plan = BackwardPlanner(problem, alignment, gpu, true).plan();
       return "{" + launch_fields(plan, plan.grid(problem.layout.rows)) + "}";
     }
     const CudaPlan plan = plan_backward(problem, gpu);
@@ -124,17 +141,17 @@ ONEPASS_API int onepass_backward_plan(int function, int compute, int multiproces
   });
 }
 
-// Compiles the kernel of a plan (tier, lanes, rows a block, values, vector, split, shelf, edges) for sm_<compute> into
+// Compiles the kernel of a plan (its numbers in the order of CudaPlan) for sm_<arch> into
 // the file `path`. `pass` is numbered as in launch.h.
-ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int compute,
+ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                 const char* path, char* text, int64_t size) {
   return guarded(text, size, [&] {
     const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]),
-                           int(plan[4]),  int(plan[5]), int(plan[6]), int(plan[7])};
+                           int(plan[4]),  int(plan[5]), int(plan[6]), VecAccess(plan[7])};
     const cuda::Pass which = cuda::Pass(pass);
     const std::string code =
         cuda::cubin(cuda::source_of(which, Function(function), made.tier),
-                    cuda::defines_of(Function(function), DType(x_type), DType(y_type), made, which), compute);
+                    cuda::defines_of(Function(function), DType(x_type), DType(y_type), made, which), arch);
     return written(code, path);
   });
 }

@@ -72,8 +72,8 @@ void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, co
   const Layout layout = contiguous_layout(rows, n, reduced);
   for (const int first : kFirsts) {
     const uint64_t x_at = uint64_t(first * size_of(x)), y_at = uint64_t(first * size_of(y));
-    visit(plan_cuda(layout, x, y, Phase(x, y, x_at, 0, layout, reduced), gpu));
-    if (first) visit(plan_cuda(layout, x, y, Phase(x, y, x_at, y_at, layout, reduced), gpu));  // the same, in place
+    visit(plan_cuda(layout, x, y, Alignment(x, y, x_at, 0, layout, reduced), gpu));
+    if (first) visit(plan_cuda(layout, x, y, Alignment(x, y, x_at, y_at, layout, reduced), gpu));  // the same, in place
   }
 }
 
@@ -81,14 +81,14 @@ void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, co
 // input of logsumexp. Rows of one element are columns side by side.
 template <class Visit>
 void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
-  const bool even = kind.pass == cuda::Pass::backward_broadcast, reduced = reduces(kind.function);
-  const int64_t each = even || reduced ? 1 : n;  // elements of the result's gradient a row
-  const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, even ? 0 : 1}, lse[] = {1, 0};
+  const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast, reduced = reduces(kind.function);
+  const int64_t each = grad_is_broadcast || reduced ? 1 : n;  // elements of the result's gradient a row
+  const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, grad_is_broadcast ? 0 : 1}, lse[] = {1, 0};
   const int64_t* const strides[] = {all, all, grad, lse};
   const bool reduce[] = {false, true};
   BackwardProblem call = {Problem::backward(kind.function, kind.x, kind.y), {}};
   call.layout = make_backward_layout(2, sizes, strides, reduce, reduced);
-  if (call.grad_is_broadcast() != even) return;
+  if (call.grad_is_broadcast() != grad_is_broadcast) return;
   for (const int first : kFirsts) {
     call.tensors[reduced ? kSaved : kGrad].data =
         reinterpret_cast<void*>(uintptr_t(first * size_of(call.type(kSaved))));
@@ -99,16 +99,16 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
 // Over other dims of contiguous tensors.
 template <class Visit>
 void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
-  const bool even = kind.pass == cuda::Pass::backward_broadcast;
+  const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast;
   if (kind.pass == cuda::Pass::forward) {
     const auto planner = [&](const ColumnView& view) {
       return column_planner(view, gpu, kind.x, kind.y, kind.function);
     };
     return walk_columns(n, planner, visit);
   }
-  if (even && reduces(kind.function)) return;
+  if (grad_is_broadcast && reduces(kind.function)) return;
   BackwardProblem call = {Problem::backward(kind.function, kind.x, kind.y), {}};
-  call.layout.reduced.insert({2, {1, 1, even ? 0 : 1, 0}});
+  call.layout.reduced.insert({2, {1, 1, grad_is_broadcast ? 0 : 1, 0}});
   walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
 }
 
@@ -186,11 +186,11 @@ CudaPlan read(const std::string& kernel) {
 
 // The kernels that contiguous rows of `lengths` (`count` of them; none: of any length) may ask for, with `dims` those
 // over other dims too, one a line, as onepass_warm takes them. On `device`, or where it is negative on a full GPU of
-// `compute`. `pass` is numbered as in launch.h.
-ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type, int device, int compute,
+// `arch`. `pass` is numbered as in launch.h.
+ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type, int device, int arch,
                                   const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
   return guarded(text, size, [&] {
-    const Gpu gpu = device < 0 ? typical(compute) : cuda::device_info(device);
+    const Gpu gpu = device < 0 ? typical(arch) : cuda::device_info(device);
     const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
     std::string lines;
     for (const Kernel& kernel : kernels_of(kind, gpu, {std::vector<int64_t>(lengths, lengths + count), dims}))
@@ -202,20 +202,20 @@ ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type
 
 // Compiles `kernel` into the disk cache, or loads it on `device` if that is not negative. With `ask` it
 // does neither, and says whether the cache has it: "yes" or "no".
-ONEPASS_API int onepass_warm(int function, int pass, int x_type, int y_type, int device, int compute, bool ask,
+ONEPASS_API int onepass_warm(int function, int pass, int x_type, int y_type, int device, int arch, bool ask,
                              const char* kernel, char* text, int64_t size) {
   return guarded(text, size, [&]() -> std::string {
     const CudaPlan made = read(kernel);
     const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
     const char* source = kind.source(made.tier);
     const auto defines = kind.defines(made);
-    if (ask) return cuda::is_cached(source, defines, compute) ? "yes" : "no";
+    if (ask) return cuda::is_cached(source, defines, arch) ? "yes" : "no";
     if (device >= 0) return cuda::load_kernel(kind.function, kind.x, kind.y, made, device, kind.pass), "";
     std::string why;
     const std::string directory = cuda::cache_directory(&why);
     if (directory.empty()) throw std::runtime_error("onepass: no cache to compile into: " + why);
     bool kept = false;
-    cuda::cubin(source, defines, compute, &kept);
+    cuda::cubin(source, defines, arch, &kept);
     if (!kept) throw std::runtime_error("onepass: cannot write into " + directory);
     return "";
   });

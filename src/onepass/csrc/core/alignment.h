@@ -6,27 +6,28 @@
 
 namespace onepass {
 
-// How rows lie over the vectors of their memory.
-enum Edges {
-  kWindow,  // a row may begin and end within a vector
-  kApart,   // elements go to threads by their place in the row alone, and come one by one where that is in no phase
-  kWhole,   // rows are whole vectors (tiers warp, block and cluster, without a shelf: with one it was 1% slower)
-  // Of the tiers of columns, where window and whole are of tiles that end within a vector, or do not:
-  kSlab,       // all columns of a piece of memory, as they lie
-  kWholeSlab,  // the same, a whole number of vectors
-  kStrided,    // element by element
+// How a kernel loads and stores vectors. The kernels number them the same way (vector_access.cuh, column_tile.cuh).
+enum class VecAccess : int {
+  predicated,  // A row, or a tile of columns, may begin or end within a vector.
+  scalar,      // A thread's elements follow from their index in the row alone. They are loaded one by one where the row
+               // does not begin with a vector.
+  aligned,     // Rows, or tiles, are whole vectors. (Rows in shared memory do not use it: it was 1% slower there.)
+  // In the tiers of columns only:
+  slab,          // All columns of one contiguous piece of memory, which may begin or end within a vector.
+  slab_aligned,  // The same, where the piece is a whole number of vectors.
+  strided,       // Element by element.
 };
-constexpr const char* kEdgesNames[] = {"window", "apart", "whole", "slab", "whole slab", "strided"};
+constexpr const char* kVecAccessNames[] = {"predicated", "scalar", "aligned", "slab", "slab-aligned", "strided"};
 
 // With which element of a vector the rows of a call begin.
-struct Phase {
+struct Alignment {
   int full;    // elements of a vector of 16 bytes of the wider type
-  int widest;  // the most elements of a vector so that each row has one phase in both tensors
+  int widest;  // the most elements of a vector so that each row has one alignment in both tensors
   uint64_t first, y_first;
   int64_t step, y_step;
   bool writes_rows;  // not a reduction
 
-  Phase(DType x, DType y, uint64_t x_address, uint64_t y_address, const Layout& layout, bool reduced_output) {
+  Alignment(DType x, DType y, uint64_t x_address, uint64_t y_address, const Layout& layout, bool reduced_output) {
     writes_rows = !reduced_output;
     first = x_address / uint64_t(size_of(x));
     step = layout.rows > 1 ? layout.row_x_stride() : 0;

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "layout.h"
-#include "../plan/rows.h"
+#include "types.h"
 
 namespace onepass {
 

@@ -2,8 +2,9 @@
 // make it, the planners plan it, the engines run it. Pure: no torch, no CUDA.
 #pragma once
 
-#include "../plan/rows.h"
 #include "backward_layout.h"
+#include "layout.h"
+#include "types.h"
 
 namespace onepass {
 
@@ -15,6 +16,8 @@ inline bool reduces_to(Function function, DType x, DType y) {
   const DType wide = x == DType::float64 ? DType::float64 : DType::float32;
   return y == wide || (function == Function::logsumexp && y == x);
 }
+
+constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay
 
 enum class Direction { forward, backward };
 enum ForwardTensor { kX, kY, kForwardTensors };  // The input and the result; backward_layout.h has BackwardTensor.

@@ -135,7 +135,7 @@ inline ColumnView column_view(const ForwardProblem& call) {
 }
 
 // Of a gradient. `even`: the result's gradient has one value for a column and its neighbours.
-inline bool is_even(const BackwardProblem& call) {
+inline bool grad_is_broadcast_in_tile(const BackwardProblem& call) {
   if (call.function == Function::logsumexp) return false;
   const BackwardLayout& layout = call.layout;
   for (int d = 0; d < layout.reduced.count; ++d) {
@@ -155,7 +155,7 @@ inline ColumnView column_view(const BackwardProblem& call) {
     return made;
   };
   const int size = size_of(call.type(kGrad));
-  const bool alike = call.function != Function::logsumexp && !is_even(call);
+  const bool alike = call.function != Function::logsumexp && !grad_is_broadcast_in_tile(call);
   const ColumnTensor tensors[] = {{call.address(kDx), size_of(call.type(kDx)), true},
                                   {call.address(kSaved), size_of(call.type(kSaved)), true},
                                   {call.address(kGrad), size, alike},
@@ -180,10 +180,10 @@ inline VecCount counted(int64_t last, int64_t turn, int none) {
 // What a plan makes of a view. Bytes of shared memory are in parts of `part` bytes.
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   Tiles tiles = view.tiles;
-  const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
-  tiles.threads_x = plan.lanes, tiles.threads_y = plan.rows_per_block;
-  tiles.tile_cols = slab ? int(tiles.inner) : tiles.threads_x * plan.vector;
-  tiles.partials = slab ? tiles.threads_x * plan.vector / tiles.tile_cols : tiles.threads_y;
+  const bool slab = plan.access == VecAccess::slab || plan.access == VecAccess::slab_aligned;
+  tiles.threads_x = plan.threads_x(), tiles.threads_y = plan.threads_y();
+  tiles.tile_cols = slab ? int(tiles.inner) : tiles.threads_x * plan.vec_size;
+  tiles.partials = slab ? tiles.threads_x * plan.vec_size / tiles.tile_cols : tiles.threads_y;
   // So that lanes that read parts of a column find them in other banks of shared memory.
   tiles.partial_stride = slab || tiles.partials == 1 ? tiles.tile_cols : int(up_to(tiles.tile_cols, 4)) + 4;
   tiles.tiles_per_slice = ceil_div(tiles.inner, int64_t(tiles.tile_cols));
@@ -192,17 +192,17 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
     for (int d = 0; d < tiles.outer.count; ++d) tiles.slices *= tiles.outer.sizes[d];
   }
   tiles.is_narrow = !slab && !view.strided && tiles.tiles_per_slice > 1 && tiles.tile_cols <= kNarrow * view.full;
-  const int64_t before = view.slab_begins ? 0 : plan.vector - 1;  // elements of a vector before a slab, at most
+  const int64_t before = view.slab_begins ? 0 : plan.vec_size - 1;  // elements of a vector before a slab, at most
   const int64_t size = slab ? view.n() * view.inner() : view.n();
-  const int64_t turn = int64_t(plan.split) * (slab ? plan.lanes * plan.vector : plan.rows_per_block);
+  const int64_t turn = int64_t(plan.blocks_per_tile()) * (slab ? plan.threads_x() * plan.vec_size : plan.threads_y());
   tiles.vecs_per_thread_max = int(ceil_div(slab ? size + before : size, turn));
   tiles.existing = counted(size - 1, turn, 0);
-  tiles.full = counted(size - (slab ? plan.vector : 1), turn, -plan.vector);
+  tiles.full = counted(size - (slab ? plan.vec_size : 1), turn, -plan.vec_size);
   for (int t = 0; t < kTileTensors; ++t) tiles.vec_strides[t] = slab ? turn : turn * tiles.steps[t];
   tiles.by_tiles_per_slice = divider_of(tiles.tiles_per_slice),
   tiles.by_line = divider_of(slab ? tiles.tile_cols : tiles.threads_x);
-  tiles.smem_vecs = plan.shelved() ? plan.shelf : 0;
-  const int most = tiles.partials > plan.split ? tiles.partials : plan.split;
+  tiles.smem_vecs = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
+  const int most = tiles.partials > plan.blocks_per_tile() ? tiles.partials : plan.blocks_per_tile();
   while (tiles.merge_threads_log2 < 5 && 1 << tiles.merge_threads_log2 < most &&
          (2 << tiles.merge_threads_log2) * tiles.tile_cols <= plan.threads())
     ++tiles.merge_threads_log2;
@@ -211,12 +211,12 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
 }
 // Of the vectors that wait there, `vector` bytes each with all operands.
 inline int64_t waiting_bytes(const CudaPlan& plan, int vector) {
-  return int64_t(plan.ahead() ? plan.slots() : plan.shelf) * plan.block() * vector;
+  return int64_t(plan.prefetches() ? plan.vecs_per_thread() : plan.smem_vecs) * plan.max_threads() * vector;
 }
 // Numbers that a thread tells of a column that it shares: of a gradient its sum, else its maximum too where sums may be
 // relative to that (kOwnTops, cuda/column_state.cuh). `half`: of results.
 inline int numbers_told(const CudaPlan& plan, bool half, bool gradient) {
-  return gradient ? 1 : plan.in_grid() || (half && plan.split == 1) ? 2 : 1;
+  return gradient ? 1 : plan.in_grid() || (half && plan.blocks_per_tile() == 1) ? 2 : 1;
 }
 // Of what threads that share columns tell each other, in numbers of `scalar` bytes: `told` of each part; of a whole
 // column one for a gradient, else three, and the block's maximum where threads do not tell theirs.
@@ -226,9 +226,10 @@ inline int64_t meeting_bytes(int64_t pitch, int64_t parts, int boxes, int scalar
   return whole + part + (told > 1 ? part : tops) + 2 * boxes * pitch * (gradient ? 1 : 2) * scalar;
 }
 inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar, bool gradient, bool half) {
-  if (plan.split == 1 && tiles.partials == 1 && plan.edges != kSlab && plan.edges != kWholeSlab)
+  if (plan.blocks_per_tile() == 1 && tiles.partials == 1 && plan.access != VecAccess::slab &&
+      plan.access != VecAccess::slab_aligned)
     return tiles.smem_vecs_bytes;
-  const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
+  const int boxes = plan.tier == Tier::columns && plan.blocks_per_tile() > 1 ? plan.blocks_per_tile() : 0;
   return tiles.smem_vecs_bytes + meeting_bytes(tiles.tile_cols, tiles.partials * tiles.partial_stride, boxes, scalar,
                                                gradient, numbers_told(plan, half, gradient));
 }
@@ -236,25 +237,28 @@ inline int64_t column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar
 // Why a plan cannot serve a view; empty where it can.
 inline std::string column_refusal(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu) {
   const auto say = [](const char* words, int64_t most) { return words + std::to_string(most); };
-  const bool slab = plan.edges == kSlab || plan.edges == kWholeSlab;
+  const bool slab = plan.access == VecAccess::slab || plan.access == VecAccess::slab_aligned;
   if (!plan.of_columns()) return "rows that are not one piece of memory each have the tiers of columns";
-  if (view.strided != (plan.edges == kStrided)) return "edges strided are for strides that columns do not have";
+  if (view.strided != (plan.access == VecAccess::strided))
+    return "access strided is for strides that columns do not have";
   const int widest = view.strided ? 1 : slab ? view.slab : view.tile;
   if (!view.strided && !widest) return slab ? "these columns are no slab" : "these columns are in no tiles";
-  if (plan.vector > widest) return say("the addresses or strides of this call allow vectors of ", widest);
-  if (plan.edges == kWhole && view.inner() % plan.vector) return "edges whole: the columns are no whole vectors";
-  if (plan.edges == kWholeSlab && !(view.slab_whole && plan.vector <= view.slab))
-    return "edges whole slab: these slabs are no whole vectors";
-  if (plan.tier == Tier::columns && plan.split > most_cluster(gpu))
+  if (plan.vec_size > widest) return say("the addresses or strides of this call allow vectors of ", widest);
+  if (plan.access == VecAccess::aligned && view.inner() % plan.vec_size)
+    return "access aligned: the columns are no whole vectors";
+  if (plan.access == VecAccess::slab_aligned && !(view.slab_whole && plan.vec_size <= view.slab))
+    return "access slab-aligned: these slabs are no whole vectors";
+  if (plan.tier == Tier::columns && plan.blocks_per_tile() > most_cluster(gpu))
     return say("clusters of blocks up to ", most_cluster(gpu));
-  if (slab && (plan.rows_per_block != 1 || int64_t(plan.lanes) * plan.vector % view.inner()))
+  if (slab && (plan.threads_y() != 1 || int64_t(plan.threads_x()) * plan.vec_size % view.inner()))
     return "threads take a whole number of lines of a slab";
-  if (plan.in_grid() && plan.split > gpu.multiprocessors)
-    return say("blocks that share columns: up to ", gpu.multiprocessors);
-  if (plan.tier != Tier::columns_stream) {
-    const int64_t here = int64_t(plan.slots() + (plan.ahead() ? 0 : plan.shelf)) * plan.split;
-    const int64_t room = slab ? here * plan.lanes * plan.vector : here * plan.rows_per_block;
-    const int64_t need = slab ? view.n() * view.inner() + (view.slab_begins ? 0 : plan.vector - 1) : view.n();
+  if (plan.in_grid() && plan.blocks_per_tile() > gpu.sm_count)
+    return say("blocks that share columns: up to ", gpu.sm_count);
+  if (plan.tier != Tier::columns_twopass) {
+    const int64_t here =
+        int64_t(plan.vecs_per_thread() + (plan.prefetches() ? 0 : plan.smem_vecs)) * plan.blocks_per_tile();
+    const int64_t room = slab ? here * plan.threads_x() * plan.vec_size : here * plan.threads_y();
+    const int64_t need = slab ? view.n() * view.inner() + (view.slab_begins ? 0 : plan.vec_size - 1) : view.n();
     if (room < need) return say("a plan for columns (or slabs) of so many elements: ", room);
   }
   return "";

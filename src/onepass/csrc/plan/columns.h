@@ -33,24 +33,25 @@ struct ColumnPlanner {
   CudaPlan plan() const {
     if (!merges) return weighed();
     if (view.strided) {
-      return split(strided_across(), most_down(strided_across(), 256), 1, 8 / operands, 0, kStrided);
+      return split(strided_across(), most_down(strided_across(), 256), 1, 8 / operands, 0, VecAccess::strided);
     }
     const int64_t turn = view.turn(view.slab > 0 ? view.slab : 1);
     if (const int lanes = resident(turn)) {
       const int kept = early ? 6 : lanes > 256 ? 8 : 4;
-      return split(lanes, 1, view.slab, kept, 2 * most - kept, kWholeSlab);
+      return split(lanes, 1, view.slab, kept, 2 * most - kept, VecAccess::slab_aligned);
     }
     if (operands > 1 && bytes == 2 && view.slab_whole && view.slab == view.full && view.tile < view.full &&
         turn <= kSlabThreads) {
-      if (const CudaPlan found = halved(turn); found.split) return found;
+      if (const CudaPlan found = halved(turn); found.blocks_per_tile()) return found;
     }
     if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn)) return tiled();
-    const int vector = view.slab, edges = view.slab_whole ? kWholeSlab : kSlab;
+    const int vector = view.slab;
+    const VecAccess access = view.slab_whole ? VecAccess::slab_aligned : VecAccess::slab;
     const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
     const int64_t turns = threads_of(turn, kSlabThreads) / turn;
     const int across = int(turn * (turns < useful ? turns : useful));
-    const bool ahead = edges == kWholeSlab && vector * read >= 4 && bytes == 2;
-    return split(across, 1, vector, most, ahead ? kAhead : 0, edges);
+    const bool ahead = access == VecAccess::slab_aligned && vector * read >= 4 && bytes == 2;
+    return split(across, 1, vector, most, ahead ? kPrefetch : 0, access);
   }
 
  private:
@@ -75,11 +76,11 @@ struct ColumnPlanner {
     for (const auto& [threads, slots] : {std::pair(224, 4), {128, 8}, {128, 16}}) {
       const int64_t lanes = threads_of(turn, threads), vectors = n * inner / view.slab;
       if (vectors >= 16 * lanes && ceil_div(vectors, lanes * most_cluster(gpu)) <= slots)
-        return split(int(lanes), 1, view.slab, slots, 0, kWholeSlab);
+        return split(int(lanes), 1, view.slab, slots, 0, VecAccess::slab_aligned);
     }
     return {};
   }
-  static bool is_slab(int edges) { return edges == kSlab || edges == kWholeSlab; }
+  static bool is_slab(VecAccess access) { return access == VecAccess::slab || access == VecAccess::slab_aligned; }
 
   // Numbers of vectors that kernels are compiled for.
   static int kind(int64_t slots) { return int(slots <= 16 ? slots : up_to(slots, 2)); }
@@ -108,16 +109,16 @@ struct ColumnPlanner {
                        : slab       ? int(turn * (turn < kSlabThreads ? kSlabThreads / turn : 1))
                                     : fitting(16, vectors);
     const int down = slab ? 1 : most_down(across, 256);
-    const int edges = view.strided          ? kStrided
-                      : slab                ? view.slab_whole ? kWholeSlab : kSlab
-                      : inner % vector == 0 ? kWhole
-                                            : kWindow;
+    const VecAccess access = view.strided          ? VecAccess::strided
+                             : slab                ? view.slab_whole ? VecAccess::slab_aligned : VecAccess::slab
+                             : inner % vector == 0 ? VecAccess::aligned
+                                                   : VecAccess::predicated;
     const int64_t pitch = slab ? inner : int64_t(across) * vector, all = ceil_div(inner, pitch) * outer_tiles();
-    const int64_t fill = ceil_div(int64_t(4) * gpu.multiprocessors, all),
-                  useful = ceil_div(need(across, down, vector, edges), int64_t(8));
+    const int64_t fill = ceil_div(int64_t(4) * gpu.sm_count, all),
+                  useful = ceil_div(need(across, down, vector, access), int64_t(8));
     const int64_t blocks = fill < useful ? fill : useful;
-    const int most = gpu.cooperative ? gpu.multiprocessors : 1;
-    return {Tier::columns_stream, across, down, 8 * vector, vector, int(blocks < most ? blocks : most), 0, edges};
+    const int most = gpu.cooperative ? gpu.sm_count : 1;
+    return {Tier::columns_twopass, across, down, 8 * vector, vector, int(blocks < most ? blocks : most), 0, access};
   }
 
   int64_t outer_tiles() const {
@@ -127,26 +128,27 @@ struct ColumnPlanner {
   }
 
   CudaPlan tiled() const {
-    const int vector = view.tile, edges = inner % vector == 0 ? kWhole : kWindow;
+    const int vector = view.tile;
+    const VecAccess access = inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated;
     const int64_t vectors = ceil_div(inner, int64_t(vector));
     const Entry& entry = look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n);
-    int64_t side = int64_t(entry.split) * 16 / (vector * bytes);
-    if (Tier(entry.tier) == Tier::columns_grid) return grid(fitting(side, vectors), vector, edges);
+    int64_t side = int64_t(entry.tile_vecs()) * 16 / (vector * bytes);
+    if (Tier(entry.tier) == Tier::columns_grid) return grid(fitting(side, vectors), vector, access);
     const int64_t wide = ceil_div(vectors, side) * outer_tiles();
-    if (narrows() && entry.split >= kWide && wide < kFew * gpu.multiprocessors) side /= 2;
-    const int across = fitting(side < entry.lanes ? side : entry.lanes, vectors);
-    const bool waits = vector * read >= 4 && (edges == kWhole || entry.shelf == kAhead);
+    if (narrows() && entry.tile_vecs() >= kWide && wide < kFew * gpu.sm_count) side /= 2;
+    const int across = fitting(side < entry.threads ? side : entry.threads, vectors);
+    const bool waits = vector * read >= 4 && (access == VecAccess::aligned || entry.smem_vecs == kPrefetch);
     // Halves that the chip holds as a whole, one tile a multiprocessor.
     const int64_t tiles = ceil_div(vectors, int64_t(kAlone)) * outer_tiles();
-    if (bytes == 2 && operands == 1 && vector == view.full && edges == kWhole && n > 1024 && n <= kAloneMost &&
-        tiles <= gpu.multiprocessors && 4 * tiles > 3 * gpu.multiprocessors)
-      return split(kAlone, 512 / kAlone, vector, 12, 20, edges);
-    int kept = entry.values, shelf = entry.shelf;
+    if (bytes == 2 && operands == 1 && vector == view.full && access == VecAccess::aligned && n > 1024 &&
+        n <= kAloneMost && tiles <= gpu.sm_count && 4 * tiles > 3 * gpu.sm_count)
+      return split(kAlone, 512 / kAlone, vector, 12, 20, access);
+    int kept = entry.vecs_per_thread(), shelf = entry.smem_vecs;
     if (!waits) {  // all are kept, of halves as many as registers hold
       if (bytes == 2 && kept < most) kept = kept + shelf < most ? kept + shelf : most;
       shelf = 0;
     }
-    return split(across, most_down(across, entry.lanes), vector, kept, shelf, edges);
+    return split(across, most_down(across, entry.threads), vector, kept, shelf, access);
   }
 
   // Up to so many side by side: fewer where that leaves none idle at the end of a line.
@@ -159,40 +161,41 @@ struct ColumnPlanner {
   }
 
   // Vectors that come to a thread, if one block had all.
-  int64_t need(int across, int down, int vector, int edges) const {
-    if (!is_slab(edges)) return ceil_div(n, int64_t(down));
+  int64_t need(int across, int down, int vector, VecAccess access) const {
+    if (!is_slab(access)) return ceil_div(n, int64_t(down));
     return ceil_div(n * inner + (view.slab_begins ? 0 : vector - 1), int64_t(across) * vector);
   }
 
   // Bytes of shared memory beside the shelf, at most.
   int64_t meeting(const CudaPlan& plan, int64_t pitch) const {
-    const int64_t parts = int64_t(plan.block()) * plan.vector / pitch;
-    const int boxes = plan.tier == Tier::columns && plan.split > 1 ? plan.split : 0;
-    return meeting_bytes(pitch, parts * (pitch + (is_slab(plan.edges) ? 0 : 8)), boxes, bytes == 8 ? 8 : 4, gradient,
+    const int64_t parts = int64_t(plan.max_threads()) * plan.vec_size / pitch;
+    const int boxes = plan.tier == Tier::columns && plan.blocks_per_tile() > 1 ? plan.blocks_per_tile() : 0;
+    return meeting_bytes(pitch, parts * (pitch + (is_slab(plan.access) ? 0 : 8)), boxes, bytes == 8 ? 8 : 4, gradient,
                          numbers_told(plan, half, gradient));
   }
 
   // Over as few blocks as it takes; the chip where that is too many for a cluster.
-  CudaPlan split(int across, int down, int vector, int slots, int shelf, int edges) const {
-    const int64_t all = need(across, down, vector, edges), holds = slots + (shelf == kAhead ? 0 : shelf);
-    const int64_t pitch = is_slab(edges) ? inner : int64_t(across) * vector;
+  CudaPlan split(int across, int down, int vector, int slots, int shelf, VecAccess access) const {
+    const int64_t all = need(across, down, vector, access), holds = slots + (shelf == kPrefetch ? 0 : shelf);
+    const int64_t pitch = is_slab(access) ? inner : int64_t(across) * vector;
     for (int split = 1; split <= most_cluster(gpu); split *= 2) {
       const int64_t each = ceil_div(all, split);
       if (each > holds) continue;
       const int kept = kind(each < slots ? each : slots);
-      const int waits = shelf == kAhead ? kAhead : each > kept ? int(up_to(each - kept, 4)) : 0;
-      const CudaPlan made = {Tier::columns, across, down, kept * vector, vector, split, waits, edges};
+      const int waits = shelf == kPrefetch ? kPrefetch : each > kept ? int(up_to(each - kept, 4)) : 0;
+      const CudaPlan made = {Tier::columns, across, down, kept * vector, vector, split, waits, access};
       const int64_t room = gpu.shared - kColumnStatic - meeting(made, pitch);
       if (waiting_bytes(made, vector * read * operands) <= room) return made;
     }
-    return grid(across, vector, edges);
+    return grid(across, vector, access);
   }
 
-  CudaPlan grid(int across, int vector, int edges) const {
-    const bool slab = is_slab(edges), shelved = (edges == kWhole || edges == kWholeSlab) && vector * read >= 4;
+  CudaPlan grid(int across, int vector, VecAccess access) const {
+    const bool slab = is_slab(access),
+               shelved = (access == VecAccess::aligned || access == VecAccess::slab_aligned) && vector * read >= 4;
     const int64_t turn = slab ? view.turn(vector) : 0, pitch = slab ? inner : int64_t(across) * vector;
     const int64_t tiles = ceil_div(inner, pitch) * outer_tiles();
-    const int chip = gpu.multiprocessors, slots = kSlots / operands;
+    const int chip = gpu.sm_count, slots = kSlots / operands;
     int down = 1;
     const auto shape = [&](int threads) {
       if (slab)
@@ -203,14 +206,14 @@ struct ColumnPlanner {
     // Many threads first, which work on what has come while more is on its way, and a shelf no larger than registers.
     for (const int attempt : {0, 1, 2, 3}) {
       const int64_t most_places = attempt < 2 ? (operands > 1 ? kFewPlaces : kSlots) : kMostPlaces;
-      const int threads = attempt % 2 == (edges == kStrided) ? 512 : 256;
+      const int threads = attempt % 2 == (access == VecAccess::strided) ? 512 : 256;
       shape(threads);
       if (!gpu.cooperative) continue;
-      CudaPlan made = {Tier::columns_grid, across, down, slots * vector, vector, 1, 0, edges};
+      CudaPlan made = {Tier::columns_grid, across, down, slots * vector, vector, 1, 0, access};
       const int64_t room = gpu.shared - kColumnStatic - meeting(made, pitch);
-      const int64_t places = shelved ? room / (int64_t(made.block()) * vector * read * operands) / 4 * 4 : 0;
+      const int64_t places = shelved ? room / (int64_t(made.max_threads()) * vector * read * operands) / 4 * 4 : 0;
       const int64_t holds = slots + (places < most_places ? places : most_places);
-      const int64_t all = need(across, down, vector, edges), alone = ceil_div(all, holds);
+      const int64_t all = need(across, down, vector, access), alone = ceil_div(all, holds);
       if (alone > chip) continue;
       const int64_t together = tiles < chip / alone ? tiles : chip / alone, useful = ceil_div(all, 1024 / threads);
       int64_t blocks = chip / together;
@@ -220,13 +223,13 @@ struct ColumnPlanner {
       if (operands == 1 && waits && waits < kRing) {
         waits = kRing < places ? kRing : places, kept = up_to(each - waits, 4);
       }
-      made.values = int(kept) * vector, made.split = int(blocks), made.shelf = int(waits);
+      made.items_per_thread = int(kept) * vector, made.blocks_per_row = int(blocks), made.smem_vecs = int(waits);
       if (blocks == 1) made.tier = Tier::columns;  // without clusters: a block that holds them needs no other
       return made;
     }
     shape(512);
     const int blocks = gpu.cooperative ? int(chip / (tiles < chip ? tiles : chip)) : 1;
-    return {Tier::columns_stream, across, down, 8 / operands * vector, vector, blocks, 0, edges};
+    return {Tier::columns_twopass, across, down, 8 / operands * vector, vector, blocks, 0, access};
   }
 
   static constexpr int64_t kMostPlaces = 48, kFewPlaces = 12;
@@ -248,13 +251,21 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, cons
 inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const BackwardProblem& call) {
   const int size = size_of(call.type(kSaved)), wide = size > size_of(call.type(kDx)) ? size : size_of(call.type(kDx));
   const bool merges = call.function != Function::logsumexp;
-  return {view, gpu, merges && !is_even(call) ? 2 : 1, wide, size, merges, true, size_of(call.type(kDx)) == 2, false};
+  return {view,
+          gpu,
+          merges && !grad_is_broadcast_in_tile(call) ? 2 : 1,
+          wide,
+          size,
+          merges,
+          true,
+          size_of(call.type(kDx)) == 2,
+          false};
 }
 
 // The plan of a gradient of no more dims than kernels take, of rows or in place.
 inline CudaPlan plan_backward(const BackwardProblem& call, const Gpu& gpu) {
   if (call.layout.view == View::rows && call.layout.outer.count <= 1)
-    return BackwardPlanner(call, BackwardPhase(call, call.grad_is_broadcast()), gpu, false).plan();
+    return BackwardPlanner(call, BackwardAlignment(call, call.grad_is_broadcast()), gpu, false).plan();
   const ColumnView view = column_view(call);
   return column_planner(view, gpu, call).plan();
 }

@@ -44,8 +44,8 @@ inline std::vector<int64_t> numbers_of_tiles(int64_t chip, bool merges) {
 // Do plans ask for the same kernels, and share the chip alike?
 inline bool alike(const std::vector<CudaPlan>& some, const std::vector<CudaPlan>& others) {
   return std::equal(some.begin(), some.end(), others.begin(), others.end(), [](const CudaPlan& a, const CudaPlan& b) {
-    return a.tier == b.tier && a.block() == b.block() && a.values == b.values && a.split == b.split &&
-           a.shelf == b.shelf;
+    return a.tier == b.tier && a.max_threads() == b.max_threads() && a.items_per_thread == b.items_per_thread &&
+           a.blocks_per_tile() == b.blocks_per_tile() && a.smem_vecs == b.smem_vecs;
   });
 }
 
@@ -57,7 +57,7 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   view.tiles.n = n, view.tiles.inner = 1;
   view.full = 16 / planner(view).bytes;
   const bool merges = planner(view).merges;
-  const std::vector<int64_t> numbers = numbers_of_tiles(planner(view).gpu.multiprocessors, merges);
+  const std::vector<int64_t> numbers = numbers_of_tiles(planner(view).gpu.sm_count, merges);
   // Gives the plan of a tile that is alone, and of several where they share the chip.
   const auto look = [&] {
     view.tiles.outer.count = 0;
@@ -75,12 +75,12 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
     view.tile = vector;
     int64_t across = 0;
     do view.tiles.inner = ++across * vector;
-    while (look()[0].lanes == across);
+    while (look()[0].threads_x() == across);
   }
-  view.tiles.inner = int64_t(kAlone) * view.full * planner(view).gpu.multiprocessors;  // each has one to itself
+  view.tiles.inner = int64_t(kAlone) * view.full * planner(view).gpu.sm_count;  // each has one to itself
   look();
   if (planner(view).narrows()) {  // and wide ones, of which there have to be many
-    view.tiles.outer.count = 1, view.tiles.outer.sizes[0] = kFew * planner(view).gpu.multiprocessors;
+    view.tiles.outer.count = 1, view.tiles.outer.sizes[0] = kFew * planner(view).gpu.sm_count;
     for (int vector = 1; vector <= view.full; vector *= 2) {
       view.tile = vector;
       for (int across = 1; across <= kWide * view.full / vector; ++across) {

@@ -11,63 +11,70 @@
 
 namespace onepass {
 
-constexpr int kAhead = 1;
+constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that loads the next tile into shared memory ahead
 constexpr bool is_of_columns(Tier tier) {
-  return tier == Tier::columns || tier == Tier::columns_grid || tier == Tier::columns_stream;
+  return tier == Tier::columns || tier == Tier::columns_grid || tier == Tier::columns_twopass;
 }
 
+// The launch numbers of a call, as the private operators take them. The tiers of columns read them through the
+// accessors threads_x, threads_y and blocks_per_tile, the tier staged reads smem_vecs through rows_per_thread.
 struct CudaPlan {
   Tier tier;
-  int lanes;           // threads of a block that share a row
-  int rows_per_block;  // rows a block holds at a time
-  int values;          // elements of a row a thread keeps in registers (stream: has in flight)
-  int vector;          // elements a load or store moves: 16 bytes of the wider type where both tensors have one phase
-  int split;           // blocks that share a row
-  int shelf;  // block, cluster, grid: vectors of a row that a thread keeps in shared memory; flat: rows it serves in
-              // turn
-  int edges;  // of Edges
+  int threads_per_row;   // threads of a block that share a row
+  int rows_per_block;    // rows that a block holds at a time
+  int items_per_thread;  // elements of a row, or of each column, that a thread keeps in registers (twopass: in flight)
+  int vec_size;          // elements of a load or store: 16 bytes of the wider type where all tensors are aligned alike
+  int blocks_per_row;    // blocks that share a row
+  int smem_vecs;         // vectors of a row that a thread keeps in shared memory (block, cluster, grid, columns)
+  VecAccess access;
 
-  // Of a block. In the tier grid one warp more than share the row.
+  bool of_columns() const { return is_of_columns(tier); }
+  int threads_x() const { return threads_per_row; }       // columns: threads side by side
+  int threads_y() const { return rows_per_block; }        // columns: threads down a column
+  int blocks_per_tile() const { return blocks_per_row; }  // columns: blocks that share a tile
+  int rows_per_thread() const { return smem_vecs; }       // staged: rows that a thread serves one after another
+  // Threads of a block. In the tier grid one warp more than share the row.
   int threads() const {
-    if (of_columns()) return int(up_to(lanes * rows_per_block, 32));
-    return tier == Tier::warp || tier == Tier::flat ? lanes * rows_per_block : tier == Tier::grid ? lanes + 32 : lanes;
+    if (of_columns()) return int(up_to(threads_x() * threads_y(), 32));
+    if (tier == Tier::warp || tier == Tier::staged) return threads_per_row * rows_per_block;
+    return tier == Tier::grid ? threads_per_row + 32 : threads_per_row;
   }
-  // In these tiers `lanes` are threads side by side, rows_per_block those down a column, and `values` elements of each
-  // of its columns that a thread keeps.
-  // The most threads of a block that a kernel of these tiers is compiled for.
-  int block() const {
+  // The most threads of a block that a kernel of columns is compiled for.
+  int max_threads() const {
     int most = 128;
     while (most < threads()) most *= 2;
     return most;
   }
-  bool of_columns() const { return is_of_columns(tier); }
-  // A shelf of kAhead there is for the vectors of the next tile.
-  bool ahead() const { return of_columns() && shelf == kAhead; }
-  bool in_grid() const { return tier == Tier::columns_grid || (tier == Tier::columns_stream && split > 1); }
-  int slots() const { return values / vector; }
+  bool prefetches() const { return of_columns() && smem_vecs == kPrefetch; }
+  bool in_grid() const {
+    return tier == Tier::columns_grid || (tier == Tier::columns_twopass && blocks_per_tile() > 1);
+  }
+  int vecs_per_thread() const { return items_per_thread / vec_size; }
   // The tier grid: vectors that a thread takes at a time (of doubles fewer; more where nothing is kept in registers),
   // chunks of these that a block takes of a row, and vectors of a chunk, so many that each begins at a multiple of 16
   // bytes.
-  int chunk() const { return vector == 2 ? 2 : slots() ? 4 : 8; }
-  int64_t chunks(int64_t n) const { return ceil_div(ceil_div(n / vector, split), chunk() * lanes); }
+  int chunk() const { return vec_size == 2 ? 2 : vecs_per_thread() ? 4 : 8; }
+  int64_t chunks(int64_t n) const {
+    return ceil_div(ceil_div(n / vec_size, blocks_per_row), chunk() * threads_per_row);
+  }
   int64_t wide(int64_t n) const {
     const int64_t count = chunks(n);
-    return count ? up_to(ceil_div(n / vector, split * count), 4) : 4;
+    return count ? up_to(ceil_div(n / vec_size, blocks_per_row * count), 4) : 4;
   }
-  // Elements of a row that it does not keep on the chip.
+  // Elements of a row that are not kept on the chip.
   int64_t read_again(int64_t n) const {
-    const int kept = slots() / chunk() + shelf / chunk();
-    return tier == Tier::grid && chunks(n) > kept ? (chunks(n) - kept) * wide(n) * split * vector : 0;
+    const int kept = vecs_per_thread() / chunk() + smem_vecs / chunk();
+    return tier == Tier::grid && chunks(n) > kept ? (chunks(n) - kept) * wide(n) * blocks_per_row * vec_size : 0;
   }
-  bool shelved() const {
-    return shelf && (tier == Tier::block || tier == Tier::cluster || (of_columns() && shelf != kAhead));
+  bool keeps_vecs_in_smem() const {
+    return smem_vecs && (tier == Tier::block || tier == Tier::cluster || (of_columns() && smem_vecs != kPrefetch));
   }
   // Rows that one block, or the blocks that share rows, take at a time.
-  int64_t group() const { return tier == Tier::flat ? rows_per_block * shelf : rows_per_block; }
+  int64_t group() const { return tier == Tier::staged ? rows_per_block * rows_per_thread() : rows_per_block; }
   // Blocks of a launch, where at most `resident` of them are to be started; beyond it a block takes several groups.
   int64_t grid(int64_t rows, int64_t resident = kMaxGrid) const {
-    const int64_t groups = (rows + group() - 1) / group(), most = resident / split;
-    return (groups < most ? groups : most > 0 ? most : 1) * split;
+    const int64_t groups = ceil_div(rows, group()), most = resident / blocks_per_row;
+    return (groups < most ? groups : most > 0 ? most : 1) * blocks_per_row;
   }
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
@@ -104,7 +111,7 @@ constexpr int kMuchLonger = 4, kLittle = 16;
 struct Planner {
   const Layout& layout;
   const DType x, y;
-  const Phase& phase;
+  const Alignment& alignment;
   const Gpu& gpu;
   const bool invariant;
 
@@ -115,53 +122,58 @@ struct Planner {
   // Of a row in elements of 4 bytes, or in halves, as it waits on the chip: the elements of a reduction do so in the
   // type that it is computed in, which is the wider one.
   const int64_t length = half || n > kAnyLength / 2 ? n : n * wide / 4;
-  int vector = phase.widest;
+  int vector = alignment.widest;
   bool apart = false;
   int64_t vectors = 0;  // of a row's window at worst
 
-  Planner(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu, bool invariant)
-      : layout(layout), x(x), y(y), phase(phase), gpu(gpu), invariant(invariant) {
+  Planner(const Layout& layout, DType x, DType y, const Alignment& alignment, const Gpu& gpu, bool invariant)
+      : layout(layout), x(x), y(y), alignment(alignment), gpu(gpu), invariant(invariant) {
     if (invariant) {
-      vector = phase.full;
-      apart = phase.begins_within(vector) || phase.writes_within(vector);
+      vector = alignment.full;
+      apart = alignment.begins_within(vector) || alignment.writes_within(vector);
     }
     count();
   }
   // Narrower vectors, which are few, have no kernels of their own for whole ones.
-  int edges() const { return apart ? kApart : vector == phase.full && phase.whole(n, vector) ? kWhole : kWindow; }
-  void count() { vectors = ceil_div(!apart && phase.begins_within(vector) ? n + vector - 1 : n, vector); }
+  VecAccess access() const {
+    return apart                                                    ? VecAccess::scalar
+           : vector == alignment.full && alignment.whole(n, vector) ? VecAccess::aligned
+                                                                    : VecAccess::predicated;
+  }
+  void count() { vectors = ceil_div(!apart && alignment.begins_within(vector) ? n + vector - 1 : n, vector); }
 
   CudaPlan warp(const Entry& entry) const {
     return {Tier::warp,
-            entry.lanes,
-            entry.lanes < kThreads ? kThreads / entry.lanes : 1,
-            int(up_to(ceil_div(vectors, entry.lanes) * vector, vector > 4 ? vector : 4)),
+            entry.threads,
+            entry.threads < kThreads ? kThreads / entry.threads : 1,
+            int(up_to(ceil_div(vectors, entry.threads) * vector, vector > 4 ? vector : 4)),
             vector,
             1,
             0,
-            edges()};
+            access()};
   }
 
   // Tiles of whole vectors where the rows allow it. The warp tier, element by element, where they do not lie flat: with
   // the same bits.
   CudaPlan flat(const Entry& entry) const {
-    const int rows = kThreads / entry.lanes, values = int(up_to(ceil_div(n, entry.lanes), 2));
-    if (!lies_flat(layout, !phase.writes_rows)) return {Tier::warp, entry.lanes, rows, values, 1, 1, 0, kWindow};
+    const int rows = kThreads / entry.threads, values = int(up_to(ceil_div(n, entry.threads), 2));
+    if (!lies_flat(layout, !alignment.writes_rows))
+      return {Tier::warp, entry.threads, rows, values, 1, 1, 0, VecAccess::predicated};
     int turns = int(ceil_div(kTile * 7 / 8, n * x_size * rows));
     while (turns * rows % (16 / x_size)) ++turns;
-    return {Tier::flat, entry.lanes, rows, values, 1, 1, turns, kWindow};
+    return {Tier::staged, entry.threads, rows, values, 1, 1, turns, VecAccess::predicated};
   }
 
   // Few rows that are no whole vectors of 16 bytes, in whole narrower ones: they are too few tiles for the chip (5120
   // rows of 196 bfloat16 take 5.3 us for 7.2, measured on an H200, 2026-11-22).
   bool narrow(CudaPlan* plan) {
-    if (invariant || !phase.writes_rows || n < kShortest || n > kLongest) return false;
+    if (invariant || !alignment.writes_rows || n < kShortest || n > kLongest) return false;
     if (layout.rows > kFewBytes / (n * x_size)) return false;
     int width = half ? 4 : 2;
-    while (width > 1 && !phase.whole(n, width)) width /= 2;
+    while (width > 1 && !alignment.whole(n, width)) width /= 2;
     const int lanes = n < kShortRow / 2 ? 8 : n <= 2 * kShortRow || width == 4 ? 16 : 32;
     const int values = int(up_to(ceil_div(n, int64_t(width) * lanes) * width, 4));
-    *plan = {Tier::warp, lanes, kThreads / lanes, values, width, 1, 0, kWhole};
+    *plan = {Tier::warp, lanes, kThreads / lanes, values, width, 1, 0, VecAccess::aligned};
     return true;
   }
 
@@ -172,27 +184,28 @@ struct Planner {
     if (vector * x_size < 8) shelf = 0;
     int64_t threads = up_to(ceil_div(vectors, (slots + shelf) * split), 32);
     if (threads < lanes) threads = lanes;
-    if (split > most_cluster(gpu) || threads > most_threads(gpu.compute, split)) return false;
+    if (split > most_cluster(gpu) || threads > most_threads(gpu.arch, split)) return false;
     const int64_t each = ceil_div(vectors, threads * split);
-    const int64_t few_kinds = phase.full / vector;  // narrow vectors come in no more numbers than wide ones
+    const int64_t few_kinds = alignment.full / vector;  // narrow vectors come in no more numbers than wide ones
     if (each <= slots) slots = up_to(each, few_kinds);
     shelf = each > slots ? int(up_to(each - slots, 2)) : 0;
     if (shelf * threads * vector * x_size > gpu.shared - kStaticShared) return false;
     const Tier tier = split > 1 ? Tier::cluster : Tier::block;
-    *plan = {tier, int(threads), 1, int(slots) * vector, vector, split, shelf, shelf && !apart ? kWindow : edges()};
+    *plan = {tier,   int(threads), 1,     int(slots) * vector,
+             vector, split,        shelf, shelf && !apart ? VecAccess::predicated : access()};
     return true;
   }
 
   // The chip, or so much of it as pays, on a few rows at a time: as many as it holds together.
   bool grid(CudaPlan* plan) {
     if (!gpu.cooperative) return false;
-    if (vector != phase.full) vector = phase.full, apart = true, count();
+    if (vector != alignment.full) vector = alignment.full, apart = true, count();
     const auto places = [&](int threads) {
-      return int((gpu.shared - kStaticShared) / (threads * phase.full * x_size) / 4 * 4);
+      return int((gpu.shared - kStaticShared) / (threads * alignment.full * x_size) / 4 * 4);
     };
-    const int most_slots = (gpu.compute == 90 ? 16 : 12) / part / 4 * 4;  // elsewhere more would spill
+    const int most_slots = (gpu.arch == 90 ? 16 : 12) / part / 4 * 4;  // elsewhere more would spill
     int threads = 480, slots = most_slots;
-    const int64_t chip = gpu.multiprocessors, holds = threads * int64_t(slots + places(threads));
+    const int64_t chip = gpu.sm_count, holds = threads * int64_t(slots + places(threads));
     const int64_t alone = ceil_div(vectors, holds);  // blocks that hold a row between them
     int64_t split = alone < chip ? alone : chip;
     if (!invariant && alone < chip) {
@@ -222,45 +235,52 @@ struct Planner {
              vector,
              int(split),
              int(shelf < most ? shelf : most),
-             apart ? kApart : kWindow};
+             apart ? VecAccess::scalar : VecAccess::predicated};
     return true;
   }
 
   CudaPlan stream(int threads, int values) const {
     const int kept = values / part < vector ? vector : values / part / vector * vector;
-    return {Tier::stream, int(up_to(threads / part, 32)), 1, kept, vector, 1, 0, apart ? kApart : kWindow};
+    return {Tier::twopass,
+            int(up_to(threads / part, 32)),
+            1,
+            kept,
+            vector,
+            1,
+            0,
+            apart ? VecAccess::scalar : VecAccess::predicated};
   }
 
   // The entry of a function that writes a row for a row.
   const Entry& as_written(const Tables& tables) const {
-    if (!invariant && layout.rows <= kFewRows && n % phase.full == 0) {
-      const Entry& few = look_up(half ? tables.few16 : tables.few32, length);
-      if (few.tier != kAsRows) return few;
+    if (!invariant && layout.rows <= kFewRows && n % alignment.full == 0) {
+      const Entry& few = look_up(half ? tables.few_rows_f16 : tables.few_rows_f32, length);
+      if (few.tier != kUseWriteTable) return few;
     }
     return look_up(tables.of(false, half), length);
   }
 
   CudaPlan plan(const Tables& tables) {
-    if (wide < 8 && n % (16 / x_size) && (phase.writes_rows || flat_pays_reduced(n, half))) {
-      const Entry& odd = look_up(half ? tables.odd16 : tables.odd32, n);
-      if (odd.tier != kAsRows && (invariant || lies_flat(layout, !phase.writes_rows))) {
+    if (wide < 8 && n % (16 / x_size) && (alignment.writes_rows || flat_pays_reduced(n, half))) {
+      const Entry& odd = look_up(half ? tables.unaligned_f16 : tables.unaligned_f32, n);
+      if (odd.tier != kUseWriteTable && (invariant || lies_flat(layout, !alignment.writes_rows))) {
         CudaPlan made;
         return narrow(&made) ? made : flat(odd);
       }
     }
-    const bool reduces = !phase.writes_rows;
+    const bool reduces = !alignment.writes_rows;
     const Entry* of_length = reduces ? &look_up(tables.of(true, half), length) : &as_written(tables);
     // A row that streams has one block. Where those are too few for the chip, a reduction is served as softmax is.
-    if (reduces && !invariant && Tier(of_length->tier) == Tier::stream &&
-        layout.rows < int64_t(gpu.multiprocessors) * kStreaming / of_length->lanes)
+    if (reduces && !invariant && Tier(of_length->tier) == Tier::twopass &&
+        layout.rows < int64_t(gpu.sm_count) * kStreaming / of_length->threads)
       of_length = &as_written(tables);
     const Entry& entry = *of_length;
     const Tier tier = Tier(entry.tier);
-    if (tier == Tier::flat) return flat(entry);
+    if (tier == Tier::staged) return flat(entry);
     if (tier == Tier::warp) {
       // In a row of few vectors the two that are not whole cost more than narrow ones: 100 bfloat16 0.78 of a copy in
       // vectors of 4, 0.70 in vectors of 8. (For 33 floats it is the other way round.)
-      while (!invariant && half && n < kShortRow && phase.begins_within(vector)) vector /= 2;
+      while (!invariant && half && n < kShortRow && alignment.begins_within(vector)) vector /= 2;
       count();
       return warp(entry);
     }
@@ -269,43 +289,39 @@ struct Planner {
       // Few long rows: over the whole chip, or over so many blocks a row that they fill it.
       const int64_t whole = half ? kWholeChipHalves : kWholeChip;
       const bool few = length >= whole && layout.rows <= kFewWhole;
-      const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.multiprocessors / 2;
-      if ((few || pairs) && vector == phase.full && grid(&made) && (few || !made.read_again(n))) return made;
-      for (int split = 16; split >= entry.split && split > 1; split /= 2) {
-        if (layout.rows * split > 4 * gpu.multiprocessors) continue;
+      const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.sm_count / 2;
+      if ((few || pairs) && vector == alignment.full && grid(&made) && (few || !made.read_again(n))) return made;
+      for (int split = 16; split >= entry.blocks_per_row && split > 1; split /= 2) {
+        if (layout.rows * split > 4 * gpu.sm_count) continue;
         // Where there are several blocks a multiprocessor, smaller ones of more elements a thread.
-        const bool several = half && vector == phase.full && layout.rows * split > 2 * gpu.multiprocessors;
+        const bool several = half && vector == alignment.full && layout.rows * split > 2 * gpu.sm_count;
         for (const int values : {several ? 48 : 32, 16, 8}) {
-          if (share(split, 0, values, 0, &made) && made.lanes >= kThreads && made.lanes <= 1024 / 2) return made;
+          if (share(split, 0, values, 0, &made) && made.threads_per_row >= kThreads && made.threads_per_row <= 1024 / 2)
+            return made;
         }
       }
     }
     if (tier == Tier::block || tier == Tier::cluster) {
-      const bool within = invariant ? n % vector != 0 : edges() != kWhole;
-      const bool fewer = half && within && !entry.shelf && entry.values > kWindowHalves;
-      if (share(entry.split, entry.lanes, fewer ? kWindowHalves : entry.values, entry.shelf, &made)) return made;
+      const bool within = invariant ? n % vector != 0 : access() != VecAccess::aligned;
+      const bool fewer = half && within && !entry.smem_vecs && entry.items_per_thread > kWindowHalves;
+      if (share(entry.blocks_per_row, entry.threads, fewer ? kWindowHalves : entry.items_per_thread, entry.smem_vecs,
+                &made))
+        return made;
       const int clusters = most_cluster(gpu);  // of a GPU that takes no clusters as large as the table's
       for (const int split : {1, clusters}) {
         for (const int shelf : {0, 8, 16, 24}) {
-          if (entry.split >= split && share(split, 0, half ? 40 : 32, shelf, &made)) return made;
+          if (entry.blocks_per_row >= split && share(split, 0, half ? 40 : 32, shelf, &made)) return made;
         }
       }
     }
-    if (tier != Tier::stream && grid(&made)) return made;
-    return tier == Tier::stream ? stream(entry.lanes, entry.values) : stream(half ? 512 : 1024, 16);
+    if (tier != Tier::twopass && grid(&made)) return made;
+    return tier == Tier::twopass ? stream(entry.threads, entry.items_per_thread) : stream(half ? 512 : 1024, 16);
   }
 };
 
-inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Phase& phase, const Gpu& gpu,
+inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Alignment& alignment, const Gpu& gpu,
                           bool invariant = false) {
-  return Planner(layout, x, y, phase, gpu, invariant).plan(tables_of(gpu.name));
-}
-
-constexpr int64_t kCpuGrain = 16384;  // elements below which a second CPU thread does not pay
-
-// The bytes a call has to move: each element read once and written once.
-inline int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output) {
-  return layout.rows * layout.n * size_of(x) + layout.rows * (reduced_output ? 1 : layout.n) * size_of(y);
+  return Planner(layout, x, y, alignment, gpu, invariant).plan(tables_of(gpu.name));
 }
 
 }  // namespace onepass

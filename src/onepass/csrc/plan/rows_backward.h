@@ -3,16 +3,17 @@
 #pragma once
 
 #include "../core/problem.h"
+#include "rows.h"
 
 namespace onepass {
 
 // With which element of a vector the rows of each tensor begin.
-struct BackwardPhase {
+struct BackwardAlignment {
   int full;             // elements of a vector of 16 bytes of the wider type
-  int widest;           // the most elements of a vector so that each row has one phase in all tensors
+  int widest;           // the most elements of a vector so that each row has one alignment in all tensors
   bool within[4] = {};  // by the logarithm of a width: whether any row begins within a vector of so many elements
 
-  explicit BackwardPhase(const BackwardProblem& call, bool even) {
+  explicit BackwardAlignment(const BackwardProblem& call, bool grad_is_broadcast) {
     const int size = size_of(call.type(kSaved)), dx_size = size_of(call.type(kDx));
     const BackwardDim outer = call.layout.outer.innermost();
     const bool many = call.layout.rows > 1;
@@ -20,7 +21,8 @@ struct BackwardPhase {
                                call.address(kGrad) / uint64_t(size_of(call.type(kGrad)))};
     const int64_t steps[] = {many ? outer.strides[kDx] : 0, many ? outer.strides[kSaved] : 0,
                              many ? outer.strides[kGrad] : 0};
-    const int tensors = even || call.function == Function::logsumexp ? 2 : 3;  // whose elements go by vectors
+    const int tensors =
+        grad_is_broadcast || call.function == Function::logsumexp ? 2 : 3;  // whose elements go by vectors
     full = 16 / (dx_size > size ? dx_size : size);
     const auto differ = [&](int t, int width) {
       return (firsts[t] - firsts[0]) % uint64_t(width) || (steps[t] - steps[0]) % width;
@@ -87,11 +89,11 @@ struct GridCut {
   int chunk;
   int64_t most, wide;
 
-  GridCut(const CudaPlan& plan, int64_t n) : chunk(plan.vector == 2 ? 1 : 2) {
-    const int64_t vectors = n / plan.vector,
-                  each = ceil_div(ceil_div(vectors, plan.split), int64_t(chunk) * plan.lanes);
+  GridCut(const CudaPlan& plan, int64_t n) : chunk(plan.vec_size == 2 ? 1 : 2) {
+    const int64_t vectors = n / plan.vec_size,
+                  each = ceil_div(ceil_div(vectors, plan.blocks_per_row), int64_t(chunk) * plan.threads_per_row);
     most = each > 0 ? each : 1;
-    wide = vectors ? up_to(ceil_div(vectors, plan.split * most), 4) : 4;
+    wide = vectors ? up_to(ceil_div(vectors, plan.blocks_per_row * most), 4) : 4;
   }
 };
 
@@ -103,30 +105,32 @@ constexpr int kWeighed = 512;  // elements of a row of logsumexp up to which lan
 
 struct BackwardPlanner {
   const BackwardProblem& call;
-  const BackwardPhase& phase;
+  const BackwardAlignment& alignment;
   const Gpu& gpu;
   const bool invariant;
 
   const int64_t n = call.layout.n, rows = call.layout.rows;
-  const int wide = 16 / phase.full;
+  const int wide = 16 / alignment.full;
   const bool half = wide == 2;
   const int part = wide == 8 ? 2 : 1;  // doubles: half the elements a thread
   const int64_t length = half || n > kAnyLength / 2 ? n : n * wide / 4;
-  int vector = invariant ? phase.full : phase.widest;
+  int vector = invariant ? alignment.full : alignment.widest;
   // The same elements have to go to the same threads wherever a row lies: see plan.h. What is loose does not.
-  bool apart = invariant && (phase.begins_within(phase.full) || n % phase.full);
-  int64_t vectors = ceil_div(!apart && phase.begins_within(vector) ? n + vector - 1 : n, vector);
+  bool apart = invariant && (alignment.begins_within(alignment.full) || n % alignment.full);
+  int64_t vectors = ceil_div(!apart && alignment.begins_within(vector) ? n + vector - 1 : n, vector);
 
-  BackwardPlanner(const BackwardProblem& call, const BackwardPhase& phase, const Gpu& gpu, bool invariant)
-      : call(call), phase(phase), gpu(gpu), invariant(invariant) {}
+  BackwardPlanner(const BackwardProblem& call, const BackwardAlignment& alignment, const Gpu& gpu, bool invariant)
+      : call(call), alignment(alignment), gpu(gpu), invariant(invariant) {}
 
-  int edges() const {
-    return apart ? kApart : vector == phase.full && n % vector == 0 && !phase.begins_within(vector) ? kWhole : kWindow;
+  VecAccess access() const {
+    return apart                                                                             ? VecAccess::scalar
+           : vector == alignment.full && n % vector == 0 && !alignment.begins_within(vector) ? VecAccess::aligned
+                                                                                             : VecAccess::predicated;
   }
 
   CudaPlan warp(int lanes) const {
     const int values = int(up_to(ceil_div(vectors, lanes) * vector, vector > 4 ? vector : 4));
-    return {Tier::warp, lanes, kThreads / lanes, values, vector, 1, 0, edges()};
+    return {Tier::warp, lanes, kThreads / lanes, values, vector, 1, 0, access()};
   }
 
   bool share(int split, int lanes, int values, CudaPlan* plan) const {
@@ -134,25 +138,25 @@ struct BackwardPlanner {
     if (slots < 1) slots = 1;
     int64_t threads = up_to(ceil_div(vectors, slots * split), 32);
     if (threads < lanes) threads = lanes;
-    if (split > most_cluster(gpu) || threads > most_threads(gpu.compute, split)) return false;
-    const int64_t few_kinds = phase.full / vector;  // narrow vectors come in no more numbers than wide ones
+    if (split > most_cluster(gpu) || threads > most_threads(gpu.arch, split)) return false;
+    const int64_t few_kinds = alignment.full / vector;  // narrow vectors come in no more numbers than wide ones
     const int64_t each = up_to(ceil_div(vectors, threads * split), few_kinds);
     if (each < slots) slots = each;
-    *plan = {split > 1 ? Tier::cluster : Tier::block, int(threads), 1, int(slots) * vector, vector, split, 0, edges()};
+    *plan = {split > 1 ? Tier::cluster : Tier::block, int(threads), 1, int(slots) * vector, vector, split, 0, access()};
     return true;
   }
 
   // The chip, or so much of it as pays, on a few rows at a time: as many as it holds together.
   bool grid(CudaPlan* plan) {
     if (!gpu.cooperative) return false;
-    if (vector != phase.full) vector = phase.full, apart = true, vectors = ceil_div(n, vector);
+    if (vector != alignment.full) vector = alignment.full, apart = true, vectors = ceil_div(n, vector);
     const int chunk = wide == 8 ? 1 : 2,
-              most_slots = (gpu.compute == 90 ? 4 : 2) * chunk;  // elsewhere more would spill
+              most_slots = (gpu.arch == 90 ? 4 : 2) * chunk;  // elsewhere more would spill
     const auto places = [&](int threads) {
       return int((gpu.shared - kStaticShared) / (2 * threads * vector * size_of(call.type(kGrad))) / chunk * chunk);
     };
     int threads = 480, slots = most_slots;
-    const int64_t chip = gpu.multiprocessors, holds = threads * int64_t(slots + places(threads));
+    const int64_t chip = gpu.sm_count, holds = threads * int64_t(slots + places(threads));
     const int64_t alone = ceil_div(vectors, holds);  // blocks that hold a row between them
     int64_t split = alone < chip ? alone : chip;
     if (!invariant && alone < chip) {
@@ -175,19 +179,19 @@ struct BackwardPlanner {
              vector,
              int(split),
              int(shelf < most ? shelf : most),
-             apart ? kApart : kWindow};
+             apart ? VecAccess::scalar : VecAccess::predicated};
     return true;
   }
 
   // Does a plan of the tier grid keep its rows whole?
   bool holds(const CudaPlan& plan) const {
     const GridCut cut(plan, n);
-    return cut.most * cut.chunk <= plan.slots() + plan.shelf;
+    return cut.most * cut.chunk <= plan.vecs_per_thread() + plan.smem_vecs;
   }
 
   CudaPlan stream(int threads, int values) const {
     const int kept = values / part < vector ? vector : values / part / vector * vector;
-    return {Tier::stream, threads / part, 1, kept, vector, 1, 0, apart ? kApart : kWindow};
+    return {Tier::twopass, threads / part, 1, kept, vector, 1, 0, apart ? VecAccess::scalar : VecAccess::predicated};
   }
 
   // Pieces of rows, which nothing is merged of.
@@ -198,7 +202,7 @@ struct BackwardPlanner {
       return warp(lanes);
     }
     CudaPlan plan = stream(256 * part, 16);
-    plan.edges = edges();
+    plan.access = access();
     return plan;
   }
 
@@ -206,22 +210,22 @@ struct BackwardPlanner {
     if (call.function == Function::logsumexp) return weighed();
     const Entry& entry = look_up(backward_table(half), length);
     const Tier tier = Tier(entry.tier);
-    if (tier == Tier::warp) return warp(entry.lanes);
+    if (tier == Tier::warp) return warp(entry.threads);
     CudaPlan made;
     if (!invariant && length >= kLongRow) {
       // Few long rows: over the whole chip, or over so many blocks a row that they fill it.
       const bool few = length >= (half ? kBackwardWholeHalves : kBackwardWhole) && rows <= kFewWhole;
-      const bool pairs = !half && length >= kBackwardWhole && rows <= gpu.multiprocessors / 4;
-      if ((few || pairs) && vector == phase.full && grid(&made) && (few || holds(made))) return made;
-      for (int split = 16; split >= entry.split && split > 1; split /= 2) {
-        if (rows * split > 4 * gpu.multiprocessors) continue;
+      const bool pairs = !half && length >= kBackwardWhole && rows <= gpu.sm_count / 4;
+      if ((few || pairs) && vector == alignment.full && grid(&made) && (few || holds(made))) return made;
+      for (int split = 16; split >= entry.blocks_per_row && split > 1; split /= 2) {
+        if (rows * split > 4 * gpu.sm_count) continue;
         for (const int values : {16, 8}) {
-          if (share(split, 0, half ? 2 * values : values, &made) && made.lanes >= kThreads) return made;
+          if (share(split, 0, half ? 2 * values : values, &made) && made.threads_per_row >= kThreads) return made;
         }
       }
     }
     if (tier == Tier::block || tier == Tier::cluster) {
-      if (share(entry.split, entry.lanes, entry.values, &made)) return made;
+      if (share(entry.blocks_per_row, entry.threads, entry.items_per_thread, &made)) return made;
       // A GPU that takes no clusters as large, or narrow vectors, of which a thread keeps fewer elements.
       for (int split = 1; split <= most_cluster(gpu); split *= 2) {
         if (share(split, 0, half ? 32 : 16, &made)) return made;

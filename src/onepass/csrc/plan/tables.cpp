@@ -25,47 +25,56 @@ std::string fault_of_columns(const Entry& entry, bool gradient) {
   const Tier tier = Tier(entry.tier);
   if (tier != Tier::columns && tier != Tier::columns_grid)
     return "the tables of columns have the tiers columns and columns-grid alone";
-  if (!power(entry.split, 128)) return "split is a power of two up to 128";
+  if (!power(entry.blocks_per_row, 128)) return "tile_vecs is a power of two up to 128";
   if (tier == Tier::columns_grid)
-    return entry.lanes || entry.values || entry.shelf ? "columns-grid has a split alone, and 0 for the rest" : "";
-  if (entry.lanes < 64 || entry.lanes > 512 || entry.lanes % 32) return "lanes is a multiple of 32 from 64 to 512";
+    return entry.threads || entry.items_per_thread || entry.smem_vecs
+               ? "columns-grid has tile_vecs alone, and 0 for the rest"
+               : "";
+  if (entry.threads < 64 || entry.threads > 512 || entry.threads % 32)
+    return "threads is a multiple of 32 from 64 to 512";
   const int most = gradient ? kMostGradientSlots : kMostSlots;
-  if (entry.values < 1 || entry.values > most || (entry.values > 16 && entry.values % 2))
-    return "values is 1 to " + std::to_string(most) + ", and even beyond 16";
-  if (entry.shelf != 1 && (entry.shelf < 0 || entry.shelf > 48 || entry.shelf % 4))
-    return "shelf is 1, or a multiple of 4 up to 48";
+  if (entry.items_per_thread < 1 || entry.items_per_thread > most ||
+      (entry.items_per_thread > 16 && entry.items_per_thread % 2))
+    return "vecs_per_thread is 1 to " + std::to_string(most) + ", and even beyond 16";
+  if (entry.smem_vecs != 1 && (entry.smem_vecs < 0 || entry.smem_vecs > 48 || entry.smem_vecs % 4))
+    return "smem_vecs is 1, or a multiple of 4 up to 48";
   return "";
 }
 
-std::string fault(const Entry& entry, bool odd, bool few) {
-  if ((odd || few) && entry.tier == kAsRows) return "";
+std::string fault(const Entry& entry, bool unaligned, bool few_rows) {
+  if ((unaligned || few_rows) && entry.tier == kUseWriteTable) return "";
   if (entry.tier < 0 || entry.tier >= kTiers) return "no such tier";
   const Tier tier = Tier(entry.tier);
-  if (odd && tier != Tier::flat) return "the odd tables have the flat tier alone";
-  if (tier == Tier::warp || tier == Tier::flat) {
-    const int64_t most = int64_t(entry.lanes) * 64;
-    if (!power(entry.lanes, 32)) return "lanes is a power of two up to 32";
-    if (entry.limit > most) return "so few lanes keep rows of up to " + std::to_string(most) + " elements";
+  if (unaligned && tier != Tier::staged) return "the unaligned tables have the tier staged alone";
+  if (tier == Tier::warp || tier == Tier::staged) {
+    const int64_t most = int64_t(entry.threads) * 64;
+    if (!power(entry.threads, 32)) return "threads is a power of two up to 32";
+    if (entry.limit > most) return "so few threads keep rows of up to " + std::to_string(most) + " elements";
     return "";
   }
-  if (tier == Tier::grid || tier == Tier::stream) {
+  if (tier == Tier::grid || tier == Tier::twopass) {
     const int most = tier == Tier::grid ? 480 : 1024;
-    if (entry.lanes < 64 || entry.lanes > most || entry.lanes % 32)
-      return "lanes is a multiple of 32 from 64 to " + std::to_string(most);
-    return entry.values < 8 || entry.values > 64 || entry.values % 8 ? "values is a multiple of 8 up to 64" : "";
+    if (entry.threads < 64 || entry.threads > most || entry.threads % 32)
+      return "threads is a multiple of 32 from 64 to " + std::to_string(most);
+    return entry.items_per_thread < 8 || entry.items_per_thread > 64 || entry.items_per_thread % 8
+               ? "items_per_thread is a multiple of 8 up to 64"
+               : "";
   }
-  if (entry.lanes < 0 || entry.lanes > 1024 || entry.lanes % 32) return "lanes is 0 or a multiple of 32 up to 1024";
-  if (entry.values < 8 || entry.values > 64 || entry.values % 4) return "values is a multiple of 4 from 8 to 64";
-  if (entry.shelf < 0 || entry.shelf > 24 || entry.shelf % 2) return "shelf is an even number up to 24";
-  if (tier == Tier::block ? entry.split != 1 : !power(entry.split, 16) || entry.split < 2)
-    return "split is 1 for a block, and 2, 4, 8 or 16 for a cluster";
+  if (entry.threads < 0 || entry.threads > 1024 || entry.threads % 32)
+    return "threads is 0 or a multiple of 32 up to 1024";
+  if (entry.items_per_thread < 8 || entry.items_per_thread > 64 || entry.items_per_thread % 4)
+    return "items_per_thread is a multiple of 4 from 8 to 64";
+  if (entry.smem_vecs < 0 || entry.smem_vecs > 24 || entry.smem_vecs % 2) return "smem_vecs is an even number up to 24";
+  if (tier == Tier::block ? entry.blocks_per_row != 1 : !power(entry.blocks_per_row, 16) || entry.blocks_per_row < 2)
+    return "blocks_per_row is 1 for a block, and 2, 4, 8 or 16 for a cluster";
   return "";
 }
 
 void check(const char* name, const std::vector<Entry>& table) {
   const std::string_view of = name;
   const auto is_of = [&](std::string_view kind) { return of.substr(0, kind.size()) == kind; };
-  const bool odd = is_of("odd"), few = is_of("few"), columns = is_of("column"), gradient = is_of("column_gradients");
+  const bool unaligned = is_of("unaligned"), few_rows = is_of("few_rows"), columns = is_of("column"),
+             gradient = is_of("columns_backward");
   const auto refuse = [&](const std::string& words) {
     throw std::runtime_error(std::string("onepass: table ") + name + ": " + words);
   };
@@ -74,7 +83,7 @@ void check(const char* name, const std::vector<Entry>& table) {
   for (const Entry& entry : table) {
     if (entry.limit <= before) refuse("limits rise, got " + std::to_string(entry.limit));
     before = entry.limit;
-    const std::string words = columns ? fault_of_columns(entry, gradient) : fault(entry, odd, few);
+    const std::string words = columns ? fault_of_columns(entry, gradient) : fault(entry, unaligned, few_rows);
     if (!words.empty()) refuse("limit " + std::to_string(entry.limit) + ": " + words);
   }
 }

@@ -11,54 +11,64 @@ namespace onepass {
 // Where a row waits while its state (m, l) is merged.
 enum class Tier {
   warp,     // in the registers of up to 32 lanes, several rows a warp when they are short; merged by shuffles
-  flat,     // the same, and the rows come and go through shared memory, many in one piece
+  staged,   // the same, and the rows come and go through shared memory, many in one piece
   block,    // in the registers and shared memory of a block; merged by shuffles, then through shared memory
   cluster,  // of several blocks, which merge through each other's shared memory (compute 9.0)
   grid,     // of many blocks, launched cooperatively, which merge through memory
-  stream,   // nowhere: the row is read twice
+  twopass,  // nowhere: the row is read twice
   // Of rows that are not one piece of memory each, with tables of their own:
-  columns,         // in the registers of a block, or of the blocks of a cluster, with its neighbours
-  columns_grid,    // of many blocks, launched cooperatively, which merge through memory
-  columns_stream,  // nowhere; one block, or many as above
+  columns,          // in the registers of a block, or of the blocks of a cluster, with its neighbours
+  columns_grid,     // of many blocks, launched cooperatively, which merge through memory
+  columns_twopass,  // nowhere; one block, or many as above
 };
-constexpr const char* kTierNames[] = {"warp",   "flat",    "block",        "cluster",       "grid",
-                                      "stream", "columns", "columns-grid", "columns-stream"};
+constexpr const char* kTierNames[] = {"warp",    "staged",  "block",        "cluster",        "grid",
+                                      "twopass", "columns", "columns-grid", "columns-twopass"};
 constexpr int kTiers = 6;  // that a table of rows may have
 
 constexpr int64_t kAnyLength = INT64_MAX;
-constexpr int kAsRows = -1;  // the tier of an entry of the odd and few tables that leaves its rows to the other tables
+constexpr int kUseWriteTable =
+    -1;  // the tier of an entry of the unaligned and few_rows tables that leaves its rows to the others
 
-// How rows of up to `limit` elements are served.
-//   warp, flat      lanes: threads a row
-//   block, cluster  values in registers and shelf vectors in shared memory that a thread keeps at most, and the blocks
-//                   that split a row. lanes: threads a block, more where a row needs them; 0: as few as a row needs
-//   grid, stream    lanes: threads a block; values: that a thread keeps, or has in flight
-//   columns         split: vectors of 16 bytes side by side; lanes: threads a block; values, shelf: vectors that a
-//                   thread keeps in registers and in shared memory at most (shelf 1: there those of the next tile). As
-//                   many blocks share columns as it takes
-//   columns_grid    split: vectors of 16 bytes side by side
+// How rows, or columns, of up to `limit` elements are served.
+//   warp, staged    threads: per row
+//   block, cluster  items_per_thread and smem_vecs: elements in registers and vectors in shared memory that a thread
+//                   keeps at most. blocks_per_row. threads: per block, more where a row needs them; 0: as few as it
+//                   needs
+//   grid, twopass   threads: per block; items_per_thread: that a thread keeps, or has in flight
+//   columns         tile_vecs: vectors of 16 bytes side by side; threads: per block; vecs_per_thread, smem_vecs:
+//   vectors
+//                   that a thread keeps in registers and in shared memory at most (smem_vecs kPrefetch: those of the
+//                   next tile). As many blocks share a tile as it takes
+//   columns_grid    tile_vecs: vectors of 16 bytes side by side
 struct Entry {
   int64_t limit;
   int tier;
-  int lanes, values, split, shelf;
+  int threads, items_per_thread, blocks_per_row, smem_vecs;
+
+  int tile_vecs() const { return blocks_per_row; }
+  int vecs_per_thread() const { return items_per_thread; }
 };
 
-// By the size of the wider of the two types: 4 bytes (8: as a row of twice the length with half the values), and half
-// types to half types. The rows tables are of the functions that write a row for a row, the reduce tables of those that
-// only read it. The odd tables are of both, and of rows that lie one after another and are no whole number of 16-byte
-// vectors. The few tables are of functions that write rows, for up to kFewRows that are whole vectors: there the last
-// blocks of a launch count. Those of columns are of calls over other dims, and of gradients that keep two operands; no
-// other gradient has tables here.
+// The tables are named by what a function does and by the size of the wider of its two types: 4 bytes (8: as a row of
+// twice the length with half the elements per thread), or 2.
+//   write             functions that write a row for each row
+//   reduce            functions that only read rows
+//   unaligned         both, for rows that lie one after another and are no whole number of 16-byte vectors
+//   few_rows          functions that write rows, for up to kFewRows rows of whole vectors: there the last blocks of a
+//                     launch count
+//   columns           calls over other dims
+//   columns_backward  gradients over other dims that keep two operands; no other gradient has tables here
 struct Tables {
   std::string origin;
-  std::vector<Entry> rows32, rows16, reduce32, reduce16, odd32, odd16, few32, few16;
-  std::vector<Entry> columns32, columns16, column_gradients32, column_gradients16;
+  std::vector<Entry> write_f32, write_f16, reduce_f32, reduce_f16, unaligned_f32, unaligned_f16, few_rows_f32,
+      few_rows_f16;
+  std::vector<Entry> columns_f32, columns_f16, columns_backward_f32, columns_backward_f16;
 
   const std::vector<Entry>& of(bool reduces, bool half) const {
-    return reduces ? half ? reduce16 : reduce32 : half ? rows16 : rows32;
+    return reduces ? half ? reduce_f16 : reduce_f32 : half ? write_f16 : write_f32;
   }
   const std::vector<Entry>& of_columns(bool gradient, bool half) const {
-    return gradient ? half ? column_gradients16 : column_gradients32 : half ? columns16 : columns32;
+    return gradient ? half ? columns_backward_f16 : columns_backward_f32 : half ? columns_f16 : columns_f32;
   }
 };
 
@@ -66,18 +76,18 @@ struct NamedTable {
   const char* name;
   std::vector<Entry> Tables::* table;
 };
-constexpr NamedTable kTables[] = {{"rows32", &Tables::rows32},
-                                  {"rows16", &Tables::rows16},
-                                  {"reduce32", &Tables::reduce32},
-                                  {"reduce16", &Tables::reduce16},
-                                  {"odd32", &Tables::odd32},
-                                  {"odd16", &Tables::odd16},
-                                  {"few32", &Tables::few32},
-                                  {"few16", &Tables::few16},
-                                  {"columns32", &Tables::columns32},
-                                  {"columns16", &Tables::columns16},
-                                  {"column_gradients32", &Tables::column_gradients32},
-                                  {"column_gradients16", &Tables::column_gradients16}};
+constexpr NamedTable kTables[] = {{"write_f32", &Tables::write_f32},
+                                  {"write_f16", &Tables::write_f16},
+                                  {"reduce_f32", &Tables::reduce_f32},
+                                  {"reduce_f16", &Tables::reduce_f16},
+                                  {"unaligned_f32", &Tables::unaligned_f32},
+                                  {"unaligned_f16", &Tables::unaligned_f16},
+                                  {"few_rows_f32", &Tables::few_rows_f32},
+                                  {"few_rows_f16", &Tables::few_rows_f16},
+                                  {"columns_f32", &Tables::columns_f32},
+                                  {"columns_f16", &Tables::columns_f16},
+                                  {"columns_backward_f32", &Tables::columns_backward_f32},
+                                  {"columns_backward_f16", &Tables::columns_backward_f16}};
 
 // The entry for rows of n elements.
 inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {

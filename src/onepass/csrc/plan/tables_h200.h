@@ -7,15 +7,15 @@
 namespace onepass {
 
 inline const Tables& built_in() {
-  [[maybe_unused]] constexpr int kWarp = int(Tier::warp), kFlat = int(Tier::flat), kBlock = int(Tier::block),
-                                 kCluster = int(Tier::cluster), kGrid = int(Tier::grid), kStream = int(Tier::stream),
+  [[maybe_unused]] constexpr int kWarp = int(Tier::warp), kStaged = int(Tier::staged), kBlock = int(Tier::block),
+                                 kCluster = int(Tier::cluster), kGrid = int(Tier::grid), kTwopass = int(Tier::twopass),
                                  kColumns = int(Tier::columns), kColumnsGrid = int(Tier::columns_grid);
   // clang-format off
   // begin: NVIDIA H200, 2026-11-22
   static const Tables tables = {
       "built in, measured on NVIDIA H200, 2026-11-22",
       {
-          // rows32
+          // write_f32
           {5, kWarp, 1, 0, 1, 0},
           {27, kWarp, 2, 0, 1, 0},
           {55, kWarp, 4, 0, 1, 0},
@@ -44,7 +44,7 @@ inline const Tables& built_in() {
           {kAnyLength, kGrid, 480, 16, 1, 0},
       },
       {
-          // rows16
+          // write_f16
           {11, kWarp, 1, 0, 1, 0},
           {19, kWarp, 2, 0, 1, 0},
           {27, kWarp, 4, 0, 1, 0},
@@ -83,7 +83,7 @@ inline const Tables& built_in() {
           {kAnyLength, kGrid, 480, 32, 1, 0},
       },
       {
-          // reduce32
+          // reduce_f32
           {27, kWarp, 1, 0, 1, 0},
           {35, kWarp, 4, 0, 1, 0},
           {56, kWarp, 2, 0, 1, 0},
@@ -93,34 +93,34 @@ inline const Tables& built_in() {
           {1024, kBlock, 0, 32, 1, 0},
           {1280, kWarp, 32, 0, 1, 0},
           {8192, kBlock, 0, 32, 1, 0},
-          {8257, kStream, 128, 16, 1, 0},
-          {9279, kStream, 128, 24, 1, 0},
+          {8257, kTwopass, 128, 16, 1, 0},
+          {9279, kTwopass, 128, 24, 1, 0},
           {10240, kBlock, 0, 32, 1, 0},
-          {10815, kStream, 64, 24, 1, 0},
-          {11327, kStream, 64, 16, 1, 0},
-          {12351, kStream, 128, 24, 1, 0},
-          {15325, kStream, 64, 16, 1, 0},
-          {19200, kStream, 128, 16, 1, 0},
+          {10815, kTwopass, 64, 24, 1, 0},
+          {11327, kTwopass, 64, 16, 1, 0},
+          {12351, kTwopass, 128, 24, 1, 0},
+          {15325, kTwopass, 64, 16, 1, 0},
+          {19200, kTwopass, 128, 16, 1, 0},
           {20477, kBlock, 0, 32, 1, 8},
-          {25922, kStream, 256, 24, 1, 0},
+          {25922, kTwopass, 256, 24, 1, 0},
           {32768, kBlock, 0, 32, 1, 8},
-          {38400, kStream, 256, 24, 1, 0},
-          {61303, kStream, 128, 16, 1, 0},
-          {76896, kStream, 256, 16, 1, 0},
-          {94868, kStream, 512, 16, 1, 0},
-          {104880, kStream, 256, 24, 1, 0},
-          {141118, kStream, 256, 16, 1, 0},
-          {179722, kStream, 512, 16, 1, 0},
-          {199749, kStream, 256, 16, 1, 0},
-          {219772, kStream, 512, 16, 1, 0},
-          {242652, kStream, 512, 8, 1, 0},
-          {324037, kStream, 256, 16, 1, 0},
-          {428952, kStream, 512, 16, 1, 0},
-          {1048576, kStream, 1024, 16, 1, 0},
+          {38400, kTwopass, 256, 24, 1, 0},
+          {61303, kTwopass, 128, 16, 1, 0},
+          {76896, kTwopass, 256, 16, 1, 0},
+          {94868, kTwopass, 512, 16, 1, 0},
+          {104880, kTwopass, 256, 24, 1, 0},
+          {141118, kTwopass, 256, 16, 1, 0},
+          {179722, kTwopass, 512, 16, 1, 0},
+          {199749, kTwopass, 256, 16, 1, 0},
+          {219772, kTwopass, 512, 16, 1, 0},
+          {242652, kTwopass, 512, 8, 1, 0},
+          {324037, kTwopass, 256, 16, 1, 0},
+          {428952, kTwopass, 512, 16, 1, 0},
+          {1048576, kTwopass, 1024, 16, 1, 0},
           {kAnyLength, kGrid, 480, 16, 1, 0},
       },
       {
-          // reduce16
+          // reduce_f16
           {35, kWarp, 1, 0, 1, 0},
           {55, kWarp, 2, 0, 1, 0},
           {256, kWarp, 4, 0, 1, 0},
@@ -128,44 +128,44 @@ inline const Tables& built_in() {
           {1024, kWarp, 16, 0, 1, 0},
           {2048, kWarp, 32, 0, 1, 0},
           {8192, kBlock, 0, 64, 1, 0},
-          {8257, kStream, 128, 16, 1, 0},
+          {8257, kTwopass, 128, 16, 1, 0},
           {16384, kBlock, 0, 64, 1, 0},
           {19200, kBlock, 192, 56, 1, 8},
           {32000, kCluster, 128, 64, 2, 8},
-          {38400, kStream, 128, 32, 1, 0},
+          {38400, kTwopass, 128, 32, 1, 0},
           {47555, kCluster, 256, 64, 2, 4},
           {69167, kCluster, 256, 56, 2, 12},
-          {76896, kStream, 256, 48, 1, 0},
+          {76896, kTwopass, 256, 48, 1, 0},
           {85381, kCluster, 0, 64, 8, 4},
           {102393, kCluster, 320, 64, 2, 12},
           {160714, kCluster, 128, 64, 8, 12},
           {196601, kCluster, 0, 64, 8, 8},
           {242652, kCluster, 256, 56, 8, 8},
           {262144, kCluster, 0, 64, 8, 8},
-          {374165, kStream, 1024, 16, 1, 0},
+          {374165, kTwopass, 1024, 16, 1, 0},
           {409593, kCluster, 0, 64, 8, 12},
-          {1048576, kStream, 1024, 16, 1, 0},
+          {1048576, kTwopass, 1024, 16, 1, 0},
           {1100000, kCluster, 480, 48, 16, 12},
           {kAnyLength, kGrid, 480, 32, 1, 0},
       },
       {
-          // odd32
-          {40, kFlat, 1, 0, 1, 0},
-          {175, kFlat, 4, 0, 1, 0},
-          {289, kFlat, 8, 0, 1, 0},
-          {kAnyLength, kAsRows, 0, 0, 1, 0},
+          // unaligned_f32
+          {40, kStaged, 1, 0, 1, 0},
+          {175, kStaged, 4, 0, 1, 0},
+          {289, kStaged, 8, 0, 1, 0},
+          {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
       },
       {
-          // odd16
-          {40, kFlat, 1, 0, 1, 0},
-          {140, kFlat, 4, 0, 1, 0},
-          {369, kFlat, 8, 0, 1, 0},
-          {1369, kFlat, 32, 0, 1, 0},
-          {kAnyLength, kAsRows, 0, 0, 1, 0},
+          // unaligned_f16
+          {40, kStaged, 1, 0, 1, 0},
+          {140, kStaged, 4, 0, 1, 0},
+          {369, kStaged, 8, 0, 1, 0},
+          {1369, kStaged, 32, 0, 1, 0},
+          {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
       },
       {
-          // few32
-          {255, kAsRows, 0, 0, 1, 0},
+          // few_rows_f32
+          {255, kUseWriteTable, 0, 0, 1, 0},
           {350, kWarp, 16, 0, 1, 0},
           {946, kWarp, 32, 0, 1, 0},
           {7615, kBlock, 0, 32, 1, 0},
@@ -173,11 +173,11 @@ inline const Tables& built_in() {
           {8127, kBlock, 0, 32, 1, 0},
           {11071, kCluster, 0, 28, 2, 0},
           {16384, kCluster, 0, 32, 4, 0},
-          {kAnyLength, kAsRows, 0, 0, 1, 0},
+          {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
       },
       {
-          // few16
-          {255, kAsRows, 0, 0, 1, 0},
+          // few_rows_f16
+          {255, kUseWriteTable, 0, 0, 1, 0},
           {447, kWarp, 16, 0, 1, 0},
           {575, kWarp, 32, 0, 1, 0},
           {701, kWarp, 16, 0, 1, 0},
@@ -188,10 +188,10 @@ inline const Tables& built_in() {
           {10559, kBlock, 0, 64, 1, 0},
           {11839, kCluster, 0, 48, 2, 0},
           {16384, kBlock, 0, 64, 1, 0},
-          {kAnyLength, kAsRows, 0, 0, 1, 0},
+          {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
       },
       {
-          // columns32
+          // columns_f32
           {24, kColumns, 64, 24, 64, 0},
           {32, kColumns, 128, 8, 32, 0},
           {64, kColumns, 128, 8, 16, 0},
@@ -204,7 +204,7 @@ inline const Tables& built_in() {
           {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
       },
       {
-          // columns16
+          // columns_f16
           {24, kColumns, 128, 24, 128, 0},
           {32, kColumns, 64, 8, 16, 0},
           {64, kColumns, 128, 8, 16, 0},
@@ -222,7 +222,7 @@ inline const Tables& built_in() {
           {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
       },
       {
-          // column_gradients32
+          // columns_backward_f32
           {24, kColumns, 128, 6, 32, 0},
           {32, kColumns, 64, 8, 16, 0},
           {64, kColumns, 128, 8, 16, 0},
@@ -235,7 +235,7 @@ inline const Tables& built_in() {
           {kAnyLength, kColumnsGrid, 0, 0, 8, 0},
       },
       {
-          // column_gradients16
+          // columns_backward_f16
           {24, kColumns, 128, 6, 32, 0},
           {32, kColumns, 64, 8, 16, 0},
           {64, kColumns, 128, 8, 16, 0},

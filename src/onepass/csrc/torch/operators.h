@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/tensor_args.h"
+#include "../plan/rows.h"
 
 namespace onepass {
 

@@ -95,16 +95,14 @@ void check_and_compute_into(Function function, const TensorRef& x, const ReduceD
 
 // A kernel as the dispatcher calls it: it owns what it finds on the stack, and leaves the result there. (TORCH_BOX
 // would count the owners of both tensors, and make one more reference to the result.) The arguments are
-//   (input, dims, [keepdim], [dtype], [out]), where only a reduction has keepdim and a state has no dtype,
-// with one dim instead of a list for the fast path, where logsumexp has no dtype either.
-template <Function function, bool kHasDimList, bool kHasOut>
+//   (input, dims, [keepdim], [dtype], [out]), where only a reduction has keepdim and a state has no dtype.
+template <Function function, bool kHasOut>
 void run_operator(StableIValue* stack, uint64_t, uint64_t) {
-  constexpr bool kHasKeepdim = is_reduction(function);
-  constexpr bool kHasDtype = !kHasKeepdim || (kHasDimList && !traits_of(function).leading_planes);
+  constexpr bool kHasKeepdim = is_reduction(function), kHasDtype = !traits_of(function).leading_planes;
   constexpr int kOutAt = 2 + kHasKeepdim + kHasDtype;
   const OwnedTensor input(stable::to<AtenTensorHandle>(stack[0]));
   const OwnedTensor out(kHasOut ? stable::to<AtenTensorHandle>(stack[kOutAt]) : nullptr);
-  const auto dim = stable::to<std::conditional_t<kHasDimList, Dims, int64_t>>(stack[1]);
+  const Dims dim = stable::to<Dims>(stack[1]);
   bool keepdim = false;
   MaybeType dtype;
   if constexpr (kHasKeepdim) keepdim = stable::to<bool>(stack[2]);
@@ -115,6 +113,58 @@ void run_operator(StableIValue* stack, uint64_t, uint64_t) {
     check_and_compute_into(function, x, dims, dtype, keepdim, TensorRef(out.get()));
   } else {
     stack[0] = stable::from(compute(function, x, dims, dtype, keepdim).release());
+  }
+}
+
+// The fast path: (input, dim, keepdim or dtype, [out]). It says nothing about a call that it does not take: it returns
+// an undefined tensor, which is None to Python, or false for an out. The caller then takes the slow path, which says
+// what is wrong with the call.
+bool is_supported(const MaybeType& dtype) {
+  if (!dtype) return true;
+  for (DType type : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
+    if (*dtype == scalar_type_of(type)) return true;
+  }
+  return false;
+}
+
+template <Function function, bool kHasOut>
+void run_fast_path(StableIValue* stack, uint64_t, uint64_t) {
+  const OwnedTensor input(stable::to<AtenTensorHandle>(stack[0]));
+  const OwnedTensor out(kHasOut ? stable::to<AtenTensorHandle>(stack[3]) : nullptr);
+  const int64_t dim = stable::to<int64_t>(stack[1]);
+  bool keepdim = false;
+  MaybeType dtype;
+  if constexpr (is_reduction(function)) {
+    keepdim = stable::to<bool>(stack[2]);
+  } else {
+    dtype = stable::to<MaybeType>(stack[2]);
+  }
+  const TensorRef x(input.get());
+  const std::optional<DType> x_type = x.maybe_dtype();
+  const int64_t rank = x.rank ? x.rank : 1;
+  const bool is_taken = x_type && is_supported(dtype) && x.rank <= kMaxDims && -rank <= dim && dim < rank;
+  if constexpr (kHasOut) {
+    const TensorRef y(out.get());
+    const std::optional<DType> y_type = y.maybe_dtype();
+    bool is_written = is_taken && y_type && x.is_on_device_of(y) && *y_type == (dtype ? dtype_of(*dtype) : *x_type);
+    if (is_written) {
+      const ReduceDims dims(&dim, 1, x.rank);
+      const ResultShape shape(function, x, dims, keepdim);
+      is_written = y.has_sizes(shape.sizes, shape.rank) && !find_overlap(function, y, x);
+      if (is_written) {
+        run_forward({function, Direction::forward, {&x, &y}, dims, keepdim}, *x_type, *y_type,
+                    x.is_contiguous() && y.is_contiguous());
+      }
+    }
+    stack[0] = stable::from(is_written);
+  } else {
+    AtenTensorHandle result;
+    if (is_taken) {
+      result = compute(function, x, ReduceDims(&dim, 1, x.rank), dtype, keepdim).release();
+    } else {
+      check_torch(aoti_torch_new_uninitialized_tensor(&result));
+    }
+    stack[0] = stable::from(result);
   }
 }
 
@@ -267,34 +317,32 @@ void softmax_backward_with_plan(const Tensor& grad, const Tensor& saved, std::op
 
 // Registration --------------------------------------------------------------------------------------------------------
 
-// The operators of a function: its own and, with an underscore, the same without gradients, which spares a call that
-// needs none an autograd kernel in Python. The fast path, of one dim, needs no list either.
+// The operators of a function: its own and, with an underscore, those of the fast path, which is for calls of one dim
+// without a gradient. These are spared an autograd kernel in Python, and a list.
 void define(stable::StableLibrary& m, const FunctionTraits& function) {
   const std::string name = function.name, keepdim = function.is_reduction ? ", bool keepdim" : "";
   const std::string default_keepdim = function.is_reduction ? ", bool keepdim=False" : "";
   const std::string dtype = function.leading_planes ? "" : ", *, ScalarType? dtype=None";
   const std::string arguments = "(Tensor input, int[1] dim" + default_keepdim + dtype;
   m.def((name + arguments + ") -> Tensor").c_str());
-  m.def(("_" + name + arguments + ") -> Tensor").c_str());
   if (function.leading_planes) return;
   m.def((name + ".out" + arguments + ", Tensor(a!) out) -> ()").c_str());
   m.def(("_" + name + ".int(Tensor input, int dim" +
          (function.is_reduction ? default_keepdim : ", ScalarType? dtype=None") + ") -> Tensor")
             .c_str());
   m.def(("_" + name + ".int_out(Tensor input, int dim" + (function.is_reduction ? keepdim : ", ScalarType? dtype") +
-         ", Tensor(a!) out) -> ()")
+         ", Tensor(a!) out) -> bool")
             .c_str());
 }
 
 template <Function function>
 void implement(stable::StableLibrary& m) {
   const std::string name = traits_of(function).name;
-  m.impl(name.c_str(), run_operator<function, true, false>);
-  m.impl(("_" + name).c_str(), run_operator<function, true, false>);
+  m.impl(name.c_str(), run_operator<function, false>);
   if constexpr (!traits_of(function).leading_planes) {
-    m.impl((name + ".out").c_str(), run_operator<function, true, true>);
-    m.impl(("_" + name + ".int").c_str(), run_operator<function, false, false>);
-    m.impl(("_" + name + ".int_out").c_str(), run_operator<function, false, true>);
+    m.impl((name + ".out").c_str(), run_operator<function, true>);
+    m.impl(("_" + name + ".int").c_str(), run_fast_path<function, false>);
+    m.impl(("_" + name + ".int_out").c_str(), run_fast_path<function, true>);
   }
 }
 

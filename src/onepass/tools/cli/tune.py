@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     type=Names(),
     metavar="NAME[,...]",
     help="softmax, for all that write rows, logsumexp, for those that do not, columns, for calls over other dims, and "
-    "column_gradients.  [default: all]",
+    "columns_backward.  [default: all]",
 )
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write this file, not the one in use.")
 @click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing: no GPU is needed.")
@@ -142,8 +142,8 @@ def _show(gpu: GpuModel, json_file: str | None) -> None:
 
 def table_cells(tables: Tables) -> list[tuple[str, ...]]:
     """The entries as cells: table, row lengths, tier, and its numbers, which are empty if the tier has none."""
+    from onepass.native import TIERS
     from onepass.tables import ANY
-    from onepass.tools.tune.candidates import TIERS
 
     rows = []
     for name, table in tables.items():
@@ -159,7 +159,7 @@ def table_cells(tables: Tables) -> list[tuple[str, ...]]:
 
 def print_tables(tables: Tables) -> None:
     """A table on the terminal; without rich, its cells with tabs between."""
-    headings = ("table", "row length", "tier", "lanes", "values", "split", "shelf")
+    headings = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
     rows = table_cells(tables)
     try:
         from rich import box
@@ -205,14 +205,14 @@ def format_measurement(measurement: Measurement) -> str:
 
     For a function that writes one number per row, it is the time as a fraction of a copy's time.
     """
-    from onepass.tools.tune.candidates import TIERS
+    from onepass.native import TIERS
 
     m = measurement
     choice = min(m.times, key=lambda c: (m.times[c], c))
-    defaults = {"tier": choice.tier, "split": 1}
+    defaults = {"tier": choice.tier, "blocks_per_row": 1}
     numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and value != defaults.get(key)]
     plan = " ".join([TIERS[choice.tier], *numbers])
     reduces = m.function == "logsumexp"
     best, auto = (us / m.copy_us if reduces else m.copy_us / us for us in (m.best, m.auto_us))
-    of = "of a copy's time" if reduces else "of an addition" if m.function == "column_gradients" else "of a copy"
+    of = "of a copy's time" if reduces else "of an addition" if m.function == "columns_backward" else "of a copy"
     return f"{m.function} {m.dtype} {m.rows}x{m.n}: {plan}, {best:.3f} {of}, in use {auto:.3f}"

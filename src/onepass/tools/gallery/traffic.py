@@ -115,7 +115,7 @@ def predict_onepass(rows: int, n: int, dtype: torch.dtype, device: str) -> Predi
     # The CPU engine splits a long row into chunks, each a work item, and reads them again for the last step.
     chunked = plan.engine == "cpu" and int(plan.launch["units"]) > rows
     traffic, cached, twice = MINIMUM, None, ""
-    if plan.tier in ("stream", "online") or chunked:
+    if plan.tier in ("twopass", "online") or chunked:
         traffic, cached, twice = Traffic((2, 0), (1, 0)), MINIMUM, f"; a row of {n} elements is read twice"
     if again := int(plan.launch.get("read_again", 0)):
         twice = f"; {again} elements of a row do not fit on the chip and are read twice"

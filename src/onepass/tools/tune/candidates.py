@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
+from onepass.native import Plan
 from onepass.tools.tune.sizes import is_odd, up
 
-TIERS = ("warp", "flat", "block", "cluster", "grid", "stream", "columns", "columns-grid")  # the last two: columns.py
-WARP, FLAT, BLOCK, CLUSTER, GRID, STREAM, COLUMNS, COLUMNS_GRID = range(8)
+WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS, COLUMNS, COLUMNS_GRID = range(8)  # the last two: columns.py
 WHOLE = 2  # of `edges`, as plan.h counts them
 THREADS = 128  # of a block, in the tiers warp and flat
 TILE = 16 * 1024 * 7 // 8  # bytes of a tile of the tier flat at least
@@ -34,23 +34,10 @@ class Choice(NamedTuple):
     """A table entry without its limit; `tier` is its place in TIERS, or -1 for "as the table of rows"."""
 
     tier: int
-    lanes: int  # warp, flat: lanes a row; else threads: block, cluster: at least
-    values: int  # block, cluster, grid: elements a thread keeps in registers at most; stream: in flight; warp, flat: 0
-    split: int  # cluster: blocks that share a row
-    shelf: int  # block, cluster: vectors a thread keeps in shared memory at most
-
-
-class Plan(NamedTuple):
-    """The launch numbers of a call, as the private operator `_softmax_with_plan` takes them."""
-
-    tier: int
-    lanes: int
-    rows: int  # a block
-    values: int
-    vector: int
-    split: int
-    shelf: int
-    edges: int = 0  # 2: rows are whole vectors
+    threads: int  # warp, staged: per row; else per block: block, cluster: at least
+    items_per_thread: int  # block, cluster, grid: in registers at most; twopass: in flight; warp, staged: 0
+    blocks_per_row: int  # columns: vectors of a tile side by side
+    smem_vecs: int  # block, cluster: vectors that a thread keeps in shared memory at most
 
 
 class Candidate(NamedTuple):
@@ -102,8 +89,8 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
     """The plan of a table entry for contiguous rows of n elements of `size` bytes; None where it cannot hold them.
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
-    >>> resolve(Choice(WARP, 32, 0, 1, 0), 1000, 4, 4096, gpu)
-    Plan(tier=0, lanes=32, rows=4, values=32, vector=4, split=1, shelf=0, edges=2)
+    >>> tuple(resolve(Choice(WARP, 32, 0, 1, 0), 1000, 4, 4096, gpu))
+    (0, 32, 4, 32, 4, 1, 0, 2)
     """
     tier, lanes, values, split, shelf = choice
     vector = _vector(n, size)
@@ -114,14 +101,14 @@ def resolve(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | No
         values = up(up(vectors, lanes) * vector, kinds) * kinds
         fits = values <= most_kept(WARP, size) + (vector if n % vector else 0)  # a row within vectors takes one more
         return Plan(WARP, lanes, THREADS // lanes, values, vector, 1, 0, edges) if fits else None
-    if tier == FLAT:
+    if tier == STAGED:
         held, values = THREADS // lanes, up(up(n, lanes), 2) * 2
         turns = up(TILE, n * size * held)
         turns = next(count for count in range(turns, turns + 8) if count * held % (16 // size) == 0)
-        fits = values <= most_kept(FLAT, size) and held * turns * n * size + 32 <= gpu.shared
-        return Plan(FLAT, lanes, held, values, 1, 1, turns) if fits else None
-    if tier == STREAM:
-        return Plan(STREAM, lanes, 1, max(values // vector, 1) * vector, vector, 1, 0)
+        fits = values <= most_kept(STAGED, size) and held * turns * n * size + 32 <= gpu.shared
+        return Plan(STAGED, lanes, held, values, 1, 1, turns) if fits else None
+    if tier == TWOPASS:
+        return Plan(TWOPASS, lanes, 1, max(values // vector, 1) * vector, vector, 1, 0)
     if tier == GRID:
         return _grid(vectors, vector, rows, gpu)
     if not edges and size == 2 and not shelf:
@@ -163,7 +150,7 @@ def _grid(vectors: int, vector: int, rows: int, gpu: Gpu) -> Plan | None:
 
 def most_kept(tier: int, size: int) -> int:
     """The most elements a thread keeps in registers: beyond, none was ever the fastest."""
-    return 48 if tier == FLAT else min(64, 160 // size)
+    return 48 if tier == STAGED else min(64, 160 // size)
 
 
 def capacity(choice: Choice, size: int, gpu: Gpu) -> int:
@@ -176,9 +163,9 @@ def capacity(choice: Choice, size: int, gpu: Gpu) -> int:
     vector = 16 // size
     if tier == WARP:
         return lanes * most_kept(WARP, size)
-    if tier == FLAT:
-        return min(lanes * most_kept(FLAT, size), (gpu.shared - 32) // (THREADS // lanes * size))
-    if tier in (GRID, STREAM) or tier < 0:
+    if tier == STAGED:
+        return min(lanes * most_kept(STAGED, size), (gpu.shared - 32) // (THREADS // lanes * size))
+    if tier in (GRID, TWOPASS) or tier < 0:
         return 2**63 - 1
     kept = values + shelf * vector
     threads = gpu.most_threads(split)
@@ -198,7 +185,12 @@ def steady(choice: Choice, n: int, size: int, gpu: Gpu) -> int:
     plan = resolve(choice, n, size, 1, gpu) if choice.tier in (BLOCK, CLUSTER) else None
     if plan is None:
         return 2**63 - 1
-    return plan.lanes * plan.split * (max(1, choice.values // plan.vector) + choice.shelf) * plan.vector
+    return (
+        plan.threads_per_row
+        * plan.blocks_per_row
+        * (max(1, choice.items_per_thread // plan.vec_size) + choice.smem_vecs)
+        * plan.vec_size
+    )
 
 
 def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
@@ -208,7 +200,7 @@ def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
         if n <= 2048 and lanes <= max(1, 2 * _vectors(n, _vector(n, size))):
             yield Choice(WARP, lanes, 0, 1, 0)
         if is_odd(n, size) and not reduces and (lanes == 1 or up(n, lanes) > 8):
-            yield Choice(FLAT, lanes, 0, 1, 0)
+            yield Choice(STAGED, lanes, 0, 1, 0)
     fewer = range(most * 3 // 8, most // 2, most // 8) if reduces else ()
     kept = (most // 4, *fewer, *range(most // 2, most + 1, most // 8))
     for split, values, shelf in product((1, 2, 4, 8, 16), kept, SHELVES):
@@ -221,10 +213,10 @@ def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
     if reduces:  # nothing is written, so that a row is read once here too
         for threads, values in product((64, 128, 256, 512, 1024), (most // 4, most // 2, most * 3 // 4)):
             if threads * widest <= n and threads * (values - most // 4) < n:
-                yield Choice(STREAM, threads, values, 1, 0)
+                yield Choice(TWOPASS, threads, values, 1, 0)
     elif n >= 12288:
         for threads in (512, 1024):
-            yield Choice(STREAM, threads, 16, 1, 0)
+            yield Choice(TWOPASS, threads, 16, 1, 0)
 
 
 def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) -> list[Candidate]:
@@ -234,7 +226,7 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) ->
     to one plan: values and shelves shrink to what a row needs.
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
-    >>> [c.choice.lanes for c in candidates(8, 4, 2**20, gpu)]
+    >>> [c.choice.threads for c in candidates(8, 4, 2**20, gpu)]
     [1, 2, 4]
     """
     found: dict[Choice, Candidate] = {}
@@ -245,10 +237,10 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) ->
         if plan is None or n > capacity(choice, size, gpu):
             continue
         if plan.tier in (BLOCK, CLUSTER):
-            most = 512 if plan.shelf else 1024 if plan.split == 1 else 512
-            if not least <= plan.lanes <= most:
+            most = 512 if plan.smem_vecs else 1024 if plan.blocks_per_row == 1 else 512
+            if not least <= plan.threads_per_row <= most:
                 continue
-        if reduces and plan.tier == STREAM and rows < gpu.multiprocessors * STREAMING // plan.lanes:
+        if reduces and plan.tier == TWOPASS and rows < gpu.multiprocessors * STREAMING // plan.threads_per_row:
             few.append(Candidate(choice, plan))  # plan.h then serves them as softmax
             continue
         found[choice] = Candidate(choice, plan)
@@ -259,21 +251,32 @@ def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
     """One (function, dtype, plan) for each kernel: most take any number of threads and of blocks.
 
     >>> plan = Plan(BLOCK, 128, 1, 32, 4, 1, 0)
-    >>> plans = [plan, plan._replace(lanes=256), plan._replace(values=16)]
+    >>> plans = [plan, plan._replace(threads_per_row=256), plan._replace(items_per_thread=16)]
     >>> len(kernels([("softmax", "float32", plan) for plan in plans]))
     2
     """
     told: dict[tuple[object, ...], Kernel] = {}
     for function, dtype, p in todo:
-        if p.tier > STREAM:  # of columns
-            cluster, shelf = p.split if p.tier == COLUMNS else int(p.split > 1), min(p.shelf, 2)
-            block = block_of(p.lanes, p.rows)
-            key = (function, dtype, p.tier, block, 0, p.values, p.vector, p.edges, cluster, shelf)
+        if p.tier > TWOPASS:  # of columns
+            cluster, shelf = p.blocks_per_row if p.tier == COLUMNS else int(p.blocks_per_row > 1), min(p.smem_vecs, 2)
+            block = block_of(p.threads_per_row, p.rows_per_block)
+            key = (function, dtype, p.tier, block, 0, p.items_per_thread, p.vec_size, p.access, cluster, shelf)
             told[key] = (function, dtype, p)
             continue
-        per_warp = p.tier in (WARP, FLAT)
-        cluster, shelf = p.split if p.tier == CLUSTER else 0, int(p.shelf > 0 and not per_warp)
-        lanes = p.lanes if per_warp else 0
-        key = (function, dtype, p.tier, lanes, p.rows, p.values, p.vector, p.edges, cluster, shelf)
+        per_warp = p.tier in (WARP, STAGED)
+        cluster, shelf = p.blocks_per_row if p.tier == CLUSTER else 0, int(p.smem_vecs > 0 and not per_warp)
+        lanes = p.threads_per_row if per_warp else 0
+        key = (
+            function,
+            dtype,
+            p.tier,
+            lanes,
+            p.rows_per_block,
+            p.items_per_thread,
+            p.vec_size,
+            p.access,
+            cluster,
+            shelf,
+        )
         told[key] = (function, dtype, p)
     return list(told.values())

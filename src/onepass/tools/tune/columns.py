@@ -10,9 +10,9 @@ from onepass.tools.tune.candidates import COLUMNS, WHOLE, Candidate, Choice, Gpu
 from onepass.tools.tune.candidates import COLUMNS_GRID as GRID
 from onepass.tools.tune.sizes import up
 
-STREAM = 8  # the tier columns-stream, which no entry has, but where the chip holds too little
+TWOPASS = 8  # the tier columns-stream, which no entry has, but where the chip holds too little
 AHEAD = 1  # of a shelf: for the next tile
-FUNCTIONS = ("columns", "column_gradients")  # softmax, and its gradient, which keeps two operands
+FUNCTIONS = ("columns", "columns_backward")  # softmax, and its gradient, which keeps two operands
 # fmt: off
 LENGTHS = (
     8, 16, 21, 24, 32, 48, 64, 96, 128, 196, 256, 320, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288,
@@ -38,7 +38,7 @@ SHELVED = {
 
 
 def operands(function: str) -> int:
-    return 2 if function == "column_gradients" else 1
+    return 2 if function == "columns_backward" else 1
 
 
 def shape_of(n: int, size: int, mib: int) -> tuple[int, int]:
@@ -79,8 +79,8 @@ def resolve(choice: Choice, n: int, shape: tuple[int, int], size: int, kept: int
     the chip; None where no cluster holds what an entry of the tier columns is for.
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
-    >>> resolve(Choice(COLUMNS, 128, 8, 16, 0), 64, (4096, 256), 4, 1, gpu)
-    Plan(tier=6, lanes=16, rows=8, values=32, vector=4, split=1, shelf=0, edges=2)
+    >>> tuple(resolve(Choice(COLUMNS, 128, 8, 16, 0), 64, (4096, 256), 4, 1, gpu))
+    (6, 16, 8, 32, 4, 1, 0, 2)
     """
     tier, threads, slots, side, shelf = choice
     outer, inner = shape
@@ -131,7 +131,7 @@ def _grid(across: int, n: int, outer: int, inner: int, vector: int, kept: int, g
             tier = GRID if blocks > 1 else COLUMNS
             return Plan(tier, across, down, here * vector, vector, blocks, shelf, WHOLE)
     blocks = chip // min(tiles, chip) if gpu.cooperative else 1
-    return Plan(STREAM, across, _down(n, across, 512), 8 // kept * vector, vector, blocks, 0, WHOLE)
+    return Plan(TWOPASS, across, _down(n, across, 512), 8 // kept * vector, vector, blocks, 0, WHOLE)
 
 
 def _choices(n: int, kept: int) -> Iterator[Choice]:
@@ -157,7 +157,7 @@ def candidates(n: int, shape: tuple[int, int], size: int, kept: int, gpu: Gpu) -
     """All that may be the fastest for columns of n elements, where several may come to one plan.
 
     >>> gpu = Gpu("an H200", 90, 132, 211 * 1024)
-    >>> sorted({c.plan.lanes for c in candidates(21, (16, 4096), 4, 1, gpu)})
+    >>> sorted({c.plan.threads_per_row for c in candidates(21, (16, 4096), 4, 1, gpu)})
     [32, 64, 128]
     """
     found = []
@@ -186,7 +186,7 @@ def capacity(choice: Choice, size: int, kept: int, gpu: Gpu) -> int:
 def kernel_of(function: str) -> tuple[str, str]:
     """(function, pass) that `native` knows a measured function's kernels by.
 
-    >>> kernel_of("column_gradients"), kernel_of("logsumexp")
+    >>> kernel_of("columns_backward"), kernel_of("logsumexp")
     (('softmax', 'backward'), ('logsumexp', 'forward'))
     """
     return ("softmax" if function in FUNCTIONS else function), "backward" if operands(function) > 1 else "forward"

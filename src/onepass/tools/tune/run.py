@@ -34,7 +34,7 @@ class Options:
 
     Inputs have `size_mib` MiB, and a time is the median of `repeats` calls. Rows and columns have `lengths` elements,
     None for the default lengths of each. Of the functions, softmax stands for all that write rows, logsumexp for those
-    that do not, columns for softmax over other dims, and column_gradients for its gradient.
+    that do not, columns for softmax over other dims, and columns_backward for its gradient.
     """
 
     size_mib: int = 256

@@ -1,6 +1,7 @@
 """From measured times to table entries: pure functions.
 
-An entry is [limit, tier, lanes, values, split, shelf] as in plan/rows.h: how rows of up to `limit` elements are served.
+An entry is [limit, tier, threads, items_per_thread, blocks_per_row, smem_vecs] as in csrc/plan/tables.h: how rows of up
+to `limit` elements are served.
 """
 
 import math
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 from onepass.tables import ANY, NAMES, Table, Tables
 from onepass.tools.tune import columns
-from onepass.tools.tune.candidates import FLAT, Choice, Gpu, capacity, steady
+from onepass.tools.tune.candidates import STAGED, Choice, Gpu, capacity, steady
 from onepass.tools.tune.sizes import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd
 from onepass.tools.tune.timing import Measurement
 
@@ -56,7 +57,7 @@ def _near(point: Measurement) -> set[Choice]:
 
 def _only(point: Measurement, flat: bool) -> Measurement | None:
     """The point with its flat choices alone, or without them; None where nothing is left."""
-    times = {choice: us for choice, us in point.times.items() if (choice.tier == FLAT) == flat}
+    times = {choice: us for choice, us in point.times.items() if (choice.tier == STAGED) == flat}
     return replace(point, times=times) if times else None
 
 
@@ -123,24 +124,28 @@ def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
             p for p in both if not is_few(p) or (p.function, p.n) not in more
         ]  # the only one of a length is both's
         if few:
-            tables[f"few{bits}"] = spliced(base[f"few{bits}"], entries(few, holds), few[0].n)
+            tables[f"few_rows_f{bits}"] = spliced(base[f"few_rows_f{bits}"], entries(few, holds), few[0].n)
         odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
         cut = flat_pays(odd)
-        flat_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
-        if flat_table and cut < len(odd):
+        staged_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
+        if staged_table and cut < len(odd):
             limit = _middle(odd[cut - 1].n, odd[cut].n)
-            flat_table[-1][0] = max(flat_table[-1][0], min(limit, holds(Choice(*flat_table[-1][1:]), odd[cut - 1].n)))
+            staged_table[-1][0] = max(
+                staged_table[-1][0], min(limit, holds(Choice(*staged_table[-1][1:]), odd[cut - 1].n))
+            )
         if odd:
-            served = [*flat_table, [ANY, *AS_ROWS]] if cut < len(odd) else flat_table
-            tables[f"odd{bits}"] = spliced(base[f"odd{bits}"], served, odd[0].n, gap=False)
-        for kind, function in (("rows", "softmax"), ("reduce", "logsumexp")):
-            others = [p for p in points if p.function == function and not _is_flat(tables[f"odd{bits}"], p, size)]
+            served = [*staged_table, [ANY, *AS_ROWS]] if cut < len(odd) else staged_table
+            tables[f"unaligned_f{bits}"] = spliced(base[f"unaligned_f{bits}"], served, odd[0].n, gap=False)
+        for kind, function in (("write", "softmax"), ("reduce", "logsumexp")):
+            others = [
+                p for p in points if p.function == function and not _is_flat(tables[f"unaligned_f{bits}"], p, size)
+            ]
             if found := [other for p in others if (other := _only(p, False))]:
-                name = f"{kind}{bits}"
+                name = f"{kind}_f{bits}"
                 tables[name] = spliced(base[name], entries(found, holds), found[0].n)
         for function in columns.FUNCTIONS:
             if beside := [p for p in every if p.function == function]:
-                tables[f"{function}{bits}"] = _of_columns(beside, size, base[f"{function}{bits}"], gpu)
+                tables[f"{function}_f{bits}"] = _of_columns(beside, size, base[f"{function}_f{bits}"], gpu)
     return tables
 
 
@@ -164,4 +169,4 @@ def is_few(point: Measurement) -> bool:
 def _is_flat(odd_table: Table, point: Measurement, size: int) -> bool:
     if not is_odd(point.n, size) or (point.function == "logsumexp" and not flat_pays_reduced(point.n, size)):
         return False
-    return next(entry for entry in odd_table if point.n <= entry[0])[1] == FLAT
+    return next(entry for entry in odd_table if point.n <= entry[0])[1] == STAGED

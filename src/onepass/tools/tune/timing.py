@@ -13,7 +13,7 @@ from onepass._kernel_compiler import Kernel, compile_all
 from onepass.tools.bench.stats import summarise
 from onepass.tools.bench.timing import Cuda
 from onepass.tools.tune import columns
-from onepass.tools.tune.candidates import FLAT, Candidate, Choice, Gpu, Plan
+from onepass.tools.tune.candidates import STAGED, Candidate, Choice, Gpu, Plan
 from onepass.tools.tune.candidates import Kernel as PlannedKernel
 
 Progress = Callable[[int, int], None]  # (done, total)
@@ -126,7 +126,7 @@ def time_plans(
 
 
 def select_fast(times: dict[Plan, float]) -> list[Plan]:
-    """The plans that are timed in full after the first look, separately for the tier flat, which has its own tables.
+    """The plans that are timed in full after the first look, separately for the tier staged, which has its own tables.
 
     >>> plan = Plan(0, 1, 128, 4, 4, 1, 0)
     >>> slower, slow, flat = (Plan(*v, *plan[2:]) for v in ((0, 2), (0, 4), (1, 1)))
@@ -135,7 +135,7 @@ def select_fast(times: dict[Plan, float]) -> list[Plan]:
     """
     found: list[Plan] = []
     for is_flat in (False, True):
-        group = sorted((us, plan) for plan, us in times.items() if (plan.tier == FLAT) == is_flat)
+        group = sorted((us, plan) for plan, us in times.items() if (plan.tier == STAGED) == is_flat)
         found += [plan for us, plan in group[:MAX_PLANS] if us <= CLOSE * group[0][0]]
     return found
 

@@ -12,7 +12,7 @@ namespace onepass::cuda {
 namespace {
 
 template <class F>
-void take(void* library, const char* symbol, F* function) {
+void load_symbol(void* library, const char* symbol, F* function) {
   void* found = dlsym(library, symbol);
   if (!found)
     throw std::runtime_error(std::string("onepass: the CUDA driver has no ") + symbol + "; it is older than CUDA 11.8");
@@ -23,21 +23,21 @@ Driver open_driver() {
   void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (!library) throw std::runtime_error("onepass: no CUDA driver here (libcuda.so.1 does not load)");
   Driver d;
-  take(library, "cuInit", &d.init);
-  take(library, "cuGetErrorString", &d.error_string);
-  take(library, "cuDeviceGet", &d.device_get);
-  take(library, "cuDeviceGetAttribute", &d.device_attribute);
-  take(library, "cuDeviceGetName", &d.device_name);
-  take(library, "cuCtxGetCurrent", &d.context_current);
-  take(library, "cuCtxSetCurrent", &d.context_set);
-  take(library, "cuDevicePrimaryCtxRetain", &d.primary_retain);
-  take(library, "cuModuleLoadData", &d.module_load);
-  take(library, "cuModuleGetFunction", &d.module_function);
-  take(library, "cuFuncGetAttribute", &d.function_get);
-  take(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", &d.active_blocks);
-  take(library, "cuOccupancyMaxActiveClusters", &d.active_clusters);
-  take(library, "cuFuncSetAttribute", &d.function_set);
-  take(library, "cuLaunchKernelEx", &d.launch);
+  load_symbol(library, "cuInit", &d.init);
+  load_symbol(library, "cuGetErrorString", &d.error_string);
+  load_symbol(library, "cuDeviceGet", &d.device_get);
+  load_symbol(library, "cuDeviceGetAttribute", &d.device_attribute);
+  load_symbol(library, "cuDeviceGetName", &d.device_name);
+  load_symbol(library, "cuCtxGetCurrent", &d.context_current);
+  load_symbol(library, "cuCtxSetCurrent", &d.context_set);
+  load_symbol(library, "cuDevicePrimaryCtxRetain", &d.primary_retain);
+  load_symbol(library, "cuModuleLoadData", &d.module_load);
+  load_symbol(library, "cuModuleGetFunction", &d.module_function);
+  load_symbol(library, "cuFuncGetAttribute", &d.function_get);
+  load_symbol(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", &d.active_blocks);
+  load_symbol(library, "cuOccupancyMaxActiveClusters", &d.active_clusters);
+  load_symbol(library, "cuFuncSetAttribute", &d.function_set);
+  load_symbol(library, "cuLaunchKernelEx", &d.launch);
   const Result result = d.init(0);
   if (result) throw std::runtime_error("onepass: cuInit failed with error " + std::to_string(result));
   return d;
@@ -72,12 +72,12 @@ const Gpu& device_info(int device) {
     check(driver().device_attribute(&major, kMajor, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&minor, kMinor, handle), "cuDeviceGetAttribute");
     Gpu& gpu = known[device];
-    check(driver().device_attribute(&gpu.multiprocessors, kMultiprocessors, handle), "cuDeviceGetAttribute");
+    check(driver().device_attribute(&gpu.sm_count, kMultiprocessors, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&gpu.shared, kSharedOfBlock, handle), "cuDeviceGetAttribute");
     check(driver().device_attribute(&gpu.cooperative, kCooperativeLaunch, handle), "cuDeviceGetAttribute");
     check(driver().device_name(names[device], sizeof names[device], handle), "cuDeviceGetName");
     gpu.name = names[device];
-    gpu.compute = major * 10 + minor;
+    gpu.arch = major * 10 + minor;
   });
   return known[device];
 }

@@ -1,6 +1,6 @@
-// cuda_driver.h: the few calls of the CUDA driver and of NVRTC that onepass makes, taken at run time with dlopen.
-// Building needs no CUDA toolkit, and a machine without a GPU loads the same binary. Declarations follow the public
-// CUDA 12 ABI.
+// cuda_driver.h: the few calls of the CUDA driver and of NVRTC that onepass makes. Both libraries are opened at run
+// time with dlopen: building needs no CUDA toolkit, and a machine without a GPU loads the same binary. Declarations
+// follow the public CUDA 12 ABI.
 #pragma once
 
 #include <cstddef>
@@ -72,21 +72,20 @@ void check(Result result, const char* call);
 
 const Gpu& device_info(int device);
 
-// The thread that calls may never have touched the device through torch: kernels load into its primary context.
+// Sets the primary context of `device` for the calling thread, which may never have touched the device through torch.
 void enter_context(int device);
 
-// Whether the calling thread is in the primary context of `device`, where torch's tensors are: then a launch needs no
-// other. Costs one look.
+// Whether the calling thread is in the primary context of `device`, where torch's tensors are, so that it can launch.
 bool in_context(int device);
 
-// The cubin of `source_file` (a file of this directory, or of the gallery) compiled for sm_<compute> with `defines`:
-// from the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `kept` tells
+// The cubin of `source_file`, a kernel of the engine or of the gallery, compiled for sm_<arch> with `defines`: from
+// the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `is_stored` gets
 // whether the cache has it now.
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute,
-                  bool* kept = nullptr);
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
+                  bool* is_stored = nullptr);
 
-// Whether the disk cache has it, with nothing compiled.
-bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute);
+// Whether the disk cache has it; compiles nothing.
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch);
 
 // "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.
 std::string nvrtc_version();

@@ -1,6 +1,7 @@
 // engine.h: the CUDA engine's entry point.
 #pragma once
 
+#include "../../plan/rows.h"
 #include "../../core/tensor_args.h"
 
 namespace onepass::cuda {

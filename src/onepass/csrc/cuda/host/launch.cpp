@@ -23,41 +23,39 @@ const char* type_name(DType type) {
   return kNames[int(type)];
 }
 
-const char* macro_name(Function function) {
-  constexpr const char* kNames[] = {"SOFTMAX", "LOG_SOFTMAX", "SOFTMIN", "LOGSUMEXP", "STATE"};
-  return kNames[int(function)];
-}
-
 constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with clusters takes
 
 // Whether the blocks that share a row form a cluster.
 bool in_cluster(const CudaPlan& plan) {
-  return plan.tier == Tier::cluster || (plan.tier == Tier::columns && plan.split > 1);
+  return plan.tier == Tier::cluster || (plan.tier == Tier::columns && plan.blocks_per_row > 1);
 }
 
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
-// tiers warp and flat only, the number of blocks in clusters.
+// tiers warp and staged only, the number of blocks in clusters.
 uint64_t identity(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
+  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::staged;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(function), 3), add(int(in), 2), add(int(out), 2), add(int(plan.tier), 4);
-  add(lanes ? plan.lanes : 0, 6), add(lanes ? plan.rows_per_block : plan.of_columns() ? plan.block() : 0, 11);
-  add(plan.values, 9), add(plan.vector, 4);
-  add(in_cluster(plan) ? plan.split : 0, 5);
-  add(plan.shelved() ? 1 : plan.ahead() ? 2 : 0, 2);
-  add(plan.in_grid(), 1), add(plan.edges, 3), add(int(pass), 2);
+  add(lanes ? plan.threads_per_row : 0, 6), add(lanes               ? plan.rows_per_block
+                                                : plan.of_columns() ? plan.max_threads()
+                                                                    : 0,
+                                                11);
+  add(plan.items_per_thread, 9), add(plan.vec_size, 4);
+  add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
+  add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
+  add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(pass), 2);
   return id;
 }
 
 Handle compile_and_load(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
   const Gpu& gpu = device_info(device);
   const std::string code =
-      cubin(source_of(pass, function, plan.tier), defines_of(function, in, out, plan, pass), gpu.compute);
+      cubin(source_of(pass, function, plan.tier), defines_of(function, in, out, plan, pass), gpu.arch);
   Handle module, kernel;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
   check(driver().module_function(&kernel, module, "onepass_kernel"), "cuModuleGetFunction");
-  if (in_cluster(plan) && plan.split > kPortableCluster)
+  if (in_cluster(plan) && plan.blocks_per_row > kPortableCluster)
     check(driver().function_set(kernel, kNonPortableCluster, 1), "cuFuncSetAttribute");
   int declared;
   check(driver().function_get(&declared, kSharedStatic, kernel), "cuFuncGetAttribute");
@@ -86,30 +84,30 @@ const char* source_of(Pass pass, Function function, Tier tier) {
   if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
   if (tier == Tier::grid) return forward ? "rows_grid.cu" : "rows_grid_backward.cu";
   if (!forward && is_reduction(function)) return "rows_pointwise.cu";
-  if (tier == Tier::stream) return forward ? "rows_twopass.cu" : "rows_twopass_backward.cu";
-  if (tier == Tier::flat && forward) return "rows_staged.cu";
+  if (tier == Tier::twopass) return forward ? "rows_twopass.cu" : "rows_twopass_backward.cu";
+  if (tier == Tier::staged && forward) return "rows_staged.cu";
   return forward ? "rows_onchip.cu" : "rows_onchip_backward.cu";
 }
 
 std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan, Pass pass) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::flat;
+  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::staged;
   return {define("IN_TYPE", type_name(in)),
           define("OUT_TYPE", type_name(out)),
-          define("FUNCTION", macro_name(function)),
-          number("THREADS_PER_ROW", lanes ? plan.lanes : 0),
+          define("FUNCTION", std::string("Function::") + traits_of(function).name),
+          number("THREADS_PER_ROW", lanes ? plan.threads_per_row : 0),
           number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
-          number("VECS_PER_THREAD", plan.slots()),
-          number("VEC_SIZE", plan.vector),
-          number("VEC_ACCESS", plan.edges),
-          number("CLUSTER_SIZE", in_cluster(plan) ? plan.split : 1),
-          number("USES_SMEM_VECS", plan.shelved()),
+          number("VECS_PER_THREAD", plan.vecs_per_thread()),
+          number("VEC_SIZE", plan.vec_size),
+          number("VEC_ACCESS", int(plan.access)),
+          number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
+          number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
           number("BROADCAST_GRAD", pass == Pass::backward_broadcast),
-          number("BLOCK_THREADS", plan.of_columns() ? plan.block() : 0),
-          number("PREFETCHES_TILE", plan.of_columns() && plan.ahead()),
+          number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
+          number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
           number("USES_GRID", plan.of_columns() && plan.in_grid()),
-          number("TWO_PASS", plan.tier == Tier::columns_stream)};
+          number("TWO_PASS", plan.tier == Tier::columns_twopass)};
 }
 
 void load_kernel(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
@@ -166,7 +164,7 @@ int64_t count_resident(const Launch& launch, const Gpu& gpu) {
     } else {
       check(driver().active_blocks(&count, launch.kernel, int(launch.threads), launch.shared),
             "cuOccupancyMaxActiveBlocksPerMultiprocessor");
-      found->second = int64_t(count) * gpu.multiprocessors;
+      found->second = int64_t(count) * gpu.sm_count;
     }
   }
   return found->second;
@@ -180,12 +178,12 @@ void set_shared(Launch* launch, int64_t bytes, int64_t room) {
   launch->shared = unsigned(bytes);
 }
 
-// Bytes of shared memory for a tile of the tier flat, which begins and ends within 16 bytes.
+// Bytes of shared memory for a tile of the tier staged, which begins and ends within 16 bytes.
 int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
   return (plan.group() * n * size + 2 * 16 - 1) / 16 * 16;
 }
 
-// Whether tiles of the tier flat are written to other shared memory than they were read to. They are where the two
+// Whether tiles of the tier staged are written to other shared memory than they were read to. They are where the two
 // begin at different bytes of a vector, or elements differ in size.
 bool is_written_apart(const ForwardProblem& problem) {
   return !problem.is_reduction() &&
@@ -198,37 +196,37 @@ Launch begin_rows(const CudaPlan& plan, const Problem& problem, int64_t rows, in
   launch.threads = unsigned(plan.threads());
   launch.rows = rows, launch.n = n;
   launch.groups = 1, launch.chunks_per_row = 1;
-  launch.cluster = plan.tier == Tier::cluster ? plan.split : 0;
+  launch.cluster = plan.tier == Tier::cluster ? plan.blocks_per_row : 0;
   launch.blocks = unsigned(plan.grid(rows));
   return launch;
 }
 
 // As many groups of blocks as there are rows and multiprocessors for.
 void spread_over_grid(Launch* launch, const CudaPlan& plan, int multiprocessors) {
-  launch->groups = unsigned(plan.grid(launch->rows, multiprocessors) / plan.split);
-  launch->blocks = unsigned(plan.split);
+  launch->groups = unsigned(plan.grid(launch->rows, multiprocessors) / plan.blocks_per_row);
+  launch->blocks = unsigned(plan.blocks_per_row);
 }
 
 Launch make_row_launch(const CudaPlan& plan, const ForwardProblem& problem, int device, const Gpu& gpu) {
   const int64_t n = problem.layout.n;
   Launch launch = begin_rows(plan, problem, problem.layout.rows, n, device, Pass::forward);
   launch.strides[kX] = problem.layout.row_x_stride(), launch.strides[kY] = problem.layout.row_y_stride();
-  int64_t shared = int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(problem.in_type());
-  if (plan.tier == Tier::flat) {
+  int64_t shared = int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(problem.in_type());
+  if (plan.tier == Tier::staged) {
     const int64_t read = tile_bytes(plan, n, size_of(problem.in_type()));
     const bool apart = is_written_apart(problem);
     shared = read + (apart ? tile_bytes(plan, n, size_of(problem.out_type())) : 0);
     launch.numbers[0] = int(plan.group());
     launch.numbers[1] = apart ? int(read) : 0;
   } else if (plan.tier == Tier::grid) {
-    spread_over_grid(&launch, plan, gpu.multiprocessors);
+    spread_over_grid(&launch, plan, gpu.sm_count);
     // Two messages of each block, and a word of each row.
-    const int64_t blocks = int64_t(launch.groups) * plan.split;
+    const int64_t blocks = int64_t(launch.groups) * plan.blocks_per_row;
     launch.message_bytes = (2 * blocks + launch.groups) * message_size(problem.in_type(), problem.out_type());
-    launch.numbers[0] = plan.shelf / plan.chunk();
+    launch.numbers[0] = plan.smem_vecs / plan.chunk();
     launch.numbers[1] = int(plan.wide(n)), launch.numbers[2] = int(plan.chunks(n));
   } else {
-    launch.numbers[0] = plan.shelf;
+    launch.numbers[0] = plan.smem_vecs;
   }
   set_shared(&launch, shared, gpu.shared - kStaticShared);
   return launch;
@@ -242,26 +240,27 @@ Launch make_row_launch(const CudaPlan& plan, const BackwardProblem& problem, int
   const BackwardDim outer = problem.layout.outer.innermost();
   for (int t = 0; t < kBackwardTensors; ++t) launch.strides[t] = outer.strides[t];
   if (plan.tier == Tier::grid) {
-    spread_over_grid(&launch, plan, gpu.multiprocessors);
-    const int64_t blocks = int64_t(launch.groups) * plan.split;
+    spread_over_grid(&launch, plan, gpu.sm_count);
+    const int64_t blocks = int64_t(launch.groups) * plan.blocks_per_row;
     launch.message_bytes = 2 * blocks * message_size(problem.in_type(), problem.out_type());  // two of each block
     const GridCut cut(plan, n);
-    launch.numbers[0] = plan.shelf / cut.chunk;
+    launch.numbers[0] = plan.smem_vecs / cut.chunk;
     launch.numbers[1] = int(cut.wide), launch.numbers[2] = int(cut.most);
-  } else if (problem.is_reduction() && plan.tier == Tier::stream) {
-    const int64_t chunks = ceil_div(n + plan.vector - 1, int64_t(plan.lanes) * plan.values);
+  } else if (problem.is_reduction() && plan.tier == Tier::twopass) {
+    const int64_t chunks = ceil_div(n + plan.vec_size - 1, int64_t(plan.threads_per_row) * plan.items_per_thread);
     launch.chunks_per_row = chunks;
     launch.blocks = unsigned(launch.rows < CudaPlan::kMaxGrid / chunks ? launch.rows * chunks : CudaPlan::kMaxGrid);
   }
   const int operands = is_broadcast ? 1 : 2;
-  set_shared(&launch, int64_t(plan.shelf) * plan.lanes * plan.vector * size_of(problem.in_type()) * operands,
+  set_shared(&launch,
+             int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(problem.in_type()) * operands,
              gpu.shared - kStaticShared);
   return launch;
 }
 
 Pass column_pass(const ForwardProblem&) { return Pass::forward; }
 Pass column_pass(const BackwardProblem& problem) {
-  return is_even(problem) ? Pass::backward_broadcast : Pass::backward;
+  return grad_is_broadcast_in_tile(problem) ? Pass::backward_broadcast : Pass::backward;
 }
 
 template <class AnyProblem>
@@ -272,25 +271,26 @@ Launch make_column_launch(const CudaPlan& plan, const AnyProblem& problem, int d
   Launch launch = {};
   launch.has_tiles = true;
   Tiles& tiles = launch.tiles = tiles_of(planner.view, plan);
-  tiles.smem_vecs_bytes = int(waiting_bytes(plan, planner.operands * plan.vector * planner.read));
+  tiles.smem_vecs_bytes = int(waiting_bytes(plan, planner.operands * plan.vec_size * planner.read));
   set_shared(&launch, column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half),
              gpu.shared - kColumnStatic);
   launch.kernel =
       find_or_load(problem.function, problem.in_type(), problem.out_type(), plan, device, column_pass(problem));
-  launch.blocks = unsigned(plan.split), launch.groups = 1;
+  launch.blocks = unsigned(plan.blocks_per_row), launch.groups = 1;
   launch.threads = unsigned(plan.threads());
   const bool in_grid = plan.in_grid();
-  if (!in_grid && plan.split > 1) launch.cluster = plan.split;
+  if (!in_grid && plan.blocks_per_row > 1) launch.cluster = plan.blocks_per_row;
   // As many groups of blocks as there are tiles. Where blocks wait for each other, or for what they prefetch, no more
   // than run at a time.
   const int64_t all = tiles.tiles_per_slice * tiles.slices;
-  const int64_t places = (in_grid || plan.ahead() ? count_resident(launch, gpu) : CudaPlan::kMaxGrid) / plan.split;
+  const int64_t places =
+      (in_grid || plan.prefetches() ? count_resident(launch, gpu) : CudaPlan::kMaxGrid) / plan.blocks_per_row;
   const int64_t groups = places < all ? places > 1 ? places : 1 : all;
   (in_grid ? launch.groups : launch.blocks) *= unsigned(groups);
   // Two messages of a block for each column. The gradient of logsumexp merges nothing and sends none.
   if (in_grid && planner.merges) {
     launch.message_bytes =
-        2 * groups * plan.split * tiles.tile_cols * message_size(problem.in_type(), problem.out_type());
+        2 * groups * plan.blocks_per_row * tiles.tile_cols * message_size(problem.in_type(), problem.out_type());
   }
   return launch;
 }
@@ -303,11 +303,12 @@ Launch make_launch(const CudaPlan& plan, const AnyProblem& problem, int device, 
 
 CudaPlan plan_rows(const ForwardProblem& problem, const Gpu& gpu) {
   const DType x = problem.type(kX), y = problem.type(kY);
-  const Phase phase(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
-  return plan_cuda(problem.layout, x, y, phase, gpu, batch_invariant());
+  const Alignment alignment(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
+  return plan_cuda(problem.layout, x, y, alignment, gpu, batch_invariant());
 }
 CudaPlan plan_rows(const BackwardProblem& problem, const Gpu& gpu) {
-  return BackwardPlanner(problem, BackwardPhase(problem, problem.grad_is_broadcast()), gpu, batch_invariant()).plan();
+  return BackwardPlanner(problem, BackwardAlignment(problem, problem.grad_is_broadcast()), gpu, batch_invariant())
+      .plan();
 }
 
 template <class AnyProblem>

@@ -50,7 +50,7 @@ std::vector<std::string> files_in(const std::string& directory) {
   return names;
 }
 
-// Where NVRTC may be, best first: what ONEPASS_NVRTC names, the folders in which the wheels of torch keep it
+// Where NVRTC may be, best first: the file that ONEPASS_NVRTC names, the folders in which the wheels of torch keep it
 // (<site-packages>/nvidia/<part>/lib beside <site-packages>/torch/lib, or beside this library), and what is loaded or
 // on the loader's path.
 std::vector<std::string> find_candidates() {
@@ -73,14 +73,14 @@ std::vector<std::string> find_candidates() {
   return found;
 }
 
-// Looked for once a process.
+// The candidates, which are looked for once per process.
 const std::vector<std::string>& candidates() {
   static const std::vector<std::string> found = find_candidates();
   return found;
 }
 
-// What tells one library file from another without opening it: where it is, its size, its time of change; empty where
-// there is no such file, or where only the loader knows where it is.
+// Tells one library file from another without opening it: path, size and time of change; empty where there is no such
+// file, or where only the loader knows its path.
 std::string stamp(const std::string& path) {
   if (path.find('/') == std::string::npos) return "";
   char* const resolved = realpath(path.c_str(), nullptr);
@@ -94,7 +94,7 @@ std::string stamp(const std::string& path) {
 }
 
 template <class F>
-void take(void* library, const char* symbol, F* function) {
+void load_symbol(void* library, const char* symbol, F* function) {
   void* found = dlsym(library, symbol);
   if (!found) throw std::runtime_error(std::string("onepass: NVRTC has no ") + symbol);
   *function = reinterpret_cast<F>(found);
@@ -112,14 +112,14 @@ Nvrtc open_nvrtc() {
                              "); pip install nvidia-cuda-nvrtc, or name the library in ONEPASS_NVRTC");
   }
   Nvrtc n;
-  take(library, "nvrtcVersion", &n.version);
-  take(library, "nvrtcCreateProgram", &n.create);
-  take(library, "nvrtcCompileProgram", &n.compile);
-  take(library, "nvrtcGetProgramLogSize", &n.log_size);
-  take(library, "nvrtcGetProgramLog", &n.log);
-  take(library, "nvrtcGetCUBINSize", &n.cubin_size);
-  take(library, "nvrtcGetCUBIN", &n.cubin);
-  take(library, "nvrtcDestroyProgram", &n.destroy);
+  load_symbol(library, "nvrtcVersion", &n.version);
+  load_symbol(library, "nvrtcCreateProgram", &n.create);
+  load_symbol(library, "nvrtcCompileProgram", &n.compile);
+  load_symbol(library, "nvrtcGetProgramLogSize", &n.log_size);
+  load_symbol(library, "nvrtcGetProgramLog", &n.log);
+  load_symbol(library, "nvrtcGetCUBINSize", &n.cubin_size);
+  load_symbol(library, "nvrtcGetCUBIN", &n.cubin);
+  load_symbol(library, "nvrtcDestroyProgram", &n.destroy);
   Dl_info info;
   if (dladdr(reinterpret_cast<void*>(n.version), &info) && info.dli_fname) n.file = stamp(info.dli_fname);
   return n;
@@ -130,8 +130,8 @@ const Nvrtc& nvrtc() {
   return opened;
 }
 
-// The stamp of the NVRTC that will compile here: of the first that is a file, and then it is not opened, which takes
-// 50 ms and more; of the opened one where only the loader finds it.
+// The stamp of the NVRTC that will compile here. The first candidate that is a file is not opened for it, which would
+// take 50 ms and more; where only the loader finds NVRTC, it is.
 const std::string& nvrtc_stamp() {
   static const std::string known = [] {
     for (const std::string& name : candidates()) {
@@ -145,23 +145,28 @@ const std::string& nvrtc_stamp() {
 // CUDA sources by name.
 using Files = std::map<std::string, std::string>;
 
+void read_source(const std::string& folder, const std::string& name, Files* files) {
+  std::ifstream in(folder + "/" + name, std::ios::binary);
+  (*files)[name] = (std::ostringstream() << in.rdbuf()).str();
+}
+
 void read_sources(const std::string& folder, Files* files) {
   for (const std::string& name : files_in(folder)) {
-    if (name.rfind(".cu") == std::string::npos) continue;
-    std::ifstream in(folder + "/" + name, std::ios::binary);
-    (*files)[name] = (std::ostringstream() << in.rdbuf()).str();
+    if (name.rfind(".cu") != std::string::npos) read_source(folder, name, files);
   }
 }
 
-// The engine's; and the gallery's, with the engine's headers, which they may include. Read once from beside this
-// library.
+// The sources of the engine, with the list of functions; and those of the gallery, with the engine's headers, which
+// they may include. They are read once, from the folder of this library.
 const Files& engine_sources() {
   static const Files* const read = [] {
-    const std::string folder = directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/csrc/cuda/kernels";
+    const std::string csrc = directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/csrc";
+    const std::string folder = csrc + "/cuda/kernels";
     Files* const files = new Files;
     read_sources(folder, files);
     if (files->empty())
       throw std::runtime_error("onepass: no CUDA sources in " + folder + "; the package is incomplete");
+    read_source(csrc + "/core", "functions.h", files);
     return files;
   }();
   return *read;
@@ -179,7 +184,7 @@ const Files& gallery_sources() {
   return *read;
 }
 
-// Those that `source_file` is one of.
+// The set of sources that has `source_file`.
 const Files& sources_with(const std::string& source_file) {
   if (engine_sources().count(source_file)) return engine_sources();
   if (gallery_sources().count(source_file)) return gallery_sources();
@@ -216,16 +221,16 @@ std::string compile(const Files& sources, const std::string& source_file, const 
   return out;
 }
 
-// What is to be compiled, and the key of the result: everything that it depends on, the sources in full, so that no
+// One compilation, and the key of its result: everything that it depends on, with the sources in full, so that no
 // digest has to be trusted.
-struct Wanted {
+struct Compilation {
   const Files& sources;
   std::vector<std::string> options;
   std::string rest;
 
-  Wanted(const std::string& source_file, const std::vector<std::string>& defines, int compute)
+  Compilation(const std::string& source_file, const std::vector<std::string>& defines, int arch)
       : sources(sources_with(source_file)),
-        options({"--gpu-architecture=sm_" + std::to_string(compute), "--std=c++17"}),
+        options({"--gpu-architecture=sm_" + std::to_string(arch), "--std=c++17"}),
         rest(source_file + "\n") {
     options.insert(options.end(), defines.begin(), defines.end());
     for (const std::string& option : options) rest += option + "\n";
@@ -235,11 +240,11 @@ struct Wanted {
   std::string key(const std::string& stamp) const { return "nvrtc " + stamp + "\n" + rest; }
 };
 
-std::atomic<int64_t> compiled{0}, from_disk{0};
+std::atomic<int64_t> kernels_compiled{0}, kernels_read{0};
 
 }  // namespace
 
-Counts counts() { return {compiled, from_disk}; }
+Counts counts() { return {kernels_compiled, kernels_read}; }
 
 std::string nvrtc_version() {
   int major = 0, minor = 0;
@@ -249,24 +254,25 @@ std::string nvrtc_version() {
 
 std::string nvrtc_file() { return nvrtc_stamp().substr(0, nvrtc_stamp().find(' ')); }
 
-bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int compute) {
-  return !cache_read(Wanted(source_file, defines, compute).key(nvrtc_stamp())).empty();
+bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch) {
+  return !cache_read(Compilation(source_file, defines, arch).key(nvrtc_stamp())).empty();
 }
 
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int compute, bool* kept) {
-  const Wanted wanted(source_file, defines, compute);
-  std::string code = cache_read(wanted.key(nvrtc_stamp()));
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
+                  bool* is_stored) {
+  const Compilation compilation(source_file, defines, arch);
+  std::string code = cache_read(compilation.key(nvrtc_stamp()));
   // The first file that was found may be one that does not load, or another by now: then this one compiles.
-  if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(wanted.key(nvrtc().file));
+  if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(compilation.key(nvrtc().file));
   if (!code.empty()) {
-    ++from_disk;
-    if (kept) *kept = true;
+    ++kernels_read;
+    if (is_stored) *is_stored = true;
     return code;
   }
-  code = compile(wanted.sources, source_file, wanted.options);
-  ++compiled;
-  const bool whole = cache_write(wanted.key(nvrtc().file), code);
-  if (kept) *kept = whole;
+  code = compile(compilation.sources, source_file, compilation.options);
+  ++kernels_compiled;
+  const bool is_written = cache_write(compilation.key(nvrtc().file), code);
+  if (is_stored) *is_stored = is_written;
   return code;
 }
 

@@ -8,7 +8,7 @@
 
 namespace onepass::cuda {
 
-// A plan from its numbers (tier, lanes, rows a block, values, vector, split, shelf, edges); throws where one is wrong.
+// A plan from its numbers (in the order of CudaPlan); throws where one is wrong.
 CudaPlan parse_plan(const std::vector<int64_t>& numbers);
 
 // Throw where a plan cannot serve a problem of rows.

@@ -46,7 +46,7 @@ struct ColumnConfig : OneOperand<Config> {
 template <bool Again, class C, class T, int Vecs>
 __device__ inline typename C::Acc element_value(const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
   typedef typename C::Acc A;
-  const A sign = C::kFunction == SOFTMIN ? A(-1) : A(1);
+  const A sign = C::kFunction == Function::softmin ? A(-1) : A(1);
   if constexpr (Again && C::kConvertsHalf2)
     return sign * reconvert<T>(fragment.at[i].at[v / 2], v % 2);
   else
@@ -65,9 +65,9 @@ __device__ inline void max_of(const ColumnFragment<C, T, Vecs>& fragment, typena
       uint32_t max = fragment.at[0].at[w];
 #pragma unroll
       for (int i = 1; i < Vecs; ++i)
-        max =
-            C::kFunction == SOFTMIN ? min_half2<T>(max, fragment.at[i].at[w]) : max_half2<T>(max, fragment.at[i].at[w]);
-      const A sign = C::kFunction == SOFTMIN ? A(-1) : A(1);
+        max = C::kFunction == Function::softmin ? min_half2<T>(max, fragment.at[i].at[w])
+                                                : max_half2<T>(max, fragment.at[i].at[w]);
+      const A sign = C::kFunction == Function::softmin ? A(-1) : A(1);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         m[2 * w + half] = max_(sign * to_acc(get_half<T>(max, half)), A(-infinity()));  // a NaN is no maximum

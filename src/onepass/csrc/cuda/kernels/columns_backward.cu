@@ -10,7 +10,7 @@
 #include "config.cuh"
 #include "row_backward.cuh"
 
-constexpr bool kLogsumexp = BackwardConfig::kFunction == LOGSUMEXP;
+constexpr bool kLogsumexp = BackwardConfig::kFunction == Function::logsumexp;
 constexpr bool kVectorGrad = !kLogsumexp && !BackwardConfig::kBroadcastGrad;  // g has vectors as y has
 
 struct C : BackwardConfig {

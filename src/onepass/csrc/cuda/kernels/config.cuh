@@ -8,8 +8,8 @@ struct Config {
   typedef IN_TYPE In;    // forward: of x. Backward: of the gradient and of the forward's result
   typedef OUT_TYPE Out;  // forward: of y. Backward: of the input's gradient, and of the input
   static constexpr Function kFunction = FUNCTION;
-  static constexpr bool kIsReduction = kFunction == LOGSUMEXP || kFunction == STATE;
-  static constexpr bool kLog = kFunction == LOG_SOFTMAX;
+  static constexpr bool kIsReduction = is_reduction(kFunction);
+  static constexpr bool kLog = kFunction == Function::log_softmax;
 
   static constexpr int kVecs = VECS_PER_THREAD;  // vectors of a thread, in registers
   static constexpr int kVecSize = VEC_SIZE;      // elements of a vector

@@ -7,7 +7,7 @@
 template <class C>
 struct Epilogue {
   typedef typename C::Acc A;
-  static constexpr bool kLog = C::kFunction == LOG_SOFTMAX;
+  static constexpr bool kLog = C::kFunction == Function::log_softmax;
   A m;
   A factor;     // 1 / l; of doubles l itself, of log_softmax log(l)
   A factor_lo;  // the rounding error of 1 / l
@@ -42,7 +42,7 @@ struct Epilogue {
 template <class C>
 __device__ inline void store_reduction(State<typename C::Acc> row, typename C::Out* y, int64_t plane_stride) {
   typedef typename C::Out Out;
-  if constexpr (C::kFunction == STATE) {
+  if constexpr (C::kFunction == Function::state) {
     *y = from_acc<Out>(row.m);
     y[plane_stride] = from_acc<Out>(row.l);
   } else {

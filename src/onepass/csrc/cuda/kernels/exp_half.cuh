@@ -49,7 +49,7 @@ template <class C>
 struct OnlineStateHalf2 {
   typedef typename C::In T;
   static constexpr int V = C::kVecSize;
-  static constexpr float kSign = C::kFunction == SOFTMIN ? -1 : 1;
+  static constexpr float kSign = C::kFunction == Function::softmin ? -1 : 1;
   typedef uint32_t Maxima[V > 1 ? V / 2 : 1];
   Maxima m, limit;
   float scaled_base[V], l[V];
@@ -102,7 +102,7 @@ struct OnlineStateHalf2 {
  private:
   static constexpr float kSlack = 8;
   static __device__ uint32_t larger(uint32_t a, uint32_t b) {
-    return C::kFunction == SOFTMIN ? min_half2<T>(a, b) : max_half2<T>(a, b);
+    return C::kFunction == Function::softmin ? min_half2<T>(a, b) : max_half2<T>(a, b);
   }
   static __device__ float rescale(float sum, float difference) {
     const float root = exp2_(fminf(difference, 0.0f) * (ShortLog2e<T>::kRest / 2));
@@ -114,7 +114,7 @@ struct OnlineStateHalf2 {
     for (int v = 0; v < V; ++v) {
       const float base = clamp_to_finite(max(v));
       scaled_base[v] = base * ShortLog2e<T>::kFactor;
-      const uint32_t bits = round_down<T>(base + kSlack) ^ (C::kFunction == SOFTMIN ? 0x8000u : 0u);
+      const uint32_t bits = round_down<T>(base + kSlack) ^ (C::kFunction == Function::softmin ? 0x8000u : 0u);
       limit[v / 2] = v % 2 ? limit[v / 2] & 0xffff | bits << 16 : bits;
     }
   }

@@ -109,7 +109,7 @@ __device__ inline typename C::Acc sum_term(typename C::Acc y, typename C::Acc g)
 // dx of an element, from the sum of its row.
 template <class C>
 __device__ inline typename C::Acc input_grad(typename C::Acc y, typename C::Acc g, typename C::Acc s) {
-  return C::kLog ? g - exp_<typename C::Out>(y) * s : y * (C::kFunction == SOFTMIN ? s - g : g - s);
+  return C::kLog ? g - exp_<typename C::Out>(y) * s : y * (C::kFunction == Function::softmin ? s - g : g - s);
 }
 
 // A thread's vectors of both operands.

@@ -105,7 +105,8 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   __device__ float max() const {
     uint32_t m = at[0];
 #pragma unroll
-    for (int w = 1; w < kWords; ++w) m = C::kFunction == SOFTMIN ? min_half2<T>(m, at[w]) : max_half2<T>(m, at[w]);
+    for (int w = 1; w < kWords; ++w)
+      m = C::kFunction == Function::softmin ? min_half2<T>(m, at[w]) : max_half2<T>(m, at[w]);
     return max_(kSign * to_acc(get_half<T>(m, 0)), kSign * to_acc(get_half<T>(m, 1)));
   }
   // Prepares the elements for the maximum of the row, or of a part of it that has them.
@@ -197,7 +198,7 @@ struct FragmentHalf2 : FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
       if (is_inside(first + v, n)) to[v] = get_half<T>(at[i * (V / 2) + v / 2], v % 2);
     }
   }
-  static constexpr float kSign = C::kFunction == SOFTMIN ? -1 : 1;
+  static constexpr float kSign = C::kFunction == Function::softmin ? -1 : 1;
   static constexpr float kNearMax = is_same<T, half_t> ? 1024 : 4096;
 };
 
@@ -217,7 +218,7 @@ struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
     return load_vector<In, V, EvictFirst>(at);
   }
   __device__ void set(int i, Raw raw) {
-    const A sign = C::kFunction == SOFTMIN ? A(-1) : A(1);
+    const A sign = C::kFunction == Function::softmin ? A(-1) : A(1);
 #pragma unroll
     for (int v = 0; v < V; ++v) at[i * V + v] = sign * round_through<Out>(raw.at[v]);
   }

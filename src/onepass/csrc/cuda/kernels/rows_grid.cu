@@ -201,7 +201,8 @@ extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
     }
     const int64_t edge = is_comm_warp && part == 0 ? row.head_or_tail(lane, n) : -1;
     A edge_value = -infinity();
-    if (edge >= 0) edge_value = (C::kFunction == SOFTMIN ? A(-1) : A(1)) * round_through<C::Out>(row.data[edge]);
+    if (edge >= 0)
+      edge_value = (C::kFunction == Function::softmin ? A(-1) : A(1)) * round_through<C::Out>(row.data[edge]);
     if (is_comm_warp && lane == 0 && epoch == 1) messages_clear.wait();
 
     // One warp reduces the states of the block, and those of the row: the two thousand warps of the chip would queue

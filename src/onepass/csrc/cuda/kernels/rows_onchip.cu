@@ -40,7 +40,7 @@ typedef Conditional<kWarp, WarpStateReduce<C::kThreadsPerRow, A, L>,
 // Vectors in shared memory are read as chunks of 2. Exponentials are written back where they fit the place of an
 // element.
 constexpr int kChunkVecs = 2;
-constexpr bool kWritesBack = sizeof(C::In) == sizeof(A) && C::kFunction == SOFTMAX;
+constexpr bool kWritesBack = sizeof(C::In) == sizeof(A) && C::kFunction == Function::softmax;
 typedef RowFragment<C, kChunkVecs, kWritesBack> Chunk;
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   typedef C::In In;
   typedef C::Out Out;
   const int n = (int)n64, lane = threadIdx.x % kLanes;
-  const A sign = C::kFunction == SOFTMIN ? A(-1) : A(1);
+  const A sign = C::kFunction == Function::softmin ? A(-1) : A(1);
 
   for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows; begin += (int64_t)gridDim.x * tile_rows) {
     const int here = rows - begin < tile_rows ? (int)(rows - begin) : tile_rows;

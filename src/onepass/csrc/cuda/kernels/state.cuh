@@ -2,9 +2,20 @@
 // its results from an element and the state of the element's row (Milakov & Gimelshein, arXiv:1805.02867).
 #pragma once
 
+#include "functions.h"
 #include "types.cuh"
 
-enum Function { SOFTMAX, LOG_SOFTMAX, SOFTMIN, LOGSUMEXP, STATE };
+#define ENUMERATOR(name, is_reduction, leading_planes) name,
+enum class Function { ONEPASS_FUNCTIONS(ENUMERATOR) };
+#undef ENUMERATOR
+
+// Whether a function's result has one element per row.
+__device__ constexpr bool is_reduction(Function function) {
+#define IS_REDUCTION(name, is_reduction, leading_planes) is_reduction,
+  constexpr bool kAnswers[] = {ONEPASS_FUNCTIONS(IS_REDUCTION)};
+#undef IS_REDUCTION
+  return kAnswers[int(function)];
+}
 
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 __device__ inline float nan_() { return __int_as_float(0x7fffffff); }

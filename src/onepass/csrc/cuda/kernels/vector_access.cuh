@@ -19,7 +19,7 @@ enum class VecAccess {
 // The value of an element that does not exist: it changes no state. (softmin negates it.)
 template <class C>
 __device__ inline typename C::In neutral_element() {
-  return from_acc<typename C::In>(C::kFunction == SOFTMIN ? infinity() : -infinity());
+  return from_acc<typename C::In>(C::kFunction == Function::softmin ? infinity() : -infinity());
 }
 
 __device__ inline bool is_inside(int i, int n) { return (unsigned)i < (unsigned)n; }
