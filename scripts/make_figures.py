@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from onepass.tools.bench.results import Row, load  # noqa: E402
 from onepass.tools.bench.stats import geomean  # noqa: E402
-from onepass.tools.bench.table import lines, us_text  # noqa: E402
+from onepass.tools.bench.text_table import lines, us_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
@@ -68,10 +68,10 @@ OTHERS = {"torch": "torch", "torch-compile": "torch.compile", "liger": "Liger", 
 # The pictures that the docs show: file, what `onepass plot` calls it -> its name in docs/plots.
 PICTURES = {
     "rows": {
-        "rows-softmax-forward-bfloat16": "rows-h200-bfloat16",
-        "rows-logsumexp-forward-float32": "logsumexp-h200-float32",
+        "row-lengths-softmax-forward-bfloat16": "rows-h200-bfloat16",
+        "row-lengths-logsumexp-forward-float32": "logsumexp-h200-float32",
     },
-    "few": {"few-softmax-forward-float32": "few-h200-float32"},
+    "few": {"few-long-rows-softmax-forward-float32": "few-h200-float32"},
     "backward": {"backward-softmax-backward-bfloat16": "backward-h200-bfloat16"},
     "columns": {
         "columns-softmax-forward-float32": "columns-h200-float32",
@@ -79,8 +79,8 @@ PICTURES = {
         "columns-softmax-backward-bfloat16": "columns-backward-h200-bfloat16",
     },
     "models": {"models-softmax-forward-bfloat16": "models-h200-bfloat16"},
-    "gallery-seeds": {"seeds-softmax-forward-float32": "gallery-seeds-h200"},
-    "gallery-powers": {"powers-softmax-forward-float32": "gallery-powers-h200"},
+    "gallery-seeds": {"tutorial-softmax-forward-float32": "gallery-seeds-h200"},
+    "gallery-powers": {"powers-of-two-softmax-forward-float32": "gallery-powers-h200"},
     "cpu AVX2, 1 thread": {f"cpu-softmax-forward-{t}": f"cpu-epyc-{t}" for t in ("float32", "bfloat16")},
 }
 
@@ -97,7 +97,7 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def ratios_to(rows: Sequence[Row], other: str) -> list[float]:
     """How many times as fast as `other`, at the points where both were right."""
-    return [r for line in lines(rows) if (r := line.faster(other)) is not None]
+    return [r for line in lines(rows) if (r := line.speedup(other)) is not None]
 
 
 def mean(rows: Sequence[Row], other: str) -> float:
@@ -204,7 +204,7 @@ def gallery_published(to: str) -> str:
 
 
 def few(to: str) -> str:
-    """Microseconds of each point of the suite `few`."""
+    """Microseconds of each point of the suite `few-long-rows`."""
     del to
     names = ["copy", "onepass", "quack", "torch-compile", "torch"]
     rows = {(r.case, r.dtype, r.provider): r for r in rows_of("few")}
@@ -254,7 +254,7 @@ def draw() -> None:
     """The pictures, under the names that the docs have for them."""
     import tempfile
 
-    from onepass.tools.bench.plot import draw as draw_files
+    from onepass.tools.bench.plots import draw as draw_files
 
     for key, wanted in PICTURES.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -293,7 +293,7 @@ def _describe(
             notes.append("the input is copied to out first, and computed there in place: their layouts differ")
         if plan["copied"] == "result":
             notes.append("the result has the input's layout first, and is then copied to out: their layouts differ")
-        keys = ("isa", "units", "grain")
+        keys = ("isa", "route", "work_items", "grain_size")
         return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
     if plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):
         extra = plan["rows"] * plan["n"] * x.element_size() * 2

@@ -1,14 +1,12 @@
-"""What the tests of the command line share."""
+"""The command line in this process and in processes of their own."""
 
+import shlex
 import subprocess
 import sys
 from typing import Any
 
-import pytest
 from click.testing import CliRunner, Result
 
-from onepass.tools.bench.cases import Case, Suite
-from onepass.tools.bench.suites import SUITES
 from onepass.tools.cli import cli
 
 
@@ -21,11 +19,24 @@ def command(*arguments: str, python: tuple[str, ...] = (), **options: Any) -> su
     return subprocess.run(whole, capture_output=True, text=True, **options)
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suite that takes no time, on a machine that is never disturbed."""
-    monkeypatch.setattr("onepass.tools.bench.run.spread", lambda stats: None)
-    monkeypatch.setattr("onepass.tools.bench.run.slow_copies", lambda rows: {})
-    monkeypatch.setattr("onepass.tools.bench.run.mark", lambda rows: None)
-    cases = (Case("tiny", "small", (4, 33), quick=("cpu",)), Case("tiny", "maps", (1, 5, 4, 4), dim=1))
-    monkeypatch.setitem(SUITES, "tiny", Suite("tiny", "two small cases", cases))
+def session(*lines: str) -> str:
+    """What a user sees who enters these command lines: stdout, then stderr, then the exit status if it is not 0."""
+    text = ""
+    for line in lines:
+        result = call(*shlex.split(line))
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        status = f"[exit {result.exit_code}]\n" if result.exit_code else ""
+        text += f"$ onepass {line}\n{result.stdout}{result.stderr}{status}"
+    return text
+
+
+def errors(*lines: str) -> str:
+    """What is wrong with each of these command lines: a message of one line, exit status 2, and no output."""
+    text = ""
+    for line in lines:
+        result = call(*shlex.split(line))
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+        assert result.stderr.startswith("onepass: ")
+        text += f"{line}\n    {result.stderr.removeprefix('onepass: ')}"
+    return text

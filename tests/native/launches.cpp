@@ -10,7 +10,7 @@
 
 #include "core/batch_invariant.h"
 #include "fake_driver.h"
-#include "plan/rows_backward.h"
+#include "plan/columns.h"
 
 namespace {
 
@@ -86,13 +86,9 @@ void draw_problem(Draw& draw, BackwardProblem* problem) {
   for (int t = 0; t < (is_lse ? 4 : 3); ++t) draw.place(&problem->tensors[t], 0x100000 * (1 + 2 * t));
 }
 
-CudaPlan plan_of(const ForwardProblem& problem, const Gpu& gpu) {
-  const DType x = problem.type(kX), y = problem.type(kY);
-  const Alignment alignment(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
-  return plan_cuda(problem.layout, x, y, alignment, gpu, batch_invariant());
-}
-CudaPlan plan_of(const BackwardProblem& problem, const Gpu& gpu) {
-  return BackwardPlanner(problem, BackwardAlignment(problem, problem.grad_is_broadcast()), gpu, batch_invariant()).plan();
+template <class AnyProblem>
+CudaPlan plan_of(const AnyProblem& problem, const Gpu& gpu) {
+  return plan_rows(problem, gpu, batch_invariant());
 }
 
 template <class AnyProblem>

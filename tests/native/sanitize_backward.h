@@ -92,18 +92,11 @@ struct Gradients {
     }
   }
 
-  // A call as backward.cpp makes it, but cut into parts; `whole_rows`: rows that are long go whole.
-  void make(const BackwardProblem& call, bool whole, bool whole_rows) {
-    const Units units = engine.backward_units(call);
-    const auto parts = [&](BackwardStep step, double* sums, int64_t count) {
-      in_parts(draw, count, whole, [&](int64_t begin, int64_t end) { engine.backward(call, step, sums, begin, end); });
-    };
-    if (!units.pieces) return parts(BackwardStep::rows, nullptr, units.count);
-    if (whole_rows) return parts(BackwardStep::rows, nullptr, call.layout.rows);
-    std::vector<double> sums(size_t(units.count)), totals(size_t(call.layout.rows));
-    parts(BackwardStep::sums, sums.data(), units.count);
-    for (int64_t i = 0; i < units.count; ++i) totals[size_t(i / units.pieces)] += sums[size_t(i)];
-    parts(BackwardStep::finish, totals.data(), units.count);
+  // Runs a call as the operators do, but cut into any parts. With `whole_rows` long rows are not cut into chunks: so
+  // are those that are enough for all threads.
+  void make(BackwardProblem call, bool whole, bool whole_rows) {
+    call.threads = whole_rows ? 0 : int64_t(1) << 20;
+    engine.execute(call, [&](int64_t count, int64_t, auto&& work) { in_parts(draw, count, whole, work); });
   }
 
   // Y: of what was saved, D: of dx, R: of the result's gradient, and of logsumexp's result.

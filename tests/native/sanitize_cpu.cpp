@@ -7,7 +7,7 @@
 // A buffer is as long as its tensor reaches: from the heap, or at either end of an island between two pages that cannot
 // be touched. The pages catch what AddressSanitizer does not look at, masked vector accesses among them. Results are
 // compared with the definition in double (long double for doubles), what lies between their elements with what was
-// there before, and a call cut into pieces, as threads cut it, with the whole one, bit by bit. Prints the instruction
+// there before, and a call cut into parts, as threads cut it, with the whole one, bit by bit. Prints the instruction
 // set and how many calls were checked; exits with 1 at the first that is wrong. The last argument plants a fault, which
 // must be found.
 #include "sanitize_backward.h"
@@ -124,14 +124,7 @@ struct Driver {
 
   // A call as ops.cpp makes it, but cut into any parts, in any order; or `whole`.
   void make(const ForwardProblem& call, bool whole) {
-    const Units units = engine.units(call);
-    const auto parallel = [&](auto&& work) { in_parts(draw, units.count, whole, work); };
-    if (!units.pieces) return parallel([&](int64_t begin, int64_t end) { engine.run(call, begin, end); });
-    std::vector<Piece> pieces(size_t(units.count + units.count / units.pieces));
-    parallel([&](int64_t begin, int64_t end) { engine.states(call, pieces.data(), begin, end); });
-    engine.merge(call, pieces.data());
-    if (call.is_reduction()) return;
-    parallel([&](int64_t begin, int64_t end) { engine.finish(call, pieces.data(), begin, end); });
+    engine.execute(call, [&](int64_t count, int64_t, auto&& work) { in_parts(draw, count, whole, work); });
   }
 
   template <class X, class Y>

@@ -45,11 +45,11 @@ inline void strides(Draw& draw, int rank, const int64_t* sizes, const bool* redu
   }
 }
 
-// Calls work(begin, end) for some parts of the units, in any order; or once for all.
+// Calls work(begin, end) for some parts of [0, count), in any order; or once for all.
 template <class Work>
-void in_parts(Draw& draw, int64_t units, bool whole, Work&& work) {
-  std::vector<int64_t> cuts = {0, units};
-  for (int64_t i = whole ? 0 : draw.upto(5); i > 0; --i) cuts.push_back(draw.upto(units));
+void in_parts(Draw& draw, int64_t count, bool whole, Work&& work) {
+  std::vector<int64_t> cuts = {0, count};
+  for (int64_t i = whole ? 0 : draw.upto(5); i > 0; --i) cuts.push_back(draw.upto(count));
   std::sort(cuts.begin(), cuts.end());
   std::vector<size_t> order(cuts.size() - 1);
   std::iota(order.begin(), order.end(), 0);

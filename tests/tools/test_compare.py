@@ -1,54 +1,50 @@
-"""Two results files compared: which rows are matched, and what counts as a change."""
+"""Two results files compared: which rows are matched, what counts as a change, and what is shown."""
 
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from expecttest import assert_expected_inline
 
-from lib.compare import bad, file, row
+from lib.bench import bad, file, row
+from lib.cli import call, errors, session
+from onepass.tools.bench import results
 from onepass.tools.bench.compare import Comparison, compare
 from onepass.tools.bench.results import ResultsError, Row
 
 
-def judged(before: Row | list[Row], after: Row | list[Row], **options: Any) -> Comparison:
+def judge(before: Row | list[Row], after: Row | list[Row], **options: Any) -> Comparison:
     a, b = (rows if isinstance(rows, list) else [rows] for rows in (before, after))
     return compare(file(*a), file(*b), **options)
 
 
 def verdict(before: Row, after: Row, **options: Any) -> str:
-    (change,) = judged(before, after, **options).changes
+    (change,) = judge(before, after, **options).changes
     return change.verdict
 
 
 # What counts as a change
 
 
-@pytest.mark.parametrize(
-    ("after", "least", "expected"),
-    [
-        (100.0, 2.0, "unchanged"),
-        (102.0, 2.0, "unchanged"),  # not more than 2%
-        (102.001, 2.0, "regression"),
-        (98.0, 2.0, "unchanged"),
-        (97.999, 2.0, "gain"),
-        (110.0, 10.0, "unchanged"),
-        (111.0, 10.0, "regression"),
-        (100.0, 0.0, "unchanged"),
-        (100.001, 0.0, "regression"),
-        (99.999, 0.0, "gain"),
-        (199.0, 100.0, "unchanged"),
-        (201.0, 100.0, "regression"),
-    ],
-)
 @pytest.mark.parametrize("spread", [0.0, None])
-def test_the_threshold_is_a_percentage_of_the_time_before(
-    after: float, least: float, expected: str, spread: float | None
-) -> None:
-    assert verdict(row(100.0, spread), row(after, spread), least=least) == expected
-
-
-def test_the_default_threshold_is_two_percent_whatever_the_last_bit() -> None:
-    assert verdict(row(1.0), row(1.02)) == "unchanged"  # 1.02 - 1 is 0.020000000000000018
+def test_the_threshold_is_a_percentage_of_the_time_before(spread: float | None) -> None:
+    for threshold, unchanged, regression, gain in (
+        (2.0, (100.0, 102.0, 98.0), (102.001,), (97.999,)),
+        (10.0, (110.0,), (111.0,), ()),
+        (0.0, (100.0,), (100.001,), (99.999,)),
+        (100.0, (199.0,), (201.0,), ()),
+    ):
+        for expected, times in (("unchanged", unchanged), ("regression", regression), ("gain", gain)):
+            for after in times:
+                assert verdict(row(100.0, spread), row(after, spread), threshold=threshold) == expected, after
+    assert verdict(row(1.0), row(1.02)) == "unchanged"  # 1.02 - 1 is 0.020000000000000018; the default is 2%
     assert verdict(row(1.0), row(1.0201)) == "regression"
 
 
@@ -69,28 +65,22 @@ def test_ranges_that_overlap_are_noise(before: Any, after: Any, expected: str) -
 
 
 def test_noise_is_the_wider_of_the_two_ranges() -> None:
-    (change,) = judged(row(100.0, 2.0), row(200.0, 10.0)).changes
-    assert change.noise == pytest.approx(0.1)
-    (change,) = judged(row(100.0, 8.0), row(200.0, 10.0)).changes
-    assert change.noise == pytest.approx(0.16)
-    assert change.ratio == 2.0
+    for spread, noise in ((2.0, 0.1), (8.0, 0.16)):
+        (change,) = judge(row(100.0, spread), row(200.0, 10.0)).changes
+        assert (change.noise, change.ratio) == (pytest.approx(noise), 2.0)
+    for before, after in ((None, 50.0), (50.0, None), (None, None)):  # without quantiles the percentage decides
+        a, b = row(100.0, before), row(103.0, after)
+        (change,) = judge(a, b).changes
+        assert (change.verdict, change.noise) == ("regression", None)
+        assert verdict(a, b, threshold=4) == "unchanged"
 
 
-@pytest.mark.parametrize("without", ["before", "after", "both"])
-def test_where_quantiles_are_null_the_percentage_alone_counts(without: str) -> None:
-    a = row(100.0, None if without != "after" else 50.0)
-    b = row(103.0, None if without != "before" else 50.0)
-    (change,) = judged(a, b).changes
-    assert (change.verdict, change.noise) == ("regression", None)
-    assert verdict(a, b, least=4) == "unchanged"
-
-
-@pytest.mark.parametrize("of", ["graph_us", "call_us"])
-def test_other_times_have_no_quantiles(of: str) -> None:
-    a, b = row(100.0, 50.0, **{of: 10.0}), row(1000.0, 50.0, **{of: 10.3})
-    (change,) = judged(a, b, of=of).changes
+@pytest.mark.parametrize("metric", ["graph_us", "call_us"])
+def test_other_metrics_have_no_quantiles(metric: str) -> None:
+    a, b = row(100.0, 50.0, **{metric: 10.0}), row(1000.0, 50.0, **{metric: 10.3})
+    (change,) = judge(a, b, metric=metric).changes
     assert (change.before_us, change.after_us, change.noise, change.verdict) == (10.0, 10.3, None, "regression")
-    assert verdict(b, a, of=of) == "gain"
+    assert verdict(b, a, metric=metric) == "gain"
 
 
 # Which rows are matched
@@ -98,37 +88,23 @@ def test_other_times_have_no_quantiles(of: str) -> None:
 
 def test_rows_are_matched_by_what_they_are() -> None:
     of = {
-        "suite": "powers",
-        "case": "another",
-        "function": "logsumexp",
-        "shape": [4, 101],
-        "dim": 0,
-        "dtype": "bfloat16",
-        "out_dtype": "float64",
-        "direction": "backward",
-        "provider": "torch",
-        "threads": 2,
-        "world_size": 2,
+        **{"suite": "tutorial", "case": "another", "function": "logsumexp", "shape": [4, 101], "dim": 0},
+        **{"dtype": "bfloat16", "out_dtype": "float64", "direction": "backward", "provider": "torch"},
+        **{"threads": 2, "world_size": 2},
     }
     every = [row(), *(row(**{name: value}) for name, value in of.items())]
-    found = judged(every, [replace(r, median_us=100.0 + i) for i, r in enumerate(every[::-1])])
+    found = judge(every, [replace(r, median_us=100.0 + i) for i, r in enumerate(every[::-1])])
     assert len(found.changes) == len(every)
     assert not found.only_before + found.only_after
     for name, value in of.items():
-        found = judged([row(), row(provider="x")], [row(**{name: value}), row(provider="x")])
+        found = judge([row(), row(provider="x")], [row(**{name: value}), row(provider="x")])
         assert [getattr(r, name) for r in found.only_after] == [value]
         assert [getattr(r, name) for r in found.only_before] == [getattr(row(), name)]
-
-
-def test_what_may_change_does_not_keep_rows_apart() -> None:
     changed = row(dim=1, strides=[100, 1], version="9", engine="cuda", bytes=8, copy_fraction=0.5)
     assert verdict(row(), changed) == "unchanged"
     assert verdict(row(dim=[1, 0]), row(dim=[0, -1])) == "unchanged"
     assert verdict(row(shape=[], dim=0), row(shape=[], dim=-1)) == "unchanged"
-
-
-def test_of_several_rows_with_one_key_the_last_counts() -> None:
-    (change,) = judged([row(1.0), row(2.0)], [row(50.0), row(4.0)]).changes
+    (change,) = judge([row(1.0), row(2.0)], [row(50.0), row(4.0)]).changes  # the last of several counts
     assert (change.before_us, change.after_us) == (2.0, 4.0)
 
 
@@ -136,118 +112,333 @@ def test_the_worst_come_first() -> None:
     times = {"a": (100, 100.5), "b": (100, 150), "c": (100, 40), "d": (100, 101), "e": (100, 300), "f": (100, 50)}
     before = [row(float(t[0]), case=name) for name, t in times.items()] + [row(case="g"), bad(case="h")]
     after = [row(float(t[1]), case=name) for name, t in times.items()] + [bad(case="g"), row(case="h")]
-    assert [c.after.case for c in judged(before, after).changes] == list("gebdafch")
-
-
-# Rows that are not right
+    assert [c.after.case for c in judge(before, after).changes] == list("gebdafch")
 
 
 @pytest.mark.parametrize("error", ["wrong: error 0.5", "raised: RuntimeError: no", None, "out of luck"])
-@pytest.mark.parametrize("of", ["median_us", "call_us"])
-def test_right_to_wrong_is_a_regression_and_back_a_gain(error: str | None, of: str) -> None:
-    (change,) = judged(row(call_us=7.0), bad(error), of=of).changes
+@pytest.mark.parametrize("metric", ["median_us", "call_us"])
+def test_right_to_wrong_is_a_regression_and_back_a_gain(error: str | None, metric: str) -> None:
+    (change,) = judge(row(call_us=7.0), bad(error), metric=metric).changes
     assert (change.verdict, change.ratio, change.after_us) == ("regression", None, None)
-    assert change.error == (error or "not ok, with no error told")
-    (change,) = judged(bad(error), row(call_us=7.0), of=of).changes
+    assert change.error == (error or "not ok, without an error message")
+    (change,) = judge(bad(error), row(call_us=7.0), metric=metric).changes
     assert (change.verdict, change.ratio, change.before_us, change.error) == ("gain", None, None, None)
-    assert verdict(row(), bad(error), of="graph_us") == "regression"  # timed or not
+    assert verdict(row(), bad(error), metric="graph_us") == "regression"  # timed or not
 
 
-def test_wrong_in_both_is_counted_and_not_judged() -> None:
-    found = judged([row(), bad(case="x")], [row(), bad("raised: x", case="x")])
-    assert [r.case for r in found.wrong_in_both] == ["x"]
-    assert [c.verdict for c in found.changes] == ["unchanged"]
-    alone = judged(bad(), bad())
-    assert (alone.changes, len(alone.wrong_in_both)) == ([], 1)
-
-
-@pytest.mark.parametrize("lack", [None, "skipped: needs 9 GiB", "unsupported: takes the last dim alone"])
+@pytest.mark.parametrize("lack", [None, "skipped: needs 9 GiB", "unsupported: takes only the last dim"])
 @pytest.mark.parametrize("has", [row(case="x"), bad(case="x")])
 def test_what_one_file_lacks_is_no_regression(lack: str | None, has: Row) -> None:
     lacks = [row()] + ([bad(lack, case="x")] if lack else [])
-    found = judged([row(), has], lacks)
+    found = judge([row(), has], lacks)
     assert ([r.case for r in found.only_before], found.only_after) == (["x"], [])
-    found = judged(lacks, [row(), has])
+    found = judge(lacks, [row(), has])
     assert (found.only_before, [r.case for r in found.only_after]) == ([], ["x"])
     assert found.count("regression") == found.count("gain") == 0
-    found = judged(lacks, [row(), bad("skipped: too", case="x")])  # in neither
+    found = judge(lacks, [row(), bad("skipped: too", case="x")])  # in neither
     assert not found.only_before + found.only_after + found.wrong_in_both
 
 
-def test_a_time_that_one_file_lacks() -> None:
-    a, b = row(case="x", graph_us=None), row(case="x", graph_us=5.0)
-    common = row(graph_us=1.0)
-    found = judged([common, a], [common, b], of="graph_us")
-    assert (len(found.changes), len(found.only_before), len(found.only_after)) == (1, 0, 1)
-    found = judged([common, b], [common, a], of="graph_us")
-    assert (len(found.changes), len(found.only_before), len(found.only_after)) == (1, 1, 0)
-    found = judged([common, a], [common, a], of="graph_us")
-    assert (len(found.changes), len(found.untimed), len(found.only_before + found.only_after)) == (1, 1, 0)
+def test_times_and_rows_that_are_not_judged() -> None:
+    common, without, timed = row(graph_us=1.0), row(case="x"), row(case="x", graph_us=5.0)
+    for a, b, counts in ((without, timed, (0, 1, 0)), (timed, without, (1, 0, 0)), (without, without, (0, 0, 1))):
+        found = judge([common, a], [common, b], metric="graph_us")
+        assert (len(found.only_before), len(found.only_after), len(found.untimed)) == counts
+        assert len(found.changes) == 1
+    found = judge([row(), bad(case="x")], [row(), bad("raised: x", case="x")])
+    assert ([r.case for r in found.wrong_in_both], [c.verdict for c in found.changes]) == (["x"], ["unchanged"])
+    assert len(judge(bad(), bad()).wrong_in_both) == 1
 
 
-# The copy, providers, devices
-
-
-def test_the_copy_is_told_and_not_judged() -> None:
+def test_the_copy_is_shown_and_not_judged() -> None:
     def rows(*times: float) -> list[Row]:
         return [row()] + [row(t, case=str(i), provider="copy", call_us=7.0) for i, t in enumerate(times)]
 
-    found = judged(rows(100.0, 100.0), rows(200.0, 50.0, 1.0))
+    found = judge(rows(100.0, 100.0), rows(200.0, 50.0, 1.0))
     assert (found.copy, found.copies) == (pytest.approx(1.0), 2)
     assert [c.after.provider for c in found.changes] == ["onepass"]
     assert not found.only_after + found.only_before
     for after, differs in ((105.0, False), (105.1, True), (95.0, False), (94.9, True)):
-        found = judged(rows(100.0), rows(after))
-        assert found.copy_differs() == differs
-    assert judged([*rows(100.0), row(call_us=1.0)], [*rows(300.0), row(call_us=1.0)], of="call_us").copy == 1.0
-    assert judged(row(), row()).copy is None
+        assert judge(rows(100.0), rows(after)).copy_differs() == differs
+    assert judge([*rows(100.0), row(call_us=1.0)], [*rows(300.0), row(call_us=1.0)], metric="call_us").copy == 1.0
+    assert judge(row(), row()).copy is None
 
 
 def test_providers_can_be_chosen() -> None:
     before = [row(provider=name) for name in ("copy", "torch", "onepass", "naive")]
     after = [replace(r, median_us=200.0, p20_us=200.0, p80_us=200.0) for r in before] + [row(provider="liger")]
-
-    def names(**options: Any) -> list[str]:
-        found = judged(before, after, **options)
-        assert found.copy == 2.0
-        assert len(found.only_after) == (not options)
-        return found.providers()
-
-    assert names() == ["onepass", "naive", "torch"]
-    assert names(only=("torch",)) == ["torch"]
-    assert names(skip=("torch", "liger")) == ["onepass", "naive"]
-    with pytest.raises(ValueError, match=r"unknown provider 'torhc': there are torch, onepass, naive, liger$"):
-        judged(before, after, only=("torch", "torhc"))
-    with pytest.raises(ValueError, match="the copy is always told and never judged: there are torch"):
-        judged(before, after, skip=("copy",))
-    with pytest.raises(ValueError, match="nothing to compare"):
-        judged(before, after, only=("liger",))
+    for options, names in (
+        ({}, ["onepass", "naive", "torch"]),
+        ({"only": ("torch",)}, ["torch"]),
+        ({"skip": ("torch", "liger")}, ["onepass", "naive"]),
+    ):
+        found = judge(before, after, **options)
+        assert (found.providers(), found.copy, len(found.only_after)) == (names, 2.0, int(not options))
+    for options, message in (
+        ({"only": ("torch", "torhc")}, r"unknown provider 'torhc': there are torch, onepass, naive, liger$"),
+        ({"skip": ("copy",)}, "the copy is shown always and never judged: there are torch"),
+        ({"only": ("liger",)}, "nothing to compare"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            judge(before, after, **options)
 
 
-def test_two_devices_are_refused_unless_asked_for() -> None:
+def test_devices_and_threads_must_match() -> None:
     a, b = file(row()), file(row(200.0), device="A100")
-    with pytest.raises(ValueError, match=r"^x was measured on H200, y on A100: .* with --any-device only$"):
+    with pytest.raises(ValueError, match=r"^x was measured on H200, y on A100: --any-device compares times of two dev"):
         compare(a, b, names=("x", "y"))
     assert compare(a, b, any_device=True).count("regression") == 1
-
-
-def test_threads_of_two_numbers_do_not_match() -> None:
     with pytest.raises(ValueError, match=r"nothing to compare: .* \(the rows have 2 threads before, 4, 8 after\)$"):
-        judged(row(threads=2), [row(threads=8), row(threads=4)])
+        judge(row(threads=2), [row(threads=8), row(threads=4)])
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), 10**400])
 @pytest.mark.parametrize("name", ["median_us", "p20_us", "p80_us", "call_us"])
-def test_a_time_that_is_none_is_told(name: str, value: float) -> None:
-    of = name if name == "call_us" else "median_us"
+def test_an_impossible_time_is_an_error(name: str, value: float) -> None:
+    metric = name if name == "call_us" else "median_us"
     good = row(call_us=1.0)
     broken = replace(good, **{name: value})
-    for files, told in (((good, broken), "y"), ((broken, good), "x")):
-        with pytest.raises(ResultsError, match=rf"^{told}: onepass on a case, float32: '{name}' is no time, got "):
-            judged(*files, of=of, names=("x", "y"))
+    for files, which in (((good, broken), "y"), ((broken, good), "x")):
+        with pytest.raises(ResultsError, match=rf"^{which}: onepass on a case, float32: '{name}' is not a time, got "):
+            judge(*files, metric=metric, names=("x", "y"))
 
 
-@pytest.mark.parametrize("options", [{"least": -1}, {"least": float("nan")}, {"least": float("inf")}, {"of": "gbps"}])
-def test_arguments_out_of_range(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"least must be|unknown time"):
-        judged(row(), row(), **options)
+@pytest.mark.parametrize("threshold", [-1, float("nan"), float("inf")])
+def test_arguments_out_of_range(threshold: float) -> None:
+    with pytest.raises(ValueError, match="the threshold must be a percentage of at least 0, got "):
+        judge(row(), row(), threshold=threshold)
+    with pytest.raises(ValueError, match="unknown metric 'gbps'"):
+        judge(row(), row(), metric="gbps")
+
+
+# The command
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a.json and b.json, and files that cannot be compared with them."""
+    gradient: dict[str, Any] = {"function": "logsumexp", "direction": "backward", "dtype": "bfloat16"}
+    made = {
+        "a": file(
+            row(50.0, provider="copy"),
+            row(100.0, 2.0, graph_us=5.0, call_us=9.0),
+            row(100.0, 2.0, provider="torch"),
+            row(100.0, 2.0, provider="naive", **gradient),
+            row(100.0, 2.0, case="same"),
+            row(provider="liger"),
+            commit="abc",
+        ),
+        "b": file(
+            row(50.0, provider="copy"),
+            row(150.0, 2.0, graph_us=6.0, call_us=9.0),
+            row(50.0, 2.0, provider="torch"),
+            bad(provider="naive", **gradient),
+            row(100.0, 2.0, case="same"),
+            bad(case="new"),
+        ),
+        "a100": file(row(100.0), row(53.0, provider="copy"), device="A100"),
+        "threads": file(*(row(99.999, threads=n, shape=[], dim=0) for n in (1, 2)), row(suite="cpu", world_size=4)),
+        "other": file(row(case="other"), row(provider="copy")),
+        "empty": file(),
+        "zero": file(row(0.0)),
+    }
+    monkeypatch.chdir(tmp_path)
+    for name, each in made.items():
+        results.save(each, f"{name}.json")
+    Path("bad.json").write_text("{")
+    Path("old.json").write_text('{"schema": 0}')
+
+
+def test_what_is_shown(files: None) -> None:
+    text = session(
+        "compare a.json b.json",
+        "compare b.json b.json --threshold 0 --all",
+        "compare threads.json threads.json --all",
+        "compare a.json a100.json --any-device --only onepass",
+    )
+    assert_expected_inline(
+        text,
+        """\
+$ onepass compare a.json b.json
+copy: +0.0% (geometric mean of 1 row)
+before: a.json, onepass 0.1.0, commit abc, 2026-11-21
+after:  b.json, onepass 0.1.0, commit unknown, 2026-11-21
+
+case                        shape  dtype     provider  before us  after us  change  noise
+--------------------------  -----  --------  --------  ---------  --------  ------  -----  ----------
+a case, logsumexp backward  4x100  bf16>f32  naive           100     WRONG                 regression
+a case                      4x100  f32       onepass         100       150  +50.0%   4.0%  regression
+a case                      4x100  f32       torch           100      50.0  -50.0%   8.0%  gain
+
+naive on a case, logsumexp backward, bf16>f32: wrong: error 0.5, allowed 1e-05
+only in a.json: 1 row (liger 1)
+only in b.json: 1 row (onepass 1), 1 of them wrong or raised
+onepass: +22.5% (geometric mean of 2 rows), 1 regression, 0 gains, 1 unchanged
+naive: 1 regression, 0 gains, 0 unchanged
+torch: -50.0% (geometric mean of 1 row), 0 regressions, 1 gain, 0 unchanged
+2 regressions, 1 gain, 1 unchanged
+[exit 1]
+$ onepass compare b.json b.json --threshold 0 --all
+copy: +0.0% (geometric mean of 1 row)
+before: b.json, onepass 0.1.0, commit unknown, 2026-11-21
+after:  b.json, onepass 0.1.0, commit unknown, 2026-11-21
+
+case    shape  dtype  provider  before us  after us  change  noise
+------  -----  -----  --------  ---------  --------  ------  -----  ---------
+a case  4x100  f32    onepass         150       150   +0.0%   2.7%  unchanged
+a case  4x100  f32    torch          50.0      50.0   +0.0%   8.0%  unchanged
+same    4x100  f32    onepass         100       100   +0.0%   4.0%  unchanged
+
+wrong or raised in both: 2 rows (naive 1, onepass 1)
+onepass: +0.0% (geometric mean of 2 rows), 0 regressions, 0 gains, 2 unchanged
+torch: +0.0% (geometric mean of 1 row), 0 regressions, 0 gains, 1 unchanged
+0 regressions, 0 gains, 3 unchanged
+$ onepass compare threads.json threads.json --all
+copy: not timed in both files, so that nothing shows whether the machines were alike
+before: threads.json, onepass 0.1.0, commit unknown, 2026-11-21
+after:  threads.json, onepass 0.1.0, commit unknown, 2026-11-21
+
+case                                     shape  dtype  provider  before us  after us  change  noise
+---------------------------------------  -----  -----  --------  ---------  --------  ------  -----  ---------
+models: a case, 1 thread, world size 1   ()     f32    onepass         100       100   +0.0%   0.0%  unchanged
+models: a case, 2 threads, world size 1  ()     f32    onepass         100       100   +0.0%   0.0%  unchanged
+cpu: a case, world size 4                4x100  f32    onepass         100       100   +0.0%   0.0%  unchanged
+
+onepass: +0.0% (geometric mean of 3 rows), 0 regressions, 0 gains, 3 unchanged
+0 regressions, 0 gains, 3 unchanged
+$ onepass compare a.json a100.json --any-device --only onepass
+copy: +6.0% (geometric mean of 1 row)
+the copy changed by more than 5%: the machines or their clocks differ
+the devices differ: H200 before, A100 after
+before: a.json, onepass 0.1.0, commit abc, 2026-11-21
+after:  a100.json, onepass 0.1.0, commit unknown, 2026-11-21
+only in a.json: 1 row (onepass 1)
+onepass: +0.0% (geometric mean of 1 row), 0 regressions, 0 gains, 1 unchanged
+0 regressions, 0 gains, 1 unchanged
+""",
+    )
+
+
+def test_the_status_is_that_of_the_judged_rows(files: None) -> None:
+    last = {}
+    for options in (
+        "--only onepass,torch",
+        "--only torch",
+        "--skip onepass --skip naive",
+        "--skip naive --threshold 60",
+        "--metric graph --only onepass",
+        "--metric call --only onepass",
+    ):
+        result = call("compare", "a.json", "b.json", *options.split())
+        last[options] = (result.exit_code, result.stdout.splitlines()[-1])
+    assert last == {
+        "--only onepass,torch": (1, "1 regression, 1 gain, 1 unchanged"),
+        "--only torch": (0, "0 regressions, 1 gain, 0 unchanged"),
+        "--skip onepass --skip naive": (0, "0 regressions, 1 gain, 0 unchanged"),
+        "--skip naive --threshold 60": (0, "0 regressions, 0 gains, 3 unchanged"),
+        "--metric graph --only onepass": (1, "1 regression, 0 gains, 0 unchanged"),
+        "--metric call --only onepass": (0, "0 regressions, 0 gains, 1 unchanged"),
+    }
+
+
+def test_json(files: None) -> None:
+    result = call("compare", "a.json", "b.json", "--json")
+    data = json.loads(result.stdout)
+    changes = [(c["provider"], c["ratio"], c["verdict"], c["error"]) for c in data.pop("changes")]
+    assert changes == [
+        ("naive", None, "regression", "wrong: error 0.5, allowed 1e-05"),
+        ("onepass", 1.5, "regression", None),
+        ("onepass", 1.0, "unchanged", None),
+        ("torch", 0.5, "gain", None),
+    ]
+    assert data["providers"].pop("onepass")["ratio"] == pytest.approx(1.5**0.5)
+    assert result.exit_code == 1
+    assert_expected_inline(
+        json.dumps(data).replace("}, ", "},\n"),
+        """\
+{"before": {"file": "a.json", "device": "H200", "onepass": "0.1.0", "torch": null, "commit": "abc", "date": "2026-11-21"},
+"after": {"file": "b.json", "device": "H200", "onepass": "0.1.0", "torch": null, "commit": null, "date": "2026-11-21"},
+"metric": "median_us", "threshold_percent": 2.0, "regressions": 2, "gains": 1, "unchanged": 1, "only_before": 1, "only_after": 1, "wrong_in_both": 0, "untimed": 0, "disturbed": 0, "copy": {"ratio": 1.0, "rows": 1, "differs": false},
+"providers": {"naive": {"ratio": null, "rows": 0, "regressions": 1, "gains": 0, "unchanged": 0},
+"torch": {"ratio": 0.5, "rows": 1, "regressions": 0, "gains": 1, "unchanged": 0}}}""",  # noqa: E501
+    )
+
+
+def test_what_cannot_be_compared_is_one_line(files: None) -> None:
+    lines = errors(
+        "compare a.json",
+        "compare a.json nowhere.json",
+        "compare bad.json a.json",
+        "compare old.json a.json",
+        "compare a.json zero.json",
+        "compare a.json a100.json",
+        "compare a.json other.json",
+        "compare a.json empty.json",
+        "compare other.json other.json --metric graph",
+        "compare a.json a.json --only x",
+        "compare a.json a.json --threshold -1",
+        "compare a.json a.json --threshold nan",
+        "compare a.json a.json --threshold few",
+        "compare a.json a.json --metric mean",
+    )
+    assert_expected_inline(
+        lines,
+        """\
+compare a.json
+    Missing argument 'AFTER'.
+compare a.json nowhere.json
+    nowhere.json: No such file or directory
+compare bad.json a.json
+    bad.json: not JSON (line 1: Expecting property name enclosed in double quotes)
+compare old.json a.json
+    old.json: schema 0 is not known, this version reads schemas 1 to 3
+compare a.json zero.json
+    zero.json: onepass on a case, float32: 'median_us' is not a time, got 0.0
+compare a.json a100.json
+    a.json was measured on H200, a100.json on A100: --any-device compares times of two devices
+compare a.json other.json
+    nothing to compare: no row has median_us in both a.json and other.json
+compare a.json empty.json
+    nothing to compare: no row has median_us in both a.json and empty.json
+compare other.json other.json --metric graph
+    nothing to compare: no row has graph_us in both other.json and other.json
+compare a.json a.json --only x
+    unknown provider 'x': there are onepass, torch, naive, liger
+compare a.json a.json --threshold -1
+    Invalid value for '--threshold': -1.0 is not in the range x>=0.
+compare a.json a.json --threshold nan
+    the threshold must be a percentage of at least 0, got nan
+compare a.json a.json --threshold few
+    Invalid value for '--threshold': 'few' is not a valid float range.
+compare a.json a.json --metric mean
+    Invalid value for '--metric': 'mean' is not one of 'median', 'graph', 'call'.
+""",
+    )
+
+
+@pytest.mark.parametrize("columns", [60, 105, 140])
+def test_a_terminal_gets_colours_and_a_table_that_fits(columns: int, files: None) -> None:
+    """On a pseudo terminal."""
+    code = "from onepass.tools.cli import main; main(['compare', 'a.json', 'b.json', '--all'])"
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=slave, env=environment)
+    os.close(slave)
+    parts = []
+    try:
+        while part := os.read(master, 4096):
+            parts.append(part)
+    except OSError:  # Linux: the end of a terminal whose other side is closed
+        pass
+    os.close(master)
+    assert child.wait() == 1
+    text = b"".join(parts).decode()
+    assert re.search(r"\x1b\[31m *WRONG", text)
+    assert re.search(r"\x1b\[32m *-50\.0%", text)
+    assert "\x1b[1;31m2 regressions, 1 gain, 1 unchanged" in text
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line.rstrip("\r")) for line in text.split("\n")]
+    table = lines[lines.index("") + 1 :][:-8]
+    assert max(map(len, table)) <= columns
+    assert ("shape" in text) == (columns == 140)
+    assert ("unchanged" in "".join(table)) == (columns > 60)

@@ -279,7 +279,7 @@ gallery run naive 4 many
 gallery run naive 4 8 --dtype int8
   unknown dtype 'int8': take one of float64, float32, bfloat16, float16, f64, f32, bf16, f16
 gallery run naive 4 8 --dtype f64
-  naive: a variant takes float32, float16 and bfloat16, got float64
+  naive: the gallery takes float32, float16 and bfloat16, got float64
 gallery run naive 4 8 --device tpu
   unknown device 'tpu': take cpu, cuda or cuda:N
 gallery run naive 4 8 --seed -1

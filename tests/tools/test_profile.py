@@ -1,5 +1,6 @@
 """`onepass profile`: its tables, its trace, and what it refuses."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -7,49 +8,63 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from expecttest import assert_expected_inline
+from torch.autograd import DeviceType
 
-from onepass.tools.bench.profile import Choices, contestants, run
-from onepass.tools.bench.profile_table import OUTSIDE, Line
-from onepass.tools.bench.profiler import Contestant, Profiler
-from onepass.tools.bench.run import DeviceLost
-from onepass.tools.cli import Commands
-from onepass.tools.cli.profile import profile
+from lib.bench import CPU, Odd, softmax
+from lib.cli import call, errors
+from onepass.tools.bench import profile
+from onepass.tools.bench.profile import (
+    OUTSIDE,
+    SACRIFICED,
+    Options,
+    ProfileLine,
+    Profiler,
+    capture_log,
+    cells,
+    contestants,
+    make_line,
+    run,
+    shorten,
+    show,
+)
+from onepass.tools.bench.providers import Provider
+from onepass.tools.bench.runner import DeviceLost
 from onepass.tools.gallery import VARIANTS, Variant
 
-CPU = torch.device("cpu")
-COMMANDS = Commands(commands={"profile": profile})
 RULE = re.compile(r"^-{5,}(?:  -{5,})+ *$", re.MULTILINE)
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(COMMANDS, ["profile", *arguments])
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gallery that takes no time: a rung that runs, one that takes no long rows, one that is not to be had here."""
-    rungs = {
+    """A gallery that takes no time: one that runs, one that takes no long rows, and one that is not available."""
+    variants = {
         "naive": VARIANTS["naive"],
         "picky": Variant("picky", "naive.py", "naive:softmax", lambda device: None),
         "gone": Variant("gone", "naive.py", "naive:softmax", lambda device: "lives on the moon"),
     }
-    monkeypatch.setattr("onepass.tools.gallery.variants.VARIANTS", rungs)
-    monkeypatch.setattr("onepass.tools.bench.profile.VARIANTS", rungs)
-    monkeypatch.setattr(Variant, "refuses", _refuses)
+
+    def refuses(variant: Variant, rows: int, n: int, dtype: torch.dtype) -> str | None:
+        return f"takes rows of up to 64, got {n}" if variant.name == "picky" and n > 64 else None
+
+    monkeypatch.setattr("onepass.tools.gallery.variants.VARIANTS", variants)
+    monkeypatch.setattr(profile, "VARIANTS", variants)
+    monkeypatch.setattr(Variant, "refuses", refuses)
 
 
-def _refuses(rung: Variant, rows: int, n: int, dtype: torch.dtype) -> str | None:
-    return f"takes rows of up to 64, got {n}" if rung.name == "picky" and n > 64 else None
+def on_cpu(*arguments: str) -> Any:
+    return call("profile", *arguments, "--device", "cpu")
 
 
 def sections(output: str) -> dict[str, str]:
-    """torch's table of each contestant, by its heading's name."""
+    """torch's table of each contestant by its name."""
     parts = re.split(r"^(\S+): \S+ \S+ on \S+, .*$", output.partition("\neach number")[0], flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -57,94 +72,123 @@ def sections(output: str) -> dict[str, str]:
 # The command
 
 
-def test_tables_of_torch_and_of_ours_beside_a_rung(few: None) -> None:
-    result = call("6", "40", "--with", "naive", "--device", "cpu", "--dtype", "bf16", "--calls", "3")
-    assert result.exit_code == 0, result.output
+def test_tables_of_torch_onepass_and_a_variant(few: None) -> None:
+    result = on_cpu("6", "40", "--include", "naive", "--dtype", "bf16", "--calls", "3", "--sort", "count")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
     assert f"torch {torch.__version__}, on " in result.output.splitlines()[0]
     assert "\nonepass: 6x40 bfloat16 on cpu, 3 calls\n" in result.output
     tables = sections(result.output)
     assert list(tables) == ["torch", "onepass", "naive"]
-    assert re.search(r"^ *aten::softmax .* 3 *$", tables["torch"], re.MULTILINE)
-    assert re.search(r"^ *onepass::_softmax .* 3 *$", tables["onepass"], re.MULTILINE)
-    assert "aten::amax" in tables["naive"]
-    for name, table in tables.items():
-        assert len(RULE.findall(table)) == 3, table
-        assert re.search(rf"^ *{name} .* 3 *$", table, re.MULTILINE)  # the call itself
-        assert "Self CPU time total: " in table
+    for name, operator in (("torch", "aten::softmax"), ("onepass", "onepass::_softmax"), ("naive", "aten::amax")):
+        assert len(RULE.findall(tables[name])) == 3, tables[name]
+        for called in (operator, name):
+            assert re.search(rf"^ *{called} .* 3 *$", tables[name], re.MULTILINE)
+        assert "Self CPU time total: " in tables[name]
+        counts = [int(line.split()[-1]) for line in RULE.split(tables[name])[2].strip().splitlines()]
+        assert counts == sorted(counts, reverse=True)
     assert "softmax" not in tables["naive"]
     beside = result.output.partition("\neach number")[2]
     assert re.search(r"^torch +2 +\S+ +1\.00 +\S", beside, re.MULTILINE), beside
     assert re.search(r"^onepass +1 +\S+ +\d+\.\d\d +\S", beside, re.MULTILINE), beside
-    assert result.stderr == ""
 
 
-def test_the_default_is_the_published_shape() -> None:
-    result = call("--device", "cpu", "--rows", "1")
-    assert result.exit_code == 0
+def test_defaults_and_the_first_calls() -> None:
+    result = on_cpu("--rows", "1")
     assert "\nonepass: 4096x4096 float32 on cpu, 1 call\n" in result.output
     assert [len(RULE.split(t)[2].strip().splitlines()) for t in sections(result.output).values()] == [1, 1]
+    assert "on cpu, the first call\n" in on_cpu("6", "40", "--no-warmup").output
+    assert "on cpu, the first 2 calls\n" in on_cpu("6", "40", "--no-warmup", "--calls", "2").output
 
 
-def test_sorted_by_calls(few: None) -> None:
-    result = call("6", "40", "--with", "naive", "--device", "cpu", "--sort", "count")
-    counts = [int(row.split()[-1]) for row in RULE.split(sections(result.output)["naive"])[2].strip().splitlines()]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] > 1
-
-
-def test_all_takes_what_runs_and_tells_what_does_not(few: None) -> None:
-    result = call("3x80", "--with", "all", "--device", "cpu")
+def test_all_includes_what_runs_and_says_what_does_not(few: None) -> None:
+    result = on_cpu("3x80", "--include", "all")
     assert result.exit_code == 0, result.output
     assert list(sections(result.output)) == ["torch", "onepass", "naive"]
     assert "\n  without picky: takes rows of up to 64, got 80\n" in result.output
     assert "\n  without gone: cannot run on cpu: lives on the moon\n" in result.output
-    assert list(sections(call("3", "64", "--with", "all,naive", "--device", "cpu").output))[2:] == ["naive", "picky"]
+    assert list(sections(on_cpu("3", "64", "--include", "all,naive").output))[2:] == ["naive", "picky"]
 
 
 def test_all_is_the_whole_gallery() -> None:
-    chosen, left_out = contestants(Choices(6, 40, CPU, names=("all",)))
+    chosen, excluded = contestants(Options(6, 40, CPU, names=("all",)))
     names = [contestant.name for contestant in chosen]
     assert names[:3] == ["torch", "onepass", "naive"]
-    assert sorted([*names[2:], *left_out]) == sorted(VARIANTS)
+    assert sorted([*names[2:], *excluded]) == sorted(VARIANTS)
     assert [name for name in VARIANTS if name in names] == names[2:]
 
 
-WRONG: dict[str, tuple[tuple[str, ...], str]] = {
-    "one size": (("4096",), "M N takes two whole numbers of at least 1, got '4096'"),
-    "three sizes": (("2", "3", "4"), "M N takes two whole numbers of at least 1, got '2 3 4'"),
-    "no rows": (("0", "4"), "M N takes two whole numbers of at least 1, got '0 4'"),
-    "sizes in words": (("many", "4"), "M N takes whole numbers, got 'many'"),
-    "a rung": (("--with", "naive,nave"), "unknown variant 'nave': there are naive, picky, gone"),
-    "a rung for elsewhere": (("--with", "gone"), "gone: cannot run on cpu: lives on the moon"),
-    "a rung that takes no such shape": (("--with", "all,picky"), "picky: takes rows of up to 64, got 4096"),
-    "a dtype": (("--dtype", "int8"), "unknown dtype 'int8'"),
-    "a dtype that rungs do not take": (("--dtype", "f64"), "--dtype takes float32, bfloat16, float16, got 'f64'"),
-    "a device": (("--device", "tpu9"), "unknown device 'tpu9': take cpu, cuda or cuda:N"),
-    "a device that is not here": (("--device", "cuda:99"), "'cuda:99' is not here"),
-    "calls": (("--calls", "0"), "x>=1"),
-    "rows": (("--rows", "0"), "x>=1"),
-    "a key": (("--sort", "name"), "'name' is not one of 'self_cpu_time_total', 'cpu_time_total',"),
-    "a key of a GPU": (("--sort", "cuda_time_total"), "--sort cuda_time_total is of a GPU, and this runs on cpu"),
-    "a trace in a file": (("--trace", f"{__file__}/t.json"), "cannot be written"),
-    "a trace in the place of a folder": (("--trace", os.path.dirname(__file__)), "cannot be written"),
-    "a trace in the place of a device": (("--trace", os.devnull), "cannot be written"),
-    "more than there is memory": (("9999999", "9999999"), "9999999x9999999 float32 needs "),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_input_is_told_in_one_line_before_anything_runs(
-    few: None, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onepass.tools.bench.profile.Profiler", None)
-    arguments, message = WRONG[what]
-    result = call(*(arguments if "--device" in arguments else (*arguments, "--device", "cpu")))
-    assert result.exit_code == 2, result.output
-    assert isinstance(result.exception, SystemExit)
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert result.stderr.startswith("onepass: ")
-    assert message in result.stderr
-    assert result.stdout == ""
+def test_errors_are_one_line_before_anything_runs(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "Profiler", None)
+    monkeypatch.setattr(profile, "free_bytes", lambda device: 1 << 30)
+    lines = errors(
+        *(
+            f"profile {arguments} --device cpu"
+            for arguments in (
+                "4096",
+                "2 3 4",
+                "0 4",
+                "many 4",
+                "--include naive,nave",
+                "--include gone",
+                "--include all,picky",
+                "--dtype int8",
+                "--dtype f64",
+                "--calls 0",
+                "--rows 0",
+                "--sort name",
+                "--sort cuda_time_total",
+                f"--trace {os.devnull}/t.json",
+                f"--trace {os.sep}",
+                f"--trace {os.devnull}",
+                "999999 999999",
+            )
+        ),
+        "profile --device tpu9",
+        "profile --device cuda:99",
+    )
+    assert_expected_inline(
+        lines,
+        """\
+profile 4096 --device cpu
+    M N takes two whole numbers of at least 1, got '4096'
+profile 2 3 4 --device cpu
+    M N takes two whole numbers of at least 1, got '2 3 4'
+profile 0 4 --device cpu
+    M N takes two whole numbers of at least 1, got '0 4'
+profile many 4 --device cpu
+    Invalid value: M N takes whole numbers, got 'many'
+profile --include naive,nave --device cpu
+    unknown variant 'nave': there are naive, picky, gone
+profile --include gone --device cpu
+    gone: cannot run on cpu: lives on the moon
+profile --include all,picky --device cpu
+    picky: takes rows of up to 64, got 4096
+profile --dtype int8 --device cpu
+    unknown dtype 'int8': take one of float64, float32, bfloat16, float16, f64, f32, bf16, f16
+profile --dtype f64 --device cpu
+    --dtype takes float32, bfloat16, float16, got 'f64'
+profile --calls 0 --device cpu
+    Invalid value for '--calls': 0 is not in the range x>=1.
+profile --rows 0 --device cpu
+    Invalid value for '--rows': 0 is not in the range x>=1.
+profile --sort name --device cpu
+    Invalid value for '--sort': 'name' is not one of 'self_cpu_time_total', 'cpu_time_total', 'cpu_time', 'count', 'self_cuda_time_total', 'cuda_time_total', 'cuda_time'.
+profile --sort cuda_time_total --device cpu
+    --sort cuda_time_total needs a GPU, and this runs on cpu
+profile --trace /dev/null/t.json --device cpu
+    /dev/null/t.json: cannot be written
+profile --trace / --device cpu
+    /: cannot be written
+profile --trace /dev/null --device cpu
+    /dev/null: cannot be written
+profile 999999 999999 --device cpu
+    999999x999999 float32 needs 14901.1 GiB, 1.0 GiB are free on cpu
+profile --device tpu9
+    unknown device 'tpu9': take cpu, cuda or cuda:N
+profile --device cuda:99
+    device 'cuda:99' is not available: there are 0 GPUs
+""",  # noqa: E501
+    )
 
 
 def _raise(error: Exception) -> Any:
@@ -155,25 +199,20 @@ def _raise(error: Exception) -> Any:
 @pytest.mark.parametrize(
     ("does", "said"),
     [
-        (lambda x: torch.zeros_like(x), "wrong: error 1.0e+00 at row "),
-        (lambda x: torch.softmax(x, -1)[:2], "wrong: shape (2, 40), torch.float32; it should be (6, 40)"),
+        (torch.zeros_like, "wrong: error 1.0e+00 at row "),
+        (lambda x: softmax(x)[:2], "wrong: shape (2, 40), torch.float32; it should be (6, 40)"),
         (lambda x: _raise(RuntimeError("no\nmore")), "raised: RuntimeError: no"),
     ],
 )
-def test_what_is_wrong_is_told_and_has_no_table(
+def test_a_wrong_contestant_has_no_table(
     few: None, does: Any, said: str, warmup: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onepass.tools.gallery.naive.softmax", lambda x, out: does(x))
-    result = call("6", "40", "--with", "naive", "--device", "cpu", *([] if warmup else ["--no-warmup"]))
+    result = on_cpu("6", "40", "--include", "naive", *([] if warmup else ["--no-warmup"]))
     assert result.exit_code == 1, result.output
     assert sections(result.output)["naive"].strip().startswith(said)
     assert "aten::softmax" in sections(result.output)["torch"]
     assert not re.search(r"^naive ", result.output, re.MULTILINE)
-
-
-def test_the_first_call_is_told() -> None:
-    assert "on cpu, the first call\n" in call("6", "40", "--device", "cpu", "--no-warmup").output
-    assert "on cpu, the first 2 calls\n" in call("6", "40", "--device", "cpu", "--no-warmup", "--calls", "2").output
 
 
 # The trace
@@ -182,78 +221,245 @@ def test_the_first_call_is_told() -> None:
 @pytest.mark.parametrize("name", ["t.json", "new/folder/t.json.gz"])
 def test_the_trace_has_every_contestant(few: None, name: str, tmp_path: Path) -> None:
     file = tmp_path / name
-    result = call("6", "40", "--with", "naive", "--device", "cpu", "--trace", str(file))
+    result = on_cpu("6", "40", "--include", "naive", "--trace", str(file))
     assert result.exit_code == 0, result.output
     assert result.output.endswith(f"\ntrace: {file}\n")
     with gzip.open(file, "rt") if name.endswith("gz") else open(file) as opened:
-        events = json.load(opened)["traceEvents"]
-    names = [event.get("name") for event in events]
+        names = [event.get("name") for event in json.load(opened)["traceEvents"]]
     at = [names.index(name) for name in ("torch", "onepass", "naive")]
     assert at == sorted(at)
     assert {"aten::softmax", "onepass::_softmax", "aten::amax"} <= set(names)
 
 
-def test_a_trace_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_keeps_a_link_and_an_empty_one_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, file = tmp_path / "link.json", tmp_path / "t.json"
+    link.symlink_to(file)
+    profiler().trace([Odd(softmax)], str(link))
+    assert link.is_symlink()
+    assert "odd" in [event.get("name") for event in json.loads(file.read_text())["traceEvents"]]
     monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", lambda self, path: None)
-    result = call("6", "40", "--device", "cpu", "--trace", str(tmp_path / "t.json"))
+    result = on_cpu("6", "40", "--trace", str(file))
     assert result.exit_code == 1
-    assert result.output.splitlines()[-1].startswith("no trace: ")
-    assert result.output.endswith("t.json: the profiler wrote nothing\n")
+    assert result.output.splitlines()[-1] == f"no trace: {file}: the profiler wrote nothing"
     assert "aten::softmax" in result.output
 
 
-# What ends it early, and a GPU that is not here
+# The profiler
 
 
-def test_nothing_on_stderr_end_to_end() -> None:
-    script = "import sys; from onepass.tools.cli.profile import profile; profile(['4', '9', '--device', 'cpu'])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "onepass::_softmax" in done.stdout
-    assert done.stderr == ""
+def profiler(device: torch.device = CPU, **options: Any) -> Profiler:
+    chosen = Options(6, 40, device)
+    return Profiler(chosen.case, chosen.dtype, chosen.device, **options)
 
 
-def test_a_reader_that_has_seen_enough() -> None:
-    script = "from onepass.tools.cli import Commands; from onepass.tools.cli.profile import profile; "
-    script += "Commands(commands={'profile': profile}).main(['profile', '4', '9', '--device', 'cpu'])"
-    done = subprocess.run(
-        f"{sys.executable} -uc {shlex.quote(script)} | true", shell=True, capture_output=True, text=True
+def test_a_warm_up_hides_the_first_call() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return softmax(x.neg().neg() if odd.calls == 1 else x)
+
+    for warmup in (False, True):
+        odd = Odd(f, name="mine")
+        _, table, line = profiler(calls=2, warmup=warmup).measure(odd, "count", 10)
+        assert ("aten::neg" in table) == (not warmup)
+        assert (odd.calls == 2) == (not warmup)
+        assert line is not None
+        assert (line.operators == 2) == warmup
+
+
+def test_the_log_is_kept_from_stderr_and_everything_else_is_not(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        "USDT:2026-11-21 06:44:04 4643:4643 Handler.cpp:52] start",
+        "an error of CUDA",
+        "[W1121 06:44:04 c.cpp:9] hm",
     )
-    assert done.stderr == ""
+    with contextlib.suppress(ZeroDivisionError), capture_log() as log:
+        warnings.warn("unheard", stacklevel=1)
+        for text in lines:
+            os.write(2, text.encode() + b"\n")
+        raise ZeroDivisionError
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "an error of CUDA\nafter\n"
+    assert log == [lines[0], lines[2]]
 
 
-def test_a_lost_gpu_ends_with_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    profiled = Profiler.profiled
+def test_nothing_is_on_stderr_and_a_reader_may_leave() -> None:
+    code = "from onepass.tools.cli import main; main(['profile', '4', '9', '--device', 'cpu'])"
+    for end in ("", " | true"):
+        shell = f"{sys.executable} -uc {shlex.quote(code)}{end}"
+        done = subprocess.run(shell, shell=True, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert end or "onepass::_softmax" in done.stdout
 
-    def lost(self: Profiler, contestant: Contestant, sort: str, limit: int) -> Any:
-        return profiled(self, contestant, sort, limit) if contestant.name == "torch" else _raise(DeviceLost("gone"))
 
-    monkeypatch.setattr(Profiler, "profiled", lost)
+def test_on_a_gpu_kernels_are_launched_between_preparing_and_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a CPU in place of the GPU: these kernels are in no table, the contestant is, and the GPU is waited for."""
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    mine, flush = profiler(), torch.ones(4)
+    mine.gpu = True
+    mine.clocks = SimpleNamespace(flush=flush, spin_up=lambda seconds: flush.neg_())
+    monkeypatch.setattr(mine, "_on_device", contextlib.nullcontext)
+    error, table, line = mine.measure(Odd(softmax), "self_cuda_time_total", 50)
+    assert error is None
+    assert flush[:2].tolist() == [0, -1]
+    assert "aten::softmax" in table
+    assert not {"aten::zero_", "aten::neg_"} & set(table.split())
+    assert line is not None
+    assert line.kernels == 0
+    assert waited == [CPU] * 3
+    assert len(VARIANTS) + 4 < SACRIFICED  # a profile for each, for torch and onepass, the first one and the trace
+
+
+def test_a_gpu_that_does_not_respond_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = profiler()
+    mine.gpu = True
+    monkeypatch.setattr(mine, "_on_device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: _raise(RuntimeError("unspecified launch failure")))
+    with pytest.raises(DeviceLost, match="odd left the GPU unusable: unspecified launch failure"):
+        mine.measure(Odd(lambda x: _raise(RuntimeError("no"))), "count", 10)
+
+    measure = Profiler.measure
+
+    def lost(self: Profiler, provider: Provider, sort: str, limit: int) -> Any:
+        return measure(self, provider, sort, limit) if provider.name == "torch" else _raise(DeviceLost("gone"))
+
+    monkeypatch.setattr(Profiler, "measure", lost)
     said: list[str] = []
-    assert run(Choices(6, 40, CPU, trace=str(tmp_path / "t.json")), said.append) == 1
+    status, lines = run(Options(6, 40, CPU, trace=str(tmp_path / "t.json")), said.append)
+    assert (status, [line.name for line in lines]) == (1, ["torch"])
     assert "stopped: gone" in said
     assert re.search(r"^torch +2 ", said[-1], re.MULTILINE)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_gpu_whose_kernels_are_not_recorded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_whose_kernels_are_not_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Blind:
-        logged = ("USDT:2026-11-21 06:44:04 1:1 a.cpp:1] start", "WARNING:2026-11-21 06:44:04 1:1 a.cpp:1] no CUPTI")
+        log = ("USDT:2026-11-21 06:44:04 1:1 a.cpp:1] start", "WARNING:2026-11-21 06:44:04 1:1 a.cpp:1] no CUPTI")
 
         def __init__(self, *of: Any) -> None: ...
 
-        def profiled(self, contestant: Contestant, *of: Any) -> Any:
-            return None, "a table", Line(contestant.name, 0.0, 0.0, "", 1.0, 20.0, OUTSIDE)
+        def measure(self, provider: Provider, *of: Any) -> Any:
+            return None, "a table", ProfileLine(provider.name, 0.0, 0.0, "", 1.0, 20.0, OUTSIDE)
 
-    monkeypatch.setattr("onepass.tools.bench.profile.Profiler", Blind)
-    monkeypatch.setattr("onepass.tools.bench.profile.free_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(profile, "Profiler", Blind)
+    monkeypatch.setattr(profile, "free_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     said: list[str] = []
-    assert run(Choices(6, 40, torch.device("cuda:0")), said.append) == 0
+    assert run(Options(6, 40, torch.device("cuda:0")), said.append)[0] == 0
     assert said[0].endswith(", on NVIDIA H200")
-    assert said[-1] == (
-        "the profiler recorded no kernel where there is a 0: WARNING:2026-11-21 06:44:04 1:1 a.cpp:1] no CUPTI"
+    reason = "WARNING:2026-11-21 06:44:04 1:1 a.cpp:1] no CUPTI"
+    assert said[-1] == f"the profiler recorded no kernel where the table has 0: {reason}"
+
+
+# The side-by-side table
+
+
+def event(name: str, us: float, self_us: float = 0.0, gpu: bool = False, annotation: bool = False) -> Any:
+    """An event as torch has it, with the attributes that are read."""
+    return SimpleNamespace(
+        name=name,
+        device_type=DeviceType.CUDA if gpu else DeviceType.CPU,
+        time_range=SimpleNamespace(elapsed_us=lambda: us),
+        self_cpu_time_total=self_us,
+        is_user_annotation=annotation,
     )
+
+
+LONG = "void at::native::(anonymous namespace)::cunn_SoftMaxForwardSmem<4, float, float, float>(float*, float const*)"
+
+
+def gpu_call(name: str, kernels: list[tuple[str, float]], host: float) -> list[Any]:
+    """A call on a GPU: its annotation on the host and on the device, the launches and the kernels."""
+    return [
+        event(name, host, host - len(kernels), annotation=True),
+        *(event("cudaLaunchKernel", 1.0, 1.0) for _ in kernels),
+        *(event(kernel, us, gpu=True) for kernel, us in kernels),
+        event(name, sum(us for _, us in kernels) + 5.0, gpu=True, annotation=True),
+    ]
+
+
+def two() -> list[ProfileLine]:
+    torchs = gpu_call("torch", [(LONG, 50.0)], 20.0)
+    ours = gpu_call("onepass", [("onepass_kernel", 30.0), ("Memset (Device)", 2.0)], 12.5) * 2
+    return [make_line("torch", torchs, 1), make_line("onepass", ours, 2)]
+
+
+def test_a_line_counts_kernels_and_adds_times() -> None:
+    assert two() == [
+        ProfileLine("torch", 1.0, 50.0, LONG, 1.0, 20.0, OUTSIDE),
+        ProfileLine("onepass", 1.0, 32.0, "onepass_kernel", 2.0, 12.5, OUTSIDE),  # a Memset is no kernel, but time
+    ]
+    naive = make_line("naive", gpu_call("naive", [("exp", 7.0), ("sum", 4.0), ("sum", 4.0)], 90.0), 1)
+    assert (naive.kernel, naive.kernels) == ("sum", 3)  # the longest sum
+    host = event("mine", 9.0, 9.0, annotation=True)  # an annotation on the device is no kernel, whatever torch says
+    mine = make_line("mine", [host, event("mine", 99.0, gpu=True), event("k", 4.0, gpu=True)], 1)
+    assert (mine.kernels, mine.device_us) == (1, 4.0)
+    operators = [event("aten::softmax", 90.0, 20.0), event("aten::_softmax", 70.0, 70.0)]
+    line = make_line("mine", [event("mine", 100.0, 10.0, annotation=True), *operators], 1)
+    assert line == ProfileLine("mine", 0, 0, "", 2, 100.0, "aten::_softmax")
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    show(two(), gpu=True)
+    show(two(), gpu=False)
+    show(two()[1:], gpu=True)  # without torch nothing is compared with it
+    show([ProfileLine("torch", 0.0, 0.0, "", 1.0, 20.0, OUTSIDE), two()[1]], gpu=True)  # no kernel was recorded
+    assert_expected_inline(
+        capsys.readouterr().out,
+        """\
+
+each number is per call; device time is of everything that ran on the GPU
+contestant  kernels  device us  host us  of torch's  slowest kernel
+----------  -------  ---------  -------  ----------  -----------------------------------------------
+torch             1       50.0     20.0        1.00  cunn_SoftMaxForwardSme...(float*, float const*)
+onepass           1       32.0     12.5        0.64  onepass_kernel
+host times include the cost of the profiler itself; `onepass bench` times without it
+
+each number is per call
+contestant  operators  host us  of torch's  slowest operator
+----------  ---------  -------  ----------  ---------------------------
+torch               1     20.0        1.00  (outside torch's operators)
+onepass             2     12.5        0.62  (outside torch's operators)
+host times include the cost of the profiler itself; `onepass bench` times without it
+
+each number is per call; device time is of everything that ran on the GPU
+contestant  kernels  device us  host us  of torch's  slowest kernel
+----------  -------  ---------  -------  ----------  --------------
+onepass           1       32.0     12.5           -  onepass_kernel
+host times include the cost of the profiler itself; `onepass bench` times without it
+
+each number is per call; device time is of everything that ran on the GPU
+contestant  kernels  device us  host us  of torch's  slowest kernel
+----------  -------  ---------  -------  ----------  --------------
+torch             0          -     20.0           -  -
+onepass           1       32.0     12.5           -  onepass_kernel
+host times include the cost of the profiler itself; `onepass bench` times without it
+""",
+    )
+
+
+@pytest.mark.parametrize("width", [5, 20, 21, 40, 200])
+def test_a_name_is_shortened_to_fit(width: int) -> None:
+    name = shorten(LONG, width)
+    assert len(name) <= width
+    assert (name[0], name[-1], "..." in name) == ("c", ")", width < 200)
+    assert shorten("onepass_kernel", 14) == "onepass_kernel"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_terminal_the_table_fits(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show(two(), gpu=True)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert all(len(line) <= width for line in shown.splitlines())
+    lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.split()}
+    assert lines["torch"][1:5] == ["1", "50.0", "20.0", "1.00"]
+    assert lines["onepass"][1:] == ["1", "32.0", "12.5", "0.64", "onepass_kernel"]
+    assert [line[4] for line in cells(two(), gpu=True)[1]] == ["1.00", "0.64"]
 
 
 # On a GPU
@@ -262,13 +468,12 @@ def test_a_gpu_whose_kernels_are_not_recorded_is_told(monkeypatch: pytest.Monkey
 @pytest.mark.gpu
 def test_gpu_tables_have_the_kernels(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
-    result = call("256", "1024", "--device", "cuda", "--with", "naive", "--calls", "2", "--trace", str(file))
+    options = ("--device", "cuda", "--include", "naive", "--calls", "2", "--trace", str(file))
+    result = call("profile", "256", "1024", *options)
     assert result.exit_code == 0, result.output
     tables = sections(result.output)
     assert list(tables) == ["torch", "onepass", "naive"]
-    for table in tables.values():
-        assert "Self CUDA" in table
-        assert "Self CUDA time total: " in table
+    assert all("Self CUDA" in table and "Self CUDA time total: " in table for table in tables.values())
     assert "onepass_kernel" in tables["onepass"]
     assert "softmax" in tables["torch"].lower()
     beside = result.output.partition("\neach number")[2]
@@ -286,6 +491,18 @@ def test_gpu_tables_have_the_kernels(tmp_path: Path) -> None:
     "key", ["self_cuda_time_total", "cuda_time_total", "cuda_time", "self_cpu_time_total", "count"]
 )
 def test_gpu_sort_keys(key: str) -> None:
-    result = call("8", "64", "--device", "cuda", "--sort", key, "--no-warmup")
+    result = call("profile", "8", "64", "--device", "cuda", "--sort", key, "--no-warmup")
     assert result.exit_code == 0, result.output
     assert "the first call" in result.output
+
+
+@pytest.mark.gpu
+def test_gpu_no_kernel_is_lost_however_many_profiles_there_are() -> None:
+    options = Options(6, 40, torch.device("cuda"))
+    mine = profiler(options.device)
+    for _ in range(16):
+        for provider in contestants(options)[0]:
+            error, _, line = mine.measure(provider, "self_cuda_time_total", 10)
+            assert error is None
+            assert line is not None
+            assert line.kernels == 1, provider.name

@@ -77,8 +77,7 @@ tune --lengths 1
 tune --dtypes f64
   dtypes are float32, float16, bfloat16; got float64
 tune --dtypes int8
-  Invalid value for '--dtypes': unknown dtype 'int8': take one of float64, float32, bfloat16, float16, f64, f32,
-    bf16, f16
+  unknown dtype 'int8': take one of float64, float32, bfloat16, float16, f64, f32, bf16, f16
 tune --dtypes f16,bf16
   float16 and bfloat16 share a table: name one of them
 tune --functions softmin

@@ -44,49 +44,40 @@ int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output)
   return layout.rows * layout.n * size_of(x) + layout.rows * (reduced_output ? 1 : layout.n) * size_of(y);
 }
 
-// Blocks of a launch over columns. Where they wait for each other or take one tile after another as many are started as
-// a GPU holds, which the driver tells: here at least one a multiprocessor.
-int64_t column_blocks(const Tiles& tiles, const CudaPlan& plan, const Gpu& gpu) {
-  const int64_t all = tiles.tiles_per_slice * tiles.slices;
-  const int64_t most = (plan.in_grid() || plan.prefetches() ? gpu.sm_count : CudaPlan::kMaxGrid) / plan.blocks_per_row;
-  return (all < most ? all : most > 0 ? most : 1) * plan.blocks_per_row;
+// The blocks of a launch. Blocks of columns that wait for each other, or for what they prefetch, are as many as a GPU
+// holds, which the driver tells: here at least one per multiprocessor.
+template <class AnyProblem>
+int64_t count_blocks(const CudaPlan& plan, const AnyProblem& problem, const Gpu& gpu) {
+  if (!plan.of_columns()) return plan.grid(problem.layout.rows);
+  const Tiles tiles = tiles_of(column_view(problem), plan);
+  const int64_t all = tiles.tiles_per_slice * tiles.slices, blocks = plan.blocks_per_tile();
+  const int64_t most = (plan.in_grid() || plan.prefetches() ? gpu.sm_count : CudaPlan::kMaxGrid) / blocks;
+  return (all < most ? all : most > 0 ? most : 1) * blocks;
 }
 
-std::string plan_json(Function function, const Layout& layout, Copied copied, DType x, DType y, const Gpu& gpu,
-                      uint64_t x_address, uint64_t y_address) {
-  const bool reduced = reduces(function);
-  const int64_t second = function == Function::state ? layout.rows * size_of(y) : 0;  // its sums, beside the maxima
+std::string plan_json(ForwardProblem problem, Copied copied, const Gpu& gpu) {
+  const Layout& layout = problem.layout;
+  const DType x = problem.type(kX), y = problem.type(kY);
+  const bool reduced = problem.is_reduction();
+  const int64_t second = problem.function == Function::state ? layout.rows * size_of(y) : 0;  // its sums
   std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
   if (!gpu.arch) {
-    const Units units = cpu_engine().units({Problem::forward(function, x, y), layout});
-    return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(function, x, y)) + ", " +
-           field("copied", kCopiedNames[int(copied)]) + ", " + field("units", units.count) + ", " +
-           field("grain", cpu_grain(units)) + "}";
+    const CpuPlan plan = cpu_engine().plan(problem);
+    return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(problem.function, x, y)) +
+           ", " + field("copied", kCopiedNames[int(copied)]) + ", " + field("route", kCpuRouteNames[int(plan.route)]) +
+           ", " + field("work_items", plan.work_items) + ", " + field("grain_size", plan.grain_size) + "}";
   }
   const bool invariant = batch_invariant();
-  const auto told = [&](const CudaPlan& plan, int64_t blocks) {
-    return json + ", " + launch_fields(plan, blocks) + ", " + field("read_again", plan.read_again(layout.n)) + ", " +
-           field("source", cuda::source_of(cuda::Pass::forward, function, plan.tier)) + "}";
-  };
-  Layout rows = layout;
-  if (layout.view != View::rows) {
-    const ColumnView view =
-        invariant ? ColumnView{} : column_view(layout, x, y, x_address, y_address, reduced);  // as the engine asks
-    if (view.served) {
-      const CudaPlan plan = column_planner(view, gpu, x, y, function).plan();
-      return told(plan, column_blocks(tiles_of(view, plan), plan, gpu));
-    }
-    // Gathered: contiguous rows at fresh, aligned addresses.
-    rows.outer.count = rows.reduced.count = 0;
-    rows.outer.insert({layout.rows, layout.n, reduced ? 1 : layout.n});
-    rows.reduced.insert({layout.n, 1, 1});
-    x_address = y_address = 0;
+  if (!problem.has_rows() && (invariant || !fits_tiles(layout))) {  // gathered: contiguous rows at aligned addresses
+    problem.layout = contiguous_layout(layout.rows, layout.n, reduced);
+    problem.tensors[kX].data = problem.tensors[kY].data = nullptr;
   }
-  const Alignment alignment(x, y, x_address, y_address, rows, reduced);
-  const CudaPlan plan = plan_cuda(rows, x, y, alignment, gpu, invariant);
-  return told(plan, plan.grid(layout.rows));
+  const CudaPlan plan = plan_cuda(problem, gpu, invariant);
+  const int64_t read_again = plan.tier == Tier::grid ? RowChunks(plan, layout.n, 1).unkept : 0;
+  return json + ", " + launch_fields(plan, count_blocks(plan, problem, gpu)) + ", " + field("read_again", read_again) +
+         ", " + field("source", cuda::source_of(cuda::Pass::forward, problem.function, plan.tier)) + "}";
 }
 
 }  // namespace
@@ -108,8 +99,10 @@ ONEPASS_API int onepass_plan(int function, int arch, int sm_count, const char* n
       what = copied(layout, of_x, of_y);
       if (what != Copied::nothing) layout = what == Copied::input ? of_y : of_x;
     }
-    return plan_json(Function(function), layout, what, DType(x_type), DType(y_type), typical(arch, sm_count, name),
-                     x_address, y_address);
+    const Problem problem =
+        Problem::forward(Function(function), DType(x_type), DType(y_type), reinterpret_cast<const void*>(x_address),
+                         reinterpret_cast<void*>(y_address));
+    return plan_json({problem, layout}, what, typical(arch, sm_count, name));
   });
 }
 
@@ -127,17 +120,11 @@ ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, cons
                                                        at(kSaved), at(kGrad), one_a_row ? at(kLse) : nullptr),
                                      make_backward_layout(ndim, sizes, each, reduce, one_a_row)};
     const Gpu gpu = typical(arch, sm_count, name);
-    if (batch_invariant()) {
-      if (problem.layout.outer.count > 1 || (problem.layout.n > 1 && problem.layout.view != View::rows))
-        throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
-      const BackwardAlignment alignment(problem, problem.grad_is_broadcast());
-      const CudaPlan plan = BackwardPlanner(problem, alignment, gpu, true).plan();
-      return "{" + launch_fields(plan, plan.grid(problem.layout.rows)) + "}";
-    }
-    const CudaPlan plan = plan_backward(problem, gpu);
-    if (!plan.of_columns()) return "{" + launch_fields(plan, plan.grid(problem.layout.rows)) + "}";
-    const ColumnView view = column_view(problem);
-    return "{" + launch_fields(plan, column_blocks(tiles_of(view, plan), plan, gpu)) + "}";
+    const bool invariant = batch_invariant();
+    if (invariant && (problem.layout.outer.count > 1 || (problem.layout.n > 1 && problem.layout.view != View::rows)))
+      throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
+    const CudaPlan plan = invariant ? plan_rows(problem, gpu, true) : plan_cuda(problem, gpu);
+    return "{" + launch_fields(plan, count_blocks(plan, problem, gpu)) + "}";
   });
 }
 

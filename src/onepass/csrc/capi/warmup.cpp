@@ -39,7 +39,7 @@ std::vector<int64_t> lengths_to_walk(const Tables& tables) {
     }
   };
   for (const NamedTable& named : kTables) limits(tables.*named.table);
-  for (const bool half : {false, true}) limits(backward_table(half));
+  for (const bool half : {false, true}) limits(rows_backward_table(half));
   for (int64_t n = 4096; n <= kLongest; n *= 2) around(n), around(n + n / 2);
   for (double n = kEvery; n < double(kLongest); n *= 1.01)
     lengths.insert(int64_t(n) | 1), lengths.insert(int64_t(n) & ~7);
@@ -68,12 +68,13 @@ constexpr int kFirsts[] = {0, 1, 2, 4};
 template <class Visit>
 void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
   const DType x = kind.x, y = kind.y;
-  const bool reduced = reduces(kind.function);
-  const Layout layout = contiguous_layout(rows, n, reduced);
+  ForwardProblem problem = {Problem::forward(kind.function, x, y), contiguous_layout(rows, n, reduces(kind.function))};
   for (const int first : kFirsts) {
-    const uint64_t x_at = uint64_t(first * size_of(x)), y_at = uint64_t(first * size_of(y));
-    visit(plan_cuda(layout, x, y, Alignment(x, y, x_at, 0, layout, reduced), gpu));
-    if (first) visit(plan_cuda(layout, x, y, Alignment(x, y, x_at, y_at, layout, reduced), gpu));  // the same, in place
+    problem.tensors[kX].data = reinterpret_cast<void*>(uintptr_t(first * size_of(x)));
+    problem.tensors[kY].data = nullptr;
+    visit(plan_rows(problem, gpu, false));
+    problem.tensors[kY].data = reinterpret_cast<void*>(uintptr_t(first * size_of(y)));
+    if (first) visit(plan_rows(problem, gpu, false));  // the same, in place
   }
 }
 
@@ -92,7 +93,7 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
   for (const int first : kFirsts) {
     call.tensors[reduced ? kSaved : kGrad].data =
         reinterpret_cast<void*>(uintptr_t(first * size_of(call.type(kSaved))));
-    visit(plan_backward(call, gpu));
+    visit(plan_cuda(call, gpu));
   }
 }
 

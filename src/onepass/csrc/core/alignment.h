@@ -1,8 +1,7 @@
-// alignment.h: how the rows of a call lie over the vectors of their memory. Pure: no torch, no CUDA.
+// alignment.h: how rows lie over the vectors of their memory, forward and backward. Pure: no torch, no CUDA.
 #pragma once
 
-#include "layout.h"
-#include "types.h"
+#include "problem.h"
 
 namespace onepass {
 
@@ -19,36 +18,59 @@ enum class VecAccess : int {
 };
 constexpr const char* kVecAccessNames[] = {"predicated", "scalar", "aligned", "slab", "slab-aligned", "strided"};
 
-// With which element of a vector the rows of a call begin.
+// Where the rows of a problem begin within vectors, over all tensors whose elements are accessed by vectors: neither
+// the result of a reduction nor a broadcast gradient is.
 struct Alignment {
-  int full;    // elements of a vector of 16 bytes of the wider type
-  int widest;  // the most elements of a vector so that each row has one alignment in both tensors
-  uint64_t first, y_first;
-  int64_t step, y_step;
-  bool writes_rows;  // not a reduction
+  int full = 0;    // elements of a vector of 16 bytes of the widest type
+  int widest = 0;  // elements of the widest vector so that each row begins at the same element of it in all tensors
 
-  Alignment(DType x, DType y, uint64_t x_address, uint64_t y_address, const Layout& layout, bool reduced_output) {
-    writes_rows = !reduced_output;
-    first = x_address / uint64_t(size_of(x));
-    step = layout.rows > 1 ? layout.row_x_stride() : 0;
-    y_first = y_address / uint64_t(size_of(y));
-    y_step = layout.rows > 1 ? layout.row_y_stride() : 0;
-    full = 16 / (writes_rows && size_of(y) > size_of(x) ? size_of(y) : size_of(x));
-    widest = full;
-    const auto differ = [&](int width) { return (first - y_first) % uint64_t(width) || (step - y_step) % width; };
-    while (widest > 1 && (widest > layout.n || (writes_rows && differ(widest)))) widest /= 2;
+  explicit Alignment(const ForwardProblem& problem) {
+    const Layout& layout = problem.layout;
+    add(problem, kX, layout.rows > 1 ? layout.row_x_stride() : 0);
+    if (!problem.is_reduction()) add(problem, kY, layout.rows > 1 ? layout.row_y_stride() : 0);
+    find_widest(layout.n);
   }
-  // Does any row begin within a vector of `width` elements?
-  bool begins_within(int width) const { return first % uint64_t(width) || step % width; }
-  bool writes_within(int width) const { return writes_rows && (y_first % uint64_t(width) || y_step % width); }
-  // Are rows of n elements whole vectors of `width`?
-  bool whole(int64_t n, int width) const { return n % width == 0 && !begins_within(width) && !writes_within(width); }
-};
+  explicit Alignment(const BackwardProblem& problem) {
+    const BackwardLayout& layout = problem.layout;
+    const BackwardDim outer = layout.outer.innermost();
+    for (const int t : {kDx, kSaved, kGrad}) {
+      if (t == kGrad && (problem.is_reduction() || problem.grad_is_broadcast())) continue;
+      add(problem, t, layout.rows > 1 ? outer.strides[t] : 0);
+    }
+    find_widest(layout.n);
+  }
 
-// Do rows lie one after another, so that a tile of them is one piece of memory?
-inline bool lies_flat(const Layout& layout, bool reduced_output) {
-  return layout.rows == 1 ||
-         (layout.row_x_stride() == layout.n && (reduced_output || layout.row_y_stride() == layout.n));
-}
+  // Whether any row begins within a vector of `width` elements.
+  bool begins_within(int width) const {
+    for (int i = 0; i < count_; ++i) {
+      if (first_[i] % uint64_t(width) || row_stride_[i] % width) return true;
+    }
+    return false;
+  }
+  // Whether rows of n elements are whole vectors of `width` elements.
+  bool whole(int64_t n, int width) const { return n % width == 0 && !begins_within(width); }
+
+ private:
+  void add(const Problem& problem, int tensor, int64_t row_stride) {
+    const int size = size_of(problem.type(tensor));
+    full = full && full < 16 / size ? full : 16 / size;
+    first_[count_] = problem.address(tensor) / uint64_t(size), row_stride_[count_] = row_stride;
+    ++count_;
+  }
+  void find_widest(int64_t n) {
+    const auto differ = [&](int width) {
+      for (int i = 1; i < count_; ++i) {
+        if ((first_[i] - first_[0]) % uint64_t(width) || (row_stride_[i] - row_stride_[0]) % width) return true;
+      }
+      return false;
+    };
+    widest = full;
+    while (widest > 1 && (widest > n || differ(widest))) widest /= 2;
+  }
+
+  int count_ = 0;
+  uint64_t first_[3];  // the index of the first element in memory, in elements
+  int64_t row_stride_[3];
+};
 
 }  // namespace onepass

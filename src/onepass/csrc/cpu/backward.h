@@ -1,188 +1,272 @@
-// backward.h: gradients of rows of unit stride in floats (backward_generic.h has all others, and doubles).
+// backward.h: gradients of rows of unit stride in vectors of floats (backward_scalar.h has all others, and doubles).
 //
 //   softmax       dx = y (dy - sum(dy y))        softmin: the negative
 //   log_softmax   dx = dy - exp(y) sum(dy)
 //   logsumexp     dx = dy exp(x - lse)
 //
-//   a row that fits a core's cache:   sum, its operands read from memory -> dx, its operands read from the cache
-//   a longer one, in pieces of a fixed length: a sum each, added up in order; then dx
+//   a row that fits a core's cache:        sum, its operands read from memory -> dx, its operands read from the cache
+//   a longer one, in chunks of a fixed length:  one sum per chunk, added in order; then dx
+//   runs of rows at one stride:            one loop for all of them, everything in registers
 //
 // y of log_softmax, and x - lse, are at most 0.
 #pragma once
 
-#include "../core/backward_layout.h"
-#include "scaled_exp.h"
-#include "thresholds.h"
+#include "dispatch.h"
+#include "exp_simd.h"
+#include "plan.h"
 
 namespace onepass::ONEPASS_ISA {
 
-enum class Kind { soft, log, lse };  // softmin is softmax with another sign
+enum class GradOp { softmax, log_softmax, logsumexp };  // softmin is softmax with another sign
 
-constexpr int64_t kBackwardStep = 4 * kWidth, kPair = 2 * kWidth;
-
-// 1, 2 or 4 vectors of neighbours. Of bfloat16 the even and the odd ones, which is the least work (not of 1); so in
-// `Split` order operands come and results go, or each alone where the order does not count.
-template <bool Split, class T, int K>
-ONEPASS_INLINE void load_some(const T* from, Floats (&v)[K]) {
+// Loads 1, 2 or 4 adjacent vectors. Pairs of bfloat16 may be deinterleaved, in which order results are stored again, or
+// operands are summed alone, where the order does not count.
+template <bool Deinterleave, class T, int K>
+ONEPASS_INLINE void load_vectors(const T* from, Vec (&v)[K]) {
   if constexpr (K == 1) {
     v[0] = load_vector(from);
   } else {
-    for (int k = 0; k < K; k += 2) load_two<Split>(from + k * kWidth, v[k], v[k + 1]);
+    for (int k = 0; k < K; k += 2) load_pair<Deinterleave>(from + k * kWidth, v[k], v[k + 1]);
+  }
+}
+template <bool Deinterleave, bool InputNan, bool Streaming, class T, int K>
+ONEPASS_INLINE void store_vectors(T* to, const Vec (&v)[K]) {
+  if constexpr (K > 1) {
+    for (int k = 0; k < K; k += 2) {
+      store_pair<Deinterleave, false, Streaming, InputNan>(to + k * kWidth, v[k], v[k + 1]);
+    }
+  } else if constexpr (Streaming) {
+    stream_vector<InputNan>(to, v[0]);
+  } else {
+    store_vector<InputNan>(to, v[0]);
   }
 }
 template <class Y, class D>
-constexpr bool kSplit = std::is_same_v<Y, bfloat16> && std::is_same_v<D, bfloat16>;
-
-template <bool Split, bool Any, bool Past, class T, int K>
-ONEPASS_INLINE void store_some(T* to, const Floats (&v)[K]) {
-  for (int k = 0; k < K; ++k) {
-    if constexpr (Split && K > 1) {
-      const Floats made = Floats(rounded_pairs(v[k], v[k + 1]));
-      float* const at = reinterpret_cast<float*>(to + k * kWidth);
-      if constexpr (Past) {
-        stream_vector(at, made);
-      } else {
-        std::memcpy(static_cast<void*>(at), &made, sizeof made);
-      }
-      ++k;
-    } else if constexpr (Past) {
-      stream_vector<Any>(to + k * kWidth, v[k]);
-    } else {
-      store_vector<Any>(to + k * kWidth, v[k]);
-    }
-  }
-}
+constexpr bool kDeinterleave = std::is_same_v<Y, bfloat16> && std::is_same_v<D, bfloat16>;
+// Floats that become a 16-bit type may be NaNs of the input.
+template <class Y, class D>
+constexpr bool kInputNan = sizeof(Y) == 4 && sizeof(D) == 2;
 
 // What an element adds to its row's sum.
-template <Kind K>
-ONEPASS_INLINE Floats backward_term(Floats y, Floats g) {
-  return K == Kind::soft ? y * g : g;
+template <GradOp Op>
+ONEPASS_INLINE Vec grad_term(Vec y, Vec g) {
+  return Op == GradOp::softmax ? y * g : g;
 }
 
-// What makes dx of a row's elements: of softmax minus the sum, and a sign that both have; of log_softmax the sum; of
-// logsumexp the result's gradient and the result. Each lane is a row of its own, or all are one.
-template <Kind K, class D>
-struct BackwardLast {
+// Makes dx of elements. The numbers are, for softmax, minus the sum and a sign, which both have; for log_softmax the
+// sum; for logsumexp the gradient of the result and the result. Each lane is a row of its own, or all are one row.
+template <GradOp Op, class D>
+struct GradEpilogue {
   static constexpr bool kHalf = sizeof(D) == 2;
-  Floats a, b;
-  Origin from;
+  Vec a, b;
+  ExpBase base;
 
-  static ONEPASS_INLINE BackwardLast of(Floats a, Floats b) {
-    if constexpr (K == Kind::soft) return {a, b, {}};
-    const Factor factor = Factor::of(a);
-    return {factor.number, b, factor.from};
+  static ONEPASS_INLINE GradEpilogue of(Vec a, Vec b) {
+    if constexpr (Op == GradOp::softmax) return {a, b, {}};
+    const ExpFactor factor = ExpFactor::of(a);
+    return {factor.factor, b, factor.base};
   }
-  static ONEPASS_INLINE BackwardLast of_sum(Floats sum, Floats sign) {
-    return of(K == Kind::soft ? sum * -sign : sum, sign);
+  static ONEPASS_INLINE GradEpilogue of_sum(Vec sum, Vec sign) {
+    return of(Op == GradOp::softmax ? sum * -sign : sum, sign);
   }
-  // Elements become dx.
-  template <int M>
-  ONEPASS_INLINE void operator()(Floats (&y)[M], const Floats (&g)[M]) const {
-    if constexpr (K == Kind::soft) {
-      for (int k = 0; k < M; ++k) y[k] *= g[k] * b + a;
+  // y becomes dx.
+  template <int K>
+  ONEPASS_INLINE void apply(Vec (&y)[K], const Vec (&g)[K]) const {
+    if constexpr (Op == GradOp::softmax) {
+      for (int k = 0; k < K; ++k) y[k] *= g[k] * b + a;
     } else {
-      if constexpr (K == Kind::lse) {
-        for (int k = 0; k < M; ++k) y[k] -= b;
+      if constexpr (Op == GradOp::logsumexp) {
+        for (int k = 0; k < K; ++k) y[k] -= b;
       }
-      powers<kHalf>(y, from);
-      for (int k = 0; k < M; ++k) y[k] = K == Kind::log ? g[k] - y[k] * a : a * y[k];
+      exp_with_factor<kHalf>(y, base);
+      for (int k = 0; k < K; ++k) y[k] = Op == GradOp::log_softmax ? g[k] - y[k] * a : a * y[k];
     }
   }
-  ONEPASS_INLINE Floats one(Floats y, Floats g) const {
-    Floats made[1] = {y};
-    const Floats of_g[1] = {g};
-    (*this)(made, of_g);
-    return made[0];
+  ONEPASS_INLINE Vec apply1(Vec y, Vec g) const {
+    Vec dx[1] = {y};
+    const Vec g1[1] = {g};
+    apply(dx, g1);
+    return dx[0];
   }
 };
 
-// A row's operands. `mask` is 0 where the result's gradient is the same along the row: `g` is then kBackwardStep of it.
-template <class Y>
-struct BackwardRow {
-  const Y *y, *g;
-  int64_t mask, n;
-  ONEPASS_INLINE const Y* g_from(int64_t i) const { return g + (i & mask); }
-  ONEPASS_INLINE Floats y_at(int64_t i) const { return load_vector(y + i); }
-  ONEPASS_INLINE Floats g_at(int64_t i) const { return load_vector(g_from(i)); }
-};
-
-// A sum; where it is no finite number what was rounded off is none at all.
-inline double total_of(const Sums& sums) {
+// Where a sum is not finite its rounding error is meaningless.
+inline double finite_total(const CompensatedVec& sums) {
   const double total = sums.total();
   if (std::isfinite(total)) return total;
   double plain = 0;
   for (int i = 0; i < kWidth; ++i) plain += double(sums.sum[i]);
   return plain;
 }
-
-// The same of the sums of rows that are a lane each.
-ONEPASS_INLINE Floats finite_rest(const Sums& sums) {
-  const Floats total = sums.sum + sums.rest;
-  return total - total == Floats{} ? total : sums.sum;
+// finite_total of rows that are one lane each.
+ONEPASS_INLINE Vec finite_lanes(const CompensatedVec& sums) {
+  const Vec total = sums.sum + sums.error;
+  return total - total == Vec{} ? total : sums.sum;
 }
 
-// The sum of a row or a piece.
-template <Kind K, class Y>
-ONEPASS_INLINE double backward_sum(const BackwardRow<Y> row) {
-  constexpr bool split = std::is_same_v<Y, bfloat16>;
-  Sums total;
+// One row, or one chunk -----------------------------------------------------------------------------------------------
+
+// The operands. `mask` is 0 where the gradient is the same along the row: `g` is then kUnroll copies of it.
+template <class Y>
+struct GradRow {
+  const Y *y, *g;
+  int64_t mask, n;
+  ONEPASS_INLINE const Y* g_at(int64_t i) const { return g + (i & mask); }
+  ONEPASS_INLINE Vec load_y(int64_t i) const { return load_vector(y + i); }
+  ONEPASS_INLINE Vec load_g(int64_t i) const { return load_vector(g_at(i)); }
+};
+
+template <GradOp Op, class Y>
+ONEPASS_INLINE double grad_sum(const GradRow<Y> row) {
+  constexpr bool deinterleave = std::is_same_v<Y, bfloat16>, uses_y = Op == GradOp::softmax;
+  CompensatedVec total;
   int64_t i = 0;
   const auto step = [&](int64_t at) __attribute__((always_inline)) {
-    Floats y[4] = {}, g[4];
-    load_some<split>(row.g_from(at), g);
-    if constexpr (K == Kind::soft) load_some<split>(row.y + at, y);
-    for (int k = 0; k < 4; ++k) g[k] = backward_term<K>(y[k], g[k]);
+    Vec y[4] = {}, g[4];
+    load_vectors<deinterleave>(row.g_at(at), g);
+    if constexpr (uses_y) load_vectors<deinterleave>(row.y + at, y);
+    for (int k = 0; k < 4; ++k) g[k] = grad_term<Op>(y[k], g[k]);
     return (g[0] + g[1]) + (g[2] + g[3]);
   };
-  // Eight vectors are added up in plain floats: what is done for each shows where operands come from memory.
-  for (; i + 2 * kBackwardStep <= row.n; i += 2 * kBackwardStep) total.add(step(i) + step(i + kBackwardStep));
-  for (; i + kBackwardStep <= row.n; i += kBackwardStep) total.add(step(i));
-  for (; i + kWidth <= row.n; i += kWidth) {
-    total.add(backward_term<K>(K == Kind::soft ? row.y_at(i) : Floats{}, row.g_at(i)));
-  }
+  // Eight vectors are added in plain floats: compensating each addition shows where operands come from memory.
+  for (; i + 2 * kUnroll <= row.n; i += 2 * kUnroll) total.add(step(i) + step(i + kUnroll));
+  for (; i + kUnroll <= row.n; i += kUnroll) total.add(step(i));
+  for (; i + kWidth <= row.n; i += kWidth) total.add(grad_term<Op>(uses_y ? row.load_y(i) : Vec{}, row.load_g(i)));
   if (i < row.n) {
-    const int64_t left = row.n - i;
-    total.add(backward_term<K>(load_part(row.y + i, left, 0), load_part(row.g_from(i), left, 0)));
+    const int64_t rest = row.n - i;
+    total.add(grad_term<Op>(load_tail(row.y + i, rest, 0), load_tail(row.g_at(i), rest, 0)));
   }
-  return total_of(total);
+  return finite_total(total);
 }
 
-// A NaN is one that arithmetic makes, unless it may come from floats that were given.
-template <class Y, class D>
-constexpr bool kAnyNan = sizeof(Y) == 4 && sizeof(D) == 2;
-
-// dx of a row or a piece. `past`: past the cache, all whole lines; nothing is then in place.
-template <Kind K, class Y, class D>
-ONEPASS_INLINE void backward_store(const BackwardRow<Y> row, D* dx, const BackwardLast<K, D> last, bool past) {
-  constexpr bool any = kAnyNan<Y, D>, split = kSplit<Y, D>;
+// Stores dx. `streaming`: whole lines are streamed; nothing is then in place.
+template <GradOp Op, class Y, class D>
+ONEPASS_INLINE void grad_store(const GradRow<Y> row, D* dx, const GradEpilogue<Op, D> epilogue, bool streaming) {
+  constexpr bool input_nan = kInputNan<Y, D>, deinterleave = kDeinterleave<Y, D>, uses_g = Op != GradOp::logsumexp;
   int64_t i = 0;
-  const auto steps = [&](auto is_past) __attribute__((always_inline)) {
-    for (; i + kBackwardStep <= row.n; i += kBackwardStep) {
-      Floats y[4], g[4] = {};
-      load_some<split>(row.y + i, y);
-      if constexpr (K != Kind::lse) load_some<split>(row.g_from(i), g);
-      last(y, g);
-      store_some<split, any, is_past.value>(dx + i, y);
+  const auto store_steps = [&](auto is_streaming) __attribute__((always_inline)) {
+    for (; i + kUnroll <= row.n; i += kUnroll) {
+      Vec y[4], g[4] = {};
+      load_vectors<deinterleave>(row.y + i, y);
+      if constexpr (uses_g) load_vectors<deinterleave>(row.g_at(i), g);
+      epilogue.apply(y, g);
+      store_vectors<deinterleave, input_nan, is_streaming.value>(dx + i, y);
     }
   };
-  const auto vectors = [&](int64_t end) __attribute__((always_inline)) {
+  const auto store_up_to = [&](int64_t end) __attribute__((always_inline)) {
     for (; i + kWidth <= end; i += kWidth) {
-      store_vector<any>(dx + i, last.one(row.y_at(i), K == Kind::lse ? Floats{} : row.g_at(i)));
+      store_vector<input_nan>(dx + i, epilogue.apply1(row.load_y(i), uses_g ? row.load_g(i) : Vec{}));
     }
     if (i >= end) return;
-    const int64_t left = end - i;
-    const Floats g = K == Kind::lse ? Floats{} : load_part(row.g_from(i), left, 0);
-    store_part<any>(dx + i, left, last.one(load_part(row.y + i, left, 0), g));
+    const int64_t rest = end - i;
+    const Vec g = uses_g ? load_tail(row.g_at(i), rest, 0) : Vec{};
+    store_tail<input_nan>(dx + i, rest, epilogue.apply1(load_tail(row.y + i, rest, 0), g));
     i = end;
   };
-  if (kStreams && past) {
-    const int64_t lead = int64_t(-uintptr_t(dx) % kLine / sizeof(D));
-    vectors(lead < row.n ? lead : row.n);
-    steps(std::true_type());
+  if (kHasStreamingStores && streaming) {
+    const int64_t head = int64_t(-uintptr_t(dx) % kLine / sizeof(D));
+    store_up_to(head < row.n ? head : row.n);
+    store_steps(std::true_type());
   } else {
-    steps(std::false_type());
+    store_steps(std::false_type());
   }
-  vectors(row.n);
+  store_up_to(row.n);
+}
+
+// Runs of rows --------------------------------------------------------------------------------------------------------
+//
+// The overhead of a row shows where operands come from a cache: for rows of 256 it was half of the time, most of it
+// arguments that were written to memory in parts and read back whole. So a run of rows is one loop.
+//
+//   a row: a sum, four vectors at a time, in blocks -> dx, its operands read from the cache
+//   short rows, whose exponentials would each wait for the row's sum: the sums of some rows -> dx of these rows
+//
+// Nothing is prefetched: the hardware prefetcher is faster (4096x1024 float32 by a fifth to a third).
+
+constexpr int64_t kSumBlock = 8 * kUnroll;  // elements summed on their own: a lane adds a few numbers, then a few sums
+constexpr int64_t kRowsTogetherBytes = 4096;  // of an operand of the rows whose sums are taken first
+
+// The sum per lane of a block of whole steps.
+template <GradOp Op, class Y>
+ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
+  constexpr bool deinterleave = std::is_same_v<Y, bfloat16>;
+  Vec sums[4] = {};
+  for (int64_t i = 0; i < n; i += kUnroll) {
+    Vec of_y[4] = {}, of_g[4];
+    load_vectors<deinterleave>(g + i, of_g);
+    if constexpr (Op == GradOp::softmax) load_vectors<deinterleave>(y + i, of_y);
+    for (int k = 0; k < 4; ++k) sums[k] += grad_term<Op>(of_y[k], of_g[k]);
+  }
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Rows of n elements, a vector or more. The elements behind a row's whole vectors are taken with some of those before
+// them, in a vector that ends with the row.
+template <GradOp Op, class Y, class D>
+__attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const int64_t* strides, int64_t rows,
+                                            int64_t n, float sign, bool streaming) {
+  constexpr bool input_nan = kInputNan<Y, D>, deinterleave = kDeinterleave<Y, D>;
+  const int64_t y_stride = strides[kSaved], g_stride = strides[kGrad], dx_stride = strides[kDx];
+  const int64_t whole = n & -int64_t(kWidth), steps = n & -kUnroll, end = n - kWidth;
+  alignas(64) int32_t of_end[kWidth];
+  for (int i = 0; i < kWidth; ++i) of_end[i] = i >= whole - end ? -1 : 0;
+  IntVec tail_mask;  // the lanes of the last vector whose elements no whole vector has
+  std::memcpy(&tail_mask, of_end, sizeof tail_mask);
+  const auto term = [](const Y* at_y, const Y* at_g) __attribute__((always_inline)) {
+    return grad_term<Op>(Op == GradOp::softmax ? load_vector(at_y) : Vec{}, load_vector(at_g));
+  };
+  const auto sum_of = [&](int64_t r) __attribute__((always_inline)) {
+    const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
+    Vec sum{};
+    for (int64_t i = 0; i < steps; i += kSumBlock)
+      sum += block_sum<Op>(y_r + i, g_r + i, steps - i < kSumBlock ? steps - i : kSumBlock);
+#pragma GCC unroll 1
+    for (int64_t i = steps; i < whole; i += kWidth) sum += term(y_r + i, g_r + i);
+    if (whole < n) sum += tail_mask ? term(y_r + end, g_r + end) : Vec{};
+    return reduce_lanes(sum, add);
+  };
+  const auto store = [&](int64_t r, const GradEpilogue<Op, D>& epilogue) __attribute__((always_inline)) {
+    const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
+    D* const to = dx + r * dx_stride;
+    if (streaming) return grad_store<Op, Y, D>({y_r, g_r, -1, n}, to, epilogue, true);
+    Vec tail{};  // comes first: in place, the stores below overwrite what it reads
+    if (whole < n) tail = epilogue.apply1(load_vector(y_r + end), load_vector(g_r + end));
+    for (int64_t i = 0; i < steps; i += kUnroll) {
+      Vec dx4[4], of_g[4];
+      load_vectors<deinterleave>(y_r + i, dx4), load_vectors<deinterleave>(g_r + i, of_g);
+      epilogue.apply(dx4, of_g);
+      store_vectors<deinterleave, input_nan, false>(to + i, dx4);
+    }
+#pragma GCC unroll 1
+    for (int64_t i = steps; i < whole; i += kWidth) {
+      store_vector<input_nan>(to + i, epilogue.apply1(load_vector(y_r + i), load_vector(g_r + i)));
+    }
+    if (whole < n) store_vector<input_nan>(to + end, tail);
+  };
+  const int64_t fit = kRowsTogetherBytes / (n * int64_t(sizeof(Y))), some = fit < kWidth ? fit : kWidth;
+  // Products wait less for a sum than it takes to store it, and so do narrow vectors.
+  if (some <= 1 || ((Op == GradOp::softmax || kWidth < 16) && (n >= kUnroll || n % kWidth == 0))) {
+    for (int64_t r = 0; r < rows; ++r) {
+      store(r, GradEpilogue<Op, D>::of_sum(broadcast(sum_of(r)), broadcast(sign)));
+    }
+    return;
+  }
+  alignas(64) float a[kWidth] = {}, lowest[kWidth], magic[kWidth];
+  for (int64_t first = 0; first < rows; first += some) {
+    const int64_t count = rows - first < some ? rows - first : some;
+    for (int64_t r = 0; r < count; ++r) a[r] = sum_of(first + r);
+    if constexpr (Op == GradOp::log_softmax) {
+      const auto lanes = GradEpilogue<Op, D>::of_sum(load_vector(a), broadcast(sign));
+      store_vector(a, lanes.a), store_vector(lowest, lanes.base.lowest), store_vector(magic, lanes.base.magic);
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      GradEpilogue<Op, D> epilogue = {broadcast(Op == GradOp::softmax ? -sign * a[r] : a[r]), broadcast(sign), {}};
+      if constexpr (Op == GradOp::log_softmax) {
+        epilogue.base.lowest = broadcast(lowest[r]), epilogue.base.magic = broadcast(magic[r]);
+      }
+      store(first + r, epilogue);
+    }
+  }
 }
 
 }  // namespace onepass::ONEPASS_ISA

@@ -1,293 +1,273 @@
-// columns_simd.h: rows that lie side by side, in floats, one row a lane. They go in groups of 32, and neighbouring
-// groups in a tile, so that what is read and written in one go is long.
+// columns_simd.h: rows whose elements are a stride apart and that lie side by side, in vectors of floats, one row per
+// lane. They go in groups of 32, and neighbouring groups in a tile, so that long runs are read and written.
 //
-//   a tile that fits the second cache:  copied, group by group maximum -> exponentials and their sum; scale -> store
-//   a longer one:                       an online state, block by block; then finish -> store
+//   a tile that fits the scratch memory:  copied; per group maximum -> exponentials and their sum; scale -> store
+//   a longer one:                         an online state over blocks; then epilogue -> store
 //
 // A tile is longer where one that fits would be a single group wide: blocks of whole lines, one after another, come
 // from memory so much faster that the second exponential costs less.
 //
-// The copy matters: rows a power of two apart push each other out of the caches that they are read from.
+// The copy matters: rows a power of two apart evict each other from the caches that they are read from.
 #pragma once
 
-#include "columns_scalar.h"
 #include "rows_simd.h"
-#include "scratch.h"
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int kAside = 32;  // rows of a group: a cache line of half types, two of floats
-constexpr int64_t kTileWidest = 256;
-constexpr int64_t kBlockOf = kScratch / 16;  // floats of a block of a longer tile
+constexpr int64_t kBlockFloats = kScratch / 16;  // of a block of a longer tile
 
-// Rows of a tile of rows of n elements. What is only read need not stay.
-inline int64_t tile_width(int64_t n, bool reduces) {
-  const int64_t fit = kScratch / (n > 0 ? n : 1) / kAside * kAside;
-  return reduces || fit < 2 * kAside || fit > kTileWidest ? kTileWidest : fit;
-}
-
-template <Function F, class X, class Y>
-struct Tile {
-  typedef Row<X, Y> Element;
-  typedef typename Exponential<Y>::type E;
-  static constexpr int V = kAside / kWidth, kGroups = int(kTileWidest / kAside);
-  static constexpr bool kSplit = !reduces(F) && Element::kSplit;
+template <class Score, class Epilogue, class X, class Y>
+struct ColumnTile {
+  using Reader = RowReader<Score, X, Y>;
+  using Exp = ExpFor<Y>;
+  static constexpr bool kReduces = Epilogue::kOnePerRow, kFromExp = Epilogue::kFromExp;
+  static constexpr int V = kGroupCols / kWidth, kMaxGroups = int(kMaxTileCols / kGroupCols);
+  static constexpr bool kDeinterleave = !kReduces && Reader::kDeinterleave;
   const X* x;
   Y* y;
   int64_t n, x_stride, y_stride, width;
-  Floats m[kGroups][V];
-  Sums l[kGroups][V];
-  Floats furthest{};  // maximum, of those that exponentials are counted from
+  Vec m[kMaxGroups][V];
+  CompensatedVec l[kMaxGroups][V];  // the epilogue's two numbers after prepare_epilogue
+  Vec largest{};                    // of the magnitudes of the maxima that exponentials are relative to
+  int64_t sum_offset;
 
-  // The elements of a group at x, and its results. `count`: rows of it that there are; as a constant, kAside.
+  // Loads and stores one element of each row of a group. `Count`: std::integral_constant for a whole group, else
+  // int64_t.
   template <class Count>
-  static ONEPASS_INLINE void load(const X* from, Count count, Floats (&v)[V]) {
+  static ONEPASS_INLINE void load(const X* from, Count count, Vec (&v)[V]) {
     if constexpr (std::is_same_v<Count, int64_t>) {
-      load_some(from, count, v);
+      load_partial(from, count, v);
     } else {
-      for (int k = 0; k < V; k += 2) load_two<kSplit>(from + k * kWidth, v[k], v[k + 1]);
+      for (int k = 0; k < V; k += 2) load_pair<kDeinterleave>(from + k * kWidth, v[k], v[k + 1]);
     }
-    for (Floats& each : v) each = Element::value(each);
+    for (Vec& each : v) each = Reader::score(each);
   }
-  static __attribute__((noinline)) void load_some(const X* from, int64_t count, Floats (&v)[V]) {
-    X whole[kAside] = {};
+  static __attribute__((noinline)) void load_partial(const X* from, int64_t count, Vec (&v)[V]) {
+    X whole[kGroupCols] = {};
     std::memcpy(whole, from, size_t(count) * sizeof(X));
     for (int k = 0; k < V; ++k) v[k] = load_vector(whole + k * kWidth);
   }
-  template <bool Past, class Count>
-  static ONEPASS_INLINE void store(Y* to, Count count, const Floats (&v)[V]) {
+  template <bool kStreaming, class Count>
+  static ONEPASS_INLINE void store(Y* to, Count count, const Vec (&v)[V]) {
     if constexpr (std::is_same_v<Count, int64_t>) {
-      store_some(to, count, v);
+      store_partial(to, count, v);
     } else {
       for (int k = 0; k < V; k += 2) {
-        if constexpr (Past) {
-          stream_two<kSplit, F != Function::log_softmax>(to + k * kWidth, v[k], v[k + 1]);
-        } else {
-          store_two<kSplit, F != Function::log_softmax>(to + k * kWidth, v[k], v[k + 1]);
-        }
+        store_pair<kDeinterleave, kFromExp, kStreaming>(to + k * kWidth, v[k], v[k + 1]);
       }
     }
   }
-  static __attribute__((noinline)) void store_some(Y* to, int64_t count, const Floats (&v)[V]) {
-    Y whole[kAside];
+  static __attribute__((noinline)) void store_partial(Y* to, int64_t count, const Vec (&v)[V]) {
+    Y whole[kGroupCols];
     for (int k = 0; k < V; ++k) store_vector(whole + k * kWidth, v[k]);
     std::memcpy(to, whole, size_t(count) * sizeof(Y));
   }
-  // Does `work(group, count)` for the groups in order.
+  // Calls work(group, count) for the groups in order.
   template <class Work>
   ONEPASS_INLINE void for_groups(Work work) const {
     int64_t g = 0;
-    for (; (g + 1) * kAside <= width; ++g) work(g, std::integral_constant<int, kAside>());
-    if (g * kAside < width) work(g, int64_t(width - g * kAside));
+    for (; (g + 1) * kGroupCols <= width; ++g) work(g, std::integral_constant<int, kGroupCols>());
+    if (g * kGroupCols < width) work(g, int64_t(width - g * kGroupCols));
   }
 
-  static ONEPASS_INLINE Floats finite(Floats m) { return m - m == Floats{} ? m : Floats{}; }
+  static ONEPASS_INLINE Vec finite(Vec m) { return m - m == Vec{} ? m : Vec{}; }
 
-  // Elements [first, first + count) of all rows, group behind group.
-  __attribute__((noinline)) void copy(int64_t first, int64_t count, float* kept) const {
+  // Copies elements [first, first + count) of all rows, one group behind the other.
+  __attribute__((noinline)) void copy(int64_t first, int64_t count, float* buffer) const {
     for (int64_t i = 0; i < count; ++i) {
-      for_groups([&](int64_t g, auto rows) __attribute__((always_inline)) {
-        Floats v[V];
-        load(x + (first + i) * x_stride + g * kAside, rows, v);
-        for (int k = 0; k < V; ++k) store_vector(kept + (g * count + i) * kAside + k * kWidth, v[k]);
+      for_groups([&](int64_t g, auto cols) __attribute__((always_inline)) {
+        Vec v[V];
+        load(x + (first + i) * x_stride + g * kGroupCols, cols, v);
+        for (int k = 0; k < V; ++k) store_vector(buffer + (g * count + i) * kGroupCols + k * kWidth, v[k]);
       });
     }
   }
 
-  // Exponentials that are kept are counted from where that is cheapest.
-  template <bool Exponentials>
-  static constexpr bool kCounts = Exponentials && !Origin::kSubtracts;
+  // Exponentials that are stored are relative to the base that is cheapest.
+  template <bool kStoreExp>
+  static constexpr bool kUsesBase = kStoreExp && !ExpBase::kSubtractsMax;
 
-  // The state of a group's copied elements, which their exponentials may take the places of. What comes behind a low
-  // tile is fetched meanwhile.
-  template <bool Exponentials>
-  void state(float* kept, int64_t count, const X* next_tile, Floats (&m)[V], Sums (&l)[V]) {
-    for (Floats& each : m) each = all(-kInf<float>);
+  // The state of a group's copied elements. With kStoreExp their exponentials replace them. The elements behind a low
+  // tile are fetched meanwhile.
+  template <bool kStoreExp>
+  void group_state(float* buffer, int64_t count, const X* next_tile, Vec (&m)[V], CompensatedVec (&l)[V]) {
+    for (Vec& each : m) each = broadcast(-kInf<float>);
     for (int64_t i = 0; i < count; ++i) {
-      for (int k = 0; k < V; ++k) m[k] = larger(load_vector(kept + i * kAside + k * kWidth), m[k]);
+      for (int k = 0; k < V; ++k) m[k] = max(load_vector(buffer + i * kGroupCols + k * kWidth), m[k]);
     }
-    const bool fetch = count <= 64;  // a taller tile would push out what is at work
+    const bool fetch = count <= 64;  // a taller tile would evict the data in use
     for (int k = 0; k < V; ++k) {
-      const Floats top = finite(m[k]);
-      const Origin from = kCounts<Exponentials> ? Origin::of(top) : Origin();
-      if (kCounts<Exponentials>) furthest = larger(larger(top, -top), furthest);
-      SumsFor<Y> sum;
-      float* const at = kept + k * kWidth;
-      const auto next = [&](int64_t i, auto& e) __attribute__((always_inline)) {
-        constexpr int kMany = sizeof e / sizeof(Floats);
+      const Vec top = finite(m[k]);
+      const ExpBase base = kUsesBase<kStoreExp> ? ExpBase::of(top) : ExpBase();
+      if (kUsesBase<kStoreExp>) largest = max(max(top, -top), largest);
+      ExpSum<Y> sum;
+      float* const column = buffer + k * kWidth;
+      const auto exp_of = [&](int64_t i, auto& e) __attribute__((always_inline)) {
+        constexpr int kMany = sizeof e / sizeof(Vec);
         for (int j = 0; j < kMany; ++j) {
           if (fetch && k * kWidth * int64_t(sizeof(X)) % kLine == 0) {
             __builtin_prefetch(next_tile + (i + j) * x_stride + k * kWidth);
           }
-          e[j] = load_vector(at + (i + j) * kAside);
-          if (!kCounts<Exponentials>) e[j] -= top;
+          e[j] = load_vector(column + (i + j) * kGroupCols);
+          if (!kUsesBase<kStoreExp>) e[j] -= top;
         }
-        E::of(e, from);
-        if constexpr (Exponentials) {
-          for (int j = 0; j < kMany; ++j) store_vector(at + (i + j) * kAside, e[j]);
+        Exp::apply(e, base);
+        if constexpr (kStoreExp) {
+          for (int j = 0; j < kMany; ++j) store_vector(column + (i + j) * kGroupCols, e[j]);
         }
       };
       int64_t i = 0;
       for (; i + 4 <= count; i += 4) {
-        Floats e[4];
-        next(i, e);
+        Vec e[4];
+        exp_of(i, e);
         sum.add((e[0] + e[1]) + (e[2] + e[3]));
       }
       for (; i < count; ++i) {
-        Floats e[1];
-        next(i, e);
+        Vec e[1];
+        exp_of(i, e);
         sum.add(e[0]);
       }
-      l[k] = sum.sums();
+      l[k] = sum.compensated();
     }
   }
 
-  // The states of all rows, of blocks that fit. True: that was one, and is in `kept`.
-  bool states(float* kept) {
-    const int64_t groups = (width + kAside - 1) / kAside, wide = groups * kAside;
-    const int64_t most = n <= kScratch / wide ? n : kBlockOf / wide;
+  // The states of all rows, over blocks that fit the buffer. Returns whether one block held all elements.
+  bool reduce(float* buffer) {
+    const int64_t groups = (width + kGroupCols - 1) / kGroupCols, padded = groups * kGroupCols;
+    const int64_t most = n <= kScratch / padded ? n : kBlockFloats / padded;
     for (int64_t first = 0; first < n; first += most) {
       const int64_t count = n - first < most ? n - first : most;
-      copy(first, count, kept);
+      copy(first, count, buffer);
       for (int64_t g = 0; g < groups; ++g) {
-        float* const at = kept + g * count * kAside;
-        const X* const next = x + first * x_stride + width + g * kAside;
+        float* const group = buffer + g * count * kGroupCols;
+        const X* const next = x + first * x_stride + width + g * kGroupCols;
         if (n <= most) {
-          state<!reduces(F) && F != Function::log_softmax>(at, count, next, m[g], l[g]);
+          group_state<kFromExp>(group, count, next, m[g], l[g]);
         } else if (first == 0) {
-          state<false>(at, count, next, m[g], l[g]);
+          group_state<false>(group, count, next, m[g], l[g]);
         } else {
-          Floats block_m[V];
-          Sums block_l[V];
-          state<false>(at, count, next, block_m, block_l);
+          Vec block_m[V];
+          CompensatedVec block_l[V];
+          group_state<false>(group, count, next, block_m, block_l);
           for (int k = 0; k < V; ++k) merge(m[g][k], l[g][k], block_m[k], block_l[k]);
         }
       }
     }
     return n <= most;
   }
-  static void merge(Floats& m, Sums& l, Floats with_m, const Sums& with_l) {
-    const Floats top = larger(m, with_m), shared = finite(top);
-    Floats scale[2] = {m - shared, with_m - shared};
-    Precise::of(scale);
-    const Floats old = scale[0] * kDrop, now = scale[1] * kDrop;
-    l.sum *= old, l.rest *= old;
+  static void merge(Vec& m, CompensatedVec& l, Vec with_m, const CompensatedVec& with_l) {
+    const Vec top = max(m, with_m), shared = finite(top);
+    Vec scale[2] = {m - shared, with_m - shared};
+    ExpFloat::apply(scale);
+    const Vec before = scale[0] * kExpUnscale, now = scale[1] * kExpUnscale;
+    l.sum *= before, l.error *= before;
     l.add(with_l.sum * now);
-    l.rest += with_l.rest * now;
+    l.error += with_l.error * now;
     m = top;
   }
 
-  // What the last step takes, in the place of the sums: 1 / l, or log(l). True: a row is to be NaN.
-  bool last() {
-    Floats undefined{};
+  // Replaces the sums by the numbers of the epilogue: 1 / l, or m + log(l). Returns whether a row's results are NaN.
+  bool prepare_epilogue() {
+    Vec undefined{};
     for_groups([&](int64_t g, auto) {
       for (int k = 0; k < V; ++k) {
-        Floats& high = l[g][k].sum;
-        Floats& low = l[g][k].rest;
-        if constexpr (F == Function::log_softmax) {
-          high *= kDrop, low *= kDrop;
-          const Pair log = log_beside(finite(m[g][k]), l[g][k]);
-          high = log.high, low = log.low;
+        Vec& high = l[g][k].sum;
+        Vec& low = l[g][k].error;
+        HighLow numbers;
+        if constexpr (kFromExp) {
+          numbers = reciprocal(l[g][k]);
         } else {
-          const Pair inverse = inverse_in_two(l[g][k]);
-          high = inverse.high, low = inverse.low;
+          high *= kExpUnscale, low *= kExpUnscale;
+          numbers = log_sum_exp(finite(m[g][k]), l[g][k]);
         }
-        high += (m[g][k] - m[g][k]) * 0.0f;  // torch: NaN for a row whose maximum is infinite
+        high = numbers.high, low = numbers.low;
+        high += (m[g][k] - m[g][k]) * 0.0f;  // as in torch, a row whose maximum is infinite is NaN
         m[g][k] = finite(m[g][k]);
-        undefined = high == high ? undefined : all(1);
+        undefined = high == high ? undefined : broadcast(1);
       }
     });
-    return maximum_of(undefined) > 0;
+    return reduce_max(undefined) > 0;
   }
 
-  // The last step; of what was kept, if `Keeps`. `Nan`: there may be some, with any 32 bits.
-  template <bool Keeps, bool Past, bool Nan>
-  void finish(const float* kept) const {
+  // Stores the results, from the buffer or from the input. `kNan`: a row may be NaN, with any bits.
+  template <bool kFromBuffer, bool kStreaming, bool kNan>
+  void finish(const float* buffer) const {
     for (int64_t i = 0; i < n; ++i) {
-      for_groups([&](int64_t g, auto rows) __attribute__((always_inline)) {
-        Floats v[V];
-        if constexpr (Keeps) {
-          for (int k = 0; k < V; ++k) v[k] = load_vector(kept + (g * n + i) * kAside + k * kWidth);
+      for_groups([&](int64_t g, auto cols) __attribute__((always_inline)) {
+        Vec v[V];
+        if constexpr (kFromBuffer) {
+          for (int k = 0; k < V; ++k) v[k] = load_vector(buffer + (g * n + i) * kGroupCols + k * kWidth);
         } else {
-          load(x + i * x_stride + g * kAside, rows, v);
+          load(x + i * x_stride + g * kGroupCols, cols, v);
         }
-        if constexpr (!Keeps && F != Function::log_softmax) {
+        if constexpr (!kFromBuffer && kFromExp) {
           for (int k = 0; k < V; ++k) v[k] -= m[g][k];
-          E::of(v);
+          Exp::apply(v);
         }
         for (int k = 0; k < V; ++k) {
-          const Sums& of = l[g][k];
-          if constexpr (F == Function::log_softmax) {
-            v[k] = (v[k] - of.sum) - of.rest;
-          } else {
-            v[k] = sizeof(Y) == 2 ? v[k] * of.sum : v[k] * of.sum + v[k] * of.rest;
-          }
-          if constexpr (Nan) v[k] = v[k] == v[k] ? v[k] : all(std::numeric_limits<float>::quiet_NaN());
+          Vec one[1] = {v[k]};
+          Epilogue{l[g][k].sum, l[g][k].error}.template apply<Y>(one);
+          v[k] = one[0];
+          if constexpr (kNan) v[k] = v[k] == v[k] ? v[k] : broadcast(std::numeric_limits<float>::quiet_NaN());
         }
-        store<Past>(y + i * y_stride + g * kAside, rows, v);
+        store<kStreaming>(y + i * y_stride + g * kGroupCols, cols, v);
       });
     }
   }
-  template <bool Keeps>
-  void finish(const float* kept, bool past) {
-    const bool nan = last();
-    const bool lines = uintptr_t(y) % kLine == 0 && y_stride * int64_t(sizeof(Y)) % kLine == 0;
-    if (nan) return finish<Keeps, false, true>(kept);
-    if (past && lines) return finish<Keeps, true, false>(kept);
-    finish<Keeps, false, false>(kept);
+  template <bool kFromBuffer>
+  void finish(const float* buffer, bool streaming) {
+    const bool nan = prepare_epilogue();
+    const bool whole_lines = uintptr_t(y) % kLine == 0 && y_stride * int64_t(sizeof(Y)) % kLine == 0;
+    if constexpr (std::is_same_v<Y, bfloat16>) {  // whose conversion takes only NaNs that arithmetic makes
+      if (nan) return finish<kFromBuffer, false, true>(buffer);
+    }
+    if (streaming && whole_lines) return finish<kFromBuffer, true, false>(buffer);
+    finish<kFromBuffer, false, false>(buffer);
   }
 
-  // What a function that reduces gives of the states.
-  void reduced(int64_t plane) {
-    for_groups([&](int64_t g, auto rows) {
-      Floats first[V], second[V], undefined[V], any{};
+  void columns_alone(int64_t first, int64_t count) const {
+    columns_scalar<Score, Epilogue>(x + first, y + first, n, x_stride, y_stride, count, sum_offset);
+  }
+
+  // Stores the results of a function that reduces. Rows whose state is not finite are done again in scalar code.
+  void store_reduced() {
+    for_groups([&](int64_t g, auto cols) {
+      Vec first[V], second[V], undefined[V], any{};
       for (int k = 0; k < V; ++k) {
-        Sums& of = l[g][k];
-        of.sum *= kDrop, of.rest *= kDrop;
-        undefined[k] = of.sum - of.sum + (m[g][k] - m[g][k]) == Floats{} ? Floats{} : all(1);
+        CompensatedVec& sum = l[g][k];
+        sum.sum *= kExpUnscale, sum.error *= kExpUnscale;
+        undefined[k] = sum.sum - sum.sum + (m[g][k] - m[g][k]) == Vec{} ? Vec{} : broadcast(1);
         any += undefined[k];
-        if constexpr (F == Function::state) {
-          first[k] = m[g][k], second[k] = of.sum + of.rest;
+        if (sum_offset) {
+          first[k] = m[g][k], second[k] = sum.sum + sum.error;
         } else {
-          first[k] = log_beside(m[g][k], of).high;
+          first[k] = log_sum_exp(m[g][k], sum).high;
         }
       }
-      store<false>(y + g * kAside, rows, first);
-      if constexpr (F == Function::state) store<false>(y + g * kAside + plane, rows, second);
-      if (maximum_of(any) == 0) return;
-      for (int64_t j = g * kAside; j < width && j < (g + 1) * kAside; ++j) {
-        if (undefined[j % kAside / kWidth][j % kWidth] == 0) continue;
-        columns<F>(x + j, y + j, n, x_stride, y_stride, 1, plane);
+      store<false>(y + g * kGroupCols, cols, first);
+      if (sum_offset) store<false>(y + g * kGroupCols + sum_offset, cols, second);
+      if (reduce_max(any) == 0) return;
+      for (int64_t j = g * kGroupCols; j < width && j < (g + 1) * kGroupCols; ++j) {
+        if (undefined[j % kGroupCols / kWidth][j % kWidth] != 0) columns_alone(j, 1);
       }
     });
   }
 
-  void run(int64_t plane, bool past) {
-    float* const kept = scratch();
-    const bool whole = states(kept);
-    if (maximum_of(furthest) > Origin::kFarthest) {
-      for (int64_t at = 0; at < width; at += kTile) {
-        columns<F>(x + at, y + at, n, x_stride, y_stride, width - at < kTile ? width - at : kTile, plane);
+  void run(bool streaming) {
+    float* const buffer = scratch();
+    const bool fits = reduce(buffer);
+    if (exceeds_base(reduce_max(largest))) {
+      for (int64_t at = 0; at < width; at += kScalarCols) {
+        columns_alone(at, width - at < kScalarCols ? width - at : kScalarCols);
       }
-      return;
-    }
-    if constexpr (reduces(F)) {
-      reduced(plane);
-    } else if (whole) {
-      finish<true>(kept, past);
+    } else if constexpr (kReduces) {
+      store_reduced();
+    } else if (fits) {
+      finish<true>(buffer, streaming);
     } else {
-      finish<false>(nullptr, past);
+      finish<false>(nullptr, streaming);
     }
   }
 };
-
-// Rows side by side, kTileWidest at most: x and y at the first element of the first of them.
-template <Function F, class X, class Y>
-void fast_columns(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t width, int64_t plane,
-                  bool past) {
-  Tile<F, X, Y> tile;
-  tile.x = x, tile.y = y, tile.n = n, tile.x_stride = x_stride, tile.y_stride = y_stride, tile.width = width;
-  tile.run(plane, past);
-}
 
 }  // namespace onepass::ONEPASS_ISA

@@ -1,5 +1,5 @@
-// engine.h: the CPU engine's entry points, one a compiled instruction set. No torch in them: ops.cpp brings the
-// threads.
+// engine.h: the CPU engine's plan and entry points, one set per compiled instruction set. No torch here: the caller
+// brings the threads.
 #pragma once
 
 #include "../core/backward_layout.h"
@@ -7,35 +7,51 @@
 
 namespace onepass {
 
-// Pairs of types served in one pass; others are cast first (the same values, one more temporary).
+// Pairs of types that are computed in one pass. Others are cast first (the same values, one more temporary).
 inline bool cpu_fuses(Function function, DType x, DType y) {
   if (function == Function::softmin && x != y) return false;  // a rare call
   return x == y || (y == DType::float32 && size_of(x) == 2) || (x == DType::float32 && size_of(y) == 2);
 }
 
-// How many units (rows, tiles of rows, pieces of long rows) a call falls into, and how many elements a unit has. Where
-// rows are cut into pieces, the states of all pieces come first, and are merged row by row.
-struct Units {
-  int64_t count, elements, pieces;  // pieces: of a row; 0 where a unit has whole rows
+// elements     one element at a time, for layouts and types that nothing else takes
+// rows         one row of unit stride at a time
+// row_runs     (backward) runs of rows at one stride in one loop, everything in registers
+// small_rows   several rows per vector operation
+// row_chunks   chunks of long rows
+// columns      tiles of columns
+enum class CpuRoute { elements, rows, row_runs, small_rows, row_chunks, columns };
+constexpr const char* kCpuRouteNames[] = {"elements", "rows", "row_runs", "small_rows", "row_chunks", "columns"};
+
+// How a call is executed, decided once per call. Work is cut into items that no two threads share: rows, groups of
+// small rows, chunks of long rows, tiles of columns. An item is computed the same way whatever thread takes it, so the
+// bits do not depend on the number of threads.
+struct CpuPlan {
+  CpuRoute route = CpuRoute::rows;
+  int64_t work_items = 0;
+  int64_t grain_size = 1;  // work items below which a second thread does not pay
+  int64_t chunks = 0;      // per row; 0 if rows are not cut
+  int64_t tile_cols = 0;   // columns per tile
+  bool reduces = false;    // the states of chunks are merged before results can be stored
+  bool stores = true;      // there are results per element
+  bool streaming = false;  // results are written by streaming stores
 };
-struct Piece {
+
+// The state of a chunk. A gradient's is only a sum, `l`.
+struct ChunkState {
   float m;
-  double l, rest;
+  double l, error;
 };
 
-// Gradients likewise. Of rows that are cut into pieces a sum each comes first; `sums` then has one a row. A call with
-// pieces may also be made whole rows at a time.
-enum class BackwardStep { rows, sums, finish };
+// One phase of a call: everything for whole items, or for chunks their states, the merged states of the rows (which are
+// stored behind those of the chunks), and the results.
+enum class CpuPhase { whole, states, merge, finish };
 
-#define ONEPASS_DECLARE(isa)                                                                     \
-  namespace isa {                                                                                \
-  Units backward_units(const BackwardProblem& call);                                             \
-  void backward(const BackwardProblem&, BackwardStep, double* sums, int64_t begin, int64_t end); \
-  Units units(const ForwardProblem& call);                                                       \
-  void run(const ForwardProblem& call, int64_t begin, int64_t end);                              \
-  void states(const ForwardProblem& call, Piece* pieces, int64_t begin, int64_t end);            \
-  void merge(const ForwardProblem& call, Piece* pieces);                                         \
-  void finish(const ForwardProblem& call, const Piece* pieces, int64_t begin, int64_t end);      \
+#define ONEPASS_DECLARE(isa)                                                                              \
+  namespace isa {                                                                                         \
+  CpuPlan plan(const ForwardProblem& call);                                                               \
+  CpuPlan plan_backward(const BackwardProblem& call);                                                     \
+  void run(const ForwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end);     \
+  void run_backward(const BackwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t end); \
   }
 ONEPASS_DECLARE(baseline)
 #ifdef ONEPASS_AVX2

@@ -1,98 +1,99 @@
-// exp_simd.h: exponentials of vectors, their sums, and the logarithms of those.
+// exp_simd.h: exponentials of vectors, their sums, the logarithms of those, and numbers times exponentials.
+//
+//   exp(v) = 2^k * 2^f, k = round(v * log2(e)), f = the rest, 2^f by a polynomial or a table
+//
+// k and f come from one fused multiply-add each: adding kMagic rounds v * log2(e) to an integer, and leaves the
+// exponent of the result in the low bits of the sum.
 #pragma once
 
-#include "simd_reduce.h"
+#include "simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
-// Exponentials come times 2^64: 2^k is then never subnormal, and what they are multiplied by in the end brings them
-// back, rounding once.
-constexpr float kLift = 18446744073709551616.0f, kDrop = 1 / kLift;
+// Exponentials are scaled by 2^64: 2^k is then never subnormal, and the factor that they are multiplied by in the end
+// brings them back, with one rounding.
+constexpr float kExpScale = 18446744073709551616.0f, kExpUnscale = 1 / kExpScale;
 
-// A sum of lifted exponentials, at most four at a time, and what it was rounded by. It begins with more than any of
-// them: what is rounded off then takes fewer steps to know (Dekker's Fast2Sum).
-struct LiftedSums {
-  static constexpr float kStart = 8 * kLift;
-  Floats sum = all(kStart), rest{};
-  ONEPASS_INLINE void add(Floats e) {
-    const Floats next = sum + e;
-    rest += e - (next - sum);
+// A sum of scaled exponentials, of which at most four are added at a time, with its rounding error. It begins with more
+// than any of them: the rounding error of an addition then takes fewer steps to know (Dekker's Fast2Sum).
+struct CompensatedExpSum {
+  static constexpr float kStart = 8 * kExpScale;
+  Vec sum = broadcast(kStart), error{};
+  ONEPASS_INLINE void add(Vec e) {
+    const Vec next = sum + e;
+    error += e - (next - sum);
     sum = next;
   }
-  ONEPASS_INLINE Sums sums() const {
-    Sums both;
-    both.sum = sum - kStart;
-    both.add(rest);
+  ONEPASS_INLINE CompensatedVec compensated() const {
+    CompensatedVec both = {sum - kStart, Vec{}};
+    both.add(error);
     return both;
   }
-  double total() const { return total_of((widened(sum) - double(kStart)) + widened(rest)); }
+  double total() const { return reduce_sum((to_double(sum) - double(kStart)) + to_double(error)); }
 };
 
-// The same for half results, whose rounding is much coarser than that of a sum of a thousand floats.
-struct PlainSums {
-  Floats sum{};
-  ONEPASS_INLINE void add(Floats e) { sum += e; }
-  ONEPASS_INLINE Sums sums() const {
-    Sums both;
-    both.sum = sum;
-    return both;
-  }
-  double total() const { return total_of(widened(sum)); }
+// A plain sum, for 16-bit results: their rounding is much coarser than that of a sum of a thousand floats.
+struct PlainExpSum {
+  Vec sum{};
+  ONEPASS_INLINE void add(Vec e) { sum += e; }
+  ONEPASS_INLINE CompensatedVec compensated() const { return {sum, Vec{}}; }
+  double total() const { return reduce_sum(to_double(sum)); }
 };
 template <class Y>
-using SumsFor = std::conditional_t<sizeof(Y) == 2, PlainSums, LiftedSums>;
+using ExpSum = std::conditional_t<sizeof(Y) == 2, PlainExpSum, CompensatedExpSum>;
 
-// exp(v) times 2^64 of several vectors at a time, step by step: one vector's steps all wait for each other. v is at
-// most 0, -inf, or NaN. Adding kMagic rounds to an integer k, and leaves k + 127 + 64 in the low bits: the exponent.
-constexpr float kLog2e = 1.44269502f, kMagic = 12582912.0f + 127 + 64;  // 1.5 * 2^23 + ...
+constexpr float kLog2e = 1.44269502f, kLn2 = 0.693147181f;
+constexpr float kRound = 12582912.0f;        // 1.5 * 2^23: adding it rounds to an integer
+constexpr float kMagic = kRound + 127 + 64;  // and makes that the exponent field of a scaled exponential
+// Whatever is further below the maximum, -inf above all, is replaced by this: there 2^k is 0 itself. If it were only
+// tiny, its results would be subnormal before they are 0, and an Intel core takes 150 cycles for a vector that has one.
+constexpr float kMinExponent = -(127 + 64);
 
-// What is further below the maximum, -inf above all, is taken for this: there 2^k is 0 itself. Were it only tiny, its
-// results would be subnormal before they are 0, and an Intel core takes 150 cycles for a vector that has one.
-constexpr float kBottom = -(127 + 64), kLn2 = 0.693147181f;
+// The base that the exponentials of a row are relative to. It is the maximum m itself, which is then subtracted first,
+// or, where products are not rounded (FMA), a power of two near exp(m), so that nothing need be subtracted:
+// `relative_to_base(m)` is then the exponential of m. |m| is at most kMaxMagnitude.
+struct ExpBase {
+  Vec max{}, lowest = broadcast(kMinExponent * kLn2), magic = broadcast(kMagic);
 
-// Where the exponentials of elements near a maximum m are counted from. They are relative to m itself, which is
-// subtracted first, or, where products are not rounded (FMA), to a power of two near exp(m), so that nothing need be
-// subtracted: `excess(m)` is what they are then too large by, m's own. |m| is at most kFarthest.
-struct Origin {
-  Floats top{}, low = all(kBottom * kLn2), magic = all(kMagic);
-
-  static constexpr float kFarthest = 1048576.0f;
+  static constexpr float kMaxMagnitude = 1048576.0f;
 #if defined(__FMA__)
-  static constexpr bool kSubtracts = false;
-  static ONEPASS_INLINE Origin of(Floats m) {
-    const Floats whole = (m * kLog2e + 12582912.0f) - 12582912.0f;
-    return {all(0), (whole + kBottom) * kLn2, kMagic - whole};
+  static constexpr bool kSubtractsMax = false;
+  static ONEPASS_INLINE ExpBase of(Vec m) {
+    const Vec exponent = (m * kLog2e + kRound) - kRound;
+    return {broadcast(0), (exponent + kMinExponent) * kLn2, kMagic - exponent};
   }
 #else
-  static constexpr bool kSubtracts = true;
-  static ONEPASS_INLINE Origin of(Floats m) { return {m}; }
+  static constexpr bool kSubtractsMax = true;
+  static ONEPASS_INLINE ExpBase of(Vec m) { return {m}; }
 #endif
-  static Origin of(float m) { return of(all(m)); }
+  static ExpBase of(float m) { return of(broadcast(m)); }
 };
-// One for all vectors, or one for each.
-ONEPASS_INLINE const Origin& of_each(const Origin& from, int) { return from; }
+// Several vectors have one base, or each has its own.
+ONEPASS_INLINE const ExpBase& base_of(const ExpBase& base, int) { return base; }
 template <int K>
-ONEPASS_INLINE const Origin& of_each(const Origin (&from)[K], int k) {
-  return from[k];
+ONEPASS_INLINE const ExpBase& base_of(const ExpBase (&bases)[K], int k) {
+  return bases[k];
 }
 
+// Exponentials are computed for several vectors at a time, step by step: the steps of one vector all wait for each
+// other. v is at most 0, -inf, or NaN (relative to its base).
 #define ONEPASS_EACH for (int k = 0; k < K; ++k)
-// 2^(v * log2(e)) = 2^f * power. Less than `low` becomes that, and a NaN stays one.
-template <int K, class From>
-ONEPASS_INLINE void reduce(Floats (&v)[K], Floats (&f)[K], Floats (&power)[K], const From& from) {
-  ONEPASS_EACH v[k] = larger(of_each(from, k).low, v[k]);
-  ONEPASS_EACH power[k] = fused(v[k], all(kLog2e), of_each(from, k).magic);
-  ONEPASS_EACH f[k] = fused(v[k], all(kLog2e), of_each(from, k).magic - power[k]);
-  ONEPASS_EACH power[k] = Floats(Ints(power[k]) << 23);
+// 2^(v * log2(e)) = 2^f * power. A v below `lowest` becomes that, and a NaN stays one.
+template <int K, class Base>
+ONEPASS_INLINE void reduce_range(Vec (&v)[K], Vec (&f)[K], Vec (&power)[K], const Base& base) {
+  ONEPASS_EACH v[k] = max(base_of(base, k).lowest, v[k]);
+  ONEPASS_EACH power[k] = fmadd(v[k], broadcast(kLog2e), base_of(base, k).magic);
+  ONEPASS_EACH f[k] = fmadd(v[k], broadcast(kLog2e), base_of(base, k).magic - power[k]);
+  ONEPASS_EACH power[k] = Vec(IntVec(power[k]) << 23);
 }
 
-// Good to 1 ulp. With a multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own error is
-// 2^-28. Without: as in exp_scalar.h, where no product is rounded that counts.
-struct Precise {
-  template <int K, class From = Origin>
-  static ONEPASS_INLINE void of(Floats (&v)[K], const From& from = {}) {
-    Floats f[K], power[K], p[K];
-    reduce(v, f, power, from);
+// Good to 1 ulp. With a fused multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own
+// error is 2^-28. Without: as in state.h, where no product is rounded that counts.
+struct ExpFloat {
+  template <int K, class Base = ExpBase>
+  static ONEPASS_INLINE void apply(Vec (&v)[K], const Base& base = {}) {
+    Vec f[K], power[K], p[K];
+    reduce_range(v, f, power, base);
 #if defined(__FMA__)
     ONEPASS_EACH f[k] = v[k] * 1.92596298909109e-8f + f[k];
     ONEPASS_EACH p[k] = f[k] * 0.000153532579f + 0.00133990035f;
@@ -103,10 +104,10 @@ struct Precise {
     ONEPASS_EACH p[k] = p[k] * f[k] + 1.0f;
 #else
     ONEPASS_EACH {
-      const Floats whole = (v[k] * kLog2e + kMagic) - kMagic;
-      Floats r = v[k] - whole * 0.693359375f;
+      const Vec whole = (v[k] * kLog2e + kMagic) - kMagic;
+      Vec r = v[k] - whole * 0.693359375f;
       r = r - whole * -2.12194440e-4f;
-      Floats q = r * 1.9875691500e-4f + 1.3981999507e-3f;
+      Vec q = r * 1.9875691500e-4f + 1.3981999507e-3f;
       q = q * r + 8.3334519073e-3f;
       q = q * r + 4.1665795894e-2f;
       q = q * r + 1.6666665459e-1f;
@@ -118,74 +119,67 @@ struct Precise {
   }
 };
 
-// For half results: a polynomial of 2^f for |f| <= 1/2, exact for f = 0, good to 2^-18 (float16) or 2^-13 (bfloat16),
-// a 64th and a 16th of what rounding the result does.
+// For 16-bit results: a polynomial of 2^f for |f| <= 1/2, exact for f = 0, good to 2^-18 (degree 4, float16) or 2^-13
+// (degree 3, bfloat16), a 64th and a 16th of the rounding of the result.
 template <int Degree>
-struct Coarse {
-  static constexpr int kTerms = Degree + 1;
-  Floats term[kTerms];  // times `scale`: exponentials that are scaled cost nothing more
+struct ExpHalf {
+  Vec coefficient[Degree + 1];  // times `factor`: exponentials that are multiplied by a number cost nothing more
 
-  ONEPASS_INLINE explicit Coarse(float scale = 1) {
+  ONEPASS_INLINE explicit ExpHalf(float factor = 1) {
     constexpr float kThree[] = {1, 0.69328293f, 0.24221096f, 0.05500893f, 0};
     constexpr float kFour[] = {1, 0.693124105f, 0.240241045f, 0.0559072132f, 0.00958277683f};
-    for (int i = 0; i < kTerms; ++i) term[i] = all(scale * (Degree == 3 ? kThree[i] : kFour[i]));
+    for (int i = 0; i <= Degree; ++i) coefficient[i] = broadcast(factor * (Degree == 3 ? kThree[i] : kFour[i]));
   }
-  template <int K, class From>
-  ONEPASS_INLINE void scaled(Floats (&v)[K], const From& from) const {
-    Floats f[K], power[K], p[K];
-    reduce(v, f, power, from);
-    ONEPASS_EACH p[k] = f[k] * term[Degree] + term[Degree - 1];
-    for (int i = Degree - 2; i >= 0; --i) ONEPASS_EACH p[k] = p[k] * f[k] + term[i];
+  template <int K, class Base>
+  ONEPASS_INLINE void multiply(Vec (&v)[K], const Base& base) const {
+    Vec f[K], power[K], p[K];
+    reduce_range(v, f, power, base);
+    ONEPASS_EACH p[k] = f[k] * coefficient[Degree] + coefficient[Degree - 1];
+    for (int i = Degree - 2; i >= 0; --i) ONEPASS_EACH p[k] = p[k] * f[k] + coefficient[i];
     ONEPASS_EACH v[k] = p[k] * power[k];
   }
-  template <int K, class From = Origin>
-  static ONEPASS_INLINE void of(Floats (&v)[K], const From& from = {}) {
-    Coarse().scaled(v, from);
+  template <int K, class Base = ExpBase>
+  static ONEPASS_INLINE void apply(Vec (&v)[K], const Base& base = {}) {
+    ExpHalf().multiply(v, base);
   }
 };
-#undef ONEPASS_EACH
 
-// The exponentials of elements, counted from an origin.
-template <class E, int K>
-ONEPASS_INLINE void exponentials(Floats (&v)[K], const Origin& from) {
-  if constexpr (Origin::kSubtracts) {
-    for (Floats& each : v) each -= from.top;
-  }
-  if constexpr (K == 4 && std::is_same_v<E, Coarse<4>>) {  // what four keep does not fit the registers: 7% faster
-    Floats low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
-    E::of(low, from), E::of(high, from);
-    v[0] = low[0], v[1] = low[1], v[2] = high[0], v[3] = high[1];
-  } else {
-    E::of(v, from);
-  }
-}
-
-template <class E>
-inline double excess(float m) {
-  Floats one[1] = {all(m)};
-  exponentials<E>(one, Origin::of(m));
-  return double(one[0][0] * kDrop);
-}
-
+// The exponential for results of type Y.
 template <class Y>
-struct Exponential {
-  typedef Precise type;
-};
-template <>
-struct Exponential<float16> {
-  typedef Coarse<4> type;
-};
-template <>
-struct Exponential<bfloat16> {
-  typedef Coarse<3> type;
-};
+using ExpFor = std::conditional_t<std::is_same_v<Y, float16>, ExpHalf<4>,
+                                  std::conditional_t<std::is_same_v<Y, bfloat16>, ExpHalf<3>, ExpFloat>>;
+
+// The exponentials of elements, relative to a base.
+template <class Exp, int K>
+ONEPASS_INLINE void exp_relative_to(const ExpBase& base, Vec (&v)[K]) {
+  if constexpr (ExpBase::kSubtractsMax) {
+    for (Vec& each : v) each -= base.max;
+  }
+  if constexpr (K == 4 && std::is_same_v<Exp, ExpHalf<4>>) {  // four at a time do not fit the registers: 7% slower
+    Vec first[2] = {v[0], v[1]}, second[2] = {v[2], v[3]};
+    Exp::apply(first, base), Exp::apply(second, base);
+    v[0] = first[0], v[1] = first[1], v[2] = second[0], v[3] = second[1];
+  } else {
+    Exp::apply(v, base);
+  }
+}
+
+// The exponential of m relative to the base of m: sums that are relative to the base are too large by this factor.
+template <class Exp>
+inline double relative_to_base(float m) {
+  Vec one[1] = {broadcast(m)};
+  exp_relative_to<Exp>(ExpBase::of(m), one);
+  return double(one[0][0] * kExpUnscale);
+}
+
+// Logarithms and reciprocals ------------------------------------------------------------------------------------------
 
 // The natural logarithm of a positive normal number, or NaN, in two floats, good to 2^-25 or half an ulp (the
 // polynomial is that of Cephes' logf).
-ONEPASS_INLINE Pair log_in_two(const Sums& l) {
-  const Ints bits = Ints(l.sum), k = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
-  const Floats f = Floats(bits - (k << 23)) - 1.0f, square = f * f, exponent = __builtin_convertvector(k, Floats);
-  Floats p = f * 7.0376836292e-2f - 1.1514610310e-1f;
+ONEPASS_INLINE HighLow log_high_low(const CompensatedVec& l) {
+  const IntVec bits = IntVec(l.sum), k = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
+  const Vec f = Vec(bits - (k << 23)) - 1.0f, square = f * f, exponent = __builtin_convertvector(k, Vec);
+  Vec p = f * 7.0376836292e-2f - 1.1514610310e-1f;
   p = p * f + 1.1676998740e-1f;
   p = p * f - 1.2420140846e-1f;
   p = p * f + 1.4249322787e-1f;
@@ -193,32 +187,93 @@ ONEPASS_INLINE Pair log_in_two(const Sums& l) {
   p = p * f + 2.0000714765e-1f;
   p = p * f - 2.4999993993e-1f;
   p = p * f + 3.3333331174e-1f;
-  const Floats rest = (l.rest / l.sum + 0.0009765625f) - 0.0009765625f;  // what exp(-100) and the like leave is nothing
-  const Floats curve = (p * square * f - 0.5f * square) + exponent * -2.12194440e-4f + rest;
-  const Floats line = exponent * 0.693359375f + f;  // within [0, log(n)]; exact but for large n
-  const Floats high = line + curve;
-  return {(line - high) + curve + (l.sum - l.sum), high};
+  const Vec error = (l.error / l.sum + 0.0009765625f) - 0.0009765625f;  // rounds what exp(-100) and the like leave to 0
+  const Vec curve = (p * square * f - 0.5f * square) + exponent * -2.12194440e-4f + error;
+  const Vec line = exponent * 0.693359375f + f;  // within [0, log(n)]; exact but for large n
+  const Vec high = line + curve;
+  return {high, (line - high) + curve + (l.sum - l.sum)};
 }
 
 // m + log(l), in two floats.
-ONEPASS_INLINE Pair log_beside(Floats m, const Sums& l) {
-  const Pair log = log_in_two(l);
-  Sums both;
-  both.sum = m;
+ONEPASS_INLINE HighLow log_sum_exp(Vec m, const CompensatedVec& l) {
+  const HighLow log = log_high_low(l);
+  CompensatedVec both = {m, Vec{}};
   both.add(log.high);
-  return {both.rest + log.low, both.sum};
+  return {both.sum, both.error + log.low};
 }
 
 // 1 / l, in two floats.
-ONEPASS_INLINE Pair inverse_in_two(const Sums& l) {
+ONEPASS_INLINE HighLow reciprocal(const CompensatedVec& l) {
 #if defined(__FMA__)
-  const Floats high = 1.0f / l.sum;
-  return {high * (fused(-high, l.sum, all(1)) - high * l.rest), high};
+  const Vec high = 1.0f / l.sum;
+  return {high, high * (fmadd(-high, l.sum, broadcast(1)) - high * l.error)};
 #else
-  const Doubles inverse = 1.0 / (widened(l.sum) + widened(l.rest));
-  const Floats high = narrowed(inverse);
-  return {narrowed(inverse - widened(high)), high};
+  const DoubleVec inverse = 1.0 / (to_double(l.sum) + to_double(l.error));
+  const Vec high = to_float(inverse);
+  return {high, to_float(inverse - to_double(high))};
 #endif
 }
+
+// Numbers times exponentials: a * exp(v), v at most 0, -inf, or NaN ---------------------------------------------------
+
+#if defined(__AVX512F__)
+// A factor of exponentials. Its exponent goes into theirs, so that a product takes one multiplication and is rounded
+// once. The factor keeps 2^-64, so that an exponential may be that much smaller than any number.
+struct ExpFactor {
+  Vec factor;
+  ExpBase base;
+
+  static ONEPASS_INLINE ExpFactor of(Vec a) {
+    const IntVec field = (IntVec(a) >> 23) & 255;
+    IntVec exponent = field < 127 + 63 ? field - (127 - 64) : IntVec{} + 127;
+    exponent = (field == 0) | (field == 255) ? IntVec{} : exponent;
+    const Vec e = __builtin_convertvector(exponent, Vec);
+    return {Vec(IntVec(a) - (exponent << 23)), {Vec{}, (e + 127.0f) * -kLn2, e * 16.0f + kRound}};
+  }
+};
+
+// A whole table of 2^(j / 16) is one vector, and one step looks all lanes up in it: the polynomial of the rest has two
+// or three terms instead of four to six. These are the bits, less j in the place of the exponent's sixteenths: adding
+// (16 k + j) there makes 2^k of it.
+alignas(64) inline constexpr int32_t kExp2Table[16] = {
+    0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
+    0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+
+// Good to 2^-21 (`Half`) or 1 ulp. The steps are those of reduce_range, with `f` in sixteenths.
+template <bool Half, int K>
+ONEPASS_INLINE void exp_with_factor(Vec (&v)[K], const ExpBase& base) {
+  constexpr float scale = kLog2e * 16, part = 1.0f / 16;
+  IntVec table;
+  std::memcpy(&table, kExp2Table, sizeof table);
+  Vec f[K], t[K], p[K];
+  ONEPASS_EACH v[k] = max(base.lowest, v[k]);
+  ONEPASS_EACH t[k] = fmadd(v[k], broadcast(scale), base.magic);
+  ONEPASS_EACH f[k] = fmadd(v[k], broadcast(scale), base.magic - t[k]);
+  if constexpr (Half) {
+    ONEPASS_EACH p[k] = f[k] * (0.24023555f * part * part) + 0.69318783f * part;
+  } else {
+    ONEPASS_EACH f[k] = v[k] * (1.92596298909109e-8f * 16) + f[k];
+    ONEPASS_EACH p[k] = f[k] * (0.05550595f * part * part * part) + 0.24023429f * part * part;
+    ONEPASS_EACH p[k] = p[k] * f[k] + 0.6931472f * part;
+  }
+  ONEPASS_EACH p[k] *= f[k];
+  ONEPASS_EACH v[k] = Vec(IntVec(_mm512_permutexvar_epi32(__m512i(t[k]), __m512i(table))) + (IntVec(t[k]) << 19));
+  ONEPASS_EACH v[k] = p[k] * v[k] + v[k];
+}
+#else
+struct ExpFactor {
+  Vec factor;
+  ExpBase base;
+  static ONEPASS_INLINE ExpFactor of(Vec a) { return {a, {}}; }
+};
+
+// The degree is 4 for both 16-bit types: in differences of products terms cancel, and a shorter polynomial would show.
+template <bool Half, int K>
+ONEPASS_INLINE void exp_with_factor(Vec (&v)[K], const ExpBase&) {
+  std::conditional_t<Half, ExpHalf<4>, ExpFloat>::apply(v);
+  ONEPASS_EACH v[k] *= kExpUnscale;
+}
+#endif
+#undef ONEPASS_EACH
 
 }  // namespace onepass::ONEPASS_ISA

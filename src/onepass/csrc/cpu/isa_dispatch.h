@@ -1,10 +1,11 @@
-// isa_dispatch.h: the instruction set of the CPU engine, chosen once a process: the best this CPU has, or what
-// ONEPASS_CPU_CAPABILITY names ("baseline", "avx2", "avx512").
+// isa_dispatch.h: the instruction set of the CPU engine, chosen once per process, and the driver that executes a plan.
+// It is the best instruction set that this CPU has, or the one that ONEPASS_CPU names ("baseline", "avx2", "avx512").
 #pragma once
 
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "engine.h"
 
@@ -13,17 +14,37 @@ namespace onepass {
 struct CpuEngine {
   const char* isa;
   bool (*works)();
-  Units (*units)(const ForwardProblem&);
-  void (*run)(const ForwardProblem&, int64_t, int64_t);
-  void (*states)(const ForwardProblem&, Piece*, int64_t, int64_t);
-  void (*merge)(const ForwardProblem&, Piece*);
-  void (*finish)(const ForwardProblem&, const Piece*, int64_t, int64_t);
-  Units (*backward_units)(const BackwardProblem&);
-  void (*backward)(const BackwardProblem&, BackwardStep, double*, int64_t, int64_t);
+  CpuPlan (*plan_forward)(const ForwardProblem&);
+  CpuPlan (*plan_backward)(const BackwardProblem&);
+  void (*run_forward)(const ForwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
+  void (*run_backward)(const BackwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
+
+  CpuPlan plan(const ForwardProblem& call) const { return plan_forward(call); }
+  CpuPlan plan(const BackwardProblem& call) const { return plan_backward(call); }
+
+  // Executes a call. `parallel_for(count, grain_size, work)` calls work(begin, end) for parts of [0, count).
+  template <class AnyCall, class ParallelFor>
+  void execute(const AnyCall& call, ParallelFor&& parallel_for) const {
+    const CpuPlan plan = this->plan(call);
+    std::vector<ChunkState> states(plan.reduces ? size_t(plan.work_items + plan.work_items / plan.chunks) : 0);
+    const auto run = [&](CpuPhase phase, int64_t begin, int64_t end) {
+      if constexpr (std::is_same_v<AnyCall, ForwardProblem>) {
+        run_forward(call, plan, phase, states.data(), begin, end);
+      } else {
+        run_backward(call, plan, phase, states.data(), begin, end);
+      }
+    };
+    const auto run_parallel = [&](CpuPhase phase) {
+      parallel_for(plan.work_items, plan.grain_size, [&](int64_t begin, int64_t end) { run(phase, begin, end); });
+    };
+    if (!plan.reduces) return run_parallel(CpuPhase::whole);
+    run_parallel(CpuPhase::states);
+    run(CpuPhase::merge, 0, 0);
+    if (plan.stores) run_parallel(CpuPhase::finish);
+  }
 };
 
-#define ONEPASS_ENGINE(isa, works) \
-  {#isa, works, isa::units, isa::run, isa::states, isa::merge, isa::finish, isa::backward_units, isa::backward}
+#define ONEPASS_ENGINE(isa, works) {#isa, works, isa::plan, isa::plan_backward, isa::run, isa::run_backward}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512
@@ -46,26 +67,20 @@ inline const CpuEngine kCpuEngines[] = {
 
 inline const CpuEngine& cpu_engine() {
   static const CpuEngine& chosen = []() -> const CpuEngine& {
-    const char* named = std::getenv("ONEPASS_CPU_CAPABILITY");
+    const char* named = std::getenv("ONEPASS_CPU");
     for (const CpuEngine& engine : kCpuEngines) {
       if (named && *named && engine.isa != std::string(named)) continue;
       if (engine.works()) return engine;
       if (named && *named) break;
     }
     if (!named || !*named) throw std::runtime_error("onepass: no instruction set of the CPU engine works here");
-    std::string words = "onepass: ONEPASS_CPU_CAPABILITY is an instruction set that works here (";
+    std::string words = "onepass: ONEPASS_CPU is an instruction set that works here (";
     for (const CpuEngine& engine : kCpuEngines) {
       if (engine.works()) words += std::string(words.back() == '(' ? "" : ", ") + engine.isa;
     }
     throw std::runtime_error(words + "), got " + named);
   }();
   return chosen;
-}
-
-// Units below which a second thread does not pay.
-inline int64_t cpu_grain(const Units& units) {
-  const int64_t elements = units.elements > 0 ? units.elements : 1;
-  return elements < kCpuGrain ? kCpuGrain / elements : 1;
 }
 
 }  // namespace onepass

@@ -1,11 +1,10 @@
-// simd.h: vectors of floats, as wide as the instruction set has them, by the compiler's own vector types; elements of
-// every type come and go through them. Intrinsics only where the compiler takes apart what is one instruction, and for
-// stores past the cache, which the language has none of.
+// simd.h: vectors of floats, as wide as the instruction set has them, as the compiler's own vector types: loads and
+// stores of every element type, streaming stores, reductions over lanes, and the scratch memory of a thread. Intrinsics
+// stand only where the compiler makes several instructions of one, and for streaming stores, which the language lacks.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
+#include <cstdlib>
+#include <new>
 #if defined(__SSE__)
 #include <immintrin.h>
 #endif
@@ -22,269 +21,372 @@ constexpr int kWidth = 8;
 constexpr int kWidth = 4;
 #endif
 
-// What the innermost loops call: left to itself the compiler stops inlining where there are many of them.
-#define ONEPASS_INLINE inline __attribute__((always_inline))
+typedef float Vec __attribute__((vector_size(4 * kWidth)));
+typedef int32_t IntVec __attribute__((vector_size(4 * kWidth)));
+typedef uint32_t UintVec __attribute__((vector_size(4 * kWidth)));
+typedef double DoubleVec __attribute__((vector_size(8 * kWidth)));
+typedef uint16_t Uint16Vec __attribute__((vector_size(2 * kWidth)));
+// These two are as long as a vector of floats and have twice its lanes.
+typedef int16_t WideInt16Vec __attribute__((vector_size(4 * kWidth)));
+typedef uint16_t WideUint16Vec __attribute__((vector_size(4 * kWidth)));
 
-typedef float Floats __attribute__((vector_size(4 * kWidth)));
-typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
-typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
-typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
+ONEPASS_INLINE Vec broadcast(float v) { return v - Vec{}; }
 
-typedef int16_t Shorts __attribute__((vector_size(4 * kWidth)));
-typedef uint16_t Codes __attribute__((vector_size(4 * kWidth)));
-
-ONEPASS_INLINE Floats all(float v) { return v - Floats{}; }
-
-// The larger, and the smaller, of each two; of a NaN and something, `b`. One instruction, of which the compiler makes
-// two.
+// The larger of each pair of lanes. If either is a NaN, the result is `b`. This is one instruction, of which the
+// compiler makes two.
 #if defined(__AVX512F__)
-ONEPASS_INLINE Floats larger(Floats a, Floats b) { return Floats(_mm512_max_ps(__m512(a), __m512(b))); }
-ONEPASS_INLINE Floats smaller(Floats a, Floats b) { return Floats(_mm512_min_ps(__m512(a), __m512(b))); }
+ONEPASS_INLINE Vec max(Vec a, Vec b) { return Vec(_mm512_max_ps(__m512(a), __m512(b))); }
 #elif defined(__AVX__)
-ONEPASS_INLINE Floats larger(Floats a, Floats b) { return Floats(_mm256_max_ps(__m256(a), __m256(b))); }
-ONEPASS_INLINE Floats smaller(Floats a, Floats b) { return Floats(_mm256_min_ps(__m256(a), __m256(b))); }
+ONEPASS_INLINE Vec max(Vec a, Vec b) { return Vec(_mm256_max_ps(__m256(a), __m256(b))); }
 #elif defined(__SSE__)
-ONEPASS_INLINE Floats larger(Floats a, Floats b) { return Floats(_mm_max_ps(__m128(a), __m128(b))); }
-ONEPASS_INLINE Floats smaller(Floats a, Floats b) { return Floats(_mm_min_ps(__m128(a), __m128(b))); }
+ONEPASS_INLINE Vec max(Vec a, Vec b) { return Vec(_mm_max_ps(__m128(a), __m128(b))); }
 #else
-ONEPASS_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-ONEPASS_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+ONEPASS_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 #endif
 
 // a * b + c, rounded once where the machine can, whatever the compiler makes of products and sums that it sees.
 #if defined(__AVX512F__) && defined(__FMA__)
-ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) {
-  return Floats(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
-}
+ONEPASS_INLINE Vec fmadd(Vec a, Vec b, Vec c) { return Vec(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c))); }
 #elif defined(__AVX__) && defined(__FMA__)
-ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) {
-  return Floats(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
-}
+ONEPASS_INLINE Vec fmadd(Vec a, Vec b, Vec c) { return Vec(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c))); }
 #else
-ONEPASS_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
+ONEPASS_INLINE Vec fmadd(Vec a, Vec b, Vec c) { return a * b + c; }
 #endif
+
+// Loads and stores ----------------------------------------------------------------------------------------------------
 
 template <class T>
-ONEPASS_INLINE Floats load_vector(const T* from);
-template <>
-ONEPASS_INLINE Floats load_vector(const float* from) {
-  Floats v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-template <>
-ONEPASS_INLINE Floats load_vector(const bfloat16* from) {
+ONEPASS_INLINE Vec load_vector(const T* from) {
+  if constexpr (std::is_same_v<T, float>) {
+    Vec v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+  } else if constexpr (std::is_same_v<T, bfloat16>) {
 #if defined(__AVX512F__)
-  const Words wide = Words(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+    const UintVec bits = UintVec(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 #elif defined(__AVX2__)
-  const Words wide = Words(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    const UintVec bits = UintVec(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #else
-  Halves h;
-  std::memcpy(&h, from, sizeof h);
-  const Words wide = __builtin_convertvector(h, Words);
+    Uint16Vec packed;
+    std::memcpy(&packed, from, sizeof packed);
+    const UintVec bits = __builtin_convertvector(packed, UintVec);
 #endif
-  return Floats(wide << 16);
-}
-template <>
-ONEPASS_INLINE Floats load_vector(const float16* from) {
-#if defined(__AVX512F__)
-  return Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
-#elif defined(__F16C__)
-  return Floats(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#else
-  Floats v;
-  for (int i = 0; i < kWidth; ++i) v[i] = float(from[i]);
-  return v;
-#endif
-}
-
-// Converted, but not yet where they go. A NaN is one that arithmetic makes, not any 32 bits, unless `AnyNan`.
-template <class T, bool AnyNan = false>
-struct Packed;
-template <bool AnyNan>
-struct Packed<float, AnyNan> {
-  typedef Floats type;
-  static ONEPASS_INLINE type of(Floats v) { return v; }
-};
-template <bool AnyNan>
-struct Packed<bfloat16, AnyNan> {
-  typedef Halves type;
-  static ONEPASS_INLINE type of(Floats v) {
-    const Words bits = Words(v), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-    if (!AnyNan) return __builtin_convertvector(rounded, Halves);
-    return __builtin_convertvector(v != v ? Words{} + 0x7fc0 : rounded, Halves);
-  }
-};
-template <bool AnyNan>
-struct Packed<float16, AnyNan> {
-  typedef Halves type;
-  static ONEPASS_INLINE type of(Floats v) {
-#if defined(__AVX512F__)
-    return Halves(_mm512_cvtps_ph(__m512(v), _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__)
-    return Halves(_mm256_cvtps_ph(__m256(v), _MM_FROUND_TO_NEAREST_INT));
-#else
-    Halves h;
-    for (int i = 0; i < kWidth; ++i) {
-      const float16 half = float16(v[i]);
-      uint16_t bits;
-      std::memcpy(&bits, &half, sizeof bits);
-      h[i] = bits;
-    }
-    return h;
-#endif
-  }
-};
-
-template <bool AnyNan = false, class T>
-ONEPASS_INLINE void store_vector(T* to, Floats v) {
-  const typename Packed<T>::type made = Packed<T, AnyNan>::of(v);
-  std::memcpy(to, &made, sizeof made);
-}
-
-// Two vectors of elements that are neighbours. Those of bfloat16 may be split as they lie in 32-bit words, the even
-// ones and the odd ones: fewer steps, and no matter where they go back the same way.
-template <bool Split, class T>
-ONEPASS_INLINE void load_two(const T* from, Floats& a, Floats& b) {
-  if constexpr (Split) {
-    Words pairs;
-    std::memcpy(&pairs, from, sizeof pairs);
-    a = Floats(pairs << 16), b = Floats(pairs & 0xffff0000u);
+    return Vec(bits << 16);
   } else {
-    a = load_vector(from), b = load_vector(from + kWidth);
+#if defined(__AVX512F__)
+    return Vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__F16C__)
+    return Vec(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+    Vec v;
+    for (int i = 0; i < kWidth; ++i) v[i] = float(from[i]);
+    return v;
+#endif
   }
 }
-ONEPASS_INLINE Words rounded_pairs(Floats a, Floats b) {
-  const Words even = Words(a), odd = Words(b);
-  return ((even + 0x7fff + ((even >> 16) & 1)) >> 16) | ((odd + 0x7fff + ((odd >> 16) & 1)) & 0xffff0000u);
-}
 
-// The same of numbers that are not negative, where it does not matter which way a tie goes: up, half the steps.
-ONEPASS_INLINE Words rounded_up_pairs(Floats a, Floats b) {
-  const Words even = (Words(a) + 0x8000) >> 16, odd = Words(b) + 0x8000;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  return Words(_mm256_blend_epi16(__m256i(even), __m256i(odd), 0xaa));
+// Converts a vector to the elements of T. `InputNan`: a NaN may have come from the input, with any bits. Otherwise NaNs
+// come from arithmetic, and their low bits are zero.
+template <class T, bool InputNan = false>
+ONEPASS_INLINE auto convert(Vec v) {
+  if constexpr (std::is_same_v<T, float>) {
+    return v;
+  } else if constexpr (std::is_same_v<T, bfloat16>) {
+    const UintVec bits = UintVec(v), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // ties to even
+    if constexpr (!InputNan) return __builtin_convertvector(rounded, Uint16Vec);
+    return __builtin_convertvector(v != v ? UintVec{} + 0x7fc0 : rounded, Uint16Vec);
+  } else {
+#if defined(__AVX512F__)
+    return Uint16Vec(_mm512_cvtps_ph(__m512(v), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    return Uint16Vec(_mm256_cvtps_ph(__m256(v), _MM_FROUND_TO_NEAREST_INT));
 #else
-  return even | (odd & 0xffff0000u);
+    Uint16Vec packed;
+    for (int i = 0; i < kWidth; ++i) {
+      const float16 rounded = float16(v[i]);
+      uint16_t bits;
+      std::memcpy(&bits, &rounded, sizeof bits);
+      packed[i] = bits;
+    }
+    return packed;
 #endif
+  }
 }
 
-constexpr bool kStreams =
+template <bool InputNan = false, class T>
+ONEPASS_INLINE void store_vector(T* to, Vec v) {
+  const auto converted = convert<T, InputNan>(v);
+  std::memcpy(to, &converted, sizeof converted);
+}
+
+// Streaming stores write around the caches.
+constexpr bool kHasStreamingStores =
 #if defined(__AVX__)
     true;
 #else
     false;
 #endif
 
-// Past the cache; `to` is aligned to the vector.
-template <bool AnyNan = false, class T>
-ONEPASS_INLINE void stream_vector(T* to, Floats v) {
+// `to` is aligned to the converted vector.
+template <bool InputNan = false, class T>
+ONEPASS_INLINE void stream_vector(T* to, Vec v) {
 #if defined(__AVX__)
-  const typename Packed<T>::type made = Packed<T, AnyNan>::of(v);
-  if constexpr (sizeof made == 64) {
+  const auto converted = convert<T, InputNan>(v);
+  if constexpr (sizeof converted == 64) {
 #if defined(__AVX512F__)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), __m512i(made));
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), __m512i(converted));
 #endif
-  } else if constexpr (sizeof made == 32) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), __m256i(made));
+  } else if constexpr (sizeof converted == 32) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), __m256i(converted));
   } else {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to), __m128i(made));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to), __m128i(converted));
   }
 #else
-  store_vector<AnyNan>(to, v);
+  store_vector<InputNan>(to, v);
 #endif
 }
 
-template <bool Split, bool Up = false, class T>
-ONEPASS_INLINE void store_two(T* to, Floats a, Floats b) {
-  if constexpr (Split) {
-    const Words made = Up ? rounded_up_pairs(a, b) : rounded_pairs(a, b);
-    std::memcpy(to, &made, sizeof made);
-  } else {
-    store_vector(to, a), store_vector(to + kWidth, b);
-  }
-}
-template <bool Split, bool Up = false, class T>
-ONEPASS_INLINE void stream_two(T* to, Floats a, Floats b) {
-  if constexpr (Split) {
-    stream_vector(reinterpret_cast<float*>(to), Floats(Up ? rounded_up_pairs(a, b) : rounded_pairs(a, b)));
-  } else {
-    stream_vector(to, a), stream_vector(to + kWidth, b);
-  }
-}
-
-// What is streamed is seen by other threads.
-ONEPASS_INLINE void end_streams() {
+// Makes streaming stores visible to other threads.
+ONEPASS_INLINE void fence_streaming_stores() {
 #if defined(__AVX__)
   _mm_sfence();
 #endif
 }
 
-// Fewer bytes than twice `Piece`, in pieces whose sizes are powers of two.
-template <int Piece>
-ONEPASS_INLINE void copy_bytes(char* to, const char* from, int64_t bytes) {
-  if constexpr (Piece >= 2) {
-    const int64_t now = bytes & Piece;
-    if (now) std::memcpy(to, from, Piece);
-    copy_bytes<Piece / 2>(to + now, from + now, bytes);
+// Loads two adjacent vectors. Those of bfloat16 may be deinterleaved: the elements of even and of odd index. This takes
+// fewer steps, and the order does not matter if results are stored the same way.
+template <bool Deinterleave, class T>
+ONEPASS_INLINE void load_pair(const T* from, Vec& a, Vec& b) {
+  if constexpr (Deinterleave) {
+    UintVec pairs;
+    std::memcpy(&pairs, from, sizeof pairs);
+    a = Vec(pairs << 16), b = Vec(pairs & 0xffff0000u);
+  } else {
+    a = load_vector(from), b = load_vector(from + kWidth);
   }
 }
-// Fewer elements than a vector has.
+
+// Rounds two vectors to bfloat16 and interleaves them. `TiesUp`: the numbers are not negative and ties may go up, which
+// takes half the steps.
+template <bool TiesUp>
+ONEPASS_INLINE UintVec interleave_bfloat16(Vec a, Vec b) {
+  if constexpr (TiesUp) {
+    const UintVec even = (UintVec(a) + 0x8000) >> 16, odd = UintVec(b) + 0x8000;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return UintVec(_mm256_blend_epi16(__m256i(even), __m256i(odd), 0xaa));
+#else
+    return even | (odd & 0xffff0000u);
+#endif
+  }
+  const UintVec even = UintVec(a), odd = UintVec(b);
+  return ((even + 0x7fff + ((even >> 16) & 1)) >> 16) | ((odd + 0x7fff + ((odd >> 16) & 1)) & 0xffff0000u);
+}
+
+template <bool Deinterleave, bool TiesUp = false, bool Streaming = false, bool InputNan = false, class T>
+ONEPASS_INLINE void store_pair(T* to, Vec a, Vec b) {
+  if constexpr (Deinterleave) {
+    const Vec packed = Vec(interleave_bfloat16<TiesUp>(a, b));
+    if constexpr (Streaming) {
+      stream_vector(reinterpret_cast<float*>(to), packed);
+    } else {
+      std::memcpy(static_cast<void*>(to), &packed, sizeof packed);
+    }
+  } else if constexpr (Streaming) {
+    stream_vector<InputNan>(to, a), stream_vector<InputNan>(to + kWidth, b);
+  } else {
+    store_vector<InputNan>(to, a), store_vector<InputNan>(to + kWidth, b);
+  }
+}
+
+// Tails: fewer elements than a vector has -----------------------------------------------------------------------------
+
+// Copies fewer bytes than twice `Chunk`, in chunks whose sizes are powers of two.
+template <int Chunk>
+ONEPASS_INLINE void copy_bytes(char* to, const char* from, int64_t bytes) {
+  if constexpr (Chunk >= 2) {
+    const int64_t now = bytes & Chunk;
+    if (now) std::memcpy(to, from, Chunk);
+    copy_bytes<Chunk / 2>(to + now, from + now, bytes);
+  }
+}
 template <class T>
-ONEPASS_INLINE void copy_part(T* to, const T* from, int64_t count) {
+ONEPASS_INLINE void copy_tail(T* to, const T* from, int64_t count) {
   copy_bytes<kWidth* int(sizeof(T)) / 2>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
                                          count * int64_t(sizeof(T)));
 }
 
-alignas(64) inline constexpr int32_t kMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+alignas(64) inline constexpr int32_t kLaneMasks[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
 
-// Ones in the first `count` lanes.
-ONEPASS_INLINE Ints first_lanes(int64_t count) {
-  Ints mask;
-  std::memcpy(&mask, kMask + 16 - count, sizeof mask);
+// All bits set in the first `count` lanes.
+ONEPASS_INLINE IntVec lane_mask(int64_t count) {
+  IntVec mask;
+  std::memcpy(&mask, kLaneMasks + 16 - count, sizeof mask);
   return mask;
 }
 
-// The first `count` elements; `fill` stands for those beyond.
+// Loads the first `count` elements. The other lanes are `fill`.
 template <class T>
-ONEPASS_INLINE Floats load_part(const T* from, int64_t count, float fill) {
-  const Ints mask = first_lanes(count);
+ONEPASS_INLINE Vec load_tail(const T* from, int64_t count, float fill) {
+  const IntVec mask = lane_mask(count);
 #if defined(__AVX512F__)
   const __mmask16 bits = __mmask16((1u << count) - 1);
   if constexpr (std::is_same_v<T, float>) {
-    return Floats(_mm512_mask_loadu_ps(__m512(all(fill)), bits, from));
+    return Vec(_mm512_mask_loadu_ps(__m512(broadcast(fill)), bits, from));
   } else {
     alignas(32) T whole[kWidth];
     _mm256_store_si256(reinterpret_cast<__m256i*>(whole), _mm256_maskz_loadu_epi16(bits, from));
-    return mask ? load_vector(whole) : all(fill);
+    return mask ? load_vector(whole) : broadcast(fill);
   }
 #elif defined(__AVX__)
   if constexpr (std::is_same_v<T, float>) {
-    const Floats v = Floats(_mm256_maskload_ps(from, __m256i(mask)));
-    return mask ? v : all(fill);
+    const Vec v = Vec(_mm256_maskload_ps(from, __m256i(mask)));
+    return mask ? v : broadcast(fill);
   }
 #endif
   T whole[kWidth] = {};
-  copy_part(whole, from, count);
-  return mask ? load_vector(whole) : all(fill);
+  copy_tail(whole, from, count);
+  return mask ? load_vector(whole) : broadcast(fill);
 }
-template <bool AnyNan = false, class T>
-ONEPASS_INLINE void store_part(T* to, int64_t count, Floats v) {
+template <bool InputNan = false, class T>
+ONEPASS_INLINE void store_tail(T* to, int64_t count, Vec v) {
 #if defined(__AVX512F__)
   const __mmask16 bits = __mmask16((1u << count) - 1);
-  const typename Packed<T, AnyNan>::type made = Packed<T, AnyNan>::of(v);
+  const auto converted = convert<T, InputNan>(v);
   if constexpr (std::is_same_v<T, float>) {
-    _mm512_mask_storeu_ps(to, bits, __m512(made));
+    _mm512_mask_storeu_ps(to, bits, __m512(converted));
   } else {
-    _mm256_mask_storeu_epi16(to, bits, __m256i(made));
+    _mm256_mask_storeu_epi16(to, bits, __m256i(converted));
   }
   return;
 #elif defined(__AVX__)
-  if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(to, __m256i(first_lanes(count)), __m256(v));
+  if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(to, __m256i(lane_mask(count)), __m256(v));
 #endif
   T whole[kWidth];
-  store_vector<AnyNan>(whole, v);
-  copy_part(to, whole, count);
+  store_vector<InputNan>(whole, v);
+  copy_tail(to, whole, count);
+}
+
+// Reductions over lanes -----------------------------------------------------------------------------------------------
+
+// Merges all lanes of a vector: each lane with the lane half a vector away, then a quarter, and so on.
+template <class Merge>
+ONEPASS_INLINE float reduce_lanes(Vec v, Merge merge) {
+#if defined(__AVX512F__)
+  v = merge(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = merge(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = merge(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = merge(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+#elif defined(__AVX__)
+  v = merge(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = merge(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+  v = merge(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+#else
+  v = merge(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+  v = merge(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
+#endif
+  return v[0];
+}
+ONEPASS_INLINE float reduce_max(Vec v) { return reduce_lanes(v, max); }
+ONEPASS_INLINE Vec add(Vec a, Vec b) { return a + b; }
+
+ONEPASS_INLINE DoubleVec to_double(Vec v) { return __builtin_convertvector(v, DoubleVec); }
+ONEPASS_INLINE Vec to_float(DoubleVec v) { return __builtin_convertvector(v, Vec); }
+ONEPASS_INLINE double reduce_sum(DoubleVec v) {
+  double sum = 0;
+  for (int i = 0; i < kWidth; i += 4) sum += (v[i] + v[i + 1]) + (v[i + 2] + v[i + 3]);
+  return sum;
+}
+
+// A number of each lane in two floats.
+struct HighLow {
+  Vec high, low;
+};
+
+// A sum per lane, with the rounding errors of its additions beside it (Knuth's TwoSum).
+struct CompensatedVec {
+  Vec sum{}, error{};
+  ONEPASS_INLINE void add(Vec e) {
+    const Vec next = sum + e, part = next - sum;
+    error += (sum - (next - part)) + (e - part);
+    sum = next;
+  }
+  double total() const { return reduce_sum(to_double(sum) + to_double(error)); }
+};
+
+// kWidth vectors, one per row, become one vector with one row per lane: a transpose and a reduction at the same time.
+// At each level two rows are shuffled into the two halves that are merged next.
+template <int Level>
+ONEPASS_INLINE HighLow shuffle_rows(Vec a, Vec b) {
+#define ONEPASS_MIX(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#if defined(__AVX512F__)
+  if constexpr (Level == 0)
+    return {ONEPASS_MIX(2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31),
+            ONEPASS_MIX(0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)};
+  if constexpr (Level == 1)
+    return {ONEPASS_MIX(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31),
+            ONEPASS_MIX(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)};
+  if constexpr (Level == 2)
+    return {ONEPASS_MIX(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31),
+            ONEPASS_MIX(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)};
+  return {ONEPASS_MIX(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31),
+          ONEPASS_MIX(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)};
+#elif defined(__AVX__)
+  if constexpr (Level == 0) return {ONEPASS_MIX(2, 10, 3, 11, 6, 14, 7, 15), ONEPASS_MIX(0, 8, 1, 9, 4, 12, 5, 13)};
+  if constexpr (Level == 1) return {ONEPASS_MIX(2, 3, 10, 11, 6, 7, 14, 15), ONEPASS_MIX(0, 1, 8, 9, 4, 5, 12, 13)};
+  return {ONEPASS_MIX(4, 5, 6, 7, 12, 13, 14, 15), ONEPASS_MIX(0, 1, 2, 3, 8, 9, 10, 11)};
+#else
+  if constexpr (Level == 0) return {ONEPASS_MIX(2, 6, 3, 7), ONEPASS_MIX(0, 4, 1, 5)};
+  return {ONEPASS_MIX(2, 3, 6, 7), ONEPASS_MIX(0, 1, 4, 5)};
+#endif
+#undef ONEPASS_MIX
+}
+template <int Level = 0, int Rows, class Merge>
+ONEPASS_INLINE Vec transpose_reduce(Vec (&rows)[Rows], Merge merge) {
+  if constexpr (Rows == 1) {
+    return rows[0];
+  } else {
+    Vec next[Rows / 2];
+    for (int r = 0; r < Rows / 2; ++r) {
+      const HighLow halves = shuffle_rows<Level>(rows[2 * r], rows[2 * r + 1]);
+      next[r] = merge(halves.low, halves.high);
+    }
+    return transpose_reduce<Level + 1>(next, merge);
+  }
+}
+// transpose_reduce of compensated sums.
+template <int Level = 0, int Rows>
+ONEPASS_INLINE CompensatedVec transpose_sum(Vec (&sums)[Rows], Vec (&errors)[Rows]) {
+  if constexpr (Rows == 1) {
+    return {sums[0], errors[0]};
+  } else {
+    Vec next[Rows / 2], next_errors[Rows / 2];
+    for (int r = 0; r < Rows / 2; ++r) {
+      const HighLow sum = shuffle_rows<Level>(sums[2 * r], sums[2 * r + 1]);
+      const HighLow error = shuffle_rows<Level>(errors[2 * r], errors[2 * r + 1]);
+      CompensatedVec total = {sum.low, Vec{}};
+      total.add(sum.high);
+      total.error += error.low + error.high;
+      next[r] = total.sum, next_errors[r] = total.error;
+    }
+    return transpose_sum<Level + 1>(next, next_errors);
+  }
+}
+
+// Scratch memory ------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kScratch = 131072;  // floats: 512 KB fit the L2 cache of a core
+
+// Memory of the calling thread. It is freed when the thread ends.
+inline float* scratch() {
+  struct Buffer {
+    float* floats = static_cast<float*>(std::aligned_alloc(64, kScratch * sizeof(float)));
+    Buffer() {
+      if (!floats) throw std::bad_alloc();
+    }
+    ~Buffer() { std::free(floats); }
+  };
+  thread_local Buffer buffer;
+  return buffer.floats;
 }
 
 }  // namespace onepass::ONEPASS_ISA

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "rows_backward.h"
+#include "rows.h"
 #include "column_view.h"
 
 namespace onepass {
@@ -262,12 +262,12 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, cons
           false};
 }
 
-// The plan of a gradient of no more dims than kernels take, of rows or in place.
-inline CudaPlan plan_backward(const BackwardProblem& call, const Gpu& gpu) {
-  if (call.layout.view == View::rows && call.layout.outer.count <= 1)
-    return BackwardPlanner(call, BackwardAlignment(call, call.grad_is_broadcast()), gpu, false).plan();
-  const ColumnView view = column_view(call);
-  return column_planner(view, gpu, call).plan();
+// The plan of a problem of no more dims than kernels take, of rows or of columns in place.
+template <class AnyProblem>
+CudaPlan plan_cuda(const AnyProblem& problem, const Gpu& gpu, bool invariant = false) {
+  if (problem.has_rows()) return plan_rows(problem, gpu, invariant);
+  const ColumnView view = column_view(problem);
+  return column_planner(view, gpu, problem).plan();
 }
 
 }  // namespace onepass

@@ -1,327 +1,311 @@
-// rows.h: which kernel serves a call, and with which launch numbers. Pure: no torch, no CUDA; tested without a GPU.
+// rows.h: which kernel serves rows of unit stride, forward and backward, and with which launch numbers. Pure: no torch,
+// no CUDA; tested without a GPU.
 #pragma once
 
-#include <cstdint>
+#include <algorithm>
+#include <optional>
 
 #include "gpu.h"
-#include "../core/layout.h"
-#include "../core/alignment.h"
-#include "tables.h"
-#include "../core/types.h"
+#include "plan.h"
 
 namespace onepass {
 
-constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that loads the next tile into shared memory ahead
-constexpr bool is_of_columns(Tier tier) {
-  return tier == Tier::columns || tier == Tier::columns_grid || tier == Tier::columns_twopass;
-}
-
-// The launch numbers of a call, as the private operators take them. The tiers of columns read them through the
-// accessors threads_x, threads_y and blocks_per_tile, the tier staged reads smem_vecs through rows_per_thread.
-struct CudaPlan {
-  Tier tier;
-  int threads_per_row;   // threads of a block that share a row
-  int rows_per_block;    // rows that a block holds at a time
-  int items_per_thread;  // elements of a row, or of each column, that a thread keeps in registers (twopass: in flight)
-  int vec_size;          // elements of a load or store: 16 bytes of the wider type where all tensors are aligned alike
-  int blocks_per_row;    // blocks that share a row
-  int smem_vecs;         // vectors of a row that a thread keeps in shared memory (block, cluster, grid, columns)
-  VecAccess access;
-
-  bool of_columns() const { return is_of_columns(tier); }
-  int threads_x() const { return threads_per_row; }       // columns: threads side by side
-  int threads_y() const { return rows_per_block; }        // columns: threads down a column
-  int blocks_per_tile() const { return blocks_per_row; }  // columns: blocks that share a tile
-  int rows_per_thread() const { return smem_vecs; }       // staged: rows that a thread serves one after another
-  // Threads of a block. In the tier grid one warp more than share the row.
-  int threads() const {
-    if (of_columns()) return int(up_to(threads_x() * threads_y(), 32));
-    if (tier == Tier::warp || tier == Tier::staged) return threads_per_row * rows_per_block;
-    return tier == Tier::grid ? threads_per_row + 32 : threads_per_row;
-  }
-  // The most threads of a block that a kernel of columns is compiled for.
-  int max_threads() const {
-    int most = 128;
-    while (most < threads()) most *= 2;
-    return most;
-  }
-  bool prefetches() const { return of_columns() && smem_vecs == kPrefetch; }
-  bool in_grid() const {
-    return tier == Tier::columns_grid || (tier == Tier::columns_twopass && blocks_per_tile() > 1);
-  }
-  int vecs_per_thread() const { return items_per_thread / vec_size; }
-  // The tier grid: vectors that a thread takes at a time (of doubles fewer; more where nothing is kept in registers),
-  // chunks of these that a block takes of a row, and vectors of a chunk, so many that each begins at a multiple of 16
-  // bytes.
-  int chunk() const { return vec_size == 2 ? 2 : vecs_per_thread() ? 4 : 8; }
-  int64_t chunks(int64_t n) const {
-    return ceil_div(ceil_div(n / vec_size, blocks_per_row), chunk() * threads_per_row);
-  }
-  int64_t wide(int64_t n) const {
-    const int64_t count = chunks(n);
-    return count ? up_to(ceil_div(n / vec_size, blocks_per_row * count), 4) : 4;
-  }
-  // Elements of a row that are not kept on the chip.
-  int64_t read_again(int64_t n) const {
-    const int kept = vecs_per_thread() / chunk() + smem_vecs / chunk();
-    return tier == Tier::grid && chunks(n) > kept ? (chunks(n) - kept) * wide(n) * blocks_per_row * vec_size : 0;
-  }
-  bool keeps_vecs_in_smem() const {
-    return smem_vecs && (tier == Tier::block || tier == Tier::cluster || (of_columns() && smem_vecs != kPrefetch));
-  }
-  // Rows that one block, or the blocks that share rows, take at a time.
-  int64_t group() const { return tier == Tier::staged ? rows_per_block * rows_per_thread() : rows_per_block; }
-  // Blocks of a launch, where at most `resident` of them are to be started; beyond it a block takes several groups.
-  int64_t grid(int64_t rows, int64_t resident = kMaxGrid) const {
-    const int64_t groups = ceil_div(rows, group()), most = resident / blocks_per_row;
-    return (groups < most ? groups : most > 0 ? most : 1) * blocks_per_row;
-  }
-  static constexpr int64_t kMaxGrid = 0x7fffffff;
-};
-
-constexpr int kThreads = 128;   // threads a block, in the warp and flat tiers
+constexpr int kThreads = 128;   // threads per block in the tiers warp and staged
 constexpr int kShortRow = 128;  // elements of two bytes
-// Lengths of rows that go by narrower vectors if they have no more bytes in all.
+// Rows of these lengths take narrower vectors if they have no more than kFewBytes in all.
 constexpr int kShortest = 16, kLongest = 512;
 constexpr int64_t kFewBytes = int64_t(1) << 25;
-// Elements of a row that is only read, up to which the flat tier pays: of halves longer ones too, but for those that
+// The longest row of a reduction for which the tier staged pays. It pays for longer rows of half types too, unless they
 // come in aligned vectors of four.
-constexpr int kFlatReduced = 40, kFlatReducedHalves = 256;
-constexpr bool flat_pays_reduced(int64_t n, bool half) {
-  return n <= kFlatReduced || (half && n <= kFlatReducedHalves && n % 4);
+constexpr int kStagedReduced = 40, kStagedReducedHalf = 256;
+constexpr bool staged_pays_reduced(int64_t n, bool half) {
+  return n <= kStagedReduced || (half && n <= kStagedReducedHalf && n % 4);
 }
-constexpr int kTile = 16384;          // bytes of a tile of the flat tier
+constexpr int kTile = 16384;          // bytes of a tile of the tier staged
 constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
-// In elements of 4 bytes, or of halves. From kLongRow on rows may be spread where there are few; from kWholeChip on up
-// to kFewWhole of them over the whole chip.
-constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalves = 393216;
+// Lengths in elements of 4 bytes, or of half types. From kLongRow on few rows are spread over several blocks each; from
+// kWholeChip on (with two operands from half of it on) up to kFewWhole rows take the whole chip.
+constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalf = 393216;
 constexpr int kFewWhole = 8;
-constexpr int64_t kFewRows = 8192;   // up to here the tables of few rows serve
-constexpr int64_t kPaired = 131072;  // and from here on more, up to one for two multiprocessors
-constexpr int kStreaming = 1024;     // threads a multiprocessor that stream rows, so many at least
+constexpr int64_t kFewRows = 8192;   // the tables few_rows serve up to so many rows
+constexpr int64_t kPaired = 131072;  // from here on as many rows as half the multiprocessors take the whole chip too
+constexpr int kStreaming = 1024;     // threads per multiprocessor that stream the rows of a reduction, at least
 
-constexpr int kWindowHalves = 40;  // that a thread keeps of a row that is no whole number of vectors: more would spill
-constexpr int kGridVectors = 448;  // of a row that a block of the tier grid is worth being there for
-// Rows longer than so many times what the chip holds: registers keep nothing of them, and shared memory little, so that
-// the L1 cache has room for what is on its way (1x256M floats: 810 us with all of it, 754 so).
+constexpr int kUnalignedHalf = 40;  // elements per thread of a row of a half type that is no whole vectors: more spill
+constexpr int kGridVectors = 448;   // vectors of a row, of all operands, that make a block of the tier grid worthwhile
+// Of rows longer than kMuchLonger times what the chip holds registers keep nothing and shared memory keeps kLittle
+// vectors per thread, so that the L1 cache has room for loads in flight (1x256M float32: 810 us with all of it, 754
+// so).
 constexpr int kMuchLonger = 4, kLittle = 16;
+constexpr int kPointwiseRow = 512;  // the longest row of a gradient of logsumexp that a warp takes
 
-// One call while its plan is made. With `invariant` the plan follows from the types and the length of a row alone, and
-// so does which elements a thread adds up: a row's bits are then the same among any number of rows, wherever it lies.
-struct Planner {
-  const Layout& layout;
-  const DType x, y;
-  const Alignment& alignment;
+// Plans one problem. With `invariant` the plan follows from the types and the length of a row alone, and so does which
+// elements a thread adds up: the bits of a row are then the same among any number of rows, wherever the row lies.
+struct RowPlanner {
   const Gpu& gpu;
   const bool invariant;
+  const Alignment alignment;
+  const int64_t rows, n;
+  const int operands;  // tensors that wait on the chip: 2 in a gradient
+  const bool is_backward, is_reduction;
+  const bool is_contiguous;        // rows lie one after another
+  const int read_size, item_size;  // bytes of an element that is read, and of the wider type
 
-  const int64_t n = layout.n;
-  const int x_size = size_of(x), y_size = size_of(y), wide = x_size > y_size ? x_size : y_size;
-  const bool half = wide == 2;
-  const int part = wide == 8 ? 2 : 1;  // doubles: half the elements a thread
-  // Of a row in elements of 4 bytes, or in halves, as it waits on the chip: the elements of a reduction do so in the
-  // type that it is computed in, which is the wider one.
-  const int64_t length = half || n > kAnyLength / 2 ? n : n * wide / 4;
-  int vector = alignment.widest;
-  bool apart = false;
-  int64_t vectors = 0;  // of a row's window at worst
+  const bool half = item_size == 2;
+  const int part = item_size == 8 ? 2 : 1;  // a thread keeps half as many elements of float64
+  // The length of a row in elements of 4 bytes, or of half types, as it waits on the chip. The elements of a reduction
+  // wait in the type that it is computed in, which is the wider one.
+  const int64_t length = half || n > kAnyLength / 2 ? n : n * item_size / 4;
+  int vec_size = invariant ? alignment.full : alignment.widest;
+  // Elements go to threads by their index in the row alone. (In a gradient the tail of a row does not.)
+  bool scalar = invariant && (alignment.begins_within(vec_size) || (is_backward && n % vec_size));
+  int64_t vecs = count_vecs();  // of a row, with those that it shares with its neighbours
 
-  Planner(const Layout& layout, DType x, DType y, const Alignment& alignment, const Gpu& gpu, bool invariant)
-      : layout(layout), x(x), y(y), alignment(alignment), gpu(gpu), invariant(invariant) {
-    if (invariant) {
-      vector = alignment.full;
-      apart = alignment.begins_within(vector) || alignment.writes_within(vector);
+  RowPlanner(const ForwardProblem& problem, const Gpu& gpu, bool invariant)
+      : gpu(gpu),
+        invariant(invariant),
+        alignment(problem),
+        rows(problem.layout.rows),
+        n(problem.layout.n),
+        operands(1),
+        is_backward(false),
+        is_reduction(problem.is_reduction()),
+        is_contiguous(rows == 1 ||
+                      (problem.layout.row_x_stride() == n && (is_reduction || problem.layout.row_y_stride() == n))),
+        read_size(size_of(problem.type(kX))),
+        item_size(std::max(read_size, size_of(problem.type(kY)))) {}
+  RowPlanner(const BackwardProblem& problem, const Gpu& gpu, bool invariant)
+      : gpu(gpu),
+        invariant(invariant),
+        alignment(problem),
+        rows(problem.layout.rows),
+        n(problem.layout.n),
+        operands(2),
+        is_backward(true),
+        is_reduction(problem.is_reduction()),
+        is_contiguous(false),
+        read_size(size_of(problem.type(kGrad))),
+        item_size(16 / alignment.full) {}
+
+  CudaPlan plan() {
+    if (is_backward) return is_reduction ? plan_pointwise() : plan_on_chip(look_up(rows_backward_table(half), length));
+    const Tables& tables = tables_of(gpu.name);
+    if (item_size < 8 && n % (16 / read_size) && (!is_reduction || staged_pays_reduced(n, half))) {
+      const Entry& unaligned = look_up(half ? tables.unaligned_f16 : tables.unaligned_f32, n);
+      if (unaligned.tier != kUseWriteTable && (invariant || is_contiguous)) {
+        const std::optional<CudaPlan> narrow = plan_narrow();
+        return narrow ? *narrow : plan_staged(unaligned);
+      }
     }
-    count();
+    if (!is_reduction) return plan_on_chip(writing_entry(tables));
+    const Entry& entry = look_up(tables.of(true, half), length);
+    // A row that streams has one block. Where rows are too few for the chip, a reduction is served as softmax is.
+    const bool too_few =
+        Tier(entry.tier) == Tier::twopass && !invariant && rows < int64_t(gpu.sm_count) * kStreaming / entry.threads;
+    return plan_on_chip(too_few ? writing_entry(tables) : entry);
   }
-  // Narrower vectors, which are few, have no kernels of their own for whole ones.
+
+  // The plan by a table entry alone; none where it does not hold the row.
+  std::optional<CudaPlan> plan_by(const Entry& entry) {
+    switch (Tier(entry.tier)) {
+      case Tier::warp: return plan_warp(entry);
+      case Tier::staged: {
+        const CudaPlan plan = plan_staged(entry);
+        const int64_t bytes = plan.group() * n * read_size + 2 * 16;
+        return plan.tier == Tier::staged && bytes > gpu.shared - kStaticShared ? std::nullopt : std::optional(plan);
+      }
+      case Tier::grid: return spread_over_grid();
+      case Tier::twopass: return plan_twopass(entry.threads, entry.items_per_thread);
+      default: return keep_in_blocks(entry);
+    }
+  }
+
+ private:
+  int64_t count_vecs() const {
+    return ceil_div(!scalar && alignment.begins_within(vec_size) ? n + vec_size - 1 : n, vec_size);
+  }
+  // Narrower vectors, which are few, have no kernels of their own for rows of whole vectors.
   VecAccess access() const {
-    return apart                                                    ? VecAccess::scalar
-           : vector == alignment.full && alignment.whole(n, vector) ? VecAccess::aligned
-                                                                    : VecAccess::predicated;
+    return scalar                                                       ? VecAccess::scalar
+           : vec_size == alignment.full && alignment.whole(n, vec_size) ? VecAccess::aligned
+                                                                        : VecAccess::predicated;
   }
-  void count() { vectors = ceil_div(!apart && alignment.begins_within(vector) ? n + vector - 1 : n, vector); }
+  VecAccess unaligned_access() const { return scalar ? VecAccess::scalar : VecAccess::predicated; }
 
-  CudaPlan warp(const Entry& entry) const {
-    return {Tier::warp,
-            entry.threads,
-            entry.threads < kThreads ? kThreads / entry.threads : 1,
-            int(up_to(ceil_div(vectors, entry.threads) * vector, vector > 4 ? vector : 4)),
-            vector,
-            1,
-            0,
-            access()};
+  CudaPlan plan_warp(const Entry& entry) {
+    // In a short row the two vectors that are not whole cost more than narrow vectors: 100 bfloat16 run at 0.78 of a
+    // copy in vectors of 4, at 0.70 in vectors of 8. (For 33 float32 it is the other way round.)
+    while (!is_backward && !invariant && half && n < kShortRow && alignment.begins_within(vec_size)) vec_size /= 2;
+    vecs = count_vecs();
+    return warp_of(entry.threads);
+  }
+  CudaPlan warp_of(int threads) const {
+    const int items = int(up_to(ceil_div(vecs, threads) * vec_size, std::max(vec_size, 4)));
+    return {Tier::warp, threads, kThreads / threads, items, vec_size, 1, 0, access()};
   }
 
-  // Tiles of whole vectors where the rows allow it. The warp tier, element by element, where they do not lie flat: with
+  // Tiles of whole vectors, where rows lie one after another. Elsewhere the tier warp, element by element, which gives
   // the same bits.
-  CudaPlan flat(const Entry& entry) const {
-    const int rows = kThreads / entry.threads, values = int(up_to(ceil_div(n, entry.threads), 2));
-    if (!lies_flat(layout, !alignment.writes_rows))
-      return {Tier::warp, entry.threads, rows, values, 1, 1, 0, VecAccess::predicated};
-    int turns = int(ceil_div(kTile * 7 / 8, n * x_size * rows));
-    while (turns * rows % (16 / x_size)) ++turns;
-    return {Tier::staged, entry.threads, rows, values, 1, 1, turns, VecAccess::predicated};
+  CudaPlan plan_staged(const Entry& entry) const {
+    const int rows_per_block = kThreads / entry.threads, items = int(up_to(ceil_div(n, entry.threads), 2));
+    if (!is_contiguous) return {Tier::warp, entry.threads, rows_per_block, items, 1, 1, 0, VecAccess::predicated};
+    int rows_per_thread = int(ceil_div(kTile * 7 / 8, n * read_size * rows_per_block));
+    while (rows_per_thread * rows_per_block % (16 / read_size)) ++rows_per_thread;
+    return {Tier::staged, entry.threads, rows_per_block, items, 1, 1, rows_per_thread, VecAccess::predicated};
   }
 
-  // Few rows that are no whole vectors of 16 bytes, in whole narrower ones: they are too few tiles for the chip (5120
-  // rows of 196 bfloat16 take 5.3 us for 7.2, measured on an H200, 2026-11-22).
-  bool narrow(CudaPlan* plan) {
-    if (invariant || !alignment.writes_rows || n < kShortest || n > kLongest) return false;
-    if (layout.rows > kFewBytes / (n * x_size)) return false;
+  // Few rows that are no whole vectors of 16 bytes, in whole narrower vectors: they are too few tiles for the chip
+  // (5120 rows of 196 bfloat16 take 5.3 us instead of 7.2, measured on an H200, 2026-11-22).
+  std::optional<CudaPlan> plan_narrow() const {
+    if (invariant || is_reduction || n < kShortest || n > kLongest || rows > kFewBytes / (n * read_size)) return {};
     int width = half ? 4 : 2;
     while (width > 1 && !alignment.whole(n, width)) width /= 2;
-    const int lanes = n < kShortRow / 2 ? 8 : n <= 2 * kShortRow || width == 4 ? 16 : 32;
-    const int values = int(up_to(ceil_div(n, int64_t(width) * lanes) * width, 4));
-    *plan = {Tier::warp, lanes, kThreads / lanes, values, width, 1, 0, VecAccess::aligned};
-    return true;
+    const int threads = n < kShortRow / 2 ? 8 : n <= 2 * kShortRow || width == 4 ? 16 : 32;
+    const int items = int(up_to(ceil_div(n, int64_t(width) * threads) * width, 4));
+    return CudaPlan{Tier::warp, threads, kThreads / threads, items, width, 1, 0, VecAccess::aligned};
   }
 
-  // Blocks of `lanes` threads or more that share a row in registers and shared memory, if they can.
-  bool share(int split, int lanes, int values, int shelf, CudaPlan* plan) const {
-    int64_t slots = (wide == 8 && values > 24 ? 24 : values) / part / vector;
-    if (slots < 1) slots = 1;
-    if (vector * x_size < 8) shelf = 0;
-    int64_t threads = up_to(ceil_div(vectors, (slots + shelf) * split), 32);
-    if (threads < lanes) threads = lanes;
-    if (split > most_cluster(gpu) || threads > most_threads(gpu.arch, split)) return false;
-    const int64_t each = ceil_div(vectors, threads * split);
-    const int64_t few_kinds = alignment.full / vector;  // narrow vectors come in no more numbers than wide ones
-    if (each <= slots) slots = up_to(each, few_kinds);
-    shelf = each > slots ? int(up_to(each - slots, 2)) : 0;
-    if (shelf * threads * vector * x_size > gpu.shared - kStaticShared) return false;
-    const Tier tier = split > 1 ? Tier::cluster : Tier::block;
-    *plan = {tier,   int(threads), 1,     int(slots) * vector,
-             vector, split,        shelf, shelf && !apart ? VecAccess::predicated : access()};
-    return true;
+  // `blocks` of at least so many threads that keep a row in registers and shared memory, if they can.
+  std::optional<CudaPlan> share_row(int blocks, int least_threads, int items, int smem_vecs) const {
+    const int most_doubles = 24 / operands;
+    int64_t kept = (item_size == 8 && items > most_doubles ? most_doubles : items) / part / vec_size;
+    if (kept < 1) kept = 1;
+    if (vec_size * read_size < 8) smem_vecs = 0;
+    const int64_t threads = std::max<int64_t>(least_threads, up_to(ceil_div(vecs, (kept + smem_vecs) * blocks), 32));
+    if (blocks > most_cluster(gpu) || threads > most_threads(gpu.arch, blocks)) return {};
+    const int64_t each = ceil_div(vecs, threads * blocks);
+    const int64_t few_kinds = alignment.full / vec_size;  // narrow vectors come in no more numbers than wide ones
+    if (each <= kept) kept = up_to(each, few_kinds);
+    smem_vecs = each > kept ? int(up_to(each - kept, 2)) : 0;
+    if (smem_vecs * threads * vec_size * read_size > gpu.shared - kStaticShared) return {};
+    return CudaPlan{
+        blocks > 1 ? Tier::cluster : Tier::block, int(threads), 1, int(kept) * vec_size, vec_size, blocks, smem_vecs,
+        smem_vecs ? unaligned_access() : access()};
   }
 
-  // The chip, or so much of it as pays, on a few rows at a time: as many as it holds together.
-  bool grid(CudaPlan* plan) {
-    if (!gpu.cooperative) return false;
-    if (vector != alignment.full) vector = alignment.full, apart = true, count();
+  // The tiers block and cluster by an entry.
+  std::optional<CudaPlan> keep_in_blocks(const Entry& entry) const {
+    const bool unaligned = invariant ? n % vec_size != 0 : access() != VecAccess::aligned;
+    const bool fewer = half && unaligned && !entry.smem_vecs && entry.items_per_thread > kUnalignedHalf;
+    return share_row(entry.blocks_per_row, entry.threads, fewer ? kUnalignedHalf : entry.items_per_thread,
+                     entry.smem_vecs);
+  }
+
+  // The chip, or as much of it as pays, on a few rows at a time: as many as it holds together.
+  std::optional<CudaPlan> spread_over_grid() {
+    if (!gpu.cooperative) return {};
+    if (vec_size != alignment.full) vec_size = alignment.full, scalar = true, vecs = count_vecs();
+    const int unit = is_backward ? (item_size == 8 ? 1 : 2) : 4;         // vectors come in multiples of it
+    const int most_kept = is_backward ? (gpu.arch == 90 ? 4 : 2) * unit  // elsewhere more would spill
+                                      : (gpu.arch == 90 ? 16 : 12) / part / 4 * 4;
     const auto places = [&](int threads) {
-      return int((gpu.shared - kStaticShared) / (threads * alignment.full * x_size) / 4 * 4);
+      return int((gpu.shared - kStaticShared) / (operands * threads * vec_size * read_size) / unit * unit);
     };
-    const int most_slots = (gpu.arch == 90 ? 16 : 12) / part / 4 * 4;  // elsewhere more would spill
-    int threads = 480, slots = most_slots;
-    const int64_t chip = gpu.sm_count, holds = threads * int64_t(slots + places(threads));
-    const int64_t alone = ceil_div(vectors, holds);  // blocks that hold a row between them
-    int64_t split = alone < chip ? alone : chip;
+    int threads = 480, kept = most_kept;
+    const int64_t chip = gpu.sm_count, holds = threads * int64_t(kept + places(threads));
+    const int64_t alone = ceil_div(vecs, holds);  // blocks that hold a row between them
+    int64_t blocks = std::min(alone, chip);
     if (!invariant && alone < chip) {
-      const int64_t together = layout.rows < chip / alone ? layout.rows : chip / alone;
-      const int64_t useful = ceil_div(vectors, kGridVectors);  // blocks with something to do
-      split = chip / together;
-      if (split > useful) split = useful > alone ? useful : alone;
+      const int64_t together = std::min(rows, chip / alone);
+      const int64_t useful = ceil_div(vecs, kGridVectors / operands);  // blocks with something to do
+      blocks = std::min(chip / together, std::max(useful, alone));
     }
     // Fewer threads where they have less to keep. What has arrived in registers is worked on soonest.
-    const int64_t each = ceil_div(vectors, split);
-    const auto takes = [&](int few, int kept, int shelf) {
-      kept = kept < most_slots ? kept : most_slots;
-      if (each > int64_t(few) * (kept + shelf)) return false;
-      threads = few, slots = kept;
+    const int64_t each = ceil_div(vecs, blocks);
+    if (!is_backward && item_size < 8 && each > kMuchLonger * holds) kept = 0;
+    const auto little = [&](int threads) { return std::min(places(threads), kLittle); };
+    const auto takes = [&](int few, int registers, int smem) {
+      registers = std::min(registers, most_kept);
+      if (each > int64_t(few) * (registers + smem)) return false;
+      threads = few, kept = registers;
       return true;
     };
-    if (wide < 8 && each > kMuchLonger * holds) slots = 0;
-    const auto little = [&](int threads) { return places(threads) < kLittle ? places(threads) : kLittle; };
-    (void)(takes(256, 4, 0) || takes(256, 8, 0) || takes(256, 12, 0) || takes(256, 16, 0) ||
-           takes(352, 8, little(352)));
-    const int most = slots ? places(threads) : little(threads);
-    const int64_t rest = ceil_div(each, threads) - slots, shelf = rest > 0 ? up_to(rest, 4) : 0;
-    *plan = {Tier::grid,
-             threads,
-             1,
-             slots * vector,
-             vector,
-             int(split),
-             int(shelf < most ? shelf : most),
-             apart ? VecAccess::scalar : VecAccess::predicated};
-    return true;
+    (void)(takes(256, unit, 0) || takes(256, 2 * unit, 0) || (!is_backward && takes(256, 3 * unit, 0)) ||
+           takes(256, 4 * unit, 0) || (!is_backward && takes(352, 8, little(352))));
+    const int64_t rest = ceil_div(each, threads) - kept, wanted = rest > 0 ? up_to(rest, unit) : 0;
+    const int most = kept ? places(threads) : little(threads);
+    return CudaPlan{
+        Tier::grid,        threads, 1, kept * vec_size, vec_size, int(blocks), int(std::min<int64_t>(wanted, most)),
+        unaligned_access()};
   }
 
-  CudaPlan stream(int threads, int values) const {
-    const int kept = values / part < vector ? vector : values / part / vector * vector;
-    return {Tier::twopass,
-            int(up_to(threads / part, 32)),
-            1,
-            kept,
-            vector,
-            1,
-            0,
-            apart ? VecAccess::scalar : VecAccess::predicated};
+  CudaPlan plan_twopass(int threads, int items) const {
+    const int in_flight = items / part < vec_size ? vec_size : items / part / vec_size * vec_size;
+    return {Tier::twopass, int(up_to(threads / part, 32)), 1, in_flight, vec_size, 1, 0, unaligned_access()};
   }
 
-  // The entry of a function that writes a row for a row.
-  const Entry& as_written(const Tables& tables) const {
-    if (!invariant && layout.rows <= kFewRows && n % alignment.full == 0) {
+  // The gradient of logsumexp, which merges nothing and takes rows in pieces.
+  CudaPlan plan_pointwise() const {
+    if (length <= kPointwiseRow) {
+      int threads = 1;
+      while (threads < 32 && threads * vec_size * 4 < n) threads *= 2;
+      return warp_of(threads);
+    }
+    CudaPlan plan = plan_twopass(256 * part, 16);
+    plan.access = access();
+    return plan;
+  }
+
+  // The entry of a function that writes a row for each row.
+  const Entry& writing_entry(const Tables& tables) const {
+    if (!invariant && rows <= kFewRows && n % alignment.full == 0) {
       const Entry& few = look_up(half ? tables.few_rows_f16 : tables.few_rows_f32, length);
       if (few.tier != kUseWriteTable) return few;
     }
     return look_up(tables.of(false, half), length);
   }
 
-  CudaPlan plan(const Tables& tables) {
-    if (wide < 8 && n % (16 / x_size) && (alignment.writes_rows || flat_pays_reduced(n, half))) {
-      const Entry& odd = look_up(half ? tables.unaligned_f16 : tables.unaligned_f32, n);
-      if (odd.tier != kUseWriteTable && (invariant || lies_flat(layout, !alignment.writes_rows))) {
-        CudaPlan made;
-        return narrow(&made) ? made : flat(odd);
+  // Few long rows: over the whole chip, or over so many blocks per row that they fill it.
+  std::optional<CudaPlan> spread_few_rows(const Entry& entry) {
+    if (invariant || length < kLongRow) return {};
+    const int64_t whole = (half ? kWholeChipHalf : kWholeChip) / operands, chip = gpu.sm_count;
+    const bool few = length >= whole && rows <= kFewWhole;
+    const bool paired =
+        is_backward ? !half && length >= whole && rows <= chip / 4 : length >= kPaired && rows > 32 && rows <= chip / 2;
+    if ((few || paired) && vec_size == alignment.full) {
+      const std::optional<CudaPlan> plan = spread_over_grid();
+      if (plan && (few || !RowChunks(*plan, n, operands).unkept)) return plan;
+    }
+    for (int blocks = 16; blocks >= entry.blocks_per_row && blocks > 1; blocks /= 2) {
+      if (rows * blocks > 4 * chip) continue;
+      // Where a multiprocessor has several blocks, smaller ones with more elements per thread.
+      const bool several = half && vec_size == alignment.full && rows * blocks > 2 * chip;
+      for (const int items : {several ? 48 : 32, 16, 8}) {
+        if (is_backward && items > 16) continue;
+        const auto plan = share_row(blocks, 0, is_backward && half ? 2 * items : items, 0);
+        if (plan && plan->threads_per_row >= kThreads) return plan;
       }
     }
-    const bool reduces = !alignment.writes_rows;
-    const Entry* of_length = reduces ? &look_up(tables.of(true, half), length) : &as_written(tables);
-    // A row that streams has one block. Where those are too few for the chip, a reduction is served as softmax is.
-    if (reduces && !invariant && Tier(of_length->tier) == Tier::twopass &&
-        layout.rows < int64_t(gpu.sm_count) * kStreaming / of_length->threads)
-      of_length = &as_written(tables);
-    const Entry& entry = *of_length;
+    return {};
+  }
+
+  CudaPlan plan_on_chip(const Entry& entry) {
     const Tier tier = Tier(entry.tier);
-    if (tier == Tier::staged) return flat(entry);
-    if (tier == Tier::warp) {
-      // In a row of few vectors the two that are not whole cost more than narrow ones: 100 bfloat16 0.78 of a copy in
-      // vectors of 4, 0.70 in vectors of 8. (For 33 floats it is the other way round.)
-      while (!invariant && half && n < kShortRow && alignment.begins_within(vector)) vector /= 2;
-      count();
-      return warp(entry);
-    }
-    CudaPlan made;
-    if (!invariant && length >= kLongRow) {
-      // Few long rows: over the whole chip, or over so many blocks a row that they fill it.
-      const int64_t whole = half ? kWholeChipHalves : kWholeChip;
-      const bool few = length >= whole && layout.rows <= kFewWhole;
-      const bool pairs = length >= kPaired && layout.rows > 32 && layout.rows <= gpu.sm_count / 2;
-      if ((few || pairs) && vector == alignment.full && grid(&made) && (few || !made.read_again(n))) return made;
-      for (int split = 16; split >= entry.blocks_per_row && split > 1; split /= 2) {
-        if (layout.rows * split > 4 * gpu.sm_count) continue;
-        // Where there are several blocks a multiprocessor, smaller ones of more elements a thread.
-        const bool several = half && vector == alignment.full && layout.rows * split > 2 * gpu.sm_count;
-        for (const int values : {several ? 48 : 32, 16, 8}) {
-          if (share(split, 0, values, 0, &made) && made.threads_per_row >= kThreads && made.threads_per_row <= 1024 / 2)
-            return made;
-        }
-      }
-    }
+    if (tier == Tier::warp) return plan_warp(entry);
+    if (tier == Tier::staged) return plan_staged(entry);
+    if (const auto plan = spread_few_rows(entry)) return *plan;
     if (tier == Tier::block || tier == Tier::cluster) {
-      const bool within = invariant ? n % vector != 0 : access() != VecAccess::aligned;
-      const bool fewer = half && within && !entry.smem_vecs && entry.items_per_thread > kWindowHalves;
-      if (share(entry.blocks_per_row, entry.threads, fewer ? kWindowHalves : entry.items_per_thread, entry.smem_vecs,
-                &made))
-        return made;
-      const int clusters = most_cluster(gpu);  // of a GPU that takes no clusters as large as the table's
-      for (const int split : {1, clusters}) {
-        for (const int shelf : {0, 8, 16, 24}) {
-          if (entry.blocks_per_row >= split && share(split, 0, half ? 40 : 32, shelf, &made)) return made;
+      if (const auto plan = keep_in_blocks(entry)) return *plan;
+      // A GPU that takes no clusters as large as the table's, or narrow vectors, of which a thread keeps fewer
+      // elements.
+      const int items = is_backward ? (half ? 32 : 16) : half ? 40 : 32, most = most_cluster(gpu);
+      for (int blocks = 1; blocks <= most; blocks *= 2) {
+        if (!is_backward && (blocks > entry.blocks_per_row || (blocks > 1 && blocks < most))) continue;
+        for (const int smem_vecs : {0, 8, 16, 24}) {
+          if (is_backward && smem_vecs) break;
+          if (const auto plan = share_row(blocks, 0, items, smem_vecs)) return *plan;
         }
       }
     }
-    if (tier != Tier::twopass && grid(&made)) return made;
-    return tier == Tier::twopass ? stream(entry.threads, entry.items_per_thread) : stream(half ? 512 : 1024, 16);
+    if (tier == Tier::twopass) return plan_twopass(entry.threads, entry.items_per_thread);
+    if (const auto plan = spread_over_grid()) return *plan;
+    return plan_twopass(half || is_backward ? 512 : 1024, 16);
   }
 };
 
-inline CudaPlan plan_cuda(const Layout& layout, DType x, DType y, const Alignment& alignment, const Gpu& gpu,
-                          bool invariant = false) {
-  return Planner(layout, x, y, alignment, gpu, invariant).plan(tables_of(gpu.name));
+template <class AnyProblem>
+CudaPlan plan_rows(const AnyProblem& problem, const Gpu& gpu, bool invariant) {
+  return RowPlanner(problem, gpu, invariant).plan();
 }
 
 }  // namespace onepass

@@ -97,6 +97,8 @@ const Tables& tables_of(const char* gpu) {
   return built_in();
 }
 
+const std::vector<Entry>& rows_backward_table(bool half) { return built_in_rows_backward(half); }
+
 void set_tables(const char* gpu, Tables tables) {
   if (!*gpu) throw std::runtime_error("onepass: tables are of a GPU that has a name");
   for (const auto& [name, table] : kTables) check(name, tables.*table);

@@ -99,7 +99,10 @@ inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {
 // Those of the GPU that has this name, else the built-in ones.
 const Tables& tables_of(const char* gpu);
 
-// Raised whenever tables are set: what was planned under another number may be planned otherwise now.
+// The table of gradients of rows, which keep two operands. It is built in for all GPUs.
+const std::vector<Entry>& rows_backward_table(bool half);
+
+// Increases whenever tables are set: plans that were made under another version may differ now.
 inline std::atomic<uint64_t> tables_version{0};
 
 // Takes `tables` for the GPUs of this name from now on; throws std::runtime_error where they are not sound.

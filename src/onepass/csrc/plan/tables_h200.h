@@ -254,4 +254,50 @@ inline const Tables& built_in() {
   return tables;
 }
 
+// Gradients of rows, which keep two operands; items_per_thread: of each operand. Measured on NVIDIA H200, 2026-11-22
+// (benchmarks/results/sweep-backward-h200-2026-11-22.json).
+inline const std::vector<Entry>& built_in_rows_backward(bool half) {
+  constexpr int kWarp = int(Tier::warp), kBlock = int(Tier::block), kCluster = int(Tier::cluster),
+                kGrid = int(Tier::grid);
+  // clang-format off
+  static const std::vector<Entry> of32 = {
+      {23, kWarp, 2, 0, 1, 0},
+      {47, kWarp, 4, 0, 1, 0},
+      {56, kWarp, 8, 0, 1, 0},
+      {114, kWarp, 16, 0, 1, 0},
+      {320, kWarp, 32, 0, 1, 0},
+      {448, kBlock, 0, 8, 1, 0},
+      {700, kBlock, 0, 12, 1, 0},
+      {1800, kBlock, 0, 8, 1, 0},
+      {2500, kBlock, 0, 16, 1, 0},
+      {3500, kBlock, 0, 12, 1, 0},
+      {7000, kBlock, 0, 16, 1, 0},
+      {10000, kCluster, 0, 16, 4, 0},
+      {14000, kCluster, 0, 20, 4, 0},
+      {40000, kCluster, 0, 20, 8, 0},
+      {147000, kCluster, 0, 20, 16, 0},
+      {196608, kCluster, 0, 24, 16, 0},
+      {kAnyLength, kGrid, 0, 0, 1, 0},
+  };
+  static const std::vector<Entry> of16 = {
+      {11, kWarp, 1, 0, 1, 0},
+      {23, kWarp, 2, 0, 1, 0},
+      {47, kWarp, 4, 0, 1, 0},
+      {140, kWarp, 8, 0, 1, 0},
+      {330, kWarp, 16, 0, 1, 0},
+      {900, kWarp, 32, 0, 1, 0},
+      {1024, kBlock, 0, 16, 1, 0},
+      {1250, kBlock, 0, 24, 1, 0},
+      {7000, kBlock, 0, 16, 1, 0},
+      {10000, kCluster, 0, 24, 2, 0},
+      {22500, kCluster, 0, 24, 4, 0},
+      {40000, kCluster, 0, 32, 8, 0},
+      {110000, kCluster, 0, 40, 8, 0},
+      {327680, kCluster, 0, 40, 16, 0},
+      {kAnyLength, kGrid, 0, 0, 1, 0},
+  };
+  // clang-format on
+  return half ? of16 : of32;
+}
+
 }  // namespace onepass

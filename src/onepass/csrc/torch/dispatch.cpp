@@ -10,45 +10,12 @@ namespace onepass {
 
 namespace {
 
-// Calls work(begin, end) for all of [0, count), on several threads where they pay.
-template <class Work>
-void run_parallel(int64_t count, int64_t grain, const Work& work) {
-  if (count <= grain) return work(int64_t(0), count);
-  torch::stable::parallel_for(0, count, grain, work);
-}
-
-void run_cpu(const ForwardProblem& problem) {
-  const CpuEngine& engine = cpu_engine();
-  const Units units = engine.units(problem);
-  const int64_t grain = cpu_grain(units);
-  if (!units.pieces) {
-    return run_parallel(units.count, grain, [&](int64_t begin, int64_t end) { engine.run(problem, begin, end); });
-  }
-  std::vector<Piece> pieces(units.count + units.count / units.pieces);
-  run_parallel(units.count, grain,
-               [&](int64_t begin, int64_t end) { engine.states(problem, pieces.data(), begin, end); });
-  engine.merge(problem, pieces.data());
-  if (problem.is_reduction()) return;
-  run_parallel(units.count, grain,
-               [&](int64_t begin, int64_t end) { engine.finish(problem, pieces.data(), begin, end); });
-}
-
-void run_cpu(BackwardProblem& problem) {
-  problem.threads = int64_t(torch::stable::get_num_threads());
-  const CpuEngine& engine = cpu_engine();
-  const Units units = engine.backward_units(problem);
-  const int64_t rows = problem.layout.rows, grain = cpu_grain(units);
-  const auto run = [&](BackwardStep step, double* sums, int64_t count, int64_t grain) {
-    run_parallel(count, grain, [&](int64_t begin, int64_t end) { engine.backward(problem, step, sums, begin, end); });
-  };
-  if (!units.pieces) return run(BackwardStep::rows, nullptr, units.count, grain);
-  // Where there are rows enough for all threads, each takes whole rows: it reads a row again soon after the first time.
-  if (rows >= 2 * problem.threads) return run(BackwardStep::rows, nullptr, rows, 1);
-  std::vector<double> sums(size_t(units.count + rows));
-  run(BackwardStep::sums, sums.data(), units.count, grain);
-  double* const totals = sums.data() + units.count;
-  for (int64_t i = 0; i < units.count; ++i) totals[i / units.pieces] += sums[size_t(i)];
-  run(BackwardStep::finish, totals, units.count, grain);
+template <class AnyProblem>
+void run_cpu(const AnyProblem& problem) {
+  cpu_engine().execute(problem, [](int64_t count, int64_t grain_size, auto&& work) {
+    if (count <= grain_size) return work(int64_t(0), count);
+    torch::stable::parallel_for(0, count, grain_size, work);
+  });
 }
 
 Layout layout_of(const TensorArgs& args, bool contiguous) {
@@ -145,7 +112,10 @@ void run_backward(const TensorArgs& args, DType result_type, DType dx_type, cons
       Problem::backward(args.function, result_type, dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad),
                         data_of(kLse)),
       make_backward_layout(dx.rank, dx.sizes, each, args.dims.reduced, is_reduction(args.function))};
-  if (!dx.is_cuda()) return run_cpu(problem);
+  if (!dx.is_cuda()) {
+    problem.threads = int64_t(torch::stable::get_num_threads());
+    return run_cpu(problem);
+  }
   cuda::run(problem, args, plan);
 }
 

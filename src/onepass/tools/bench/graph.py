@@ -1,7 +1,7 @@
-"""The clock of a launch within a CUDA graph: no host in it, and data that is not in the L2.
+"""The clock of a launch within a CUDA graph: it excludes the host and finds no data in the L2.
 
-A graph makes the call on each of several buffers in turn. The buffers together exceed twice the L2, so that a buffer is
-long gone from it when its turn comes again; the time is that of a replay over the launches in it.
+A graph makes the call on each of several buffers in turn. The buffers together exceed twice the L2, so that a buffer
+has left it when its turn comes again. The time is that of a replay divided by the number of launches.
 """
 
 from __future__ import annotations
@@ -16,44 +16,42 @@ from torch import Tensor
 
 from onepass.tools.bench.stats import summarise
 
-__all__ = ["GraphClock", "buffers", "refusal", "turns"]
-
 Call = Callable[[], object]
 
-MOST = 8192  # buffers; more of them would be so small that a launch is all their time
-LAUNCHES = 20  # in a graph at least, where the budget has room: its begin and end are then no part of the time
+MAX_BUFFERS = 8192  # with more buffers each is so small that the time is the launch alone
+MIN_LAUNCHES = 20  # per graph where the budget allows, so that its begin and end do not count
 REPLAYS = (3, 20)
 
 
-def buffers(l2: int, bytes_each: int) -> int:
-    """How many buffers of this size exceed twice the L2 together; at least two, which then take turns.
+def buffer_count(l2: int, bytes_each: int) -> int:
+    """How many buffers of this size exceed twice the L2 together; at least two.
 
-    >>> buffers(50 << 20, 1 << 20), buffers(50 << 20, 2 << 30)
+    >>> buffer_count(50 << 20, 1 << 20), buffer_count(50 << 20, 2 << 30)
     (101, 2)
     """
     return max(2, 2 * l2 // max(bytes_each, 1) + 1)
 
 
-def turns(count: int, each_us: float, seconds: float) -> int:
-    """How often a graph goes through its `count` buffers: LAUNCHES launches in all, or fewer where a replay would take
-    more than a quarter of `seconds`, and once at least.
+def rounds_per_graph(count: int, each_us: float, seconds: float) -> int:
+    """How often a graph goes through its `count` buffers: for MIN_LAUNCHES launches in all, or fewer if a replay would
+    take more than a quarter of `seconds`, and at least once.
 
-    >>> turns(4, 10.0, 0.1), turns(1000, 2.0, 0.1), turns(2, 5000.0, 0.1), turns(2, 50000.0, 0.1)
-    (5, 1, 2, 1)
+    >>> [rounds_per_graph(*of, 0.1) for of in ((4, 10.0), (1000, 2.0), (2, 5000.0), (2, 50000.0))]
+    [5, 1, 2, 1]
     """
-    room = int(seconds / 4 * 1e6 / max(count * each_us, 1e-3))
-    return max(1, min(ceil(LAUNCHES / count), room))
+    affordable = int(seconds / 4 * 1e6 / max(count * each_us, 1e-3))
+    return max(1, min(ceil(MIN_LAUNCHES / count), affordable))
 
 
-def refusal(count: int, bytes_each: int, workspace: int, free: int) -> str | None:
-    """Why `count` buffers of this size are not made, or None. `workspace` is what a call takes besides, `free` what
-    there is.
+def cannot_capture(count: int, bytes_each: int, workspace: int, free: int) -> str | None:
+    """Why `count` buffers of this size are not made, or None. `workspace` is what a call allocates besides its output,
+    `free` the memory that is left.
 
-    >>> refusal(101, 1 << 20, 1 << 20, 1 << 30), refusal(2, 2 << 30, 1 << 30, 6 << 30)
+    >>> cannot_capture(101, 1 << 20, 1 << 20, 1 << 30), cannot_capture(2, 2 << 30, 1 << 30, 6 << 30)
     (None, '2 buffers of 2048.0 MiB and their outputs do not fit')
     """
-    if count > MOST:
-        return f"{count} buffers of {bytes_each} bytes would be needed to leave the L2, more than {MOST}"
+    if count > MAX_BUFFERS:
+        return f"{count} buffers of {bytes_each} bytes would be needed to leave the L2, more than {MAX_BUFFERS}"
     if 2 * count * bytes_each + workspace > free:  # twice: a provider may allocate its own outputs
         return f"{count} buffers of {bytes_each / 2**20:.1f} MiB and their outputs do not fit"
     return None
@@ -66,63 +64,61 @@ class GraphClock:
         self.device = device
 
     def time(self, calls: Sequence[Call], each_us: float, seconds: float) -> float:
-        """Microseconds of a launch.
+        """Microseconds per launch.
 
         Args:
-            calls: the call on each of the buffers, as many as `buffers` says.
-            each_us: what a call takes, about.
-            seconds: of replaying.
+            calls: the call on each of the buffers, as many as `buffer_count` says.
+            each_us: the approximate time of a call.
+            seconds: how long to replay.
 
-        Raises what a call raises when it is captured, and RuntimeError where a replay does not write the output: the
-        launch went past the capture, to a stream of the call's own. The current stream is then what it was.
+        Raises what a call raises during its capture, and RuntimeError if a replay does not write the output because
+        the call launches on a stream of its own. The current stream is restored in any case.
         """
         home = torch.cuda.current_stream(self.device)
         side = torch.cuda.Stream(self.device)
         graph = torch.cuda.CUDAGraph()
-        first: list[Exception] = []
+        errors: list[Exception] = []
         try:
             side.wait_stream(home)
-            with torch.cuda.stream(side):  # what a call makes once is made before the capture
+            with torch.cuda.stream(side):  # one-time work of a call happens before the capture
                 for call in calls[:3]:
                     call()
             home.wait_stream(side)
             torch.cuda.synchronize(self.device)
-            rounds = turns(len(calls), each_us, seconds)
-            # An output that the call allocates itself is kept until its buffer's turn comes again: so that outputs
-            # rotate as the inputs do.
-            kept: deque[object] = deque(maxlen=len(calls))
+            rounds = rounds_per_graph(len(calls), each_us, seconds)
+            # An output that a call allocates is released when its buffer's turn comes again, so that outputs rotate
+            # as the inputs do.
+            outputs: deque[object] = deque(maxlen=len(calls))
             try:
                 with torch.cuda.graph(graph, stream=side):
                     try:
                         for call in [*calls] * rounds:
-                            kept.append(call())
+                            outputs.append(call())
                     except Exception as error:
-                        first.append(error)
+                        errors.append(error)
                         raise
-            except Exception as error:  # where a call spoilt the capture, its end raises too, and says less
-                first.append(error)
-            if first:
-                raise first[0]
-            _written(graph, kept[-1])
+            except Exception as error:  # the end of a spoilt capture raises too, with a less helpful message
+                errors.append(error)
+            if errors:
+                raise errors[0]
+            _check_output_is_written(graph, outputs[-1])
             return self._replay(graph, rounds * len(calls), seconds)
         finally:
-            first.clear()  # the exception holds this frame: without a circle the buffers are free as soon as it is told
-            if torch.cuda.current_stream(self.device) != home:  # a failed capture leaves its own stream behind
+            errors.clear()  # breaks the cycle of exception and frame, so that the buffers are freed at once
+            if torch.cuda.current_stream(self.device) != home:  # a failed capture leaves its own stream current
                 torch.cuda.set_stream(home)
             torch.cuda.synchronize(self.device)
             graph.reset()
 
     def _replay(self, graph: torch.cuda.CUDAGraph, launches: int, seconds: float) -> float:
-        """The median of replays one after the other: each finds the L2 as the one before left it, and the host is ahead
-        of the GPU."""
+        """The median of consecutive replays: each finds the L2 as the previous one left it, and the host is ahead."""
         graph.replay()
         each = self._events(graph, 1)[0] * 1e-6
-        least, most = REPLAYS
-        count = max(least, min(most, int(seconds / max(each, 1e-9))))
+        count = max(REPLAYS[0], min(REPLAYS[1], int(seconds / max(each, 1e-9))))
         return summarise([us / launches for us in self._events(graph, count)]).median
 
     def _events(self, graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
-        """Microseconds of each of `count` replays, after one that is not counted."""
+        """Microseconds of each of `count` replays, after one that does not count."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         graph.replay()
         marks[0].record()
@@ -133,7 +129,7 @@ class GraphClock:
         return [start.elapsed_time(end) * 1e3 for start, end in pairwise(marks)]
 
 
-def _written(graph: torch.cuda.CUDAGraph, out: object) -> None:
+def _check_output_is_written(graph: torch.cuda.CUDAGraph, out: object) -> None:
     if isinstance(out, Tensor) and out.is_floating_point():
         out.fill_(float("nan"))
         graph.replay()

@@ -1,4 +1,4 @@
-"""The results file, schema version 3: what a row holds, how a file is written, and how a bad one is told.
+"""The results file, schema version 3: its rows, how it is written, and what is wrong with a bad one.
 
 `docs/benchmark.md` documents every field. Nothing here imports torch or times anything.
 """
@@ -13,34 +13,22 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-STDOUT = "-"  # in place of a file's name
+STDOUT = "-"  # the name of a file that means stdout
 SCHEMA = 3
-ADDED = {"graph_error": 2, "input_copy_us": 2, "disturbed": 3}  # field -> its first schema; null in older files
+ADDED = {"graph_error": 2, "input_copy_us": 2, "disturbed": 3}  # field -> the schema that added it; null in older files
 ENVIRONMENT = (
-    "device",
-    "device_type",
-    "driver",
-    "cuda",
-    "torch",
-    "triton",
-    "python",
-    "onepass",
-    "commit",
-    "date",
-    "cpu",
-    "threads",
-    "platform",
-    "sources",
+    *("device", "device_type", "driver", "cuda", "torch", "triton", "python", "onepass"),
+    *("commit", "date", "cpu", "threads", "platform", "sources"),
 )
 
 
 class ResultsError(ValueError):
-    """A results file that cannot be read; the message names the file and says what is wrong with it."""
+    """A results file cannot be read; the message names the file and what is wrong with it."""
 
 
 @dataclass
 class Row:
-    """One provider on one case at one dtype. Times in microseconds; None where a field does not apply."""
+    """One provider on one case at one dtype. Times are microseconds. A field that does not apply is None."""
 
     suite: str
     case: str
@@ -71,7 +59,7 @@ class Row:
     disturbed: str | None = None
 
     def key(self) -> tuple[str, str, str, str, str, str]:
-        """What is the same for all providers of one line of the table."""
+        """What all providers of one line of the table share."""
         return (self.suite, self.case, self.function, self.direction, self.dtype, self.out_dtype)
 
 
@@ -86,43 +74,32 @@ class Results:
         return {"schema": SCHEMA, "environment": self.environment, "rows": [asdict(r) for r in self.rows]}
 
 
-_TEXT, _NUMBER, _COUNT = (str,), (int, float), (int,)
-_KINDS: dict[str, tuple[tuple[type, ...], bool]] = {  # field -> (types, may it be null)
-    **dict.fromkeys(("suite", "case", "function", "dtype", "out_dtype", "direction", "provider"), (_TEXT, False)),
-    **dict.fromkeys(("version", "engine", "error", "graph_error", "disturbed"), (_TEXT, True)),
-    **dict.fromkeys(("shape", "strides"), ((list,), False)),
-    **dict.fromkeys(("median_us", "p20_us", "p80_us", "graph_us", "call_us"), (_NUMBER, True)),
-    **dict.fromkeys(("gbps", "copy_fraction", "input_copy_us"), (_NUMBER, True)),
-    "dim": ((int, list), False),
-    "threads": (_COUNT, True),
-    "world_size": (_COUNT, False),
-    "bytes": (_COUNT, False),
-    "ok": ((bool,), False),
-}
-_FIELDS = tuple(f.name for f in fields(Row))
+_FIELDS = {field.name: str(field.type) for field in fields(Row)}  # the annotations, which the checks read
+_NONE = type(None)
+_TYPES = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "list[int]": (list,), "None": (_NONE,)}
 
 
 def parse(data: Any, where: str = "results") -> Results:
-    """Checks decoded JSON against the schema. Raises ResultsError, which names the first thing that is wrong."""
+    """Checks decoded JSON against the schema. Raises ResultsError for the first thing that is wrong."""
     if not isinstance(data, Mapping):
-        raise ResultsError(f"{where}: a results file is an object, got {_kind(data)}")
+        raise ResultsError(f"{where}: a results file is an object, got {_describe(data)}")
     schema = data.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise ResultsError(f"{where}: schema {schema!r} is not known, this version reads schemas 1 to {SCHEMA}")
     environment, rows = data.get("environment"), data.get("rows")
     if not isinstance(environment, Mapping):
-        raise ResultsError(f"{where}: 'environment' should be an object, got {_kind(environment)}")
+        raise ResultsError(f"{where}: 'environment' should be an object, got {_describe(environment)}")
     missing = [name for name in ENVIRONMENT if name not in environment]
     if missing:
         raise ResultsError(f"{where}: 'environment' lacks {', '.join(missing)}")
     if not isinstance(rows, Sequence) or isinstance(rows, str):
-        raise ResultsError(f"{where}: 'rows' should be a list, got {_kind(rows)}")
-    late = {name: None for name, first in ADDED.items() if first > schema}
-    return Results(dict(environment), [_row(row, f"{where}: row {i}", late) for i, row in enumerate(rows)])
+        raise ResultsError(f"{where}: 'rows' should be a list, got {_describe(rows)}")
+    added_later = {name: None for name, first in ADDED.items() if first > schema}
+    return Results(dict(environment), [_parse_row(row, f"{where}: row {i}", added_later) for i, row in enumerate(rows)])
 
 
 def load(path: str | Path) -> Results:
-    """Reads and checks one file. Raises ResultsError for one that is missing, is not JSON or is not of the schema."""
+    """Reads and checks one file. Raises ResultsError if it is missing, not JSON or not of the schema."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -137,7 +114,7 @@ def load(path: str | Path) -> Results:
 
 
 def save(results: Results, path: str | Path) -> None:
-    """Writes to a temporary name beside `path` and renames: a reader finds the old file or the new, never a part."""
+    """Writes a temporary file beside `path` and renames it: a reader finds the old or the new file, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = as_text(results, str(path))
@@ -147,7 +124,7 @@ def save(results: Results, path: str | Path) -> None:
             file.write(whole)
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it 0600, a results file is as readable as any other
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it 0600; a results file is as readable as any other
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -155,7 +132,7 @@ def save(results: Results, path: str | Path) -> None:
 
 
 def as_text(results: Results, where: str = "results") -> str:
-    """What a file holds, one row per line, so that two files can be compared line by line; checked as `load` does."""
+    """The text of a file, checked as `load` does. A row is one line, so that `diff` compares two files row by row."""
     data = parse(json.loads(json.dumps(results.as_dict(), allow_nan=False)), where).as_dict()
     head = json.dumps(data["environment"], indent=2).replace("\n", "\n  ")
     rows = ",\n".join("    " + json.dumps(row) for row in data["rows"])
@@ -163,26 +140,23 @@ def as_text(results: Results, where: str = "results") -> str:
     return f'{{\n  "schema": {SCHEMA},\n  "environment": {head},\n  "rows": {rows}\n}}\n'
 
 
-def _row(row: Any, where: str, late: Mapping[str, None]) -> Row:
+def _parse_row(row: Any, where: str, added_later: Mapping[str, None]) -> Row:
     if not isinstance(row, Mapping):
-        raise ResultsError(f"{where} should be an object, got {_kind(row)}")
-    row = {**late, **row}
+        raise ResultsError(f"{where} should be an object, got {_describe(row)}")
+    row = {**added_later, **row}
     for word, names in (("lacks", set(_FIELDS) - set(row)), ("has unknown", set(row) - set(_FIELDS))):
         if names:
             raise ResultsError(f"{where} {word} {', '.join(sorted(map(str, names)))}")
     for name, value in row.items():
-        types, null = _KINDS[name]
-        fits = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
-        if not fits and not (null and value is None):
-            raise ResultsError(f"{where}: {name!r} should be {types[0].__name__}, got {_kind(value)}")
+        types = [kind for part in _FIELDS[name].split(" | ") for kind in _TYPES[part]]
+        if not isinstance(value, tuple(types)) or (isinstance(value, bool) and bool not in types):
+            raise ResultsError(f"{where}: {name!r} should be {_FIELDS[name]}, got {_describe(value)}")
+        if isinstance(value, list) and not all(type(v) is int for v in value):
+            raise ResultsError(f"{where}: {name!r} should hold ints, got {value}")
     if row["ok"] and row["median_us"] is None:
         raise ResultsError(f"{where}: 'ok' is true but 'median_us' is null")
-    for name in ("shape", "strides", "dim"):
-        values = row[name] if isinstance(row[name], list) else [row[name]]
-        if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-            raise ResultsError(f"{where}: {name!r} should hold ints, got {row[name]}")
     return Row(**row)
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"

@@ -1,4 +1,4 @@
-"""Median, p20 and p80 of a list of samples. Pure Python: a results file can be remade without torch."""
+"""Median, p20 and p80 of a list of samples, without torch, so that plots and comparisons start fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stats:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """The q-quantile of sorted samples, linear between neighbours (as `torch.quantile` and NumPy have it).
+    """The q-quantile of sorted samples, interpolated linearly (as `torch.quantile` and NumPy do).
 
     >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5)
     2.5

@@ -1,7 +1,7 @@
-"""The command line: one file per command or per few.
+"""The command line: one file per command or per few commands.
 
-The library and torch are loaded by the commands that need them (`shared.Command`), so that `--help`, `gallery` and
-`compare` answer at once. An error of the user is one line, with exit status 2.
+The commands that need the library and torch load them (`params.Command`), so that `--help`, `gallery` and `compare`
+answer at once. A user's error is one line, with exit status 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onepass.version import __version__
 
 
 class Commands(click.Group):
-    """Errors in one line: click's own take three, with the usage first."""
+    """A group whose errors are one line: those of click take three, with the usage first."""
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         options["standalone_mode"] = False
@@ -42,7 +42,7 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # `onepass info | head -1`: the reader has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # as in `onepass info | head -1`
             sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 

@@ -8,15 +8,19 @@ from typing import Any
 
 import click
 
-from onepass.tools.cli.shared import Command, answer, dtype_of, finite, ints, json_option
+from onepass.tools.cli.params import Command, answer, check_finite, json_option, parse_dtype, parse_ints
 
 
 @click.command(cls=Command, short_help="Show how a call would run: engine, launch, bytes, time.")
 @click.argument("sizes", nargs=-1, required=True, metavar="SIZES...")
-@click.option("--dtype", default="float32", show_default=True, help="Of the input: f32, bf16, f16, f64.")
-@click.option("--out-dtype", help="Of the result, where it differs.")
+@click.option("--dtype", default="float32", show_default=True, help="Dtype of the input: f32, bf16, f16 or f64.")
+@click.option("--out-dtype", help="Dtype of the result, if it differs.")
 @click.option(
-    "--dim", default="-1", show_default=True, metavar="DIM[,DIM...]", help="The dim, or several, of the softmax."
+    "--dim",
+    default="-1",
+    show_default=True,
+    metavar="DIM[,DIM...]",
+    help="The dim, or several, that the softmax reduces.",
 )
 @click.option(
     "--device",
@@ -30,13 +34,11 @@ from onepass.tools.cli.shared import Command, answer, dtype_of, finite, ints, js
 @click.option(
     "--bandwidth",
     type=click.FloatRange(0, min_open=True),
-    callback=finite,
+    callback=check_finite,
     metavar="GB/S",
-    help="Of a copy on that device, read and write.",
+    help="Bandwidth of a copy on that device, read and written.",
 )
-@click.option(
-    "--arch", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU: 80 for 8.0."
-)
+@click.option("--arch", type=click.IntRange(80, 999), metavar="N", help="Compute capability of another GPU; 80 is 8.0.")
 @click.option("--sm-count", type=click.IntRange(1, 4096), metavar="N", help="Multiprocessors of another GPU.")
 @json_option("the plan")
 def explain(
@@ -46,8 +48,8 @@ def explain(
 
     For example: onepass explain 8192 151936 --dtype bf16 --device h200
     """
-    shape = tuple(size for text in sizes for size in ints(text, "SIZES"))
-    dims = ints(dim, "--dim")
+    shape = tuple(size for text in sizes for size in parse_ints(text, "SIZES"))
+    dims = parse_ints(dim, "--dim")
     if not dims:
         raise click.BadParameter(f"--dim takes whole numbers, got {dim!r}")
     import torch
@@ -58,10 +60,15 @@ def explain(
         explanation = onepass.explain(
             shape,
             dims[0] if len(dims) == 1 else dims,
-            dtype=getattr(torch, dtype_of(dtype)),
-            out_dtype=getattr(torch, dtype_of(out_dtype)) if out_dtype else None,
+            dtype=getattr(torch, parse_dtype(dtype)),
+            out_dtype=getattr(torch, parse_dtype(out_dtype)) if out_dtype else None,
             **options,
         )
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # as torch tells a wrong dim, dtype, engine
+    except (
+        ValueError,
+        TypeError,
+        IndexError,
+        RuntimeError,
+    ) as error:  # torch raises these for a wrong dim, dtype or engine
         raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
     answer(json_file, explanation.as_dict, lambda: click.echo(explanation))

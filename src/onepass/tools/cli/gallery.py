@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.shared import Command, answer, dtype_of, json_option
+from onepass.tools.cli.params import Command, answer, json_option, parse_dtype
 from onepass.tools.terminal import terminal
 
 if TYPE_CHECKING:
@@ -197,23 +197,23 @@ def run(
     some of them.
     """
     variant = _variant(name)
-    from onepass.tools.bench import command
+    from onepass.tools.bench import cli_run
     from onepass.tools.bench.cases import Case
-    from onepass.tools.bench.rungs import RungProvider, refusal
+    from onepass.tools.bench.providers.gallery import GalleryProvider, unsupported
 
     case = Case("gallery", f"{rows}x{n}", (rows, n))
     given = {key: value for key, value in launch_params.items() if value is not None}
     try:
-        dtype = dtype_of(dtype)
-        at = command.device_of(device)
+        dtype = parse_dtype(dtype)
+        at = cli_run.parse_device(device)
         variant.check_launch_params(given, _flag)
         if (reason := variant.unavailable(at)) is not None:
             raise click.UsageError(f"{variant.name} cannot run on {at}: {reason}")
-        if (reason := refusal(variant, case, dtype)) is not None:
+        if (reason := unsupported(variant, case, dtype)) is not None:
             raise click.UsageError(f"{variant.name}: {reason}")
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(str(error)) from error
-    return command.bench_rung(RungProvider(variant, **given), case, dtype, at, no_baseline, seed, json_file)
+    return cli_run.bench_variant(GalleryProvider(variant, **given), case, dtype, at, not no_baseline, seed, json_file)
 
 
 def _flag(parameter: str) -> str:

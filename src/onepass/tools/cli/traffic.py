@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onepass.tools.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option
+from onepass.tools.cli.params import Command, Names, answer, flat, json_option, parse_dtype, parse_ints
 from onepass.tools.terminal import terminal
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def traffic(
         raise click.UsageError(f"--bandwidth takes GB/s, got {bandwidth}")
     names = flat(only)
     try:
-        dtype = dtype_of(dtype)
+        dtype = parse_dtype(dtype)
         if dtype not in DTYPES:
             raise ValueError(f"the variants take {', '.join(DTYPES)}, got {dtype}")
         target = _target(device)
@@ -81,7 +81,7 @@ def traffic(
 
 
 def _parse_sizes(sizes: Sequence[str]) -> tuple[int, int]:
-    given = tuple(size for text in sizes for size in ints(text, "M N"))
+    given = tuple(size for text in sizes for size in parse_ints(text, "M N"))
     if len(given) != 2:
         raise click.UsageError(f"takes the two sizes of a matrix, M N, got {' '.join(sizes)}")
     if min(given) < 1 or given[0] * given[1] > _MAX_ELEMENTS:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option, writable
+from onepass.tools.cli.params import Command, Names, answer, check_writable, flat, json_option, parse_dtype, parse_ints
 from onepass.tools.terminal import progress_bar, terminal
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dtypes",
     multiple=True,
-    type=Names(dtype_of),
+    type=Names(parse_dtype),
     metavar="DTYPE[,...]",
     help="f32, and bf16 or f16.  [default: f32,bf16]",
 )
@@ -74,12 +74,12 @@ def tune(
         raise click.UsageError("--json goes with --show; a sweep writes its file of tables, which --out names")
     given: dict[str, Any] = {"size_mib": size_mib, "repeats": repeats}
     if lengths is not None:
-        given["lengths"] = ints(lengths, "--lengths")
+        given["lengths"] = parse_ints(lengths, "--lengths")
     if dtypes:
         given["dtypes"] = flat(dtypes)
     if functions:
         given["functions"] = flat(functions)
-    writable(out)
+    check_writable(out)
     from onepass import tables as store
     from onepass.tools.tune.run import Options, cuda_index, tune
 

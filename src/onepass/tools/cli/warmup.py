@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from onepass.tools.cli.shared import Command, Names, answer, dtype_of, flat, ints, json_option
+from onepass.tools.cli.params import Command, Names, answer, flat, json_option, parse_dtype, parse_ints
 from onepass.tools.terminal import progress_bar, terminal
 
 
 def _dtype_pair(text: str) -> str:
     """`bf16`, or `bf16:f32` for a bfloat16 input and a float32 result."""
-    parts = [dtype_of(part) for part in text.split(":")]
+    parts = [parse_dtype(part) for part in text.split(":")]
     if len(parts) > 2:
         raise ValueError(f"a dtype, or two with a colon between (input:result), got {text!r}")
     return ":".join(parts)
@@ -51,7 +51,7 @@ def warmup(
 
     For example: onepass warmup --arch 90 --dtypes bf16,bf16:f32 --functions softmax
     """
-    given = ints(lengths, "--lengths") if lengths is not None else None
+    given = parse_ints(lengths, "--lengths") if lengths is not None else None
     import torch
 
     import onepass

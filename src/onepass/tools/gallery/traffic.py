@@ -112,8 +112,8 @@ def predict_onepass(rows: int, n: int, dtype: torch.dtype, device: str) -> Predi
     plan = onepass.explain(
         (rows, n), dtype=dtype, device=device, bandwidth=1.0
     )  # with a number, so that none is measured
-    # The CPU engine splits a long row into chunks, each a work item, and reads them again for the last step.
-    chunked = plan.engine == "cpu" and int(plan.launch["units"]) > rows
+    # The CPU engine cuts a long row into chunks and reads them again once the state of the row is known.
+    chunked = plan.engine == "cpu" and plan.launch["route"] == "row_chunks"
     traffic, cached, twice = MINIMUM, None, ""
     if plan.tier in ("twopass", "online") or chunked:
         traffic, cached, twice = Traffic((2, 0), (1, 0)), MINIMUM, f"; a row of {n} elements is read twice"

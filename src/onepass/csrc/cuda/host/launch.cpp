@@ -223,8 +223,9 @@ Launch make_row_launch(const CudaPlan& plan, const ForwardProblem& problem, int 
     // Two messages of each block, and a word of each row.
     const int64_t blocks = int64_t(launch.groups) * plan.blocks_per_row;
     launch.message_bytes = (2 * blocks + launch.groups) * message_size(problem.in_type(), problem.out_type());
-    launch.numbers[0] = plan.smem_vecs / plan.chunk();
-    launch.numbers[1] = int(plan.wide(n)), launch.numbers[2] = int(plan.chunks(n));
+    const RowChunks chunks(plan, n, 1);
+    launch.numbers[0] = plan.smem_vecs / chunks.thread_vecs;
+    launch.numbers[1] = int(chunks.chunk_vecs), launch.numbers[2] = int(chunks.count);
   } else {
     launch.numbers[0] = plan.smem_vecs;
   }
@@ -243,9 +244,9 @@ Launch make_row_launch(const CudaPlan& plan, const BackwardProblem& problem, int
     spread_over_grid(&launch, plan, gpu.sm_count);
     const int64_t blocks = int64_t(launch.groups) * plan.blocks_per_row;
     launch.message_bytes = 2 * blocks * message_size(problem.in_type(), problem.out_type());  // two of each block
-    const GridCut cut(plan, n);
-    launch.numbers[0] = plan.smem_vecs / cut.chunk;
-    launch.numbers[1] = int(cut.wide), launch.numbers[2] = int(cut.most);
+    const RowChunks chunks(plan, n, 2);
+    launch.numbers[0] = plan.smem_vecs / chunks.thread_vecs;
+    launch.numbers[1] = int(chunks.chunk_vecs), launch.numbers[2] = int(std::max<int64_t>(chunks.count, 1));
   } else if (problem.is_reduction() && plan.tier == Tier::twopass) {
     const int64_t chunks = ceil_div(n + plan.vec_size - 1, int64_t(plan.threads_per_row) * plan.items_per_thread);
     launch.chunks_per_row = chunks;
@@ -301,23 +302,11 @@ Launch make_launch(const CudaPlan& plan, const AnyProblem& problem, int device, 
                             : make_column_launch(plan, problem, device, gpu);
 }
 
-CudaPlan plan_rows(const ForwardProblem& problem, const Gpu& gpu) {
-  const DType x = problem.type(kX), y = problem.type(kY);
-  const Alignment alignment(x, y, problem.address(kX), problem.address(kY), problem.layout, problem.is_reduction());
-  return plan_cuda(problem.layout, x, y, alignment, gpu, batch_invariant());
-}
-CudaPlan plan_rows(const BackwardProblem& problem, const Gpu& gpu) {
-  return BackwardPlanner(problem, BackwardAlignment(problem, problem.grad_is_broadcast()), gpu, batch_invariant())
-      .plan();
-}
-
 template <class AnyProblem>
 Launch make_own_launch(const AnyProblem& problem, int device, bool cooperative) {
   Gpu gpu = device_info(device);
   gpu.cooperative = gpu.cooperative && cooperative;
-  if (problem.has_rows()) return make_launch(plan_rows(problem, gpu), problem, device, gpu);
-  const ColumnView view = column_view(problem);
-  return make_launch(column_planner(view, gpu, problem).plan(), problem, device, gpu);
+  return make_launch(plan_cuda(problem, gpu, batch_invariant()), problem, device, gpu);
 }
 
 thread_local LaunchCache<LaunchKey, Launch> cache;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "../../core/problem.h"
 #include "../kernels/column_params.cuh"
@@ -18,7 +19,7 @@ class LaunchKey {
   template <class AnyProblem>
   LaunchKey(const AnyProblem& problem, int device, bool invariant, uint64_t tables)
       : kind_(tables << 1 | 1), count_(0) {
-    const bool backward = problem.direction == Direction::backward;
+    constexpr bool backward = std::is_same_v<AnyProblem, BackwardProblem>;
     add_to_kind(uint64_t(device), 8), add_to_kind(invariant, 1), add_to_kind(backward, 1);
     add_to_kind(uint64_t(problem.function), 3);
     add_to_kind(uint64_t(problem.in_type()), 2), add_to_kind(uint64_t(problem.out_type()), 2);

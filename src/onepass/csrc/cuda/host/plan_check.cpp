@@ -80,8 +80,7 @@ CudaPlan parse_plan(const std::vector<int64_t>& numbers) {
 void check_plan(const CudaPlan& plan, const ForwardProblem& problem, const Gpu& gpu) {
   refuse_columns(plan);
   const Layout& layout = problem.layout;
-  const Alignment alignment(problem.type(kX), problem.type(kY), problem.address(kX), problem.address(kY), layout,
-                            problem.is_reduction());
+  const Alignment alignment(problem);
   const bool resident = plan.tier != Tier::twopass && plan.tier != Tier::grid,
              phased = alignment.begins_within(plan.vec_size);
   if (plan.vec_size > alignment.widest && plan.access != VecAccess::scalar) {
@@ -100,7 +99,7 @@ void check_plan(const CudaPlan& plan, const ForwardProblem& problem, const Gpu& 
     fail("up to " + std::to_string(most_threads(gpu.arch, most)) + " threads per block here");
   if (plan.tier == Tier::grid && plan.blocks_per_row > gpu.sm_count)
     fail("up to " + std::to_string(gpu.sm_count) + " blocks per row here, got " + std::to_string(plan.blocks_per_row));
-  if (plan.tier == Tier::staged && !lies_flat(layout, problem.is_reduction()))
+  if (plan.tier == Tier::staged && !RowPlanner(problem, gpu, false).is_contiguous)
     fail("the tier staged takes rows that lie one after another");
   if (plan.smem_vecs && plan.tier != Tier::staged && plan.vec_size * size_of(problem.type(kX)) < 4)
     fail("vectors in shared memory have 4 bytes at least");
@@ -115,7 +114,7 @@ void check_plan(const CudaPlan& plan, const ForwardProblem& problem, const Gpu& 
 
 void check_plan(const CudaPlan& plan, const BackwardProblem& problem, const Gpu& gpu) {
   refuse_columns(plan);
-  const BackwardAlignment alignment(problem, problem.grad_is_broadcast());
+  const Alignment alignment(problem);
   const int64_t n = problem.layout.n;
   const bool begins_within = alignment.begins_within(plan.vec_size);
   if (plan.tier == Tier::staged || (plan.smem_vecs && plan.tier != Tier::grid))
@@ -123,7 +122,7 @@ void check_plan(const CudaPlan& plan, const BackwardProblem& problem, const Gpu&
         "gradients have the tiers warp, block, cluster, grid and twopass; only the tier grid keeps vectors in shared "
         "memory");
   if (plan.tier == Tier::grid) {
-    const int chunk = GridCut(plan, n).chunk;
+    const int chunk = RowChunks(plan, n, 2).thread_vecs;
     if (plan.vecs_per_thread() % chunk || plan.vecs_per_thread() > 4 * chunk || plan.smem_vecs % chunk)
       fail("gradients in the tier grid keep up to " + std::to_string(4 * chunk) + " vectors per thread");
     if (plan.blocks_per_row > gpu.sm_count)

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "../../core/problem.h"
-#include "../../plan/rows_backward.h"
+#include "../../plan/rows.h"
 
 namespace onepass::cuda {
 

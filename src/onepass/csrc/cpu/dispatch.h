@@ -1,0 +1,98 @@
+// dispatch.h: what forward and backward share around their kernels: the step from run-time types and functions to
+// template arguments, and the walk over rows and tiles.
+#pragma once
+
+#include "engine.h"
+#include "simd.h"
+
+namespace onepass::ONEPASS_ISA {
+
+template <class T>
+struct Type {
+  using type = T;
+};
+template <class Tag>
+using TypeOf = typename Tag::type;
+
+template <class F>
+void dispatch_function(Function function, F f) {
+  switch (function) {
+    case Function::softmax: return f(std::integral_constant<Function, Function::softmax>());
+    case Function::log_softmax: return f(std::integral_constant<Function, Function::log_softmax>());
+    case Function::softmin: return f(std::integral_constant<Function, Function::softmin>());
+    case Function::logsumexp: return f(std::integral_constant<Function, Function::logsumexp>());
+    case Function::state: return f(std::integral_constant<Function, Function::state>());
+  }
+}
+
+// Calls f(Type<A>, Type<B>, function) for the pairs of types that cpu_fuses names.
+template <class F>
+void dispatch(DType a, DType b, Function function, F f) {
+  const auto pair = [&](auto type_a, auto type_b) {
+    dispatch_function(function, [&](auto constant) { f(type_a, type_b, constant); });
+  };
+  const auto from_half = [&](auto half) { b == DType::float32 ? pair(half, Type<float>()) : pair(half, half); };
+  switch (a) {
+    case DType::float64: return pair(Type<double>(), Type<double>());
+    case DType::float16: return from_half(Type<float16>());
+    case DType::bfloat16: return from_half(Type<bfloat16>());
+    case DType::float32:
+      if (b == DType::float16) return pair(Type<float>(), Type<float16>());
+      if (b == DType::bfloat16) return pair(Type<float>(), Type<bfloat16>());
+      return pair(Type<float>(), Type<float>());
+  }
+}
+
+// The dims of a forward call have the strides of two tensors, those of a gradient of four.
+template <class Dims>
+constexpr int kTensors = kBackwardTensors;
+template <>
+inline constexpr int kTensors<Bag> = 2;
+inline int64_t stride_of(const Dim& dim, int tensor) { return tensor ? dim.y_stride : dim.x_stride; }
+inline int64_t stride_of(const BackwardDim& dim, int tensor) { return dim.strides[tensor]; }
+
+// Steps through dims in order, the innermost ones excepted, without a division per element.
+template <class Dims>
+struct OffsetCalculator {
+  const Dims& dims;
+  const int count;
+  int64_t at[kMaxDims];
+  int64_t offset[kTensors<Dims>] = {};
+
+  OffsetCalculator(const Dims& over, int64_t index, int innermost = 0)
+      : dims(over), count(over.count > innermost ? over.count - innermost : 0) {
+    for (int i = count - 1; i >= 0; --i) {
+      at[i] = index % dims.dims[i].size;
+      index /= dims.dims[i].size;
+      for (int t = 0; t < kTensors<Dims>; ++t) offset[t] += at[i] * stride_of(dims.dims[i], t);
+    }
+  }
+
+  ONEPASS_INLINE void next() {
+    for (int i = count - 1; i >= 0; --i) {
+      const auto& dim = dims.dims[i];
+      for (int t = 0; t < kTensors<Dims>; ++t) offset[t] += stride_of(dim, t);
+      if (++at[i] < dim.size) return;
+      for (int t = 0; t < kTensors<Dims>; ++t) offset[t] -= at[i] * stride_of(dim, t);
+      at[i] = 0;
+    }
+  }
+};
+
+// Calls work(offsets, width) for the tiles [begin, end): the innermost outer dim is cut into tiles, the others are
+// walked in order.
+template <class Layout, class Work>
+inline void for_each_tile(const Layout& layout, int64_t tile_cols, int64_t begin, int64_t end, Work work) {
+  const auto& inner = layout.outer.dims[layout.outer.count - 1];
+  const int64_t tiles = (inner.size + tile_cols - 1) / tile_cols;
+  for (int64_t t = begin; t < end; ++t) {
+    OffsetCalculator at(layout.outer, t / tiles, 1);
+    const int64_t first = t % tiles * tile_cols,
+                  width = inner.size - first < tile_cols ? inner.size - first : tile_cols;
+    for (int i = 0; i < kTensors<std::decay_t<decltype(layout.outer)>>; ++i)
+      at.offset[i] += first * stride_of(inner, i);
+    work(at.offset, width);
+  }
+}
+
+}  // namespace onepass::ONEPASS_ISA

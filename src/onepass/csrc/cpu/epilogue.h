@@ -1,0 +1,79 @@
+// epilogue.h: what a row's state makes of each of its elements (softmax, log_softmax), or the row's one result
+// (logsumexp, state).
+//
+//   kOnePerRow   the function reduces: a row has one result, or two
+//   kFromExp     results are made from exponentials, not from elements
+#pragma once
+
+#include "exp_simd.h"
+
+namespace onepass::ONEPASS_ISA {
+
+struct SoftmaxEpilogue {
+  static constexpr bool kOnePerRow = false, kFromExp = true;
+  Vec high, low;  // 1 / l, where l is a sum of scaled exponentials
+
+  // For a whole row. l is not scaled.
+  static SoftmaxEpilogue of(float, double l) {
+    const double value = double(kExpUnscale) / l;
+    return {broadcast(float(value)), broadcast(float(value - double(float(value))))};
+  }
+  // For 16-bit results the product is rounded once before it is rounded to the result.
+  template <class Y, int K>
+  ONEPASS_INLINE void apply(Vec (&e)[K]) const {
+    for (Vec& each : e) each = sizeof(Y) == 2 ? each * high : each * high + each * low;
+  }
+};
+
+struct LogSoftmaxEpilogue {
+  static constexpr bool kOnePerRow = false, kFromExp = false;
+  Vec high, low;  // m + log(l)
+
+  static LogSoftmaxEpilogue of(float m, double l) {
+    const double value = double(m) + std::log(l);
+    return {broadcast(float(value)), broadcast(float(value - double(float(value))))};
+  }
+  // x - high is exact where the difference is small beside x, and else rounded as the result is.
+  template <class Y, int K>
+  ONEPASS_INLINE void apply(Vec (&x)[K]) const {
+    for (Vec& each : x) each = (each - high) - low;
+  }
+};
+
+// logsumexp, or a state, which has its maxima in one plane and its sums in another: `sum_offset` is the distance from a
+// row's maximum to its sum, and 0 for logsumexp. Both functions share the code of everything before the result.
+struct ReduceEpilogue {
+  static constexpr bool kOnePerRow = true, kFromExp = false;
+
+  template <class Y, class A>
+  static void store(const State<A>& row, Y* y, int64_t sum_offset) {
+    if (sum_offset) {
+      y[0] = from_acc<Y>(row.m), y[sum_offset] = from_acc<Y>(row.l.value());
+    } else {
+      y[0] = from_acc<Y>(A(double(finite_or_zero(row.m)) + std::log(row.l.value())));
+    }
+  }
+};
+
+// The epilogue of one element in scalar code. The last operation is done in double, so that it is rounded once.
+template <class Epilogue, class A>
+struct ScalarEpilogue {
+  A m;
+  double last;  // log(l), or for softmax l (doubles) or 1 / l (floats)
+  ScalarEpilogue() = default;
+  explicit ScalarEpilogue(const State<A>& row) : m(row.m) {
+    const bool undefined = row.m == kInf<A> || row.m == -kInf<A>;  // as in torch, the whole row is NaN
+    const double l = row.l.value();
+    last = !Epilogue::kFromExp ? std::log(l) : sizeof(A) == 8 ? l : 1 / l;
+    if (undefined) last = std::numeric_limits<double>::quiet_NaN();
+  }
+  A from_exp(A e) const { return sizeof(A) == 8 ? A(double(e) / last) : A(double(e) * last); }
+  A operator()(A x) const { return Epilogue::kFromExp ? from_exp(exp_difference(x, m)) : A(double(x - m) - last); }
+};
+
+template <class Y>
+inline void fill_nan(Y* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = from_acc<Y>(std::numeric_limits<float>::quiet_NaN());
+}
+
+}  // namespace onepass::ONEPASS_ISA

@@ -1,0 +1,80 @@
+// plan.h: the launch numbers of a CUDA kernel. Pure: no torch, no CUDA.
+#pragma once
+
+#include "../core/alignment.h"
+#include "tables.h"
+
+namespace onepass {
+
+constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that loads the next tile into shared memory ahead
+constexpr bool is_of_columns(Tier tier) {
+  return tier == Tier::columns || tier == Tier::columns_grid || tier == Tier::columns_twopass;
+}
+
+// The launch numbers of a call, as the private operators take them. The tiers of columns read them through the
+// accessors threads_x, threads_y and blocks_per_tile, the tier staged reads smem_vecs through rows_per_thread.
+struct CudaPlan {
+  Tier tier;
+  int threads_per_row;   // threads of a block that share a row
+  int rows_per_block;    // rows that a block holds at a time
+  int items_per_thread;  // elements of a row, or of each column, that a thread keeps in registers (twopass: in flight)
+  int vec_size;          // elements of a load or store: 16 bytes of the wider type where all tensors are aligned alike
+  int blocks_per_row;    // blocks that share a row
+  int smem_vecs;         // vectors of a row that a thread keeps in shared memory (block, cluster, grid, columns)
+  VecAccess access;
+
+  bool of_columns() const { return is_of_columns(tier); }
+  int threads_x() const { return threads_per_row; }       // columns: threads side by side
+  int threads_y() const { return rows_per_block; }        // columns: threads down a column
+  int blocks_per_tile() const { return blocks_per_row; }  // columns: blocks that share a tile
+  int rows_per_thread() const { return smem_vecs; }       // staged: rows that a thread serves one after another
+  // Threads of a block. In the tier grid one warp more than share the row.
+  int threads() const {
+    if (of_columns()) return int(up_to(threads_x() * threads_y(), 32));
+    if (tier == Tier::warp || tier == Tier::staged) return threads_per_row * rows_per_block;
+    return tier == Tier::grid ? threads_per_row + 32 : threads_per_row;
+  }
+  // The most threads of a block that a kernel of columns is compiled for.
+  int max_threads() const {
+    int most = 128;
+    while (most < threads()) most *= 2;
+    return most;
+  }
+  bool prefetches() const { return of_columns() && smem_vecs == kPrefetch; }
+  bool in_grid() const {
+    return tier == Tier::columns_grid || (tier == Tier::columns_twopass && blocks_per_tile() > 1);
+  }
+  int vecs_per_thread() const { return items_per_thread / vec_size; }
+  bool keeps_vecs_in_smem() const {
+    return smem_vecs && (tier == Tier::block || tier == Tier::cluster || (of_columns() && smem_vecs != kPrefetch));
+  }
+  // Rows that one block, or the blocks that share rows, take at a time.
+  int64_t group() const { return tier == Tier::staged ? rows_per_block * rows_per_thread() : rows_per_block; }
+  // Blocks of a launch, where at most `resident` of them are to be started; beyond it a block takes several groups.
+  int64_t grid(int64_t rows, int64_t resident = kMaxGrid) const {
+    const int64_t groups = ceil_div(rows, group()), most = resident / blocks_per_row;
+    return (groups < most ? groups : most > 0 ? most : 1) * blocks_per_row;
+  }
+  static constexpr int64_t kMaxGrid = 0x7fffffff;
+};
+
+// How the tier grid cuts a row of n elements into chunks, which the blocks that share it take in turn.
+struct RowChunks {
+  int thread_vecs;     // vectors of a chunk that a thread takes, of each operand
+  int64_t count;       // chunks of a row that a block takes
+  int64_t chunk_vecs;  // vectors of a chunk: a multiple of 4, so that each chunk begins at a multiple of 16 bytes
+  int64_t unkept = 0;  // elements of a row that are not kept on the chip
+
+  // `operands`: 2 for a gradient, else 1.
+  RowChunks(const CudaPlan& plan, int64_t n, int operands) {
+    const bool doubles = plan.vec_size == 2;
+    thread_vecs = operands > 1 ? (doubles ? 1 : 2) : doubles ? 2 : plan.vecs_per_thread() ? 4 : 8;
+    const int64_t vecs = n / plan.vec_size;
+    count = ceil_div(ceil_div(vecs, plan.blocks_per_row), int64_t(thread_vecs) * plan.threads_per_row);
+    chunk_vecs = count ? up_to(ceil_div(vecs, plan.blocks_per_row * count), 4) : 4;
+    const int64_t kept = plan.vecs_per_thread() / thread_vecs + plan.smem_vecs / thread_vecs;
+    if (count > kept) unkept = (count - kept) * chunk_vecs * plan.blocks_per_row * plan.vec_size;
+  }
+};
+
+}  // namespace onepass

@@ -1,0 +1,146 @@
+"""Every call that is timed is first compared with the float64 definition.
+
+A small tensor is compared completely. Of a large one, whole rows are compared: the first, the last and others drawn at
+random. A reference of 2 million elements is then enough (0.1 s on two cores).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from onepass import reference
+from onepass.tools.bench.cases import Case
+from onepass.tools.bench.inputs import Inputs
+
+SAMPLE = 2 << 20  # a tensor of more elements is compared at this many, in rows drawn at random
+# The largest error by the dtype of the result, relative to the output (for the backward to the sum of its terms, for
+# logarithms to at least 1). 16-bit types: 2 ulp of 2**-10 and 2**-7, one for the rounding of the result and one for
+# what comes before. float32: torch stays below 1e-6 on these shapes; dropping one element of 50000 exceeds 1e-5.
+TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 2 * 2.0**-10, "bfloat16": 2 * 2.0**-7}
+
+
+def reference_bytes(case: Case) -> int:
+    """The most memory that a check takes: the float64 reference of the compared rows and its intermediates.
+
+    It is 128 MiB, or more if single rows are longer than 2 million elements.
+    """
+    elements = prod(case.shape)
+    if elements > SAMPLE:
+        elements = (max(2, SAMPLE // case.row()) + 2) * case.row() if case.rows() > 1 else case.row()
+    return 8 * 8 * min(elements, prod(case.shape))
+
+
+@dataclass
+class CheckResult:
+    """`error` is the largest relative error, NaN if the result contains a NaN.
+
+    `mismatch` describes a wrong shape or dtype.
+    """
+
+    ok: bool
+    error: float
+    tolerance: float
+    where: str
+    mismatch: str = ""
+
+    def __str__(self) -> str:
+        return self.mismatch or f"error {self.error:.1e} at {self.where}, allowed {self.tolerance:.1e}"
+
+
+class Checker:
+    """The reference of one case, computed once and compared with every provider."""
+
+    def __init__(self, inputs: Inputs, seed: int):
+        self.inputs = inputs
+        case = inputs.case
+        self.dims = case.dims()
+        self.tolerance = TOLERANCE[case.result_dtype(inputs.dtype)]
+        self.rows = _draw_rows(case.rows(), case.row(), seed)
+        x = self._select(inputs.x)
+        if case.out_dtype:  # torch's rule: the input is rounded to dtype first
+            x = x.to(getattr(torch, case.out_dtype))
+        forward: Callable[..., Tensor] = getattr(reference, case.function)
+        y = forward(x, -1)
+        if inputs.grad is None:
+            self.expected = y
+            # The error is relative to the value. A subnormal has fewer digits, so `check` asks for its last place.
+            self.scale = y.abs()
+            if case.function in ("log_softmax", "logsumexp"):
+                self.scale = self.scale.clamp(min=1.0)
+            return
+        # The formulas take what a forward saves: the result in its own dtype. Both terms of a difference such as
+        # y * (grad - dot) can be far larger than it, and each is rounded. The y that a provider saved may be the next
+        # number; if it is a logarithm, its exp() is then off by |y| times as much.
+        grad, saved = self._select(inputs.grad).double(), y.to(inputs.grad.dtype).double()
+        if case.function == "logsumexp":
+            self.expected = grad.unsqueeze(-1) * (x.double() - saved.unsqueeze(-1)).exp()
+            self.scale = self.expected.abs() * (1 + saved.abs().unsqueeze(-1))
+        elif case.function == "log_softmax":
+            weights = saved.exp()
+            self.expected = grad - weights * grad.sum(-1, keepdim=True)
+            self.scale = grad.abs() + weights * (1 + saved.abs()) * grad.abs().sum(-1, keepdim=True)
+        else:
+            sign = -1 if case.function == "softmin" else 1
+            self.expected = sign * saved * (grad - (saved * grad).sum(-1, keepdim=True))
+            smallest = saved.clamp(min=_smallest(inputs.grad.dtype) / self.tolerance)
+            self.scale = smallest * (1 + grad.abs() + (saved * grad).abs().sum(-1, keepdim=True))
+
+    def poison_out(self) -> None:
+        """Fills the output with NaN, so that an element that a call does not write fails the check."""
+        if self.inputs.out is not None:
+            self.inputs.out.fill_(float("nan"))
+
+    def check(self, result: Tensor) -> CheckResult:
+        """Compares a call's result. A wrong shape, a wrong dtype and any NaN are errors."""
+        case = self.inputs.case
+        shape = case.shape if case.direction == "backward" else case.out_shape()
+        dtype = getattr(torch, case.result_dtype(self.inputs.dtype))
+        if tuple(result.shape) != shape or result.dtype != dtype:
+            mismatch = f"shape {tuple(result.shape)}, {result.dtype}; it should be {shape}, {dtype}"
+            return CheckResult(False, float("nan"), self.tolerance, "", mismatch)
+        got = self._select(result).double()
+        error = (got - self.expected).abs() / self.scale.clamp(min=_smallest(dtype) / self.tolerance)
+        error = torch.where(error.isnan(), float("inf"), error)  # so that argmax finds a NaN
+        at = int(error.argmax())
+        worst = float(error.reshape(-1)[at])
+        row, column = (at, 0) if error.dim() == 1 else divmod(at, error.shape[-1])
+        row = row if self.rows is None else int(self.rows[row])
+        where = f"row {row}" if error.dim() == 1 else f"row {row}, element {column}"
+        value = float("nan") if bool(got.reshape(-1)[at].isnan()) else worst
+        return CheckResult(worst <= self.tolerance, value, self.tolerance, where)
+
+    def _select(self, tensor: Tensor) -> Tensor:
+        """The compared rows as a matrix (rows, N), or as (rows,) for a tensor without `dim`."""
+        outer = [d for d in range(len(self.inputs.case.shape)) if d not in self.dims]
+        if tensor.dim() == len(outer):
+            flat = tensor.reshape(-1)
+            return flat if self.rows is None else flat[self.rows.to(flat.device)]
+        view = tensor.permute(*outer, *self.dims)
+        if self.rows is None:
+            return view.reshape(-1, self.inputs.case.row())
+        rest, index = self.rows, list[Tensor]()
+        for d in reversed(outer):  # the row's number as an index per outer dim, which copies the drawn rows only
+            index.insert(0, (rest % tensor.shape[d]).to(tensor.device))
+            rest = rest // tensor.shape[d]
+        return view[tuple(index)].reshape(len(self.rows), -1)
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """The smallest subnormal number."""
+    limits = torch.finfo(dtype)
+    return limits.smallest_normal * limits.eps
+
+
+def _draw_rows(rows: int, row: int, seed: int) -> Tensor | None:
+    """The numbers of the rows to compare, sorted; None for all."""
+    if rows * row <= SAMPLE:
+        return None
+    count = min(rows, max(2, SAMPLE // row))
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(rows, (count,), generator=generator)
+    return torch.cat([drawn, torch.tensor([0, rows - 1])]).unique()

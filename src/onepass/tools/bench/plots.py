@@ -1,0 +1,355 @@
+"""Plots of results files. Nothing here times anything or imports torch.
+
+A suite that sweeps N is drawn as curves of GB/s over N, any other suite as bars of the fraction of a copy's speed per
+case. There is one plot per suite, function, direction and dtype, as PNG and as SVG. The same file gives the same SVG,
+byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from onepass.tools.bench.cases import ITEMSIZE
+from onepass.tools.bench.results import Results, Row
+from onepass.tools.bench.text_table import us_text
+
+__all__ = ["draw", "style"]
+
+# Label, colour and marker of each provider. The colours are Okabe's and Ito's, distinct with any colour vision.
+_STYLES = {
+    "onepass": ("onepass", "#0072B2", "o"),
+    "torch": ("torch", "#D55E00", "s"),
+    "torch-compile": ("torch.compile", "#E69F00", "^"),
+    "naive": ("naive PyTorch", "#999999", "v"),
+    "liger": ("Liger", "#009E73", "D"),
+    "quack": ("QuACK", "#882255", "p"),
+    "onepass-triton": ("onepass (Triton)", "#56B4E9", "P"),
+    "onepass-cuda": ("onepass (CUDA)", "#CC79A7", "X"),
+    "onepass-cpu": ("onepass (CPU)", "#CC79A7", "X"),
+}
+# The variants of the gallery, with a family of colours per language. They are too many for one palette, so that the
+# markers must distinguish them too.
+_GALLERY_STYLES = {
+    "naive-jit": ("naive, TorchScript", "#8C6D46", "<"),
+    "naive-compile": ("naive, torch.compile", "#5B3A1E", ">"),
+    "triton-row": ("Triton, row", "#7CB342", "^"),
+    "triton-persistent": ("Triton, persistent", "#1B7837", "d"),
+    "triton-online": ("Triton, online", "#B8C400", "p"),
+    "cpu-threepass": ("C++, three passes", "#00A3AD", "8"),
+    "cpu-online": ("C++, online", "#00626B", "H"),
+    "cuda-warp": ("CUDA, warp", "#E7298A", "*"),
+    "cuda-block": ("CUDA, block", "#7B3294", "h"),
+    "cuda-online": ("CUDA, online", "#A50F15", "X"),
+    "cuda-auto": ("CUDA, auto", "#2D0A4E", "P"),
+}
+_DOTTED = ("cuda-auto",)  # equals another variant at every N: dotted and on top, both curves can be seen
+_OTHER = (("#CC79A7", "<"), ("#F0E442", ">"), ("#009E73", "*"), ("#56B4E9", "p"), ("#E69F00", "h"), ("#999999", "d"))
+_MAX_BAR = 1.5  # a longer bar is cut, with its length written beside it
+_INK, _GREY, _FAINT = "#222222", "#555555", "#DDDDDD"
+_DASHES = (0, (4, 3))
+_MANY = 8  # with this many providers a plot is larger and its legend narrower
+_MAX_BARS = 70  # more bars do not fit on a page
+_THEME: Any = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so that the plot is the same on every machine
+    "font.size": 10,
+    "svg.hashsalt": "onepass",
+    "svg.fonttype": "path",
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": "#888888",
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
+    """Draws every plot for which the files have rows, and returns the paths.
+
+    If several files have the same row of a device, the newest file's is drawn. Each device gets plots of its own.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    plots: dict[tuple[str, ...], dict[tuple[str, str], tuple[Row, str]]] = {}
+    for file in sorted(files, key=lambda f: str(f.environment["date"])):
+        e = file.environment
+        note = f"{str(e['date'])[:10]}, torch {e['torch']}" + (f", commit {e['commit'][:7]}" if e["commit"] else "")
+        for row in file.rows:
+            device = f"{e['device']}, {row.threads} thread{'s' * (row.threads > 1)}" if row.threads else e["device"]
+            key = (row.suite, row.function, row.direction, row.dtype, row.out_dtype, str(device))
+            plots.setdefault(key, {})[(row.case, row.provider)] = row, note
+    devices = {key[-1] for key in plots}
+    written = []
+    with plt.rc_context(_THEME):
+        for (*names, dtype, out_dtype, device), found in plots.items():
+            valid = [replace(r, ok=False, error="disturbed") if r.disturbed else replace(r) for r, _ in found.values()]
+            rows = [r for r in valid if r.ok]
+            if not rows:
+                continue
+            failed = [r for r in valid if not r.ok and r.provider != "copy"]
+            notes = "; ".join(dict.fromkeys(note for _, note in found.values()))
+            note = f"onepass bench {names[0]}: {len({r.case for r in rows})} points; {notes}"
+            figure = (_draw_curves if is_sweep(rows) else _draw_cases)(rows, failed, device, note)
+            parts = [*names, dtype, *[f"to-{out_dtype}"] * (out_dtype != dtype), *[device] * (len(devices) > 1)]
+            written += _save(figure, folder / _slug("-".join(parts)))
+    return written
+
+
+def is_sweep(rows: Sequence[Row]) -> bool:
+    """Whether all cases are matrices with at least three row lengths, and either the same number of rows or as many
+    rows as fit into the same number of elements."""
+    shapes = {tuple(r.shape) for r in rows}
+    if not all(len(r.shape) == 2 and r.dim in (-1, 1) for r in rows) or len({s[1] for s in shapes}) < 3:
+        return False
+    most = max(m * n for m, n in shapes)
+    return len({s[0] for s in shapes}) == 1 or all((m + 1) * n > most for m, n in shapes)
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text).strip("-").replace("--", "-")
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
+    written = []
+    for suffix, options in ((".png", {"dpi": 160}), (".svg", {"metadata": {"Date": None}})):
+        written.append(path.with_name(path.name + suffix))
+        figure.savefig(written[-1], **options)
+    plt.close(figure)
+    return written
+
+
+# Text
+
+
+def style(name: str, names: Sequence[str] = ()) -> tuple[str, str, str]:
+    """Label, colour and marker; those of an unknown provider depend on its place in `names`."""
+    known = _STYLES | _GALLERY_STYLES
+    if name in known:
+        return known[name]
+    others = [n for n in names if n not in known] or [name]
+    return (name, *_OTHER[others.index(name) % len(_OTHER)])
+
+
+def _providers(rows: Iterable[Row]) -> list[str]:
+    """onepass first, then the others in their order. The copy has no curve or bar of its own."""
+    names = [n for n in dict.fromkeys(r.provider for r in rows) if n != "copy"]
+    return sorted(names, key=lambda n: n != "onepass")
+
+
+def _roofline(row: Row) -> str:
+    """What the speed is a fraction of: a copy or, for gradients, an addition of the same bytes."""
+    return "copy" if row.direction == "forward" else "add"
+
+
+def _what(row: Row) -> str:
+    text = row.function + (" backward" if row.direction == "backward" else "")
+    return f"{text}, {row.dtype}" + (f" to {row.out_dtype}" if row.out_dtype != row.dtype else "")
+
+
+def rows_text(rows: Sequence[Row]) -> str:
+    """What the matrices of a sweep have in common: the number of rows, or the bytes that they fill."""
+    if len({r.shape[0] for r in rows}) == 1:
+        return f"{rows[0].shape[0]} rows"
+    size = max(r.shape[0] * r.shape[1] * ITEMSIZE.get(r.dtype, 0) for r in rows)
+    return f"{size / 2**30:.0f} GiB of rows" if size >= 2**30 else f"{size / 2**20:.0f} MiB of rows"
+
+
+def _time_text(us: float) -> str:
+    return f"{us_text(us)} us" if us < 10000 else f"{us_text(us / 1000)} ms"
+
+
+def _why(row: Row) -> str:
+    """Why a row has no time, in a word or two."""
+    words = {"wrong": "wrong", "unsupported": "not supported", "skipped": "no memory", "disturbed": "disturbed"}
+    return words.get((row.error or "").partition(":")[0], "error")
+
+
+def _case_label(case: str, row: Row, separator: str) -> str:
+    """The case and its shape, without what the title says."""
+    case = case.removeprefix(f"{row.function} backward, ").removeprefix(f"{row.function}, ")
+    shape = "x".join(map(str, row.shape))
+    return case if shape in case else f"{case}{separator}{shape}"
+
+
+def _add_title(axes: Any, text: str, device: str, raised: float = 0) -> None:
+    """The title and the device under it, `raised` points above the axes."""
+    axes.set_title(text, loc="left", fontsize=13, fontweight="bold", pad=26 + raised)
+    place = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axes.annotate(device, (0, 1), (0, 9 + raised), fontsize=9.5, color=_GREY, **place)
+
+
+def _add_foot(figure: Any, failed: Sequence[Row], note: str) -> None:
+    """Below the axes: at how many points each provider has no time, and the suite, date and versions of the files."""
+    counts: dict[str, Counter[str]] = {}
+    for row in failed:
+        counts.setdefault(_why(row), Counter())[style(row.provider)[0]] += 1
+    text = [f"{word}: " + ", ".join(f"{name} at {n}" for name, n in of.items()) for word, of in counts.items()]
+    figure.supxlabel(
+        "\n".join(["; ".join(text), note] if text else [note]), x=0.01, ha="left", fontsize=7.5, color=_GREY
+    )
+
+
+# Curves
+
+
+def _draw_curves(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
+    """GB/s over the length of a row."""
+    names, roofline = _providers(rows), _roofline(rows[0])
+    figure, axes = plt.subplots(figsize=(8.6, 4.8) if len(names) < _MANY else (9.8, 6.2), layout="constrained")
+    ns = sorted({r.shape[1] for r in rows})
+    points = {
+        name: sorted((r.shape[1], r.gbps) for r in rows if r.provider == name and r.gbps) for name in ["copy", *names]
+    }
+    if points["copy"]:
+        line: dict[str, Any] = {"color": "black", "linestyle": _DASHES, "linewidth": 1.4}
+        axes.plot(*zip(*points["copy"], strict=True), **line, label=roofline, zorder=3)
+    for name in reversed(names):
+        label, colour, marker = style(name, names)
+        ours, gallery, dotted = name == "onepass", name in _GALLERY_STYLES, name in _DOTTED
+        axes.plot(
+            *zip(*points[name], strict=True),
+            color=colour,
+            marker=marker,
+            markersize=5.5 if ours else 4.5 if gallery else 5,
+            markevery=max(1, len(points[name]) // 16) if len(ns) > 24 else 1,
+            linewidth=2.4 if ours else 1.0 if gallery else 1.5,
+            linestyle=":" if dotted else "-",
+            label=label,
+            zorder=6 if ours else 5 if dotted or not gallery else 4,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(ns[0] / 2**0.15, ns[-1] * 2**0.15)
+    powers = [2**i for i in range(4, 40) if ns[0] <= 2**i <= ns[-1]]
+    axes.set_xticks(powers if len(powers) > 2 else ns)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{int(n)}" if n < 16384 else f"{int(n) // 1024}K"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(0, max(r.gbps or 0 for r in rows) * 1.06)
+    axes.set_xlabel("N, the length of a row (log scale)")
+    axes.set_ylabel("GB/s, read + written")
+    axes.grid(axis="y", color=_FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    _add_title(axes, f"{_what(rows[0])}, {rows_text(rows)} of N", device)
+    # The legend has the order of the curves at the longest row, and the copy last.
+    ends = {style(name, names)[0]: points[name][-1][1] for name in names if points[name]}
+    order = sorted(
+        zip(*axes.get_legend_handles_labels(), strict=True), key=lambda e: (e[1] == roofline, -ends.get(e[1], 0))
+    )
+    handles, labels = zip(*order, strict=True)
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=10)
+    _add_foot(figure, failed, note)
+    return figure
+
+
+# Bars
+
+
+def _draw_cases(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
+    """The fraction of a copy's speed per case. A provider without a time has the reason in place of its bar."""
+    names, roofline = _providers(rows), _roofline(rows[0])
+    failed = [r for r in failed if r.provider in names]
+    bars = len(names) * len({r.case for r in rows}) <= _MAX_BARS
+    found: dict[str, dict[str, Row]] = {}
+    for row in (*rows, *failed):
+        found.setdefault(row.case, {})[row.provider] = row
+    top = max((r.copy_fraction or 0 for r in rows if r.provider != "copy"), default=1.0)
+    right = min(max(1.0, top), _MAX_BAR)
+    height = max(0.125 * (len(names) + 0.8), 0.4) if bars else 0.29
+    entries = len(names) + 1
+    columns = entries if entries <= 4 else (entries + 1) // 2 if entries <= _MANY else 3
+    lines = -(-entries // columns)
+    legend = 24 * lines - 2 if lines <= 2 else 15 * lines + 12  # points
+    above = 1.6 if lines <= 2 else 1.0 + legend / 72
+    figure, axes = plt.subplots(figsize=(8.6, above + height * len(found)), layout="constrained")
+    (_draw_bars if bars else _draw_markers)(axes, list(found.values()), names, right)
+    axes.axvline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, zorder=5, label=roofline)
+    ticks = [_case_label(case, next(iter(own.values())), "\n" if bars else "  ") for case, own in found.items()]
+    axes.set_yticks(range(len(found)), ticks)
+    axes.tick_params(axis="y", length=0, labelsize=8.5)
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_xlim(0, right * (1.13 if bars else 1.02))
+    what = "a copy" if roofline == "copy" else "an addition (two reads, one write)"
+    axes.set_xlabel(f"speed, as a fraction of {what} of the same bytes: longer is faster")
+    axes.grid(axis="x", color=_FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for i in range(1, len(found)):
+        axes.axhline(i - 0.5, color="#EEEEEE", linewidth=0.8, zorder=1)
+    ranks = [*(style(n, names)[0] for n in names), roofline]
+    order = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda e: ranks.index(e[1]))
+    axes.legend(
+        *zip(*order, strict=True),
+        loc="lower left",
+        bbox_to_anchor=(-0.015, 1.0),
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        columnspacing=1.4,
+        handletextpad=0.5,
+    )
+    _add_title(axes, _what(rows[0]), device, raised=legend)
+    _add_foot(figure, failed, note)
+    return figure
+
+
+def _draw_bars(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], right: float) -> None:
+    """A bar per provider, its time beside it."""
+    step = 1 / (len(names) + 0.8)  # a group has height 1, with the space of 0.8 bars between two groups
+    for i, name in enumerate(names):
+        label, colour, _ = style(name, names)
+        own = [(at, rows[name]) for at, rows in enumerate(found) if name in rows]
+        ys = [at + (i + 0.5 - len(names) / 2) * step for at, _ in own]
+        ends = [min(r.copy_fraction or 0.0, right) if r.ok else 0.0 for _, r in own]
+        axes.barh(ys, ends, height=step * 0.9, color=colour, label=label, zorder=3)
+        for y, end, (_, row) in zip(ys, ends, own, strict=True):
+            cut = f"  ({row.copy_fraction:.1f} of a copy)" if (row.copy_fraction or 0) > right else ""
+            text = f"{_time_text(row.median_us or 0)}{cut}" if row.ok else f"{label}: {_why(row)}"
+            axes.annotate(
+                text,
+                (end, y),
+                (3, -0.3),
+                textcoords="offset points",
+                va="center",
+                fontsize=6.6,
+                color=_INK if name == "onepass" else "#666666",
+                fontweight="bold" if name == "onepass" else "normal",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                zorder=6,
+            )
+
+
+def _draw_markers(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str], right: float) -> None:
+    """A bar for the first provider and markers for the others; at the right its time, and how many times as fast."""
+    lead, others = names[0], names[1:]
+    firsts = [(at, rows[lead]) for at, rows in enumerate(found) if lead in rows and rows[lead].ok]
+    ends = [min(r.copy_fraction or 0.0, right) for _, r in firsts]
+    label, colour, _ = style(lead, names)
+    axes.barh([at for at, _ in firsts], ends, height=0.56, color=colour, alpha=0.85, label=label, zorder=3)
+    for name in reversed(others):
+        label, colour, marker = style(name, names)
+        own = [(at, rows[name]) for at, rows in enumerate(found) if name in rows]
+        absent = [at for at, row in own if not row.ok]
+        if absent:
+            side = 0.012 * right * (1 + 2 * others.index(name))
+            axes.plot([side] * len(absent), absent, "X", color=colour, mec="white", markersize=7, zorder=6)
+        points = [(min(row.copy_fraction or 0.0, right), at) for at, row in own if row.ok]
+        look: dict[str, Any] = {"marker": marker, "markersize": 7, "mfc": colour, "mec": "white", "mew": 0.8}
+        axes.plot(*zip(*points, strict=True), linestyle="none", label=label, zorder=6, clip_on=False, **look)
+    beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+    beside |= {"fontsize": 8, "ha": "right"}
+    for at, row in firsts:
+        axes.annotate(_time_text(row.median_us or 0), (1, at), (50, 0), fontweight="bold", **beside)
+        torch = found[at].get("torch")
+        if torch and torch.ok and lead != "torch" and torch.median_us and row.median_us:
+            axes.annotate(f"{torch.median_us / row.median_us:.1f}x", (1, at), (88, 0), **beside)
+    if lead != "torch" and "torch" in names:
+        axes.annotate("vs torch", (1, -0.5), (88, 8), color=_GREY, **beside)

@@ -1,0 +1,273 @@
+"""What a run shows, and the plots of its files."""
+
+import io
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from expecttest import assert_expected_inline
+from rich.console import Console
+
+from lib.bench import CASE, file, row
+from onepass.tools.bench import plots, results, text_table
+from onepass.tools.bench.plots import draw
+from onepass.tools.bench.progress import LiveProgress, PlainProgress
+from onepass.tools.bench.results import Row
+from onepass.tools.gallery import VARIANTS
+
+GRAPH = [
+    row(10.0, provider="copy", graph_us=8.0, gbps=80.0, copy_fraction=1.0),
+    row(11.0, graph_us=10.0, copy_fraction=0.9, call_us=17.0),
+    row(40.0, provider="torch", graph_error="RuntimeError: capturing", copy_fraction=0.25),
+    row(None, None, provider="naive", ok=False, error="wrong: error 1.0"),
+]
+DISTURBED = [
+    row(10.0, provider="copy", copy_fraction=1.0, threads=2),
+    row(20.0, copy_fraction=0.5, threads=2),
+    row(40.0, provider="torch", copy_fraction=0.25, threads=2),
+    row(10.0, provider="copy", case="odd", copy_fraction=1.0, gbps=80.0, disturbed="so", threads=2),
+    row(1.0, case="odd", copy_fraction=10.0, disturbed="so", threads=2),
+    row(40.0, case="odd", provider="torch", copy_fraction=0.25, disturbed="so", threads=2),
+]
+
+
+def logsumexp(case: str, us: float) -> Row:
+    return row(us, case=case, function="logsumexp", input_copy_us=100.0, copy_fraction=0.9, gbps=1.0)
+
+
+def shown(*rows: Row) -> str:
+    out = io.StringIO()
+    progress = PlainProgress(len(rows), out)
+    for key in dict.fromkeys(r.key() for r in rows):
+        progress.start_case(CASE, "float32")
+        progress.finish_case([r for r in rows if r.key() == key])
+    progress.finish(rows)
+    return out.getvalue()
+
+
+def test_a_run_with_graphs() -> None:
+    assert_expected_inline(
+        shown(*GRAPH),
+        """\
+[1/4] a case, 4x100, f32
+    copy                   10.0 us  (10.0 to 10.0)          80.0 GB/s  1.00 of a copy  graph 8.00 us
+    onepass                11.0 us  (11.0 to 11.0)        graph 10.0 us  call 17.0 us
+    torch                  40.0 us  (40.0 to 40.0)        graph -
+    naive             wrong: error 1.0
+
+case    shape  dtype  copy us           graph us  onepass us  of copy  graph us  torch us  of copy  graph us  naive us  of copy  graph us  times torch
+------  -----  -----  -------  -------  --------  ----------  -------  --------  --------  -------  --------  --------  -------  --------  -----------
+a case  4x100  f32       10.0  80 GB/s      8.00        11.0    0.90*      10.0      40.0     0.25         -     WRONG                            3.64
+
+torch: a case, f32: no time in a graph: RuntimeError: capturing
+naive: a case, f32: wrong: error 1.0
+onepass is 3.64x as fast as torch (geometric mean of 1)
+of a copy's speed: onepass 0.90, torch 0.25 (geometric means)
+inputs under 64 MB, us more than the copy: onepass 1.0 (at most 1.0), torch 30.0 (at most 30.0)
+in a CUDA graph, of a copy's speed: onepass 0.80 (geometric means)
+shortest call, host included: onepass 17.0 us
+""",  # noqa: E501
+    )
+
+
+def test_disturbed_times_are_marked_and_left_out_of_the_means() -> None:
+    assert_expected_inline(
+        shown(*DISTURBED),
+        """\
+[1/6] a case, 4x100, f32
+    copy                   10.0 us  (10.0 to 10.0)
+    onepass                20.0 us  (20.0 to 20.0)
+    torch                  40.0 us  (40.0 to 40.0)
+[2/6] odd, 4x100, f32
+    copy                   10.0 us  (10.0 to 10.0)          80.0 GB/s  1.00 of a copy  ? so
+    onepass                1.00 us  (1.00 to 1.00)        ? so
+    torch                  40.0 us  (40.0 to 40.0)        ? so
+
+case    shape  dtype  copy us           onepass us  of copy  torch us  of copy  times torch
+------  -----  -----  -------  -------  ----------  -------  --------  -------  -----------
+a case  4x100  f32       10.0                 20.0    0.50*      40.0     0.25         2.00
+odd     4x100  f32      10.0?  80 GB/s       1.00?    10.00     40.0?     0.25       40.00?
+
+onepass is 2.00x as fast as torch (geometric mean of 1)
+of a copy's speed: onepass 0.50, torch 0.25 (geometric means)
+disturbed (?) and left out of the means: 3 times in 1 case; copy on odd, f32: so
+""",
+    )
+
+
+def test_a_logsumexp_is_compared_with_a_copy_of_its_input() -> None:
+    assert_expected_inline(
+        shown(logsumexp("a", 50.0), logsumexp("logsumexp, b", 72.0)),
+        """\
+[1/2] a, 4x100, f32, logsumexp forward
+    onepass                50.0 us  (50.0 to 50.0)           1.0 GB/s  0.90 of a copy  0.50 of the time of a copy of the input
+[2/2] logsumexp, b, 4x100, f32, logsumexp forward
+    onepass                72.0 us  (72.0 to 72.0)           1.0 GB/s  0.90 of a copy  0.72 of the time of a copy of the input
+
+case          shape  dtype  onepass us  of copy
+------------  -----  -----  ----------  -------
+a, logsumexp  4x100  f32          50.0    0.90*
+logsumexp, b  4x100  f32          72.0    0.90*
+
+of a copy's speed: onepass 0.90 (geometric means)
+logsumexp, time relative to a copy of the input: onepass 0.60 (at most 0.72)
+""",  # noqa: E501
+    )
+
+
+def test_means_of_several_cases() -> None:
+    large = {"case": "c", "shape": [2, 8_000_000]}  # not a small input
+    rows = [row(5.0, provider="copy", case=case) for case in "ab"] + [row(7.0), row(9.0, case="b")]
+    rows = [*rows, row(28.0, provider="torch"), row(18.0, provider="torch", case="b")]
+    rows = [replace(r, case=r.case.replace("a case", "a")) for r in rows]
+    rows += [row(5.0, provider="copy", **large), row(50.0, **large)]
+    assert_expected_inline(
+        "\n".join([*text_table.summary(rows), *text_table.summary(rows[:3])]),
+        """\
+onepass is 2.83x as fast as torch (geometric mean of 2, 2.00x to 4.00x)
+inputs under 64 MB, us more than the copy: onepass 3.0 (at most 4.0), torch 18.0 (at most 23.0)
+inputs under 64 MB, us more than the copy: onepass 2.0 (at most 2.0)""",
+    )
+    assert not any("more than the copy" in text for text in text_table.summary([replace(r, threads=2) for r in rows]))
+    assert [line.fastest() for line in text_table.lines(rows)] == ["onepass"] * 3
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_the_live_table_fits_the_terminal(width: int) -> None:
+    def live(rows: list[Row], **options: Any) -> str:
+        console = Console(file=io.StringIO(), width=width, height=30, force_terminal=True, color_system=None)
+        with console.capture() as caught:
+            console.print(LiveProgress(1, "title", console).table(rows, **options))
+        assert all(len(line) <= width for line in caught.get().splitlines())
+        return caught.get()
+
+    long = [replace(r, case=f"4K attention, 128 queries, {r.shape}", median_us=r.median_us and 123456.7) for r in GRAPH]
+    for text, graph in ((live(long), True), (live([replace(r, graph_us=None, graph_error=None) for r in long]), False)):
+        assert ("shape" in text) == (width == 160)
+        assert text.count("graph") == 4 * graph
+        assert ("8.00" in text) == graph
+        assert text.count("WRONG") == 1
+        assert "…" not in text
+        assert all(part in text for part in ("onepass", "torch", "f32", "attention", "queries"))
+    assert "17.0" in live(long, calls=True)
+
+
+def test_the_live_progress_of_a_run() -> None:
+    console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True, color_system=None)
+    with LiveProgress(1, "title", console) as progress:
+        progress.start_case(CASE, "float32")
+        progress.status("timing [x]")
+        progress.finish_case(GRAPH)
+        progress.retry(1)
+        progress.finish(GRAPH)
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in (
+        "tiny 4x33, f32",
+        "timing",
+        "1/1",
+        "title",
+        "1 of them are timed again",
+        "shortest call, host included",
+    ):
+        assert part in out
+
+
+# Plots
+
+
+def sweep(**fields: Any) -> list[Row]:
+    rows = []
+    for n in (256, 1024, 4096):
+        for i, name in enumerate(("copy", "onepass", "torch", "mine"), 1):
+            us = n * 0.01 * i
+            rows.append(row(us, provider=name, suite="sweep", case=f"64x{n}", shape=[64, n], bytes=512 * n))
+            rows[-1] = replace(rows[-1], **{"gbps": 512 * n / us * 1e-3, "copy_fraction": 1 / i, **fields})
+    return rows
+
+
+def svgs(paths: list[Path]) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in paths if path.suffix == ".svg"}
+
+
+def png_size(path: Path) -> tuple[int, ...]:
+    return tuple(int.from_bytes(path.read_bytes()[i : i + 4], "big") for i in (16, 20))
+
+
+def test_plots_are_drawn_without_a_clock_or_torch_and_are_the_same_each_time(tmp_path: Path) -> None:
+    results.save(replace(file(*sweep(), *GRAPH), environment=complete()), tmp_path / "r.json")
+    code = f"""
+import sys, types
+package = types.ModuleType("onepass")
+package.__path__ = [{str(Path(results.__file__).parents[2])!r}]
+sys.modules["onepass"] = package
+from onepass.tools.bench.plots import draw
+from onepass.tools.bench.results import load
+for folder in ("a", "b"):
+    paths = draw([load("r.json")], folder)
+print(*[p.name for p in paths])
+assert "torch" not in sys.modules and "onepass.tools.bench.timing" not in sys.modules, "imported"
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = ("models-softmax-forward-float32", "sweep-softmax-forward-float32")
+    assert sorted(done.stdout.split()) == [f"{n}.{end}" for n in names for end in ("png", "svg")]
+    for name in done.stdout.split():
+        first, second = (tmp_path / folder / name for folder in ("a", "b"))
+        assert first.stat().st_size > 5000
+        assert first.read_bytes() == second.read_bytes(), f"{name} differs from run to run"
+        assert name.endswith("svg") or first.read_bytes().startswith(b"\x89PNG")
+
+
+def complete() -> dict[str, Any]:
+    return {**file().environment, "torch": "2.0", "commit": "abcdef0123"}
+
+
+def test_a_newer_file_replaces_an_older_one_and_devices_have_plots_of_their_own(tmp_path: Path) -> None:
+    old, new = file(*sweep(gbps=1.0), date="2020-01-01"), file(*sweep())
+    assert svgs(draw([new, old], tmp_path / "both")) == svgs(draw([new], tmp_path / "new"))
+    assert sorted(svgs(draw([new, file(*sweep(threads=2), device="Other/CPU")], tmp_path / "two"))) == [
+        "sweep-softmax-forward-float32-H200.svg",
+        "sweep-softmax-forward-float32-Other-CPU-2-threads.svg",
+    ]
+    assert draw([file(*DISTURBED[3:])], tmp_path) == []  # all are disturbed
+    assert len(draw([file(*DISTURBED)], tmp_path)) == 2
+
+
+def test_many_providers_and_cases_fit_on_a_page(tmp_path: Path) -> None:
+    rows = [
+        row(provider=name, case=f"case {c}", copy_fraction=3.0 if c == 0 else 0.5)
+        for c in range(24)
+        for name in ("onepass", "torch", "naive", "a", "b", "copy")
+    ]
+    png, svg = draw([file(*rows)], tmp_path)
+    width, height = png_size(png)
+    assert 1200 <= width <= 1500
+    assert height <= 1600
+    assert svg.stat().st_size > 5000
+
+
+def test_the_whole_gallery_is_drawn_with_a_style_per_variant(tmp_path: Path) -> None:
+    names = ["onepass", "torch", "torch-compile", "liger", "onepass-triton", "onepass-cuda", *VARIANTS]
+    styles = [plots.style(name) for name in names]
+    assert len({label for label, _, _ in styles}) == len({colour for _, colour, _ in styles}) == len(names)
+    assert {"naive", *plots._GALLERY_STYLES} == set(VARIANTS)
+    sizes = {"sweep": (256, 512, 1024), "named": (256, 300), "many": tuple(range(200, 209))}  # curves, bars, markers
+    rows = [
+        row(provider=name, suite=suite, case=f"N {n}", shape=[64, n] if suite == "sweep" else [1, 64, n])
+        for suite, lengths in sizes.items()
+        for n in lengths
+        for name in ("copy", "onepass", "torch", *VARIANTS)
+    ]
+    rows = [replace(r, gbps=1000 / (i % 14 + 1), copy_fraction=1 / (i % 14 + 1)) for i, r in enumerate(rows)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns if a legend leaves no room
+        drawn = {
+            path.name.split("-")[0]: png_size(path) for path in draw([file(*rows)], tmp_path) if path.suffix == ".png"
+        }
+    assert set(drawn) == set(sizes)
+    assert drawn["sweep"] == (1568, 992)
+    assert all(drawn[suite][0] == 1376 and 600 < drawn[suite][1] < 1400 for suite in ("named", "many"))
