@@ -107,7 +107,7 @@ def main() -> None:
             "largest_difference": difference,
             "median_step_ms": dict(zip(("torch", "patched"), medians, strict=True)),
             "served": patched.report.served,
-            "left": {f"{name}: {why}": count for (name, why), count in patched.report.left.items()},
+            "fallbacks": {f"{name}: {why}": count for (name, why), count in patched.report.fallbacks.items()},
             "losses": {"torch": plain, "patched": ours},
             "seconds": {"torch": plain_seconds, "patched": our_seconds},
         }

@@ -18,7 +18,7 @@ from onepass import reference
 from onepass._kernel_compiler import compile_all
 from onepass.tools.bench.stats import summarise
 from onepass.tools.bench.timing import Cuda
-from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, WHOLE, Plan, kernels
+from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, Plan, kernels
 from onepass.tools.tune.sizes import up
 from onepass.tools.tune.timing import to_compile
 
@@ -47,6 +47,7 @@ SHARED = 210 * 1024
 SMEM_VECS = (0, 4, 8, 12, 16, 20)
 DTYPES = (torch.float32, torch.bfloat16)
 SMS = 132
+ALIGNED = 2  # `access` of rows of whole vectors
 
 
 def grid_plans(rows: int, n: int, size: int) -> list[Plan]:
@@ -72,7 +73,7 @@ def plans(rows: int, n: int, size: int) -> list[Plan]:
         threads = up(vectors, (values // widest + smem_vecs) * blocks * 32) * 32
         fits = 128 <= threads <= 1024 and rows * blocks <= 4 * SMS and smem_vecs * threads * 16 < SHARED
         if fits and n < 2**19 and (rows * blocks >= 16 or blocks == 16):
-            access = WHOLE if n % widest == 0 and not smem_vecs else 0
+            access = ALIGNED if n % widest == 0 and not smem_vecs else 0
             found.append(Plan(BLOCK if blocks == 1 else CLUSTER, threads, 1, values, widest, blocks, smem_vecs, access))
     return sorted(set(found))
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from emulator import Emulator
-from lib.forced import Gpu, Runner
+from lib.plans import Engine, Runner
 from lib.support import DTYPES, FUNCTIONS, LAYOUTS, engines_at_hand
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -57,7 +57,7 @@ def emulator() -> Emulator:
 @pytest.fixture(scope="session")
 def runner(request: pytest.FixtureRequest) -> Runner:
     """What runs forced plans."""
-    return request.getfixturevalue("emulator") if request.config.getoption("--emulate") else Gpu()
+    return request.getfixturevalue("emulator") if request.config.getoption("--emulate") else Engine("cuda")
 
 
 def pytest_configure() -> None:

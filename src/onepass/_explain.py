@@ -1,4 +1,4 @@
-"""The plan of a call, for people."""
+"""`explain`: the plan of a call in words."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +19,7 @@ from .validation import FLOATS, check_dtype, check_input, normalize_dims, reduce
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would do. `str()` of it is for reading, `as_dict()` for programs.
+    """The plan of a call. `str()` of it is for reading, `as_dict()` for programs.
 
     bytes: read + written, each element once. bandwidth_gbs: what a copy reaches on the device, in 1e9 bytes a second.
     copy_us: the time a copy of these bytes would take, in microseconds, launch not counted.
@@ -80,7 +80,8 @@ def _bandwidth(device: torch.device | None, entry: KnownDevice | None, given: fl
 
 
 def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | None, sm_count: int | None) -> GpuModel:
-    """The GPU that a plan is for: the device's, changed to what was given; where none is known, that of the tables."""
+    """The GPU that a plan is for: the device, with given facts instead of its own; without a device, the GPU
+    of the tables."""
     if device is not None and device.type == "cuda" and torch.cuda.is_available():
         gpu = gpu_model(device.index)
     else:
@@ -91,7 +92,7 @@ def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | 
 
 
 def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.device | None, KnownDevice | None, str]:
-    """(a real device or None, its entry in the table or None, its name). `gpu`: what is asked is of a GPU."""
+    """(a real device or None, its entry in the table or None, its name). `gpu`: the call is one on a GPU."""
     if device is None:
         device = tensor.device if tensor is not None else "cuda" if gpu or torch.cuda.is_available() else "cpu"
     if isinstance(device, str) and (entry := known(device)):
@@ -140,8 +141,8 @@ def _native_plan(
 ) -> dict[str, Any]:
     """The plan on that GPU; without one, that of the CPU engine."""
     if function in REDUCTIONS:
-        kept = _contiguous(reduced_shape(x.shape, dims, True))
-        y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(kept)]
+        contiguous = _contiguous(reduced_shape(x.shape, dims, True))
+        y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(contiguous)]
     else:
         y_strides = (torch.empty_like(x, device="meta") if out is None else out).stride()
     sizes, strides = list(x.shape) or [1], list(x.stride()) or [1]
@@ -280,7 +281,7 @@ def _describe(
     entry: KnownDevice | None,
     notes: list[str],
 ) -> tuple[str, dict[str, int | str]]:
-    """(tier, launch numbers) of the engine that was chosen; adds what is worth a note."""
+    """(tier, launch numbers) of the chosen engine. Adds notes."""
     if engine == "none":
         return "none", {}
     if plan["rows"] == 0 or plan["n"] == 0:
@@ -306,7 +307,7 @@ def _describe(
             if device is not None and _is_here(device) and device.type == "cuda"
             else entry
         )
-        numbers = triton_engine.plan(function, plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
+        numbers = triton_engine.plan_forward(plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
     shown = ["source", "grid", "threads", *(key for key in plan if key in _LAUNCH_KEYS)]
     shown += ["read_again"] if plan["read_again"] else []

@@ -1,4 +1,4 @@
-"""The state of a row, alone: what is needed to compute a softmax or a logsumexp in parts, and to merge them."""
+"""The state of a row, from which a softmax or a logsumexp is computed in parts, and the merge of two states."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,8 +16,8 @@ __all__ = ["State", "merge", "state"]
 class State(NamedTuple):
     """The state of every row of a tensor: `m`, the maximum, and `l`, the sum of exp(x - m).
 
-    Both have one shape, dtype and device. That of no elements is (-inf, 0). `exp(x - m) / l` is the softmax of a row,
-    `x - m - log(l)` its log_softmax.
+    Both have one shape, dtype and device. The state of no elements is (-inf, 0). `exp(x - m) / l` is the softmax of a
+    row, `x - m - log(l)` its log_softmax.
 
     >>> import torch, onepass
     >>> whole = onepass.state(torch.tensor([[0.0, 0.0], [3.0, -torch.inf]]))

@@ -1,4 +1,4 @@
-"""Every kernel that a plan may choose, compiled and loaded before the first call needs it."""
+"""`warmup`: compiles and loads every kernel that a plan may choose, before the first call needs it."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -38,10 +38,10 @@ def warmup(
         functions: names of functions, as "softmax"; all of them if not given.
         lengths: of the rows, in elements; None for any length. With `all_dims` of the columns too: the product of the
             sizes of the dims that a call is over.
-        backward: those of the gradients too, from a result's gradient that is contiguous (a view or not), or has one
-            value a row, as that of a sum over the dims of the call, or over all, has; not of "state", whose gradient
-            is plain torch arithmetic.
-        all_dims: those of calls over other dims of contiguous tensors too, a few hundred more for a function and a
+        backward: the kernels of gradients too, for a result's gradient that is contiguous (a view or not), or has one
+            value per row, as the gradient of a sum over the dims of the call has. "state" has none: its gradient is
+            plain torch arithmetic.
+        all_dims: the kernels of calls over other dims of contiguous tensors too, a few hundred more per function and
             dtype (for one length some 20 to 400). Slices whose lines are apart may ask for others.
         arch: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
             Nothing is loaded, and `device` is not taken.
@@ -59,7 +59,7 @@ def warmup(
     >>> onepass.warmup(arch=90, functions=["softmax"], dtypes=[], lengths=[128])  # nothing asked for
     0
     """
-    wanted = _checked(dtypes, functions, lengths, arch)
+    wanted = _check(dtypes, functions, lengths, arch)
     index = -1
     if arch is None:
         index = _device_index(device)
@@ -93,13 +93,13 @@ def warmup(
     return len(kernels)
 
 
-def _checked(
+def _check(
     dtypes: Sequence[torch.dtype | tuple[torch.dtype, torch.dtype]],
     functions: Sequence[str],
     lengths: Sequence[int] | None,
     arch: int | None,
 ) -> list[tuple[str, torch.dtype, torch.dtype]]:
-    """(function, input, result) of all that is asked for, each once."""
+    """The triples (function, dtype of the input, dtype of the result) of a call, each once."""
     if isinstance(functions, str):
         raise TypeError(f"onepass.warmup(): functions takes a sequence of names, got {functions!r}")
     for function in functions:
@@ -164,7 +164,7 @@ def _cache() -> str:
 
 
 def _missing(kernels: Sequence[Kernel], arch: int) -> list[Kernel]:
-    """Those that are to be compiled into the disk cache; none where there is no such cache."""
+    """The kernels that are not in the disk cache yet; none where there is no such cache."""
     try:
         native.status("cache")
     except RuntimeError:

@@ -245,7 +245,7 @@ def _triton_kernel(
     if lse is not None:
         grad, given = unsqueeze_reduced(grad, dims, keepdim), (saved, unsqueeze_reduced(lse, dims, keepdim))
     dx = torch.empty_like(saved, dtype=dtype)
-    triton_engine.backward(function, grad, given, dx, dims)
+    triton_engine.launch_backward(function, grad, given, dx, dims)
     return dx
 
 

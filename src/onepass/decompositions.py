@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .validation import HALVES, Spec
+from .validation import HALF_DTYPES, Spec
 
 __all__ = ["gradient", "gradient_of_gradient", "gradient_tangent", "tangent", "unsqueeze_planes", "unsqueeze_reduced"]
 
 
 def _upcast(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALVES else x
+    return x.float() if x.dtype in HALF_DTYPES else x
 
 
 def unsqueeze_reduced(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:

@@ -55,11 +55,11 @@ UNKNOWN = (
 
 def known(name: str) -> KnownDevice | None:
     """The entry of a short name ("h200", "RTX 4090") or of a device's full name ("NVIDIA H200")."""
-    asked = _plain(name)
-    return next((entry for key, entry in KNOWN.items() if asked in (key, _plain(entry.title))), None)
+    key_of_name = _normalize(name)
+    return next((entry for key, entry in KNOWN.items() if key_of_name in (key, _normalize(entry.title))), None)
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 

@@ -13,6 +13,7 @@ from .settings import autocast_to_float32
 from .validation import (
     DROPPED,
     FLOATS,
+    HALF_DTYPES,
     LAST,
     PYTHON_TYPES,
     Default,
@@ -88,22 +89,21 @@ def _check_and_call(function: str, x: Any, dim: Any, option: Any, out: Any, engi
     """The slow path."""
     check_input(function, x)
     dims = normalize_dims(function, x, dim)
-    lse = function == "logsumexp"
+    lse, own = function == "logsumexp", x.dtype
+    is_float = own in FLOATS
     dtype, keepdim = (None, option) if lse else (option, False)
-    if not lse:
+    if not lse and not (is_float and dtype is None):
         check_dtype(function, x, dtype)
-    if dtype is None and out is None and autocast_to_float32(x):
+    if dtype is None and out is None and own in HALF_DTYPES and autocast_to_float32(x):
         dtype = torch.float32  # in the kernel, not by a cast before it
-    computed: Any = (
-        x.dtype if x.dtype in FLOATS else torch.get_default_dtype() if lse else dtype
-    )  # integers are cast first
+    computed: Any = own if is_float else torch.get_default_dtype() if lse else dtype
     if out is not None:
         shape = reduced_shape(x.shape, dims if x.dim() else [], keepdim) if lse else list(x.shape)
         check_out(function, x, out, shape, result_dtype(function, computed, dtype))
     if x.dim() > _MOST_DIMS > sum(size != 1 for size in x.shape) and not lse:
         return _without_ones(function, x, dims, dtype, out, engine)
     spec = Spec(function, dims, dtype, keepdim, resolve(engine, x.device))
-    if computed is not x.dtype:
+    if not is_float:
         x = x.to(computed)
     if out is None:
         return call(x, spec)

@@ -188,6 +188,28 @@ def gradient_plan(
     return json.loads(answer)
 
 
+def plan_from_entry(
+    entry: Sequence[int],
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    arch: int,
+    sm_count: int,
+    shared: int,
+    cooperative: bool = True,
+    which: str = "forward",
+) -> Plan | None:
+    """The plan by a table entry alone, without its limit, of contiguous tensors of these sizes over the middle dim.
+
+    None where the entry does not hold rows, or columns, so long. `shared`: bytes of shared memory per block.
+
+    >>> tuple(plan_from_entry([0, 32, 0, 1, 0], (4096, 1000, 1), torch.float32, 90, 132, 227 * 1024) or ())
+    (0, 32, 4, 32, 4, 1, 0, 2)
+    """
+    of = PASSES.index(which), DTYPES.index(dtype), _int64s(entry), _int64s(sizes)
+    answer = _ask("onepass_plan_from_entry", *of, arch, sm_count, shared, ctypes.c_bool(cooperative), size=256)
+    return Plan(*json.loads(answer)) if answer else None
+
+
 def compile_kernel(
     function: str,
     x_type: torch.dtype,

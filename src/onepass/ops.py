@@ -18,7 +18,7 @@ from . import triton as triton_engine
 from .autograd import backward, needs_no_autograd, tangent
 from .decompositions import unsqueeze_planes, unsqueeze_reduced
 from .native import FUNCTIONS, REDUCTIONS, library
-from .validation import FLOATS, HALVES, Spec, check_inference, check_memory, has_tangent, result_dtype, wrap_dims
+from .validation import FLOATS, HALF_DTYPES, Spec, check_inference, check_memory, has_tangent, result_dtype, wrap_dims
 
 _TRITON = "(Tensor input, str function, int[] dim, ScalarType? dtype, bool keepdim"
 library.define(f"triton{_TRITON}) -> Tensor")
@@ -111,21 +111,20 @@ def _differentiable(x: Tensor, spec: Spec, apply: Any) -> Tensor:
     (a gradient of rows around 100 adds up to 0.84 to 1.25 in bfloat16), so a half input gives a float32 result, which
     is saved, and the caller a rounded one.
     """
-    if spec.function == "logsumexp" and spec.dtype is None and x.dtype in HALVES:
+    if spec.function == "logsumexp" and spec.dtype is None and x.dtype in HALF_DTYPES:
         return apply(x, spec._replace(dtype=torch.float32)).to(x.dtype)
     return apply(x, spec)
 
 
-def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **named: Any) -> Any:
+def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **out: Tensor) -> Any:
     """Calls the one of the operators that serves the call."""
     function, dims, dtype, keepdim, engine = spec
     if engine == "triton":
-        return operators["triton"](x, function, dims, dtype, keepdim, **named)
-    if dtype is not None:
-        named["dtype"] = dtype
-    if function in REDUCTIONS:
-        return operators[function](x, dims, keepdim, **named)
-    return operators[function](x, dims, **named)
+        return operators["triton"](x, function, dims, dtype, keepdim, **out)
+    given = (x, dims, keepdim) if function in REDUCTIONS else (x, dims)
+    if dtype is None:
+        return operators[function](*given, **out)
+    return operators[function](*given, dtype=dtype, **out)
 
 
 def _call_registered(x: Tensor, spec: Spec) -> Tensor:
@@ -190,7 +189,7 @@ def _triton_out(
     whole = out
     if function in REDUCTIONS:
         whole = (unsqueeze_planes if function == "state" else unsqueeze_reduced)(out, dims, keepdim)
-    triton_engine.forward(function, input, whole, tuple(dims))
+    triton_engine.launch_forward(function, input, whole, tuple(dims))
 
 
 def _triton_fake(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:

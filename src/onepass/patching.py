@@ -23,7 +23,7 @@ from . import native
 from ._engines import resolve
 from .native import library
 from .ops import call
-from .validation import HALVES, Spec, wrap_dims
+from .validation import HALF_DTYPES, Spec, wrap_dims
 
 __all__ = ["Report", "patch"]
 
@@ -38,14 +38,15 @@ class Report:
     """
 
     def __init__(self) -> None:
-        self._left: Counter[tuple[str, str]] = Counter()
-        # The counts of the process (that are never set back) from whose start on they are ours, and those of before it.
+        self._fallbacks: Counter[tuple[str, str]] = Counter()
+        # The process counts calls and never resets. `_start` is its count when this report began, None while it is off;
+        # `_before` is what the report counted until it was switched off.
         self._start: Counter[str] | None = None
         self._before: Counter[str] = Counter()
 
     def _note(self, function: str, reason: str) -> None:
         with _counting:
-            self._left[function, reason] += 1
+            self._fallbacks[function, reason] += 1
 
     def _switch(self, on: bool) -> None:
         with _counting:
@@ -62,15 +63,15 @@ class Report:
             return dict(self._served())
 
     @property
-    def left(self) -> dict[tuple[str, str], int]:
-        """How many calls were left to torch, by function and reason."""
+    def fallbacks(self) -> dict[tuple[str, str], int]:
+        """How many calls torch computed, by function and reason."""
         with _counting:
-            return dict(self._left)
+            return dict(self._fallbacks)
 
     def __str__(self) -> str:
         served = [(function, str(n), "onepass") for function, n in self.served.items()]
-        left = [(function, str(n), f"torch: {reason}") for (function, reason), n in self.left.items()]
-        rows = sorted([*served, *left], key=lambda row: (row[0], row[2]))
+        fallbacks = [(function, str(n), f"torch: {reason}") for (function, reason), n in self.fallbacks.items()]
+        rows = sorted([*served, *fallbacks], key=lambda row: (row[0], row[2]))
         return "\n".join(f"{function:<22}{n:>8}  {by}" for function, n, by in [("function", "calls", "by"), *rows])
 
 
@@ -83,12 +84,12 @@ class patch:
     the process. Graphs that TorchInductor compiled have no such operators, and are as they were.
 
     Results have torch's dtype, shape and strides (contiguous), gradients of any order are recorded by torch (that of
-    logsumexp of halves by onepass, from the unrounded result). What onepass does not serve is computed by torch's own
-    kernel: integers and complex numbers, for example. Contexts nest; torch computes again when the last patch is
+    logsumexp of half types by onepass, from the unrounded result). torch's own kernels compute what onepass does
+    not take: integers and complex numbers, for example. Contexts nest; torch computes again when the last patch is
     restored.
 
     Args:
-        report: whether `report` counts the calls, by function, and why some were left to torch.
+        report: whether `report` counts the calls, by function, and why torch computed some of them.
 
     Attributes:
         report: a `Report`, or None.
@@ -184,12 +185,12 @@ _OPERATORS = {
 }
 _KINDS = (Tensor, torch.nn.Parameter)
 
-# What the reports of the active patches are told of a call that torch computes: the function, and why.
+# The reports of the active patches note each call that torch computes: the function, and why.
 _observers: tuple[Callable[[str, str], None], ...] = ()
 _on = False
 # The kernels that were there before ours, by operator and key.
 _before: dict[tuple[str, str], Any] = {}
-# The types of what they raised, which C++ throws on by address.
+# The types of the exceptions that those raised. C++ refers to them by address, so they have to live on.
 _raised: set[type[BaseException]] = set()
 
 
@@ -262,7 +263,7 @@ def _torchs(aten: str, key: str, function: str) -> Callable[..., Tensor]:
 
 
 def _recording(key: str) -> Callable[..., Tensor]:
-    """The kernel of logsumexp above autograd: torch's, but for halves that autograd, and nobody else, looks on."""
+    """The kernel of logsumexp above autograd: torch's own, but for half types that eager autograd alone records."""
     torchs = torch.library.get_kernel("aten::logsumexp", key).call_boxed
     count = FUNCTIONS.index("logsumexp")
 
@@ -270,7 +271,7 @@ def _recording(key: str) -> Callable[..., Tensor]:
         if not _on:
             return torchs(keys, x, dim, keepdim)
         with DisableTorchFunction():
-            if not (x.dtype in HALVES and _is_recorded(x) and _takes(x, dim)):
+            if not (x.dtype in HALF_DTYPES and _is_recorded(x) and _takes(x, dim)):
                 return torchs(keys, x, dim, keepdim)
             result = call(x, Spec("logsumexp", wrap_dims("logsumexp", x, dim), None, keepdim))
             native.patch_count(count)

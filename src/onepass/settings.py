@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import native
-from .validation import HALVES
+from .validation import HALF_DTYPES
 
 __all__ = [
     "autocast_keeps_half",
@@ -103,7 +103,10 @@ def autocast_to_float32(x: Tensor) -> bool:
     """Whether torch.autocast has this tensor's softmax family give float32: of half tensors on a GPU, as it does for
     torch's. On a CPU torch leaves these functions alone."""
     return (
-        x.dtype in HALVES and x.device.type == "cuda" and torch.is_autocast_enabled("cuda") and not _thread.keeps_half
+        x.dtype in HALF_DTYPES
+        and x.device.type == "cuda"
+        and torch.is_autocast_enabled("cuda")
+        and not _thread.keeps_half
     )
 
 

@@ -131,7 +131,7 @@ def read(path: Path) -> TableFile:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a file of tables whole or not at all: beside its place first, then renamed."""
+    """Write a file of tables whole or not at all: to a temporary file in its folder, which is then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({key: value for key, value in content.items() if key not in ("tables", "measured")})
     tables = ",\n".join(
@@ -140,17 +140,17 @@ def write(path: Path, content: dict[str, Any]) -> None:
     )
     measured = ",\n".join(f"  {json.dumps(point)}" for point in content["measured"])
     text = f'{text[:-1]},\n "tables": {{\n{tables}\n }},\n "measured": [\n{measured}\n ]\n}}\n'
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(aside)
+            os.unlink(temporary)
         raise
 
 
@@ -205,7 +205,7 @@ def _words(kind: GpuModel) -> str:
 
 @functools.cache
 def load_once(index: int | None) -> None:
-    """`load` at the first use of the CUDA engine on a device; a wrong file is told at each."""
+    """`load` at the first use of the CUDA engine on a device. A wrong file raises an error at each."""
     load(gpu_model(index))
 
 

@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 
 from . import native
 
-FLOATS = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
-HALVES = frozenset((torch.float16, torch.bfloat16))
+FLOATS = frozenset(native.DTYPES)
+HALF_DTYPES = frozenset((torch.float16, torch.bfloat16))
 INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 TAKES = "float32, float64, float16 and bfloat16"
 PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}  # as dtypes
@@ -34,7 +34,7 @@ class Spec(NamedTuple):
 
 
 class Default(int):
-    """The default of an argument that has two names: known by its type, where the same value may be given too."""
+    """The default of an argument that has two names. Its type tells it from an equal value that the caller gave."""
 
 
 LAST: Any = Default(-1)
@@ -42,7 +42,8 @@ DROPPED: Any = Default(False)
 
 
 def either(function: str, name: str, value: Any, other: str, alias: Any, default: type = Default) -> Any:
-    """The value of an argument that has two names, of which one may be given: what is not of the type `default` was."""
+    """The value of an argument that has two names, of which the caller may give one. The type `default` marks a value
+    that the caller did not give."""
     if type(alias) is default:
         return value
     if type(value) is not default:
@@ -128,7 +129,7 @@ def reduces_to(function: str, x: torch.dtype, y: torch.dtype) -> bool:
     return y is result_dtype("state", x) or (function == "logsumexp" and y is x)
 
 
-# Whether tensors share memory: csrc/core/memory_overlap.h, asked from Python ----------------------------------------
+# Whether tensors share memory (csrc/core/memory_overlap.h) -----------------------------------------------------------
 
 
 def overlap(a: Tensor, b: Tensor) -> Literal["none", "same", "partial"]:

@@ -14,18 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from lib.modes import Operators
-from lib.support import (
-    DTYPES,
-    TORCH,
-    assert_defined,
-    every_softmax,
-    maker,
-    ours,
-)
+from lib.support import DTYPES, TORCH, assert_defined, every_softmax, maker, ours
 from onepass import functional, settings
 
-HALVES = (torch.float16, torch.bfloat16)
-every_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
+HALF_TYPES = (torch.float16, torch.bfloat16)
+every_half = pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
 on_gpu = pytest.mark.gpu
 
 
@@ -73,7 +66,7 @@ def gpu_tensor(dtype: torch.dtype) -> torch.Tensor:
 def test_on_a_gpu_the_dtype_is_torchs(function, dtype, fake_gpu):
     x = gpu_tensor(dtype)
     assert ours(function)(x, 1).dtype is TORCH[function](x, 1).dtype
-    assert ours(function)(x, (0, 1)).dtype is (torch.float32 if dtype in HALVES else dtype)
+    assert ours(function)(x, (0, 1)).dtype is (torch.float32 if dtype in HALF_TYPES else dtype)
 
 
 @pytest.mark.parametrize("to", DTYPES, ids=str)
@@ -152,7 +145,7 @@ def test_compiled_on_a_gpu(function, dtype, backend):
         with torch.autocast("cuda", torch.bfloat16):
             wide = compiled(x)
             with onepass.autocast_keeps_half():
-                kept = compiled(x)
-        assert (wide.dtype, kept.dtype) == (torch.float32, dtype)
+                half = compiled(x)
+        assert (wide.dtype, half.dtype) == (torch.float32, dtype)
         assert_defined(function, wide, x.float(), 1)
-        assert_defined(function, kept, x, 1)
+        assert_defined(function, half, x, 1)

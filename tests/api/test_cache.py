@@ -181,6 +181,7 @@ def test_a_kernel_on_disk_takes_no_nvrtc(cache, library):
     assert "NVRTC not found" in errors
 
 
+@pytest.mark.slow
 def test_another_nvrtc_compiles_anew(cache, library):
     assert finish(start()) == "1 0 True"
     os.utime(library, ns=(0, 10**18))

@@ -8,13 +8,7 @@ from torch import Tensor
 from torch.autograd import gradgradcheck
 
 import onepass
-from lib.columns import (
-    BF16,
-    F32,
-    F64,
-    FAMILY,
-    names,
-)
+from lib.plans import BF16, F32, F64, Engine, names
 from lib.support import FUNCTIONS, assert_defined, ours
 from lib.views import check_gradient, check_views
 from onepass import reference
@@ -23,30 +17,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] * torch.cuda.is_available()
 
 _ops = torch.ops.onepass
+ENGINE = Engine(DEVICE)
 
 
 def randn(*shape: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=F64).mul_(2).to(dtype)
-
-
-class Served:
-    """By the operators, the gradient's that which autograd calls."""
-
-    device = DEVICE
-
-    def call(self, function: str, x: Tensor, dims: list[int], y: Tensor) -> None:
-        if function == "logsumexp":
-            _ops.logsumexp.out(x, dims, dtype=y.dtype, out=y)
-        else:
-            ours(function)(x, dims, out=y, engine=DEVICE, dtype=y.dtype)
-
-    def gradient(
-        self, function: str, g: Tensor, saved: Tensor, lse: Tensor | None, dims: list[int], dx: Tensor
-    ) -> None:
-        if lse is not None:
-            _ops._logsumexp_backward.out(g, saved, lse, dims, False, dx)
-        else:
-            _ops._softmax_backward.out(g, saved, FAMILY.index(function), dims, dx)
 
 
 def check(function: str, x: Tensor, dims: list[int], g: Tensor | None = None) -> None:
@@ -56,7 +31,7 @@ def check(function: str, x: Tensor, dims: list[int], g: Tensor | None = None) ->
     assert_defined(function, y, x, tuple(dims))
     g = torch.randn_like(y) if g is None else g.to(y.dtype).expand_as(y)
     dx = torch.full_like(x, torch.nan)
-    check_gradient(Served(), function, g, x if reduces else y, y if reduces else None, dims, dx)
+    check_gradient(ENGINE, function, g, x if reduces else y, y if reduces else None, dims, dx)
 
 
 # Every order of dims in memory, over every dim; sizes are odd and few kernels are needed
@@ -86,7 +61,7 @@ def test_every_set_of_dims(function):
 
 @pytest.mark.parametrize("seed", range(48))
 def test_any_views(seed):
-    check_views(Served(), seed)
+    check_views(ENGINE, seed)
 
 
 # Where the plans' tables change, and beyond all clusters

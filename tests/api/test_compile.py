@@ -8,15 +8,10 @@ import pytest
 import torch
 
 import onepass
-from lib.support import assert_defined, every_softmax, maker, ours
+from lib.support import assert_defined, every_softmax, maker, ours, slow
 from onepass import reference
 
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def test_compile_forward_and_backward(function, engine, device):
@@ -102,8 +97,13 @@ OVERLAPS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]]
 }
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("case", OVERLAPS)
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [
+        *((case, backend) for case in OVERLAPS for backend in ("eager", "aot_eager")),
+        *(("transposed", "inductor"), slow("the next row", "inductor"), slow("transposed out", "inductor")),
+    ],
+)
 def test_an_out_that_overlaps_in_part_is_refused_or_given_the_right_numbers(case, backend, engine, device):
     """A graph may hold a copy of one of the two; otherwise it is the eager call's error, and nothing is written."""
     base = maker(torch.float32, device)(40, 40)

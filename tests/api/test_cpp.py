@@ -4,20 +4,14 @@ import re
 import subprocess
 
 import torch
-from torch.utils.cpp_extension import include_paths, library_paths
 
-from lib.paths import NATIVE
+from lib.cpp import build_with_torch, output
 from onepass import native
 
 
 def test_an_operator_runs_in_a_program_without_python(tmp_path):
-    program = tmp_path / "plain"
-    build = ["g++", "-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000", NATIVE / "plain.cpp"]
-    build += [word for path in include_paths() for word in ("-isystem", path)]
-    for path in library_paths():
-        build += [f"-L{path}", f"-Wl,-rpath,{path}"]
-    subprocess.run([*build, "-ltorch_cpu", "-lc10", "-ldl", "-o", program], check=True)
-    answer = subprocess.run([program, native.PATH], capture_output=True, text=True, check=True).stdout
+    program = build_with_torch(tmp_path, "plain", "-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+    answer = output(program, native.PATH)
     y = torch.tensor([1.0, 2.0]).exp() / torch.tensor([1.0, 2.0]).exp().sum()
     assert [float(word) for word in answer.split()] == [round(v, 6) for v in [*y.tolist(), *y.tolist()]]
 

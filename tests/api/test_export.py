@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.cpp_extension import include_paths, library_paths
 
 import onepass
-from lib.paths import NATIVE
+from lib.cpp import build_with_torch, output
 from lib.support import TORCH, maker, ours
 from onepass import native
 
@@ -123,17 +121,10 @@ def test_aot_inductor_in_python(package):
 
 
 def test_aot_inductor_in_a_program_without_python(package, tmp_path):
-    program = tmp_path / "packaged"
-    build = ["g++", "-std=c++20", NATIVE / "packaged.cpp"]
-    build += [word for path in include_paths() for word in ("-isystem", path)]
-    for path in library_paths():
-        build += [f"-L{path}", f"-Wl,-rpath,{path}"]
-    subprocess.run([*build, "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-o", program], check=True)
+    program = build_with_torch(tmp_path, "packaged", "-std=c++20", libraries=("-ltorch",))
     for rows, columns in ((2, 3), (5, 33)):
-        run = [program, native.PATH, package, str(rows), str(columns)]
-        answer = subprocess.run(run, capture_output=True, text=True)
-        assert answer.returncode == 0, answer.stderr[-2000:]
+        answer = output(program, native.PATH, package, rows, columns)
         with torch.no_grad():
             want = Model()(torch.arange(rows * columns).view(rows, columns) * 0.1)
-        got = torch.tensor([float(word) for word in answer.stdout.split()])
+        got = torch.tensor([float(word) for word in answer.split()])
         torch.testing.assert_close(got, torch.cat([t.flatten() for t in want]), rtol=1e-4, atol=2e-6)

@@ -59,16 +59,16 @@ def only_general(monkeypatch):
 
 
 def outcome(call: Callable[..., Tensor], given: tuple[Tensor, ...]) -> tuple[Any, Any]:
-    """What a call does: all that can be told of its result but the values, or the error; and the values."""
+    """What a call does: everything about its result but the values, or the error; and the values."""
     out = given[1] if given else None
     version = None if out is None or out.is_inference() else out._version
     try:
         y = call(*given)
     except Exception as error:
-        told = type(error), str(error), type(error.__context__)  # no trace of the first attempt
-        return (told, out is None or version is None or out._version == version), type(error) if out is None else out
-    told = y.dtype, y.shape, y.stride(), y.device, y.layout, y.requires_grad, y.is_inference(), y.is_neg()
-    return (told, y is out, version is None or y._version > version), y
+        facts = type(error), str(error), type(error.__context__)  # no trace of the first attempt
+        return (facts, out is None or version is None or out._version == version), type(error) if out is None else out
+    facts = y.dtype, y.shape, y.stride(), y.device, y.layout, y.requires_grad, y.is_inference(), y.is_neg()
+    return (facts, y is out, version is None or y._version > version), y
 
 
 def assert_same_on_both_paths(
@@ -342,7 +342,7 @@ def test_both_paths_agree_on_other_arguments(function, monkeypatch):
 
 
 OUTS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {  # an input and an out
-    "apart": lambda: (rows(), torch.zeros(3, 4)),
+    "separate": lambda: (rows(), torch.zeros(3, 4)),
     "in place": lambda: (lambda x: (x, x))(rows()),
     "a view of the input": lambda: (lambda x: (x, x.view(3, 4)))(rows()),
     "transposed": lambda: (rows(), torch.zeros(4, 3).t()),
@@ -424,7 +424,7 @@ def test_both_paths_agree_in_every_surrounding(function, requires_grad, case, mo
         return
     assert_same_on_both_paths(monkeypatch, call)
     if function in SOFTMAXES and not requires_grad:
-        assert isinstance(assert_same_on_both_paths(monkeypatch, call, OUTS["apart"]), Tensor)
+        assert isinstance(assert_same_on_both_paths(monkeypatch, call, OUTS["separate"]), Tensor)
         error = RuntimeError if case != "inference_mode" else None
         got = assert_same_on_both_paths(monkeypatch, call, inference)
         assert got is error if error else isinstance(got, Tensor)

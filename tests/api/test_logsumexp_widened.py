@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import onepass
-from lib.modes import Operators
+from lib.modes import Graphs, Operators
 from lib.support import LAYOUTS, assert_defined, maker, some_tuples
 from onepass import functional, reference
 
-HALVES = (torch.float16, torch.bfloat16)
-every_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
+HALF_TYPES = (torch.float16, torch.bfloat16)
+every_half = pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
 every_keepdim = pytest.mark.parametrize("keepdim", [False, True], ids=["", "keepdim"])
 ops = torch.ops.onepass
 Call = Callable[..., Tensor]
@@ -29,7 +29,7 @@ Call = Callable[..., Tensor]
 def logsumexp(engine: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The function under autocast; elsewhere than on a GPU autocast is made to widen as it does there."""
     if device == "cpu":
-        monkeypatch.setattr(functional, "autocast_to_float32", lambda x: x.dtype in HALVES)
+        monkeypatch.setattr(functional, "autocast_to_float32", lambda x: x.dtype in HALF_TYPES)
 
     def call(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
         with torch.autocast(device, torch.bfloat16) if device == "cuda" else contextlib.nullcontext():
@@ -46,7 +46,7 @@ def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
     """One rounding to `dtype`, and a few of float32."""
     assert got.dtype is dtype
     eps = torch.finfo(dtype).eps
-    rtol = eps if dtype in HALVES else 16 * eps
+    rtol = eps if dtype in HALF_TYPES else 16 * eps
     torch.testing.assert_close(got.double(), want, rtol=rtol, atol=max(rtol * 1e-2, 1e-6))
 
 
@@ -144,23 +144,6 @@ def test_tangents_and_transforms(dtype, engine, device, logsumexp):
     coarse(torch.func.hessian(row)(x[0]).double(), torch.func.hessian(of_row)(w[0]))
 
 
-class Graphs:
-    """A backend that keeps what the graphs of forward and backward compute, and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.called: list[list[str]] = []
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
-
-        def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-            called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-            self.called.append([name for name in called if name != "aten.detach.default"])
-            return make_boxed_func(graph.forward)
-
-        return aot_module_simplified(graph, inputs, fw_compiler=keep, bw_compiler=keep)
-
-
 @every_half
 def test_compiled(dtype, engine, device, logsumexp):
     torch.compiler.reset()
@@ -173,11 +156,8 @@ def test_compiled(dtype, engine, device, logsumexp):
     want = reference.logsumexp(w, 1)
     close(y.detach(), want.detach(), torch.float32)
     close(got, torch.autograd.grad(want, w, g.double())[0], dtype)
-    triton = engine == "triton"
-    assert backend.called == [
-        ["onepass.triton.default" if triton else "onepass.logsumexp.default"],
-        ["onepass.triton_backward.default" if triton else "onepass._logsumexp_backward.default"],
-    ]
+    names = ("triton", "triton_backward") if engine == "triton" else ("logsumexp", "_logsumexp_backward")
+    assert backend.calls() == [[f"onepass.{name}.default"] for name in names]
 
 
 # Without autocast: the gradient of a half result is that of the float32 value ----------------------------------------

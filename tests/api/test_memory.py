@@ -17,19 +17,19 @@ MB = 1 << 20
 every_size = pytest.mark.parametrize(("shape", "dim"), [((64, 4096), 1), ((512, 33, 16), 1), ((4096, 64), 0)], ids=str)
 
 
-def saved(call: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[str, torch.Size, torch.dtype]]:
+def saved_tensors(call: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[str, torch.Size, torch.dtype]]:
     """What a call keeps for its backward: "input" or "result" where it is that memory, else "other"."""
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = call(x)
     names = {x.data_ptr(): "input", y.data_ptr(): "result"}
-    return sorted((names.get(t.data_ptr(), "other"), t.shape, t.dtype) for t in kept)
+    return sorted((names.get(t.data_ptr(), "other"), t.shape, t.dtype) for t in saved)
 
 
 def test_what_is_saved_is_what_torch_saves(function, dtype, engine, device):
     x = maker(dtype, device)(6, 40).requires_grad_()
-    mine = saved(lambda t: ours(function)(t, 1, engine=engine), x)
-    theirs = saved(lambda t: TORCH[function](t, 1), x)
+    mine = saved_tensors(lambda t: ours(function)(t, 1, engine=engine), x)
+    theirs = saved_tensors(lambda t: TORCH[function](t, 1), x)
     rounded = function == "logsumexp" and dtype.itemsize == 2  # the gradient is made from what was not rounded
     assert mine == ([theirs[0], ("other", theirs[1][1], torch.float32)] if rounded else theirs)
     assert [name for name, *_ in theirs] == (["input", "result"] if function == "logsumexp" else ["result"])
@@ -38,7 +38,7 @@ def test_what_is_saved_is_what_torch_saves(function, dtype, engine, device):
 def test_a_saved_tensor_that_was_written_to_raises_as_torchs(function, engine, device):
     """Any that is saved, by an operation of torch or by an out= of ours; in torch's words, up to the node's name and
     the version that was found, which a call may raise by more than one."""
-    for which in saved(lambda t: TORCH[function](t, 1), maker(torch.float32, device)(3, 4).requires_grad_()):
+    for which in saved_tensors(lambda t: TORCH[function](t, 1), maker(torch.float32, device)(3, 4).requires_grad_()):
         errors = []
         for f in (lambda t: ours(function)(t, 1, engine=engine), lambda t: TORCH[function](t, 1)):
             for write in (lambda t: t.zero_(), lambda t: ours("softmax")(torch.zeros_like(t), 0, out=t)):

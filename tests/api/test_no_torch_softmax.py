@@ -14,28 +14,12 @@ import torch
 
 from lib.support import TORCH, assert_defined, maker, ours
 
+WITH_OUT = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logsumexp")
 FORBIDDEN = (
-    "_softmax",
-    "_softmax.out",
-    "_log_softmax",
-    "_log_softmax.out",
-    "_softmax_backward_data",
-    "_softmax_backward_data.out",
-    "_log_softmax_backward_data",
-    "_log_softmax_backward_data.out",
-    "logsumexp",
-    "logsumexp.out",
-    "softmax.int",
-    "softmax.int_out",
-    "log_softmax.int",
-    "log_softmax.int_out",
-    "special_softmax",
-    "special_log_softmax",
-    "special_logsumexp",
-    "_safe_softmax",
-    "_masked_softmax",
-    "logcumsumexp",
-    "logaddexp",
+    *(f"{name}{out}" for name in WITH_OUT for out in ("", ".out")),
+    *("softmax.int", "softmax.int_out", "log_softmax.int", "log_softmax.int_out"),
+    *("special_softmax", "special_log_softmax", "special_logsumexp"),
+    *("_safe_softmax", "_masked_softmax", "logcumsumexp", "logaddexp"),
 )
 FUNCTIONS = [
     *((owner, name) for owner in (torch, torch.Tensor) for name in ("softmax", "log_softmax", "logsumexp")),

@@ -95,9 +95,7 @@ def test_gradients_in_graphs(function, sample, requires_grad, device):
         opcheck(ops._softmax_backward.default, (*given, SOFTMAXES.index(function), dims, to))
         out = torch.empty(x.shape, dtype=to, device=device)
         opcheck(
-            ops._softmax_backward.out,
-            (*(t.detach() for t in given), SOFTMAXES.index(function), dims, out),
-            **NO_GRAPH,
+            ops._softmax_backward.out, (*(t.detach() for t in given), SOFTMAXES.index(function), dims, out), **NO_GRAPH
         )
 
 

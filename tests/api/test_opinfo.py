@@ -18,7 +18,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._pytree import tree_map
 
 from lib.patch import with_and_without
-from lib.support import TORCH, ours
+from lib.support import TORCH, ours, slow
 
 pytest.importorskip("expecttest", reason="torch.testing's op_db needs it")
 from torch.testing._internal.common_methods_invocations import op_db
@@ -60,7 +60,7 @@ def _arguments(sample):
 
 
 def _theirs(op, sample):
-    """torch's result; of halves that of float32, rounded (on a CPU torch's log_softmax of halves rounds its sum)."""
+    """torch's result; of half types that of float32, rounded (on a CPU torch's log_softmax of them rounds its sum)."""
     x = sample.input
     if x.dtype in FLOATS[2:] and not sample.kwargs.get("dtype"):
         return op(x.float(), *sample.args, **sample.kwargs).to(x.dtype)
@@ -107,15 +107,16 @@ def test_errors(op):
 F64 = torch.float64
 
 
-def calls(op: Any, engine: str, device: str, dtype: torch.dtype = F64) -> Iterator[tuple[Callable[..., Tensor], Any]]:
-    """Each sample: our function with the sample's arguments, and the sample."""
-    samples = list(op.sample_inputs(device, dtype, requires_grad=True))
+def calls(op: Any, engine: str, device: str, nth: int = 1) -> Iterator[tuple[Callable[..., Tensor], Any]]:
+    """Every nth sample: our function with the sample's arguments, and the sample."""
+    samples = list(op.sample_inputs(device, F64, requires_grad=True))[::nth]
     assert samples
     for sample in samples[: 3 if engine == "triton" and device == "cpu" else None]:  # an interpreter takes its time
         args, kwargs = _arguments(sample)
         yield (lambda x, a=args, k=kwargs: ours(NAMES[op.name])(x, *a, **k, engine=engine)), sample
 
 
+every_nth = pytest.mark.parametrize("nth", [4, slow(1)])
 CHECKS: dict[str, Callable[..., Any]] = {  # as torch's test_ops_gradients.py has them
     "fn_grad": functools.partial(gradcheck, check_batched_grad=True),
     "fn_gradgrad": functools.partial(gradgradcheck, check_batched_grad=True, gen_non_contig_grad_outputs=True),
@@ -128,10 +129,11 @@ CHECKS: dict[str, Callable[..., Any]] = {  # as torch's test_ops_gradients.py ha
 }
 
 
+@every_nth
 @pytest.mark.parametrize("check", CHECKS)
 @every_op
-def test_gradients(op, check, engine, device):
-    for f, sample in calls(op, engine, device):
+def test_gradients(op, check, nth, engine, device):
+    for f, sample in calls(op, engine, device, nth):
         x = sample.input
         if x.numel() == 0 and check != "fn_grad":
             continue
@@ -159,10 +161,11 @@ def test_schema_and_fake_tensors(op, engine, device):
                 torch.autograd.grad(y, sample.input, torch.ones_like(y))
 
 
+@every_nth
 @every_op
-def test_compiled(op, engine, device):
+def test_compiled(op, nth, engine, device):
     """One graph for each sample's arguments, forward and backward; static and dynamic shapes take turns."""
-    for i, (f, sample) in enumerate(calls(op, engine, device)):
+    for i, (f, sample) in enumerate(calls(op, engine, device, nth)):
         torch.compiler.reset()
         compiled = torch.compile(f, fullgraph=True, backend="aot_eager", dynamic=i % 2 == 1)
         got, want = compiled(sample.input), _theirs(op, sample)
@@ -186,10 +189,11 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = 
 }
 
 
+@every_nth
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @every_op
-def test_transforms_and_vmap_of_them(op, transform, engine, device):
-    for f, sample in calls(op, engine, device):
+def test_transforms_and_vmap_of_them(op, transform, nth, engine, device):
+    for f, sample in calls(op, engine, device, nth):
         x, t = sample.input.detach(), torch.randn_like(sample.input)
         mine = functools.partial(TRANSFORMS[transform], f)
         want = TRANSFORMS[transform](lambda v, s=sample: op(v, *s.args, **s.kwargs), x, t)
@@ -200,7 +204,7 @@ def test_transforms_and_vmap_of_them(op, transform, engine, device):
 
 # Under a patch --------------------------------------------------------------------------------------------------------
 
-# By name: what is counted for its samples of floats.
+# By name: what is counted for its floating-point samples.
 SERVED = {
     "softmax": "softmax",
     "log_softmax": "log_softmax",

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import onepass
-from lib.support import (
-    DTYPES,
-    assert_defined,
-    every_softmax,
-    maker,
-    ours,
-    same,
-)
+from lib.support import DTYPES, assert_defined, every_softmax, maker, ours, same
 from onepass.validation import overlap, self_overlap
 
 POISON = -12345.0
@@ -137,7 +130,7 @@ def test_in_place_through_an_equal_view(function, engine, device):
 
 
 @every_softmax
-def test_halves_of_one_buffer(function, engine, device):
+def test_interleaved_parts_of_one_buffer(function, engine, device):
     """Views that interleave without sharing an element are no overlap."""
     for split in (
         lambda b: (b[:, :8], b[:, 8:]),

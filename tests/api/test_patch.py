@@ -1,11 +1,18 @@
-"""onepass.patch: which calls of torch it serves, what they give, and what it leaves to torch."""
+"""onepass.patch: which calls of torch it serves, what they give, and what it leaves to torch; autograd, transforms,
+autocast, modes, subclasses and compilers stay torch's own."""
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import onepass
+from lib.modes import Functions, Operators
 from lib.patch import FACES, with_and_without
 from lib.support import LAYOUTS, TORCH, assert_defined, maker, raised
 
@@ -17,7 +24,7 @@ def test_every_name_is_served_and_given_back(face, device):
     x = maker(torch.float32, device)(5, 7)
     plain, ours, patched = with_and_without(lambda: call(x, 1))
     assert patched.report.served == {function: 1}
-    assert not patched.report.left
+    assert not patched.report.fallbacks
     torch.testing.assert_close(ours, plain)
     call(x, 1)
     assert patched.report.served == {function: 1}  # not after it
@@ -74,7 +81,7 @@ def test_out(function, device):
         error = raised(call, x, 1, out=wide)
     assert error is raised(call, x, 1, out=wide)
     assert patched.report.served == {function: 1}
-    assert all(reason.startswith("out= of another") for _, reason in patched.report.left)
+    assert all(reason.startswith("out= of another") for _, reason in patched.report.fallbacks)
 
 
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
@@ -106,7 +113,7 @@ def test_out_that_shares_memory():
         memory = torch.zeros(40)
         memory[:36] = x.flatten()
         raised(torch.softmax, memory[:36].view(6, 6), 1, out=memory[4:].view(6, 6))  # torch says what becomes of it
-    assert patched.report.left == {("softmax", "out= that shares memory with the input or with itself"): 1}
+    assert patched.report.fallbacks == {("softmax", "out= that shares memory with the input or with itself"): 1}
 
 
 REFUSED = {
@@ -115,7 +122,7 @@ REFUSED = {
     "a dim twice": lambda x: torch.logsumexp(x, (0, -2)),
     "integers": lambda x: torch.softmax(x.long(), 1),
     "half to float on a CPU": lambda x: torch.ops.aten._softmax(x.half(), 1, True),
-    "half to float of floats": lambda x: torch.ops.aten._log_softmax(x, 1, True),
+    "half to float of float32": lambda x: torch.ops.aten._log_softmax(x, 1, True),
     "gradient of another shape": lambda x: torch.ops.aten._softmax_backward_data(x, x[:1], 1, x.dtype),
     "gradient for an input of half": lambda x: torch.ops.aten._softmax_backward_data(x, x, 1, torch.float16),
     "log's gradient for an input of half": lambda x: torch.ops.aten._log_softmax_backward_data(x, x, 1, torch.float16),
@@ -152,7 +159,7 @@ def test_gradients_for_another_dtype_of_the_input_are_torchs(name, dtype, to):
     plain, ours, patched = with_and_without(lambda: getattr(torch.ops.aten, name)(g, y, 1, to))
     assert ours.dtype is plain.dtype is dtype
     torch.testing.assert_close(ours, plain)
-    assert bool(patched.report.left) == (to is not dtype)
+    assert bool(patched.report.fallbacks) == (to is not dtype)
 
 
 @pytest.mark.gpu
@@ -189,7 +196,7 @@ def test_every_dim_is_served_whatever_the_strides(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_on_cuda_halves_are_widened_in_the_kernel(dtype):
+def test_on_cuda_half_types_are_widened_in_the_kernel(dtype):
     x = maker(dtype, "cuda")(64, 1000).requires_grad_()
     plain, ours, patched = with_and_without(lambda: torch.softmax(x, -1, dtype=torch.float32))
     torch.testing.assert_close(ours, plain)
@@ -203,7 +210,7 @@ def test_an_error_of_onepass_leaves_the_call_to_torch():
     x = maker(torch.float32)(*[1] * 64, 3)  # a dim more than onepass takes
     plain, ours, patched = with_and_without(lambda: x.softmax(-1))
     assert torch.equal(ours, plain)
-    assert patched.report.left == {("softmax", "an error of onepass"): 1}
+    assert patched.report.fallbacks == {("softmax", "an error of onepass"): 1}
 
 
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
@@ -219,4 +226,310 @@ def test_more_than_64_dims_are_torchs(function):
     for got in (call(), plain):
         torch.testing.assert_close([t.flatten() for t in got], [t.flatten() for t in plain])
     assert not patched.report.served
-    assert set(patched.report.left) == {(name, "an error of onepass") for name in (function, f"{function} backward")}
+    assert set(patched.report.fallbacks) == {
+        (name, "an error of onepass") for name in (function, f"{function} backward")
+    }
+
+
+# Gradients ----------------------------------------------------------------------------------------------------------
+def test_gradients(function, dtype, device):
+    """torch's node, dtype and strides, the fused operator's values; of logsumexp of half types onepass's own node."""
+
+    def step():
+        x = maker(dtype, device)(6, 5, 40).transpose(0, 1).requires_grad_()
+        y = TORCH[function](x, -1)
+        (g,) = torch.autograd.grad(y, x, maker(dtype, device, 3)(*y.shape))
+        return y, g
+
+    (y, want), (y_ours, got), patched = with_and_without(step)
+    half = dtype in (torch.float16, torch.bfloat16)
+    assert y_ours.requires_grad
+    assert got.dtype is want.dtype
+    if half and function == "logsumexp":
+        assert y_ours.grad_fn.name() != y.grad_fn.name()
+    else:
+        assert (y_ours.grad_fn.name(), got.stride()) == (y.grad_fn.name(), want.stride())
+    close = {"rtol": 0.05, "atol": 0.05} if half else {}
+    torch.testing.assert_close(got, want, **close)
+    if device == "cpu" and function != "logsumexp":  # whose gradient is torch's arithmetic, no operator
+        counted = "log_softmax" if function == "log_softmax" else "softmax"
+        assert patched.report.served == {counted: 1, f"{counted} backward": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_logsumexp_of_half_types_comes_from_the_unrounded_value(dtype, device):
+    x = (100 + 5 * maker(torch.float32, device)(20, 300)).to(dtype).requires_grad_()
+    low = torch.full((3,), -1000.0, dtype=dtype, device=device, requires_grad=True)
+    with onepass.patch(report=True) as patched:
+        y = torch.logsumexp(x, (-1,), keepdim=True)
+        assert (y.dtype, y.shape) == (dtype, (20, 1))
+        (g,) = torch.autograd.grad(y.sum(), x)
+        torch.special.logsumexp(low, 0).backward()
+    assert patched.report.served == {"logsumexp": 2}
+    torch.testing.assert_close(g.double(), x.detach().double().softmax(1), rtol=torch.finfo(dtype).eps, atol=1e-7)
+    torch.testing.assert_close(low.grad, torch.full_like(low, 1 / 3), rtol=0, atol=0)
+
+
+def test_other_calls_of_logsumexp_of_half_types_reach_torchs_autograd():
+    x = maker(torch.bfloat16)(3, 4).requires_grad_()
+    names = []
+    with onepass.patch():
+        with Operators() as mode:
+            names.append(torch.logsumexp(x, 0).grad_fn.name())
+        assert torch.ops.aten.logsumexp.default in mode.seen
+        names.append(torch.func.grad(lambda t: torch.logsumexp(t, (0, 1)))(x).shape)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+            y = torch.logsumexp(dual, 0)
+            assert torch.autograd.forward_ad.unpack_dual(y).tangent is not None
+            names.append(y.grad_fn.name())
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            torch.logsumexp(x, 2)
+        with torch.no_grad():
+            assert torch.logsumexp(x, 0).grad_fn is None
+    names.append(torch.logsumexp(x, 0).grad_fn.name())
+    assert names == ["LogsumexpBackward0", x.shape, "LogsumexpBackward0", "LogsumexpBackward0"]
+
+
+def test_orders_and_modes_of_differentiation(function, device):
+    x = maker(torch.float64, device)(3, 4).requires_grad_()
+    with onepass.patch():
+        call = lambda t: TORCH[function](t, 1)  # noqa: E731
+        assert torch.autograd.gradcheck(call, x, check_forward_ad=True, check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(call, x)
+
+
+def test_what_is_saved_is_torchs_and_is_watched():
+    def saved():
+        saved_ones = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_ones.append(t) or t, lambda t: t):
+            torch.softmax(torch.ones(3, 4, requires_grad=True), 1)
+        return [tuple(t.shape) for t in saved_ones]
+
+    plain, ours, _ = with_and_without(saved)
+    assert ours == plain
+    with onepass.patch():
+        y = torch.softmax(torch.ones(3, 4, requires_grad=True), 1)
+        with torch.no_grad():
+            y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        out, leaf = torch.ones(3), torch.ones(3, requires_grad=True)
+        product = leaf * out
+        torch.softmax(torch.ones(3), 0, out=out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+def test_func_transforms(function):
+    x = maker(torch.float64)(3, 4)
+    call = lambda t: TORCH[function](t, 0)  # noqa: E731
+    total = lambda t: call(t).square().sum()  # noqa: E731
+
+    def transformed():
+        return (
+            torch.func.vmap(call, in_dims=1)(x),
+            torch.func.jacrev(call)(x[0]),
+            torch.func.jacfwd(call)(x[0]),
+            torch.func.hessian(total)(x[0]),
+            torch.func.vmap(torch.func.grad(total))(x),
+            torch.func.jvp(call, (x,), (x.cos(),)),
+        )
+
+    plain, ours, patched = with_and_without(transformed)
+    torch.testing.assert_close(ours, plain)
+    assert patched.report.served
+    assert not patched.report.fallbacks
+
+
+def test_checkpoint():
+    def step():
+        x = maker(torch.float64)(3, 4).requires_grad_()
+        checkpoint(lambda t: t.softmax(1).square(), x, use_reentrant=False).sum().backward()
+        return x.grad
+
+    plain, ours, patched = with_and_without(step)
+    torch.testing.assert_close(ours, plain)
+    assert patched.report.served == {"softmax": 2, "softmax backward": 1}
+
+
+def test_inference_mode():
+    with onepass.patch(report=True) as patched, torch.inference_mode():
+        assert torch.ones(3).softmax(0).is_inference()
+    assert patched.report.served == {"softmax": 1}
+
+
+# Autocast -----------------------------------------------------------------------------------------------------------
+def test_autocast(function, dtype, device):
+    x = maker(dtype, device)(3, 4)
+
+    def call():
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return TORCH[function](x, 1)
+
+    plain, ours, patched = with_and_without(call)
+    assert ours.dtype is plain.dtype
+    torch.testing.assert_close(ours, plain, rtol=0.02, atol=0.02)
+    assert sum(patched.report.served.values()) == 1
+
+
+def test_autocast_leaves_a_direct_call_of_the_operator(device):
+    x = maker(torch.float16, device)(3, 4)
+    with onepass.patch(), torch.autocast(device):
+        assert torch.ops.aten._softmax(x, 1, False).dtype is torch.float16
+        assert torch.ops.aten._log_softmax(x.t(), 0, False).dtype is torch.float16
+
+
+# Subclasses, modes, other layouts -----------------------------------------------------------------------------------
+
+
+class Loud(torch.Tensor):
+    seen: list[object] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_subclass_sees_what_it_saw():
+    def step():
+        Loud.seen.clear()
+        x = torch.ones(3, 4).as_subclass(Loud).requires_grad_()
+        y = x.t().softmax(1)
+        y.sum().backward()
+        return type(y), type(x.grad), list(Loud.seen)
+
+    plain, ours, patched = with_and_without(step)
+    assert ours == plain
+    assert patched.report.served == {"softmax": 1, "softmax backward": 1}
+
+
+@pytest.mark.parametrize("kind", [Functions, Operators])
+def test_a_mode_sees_what_it_saw(kind):
+    def step():
+        x = torch.ones(3, 4, requires_grad=True)
+        with kind() as mode:
+            F.softmax(x.t(), 1).sum().backward()
+            torch.logsumexp(x, 0)
+        return mode.seen
+
+    plain, ours, patched = with_and_without(step)
+    assert ours == plain
+    assert patched.report.served == {"softmax": 1, "softmax backward": 1, "logsumexp": 1}
+
+
+def test_models_of_torch():
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    x, target = maker(torch.float32)(2, 5, 8), torch.arange(5)
+
+    def calls():
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            torch.manual_seed(0)
+            return attention(x, x, x), layer(x), F.cross_entropy(x[0], target), F.gumbel_softmax(x, dim=-1)
+
+    plain, ours, patched = with_and_without(calls)
+    torch.testing.assert_close(ours, plain)
+    assert patched.report.served == {"softmax": 3, "log_softmax": 1}
+    assert not patched.report.fallbacks
+
+
+def test_other_layouts_have_kernels_of_their_own():
+    dense = maker(torch.float32)(3, 4)
+    with onepass.patch(report=True) as patched:
+        sparse = torch.sparse.softmax(dense.to_sparse(), 1)
+    torch.testing.assert_close(sparse.to_dense(), dense.softmax(1))
+    assert not patched.report.served
+    assert not patched.report.fallbacks
+
+
+@pytest.mark.gpu
+def test_in_a_cuda_graph():
+    x = maker(torch.float32, "cuda")(64, 1000)
+    with onepass.patch(report=True) as patched:
+        x.softmax(-1)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x.softmax(-1)
+    x.mul_(2)
+    graph.replay()
+    torch.testing.assert_close(y, x.softmax(-1))
+    assert patched.report.served == {"softmax": 2}
+
+
+# Compilers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_graphs_that_keep_atens_operators_are_served(backend):
+    x = maker(torch.float32)(3, 4).requires_grad_()
+    compiled = torch.compile(lambda t: torch.softmax(t * 2, 1).square().sum(), backend=backend, fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        (want,) = torch.autograd.grad(compiled(x), x)
+        with onepass.patch(report=True) as patched:  # compiled before it
+            (got,) = torch.autograd.grad(compiled(x), x)
+        torch.testing.assert_close(got, want)
+        assert patched.report.served == {"softmax": 1, "softmax backward": 1}
+        compiled(x)
+    assert patched.report.served == {"softmax": 1, "softmax backward": 1}
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_graphs_of_inductor_are_as_they_were():
+    x = maker(torch.float32)(3, 4)
+    with onepass.patch(report=True) as patched:  # it makes a softmax of arithmetic of its own, which is fused
+        got = torch.compile(lambda t: torch.softmax(t * 2, 1), backend="inductor", fullgraph=True)(x)
+    torch.testing.assert_close(got, torch.softmax(x * 2, 1))
+    assert not patched.report.served
+    assert not patched.report.fallbacks
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_within_a_compiled_function():
+    @torch.compile(backend="eager")
+    def call(x):
+        with onepass.patch(report=True) as patched:
+            return x.softmax(0), patched.report
+
+    y, report = call(torch.zeros(4))
+    assert y.sum() == 1
+    assert report.served == {"softmax": 1}
+
+
+def test_exported_and_traced_graphs_hold_torchs_operator():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x.softmax(1)
+
+    x = maker(torch.float32)(3, 4)
+    with onepass.patch(report=True) as patched:
+        program = torch.export.export(Model(), (x,))
+        assert not patched.report.served
+        assert "aten.softmax.int" in str(program.graph)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            traced = torch.jit.trace(Model(), x, check_trace=False)
+        assert "aten::softmax" in str(traced.graph)
+    with onepass.patch(report=True) as patched:
+        torch.testing.assert_close(program.module()(x), traced(x))
+    assert patched.report.served == {"softmax": 2}
+
+
+def test_fake_and_meta_tensors_are_torchs(function):
+    x = maker(torch.float32)(2, 5, 4, 3).contiguous(memory_format=torch.channels_last)
+
+    def shapes():
+        with FakeTensorMode() as mode:
+            fake = TORCH[function](mode.from_tensor(x).requires_grad_(), 1)
+            fake.sum().backward()
+        meta = TORCH[function](x.to("meta"), 1)
+        return [(t.shape, t.dtype, t.stride()) for t in (fake, meta)]
+
+    plain, ours, patched = with_and_without(shapes)
+    assert ours == plain
+    assert not patched.report.served
+    real = with_and_without(lambda: TORCH[function](x, 1))[1]
+    assert ours[0] == (real.shape, real.dtype, real.stride())

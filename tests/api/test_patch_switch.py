@@ -122,7 +122,7 @@ for _ in range(2):
         try:
             torch.ops.aten._softmax(x.long(), 0, False)
         except Mine as error:
-            print(error, patched.report.left)
+            print(error, patched.report.fallbacks)
     print(x.softmax(0).tolist(), abs(x.log_softmax(0).exp().sum().item() - 1) < 1e-6)
 """
 
@@ -172,7 +172,7 @@ def test_report():
         "softmax backward": 1,
         "logsumexp": 1,
     }
-    assert patched.report.left == {("logsumexp", "dtype torch.complex64"): 1}
+    assert patched.report.fallbacks == {("logsumexp", "dtype torch.complex64"): 1}
     assert str(patched.report).splitlines() == [
         "function                 calls  by",
         "log_softmax                  1  onepass",
@@ -201,7 +201,7 @@ import sys, threading, time, torch, onepass
 torch.set_num_threads(1)
 sys.setswitchinterval(1e-6)
 x = torch.arange(35.0).view(5, 7).cos()
-want, end, wrong = x.softmax(1), time.time() + 5, []
+want, end, wrong = x.softmax(1), time.time() + 2, []
 
 def compute():
     try:

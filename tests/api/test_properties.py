@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import onepass
-from lib.support import (
-    DTYPES,
-    SOFTMAXES,
-    assert_defined,
-    engines_at_hand,
-    maker,
-    ours,
-    same,
-)
+from lib.support import DTYPES, SOFTMAXES, assert_defined, engines_at_hand, maker, ours, same
 
 checked = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 SPECIALS = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, 88.7, -103.9, 6e4, -6e4, 1e-40]

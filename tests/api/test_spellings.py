@@ -107,7 +107,13 @@ def test_a_call_does_what_torchs_does(function, judge, call):
         torch.testing.assert_close(got, want)
 
 
-@every_case
+@pytest.mark.parametrize(
+    ("function", "judge", "call"),
+    [
+        pytest.param(f, judge, call, id=f"{f}-{name}", marks=[] if f in ("softmax", "logsumexp") else pytest.mark.slow)
+        for f, judge, name, call in CASES
+    ],
+)
 def test_a_compiled_call_does_too(function, judge, call):
     x = randn()
     want = outcome(call, judge, x)

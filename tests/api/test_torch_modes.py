@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,14 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import onepass
-from lib.support import (
-    SOFTMAXES,
-    TORCH,
-    assert_defined,
-    every_softmax,
-    maker,
-    ours,
-)
+from lib.scripts import python_output
+from lib.support import SOFTMAXES, TORCH, assert_defined, every_softmax, maker, ours
 
 # Tensors without data -----------------------------------------------------------------------------------------------
 
@@ -128,8 +120,7 @@ def test_importing_onepass_imports_nothing_heavy_and_touches_no_gpu():
         "onepass.softmax(torch.zeros(3)); "
         "print(heavy, torch.cuda.is_initialized())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "[] False"
+    assert python_output(code) == "[] False"
 
 
 def test_names():

@@ -1,20 +1,16 @@
-"""Warming up: which kernels that takes, that they are then on disk (and on a GPU loaded), and what is refused."""
+"""Warming up: the kernels are then on disk (and on a GPU loaded), no call waits for one, and what is rejected."""
 
-import random
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
 
 import onepass
-from lib.warmup import BF16, F32, F64, FAMILY, TYPES, call, names, needs_nvrtc
+from lib.scripts import python_output
+from lib.warmup import BF16, F32, F64, call, needs_nvrtc, plan_of
 from onepass import native
 from onepass._kernel_compiler import compile_all
-from onepass.validation import reduces_to
-
-MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
 
 
 @pytest.fixture
@@ -22,45 +18,6 @@ def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
     return folder
-
-
-# Which kernels
-
-
-@pytest.mark.parametrize("compute", [80, 90, 100, 120])
-@pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
-def test_the_number_of_kernels_is_bounded(x_type, y_type, compute):
-    for function in FAMILY:
-        count = len(native.kernels_to_warm(function, x_type, y_type, -1, compute))
-        assert 10 < count <= MOST
-    if reduces_to("logsumexp", x_type, y_type):
-        assert 10 < len(native.kernels_to_warm("logsumexp", x_type, y_type, -1, compute)) <= MOST * 3 // 4
-
-
-def test_lengths_narrow_it_down():
-    kinds = ("softmax", BF16, BF16, -1, 90)
-    all_of_them = set(native.kernels_to_warm(*kinds))
-    for n in (1, 2, 33, 128, 1000, 4096, 50257, 2**22, 2**31 + 9):
-        some = native.kernels_to_warm(*kinds, [n])
-        assert 1 <= len(some) == len(set(some)) <= 24
-    both = native.kernels_to_warm(*kinds, [128, 128256])
-    assert len(both) > len(native.kernels_to_warm(*kinds, [128]))
-    assert len(both) < len(all_of_them)
-
-
-@pytest.mark.parametrize("compute", [80, 90])
-@pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
-@pytest.mark.parametrize("which", native.PASSES)
-def test_every_length_is_covered(which, x_type, y_type, compute):
-    rng = random.Random(0)
-    given, result = (x_type, y_type) if which == "forward" else (y_type, x_type)
-    for function in ("softmax", "logsumexp") if reduces_to("logsumexp", given, result) else ("softmax",):
-        kinds = (function, x_type, y_type, -1, compute)
-        known = native.kernels_to_warm(*kinds, (), which)
-        assert len(names(known)) == len(known)
-        for bits in (10, 14, 18, 22, 34):
-            lengths = [int(2 ** rng.uniform(0, bits)) for _ in range(1000)]
-            assert names(native.kernels_to_warm(*kinds, lengths, which)) <= names(known)
 
 
 # The cache
@@ -100,6 +57,7 @@ def test_many_kernels_are_compiled_by_several_processes(cache, monkeypatch):
     assert native.counts()[0] == compiled, "none of them here"
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_processes_that_do_not_start_are_no_matter(cache, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
@@ -119,7 +77,7 @@ def test_an_architecture_that_nvrtc_does_not_know(cache):
 
 
 @needs_nvrtc
-def test_nothing_is_compiled_that_cannot_be_kept(tmp_path, monkeypatch):
+def test_nothing_is_compiled_that_cannot_be_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
     compiled = native.counts()[0]
     with pytest.raises(RuntimeError, match="no disk cache to fill: switched off"):
@@ -128,7 +86,87 @@ def test_nothing_is_compiled_that_cannot_be_kept(tmp_path, monkeypatch):
     assert list(compile_all([], 90)) == []
 
 
-# What is refused
+@needs_nvrtc
+def test_warmup_fills_the_cache_with_those_of_gradients_too(cache, monkeypatch):
+    functions, lengths = ["softmax", "logsumexp", "state"], [100]
+    options = {"functions": functions, "dtypes": [F32, (BF16, F32)], "lengths": lengths, "arch": 90}
+    forward = onepass.warmup(**options)
+    count = onepass.warmup(**options, backward=True)
+    assert len(list(cache.iterdir())) == count
+
+    kinds = [
+        ("softmax", F32, F32, "backward"),
+        ("softmax", F32, F32, "backward_broadcast"),
+        ("softmax", F32, BF16, "backward"),  # of a bfloat16 input: read float32, write bfloat16
+        ("softmax", F32, BF16, "backward_broadcast"),
+        ("logsumexp", F32, F32, "backward"),
+        ("logsumexp", F32, BF16, "backward"),
+    ]
+    wanted = [(k, kernel) for k in kinds for kernel in native.kernels_to_warm(*k[:3], -1, 90, lengths, k[3])]
+    assert len(wanted) == count - forward
+    compiled, from_disk = native.counts()
+    for (*kind, which), kernel in wanted:
+        native.warm_kernel(*kind, -1, 90, kernel, which)
+    assert native.counts() == (compiled, from_disk + len(wanted))
+
+    again = []
+    onepass.warmup(**options, backward=True, progress=lambda done, total: again.append((done, total)))
+    assert again == [(0, 0)]
+
+
+@pytest.mark.slow
+@needs_nvrtc
+def test_many_kernels_of_gradients_are_compiled_by_several_processes(cache, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    compiled = native.counts()[0]
+    lengths = [3, 50257, 100003]
+    count = onepass.warmup(functions=["softmax"], dtypes=[BF16], lengths=lengths, backward=True, arch=80)
+    assert count > 12, "or one process does"
+    assert len(list(cache.iterdir())) == count
+    assert native.counts()[0] == compiled, "none of them here"
+
+
+@needs_nvrtc
+def test_the_command_says_how_many_with_gradients(cache, monkeypatch):
+    arguments = ("--arch", "90", "--functions", "log_softmax", "--dtypes", "bf16:f32", "--lengths", "64")
+    forward = int(call(*arguments).output.split()[0])
+    result = call(*arguments, "--backward")
+    count = len(list(cache.iterdir()))
+    assert count > forward
+    said = f"{count} kernels for compute capability 9.0, {count - forward} of them compiled now\n"
+    assert result.output == said
+
+
+@needs_nvrtc
+def test_warmup_fills_the_cache_with_those_over_other_dims(cache, monkeypatch):
+    options = {"functions": ["logsumexp"], "dtypes": [F64], "lengths": [4], "arch": 90}
+    rows = onepass.warmup(**options, backward=True)
+    count = onepass.warmup(**options, backward=True, all_dims=True)
+    assert len(list(cache.iterdir())) == count
+    kinds = [
+        (which, native.kernels_to_warm("logsumexp", F64, F64, -1, 90, [4], which, True)) for which in native.PASSES
+    ]
+    assert (
+        sum(plan_of(kernel)["tier"].startswith("columns") for _, kernels in kinds for kernel in kernels)
+        == count - rows
+        > 8
+    )
+    compiled, from_disk = native.counts()
+    for which, kernels in kinds:
+        for kernel in kernels:
+            native.warm_kernel("logsumexp", F64, F64, -1, 90, kernel, which)
+    assert native.counts() == (compiled, from_disk + count)
+
+
+@needs_nvrtc
+def test_the_command_takes_dims(cache, monkeypatch):
+    arguments = ("--arch", "80", "--functions", "logsumexp", "--dtypes", "f64", "--lengths", "2", "--all-dims")
+    count = len(native.kernels_to_warm("logsumexp", F64, F64, -1, 80, [2], "forward", True))
+    result = call(*arguments)
+    assert result.output == f"{count} kernels for compute capability 8.0, {count} of them compiled now\n"
+
+
+# What is rejected
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -173,7 +211,7 @@ def test_wrong_arguments(options, error, words, cache):
         (("--arch", "90", "--device", "cuda"), "got both"),
     ],
 )
-def test_wrong_options_are_told_in_one_line(arguments, words, cache):
+def test_wrong_options_are_reported_in_one_line(arguments, words, cache):
     result = call(*arguments)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
@@ -217,9 +255,7 @@ torch.cuda.synchronize()
 assert native.counts() == before, (native.counts(), before)
 print(count)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10
+    assert int(python_output(code)) > 10
 
 
 @pytest.mark.gpu
@@ -244,3 +280,56 @@ def test_without_a_cache_kernels_are_loaded_all_the_same(monkeypatch):
     compiled = native.counts()[0]
     onepass.softmin(torch.randn(8, n, device="cuda", dtype=F64), -1)
     assert native.counts()[0] == compiled
+
+
+@pytest.mark.gpu
+def test_no_gradient_of_contiguous_rows_compiles_after_it(cache, monkeypatch):
+    """In a process of its own, since kernels stay loaded: any length, number of rows and view, of the sum too."""
+    code = """
+import random, torch, onepass
+from onepass import native
+types = [torch.bfloat16, (torch.bfloat16, torch.float32)]
+onepass.warmup(dtypes=types, functions=["softmax", "logsumexp"], backward=True)
+before = native.counts()
+rng = random.Random(0)
+for _ in range(300):
+    n = int(2 ** rng.uniform(0, 22))
+    rows = max(1, min(int(2 ** rng.uniform(0, 14)), 2**24 // n))
+    offset = rng.choice([0, 0, 1, 2, 3, 4, 7])
+    x = torch.randn(rows * n + offset, device="cuda").bfloat16()[offset:].view(rows, n).requires_grad_()
+    if rng.random() < 0.3:
+        onepass.logsumexp(x, -1).sum().backward()
+        continue
+    y = onepass.softmax(x, -1, dtype=rng.choice([None, torch.float32]))
+    if rng.random() < 0.3:
+        y.sum().backward()
+    else:
+        y.backward(torch.randn(rows * n + offset, device="cuda").to(y.dtype)[offset:].view(rows, n))
+torch.cuda.synchronize()
+assert native.counts() == before, (native.counts(), before)
+"""
+    python_output(code)
+
+
+@pytest.mark.gpu
+def test_no_call_over_other_dims_compiles_after_it(cache, monkeypatch):
+    """In a process of its own, since kernels stay loaded: any sizes and view, forward and backward."""
+    code = """
+import random, torch, onepass
+from onepass import native
+lengths = [21, 1000, 30000]
+onepass.warmup(dtypes=[torch.bfloat16], functions=["softmax"], lengths=lengths, backward=True, all_dims=True)
+before = native.counts()
+rng = random.Random(0)
+for _ in range(200):
+    n = rng.choice(lengths)
+    inner = max(2, min(int(2 ** rng.uniform(0, 12)), 2**24 // n))
+    outer = max(1, min(int(2 ** rng.uniform(0, 6)), 2**24 // n // inner))
+    count, first = outer * n * inner, rng.choice([0, 0, 1, 2, 3, 4])
+    x = torch.randn(count + first, device="cuda").bfloat16()[first:].view(outer, n, inner).requires_grad_()
+    y = onepass.softmax(x, 1)
+    y.sum().backward() if rng.random() < 0.3 else y.backward(torch.randn_like(y))
+torch.cuda.synchronize()
+assert native.counts() == before, (native.counts(), before)
+"""
+    python_output(code)

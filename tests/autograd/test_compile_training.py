@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from lib.support import FUNCTIONS, TORCH, maker, ours
+from lib.modes import Graphs
+from lib.support import FUNCTIONS, TORCH, maker, ours, slow
 from onepass import autograd
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 BACKWARD = dict.fromkeys(FUNCTIONS, "_softmax_backward") | {"logsumexp": "_logsumexp_backward"}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-class Graphs:
-    """A backend that keeps the graphs of forward and backward, and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.made: list[torch.fx.GraphModule] = []
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        return aot_module_simplified(graph, inputs, fw_compiler=self._keep, bw_compiler=self._keep)
-
-    def _keep(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        self.made.append(graph)
-        return make_boxed_func(graph.forward)
-
-    def operators(self) -> list[list[str]]:
-        """Of each graph, what it calls of onepass; everything else it calls has to be torch's."""
-        return [
-            [str(node.target).split(".")[1] for node in graph.graph.nodes if str(node.target).startswith("onepass.")]
-            for graph in self.made
-        ]
 
 
 def test_a_training_graph_holds_the_fused_operators(function):
@@ -77,7 +50,7 @@ SHAPES = [*((2 + i, 5 + 3 * i) for i in range(10)), *((30 - i, 7 + i) for i in r
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize(("dynamic", "limit"), [(None, 2), (True, 1)])
+@pytest.mark.parametrize(("dynamic", "limit"), [(None, 2), slow(True, 1)])
 def test_twenty_shapes_are_compiled_twice_at_most(function, dynamic, limit, train, engine, device):
     backend = CompileCounterWithBackend("aot_eager")
     f = torch.compile(
@@ -110,7 +83,10 @@ WITHIN: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Any]] =
 }
 
 
-@pytest.mark.parametrize("transform", WITHIN)
+@pytest.mark.parametrize(
+    ("function", "transform"),
+    [(slow(f, t) if (k + m) % 4 else (f, t)) for k, t in enumerate(WITHIN) for m, f in enumerate(FUNCTIONS)],
+)
 def test_transforms_within_a_graph(function, transform, engine, device):
     """With a gradient registered on the operator alone, jvp gave zeros here and grad an error."""
     x, t = maker(torch.float64, device)(3, 4), maker(torch.float64, device, 9)(3, 4)

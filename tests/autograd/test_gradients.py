@@ -11,14 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import onepass
 from lib.samples import SAMPLES
-from lib.support import (
-    DTYPES,
-    TORCH,
-    every_softmax,
-    maker,
-    ours,
-    same,
-)
+from lib.support import DTYPES, TORCH, every_softmax, maker, ours, same
 from onepass import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -164,7 +157,7 @@ def test_masked_rows_and_special_values_have_torchs_derivatives(function, order,
 
 
 def test_accumulation_and_reuse(function, engine, device):
-    """The graph may be kept, run twice, and joined with others; the saved tensors are not changed by it."""
+    """The graph may be retained, run twice, and joined with others; the saved tensors are not changed by it."""
     x = maker(torch.float64, device)(3, 4).requires_grad_()
     f, ref = (functools.partial(m, dim=1) for m in (ours(function), getattr(reference, function)))
     total = (f(x, engine=engine) * 2).sum() + f(x * x, engine=engine).square().sum()

@@ -23,13 +23,6 @@ every_case = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def _fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 def sample(case: str, device: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, tuple[int, ...]]:
     make, dim = SAMPLES[case]
     return make(maker(dtype, device)).detach().requires_grad_(), dim
@@ -151,7 +144,7 @@ def test_vmap_down_to_0_d_and_of_gradients(engine, device):
 
 
 # torch.compile, torch.export, the operator ----------------------------------------------------------------------------
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compile(engine, device):
     seen: list[str] = []
 
@@ -176,7 +169,7 @@ def test_compile(engine, device):
         torch.testing.assert_close(twice.detach(), reference.logsumexp(x.detach(), dim) + torch.tensor(2.0).log())
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compile_with_dynamic_shapes(dtype, engine, device):
     f = torch.compile(lambda x: onepass.state(x, engine=engine), fullgraph=True, backend="aot_eager", dynamic=True)
     for shape in ((3, 4), (5, 6), (2, 33)):

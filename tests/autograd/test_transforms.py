@@ -87,7 +87,7 @@ class TestTransforms:
 
 
 @every_softmax
-def test_vmap_with_dtype_and_of_halves(function, engine, device):
+def test_vmap_with_dtype_and_of_half_types(function, engine, device):
     x = maker(torch.float16, device)(3, 4, 5)
     got = torch.func.vmap(lambda v: ours(function)(v, 0, dtype=torch.float32, engine=engine), in_dims=2)(x)
     want = torch.stack([ours(function)(v, 0, dtype=torch.float32, engine=engine) for v in x.unbind(2)])

@@ -12,16 +12,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from onepass.native import FUNCTIONS
+
 from .build import CORE, folder, host, translated
 
-LOGSUMEXP, STATE = 3, 4
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 
 
 class Emulator:
     """Serves calls, and gradients over columns, as the CUDA engine does, on tensors of the CPU: by a plan, as the
-    private operators `_softmax_with_plan` and `_softmax_backward_with_plan` take it, or (None) by the one that an H200
-    has for it.
+    engine's private operators take it, or (None) by the one that an H200 has for it.
 
     `core`: the engine's sources. `order` of threads: 0 forwards, 1 backwards, 2 drawn; `lateness` of asynchronous
     copies and messages: 0 at once, 1 as late as can be, 2 drawn. By default both are drawn for each call.
@@ -66,36 +66,35 @@ class Emulator:
         if wrong:
             raise RuntimeError(wrong.decode() + self.failure)
 
-    def forced(
-        self, x: Tensor, function: int, dims: Sequence[int], keepdim: bool, plan: Sequence[int] | None, out: Tensor
-    ) -> None:
-        reduced = [dim in dims for dim in range(x.dim())]
-        y_strides = out.stride()[1:] if function == STATE else out.stride()
-        if function in (LOGSUMEXP, STATE):
-            y_strides = _spread(y_strides, reduced, keepdim)
-        types = function, _TYPES[x.dtype], _TYPES[out.dtype]
+    def call(self, function: str, x: Tensor, dims: Sequence[int], y: Tensor, plan: Sequence[int] | None = None) -> None:
+        number, reduced = FUNCTIONS.index(function), [dim in dims for dim in range(x.dim())]
+        y_strides = y.stride()[1:] if function == "state" else y.stride()
+        if function in ("logsumexp", "state"):
+            y_strides = _spread(y_strides, reduced)
         layout = x.dim(), _longs(x.shape), _longs(x.stride()), _longs(y_strides), _bools(reduced)
-        self.begin([x], out)
-        self.done(self.host.forward(*types, _address(x), _address(out), *layout, _plan(plan)))
+        self.begin([x], y)
+        self.done(
+            self.host.forward(number, _TYPES[x.dtype], _TYPES[y.dtype], _address(x), _address(y), *layout, _plan(plan))
+        )
 
-    def forced_backward(
+    def gradient(
         self,
-        grad: Tensor,
+        function: str,
+        g: Tensor,
         saved: Tensor,
         lse: Tensor | None,
-        function: int,
         dims: Sequence[int],
-        plan: Sequence[int] | None,
         dx: Tensor,
+        plan: Sequence[int] | None = None,
     ) -> None:
         reduced = [dim in dims for dim in range(dx.dim())]
-        strides = [dx.stride(), saved.stride(), grad.stride(), [0] * dx.dim()]
+        strides = [dx.stride(), saved.stride(), g.stride(), [0] * dx.dim()]
         if lse is not None:
-            strides[2:] = [_spread(tensor.stride(), reduced, False) for tensor in (grad, lse)]
-        each = [_address(tensor) for tensor in (dx, saved, grad, lse)]
-        types = function, _TYPES[grad.dtype], _TYPES[dx.dtype]
+            strides[2:] = [_spread(tensor.stride(), reduced) for tensor in (g, lse)]
+        each = [_address(tensor) for tensor in (dx, saved, g, lse)]
+        types = FUNCTIONS.index(function), _TYPES[g.dtype], _TYPES[dx.dtype]
         layout = dx.dim(), _longs(dx.shape), _longs([s for of in strides for s in of]), _bools(reduced)
-        self.begin([grad, saved, lse], dx)
+        self.begin([g, saved, lse], dx)
         self.done(self.host.backward(*types, *each, *layout, _plan(plan)))
 
     def run(self, source: str, launch: Sequence[int], read: Sequence[Tensor], written: Tensor) -> None:
@@ -123,9 +122,7 @@ def _plan(plan: Sequence[int] | None) -> ctypes.Array[ctypes.c_int] | None:
     return None if plan is None else (ctypes.c_int * len(plan))(*plan)
 
 
-def _spread(strides: Sequence[int], reduced: Sequence[bool], keepdim: bool) -> list[int]:
-    """Strides of a result without reduced dims (or with these of size 1) over all dims."""
-    if keepdim:
-        return [0 if gone else stride for stride, gone in zip(strides, reduced, strict=True)]
-    left = iter(strides)
-    return [0 if gone else next(left) for gone in reduced]
+def _spread(strides: Sequence[int], reduced: Sequence[bool]) -> list[int]:
+    """Strides of a result without reduced dims over all dims."""
+    rest = iter(strides)
+    return [0 if gone else next(rest) for gone in reduced]

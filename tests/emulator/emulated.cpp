@@ -72,7 +72,8 @@ const char* said_by(Body body) {
 }
 
 CudaPlan plan_of(const int* numbers) {
-  return {Tier(numbers[0]), numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7]};
+  return {Tier(numbers[0]), numbers[1], numbers[2], numbers[3],
+          numbers[4],       numbers[5], numbers[6], VecAccess(numbers[7])};
 }
 
 // Launches as the engine does, by a plan that is given or by the problem's own. The buffer for messages may have held

@@ -1,9 +1,11 @@
-"""Torch modes that note what a call comes down to."""
+"""Torch modes, and a backend of torch.compile, that note what a call comes down to."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,3 +39,26 @@ class Operators(TorchDispatchMode):
     def ours(self) -> list[str]:
         """Those of onepass, without overload and underscore."""
         return [name.split(".")[1].lstrip("_") for name in self.names() if name.startswith("onepass.")]
+
+
+class Graphs:
+    """A backend that keeps the graphs of forward and backward, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.made: list[torch.fx.GraphModule] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        return aot_module_simplified(graph, inputs, fw_compiler=self._keep, bw_compiler=self._keep)
+
+    def _keep(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.made.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def calls(self) -> list[list[str]]:
+        """Of each graph, the operators that it calls, but for detach."""
+        graphs = [[str(node.target) for node in g.graph.nodes if node.op == "call_function"] for g in self.made]
+        return [[name for name in names if name != "aten.detach.default"] for names in graphs]
+
+    def operators(self) -> list[list[str]]:
+        """Of each graph, what it calls of onepass."""
+        return [[name.split(".")[1] for name in names if name.startswith("onepass.")] for names in self.calls()]

@@ -17,17 +17,17 @@ def type_of(dtype: torch.dtype) -> torch.dtype:
 
 def assert_state(got: State, x: Tensor, dim: Any, keepdim: bool = False, note: str = "") -> None:
     """`got` is the state of x: its maxima exactly, its sums within a few roundings, however long a row is."""
-    told = f"state over dim {dim} of {tuple(x.shape)} strides {x.stride()} {x.dtype}{note}"
+    call = f"state over dim {dim} of {tuple(x.shape)} strides {x.stride()} {x.dtype}{note}"
     m, total = reference.state(x, dim, keepdim)
     dtype = type_of(x.dtype)
-    assert got.m.dtype == got.l.dtype == dtype, told
-    assert got.m.device == got.l.device == x.device, told
-    assert same(got.m.double(), m), f"{told}: got m = {got.m}, want {m}"
-    assert got.l.shape == total.shape, told
+    assert got.m.dtype == got.l.dtype == dtype, call
+    assert got.m.device == got.l.device == x.device, call
+    assert same(got.m.double(), m), f"{call}: got m = {got.m}, want {m}"
+    assert got.l.shape == total.shape, call
     l = got.l.double()  # noqa: E741
     near = total.isfinite() & ((l - total).abs() <= 16 * torch.finfo(dtype).eps * total)
     good = (l == total) | (l.isnan() & total.isnan()) | near
-    assert bool(good.all()), f"{told}: {int((~good).sum())} sums of {good.numel()} wrong: {l[~good]}, {total[~good]}"
+    assert bool(good.all()), f"{call}: {int((~good).sum())} sums of {good.numel()} wrong: {l[~good]}, {total[~good]}"
 
 
 def special(n: int, dtype: torch.dtype, device: str) -> Tensor:

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,11 @@ every_softmax = pytest.mark.parametrize("function", SOFTMAXES)
 def slow(*values: Any) -> Any:
     """A case of a sweep that `make test` leaves out."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def thin(cases: Iterable[Any], nth: int) -> list[Any]:
+    """Cases of a sweep, of which all but every nth are slow."""
+    return [slow(case) if k % nth else case for k, case in enumerate(cases)]
 
 
 def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float = 2.0) -> Make:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import onepass.triton as engine
+from lib.gradients import gradient
 from lib.state import assert_state, type_of
 from lib.support import DTYPES, assert_defined, maker
 from onepass import State, reference
@@ -99,14 +100,14 @@ def unavailable(device: str) -> str | None:
 
 
 def forward(function: str, x: Tensor, out: Tensor, dims: Sequence[int], plan: Plan | None = None) -> Tensor:
-    engine.forward(function, x, out, dims, plan=plan)
+    engine.launch_forward(function, x, out, dims, plan=plan)
     return out
 
 
 def backward(
     function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: Sequence[int], plan: Plan | None = None
 ) -> Tensor:
-    engine.backward(function, grad, saved, dx, dims, plan=plan)
+    engine.launch_backward(function, grad, saved, dx, dims, plan=plan)
     return dx
 
 
@@ -242,19 +243,16 @@ def case(function: str, x: Tensor, dims: Sequence[int] = (1,), dtype: torch.dtyp
     return Case(function, grad, saved, torch.full_like(x, 777.0, dtype=dtype or x.dtype), dims)
 
 
-def gradient(given: Case) -> tuple[Tensor, Tensor]:
-    """The gradient in float64, and the size of the terms that it is the difference of."""
+def definition(given: Case) -> tuple[Tensor, Tensor]:
+    """The gradient in float64, and the size of its terms, larger where these are exponentials of rounded logarithms."""
     function, g, y, dims = given.function, given.grad.double(), given.saved[0].double(), given.dims or (0,)
-    if function == "logsumexp":
-        dx = g * (y - given.saved[1].double()).exp()
-        distance = (y - given.saved[1].double()).nan_to_num(0, 0, 0).abs()
-        return dx, dx.abs() * (1 + distance)
-    if function == "log_softmax":
-        total, size = g.sum(dims, keepdim=True), g.abs().sum(dims, keepdim=True)
-        return g - y.exp() * total, g.abs() + y.exp() * (1 + y.nan_to_num(0, 0, 0).abs()) * size
-    dx = y * (g - (g * y).sum(dims, keepdim=True))
-    terms = y.abs() * (g.abs() + (g * y).abs().sum(dims, keepdim=True))
-    return (dx if function == "softmax" else -dx), terms
+    lse = given.saved[1] if function == "logsumexp" else None
+    dx, terms = gradient(function, g, y, dims, lse)
+    if lse is not None:
+        terms = terms * (1 + (y - lse.double()).nan_to_num(0, 0, 0).abs())
+    elif function == "log_softmax":
+        terms = g.abs() + (terms - g.abs()) * (1 + y.nan_to_num(0, 0, 0).abs())
+    return dx, terms
 
 
 def check_gradient(runs: Runs, given: Case, plan: Plan | None = None, note: str = "") -> Tensor:
@@ -266,7 +264,7 @@ def check_gradient(runs: Runs, given: Case, plan: Plan | None = None, note: str 
 
 def assert_gradient(got: Tensor, given: Case, note: str = "") -> None:
     """One rounding of the result, and a few of its terms in the type that they are computed in."""
-    want, terms = gradient(given)
+    want, terms = definition(given)
     wide = F64 in (given.grad.dtype, given.saved[0].dtype)
     kind = torch.finfo(got.dtype)
     limit = kind.eps * want.abs() + 6 * torch.finfo(F64 if wide else F32).eps * terms + 2 * kind.smallest_normal

@@ -11,10 +11,10 @@ from onepass import native
 from onepass.tools.tune.candidates import STAGED, Candidate, Gpu, Kernel
 from onepass.tools.tune.timing import Measurement
 
-H200 = Gpu("NVIDIA H200", 90, 132, 227 * 1024 - 16 * 1024)
-A100 = Gpu("NVIDIA A100", 80, 108, 163 * 1024 - 16 * 1024)
-RTX = Gpu("NVIDIA RTX 4090", 89, 128, 99 * 1024 - 16 * 1024)
-GPUS = (H200, A100, RTX, Gpu("a part of an H200", 90, 60, 211 * 1024), Gpu("NVIDIA B200", 100, 148, 211 * 1024))
+H200 = Gpu("NVIDIA H200", 90, 132, 227 * 1024)
+A100 = Gpu("NVIDIA A100", 80, 108, 163 * 1024)
+RTX = Gpu("NVIDIA RTX 4090", 89, 128, 99 * 1024)
+GPUS = (H200, A100, RTX, Gpu("a part of an H200", 90, 60, 227 * 1024), Gpu("NVIDIA B200", 100, 148, 227 * 1024))
 
 BASE = native.tables("NVIDIA H200")["tables"]
 

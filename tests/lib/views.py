@@ -3,38 +3,15 @@
 import math
 import random
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from lib.columns import (
-    BF16,
-    F16,
-    F32,
-    F64,
-    Place,
-    amid,
-    assert_gradient,
-    assert_untouched,
-    gradient,
-    operand,
-)
+from lib.gradients import gradient
+from lib.plans import BF16, F16, F32, F64, Place, Runner, amid, assert_gradient, assert_untouched, operand
 from lib.support import FUNCTIONS, assert_defined
 
 PAIRS = [(F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F16, F32), (F32, BF16)]
-
-
-class Served(Protocol):
-    """What calls and gradients go to."""
-
-    device: str
-
-    def call(self, function: str, x: Tensor, dims: Sequence[int], y: Tensor) -> None: ...
-
-    def gradient(
-        self, function: str, g: Tensor, saved: Tensor, lse: Tensor | None, dims: Sequence[int], dx: Tensor
-    ) -> None: ...
 
 
 def placed(rng: random.Random, sizes: list[int]) -> Place:
@@ -56,22 +33,22 @@ def drawn(rng: random.Random) -> list[int]:
 
 
 def check_gradient(
-    served: Served, function: str, g: Tensor, saved: Tensor, lse: Tensor | None, dims: Sequence[int], dx: Tensor
+    runner: Runner, function: str, g: Tensor, saved: Tensor, lse: Tensor | None, dims: Sequence[int], dx: Tensor
 ) -> None:
-    served.gradient(function, g, saved, lse, dims, dx)
+    runner.gradient(function, g, saved, lse, dims, dx)
     if lse is not None:
         for dim in sorted(d % saved.dim() for d in dims):
             g, lse = g.unsqueeze(dim), lse.unsqueeze(dim)
     assert_gradient(dx, *gradient(function, g, saved, dims, lse))
 
 
-def check_views(served: Served, seed: int) -> None:
+def check_views(runner: Runner, seed: int) -> None:
     """A call and its gradient."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
 
     def randn(sizes: list[int], place: Place, dtype: torch.dtype) -> Tensor:
-        return operand(torch.randn(sizes, device=served.device, dtype=F64).mul_(2), place, dtype)
+        return operand(torch.randn(sizes, device=runner.device, dtype=F64).mul_(2), place, dtype)
 
     sizes = drawn(rng)
     dims = rng.sample(range(len(sizes)), rng.choice((1, 1, 2, len(sizes))))
@@ -80,24 +57,26 @@ def check_views(served: Served, seed: int) -> None:
     reduces = function == "logsumexp"
     if reduces and x_type is F32:
         y_type = F32
-    kept = [size for d, size in enumerate(sizes) if d not in dims] if reduces else sizes
+    results = [size for d, size in enumerate(sizes) if d not in dims] if reduces else sizes
     alike = placed(rng, sizes)  # half of the cases have one place for all
-    place = [alike if rng.random() < 0.5 and not reduces else placed(rng, size) for size in (sizes, kept, kept, sizes)]
+    place = [
+        alike if rng.random() < 0.5 and not reduces else placed(rng, size) for size in (sizes, results, results, sizes)
+    ]
     x = randn(sizes, place[0], x_type)
     if rng.random() < 0.2:
         one = rng.randrange(len(sizes))
         x = x.narrow(one, 0, 1).expand(sizes)
-    memory, y = amid(7.0, kept, place[1], y_type, served.device)
+    memory, y = amid(7.0, results, place[1], y_type, runner.device)
     y.fill_(torch.nan)
-    served.call(function, x, dims, y)
+    runner.call(function, x, dims, y)
     assert_defined(function, y, x if reduces else x.to(y_type), tuple(dims))
-    g = randn(kept, place[2], y_type)
+    g = randn(results, place[2], y_type)
     if rng.random() < 0.4:  # the gradient of a sum over some of its dims
-        for d in rng.sample(range(len(kept)), rng.randint(0, len(kept))):
+        for d in rng.sample(range(len(results)), rng.randint(0, len(results))):
             g = g.narrow(d, 0, 1)
-        g = g.expand(kept)
-    memory_of_dx, dx = amid(7.0, sizes, place[3], x_type, served.device)
+        g = g.expand(results)
+    memory_of_dx, dx = amid(7.0, sizes, place[3], x_type, runner.device)
     dx.fill_(torch.nan)
-    check_gradient(served, function, g, x if reduces else y, y if reduces else None, dims, dx)
+    check_gradient(runner, function, g, x if reduces else y, y if reduces else None, dims, dx)
     assert_untouched(memory, y, 7.0)
     assert_untouched(memory_of_dx, dx, 7.0)

@@ -47,3 +47,13 @@ def plan_of(kernel: str) -> dict:
     """The plan that is written in front of a kernel's digest, as `native` has it."""
     numbers = struct.unpack("8i", bytes.fromhex(kernel.split("-")[0]))
     return {"tier": native.TIERS[numbers[0]], "plan": numbers}
+
+
+def compiled_in(plan: dict) -> tuple:
+    """What a kernel has compiled into it of the plan of a gradient."""
+    if plan["tier"].startswith("columns"):
+        return column_kernel(plan)
+    numbers = native.Plan(*plan["plan"])
+    threads = numbers.threads_per_row if plan["tier"] == "warp" else 0
+    blocks = numbers.blocks_per_row if plan["tier"] == "cluster" else 1
+    return numbers._replace(threads_per_row=threads, blocks_per_row=blocks, smem_vecs=0)

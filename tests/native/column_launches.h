@@ -78,7 +78,9 @@ std::vector<const void*> addresses_of(const Problem& problem) {
 }
 
 Pass pass_of(const ForwardProblem&) { return Pass::forward; }
-Pass pass_of(const BackwardProblem& problem) { return grad_is_broadcast_in_tile(problem) ? Pass::backward_broadcast : Pass::backward; }
+Pass pass_of(const BackwardProblem& problem) {
+  return grad_is_broadcast_in_tile(problem) ? Pass::backward_broadcast : Pass::backward;
+}
 
 // The kernel of a plan, by the words that it is made from.
 template <class AnyProblem>
@@ -107,7 +109,8 @@ std::string mistake(const Seen& got, const CudaPlan& plan, const AnyProblem& pro
   if (got.stream != stream) return "another stream";
   if (got.cooperative != (plan.in_grid() && merges(problem))) return "a cooperative launch, or none";
   if ((got.messages != nullptr) != got.cooperative) return "room for messages, or none";
-  if (got.cluster() != (plan.tier == Tier::columns && plan.blocks_per_row > 1 ? plan.blocks_per_row : 0)) return "another cluster";
+  if (got.cluster() != (plan.tier == Tier::columns && plan.blocks_per_row > 1 ? plan.blocks_per_row : 0))
+    return "another cluster";
   if (got.threads() != plan.threads()) return "another block";
   if (got.grid_x() < 1 || got.grid_x() % plan.blocks_per_row || got.grid_y() < 1) return "another grid";
   return "";

@@ -24,14 +24,18 @@ bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, cons
   if (const std::string why = column_refusal(view, plan, gpu); !why.empty()) return wrong(why.c_str());
   const auto power = [](int v) { return v > 0 && (v & (v - 1)) == 0; };
   const int fewest = planner.operands > 1 ? 16 : 24;  // vectors that no thread keeps more of
-  if (!power(plan.vec_size) || plan.vec_size > view.full || plan.items_per_thread % plan.vec_size) return wrong("vector");
-  if (plan.vecs_per_thread() < 1 || plan.vecs_per_thread() > fewest || (plan.vecs_per_thread() > 16 && plan.vecs_per_thread() % 2)) return wrong("slots");
+  if (!power(plan.vec_size) || plan.vec_size > view.full || plan.items_per_thread % plan.vec_size)
+    return wrong("vector");
+  if (plan.vecs_per_thread() < 1 || plan.vecs_per_thread() > fewest ||
+      (plan.vecs_per_thread() > 16 && plan.vecs_per_thread() % 2))
+    return wrong("slots");
   if (plan.threads_x() < 1 || plan.threads_y() < 1 || plan.threads() > 1024) return wrong("threads");
   if (plan.tier == Tier::columns ? !power(plan.blocks_per_tile()) : plan.blocks_per_tile() < 1) return wrong("split");
   if (plan.in_grid() && !gpu.cooperative) return wrong("a cooperative launch where there is none");
   if (plan.smem_vecs > 64 || (plan.smem_vecs % 4 && plan.smem_vecs != kPrefetch)) return wrong("shelf");
   if (plan.smem_vecs && plan.vec_size * planner.read < 4) return wrong("vectors that shared memory does not take");
-  if (plan.keeps_vecs_in_smem() && plan.access != VecAccess::aligned && plan.access != VecAccess::slab_aligned) return wrong("a shelf of parts of vectors");
+  if (plan.keeps_vecs_in_smem() && plan.access != VecAccess::aligned && plan.access != VecAccess::slab_aligned)
+    return wrong("a shelf of parts of vectors");
   if (plan.smem_vecs && plan.tier == Tier::columns_twopass) return wrong("a shelf of what streams");
   Tiles tiles = tiles_of(view, plan);
   tiles.smem_vecs_bytes = int(waiting_bytes(plan, plan.vec_size * planner.read * planner.operands));
@@ -45,7 +49,8 @@ bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, cons
   if (tiles.merge_threads != 1 << tiles.merge_threads_log2 || tiles.merge_threads > 32 ||
       (tiles.merge_threads > 1 && tiles.merge_threads * tiles.tile_cols > plan.threads()))
     return wrong("group");
-  if (plan.tier != Tier::columns_twopass && tiles.vecs_per_thread_max > plan.vecs_per_thread() + (plan.prefetches() ? 0 : plan.smem_vecs))
+  if (plan.tier != Tier::columns_twopass &&
+      tiles.vecs_per_thread_max > plan.vecs_per_thread() + (plan.prefetches() ? 0 : plan.smem_vecs))
     return wrong("more vectors than a thread has room for");
   return true;
 }
@@ -97,7 +102,8 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
             const int64_t size = tiles.n * tiles.inner, first = place(tiles.outer, 0, outer);
             const int64_t alignment =
                 int64_t((tensors[0].address / uint64_t(tensors[0].size) + uint64_t(first)) % uint64_t(V));
-            const int64_t begin = thread * V - alignment + (int64_t(q) * plan.blocks_per_tile() + rank) * tiles.threads_x * V;
+            const int64_t begin =
+                thread * V - alignment + (int64_t(q) * plan.blocks_per_tile() + rank) * tiles.threads_x * V;
             const bool whole = begin >= 0 && begin + V <= size;
             counts += whole || (begin < 0 && begin + V <= size);
             there += begin < size;
@@ -112,7 +118,8 @@ bool covers(const ColumnView& view, const CudaPlan& plan, const std::vector<Lyin
             for (int64_t p = begin < 0 ? 0 : begin; p < begin + V && p < size; ++p)
               if (!take(outer, p % tiles.inner, p / tiles.inner)) return wrong("an element twice");
           } else {
-            const int64_t row = y + (int64_t(q) * plan.blocks_per_tile() + rank) * tiles.threads_y, from = column + x * V;
+            const int64_t row = y + (int64_t(q) * plan.blocks_per_tile() + rank) * tiles.threads_y,
+                          from = column + x * V;
             there += row < tiles.n;
             if (row >= tiles.n || from >= tiles.inner) continue;
             if (full && from + V > tiles.inner) return wrong("a part of a vector");

@@ -122,7 +122,7 @@ struct Driver {
 
   int64_t lead() { return draw.one_in(2) ? 0 : draw.upto(16); }
 
-  // A call as ops.cpp makes it, but cut into any parts, in any order; or `whole`.
+  // A call as torch/dispatch.cpp makes it, but cut into any parts, in any order; or `whole`.
   void make(const ForwardProblem& call, bool whole) {
     engine.execute(call, [&](int64_t count, int64_t, auto&& work) { in_parts(draw, count, whole, work); });
   }

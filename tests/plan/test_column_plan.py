@@ -63,13 +63,7 @@ def meta(*sizes: int) -> torch.Tensor:
 # tensor, dim -> tier, edges, vector
 STRIDES = {
     "transposed": (meta(8192, 8192).t(), 1, "columns", "aligned", 4),
-    "channels last, channels": (
-        meta(32, 256, 56, 56).to(memory_format=torch.channels_last),
-        1,
-        "warp",
-        "aligned",
-        4,
-    ),
+    "channels last, channels": (meta(32, 256, 56, 56).to(memory_format=torch.channels_last), 1, "warp", "aligned", 4),
     "channels last, width": (meta(32, 256, 56, 56).to(memory_format=torch.channels_last), 3, "columns", "aligned", 4),
     "lines of an even result": (meta(64, 100, 1024)[..., :1022], 1, "columns", "aligned", 2),
     "lines of an odd result": (meta(64, 100, 1024)[..., :1021], 1, "columns", "aligned", 1),

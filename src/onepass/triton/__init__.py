@@ -1,21 +1,16 @@
 """The portable engine: Triton kernels for NVIDIA, AMD and Intel GPUs, and for the CPU under Triton's interpreter.
 
-    state.py    the pair (m, l) in Triton: load, exponential, absorb, fold, finish
-    rows.py     the row tier: whole rows on the chip, one read and one write
-    online.py   the online tier: longer rows, streamed in chunks
-    plans.py    which tier and which launch numbers, as data
-    layout.py   any dims and strides -> rows by n, or a copy where that cannot be
-    launch.py   the entry point
-
-    gradients.py   the gradients of rows, in both tiers
-    backward.py    their entry point
+    launch.py     the entry points: whether the engine can run, any dims and strides as rows by n, the launch
+    plan.py       the tier of a call and its launch numbers, as data
+    forward.py    the kernels: a row tier, with whole rows on the chip, and an online tier, which streams longer rows
+    backward.py   the kernels of gradients, in the same tiers
+    score.py      what a kernel applies to an element that it reads; arithmetic
+    epilogue.py   what a kernel makes of an element, once it has the state of its row
 
 Triton itself is imported when the first kernel is needed, never by importing this package.
 """
 
-from .available import unavailable
-from .backward import backward
-from .launch import forward
-from .plans import Plan, backward_plan, plan
+from .launch import launch_backward, launch_forward, unavailable
+from .plan import Plan, plan_backward, plan_forward
 
-__all__ = ["Plan", "backward", "backward_plan", "forward", "plan", "unavailable"]
+__all__ = ["Plan", "launch_backward", "launch_forward", "plan_backward", "plan_forward", "unavailable"]

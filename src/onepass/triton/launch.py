@@ -1,33 +1,51 @@
-"""The entry point of the Triton engine: layout, plan, launch."""
+"""The entry points of the engine: whether it can run, the layout of a call as rows by n, and the launch of its kernels.
+
+Nothing here imports triton before a call needs a kernel.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+import importlib.util
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import layout, plans
+from ..native import FUNCTIONS
+from .plan import Plan, plan_backward, plan_forward
 
-__all__ = ["forward", "kernels", "on_device", "properties"]
+__all__ = ["interpreting", "launch_backward", "launch_forward", "on_device", "unavailable"]
+
+# Triton's own name of the backend that serves a torch device type; torch calls AMD's GPUs "cuda" too.
+_BACKENDS = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}
+# bfloat16 and the asynchronous copies that Triton generates start with Ampere; the kernels are compiled and tested
+# for 8.0, 9.0, 10.0 and 12.0.
+_MIN_CAPABILITY = (8, 0)
+_DIFFERENTIABLE = tuple(name for name in FUNCTIONS if name != "state")  # the functions with gradients here
 
 
-def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, plan: plans.Plan | None = None) -> None:
+def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, plan: Plan | None = None) -> None:
     """Write ``function`` of ``x`` over ``dims`` to ``out``.
 
-    ``function``: one of ``plans.FUNCTIONS``.
+    ``function``: a name in ``FUNCTIONS``.
     ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` says None.
     ``out``: allocated by the caller, no two elements in one place. For the softmax family of the shape of ``x``, of any
     of these dtypes (``x`` is rounded to it first), and possibly ``x`` itself; for logsumexp of the dtype of ``x``, or
-    float32 of half types, and its shape with ``dims`` kept as 1; for state of two such planes (maxima, sums), float64
+    float32 of half types, and its shape with size 1 in ``dims``; for state of two such planes (maxima, sums), float64
     of float64, else float32.
     ``dims``: not negative, sorted, unique.
     ``plan`` forces a tier; ValueError where it cannot serve the call.
     """
-    walk = layout.order(x, dims)
-    rows, n = walk.sizes(x)
+    if function not in FUNCTIONS:
+        raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
+    order = _order(x, dims)
+    rows, n = order.sizes(x)
     if plan is not None:
         plan.check(n)
     if out.numel() == 0:
@@ -39,68 +57,107 @@ def forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, pla
             out.zero_()
         first.fill_(-float("inf"))
         return
-    if plan is None:
-        plan = plans.plan(function, rows, n, x.dtype, out.dtype, properties(x.device))
+    plan = plan or plan_forward(rows, n, x.dtype, out.dtype, _properties(x.device))
 
     source, target = x, out
-    x_strides, out_strides = layout.strides(x, walk), layout.strides(first, walk)
+    x_strides, out_strides = _two_strides(x, order), _two_strides(first, order)
     if x_strides is None:
-        source, x_strides = walk.permuted(x).contiguous(), (n, 1)
+        source, x_strides = order.permuted(x).contiguous(), (n, 1)
     if out_strides is None:
         # The copy of the input serves as the buffer of the result where it can.
         reusable = source is not x and not reduces and x.dtype == out.dtype
-        shape = walk.permuted(first).shape
+        shape = order.permuted(first).shape
         target = source if reusable else out.new_empty((2, *shape) if planes else shape)
         out_strides = (1 if reduces else n, 1)
-    if planes:  # what has no elements along a row needs no stride there: it is told how far on the sums are
+    if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
         out_strides = (out_strides[0], target.stride(0))
-    _launch(function, plan, source, target, rows, n, x_strides, out_strides)
+    _launch(_kernel_modules()[0], function, plan, (source, target), rows, n, (*x_strides, *out_strides))
     if target is not out:
-        for part, made in zip(out, target, strict=True) if planes else ((out, target),):
-            walk.permuted(part).copy_(made)
+        for part, computed in zip(out, target, strict=True) if planes else ((out, target),):
+            order.permuted(part).copy_(computed)
+
+
+def launch_backward(
+    function: str,
+    grad: Tensor,
+    saved: tuple[Tensor, ...],
+    dx: Tensor,
+    dims: tuple[int, ...],
+    *,
+    plan: Plan | None = None,
+) -> None:
+    """Write the gradient of the input to ``dx`` from that of the result, ``grad``. No other tensor is allocated.
+
+    ``function``: any but state.
+    ``saved``: the result or, for logsumexp, the input and the result.
+    ``grad``: of the result's shape. A result of logsumexp, and its gradient, have size 1 in ``dims``.
+    ``dx``: of the input's shape, allocated by the caller, no two elements in one place, and none where others lie.
+    All are float64, float32, float16 or bfloat16 (sums are float64 if ``grad`` or ``saved`` is, else float32; ``dx`` is
+    rounded once), of any strides (0 too), on a device for which ``unavailable`` says None.
+    ``dims``: not negative, sorted, unique.
+    ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
+    """
+    _check(function, grad, saved, dx, dims)
+    y, lse = saved[0], saved[1] if function == "logsumexp" else None
+    order = _order(y, dims)
+    rows, n = order.sizes(y)
+    if plan is not None:
+        plan.check(n)
+    if dx.numel() == 0:
+        return
+    plan = plan or plan_backward(rows, n, (y.dtype, grad.dtype, dx.dtype), _properties(y.device))
+
+    tensors = [y, grad.expand_as(y), y if lse is None else lse.expand_as(y), dx]
+    row_sizes, row_strides = _levels(order.outer, y.shape, tensors)
+    sizes, strides = _levels(order.reduced, y.shape, tensors)
+    if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+        row_strides = [(n * inner[0],) for inner in strides]
+    levels = (row_sizes, *row_strides, sizes, strides[0], strides[1], strides[3])
+    _launch(_kernel_modules()[1], function, plan, (y, grad, lse, dx), rows, n, levels)
+
+
+def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: tuple[int, ...]) -> None:
+    if function not in _DIFFERENTIABLE:
+        raise ValueError(f"the Triton engine has gradients of {', '.join(_DIFFERENTIABLE)}, got {function!r}")
+    names = ("input", "result") if function == "logsumexp" else ("result",)
+    if len(saved) != len(names):
+        raise ValueError(f"gradients of {function} need its {' and '.join(names)}, got {len(saved)} tensors")
+    shape = saved[0].shape
+    reduced = torch.Size(1 if d in dims else size for d, size in enumerate(shape)) if function == "logsumexp" else shape
+    given = {"the result": (saved[-1], reduced), "its gradient": (grad, reduced), "the input's gradient": (dx, shape)}
+    for name, (tensor, want) in given.items():
+        if tensor.shape != want:
+            raise ValueError(f"{name} has shape {list(want)} here, got {list(tensor.shape)}")
+        if tensor.device != saved[0].device:
+            raise ValueError(f"{name} is on {tensor.device}, what the forward saved on {saved[0].device}")
+
+
+# Launch ---------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def kernels() -> dict[str, Any]:
-    """The kernel of each tier. Importing them imports triton, hence not before a call needs it."""
-    from .online import online_kernel
-    from .rows import rows_kernel
+def _kernel_modules() -> tuple[Any, Any]:
+    """The modules of the kernels, forward and backward. They import triton."""
+    from . import backward, forward
 
-    return {"row": rows_kernel, "online": online_kernel}
+    return forward, backward
 
 
 def _launch(
-    function: str,
-    plan: plans.Plan,
-    x: Tensor,
-    out: Tensor,
-    rows: int,
-    n: int,
-    x_strides: tuple[int, int],
-    out_strides: tuple[int, int],
+    module: Any, function: str, plan: Plan, tensors: tuple[Any, ...], rows: int, n: int, strides: tuple[Any, ...]
 ) -> None:
-    kernel = kernels()[plan.tier]
+    """Launch a kernel of a module over all rows, in several launches where the grid of one is too small."""
+    kernel = module.KERNELS[plan.tier]
     # FP fusion is asked for by name because its default is about to change; no result here depends on it.
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
+    constants = {**module.POLICIES[function], **plan.constants()}
     span = plan.grid * plan.rows
-    with on_device(x.device):
+    device = tensors[0].device
+    with on_device(device):
         for first in range(0, rows, span):
-            count = min(span, rows - first)
-            if first:
-                x_part, out_part = _from_row(x, first * x_strides[0]), _from_row(out, first * out_strides[0])
-            else:
-                x_part, out_part = x, out
-            if plan.tier == "row":
-                sizes, tile = (count, n), (plan.rows, plan.block)
-            else:
-                sizes, tile = (n, -(-n // (plan.depth * plan.block))), (plan.depth, plan.block)
-            grid = (-(-count // plan.rows),)
-            kernel[grid](x_part, out_part, *sizes, *x_strides, *out_strides, function, *tile, **options)
-
-
-def _from_row(tensor: Tensor, offset: int) -> Tensor:
-    """The tensor's memory from ``offset`` elements on; the kernel takes only the address."""
-    return tensor.as_strided((1,), (1,), tensor.storage_offset() + offset)
+            sizes = (first, rows, n) if plan.tier == "row" else (first, n, -(-n // (plan.depth * plan.block)))
+            grid = (-(-min(span, rows - first) // plan.rows),)
+            kernel[grid](*tensors, *sizes, *strides, **constants, **options)
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -116,5 +173,155 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 @functools.cache
-def properties(device: torch.device) -> Any:
+def _properties(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.get_device_module(device).get_device_properties(device)
+
+
+# Layout: any tensor and dims as rows by n -----------------------------------------------------------------------------
+
+
+class Order(NamedTuple):
+    """The order in which a call walks the dims of its tensors: the rows, then the elements of a row."""
+
+    outer: tuple[int, ...]
+    reduced: tuple[int, ...]
+
+    def permuted(self, tensor: Tensor) -> Tensor:
+        return tensor.permute(*self.outer, *self.reduced) if tensor.ndim else tensor
+
+    def sizes(self, tensor: Tensor) -> tuple[int, int]:
+        """(rows, n)."""
+        return math.prod(tensor.shape[d] for d in self.outer), math.prod(tensor.shape[d] for d in self.reduced)
+
+
+def _order(tensor: Tensor, dims: Sequence[int]) -> Order:
+    """Rows and elements in memory order: neither the order of the rows nor that inside a row matters to a result."""
+    strides = tensor.stride()
+    by_stride = sorted(range(tensor.ndim), key=lambda d: -strides[d])
+    return Order(tuple(d for d in by_stride if d not in dims), tuple(d for d in by_stride if d in dims))
+
+
+def _two_strides(tensor: Tensor, walk: Order) -> tuple[int, int] | None:
+    """The strides in elements from row to row and inside a row, or None where the tensor should be copied first.
+
+    It is copied where no single stride walks its rows (or its elements), and where neighbouring rows lie closer than
+    neighbouring elements: a program that walks a row would then use 4 bytes of every 32 that it reads.
+    """
+    row, element = _merged_stride(tensor, walk.outer), _merged_stride(tensor, walk.reduced)
+    if row is None or element is None:
+        return None
+    rows, n = walk.sizes(tensor)
+    if n == 1:
+        element = 1
+    if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+        row = n * element
+    if rows == 1 or n == 1 or element <= max(row, 1):
+        return row, element
+    return None
+
+
+def _merged_stride(tensor: Tensor, dims: Sequence[int]) -> int | None:
+    """The one stride that walks ``dims``, outermost first, or None; 0 where there is nothing to walk."""
+    walked = [d for d in dims if tensor.shape[d] != 1]
+    for before, after in itertools.pairwise(walked):
+        if tensor.stride(before) != tensor.stride(after) * tensor.shape[after]:
+            return None
+    return tensor.stride(walked[-1]) if walked else 0
+
+
+def _levels(
+    dims: Sequence[int], shape: Sequence[int], tensors: Sequence[Tensor]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """How to walk ``dims``, outermost first, in all of the tensors at once with as few levels as their strides allow.
+
+    Innermost first: the sizes of the levels but the outermost's, and the strides of all of them for each tensor.
+    """
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in tensors]
+    for d in reversed(dims):
+        if shape[d] == 1:
+            continue
+        if sizes and all(t.stride(d) == walked[-1] * sizes[-1] for t, walked in zip(tensors, steps, strict=True)):
+            sizes[-1] *= shape[d]
+            continue
+        sizes.append(shape[d])
+        for t, walked in zip(tensors, steps, strict=True):
+            walked.append(t.stride(d))
+    return tuple(sizes[:-1]), [tuple(walked) or (0,) for walked in steps]
+
+
+# Whether the engine can run -------------------------------------------------------------------------------------------
+
+
+def unavailable(device: torch.device) -> str | None:
+    """None where the Triton engine can run tensors of ``device``, else why not, in a sentence.
+
+    A CPU device never initialises a GPU, and never imports triton unless ``TRITON_INTERPRET`` asks for it.
+
+    >>> import torch
+    >>> unavailable(torch.device("meta"))
+    "the Triton engine serves GPU tensors, and CPU tensors under TRITON_INTERPRET=1; got device type 'meta'"
+    """
+    return _reason(device.type, device.index, interpreting())
+
+
+def interpreting() -> bool:
+    """Whether the environment asks for Triton's interpreter (the words that Triton itself takes)."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+
+
+@functools.cache
+def _reason(kind: str, index: int | None, interpret: bool) -> str | None:
+    if kind != "cpu" and kind not in _BACKENDS:
+        return (
+            f"the Triton engine serves GPU tensors, and CPU tensors under TRITON_INTERPRET=1; got device type {kind!r}"
+        )
+    if kind == "cpu" and not interpret:
+        return "the Triton engine serves CPU tensors only under Triton's interpreter: set TRITON_INTERPRET=1"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        import triton
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"triton cannot be imported: {error}"
+    if interpret:
+        return _why_no_interpreter(triton.__version__)
+    return _why_no_backend(kind, index, triton.__version__)
+
+
+def _why_no_interpreter(version: str) -> str | None:
+    if importlib.util.find_spec("numpy") is None:
+        return "Triton's interpreter needs NumPy, which is not installed"
+    import numpy
+    import triton
+
+    # Triton reads the variable when it is imported and when a kernel is decorated; afterwards it is too late.
+    jitted = (triton.language.sum, *_kernel_modules()[0].KERNELS.values())
+    if any(isinstance(function, triton.runtime.JITFunction) for function in jitted):
+        return "TRITON_INTERPRET was set after triton was imported: set it before Python starts"
+    if _version(version) < (3, 7) and _version(numpy.__version__) >= (2, 4):
+        return f"the interpreter of triton {version} runs no loop under NumPy {numpy.__version__}: it needs NumPy < 2.4"
+    return None
+
+
+def _why_no_backend(kind: str, index: int | None, version: str) -> str | None:
+    from triton.backends import backends
+
+    backend = _BACKENDS[kind]
+    if backend not in backends:
+        return f"triton {version} has no backend for {backend} GPUs; it has: {', '.join(sorted(backends)) or 'none'}"
+    gpus = torch.get_device_module(kind)
+    if not gpus.is_available():
+        return f"torch {torch.__version__} sees no {kind} device"
+    if index is not None and index >= gpus.device_count():
+        return f"there is no device {kind}:{index}; torch sees {gpus.device_count()}"
+    if backend == "nvidia":
+        capability = gpus.get_device_capability(index)
+        if capability < _MIN_CAPABILITY:
+            minimum, got = ("{}.{}".format(*pair) for pair in (_MIN_CAPABILITY, capability))
+            return f"the Triton engine needs compute capability {minimum} or later; {kind}:{index or 0} has {got}"
+    return None
+
+
+def _version(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

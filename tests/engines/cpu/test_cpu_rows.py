@@ -6,20 +6,20 @@ import torch
 import onepass
 from lib.support import FUNCTIONS, SOFTMAXES, assert_defined, maker, ours
 
-HALVES = (torch.float16, torch.bfloat16)
+HALF_TYPES = (torch.float16, torch.bfloat16)
 LENGTHS = (513, 4099, 70001)  # a row in one go, a longer one, one in pieces
 
 
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("top", [0.0, 60000.0, -60000.0, 1048575.0, -1048575.0, 1048577.0, -3e6, 1e20, -3e38])
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_TYPES])
 def test_the_maximum_may_be_anywhere(dtype, top, n):
     x = maker(torch.float64)(2, n).mul(3)
     x = (x - x.amax(1, keepdim=True) + top).clamp(-3e38, 3e38).to(dtype)
     x[:, n // 3] = min(top, torch.finfo(dtype).max) if top > 0 else max(top, torch.finfo(dtype).min)
     for function in FUNCTIONS:
         assert_defined(function, ours(function)(x, 1), x, 1)
-        if function in SOFTMAXES and dtype in HALVES:
+        if function in SOFTMAXES and dtype in HALF_TYPES:
             wide = ours(function)(x, 1, dtype=torch.float32)
             assert_defined(function, wide, x.float(), 1)
 
@@ -52,7 +52,7 @@ def test_short_rows_and_rows_side_by_side_with_maxima_near_and_far(dtype, shape)
                 assert torch.equal(own, made)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("function", ["softmax", "softmin", "logsumexp"])
 def test_the_maximum_of_half_types_is_found_at_every_place(function, dtype):
     n = 577
@@ -65,7 +65,7 @@ def test_the_maximum_of_half_types_is_found_at_every_place(function, dtype):
 
 
 @pytest.mark.parametrize("function", SOFTMAXES)
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_TYPES])
 @pytest.mark.parametrize("n", [2048, 2049, 3001, 40001])
 def test_what_goes_past_the_cache_has_the_same_bits(n, dtype, function):
     rows = (9 << 20) // (n * dtype.itemsize)
@@ -80,7 +80,7 @@ def test_what_goes_past_the_cache_has_the_same_bits(n, dtype, function):
         memory.fill_(7)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_TYPES])
 @pytest.mark.parametrize("n", LENGTHS)
 def test_one_nan_makes_its_row_nan_and_no_other(n, dtype):
     for sign in (1.0, -1.0):
@@ -96,7 +96,7 @@ def test_one_nan_makes_its_row_nan_and_no_other(n, dtype):
             assert state.l.isnan().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_TYPES])
 @pytest.mark.parametrize("shape", [(3, 2100, 256), (2, 2100, 70), (4500, 33)])
 def test_long_rows_side_by_side(shape, dtype):
     x = maker(dtype)(*shape)

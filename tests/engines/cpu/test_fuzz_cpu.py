@@ -1,29 +1,20 @@
 """The fuzzing of the CPU engine: two seconds of it, and that it notices what it is for."""
 
-import importlib.util
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import onepass
 from lib.paths import ROOT
+from lib.scripts import load_script, run_python
 from lib.support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES
 from onepass import reference
-
-SCRIPT = ROOT / "scripts" / "fuzz_cpu.py"
 
 
 @pytest.fixture(scope="module")
 def fuzz():
-    spec = importlib.util.spec_from_file_location("fuzz_cpu", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = sys.modules["fuzz_cpu"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("fuzz_cpu")
 
 
 def test_two_seconds_find_nothing(fuzz, capsys):
@@ -138,8 +129,8 @@ def test_a_planted_fault_is_found(fuzz, capsys, monkeypatch, fault, words):
 
 
 @pytest.mark.parametrize("wrong", [("--minutes", "0"), ("--call", "-1"), ("--seed", "x")], ids=" ".join)
-def test_a_wrong_option_is_told(wrong):
-    done = subprocess.run([sys.executable, SCRIPT, *wrong], capture_output=True, text=True)
+def test_a_wrong_option_is_reported(wrong):
+    done = run_python(ROOT / "scripts" / "fuzz_cpu.py", *wrong)
     assert done.returncode == 2
     assert wrong[0] in done.stderr
     assert "Traceback" not in done.stderr

@@ -46,7 +46,7 @@ def test_every_instruction_set_stays_in_its_memory_and_planted_faults_are_found(
 
 
 @pytest.mark.parametrize("wrong", [("--sets", "mmx"), ("--calls", "0"), ("--plant", "nothing")], ids=" ".join)
-def test_a_wrong_option_is_told(wrong):
+def test_a_wrong_option_is_reported(wrong):
     done = sanitize(*wrong)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

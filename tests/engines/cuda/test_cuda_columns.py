@@ -1,85 +1,91 @@
-"""Columns on the CUDA engine: every tier forced with every kind of edges, forward and backward."""
+"""Columns on the CUDA engine, forward and backward: every tier forced with every access, and the plans' own choice (no
+memory beside the result, more than 2^31 elements, graphs and streams)."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from lib.columns import (
-    AHEAD,
+import onepass
+from lib.gradients import gradient
+from lib.plans import (
+    ALIGNED,
     BF16,
+    COLUMN_PLANS,
     COLUMNS,
+    COLUMNS_GRID,
+    COLUMNS_TWOPASS,
     F16,
     F32,
-    FAMILY,
-    GRID,
-    PLANS,
-    SLAB,
-    STRIDED,
-    TWOPASS,
-    WHOLE,
-    WHOLE_SLAB,
-    WINDOW,
-    Plan,
-    assert_gradient,
-    gradient,
-    names,
-    operand,
-    place_of,
-    some,
-    special,
-)
-from lib.forced import (
-    COMING,
+    LATE_PLANS,
     ONE_A_BLOCK,
     ONE_EACH,
     PAIRS,
+    PREDICATED,
+    PREFETCH,
+    SLAB,
+    SLAB_ALIGNED,
+    STRIDED,
+    TOLERANCE,
     TYPES,
+    Engine,
+    Plan,
+    assert_gradient,
     backward,
-    check_backward,
-    check_coming,
-    check_forward,
+    check_column_gradients,
+    check_columns,
+    check_late_maxima,
+    column_plan,
     forward,
     kinds_of,
+    names,
+    operand,
+    place_of,
+    select,
     shapes,
+    special,
+    widen,
 )
 from lib.support import assert_defined
-from onepass import native
+from onepass import native, reference
 
 pytestmark = pytest.mark.gpu
+_ops = torch.ops.onepass
 
-every_tier = pytest.mark.parametrize("edges", [WINDOW, WHOLE, SLAB, WHOLE_SLAB, STRIDED])
-every_edge = pytest.mark.parametrize("tier", [COLUMNS, GRID, TWOPASS])
+every_access = pytest.mark.parametrize("access", [PREDICATED, ALIGNED, SLAB, SLAB_ALIGNED, STRIDED])
+every_tier = pytest.mark.parametrize("tier", [COLUMNS, COLUMNS_GRID, COLUMNS_TWOPASS])
 
 
-@every_edge
 @every_tier
+@every_access
 @pytest.mark.parametrize("function", native.FUNCTIONS)
-def test_every_tier(runner, function, tier, edges):
+def test_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
     for turn, types in enumerate(TYPES.get(function, PAIRS), native.FUNCTIONS.index(function)):
-        for plan in some(PLANS[tier, edges], types == (F32, F32), turn, runner.most_cluster):
-            check_forward(runner, function, types, plan, edges)
+        for plan in select(COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):
+            check_columns(runner, function, types, plan)
 
 
-@every_edge
 @every_tier
-@pytest.mark.parametrize("function", [*FAMILY, "logsumexp"])
-def test_every_tier_of_gradients(runner, function, tier, edges):
+@every_access
+def test_gradients_in_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
     for turn, types in enumerate(TYPES.get(function, PAIRS), native.FUNCTIONS.index(function)):
-        kinds = kinds_of(function, edges)
+        kinds = kinds_of(function, access)
         if types != (F32, F32) and turn % 2:  # one value has a kernel of its own
             kinds = kinds[:1]
-        for plan in some(PLANS[tier, edges], types == (F32, F32), turn, runner.most_cluster):
-            check_backward(runner, function, types, plan, edges, kinds)
+        for plan in select(COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):
+            check_column_gradients(runner, function, types, plan, kinds)
 
 
-# Narrow vectors, whose halves go one by one or two at a time
+# Narrow vectors, of which two-byte elements go one by one or two at a time
 @pytest.mark.parametrize("vector", [1, 2])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
 def test_narrow_vectors(runner, dtype, vector):
-    for tier, edges in ((COLUMNS, WINDOW), (COLUMNS, WHOLE), (GRID, SLAB), (TWOPASS, SLAB)):
-        for n, inner, place, given in shapes(PLANS[tier, edges][0], edges, vector):
+    tiers = (COLUMNS, PREDICATED), (COLUMNS, ALIGNED), (COLUMNS_GRID, SLAB), (COLUMNS_TWOPASS, SLAB)
+    for tier in tiers:
+        for n, inner, place, given in shapes(COLUMN_PLANS[tier][0], vector):
             x = operand(special(3, n, inner, dtype, runner.device), place, dtype)
             forward(runner, "softmax", x, dtype, place, given)
             backward(runner, "softmax", (3, n, inner), (dtype, dtype), ONE_EACH, place, given)
@@ -87,35 +93,34 @@ def test_narrow_vectors(runner, dtype, vector):
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("function", ["softmax", "softmin"])
-@pytest.mark.parametrize(("plan", "edges"), COMING, ids=str)
-def test_maxima_that_come_late(runner, function, plan, edges, dtype):
-    if not some([plan], True, 0, runner.most_cluster):
+@pytest.mark.parametrize("plan", LATE_PLANS, ids=names)
+def test_maxima_that_come_late(runner, function, plan, dtype):
+    if not select([plan], True, 0, runner.most_cluster):
         pytest.skip("no clusters of so many blocks here")
     torch.manual_seed(0)
-    check_coming(runner, function, plan, edges, dtype)
+    check_late_maxima(runner, function, plan, dtype)
 
 
-# More tiles than blocks run at a time: one takes several, of which it fetches the next, or tells of it by messages
+# More tiles than blocks run at a time: one takes several, of which it prefetches the next, or announces it by messages
 MANY = [
-    (Plan(COLUMNS, 8, 8, 4, 1, AHEAD), WINDOW),
-    (Plan(COLUMNS, 4, 8, 2, 2, AHEAD), WHOLE),
-    (Plan(COLUMNS, 16, 16, 3, 8, AHEAD), WHOLE),
-    (Plan(COLUMNS, 200, 1, 4, 4, AHEAD), WHOLE_SLAB),
-    (Plan(COLUMNS, 200, 1, 4, 1, AHEAD), WHOLE_SLAB),
-    (Plan(GRID, 4, 16, 2, 3), WHOLE),
-    (Plan(GRID, 4, 16, 2, 33), WINDOW),
-    (Plan(GRID, 64, 1, 4, 3), SLAB),
-    (Plan(GRID, 32, 4, 4, 3), STRIDED),
-    (Plan(TWOPASS, 8, 8, 3, 3), WHOLE),
+    column_plan(COLUMNS, PREDICATED, 8, 8, 4, 1, PREFETCH),
+    column_plan(COLUMNS, ALIGNED, 4, 8, 2, 2, PREFETCH),
+    column_plan(COLUMNS, ALIGNED, 16, 16, 3, 8, PREFETCH),
+    column_plan(COLUMNS, SLAB_ALIGNED, 200, 1, 4, 4, PREFETCH),
+    column_plan(COLUMNS, SLAB_ALIGNED, 200, 1, 4, 1, PREFETCH),
+    column_plan(COLUMNS_GRID, ALIGNED, 4, 16, 2, 3),
+    column_plan(COLUMNS_GRID, PREDICATED, 4, 16, 2, 33),
+    column_plan(COLUMNS_GRID, SLAB, 64, 1, 4, 3),
+    column_plan(COLUMNS_GRID, STRIDED, 32, 4, 4, 3),
+    column_plan(COLUMNS_TWOPASS, ALIGNED, 8, 8, 3, 3),
 ]
 
 
-@pytest.mark.parametrize(("plan", "edges"), MANY, ids=str)
-def test_many_tiles(runner, plan, edges):
+@pytest.mark.parametrize("plan", MANY, ids=names)
+def test_many_tiles(runner, plan):
     torch.manual_seed(0)
     outer = 6000 if runner.device == "cuda" else 300
-    vector = 4 if edges != STRIDED else 1
-    n, inner, place, given = list(shapes(plan, edges, vector))[1]
+    n, inner, place, given = list(shapes(plan, 4 if plan.access != STRIDED else 1))[1]
     x = operand(special(outer, n, inner, F32, runner.device), place, F32)
     for function in ("softmax", "logsumexp"):
         forward(runner, function, x, F32, place, given)
@@ -123,61 +128,59 @@ def test_many_tiles(runner, plan, edges):
         backward(runner, "log_softmax", (outer, n, inner), (F32, F32), kind, place, given)
 
 
-# A plan, its edges, a shape over whose middle dim it goes
-BITS = [
-    (Plan(COLUMNS, 4, 16, 4), WHOLE, (5, 60, 40)),
-    (Plan(COLUMNS, 4, 16, 4, 4), WINDOW, (5, 250, 41)),
-    (Plan(GRID, 4, 64, 8, 32), WHOLE, (2, 9000, 16)),
-    (Plan(GRID, 64, 1, 4, 8), SLAB, (9, 800, 7)),
-    (Plan(TWOPASS, 4, 64, 8, 16), WHOLE, (2, 9000, 16)),
+BITS = [  # a plan, a shape over whose middle dim it goes
+    (column_plan(COLUMNS, ALIGNED, 4, 16, 4), (5, 60, 40)),
+    (column_plan(COLUMNS, PREDICATED, 4, 16, 4, 4), (5, 250, 41)),
+    (column_plan(COLUMNS_GRID, ALIGNED, 4, 64, 8, 32), (2, 9000, 16)),
+    (column_plan(COLUMNS_GRID, SLAB, 64, 1, 4, 8), (9, 800, 7)),
+    (column_plan(COLUMNS_TWOPASS, ALIGNED, 4, 64, 8, 16), (2, 9000, 16)),
 ]
 
 
-@pytest.mark.parametrize(("plan", "edges", "shape"), BITS, ids=str)
-def test_bits_are_the_same_from_run_to_run(runner, plan, edges, shape):
+@pytest.mark.parametrize(("plan", "shape"), BITS, ids=names)
+def test_bits_are_the_same_from_run_to_run(runner, plan, shape):
     _, n, inner = shape
-    place, given = place_of(edges, n, inner, 4), plan.given(edges, 4, inner)
+    place, given = place_of(plan.access, n, inner, 4), widen(plan, 4, inner)
     x, g = (operand(torch.randn(shape, device=runner.device), place, F32) for _ in range(2))
     results = []
     for _ in range(6):
         y, dx = (operand(torch.zeros_like(x), place, F32) for _ in range(2))
-        runner.forced(x, 0, [1], False, given, y)
-        runner.forced_backward(g, y, None, 0, [1], given, dx)
+        runner.call("softmax", x, [1], y, given)
+        runner.gradient("softmax", g, y, None, [1], dx, given)
         results.append((y, dx))
     assert all(torch.equal(y, results[0][0]) and torch.equal(dx, results[0][1]) for y, dx in results)
 
 
-@pytest.mark.parametrize("edges", [WHOLE, WHOLE_SLAB])
+@pytest.mark.parametrize("access", [ALIGNED, SLAB_ALIGNED])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
-def test_a_ring_runs_on_into_the_next_tile(runner, dtype, edges):
-    """More tiles than the chip takes at a time, and a shelf that holds what registers do not, or some of the next."""
+def test_a_pipeline_runs_on_into_the_next_tile(runner, dtype, access):
+    """More tiles than the chip takes at a time; shared memory has what registers do not, or some of the next."""
     torch.manual_seed(0)
     vector = 16 // dtype.itemsize
-    across, down, n, inner = (2, 16, 250, 2 * vector) if edges == WHOLE else (98, 1, 31 * vector, 49)
+    threads, down, n, inner = (2, 16, 250, 2 * vector) if access == ALIGNED else (98, 1, 31 * vector, 49)
     x, g = (torch.randn(300, n, inner, device=runner.device).mul(4).to(dtype) for _ in range(2))
-    for shelf in (4, 8, 12):
-        plan = (GRID, across, down, 4 * vector, vector, 2, shelf, edges)
+    for smem_vecs in (4, 8, 12):
+        plan = Plan(COLUMNS_GRID, threads, down, 4 * vector, vector, 2, smem_vecs, access)
         out, lse, dx = torch.full_like(x, torch.nan), x.new_full((300, inner), torch.nan), torch.full_like(x, torch.nan)
-        runner.forced(x, 0, [1], False, plan, out)
-        assert_defined("softmax", out, x, 1, f", plan {plan}")
-        runner.forced(x, native.FUNCTIONS.index("logsumexp"), [1], False, plan, lse)
-        assert_defined("logsumexp", lse, x, 1, f", plan {plan}")
-        runner.forced_backward(g, out, None, 0, [1], plan, dx)
+        for function, y in (("softmax", out), ("logsumexp", lse)):
+            runner.call(function, x, [1], y, plan)
+            assert_defined(function, y, x, 1, f", plan {plan}")
+        runner.gradient("softmax", g, out, None, [1], dx, plan)
         assert_gradient(dx, *gradient("softmax", g, out, [1]))
 
 
-LONG = (2, 9000, 16)  # over the chip
-OVER_THE_CHIP = [Plan(GRID, 4, 64, 8, 32).given(WHOLE, 4, 16), Plan(TWOPASS, 4, 64, 8, 32).given(WHOLE, 4, 16)]
+LONG = (2, 9000, 16)
+OVER_THE_CHIP = [widen(column_plan(tier, ALIGNED, 4, 64, 8, 32), 4, 16) for tier in (COLUMNS_GRID, COLUMNS_TWOPASS)]
 
 
-@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=str)
+@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=names)
 def test_in_a_graph(plan):
     x, g = torch.randn(LONG, device="cuda"), torch.randn(LONG, device="cuda")
-    y, dx = torch.zeros_like(x), torch.zeros_like(x)
+    y, dx, gpu = torch.zeros_like(x), torch.zeros_like(x), Engine("cuda")
 
     def call() -> None:
-        torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, y)
-        torch.ops.onepass._softmax_backward_with_plan(g, y, None, 0, [1], plan, dx)
+        gpu.call("softmax", x, [1], y, plan)
+        gpu.gradient("softmax", g, y, None, [1], dx, plan)
 
     call()
     graph = torch.cuda.CUDAGraph()
@@ -190,12 +193,12 @@ def test_in_a_graph(plan):
         assert_gradient(dx, *gradient("softmax", g, y, [1]))
 
 
-@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=str)
+@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=names)
 def test_on_two_streams_at_once(plan):
-    xs = [torch.randn(LONG, device="cuda") for _ in range(2)]
+    gpu, xs = Engine("cuda"), [torch.randn(LONG, device="cuda") for _ in range(2)]
     want = [torch.empty_like(x) for x in xs]
     for x, y in zip(xs, want, strict=True):
-        torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, y)
+        gpu.call("softmax", x, [1], y, plan)
         assert_defined("softmax", y, x, 1)
     streams = [torch.cuda.Stream() for _ in range(2)]
     made: list[list[Tensor]] = [[torch.empty_like(x) for _ in range(50)] for x in xs]
@@ -203,7 +206,114 @@ def test_on_two_streams_at_once(plan):
     for turn in range(50):
         for x, stream, results in zip(xs, streams, made, strict=True):
             with torch.cuda.stream(stream):
-                torch.ops.onepass._softmax_with_plan(x, 0, [1], False, plan, results[turn])
+                gpu.call("softmax", x, [1], results[turn], plan)
     torch.cuda.synchronize()
     for results, y in zip(made, want, strict=True):
         assert all(torch.equal(result, y) for result in results)
+
+
+# By the engine's own plans --------------------------------------------------------------------------------------------
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda")
+
+
+def peak(call: Callable[[], object]) -> int:
+    """The most bytes at once of what a call allocates."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+IN_PLACE = {
+    "maps": lambda: (randn(4, 21, 256, 256), [1]),
+    "maps of 49": lambda: (randn(32, 1000, 7, 7), [1]),
+    "channels last": lambda: (randn(8, 64, 56, 56).contiguous(memory_format=torch.channels_last), [1]),
+    "channels last, along": lambda: (randn(8, 64, 56, 56).contiguous(memory_format=torch.channels_last), [3]),
+    "transposed": lambda: (randn(2048, 2048).t(), [1]),
+    "sliced": lambda: (randn(64, 300, 300)[:, 5:290, 3:291], [1]),
+    "stepped": lambda: (randn(64, 300, 300)[:, :, ::2], [1]),
+    "two dims": lambda: (randn(64, 80, 196), [0, 2]),
+    "long": lambda: (randn(300_000, 16), [0]),
+}
+
+
+@pytest.mark.parametrize("layout", IN_PLACE)
+def test_nothing_as_large_as_the_input_is_made(layout):
+    x, dims = IN_PLACE[layout]()
+    size = x.numel() * x.element_size()
+    y, g = onepass.softmax(x, dims), torch.randn_like(x)
+    dx = torch.empty_like(y)
+    assert peak(lambda: onepass.softmax(x, dims, out=y)) < size / 8
+    assert peak(lambda: onepass.logsumexp(x, dims)) < size / 8
+    assert peak(lambda: _ops._softmax_backward.out(g, y, 0, dims, dx)) < size / 8
+    broadcast = torch.ones((), device="cuda").expand_as(x)
+    assert peak(lambda: _ops._softmax_backward.out(broadcast, y, 0, dims, dx)) < size / 8
+    lse = onepass.logsumexp(x, dims)
+    ones = torch.ones_like(lse)
+    assert peak(lambda: _ops._logsumexp_backward.out(ones, x, lse, dims, False, dx)) < size / 8
+
+
+HUGE = {  # more than 2^31 elements
+    "long columns": ((2**24 + 3, 129), 0),
+    "many tiles": ((2**20 + 1, 21, 98), 1),
+    "many slabs": ((2**21 + 1, 21, 49), 1),
+    "long lines": ((3, 2**23 + 1, 86), 1),
+}
+
+
+@pytest.mark.parametrize("shape", HUGE)
+def test_more_than_2_to_the_31_elements(shape):
+    """Of bfloat16; some columns are compared, the first and the last among them."""
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 16 * 2**30:
+        pytest.skip("needs 16 GiB of free GPU memory")
+    sizes, dim = HUGE[shape]
+    x = torch.empty(sizes, device="cuda", dtype=BF16).normal_()
+    assert x.numel() > 2**31
+    y = torch.full_like(x, torch.nan)
+    onepass.softmax(x, dim, out=y)
+    if dim == 0:
+        some = [(slice(None), column) for column in (0, 1, 64, 128)]
+    else:
+        inner = sizes[2] - 1
+        places = (0, 1, sizes[0] // 2, sizes[0] - 2, sizes[0] - 1)
+        some = [(outer, slice(None), column) for outer in places for column in (0, inner // 2, inner)]
+    for at in some:
+        want = reference.softmax(x[at], 0)
+        torch.testing.assert_close(y[at].double(), want, rtol=TOLERANCE[BF16], atol=torch.finfo(BF16).tiny)
+    lse = onepass.logsumexp(x, dim)
+    for at in some:
+        rest = tuple(i for i in at if not isinstance(i, slice))
+        torch.testing.assert_close(lse[rest].double(), reference.logsumexp(x[at], 0), rtol=1e-2, atol=1e-2)
+    assert not any(bool(part.isnan().any()) for part in y.view(-1).split(2**28))
+    g = x  # its values are as good as any
+    dx = torch.full_like(x, torch.nan)
+    _ops._softmax_backward.out(g, y, 0, [dim], dx)
+    for at in some:
+        assert_gradient(dx[at], *gradient("softmax", g[at], y[at], [0]))
+    assert not any(bool(part.isnan().any()) for part in dx.view(-1).split(2**28))
+
+
+def test_over_the_chip_in_a_graph_and_on_streams():
+    x = randn(2, 131_072, 16)
+    want = onepass.softmax(x, 1)
+    streams, results = [torch.cuda.Stream() for _ in range(2)], []
+    torch.cuda.synchronize()
+    for stream in streams * 20:
+        with torch.cuda.stream(stream):
+            results.append(onepass.softmax(x, 1))
+    torch.cuda.synchronize()
+    graph, y = torch.cuda.CUDAGraph(), torch.empty_like(x)
+    with torch.cuda.graph(graph):
+        onepass.softmax(x, 1, out=y)
+    for _ in range(3):
+        y.fill_(torch.nan)
+        graph.replay()
+        results.append(y.clone())
+    assert all(torch.equal(result, want) for result in results)

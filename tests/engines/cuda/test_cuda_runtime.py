@@ -1,21 +1,27 @@
-"""The CUDA engine in CUDA programs: graphs, streams, threads, processes, devices, first calls."""
+"""The CUDA engine in CUDA programs: graphs, streams, threads, processes, devices, first calls, huge tensors."""
 
+import math
 import multiprocessing
-import os
 import random
-import subprocess
-import sys
 import threading
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from lib.cuda import BF16, F16, F32, FUNCTIONS, call, close
+import onepass
+from lib.plans import BF16, F16, F32, TOLERANCE, assert_close
+from lib.scripts import python_output
 from onepass import reference
 
 pytestmark = pytest.mark.gpu
+FUNCTIONS = ("softmax", "log_softmax", "logsumexp")
+
+
+def call(function: str, x: Tensor, out: Tensor | None = None) -> Tensor:
+    return getattr(onepass, function)(x, -1, out=out, engine="cuda")
+
 
 # Short rows, odd ones, many and few, and long ones that many blocks share.
 SHAPES = [
@@ -44,7 +50,28 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 def right(function: str, got: Tensor, x: Tensor) -> None:
     """Some rows, by the definition."""
     rows = sorted({0, x.shape[0] // 2, x.shape[0] - 1})
-    close(function, got[rows], getattr(reference, function)(x[rows], -1))
+    assert_close(function, got[rows], getattr(reference, function)(x[rows], -1), 2e-6)
+
+
+def test_explain_names_the_kernel_that_ran():
+    x = torch.randn(64, 1000, device="cuda")
+    plan = onepass.explain(x)
+    assert (plan.engine, plan.tier, plan.launch["source"]) == ("cuda", "block", "rows_onchip.cu")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        onepass.softmax(x)
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages()]
+    assert "onepass_kernel" in names, names
+    assert onepass.explain(torch.randn(8, 1_000_000, device="cuda")).tier == "grid"
+
+
+def test_auto_is_cuda_and_wrong_engines_are_rejected():
+    x = torch.randn(4, 4, device="cuda")
+    assert onepass.engines()["cuda"] is None
+    with pytest.raises(RuntimeError, match="serves CPU tensors"):
+        onepass.softmax(x, engine="cpu")
+    with pytest.raises(RuntimeError, match="serves CUDA tensors"):
+        onepass.softmax(x.cpu(), engine="cuda")
 
 
 # Graphs --------------------------------------------------------------------------------------------------------------
@@ -201,13 +228,6 @@ def test_spawned_workers():
     assert answers[0][-1] != answers[2][-1]
 
 
-def subprocess_of(code: str, folder: Path) -> str:
-    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(folder)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_threads_at_once_compile_each_kernel_once(tmp_path):
     code = """
 import threading, torch, onepass
@@ -230,11 +250,11 @@ for at, x in enumerate(inputs):
     torch.testing.assert_close(results[at].double(), reference.softmax(x, -1), rtol=2e-6, atol=1e-37)
 print(*native.counts())
 """
-    made, from_disk = map(int, subprocess_of(code, tmp_path / "cache").split())
+    made, from_disk = map(int, python_output(code, ONEPASS_CACHE_DIR=str(tmp_path / "cache")).split())
     assert 2 <= made <= 4  # of sixteen threads; two lengths may have one kernel
     assert from_disk == 0
     assert len(list((tmp_path / "cache").iterdir())) == made
-    assert subprocess_of(code, tmp_path / "cache") == f"0 {made}"
+    assert python_output(code, ONEPASS_CACHE_DIR=str(tmp_path / "cache")) == f"0 {made}"
 
 
 def test_threads_with_streams_of_their_own():
@@ -277,8 +297,94 @@ print(time.perf_counter() - begin, *native.counts())
 """
     times = []
     for counts, bound in (("1 0", 0.3), ("0 1", 0.01)):
-        seconds, found = subprocess_of(code, tmp_path / "cache").split(" ", 1)
+        seconds, found = python_output(code, ONEPASS_CACHE_DIR=str(tmp_path / "cache")).split(" ", 1)
         times.append(f"{float(seconds) * 1e3:.1f} ms")
         print("first call:", times[-1], "(compiled, from disk):", found)
         assert found == counts
         assert float(seconds) < bound, times
+
+
+# More than 2**31 elements ---------------------------------------------------------------------------------------------
+
+SPIKES = 64
+CHUNK = 2**26
+
+
+def spiked(rows: int, n: int, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
+    """Normal values, and in each row high ones that have half of its sum, so that results are no zeros in a half type
+    and are wrong if a part of the row is left out; and where these are."""
+    x = torch.empty(rows, n, device="cuda", dtype=dtype)
+    for row in x:
+        for part in row.split(2**28):
+            part.normal_()
+    whole = n * 1.6487  # the mean of exp(a normal value)
+    at = {0, 1, n // 2, n - 2, n - 1, 2**30 - 1, 2**30, 2**31 - 1, 2**31, *range(5, n, n // (SPIKES - 8))}
+    spikes = sorted(i for i in at if i < n)
+    for i in spikes:
+        x[:, i] = math.log(whole / len(spikes))
+    return x, spikes
+
+
+def state(row: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum and sum of a row in float64, a part at a time."""
+    m = row.max().double()
+    return m, torch.stack([(part.double() - m).exp().sum() for part in row.split(CHUNK)]).sum()
+
+
+def slices(n: int, spikes: list[int]) -> Iterator[slice]:
+    rng = random.Random(n)
+    for at in (*spikes, *(rng.randrange(n) for _ in range(20))):
+        yield slice(max(0, at - 500), min(n, at + 500))
+
+
+def expected(function: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    if function == "softmax":
+        return lambda x, m, total: (x.double() - m).exp() / total
+    return lambda x, m, total: x.double() - m - total.log()
+
+
+@pytest.fixture
+def room() -> Iterator[None]:
+    """24 GiB of the GPU's memory, given back after the test."""
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of free GPU memory")
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("shape", [(3, 2**30 + 7), (1, 2**31 + 9)], ids=["3 rows", "1 row"])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=["float16", "bfloat16"])
+def test_rows_beyond_31_bits(room, dtype, shape):
+    x, spikes = spiked(*shape, dtype)
+    states = [state(row) for row in x]
+    lse = call("logsumexp", x)
+    assert_close("logsumexp", lse, torch.stack([m + total.log() for m, total in states]))
+    out = torch.empty_like(x)
+    for function in ("softmax", "log_softmax"):
+        out.fill_(torch.nan)
+        call(function, x, out)
+        for row, given, (m, total) in zip(out, x, states, strict=True):
+            assert not any(bool(part.isnan().any()) for part in row.split(2**30))
+            for piece in slices(shape[1], spikes):
+                want = expected(function)(given[piece], m, total)
+                least = TOLERANCE[dtype] if function == "log_softmax" else torch.finfo(dtype).tiny
+                torch.testing.assert_close(row[piece].double(), want, rtol=TOLERANCE[dtype], atol=least)
+    if shape[0] == 1:  # as a vector, in place
+        call("softmax", x[0], x[0])
+        assert abs(sum(float(x[0, at]) for at in spikes) - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_rows_beyond_31_bits_of_elements(room, function):
+    rows, n = 2**25 + 1, 65
+    x = torch.empty(rows, n, device="cuda", dtype=BF16)
+    for part in x.split(2**22):
+        part.normal_(0, 3)
+    out = torch.full((rows,) if function == "logsumexp" else (rows, n), torch.nan, device="cuda", dtype=BF16)
+    call(function, x, out)
+    rng = random.Random(0)
+    sample = [0, 1, rows - 2, rows - 1, *(2**31 // n + i for i in range(-40, 40)), *(2**30 // n + i for i in (0, 1))]
+    sample = torch.tensor([*sample, *(rng.randrange(rows) for _ in range(2000))], device="cuda")
+    assert_close(function, out[sample], getattr(reference, function)(x[sample], -1))
+    assert not any(bool(part.isnan().any()) for part in out.split(2**22))

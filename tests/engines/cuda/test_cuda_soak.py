@@ -1,9 +1,6 @@
 """The soak run: short on a GPU; on a CPU, that it notices what it is for."""
 
-import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +8,13 @@ import pytest
 
 import onepass
 from lib.paths import ROOT
-
-SCRIPT = ROOT / "scripts" / "soak.py"
+from lib.scripts import load_script, run_python
 
 
 @pytest.fixture
 def soak(monkeypatch):
     """The script as a module, with a small pool."""
-    spec = importlib.util.spec_from_file_location("soak", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "soak", module)
-    spec.loader.exec_module(module)
+    module = load_script("soak")
     monkeypatch.setattr(module, "LENGTHS", [1, 33, 100, 1000])
     monkeypatch.setattr(module, "LONG", [(1, 5000)])
     monkeypatch.setattr(module, "ELEMENTS", 2**11)
@@ -86,12 +77,12 @@ def test_a_call_that_raises_ends_it(soak, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("what", ["process", "tensors"])
 def test_growing_memory_ends_it(soak, tmp_path, monkeypatch, capsys, what):
-    kept = []
+    asked = []
 
     def memory(self):
-        kept.append(0)
+        asked.append(0)
         steps = {"process": 20 * 2**20, "tensors": 512}
-        return {"process": 2**30, "tensors": 2**20} | {what: 2**20 + len(kept) * steps[what]}
+        return {"process": 2**30, "tensors": 2**20} | {what: 2**20 + len(asked) * steps[what]}
 
     monkeypatch.setattr(soak.Soak, "memory", memory)
     status, record = run(soak, tmp_path / "a.json", "--calls", "4000")
@@ -109,8 +100,8 @@ def test_options_that_make_no_sense(soak, capsys):
 @pytest.mark.gpu
 def test_a_short_soak(tmp_path):
     file = tmp_path / "soak.json"
-    command = [sys.executable, str(SCRIPT), "--calls", "100000", "--seconds", "60", "--every", "50"]
-    done = subprocess.run([*command, "--json", str(file)], capture_output=True, text=True, timeout=500)
+    options = ["--calls", "100000", "--seconds", "60", "--every", "50", "--json", file]
+    done = run_python(ROOT / "scripts" / "soak.py", *options, timeout=500)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     record = json.loads(file.read_text())

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from emulator import Emulator, missing
 from emulator.build import CORE
-from lib.columns import COLUMNS, F32, GRID, SLAB, WHOLE, WINDOW, Plan
-from lib.forced import check_forward
+from lib.plans import ALIGNED, COLUMNS, COLUMNS_GRID, F32, PREDICATED, SLAB, Plan, check_columns, column_plan
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -98,16 +97,16 @@ class Mistake(NamedTuple):
     file: str
     right: str
     mistaken: str
-    plan: tuple[Plan, int]
+    plan: Plan
     order: int
     lateness: int
     error: str
 
 
 WRONG = "wrong, first at"
-TILE, SHELF = (Plan(COLUMNS, 4, 16, 4), WHOLE), (Plan(COLUMNS, 4, 16, 5, 1, 20), WHOLE)
-CLUSTER, CHIP = (Plan(COLUMNS, 4, 8, 3, 4), WHOLE), (Plan(GRID, 4, 16, 2, 3), WHOLE)
-ODD, PIECE = (Plan(COLUMNS, 4, 16, 4), WINDOW), (Plan(COLUMNS, 64, 1, 4), SLAB)
+TILE, IN_SMEM = column_plan(COLUMNS, ALIGNED, 4, 16, 4), column_plan(COLUMNS, ALIGNED, 4, 16, 5, 1, 20)
+CLUSTER, CHIP = column_plan(COLUMNS, ALIGNED, 4, 8, 3, 4), column_plan(COLUMNS_GRID, ALIGNED, 4, 16, 2, 3)
+ODD, PIECE = column_plan(COLUMNS, PREDICATED, 4, 16, 4), column_plan(COLUMNS, SLAB, 64, 1, 4)
 BARRIER = "    __syncthreads();\n"
 FIRST, LAST = "    smem.put(smem.sums, max, tile);\n", "    smem.get(smem.epilogues, out, tile);\n"
 EXPECT = "expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));"
@@ -119,7 +118,7 @@ MISTAKES = {
         "async_copy.cuh",
         "case 0: return wait<0>();",
         "case 0: return wait<1>();",
-        SHELF,
+        IN_SMEM,
         0,
         LATE,
         WRONG,
@@ -161,7 +160,7 @@ def test_mistakes_in_the_kernels_are_found(tmp_path, name):
     file.write_text(text.replace(mistake.right, mistake.mistaken))
     engine = Emulator(tmp_path, mistake.order, mistake.lateness)
     with pytest.raises((AssertionError, RuntimeError), match=mistake.error):
-        check_forward(engine, "softmax", (F32, F32), *mistake.plan)
+        check_columns(engine, "softmax", (F32, F32), mistake.plan)
 
 
 # Instructions ---------------------------------------------------------------------------------------------------------
@@ -188,7 +187,7 @@ def test_exchanges_of_a_warp(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_conversions_of_halves(tmp_path, kind):
+def test_conversions_of_half_types(tmp_path, kind):
     half = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
     every = torch.arange(-(2**15), 2**15).to(torch.int16)
     body = f"""
@@ -198,7 +197,7 @@ def test_conversions_of_halves(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_conversions_to_halves(tmp_path, kind):
+def test_conversions_to_half_types(tmp_path, kind):
     half = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
     values = torch.arange(-(2**15), 2**15).to(torch.int16).view(half).float().nan_to_num(0, 1e38, -1e38)
     between = values + values.roll(1).sub(values).nan_to_num(0) * torch.tensor([0.5, 0.25]).repeat(2**15)
@@ -234,7 +233,7 @@ def test_exponentials_and_logarithms(tmp_path):
     torch.testing.assert_close(got[1], torch.log2(x.double()).float(), rtol=1e-7, atol=0, equal_nan=True)
 
 
-def test_logarithms_of_doubles(tmp_path):
+def test_logarithms_of_float64(tmp_path):
     x = torch.rand(N, dtype=torch.float64) * 10
     got = run(tmp_path, "y[t] = log(x[t]);", x, torch.zeros_like(x))
     torch.testing.assert_close(got, x.log(), rtol=1e-15, atol=1e-16)

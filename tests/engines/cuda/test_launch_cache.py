@@ -1,8 +1,7 @@
-"""The launches that a thread remembers: the same that it would make anew."""
+"""The launches that a thread caches: the same that it would make anew."""
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from pathlib import Path
 
@@ -11,28 +10,22 @@ import torch
 from torch import Tensor
 
 import onepass
-from lib.paths import NATIVE
+from lib.cpp import build, output
 from onepass import native, reference
 
 
 def run(folder: Path, name: str) -> str:
     """What a program prints that is linked with the engine's launches and has a driver of its own."""
-    source, core = NATIVE / f"{name}.cpp", Path(onepass.__file__).with_name("csrc")
-    sources = [source, core / "cuda/host/launch.cpp", core / "cuda/host/plan_check.cpp", core / "plan/tables.cpp"]
-    command = ["g++", "-std=c++17", "-O1", "-pthread", f"-I{core}", *sources, "-o", folder / name]
-    subprocess.run(command, check=True)
-    done = subprocess.run([folder / name], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return output(build(folder, name, "cuda/host/launch.cpp", "cuda/host/plan_check.cpp", "plan/tables.cpp"))
 
 
-def test_remembered_launches_are_those_made_anew(tmp_path):
+def test_cached_launches_of_rows_are_those_made_anew(tmp_path):
     problems, forward_ns, backward_ns = run(tmp_path, "launches").split()
     assert problems == "300000"
     assert 0 < float(backward_ns) < 3 * float(forward_ns) + 200  # no gradient is planned anew: that takes microseconds
 
 
-def test_remembered_launches_over_columns_are_those_made_anew(tmp_path):
+def test_cached_launches_of_columns_are_those_made_anew(tmp_path):
     found, made = map(int, run(tmp_path, "column_launches").split())
     assert found > 20_000
     assert made > 20_000

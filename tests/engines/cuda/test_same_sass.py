@@ -1,24 +1,16 @@
 """The script that proves renames: what it takes for equal, and what it reports."""
 
 import doctest
-import importlib.util
 from types import ModuleType
 
 import pytest
 
-from lib.paths import ROOT
-
-SCRIPT = ROOT / "scripts" / "same_sass.py"
+from lib.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("same_sass", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("same_sass")
 
 
 def test_examples(script):
@@ -43,10 +35,10 @@ def test_differences_are_counted_and_shown(script, tmp_path, monkeypatch, capsys
     one, other = script.keep("FADD R1 ;\n"), script.keep("FMUL R1 ;\n")
     assert script.compare_cuda({"a": one, "b": one}, {"a": one, "b": one}) == 0
     assert script.compare_cuda({"a": one, "b": one}, {"a": other, "c": one}) == 3
-    told = capsys.readouterr().out
-    assert "a: differs" in told
-    assert "c: in one tree alone" in told
-    assert "-FADD R1 ;\n+FMUL R1 ;" in told
+    printed = capsys.readouterr().out
+    assert "a: differs" in printed
+    assert "c: in one tree alone" in printed
+    assert "-FADD R1 ;\n+FMUL R1 ;" in printed
     assert script.compare_cpu({"f": one, "g": other}, {"h": other, "i": one}) == 0
     assert script.compare_cpu({"f": one, "g": other}, {"f": one, "g": one}) == 1
 

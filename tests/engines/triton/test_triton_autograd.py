@@ -14,7 +14,8 @@ from lib.modes import Operators
 from lib.support import TORCH, maker, ours
 from lib.triton import BF16, F16, F32, F64, name_of, needs_triton
 from onepass import decompositions
-from onepass.triton import plans
+from onepass.triton import plan as plans
+from onepass.validation import Spec
 
 pytestmark = needs_triton
 operator = torch.ops.onepass.triton_backward.default
@@ -32,7 +33,7 @@ _planner = plans._plan
 
 
 def _take_small_tiles(small: bool) -> None:
-    def plan(gradient: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> plans.Plan:
+    def plan(backward: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> plans.Plan:
         return plans.Plan("row", 1 << (n - 1).bit_length(), 1 << (rows - 1).bit_length(), 1, 1, 1, 1)
 
     plans._plan = plan if small else _planner  # type: ignore[assignment]
@@ -99,7 +100,7 @@ def _widened(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, list[str]]:
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
-def test_logsumexp_of_halves_in_float32(interpreting, dtype):
+def test_logsumexp_of_half_types_in_float32(interpreting, dtype):
     x, g = maker(dtype)(3, 7), maker(F32, seed=5)(3)
     y, dx, called = interpreting(_widened, x, g)
     assert called == ["triton_backward"]
@@ -169,7 +170,7 @@ def _called(*given: Any) -> Tensor:
 def test_operator(interpreting, function):
     given = g, x, lse, _, _, dtype, keepdim = _arguments(function, False)
     saved = [x] if lse is None else [x, lse]
-    want = decompositions.gradient(function, g, saved, [1], keepdim, dtype)
+    want = decompositions.gradient(Spec(function, [1], None, keepdim), g, saved, dtype)
     torch.testing.assert_close(interpreting(_called, *given), want)
 
 

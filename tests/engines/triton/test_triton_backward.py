@@ -4,7 +4,7 @@ GPU its own plans."""
 from __future__ import annotations
 
 import gc
-import importlib
+import types
 from collections.abc import Callable
 
 import pytest
@@ -31,6 +31,7 @@ from lib.triton import (
     needs_triton,
     special,
 )
+from onepass.triton import launch
 
 pytestmark = needs_triton
 TWO_TIERS = pytest.mark.parametrize("tier", ["rows of 4 a program, split launch", "online"])
@@ -67,7 +68,7 @@ def test_gradient_of_another_type_than_the_result(runs, dtype, of_grad):
 
 @TWO_TIERS
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=name_of)
-def test_logsumexp_of_halves_in_float32(runs, dtype, tier):
+def test_logsumexp_of_half_types_in_float32(runs, dtype, tier):
     given = case("logsumexp", maker(dtype, runs.device)(5, 23))
     lse = torch.logsumexp(given.saved[0].double(), 1, keepdim=True).float()
     given = given._replace(grad=maker(F32, runs.device)(5, 1), saved=(given.saved[0], lse))
@@ -133,8 +134,8 @@ def test_nothing_is_copied(monkeypatch, function, dims):
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *given, **options: launched.append(given)
 
-    launcher = importlib.import_module("onepass.triton.backward")  # the package has the function under that name
-    monkeypatch.setattr(launcher, "kernels", lambda: {"row": Kernel()})
+    kernels = types.SimpleNamespace(KERNELS={"row": Kernel()}, POLICIES={function: {}})
+    monkeypatch.setattr(launch, "_kernel_modules", lambda: (None, kernels))
     given = case(function, maker(F32)(4, 3, 5).permute(2, 0, 1), dims)
     given = given._replace(grad=torch.tensor(0.7).expand(given.grad.shape))
     with Operators() as mode:

@@ -84,7 +84,7 @@ def test_strided_result_is_written_where_it_lies_and_nowhere_else(runs, to, dim,
 
 
 @TWO_TIERS
-def test_states_that_lie_apart(runs, tier):
+def test_strided_states(runs, tier):
     x = special(BF16, runs.device)
     whole = torch.full((2, len(x), 1, 3), 777.0, device=runs.device)
     got = runs.run(forward, "state", x, whole[..., 0], (1,), TIERS[tier])

@@ -31,7 +31,7 @@ from lib.triton import (
     resources,
     unavailable,
 )
-from onepass.triton import backward_plan, plan
+from onepass.triton import plan_backward, plan_forward
 
 pytestmark = needs_triton
 
@@ -52,7 +52,7 @@ pytestmark = needs_triton
     ],
 )
 def test_plan(rows, n, dtype, tier, tile):
-    got = plan("softmax", rows, n, dtype, dtype, None)
+    got = plan_forward(rows, n, dtype, dtype, None)
     assert (got.tier, (got.rows, got.block)) == (tier, tile)
     assert got.grid == -(-rows // tile[0])
     got.check(n)
@@ -72,7 +72,7 @@ def test_plan(rows, n, dtype, tier, tile):
 )
 def test_plan_of_a_gradient(n, dtype, tier, tile):
     for rows in (5, 4096):
-        got = backward_plan(rows, n, (dtype, dtype, F32))
+        got = plan_backward(rows, n, (dtype, dtype, F32))
         assert (got.tier, (got.rows, got.block)) == (tier, tile)
         assert got.grid == -(-rows // tile[0])
         got.check(n)
@@ -82,11 +82,11 @@ def test_plan_of_a_gradient(n, dtype, tier, tile):
 def test_one_float64_makes_a_plan_of_float64(place):
     dtypes = [F32, F32, F32]
     dtypes[place] = F64
-    assert backward_plan(64, 1024, tuple(dtypes)) == backward_plan(64, 1024, (F64, F64, F64))
+    assert plan_backward(64, 1024, tuple(dtypes)) == plan_backward(64, 1024, (F64, F64, F64))
 
 
 def test_plan_keeps_a_launch_below_two_to_the_32_threads():
-    got = plan("logsumexp", 2**33, 4096, F32, F32)
+    got = plan_forward(2**33, 4096, F32, F32)
     assert got.grid < 2**32 / (got.num_warps * 32) <= got.grid + 1
 
 
@@ -95,7 +95,7 @@ def test_plan_counts_threads_in_the_warps_of_the_device():
         warp_size = 64
 
     for n in (16, 1000, 30000, 100000):
-        narrow, wide = plan("softmax", 64, n, F32, F32), plan("softmax", 64, n, F32, F32, Wide)
+        narrow, wide = plan_forward(64, n, F32, F32), plan_forward(64, n, F32, F32, Wide)
         assert wide.num_warps == max(1, narrow.num_warps // 2)
 
 
@@ -106,7 +106,7 @@ def test_plan_counts_threads_in_the_warps_of_the_device():
         ({"block": 48}, "power of two, got 48"),
         ({"depth": 2}, "depth 1"),
         ({"tier": "column"}, "'row' or 'online', got 'column'"),
-        ({"tier": "online", "rows": 2}, "one row a program"),
+        ({"tier": "online", "rows": 2}, "one row per program"),
         ({"grid": 0}, "at least 1, got 0"),
     ],
 )
@@ -114,12 +114,12 @@ def test_plan_that_cannot_serve_is_refused(change, message):
     forced = dataclasses.replace(TIERS["row"], **change)
     x = torch.zeros(2, 37)
     with pytest.raises(ValueError, match=message):
-        engine.forward("softmax", x, torch.empty_like(x), (1,), plan=forced)
+        engine.launch_forward("softmax", x, torch.empty_like(x), (1,), plan=forced)
 
 
 def test_unknown_function_is_refused():
     with pytest.raises(ValueError, match="unknown function 'softplus'"):
-        plan("softplus", 1, 1, F32, F32)
+        engine.launch_forward("softplus", torch.zeros(2), torch.zeros(2), (0,))
 
 
 def test_unavailable_gives_the_reason(compiling):
@@ -136,7 +136,7 @@ def test_importing_and_asking_about_a_cpu_imports_no_triton():
         f"package.__path__ = {list(onepass.__path__)!r}\n"
         "import onepass.triton as engine\n"
         "assert engine.unavailable(torch.device('cpu'))\n"
-        "engine.plan('softmax', 1, 10, torch.float32, torch.float32)\n"
+        "engine.plan_forward(1, 10, torch.float32, torch.float32)\n"
         "assert 'triton' not in sys.modules"
     )
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -150,37 +150,32 @@ def test_importing_and_asking_about_a_cpu_imports_no_triton():
 def _compile(
     function: str, n: int, dtype: torch.dtype, to: torch.dtype, aligned: bool, backend: str, arch: Any
 ) -> dict[str, Any]:
-    """The kernel that `forward` would launch for many rows of n: its resources, per thread."""
-    from onepass.triton.launch import kernels
+    """The kernel that `launch_forward` would launch for many rows of n: its resources, per thread."""
+    from onepass.triton.forward import KERNELS, POLICIES
 
-    chosen = plan(function, 1 << 20, n, dtype, to, Properties(backend))
-    constants: dict[str, Any] = {"FUNCTION": function, **_tile(chosen), "x_stride": 1}
+    chosen = plan_forward(1 << 20, n, dtype, to, Properties(backend))
+    constants: dict[str, Any] = {**POLICIES[function], **chosen.constants(), "x_stride": 1}
     if function != "state":  # there it is how far the sums are from the maxima
         constants["out_stride"] = 1
     types = {"x_ptr": POINTERS[dtype], "out_ptr": POINTERS[to]}
     multiples = ["x_ptr", "out_ptr", *(["n", "x_row_stride", "out_row_stride"] if aligned else [])]
-    return resources(kernels()[chosen.tier], types, constants, multiples, chosen, backend, arch)
-
-
-def _tile(chosen: engine.Plan) -> dict[str, int]:
-    names = ("ROWS", "BLOCK") if chosen.tier == "row" else ("DEPTH", "LANES")
-    return dict(zip(names, (max(chosen.rows, chosen.depth), chosen.block), strict=True))
+    return resources(KERNELS[chosen.tier], types, constants, multiples, chosen, backend, arch)
 
 
 def _compile_gradient(
     function: str, n: int, dtype: torch.dtype, to: torch.dtype, aligned: bool, backend: str, arch: Any
 ) -> dict[str, Any]:
-    """As `_compile`, for `backward`."""
-    from onepass.triton.backward import kernels
+    """As `_compile`, for `launch_backward`."""
+    from onepass.triton.backward import KERNELS, POLICIES
 
-    chosen = backward_plan(1 << 20, n, (dtype, dtype, to), Properties(backend))
-    kernel = kernels()[chosen.tier]
+    chosen = plan_backward(1 << 20, n, (dtype, dtype, to), Properties(backend))
+    kernel = KERNELS[chosen.tier]
     place = kernel.arg_names.index
     reduces = function == "logsumexp"
     types: dict[str, Any] = dict.fromkeys(("y_ptr", "g_ptr", "lse_ptr"), POINTERS[dtype])
     types |= {"dx_ptr": POINTERS[to], "row_sizes": (), "sizes": ()}
     types |= dict.fromkeys(("y_row", "g_row", "lse_row", "dx_row", "g_in"), ("i32",))
-    constants: dict[Any, Any] = {"FUNCTION": function, **_tile(chosen)} | ({} if reduces else {"lse_ptr": None})
+    constants: dict[Any, Any] = {**POLICIES[function], **chosen.constants()} | ({} if reduces else {"lse_ptr": None})
     for name in ("y_in", "dx_in") if reduces else ("y_in", "g_in", "dx_in"):
         types[name] = ("constexpr",)
         constants[(place(name), 0)] = 1

@@ -128,6 +128,34 @@ ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, cons
   });
 }
 
+// The plan by a table entry alone (its numbers in the order of Entry, without the limit), of contiguous tensors
+// (sizes[0], sizes[1], sizes[2]) over the middle dim, in the type `type`; empty where the entry does not hold rows, or
+// columns, so long. `pass` is numbered as in launch.h, `shared` are the bytes of shared memory that a block may have.
+ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry, const int64_t* sizes, int arch,
+                                        int sm_count, int shared, bool cooperative, char* text, int64_t size) {
+  return guarded(text, size, [&]() -> std::string {
+    const Entry by = {kAnyLength, int(entry[0]), int(entry[1]), int(entry[2]), int(entry[3]), int(entry[4])};
+    const Gpu gpu = {arch, sm_count, shared, cooperative};
+    const int64_t strides[] = {sizes[1] * sizes[2], sizes[2], 1}, none[] = {0, 0, 0};
+    const bool reduce[] = {false, true, false};
+    const auto plan_columns = [&](const auto& problem) {
+      const ColumnView view = column_view(problem);
+      return column_planner(view, gpu, problem).plan_by(by);
+    };
+    std::optional<CudaPlan> plan;
+    if (cuda::Pass(pass) == cuda::Pass::forward) {
+      const ForwardProblem problem = {Problem::forward(Function::softmax, DType(type), DType(type)),
+                                      make_layout(3, sizes, strides, strides, reduce, false)};
+      plan = problem.has_rows() ? RowPlanner(problem, gpu, false).plan_by(by) : plan_columns(problem);
+    } else {
+      const int64_t* const each[] = {strides, strides, strides, none};
+      plan = plan_columns(BackwardProblem{Problem::backward(Function::softmax, DType(type), DType(type)),
+                                          make_backward_layout(3, sizes, each, reduce, false)});
+    }
+    return plan ? numbers(*plan) : "";
+  });
+}
+
 // Compiles the kernel of a plan (its numbers in the order of CudaPlan) for sm_<arch> into
 // the file `path`. `pass` is numbered as in launch.h.
 ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,

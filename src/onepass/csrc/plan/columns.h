@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "rows.h"
@@ -30,6 +31,9 @@ struct ColumnPlanner {
   // few (8 x 4096 x 4096 .905 of a copy for .889, 4096 x 4096 .777 for .828; H200, 2026-11-23).
   bool narrows() const { return operands == 1 && bytes == 4 && n > 2048 && n <= 4096; }
 
+  // The plan of tiles by a table entry alone; none where no cluster holds what an entry of the tier columns is for.
+  std::optional<CudaPlan> plan_by(const Entry& entry) const { return tiled(entry, false); }
+
   CudaPlan plan() const {
     if (!merges) return weighed();
     if (view.strided) {
@@ -44,7 +48,8 @@ struct ColumnPlanner {
         turn <= kSlabThreads) {
       if (const CudaPlan found = halved(turn); found.blocks_per_tile()) return found;
     }
-    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn)) return tiled();
+    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn))
+      return *tiled(entry(), true);
     const int vector = view.slab;
     const VecAccess access = view.slab_whole ? VecAccess::slab_aligned : VecAccess::slab;
     const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
@@ -127,11 +132,13 @@ struct ColumnPlanner {
     return tiles;
   }
 
-  CudaPlan tiled() const {
+  const Entry& entry() const { return look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n); }
+
+  // Tiles by a table entry; where no cluster holds what an entry of the tier columns is for, over the chip, or none.
+  std::optional<CudaPlan> tiled(const Entry& entry, bool over_chip) const {
     const int vector = view.tile;
     const VecAccess access = inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated;
     const int64_t vectors = ceil_div(inner, int64_t(vector));
-    const Entry& entry = look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n);
     int64_t side = int64_t(entry.tile_vecs()) * 16 / (vector * bytes);
     if (Tier(entry.tier) == Tier::columns_grid) return grid(fitting(side, vectors), vector, access);
     const int64_t wide = ceil_div(vectors, side) * outer_tiles();
@@ -142,13 +149,13 @@ struct ColumnPlanner {
     const int64_t tiles = ceil_div(vectors, int64_t(kAlone)) * outer_tiles();
     if (bytes == 2 && operands == 1 && vector == view.full && access == VecAccess::aligned && n > 1024 &&
         n <= kAloneMost && tiles <= gpu.sm_count && 4 * tiles > 3 * gpu.sm_count)
-      return split(kAlone, 512 / kAlone, vector, 12, 20, access);
+      return split(kAlone, 512 / kAlone, vector, 12, 20, access, over_chip);
     int kept = entry.vecs_per_thread(), shelf = entry.smem_vecs;
     if (!waits) {  // all are kept, of halves as many as registers hold
       if (bytes == 2 && kept < most) kept = kept + shelf < most ? kept + shelf : most;
       shelf = 0;
     }
-    return split(across, most_down(across, entry.threads), vector, kept, shelf, access);
+    return split(across, most_down(across, entry.threads), vector, kept, shelf, access, over_chip);
   }
 
   // Up to so many side by side: fewer where that leaves none idle at the end of a line.
@@ -174,8 +181,9 @@ struct ColumnPlanner {
                          numbers_told(plan, half, gradient));
   }
 
-  // Over as few blocks as it takes; the chip where that is too many for a cluster.
-  CudaPlan split(int across, int down, int vector, int slots, int shelf, VecAccess access) const {
+  // Over as few blocks as it takes; where that is too many for a cluster, over the chip, or none.
+  std::optional<CudaPlan> split(int across, int down, int vector, int slots, int shelf, VecAccess access,
+                                bool over_chip) const {
     const int64_t all = need(across, down, vector, access), holds = slots + (shelf == kPrefetch ? 0 : shelf);
     const int64_t pitch = is_slab(access) ? inner : int64_t(across) * vector;
     for (int split = 1; split <= most_cluster(gpu); split *= 2) {
@@ -187,7 +195,10 @@ struct ColumnPlanner {
       const int64_t room = gpu.shared - kColumnStatic - meeting(made, pitch);
       if (waiting_bytes(made, vector * read * operands) <= room) return made;
     }
-    return grid(across, vector, access);
+    return over_chip ? std::optional(grid(across, vector, access)) : std::nullopt;
+  }
+  CudaPlan split(int across, int down, int vector, int slots, int shelf, VecAccess access) const {
+    return *split(across, down, vector, slots, shelf, access, true);
   }
 
   CudaPlan grid(int across, int vector, VecAccess access) const {

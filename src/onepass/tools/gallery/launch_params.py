@@ -80,7 +80,7 @@ def compile_options(
     """Triton's launch options, without those that are None. Raises ValueError if the device has no clusters."""
     import torch
 
-    from onepass.triton.available import interpreting
+    from onepass.triton.launch import interpreting
 
     if interpreting():
         return {}

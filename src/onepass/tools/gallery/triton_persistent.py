@@ -27,7 +27,7 @@ from triton.runtime.errors import OutOfResources
 from onepass.tools.gallery import triton_row
 from onepass.tools.gallery.launch_params import compile_options, launch_context, tile_size
 from onepass.tools.gallery.occupancy import Gpu, occupancy
-from onepass.triton.available import interpreting
+from onepass.triton.launch import interpreting
 
 __all__ = ["refuses", "softmax"]
 

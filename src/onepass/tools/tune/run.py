@@ -24,7 +24,6 @@ from onepass.tools.tune.timing import ALL, CudaTimer, Measurement, Progress
 from onepass.version import __version__
 
 DTYPES = ("float32", "float16", "bfloat16")
-STATIC_SHARED = 16 * 1024  # bytes of shared memory that a kernel declares at most, as in plan.h
 SAVED_CHOICES = 8  # of each length, in the file
 
 
@@ -89,7 +88,7 @@ def _candidates(function: str, dtype: str, n: int, rows: int, size_mib: int, gpu
     size = getattr(torch, dtype).itemsize
     if function not in columns.FUNCTIONS:
         return candidates(n, size, rows, gpu, function == "logsumexp")
-    return columns.candidates(n, columns.shape_of(n, size, size_mib), size, columns.operands(function), gpu)
+    return columns.candidates(n, columns.shape_of(n, size, size_mib), size, function, gpu)
 
 
 class Timer(Protocol):
@@ -189,7 +188,7 @@ def cuda_index(device: torch.device | str | None) -> int:
 def gpu_of(index: int) -> Gpu:
     """The properties of a CUDA device that decide the candidates."""
     properties = torch.cuda.get_device_properties(index)
-    shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024) - STATIC_SHARED
+    shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
     return Gpu(*gpu_model(index), shared)  # all of compute 8.0 and later take cooperative launches
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from onepass.tables import ANY, NAMES, Table, Tables
-from onepass.tools.tune import columns
-from onepass.tools.tune.candidates import STAGED, Choice, Gpu, capacity, steady
+from onepass.tools.tune import candidates, columns
+from onepass.tools.tune.candidates import STAGED, Choice, Gpu
 from onepass.tools.tune.sizes import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd
 from onepass.tools.tune.timing import Measurement
 
@@ -113,8 +113,7 @@ def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
         bits = 8 * size
 
         def holds(choice: Choice, n: int, size: int = size) -> int:
-            most = min(capacity(choice, size, gpu), steady(choice, n, size, gpu))
-            return most - (16 // size - 1)  # where the row begins within a vector
+            return candidates.holds(choice, n, size, gpu)
 
         every = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
         both = [p for p in every if p.function not in columns.FUNCTIONS]
@@ -150,8 +149,8 @@ def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
 
 
 def _of_columns(points: Sequence[Measurement], size: int, base: Table, gpu: Gpu) -> Table:
-    def holds(choice: Choice, _: int) -> int:
-        return columns.capacity(choice, size, columns.operands(points[0].function), gpu)
+    def holds(choice: Choice, n: int) -> int:
+        return columns.holds(choice, n, size, points[0].function, gpu)
 
     return spliced(base, entries(points, holds), points[0].n)
 

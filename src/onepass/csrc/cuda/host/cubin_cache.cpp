@@ -1,6 +1,6 @@
-// cubin_cache.cpp: compiled kernels on disk. Code is loaded from here, so only the user may write it: the directory is
-// his, mode 0700, or it is not used; a file appears whole, by a rename; a damaged one reads as absent and is written
-// anew.
+// cubin_cache.cpp: compiled kernels on disk. Code is loaded from here, so nobody but the user may write it: a directory
+// of another owner, or that others can write, is not used. A file appears as a whole, by a rename. A damaged file reads
+// as absent and is written again.
 //
 //   ONEPASS_CACHE_DIR   another place; "off" switches the cache off
 //   else $XDG_CACHE_HOME/onepass, else ~/.cache/onepass
@@ -20,8 +20,8 @@ namespace onepass::cuda {
 
 namespace {
 
-// FNV-1a. It guards against damage and accidents, not against an enemy: the directory's owner and mode do that, and the
-// full key stored in a file is compared.
+// FNV-1a. It guards against damage and accidents. The directory's owner and mode guard against an attacker, and a
+// reader compares the full key that a file holds.
 uint64_t fnv(const std::string& text, uint64_t hash) {
   for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3ull;
   return hash;
@@ -34,7 +34,7 @@ std::string hex(const std::string& text) {
   return out;
 }
 
-std::string chosen_directory() {
+std::string choose_directory() {
   if (const char* set = std::getenv("ONEPASS_CACHE_DIR"); set && *set) return std::strcmp(set, "off") ? set : "";
   if (const char* set = std::getenv("XDG_CACHE_HOME"); set && *set == '/') return std::string(set) + "/onepass";
   const char* home = std::getenv("HOME");
@@ -67,10 +67,10 @@ bool write_all(int file, const std::string& bytes) {
   return true;
 }
 
-// A file: digest of the rest, length of the key, key, value.
+// A file has the digest of the rest, the length of the key, the key and the value.
 constexpr size_t kDigest = 32, kLength = 8;
 
-std::string sealed(const std::string& key, const std::string& value) {
+std::string seal(const std::string& key, const std::string& value) {
   char length[kLength + 1];
   std::snprintf(length, sizeof length, "%08zx", key.size());
   const std::string rest = length + key + value;
@@ -80,7 +80,7 @@ std::string sealed(const std::string& key, const std::string& value) {
 }  // namespace
 
 std::string cache_directory(std::string* why) {
-  const std::string directory = chosen_directory();
+  const std::string directory = choose_directory();
   struct stat about;
   if (directory.empty()) {
     *why = "switched off, or no home directory";
@@ -111,7 +111,7 @@ std::string cache_read(const std::string& key) {
   close(file);
   if (bytes.size() < kDigest + kLength + key.size()) return "";
   const std::string value = bytes.substr(kDigest + kLength + key.size());
-  return bytes == sealed(key, value) ? value : "";
+  return bytes == seal(key, value) ? value : "";
 }
 
 bool cache_write(const std::string& key, const std::string& value) {
@@ -121,7 +121,7 @@ bool cache_write(const std::string& key, const std::string& value) {
   std::string temporary = directory + "/writing-XXXXXX";
   const int file = mkostemp(temporary.data(), O_CLOEXEC);  // mode 0600
   if (file < 0) return false;                              // a full or read-only disk costs a compile, not the call
-  const bool whole = write_all(file, sealed(key, value));
+  const bool whole = write_all(file, seal(key, value));
   if (!close(file) && whole && !rename(temporary.c_str(), file_of(directory, key).c_str())) return true;
   unlink(temporary.c_str());
   return false;

@@ -33,14 +33,14 @@ bool in_cluster(const CudaPlan& plan) {
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
 // tiers warp and staged only, the number of blocks in clusters.
 uint64_t identity(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::staged;
+  const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(function), 3), add(int(in), 2), add(int(out), 2), add(int(plan.tier), 4);
-  add(lanes ? plan.threads_per_row : 0, 6), add(lanes               ? plan.rows_per_block
-                                                : plan.of_columns() ? plan.max_threads()
-                                                                    : 0,
-                                                11);
+  add(row_in_warp ? plan.threads_per_row : 0, 6), add(row_in_warp         ? plan.rows_per_block
+                                                      : plan.of_columns() ? plan.max_threads()
+                                                                          : 0,
+                                                      11);
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
@@ -92,11 +92,11 @@ const char* source_of(Pass pass, Function function, Tier tier) {
 std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan, Pass pass) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
-  const bool lanes = plan.tier == Tier::warp || plan.tier == Tier::staged;
+  const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
   return {define("IN_TYPE", type_name(in)),
           define("OUT_TYPE", type_name(out)),
           define("FUNCTION", std::string("Function::") + traits_of(function).name),
-          number("THREADS_PER_ROW", lanes ? plan.threads_per_row : 0),
+          number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
           number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
           number("VECS_PER_THREAD", plan.vecs_per_thread()),
           number("VEC_SIZE", plan.vec_size),
@@ -183,9 +183,9 @@ int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
   return (plan.group() * n * size + 2 * 16 - 1) / 16 * 16;
 }
 
-// Whether tiles of the tier staged are written to other shared memory than they were read to. They are where the two
-// begin at different bytes of a vector, or elements differ in size.
-bool is_written_apart(const ForwardProblem& problem) {
+// Whether the tier staged takes a second tile in shared memory for its results. It does where input and result begin at
+// different bytes of a vector, or elements differ in size.
+bool needs_result_tile(const ForwardProblem& problem) {
   return !problem.is_reduction() &&
          (size_of(problem.type(kX)) != size_of(problem.type(kY)) || (problem.address(kX) ^ problem.address(kY)) % 16);
 }
@@ -214,10 +214,10 @@ Launch make_row_launch(const CudaPlan& plan, const ForwardProblem& problem, int 
   int64_t shared = int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(problem.in_type());
   if (plan.tier == Tier::staged) {
     const int64_t read = tile_bytes(plan, n, size_of(problem.in_type()));
-    const bool apart = is_written_apart(problem);
-    shared = read + (apart ? tile_bytes(plan, n, size_of(problem.out_type())) : 0);
+    const bool has_result_tile = needs_result_tile(problem);
+    shared = read + (has_result_tile ? tile_bytes(plan, n, size_of(problem.out_type())) : 0);
     launch.numbers[0] = int(plan.group());
-    launch.numbers[1] = apart ? int(read) : 0;
+    launch.numbers[1] = has_result_tile ? int(read) : 0;
   } else if (plan.tier == Tier::grid) {
     spread_over_grid(&launch, plan, gpu.sm_count);
     // Two messages of each block, and a word of each row.

@@ -258,8 +258,7 @@ bool is_cached(const std::string& source_file, const std::vector<std::string>& d
   return !cache_read(Compilation(source_file, defines, arch).key(nvrtc_stamp())).empty();
 }
 
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
-                  bool* is_stored) {
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch, bool* is_stored) {
   const Compilation compilation(source_file, defines, arch);
   std::string code = cache_read(compilation.key(nvrtc_stamp()));
   // The first file that was found may be one that does not load, or another by now: then this one compiles.

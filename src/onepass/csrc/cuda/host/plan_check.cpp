@@ -82,7 +82,7 @@ void check_plan(const CudaPlan& plan, const ForwardProblem& problem, const Gpu& 
   const Layout& layout = problem.layout;
   const Alignment alignment(problem);
   const bool resident = plan.tier != Tier::twopass && plan.tier != Tier::grid,
-             phased = alignment.begins_within(plan.vec_size);
+             is_misaligned = alignment.begins_within(plan.vec_size);
   if (plan.vec_size > alignment.widest && plan.access != VecAccess::scalar) {
     fail("a vector of " + std::to_string(plan.vec_size) + " elements: the addresses or strides of this call allow " +
          std::to_string(alignment.widest));
@@ -103,12 +103,13 @@ void check_plan(const CudaPlan& plan, const ForwardProblem& problem, const Gpu& 
     fail("the tier staged takes rows that lie one after another");
   if (plan.smem_vecs && plan.tier != Tier::staged && plan.vec_size * size_of(problem.type(kX)) < 4)
     fail("vectors in shared memory have 4 bytes at least");
-  const int kept = plan.items_per_thread + (plan.tier == Tier::staged ? 0 : plan.smem_vecs * plan.vec_size);
-  const int64_t room = int64_t(plan.threads_per_row) * kept * (plan.tier == Tier::cluster ? plan.blocks_per_row : 1);
-  const int64_t window = phased && plan.access != VecAccess::scalar ? layout.n + plan.vec_size - 1 : layout.n;
-  if (resident && room < window) {
-    fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window) +
-         (phased ? " (a row may begin within a vector)" : ""));
+  const int per_thread = plan.items_per_thread + (plan.tier == Tier::staged ? 0 : plan.smem_vecs * plan.vec_size);
+  const int64_t room =
+      int64_t(plan.threads_per_row) * per_thread * (plan.tier == Tier::cluster ? plan.blocks_per_row : 1);
+  const int64_t span = is_misaligned && plan.access != VecAccess::scalar ? layout.n + plan.vec_size - 1 : layout.n;
+  if (resident && room < span) {
+    fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(span) +
+         (is_misaligned ? " (a row may begin within a vector)" : ""));
   }
 }
 
@@ -145,9 +146,9 @@ void check_plan(const CudaPlan& plan, const BackwardProblem& problem, const Gpu&
   if (resident && plan.threads() > most_threads(gpu.arch, split))
     fail("up to " + std::to_string(most_threads(gpu.arch, split)) + " threads per block here");
   const int64_t room = int64_t(plan.threads_per_row) * plan.items_per_thread * split;
-  const int64_t window = begins_within && plan.access != VecAccess::scalar ? n + plan.vec_size - 1 : n;
-  if (resident && room < window)
-    fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(window));
+  const int64_t span = begins_within && plan.access != VecAccess::scalar ? n + plan.vec_size - 1 : n;
+  if (resident && room < span)
+    fail("a plan for rows of up to " + std::to_string(room) + " elements, got " + std::to_string(span));
 }
 
 }  // namespace onepass::cuda

@@ -8,17 +8,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["FUNCTIONS", "Plan", "backward_plan", "plan"]
+__all__ = ["Plan", "plan_backward", "plan_forward"]
 
-FUNCTIONS = ("softmax", "log_softmax", "softmin", "logsumexp", "state")
-DIFFERENTIABLE = FUNCTIONS[:-1]  # those with gradients here
-
-# Untuned: taken from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings. The key
-# is the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
+# Untuned: these follow from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings.
+# The key is the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
 #
 # Row tier, (columns of the tile, elements of the tile, threads): the first line whose columns cover the row. Up to
 # 256 columns a warp reads whole rows in 16-byte pieces and several share a program; up to 1024 a single warp holds
-# the row, so that no barrier is needed; from there 32 elements a thread (float32: 56 to 70 registers), or 16 of
+# the row, so that no barrier is needed; from there 32 elements per thread (float32: 56 to 70 registers), or 16 of
 # float64. A tile of twice the last width spills.
 _ROWS = {
     4: (
@@ -38,7 +35,7 @@ _ROWS = {
         (8192, 8192, 512),
     ),
 }
-# Gradients hold two operands an element, hence half as many elements a thread.
+# Gradients hold two operands per element, hence half as many elements per thread.
 _ROWS_BACKWARD = {
     4: (
         (256, 1024, 128),
@@ -90,6 +87,12 @@ class Plan:
     def as_dict(self) -> dict[str, int | str]:
         return dataclasses.asdict(self)
 
+    def constants(self) -> dict[str, int]:
+        """The compile-time arguments of the kernel."""
+        if self.tier == "row":
+            return {"ROWS": self.rows, "BLOCK": self.block}
+        return {"DEPTH": self.depth, "LANES": self.block}
+
     def check(self, n: int) -> None:
         """Raise ValueError where this plan cannot serve rows of ``n`` elements."""
         for name in ("block", "rows", "depth", "num_warps"):
@@ -103,55 +106,48 @@ class Plan:
                 raise ValueError(f"the row tier needs block >= n = {n} and depth 1, got {self}")
         elif self.tier == "online":
             if self.rows != 1:
-                raise ValueError(f"the online tier takes one row a program, got {self}")
+                raise ValueError(f"the online tier takes one row per program, got {self}")
         else:
             raise ValueError(f"a plan's tier must be 'row' or 'online', got {self.tier!r}")
 
 
-def plan(
-    function: str,
-    rows: int,
-    n: int,
-    in_dtype: torch.dtype,
-    out_dtype: torch.dtype,
-    device_properties: Any = None,
+def plan_forward(
+    rows: int, n: int, in_dtype: torch.dtype, out_dtype: torch.dtype, device_properties: Any = None
 ) -> Plan:
-    """The plan for ``rows`` rows of ``n`` elements.
+    """The plan for ``rows`` rows of ``n`` elements, whatever the function.
 
     ``device_properties`` is what ``torch.cuda.get_device_properties`` returns; only its ``warp_size`` is read, and
     32 is taken where it is None.
 
     >>> import torch
-    >>> plan("softmax", 4096, 1000, torch.float32, torch.float32).tier
+    >>> plan_forward(4096, 1000, torch.float32, torch.float32).tier
     'row'
-    >>> plan("softmax", 8192, 151936, torch.bfloat16, torch.bfloat16).tier
+    >>> plan_forward(8192, 151936, torch.bfloat16, torch.bfloat16).tier
     'online'
     """
-    if function not in FUNCTIONS:
-        raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
     return _plan(False, rows, n, (in_dtype, out_dtype), getattr(device_properties, "warp_size", 32))
 
 
-def backward_plan(rows: int, n: int, dtypes: tuple[torch.dtype, ...], device_properties: Any = None) -> Plan:
+def plan_backward(rows: int, n: int, dtypes: tuple[torch.dtype, ...], device_properties: Any = None) -> Plan:
     """The plan for the gradients of ``rows`` rows of ``n`` elements, whatever the function.
 
-    ``dtypes``: of what the forward saved, of the result's gradient, and of the input's.
+    ``dtypes``: those of what the forward saved, of the result's gradient, and of the input's.
 
     >>> import torch
-    >>> backward_plan(4096, 1000, (torch.float32, torch.float32, torch.float32)).tier
+    >>> plan_backward(4096, 1000, (torch.float32, torch.float32, torch.float32)).tier
     'row'
     """
     return _plan(True, rows, n, dtypes, getattr(device_properties, "warp_size", 32))
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(gradient: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> Plan:
-    tiles, most_elements = (_ROWS_BACKWARD, _ONLINE_ELEMENTS_BACKWARD) if gradient else (_ROWS, _ONLINE_ELEMENTS)
+def _plan(backward: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> Plan:
+    tiles, most_elements = (_ROWS_BACKWARD, _ONLINE_ELEMENTS_BACKWARD) if backward else (_ROWS, _ONLINE_ELEMENTS)
     widest = 8 if max(dtype.itemsize for dtype in dtypes) == 8 else 4
     tile = next((line[1:] for line in tiles[widest] if n <= line[0]), None)
     if tile is not None:
         elements, threads = tile
-        tier, depth, block = "row", 1, _power_of_two(n)
+        tier, depth, block = "row", 1, _next_power_of_two(n)
         # Whatever the number of rows is, so that a row's bits do not depend on the rows beside it.
         tile_rows = elements // block
     else:
@@ -165,6 +161,6 @@ def _plan(gradient: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], wa
     return Plan(tier, block, tile_rows, depth, num_warps, 1, max(1, min(programs, most)))
 
 
-def _power_of_two(value: int) -> int:
+def _next_power_of_two(value: int) -> int:
     """The least power of two that is not below ``value``."""
     return 1 << max(0, value - 1).bit_length()

@@ -1,0 +1,250 @@
+"""Which kernels warming up takes: no more than so many, and those of every call and gradient, over rows and over other
+dims."""
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lib.warmup import BF16, F16, F32, F64, FAMILY, TYPES, column_kernel, compiled_in, names, plan_of
+from onepass import native
+from onepass.validation import reduces_to
+
+FORWARD, BACKWARD, BROADCAST = native.PASSES
+MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
+MOST_OF_GRADIENTS = 250
+MOST_OF_COLUMNS = {FORWARD: 1500, BACKWARD: 900, BROADCAST: 1500}
+every_pair = pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
+
+
+def kernels(
+    function: str,
+    types: tuple[torch.dtype, torch.dtype],
+    arch: int,
+    lengths: Any = (),
+    which: str = FORWARD,
+    *dims: bool,
+) -> list[str]:
+    return native.kernels_to_warm(function, *types, -1, arch, lengths, which, *dims)
+
+
+def functions_of(which: str, x_type: torch.dtype, y_type: torch.dtype) -> tuple[str, ...]:
+    given, result = (x_type, y_type) if which == FORWARD else (y_type, x_type)
+    both = which != BROADCAST and reduces_to("logsumexp", given, result)
+    return ("softmax", "logsumexp") if both else ("softmax",)
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100, 120])
+@every_pair
+def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
+    types, back = (x_type, y_type), (y_type, x_type)
+    for function in FAMILY:
+        assert 10 < len(kernels(function, types, arch)) <= MOST
+        counts = [len(kernels(function, back, arch, (), which)) for which in (BACKWARD, BROADCAST)]
+        assert 10 < counts[1] < counts[0]
+        assert sum(counts) < MOST_OF_GRADIENTS
+    if reduces_to("logsumexp", x_type, y_type):
+        assert 10 < len(kernels("logsumexp", types, arch)) <= MOST * 3 // 4
+        assert 10 < len(kernels("logsumexp", back, arch, (), BACKWARD)) < MOST_OF_GRADIENTS // 3
+        assert not kernels("logsumexp", back, arch, (), BROADCAST)
+
+
+def test_lengths_narrow_it_down():
+    kinds = ("softmax", (BF16, BF16), 90)
+    for n in (1, 2, 33, 128, 1000, 4096, 50257, 2**22, 2**31 + 9):
+        some = kernels(*kinds, [n])
+        assert 1 <= len(some) == len(set(some)) <= 24
+    assert len(kernels(*kinds, [128])) < len(kernels(*kinds, [128, 128256])) < len(set(kernels(*kinds)))
+
+
+@pytest.mark.parametrize(
+    ("n", "most"),
+    [(1, (8, 0)), (2, (2, 1)), (33, (4, 1)), (128, (4, 1)), (4096, (4, 1)), (50257, (12, 4)), (2**22, (4, 2))],
+)
+def test_lengths_narrow_gradients_down(n, most):
+    """Rows of one element have no broadcast gradient, being contiguous, and are columns side by side."""
+    for which, bound in zip((BACKWARD, BROADCAST), most, strict=True):
+        some = kernels("softmax", (BF16, BF16), 90, [n], which)
+        assert min(bound, 1) <= len(some) == len(set(some)) <= bound
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@every_pair
+@pytest.mark.parametrize("which", native.PASSES)
+def test_every_length_is_covered(which, x_type, y_type, arch):
+    rng = random.Random(0)
+    for function in functions_of(which, x_type, y_type):
+        known = kernels(function, (x_type, y_type), arch, (), which)
+        assert len(names(known)) == len(known)
+        for bits in (10, 14, 18, 22, 34):
+            lengths = [int(2 ** rng.uniform(0, bits)) for _ in range(1000)]
+            assert names(kernels(function, (x_type, y_type), arch, lengths, which)) <= names(known)
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize(("x_type", "dx_type"), [(F32, F32), (BF16, BF16), (F32, BF16), (F64, F64)])
+@pytest.mark.parametrize(
+    ("function", "which"), [("softmax", BACKWARD), ("softmax", BROADCAST), ("logsumexp", BACKWARD)]
+)
+def test_gradients_of_any_rows_and_views_are_covered(x_type, dx_type, function, which, arch):
+    rng = random.Random(0)
+    known = kernels(function, (x_type, dx_type), arch, (), which)
+    compiled = {compiled_in(plan_of(kernel)) for kernel in known}
+    assert len(compiled) == len(known)
+    for _ in range(2000):
+        n, rows = int(2 ** rng.uniform(1, 28)) if rng.random() < 0.9 else 1, int(2 ** rng.uniform(0, 20))
+        if n == 1 and which == BROADCAST:  # it is contiguous
+            continue
+        lse = function == "logsumexp"
+        at = rng.randrange(8) * (dx_type if lse else x_type).itemsize
+        plan = plan_of_call(
+            function, which, (x_type, dx_type), arch, [rows, n], [1], (0, at, 0, 0) if lse else (0, 0, at, 0)
+        )
+        assert compiled_in(plan) in compiled, (rows, n, at, plan)
+
+
+# Other dims -----------------------------------------------------------------------------------------------------------
+
+
+def of_columns(kernels: list[str]) -> set[tuple]:
+    return {column_kernel(plan) for plan in map(plan_of, kernels) if plan["tier"].startswith("columns")}
+
+
+def random_call(rng: random.Random, n: int) -> tuple[list[int], list[int]]:
+    """Sizes of a contiguous tensor, and dims that a call is over, `n` elements a column."""
+    outer, inner = (int(2 ** rng.uniform(0, bits)) for bits in (8, rng.choice([4, 10, 14])))
+    more = rng.choice([2, 3, 8])
+    if rng.random() < 0.4 and n % more == 0 and n > more:  # nothing of a column lies side by side
+        sizes = [n // more, inner, more, outer]
+        return (sizes, [0, 2]) if rng.random() < 0.5 else ([outer, n // more, inner, more], [1, 3])
+    inner = inner // 8 * 8 if rng.random() < 0.4 and inner >= 8 else inner
+    return [outer, n, inner], [1]
+
+
+def plan_of_call(
+    function: str,
+    which: str,
+    types: tuple,
+    arch: int,
+    sizes: list[int],
+    dims: list[int],
+    addresses: tuple[int, ...] = (),
+    one_a_column: bool = False,
+) -> dict:
+    """The plan of a call on contiguous tensors at `addresses`, or of its gradient, which may have one value per row."""
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    results = [1 if i in dims else size for i, size in enumerate(sizes)]
+    one_a_row = [0 if i in dims else math.prod(results[i + 1 :]) for i in range(len(sizes))]
+    lse, gpu = function == "logsumexp", {"arch": arch}
+    if which == FORWARD:
+        y_strides = one_a_row if lse else strides
+        plan = native.plan(function, True, sizes, strides, y_strides, dims, *types, *addresses, **gpu)
+    else:
+        grad = [0] * len(sizes) if which == BROADCAST else one_a_row if lse or one_a_column else strides
+        each = strides, strides, grad, one_a_row if lse else [0] * len(sizes)
+        plan = native.gradient_plan(function, sizes, each, dims, *types, addresses or (0,) * 4, **gpu)
+    return {**plan, "sizes": sizes, "dims": dims, "addresses": addresses}
+
+
+def addresses_of(function: str, which: str, types: tuple, first: int, in_place: bool = False) -> tuple[int, ...]:
+    """The input, or the result's gradient, begins with element `first` of its memory."""
+    if which == FORWARD:
+        return first * types[0].itemsize, first * types[1].itemsize if in_place else 0
+    return (0, first * types[1].itemsize, 0, 0) if function == "logsumexp" else (0, 0, first * types[0].itemsize, 0)
+
+
+def random_plans(count: int, n: int | None, function: str, which: str, types: tuple, arch: int) -> Iterator[dict]:
+    """Of calls over other dims, whose columns have `n` elements, or any number; tensors begin at any element."""
+    rng = random.Random(0)
+    for _ in range(count):
+        sizes, dims = random_call(rng, n or int(2 ** rng.uniform(1, rng.choice([8, 12, 16, 24]))))
+        kind = rng.choice(["fresh", "fresh", "in place", "one a column"])
+        addresses = addresses_of(function, which, types, rng.choice([0, 0, 1, 2, 3, 4, 6]), kind == "in place")
+        plan = plan_of_call(function, which, types, arch, sizes, dims, addresses, kind == "one a column")
+        if plan["tier"].startswith("columns"):
+            yield plan
+
+
+CASES = [(*types, 90) for types in TYPES] + [(BF16, BF16, arch) for arch in (80, 100)]
+
+
+def each_type(cases: list[tuple]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("x_type", "y_type", "arch"), cases, ids=lambda t: str(t).removeprefix("torch."))
+
+
+@each_type([case for case in CASES if case[0] != F16])  # which goes as bfloat16 does, as the next test sees
+@pytest.mark.parametrize("which", native.PASSES)
+def test_any_call_over_other_dims_is_covered(which, x_type, y_type, arch):
+    for function in functions_of(which, x_type, y_type):
+        known = kernels(function, (x_type, y_type), arch, (), which, True)
+        assert len(names(known)) == len(known)
+        compiled, seen = of_columns(known), set()
+        assert 10 < len(compiled) <= MOST_OF_COLUMNS[which]
+        for plan in random_plans(2000, None, function, which, (x_type, y_type), arch):
+            assert column_kernel(plan) in compiled, plan
+            seen.add(column_kernel(plan))
+        assert len(seen) > len(compiled) // 6, "so many of them are asked for"
+
+
+@each_type(CASES)
+@pytest.mark.parametrize("which", native.PASSES)
+def test_calls_over_named_lengths_are_covered(which, x_type, y_type, arch):
+    """Other lengths do not make up for what the walk of one leaves out."""
+    for function in functions_of(which, x_type, y_type):
+        for n in (21, 1000, 30000):
+            known = of_columns(kernels(function, (x_type, y_type), arch, [n], which, True))
+            for plan in random_plans(700, n, function, which, (x_type, y_type), arch):
+                assert column_kernel(plan) in known, plan
+
+
+@pytest.mark.parametrize("which", [FORWARD, BROADCAST])
+@pytest.mark.parametrize("n", [2049, 3000, 4096])
+def test_wide_tiles_and_narrow_ones_are_covered(n, which):
+    """Where there are many tiles, and few."""
+    known = of_columns(kernels("softmax", (F32, F32), 90, [n], which, True))
+    for outer in (1, 40, 397):
+        for inner in (*range(2, 80), 196, 1092, 1500):
+            addresses = addresses_of("softmax", which, (F32, F32), inner % 3)
+            plan = plan_of_call("softmax", which, (F32, F32), 90, [outer, n, inner], [1], addresses)
+            assert column_kernel(plan) in known, plan
+
+
+@pytest.mark.parametrize(
+    ("function", "which", "types", "arch", "sizes", "dims"),
+    [  # blocks of the chip share tiles, or there are tiles for all
+        ("softmax", FORWARD, (BF16, BF16), 90, [3, 1500, 550], [1]),
+        ("softmax", BROADCAST, (BF16, BF16), 90, [3, 1500, 550], [1]),
+        ("softmax", BACKWARD, (BF16, BF16), 90, [7, 1500, 345], [1]),
+        ("softmax", FORWARD, (BF16, BF16), 90, [5, 30000, 16], [1]),
+        ("softmax", FORWARD, (BF16, F32), 80, [58, 7, 3, 101], [0, 2]),
+        ("logsumexp", BACKWARD, (F32, F32), 90, [156, 20017, 248], [1]),
+        ("logsumexp", BACKWARD, (BF16, BF16), 90, [14, 5852, 79, 2], [1, 3]),
+    ],
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, list) else None,
+)
+def test_numbers_of_tiles_are_covered(function, which, types, arch, sizes, dims):
+    n = math.prod(sizes[i] for i in dims)
+    plan = plan_of_call(function, which, types, arch, sizes, dims)
+    assert plan["tier"].startswith("columns-")
+    assert column_kernel(plan) in of_columns(kernels(function, types, arch, [n], which, True))
+
+
+@pytest.mark.parametrize("which", native.PASSES)
+def test_rows_are_there_beside_them(which):
+    rows, both = ({*kernels("softmax", (BF16, BF16), 90, [2, 1000], which, dims)} for dims in (False, True))
+    assert rows < both
+    assert not of_columns([*rows])
+
+
+def test_lengths_narrow_other_dims_down():
+    every = of_columns(kernels("softmax", (BF16, BF16), 90, (), FORWARD, True))
+    for n in (1, 21, 197, 1000, 4096, 131072):
+        some = of_columns(kernels("softmax", (BF16, BF16), 90, [n], FORWARD, True))
+        assert 8 <= len(some) <= 400
+        assert some <= every

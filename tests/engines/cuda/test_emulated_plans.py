@@ -1,0 +1,118 @@
+"""Forced plans without a GPU, by the emulator of CUDA kernels: a part of what the tests of rows and of columns do (with
+`--emulate` they do all of it). Functions, types and plans take turns."""
+
+import pytest
+import torch
+
+from emulator import missing
+from lib.plans import (
+    ALIGNED,
+    BF16,
+    COLUMN_PLANS,
+    COLUMNS,
+    F16,
+    F32,
+    F64,
+    FAMILY,
+    LATE_PLANS,
+    PAIRS,
+    PREFETCH,
+    ROW_PLANS,
+    TYPES,
+    Plan,
+    check_column_gradients,
+    check_columns,
+    check_late_maxima,
+    check_rows,
+    is_served,
+    kinds_of,
+    names,
+)
+from lib.samples import ROWS
+from lib.support import slow, thin
+from lib.views import check_views
+from onepass import native
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+PLACES = list(enumerate(COLUMN_PLANS))  # each tier with each access
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("turn", thin(range(len(ROW_PLANS)), 2))
+def test_rows_in_every_tier(emulator, turn):
+    function = native.FUNCTIONS[turn // 2 % 5]
+    types = [pair for pair in PAIRS if is_served(function, *pair)]
+    check_rows(emulator, function, types[turn // 4 % len(types)], *ROW_PLANS[turn])
+
+
+@pytest.mark.parametrize(("turn", "place"), PLACES, ids=str)
+def test_columns_in_every_tier(emulator, turn, place):
+    function = native.FUNCTIONS[turn % 5]
+    types = TYPES.get(function, PAIRS)
+    check_columns(
+        emulator, function, types[turn * 3 % len(types)], COLUMN_PLANS[place][turn % len(COLUMN_PLANS[place])]
+    )
+
+
+@pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=str)
+def test_gradients_of_columns_in_every_tier(emulator, turn, place):
+    function = [*FAMILY, "logsumexp"][turn // 2 % 4]
+    types, kinds = TYPES.get(function, PAIRS), kinds_of(function, place[1])
+    plan = COLUMN_PLANS[place][(turn + 1) % len(COLUMN_PLANS[place])]
+    check_column_gradients(emulator, function, types[turn * 5 // 2 % len(types)], plan, kinds[turn // 2 % 2 :][:1])
+
+
+IN_SMEM = [plan for plans in COLUMN_PLANS.values() for plan in plans if plan.smem_vecs > PREFETCH]
+
+
+@pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 2), ids=names)
+def test_columns_in_shared_memory(emulator, plan):
+    check_columns(emulator, "softmax", (F32, F32), plan)
+
+
+def test_columns_of_float64_in_shared_memory(emulator):
+    check_columns(emulator, "log_softmax", (F64, F64), IN_SMEM[0])
+
+
+@pytest.mark.parametrize("plan", thin([plan for plan in LATE_PLANS if plan.smem_vecs > PREFETCH], 3), ids=names)
+def test_maxima_that_come_late(emulator, plan):
+    check_late_maxima(emulator, "softmax", plan)
+
+
+# In clusters, without, over the chip
+@pytest.mark.parametrize(("dtype", "at"), [(BF16, 1), slow(F16, 0), slow(BF16, 6)], ids=str)
+def test_maxima_of_half_types_that_come_late(emulator, dtype, at):
+    check_late_maxima(emulator, "softmin" if at else "softmax", LATE_PLANS[at], dtype)
+
+
+# Normal ones of standard deviation 4, one far above the others, and those that grow: error in units of the last place
+@pytest.mark.parametrize(("kind", "most"), [("huge offset", 3.0), ("one-hot", 3.0), ("rising", 4.5)])
+def test_what_is_rescaled_stays_exact(emulator, kind, most):
+    x = ROWS[kind](32, 2048, torch.Generator().manual_seed(2)).to(F32).t().contiguous()
+    y = torch.full_like(x, torch.nan)
+    emulator.call("softmax", x, [0], y, Plan(COLUMNS, 8, 16, 48, 4, 4, 20, ALIGNED))
+    want = torch.softmax(x.double(), 0)
+    error = ((y - want).abs() / want)[want > torch.finfo(F32).smallest_normal]
+    assert error.max() <= most * torch.finfo(F32).eps
+
+
+# One element, not among the first, that is the farther above the others the less is left of its result
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_log_softmax_next_to_nothing_stays_exact(emulator, dtype):
+    x = torch.randn(64, 2048)
+    x[torch.arange(64), torch.randint(1024, 2048, (64,))] = torch.linspace(6, 24, 64)
+    x = x.to(dtype).t().contiguous()
+    y = torch.full_like(x, torch.nan)
+    emulator.call("log_softmax", x, [0], y, Plan(COLUMNS, 8, 16, 96, 8, 8, 4, ALIGNED))
+    want = torch.log_softmax(x.double(), 0)
+    rounding = want.abs() * torch.finfo(dtype).eps / 2
+    assert (y - want).abs().le(rounding * 1.001 + 2 * torch.finfo(F32).eps).all()
+
+
+@pytest.mark.parametrize("seed", thin(range(5), 2))
+def test_any_views_by_an_h200s_own_plans(emulator, seed):
+    check_views(emulator, seed)

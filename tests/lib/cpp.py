@@ -1,0 +1,36 @@
+"""C++ programs that tests build and run: with the library's headers and sources, or beside libtorch."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from .paths import CORE, NATIVE
+
+
+def build(folder: Path, name: str, *sources: str, options: tuple[str, ...] = ("-O1", "-pthread")) -> Path:
+    """tests/native/<name>.cpp as a program, with sources of the library."""
+    program = folder / name
+    files = [NATIVE / f"{name}.cpp", *(CORE / source for source in sources)]
+    subprocess.run(["g++", "-std=c++17", *options, f"-I{CORE}", *files, "-o", program], check=True)
+    return program
+
+
+def build_with_torch(folder: Path, name: str, *options: str, libraries: tuple[str, ...] = ()) -> Path:
+    """tests/native/<name>.cpp as a program beside libtorch."""
+    program = folder / name
+    command = ["g++", *options, NATIVE / f"{name}.cpp"]
+    command += [word for path in include_paths() for word in ("-isystem", path)]
+    for path in library_paths():
+        command += [f"-L{path}", f"-Wl,-rpath,{path}"]
+    subprocess.run([*command, *libraries, "-ltorch_cpu", "-lc10", "-ldl", "-o", program], check=True)
+    return program
+
+
+def output(program: Path, *arguments: object) -> str:
+    """What a program prints, which does not fail."""
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    return done.stdout
