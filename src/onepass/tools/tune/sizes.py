@@ -17,7 +17,7 @@ LENGTHS = tuple(sorted({*ALIGNED, *UNALIGNED}))
 FEW = 4096  # rows that are measured for the tables of few rows
 FEW_ROWS = 8192  # the most rows that those tables serve (plan.h)
 FEW_LENGTHS = 256, 16384
-FLAT_REDUCED, FLAT_REDUCED_2_BYTES = 40, 256  # the longest rows that are only read for which the tier flat pays
+STAGED_REDUCED, STAGED_REDUCED_2_BYTES = 40, 256  # the longest rows that are only read for which the tier staged pays
 
 
 def up(a: int, b: int) -> int:
@@ -38,13 +38,13 @@ def is_odd(n: int, size: int) -> bool:
     return n * size % 16 != 0
 
 
-def flat_pays_reduced(n: int, size: int) -> bool:
-    """Whether the tier flat serves rows of n elements that are only read and are no whole number of 16-byte vectors.
+def staged_pays_reduced(n: int, size: int) -> bool:
+    """Whether the tier staged serves rows of n elements that are only read and are no whole number of 16-byte vectors.
 
-    >>> [n for n in (33, 77, 100, 300) if flat_pays_reduced(n, 2)], flat_pays_reduced(77, 4)
+    >>> [n for n in (33, 77, 100, 300) if staged_pays_reduced(n, 2)], staged_pays_reduced(77, 4)
     ([33, 77], False)
     """
-    return n <= FLAT_REDUCED or (size == 2 and n <= FLAT_REDUCED_2_BYTES and n % 4 != 0)
+    return n <= STAGED_REDUCED or (size == 2 and n <= STAGED_REDUCED_2_BYTES and n % 4 != 0)
 
 
 def rows_of(n: int, size: int, mib: int) -> int:

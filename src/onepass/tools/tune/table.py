@@ -11,7 +11,7 @@ from dataclasses import replace
 from onepass.tables import ANY, NAMES, Table, Tables
 from onepass.tools.tune import candidates, columns
 from onepass.tools.tune.candidates import STAGED, Choice, Gpu
-from onepass.tools.tune.sizes import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd
+from onepass.tools.tune.sizes import FEW, FEW_LENGTHS, is_odd, staged_pays_reduced
 from onepass.tools.tune.timing import Measurement
 
 AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in the tables of odd lengths and of few rows: the other tables have it
@@ -61,12 +61,12 @@ def _only(point: Measurement, flat: bool) -> Measurement | None:
     return replace(point, times=times) if times else None
 
 
-def flat_pays(points: Sequence[Measurement]) -> int:
-    """For how many of the odd lengths, by rising length, the tier flat is taken: the cut that costs the least time.
+def staged_pays(points: Sequence[Measurement]) -> int:
+    """For how many of the odd lengths, by rising length, the tier staged is taken: the cut that costs the least time.
 
     >>> flat, warp = Choice(1, 4, 0, 1, 0), Choice(0, 4, 0, 1, 0)
     >>> times = {3: (1, 3), 5: (2.01, 2), 9: (1, 2), 33: (3, 2)}  # flat, warp
-    >>> flat_pays([Measurement("softmax", "float32", n, 1, 1, 1, {flat: a, warp: b}) for n, (a, b) in times.items()])
+    >>> staged_pays([Measurement("softmax", "float32", n, 1, 1, 1, {flat: a, warp: b}) for n, (a, b) in times.items()])
     3
     """
     total, least, cut = 0.0, 0.0, 0
@@ -104,9 +104,9 @@ def spliced(base: Table, found: Table, first: int, gap: bool = True) -> Table:
 def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
     """All tables: entries for the lengths measured, and those of `base` below the shortest and above the longest.
 
-    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier flat pays for softmax they
-    are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others. What
-    was measured of few rows has its own tables, and so have columns.
+    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier staged pays for softmax
+    they are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others.
+    What was measured of few rows has its own tables, and so have columns.
     """
     tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
     for size in (4, 2):
@@ -125,7 +125,7 @@ def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
         if few:
             tables[f"few_rows_f{bits}"] = spliced(base[f"few_rows_f{bits}"], entries(few, holds), few[0].n)
         odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
-        cut = flat_pays(odd)
+        cut = staged_pays(odd)
         staged_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
         if staged_table and cut < len(odd):
             limit = _middle(odd[cut - 1].n, odd[cut].n)
@@ -137,7 +137,7 @@ def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
             tables[f"unaligned_f{bits}"] = spliced(base[f"unaligned_f{bits}"], served, odd[0].n, gap=False)
         for kind, function in (("write", "softmax"), ("reduce", "logsumexp")):
             others = [
-                p for p in points if p.function == function and not _is_flat(tables[f"unaligned_f{bits}"], p, size)
+                p for p in points if p.function == function and not _is_staged(tables[f"unaligned_f{bits}"], p, size)
             ]
             if found := [other for p in others if (other := _only(p, False))]:
                 name = f"{kind}_f{bits}"
@@ -165,7 +165,7 @@ def is_few(point: Measurement) -> bool:
     return whole and point.rows == FEW and point.function == "softmax" and FEW_LENGTHS[0] <= point.n <= FEW_LENGTHS[1]
 
 
-def _is_flat(odd_table: Table, point: Measurement, size: int) -> bool:
-    if not is_odd(point.n, size) or (point.function == "logsumexp" and not flat_pays_reduced(point.n, size)):
+def _is_staged(odd_table: Table, point: Measurement, size: int) -> bool:
+    if not is_odd(point.n, size) or (point.function == "logsumexp" and not staged_pays_reduced(point.n, size)):
         return False
     return next(entry for entry in odd_table if point.n <= entry[0])[1] == STAGED

@@ -129,13 +129,13 @@ def select_fast(times: dict[Plan, float]) -> list[Plan]:
     """The plans that are timed in full after the first look, separately for the tier staged, which has its own tables.
 
     >>> plan = Plan(0, 1, 128, 4, 4, 1, 0)
-    >>> slower, slow, flat = (Plan(*v, *plan[2:]) for v in ((0, 2), (0, 4), (1, 1)))
-    >>> [p[:2] for p in select_fast({plan: 1.0, slower: 1.05, slow: 1.2, flat: 3.0})]
+    >>> slower, slow, staged = (Plan(*v, *plan[2:]) for v in ((0, 2), (0, 4), (1, 1)))
+    >>> [p[:2] for p in select_fast({plan: 1.0, slower: 1.05, slow: 1.2, staged: 3.0})]
     [(0, 1), (0, 2), (1, 1)]
     """
     found: list[Plan] = []
-    for is_flat in (False, True):
-        group = sorted((us, plan) for plan, us in times.items() if (plan.tier == STAGED) == is_flat)
+    for is_staged in (False, True):
+        group = sorted((us, plan) for plan, us in times.items() if (plan.tier == STAGED) == is_staged)
         found += [plan for us, plan in group[:MAX_PLANS] if us <= CLOSE * group[0][0]]
     return found
 
