@@ -1,4 +1,4 @@
-"""Sweep the plans of few long rows on the GPU at hand. csrc/plan/rows.h spreads such rows by rules, not by tables.
+"""Sweep the plans of few long rows on the GPU at hand. csrc/plan/rows.h plans such rows by rules, not by tables.
 
 Each plan is checked, then timed with a cold L2 cache beside a copy. `onepass tune` measures many rows.
 
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from onepass import reference
+from onepass._kernel_compiler import compile_all
 from onepass.tools.bench.stats import summarise
 from onepass.tools.bench.timing import Cuda
 from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, Plan, kernels
-from onepass.tools.tune.compile import compile_all
-from onepass.tools.tune.lengths import up
+from onepass.tools.tune.sizes import up
+from onepass.tools.tune.timing import to_compile
 
 FEW = [
     (1, 16384),
@@ -43,37 +44,37 @@ FEW = [
     (4, 2**22),
 ]
 SHARED = 210 * 1024
-SHELVES = (0, 4, 8, 12, 16, 20)
+SMEM_VECS = (0, 4, 8, 12, 16, 20)
 DTYPES = (torch.float32, torch.bfloat16)
-WHOLE = 2  # `access` of rows of whole vectors
 SMS = 132
+ALIGNED = 2  # `access` of rows of whole vectors
 
 
 def grid_plans(rows: int, n: int, size: int) -> list[Plan]:
-    """What the chip holds in registers and shared memory, for each number of blocks a row that may pay."""
+    """Plans that hold the row in registers and shared memory, for each number of blocks per row that may pay."""
     widest, found = 16 // size, []
     vectors = up(n if n % widest == 0 else n + widest - 1, widest)
-    for threads, slots in ((480, 16), (480, 8), (480, 4), (224, 4), (992, 0), (736, 0), (480, 0), (352, 0)):
-        most = SHARED // (threads * 16) // 4 * 4
-        fit = up(vectors, threads * (slots + most))  # blocks that hold a row
-        for split in {min(SMS, fit), SMS // min(rows, SMS), up(SMS // min(rows, SMS), 2)}:
-            each = up(vectors, split * threads)
-            shelf = min(most, max(0, up(each - slots, 4) * 4))
-            pays = 2 * slots * threads * split < 5 * vectors + 4 * threads * split and rows * n > 250000
-            if split >= 1 and slots + shelf and pays:
-                found.append(Plan(GRID, threads, 1, slots * widest, widest, split, shelf))
+    for threads, vecs in ((480, 16), (480, 8), (480, 4), (224, 4), (992, 0), (736, 0), (480, 0), (352, 0)):
+        room = SHARED // (threads * 16) // 4 * 4
+        fit = up(vectors, threads * (vecs + room))  # blocks that hold a row together
+        for blocks in {min(SMS, fit), SMS // min(rows, SMS), up(SMS // min(rows, SMS), 2)}:
+            each = up(vectors, blocks * threads)
+            smem_vecs = min(room, max(0, up(each - vecs, 4) * 4))
+            pays = 2 * vecs * threads * blocks < 5 * vectors + 4 * threads * blocks and rows * n > 250000
+            if blocks >= 1 and vecs + smem_vecs and pays:
+                found.append(Plan(GRID, threads, 1, vecs * widest, widest, blocks, smem_vecs))
     return sorted(set(found))
 
 
 def plans(rows: int, n: int, size: int) -> list[Plan]:
     widest, most, found = 16 // size, 128 // size, grid_plans(rows, n, size)
     vectors = up(n, widest)
-    for split, values, shelf in product((1, 2, 4, 8, 16), (most // 4, most // 2, most * 5 // 8, most), SHELVES):
-        threads = up(vectors, (values // widest + shelf) * split * 32) * 32
-        fits = 128 <= threads <= 1024 and rows * split <= 4 * SMS and shelf * threads * 16 < SHARED
-        if fits and n < 2**19 and (rows * split >= 16 or split == 16):
-            edges = WHOLE if n % widest == 0 and not shelf else 0
-            found.append(Plan(BLOCK if split == 1 else CLUSTER, threads, 1, values, widest, split, shelf, edges))
+    for blocks, values, smem_vecs in product((1, 2, 4, 8, 16), (most // 4, most // 2, most * 5 // 8, most), SMEM_VECS):
+        threads = up(vectors, (values // widest + smem_vecs) * blocks * 32) * 32
+        fits = 128 <= threads <= 1024 and rows * blocks <= 4 * SMS and smem_vecs * threads * 16 < SHARED
+        if fits and n < 2**19 and (rows * blocks >= 16 or blocks == 16):
+            access = ALIGNED if n % widest == 0 and not smem_vecs else 0
+            found.append(Plan(BLOCK if blocks == 1 else CLUSTER, threads, 1, values, widest, blocks, smem_vecs, access))
     return sorted(set(found))
 
 
@@ -117,7 +118,7 @@ def main() -> None:
     todo = [(dtype, m, n, plans(m, n, dtype.itemsize)) for dtype in DTYPES for m, n in FEW]
     compute = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
     needed = kernels([("softmax", str(dtype)[6:], plan) for dtype, _, _, tried in todo for plan in tried])
-    compile_all(needed, compute, lambda done, total: None)
+    list(compile_all(to_compile(needed), compute, ignore_errors=True))
     print(f"{len(needed)} kernels for {sum(len(tried) for *_, tried in todo)} plans", flush=True)
     for dtype, m, n, tried in todo:
         if not tried:

@@ -1,33 +1,16 @@
 """`warmup`: compiles and loads every kernel that a plan may choose, before the first call needs it."""
 
-import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 
 from . import native
 from ._engines import resolve
+from ._kernel_compiler import Kernel, compile_all
 from .validation import FLOATS, reduces_to, result_dtype
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_KERNELS_PER_PROCESS = 12  # a process takes 2 s to start, a kernel 0.15 s to compile
-_MAX_PROCESSES = 16
-
-
-class Kernel(NamedTuple):
-    """The arguments with which `native` compiles or loads a kernel."""
-
-    function: str
-    x_type: torch.dtype
-    y_type: torch.dtype
-    which: str
-    kernel: str
 
 
 def warmup(
@@ -97,14 +80,14 @@ def warmup(
     total = len(missing) + (len(kernels) if index >= 0 else 0)
     done = 0
     report(0, total)
-    for _ in _compile(missing, arch):
+    for _ in compile_all(missing, arch):
         done += 1
         report(done, total)
     if index >= 0:
         with torch.cuda.device(index):  # its context is the one that the kernels are loaded into
             torch.cuda.current_stream().synchronize()
             for kernel in kernels:
-                _warm(kernel, index, arch)
+                native.warm_kernel(*kernel[:3], index, arch, kernel.name, kernel.which)
                 done += 1
                 report(done, total)
     return len(kernels)
@@ -186,87 +169,4 @@ def _missing(kernels: Sequence[Kernel], arch: int) -> list[Kernel]:
         native.status("cache")
     except RuntimeError:
         return []
-    return [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.kernel, k.which)]
-
-
-def _warm(kernel: Kernel, index: int, arch: int) -> None:
-    native.warm_kernel(*kernel[:3], index, arch, kernel.kernel, kernel.which)
-
-
-# Compiling, in this process or in several -------------------------------------------------------------------------
-
-
-def _compile(kernels: Sequence[Kernel], arch: int) -> Iterator[Kernel]:
-    """Each of `kernels` once it is in the disk cache."""
-    count = min(len(os.sched_getaffinity(0)), -(-len(kernels) // _KERNELS_PER_PROCESS), _MAX_PROCESSES)
-    if count < 2 or not sys.executable:
-        for kernel in kernels:
-            _warm(kernel, -1, arch)
-            yield kernel
-        return
-    with contextlib.ExitStack() as stack:
-        workers = [_Worker() for _ in range(count)]
-        for worker in workers:
-            stack.callback(worker.close)
-        idle = list(workers)
-
-        def compile_one(kernel: Kernel) -> Kernel:
-            worker = idle.pop()
-            try:
-                worker.compile(kernel, arch)
-            finally:
-                idle.append(worker)
-            return kernel
-
-        with ThreadPoolExecutor(count) as pool:
-            try:
-                yield from pool.map(compile_one, kernels)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-
-
-class _Worker:
-    """A process of its own that compiles a kernel for each line of its input, and ends with it."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from onepass._warmup import run_worker; run_worker()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            text=True,
-        )
-
-    def compile(self, kernel: Kernel, arch: int) -> None:
-        numbers = native.DTYPES.index(kernel.x_type), native.DTYPES.index(kernel.y_type), arch
-        answer = ""
-        with contextlib.suppress(OSError):
-            assert self.process.stdin is not None
-            assert self.process.stdout is not None
-            print(kernel.function, *numbers, kernel.which, kernel.kernel, file=self.process.stdin, flush=True)
-            answer = self.process.stdout.readline()
-        if answer != "done\n":  # then here, where the error has its full message
-            _warm(kernel, -1, arch)
-
-    def close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
-        self.process.terminate()
-        self.process.wait()
-
-
-def run_worker() -> None:
-    """The loop of a process of `_Worker`."""
-    for line in sys.stdin:
-        function, x, y, arch, which, kernel = line.split()
-        try:
-            _warm(Kernel(function, native.DTYPES[int(x)], native.DTYPES[int(y)], which, kernel), -1, int(arch))
-        except RuntimeError:
-            print("failed", flush=True)
-        else:
-            print("done", flush=True)
+    return [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.name, k.which)]

@@ -74,7 +74,9 @@ def check_input(function: str, x: Any) -> None:
 
 def normalize_dims(function: str, x: Tensor, dim: Any) -> list[int]:
     """`dim`, an int or a sequence of ints, as a list of unique dims from 0 up; an empty sequence means all dims."""
-    if type(dim) is int or type(dim) is Default:
+    if type(dim) is Default:
+        dim = -1  # torch 2.11 traces no comparison of a subclass of int
+    if type(dim) is int:
         return wrap_dims(function, x, [dim])
     try:
         if isinstance(dim, bool):  # an int to Python, an error to torch

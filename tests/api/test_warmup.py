@@ -10,7 +10,7 @@ import onepass
 from lib.scripts import python_output
 from lib.warmup import BF16, F32, F64, call, needs_nvrtc, plan_of
 from onepass import native
-from onepass._warmup import _compile
+from onepass._kernel_compiler import compile_all
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_nothing_is_compiled_that_cannot_be_stored(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no disk cache to fill: switched off"):
         onepass.warmup(arch=90)
     assert native.counts()[0] == compiled
-    assert list(_compile([], 90)) == []
+    assert list(compile_all([], 90)) == []
 
 
 @needs_nvrtc

@@ -62,6 +62,7 @@ def ptx_of(source: Path, compute: str, defines: Sequence[str]) -> str:
     options = [
         f"--gpu-architecture=compute_{compute}",
         "--std=c++17",
+        "--device-as-default-execution-space",
         f"-I{source.parent}",
         f"-I{CORE / 'core'}",
         *defines,

@@ -1,4 +1,4 @@
-"""A GPU that is not there, and a meter that makes times up: the same for the same call."""
+"""GPUs that are not here, and a timer that makes times up: the same for the same call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from onepass import native
 from onepass.tools.tune.candidates import STAGED, Candidate, Gpu, Kernel
-from onepass.tools.tune.measure import Point
+from onepass.tools.tune.timing import Measurement
 
 H200 = Gpu("NVIDIA H200", 90, 132, 227 * 1024)
 A100 = Gpu("NVIDIA A100", 80, 108, 163 * 1024)
@@ -21,23 +21,23 @@ BASE = native.tables("NVIDIA H200")["tables"]
 
 @pytest.fixture
 def tables_back() -> Iterator[None]:
-    """The tables of an H200 are after the test what they were before."""
+    """Restores the tables of an H200 after the test."""
     before = native.tables(H200.name)
     yield
     native.set_tables(H200.name, **before)
 
 
-def made_up(function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate], seed: int = 0) -> Point:
-    """Times that depend on the plan, and on `seed`; flat is fast for rows of up to 600 elements."""
+def made_up(function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate], seed: int = 0) -> Measurement:
+    """Times that depend on the plan and on `seed`; the tier staged is fast for rows of up to 600 elements."""
     times = {}
     for choice, plan in tried:
         us = 100 * (1 + zlib.crc32(f"{seed} {function} {dtype} {n} {tuple(plan)}".encode()) / 2**32)
         times[choice] = us * (0.4 if n <= 600 else 3) if choice.tier == STAGED else us
-    return Point(function, dtype, n, rows, 90.0, 120.0, times)
+    return Measurement(function, dtype, n, rows, 90.0, 120.0, times)
 
 
-class FakeMeter:
-    """Made-up times; raises `error` in place of measurement number `stop`."""
+class FakeTimer:
+    """Makes times up; raises `error` instead of making measurement number `stop`."""
 
     def __init__(self, stop: int | None = None, error: type[BaseException] = KeyboardInterrupt, seed: int = 0):
         self.stop, self.error, self.seed = stop, error, seed
@@ -48,7 +48,7 @@ class FakeMeter:
         self.prepared = list(todo)
         report(len(todo), len(todo))
 
-    def measure(self, function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point:
+    def measure(self, function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Measurement:
         if len(self.done) == self.stop:
             raise self.error("stopped here")
         self.done.append((function, dtype, n, rows))

@@ -23,10 +23,10 @@ from onepass.tools.bench.providers.gallery import GalleryProvider
 from onepass.tools.bench.providers.third_party import Liger, Quack
 from onepass.tools.bench.runner import Runner
 from onepass.tools.bench.suites import SUITES
-from onepass.tools.gallery import RUNGS, Rung
+from onepass.tools.gallery import VARIANTS, Variant
 
 CUDA = torch.device("cuda")
-GALLERY = [name for name in RUNGS if name != "naive"]
+GALLERY = [name for name in VARIANTS if name != "naive"]
 MATRIX = Case("tiny", "tiny 5x33", (5, 33))
 
 
@@ -40,7 +40,7 @@ def test_who_runs() -> None:
         *("liger", "quack", *GALLERY),
     ]
     assert [name for name, p in registry().items() if p.gallery] == GALLERY
-    here = [n for n in GALLERY if RUNGS[n].unavailable(CPU) is None and not n.startswith("triton")]
+    here = [n for n in GALLERY if VARIANTS[n].unavailable(CPU) is None and not n.startswith("triton")]
     assert names(quick=True) == ["onepass", "torch", "naive"]
     assert names(only=("torch", "onepass-cpu")) == ["onepass-cpu", "torch"]  # in the registry's order
     assert names(skip=("naive", "torch-compile")) == ["onepass", "torch"]
@@ -53,7 +53,7 @@ def test_who_runs() -> None:
     assert {"onepass-cpu", "onepass-cuda", "torch-compile", "liger"} <= set(excluded)
     assert not set(GALLERY) & set(excluded)
     excluded = select_providers(CPU, quick=True, gallery=True)[1]
-    assert (excluded["cuda-warp"], excluded["naive-compile"]) == ("runs on NVIDIA GPUs alone", "not part of --quick")
+    assert (excluded["cuda-warp"], excluded["naive-compile"]) == ("runs only on NVIDIA GPUs", "not part of --quick")
     triton = registry()["triton-row"]
     assert triton.redundant(CPU) == "interprets its kernels on the CPU, which takes minutes"
     assert (triton.redundant(CUDA), registry()["cpu-online"].redundant(CPU)) == (None, None)
@@ -65,7 +65,7 @@ def test_who_runs() -> None:
         ({"only": ("torhc",)}, "unknown provider 'torhc': there are onepass, "),
         ({"skip": ("x",)}, "unknown provider 'x'"),
         ({"only": ("onepass-cuda",)}, "'onepass-cuda' cannot run on cpu: does not support cpu tensors"),
-        ({"only": ("cuda-warp",)}, "'cuda-warp' cannot run on cpu: runs on NVIDIA GPUs alone"),
+        ({"only": ("cuda-warp",)}, "'cuda-warp' cannot run on cpu: runs only on NVIDIA GPUs"),
         ({"only": ("torch",), "skip": ("torch",)}, "no provider is left"),
     ],
 )
@@ -118,7 +118,7 @@ def test_what_others_do_not_support() -> None:
         for name, reason in (
             ("quack", Quack().unsupported(case, dtype)),
             ("liger", Liger().unsupported(case, dtype)),
-            ("gallery", gallery.unsupported(RUNGS["naive"], case, dtype)),
+            ("gallery", gallery.unsupported(VARIANTS["naive"], case, dtype)),
         ):
             text += f"    {name}: {reason}\n" if reason else ""
     assert_expected_inline(
@@ -206,7 +206,7 @@ def test_a_provider_without_such_a_gradient_uses_autograd() -> None:
 
 def test_naive_is_the_variant_of_the_gallery_where_that_supports_the_case() -> None:
     for dtype in ("float32", "float16", "bfloat16"):
-        assert Naive().forward(MATRIX, dtype) is RUNGS["naive"]
+        assert Naive().forward(MATRIX, dtype) is VARIANTS["naive"]
     for change, dtype in (
         ({}, "float64"),
         ({"dim": 0}, "bfloat16"),
@@ -216,7 +216,7 @@ def test_naive_is_the_variant_of_the_gallery_where_that_supports_the_case() -> N
         ({"function": "logsumexp"}, "bfloat16"),
     ):
         case = replace(MATRIX, **change)  # type: ignore[arg-type]
-        assert Naive().forward(case, dtype) is not RUNGS["naive"]
+        assert Naive().forward(case, dtype) is not VARIANTS["naive"]
         rows, said = run(case, Naive(), dtype=dtype)  # the checker fills the output with NaN
         assert rows["naive"].ok, said
         if case.function == "softmax":
@@ -302,7 +302,7 @@ def test_the_limit_of_liger_means_unsupported_and_other_errors_are_errors(
 
 
 @pytest.fixture
-def picky(monkeypatch: pytest.MonkeyPatch) -> tuple[Rung, list[dict[str, int]]]:
+def picky(monkeypatch: pytest.MonkeyPatch) -> tuple[Variant, list[dict[str, int]]]:
     """A variant that keeps its launch parameters and refuses rows of more than 64."""
     seen: list[dict[str, int]] = []
 
@@ -314,7 +314,7 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> tuple[Rung, list[dict[str, int]]]:
     module.softmax = f  # type: ignore[attr-defined]
     module.refuses = lambda rows, n, dtype: f"rows of 64, got {n}" if n > 64 else None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "onepass.tools.gallery.picky", module)
-    return Rung("picky", "naive.py", "picky:softmax", lambda device: None, ("num_warps", "threads")), seen
+    return Variant("picky", "naive.py", "picky:softmax", lambda device: None, ("num_warps", "threads")), seen
 
 
 def test_launch_parameters_and_refusals_of_a_variant(picky: Any) -> None:
@@ -331,25 +331,25 @@ def test_launch_parameters_and_refusals_of_a_variant(picky: Any) -> None:
         least = 16 * 5 * 33 if provider.name.startswith("naive") else 2 * 5 * 33
         assert provider.workspace(MATRIX, "bfloat16") == least
     languages = ("naive", "triton-row", "cpu-online", "cuda-warp", "cuda-auto")
-    assert [RUNGS[name].language for name in languages] == ["Python", "Triton", "C++", "CUDA", "Python"]
+    assert [VARIANTS[name].language for name in languages] == ["Python", "Triton", "C++", "CUDA", "Python"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_each_variant_of_the_cpu_is_right(name: str, dtype: str) -> None:
-    reason = RUNGS[name].unavailable(CPU)
+    reason = VARIANTS[name].unavailable(CPU)
     if reason is not None:
         pytest.skip(reason)
     provider = registry()[name]
     rows, said = run(MATRIX, provider, dtype=dtype)
     assert rows[name].ok, said
     assert rows[name].version
-    assert provider.takes_out(MATRIX) == RUNGS[name].takes_out
+    assert provider.takes_out(MATRIX) == VARIANTS[name].takes_out
 
 
 @pytest.mark.gpu
 def test_each_variant_of_a_gpu_is_right_and_has_all_three_times() -> None:
-    providers = [p for n, p in registry().items() if n in RUNGS and p.unavailable(CUDA) is None]
+    providers = [p for n, p in registry().items() if n in VARIANTS and p.unavailable(CUDA) is None]
     assert {"naive", "triton-row", "cuda-warp"} <= {p.name for p in providers}
     runner = Runner(CUDA, providers, budget=TINY, graph=True)
     for row in runner.run([(Case("t", "64x1000", (64, 1000)), "bfloat16")]).rows:

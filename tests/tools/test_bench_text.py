@@ -17,7 +17,7 @@ from onepass.tools.bench import plots, results, text_table
 from onepass.tools.bench.plots import draw
 from onepass.tools.bench.progress import LiveProgress, PlainProgress
 from onepass.tools.bench.results import Row
-from onepass.tools.gallery import RUNGS
+from onepass.tools.gallery import VARIANTS
 
 GRAPH = [
     row(10.0, provider="copy", graph_us=8.0, gbps=80.0, copy_fraction=1.0),
@@ -251,16 +251,16 @@ def test_many_providers_and_cases_fit_on_a_page(tmp_path: Path) -> None:
 
 
 def test_the_whole_gallery_is_drawn_with_a_style_per_variant(tmp_path: Path) -> None:
-    names = ["onepass", "torch", "torch-compile", "liger", "onepass-triton", "onepass-cuda", *RUNGS]
+    names = ["onepass", "torch", "torch-compile", "liger", "onepass-triton", "onepass-cuda", *VARIANTS]
     styles = [plots.style(name) for name in names]
     assert len({label for label, _, _ in styles}) == len({colour for _, colour, _ in styles}) == len(names)
-    assert {"naive", *plots._GALLERY_STYLES} == set(RUNGS)
+    assert {"naive", *plots._GALLERY_STYLES} == set(VARIANTS)
     sizes = {"sweep": (256, 512, 1024), "named": (256, 300), "many": tuple(range(200, 209))}  # curves, bars, markers
     rows = [
         row(provider=name, suite=suite, case=f"N {n}", shape=[64, n] if suite == "sweep" else [1, 64, n])
         for suite, lengths in sizes.items()
         for n in lengths
-        for name in ("copy", "onepass", "torch", *RUNGS)
+        for name in ("copy", "onepass", "torch", *VARIANTS)
     ]
     rows = [replace(r, gbps=1000 / (i % 14 + 1), copy_fraction=1 / (i % 14 + 1)) for i, r in enumerate(rows)]
     with warnings.catch_warnings():

@@ -87,7 +87,7 @@ providers: onepass, torch, naive, naive-jit, cpu-threepass, cpu-online
   without onepass-cpu: auto selects it here
   without onepass-triton, triton-row, triton-persistent, triton-online: ...
   without torch-compile, naive-compile: not part of --quick
-  without cuda-warp, cuda-block, cuda-online, cuda-auto: runs on NVIDIA GPUs alone""",
+  without cuda-warp, cuda-block, cuda-online, cuda-auto: runs only on NVIDIA GPUs""",
     )
 
 
@@ -217,10 +217,10 @@ variants of the gallery, which run with --gallery, or one by its name with --onl
   triton-online     Triton, triton_online.py -- not available: the Triton engine serves CPU tensors only under Triton's interpreter...
   cpu-threepass     C++, cpu_threepass.cpp
   cpu-online        C++, cpu_online.cpp
-  cuda-warp         CUDA, cuda_warp.cu -- not available: runs on NVIDIA GPUs alone
-  cuda-block        CUDA, cuda_block.cu -- not available: runs on NVIDIA GPUs alone
-  cuda-online       CUDA, cuda_online.cu -- not available: runs on NVIDIA GPUs alone
-  cuda-auto         Python, cuda_auto.py -- not available: runs on NVIDIA GPUs alone
+  cuda-warp         CUDA, cuda_warp.cu -- not available: runs only on NVIDIA GPUs
+  cuda-block        CUDA, cuda_block.cu -- not available: runs only on NVIDIA GPUs
+  cuda-online       CUDA, cuda_online.cu -- not available: runs only on NVIDIA GPUs
+  cuda-auto         Python, cuda_auto.py -- not available: runs only on NVIDIA GPUs
 suites:
   tutorial          98 cases, 10 of them with --quick; float32
                     4096 rows, N = 256 to 12672 in steps of 128, as in the fused-softmax tutorial

@@ -1,4 +1,4 @@
-"""The Triton rungs compiled for GPUs that are not here, and the arithmetic of the persistent one."""
+"""The Triton variants compiled for GPUs that are not here, and the occupancy of the persistent one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lib.support import assert_defined, maker
-from onepass.tools.gallery import rung
+from onepass.tools.gallery import variant
 from onepass.tools.gallery.occupancy import Gpu, occupancy
 
 H200 = Gpu(multiprocessors=132, registers=65536, shared_memory=232448, threads=2048, warp_size=32, arch="90")
@@ -48,7 +48,7 @@ def test_occupancy(gpu, registers, shared, warps, programs):
     assert occupancy(gpu, registers, shared, warps) == programs
 
 
-def test_every_cdna_has_both_pools():
+def test_every_cdna_has_two_pools_of_registers():
     for arch in ("gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx942:sramecc+:xnack-"):
         gpu = Gpu(304, 32768, 65536, 2048, 64, arch)
         assert occupancy(gpu, 128, 0, 8) == 1
@@ -75,7 +75,7 @@ for backend, arch, warp in (("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 120, 32
             types = {name: text % dtype if "%" in text else text for name, text in strides.items()}
             source = ASTSource(kernel, {**types, **signature}, constants, {})
             made = triton.compile(source, target=GPUTarget(backend, arch, warp), options={"num_warps": warps})
-            if backend == "cuda" and "STAGES" in constants and dtype == "fp32":  # copies that are waited for later
+            if backend == "cuda" and "STAGES" in constants and dtype == "fp32":  # asynchronous copies
                 assert "cp.async" in made.asm["ptx"], (kernel, arch)
             print("compiled", kernel.__name__, arch, dtype)
 """
@@ -93,19 +93,19 @@ def test_kernels_compile_for_gpus_that_are_not_here(tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_compiled_kernel_is_kept_and_not_taken_for_another_length():
+def test_a_compiled_kernel_is_cached_and_not_used_for_another_length():
     """784 is a multiple of 16 and 781 is not: one tile, two kernels. The second call of each compiles nothing."""
     from onepass.tools.gallery import triton_persistent
 
-    persistent = rung("triton-persistent")
+    persistent = variant("triton-persistent")
     make = maker(torch.float32, "cuda")
     for n in (784, 781, 784, 1, 16, 781):
         x = make(500, n)
         assert_defined("softmax", persistent(x), x, 1)
-    before = dict(triton_persistent._made)
+    before = dict(triton_persistent._cache)
     for n in (784, 781):
         persistent(make(300, n))
-    assert triton_persistent._made.keys() == before.keys()
+    assert triton_persistent._cache.keys() == before.keys()
 
 
 @pytest.mark.gpu
@@ -113,20 +113,20 @@ def test_persistent_programs_fill_the_gpu_and_no_more():
     from onepass.tools.gallery import triton_persistent
 
     x = torch.randn(3, 512, device="cuda")
-    persistent = rung("triton-persistent")
+    persistent = variant("triton-persistent")
     persistent(x)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    for _, stages, resident in triton_persistent._made.values():
+    for _, stages, resident in triton_persistent._cache.values():
         assert resident % multiprocessors == 0
         assert 1 <= resident // multiprocessors <= 64
         assert stages >= 1
 
 
 @pytest.mark.gpu
-def test_a_pipeline_that_does_not_fit_is_told():
-    persistent = rung("triton-persistent")
+def test_a_pipeline_that_does_not_fit_is_an_error():
+    persistent = variant("triton-persistent")
     x = torch.randn(4, 40000, device="cuda")
-    assert_defined("softmax", persistent(x), x, 1)  # by itself it takes as many stages as fit
+    assert_defined("softmax", persistent(x), x, 1)  # its own choice has as many stages as fit
     with pytest.raises(ValueError, match="triton-persistent: a tile of 65536 in 8 stages does not fit this GPU"):
         persistent(x, num_stages=8)
 
@@ -137,12 +137,12 @@ def test_clusters(name):
     x = maker(torch.float32, "cuda")(20, 4000)
     if torch.cuda.get_device_capability() < (9, 0):
         with pytest.raises(ValueError, match="num_ctas needs thread block clusters"):
-            rung(name)(x, num_ctas=2)
+            variant(name)(x, num_ctas=2)
         return
     for count in (1, 2, 4):
         y, refusal = None, ""
         try:
-            y = rung(name)(x, num_ctas=count)
+            y = variant(name)(x, num_ctas=count)
         except ValueError as error:  # Triton 3.6 does not compile a reduction over a cluster
             refusal = str(error)
         if y is not None:

@@ -37,7 +37,7 @@ from onepass.tools.bench.profile import (
 )
 from onepass.tools.bench.providers import Provider
 from onepass.tools.bench.runner import DeviceLost
-from onepass.tools.gallery import RUNGS, Rung
+from onepass.tools.gallery import VARIANTS, Variant
 
 RULE = re.compile(r"^-{5,}(?:  -{5,})+ *$", re.MULTILINE)
 
@@ -46,17 +46,17 @@ RULE = re.compile(r"^-{5,}(?:  -{5,})+ *$", re.MULTILINE)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gallery that takes no time: one that runs, one that takes no long rows, and one that is not available."""
     variants = {
-        "naive": RUNGS["naive"],
-        "picky": Rung("picky", "naive.py", "naive:softmax", lambda device: None),
-        "gone": Rung("gone", "naive.py", "naive:softmax", lambda device: "lives on the moon"),
+        "naive": VARIANTS["naive"],
+        "picky": Variant("picky", "naive.py", "naive:softmax", lambda device: None),
+        "gone": Variant("gone", "naive.py", "naive:softmax", lambda device: "lives on the moon"),
     }
 
-    def refuses(variant: Rung, rows: int, n: int, dtype: torch.dtype) -> str | None:
+    def refuses(variant: Variant, rows: int, n: int, dtype: torch.dtype) -> str | None:
         return f"takes rows of up to 64, got {n}" if variant.name == "picky" and n > 64 else None
 
-    monkeypatch.setattr("onepass.tools.gallery.rungs.RUNGS", variants)
-    monkeypatch.setattr(profile, "RUNGS", variants)
-    monkeypatch.setattr(Rung, "refuses", refuses)
+    monkeypatch.setattr("onepass.tools.gallery.variants.VARIANTS", variants)
+    monkeypatch.setattr(profile, "VARIANTS", variants)
+    monkeypatch.setattr(Variant, "refuses", refuses)
 
 
 def on_cpu(*arguments: str) -> Any:
@@ -113,8 +113,8 @@ def test_all_is_the_whole_gallery() -> None:
     chosen, excluded = contestants(Options(6, 40, CPU, names=("all",)))
     names = [contestant.name for contestant in chosen]
     assert names[:3] == ["torch", "onepass", "naive"]
-    assert sorted([*names[2:], *excluded]) == sorted(RUNGS)
-    assert [name for name in RUNGS if name in names] == names[2:]
+    assert sorted([*names[2:], *excluded]) == sorted(VARIANTS)
+    assert [name for name in VARIANTS if name in names] == names[2:]
 
 
 def test_errors_are_one_line_before_anything_runs(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ profile 0 4 --device cpu
 profile many 4 --device cpu
     Invalid value: M N takes whole numbers, got 'many'
 profile --include naive,nave --device cpu
-    unknown rung 'nave': there are naive, picky, gone
+    unknown variant 'nave': there are naive, picky, gone
 profile --include gone --device cpu
     gone: cannot run on cpu: lives on the moon
 profile --include all,picky --device cpu
@@ -306,7 +306,7 @@ def test_on_a_gpu_kernels_are_launched_between_preparing_and_recording(monkeypat
     assert line is not None
     assert line.kernels == 0
     assert waited == [CPU] * 3
-    assert len(RUNGS) + 4 < SACRIFICED  # a profile for each, for torch and onepass, the first one and the trace
+    assert len(VARIANTS) + 4 < SACRIFICED  # a profile for each, for torch and onepass, the first one and the trace
 
 
 def test_a_gpu_that_does_not_respond_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The measured traffic: ncu's report, the processes, and what ncu watches. ncu itself is a script here."""
+"""The measured traffic: ncu's report, the processes, and the process that ncu watches. A script stands for ncu."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from onepass.tools.gallery import measure as child
-from onepass.tools.gallery import ncu
-from onepass.tools.gallery.ncu import Counted, Kernel, NcuError, parse
+from onepass.tools.gallery import ncu, ncu_target
+from onepass.tools.gallery.ncu import Counts, Kernel, NcuError, parse_report
 
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size",'
 HEAD += '"Device","CC"'
 METRICS = ',"dram__bytes_read.sum","dram__bytes_write.sum"'
 UNITS = 11 * '"",'
 MARK = "at::cuda::<unnamed>::spin_kernel(long)"
-FIRST = "==PROF== Connected to process 4711 (/usr/bin/python3.12)\n"
-LAST = "==PROF== Disconnected from process 4711\n"
+HEADER = "==PROF== Connected to process 4711 (/usr/bin/python3.12)\n"
+FOOTER = "==PROF== Disconnected from process 4711\n"
 
 
 def line(number: int, kernel: str, read: str, written: str) -> str:
@@ -32,7 +31,7 @@ def line(number: int, kernel: str, read: str, written: str) -> str:
 
 def text(*kernels: tuple[str, str, str], units: tuple[str, str] = ("byte", "byte")) -> str:
     rows = "".join(line(i, *kernel) for i, kernel in enumerate(kernels))
-    return f'{FIRST}{HEAD}{METRICS}\n{UNITS}"{units[0]}","{units[1]}"\n{rows}{LAST}'
+    return f'{HEADER}{HEAD}{METRICS}\n{UNITS}"{units[0]}","{units[1]}"\n{rows}{FOOTER}'
 
 
 SPIN = (MARK, "1,024", "0")
@@ -50,20 +49,22 @@ NAIVE = (
 
 def test_kernels_are_split_into_contestants_by_the_marker() -> None:
     copy = ("void at::native::vectorized_elementwise_kernel<4, mul>(int)", "67,108,864", "50,000,000")
-    found = parse(text(SPIN, copy, SPIN, *NAIVE, SPIN, SPIN, ("onepass_kernel", "100", "90")), ["a", "naive", "b", "c"])
+    found = parse_report(
+        text(SPIN, copy, SPIN, *NAIVE, SPIN, SPIN, ("onepass_kernel", "100", "90")), ["a", "naive", "b", "c"]
+    )
     assert list(found) == ["a", "naive", "b", "c"]
     assert found["a"].kernels == (Kernel(copy[0], 67_108_864, 50_000_000),)
     assert [k.name for k in found["naive"].kernels] == [name for name, _, _ in NAIVE]
     assert (found["naive"].read, found["naive"].written) == (13_500_510, 12_345_722)
     assert found["naive"].ratio(1_000) == pytest.approx(25_846.232)
-    assert found["b"] == Counted(())
+    assert found["b"] == Counts(())
     assert (found["b"].read, found["b"].written, found["b"].ratio(8)) == (None, None, None)
     assert (found["c"].read, found["c"].written) == (100, 90)
 
 
-def test_a_marker_is_known_by_any_way_to_write_its_name() -> None:
+def test_every_spelling_of_the_marker_is_known() -> None:
     for name in ("spin_kernel", "at::cuda::(anonymous namespace)::spin_kernel(long)", "_ZN2at4cuda11spin_kernelEl"):
-        assert list(parse(text((name, "0", "0"), ("k", "1", "2")), ["one"])) == ["one"]
+        assert list(parse_report(text((name, "0", "0"), ("k", "1", "2")), ["one"])) == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -81,42 +82,44 @@ def test_a_marker_is_known_by_any_way_to_write_its_name() -> None:
 def test_units_and_missing_counters(
     units: tuple[str, str], read: str, written: str, expected: tuple[int | None, int | None]
 ) -> None:
-    found = parse(text(SPIN, ("k", "5", "6"), ("l", read, written), units=units), ["one"])["one"]
+    found = parse_report(text(SPIN, ("k", "5", "6"), ("l", read, written), units=units), ["one"])["one"]
     assert (found.kernels[1].read, found.kernels[1].written) == expected
     assert (found.read is None) == (expected[0] is None)
     assert (found.written is None) == (expected[1] is None)
 
 
-def test_a_head_that_comes_again_is_no_kernel() -> None:
-    again = text(SPIN, ("k", "5", "6")) + text(SPIN, ("l", "7", "8")).removeprefix(FIRST)
-    assert parse(again, ["one", "two"])["two"].kernels == (Kernel("l", 7, 8),)
+def test_a_repeated_head_is_no_kernel() -> None:
+    again = text(SPIN, ("k", "5", "6")) + text(SPIN, ("l", "7", "8")).removeprefix(HEADER)
+    assert parse_report(again, ["one", "two"])["two"].kernels == (Kernel("l", 7, 8),)
 
 
-def test_kernels_before_the_first_marker_are_nobodys() -> None:
-    assert parse(text(("stray", "5", "6"), SPIN, ("k", "1", "2")), ["one"])["one"].kernels == (Kernel("k", 1, 2),)
+def test_kernels_before_the_first_marker_are_ignored() -> None:
+    assert parse_report(text(("stray", "5", "6"), SPIN, ("k", "1", "2")), ["one"])["one"].kernels == (
+        Kernel("k", 1, 2),
+    )
 
 
 @pytest.mark.parametrize(
     ("report", "message"),
     [
         ("", "no table of kernels"),
-        (FIRST + "==WARNING== No kernels were profiled.\n" + LAST, "no table of kernels"),
+        (HEADER + "==WARNING== No kernels were profiled.\n" + FOOTER, "no table of kernels"),
         (f"{HEAD}\n", "no dram__bytes_read.sum"),
-        (text(SPIN, SPIN), "2 marks, for 1 contestants"),
-        (text(("k", "1", "2")), "0 marks, for 1 contestants"),
+        (text(SPIN, SPIN), "2 markers for 1 contestants"),
+        (text(("k", "1", "2")), "0 markers for 1 contestants"),
         (text(SPIN, ("k", "1", "2"), units=("sector", "byte")), "counts bytes in 'sector'"),
     ],
 )
-def test_a_report_of_another_form_is_refused(report: str, message: str) -> None:
+def test_a_report_of_another_form_is_an_error(report: str, message: str) -> None:
     with pytest.raises(NcuError, match=message):
-        parse(report, ["one"])
+        parse_report(report, ["one"])
 
 
 # ncu as a process
 
 
 def script(folder: Path, body: str) -> str:
-    """An executable that stands for ncu: Python, with the report's path in `log`, the child's command in `child`."""
+    """An executable that stands for ncu: Python, with the report's path in `log`, the target's command in `child`."""
     path = folder / "ncu"
     path.write_text(
         f"#!{sys.executable}\nimport sys, subprocess, time\nfrom pathlib import Path\n"
@@ -127,26 +130,26 @@ def script(folder: Path, body: str) -> str:
     return str(path)
 
 
-SAID = json.dumps({"marked": ["copy", "naive"], "left_out": {"naive": "raised: x", "cpu-online": "CPU alone"}})
+OUTPUT = json.dumps({"marked": ["copy", "naive"], "left_out": {"naive": "raised: x", "cpu-online": "CPU only"}})
 REPORT = text(SPIN, ("mul", "40", "2"), SPIN, ("k", "1", "2"))
 
 
-def measured(path: str, timeout: float = 60) -> ncu.Measured:
+def measured(path: str, timeout: float = 60) -> ncu.Measurement:
     return ncu.measure(path, ["copy", "naive", "cpu-online"], 4096, 781, "float32", 1, timeout)
 
 
-def test_measure_reads_the_report_and_what_the_child_says(tmp_path: Path) -> None:
-    body = f"log.write_text({REPORT!r})\nprint('noise')\nprint({SAID!r})\nprint(child, file=sys.stderr)"
+def test_measure_reads_the_report_and_the_output_of_the_target(tmp_path: Path) -> None:
+    body = f"log.write_text({REPORT!r})\nprint('noise')\nprint({OUTPUT!r})\nprint(child, file=sys.stderr)"
     found = measured(script(tmp_path, body))
-    assert found.counted == {"copy": Counted((Kernel("mul", 40, 2),))}
-    assert found.left_out == {"naive": "raised: x", "cpu-online": "CPU alone"}
+    assert found.counts == {"copy": Counts((Kernel("mul", 40, 2),))}
+    assert found.left_out == {"naive": "raised: x", "cpu-online": "CPU only"}
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    command = ncu.command("/opt/ncu", "r.csv", ["copy", "naive"], 4096, 781, "bfloat16", 1)
+    command = ncu.ncu_command("/opt/ncu", "r.csv", ["copy", "naive"], 4096, 781, "bfloat16", 1)
     at = command.index(sys.executable)
     assert command[at:] == [
-        *(sys.executable, "-m", "onepass.tools.gallery.measure", "copy", "naive", "4096", "781", "bfloat16", "1")
+        *(sys.executable, "-m", "onepass.tools.gallery.ncu_target", "copy", "naive", "4096", "781", "bfloat16", "1")
     ]
     options = dict(itertools.pairwise(command))
     assert options["--metrics"] == "dram__bytes_read.sum,dram__bytes_write.sum"
@@ -162,7 +165,7 @@ DENIED = (
 )
 FAILURES: dict[str, tuple[str, str]] = {
     "counters are denied": (
-        f"log.write_text({FIRST + DENIED + LAST!r}); print({SAID!r})",
+        f"log.write_text({HEADER + DENIED + FOOTER!r}); print({OUTPUT!r})",
         "this user may not read the GPU's counters; run as root",
     ),
     "ncu fails": (
@@ -170,21 +173,21 @@ FAILURES: dict[str, tuple[str, str]] = {
         "ncu: LibraryNotLoaded",
     ),
     "nothing is profiled": (
-        f"log.write_text('==WARNING== No kernels were profiled.\\n'); print({SAID!r})",
+        f"log.write_text('==WARNING== No kernels were profiled.\\n'); print({OUTPUT!r})",
         "ncu: No kernels were profiled.",
     ),
-    "the child fails": (
+    "the target fails": (
         "log.write_text('==ERROR== The application returned an error code (1).\\n')\n"
         "sys.exit(subprocess.run([sys.executable, '-c', 'raise RuntimeError(\"out of memory\")']).returncode)",
         "RuntimeError: out of memory",
     ),
-    "marks are missing": (f"log.write_text({text(SPIN)!r}); print({SAID!r})", "1 marks, for 2 contestants"),
+    "marks are missing": (f"log.write_text({text(SPIN)!r}); print({OUTPUT!r})", "1 markers for 2 contestants"),
     "silence": ("sys.exit(3)", "ncu ended with exit status 3"),
 }
 
 
 @pytest.mark.parametrize("what", FAILURES)
-def test_a_failure_is_told_in_one_line(tmp_path: Path, what: str) -> None:
+def test_a_failure_is_one_line(tmp_path: Path, what: str) -> None:
     body, message = FAILURES[what]
     with pytest.raises(NcuError) as caught:
         measured(script(tmp_path, body))
@@ -192,7 +195,7 @@ def test_a_failure_is_told_in_one_line(tmp_path: Path, what: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_takes_too_long_is_ended_with_its_child(tmp_path: Path) -> None:
+def test_a_process_that_takes_too_long_is_killed_with_its_child(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     sleeper = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     path = script(tmp_path, f"subprocess.run([sys.executable, '-c', {sleeper!r}, {str(pid)!r}])")
@@ -201,13 +204,13 @@ def test_what_takes_too_long_is_ended_with_its_child(tmp_path: Path) -> None:
         measured(path, timeout=3)
     assert time.monotonic() - began < 30
 
-    def gone() -> bool:  # or a zombie that its new parent has yet to fetch
+    def gone() -> bool:  # or a zombie whose new parent has not waited for it yet
         try:
             return Path(f"/proc/{pid.read_text()}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
         except OSError:
             return True
 
-    while not gone() and time.monotonic() - began < 30:  # a signal takes its time on a busy machine
+    while not gone() and time.monotonic() - began < 30:  # a signal takes a while on a busy machine
         time.sleep(0.05)
     assert gone()
 
@@ -220,7 +223,7 @@ def test_an_ncu_that_cannot_be_run(tmp_path: Path) -> None:
 
 def test_ncu_is_found_on_the_path_and_else_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(ncu, "PLACES", (str(tmp_path / "cuda" / "ncu"), str(tmp_path / "opt" / "*" / "ncu")))
+    monkeypatch.setattr(ncu, "INSTALL_PATHS", (str(tmp_path / "cuda" / "ncu"), str(tmp_path / "opt" / "*" / "ncu")))
     assert ncu.find_ncu() is None
     for version in ("2024.3.2", "2025.10.0", "2025.3.1"):
         folder = tmp_path / "opt" / version
@@ -232,15 +235,15 @@ def test_ncu_is_found_on_the_path_and_else_the_newest(tmp_path: Path, monkeypatc
     assert ncu.find_ncu() == on_path
 
 
-# What ncu watches
+# The process that ncu watches
 
 
-def test_contestants_are_warmed_and_the_others_left_out_with_their_reason() -> None:
+def test_contestants_are_called_and_the_others_left_out_with_their_reason() -> None:
     x = torch.randn(5, 33)
     out = torch.empty_like(x)
-    calls, left_out = child.prepare(["copy", "torch", "onepass", "naive", "cuda-warp"], x, out)
+    calls, left_out = ncu_target.prepare_calls(["copy", "torch", "onepass", "naive", "cuda-warp"], x, out)
     assert list(calls) == ["copy", "torch", "onepass", "naive"]
-    assert left_out == {"cuda-warp": "runs on NVIDIA GPUs alone"}
+    assert left_out == {"cuda-warp": "runs only on NVIDIA GPUs"}
     expected = {"copy": x, **dict.fromkeys(("torch", "onepass", "naive"), torch.softmax(x, 1))}
     for name, call in calls.items():
         out.fill_(float("nan"))
@@ -248,18 +251,18 @@ def test_contestants_are_warmed_and_the_others_left_out_with_their_reason() -> N
         torch.testing.assert_close(out, expected[name])
 
 
-def test_one_that_raises_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_raises_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def softmax(*arguments: object, **options: object) -> None:
         raise RuntimeError("no luck\nwith details")
 
     monkeypatch.setattr("onepass.softmax", softmax)
     x = torch.randn(2, 3)
-    calls, left_out = child.prepare(["onepass", "naive"], x, torch.empty_like(x))
+    calls, left_out = ncu_target.prepare_calls(["onepass", "naive"], x, torch.empty_like(x))
     assert list(calls) == ["naive"]
     assert left_out == {"onepass": "raised: no luck"}
 
 
-def test_each_call_follows_its_mark() -> None:
+def test_each_call_follows_its_marker() -> None:
     log: list[str] = []
 
     def fail() -> None:
@@ -268,23 +271,26 @@ def test_each_call_follows_its_mark() -> None:
 
     calls = {"a": lambda: log.append("a"), "b": fail, "c": lambda: log.append("c")}
     tools = {name: (lambda name=name: log.append(name)) for name in ("start", "mark", "wait", "stop")}
-    said = child.count(calls, {"d": "elsewhere"}, **tools)
+    result = ncu_target.count_calls(calls, {"d": "elsewhere"}, **tools)
     assert log == ["wait", "start", "mark", "a", "wait", "mark", "b", "mark", "c", "wait", "stop"]
-    assert said == {"marked": ["a", "b", "c"], "left_out": {"d": "elsewhere", "b": "raised: gone"}}
+    assert result == {"marked": ["a", "b", "c"], "left_out": {"d": "elsewhere", "b": "raised: gone"}}
 
 
 @pytest.mark.gpu
-def test_the_child_marks_and_calls_on_a_gpu() -> None:
+def test_the_target_marks_and_calls_on_a_gpu() -> None:
     names = ["copy", "torch", "onepass", "naive", "naive-jit", "cpu-online"]
     arguments = [*names, "64", "1000", "bfloat16", "0"]
     done = subprocess.run(
-        [sys.executable, "-m", "onepass.tools.gallery.measure", *arguments], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "onepass.tools.gallery.ncu_target", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    said = ncu._said(done.stdout)
-    assert said is not None, done.stderr
-    assert "cpu-online" in said["left_out"]
-    assert set(said["marked"]) | set(said["left_out"]) == set(names)
-    assert {"copy", "torch", "onepass", "naive"} <= set(said["marked"]) - set(said["left_out"])
+    result = ncu.read_target_output(done.stdout)
+    assert result is not None, done.stderr
+    assert "cpu-online" in result["left_out"]
+    assert set(result["marked"]) | set(result["left_out"]) == set(names)
+    assert {"copy", "torch", "onepass", "naive"} <= set(result["marked"]) - set(result["left_out"])
 
 
 @pytest.mark.gpu
@@ -299,7 +305,7 @@ def test_the_counters_see_a_copy_as_a_copy_and_naive_as_five_kernels() -> None:
         pytest.skip(str(error))
     least = 2 * 4 * rows * n
     for name, ratio in (("copy", 1), ("naive", 4), ("onepass", 1)):
-        counted = found.counted[name].ratio(least)
+        counted = found.counts[name].ratio(least)
         assert counted is not None
         assert 0.8 * ratio < counted < 1.15 * ratio, (name, counted)  # less: up to an L2 of writes is not counted
-    assert len(found.counted["naive"].kernels) == 5
+    assert len(found.counts["naive"].kernels) == 5

@@ -18,8 +18,8 @@ from onepass.tools.tune.candidates import (
     kernels,
     plan_of,
 )
-from onepass.tools.tune.lengths import LENGTHS, ODD, WHOLE, is_odd, rows_of
-from onepass.tools.tune.measure import FUNCTIONS
+from onepass.tools.tune.sizes import ALIGNED, LENGTHS, UNALIGNED, is_odd, rows_of
+from onepass.tools.tune.timing import FUNCTIONS
 
 __all__ = ["tables_back"]
 MANY = 2_000_000  # rows: so many that none is spread, or goes by narrower vectors, for want of others
@@ -161,14 +161,14 @@ def test_a_gpu_without_cooperative_launches_has_no_grid():
 
 
 def test_lengths_are_close_to_each_other():
-    for lengths in (WHOLE, LENGTHS):
+    for lengths in (ALIGNED, LENGTHS):
         longer = [n for n in lengths if 64 <= n <= 2**19]
         assert max(b / a for a, b in pairwise(longer)) <= 1.3334
-    short = [n for n in ODD if 25 <= n <= 1500]
+    short = [n for n in UNALIGNED if 25 <= n <= 1500]
     assert max(b / a for a, b in pairwise(short)) <= 1.55
     assert list(LENGTHS) == sorted(set(LENGTHS))
-    assert all(n % 8 == 0 for n in WHOLE[1:])
-    assert all(is_odd(n, 2) for n in ODD)
+    assert all(n % 8 == 0 for n in ALIGNED[1:])
+    assert all(is_odd(n, 2) for n in UNALIGNED)
 
 
 @pytest.mark.parametrize("gpu", [H200, RTX], ids=lambda gpu: gpu.name)

@@ -6,12 +6,13 @@ import zlib
 
 import pytest
 import torch
-from test_warmup_dims import random_plans
+from test_warmup_kernels import random_plans
 
-from lib.tune import A100, BASE, GPUS, H200, RTX, FakeMeter, made_up, tables_back
+from lib.tune import A100, BASE, GPUS, H200, RTX, FakeTimer, made_up, tables_back
 from lib.warmup import TYPES, needs_nvrtc
 from onepass import native
 from onepass import tables as store
+from onepass._kernel_compiler import compile_all
 from onepass.tools.tune.candidates import Choice, Gpu, Plan, kernels
 from onepass.tools.tune.columns import (
     COLUMNS,
@@ -21,10 +22,16 @@ from onepass.tools.tune.columns import (
     candidates,
     shape_of,
 )
-from onepass.tools.tune.compile import compile_all
-from onepass.tools.tune.measure import CudaMeter, Point, WrongResultError, check, measure_columns
 from onepass.tools.tune.run import Options, sweep
 from onepass.tools.tune.table import build
+from onepass.tools.tune.timing import (
+    CudaTimer,
+    Measurement,
+    WrongResultError,
+    check_result,
+    measure_columns,
+    to_compile,
+)
 
 __all__ = ["tables_back"]
 DTYPES = {"float32": 4, "bfloat16": 2}
@@ -142,7 +149,7 @@ def test_the_number_of_kernels_is_bounded():
 def test_kernels_are_compiled_as_the_engine_asks_for_them(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
     todo = [(function, "float32", of_length(64, "float32", function)[-1].plan) for function in FUNCTIONS]
-    compile_all(todo, 90, lambda *done: None)
+    assert list(compile_all(to_compile(todo), 90)) == to_compile(todo)
     before = native.counts()
     for which, (_, dtype, plan) in zip(native.PASSES, todo, strict=False):
         type_ = getattr(torch, dtype)
@@ -174,8 +181,8 @@ def test_every_measured_length_is_served_within_1_percent_of_its_best(gpu):
 
 
 def test_a_sweep_measures_what_is_asked_for(tmp_path):
-    meter = FakeMeter()
-    options = Options(lengths=(21, 1000, 200000), functions=("columns",), dtypes=("float32",), mib=16)
+    meter = FakeTimer()
+    options = Options(lengths=(21, 1000, 200000), functions=("columns",), dtypes=("float32",), size_mib=16)
     stored = sweep(H200, options, tmp_path / "tables.json", meter, BASE, lambda origin, tables: None)
     assert [(f, d, n) for f, d, n, _ in meter.done] == [("columns", "float32", 21), ("columns", "float32", 1000)]
     assert {function for function, *_ in meter.prepared} == {"columns"}
@@ -184,14 +191,14 @@ def test_a_sweep_measures_what_is_asked_for(tmp_path):
     native.set_tables("a GPU", stored.origin, stored.tables)
     by_default = {(function, n) for function, _, n, _ in Options().points}
     assert {(f, n) for f in FUNCTIONS for n in LENGTHS} == {(f, n) for f, n in by_default if f in FUNCTIONS}
-    with pytest.raises(ValueError, match=f"columns are of up to {LONGEST} elements"):
+    with pytest.raises(ValueError, match=f"columns have up to {LONGEST} elements"):
         Options(lengths=(LONGEST + 1,), functions=FUNCTIONS)
 
 
 # Measuring, with launches that are made up
 
 
-def measured(spoil, function: str) -> Point:
+def measured(spoil, function: str) -> Measurement:
     x = torch.randn(3, 16, 64, generator=torch.Generator().manual_seed(0))
     grad = torch.randn(x.shape) if function == "columns_backward" else None
     x = x if grad is None else x.softmax(1)
@@ -209,8 +216,8 @@ def measured(spoil, function: str) -> Point:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_meter_launches_what_is_checked(function, dtype, monkeypatch):
     """By the plan in use, on the CPU, which takes no other."""
-    meter = object.__new__(CudaMeter)
-    meter.mib, meter.repeats = 1, 3
+    meter = object.__new__(CudaTimer)
+    meter.size_mib, meter.repeats = 1, 3
     monkeypatch.setattr(meter, "_input", lambda dtype, count: torch.randn(count).to(dtype), raising=False)
     plan = of_length(64, str(dtype)[6:], function)[0].plan
 
@@ -220,13 +227,13 @@ def test_the_meter_launches_what_is_checked(function, dtype, monkeypatch):
         launch(None, y)
         wide = x.double()
         want = wide.softmax(1) if grad is None else wide * (grad - (wide * grad).sum(1, keepdim=True))
-        check(y, want, "it", 0.0 if grad is None else wide.max().item())
+        check_result(y, want, "it", 0.0 if grad is None else wide.max().item())
         with pytest.raises(RuntimeError, match="only CUDA calls have a plan to force"):
             launch(plan, forced)
         return "a point"
 
-    monkeypatch.setattr("onepass.tools.tune.measure.measure_columns", look)
-    assert meter._columns(function, dtype, 64, lambda call, repeats: 1.0, []) == "a point"
+    monkeypatch.setattr("onepass.tools.tune.timing.measure_columns", look)
+    assert meter._measure_columns(function, dtype, 64, lambda call, repeats: 1.0, []) == "a point"
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -234,7 +241,6 @@ def test_a_point_has_a_time_for_each_choice(function):
     point = measured(lambda plan, y: None, function)
     assert (point.function, point.dtype, point.n, point.rows, point.copy_us) == (function, "float32", 16, 192, 5.0)
     assert point.times == {c.choice: 5.0 for c in candidates(16, (3, 64), 4, function, H200)}
-    assert Point.from_dict(point.as_dict()) == point
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ from lib.tune import BASE, GPUS, H200, made_up
 from onepass import native
 from onepass.tables import ANY, NAMES, check_tables
 from onepass.tools.tune.candidates import STAGED, Choice, candidates
-from onepass.tools.tune.lengths import LENGTHS, is_odd, row_counts
-from onepass.tools.tune.measure import FUNCTIONS, Point
-from onepass.tools.tune.table import build, entries, flat_pays, is_few, spliced
+from onepass.tools.tune.sizes import LENGTHS, is_odd, row_counts
+from onepass.tools.tune.table import build, entries, is_few, spliced, staged_pays
+from onepass.tools.tune.timing import FUNCTIONS, Measurement
 
 A, B, C = Choice(0, 8, 0, 1, 0), Choice(0, 16, 0, 1, 0), Choice(2, 0, 32, 1, 0)
 F = Choice(STAGED, 4, 0, 1, 0)
 ROWS = NAMES[:8]  # the tables of rows
 
 
-def point(n: int, times: dict[Choice, float]) -> Point:
-    return Point("softmax", "float32", n, 1000, 1.0, 1.0, times)
+def point(n: int, times: dict[Choice, float]) -> Measurement:
+    return Measurement("softmax", "float32", n, 1000, 1.0, 1.0, times)
 
 
 def look_up(table: list[list[int]], n: int) -> list[int]:
@@ -32,7 +32,7 @@ def look_up(table: list[list[int]], n: int) -> list[int]:
 every = functools.cache(candidates)
 
 
-def sweep(gpu, lengths=LENGTHS, seed=0) -> list[Point]:
+def sweep(gpu, lengths=LENGTHS, seed=0) -> list[Measurement]:
     found = []
     for function, (dtype, size) in product(FUNCTIONS, (("float32", 4), ("bfloat16", 2))):
         for n in lengths:
@@ -84,12 +84,12 @@ def test_a_limit_is_no_longer_than_what_takes_as_many_threads():
     ],
 )
 def test_flat_pays_up_to_a_length(times, cut):
-    assert flat_pays([point(2 * i + 3, {F: flat, A: other}) for i, (flat, other) in enumerate(times)]) == cut
+    assert staged_pays([point(2 * i + 3, {F: flat, A: other}) for i, (flat, other) in enumerate(times)]) == cut
 
 
 def test_flat_does_not_pay_beyond_where_it_can_run():
-    assert flat_pays([point(3, {F: 1, A: 2}), point(5, {A: 1}), point(7, {F: 1, A: 9})]) == 1
-    assert flat_pays([]) == 0
+    assert staged_pays([point(3, {F: 1, A: 2}), point(5, {A: 1}), point(7, {F: 1, A: 9})]) == 1
+    assert staged_pays([]) == 0
 
 
 def test_splicing_keeps_what_was_not_measured():
@@ -158,7 +158,9 @@ def test_one_function_leaves_the_tables_of_the_other_alone():
 def test_the_only_measurement_of_a_length_is_of_few_rows_and_of_many():
     """As many rows as the input holds may be those that few rows are measured with."""
     few, many = Choice(2, 0, 16, 1, 0), Choice(2, 0, 24, 1, 0)
-    points = [Point("softmax", "float32", 4096, rows, 1.0, 1.0, {best: 1.0}) for rows, best in ((4096, few), (9, many))]
+    points = [
+        Measurement("softmax", "float32", 4096, rows, 1.0, 1.0, {best: 1.0}) for rows, best in ((4096, few), (9, many))
+    ]
     tables = build(points, BASE, H200)
     assert (look_up(tables["few_rows_f32"], 4096)[1:], look_up(tables["write_f32"], 4096)[1:]) == ([*few], [*many])
     tables = build(points[:1], BASE, H200)
@@ -169,8 +171,8 @@ def test_odd_lengths_that_the_tier_flat_has_are_not_in_the_table_of_reductions()
     """As in that of rows: else an entry would be chosen by a length that it does not serve."""
     flat, slow = [[100, *F], [ANY, -1, 0, 0, 1, 0]], [[ANY, *A]]
     base = {**BASE, "unaligned_f32": flat, "reduce_f32": slow}
-    lengths = {33: A, 64: B, 125: C}  # 33 is served by the tier flat
-    points = [Point("logsumexp", "float32", n, 1000, 1.0, 1.0, {best: 1.0}) for n, best in lengths.items()]
+    lengths = {33: A, 64: B, 125: C}  # 33 is served by the tier staged
+    points = [Measurement("logsumexp", "float32", n, 1000, 1.0, 1.0, {best: 1.0}) for n, best in lengths.items()]
     table = build(points, base, H200)["reduce_f32"]
     assert look_up(table, 33)[1:] == list(A)  # of the base: nothing was measured for rows so short
     assert table == [[63, *A], [89, *B], [125, *C], [ANY, *A]]

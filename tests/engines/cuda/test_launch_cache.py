@@ -61,11 +61,11 @@ def test_other_tables_are_heeded_at_once():
     x = torch.randn(64, 512, device="cuda")
     onepass.softmax(x, -1)
     known = native.tables(gpu)
-    stream = [[2**63 - 1, 5, 64, 56, 1, 0]]  # all rows read twice, with numbers that no built-in table has
-    odd = [[2**63 - 1, -1, 0, 0, 1, 0]]
+    twopass = [[2**63 - 1, 5, 64, 56, 1, 0]]  # all rows read twice, with numbers that no built-in table has
+    unaligned = [[2**63 - 1, -1, 0, 0, 1, 0]]
     made = native.counts()
     try:
-        others = {name: odd if "odd" in name else stream for name in native.TABLES[:8]}
+        others = {name: unaligned if "unaligned" in name else twopass for name in native.TABLES[:8]}
         native.set_tables(gpu, "a test's", {**native.tables()["tables"], **others})
         right(onepass.softmax(x, -1), x)
         assert native.counts() != made  # a kernel that this process had not got yet

@@ -32,7 +32,7 @@ from onepass.tools.bench.providers import Call, Provider, registry
 from onepass.tools.bench.providers.gallery import GalleryProvider
 from onepass.tools.bench.runner import DeviceLost, one_line
 from onepass.tools.bench.text_table import BASELINE, OURS, us_text
-from onepass.tools.gallery import RUNGS, rung
+from onepass.tools.gallery import VARIANTS, variant
 from onepass.tools.terminal import plain_table, rich_table, terminal
 
 __all__ = ["Options", "ProfileLine", "Profiler", "contestants", "run"]
@@ -102,9 +102,9 @@ def contestants(options: Options) -> tuple[list[Provider], dict[str, str]]:
     """
     chosen: dict[str, Provider] = {name: registry()[name] for name in (BASELINE, OURS)}
     excluded: dict[str, str] = {}
-    every = RUNGS if ALL in options.names else ()
+    every = VARIANTS if ALL in options.names else ()
     for name in [name for name in (*options.names, *every) if name != ALL]:
-        provider = GalleryProvider(rung(name))
+        provider = GalleryProvider(variant(name))
         reason = provider.unavailable(options.device)
         if reason is not None:
             reason = f"cannot run on {options.device}: {reason}"

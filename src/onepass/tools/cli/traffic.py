@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import click
 
 from onepass.tools.cli.params import Command, Names, answer, flat, json_option, parse_dtype, parse_ints
+from onepass.tools.terminal import terminal
 
 if TYPE_CHECKING:
-    from onepass.tools.gallery.traffic_report import Place, Report
+    from onepass.tools.gallery.traffic_table import Report, Target
 
-_DTYPES = ("float32", "float16", "bfloat16")
-_MOST = 2**60  # elements: their bytes fit 64 bits
+_MAX_ELEMENTS = 2**60  # their bytes fit 64 bits
 
 
-@click.command(cls=Command, short_help="Predict the memory traffic of every rung.")
+@click.command(cls=Command, short_help="Predict the memory traffic of every variant.")
 @click.argument("sizes", nargs=-1, required=True, metavar="M N")
 @click.option("--dtype", default="float32", show_default=True, help="Of the matrix and the result: f32, bf16, f16.")
-@click.option("--only", multiple=True, type=Names(), help="Only these rungs, or onepass (a name, or several, commas).")
+@click.option("--only", multiple=True, type=Names(), help="Only these variants, or onepass; names with commas between.")
 @click.option(
     "--device",
     metavar="DEVICE",
@@ -32,9 +32,9 @@ _MOST = 2**60  # elements: their bytes fit 64 bits
     "--bandwidth",
     type=click.FloatRange(0, min_open=True),
     metavar="GB/S",
-    help="Of a copy there, read and write, for the predicted time.",
+    help="Bandwidth of a copy there, read and write, for the predicted time.",
 )
-@click.option("--no-measure", is_flag=True, help="Predict alone, also where a GPU and ncu are.")
+@click.option("--no-measure", is_flag=True, help="Only predict, also if a GPU and ncu are here.")
 @json_option("the table")
 def traffic(
     sizes: Sequence[str],
@@ -45,110 +45,112 @@ def traffic(
     no_measure: bool,
     json_file: str | None,
 ) -> None:
-    """Predict what each rung of the gallery reads and writes for an M x N matrix, and measure it where ncu is.
+    """Predict the reads and writes of each variant of the gallery for an M x N matrix, and measure them if ncu is here.
 
     The measured bytes are those that reach a GPU's DRAM, by its own counters. For example: onepass traffic 4096 781
     """
-    rows, n = _sizes(sizes)
-    try:
-        dtype = parse_dtype(dtype)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    if dtype not in _DTYPES:
-        raise click.UsageError(f"the rungs take {', '.join(_DTYPES)}, got {dtype}")
-    if bandwidth is not None and not math.isfinite(bandwidth):
-        raise click.UsageError(f"--bandwidth takes GB/s, got {bandwidth}")
+    rows, n = _parse_sizes(sizes)
     import torch
 
-    from onepass.tools.gallery.traffic import predictions
-    from onepass.tools.gallery.traffic_report import Report, show
+    from onepass.tools.gallery.traffic import predict_all
+    from onepass.tools.gallery.traffic_table import Report, format_report
+    from onepass.tools.gallery.variants import DTYPES
 
-    place = _place(device)
+    if bandwidth is not None and not math.isfinite(bandwidth):
+        raise click.UsageError(f"--bandwidth takes GB/s, got {bandwidth}")
     names = flat(only)
     try:
-        predicted = predictions(rows, n, getattr(torch, dtype), place.name, names)
+        dtype = parse_dtype(dtype)
+        if dtype not in DTYPES:
+            raise ValueError(f"the variants take {', '.join(DTYPES)}, got {dtype}")
+        target = _target(device)
+        predicted = predict_all(rows, n, getattr(torch, dtype), target.name, names)
     except (ValueError, RuntimeError) as error:
         raise click.UsageError(str(error).removeprefix("onepass: ")) from error
-    report = Report(place, rows, n, dtype, [(p.name, p) for p in predicted])
+    report = Report(target, rows, n, dtype, [(p.name, p) for p in predicted])
     report.notes = [p.note for p in predicted if p.note]
-    _bandwidth(place, bandwidth)
-    if place.device is not None and place.device.type == "cuda" and not no_measure:
-        _measure(report, everything=not names)
-    answer(json_file, report.as_dict, lambda: show(report))
+    _find_bandwidth(target, bandwidth)
+    if target.device is not None and target.device.type == "cuda" and not no_measure:
+        _measure(report, with_torch=not names)
+
+    def show() -> None:
+        console = terminal()
+        click.echo(format_report(report, console.width if console else None, colours=console is not None))
+
+    answer(json_file, report.as_dict, show)
 
 
-def _sizes(sizes: Sequence[str]) -> tuple[int, int]:
+def _parse_sizes(sizes: Sequence[str]) -> tuple[int, int]:
     given = tuple(size for text in sizes for size in parse_ints(text, "M N"))
     if len(given) != 2:
         raise click.UsageError(f"takes the two sizes of a matrix, M N, got {' '.join(sizes)}")
-    if min(given) < 1 or given[0] * given[1] > _MOST:
+    if min(given) < 1 or given[0] * given[1] > _MAX_ELEMENTS:
         raise click.UsageError(f"M and N must be at least 1, with at most 2**60 elements; got {given[0]} x {given[1]}")
     return given[0], given[1]
 
 
-def _place(name: str | None) -> Place:
+def _target(name: str | None) -> Target:
     import torch
 
     from onepass.devices import KNOWN, known
-    from onepass.tools.gallery.traffic_report import Place
+    from onepass.tools.gallery.traffic_table import Target
 
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     entry = known(name)
     if entry is not None:
-        return Place(name, entry.title, None)
+        return Target(name, entry.title, None)
     try:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise click.UsageError(f"unknown device {name!r}: take cpu, cuda, cuda:N, or a known GPU: {', '.join(KNOWN)}")
     if device.type == "cpu":
-        return Place("cpu", "a CPU", torch.device("cpu"))
+        return Target("cpu", "a CPU", torch.device("cpu"))
+    if device.type != "cuda":
+        raise ValueError(f"unknown device {name!r}: take cpu, cuda, cuda:N, or a known GPU: {', '.join(KNOWN)}")
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
-        said = f"device {name!r} is not here: there are {count} GPUs"
-        raise click.UsageError(f"{said}; a known one need not be here: {', '.join(KNOWN)}")
-    index = torch.cuda.current_device() if device.index is None else device.index
-    device = torch.device("cuda", index)
-    return Place(str(device), torch.cuda.get_device_name(device), device)
+        reason = f"device {name!r} is not here: there are {count} GPUs"
+        raise ValueError(f"{reason}; a known one need not be here: {', '.join(KNOWN)}")
+    device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    return Target(str(device), torch.cuda.get_device_name(device), device)
 
 
-def _bandwidth(place: Place, given: float | None) -> None:
-    """Of a copy: as given, or that of a known device, or measured on a GPU that is here; a CPU's is not measured."""
+def _find_bandwidth(target: Target, given: float | None) -> None:
+    """The bandwidth of a copy: given, or that of a known device, or measured on a GPU; a CPU's is not measured."""
     import torch
 
     from onepass.devices import known, measured_copy_gbs
 
-    entry = known(place.title)
+    entry = known(target.title)
     if given is not None:
-        place.gbs, place.source = given, "as given"
+        target.gbs, target.source = given, "as given"
     elif entry is not None and entry.copy_gbs is not None:
-        place.gbs, place.source = entry.copy_gbs, f"measured {entry.date}"
-    elif entry is not None and place.device is None:
-        place.gbs, place.source = entry.peak_gbs, "the peak of its data sheet, not measured"
-    elif place.device is not None and place.device.type == "cuda":
-        with contextlib.suppress(RuntimeError):  # two buffers of 1 GiB do not fit: then no time is predicted
-            place.gbs, place.source = measured_copy_gbs(place.device), "measured now"
+        target.gbs, target.source = entry.copy_gbs, f"measured {entry.date}"
+    elif entry is not None and target.device is None:
+        target.gbs, target.source = entry.peak_gbs, "the peak of its data sheet, not measured"
+    elif target.device is not None and target.device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # if two buffers of 1 GiB do not fit, no time is predicted
+            target.gbs, target.source = measured_copy_gbs(target.device), "measured now"
         torch.cuda.empty_cache()
 
 
-def _measure(report: Report, everything: bool) -> None:
-    """Adds what ncu counts to the report: of the copy, the predicted, and torch where all are asked for."""
+def _measure(report: Report, with_torch: bool) -> None:
+    """Adds ncu's counts of a copy, of the predicted variants, and on request of torch to the report."""
     from onepass.tools.gallery import ncu
 
     report.ncu = ncu.find_ncu()
     if report.ncu is None:
-        report.trouble = f"no ncu (Nsight Compute) on the PATH, nor at {' or '.join(ncu.PLACES)}"
+        report.error = f"no ncu (Nsight Compute) on the PATH, nor at {' or '.join(ncu.INSTALL_PATHS)}"
         return
-    names = [name for name, _ in report.with_copy(torch=everything) if name != "least"]
+    lines = report.lines_to_measure(with_torch)
+    names = [name for name, _ in lines if name != "minimum"]
     if sys.stderr.isatty():
-        click.echo(f"measuring with {report.ncu}, a minute or so", err=True)
-    assert report.place.device is not None
+        click.echo(f"measuring with {report.ncu} for about a minute", err=True)
+    assert report.target.device is not None
     try:
-        report.measured = ncu.measure(
-            report.ncu, names, report.rows, report.n, report.dtype, report.place.device.index or 0
-        )
+        index = report.target.device.index or 0
+        report.measured = ncu.measure(report.ncu, names, report.rows, report.n, report.dtype, index)
     except ncu.NcuError as error:
-        report.trouble = str(error)
+        report.error = str(error)
     else:
-        report.lines = report.with_copy(torch=everything)
+        report.lines = lines

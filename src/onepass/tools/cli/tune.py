@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onepass.tools.cli.params import Command, Names, answer, check_writable, flat, json_option, parse_dtype, parse_ints
+from onepass.tools.terminal import progress_bar, terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from onepass.tables import GpuModel, Tables
-    from onepass.tools.tune.measure import Point
+    from onepass.tools.tune.timing import Measurement
 
 
 @click.command(cls=Command, short_help="Measure which plan is the fastest for each row length on this GPU.")
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     help="cuda or cuda:N; with --show also a GPU that `onepass explain` knows, as h100.  [default: the current one; "
     "with --show and none here, h200]",
 )
-@click.option("--mib", type=click.IntRange(1), default=256, show_default=True, help="Size of an input, in MiB.")
+@click.option("--size-mib", type=click.IntRange(1), default=256, show_default=True, help="Size of an input, in MiB.")
 @click.option(
     "--repeats", type=click.IntRange(1), default=15, show_default=True, help="Calls of which the median counts."
 )
@@ -51,31 +52,27 @@ if TYPE_CHECKING:
     help="softmax, for all that write rows, logsumexp, for those that do not, columns, for calls over other dims, and "
     "columns_backward.  [default: all]",
 )
-@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="In place of the file that is then used.")
-@click.option("--fresh", is_flag=True, help="Do not go on with a sweep that was broken off.")
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write this file, not the one in use.")
 @click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing: no GPU is needed.")
 @json_option("the tables of --show")
 def tune(
     device: str | None,
-    mib: int,
+    size_mib: int,
     repeats: int,
     lengths: str | None,
     dtypes: Sequence[Sequence[str]],
     functions: Sequence[Sequence[str]],
     out: str | None,
-    fresh: bool,
     show: bool,
     json_file: str | None,
 ) -> None:
     """Measure which plan serves each row length fastest on this GPU, and have the CUDA engine use it from then on.
 
-    A sweep that was broken off goes on where it stopped.
-
     For example: onepass tune --dtypes bf16 --lengths 32000,50257,128256
     """
     if json_file and not show:
         raise click.UsageError("--json goes with --show; a sweep writes its file of tables, which --out names")
-    given: dict[str, Any] = {"mib": mib, "repeats": repeats}
+    given: dict[str, Any] = {"size_mib": size_mib, "repeats": repeats}
     if lengths is not None:
         given["lengths"] = parse_ints(lengths, "--lengths")
     if dtypes:
@@ -89,11 +86,12 @@ def tune(
     try:
         options = Options(**given)
         if show:
-            _show(_kind(device), json_file)
+            _show(_gpu(device), json_file)
             return
         index = cuda_index(device)
-        with _watcher() as watcher:
-            stored = tune(f"cuda:{index}", options, Path(out) if out else None, fresh, watcher)
+        console = terminal(sys.stderr)
+        with progress_bar(console) if console else nullcontext() as bar:
+            stored = tune(f"cuda:{index}", options, Path(out) if out else None, _listener(bar))
     except (ValueError, RuntimeError, OSError) as error:
         raise click.UsageError(re.sub(r"^onepass: ", "", str(error))) from error
     count = sum(len(table) for table in stored.tables.values())
@@ -102,12 +100,12 @@ def tune(
     if store.is_off():
         click.echo("not used while ONEPASS_TABLES=off")
     elif used.absolute() != stored.path:
-        click.echo(f"used where ONEPASS_TABLES={stored.path}")
+        click.echo(f"used with ONEPASS_TABLES={stored.path}")
 
 
-def _kind(device: str | None) -> GpuModel:
-    """The GPU whose tables are shown: one that is here, or one that is known by its name; where none is here and none
-    is named, that of the built-in tables. Its file of tables, where there is one, is loaded."""
+def _gpu(device: str | None) -> GpuModel:
+    """The GPU whose tables are shown: one that is here, or a known one; if none is here and none is named, that of the
+    built-in tables. Its file of tables is loaded, if there is one."""
     import torch
 
     from onepass._engines import resolve
@@ -122,28 +120,28 @@ def _kind(device: str | None) -> GpuModel:
         return gpu_model(index)
     if entry.compute is None:
         raise click.UsageError(f"{entry.title} has no tables: the Triton engine serves it, by plans that are not tuned")
-    kind = GpuModel(entry.title, entry.compute, entry.multiprocessors)
-    load(kind)
-    return kind
+    gpu = GpuModel(entry.title, entry.compute, entry.multiprocessors)
+    load(gpu)
+    return gpu
 
 
-def _show(kind: GpuModel, json_file: str | None) -> None:
+def _show(gpu: GpuModel, json_file: str | None) -> None:
     from onepass import native
     from onepass.tables import note
 
-    used = native.tables(kind.name)
+    used = native.tables(gpu.name)
 
     def show() -> None:
-        click.echo(f"{kind.name}, compute {kind.compute}, {kind.multiprocessors} multiprocessors")
-        click.echo(note(used["origin"], kind.name))
+        click.echo(f"{gpu.name}, compute {gpu.compute}, {gpu.multiprocessors} multiprocessors")
+        click.echo(note(used["origin"], gpu.name))
         print_tables(used["tables"])
 
-    of = {"gpu": kind.name, "compute": kind.compute, "multiprocessors": kind.multiprocessors}
+    of = {"gpu": gpu.name, "compute": gpu.compute, "multiprocessors": gpu.multiprocessors}
     answer(json_file, lambda: {**of, **used}, show)
 
 
-def rows_of(tables: Tables) -> list[tuple[str, ...]]:
-    """The entries as cells: table, row lengths, tier, lanes, values, split, shelf; empty for what a tier lacks."""
+def table_cells(tables: Tables) -> list[tuple[str, ...]]:
+    """The entries as cells: table, row lengths, tier, and its numbers, which are empty if the tier has none."""
     from onepass.native import TIERS
     from onepass.tables import ANY
 
@@ -162,90 +160,59 @@ def rows_of(tables: Tables) -> list[tuple[str, ...]]:
 def print_tables(tables: Tables) -> None:
     """A table on the terminal; without rich, its cells with tabs between."""
     headings = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
+    rows = table_cells(tables)
     try:
         from rich import box
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        for cells in (headings, *rows_of(tables)):
+        for cells in (headings, *rows):
             click.echo("\t".join(cells))
         return
-    shown = Table(box=box.SIMPLE, padding=0)  # or 80 characters would not do
+    shown = Table(box=box.SIMPLE, padding=0)  # 80 characters suffice without padding
     for at, heading in enumerate(headings):
         shown.add_column(heading, justify="left" if at < 3 else "right", no_wrap=True)
-    rows = rows_of(tables)
     for at, cells in enumerate(rows):
         shown.add_row(*cells, end_section=at + 1 < len(rows) and rows[at + 1][0] != cells[0])
     Console(highlight=False).print(shown)
 
 
-class _Lines:
-    """A line a length, and a bar where there is one."""
+def _listener(bar: Progress | None) -> Any:
+    """Prints one line per measurement, and moves the bar if there is one."""
+    from onepass.tools.tune.run import ProgressListener
 
-    def __init__(self, bar: Progress | None):
-        self.bar = bar
-        self.done = self.total = 0
-        self.tasks = {name: bar.add_task(name, total=None) for name in ("kernels", "measurements")} if bar else {}
+    class Lines(ProgressListener):
+        tasks = [bar.add_task(name, total=None) for name in ("kernels", "measurements")] if bar else []
 
-    def compiled(self, done: int, total: int) -> None:
-        if self.bar:
-            self.bar.update(self.tasks["kernels"], completed=done, total=total)
-        elif not done:
-            self.say(f"{total} kernels are compiled first")
+        def compiled(self, done: int, total: int) -> None:
+            if bar:
+                bar.update(self.tasks[0], completed=done, total=total)
+            elif not done:
+                click.echo(f"{total} kernels are compiled first")
 
-    def measured(self, point: Point | None, done: int, total: int) -> None:
-        self.done, self.total = done, total
-        if point is not None:
-            self.say(line_of(point))
-        elif done:
-            self.say(f"going on: {done} of {total} measurements are there")
-        if self.bar:
-            self.bar.update(self.tasks["measurements"], completed=done, total=total)
+        def measured(self, measurement: Measurement, done: int, total: int) -> None:
+            if bar:
+                bar.console.print(format_measurement(measurement), highlight=False, markup=False)
+                bar.update(self.tasks[1], completed=done, total=total)
+            else:
+                click.echo(format_measurement(measurement))
 
-    def say(self, line: str) -> None:
-        if self.bar:
-            self.bar.console.print(line, highlight=False, markup=False)
-        else:
-            click.echo(line)
+    return Lines()
 
 
-def line_of(point: Point) -> str:
-    """What was measured for a length, in a line: the fastest choice, and as a fraction of a copy it and what is in use.
+def format_measurement(measurement: Measurement) -> str:
+    """One line: the fastest choice, its speed as a fraction of a copy's speed, and the speed of the plan in use.
 
-    Of a copy's speed; of its time where nothing is written but a number a row.
+    For a function that writes one number per row, it is the time as a fraction of a copy's time.
     """
     from onepass.native import TIERS
 
-    choice = min(point.times, key=lambda c: (point.times[c], c))
-    plain = {"tier": choice.tier, "blocks_per_row": 1}
-    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and value != plain.get(key)]
-    what = " ".join([TIERS[choice.tier], *numbers])
-    reduces = point.function == "logsumexp"
-    best, auto = (us / point.copy_us if reduces else point.copy_us / us for us in (point.best, point.auto_us))
-    of = "of a copy's time" if reduces else "of an addition" if point.function == "columns_backward" else "of a copy"
-    return f"{point.function} {point.dtype} {point.rows}x{point.n}: {what}, {best:.3f} {of}, in use {auto:.3f}"
-
-
-@contextmanager
-def _watcher() -> Iterator[_Lines]:
-    """Says what is kept where the sweep is broken off."""
-    bar = _bar() if sys.stderr.isatty() else None
-    lines = _Lines(bar)
-    try:
-        with bar or nullcontext():
-            yield lines
-    except KeyboardInterrupt:
-        if lines.done:
-            click.echo(f"{lines.done} of {lines.total} measurements are kept; the same command goes on there", err=True)
-        raise
-
-
-def _bar() -> Progress | None:
-    try:
-        from rich import progress
-        from rich.console import Console
-    except ImportError:
-        return None
-    time = progress.TimeElapsedColumn(), progress.TextColumn("left"), progress.TimeRemainingColumn()
-    columns = progress.MofNCompleteColumn(), progress.TextColumn("{task.description}"), progress.BarColumn(), *time
-    return progress.Progress(*columns, console=Console(stderr=True))
+    m = measurement
+    choice = min(m.times, key=lambda c: (m.times[c], c))
+    defaults = {"tier": choice.tier, "blocks_per_row": 1}
+    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and value != defaults.get(key)]
+    plan = " ".join([TIERS[choice.tier], *numbers])
+    reduces = m.function == "logsumexp"
+    best, auto = (us / m.copy_us if reduces else m.copy_us / us for us in (m.best, m.auto_us))
+    of = "of a copy's time" if reduces else "of an addition" if m.function == "columns_backward" else "of a copy"
+    return f"{m.function} {m.dtype} {m.rows}x{m.n}: {plan}, {best:.3f} {of}, in use {auto:.3f}"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import click
 
 from onepass.tools.cli.params import Command, Names, answer, flat, json_option, parse_dtype, parse_ints
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from onepass.tools.terminal import progress_bar, terminal
 
 
 def _dtype_pair(text: str) -> str:
@@ -34,9 +32,9 @@ def _dtype_pair(text: str) -> str:
     help="f32, f16, bf16, f64, or input:result, as bf16:f32.  [default: f32,f16,bf16]",
 )
 @click.option("--functions", multiple=True, type=Names(), metavar="NAME[,...]", help="As softmax.  [default: all]")
-@click.option("--lengths", metavar="N[,...]", help="Of the rows, in elements.  [default: any]")
-@click.option("--backward", is_flag=True, help="Those of the gradients too.")
-@click.option("--all-dims", is_flag=True, help="Those of calls over other dims than the last too.")
+@click.option("--lengths", metavar="N[,...]", help="Lengths of the rows, in elements.  [default: any]")
+@click.option("--backward", is_flag=True, help="Compile the kernels of the gradients too.")
+@click.option("--all-dims", is_flag=True, help="Compile the kernels of calls over other dims than the last too.")
 @click.option("--arch", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
 @json_option("the counts")
 def warmup(
@@ -63,7 +61,17 @@ def warmup(
     pairs = [tuple(getattr(torch, part) for part in text.split(":")) for text in flat(dtypes)]
     asked: list[Any] = [pair if len(pair) == 2 else pair[0] for pair in pairs]
     try:
-        with _progress() as progress:
+        console = terminal(sys.stderr)
+        with progress_bar(console, transient=True) if console else nullcontext() as bar:
+            task = bar.add_task("kernels", total=None) if bar else None
+            total = 0
+
+            def report(done: int, of: int) -> None:
+                nonlocal total
+                total = of
+                if bar and task is not None:
+                    bar.update(task, completed=done, total=of)
+
             count = onepass.warmup(
                 device,
                 asked or DTYPES,
@@ -72,49 +80,14 @@ def warmup(
                 backward=backward,
                 all_dims=all_dims,
                 arch=arch,
-                progress=progress,
+                progress=report,
             )
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
-    compiled = progress.total - (count if arch is None else 0)
+    compiled = total - (count if arch is None else 0)
     where = f"for compute capability {arch / 10:.1f}" if arch is not None else "loaded"
     answer(
         json_file,
         lambda: {"kernels": count, "compiled": compiled, "arch": arch},
         lambda: click.echo(f"{count} kernels {where}, {compiled} of them compiled now"),
     )
-
-
-class _Progress:
-    """Keeps the last total, and shows how far it is on a terminal."""
-
-    def __init__(self, show: Callable[[int, int], None]) -> None:
-        self.show = show
-        self.total = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        self.total = total
-        self.show(done, total)
-
-
-@contextmanager
-def _progress() -> Iterator[_Progress]:
-    """A bar on a terminal that has rich, nothing elsewhere."""
-    bar = _bar() if sys.stderr.isatty() else None
-    if bar is None:
-        yield _Progress(lambda done, total: None)
-        return
-    with bar:
-        task = bar.add_task("kernels", total=None)
-        yield _Progress(lambda done, total: bar.update(task, completed=done, total=total))
-
-
-def _bar() -> Progress | None:
-    try:
-        from rich import progress
-        from rich.console import Console
-    except ImportError:
-        return None
-    time = progress.TimeElapsedColumn(), progress.TextColumn("left"), progress.TimeRemainingColumn()
-    columns = progress.MofNCompleteColumn(), progress.TextColumn("{task.description}"), progress.BarColumn(), *time
-    return progress.Progress(*columns, console=Console(stderr=True), transient=True)

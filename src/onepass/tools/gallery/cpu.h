@@ -1,4 +1,5 @@
-// cpu.h: what the C++ rungs share: their way in, and the walk over the rows of a matrix. Strides are in elements.
+// cpu.h: what the C++ variants share: their entry point, and the walk over the rows of a matrix. Strides are in
+// elements.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -19,7 +20,7 @@ void each_row(const void* x, void* y, int64_t rows, int64_t n, int64_t x_stride,
 }
 
 // The function NAME for ctypes, which calls softmax(const T* x, T* y, int64_t n) for each row.
-#define ONEPASS_RUNG(NAME)                                                                                     \
+#define ONEPASS_VARIANT(NAME)                                                                                  \
   extern "C" __attribute__((visibility("default"))) void NAME(int type, const void* x, void* y, int64_t rows,  \
                                                               int64_t n, int64_t x_stride, int64_t y_stride) { \
     const auto each = [](auto in, auto out, int64_t count) { softmax(in, out, count); };                       \

@@ -1,4 +1,4 @@
-"""How the C++ rungs are called: they are part of the native core, one thread, one row after the other."""
+"""Calls the C++ variants, which are part of the native library: one thread, one row after the other."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import ctypes
 from torch import Tensor
 
 from onepass import native
-from onepass.tools.gallery.checks import DTYPES
+from onepass.tools.gallery.variants import DTYPES
 
 __all__ = ["online", "threepass"]
 
 
 def _call(name: str, x: Tensor, out: Tensor) -> Tensor:
     numbers = (x.shape[0], x.shape[1], x.stride(0), out.stride(0))
-    native.call(
-        f"onepass_gallery_{name}",
-        DTYPES.index(x.dtype),
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_void_p(out.data_ptr()),
-        *map(ctypes.c_int64, numbers),
-    )
+    pointers = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr())
+    dtype = DTYPES.index(str(x.dtype).removeprefix("torch."))
+    native.call(f"onepass_gallery_{name}", dtype, *pointers, *map(ctypes.c_int64, numbers))
     return out
 
 

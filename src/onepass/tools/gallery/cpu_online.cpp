@@ -32,4 +32,4 @@ void softmax(const T* x, T* y, int64_t n) {
 
 }  // namespace
 
-ONEPASS_RUNG(onepass_gallery_cpu_online)
+ONEPASS_VARIANT(onepass_gallery_cpu_online)

@@ -1,11 +1,11 @@
-// cpu-threepass: three loops, as the definition says it.
+// cpu-threepass: three loops, as in the definition.
 //
 // Idea: a loop for the maximum, a loop for the sum of exp(x - maximum), a loop that writes each exp(x - maximum) / sum.
 //
 // Traffic: reads 3MN, writes MN; from memory reads MN, writes MN while a row stays in the core's cache.
 //
 // Limit: arithmetic. Each element costs two calls of exp, one at a time and on one core, and memory waits for them. The
-// sum is kept in double: added up in float it would be off by 1e-5 for a row of 300000 elements.
+// sum is a double: a float would be off by 1e-5 for a row of 300000 elements.
 #include "cpu.h"
 
 namespace {
@@ -23,4 +23,4 @@ void softmax(const T* x, T* y, int64_t n) {
 
 }  // namespace
 
-ONEPASS_RUNG(onepass_gallery_cpu_threepass)
+ONEPASS_VARIANT(onepass_gallery_cpu_threepass)

@@ -1,4 +1,4 @@
-// cuda-block: one block a row.
+// cuda-block: one block per row.
 //
 // Idea: all threads of a block take a row together. Each warp merges its lanes by shuffles, as in cuda-warp, and leaves
 // the result in shared memory; after a barrier every warp reads the results of all warps and merges them once more. A
@@ -6,13 +6,13 @@
 //
 // Traffic: reads 3MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L1 or the L2.
 //
-// Limit: three passes, each of which waits for the one before: while a block waits at a barrier it asks for nothing.
+// Limit: three passes, each of which waits for the one before: while a block waits at a barrier it loads nothing.
 // Short rows leave most threads idle; long rows fall out of the caches between the passes.
 #include "cuda_warp.cu"
 
 // The maximum and the sum have an array each, because there is no barrier after the reads: with one array a warp that
-// is ahead would write its sum over a maximum that a warp behind has yet to read. Until an array is written again, for
-// the next row, all have passed the other one's barrier.
+// is ahead would overwrite a maximum that a warp behind has yet to read. Before an array is written again, for the
+// next row, all warps have passed the barrier of the other array.
 struct Partials {
   float maximum[32], sum[32];
 };

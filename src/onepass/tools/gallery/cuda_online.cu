@@ -1,12 +1,12 @@
-// cuda-online: one block a row, maximum and sum in one pass.
+// cuda-online: one block per row, maximum and sum in one pass.
 //
-// Idea: each thread keeps the pair (maximum, sum) of the elements it has seen, and rescales the sum where a larger one
+// Idea: each thread keeps the pair (maximum, sum) of the elements it has seen, and rescales the sum when a larger one
 // comes (Milakov and Gimelshein, arXiv:1805.02867). Then the block finds the maximum of the maxima, each thread
 // rescales its sum to it, and the sums are added up.
 //
 // Traffic: reads 2MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L1 or the L2.
 //
-// Limit: for rows that fall out of the caches memory would allow 0.67 of a copy's speed, where cuda-block has 0.5. An
+// Limit: for rows that do not stay in the caches memory allows 0.67 of a copy's speed; for cuda-block it is 0.5. An
 // H200 reaches 0.4: a thread asks for 4 bytes at a time, and each element waits for the pair of the one before it.
 #include "cuda_block.cu"
 

@@ -1,15 +1,15 @@
 // cuda-warp: one warp a row.
 //
-// Idea: the 32 lanes of a warp take every 32nd element of a row. What each has found, first a maximum, then a sum, they
-// merge by butterfly shuffles, from register to register: each lane exchanges values with the lane whose number differs
-// in one bit, masks 16, 8, 4, 2, 1, and after five exchanges every lane holds the whole. `onepass gallery shuffle`
-// shows it. A warp takes every W-th row, W the number of warps.
+// Idea: the 32 lanes of a warp take every 32nd element of a row. They merge what each has found, first a maximum, then
+// a sum, by butterfly shuffles, from register to register: each lane exchanges values with the lane whose number
+// differs in one bit, masks 16, 8, 4, 2, 1, and after five exchanges every lane holds the whole. `onepass gallery
+// shuffle` shows it. A warp takes every W-th row, W the number of warps.
 //
 // Traffic: reads 3MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L1 or the L2.
 //
-// Limit: the bytes in flight, 4 a lane where a load could bring 16. And the caches: a GPU holds thousands of warps, so
-// that thousands of rows are in flight at once, and from some thousand elements on a row is gone before it is read
-// again.
+// Limit: the bytes in flight, 4 per lane, although a load could bring 16. And the caches: a GPU holds thousands of
+// warps, so that thousands of rows are in flight at once, and a row of some thousand elements has left the caches
+// before it is read again.
 #include "types.cuh"
 
 // Merges the values of the lanes of a warp; every lane gets the result.
@@ -23,13 +23,13 @@ __device__ float warp_sum(float value) {
   return value;
 }
 
-// -inf, the maximum of nothing. (The least positive float is not: a row of negative numbers would keep it.)
+// The maximum of no elements is -inf. (With the least positive float instead, a row of negative numbers would keep it.)
 #define NOTHING __int_as_float(0xff800000)
 
 extern "C" __global__ void softmax_warp(const TYPE* x, TYPE* y, int64_t rows, int64_t n, int64_t x_stride,
                                         int64_t y_stride) {
   const int lane = threadIdx.x % 32;
-  const int64_t warps = int64_t(gridDim.x) * (blockDim.x / 32);  // 64 bits: row * stride passes 2^31
+  const int64_t warps = int64_t(gridDim.x) * (blockDim.x / 32);  // 64 bits: row * stride exceeds 2^31
   for (int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
     const TYPE* in = x + row * x_stride;
     TYPE* out = y + row * y_stride;

@@ -3,7 +3,7 @@
 Idea: a compiler that fuses across reductions. Inductor recognises the softmax, keeps short rows in registers and
 streams long ones; it compiles a kernel for each shape.
 
-Traffic: reads MN, writes MN for rows that it keeps on the chip; three reads for longer ones.
+Traffic: reads MN, writes MN for rows that it keeps on the chip; longer rows are read three times.
 
 Limit: memory; and the first call of each shape, which takes seconds.
 """
@@ -26,7 +26,7 @@ __all__ = ["softmax"]
 def _compiled(
     shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
-    # A code object of its own for each shape: of one function torch recompiles 8 shapes, then runs it uncompiled.
+    # Each shape has a code object of its own: torch recompiles one function for 8 shapes, then runs it uncompiled.
     steps = types.FunctionType(naive.softmax.__code__.replace(), vars(naive), argdefs=(None,))
     return torch.compile(steps, dynamic=False, fullgraph=True)
 

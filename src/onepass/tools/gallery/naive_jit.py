@@ -3,7 +3,7 @@
 Idea: let a compiler of whole functions see all five calls. TorchScript's fuser joins neighbouring elementwise steps
 (subtract and exponentiate), and keeps the reductions as kernels of their own.
 
-Traffic: reads 5MN + 2M, writes 3MN + 2M where nothing is fused; on a GPU, where subtract and exponentiate are, 4MN +
+Traffic: reads 5MN + 2M, writes 3MN + 2M where nothing is fused. On a GPU subtract and exponentiate are fused: 4MN +
 2M and 2MN + 2M.
 
 Limit: memory, as before: a reduction ends a fused kernel, and the next one begins by reading everything again.
@@ -33,7 +33,7 @@ def _steps(x: Tensor, dtype: int) -> Tensor:
 @functools.cache
 def _scripted() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its deprecation, which the header tells
+        warnings.simplefilter("ignore")  # the deprecation, which the header mentions
         return torch.jit.script(_steps)
 
 
@@ -45,7 +45,7 @@ def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
 def missing() -> str | None:
     try:
         _scripted()
-    except Exception as error:  # whatever a torch without TorchScript, or with half of it, raises
-        said = (str(error).strip() or repr(error)).splitlines()[0]
-        return f"torch.jit.script does not work with this Python and torch {torch.__version__}: {said}"
+    except Exception as error:  # a torch without TorchScript, or with a part of it, raises various types
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        return f"torch.jit.script does not work with this Python and torch {torch.__version__}: {reason}"
     return None

@@ -1,4 +1,4 @@
-"""How many programs of a kernel a multiprocessor holds at once, from the registers and shared memory that it takes."""
+"""How many programs of a kernel a multiprocessor holds at once, from the registers and shared memory of the kernel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _CDNA = ("gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")
 
 @dataclass(frozen=True)
 class Gpu:
-    """What occupancy depends on. `registers` (of 32 bits), `shared_memory` (bytes) and `threads` are those of a
-    multiprocessor, `arch` is Triton's name of the architecture: "90" (NVIDIA) or "gfx942" (AMD)."""
+    """Properties that decide occupancy. `registers` (of 32 bits), `shared_memory` (bytes) and `threads` count what a
+    multiprocessor has; `arch` is Triton's name of the architecture: "90" (NVIDIA) or "gfx942" (AMD)."""
 
     multiprocessors: int
     registers: int
@@ -33,8 +33,8 @@ class Gpu:
 def occupancy(gpu: Gpu, registers: int, shared_memory: int, num_warps: int) -> int:
     """Programs of `num_warps` warps that fit a multiprocessor together, at least 1.
 
-    `registers`: of a thread. `shared_memory`: bytes of a program. On AMD's CDNA there is a second pool of registers, as
-    large as the one that is reported (CDNA3 instruction set, section 3.6.4).
+    `registers` is the number per thread, `shared_memory` the bytes per program. AMD's CDNA has a second pool of
+    registers, as large as the one that is reported (CDNA3 instruction set, section 3.6.4).
 
     >>> h200 = Gpu(132, 65536, 232448, 2048, 32, "90")
     >>> occupancy(h200, registers=32, shared_memory=0, num_warps=8)

@@ -1,23 +1,24 @@
-"""The butterfly exchange of a warp, lane by lane: what `__shfl_xor_sync` gives each lane, and what a merge makes of it.
+"""The butterfly exchange of a warp: the value that `__shfl_xor_sync` gives each lane, and the result of merging it.
 
-With mask m, a lane reads from the lane whose number differs in the bit m. Masks from half the lanes down to 1 exchange
-halves, then the halves of those, down to neighbours; after the last one every lane has merged the values of all.
+With mask m, a lane reads from the lane whose number differs in bit m. The masks go from half the number of lanes down
+to 1: first the two half-warps exchange values, then the quarters, at last neighbours. After the last exchange
+every lane has merged the values of all lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["OPS", "butterfly", "sentence"]
+__all__ = ["OPS", "butterfly", "summary"]
 
 OPS = ("max", "sum", "id")
 
 
 def butterfly(values: Sequence[int], op: str) -> list[tuple[int, list[int]]]:
-    """(mask, the value of each lane after the exchange with that mask), from the widest mask to 1.
+    """(mask, the value of each lane after the exchange with that mask), from the largest mask to 1.
 
-    `values` are the lanes' own at the start: 2, 4, 8, 16 or 32 of them. With `max` and `sum` a lane merges what it
-    receives into what it has; with `id` it only receives, and each exchange is of the values at the start.
+    `values` are the values of 2, 4, 8, 16 or 32 lanes at the start. With `max` and `sum` a lane merges the value that
+    it receives into its own. With `id` it only receives, and each exchange is of the values at the start.
 
     Raises ValueError for another number of lanes or another op.
 
@@ -33,27 +34,27 @@ def butterfly(values: Sequence[int], op: str) -> list[tuple[int, list[int]]]:
         raise ValueError(f"a butterfly takes 2, 4, 8, 16 or 32 lanes, got {lanes}")
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}; got {op!r}")
-    held, steps, mask = list(values), [], lanes // 2
+    current, steps, mask = list(values), [], lanes // 2
     while mask:
-        received = [held[lane ^ mask] for lane in range(lanes)]
+        received = [current[lane ^ mask] for lane in range(lanes)]
         if op == "id":
             steps.append((mask, received))
         else:
-            held = [max(a, b) if op == "max" else a + b for a, b in zip(held, received, strict=True)]
-            steps.append((mask, held))
+            current = [max(a, b) if op == "max" else a + b for a, b in zip(current, received, strict=True)]
+            steps.append((mask, current))
         mask //= 2
     return steps
 
 
-def sentence(values: Sequence[int], op: str) -> str:
-    """What `butterfly(values, op)` has done.
+def summary(values: Sequence[int], op: str) -> str:
+    """A sentence about the result of `butterfly(values, op)`.
 
-    >>> sentence([0, 1, 2, 3], "sum")
+    >>> summary([0, 1, 2, 3], "sum")
     'After 2 exchanges all 4 lanes hold 6, the sum.'
     """
     steps = butterfly(values, op)
-    lanes, count = len(values), f"{len(steps)} exchange{'s' if len(steps) > 1 else ''}"
     if op == "id":
-        halves = f"with mask {steps[0][0]} the halves swap, " if len(steps) > 1 else ""
-        return f"Each lane has read the value of lane ^ mask: {halves}with mask 1 the neighbours swap."
-    return f"After {count} all {lanes} lanes hold {steps[-1][1][0]}, the {'largest' if op == 'max' else 'sum'}."
+        first = f"with mask {steps[0][0]} lower and upper lanes swap, " if len(steps) > 1 else ""
+        return f"Each lane has read the value of lane ^ mask: {first}with mask 1 neighbours swap."
+    count = f"{len(steps)} exchange{'s' if len(steps) > 1 else ''}"
+    return f"After {count} all {len(values)} lanes hold {steps[-1][1][0]}, the {'largest' if op == 'max' else 'sum'}."

@@ -1,7 +1,7 @@
-"""The predicted traffic: what each rung asks of memory for an M x N matrix, and how fast that lets it be.
+"""Predicts the memory traffic of each variant for an M x N matrix, and how fast that lets it be.
 
-The counts are those of the rungs' headers. The unit is the least: each element read once and written once, which is
-what a copy moves. A rung limited by memory that moves 4 times the least reaches 1/4 of a copy's speed and no more.
+The counts come from the headers of the variants. The unit is the minimum, which reads and writes each element once, as
+a copy does. If memory is the limit, a variant that moves 4 times the minimum reaches 1/4 of a copy's speed.
 """
 
 from __future__ import annotations
@@ -12,30 +12,26 @@ from typing import Any
 
 import torch
 
-from onepass.tools.gallery.rung import Traffic
-from onepass.tools.gallery.rungs import RUNGS
+from onepass.tools.gallery.variants import VARIANTS, Traffic, format_count
 
-__all__ = ["LEAST", "NAMES", "Prediction", "formula", "predict", "predict_onepass", "predictions"]
+__all__ = ["MINIMUM", "NAMES", "Prediction", "predict", "predict_all", "predict_onepass"]
 
-LEAST = Traffic(reads=(1, 0), writes=(1, 0))
-NAMES = (*RUNGS, "onepass")
+MINIMUM = Traffic(reads=(1, 0), writes=(1, 0))
+NAMES = (*VARIANTS, "onepass")
 
-# Of the counts of a header, what is float32 whatever the dtype of the matrix. The naive rungs read `x` twice and write
-# the result in the matrix's own dtype; `shifted` (read once), `numerator` (read twice), and the maximum and the sum of
-# each row are float32. Left out: for half types the cast of the M maxima, a read and a write of M more.
-_STEPS = Traffic(reads=(3, 2), writes=(2, 2))
-_FLOAT32 = {"naive": _STEPS, "naive-jit": _STEPS}
-
-_TWICE = Traffic(reads=(2, 0), writes=(1, 0))
+# The part of a header's counts that is float32 whatever the dtype of the matrix is. The naive variants read `x` twice
+# and write the result in the dtype of the matrix; `shifted` (read once), `numerator` (read twice), and the maximum and
+# the sum of each row are float32. The cast of the M maxima of a 2-byte dtype, M reads and M writes, is not counted.
+_FLOAT32 = dict.fromkeys(("naive", "naive-jit"), Traffic(reads=(3, 2), writes=(2, 2)))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one contestant moves for a matrix of `rows` x `n`.
+    """The traffic of one contestant for a matrix of `rows` x `n`.
 
-    traffic: the counts asked of memory. bytes: the same, in bytes. least: the bytes of reading once and writing once.
-    cached_bytes: what is left of `bytes` while a cache serves the re-reads of a row; None where nothing is re-read.
-    note: what else there is to say of it, in a sentence, or nothing.
+    bytes: all bytes that it asks of memory. minimum: the bytes of reading once and writing once.
+    cached_bytes: the part of `bytes` that remains while a cache serves repeated reads; None if nothing is read twice.
+    note: a sentence that belongs below the table, or nothing.
     """
 
     name: str
@@ -43,37 +39,34 @@ class Prediction:
     rows: int
     n: int
     bytes: int
-    least: int
+    minimum: int
     cached_bytes: int | None = None
     note: str = ""
 
     @property
     def reads(self) -> int:
-        """Elements read."""
         return self.traffic.elements(self.rows, self.n)[0]
 
     @property
     def writes(self) -> int:
-        """Elements written."""
         return self.traffic.elements(self.rows, self.n)[1]
 
     @property
     def ratio(self) -> float:
-        """The bytes in units of the least, which is the predicted time in units of a copy's."""
-        return self.bytes / self.least
+        """The bytes in units of the minimum, which is also the predicted time in units of a copy's time."""
+        return self.bytes / self.minimum
 
     @property
     def cached_ratio(self) -> float | None:
-        """Likewise while a cache serves the re-reads."""
-        return None if self.cached_bytes is None else self.cached_bytes / self.least
+        return None if self.cached_bytes is None else self.cached_bytes / self.minimum
 
     def as_dict(self, gbs: float | None = None) -> dict[str, Any]:
-        """For programs; with the microseconds that `gbs`, 1e9 bytes a second, would take, where it is given."""
+        """For JSON; with `gbs`, 1e9 bytes per second, also the microseconds that the bytes take."""
         return {
             "reads": self.reads,
             "writes": self.writes,
-            "reads_formula": formula(self.traffic.reads),
-            "writes_formula": formula(self.traffic.writes),
+            "reads_formula": format_count(self.traffic.reads),
+            "writes_formula": format_count(self.traffic.writes),
             "bytes": self.bytes,
             "ratio": self.ratio,
             "copy_fraction": 1 / self.ratio,
@@ -84,99 +77,81 @@ class Prediction:
         }
 
 
-def formula(count: tuple[int, int]) -> str:
-    """A count of elements as the headers write it.
-
-    >>> formula((5, 2)), formula((1, 0)), formula((0, 1))
-    ('5MN + 2M', 'MN', 'M')
-    """
-    parts = [f"{'' if factor == 1 else factor}{of}" for factor, of in zip(count, ("MN", "M"), strict=True) if factor]
-    return " + ".join(parts) or "0"
-
-
-def _bytes(traffic: Traffic, wide: Traffic | None, rows: int, n: int, itemsize: int) -> int:
-    elements = sum(traffic.elements(rows, n))
-    float32 = 0 if wide is None else sum(wide.elements(rows, n))
-    return (elements - float32) * itemsize + float32 * 4
-
-
 def predict(
     name: str, traffic: Traffic, cached: Traffic | None, rows: int, n: int, dtype: torch.dtype, note: str = ""
 ) -> Prediction:
-    """The prediction for one contestant from its counts.
+    """The prediction for one contestant.
 
     Args:
-        name: of the contestant; the naive rungs hold float32 between their steps, whatever `dtype` is.
+        name: of the contestant; the naive variants compute in float32, whatever `dtype` is.
         traffic: elements asked of memory.
-        cached: elements that reach it while a cache serves the re-reads, or None.
+        cached: elements that reach memory while a cache serves repeated reads, or None.
         rows, n: of the matrix, at least 1.
         dtype: of the matrix and of the result.
-        note: kept as it is.
 
-    >>> predict("three passes", Traffic((3, 0), (1, 0)), LEAST, 4, 8, torch.float32).ratio
+    >>> predict("three passes", Traffic((3, 0), (1, 0)), MINIMUM, 4, 8, torch.float32).ratio
     2.0
     """
-    least = _bytes(LEAST, None, rows, n, dtype.itemsize)
-    wide = _FLOAT32.get(name)
-    cached_bytes = None if cached is None else _bytes(cached, wide, rows, n, dtype.itemsize)
-    return Prediction(name, traffic, rows, n, _bytes(traffic, wide, rows, n, dtype.itemsize), least, cached_bytes, note)
+    float32 = sum(_FLOAT32[name].elements(rows, n)) if name in _FLOAT32 else 0
+
+    def count_bytes(of: Traffic) -> int:
+        return (sum(of.elements(rows, n)) - float32) * dtype.itemsize + float32 * 4
+
+    minimum = 2 * rows * n * dtype.itemsize
+    cached_bytes = None if cached is None else count_bytes(cached)
+    return Prediction(name, traffic, rows, n, count_bytes(traffic), minimum, cached_bytes, note)
 
 
 def predict_onepass(rows: int, n: int, dtype: torch.dtype, device: str) -> Prediction:
-    """The prediction for onepass itself, by the plan that it has for the matrix on `device`.
+    """The prediction for onepass itself, from its plan for the matrix on `device`, as `onepass.explain` takes it.
 
-    Args:
-        rows, n: of the matrix, at least 1.
-        dtype: of the matrix and of the result.
-        device: as `onepass.explain` takes it; it need not be here.
-
-    Raises:
-        ValueError, RuntimeError: as `onepass.explain` does.
+    Raises ValueError and RuntimeError as `onepass.explain` does.
     """
     import onepass
 
-    plan = onepass.explain((rows, n), dtype=dtype, device=device, bandwidth=1.0)  # given, so that none is measured
+    plan = onepass.explain(
+        (rows, n), dtype=dtype, device=device, bandwidth=1.0
+    )  # with a number, so that none is measured
     # The CPU engine cuts a long row into chunks and reads them again once the state of the row is known.
-    chunks = plan.engine == "cpu" and plan.launch["route"] == "row_chunks"
-    streams = plan.tier in ("twopass", "online") or chunks
-    twice = f"; a row of {n} elements is read twice" if streams else ""
-    traffic, cached = (_TWICE, LEAST) if streams else (LEAST, None)
+    chunked = plan.engine == "cpu" and plan.launch["route"] == "row_chunks"
+    traffic, cached, twice = MINIMUM, None, ""
+    if plan.tier in ("twopass", "online") or chunked:
+        traffic, cached, twice = Traffic((2, 0), (1, 0)), MINIMUM, f"; a row of {n} elements is read twice"
     if again := int(plan.launch.get("read_again", 0)):
-        twice = f"; {again} elements of a row, which do not fit the chip, are read twice"
-        traffic, cached = Traffic((1, again), (1, 0)), LEAST
+        twice = f"; {again} elements of a row do not fit on the chip and are read twice"
+        traffic, cached = Traffic((1, again), (1, 0)), MINIMUM
     note = f"onepass: {plan.engine} engine, tier {plan.tier}{twice}"
     return predict("onepass", traffic, cached, rows, n, dtype, note)
 
 
-def predictions(
+def predict_all(
     rows: int, n: int, dtype: torch.dtype, device: str = "cpu", only: Sequence[str] = ()
 ) -> list[Prediction]:
-    """The predictions for every rung in rising order, with `least` before them and onepass after them.
+    """The predictions for `minimum`, every variant in order, and onepass.
 
-    No rung is run, so that each is predicted, whether it can run here and takes the shape or not.
+    No variant is run, so that it is predicted even if it cannot run here or does not take the shape.
 
     Args:
         rows, n: of the matrix, at least 1.
         dtype: of the matrix: float32, float16 or bfloat16.
-        device: that onepass plans for.
-        only: names of rungs, or "onepass"; all where it is empty. `least` always comes.
+        device: of onepass's plan.
+        only: names of variants, or "onepass"; empty for all. `minimum` always comes first.
 
     Raises:
-        ValueError: for an unknown name, with those there are; and as `predict_onepass` does.
+        ValueError: for an unknown name, with the known ones; and as `predict_onepass` does.
 
-    >>> [(p.name, p.ratio) for p in predictions(4096, 1024, torch.float32, only=["triton-row"])]
-    [('least', 1.0), ('triton-row', 1.0)]
+    >>> [(p.name, p.ratio) for p in predict_all(4096, 1024, torch.float32, only=["triton-row"])]
+    [('minimum', 1.0), ('triton-row', 1.0)]
     """
     for name in only:
         if name not in NAMES:
-            raise ValueError(f"unknown rung {name!r}: there are {', '.join(NAMES)}")
-    made = [predict("least", LEAST, None, rows, n, dtype)]
-    for rung in RUNGS.values():
-        if not only or rung.name in only:
-            note = ""
-            if rung.name in _FLOAT32 and dtype.itemsize < 4:
-                note = f"{rung.name}: all between the matrix and the result is float32"
-            made.append(predict(rung.name, rung.header.traffic, rung.header.cached, rows, n, dtype, note))
+            raise ValueError(f"unknown variant {name!r}: there are {', '.join(NAMES)}")
+    found = [predict("minimum", MINIMUM, None, rows, n, dtype)]
+    for name, variant in VARIANTS.items():
+        if not only or name in only:
+            note = f"{name}: all steps between the matrix and the result are float32"
+            note = note if name in _FLOAT32 and dtype.itemsize < 4 else ""
+            found.append(predict(name, variant.header.traffic, variant.header.cached, rows, n, dtype, note))
     if not only or "onepass" in only:
-        made.append(predict_onepass(rows, n, dtype, device))
-    return made
+        found.append(predict_onepass(rows, n, dtype, device))
+    return found

@@ -1,13 +1,13 @@
 """triton-online: rows of any length, in chunks.
 
-Idea: a row that no chip holds goes by in chunks. The program keeps the maximum of the chunks so far and the sum
-relative to it; a chunk with a larger maximum rescales the sum by exp(old - new) (Milakov and Gimelshein,
-arXiv:1805.02867). Then the row goes by once more, and each element is written.
+Idea: a row that does not fit on the chip is read in chunks. The program keeps the maximum of the chunks so far and the
+sum relative to it; a chunk with a larger maximum rescales the sum by exp(old - new) (Milakov and Gimelshein,
+arXiv:1805.02867). Then the row is read once more, and each element is written.
 
 Traffic: reads 2MN, writes MN; from memory reads MN, writes MN while the rows in flight stay in the L2.
 
-Limit: memory: three passes over it instead of two, which is 0.67 of a copy's speed where the second read misses the
-L2. With few rows most of the GPU is idle, since a row has one program.
+Limit: memory: three passes over it instead of two, which is 0.67 of a copy's speed if the second read misses the L2.
+With few rows most of the GPU is idle, since each row has one program.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onepass.tools.gallery.launch import given, launching
+from onepass.tools.gallery.launch_params import compile_options, launch_context
 
 __all__ = ["refuses", "softmax"]
 
@@ -37,7 +37,9 @@ def softmax_online(x_ptr, out_ptr, x_row_stride, out_row_stride, n, chunks, BLOC
         column = tl.cast(chunk, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(x_row + column, mask=column < n, other=-float("inf")).to(tl.float32)
         larger = tl.maximum(maximum, tl.max(x, 0))
-        base = tl.where(larger == -float("inf"), 0.0, larger)  # nothing but -inf until now: -inf - -inf would be NaN
+        base = tl.where(
+            larger == -float("inf"), 0.0, larger
+        )  # if all elements so far are -inf: -inf - -inf would be NaN
         total = total * tl.exp(maximum - base) + tl.sum(tl.exp(x - base), 0)
         maximum = larger
     for chunk in tl.range(0, chunks, num_stages=STAGES):
@@ -49,7 +51,7 @@ def softmax_online(x_ptr, out_ptr, x_row_stride, out_row_stride, n, chunks, BLOC
 
 def refuses(rows: int, n: int, dtype: torch.dtype) -> str | None:
     if rows > 2**31 - 1:
-        return f"each row is a program, of which a launch takes 2147483647, got M = {rows}"
+        return f"each row is a program, and a launch takes 2147483647 of them; got M = {rows}"
     return None
 
 
@@ -64,8 +66,8 @@ def softmax(
 ) -> Tensor:
     rows, n = x.shape
     block = block_size or min(BLOCK, triton.next_power_of_2(n))
-    options = given(x.device, num_warps or WARPS, None, num_ctas, maxnreg)
+    options = compile_options(x.device, num_warps or WARPS, None, num_ctas, maxnreg)
     numbers = (x.stride(0), out.stride(0), n, triton.cdiv(n, block))
-    with launching("triton-online", x.device, num_ctas):
+    with launch_context("triton-online", x.device, num_ctas):
         softmax_online[(rows,)](x, out, *numbers, block, num_stages or STAGES, **options)
     return out

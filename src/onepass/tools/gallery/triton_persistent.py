@@ -1,9 +1,9 @@
-"""triton-persistent: as many programs as the GPU holds at once, each taking rows in turn.
+"""triton-persistent: as many programs as the GPU holds at once, each with several rows.
 
 Idea: start the programs once and keep them. A program takes every P-th row, P the number of programs, and its loop is
 software-pipelined: while it computes a row, the next ones are on their way into shared memory. P is multiprocessors
 x occupancy, and the occupancy follows from the registers and the shared memory of the compiled kernel; kernel and P
-are kept for the next call.
+are cached for the next call.
 
 Traffic: reads MN, writes MN.
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from onepass.tools.gallery import triton_row
-from onepass.tools.gallery.launch import given, launching, tile
+from onepass.tools.gallery.launch_params import compile_options, launch_context, tile_size
 from onepass.tools.gallery.occupancy import Gpu, occupancy
 from onepass.triton.launch import interpreting
 
@@ -39,7 +39,7 @@ def softmax_persistent(
     x_ptr, out_ptr, x_row_stride, out_row_stride, rows, n, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
     column = tl.arange(0, BLOCK)
-    # 64 bits: a row's number plus the step may pass 2^31, and row * stride does in a matrix of 8 GB
+    # 64 bits: a row's number plus the step may exceed 2^31, and row * stride does in a matrix of 8 GB
     for row in tl.range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0), num_stages=STAGES):
         row = tl.cast(row, tl.int64)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=column < n, other=-float("inf")).to(tl.float32)
@@ -52,7 +52,7 @@ def refuses(rows: int, n: int, dtype: torch.dtype) -> str | None:
     return triton_row.refuses(1, n, dtype)
 
 
-_made: dict[Any, tuple[Any, int, int]] = {}
+_cache: dict[Any, tuple[Any, int, int]] = {}
 
 
 def softmax(
@@ -66,21 +66,21 @@ def softmax(
     programs: int | None = None,
 ) -> Tensor:
     rows, n = x.shape
-    block = tile("triton-persistent", n, block_size)
-    options = given(x.device, num_warps or WARPS, None, num_ctas, maxnreg)
+    block = tile_size("triton-persistent", n, block_size)
+    options = compile_options(x.device, num_warps or WARPS, None, num_ctas, maxnreg)
     numbers = (x.stride(0), out.stride(0), rows, n)
-    with launching("triton-persistent", x.device, num_ctas):
+    with launch_context("triton-persistent", x.device, num_ctas):
         if interpreting():
             softmax_persistent[(min(programs or 4, rows),)](x, out, *numbers, block, num_stages or 1)
             return out
-        # Triton compiles a variant for what it knows of the arguments, and a compiled kernel does not look at them
-        # again: one made for rows of 784 elements, a multiple of 16, must not be launched for 781.
-        known = tuple((v % 16 == 0, v == 1, v < 2**31) for v in numbers)
+        # Triton specialises a kernel for properties of the arguments, and a compiled kernel does not check them again:
+        # a kernel for rows of 784 elements, a multiple of 16, must not be launched for 781.
+        properties = tuple((v % 16 == 0, v == 1, v < 2**31) for v in numbers)
         aligned = (x.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0)
-        key = (x.device, x.dtype, block, num_stages, *options.items(), known, aligned)
-        if key not in _made:
-            _made[key] = _compile(x, out, numbers, block, num_stages, options)
-        kernel, stages, resident = _made[key]
+        key = (x.device, x.dtype, block, num_stages, *options.items(), properties, aligned)
+        if key not in _cache:
+            _cache[key] = _compile(x, out, numbers, block, num_stages, options)
+        kernel, stages, resident = _cache[key]
         kernel[(min(programs or resident, rows), 1, 1)](x, out, *numbers, block, stages)
     return out
 
@@ -88,12 +88,12 @@ def softmax(
 def _compile(
     x: Tensor, out: Tensor, numbers: tuple[int, ...], block: int, stages: int | None, options: dict[str, int]
 ) -> tuple[Any, int, int]:
-    """(the compiled kernel, its stages, how many programs of it the GPU holds at once)."""
+    """(the compiled kernel, its stages, the programs of it that the GPU holds at once)."""
     gpu = _gpu(x.device)
     for count in [stages] if stages else range(gpu.stages(), 0, -1):
         kernel = softmax_persistent.warmup(x, out, *numbers, block, count, grid=(1,), **options)
         try:
-            kernel._init_handles()  # loads it, which tells its registers
+            kernel._init_handles()  # loads the kernel, so that its number of registers is known
         except OutOfResources as error:
             failure = error
             continue

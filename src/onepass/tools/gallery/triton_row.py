@@ -1,14 +1,14 @@
-"""triton-row: one program a row.
+"""triton-row: one program per row.
 
 Idea: a program loads its whole row once, keeps it in registers, and does all five steps there. Triton's tiles have a
-power of two of elements, so the row is padded with -inf, which changes neither the maximum nor the sum. Longer rows
+power of two elements, so the row is padded with -inf, which changes neither the maximum nor the sum. Longer rows
 get more warps: 4, from a tile of 2048 on 8, from 4096 on 16.
 
 Traffic: reads MN, writes MN.
 
-Limit: memory, where rows are of a middle length. Short rows leave lanes idle (a tile of 256 is 2 elements a thread)
-and pay a program's start each; a tile just above a power of two is half padding; and a tile has to fit the registers
-of a multiprocessor, 65536 of them, so that longer rows are not taken.
+Limit: memory, for rows of a middle length. Short rows leave lanes idle (a tile of 256 is 2 elements per thread)
+and each pays the start of a program; a row just above a power of two is half padding; and a tile has to fit the
+registers of a multiprocessor, so that rows of more than 65536 elements are not taken.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -20,14 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onepass.tools.gallery.launch import MOST, given, launching, tile
+from onepass.tools.gallery.launch_params import MAX_TILE, compile_options, launch_context, tile_size
 
 __all__ = ["refuses", "softmax"]
 
 
 @triton.jit
 def softmax_row(x_ptr, out_ptr, x_row_stride, out_row_stride, n, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)  # 64 bits: row * stride passes 2^31 in a matrix of 8 GB
+    row = tl.program_id(0).to(tl.int64)  # 64 bits: row * stride exceeds 2^31 in a matrix of 8 GB
     column = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * x_row_stride + column, mask=column < n, other=-float("inf")).to(tl.float32)
     numerator = tl.exp(x - tl.max(x, 0))
@@ -36,10 +36,10 @@ def softmax_row(x_ptr, out_ptr, x_row_stride, out_row_stride, n, BLOCK: tl.const
 
 
 def refuses(rows: int, n: int, dtype: torch.dtype) -> str | None:
-    if n > MOST:
-        return f"a row lies in the registers of a multiprocessor, {MOST} of them, got N = {n}"
+    if n > MAX_TILE:
+        return f"a row must fit the registers of a multiprocessor, {MAX_TILE} elements; got N = {n}"
     if rows > 2**31 - 1:
-        return f"each row is a program, of which a launch takes 2147483647, got M = {rows}"
+        return f"each row is a program, and a launch takes 2147483647 of them; got M = {rows}"
     return None
 
 
@@ -57,8 +57,8 @@ def softmax(
     block_size: int | None = None,
 ) -> Tensor:
     rows, n = x.shape
-    block = tile("triton-row", n, block_size)
-    options = given(x.device, num_warps or warps_for(block), num_stages, num_ctas, maxnreg)
-    with launching("triton-row", x.device, num_ctas):
+    block = tile_size("triton-row", n, block_size)
+    options = compile_options(x.device, num_warps or warps_for(block), num_stages, num_ctas, maxnreg)
+    with launch_context("triton-row", x.device, num_ctas):
         softmax_row[(rows,)](x, out, x.stride(0), out.stride(0), n, block, **options)
     return out

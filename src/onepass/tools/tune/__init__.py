@@ -1,8 +1,9 @@
-"""Measures which plan serves which length of rows and columns fastest on the GPU at hand, for the CUDA engine to use.
+"""Measures which plan serves each length of rows and columns fastest on the GPU at hand, for the CUDA engine to use.
 
-candidates  what may be the fastest for a length        measure  checks and times it on a GPU
+sizes       the lengths and numbers of rows that are measured
+candidates  the plans that may be the fastest for a length
 columns     the same for calls over other dims
-table       from times to table entries                 run      a whole sweep, which can be broken off and taken up
-store       the file of tables, and its place           journal  what a sweep that was broken off had measured
-load        gives the file to the engine                compile  compiles in several processes
+timing      checks and times them on a GPU
+table       makes table entries of the times
+run         a whole sweep; onepass/tables.py reads and writes its file
 """

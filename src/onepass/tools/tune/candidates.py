@@ -11,7 +11,7 @@ import torch
 from onepass import native
 from onepass.native import Plan
 from onepass.tables import ANY
-from onepass.tools.tune.lengths import is_odd, up
+from onepass.tools.tune.sizes import is_odd, up
 
 WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS, COLUMNS, COLUMNS_GRID = range(8)  # the last two: columns.py
 SMEM_VECS = (0, 4, 8, 12, 16)

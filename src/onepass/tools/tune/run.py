@@ -1,4 +1,4 @@
-"""A whole sweep: what is left to measure, each length in turn, then the file."""
+"""A whole sweep: measures each length in turn, makes tables of the times, and writes the file."""
 
 import contextlib
 import os
@@ -16,33 +16,34 @@ from onepass import native
 from onepass import tables as store
 from onepass._engines import unavailable
 from onepass.tables import gpu_model, load
-from onepass.tools.bench.collect_env import sources_hash
 from onepass.tools.tune import columns
 from onepass.tools.tune.candidates import Candidate, Gpu, Kernel, candidates, kernels
-from onepass.tools.tune.journal import Journal
-from onepass.tools.tune.lengths import LENGTHS, row_counts
-from onepass.tools.tune.measure import ALL, CudaMeter, Point, Progress
+from onepass.tools.tune.sizes import LENGTHS, row_counts
 from onepass.tools.tune.table import build
+from onepass.tools.tune.timing import ALL, CudaTimer, Measurement, Progress
 from onepass.version import __version__
 
 DTYPES = ("float32", "float16", "bfloat16")
-KEPT = 8  # choices of a length that go into the file
+SAVED_CHOICES = 8  # of each length, in the file
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured: inputs of `mib` MiB, the median of `repeats` calls, rows and columns of `lengths` elements
-    (None: those of each) of `dtypes`; softmax, for all functions that write rows, logsumexp, for those that do not,
-    columns, for softmax over other dims, and columns_backward."""
+    """The measurements of a sweep.
 
-    mib: int = 256
+    Inputs have `size_mib` MiB, and a time is the median of `repeats` calls. Rows and columns have `lengths` elements,
+    None for the default lengths of each. Of the functions, softmax stands for all that write rows, logsumexp for those
+    that do not, columns for softmax over other dims, and columns_backward for its gradient.
+    """
+
+    size_mib: int = 256
     repeats: int = 15
     lengths: tuple[int, ...] | None = None
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     functions: tuple[str, ...] = ALL
 
     def __post_init__(self) -> None:
-        for name in ("mib", "repeats"):
+        for name in ("size_mib", "repeats"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} is a whole number, at least 1; got {value!r}")
@@ -54,22 +55,21 @@ class Options:
         if not self.dtypes or any(dtype not in DTYPES for dtype in self.dtypes):
             raise ValueError(f"dtypes are {', '.join(DTYPES)}; got {', '.join(map(str, self.dtypes)) or 'none'}")
         if {"float16", "bfloat16"} <= set(self.dtypes):
-            raise ValueError("float16 and bfloat16 have one table: name one of them")
+            raise ValueError("float16 and bfloat16 share a table: name one of them")
         if not self.functions or any(function not in ALL for function in self.functions):
             got = ", ".join(map(str, self.functions)) or "none"
             raise ValueError(f"functions are {', '.join(ALL)}, which stand for the others; got {got}")
         if not self.points:
-            raise ValueError(f"columns are of up to {columns.LONGEST} elements")
+            raise ValueError(f"columns have up to {columns.LONGEST} elements")
 
     @property
     def points(self) -> list[tuple[str, str, int, int]]:
         """(function, dtype, length, rows) in the order of measuring."""
-        kinds = product(dict.fromkeys(self.dtypes), dict.fromkeys(self.functions))
         return [
             (function, dtype, n, rows)
-            for dtype, function in kinds
+            for dtype, function in product(dict.fromkeys(self.dtypes), dict.fromkeys(self.functions))
             for n in self._lengths(function)
-            for rows in _rows(function, n, getattr(torch, dtype).itemsize, self.mib)
+            for rows in _row_counts(function, n, getattr(torch, dtype).itemsize, self.size_mib)
         ]
 
     def _lengths(self, function: str) -> list[int]:
@@ -78,106 +78,74 @@ class Options:
         return sorted({n for n in self.lengths or columns.LENGTHS if n <= columns.LONGEST})
 
 
-def _rows(function: str, n: int, size: int, mib: int) -> list[int]:
+def _row_counts(function: str, n: int, size: int, size_mib: int) -> list[int]:
     if function in columns.FUNCTIONS:
-        return [prod(columns.shape_of(n, size, mib))]
-    return row_counts(n, size, mib, function == "logsumexp")
+        return [prod(columns.shape_of(n, size, size_mib))]
+    return row_counts(n, size, size_mib, function == "logsumexp")
 
 
-def _candidates(function: str, dtype: str, n: int, rows: int, mib: int, gpu: Gpu) -> list[Candidate]:
+def _candidates(function: str, dtype: str, n: int, rows: int, size_mib: int, gpu: Gpu) -> list[Candidate]:
     size = getattr(torch, dtype).itemsize
     if function not in columns.FUNCTIONS:
         return candidates(n, size, rows, gpu, function == "logsumexp")
-    return columns.candidates(n, columns.shape_of(n, size, mib), size, function, gpu)
+    return columns.candidates(n, columns.shape_of(n, size, size_mib), size, function, gpu)
 
 
-class Meter(Protocol):
-    """What checks and times: `measure.CudaMeter`, or a fake."""
+class Timer(Protocol):
+    """Checks and times plans: `timing.CudaTimer`, or a fake."""
 
     def prepare(self, todo: Sequence[Kernel], report: Progress) -> None: ...
 
-    def measure(self, function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Point: ...
+    def measure(self, function: str, dtype: str, n: int, rows: int, tried: Sequence[Candidate]) -> Measurement: ...
 
 
-class Watcher(Protocol):
-    """Told how a sweep goes on."""
+class ProgressListener:
+    """Receives the progress of a sweep. This one ignores it."""
 
     def compiled(self, done: int, total: int) -> None:
         """So many kernels are compiled."""
 
-    def measured(self, point: Point | None, done: int, total: int) -> None:
-        """So many lengths are measured, `point` now; None: by the sweep that this one goes on with."""
-
-
-class Silent:
-    """A watcher that says nothing."""
-
-    def compiled(self, done: int, total: int) -> None:
-        pass
-
-    def measured(self, point: Point | None, done: int, total: int) -> None:
-        pass
+    def measured(self, measurement: Measurement, done: int, total: int) -> None:
+        """So many lengths are measured, the last with this result."""
 
 
 def sweep(
     gpu: Gpu,
     options: Options,
     path: Path,
-    meter: Meter,
+    timer: Timer,
     base: store.Tables,
     use: Callable[[str, store.Tables], None],
-    fresh: bool = False,
-    watcher: Watcher | None = None,
+    listener: ProgressListener | None = None,
 ) -> store.TableFile:
     """Measure all lengths and write the file of tables.
 
     Args:
         base: the built-in tables, which stay for lengths that are not measured.
-        use: takes (origin, tables) before they are written, and raises where they are unsound.
-        fresh: do not go on with the journal of a sweep that was broken off.
+        use: takes (origin, tables) before they are written, and raises if they are unsound.
 
     Raises:
-        ValueError: a journal of another sweep. RuntimeError: a candidate's result is wrong, or the GPU fails.
+        RuntimeError: the result of a candidate is wrong, or the GPU fails.
     """
-    watcher = watcher or Silent()
-    points = options.points
-    header = {
-        "journal": store.VERSION,
-        "gpu": gpu.name,
-        "compute": gpu.compute,
-        "multiprocessors": gpu.multiprocessors,
-        "shared": gpu.shared,
-        "onepass": __version__,
-        "sources": sources_hash(),
-        "torch": torch.__version__,
-        "mib": options.mib,
-        "repeats": options.repeats,
-        "points": points,
-    }
-    journal = Journal(path.with_name(path.name + ".journal"), header, fresh)
-    try:
-        known = {(point.function, point.dtype, point.n, point.rows) for point in journal.points}
-        total, left = len(points), [point for point in points if point not in known]
-        tried = {point: _candidates(*point, options.mib, gpu) for point in left}
-        watcher.measured(None, total - len(left), total)
-        meter.prepare(kernels([(*of[:2], c.plan) for of, found in tried.items() for c in found]), watcher.compiled)
-        for of in left:
-            point = meter.measure(*of, tried[of])
-            journal.add(point)
-            watcher.measured(point, len(journal.points), total)
-        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        tables = build(journal.points, base, gpu)
-        store.check_tables(tables)
-        stored = store.TableFile(path, gpu.name, gpu.compute, gpu.multiprocessors, date, tables)
-        use(stored.origin, tables)
-        store.write(path, _content(stored, options, journal.points))
-        journal.remove()
-        return stored
-    finally:
-        journal.close()
+    listener = listener or ProgressListener()
+    tried = {point: _candidates(*point, options.size_mib, gpu) for point in options.points}
+    planned = [(*point[:2], candidate.plan) for point, found in tried.items() for candidate in found]
+    timer.prepare(kernels(planned), listener.compiled)
+    measured: list[Measurement] = []
+    for point, found in tried.items():
+        measured.append(timer.measure(*point, found))
+        listener.measured(measured[-1], len(measured), len(tried))
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    tables = build(measured, base, gpu)
+    store.check_tables(tables)
+    stored = store.TableFile(path, gpu.name, gpu.compute, gpu.multiprocessors, date, tables)
+    use(stored.origin, tables)
+    store.write(path, _content(stored, options, measured))
+    return stored
 
 
-def _content(stored: store.TableFile, options: Options, points: Sequence[Point]) -> dict[str, Any]:
+def _content(stored: store.TableFile, options: Options, measured: Sequence[Measurement]) -> dict[str, Any]:
+    ordered = sorted(measured, key=lambda m: (m.function, m.dtype, m.n, m.rows))
     return {
         "version": store.VERSION,
         "gpu": stored.gpu,
@@ -186,17 +154,17 @@ def _content(stored: store.TableFile, options: Options, points: Sequence[Point])
         "date": stored.date,
         "torch": torch.__version__,
         "onepass": __version__,
-        "mib": options.mib,
+        "mib": options.size_mib,
         "repeats": options.repeats,
         "tables": stored.tables,
-        "measured": [point.as_dict(KEPT) for point in sorted(points, key=lambda p: (p.function, p.dtype, p.n, p.rows))],
+        "measured": [measurement.as_dict(SAVED_CHOICES) for measurement in ordered],
     }
 
 
 def cuda_index(device: torch.device | str | None) -> int:
-    """The number of the CUDA device that is to be tuned.
+    """The number of the CUDA device to tune.
 
-    Raises ValueError for another device, RuntimeError where there is none that the CUDA engine serves.
+    Raises ValueError for another device, RuntimeError if there is none that the CUDA engine serves.
 
     >>> cuda_index("cpu")
     Traceback (most recent call last):
@@ -218,7 +186,7 @@ def cuda_index(device: torch.device | str | None) -> int:
 
 
 def gpu_of(index: int) -> Gpu:
-    """What the candidates depend on, of a CUDA device that is here."""
+    """The properties of a CUDA device that decide the candidates."""
     properties = torch.cuda.get_device_properties(index)
     shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
     return Gpu(*gpu_model(index), shared)  # all of compute 8.0 and later take cooperative launches
@@ -228,21 +196,19 @@ def tune(
     device: torch.device | str | None = None,
     options: Options | None = None,
     path: Path | None = None,
-    fresh: bool = False,
-    watcher: Watcher | None = None,
+    listener: ProgressListener | None = None,
 ) -> store.TableFile:
     """Measure which plan serves each row length fastest on a GPU, write the file of tables, and use it from now on.
 
     Args:
-        device: a CUDA device; the current one where it is None.
-        options: what is measured; all lengths with inputs of 256 MiB where it is None.
-        path: of the file; `store.default_path` of the GPU where it is None.
-        fresh: do not go on with a sweep that was broken off.
-        watcher: told how it goes on.
+        device: a CUDA device; None for the current one.
+        options: the measurements; None for all lengths with inputs of 256 MiB.
+        path: of the file; None for `tables.default_path` of the GPU.
+        listener: receives the progress.
 
     Raises:
-        RuntimeError: no CUDA device, a wrong result, a GPU that fails. ValueError: another device, a journal of another
-        sweep. OSError: the file cannot be written.
+        RuntimeError: no CUDA device, a wrong result, a GPU that fails. ValueError: another device.
+        OSError: the file cannot be written.
 
     >>> tune("cpu")
     Traceback (most recent call last):
@@ -253,12 +219,12 @@ def tune(
     gpu = gpu_of(index)
     path = path or store.default_path(gpu.name)
     base = native.tables()["tables"]
-    with contextlib.suppress(ValueError):  # a file that is wrong, or not there yet, is what this is to mend
-        load(gpu_model(index))  # so that what is in use is measured
+    with contextlib.suppress(ValueError):  # a sweep replaces a file that is wrong or missing
+        load(gpu_model(index))  # so that the tables in use are measured too
     with torch.cuda.device(index):
-        meter = CudaMeter(gpu, options.repeats, options.mib)
+        timer = CudaTimer(gpu, options.repeats, options.size_mib)
 
         def use(origin: str, tables: store.Tables) -> None:
             native.set_tables(gpu.name, origin, tables)
 
-        return sweep(gpu, options, Path(os.path.abspath(path)), meter, base, use, fresh, watcher)
+        return sweep(gpu, options, Path(os.path.abspath(path)), timer, base, use, listener)

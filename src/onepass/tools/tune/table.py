@@ -11,8 +11,8 @@ from dataclasses import replace
 from onepass.tables import ANY, NAMES, Table, Tables
 from onepass.tools.tune import candidates, columns
 from onepass.tools.tune.candidates import STAGED, Choice, Gpu
-from onepass.tools.tune.lengths import FEW, FEW_LENGTHS, flat_pays_reduced, is_odd
-from onepass.tools.tune.measure import Point
+from onepass.tools.tune.sizes import FEW, FEW_LENGTHS, is_odd, staged_pays_reduced
+from onepass.tools.tune.timing import Measurement
 
 AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in the tables of odd lengths and of few rows: the other tables have it
 NEAR = 1.01  # of the best time: as good
@@ -22,7 +22,7 @@ def _middle(a: int, b: int) -> int:
     return max(a, min(math.isqrt(a * b), b - 1))
 
 
-def entries(points: Sequence[Point], holds: Callable[[Choice, int], int]) -> Table:
+def entries(points: Sequence[Measurement], holds: Callable[[Choice, int], int]) -> Table:
     """The fewest entries that serve each measured length within 1% of its best, by rising length.
 
     Args:
@@ -31,7 +31,8 @@ def entries(points: Sequence[Point], holds: Callable[[Choice, int], int]) -> Tab
             geometric middle, or that.
 
     >>> warp, block = Choice(0, 32, 0, 1, 0), Choice(2, 0, 32, 1, 0)
-    >>> points = [Point("softmax", "float32", n, 1, 1, 1, {warp: n / 1000, block: 2.0}) for n in (1000, 1100, 4000)]
+    >>> times = {n: {warp: n / 1000, block: 2.0} for n in (1000, 1100, 4000)}
+    >>> points = [Measurement("softmax", "float32", n, 1, 1, 1, us) for n, us in times.items()]
     >>> entries(points, lambda choice, n: 32768)
     [[2097, 0, 32, 0, 1, 0], [4000, 2, 0, 32, 1, 0]]
     """
@@ -50,22 +51,22 @@ def entries(points: Sequence[Point], holds: Callable[[Choice, int], int]) -> Tab
     return found
 
 
-def _near(point: Point) -> set[Choice]:
+def _near(point: Measurement) -> set[Choice]:
     return {choice for choice, us in point.times.items() if us <= NEAR * point.best}
 
 
-def _only(point: Point, flat: bool) -> Point | None:
+def _only(point: Measurement, flat: bool) -> Measurement | None:
     """The point with its flat choices alone, or without them; None where nothing is left."""
     times = {choice: us for choice, us in point.times.items() if (choice.tier == STAGED) == flat}
     return replace(point, times=times) if times else None
 
 
-def flat_pays(points: Sequence[Point]) -> int:
-    """For how many of the odd lengths, by rising length, the tier flat is taken: the cut that costs the least time.
+def staged_pays(points: Sequence[Measurement]) -> int:
+    """For how many of the odd lengths, by rising length, the tier staged is taken: the cut that costs the least time.
 
     >>> flat, warp = Choice(1, 4, 0, 1, 0), Choice(0, 4, 0, 1, 0)
     >>> times = {3: (1, 3), 5: (2.01, 2), 9: (1, 2), 33: (3, 2)}  # flat, warp
-    >>> flat_pays([Point("softmax", "float32", n, 1, 1, 1, {flat: a, warp: b}) for n, (a, b) in times.items()])
+    >>> staged_pays([Measurement("softmax", "float32", n, 1, 1, 1, {flat: a, warp: b}) for n, (a, b) in times.items()])
     3
     """
     total, least, cut = 0.0, 0.0, 0
@@ -100,12 +101,12 @@ def spliced(base: Table, found: Table, first: int, gap: bool = True) -> Table:
     return table
 
 
-def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
+def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
     """All tables: entries for the lengths measured, and those of `base` below the shortest and above the longest.
 
-    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier flat pays for softmax they
-    are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others. What
-    was measured of few rows has its own tables, and so have columns.
+    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier staged pays for softmax
+    they are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others.
+    What was measured of few rows has its own tables, and so have columns.
     """
     tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
     for size in (4, 2):
@@ -124,7 +125,7 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
         if few:
             tables[f"few_rows_f{bits}"] = spliced(base[f"few_rows_f{bits}"], entries(few, holds), few[0].n)
         odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
-        cut = flat_pays(odd)
+        cut = staged_pays(odd)
         staged_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
         if staged_table and cut < len(odd):
             limit = _middle(odd[cut - 1].n, odd[cut].n)
@@ -136,7 +137,7 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
             tables[f"unaligned_f{bits}"] = spliced(base[f"unaligned_f{bits}"], served, odd[0].n, gap=False)
         for kind, function in (("write", "softmax"), ("reduce", "logsumexp")):
             others = [
-                p for p in points if p.function == function and not _is_flat(tables[f"unaligned_f{bits}"], p, size)
+                p for p in points if p.function == function and not _is_staged(tables[f"unaligned_f{bits}"], p, size)
             ]
             if found := [other for p in others if (other := _only(p, False))]:
                 name = f"{kind}_f{bits}"
@@ -147,24 +148,24 @@ def build(measured: Sequence[Point], base: Tables, gpu: Gpu) -> Tables:
     return tables
 
 
-def _of_columns(points: Sequence[Point], size: int, base: Table, gpu: Gpu) -> Table:
+def _of_columns(points: Sequence[Measurement], size: int, base: Table, gpu: Gpu) -> Table:
     def holds(choice: Choice, n: int) -> int:
         return columns.holds(choice, n, size, points[0].function, gpu)
 
     return spliced(base, entries(points, holds), points[0].n)
 
 
-def is_few(point: Point) -> bool:
+def is_few(point: Measurement) -> bool:
     """Whether a point is for the tables of few rows.
 
-    >>> [is_few(Point("softmax", "float32", 1024, rows, 1, 1, {})) for rows in (4096, 262144)]
+    >>> [is_few(Measurement("softmax", "float32", 1024, rows, 1, 1, {})) for rows in (4096, 262144)]
     [True, False]
     """
     whole = not is_odd(point.n, 4 if point.dtype == "float32" else 2)
     return whole and point.rows == FEW and point.function == "softmax" and FEW_LENGTHS[0] <= point.n <= FEW_LENGTHS[1]
 
 
-def _is_flat(odd_table: Table, point: Point, size: int) -> bool:
-    if not is_odd(point.n, size) or (point.function == "logsumexp" and not flat_pays_reduced(point.n, size)):
+def _is_staged(odd_table: Table, point: Measurement, size: int) -> bool:
+    if not is_odd(point.n, size) or (point.function == "logsumexp" and not staged_pays_reduced(point.n, size)):
         return False
     return next(entry for entry in odd_table if point.n <= entry[0])[1] == STAGED

@@ -230,7 +230,10 @@ struct Compilation {
 
   Compilation(const std::string& source_file, const std::vector<std::string>& defines, int arch)
       : sources(sources_with(source_file)),
-        options({"--gpu-architecture=sm_" + std::to_string(arch), "--std=c++17"}),
+        // NVRTC 13.0 takes a generic lambda in a kernel for a host function unless functions are of the device by
+        // default.
+        options(
+            {"--gpu-architecture=sm_" + std::to_string(arch), "--std=c++17", "--device-as-default-execution-space"}),
         rest(source_file + "\n") {
     options.insert(options.end(), defines.begin(), defines.end());
     for (const std::string& option : options) rest += option + "\n";

@@ -18,7 +18,7 @@ from onepass.tools.bench.collect_env import version as version_of
 from onepass.tools.bench.inputs import Inputs
 from onepass.tools.bench.providers import Call, Provider, gallery, register
 from onepass.tools.bench.providers.third_party import Liger, Quack
-from onepass.tools.gallery import RUNGS
+from onepass.tools.gallery import VARIANTS
 
 _ENGINES = {"cpu": ("cpu", "triton"), "cuda": ("cuda", "triton")}  # by the device type of the tensors
 
@@ -207,8 +207,8 @@ class Naive(Provider):
         return 4 * prod(case.shape) * max(4, ITEMSIZE[dtype])  # at most four temporaries at a time
 
     def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        if gallery.unsupported(RUNGS["naive"], case, dtype) is None:
-            return RUNGS["naive"]
+        if gallery.unsupported(VARIANTS["naive"], case, dtype) is None:
+            return VARIANTS["naive"]
         dims, result = case.dims(), getattr(torch, case.out_dtype or dtype)
         wide = torch.float64 if dtype == "float64" else torch.float32
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.providers import Provider
-from onepass.tools.gallery import RUNGS, Rung
-from onepass.tools.gallery.checks import DTYPES
+from onepass.tools.gallery import VARIANTS, Variant
+from onepass.tools.gallery.variants import DTYPES
 
 __all__ = ["INTERPRETED", "GalleryProvider", "providers", "unsupported"]
 
 INTERPRETED = "interprets its kernels on the CPU, which takes minutes"
 
 
-def unsupported(variant: Rung, case: Case, dtype: str) -> str | None:
+def unsupported(variant: Variant, case: Case, dtype: str) -> str | None:
     """Why a variant does not support a case, or None. Only for a variant that can run here."""
     if case.function != "softmax" or case.direction != "forward":
         return "the gallery has only the forward of softmax"
@@ -27,7 +27,7 @@ def unsupported(variant: Rung, case: Case, dtype: str) -> str | None:
         return "the gallery's functions take no dtype"
     if len(case.shape) != 2 or case.dims() != (1,) or case.layout:
         return "the gallery takes the last dim of a matrix"
-    if getattr(torch, dtype) not in DTYPES:
+    if dtype not in DTYPES:
         return f"the gallery takes float32, float16 and bfloat16, got {dtype}"
     return variant.refuses(case.shape[0], case.shape[1], getattr(torch, dtype))
 
@@ -37,7 +37,7 @@ class GalleryProvider(Provider):
 
     gallery = True
 
-    def __init__(self, variant: Rung, **launch: int):
+    def __init__(self, variant: Variant, **launch: int):
         self.variant, self.launch = variant, launch
         self.name = variant.name
         self.label = f"{variant.language}, {variant.file}"
@@ -78,4 +78,4 @@ class GalleryProvider(Provider):
 
 def providers() -> list[GalleryProvider]:
     """A provider per variant but `naive`, which the provider of that name runs."""
-    return [GalleryProvider(variant) for variant in RUNGS.values() if variant.name != "naive"]
+    return [GalleryProvider(variant) for variant in VARIANTS.values() if variant.name != "naive"]

@@ -1,23 +1,23 @@
-"""The row lengths that are measured, so close that a limit of a table is found to within 15%, and in how many rows."""
+"""The row lengths that are measured, and the numbers of rows. A limit of a table is found to within 15%."""
 
 # fmt: off
-WHOLE = (  # a whole number of 16-byte vectors, but for the shortest
+ALIGNED = (  # a whole number of 16-byte vectors, except the shortest
     4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 200, 224, 256, 320, 384, 448, 512, 640, 768, 896,
     1000, 1024, 1280, 1536, 1792, 2048, 2176, 2560, 3072, 3584, 4096, 4224, 5120, 6144, 7168, 8192, 8320,
     9216, 10240, 12288, 12672, 14336, 16384, 18432, 20000, 24000, 28000, 32000, 32768, 36864, 40000, 45000,
     50304, 57344, 65536, 73000, 81000, 90000, 100000, 110000, 128256, 131072, 151936, 170000, 190000, 210000,
     230000, 256000, 262144, 300000, 350000, 400000, 460000, 524288, 1048576,
 )
-ODD = (  # none, of halves at least; among them lengths of real models
+UNALIGNED = (  # no whole number of vectors, at least in 2-byte dtypes; among them lengths of real models
     2, 3, 5, 7, 9, 13, 17, 25, 33, 50, 77, 100, 125, 157, 197, 251, 333, 411, 501, 627, 781, 1025, 1251, 1500,
     2049, 4099, 8195, 16387, 32001, 50257,
 )
 # fmt: on
-LENGTHS = tuple(sorted({*WHOLE, *ODD}))
-FEW = 4096  # rows that are measured for the tables of few rows,
-FEW_ROWS = 8192  # which serve up to so many (plan.h)
+LENGTHS = tuple(sorted({*ALIGNED, *UNALIGNED}))
+FEW = 4096  # rows that are measured for the tables of few rows
+FEW_ROWS = 8192  # the most rows that those tables serve (plan.h)
 FEW_LENGTHS = 256, 16384
-FLAT_REDUCED, FLAT_REDUCED_HALVES = 40, 256  # elements of a row that is only read, up to which the tier flat pays
+STAGED_REDUCED, STAGED_REDUCED_2_BYTES = 40, 256  # the longest rows that are only read for which the tier staged pays
 
 
 def up(a: int, b: int) -> int:
@@ -38,17 +38,17 @@ def is_odd(n: int, size: int) -> bool:
     return n * size % 16 != 0
 
 
-def flat_pays_reduced(n: int, size: int) -> bool:
-    """Whether rows of n elements that are only read, and are no whole number of 16-byte vectors, take the tier flat.
+def staged_pays_reduced(n: int, size: int) -> bool:
+    """Whether the tier staged serves rows of n elements that are only read and are no whole number of 16-byte vectors.
 
-    >>> [n for n in (33, 77, 100, 300) if flat_pays_reduced(n, 2)], flat_pays_reduced(77, 4)
+    >>> [n for n in (33, 77, 100, 300) if staged_pays_reduced(n, 2)], staged_pays_reduced(77, 4)
     ([33, 77], False)
     """
-    return n <= FLAT_REDUCED or (size == 2 and n <= FLAT_REDUCED_HALVES and n % 4 != 0)
+    return n <= STAGED_REDUCED or (size == 2 and n <= STAGED_REDUCED_2_BYTES and n % 4 != 0)
 
 
 def rows_of(n: int, size: int, mib: int) -> int:
-    """As many rows as `mib` MiB hold, at least one.
+    """The rows that `mib` MiB hold, at least one.
 
     >>> rows_of(1024, 4, 256)
     65536
@@ -57,9 +57,10 @@ def rows_of(n: int, size: int, mib: int) -> int:
 
 
 def row_counts(n: int, size: int, mib: int, reduces: bool = False) -> list[int]:
-    """With how many rows of n elements of `size` bytes a function is measured: so many that `mib` MiB hold, and where
-    those are more, and rows of whole vectors are written, FEW too: there the last blocks of a launch count, and other
-    plans may be faster.
+    """The numbers of rows of n elements of `size` bytes that a function is measured with.
+
+    One is the number that `mib` MiB hold. If that is large, and rows of whole vectors are written, FEW is the other:
+    there the last blocks of a launch count, and other plans may be faster.
 
     >>> row_counts(5120, 2, 1024), row_counts(64, 4, 1024), row_counts(65536, 4, 1024)
     ([104857, 4096], [4194304], [4096])
