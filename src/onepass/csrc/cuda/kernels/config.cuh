@@ -67,7 +67,7 @@ struct ForwardConfig : Config {
 struct BackwardConfig : Config {
   typedef AccType<In> Acc;
   typedef Policy::Grad Grad;
-  // Beside the rounding of a half result that of a plain float sum is nothing.
+  // Half results are rounded by far more than a plain sum of floats is.
   static constexpr bool kIsExact = sizeof(Out) > 2 || sizeof(In) == 8;
   typedef Conditional<kIsExact, Compensated<Acc>, Acc>::type Sum;
 };

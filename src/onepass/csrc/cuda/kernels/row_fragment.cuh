@@ -1,5 +1,6 @@
 // row_fragment.cuh: the elements of a row that one thread keeps in registers while the state of the row is reduced: how
-// they are loaded, kept (two half elements per register, where that is exact) and stored. `C` is the ForwardConfig.
+// they are loaded, kept (two half elements per register, where that is exact) and stored. `C` is the ForwardConfig; the
+// backward has fragments of its own (row_backward.cuh), of which Half2Vecs is a part.
 #pragma once
 
 #include "async_copy.cuh"
