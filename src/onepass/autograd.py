@@ -22,7 +22,7 @@ from .decompositions import unsqueeze_reduced
 from .native import library
 from .validation import Spec, reduces_to, wrap_dims
 
-__all__ = ["backward", "needs_no_autograd", "tangent"]
+__all__ = ["PLAIN_TYPES", "backward", "needs_no_autograd", "tangent"]
 
 _NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}  # of functions, as the operator takes them
 _NAMES = {number: function for function, number in _NUMBERS.items()}
@@ -36,8 +36,8 @@ _REGISTERED = (
     torch.ops.onepass.triton_backward.default,
 )
 _CALLED = tuple(functools.partial(torch._C._dispatch_call_boxed, op._handle) for op in _REGISTERED)
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # past the Python kernels that record, 3 us a call
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # skips the Python kernels that record, 3 us a call
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 # The devices whose gradients are fused, and the device of tensors without data.
 FUSED = frozenset(
     device
@@ -59,7 +59,7 @@ def _can_call_kernel(spec: Spec, g: Tensor, saved: Sequence[Tensor]) -> bool:
     records = torch.is_grad_enabled()
     for t in (g, *saved):
         if (
-            type(t) not in _PLAIN_TYPES
+            type(t) not in PLAIN_TYPES
             or not (t.is_cpu or (_CUDA and t.is_cuda) or spec.engine == "triton")
             or (t.dtype is not dtype and not _dtypes_match(g, t, saved))
             or t.layout is not torch.strided
@@ -88,7 +88,7 @@ def backward(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) ->
         return _call_backward_kernel(spec, g, saved, to)
     if not _has_fused_backward(spec, g, saved):
         return decompositions.gradient(spec, g, saved, to)
-    if torch.compiler.is_compiling() or any(type(t) not in _PLAIN_TYPES for t in (g, *saved)):
+    if torch.compiler.is_compiling() or any(type(t) not in PLAIN_TYPES for t in (g, *saved)):
         return _call_operator(_REGISTERED, spec, g, saved, to)
     x, lse = (*saved, None)[:2]
     return TransformBackward.apply(g, x, lse, spec, to)
@@ -203,7 +203,11 @@ def needs_no_autograd(*tensors: Tensor | None) -> bool:
     """Whether nothing asks an operator with these tensors for a gradient, a tangent or a transform of it."""
     if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
         return False
-    return not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:  # a generator takes twice the time
+            if t is not None and t.requires_grad:
+                return False
+    return True
 
 
 def _differentiable(operator: Any, tensors: Sequence[Tensor | None], spec: Spec, to: torch.dtype, *rest: Any) -> Tensor:
