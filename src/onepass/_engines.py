@@ -37,45 +37,40 @@ def _cuda_unavailable(index: int | None) -> str | None:
 
 def unavailable(engine: str, device: torch.device) -> str | None:
     """None where `engine` can serve tensors of `device`, else the reason why it cannot, in a sentence."""
-    return _unavailable(engine, device.type, device.index)
-
-
-def _unavailable(engine: str, device_type: str, index: int | None) -> str | None:
-    device = torch.device(device_type, index) if index is not None else torch.device(device_type)
     if engine == "triton":
         return triton_engine.unavailable(device)
-    if engine == "cpu":
-        return None if device_type == "cpu" else f"serves CPU tensors, got a tensor on {device}"
-    return _cuda_unavailable(index) if device_type == "cuda" else f"serves CUDA tensors, got a tensor on {device}"
+    if engine == "cuda" and device.type == "cuda":
+        return _cuda_unavailable(device.index)
+    return None if engine == device.type else f"serves {engine.upper()} tensors, got a tensor on {device}"
 
 
 @functools.cache
-def _best(device_type: str, index: int | None) -> str:
-    if device_type in ("cpu", "meta"):
+def _best(device: torch.device) -> str:
+    if device.type in ("cpu", "meta"):
         return "cpu"
     reasons = {}
     for engine in ("cuda", "triton"):  # one after the other: asking about Triton imports it, 0.12 s
-        reason = _unavailable(engine, device_type, index)
+        reason = unavailable(engine, device)
         if reason is None:
             if engine == "cuda":
-                load_once(index)
-                if index is not None:
-                    _ready_devices.add(index)
+                load_once(device.index)
+                if device.index is not None:
+                    _ready_devices.add(device.index)
             return engine
         reasons[engine] = reason
     said = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
-    raise RuntimeError(f"onepass: no engine serves a tensor on a {device_type} device ({said})")
+    raise RuntimeError(f"onepass: no engine serves a tensor on a {device.type} device ({said})")
 
 
-def _auto(device_type: str, index: int | None) -> str:
-    return _best(device_type, index)
+def _auto(device: torch.device) -> str:
+    return _best(device)
 
 
-def _refusal(engine: str, device_type: str, index: int | None) -> str | None:
-    """As `_unavailable`, for a call that is to follow: the CUDA engine then has the tables of its GPU."""
-    reason = _unavailable(engine, device_type, index)
+def _refusal(engine: str, device: torch.device) -> str | None:
+    """As `unavailable`, for a call that is to follow: the CUDA engine then has the tables of its GPU."""
+    reason = unavailable(engine, device)
     if reason is None and engine == "cuda":
-        load_once(index)
+        load_once(device.index)
     return reason
 
 
@@ -92,10 +87,10 @@ def resolve(engine: str, device: torch.device) -> str:
     named engine cannot run, with the reason.
     """
     if engine == "auto":
-        return _auto(device.type, device.index)
+        return _auto(device)
     if engine not in ENGINES:
         raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
-    reason = _refusal(engine, device.type, device.index)
+    reason = _refusal(engine, device)
     if reason is not None:
         raise RuntimeError(f"onepass: engine {engine!r} cannot run a tensor on {device}: {reason}")
     return engine

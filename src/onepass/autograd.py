@@ -22,7 +22,7 @@ from .decompositions import unsqueeze_reduced
 from .native import library
 from .validation import Spec, reduces_to, wrap_dims
 
-__all__ = ["backward", "needs_no_autograd", "tangent"]
+__all__ = ["PLAIN_TYPES", "backward", "needs_no_autograd", "tangent"]
 
 _NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}  # of functions, as the operator takes them
 _NAMES = {number: function for function, number in _NUMBERS.items()}
@@ -36,8 +36,8 @@ _REGISTERED = (
     torch.ops.onepass.triton_backward.default,
 )
 _CALLED = tuple(functools.partial(torch._C._dispatch_call_boxed, op._handle) for op in _REGISTERED)
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # past the Python kernels that record, 3 us a call
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # skips the Python kernels that record, 3 us a call
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 # The devices whose gradients are fused, and the device of tensors without data.
 FUSED = frozenset(
     device
@@ -59,7 +59,7 @@ def _can_call_kernel(spec: Spec, g: Tensor, saved: Sequence[Tensor]) -> bool:
     records = torch.is_grad_enabled()
     for t in (g, *saved):
         if (
-            type(t) not in _PLAIN_TYPES
+            type(t) not in PLAIN_TYPES
             or not (t.is_cpu or (_CUDA and t.is_cuda) or spec.engine == "triton")
             or (t.dtype is not dtype and not _dtypes_match(g, t, saved))
             or t.layout is not torch.strided
@@ -88,7 +88,7 @@ def backward(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) ->
         return _call_backward_kernel(spec, g, saved, to)
     if not _has_fused_backward(spec, g, saved):
         return decompositions.gradient(spec, g, saved, to)
-    if torch.compiler.is_compiling() or any(type(t) not in _PLAIN_TYPES for t in (g, *saved)):
+    if torch.compiler.is_compiling() or any(type(t) not in PLAIN_TYPES for t in (g, *saved)):
         return _call_operator(_REGISTERED, spec, g, saved, to)
     x, lse = (*saved, None)[:2]
     return TransformBackward.apply(g, x, lse, spec, to)
@@ -175,13 +175,7 @@ class TransformBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[Any, ...],
-        g: Tensor,
-        x: Tensor,
-        lse: Tensor | None,
-        spec: Spec,
-        to: torch.dtype,
+        info: Any, in_dims: Any, g: Tensor, x: Tensor, lse: Tensor | None, spec: Spec, to: torch.dtype
     ) -> tuple[Tensor, int]:
         def batched(t: Tensor, dim: int | None) -> Tensor:
             return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
@@ -203,36 +197,11 @@ def needs_no_autograd(*tensors: Tensor | None) -> bool:
     """Whether nothing asks an operator with these tensors for a gradient, a tangent or a transform of it."""
     if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
         return False
-    return not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors)
-
-
-def _differentiable(operator: Any, tensors: Sequence[Tensor | None], spec: Spec, to: torch.dtype, *rest: Any) -> Tensor:
-    """An operator of gradients, called with these tensors and the arguments `rest`, where its own derivatives may be
-    asked for."""
-    g, x, lse = (*tensors, None)[:3]
-    assert g is not None
-    assert x is not None
-    if needs_no_autograd(g, x, lse) or not spec.function:  # a function without a name is refused by the operator
-        with _BelowAutograd():
-            return operator(*tensors, *rest)
-    return TransformBackward.apply(g, x, lse, spec._replace(dims=wrap_dims(spec.function, x, spec.dims)), to)
-
-
-def _softmax(grad: Tensor, y: Tensor, function: int, dim: list[int], dtype: torch.dtype) -> Tensor:
-    spec = Spec(_NAMES.get(function, ""), dim, keepdim=True)
-    return _differentiable(_REGISTERED[0], (grad, y), spec, dtype, function, dim, dtype)
-
-
-def _logsumexp(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    spec = Spec("logsumexp", dim, keepdim=keepdim)
-    return _differentiable(_REGISTERED[1], (grad, x, lse), spec, x.dtype, dim, keepdim)
-
-
-def _triton(
-    grad: Tensor, saved: Tensor, lse: Tensor | None, function: str, dim: list[int], dtype: torch.dtype, keepdim: bool
-) -> Tensor:
-    spec = Spec(function, dim, keepdim=keepdim, engine="triton")
-    return _differentiable(_REGISTERED[2], (grad, saved, lse), spec, dtype, function, dim, dtype, keepdim)
+    if torch.is_grad_enabled():
+        for t in tensors:  # a generator takes twice the time
+            if t is not None and t.requires_grad:
+                return False
+    return True
 
 
 # A graph calls this; what it launches is not to be traced when it runs.
@@ -249,26 +218,47 @@ def _triton_kernel(
     return dx
 
 
-@torch.library.register_fake("onepass::_softmax_backward", lib=library)
-def _(grad: Tensor, y: Tensor, function: int, dim: list[int], dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(y, dtype=dtype)
+Parsed = tuple[tuple[Tensor, Tensor, Tensor | None], Spec, torch.dtype]
 
 
-@torch.library.register_fake("onepass::_logsumexp_backward", lib=library)
-def _(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    return torch.empty_like(x)
+def _register(name: str, parse: Callable[..., Parsed]) -> None:
+    """Registers what an operator of gradients does with tensors without data, and where its own derivatives may be
+    asked for. `parse` makes (the gradient and what was saved, spec, dtype of the result) of its arguments."""
+    operator = getattr(torch.ops.onepass, name).default
+
+    def fake(*given: Any) -> Tensor:
+        (_, x, _), _, to = parse(*given)
+        return torch.empty_like(x, dtype=to)
+
+    def kernel(*given: Any) -> Tensor:
+        tensors, spec, to = parse(*given)
+        if needs_no_autograd(*tensors) or not spec.function:  # the operator refuses a function without a name
+            with _BelowAutograd():
+                return operator(*given)
+        spec = spec._replace(dims=wrap_dims(spec.function, tensors[1], spec.dims))
+        return TransformBackward.apply(*tensors, spec, to)
+
+    torch.library.register_fake(f"onepass::{name}", fake, lib=library)
+    for key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
+        library.impl(name, kernel, key)
 
 
-@torch.library.register_fake("onepass::triton_backward", lib=library)
-def _(
+def _parse_softmax(grad: Tensor, y: Tensor, function: int, dim: list[int], dtype: torch.dtype) -> Parsed:
+    return (grad, y, None), Spec(_NAMES.get(function, ""), dim, keepdim=True), dtype
+
+
+def _parse_logsumexp(grad: Tensor, x: Tensor, lse: Tensor, dim: list[int], keepdim: bool = False) -> Parsed:
+    return (grad, x, lse), Spec("logsumexp", dim, keepdim=keepdim), x.dtype
+
+
+def _parse_triton(
     grad: Tensor, saved: Tensor, lse: Tensor | None, function: str, dim: list[int], dtype: torch.dtype, keepdim: bool
-) -> Tensor:
-    return torch.empty_like(saved, dtype=dtype)
+) -> Parsed:
+    return (grad, saved, lse), Spec(function, dim, keepdim=keepdim, engine="triton"), dtype
 
 
+_register("_softmax_backward", _parse_softmax)
+_register("_logsumexp_backward", _parse_logsumexp)
+_register("triton_backward", _parse_triton)
 for _key in ("CPU", "CUDA", "XPU"):
     library.impl("triton_backward", _triton_kernel, _key)
-for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
-    library.impl("_softmax_backward", _softmax, _key)
-    library.impl("_logsumexp_backward", _logsumexp, _key)
-    library.impl("triton_backward", _triton, _key)

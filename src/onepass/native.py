@@ -78,6 +78,10 @@ def _int64s(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * max(len(values), 1))(*values)
 
 
+def _reduced(sizes: Sequence[int], dims: Sequence[int]) -> Any:
+    return (ctypes.c_bool * max(len(sizes), 1))(*(i in dims for i in range(len(sizes))))
+
+
 def plan(
     function: str,
     cuda: bool,
@@ -100,58 +104,14 @@ def plan(
     >>> plan("softmax", True, [8, 1000], [1000, 1], [1000, 1], [1], torch.float32, torch.float32)["tier"]
     'block'
     """
-    reduce = (ctypes.c_bool * max(len(sizes), 1))(*(i in dims for i in range(len(sizes))))
-    answer = _ask(
-        "onepass_plan",
-        FUNCTIONS.index(function),
-        arch if cuda else 0,
-        sm_count,
-        gpu.encode(),
-        len(sizes),
-        _int64s(sizes),
-        _int64s(x_strides),
-        _int64s(y_strides),
-        reduce,
-        DTYPES.index(x_type),
-        DTYPES.index(y_type),
-        ctypes.c_uint64(x_address),
-        ctypes.c_uint64(y_address),
-    )
-    return json.loads(answer)
+    number, chip = FUNCTIONS.index(function), (arch if cuda else 0, sm_count, gpu.encode())
+    view = len(sizes), _int64s(sizes), _int64s(x_strides), _int64s(y_strides), _reduced(sizes, dims)
+    types = DTYPES.index(x_type), DTYPES.index(y_type)
+    addresses = ctypes.c_uint64(x_address), ctypes.c_uint64(y_address)
+    return json.loads(_ask("onepass_plan", number, *chip, *view, *types, *addresses))
 
 
 def backward_plan(
-    function: str,
-    rows: int,
-    n: int,
-    x_type: torch.dtype,
-    dx_type: torch.dtype | None = None,
-    strides: Sequence[int] | None = None,
-    addresses: Sequence[int] = (0, 0, 0, 0),
-    grad_is_broadcast: bool = False,
-    arch: int = 90,
-    sm_count: int = 132,
-) -> dict[str, Any]:
-    """The launch of the gradient of `rows` rows of `n` elements on a GPU: tier and launch numbers.
-
-    `x_type` is that of the forward's result, `dx_type` that of its input and so the gradient's. Row strides and
-    addresses: of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result.
-    `grad_is_broadcast`: the result's gradient has one value per row.
-
-    >>> backward_plan("softmax", 4096, 1024, torch.float32)["tier"]
-    'block'
-    """
-    lse = function == "logsumexp"
-    steps = (1, 1, 0 if grad_is_broadcast or lse else 1, 0)
-    each = [
-        (outer, step)
-        for outer, step in zip(strides or (n, n, 1 if grad_is_broadcast or lse else n, 1), steps, strict=True)
-    ]
-    types = x_type, dx_type or x_type
-    return gradient_plan(function, (rows, n), each, (1,), *types, addresses, arch, sm_count)
-
-
-def gradient_plan(
     function: str,
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
@@ -163,29 +123,20 @@ def gradient_plan(
     sm_count: int = 132,
     gpu: str = "",
 ) -> dict[str, Any]:
-    """The launch of a gradient over any dims: as `backward_plan`, with the strides of all dims of each tensor, and with
-    the tables of the name `gpu`.
+    """The launch of a gradient: tier and launch numbers, for a GPU as `plan` takes it.
+
+    `x_type` is that of the forward's result, `dx_type` that of its input and so the gradient's. Strides and addresses:
+    of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result. A tensor that has one
+    value per row has stride 0 over `dims`.
 
     >>> contiguous = [(4096 * 64, 64, 1)] * 3 + [(0, 0, 0)]
-    >>> gradient_plan("softmax", (8, 4096, 64), contiguous, (1,), torch.float32, torch.float32)["tier"]
+    >>> backward_plan("softmax", (8, 4096, 64), contiguous, (1,), torch.float32, torch.float32)["tier"]
     'columns'
     """
-    reduce = (ctypes.c_bool * len(sizes))(*(i in dims for i in range(len(sizes))))
-    answer = _ask(
-        "onepass_backward_plan",
-        FUNCTIONS.index(function),
-        arch,
-        sm_count,
-        gpu.encode(),
-        len(sizes),
-        _int64s(sizes),
-        _int64s([stride for tensor in strides for stride in tensor]),
-        reduce,
-        DTYPES.index(x_type),
-        DTYPES.index(dx_type),
-        (ctypes.c_uint64 * 4)(*addresses),
-    )
-    return json.loads(answer)
+    number, chip = FUNCTIONS.index(function), (arch, sm_count, gpu.encode())
+    view = len(sizes), _int64s(sizes), _int64s([s for tensor in strides for s in tensor]), _reduced(sizes, dims)
+    types = DTYPES.index(x_type), DTYPES.index(dx_type)
+    return json.loads(_ask("onepass_backward_plan", number, *chip, *view, *types, (ctypes.c_uint64 * 4)(*addresses)))
 
 
 def plan_from_entry(

@@ -6,7 +6,8 @@ for tensor subclasses, it is the registered operator, which a graph keeps by nam
 when it runs. Most calls need none of this: they take the fast path (functional.py).
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from . import triton as triton_engine
-from .autograd import backward, needs_no_autograd, tangent
+from .autograd import PLAIN_TYPES, backward, needs_no_autograd, tangent
 from .decompositions import unsqueeze_planes, unsqueeze_reduced
 from .native import FUNCTIONS, REDUCTIONS, library
 from .validation import FLOATS, HALF_DTYPES, Spec, check_inference, check_memory, has_tangent, result_dtype, wrap_dims
@@ -26,15 +27,21 @@ library.define(f"triton.out{_TRITON}, *, Tensor(a!) out) -> ()")
 
 _ops = torch.ops.onepass
 _WITH_OUT = tuple(name for name in FUNCTIONS if name != "state")  # these have a fast path too
+# A handle goes straight into the dispatcher: the call of an OpOverload first looks for __torch_function__ and a jit
+# tracer.
+call_boxed = torch._C._dispatch_call_boxed
 _REGISTERED = {name: getattr(_ops, name).default for name in (*FUNCTIONS, "triton")}
-_CALLED = {name: operator._op for name, operator in _REGISTERED.items()}  # without a look for __torch_function__
+_CALLED = {name: functools.partial(call_boxed, operator._handle) for name, operator in _REGISTERED.items()}
 _OUT = {name: getattr(_ops, name).out for name in (*_WITH_OUT, "triton")}
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # past the Python kernels that record, 3 us a call
-# The operators of the fast path. A handle goes straight into the dispatcher: the call of an OpOverload first looks for
-# __torch_function__ and a jit tracer.
 HANDLES = {name: getattr(_ops, f"_{name}").int._handle for name in _WITH_OUT}
 OUT_HANDLES = {name: getattr(_ops, f"_{name}").int_out._handle for name in _WITH_OUT}
-call_boxed = torch._C._dispatch_call_boxed
+# Each look-up in a module costs 40 ns, and a call makes eight.
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # skips the Python kernels that record, 3 us a call
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast_enabled = torch._C._is_any_autocast_enabled
+_tracing_state = torch._C._get_tracing_state
+_torch_function_modes = torch._C._len_torch_function_stack
 
 
 def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> list[int]:
@@ -116,15 +123,16 @@ def _differentiable(x: Tensor, spec: Spec, apply: Any) -> Tensor:
     return apply(x, spec)
 
 
-def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **out: Tensor) -> Any:
-    """Calls the one of the operators that serves the call."""
+def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **named: Any) -> Any:
+    """Calls the one of the operators that serves the call. `named` is an `out`, or nothing."""
     function, dims, dtype, keepdim, engine = spec
     if engine == "triton":
-        return operators["triton"](x, function, dims, dtype, keepdim, **out)
-    given = (x, dims, keepdim) if function in REDUCTIONS else (x, dims)
-    if dtype is None:
-        return operators[function](*given, **out)
-    return operators[function](*given, dtype=dtype, **out)
+        return operators["triton"](x, function, dims, dtype, keepdim, **named)
+    if dtype is not None:
+        named["dtype"] = dtype
+    if function in REDUCTIONS:
+        return operators[function](x, dims, keepdim, **named)
+    return operators[function](x, dims, **named)
 
 
 def _call_registered(x: Tensor, spec: Spec) -> Tensor:
@@ -136,7 +144,7 @@ def _call_registered(x: Tensor, spec: Spec) -> Tensor:
 def _call_kernel(x: Tensor, spec: Spec) -> Tensor:
     """The same by the operator of the fast path, where that takes the call: under autocast it takes none."""
     function, dims, dtype, keepdim, engine = spec
-    if len(dims) == 1 and function in HANDLES and engine != "triton" and not torch._C._is_any_autocast_enabled():
+    if len(dims) == 1 and function in HANDLES and engine != "triton" and not _is_autocast_enabled():
         lse = function == "logsumexp"
         if not (lse and dtype):
             y = call_boxed(HANDLES[function], x, dims[0], keepdim if lse else dtype)
@@ -148,16 +156,11 @@ def _call_kernel(x: Tensor, spec: Spec) -> Tensor:
 
 def call(x: Tensor, spec: Spec) -> Tensor:
     """A checked call, the way that its surroundings ask for."""
-    if (
-        torch.compiler.is_compiling()
-        or type(x) not in (Tensor, torch.nn.Parameter)
-        or torch._C._get_tracing_state()
-        or torch._C._len_torch_function_stack()
-    ):
+    if _is_compiling() or type(x) not in PLAIN_TYPES or _tracing_state() or _torch_function_modes():
         return _invoke(_REGISTERED, x, spec)
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return _differentiable(x, spec, TransformFunction.apply)
-    if x.requires_grad and torch.is_grad_enabled():
+    if x.requires_grad and _is_grad_enabled():
         return _differentiable(x, spec, EagerFunction.apply)
     return _call_kernel(x, spec)
 
@@ -192,49 +195,32 @@ def _triton_out(
     triton_engine.launch_forward(function, input, whole, tuple(dims))
 
 
-def _triton_fake(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
-    return _empty(input, Spec(function, dim, dtype, keepdim))
-
-
 @torch._disable_dynamo
 def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
-    out = _triton_fake(input, function, dim, dtype, keepdim)
+    out = _empty(input, Spec(function, dim, dtype, keepdim))
     _triton_out(input, function, dim, dtype, keepdim, out=out)
     return out
 
 
-def _register(name: str, fake: Any, kernel: Any) -> None:
-    """Registers what an operator does with tensors without data, and where derivatives may be asked for."""
+def _register(name: str, as_spec: Callable[..., Spec]) -> None:
+    """Registers what an operator does with tensors without data, and where derivatives may be asked for. `as_spec`
+    takes the arguments of the operator but the input."""
+    operator = _CALLED[name]
+
+    def kernel(input: Tensor, *given: Any, **named: Any) -> Tensor:
+        if needs_no_autograd(input):
+            with _BelowAutograd():
+                return operator(input, *given, **named)
+        spec = as_spec(*given, **named)
+        dims = wrap_dims(spec.function, input, spec.dims)
+        return _differentiable(input, spec._replace(dims=dims), TransformFunction.apply)
+
+    def fake(input: Tensor, *given: Any, **named: Any) -> Tensor:
+        return _empty(input, as_spec(*given, **named))
+
     torch.library.register_fake(f"onepass::{name}", fake, lib=library)
     for key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
         library.impl(name, kernel, key)
-
-
-def _call_operator(x: Tensor, spec: Spec) -> Tensor:
-    """A call of a registered operator, with whatever derivatives it may need."""
-    if needs_no_autograd(x):
-        return _call_registered(x, spec)
-    return _differentiable(x, spec._replace(dims=wrap_dims(spec.function, x, spec.dims)), TransformFunction.apply)
-
-
-def _register_function(function: str) -> None:
-    def fake(input: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-        return _empty(input, Spec(function, dim, dtype, keepdim))
-
-    def kernel(input: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-        return _call_operator(input, Spec(function, dim, dtype, keepdim))
-
-    _register(function, fake, kernel)
-
-
-def _register_triton() -> None:
-    def kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
-        return _call_operator(input, Spec(function, dim, dtype, keepdim, "triton"))
-
-    _register("triton", _triton_fake, kernel)
-    for key in ("CPU", "CUDA", "XPU"):
-        library.impl("triton", _triton_kernel, key)
-        library.impl("triton.out", _triton_out, key)
 
 
 def _register_out(name: str, operator: Any) -> None:
@@ -280,9 +266,12 @@ def _register_fast_path(function: str) -> None:
 
 
 for _name in FUNCTIONS:
-    _register_function(_name)
+    _register(_name, lambda dim, keepdim=False, dtype=None, function=_name: Spec(function, dim, dtype, keepdim))
 for _name in _WITH_OUT:
     _register_fast_path(_name)
-_register_triton()
+_register("triton", lambda function, dim, dtype, keepdim: Spec(function, dim, dtype, keepdim, "triton"))
+for _key in ("CPU", "CUDA", "XPU"):
+    library.impl("triton", _triton_kernel, _key)
+    library.impl("triton.out", _triton_out, _key)
 for _name in (*_OUT, "_softmax_backward", "_logsumexp_backward"):
     _register_out(f"{_name}.out", getattr(_ops, _name).out)

@@ -20,11 +20,34 @@ __all__ = [
 _UNSET, _ASK = -1, 2
 
 
-class batch_invariant:
+class _Scope:
+    """A setting of this thread that has the value `enabled` inside the context, and its earlier value after it."""
+
+    def __init__(self, enabled: bool = True):
+        if not isinstance(enabled, bool):
+            raise TypeError(f"onepass.{type(self).__name__}(): enabled must be a bool, got {enabled!r}")
+        self._enabled = enabled
+        self._before: list[int] = []
+
+    @staticmethod
+    def _exchange(value: int) -> int:
+        """Sets the value of the setting; gives the one it had."""
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        self._before.append(self._exchange(self._enabled))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exchange(self._before.pop())
+
+
+class batch_invariant(_Scope):
     """In this context, in this thread, a row's bits are the same alone, among any number of rows, and wherever it lies.
 
     By default the CUDA engine looks at the number of rows (few long rows are spread over more of the GPU) and reads
-    rows through aligned windows; both change the order in which a row is added up, and with it the last bit of a
+    rows through aligned spans; both change the order in which a row is added up, and with it the last bit of a
     result. Here plans follow from the dtypes and the length of a row alone. Few long rows then take longer, and so do
     rows that begin within a 16-byte vector. Results are the same bits from run to run in either case.
 
@@ -42,19 +65,9 @@ class batch_invariant:
     True
     """
 
-    def __init__(self, enabled: bool = True):
-        if not isinstance(enabled, bool):
-            raise TypeError(f"onepass.batch_invariant(): enabled must be a bool, got {enabled!r}")
-        self._enabled = enabled
-        self._before: list[int] = []
-
-    def __enter__(self) -> None:
-        self._before.append(native.set_invariant(self._enabled, scoped=True))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        native.set_invariant(self._before.pop(), scoped=True)
+    @staticmethod
+    def _exchange(value: int) -> int:
+        return native.set_invariant(value, scoped=True)
 
 
 def set_batch_invariant(enabled: bool) -> bool:
@@ -110,7 +123,7 @@ def autocast_to_float32(x: Tensor) -> bool:
     )
 
 
-class autocast_keeps_half:
+class autocast_keeps_half(_Scope):
     """In this context, in this thread, torch.autocast leaves the softmax family alone: half in, half out.
 
     Under torch.autocast on a GPU, softmax, log_softmax, softmin and logsumexp of a half tensor give float32, as torch's
@@ -133,17 +146,7 @@ class autocast_keeps_half:
     torch.bfloat16
     """
 
-    def __init__(self, enabled: bool = True):
-        if not isinstance(enabled, bool):
-            raise TypeError(f"onepass.autocast_keeps_half(): enabled must be a bool, got {enabled!r}")
-        self._enabled = enabled
-        self._before: list[bool] = []
-
-    def __enter__(self) -> None:
-        self._before.append(_thread.keeps_half)
-        _thread.keeps_half = self._enabled
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _thread.keeps_half = self._before.pop()
+    @staticmethod
+    def _exchange(value: int) -> int:
+        before, _thread.keeps_half = _thread.keeps_half, bool(value)
+        return before

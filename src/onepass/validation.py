@@ -77,11 +77,11 @@ def normalize_dims(function: str, x: Tensor, dim: Any) -> list[int]:
     if type(dim) is Default:
         dim = -1  # torch 2.11 traces no comparison of a subclass of int
     if type(dim) is int:
-        return wrap_dims(function, x, [dim])
+        return wrap_dims(function, x, (dim,))
     try:
         if isinstance(dim, bool):  # an int to Python, an error to torch
             raise TypeError
-        dims = [operator.index(d) for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+        dims = list(map(operator.index, dim if isinstance(dim, (tuple, list)) else [dim]))
     except TypeError:
         raise TypeError(f"onepass.{function}(): dim must be an int or a tuple of ints, got {dim!r}") from None
     return wrap_dims(function, x, dims) if dims else list(range(x.dim() or 1))

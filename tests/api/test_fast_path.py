@@ -184,13 +184,13 @@ def test_a_device_takes_it_once_its_engine_is_the_native_one(monkeypatch):
     monkeypatch.setattr(engines, "_ready_devices", {-1})
     loaded: list[int] = []
     monkeypatch.setattr(engines, "load_once", loaded.append)
-    monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "cuda" else "no")
-    assert engines._best.__wrapped__("cuda", 3) == "cuda"
+    monkeypatch.setattr(engines, "unavailable", lambda engine, device: None if engine == "cuda" else "no")
+    assert engines._best.__wrapped__(torch.device("cuda", 3)) == "cuda"
     assert loaded == [3]
     assert sorted(engines._ready_devices) == [-1, 3]
-    monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if engine == "triton" else "no")
-    assert engines._best.__wrapped__("cuda", 4) == "triton"
-    assert engines._best.__wrapped__("xpu", 5) == "triton"
+    monkeypatch.setattr(engines, "unavailable", lambda engine, device: None if engine == "triton" else "no")
+    assert engines._best.__wrapped__(torch.device("cuda", 4)) == "triton"
+    assert engines._best.__wrapped__(torch.device("xpu", 5)) == "triton"
     assert sorted(engines._ready_devices) == [-1, 3]
 
 

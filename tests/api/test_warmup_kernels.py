@@ -148,7 +148,7 @@ def plan_of_call(
     else:
         grad = [0] * len(sizes) if which == BROADCAST else one_a_row if lse or one_a_column else strides
         each = strides, strides, grad, one_a_row if lse else [0] * len(sizes)
-        plan = native.gradient_plan(function, sizes, each, dims, *types, addresses or (0,) * 4, **gpu)
+        plan = native.backward_plan(function, sizes, each, dims, *types, addresses or (0,) * 4, **gpu)
     return {**plan, "sizes": sizes, "dims": dims, "addresses": addresses}
 
 

@@ -1,5 +1,7 @@
 """The plan of a gradient on a GPU, which is pure: no GPU here."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -24,9 +26,26 @@ CHOICES = [
 ]
 
 
+def backward_plan(
+    function: str,
+    rows: int,
+    n: int,
+    x_type: torch.dtype,
+    dx_type: torch.dtype | None = None,
+    row_strides: tuple[int, ...] = (),
+    grad_is_broadcast: bool = False,
+    **of: Any,
+) -> dict[str, Any]:
+    """The plan of the gradient of `rows` rows of `n` elements, contiguous but for the strides given from row to row.
+    `grad_is_broadcast`: the result's gradient has one value per row."""
+    one = grad_is_broadcast or function == "logsumexp"
+    strides = zip(row_strides or (n, n, 1 if one else n, 1), (1, 1, 0 if one else 1, 0), strict=True)
+    return native.backward_plan(function, (rows, n), list(strides), (1,), x_type, dx_type or x_type, **of)
+
+
 @pytest.mark.parametrize(("rows", "n", "dtype", "tier", "split"), CHOICES)
 def test_choices(rows, n, dtype, tier, split):
-    plan = native.backward_plan("softmax", rows, n, dtype)
+    plan = backward_plan("softmax", rows, n, dtype)
     assert (plan["tier"], plan["blocks_per_row"]) == (tier, split)
 
 
@@ -38,12 +57,12 @@ def test_a_row_has_room(n, compute, dtype):
     for rows, address, padding, invariant in ((1, 0, 0, False), (7, 0, 1, False), (1000, 16, 0, True), (5, 2, 3, True)):
         at = address * dtype.itemsize // 2
         with batch_invariant(invariant):
-            plan = native.backward_plan(
+            plan = backward_plan(
                 "softmax",
                 rows,
                 n,
                 dtype,
-                strides=(n + padding,) * 3 + (1,),
+                row_strides=(n + padding,) * 3 + (1,),
                 addresses=(at, at, at, 0),
                 arch=compute,
                 sm_count=132,
@@ -62,14 +81,12 @@ def test_a_row_has_room(n, compute, dtype):
 
 def test_vectors_are_as_wide_as_all_three_tensors_allow():
     def width(*addresses: int, n: int = 1024) -> int:
-        return native.backward_plan("softmax", 8, n, F32, addresses=(*addresses, 0))["vec_size"]
+        return backward_plan("softmax", 8, n, F32, addresses=(*addresses, 0))["vec_size"]
 
     assert width(0, 0, 0) == width(4, 4, 4) == 4
     assert width(0, 0, 8) == 2
     assert width(0, 4, 0) == 1
-    assert (
-        native.backward_plan("softmax", 8, 1024, F32, addresses=(0, 0, 4, 0), grad_is_broadcast=True)["vec_size"] == 4
-    )
+    assert backward_plan("softmax", 8, 1024, F32, addresses=(0, 0, 4, 0), grad_is_broadcast=True)["vec_size"] == 4
 
 
 @pytest.mark.parametrize(
@@ -77,14 +94,14 @@ def test_vectors_are_as_wide_as_all_three_tensors_allow():
     [((F32, F32), 0, 4), ((BF16, BF16), 0, 8), ((F32, BF16), 0, 8), ((F32, BF16), 8, 4), ((F32, BF16), 2, 1)],
 )
 def test_the_result_of_logsumexp_does_not_narrow_its_input(types, address, vector):
-    plan = native.backward_plan("logsumexp", 8, 1024, *types, addresses=(0, address, 4, 4))
+    plan = backward_plan("logsumexp", 8, 1024, *types, addresses=(0, address, 4, 4))
     assert plan["vec_size"] == vector
 
 
 def test_the_number_of_rows_does_not_count_in_the_batch_invariant_mode():
     for n in (1000, 20000, 131072, 1 << 20, 1 << 24):
         with batch_invariant():
-            plans = [native.backward_plan("softmax", rows, n, F32) for rows in (1, 7, 100, 5000)]
+            plans = [backward_plan("softmax", rows, n, F32) for rows in (1, 7, 100, 5000)]
         kept = [
             {key: plan[key] for key in ("tier", "threads_per_row", "items_per_thread", "vec_size", "blocks_per_row")}
             for plan in plans
@@ -94,4 +111,4 @@ def test_the_number_of_rows_does_not_count_in_the_batch_invariant_mode():
 
 @pytest.mark.parametrize(("n", "tier"), [(16, "warp"), (512, "warp"), (513, "twopass"), (1 << 20, "twopass")])
 def test_logsumexp_goes_in_pieces(n, tier):
-    assert native.backward_plan("logsumexp", 100, n, F32)["tier"] == tier
+    assert backward_plan("logsumexp", 100, n, F32)["tier"] == tier

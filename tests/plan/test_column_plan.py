@@ -177,6 +177,6 @@ def test_the_chip_has_a_shelf_of_many_vectors_or_none(n, values, shelf):
 def test_gradients_of_long_slabs_of_halves_keep_few_vectors(dtype, sizes, lanes, slots, blocks):
     _, n, inner = sizes
     strides = [(n * inner, inner, 1)] * 3 + [(0, 0, 0)]
-    made = native.gradient_plan("softmax", sizes, strides, (1,), dtype, dtype)
+    made = native.backward_plan("softmax", sizes, strides, (1,), dtype, dtype)
     assert (made["tier"], made["access"], made["threads_x"]) == ("columns", "slab-aligned", lanes)
     assert (made["items_per_thread"] // made["vec_size"], made["blocks_per_tile"]) == (slots, blocks)

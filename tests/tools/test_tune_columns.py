@@ -45,7 +45,7 @@ def engine_plan(function: str, dtype: str, n: int, shape: tuple[int, int], gpu: 
     if function == "columns":
         found = native.plan("softmax", True, sizes, strides, strides, [1], type_, type_, **of)
     else:
-        found = native.gradient_plan("softmax", sizes, [strides] * 3 + [[0, 0, 0]], [1], type_, type_, **of)
+        found = native.backward_plan("softmax", sizes, [strides] * 3 + [[0, 0, 0]], [1], type_, type_, **of)
     return Plan(*found["plan"])
 
 

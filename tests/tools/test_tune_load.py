@@ -186,7 +186,7 @@ def test_a_file_that_is_none(config):
 def cuda_here(config, monkeypatch):
     """As on a machine whose CUDA device 0 is of KIND."""
     monkeypatch.setattr(engines, "_ready_devices", {-1})
-    monkeypatch.setattr(engines, "_unavailable", lambda engine, kind, index: None if kind == "cuda" else "no")
+    monkeypatch.setattr(engines, "unavailable", lambda engine, device: None if device.type == "cuda" else "no")
     monkeypatch.setattr(load, "gpu_model", lambda index: KIND)
     for cached in (load.load_once, engines._best):
         cached.cache_clear()

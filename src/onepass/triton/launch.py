@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..native import FUNCTIONS
+from ..native import FUNCTIONS, REDUCTIONS
 from .plan import Plan, plan_backward, plan_forward
 
 __all__ = ["interpreting", "launch_backward", "launch_forward", "on_device", "unavailable"]
@@ -50,7 +49,7 @@ def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...],
         plan.check(n)
     if out.numel() == 0:
         return
-    reduces, planes = function in ("logsumexp", "state"), function == "state"
+    reduces, planes = function in REDUCTIONS, function == "state"
     first = out[0] if planes else out
     if n == 0:  # over nothing: log(0), a maximum of -inf, a sum of 0
         if planes:
@@ -207,9 +206,10 @@ def _two_strides(tensor: Tensor, walk: Order) -> tuple[int, int] | None:
     It is copied where no single stride walks its rows (or its elements), and where neighbouring rows lie closer than
     neighbouring elements: a program that walks a row would then use 4 bytes of every 32 that it reads.
     """
-    row, element = _merged_stride(tensor, walk.outer), _merged_stride(tensor, walk.reduced)
-    if row is None or element is None:
+    levels = [_levels(dims, tensor.shape, [tensor])[1][0] for dims in (walk.outer, walk.reduced)]
+    if max(map(len, levels)) > 1:
         return None
+    (row,), (element,) = levels
     rows, n = walk.sizes(tensor)
     if n == 1:
         element = 1
@@ -218,15 +218,6 @@ def _two_strides(tensor: Tensor, walk: Order) -> tuple[int, int] | None:
     if rows == 1 or n == 1 or element <= max(row, 1):
         return row, element
     return None
-
-
-def _merged_stride(tensor: Tensor, dims: Sequence[int]) -> int | None:
-    """The one stride that walks ``dims``, outermost first, or None; 0 where there is nothing to walk."""
-    walked = [d for d in dims if tensor.shape[d] != 1]
-    for before, after in itertools.pairwise(walked):
-        if tensor.stride(before) != tensor.stride(after) * tensor.shape[after]:
-            return None
-    return tensor.stride(walked[-1]) if walked else 0
 
 
 def _levels(

@@ -13,45 +13,20 @@ __all__ = ["Plan", "plan_backward", "plan_forward"]
 # Untuned: these follow from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings.
 # The key is the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
 #
-# Row tier, (columns of the tile, elements of the tile, threads): the first line whose columns cover the row. Up to
-# 256 columns a warp reads whole rows in 16-byte pieces and several share a program; up to 1024 a single warp holds
-# the row, so that no barrier is needed; from there 32 elements per thread (float32: 56 to 70 registers), or 16 of
-# float64. A tile of twice the last width spills.
+# Row tier. Up to 256 columns 128 threads (4 warps) share a tile of _SHORT elements: a warp reads whole rows in 16-byte
+# pieces. Above, a program holds a tile of as many elements as the first key
+# that covers the row, with that key's threads: up to 1024 columns of float32 a single warp, so that no barrier is
+# needed; from there 32 elements per thread (56 to 70 registers), or 16 of float64. A tile of twice the last width
+# spills. Gradients hold two operands per element, hence half as many elements per thread.
+_SHORT = {4: 2048, 8: 1024}
 _ROWS = {
-    4: (
-        (256, 2048, 128),
-        (1024, 1024, 32),
-        (2048, 2048, 64),
-        (4096, 4096, 128),
-        (8192, 8192, 256),
-        (16384, 16384, 512),
-        (32768, 32768, 1024),
-    ),
-    8: (
-        (256, 1024, 128),
-        (512, 512, 32),
-        (2048, 2048, 128),
-        (4096, 4096, 256),
-        (8192, 8192, 512),
-    ),
+    4: {1024: 32, 2048: 64, 4096: 128, 8192: 256, 16384: 512, 32768: 1024},
+    8: {512: 32, 2048: 128, 4096: 256, 8192: 512},
 }
-# Gradients hold two operands per element, hence half as many elements per thread.
+_SHORT_BACKWARD = {4: 1024, 8: 512}
 _ROWS_BACKWARD = {
-    4: (
-        (256, 1024, 128),
-        (512, 512, 32),
-        (1024, 1024, 64),
-        (2048, 2048, 128),
-        (4096, 4096, 256),
-        (8192, 8192, 512),
-        (16384, 16384, 1024),
-    ),
-    8: (
-        (256, 512, 128),
-        (1024, 1024, 128),
-        (2048, 2048, 256),
-        (4096, 4096, 512),
-    ),
+    4: {512: 32, 1024: 64, 2048: 128, 4096: 256, 8192: 512, 16384: 1024},
+    8: {1024: 128, 2048: 256, 4096: 512},
 }
 # Online tier: threads, elements of a chunk that a thread holds, and the most of them in one lane (1 more exp for
 # every 4). 32 elements in each of 1024 threads spill (bfloat16 at odd row lengths: 184 bytes), so do 512 threads of
@@ -142,12 +117,14 @@ def plan_backward(rows: int, n: int, dtypes: tuple[torch.dtype, ...], device_pro
 
 @functools.lru_cache(maxsize=4096)
 def _plan(backward: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], warp: int) -> Plan:
-    tiles, most_elements = (_ROWS_BACKWARD, _ONLINE_ELEMENTS_BACKWARD) if backward else (_ROWS, _ONLINE_ELEMENTS)
+    short, tiles, most_elements = (
+        (_SHORT_BACKWARD, _ROWS_BACKWARD, _ONLINE_ELEMENTS_BACKWARD) if backward else (_SHORT, _ROWS, _ONLINE_ELEMENTS)
+    )
     widest = 8 if max(dtype.itemsize for dtype in dtypes) == 8 else 4
-    tile = next((line[1:] for line in tiles[widest] if n <= line[0]), None)
-    if tile is not None:
-        elements, threads = tile
-        tier, depth, block = "row", 1, _next_power_of_two(n)
+    elements = short[widest] if n <= 256 else next((width for width in tiles[widest] if n <= width), None)
+    if elements is not None:
+        threads = 128 if n <= 256 else tiles[widest][elements]
+        tier, depth, block = "row", 1, 1 << max(0, n - 1).bit_length()
         # Whatever the number of rows is, so that a row's bits do not depend on the rows beside it.
         tile_rows = elements // block
     else:
@@ -159,8 +136,3 @@ def _plan(backward: bool, rows: int, n: int, dtypes: tuple[torch.dtype, ...], wa
     num_warps = max(1, threads // warp)
     most = min(_MOST_PROGRAMS, _MOST_THREADS // (num_warps * warp))
     return Plan(tier, block, tile_rows, depth, num_warps, 1, max(1, min(programs, most)))
-
-
-def _next_power_of_two(value: int) -> int:
-    """The least power of two that is not below ``value``."""
-    return 1 << max(0, value - 1).bit_length()
