@@ -1,4 +1,4 @@
-"""torch.compile and torch.export: one operator in the graph, the same values and gradients."""
+"""torch.compile: one operator in the graph, the same values and gradients."""
 
 from __future__ import annotations
 
@@ -140,39 +140,3 @@ def test_an_out_between_the_inputs_columns_is_served_as_eagerly(engine, device):
     f = torch.compile(lambda b: onepass.softmax(b[:, ::2], 1, out=b[:, 1::2], engine=engine), backend="eager")
     assert torch.equal(f(base), want)
     assert torch.equal(base[:, 1::2], want)
-
-
-class Model(torch.nn.Module):
-    def __init__(self, function: str) -> None:
-        super().__init__()
-        self.function = function
-        self.scale = torch.nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ours(self.function)(x * self.scale, -1) * 2
-
-
-def test_export(function):
-    x = maker(torch.float32)(3, 4)
-    rows = torch.export.Dim("rows", min=2, max=64)
-    program = torch.export.export(Model(function), (x,), dynamic_shapes={"x": {0: rows}})
-    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    assert f"onepass.{function}.default" in targets
-    for shape in ((3, 4), (9, 4)):
-        x = maker(torch.float32)(*shape)
-        torch.testing.assert_close(program.module()(x), Model(function)(x))
-    lowered = program.run_decompositions()
-    assert f"onepass.{function}.default" in [str(n.target) for n in lowered.graph.nodes if n.op == "call_function"]
-
-
-@every_softmax
-def test_export_with_dtype_survives_a_file(function, tmp_path):
-    class WithDtype(torch.nn.Module):
-        def forward(self, x):
-            return ours(function)(x, (0, 1), dtype=torch.float32)
-
-    x = maker(torch.float16)(3, 4)
-    torch.export.save(torch.export.export(WithDtype(), (x,)), tmp_path / "model.pt2")
-    y = torch.export.load(tmp_path / "model.pt2").module()(x)
-    assert y.dtype is torch.float32
-    assert_defined(function, y, x.float(), (0, 1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import onepass
 from lib.cpp import build_with_torch, output
-from lib.support import TORCH, maker, ours
+from lib.support import TORCH, assert_defined, every_softmax, maker, ours
 from onepass import native
 
 BOTH = {"rows": torch.export.Dim("rows", min=2, max=64), "columns": torch.export.Dim("columns", min=2, max=512)}
@@ -37,18 +37,41 @@ class Model(torch.nn.Module):
         return narrow + onepass.softmin(x, 0), onepass.log_softmax(x, (0, 1)), onepass.logsumexp(x, 1).tanh()
 
 
+def calls_of(graph: torch.fx.Graph) -> list[str]:
+    return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+
+
 def test_any_size_survives_a_file(function, dtype, tmp_path):
     class One(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
         def forward(self, x: Tensor) -> Tensor:
-            return ours(function)(x, -1)
+            return ours(function)(x * self.scale, -1) * 2
 
     x = maker(dtype)(3, 4)
     program = torch.export.export(One(), (x,), dynamic_shapes={"x": {0: BOTH["rows"], 1: BOTH["columns"]}})
+    for graph in (program.graph, program.run_decompositions().graph):
+        assert f"onepass.{function}.default" in calls_of(graph)
     torch.export.save(program, tmp_path / "model.pt2")
     loaded = torch.export.load(tmp_path / "model.pt2").module()
     for shape in ((3, 4), (2, 2), (40, 301)):
         x = maker(dtype)(*shape)
-        assert torch.equal(loaded(x), ours(function)(x, -1))
+        assert torch.equal(loaded(x), One()(x))
+
+
+@every_softmax
+def test_a_dtype_and_several_dims_survive_a_file(function, tmp_path):
+    class WithDtype(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ours(function)(x, (0, 1), dtype=torch.float32)
+
+    x = maker(torch.float16)(3, 4)
+    torch.export.save(torch.export.export(WithDtype(), (x,)), tmp_path / "model.pt2")
+    y = torch.export.load(tmp_path / "model.pt2").module()(x)
+    assert y.dtype is torch.float32
+    assert_defined(function, y, x.float(), (0, 1))
 
 
 @pytest.mark.parametrize("engine", ["auto", "cpu"])

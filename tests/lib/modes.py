@@ -37,7 +37,7 @@ class Operators(TorchDispatchMode):
         return [str(operator) for operator in self.seen]
 
     def ours(self) -> list[str]:
-        """Those of onepass, without overload and underscore."""
+        """The operators of onepass, without overload and underscore."""
         return [name.split(".")[1].lstrip("_") for name in self.names() if name.startswith("onepass.")]
 
 

@@ -54,7 +54,7 @@ def name_of(value: Any) -> str:
 
 
 def reduce_by_halves() -> None:
-    """Has the interpreter combine halves of a block: one element after another, as it does, takes ten times as long."""
+    """Make the interpreter combine the two parts of a block at once; element after element takes ten times as long."""
     try:
         import numpy
         from triton.runtime.interpreter import ReduceOps
@@ -67,9 +67,9 @@ def reduce_by_halves() -> None:
         if axis is None or parts[0].shape[axis].bit_count() != 1:
             return one_by_one(self, values)
         while parts[0].shape[axis] > 1:
-            halves = zip(*(numpy.split(part, 2, axis) for part in parts), strict=True)
+            pairs = zip(*(numpy.split(part, 2, axis) for part in parts), strict=True)
             first, second = (
-                [self.to_tensor(part, kind) for part, kind in zip(half, types, strict=True)] for half in halves
+                [self.to_tensor(part, kind) for part, kind in zip(half, types, strict=True)] for half in pairs
             )
             made = self.combine_fn.fn(*first, *second)
             parts = [one.handle.data for one in (made if isinstance(made, tuple) else (made,))]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from expecttest import assert_expected_inline
 
 from lib.bench import CASE, CPU, Odd, run, softmax
+from lib.cli import assert_snapshot
 from onepass import reference
 from onepass.tools.bench import text_table
 from onepass.tools.bench.cases import DIRECTIONS, FUNCTIONS, Case
@@ -70,23 +70,7 @@ def test_what_cannot_run_has_a_row_that_says_why() -> None:
         rows, said = run(CASE, *providers, Torch(), **options)
         text += "".join(f"{name}: {row.error}\n" for name, row in rows.items() if row.error)
         text += "".join(f"    says: {line}\n" for line in [*said, *text_table.problems(list(rows.values()))])
-    assert_expected_inline(
-        text,
-        """\
-odd: raised: NotImplementedError: no row of 33
-    says: tiny 4x33, float32, odd: raised: NotImplementedError: no row of 33
-    says: odd: tiny 4x33, f32: raised: NotImplementedError: no row of 33
-odd: skipped: takes 1.0 GiB more, 0.9 MiB are free
-    says: tiny 4x33, float32, odd: skipped: takes 1.0 GiB more, 0.9 MiB are free
-    says: odd: tiny 4x33, f32: skipped: takes 1.0 GiB more, 0.9 MiB are free
-odd: unsupported: rows of a multiple of 4 only
-    says: odd: unsupported: rows of a multiple of 4 only (1 cases)
-copy: skipped: needs 0.0 MiB, 0.0 MiB are free
-torch: skipped: needs 0.0 MiB, 0.0 MiB are free
-    says: tiny 4x33, float32: skipped: needs 0.0 MiB, 0.0 MiB are free
-    says: torch: tiny 4x33, f32: skipped: needs 0.0 MiB, 0.0 MiB are free
-""",
-    )
+    assert_snapshot("cannot-run", text)
     assert odd.calls == 1
 
 

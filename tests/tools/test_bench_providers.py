@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from expecttest import assert_expected_inline
 
 from lib.bench import CASE, CPU, TINY, Odd, run, softmax
+from lib.cli import assert_snapshot
 from onepass import reference
 from onepass.tools.bench import text_table
 from onepass.tools.bench.cases import Case
@@ -121,52 +121,7 @@ def test_what_others_do_not_support() -> None:
             ("gallery", gallery.unsupported(VARIANTS["naive"], case, dtype)),
         ):
             text += f"    {name}: {reason}\n" if reason else ""
-    assert_expected_inline(
-        text,
-        """\
-f32, f16, float32
-f32, f16, float16
-f32, f16, float64
-    quack: QuACK takes float32, bfloat16, float16
-    gallery: the gallery takes float32, float16 and bfloat16, got float64
-row of 12, float32
-row of 12, bfloat16
-    quack: QuACK takes rows of a multiple of 16 bytes
-row of 33, float32
-    quack: QuACK takes rows of a multiple of 16 bytes
-dim 1, bfloat16
-dim 0, float32
-    quack: QuACK takes the last dim of a matrix
-    liger: Liger takes only the last dim
-    gallery: the gallery takes the last dim of a matrix
-dims 0 and 1, float32
-    quack: QuACK takes the last dim of a matrix
-    liger: Liger takes only the last dim
-    gallery: the gallery takes the last dim of a matrix
-3 dims, float32
-    quack: QuACK takes the last dim of a matrix
-    gallery: the gallery takes the last dim of a matrix
-1 dim, float32
-    quack: QuACK takes the last dim of a matrix
-    gallery: the gallery takes the last dim of a matrix
-transposed, float32
-    quack: QuACK takes the last dim of a matrix
-    gallery: the gallery takes the last dim of a matrix
-backward, float32
-    gallery: the gallery has only the forward of softmax
-logsumexp, float32
-    quack: QuACK has only softmax without a dtype
-    liger: Liger has only softmax without a dtype
-    gallery: the gallery has only the forward of softmax
-out_dtype, float16
-    quack: QuACK has only softmax without a dtype
-    liger: Liger has only softmax without a dtype
-    gallery: the gallery's functions take no dtype
-1 row of 2**20, bfloat16
-1 row of 2**20, float32
-    quack: QuACK takes rows of at most 3719168 bytes, the shared memory of 16 blocks
-""",
-    )
+    assert_snapshot("unsupported", text)
 
 
 def test_quack_supports_every_row_of_whole_vectors() -> None:

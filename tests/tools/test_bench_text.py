@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expecttest import assert_expected_inline
 from rich.console import Console
 
 from lib.bench import CASE, file, row
+from lib.cli import assert_snapshot
 from onepass.tools.bench import plots, results, text_table
 from onepass.tools.bench.plots import draw
 from onepass.tools.bench.progress import LiveProgress, PlainProgress
@@ -50,73 +50,15 @@ def shown(*rows: Row) -> str:
 
 
 def test_a_run_with_graphs() -> None:
-    assert_expected_inline(
-        shown(*GRAPH),
-        """\
-[1/4] a case, 4x100, f32
-    copy                   10.0 us  (10.0 to 10.0)          80.0 GB/s  1.00 of a copy  graph 8.00 us
-    onepass                11.0 us  (11.0 to 11.0)        graph 10.0 us  call 17.0 us
-    torch                  40.0 us  (40.0 to 40.0)        graph -
-    naive             wrong: error 1.0
-
-case    shape  dtype  copy us           graph us  onepass us  of copy  graph us  torch us  of copy  graph us  naive us  of copy  graph us  times torch
-------  -----  -----  -------  -------  --------  ----------  -------  --------  --------  -------  --------  --------  -------  --------  -----------
-a case  4x100  f32       10.0  80 GB/s      8.00        11.0    0.90*      10.0      40.0     0.25         -     WRONG                            3.64
-
-torch: a case, f32: no time in a graph: RuntimeError: capturing
-naive: a case, f32: wrong: error 1.0
-onepass is 3.64x as fast as torch (geometric mean of 1)
-of a copy's speed: onepass 0.90, torch 0.25 (geometric means)
-inputs under 64 MB, us more than the copy: onepass 1.0 (at most 1.0), torch 30.0 (at most 30.0)
-in a CUDA graph, of a copy's speed: onepass 0.80 (geometric means)
-shortest call, host included: onepass 17.0 us
-""",  # noqa: E501
-    )
+    assert_snapshot("run-with-graphs", shown(*GRAPH))
 
 
 def test_disturbed_times_are_marked_and_left_out_of_the_means() -> None:
-    assert_expected_inline(
-        shown(*DISTURBED),
-        """\
-[1/6] a case, 4x100, f32
-    copy                   10.0 us  (10.0 to 10.0)
-    onepass                20.0 us  (20.0 to 20.0)
-    torch                  40.0 us  (40.0 to 40.0)
-[2/6] odd, 4x100, f32
-    copy                   10.0 us  (10.0 to 10.0)          80.0 GB/s  1.00 of a copy  ? so
-    onepass                1.00 us  (1.00 to 1.00)        ? so
-    torch                  40.0 us  (40.0 to 40.0)        ? so
-
-case    shape  dtype  copy us           onepass us  of copy  torch us  of copy  times torch
-------  -----  -----  -------  -------  ----------  -------  --------  -------  -----------
-a case  4x100  f32       10.0                 20.0    0.50*      40.0     0.25         2.00
-odd     4x100  f32      10.0?  80 GB/s       1.00?    10.00     40.0?     0.25       40.00?
-
-onepass is 2.00x as fast as torch (geometric mean of 1)
-of a copy's speed: onepass 0.50, torch 0.25 (geometric means)
-disturbed (?) and left out of the means: 3 times in 1 case; copy on odd, f32: so
-""",
-    )
+    assert_snapshot("run-disturbed", shown(*DISTURBED))
 
 
 def test_a_logsumexp_is_compared_with_a_copy_of_its_input() -> None:
-    assert_expected_inline(
-        shown(logsumexp("a", 50.0), logsumexp("logsumexp, b", 72.0)),
-        """\
-[1/2] a, 4x100, f32, logsumexp forward
-    onepass                50.0 us  (50.0 to 50.0)           1.0 GB/s  0.90 of a copy  0.50 of the time of a copy of the input
-[2/2] logsumexp, b, 4x100, f32, logsumexp forward
-    onepass                72.0 us  (72.0 to 72.0)           1.0 GB/s  0.90 of a copy  0.72 of the time of a copy of the input
-
-case          shape  dtype  onepass us  of copy
-------------  -----  -----  ----------  -------
-a, logsumexp  4x100  f32          50.0    0.90*
-logsumexp, b  4x100  f32          72.0    0.90*
-
-of a copy's speed: onepass 0.90 (geometric means)
-logsumexp, time relative to a copy of the input: onepass 0.60 (at most 0.72)
-""",  # noqa: E501
-    )
+    assert_snapshot("run-logsumexp", shown(logsumexp("a", 50.0), logsumexp("logsumexp, b", 72.0)))
 
 
 def test_means_of_several_cases() -> None:
@@ -125,13 +67,7 @@ def test_means_of_several_cases() -> None:
     rows = [*rows, row(28.0, provider="torch"), row(18.0, provider="torch", case="b")]
     rows = [replace(r, case=r.case.replace("a case", "a")) for r in rows]
     rows += [row(5.0, provider="copy", **large), row(50.0, **large)]
-    assert_expected_inline(
-        "\n".join([*text_table.summary(rows), *text_table.summary(rows[:3])]),
-        """\
-onepass is 2.83x as fast as torch (geometric mean of 2, 2.00x to 4.00x)
-inputs under 64 MB, us more than the copy: onepass 3.0 (at most 4.0), torch 18.0 (at most 23.0)
-inputs under 64 MB, us more than the copy: onepass 2.0 (at most 2.0)""",
-    )
+    assert_snapshot("run-means", "\n".join([*text_table.summary(rows), *text_table.summary(rows[:3])]))
     assert not any("more than the copy" in text for text in text_table.summary([replace(r, threads=2) for r in rows]))
     assert [line.fastest() for line in text_table.lines(rows)] == ["onepass"] * 3
 

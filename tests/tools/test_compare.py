@@ -1,6 +1,5 @@
 """Two results files compared: which rows are matched, what counts as a change, and what is shown."""
 
-import json
 import os
 import pty
 import re
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expecttest import assert_expected_inline
 
 from lib.bench import bad, file, row
-from lib.cli import call, errors, session
+from lib.cli import replay
 from onepass.tools.bench import results
 from onepass.tools.bench.compare import Comparison, compare
 from onepass.tools.bench.results import ResultsError, Row
@@ -249,171 +247,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("old.json").write_text('{"schema": 0}')
 
 
-def test_what_is_shown(files: None) -> None:
-    text = session(
-        "compare a.json b.json",
-        "compare b.json b.json --threshold 0 --all",
-        "compare threads.json threads.json --all",
-        "compare a.json a100.json --any-device --only onepass",
-    )
-    assert_expected_inline(
-        text,
-        """\
-$ onepass compare a.json b.json
-copy: +0.0% (geometric mean of 1 row)
-before: a.json, onepass 0.1.0, commit abc, 2026-11-21
-after:  b.json, onepass 0.1.0, commit unknown, 2026-11-21
-
-case                        shape  dtype     provider  before us  after us  change  noise
---------------------------  -----  --------  --------  ---------  --------  ------  -----  ----------
-a case, logsumexp backward  4x100  bf16>f32  naive           100     WRONG                 regression
-a case                      4x100  f32       onepass         100       150  +50.0%   4.0%  regression
-a case                      4x100  f32       torch           100      50.0  -50.0%   8.0%  gain
-
-naive on a case, logsumexp backward, bf16>f32: wrong: error 0.5, allowed 1e-05
-only in a.json: 1 row (liger 1)
-only in b.json: 1 row (onepass 1), 1 of them wrong or raised
-onepass: +22.5% (geometric mean of 2 rows), 1 regression, 0 gains, 1 unchanged
-naive: 1 regression, 0 gains, 0 unchanged
-torch: -50.0% (geometric mean of 1 row), 0 regressions, 1 gain, 0 unchanged
-2 regressions, 1 gain, 1 unchanged
-[exit 1]
-$ onepass compare b.json b.json --threshold 0 --all
-copy: +0.0% (geometric mean of 1 row)
-before: b.json, onepass 0.1.0, commit unknown, 2026-11-21
-after:  b.json, onepass 0.1.0, commit unknown, 2026-11-21
-
-case    shape  dtype  provider  before us  after us  change  noise
-------  -----  -----  --------  ---------  --------  ------  -----  ---------
-a case  4x100  f32    onepass         150       150   +0.0%   2.7%  unchanged
-a case  4x100  f32    torch          50.0      50.0   +0.0%   8.0%  unchanged
-same    4x100  f32    onepass         100       100   +0.0%   4.0%  unchanged
-
-wrong or raised in both: 2 rows (naive 1, onepass 1)
-onepass: +0.0% (geometric mean of 2 rows), 0 regressions, 0 gains, 2 unchanged
-torch: +0.0% (geometric mean of 1 row), 0 regressions, 0 gains, 1 unchanged
-0 regressions, 0 gains, 3 unchanged
-$ onepass compare threads.json threads.json --all
-copy: not timed in both files, so that nothing shows whether the machines were alike
-before: threads.json, onepass 0.1.0, commit unknown, 2026-11-21
-after:  threads.json, onepass 0.1.0, commit unknown, 2026-11-21
-
-case                                     shape  dtype  provider  before us  after us  change  noise
----------------------------------------  -----  -----  --------  ---------  --------  ------  -----  ---------
-models: a case, 1 thread, world size 1   ()     f32    onepass         100       100   +0.0%   0.0%  unchanged
-models: a case, 2 threads, world size 1  ()     f32    onepass         100       100   +0.0%   0.0%  unchanged
-cpu: a case, world size 4                4x100  f32    onepass         100       100   +0.0%   0.0%  unchanged
-
-onepass: +0.0% (geometric mean of 3 rows), 0 regressions, 0 gains, 3 unchanged
-0 regressions, 0 gains, 3 unchanged
-$ onepass compare a.json a100.json --any-device --only onepass
-copy: +6.0% (geometric mean of 1 row)
-the copy changed by more than 5%: the machines or their clocks differ
-the devices differ: H200 before, A100 after
-before: a.json, onepass 0.1.0, commit abc, 2026-11-21
-after:  a100.json, onepass 0.1.0, commit unknown, 2026-11-21
-only in a.json: 1 row (onepass 1)
-onepass: +0.0% (geometric mean of 1 row), 0 regressions, 0 gains, 1 unchanged
-0 regressions, 0 gains, 1 unchanged
-""",
-    )
-
-
-def test_the_status_is_that_of_the_judged_rows(files: None) -> None:
-    last = {}
-    for options in (
-        "--only onepass,torch",
-        "--only torch",
-        "--skip onepass --skip naive",
-        "--skip naive --threshold 60",
-        "--metric graph --only onepass",
-        "--metric call --only onepass",
-    ):
-        result = call("compare", "a.json", "b.json", *options.split())
-        last[options] = (result.exit_code, result.stdout.splitlines()[-1])
-    assert last == {
-        "--only onepass,torch": (1, "1 regression, 1 gain, 1 unchanged"),
-        "--only torch": (0, "0 regressions, 1 gain, 0 unchanged"),
-        "--skip onepass --skip naive": (0, "0 regressions, 1 gain, 0 unchanged"),
-        "--skip naive --threshold 60": (0, "0 regressions, 0 gains, 3 unchanged"),
-        "--metric graph --only onepass": (1, "1 regression, 0 gains, 0 unchanged"),
-        "--metric call --only onepass": (0, "0 regressions, 0 gains, 1 unchanged"),
-    }
-
-
-def test_json(files: None) -> None:
-    result = call("compare", "a.json", "b.json", "--json")
-    data = json.loads(result.stdout)
-    changes = [(c["provider"], c["ratio"], c["verdict"], c["error"]) for c in data.pop("changes")]
-    assert changes == [
-        ("naive", None, "regression", "wrong: error 0.5, allowed 1e-05"),
-        ("onepass", 1.5, "regression", None),
-        ("onepass", 1.0, "unchanged", None),
-        ("torch", 0.5, "gain", None),
-    ]
-    assert data["providers"].pop("onepass")["ratio"] == pytest.approx(1.5**0.5)
-    assert result.exit_code == 1
-    assert_expected_inline(
-        json.dumps(data).replace("}, ", "},\n"),
-        """\
-{"before": {"file": "a.json", "device": "H200", "onepass": "0.1.0", "torch": null, "commit": "abc", "date": "2026-11-21"},
-"after": {"file": "b.json", "device": "H200", "onepass": "0.1.0", "torch": null, "commit": null, "date": "2026-11-21"},
-"metric": "median_us", "threshold_percent": 2.0, "regressions": 2, "gains": 1, "unchanged": 1, "only_before": 1, "only_after": 1, "wrong_in_both": 0, "untimed": 0, "disturbed": 0, "copy": {"ratio": 1.0, "rows": 1, "differs": false},
-"providers": {"naive": {"ratio": null, "rows": 0, "regressions": 1, "gains": 0, "unchanged": 0},
-"torch": {"ratio": 0.5, "rows": 1, "regressions": 0, "gains": 1, "unchanged": 0}}}""",  # noqa: E501
-    )
-
-
-def test_what_cannot_be_compared_is_one_line(files: None) -> None:
-    lines = errors(
-        "compare a.json",
-        "compare a.json nowhere.json",
-        "compare bad.json a.json",
-        "compare old.json a.json",
-        "compare a.json zero.json",
-        "compare a.json a100.json",
-        "compare a.json other.json",
-        "compare a.json empty.json",
-        "compare other.json other.json --metric graph",
-        "compare a.json a.json --only x",
-        "compare a.json a.json --threshold -1",
-        "compare a.json a.json --threshold nan",
-        "compare a.json a.json --threshold few",
-        "compare a.json a.json --metric mean",
-    )
-    assert_expected_inline(
-        lines,
-        """\
-compare a.json
-    Missing argument 'AFTER'.
-compare a.json nowhere.json
-    nowhere.json: No such file or directory
-compare bad.json a.json
-    bad.json: not JSON (line 1: Expecting property name enclosed in double quotes)
-compare old.json a.json
-    old.json: schema 0 is not known, this version reads schemas 1 to 3
-compare a.json zero.json
-    zero.json: onepass on a case, float32: 'median_us' is not a time, got 0.0
-compare a.json a100.json
-    a.json was measured on H200, a100.json on A100: --any-device compares times of two devices
-compare a.json other.json
-    nothing to compare: no row has median_us in both a.json and other.json
-compare a.json empty.json
-    nothing to compare: no row has median_us in both a.json and empty.json
-compare other.json other.json --metric graph
-    nothing to compare: no row has graph_us in both other.json and other.json
-compare a.json a.json --only x
-    unknown provider 'x': there are onepass, torch, naive, liger
-compare a.json a.json --threshold -1
-    Invalid value for '--threshold': -1.0 is not in the range x>=0.
-compare a.json a.json --threshold nan
-    the threshold must be a percentage of at least 0, got nan
-compare a.json a.json --threshold few
-    Invalid value for '--threshold': 'few' is not a valid float range.
-compare a.json a.json --metric mean
-    Invalid value for '--metric': 'mean' is not one of 'median', 'graph', 'call'.
-""",
-    )
+def test_the_command_prints_its_transcript(files: None) -> None:
+    replay("compare")
 
 
 @pytest.mark.parametrize("columns", [60, 105, 140])

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from expecttest import assert_expected_inline
 from torch.autograd import DeviceType
 
 from lib.bench import CPU, Odd, softmax
-from lib.cli import call, errors
+from lib.cli import assert_snapshot, call, replay
 from onepass.tools.bench import profile
 from onepass.tools.bench.profile import (
     OUTSIDE,
@@ -120,75 +119,7 @@ def test_all_is_the_whole_gallery() -> None:
 def test_errors_are_one_line_before_anything_runs(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "Profiler", None)
     monkeypatch.setattr(profile, "free_bytes", lambda device: 1 << 30)
-    lines = errors(
-        *(
-            f"profile {arguments} --device cpu"
-            for arguments in (
-                "4096",
-                "2 3 4",
-                "0 4",
-                "many 4",
-                "--include naive,nave",
-                "--include gone",
-                "--include all,picky",
-                "--dtype int8",
-                "--dtype f64",
-                "--calls 0",
-                "--rows 0",
-                "--sort name",
-                "--sort cuda_time_total",
-                f"--trace {os.devnull}/t.json",
-                f"--trace {os.sep}",
-                f"--trace {os.devnull}",
-                "999999 999999",
-            )
-        ),
-        "profile --device tpu9",
-        "profile --device cuda:99",
-    )
-    assert_expected_inline(
-        lines,
-        """\
-profile 4096 --device cpu
-    M N takes two whole numbers of at least 1, got '4096'
-profile 2 3 4 --device cpu
-    M N takes two whole numbers of at least 1, got '2 3 4'
-profile 0 4 --device cpu
-    M N takes two whole numbers of at least 1, got '0 4'
-profile many 4 --device cpu
-    Invalid value: M N takes whole numbers, got 'many'
-profile --include naive,nave --device cpu
-    unknown variant 'nave': there are naive, picky, gone
-profile --include gone --device cpu
-    gone: cannot run on cpu: lives on the moon
-profile --include all,picky --device cpu
-    picky: takes rows of up to 64, got 4096
-profile --dtype int8 --device cpu
-    unknown dtype 'int8': take one of float64, float32, bfloat16, float16, f64, f32, bf16, f16
-profile --dtype f64 --device cpu
-    --dtype takes float32, bfloat16, float16, got 'f64'
-profile --calls 0 --device cpu
-    Invalid value for '--calls': 0 is not in the range x>=1.
-profile --rows 0 --device cpu
-    Invalid value for '--rows': 0 is not in the range x>=1.
-profile --sort name --device cpu
-    Invalid value for '--sort': 'name' is not one of 'self_cpu_time_total', 'cpu_time_total', 'cpu_time', 'count', 'self_cuda_time_total', 'cuda_time_total', 'cuda_time'.
-profile --sort cuda_time_total --device cpu
-    --sort cuda_time_total needs a GPU, and this runs on cpu
-profile --trace /dev/null/t.json --device cpu
-    /dev/null/t.json: cannot be written
-profile --trace / --device cpu
-    /: cannot be written
-profile --trace /dev/null --device cpu
-    /dev/null: cannot be written
-profile 999999 999999 --device cpu
-    999999x999999 float32 needs 14901.1 GiB, 1.0 GiB are free on cpu
-profile --device tpu9
-    unknown device 'tpu9': take cpu, cuda or cuda:N
-profile --device cuda:99
-    device 'cuda:99' is not available: there are 0 GPUs
-""",  # noqa: E501
-    )
+    replay("profile-errors")
 
 
 def _raise(error: Exception) -> Any:
@@ -404,38 +335,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     show(two(), gpu=False)
     show(two()[1:], gpu=True)  # without torch nothing is compared with it
     show([ProfileLine("torch", 0.0, 0.0, "", 1.0, 20.0, OUTSIDE), two()[1]], gpu=True)  # no kernel was recorded
-    assert_expected_inline(
-        capsys.readouterr().out,
-        """\
-
-each number is per call; device time is of everything that ran on the GPU
-contestant  kernels  device us  host us  of torch's  slowest kernel
-----------  -------  ---------  -------  ----------  -----------------------------------------------
-torch             1       50.0     20.0        1.00  cunn_SoftMaxForwardSme...(float*, float const*)
-onepass           1       32.0     12.5        0.64  onepass_kernel
-host times include the cost of the profiler itself; `onepass bench` times without it
-
-each number is per call
-contestant  operators  host us  of torch's  slowest operator
-----------  ---------  -------  ----------  ---------------------------
-torch               1     20.0        1.00  (outside torch's operators)
-onepass             2     12.5        0.62  (outside torch's operators)
-host times include the cost of the profiler itself; `onepass bench` times without it
-
-each number is per call; device time is of everything that ran on the GPU
-contestant  kernels  device us  host us  of torch's  slowest kernel
-----------  -------  ---------  -------  ----------  --------------
-onepass           1       32.0     12.5           -  onepass_kernel
-host times include the cost of the profiler itself; `onepass bench` times without it
-
-each number is per call; device time is of everything that ran on the GPU
-contestant  kernels  device us  host us  of torch's  slowest kernel
-----------  -------  ---------  -------  ----------  --------------
-torch             0          -     20.0           -  -
-onepass           1       32.0     12.5           -  onepass_kernel
-host times include the cost of the profiler itself; `onepass bench` times without it
-""",
-    )
+    assert_snapshot("profile-tables", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("width", [5, 20, 21, 40, 200])

