@@ -68,7 +68,7 @@ constexpr int kFirsts[] = {0, 1, 2, 4};
 template <class Visit>
 void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
   const DType x = kind.x, y = kind.y;
-  ForwardProblem problem = {Problem::forward(kind.function, x, y), contiguous_layout(rows, n, reduces(kind.function))};
+  Problem problem = Problem::forward(contiguous_layout(rows, n, is_reduction(kind.function)), kind.function, x, y);
   for (const int first : kFirsts) {
     problem.tensors[kX].data = reinterpret_cast<void*>(uintptr_t(first * size_of(x)));
     problem.tensors[kY].data = nullptr;
@@ -82,13 +82,13 @@ void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, co
 // input of logsumexp. Rows of one element are columns side by side.
 template <class Visit>
 void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
-  const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast, reduced = reduces(kind.function);
+  const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast, reduced = is_reduction(kind.function);
   const int64_t each = grad_is_broadcast || reduced ? 1 : n;  // elements of the result's gradient a row
   const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, grad_is_broadcast ? 0 : 1}, lse[] = {1, 0};
   const int64_t* const strides[] = {all, all, grad, lse};
   const bool reduce[] = {false, true};
-  BackwardProblem call = {Problem::backward(kind.function, kind.x, kind.y), {}};
-  call.layout = make_backward_layout(2, sizes, strides, reduce, reduced);
+  Problem call =
+      Problem::backward(make_backward_layout(2, sizes, strides, reduce, reduced), kind.function, kind.x, kind.y);
   if (call.grad_is_broadcast() != grad_is_broadcast) return;
   for (const int first : kFirsts) {
     call.tensors[reduced ? kSaved : kGrad].data =
@@ -101,15 +101,11 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
 template <class Visit>
 void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
   const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast;
-  if (kind.pass == cuda::Pass::forward) {
-    const auto planner = [&](const ColumnView& view) {
-      return column_planner(view, gpu, kind.x, kind.y, kind.function);
-    };
-    return walk_columns(n, planner, visit);
-  }
-  if (grad_is_broadcast && reduces(kind.function)) return;
-  BackwardProblem call = {Problem::backward(kind.function, kind.x, kind.y), {}};
-  call.layout.reduced.insert({2, {1, 1, grad_is_broadcast ? 0 : 1, 0}});
+  if (grad_is_broadcast && is_reduction(kind.function)) return;
+  Layout layout;
+  layout.reduced.insert({2, {1, 1, grad_is_broadcast ? 0 : 1, 0}});
+  const Problem call = kind.pass == cuda::Pass::forward ? Problem::forward(layout, kind.function, kind.x, kind.y)
+                                                        : Problem::backward(layout, kind.function, kind.x, kind.y);
   walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
 }
 

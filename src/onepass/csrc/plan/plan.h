@@ -40,6 +40,7 @@ struct CudaPlan {
     while (most < threads()) most *= 2;
     return most;
   }
+  bool takes_slabs() const { return access == VecAccess::slab || access == VecAccess::slab_aligned; }
   bool prefetches() const { return of_columns() && smem_vecs == kPrefetch; }
   bool in_grid() const {
     return tier == Tier::columns_grid || (tier == Tier::columns_twopass && blocks_per_tile() > 1);

@@ -48,7 +48,7 @@ struct RowPlanner {
   const int64_t rows, n;
   const int operands;  // tensors that wait on the chip: 2 in a gradient
   const bool is_backward, is_reduction;
-  const bool is_contiguous;        // rows lie one after another
+  const bool is_contiguous;        // forward: rows lie one after another
   const int read_size, item_size;  // bytes of an element that is read, and of the wider type
 
   const bool half = item_size == 2;
@@ -61,31 +61,19 @@ struct RowPlanner {
   bool scalar = invariant && (alignment.begins_within(vec_size) || (is_backward && n % vec_size));
   int64_t vecs = count_vecs();  // of a row, with those that it shares with its neighbours
 
-  RowPlanner(const ForwardProblem& problem, const Gpu& gpu, bool invariant)
+  RowPlanner(const Problem& problem, const Gpu& gpu, bool invariant)
       : gpu(gpu),
         invariant(invariant),
         alignment(problem),
         rows(problem.layout.rows),
         n(problem.layout.n),
-        operands(1),
-        is_backward(false),
+        operands(problem.is_backward() ? 2 : 1),
+        is_backward(problem.is_backward()),
         is_reduction(problem.is_reduction()),
         is_contiguous(rows == 1 ||
-                      (problem.layout.row_x_stride() == n && (is_reduction || problem.layout.row_y_stride() == n))),
-        read_size(size_of(problem.type(kX))),
-        item_size(std::max(read_size, size_of(problem.type(kY)))) {}
-  RowPlanner(const BackwardProblem& problem, const Gpu& gpu, bool invariant)
-      : gpu(gpu),
-        invariant(invariant),
-        alignment(problem),
-        rows(problem.layout.rows),
-        n(problem.layout.n),
-        operands(2),
-        is_backward(true),
-        is_reduction(problem.is_reduction()),
-        is_contiguous(false),
-        read_size(size_of(problem.type(kGrad))),
-        item_size(16 / alignment.full) {}
+                      (problem.layout.row_stride(kX) == n && (is_reduction || problem.layout.row_stride(kY) == n))),
+        read_size(size_of(problem.in_type())),
+        item_size(is_backward ? 16 / alignment.full : std::max(read_size, size_of(problem.type(kY)))) {}
 
   CudaPlan plan() {
     if (is_backward) return is_reduction ? plan_pointwise() : plan_on_chip(look_up(rows_backward_table(half), length));
@@ -303,8 +291,7 @@ struct RowPlanner {
   }
 };
 
-template <class AnyProblem>
-CudaPlan plan_rows(const AnyProblem& problem, const Gpu& gpu, bool invariant) {
+inline CudaPlan plan_rows(const Problem& problem, const Gpu& gpu, bool invariant) {
   return RowPlanner(problem, gpu, invariant).plan();
 }
 
