@@ -82,10 +82,8 @@ Pass pass_of(const Problem& problem) {
 
 // The kernel of a plan, by the words that it is made from.
 std::string words_for(const CudaPlan& plan, const Problem& problem, int device) {
-  const Pass pass = pass_of(problem);
-  return cubin(source_of(pass, problem.function, plan.tier),
-               defines_of(problem.function, problem.in_type(), problem.out_type(), plan, pass),
-               device_info(device).arch, nullptr);
+  const KernelKind kind = {problem.function, pass_of(problem), problem.in_type(), problem.out_type()};
+  return cubin(source_of(kind, plan.tier), defines_of(kind, plan), device_info(device).arch, nullptr);
 }
 
 bool merges(const Problem& problem) { return problem.direction == Direction::forward || !problem.is_reduction(); }

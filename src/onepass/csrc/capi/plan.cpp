@@ -76,7 +76,7 @@ std::string plan_json(Problem problem, Copied copied, const Gpu& gpu) {
   const CudaPlan plan = plan_cuda(problem, gpu, invariant);
   const int64_t read_again = plan.tier == Tier::grid ? RowChunks(plan, layout.n, 1).unkept : 0;
   return json + ", " + launch_fields(plan, count_blocks(plan, problem, gpu)) + ", " + field("read_again", read_again) +
-         ", " + field("source", cuda::source_of(cuda::Pass::forward, problem.function, plan.tier)) + "}";
+         ", " + field("source", cuda::source_of(cuda::kind_of(problem), plan.tier)) + "}";
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ std::string plan_json(Problem problem, Copied copied, const Gpu& gpu) {
 ONEPASS_API int onepass_plan(int function, int arch, int sm_count, const char* name, int ndim, const int64_t* sizes,
                              const int64_t* x_strides, const int64_t* y_strides, const bool* reduce, int x_type,
                              int y_type, uint64_t x_address, uint64_t y_address, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     const bool reduced = is_reduction(Function(function));
     const auto layout_of = [&](const int64_t* x, const int64_t* y) {
       return make_forward_layout(ndim, sizes, x, y, reduce, reduced);
@@ -110,7 +110,7 @@ ONEPASS_API int onepass_plan(int function, int arch, int sm_count, const char* n
 ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, const char* name, int ndim,
                                       const int64_t* sizes, const int64_t* strides, const bool* reduce, int type,
                                       int dx_type, const uint64_t* addresses, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     const int64_t* each[kBackwardTensors];
     for (int t = 0; t < kBackwardTensors; ++t) each[t] = strides + t * ndim;
     const bool reduced = is_reduction(Function(function));
@@ -132,7 +132,7 @@ ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, cons
 // columns, so long. `pass` is numbered as in launch.h, `shared` are the bytes of shared memory that a block may have.
 ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry, const int64_t* sizes, int arch,
                                         int sm_count, int shared, bool cooperative, char* text, int64_t size) {
-  return guarded(text, size, [&]() -> std::string {
+  return return_text(text, size, [&]() -> std::string {
     const Entry by = {kAnyLength, int(entry[0]), int(entry[1]), int(entry[2]), int(entry[3]), int(entry[4])};
     const Gpu gpu = {arch, sm_count, shared, cooperative};
     const int64_t strides[] = {sizes[1] * sizes[2], sizes[2], 1}, none[] = {0, 0, 0};
@@ -157,14 +157,11 @@ ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry
 // the file `path`. `pass` is numbered as in launch.h.
 ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                 const char* path, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]),
                            int(plan[4]),  int(plan[5]), int(plan[6]), VecAccess(plan[7])};
-    const cuda::Pass which = cuda::Pass(pass);
-    const std::string code =
-        cuda::cubin(cuda::source_of(which, Function(function), made.tier),
-                    cuda::defines_of(Function(function), DType(x_type), DType(y_type), made, which), arch);
-    return written(code, path);
+    const cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+    return write_file(cuda::cubin(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch), path);
   });
 }
 
@@ -172,7 +169,7 @@ ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, 
 // directory), "isa" (the CPU engine's instruction set)
 // or "counts" (kernels compiled, kernels read from the cache).
 ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
-  return guarded(text, size, [&]() -> std::string {
+  return return_text(text, size, [&]() -> std::string {
     const std::string asked = what;
     if (asked == "driver") return cuda::driver(), "ready";
     if (asked == "nvrtc") return cuda::nvrtc_version();

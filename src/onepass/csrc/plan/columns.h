@@ -28,7 +28,7 @@ struct ColumnPlanner {
   const int64_t n = view.n(), inner = view.inner();
   const int most = 16 / operands;  // vectors that a thread keeps in registers where blocks share columns
 
-  // Long columns of floats: wide tiles are faster where there are many, narrow ones, of fewer blocks, where there are
+  // Long columns of float32: wide tiles are faster where there are many, narrow ones, of fewer blocks, where there are
   // few (8 x 4096 x 4096 .905 of a copy for .889, 4096 x 4096 .777 for .828; H200, 2026-11-23).
   bool narrows() const { return operands == 1 && bytes == 4 && n > 2048 && n <= 4096; }
 
@@ -70,8 +70,8 @@ struct ColumnPlanner {
   int half_slab_threads(int64_t turn) const {
     if (bytes != 2 || operands != 1 || !view.slab_whole || view.slab != view.full || view.tile == view.full) return 0;
     for (const int64_t threads : {256, 512}) {
-      const int64_t lanes = threads_of(turn, threads), blocks = threads / 256;
-      if (lanes <= threads && ceil_div(n * inner, lanes * view.slab * blocks) <= 2 * most) return int(lanes);
+      const int64_t across = threads_of(turn, threads), blocks = threads / 256;
+      if (across <= threads && ceil_div(n * inner, across * view.slab * blocks) <= 2 * most) return int(across);
     }
     return 0;
   }
@@ -229,11 +229,11 @@ struct ColumnPlanner {
       const int64_t room = smem_room(made, cols);
       const int64_t places = takes_smem ? room / (int64_t(made.max_threads()) * vector * read * operands) / 4 * 4 : 0;
       const int64_t holds = vecs + (places < most_places ? places : most_places);
-      const int64_t all = need(across, down, vector, access), alone = ceil_div(all, holds);
-      if (alone > chip) continue;
-      const int64_t together = tiles < chip / alone ? tiles : chip / alone, useful = ceil_div(all, 1024 / threads);
+      const int64_t all = need(across, down, vector, access), fewest = ceil_div(all, holds);
+      if (fewest > chip) continue;
+      const int64_t together = tiles < chip / fewest ? tiles : chip / fewest, useful = ceil_div(all, 1024 / threads);
       int64_t blocks = chip / together;
-      if (blocks > useful) blocks = useful > alone ? useful : alone;
+      if (blocks > useful) blocks = useful > fewest ? useful : fewest;
       const int64_t each = ceil_div(all, blocks);
       int64_t in_registers = each <= kGridVecs ? each : vecs;
       int64_t in_smem = each > in_registers ? up_to(each - in_registers, 4) : 0;

@@ -156,19 +156,25 @@ struct RowPlanner {
   // `blocks` of at least so many threads that keep a row in registers and shared memory, if they can.
   std::optional<CudaPlan> share_row(int blocks, int least_threads, int items, int smem_vecs) const {
     const int most_doubles = 24 / operands;
-    int64_t kept = (item_size == 8 && items > most_doubles ? most_doubles : items) / part / vec_size;
-    if (kept < 1) kept = 1;
+    int64_t in_registers = (item_size == 8 && items > most_doubles ? most_doubles : items) / part / vec_size;
+    if (in_registers < 1) in_registers = 1;
     if (vec_size * read_size < 8) smem_vecs = 0;
-    const int64_t threads = std::max<int64_t>(least_threads, up_to(ceil_div(vecs, (kept + smem_vecs) * blocks), 32));
+    const int64_t threads =
+        std::max<int64_t>(least_threads, up_to(ceil_div(vecs, (in_registers + smem_vecs) * blocks), 32));
     if (blocks > most_cluster(gpu) || threads > most_threads(gpu.arch, blocks)) return {};
     const int64_t each = ceil_div(vecs, threads * blocks);
     const int64_t few_kinds = alignment.full / vec_size;  // narrow vectors come in no more numbers than wide ones
-    if (each <= kept) kept = up_to(each, few_kinds);
-    smem_vecs = each > kept ? int(up_to(each - kept, 2)) : 0;
+    if (each <= in_registers) in_registers = up_to(each, few_kinds);
+    smem_vecs = each > in_registers ? int(up_to(each - in_registers, 2)) : 0;
     if (smem_vecs * threads * vec_size * read_size > gpu.shared - kStaticShared) return {};
-    return CudaPlan{
-        blocks > 1 ? Tier::cluster : Tier::block, int(threads), 1, int(kept) * vec_size, vec_size, blocks, smem_vecs,
-        smem_vecs ? unaligned_access() : access()};
+    return CudaPlan{blocks > 1 ? Tier::cluster : Tier::block,
+                    int(threads),
+                    1,
+                    int(in_registers) * vec_size,
+                    vec_size,
+                    blocks,
+                    smem_vecs,
+                    smem_vecs ? unaligned_access() : access()};
   }
 
   // The tiers block and cluster by an entry.
@@ -183,38 +189,43 @@ struct RowPlanner {
   std::optional<CudaPlan> spread_over_grid() {
     if (!gpu.cooperative) return {};
     if (vec_size != alignment.full) vec_size = alignment.full, scalar = true, vecs = count_vecs();
-    const int unit = is_backward ? (item_size == 8 ? 1 : 2) : 4;         // vectors come in multiples of it
-    const int most_kept = is_backward ? (gpu.arch == 90 ? 4 : 2) * unit  // elsewhere more would spill
-                                      : (gpu.arch == 90 ? 16 : 12) / part / 4 * 4;
+    const int unit = is_backward ? (item_size == 8 ? 1 : 2) : 4;                 // vectors come in multiples of it
+    const int most_in_registers = is_backward ? (gpu.arch == 90 ? 4 : 2) * unit  // elsewhere more would spill
+                                              : (gpu.arch == 90 ? 16 : 12) / part / 4 * 4;
     const auto places = [&](int threads) {
       return int((gpu.shared - kStaticShared) / (operands * threads * vec_size * read_size) / unit * unit);
     };
-    int threads = 480, kept = most_kept;
-    const int64_t chip = gpu.sm_count, holds = threads * int64_t(kept + places(threads));
-    const int64_t alone = ceil_div(vecs, holds);  // blocks that hold a row between them
-    int64_t blocks = std::min(alone, chip);
-    if (!invariant && alone < chip) {
-      const int64_t together = std::min(rows, chip / alone);
+    int threads = 480, in_registers = most_in_registers;
+    const int64_t chip = gpu.sm_count, holds = threads * int64_t(in_registers + places(threads));
+    const int64_t fewest = ceil_div(vecs, holds);  // blocks that hold a row between them
+    int64_t blocks = std::min(fewest, chip);
+    if (!invariant && fewest < chip) {
+      const int64_t together = std::min(rows, chip / fewest);
       const int64_t useful = ceil_div(vecs, kGridVectors / operands);  // blocks with something to do
-      blocks = std::min(chip / together, std::max(useful, alone));
+      blocks = std::min(chip / together, std::max(useful, fewest));
     }
     // Fewer threads where they have less to keep. What has arrived in registers is worked on soonest.
     const int64_t each = ceil_div(vecs, blocks);
-    if (!is_backward && item_size < 8 && each > kMuchLonger * holds) kept = 0;
+    if (!is_backward && item_size < 8 && each > kMuchLonger * holds) in_registers = 0;
     const auto little = [&](int threads) { return std::min(places(threads), kLittle); };
     const auto takes = [&](int few, int registers, int smem) {
-      registers = std::min(registers, most_kept);
+      registers = std::min(registers, most_in_registers);
       if (each > int64_t(few) * (registers + smem)) return false;
-      threads = few, kept = registers;
+      threads = few, in_registers = registers;
       return true;
     };
     (void)(takes(256, unit, 0) || takes(256, 2 * unit, 0) || (!is_backward && takes(256, 3 * unit, 0)) ||
            takes(256, 4 * unit, 0) || (!is_backward && takes(352, 8, little(352))));
-    const int64_t rest = ceil_div(each, threads) - kept, wanted = rest > 0 ? up_to(rest, unit) : 0;
-    const int most = kept ? places(threads) : little(threads);
-    return CudaPlan{
-        Tier::grid,        threads, 1, kept * vec_size, vec_size, int(blocks), int(std::min<int64_t>(wanted, most)),
-        unaligned_access()};
+    const int64_t rest = ceil_div(each, threads) - in_registers, wanted = rest > 0 ? up_to(rest, unit) : 0;
+    const int most = in_registers ? places(threads) : little(threads);
+    return CudaPlan{Tier::grid,
+                    threads,
+                    1,
+                    in_registers * vec_size,
+                    vec_size,
+                    int(blocks),
+                    int(std::min<int64_t>(wanted, most)),
+                    unaligned_access()};
   }
 
   CudaPlan plan_twopass(int threads, int items) const {

@@ -32,11 +32,11 @@ bool in_cluster(const CudaPlan& plan) {
 
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
 // tiers warp and staged only, the number of blocks in clusters.
-uint64_t identity(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+uint64_t identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
-  add(int(function), 3), add(int(in), 2), add(int(out), 2), add(int(plan.tier), 4);
+  add(int(kind.function), 3), add(int(kind.in), 2), add(int(kind.out), 2), add(int(plan.tier), 4);
   add(row_in_warp ? plan.threads_per_row : 0, 6), add(row_in_warp         ? plan.rows_per_block
                                                       : plan.of_columns() ? plan.max_threads()
                                                                           : 0,
@@ -44,14 +44,13 @@ uint64_t identity(Function function, DType in, DType out, const CudaPlan& plan, 
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
-  add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(pass), 2);
+  add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
   return id;
 }
 
-Handle compile_and_load(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device) {
   const Gpu& gpu = device_info(device);
-  const std::string code =
-      cubin(source_of(pass, function, plan.tier), defines_of(function, in, out, plan, pass), gpu.arch);
+  const std::string code = cubin(source_of(kind, plan.tier), defines_of(kind, plan), gpu.arch);
   Handle module, kernel;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
   check(driver().module_function(&kernel, module, "onepass_kernel"), "cuModuleGetFunction");
@@ -64,38 +63,47 @@ Handle compile_and_load(Function function, DType in, DType out, const CudaPlan& 
 }
 
 // A loaded kernel. The caller is in the context of the device.
-Handle find_or_load(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+Handle find_or_load(const KernelKind& kind, const CudaPlan& plan, int device) {
   static std::shared_mutex mutex;
   static std::unordered_map<uint64_t, Handle> kernels;
-  const uint64_t id = identity(function, in, out, plan, device, pass);
+  const uint64_t id = identity(kind, plan, device);
   {
     std::shared_lock lock(mutex);
     if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
   }
   std::unique_lock lock(mutex);
   if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
-  return kernels.emplace(id, compile_and_load(function, in, out, plan, device, pass)).first->second;
+  return kernels.emplace(id, compile_and_load(kind, plan, device)).first->second;
 }
 
 }  // namespace
 
-const char* source_of(Pass pass, Function function, Tier tier) {
-  const bool forward = pass == Pass::forward;
+KernelKind kind_of(const Problem& problem) {
+  Pass pass = Pass::forward;
+  if (problem.is_backward()) {
+    const bool is_broadcast = problem.has_rows() ? problem.grad_is_broadcast() : grad_is_broadcast_in_tile(problem);
+    pass = is_broadcast ? Pass::backward_broadcast : Pass::backward;
+  }
+  return {problem.function, pass, problem.in_type(), problem.out_type()};
+}
+
+const char* source_of(const KernelKind& kind, Tier tier) {
+  const bool forward = kind.pass == Pass::forward;
   if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
-  if (!forward && is_reduction(function)) return "rows_pointwise.cu";
+  if (!forward && is_reduction(kind.function)) return "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
   return tier == Tier::staged && forward ? "rows_staged.cu" : "rows_onchip.cu";
 }
 
-std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan, Pass pass) {
+std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
-  return {define("IN_TYPE", type_name(in)),
-          define("OUT_TYPE", type_name(out)),
-          define("FUNCTION", std::string("Function::") + traits_of(function).name),
-          number("IS_BACKWARD", pass != Pass::forward),
+  return {define("IN_TYPE", type_name(kind.in)),
+          define("OUT_TYPE", type_name(kind.out)),
+          define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
+          number("IS_BACKWARD", kind.pass != Pass::forward),
           number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
           number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
           number("VECS_PER_THREAD", plan.vecs_per_thread()),
@@ -103,16 +111,16 @@ std::vector<std::string> defines_of(Function function, DType in, DType out, cons
           number("VEC_ACCESS", int(plan.access)),
           number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
           number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
-          number("BROADCAST_GRAD", pass == Pass::backward_broadcast),
+          number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
           number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
           number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
           number("USES_GRID", plan.of_columns() && plan.in_grid()),
           number("TWO_PASS", plan.tier == Tier::columns_twopass)};
 }
 
-void load_kernel(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device) {
   enter_context(device);
-  find_or_load(function, in, out, plan, device, pass);
+  find_or_load(kind, plan, device);
 }
 
 // Launches ------------------------------------------------------------------------------------------------------------
@@ -190,19 +198,13 @@ bool needs_result_tile(const Problem& problem) {
          (size_of(problem.type(kX)) != size_of(problem.type(kY)) || (problem.address(kX) ^ problem.address(kY)) % 16);
 }
 
-Pass pass_of(const Problem& problem) {
-  if (!problem.is_backward()) return Pass::forward;
-  const bool is_broadcast = problem.has_rows() ? problem.grad_is_broadcast() : grad_is_broadcast_in_tile(problem);
-  return is_broadcast ? Pass::backward_broadcast : Pass::backward;
-}
-
 Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
   const DType in = problem.in_type(), out = problem.out_type();
   const int64_t n = problem.layout.n;
   const bool backward = problem.is_backward();
   const int operands = backward && !problem.grad_is_broadcast() ? 2 : 1;
   Launch launch = {};
-  launch.kernel = find_or_load(problem.function, in, out, plan, device, pass_of(problem));
+  launch.kernel = find_or_load(kind_of(problem), plan, device);
   launch.threads = unsigned(plan.threads());
   launch.rows = problem.layout.rows, launch.n = n;
   for (int t = 0; t < kMaxTensors; ++t) launch.strides[t] = problem.layout.row_stride(t);
@@ -248,7 +250,7 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int devi
   set_shared(&launch,
              count_column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half_result),
              gpu.shared - kColumnStatic);
-  launch.kernel = find_or_load(problem.function, problem.in_type(), problem.out_type(), plan, device, pass_of(problem));
+  launch.kernel = find_or_load(kind_of(problem), plan, device);
   launch.blocks = unsigned(plan.blocks_per_row), launch.groups = 1;
   launch.threads = unsigned(plan.threads());
   const bool in_grid = plan.in_grid();

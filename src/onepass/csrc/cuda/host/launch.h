@@ -14,13 +14,21 @@ namespace onepass::cuda {
 // What a kernel computes: a function, its gradient, or that from a gradient of the result with one value per row.
 enum class Pass { forward, backward, backward_broadcast };
 
-// The source file and the defines that make the kernel of a plan, of elements of type `in` to results of type `out`.
-const char* source_of(Pass pass, Function function, Tier tier);
-std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan,
-                                    Pass pass = Pass::forward);
+// What the kernels of a problem have in common; a plan tells them apart. Those of a gradient read the type of the
+// forward's result and write that of its input.
+struct KernelKind {
+  Function function;
+  Pass pass;
+  DType in, out;
+};
+KernelKind kind_of(const Problem& problem);
+
+// The source file and the defines that make the kernel of a plan.
+const char* source_of(const KernelKind& kind, Tier tier);
+std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan);
 
 // Compiles or loads the kernel of a plan on `device`, where this process does not have it yet.
-void load_kernel(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass);
+void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device);
 
 // The bytes of what a block of the tier grid sends to the others, as grid_sync.cuh has it.
 constexpr int64_t message_size(DType in, DType out) { return in == DType::float64 || out == DType::float64 ? 48 : 16; }
