@@ -30,7 +30,7 @@ OBJECTS = Path("build/objects")
 PLAIN = [f"torch/{name}.cpp" for name in ("ops", "dispatch", "aten_override")]
 PLAIN += [f"capi/{name}.cpp" for name in ("plan", "config", "gallery", "warmup")]
 PLAIN += ["plan/tables.cpp", "../tools/gallery/cpu_threepass.cpp", "../tools/gallery/cpu_online.cpp"]
-HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "plan_check", "engine")
+HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "engine")
 PLAIN += [f"cuda/host/{name}.cpp" for name in HOST]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
 PARTS = ["engine", "backward"]  # the longest first

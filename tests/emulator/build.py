@@ -109,7 +109,6 @@ def host() -> Path:
     sources = [
         HERE / "emulated.cpp",
         CORE / "cuda/host/launch.cpp",
-        CORE / "cuda/host/plan_check.cpp",
         CORE / "plan/tables.cpp",
     ]
     unchecked = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks

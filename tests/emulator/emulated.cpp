@@ -78,8 +78,7 @@ CudaPlan plan_of(const int* numbers) {
 
 // Launches as the engine does, by a plan that is given or by the problem's own. The buffer for messages may have held
 // anything before.
-template <class AnyProblem>
-void run(const AnyProblem& problem, const CudaPlan* plan) {
+void run(const Problem& problem, const CudaPlan* plan) {
   launch_with_fallback(problem, 0, plan, [&](const Launch& launch) {
     std::vector<char> buffer(size_t(launch.message_bytes) + 16);
     std::mt19937 draw(way.seed);
@@ -116,8 +115,9 @@ void add_range(const void* begin, int64_t size, bool writable) {
 const char* forward(int function, int x_type, int y_type, const void* x, void* y, int rank, const int64_t* sizes,
                     const int64_t* x_strides, const int64_t* y_strides, const bool* reduce, const int* plan) {
   const Function which = Function(function);
-  const ForwardProblem problem = {Problem::forward(which, DType(x_type), DType(y_type), x, y),
-                                  make_layout(rank, sizes, x_strides, y_strides, reduce, reduces(which))};
+  const Problem problem =
+      Problem::forward(make_forward_layout(rank, sizes, x_strides, y_strides, reduce, is_reduction(which)), which,
+                       DType(x_type), DType(y_type), x, y);
   const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
   return said_by([&] { run(problem, plan ? &given : nullptr); });
 }
@@ -128,8 +128,8 @@ const char* backward(int function, int type, int dx_type, void* dx, const void* 
                      const int* plan) {
   const Function of = Function(function);
   const int64_t* const each[] = {strides, strides + rank, strides + 2 * rank, strides + 3 * rank};
-  const BackwardProblem problem = {Problem::backward(of, DType(type), DType(dx_type), dx, saved, grad, lse),
-                                   make_backward_layout(rank, sizes, each, reduce, of == Function::logsumexp)};
+  const Problem problem = Problem::backward(make_backward_layout(rank, sizes, each, reduce, is_reduction(of)), of,
+                                            DType(type), DType(dx_type), dx, saved, grad, lse);
   const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
   return said_by([&] { run(problem, plan ? &given : nullptr); });
 }

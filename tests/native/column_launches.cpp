@@ -18,8 +18,7 @@ struct Looked {
 
 bool wrong(const std::string& what) { return std::printf("%s\n", what.c_str()), false; }
 
-template <class AnyProblem>
-bool is_right(const AnyProblem& call, int device, void* stream, Looked* looked) {
+bool is_right(const Problem& call, int device, void* stream, Looked* looked) {
   planned = 0;
   run(call, device, stream);
   ++(planned ? looked->made : looked->found);
@@ -33,14 +32,13 @@ bool is_right(const AnyProblem& call, int device, void* stream, Looked* looked) 
 
 // A view by its number, mostly one that comes often now, on one of few devices and at one of few addresses, with a
 // driver that may refuse cooperative launches.
-template <class AnyProblem>
-bool is_right_view(unsigned often, Looked* looked) {
+bool is_right_view(bool forward, unsigned often, Looked* looked) {
   answer = below(4) ? 0 : below(2) ? kTooLarge : kNotSupported;
   void* const stream = reinterpret_cast<void*>(uintptr_t(1 + below(5)));
   const unsigned view = unsigned(below(4) ? often + below(2) : below(64)), place_of_it = unsigned(below(2));
-  AnyProblem call = {};
+  Problem call = {};
   draw.seed(view);
-  if (!draw_problem(below(2), &call)) return true;
+  if (!(forward ? draw_forward : draw_backward)(below(2), &call)) return true;
   draw.seed(place_of_it);
   place(&call);
   return is_right(call, int(below(3)), stream, looked);
@@ -52,7 +50,7 @@ bool run_seed(unsigned seed, bool sets, int calls, Looked* looked) {
     draw.seed(number);
     if (i % 50 == 0) thread_invariant = int(below(3)) - 1;
     if (sets && i % 400 == 399) set_tables("first", other_tables(i / 400));
-    if (!(below(2) ? is_right_view<ForwardProblem> : is_right_view<BackwardProblem>)(often, looked)) {
+    if (!is_right_view(below(2), often, looked)) {
       return std::printf("call %d of seed %u\n", i, seed), false;
     }
   }
@@ -62,17 +60,15 @@ bool run_seed(unsigned seed, bool sets, int calls, Looked* looked) {
 // One thing at a time
 // ---------------------------------------------------------------------------------------------------
 
-template <class AnyProblem>
 struct Asked {
-  AnyProblem call = {};
+  Problem call = {};
   int device = 0;
   bool invariant = false, tables = false;
 };
 
-template <class AnyProblem>
 struct Change {
   std::string name;
-  std::function<void(Asked<AnyProblem>&)> make;
+  std::function<void(Asked&)> make;
 };
 
 template <class Address>
@@ -81,8 +77,7 @@ void move(Address* address, int64_t bytes) {
 }
 
 // Whether a launch was made for it, and right.
-template <class AnyProblem>
-bool is_new(const Asked<AnyProblem>& asked, bool* right) {
+bool is_new(const Asked& asked, bool* right) {
   thread_invariant = asked.invariant;
   if (asked.tables) set_tables("first", other_tables(0));
   planned = 0;
@@ -95,18 +90,16 @@ bool is_new(const Asked<AnyProblem>& asked, bool* right) {
 }
 
 // What is in the key, each by itself, and what is not.
-template <class AnyProblem>
-bool each_counts(const AnyProblem& call, std::vector<Change<AnyProblem>> that_count,
-                 std::vector<Change<AnyProblem>> others) {
-  using Of = Asked<AnyProblem>;
+bool each_counts(const Problem& call, std::vector<Change> that_count, std::vector<Change> others) {
+  using Of = Asked;
   that_count.insert(that_count.end(), {{"device 1", [](Of& of) { of.device = 1; }},
                                        {"device 2", [](Of& of) { of.device = 2; }},
                                        {"batch invariance", [](Of& of) { of.invariant = true; }},
                                        {"tables", [](Of& of) { of.tables = true; }}});
   for (const bool reduced : {false, true}) {
-    const auto& bag = reduced ? call.layout.reduced : call.layout.outer;
-    constexpr int kNumbers = int(sizeof bag.dims[0] / sizeof(int64_t));  // a size, and the strides of all tensors
-    for (int i = 0; i < bag.count * kNumbers; ++i) {
+    const auto& group = reduced ? call.layout.reduced : call.layout.outer;
+    constexpr int kNumbers = int(sizeof(Dim) / sizeof(int64_t));  // a size, and the strides of all tensors
+    for (int i = 0; i < group.count * kNumbers; ++i) {
       const auto add = [=](Of& of) {
         auto& changed = reduced ? of.call.layout.reduced : of.call.layout.outer;
         ++reinterpret_cast<int64_t*>(changed.dims)[i];
@@ -135,54 +128,47 @@ bool each_counts() {
   // 6 x 20 x 12 over the middle, with something between all dims.
   const auto place = [](int64_t at) { return reinterpret_cast<char*>(at << 16); };
   const DType f32 = DType::float32, f64 = DType::float64;
-  ForwardProblem call = {Problem::forward(Function::softmax, f32, f32, place(1), place(2)), {}};
   const int64_t sizes[] = {6, 20, 12}, x[] = {400, 16, 1}, y[] = {640, 24, 1}, lse[] = {12, 0, 1};
   const bool reduce[] = {false, true, false};
-  call.layout = make_layout(3, sizes, x, y, reduce, false);
-  using Of = Asked<ForwardProblem>;
-  bool right = each_counts<ForwardProblem>(call,
-                                           {{"function", [](Of& of) { of.call.function = Function::softmin; }},
-                                            {"x's type", [=](Of& of) { of.call.tensors[kX].type = f64; }},
-                                            {"y's type", [=](Of& of) { of.call.tensors[kY].type = f64; }},
-                                            {"x's place", [](Of& of) { move(&of.call.tensors[kX].data, 4); }},
-                                            {"y's place", [](Of& of) { move(&of.call.tensors[kY].data, 8); }}},
-                                           {{"x", [](Of& of) { move(&of.call.tensors[kX].data, 16); }},
-                                            {"y", [](Of& of) { move(&of.call.tensors[kY].data, 4096); }}});
+  const Problem call = Problem::forward(make_forward_layout(3, sizes, x, y, reduce, false), Function::softmax, f32, f32,
+                                        place(1), place(2));
+  using Of = Asked;
+  bool right = each_counts(call,
+                           {{"function", [](Of& of) { of.call.function = Function::softmin; }},
+                            {"x's type", [=](Of& of) { of.call.tensors[kX].type = f64; }},
+                            {"y's type", [=](Of& of) { of.call.tensors[kY].type = f64; }},
+                            {"x's place", [](Of& of) { move(&of.call.tensors[kX].data, 4); }},
+                            {"y's place", [](Of& of) { move(&of.call.tensors[kY].data, 8); }}},
+                           {{"x", [](Of& of) { move(&of.call.tensors[kX].data, 16); }},
+                            {"y", [](Of& of) { move(&of.call.tensors[kY].data, 4096); }}});
   for (const bool is_lse : {false, true}) {
     const int64_t* const each[] = {x, y, is_lse ? lse : x, lse};
-    BackwardProblem back = {Problem::backward(is_lse ? Function::logsumexp : Function::softmax, f32, f32, place(1),
-                                              place(2), place(3), is_lse ? place(4) : nullptr),
-                            make_backward_layout(3, sizes, each, reduce, is_lse)};
-    using OfBack = Asked<BackwardProblem>;
-    std::vector<Change<BackwardProblem>> that_count = {
-        {"type", [=](OfBack& of) { of.call.tensors[kGrad].type = f64; }},
-        {"dx's type", [=](OfBack& of) { of.call.tensors[kDx].type = f64; }},
-        {"dx's place", [](OfBack& of) { move(&of.call.tensors[kDx].data, 4); }},
-        {"saved's place", [](OfBack& of) { move(&of.call.tensors[kSaved].data, 8); }},
-        {"grad's place", [](OfBack& of) { move(&of.call.tensors[kGrad].data, 12); }}};
-    if (!is_lse) that_count.push_back({"function", [](OfBack& of) { of.call.function = Function::softmin; }});
-    right &= each_counts<BackwardProblem>(
-        back, that_count,
-        {{"dx", [](OfBack& of) { move(&of.call.tensors[kDx].data, 32); }},
-         {"saved", [](OfBack& of) { move(&of.call.tensors[kSaved].data, 16); }},
-         {"grad", [](OfBack& of) { move(&of.call.tensors[kGrad].data, 64); }},
-         {"lse", [=](OfBack& of) { is_lse ? move(&of.call.tensors[kLse].data, 4) : void(); }}});
+    const Problem back = Problem::backward(make_backward_layout(3, sizes, each, reduce, is_lse),
+                                           is_lse ? Function::logsumexp : Function::softmax, f32, f32, place(1),
+                                           place(2), place(3), is_lse ? place(4) : nullptr);
+    std::vector<Change> that_count = {{"type", [=](Of& of) { of.call.tensors[kGrad].type = f64; }},
+                                      {"dx's type", [=](Of& of) { of.call.tensors[kDx].type = f64; }},
+                                      {"dx's place", [](Of& of) { move(&of.call.tensors[kDx].data, 4); }},
+                                      {"saved's place", [](Of& of) { move(&of.call.tensors[kSaved].data, 8); }},
+                                      {"grad's place", [](Of& of) { move(&of.call.tensors[kGrad].data, 12); }}};
+    if (!is_lse) that_count.push_back({"function", [](Of& of) { of.call.function = Function::softmin; }});
+    right &= each_counts(back, that_count,
+                         {{"dx", [](Of& of) { move(&of.call.tensors[kDx].data, 32); }},
+                          {"saved", [](Of& of) { move(&of.call.tensors[kSaved].data, 16); }},
+                          {"grad", [](Of& of) { move(&of.call.tensors[kGrad].data, 64); }},
+                          {"lse", [=](Of& of) { is_lse ? move(&of.call.tensors[kLse].data, 4) : void(); }}});
   }
   return right;
 }
 
-// The dims of a call, as numbers, may be the first ones of a gradient.
+// A call may have the dims of a gradient.
 bool passes_count() {
-  BackwardProblem back = {Problem::backward(Function::softmax, DType::float32, DType::float32), {}};
-  ForwardProblem call = {Problem::forward(Function::softmax, DType::float32, DType::float32), {}};
-  back.layout.outer.count = call.layout.outer.count = 2;
-  back.layout.reduced.count = call.layout.reduced.count = 1;
-  int64_t numbers[3 * 5];
-  for (int i = 0; i < 15; ++i) numbers[i] = 20 - i;
-  std::memcpy(back.layout.outer.dims, numbers, 10 * sizeof *numbers);
-  std::memcpy(back.layout.reduced.dims, numbers + 10, 5 * sizeof *numbers);
-  std::memcpy(call.layout.outer.dims, numbers, 6 * sizeof *numbers);
-  std::memcpy(call.layout.reduced.dims, numbers + 6, 3 * sizeof *numbers);
+  Layout layout;
+  layout.outer.count = 2, layout.reduced.count = 1;
+  layout.outer.dims[0] = {20, {19, 18, 17, 16}}, layout.outer.dims[1] = {15, {14, 13, 12, 11}};
+  layout.reduced.dims[0] = {10, {9, 8, 7, 6}};
+  const Problem back = Problem::backward(layout, Function::softmax, DType::float32, DType::float32);
+  const Problem call = Problem::forward(layout, Function::softmax, DType::float32, DType::float32);
   const LaunchKey forward(call, 0, false, 0), backward(back, 0, false, 0);
   return !(forward == backward) && !(backward == forward) ? true : wrong("a call has a gradient's key");
 }
@@ -191,8 +177,8 @@ bool passes_count() {
 bool threads_count() {
   const int64_t sizes[] = {4096, 2, 1024}, strides[] = {2048, 1024, 1};
   const bool reduce[] = {false, true, false};
-  const ForwardProblem call = {Problem::forward(Function::softmax, DType::float32, DType::float32),
-                               make_layout(3, sizes, strides, strides, reduce, false)};
+  const Problem call = Problem::forward(make_forward_layout(3, sizes, strides, strides, reduce, false),
+                                        Function::softmax, DType::float32, DType::float32);
   for (const int across : {256, 160}) {
     const CudaPlan plan = {Tier::columns, across, 1, 8, 4, 1, kPrefetch, VecAccess::aligned};
     run(call, 0, nullptr, &plan);

@@ -54,16 +54,14 @@ char* room() {
 }
 
 // Launches as the engine does; `seen` has the launches then, the last of which the driver took.
-template <class AnyProblem>
-void run(const AnyProblem& problem, int device, void* stream, const CudaPlan* forced = nullptr) {
+void run(const Problem& problem, int device, void* stream, const CudaPlan* forced = nullptr) {
   seen.clear();
   launch_with_fallback(problem, device, forced, [&](const Launch& launch) {
     return start(launch, problem, launch.message_bytes ? room() : nullptr, stream);
   });
 }
 
-template <class AnyProblem>
-CudaPlan plan_of(const AnyProblem& problem, int device, bool cooperative = true) {
+CudaPlan plan_of(const Problem& problem, int device, bool cooperative = true) {
   Gpu gpu = device_info(device);
   gpu.cooperative = gpu.cooperative && cooperative;
   const ColumnView view = column_view(problem);
@@ -77,25 +75,21 @@ std::vector<const void*> addresses_of(const Problem& problem) {
   return addresses;
 }
 
-Pass pass_of(const ForwardProblem&) { return Pass::forward; }
-Pass pass_of(const BackwardProblem& problem) {
+Pass pass_of(const Problem& problem) {
+  if (!problem.is_backward()) return Pass::forward;
   return grad_is_broadcast_in_tile(problem) ? Pass::backward_broadcast : Pass::backward;
 }
 
 // The kernel of a plan, by the words that it is made from.
-template <class AnyProblem>
-std::string words_for(const CudaPlan& plan, const AnyProblem& problem, int device) {
-  const Pass pass = pass_of(problem);
-  return cubin(source_of(pass, problem.function, plan.tier),
-               defines_of(problem.function, problem.in_type(), problem.out_type(), plan, pass),
-               device_info(device).arch, nullptr);
+std::string words_for(const CudaPlan& plan, const Problem& problem, int device) {
+  const KernelKind kind = {problem.function, pass_of(problem), problem.in_type(), problem.out_type()};
+  return cubin(source_of(kind, plan.tier), defines_of(kind, plan), device_info(device).arch, nullptr);
 }
 
 bool merges(const Problem& problem) { return problem.direction == Direction::forward || !problem.is_reduction(); }
 
 // What is wrong with a launch that should be the one by this plan; empty where nothing is.
-template <class AnyProblem>
-std::string mistake(const Seen& got, const CudaPlan& plan, const AnyProblem& problem, int device, void* stream) {
+std::string mistake(const Seen& got, const CudaPlan& plan, const Problem& problem, int device, void* stream) {
   std::vector<Seen> others;
   others.swap(seen);
   const Result before = std::exchange(answer, 0);

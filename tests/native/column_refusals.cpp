@@ -11,8 +11,7 @@ void expect(bool holds, const std::string& what) {
   if (!holds) right = false, std::printf("%s\n", what.c_str());
 }
 
-template <class AnyProblem>
-std::string words_of_error(const AnyProblem& call, int device, const CudaPlan* forced = nullptr) {
+std::string words_of_error(const Problem& call, int device, const CudaPlan* forced = nullptr) {
   try {
     run(call, device, nullptr, forced);
   } catch (const std::runtime_error& error) {
@@ -22,8 +21,7 @@ std::string words_of_error(const AnyProblem& call, int device, const CudaPlan* f
 }
 
 // Serves a call; its launches are those of these plans, of which `plans` are made now.
-template <class AnyProblem>
-void expect_launches(const std::string& name, const AnyProblem& call, int device, const std::vector<CudaPlan>& of,
+void expect_launches(const std::string& name, const Problem& call, int device, const std::vector<CudaPlan>& of,
                      int plans) {
   planned = 0;
   run(call, device, nullptr);
@@ -36,8 +34,7 @@ void expect_launches(const std::string& name, const AnyProblem& call, int device
 }
 
 // Of a call whose own plan is of this tier, launched cooperatively.
-template <class AnyProblem>
-void look(std::string name, const AnyProblem& call, Tier tier) {
+void look(std::string name, const Problem& call, Tier tier) {
   const int device = 0;
   const CudaPlan own = plan_of(call, device), instead = plan_of(call, device, false);
   name += std::string(" ") + kTierNames[int(tier)];
@@ -80,8 +77,8 @@ int main() {
   const int64_t* const each_of_lse[] = {strides, strides, of_row, of_row};
   constexpr DType kFloat = DType::float32;
   const auto softmax = [&](DType type, const int64_t* sizes) {
-    return ForwardProblem{Problem::forward(Function::softmax, type, type, at(1), at(2)),
-                          make_layout(2, sizes, strides, strides, reduce, false)};
+    return Problem::forward(make_forward_layout(2, sizes, strides, strides, reduce, false), Function::softmax, type,
+                            type, at(1), at(2));
   };
   for (const auto& [n, tier] : {std::pair(1 << 18, Tier::columns_grid), std::pair(1 << 23, Tier::columns_twopass)}) {
     const int64_t sizes[] = {n, 8};
@@ -89,25 +86,25 @@ int main() {
       const std::string name = kDTypeNames[int(type)];
       look(name + " softmax", softmax(type, sizes), tier);
       look(name + " logsumexp",
-           ForwardProblem{Problem::forward(Function::logsumexp, type, kFloat, at(1), at(2)),
-                          make_layout(2, sizes, strides, of_row, reduce, true)},
+           Problem::forward(make_forward_layout(2, sizes, strides, of_row, reduce, true), Function::logsumexp, type,
+                            kFloat, at(1), at(2)),
            tier);
       look(name + " gradient",
-           BackwardProblem{Problem::backward(Function::softmax, type, type, at(1), at(2), at(3)),
-                           make_backward_layout(2, sizes, each, reduce, false)},
+           Problem::backward(make_backward_layout(2, sizes, each, reduce, false), Function::softmax, type, type, at(1),
+                             at(2), at(3)),
            tier);
     }
   }
   answer = kTooLarge;
   const int64_t sizes[] = {1 << 20, 8};
   // The gradient of logsumexp merges nothing: its blocks share columns without a cooperative launch.
-  const BackwardProblem back = {Problem::backward(Function::logsumexp, kFloat, kFloat, at(1), at(2), at(3), at(4)),
-                                make_backward_layout(2, sizes, each_of_lse, reduce, true)};
+  const Problem back = Problem::backward(make_backward_layout(2, sizes, each_of_lse, reduce, true), Function::logsumexp,
+                                         kFloat, kFloat, at(1), at(2), at(3), at(4));
   expect(plan_of(back, 0).in_grid(), "gradient of logsumexp: one block");
   run(back, 0, nullptr);
   expect_launches("gradient of logsumexp", back, 0, {plan_of(back, 0)}, 0);
   // Nor is one made on a device that takes none.
-  const ForwardProblem call = softmax(kFloat, sizes);
+  const Problem call = softmax(kFloat, sizes);
   run(call, 1, nullptr);
   expect_launches("no cooperative launches", call, 1, {plan_of(call, 1)}, 0);
   expect(!seen[0].cooperative, "a cooperative launch on a device that takes none");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "columns_draw.h"
+#include "plan/validate.h"
 
 namespace {
 
@@ -19,27 +20,29 @@ struct Lying {
 
 bool wrong(const char* what) { return std::printf("%s\n", what), false; }
 
-bool is_sound(const ColumnView& view, const CudaPlan& plan, const Gpu& gpu, const ColumnPlanner& planner, int scalar,
-              bool gradient) {
-  if (const std::string why = column_refusal(view, plan, gpu); !why.empty()) return wrong(why.c_str());
+bool is_sound(const Problem& problem, const ColumnView& view, const CudaPlan& plan, const Gpu& gpu,
+              const ColumnPlanner& planner, int scalar) {
+  if (const Fault fault = validate(plan, problem, gpu)) return wrong(fault->c_str());
   const auto power = [](int v) { return v > 0 && (v & (v - 1)) == 0; };
   const int fewest = planner.operands > 1 ? 16 : 24;  // vectors that no thread keeps more of
   if (!power(plan.vec_size) || plan.vec_size > view.full || plan.items_per_thread % plan.vec_size)
     return wrong("vector");
   if (plan.vecs_per_thread() < 1 || plan.vecs_per_thread() > fewest ||
       (plan.vecs_per_thread() > 16 && plan.vecs_per_thread() % 2))
-    return wrong("slots");
+    return wrong("vectors per thread");
   if (plan.threads_x() < 1 || plan.threads_y() < 1 || plan.threads() > 1024) return wrong("threads");
-  if (plan.tier == Tier::columns ? !power(plan.blocks_per_tile()) : plan.blocks_per_tile() < 1) return wrong("split");
+  if (plan.tier == Tier::columns ? !power(plan.blocks_per_tile()) : plan.blocks_per_tile() < 1)
+    return wrong("blocks per tile");
   if (plan.in_grid() && !gpu.cooperative) return wrong("a cooperative launch where there is none");
-  if (plan.smem_vecs > 64 || (plan.smem_vecs % 4 && plan.smem_vecs != kPrefetch)) return wrong("shelf");
+  if (plan.smem_vecs > 64 || (plan.smem_vecs % 4 && plan.smem_vecs != kPrefetch))
+    return wrong("vectors in shared memory");
   if (plan.smem_vecs && plan.vec_size * planner.read < 4) return wrong("vectors that shared memory does not take");
   if (plan.keeps_vecs_in_smem() && plan.access != VecAccess::aligned && plan.access != VecAccess::slab_aligned)
-    return wrong("a shelf of parts of vectors");
-  if (plan.smem_vecs && plan.tier == Tier::columns_twopass) return wrong("a shelf of what streams");
+    return wrong("parts of vectors in shared memory");
+  if (plan.smem_vecs && plan.tier == Tier::columns_twopass) return wrong("vectors in shared memory of what streams");
   Tiles tiles = tiles_of(view, plan);
-  tiles.smem_vecs_bytes = int(waiting_bytes(plan, plan.vec_size * planner.read * planner.operands));
-  if (column_bytes(tiles, plan, scalar, gradient, planner.half) > gpu.shared - kColumnStatic)
+  tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, plan.vec_size * planner.read * planner.operands));
+  if (count_column_bytes(tiles, plan, scalar, planner.gradient, planner.half_result) > gpu.shared - kColumnStatic)
     return wrong("shared memory");
   const bool slab = plan.access == VecAccess::slab || plan.access == VecAccess::slab_aligned;
   if (slab ? tiles.partial_stride != tiles.tile_cols
@@ -151,15 +154,15 @@ struct Looked {
 };
 
 bool forward(const Gpu& gpu, bool small, Looked* looked) {
-  ForwardProblem problem;
-  if (!draw_problem(small, &problem)) return true;
+  Problem problem;
+  if (!draw_forward(small, &problem)) return true;
   const ColumnView view = column_view(problem);
   if (!view.served) return wrong("not served");
   const ColumnPlanner planner = column_planner(view, gpu, problem);
   const CudaPlan plan = planner.plan();
   const int scalar = problem.type(kY) == DType::float64 ? 8 : 4;
   ++looked->plans;
-  if (!is_sound(view, plan, gpu, planner, scalar, false)) return false;
+  if (!is_sound(problem, view, plan, gpu, planner, scalar)) return false;
   if (!small || problem.layout.rows * problem.layout.n > 20000) return true;
   ++looked->simulated;
   return covers(view, plan,
@@ -169,15 +172,15 @@ bool forward(const Gpu& gpu, bool small, Looked* looked) {
 }
 
 bool backward(const Gpu& gpu, bool small, Looked* looked) {
-  BackwardProblem problem;
-  if (!draw_problem(small, &problem)) return true;
+  Problem problem;
+  if (!draw_backward(small, &problem)) return true;
   const ColumnView view = column_view(problem);
   if (!view.served) return wrong("not served");
   const ColumnPlanner planner = column_planner(view, gpu, problem);
   const CudaPlan plan = planner.plan();
   const int scalar = problem.type(kGrad) == DType::float64 ? 8 : 4;
   ++looked->plans;
-  if (!is_sound(view, plan, gpu, planner, scalar, true)) return false;
+  if (!is_sound(problem, view, plan, gpu, planner, scalar)) return false;
   if (!small || problem.layout.rows * problem.layout.n > 20000) return true;
   ++looked->simulated;
   const bool alike = !problem.is_reduction() && !grad_is_broadcast_in_tile(problem);

@@ -62,14 +62,12 @@ void* address(DType type) {
 
 // Gives each tensor that the problem has an address.
 void place(Problem* problem) {
-  const int count = problem->direction == Direction::forward ? int(kForwardTensors)
-                    : problem->is_reduction()                ? int(kBackwardTensors)
-                                                             : int(kLse);
+  const int count = problem->count_tensors() + (problem->is_backward() && problem->is_reduction());
   for (int t = 0; t < count; ++t) problem->tensors[t].data = address(problem->type(t));
 }
 
 // False where the problem is one of rows.
-bool draw_problem(bool small, ForwardProblem* problem) {
+bool draw_forward(bool small, Problem* problem) {
   const Shape shape(small);
   const bool reduces = below(4) == 0, padded = below(3) == 0, apart = below(8) == 0;
   const DType x = DType(below(4)), y = below(3) ? x : reduces ? x : DType(below(4));
@@ -81,13 +79,13 @@ bool draw_problem(bool small, ForwardProblem* problem) {
     std::memcpy(y_strides, x_strides, sizeof x_strides);
   const bool state = reduces && reduces_to(Function::state, x, y) && below(2);
   const Function function = state ? Function::state : reduces ? Function::logsumexp : Function(below(3));
-  *problem = {Problem::forward(function, x, y),
-              make_layout(shape.rank, shape.sizes, x_strides, y_strides, shape.reduce, reduces)};
+  *problem = Problem::forward(make_forward_layout(shape.rank, shape.sizes, x_strides, y_strides, shape.reduce, reduces),
+                              function, x, y);
   place(problem);
   return !problem->has_rows();
 }
 
-bool draw_problem(bool small, BackwardProblem* problem) {
+bool draw_backward(bool small, Problem* problem) {
   const Shape shape(small);
   const bool lse = below(4) == 0, padded = below(3) == 0;
   const DType type = DType(below(4)), dx_type = below(3) ? type : DType(below(4));
@@ -100,8 +98,8 @@ bool draw_problem(bool small, BackwardProblem* problem) {
   shape.strides(strides[kGrad], below(8) == 0, lse, below(3) == 0);
   if (lse) shape.strides(strides[kLse], false, true);
   const int64_t* const each[] = {strides[0], strides[1], strides[2], strides[3]};
-  *problem = {Problem::backward(lse ? Function::logsumexp : Function(below(3)), type, dx_type),
-              make_backward_layout(shape.rank, shape.sizes, each, shape.reduce, lse)};
+  *problem = Problem::backward(make_backward_layout(shape.rank, shape.sizes, each, shape.reduce, lse),
+                               lse ? Function::logsumexp : Function(below(3)), type, dx_type);
   place(problem);
   return !problem->has_rows();
 }

@@ -54,21 +54,22 @@ struct Draw : std::mt19937 {
   }
 };
 
-void draw_problem(Draw& draw, ForwardProblem* problem) {
+void draw_forward(Draw& draw, Problem* problem) {
   const Function function = Function(draw() % 5);
   const DType x = DType(draw.one_of({0, 0, 2, 3, 1}));
   const DType y = function == Function::state ? (x == DType::float64 ? DType::float64 : DType::float32)
-                  : reduces(function)         ? x
+                  : is_reduction(function)    ? x
                                               : DType(draw.one_of({int(x), int(x), 0, 2}));
-  *problem = {Problem::forward(function, x, y), contiguous_layout(draw.rows(), draw.n(), reduces(function))};
+  const int64_t rows = draw.rows(), n = draw.n();
+  *problem = Problem::forward(contiguous_layout(rows, n, is_reduction(function)), function, x, y);
   if (problem->layout.outer.count && draw() % 3 == 0) {  // rows with something between them
-    problem->layout.outer.dims[0].x_stride += draw.one_of({1, 4});
-    if (!reduces(function)) problem->layout.outer.dims[0].y_stride += draw.one_of({1, 4});
+    problem->layout.outer.dims[0].strides[kX] += draw.one_of({1, 4});
+    if (!is_reduction(function)) problem->layout.outer.dims[0].strides[kY] += draw.one_of({1, 4});
   }
   draw.place(&problem->tensors[kX], 0x100000), draw.place(&problem->tensors[kY], 0x900000);
 }
 
-void draw_problem(Draw& draw, BackwardProblem* problem) {
+void draw_backward(Draw& draw, Problem* problem) {
   const Function function = Function(draw() % 4);
   const bool is_lse = function == Function::logsumexp, is_broadcast = !is_lse && draw() % 4 == 0;
   const DType result = DType(draw.one_of({0, 0, 2, 3, 1}));
@@ -83,19 +84,15 @@ void draw_problem(Draw& draw, BackwardProblem* problem) {
   const int64_t lse[] = {is_lse ? 1 : 0, 0};
   const int64_t* const strides[] = {dx_steps, saved, grad, lse};
   const bool reduce[] = {false, true};
-  *problem = {Problem::backward(function, result, dx), make_backward_layout(2, sizes, strides, reduce, is_lse)};
+  *problem = Problem::backward(make_backward_layout(2, sizes, strides, reduce, is_lse), function, result, dx);
   for (int t = 0; t < (is_lse ? 4 : 3); ++t) draw.place(&problem->tensors[t], 0x100000 * (1 + 2 * t));
 }
 
-template <class AnyProblem>
-CudaPlan plan_of(const AnyProblem& problem, const Gpu& gpu) {
-  return plan_rows(problem, gpu, batch_invariant());
-}
+CudaPlan plan_of(const Problem& problem, const Gpu& gpu) { return plan_rows(problem, gpu, batch_invariant()); }
 
-template <class AnyProblem>
-bool is_right(Draw& draw) {
-  AnyProblem problem = {};
-  draw_problem(draw, &problem);
+bool is_right(Draw& draw, bool forward) {
+  Problem problem = {};
+  (forward ? draw_forward : draw_backward)(draw, &problem);
   const int device = int(draw() % 3);
   void *const stream = reinterpret_cast<void*>(uintptr_t(1 + draw() % 5)), *const messages = &draw;
   for (const bool cooperative : {true, false}) {
@@ -127,7 +124,7 @@ bool run(unsigned seed, bool sets, int problems) {
   for (int i = 0; i < problems; ++i) {
     if (i % 50 == 0) thread_invariant = int(draw() % 3) - 1;
     if (sets && i % 400 == 399) set_tables("first", other_tables(i / 400));
-    if (!(i % 2 ? is_right<ForwardProblem> : is_right<BackwardProblem>)(draw)) {
+    if (!is_right(draw, i % 2)) {
       return std::printf("problem %d of seed %u\n", i, seed), false;
     }
   }
@@ -135,8 +132,7 @@ bool run(unsigned seed, bool sets, int problems) {
 }
 
 // Launches one problem again and again, and gives the nanoseconds of each, or 0 where one was planned or loaded anew.
-template <class AnyProblem>
-double time_repeated(const AnyProblem& problem) {
+double time_repeated(const Problem& problem) {
   constexpr int kTurns = 20, kLaunches = 20000;
   cached_launch(problem, 0);
   planned = 0;
@@ -163,17 +159,16 @@ int main() {
   // One problem again and again: the plan and the kernel are found, and nothing is loaded; with other tables there are
   // others.
   thread_invariant = 0;
-  const ForwardProblem problem = {Problem::forward(Function::softmax, DType::float32, DType::float32, &right, &threads),
-                                  contiguous_layout(128, 64, false)};
+  const Problem problem = Problem::forward(contiguous_layout(128, 64, false), Function::softmax, DType::float32,
+                                           DType::float32, &right, &threads);
   set_tables("first", other_tables(0));
   const Handle first = cached_launch(problem, 0).kernel;
   counts_only = true;
   const int64_t sizes[] = {128, 64}, steps[] = {64, 1}, none[] = {0, 0};
   const int64_t* const strides[] = {steps, steps, steps, none};
   const bool reduce[] = {false, true};
-  const BackwardProblem gradient = {
-      Problem::backward(Function::softmax, DType::float32, DType::float32, &right, &threads, &threads),
-      make_backward_layout(2, sizes, strides, reduce, false)};
+  const Problem gradient = Problem::backward(make_backward_layout(2, sizes, strides, reduce, false), Function::softmax,
+                                             DType::float32, DType::float32, &right, &threads, &threads);
   const double forward_ns = time_repeated(problem), backward_ns = time_repeated(gradient);
   if (cached_launch(problem, 0).kernel != first) return std::printf("another kernel\n"), 1;
   set_tables("first", other_tables(1));

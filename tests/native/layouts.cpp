@@ -1,14 +1,14 @@
-// layouts.cpp: contiguous_layout is what make_layout makes of contiguous rows; prints how many were compared.
+// layouts.cpp: contiguous_layout is what make_forward_layout makes of contiguous rows; prints how many were compared.
 #include <cstdio>
 #include <initializer_list>
 #include "core/layout.h"
 using namespace onepass;
 
-bool same(const Bag& a, const Bag& b) {
+bool same(const DimGroup& a, const DimGroup& b) {
   if (a.count != b.count) return false;
   for (int i = 0; i < a.count; ++i) {
     const Dim &p = a.dims[i], &q = b.dims[i];
-    if (p.size != q.size || p.x_stride != q.x_stride || p.y_stride != q.y_stride) return false;
+    if (p.size != q.size || !std::equal(p.strides, p.strides + kMaxTensors, q.strides)) return false;
   }
   return true;
 }
@@ -31,7 +31,7 @@ int main() {
             y_step *= gone ? 1 : sizes[i];
             rows *= i < rank - 1 ? sizes[i] : 1;
           }
-          const Layout want = make_layout(rank, sizes, x, y, reduce, reduced);
+          const Layout want = make_forward_layout(rank, sizes, x, y, reduce, reduced);
           const Layout got = contiguous_layout(rows, sizes[rank - 1], reduced);
           if (!same(want.outer, got.outer) || !same(want.reduced, got.reduced) || want.rows != got.rows ||
               want.n != got.n || want.view != got.view)

@@ -94,7 +94,7 @@ struct Gradients {
 
   // Runs a call as the operators do, but cut into any parts. With `whole_rows` long rows are not cut into chunks: so
   // are those that are enough for all threads.
-  void make(BackwardProblem call, bool whole, bool whole_rows) {
+  void make(Problem call, bool whole, bool whole_rows) {
     call.threads = whole_rows ? 0 : int64_t(1) << 20;
     engine.execute(call, [&](int64_t count, int64_t, auto&& work) { in_parts(draw, count, whole, work); });
   }
@@ -152,9 +152,8 @@ struct Gradients {
     if (!in_y && !in_g) std::memset(static_cast<void*>(dx), 0xa5, size_t(reached) * sizeof(D));
     const std::vector<D> before(dx, dx + reached);
     const int64_t* const each[] = {strides_of[0], strides_of[1], strides_of[2], strides_of[3]};
-    const BackwardProblem call = {
-        Problem::backward(function, type, dx_type, dx, y.data, g.data, lse ? of_lse.data : nullptr),
-        make_backward_layout(rank, sizes, each, reduced, lse)};
+    const Problem call = Problem::backward(make_backward_layout(rank, sizes, each, reduced, lse), function, type,
+                                           dx_type, dx, y.data, g.data, lse ? of_lse.data : nullptr);
     make(call, false, false);
 
     const Numbers out = kNumbers<D>;
@@ -216,7 +215,7 @@ struct Gradients {
     return true;
   }
 
-  bool told(const BackwardProblem& call, const std::string& what, bool in_y, bool in_g) {
+  bool told(const Problem& call, const std::string& what, bool in_y, bool in_g) {
     static const char* const kTypes[] = {"float32", "float64", "float16", "bfloat16"};
     std::printf("gradient, %s %d, %s -> %s%s:", name(call.layout.view), int(call.function),
                 kTypes[int(call.type(kGrad))], kTypes[int(call.type(kDx))],

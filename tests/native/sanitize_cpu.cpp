@@ -51,19 +51,20 @@ Shape any_shape(Draw& draw, Function function) {
   if (!plain && shape.rank) shape.reduced[draw.upto(shape.rank - 1)] = true;
   const bool gaps = draw.one_in(plain ? 4 : 2);
   strides(draw, shape, shape.x, false, gaps, draw.one_in(3));
-  if (function == Function::state || (reduces(function) && draw.one_in(2))) {  // contiguous, without the reduced dims
+  if (function == Function::state ||
+      (is_reduction(function) && draw.one_in(2))) {  // contiguous, without the reduced dims
     int64_t step = 1;
     for (int i = shape.rank - 1; i >= 0; --i) {
       shape.y[i] = shape.reduced[i] ? 0 : step;
       step *= shape.reduced[i] ? 1 : shape.sizes[i];
     }
-  } else if (!reduces(function) && draw.one_in(2)) {  // as torch.empty_like of a tensor without gaps
+  } else if (!is_reduction(function) && draw.one_in(2)) {  // as torch.empty_like of a tensor without gaps
     std::copy(shape.x, shape.x + shape.rank, shape.y);
     for (int i = 0; i < shape.rank; ++i) {
       if (shape.x[i] == 0 && shape.sizes[i] > 1) strides(draw, shape, shape.y, false, gaps, false);
     }
   } else {
-    strides(draw, shape, shape.y, reduces(function), gaps, false);
+    strides(draw, shape, shape.y, is_reduction(function), gaps, false);
   }
   return shape;
 }
@@ -73,7 +74,7 @@ Shape huge_shape(Draw& draw, Function function) {
   const int64_t n = draw.of<int64_t>({33, 781, 4096, 70001, 2200000}), rows = 2200000 / n;
   Shape shape = {2, {rows, n}, {n, 1}, {n, 1}, {false, true}};
   if (draw.one_in(3)) std::swap(shape.reduced[0], shape.reduced[1]);
-  for (int i = 0; i < 2 && reduces(function); ++i) shape.y[i] = !shape.reduced[i];
+  for (int i = 0; i < 2 && is_reduction(function); ++i) shape.y[i] = !shape.reduced[i];
   return shape;
 }
 
@@ -123,15 +124,15 @@ struct Driver {
   int64_t lead() { return draw.one_in(2) ? 0 : draw.upto(16); }
 
   // A call as torch/dispatch.cpp makes it, but cut into any parts, in any order; or `whole`.
-  void make(const ForwardProblem& call, bool whole) {
+  void make(const Problem& call, bool whole) {
     engine.execute(call, [&](int64_t count, int64_t, auto&& work) { in_parts(draw, count, whole, work); });
   }
 
   template <class X, class Y>
   bool once(Function function, DType x_type, DType y_type) {
     const Shape shape = shape_of(draw, function);
-    const bool reduced = reduces(function), in_place = x_type == y_type && !reduced && draw.one_in(5) &&
-                                                       std::equal(shape.x, shape.x + shape.rank, shape.y);
+    const bool reduced = is_reduction(function), in_place = x_type == y_type && !reduced && draw.one_in(5) &&
+                                                            std::equal(shape.x, shape.x + shape.rank, shape.y);
     const int64_t x_reach = shape.reach(shape.x), planes = function == Function::state ? 2 : 1;
     const auto rows = places(shape, false), elements = places(shape, true);
     Shape result = shape;
@@ -151,8 +152,8 @@ struct Driver {
                       shape.x[0] == shape.sizes[1] &&
                       (reduced ? shape.y[0] == 1 : shape.y[1] == 1 && shape.y[0] == shape.x[0]);
     const Layout layout = flat ? contiguous_layout(shape.sizes[0], shape.sizes[1], reduced)
-                               : make_layout(shape.rank, shape.sizes, shape.x, shape.y, shape.reduced, reduced);
-    const ForwardProblem call = {Problem::forward(function, x_type, y_type, x.data, y), layout};
+                               : make_forward_layout(shape.rank, shape.sizes, shape.x, shape.y, shape.reduced, reduced);
+    const Problem call = Problem::forward(layout, function, x_type, y_type, x.data, y);
     make(call, false);
     if (plant == "read") planted += reinterpret_cast<const volatile uint8_t*>(x.data)[x_reach * int64_t(sizeof(X))];
     if (plant == "page") planted += unseen(x.data + x_reach);
@@ -190,7 +191,7 @@ struct Driver {
   }
 
   template <class Want, class Y>
-  bool wrong(const ForwardProblem& call, const Shape& shape, const Want& want, Y got, size_t i, bool second) {
+  bool wrong(const Problem& call, const Shape& shape, const Want& want, Y got, size_t i, bool second) {
     char text[160];
     std::snprintf(text, sizeof text, "element %zu of a row%s: got %.9g, want %.9g within %.3g", i,
                   second ? " (sum)" : "", double(wide(got)), double(want.value(i, second)),
@@ -198,7 +199,7 @@ struct Driver {
     return told(call, shape, text + ("; the row begins with " + want.begin()));
   }
 
-  bool told(const ForwardProblem& call, const Shape& shape, const std::string& what) {
+  bool told(const Problem& call, const Shape& shape, const std::string& what) {
     static const char* const kTypes[] = {"float32", "float64", "float16", "bfloat16"};
     std::printf("%s %d, %s -> %s, x at %p, y at %p:", name(call.layout.view), int(call.function),
                 kTypes[int(call.type(kX))], kTypes[int(call.type(kY))], call.tensors[kX].data, call.tensors[kY].data);

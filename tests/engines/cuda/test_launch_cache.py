@@ -16,7 +16,7 @@ from onepass import native, reference
 
 def run(folder: Path, name: str) -> str:
     """What a program prints that is linked with the engine's launches and has a driver of its own."""
-    return output(build(folder, name, "cuda/host/launch.cpp", "cuda/host/plan_check.cpp", "plan/tables.cpp"))
+    return output(build(folder, name, "cuda/host/launch.cpp", "plan/tables.cpp"))
 
 
 def test_cached_launches_of_rows_are_those_made_anew(tmp_path):

@@ -15,9 +15,9 @@ inline void put(const std::string& from, char* text, int64_t size) {
   std::snprintf(text, size_t(size), "%s", from.c_str());
 }
 
-// 0 with what `body` returns in `text`, or 1 with what it throws.
+// Puts what `body` returns into `text` and gives 0, or what it throws and gives 1.
 template <class Body>
-int guarded(char* text, int64_t size, Body body) {
+int return_text(char* text, int64_t size, Body body) {
   try {
     put(body(), text, size);
     return 0;
@@ -27,8 +27,8 @@ int guarded(char* text, int64_t size, Body body) {
   }
 }
 
-// `path`, once `code` stands in it.
-inline std::string written(const std::string& code, const char* path) {
+// Writes `code` to the file `path`; gives the path.
+inline std::string write_file(const std::string& code, const char* path) {
   std::FILE* file = std::fopen(path, "wb");
   if (!file) throw std::runtime_error(std::string("onepass: cannot write ") + path);
   const bool whole = std::fwrite(code.data(), 1, code.size(), file) == code.size();

@@ -26,7 +26,7 @@ std::string json(const std::vector<Entry>& table) {
 
 // The tables in use for the GPUs of a name, as JSON, `origin` first, on a line of its own.
 ONEPASS_API int onepass_tables(const char* gpu, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     const Tables& tables = tables_of(gpu);
     std::string all;
     for (const auto& [name, table] : kTables)
@@ -38,7 +38,7 @@ ONEPASS_API int onepass_tables(const char* gpu, char* text, int64_t size) {
 // Sets them: `counts` entries of the tables in the order of kTables, one after another in `numbers`.
 ONEPASS_API int onepass_set_tables(const char* gpu, const char* origin, const int64_t* counts, const int64_t* numbers,
                                    char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     Tables made;
     made.origin = origin;
     for (const auto& [name, table] : kTables) {
@@ -62,7 +62,7 @@ ONEPASS_API int onepass_set_tables(const char* gpu, const char* origin, const in
 // Sets the switch of this thread (`scoped`; -1: as the process has it) or of the process, and says what it was. 2 only
 // asks.
 ONEPASS_API int onepass_set_invariant(bool scoped, int value, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     const int before = scoped ? thread_invariant : process_invariant.load();
     if (value == 2) return std::to_string(before);
     if (scoped)
@@ -75,7 +75,7 @@ ONEPASS_API int onepass_set_invariant(bool scoped, int value, char* text, int64_
 
 // The functions in the order of their numbers, as JSON: {name: [is_reduction, leading_planes]}.
 ONEPASS_API int onepass_functions(char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     std::string all;
     for (const FunctionTraits& function : kFunctions) {
       all += std::string(all.empty() ? "{\"" : ", \"") + function.name + "\": [" +

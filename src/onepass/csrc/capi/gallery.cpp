@@ -22,7 +22,7 @@ std::vector<std::string> lines_of(const char* text) {
 // `kernel`.
 ONEPASS_API int onepass_kernel_load(const char* source, const char* name, const char* options, int device,
                                     void** kernel, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     cuda::enter_context(device);
     const std::string code = cuda::cubin(source, lines_of(options), cuda::device_info(device).arch);
     cuda::Handle module, function;
@@ -36,7 +36,7 @@ ONEPASS_API int onepass_kernel_load(const char* source, const char* name, const 
 // Launches `kernel` on `stream` with the arguments that `arguments` points to.
 ONEPASS_API int onepass_kernel_launch(void* kernel, unsigned blocks, unsigned threads, void* stream, void** arguments,
                                       char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     cuda::LaunchConfig config = {};
     config.grid_x = blocks;
     config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
@@ -51,5 +51,5 @@ ONEPASS_API int onepass_kernel_launch(void* kernel, unsigned blocks, unsigned th
 // Compiles `source` with `options` for sm_<arch> into the file `path`.
 ONEPASS_API int onepass_kernel_compile(const char* source, const char* options, int arch, const char* path, char* text,
                                        int64_t size) {
-  return guarded(text, size, [&] { return written(cuda::cubin(source, lines_of(options), arch), path); });
+  return return_text(text, size, [&] { return write_file(cuda::cubin(source, lines_of(options), arch), path); });
 }

@@ -46,8 +46,7 @@ int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output)
 
 // The blocks of a launch. Blocks of columns that wait for each other, or for what they prefetch, are as many as a GPU
 // holds, which the driver tells: here at least one per multiprocessor.
-template <class AnyProblem>
-int64_t count_blocks(const CudaPlan& plan, const AnyProblem& problem, const Gpu& gpu) {
+int64_t count_blocks(const CudaPlan& plan, const Problem& problem, const Gpu& gpu) {
   if (!plan.of_columns()) return plan.grid(problem.layout.rows);
   const Tiles tiles = tiles_of(column_view(problem), plan);
   const int64_t all = tiles.tiles_per_slice * tiles.slices, blocks = plan.blocks_per_tile();
@@ -55,7 +54,7 @@ int64_t count_blocks(const CudaPlan& plan, const AnyProblem& problem, const Gpu&
   return (all < most ? all : most > 0 ? most : 1) * blocks;
 }
 
-std::string plan_json(ForwardProblem problem, Copied copied, const Gpu& gpu) {
+std::string plan_json(Problem problem, Copied copied, const Gpu& gpu) {
   const Layout& layout = problem.layout;
   const DType x = problem.type(kX), y = problem.type(kY);
   const bool reduced = problem.is_reduction();
@@ -77,7 +76,7 @@ std::string plan_json(ForwardProblem problem, Copied copied, const Gpu& gpu) {
   const CudaPlan plan = plan_cuda(problem, gpu, invariant);
   const int64_t read_again = plan.tier == Tier::grid ? RowChunks(plan, layout.n, 1).unkept : 0;
   return json + ", " + launch_fields(plan, count_blocks(plan, problem, gpu)) + ", " + field("read_again", read_again) +
-         ", " + field("source", cuda::source_of(cuda::Pass::forward, problem.function, plan.tier)) + "}";
+         ", " + field("source", cuda::source_of(cuda::kind_of(problem), plan.tier)) + "}";
 }
 
 }  // namespace
@@ -87,10 +86,10 @@ std::string plan_json(ForwardProblem problem, Copied copied, const Gpu& gpu) {
 ONEPASS_API int onepass_plan(int function, int arch, int sm_count, const char* name, int ndim, const int64_t* sizes,
                              const int64_t* x_strides, const int64_t* y_strides, const bool* reduce, int x_type,
                              int y_type, uint64_t x_address, uint64_t y_address, char* text, int64_t size) {
-  return guarded(text, size, [&] {
-    const bool reduced = reduces(Function(function));
+  return return_text(text, size, [&] {
+    const bool reduced = is_reduction(Function(function));
     const auto layout_of = [&](const int64_t* x, const int64_t* y) {
-      return make_layout(ndim, sizes, x, y, reduce, reduced);
+      return make_forward_layout(ndim, sizes, x, y, reduce, reduced);
     };
     Layout layout = layout_of(x_strides, y_strides);
     Copied what = Copied::nothing;
@@ -100,9 +99,9 @@ ONEPASS_API int onepass_plan(int function, int arch, int sm_count, const char* n
       if (what != Copied::nothing) layout = what == Copied::input ? of_y : of_x;
     }
     const Problem problem =
-        Problem::forward(Function(function), DType(x_type), DType(y_type), reinterpret_cast<const void*>(x_address),
-                         reinterpret_cast<void*>(y_address));
-    return plan_json({problem, layout}, what, typical(arch, sm_count, name));
+        Problem::forward(layout, Function(function), DType(x_type), DType(y_type),
+                         reinterpret_cast<const void*>(x_address), reinterpret_cast<void*>(y_address));
+    return plan_json(problem, what, typical(arch, sm_count, name));
   });
 }
 
@@ -111,14 +110,14 @@ ONEPASS_API int onepass_plan(int function, int arch, int sm_count, const char* n
 ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, const char* name, int ndim,
                                       const int64_t* sizes, const int64_t* strides, const bool* reduce, int type,
                                       int dx_type, const uint64_t* addresses, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     const int64_t* each[kBackwardTensors];
     for (int t = 0; t < kBackwardTensors; ++t) each[t] = strides + t * ndim;
-    const bool one_a_row = reduces(Function(function));
+    const bool reduced = is_reduction(Function(function));
     const auto at = [&](int tensor) { return reinterpret_cast<void*>(addresses[tensor]); };
-    const BackwardProblem problem = {Problem::backward(Function(function), DType(type), DType(dx_type), at(kDx),
-                                                       at(kSaved), at(kGrad), one_a_row ? at(kLse) : nullptr),
-                                     make_backward_layout(ndim, sizes, each, reduce, one_a_row)};
+    const Problem problem =
+        Problem::backward(make_backward_layout(ndim, sizes, each, reduce, reduced), Function(function), DType(type),
+                          DType(dx_type), at(kDx), at(kSaved), at(kGrad), reduced ? at(kLse) : nullptr);
     const Gpu gpu = typical(arch, sm_count, name);
     const bool invariant = batch_invariant();
     if (invariant && (problem.layout.outer.count > 1 || (problem.layout.n > 1 && problem.layout.view != View::rows)))
@@ -133,25 +132,23 @@ ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, cons
 // columns, so long. `pass` is numbered as in launch.h, `shared` are the bytes of shared memory that a block may have.
 ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry, const int64_t* sizes, int arch,
                                         int sm_count, int shared, bool cooperative, char* text, int64_t size) {
-  return guarded(text, size, [&]() -> std::string {
+  return return_text(text, size, [&]() -> std::string {
     const Entry by = {kAnyLength, int(entry[0]), int(entry[1]), int(entry[2]), int(entry[3]), int(entry[4])};
     const Gpu gpu = {arch, sm_count, shared, cooperative};
     const int64_t strides[] = {sizes[1] * sizes[2], sizes[2], 1}, none[] = {0, 0, 0};
     const bool reduce[] = {false, true, false};
-    const auto plan_columns = [&](const auto& problem) {
+    const int64_t* const each[] = {strides, strides, strides, none};
+    const bool backward = cuda::Pass(pass) != cuda::Pass::forward;
+    const Problem problem = backward ? Problem::backward(make_backward_layout(3, sizes, each, reduce, false),
+                                                         Function::softmax, DType(type), DType(type))
+                                     : Problem::forward(make_forward_layout(3, sizes, strides, strides, reduce, false),
+                                                        Function::softmax, DType(type), DType(type));
+    const auto plan_columns = [&] {
       const ColumnView view = column_view(problem);
       return column_planner(view, gpu, problem).plan_by(by);
     };
-    std::optional<CudaPlan> plan;
-    if (cuda::Pass(pass) == cuda::Pass::forward) {
-      const ForwardProblem problem = {Problem::forward(Function::softmax, DType(type), DType(type)),
-                                      make_layout(3, sizes, strides, strides, reduce, false)};
-      plan = problem.has_rows() ? RowPlanner(problem, gpu, false).plan_by(by) : plan_columns(problem);
-    } else {
-      const int64_t* const each[] = {strides, strides, strides, none};
-      plan = plan_columns(BackwardProblem{Problem::backward(Function::softmax, DType(type), DType(type)),
-                                          make_backward_layout(3, sizes, each, reduce, false)});
-    }
+    const std::optional<CudaPlan> plan =
+        !backward && problem.has_rows() ? RowPlanner(problem, gpu, false).plan_by(by) : plan_columns();
     return plan ? numbers(*plan) : "";
   });
 }
@@ -160,14 +157,11 @@ ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry
 // the file `path`. `pass` is numbered as in launch.h.
 ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                 const char* path, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]),
                            int(plan[4]),  int(plan[5]), int(plan[6]), VecAccess(plan[7])};
-    const cuda::Pass which = cuda::Pass(pass);
-    const std::string code =
-        cuda::cubin(cuda::source_of(which, Function(function), made.tier),
-                    cuda::defines_of(Function(function), DType(x_type), DType(y_type), made, which), arch);
-    return written(code, path);
+    const cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+    return write_file(cuda::cubin(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch), path);
   });
 }
 
@@ -175,7 +169,7 @@ ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, 
 // directory), "isa" (the CPU engine's instruction set)
 // or "counts" (kernels compiled, kernels read from the cache).
 ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
-  return guarded(text, size, [&]() -> std::string {
+  return return_text(text, size, [&]() -> std::string {
     const std::string asked = what;
     if (asked == "driver") return cuda::driver(), "ready";
     if (asked == "nvrtc") return cuda::nvrtc_version();

@@ -46,16 +46,6 @@ std::vector<int64_t> lengths_to_walk(const Tables& tables) {
   return {lengths.begin(), lengths.end()};
 }
 
-// What kernels are asked for. Those of a gradient read the type of the forward's result and write that of its input.
-struct Kind {
-  Function function;
-  cuda::Pass pass;
-  DType x, y;
-
-  const char* source(Tier tier) const { return cuda::source_of(pass, function, tier); }
-  std::vector<std::string> defines(const CudaPlan& plan) const { return cuda::defines_of(function, x, y, plan, pass); }
-};
-
 // A kernel: a plan that asks for it, and what tells it from others.
 struct Kernel {
   CudaPlan plan;
@@ -66,9 +56,9 @@ struct Kernel {
 constexpr int kFirsts[] = {0, 1, 2, 4};
 
 template <class Visit>
-void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
-  const DType x = kind.x, y = kind.y;
-  ForwardProblem problem = {Problem::forward(kind.function, x, y), contiguous_layout(rows, n, reduces(kind.function))};
+void forward_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
+  const DType x = kind.in, y = kind.out;
+  Problem problem = Problem::forward(contiguous_layout(rows, n, is_reduction(kind.function)), kind.function, x, y);
   for (const int first : kFirsts) {
     problem.tensors[kX].data = reinterpret_cast<void*>(uintptr_t(first * size_of(x)));
     problem.tensors[kY].data = nullptr;
@@ -81,14 +71,14 @@ void forward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, co
 // A gradient is always fresh, and so is the result that the forward saved: elsewhere lies the result's gradient, or the
 // input of logsumexp. Rows of one element are columns side by side.
 template <class Visit>
-void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
-  const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast, reduced = reduces(kind.function);
+void backward_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
+  const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast, reduced = is_reduction(kind.function);
   const int64_t each = grad_is_broadcast || reduced ? 1 : n;  // elements of the result's gradient a row
   const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, grad_is_broadcast ? 0 : 1}, lse[] = {1, 0};
   const int64_t* const strides[] = {all, all, grad, lse};
   const bool reduce[] = {false, true};
-  BackwardProblem call = {Problem::backward(kind.function, kind.x, kind.y), {}};
-  call.layout = make_backward_layout(2, sizes, strides, reduce, reduced);
+  Problem call =
+      Problem::backward(make_backward_layout(2, sizes, strides, reduce, reduced), kind.function, kind.in, kind.out);
   if (call.grad_is_broadcast() != grad_is_broadcast) return;
   for (const int first : kFirsts) {
     call.tensors[reduced ? kSaved : kGrad].data =
@@ -99,17 +89,13 @@ void backward_plans(const Kind& kind, const Gpu& gpu, int64_t rows, int64_t n, c
 
 // Over other dims of contiguous tensors.
 template <class Visit>
-void column_plans(const Kind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
+void column_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
   const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast;
-  if (kind.pass == cuda::Pass::forward) {
-    const auto planner = [&](const ColumnView& view) {
-      return column_planner(view, gpu, kind.x, kind.y, kind.function);
-    };
-    return walk_columns(n, planner, visit);
-  }
-  if (grad_is_broadcast && reduces(kind.function)) return;
-  BackwardProblem call = {Problem::backward(kind.function, kind.x, kind.y), {}};
-  call.layout.reduced.insert({2, {1, 1, grad_is_broadcast ? 0 : 1, 0}});
+  if (grad_is_broadcast && is_reduction(kind.function)) return;
+  Layout layout;
+  layout.reduced.insert({2, {1, 1, grad_is_broadcast ? 0 : 1, 0}});
+  const Problem call = kind.pass == cuda::Pass::forward ? Problem::forward(layout, kind.function, kind.in, kind.out)
+                                                        : Problem::backward(layout, kind.function, kind.in, kind.out);
   walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
 }
 
@@ -134,14 +120,14 @@ struct Same {
 };
 
 // The kernels that contiguous tensors ask for.
-std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const Wanted& wanted) {
+std::vector<Kernel> kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const Wanted& wanted) {
   std::unordered_set<CudaPlan, Digest, Same> plans;
   std::unordered_set<std::string> names;
   std::vector<Kernel> found;
   const auto visit = [&](const CudaPlan& plan) {
     if (!plans.insert(plan).second) return;
-    std::string kernel = kind.source(plan.tier);
-    for (const std::string& define : kind.defines(plan)) kernel += " " + define;
+    std::string kernel = cuda::source_of(kind, plan.tier);
+    for (const std::string& define : cuda::defines_of(kind, plan)) kernel += " " + define;
     if (names.insert(kernel).second) found.push_back({plan, kernel});
   };
   const bool any = wanted.lengths.empty();
@@ -161,7 +147,7 @@ std::vector<Kernel> kernels_of(const Kind& kind, const Gpu& gpu, const Wanted& w
 
 // A plan as it is, in hexadecimal digits, since Python hands it back without knowing what is in it; and after a dash a
 // digest of the kernel's name.
-std::string written(const Kernel& kernel) {
+std::string to_text(const Kernel& kernel) {
   unsigned char bytes[sizeof kernel.plan];
   std::memcpy(bytes, &kernel.plan, sizeof kernel.plan);
   std::string text;
@@ -172,7 +158,7 @@ std::string written(const Kernel& kernel) {
   return text + "-" + std::to_string(std::hash<std::string>()(kernel.name));
 }
 
-CudaPlan read(const std::string& kernel) {
+CudaPlan parse_kernel(const std::string& kernel) {
   const std::string text = kernel.substr(0, kernel.find('-'));
   unsigned char bytes[sizeof(CudaPlan)];
   if (text.size() != 2 * sizeof bytes || text.find_first_not_of("0123456789abcdef") != std::string::npos)
@@ -190,12 +176,12 @@ CudaPlan read(const std::string& kernel) {
 // `arch`. `pass` is numbered as in launch.h.
 ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type, int device, int arch,
                                   const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     const Gpu gpu = device < 0 ? typical(arch) : cuda::device_info(device);
-    const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+    const cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
     std::string lines;
     for (const Kernel& kernel : kernels_of(kind, gpu, {std::vector<int64_t>(lengths, lengths + count), dims}))
-      lines += written(kernel) + "\n";
+      lines += to_text(kernel) + "\n";
     if (int64_t(lines.size()) >= size) throw std::runtime_error("onepass: too many kernels");
     return lines;
   });
@@ -205,19 +191,19 @@ ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type
 // does neither, and says whether the cache has it: "yes" or "no".
 ONEPASS_API int onepass_warm(int function, int pass, int x_type, int y_type, int device, int arch, bool ask,
                              const char* kernel, char* text, int64_t size) {
-  return guarded(text, size, [&]() -> std::string {
-    const CudaPlan made = read(kernel);
-    const Kind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
-    const char* source = kind.source(made.tier);
-    const auto defines = kind.defines(made);
+  return return_text(text, size, [&]() -> std::string {
+    const CudaPlan made = parse_kernel(kernel);
+    const cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+    const char* source = cuda::source_of(kind, made.tier);
+    const auto defines = cuda::defines_of(kind, made);
     if (ask) return cuda::is_cached(source, defines, arch) ? "yes" : "no";
-    if (device >= 0) return cuda::load_kernel(kind.function, kind.x, kind.y, made, device, kind.pass), "";
+    if (device >= 0) return cuda::load_kernel(kind, made, device), "";
     std::string why;
     const std::string directory = cuda::cache_directory(&why);
     if (directory.empty()) throw std::runtime_error("onepass: no cache to compile into: " + why);
-    bool kept = false;
-    cuda::cubin(source, defines, arch, &kept);
-    if (!kept) throw std::runtime_error("onepass: cannot write into " + directory);
+    bool is_cached = false;
+    cuda::cubin(source, defines, arch, &is_cached);
+    if (!is_cached) throw std::runtime_error("onepass: cannot write into " + directory);
     return "";
   });
 }

@@ -24,20 +24,11 @@ struct Alignment {
   int full = 0;    // elements of a vector of 16 bytes of the widest type
   int widest = 0;  // elements of the widest vector so that each row begins at the same element of it in all tensors
 
-  explicit Alignment(const ForwardProblem& problem) {
-    const Layout& layout = problem.layout;
-    add(problem, kX, layout.rows > 1 ? layout.row_x_stride() : 0);
-    if (!problem.is_reduction()) add(problem, kY, layout.rows > 1 ? layout.row_y_stride() : 0);
-    find_widest(layout.n);
-  }
-  explicit Alignment(const BackwardProblem& problem) {
-    const BackwardLayout& layout = problem.layout;
-    const BackwardDim outer = layout.outer.innermost();
-    for (const int t : {kDx, kSaved, kGrad}) {
-      if (t == kGrad && (problem.is_reduction() || problem.grad_is_broadcast())) continue;
-      add(problem, t, layout.rows > 1 ? outer.strides[t] : 0);
+  explicit Alignment(const Problem& problem) {
+    for (int t = 0; t < problem.count_tensors(); ++t) {
+      if (!problem.is_one_per_row(t)) add(problem, t, problem.layout.row_stride(t));
     }
-    find_widest(layout.n);
+    find_widest(problem.layout.n);
   }
 
   // Whether any row begins within a vector of `width` elements.

@@ -1,74 +1,97 @@
-// layout.h: from sizes, strides and the reduced dims to the canonical view of a call. Pure: no torch, no CUDA.
+// layout.h: from sizes, strides and the reduced dims to the canonical view of a problem, forward and backward. Pure: no
+// torch, no CUDA.
 //
 // A softmax does not care about the order of its rows nor about the order of the elements in a row, so the dims fall
-// into two bags, outer (the rows) and reduced (the elements of a row). Within a bag dims are sorted by stride and
-// merged wherever input and output both step through them as through one dim. What is left over says which kernel can
-// serve it:
+// into two groups, outer (the rows) and reduced (the elements of a row). Within a group dims are sorted by stride and
+// merged wherever all tensors step through them as through one dim. The dims that remain say which kernel can serve the
+// problem:
 //
-//   rows      reduced: one dim of stride 1 in input and output; outer: at most one dim
-//   columns   reduced: one dim; outer: the innermost dim has stride 1 in input and output
+//   rows      reduced: one dim of stride 1; outer: forward at most one dim, backward any number
+//   columns   reduced: one dim; outer: the innermost dim has stride 1
 //   strided   everything else
+//
+// A tensor that has one element per row has stride 0 along the reduced dims, and so has a broadcast gradient.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace onepass {
 
 constexpr int kMaxDims = 64;  // torch's own limit
 
+enum class Direction { forward, backward };
+
+// The tensors of a problem. Forward: the input and the result. Backward: the gradient that is made, what the forward
+// saved (its result, or the input of logsumexp), the gradient of the result, and the result of logsumexp, which no
+// other gradient reads.
+enum ForwardTensor { kX, kY, kForwardTensors };
+enum BackwardTensor { kDx, kSaved, kGrad, kLse, kBackwardTensors };
+constexpr int kMaxTensors = kBackwardTensors;
+
 struct Dim {
   int64_t size;
-  int64_t x_stride;  // in elements of the input
-  int64_t y_stride;  // in elements of the output
+  int64_t strides[kMaxTensors];  // in elements of each tensor; 0 for a tensor that the problem lacks
 };
 
-struct Bag {
+struct DimGroup {
   int count = 0;
   Dim dims[kMaxDims];  // the slowest first
 
-  int64_t numel() const {
-    int64_t total = 1;
-    for (int i = 0; i < count; ++i) total *= dims[i].size;
-    return total;
+  // A copy takes the dims that are there: all of them would be 2.5 KB, and a small call's time.
+  DimGroup() {}
+  DimGroup(const DimGroup& other) : count(other.count) { std::copy_n(other.dims, count, dims); }
+  DimGroup& operator=(const DimGroup& other) {
+    count = other.count;
+    std::copy_n(other.dims, count, dims);
+    return *this;
   }
 
-  // Insert by falling input stride (then output stride), so that neighbours can merge.
+  // Inserts a dim by falling strides, those of the first tensor first, so that neighbours can merge.
   void insert(const Dim& dim) {
     if (dim.size == 1) return;
     int at = count++;
-    for (; at > 0; --at) {
-      const Dim& before = dims[at - 1];
-      const bool in_place =
-          before.x_stride != dim.x_stride ? before.x_stride > dim.x_stride : before.y_stride >= dim.y_stride;
-      if (in_place) break;
-      dims[at] = before;
-    }
+    for (; at > 0 && is_slower(dim, dims[at - 1]); --at) dims[at] = dims[at - 1];
     dims[at] = dim;
   }
 
   void merge() {
-    int kept = 0;
+    int last = 0;
     for (int i = 1; i < count; ++i) {
-      Dim& slow = dims[kept];
+      Dim& slow = dims[last];
       const Dim& fast = dims[i];
-      if (slow.x_stride == fast.size * fast.x_stride && slow.y_stride == fast.size * fast.y_stride) {
-        slow = {slow.size * fast.size, fast.x_stride, fast.y_stride};
+      bool is_one = true;
+      for (int t = 0; t < kMaxTensors; ++t) is_one &= slow.strides[t] == fast.size * fast.strides[t];
+      if (is_one) {
+        const int64_t size = slow.size * fast.size;
+        slow = fast;
+        slow.size = size;
       } else {
-        dims[++kept] = fast;
+        dims[++last] = fast;
       }
     }
-    if (count > 0) count = kept + 1;
+    if (count > 0) count = last + 1;
   }
 
-  // Offsets of element `index` of this bag in the input and in the output.
-  void offsets(int64_t index, int64_t* x_offset, int64_t* y_offset) const {
-    *x_offset = *y_offset = 0;
+  // The innermost dim; one of size 1 where the group is a single element.
+  Dim innermost() const { return count ? dims[count - 1] : Dim{1, {1, 1, 1, 0}}; }
+
+  // The offset of element `index` of this group in a tensor.
+  int64_t offset(int64_t index, int tensor) const {
+    int64_t sum = 0;
     for (int i = count - 1; i >= 0; --i) {
-      const int64_t at = index % dims[i].size;
+      sum += index % dims[i].size * dims[i].strides[tensor];
       index /= dims[i].size;
-      *x_offset += at * dims[i].x_stride;
-      *y_offset += at * dims[i].y_stride;
     }
+    return sum;
+  }
+
+ private:
+  static bool is_slower(const Dim& a, const Dim& b) {
+    for (int t = 0; t < kMaxTensors; ++t) {
+      if (a.strides[t] != b.strides[t]) return a.strides[t] > b.strides[t];
+    }
+    return false;
   }
 };
 
@@ -79,47 +102,79 @@ inline const char* name(View view) {
 }
 
 struct Layout {
-  Bag outer, reduced;
+  DimGroup outer, reduced;
   int64_t rows = 1;  // number of rows
-  int64_t n = 1;     // elements a row
+  int64_t n = 1;     // elements of a row
   View view = View::strided;
 
-  // Do the elements of each row lie side by side in input and output?
-  bool unit_rows() const {
-    const Dim* const dim = reduced.dims;
-    return reduced.count == 0 || (reduced.count == 1 && dim->x_stride == 1 && dim->y_stride == 1);
+  // The stride from one row to the next where there is one outer dim; 0 where there is a single row.
+  int64_t row_stride(int tensor) const { return outer.count ? outer.dims[outer.count - 1].strides[tensor] : 0; }
+
+  // Forward: do the elements of each row lie side by side in input and output?
+  bool has_unit_rows() const {
+    const int64_t* const strides = reduced.dims[0].strides;
+    return reduced.count == 0 || (reduced.count == 1 && strides[kX] == 1 && uint64_t(strides[kY]) <= 1);
   }
 
-  // Strides of the single remaining dim of a bag (0 where the bag is a single element).
-  int64_t row_x_stride() const { return outer.count ? outer.dims[outer.count - 1].x_stride : 0; }
-  int64_t row_y_stride() const { return outer.count ? outer.dims[outer.count - 1].y_stride : 0; }
+  void add(const Dim& dim, bool is_reduced) {
+    (is_reduced ? reduced : outer).insert(dim);
+    (is_reduced ? n : rows) *= dim.size;
+  }
 };
 
-// `reduce[i]` says whether dim i is reduced. Where the output has no reduced dims (logsumexp, state), pass y strides of
-// 0 (or any) for the reduced dims, and reduced_output = true.
-inline Layout make_layout(int ndim, const int64_t* sizes, const int64_t* x_strides, const int64_t* y_strides,
-                          const bool* reduce, bool reduced_output) {
+// `reduce[i]` says whether dim i is reduced. The strides of a reduction's output along reduced dims are not read.
+inline Layout make_forward_layout(int ndim, const int64_t* sizes, const int64_t* x_strides, const int64_t* y_strides,
+                                  const bool* reduce, bool is_reduction) {
   Layout layout;
   for (int i = 0; i < ndim; ++i) {
-    if (!reduce[i]) {
-      layout.outer.insert({sizes[i], x_strides[i], y_strides[i]});
-    } else {
-      // A reduced output has no steps along a row: give it those of the input, so that only the input decides.
-      layout.reduced.insert({sizes[i], x_strides[i], reduced_output ? x_strides[i] : y_strides[i]});
-    }
+    layout.add({sizes[i], {x_strides[i], is_reduction && reduce[i] ? 0 : y_strides[i]}}, reduce[i]);
   }
-  layout.rows = layout.outer.numel();
-  layout.n = layout.reduced.numel();
   if (layout.rows == 0 || layout.n == 0) return layout;
   layout.outer.merge();
   layout.reduced.merge();
-  const bool one_reduced = layout.reduced.count <= 1;
-  const bool unit_inner = layout.outer.count > 0 && layout.row_x_stride() == 1 && layout.row_y_stride() == 1;
-  if (layout.unit_rows() && layout.outer.count <= 1) {
+  if (layout.has_unit_rows() && layout.outer.count <= 1) {
     layout.view = View::rows;
-  } else if (one_reduced && unit_inner) {
+  } else if (layout.reduced.count <= 1 && layout.row_stride(kX) == 1 && layout.row_stride(kY) == 1) {
     layout.view = View::columns;
   }
+  return layout;
+}
+
+// `strides[t][i]` is the stride of tensor t along dim i, 0 where it has none.
+inline Layout make_backward_layout(int ndim, const int64_t* sizes, const int64_t* const* strides, const bool* reduce,
+                                   bool is_reduction) {
+  Layout layout;
+  for (int i = 0; i < ndim; ++i) {
+    Dim dim = {sizes[i], {}};
+    for (int t = 0; t < kBackwardTensors; ++t) dim.strides[t] = strides[t][i];
+    layout.add(dim, reduce[i]);
+  }
+  if (layout.rows == 0 || layout.n == 0) return layout;
+  layout.outer.merge();
+  layout.reduced.merge();
+  if (layout.reduced.count > 1) return layout;
+  // The gradient of the result may also be one number per row, or one number for a whole tile of columns.
+  const Dim n = layout.reduced.innermost(), inner = layout.outer.innermost();
+  const bool has_unit_columns =
+      layout.outer.count > 0 && inner.strides[kDx] == 1 && inner.strides[kSaved] == 1 &&
+      (is_reduction || inner.strides[kGrad] == 1 || (inner.strides[kGrad] == 0 && n.strides[kGrad] == 0));
+  const bool has_unit_rows =
+      n.strides[kDx] == 1 && n.strides[kSaved] == 1 && (is_reduction || uint64_t(n.strides[kGrad]) <= 1);
+  if (has_unit_columns && (layout.n == 1 || !has_unit_rows)) {
+    layout.view = View::columns;
+  } else if (has_unit_rows) {
+    layout.view = View::rows;
+  }
+  return layout;
+}
+
+// What make_forward_layout makes of the last dim of contiguous tensors that are not empty, without groups to sort and
+// merge.
+inline Layout contiguous_layout(int64_t rows, int64_t n, bool is_reduction) {
+  Layout layout;
+  layout.add({rows, {n, is_reduction ? 1 : n}}, false);
+  layout.add({n, {1, is_reduction ? 0 : 1}}, true);
+  layout.view = View::rows;
   return layout;
 }
 
@@ -130,48 +185,12 @@ constexpr const char* kCopiedNames[] = {"nothing", "input", "result"};
 
 // From the layouts of a call, of its input with itself, and of its output with itself.
 inline Copied copied(const Layout& call, const Layout& of_x, const Layout& of_y) {
-  const auto scattered = [](const Layout& layout) { return layout.view == View::strided && !layout.unit_rows(); };
-  if (!scattered(call)) return Copied::nothing;
-  if (!of_x.unit_rows() && !scattered(of_y)) return Copied::input;
-  return scattered(of_x) ? Copied::nothing : Copied::result;
+  const auto is_scattered = [](const Layout& layout) {
+    return layout.view == View::strided && !layout.has_unit_rows();
+  };
+  if (!is_scattered(call)) return Copied::nothing;
+  if (!of_x.has_unit_rows() && !is_scattered(of_y)) return Copied::input;
+  return is_scattered(of_x) ? Copied::nothing : Copied::result;
 }
-
-// What make_layout makes of the last dim of contiguous tensors that are not empty, without its bags to sort and merge.
-inline Layout contiguous_layout(int64_t rows, int64_t n, bool reduced_output) {
-  Layout layout;
-  layout.outer.insert({rows, n, reduced_output ? 1 : n});
-  layout.reduced.insert({n, 1, 1});
-  layout.rows = rows;
-  layout.n = n;
-  layout.view = View::rows;
-  return layout;
-}
-
-// Steps through a bag in order without a division an element.
-struct Odometer {
-  const Bag& bag;
-  int64_t at[kMaxDims];
-  int64_t x = 0, y = 0;
-
-  Odometer(const Bag& over, int64_t index) : bag(over) {
-    for (int i = bag.count - 1; i >= 0; --i) {
-      at[i] = index % bag.dims[i].size;
-      index /= bag.dims[i].size;
-      x += at[i] * bag.dims[i].x_stride;
-      y += at[i] * bag.dims[i].y_stride;
-    }
-  }
-
-  void next() {
-    for (int i = bag.count - 1; i >= 0; --i) {
-      x += bag.dims[i].x_stride;
-      y += bag.dims[i].y_stride;
-      if (++at[i] < bag.dims[i].size) return;
-      x -= at[i] * bag.dims[i].x_stride;
-      y -= at[i] * bag.dims[i].y_stride;
-      at[i] = 0;
-    }
-  }
-};
 
 }  // namespace onepass

@@ -39,7 +39,7 @@ struct ReduceDims {
 struct TensorArgs {
   Function function;
   Direction direction;
-  const TensorRef* tensors[kBackwardTensors];
+  const TensorRef* tensors[kMaxTensors];
   const ReduceDims& dims;
   bool keepdim;  // whether a reduction's result has the reduced dims, of size 1
 

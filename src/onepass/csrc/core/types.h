@@ -30,6 +30,7 @@ constexpr const char* name_of(DType type) { return kDTypeNames[int(type)]; }
 inline int size_of(DType type) { return type == DType::float64 ? 8 : type == DType::float32 ? 4 : 2; }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr bool is_power_of_two(int64_t v, int64_t most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; }
 constexpr int64_t up_to(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
 }  // namespace onepass

@@ -18,10 +18,10 @@ constexpr GradOp op_of(Function function) {
 template <GradOp Op, class Y, class D>
 struct Backward {
   static constexpr bool kPointwise = Op == GradOp::logsumexp;  // no sum
-  const BackwardProblem& call;
+  const Problem& call;
   const CpuPlan& plan;
-  const BackwardBag& outer = call.layout.outer;
-  const BackwardDim n = call.layout.reduced.innermost();
+  const DimGroup& outer = call.layout.outer;
+  const Dim n = call.layout.reduced.innermost();
   const bool streaming = plan.streaming;
   const float sign = call.function == Function::softmin ? -1.0f : 1.0f;
 
@@ -63,7 +63,7 @@ struct Backward {
   }
 
   void runs(int64_t begin, int64_t end) const {
-    const BackwardDim inner = outer.innermost();
+    const Dim inner = outer.innermost();
     OffsetCalculator at(outer, begin / inner.size, 1);
     for (int64_t first = begin % inner.size, rest = end - begin; rest > 0; at.next()) {
       const int64_t count = inner.size - first < rest ? inner.size - first : rest;
@@ -119,7 +119,7 @@ struct Backward {
     alignas(64) D buffer[buffer_rows * kMaxSmallBackward];
     SmallGradRows<Op, Y, D> group;
     group.n = n.size, group.sign = sign;
-    const BackwardDim inner = outer.innermost();
+    const Dim inner = outer.innermost();
     const bool one_dim = outer.count <= 1;
     const auto whole_lines = [&](int64_t count) { return count * int64_t(sizeof(D)) % kLine == 0; };
     const bool may_stream = streaming && one_dim && call.address(kDx) % kLine == 0;
@@ -164,7 +164,7 @@ struct Backward {
   }
 
   // Rows that are not at one stride, or are fewer than a vector has lanes, are copied to contiguous memory and back.
-  __attribute__((noinline)) void gather_rows(SmallGradRows<Op, Y, D>& group, OffsetCalculator<BackwardBag>& at) const {
+  __attribute__((noinline)) void gather_rows(SmallGradRows<Op, Y, D>& group, OffsetCalculator& at) const {
     alignas(64) Y y[kWidth * kMaxSmallBackward], g[kWidth * kMaxSmallBackward];
     alignas(64) D result[kWidth * kMaxSmallBackward];
     D* to[kWidth];
@@ -189,7 +189,7 @@ struct Backward {
   }
 
   // Rows shorter than a vector.
-  __attribute__((noinline)) void tiny_rows(OffsetCalculator<BackwardBag>& at, int64_t count) const {
+  __attribute__((noinline)) void tiny_rows(OffsetCalculator& at, int64_t count) const {
     alignas(64) float y[kWidth][kTinyRows] = {}, g[kWidth][kTinyRows] = {}, a[kTinyRows] = {}, b[kTinyRows] = {};
     const Y *y_at[kTinyRows], *g_at[kTinyRows];
     D* dx_at[kTinyRows];
@@ -224,7 +224,7 @@ struct Backward {
 
   void tiles(int64_t begin, int64_t end) const {
     alignas(64) Y constant[kUnroll];
-    const BackwardDim inner = outer.innermost();
+    const Dim inner = outer.innermost();
     for_each_tile(call.layout, plan.tile_cols, begin, end, [&](const int64_t* at, int64_t width) {
       if constexpr (kPointwise) {
         alignas(64) float g[kTileCols<Y>], lse[kTileCols<Y>];
@@ -259,9 +259,9 @@ struct Backward {
 
 // Gradients of doubles.
 template <GradOp Op>
-void run_doubles(const BackwardProblem& call, const CpuPlan& plan, int64_t begin, int64_t end) {
+void run_doubles(const Problem& call, const CpuPlan& plan, int64_t begin, int64_t end) {
   constexpr bool lse_op = Op == GradOp::logsumexp;
-  const BackwardDim n = call.layout.reduced.innermost(), inner = call.layout.outer.innermost();
+  const Dim n = call.layout.reduced.innermost(), inner = call.layout.outer.innermost();
   const auto *const y = call.data<const double>(kSaved), *const g = call.data<const double>(kGrad);
   const auto* const lse = call.data<const double>(kLse);
   auto* const dx = call.data<double>(kDx);
@@ -283,7 +283,7 @@ void run_doubles(const BackwardProblem& call, const CpuPlan& plan, int64_t begin
 
 }  // namespace
 
-void run_backward(const BackwardProblem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin,
+void run_backward(const Problem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin,
                   int64_t end) {
   if (plan.route == CpuRoute::elements) return grad_elements(call, op_of(call.function), begin, end);
   if (phase == CpuPhase::merge) {

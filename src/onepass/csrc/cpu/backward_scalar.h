@@ -62,8 +62,8 @@ inline void store_element(void* tensor, DType type, int64_t at, double value) {
 }
 
 // Rows [begin, end) of any strides.
-inline void grad_elements(const BackwardProblem& call, GradOp op, int64_t begin, int64_t end) {
-  const BackwardLayout& layout = call.layout;
+inline void grad_elements(const Problem& call, GradOp op, int64_t begin, int64_t end) {
+  const Layout& layout = call.layout;
   OffsetCalculator row(layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, row.next()) {
     const auto y = [&](const int64_t* offset) {
@@ -124,7 +124,7 @@ void grad_row_double(const double* y, const double* g, int64_t g_stride, double*
 
 // A tile of `width` columns of doubles. A tensor with one number per column has `strides` to the next.
 template <GradOp Op>
-void grad_columns_double(const double* y, const double* g, const double* lse, double* dx, const BackwardDim& n,
+void grad_columns_double(const double* y, const double* g, const double* lse, double* dx, const Dim& n,
                          const int64_t* strides, int64_t width, double sign) {
   constexpr bool lse_op = Op == GradOp::logsumexp;
   double a[kScalarTileCols] = {}, b[kScalarTileCols], error[kScalarTileCols] = {};

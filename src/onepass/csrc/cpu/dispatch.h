@@ -43,37 +43,28 @@ void dispatch(DType a, DType b, Function function, F f) {
   }
 }
 
-// The dims of a forward call have the strides of two tensors, those of a gradient of four.
-template <class Dims>
-constexpr int kTensors = kBackwardTensors;
-template <>
-inline constexpr int kTensors<Bag> = 2;
-inline int64_t stride_of(const Dim& dim, int tensor) { return tensor ? dim.y_stride : dim.x_stride; }
-inline int64_t stride_of(const BackwardDim& dim, int tensor) { return dim.strides[tensor]; }
-
 // Steps through dims in order, the innermost ones excepted, without a division per element.
-template <class Dims>
 struct OffsetCalculator {
-  const Dims& dims;
+  const DimGroup& dims;
   const int count;
   int64_t at[kMaxDims];
-  int64_t offset[kTensors<Dims>] = {};
+  int64_t offset[kMaxTensors] = {};
 
-  OffsetCalculator(const Dims& over, int64_t index, int innermost = 0)
+  OffsetCalculator(const DimGroup& over, int64_t index, int innermost = 0)
       : dims(over), count(over.count > innermost ? over.count - innermost : 0) {
     for (int i = count - 1; i >= 0; --i) {
       at[i] = index % dims.dims[i].size;
       index /= dims.dims[i].size;
-      for (int t = 0; t < kTensors<Dims>; ++t) offset[t] += at[i] * stride_of(dims.dims[i], t);
+      for (int t = 0; t < kMaxTensors; ++t) offset[t] += at[i] * dims.dims[i].strides[t];
     }
   }
 
   ONEPASS_INLINE void next() {
     for (int i = count - 1; i >= 0; --i) {
-      const auto& dim = dims.dims[i];
-      for (int t = 0; t < kTensors<Dims>; ++t) offset[t] += stride_of(dim, t);
+      const Dim& dim = dims.dims[i];
+      for (int t = 0; t < kMaxTensors; ++t) offset[t] += dim.strides[t];
       if (++at[i] < dim.size) return;
-      for (int t = 0; t < kTensors<Dims>; ++t) offset[t] -= at[i] * stride_of(dim, t);
+      for (int t = 0; t < kMaxTensors; ++t) offset[t] -= at[i] * dim.strides[t];
       at[i] = 0;
     }
   }
@@ -81,16 +72,15 @@ struct OffsetCalculator {
 
 // Calls work(offsets, width) for the tiles [begin, end): the innermost outer dim is cut into tiles, the others are
 // walked in order.
-template <class Layout, class Work>
+template <class Work>
 inline void for_each_tile(const Layout& layout, int64_t tile_cols, int64_t begin, int64_t end, Work work) {
-  const auto& inner = layout.outer.dims[layout.outer.count - 1];
+  const Dim& inner = layout.outer.dims[layout.outer.count - 1];
   const int64_t tiles = (inner.size + tile_cols - 1) / tile_cols;
   for (int64_t t = begin; t < end; ++t) {
     OffsetCalculator at(layout.outer, t / tiles, 1);
     const int64_t first = t % tiles * tile_cols,
                   width = inner.size - first < tile_cols ? inner.size - first : tile_cols;
-    for (int i = 0; i < kTensors<std::decay_t<decltype(layout.outer)>>; ++i)
-      at.offset[i] += first * stride_of(inner, i);
+    for (int i = 0; i < kMaxTensors; ++i) at.offset[i] += first * inner.strides[i];
     work(at.offset, width);
   }
 }

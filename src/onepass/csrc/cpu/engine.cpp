@@ -15,7 +15,7 @@ template <Function F>
 using ScoreOf = std::conditional_t<F == Function::softmin, Negate, Identity>;
 template <Function F>
 using EpilogueOf =
-    std::conditional_t<onepass::reduces(F), ReduceEpilogue,
+    std::conditional_t<is_reduction(F), ReduceEpilogue,
                        std::conditional_t<F == Function::log_softmax, LogSoftmaxEpilogue, SoftmaxEpilogue>>;
 
 // Which functions are there for a pair of types? (Callers have checked it.)
@@ -29,14 +29,14 @@ constexpr bool kIsServed = F == Function::softmin     ? std::is_same_v<X, Y>
 template <class Score, class Epilogue, class X, class Y>
 struct Forward {
   static constexpr bool kSimd = std::is_same_v<Acc<Y>, float>;
-  const ForwardProblem& call;
+  const Problem& call;
   const CpuPlan& plan;
   const Layout& layout = call.layout;
   // The sums of a state lie one plane behind its maxima.
   const int64_t sum_offset = call.function == Function::state ? layout.rows : 0;
 
-  const X* x(const int64_t* offset) const { return call.data<const X>(kX) + offset[0]; }
-  Y* y(const int64_t* offset) const { return call.data<Y>(kY) + offset[1]; }
+  const X* x(const int64_t* offset) const { return call.data<const X>(kX) + offset[kX]; }
+  Y* y(const int64_t* offset) const { return call.data<Y>(kY) + offset[kY]; }
 
   void rows(int64_t begin, int64_t end) const {
     OffsetCalculator at(layout.outer, begin);
@@ -54,27 +54,27 @@ struct Forward {
   }
 
   void groups(int64_t begin, int64_t end) const {
-    const int64_t origin[2] = {};
+    const int64_t origin[kMaxTensors] = {};
     for (int64_t g = begin; g < end; ++g) {
       const int64_t first = g * kRowsPerItem, rest = layout.rows - first;
-      small_rows<Score, Epilogue>(x(origin), y(origin), layout.n, layout.row_x_stride(), layout.row_y_stride(), first,
+      small_rows<Score, Epilogue>(x(origin), y(origin), layout.n, layout.row_stride(kX), layout.row_stride(kY), first,
                                   rest < kRowsPerItem ? rest : kRowsPerItem, layout.rows, sum_offset, plan.streaming);
     }
   }
 
   void tiles(int64_t begin, int64_t end) const {
-    const Dim n = layout.reduced.count ? layout.reduced.dims[0] : Dim{1, 0, 0};
+    const Dim n = layout.reduced.count ? layout.reduced.dims[0] : Dim{1, {}};
     for_each_tile(layout, plan.tile_cols, begin, end, [&](const int64_t* offset, int64_t width) {
       const X* const from = x(offset);
       Y* const to = y(offset);
       if constexpr (kSimd) {
         ColumnTile<Score, Epilogue, X, Y> tile;
-        tile.x = from, tile.y = to, tile.n = n.size, tile.x_stride = n.x_stride, tile.y_stride = n.y_stride;
+        tile.x = from, tile.y = to, tile.n = n.size, tile.x_stride = n.strides[kX], tile.y_stride = n.strides[kY];
         tile.width = width, tile.sum_offset = sum_offset;
         tile.run(plan.streaming);
       } else {
         for (int64_t j = 0; j < width; j += kScalarCols) {
-          columns_scalar<Score, Epilogue>(from + j, to + j, n.size, n.x_stride, n.y_stride,
+          columns_scalar<Score, Epilogue>(from + j, to + j, n.size, n.strides[kX], n.strides[kY],
                                           width - j < kScalarCols ? width - j : kScalarCols, sum_offset);
         }
       }
@@ -131,11 +131,10 @@ struct Forward {
 
 }  // namespace
 
-CpuPlan plan(const ForwardProblem& call) { return make_plan(call); }
-CpuPlan plan_backward(const BackwardProblem& call) { return make_plan(call); }
+CpuPlan plan(const Problem& call) { return call.is_backward() ? make_backward_plan(call) : make_forward_plan(call); }
 
-void run(const ForwardProblem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin,
-         int64_t end) {
+void run(const Problem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin, int64_t end) {
+  if (call.is_backward()) return run_backward(call, plan, phase, states, begin, end);
   dispatch(call.type(kX), call.type(kY), call.function, [&](auto x, auto y, auto function) {
     using X = TypeOf<decltype(x)>;
     using Y = TypeOf<decltype(y)>;

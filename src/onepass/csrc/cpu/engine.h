@@ -2,7 +2,6 @@
 // brings the threads.
 #pragma once
 
-#include "../core/backward_layout.h"
 #include "../core/problem.h"
 
 namespace onepass {
@@ -46,12 +45,12 @@ struct ChunkState {
 // stored behind those of the chunks), and the results.
 enum class CpuPhase { whole, states, merge, finish };
 
-#define ONEPASS_DECLARE(isa)                                                                              \
-  namespace isa {                                                                                         \
-  CpuPlan plan(const ForwardProblem& call);                                                               \
-  CpuPlan plan_backward(const BackwardProblem& call);                                                     \
-  void run(const ForwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end);     \
-  void run_backward(const BackwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t end); \
+// `run_backward` is the part of `run` that backward.cpp has.
+#define ONEPASS_DECLARE(isa)                                                                            \
+  namespace isa {                                                                                       \
+  CpuPlan plan(const Problem& call);                                                                    \
+  void run(const Problem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end);          \
+  void run_backward(const Problem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end); \
   }
 ONEPASS_DECLARE(baseline)
 #ifdef ONEPASS_AVX2

@@ -15,37 +15,26 @@ namespace onepass {
 struct CpuEngine {
   const char* isa;
   bool (*works)();
-  CpuPlan (*plan_forward)(const ForwardProblem&);
-  CpuPlan (*plan_backward)(const BackwardProblem&);
-  void (*run_forward)(const ForwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
-  void (*run_backward)(const BackwardProblem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t, int64_t);
-
-  CpuPlan plan(const ForwardProblem& call) const { return plan_forward(call); }
-  CpuPlan plan(const BackwardProblem& call) const { return plan_backward(call); }
+  CpuPlan (*plan)(const Problem&);
+  void (*run)(const Problem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end);
 
   // Executes a call. `parallel_for(count, grain_size, work)` calls work(begin, end) for parts of [0, count).
-  template <class AnyCall, class ParallelFor>
-  void execute(const AnyCall& call, ParallelFor&& parallel_for) const {
+  template <class ParallelFor>
+  void execute(const Problem& call, ParallelFor&& parallel_for) const {
     const CpuPlan plan = this->plan(call);
     std::vector<ChunkState> states(plan.reduces ? size_t(plan.work_items + plan.work_items / plan.chunks) : 0);
-    const auto run = [&](CpuPhase phase, int64_t begin, int64_t end) {
-      if constexpr (std::is_same_v<AnyCall, ForwardProblem>) {
-        run_forward(call, plan, phase, states.data(), begin, end);
-      } else {
-        run_backward(call, plan, phase, states.data(), begin, end);
-      }
-    };
     const auto run_parallel = [&](CpuPhase phase) {
-      parallel_for(plan.work_items, plan.grain_size, [&](int64_t begin, int64_t end) { run(phase, begin, end); });
+      parallel_for(plan.work_items, plan.grain_size,
+                   [&](int64_t begin, int64_t end) { run(call, plan, phase, states.data(), begin, end); });
     };
     if (!plan.reduces) return run_parallel(CpuPhase::whole);
     run_parallel(CpuPhase::states);
-    run(CpuPhase::merge, 0, 0);
+    run(call, plan, CpuPhase::merge, states.data(), 0, 0);
     if (plan.stores) run_parallel(CpuPhase::finish);
   }
 };
 
-#define ONEPASS_ENGINE(isa, works) {#isa, works, isa::plan, isa::plan_backward, isa::run, isa::run_backward}
+#define ONEPASS_ENGINE(isa, works) {#isa, works, isa::plan, isa::run}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512

@@ -60,7 +60,7 @@ inline int64_t forward_tile_cols(int64_t n, bool reduces) {
   return reduces || fit < 2 * kGroupCols || fit > kMaxTileCols ? kMaxTileCols : fit;
 }
 
-inline CpuPlan make_plan(const ForwardProblem& call) {
+inline CpuPlan make_forward_plan(const Problem& call) {
   const Layout& layout = call.layout;
   const int64_t rows = layout.rows, n = layout.n;
   const bool simd = call.type(kY) != DType::float64;
@@ -71,7 +71,7 @@ inline CpuPlan make_plan(const ForwardProblem& call) {
   if (layout.view == View::columns) {
     const int64_t inner = layout.outer.dims[layout.outer.count - 1].size;
     set_columns(plan, rows, n, inner, forward_tile_cols(n, call.is_reduction()));
-  } else if (!layout.unit_rows()) {
+  } else if (!layout.has_unit_rows()) {
     set_rows(plan, CpuRoute::elements, rows, n);
   } else if (simd && layout.view == View::rows &&
              call.type(kX) == call.type(kY) &&  // other types row by row: less to compile
@@ -88,18 +88,18 @@ inline CpuPlan make_plan(const ForwardProblem& call) {
 // Backward ------------------------------------------------------------------------------------------------------------
 
 // Is a gradient computed in vectors of floats?
-inline bool backward_in_floats(const BackwardProblem& call) {
+inline bool backward_in_floats(const Problem& call) {
   const DType y = call.type(kGrad), dx = call.type(kDx);
   return call.layout.view != View::strided && y != DType::float64 && dx != DType::float64 &&
          (y == dx || y == DType::float32 || dx == DType::float32);
 }
 // Is it computed in loops over doubles?
-inline bool backward_in_doubles(const BackwardProblem& call) {
+inline bool backward_in_doubles(const Problem& call) {
   return call.layout.view != View::strided && call.type(kGrad) == DType::float64 && call.type(kDx) == DType::float64;
 }
 
 // Columns per tile. There are fewer if threads would have no tile. (The bits of a column do not depend on it.)
-inline int64_t backward_tile_cols(const BackwardProblem& call) {
+inline int64_t backward_tile_cols(const Problem& call) {
   if (backward_in_doubles(call)) return kScalarTileCols;
   const int64_t line = kLine / size_of(call.type(kGrad)), inner = call.layout.outer.innermost().size;
   int64_t cols = kTileBytes / size_of(call.type(kGrad));
@@ -109,7 +109,7 @@ inline int64_t backward_tile_cols(const BackwardProblem& call) {
 
 // Do rows go one by one? The shortest rows are faster a vector's lanes of them together, and so are longer ones of
 // whole pairs of vectors, of 16-bit types or with exponentials.
-inline bool goes_by_row(const BackwardProblem& call) {
+inline bool goes_by_row(const Problem& call) {
   const int64_t n = call.layout.n;
   if (call.function == Function::logsumexp || call.grad_is_broadcast() || n > kMaxWholeRow) return false;
   const bool float32 = call.type(kGrad) == DType::float32 && call.type(kDx) == DType::float32;
@@ -119,13 +119,13 @@ inline bool goes_by_row(const BackwardProblem& call) {
 
 // Does a row of dx consist of whole lines and whole steps? Rows of which a part is streamed are slower than those of
 // which none is: 65536 x 100 float32 by a fifth to a third.
-inline bool streams_whole_rows(const BackwardProblem& call) {
+inline bool streams_whole_rows(const Problem& call) {
   const int64_t n = call.layout.n, stride = call.layout.outer.innermost().strides[kDx] * size_of(call.type(kDx));
   return call.address(kDx) % kLine == 0 && stride % kLine == 0 &&
          n % (n > kMaxSmallBackward / 2 ? kUnroll : kPair) == 0;
 }
 
-inline CpuPlan make_plan(const BackwardProblem& call) {
+inline CpuPlan make_backward_plan(const Problem& call) {
   const int64_t rows = call.layout.rows, n = call.layout.n;
   const bool in_floats = backward_in_floats(call), in_doubles = backward_in_doubles(call);
   const bool lse = call.function == Function::logsumexp, long_rows = call.layout.view == View::rows && n > kMaxWholeRow;

@@ -51,25 +51,15 @@ struct UnitStride {
   int64_t y(int64_t i) const { return i; }
 };
 struct AnyStride {
-  const Bag* dims;  // null if there is one reduced dim or none
+  const DimGroup* dims;  // null if there is one reduced dim or none
   int64_t x_stride, y_stride;
   AnyStride() : dims(nullptr), x_stride(1), y_stride(1) {}
-  explicit AnyStride(const Bag& reduced)
+  explicit AnyStride(const DimGroup& reduced)
       : dims(reduced.count > 1 ? &reduced : nullptr),
-        x_stride(reduced.count ? reduced.dims[0].x_stride : 1),
-        y_stride(reduced.count ? reduced.dims[0].y_stride : 1) {}
-  int64_t x(int64_t i) const { return dims ? offsets(i).x : i * x_stride; }
-  int64_t y(int64_t i) const { return dims ? offsets(i).y : i * y_stride; }
-
- private:
-  struct Offsets {
-    int64_t x, y;
-  };
-  Offsets offsets(int64_t i) const {
-    Offsets both;
-    dims->offsets(i, &both.x, &both.y);
-    return both;
-  }
+        x_stride(reduced.innermost().strides[kX]),
+        y_stride(reduced.innermost().strides[kY]) {}
+  int64_t x(int64_t i) const { return dims ? dims->offset(i, kX) : i * x_stride; }
+  int64_t y(int64_t i) const { return dims ? dims->offset(i, kY) : i * y_stride; }
 };
 
 template <class Score, class Y, class X>

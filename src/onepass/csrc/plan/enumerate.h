@@ -10,15 +10,15 @@
 
 namespace onepass {
 
-// Lengths of columns: all short ones; in steps of 1%, since a thread keeps up to 32 vectors, multiples of the widest
-// vector and odd ones in turn; in larger ones where columns go over the chip, and from where it does not hold them; and
-// those around the limits of the tables.
+// Lengths of columns to look at: all short ones; longer ones in steps of 1%, since a thread has up to 32 vectors, in
+// turn odd and a multiple of the widest vector; in larger steps where columns go over the chip, and where it does not
+// hold them; and those around the limits of the tables.
 inline std::vector<int64_t> column_lengths(const Tables& tables) {
-  constexpr int64_t kEvery = 64, kOverTheChip = 1 << 18, kHeld = int64_t(1) << 23, kLongest = int64_t(1) << 33;
+  constexpr int64_t kEvery = 64, kOverTheChip = 1 << 18, kOnChip = int64_t(1) << 23, kLongest = int64_t(1) << 33;
   std::set<int64_t> lengths;
   for (int64_t n = 1; n <= kEvery; ++n) lengths.insert(n);
   bool odd = false;
-  for (double n = kEvery; n < double(kLongest); n *= n < kOverTheChip ? 1.01 : n < kHeld ? 1.03 : 2) {
+  for (double n = kEvery; n < double(kLongest); n *= n < kOverTheChip ? 1.01 : n < kOnChip ? 1.03 : 2) {
     lengths.insert(odd ? int64_t(n) | 1 : int64_t(n) & ~7);
     odd = !odd;
   }
@@ -31,7 +31,7 @@ inline std::vector<int64_t> column_lengths(const Tables& tables) {
 }
 
 // Numbers of tiles, one for each number of blocks that a tile may get of the chip. Where nothing is merged it only
-// counts whether it gets more than one: each of so many gets one.
+// matters whether a tile gets more than one block: each of 4 * chip tiles gets one.
 inline std::vector<int64_t> numbers_of_tiles(int64_t chip, bool merges) {
   if (!merges) return {1, 4 * chip};
   std::vector<int64_t> numbers = {1};
@@ -41,7 +41,7 @@ inline std::vector<int64_t> numbers_of_tiles(int64_t chip, bool merges) {
   return numbers;
 }
 
-// Do plans ask for the same kernels, and share the chip alike?
+// Whether plans ask for the same kernels, and share the chip alike.
 inline bool alike(const std::vector<CudaPlan>& some, const std::vector<CudaPlan>& others) {
   return std::equal(some.begin(), some.end(), others.begin(), others.end(), [](const CudaPlan& a, const CudaPlan& b) {
     return a.tier == b.tier && a.max_threads() == b.max_threads() && a.items_per_thread == b.items_per_thread &&
@@ -79,7 +79,7 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   }
   view.tiles.inner = int64_t(kAlone) * view.full * planner(view).gpu.sm_count;  // each has one to itself
   look();
-  if (planner(view).narrows()) {  // and wide ones, of which there have to be many
+  if (planner(view).narrows()) {  // wide ones too, of which there have to be many
     view.tiles.outer.count = 1, view.tiles.outer.sizes[0] = kFew * planner(view).gpu.sm_count;
     for (int vector = 1; vector <= view.full; vector *= 2) {
       view.tile = vector;
@@ -90,7 +90,7 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
     }
   }
   // Slabs, which begin with a vector or within one, and may end with one, of `common` columns for each thread of a
-  // turn; what has longer turns goes as tiles. Plans of turns that fit as often into 512 threads follow the room in
+  // turn; those of longer turns go as tiles. Plans of turns that fit as often into 512 threads follow from the room in
   // shared memory alone, which is the most at the first and the least at the last: where these are alike, all are.
   const auto slabs = [&](int64_t common) {
     const int64_t longest = merges ? kLongestTurn : kMaxTurn, step = common < view.slab ? 2 : 1;

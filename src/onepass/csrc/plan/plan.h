@@ -40,6 +40,7 @@ struct CudaPlan {
     while (most < threads()) most *= 2;
     return most;
   }
+  bool takes_slabs() const { return access == VecAccess::slab || access == VecAccess::slab_aligned; }
   bool prefetches() const { return of_columns() && smem_vecs == kPrefetch; }
   bool in_grid() const {
     return tier == Tier::columns_grid || (tier == Tier::columns_twopass && blocks_per_tile() > 1);
@@ -72,8 +73,8 @@ struct RowChunks {
     const int64_t vecs = n / plan.vec_size;
     count = ceil_div(ceil_div(vecs, plan.blocks_per_row), int64_t(thread_vecs) * plan.threads_per_row);
     chunk_vecs = count ? up_to(ceil_div(vecs, plan.blocks_per_row * count), 4) : 4;
-    const int64_t kept = plan.vecs_per_thread() / thread_vecs + plan.smem_vecs / thread_vecs;
-    if (count > kept) unkept = (count - kept) * chunk_vecs * plan.blocks_per_row * plan.vec_size;
+    const int64_t chunks_kept = plan.vecs_per_thread() / thread_vecs + plan.smem_vecs / thread_vecs;
+    if (count > chunks_kept) unkept = (count - chunks_kept) * chunk_vecs * plan.blocks_per_row * plan.vec_size;
   }
 };
 

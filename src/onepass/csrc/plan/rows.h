@@ -48,7 +48,7 @@ struct RowPlanner {
   const int64_t rows, n;
   const int operands;  // tensors that wait on the chip: 2 in a gradient
   const bool is_backward, is_reduction;
-  const bool is_contiguous;        // rows lie one after another
+  const bool is_contiguous;        // forward: rows lie one after another
   const int read_size, item_size;  // bytes of an element that is read, and of the wider type
 
   const bool half = item_size == 2;
@@ -61,31 +61,19 @@ struct RowPlanner {
   bool scalar = invariant && (alignment.begins_within(vec_size) || (is_backward && n % vec_size));
   int64_t vecs = count_vecs();  // of a row, with those that it shares with its neighbours
 
-  RowPlanner(const ForwardProblem& problem, const Gpu& gpu, bool invariant)
+  RowPlanner(const Problem& problem, const Gpu& gpu, bool invariant)
       : gpu(gpu),
         invariant(invariant),
         alignment(problem),
         rows(problem.layout.rows),
         n(problem.layout.n),
-        operands(1),
-        is_backward(false),
+        operands(problem.is_backward() ? 2 : 1),
+        is_backward(problem.is_backward()),
         is_reduction(problem.is_reduction()),
         is_contiguous(rows == 1 ||
-                      (problem.layout.row_x_stride() == n && (is_reduction || problem.layout.row_y_stride() == n))),
-        read_size(size_of(problem.type(kX))),
-        item_size(std::max(read_size, size_of(problem.type(kY)))) {}
-  RowPlanner(const BackwardProblem& problem, const Gpu& gpu, bool invariant)
-      : gpu(gpu),
-        invariant(invariant),
-        alignment(problem),
-        rows(problem.layout.rows),
-        n(problem.layout.n),
-        operands(2),
-        is_backward(true),
-        is_reduction(problem.is_reduction()),
-        is_contiguous(false),
-        read_size(size_of(problem.type(kGrad))),
-        item_size(16 / alignment.full) {}
+                      (problem.layout.row_stride(kX) == n && (is_reduction || problem.layout.row_stride(kY) == n))),
+        read_size(size_of(problem.in_type())),
+        item_size(is_backward ? 16 / alignment.full : std::max(read_size, size_of(problem.type(kY)))) {}
 
   CudaPlan plan() {
     if (is_backward) return is_reduction ? plan_pointwise() : plan_on_chip(look_up(rows_backward_table(half), length));
@@ -168,19 +156,25 @@ struct RowPlanner {
   // `blocks` of at least so many threads that keep a row in registers and shared memory, if they can.
   std::optional<CudaPlan> share_row(int blocks, int least_threads, int items, int smem_vecs) const {
     const int most_doubles = 24 / operands;
-    int64_t kept = (item_size == 8 && items > most_doubles ? most_doubles : items) / part / vec_size;
-    if (kept < 1) kept = 1;
+    int64_t in_registers = (item_size == 8 && items > most_doubles ? most_doubles : items) / part / vec_size;
+    if (in_registers < 1) in_registers = 1;
     if (vec_size * read_size < 8) smem_vecs = 0;
-    const int64_t threads = std::max<int64_t>(least_threads, up_to(ceil_div(vecs, (kept + smem_vecs) * blocks), 32));
+    const int64_t threads =
+        std::max<int64_t>(least_threads, up_to(ceil_div(vecs, (in_registers + smem_vecs) * blocks), 32));
     if (blocks > most_cluster(gpu) || threads > most_threads(gpu.arch, blocks)) return {};
     const int64_t each = ceil_div(vecs, threads * blocks);
     const int64_t few_kinds = alignment.full / vec_size;  // narrow vectors come in no more numbers than wide ones
-    if (each <= kept) kept = up_to(each, few_kinds);
-    smem_vecs = each > kept ? int(up_to(each - kept, 2)) : 0;
+    if (each <= in_registers) in_registers = up_to(each, few_kinds);
+    smem_vecs = each > in_registers ? int(up_to(each - in_registers, 2)) : 0;
     if (smem_vecs * threads * vec_size * read_size > gpu.shared - kStaticShared) return {};
-    return CudaPlan{
-        blocks > 1 ? Tier::cluster : Tier::block, int(threads), 1, int(kept) * vec_size, vec_size, blocks, smem_vecs,
-        smem_vecs ? unaligned_access() : access()};
+    return CudaPlan{blocks > 1 ? Tier::cluster : Tier::block,
+                    int(threads),
+                    1,
+                    int(in_registers) * vec_size,
+                    vec_size,
+                    blocks,
+                    smem_vecs,
+                    smem_vecs ? unaligned_access() : access()};
   }
 
   // The tiers block and cluster by an entry.
@@ -195,38 +189,43 @@ struct RowPlanner {
   std::optional<CudaPlan> spread_over_grid() {
     if (!gpu.cooperative) return {};
     if (vec_size != alignment.full) vec_size = alignment.full, scalar = true, vecs = count_vecs();
-    const int unit = is_backward ? (item_size == 8 ? 1 : 2) : 4;         // vectors come in multiples of it
-    const int most_kept = is_backward ? (gpu.arch == 90 ? 4 : 2) * unit  // elsewhere more would spill
-                                      : (gpu.arch == 90 ? 16 : 12) / part / 4 * 4;
+    const int unit = is_backward ? (item_size == 8 ? 1 : 2) : 4;                 // vectors come in multiples of it
+    const int most_in_registers = is_backward ? (gpu.arch == 90 ? 4 : 2) * unit  // elsewhere more would spill
+                                              : (gpu.arch == 90 ? 16 : 12) / part / 4 * 4;
     const auto places = [&](int threads) {
       return int((gpu.shared - kStaticShared) / (operands * threads * vec_size * read_size) / unit * unit);
     };
-    int threads = 480, kept = most_kept;
-    const int64_t chip = gpu.sm_count, holds = threads * int64_t(kept + places(threads));
-    const int64_t alone = ceil_div(vecs, holds);  // blocks that hold a row between them
-    int64_t blocks = std::min(alone, chip);
-    if (!invariant && alone < chip) {
-      const int64_t together = std::min(rows, chip / alone);
+    int threads = 480, in_registers = most_in_registers;
+    const int64_t chip = gpu.sm_count, holds = threads * int64_t(in_registers + places(threads));
+    const int64_t fewest = ceil_div(vecs, holds);  // blocks that hold a row between them
+    int64_t blocks = std::min(fewest, chip);
+    if (!invariant && fewest < chip) {
+      const int64_t together = std::min(rows, chip / fewest);
       const int64_t useful = ceil_div(vecs, kGridVectors / operands);  // blocks with something to do
-      blocks = std::min(chip / together, std::max(useful, alone));
+      blocks = std::min(chip / together, std::max(useful, fewest));
     }
     // Fewer threads where they have less to keep. What has arrived in registers is worked on soonest.
     const int64_t each = ceil_div(vecs, blocks);
-    if (!is_backward && item_size < 8 && each > kMuchLonger * holds) kept = 0;
+    if (!is_backward && item_size < 8 && each > kMuchLonger * holds) in_registers = 0;
     const auto little = [&](int threads) { return std::min(places(threads), kLittle); };
     const auto takes = [&](int few, int registers, int smem) {
-      registers = std::min(registers, most_kept);
+      registers = std::min(registers, most_in_registers);
       if (each > int64_t(few) * (registers + smem)) return false;
-      threads = few, kept = registers;
+      threads = few, in_registers = registers;
       return true;
     };
     (void)(takes(256, unit, 0) || takes(256, 2 * unit, 0) || (!is_backward && takes(256, 3 * unit, 0)) ||
            takes(256, 4 * unit, 0) || (!is_backward && takes(352, 8, little(352))));
-    const int64_t rest = ceil_div(each, threads) - kept, wanted = rest > 0 ? up_to(rest, unit) : 0;
-    const int most = kept ? places(threads) : little(threads);
-    return CudaPlan{
-        Tier::grid,        threads, 1, kept * vec_size, vec_size, int(blocks), int(std::min<int64_t>(wanted, most)),
-        unaligned_access()};
+    const int64_t rest = ceil_div(each, threads) - in_registers, wanted = rest > 0 ? up_to(rest, unit) : 0;
+    const int most = in_registers ? places(threads) : little(threads);
+    return CudaPlan{Tier::grid,
+                    threads,
+                    1,
+                    in_registers * vec_size,
+                    vec_size,
+                    int(blocks),
+                    int(std::min<int64_t>(wanted, most)),
+                    unaligned_access()};
   }
 
   CudaPlan plan_twopass(int threads, int items) const {
@@ -303,8 +302,7 @@ struct RowPlanner {
   }
 };
 
-template <class AnyProblem>
-CudaPlan plan_rows(const AnyProblem& problem, const Gpu& gpu, bool invariant) {
+inline CudaPlan plan_rows(const Problem& problem, const Gpu& gpu, bool invariant) {
   return RowPlanner(problem, gpu, invariant).plan();
 }
 

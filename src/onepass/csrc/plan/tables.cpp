@@ -1,4 +1,5 @@
-// tables.cpp: the tables of each GPU: those that `onepass tune` has made, else the built-in ones.
+// tables.cpp: the tables of each GPU: those that `onepass tune` has made, else the built-in ones. An entry is validated
+// when it is set; validate.h validates single plans.
 #include "tables.h"
 
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "../core/types.h"
 #include "tables_h200.h"
 
 namespace onepass {
@@ -17,22 +19,21 @@ namespace {
 using Registry = std::map<std::string, Tables, std::less<>>;  // by the name of the GPU
 std::atomic<const Registry*> registry{nullptr};  // replaced as a whole, never freed: a call may be reading one
 
-constexpr int kMostSlots = 24, kMostGradientSlots = 16;  // that kernels of columns are compiled for
+// The vectors per thread that kernels of columns are compiled for at most.
+constexpr int kMaxVecs = 24, kMaxGradientVecs = 16;
 
-bool power(int v, int most) { return v >= 1 && v <= most && (v & (v - 1)) == 0; }
-
-std::string fault_of_columns(const Entry& entry, bool gradient) {
+std::string validate_column_entry(const Entry& entry, bool gradient) {
   const Tier tier = Tier(entry.tier);
   if (tier != Tier::columns && tier != Tier::columns_grid)
     return "the tables of columns have the tiers columns and columns-grid alone";
-  if (!power(entry.blocks_per_row, 128)) return "tile_vecs is a power of two up to 128";
+  if (!is_power_of_two(entry.blocks_per_row, 128)) return "tile_vecs is a power of two up to 128";
   if (tier == Tier::columns_grid)
     return entry.threads || entry.items_per_thread || entry.smem_vecs
                ? "columns-grid has tile_vecs alone, and 0 for the rest"
                : "";
   if (entry.threads < 64 || entry.threads > 512 || entry.threads % 32)
     return "threads is a multiple of 32 from 64 to 512";
-  const int most = gradient ? kMostGradientSlots : kMostSlots;
+  const int most = gradient ? kMaxGradientVecs : kMaxVecs;
   if (entry.items_per_thread < 1 || entry.items_per_thread > most ||
       (entry.items_per_thread > 16 && entry.items_per_thread % 2))
     return "vecs_per_thread is 1 to " + std::to_string(most) + ", and even beyond 16";
@@ -41,14 +42,14 @@ std::string fault_of_columns(const Entry& entry, bool gradient) {
   return "";
 }
 
-std::string fault(const Entry& entry, bool unaligned, bool few_rows) {
+std::string validate_entry(const Entry& entry, bool unaligned, bool few_rows) {
   if ((unaligned || few_rows) && entry.tier == kUseWriteTable) return "";
   if (entry.tier < 0 || entry.tier >= kTiers) return "no such tier";
   const Tier tier = Tier(entry.tier);
   if (unaligned && tier != Tier::staged) return "the unaligned tables have the tier staged alone";
   if (tier == Tier::warp || tier == Tier::staged) {
     const int64_t most = int64_t(entry.threads) * 64;
-    if (!power(entry.threads, 32)) return "threads is a power of two up to 32";
+    if (!is_power_of_two(entry.threads, 32)) return "threads is a power of two up to 32";
     if (entry.limit > most) return "so few threads keep rows of up to " + std::to_string(most) + " elements";
     return "";
   }
@@ -65,7 +66,8 @@ std::string fault(const Entry& entry, bool unaligned, bool few_rows) {
   if (entry.items_per_thread < 8 || entry.items_per_thread > 64 || entry.items_per_thread % 4)
     return "items_per_thread is a multiple of 4 from 8 to 64";
   if (entry.smem_vecs < 0 || entry.smem_vecs > 24 || entry.smem_vecs % 2) return "smem_vecs is an even number up to 24";
-  if (tier == Tier::block ? entry.blocks_per_row != 1 : !power(entry.blocks_per_row, 16) || entry.blocks_per_row < 2)
+  if (tier == Tier::block ? entry.blocks_per_row != 1
+                          : !is_power_of_two(entry.blocks_per_row, 16) || entry.blocks_per_row < 2)
     return "blocks_per_row is 1 for a block, and 2, 4, 8 or 16 for a cluster";
   return "";
 }
@@ -83,7 +85,8 @@ void check(const char* name, const std::vector<Entry>& table) {
   for (const Entry& entry : table) {
     if (entry.limit <= before) refuse("limits rise, got " + std::to_string(entry.limit));
     before = entry.limit;
-    const std::string words = columns ? fault_of_columns(entry, gradient) : fault(entry, unaligned, few_rows);
+    const std::string words =
+        columns ? validate_column_entry(entry, gradient) : validate_entry(entry, unaligned, few_rows);
     if (!words.empty()) refuse("limit " + std::to_string(entry.limit) + ": " + words);
   }
 }

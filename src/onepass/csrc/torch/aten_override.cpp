@@ -123,7 +123,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
 // that were there are torch's.
 ONEPASS_API int onepass_patch_install(bool cuda, bool torch_on_cpu, bool torch_on_cuda, char* text, int64_t size) {
   using namespace onepass;
-  return guarded(text, size, [&] {
+  return return_text(text, size, [&] {
     overrides_torch[0] = torch_on_cpu, overrides_torch[1] = torch_on_cuda;
     for (int i = 0; i < 1 + cuda; ++i) {  // never deleted
       install(*new StableLibrary(StableLibrary::Kind::IMPL, "aten", i ? "CUDA" : "CPU", __FILE__, __LINE__));

@@ -10,8 +10,7 @@ namespace onepass {
 
 namespace {
 
-template <class AnyProblem>
-void run_cpu(const AnyProblem& problem) {
+void run_cpu(const Problem& problem) {
   cpu_engine().execute(problem, [](int64_t count, int64_t grain_size, auto&& work) {
     if (count <= grain_size) return work(int64_t(0), count);
     torch::stable::parallel_for(0, count, grain_size, work);
@@ -26,7 +25,7 @@ Layout layout_of(const TensorArgs& args, bool contiguous) {
   }
   int64_t y_strides[kMaxDims];
   args.get_strides(kY, y_strides);
-  return make_layout(x.rank, x.sizes, x.strides, y_strides, args.dims.reduced, is_reduction(args.function));
+  return make_forward_layout(x.rank, x.sizes, x.strides, y_strides, args.dims.reduced, is_reduction(args.function));
 }
 
 // Copies x to y, of the same shape, with the dims in the order of y's strides. torch copies to a contiguous tensor by
@@ -68,8 +67,8 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
     const OwnedTensor rounded = cast(x, y_type);
     return run_forward(with(TensorRef(rounded.get()), y), y_type, y_type, contiguous, plan);
   }
-  const ForwardProblem problem = {Problem::forward(function, x_type, y_type, x.data(), y.mutable_data()),
-                                  layout_of(args, contiguous)};
+  const Problem problem =
+      Problem::forward(layout_of(args, contiguous), function, x_type, y_type, x.data(), y.mutable_data());
   if (!x.is_cuda() && !is_reduction(function) && problem.layout.view == View::strided) {
     const Copied what = copied(problem.layout, layout_of(with(x, x), false), layout_of(with(y, y), false));
     if (what == Copied::input) {
@@ -80,7 +79,8 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
       const OwnedTensor owned = empty_like(x, y_type, false);
       const TensorRef result(owned.get());
       // For an expanded input it may have yet another layout.
-      if (const Layout layout = layout_of(with(x, result), false); layout.unit_rows() || layout.view == View::columns) {
+      if (const Layout layout = layout_of(with(x, result), false);
+          layout.has_unit_rows() || layout.view == View::columns) {
         run_forward(with(x, result), x_type, y_type, false, plan);
         return copy_in_order(y, result);
       }
@@ -108,10 +108,9 @@ void run_backward(const TensorArgs& args, DType result_type, DType dx_type, cons
   }
   const int64_t* const each[kBackwardTensors] = {strides[0], strides[1], strides[2], strides[3]};
   const auto data_of = [&](int t) { return args.tensors[t] ? args.tensors[t]->data() : nullptr; };
-  BackwardProblem problem = {
-      Problem::backward(args.function, result_type, dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad),
-                        data_of(kLse)),
-      make_backward_layout(dx.rank, dx.sizes, each, args.dims.reduced, is_reduction(args.function))};
+  Problem problem = Problem::backward(
+      make_backward_layout(dx.rank, dx.sizes, each, args.dims.reduced, is_reduction(args.function)), args.function,
+      result_type, dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad), data_of(kLse));
   if (!dx.is_cuda()) {
     problem.threads = int64_t(torch::stable::get_num_threads());
     return run_cpu(problem);

@@ -1,7 +1,7 @@
 // ops.cpp: the operators' schemas, and the checks of their arguments. With this library loaded, a graph that holds them
 // runs from C++ alone. There is no Python here; fake kernels and autograd are in Python.
 #include "../core/memory_overlap.h"
-#include "../cuda/host/plan_check.h"
+#include "../plan/validate.h"
 #include "operators.h"
 
 namespace onepass {
@@ -303,13 +303,13 @@ void logsumexp_backward_out(const Tensor& grad, const Tensor& x, const Tensor& l
 void softmax_with_plan(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims plan, Tensor out) {
   const Function which = function_of(function, true);
   if (!input.is_cuda()) fail("only CUDA calls have a plan to force");
-  const CudaPlan forced = cuda::parse_plan(plan);
+  const CudaPlan forced = parse_plan(plan);
   const TensorRef x(input.get());
   compute_into(which, x, ReduceDims(dims, x.rank), keepdim, TensorRef(out.get()), &forced);
 }
 void softmax_backward_with_plan(const Tensor& grad, const Tensor& saved, std::optional<Tensor> lse, int64_t function,
                                 Dims dims, Dims plan, Tensor out) {
-  const CudaPlan forced = cuda::parse_plan(plan);
+  const CudaPlan forced = parse_plan(plan);
   if (!out.is_cuda()) fail("only CUDA calls have a plan to force");
   const Function which = lse ? Function::logsumexp : function_of(function, false);
   Gradient(which, grad.get(), saved.get(), lse ? lse->get() : nullptr, dims).compute_into(out.get(), &forced);

@@ -10,8 +10,7 @@ namespace onepass::cuda {
 
 namespace {
 
-template <class AnyProblem>
-void launch_on_stream(const AnyProblem& problem, const TensorRef& like, const CudaPlan* plan) {
+void launch_on_stream(const Problem& problem, const TensorRef& like, const CudaPlan* plan) {
   launch_with_fallback(problem, like.device_index, plan, [&](const Launch& launch) {
     void* const stream = current_stream(like.device_index);
     if (!launch.message_bytes) return start(launch, problem, nullptr, stream);
@@ -45,38 +44,27 @@ struct Reordered {
   OwnedTensor empty_rows(DType type) const { return empty_contiguous(tensor.rank, sizes, type, tensor); }
 };
 
-// The layouts of `rows` contiguous rows of n elements; some tensors have one element per row.
+// The layout of contiguous rows; some tensors have one element per row.
 Layout rows_of(const Layout& of, const bool* is_one_per_row) {
-  Layout layout = of;
-  layout.outer.count = layout.reduced.count = 0;
-  layout.outer.insert({of.rows, of.n, is_one_per_row[kY] ? 1 : of.n});
-  layout.reduced.insert({of.n, 1, 1});
-  layout.view = View::rows;
-  return layout;
-}
-BackwardLayout rows_of(const BackwardLayout& of, const bool* is_one_per_row) {
-  BackwardLayout layout = of;
-  BackwardDim outer = {of.rows, {}}, reduced = {of.n, {}};
-  for (int t = 0; t < kBackwardTensors; ++t) {
+  Layout layout;
+  Dim outer = {of.rows, {}}, reduced = {of.n, {}};
+  for (int t = 0; t < kMaxTensors; ++t) {
     outer.strides[t] = is_one_per_row[t] ? 1 : of.n, reduced.strides[t] = is_one_per_row[t] ? 0 : 1;
   }
-  layout.outer.count = layout.reduced.count = 0;
-  layout.outer.insert(outer);
-  layout.reduced.insert(reduced);
+  layout.add(outer, false), layout.add(reduced, true);
   layout.view = View::rows;
   return layout;
 }
 
 // Copies the tensors to contiguous rows, launches over these, and copies the result back.
-template <class AnyProblem>
-void gather_and_launch(const AnyProblem& problem, const TensorArgs& args, const CudaPlan* plan) {
-  std::optional<OwnedTensor> rows[kBackwardTensors], result;
-  bool is_one_per_row[kBackwardTensors] = {};
-  AnyProblem gathered = problem;
-  for (int t = 0; t < kBackwardTensors; ++t) {
+void gather_and_launch(const Problem& problem, const TensorArgs& args, const CudaPlan* plan) {
+  std::optional<OwnedTensor> rows[kMaxTensors], result;
+  bool is_one_per_row[kMaxTensors] = {};
+  Problem gathered = problem;
+  for (int t = 0; t < kMaxTensors; ++t) {
     is_one_per_row[t] = !args.tensors[t] || args.is_one_per_row(t);
     if (!args.tensors[t]) continue;
-    if (problem.direction == Direction::backward && t == kGrad && !is_one_per_row[t]) {
+    if (problem.is_backward() && t == kGrad && !is_one_per_row[t]) {
       int64_t strides[kMaxDims];
       args.get_strides(t, strides);
       is_one_per_row[t] = true;  // where it is broadcast along all reduced dims
@@ -97,18 +85,14 @@ void gather_and_launch(const AnyProblem& problem, const TensorArgs& args, const 
   check_torch(aoti_torch_copy_(result->get(), rows[args.output()]->get(), 1));
 }
 
-template <class AnyProblem>
-void run_any(const AnyProblem& problem, const TensorArgs& args, const CudaPlan* plan) {
+}  // namespace
+
+void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan) {
   const DeviceScope scope(args.like().device_index);
   const bool in_place =
       problem.has_rows() || (!batch_invariant() && (!plan || plan->of_columns()) && fits_tiles(problem.layout));
   if (in_place) return launch_on_stream(problem, args.like(), plan);
   gather_and_launch(problem, args, plan);
 }
-
-}  // namespace
-
-void run(const ForwardProblem& problem, const TensorArgs& args, const CudaPlan* plan) { run_any(problem, args, plan); }
-void run(const BackwardProblem& problem, const TensorArgs& args, const CudaPlan* plan) { run_any(problem, args, plan); }
 
 }  // namespace onepass::cuda

@@ -9,8 +9,8 @@
 
 #include "../../core/batch_invariant.h"
 #include "../../plan/columns.h"
+#include "../../plan/validate.h"
 #include "launch_cache.h"
-#include "plan_check.h"
 
 namespace onepass::cuda {
 
@@ -32,11 +32,11 @@ bool in_cluster(const CudaPlan& plan) {
 
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
 // tiers warp and staged only, the number of blocks in clusters.
-uint64_t identity(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+uint64_t identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
-  add(int(function), 3), add(int(in), 2), add(int(out), 2), add(int(plan.tier), 4);
+  add(int(kind.function), 3), add(int(kind.in), 2), add(int(kind.out), 2), add(int(plan.tier), 4);
   add(row_in_warp ? plan.threads_per_row : 0, 6), add(row_in_warp         ? plan.rows_per_block
                                                       : plan.of_columns() ? plan.max_threads()
                                                                           : 0,
@@ -44,14 +44,13 @@ uint64_t identity(Function function, DType in, DType out, const CudaPlan& plan, 
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
-  add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(pass), 2);
+  add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
   return id;
 }
 
-Handle compile_and_load(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device) {
   const Gpu& gpu = device_info(device);
-  const std::string code =
-      cubin(source_of(pass, function, plan.tier), defines_of(function, in, out, plan, pass), gpu.arch);
+  const std::string code = cubin(source_of(kind, plan.tier), defines_of(kind, plan), gpu.arch);
   Handle module, kernel;
   check(driver().module_load(&module, code.data()), "cuModuleLoadData");
   check(driver().module_function(&kernel, module, "onepass_kernel"), "cuModuleGetFunction");
@@ -64,38 +63,47 @@ Handle compile_and_load(Function function, DType in, DType out, const CudaPlan& 
 }
 
 // A loaded kernel. The caller is in the context of the device.
-Handle find_or_load(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+Handle find_or_load(const KernelKind& kind, const CudaPlan& plan, int device) {
   static std::shared_mutex mutex;
   static std::unordered_map<uint64_t, Handle> kernels;
-  const uint64_t id = identity(function, in, out, plan, device, pass);
+  const uint64_t id = identity(kind, plan, device);
   {
     std::shared_lock lock(mutex);
     if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
   }
   std::unique_lock lock(mutex);
   if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
-  return kernels.emplace(id, compile_and_load(function, in, out, plan, device, pass)).first->second;
+  return kernels.emplace(id, compile_and_load(kind, plan, device)).first->second;
 }
 
 }  // namespace
 
-const char* source_of(Pass pass, Function function, Tier tier) {
-  const bool forward = pass == Pass::forward;
+KernelKind kind_of(const Problem& problem) {
+  Pass pass = Pass::forward;
+  if (problem.is_backward()) {
+    const bool is_broadcast = problem.has_rows() ? problem.grad_is_broadcast() : grad_is_broadcast_in_tile(problem);
+    pass = is_broadcast ? Pass::backward_broadcast : Pass::backward;
+  }
+  return {problem.function, pass, problem.in_type(), problem.out_type()};
+}
+
+const char* source_of(const KernelKind& kind, Tier tier) {
+  const bool forward = kind.pass == Pass::forward;
   if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
-  if (!forward && is_reduction(function)) return "rows_pointwise.cu";
+  if (!forward && is_reduction(kind.function)) return "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
   return tier == Tier::staged && forward ? "rows_staged.cu" : "rows_onchip.cu";
 }
 
-std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan, Pass pass) {
+std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan) {
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
-  return {define("IN_TYPE", type_name(in)),
-          define("OUT_TYPE", type_name(out)),
-          define("FUNCTION", std::string("Function::") + traits_of(function).name),
-          number("IS_BACKWARD", pass != Pass::forward),
+  return {define("IN_TYPE", type_name(kind.in)),
+          define("OUT_TYPE", type_name(kind.out)),
+          define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
+          number("IS_BACKWARD", kind.pass != Pass::forward),
           number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
           number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
           number("VECS_PER_THREAD", plan.vecs_per_thread()),
@@ -103,16 +111,16 @@ std::vector<std::string> defines_of(Function function, DType in, DType out, cons
           number("VEC_ACCESS", int(plan.access)),
           number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
           number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
-          number("BROADCAST_GRAD", pass == Pass::backward_broadcast),
+          number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
           number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
           number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
           number("USES_GRID", plan.of_columns() && plan.in_grid()),
           number("TWO_PASS", plan.tier == Tier::columns_twopass)};
 }
 
-void load_kernel(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass) {
+void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device) {
   enter_context(device);
-  find_or_load(function, in, out, plan, device, pass);
+  find_or_load(kind, plan, device);
 }
 
 // Launches ------------------------------------------------------------------------------------------------------------
@@ -185,47 +193,45 @@ int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
 
 // Whether the tier staged takes a second tile in shared memory for its results. It does where input and result begin at
 // different bytes of a vector, or elements differ in size.
-bool needs_result_tile(const ForwardProblem& problem) {
+bool needs_result_tile(const Problem& problem) {
   return !problem.is_reduction() &&
          (size_of(problem.type(kX)) != size_of(problem.type(kY)) || (problem.address(kX) ^ problem.address(kY)) % 16);
 }
 
-Launch begin_rows(const CudaPlan& plan, const Problem& problem, int64_t rows, int64_t n, int device, Pass pass) {
+Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
+  const DType in = problem.in_type(), out = problem.out_type();
+  const int64_t n = problem.layout.n;
+  const bool backward = problem.is_backward();
+  const int operands = backward && !problem.grad_is_broadcast() ? 2 : 1;
   Launch launch = {};
-  launch.kernel = find_or_load(problem.function, problem.in_type(), problem.out_type(), plan, device, pass);
+  launch.kernel = find_or_load(kind_of(problem), plan, device);
   launch.threads = unsigned(plan.threads());
-  launch.rows = rows, launch.n = n;
+  launch.rows = problem.layout.rows, launch.n = n;
+  for (int t = 0; t < kMaxTensors; ++t) launch.strides[t] = problem.layout.row_stride(t);
   launch.groups = 1, launch.chunks_per_row = 1;
   launch.cluster = plan.tier == Tier::cluster ? plan.blocks_per_row : 0;
-  launch.blocks = unsigned(plan.grid(rows));
-  return launch;
-}
-
-// As many groups of blocks as there are rows and multiprocessors for.
-void spread_over_grid(Launch* launch, const CudaPlan& plan, int multiprocessors) {
-  launch->groups = unsigned(plan.grid(launch->rows, multiprocessors) / plan.blocks_per_row);
-  launch->blocks = unsigned(plan.blocks_per_row);
-}
-
-Launch make_row_launch(const CudaPlan& plan, const ForwardProblem& problem, int device, const Gpu& gpu) {
-  const int64_t n = problem.layout.n;
-  Launch launch = begin_rows(plan, problem, problem.layout.rows, n, device, Pass::forward);
-  launch.strides[kX] = problem.layout.row_x_stride(), launch.strides[kY] = problem.layout.row_y_stride();
-  int64_t shared = int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(problem.in_type());
+  launch.blocks = unsigned(plan.grid(launch.rows));
+  int64_t shared = int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(in) * operands;
   if (plan.tier == Tier::staged) {
-    const int64_t read = tile_bytes(plan, n, size_of(problem.in_type()));
+    const int64_t read = tile_bytes(plan, n, size_of(in));
     const bool has_result_tile = needs_result_tile(problem);
-    shared = read + (has_result_tile ? tile_bytes(plan, n, size_of(problem.out_type())) : 0);
+    shared = read + (has_result_tile ? tile_bytes(plan, n, size_of(out)) : 0);
     launch.numbers[0] = int(plan.group());
     launch.numbers[1] = has_result_tile ? int(read) : 0;
   } else if (plan.tier == Tier::grid) {
-    spread_over_grid(&launch, plan, gpu.sm_count);
-    // Two messages of each block, and a word of each row.
+    // As many groups of blocks as there are rows and multiprocessors for. Each block sends two messages; forward there
+    // is also a word of each group's row.
+    launch.groups = unsigned(plan.grid(launch.rows, gpu.sm_count) / plan.blocks_per_row);
+    launch.blocks = unsigned(plan.blocks_per_row);
     const int64_t blocks = int64_t(launch.groups) * plan.blocks_per_row;
-    launch.message_bytes = (2 * blocks + launch.groups) * message_size(problem.in_type(), problem.out_type());
-    const RowChunks chunks(plan, n, 1);
+    launch.message_bytes = (2 * blocks + (backward ? 0 : launch.groups)) * message_size(in, out);
+    const RowChunks chunks(plan, n, backward ? 2 : 1);
     launch.numbers[0] = plan.smem_vecs / chunks.thread_vecs;
-    launch.numbers[1] = int(chunks.chunk_vecs), launch.numbers[2] = int(chunks.count);
+    launch.numbers[1] = int(chunks.chunk_vecs), launch.numbers[2] = int(std::max<int64_t>(chunks.count, backward));
+  } else if (backward && problem.is_reduction() && plan.tier == Tier::twopass) {
+    const int64_t chunks = ceil_div(n + plan.vec_size - 1, int64_t(plan.threads_per_row) * plan.items_per_thread);
+    launch.chunks_per_row = chunks;
+    launch.blocks = unsigned(launch.rows < CudaPlan::kMaxGrid / chunks ? launch.rows * chunks : CudaPlan::kMaxGrid);
   } else {
     launch.numbers[0] = plan.smem_vecs;
   }
@@ -233,50 +239,18 @@ Launch make_row_launch(const CudaPlan& plan, const ForwardProblem& problem, int 
   return launch;
 }
 
-Launch make_row_launch(const CudaPlan& plan, const BackwardProblem& problem, int device, const Gpu& gpu) {
-  const int64_t n = problem.layout.n;
-  const bool is_broadcast = problem.grad_is_broadcast();
-  Launch launch = begin_rows(plan, problem, problem.layout.rows, n, device,
-                             is_broadcast ? Pass::backward_broadcast : Pass::backward);
-  const BackwardDim outer = problem.layout.outer.innermost();
-  for (int t = 0; t < kBackwardTensors; ++t) launch.strides[t] = outer.strides[t];
-  if (plan.tier == Tier::grid) {
-    spread_over_grid(&launch, plan, gpu.sm_count);
-    const int64_t blocks = int64_t(launch.groups) * plan.blocks_per_row;
-    launch.message_bytes = 2 * blocks * message_size(problem.in_type(), problem.out_type());  // two of each block
-    const RowChunks chunks(plan, n, 2);
-    launch.numbers[0] = plan.smem_vecs / chunks.thread_vecs;
-    launch.numbers[1] = int(chunks.chunk_vecs), launch.numbers[2] = int(std::max<int64_t>(chunks.count, 1));
-  } else if (problem.is_reduction() && plan.tier == Tier::twopass) {
-    const int64_t chunks = ceil_div(n + plan.vec_size - 1, int64_t(plan.threads_per_row) * plan.items_per_thread);
-    launch.chunks_per_row = chunks;
-    launch.blocks = unsigned(launch.rows < CudaPlan::kMaxGrid / chunks ? launch.rows * chunks : CudaPlan::kMaxGrid);
-  }
-  const int operands = is_broadcast ? 1 : 2;
-  set_shared(&launch,
-             int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(problem.in_type()) * operands,
-             gpu.shared - kStaticShared);
-  return launch;
-}
-
-Pass column_pass(const ForwardProblem&) { return Pass::forward; }
-Pass column_pass(const BackwardProblem& problem) {
-  return grad_is_broadcast_in_tile(problem) ? Pass::backward_broadcast : Pass::backward;
-}
-
-template <class AnyProblem>
-Launch make_column_launch(const CudaPlan& plan, const AnyProblem& problem, int device, const Gpu& gpu) {
+Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
   const ColumnView view = column_view(problem);
   const ColumnPlanner planner = column_planner(view, gpu, problem);
-  const DType result = problem.direction == Direction::forward ? problem.out_type() : problem.in_type();
+  const DType result = problem.is_backward() ? problem.in_type() : problem.out_type();
   Launch launch = {};
   launch.has_tiles = true;
   Tiles& tiles = launch.tiles = tiles_of(planner.view, plan);
-  tiles.smem_vecs_bytes = int(waiting_bytes(plan, planner.operands * plan.vec_size * planner.read));
-  set_shared(&launch, column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half),
+  tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, planner.operands * plan.vec_size * planner.read));
+  set_shared(&launch,
+             count_column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half_result),
              gpu.shared - kColumnStatic);
-  launch.kernel =
-      find_or_load(problem.function, problem.in_type(), problem.out_type(), plan, device, column_pass(problem));
+  launch.kernel = find_or_load(kind_of(problem), plan, device);
   launch.blocks = unsigned(plan.blocks_per_row), launch.groups = 1;
   launch.threads = unsigned(plan.threads());
   const bool in_grid = plan.in_grid();
@@ -296,14 +270,12 @@ Launch make_column_launch(const CudaPlan& plan, const AnyProblem& problem, int d
   return launch;
 }
 
-template <class AnyProblem>
-Launch make_launch(const CudaPlan& plan, const AnyProblem& problem, int device, const Gpu& gpu) {
+Launch make_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
   return problem.has_rows() ? make_row_launch(plan, problem, device, gpu)
                             : make_column_launch(plan, problem, device, gpu);
 }
 
-template <class AnyProblem>
-Launch make_own_launch(const AnyProblem& problem, int device, bool cooperative) {
+Launch make_own_launch(const Problem& problem, int device, bool cooperative) {
   Gpu gpu = device_info(device);
   gpu.cooperative = gpu.cooperative && cooperative;
   return make_launch(plan_cuda(problem, gpu, batch_invariant()), problem, device, gpu);
@@ -313,44 +285,28 @@ thread_local LaunchCache<LaunchKey, Launch> cache;
 
 }  // namespace
 
-template <class AnyProblem>
-Launch make_checked_launch(const CudaPlan& plan, const AnyProblem& problem, int device) {
+Launch make_checked_launch(const CudaPlan& plan, const Problem& problem, int device) {
   const Gpu& gpu = device_info(device);
-  if (problem.has_rows()) {
-    check_plan(plan, problem, gpu);
-  } else if (const std::string why = column_refusal(column_view(problem), plan, gpu); !why.empty()) {
-    throw std::runtime_error("onepass: " + why);
-  }
+  if (const auto fault = validate(plan, problem, gpu)) throw std::runtime_error("onepass: " + *fault);
   return make_launch(plan, problem, device, gpu);
 }
 
-template <class AnyProblem>
-const Launch& cached_launch(const AnyProblem& problem, int device) {
+const Launch& cached_launch(const Problem& problem, int device) {
   const LaunchKey key(problem, device, batch_invariant(), tables_version.load(std::memory_order_acquire));
   if (const Launch* found = cache.find(key)) return *found;
   return cache.put(key, make_own_launch(problem, device, true));
 }
 
-template <class AnyProblem>
-Launch make_fallback_launch(const AnyProblem& problem, int device) {
-  return make_own_launch(problem, device, false);
-}
-
-template Launch make_checked_launch(const CudaPlan&, const ForwardProblem&, int);
-template Launch make_checked_launch(const CudaPlan&, const BackwardProblem&, int);
-template const Launch& cached_launch(const ForwardProblem&, int);
-template const Launch& cached_launch(const BackwardProblem&, int);
-template Launch make_fallback_launch(const ForwardProblem&, int);
-template Launch make_fallback_launch(const BackwardProblem&, int);
+Launch make_fallback_launch(const Problem& problem, int device) { return make_own_launch(problem, device, false); }
 
 bool start(const Launch& launch, const Problem& problem, void* messages, void* stream) {
   Tiles tiles;
   void* arguments[16];  // the addresses of the kernel's arguments
   int count = 0;
   const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
-  const bool forward = problem.direction == Direction::forward, has_lse = !forward && problem.is_reduction();
-  const int count_of_tensors = forward ? int(kForwardTensors) : launch.has_tiles ? int(kBackwardTensors) : int(kLse);
-  int64_t rows[2 * kBackwardTensors + 2];  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh)
+  const bool backward = problem.is_backward();
+  const int count_of_tensors = backward && launch.has_tiles ? int(kBackwardTensors) : problem.count_tensors();
+  int64_t rows[2 * kMaxTensors + 2];  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh)
   if (launch.has_tiles) {
     for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
     tiles = launch.tiles;
@@ -363,7 +319,7 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
       rows[count_of_tensors + 2 + t] = launch.strides[t];
     }
     add(rows);
-    if (has_lse) {
+    if (backward && problem.is_reduction()) {
       add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);
     } else {  // A kernel reads as many as it takes.
       for (const int& number : launch.numbers) add(&number);

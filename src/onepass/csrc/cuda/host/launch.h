@@ -14,13 +14,21 @@ namespace onepass::cuda {
 // What a kernel computes: a function, its gradient, or that from a gradient of the result with one value per row.
 enum class Pass { forward, backward, backward_broadcast };
 
-// The source file and the defines that make the kernel of a plan, of elements of type `in` to results of type `out`.
-const char* source_of(Pass pass, Function function, Tier tier);
-std::vector<std::string> defines_of(Function function, DType in, DType out, const CudaPlan& plan,
-                                    Pass pass = Pass::forward);
+// What the kernels of a problem have in common; a plan tells them apart. Those of a gradient read the type of the
+// forward's result and write that of its input.
+struct KernelKind {
+  Function function;
+  Pass pass;
+  DType in, out;
+};
+KernelKind kind_of(const Problem& problem);
+
+// The source file and the defines that make the kernel of a plan.
+const char* source_of(const KernelKind& kind, Tier tier);
+std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan);
 
 // Compiles or loads the kernel of a plan on `device`, where this process does not have it yet.
-void load_kernel(Function function, DType in, DType out, const CudaPlan& plan, int device, Pass pass);
+void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device);
 
 // The bytes of what a block of the tier grid sends to the others, as grid_sync.cuh has it.
 constexpr int64_t message_size(DType in, DType out) { return in == DType::float64 || out == DType::float64 ? 48 : 16; }
@@ -36,7 +44,7 @@ struct Launch {
 
   // What the kernel takes beside the tensors: rows take numbers, columns take Tiles.
   bool has_tiles;
-  int64_t rows, n, strides[kBackwardTensors];
+  int64_t rows, n, strides[kMaxTensors];
   int64_t chunks_per_row;  // of the gradient of logsumexp
   int numbers[3];          // what a tier takes besides
   Tiles tiles;
@@ -44,18 +52,15 @@ struct Launch {
   bool cooperative() const { return message_bytes > 0; }
 };
 
-// The launch of a ForwardProblem or a BackwardProblem by a plan that is given; throws where the plan cannot serve it.
-// Compiles or loads the kernel where this process does not have it yet.
-template <class AnyProblem>
-Launch make_checked_launch(const CudaPlan& plan, const AnyProblem& problem, int device);
+// The launch of a problem by a plan that is given; throws where the plan cannot serve it. Compiles or loads the kernel
+// where this process does not have it yet.
+Launch make_checked_launch(const CudaPlan& plan, const Problem& problem, int device);
 
 // The launch by the problem's own plan. Each thread caches those that it made lately.
-template <class AnyProblem>
-const Launch& cached_launch(const AnyProblem& problem, int device);
+const Launch& cached_launch(const Problem& problem, int device);
 
 // The launch by the plan that the problem has where the device takes no cooperative launches.
-template <class AnyProblem>
-Launch make_fallback_launch(const AnyProblem& problem, int device);
+Launch make_fallback_launch(const Problem& problem, int device);
 
 // Launches on `stream` in the current context, with a buffer for messages. False where the driver refuses a cooperative
 // launch.
@@ -63,8 +68,8 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
 
 // Launches by the plan given, or by the problem's own; where the driver refuses a cooperative launch, by the one that
 // the problem has without. `start` gets a Launch, and gives what onepass::cuda::start does.
-template <class AnyProblem, class Start>
-void launch_with_fallback(const AnyProblem& problem, int device, const CudaPlan* plan, const Start& start) {
+template <class Start>
+void launch_with_fallback(const Problem& problem, int device, const CudaPlan* plan, const Start& start) {
   if (plan) {
     if (start(make_checked_launch(*plan, problem, device))) return;
     throw std::runtime_error("onepass: the driver refuses a cooperative launch of this plan");

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <type_traits>
 
 #include "../../core/problem.h"
 #include "../kernels/column_params.cuh"
@@ -16,14 +15,11 @@ class LaunchKey {
  public:
   LaunchKey() = default;
   // `tables` is the version of the tables, which the caller reads before it reads the tables.
-  template <class AnyProblem>
-  LaunchKey(const AnyProblem& problem, int device, bool invariant, uint64_t tables)
-      : kind_(tables << 1 | 1), count_(0) {
-    constexpr bool backward = std::is_same_v<AnyProblem, BackwardProblem>;
-    add_to_kind(uint64_t(device), 8), add_to_kind(invariant, 1), add_to_kind(backward, 1);
+  LaunchKey(const Problem& problem, int device, bool invariant, uint64_t tables) : kind_(tables << 1 | 1), count_(0) {
+    add_to_kind(uint64_t(device), 8), add_to_kind(invariant, 1), add_to_kind(problem.is_backward(), 1);
     add_to_kind(uint64_t(problem.function), 3);
     add_to_kind(uint64_t(problem.in_type()), 2), add_to_kind(uint64_t(problem.out_type()), 2);
-    for (int t = 0; t < (backward ? int(kLse) : int(kForwardTensors)); ++t) add_to_kind(problem.address(t) % 16, 4);
+    for (int t = 0; t < problem.count_tensors(); ++t) add_to_kind(problem.address(t) % 16, 4);
     add_dims(problem.layout.outer), add_dims(problem.layout.reduced);
   }
 
@@ -39,17 +35,17 @@ class LaunchKey {
 
  private:
   void add_to_kind(uint64_t value, int bits) { kind_ = kind_ << bits | value; }
-  template <class Dims>
-  void add_dims(const Dims& dims) {
-    static_assert(kTileDims < 8 && sizeof dims.dims[0] <= (1 + kTileTensors) * sizeof numbers_[0]);
+  void add_dims(const DimGroup& dims) {
+    static_assert(kTileDims < 8);
     add_to_kind(uint64_t(dims.count), 3);
-    std::memcpy(numbers_ + count_, dims.dims, size_t(dims.count) * sizeof dims.dims[0]);
-    count_ += dims.count * int(sizeof dims.dims[0] / sizeof numbers_[0]);
+    std::memcpy(numbers_ + count_, dims.dims, size_t(dims.count) * sizeof(Dim));
+    count_ += dims.count * kDimNumbers;
   }
 
+  static constexpr int kDimNumbers = sizeof(Dim) / sizeof(int64_t);
   uint64_t kind_;
   int count_;
-  int64_t numbers_[2 * kTileDims * (1 + kTileTensors)];  // all dims of the layout
+  int64_t numbers_[2 * kTileDims * kDimNumbers];  // all dims of the layout
 };
 
 // Values by key. Each key has one slot, from which it evicts another key. An empty slot is all zeros, and no key has a
