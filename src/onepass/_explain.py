@@ -16,6 +16,8 @@ from .ops import reduced_shape
 from .tables import GpuModel, gpu_model, note
 from .validation import FLOATS, check_dtype, check_input, normalize_dims, reduces_to, result_dtype
 
+Place = tuple[torch.device | None, KnownDevice | None]  # a real device, and its entry in the table of known ones
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -59,10 +61,6 @@ class Explanation:
         return "\n".join(lines + [f"  note     {note}" for note in self.notes])
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return torch.empty(tuple(shape), device="meta").stride()
-
-
 def _is_here(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
 
@@ -85,8 +83,8 @@ def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | 
     if device is not None and device.type == "cuda" and torch.cuda.is_available():
         gpu = gpu_model(device.index)
     else:
-        of = entry if entry and entry.compute else KNOWN["h200"]
-        gpu = GpuModel(of.title, of.compute or 0, of.multiprocessors)
+        model = entry if entry and entry.compute else KNOWN["h200"]
+        gpu = GpuModel(model.title, model.compute or 0, model.multiprocessors)
     asked = gpu._replace(compute=arch or gpu.compute, multiprocessors=sm_count or gpu.multiprocessors)
     return asked if asked == gpu else asked._replace(name="")
 
@@ -131,36 +129,17 @@ def _engine(engine: str, real: torch.device | None, entry: KnownDevice | None, n
 
 
 def _native_plan(
-    gpu: GpuModel | None,
-    function: str,
-    x: Tensor,
-    y_type: torch.dtype,
-    dims: list[int],
-    address: int,
-    out: Tensor | None,
+    gpu: GpuModel, function: str, x: Tensor, y_type: torch.dtype, dims: list[int], address: int, out: Tensor | None
 ) -> dict[str, Any]:
-    """The plan on that GPU; without one, that of the CPU engine."""
+    """The plan on that GPU or, where its compute capability is 0, that of the CPU engine."""
     if function in REDUCTIONS:
-        contiguous = _contiguous(reduced_shape(x.shape, dims, True))
+        contiguous = torch.empty(reduced_shape(x.shape, dims, True), device="meta").stride()
         y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(contiguous)]
     else:
         y_strides = (torch.empty_like(x, device="meta") if out is None else out).stride()
-    sizes, strides = list(x.shape) or [1], list(x.stride()) or [1]
-    gpu = gpu or GpuModel("", 0, 0)
-    return native.plan(
-        function,
-        gpu.compute > 0,
-        sizes,
-        strides,
-        list(y_strides) or [1],
-        dims,
-        x.dtype,
-        y_type,
-        x_address=address,
-        arch=gpu.compute,
-        sm_count=gpu.multiprocessors,
-        gpu=gpu.name,
-    )
+    sizes, x_strides, y_strides = (list(numbers) or [1] for numbers in (x.shape, x.stride(), y_strides))
+    call = function, gpu.compute > 0, sizes, x_strides, y_strides, dims, x.dtype, y_type
+    return native.plan(*call, address, 0, gpu.compute, gpu.multiprocessors, gpu.name)
 
 
 def explain(
@@ -238,9 +217,9 @@ def explain(
             f"onepass.explain(): arch and sm_count are for plans of the CUDA engine, got engine {chosen!r}"
         )
     gpu = None if chosen in ("cpu", "none") else _gpu_of(real, entry, arch, sm_count)
-    plan = _native_plan(gpu, function, shaped, y_type, dims, address, out)
+    plan = _native_plan(gpu or GpuModel("", 0, 0), function, shaped, y_type, dims, address, out)
     moved = plan["bytes"] if chosen != "none" else 0
-    tier, launch = _describe(chosen, plan, function, shaped, y_type, real, entry, notes)
+    tier, launch = _describe(chosen, plan, function, shaped, y_type, (real, entry), notes)
     if chosen == "cuda" and launch and gpu is not None:
         notes.append(note(native.tables(gpu.name)["origin"], gpu.name))
     if gpu is not None and not gpu.name:  # another GPU, of which no more is known
@@ -269,17 +248,14 @@ _LAUNCH_KEYS = {
     *("threads_per_row", "rows_per_block", "threads_x", "threads_y", "items_per_thread", "vec_size"),
     *("blocks_per_row", "blocks_per_tile", "smem_vecs", "rows_per_thread", "access"),
 }
+_STREAMED = {
+    "twopass": "a row streams through its block: it is read twice",
+    "columns-twopass": "columns stream through their blocks: they are read twice",
+}
 
 
 def _describe(
-    engine: str,
-    plan: dict[str, Any],
-    function: str,
-    x: Tensor,
-    y_type: torch.dtype,
-    device: torch.device | None,
-    entry: KnownDevice | None,
-    notes: list[str],
+    engine: str, plan: dict[str, Any], function: str, x: Tensor, y_type: torch.dtype, place: Place, notes: list[str]
 ) -> tuple[str, dict[str, int | str]]:
     """(tier, launch numbers) of the chosen engine. Adds notes."""
     if engine == "none":
@@ -302,19 +278,16 @@ def _describe(
             extra += plan["rows"] * plan["n"] * y_type.itemsize * 2
         notes.append(f"gathered: rows of this layout are copied to unit stride and back, {extra:,} bytes more")
     if engine == "triton":
-        properties = (
-            torch.cuda.get_device_properties(device)
-            if device is not None and _is_here(device) and device.type == "cuda"
-            else entry
-        )
+        device, entry = place
+        here = device is not None and device.type == "cuda" and _is_here(device)
+        properties = torch.cuda.get_device_properties(device) if here else entry
         numbers = triton_engine.plan_forward(plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
         return str(numbers.pop("tier")), numbers
     shown = ["source", "grid", "threads", *(key for key in plan if key in _LAUNCH_KEYS)]
     shown += ["read_again"] if plan["read_again"] else []
-    if plan["tier"] == "twopass" and function not in REDUCTIONS:
-        notes.append("a row streams through its block: it is read twice")
-    if plan["tier"] == "columns-twopass" and function not in REDUCTIONS:
-        notes.append("columns stream through their blocks: they are read twice")
-    if plan["read_again"] and function not in REDUCTIONS:
-        notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")
+    if function not in REDUCTIONS:
+        if plan["tier"] in _STREAMED:
+            notes.append(_STREAMED[plan["tier"]])
+        if plan["read_again"]:
+            notes.append(f"{plan['read_again']:,} elements of a row do not fit the chip: they are read twice")
     return plan["tier"], {key: plan[key] for key in shown}

@@ -19,13 +19,13 @@ from torch.autograd import forward_ad
 from . import decompositions
 from . import triton as triton_engine
 from .decompositions import unsqueeze_reduced
-from .native import library
+from .native import FUNCTIONS, REDUCTIONS, library
 from .validation import Spec, reduces_to, wrap_dims
 
 __all__ = ["PLAIN_TYPES", "backward", "needs_no_autograd", "tangent"]
 
-_NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}  # of functions, as the operator takes them
-_NAMES = {number: function for function, number in _NUMBERS.items()}
+_NAMES = {number: name for number, name in enumerate(FUNCTIONS) if name not in REDUCTIONS}
+_NUMBERS = {name: number for number, name in _NAMES.items()}  # as the operator of gradients takes the functions
 library.define(
     "triton_backward(Tensor grad, Tensor saved, Tensor? lse, str function, int[] dim, ScalarType dtype, bool keepdim)"
     " -> Tensor"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 PATH = Path(__file__).with_name("_native.so")
+Dtype = torch.dtype
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PASSES = ("forward", "backward", "backward_broadcast")  # the last: the result's gradient has one value per row
 TIERS = ("warp", "staged", "block", "cluster", "grid", "twopass", "columns", "columns-grid", "columns-twopass")
@@ -55,7 +56,7 @@ def _ask(function: str, *arguments: Any, size: int = _SIZE) -> str:
 
 
 class FunctionTraits(NamedTuple):
-    """What tells the functions apart."""
+    """The facts in which the functions differ."""
 
     is_reduction: bool  # the result has one element per row
     leading_planes: int  # the size of the dim before the input's dims that a result has, or 0
@@ -89,8 +90,8 @@ def plan(
     x_strides: Sequence[int],
     y_strides: Sequence[int],
     dims: Sequence[int],
-    x_type: torch.dtype,
-    y_type: torch.dtype,
+    x_type: Dtype,
+    y_type: Dtype,
     x_address: int = 0,
     y_address: int = 0,
     arch: int = 90,
@@ -116,8 +117,8 @@ def backward_plan(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
     dims: Sequence[int],
-    x_type: torch.dtype,
-    dx_type: torch.dtype,
+    x_type: Dtype,
+    dx_type: Dtype,
     addresses: Sequence[int] = (0, 0, 0, 0),
     arch: int = 90,
     sm_count: int = 132,
@@ -142,7 +143,7 @@ def backward_plan(
 def plan_from_entry(
     entry: Sequence[int],
     sizes: tuple[int, int, int],
-    dtype: torch.dtype,
+    dtype: Dtype,
     arch: int,
     sm_count: int,
     shared: int,
@@ -156,15 +157,15 @@ def plan_from_entry(
     >>> tuple(plan_from_entry([0, 32, 0, 1, 0], (4096, 1000, 1), torch.float32, 90, 132, 227 * 1024) or ())
     (0, 32, 4, 32, 4, 1, 0, 2)
     """
-    of = PASSES.index(which), DTYPES.index(dtype), _int64s(entry), _int64s(sizes)
-    answer = _ask("onepass_plan_from_entry", *of, arch, sm_count, shared, ctypes.c_bool(cooperative), size=256)
+    kind = PASSES.index(which), DTYPES.index(dtype), _int64s(entry), _int64s(sizes)
+    answer = _ask("onepass_plan_from_entry", *kind, arch, sm_count, shared, ctypes.c_bool(cooperative), size=256)
     return Plan(*json.loads(answer)) if answer else None
 
 
 def compile_kernel(
     function: str,
-    x_type: torch.dtype,
-    y_type: torch.dtype,
+    x_type: Dtype,
+    y_type: Dtype,
     plan: Sequence[int],
     arch: int,
     path: str | Path,
@@ -190,14 +191,8 @@ def load_kernel(source: str, name: str, options: str, device: int) -> int:
 def launch_kernel(kernel: int, blocks: int, threads: int, stream: int, arguments: Sequence[Any]) -> None:
     """Launch a loaded kernel; the ctypes `arguments` are those of the kernel."""
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-    _ask(
-        "onepass_kernel_launch",
-        ctypes.c_void_p(kernel),
-        ctypes.c_uint(blocks),
-        ctypes.c_uint(threads),
-        ctypes.c_void_p(stream),
-        pointers,
-    )
+    numbers = ctypes.c_void_p(kernel), ctypes.c_uint(blocks), ctypes.c_uint(threads), ctypes.c_void_p(stream)
+    _ask("onepass_kernel_launch", *numbers, pointers)
 
 
 def compile_source(source: str, options: Sequence[str], arch: int, path: str | Path) -> None:
@@ -239,21 +234,11 @@ def install_patch(cuda: bool, torchs_on_cpu: bool, torchs_on_cuda: bool) -> None
     _ask("onepass_patch_install", *map(ctypes.c_bool, (cuda, torchs_on_cpu, torchs_on_cuda)))
 
 
-def switch_patch(on: bool) -> None:
-    """Have the overriding kernels compute their calls, or leave them to torch."""
-    _library.onepass_patch_switch(ctypes.c_bool(on))
-
-
 def patch_served(functions: int) -> list[int]:
     """How many calls of each of so many functions a patch has served since the start of the process."""
     counts = _int64s([0] * functions)
     _library.onepass_patch_served(counts)
     return list(counts)
-
-
-def patch_count(function: int) -> None:
-    """Count a call as served."""
-    _library.onepass_patch_count(function)
 
 
 def patch_raised(kind: type[BaseException], words: str) -> None:
@@ -279,8 +264,8 @@ def counts() -> tuple[int, int]:
 
 def kernels_to_warm(
     function: str,
-    x_type: torch.dtype,
-    y_type: torch.dtype,
+    x_type: Dtype,
+    y_type: Dtype,
     device: int,
     arch: int,
     lengths: Sequence[int] = (),
@@ -299,13 +284,7 @@ def kernels_to_warm(
 
 
 def warm_kernel(
-    function: str,
-    x_type: torch.dtype,
-    y_type: torch.dtype,
-    device: int,
-    arch: int,
-    kernel: str,
-    which: str = "forward",
+    function: str, x_type: Dtype, y_type: Dtype, device: int, arch: int, kernel: str, which: str = "forward"
 ) -> None:
     """Load one of `kernels_to_warm` on `device`; where that is -1, compile it for `arch` into the disk cache."""
     kind = _kind(function, x_type, y_type, which)
@@ -313,12 +292,12 @@ def warm_kernel(
 
 
 def is_kernel_cached(
-    function: str, x_type: torch.dtype, y_type: torch.dtype, arch: int, kernel: str, which: str = "forward"
+    function: str, x_type: Dtype, y_type: Dtype, arch: int, kernel: str, which: str = "forward"
 ) -> bool:
     """Whether one of `kernels_to_warm` is in the disk cache; nothing is compiled."""
     kind = _kind(function, x_type, y_type, which)
     return _ask("onepass_warm", *kind, -1, arch, ctypes.c_bool(True), kernel.encode()) == "yes"
 
 
-def _kind(function: str, x_type: torch.dtype, y_type: torch.dtype, which: str) -> tuple[int, int, int, int]:
+def _kind(function: str, x_type: Dtype, y_type: Dtype, which: str) -> tuple[int, int, int, int]:
     return FUNCTIONS.index(function), PASSES.index(which), DTYPES.index(x_type), DTYPES.index(y_type)

@@ -20,12 +20,14 @@ class _Module(torch.nn.Module):
 
 
 class _Family(_Module):
+    _function: Any
+
     def __init__(self, dim: functional.Dim = -1, *, dtype: torch.dtype | None = None, engine: str = "auto") -> None:
         super().__init__()
         self.dim, self.dtype, self.engine = dim, dtype, engine
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"dim": self.dim, "dtype": self.dtype, "engine": self.engine}
+    def forward(self, input: Tensor) -> Tensor:
+        return self._function(input, self.dim, self.dtype, engine=self.engine)
 
 
 class Softmax(_Family):
@@ -48,8 +50,7 @@ class Softmax(_Family):
     )
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.softmax(input, **self._arguments())
+    _function = staticmethod(functional.softmax)
 
 
 class LogSoftmax(_Family):
@@ -60,8 +61,7 @@ class LogSoftmax(_Family):
     tensor([-1.0986, -1.0986, -1.0986, -1.0986])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.log_softmax(input, **self._arguments())
+    _function = staticmethod(functional.log_softmax)
 
 
 class Softmin(_Family):
@@ -72,8 +72,7 @@ class Softmin(_Family):
     tensor([0.5000, 0.5000, 0.0000])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.softmin(input, **self._arguments())
+    _function = staticmethod(functional.softmin)
 
 
 class LogSumExp(_Module):

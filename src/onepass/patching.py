@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from . import native
 from ._engines import resolve
+from .autograd import PLAIN_TYPES
 from .native import library
 from .ops import call
 from .validation import HALF_DTYPES, Spec, wrap_dims
@@ -183,7 +184,6 @@ _OPERATORS = {
     "_softmax_backward_data": "softmax backward",
     "_log_softmax_backward_data": "log_softmax backward",
 }
-_KINDS = (Tensor, torch.nn.Parameter)
 
 # The reports of the active patches note each call that torch computes: the function, and why.
 _observers: tuple[Callable[[str, str], None], ...] = ()
@@ -200,7 +200,7 @@ def _compute_here(on: bool) -> None:
     if not _before:
         _install()
     _on = on
-    native.switch_patch(on)
+    native.call("onepass_patch_switch", on)
 
 
 def _served() -> Counter[str]:
@@ -274,7 +274,7 @@ def _recording(key: str) -> Callable[..., Tensor]:
             if not (x.dtype in HALF_DTYPES and _is_recorded(x) and _takes(x, dim)):
                 return torchs(keys, x, dim, keepdim)
             result = call(x, Spec("logsumexp", wrap_dims("logsumexp", x, dim), None, keepdim))
-            native.patch_count(count)
+            native.call("onepass_patch_count", count)
             return result
 
     return kernel
@@ -285,7 +285,7 @@ def _is_recorded(x: Tensor) -> bool:
     return (
         x.requires_grad
         and torch.is_grad_enabled()
-        and type(x) in _KINDS
+        and type(x) in PLAIN_TYPES
         and forward_ad._current_level < 0
         and peek_interpreter_stack() is None
         and not torch._C._len_torch_dispatch_stack()

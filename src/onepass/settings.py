@@ -9,13 +9,7 @@ from torch import Tensor
 from . import native
 from .validation import HALF_DTYPES
 
-__all__ = [
-    "autocast_keeps_half",
-    "autocast_to_float32",
-    "batch_invariant",
-    "is_batch_invariant",
-    "set_batch_invariant",
-]
+__all__ = ["autocast_keeps_half", "autocast_to_float32", "batch_invariant", "is_batch_invariant", "set_batch_invariant"]
 
 _UNSET, _ASK = -1, 2
 
