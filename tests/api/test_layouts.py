@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 import textwrap
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import onepass
+from lib.scripts import run_python
 from lib.support import FUNCTIONS, SOFTMAXES, assert_defined, maker, ours
 
 
@@ -156,16 +156,11 @@ EDGES = """
 """
 
 
-def _edges(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", textwrap.dedent(EDGES), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="maps memory by Linux's numbers")
 def test_nothing_outside_the_storage_is_touched():
     """Tensors at the very edges of their memory, with pages beside them whose touch ends the process."""
-    assert _edges("trespass").returncode < 0  # a signal: the guard works
-    done = _edges()
+    assert run_python("-c", textwrap.dedent(EDGES), "trespass").returncode < 0  # a signal: the guard works
+    done = run_python("-c", textwrap.dedent(EDGES))
     assert done.stdout.strip() == "stayed inside", (done.returncode, done.stderr[-2000:])
 
 

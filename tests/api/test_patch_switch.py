@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 
 import onepass
 from lib.patch import dispatch_tables
+from lib.scripts import run_python
 from onepass import patching as module
 
 
@@ -26,6 +26,10 @@ def _nothing_is_rewritten():
     assert not module._active
     assert dispatch_tables() == before
 
+
+several_overrides = pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < (2, 13), reason="torch took one override from Python alone"
+)
 
 # On and off ---------------------------------------------------------------------------------------------------------
 
@@ -80,10 +84,7 @@ def test_an_exception_ends_it():
         raise KeyError
 
 
-@pytest.mark.skipif(
-    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
-    reason="torch took one override from Python alone",
-)
+@several_overrides
 def test_another_override_of_the_operator_stays():
     def mine(x, dim, half_to_float):
         return torch.full_like(x, 7)
@@ -127,12 +128,9 @@ for _ in range(2):
 """
 
 
-@pytest.mark.skipif(
-    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13),
-    reason="torch took one override from Python alone",
-)
+@several_overrides
 def test_kernels_that_were_there_before_have_their_calls():
-    done = _fresh(BEFORE, "-W", "ignore")
+    done = run_python("-W", "ignore", "-c", BEFORE)
     assert done.stderr == ""
     assert done.stdout.splitlines() == 2 * [
         "True {'softmax': 1}",
@@ -145,12 +143,6 @@ def test_kernels_that_were_there_before_have_their_calls():
 def test_report_is_a_bool(given):
     with pytest.raises(TypeError, match=r"onepass.patch\(\): report must be a bool, got"):
         onepass.patch(report=given)
-
-
-def _fresh(code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """`code` run by a Python of its own."""
-    given = [sys.executable, *options, "-c", code]
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
 
 
 # The report ---------------------------------------------------------------------------------------------------------
@@ -226,7 +218,7 @@ print(wrong, switches > 100)
 
 
 def test_patched_and_restored_while_other_threads_compute():
-    done = _fresh(RACE)
+    done = run_python("-c", RACE)
     assert (done.returncode, done.stdout.strip()) == (0, "[] True"), done.stderr
 
 
@@ -242,7 +234,7 @@ print(handle.report.served, [m for m in ("triton", "torch._dynamo") if m in sys.
 
 
 def test_a_fresh_process_is_patched_in_silence_and_so_are_its_forks():
-    done = _fresh(FRESH, "-W", "error::UserWarning", "-W", "ignore::DeprecationWarning")
+    done = run_python("-W", "error::UserWarning", "-W", "ignore::DeprecationWarning", "-c", FRESH)
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.splitlines() == ["{'softmax': 1} [] False"] * 2
 
@@ -284,7 +276,7 @@ for name, call in calls.items():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_calls_that_torch_computes_leave_no_memory_behind():
-    done = _fresh(LEAK)
+    done = run_python("-c", LEAK)
     assert done.returncode == 0, done.stderr
     grown = {name: float(size) for name, size in (line.split(": ") for line in done.stdout.splitlines())}
     assert len(grown) == 7

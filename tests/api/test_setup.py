@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lib.paths import ROOT
+from lib.scripts import run_python
 
 # Runs setup.py where `{0}` was done to this Python.
 RUN = """
@@ -61,7 +62,6 @@ def test_pytest_says_why_tests_were_skipped(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): pytest.skip('no such thing')\n"
     )
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    path = f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path, PYTHONPATH=path)
     assert "3 skipped: no such thing" in done.stdout.splitlines()

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import onepass
-from lib.cli import replay
 from lib.scripts import python_output
 from lib.support import slow
+from lib.transcript import replay
 from lib.warmup import BF16, F32, F64, call, needs_nvrtc, plan_of
 from onepass import native
 from onepass._kernel_compiler import compile_all

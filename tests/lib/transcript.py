@@ -1,41 +1,81 @@
-"""Commands and the lines that they print, for tests that compare whole outputs."""
+"""Commands and the lines that they print, for tests that compare whole outputs, inline or with a file.
 
+A file in tests/tools/snapshots holds such a transcript, or another text; EXPECTTEST_ACCEPT=1 writes what is there now.
+"""
+
+import difflib
 import io
+import os
 import re
 import shlex
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from rich.console import Console
 
 from onepass.tools.cli import cli
 
+SNAPSHOTS = Path(__file__).parents[1] / "tools" / "snapshots"
+PROMPT = "$ onepass "
+OF_THIS_MACHINE = r"(?<=there are )\d+(?= GPUs)|(?<=under Triton's interpreter).*|(?<=not available: needs ).*"
 
-def transcript(*commands: str, hide: str = r"(?!)") -> str:
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def command(*arguments: str, python: tuple[str, ...] = (), **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    whole = [sys.executable, *python, "-m", "onepass", *arguments]
+    return subprocess.run(whole, capture_output=True, text=True, **options)
+
+
+def replay(name: str) -> None:
+    """Run the commands of a transcript in a file, which must print what it says."""
+    lines = (SNAPSHOTS / f"{name}.txt").read_text().splitlines()
+    assert_snapshot(name, session(*(line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT))))
+
+
+def assert_snapshot(name: str, text: str) -> None:
+    file = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
+        file.write_text(text)
+    got, want = (lines.splitlines(keepends=True) for lines in (text, file.read_text()))
+    assert got == want, "".join(difflib.unified_diff(want, got, file.name, "now"))
+
+
+def session(*commands: str, hide: str = OF_THIS_MACHINE) -> str:
     """Each command with its lines on stdout, its lines on stderr after "! ", and its exit status if that is not 0.
 
     What the regular expression `hide` matches is printed as "...".
     """
     lines = []
     for command in commands:
-        result = CliRunner().invoke(cli, shlex.split(command))
+        result = call(*shlex.split(command))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
-        lines += [f"$ onepass {command}", *result.stdout.splitlines(), *(f"! {x}" for x in result.stderr.splitlines())]
+        lines += [f"{PROMPT}{command}", *result.stdout.splitlines(), *(f"! {x}" for x in result.stderr.splitlines())]
         if result.exit_code:
             lines.append(f"exit status {result.exit_code}")
-    return wrap([re.sub(hide, "...", line) for line in lines])
+    return "".join(f"{re.sub(hide, '...', line)}\n" for line in lines)
+
+
+def transcript(*commands: str, hide: str = r"(?!)") -> str:
+    """The same for an inline comparison: long lines are wrapped."""
+    return wrap(session(*commands, hide=hide).splitlines())
 
 
 def errors(*commands: str) -> str:
     """Each command with its error, which is one line on stderr; stdout is empty and the exit status 2."""
     lines = []
     for command in commands:
-        result = CliRunner().invoke(cli, shlex.split(command))
+        result = call(*shlex.split(command))
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), (command, result.output)
         assert result.stderr.startswith("onepass: ")
         lines += [command, f"  {result.stderr.removeprefix('onepass: ').rstrip()}"]

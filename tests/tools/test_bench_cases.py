@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lib.bench import CASE, CPU
-from lib.cli import assert_snapshot
+from lib.transcript import assert_snapshot
 from onepass.tools.bench.cases import DIRECTIONS, FUNCTIONS, ITEMSIZE, Case, dtype_name
 from onepass.tools.bench.cli_run import Options, select_cases
 from onepass.tools.bench.correctness import SAMPLE, reference_bytes

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lib.bench import CASE, CPU, TINY, Odd, run, softmax
-from lib.cli import assert_snapshot
+from lib.transcript import assert_snapshot
 from onepass import reference
 from onepass.tools.bench import text_table
 from onepass.tools.bench.cases import Case

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from lib.bench import CASE, file, row
-from lib.cli import assert_snapshot
+from lib.transcript import assert_snapshot
 from onepass.tools.bench import plots, results, text_table
 from onepass.tools.bench.plots import draw
 from onepass.tools.bench.progress import LiveProgress, PlainProgress

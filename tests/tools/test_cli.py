@@ -14,8 +14,8 @@ import torch
 
 import onepass
 from lib.bench import fake, file
-from lib.cli import call, command, replay, session
 from lib.paths import RESULTS
+from lib.transcript import call, command, replay, session
 from onepass.tools.bench import cli_run, results, timing
 from onepass.tools.bench.providers.builtin import Torch
 from onepass.tools.bench.results import Results
@@ -55,7 +55,7 @@ def test_a_wrong_onepass_fails_the_run(fake: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(onepass, "softmax", lambda x, dim, out=None, **options: out.zero_())
     text = session("bench tiny --device cpu --quick --only onepass,torch")
     assert "    onepass           wrong: error 1.0e+00 at row" in text
-    assert text.endswith("results: not saved (--json FILE saves them)\n[exit 1]\n")
+    assert text.endswith("results: not saved (--json FILE saves them)\nexit status 1\n")
 
 
 def test_an_interrupted_run_keeps_what_it_has(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_an_interrupted_run_keeps_what_it_has(fake: Any, monkeypatch: pytest.Mon
     file = tmp_path / "r.json"
     text = session(f"bench tiny --device cpu --only torch --json {file}")
     assert "stopped: what was measured so far is kept\n" in text
-    assert text.endswith("[exit 130]\n")
+    assert text.endswith("exit status 130\n")
     assert {r.case for r in results.load(file).rows} == {"small"}
 
 
@@ -158,6 +158,9 @@ def test_explain_takes_its_options(arguments: str, expected: dict[str, Any]) -> 
     assert result.exit_code == 0, result.output
     explained = json.loads(result.output)
     assert {name: explained[name] for name in expected} == expected
+    if "h200" in arguments:
+        assert "NVIDIA H200" in (shown := call("explain", *arguments.split()).output)
+        assert "4,270 GB/s" in shown
 
 
 # --json [FILE]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lib.bench import bad, file, row
-from lib.cli import replay
+from lib.transcript import replay
 from onepass.tools.bench import results
 from onepass.tools.bench.compare import Comparison, compare
 from onepass.tools.bench.results import ResultsError, Row

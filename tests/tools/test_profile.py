@@ -18,7 +18,7 @@ import torch
 from torch.autograd import DeviceType
 
 from lib.bench import CPU, Odd, softmax
-from lib.cli import assert_snapshot, call, replay
+from lib.transcript import assert_snapshot, call, replay
 from onepass.tools.bench import profile
 from onepass.tools.bench.profile import (
     OUTSIDE,
