@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import onepass
-from lib.paths import ROOT
+from lib.paths import CORE, ROOT
 from lib.scripts import run_python
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -120,3 +120,9 @@ def test_minilms_layers_are_served_and_embeddings_equal():
     assert name == "largest difference of the embeddings"
     assert float(difference) < 1e-6
     assert len(lines) == 3 + 8
+
+
+def test_the_map_of_the_native_code_names_every_file():
+    named = re.findall(r"`([\w/]+\.\w+)`", (CORE / "README.md").read_text())
+    files = [str(path.relative_to(CORE)) for path in CORE.rglob("*") if path.suffix in (".h", ".cpp", ".cuh", ".cu")]
+    assert sorted(named) == sorted([*files, "docs/architecture.md"])
