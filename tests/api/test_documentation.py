@@ -100,7 +100,7 @@ def test_gpt_has_the_same_losses(tmp_path):
     assert record["largest_difference"] < 1e-3
     calls = {"softmax": 4, "softmax backward": 4, "log_softmax": 1, "log_softmax backward": 1}
     assert record["served"] == {name: count * (5 + 10) for name, count in calls.items()}
-    assert not record["left"]
+    assert not record["fallbacks"]
 
 
 @pytest.mark.gpu
@@ -108,7 +108,7 @@ def test_gpt_has_the_same_losses_on_a_gpu(tmp_path):
     record = train(tmp_path, "cuda", 50)
     assert record["largest_difference"] < 1e-2
     assert record["served"]["softmax"] == 4 * 55
-    assert not record["left"]
+    assert not record["fallbacks"]
 
 
 def test_minilms_layers_are_served_and_embeddings_equal():
