@@ -18,8 +18,8 @@ NATIVE := setup.py pyproject.toml $(shell find src/onepass -name '*.cpp' -o -nam
 CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Public functions and states, accuracy, engines, plans, the gallery, the command line, the patch, what the docs show.
-SMOKE := $(addprefix tests/api/test_,tutorial_shapes.py accuracy.py readme.py doctests.py explain.py state.py nn.py patch_switch.py)
-SMOKE += $(addprefix tests/tools/test_,gallery.py cli_start.py)
+SMOKE := $(addprefix tests/api/test_,reference.py accuracy.py documentation.py explain.py state.py nn.py patch_switch.py)
+SMOKE += $(addprefix tests/tools/test_,gallery.py cli.py)
 
 .PHONY: setup help bench smoke test test-all sanitize lint format figures clean
 setup: .venv/.ready

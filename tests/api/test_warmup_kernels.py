@@ -3,13 +3,26 @@ dims."""
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from lib.warmup import BF16, F16, F32, F64, FAMILY, TYPES, column_kernel, compiled_in, names, plan_of
+from lib.warmup import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    FAMILY,
+    TYPES,
+    addresses_of,
+    column_kernel,
+    compiled_in,
+    names,
+    plan_of,
+    plan_of_call,
+    random_plans,
+)
 from onepass import native
 from onepass.validation import reduces_to
 
@@ -114,61 +127,6 @@ def test_gradients_of_any_rows_and_views_are_covered(x_type, dx_type, function, 
 
 def of_columns(kernels: list[str]) -> set[tuple]:
     return {column_kernel(plan) for plan in map(plan_of, kernels) if plan["tier"].startswith("columns")}
-
-
-def random_call(rng: random.Random, n: int) -> tuple[list[int], list[int]]:
-    """Sizes of a contiguous tensor, and dims that a call is over, `n` elements a column."""
-    outer, inner = (int(2 ** rng.uniform(0, bits)) for bits in (8, rng.choice([4, 10, 14])))
-    more = rng.choice([2, 3, 8])
-    if rng.random() < 0.4 and n % more == 0 and n > more:  # nothing of a column lies side by side
-        sizes = [n // more, inner, more, outer]
-        return (sizes, [0, 2]) if rng.random() < 0.5 else ([outer, n // more, inner, more], [1, 3])
-    inner = inner // 8 * 8 if rng.random() < 0.4 and inner >= 8 else inner
-    return [outer, n, inner], [1]
-
-
-def plan_of_call(
-    function: str,
-    which: str,
-    types: tuple,
-    arch: int,
-    sizes: list[int],
-    dims: list[int],
-    addresses: tuple[int, ...] = (),
-    one_a_column: bool = False,
-) -> dict:
-    """The plan of a call on contiguous tensors at `addresses`, or of its gradient, which may have one value per row."""
-    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    results = [1 if i in dims else size for i, size in enumerate(sizes)]
-    one_a_row = [0 if i in dims else math.prod(results[i + 1 :]) for i in range(len(sizes))]
-    lse, gpu = function == "logsumexp", {"arch": arch}
-    if which == FORWARD:
-        y_strides = one_a_row if lse else strides
-        plan = native.plan(function, True, sizes, strides, y_strides, dims, *types, *addresses, **gpu)
-    else:
-        grad = [0] * len(sizes) if which == BROADCAST else one_a_row if lse or one_a_column else strides
-        each = strides, strides, grad, one_a_row if lse else [0] * len(sizes)
-        plan = native.backward_plan(function, sizes, each, dims, *types, addresses or (0,) * 4, **gpu)
-    return {**plan, "sizes": sizes, "dims": dims, "addresses": addresses}
-
-
-def addresses_of(function: str, which: str, types: tuple, first: int, in_place: bool = False) -> tuple[int, ...]:
-    """The input, or the result's gradient, begins with element `first` of its memory."""
-    if which == FORWARD:
-        return first * types[0].itemsize, first * types[1].itemsize if in_place else 0
-    return (0, first * types[1].itemsize, 0, 0) if function == "logsumexp" else (0, 0, first * types[0].itemsize, 0)
-
-
-def random_plans(count: int, n: int | None, function: str, which: str, types: tuple, arch: int) -> Iterator[dict]:
-    """Of calls over other dims, whose columns have `n` elements, or any number; tensors begin at any element."""
-    rng = random.Random(0)
-    for _ in range(count):
-        sizes, dims = random_call(rng, n or int(2 ** rng.uniform(1, rng.choice([8, 12, 16, 24]))))
-        kind = rng.choice(["fresh", "fresh", "in place", "one a column"])
-        addresses = addresses_of(function, which, types, rng.choice([0, 0, 1, 2, 3, 4, 6]), kind == "in place")
-        plan = plan_of_call(function, which, types, arch, sizes, dims, addresses, kind == "one a column")
-        if plan["tier"].startswith("columns"):
-            yield plan
 
 
 CASES = [(*types, 90) for types in TYPES] + [(BF16, BF16, arch) for arch in (80, 100)]

@@ -103,7 +103,7 @@ inline float fma_down(float a, float b, float c) {
   return downwards(float(sum), sum, (product - (sum - other)) + (c - other));
 }
 
-// Halves, by their bits
+// 16-bit floats by their bits
 // ------------------------------------------------------------------------------------
 
 inline float of_bf16(uint16_t h) { return as<float>(uint32_t(h) << 16); }
@@ -134,7 +134,7 @@ inline uint16_t to_f16_down(float v) {
   return near == 0 ? 0x8001 : uint16_t(near & 0x8000 ? near + 1 : near - 1);
 }
 
-// f(a, b, c) of the low halves and of the high ones.
+// f(a, b, c) of the low 16 bits and of the high ones.
 template <class F>
 uint32_t by_halves(uint32_t a, uint32_t b, uint32_t c, F f) {
   return uint32_t(f(uint16_t(a), uint16_t(b), uint16_t(c))) |

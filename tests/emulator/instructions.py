@@ -37,8 +37,8 @@ class Instructions(Operands):
     # Arithmetic -------------------------------------------------------------------------------------------------------
 
     def pairs(self, value: str, kind: str, o: list[str]) -> str:
-        halves = ", ".join(f"{v} = of_{kind}({v}h)" for v in "abc")
-        f = f"[](uint16_t ah, uint16_t bh, uint16_t ch) {{ const float {halves}; return to_{kind}({value}); }}"
+        values = ", ".join(f"{v} = of_{kind}({v}h)" for v in "abc")
+        f = f"[](uint16_t ah, uint16_t bh, uint16_t ch) {{ const float {values}; return to_{kind}({value}); }}"
         operands = [*(self.get("b32", operand) for operand in o[1:]), "0u"][:3]
         return self.put(o[0], f"by_halves({', '.join(operands)}, {f})", "b32")
 

@@ -155,13 +155,13 @@ def test_a_pipeline_has_each_vector_when_it_is_read(tmp_path):
     assert subprocess.run([program], capture_output=True, text=True).stdout == "5712"
 
 
-@pytest.mark.parametrize(("n", "values", "shelf"), [(524288, 8, 0), (557056, 4, 8), (1048576, 8, 8)])
-def test_the_chip_has_a_shelf_of_many_vectors_or_none(n, values, shelf):
+@pytest.mark.parametrize(("n", "values", "smem_vecs"), [(524288, 8, 0), (557056, 4, 8), (1048576, 8, 8)])
+def test_the_grid_keeps_many_vectors_in_shared_memory_or_none(n, values, smem_vecs):
     made = launch((n, 8), 0, dtype=BF16)
     assert (made["tier"], made["items_per_thread"] // made["vec_size"], made["smem_vecs"]) == (
         "columns-grid",
         values,
-        shelf,
+        smem_vecs,
     )
 
 

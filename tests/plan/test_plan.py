@@ -70,13 +70,13 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
     for n, rows, (compute, multiprocessors) in itertools.product(LENGTHS, (1, 3, 10**6, 2**33), GPUS):
         of = {"arch": compute, "sm_count": multiprocessors}
         plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type, **of)
-        tier, (_, lanes, group, values, vector, split, shelf, _) = plan["tier"], plan["plan"]
+        tier, (_, lanes, group, values, vector, split, smem_vecs, _) = plan["tier"], plan["plan"]
         assert plan["threads"] == lanes * group + (
             32 if tier == "grid" else 0
         )  # a warp beside those that share the row
         assert 32 <= plan["threads"] <= 1024
         assert plan["grid"] % split == 0
-        turns = shelf if tier == "staged" else 1
+        turns = smem_vecs if tier == "staged" else 1
         if tier != "grid":
             assert plan["grid"] // split * group * turns >= min(rows, (2**31 - 1) // split)
         assert 1 <= plan["grid"] <= 2**31 - 1
@@ -92,7 +92,7 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
         assert values % vector == 0
         assert split in {"cluster": (2, 4, 8, 16), "grid": range(1, multiprocessors + 1)}.get(tier, (1,))
         assert tier != "cluster" or split <= GPUS[compute, multiprocessors]
-        kept = values + (0 if tier == "staged" else shelf * vector)
+        kept = values + (0 if tier == "staged" else smem_vecs * vector)
         if tier in ("twopass", "grid"):
             assert group == 1
             assert n * widest > 2**15  # shorter rows need no more than a cluster
@@ -101,9 +101,11 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
             assert values * min(widest, 8) <= 160
         if tier in ("block", "cluster", "grid"):
             most = {80: 163, 89: 99, 90: 227, 100: 227}[compute] * 1024
-            assert shelf * vector * x_type.itemsize * lanes <= most - 8192
+            assert smem_vecs * vector * x_type.itemsize * lanes <= most - 8192
         owns = tier in ("warp", "staged")
-        kernels.add((tier, lanes if owns else 0, group, values, vector, split if tier == "cluster" else 1, shelf > 0))
+        kernels.add(
+            (tier, lanes if owns else 0, group, values, vector, split if tier == "cluster" else 1, smem_vecs > 0)
+        )
     assert len(kernels) < 100, "no compile for every row length"
 
 
@@ -117,8 +119,8 @@ def test_an_invariant_plan_follows_from_the_length_alone(x_type, y_type):
                 addresses = {"x_address": 4096 + offset * x_type.itemsize, "y_address": 4096}
                 plan = native.plan("softmax", True, (rows, n), (n + pad, 1), (n, 1), [1], x_type, y_type, **addresses)
                 tier = {"staged": "warp"}.get(plan["tier"], plan["tier"])
-                lanes, shelf = plan["threads_per_row"], plan.get("smem_vecs", 0)
-                seen.add((tier, lanes, plan["items_per_thread"], plan["vec_size"], plan["blocks_per_row"], shelf))
+                lanes, smem_vecs = plan["threads_per_row"], plan.get("smem_vecs", 0)
+                seen.add((tier, lanes, plan["items_per_thread"], plan["vec_size"], plan["blocks_per_row"], smem_vecs))
             assert len(seen) == 1, (n, seen)
 
 
@@ -152,7 +154,7 @@ def test_a_streamed_row_has_its_elements_in_place_in_the_batch_invariant_mode(dt
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
 def test_rows_of_whole_vectors_have_kernels_of_their_own(dtype):
-    """Not where a row begins or ends within a vector, in the input or in the output, nor where a shelf holds a part."""
+    """Not where a row begins or ends within a vector, in the input or in the output, nor where smem holds a part."""
     size, n = dtype.itemsize, 4096
     whole = {"n": n, "x_stride": n, "y_stride": n, "x": 0, "y": 0}
     for change, edges in [
@@ -167,8 +169,8 @@ def test_rows_of_whole_vectors_have_kernels_of_their_own(dtype):
         layout = (9000, of["n"]), (of["x_stride"], 1), (of["y_stride"], 1), [1], dtype, dtype
         plan = native.plan("softmax", True, *layout, x_address=of["x"], y_address=of["y"])
         assert plan["access"] == edges, change
-    shelved = native.plan("softmax", True, (9000, 131072), (131072, 1), (131072, 1), [1], dtype, dtype)
-    assert shelved["access"] == ("predicated" if shelved["smem_vecs"] else "aligned")
+    in_smem = native.plan("softmax", True, (9000, 131072), (131072, 1), (131072, 1), [1], dtype, dtype)
+    assert in_smem["access"] == ("predicated" if in_smem["smem_vecs"] else "aligned")
     with onepass.batch_invariant():
         assert native.plan("softmax", True, (9, n), (n, 1), (n, 1), [1], dtype, dtype)["access"] == "aligned"
 
@@ -211,9 +213,9 @@ def test_a_vector_begins_at_the_same_element_of_both_rows(n, x_offset, y_offset,
 @pytest.mark.parametrize(("compute", "multiprocessors"), [(86, 82), (89, 128), (90, 132), (120, 170)])
 def test_the_grid_tier_reads_nothing_again_that_the_chip_holds(compute, multiprocessors):
     """Also where a block has less shared memory; and no kernel that the plan takes elsewhere is one of 9.0 alone."""
-    slots, shelf = (16, 28) if compute == 90 else (12, 8)
+    slots, smem_vecs = (16, 28) if compute == 90 else (12, 8)
     grids = 0
-    for each in range(500, 480 * (slots + shelf), 488):
+    for each in range(500, 480 * (slots + smem_vecs), 488):
         n = each * multiprocessors * 4
         plan = native.plan(
             "softmax", True, (1, n), (n, 1), (n, 1), [1], F32, F32, arch=compute, sm_count=multiprocessors

@@ -77,7 +77,7 @@ def test_reductions_have_tables_of_their_own(dtype, size, tables_back):
         assert engine_plan(dtype, n) == plan_of(choice, (MANY, n, 1), size, H200)
         assert TIERS[engine_plan(dtype, n, function="logsumexp").tier] == "twopass"
     state = native.plan("state", True, [MANY, 64], [64, 1], [1, 0], [1], dtype, F32, gpu=H200.name)
-    assert state["tier"] == ("twopass" if size == 4 else "warp")  # a state of halves is made of floats
+    assert state["tier"] == ("twopass" if size == 4 else "warp")  # a state of half elements is float32
 
 
 @every_type
@@ -99,7 +99,7 @@ def look_up(name: str, n: int) -> list[int]:
 
 
 def test_a_reduction_waits_in_the_type_that_it_is_computed_in(tables_back):
-    """Doubles take the entry of a row of twice the length, a state of halves that of floats."""
+    """Doubles take the entry of a row of twice the length, a state of half elements that of float32."""
     limits = [[1000, TIERS.index("block"), 0, 16, 1, 0], [ANY, TIERS.index("twopass"), 256, 16, 1, 0]]
     native.set_tables(H200.name, "a test", {**BASE, "reduce_f32": limits})
 

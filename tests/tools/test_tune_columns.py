@@ -6,10 +6,9 @@ import zlib
 
 import pytest
 import torch
-from test_warmup_kernels import random_plans
 
 from lib.tune import A100, BASE, GPUS, H200, RTX, FakeTimer, made_up, tables_back
-from lib.warmup import TYPES, needs_nvrtc
+from lib.warmup import TYPES, needs_nvrtc, random_plans
 from onepass import native
 from onepass import tables as store
 from onepass._kernel_compiler import compile_all

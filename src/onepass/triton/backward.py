@@ -6,7 +6,7 @@
     logsumexp    dx = g * exp(x - s)     s the result, saved by the forward
 
 The tiers are those of the forward: a row that a program holds is read once; a longer one is streamed in chunks, once
-for its number and once, backwards, for the result. Special values need no branch: these are the plain formulas.
+for its number and once, backwards, for the result. Special values need no branch: these are the plain expressions.
 
 Offsets are sums over levels of (size, stride), as many as the strides of a call need, so that nothing is copied first:
 a gradient expanded from one number has stride 0.

@@ -153,8 +153,8 @@ ONEPASS_INLINE void fence_streaming_stores() {
 #endif
 }
 
-// Loads two adjacent vectors. Those of bfloat16 may be deinterleaved: the elements of even and of odd index. This takes
-// fewer steps, and the order does not matter if results are stored the same way.
+// Loads two adjacent vectors. Vectors of bfloat16 may be deinterleaved: the elements of even and of odd index. This
+// takes fewer steps, and the order does not matter if results are stored the same way.
 template <bool Deinterleave, class T>
 ONEPASS_INLINE void load_pair(const T* from, Vec& a, Vec& b) {
   if constexpr (Deinterleave) {
@@ -314,7 +314,7 @@ struct CompensatedVec {
 };
 
 // kWidth vectors, one per row, become one vector with one row per lane: a transpose and a reduction at the same time.
-// At each level two rows are shuffled into the two halves that are merged next.
+// At each level two rows are shuffled into the low and high vectors that are merged next.
 template <int Level>
 ONEPASS_INLINE HighLow shuffle_rows(Vec a, Vec b) {
 #define ONEPASS_MIX(...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -347,8 +347,8 @@ ONEPASS_INLINE Vec transpose_reduce(Vec (&rows)[Rows], Merge merge) {
   } else {
     Vec next[Rows / 2];
     for (int r = 0; r < Rows / 2; ++r) {
-      const HighLow halves = shuffle_rows<Level>(rows[2 * r], rows[2 * r + 1]);
-      next[r] = merge(halves.low, halves.high);
+      const HighLow pair = shuffle_rows<Level>(rows[2 * r], rows[2 * r + 1]);
+      next[r] = merge(pair.low, pair.high);
     }
     return transpose_reduce<Level + 1>(next, merge);
   }

@@ -96,7 +96,7 @@ inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {
   return table[at];
 }
 
-// Those of the GPU that has this name, else the built-in ones.
+// The tables of the GPU that has this name, else the built-in ones.
 const Tables& tables_of(const char* gpu);
 
 // The table of gradients of rows, which keep two operands. It is built in for all GPUs.

@@ -73,7 +73,7 @@ class Checker:
             if case.function in ("log_softmax", "logsumexp"):
                 self.scale = self.scale.clamp(min=1.0)
             return
-        # The formulas take what a forward saves: the result in its own dtype. Both terms of a difference such as
+        # The derivatives take what a forward saves: the result in its own dtype. Both terms of a difference such as
         # y * (grad - dot) can be far larger than it, and each is rounded. The y that a provider saved may be the next
         # number; if it is a logarithm, its exp() is then off by |y| times as much.
         grad, saved = self._select(inputs.grad).double(), y.to(inputs.grad.dtype).double()

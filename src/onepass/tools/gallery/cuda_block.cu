@@ -38,11 +38,11 @@ extern "C" __global__ void softmax_block(const TYPE* x, TYPE* y, int64_t rows, i
     const TYPE* in = x + row * x_stride;
     TYPE* out = y + row * y_stride;
     float maximum = NOTHING;
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) maximum = fmaxf(maximum, to_wide(in[i]));
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) maximum = fmaxf(maximum, to_acc(in[i]));
     maximum = block_max(maximum, partials.maximum);
     float sum = 0;
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) sum += expf(to_wide(in[i]) - maximum);
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) sum += expf(to_acc(in[i]) - maximum);
     sum = block_sum(sum, partials.sum);
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) out[i] = narrow<TYPE>(expf(to_wide(in[i]) - maximum) / sum);
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) out[i] = from_acc<TYPE>(expf(to_acc(in[i]) - maximum) / sum);
   }
 }

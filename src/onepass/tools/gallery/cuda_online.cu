@@ -18,7 +18,7 @@ extern "C" __global__ void softmax_online(const TYPE* x, TYPE* y, int64_t rows, 
     TYPE* out = y + row * y_stride;
     float maximum = NOTHING, sum = 0;
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-      const float value = to_wide(in[i]);
+      const float value = to_acc(in[i]);
       if (value == NOTHING) continue;  // adds nothing, and before the first other value -inf - -inf would be NaN
       if (value > maximum) {
         sum *= expf(maximum - value);
@@ -28,6 +28,6 @@ extern "C" __global__ void softmax_online(const TYPE* x, TYPE* y, int64_t rows, 
     }
     const float whole = block_max(maximum, partials.maximum);
     sum = block_sum(sum * expf(maximum - whole), partials.sum);
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) out[i] = narrow<TYPE>(expf(to_wide(in[i]) - whole) / sum);
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) out[i] = from_acc<TYPE>(expf(to_acc(in[i]) - whole) / sum);
   }
 }

@@ -34,11 +34,11 @@ extern "C" __global__ void softmax_warp(const TYPE* x, TYPE* y, int64_t rows, in
     const TYPE* in = x + row * x_stride;
     TYPE* out = y + row * y_stride;
     float maximum = NOTHING;
-    for (int64_t i = lane; i < n; i += 32) maximum = fmaxf(maximum, to_wide(in[i]));
+    for (int64_t i = lane; i < n; i += 32) maximum = fmaxf(maximum, to_acc(in[i]));
     maximum = warp_max(maximum);
     float sum = 0;
-    for (int64_t i = lane; i < n; i += 32) sum += expf(to_wide(in[i]) - maximum);
+    for (int64_t i = lane; i < n; i += 32) sum += expf(to_acc(in[i]) - maximum);
     sum = warp_sum(sum);
-    for (int64_t i = lane; i < n; i += 32) out[i] = narrow<TYPE>(expf(to_wide(in[i]) - maximum) / sum);
+    for (int64_t i = lane; i < n; i += 32) out[i] = from_acc<TYPE>(expf(to_acc(in[i]) - maximum) / sum);
   }
 }

@@ -215,7 +215,7 @@ def format_report(report: Report, width: int | None = None, colours: bool = Fals
     """The title, the table and the notes, in lines of at most `width` characters; None for any width.
 
     A table that is too wide gets the second parts of its cells below the first, then its measured columns in a table
-    of their own; at last it has the formulas of reads and writes without their numbers.
+    of their own; at last it has the expressions for reads and writes without their numbers.
     """
     columns = _columns(report)
     predicted = [column for column in columns if not column.measured]

@@ -119,11 +119,11 @@ def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
             yield Choice(STAGED, lanes, 0, 1, 0)
     fewer = range(most * 3 // 8, most // 2, most // 8) if reduces else ()
     kept = (most // 4, *fewer, *range(most // 2, most + 1, most // 8))
-    for split, values, shelf in product((1, 2, 4, 8, 16), kept, SMEM_VECS):
-        small = n < 512 or (split > 1 and n < 8192) or (shelf > 0 and n < 14000)
-        if not small and (shelf == 0 or values >= most // 2):
-            for lanes in LEAST_THREADS if shelf else (0,):
-                yield Choice(BLOCK if split == 1 else CLUSTER, lanes, values, split, shelf)
+    for split, values, smem_vecs in product((1, 2, 4, 8, 16), kept, SMEM_VECS):
+        small = n < 512 or (split > 1 and n < 8192) or (smem_vecs > 0 and n < 14000)
+        if not small and (smem_vecs == 0 or values >= most // 2):
+            for lanes in LEAST_THREADS if smem_vecs else (0,):
+                yield Choice(BLOCK if split == 1 else CLUSTER, lanes, values, split, smem_vecs)
     if n >= 131072 and rows > 1:
         yield Choice(GRID, 480, 4 * widest, 1, 0)
     if reduces:  # nothing is written, so that a row is read once here too

@@ -14,7 +14,7 @@ namespace onepass::cuda {
 // What a kernel computes: a function, its gradient, or that from a gradient of the result with one value per row.
 enum class Pass { forward, backward, backward_broadcast };
 
-// What the kernels of a problem have in common; a plan tells them apart. Those of a gradient read the type of the
+// What the kernels of a problem have in common; a plan tells them apart. The kernels of a gradient read the type of the
 // forward's result and write that of its input.
 struct KernelKind {
   Function function;

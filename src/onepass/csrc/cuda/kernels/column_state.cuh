@@ -32,8 +32,8 @@ struct ColumnConfig : OneOperand<Config> {
   // 2026-11-23).
   static constexpr bool kThreadMaxima =
       (Config::kGrid && kPipelined) || (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax);
-  // Whether exponentials take the places of their elements. Those of doubles do not where blocks share columns: they
-  // would be rounded by the difference of the maxima.
+  // Whether exponentials take the places of their elements. Exponentials of doubles do not where blocks share columns:
+  // they would be rounded by the difference of the maxima.
   static constexpr bool kKeepsExp = !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp &&
                                     sizeof(In) == sizeof(Out) && sizeof(Acc) == sizeof(In) &&
                                     (sizeof(Acc) == 4 || (Config::kClusterSize == 1 && !Config::kGrid));
