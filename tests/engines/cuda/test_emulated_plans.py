@@ -15,11 +15,16 @@ from lib.plans import (
     F64,
     FAMILY,
     LATE_PLANS,
+    ONE_A_BLOCK,
+    ONE_EACH,
     PAIRS,
     PREFETCH,
+    ROW_GRADIENT_PLANS,
     ROW_PLANS,
     TYPES,
+    Place,
     Plan,
+    backward,
     check_column_gradients,
     check_columns,
     check_late_maxima,
@@ -27,6 +32,7 @@ from lib.plans import (
     is_served,
     kinds_of,
     names,
+    widen,
 )
 from lib.samples import ROWS
 from lib.support import slow, thin
@@ -47,6 +53,19 @@ def test_rows_in_every_tier(emulator, turn):
     function = native.FUNCTIONS[turn // 2 % 5]
     types = [pair for pair in PAIRS if is_served(function, *pair)]
     check_rows(emulator, function, types[turn // 4 % len(types)], *ROW_PLANS[turn])
+
+
+@pytest.mark.parametrize(("turn", "tier"), list(enumerate(ROW_GRADIENT_PLANS)), ids=str)
+def test_gradients_of_rows_in_every_tier(emulator, turn, tier):
+    """Aligned rows, and rows that begin within a vector; the result's gradient has every element, or one per row."""
+    types = [(BF16, BF16), (F32, F32), (F16, F16), (BF16, F32), (F32, BF16)][turn % 5]
+    vector = 16 // max(t.itemsize for t in types)
+    plan = widen(ROW_GRADIENT_PLANS[tier], vector)
+    for n, at, gap, broadcast in ((9 * vector, 0, 0, False), (37, 1, 3, False), (37, 1, 3, True)):
+        place = Place((n + gap, 1, 1), at)
+        places = (place, Place((1, 1, 1), 0) if broadcast else place, place)
+        kind = ONE_A_BLOCK if broadcast else ONE_EACH
+        backward(emulator, FAMILY[turn % 3], (5, n, 1), types, kind, places, plan)
 
 
 @pytest.mark.parametrize(("turn", "place"), PLACES, ids=str)
