@@ -1,7 +1,7 @@
 # make setup    .venv with everything in it, and onepass built (3 minutes)
-# make bench    set up, then check and race onepass against torch (1 minute)
+# make bench    set up, then check and time onepass against torch (1 minute)
 # make smoke    set up, then the tests that are quick and touch everything (1 minute)
-# make test     set up, then the tests (10 minutes)
+# make test     set up, then the tests (10 minutes in all from a bare clone on two cores)
 # make test-all set up, then the tests with their long sweeps (30 minutes)
 # make lint     ruff, mypy, clang-format
 # make format   let them mend what they can
