@@ -4,7 +4,7 @@
 
 The CPU engine of every instruction set that setup.py compiles, over random calls, a third of them gradients
 (tests/native/sanitize_cpu.cpp, sanitize_backward.h); the layouts, the plans of columns and the launches that a thread
-remembers (layouts.cpp, columns.cpp, launches.cpp). Prints how many calls of each were checked. Sets that this CPU lacks
+remembers (plans.cpp, launches.cpp). Prints how many calls of each were checked. Sets that this CPU lacks
 are left out. What is unchanged since the last run is not compiled again.
 Ends with status 1 at a wrong result or at what a sanitizer finds, 2 where nothing can be built. `--plant` makes the
 driver of the CPU engine commit a fault, which must be found.
@@ -27,7 +27,7 @@ CORE, TESTS = ROOT / "src" / "onepass" / "csrc", ROOT / "tests" / "native"
 SANITIZE = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZE += ["-Wno-maybe-uninitialized"]  # which takes the undefined lanes of intrinsics for a mistake
 TABLES = CORE / "plan" / "tables.cpp"
-PROGRAMS = {"layouts": [], "columns": [TABLES], "launches": [CORE / "cuda" / "host" / "launch.cpp", TABLES]}
+PROGRAMS = {"plans": [TABLES], "launches": [CORE / "cuda" / "host" / "launch.cpp", TABLES]}
 
 
 def build_settings() -> tuple[dict[str, list[str]], list[str]]:
