@@ -45,7 +45,7 @@ Result onepass::cuda::take_launch(const LaunchConfig& c, Handle kernel, void** a
   const auto add = [&](size_t bytes) { now.arguments.append(static_cast<const char*>(*arguments++), bytes); };
   const auto has = [&](const char* word) { return words_of(kernel).find(word) != std::string::npos; };
   if (has("columns")) {
-    for (int t = has("columns_backward") ? 4 : 2; t > 0; --t) add(sizeof(void*));
+    add(sizeof(void*) * (has("IS_BACKWARD=1") ? 4 : 2));
     Tiles tiles = *static_cast<const Tiles*>(*arguments);
     now.messages = std::exchange(tiles.messages, nullptr);
     __builtin_clear_padding(&tiles);
