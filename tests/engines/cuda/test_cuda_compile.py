@@ -14,130 +14,83 @@ from lib.plans import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
 from onepass import native
 
 SOURCES = CORE / "cuda" / "kernels"
-# Function, input, output (of a gradient: of the result, of the gradient), plan, pass: every source, function and type.
+# Passes and tiers; of each the function, the input, the output (of a gradient: of the result, of the gradient) and the
+# numbers of a plan, for every source, function and type. Columns have shared memory for the next tile, and for vectors.
+KERNELS_OF = """
+forward warp: softmax f32 f32 32 4 32 4 1 0, softmax f32 f32 32 4 36 4 1 0, softmax bf16 bf16 2 64 8 8 1 0,
+    softmax f16 f32 8 16 8 1 1 0, softmax bf16 bf16 32 4 32 8 1 0 aligned, logsumexp bf16 f32 8 16 16 8 1 0;
+forward block: softmax f32 f32 256 1 32 4 1 0, softmax bf16 bf16 256 1 40 8 1 0, softmin f16 f16 256 1 40 8 1 0,
+    softmax f64 f16 64 1 16 2 1 0, log_softmax bf16 bf16 256 1 32 8 1 0, softmin f64 f64 512 1 12 2 1 0,
+    logsumexp f32 f32 512 1 32 4 1 0, softmax bf16 bf16 128 1 64 8 1 0 aligned,
+    log_softmax f32 f32 256 1 32 4 1 0 aligned, softmax bf16 bf16 256 1 16 8 1 0 scalar,
+    logsumexp bf16 f32 256 1 32 8 1 0 aligned;
+forward cluster: softmax f32 f32 512 1 32 4 8 0, softmax f16 f16 256 1 64 8 8 0 aligned,
+    softmax bf16 bf16 256 1 32 8 16 4, softmax f32 f32 192 1 28 4 16 4, softmax f32 f32 256 1 32 4 16 8,
+    softmax bf16 bf16 160 1 40 8 16 8, softmax bf16 bf16 128 1 48 8 16 4, log_softmax f32 f32 128 1 24 4 8 8,
+    softmax bf16 f32 256 1 16 4 16 8, logsumexp f16 f32 256 1 32 8 8 0;
+forward staged: softmax f32 f32 1 128 34 1 1 1, log_softmax bf16 bf16 32 4 26 1 1 2, state bf16 f32 4 32 26 1 1 2,
+    logsumexp f16 f32 4 32 26 1 1 2;
+forward grid: softmax f32 f32 480 1 16 4 132 8, softmax bf16 bf16 480 1 32 8 33 8, softmax f32 f32 256 1 48 4 132 0,
+    softmax f32 f32 480 1 64 4 132 28, softmax f32 f32 480 1 0 4 132 28, log_softmax bf16 bf16 480 1 0 8 132 28,
+    softmax f64 f64 480 1 16 2 132 28, softmax bf16 bf16 480 1 96 8 132 24, softmax bf16 bf16 480 1 128 8 132 20,
+    log_softmax f16 f32 352 1 32 4 132 16, logsumexp f32 f32 480 1 64 4 2 24, logsumexp bf16 f32 480 1 32 8 33 8;
+forward twopass: softmax f32 f32 512 1 16 4 1 0, softmax bf16 bf16 512 1 16 8 1 0, logsumexp bf16 bf16 512 1 16 8 1 0,
+    logsumexp f16 f32 512 1 16 8 1 0;
+backward warp: softmax f32 f32 32 4 16 4 1 0 aligned, softmax bf16 bf16 8 16 16 8 1 0,
+    logsumexp f32 f32 8 16 16 4 1 0 aligned, logsumexp f32 f16 8 16 16 8 1 0;
+backward_broadcast warp: log_softmax f32 f16 4 32 8 4 1 0;
+backward block: softmax f32 f32 256 1 16 4 1 0 aligned, log_softmax bf16 bf16 128 1 24 8 1 0,
+    softmin f16 f16 256 1 24 8 1 0 aligned, softmax f64 f64 256 1 4 2 1 0;
+backward cluster: softmax f32 f32 512 1 20 4 16 0, softmax bf16 bf16 256 1 32 8 8 0,
+    log_softmax bf16 bf16 256 1 32 8 16 0 aligned;
+backward grid: softmax f32 f32 480 1 32 4 132 12, log_softmax bf16 bf16 480 1 64 8 132 8,
+    softmax f16 f16 480 1 32 8 132 8, softmax f64 f64 480 1 8 2 132 8;
+backward_broadcast grid: log_softmax bf16 bf16 256 1 16 8 33 0;
+backward twopass: softmax f32 f32 512 1 16 4 1 0, log_softmax bf16 bf16 512 1 16 8 1 0,
+    logsumexp bf16 bf16 256 1 16 8 1 0, logsumexp f32 bf16 256 1 16 8 1 0 aligned;
+forward columns: softmax f32 f32 64 1 88 4 1 0 aligned, softmax bf16 bf16 64 1 176 8 1 0 aligned,
+    softmax f32 f32 7 18 56 4 4 0 aligned, softmax bf16 bf16 16 8 64 4 8 1 aligned,
+    softmax f32 f32 245 1 52 4 4 1 slab-aligned, softmax bf16 bf16 245 1 104 8 2 1 slab-aligned,
+    log_softmax f32 f32 333 1 36 4 1 0 slab, softmax f16 f16 333 1 40 8 1 0 slab,
+    log_softmax bf16 bf16 64 1 160 8 1 0 aligned, softmin f16 f16 4 32 128 8 8 0 aligned,
+    softmax f32 f32 8 32 64 4 16 16 aligned, softmax bf16 bf16 8 32 128 8 16 16 aligned,
+    softmax f32 f32 8 32 64 4 1 8 aligned, softmax bf16 bf16 4 128 96 8 1 20 aligned,
+    log_softmax f16 f16 245 1 32 8 1 24 slab-aligned, softmax bf16 bf16 8 16 104 8 1 0, logsumexp f32 f32 8 16 64 4 1 0,
+    logsumexp bf16 f32 64 1 160 8 1 0 aligned, state bf16 f32 8 16 64 8 8 0 aligned,
+    softmax f16 f32 16 8 48 4 1 0 aligned, log_softmax f64 f64 64 1 44 2 1 0 aligned,
+    softmax f32 f32 1 256 4 1 1 0 strided, softmax bf16 bf16 32 8 8 1 8 0 strided;
+forward columns-grid: softmax f32 f32 4 128 32 4 66 8 aligned, softmax bf16 bf16 1 512 64 8 132 8 aligned,
+    softmax f32 f32 490 1 32 4 2 8 slab-aligned, softmax f16 f16 8 64 64 8 12 0,
+    softmax f64 f64 8 64 16 2 66 24 aligned, log_softmax f32 f32 1 256 8 1 4 0 strided;
+forward columns-twopass: softmax f32 f32 2 256 32 4 108 0 aligned, softmax bf16 bf16 1 512 64 8 132 0 aligned,
+    logsumexp bf16 bf16 8 64 64 8 1 0 aligned, softmax f32 f32 333 1 32 4 8 0 slab;
+backward columns: softmax f32 f32 32 4 24 4 1 0 aligned, softmax bf16 bf16 32 4 48 8 1 0 aligned,
+    log_softmax f32 f32 8 32 32 4 8 0 aligned, log_softmax bf16 bf16 8 16 64 8 8 0 aligned,
+    softmax f32 f32 8 32 32 4 16 8 aligned, softmax bf16 bf16 8 32 64 8 1 8 aligned,
+    softmax f32 f32 245 1 28 4 8 1 slab-aligned, softmax bf16 bf16 245 1 56 8 4 1 slab-aligned,
+    softmin f16 f16 333 1 40 8 1 0 slab, softmax f32 bf16 32 4 24 4 1 0, softmax f64 f64 32 4 12 2 1 0 aligned,
+    softmax f32 f32 1 256 4 1 1 0 strided;
+backward_broadcast columns: log_softmax bf16 bf16 32 4 48 8 1 0 aligned;
+backward columns-grid: softmax f32 f32 4 128 16 4 66 12 aligned, softmax bf16 bf16 2 256 64 8 66 0 aligned;
+backward columns-twopass: log_softmax f32 f32 2 256 16 4 108 0 aligned, softmax bf16 bf16 333 1 32 8 1 0 slab,
+    logsumexp f32 f32 16 16 32 4 4 0 aligned, logsumexp f32 bf16 16 16 64 8 1 0 aligned,
+    logsumexp f32 f32 245 1 32 4 4 0 slab-aligned
+"""
+
+
+def parse(which: str, tier: str, words: str) -> tuple[Any, ...]:
+    """A kernel as `native.compile_kernel` takes it."""
+    function, x, y, *numbers = words.split()
+    access = 0 if numbers[-1].isdigit() else Access[numbers.pop().upper().replace("-", "_")]
+    dtypes = {"f32": F32, "f64": F64, "f16": F16, "bf16": BF16}
+    plan = Plan(Tier(native.TIERS.index(tier)), *map(int, numbers), access)
+    return function, dtypes[x], dtypes[y], plan, which
+
+
 KERNELS = [
-    ("softmax", F32, F32, Plan(Tier.WARP, 32, 4, 32, 4, 1, 0), "forward"),
-    ("softmax", F32, F32, Plan(Tier.WARP, 32, 4, 36, 4, 1, 0), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.WARP, 2, 64, 8, 8, 1, 0), "forward"),
-    ("softmax", F16, F32, Plan(Tier.WARP, 8, 16, 8, 1, 1, 0), "forward"),
-    ("softmax", F32, F32, Plan(Tier.BLOCK, 256, 1, 32, 4, 1, 0), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.BLOCK, 256, 1, 40, 8, 1, 0), "forward"),
-    ("softmin", F16, F16, Plan(Tier.BLOCK, 256, 1, 40, 8, 1, 0), "forward"),
-    ("softmax", F64, F16, Plan(Tier.BLOCK, 64, 1, 16, 2, 1, 0), "forward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.BLOCK, 256, 1, 32, 8, 1, 0), "forward"),
-    ("softmin", F64, F64, Plan(Tier.BLOCK, 512, 1, 12, 2, 1, 0), "forward"),
-    ("logsumexp", F32, F32, Plan(Tier.BLOCK, 512, 1, 32, 4, 1, 0), "forward"),
-    ("softmax", F32, F32, Plan(Tier.CLUSTER, 512, 1, 32, 4, 8, 0), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.WARP, 32, 4, 32, 8, 1, 0, Access.ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.BLOCK, 128, 1, 64, 8, 1, 0, Access.ALIGNED), "forward"),
-    ("log_softmax", F32, F32, Plan(Tier.BLOCK, 256, 1, 32, 4, 1, 0, Access.ALIGNED), "forward"),
-    ("softmax", F16, F16, Plan(Tier.CLUSTER, 256, 1, 64, 8, 8, 0, Access.ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.CLUSTER, 256, 1, 32, 8, 16, 4), "forward"),
-    ("softmax", F32, F32, Plan(Tier.CLUSTER, 192, 1, 28, 4, 16, 4), "forward"),
-    ("softmax", F32, F32, Plan(Tier.CLUSTER, 256, 1, 32, 4, 16, 8), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.CLUSTER, 160, 1, 40, 8, 16, 8), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.CLUSTER, 128, 1, 48, 8, 16, 4), "forward"),
-    ("log_softmax", F32, F32, Plan(Tier.CLUSTER, 128, 1, 24, 4, 8, 8), "forward"),
-    ("softmax", BF16, F32, Plan(Tier.CLUSTER, 256, 1, 16, 4, 16, 8), "forward"),
-    ("softmax", F32, F32, Plan(Tier.STAGED, 1, 128, 34, 1, 1, 1), "forward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.STAGED, 32, 4, 26, 1, 1, 2), "forward"),
-    ("state", BF16, F32, Plan(Tier.STAGED, 4, 32, 26, 1, 1, 2), "forward"),
-    ("softmax", F32, F32, Plan(Tier.GRID, 480, 1, 16, 4, 132, 8), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.GRID, 480, 1, 32, 8, 33, 8), "forward"),
-    ("softmax", F32, F32, Plan(Tier.GRID, 256, 1, 48, 4, 132, 0), "forward"),
-    ("softmax", F32, F32, Plan(Tier.GRID, 480, 1, 64, 4, 132, 28), "forward"),  # of 9.0 alone
-    ("softmax", F32, F32, Plan(Tier.GRID, 480, 1, 0, 4, 132, 28), "forward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.GRID, 480, 1, 0, 8, 132, 28), "forward"),
-    ("softmax", F64, F64, Plan(Tier.GRID, 480, 1, 16, 2, 132, 28), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.GRID, 480, 1, 96, 8, 132, 24), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.GRID, 480, 1, 128, 8, 132, 20), "forward"),  # of 9.0 alone
-    ("log_softmax", F16, F32, Plan(Tier.GRID, 352, 1, 32, 4, 132, 16), "forward"),
-    ("logsumexp", F32, F32, Plan(Tier.GRID, 480, 1, 64, 4, 2, 24), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.BLOCK, 256, 1, 16, 8, 1, 0, Access.SCALAR), "forward"),
-    ("softmax", F32, F32, Plan(Tier.TWOPASS, 512, 1, 16, 4, 1, 0), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.TWOPASS, 512, 1, 16, 8, 1, 0), "forward"),
-    ("logsumexp", BF16, BF16, Plan(Tier.TWOPASS, 512, 1, 16, 8, 1, 0), "forward"),
-    ("logsumexp", BF16, F32, Plan(Tier.WARP, 8, 16, 16, 8, 1, 0), "forward"),
-    ("logsumexp", F16, F32, Plan(Tier.STAGED, 4, 32, 26, 1, 1, 2), "forward"),
-    ("logsumexp", BF16, F32, Plan(Tier.BLOCK, 256, 1, 32, 8, 1, 0, Access.ALIGNED), "forward"),
-    ("logsumexp", F16, F32, Plan(Tier.CLUSTER, 256, 1, 32, 8, 8, 0), "forward"),
-    ("logsumexp", BF16, F32, Plan(Tier.GRID, 480, 1, 32, 8, 33, 8), "forward"),
-    ("logsumexp", F16, F32, Plan(Tier.TWOPASS, 512, 1, 16, 8, 1, 0), "forward"),
-    ("softmax", F32, F32, Plan(Tier.WARP, 32, 4, 16, 4, 1, 0, Access.ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(Tier.WARP, 8, 16, 16, 8, 1, 0), "backward"),
-    ("log_softmax", F32, F16, Plan(Tier.WARP, 4, 32, 8, 4, 1, 0), "backward_broadcast"),
-    ("softmax", F32, F32, Plan(Tier.BLOCK, 256, 1, 16, 4, 1, 0, Access.ALIGNED), "backward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.BLOCK, 128, 1, 24, 8, 1, 0), "backward"),
-    ("softmin", F16, F16, Plan(Tier.BLOCK, 256, 1, 24, 8, 1, 0, Access.ALIGNED), "backward"),
-    ("softmax", F64, F64, Plan(Tier.BLOCK, 256, 1, 4, 2, 1, 0), "backward"),
-    ("softmax", F32, F32, Plan(Tier.CLUSTER, 512, 1, 20, 4, 16, 0), "backward"),
-    ("softmax", BF16, BF16, Plan(Tier.CLUSTER, 256, 1, 32, 8, 8, 0), "backward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.CLUSTER, 256, 1, 32, 8, 16, 0, Access.ALIGNED), "backward"),
-    ("softmax", F32, F32, Plan(Tier.GRID, 480, 1, 32, 4, 132, 12), "backward"),  # of 9.0 alone
-    ("log_softmax", BF16, BF16, Plan(Tier.GRID, 480, 1, 64, 8, 132, 8), "backward"),  # of 9.0 alone
-    ("softmax", F16, F16, Plan(Tier.GRID, 480, 1, 32, 8, 132, 8), "backward"),
-    ("softmax", F64, F64, Plan(Tier.GRID, 480, 1, 8, 2, 132, 8), "backward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.GRID, 256, 1, 16, 8, 33, 0), "backward_broadcast"),
-    ("softmax", F32, F32, Plan(Tier.TWOPASS, 512, 1, 16, 4, 1, 0), "backward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.TWOPASS, 512, 1, 16, 8, 1, 0), "backward"),
-    ("logsumexp", F32, F32, Plan(Tier.WARP, 8, 16, 16, 4, 1, 0, Access.ALIGNED), "backward"),
-    ("logsumexp", BF16, BF16, Plan(Tier.TWOPASS, 256, 1, 16, 8, 1, 0), "backward"),
-    ("logsumexp", F32, BF16, Plan(Tier.TWOPASS, 256, 1, 16, 8, 1, 0, Access.ALIGNED), "backward"),
-    ("logsumexp", F32, F16, Plan(Tier.WARP, 8, 16, 16, 8, 1, 0), "backward"),
-    # Of columns, with shared memory for the next tile, and for more vectors.
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 64, 1, 88, 4, 1, 0, Access.ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 64, 1, 176, 8, 1, 0, Access.ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 7, 18, 56, 4, 4, 0, Access.ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 16, 8, 64, 4, 8, 1, Access.ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 245, 1, 52, 4, 4, 1, Access.SLAB_ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 245, 1, 104, 8, 2, 1, Access.SLAB_ALIGNED), "forward"),
-    ("log_softmax", F32, F32, Plan(Tier.COLUMNS, 333, 1, 36, 4, 1, 0, Access.SLAB), "forward"),
-    ("softmax", F16, F16, Plan(Tier.COLUMNS, 333, 1, 40, 8, 1, 0, Access.SLAB), "forward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.COLUMNS, 64, 1, 160, 8, 1, 0, Access.ALIGNED), "forward"),
-    ("softmin", F16, F16, Plan(Tier.COLUMNS, 4, 32, 128, 8, 8, 0, Access.ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 8, 32, 64, 4, 16, 16, Access.ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 8, 32, 128, 8, 16, 16, Access.ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 8, 32, 64, 4, 1, 8, Access.ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 4, 128, 96, 8, 1, 20, Access.ALIGNED), "forward"),
-    ("log_softmax", F16, F16, Plan(Tier.COLUMNS, 245, 1, 32, 8, 1, 24, Access.SLAB_ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 8, 16, 104, 8, 1, 0), "forward"),
-    ("logsumexp", F32, F32, Plan(Tier.COLUMNS, 8, 16, 64, 4, 1, 0), "forward"),
-    ("logsumexp", BF16, F32, Plan(Tier.COLUMNS, 64, 1, 160, 8, 1, 0, Access.ALIGNED), "forward"),
-    ("state", BF16, F32, Plan(Tier.COLUMNS, 8, 16, 64, 8, 8, 0, Access.ALIGNED), "forward"),
-    ("softmax", F16, F32, Plan(Tier.COLUMNS, 16, 8, 48, 4, 1, 0, Access.ALIGNED), "forward"),
-    ("log_softmax", F64, F64, Plan(Tier.COLUMNS, 64, 1, 44, 2, 1, 0, Access.ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 1, 256, 4, 1, 1, 0, Access.STRIDED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 32, 8, 8, 1, 8, 0, Access.STRIDED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS_GRID, 4, 128, 32, 4, 66, 8, Access.ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS_GRID, 1, 512, 64, 8, 132, 8, Access.ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS_GRID, 490, 1, 32, 4, 2, 8, Access.SLAB_ALIGNED), "forward"),
-    ("softmax", F16, F16, Plan(Tier.COLUMNS_GRID, 8, 64, 64, 8, 12, 0), "forward"),
-    ("softmax", F64, F64, Plan(Tier.COLUMNS_GRID, 8, 64, 16, 2, 66, 24, Access.ALIGNED), "forward"),
-    ("log_softmax", F32, F32, Plan(Tier.COLUMNS_GRID, 1, 256, 8, 1, 4, 0, Access.STRIDED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS_TWOPASS, 2, 256, 32, 4, 108, 0, Access.ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS_TWOPASS, 1, 512, 64, 8, 132, 0, Access.ALIGNED), "forward"),
-    ("logsumexp", BF16, BF16, Plan(Tier.COLUMNS_TWOPASS, 8, 64, 64, 8, 1, 0, Access.ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS_TWOPASS, 333, 1, 32, 4, 8, 0, Access.SLAB), "forward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 32, 4, 24, 4, 1, 0, Access.ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 32, 4, 48, 8, 1, 0, Access.ALIGNED), "backward"),
-    ("log_softmax", F32, F32, Plan(Tier.COLUMNS, 8, 32, 32, 4, 8, 0, Access.ALIGNED), "backward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.COLUMNS, 8, 16, 64, 8, 8, 0, Access.ALIGNED), "backward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 8, 32, 32, 4, 16, 8, Access.ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 8, 32, 64, 8, 1, 8, Access.ALIGNED), "backward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 245, 1, 28, 4, 8, 1, Access.SLAB_ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS, 245, 1, 56, 8, 4, 1, Access.SLAB_ALIGNED), "backward"),
-    ("softmin", F16, F16, Plan(Tier.COLUMNS, 333, 1, 40, 8, 1, 0, Access.SLAB), "backward"),
-    ("softmax", F32, BF16, Plan(Tier.COLUMNS, 32, 4, 24, 4, 1, 0), "backward"),
-    ("log_softmax", BF16, BF16, Plan(Tier.COLUMNS, 32, 4, 48, 8, 1, 0, Access.ALIGNED), "backward_broadcast"),
-    ("softmax", F64, F64, Plan(Tier.COLUMNS, 32, 4, 12, 2, 1, 0, Access.ALIGNED), "backward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS, 1, 256, 4, 1, 1, 0, Access.STRIDED), "backward"),
-    ("softmax", F32, F32, Plan(Tier.COLUMNS_GRID, 4, 128, 16, 4, 66, 12, Access.ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS_GRID, 2, 256, 64, 8, 66, 0, Access.ALIGNED), "backward"),
-    ("log_softmax", F32, F32, Plan(Tier.COLUMNS_TWOPASS, 2, 256, 16, 4, 108, 0, Access.ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(Tier.COLUMNS_TWOPASS, 333, 1, 32, 8, 1, 0, Access.SLAB), "backward"),
-    ("logsumexp", F32, F32, Plan(Tier.COLUMNS_TWOPASS, 16, 16, 32, 4, 4, 0, Access.ALIGNED), "backward"),
-    ("logsumexp", F32, BF16, Plan(Tier.COLUMNS_TWOPASS, 16, 16, 64, 8, 1, 0, Access.ALIGNED), "backward"),
-    ("logsumexp", F32, F32, Plan(Tier.COLUMNS_TWOPASS, 245, 1, 32, 4, 4, 0, Access.SLAB_ALIGNED), "backward"),
+    parse(*key.split(), words)
+    for key, text in (group.split(":") for group in KERNELS_OF.split(";"))
+    for words in text.split(",")
 ]
 
 

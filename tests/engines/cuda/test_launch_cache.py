@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 
 import pytest
 import torch
@@ -69,28 +68,6 @@ def test_batch_invariance_is_heeded_at_once():
             whole = onepass.softmax(x, -1)
             for rows in (1, 2, 33):
                 assert torch.equal(onepass.softmax(x[:rows], -1), whole[:rows])
-
-
-@pytest.mark.gpu
-def test_two_threads_of_one_shape():
-    failed: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        try:
-            generator = torch.Generator("cuda").manual_seed(seed)
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(200):
-                    x = torch.randn(16, 128, device="cuda", generator=generator)
-                    right(onepass.softmax(x, -1), x)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
 
 
 @pytest.mark.gpu
