@@ -30,7 +30,7 @@ def build(folder: Path) -> None:
     """The package, with a native library under sanitizers. Raises CalledProcessError where the compiler does."""
     flags = {"CXX": shlex.join(COMPILER), "CXXFLAGS": shlex.join(FLAGS)}
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", folder / "temporary", "--build-lib", folder]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **flags}, check=True)
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **flags}, stdout=sys.stderr, check=True)
 
 
 def environment(folder: Path, isa: str) -> dict[str, str]:
