@@ -74,16 +74,16 @@ def test_maxima_that_come_late(runner, function, plan, dtype):
 
 # More tiles than blocks run at a time: one takes several, of which it prefetches the next, or announces it by messages
 MANY = [
-    plans.column_plan(Tier.COLUMNS, Access.PREDICATED, 8, 8, 4, 1, PREFETCH),
-    plans.column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 8, 2, 2, PREFETCH),
-    plans.column_plan(Tier.COLUMNS, Access.ALIGNED, 16, 16, 3, 8, PREFETCH),
-    plans.column_plan(Tier.COLUMNS, Access.SLAB_ALIGNED, 200, 1, 4, 4, PREFETCH),
-    plans.column_plan(Tier.COLUMNS, Access.SLAB_ALIGNED, 200, 1, 4, 1, PREFETCH),
-    plans.column_plan(Tier.COLUMNS_GRID, Access.ALIGNED, 4, 16, 2, 3),
-    plans.column_plan(Tier.COLUMNS_GRID, Access.PREDICATED, 4, 16, 2, 33),
-    plans.column_plan(Tier.COLUMNS_GRID, Access.SLAB, 64, 1, 4, 3),
-    plans.column_plan(Tier.COLUMNS_GRID, Access.STRIDED, 32, 4, 4, 3),
-    plans.column_plan(Tier.COLUMNS_TWOPASS, Access.ALIGNED, 8, 8, 3, 3),
+    Plan(Tier.COLUMNS, 8, 8, 4, 1, 1, PREFETCH, Access.PREDICATED),
+    Plan(Tier.COLUMNS, 4, 8, 2, 1, 2, PREFETCH, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 16, 16, 3, 1, 8, PREFETCH, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 200, 1, 4, 1, 4, PREFETCH, Access.SLAB_ALIGNED),
+    Plan(Tier.COLUMNS, 200, 1, 4, 1, 1, PREFETCH, Access.SLAB_ALIGNED),
+    Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 3, 0, Access.ALIGNED),
+    Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 33, 0, Access.PREDICATED),
+    Plan(Tier.COLUMNS_GRID, 64, 1, 4, 1, 3, 0, Access.SLAB),
+    Plan(Tier.COLUMNS_GRID, 32, 4, 4, 1, 3, 0, Access.STRIDED),
+    Plan(Tier.COLUMNS_TWOPASS, 8, 8, 3, 1, 3, 0, Access.ALIGNED),
 ]
 
 
@@ -100,11 +100,11 @@ def test_many_tiles(runner, plan):
 
 
 BITS = [  # a plan, a shape over whose middle dim it goes
-    (plans.column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 16, 4), (5, 60, 40)),
-    (plans.column_plan(Tier.COLUMNS, Access.PREDICATED, 4, 16, 4, 4), (5, 250, 41)),
-    (plans.column_plan(Tier.COLUMNS_GRID, Access.ALIGNED, 4, 64, 8, 32), (2, 9000, 16)),
-    (plans.column_plan(Tier.COLUMNS_GRID, Access.SLAB, 64, 1, 4, 8), (9, 800, 7)),
-    (plans.column_plan(Tier.COLUMNS_TWOPASS, Access.ALIGNED, 4, 64, 8, 16), (2, 9000, 16)),
+    (Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.ALIGNED), (5, 60, 40)),
+    (Plan(Tier.COLUMNS, 4, 16, 4, 1, 4, 0, Access.PREDICATED), (5, 250, 41)),
+    (Plan(Tier.COLUMNS_GRID, 4, 64, 8, 1, 32, 0, Access.ALIGNED), (2, 9000, 16)),
+    (Plan(Tier.COLUMNS_GRID, 64, 1, 4, 1, 8, 0, Access.SLAB), (9, 800, 7)),
+    (Plan(Tier.COLUMNS_TWOPASS, 4, 64, 8, 1, 16, 0, Access.ALIGNED), (2, 9000, 16)),
 ]
 
 
