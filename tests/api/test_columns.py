@@ -59,7 +59,7 @@ def test_every_set_of_dims(function):
                 check(function, view, [*dims])
 
 
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.parametrize("seed", range(96))
 def test_any_views(seed):
     check_views(ENGINE, seed)
 

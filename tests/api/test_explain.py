@@ -126,9 +126,18 @@ _THEN = {
 }
 
 
-def test_explain_of_logsumexp_in_float32():
-    plan = onepass.explain((8192, 1024), function="logsumexp", dtype=torch.bfloat16, out_dtype=F32, device="h200")
+def test_explain_of_logsumexp_in_float32_and_of_a_state():
+    plan = onepass.explain((8192, 1024), function="logsumexp", dtype=BF16, out_dtype=F32, device="h200")
     assert (plan.out_dtype, plan.bytes) == ("float32", 8192 * (1024 * 2 + 4))
+    plan = onepass.explain((16, 4096), function="state", device="h200", dtype=BF16)
+    assert (plan.function, plan.engine, plan.dtype, plan.out_dtype) == ("state", "cuda", "bfloat16", "float32")
+    assert plan.bytes == 16 * (4096 * 2 + 2 * 4)
+    assert onepass.explain(torch.zeros(3, 5, dtype=F64), 0, function="state").bytes == 8 * (15 + 10)
+    assert onepass.explain((4, 9, 3), 1, function="state", device="h200", engine="triton").tier == "row"
+    assert onepass.explain((4, 0), function="state", device="cpu").tier == "none"
+    long = onepass.explain((2000, 10**6), function="state", device="h200")
+    assert long.tier == "twopass"
+    assert not any("twice" in note for note in long.notes)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +161,7 @@ def test_explain_of_logsumexp_in_float32():
         (((3, 4),), {"sm_count": 1.5}, ValueError, "sm_count is a whole number from 1 to 4096, got 1.5"),
         (((3, 4),), {"device": "cpu", "sm_count": 60}, ValueError, "plans of the CUDA engine, got engine 'cpu'"),
         (((3, 4),), {"function": "logsumexp", "out_dtype": F64}, ValueError, "out_dtype"),
+        (((3, 4),), {"function": "state", "out_dtype": F16}, ValueError, "state has no dtype="),
         ((torch.zeros(3, dtype=torch.int64),), {}, ValueError, "int64"),
         ((torch.zeros(3, dtype=torch.complex64),), {}, NotImplementedError, "complex64"),
     ],

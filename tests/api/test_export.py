@@ -1,7 +1,8 @@
-"""torch.export and AOTInductor: a graph of any of our functions runs elsewhere, from C++ too."""
+"""torch.export, AOTInductor, and the native core without Python: a graph of any of our functions runs elsewhere."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import onepass
 from lib.cpp import build_with_torch, output
-from lib.support import TORCH, assert_defined, every_softmax, maker, ours
+from lib.support import TORCH, assert_defined, every_operator, every_softmax, maker, ours
 from onepass import native
 
 BOTH = {"rows": torch.export.Dim("rows", min=2, max=64), "columns": torch.export.Dim("columns", min=2, max=512)}
@@ -41,6 +42,7 @@ def calls_of(graph: torch.fx.Graph) -> list[str]:
     return [str(node.target) for node in graph.nodes if node.op == "call_function"]
 
 
+@every_operator
 def test_any_size_survives_a_file(function, dtype, tmp_path):
     class One(torch.nn.Module):
         def __init__(self) -> None:
@@ -48,7 +50,8 @@ def test_any_size_survives_a_file(function, dtype, tmp_path):
             self.scale = torch.nn.Parameter(torch.tensor(1.5))
 
         def forward(self, x: Tensor) -> Tensor:
-            return ours(function)(x * self.scale, -1) * 2
+            y = ours(function)(x * self.scale, -1)
+            return y.logsumexp() if function == "state" else y * 2
 
     x = maker(dtype)(3, 4)
     program = torch.export.export(One(), (x,), dynamic_shapes={"x": {0: BOTH["rows"], 1: BOTH["columns"]}})
@@ -151,3 +154,20 @@ def test_aot_inductor_in_a_program_without_python(package, tmp_path):
             want = Model()(torch.arange(rows * columns).view(rows, columns) * 0.1)
         got = torch.tensor([float(word) for word in answer.split()])
         torch.testing.assert_close(got, torch.cat([t.flatten() for t in want]), rtol=1e-4, atol=2e-6)
+
+
+def test_an_operator_runs_in_a_program_without_python(tmp_path):
+    program = build_with_torch(tmp_path, "plain", "-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+    answer = output(program, native.PATH)
+    y = torch.tensor([1.0, 2.0]).exp() / torch.tensor([1.0, 2.0]).exp().sum()
+    assert [float(word) for word in answer.split()] == [round(v, 6) for v in [*y.tolist(), *y.tolist()]]
+
+
+def test_the_binary_needs_neither_python_nor_cuda():
+    libraries = output("ldd", native.PATH)
+    assert not re.search(r"libpython|libcuda|libcudart|libnvrtc|torch_cuda", libraries), libraries
+    wanted = re.findall(r" U (\S+)", output("nm", "-D", "--undefined-only", native.PATH))
+    assert not [name for name in wanted if name.startswith(("Py", "_Py"))]
+    # Of libtorch only the C functions of the stable ABI: no C++ symbol of c10, at or torch.
+    assert not [name for name in wanted if re.search(r"N3c10|N2at|N5torch", name)]
+    assert any(name.startswith("aoti_torch_") for name in wanted)

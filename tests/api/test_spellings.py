@@ -19,7 +19,7 @@ from lib.support import FUNCTIONS, SOFTMAXES, every_softmax, ours, randn
 OF_TORCH: dict[str, Callable[..., Tensor]] = {
     "softmax": torch.softmax,
     "log_softmax": torch.log_softmax,
-    "softmin": lambda x, *given, **named: torch.softmax(-x, *given, **named),
+    "softmin": lambda input, *given, **named: torch.softmax(-input, *given, **named),
     "logsumexp": torch.logsumexp,
 }
 OF_FUNCTIONAL: dict[str, Callable[..., Tensor]] = {
@@ -29,6 +29,9 @@ OF_FUNCTIONAL: dict[str, Callable[..., Tensor]] = {
 }
 F64 = torch.float64
 AS_TORCH: dict[str, Callable[..., Any]] = {
+    "by name": lambda f, x: f(dim=1, input=x),
+    "out None": lambda f, x: f(x, 0, out=None),
+    "dtype by name": lambda f, x: f(x, dim=0, dtype=F64),
     "dtype by position": lambda f, x: f(x, 1, F64),
     "None by position": lambda f, x: f(x, 1, None),
     "type by position": lambda f, x: f(x, 1, float),
@@ -61,6 +64,9 @@ AS_FUNCTIONAL: dict[str, Callable[..., Any]] = {
     "too many": lambda f, x: f(x, 1, 3, F64, None),
 }
 AS_LOGSUMEXP: dict[str, Callable[..., Any]] = {
+    "by name": lambda f, x: f(keepdim=True, dim=0, input=x),
+    "by position": lambda f, x: f(x, 0, True),
+    "out None": lambda f, x: f(x, 0, out=None),
     "axis": lambda f, x: f(x, axis=0),
     "axes": lambda f, x: f(x, axis=(0, 1)),
     "axis with out": lambda f, x: f(x, axis=1, out=torch.zeros(3)),

@@ -29,7 +29,7 @@ def build_with_torch(folder: Path, name: str, *options: str, libraries: tuple[st
     return program
 
 
-def output(program: Path, *arguments: object) -> str:
+def output(program: Path | str, *arguments: object) -> str:
     """What a program prints, which does not fail."""
     done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

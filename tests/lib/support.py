@@ -22,6 +22,7 @@ from .paths import ROOT
 
 SOFTMAXES = ("softmax", "log_softmax", "softmin")
 FUNCTIONS = (*SOFTMAXES, "logsumexp")
+OPERATORS = (*FUNCTIONS, "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 TORCH: dict[str, Callable[..., Any]] = {  # each function's namesake, as users call it
@@ -53,7 +54,24 @@ def engines_at_hand() -> list[Any]:
     return pairs
 
 
+def both(function: str, engine: str = "auto", **named: Any) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The function and its definition, as functions of a tensor alone; a state is its two planes."""
+    definition = getattr(reference, function)
+    if function == "state":
+        return lambda x: torch.stack(ours(function)(x, engine=engine, **named)), lambda x: torch.stack(
+            definition(x, **named)
+        )
+    return lambda x: ours(function)(x, engine=engine, **named), lambda x: definition(x, **named)
+
+
+def keepdims(function: str) -> list[dict[str, bool]]:
+    """The named arguments with which a reduction is called."""
+    return [{"keepdim": False}, {"keepdim": True}] if function in ("logsumexp", "state") else [{}]
+
+
 every_softmax = pytest.mark.parametrize("function", SOFTMAXES)
+every_operator = pytest.mark.parametrize("function", OPERATORS)
+every_half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
 def slow(*values: Any) -> Any:
