@@ -11,7 +11,7 @@ import torch
 
 import onepass
 from lib.scripts import run_python
-from lib.support import FUNCTIONS, SOFTMAXES, assert_defined, maker, ours
+from lib.support import FUNCTIONS, SOFTMAXES, assert_defined, every_operator, maker, ours
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
@@ -41,6 +41,7 @@ def test_every_alignment(n, dtype, engine, device):
 @pytest.mark.parametrize(
     "shape", [(1, 100_003), (2, 65_537), (70_001, 2), (65_600, 17), (3, 3, 9000), (1, 1, 7)], ids=str
 )
+@every_operator
 def test_few_long_rows_and_many_short_ones(function, shape, engine, device):
     x = maker(torch.float32, device)(*shape)
     for dim in range(len(shape)):

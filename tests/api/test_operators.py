@@ -13,8 +13,7 @@ from torch.library import opcheck
 
 import onepass
 from lib.samples import SAMPLES
-from lib.state import assert_state
-from lib.support import FUNCTIONS, SOFTMAXES, TORCH, every_softmax, maker, slow
+from lib.support import FUNCTIONS, SOFTMAXES, TORCH, assert_state, every_softmax, maker, slow
 from onepass import State
 
 ops = torch.ops.onepass

@@ -1,10 +1,8 @@
-"""torch's own samples (OpInfo) under the checks of torch's own suite, with our functions and with torch's under a
-patch: values, errors, gradients of both modes and orders, noncontiguous inputs, schema, fake tensors, torch.compile,
-vmap."""
+"""torch's own samples (OpInfo), with our functions and with torch's under a patch: values, errors, gradients,
+noncontiguous inputs, schema, fake tensors, torch.compile."""
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,16 +12,12 @@ import torch
 from torch import Tensor
 from torch._subclasses import CrossRefFakeMode
 from torch._subclasses.schema_check_mode import SchemaCheckMode
-from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._pytree import tree_map
 
 from lib.patch import with_and_without
 from lib.support import TORCH, ours, slow
 
 pytest.importorskip("expecttest", reason="torch.testing's op_db needs it")
 from torch.testing._internal.common_methods_invocations import op_db
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's batched checks tell of operators without rules
 
 NAMES = {
     "softmax": "softmax",
@@ -81,19 +75,6 @@ def test_values(op, dtype, engine, device):
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize(("op", "dtype"), [p for p in PAIRS if p.values[1] in FLOATS[:2]])
-def test_gradients_are_torchs(op, dtype, engine, device):
-    function = NAMES[op.name]
-    for sample in op.sample_inputs(device, dtype, requires_grad=True):
-        args, kwargs = _arguments(sample)
-        theirs = op(sample.input, *sample.args, **sample.kwargs)
-        mine = ours(function)(sample.input, *args, **kwargs, engine=engine)
-        g = torch.randn_like(theirs)
-        torch.testing.assert_close(
-            torch.autograd.grad(mine, sample.input, g), torch.autograd.grad(theirs, sample.input, g)
-        )
-
-
 @pytest.mark.parametrize("op", [op for op in OPS if op.error_inputs_func], ids=lambda op: NAMES[op.name])
 def test_errors(op):
     for case in op.error_inputs("cpu"):
@@ -102,14 +83,14 @@ def test_errors(op):
             ours(NAMES[op.name])(case.sample_input.input, *args, **kwargs)
 
 
-# Gradients, transforms, graphs ---------------------------------------------------------------------------------------
-
-F64 = torch.float64
+# Gradients and graphs ---------------------------------------------------------------------------------------
 
 
-def calls(op: Any, engine: str, device: str, nth: int = 1) -> Iterator[tuple[Callable[..., Tensor], Any]]:
+def calls(
+    op: Any, engine: str, device: str, nth: int = 1, dtype: torch.dtype = torch.float64
+) -> Iterator[tuple[Callable[..., Tensor], Any]]:
     """Every nth sample: our function with the sample's arguments, and the sample."""
-    samples = list(op.sample_inputs(device, F64, requires_grad=True))[::nth]
+    samples = list(op.sample_inputs(device, dtype, requires_grad=True))[::nth]
     assert samples
     for sample in samples[: 3 if engine == "triton" and device == "cpu" else None]:  # an interpreter takes its time
         args, kwargs = _arguments(sample)
@@ -117,38 +98,19 @@ def calls(op: Any, engine: str, device: str, nth: int = 1) -> Iterator[tuple[Cal
 
 
 every_nth = pytest.mark.parametrize("nth", [4, slow(1)])
-CHECKS: dict[str, Callable[..., Any]] = {  # as torch's test_ops_gradients.py has them
-    "fn_grad": functools.partial(gradcheck, check_batched_grad=True),
-    "fn_gradgrad": functools.partial(gradgradcheck, check_batched_grad=True, gen_non_contig_grad_outputs=True),
-    "forward_mode_AD": functools.partial(
-        gradcheck, check_forward_ad=True, check_backward_ad=False, check_batched_forward_grad=True
-    ),
-    "fwgrad_bwgrad": functools.partial(
-        gradgradcheck, check_fwd_over_rev=True, check_rev_over_rev=False, check_undefined_grad=False
-    ),
-}
-
-
-@every_nth
-@pytest.mark.parametrize("check", CHECKS)
-@every_op
-def test_gradients(op, check, nth, engine, device):
-    for f, sample in calls(op, engine, device, nth):
-        x = sample.input
-        if x.numel() == 0 and check != "fn_grad":
-            continue
-        # torch's suite is slow or fast by its environment; all elements of the large samples take minutes.
-        assert CHECKS[check](f, (x,), fast_mode=x.numel() > 30 or engine == "triton")
 
 
 @every_op
-def test_noncontiguous_samples(op, engine, device):
-    for f, sample in calls(op, engine, device):
-        x, other = sample.input, sample.noncontiguous().input
-        y, z = f(x), f(other)
-        torch.testing.assert_close(y, z)
-        g = torch.randn_like(y)
-        torch.testing.assert_close(torch.autograd.grad(y, x, g), torch.autograd.grad(z, other, g))
+def test_gradients_are_torchs_and_those_of_noncontiguous_samples(op, engine, device):
+    for dtype in FLOATS[:2]:
+        for f, sample in calls(op, engine, device, dtype=dtype):
+            x, other = sample.input, sample.noncontiguous().input
+            mine, z, want = f(x), f(other), _theirs(op, sample)
+            torch.testing.assert_close(mine, z)
+            g = torch.randn_like(want)
+            (expected,) = torch.autograd.grad(want, x, g)
+            for y, leaf in ((mine, x), (z, other)):
+                torch.testing.assert_close(torch.autograd.grad(y, leaf, g)[0], expected)
 
 
 @every_op
@@ -174,32 +136,6 @@ def test_compiled(op, nth, engine, device):
         torch.testing.assert_close(
             torch.autograd.grad(got, sample.input, g), torch.autograd.grad(want, sample.input, g)
         )
-
-
-TRANSFORMS: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = {  # as functorch's test_ops.py
-    "vjp": lambda f, x, t: torch.func.vjp(f, x)[1](f(t)),
-    "jvp": lambda f, x, t: torch.func.jvp(f, (x,), (t,)),
-    "vjpvjp": lambda f, x, t: torch.func.vjp(lambda v: torch.func.vjp(f, x)[1](v)[0], f(t))[1](x),
-    "vjpjvp": lambda f, x, t: torch.func.vjp(lambda v: torch.func.jvp(f, (v,), (t,))[1], x)[1](f(t)),
-    "jvpvjp": lambda f, x, t: torch.func.jvp(lambda v: torch.func.vjp(f, v)[1](f(t))[0], (x,), (t,)),
-    "jvpjvp": lambda f, x, t: torch.func.jvp(lambda v: torch.func.jvp(f, (v,), (t,))[1], (x,), (t,)),
-    "jvpjvpvjp": lambda f, x, t: torch.func.jvp(
-        lambda u: torch.func.jvp(lambda v: torch.func.vjp(f, v)[1](f(u))[0], (u,), (t,))[1], (x,), (t,)
-    ),
-}
-
-
-@every_nth
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@every_op
-def test_transforms_and_vmap_of_them(op, transform, nth, engine, device):
-    for f, sample in calls(op, engine, device, nth):
-        x, t = sample.input.detach(), torch.randn_like(sample.input)
-        mine = functools.partial(TRANSFORMS[transform], f)
-        want = TRANSFORMS[transform](lambda v, s=sample: op(v, *s.args, **s.kwargs), x, t)
-        torch.testing.assert_close(mine(x, t), want)
-        twice = torch.func.vmap(mine, in_dims=(0, -1))(torch.stack((x, x)), torch.stack((t, t), -1))
-        torch.testing.assert_close(twice, tree_map(lambda w: torch.stack((w, w)), want))
 
 
 # Under a patch --------------------------------------------------------------------------------------------------------

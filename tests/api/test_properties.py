@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import onepass
-from lib.support import DTYPES, SOFTMAXES, assert_defined, engines_at_hand, maker, ours, same
+from lib.support import DTYPES, OPERATORS, SOFTMAXES, assert_defined, engines_at_hand, keepdims, maker, ours, same
 
 checked = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 SPECIALS = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, 88.7, -103.9, 6e4, -6e4, 1e-40]
@@ -62,9 +62,10 @@ def rows(draw: st.DrawFn, device: str, most: int = 5000, ninf: bool = True) -> T
 def test_any_view_over_any_dims_has_the_definitions_values(engine, device, data):
     x, dims = data.draw(views(device))
     spelled = dims[0] if len(dims) == 1 and data.draw(st.booleans()) else tuple(dims)
-    function = data.draw(st.sampled_from(("logsumexp", *SOFTMAXES)))
-    y = ours(function)(x, spelled, engine=engine)
-    if function != "logsumexp":
+    function = data.draw(st.sampled_from(OPERATORS))
+    named = data.draw(st.sampled_from(keepdims(function)))
+    y = ours(function)(x, spelled, engine=engine, **named)
+    if function in SOFTMAXES:
         assert y.shape == x.shape
         assert y.stride() == torch.empty_like(x).stride()
     assert_defined(function, y, x, tuple(dims))

@@ -193,8 +193,11 @@ def bound(function: str, x: Tensor, want: Tensor, dim: Any, dtype: torch.dtype) 
     return (out.eps + (roundings + v) * acc.eps) * want.abs() + max(acc.tiny, out.smallest_normal * out.eps)
 
 
-def assert_defined(function: str, got: Tensor, x: Tensor, dim: Any, note: str = "") -> None:
+def assert_defined(function: str, got: Any, x: Tensor, dim: Any, note: str = "") -> None:
     """`got` is the function of x by the definition; x has been rounded to the call's dtype already."""
+    if function == "state":
+        assert_state(got, x, dim, got.m.dim() == x.dim(), note)
+        return
     want = definition(function, x, dim) if function != "logsumexp" else reference.logsumexp(x, dim, True)
     limit = bound(function, x, want, dim, got.dtype)
     want, limit = want.reshape(got.shape), limit.reshape(got.shape)
@@ -215,6 +218,21 @@ def assert_defined(function: str, got: Tensor, x: Tensor, dim: Any, note: str = 
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal elements, NaN equal to NaN."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def assert_state(got: onepass.State, x: Tensor, dim: Any, keepdim: bool = False, note: str = "") -> None:
+    """`got` is the state of x: its maxima exactly, its sums within a few roundings, however long a row is."""
+    call = f"state over dim {dim} of {tuple(x.shape)} strides {x.stride()} {x.dtype}{note}"
+    m, total = reference.state(x, dim, keepdim)
+    dtype = _accumulator(x.dtype)
+    assert got.m.dtype == got.l.dtype == dtype, call
+    assert got.m.device == got.l.device == x.device, call
+    assert same(got.m.double(), m), f"{call}: got m = {got.m}, want {m}"
+    assert got.l.shape == total.shape, call
+    l = got.l.double()  # noqa: E741
+    near = total.isfinite() & ((l - total).abs() <= 16 * torch.finfo(dtype).eps * total)
+    good = (l == total) | (l.isnan() & total.isnan()) | near
+    assert bool(good.all()), f"{call}: {int((~good).sum())} sums of {good.numel()} wrong: {l[~good]}, {total[~good]}"
 
 
 # Refusals ------------------------------------------------------------------------------------------------------
