@@ -14,12 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import onepass
 from lib.modes import Operators
-from lib.support import DTYPES, TORCH, assert_defined, every_softmax, maker, ours
+from lib.support import DTYPES, TORCH, assert_defined, every_half, every_softmax, maker, ours
 from onepass import functional, settings
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
-every_half = pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
-on_gpu = pytest.mark.gpu
 
 
 def test_the_dtype_is_torchs(function, dtype, engine, device):
@@ -124,8 +122,8 @@ def test_it_ends_with_an_error_and_is_of_one_thread(fake_gpu):
         onepass.autocast_keeps_half(1)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_graph_knows_of_it():
-    torch.compiler.reset()
     compiled = torch.compile(lambda x: x + 1 if settings._thread.keeps_half else x, fullgraph=True, backend="eager")
     x = torch.zeros(2)
     for _ in range(2):
@@ -134,11 +132,11 @@ def test_a_compiled_graph_knows_of_it():
             assert compiled(x).all()
 
 
-@on_gpu
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @every_half
 def test_compiled_on_a_gpu(function, dtype, backend):
-    torch.compiler.reset()
     x = maker(dtype, "cuda")(3, 40)
     compiled = torch.compile(lambda x: ours(function)(x, 1), fullgraph=True, backend=backend)
     for _ in range(2):

@@ -37,13 +37,6 @@ def nvrtc() -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    folder = tmp_path / "a" / "cache"
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
-    return folder
-
-
-@pytest.fixture
 def library(nvrtc, tmp_path, monkeypatch) -> Path:
     """A copy of NVRTC that can be changed, with what it opens itself beside it."""
     copy = tmp_path / "lib" / nvrtc.name

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import onepass
 from lib.samples import special
-from lib.support import assert_state, maker, refused, same
+from lib.support import assert_state, maker, same
 from onepass import State, merge, reference
 
 INF, NAN = math.inf, math.nan
@@ -109,27 +109,6 @@ def test_merge_broadcasts_and_takes_pairs():
 
 
 # Refusals -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "got"),
-    [
-        (([1.0, 2.0],), {}, TypeError, "list"),
-        ((torch.randn(3, 4), 2), {}, IndexError, "2"),
-        ((torch.randn(3, 4), (0, 5)), {}, IndexError, "5"),
-        ((torch.randn(3, 4), (1, -1)), {}, RuntimeError, "once"),
-        ((torch.randn(3, 4), True), {}, TypeError, "True"),
-        ((torch.randn(3, 4), "1"), {}, TypeError, "'1'"),
-        ((torch.randn(3, 4), 1, 1), {}, TypeError, "keepdim must be a bool, got 1"),
-        ((torch.randn(3, 4, dtype=torch.complex64),), {}, NotImplementedError, "complex64"),
-        ((torch.randn(3, 4).to_sparse(),), {}, NotImplementedError, "sparse"),
-        ((torch.randn(3, 4),), {"engine": "gpu"}, ValueError, "gpu"),
-        ((torch.randn(3, 4),), {"engine": "cuda"}, RuntimeError, "cuda"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_refused(arguments, options, error, got):
-    refused("state", error, got, *arguments, **options)
 
 
 def test_more_dims_than_torch_has():

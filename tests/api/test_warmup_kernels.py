@@ -33,14 +33,7 @@ MOST_OF_COLUMNS = {FORWARD: 1500, BACKWARD: 900, BROADCAST: 1500}
 every_pair = pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
 
 
-def kernels(
-    function: str,
-    types: tuple[torch.dtype, torch.dtype],
-    arch: int,
-    lengths: Any = (),
-    which: str = FORWARD,
-    *dims: bool,
-) -> list[str]:
+def kernels(function: str, types: tuple, arch: int, lengths: Any = (), which: str = FORWARD, *dims: bool) -> list[str]:
     return native.kernels_to_warm(function, *types, -1, arch, lengths, which, *dims)
 
 
