@@ -3,8 +3,6 @@
 What it does on a GPU is seen without one, by tensors that have no data.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 
@@ -37,9 +35,6 @@ def test_the_gradients_are_those_of_float32(function, dtype, engine, device):
     assert got.dtype is dtype
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(got, want, rtol=16 * eps, atol=16 * eps)
-
-
-# A GPU's rules, without one -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -90,9 +85,6 @@ def test_the_fast_path_takes_no_call_under_autocast(function, dtype, fake_gpu):
     assert fast(gpu_tensor(dtype), 1) is None
     torch.set_autocast_enabled("cuda", False)
     assert fast(gpu_tensor(dtype), 1).dtype is dtype
-
-
-# Half tensors that stay half ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dim", [1, (0, 1)], ids=str)

@@ -1,8 +1,6 @@
 """torch.compile: one operator in a graph, the same values and gradients, few graphs, torch.func and checkpoints in
 them, and `out`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the README, the docs, the docstrings and the examples show runs, and what they point to is there."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import importlib.util
@@ -77,9 +75,6 @@ def test_examples_of_other_modules_run_too():
                 raise
         else:
             assert not doctest.testmod(module).failed, info.name
-
-
-# The folder examples ------------------------------------------------------------------------------------------------
 
 
 def run_example(name: str, *arguments: object) -> str:

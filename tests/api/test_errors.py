@@ -5,8 +5,6 @@ onepass refuses it, it is a TypeError, a ValueError or a NotImplementedError. An
 refused before anything is written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings

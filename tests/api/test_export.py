@@ -1,7 +1,5 @@
 """torch.export, AOTInductor, and the native core without Python: a graph of any of our functions runs elsewhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

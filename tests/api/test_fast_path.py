@@ -1,8 +1,6 @@
 """The fast path of the plain call, with an `out` and without: taken where it may be, and there no call differs in any
 respect from the same call by the general path."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 from collections.abc import Callable
@@ -19,18 +17,7 @@ from torch.library import opcheck
 
 import onepass
 from lib.modes import Functions, Operators
-from lib.support import (
-    DTYPES,
-    INTEGERS,
-    LAYOUTS,
-    SOFTMAXES,
-    TORCH,
-    assert_defined,
-    ints,
-    maker,
-    ours,
-    same,
-)
+from lib.support import DTYPES, INTEGERS, LAYOUTS, SOFTMAXES, TORCH, assert_defined, ints, maker, ours, same
 from onepass import _engines as engines
 from onepass import functional, ops
 
@@ -254,12 +241,8 @@ def test_the_operator_of_the_fast_path_returns_nothing_for_other_calls(function)
 
 
 ODD_INPUTS = {
-    **{str(t): lambda t=t: torch.ones(3, 4, dtype=t) for t in (*INTEGERS, torch.complex64, torch.float8_e4m3fn)},
+    **{str(t): lambda t=t: torch.ones(3, 4, dtype=t) for t in (*INTEGERS, torch.complex64)},
     "plain": rows,
-    "sparse": lambda: rows().to_sparse(),
-    "csr": lambda: rows().to_sparse_csr(),
-    "quantized": lambda: torch.quantize_per_tensor(rows(), 0.1, 0, torch.qint8),
-    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
     "jagged": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
     "negated": lambda: torch.complex(rows(), rows()).conj().imag,
     "meta": lambda: rows().to("meta"),
@@ -306,38 +289,28 @@ def test_both_paths_agree_on_odd_inputs(function, case, monkeypatch):
         assert_same_on_both_paths(monkeypatch, lambda d=dim, n=options: ours(function)(x, d, **n))
 
 
-OUTS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {  # an input and an out
+# An input and an out; test_errors.py has the others that are refused.
+OUTS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "separate": lambda: (rows(), torch.zeros(3, 4)),
     "in place": lambda: (lambda x: (x, x))(rows()),
     "a view of the input": lambda: (lambda x: (x, x.view(3, 4)))(rows()),
     "transposed": lambda: (rows(), torch.zeros(4, 3).t()),
-    "a square transposed onto itself": lambda: (lambda x: (x, x.t()))(torch.ones(4, 4)),
-    "half over it": lambda: (lambda x: (x[:3], x[1:]))(torch.ones(4, 4)),
     "columns between columns": lambda: (lambda x: (x[:, :4], x[:, 4:]))(torch.ones(3, 8)),
     "every other column": lambda: (lambda x: (x[:, ::2], x[:, 1::2]))(torch.ones(3, 8)),
-    "expanded": lambda: (rows(), torch.zeros(3, 1).expand(3, 4)),
-    "windows": lambda: (rows(), torch.zeros(9).as_strided((3, 4), (2, 1))),
     "inner and outer interleaved": lambda: (rows(), torch.zeros(20).as_strided((3, 4), (4, 3))),
-    "another shape": lambda: (rows(), torch.zeros(3, 5)),
-    "another rank": lambda: (rows(), torch.zeros(3, 4, 1)),
     "empty, another shape": lambda: (torch.zeros(0, 4), torch.zeros(0, 5)),
     "empty": lambda: (torch.zeros(0, 4), torch.zeros(0, 4)),
     "empty rows": lambda: (torch.zeros(3, 0), torch.zeros(3, 0)),
     "reduced": lambda: (rows(), torch.zeros(3)),
     "reduced, of empty rows": lambda: (torch.zeros(3, 0), torch.zeros(3)),
-    "reduced, onto the input": lambda: (lambda x: (x, x[:, 0]))(rows()),
-    "another dtype": lambda: (rows(), torch.zeros(3, 4, dtype=torch.float64)),
     "integers": lambda: (torch.ones(3, 4, dtype=torch.int64), torch.zeros(3, 4)),
-    "an out of integers": lambda: (rows(), torch.zeros(3, 4, dtype=torch.int64)),
     "no numbers": lambda: (torch.tensor(1.0), torch.tensor(2.0)),
     "a negated out": lambda: (rows(), torch.zeros(3, 4, dtype=torch.complex64).conj().imag),
     "a negated input": lambda: (torch.complex(rows(), rows()).conj().imag, torch.zeros(3, 4)),
     "meta": lambda: (rows().to("meta"), torch.zeros(3, 4, device="meta")),
     "a meta out": lambda: (rows(), torch.zeros(3, 4, device="meta")),
     "a meta input": lambda: (rows().to("meta"), torch.zeros(3, 4)),
-    "a sparse out": lambda: (rows(), torch.zeros(3, 4).to_sparse()),
     "a gradient of the input": lambda: (rows().requires_grad_(), torch.zeros(3, 4)),
-    "a gradient of out": lambda: (rows(), torch.zeros(3, 4, requires_grad=True)),
     "out is a view of a leaf": lambda: (rows(), torch.zeros(3, 4, requires_grad=True)[:]),
     "a parameter as out": lambda: (rows(), torch.nn.Parameter(torch.zeros(3, 4))),
 }

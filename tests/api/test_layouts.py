@@ -1,7 +1,5 @@
 """Where a tensor lies: every order of dims, every alignment, the edges of memory, offsets beyond 32 bits."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 

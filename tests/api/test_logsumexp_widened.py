@@ -1,8 +1,6 @@
 """logsumexp of half tensors in float32, which torch.autocast asks for on a GPU: in the kernels, forward and backward,
 by every route, without a copy of the input in float32."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable
@@ -147,9 +145,6 @@ def test_compiled(dtype, engine, device, logsumexp):
     close(got, torch.autograd.grad(want, w, g.double())[0], dtype)
     names = ("triton", "triton_backward") if engine == "triton" else ("logsumexp", "_logsumexp_backward")
     assert backend.calls() == [[f"onepass.{name}.default"] for name in names]
-
-
-# Without autocast: the gradient of a half result is that of the float32 value ----------------------------------------
 
 
 WAYS: dict[str, Callable[[Call, Tensor], Tensor]] = {

@@ -1,7 +1,5 @@
 """What a gradient costs in memory: the tensors that are saved are those that torch saves, and peaks are torch's."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any

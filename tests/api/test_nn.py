@@ -1,7 +1,5 @@
 """The modules: torch.nn's in all but the repr of what is not the default, picklable, compiled and exported."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

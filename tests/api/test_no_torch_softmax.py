@@ -4,8 +4,6 @@ Two nets: torch's Python functions are replaced, and torch's kernels themselves 
 also catches a call from C++ or from another operator's decomposition.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 

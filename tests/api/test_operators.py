@@ -1,8 +1,6 @@
 """The registered operators: torch.library.opcheck on each (schema, autograd, fake tensors, AOT dispatch with dynamic
 shapes), the dims that they take, and what they refuse."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -90,9 +88,6 @@ def test_gradients_in_graphs(function, sample, requires_grad, device):
         opcheck(ops._softmax_backward.default, (*given, number, dims, to))
         out = torch.empty(x.shape, dtype=to, device=device)
         opcheck(ops._softmax_backward.out, (*(t.detach() for t in given), number, dims, out), **NO_GRAPH)
-
-
-# Calls by name --------------------------------------------------------------------------------------------------------
 
 
 @every_operator

@@ -1,8 +1,6 @@
 """torch's own samples (OpInfo), with our functions and with torch's under a patch: values, errors, gradients,
 noncontiguous inputs, schema, fake tensors, torch.compile."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -83,9 +81,6 @@ def test_errors(op):
             ours(NAMES[op.name])(case.sample_input.input, *args, **kwargs)
 
 
-# Gradients and graphs ---------------------------------------------------------------------------------------
-
-
 def calls(
     op: Any, engine: str, device: str, nth: int = 1, dtype: torch.dtype = torch.float64
 ) -> Iterator[tuple[Callable[..., Tensor], Any]]:
@@ -137,8 +132,6 @@ def test_compiled(op, nth, engine, device):
             torch.autograd.grad(got, sample.input, g), torch.autograd.grad(want, sample.input, g)
         )
 
-
-# Under a patch --------------------------------------------------------------------------------------------------------
 
 # By name: what is counted for its floating-point samples.
 SERVED = {

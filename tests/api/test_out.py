@@ -1,7 +1,5 @@
 """out=: written wholly, in any layout, in place where it is the input, never beside itself; and `overlap` alone."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,8 +1,6 @@
 """onepass.patch: which calls of torch it serves, what they give, and what it leaves to torch; autograd, transforms,
 autocast, modes, subclasses and compilers stay torch's own."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 

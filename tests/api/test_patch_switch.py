@@ -1,7 +1,5 @@
 """onepass.patch on and off, its report, its scope (all threads of a process); torch computes everything after it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import sys
 

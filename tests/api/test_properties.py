@@ -1,7 +1,5 @@
 """Properties that hold for any row, on random shapes, strides, offsets and values (hypothesis)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

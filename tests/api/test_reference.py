@@ -1,7 +1,5 @@
 """Every function on every dtype, layout, dim and engine gives the definition's values, in torch's shape and dtype."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """NaN, infinities, empty and extreme rows: torch's values, on every engine, at every place of a row."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

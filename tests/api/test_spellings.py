@@ -3,8 +3,6 @@
 Each case is a call of a function; what it has to do is what a function of torch's does with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -151,9 +149,6 @@ def test_a_state_takes_them_too():
     for twice in ({"dim": -1, "axis": 0}, {"keepdim": False, "keepdims": True}):
         with pytest.raises(TypeError, match=r"onepass.state\(\).*both"):
             onepass.state(x, **twice)
-
-
-# Many dims ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [64, 65, 130])

@@ -1,7 +1,5 @@
 """onepass.state on every engine, and onepass.merge: the definition's values, and the laws of a monoid."""
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -17,9 +15,6 @@ from onepass import State, merge, reference
 
 INF, NAN = math.inf, math.nan
 EMPTY = State(torch.tensor(-INF), torch.tensor(0.0))
-
-
-# Values -------------------------------------------------------------------------------------------------------------
 
 
 def test_special_rows_by_hand(engine, device):
@@ -52,9 +47,6 @@ def test_every_length_that_the_cuda_engine_plans_for(dtype, n, rows):
     whole = torch.full((rows * (n + 3) + 1,), 9.0, device="cuda", dtype=dtype)[1:].view(rows, n + 3)
     whole[:, :n] = x
     assert_state(onepass.state(whole[:, :n], engine="cuda"), x, 1)
-
-
-# Merging ------------------------------------------------------------------------------------------------------------
 
 
 def assert_merged(got: State, want: State) -> None:
@@ -106,9 +98,6 @@ def test_merge_broadcasts_and_takes_pairs():
     assert_merged(merge(onepass.state(x), one), merge(onepass.state(x), State(one.m.expand(3), one.l.expand(3))))
     assert_merged(merge(tuple(onepass.state(x)), EMPTY), onepass.state(x))
     assert merge(onepass.state(x), onepass.state(x.double())).l.dtype is torch.float64
-
-
-# Refusals -----------------------------------------------------------------------------------------------------------
 
 
 def test_more_dims_than_torch_has():

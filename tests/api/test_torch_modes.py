@@ -1,7 +1,5 @@
 """The surroundings of a call: compiling, exporting, fake tensors, autocast, threads, subclasses, checkpoints."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import pytest
@@ -12,8 +10,6 @@ from torch.utils.checkpoint import checkpoint
 import onepass
 from lib.scripts import python_output
 from lib.support import LAYOUTS, SOFTMAXES, TORCH, assert_defined, both, every_operator, maker, ours
-
-# Tensors without data -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -31,7 +27,6 @@ def test_meta_and_fake_tensors(function, dtype, layout):
         assert y.stride() == want.stride() or (x.is_contiguous() and y.is_contiguous())
 
 
-# Threads ------------------------------------------------------------------------------------------------------------
 def test_any_number_of_threads(function):
     before = torch.get_num_threads()
     try:
@@ -67,7 +62,6 @@ def test_calls_from_several_python_threads(function, engine, device):
                 assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
 
 
-# Other surroundings -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(function, reentrant, engine, device):
     x = maker(torch.float64, device)(3, 4).requires_grad_()

@@ -1,7 +1,5 @@
 """Gradients of first and second order, of the functions and of states, on every engine, by every way of asking."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -151,9 +149,6 @@ def test_only_what_requires_a_gradient_has_one(function, engine, device):
         inner = maker(torch.float32, device)(3, 4)
         assert torch.equal(f(inner), f(x))
     assert torch.equal(f(inner), f(x))
-
-
-# States -------------------------------------------------------------------------------------------------------------
 
 
 def _state_gradient(f, x: Tensor, gm: Tensor, gl: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """torch.func on the functions, on states, and on the operators of gradients themselves: derivatives and batches."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any
@@ -93,9 +91,6 @@ def test_tangents_and_transforms_of_the_operators_by_name(function):
         rows = torch.func.vmap(functools.partial(getattr(ops, function), dim=[0]), in_dims=1)(x.t())
     assert mode.ours() == [function]
     torch.testing.assert_close(rows, theirs(x))
-
-
-# The operators of gradients -------------------------------------------------------------------------------------------
 
 
 def operator(function: str, dims: list[int], keepdim: bool = False) -> Any:

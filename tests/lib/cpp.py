@@ -1,7 +1,5 @@
 """C++ programs that tests build and run: with the library's headers and sources, or beside libtorch."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Inputs that several tests share: small views for checks of gradients and operators, values for judges of accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
