@@ -1,6 +1,7 @@
 """torch.compile: one operator in a graph, the same values and gradients, few graphs, torch.func and checkpoints in
 them, and `out`."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,18 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass
 from lib.modes import Graphs
-from lib.support import FUNCTIONS, TORCH, assert_defined, both, every_operator, every_softmax, maker, ours, slow
+from lib.support import (
+    FUNCTIONS,
+    TORCH,
+    assert_defined,
+    both,
+    every_operator,
+    every_softmax,
+    keepdims,
+    maker,
+    ours,
+    slow,
+)
 from onepass import State, autograd, reference
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -37,11 +49,11 @@ def test_one_operator_in_the_graph_values_and_gradients(function, engine, device
         seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    for dim in (0, -1, (0, 2)):
+    for dim, named in itertools.product((0, -1, (0, 2)), keepdims(function)):
         torch.compiler.reset()
         seen.clear()
         x = maker(F64, device)(3, 4, 5).requires_grad_()
-        y = compiled(lambda x, dim=dim: ours(function)(x, dim, engine=engine), backend)(x)
+        y = compiled(lambda x, d=dim, named=named: ours(function)(x, d, engine=engine, **named), backend)(x)
         ours_in_it = [name for name in seen if "onepass" in name]
         assert len(ours_in_it) == 1
         if function == "state":
@@ -49,7 +61,7 @@ def test_one_operator_in_the_graph_values_and_gradients(function, engine, device
             y = torch.stack(y)
         else:
             assert ours_in_it == seen
-        want = both(function, dim=dim)[1](x)
+        want = both(function, dim=dim, **named)[1](x)
         torch.testing.assert_close(y, want)
         g = maker(F64, device, 2)(*y.shape)
         torch.testing.assert_close(torch.autograd.grad(y, x, g), torch.autograd.grad(want, x, g))

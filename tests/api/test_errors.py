@@ -18,7 +18,19 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import onepass
-from lib.support import DTYPES, FUNCTIONS, SOFTMAXES, TORCH, every_operator, every_softmax, ours, raised, randn, refused
+from lib.support import (
+    DTYPES,
+    FUNCTIONS,
+    SOFTMAXES,
+    TORCH,
+    every_operator,
+    every_softmax,
+    ours,
+    outcome,
+    raised,
+    randn,
+    refused,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 REFUSALS = (TypeError, NotImplementedError)
@@ -312,10 +324,7 @@ def test_transforms_and_forward_mode(function, case):
     def run(named: Any) -> Any:
         out = out_of(function)
         with forward_ad.dual_level() if "dual" in case else contextlib.nullcontext():
-            try:
-                return SURROUNDINGS[case](lambda x, out: named(x, -1, out=out), randn(), out), out
-            except Exception as error:
-                return error, out
+            return outcome(SURROUNDINGS[case], lambda x, out: named(x, -1, out=out), randn(), out), out
 
     want, _ = run(lambda x, dim, out: torch.logsumexp(x, dim, out=out if function == "logsumexp" else out[:, 0]))
     got, out = run(ours(function))

@@ -1,18 +1,13 @@
 """torch's own samples (OpInfo), with our functions and with torch's under a patch: values, errors, gradients,
-noncontiguous inputs, schema, fake tensors, torch.compile."""
+and noncontiguous inputs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch._subclasses import CrossRefFakeMode
-from torch._subclasses.schema_check_mode import SchemaCheckMode
 
 from lib.patch import with_and_without
-from lib.support import TORCH, ours, slow
+from lib.support import FUNCTIONS, SOFTMAXES, ours
 
 pytest.importorskip("expecttest", reason="torch.testing's op_db needs it")
 from torch.testing._internal.common_methods_invocations import op_db
@@ -33,104 +28,41 @@ PAIRS = [
 ]
 
 
-every_op = pytest.mark.parametrize(
-    "op", OPS, ids=lambda op: f"{NAMES[op.name]}{'-with_dtype' * bool(op.variant_test_name)}"
-)
-
-
 def test_all_samples_are_here():
     found = [(NAMES[op.name], op.variant_test_name) for op in OPS]
-    assert sorted(found) == sorted(
-        [(f, v) for f in TORCH for v in ("", "with_dtype") if (f, v) != ("logsumexp", "with_dtype")]
-    )
-
-
-def _arguments(sample):
-    kwargs = dict(sample.kwargs)
-    kwargs.pop("_stacklevel", None)
-    return sample.args, kwargs
-
-
-def _theirs(op, sample):
-    """torch's result; of half types that of float32, rounded (on a CPU torch's log_softmax of them rounds its sum)."""
-    x = sample.input
-    if x.dtype in FLOATS[2:] and not sample.kwargs.get("dtype"):
-        return op(x.float(), *sample.args, **sample.kwargs).to(x.dtype)
-    return op(x, *sample.args, **sample.kwargs)
+    assert sorted(found) == sorted([*((f, "") for f in FUNCTIONS), *((f, "with_dtype") for f in SOFTMAXES)])
 
 
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
-def test_values(op, dtype, engine, device):
-    function = NAMES[op.name]
+def test_values_and_gradients(op, dtype, engine, device):
+    """Those of a sample that is not contiguous too."""
+    function, recorded = NAMES[op.name], dtype in FLOATS[:2]
     if function == "softmin" and dtype in (torch.uint8, torch.bool):
         pytest.skip("torch negates before it converts, which wraps around or raises")
-    samples = list(op.sample_inputs(device, dtype))
+    samples = list(op.sample_inputs(device, dtype, requires_grad=recorded))
     assert samples
     for sample in samples:
-        args, kwargs = _arguments(sample)
-        want = _theirs(op, sample)
-        got = ours(function)(sample.input, *args, **kwargs, engine=engine)
-        torch.testing.assert_close(got, want)
+        x, args, kwargs = sample.input, sample.args, sample.kwargs
+        if dtype in FLOATS[2:] and not kwargs.get("dtype"):  # on a CPU torch's log_softmax of them rounds its sum
+            want = op(x.float(), *args, **kwargs).to(dtype)
+        else:
+            want = op(x, *args, **kwargs)
+        g = torch.randn(want.shape, device=device, dtype=want.dtype)
+        for leaf in (x, sample.noncontiguous().input):
+            got = ours(function)(leaf, *args, **kwargs, engine=engine)
+            torch.testing.assert_close(got, want)
+            if recorded:
+                (dx,) = torch.autograd.grad(got, leaf, g)
+                (expected,) = torch.autograd.grad(want, x, g, retain_graph=True)
+                torch.testing.assert_close(dx, expected)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.error_inputs_func], ids=lambda op: NAMES[op.name])
 def test_errors(op):
     for case in op.error_inputs("cpu"):
-        args, kwargs = _arguments(case.sample_input)
+        sample = case.sample_input
         with pytest.raises(case.error_type):
-            ours(NAMES[op.name])(case.sample_input.input, *args, **kwargs)
-
-
-def calls(
-    op: Any, engine: str, device: str, nth: int = 1, dtype: torch.dtype = torch.float64
-) -> Iterator[tuple[Callable[..., Tensor], Any]]:
-    """Every nth sample: our function with the sample's arguments, and the sample."""
-    samples = list(op.sample_inputs(device, dtype, requires_grad=True))[::nth]
-    assert samples
-    for sample in samples[: 3 if engine == "triton" and device == "cpu" else None]:  # an interpreter takes its time
-        args, kwargs = _arguments(sample)
-        yield (lambda x, a=args, k=kwargs: ours(NAMES[op.name])(x, *a, **k, engine=engine)), sample
-
-
-every_nth = pytest.mark.parametrize("nth", [4, slow(1)])
-
-
-@every_op
-def test_gradients_are_torchs_and_those_of_noncontiguous_samples(op, engine, device):
-    for dtype in FLOATS[:2]:
-        for f, sample in calls(op, engine, device, dtype=dtype):
-            x, other = sample.input, sample.noncontiguous().input
-            mine, z, want = f(x), f(other), _theirs(op, sample)
-            torch.testing.assert_close(mine, z)
-            g = torch.randn_like(want)
-            (expected,) = torch.autograd.grad(want, x, g)
-            for y, leaf in ((mine, x), (z, other)):
-                torch.testing.assert_close(torch.autograd.grad(y, leaf, g)[0], expected)
-
-
-@every_op
-def test_schema_and_fake_tensors(op, engine, device):
-    """What the operators of forward and backward write, alias and shape is what they say."""
-    for f, sample in calls(op, engine, device):
-        for mode in (SchemaCheckMode(), CrossRefFakeMode(check_strides=True)):
-            with mode:
-                y = f(sample.input)
-                torch.autograd.grad(y, sample.input, torch.ones_like(y))
-
-
-@every_nth
-@every_op
-def test_compiled(op, nth, engine, device):
-    """One graph for each sample's arguments, forward and backward; static and dynamic shapes take turns."""
-    for i, (f, sample) in enumerate(calls(op, engine, device, nth)):
-        torch.compiler.reset()
-        compiled = torch.compile(f, fullgraph=True, backend="aot_eager", dynamic=i % 2 == 1)
-        got, want = compiled(sample.input), _theirs(op, sample)
-        torch.testing.assert_close(got, want)
-        g = torch.randn_like(want)
-        torch.testing.assert_close(
-            torch.autograd.grad(got, sample.input, g), torch.autograd.grad(want, sample.input, g)
-        )
+            ours(NAMES[op.name])(sample.input, *sample.args, **sample.kwargs)
 
 
 # By name: what is counted for its floating-point samples.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import onepass
-from lib.support import SOFTMAXES, every_softmax, ours, randn, slow
+from lib.support import SOFTMAXES, every_softmax, ours, outcome, randn, slow
 
 OF_TORCH: dict[str, Callable[..., Tensor]] = {
     "softmax": torch.softmax,
@@ -95,13 +95,6 @@ def cases(rarer: Callable[..., Any]) -> Any:
     return pytest.mark.parametrize(
         ("function", "judge", "call"), params, ids=[f"{f}-{name}" for f, _, name, _ in CASES]
     )
-
-
-def outcome(call: Callable[..., Any], function: Callable[..., Any], x: Tensor) -> Any:
-    try:
-        return call(function, x)
-    except Exception as error:
-        return error
 
 
 @cases(pytest.param)

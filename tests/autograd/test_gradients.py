@@ -151,15 +151,6 @@ def test_only_what_requires_a_gradient_has_one(function, engine, device):
     assert torch.equal(f(inner), f(x))
 
 
-def _state_gradient(f, x: Tensor, gm: Tensor, gl: Tensor) -> Tensor:
-    x = x.detach().clone().requires_grad_()
-    m, l = f(x)  # noqa: E741
-    (m * gm.to(m.dtype) + l * gl.to(l.dtype)).sum().backward()
-    assert x.grad is not None
-    assert x.grad.dtype is x.dtype
-    return x.grad
-
-
 @pytest.mark.parametrize("dim", [0, 1, (0, 2), (0, 1, 2)], ids=str)
 def test_a_maximum_that_is_there_several_times_is_shared_evenly(dtype, dim, engine, device):
     """As torch.amax does."""
@@ -167,19 +158,19 @@ def test_a_maximum_that_is_there_several_times_is_shared_evenly(dtype, dim, engi
     x[:, ::7] = x.amax()
     x[1] = -INF
     x[2, 1:, 0] = -INF
-    shape = onepass.state(x, dim).m.shape
-    gm, gl = maker(dtype, device, 3)(*shape), maker(dtype, device, 4)(*shape)
-    got = _state_gradient(functools.partial(onepass.state, dim=dim, engine=engine), x, gm, gl)
-    want = _state_gradient(functools.partial(reference.state, dim=dim), x.double(), gm, gl)
+    f, ref = both("state", engine, dim=dim)
+    planes = f(x)
+    g = maker(planes.dtype, device, 3)(*planes.shape)
+    got, want = _gradient(f, x, g), _gradient(ref, x.double(), g.double())
+    assert got.dtype is dtype
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(got.double(), want, rtol=16 * eps, atol=float(64 * eps * gl.abs().max()))
+    torch.testing.assert_close(got.double(), want, rtol=16 * eps, atol=float(64 * eps * g[1].abs().max()))
 
 
 def test_gradients_of_special_rows(engine, device):
     rows = [[INF, 0.0, 1.0], [-INF, -INF, -INF], [NAN, 0.0, 1.0], [NAN, NAN, NAN], [-INF, 2.0, 2.0]]
     x = torch.tensor(rows, dtype=F64, device=device)
-    ones = torch.ones(5, dtype=F64, device=device)
-    got = _state_gradient(functools.partial(onepass.state, engine=engine), x, ones, ones)
+    got = _gradient(both("state", engine)[0], x, torch.ones(2, 5, dtype=F64, device=device))
     share = 1 / 3
     assert got[[0, 1, 4]].flatten().tolist() == pytest.approx([INF, 1, torch.e, share, share, share, 0, 0.5, 0.5])
     assert got[2:4].isnan().all()

@@ -3,8 +3,6 @@
 import itertools
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import onepass
 from onepass import native, reference
 
 from .paths import ROOT
+from .scripts import run_python
 
 SOFTMAXES = ("softmax", "log_softmax", "softmin")
 FUNCTIONS = (*SOFTMAXES, "logsumexp")
@@ -99,10 +98,7 @@ def with_instruction_set(isa: str, file: str, code: str) -> None:
         pytest.skip(f"all other tests here run {isa}")
     folders = [str(ROOT / "tests"), str(Path(file).parent)]
     begin = f"import sys, torch; torch.set_num_threads(1); sys.path[:0] = {folders}\nimport {Path(file).stem} as t\n"
-    run = [sys.executable, "-c", f"{begin}{code}\nprint('right')"]
-    done = subprocess.run(
-        run, env={**os.environ, "ONEPASS_CPU_CAPABILITY": isa}, capture_output=True, text=True, timeout=120
-    )
+    done = run_python("-c", f"{begin}{code}\nprint('right')", timeout=120, ONEPASS_CPU_CAPABILITY=isa)
     if done.returncode and "ONEPASS_CPU_CAPABILITY is an instruction set that works here" in done.stderr:
         assert isa != "baseline"
         pytest.skip(f"{isa} does not work here")
@@ -240,12 +236,17 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(0))
 
 
-def raised(call: Any, *args: Any, **kwargs: Any) -> type[BaseException] | None:
+def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a call returns, or the exception that it raises."""
     try:
-        call(*args, **kwargs)
+        return call(*args, **kwargs)
     except Exception as error:
-        return type(error)
-    return None
+        return error
+
+
+def raised(call: Any, *args: Any, **kwargs: Any) -> type[BaseException] | None:
+    result = outcome(call, *args, **kwargs)
+    return type(result) if isinstance(result, Exception) else None
 
 
 def refused(function: str, expected: Any, got: str, *args: Any, **kwargs: Any) -> None:
