@@ -35,7 +35,7 @@ def test_all_samples_are_here():
 
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_values_and_gradients(op, dtype, engine, device):
-    """Those of a sample that is not contiguous too."""
+    """Also of samples that are not contiguous."""
     function, recorded = NAMES[op.name], dtype in FLOATS[:2]
     if function == "softmin" and dtype in (torch.uint8, torch.bool):
         pytest.skip("torch negates before it converts, which wraps around or raises")

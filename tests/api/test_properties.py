@@ -10,6 +10,7 @@ from torch import Tensor
 from lib.support import DTYPES, OPERATORS, SOFTMAXES, assert_defined, keepdims, maker, ours, same
 
 checked = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+OFFSETS = [0.0, -500.0, 2.5e3, -1e3, 3e4, -3e4, 2.0**20, 1e30, -1e30]  # nothing overflows far from zero
 SPECIALS = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, 88.7, -103.9, 6e4, -6e4, 1e-40]
 
 
@@ -42,8 +43,9 @@ def views(draw: st.DrawFn, device: str = "cpu", dtypes: tuple[torch.dtype, ...] 
 def rows(draw: st.DrawFn, device: str) -> Tensor:
     """A few rows of one dtype, finite or -inf, with some mass in each."""
     m, n = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 70), st.integers(1, 5000)))
-    scale, offset = draw(st.sampled_from([0.01, 1.0, 30.0])), draw(st.sampled_from([0.0, -500.0, 2.5e3, 2.0**20]))
+    scale, offset = draw(st.sampled_from([0.01, 1.0, 30.0])), draw(st.sampled_from(OFFSETS))
     x = maker(draw(st.sampled_from(DTYPES)), device, draw(st.integers(0, 10**6)), scale)(m, n) + offset
+    x = x.clamp(-6e4, 6e4) if x.dtype is torch.float16 else x
     if n > 1 and draw(st.booleans()):
         start = draw(st.integers(0, n - 1))
         x[:, start : draw(st.integers(start, n - 1))] = -math.inf
@@ -93,7 +95,7 @@ def test_monotone(engine, device, data):
     """Within a row, a larger input has no smaller result (but for a rounding), and an equal input the same one."""
     x = data.draw(rows(device)).sort(1).values
     for function, sign in (("softmax", 1), ("log_softmax", 1), ("softmin", -1)):
-        v = x.nan_to_num(neginf=-6e4) if function == "softmin" else x
+        v = x.nan_to_num(neginf=torch.finfo(x.dtype).min) if function == "softmin" else x
         d = ours(function)(v, 1, engine=engine).double()
         up = sign * (d[:, 1:] - d[:, :-1])
         tiny = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).tiny

@@ -76,20 +76,6 @@ def test_long_runs_of_minus_infinity(function, start, dtype, engine, device):
         assert y[0, start] == y[0].sum() == 1
 
 
-@pytest.mark.parametrize("poison", [NAN, INF])
-@pytest.mark.parametrize(("shape", "dim"), [((6, 50), 1), ((50, 40), 0), ((3, 20, 7), 1), ((6, 5000), 1), ((9, 3), 1)])
-def test_a_poisoned_row_poisons_only_itself(function, shape, dim, poison, engine, device):
-    x = maker(torch.float32, device)(*shape)
-    clean = ours(function)(x, dim, engine=engine)
-    x[(0,) * len(shape)] = -poison if function == "softmin" else poison
-    y = ours(function)(x, dim, engine=engine)
-    row = torch.zeros(shape, dtype=torch.bool, device=device).select(dim, 0)
-    row[(0,) * row.dim()] = True
-    row = row if function == "logsumexp" else row.unsqueeze(dim).expand(shape)
-    assert torch.equal(y[~row], clean[~row])
-    assert (y[row] == INF).all() if function == "logsumexp" and poison == INF else y[row].isnan().all()
-
-
 def test_logsumexp_over_nothing(dtype, engine, device):
     x = torch.empty(2, 0, 3, dtype=dtype, device=device)
     for dim in (1, (1,), (0, 1), (0, 1, 2), -2):
@@ -104,15 +90,6 @@ def test_0_d(function, value, dtype, engine, device):
     assert y.shape == ()
     assert same(y, TORCH[function](x, 0))
     assert function != "logsumexp" or same(y, x)
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e3, -1e3, 3e4, -3e4, 1e30, -1e30])
-def test_huge_offsets(function, offset, dtype, engine, device):
-    """Rows that lie far from zero: nothing overflows, and a sum stays 1."""
-    steps = torch.arange(777, dtype=torch.float64) % 7
-    x = (steps * max(abs(offset) / 256, 1.0) + offset).clamp(-6e4, 6e4) if dtype is torch.float16 else steps + offset
-    x = x.to(dtype).to(device)
-    assert_defined(function, ours(function)(x, 0, engine=engine), x, 0)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 100, 1001, 5000, 33333])
