@@ -114,9 +114,9 @@ std::string mistake(const Seen& got, const CudaPlan& plan, const Problem& proble
 
 Result onepass::cuda::taken(const LaunchConfig& config, Handle kernel, void** arguments) {
   Seen now(config, kernel);
-  const int addresses = words_of(kernel).compare(0, 16, "columns_backward") ? 2 : 4;
-  for (int i = 0; i < addresses; ++i) now.addresses.push_back(*static_cast<void**>(arguments[i]));
-  const Tiles& tiles = *static_cast<const Tiles*>(arguments[addresses]);
+  void** const tensors = static_cast<void**>(arguments[0]);
+  now.addresses.assign(tensors, tensors + (words_of(kernel).find("IS_BACKWARD=1") == std::string::npos ? 2 : 4));
+  const Tiles& tiles = *static_cast<const Tiles*>(arguments[1]);
   const std::vector<int64_t> numbers = numbers_of(tiles);
   now.numbers.insert(now.numbers.end(), numbers.begin(), numbers.end());
   now.messages = tiles.messages;

@@ -89,7 +89,7 @@ KernelKind kind_of(const Problem& problem) {
 
 const char* source_of(const KernelKind& kind, Tier tier) {
   const bool forward = kind.pass == Pass::forward;
-  if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
+  if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
   if (!forward && is_reduction(kind.function)) return "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
@@ -307,8 +307,10 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
   const bool backward = problem.is_backward();
   const int count_of_tensors = backward && launch.has_tiles ? int(kBackwardTensors) : problem.count_tensors();
   int64_t rows[2 * kMaxTensors + 2];  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh)
+  void* tensors[kBackwardTensors];    // the Tensors of an operation on columns
   if (launch.has_tiles) {
-    for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
+    for (int t = 0; t < count_of_tensors; ++t) tensors[t] = problem.tensors[t].data;
+    add(tensors);
     tiles = launch.tiles;
     tiles.messages = messages;
     add(&tiles);

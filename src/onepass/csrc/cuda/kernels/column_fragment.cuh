@@ -1,6 +1,8 @@
 // column_fragment.cuh: a thread's vectors of a tile of columns in registers: how they are loaded, from global or shared
-// memory, and stored. `C` has In, Out, kOperands (tensors that are read vector by vector, 1 or 2) and the constants of
-// config.cuh.
+// memory, and stored. `C` has the constants of config.cuh and those of an operation on columns: kOperands (tensors that
+// are read vector by vector, 1 or 2) of the types First and In; kTensors, of which vectors are read or written;
+// kFirstTensor and kResultTensor, the numbers of the first operand and of the result, whose type is Out; and
+// neutral<T>(), an element that changes no state.
 #pragma once
 
 #include "async_copy.cuh"
@@ -53,20 +55,6 @@ constexpr bool is_half2 = sizeof(T) == 2 && (C::kVecSize > 1);
 template <class C, class T, int Vecs>
 struct ColumnFragment
     : Conditional<is_half2<C, T>, ColumnFragmentHalf2<C, T, Vecs>, UnpackedColumnFragment<C, T, Vecs>>::type {};
-
-// Copies a stage to the vectors q, q + 1, ... of a fragment, or from there.
-template <class C, class T, int Vecs>
-__device__ inline void set_stage(ColumnFragment<C, T, Vecs>& fragment, int q,
-                                 const ColumnFragment<C, T, kStageVecs>& stage) {
-#pragma unroll
-  for (int i = 0; i < kStageVecs; ++i) fragment.at[q + i] = stage.at[i];
-}
-template <class C, class T, int Vecs>
-__device__ inline void get_stage(const ColumnFragment<C, T, Vecs>& fragment, int q,
-                                 ColumnFragment<C, T, kStageVecs>& stage) {
-#pragma unroll
-  for (int i = 0; i < kStageVecs; ++i) stage.at[i] = fragment.at[q + i];
-}
 
 // The address of a thread's vector in shared memory. The operands of a vector lie together.
 template <class C>
@@ -183,6 +171,108 @@ __device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* 
     if constexpr (!C::kStrided) at = advance(at, tile.tiles.vec_strides[tensor]);
   }
 }
+
+// Loads the vectors q, q + 1, ... of a tensor from a stage at the address `smem`.
+template <class C, class T, int Vecs, int Tensors>
+__device__ inline void load_stage(ColumnFragment<C, T, Vecs>& fragment, const T* from,
+                                  const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral, int operand,
+                                  uint32_t smem) {
+  typedef typename ColumnFragment<C, T, Vecs>::Raw Raw;
+  typedef Pipeline<C, AsyncCopy> Pipe;
+  smem += operand * (Pipe::kSlotBytes / C::kOperands);
+  if (tile.are_full(q, Vecs)) {
+#pragma unroll
+    for (int i = 0; i < Vecs; ++i) fragment.set(i, load_smem<Raw>(smem + i * Pipe::kSlotBytes));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Vecs; ++i) {
+    if (tile.is_full(q + i)) {
+      fragment.set(i, load_smem<Raw>(smem + i * Pipe::kSlotBytes));
+      continue;
+    }
+    fragment.fill(i, neutral);
+    if constexpr (!C::kAligned) {
+#pragma unroll
+      for (int v = 0; v < C::kVecSize; ++v) {
+        if (tile.has_element(q + i, v)) fragment.set(i, v, from[tile.offset(tensor, q + i) + v]);
+      }
+    }
+  }
+}
+
+// The tensors that vectors are read from.
+template <class C>
+struct Operands {
+  const typename C::First* first;
+  const typename C::In* second;
+};
+
+// A thread's vectors of the operands.
+template <class C, int Vecs>
+struct OperandFragments {
+  typedef ThreadTile<C, C::kTensors> Tile;
+  typedef typename C::First First;
+  typedef typename C::In In;
+  static constexpr bool kHasSecond = C::kOperands > 1;
+  ColumnFragment<C, First, Vecs> first;
+  ColumnFragment<C, In, kHasSecond ? Vecs : 1> second;
+
+  // Loads vectors q, q + 1, ..., which with FromSmem are in shared memory from the slot `slot` on.
+  template <bool FromSmem>
+  __device__ void load(const Operands<C>& from, const Tile& tile, int q, int slot) {
+    load_vecs<FromSmem>(first, from.first, tile, C::kFirstTensor, q, C::template neutral<First>(), 0, slot);
+    if constexpr (kHasSecond)
+      load_vecs<FromSmem>(second, from.second, tile, C::kFirstTensor + 1, q, C::template neutral<In>(), 1, slot);
+  }
+  // Loads vectors of two operands in turn, so that products of those that have arrived can be computed.
+  __device__ void load_in_turn(const Operands<C>& from, const Tile& tile, int q) {
+    if constexpr (!kHasSecond || C::kStrided) return load<false>(from, tile, q, 0);
+    if (!tile.are_full(q, Vecs)) return load<false>(from, tile, q, 0);
+    if (can_prefetch_l2<C> && tile.tiles.is_narrow)
+      load_interleaved<true>(from, tile, q);
+    else
+      load_interleaved<false>(from, tile, q);
+  }
+  // Loads vectors from a stage of the pipeline at the address `smem`.
+  __device__ void load_stage(const Operands<C>& from, const Tile& tile, int q, uint32_t smem) {
+    ::load_stage(first, from.first, tile, C::kFirstTensor, q, C::template neutral<First>(), 0, smem);
+    if constexpr (kHasSecond)
+      ::load_stage(second, from.second, tile, C::kFirstTensor + 1, q, C::template neutral<In>(), 1, smem);
+  }
+  __device__ void opaque_registers() { first.opaque_registers(), second.opaque_registers(); }
+  // Copies a stage to the vectors q, q + 1, ..., and from there.
+  __device__ void set_stage(int q, const OperandFragments<C, kStageVecs>& stage) {
+#pragma unroll
+    for (int i = 0; i < kStageVecs; ++i) {
+      first.at[q + i] = stage.first.at[i];
+      if constexpr (kHasSecond) second.at[q + i] = stage.second.at[i];
+    }
+  }
+  __device__ void get_stage(int q, OperandFragments<C, kStageVecs>& stage) const {
+#pragma unroll
+    for (int i = 0; i < kStageVecs; ++i) {
+      stage.first.at[i] = first.at[q + i];
+      if constexpr (kHasSecond) stage.second.at[i] = second.at[q + i];
+    }
+  }
+
+ private:
+  template <bool PrefetchL2>
+  __device__ void load_interleaved(const Operands<C>& from, const Tile& tile, int q) {
+    if constexpr (kHasSecond) {
+      const First* one = from.first + tile.offset(C::kFirstTensor, q);
+      const In* other = from.second + tile.offset(C::kFirstTensor + 1, q);
+#pragma unroll
+      for (int i = 0; i < Vecs; ++i) {
+        first.set(i, load_global<typename decltype(first)::Raw, PrefetchL2>(one));
+        second.set(i, load_global<typename decltype(second)::Raw, PrefetchL2>(other));
+        one = advance(one, tile.tiles.vec_strides[C::kFirstTensor]);
+        other = advance(other, tile.tiles.vec_strides[C::kFirstTensor + 1]);
+      }
+    }
+  }
+};
 
 // Stores a vector if `condition` holds. It does not branch: the compiler would move the computation of the vector into
 // the branch, and work on one vector at a time.
