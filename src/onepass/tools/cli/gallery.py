@@ -125,7 +125,7 @@ def show(name: str, path: bool) -> None:
 _MEANING = {
     "max": "At the end every lane holds the largest value of all.",
     "sum": "At the end every lane holds the sum of all values.",
-    "id": "Each lane reads the value of lane ^ mask: with the first mask the two halves swap, with mask 1 neighbours.",
+    "id": "Each lane reads the value of lane ^ mask: first lower and upper lanes swap, with mask 1 neighbours.",
 }
 
 
