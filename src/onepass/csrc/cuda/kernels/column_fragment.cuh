@@ -1,8 +1,7 @@
 // column_fragment.cuh: a thread's vectors of a tile of columns in registers: how they are loaded, from global or shared
 // memory, and stored. `C` has the constants of config.cuh and those of an operation on columns: kOperands (tensors that
 // are read vector by vector, 1 or 2) of the types First and In; kTensors, of which vectors are read or written;
-// kFirstTensor and kResultTensor, the numbers of the first operand and of the result, whose type is Out; and
-// neutral<T>(), an element that changes no state.
+// kFirstTensor and kResultTensor, the numbers of the first operand and of the result, whose type is Out.
 #pragma once
 
 #include "async_copy.cuh"
@@ -55,6 +54,16 @@ constexpr bool is_half2 = sizeof(T) == 2 && (C::kVecSize > 1);
 template <class C, class T, int Vecs>
 struct ColumnFragment
     : Conditional<is_half2<C, T>, ColumnFragmentHalf2<C, T, Vecs>, UnpackedColumnFragment<C, T, Vecs>>::type {};
+
+// An element of an operand. With `Again` it is converted a second time, by another instruction.
+template <bool Again, class C, class T, int Vecs>
+__device__ inline typename C::Acc element_value(const typename C::Operand& operand,
+                                                const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
+  if constexpr (Again && is_half2<C, T> && !C::Operand::kIsRounded)
+    return operand.score(typename C::Acc(reconvert<T>(fragment.at[i].at[v / 2], v % 2)));
+  else
+    return operand(fragment.get(i, v));
+}
 
 // The address of a thread's vector in shared memory. The operands of a vector lie together.
 template <class C>
@@ -221,9 +230,10 @@ struct OperandFragments {
   // Loads vectors q, q + 1, ..., which with FromSmem are in shared memory from the slot `slot` on.
   template <bool FromSmem>
   __device__ void load(const Operands<C>& from, const Tile& tile, int q, int slot) {
-    load_vecs<FromSmem>(first, from.first, tile, C::kFirstTensor, q, C::template neutral<First>(), 0, slot);
+    load_vecs<FromSmem>(first, from.first, tile, C::kFirstTensor, q, C::Operand::template neutral<First>(), 0, slot);
     if constexpr (kHasSecond)
-      load_vecs<FromSmem>(second, from.second, tile, C::kFirstTensor + 1, q, C::template neutral<In>(), 1, slot);
+      load_vecs<FromSmem>(second, from.second, tile, C::kFirstTensor + 1, q, C::Operand::template neutral<In>(), 1,
+                          slot);
   }
   // Loads vectors of two operands in turn, so that products of those that have arrived can be computed.
   __device__ void load_in_turn(const Operands<C>& from, const Tile& tile, int q) {
@@ -236,9 +246,9 @@ struct OperandFragments {
   }
   // Loads vectors from a stage of the pipeline at the address `smem`.
   __device__ void load_stage(const Operands<C>& from, const Tile& tile, int q, uint32_t smem) {
-    ::load_stage(first, from.first, tile, C::kFirstTensor, q, C::template neutral<First>(), 0, smem);
+    ::load_stage(first, from.first, tile, C::kFirstTensor, q, C::Operand::template neutral<First>(), 0, smem);
     if constexpr (kHasSecond)
-      ::load_stage(second, from.second, tile, C::kFirstTensor + 1, q, C::template neutral<In>(), 1, smem);
+      ::load_stage(second, from.second, tile, C::kFirstTensor + 1, q, C::Operand::template neutral<In>(), 1, smem);
   }
   __device__ void opaque_registers() { first.opaque_registers(), second.opaque_registers(); }
   // Copies a stage to the vectors q, q + 1, ..., and from there.

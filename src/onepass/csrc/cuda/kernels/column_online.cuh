@@ -23,10 +23,6 @@ struct OnlineState {
   A base[V];
   typename C::Sum l[V];
 
-  template <class T, int Vecs>
-  static __device__ void find_max(const ColumnFragment<C, T, Vecs>& fragment, Maxima& max) {
-    max_of(fragment, max);
-  }
   __device__ void init() {
 #pragma unroll
     for (int v = 0; v < V; ++v) m[v] = -infinity(), base[v] = clamp_to_finite(m[v]), l[v] = typename C::Sum{};
@@ -71,19 +67,10 @@ template <class C>
 struct OnlineStateHalf2 {
   typedef typename C::In T;
   static constexpr int V = C::kVecSize;
-  typedef uint32_t Maxima[V > 1 ? V / 2 : 1];
+  typedef uint32_t Maxima[(V + 1) / 2];
   Maxima m, limit;
   float scaled_base[V], l[V];
 
-  template <int Vecs>
-  static __device__ void find_max(const ColumnFragment<C, T, Vecs>& fragment, Maxima& max) {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) {
-      max[w] = score(fragment, 0, w);
-#pragma unroll
-      for (int i = 1; i < Vecs; ++i) max[w] = max_half2<T>(max[w], score(fragment, i, w));
-    }
-  }
   __device__ void init() {
 #pragma unroll
     for (int w = 0; w < V / 2; ++w) m[w] = from_acc<T>(-infinity()).bits * 0x10001u;
@@ -122,10 +109,6 @@ struct OnlineStateHalf2 {
 
  private:
   static constexpr float kSlack = 8;
-  template <int Vecs>
-  static __device__ uint32_t score(const ColumnFragment<C, T, Vecs>& fragment, int i, int w) {
-    return typename C::Score().apply_half2(fragment.at[i].at[w]);
-  }
   static __device__ float rescale(float sum, float difference) {
     const float root = exp2_(fminf(difference, 0.0f) * (ShortLog2e<T>::kRest / 2));
     return sum * root * root;

@@ -70,6 +70,7 @@ __device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int ou
   typedef typename C::Out Out;
   typedef typename C::Epilogue Epilogue;
   const int n = (int)rows.n, lane = threadIdx.x % kLanes;
+  const typename C::Operand operand = {rows.score};
 
   for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows.count; begin += (int64_t)gridDim.x * tile_rows) {
     const int here = rows.count - begin < tile_rows ? (int)(rows.count - begin) : tile_rows;
@@ -86,7 +87,7 @@ __device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int ou
 #pragma unroll
       for (int i = 0; i < C::kVecs; ++i) {
         const int j = i * kLanes + lane;
-        elements[i] = typename C::Score()(round_through<Out>(j < length ? x_row[j] : neutral_element<C>()));
+        elements[i] = operand(j < length ? x_row[j] : C::Operand::template neutral<In>());
       }
       A m = -infinity();
 #pragma unroll
