@@ -60,28 +60,22 @@ struct ReducedGrad {
   __device__ void reduce(Load& load, Reduce&, bool, G wait_for_clear) {
     if constexpr (C::kTwoPass || C::kUsesSmemVecs) {
       L l[V];
-#pragma unroll
-      for (int v = 0; v < V; ++v) l[v] = L{};
+      unroll<V>([&](int v) { l[v] = L{}; });
       load.for_each_stage([&](auto& vectors, auto release) { absorb(vectors, l), release(); }, wait_for_clear);
-#pragma unroll
-      for (int v = 0; v < V; ++v) sums[v] = value_of(l[v]);
+      unroll<V>([&](int v) { sums[v] = value_of(l[v]); });
     } else {
       load.for_each_stage(
-          [&](auto& vectors, auto) {
-#pragma unroll
-            for (int v = 0; v < V; ++v) sums[v] = partial_sum<C::kVecs>(vectors, v);
-          },
+          [&](auto& vectors, auto) { unroll<V>([&](int v) { sums[v] = partial_sum<C::kVecs>(vectors, v); }); },
           wait_for_clear);
     }
   }
   __device__ const A (&maxima() const)[V] { return sums; }  // there are none
   __device__ A make_epilogue(int, A sum, A) const { return sum; }
   __device__ void finish() {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       if constexpr (C::kBroadcastGrad)
         epilogues[v] = broadcast_g * (C::Grad::kSumsGrad ? A(tile.tiles.n) : epilogues[v]);
-    }
+    });
   }
   template <int Vecs>
   __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
@@ -108,8 +102,7 @@ struct ReducedGrad {
   template <int First = 0, int Vecs>
   __device__ void absorb(const OperandFragments<C, Vecs>& vectors, L (&l)[V]) const {
     constexpr int kCount = Vecs - First < kStageVecs ? Vecs - First : kStageVecs;
-#pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = add(l[v], begin_sum<L>(partial_sum<kCount, First>(vectors, v)));
+    unroll<V>([&](int v) { l[v] = add(l[v], begin_sum<L>(partial_sum<kCount, First>(vectors, v))); });
     if constexpr (First + kCount < Vecs) absorb<First + kCount>(vectors, l);
   }
 };
@@ -133,8 +126,7 @@ struct PointwiseGrad {
     int64_t at[4] = {};
     if constexpr (!C::kStrided) add_offsets<4>(tiles.outer, tile.slice, at);
     int c = tile.col;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       const int64_t column = tile.first_col + c;
       g[v] = lse[v] = 0;
       if (column < tiles.inner) {
@@ -146,7 +138,7 @@ struct PointwiseGrad {
         lse[v] = to_acc(tensors.lse[at[LSE] + (C::kStrided ? 0 : column * tiles.steps[LSE])]);
       }
       c = tile.next_col(c);
-    }
+    });
   }
   template <int Vecs>
   __device__ auto result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {

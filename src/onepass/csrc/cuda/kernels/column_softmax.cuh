@@ -66,17 +66,14 @@ struct ScaledExp {
 // Multiplies exponentials, or sums of them, by exp(difference) of each column.
 template <class C, int Vecs>
 __device__ inline void rescale(ColumnFragment<C, float, Vecs>& fragment, const float (&difference)[C::kVecSize]) {
-#pragma unroll
-  for (int v = 0; v < C::kVecSize; ++v) {
+  unroll<C::kVecSize>([&](int v) {
     const ScaledExp factor(difference[v]);
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) fragment.set(i, v, factor(fragment.get(i, v)));
-  }
+    unroll<Vecs>([&](int i) { fragment.set(i, v, factor(fragment.get(i, v))); });
+  });
 }
 template <int V>
 __device__ inline void rescale_sums(float (&sums)[V], const float (&difference)[V]) {
-#pragma unroll
-  for (int v = 0; v < V; ++v) sums[v] = ScaledExp(difference[v])(sums[v]);
+  unroll<V>([&](int v) { sums[v] = ScaledExp(difference[v])(sums[v]); });
 }
 
 // The epilogue of the elements of a column, made once from the column's state and the block's maximum.
@@ -201,36 +198,31 @@ struct ColumnSoftmax {
   // The maxima of a thread's elements of each column, of half types two per word. `neutral` is -inf.
   template <int Vecs>
   __device__ void max_of(const ColumnFragment<C, In, Vecs>& fragment, uint32_t (&max)[(V + 1) / 2]) const {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) {
+    unroll<V / 2>([&](int w) {
       max[w] = operand.score.apply_half2(fragment.at[0].at[w]);
 #pragma unroll
       for (int i = 1; i < Vecs; ++i) max[w] = max_half2<In>(max[w], operand.score.apply_half2(fragment.at[i].at[w]));
-    }
+    });
   }
   template <int Vecs>
   __device__ void max_of(const ColumnFragment<C, In, Vecs>& fragment, A (&max)[V], A neutral = -infinity()) const {
     if constexpr (C::kConvertsHalf2) {
       uint32_t words[(V + 1) / 2];
       max_of(fragment, words);
-#pragma unroll
-      for (int v = 0; v < V; ++v)
-        max[v] = max_(A(to_acc(get_half<In>(words[v / 2], v % 2))), A(-infinity()));  // a NaN is no maximum
+      // A NaN is no maximum.
+      unroll<V>([&](int v) { max[v] = max_(A(to_acc(get_half<In>(words[v / 2], v % 2))), A(-infinity())); });
     } else {
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
+      unroll<V>([&](int v) {
         max[v] = neutral;
-#pragma unroll
-        for (int i = 0; i < Vecs; ++i) max[v] = max_(value<false>(fragment, i, v), max[v]);
-      }
+        unroll<Vecs>([&](int i) { max[v] = max_(value<false>(fragment, i, v), max[v]); });
+      });
     }
   }
   template <int Vecs>
   __device__ void update_max(const ColumnFragment<C, In, Vecs>& fragment) {
     A here[V];
     max_of(fragment, here);
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = max_(m[v], here[v]);
+    unroll<V>([&](int v) { m[v] = max_(m[v], here[v]); });
   }
   // The sum of exp(x - m) of a thread's elements of a column, none of which is above m. With kKeepsExp the exponentials
   // take the places of the elements.
@@ -248,11 +240,10 @@ struct ColumnSoftmax {
     } else if constexpr (C::kHalfOut) {
       const A scaled_base = base * ShortLog2e<Out>::kFactor;
       A sum = 0;
-#pragma unroll
-      for (int i = 0; i < Vecs; ++i) {
+      unroll<Vecs>([&](int i) {
         const A root = sqrt_exp<Out>(value<true>(fragment, i, v), scaled_base);
         sum = fmaf(root, root, sum);
-      }
+      });
       return sum;
     } else {
       return pairwise_sum<Vecs, 0>([&](int i) { return exp_for_sum(value<true>(fragment, i, v) - base); });
@@ -262,28 +253,24 @@ struct ColumnSoftmax {
   template <class Load, class Reduce, class G>
   __device__ void reduce_by_fragments(Load& load, Reduce& column_reduce, bool is_shared, G wait_for_clear) {
     L l[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = -infinity(), l[v] = L{};
+    unroll<V>([&](int v) { m[v] = -infinity(), l[v] = L{}; });
     load.for_each_stage(
         [&](auto& vectors, auto) {
           A here[V];
           max_of(vectors.first, here);
           vectors.opaque_registers();
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
+          unroll<V>([&](int v) {
             const A old_m = m[v];
             m[v] = max_(old_m, here[v]);
             l[v] = add(scale(l[v], exp_for_sum(old_m - finite_for_sum(m[v]))), begin_sum<L>(sum_exp(vectors.first, v)));
-          }
+          });
         },
         wait_for_clear);
     A max[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) max[v] = m[v];
+    unroll<V>([&](int v) { max[v] = m[v]; });
     if (is_shared) column_reduce.block_max(max, tile);
-#pragma unroll
-    for (int v = 0; v < V; ++v)
-      sums[v] = value_of(scale(l[v], exp_for_sum(m[v] - finite_for_sum(max[v])))), m[v] = max[v];
+    unroll<V>(
+        [&](int v) { sums[v] = value_of(scale(l[v], exp_for_sum(m[v] - finite_for_sum(max[v])))), m[v] = max[v]; });
   }
 
   template <class Load, class Reduce, class G>
@@ -304,11 +291,9 @@ struct ColumnSoftmax {
         },
         wait_for_clear);
     load.fragment.opaque_registers();
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = state.max(v);
+    unroll<V>([&](int v) { m[v] = state.max(v); });
     if (!C::kThreadMaxima && is_shared) column_reduce.block_max(m, tile);
-#pragma unroll
-    for (int v = 0; v < V; ++v) sums[v] = state.sum_relative_to(v, m[v]);
+    unroll<V>([&](int v) { sums[v] = state.sum_relative_to(v, m[v]); });
   }
 
   // If an element is so far above the provisional maximum that sums overflow, all starts again, relative to the block's
@@ -329,22 +314,18 @@ struct ColumnSoftmax {
       } else {
         wait_for_clear();
       }
-#pragma unroll
-      for (int v = 0; v < V; ++v) m[v] = max_(m[v], A(-3.40282347e38f));  // any element is far above -inf
-      if (is_shared) column_reduce.block_max(m, tile);
-      load.load_stage(0, 0);
-#pragma unroll
-      for (int v = 0; v < V; ++v) sums[v] = sum_exp(stage, v);
-#pragma unroll
-      for (int v = 0; v < V; ++v) sums[v] += sum_exp(fragment, v);
-      fragment.opaque_registers();
-      load.template for_each_smem_stage<true>(C::kFirstVecs, [&](int) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) sums[v] += sum_exp(stage, v);
+      unroll<V>([&](int v) {
+        m[v] = max_(m[v], A(-3.40282347e38f));  // any element is far above -inf
+        if (is_shared) column_reduce.block_max(m, tile);
       });
+      load.load_stage(0, 0);
+      unroll<V>([&](int v) { sums[v] = sum_exp(stage, v); });
+      unroll<V>([&](int v) { sums[v] += sum_exp(fragment, v); });
+      fragment.opaque_registers();
+      load.template for_each_smem_stage<true>(C::kFirstVecs,
+                                              [&](int) { unroll<V>([&](int v) { sums[v] += sum_exp(stage, v); }); });
       bool overflows = false;
-#pragma unroll
-      for (int v = 0; v < V; ++v) overflows |= sums[v] > 1e30f;
+      unroll<V>([&](int v) { overflows |= sums[v] > 1e30f; });
       overflows &= !is_retry;
       if (is_shared) overflows = column_reduce.publish(sums, tile, overflows);
       if (__builtin_expect(!overflows, true)) break;
@@ -372,8 +353,7 @@ struct ColumnSoftmax {
     }
     if (!C::kThreadMaxima && is_shared) column_reduce.block_max(m, tile);
     ThreadSum<C> l[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = begin_sum<ThreadSum<C>>(sum_exp(fragment, v));
+    unroll<V>([&](int v) { l[v] = begin_sum<ThreadSum<C>>(sum_exp(fragment, v)); });
     fragment.opaque_registers();
     bool was_rescaled = false;
     if constexpr (C::kUsesSmemVecs) {
@@ -382,37 +362,31 @@ struct ColumnSoftmax {
           A here[V];
           bool is_higher = false;
           max_of(stage, here);
-#pragma unroll
-          for (int v = 0; v < V; ++v) is_higher |= here[v] - m[v] > C::kSlack;
+          unroll<V>([&](int v) { is_higher |= here[v] - m[v] > C::kSlack; });
           if (__builtin_expect(is_higher, false)) {
-#pragma unroll
-            for (int v = 0; v < V; ++v) here[v] = max_(here[v], m[v]);
+            unroll<V>([&](int v) { here[v] = max_(here[v], m[v]); });
             rescale_to(load, l, here, c), load.load_stage(C::kVecs + c, c), was_rescaled = true;
           }
         }
-#pragma unroll
-        for (int v = 0; v < V; ++v) l[v] = add(l[v], begin_sum<ThreadSum<C>>(sum_exp(stage, v)));
+        unroll<V>([&](int v) { l[v] = add(l[v], begin_sum<ThreadSum<C>>(sum_exp(stage, v))); });
         if constexpr (C::kKeepsExp) write_back(stage, c);
       });
     }
     if constexpr (C::kRescaleOnArrival) {
       if (is_shared && __syncthreads_or(was_rescaled)) {
         A max[V];
-#pragma unroll
-        for (int v = 0; v < V; ++v) max[v] = m[v];
+        unroll<V>([&](int v) { max[v] = m[v]; });
         column_reduce.block_max(max, tile);
         rescale_to(load, l, max, load.smem_vecs());
       }
     }
-#pragma unroll
-    for (int v = 0; v < V; ++v) sums[v] = value_of(l[v]);
+    unroll<V>([&](int v) { sums[v] = value_of(l[v]); });
   }
   // Makes the exponentials in registers and in the slots before `end`, and their sums, relative to larger maxima.
   template <class Load>
   __device__ void rescale_to(Load& load, ThreadSum<C> (&l)[V], const A (&max)[V], int end) {
     A difference[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) difference[v] = m[v] - max[v], m[v] = max[v];
+    unroll<V>([&](int v) { difference[v] = m[v] - max[v], m[v] = max[v]; });
     rescale_sums(l, difference), rescale(load.fragment.first, difference);
 #pragma unroll 1
     for (int c = 0; c < end; c += kStageVecs)

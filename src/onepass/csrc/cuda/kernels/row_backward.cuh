@@ -47,8 +47,7 @@ struct BackwardFragment {
   template <class Index>
   __device__ void load(const BackwardRow<C>& row, Index first, Index step, Index n) {
     const auto vector = [](const In* at) { return *reinterpret_cast<const Raw*>(at); };
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+    unroll<Vecs>([&](int i) {
       const Index at = first + i * step;
       if constexpr (C::kScalar) {
         y.set_elements(i, row.y + at, at, n, {});
@@ -62,7 +61,7 @@ struct BackwardFragment {
         y.set(i, y_vec, {});
         if constexpr (!C::kBroadcastGrad) g.set(i, g_vec, {});
       }
-    }
+    });
     if constexpr (C::kBroadcastGrad) g.value = to_acc(*row.g);
   }
   template <bool EvictFirst>
@@ -89,8 +88,7 @@ struct BackwardFragment {
   // Each vector is stored as soon as it is computed.
   template <class Index>
   __device__ void apply_epilogue_and_store(const Grad& grad, Out* row, Index first, Index step, Index n) {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+    unroll<Vecs>([&](int i) {
       const Index at = first + i * step;
       if constexpr (C::kScalar) {
         apply_epilogue(i, grad);
@@ -99,7 +97,7 @@ struct BackwardFragment {
         apply_epilogue(i, grad);
         store_vector(row + at, y.vec(i));
       }
-    }
+    });
   }
   __device__ void store_full_vec(int i, Out* to) const {
     if constexpr (C::kScalar)
@@ -111,10 +109,9 @@ struct BackwardFragment {
  private:
   template <class Index>
   __device__ void store_elements(int i, Out* to, Index first, Index n) const {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       if (is_inside(first + v, n)) to[v] = y.element(i * V + v);
-    }
+    });
   }
 };
 
@@ -132,26 +129,23 @@ struct RowTails {
   // `thread`: its number; threads beyond `Threads` have no elements. `before`: the misalignment of the row.
   template <class Index>
   __device__ void load(const BackwardRow<C>& row, int thread, int before, Index n) {
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
+    unroll<kEach>([&](int k) {
       const Index at = position(thread + k * Threads, before, n);
       y[k] = g[k] = 0;
       if (at >= 0) y[k] = to_acc(row.y[at]), g[k] = to_acc(row.g[C::kBroadcastGrad ? 0 : at]);
-    }
+    });
   }
   __device__ typename C::Sum partial_sum() const {
     A sum = 0;
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) sum += sum_term<C>(y[k], g[k]);
+    unroll<kEach>([&](int k) { sum += sum_term<C>(y[k], g[k]); });
     return begin_sum<typename C::Sum>(sum);
   }
   template <class Index>
   __device__ void store(const InputGrad<C>& grad, Out* row, int thread, int before, Index n) const {
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
+    unroll<kEach>([&](int k) {
       const Index at = position(thread + k * Threads, before, n);
       if (at >= 0) row[at] = from_acc<Out>(grad(y[k], g[k]));
-    }
+    });
   }
 
  private:

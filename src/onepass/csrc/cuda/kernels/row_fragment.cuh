@@ -82,8 +82,7 @@ struct Half2Vecs {
     return load_vector<uint32_t, kWords, EvictFirst>(at);
   }
   __device__ void set(int i, Raw raw, const Operand& operand) {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = operand.score.apply_half2(raw.at[w]);
+    unroll<kWords>([&](int w) { at[i * kWords + w] = operand.score.apply_half2(raw.at[w]); });
   }
   template <class Index>
   __device__ void set_elements(int i, const In* from, Index first, Index n, const Operand& operand) {
@@ -91,15 +90,13 @@ struct Half2Vecs {
       return (!C::kAligned && is_inside(first + v, n) ? from[v] : Operand::template neutral<In>()).bits;
     };
     Raw raw;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) raw.at[w] = bits(2 * w) | bits(2 * w + 1) << 16;
+    unroll<kWords>([&](int w) { raw.at[w] = bits(2 * w) | bits(2 * w + 1) << 16; });
     set(i, raw, operand);
   }
   // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
   // the first pass, in twice the registers.
   __device__ void opaque_registers() {
-#pragma unroll
-    for (int w = 0; w < Vecs * kWords; ++w) asm volatile("" : "+r"(at[w]));
+    unroll<Vecs * kWords>([&](int w) { asm volatile("" : "+r"(at[w])); });
   }
   __device__ float operator[](int i) const { return to_acc(get_half<In>(at[i / 2], i % 2)); }
   __device__ float reconverted(int i) const { return reconvert<In>(at[i / 2], i % 2); }
@@ -111,8 +108,7 @@ struct Half2Vecs {
   }
   __device__ Raw vec(int i) const {
     Raw made;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) made.at[w] = at[i * kWords + w];
+    unroll<kWords>([&](int w) { made.at[w] = at[i * kWords + w]; });
     return made;
   }
   __device__ Out element(int e) const { return get_half<Out>(at[e / 2], e % 2); }
@@ -134,15 +130,14 @@ struct AccVecs {
     return load_vector<In, V, EvictFirst>(at);
   }
   __device__ void set(int i, Raw raw, const Operand& operand) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) at[i * V + v] = operand(raw.at[v]);
+    unroll<V>([&](int v) { at[i * V + v] = operand(raw.at[v]); });
   }
   template <class Index>
   __device__ void set_elements(int i, const In* from, Index first, Index n, const Operand& operand) {
     Raw raw;
-#pragma unroll
-    for (int v = 0; v < V; ++v)
+    unroll<V>([&](int v) {
       raw.at[v] = !C::kAligned && is_inside(first + v, n) ? from[v] : Operand::template neutral<In>();
+    });
     set(i, raw, operand);
   }
   __device__ void opaque_registers() {}
@@ -155,8 +150,7 @@ struct AccVecs {
   }
   __device__ Vector<Out, V> vec(int i) const {
     Vector<Out, V> made;
-#pragma unroll
-    for (int v = 0; v < V; ++v) made.at[v] = from_acc<Out>(at[i * V + v]);
+    unroll<V>([&](int v) { made.at[v] = from_acc<Out>(at[i * V + v]); });
     return made;
   }
   __device__ Out element(int e) const { return from_acc<Out>(at[e]); }
@@ -192,8 +186,7 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentLoads<C, FragmentHalf2<C, Vec
     if (kTakesX || fabsf(m) < kNearMax || m == infinity() || m == -infinity()) return;
     subtracted = m;
     const uint32_t half2 = pack_half2<T>(-m, -m);
-#pragma unroll
-    for (int w = 0; w < Vecs * V / 2; ++w) at[w] = add_half2<T>(at[w], half2);
+    unroll<Vecs * V / 2>([&](int w) { at[w] = add_half2<T>(at[w], half2); });
   }
   __device__ float sum_exp(float m) const {
     if (kTakesX) return sum_exp_relative_to(m);
@@ -207,8 +200,7 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentLoads<C, FragmentHalf2<C, Vec
   __device__ void apply_epilogue(State<float> state) {
     const Epilogue epilogue(state);
     const float offset = offset_of(state);
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) apply_to_vec(i, epilogue, offset);
+    unroll<Vecs>([&](int i) { apply_to_vec(i, epilogue, offset); });
   }
   // Where vectors are whole each is stored as soon as it is computed.
   template <class Index>
@@ -258,10 +250,9 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentLoads<C, FragmentHalf2<C, Vec
   template <class Index>
   __device__ void store_elements(int i, T* to, Index first, Index n) const {
     if constexpr (C::kAligned) return;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       if (is_inside(first + v, n)) to[v] = this->element(i * V + v);
-    }
+    });
   }
   static constexpr float kNearMax = is_same<T, half_t> ? 1024 : 4096;
 };
@@ -280,26 +271,21 @@ struct Fragment : AccVecs<C, Vecs>, FragmentLoads<C, Fragment<C, Vecs, KeepExp>,
 
   // Writes exponentials to where their elements were in shared memory, and reads them. The types are of one size.
   __device__ void write_back(int smem_vec) const {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+    unroll<Vecs>([&](int i) {
       Vector<A, V> raw;
-#pragma unroll
-      for (int v = 0; v < V; ++v) raw.at[v] = at[i * V + v];
+      unroll<V>([&](int v) { raw.at[v] = at[i * V + v]; });
       *reinterpret_cast<Vector<A, V>*>(SmemVecs<C>::slot(smem_vec + i)) = raw;
-    }
+    });
   }
   __device__ void read_back(int smem_vec) {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+    unroll<Vecs>([&](int i) {
       const Vector<A, V> raw = *reinterpret_cast<const Vector<A, V>*>(SmemVecs<C>::slot(smem_vec + i));
-#pragma unroll
-      for (int v = 0; v < V; ++v) at[i * V + v] = raw.at[v];
-    }
+      unroll<V>([&](int v) { at[i * V + v] = raw.at[v]; });
+    });
   }
   __device__ A max() const {
     A m = -infinity();
-#pragma unroll
-    for (int i = 0; i < Vecs * V; ++i) m = max_(at[i], m);
+    unroll<Vecs * V>([&](int i) { m = max_(at[i], m); });
     return m;
   }
   __device__ void subtract_max(A) {}
@@ -325,13 +311,12 @@ struct Fragment : AccVecs<C, Vecs>, FragmentLoads<C, Fragment<C, Vecs, KeepExp>,
   // The results take the place of the elements.
   __device__ void apply_epilogue(State<A> state) {
     const Epilogue epilogue(state);
-#pragma unroll
-    for (int i = 0; i < Vecs * V; ++i) {
+    unroll<Vecs * V>([&](int i) {
       if constexpr (KeepExp)
         at[i] = epilogue.from_exp(at[i]);
       else
         at[i] = epilogue(at[i]);
-    }
+    });
   }
   template <class Index>
   __device__ void store(Out* row, Index first, Index step, Index n) const {

@@ -26,8 +26,7 @@ __device__ inline typename Chunk::Raw read_vector(const typename C::In* at) {
   typedef typename Chunk::Raw Raw;
   if constexpr (C::kScalar) {
     Vector<typename C::In, C::kVecSize> vector;
-#pragma unroll
-    for (int v = 0; v < C::kVecSize; ++v) vector.at[v] = at[v];
+    unroll<C::kVecSize>([&](int v) { vector.at[v] = at[v]; });
     return __builtin_bit_cast(Raw, vector);
   } else {
     return Chunk::template read<EvictFirst>(at);
@@ -107,18 +106,15 @@ struct Forward : ThreadState<Config, GridSumType<typename Config::Sum>> {
       bool arrived;
       do {
         arrived = true;
-#pragma unroll
-        for (int i = 0; i < kMessagesInFlight; ++i) {
+        unroll<kMessagesInFlight>([&](int i) {
           max[i] = -infinity(), sum[i] = begin_sum<L>(A(0));
           if (first + 32 * i < blocks_per_row) arrived &= messages[first + 32 * i].read(&max[i], &sum[i], epoch);
-        }
+        });
       } while (!arrived);
       const A old_m = m;
-#pragma unroll
-      for (int i = 0; i < kMessagesInFlight; ++i) m = max_(m, max[i]);
+      unroll<kMessagesInFlight>([&](int i) { m = max_(m, max[i]); });
       l = scale(l, exp_for_sum(old_m - finite_for_sum(m)));
-#pragma unroll
-      for (int i = 0; i < kMessagesInFlight; ++i) l = add(l, scale(sum[i], exp_for_sum(max[i] - finite_for_sum(m))));
+      unroll<kMessagesInFlight>([&](int i) { l = add(l, scale(sum[i], exp_for_sum(max[i] - finite_for_sum(m)))); });
     }
     __syncwarp();
     reduce_lanes();
@@ -135,8 +131,7 @@ struct Forward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   // A vector that changes no state.
   static __device__ Raw neutral_vector() {
     Vector<In, C::kVecSize> vector;
-#pragma unroll
-    for (int v = 0; v < C::kVecSize; ++v) vector.at[v] = C::Operand::template neutral<In>();
+    unroll<C::kVecSize>([&](int v) { vector.at[v] = C::Operand::template neutral<In>(); });
     return __builtin_bit_cast(Raw, vector);
   }
   __device__ void reduce_lanes() {
@@ -179,12 +174,11 @@ struct Backward {
   __device__ void prefetch(Raw* next, int64_t element, int count, int workers) const {
 #pragma unroll
     for (int i = 0; i < kChunkVecs; ++i, element += workers * C::kVecSize) {
-#pragma unroll
-      for (int o = 0; o < kOperands; ++o) {
+      unroll<kOperands>([&](int o) {
         next[i * kOperands + o] = Raw{};
         if (count > i * workers)
           next[i * kOperands + o] = read_vector<Chunk, C, EvictFirst>((o ? row.g : row.y) + element);
-      }
+      });
     }
   }
   __device__ void set(Chunk& chunk, int i, const Raw* raw) const { chunk.set(i, raw[0], raw[kOperands - 1], g_value); }
@@ -301,25 +295,22 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
       op.template prefetch<Op::kEvictFirstAgain>(next, at, count_of(before), workers);
     };
     const auto set_chunk = [&](Chunk& chunk) {
-#pragma unroll
-      for (int i = 0; i < kChunkVecs; ++i) op.set(chunk, i, next + i * kOperands);
+      unroll<kChunkVecs>([&](int i) { op.set(chunk, i, next + i * kOperands); });
     };
 
     if (!is_comm_warp) {
       prefetch_chunk(0);
-#pragma unroll
-      for (int c = 0; c < kRegisterChunks; ++c) {
+      unroll<kRegisterChunks>([&](int c) {
         set_chunk(register_chunks[c]);
         prefetch_chunk(c + 1);
         op.absorb(register_chunks[c]);
-      }
+      });
 #pragma unroll 1
       for (int c = 0; c < other_chunks; ++c) {
         set_chunk(chunk);
         if (!Op::kOnePerRow && c >= reread_chunks) {
-#pragma unroll
-          for (int i = 0; i < kOperands * kChunkVecs; ++i)
-            store_smem(smem_chunk(c - reread_chunks) + i * smem_stride, next[i]);
+          unroll<kOperands * kChunkVecs>(
+              [&](int i) { store_smem(smem_chunk(c - reread_chunks) + i * smem_stride, next[i]); });
         }
         prefetch_chunk(kRegisterChunks + c + 1);
         op.absorb(chunk);
@@ -364,14 +355,11 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
       const auto write = [&](Chunk& chunk, int c) { write_at(chunk, c * chunk_stride); };
 #pragma unroll 1
       for (int c = kept_chunks - 1; c >= 0; --c) {
-#pragma unroll
-        for (int i = 0; i < kChunkVecs; ++i) {
+        unroll<kChunkVecs>([&](int i) {
           Raw raw[kOperands];
-#pragma unroll
-          for (int o = 0; o < kOperands; ++o)
-            raw[o] = load_smem<Raw>(smem_chunk(c) + (i * kOperands + o) * smem_stride);
+          unroll<kOperands>([&](int o) { raw[o] = load_smem<Raw>(smem_chunk(c) + (i * kOperands + o) * smem_stride); });
           op.set(chunk, i, raw);
-        }
+        });
         write(chunk, kRegisterChunks + reread_chunks + c);
       }
       if constexpr (!Op::kDrawsTickets) {
@@ -401,8 +389,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
           now = after, after = next_tickets[side];
         }
       }
-#pragma unroll
-      for (int c = 0; c < kRegisterChunks; ++c) write(register_chunks[c], c);
+      unroll<kRegisterChunks>([&](int c) { write(register_chunks[c], c); });
     }
   }
 }

@@ -28,25 +28,22 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const int64_t before = C::kScalar || C::kAligned ? 0 : (int64_t)misalignment<C>(row.aligned());
     const int64_t first = chunk * step * C::kVecs + thread * V - before;
     Vector<Out, V> elements[C::kVecs];
-#pragma unroll
-    for (int i = 0; i < C::kVecs; ++i) {
+    unroll<C::kVecs>([&](int i) {
       const int64_t at = first + i * step;
       if (moves_as_vector<C>(at, n)) {
         elements[i] = load_vector<Out, V, false>(row.y + at);
       } else {
-#pragma unroll
-        for (int v = 0; v < V; ++v) elements[i].at[v] = is_inside(at + v, n) ? row.y[at + v] : from_acc<Out>(0.0f);
+        unroll<V>([&](int v) { elements[i].at[v] = is_inside(at + v, n) ? row.y[at + v] : from_acc<Out>(0.0f); });
       }
-    }
+    });
     const A row_g = to_acc(*row.g), row_lse = to_acc(lse[index * lse_stride]);
-#pragma unroll
-    for (int i = 0; i < C::kVecs; ++i) {
+    unroll<C::kVecs>([&](int i) {
       Vector<Out, V> result;
-#pragma unroll
-      for (int v = 0; v < V; ++v)
+      unroll<V>([&](int v) {
         result.at[v] = from_acc<Out>(
             row.score.backward(LogSumExpGrad::result<Out>(row.score(to_acc(elements[i].at[v])), row_g, row_lse)));
+      });
       store_predicated<C>(dx_row, first + i * step, n, result);
-    }
+    });
   }
 }

@@ -55,10 +55,9 @@ __device__ inline void store_predicated(typename C::Out* row, Index first, Index
   if (moves_as_vector<C>(first, n)) {
     store_vector(row + first, vector);
   } else if (!C::kAligned) {
-#pragma unroll
-    for (int v = 0; v < C::kVecSize; ++v) {
+    unroll<C::kVecSize>([&](int v) {
       if (is_inside(first + v, n)) row[first + v] = vector.at[v];
-    }
+    });
   }
 }
 
