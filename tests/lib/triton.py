@@ -25,8 +25,7 @@ from torch import Tensor
 
 import onepass.triton as engine
 from lib.gradients import gradient
-from lib.state import assert_state, type_of
-from lib.support import DTYPES, assert_defined, maker
+from lib.support import DTYPES, assert_defined, assert_state, maker
 from onepass import State, reference
 from onepass.triton import Plan
 
@@ -169,7 +168,7 @@ def case(
     if not backward:
         shape = [1 if function in ("logsumexp", "state") and d in dims else size for d, size in enumerate(x.shape)]
         if function == "state":
-            shape, dtype = [2, *shape], type_of(x.dtype)
+            shape, dtype = [2, *shape], F64 if x.dtype is F64 else F32
         return Case(function, (x,), torch.full(shape, 777.0, dtype=dtype or x.dtype, device=x.device), dims)
     over = dims or (0,)
     if function == "logsumexp":
