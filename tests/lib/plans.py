@@ -33,11 +33,13 @@ TYPES = {
 
 
 def names(value: object) -> str | None:
-    """The ids of parameters that are dtypes, pairs of them, or plans."""
+    """The ids of parameters that are dtypes, plans, tiers, accesses, or pairs of those."""
     if isinstance(value, Plan):
-        return "-".join(map(str, value))
-    if isinstance(value, tuple) and all(isinstance(v, torch.dtype) for v in value):
-        return "-".join(str(v)[6:] for v in value)
+        return "-".join(str(int(number)) for number in value)
+    if isinstance(value, IntEnum):
+        return value.name.lower()
+    if isinstance(value, tuple) and all(isinstance(v, torch.dtype | IntEnum) for v in value):
+        return "-".join(map(str, map(names, value)))
     return str(value)[6:] if isinstance(value, torch.dtype) else None
 
 

@@ -17,14 +17,10 @@ from onepass import native, reference
 pytestmark = pytest.mark.gpu
 _ops = torch.ops.onepass
 
-every_access = pytest.mark.parametrize(
-    "access", [Access.PREDICATED, Access.ALIGNED, Access.SLAB, Access.SLAB_ALIGNED, Access.STRIDED]
-)
-every_tier = pytest.mark.parametrize("tier", [Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS])
+every_tier_and_access = pytest.mark.parametrize(("tier", "access"), plans.COLUMN_PLANS, ids=names)
 
 
-@every_tier
-@every_access
+@every_tier_and_access
 @pytest.mark.parametrize("function", native.FUNCTIONS)
 def test_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
@@ -33,8 +29,7 @@ def test_every_tier(runner, function, tier, access):
             plans.check_columns(runner, function, types, plan)
 
 
-@every_tier
-@every_access
+@every_tier_and_access
 def test_gradients_in_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
     for turn, types in enumerate(plans.TYPES.get(function, plans.PAIRS), native.FUNCTIONS.index(function)):
@@ -62,7 +57,7 @@ def test_narrow_vectors(runner, dtype, vector):
             plans.backward(runner, "softmax", (3, n, inner), (dtype, dtype), plans.ONE_EACH, place, given)
 
 
-@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=names)
 @pytest.mark.parametrize("function", ["softmax", "softmin"])
 @pytest.mark.parametrize("plan", plans.LATE_PLANS, ids=names)
 def test_maxima_that_come_late(runner, function, plan, dtype):
@@ -122,7 +117,7 @@ def test_bits_are_the_same_from_run_to_run(runner, plan, shape):
     assert all(torch.equal(y, results[0][0]) and torch.equal(dx, results[0][1]) for y, dx in results)
 
 
-@pytest.mark.parametrize("access", [Access.ALIGNED, Access.SLAB_ALIGNED])
+@pytest.mark.parametrize("access", [Access.ALIGNED, Access.SLAB_ALIGNED], ids=names)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_a_pipeline_runs_on_into_the_next_tile(runner, dtype, access):
     """More tiles than the chip takes at a time; shared memory has what registers do not, or some of the next."""
