@@ -413,7 +413,10 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
         x = special(37 if on_gpu else 9, n, 1, x_type, runner.device, few=True).contiguous()
         aligned = tier in (Tier.WARP, Tier.BLOCK, Tier.CLUSTER) and not access and n % vector == 0
         for one in (access, Access.ALIGNED) if aligned else (access,):
-            forward(runner, function, x, y_type, Place((n, 1, 1), 0), plan._replace(access=one), _assert_rows)
+            # Short tiles through shared memory also begin within vectors, in the input and in the result or in one alone.
+            for x_at, y_at in ((0, 0), (1, 1), (0, 1)) if tier == Tier.STAGED and n < 100 else ((0, 0),):
+                there, given = operand(x, Place((n, 1, 1), x_at), x_type), plan._replace(access=one)
+                forward(runner, function, there, y_type, Place((n, 1, 1), y_at), given, _assert_rows)
 
 
 def _assert_rows(function: str, out: Tensor, x: Tensor, note: str) -> None:
