@@ -410,10 +410,11 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
         span = n if n % vector == 0 or access or tier == Tier.STAGED else n + vector - 1
         if (n < vector and not access) or (tier not in (Tier.GRID, Tier.TWOPASS) and span > room):
             continue
-        x = special(37 if on_gpu else 9, n, 1, x_type, runner.device, few=True).contiguous()
+        rows = (37 if on_gpu else 9) + (plan.rows_per_block * smem_vecs if tier == Tier.STAGED else 0)  # a whole tile
+        x = special(rows, n, 1, x_type, runner.device, few=True).contiguous()
         aligned = tier in (Tier.WARP, Tier.BLOCK, Tier.CLUSTER) and not access and n % vector == 0
         for one in (access, Access.ALIGNED) if aligned else (access,):
-            # Short tiles through shared memory also begin within vectors, in the input and in the result or in one alone.
+            # Short tiles through shared memory also begin within vectors: in input and result, or in the result alone.
             for x_at, y_at in ((0, 0), (1, 1), (0, 1)) if tier == Tier.STAGED and n < 100 else ((0, 0),):
                 there, given = operand(x, Place((n, 1, 1), x_at), x_type), plan._replace(access=one)
                 forward(runner, function, there, y_type, Place((n, 1, 1), y_at), given, _assert_rows)
