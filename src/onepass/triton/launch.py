@@ -29,7 +29,15 @@ _MIN_CAPABILITY = (8, 0)
 _DIFFERENTIABLE = tuple(name for name in FUNCTIONS if name != "state")  # the functions with gradients here
 
 
-def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, plan: Plan | None = None) -> None:
+def launch_forward(
+    function: str,
+    x: Tensor,
+    out: Tensor,
+    dims: tuple[int, ...],
+    *,
+    params: tuple[float, ...] = (),
+    plan: Plan | None = None,
+) -> None:
     """Write ``function`` of ``x`` over ``dims`` to ``out``.
 
     ``function``: a name in ``FUNCTIONS``.
@@ -39,6 +47,7 @@ def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...],
     float32 of half types, and its shape with size 1 in ``dims``; for state of two such planes (maxima, sums), float64
     of float64, else float32.
     ``dims``: not negative, sorted, unique.
+    ``params``: the parameters of the function's score, which reach a kernel as float32.
     ``plan`` forces a tier; ValueError where it cannot serve the call.
     """
     if function not in FUNCTIONS:
@@ -70,7 +79,9 @@ def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...],
         out_strides = (1 if reduces else n, 1)
     if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
         out_strides = (out_strides[0], target.stride(0))
-    _launch(_kernel_modules()[0], function, plan, (source, target), rows, n, (*x_strides, *out_strides))
+    row_strides, strides = (((x_stride,), (out_stride,)) for x_stride, out_stride in zip(x_strides, out_strides, strict=True))
+    layout = ((), row_strides, (), strides)
+    _launch(_kernel(function, False, plan), plan, (source, target, None, None), rows, n, layout, params)
     if target is not out:
         for part, computed in zip(out, target, strict=True) if planes else ((out, target),):
             order.permuted(part).copy_(computed)
@@ -83,6 +94,7 @@ def launch_backward(
     dx: Tensor,
     dims: tuple[int, ...],
     *,
+    params: tuple[float, ...] = (),
     plan: Plan | None = None,
 ) -> None:
     """Write the gradient of the input to ``dx`` from that of the result, ``grad``. No other tensor is allocated.
@@ -94,7 +106,7 @@ def launch_backward(
     All are float64, float32, float16 or bfloat16 (sums are float64 if ``grad`` or ``saved`` is, else float32; ``dx`` is
     rounded once), of any strides (0 too), on a device for which ``unavailable`` says None.
     ``dims``: not negative, sorted, unique.
-    ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
+    ``params``: as for the forward. ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
     """
     _check(function, grad, saved, dx, dims)
     y, lse = saved[0], saved[1] if function == "logsumexp" else None
@@ -106,13 +118,13 @@ def launch_backward(
         return
     plan = plan or plan_backward(rows, n, (y.dtype, grad.dtype, dx.dtype), _properties(y.device))
 
-    tensors = [y, grad.expand_as(y), y if lse is None else lse.expand_as(y), dx]
+    tensors = [y, dx, grad.expand_as(y), *([] if lse is None else [lse.expand_as(y)])]
     row_sizes, row_strides = _levels(order.outer, y.shape, tensors)
     sizes, strides = _levels(order.reduced, y.shape, tensors)
     if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
-        row_strides = [(n * inner[0],) for inner in strides]
-    levels = (row_sizes, *row_strides, sizes, strides[0], strides[1], strides[3])
-    _launch(_kernel_modules()[1], function, plan, (y, grad, lse, dx), rows, n, levels)
+        row_strides = tuple((n * inner[0],) for inner in strides)
+    layout = (row_sizes, row_strides, sizes, strides[:3])
+    _launch(_kernel(function, True, plan), plan, (y, dx, grad, lse), rows, n, layout, params)
 
 
 def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: tuple[int, ...]) -> None:
@@ -134,29 +146,33 @@ def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, d
 # Launch ---------------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _kernel_modules() -> tuple[Any, Any]:
-    """The modules of the kernels, forward and backward. They import triton."""
-    from . import backward, forward
+@functools.lru_cache(maxsize=4096)
+def _kernel(function: str, backward: bool, plan: Plan) -> tuple[Any, dict[str, Any]]:
+    """The kernel of a plan and its compile-time arguments. This imports triton."""
+    from . import epilogue, kernels, score
 
-    return forward, backward
+    policies = {**score.SCORES.get(function, score.IDENTITY), **epilogue.POLICIES[function][backward]}
+    # FP fusion is asked for by name because its default is about to change; no result here depends on it.
+    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
+    return kernels.KERNELS[plan.tier], {**policies, **plan.constants(), **options}
 
 
 def _launch(
-    module: Any, function: str, plan: Plan, tensors: tuple[Any, ...], rows: int, n: int, strides: tuple[Any, ...]
+    compiled: tuple[Any, dict[str, Any]],
+    plan: Plan,
+    tensors: tuple[Tensor | None, ...],
+    rows: int,
+    n: int,
+    layout: tuple[Any, ...],
+    params: tuple[float, ...],
 ) -> None:
-    """Launch a kernel of a module over all rows, in several launches where the grid of one is too small."""
-    kernel = module.KERNELS[plan.tier]
-    # FP fusion is asked for by name because its default is about to change; no result here depends on it.
-    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
-    constants = {**module.POLICIES[function], **plan.constants()}
+    """Launch a kernel over all rows, in several launches where the grid of one is too small."""
+    kernel, constants = compiled
     span = plan.grid * plan.rows
-    device = tensors[0].device
-    with on_device(device):
+    with on_device(tensors[1].device):
         for first in range(0, rows, span):
-            sizes = (first, rows, n) if plan.tier == "row" else (first, n, -(-n // (plan.depth * plan.block)))
             grid = (-(-min(span, rows - first) // plan.rows),)
-            kernel[grid](*tensors, *sizes, *strides, **constants, **options)
+            kernel[grid](*tensors, first, rows, n, *layout, params, **constants)
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -222,7 +238,7 @@ def _two_strides(tensor: Tensor, walk: Order) -> tuple[int, int] | None:
 
 def _levels(
     dims: Sequence[int], shape: Sequence[int], tensors: Sequence[Tensor]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """How to walk ``dims``, outermost first, in all of the tensors at once with as few levels as their strides allow.
 
     Innermost first: the sizes of the levels but the outermost's, and the strides of all of them for each tensor.
@@ -238,7 +254,7 @@ def _levels(
         sizes.append(shape[d])
         for t, walked in zip(tensors, steps, strict=True):
             walked.append(t.stride(d))
-    return tuple(sizes[:-1]), [tuple(walked) or (0,) for walked in steps]
+    return tuple(sizes[:-1]), tuple(tuple(walked) or (0,) for walked in steps)
 
 
 # Whether the engine can run -------------------------------------------------------------------------------------------
@@ -286,8 +302,10 @@ def _why_no_interpreter(version: str) -> str | None:
     import numpy
     import triton
 
+    from .kernels import KERNELS
+
     # Triton reads the variable when it is imported and when a kernel is decorated; afterwards it is too late.
-    jitted = (triton.language.sum, *_kernel_modules()[0].KERNELS.values())
+    jitted = (triton.language.sum, *KERNELS.values())
     if any(isinstance(function, triton.runtime.JITFunction) for function in jitted):
         return "TRITON_INTERPRET was set after triton was imported: set it before Python starts"
     if _version(version) < (3, 7) and _version(numpy.__version__) >= (2, 4):
