@@ -29,6 +29,7 @@ from lib.state import assert_state, type_of
 from lib.support import DTYPES, assert_defined, maker
 from onepass import State, reference
 from onepass.triton import Plan
+from onepass.triton.launch import _kernel
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 F32, F64, F16, BF16 = DTYPES
@@ -296,7 +297,7 @@ def resources(
     function: str,
     chosen: Plan,
     dtypes: Sequence[torch.dtype | None],
-    steps: Sequence[str],
+    steps: tuple[str, ...],
     aligned: bool,
     backend: str,
     arch: Any,
@@ -307,7 +308,6 @@ def resources(
     `aligned`: the rows are multiples of 16 elements.
     """
     import triton
-    from onepass.triton.launch import _kernel
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -316,9 +316,11 @@ def resources(
     pointers = {name: dtype for name, dtype in zip(kernel.arg_names, dtypes, strict=False) if dtype}
     signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict.fromkeys(("first", "rows", "n"), "i32")
     signature |= {name: POINTERS[dtype] for name, dtype in pointers.items()}
-    signature |= {"row_sizes": (), "sizes": (), "params": ()}
+    signature |= {"row_sizes": (), "sizes": (), "score_params": ()}
     signature |= {"row_strides": (("i32",),) * len(pointers), "strides": tuple((step,) for step in steps)}
-    values: dict[Any, Any] = {(place(name),): constants.get(name) for name, kind in signature.items() if kind == "constexpr"}
+    values: dict[Any, Any] = {
+        (place(name),): constants.get(name) for name, kind in signature.items() if kind == "constexpr"
+    }
     values |= {(place("strides"), k, 0): 1 for k, step in enumerate(steps) if step == "constexpr"}
     multiples = [(place(name),) for name in pointers if name != "lse_ptr"]
     if aligned:

@@ -1,12 +1,14 @@
 """Epilogues, what a kernel makes of a row once it has summed it up, and the table of what each function is made of.
 
-``ROW`` gives the numbers of a row from its state, once per row. ``EPILOGUE`` gives the result of an element from these.
-A reduction has no ``EPILOGUE``: its results are the numbers. In a gradient ``y`` is what the forward saved and ``g`` the
-gradient of the result. ``TERM`` gives what an element adds to the sum of its row:
+``ROW`` gives the numbers of a row from its state, once per row, and ``EPILOGUE`` the result of an element from these. A
+reduction has no ``EPILOGUE``: its results are the numbers.
 
-    softmax      dy = y * (g - s)        s = sum(g * y)
-    log_softmax  dy = g - exp(y) * s     s = sum(g)
-    logsumexp    dy = g * exp(x - s)     s the result, saved by the forward
+In a gradient ``y`` is what the forward saved, ``g`` the gradient of the result, and ``TERM`` gives what an element adds
+to the sum of its row. The result of an element is the gradient of its score:
+
+    softmax      y * (g - s)        s = sum(g * y)
+    log_softmax  g - exp(y) * s     s = sum(g)
+    logsumexp    g * exp(y - s)     y the score, s the result, which the forward saved
 
 Special values need no branch there: these are the plain expressions.
 """
@@ -100,8 +102,8 @@ def log_softmax_gradient(y, g, row, TYPE: tl.constexpr):
 
 
 @triton.jit
-def logsumexp_gradient(x, g, row, TYPE: tl.constexpr):
-    return g * exponential(x - row[0], x.dtype)
+def logsumexp_gradient(y, g, row, TYPE: tl.constexpr):
+    return g * exponential(y - row[0], y.dtype)
 
 
 # The policies of the functions, forward and backward. softmin is the softmax of other scores.

@@ -43,20 +43,22 @@ def offset(index, sizes, strides):
 
 
 @triton.jit
-def load(x_row, g_row, column, inside, sizes, strides, params, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC: tl.constexpr):
+def load(x_row, g_row, column, inside, sizes, strides, score_params, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC):
     """The scores of elements, or what the forward saved of them; and the gradients of results, None in a forward.
 
     An element is rounded to the dtype of the result first, as ``dtype=`` of torch does, and then converted to the
     accumulator's dtype. Lanes outside the mask read nothing. Their score is -inf in a forward. In a gradient they are
     0 and add nothing to the sum.
     """
-    outside = SCORE(-float("inf"), params) if g_row is None else 0.0
-    x = tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=outside)
-    score = SCORE(round_to(x, TYPE).to(ACC), params)
+    x_at = x_row + offset(column, sizes, strides[0])
     if g_row is None:
-        return score, None
+        x = tl.load(x_at, mask=inside, other=SCORE(-float("inf"), score_params))
+        return SCORE(round_to(x, TYPE).to(ACC), score_params), None
     else:
-        return score, tl.load(g_row + offset(column, sizes, strides[2]), mask=inside, other=0.0).to(ACC)
+        g_at = g_row + offset(column, sizes, strides[2])
+        x = tl.load(x_at, mask=inside, other=0.0).to(ACC)
+        g = tl.load(g_at, mask=inside, other=0.0).to(ACC)
+        return SCORE(x, score_params), g
 
 
 @triton.jit
@@ -106,7 +108,7 @@ def row_kernel(
     row_strides,
     sizes,
     strides,
-    params,
+    score_params,
     SCORE: tl.constexpr,
     SCORE_BACKWARD: tl.constexpr,
     TERM: tl.constexpr,
@@ -123,23 +125,23 @@ def row_kernel(
     column = tl.arange(0, BLOCK).to(tl.int64)[None, :]
     inside = (row < rows) & (column < n)
     x_row = x_ptr + offset(row, row_sizes, row_strides[0])
-    out_row = out_ptr + offset(row, row_sizes, row_strides[1])
     g_row = None if g_ptr is None else g_ptr + offset(row, row_sizes, row_strides[2])
 
-    x, g = load(x_row, g_row, column, inside, sizes, strides, params, SCORE, TYPE, ACC)
+    x, g = load(x_row, g_row, column, inside, sizes, strides, score_params, SCORE, TYPE, ACC)
     if lse_ptr is None:
         m, l = reduce_tile(-float("inf"), x, g, 1, TERM, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
     else:
-        numbers = (tl.load(lse_ptr + offset(row, row_sizes, row_strides[3]), mask=row < rows).to(ACC),)
+        numbers = (tl.load(lse_ptr + offset(row, row_sizes, row_strides[3]), mask=row < rows, other=0.0).to(ACC),)
 
+    out_row = out_ptr + offset(row, row_sizes, row_strides[1])
     if EPILOGUE is None:
         for k in tl.static_range(len(numbers)):
             tl.store(out_row + k * strides[1][0], round_to(numbers[k], OUT), mask=row < rows)
     else:
         y = EPILOGUE(x, g, numbers, TYPE)
         if g is not None:
-            y = SCORE_BACKWARD(y, params)
+            y = SCORE_BACKWARD(y, score_params)
         tl.store(out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=inside)
 
 
@@ -156,7 +158,7 @@ def online_kernel(
     row_strides,
     sizes,
     strides,
-    params,
+    score_params,
     SCORE: tl.constexpr,
     SCORE_BACKWARD: tl.constexpr,
     TERM: tl.constexpr,
@@ -171,7 +173,6 @@ def online_kernel(
     ACC: tl.constexpr = tl.float64 if TYPE.is_fp64() or GRAD.is_fp64() else tl.float32
     row = first + tl.program_id(0).to(tl.int64) + tl.zeros((1, 1), tl.int64)
     x_row = x_ptr + offset(row, row_sizes, row_strides[0])
-    out_row = out_ptr + offset(row, row_sizes, row_strides[1])
     g_row = None if g_ptr is None else g_ptr + offset(row, row_sizes, row_strides[2])
     tile = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     chunks = tl.cdiv(n, DEPTH * LANES)
@@ -183,25 +184,28 @@ def online_kernel(
         for chunk in range(chunks):
             # 64 bits: a row may be longer than 2^31 elements, or its stride may make it so.
             column = tl.cast(chunk, tl.int64) * (DEPTH * LANES) + tile
-            x, g = load(x_row, g_row, column, column < n, sizes, strides, params, SCORE, TYPE, ACC)
+            x, g = load(x_row, g_row, column, column < n, sizes, strides, score_params, SCORE, TYPE, ACC)
             m, high, low = absorb(m, high, low, x, g, TERM, EPILOGUE is None, TYPE)
         m, l = merge_lanes(m, high, low, g_row, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
     else:
         numbers = (tl.load(lse_ptr + offset(row, row_sizes, row_strides[3])).to(ACC),)
 
+    out_row = out_ptr + offset(row, row_sizes, row_strides[1])
     if EPILOGUE is None:
         for k in tl.static_range(len(numbers)):
             tl.store(out_row + k * strides[1][0], round_to(numbers[k], OUT))
     else:
         for chunk in range(chunks):
             column = tl.cast(chunks - 1 - chunk, tl.int64) * (DEPTH * LANES) + tile
-            x, g = load(x_row, g_row, column, column < n, sizes, strides, params, SCORE, TYPE, ACC)
+            x, g = load(x_row, g_row, column, column < n, sizes, strides, score_params, SCORE, TYPE, ACC)
             y = EPILOGUE(x, g, numbers, TYPE)
             if g_ptr is None:
-                tl.store(out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=column < n, cache_modifier=".cs")
+                tl.store(
+                    out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=column < n, cache_modifier=".cs"
+                )
             else:
-                y = SCORE_BACKWARD(y, params)
+                y = SCORE_BACKWARD(y, score_params)
                 tl.store(out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=column < n)
 
 

@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import math
 import os
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -52,8 +51,8 @@ def launch_forward(
     """
     if function not in FUNCTIONS:
         raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
-    order = _order(x, dims)
-    rows, n = order.sizes(x)
+    order = _order(x.shape, x.stride(), dims)
+    rows, n = order.rows, order.n
     if plan is not None:
         plan.check(n)
     if out.numel() == 0:
@@ -68,7 +67,7 @@ def launch_forward(
     plan = plan or plan_forward(rows, n, x.dtype, out.dtype, _properties(x.device))
 
     source, target = x, out
-    x_strides, out_strides = _two_strides(x, order), _two_strides(first, order)
+    x_strides, out_strides = (_two_strides(t.shape, t.stride(), order) for t in (x, first))
     if x_strides is None:
         source, x_strides = order.permuted(x).contiguous(), (n, 1)
     if out_strides is None:
@@ -79,9 +78,8 @@ def launch_forward(
         out_strides = (1 if reduces else n, 1)
     if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
         out_strides = (out_strides[0], target.stride(0))
-    row_strides, strides = (((x_stride,), (out_stride,)) for x_stride, out_stride in zip(x_strides, out_strides, strict=True))
-    layout = ((), row_strides, (), strides)
-    _launch(_kernel(function, False, plan), plan, (source, target, None, None), rows, n, layout, params)
+    layout = ((), ((x_strides[0],), (out_strides[0],)), (), ((x_strides[1],), (out_strides[1],)))
+    _launch(function, False, plan, (source, target, None, None), x.device, rows, n, layout, params)
     if target is not out:
         for part, computed in zip(out, target, strict=True) if planes else ((out, target),):
             order.permuted(part).copy_(computed)
@@ -106,25 +104,28 @@ def launch_backward(
     All are float64, float32, float16 or bfloat16 (sums are float64 if ``grad`` or ``saved`` is, else float32; ``dx`` is
     rounded once), of any strides (0 too), on a device for which ``unavailable`` says None.
     ``dims``: not negative, sorted, unique.
-    ``params``: as for the forward. ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
+    ``params``: as for the forward.
+    ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
     """
     _check(function, grad, saved, dx, dims)
     y, lse = saved[0], saved[1] if function == "logsumexp" else None
-    order = _order(y, dims)
-    rows, n = order.sizes(y)
+    order = _order(y.shape, y.stride(), dims)
+    rows, n = order.rows, order.n
     if plan is not None:
         plan.check(n)
     if dx.numel() == 0:
         return
     plan = plan or plan_backward(rows, n, (y.dtype, grad.dtype, dx.dtype), _properties(y.device))
 
-    tensors = [y, dx, grad.expand_as(y), *([] if lse is None else [lse.expand_as(y)])]
-    row_sizes, row_strides = _levels(order.outer, y.shape, tensors)
-    sizes, strides = _levels(order.reduced, y.shape, tensors)
+    of_each = [y.stride(), dx.stride(), grad.stride()]
+    if lse is not None:  # it and its gradient are the same for all elements of a row
+        of_each[2:] = (tuple(0 if d in dims else step for d, step in enumerate(t.stride())) for t in (grad, lse))
+    row_sizes, row_strides = _levels(order.outer, y.shape, *of_each)
+    sizes, strides = _levels(order.reduced, y.shape, *of_each)
     if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
         row_strides = tuple((n * inner[0],) for inner in strides)
     layout = (row_sizes, row_strides, sizes, strides[:3])
-    _launch(_kernel(function, True, plan), plan, (y, dx, grad, lse), rows, n, layout, params)
+    _launch(function, True, plan, (y, dx, grad, lse), y.device, rows, n, layout, params)
 
 
 def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: tuple[int, ...]) -> None:
@@ -158,18 +159,20 @@ def _kernel(function: str, backward: bool, plan: Plan) -> tuple[Any, dict[str, A
 
 
 def _launch(
-    compiled: tuple[Any, dict[str, Any]],
+    function: str,
+    backward: bool,
     plan: Plan,
     tensors: tuple[Tensor | None, ...],
+    device: torch.device,
     rows: int,
     n: int,
     layout: tuple[Any, ...],
     params: tuple[float, ...],
 ) -> None:
     """Launch a kernel over all rows, in several launches where the grid of one is too small."""
-    kernel, constants = compiled
+    kernel, constants = _kernel(function, backward, plan)
     span = plan.grid * plan.rows
-    with on_device(tensors[1].device):
+    with on_device(device):
         for first in range(0, rows, span):
             grid = (-(-min(span, rows - first) // plan.rows),)
             kernel[grid](*tensors, first, rows, n, *layout, params, **constants)
@@ -192,7 +195,7 @@ def _properties(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.get_device_module(device).get_device_properties(device)
 
 
-# Layout: any tensor and dims as rows by n -----------------------------------------------------------------------------
+# Layout: any tensor and dims as rows by n, cached because a walk over the dims takes longer than a launch -------------
 
 
 class Order(NamedTuple):
@@ -200,61 +203,60 @@ class Order(NamedTuple):
 
     outer: tuple[int, ...]
     reduced: tuple[int, ...]
+    rows: int
+    n: int
 
     def permuted(self, tensor: Tensor) -> Tensor:
         return tensor.permute(*self.outer, *self.reduced) if tensor.ndim else tensor
 
-    def sizes(self, tensor: Tensor) -> tuple[int, int]:
-        """(rows, n)."""
-        return math.prod(tensor.shape[d] for d in self.outer), math.prod(tensor.shape[d] for d in self.reduced)
 
-
-def _order(tensor: Tensor, dims: Sequence[int]) -> Order:
+@functools.lru_cache(maxsize=4096)
+def _order(shape: torch.Size, strides: tuple[int, ...], dims: tuple[int, ...]) -> Order:
     """Rows and elements in memory order: neither the order of the rows nor that inside a row matters to a result."""
-    strides = tensor.stride()
-    by_stride = sorted(range(tensor.ndim), key=lambda d: -strides[d])
-    return Order(tuple(d for d in by_stride if d not in dims), tuple(d for d in by_stride if d in dims))
+    by_stride = sorted(range(len(shape)), key=lambda d: -strides[d])
+    outer, reduced = (tuple(d for d in by_stride if (d in dims) == inner) for inner in (False, True))
+    return Order(outer, reduced, math.prod(shape[d] for d in outer), math.prod(shape[d] for d in reduced))
 
 
-def _two_strides(tensor: Tensor, walk: Order) -> tuple[int, int] | None:
+@functools.lru_cache(maxsize=4096)
+def _two_strides(shape: torch.Size, strides: tuple[int, ...], order: Order) -> tuple[int, int] | None:
     """The strides in elements from row to row and inside a row, or None where the tensor should be copied first.
 
     It is copied where no single stride walks its rows (or its elements), and where neighbouring rows lie closer than
     neighbouring elements: a program that walks a row would then use 4 bytes of every 32 that it reads.
     """
-    levels = [_levels(dims, tensor.shape, [tensor])[1][0] for dims in (walk.outer, walk.reduced)]
+    levels = [_levels(dims, shape, strides)[1][0] for dims in (order.outer, order.reduced)]
     if max(map(len, levels)) > 1:
         return None
     (row,), (element,) = levels
-    rows, n = walk.sizes(tensor)
+    rows, n = (math.prod(shape[d] for d in dims) for dims in (order.outer, order.reduced))
     if n == 1:
         element = 1
     if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
         row = n * element
-    if rows == 1 or n == 1 or element <= max(row, 1):
-        return row, element
-    return None
+    return (row, element) if rows == 1 or n == 1 or element <= max(row, 1) else None
 
 
+@functools.lru_cache(maxsize=4096)
 def _levels(
-    dims: Sequence[int], shape: Sequence[int], tensors: Sequence[Tensor]
+    dims: tuple[int, ...], shape: torch.Size, *strides: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """How to walk ``dims``, outermost first, in all of the tensors at once with as few levels as their strides allow.
+    """How to walk ``dims``, outermost first, in all tensors of a shape with as few levels as their strides allow.
 
     Innermost first: the sizes of the levels but the outermost's, and the strides of all of them for each tensor.
     """
     sizes: list[int] = []
-    steps: list[list[int]] = [[] for _ in tensors]
+    levels: list[tuple[int, ...]] = []  # the strides of a level, one for each tensor
     for d in reversed(dims):
         if shape[d] == 1:
             continue
-        if sizes and all(t.stride(d) == walked[-1] * sizes[-1] for t, walked in zip(tensors, steps, strict=True)):
+        step = tuple(of[d] for of in strides)
+        if sizes and step == tuple(inner * sizes[-1] for inner in levels[-1]):
             sizes[-1] *= shape[d]
-            continue
-        sizes.append(shape[d])
-        for t, walked in zip(tensors, steps, strict=True):
-            walked.append(t.stride(d))
-    return tuple(sizes[:-1]), tuple(tuple(walked) or (0,) for walked in steps)
+        else:
+            sizes.append(shape[d])
+            levels.append(step)
+    return tuple(sizes[:-1]), tuple(zip(*levels, strict=True)) or ((0,),) * len(strides)
 
 
 # Whether the engine can run -------------------------------------------------------------------------------------------

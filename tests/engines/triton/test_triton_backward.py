@@ -4,13 +4,13 @@ GPU its own plans."""
 from __future__ import annotations
 
 import gc
-import types
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+import onepass.triton as engine
 from lib.modes import Operators
 from lib.support import DTYPES, LAYOUTS, maker, ours, same, some_tuples, tuples
 from lib.triton import (
@@ -31,7 +31,7 @@ from lib.triton import (
     needs_triton,
     special,
 )
-from onepass.triton import launch
+from onepass.triton import Plan, launch
 
 pytestmark = needs_triton
 TWO_TIERS = pytest.mark.parametrize("tier", ["rows of 4 a program, split launch", "online"])
@@ -134,15 +134,14 @@ def test_nothing_is_copied(monkeypatch, function, dims):
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *given, **options: launched.append(given)
 
-    kernels = types.SimpleNamespace(KERNELS={"row": Kernel()}, POLICIES={function: {}})
-    monkeypatch.setattr(launch, "_kernel_modules", lambda: (None, kernels))
+    monkeypatch.setattr(launch, "_kernel", lambda *call: (Kernel(), {}))
     given = case(function, maker(F32)(4, 3, 5).permute(2, 0, 1), dims)
     given = given._replace(grad=torch.tensor(0.7).expand(given.grad.shape))
     with Operators() as mode:
         backward(*given)
     lse = given.saved[1] if function == "logsumexp" else None
     (passed,) = launched
-    for tensor, expected in zip(passed, (given.saved[0], given.grad, lse, given.dx), strict=False):
+    for tensor, expected in zip(passed, (given.saved[0], given.dx, given.grad, lse), strict=False):
         assert tensor is expected
     assert all(operator.is_view for operator in mode.seen)
 
@@ -202,6 +201,34 @@ def test_what_is_not_a_gradient_is_refused(function, change, plan, message):
     given = case("softmax", torch.zeros(2, 37))._replace(function=function, **change)
     with pytest.raises(ValueError, match=message):
         backward(*given, plan)
+
+
+def _of_scaled(function: str, x: Tensor, grad: Tensor, plan: Plan, temperature: float) -> Tensor:
+    """`function` of x / temperature, by a score that the engine does not have, and the gradient of x beside it."""
+    from lib.triton_score import SCALED
+    from onepass.triton import score
+
+    out, dx, params = torch.empty_like(grad), torch.empty_like(x), (temperature,)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(score.SCORES, function, SCALED)
+        launch._kernel.cache_clear()
+        engine.launch_forward(function, x, out, (1,), params=params, plan=plan)
+        saved = (x, out) if function == "logsumexp" else (out,)
+        engine.launch_backward(function, grad, saved, dx, (1,), params=params, plan=plan)
+        launch._kernel.cache_clear()
+    return torch.cat([out, dx], 1)
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
+@TWO_TIERS
+def test_a_score_may_have_parameters(runs, function, tier):
+    x = maker(F32, runs.device)(5, 23)
+    grad = maker(F32, runs.device, seed=5)(5, 1 if function == "logsumexp" else 23)
+    got = runs.run(_of_scaled, function, x, grad, TIERS[tier], 0.75)
+    exact = x.double().requires_grad_()
+    want = getattr(torch, function)(exact / 0.75, 1, **({"keepdim": True} if function == "logsumexp" else {}))
+    want.backward(grad.double())
+    torch.testing.assert_close(got.double(), torch.cat([want.detach(), exact.grad], 1), rtol=1e-5, atol=1e-6)
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------------
