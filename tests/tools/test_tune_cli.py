@@ -1,7 +1,6 @@
 """`onepass tune`: its output, its errors, and on a GPU a whole short run."""
 
 import json
-import os
 import re
 import subprocess
 
@@ -14,12 +13,10 @@ from lib import transcript
 from lib.scripts import run_python
 from lib.transcript import assert_snapshot, fake_terminal, replay, session
 from lib.tune import BASE, H200, FakeTimer
-from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass import tables as store
-from onepass._kernel_compiler import Kernel, compile_all
 from onepass.tools.cli.tune import format_measurement, table_cells
-from onepass.tools.tune.candidates import Choice, candidates, kernels
+from onepass.tools.tune.candidates import Choice
 from onepass.tools.tune.run import Options, sweep
 from onepass.tools.tune.timing import Measurement
 
@@ -136,36 +133,6 @@ def test_the_tables_are_shown_in_full(fake_terminal, monkeypatch):
     others = [row for row in cells if row[2] == "as others"]
     assert others
     assert all(row[3:] == ("", "", "", "") for row in others)
-
-
-# Compiling in several processes --------------------------------------------------------------------------------------
-
-
-@needs_nvrtc
-def test_kernels_are_compiled_into_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2)  # two processes
-    todo = kernels([("softmax", "float32", c.plan) for c in candidates("softmax", 9, (1000, 1), 4, H200)])[:3]
-    before = native.counts()
-    assert list(compile_all(todo, 90)) == todo
-    if len(os.sched_getaffinity(0)) > 1:
-        assert native.counts() == before  # this process compiled none
-    before = native.counts()
-    for kernel in todo:
-        native.compile_kernel(*kernel[:3], kernel.name, 90, os.devnull)
-    after = native.counts()
-    assert (after[0] - before[0], after[1] - before[1]) == (0, 3)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_kernel_that_does_not_compile(tmp_path, monkeypatch, processes):
-    """A sweep leaves it to the measurement; a warm-up raises its error."""
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2 // processes)
-    todo = [Kernel("logsumexp", torch.float32, torch.float32, "forward", "no kernel")] * 2
-    assert list(compile_all(todo, 90, ignore_errors=True)) == todo
-    with pytest.raises(RuntimeError, match="no kernel"):
-        list(compile_all(todo, 90))
 
 
 # On a GPU ----------------------------------------------------------------------------------------------------------

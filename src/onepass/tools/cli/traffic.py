@@ -46,15 +46,7 @@ _COUNTED = (
 )
 @click.option("--no-measure", is_flag=True, help="Only predict, also if a GPU and ncu are here.")
 @json_option("the table")
-def traffic(
-    sizes: Sequence[str],
-    dtype: str,
-    only: Sequence[Sequence[str]],
-    device: str | None,
-    bandwidth: float | None,
-    no_measure: bool,
-    json_file: str | None,
-) -> None:
+def traffic(sizes: Sequence[str], dtype: str, device: str | None, bandwidth: float | None, **options: Any) -> None:
     """Predict the reads and writes of each variant of the gallery for an M x N matrix, and measure them if ncu is here.
 
     The measured bytes are those that reach a GPU's DRAM, by its own counters. For example: onepass traffic 4096 781
@@ -72,23 +64,22 @@ def traffic(
     from onepass.tools.gallery.traffic import predict_all
     from onepass.tools.gallery.variants import DTYPES
 
-    names = flat(only)
+    names = flat(options["only"])
     dtype = parse_dtype(dtype)
     if dtype not in DTYPES:
         raise click.UsageError(f"the variants take {', '.join(DTYPES)}, got {dtype}")
     try:
         here = None if device and known(device) else parse_device(device)
-        untimed = bandwidth is None and here is not None and here.type == "cpu"  # a CPU's bandwidth is not measured
-        plan = onepass.explain(
-            shape, dtype=getattr(torch, dtype), device=here or device, bandwidth=1.0 if untimed else bandwidth
-        )
+        at: Any = {"dtype": getattr(torch, dtype), "device": here or device}
+        untimed = bandwidth is None and here == torch.device("cpu")  # a CPU's bandwidth is not measured
+        plan = onepass.explain(shape, bandwidth=1.0 if untimed else bandwidth, **at)
         gbs = None if untimed else plan.bandwidth_gbs
         report = Report(plan, predict_all(plan, names, gbs), gbs)
     except (ValueError, RuntimeError) as error:
         raise click.UsageError(str(error).removeprefix("onepass: ")) from error
-    if here is not None and here.type == "cuda" and not no_measure:
+    if here is not None and here.type == "cuda" and not options["no_measure"]:
         report.measure(here, with_torch=not names)
-    answer(json_file, report.as_dict, report.show)
+    answer(options["json_file"], report.as_dict, report.show)
 
 
 @dataclass
