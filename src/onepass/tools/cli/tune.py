@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onepass.tools.cli.params import Command, Names, answer, check_writable, flat, json_option, parse_dtype, parse_ints
-from onepass.tools.terminal import plain_table, progress_bar, rich_table, terminal
+from onepass.tools.terminal import progress_bar, terminal
 from onepass.tools.tune.sizes import FUNCTIONS
 
 if TYPE_CHECKING:
@@ -132,17 +132,14 @@ def _gpu(device: str | None) -> GpuModel:
 def _show(gpu: GpuModel, json_file: str | None) -> None:
     from onepass import native
     from onepass.tables import note
+    from onepass.tools.terminal import console, table
 
     used = native.tables(gpu.name)
 
     def show() -> None:
         click.echo(f"{gpu.name}, compute {gpu.compute}, {gpu.multiprocessors} multiprocessors")
         click.echo(note(used["origin"], gpu.name))
-        console, cells = terminal(), table_cells(used["tables"])
-        if console:
-            console.print(rich_table(_HEAD, cells, {0, 1, 2}, padding=0))
-        else:
-            click.echo(plain_table(_HEAD, cells, {0, 1, 2}))
+        console().print(table(_HEAD, table_cells(used["tables"]), {0, 1, 2}))
 
     of = {"gpu": gpu.name, "compute": gpu.compute, "multiprocessors": gpu.multiprocessors}
     answer(json_file, lambda: {**of, **used}, show)
