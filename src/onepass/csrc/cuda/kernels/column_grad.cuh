@@ -17,10 +17,6 @@ struct GradConfig : Config {
   static constexpr int kOperands = kVectorGrad ? 2 : 1, kTensors = 1 + kOperands, kFirstTensor = SAVED,
                        kResultTensor = DX, kFirstVecs = 0;
   static constexpr bool kReadsOnce = false, kThreadMaxima = false, kProvisionalMax = false;
-  template <class T>
-  static __device__ T neutral() {
-    return from_acc<T>(0.0f);
-  }
 };
 
 template <class C>
@@ -28,18 +24,10 @@ struct GradTensors {
   typename C::Out* dx;
   const typename C::First* saved;
   const typename C::In *grad, *lse;
+  typename C::Score score;
   __device__ Operands<C> operands() const { return {saved, grad}; }
   __device__ typename C::Out* result() const { return dx; }
 };
-
-// An element of y or g. With `Again` it is converted a second time, by another instruction.
-template <bool Again, class C, class T, int Vecs>
-__device__ inline typename C::Acc operand_value(const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
-  if constexpr (Again && is_half2<C, T>)
-    return reconvert<T>(fragment.at[i].at[v / 2], v % 2);
-  else
-    return to_acc(fragment.get(i, v));
-}
 
 // The operation: a sum for each column.
 template <class Config>
@@ -54,10 +42,11 @@ struct ReducedGrad {
   static constexpr int V = C::kVecSize;
   static constexpr int kRegisters =
       C::kVecs * V * sizeof(typename C::First) / 4 * C::kOperands + (sizeof(A) == 8 ? 2 : 1) * V;
+  const Tensors& tensors;
   const Tile& tile;
   A broadcast_g, sums[V], epilogues[V];
 
-  __device__ ReducedGrad(const Tensors& tensors, const Tile& tile) : tile(tile), broadcast_g(0) {
+  __device__ ReducedGrad(const Tensors& tensors, const Tile& tile) : tensors(tensors), tile(tile), broadcast_g(0) {
     if constexpr (C::kBroadcastGrad) {
       const Tiles& tiles = tile.tiles;
       int64_t at[3] = {};
@@ -71,47 +60,41 @@ struct ReducedGrad {
   __device__ void reduce(Load& load, Reduce&, bool, G wait_for_clear) {
     if constexpr (C::kTwoPass || C::kUsesSmemVecs) {
       L l[V];
-#pragma unroll
-      for (int v = 0; v < V; ++v) l[v] = L{};
+      unroll<V>([&](int v) { l[v] = L{}; });
       load.for_each_stage([&](auto& vectors, auto release) { absorb(vectors, l), release(); }, wait_for_clear);
-#pragma unroll
-      for (int v = 0; v < V; ++v) sums[v] = value_of(l[v]);
+      unroll<V>([&](int v) { sums[v] = value_of(l[v]); });
     } else {
       load.for_each_stage(
-          [&](auto& vectors, auto) {
-#pragma unroll
-            for (int v = 0; v < V; ++v) sums[v] = partial_sum<C::kVecs>(vectors, v);
-          },
+          [&](auto& vectors, auto) { unroll<V>([&](int v) { sums[v] = partial_sum<C::kVecs>(vectors, v); }); },
           wait_for_clear);
     }
   }
   __device__ const A (&maxima() const)[V] { return sums; }  // there are none
   __device__ A make_epilogue(int, A sum, A) const { return sum; }
   __device__ void finish() {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       if constexpr (C::kBroadcastGrad)
         epilogues[v] = broadcast_g * (C::Grad::kSumsGrad ? A(tile.tiles.n) : epilogues[v]);
-    }
+    });
   }
   template <int Vecs>
   __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
-    return typename C::Score().backward(C::Grad::template result<typename C::Out>(
-        operand_value<true>(vectors.first, i, v), grad_value<true>(vectors, i, v), epilogues[v]));
+    const InputGrad<C> grad = {epilogues[v], tensors.score};
+    return grad(element_value<true>({}, vectors.first, i, v), grad_value<true>(vectors, i, v));
   }
 
  private:
   template <bool Again, int Vecs>
   __device__ A grad_value(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
     if constexpr (C::kVectorGrad)
-      return operand_value<Again>(vectors.second, i, v);
+      return element_value<Again>({}, vectors.second, i, v);
     else
       return broadcast_g;
   }
   template <int Count, int First = 0, int Vecs>
   __device__ A partial_sum(const OperandFragments<C, Vecs>& vectors, int v) const {
     return pairwise_sum<Count, First>([&](int i) {
-      return C::Grad::template sum_term<C::kBroadcastGrad>(operand_value<false>(vectors.first, i, v),
+      return C::Grad::template sum_term<C::kBroadcastGrad>(element_value<false>({}, vectors.first, i, v),
                                                            grad_value<false>(vectors, i, v));
     });
   }
@@ -119,8 +102,7 @@ struct ReducedGrad {
   template <int First = 0, int Vecs>
   __device__ void absorb(const OperandFragments<C, Vecs>& vectors, L (&l)[V]) const {
     constexpr int kCount = Vecs - First < kStageVecs ? Vecs - First : kStageVecs;
-#pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = add(l[v], begin_sum<L>(partial_sum<kCount, First>(vectors, v)));
+    unroll<V>([&](int v) { l[v] = add(l[v], begin_sum<L>(partial_sum<kCount, First>(vectors, v))); });
     if constexpr (First + kCount < Vecs) absorb<First + kCount>(vectors, l);
   }
 };
@@ -136,15 +118,15 @@ struct PointwiseGrad {
   typedef A Epilogue;
   static constexpr int V = C::kVecSize;
   static constexpr int kRegisters = C::kVecs * V * sizeof(typename C::First) / 4 + V + (sizeof(A) == 8 ? 2 : 1) * V;
+  const typename C::Score score;
   A g[V], lse[V];
 
-  __device__ PointwiseGrad(const Tensors& tensors, const Tile& tile) {
+  __device__ PointwiseGrad(const Tensors& tensors, const Tile& tile) : score(tensors.score) {
     const Tiles& tiles = tile.tiles;
     int64_t at[4] = {};
     if constexpr (!C::kStrided) add_offsets<4>(tiles.outer, tile.slice, at);
     int c = tile.col;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       const int64_t column = tile.first_col + c;
       g[v] = lse[v] = 0;
       if (column < tiles.inner) {
@@ -156,11 +138,12 @@ struct PointwiseGrad {
         lse[v] = to_acc(tensors.lse[at[LSE] + (C::kStrided ? 0 : column * tiles.steps[LSE])]);
       }
       c = tile.next_col(c);
-    }
+    });
   }
   template <int Vecs>
   __device__ auto result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
-    return C::Grad::template result<typename C::Out>(operand_value<false>(vectors.first, i, v), g[v], lse[v]);
+    const A x = score(element_value<false>({}, vectors.first, i, v));
+    return score.backward(C::Grad::template result<typename C::Out>(x, g[v], lse[v]));
   }
 };
 

@@ -23,26 +23,19 @@ struct OnlineState {
   A base[V];
   typename C::Sum l[V];
 
-  template <class T, int Vecs>
-  static __device__ void find_max(const ColumnFragment<C, T, Vecs>& fragment, Maxima& max) {
-    max_of(fragment, max);
-  }
   __device__ void init() {
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = -infinity(), base[v] = clamp_to_finite(m[v]), l[v] = typename C::Sum{};
+    unroll<V>([&](int v) { m[v] = -infinity(), base[v] = clamp_to_finite(m[v]), l[v] = typename C::Sum{}; });
   }
   // Takes the maxima of a stage, before its elements are added.
   __device__ void update_max(const Maxima& stage_max) {
     bool is_higher = false;
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = max_(m[v], stage_max[v]), is_higher |= stage_max[v] - base[v] > kSlack;
+    unroll<V>([&](int v) { m[v] = max_(m[v], stage_max[v]), is_higher |= stage_max[v] - base[v] > kSlack; });
     if (!is_higher) return;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       const A old_base = base[v];
       base[v] = clamp_to_finite(m[v]);
       l[v] = scale(l[v], exp_for_sum(old_base - base[v]));
-    }
+    });
   }
   // Adds `element(0)`, ... of column v, as many as the fragment has.
   template <class T, int Vecs, class F>
@@ -71,48 +64,33 @@ template <class C>
 struct OnlineStateHalf2 {
   typedef typename C::In T;
   static constexpr int V = C::kVecSize;
-  typedef uint32_t Maxima[V > 1 ? V / 2 : 1];
+  typedef uint32_t Maxima[(V + 1) / 2];
   Maxima m, limit;
   float scaled_base[V], l[V];
 
-  template <int Vecs>
-  static __device__ void find_max(const ColumnFragment<C, T, Vecs>& fragment, Maxima& max) {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) {
-      max[w] = score(fragment, 0, w);
-#pragma unroll
-      for (int i = 1; i < Vecs; ++i) max[w] = max_half2<T>(max[w], score(fragment, i, w));
-    }
-  }
   __device__ void init() {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) m[w] = from_acc<T>(-infinity()).bits * 0x10001u;
-#pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = 0;
+    unroll<V / 2>([&](int w) { m[w] = from_acc<T>(-infinity()).bits * 0x10001u; });
+    unroll<V>([&](int v) { l[v] = 0; });
     set_base();
   }
   __device__ void update_max(const Maxima& stage_max) {
     uint32_t is_higher = 0;
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) {
+    unroll<V / 2>([&](int w) {
       m[w] = max_half2<T>(m[w], stage_max[w]);
       is_higher |= max_half2<T>(limit[w], stage_max[w]) ^ limit[w];
-    }
+    });
     if (!is_higher) return;
     float before[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) before[v] = scaled_base[v];
+    unroll<V>([&](int v) { before[v] = scaled_base[v]; });
     set_base();
-#pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = rescale(l[v], before[v] - scaled_base[v]);
+    unroll<V>([&](int v) { l[v] = rescale(l[v], before[v] - scaled_base[v]); });
   }
   template <int Vecs, class F>
   __device__ void add_elements(int v, const ColumnFragment<C, T, Vecs>&, F element) {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+    unroll<Vecs>([&](int i) {
       const float root = sqrt_exp<T>(element(i), scaled_base[v]);
       l[v] = fmaf(root, root, l[v]);
-    }
+    });
   }
   // A NaN is no maximum.
   __device__ float max(int v) const { return fmaxf(to_acc(get_half<T>(m[v / 2], v % 2)), -infinity()); }
@@ -122,23 +100,18 @@ struct OnlineStateHalf2 {
 
  private:
   static constexpr float kSlack = 8;
-  template <int Vecs>
-  static __device__ uint32_t score(const ColumnFragment<C, T, Vecs>& fragment, int i, int w) {
-    return typename C::Score().apply_half2(fragment.at[i].at[w]);
-  }
   static __device__ float rescale(float sum, float difference) {
     const float root = exp2_(fminf(difference, 0.0f) * (ShortLog2e<T>::kRest / 2));
     return sum * root * root;
   }
   // Makes the maxima the base, which serves until they grow by more than kSlack.
   __device__ void set_base() {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       const float base = clamp_to_finite(max(v));
       scaled_base[v] = base * ShortLog2e<T>::kFactor;
       const uint32_t bits = round_down<T>(base + kSlack);
       limit[v / 2] = v % 2 ? limit[v / 2] & 0xffff | bits << 16 : bits;
-    }
+    });
   }
 };
 

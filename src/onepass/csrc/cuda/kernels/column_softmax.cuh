@@ -13,10 +13,6 @@ struct ForwardOperands : Config {
   typedef typename Config::In First;
   static constexpr int kOperands = 1, kTensors = 2, kFirstTensor = 0, kResultTensor = 1;
   static constexpr bool kReduces = true, kReadsOnce = Config::Epilogue::kOnePerRow;
-  template <class T>
-  static __device__ T neutral() {
-    return neutral_element<Config>();
-  }
 };
 // How columns are reduced, from the ForwardConfig.
 template <class Config>
@@ -25,7 +21,7 @@ struct ColumnConfig : ForwardOperands<Config> {
   typedef typename Config::Out Out;
   typedef typename Config::Acc Acc;
   static constexpr bool kPipelined = is_pipelined<ForwardOperands<Config>>, kHalfOut = sizeof(Out) == 2;
-  static constexpr bool kConvertsHalf2 = sizeof(In) == 2 && (Config::kVecSize > 1) && is_lossless<In, Out>;
+  static constexpr bool kConvertsHalf2 = is_half2<Config, In> && !Config::Operand::kIsRounded;
   // Softmaxes with half results are reduced as elements arrive, relative to a provisional maximum: that of the block's
   // first elements. Those, a stage, come first and stay in shared memory. (A function with the logarithm of the sum
   // needs the maximum itself, because the logarithm is next to nothing where one element is far above the others.)
@@ -47,78 +43,6 @@ struct ColumnConfig : ForwardOperands<Config> {
   static constexpr bool kRescaleOnArrival = kKeepsExp && Config::kUsesSmemVecs && sizeof(Acc) == 4;
   static constexpr int kSlack = 2;  // an element may be so much above the maximum that it is relative to
 };
-
-// An element as the function takes it. With `Again` it is converted a second time, by another instruction.
-template <bool Again, class C, class T, int Vecs>
-__device__ inline typename C::Acc element_value(const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
-  typedef typename C::Acc A;
-  if constexpr (Again && C::kConvertsHalf2)
-    return typename C::Score()(A(reconvert<T>(fragment.at[i].at[v / 2], v % 2)));
-  else
-    return typename C::Score()(round_through<typename C::Out>(fragment.get(i, v)));
-}
-
-// The maximum of a thread's elements of each column. `neutral` is -inf.
-template <class C, class T, int Vecs>
-__device__ inline void max_of(const ColumnFragment<C, T, Vecs>& fragment, typename C::Acc (&m)[C::kVecSize],
-                              typename C::Acc neutral = -infinity()) {
-  typedef typename C::Acc A;
-  constexpr int V = C::kVecSize;
-  if constexpr (C::kConvertsHalf2) {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) {
-      const auto score = [&](int i) { return typename C::Score().apply_half2(fragment.at[i].at[w]); };
-      uint32_t max = score(0);
-#pragma unroll
-      for (int i = 1; i < Vecs; ++i) max = max_half2<T>(max, score(i));
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        m[2 * w + half] = max_(A(to_acc(get_half<T>(max, half))), A(-infinity()));  // a NaN is no maximum
-    }
-  } else {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      m[v] = neutral;
-#pragma unroll
-      for (int i = 0; i < Vecs; ++i) m[v] = max_(element_value<false>(fragment, i, v), m[v]);
-    }
-  }
-}
-
-template <class C, class T, int Vecs>
-__device__ inline void update_max(const ColumnFragment<C, T, Vecs>& fragment, typename C::Acc (&m)[C::kVecSize]) {
-  typename C::Acc here[C::kVecSize];
-  max_of(fragment, here);
-#pragma unroll
-  for (int v = 0; v < C::kVecSize; ++v) m[v] = max_(m[v], here[v]);
-}
-
-// The sum of exp(x - m) of a thread's elements of a column, none of which is above m. With kKeepsExp the exponentials
-// take the places of the elements.
-template <class C, class T, int Vecs>
-__device__ inline typename C::Acc sum_exp(ColumnFragment<C, T, Vecs>& fragment, int v, typename C::Acc m) {
-  typedef typename C::Acc A;
-  typedef typename C::Out Out;
-  const A base = C::kProvisionalMax ? m : C::kHalfOut || C::kKeepsExp ? finite_or_zero(m) : finite_for_sum(m);
-  if constexpr (C::kKeepsExp) {
-    return pairwise_sum<Vecs, 0>([&](int i) {
-      const A e = exp_<Out>(element_value<true>(fragment, i, v) - base);
-      fragment.set(i, v, e);
-      return e;
-    });
-  } else if constexpr (C::kHalfOut) {
-    const A scaled_base = base * ShortLog2e<Out>::kFactor;
-    A sum = 0;
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
-      const A root = sqrt_exp<Out>(element_value<true>(fragment, i, v), scaled_base);
-      sum = fmaf(root, root, sum);
-    }
-    return sum;
-  } else {
-    return pairwise_sum<Vecs, 0>([&](int i) { return exp_for_sum(element_value<true>(fragment, i, v) - base); });
-  }
-}
 
 // The type of a thread's sum of a column. With kRescaleOnArrival it has few terms, one of the registers and one per
 // stage, so that a float is exact enough, and registers are left for the elements.
@@ -142,26 +66,14 @@ struct ScaledExp {
 // Multiplies exponentials, or sums of them, by exp(difference) of each column.
 template <class C, int Vecs>
 __device__ inline void rescale(ColumnFragment<C, float, Vecs>& fragment, const float (&difference)[C::kVecSize]) {
-#pragma unroll
-  for (int v = 0; v < C::kVecSize; ++v) {
+  unroll<C::kVecSize>([&](int v) {
     const ScaledExp factor(difference[v]);
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) fragment.set(i, v, factor(fragment.get(i, v)));
-  }
+    unroll<Vecs>([&](int i) { fragment.set(i, v, factor(fragment.get(i, v))); });
+  });
 }
 template <int V>
 __device__ inline void rescale_sums(float (&sums)[V], const float (&difference)[V]) {
-#pragma unroll
-  for (int v = 0; v < V; ++v) sums[v] = ScaledExp(difference[v])(sums[v]);
-}
-
-// The argument of a column's epilogue: the exponential of an element, or the element.
-template <class C, class T, int Vecs>
-__device__ inline typename C::Acc epilogue_input(const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
-  if constexpr (C::kKeepsExp)
-    return fragment.get(i, v);
-  else
-    return element_value<true>(fragment, i, v);
+  unroll<V>([&](int v) { sums[v] = ScaledExp(difference[v])(sums[v]); });
 }
 
 // The epilogue of the elements of a column, made once from the column's state and the block's maximum.
@@ -238,15 +150,18 @@ struct ColumnSoftmax {
   struct Tensors {
     const In* x;
     Out* y;
+    typename C::Score score;
     __device__ Operands<C> operands() const { return {x, x}; }
     __device__ Out* result() const { return y; }
   };
   const Tensors& tensors;
   const Tile& tile;
+  const typename C::Operand operand;
   A m[V], sums[V];
   Epilogue epilogues[V];
 
-  __device__ ColumnSoftmax(const Tensors& tensors, const Tile& tile) : tensors(tensors), tile(tile) {}
+  __device__ ColumnSoftmax(const Tensors& tensors, const Tile& tile)
+      : tensors(tensors), tile(tile), operand{tensors.score} {}
 
   // Reduces the thread's elements to m and sums.
   template <class Load, class Reduce, class G>
@@ -269,36 +184,93 @@ struct ColumnSoftmax {
   __device__ void finish() {}
   template <int Vecs>
   __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
-    return epilogues[v](epilogue_input(vectors.first, i, v));
+    if constexpr (C::kKeepsExp)
+      return epilogues[v](vectors.first.get(i, v));
+    else
+      return epilogues[v](value<true>(vectors.first, i, v));
   }
 
  private:
+  template <bool Again, int Vecs>
+  __device__ A value(const ColumnFragment<C, In, Vecs>& fragment, int i, int v) const {
+    return element_value<Again>(operand, fragment, i, v);
+  }
+  // The maxima of a thread's elements of each column, of half types two per word. `neutral` is -inf.
+  template <int Vecs>
+  __device__ void max_of(const ColumnFragment<C, In, Vecs>& fragment, uint32_t (&max)[(V + 1) / 2]) const {
+    unroll<V / 2>([&](int w) {
+      max[w] = operand.score.apply_half2(fragment.at[0].at[w]);
+#pragma unroll
+      for (int i = 1; i < Vecs; ++i) max[w] = max_half2<In>(max[w], operand.score.apply_half2(fragment.at[i].at[w]));
+    });
+  }
+  template <int Vecs>
+  __device__ void max_of(const ColumnFragment<C, In, Vecs>& fragment, A (&max)[V], A neutral = -infinity()) const {
+    if constexpr (C::kConvertsHalf2) {
+      uint32_t words[(V + 1) / 2];
+      max_of(fragment, words);
+      // A NaN is no maximum.
+      unroll<V>([&](int v) { max[v] = max_(A(to_acc(get_half<In>(words[v / 2], v % 2))), A(-infinity())); });
+    } else {
+      unroll<V>([&](int v) {
+        max[v] = neutral;
+        unroll<Vecs>([&](int i) { max[v] = max_(value<false>(fragment, i, v), max[v]); });
+      });
+    }
+  }
+  template <int Vecs>
+  __device__ void update_max(const ColumnFragment<C, In, Vecs>& fragment) {
+    A here[V];
+    max_of(fragment, here);
+    unroll<V>([&](int v) { m[v] = max_(m[v], here[v]); });
+  }
+  // The sum of exp(x - m) of a thread's elements of a column, none of which is above m. With kKeepsExp the exponentials
+  // take the places of the elements.
+  template <int Vecs>
+  __device__ A sum_exp(ColumnFragment<C, In, Vecs>& fragment, int v) const {
+    const A base = C::kProvisionalMax            ? m[v]
+                   : C::kHalfOut || C::kKeepsExp ? finite_or_zero(m[v])
+                                                 : finite_for_sum(m[v]);
+    if constexpr (C::kKeepsExp) {
+      return pairwise_sum<Vecs, 0>([&](int i) {
+        const A e = exp_<Out>(value<true>(fragment, i, v) - base);
+        fragment.set(i, v, e);
+        return e;
+      });
+    } else if constexpr (C::kHalfOut) {
+      const A scaled_base = base * ShortLog2e<Out>::kFactor;
+      A sum = 0;
+      unroll<Vecs>([&](int i) {
+        const A root = sqrt_exp<Out>(value<true>(fragment, i, v), scaled_base);
+        sum = fmaf(root, root, sum);
+      });
+      return sum;
+    } else {
+      return pairwise_sum<Vecs, 0>([&](int i) { return exp_for_sum(value<true>(fragment, i, v) - base); });
+    }
+  }
+
   template <class Load, class Reduce, class G>
   __device__ void reduce_by_fragments(Load& load, Reduce& column_reduce, bool is_shared, G wait_for_clear) {
     L l[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = -infinity(), l[v] = L{};
+    unroll<V>([&](int v) { m[v] = -infinity(), l[v] = L{}; });
     load.for_each_stage(
         [&](auto& vectors, auto) {
           A here[V];
           max_of(vectors.first, here);
           vectors.opaque_registers();
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
+          unroll<V>([&](int v) {
             const A old_m = m[v];
             m[v] = max_(old_m, here[v]);
-            l[v] = add(scale(l[v], exp_for_sum(old_m - finite_for_sum(m[v]))),
-                       begin_sum<L>(sum_exp(vectors.first, v, m[v])));
-          }
+            l[v] = add(scale(l[v], exp_for_sum(old_m - finite_for_sum(m[v]))), begin_sum<L>(sum_exp(vectors.first, v)));
+          });
         },
         wait_for_clear);
     A max[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) max[v] = m[v];
+    unroll<V>([&](int v) { max[v] = m[v]; });
     if (is_shared) column_reduce.block_max(max, tile);
-#pragma unroll
-    for (int v = 0; v < V; ++v)
-      sums[v] = value_of(scale(l[v], exp_for_sum(m[v] - finite_for_sum(max[v])))), m[v] = max[v];
+    unroll<V>(
+        [&](int v) { sums[v] = value_of(scale(l[v], exp_for_sum(m[v] - finite_for_sum(max[v])))), m[v] = max[v]; });
   }
 
   template <class Load, class Reduce, class G>
@@ -309,21 +281,19 @@ struct ColumnSoftmax {
     load.for_each_stage(
         [&](auto& stage, auto release) {
           typename Online::Maxima stage_max;
-          Online::find_max(stage.first, stage_max);
+          max_of(stage.first, stage_max);
           stage.opaque_registers();
           state.update_max(stage_max);
           release();
 #pragma unroll
           for (int v = 0; v < V; ++v)
-            state.add_elements(v, stage.first, [&](int i) { return element_value<true>(stage.first, i, v); });
+            state.add_elements(v, stage.first, [&](int i) { return value<true>(stage.first, i, v); });
         },
         wait_for_clear);
     load.fragment.opaque_registers();
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = state.max(v);
+    unroll<V>([&](int v) { m[v] = state.max(v); });
     if (!C::kThreadMaxima && is_shared) column_reduce.block_max(m, tile);
-#pragma unroll
-    for (int v = 0; v < V; ++v) sums[v] = state.sum_relative_to(v, m[v]);
+    unroll<V>([&](int v) { sums[v] = state.sum_relative_to(v, m[v]); });
   }
 
   // If an element is so far above the provisional maximum that sums overflow, all starts again, relative to the block's
@@ -339,27 +309,23 @@ struct ColumnSoftmax {
       AsyncCopy::wait_all_but(is_retry ? 0 : load.smem_vecs() / kStageVecs - 1);
       load.load_stage(0, 0), max_of(stage, m), stage.opaque_registers();
       if (__builtin_expect(is_retry, false)) {
-        update_max(fragment, m);
-        load.template for_each_smem_stage<false>(C::kFirstVecs, [&](int) { update_max(stage, m); });
+        update_max(fragment);
+        load.template for_each_smem_stage<false>(C::kFirstVecs, [&](int) { update_max(stage); });
       } else {
         wait_for_clear();
       }
-#pragma unroll
-      for (int v = 0; v < V; ++v) m[v] = max_(m[v], A(-3.40282347e38f));  // any element is far above -inf
-      if (is_shared) column_reduce.block_max(m, tile);
-      load.load_stage(0, 0);
-#pragma unroll
-      for (int v = 0; v < V; ++v) sums[v] = sum_exp(stage, v, m[v]);
-#pragma unroll
-      for (int v = 0; v < V; ++v) sums[v] += sum_exp(fragment, v, m[v]);
-      fragment.opaque_registers();
-      load.template for_each_smem_stage<true>(C::kFirstVecs, [&](int) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) sums[v] += sum_exp(stage, v, m[v]);
+      unroll<V>([&](int v) {
+        m[v] = max_(m[v], A(-3.40282347e38f));  // any element is far above -inf
+        if (is_shared) column_reduce.block_max(m, tile);
       });
+      load.load_stage(0, 0);
+      unroll<V>([&](int v) { sums[v] = sum_exp(stage, v); });
+      unroll<V>([&](int v) { sums[v] += sum_exp(fragment, v); });
+      fragment.opaque_registers();
+      load.template for_each_smem_stage<true>(C::kFirstVecs,
+                                              [&](int) { unroll<V>([&](int v) { sums[v] += sum_exp(stage, v); }); });
       bool overflows = false;
-#pragma unroll
-      for (int v = 0; v < V; ++v) overflows |= sums[v] > 1e30f;
+      unroll<V>([&](int v) { overflows |= sums[v] > 1e30f; });
       overflows &= !is_retry;
       if (is_shared) overflows = column_reduce.publish(sums, tile, overflows);
       if (__builtin_expect(!overflows, true)) break;
@@ -383,17 +349,11 @@ struct ColumnSoftmax {
     load.prefetch_next();
     if constexpr (C::kUsesSmemVecs && !C::kRescaleOnArrival) {
       AsyncCopy::wait<0>();
-      load.template for_each_smem_stage<false>(0, [&](int) {
-        A here[V];
-        max_of(stage, here);
-#pragma unroll
-        for (int v = 0; v < V; ++v) m[v] = max_(here[v], m[v]);
-      });
+      load.template for_each_smem_stage<false>(0, [&](int) { update_max(stage); });
     }
     if (!C::kThreadMaxima && is_shared) column_reduce.block_max(m, tile);
     ThreadSum<C> l[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = begin_sum<ThreadSum<C>>(sum_exp(fragment, v, m[v]));
+    unroll<V>([&](int v) { l[v] = begin_sum<ThreadSum<C>>(sum_exp(fragment, v)); });
     fragment.opaque_registers();
     bool was_rescaled = false;
     if constexpr (C::kUsesSmemVecs) {
@@ -402,37 +362,31 @@ struct ColumnSoftmax {
           A here[V];
           bool is_higher = false;
           max_of(stage, here);
-#pragma unroll
-          for (int v = 0; v < V; ++v) is_higher |= here[v] - m[v] > C::kSlack;
+          unroll<V>([&](int v) { is_higher |= here[v] - m[v] > C::kSlack; });
           if (__builtin_expect(is_higher, false)) {
-#pragma unroll
-            for (int v = 0; v < V; ++v) here[v] = max_(here[v], m[v]);
+            unroll<V>([&](int v) { here[v] = max_(here[v], m[v]); });
             rescale_to(load, l, here, c), load.load_stage(C::kVecs + c, c), was_rescaled = true;
           }
         }
-#pragma unroll
-        for (int v = 0; v < V; ++v) l[v] = add(l[v], begin_sum<ThreadSum<C>>(sum_exp(stage, v, m[v])));
+        unroll<V>([&](int v) { l[v] = add(l[v], begin_sum<ThreadSum<C>>(sum_exp(stage, v))); });
         if constexpr (C::kKeepsExp) write_back(stage, c);
       });
     }
     if constexpr (C::kRescaleOnArrival) {
       if (is_shared && __syncthreads_or(was_rescaled)) {
         A max[V];
-#pragma unroll
-        for (int v = 0; v < V; ++v) max[v] = m[v];
+        unroll<V>([&](int v) { max[v] = m[v]; });
         column_reduce.block_max(max, tile);
         rescale_to(load, l, max, load.smem_vecs());
       }
     }
-#pragma unroll
-    for (int v = 0; v < V; ++v) sums[v] = value_of(l[v]);
+    unroll<V>([&](int v) { sums[v] = value_of(l[v]); });
   }
   // Makes the exponentials in registers and in the slots before `end`, and their sums, relative to larger maxima.
   template <class Load>
   __device__ void rescale_to(Load& load, ThreadSum<C> (&l)[V], const A (&max)[V], int end) {
     A difference[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) difference[v] = m[v] - max[v], m[v] = max[v];
+    unroll<V>([&](int v) { difference[v] = m[v] - max[v], m[v] = max[v]; });
     rescale_sums(l, difference), rescale(load.fragment.first, difference);
 #pragma unroll 1
     for (int c = 0; c < end; c += kStageVecs)

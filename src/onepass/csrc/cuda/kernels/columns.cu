@@ -39,11 +39,10 @@ __device__ inline void compute(const typename Op::Tensors& tensors, const Tiles&
             op.maxima(), op.sums, op.epilogues, tile, iteration++,
             [&](int column, auto partial, auto block_max) { return op.make_epilogue(column, partial, block_max); });
       } else if (!C::kReadsOnce || threadIdx.x < tiles.threads_x) {  // the thread has whole columns
-#pragma unroll
-        for (int v = 0; v < C::kVecSize; ++v) {
+        unroll<C::kVecSize>([&](int v) {
           op.epilogues[v] = op.make_epilogue(threadIdx.x * C::kVecSize + v,
                                              Op::Partials::make(op.maxima()[v], op.sums[v]), op.maxima()[v]);
-        }
+        });
       }
       op.finish();
     }
