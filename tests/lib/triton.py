@@ -92,7 +92,7 @@ def process(interpret: str) -> Iterator[Callable[..., Any]]:
                 del os.environ["TRITON_INTERPRET"]
             else:
                 os.environ["TRITON_INTERPRET"] = before
-        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+        yield lambda function, *arguments, **named: pool.submit(function, *arguments, **named).result()
 
 
 def unavailable(device: str) -> str | None:
