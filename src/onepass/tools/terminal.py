@@ -1,6 +1,6 @@
 """How the commands print: with colours and tables of rich on a terminal, in plain ASCII elsewhere.
 
-rich is imported when a terminal needs it, so that a pipe does not wait for it.
+rich is imported when a table or a terminal needs it, so that nothing else waits for it.
 """
 
 from __future__ import annotations
