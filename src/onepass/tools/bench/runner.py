@@ -198,10 +198,10 @@ class Runner:
                 entry.allocating_call = provider.prepare(inputs.without_out())
             for call in dict.fromkeys([entry.call, entry.allocating_call]):
                 checker.poison_out()
-                result = checker.check(call())
+                wrong = checker.check(call())
                 synchronise(self.device)
-                if not result.ok:
-                    self._fail(entry, f"wrong: {result}")
+                if wrong:
+                    self._fail(entry, f"wrong: {wrong}")
                     return
         except Exception as error:
             self._fail(entry, f"raised: {self._recover(entry, error)}")
