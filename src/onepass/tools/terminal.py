@@ -36,8 +36,10 @@ def console(stream: TextIO | None = None) -> Console:
     return made
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str | Text]], left: Container[int], fold: int = 0) -> Table:
-    """An ASCII table. The columns in `left` are aligned to the left, the others to the right.
+def table(
+    head: Sequence[str], body: Sequence[Sequence[str | Text]], left: Container[int], fold: int = 0, gap: int = 2
+) -> Table:
+    """An ASCII table, with `gap` blanks between columns. Those in `left` are aligned to the left, others to the right.
 
     On a narrow terminal the column `fold` is folded, to 20 characters at least.
     """
@@ -47,7 +49,7 @@ def table(head: Sequence[str], body: Sequence[Sequence[str | Text]], left: Conta
 
     made = Table(
         box=box.Box(str(box.SIMPLE_HEAD).replace("─", "-"), ascii=True),
-        padding=(0, 1, 0, 0),
+        padding=(0, gap - 1, 0, 0),
         pad_edge=False,
         show_edge=False,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onepass.tools.cli.params import Command, Names, answer, check_finite, flat, json_option, parse_dtype, parse_ints
-from onepass.tools.terminal import fits, plain_table, rich_table, terminal
+from onepass.tools.terminal import console, fits, table
 
 if TYPE_CHECKING:
     import torch
@@ -171,8 +171,8 @@ class Report:
         title = f"{self.plan.shape[0]} x {self.plan.shape[1]} {self.plan.dtype} on {self.plan.device}"
         if self.gbs:
             title += f", where a copy reaches {self.gbs:,.4g} GB/s"
-        console = terminal()
-        if console is None:
+        on = console()
+        if not on.is_terminal:
             columns = [[cells.get(head, ("", "")) for cells in every] for head in heads]
             head, body = [], []
             for name, column in zip(heads, columns, strict=True):
@@ -181,29 +181,30 @@ class Report:
                         head.append(text)
                         body.append([cell[part] for cell in column])
             left = {at for at, text in enumerate(head) if text in ("variant", "")}
-            click.echo(f"{title}\n\n{plain_table(head, list(zip(*body, strict=True)), left)}\n")
+            click.echo(f"{title}\n")
+            on.print(table(head, list(zip(*body, strict=True)), left))
+            click.echo()
         else:
             predicted = [head for head in heads if not head.startswith(("MB", "measured"))]
             measured = ["variant", *(head for head in heads if head not in predicted)]
             tables: list[Any] = []
             for hidden, groups in ((0, [heads]), (0, [predicted, measured]), (1, [predicted, measured])):
                 tables = [
-                    rich_table(
+                    table(
                         ["\n".join(head.rsplit(" ", 1)) for head in group],
                         [[_stack(cells, head, hidden) for head in group] for cells in every],
                         {0},
-                        collapse_padding=True,
                     )
                     for group in groups
                     if len(group) > 1
                 ]
-                if all(fits(console, table) for table in tables):
+                if all(fits(on, each) for each in tables):
                     break
-            console.print(title, style="bold", markup=False)
-            for table in tables:
-                console.print(table)
+            on.print(title, style="bold")
+            for each in tables:
+                on.print(each)
         for note in self.notes():
-            click.echo("\n".join(textwrap.wrap(note, min(console.width if console else 110, 110))))
+            click.echo("\n".join(textwrap.wrap(note, min(on.width, 110))))
 
     def cells(self, name: str) -> dict[str, tuple[str, str]]:
         """The cells of a line by the heads of their columns: a number, and with it a formula, or in brackets its part

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onepass.tools.cli.params import Command, Names, answer, check_writable, flat, json_option, parse_dtype, parse_ints
-from onepass.tools.terminal import plain_table, progress_bar, rich_table, terminal
+from onepass.tools.terminal import console, progress_bar, table, terminal
 
 if TYPE_CHECKING:
     from onepass.tables import GpuModel, Tables
@@ -86,8 +86,8 @@ def tune(
             _show(_gpu(device), json_file)
             return
         index = cuda_index(device)
-        console = terminal(sys.stderr)
-        with progress_bar(console) if console else nullcontext() as bar:
+        on = terminal(sys.stderr)
+        with progress_bar(on) if on else nullcontext() as bar:
             tasks = [bar.add_task(name, total=None) for name in ("kernels", "measurements")] if bar else []
 
             def on_compiled(done: int, total: int) -> None:
@@ -146,11 +146,7 @@ def _show(gpu: GpuModel, json_file: str | None) -> None:
     def show() -> None:
         click.echo(f"{gpu.name}, compute {gpu.compute}, {gpu.multiprocessors} multiprocessors")
         click.echo(note(used["origin"], gpu.name))
-        console, cells = terminal(), table_cells(used["tables"])
-        if console:
-            console.print(rich_table(_HEAD, cells, {0, 1, 2}, padding=0))
-        else:
-            click.echo(plain_table(_HEAD, cells, {0, 1, 2}))
+        console().print(table(_HEAD, table_cells(used["tables"]), {0, 1, 2}, gap=1))
 
     of = {"gpu": gpu.name, "compute": gpu.compute, "multiprocessors": gpu.multiprocessors}
     answer(json_file, lambda: {**of, **used}, show)
@@ -162,9 +158,9 @@ def table_cells(tables: Tables) -> list[tuple[str, ...]]:
     from onepass.tables import ANY
 
     rows = []
-    for name, table in tables.items():
+    for name, entries in tables.items():
         first = 1
-        for limit, tier, *numbers in table:
+        for limit, tier, *numbers in entries:
             lengths = f"{first} and more" if limit == ANY else f"{first} to {limit}"
             tier_name = "as others" if tier < 0 else TIERS[tier]
             cells = [str(number) if number and tier >= 0 else "" for number in numbers]
