@@ -36,8 +36,7 @@ struct ReduceDims {
 };
 
 // The tensors of a problem, in the order of Problem, null where there is none.
-struct TensorArgs {
-  Function function;
+struct TensorArgs : ScoredFunction {
   Direction direction;
   const TensorRef* tensors[kMaxTensors];
   const ReduceDims& dims;
@@ -47,7 +46,7 @@ struct TensorArgs {
   const TensorRef& like() const { return *tensors[direction == Direction::forward ? int(kX) : int(kSaved)]; }
   int output() const { return direction == Direction::forward ? int(kY) : int(kDx); }
   bool is_one_per_row(int tensor) const {
-    if (!is_reduction(function)) return false;
+    if (!is_reduction()) return false;
     return direction == Direction::forward ? tensor == kY : tensor == kGrad || tensor == kLse;
   }
   bool has_planes(int tensor) const {

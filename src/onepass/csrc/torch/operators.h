@@ -30,7 +30,7 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
 void run_backward(const TensorArgs& args, DType result_type, DType dx_type, const CudaPlan* plan = nullptr);
 
 // Computes a forward into `y`, whose shape, dtype and device are checked. Overlap with `x` is not: see below.
-void compute_into(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
+void compute_into(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
                   const CudaPlan* plan = nullptr);
 
 // Why a forward may not write `y` while it reads `x`; null where it may.

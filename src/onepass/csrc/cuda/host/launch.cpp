@@ -45,6 +45,7 @@ uint64_t identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
   add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
+  kind.score.visit([&](auto, auto, auto value, auto fallback) { add(value != fallback, 1); });
   return id;
 }
 
@@ -84,7 +85,7 @@ KernelKind kind_of(const Problem& problem) {
     const bool is_broadcast = problem.has_rows() ? problem.grad_is_broadcast() : grad_is_broadcast_in_tile(problem);
     pass = is_broadcast ? Pass::backward_broadcast : Pass::backward;
   }
-  return {problem.function, pass, problem.in_type(), problem.out_type()};
+  return {problem, pass, problem.in_type(), problem.out_type()};
 }
 
 const char* source_of(const KernelKind& kind, Tier tier) {
@@ -100,22 +101,26 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
-  return {define("IN_TYPE", type_name(kind.in)),
-          define("OUT_TYPE", type_name(kind.out)),
-          define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
-          number("IS_BACKWARD", kind.pass != Pass::forward),
-          number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
-          number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
-          number("VECS_PER_THREAD", plan.vecs_per_thread()),
-          number("VEC_SIZE", plan.vec_size),
-          number("VEC_ACCESS", int(plan.access)),
-          number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
-          number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
-          number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
-          number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
-          number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
-          number("USES_GRID", plan.of_columns() && plan.in_grid()),
-          number("TWO_PASS", plan.tier == Tier::columns_twopass)};
+  std::vector<std::string> defines = {define("IN_TYPE", type_name(kind.in)),
+                                      define("OUT_TYPE", type_name(kind.out)),
+                                      define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
+                                      number("IS_BACKWARD", kind.pass != Pass::forward),
+                                      number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
+                                      number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
+                                      number("VECS_PER_THREAD", plan.vecs_per_thread()),
+                                      number("VEC_SIZE", plan.vec_size),
+                                      number("VEC_ACCESS", int(plan.access)),
+                                      number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
+                                      number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
+                                      number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
+                                      number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
+                                      number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
+                                      number("USES_GRID", plan.of_columns() && plan.in_grid()),
+                                      number("TWO_PASS", plan.tier == Tier::columns_twopass)};
+  kind.score.visit([&](const char* name, auto, auto value, auto fallback) {
+    if (value != fallback) defines.push_back(std::string("-DSCORE_") + name);
+  });
+  return defines;
 }
 
 void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device) {
@@ -306,18 +311,20 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
   const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
   const bool backward = problem.is_backward();
   const int count_of_tensors = backward && launch.has_tiles ? int(kBackwardTensors) : problem.count_tensors();
-  int64_t rows[2 * kMaxTensors + 2];  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh)
+  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh): the score is behind the numbers.
+  int64_t rows[2 * kMaxTensors + 2 + ceil_div(sizeof(ScoreArgs), sizeof(int64_t))];
   if (launch.has_tiles) {
     for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
     tiles = launch.tiles;
     tiles.messages = messages;
-    add(&tiles);
+    add(&tiles), add(&problem.score);
   } else {
     rows[count_of_tensors] = launch.rows, rows[count_of_tensors + 1] = launch.n;
     for (int t = 0; t < count_of_tensors; ++t) {
       rows[t] = reinterpret_cast<int64_t>(problem.tensors[t].data);
       rows[count_of_tensors + 2 + t] = launch.strides[t];
     }
+    std::memcpy(rows + 2 * count_of_tensors + 2, &problem.score, sizeof problem.score);
     add(rows);
     if (backward && problem.is_reduction()) {
       add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);
