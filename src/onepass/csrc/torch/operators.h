@@ -1,7 +1,7 @@
 // operators.h: what the operators of ops.cpp and of aten_override.cpp share.
 #pragma once
 
-#include "../core/tensor_args.h"
+#include "../core/stable_tensor.h"
 #include "../plan/rows.h"
 
 namespace onepass {
@@ -30,8 +30,8 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
 void run_backward(const TensorArgs& args, DType result_type, DType dx_type, const CudaPlan* plan = nullptr);
 
 // Computes a forward into `y`, whose shape, dtype and device are checked. Overlap with `x` is not: see below.
-void compute_into(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
-                  const CudaPlan* plan = nullptr);
+void compute_into(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, bool keepdim,
+                  const TensorRef& y, const CudaPlan* plan = nullptr);
 
 // Why a forward may not write `y` while it reads `x`; null where it may.
 const char* find_overlap(Function function, const TensorRef& y, const TensorRef& x);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../plan/rows.h"
-#include "../../core/tensor_args.h"
+#include "../../core/stable_tensor.h"
 
 namespace onepass::cuda {
 
