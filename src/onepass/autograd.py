@@ -200,27 +200,6 @@ def needs_no_autograd(*tensors: Tensor | None) -> bool:
     return True
 
 
-# A graph calls this; what it launches is not to be traced when it runs.
-@torch._disable_dynamo
-def _triton_kernel(
-    grad: Tensor,
-    saved: Tensor,
-    lse: Tensor | None,
-    function: str,
-    dim: list[int],
-    dtype: torch.dtype,
-    keepdim: bool,
-    **score: Any,
-) -> Tensor:
-    dims = tuple(sorted(wrap_dims(function, saved, dim))) if saved.dim() else ()
-    given: tuple[Tensor, ...] = (saved,)
-    if lse is not None:
-        grad, given = unsqueeze_reduced(grad, dims, keepdim), (saved, unsqueeze_reduced(lse, dims, keepdim))
-    dx = torch.empty_like(saved, dtype=dtype)
-    triton_engine.launch_backward(function, grad, given, dx, dims, **score)
-    return dx
-
-
 Parsed = tuple[tuple[Tensor, Tensor, Tensor | None], Spec, torch.dtype]
 
 
@@ -258,6 +237,20 @@ def _parse_triton(
     grad: Tensor, saved: Tensor, lse: Tensor | None, function: str, dim: list[int], dtype: torch.dtype, keepdim: bool
 ) -> Parsed:
     return (grad, saved, lse), Spec(function, dim, keepdim=keepdim, engine="triton"), dtype
+
+
+# A graph calls this; what it launches is not to be traced when it runs.
+@torch._disable_dynamo
+def _triton_kernel(*arguments: Any, **score: Any) -> Tensor:
+    (grad, saved, lse), spec, dtype = _parse_triton(*arguments)
+    dims = tuple(sorted(wrap_dims(spec.function, saved, spec.dims))) if saved.dim() else ()
+    given: tuple[Tensor, ...] = (saved,)
+    if lse is not None:
+        grad, lse = (unsqueeze_reduced(t, dims, spec.keepdim) for t in (grad, lse))
+        given = (saved, lse)
+    dx = torch.empty_like(saved, dtype=dtype)
+    triton_engine.launch_backward(spec.function, grad, given, dx, dims, **score)
+    return dx
 
 
 _register("_softmax_backward", _parse_softmax)

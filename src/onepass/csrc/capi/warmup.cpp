@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <string_view>
 #include <type_traits>
 #include <unordered_set>
 
@@ -230,18 +231,14 @@ struct Wanted {
   bool dims;  // over other dims than the last too
 };
 
-// Plans as the eight numbers that they are: millions are looked at.
-static_assert(std::has_unique_object_representations_v<CudaPlan> && sizeof(CudaPlan) % 8 == 0);
+// A plan as its bytes: millions are looked at.
+static_assert(std::has_unique_object_representations_v<CudaPlan>);
+std::string_view bytes_of(const CudaPlan& plan) { return {reinterpret_cast<const char*>(&plan), sizeof plan}; }
 struct Digest {
-  size_t operator()(const CudaPlan& plan) const {
-    uint64_t words[sizeof plan / 8], made = 0;
-    std::memcpy(words, &plan, sizeof plan);
-    for (const uint64_t word : words) made = (made ^ word ^ made >> 29) * 0x9e3779b97f4a7c15;
-    return made ^ made >> 32;
-  }
+  size_t operator()(const CudaPlan& plan) const { return std::hash<std::string_view>()(bytes_of(plan)); }
 };
 struct Same {
-  bool operator()(const CudaPlan& a, const CudaPlan& b) const { return !std::memcmp(&a, &b, sizeof a); }
+  bool operator()(const CudaPlan& a, const CudaPlan& b) const { return bytes_of(a) == bytes_of(b); }
 };
 
 // The kernels that contiguous tensors ask for.
@@ -273,12 +270,9 @@ std::vector<Kernel> kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, con
 // A plan as it is, in hexadecimal digits, since Python hands it back without knowing what is in it; and after a dash a
 // digest of the kernel's name.
 std::string to_text(const Kernel& kernel) {
-  unsigned char bytes[sizeof kernel.plan];
-  std::memcpy(bytes, &kernel.plan, sizeof kernel.plan);
   std::string text;
-  for (const unsigned char byte : bytes) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
+  for (const unsigned char byte : bytes_of(kernel.plan)) {
+    for (const int digit : {byte >> 4, byte & 15}) text += "0123456789abcdef"[digit];
   }
   return text + "-" + std::to_string(std::hash<std::string>()(kernel.name));
 }

@@ -47,30 +47,28 @@ class OwnedTensor {
   AtenTensorHandle handle_;
 };
 
-inline DType dtype_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::Float: return DType::float32;
-    case ScalarType::Double: return DType::float64;
-    case ScalarType::Half: return DType::float16;
-    case ScalarType::BFloat16: return DType::bfloat16;
-    default:
-      fail(std::string("takes float32, float64, float16 and bfloat16, got ") + torch::headeronly::toString(type));
-  }
-}
-
 inline ScalarType scalar_type_of(DType type) {
   constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16};
   return kTypes[int(type)];
 }
 
+inline std::optional<DType> dtype_or_none(ScalarType type) {
+  for (const DType ours : kDTypes) {
+    if (scalar_type_of(ours) == type) return ours;
+  }
+  return std::nullopt;
+}
+
+inline DType dtype_of(ScalarType type) {
+  if (const auto ours = dtype_or_none(type)) return *ours;
+  fail(std::string("takes float32, float64, float16 and bfloat16, got ") + torch::headeronly::toString(type));
+}
+
 // libtorch's own number of a scalar type.
 inline int32_t torch_dtype(DType type) {
-  switch (type) {
-    case DType::float64: return aoti_torch_dtype_float64();
-    case DType::float16: return aoti_torch_dtype_float16();
-    case DType::bfloat16: return aoti_torch_dtype_bfloat16();
-    default: return aoti_torch_dtype_float32();
-  }
+  static const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_float64(), aoti_torch_dtype_float16(),
+                                  aoti_torch_dtype_bfloat16()};
+  return codes[int(type)];
 }
 
 // A tensor by its handle, with what a call asks of it, each asked once. The sizes and strides are the tensor's own.
@@ -109,11 +107,8 @@ struct TensorRef {
   // Its dtype where that is one of those that onepass takes.
   std::optional<DType> maybe_dtype() const {
     const int32_t code = dtype_code();
-    constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::float16, DType::float64};
-    static const int32_t codes[] = {torch_dtype(kTypes[0]), torch_dtype(kTypes[1]), torch_dtype(kTypes[2]),
-                                    torch_dtype(kTypes[3])};
-    for (int i = 0; i < 4; ++i) {
-      if (code == codes[i]) return kTypes[i];
+    for (const DType type : kDTypes) {
+      if (code == torch_dtype(type)) return type;
     }
     return std::nullopt;
   }

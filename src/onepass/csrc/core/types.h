@@ -54,6 +54,7 @@ struct ScoredFunction {
 };
 
 enum class DType { float32, float64, float16, bfloat16 };
+constexpr DType kDTypes[] = {DType::float32, DType::float64, DType::float16, DType::bfloat16};
 constexpr const char* kDTypeNames[] = {"float32", "float64", "float16", "bfloat16"};
 constexpr const char* name_of(DType type) { return kDTypeNames[int(type)]; }
 

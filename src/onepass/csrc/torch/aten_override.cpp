@@ -9,7 +9,6 @@
 // torch's own result. Calls that it does not take, or onepass does not, go to a private operator of the same arguments
 // and the reason. Its kernel in Python counts the call and calls the kernel that was there before.
 #include <atomic>
-
 #include <exception>
 
 #include "../capi/c_api.h"
@@ -67,16 +66,12 @@ Reason find_reason(const TensorRef& x, const std::optional<DType>& type, const i
   return Reason::none;
 }
 
+// The functions whose calls are counted, as reports have them.
+enum Counted { kSoftmax, kLogSoftmax, kLogSumExp, kSoftmaxBackward, kLogSoftmaxBackward, kCountedCalls };
+
 // Helpers -------------------------------------------------------------------------------------------------------------
 
 TensorRef tensor_of(StableIValue value) { return TensorRef(stable::to<AtenTensorHandle>(value)); }
-
-std::optional<DType> dtype_or_none(ScalarType type) {
-  for (int i = 0; i < 4; ++i) {
-    if (scalar_type_of(DType(i)) == type) return DType(i);
-  }
-  return std::nullopt;
-}
 
 OwnedTensor copy_contiguous(const TensorRef& x, DType type) {
   OwnedTensor copy = empty_contiguous(x.rank, x.sizes, type, x);
@@ -87,9 +82,9 @@ OwnedTensor copy_contiguous(const TensorRef& x, DType type) {
 // Calls the variant `out` of an operator of aten, whose last argument is the result. The operator takes ownership of
 // the tensors and lists among `arguments`.
 template <size_t kCount>
-AtenTensorHandle call_out_variant(const char* name, StableIValue (&arguments)[kCount], OwnedTensor out) {
+AtenTensorHandle call_out_variant(const std::string& name, StableIValue (&arguments)[kCount], OwnedTensor out) {
   arguments[kCount - 1] = stable::from(new_reference(TensorRef(out.get())));
-  check_torch(torch_call_dispatcher(name, "out", arguments, TORCH_ABI_VERSION));
+  check_torch(torch_call_dispatcher(name.c_str(), "out", arguments, TORCH_ABI_VERSION));
   const OwnedTensor same(stable::to<AtenTensorHandle>(arguments[0]));
   return out.release();
 }
@@ -103,6 +98,11 @@ AtenTensorHandle call_out_variant(const char* name, StableIValue (&arguments)[kC
 template <Function function, bool kHasOut>
 struct Forward {
   static constexpr int kTensors = 1;  // on the stack, besides the result
+  static constexpr Counted kCounted = function == Function::softmax       ? kSoftmax
+                                      : function == Function::log_softmax ? kLogSoftmax
+                                                                          : kLogSumExp;
+  static constexpr const char* kOverload = kHasOut ? "int_out" : "";
+  static std::string name() { return name_of(function); }
   static constexpr bool kHasOutVariant = !kHasOut;
 
   const StableIValue* stack;
@@ -174,9 +174,8 @@ struct Forward {
       for (int i = 0; i < count; ++i) check_torch(torch_list_push_back(copy, stable::from(dims[i])));
       arguments[1] = stable::from(copy);
     }
-    static const std::string name =
-        std::string(is_reduction(function) ? "aten::" : "aten::_") + traits_of(function).name;
-    return call_out_variant(name.c_str(), arguments, empty_result());
+    static const std::string aten = (is_reduction(function) ? "aten::" : "aten::_") + name();
+    return call_out_variant(aten, arguments, empty_result());
   }
 
   // Once there is a result: frees the arguments that are no tensors, but have memory of their own.
@@ -208,6 +207,9 @@ struct Forward {
 template <Function function>
 struct Backward {
   static constexpr int kTensors = 2;
+  static constexpr Counted kCounted = function == Function::softmax ? kSoftmaxBackward : kLogSoftmaxBackward;
+  static constexpr const char* kOverload = "";
+  static std::string name() { return name_of(function) + std::string("_backward_data"); }
   static constexpr bool kHasOutVariant = true;
 
   const StableIValue* stack;
@@ -243,8 +245,8 @@ struct Backward {
   AtenTensorHandle compute_by_torch() const {
     StableIValue arguments[] = {stable::from(new_reference(grad)), stable::from(new_reference(x)), stack[2], stack[3],
                                 0};
-    static const std::string name = std::string("aten::_") + traits_of(function).name + "_backward_data";
-    return call_out_variant(name.c_str(), arguments, empty_contiguous(x.rank, x.sizes, *result_type, x));
+    static const std::string aten = "aten::_" + name();
+    return call_out_variant(aten, arguments, empty_contiguous(x.rank, x.sizes, *result_type, x));
   }
 
   void free_arguments() const {}
@@ -264,25 +266,21 @@ class PythonError final : public torch::PyTorchError {
   std::string words_;
 };
 
-enum Counted { kSoftmax, kLogSoftmax, kLogSumExp, kSoftmaxBackward, kLogSoftmaxBackward, kCounted };  // as in reports
-std::atomic<int64_t> calls_computed[kCounted];
+std::atomic<int64_t> calls_computed[kCountedCalls];
 std::atomic<bool> is_on{false};
 // Whether the kernels that ours override are torch's, of the CPU and of CUDA.
 bool overrides_torch[2];
-
-// A private operator, whose kernel is in Python.
-struct PythonOperator {
-  const char *name, *overload;
-};
 
 // The error of torch's own kernel in this thread; no type where it gave a result.
 thread_local void* error_type = nullptr;
 thread_local std::string error_text;
 
-StableIValue call_python(const PythonOperator& op, Reason reason, const StableIValue* stack, uint64_t count) {
+// Calls the private operator that stands for an operator of aten, whose kernel is in Python.
+StableIValue call_python(const std::string& name, const char* overload, Reason reason, const StableIValue* stack,
+                         uint64_t count) {
   StableIValue arguments[6] = {stable::from(int64_t(reason))};
   std::copy(stack, stack + count, arguments + 1);
-  check_torch(torch_call_dispatcher(op.name, op.overload, arguments, TORCH_ABI_VERSION));
+  check_torch(torch_call_dispatcher(("onepass::_torch_" + name).c_str(), overload, arguments, TORCH_ABI_VERSION));
   if (void* type = std::exchange(error_type, nullptr)) {
     const OwnedTensor placeholder(stable::to<AtenTensorHandle>(arguments[0]));
     throw PythonError(type, error_text);
@@ -291,7 +289,7 @@ StableIValue call_python(const PythonOperator& op, Reason reason, const StableIV
 }
 
 // The result of a call; or null and the reason why Python has to call torch's kernel.
-template <class Call, Counted counted>
+template <class Call>
 AtenTensorHandle compute(const Call& call, Reason& reason) {
   if (!is_on.load(std::memory_order_relaxed)) {
     reason = Reason::off;
@@ -304,16 +302,16 @@ AtenTensorHandle compute(const Call& call, Reason& reason) {
   if (reason == Reason::none && !has_engine(call.x)) reason = Reason::engine;
   if (reason != Reason::none) return nullptr;
   const AtenTensorHandle result = call.compute();
-  calls_computed[counted].fetch_add(1, std::memory_order_relaxed);
+  calls_computed[Call::kCounted].fetch_add(1, std::memory_order_relaxed);
   return result;
 }
 
-template <class Call, Counted counted, const PythonOperator& op>
+template <class Call>
 void kernel(StableIValue* stack, uint64_t count, uint64_t) {
   Reason reason;
   try {
     const Call call(stack);
-    if (const AtenTensorHandle result = compute<Call, counted>(call, reason)) {
+    if (const AtenTensorHandle result = onepass::compute(call, reason)) {
       call.free_arguments();
       for (int i = 0; i < Call::kTensors; ++i) const OwnedTensor argument(stable::to<AtenTensorHandle>(stack[i]));
       stack[0] = stable::from(result);
@@ -322,27 +320,18 @@ void kernel(StableIValue* stack, uint64_t count, uint64_t) {
   } catch (const std::exception&) {  // such as out of memory: torch raises what its users catch
     reason = Reason::error;
   }
-  stack[0] = call_python(op, reason, stack, count);
+  stack[0] = call_python(Call::name(), Call::kOverload, reason, stack, count);
 }
-
-constexpr PythonOperator kTorchSoftmax = {"onepass::_torch_softmax", ""},
-                         kTorchSoftmaxOut = {"onepass::_torch_softmax", "int_out"},
-                         kTorchLogSoftmax = {"onepass::_torch_log_softmax", ""},
-                         kTorchLogSoftmaxOut = {"onepass::_torch_log_softmax", "int_out"},
-                         kTorchLogSumExp = {"onepass::_torch_logsumexp", ""},
-                         kTorchSoftmaxBackward = {"onepass::_torch_softmax_backward_data", ""},
-                         kTorchLogSoftmaxBackward = {"onepass::_torch_log_softmax_backward_data", ""};
 
 void install(StableLibrary& library) {
   constexpr Function softmax = Function::softmax, log_softmax = Function::log_softmax;
-  library.impl("_softmax", kernel<Forward<softmax, false>, kSoftmax, kTorchSoftmax>);
-  library.impl("softmax.int_out", kernel<Forward<softmax, true>, kSoftmax, kTorchSoftmaxOut>);
-  library.impl("_log_softmax", kernel<Forward<log_softmax, false>, kLogSoftmax, kTorchLogSoftmax>);
-  library.impl("log_softmax.int_out", kernel<Forward<log_softmax, true>, kLogSoftmax, kTorchLogSoftmaxOut>);
-  library.impl("logsumexp", kernel<Forward<Function::logsumexp, false>, kLogSumExp, kTorchLogSumExp>);
-  library.impl("_softmax_backward_data", kernel<Backward<softmax>, kSoftmaxBackward, kTorchSoftmaxBackward>);
-  library.impl("_log_softmax_backward_data",
-               kernel<Backward<log_softmax>, kLogSoftmaxBackward, kTorchLogSoftmaxBackward>);
+  library.impl("_softmax", kernel<Forward<softmax, false>>);
+  library.impl("softmax.int_out", kernel<Forward<softmax, true>>);
+  library.impl("_log_softmax", kernel<Forward<log_softmax, false>>);
+  library.impl("log_softmax.int_out", kernel<Forward<log_softmax, true>>);
+  library.impl("logsumexp", kernel<Forward<Function::logsumexp, false>>);
+  library.impl("_softmax_backward_data", kernel<Backward<softmax>>);
+  library.impl("_log_softmax_backward_data", kernel<Backward<log_softmax>>);
 }
 
 }  // namespace
@@ -380,7 +369,8 @@ ONEPASS_API void onepass_patch_switch(bool to) { onepass::is_on = to; }
 
 // How many calls of each function onepass computed since the start of the process.
 ONEPASS_API void onepass_patch_served(int64_t* counts) {
-  for (int i = 0; i < onepass::kCounted; ++i) counts[i] = onepass::calls_computed[i].load(std::memory_order_relaxed);
+  for (int i = 0; i < onepass::kCountedCalls; ++i)
+    counts[i] = onepass::calls_computed[i].load(std::memory_order_relaxed);
 }
 
 // Counts one more call of a function, which Python computed.

@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "../cpu/isa_dispatch.h"
-#include "../cuda/host/engine.h"
 #include "operators.h"
 
 namespace onepass {

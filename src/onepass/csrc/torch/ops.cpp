@@ -222,14 +222,6 @@ void run_operator(StableIValue* stack, uint64_t, uint64_t) {
   }
 }
 
-bool is_supported(const MaybeType& dtype) {
-  if (!dtype) return true;
-  for (DType type : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
-    if (*dtype == scalar_type_of(type)) return true;
-  }
-  return false;
-}
-
 // The fast path: (input, dim, keepdim or dtype, [out]). It says nothing about a call that it does not take: it returns
 // an undefined tensor, which is None to Python, or false for an out. The caller then takes the slow path, which says
 // what is wrong with the call.
@@ -249,7 +241,7 @@ void run_fast_path(StableIValue* stack, uint64_t, uint64_t) {
   given.take_tensor_if(kHasOut, out);
   const std::optional<DType> x_type = x.maybe_dtype();
   const int64_t rank = x.rank ? x.rank : 1;
-  const bool is_taken = x_type && is_supported(dtype) && x.rank <= kMaxDims && -rank <= dim && dim < rank;
+  const bool is_taken = x_type && (!dtype || dtype_or_none(*dtype)) && x.rank <= kMaxDims && -rank <= dim && dim < rank;
   if constexpr (kHasOut) {
     const TensorRef& y = *out;
     const std::optional<DType> y_type = y.maybe_dtype();

@@ -1,6 +1,4 @@
 // engine.cpp: from a problem on torch tensors to launches.
-#include "engine.h"
-
 #include <dlfcn.h>
 
 #include <optional>
@@ -8,6 +6,7 @@
 #include "../../core/batch_invariant.h"
 #include "../../plan/column_view.h"
 #include "launch.h"
+#include "../../torch/operators.h"
 #include "cuda_driver.h"
 
 namespace onepass::cuda {

@@ -37,10 +37,8 @@ uint64_t identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(kind.function), 3), add(int(kind.in), 2), add(int(kind.out), 2), add(int(plan.tier), 4);
-  add(row_in_warp ? plan.threads_per_row : 0, 6), add(row_in_warp         ? plan.rows_per_block
-                                                      : plan.of_columns() ? plan.max_threads()
-                                                                          : 0,
-                                                      11);
+  add(row_in_warp ? plan.threads_per_row : 0, 6);
+  add(row_in_warp ? plan.rows_per_block : plan.of_columns() ? plan.max_threads() : 0, 11);
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
@@ -135,29 +133,19 @@ namespace {
 // A launch as the driver takes it, which points into itself.
 struct DriverLaunch {
   LaunchConfig config;
-  LaunchAttribute attribute;
+  LaunchAttribute attribute = {};
 
-  DriverLaunch(const Launch& launch, void* stream)
-      : config{launch.blocks,
-               launch.groups,
-               1,
-               launch.threads,
-               1,
-               1,
-               launch.shared,
-               static_cast<Handle>(stream),
-               nullptr,
-               0} {
+  DriverLaunch(const Launch& launch, void* stream) {
+    const auto on = static_cast<Handle>(stream);
+    config = {launch.blocks, launch.groups, 1, launch.threads, 1, 1, launch.shared, on, &attribute, 0};
     if (!launch.cluster && !launch.cooperative()) return;
-    attribute = {};
+    config.attribute_count = 1;
     attribute.id = launch.cluster ? kClusterDimension : kCooperative;
     if (launch.cluster) {
       attribute.cluster[0] = unsigned(launch.cluster), attribute.cluster[1] = attribute.cluster[2] = 1;
     } else {
       attribute.cooperative = 1;
     }
-    config.attributes = &attribute;
-    config.attribute_count = 1;
   }
   DriverLaunch(const DriverLaunch&) = delete;
 };

@@ -78,12 +78,6 @@ std::vector<std::string> find_candidates() {
   return found;
 }
 
-// The candidates, which are looked for once per process.
-const std::vector<std::string>& candidates() {
-  static const std::vector<std::string> found = find_candidates();
-  return found;
-}
-
 // Tells one library file from another without opening it: path, size and time of change; empty where there is no such
 // file, or where only the loader knows its path.
 std::string stamp(const std::string& path) {
@@ -97,7 +91,7 @@ std::string stamp(const std::string& path) {
 Nvrtc open_nvrtc() {
   void* library = nullptr;
   std::string looked;
-  for (const std::string& name : candidates()) {
+  for (const std::string& name : find_candidates()) {
     if ((library = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL))) break;
     looked += (looked.empty() ? "" : ", ") + name;
   }
@@ -123,7 +117,7 @@ const Nvrtc& nvrtc() {
 // take 50 ms and more; where only the loader finds NVRTC, it is.
 const std::string& nvrtc_stamp() {
   static const std::string known = [] {
-    for (const std::string& name : candidates()) {
+    for (const std::string& name : find_candidates()) {
       if (std::string file = stamp(name); !file.empty()) return file;
     }
     return nvrtc().file;
