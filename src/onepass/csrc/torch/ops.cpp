@@ -337,7 +337,7 @@ void run_backward_with_plan(StableIValue* stack, uint64_t, uint64_t) {
 
 // Registration --------------------------------------------------------------------------------------------------------
 
-// Defines an operator, whose last arguments are those of the score, by keyword. Those of the fast path lack them.
+// Defines an operator, whose last arguments are the parameters of the score, by keyword. The fast path takes none.
 void define(stable::StableLibrary& m, std::string schema, const char* returns, bool has_score = true) {
   if (has_score) {
     std::string score;

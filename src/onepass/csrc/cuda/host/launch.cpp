@@ -88,7 +88,7 @@ KernelKind kind_of(const Problem& problem) {
 
 const char* source_of(const KernelKind& kind, Tier tier) {
   const bool forward = kind.pass == Pass::forward;
-  if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
+  if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
   if (!forward && is_reduction(kind.function)) return "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
@@ -299,17 +299,20 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
   const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
   const bool backward = problem.is_backward();
   const int count_of_tensors = backward && launch.has_tiles ? int(kBackwardTensors) : problem.count_tensors();
-  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh): the score is behind the numbers.
-  int64_t rows[2 * kMaxTensors + 2 + ceil_div(sizeof(ScoreArgs), sizeof(int64_t))];
+  // Both end with the score: ForwardRows or BackwardRows (kernels/row_map.cuh), and Tensors (column_softmax.cuh).
+  constexpr size_t kScoreWords = ceil_div(sizeof(ScoreArgs), sizeof(int64_t));
+  int64_t rows[2 * kMaxTensors + 2 + kScoreWords] = {}, tensors[kMaxTensors + kScoreWords] = {};
   if (launch.has_tiles) {
-    for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
+    for (int t = 0; t < count_of_tensors; ++t) tensors[t] = int64_t(problem.address(t));
+    std::memcpy(tensors + count_of_tensors, &problem.score, sizeof problem.score);
+    add(tensors);
     tiles = launch.tiles;
     tiles.messages = messages;
-    add(&tiles), add(&problem.score);
+    add(&tiles);
   } else {
     rows[count_of_tensors] = launch.rows, rows[count_of_tensors + 1] = launch.n;
     for (int t = 0; t < count_of_tensors; ++t) {
-      rows[t] = reinterpret_cast<int64_t>(problem.tensors[t].data);
+      rows[t] = int64_t(problem.address(t));
       rows[count_of_tensors + 2 + t] = launch.strides[t];
     }
     std::memcpy(rows + 2 * count_of_tensors + 2, &problem.score, sizeof problem.score);
