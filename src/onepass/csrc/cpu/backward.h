@@ -242,8 +242,14 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
   for (int64_t first = 0; first < rows; first += some) {
     const int64_t count = rows - first < some ? rows - first : some;
     for (int64_t r = 0; r < count; ++r) sums[r] = sum_of(first + r);
-    const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of_sum(load_vector(sums), broadcast(sign)));
-    for (int64_t r = 0; r < count; ++r) store(first + r, epilogues[r]);
+    if constexpr (Op == GradOp::softmax) {  // a vector of sums would wait for all of them
+      for (int64_t r = 0; r < count; ++r) {
+        store(first + r, GradEpilogue<Op, D>::of_sum(broadcast(sums[r]), broadcast(sign)));
+      }
+    } else {
+      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of_sum(load_vector(sums), broadcast(sign)));
+      for (int64_t r = 0; r < count; ++r) store(first + r, epilogues[r]);
+    }
   }
 }
 
