@@ -1,7 +1,5 @@
 """The modules: torch.nn's in all but the repr of what is not the default, picklable, compiled and exported."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -50,9 +48,9 @@ def test_a_copy_and_a_pickle_do_the_same(name, tmp_path):
         assert not list(other.parameters())
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @every_module
 def test_in_a_model_that_is_compiled_and_exported(name):
-    torch.compiler.reset()
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), MODULES[name][0])
     x = maker(torch.float32)(3, 4, 6)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

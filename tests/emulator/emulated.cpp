@@ -92,9 +92,8 @@ void run(const Problem& problem, const CudaPlan* plan) {
 }  // namespace
 
 // A launch, on the emulator.
-Result onepass::cuda::taken(const LaunchConfig& config, Handle kernel, void** arguments) {
-  const Seen seen(config, kernel);
-  run({config.grid_x, config.grid_y, config.block_x, uint32_t(seen.cluster()), config.shared_bytes, seen.cooperative},
+Result onepass::cuda::take_launch(const LaunchConfig& config, Handle kernel, void** arguments) {
+  run({config.grid_x, config.grid_y, config.block_x, cluster_of(config), config.shared_bytes, is_cooperative(config)},
       code_of(words_of(kernel)), arguments);
   return 0;
 }

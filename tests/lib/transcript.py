@@ -60,7 +60,8 @@ def session(*commands: str, hide: str = OF_THIS_MACHINE) -> str:
         result = call(*shlex.split(command))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
-        lines += [f"{PROMPT}{command}", *result.stdout.splitlines(), *(f"! {x}" for x in result.stderr.splitlines())]
+        lines += [f"{PROMPT}{command}", *(line.rstrip() for line in result.stdout.splitlines())]
+        lines += [f"! {line}" for line in result.stderr.splitlines()]
         if result.exit_code:
             lines.append(f"exit status {result.exit_code}")
     return "".join(f"{re.sub(hide, '...', line)}\n" for line in lines)

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from lib.bench import CASE, CPU, TINY, Log, Odd, file, row, run, softmax, stats
+from lib.bench import CASE, CPU, TINY, Log, Odd, row, run, softmax, stats
 from lib.paths import RESULTS
-from onepass.tools.bench import compare, graph, results, timing
+from onepass.tools.bench import graph, results, timing
 from onepass.tools.bench.cases import Case
-from onepass.tools.bench.disturbed import MAX_SLOWDOWN, mark_disturbed, slow_copies
 from onepass.tools.bench.graph import GraphClock, buffer_count, cannot_capture, rounds_per_graph
 from onepass.tools.bench.providers.builtin import Naive, Onepass, Torch
 from onepass.tools.bench.results import ResultsError, Row
 from onepass.tools.bench.runner import Runner
-from onepass.tools.bench.stats import Stats, summarise
+from onepass.tools.bench.stats import MAX_SLOWDOWN, Stats, mark_disturbed, slow_copies, summarise
 from onepass.tools.bench.suites import SUITES
 
 L2, GIB = 60 << 20, 1 << 30
@@ -445,18 +444,6 @@ def test_what_is_disturbed_is_timed_again_and_then_marked(
     assert all((found[key] or "").startswith(reason) for key, reason in marked.items())
     names = ("small", "middle", "large")[: 2 if KeyboardInterrupt in script else 3]
     assert [(r.case, r.provider) for r in rows] == [(case, name) for case in names for name in ALL]
-
-
-def test_compare_does_not_judge_disturbed_rows() -> None:
-    before = file(row(10.0, provider="copy"), row(10.0), row(10.0, case="odd"))
-    after = file(row(90.0, provider="copy", disturbed="so"), row(10.0), row(90.0, case="odd", disturbed="so"))
-    for files in ((before, after), (after, before)):
-        found = compare.compare(*files)
-        assert [c.after.case for c in found.changes] == ["a case"]
-        assert (found.copies, [r.case for r in found.disturbed]) == (0, ["odd"])
-        assert found.as_dict()["disturbed"] == 1
-    wrong = compare.compare(after, file(row(10.0), row(None, None, ok=False, error="wrong: x", case="odd")))
-    assert wrong.count("regression") == 1
 
 
 # On a GPU

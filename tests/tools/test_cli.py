@@ -231,7 +231,7 @@ LIGHT = [
     *(["gallery", "--json"], ["gallery", "list"], ["gallery", "show", "cuda-online"], ["gallery", "shuffle"]),
     *(["compare", FEW, FEW], ["explain", "--fast"]),
 ]
-HEAVY = {"torch", "rich", "matplotlib", "numpy", "onepass.native"}
+HEAVY = {"torch", "matplotlib", "numpy", "onepass.native"}
 
 
 def test_what_needs_no_torch_does_not_wait_for_it() -> None:

@@ -23,7 +23,7 @@ SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sa
 START = """
 import sys, torch
 from onepass.tools.gallery import variant
-from onepass.tools.gallery.cuda import blocks_for
+from onepass.tools.gallery.native_calls import blocks_for
 device = {device!r}
 def judge(y, x):
     want = torch.softmax(x.double(), 1)
@@ -53,17 +53,16 @@ class Mistake(NamedTuple):
     script: str
 
 
-INFINITY, FLT_MIN = (
-    "__int_as_float(0xff800000)",
-    "__int_as_float(0x00800000)",
-)  # FLT_MIN: the least positive normal float
+INFINITY, FLT_MIN = "__int_as_float(0xff800000)", "__int_as_float(0x00800000)"  # the least positive normal float
 ROUND_UP, ROUND_DOWN = "-(-rows // rows_per_block)", "rows // rows_per_block"
 CUDA = [
     *(
         Mistake(f"cuda-{name}", "cuda_warp.cu", INFINITY, FLT_MIN, NEGATIVE)
         for name in ("warp", "block", "online", "auto")
     ),
-    *(Mistake(f"cuda-{name}", "cuda.py", ROUND_UP, ROUND_DOWN, FEW) for name in ("warp", "auto")),  # an empty grid
+    *(
+        Mistake(f"cuda-{name}", "native_calls.py", ROUND_UP, ROUND_DOWN, FEW) for name in ("warp", "auto")
+    ),  # an empty grid
     *(
         Mistake(f"cuda-{name}", f"cuda_{name}.cu", "x + row * x_stride", "x + int(row) * int(x_stride)", FAR)
         for name in ("warp", "block", "online")
@@ -157,7 +156,7 @@ def build_loops(folder: Path, mistake: Mistake, mistaken: bool) -> Path:
 
 
 def test_the_grid_is_never_empty_and_covers_every_row():
-    from onepass.tools.gallery.cuda import blocks_for
+    from onepass.tools.gallery.native_calls import blocks_for
 
     for rows in range(1, 40):
         for rows_per_block in (1, 2, 8, 32):

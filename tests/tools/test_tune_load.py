@@ -10,13 +10,12 @@ import torch
 import onepass
 from lib.tune import BASE, tables_back
 from onepass import native
-from onepass import tables as load
 from onepass import tables as store
 
 __all__ = ["tables_back"]
 
 engines = importlib.import_module("onepass._engines")
-KIND = load.GpuModel("a GPU", 90, 7)  # that there is none of
+KIND = store.GpuModel("a GPU", 90, 7)  # that there is none of
 GOOD = {
     "version": store.VERSION,
     "gpu": "a GPU",
@@ -63,10 +62,10 @@ def test_the_file_is_in_the_users_folder_of_settings(tmp_path, monkeypatch):
 
 
 def test_a_good_file_is_taken(config):
-    assert load.load(KIND) is None
+    assert store.load(KIND) is None
     tables = {**BASE, "unaligned_f32": [[store.ANY, -1, 0, 0, 1, 0]]}
     config.write_text(changed(tables=tables))
-    stored = load.load(KIND)
+    stored = store.load(KIND)
     assert stored is not None
     assert native.tables(KIND.name) == {"origin": stored.origin, "tables": tables}
     assert stored.origin == f"{config}, measured on a GPU, 2026-11-21"
@@ -76,15 +75,15 @@ def test_a_named_file_is_taken_and_has_to_be_there(config, tmp_path, monkeypatch
     config.write_text("nonsense")  # not looked at
     monkeypatch.setenv("ONEPASS_TABLES", str(tmp_path / "mine.json"))
     with pytest.raises(ValueError, match=r"mine\.json cannot be read: No such file"):
-        load.load(KIND)
+        store.load(KIND)
     (tmp_path / "mine.json").write_text(changed())
-    assert load.load(KIND).path == tmp_path / "mine.json"
+    assert store.load(KIND).path == tmp_path / "mine.json"
 
 
 def test_off_is_off(config, monkeypatch):
     config.write_text("nonsense")
     monkeypatch.setenv("ONEPASS_TABLES", "off")
-    assert load.load(KIND) is None
+    assert store.load(KIND) is None
     assert native.tables(KIND.name)["origin"] == "before"
 
 
@@ -96,7 +95,7 @@ def test_a_user_without_a_home_has_no_file(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert load.load(KIND) is None
+    assert store.load(KIND) is None
 
 
 LAST = [store.ANY, 5, 512, 16, 1, 0]
@@ -142,19 +141,8 @@ LAST = [store.ANY, 5, 512, 16, 1, 0]
             with_table("write_f32", [[8, 0, -1, 0, 1, 0], LAST]),
             "and smem_vecs are 0 to 1024",
         ),
-        # what the engine says
-        (with_table("write_f32", [[8, 0, 3, 0, 1, 0], LAST]), "threads is a power of two"),
-        (with_table("write_f32", [[8, -1, 0, 0, 1, 0], LAST]), "write_f32"),
-        (with_table("unaligned_f16", [LAST]), "unaligned tables have the tier staged alone"),
-        (with_table("write_f32", [[4096, 0, 32, 0, 1, 0], LAST]), "so few threads"),
-        (with_table("reduce_f32", [[8, -1, 0, 0, 1, 0], LAST]), "table reduce_f32: limit 8: no such tier"),
-        (with_table("reduce_f16", [[8, 0, 3, 0, 1, 0], LAST]), "table reduce_f16: limit 8: threads is a power of two"),
-        (with_table("reduce_f16", [[store.ANY, 5, 32, 16, 1, 0]]), "threads is a multiple of 32 from 64 to 1024"),
+        (with_table("write_f32", [[8, 0, 3, 0, 1, 0], LAST]), "limit 8: threads is a power of two"),  # the engine says
         (with_table("columns_f32", [LAST]), "table columns_f32, entry 0: a tier of columns is 6 or 7"),
-        (
-            with_table("columns_f32", [[store.ANY, 6, 100, 8, 8, 0]]),
-            "table columns_f32: .* threads is a mult",
-        ),
         (changed(compute=80), "is of a GPU .compute 80, multiprocessors 7.; this GPU is a GPU .compute 90, multiproc"),
         (changed(multiprocessors=132), "multiprocessors 132.; this GPU is a GPU .compute 90, multiprocessors 7"),
         (changed(gpu="another GPU"), "is of another GPU .compute 90, multiprocessors 7.; this GPU is a GPU .comp"),
@@ -163,20 +151,59 @@ LAST = [store.ANY, 5, 512, 16, 1, 0]
 def test_a_bad_file_is_told(config, text, words):
     config.write_text(text)
     with pytest.raises(ValueError, match=words) as raised:
-        load.load(KIND)
+        store.load(KIND)
     assert f"onepass: the file of tables {config} " in str(raised.value)
     assert str(raised.value).count("\n") == 0
     assert native.tables(KIND.name)["origin"] == "before"
 
 
+COLUMN_ENTRIES = [
+    ([2, 128, 8, 8, 0], "the tiers columns and columns-grid alone"),
+    ([6, 128, 8, 3, 0], "tile_vecs is a power of two"),
+    ([6, 128, 8, 256, 0], "tile_vecs is a power of two"),
+    ([6, 32, 8, 8, 0], "threads is a multiple of 32 from 64 to 512"),
+    ([6, 100, 8, 8, 0], "threads is a multiple of 32 from 64 to 512"),
+    ([6, 1024, 8, 8, 0], "threads is a multiple of 32 from 64 to 512"),
+    ([6, 128, 26, 8, 0], "vecs_per_thread is 1 to "),
+    ([6, 128, 0, 8, 0], "vecs_per_thread is 1 to "),
+    ([6, 128, 8, 8, 2], "smem_vecs is 1, or a multiple of 4"),
+    ([6, 128, 8, 8, 52], "smem_vecs is 1, or a multiple of 4"),
+    ([7, 128, 0, 8, 0], "columns-grid has tile_vecs alone"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "words"),
+    [
+        ("write_f32", [8, 0, 3, 0, 1, 0], "threads is a power of two"),
+        ("write_f32", [8, -1, 0, 0, 1, 0], "no such tier"),
+        ("write_f32", [4096, 0, 32, 0, 1, 0], "so few threads"),
+        ("reduce_f32", [8, -1, 0, 0, 1, 0], "no such tier"),
+        ("reduce_f16", [8, 0, 3, 0, 1, 0], "threads is a power of two"),
+        ("reduce_f16", [store.ANY, 5, 32, 16, 1, 0], "threads is a multiple of 32 from 64 to 1024"),
+        ("unaligned_f16", LAST, "unaligned tables have the tier staged alone"),
+        *((name, [store.ANY, *e], w) for name in ("columns_f32", "columns_backward_f16") for e, w in COLUMN_ENTRIES),
+        ("columns_backward_f16", [store.ANY, 6, 128, 24, 8, 0], "vecs_per_thread is 1 to 16"),  # of two operands
+    ],
+)
+def test_unsound_entries_are_refused_by_the_engine(name, entry, words):
+    table = [entry] if entry[0] == store.ANY else [entry, LAST]
+    with pytest.raises(RuntimeError, match=f"table {name}: .*{words}"):
+        native.set_tables("a GPU", "a test", {**BASE, name: table})
+
+
+def test_softmax_of_columns_keeps_more_vectors_than_its_gradient():
+    native.set_tables("a GPU", "a test", {**BASE, "columns_f16": [[store.ANY, 6, 128, 24, 8, 0]]})
+
+
 def test_a_file_that_is_none(config):
     config.write_bytes(b"\xff\xfe\x80")
     with pytest.raises(ValueError, match="is not JSON"):
-        load.load(KIND)
+        store.load(KIND)
     config.unlink()
     config.mkdir()
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
-        load.load(KIND)
+        store.load(KIND)
 
 
 # At the first use of the engine
@@ -187,11 +214,11 @@ def cuda_here(config, monkeypatch):
     """As on a machine whose CUDA device 0 is of KIND."""
     monkeypatch.setattr(engines, "_ready_devices", {-1})
     monkeypatch.setattr(engines, "unavailable", lambda engine, device: None if device.type == "cuda" else "no")
-    monkeypatch.setattr(load, "gpu_model", lambda index: KIND)
-    for cached in (load.load_once, engines._best):
+    monkeypatch.setattr(store, "gpu_model", lambda index: KIND)
+    for cached in (store.load_once, engines._best):
         cached.cache_clear()
     yield config
-    for cached in (load.load_once, engines._best):
+    for cached in (store.load_once, engines._best):
         cached.cache_clear()
 
 
@@ -232,8 +259,8 @@ def test_explain_names_the_tables(config):
     assert not [note for note in onepass.explain((8, 8), device="cpu").notes if "tables" in note]
     assert not [note for note in onepass.explain((0, 8), device="h200").notes if "tables" in note]
     config.write_text(changed())
-    load.load(KIND)
-    assert load.note(native.tables(KIND.name)["origin"], KIND.name) == (
+    store.load(KIND)
+    assert store.note(native.tables(KIND.name)["origin"], KIND.name) == (
         f"tables from {config}, measured on a GPU, 2026-11-21"
     )
 
@@ -243,7 +270,7 @@ def test_an_h100_has_not_the_tables_of_an_h200(tables_back):
     h100 = "NVIDIA H100 80GB HBM3"
     native.set_tables("NVIDIA H200", "a test", {**BASE, "write_f32": [LAST]})
     assert native.tables(h100) == {"origin": native.tables()["origin"], "tables": BASE}
-    assert "(the nearest)" in load.note(native.tables(h100)["origin"], h100)
+    assert "(the nearest)" in store.note(native.tables(h100)["origin"], h100)
     layout = [9000, 1024], [1024, 1], [1024, 1], [1], torch.float32, torch.float32
     tiers = [native.plan("softmax", True, *layout, gpu=gpu)["tier"] for gpu in ("NVIDIA H200", h100, "")]
     assert tiers == ["twopass", "block", "block"]

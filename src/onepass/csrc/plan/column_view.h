@@ -195,7 +195,7 @@ inline int64_t count_smem_vecs_bytes(const CudaPlan& plan, int vec_bytes) {
 }
 
 // The numbers of a thread's partial state of a column: of a gradient its sum, else its maximum too where sums may be
-// relative to that (kOwnTops, cuda/kernels/column_state.cuh). `half_result`: results have a half type.
+// relative to that (kThreadMaxima, cuda/kernels/column_softmax.cuh). `half_result`: results have a half type.
 inline int numbers_per_partial(const CudaPlan& plan, bool half_result, bool gradient) {
   return gradient ? 1 : plan.in_grid() || (half_result && plan.blocks_per_tile() == 1) ? 2 : 1;
 }

@@ -20,8 +20,8 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from onepass.tools.bench.cases import ITEMSIZE
+from onepass.tools.bench.report import us_text
 from onepass.tools.bench.results import Results, Row
-from onepass.tools.bench.text_table import us_text
 
 __all__ = ["draw", "style"]
 

@@ -89,7 +89,7 @@ KernelKind kind_of(const Problem& problem) {
 
 const char* source_of(const KernelKind& kind, Tier tier) {
   const bool forward = kind.pass == Pass::forward;
-  if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
+  if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
   if (!forward && is_reduction(kind.function)) return "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
@@ -306,9 +306,12 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
   const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
   const bool backward = problem.is_backward();
   const int count_of_tensors = backward && launch.has_tiles ? int(kBackwardTensors) : problem.count_tensors();
-  int64_t rows[2 * kMaxTensors + 2];  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh)
+  int64_t rows[2 * kMaxTensors + 3];    // ForwardRows or BackwardRows (kernels/row_map.cuh), with an empty score
+  void* tensors[kBackwardTensors + 1];  // Tensors of an operation on columns (column_softmax.cuh), with an empty score
   if (launch.has_tiles) {
-    for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
+    for (int t = 0; t < count_of_tensors; ++t) tensors[t] = problem.tensors[t].data;
+    tensors[count_of_tensors] = nullptr;
+    add(tensors);
     tiles = launch.tiles;
     tiles.messages = messages;
     add(&tiles);
@@ -318,6 +321,7 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
       rows[t] = reinterpret_cast<int64_t>(problem.tensors[t].data);
       rows[count_of_tensors + 2 + t] = launch.strides[t];
     }
+    rows[2 * count_of_tensors + 2] = 0;
     add(rows);
     if (backward && problem.is_reduction()) {
       add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);
