@@ -28,7 +28,7 @@ from setuptools.command.build_ext import build_ext
 CSRC = Path("src/onepass/csrc")
 OBJECTS = Path("build/objects")
 PLAIN = [f"torch/{name}.cpp" for name in ("ops", "dispatch", "aten_override")]
-PLAIN += [f"capi/{name}.cpp" for name in ("plan", "config", "gallery", "warmup")]
+PLAIN += [f"capi/{name}.cpp" for name in ("plan", "warmup")]
 PLAIN += ["plan/tables.cpp", "../tools/gallery/cpu_threepass.cpp", "../tools/gallery/cpu_online.cpp"]
 HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "engine")
 PLAIN += [f"cuda/host/{name}.cpp" for name in HOST]

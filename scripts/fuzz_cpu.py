@@ -37,8 +37,7 @@ from onepass import native
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from lib.gradients import gradient
-from lib.state import assert_state
-from lib.support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES, assert_defined
+from lib.support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES, assert_defined, assert_state
 
 SIZES = [1, 1, 2, 3, 4, 5, 8, 16, 17, 33]
 LENGTHS = [7, 8, 9, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 781, 1000, 1023, 1024, 1025]

@@ -180,9 +180,12 @@ SOME = ("0-d", "odd rows", "long rows", "short rows", "middle", "permuted and sl
 
 
 @every_half
-@pytest.mark.parametrize("layout", [*SOME, "empty dim"])
+@pytest.mark.parametrize("layout", [*SOME, "empty dim", "longest rows"])
 def test_logsumexp_in_float32(layout, dtype, engine, device, logsumexp):
-    x = LAYOUTS[layout](maker(dtype, device)).detach().requires_grad_()
+    if layout == "longest rows" and engine == "triton" and device == "cpu":
+        pytest.skip("an interpreter takes its time")
+    make = LAYOUTS.get(layout, lambda r: r(2, 70_001))
+    x = make(maker(dtype, device)).detach().requires_grad_()
     for k, dim in enumerate(some_tuples(x)):
         y = logsumexp(x, dim, bool(k % 2))
         assert y.dtype is torch.float32

@@ -20,7 +20,6 @@ from torch.autograd import forward_ad
 import onepass
 from lib.support import (
     DTYPES,
-    FUNCTIONS,
     SOFTMAXES,
     TORCH,
     every_operator,
@@ -159,27 +158,6 @@ def test_keepdim_is_no_bool(function, keepdim):
 
 
 # Calls --------------------------------------------------------------------------------------------------------------
-
-MISUSES = [
-    ("input twice", SOFTMAXES, lambda f, x: f(x, input=x, dim=-1)),
-    ("dim twice", FUNCTIONS, lambda f, x: f(x, -1, dim=-1)),
-    ("no input", FUNCTIONS, lambda f, x: f(dim=0)),
-    ("nothing", FUNCTIONS, lambda f, x: f()),
-    ("unknown keyword", FUNCTIONS, lambda f, x: f(x, -1, axes=1)),
-    ("logsumexp without dim", ["logsumexp"], lambda f, x: f(x)),
-    ("logsumexp with dtype", ["logsumexp"], lambda f, x: f(x, 0, dtype=torch.float64)),
-    ("logsumexp, out by position", ["logsumexp"], lambda f, x: f(x, 0, False, torch.empty(4))),
-    ("softmax with keepdim", ["softmax", "log_softmax"], lambda f, x: f(x, 0, keepdim=True)),
-]
-
-
-@pytest.mark.parametrize(
-    ("function", "call"), [pytest.param(f, call, id=f"{name}-{f}") for name, fs, call in MISUSES for f in fs]
-)
-def test_misuse(function, call):
-    assert raised(call, TORCH[function], randn()) is TypeError
-    with pytest.raises(TypeError, match=function):
-        call(ours(function), randn())
 
 
 @pytest.mark.parametrize("engine", ["gpu", "", "CPU", "torch", None, 3])

@@ -1,5 +1,5 @@
-"""torch's own samples (OpInfo), with our functions and with torch's under a patch: values, errors, gradients,
-and noncontiguous inputs."""
+"""torch's own samples (OpInfo), with our functions and with torch's under a patch: values and gradients,
+noncontiguous inputs too."""
 
 from collections import Counter
 
@@ -55,14 +55,6 @@ def test_values_and_gradients(op, dtype, engine, device):
                 (dx,) = torch.autograd.grad(got, leaf, g)
                 (expected,) = torch.autograd.grad(want, x, g, retain_graph=True)
                 torch.testing.assert_close(dx, expected)
-
-
-@pytest.mark.parametrize("op", [op for op in OPS if op.error_inputs_func], ids=lambda op: NAMES[op.name])
-def test_errors(op):
-    for case in op.error_inputs("cpu"):
-        sample = case.sample_input
-        with pytest.raises(case.error_type):
-            ours(NAMES[op.name])(sample.input, *sample.args, **sample.kwargs)
 
 
 # By name: what is counted for its floating-point samples.

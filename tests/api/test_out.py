@@ -123,101 +123,70 @@ def test_a_write_is_noticed_by_autograd(function, engine, device):
             loss.backward()
 
 
-class TestOverlap:
-    @staticmethod
-    def bytes_of(t: Tensor) -> list[int]:
-        indices = itertools.product(*(range(n) for n in t.shape))
-        return [
-            t.data_ptr() + t.element_size() * sum(i * s for i, s in zip(index, t.stride(), strict=True))
-            for index in indices
-        ]
+# `overlap` and `self_overlap` -----------------------------------------------------------------------------------------
 
-    @staticmethod
-    @st.composite
-    def view(draw: st.DrawFn, buffer: Tensor) -> Tensor:
-        t = buffer.view(draw(st.sampled_from([torch.float32, torch.float16, torch.uint8, torch.float64])))
-        rank = draw(st.integers(0, 4))
-        sizes = draw(st.lists(st.integers(0, 4), min_size=rank, max_size=rank))
-        strides = draw(st.lists(st.integers(0, 13), min_size=rank, max_size=rank))
+
+def _bytes_of(t: Tensor) -> list[int]:
+    """Where its elements begin."""
+    indices = itertools.product(*(range(n) for n in t.shape))
+    steps = (sum(i * s for i, s in zip(index, t.stride(), strict=True)) for index in indices)
+    return [t.data_ptr() + t.element_size() * step for step in steps]
+
+
+def _check_overlap(a: Tensor, b: Tensor) -> None:
+    """Against brute force."""
+    at, bt = _bytes_of(a), _bytes_of(b)
+    assert self_overlap(a) == (len(set(at)) < len(at))
+    shared = {p + k for p in at for k in range(a.element_size())} & {p + k for p in bt for k in range(b.element_size())}
+    alike = at == bt and a.shape == b.shape and a.element_size() == b.element_size()
+    assert overlap(a, b) == overlap(b, a) == ("none" if not shared else "same" if alike else "partial")
+
+
+@st.composite
+def _view(draw: st.DrawFn, buffer: Tensor) -> Tensor:
+    t = buffer.view(draw(st.sampled_from([torch.float32, torch.float16, torch.uint8, torch.float64])))
+    rank = draw(st.integers(0, 4))
+    sizes = draw(st.lists(st.integers(0, 4), min_size=rank, max_size=rank))
+    strides = draw(st.lists(st.integers(0, 13), min_size=rank, max_size=rank))
+    span = sum(max(n - 1, 0) * s for n, s in zip(sizes, strides, strict=True))
+    while span >= t.numel():
+        strides = [s // 2 for s in strides]
         span = sum(max(n - 1, 0) * s for n, s in zip(sizes, strides, strict=True))
-        while span >= t.numel():
-            strides = [s // 2 for s in strides]
-            span = sum(max(n - 1, 0) * s for n, s in zip(sizes, strides, strict=True))
-        return t.as_strided(sizes, strides, draw(st.integers(0, t.numel() - 1 - span)))
+    return t.as_strided(sizes, strides, draw(st.integers(0, t.numel() - 1 - span)))
 
-    @given(data=st.data())
-    @settings(deadline=None, max_examples=500)
-    def test_against_brute_force(self, data):
-        buffer = torch.zeros(40, dtype=torch.float64)
-        a, b = data.draw(self.view(buffer)), data.draw(self.view(buffer))
-        at, bt = self.bytes_of(a), self.bytes_of(b)
-        assert self_overlap(a) == (len(set(at)) < len(at))
-        shared = {p + k for p in at for k in range(a.element_size())} & {
-            p + k for p in bt for k in range(b.element_size())
-        }
-        alike = at == bt and a.shape == b.shape and a.element_size() == b.element_size()
-        assert overlap(a, b) == ("none" if not shared else "same" if alike else "partial")
-        assert overlap(b, a) == overlap(a, b)
 
-    X = torch.zeros(6, 6)
-    CASES = (
-        (X, X, "same"),
-        (X, X.view(6, 6), "same"),
-        (X[:1], X.as_strided((1, 6), (99, 1)), "same"),
-        (X, X.view(torch.int32), "same"),
-        (X, X.t(), "partial"),
-        (X, X.view(36), "partial"),
-        (X[:-1], X[1:], "partial"),
-        (X[::2], X[1::2], "none"),
-        (X[:, :3], X[:, 3:], "none"),
-        (X[:, :4], X[:, 3:], "partial"),
-        (X, torch.zeros(6, 6), "none"),
-        (X[:0], X, "none"),
-        (X[0], X[0, :0], "none"),
-        (X, X.to("meta"), "none"),
-        (X.view(torch.float16)[:, ::2], X.view(torch.float16)[:, 1::2], "none"),
-        (X.view(torch.float16)[:, 1::2], X, "partial"),
-        (X.to("meta"), X.to("meta"), "none"),
-    )
+@given(data=st.data())
+@settings(deadline=None, max_examples=500)
+def test_overlaps_of_any_views(data):
+    buffer = torch.zeros(40, dtype=torch.float64)
+    _check_overlap(data.draw(_view(buffer)), data.draw(_view(buffer)))
 
-    @pytest.mark.parametrize(("a", "b", "expected"), CASES)
-    def test_cases(self, a, b, expected):
-        assert overlap(a, b) == expected
-        assert overlap(b, a) == expected
 
-    def test_meta_tensors_of_one_storage(self):
-        x = torch.zeros(6, 6, device="meta")
-        assert [overlap(x, x), overlap(x[:3], x[3:]), overlap(x[:4], x[3:])] == ["same", "none", "partial"]
+def test_overlaps_of_usual_views():
+    x = torch.zeros(6, 6)
+    pairs = x.view(torch.float16)
+    views = [x, x.view(6, 6), x.view(torch.int32), x.t(), x.view(36), x[:-1], x[1:], x[::2], x[1::2], x[::2, 1::3]]
+    views += [x[:, :3], x[:, 3:], x[:, :4], x[:0], x[0, :0], x[:1], x.as_strided((1, 6), (99, 1)), torch.zeros(6, 6)]
+    views += [pairs[:, ::2], pairs[:, 1::2], x[:, :1].expand(6, 4), x[:1, :1].expand(1, 1), x[:, :0].expand(6, 0)]
+    views += [x.view(36).unfold(0, 3, step) for step in (1, 3)]
+    views += [x.as_strided(size, (3, 5)) for size in ((3, 4), (6, 4))]
+    for a, b in itertools.product(views, repeat=2):
+        _check_overlap(a, b)
 
-    def test_memory_shared_by_two_storages(self):
-        array = torch.zeros(8).numpy()
-        assert overlap(torch.from_numpy(array[:5]), torch.from_numpy(array[3:])) == "partial"
-        assert overlap(torch.from_numpy(array[:4]), torch.from_numpy(array[4:])) == "none"
 
-    @pytest.mark.parametrize(
-        ("t", "expected"),
-        [
-            (X, False),
-            (X.t(), False),
-            (X[::2, 1::3], False),
-            (torch.zeros(3, 1).expand(3, 4), True),
-            (torch.zeros(1, 1).expand(1, 1), False),
-            (torch.zeros(9).unfold(0, 3, 1), True),
-            (torch.zeros(9).unfold(0, 3, 3), False),
-            (torch.zeros(40).as_strided((3, 4), (3, 5)), False),
-            (torch.zeros(40).as_strided((6, 4), (3, 5)), True),
-            (torch.zeros(3, 0, 2).expand(3, 0, 2), False),
-        ],
-    )
-    def test_self_overlap(self, t, expected):
-        assert self_overlap(t) is expected
+def test_overlaps_without_memory_and_across_storages():
+    x = torch.zeros(6, 6, device="meta")
+    assert [overlap(x, x), overlap(x[:3], x[3:]), overlap(x[:4], x[3:])] == ["same", "none", "partial"]
+    assert overlap(x, torch.zeros(6, 6)) == overlap(x, torch.zeros(6, 6, device="meta")) == "none"
+    array = torch.zeros(8).numpy()
+    assert overlap(torch.from_numpy(array[:5]), torch.from_numpy(array[3:])) == "partial"
+    assert overlap(torch.from_numpy(array[:4]), torch.from_numpy(array[4:])) == "none"
 
-    def test_a_hard_case_ends_and_is_called_an_overlap(self):
-        a = torch.empty(1).as_strided((1, 1, 1, 1, 1), (1, 1, 1, 1, 1))
-        big = torch.empty(4_000_000, dtype=torch.uint8)  # never touched: no page of it is real
-        sizes, strides = (60, 61, 62, 63, 59), (10_007, 10_009, 10_037, 10_039, 10_061)
-        a = big.as_strided(sizes, strides, 0)
-        start = time.perf_counter()
-        assert self_overlap(a)
-        assert overlap(a, a.permute(1, 0, 2, 3, 4)) == "partial"
-        assert time.perf_counter() - start < 1
+
+def test_a_hard_case_ends_and_is_called_an_overlap():
+    big = torch.empty(4_000_000, dtype=torch.uint8)  # never touched: no page of it is real
+    a = big.as_strided((60, 61, 62, 63, 59), (10_007, 10_009, 10_037, 10_039, 10_061))
+    start = time.perf_counter()
+    assert self_overlap(a)
+    assert overlap(a, a.permute(1, 0, 2, 3, 4)) == "partial"
+    assert time.perf_counter() - start < 1

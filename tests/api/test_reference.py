@@ -26,6 +26,9 @@ from lib.support import (
 )
 from onepass import reference
 
+SOME_LAYOUTS = ["0-d", "odd rows", "sliced", "transposed", "channels_last", "middle", "empty dim", "gaps"]
+SOME_LAYOUTS += ["expanded columns", "size 1 dims, odd strides", "as_strided, interleaved", "empty and permuted"]
+
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @every_operator
@@ -44,7 +47,7 @@ def test_every_layout(function, dtype, layout, engine, device):
     assert same(x, before)
 
 
-@pytest.mark.parametrize("layout", ["0-d", "odd rows", "sliced", "transposed", "channels_last", "middle", "empty dim"])
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
 @pytest.mark.parametrize("given", [*DTYPES, *INTEGERS], ids=lambda d: str(d).removeprefix("torch."))
 @every_softmax
 def test_dtype_rounds_the_input_first(function, given, layout, engine, device):

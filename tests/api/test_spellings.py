@@ -26,6 +26,12 @@ OF_FUNCTIONAL: dict[str, Callable[..., Tensor]] = {
     "softmin": F.softmin,
 }
 F64 = torch.float64
+MISUSES: dict[str, Callable[..., Any]] = {
+    "dim twice": lambda f, x: f(x, -1, dim=-1),
+    "no input": lambda f, x: f(dim=0),
+    "nothing": lambda f, x: f(),
+    "unknown keyword": lambda f, x: f(x, -1, axes=1),
+}
 AS_TORCH: dict[str, Callable[..., Any]] = {
     "by name": lambda f, x: f(dim=1, input=x),
     "out None": lambda f, x: f(x, 0, out=None),
@@ -51,6 +57,9 @@ AS_TORCH: dict[str, Callable[..., Any]] = {
     "the default dim and axis": lambda f, x: f(x, dim=-1, axis=0),
     "dtype twice": lambda f, x: f(x, 1, F64, dtype=F64),
     "dtype and more": lambda f, x: f(x, 1, F64, None, None),
+    "input twice": lambda f, x: f(x, input=x, dim=-1),
+    "keepdim": lambda f, x: f(x, 0, keepdim=True),
+    **MISUSES,
 }
 AS_FUNCTIONAL: dict[str, Callable[..., Any]] = {
     "stacklevel": lambda f, x: f(x, 1, _stacklevel=5),
@@ -80,6 +89,9 @@ AS_LOGSUMEXP: dict[str, Callable[..., Any]] = {
     "axis None": lambda f, x: f(x, axis=None),
     "stacklevel": lambda f, x: f(x, 1, _stacklevel=3),
     "dtype by position": lambda f, x: f(x, 1, F64),
+    "dtype": lambda f, x: f(x, 0, dtype=F64),
+    "out by position": lambda f, x: f(x, 0, False, torch.empty(4)),
+    **MISUSES,
 }
 CASES = [
     *((f, OF_TORCH[f], name, call) for f in SOFTMAXES for name, call in AS_TORCH.items()),

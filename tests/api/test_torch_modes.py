@@ -10,22 +10,23 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass
 from lib.scripts import python_output
-from lib.support import FUNCTIONS, LAYOUTS, TORCH, assert_defined, both, every_operator, maker, ours
+from lib.support import FUNCTIONS, LAYOUTS, TORCH, assert_defined, both, every_operator, maker, ours, some_tuples
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @every_operator
 def test_meta_and_fake_tensors(function, dtype, layout):
     x = LAYOUTS[layout](maker(dtype))
-    f, _ = both(function, dim=0)
-    want = f(x)
-    with FakeTensorMode() as mode:
-        fake = f(mode.from_tensor(x))
-    assert fake.device.type == "cpu"
-    for y in (fake, f(torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta"))):
-        assert (y.shape, y.dtype) == (want.shape, want.dtype)
-        # Of a contiguous tensor with odd strides of size 1 torch.empty_like gives others on the meta device.
-        assert y.stride() == want.stride() or (x.is_contiguous() and y.is_contiguous())
+    for dim in some_tuples(x):
+        f, _ = both(function, dim=dim)
+        want = f(x)
+        with FakeTensorMode() as mode:
+            fake = f(mode.from_tensor(x))
+        assert fake.device.type == "cpu"
+        for y in (fake, f(torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta"))):
+            assert (y.shape, y.dtype) == (want.shape, want.dtype)
+            # Of a contiguous tensor with odd strides of size 1 torch.empty_like gives others on the meta device.
+            assert y.stride() == want.stride() or (x.is_contiguous() and y.is_contiguous())
 
 
 def test_any_number_of_threads(function):

@@ -19,6 +19,7 @@ from onepass.validation import reduces_to
 
 Tier = IntEnum("Tier", [name.upper().replace("-", "_") for name in native.TIERS], start=0)
 Access = IntEnum("Access", "PREDICATED SCALAR ALIGNED SLAB SLAB_ALIGNED STRIDED", start=0)
+SLABS = (Access.SLAB, Access.SLAB_ALIGNED)
 PREFETCH = 1  # of a column plan's smem_vecs: room for the next tile
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 FAMILY = ("softmax", "log_softmax", "softmin")
@@ -32,11 +33,13 @@ TYPES = {
 
 
 def names(value: object) -> str | None:
-    """The ids of parameters that are dtypes, pairs of them, or plans."""
+    """The ids of parameters that are dtypes, plans, tiers, accesses, or pairs of those."""
     if isinstance(value, Plan):
-        return "-".join(map(str, value))
-    if isinstance(value, tuple) and all(isinstance(v, torch.dtype) for v in value):
-        return "-".join(str(v)[6:] for v in value)
+        return "-".join(str(int(number)) for number in value)
+    if isinstance(value, IntEnum):
+        return value.name.lower()
+    if isinstance(value, tuple) and all(isinstance(v, torch.dtype | IntEnum) for v in value):
+        return "-".join(map(str, map(names, value)))
     return str(value)[6:] if isinstance(value, torch.dtype) else None
 
 
@@ -165,33 +168,27 @@ _IN_SHARED_MEMORY = {  # which takes whole vectors
     (Tier.COLUMNS, Access.SLAB_ALIGNED): [(64, 1, 2, 2, 4), (64, 1, 4, 2, 12)],
     (Tier.COLUMNS_GRID, Access.SLAB_ALIGNED): [(64, 1, 2, 3, 4)],
 }
-_BY_ACCESS = {
-    Access.PREDICATED: _TILES,
-    Access.ALIGNED: _TILES,
-    Access.SLAB: _SLABS,
-    Access.SLAB_ALIGNED: _SLABS,
-    Access.STRIDED: _STRIDES,
-}
-
-
-def column_plan(tier: int, access: int, x: int, y: int, vectors: int, blocks: int = 1, smem_vecs: int = 0) -> Plan:
-    return Plan(tier, x, y, vectors, 1, blocks, smem_vecs, access)
+_BY_ACCESS = {Access.PREDICATED: _TILES, Access.ALIGNED: _TILES, Access.STRIDED: _STRIDES}
+_BY_ACCESS |= dict.fromkeys(SLABS, _SLABS)
 
 
 COLUMN_PLANS = {
-    (tier, access): [column_plan(tier, access, *n) for n in [*of[tier], *_IN_SHARED_MEMORY.get((tier, access), [])]]
-    for access, of in _BY_ACCESS.items()
+    (tier, access): [
+        Plan(tier, x, y, vectors, 1, blocks, smem_vecs, access)
+        for x, y, vectors, blocks, smem_vecs in _BY_ACCESS[access][tier] + _IN_SHARED_MEMORY.get((tier, access), [])
+    ]
+    for access in sorted(_BY_ACCESS)
     for tier in (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS)
 }
 # With a part in shared memory: a few threads have many vectors each, so that elements come in many turns.
 LATE_PLANS = [
-    column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 4, 5, 1, 16),
-    column_plan(Tier.COLUMNS, Access.ALIGNED, 2, 8, 4, 4, 8),
-    column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 4, 12, 2),
-    column_plan(Tier.COLUMNS, Access.PREDICATED, 4, 4, 9, 2),
-    column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 8, 8, 2, PREFETCH),
-    column_plan(Tier.COLUMNS, Access.SLAB_ALIGNED, 64, 1, 4, 2, 12),
-    column_plan(Tier.COLUMNS_GRID, Access.ALIGNED, 2, 8, 5, 2, 8),
+    Plan(Tier.COLUMNS, 4, 4, 5, 1, 1, 16, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 2, 8, 4, 1, 4, 8, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 4, 4, 12, 1, 2, 0, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 4, 4, 9, 1, 2, 0, Access.PREDICATED),
+    Plan(Tier.COLUMNS, 4, 8, 8, 1, 2, PREFETCH, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 64, 1, 4, 1, 2, 12, Access.SLAB_ALIGNED),
+    Plan(Tier.COLUMNS_GRID, 2, 8, 5, 1, 2, 8, Access.ALIGNED),
 ]
 
 
@@ -210,18 +207,14 @@ def slab_lines(plan: Plan, vector: int, inner: int) -> int:
 def widen(plan: Plan, vector: int, inner: int = 1) -> Plan:
     """A plan of a table, for vectors of so many elements and so many columns side by side."""
     plan = plan._replace(items_per_thread=plan.items_per_thread * vector, vec_size=vector)
-    return (
-        plan._replace(threads_per_row=slab_lines(plan, vector, inner))
-        if plan.access in (Access.SLAB, Access.SLAB_ALIGNED)
-        else plan
-    )
+    return plan._replace(threads_per_row=slab_lines(plan, vector, inner)) if plan.access in SLABS else plan
 
 
 def column_lengths(plan: Plan, vector: int, inner: int) -> list[int]:
     """Short columns, and the longest that the plan serves; of the tier that stores nothing on chip, long ones."""
     in_smem = plan.smem_vecs if plan.smem_vecs != PREFETCH else 0
     vectors = (plan.items_per_thread + in_smem) * plan.blocks_per_row
-    if plan.access in (Access.SLAB, Access.SLAB_ALIGNED):
+    if plan.access in SLABS:
         begins_within = vector - 1 if plan.access == Access.SLAB else 0
         most = (vectors * slab_lines(plan, vector, inner) * vector - begins_within) // inner
     else:
@@ -452,9 +445,7 @@ def kinds_of(function: str, access: int) -> list[int]:
     if function == "logsumexp":
         return [ONE_EACH, WITH_STEPS]
     kinds = [ONE_EACH, ONE_A_COLUMN, ONE_A_BLOCK, ONE_FOR_ALL]
-    return [
-        kind for kind in kinds if kind != ONE_A_COLUMN or access not in (Access.SLAB, Access.SLAB_ALIGNED)
-    ]  # of one line: no slab
+    return [kind for kind in kinds if kind != ONE_A_COLUMN or access not in SLABS]  # of one line: no slab
 
 
 def check_column_gradients(runner: Runner, function: str, types: Types, plan: Plan, kinds: Sequence[int]) -> None:

@@ -164,7 +164,7 @@ def some_tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
     yield from (dims for dims in tuples(x) if len(dims) in (1, rank) or {d % rank for d in dims} == {0, rank - 1})
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
+def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -176,7 +176,7 @@ def bound(function: str, x: Tensor, want: Tensor, dim: Any, dtype: torch.dtype) 
     relative to max(1, |result|). Below the smallest normal number a GPU may flush to zero. How many roundings there
     may be in comparison with torch's is the matter of test_accuracy.py.
     """
-    out, acc = torch.finfo(dtype), torch.finfo(_accumulator(dtype))
+    out, acc = torch.finfo(dtype), torch.finfo(accumulator(dtype))
     length = x.numel() // max(want.numel(), 1) if function == "logsumexp" else x.numel() // max(x.sum(dim).numel(), 1)
     roundings = 6 + length / 8
     if function in ("log_softmax", "logsumexp"):
@@ -218,7 +218,7 @@ def assert_state(got: onepass.State, x: Tensor, dim: Any, keepdim: bool = False,
     """`got` is the state of x: its maxima exactly, its sums within a few roundings, however long a row is."""
     call = f"state over dim {dim} of {tuple(x.shape)} strides {x.stride()} {x.dtype}{note}"
     m, total = reference.state(x, dim, keepdim)
-    dtype = _accumulator(x.dtype)
+    dtype = accumulator(x.dtype)
     assert got.m.dtype == got.l.dtype == dtype, call
     assert got.m.device == got.l.device == x.device, call
     assert same(got.m.double(), m), f"{call}: got m = {got.m}, want {m}"

@@ -96,7 +96,8 @@ def fake_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., io.StringIO]
     def install(module: str, width: int, colours: str | None = None) -> io.StringIO:
         screen = io.StringIO()
         console = Console(file=screen, width=width, force_terminal=True, color_system=colours, highlight=False)
-        monkeypatch.setattr(sys.modules[module], "terminal", lambda: console)  # the package has a command of that name
+        for name in ("terminal", "console"):  # the package has a command of the module's name
+            monkeypatch.setattr(sys.modules[module], name, lambda: console, raising=False)
         return screen
 
     return install

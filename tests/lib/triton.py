@@ -25,10 +25,10 @@ from torch import Tensor
 
 import onepass.triton as engine
 from lib.gradients import gradient
-from lib.state import assert_state, type_of
-from lib.support import DTYPES, assert_defined, maker
+from lib.support import DTYPES, accumulator, assert_defined, assert_state, maker
 from onepass import State, reference
 from onepass.triton import Plan
+from onepass.triton.launch import _kernel
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 F32, F64, F16, BF16 = DTYPES
@@ -92,7 +92,7 @@ def process(interpret: str) -> Iterator[Callable[..., Any]]:
                 del os.environ["TRITON_INTERPRET"]
             else:
                 os.environ["TRITON_INTERPRET"] = before
-        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+        yield lambda function, *arguments, **named: pool.submit(function, *arguments, **named).result()
 
 
 def unavailable(device: str) -> str | None:
@@ -169,7 +169,7 @@ def case(
     if not backward:
         shape = [1 if function in ("logsumexp", "state") and d in dims else size for d, size in enumerate(x.shape)]
         if function == "state":
-            shape, dtype = [2, *shape], type_of(x.dtype)
+            shape, dtype = [2, *shape], accumulator(x.dtype)
         return Case(function, (x,), torch.full(shape, 777.0, dtype=dtype or x.dtype, device=x.device), dims)
     over = dims or (0,)
     if function == "logsumexp":
@@ -275,23 +275,41 @@ class Properties:
 
 
 def resources(
-    kernel: Any, types: dict[str, Any], constants: dict[Any, Any], multiples: Any, chosen: Plan, backend: str, arch: Any
+    function: str,
+    chosen: Plan,
+    dtypes: Sequence[torch.dtype | None],
+    steps: tuple[str, ...],
+    aligned: bool,
+    backend: str,
+    arch: Any,
 ) -> dict[str, Any]:
-    """The kernel's tier and resources, per thread.
+    """The tier and the resources, per thread, of the kernel of a plan.
 
-    `types` of arguments that are not 32-bit integers; `constants` by name, or by place where they are in a tuple;
-    `multiples`: the arguments, by name or place, that are multiples of 16.
+    `dtypes` of the tensors x, out, g and lse. `steps`: the types of their strides inside a row, "constexpr" for 1.
+    `aligned`: the rows are multiples of 16 elements.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in kernel.arg_names}
-    places = [(kernel.arg_names.index(a),) if isinstance(a, str) else a for a in multiples]
-    attributes = {place: [["tt.divisibility", 16]] for place in places}
+    kernel, constants = _kernel(function, dtypes[2] is not None, chosen)
+    place = kernel.arg_names.index
+    pointers = {name: dtype for name, dtype in zip(kernel.arg_names, dtypes, strict=False) if dtype}
+    signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict.fromkeys(("first", "rows", "n"), "i32")
+    signature |= {name: POINTERS[dtype] for name, dtype in pointers.items()}
+    signature |= {"row_sizes": (), "sizes": (), "score_params": ()}
+    signature |= {"row_strides": (("i32",),) * len(pointers), "strides": tuple((step,) for step in steps)}
+    values: dict[Any, Any] = {
+        (place(name),): constants.get(name) for name, kind in signature.items() if kind == "constexpr"
+    }
+    values |= {(place("strides"), k, 0): 1 for k, step in enumerate(steps) if step == "constexpr"}
+    multiples = [(place(name),) for name in pointers if name != "lse_ptr"]
+    if aligned:
+        multiples += [(place("n"),), *((place("row_strides"), k, 0) for k in range(len(steps)))]
+    attributes = {at: [["tt.divisibility", 16]] for at in multiples}
     target = GPUTarget(backend, arch, Properties(backend).warp_size)
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "enable_fp_fusion": True}
-    built = triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=options)
+    built = triton.compile(ASTSource(kernel, signature, values, attributes), target=target, options=options)
 
     found: dict[str, Any] = {"tier": chosen.tier}
     if backend == "hip":

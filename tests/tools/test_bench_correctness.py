@@ -127,12 +127,10 @@ def test_drawn_rows_are_whole_rows_of_the_result(
     assert len(checker.rows) < case.rows()
     assert {0, case.rows() - 1} <= set(checker.rows.tolist())
     result = getattr(reference, function)(inputs.x, dim)
-    assert checker.check(result).ok
+    assert checker.check(result) is None
     wrong = result.clone()  # a change in the last row is found and named
     (wrong[last] if function == "softmax" else wrong.view(-1)[-1:]).add_(1.0)
-    checked = checker.check(wrong)
-    assert not checked.ok
-    assert f"row {case.rows() - 1}" in str(checked)
+    assert f"row {case.rows() - 1}" in (checker.check(wrong) or "")
 
 
 @pytest.mark.parametrize("shape", [(7, 300), (40, 300), (3, 5000), (1, 5000)])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from lib.gallery import every_variant
+from lib.gallery import every_variant, needs_triton
+from lib.scripts import run_python
 from lib.support import assert_defined, maker
 from lib.warmup import needs_nvrtc
 from onepass import native
@@ -203,13 +201,12 @@ def test_launch_parameters(variant, device):
             assert_defined("softmax", variant(x[:2, :65], block_size=block), x[:2, :65], 1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that process")
 def test_triton_variants_in_the_interpreter():
     """The tests above, for the Triton variants on the CPU: Triton reads the variable when it is imported."""
-    plugins = ("-p", "no:xdist", "-p", "no:cacheprovider")
-    command = [sys.executable, "-m", "pytest", __file__, "-k", "triton and cpu", *plugins]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    options = ("-k", "triton and cpu", "-p", "no:xdist", "-p", "no:cacheprovider")
+    done = run_python("-m", "pytest", __file__, *options, TRITON_INTERPRET="1")
     if "needs NumPy" in done.stdout:
         pytest.skip("the interpreter of this Triton does not run with this NumPy")
     assert done.returncode == 0, done.stdout[-4000:]

@@ -74,34 +74,29 @@ def sections(output: str) -> dict[str, str]:
 def test_tables_of_torch_onepass_and_a_variant(few: None) -> None:
     result = on_cpu("6", "40", "--include", "naive", "--dtype", "bf16", "--calls", "3", "--sort", "count")
     assert (result.exit_code, result.stderr) == (0, ""), result.output
-    assert f"torch {torch.__version__}, on " in result.output.splitlines()[0]
     assert "\nonepass: 6x40 bfloat16 on cpu, 3 calls\n" in result.output
     tables = sections(result.output)
     assert list(tables) == ["torch", "onepass", "naive"]
     for name, operator in (("torch", "aten::softmax"), ("onepass", "onepass::_softmax"), ("naive", "aten::amax")):
-        assert len(RULE.findall(tables[name])) == 3, tables[name]
         for called in (operator, name):
             assert re.search(rf"^ *{called} .* 3 *$", tables[name], re.MULTILINE)
         assert "Self CPU time total: " in tables[name]
         counts = [int(line.split()[-1]) for line in RULE.split(tables[name])[2].strip().splitlines()]
         assert counts == sorted(counts, reverse=True)
-    assert "softmax" not in tables["naive"]
     beside = result.output.partition("\neach number")[2]
     assert re.search(r"^torch +2 +\S+ +1\.00 +\S", beside, re.MULTILINE), beside
     assert re.search(r"^onepass +1 +\S+ +\d+\.\d\d +\S", beside, re.MULTILINE), beside
 
 
-def test_defaults_and_the_first_calls() -> None:
-    result = on_cpu("--rows", "1")
-    assert "\nonepass: 4096x4096 float32 on cpu, 1 call\n" in result.output
+def test_the_first_calls_and_the_rows_of_a_table() -> None:
+    result = on_cpu("6", "40", "--rows", "1", "--no-warmup")
+    assert "\nonepass: 6x40 float32 on cpu, the first call\n" in result.output
     assert [len(RULE.split(t)[2].strip().splitlines()) for t in sections(result.output).values()] == [1, 1]
-    assert "on cpu, the first call\n" in on_cpu("6", "40", "--no-warmup").output
     assert "on cpu, the first 2 calls\n" in on_cpu("6", "40", "--no-warmup", "--calls", "2").output
 
 
 def test_all_includes_what_runs_and_says_what_does_not(few: None) -> None:
     result = on_cpu("3x80", "--include", "all")
-    assert result.exit_code == 0, result.output
     assert list(sections(result.output)) == ["torch", "onepass", "naive"]
     assert "\n  without picky: takes rows of up to 64, got 80\n" in result.output
     assert "\n  without gone: cannot run on cpu: lives on the moon\n" in result.output
@@ -146,33 +141,26 @@ def test_a_wrong_contestant_has_no_table(
     assert not re.search(r"^naive ", result.output, re.MULTILINE)
 
 
-# The trace
-
-
 @pytest.mark.parametrize("name", ["t.json", "new/folder/t.json.gz"])
 def test_the_trace_has_every_contestant(few: None, name: str, tmp_path: Path) -> None:
-    file = tmp_path / name
-    result = on_cpu("6", "40", "--include", "naive", "--trace", str(file))
-    assert result.exit_code == 0, result.output
-    assert result.output.endswith(f"\ntrace: {file}\n")
-    with gzip.open(file, "rt") if name.endswith("gz") else open(file) as opened:
-        names = [event.get("name") for event in json.load(opened)["traceEvents"]]
-    at = [names.index(name) for name in ("torch", "onepass", "naive")]
-    assert at == sorted(at)
-    assert {"aten::softmax", "onepass::_softmax", "aten::amax"} <= set(names)
-
-
-def test_a_trace_keeps_a_link_and_an_empty_one_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link, file = tmp_path / "link.json", tmp_path / "t.json"
+    file, link = tmp_path / name, tmp_path / "link.json"
     link.symlink_to(file)
-    profiler().trace([Odd(softmax)], str(link))
+    for written in (file, link):
+        result = on_cpu("6", "40", "--include", "naive", "--trace", str(written))
+        assert result.output.endswith(f"\ntrace: {written}\n")
+        with gzip.open(file, "rt") if name.endswith("gz") else open(file) as opened:
+            names = [event.get("name") for event in json.load(opened)["traceEvents"]]
+        at = [names.index(name) for name in ("torch", "onepass", "naive")]
+        assert at == sorted(at)
+        assert {"aten::softmax", "onepass::_softmax", "aten::amax"} <= set(names)
     assert link.is_symlink()
-    assert "odd" in [event.get("name") for event in json.loads(file.read_text())["traceEvents"]]
+
+
+def test_an_empty_trace_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", lambda self, path: None)
-    result = on_cpu("6", "40", "--trace", str(file))
+    result = on_cpu("6", "40", "--trace", str(tmp_path / "t.json"))
     assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == f"no trace: {file}: the profiler wrote nothing"
-    assert "aten::softmax" in result.output
+    assert result.output.splitlines()[-1] == f"no trace: {tmp_path / 't.json'}: the profiler wrote nothing"
 
 
 # The profiler

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import onepass
-from lib.transcript import call, fake_terminal, replay, session
+from lib.transcript import call, replay, session
 from onepass.tools.gallery import VARIANTS, ncu
 from onepass.tools.gallery.ncu import Counts, Kernel, Measurement, NcuError
 from onepass.tools.gallery.traffic import FLOAT32, MINIMUM, Prediction, predict, predict_all
 from onepass.tools.gallery.variants import Count, Traffic
 
-__all__ = ["fake_terminal"]
 M, N = 4096, 781
 MN = M * N
 
@@ -143,6 +144,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives what a command prints on a terminal of a width."""
+
+    def run(width: int, command: str) -> str:
+        screen = Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
+        monkeypatch.setattr("onepass.tools.terminal.console", lambda: screen)
+        session(command)
+        return screen.file.getvalue()
+
+    return run
+
+
 def test_measured_numbers_and_their_notes(gpu: list[Any]) -> None:
     replay("traffic-measured")
     names = ["copy", "naive", "cpu-online", "onepass"]
@@ -185,20 +199,18 @@ def test_a_failed_measurement_leaves_the_prediction(
 
 
 @pytest.mark.parametrize("width", [200, 120, 80])
-def test_a_terminal_of_any_width_shows_every_number(width: int, gpu: list[Any], fake_terminal: Any) -> None:
-    screen = fake_terminal("onepass.tools.cli.traffic", width)
-    text = session("traffic 4096 781") + screen.getvalue()
+def test_a_terminal_of_any_width_shows_every_number(width: int, gpu: list[Any], on_terminal: Any) -> None:
+    text = on_terminal(width, "traffic 4096 781")
     assert max(map(len, text.splitlines())) <= width
     for part in ("16,003,072", "5MN + 2M", "102,432,768", "(1.00)", "4.00", "64.00", "38.38", "cpu-online", "n/a"):
         assert part in text, part
 
 
-def test_numbers_that_have_no_room_leave_their_formulas(gpu: list[Any], fake_terminal: Any) -> None:
-    screen = fake_terminal("onepass.tools.cli.traffic", 80)
-    session("traffic 65536 262144")
+def test_numbers_that_have_no_room_leave_their_formulas(gpu: list[Any], on_terminal: Any) -> None:
+    text = on_terminal(80, "traffic 65536 262144")
     for part in ("549,756,862,464", "5MN + 2M", "64.00"):  # the first is naive's bytes
-        assert part in screen.getvalue()
-    assert "85,899,476,992" not in screen.getvalue()  # its reads
+        assert part in text
+    assert "85,899,476,992" not in text  # its reads
 
 
 @pytest.mark.gpu

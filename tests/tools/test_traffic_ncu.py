@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lib.scripts import run_python
-from onepass.tools.gallery import VARIANTS, ncu
+from onepass.tools.gallery import ncu
 from onepass.tools.gallery.ncu import Counts, Kernel, NcuError, parse_report
 
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size",'
@@ -221,33 +221,30 @@ def test_ncu_is_found_on_the_path_and_else_the_newest(tmp_path: Path, monkeypatc
 def test_calls_follow_their_markers_and_one_that_raises_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    x = torch.randn(5, 33)
+    expected = {"copy": x, **dict.fromkeys(("torch", "onepass", "naive"), torch.softmax(x, 1))}
+    for name, result in expected.items():
+        ncu._find_call(name, x, out := torch.full_like(x, torch.nan))()
+        torch.testing.assert_close(out, result)
     log: list[str] = []
-    for target in ("torch.cuda.synchronize", "torch.cuda.profiler.start", "torch.cuda.profiler.stop"):
-        monkeypatch.setattr(target, lambda name=target: log.append(name.rpartition(".")[2]))
-    monkeypatch.setattr("torch.cuda._sleep", lambda cycles: log.append("mark"))
-    monkeypatch.setattr(ncu, "WARMUP_CALLS", 1)
-    softmax, naive = torch.softmax, VARIANTS["naive"]
 
-    def torch_softmax(*arguments: object, **options: object) -> None:
+    def softmax(*arguments: object, **options: object) -> None:
         log.append("torch")
         if "start" in log:
             raise RuntimeError("gone\nwith details")
 
-    def onepass_softmax(*arguments: object, **options: object) -> None:
-        raise RuntimeError("no luck\nwith details")
-
-    monkeypatch.setattr("torch.softmax", torch_softmax)
-    monkeypatch.setattr("onepass.softmax", onepass_softmax)
-    outs: dict[str, torch.Tensor] = {}
-    monkeypatch.setitem(VARIANTS, "naive", lambda x, out: outs.setdefault("naive", naive(x, out=out).clone()))
-    VARIANTS["naive"].takes_out = True
-    x = torch.randn(5, 33)
-    result = ncu.count_calls(["copy", "torch", "onepass", "naive", "cuda-warp"], x)
-    left_out = {"onepass": "no luck", "cuda-warp": "cannot run on cpu: runs only on NVIDIA GPUs", "torch": "gone"}
-    assert result == {"marked": ["copy", "torch", "naive"], "left_out": left_out}
+    for target in ("torch.cuda.synchronize", "torch.cuda.profiler.start", "torch.cuda.profiler.stop"):
+        monkeypatch.setattr(target, lambda name=target: log.append(name.rpartition(".")[2]))
+    monkeypatch.setattr("torch.cuda._sleep", lambda cycles: log.append("mark"))
+    monkeypatch.setattr("torch.softmax", softmax)
+    monkeypatch.setattr("onepass.softmax", lambda x: None)
+    monkeypatch.setattr(ncu, "WARMUP_CALLS", 1)
+    printed = ncu.count_calls([*expected, "cuda-warp"], x)
+    assert printed["marked"] == ["copy", "torch", "naive"]
+    assert printed["left_out"].pop("onepass").endswith("unexpected keyword argument 'out'")
+    assert printed["left_out"] == {"cuda-warp": "cannot run on cpu: runs only on NVIDIA GPUs", "torch": "gone"}
     begin = ["synchronize", "torch", "synchronize", "synchronize", "start"]
     assert log == [*begin, "mark", "synchronize", "mark", "torch", "mark", "synchronize", "stop"]
-    torch.testing.assert_close(outs["naive"], softmax(x, 1))
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from lib.tune import A100, BASE, GPUS, H200, RTX, tables_back
 from lib.warmup import TYPES as PAIRS
 from lib.warmup import needs_nvrtc, random_plans
 from onepass import native
+from onepass._kernel_compiler import Kernel, compile_all
 from onepass.native import TIERS
 from onepass.tables import ANY
 from onepass.tools.tune.candidates import COLUMNS, Candidate, Choice, Gpu, Plan, candidates, holds, kernels, plan_of
@@ -214,15 +215,31 @@ def test_the_number_of_kernels_is_bounded(gpu, functions):
     assert len(kernels(todo)) < len(set(todo)) / 2
 
 
-@needs_nvrtc
-def test_kernels_are_compiled_as_the_engine_asks_for_them(tmp_path, monkeypatch):
-    from onepass._kernel_compiler import compile_all
+# Compiling in several processes --------------------------------------------------------------------------------------
 
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
-    todo = kernels([(function, "float32", every_candidate(function, 64, 4)[-1].plan) for function in BESIDE])
+
+@needs_nvrtc
+def test_kernels_are_compiled_into_the_cache_as_the_engine_asks_for_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2)  # two processes
+    todo = kernels([(function, "float32", every_candidate(function, 64, 4)[-1].plan) for function in FUNCTIONS])
+    before = native.counts()
     assert list(compile_all(todo, 90)) == todo
+    if len(os.sched_getaffinity(0)) > 1:
+        assert native.counts() == before  # this process compiled none
     before = native.counts()
     for kernel in todo:
         native.compile_kernel(kernel.function, kernel.x_type, kernel.y_type, kernel.name, 90, os.devnull, kernel.which)
     after = native.counts()
-    assert (after[0] - before[0], after[1] - before[1]) == (0, 2)
+    assert (after[0] - before[0], after[1] - before[1]) == (0, len(FUNCTIONS))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_kernel_that_does_not_compile(tmp_path, monkeypatch, processes):
+    """A sweep leaves it to the measurement; a warm-up raises its error."""
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2 // processes)
+    todo = [Kernel("logsumexp", torch.float32, torch.float32, "forward", "no kernel")] * 2
+    assert list(compile_all(todo, 90, ignore_errors=True)) == todo
+    with pytest.raises(RuntimeError, match="no kernel"):
+        list(compile_all(todo, 90))

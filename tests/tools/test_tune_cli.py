@@ -1,7 +1,6 @@
 """`onepass tune`: its output, its errors, and on a GPU a whole short run."""
 
 import json
-import os
 import re
 import subprocess
 
@@ -12,18 +11,15 @@ from click.testing import Result
 import onepass
 from lib import transcript
 from lib.scripts import run_python
-from lib.transcript import assert_snapshot, fake_terminal, replay, session
+from lib.transcript import assert_snapshot, replay, session
 from lib.tune import BASE, H200, FakeTimer
-from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass import tables as store
-from onepass._kernel_compiler import Kernel, compile_all
 from onepass.tools.cli.tune import format_measurement, table_cells
-from onepass.tools.tune.candidates import Choice, candidates, kernels
+from onepass.tools.tune.candidates import Choice
 from onepass.tools.tune.run import Options, sweep
 from onepass.tools.tune.timing import Measurement
 
-__all__ = ["fake_terminal"]
 TOLERANCE = {"rtol": 1e-2, "atol": 1e-5}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
@@ -52,7 +48,7 @@ def test_commands_print_their_transcript(monkeypatch):
         lines = call("--show", "--device", device).stdout.splitlines()
         assert lines[0] == title
         assert re.fullmatch(origin, lines[1])
-        assert [tuple(re.split("  +", line)[:3]) for line in lines[4:]] == [row[:3] for row in table_cells(BASE)]
+        assert [line.split() for line in lines[4:]] == [" ".join(row).split() for row in table_cells(BASE)]
         shown = json.loads(call("--show", "--device", device, "--json").stdout)
         assert (shown["gpu"], shown["tables"]) == (title.partition(",")[0], BASE)
     if not torch.cuda.is_available():
@@ -122,50 +118,15 @@ def test_it_says_how_a_file_elsewhere_is_used(fake, tmp_path, monkeypatch):
     assert result.stdout.splitlines()[-1] == "not used while ONEPASS_TABLES=off"
 
 
-def test_the_tables_are_shown_in_full(fake_terminal, monkeypatch):
-    monkeypatch.setenv("ONEPASS_TABLES", "off")
+def test_the_tables_in_cells():
     cells = table_cells(BASE)
     assert len(cells) == sum(len(table) for table in BASE.values())
-    screen = fake_terminal("onepass.tools.cli.tune", 80)
-    call("--show", "--device", "h200")
-    lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
-    assert all(" ".join(" ".join(row).split()) in lines for row in cells)
     assert cells[0][1:3] == (f"1 to {next(iter(BASE.values()))[0][0]}", "warp")
     assert cells[-1][1].endswith(" and more")
     assert cells[-1][2:] == ("columns-grid", "", "", "8", "")
     others = [row for row in cells if row[2] == "as others"]
     assert others
     assert all(row[3:] == ("", "", "", "") for row in others)
-
-
-# Compiling in several processes --------------------------------------------------------------------------------------
-
-
-@needs_nvrtc
-def test_kernels_are_compiled_into_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2)  # two processes
-    todo = kernels([("softmax", "float32", c.plan) for c in candidates("softmax", 9, (1000, 1), 4, H200)])[:3]
-    before = native.counts()
-    assert list(compile_all(todo, 90)) == todo
-    if len(os.sched_getaffinity(0)) > 1:
-        assert native.counts() == before  # this process compiled none
-    before = native.counts()
-    for kernel in todo:
-        native.compile_kernel(*kernel[:3], kernel.name, 90, os.devnull)
-    after = native.counts()
-    assert (after[0] - before[0], after[1] - before[1]) == (0, 3)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_kernel_that_does_not_compile(tmp_path, monkeypatch, processes):
-    """A sweep leaves it to the measurement; a warm-up raises its error."""
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2 // processes)
-    todo = [Kernel("logsumexp", torch.float32, torch.float32, "forward", "no kernel")] * 2
-    assert list(compile_all(todo, 90, ignore_errors=True)) == todo
-    with pytest.raises(RuntimeError, match="no kernel"):
-        list(compile_all(todo, 90))
 
 
 # On a GPU ----------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_the_file_is_in_the_users_folder_of_settings(tmp_path, monkeypatch):
     assert store.default_path("NVIDIA H200") == tmp_path / ".config/onepass/tables-nvidia-h200.json"
 
 
-def test_a_good_file_is_taken(config):
+def test_a_good_file_is_taken(config, tmp_path, monkeypatch):
     assert store.load(KIND) is None
     tables = {**BASE, "unaligned_f32": [[store.ANY, -1, 0, 0, 1, 0]]}
     config.write_text(changed(tables=tables))
@@ -69,10 +69,7 @@ def test_a_good_file_is_taken(config):
     assert stored is not None
     assert native.tables(KIND.name) == {"origin": stored.origin, "tables": tables}
     assert stored.origin == f"{config}, measured on a GPU, 2026-11-21"
-
-
-def test_a_named_file_is_taken_and_has_to_be_there(config, tmp_path, monkeypatch):
-    config.write_text("nonsense")  # not looked at
+    config.write_text("nonsense")  # not looked at where a file is named, which has to be there
     monkeypatch.setenv("ONEPASS_TABLES", str(tmp_path / "mine.json"))
     with pytest.raises(ValueError, match=r"mine\.json cannot be read: No such file"):
         store.load(KIND)
@@ -80,20 +77,16 @@ def test_a_named_file_is_taken_and_has_to_be_there(config, tmp_path, monkeypatch
     assert store.load(KIND).path == tmp_path / "mine.json"
 
 
-def test_off_is_off(config, monkeypatch):
+def test_off_is_off_and_a_user_without_a_home_has_no_file(config, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
     config.write_text("nonsense")
     monkeypatch.setenv("ONEPASS_TABLES", "off")
     assert store.load(KIND) is None
     assert native.tables(KIND.name)["origin"] == "before"
-
-
-def test_a_user_without_a_home_has_no_file(monkeypatch):
-    monkeypatch.delenv("ONEPASS_TABLES", raising=False)
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
+    monkeypatch.delenv("ONEPASS_TABLES")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setattr(Path, "home", no_home)
     assert store.load(KIND) is None
 
@@ -101,53 +94,41 @@ def test_a_user_without_a_home_has_no_file(monkeypatch):
 LAST = [store.ANY, 5, 512, 16, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is not JSON"),
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("\x00", "is not JSON"),
-        ("[]", "it is a JSON object"),
-        ("3", "it is a JSON object, got 3"),
-        (changed(version=1), "its version is 5, got 1"),
-        (changed(version=True), "its version is 5, got True"),
-        ("{}", "its version is 5, got None"),
-        (changed(gpu=None), "its gpu is a text"),
-        (changed(compute="90"), "its compute is a whole number, got '90'"),
-        (changed(multiprocessors=7.0), "its multiprocessors is a whole number"),
-        (changed(date=1), "its date is a text"),
-        (changed(tables=None), "tables are write_f32"),
-        (changed(tables={"write_f32": [LAST]}), "got write_f32"),
-        (
-            with_table("more", [LAST]),
-            "got write_f32, write_f16, reduce_f32, reduce_f16, unaligned_f32, unaligned_f16, few_rows_f32, .*, more",
-        ),
-        (with_table("write_f16", []), "table write_f16 is a list of entries"),
-        (with_table("write_f16", {}), "table write_f16 is a list of entries"),
-        (with_table("write_f32", [[1, 2, 3], LAST]), "table write_f32, entry 0: six whole numbers"),
-        (with_table("write_f32", [[8.0, 0, 1, 0, 1, 0], LAST]), "table write_f32, entry 0: six whole numbers"),
-        (with_table("write_f32", [[True, 0, 1, 0, 1, 0], LAST]), "table write_f32, entry 0: six whole numbers"),
-        (with_table("write_f32", [[8, 0, 1, 0, 1, 0], [8, 0, 2, 0, 1, 0], LAST]), "entry 1: limits rise"),
-        (with_table("write_f32", [[-8, 0, 1, 0, 1, 0], LAST]), "entry 0: limits rise"),
-        (with_table("write_f32", [[2**63, 5, 512, 16, 1, 0]]), "entry 0: limits rise"),
-        (with_table("write_f32", [[8, 0, 1, 0, 1, 0]]), "ends at rows of 8"),
-        (with_table("write_f32", [[8, 6, 1, 0, 1, 0], LAST]), "a tier is 0 to 5"),
-        (
-            with_table("write_f32", [[8, 0, 10**30, 0, 1, 0], LAST]),
-            "and smem_vecs are 0 to 1024",
-        ),
-        (
-            with_table("write_f32", [[8, 0, -1, 0, 1, 0], LAST]),
-            "and smem_vecs are 0 to 1024",
-        ),
-        (with_table("write_f32", [[8, 0, 3, 0, 1, 0], LAST]), "limit 8: threads is a power of two"),  # the engine says
-        (with_table("columns_f32", [LAST]), "table columns_f32, entry 0: a tier of columns is 6 or 7"),
-        (changed(compute=80), "is of a GPU .compute 80, multiprocessors 7.; this GPU is a GPU .compute 90, multiproc"),
-        (changed(multiprocessors=132), "multiprocessors 132.; this GPU is a GPU .compute 90, multiprocessors 7"),
-        (changed(gpu="another GPU"), "is of another GPU .compute 90, multiprocessors 7.; this GPU is a GPU .comp"),
-    ],
-)
+WRONG_FILES = {
+    **dict.fromkeys(("", "{", "[" * 100_000, "\x00"), "is not JSON"),
+    "[]": "it is a JSON object",
+    "3": "it is a JSON object, got 3",
+    "{}": "its version is 5, got None",
+    changed(version=1): "its version is 5, got 1",
+    changed(version=True): "its version is 5, got True",
+    changed(gpu=None): "its gpu is a text",
+    changed(compute="90"): "its compute is a whole number, got '90'",
+    changed(multiprocessors=7.0): "its multiprocessors is a whole number",
+    changed(date=1): "its date is a text",
+    changed(tables=None): "tables are write_f32",
+    changed(tables={"write_f32": [LAST]}): "got write_f32",
+    with_table("more", [LAST]): "got write_f32, write_f16, reduce_f32, reduce_f16, unaligned_f32, .*, more",
+    with_table("write_f16", []): "table write_f16 is a list of entries",
+    with_table("write_f16", {}): "table write_f16 is a list of entries",
+    with_table("write_f32", [[1, 2, 3], LAST]): "table write_f32, entry 0: six whole numbers",
+    with_table("write_f32", [[8.0, 0, 1, 0, 1, 0], LAST]): "table write_f32, entry 0: six whole numbers",
+    with_table("write_f32", [[True, 0, 1, 0, 1, 0], LAST]): "table write_f32, entry 0: six whole numbers",
+    with_table("write_f32", [[8, 0, 1, 0, 1, 0], [8, 0, 2, 0, 1, 0], LAST]): "entry 1: limits rise",
+    with_table("write_f32", [[-8, 0, 1, 0, 1, 0], LAST]): "entry 0: limits rise",
+    with_table("write_f32", [[2**63, 5, 512, 16, 1, 0]]): "entry 0: limits rise",
+    with_table("write_f32", [[8, 0, 1, 0, 1, 0]]): "ends at rows of 8",
+    with_table("write_f32", [[8, 6, 1, 0, 1, 0], LAST]): "a tier is 0 to 5",
+    with_table("write_f32", [[8, 0, 10**30, 0, 1, 0], LAST]): "and smem_vecs are 0 to 1024",
+    with_table("write_f32", [[8, 0, -1, 0, 1, 0], LAST]): "and smem_vecs are 0 to 1024",
+    with_table("columns_f32", [LAST]): "table columns_f32, entry 0: a tier of columns is 6 or 7",
+    with_table("write_f32", [[8, 0, 3, 0, 1, 0], LAST]): "limit 8: threads is a power of two",  # the engine says
+    changed(compute=80): "is of a GPU .compute 80, multiprocessors 7.; this GPU is a GPU .compute 90, multiproc",
+    changed(multiprocessors=132): "multiprocessors 132.; this GPU is a GPU .compute 90, multiprocessors 7",
+    changed(gpu="another GPU"): "is of another GPU .compute 90, multiprocessors 7.; this GPU is a GPU .comp",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG_FILES.items(), ids=map(str, range(len(WRONG_FILES))))
 def test_a_bad_file_is_told(config, text, words):
     config.write_text(text)
     with pytest.raises(ValueError, match=words) as raised:
@@ -223,23 +204,18 @@ def cuda_here(config, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["auto", "cuda"])
-def test_the_first_use_loads_the_file(cuda_here, engine):
-    cuda_here.write_text(changed())
-    assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
-    assert str(cuda_here) in native.tables(KIND.name)["origin"]
-    cuda_here.write_text("nonsense")  # once a process
-    assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
-
-
-@pytest.mark.parametrize("engine", ["auto", "cuda"])
-def test_a_bad_file_is_told_at_every_call_until_it_is_mended(cuda_here, engine):
+def test_the_first_use_loads_the_file_and_a_bad_one_is_told_until_it_is_mended(cuda_here, engine):
+    gpu = torch.device("cuda", 0)
     cuda_here.write_text("nonsense")
     for _ in range(2):
         with pytest.raises(ValueError, match="is not JSON"):
-            engines.resolve(engine, torch.device("cuda", 0))
+            engines.resolve(engine, gpu)
     assert {-1} == engines._ready_devices  # no call takes the short way past it
     cuda_here.write_text(changed())
-    assert engines.resolve(engine, torch.device("cuda", 0)) == "cuda"
+    assert engines.resolve(engine, gpu) == "cuda"
+    assert str(cuda_here) in native.tables(KIND.name)["origin"]
+    cuda_here.write_text("nonsense")  # it is read once a process
+    assert engines.resolve(engine, gpu) == "cuda"
 
 
 def test_no_other_engine_needs_the_file(cuda_here):

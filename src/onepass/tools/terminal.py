@@ -52,7 +52,8 @@ def table(head: Sequence[str], body: Sequence[Sequence[str | Text]], left: Conta
         show_edge=False,
     )
     for i, name in enumerate(head):
-        widest = max(map(len, [*name.split("\n"), *(str(cells[i]) for cells in body)]))
+        texts = (name, *(str(cells[i]) for cells in body))
+        widest = max(len(line) for text in texts for line in text.split("\n"))
         width = min(20, widest) if i == fold else widest
         justify: Any = "left" if i in left else "right"
         made.add_column(Text(name), justify=justify, min_width=width, no_wrap=i != fold, overflow="fold")

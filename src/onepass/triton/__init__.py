@@ -2,10 +2,10 @@
 
     launch.py     the entry points: whether the engine can run, any dims and strides as rows by n, the launch
     plan.py       the tier of a call and its launch numbers, as data
-    forward.py    the kernels: a row tier, with whole rows on the chip, and an online tier, which streams longer rows
-    backward.py   the kernels of gradients, in the same tiers
-    score.py      what a kernel applies to an element that it reads; arithmetic
-    epilogue.py   what a kernel makes of an element, once it has the state of its row
+    kernels.py    a row tier, with whole rows on the chip, and an online tier, which streams longer rows; both for a
+                  function and for its gradient
+    score.py      what a kernel applies to an element that it reads, by function; arithmetic
+    epilogue.py   what a kernel makes of a row and of its elements, by function and direction
 
 Triton itself is imported when the first kernel is needed, never by importing this package.
 """

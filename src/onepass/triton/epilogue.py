@@ -1,9 +1,16 @@
-"""Epilogues, what a kernel does with the state of a row once it has it. A kernel takes them as compile-time arguments.
+"""Epilogues, what a kernel makes of a row once it has summed it up, and the table of what each function is made of.
 
-A function that writes whole rows has two: its scale, once per row, from the sum ``l``; and the result of an element at
-the distance ``d`` from the row's base, with ``e = exponential(d)``. The scale is in two terms. A reduction has one,
-which stores the result of a row. A gradient has the term that an element adds to the number of its row (logsumexp reads
-that number instead), and the result of an element.
+``ROW`` gives the numbers of a row from its state, once per row, and ``EPILOGUE`` the result of an element from these. A
+reduction has no ``EPILOGUE``: its results are the numbers.
+
+In a gradient ``y`` is what the forward saved, ``g`` the gradient of the result, and ``TERM`` gives what an element adds
+to the sum of its row. The result of an element is the gradient of its score:
+
+    softmax      y * (g - s)        s = sum(g * y)
+    log_softmax  g - exp(y) * s     s = sum(g)
+    logsumexp    g * exp(y - s)     y the score, s the result, which the forward saved
+
+Special values need no branch there: these are the plain expressions.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -11,60 +18,59 @@ that number instead), and the result of an element.
 import triton
 import triton.language as tl
 
-from .score import INTERPRETED, exponential, round_to
+from .score import INTERPRETED, base_of, exponential, identity
 
 
 @triton.jit
-def softmax_scale(l, OUT: tl.constexpr):  # noqa: E741
-    """1 / l, so that a row costs one division. Doubles are divided by l instead, which is one rounding less.
+def softmax_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+    """The base and 1 / l, so that a row costs one division. Doubles are divided by l instead, which is one rounding
+    less.
 
     l >= 1 because the row's maximum adds exp(0) = 1 exactly, so no probability exceeds 1. A plain 1 / l is
     div.full.f32, 2 ulp, and every element of the row would carry that error; the correctly rounded one still adds up
     to half an ulp to all of them, which the second term takes away again (float32 results only).
     """
-    if l.dtype == tl.float32:
-        one = tl.full(l.shape, 1.0, tl.float32)
-        scale = tl.div_rn(one, l)
-        if OUT.is_fp32() and not INTERPRETED:
-            return scale, tl.fma(-l, scale, one) * scale
-        else:
-            return scale, tl.zeros(l.shape, tl.float32)
+    base = base_of(m, False)
+    if TYPE.is_fp64():
+        return base, l, l
+    one = tl.full(l.shape, 1.0, tl.float32)
+    scale = tl.div_rn(one, l)
+    if TYPE.is_fp32() and not INTERPRETED:
+        return base, scale, tl.fma(-l, scale, one) * scale
     else:
-        return l, l
+        return base, scale, tl.zeros(l.shape, tl.float32)
 
 
 @triton.jit
-def softmax(d, e, scale, scale_low, OUT: tl.constexpr):
-    if OUT.is_fp32():
+def softmax(x, g, row, TYPE: tl.constexpr):
+    base, scale, scale_low = row
+    e = exponential(x - base, TYPE)
+    if TYPE.is_fp32():
         return tl.fma(e, scale, e * scale_low)
-    elif OUT.is_fp64():
+    elif TYPE.is_fp64():
         return e / scale
     else:
         return e * scale
 
 
 @triton.jit
-def log_softmax_scale(l, OUT: tl.constexpr):  # noqa: E741
-    scale = tl.log(l)
-    return scale, scale
+def log_softmax_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+    return base_of(m, False), tl.log(l)
 
 
 @triton.jit
-def log_softmax(d, e, scale, scale_low, OUT: tl.constexpr):
-    return d - scale
+def log_softmax(x, g, row, TYPE: tl.constexpr):
+    return x - row[0] - row[1]
 
 
 @triton.jit
-def store_logsumexp(out, plane, m, base, l, mask, OUT: tl.constexpr):  # noqa: E741
-    tl.store(out, round_to(base + tl.log(l), OUT), mask=mask)
+def logsumexp_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+    return (base_of(m, True) + tl.log(l),)
 
 
 @triton.jit
-def store_state(out, plane, m, base, l, mask, OUT: tl.constexpr):  # noqa: E741
-    """The maxima and, ``plane`` elements on, the sums. The maximum of a row of NaN, which is what the hardware makes of
-    it, is -inf."""
-    tl.store(out, round_to(tl.where(m == m, m, -float("inf")), OUT), mask=mask)
-    tl.store(out + plane, round_to(l, OUT), mask=mask)
+def state_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+    return m, l
 
 
 # Gradients ------------------------------------------------------------------------------------------------------------
@@ -81,20 +87,40 @@ def result_gradient(y, g):
 
 
 @triton.jit
-def softmax_gradient(y, g, s):
-    return y * (g - s)
+def sum_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+    return (l,)
 
 
 @triton.jit
-def softmin_gradient(y, g, s):
-    return y * (s - g)
+def softmax_gradient(y, g, row, TYPE: tl.constexpr):
+    return y * (g - row[0])
 
 
 @triton.jit
-def log_softmax_gradient(y, g, s):
-    return g - exponential(y, y.dtype) * s
+def log_softmax_gradient(y, g, row, TYPE: tl.constexpr):
+    return g - exponential(y, y.dtype) * row[0]
 
 
 @triton.jit
-def logsumexp_gradient(y, g, s):
-    return g * exponential(y - s, y.dtype)
+def logsumexp_gradient(y, g, row, TYPE: tl.constexpr):
+    return g * exponential(y - row[0], y.dtype)
+
+
+# The policies of the functions, forward and backward. softmin is the softmax of other scores.
+SOFTMAX = (
+    {"TERM": None, "ROW": softmax_row, "EPILOGUE": softmax},
+    {"TERM": product, "ROW": sum_row, "EPILOGUE": softmax_gradient, "SCORE": identity},
+)
+POLICIES = {
+    "softmax": SOFTMAX,
+    "softmin": SOFTMAX,
+    "log_softmax": (
+        {"TERM": None, "ROW": log_softmax_row, "EPILOGUE": log_softmax},
+        {"TERM": result_gradient, "ROW": sum_row, "EPILOGUE": log_softmax_gradient, "SCORE": identity},
+    ),
+    "logsumexp": (
+        {"TERM": None, "ROW": logsumexp_row, "EPILOGUE": None},
+        {"TERM": None, "ROW": sum_row, "EPILOGUE": logsumexp_gradient},
+    ),
+    "state": ({"TERM": None, "ROW": state_row, "EPILOGUE": None},),
+}

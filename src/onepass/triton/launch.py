@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import math
 import os
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,15 @@ _MIN_CAPABILITY = (8, 0)
 _DIFFERENTIABLE = tuple(name for name in FUNCTIONS if name != "state")  # the functions with gradients here
 
 
-def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...], *, plan: Plan | None = None) -> None:
+def launch_forward(
+    function: str,
+    x: Tensor,
+    out: Tensor,
+    dims: tuple[int, ...],
+    *,
+    params: tuple[float, ...] = (),
+    plan: Plan | None = None,
+) -> None:
     """Write ``function`` of ``x`` over ``dims`` to ``out``.
 
     ``function``: a name in ``FUNCTIONS``.
@@ -39,12 +46,13 @@ def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...],
     float32 of half types, and its shape with size 1 in ``dims``; for state of two such planes (maxima, sums), float64
     of float64, else float32.
     ``dims``: not negative, sorted, unique.
+    ``params``: the parameters of the function's score, which reach a kernel as float32.
     ``plan`` forces a tier; ValueError where it cannot serve the call.
     """
     if function not in FUNCTIONS:
         raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
-    order = _order(x, dims)
-    rows, n = order.sizes(x)
+    order = _order(x.shape, x.stride(), dims)
+    rows, n = order.rows, order.n
     if plan is not None:
         plan.check(n)
     if out.numel() == 0:
@@ -59,7 +67,7 @@ def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...],
     plan = plan or plan_forward(rows, n, x.dtype, out.dtype, _properties(x.device))
 
     source, target = x, out
-    x_strides, out_strides = _two_strides(x, order), _two_strides(first, order)
+    x_strides, out_strides = (_two_strides(t.shape, t.stride(), order) for t in (x, first))
     if x_strides is None:
         source, x_strides = order.permuted(x).contiguous(), (n, 1)
     if out_strides is None:
@@ -70,7 +78,8 @@ def launch_forward(function: str, x: Tensor, out: Tensor, dims: tuple[int, ...],
         out_strides = (1 if reduces else n, 1)
     if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
         out_strides = (out_strides[0], target.stride(0))
-    _launch(_kernel_modules()[0], function, plan, (source, target), rows, n, (*x_strides, *out_strides))
+    layout = ((), ((x_strides[0],), (out_strides[0],)), (), ((x_strides[1],), (out_strides[1],)))
+    _launch(function, False, plan, (source, target, None, None), x.device, rows, n, layout, params)
     if target is not out:
         for part, computed in zip(out, target, strict=True) if planes else ((out, target),):
             order.permuted(part).copy_(computed)
@@ -83,6 +92,7 @@ def launch_backward(
     dx: Tensor,
     dims: tuple[int, ...],
     *,
+    params: tuple[float, ...] = (),
     plan: Plan | None = None,
 ) -> None:
     """Write the gradient of the input to ``dx`` from that of the result, ``grad``. No other tensor is allocated.
@@ -94,25 +104,28 @@ def launch_backward(
     All are float64, float32, float16 or bfloat16 (sums are float64 if ``grad`` or ``saved`` is, else float32; ``dx`` is
     rounded once), of any strides (0 too), on a device for which ``unavailable`` says None.
     ``dims``: not negative, sorted, unique.
+    ``params``: as for the forward.
     ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
     """
     _check(function, grad, saved, dx, dims)
     y, lse = saved[0], saved[1] if function == "logsumexp" else None
-    order = _order(y, dims)
-    rows, n = order.sizes(y)
+    order = _order(y.shape, y.stride(), dims)
+    rows, n = order.rows, order.n
     if plan is not None:
         plan.check(n)
     if dx.numel() == 0:
         return
     plan = plan or plan_backward(rows, n, (y.dtype, grad.dtype, dx.dtype), _properties(y.device))
 
-    tensors = [y, grad.expand_as(y), y if lse is None else lse.expand_as(y), dx]
-    row_sizes, row_strides = _levels(order.outer, y.shape, tensors)
-    sizes, strides = _levels(order.reduced, y.shape, tensors)
+    of_each = [y.stride(), dx.stride(), grad.stride()]
+    if lse is not None:  # it and its gradient are the same for all elements of a row
+        of_each[2:] = (tuple(0 if d in dims else step for d, step in enumerate(t.stride())) for t in (grad, lse))
+    row_sizes, row_strides = _levels(order.outer, y.shape, *of_each)
+    sizes, strides = _levels(order.reduced, y.shape, *of_each)
     if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
-        row_strides = [(n * inner[0],) for inner in strides]
-    levels = (row_sizes, *row_strides, sizes, strides[0], strides[1], strides[3])
-    _launch(_kernel_modules()[1], function, plan, (y, grad, lse, dx), rows, n, levels)
+        row_strides = tuple((n * inner[0],) for inner in strides)
+    layout = (row_sizes, row_strides, sizes, strides[:3])
+    _launch(function, True, plan, (y, dx, grad, lse), y.device, rows, n, layout, params)
 
 
 def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: tuple[int, ...]) -> None:
@@ -134,29 +147,35 @@ def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, d
 # Launch ---------------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _kernel_modules() -> tuple[Any, Any]:
-    """The modules of the kernels, forward and backward. They import triton."""
-    from . import backward, forward
+@functools.lru_cache(maxsize=4096)
+def _kernel(function: str, backward: bool, plan: Plan) -> tuple[Any, dict[str, Any]]:
+    """The kernel of a plan and its compile-time arguments. This imports triton."""
+    from . import epilogue, kernels, score
 
-    return forward, backward
+    policies = {**score.SCORES.get(function, score.IDENTITY), **epilogue.POLICIES[function][backward]}
+    # FP fusion is asked for by name because its default is about to change; no result here depends on it.
+    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
+    return kernels.KERNELS[plan.tier], {**policies, **plan.constants(), **options}
 
 
 def _launch(
-    module: Any, function: str, plan: Plan, tensors: tuple[Any, ...], rows: int, n: int, strides: tuple[Any, ...]
+    function: str,
+    backward: bool,
+    plan: Plan,
+    tensors: tuple[Tensor | None, ...],
+    device: torch.device,
+    rows: int,
+    n: int,
+    layout: tuple[Any, ...],
+    params: tuple[float, ...],
 ) -> None:
-    """Launch a kernel of a module over all rows, in several launches where the grid of one is too small."""
-    kernel = module.KERNELS[plan.tier]
-    # FP fusion is asked for by name because its default is about to change; no result here depends on it.
-    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
-    constants = {**module.POLICIES[function], **plan.constants()}
+    """Launch a kernel over all rows, in several launches where the grid of one is too small."""
+    kernel, constants = _kernel(function, backward, plan)
     span = plan.grid * plan.rows
-    device = tensors[0].device
     with on_device(device):
         for first in range(0, rows, span):
-            sizes = (first, rows, n) if plan.tier == "row" else (first, n, -(-n // (plan.depth * plan.block)))
             grid = (-(-min(span, rows - first) // plan.rows),)
-            kernel[grid](*tensors, *sizes, *strides, **constants, **options)
+            kernel[grid](*tensors, first, rows, n, *layout, params, **constants)
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -176,7 +195,7 @@ def _properties(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.get_device_module(device).get_device_properties(device)
 
 
-# Layout: any tensor and dims as rows by n -----------------------------------------------------------------------------
+# Layout: any tensor and dims as rows by n, cached because a walk over the dims takes longer than a launch -------------
 
 
 class Order(NamedTuple):
@@ -184,61 +203,60 @@ class Order(NamedTuple):
 
     outer: tuple[int, ...]
     reduced: tuple[int, ...]
+    rows: int
+    n: int
 
     def permuted(self, tensor: Tensor) -> Tensor:
         return tensor.permute(*self.outer, *self.reduced) if tensor.ndim else tensor
 
-    def sizes(self, tensor: Tensor) -> tuple[int, int]:
-        """(rows, n)."""
-        return math.prod(tensor.shape[d] for d in self.outer), math.prod(tensor.shape[d] for d in self.reduced)
 
-
-def _order(tensor: Tensor, dims: Sequence[int]) -> Order:
+@functools.lru_cache(maxsize=4096)
+def _order(shape: torch.Size, strides: tuple[int, ...], dims: tuple[int, ...]) -> Order:
     """Rows and elements in memory order: neither the order of the rows nor that inside a row matters to a result."""
-    strides = tensor.stride()
-    by_stride = sorted(range(tensor.ndim), key=lambda d: -strides[d])
-    return Order(tuple(d for d in by_stride if d not in dims), tuple(d for d in by_stride if d in dims))
+    by_stride = sorted(range(len(shape)), key=lambda d: -strides[d])
+    outer, reduced = (tuple(d for d in by_stride if (d in dims) == inner) for inner in (False, True))
+    return Order(outer, reduced, math.prod(shape[d] for d in outer), math.prod(shape[d] for d in reduced))
 
 
-def _two_strides(tensor: Tensor, walk: Order) -> tuple[int, int] | None:
+@functools.lru_cache(maxsize=4096)
+def _two_strides(shape: torch.Size, strides: tuple[int, ...], order: Order) -> tuple[int, int] | None:
     """The strides in elements from row to row and inside a row, or None where the tensor should be copied first.
 
     It is copied where no single stride walks its rows (or its elements), and where neighbouring rows lie closer than
     neighbouring elements: a program that walks a row would then use 4 bytes of every 32 that it reads.
     """
-    levels = [_levels(dims, tensor.shape, [tensor])[1][0] for dims in (walk.outer, walk.reduced)]
+    levels = [_levels(dims, shape, strides)[1][0] for dims in (order.outer, order.reduced)]
     if max(map(len, levels)) > 1:
         return None
     (row,), (element,) = levels
-    rows, n = walk.sizes(tensor)
+    rows, n = (math.prod(shape[d] for d in dims) for dims in (order.outer, order.reduced))
     if n == 1:
         element = 1
     if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
         row = n * element
-    if rows == 1 or n == 1 or element <= max(row, 1):
-        return row, element
-    return None
+    return (row, element) if rows == 1 or n == 1 or element <= max(row, 1) else None
 
 
+@functools.lru_cache(maxsize=4096)
 def _levels(
-    dims: Sequence[int], shape: Sequence[int], tensors: Sequence[Tensor]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """How to walk ``dims``, outermost first, in all of the tensors at once with as few levels as their strides allow.
+    dims: tuple[int, ...], shape: torch.Size, *strides: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """How to walk ``dims``, outermost first, in all tensors of a shape with as few levels as their strides allow.
 
     Innermost first: the sizes of the levels but the outermost's, and the strides of all of them for each tensor.
     """
     sizes: list[int] = []
-    steps: list[list[int]] = [[] for _ in tensors]
+    levels: list[tuple[int, ...]] = []  # the strides of a level, one for each tensor
     for d in reversed(dims):
         if shape[d] == 1:
             continue
-        if sizes and all(t.stride(d) == walked[-1] * sizes[-1] for t, walked in zip(tensors, steps, strict=True)):
+        step = tuple(of[d] for of in strides)
+        if sizes and step == tuple(inner * sizes[-1] for inner in levels[-1]):
             sizes[-1] *= shape[d]
-            continue
-        sizes.append(shape[d])
-        for t, walked in zip(tensors, steps, strict=True):
-            walked.append(t.stride(d))
-    return tuple(sizes[:-1]), [tuple(walked) or (0,) for walked in steps]
+        else:
+            sizes.append(shape[d])
+            levels.append(step)
+    return tuple(sizes[:-1]), tuple(zip(*levels, strict=True)) or ((0,),) * len(strides)
 
 
 # Whether the engine can run -------------------------------------------------------------------------------------------
@@ -286,8 +304,10 @@ def _why_no_interpreter(version: str) -> str | None:
     import numpy
     import triton
 
+    from .kernels import KERNELS
+
     # Triton reads the variable when it is imported and when a kernel is decorated; afterwards it is too late.
-    jitted = (triton.language.sum, *_kernel_modules()[0].KERNELS.values())
+    jitted = (triton.language.sum, *KERNELS.values())
     if any(isinstance(function, triton.runtime.JITFunction) for function in jitted):
         return "TRITON_INTERPRET was set after triton was imported: set it before Python starts"
     if _version(version) < (3, 7) and _version(numpy.__version__) >= (2, 4):

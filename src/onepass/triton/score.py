@@ -1,7 +1,4 @@
-"""Scores, what a kernel applies to every element that it reads; and the arithmetic that all kernels share.
-
-A score is one of the functions at the end of this file. A kernel takes it as a compile-time argument.
-"""
+"""Scores, what a kernel applies to every element that it reads; and the arithmetic that all kernels share."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -71,31 +68,36 @@ def add_up(e, AXIS: tl.constexpr, OUT: tl.constexpr):
     off: a plain sum over 2047 doubles was off by 3 ulp. Half types take a plain sum.
     """
     if OUT.primitive_bitwidth == 16:
-        return tl.sum(e, AXIS)
+        return tl.sum(e, AXIS, keep_dims=True)
     else:
-        high, low = tl.reduce((e, tl.zeros_like(e)), AXIS, two_sum)
+        high, low = tl.reduce((e, tl.zeros_like(e)), AXIS, two_sum, keep_dims=True)
         return total(high, low)
 
 
 @triton.jit
-def load_score(pointers, mask, SCORE: tl.constexpr, OUT: tl.constexpr):
-    """The scores of elements. Each is rounded to the dtype of the result first, as ``dtype=`` of torch does, and then
-    converted to the accumulator's dtype.
-
-    Lanes outside the mask read nothing, and their score is -inf. Each of the scores is its own inverse.
-    """
-    x = tl.load(pointers, mask=mask, other=SCORE(-float("inf")))
-    return SCORE(round_to(x, OUT).to(tl.float64 if OUT.is_fp64() else tl.float32))
+def base_of(m, REDUCES: tl.constexpr):
+    """The point that exponentials are measured from: the maximum, or 0 where that would give inf - inf."""
+    if REDUCES:
+        return tl.where(tl.abs(m) == float("inf"), 0.0, m)
+    else:
+        return tl.where(m == -float("inf"), 0.0, m)
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
+# A score has two parts: the score of an element, and the gradient of the element from that of its score. Both take the
+# parameters of the call, a tuple of numbers, which no other file looks into. `SCORE(-inf)` is the element whose score
+# is -inf: scores rise or fall, from one infinity to the other.
 
 
 @triton.jit
-def identity(x):
+def identity(x, params):
     return x
 
 
 @triton.jit
-def negate(x):
+def negate(x, params):
     return -x
+
+
+IDENTITY = {"SCORE": identity, "SCORE_BACKWARD": identity}
+SCORES = {"softmin": {"SCORE": negate, "SCORE_BACKWARD": negate}}  # by function; of all others the identity

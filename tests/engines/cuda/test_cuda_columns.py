@@ -17,14 +17,10 @@ from onepass import native, reference
 pytestmark = pytest.mark.gpu
 _ops = torch.ops.onepass
 
-every_access = pytest.mark.parametrize(
-    "access", [Access.PREDICATED, Access.ALIGNED, Access.SLAB, Access.SLAB_ALIGNED, Access.STRIDED]
-)
-every_tier = pytest.mark.parametrize("tier", [Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS])
+every_tier_and_access = pytest.mark.parametrize(("tier", "access"), plans.COLUMN_PLANS, ids=names)
 
 
-@every_tier
-@every_access
+@every_tier_and_access
 @pytest.mark.parametrize("function", native.FUNCTIONS)
 def test_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
@@ -33,8 +29,7 @@ def test_every_tier(runner, function, tier, access):
             plans.check_columns(runner, function, types, plan)
 
 
-@every_tier
-@every_access
+@every_tier_and_access
 def test_gradients_in_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
     for turn, types in enumerate(plans.TYPES.get(function, plans.PAIRS), native.FUNCTIONS.index(function)):
@@ -62,7 +57,7 @@ def test_narrow_vectors(runner, dtype, vector):
             plans.backward(runner, "softmax", (3, n, inner), (dtype, dtype), plans.ONE_EACH, place, given)
 
 
-@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=names)
 @pytest.mark.parametrize("function", ["softmax", "softmin"])
 @pytest.mark.parametrize("plan", plans.LATE_PLANS, ids=names)
 def test_maxima_that_come_late(runner, function, plan, dtype):
@@ -74,16 +69,16 @@ def test_maxima_that_come_late(runner, function, plan, dtype):
 
 # More tiles than blocks run at a time: one takes several, of which it prefetches the next, or announces it by messages
 MANY = [
-    plans.column_plan(Tier.COLUMNS, Access.PREDICATED, 8, 8, 4, 1, PREFETCH),
-    plans.column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 8, 2, 2, PREFETCH),
-    plans.column_plan(Tier.COLUMNS, Access.ALIGNED, 16, 16, 3, 8, PREFETCH),
-    plans.column_plan(Tier.COLUMNS, Access.SLAB_ALIGNED, 200, 1, 4, 4, PREFETCH),
-    plans.column_plan(Tier.COLUMNS, Access.SLAB_ALIGNED, 200, 1, 4, 1, PREFETCH),
-    plans.column_plan(Tier.COLUMNS_GRID, Access.ALIGNED, 4, 16, 2, 3),
-    plans.column_plan(Tier.COLUMNS_GRID, Access.PREDICATED, 4, 16, 2, 33),
-    plans.column_plan(Tier.COLUMNS_GRID, Access.SLAB, 64, 1, 4, 3),
-    plans.column_plan(Tier.COLUMNS_GRID, Access.STRIDED, 32, 4, 4, 3),
-    plans.column_plan(Tier.COLUMNS_TWOPASS, Access.ALIGNED, 8, 8, 3, 3),
+    Plan(Tier.COLUMNS, 8, 8, 4, 1, 1, PREFETCH, Access.PREDICATED),
+    Plan(Tier.COLUMNS, 4, 8, 2, 1, 2, PREFETCH, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 16, 16, 3, 1, 8, PREFETCH, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 200, 1, 4, 1, 4, PREFETCH, Access.SLAB_ALIGNED),
+    Plan(Tier.COLUMNS, 200, 1, 4, 1, 1, PREFETCH, Access.SLAB_ALIGNED),
+    Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 3, 0, Access.ALIGNED),
+    Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 33, 0, Access.PREDICATED),
+    Plan(Tier.COLUMNS_GRID, 64, 1, 4, 1, 3, 0, Access.SLAB),
+    Plan(Tier.COLUMNS_GRID, 32, 4, 4, 1, 3, 0, Access.STRIDED),
+    Plan(Tier.COLUMNS_TWOPASS, 8, 8, 3, 1, 3, 0, Access.ALIGNED),
 ]
 
 
@@ -100,11 +95,11 @@ def test_many_tiles(runner, plan):
 
 
 BITS = [  # a plan, a shape over whose middle dim it goes
-    (plans.column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 16, 4), (5, 60, 40)),
-    (plans.column_plan(Tier.COLUMNS, Access.PREDICATED, 4, 16, 4, 4), (5, 250, 41)),
-    (plans.column_plan(Tier.COLUMNS_GRID, Access.ALIGNED, 4, 64, 8, 32), (2, 9000, 16)),
-    (plans.column_plan(Tier.COLUMNS_GRID, Access.SLAB, 64, 1, 4, 8), (9, 800, 7)),
-    (plans.column_plan(Tier.COLUMNS_TWOPASS, Access.ALIGNED, 4, 64, 8, 16), (2, 9000, 16)),
+    (Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.ALIGNED), (5, 60, 40)),
+    (Plan(Tier.COLUMNS, 4, 16, 4, 1, 4, 0, Access.PREDICATED), (5, 250, 41)),
+    (Plan(Tier.COLUMNS_GRID, 4, 64, 8, 1, 32, 0, Access.ALIGNED), (2, 9000, 16)),
+    (Plan(Tier.COLUMNS_GRID, 64, 1, 4, 1, 8, 0, Access.SLAB), (9, 800, 7)),
+    (Plan(Tier.COLUMNS_TWOPASS, 4, 64, 8, 1, 16, 0, Access.ALIGNED), (2, 9000, 16)),
 ]
 
 
@@ -122,7 +117,7 @@ def test_bits_are_the_same_from_run_to_run(runner, plan, shape):
     assert all(torch.equal(y, results[0][0]) and torch.equal(dx, results[0][1]) for y, dx in results)
 
 
-@pytest.mark.parametrize("access", [Access.ALIGNED, Access.SLAB_ALIGNED])
+@pytest.mark.parametrize("access", [Access.ALIGNED, Access.SLAB_ALIGNED], ids=names)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_a_pipeline_runs_on_into_the_next_tile(runner, dtype, access):
     """More tiles than the chip takes at a time; shared memory has what registers do not, or some of the next."""

@@ -41,7 +41,7 @@ def test_gradients_of_rows_in_every_tier(emulator, turn, tier):
         plans.backward(emulator, plans.FAMILY[turn % 3], (5, n, 1), types, kind, places, plan)
 
 
-@pytest.mark.parametrize(("turn", "place"), PLACES, ids=str)
+@pytest.mark.parametrize(("turn", "place"), PLACES, ids=names)
 def test_columns_in_every_tier(emulator, turn, place):
     function = native.FUNCTIONS[turn % 5]
     types = plans.TYPES.get(function, plans.PAIRS)
@@ -53,7 +53,7 @@ def test_columns_in_every_tier(emulator, turn, place):
     )
 
 
-@pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=str)
+@pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=names)
 def test_gradients_of_columns_in_every_tier(emulator, turn, place):
     function = [*plans.FAMILY, "logsumexp"][turn // 2 % 4]
     types, kinds = plans.TYPES.get(function, plans.PAIRS), plans.kinds_of(function, place[1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from emulator import Emulator, missing
 from emulator.build import CORE
-from lib.plans import F32, Access, Plan, Tier, check_columns, column_plan
+from lib.plans import F32, Access, Plan, Tier, check_columns
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -104,11 +104,14 @@ class Mistake(NamedTuple):
 
 
 WRONG, BEYOND, STUCK = "wrong, first at", "outside of all tensors", "waits for ever"
-TILE = column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 16, 4)
-CLUSTER = column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 8, 3, 4)
-CHIP = column_plan(Tier.COLUMNS_GRID, Access.ALIGNED, 4, 16, 2, 3)
-IN_SMEM = column_plan(Tier.COLUMNS, Access.ALIGNED, 4, 16, 5, 1, 20)
-ODD, PIECE = column_plan(Tier.COLUMNS, Access.PREDICATED, 4, 16, 4), column_plan(Tier.COLUMNS, Access.SLAB, 64, 1, 4)
+TILE = Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.ALIGNED)
+CLUSTER = Plan(Tier.COLUMNS, 4, 8, 3, 1, 4, 0, Access.ALIGNED)
+CHIP = Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 3, 0, Access.ALIGNED)
+IN_SMEM = Plan(Tier.COLUMNS, 4, 16, 5, 1, 1, 20, Access.ALIGNED)
+ODD, PIECE = (
+    Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.PREDICATED),
+    Plan(Tier.COLUMNS, 64, 1, 4, 1, 1, 0, Access.SLAB),
+)
 BARRIER = "    __syncthreads();\n"
 FIRST, LAST = "    smem.put(smem.sums, max, tile);\n", "    smem.get(smem.epilogues, out, tile);\n"
 EXPECT = "expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));"

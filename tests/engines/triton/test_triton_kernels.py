@@ -4,7 +4,6 @@ on a GPU, and on a GPU its own plans."""
 from __future__ import annotations
 
 import gc
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import onepass.triton as engine
 from lib.modes import Operators
 from lib.support import DTYPES, FUNCTIONS, LAYOUTS, SOFTMAXES, maker, ours, same, some_tuples, tuples
 from lib.triton import (
@@ -33,7 +33,7 @@ from lib.triton import (
 )
 from lib.triton import launch as launch_case
 from onepass import reference
-from onepass.triton import launch
+from onepass.triton import Plan, launch
 
 pytestmark = needs_triton
 TWO_TIERS = pytest.mark.parametrize("tier", ["rows of 4 a program, split launch", "online"])
@@ -163,10 +163,13 @@ def test_gradients_of_any_strides(runs, dims, form):
     check(runs, given._replace(operands=(FORMS[form](grad).to(runs.device), y)), note=f", {form}")
 
 
-@pytest.mark.parametrize("tier", [None, "row", "rows of 4 a program, split launch", "online"])
 @pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("to", [F32, BF16], ids=name_of)
-@both_directions
+@pytest.mark.parametrize(
+    ("backward", "to", "tier"),
+    [(False, to, tier) for to in (F32, BF16) for tier in (None, "row", "online")]
+    + [(True, F32, tier) for tier in ("rows of 4 a program, split launch", "online")],
+    ids=name_of,
+)
 def test_strided_result_is_written_where_it_lies_and_nowhere_else(runs, to, dim, tier, backward):
     given = case("softmax", maker(F32, runs.device)(4, 3, 5), (dim,), to, backward)
     base = torch.full((12, 5, 8), 777.0, dtype=to, device=runs.device)
@@ -236,8 +239,7 @@ def test_gradients_copy_nothing(monkeypatch, function, dims):
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *given, **options: launched.append(given)
 
-    kernels = types.SimpleNamespace(KERNELS={"row": Kernel()}, POLICIES={function: {}})
-    monkeypatch.setattr(launch, "_kernel_modules", lambda: (None, kernels))
+    monkeypatch.setattr(launch, "_kernel", lambda *call: (Kernel(), {}))
     given = case(function, maker(F32)(4, 3, 5).permute(2, 0, 1), dims, backward=True)
     grad, *saved = given.operands
     given = given._replace(operands=(torch.tensor(0.7).expand(grad.shape), *saved))
@@ -245,7 +247,7 @@ def test_gradients_copy_nothing(monkeypatch, function, dims):
         launch_case(given)
     lse = saved[1] if function == "logsumexp" else None
     (passed,) = launched
-    for tensor, expected in zip(passed, (saved[0], given.operands[0], lse, given.out), strict=False):
+    for tensor, expected in zip(passed, (saved[0], given.out, given.operands[0], lse), strict=False):
         assert tensor is expected
     assert all(operator.is_view for operator in mode.seen)
 
@@ -316,7 +318,7 @@ def test_special_values_by_the_engines_own_plan(gpu, function, dtype, n, backwar
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [37, 50257])
-@every_type
+@pytest.mark.parametrize("to", DTYPES, ids=name_of)
 @both_directions
 def test_types_by_the_engines_own_plan(gpu, dtype, to, n, backward):
     x = maker(dtype, gpu.device, scale=2.0 if backward else 3.0)(4, n)
@@ -417,3 +419,31 @@ def test_a_device_that_is_not_current(gpu):
     assert torch.cuda.current_device() == 0
     check(gpu, case("softmax", x))
     assert torch.cuda.current_device() == 0
+
+
+def _of_scaled(function: str, x: Tensor, grad: Tensor, plan: Plan, temperature: float) -> Tensor:
+    """`function` of x / temperature, by a score that the engine does not have, and the gradient of x beside it."""
+    from lib.triton_score import SCALED
+    from onepass.triton import score
+
+    out, dx, params = torch.empty_like(grad), torch.empty_like(x), (temperature,)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(score.SCORES, function, SCALED)
+        launch._kernel.cache_clear()
+        engine.launch_forward(function, x, out, (1,), params=params, plan=plan)
+        saved = (x, out) if function == "logsumexp" else (out,)
+        engine.launch_backward(function, grad, saved, dx, (1,), params=params, plan=plan)
+        launch._kernel.cache_clear()
+    return torch.cat([out, dx], 1)
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
+@TWO_TIERS
+def test_a_score_may_have_parameters(runs, function, tier):
+    x = maker(F32, runs.device)(5, 23)
+    grad = maker(F32, runs.device, seed=5)(5, 1 if function == "logsumexp" else 23)
+    got = runs.run(_of_scaled, function, x, grad, TIERS[tier], 0.75)
+    exact = x.double().requires_grad_()
+    want = getattr(torch, function)(exact / 0.75, 1, **({"keepdim": True} if function == "logsumexp" else {}))
+    want.backward(grad.double())
+    torch.testing.assert_close(got.double(), torch.cat([want.detach(), exact.grad], 1), rtol=1e-5, atol=1e-6)

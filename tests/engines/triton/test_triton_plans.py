@@ -21,7 +21,6 @@ from lib.triton import (
     F16,
     F32,
     F64,
-    POINTERS,
     TARGETS,
     TIERS,
     Properties,
@@ -151,37 +150,20 @@ def _compile(
     function: str, n: int, dtype: torch.dtype, to: torch.dtype, aligned: bool, backend: str, arch: Any
 ) -> dict[str, Any]:
     """The kernel that `launch_forward` would launch for many rows of n: its resources, per thread."""
-    from onepass.triton.forward import KERNELS, POLICIES
-
     chosen = plan_forward(1 << 20, n, dtype, to, Properties(backend))
-    constants: dict[str, Any] = {**POLICIES[function], **chosen.constants(), "x_stride": 1}
-    if function != "state":  # there it is how far the sums are from the maxima
-        constants["out_stride"] = 1
-    types = {"x_ptr": POINTERS[dtype], "out_ptr": POINTERS[to]}
-    multiples = ["x_ptr", "out_ptr", *(["n", "x_row_stride", "out_row_stride"] if aligned else [])]
-    return resources(KERNELS[chosen.tier], types, constants, multiples, chosen, backend, arch)
+    # The stride of a state's result is how far the sums are from the maxima.
+    steps = ("constexpr", "i32" if function == "state" else "constexpr")
+    return resources(function, chosen, (dtype, to, None, None), steps, aligned, backend, arch)
 
 
 def _compile_gradient(
     function: str, n: int, dtype: torch.dtype, to: torch.dtype, aligned: bool, backend: str, arch: Any
 ) -> dict[str, Any]:
     """As `_compile`, for `launch_backward`."""
-    from onepass.triton.backward import KERNELS, POLICIES
-
     chosen = plan_backward(1 << 20, n, (dtype, dtype, to), Properties(backend))
-    kernel = KERNELS[chosen.tier]
-    place = kernel.arg_names.index
     reduces = function == "logsumexp"
-    types: dict[str, Any] = dict.fromkeys(("y_ptr", "g_ptr", "lse_ptr"), POINTERS[dtype])
-    types |= {"dx_ptr": POINTERS[to], "row_sizes": (), "sizes": ()}
-    types |= dict.fromkeys(("y_row", "g_row", "lse_row", "dx_row", "g_in"), ("i32",))
-    constants: dict[Any, Any] = {**POLICIES[function], **chosen.constants()} | ({} if reduces else {"lse_ptr": None})
-    for name in ("y_in", "dx_in") if reduces else ("y_in", "g_in", "dx_in"):
-        types[name] = ("constexpr",)
-        constants[(place(name), 0)] = 1
-    strides = [(place(name), 0) for name in ("y_row", "g_row", "dx_row")]
-    multiples = ["y_ptr", "g_ptr", "dx_ptr", *(["n", *strides] if aligned else [])]
-    return resources(kernel, types, constants, multiples, chosen, backend, arch)
+    steps = ("constexpr", "constexpr", "i32" if reduces else "constexpr")
+    return resources(function, chosen, (dtype, to, dtype, dtype if reduces else None), steps, aligned, backend, arch)
 
 
 def name_of_case(value: Any) -> str:

@@ -236,12 +236,12 @@ class Profiler:
                 for _ in range(WARMUP if options.warmup else 0):
                     result = call()
                 synchronise(self.device)
-                if options.warmup and not (checked := self.checker.check(result)).ok:
-                    return f"wrong: {checked}", None
+                if options.warmup and (wrong := self.checker.check(result)):
+                    return f"wrong: {wrong}", None
                 with self._record() as prof:
                     result = self._call(provider)
-                if not (checked := self.checker.check(result)).ok:
-                    return f"wrong: {checked}", None
+                if wrong := self.checker.check(result):
+                    return f"wrong: {wrong}", None
         except Exception as error:  # a contestant may raise anything; its line then says so
             return f"raised: {recover(self.device, provider.name, error)}", None
         sort = options.sort or ("self_cuda_time_total" if options.gpu else "self_cpu_time_total")

@@ -267,6 +267,7 @@ class Progress:
     def __init__(self, total: int = 0, title: str = "", console: Console | None = None):
         self.console, self.title, self.total, self.done = console or Console(quiet=True), title, total, 0
         self.seen: list[Row] = []
+        self.last = Group()
         self.bar = progress_bar(self.console, auto_refresh=False)
         self.task = self.bar.add_task("cases", total=total)
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
@@ -293,13 +294,14 @@ class Progress:
         if self.console.is_terminal:
             self.current = Text(f"{self.name}  {text}", style="bold", no_wrap=True, overflow="ellipsis")
             self.bar.update(self.task, total=self.total)
-            self._draw()
+            self.live.update(Group(self.last, self.current, self.bar), refresh=True)
 
     def finish_case(self, rows: Sequence[Row]) -> None:
         self.seen.extend(rows)
         if self.console.is_terminal:
             self.bar.advance(self.task)
-            self._draw()
+            self.last = self._last_lines()
+            self.status("")
             return
         about = [f"[{self.done}/{self.total}] {rows[0].case}", shape_text(rows[0]), dtype_text(rows[0])]
         plain = rows[0].function == "softmax" and rows[0].direction == "forward"
@@ -325,18 +327,16 @@ class Progress:
         for i, text in enumerate(summary(rows)):
             self.console.print(text, style="bold" if i == 0 else "")
 
-    def _draw(self) -> None:
-        """As many of the last lines as the terminal has room for."""
+    def _last_lines(self) -> Group:
+        """The table with as many of the last lines as the terminal has room for."""
         keys, room = list(dict.fromkeys(r.key() for r in self.seen)), max(4, self.console.height - 3)
-        count, made = min(room, len(keys)), Group()
-        while count:
+        count, height, made = min(room, len(keys)), room + 1, Group()
+        while count and height > room:
             rows = [r for r in self.seen if r.key() in keys[-count:]]
             made = show_table(rows, self.console, columns=providers(self.seen))
             height = len(self.console.render_lines(made))
-            if height <= room:
-                break
             count = min(count - 1, count * room // height)
-        self.live.update(Group(made, self.current, self.bar), refresh=True)
+        return made
 
 
 def _row_text(row: Row) -> str:

@@ -13,7 +13,7 @@ from onepass.tools.bench.cases import Case
 from onepass.tools.bench.collect_env import environment, free_bytes
 from onepass.tools.bench.correctness import Checker, reference_bytes
 from onepass.tools.bench.inputs import Inputs, make_inputs, replicate, required_bytes
-from onepass.tools.bench.providers import COPY, Provider, UnsupportedCase, copy_of_input
+from onepass.tools.bench.providers import COPY, Provider, copy_of_input
 from onepass.tools.bench.report import Progress
 from onepass.tools.bench.results import Results, Row
 from onepass.tools.bench.stats import MIN_SAMPLES, Stats, mark_disturbed, slow_copies, spread_reason
@@ -198,13 +198,11 @@ class Runner:
                 entry.allocating_call = provider.prepare(inputs.without_out())
             for call in dict.fromkeys([entry.call, entry.allocating_call]):
                 checker.poison_out()
-                result = checker.check(call())
+                wrong = checker.check(call())
                 synchronise(self.device)
-                if not result.ok:
-                    self._fail(entry, f"wrong: {result}")
+                if wrong:
+                    self._fail(entry, f"wrong: {wrong}")
                     return
-        except UnsupportedCase as error:
-            entry.row.error = f"unsupported: {error}"
         except Exception as error:
             self._fail(entry, f"raised: {self._recover(entry, error)}")
 
@@ -249,8 +247,8 @@ class Runner:
             try:
                 buffers = buffers or replicate(inputs, count)
                 calls = [entry.provider.prepare(buffer) for buffer in buffers]
-                clock = graph.GraphClock(self.device)
-                entry.row.graph_us = clock.time(calls, entry.row.median_us or 0.0, self.budget.seconds)
+                about = entry.row.median_us or 0.0
+                entry.row.graph_us = graph.time_launch(self.device, calls, about, self.budget.seconds)
             except Exception as error:
                 entry.row.graph_error = self._recover(entry, error)
 

@@ -199,15 +199,7 @@ class _LaunchCommand(Command):
 @click.option("--no-baseline", is_flag=True, help="Do not time torch beside it.")
 @json_option("the results")
 def run(
-    name: str,
-    rows: int,
-    n: int,
-    dtype: str,
-    device: str | None,
-    seed: int,
-    no_baseline: bool,
-    json_file: str | None,
-    **launch_params: int | None,
+    name: str, rows: int, n: int, dtype: str, device: str | None, seed: int, json_file: str | None, **options: Any
 ) -> int:
     """Check the variant NAME on an M x N matrix against the definition, then time it beside a copy and torch.
 
@@ -223,7 +215,8 @@ def run(
 
     dtype = parse_dtype(dtype)
     case = Case("gallery", f"{rows}x{n}", (rows, n))
-    given = {key: value for key, value in launch_params.items() if value is not None}
+    baseline = not options.pop("no_baseline")
+    given = {key: value for key, value in options.items() if value is not None}
     try:
         at = cli_run.parse_device(device)
         variant.check_launch_params(given)
@@ -233,7 +226,7 @@ def run(
             raise ValueError(reason)
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(f"{name}: {error}") from error
-    return cli_run.bench_variant(GalleryProvider(variant, **given), case, dtype, at, not no_baseline, seed, json_file)
+    return cli_run.bench_variant(GalleryProvider(variant, **given), case, dtype, at, baseline, seed, json_file)
 
 
 def _variant(name: str) -> Variant:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onepass.tools.cli.params import Command, Names, answer, check_finite, flat, json_option, parse_dtype, parse_ints
-from onepass.tools.terminal import fits, plain_table, rich_table, terminal
 
 if TYPE_CHECKING:
     import torch
@@ -46,15 +44,7 @@ _COUNTED = (
 )
 @click.option("--no-measure", is_flag=True, help="Only predict, also if a GPU and ncu are here.")
 @json_option("the table")
-def traffic(
-    sizes: Sequence[str],
-    dtype: str,
-    only: Sequence[Sequence[str]],
-    device: str | None,
-    bandwidth: float | None,
-    no_measure: bool,
-    json_file: str | None,
-) -> None:
+def traffic(sizes: Sequence[str], dtype: str, device: str | None, bandwidth: float | None, **options: Any) -> None:
     """Predict the reads and writes of each variant of the gallery for an M x N matrix, and measure them if ncu is here.
 
     The measured bytes are those that reach a GPU's DRAM, by its own counters. For example: onepass traffic 4096 781
@@ -72,23 +62,22 @@ def traffic(
     from onepass.tools.gallery.traffic import predict_all
     from onepass.tools.gallery.variants import DTYPES
 
-    names = flat(only)
+    names = flat(options["only"])
     dtype = parse_dtype(dtype)
     if dtype not in DTYPES:
         raise click.UsageError(f"the variants take {', '.join(DTYPES)}, got {dtype}")
     try:
         here = None if device and known(device) else parse_device(device)
-        untimed = bandwidth is None and here is not None and here.type == "cpu"  # a CPU's bandwidth is not measured
-        plan = onepass.explain(
-            shape, dtype=getattr(torch, dtype), device=here or device, bandwidth=1.0 if untimed else bandwidth
-        )
+        at: Any = {"dtype": getattr(torch, dtype), "device": here or device}
+        untimed = bandwidth is None and here == torch.device("cpu")  # a CPU's bandwidth is not measured
+        plan = onepass.explain(shape, bandwidth=1.0 if untimed else bandwidth, **at)
         gbs = None if untimed else plan.bandwidth_gbs
         report = Report(plan, predict_all(plan, names, gbs), gbs)
     except (ValueError, RuntimeError) as error:
         raise click.UsageError(str(error).removeprefix("onepass: ")) from error
-    if here is not None and here.type == "cuda" and not no_measure:
+    if here is not None and here.type == "cuda" and not options["no_measure"]:
         report.measure(here, with_torch=not names)
-    answer(json_file, report.as_dict, report.show)
+    answer(options["json_file"], report.as_dict, report.show)
 
 
 @dataclass
@@ -166,64 +155,51 @@ class Report:
     def show(self) -> None:
         """The table; on a terminal that is too narrow for it the measured columns are in a table of their own, and at
         last the numbers of reads and writes are left out."""
+        from onepass.tools.terminal import console, fits, table
+
+        on = console()
         every = [self.cells(name) for name in self.predicted]
         heads = list(dict.fromkeys(head for cells in every for head in cells))
+        predicted = [head for head in heads if not head.startswith(("MB", "measured"))]
+        measured = ["variant", *(head for head in heads if head not in predicted)]
+        tables: list[Any] = []
+        for hidden, groups in ((0, [heads]), (0, [predicted, measured]), (1, [predicted, measured])):
+            tables = [
+                table(group, [[_stack(cells, head, hidden) for head in group] for cells in every], {0})
+                for group in groups
+                if len(group) > 1
+            ]
+            if all(fits(on, made) for made in tables):
+                break
         title = f"{self.plan.shape[0]} x {self.plan.shape[1]} {self.plan.dtype} on {self.plan.device}"
         if self.gbs:
             title += f", where a copy reaches {self.gbs:,.4g} GB/s"
-        console = terminal()
-        if console is None:
-            columns = [[cells.get(head, ("", "")) for cells in every] for head in heads]
-            head, body = [], []
-            for name, column in zip(heads, columns, strict=True):
-                for part, text in enumerate((name, "")):
-                    if part == 0 or any(second for _, second in column):
-                        head.append(text)
-                        body.append([cell[part] for cell in column])
-            left = {at for at, text in enumerate(head) if text in ("variant", "")}
-            click.echo(f"{title}\n\n{plain_table(head, list(zip(*body, strict=True)), left)}\n")
-        else:
-            predicted = [head for head in heads if not head.startswith(("MB", "measured"))]
-            measured = ["variant", *(head for head in heads if head not in predicted)]
-            tables: list[Any] = []
-            for hidden, groups in ((0, [heads]), (0, [predicted, measured]), (1, [predicted, measured])):
-                tables = [
-                    rich_table(
-                        ["\n".join(head.rsplit(" ", 1)) for head in group],
-                        [[_stack(cells, head, hidden) for head in group] for cells in every],
-                        {0},
-                        collapse_padding=True,
-                    )
-                    for group in groups
-                    if len(group) > 1
-                ]
-                if all(fits(console, table) for table in tables):
-                    break
-            console.print(title, style="bold", markup=False)
-            for table in tables:
-                console.print(table)
+        on.print(title, style="bold")
+        for made in tables:
+            on.print("", made)
+        on.print()
         for note in self.notes():
-            click.echo("\n".join(textwrap.wrap(note, min(console.width if console else 110, 110))))
+            on.print(note)
 
-    def cells(self, name: str) -> dict[str, tuple[str, str]]:
-        """The cells of a line by the heads of their columns: a number, and with it a formula, or in brackets its part
+    def cells(self, name: str) -> dict[str, list[str]]:
+        """The cells of a line by the heads of their columns: a number, and below it a formula, or in brackets its part
         that reaches memory while the caches help."""
         p, counts = self.predicted.get(name), self.counts(name)
-        cells = {"variant": (name, "")}
+        cells = {"variant": [name]}
         if p is not None:
-            cached = f"({p.cached_ratio:.2f})" if p.cached_ratio else ""
-            cells["reads"] = f"{p.reads:,}", p.reads_formula
-            cells["writes"] = f"{p.writes:,}", p.writes_formula
-            cells["bytes"] = f"{p.bytes:,}", ""
-            cells["ratio"] = f"{p.ratio:.2f}", cached
-            cells["of a copy"] = f"{p.copy_fraction:.2f}", f"({1 / p.cached_ratio:.2f})" if p.cached_ratio else ""
+            cached = p.cached_ratio
+            cells["reads"] = [f"{p.reads:,}", p.reads_formula]
+            cells["writes"] = [f"{p.writes:,}", p.writes_formula]
+            cells["bytes"] = [f"{p.bytes:,}"]
+            cells["ratio"] = [f"{p.ratio:.2f}", *([f"({cached:.2f})"] if cached else [])]
+            cells["of a\ncopy"] = [f"{p.copy_fraction:.2f}", *([f"({1 / cached:.2f})"] if cached else [])]
             if p.us is not None:
-                cells["us"] = _format_us(p.us), f"({_format_us(p.cached_us)})" if p.cached_us else ""
+                cells["us"] = [_format_us(p.us), *([f"({_format_us(p.cached_us)})"] if p.cached_us else [])]
         if counts is not None:
             ratio = counts.ratio(self.minimum.bytes)
-            cells["MB read"] = _format_mb(counts.read), ""
-            cells["MB written"] = _format_mb(counts.written), ""
-            cells["measured ratio"] = "" if ratio is None else f"{ratio:.2f}", ""
+            cells["MB\nread"] = [_format_mb(counts.read)]
+            cells["MB\nwritten"] = [_format_mb(counts.written)]
+            cells["measured\nratio"] = [] if ratio is None else [f"{ratio:.2f}"]
         return cells
 
     def notes(self) -> list[str]:
@@ -252,10 +228,9 @@ class Report:
         return found
 
 
-def _stack(cells: dict[str, tuple[str, str]], head: str, hidden: int) -> str:
-    """The two parts of a cell below each other; of reads and writes the formula alone if numbers are `hidden`."""
-    parts = cells.get(head, ("", ""))
-    return "\n".join(filter(None, parts[hidden if head in ("reads", "writes") else 0 :]))
+def _stack(cells: dict[str, list[str]], head: str, hidden: int) -> str:
+    """The parts of a cell below each other; of reads and writes the formula alone if numbers are `hidden`."""
+    return "\n".join(cells.get(head, [])[hidden if head in ("reads", "writes") else 0 :])
 
 
 def _format_mb(value: int | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onepass.tools.cli.params import Command, Names, answer, check_writable, flat, json_option, parse_dtype, parse_ints
-from onepass.tools.terminal import plain_table, progress_bar, rich_table, terminal
+from onepass.tools.terminal import progress_bar, terminal
+from onepass.tools.tune.sizes import FUNCTIONS
 
 if TYPE_CHECKING:
     from onepass.tables import GpuModel, Tables
@@ -42,46 +42,38 @@ _HEAD = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
     multiple=True,
     type=Names(parse_dtype),
     metavar="DTYPE[,...]",
-    help="f32, and bf16 or f16.  [default: f32,bf16]",
+    default=["f32,bf16"],
+    show_default="f32,bf16",
+    help="f32, and bf16 or f16.",
 )
 @click.option(
     "--functions",
     multiple=True,
     type=Names(),
     metavar="NAME[,...]",
+    default=FUNCTIONS,
+    show_default="all",
     help="softmax, for all that write rows, logsumexp, for those that do not, columns, for calls over other dims, and "
-    "columns_backward.  [default: all]",
+    "columns_backward.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write this file, not the one in use.")
 @click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing: no GPU is needed.")
 @json_option("the tables of --show")
-def tune(
-    device: str | None,
-    size_mib: int,
-    repeats: int,
-    lengths: str | None,
-    dtypes: Sequence[Sequence[str]],
-    functions: Sequence[Sequence[str]],
-    out: str | None,
-    show: bool,
-    json_file: str | None,
-) -> None:
+def tune(device: str | None, out: str | None, show: bool, json_file: str | None, **given: Any) -> None:
     """Measure which plan serves each row length fastest on this GPU, and have the CUDA engine use it from then on.
 
     For example: onepass tune --dtypes bf16 --lengths 32000,50257,128256
     """
     if json_file and not show:
         raise click.UsageError("--json goes with --show; a sweep writes its file of tables, which --out names")
-    given: dict[str, Any] = {"size_mib": size_mib, "repeats": repeats}
-    if lengths is not None:
-        given["lengths"] = parse_ints(lengths, "--lengths")
-    given |= {name: flat(names) for name, names in (("dtypes", dtypes), ("functions", functions)) if names}
+    lengths = given.pop("lengths")
+    given |= {name: flat(given[name]) for name in ("dtypes", "functions")}
     check_writable(out)
     from onepass import tables as store
     from onepass.tools.tune.run import Options, cuda_index, tune
 
     try:
-        options = Options(**given)
+        options = Options(lengths=None if lengths is None else parse_ints(lengths, "--lengths"), **given)
         if show:
             _show(_gpu(device), json_file)
             return
@@ -103,7 +95,7 @@ def tune(
                 else:
                     click.echo(format_measurement(measurement))
 
-            stored = tune(f"cuda:{index}", options, Path(out) if out else None, on_compiled, on_measured)
+            stored = tune(index, options, Path(out) if out else None, on_compiled, on_measured)
     except (ValueError, RuntimeError, OSError) as error:
         raise click.UsageError(re.sub(r"^onepass: ", "", str(error))) from error
     count = sum(len(table) for table in stored.tables.values())
@@ -140,17 +132,14 @@ def _gpu(device: str | None) -> GpuModel:
 def _show(gpu: GpuModel, json_file: str | None) -> None:
     from onepass import native
     from onepass.tables import note
+    from onepass.tools.terminal import console, table
 
     used = native.tables(gpu.name)
 
     def show() -> None:
         click.echo(f"{gpu.name}, compute {gpu.compute}, {gpu.multiprocessors} multiprocessors")
         click.echo(note(used["origin"], gpu.name))
-        console, cells = terminal(), table_cells(used["tables"])
-        if console:
-            console.print(rich_table(_HEAD, cells, {0, 1, 2}, padding=0))
-        else:
-            click.echo(plain_table(_HEAD, cells, {0, 1, 2}))
+        console().print(table(_HEAD, table_cells(used["tables"]), {0, 1, 2}))
 
     of = {"gpu": gpu.name, "compute": gpu.compute, "multiprocessors": gpu.multiprocessors}
     answer(json_file, lambda: {**of, **used}, show)

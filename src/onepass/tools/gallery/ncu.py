@@ -100,17 +100,9 @@ def find_ncu() -> str | None:
 def measure(
     ncu: str, names: Sequence[str], rows: int, n: int, dtype: str, index: int = 0, timeout: float = 600
 ) -> Measurement:
-    """Counts the bytes that each of `names` reads from DRAM and writes to it.
-
-    Args:
-        ncu: path of Nsight Compute's command line.
-        names: "copy", "torch", "onepass" and names of variants.
-        rows, n, dtype: of the matrix.
-        index: number of the GPU.
-        timeout: seconds after which ncu is killed.
-
-    Raises:
-        NcuError: nothing was measured; the message is the reason in one line.
+    """Counts the bytes that each of `names` ("copy", "torch", "onepass", variants) reads from DRAM and writes to it on
+    GPU number `index`. `ncu` is the path of Nsight Compute's command line, which is killed after `timeout` seconds.
+    Raises NcuError.
     """
     command = [ncu, "--config-file", "off"]  # ignores the user's settings for other work
     command += ["--target-processes", "application-only"]  # not the compilers that it starts
@@ -175,10 +167,7 @@ def parse_report(text: str, names: Sequence[str]) -> dict[str, Counts]:
     """The counts of each of `names` from ncu's report, `--csv --page raw --print-units base`.
 
     The kernels of a contestant are those from its marker to the next; the markers come in the order of `names`.
-    Bytes without a number ("n/a") are None.
-
-    Raises:
-        NcuError: the report has no table, lacks a counter, or has another number of markers.
+    Bytes without a number ("n/a") are None. Raises NcuError for a report of another form.
     """
     table = csv.DictReader(line for line in text.splitlines() if line.startswith('"'))
     for column in ("Kernel Name", READ, WRITTEN):

@@ -21,10 +21,6 @@ class Gpu:
     warp_size: int
     arch: str
 
-    def stages(self) -> int:
-        """Stages of the software pipeline: 4, or 2 where shared memory is under 200000 bytes."""
-        return 4 if self.shared_memory > 200_000 else 2
-
 
 def occupancy(gpu: Gpu, registers: int, shared_memory: int, num_warps: int) -> int:
     """Programs of `num_warps` warps that fit a multiprocessor together, at least 1.

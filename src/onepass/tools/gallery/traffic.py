@@ -17,7 +17,7 @@ from onepass.tools.gallery.variants import VARIANTS, Count, Traffic
 if TYPE_CHECKING:
     from onepass import Explanation
 
-__all__ = ["FLOAT32", "MINIMUM", "Prediction", "predict", "predict_all", "predict_onepass"]
+__all__ = ["FLOAT32", "MINIMUM", "Prediction", "predict", "predict_all"]
 
 MINIMUM = Traffic(Count(1), Count(1))
 # The part of a header's counts that is float32 whatever the dtype of the matrix is. The naive variants read `x` twice
@@ -57,15 +57,8 @@ def predict(
     gbs: float | None = None,
     float32: Traffic | None = None,
 ) -> Prediction:
-    """The prediction for one contestant.
-
-    Args:
-        traffic: elements asked of memory.
-        cached: elements that reach memory while a cache serves repeated reads, or None.
-        rows, n: of the matrix, at least 1.
-        dtype: of the matrix and of the result.
-        gbs: the bandwidth of a copy, in 1e9 bytes per second.
-        float32: the part of `traffic` that is float32 whatever `dtype` is.
+    """The prediction for one contestant: `gbs` is the bandwidth of a copy, in 1e9 bytes per second, and `float32` the
+    part of its traffic that is float32 whatever the dtype of the matrix is.
 
     >>> predict(Traffic(Count(3), Count(1)), MINIMUM, 4, 8, torch.float32).ratio
     2.0
@@ -89,28 +82,11 @@ def predict(
     )
 
 
-def predict_onepass(plan: Explanation, dtype: torch.dtype, gbs: float | None = None) -> Prediction:
-    """The prediction for onepass itself, from its plan for the matrix."""
-    # The CPU engine cuts a long row into chunks and reads them again once the state of the row is known.
-    chunked = plan.launch.get("route") == "row_chunks"
-    twice = plan.tier in ("twopass", "online") or chunked
-    reads = Count(2) if twice else Count(1, int(plan.launch.get("read_again", 0)))
-    rows, n = plan.shape
-    return predict(Traffic(reads, Count(1)), None if reads == (1, 0) else MINIMUM, rows, n, dtype, gbs)
-
-
 def predict_all(plan: Explanation, only: Sequence[str] = (), gbs: float | None = None) -> dict[str, Prediction]:
-    """The predictions for "minimum", every variant in order, and "onepass".
+    """The predictions for "minimum", every variant in order, and "onepass" by its plan; or for those of `only`.
 
-    No variant is run, so that it is predicted even if it cannot run here or does not take the shape.
-
-    Args:
-        plan: onepass's own for the matrix, from `onepass.explain`.
-        only: names of variants, or "onepass"; empty for all. "minimum" always comes first.
-        gbs: the bandwidth of a copy, for the times of contestants that run on the device of the plan.
-
-    Raises:
-        ValueError: for an unknown name, with the known ones.
+    No variant is run, so that it is predicted even if it cannot run here or does not take the shape. Those that run on
+    the device of the plan have a time if `gbs` is given. Raises ValueError for an unknown name.
 
     >>> import onepass
     >>> {name: p.ratio for name, p in predict_all(onepass.explain((4096, 1024), device="h200"), ["triton-row"]).items()}
@@ -126,5 +102,9 @@ def predict_all(plan: Explanation, only: Sequence[str] = (), gbs: float | None =
     for name, variant in VARIANTS.items():
         header, here = variant.header, gbs if kind in variant.runs_on else None
         found[name] = predict(header.traffic, header.cached, rows, n, dtype, here, FLOAT32.get(name))
-    found["onepass"] = predict_onepass(plan, dtype, gbs)
+    # The CPU engine cuts a long row into chunks and reads them again once the state of the row is known.
+    twice = plan.tier in ("twopass", "online") or plan.launch.get("route") == "row_chunks"
+    reads = Count(2) if twice else Count(1, int(plan.launch.get("read_again", 0)))
+    cached = None if reads == Count(1) else MINIMUM
+    found["onepass"] = predict(Traffic(reads, Count(1)), cached, rows, n, dtype, gbs)
     return {name: p for name, p in found.items() if not only or name in (*only, "minimum")}

@@ -56,18 +56,12 @@ _cache: dict[Any, tuple[Any, int, int]] = {}
 
 
 def softmax(
-    x: Tensor,
-    out: Tensor,
-    block_size: int = 0,
-    programs: int = 0,
-    num_warps: int = WARPS,
-    num_stages: int = 0,
-    **options: int,
+    x: Tensor, out: Tensor, block_size: int = 0, programs: int = 0, num_stages: int = 0, **options: int
 ) -> Tensor:
     rows, n = x.shape
     block = tile_size("triton-persistent", n, block_size)
     numbers = (x.stride(0), out.stride(0), rows, n)
-    with triton_launch("triton-persistent", x.device, num_warps=num_warps, **options) as launch:
+    with triton_launch("triton-persistent", x.device, **{"num_warps": WARPS, **options}) as launch:
         if interpreting():
             softmax_persistent[(min(programs or 4, rows),)](x, out, *numbers, block, num_stages or 1)
             return out
@@ -88,7 +82,7 @@ def _compile(
 ) -> tuple[Any, int, int]:
     """(the compiled kernel, its stages, the programs of it that the GPU holds at once)."""
     gpu = _gpu(x.device)
-    for count in [stages] if stages else range(gpu.stages(), 0, -1):
+    for count in [stages] if stages else range(4 if gpu.shared_memory > 200_000 else 2, 0, -1):
         kernel = softmax_persistent.warmup(x, out, *numbers, block, count, grid=(1,), **launch)
         try:
             kernel._init_handles()  # loads the kernel, so that its number of registers is known

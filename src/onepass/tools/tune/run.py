@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -130,26 +131,18 @@ def cuda_index(device: torch.device | str | None) -> int:
 
 
 def tune(
-    device: torch.device | str | None = None,
-    options: Options | None = None,
-    path: Path | None = None,
-    on_compiled: Progress = lambda done, total: None,
-    on_measured: Measured = lambda measurement, done, total: None,
+    index: int, options: Options, path: Path | None, on_compiled: Progress, on_measured: Measured
 ) -> store.TableFile:
     """Measure which plan serves each row length fastest on a GPU, write the file of tables, and use it from now on.
 
     Args:
-        device: a CUDA device; None for the current one.
-        options: the measurements; None for all lengths with inputs of 256 MiB.
+        index: of the CUDA device.
         path: of the file; None for `tables.default_path` of the GPU.
         on_compiled, on_measured: receive the progress.
 
     Raises:
-        RuntimeError: no CUDA device, a wrong result, a GPU that fails. ValueError: another device.
-        OSError: the file cannot be written.
+        RuntimeError: a wrong result, a GPU that fails. OSError: the file cannot be written.
     """
-    index = cuda_index(device)
-    options = options or Options()
     properties = torch.cuda.get_device_properties(index)
     shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
     gpu = Gpu(*gpu_model(index), shared)  # all of compute 8.0 and later take cooperative launches
@@ -159,8 +152,4 @@ def tune(
         load(gpu_model(index))  # so that the tables in use are measured too
     with torch.cuda.device(index):
         timer = CudaTimer(gpu, options.repeats, options.size_mib)
-
-        def use(origin: str, tables: store.Tables) -> None:
-            native.set_tables(gpu.name, origin, tables)
-
-        return sweep(gpu, options, path, timer, base, use, on_compiled, on_measured)
+        return sweep(gpu, options, path, timer, base, partial(native.set_tables, gpu.name), on_compiled, on_measured)

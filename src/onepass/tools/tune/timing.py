@@ -54,13 +54,8 @@ class Measurement:
 
 
 def check_result(result: Tensor, expected: Tensor, what: str, least: float = 0.0) -> None:
-    """Compare rows with the float64 definition.
-
-    Args:
-        least: elements nearer to 0 may be off by as much as this one.
-
-    Raises:
-        WrongResultError: an element is off by more than the bound of its dtype, or was not written.
+    """Raises WrongResultError if an element is off from the float64 definition by more than the bound of its dtype, or
+    was not written. Elements nearer to 0 than `least` may be off by as much as this one.
 
     >>> check_result(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5], dtype=torch.float64), "a plan")
     """

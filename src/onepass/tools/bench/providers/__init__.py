@@ -28,13 +28,6 @@ from onepass.tools.bench.inputs import Inputs
 Call = Callable[[], Tensor]
 
 
-class UnsupportedCase(Exception):
-    """A provider's call raises this for a case that `unsupported` could not reject.
-
-    The row is then "unsupported", as if `unsupported` had given the reason.
-    """
-
-
 class Provider:
     """One column of the benchmark."""
 
