@@ -125,6 +125,16 @@ __device__ inline T get_half(uint32_t half2, int which) {
   return T{(uint16_t)(half2 >> which * 16)};
 }
 
+// An element of a vector, which may be of half2.
+template <class T, int Count>
+__device__ inline T get_element(const Vector<T, Count>& vector, int i) {
+  return vector.at[i];
+}
+template <class T, int Count>
+__device__ inline T get_element(const Vector<uint32_t, Count>& vector, int i) {
+  return get_half<T>(vector.at[i / 2], i % 2);
+}
+
 // Converts one element of a half2 by another instruction than to_acc. With the same one ptxas would keep the converted
 // elements of the first pass for the second, in twice the registers.
 template <class T>
