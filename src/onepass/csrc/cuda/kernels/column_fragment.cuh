@@ -130,33 +130,25 @@ __device__ inline Raw load_global(const void* at) {
 template <class C>
 constexpr bool can_prefetch_l2 = !C::kSlab && !C::kStrided && C::kVecSize * sizeof(typename C::In) == 16;
 
-// Loads the vectors q, q + 1, ... of a tensor. Elements that do not exist become `neutral`. With `FromSmem` full
-// vectors are in shared memory, from the slot `slot` on.
-template <bool FromSmem, class C, class T, int Vecs, int Tensors>
+// Loads the vectors q, q + 1, ... of a tensor. Elements that do not exist become `neutral`.
+template <class C, class T, int Vecs, int Tensors>
 __device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* from,
-                                 const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral, int operand,
-                                 int slot) {
+                                 const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral) {
   typedef typename ColumnFragment<C, T, Vecs>::Raw Raw;
   const T* at = C::kStrided ? from : from + tile.offset(tensor, q);
-  const auto full_vec = [&](int i) {
-    if constexpr (FromSmem)
-      return load_smem<Raw>(smem_vec_address<C>(operand, slot + i));
-    else
-      return load_global<Raw>(C::kStrided ? from + tile.offset(tensor, q + i) : at);
+  const auto move_on = [&] {
+    if constexpr (!C::kStrided) at = advance(at, tile.tiles.vec_strides[tensor]);
   };
   if (!C::kStrided && tile.are_full(q, Vecs)) {
-    if (can_prefetch_l2<C> && !FromSmem && tile.tiles.is_narrow) {
-      unroll<Vecs>([&](int i) {
-        fragment.set(i, load_global<Raw, true>(at)), at = advance(at, tile.tiles.vec_strides[tensor]);
-      });
-    } else {
-      unroll<Vecs>([&](int i) { fragment.set(i, full_vec(i)), at = advance(at, tile.tiles.vec_strides[tensor]); });
-    }
+    if (can_prefetch_l2<C> && tile.tiles.is_narrow)
+      unroll<Vecs>([&](int i) { fragment.set(i, load_global<Raw, true>(at)), move_on(); });
+    else
+      unroll<Vecs>([&](int i) { fragment.set(i, load_global<Raw>(at)), move_on(); });
     return;
   }
   unroll<Vecs>([&](int i) {
     if (tile.is_full(q + i)) {
-      fragment.set(i, full_vec(i));
+      fragment.set(i, load_global<Raw>(C::kStrided ? from + tile.offset(tensor, q + i) : at));
     } else {
       fragment.fill(i, neutral);
       if constexpr (!C::kAligned && !C::kStrided) {
@@ -165,35 +157,27 @@ __device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* 
         });
       }
     }
-    if constexpr (!C::kStrided) at = advance(at, tile.tiles.vec_strides[tensor]);
+    move_on();
   });
 }
-
-// Loads the vectors q, q + 1, ... of a tensor from a stage at the address `smem`.
+// The same where full vectors are in shared memory, from the address `smem` on.
 template <class C, class T, int Vecs, int Tensors>
-__device__ inline void load_stage(ColumnFragment<C, T, Vecs>& fragment, const T* from,
-                                  const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral, int operand,
-                                  uint32_t smem) {
-  typedef typename ColumnFragment<C, T, Vecs>::Raw Raw;
-  typedef Pipeline<C, AsyncCopy> Pipe;
-  smem += operand * (Pipe::kSlotBytes / C::kOperands);
-  if (tile.are_full(q, Vecs)) {
-    unroll<Vecs>([&](int i) { fragment.set(i, load_smem<Raw>(smem + i * Pipe::kSlotBytes)); });
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < Vecs; ++i) {
-    if (tile.is_full(q + i)) {
-      fragment.set(i, load_smem<Raw>(smem + i * Pipe::kSlotBytes));
-      continue;
-    }
+__device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* from,
+                                 const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral, uint32_t smem) {
+  constexpr int kStride = Pipeline<C, AsyncCopy>::kSlotBytes;
+  const auto set_full = [&](int i) {
+    fragment.set(i, load_smem<typename ColumnFragment<C, T, Vecs>::Raw>(smem + i * kStride));
+  };
+  if (tile.are_full(q, Vecs)) return unroll<Vecs>(set_full);
+  unroll<Vecs>([&](int i) {
+    if (tile.is_full(q + i)) return set_full(i);
     fragment.fill(i, neutral);
-    if constexpr (!C::kAligned) {
+    if constexpr (!C::kAligned && !C::kStrided) {
       unroll<C::kVecSize>([&](int v) {
         if (tile.has_element(q + i, v)) fragment.set(i, v, from[tile.offset(tensor, q + i) + v]);
       });
     }
-  }
+  });
 }
 
 // The tensors that vectors are read from.
@@ -213,28 +197,24 @@ struct OperandFragments {
   ColumnFragment<C, First, Vecs> first;
   ColumnFragment<C, In, kHasSecond ? Vecs : 1> second;
 
-  // Loads vectors q, q + 1, ..., which with FromSmem are in shared memory from the slot `slot` on.
-  template <bool FromSmem>
-  __device__ void load(const Operands<C>& from, const Tile& tile, int q, int slot) {
-    load_vecs<FromSmem>(first, from.first, tile, C::kFirstTensor, q, C::Operand::template neutral<First>(), 0, slot);
+  // Loads vectors q, q + 1, ... from global memory; or with `smem` from that address in shared memory, where all
+  // operands of a vector lie together.
+  template <class... Smem>
+  __device__ void load(const Operands<C>& from, const Tile& tile, int q, Smem... smem) {
+    constexpr int kOperandBytes = C::kBlockThreads * C::kVecSize * sizeof(In);
+    load_vecs(first, from.first, tile, C::kFirstTensor, q, C::Operand::template neutral<First>(), smem...);
     if constexpr (kHasSecond)
-      load_vecs<FromSmem>(second, from.second, tile, C::kFirstTensor + 1, q, C::Operand::template neutral<In>(), 1,
-                          slot);
+      load_vecs(second, from.second, tile, C::kFirstTensor + 1, q, C::Operand::template neutral<In>(),
+                smem + kOperandBytes...);
   }
   // Loads vectors of two operands in turn, so that products of those that have arrived can be computed.
   __device__ void load_in_turn(const Operands<C>& from, const Tile& tile, int q) {
-    if constexpr (!kHasSecond || C::kStrided) return load<false>(from, tile, q, 0);
-    if (!tile.are_full(q, Vecs)) return load<false>(from, tile, q, 0);
+    if constexpr (!kHasSecond || C::kStrided) return load(from, tile, q);
+    if (!tile.are_full(q, Vecs)) return load(from, tile, q);
     if (can_prefetch_l2<C> && tile.tiles.is_narrow)
       load_interleaved<true>(from, tile, q);
     else
       load_interleaved<false>(from, tile, q);
-  }
-  // Loads vectors from a stage of the pipeline at the address `smem`.
-  __device__ void load_stage(const Operands<C>& from, const Tile& tile, int q, uint32_t smem) {
-    ::load_stage(first, from.first, tile, C::kFirstTensor, q, C::Operand::template neutral<First>(), 0, smem);
-    if constexpr (kHasSecond)
-      ::load_stage(second, from.second, tile, C::kFirstTensor + 1, q, C::Operand::template neutral<In>(), 1, smem);
   }
   __device__ void opaque_registers() { first.opaque_registers(), second.opaque_registers(); }
   // Copies a stage to the vectors q, q + 1, ..., and from there.

@@ -95,7 +95,7 @@ struct TwoPassLoad : TileLoad<C> {
   }
 
  private:
-  __device__ void load(int q) { fragment.template load<false>(this->sequence.from, this->tile, q, 0); }
+  __device__ void load(int q) { fragment.load(this->sequence.from, this->tile, q); }
 };
 
 template <class C>
@@ -146,12 +146,12 @@ struct ResidentLoad : TileLoad<C> {
   // The vectors in registers come after kFirstVecs, which are in shared memory.
   __device__ void load_registers() {
     if constexpr (C::kPrefetchesTile)
-      AsyncCopy::wait<0>(), fragment.template load<true>(sequence.from, tile, C::kFirstVecs, 0);
+      AsyncCopy::wait<0>(), fragment.load(sequence.from, tile, C::kFirstVecs, smem_vec_address<C>(0, 0));
     else
       fragment.load_in_turn(sequence.from, tile, C::kFirstVecs);
   }
   // Loads the vectors q, q + 1, ..., which are in shared memory from slot c on.
-  __device__ void load_stage(int q, int c) { stage.template load<C::kUsesSmemVecs>(sequence.from, tile, q, c); }
+  __device__ void load_stage(int q, int c) { stage.load(sequence.from, tile, q, smem_vec_address<C>(0, c)); }
   // Loads the stages in shared memory from slot `c` on and calls f(c) for each. With Arriving it waits for each.
   template <bool Arriving, class F>
   __device__ void for_each_smem_stage(int c, F f) {
@@ -230,7 +230,7 @@ struct PipelinedLoad : TileLoad<C> {
     }
 #pragma unroll 1
     for (int q = kVecs; q < this->vecs(); q += kStageVecs) {
-      stage.load_stage(sequence.from, tile, q, pipeline.next());
+      stage.load(sequence.from, tile, q, pipeline.next());
       store_stage(q);
       prefetch_stage();
     }
@@ -244,9 +244,7 @@ struct PipelinedLoad : TileLoad<C> {
     pipeline.begin_tile(tile, exists, C::kFirstTensor, sequence.from.first, sequence.from.second);
   }
   // Loads a stage; `resident` of those before it are still in shared memory.
-  __device__ void receive(int q, int resident) {
-    stage.load_stage(sequence.from, tile, q, pipeline.wait_next(resident));
-  }
+  __device__ void receive(int q, int resident) { stage.load(sequence.from, tile, q, pipeline.wait_next(resident)); }
   __device__ void prefetch_stage() {
     if (pipeline.rest <= 0) begin_tile(next_tile, has_next);
     pipeline.prefetch();

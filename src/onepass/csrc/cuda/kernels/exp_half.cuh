@@ -30,15 +30,13 @@ __device__ inline float softmax_half(float x, float scaled_m, float log2_l) {
 
 // The bits of the largest number of the type that is not above v.
 template <class T>
-__device__ inline uint32_t round_down(float v);
-template <>
-__device__ inline uint32_t round_down<bfloat16_t>(float v) {
-  const uint32_t bits = __float_as_uint(v);
-  return (bits >> 16) + (bits >> 31 && bits & 0xffff);
-}
-template <>
-__device__ inline uint32_t round_down<half_t>(float v) {
-  uint16_t bits;
-  asm("cvt.rm.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
-  return bits;
+__device__ inline uint32_t round_down(float v) {
+  if constexpr (is_same<T, half_t>) {
+    uint16_t bits;
+    asm("cvt.rm.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+  } else {
+    const uint32_t bits = __float_as_uint(v);
+    return (bits >> 16) + (bits >> 31 && bits & 0xffff);
+  }
 }

@@ -90,29 +90,12 @@ struct BackwardFragment {
   __device__ void apply_epilogue_and_store(const Grad& grad, Out* row, Index first, Index step, Index n) {
     unroll<Vecs>([&](int i) {
       const Index at = first + i * step;
-      if constexpr (C::kScalar) {
-        apply_epilogue(i, grad);
-        store_elements(i, row + at, at, n);
-      } else if (is_full<C>(at, n)) {
-        apply_epilogue(i, grad);
-        store_vector(row + at, y.vec(i));
-      }
+      if (!C::kScalar && !is_full<C>(at, n)) return;
+      apply_epilogue(i, grad);
+      store_predicated<C>(row, at, n, vec(i));
     });
   }
-  __device__ void store_full_vec(int i, Out* to) const {
-    if constexpr (C::kScalar)
-      store_elements<int>(i, to, 0, V);
-    else
-      store_vector(to, y.vec(i));
-  }
-
- private:
-  template <class Index>
-  __device__ void store_elements(int i, Out* to, Index first, Index n) const {
-    unroll<V>([&](int v) {
-      if (is_inside(first + v, n)) to[v] = y.element(i * V + v);
-    });
-  }
+  __device__ auto vec(int i) const { return y.vec(i); }
 };
 
 // The head and tail elements of a row, before its first and after its last whole vector, up to V - 1 each. Each of

@@ -30,10 +30,10 @@ __device__ inline void for_each_vec(Index first, Index step, Index n, Full full,
   }
 }
 
-// The loads of both fragments. `Self` has Raw, a vector as it is read, set(i, raw, operand), and set_elements(i, at,
-// first, n, operand), which reads element by element.
+// The loads and stores of both fragments. `Self` has Raw, a vector as it is read, set(i, raw, operand), set_elements(i,
+// at, first, n, operand), which reads element by element, and vec(i), a vector of results.
 template <class C, class Self, int Vecs>
-struct FragmentLoads {
+struct FragmentAccess {
   template <class Index>
   __device__ void load(const ForwardRow<C>& row, Index first, Index step, Index n) {
     // Each path has a lambda of its own: the compiler takes more instructions where they share one.
@@ -57,6 +57,13 @@ struct FragmentLoads {
           else
             self()->set_elements(i, SmemVecs<C>::slot(smem_vec + i), at, n, row.operand);
         });
+  }
+  template <class Index>
+  __device__ void store(typename C::Out* row, Index first, Index step, Index n) const {
+    const Self& self = static_cast<const Self&>(*this);
+    for_each_vec<C, Vecs>(
+        first, step, n, [&](int i, Index at) { store_vector(row + at, self.vec(i)); },
+        [&](int i, Index at) { store_predicated<C>(row, at, n, self.vec(i)); });
   }
 
  private:
@@ -111,7 +118,6 @@ struct Half2Vecs {
     unroll<kWords>([&](int w) { made.at[w] = at[i * kWords + w]; });
     return made;
   }
-  __device__ Out element(int e) const { return get_half<Out>(at[e / 2], e % 2); }
 };
 
 // The vectors of a thread in the accumulator's type.
@@ -153,7 +159,6 @@ struct AccVecs {
     unroll<V>([&](int v) { made.at[v] = from_acc<Out>(at[i * V + v]); });
     return made;
   }
-  __device__ Out element(int e) const { return from_acc<Out>(at[e]); }
 };
 
 // Half types to the same half type, two elements per register, so that a row takes half the registers. exp is called
@@ -164,14 +169,13 @@ struct AccVecs {
 // rounded by. A larger maximum is first subtracted from the elements, in the half type. That is exact where the two are
 // within a factor of two; other elements are so far below that their exponential is 0.
 template <class C, int Vecs>
-struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
+struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentAccess<C, FragmentHalf2<C, Vecs>, Vecs> {
   typedef typename C::In T;
   typedef typename C::Epilogue Epilogue;
   typedef Half2Vecs<C, Vecs> Base;
   static constexpr bool kKeepsExp = false, kTakesX = Epilogue::kTakesX;
   using Base::at;
   using Base::V;
-  using Base::vec;
   float subtracted;  // from all elements
 
   __device__ float max() const {
@@ -207,7 +211,7 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentLoads<C, FragmentHalf2<C, Vec
   __device__ void apply_epilogue_and_store(State<float> state, T* row, Index first, Index step, Index n) {
     if constexpr (!C::kAligned) {
       apply_epilogue(state);
-      store(row, first, step, n);
+      this->store(row, first, step, n);
     } else {
       const Epilogue epilogue(state);
       const float offset = offset_of(state);
@@ -215,26 +219,9 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentLoads<C, FragmentHalf2<C, Vec
       for (int i = 0; i < Vecs; ++i) {
         if (first + i * step >= n) continue;
         apply_to_vec(i, epilogue, offset);
-        store_vector(row + (first + i * step), vec(i));
+        store_vector(row + (first + i * step), this->vec(i));
       }
     }
-  }
-  template <class Index>
-  __device__ void store(T* row, Index first, Index step, Index n) const {
-    for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index at) { store_vector(row + at, vec(i)); },
-        [&](int i, Index at) {
-          if (moves_as_vector<C>(at, n))
-            store_vector(row + at, vec(i));
-          else
-            store_elements(i, row + at, at, n);
-        });
-  }
-  __device__ void store_full_vec(int i, T* to) const {
-    if constexpr (C::kScalar)
-      store_elements<int>(i, to, 0, V);
-    else
-      store_vector(to, vec(i));
   }
 
  private:
@@ -247,27 +234,19 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentLoads<C, FragmentHalf2<C, Vec
       return kTakesX ? epilogue(x) : exp2_(fmaf(x, kLog2e, offset));
     });
   }
-  template <class Index>
-  __device__ void store_elements(int i, T* to, Index first, Index n) const {
-    if constexpr (C::kAligned) return;
-    unroll<V>([&](int v) {
-      if (is_inside(first + v, n)) to[v] = this->element(i * V + v);
-    });
-  }
   static constexpr float kNearMax = is_same<T, half_t> ? 1024 : 4096;
 };
 
 // Elements in the accumulator's type. With KeepExp their exponentials take their place, so that exp is called once per
 // element.
 template <class C, int Vecs, bool KeepExp>
-struct Fragment : AccVecs<C, Vecs>, FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
+struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>, Vecs> {
   typedef typename C::Out Out;
   typedef typename C::Acc A;
   typedef typename C::Epilogue Epilogue;
   static constexpr int V = C::kVecSize;
   static constexpr bool kKeepsExp = KeepExp;
   using AccVecs<C, Vecs>::at;
-  using AccVecs<C, Vecs>::vec;
 
   // Writes exponentials to where their elements were in shared memory, and reads them. The types are of one size.
   __device__ void write_back(int smem_vec) const {
@@ -306,7 +285,7 @@ struct Fragment : AccVecs<C, Vecs>, FragmentLoads<C, Fragment<C, Vecs, KeepExp>,
   template <class Index>
   __device__ void apply_epilogue_and_store(State<A> state, Out* row, Index first, Index step, Index n) {
     apply_epilogue(state);
-    store(row, first, step, n);
+    this->store(row, first, step, n);
   }
   // The results take the place of the elements.
   __device__ void apply_epilogue(State<A> state) {
@@ -318,13 +297,6 @@ struct Fragment : AccVecs<C, Vecs>, FragmentLoads<C, Fragment<C, Vecs, KeepExp>,
         at[i] = epilogue(at[i]);
     });
   }
-  template <class Index>
-  __device__ void store(Out* row, Index first, Index step, Index n) const {
-    for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index at) { store_vector(row + at, vec(i)); },
-        [&](int i, Index at) { store_predicated<C>(row, at, n, vec(i)); });
-  }
-  __device__ void store_full_vec(int i, Out* to) const { store_predicated<C, int>(to, 0, V, vec(i)); }
 };
 
 // The fragment of a kernel. A vector of one half does not make a half2.

@@ -349,7 +349,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
 #pragma unroll
         for (int i = 0; i < kChunkVecs; ++i, at += step) {
           Op::apply_epilogue(chunk, i, state);
-          if (count > i * workers) chunk.store_full_vec(i, at);
+          if (count > i * workers) store_predicated<C>(at, 0, C::kVecSize, chunk.vec(i));
         }
       };
       const auto write = [&](Chunk& chunk, int c) { write_at(chunk, c * chunk_stride); };

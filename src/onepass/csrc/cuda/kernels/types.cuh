@@ -48,35 +48,19 @@ __device__ inline float to_acc(half_t v) {
 }
 __device__ inline float to_acc(bfloat16_t v) { return __uint_as_float((uint32_t)v.bits << 16); }
 
-template <class T>
-__device__ inline T from_acc(float v);
-template <>
-__device__ inline float from_acc<float>(float v) {
-  return v;
-}
-template <>
-__device__ inline double from_acc<double>(float v) {
-  return v;
-}
-template <>
-__device__ inline half_t from_acc<half_t>(float v) {
-  half_t h;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(v));
-  return h;
-}
-template <>
-__device__ inline bfloat16_t from_acc<bfloat16_t>(float v) {
-  bfloat16_t h;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h.bits) : "f"(v));
-  return h;
-}
-template <class T>
-__device__ inline T from_acc(double v) {
-  return from_acc<T>((float)v);  // through float, as torch casts
-}
-template <>
-__device__ inline double from_acc<double>(double v) {
-  return v;
+// Rounds to T. A double goes through float to a half type, as torch casts.
+template <class T, class A>
+__device__ inline T from_acc(A v) {
+  if constexpr (sizeof(T) > 2) {
+    return T(v);
+  } else {
+    T half;
+    if constexpr (is_same<T, half_t>)
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"((float)v));
+    else
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half.bits) : "f"((float)v));
+    return half;
+  }
 }
 
 // Whether Out holds every value of In. If it does not, torch's `dtype=` rounds the input to Out before the function.
@@ -141,70 +125,52 @@ __device__ inline T get_half(uint32_t half2, int which) {
   return T{(uint16_t)(half2 >> which * 16)};
 }
 
+// An element of a vector, which may be of half2.
+template <class T, int Count>
+__device__ inline T get_element(const Vector<T, Count>& vector, int i) {
+  return vector.at[i];
+}
+template <class T, int Count>
+__device__ inline T get_element(const Vector<uint32_t, Count>& vector, int i) {
+  return get_half<T>(vector.at[i / 2], i % 2);
+}
+
 // Converts one element of a half2 by another instruction than to_acc. With the same one ptxas would keep the converted
 // elements of the first pass for the second, in twice the registers.
 template <class T>
 __device__ inline float reconvert(uint32_t half2, int which) {
-  return to_acc(get_half<T>(half2, which));
-}
-template <>
-__device__ inline float reconvert<bfloat16_t>(uint32_t half2, int which) {
+  if constexpr (is_same<T, half_t>) return to_acc(get_half<T>(half2, which));
   float wide;
   asm("prmt.b32 %0, %1, 0, %2;" : "=f"(wide) : "r"(half2), "r"(which ? 0x3244 : 0x1044));
   return wide;
 }
 
 template <class T>
-__device__ inline uint32_t pack_half2(float low, float high);
-template <>
-__device__ inline uint32_t pack_half2<half_t>(float low, float high) {
+__device__ inline uint32_t pack_half2(float low, float high) {
   uint32_t half2;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(half2) : "f"(high), "f"(low));
-  return half2;
-}
-template <>
-__device__ inline uint32_t pack_half2<bfloat16_t>(float low, float high) {
-  uint32_t half2;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(half2) : "f"(high), "f"(low));
+  if constexpr (is_same<T, half_t>)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(half2) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(half2) : "f"(high), "f"(low));
   return half2;
 }
 
 // The sums of the elements of two half2, rounded to T.
 template <class T>
-__device__ inline uint32_t add_half2(uint32_t a, uint32_t b);
-template <>
-__device__ inline uint32_t add_half2<half_t>(uint32_t a, uint32_t b) {
-  asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-  return a;
-}
-template <>
-__device__ inline uint32_t add_half2<bfloat16_t>(uint32_t a, uint32_t b) {
-  asm("fma.rn.bf16x2 %0, %0, %2, %1;" : "+r"(a) : "r"(b), "r"(0x3f803f80));  // a * 1 + b
+__device__ inline uint32_t add_half2(uint32_t a, uint32_t b) {
+  if constexpr (is_same<T, half_t>)
+    asm("add.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  else
+    asm("fma.rn.bf16x2 %0, %0, %2, %1;" : "+r"(a) : "r"(b), "r"(0x3f803f80));  // a * 1 + b
   return a;
 }
 
-// The maxima, or the minima, of the elements of two half2. A NaN loses against a number.
+// The maxima of the elements of two half2. A NaN loses against a number.
 template <class T>
-__device__ inline uint32_t max_half2(uint32_t a, uint32_t b);
-template <class T>
-__device__ inline uint32_t min_half2(uint32_t a, uint32_t b);
-template <>
-__device__ inline uint32_t max_half2<half_t>(uint32_t a, uint32_t b) {
-  asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-  return a;
-}
-template <>
-__device__ inline uint32_t min_half2<half_t>(uint32_t a, uint32_t b) {
-  asm("min.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-  return a;
-}
-template <>
-__device__ inline uint32_t max_half2<bfloat16_t>(uint32_t a, uint32_t b) {
-  asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-  return a;
-}
-template <>
-__device__ inline uint32_t min_half2<bfloat16_t>(uint32_t a, uint32_t b) {
-  asm("min.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+__device__ inline uint32_t max_half2(uint32_t a, uint32_t b) {
+  if constexpr (is_same<T, half_t>)
+    asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  else
+    asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   return a;
 }

@@ -49,14 +49,15 @@ __device__ inline bool moves_as_vector(Index first, Index n) {
   return !C::kScalar && is_full<C>(first, n);
 }
 
-template <class C, class Index>
-__device__ inline void store_predicated(typename C::Out* row, Index first, Index n,
-                                        Vector<typename C::Out, C::kVecSize> vector) {
+// Stores a vector, which may be of half2, or those of its elements that belong to a row of n.
+template <class C, class Index, class Any>
+__device__ inline void store_predicated(typename C::Out* row, Index first, Index n, Any vector) {
   if (moves_as_vector<C>(first, n)) {
     store_vector(row + first, vector);
   } else if (!C::kAligned) {
+    typename C::Out* const to = row + first;
     unroll<C::kVecSize>([&](int v) {
-      if (is_inside(first + v, n)) row[first + v] = vector.at[v];
+      if (is_inside(first + v, n)) to[v] = get_element<typename C::Out>(vector, v);
     });
   }
 }
