@@ -46,7 +46,7 @@ test-all: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m ""
 
 sanitize: setup
-	$(PYTHON) scripts/sanitize.py
+	$(BIN)/python scripts/sanitize.py
 	ONEPASS_SANITIZE=1 $(BIN)/python -m pytest tests/engines/cpu/test_sanitize.py
 
 lint: .venv/.lint

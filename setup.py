@@ -28,7 +28,7 @@ from setuptools.command.build_ext import build_ext
 CSRC = Path("src/onepass/csrc")
 OBJECTS = Path("build/objects")
 PLAIN = [f"torch/{name}.cpp" for name in ("ops", "dispatch", "aten_override")]
-PLAIN += [f"capi/{name}.cpp" for name in ("plan", "config", "gallery", "warmup")]
+PLAIN += [f"capi/{name}.cpp" for name in ("plan", "warmup")]
 PLAIN += ["plan/tables.cpp", "../tools/gallery/cpu_threepass.cpp", "../tools/gallery/cpu_online.cpp"]
 HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "engine")
 PLAIN += [f"cuda/host/{name}.cpp" for name in HOST]
@@ -67,7 +67,7 @@ class BuildNative(build_ext):
         compiler += FLAGS
         compiler += [f"-DONEPASS_{isa.upper()}" for isa in SETS]
         compiler += [word for path in include_paths() for word in ("-isystem", path)]
-        compiler += shlex.split(os.environ.get("CXXFLAGS", ""))
+        given = shlex.split(os.environ.get("CXXFLAGS", ""))
         engine = {isa: [f"-DONEPASS_ISA={isa}", *flags, *ENGINE] for isa, flags in SETS.items()}
         for isa in list(SETS)[1:] or SETS:
             engine[isa] += FAST
@@ -76,7 +76,7 @@ class BuildNative(build_ext):
         ]
         jobs += [(name, name.replace("../tools/", "").replace("/", "-").removesuffix(".cpp"), []) for name in PLAIN]
         OBJECTS.mkdir(parents=True, exist_ok=True)
-        objects = compile_all([([*compiler, *flags], CSRC / source, name) for source, name, flags in jobs])
+        objects = compile_all([([*compiler, *flags, *given], CSRC / source, name) for source, name, flags in jobs])
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         link += ["-o", str(library), *map(str, objects), *(f"-L{path}" for path in library_paths())]

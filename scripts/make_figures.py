@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from onepass.tools.bench.report import lines, us_text  # noqa: E402
 from onepass.tools.bench.results import Row, load  # noqa: E402
 from onepass.tools.bench.stats import geomean  # noqa: E402
-from onepass.tools.bench.text_table import lines, us_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"

@@ -20,7 +20,6 @@ from onepass.tools.bench.stats import summarise
 from onepass.tools.bench.timing import Cuda
 from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, Plan, kernels
 from onepass.tools.tune.sizes import up
-from onepass.tools.tune.timing import to_compile
 
 FEW = [
     (1, 16384),
@@ -118,7 +117,7 @@ def main() -> None:
     todo = [(dtype, m, n, plans(m, n, dtype.itemsize)) for dtype in DTYPES for m, n in FEW]
     compute = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
     needed = kernels([("softmax", str(dtype)[6:], plan) for dtype, _, _, tried in todo for plan in tried])
-    list(compile_all(to_compile(needed), compute, ignore_errors=True))
+    list(compile_all(needed, compute, ignore_errors=True))
     print(f"{len(needed)} kernels for {sum(len(tried) for *_, tried in todo)} plans", flush=True)
     for dtype, m, n, tried in todo:
         if not tried:

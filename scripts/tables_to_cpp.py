@@ -25,14 +25,24 @@ def entry_text(limit: int, tier: int, *numbers: int) -> str:
     return f"{{{', '.join(map(str, ['kAnyLength' if limit == ANY else limit, name, *numbers]))}}}"
 
 
+def wrapped(entries: list[str]) -> list[str]:
+    """As many entries a line as 120 columns take."""
+    lines: list[str] = []
+    for entry in entries:
+        if lines and len(lines[-1]) + len(entry) < 119:
+            lines[-1] += f" {entry},"
+        else:
+            lines.append(f"          {entry},")
+    return lines
+
+
 def lines_of(stored: TableFile) -> list[str]:
     """What stands between the marks, and they."""
     date = stored.date[:10]
     lines = [f"{BEGIN}{stored.gpu}, {date}", "  static const Tables tables = {"]
     lines.append(f'      "built in, measured on {stored.gpu}, {date}",')
     for name in NAMES:
-        entries = [f"          {entry_text(*entry)}," for entry in stored.tables[name]]
-        lines += ["      {", f"          // {name}", *entries, "      },"]
+        lines += [f"      {{  // {name}", *wrapped([entry_text(*entry) for entry in stored.tables[name]]), "      },"]
     return [*lines, "  };", END]
 
 

@@ -10,6 +10,7 @@ run on the CPU by an emulator, which is slow. The mark `slow` is for sweeps that
 
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,14 @@ def fresh_compiler() -> Any:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for compiled kernels that is not there yet."""
+    folder = tmp_path / "a" / "cache"
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
+    return folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

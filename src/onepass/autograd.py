@@ -26,10 +26,6 @@ __all__ = ["PLAIN_TYPES", "backward", "needs_no_autograd", "tangent"]
 
 _NAMES = {number: name for number, name in enumerate(FUNCTIONS) if name not in REDUCTIONS}
 _NUMBERS = {name: number for number, name in _NAMES.items()}  # as the operator of gradients takes the functions
-library.define(
-    "triton_backward(Tensor grad, Tensor saved, Tensor? lse, str function, int[] dim, ScalarType dtype, bool keepdim)"
-    " -> Tensor"
-)
 _REGISTERED = (
     torch.ops.onepass._softmax_backward.default,
     torch.ops.onepass._logsumexp_backward.default,
@@ -96,14 +92,14 @@ def backward(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) ->
 
 def _call_operator(operators: Any, spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Any:
     """The engine's operator for a gradient."""
-    function, dims, _, keepdim, engine = spec
+    function, dims, _, keepdim, engine, score = spec
     softmax, logsumexp, triton = operators
     if engine == "triton":
         x, lse = (*saved, None)[:2]
-        return triton(g, x, lse, function, dims, to, keepdim)
+        return triton(g, x, lse, function, dims, to, keepdim, **score)
     if function == "logsumexp":
-        return logsumexp(g, *saved, dims, keepdim)
-    return softmax(g, saved[0], _NUMBERS[function], dims, to)
+        return logsumexp(g, *saved, dims, keepdim, **score)
+    return softmax(g, saved[0], _NUMBERS[function], dims, to, **score)
 
 
 def _call_backward_kernel(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Any:
@@ -204,20 +200,6 @@ def needs_no_autograd(*tensors: Tensor | None) -> bool:
     return True
 
 
-# A graph calls this; what it launches is not to be traced when it runs.
-@torch._disable_dynamo
-def _triton_kernel(
-    grad: Tensor, saved: Tensor, lse: Tensor | None, function: str, dim: list[int], dtype: torch.dtype, keepdim: bool
-) -> Tensor:
-    dims = tuple(sorted(wrap_dims(function, saved, dim))) if saved.dim() else ()
-    given: tuple[Tensor, ...] = (saved,)
-    if lse is not None:
-        grad, given = unsqueeze_reduced(grad, dims, keepdim), (saved, unsqueeze_reduced(lse, dims, keepdim))
-    dx = torch.empty_like(saved, dtype=dtype)
-    triton_engine.launch_backward(function, grad, given, dx, dims)
-    return dx
-
-
 Parsed = tuple[tuple[Tensor, Tensor, Tensor | None], Spec, torch.dtype]
 
 
@@ -226,16 +208,16 @@ def _register(name: str, parse: Callable[..., Parsed]) -> None:
     asked for. `parse` makes (the gradient and what was saved, spec, dtype of the result) of its arguments."""
     operator = getattr(torch.ops.onepass, name).default
 
-    def fake(*given: Any) -> Tensor:
+    def fake(*given: Any, **score: Any) -> Tensor:
         (_, x, _), _, to = parse(*given)
         return torch.empty_like(x, dtype=to)
 
-    def kernel(*given: Any) -> Tensor:
+    def kernel(*given: Any, **score: Any) -> Tensor:
         tensors, spec, to = parse(*given)
         if needs_no_autograd(*tensors) or not spec.function:  # the operator refuses a function without a name
             with _BelowAutograd():
-                return operator(*given)
-        spec = spec._replace(dims=wrap_dims(spec.function, tensors[1], spec.dims))
+                return operator(*given, **score)
+        spec = spec._replace(dims=wrap_dims(spec.function, tensors[1], spec.dims), score=score)
         return TransformBackward.apply(*tensors, spec, to)
 
     torch.library.register_fake(f"onepass::{name}", fake, lib=library)
@@ -255,6 +237,20 @@ def _parse_triton(
     grad: Tensor, saved: Tensor, lse: Tensor | None, function: str, dim: list[int], dtype: torch.dtype, keepdim: bool
 ) -> Parsed:
     return (grad, saved, lse), Spec(function, dim, keepdim=keepdim, engine="triton"), dtype
+
+
+# A graph calls this; what it launches is not to be traced when it runs.
+@torch._disable_dynamo
+def _triton_kernel(*arguments: Any, **score: Any) -> Tensor:
+    (grad, saved, lse), spec, dtype = _parse_triton(*arguments)
+    dims = tuple(sorted(wrap_dims(spec.function, saved, spec.dims))) if saved.dim() else ()
+    given: tuple[Tensor, ...] = (saved,)
+    if lse is not None:
+        grad, lse = (unsqueeze_reduced(t, dims, spec.keepdim) for t in (grad, lse))
+        given = (saved, lse)
+    dx = torch.empty_like(saved, dtype=dtype)
+    triton_engine.launch_backward(spec.function, grad, given, dx, dims, **score)
+    return dx
 
 
 _register("_softmax_backward", _parse_softmax)

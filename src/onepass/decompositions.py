@@ -4,7 +4,8 @@ They serve what has no fused operator: the gradient of a state, a device or an e
 the derivatives of gradients. Half types are computed in float32.
 
 In all of them `saved` holds what the forward saved: the result, and for a reduction the input before it. `to` is the
-dtype of what is returned.
+dtype of what is returned. A function is one of the scores of its input, which the definition gives (reference.py). Each
+score is its element of the input times a constant: the derivatives are those of the scores, scored themselves.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from . import reference
 from .validation import HALF_DTYPES, Spec
 
 __all__ = ["gradient", "gradient_of_gradient", "gradient_tangent", "tangent", "unsqueeze_planes", "unsqueeze_reduced"]
@@ -19,6 +21,10 @@ __all__ = ["gradient", "gradient_of_gradient", "gradient_tangent", "tangent", "u
 
 def _upcast(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF_DTYPES else x
+
+
+def _score(spec: Spec, x: Tensor) -> Tensor:
+    return reference.score(spec.function, x, **spec.score)
 
 
 def unsqueeze_reduced(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -39,16 +45,16 @@ def _weights(spec: Spec, saved: Sequence[Tensor]) -> Tensor:
     if spec.function == "log_softmax":
         return _upcast(saved[0]).exp()
     x, lse = saved
-    return (_upcast(x) - _upcast(unsqueeze_reduced(lse, spec.dims, spec.keepdim))).exp()
+    return (_score(spec, _upcast(x)) - _upcast(unsqueeze_reduced(lse, spec.dims, spec.keepdim))).exp()
 
 
 def _state_derivatives(spec: Spec, saved: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """For a state, m = amax(x) and l = sum(exp(x - m)): dm/dx, dl/dx at a constant m, and -dl/dm.
+    """For a state of scores x, m = amax(x) and l = sum(exp(x - m)): dm/dx, dl/dx at a constant m, and -dl/dm.
 
     dm/dx is shared evenly among equal maxima, as torch.amax shares it. An infinite m is not subtracted (0 is), so l
     does not depend on it.
     """
-    x = _upcast(saved[0])
+    x = _score(spec, _upcast(saved[0]))
     m, l = unsqueeze_planes(saved[1], spec.dims, spec.keepdim).unbind(0)  # noqa: E741
     infinite = m.isinf()
     top = (x == m).to(x.dtype)
@@ -64,22 +70,22 @@ def gradient(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) ->
     function, dims, keepdim = spec.function, spec.dims, spec.keepdim
     if function == "logsumexp":
         dx = _upcast(unsqueeze_reduced(g, dims, keepdim)) * _weights(spec, saved)
-        return dx.to(to).reshape(saved[0].shape)
-    if function == "state":
+    elif function == "state":
         share, weights, loss = _state_derivatives(spec, saved)
         gm, gl = unsqueeze_planes(g, dims, keepdim).unbind(0)
-        return (gl * weights + share * (gm - gl * loss)).to(to).reshape(saved[0].shape)
-    g = _upcast(g)
-    if function == "log_softmax":
-        return (g - _weights(spec, saved) * g.sum(dims, keepdim=True)).to(to)
-    y = _upcast(saved[0])
-    dx = y * (g - (g * y).sum(dims, keepdim=True))
-    return (dx if function == "softmax" else -dx).to(to)
+        dx = gl * weights + share * (gm - gl * loss)
+    elif function == "log_softmax":
+        g = _upcast(g)
+        dx = g - _weights(spec, saved) * g.sum(dims, keepdim=True)
+    else:
+        g, y = _upcast(g), _upcast(saved[0])
+        dx = y * (g - (g * y).sum(dims, keepdim=True))
+    return _score(spec, dx).to(to).reshape(saved[0].shape)
 
 
 def tangent(spec: Spec, t: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Tensor:
     """The tangent of the result from that of the input. For softmax and softmin it is the gradient (autograd.py)."""
-    t, dims = _upcast(t), spec.dims
+    t, dims = _score(spec, _upcast(t)), spec.dims
     if spec.function == "logsumexp":
         dy = (t * _weights(spec, saved)).sum(dims, keepdim=spec.keepdim)
         return dy.to(to).reshape(saved[1].shape)
@@ -95,28 +101,30 @@ def tangent(spec: Spec, t: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> 
 # A gradient dx is a function of the result's gradient g and of what was saved. In g it is linear: its derivative in g
 # is the engine's operator again (softmax, softmin), or its transpose.
 #
-#     softmax, softmin   dx = +-y (g - sum(g y))    log_softmax   dx = g - exp(y) sum(g)
+#     softmax, softmin   dx = y (g - sum(g y))    log_softmax   dx = g - exp(y) sum(g)
 #     logsumexp          dx = g exp(x - lse)
+#
+# of the scores x, and of the input the score of dx.
 
 
 def gradient_of_gradient(spec: Spec, v: Tensor, g: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The gradients of g and of each of `saved` from v, the gradient of dx. The first is None for softmax and softmin,
     where it is the gradient of softmax of v."""
     dims, keepdim = spec.dims, spec.keepdim
-    v, to = _upcast(v), g.dtype  # the dtype of all of them but the input of logsumexp
+    v, to = _score(spec, _upcast(v)), g.dtype  # the dtype of all of them but the input of logsumexp
     if spec.function == "logsumexp":
         x, lse = saved
         weighted = v * _weights(spec, saved)
         dx = weighted * _upcast(unsqueeze_reduced(g, dims, keepdim))
         dg, dlse = (part.sum(dims, keepdim=keepdim).to(to).reshape(lse.shape) for part in (weighted, -dx))
-        return dg, dx.to(x.dtype).reshape(x.shape), dlse
+        return dg, _score(spec, dx).to(x.dtype).reshape(x.shape), dlse
     g, y = _upcast(g), _upcast(saved[0])
     if spec.function == "log_softmax":
         weights = y.exp()
         dg = v - (v * weights).sum(dims, keepdim=True)
         return dg.to(to), (-weights * v * g.sum(dims, keepdim=True)).to(to)
     dy = v * (g - (g * y).sum(dims, keepdim=True)) - g * (v * y).sum(dims, keepdim=True)
-    return None, (dy if spec.function == "softmax" else -dy).to(to)
+    return None, dy.to(to)
 
 
 def gradient_tangent(
@@ -130,13 +138,14 @@ def gradient_tangent(
     if spec.function == "logsumexp":
         tx, tlse = tangents
         dx = gradient(spec, g, saved, _upcast(g).dtype)
-        change = 0 if tx is None else _upcast(tx)
+        change = 0 if tx is None else _score(spec, _upcast(tx))
         if tlse is not None:
             change = change - _upcast(unsqueeze_reduced(tlse, dims, keepdim))
         return (dx * change).to(to).reshape(saved[0].shape)
     assert tangents[0] is not None
     g, y, ty = _upcast(g), _upcast(saved[0]), _upcast(tangents[0])
     if spec.function == "log_softmax":
-        return (-y.exp() * ty * g.sum(dims, keepdim=True)).to(to)
-    dx = ty * (g - (g * y).sum(dims, keepdim=True)) - y * (g * ty).sum(dims, keepdim=True)
-    return (dx if spec.function == "softmax" else -dx).to(to)
+        dx = -y.exp() * ty * g.sum(dims, keepdim=True)
+    else:
+        dx = ty * (g - (g * y).sum(dims, keepdim=True)) - y * (g * ty).sum(dims, keepdim=True)
+    return _score(spec, dx).to(to)

@@ -1,6 +1,6 @@
 """The functions that users know from torch: the same values, the same argument order, the same keyword names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from ._engines import _ready_devices, resolve
 from .ops import HANDLES, OUT_HANDLES, call, call_boxed, call_out, reduced_shape
 from .settings import autocast_to_float32
 from .validation import (
+    DEFAULT_SCORE,
     DROPPED,
     FLOATS,
     HALF_DTYPES,
@@ -85,8 +86,10 @@ _softmax, _log_softmax, _softmin, _logsumexp = (
 )
 
 
-def _check_and_call(function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any) -> Tensor:
-    """The slow path."""
+def _check_and_call(
+    function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any, score: Mapping[str, Any] = DEFAULT_SCORE
+) -> Tensor:
+    """The slow path. A call goes it at once if a parameter of its score is not the default."""
     check_input(function, x)
     dims = normalize_dims(function, x, dim)
     lse, own = function == "logsumexp", x.dtype
@@ -101,8 +104,8 @@ def _check_and_call(function: str, x: Any, dim: Any, option: Any, out: Any, engi
         shape = reduced_shape(x.shape, dims if x.dim() else [], keepdim) if lse else list(x.shape)
         check_out(function, x, out, shape, result_dtype(function, computed, dtype))
     if x.dim() > _MOST_DIMS > sum(size != 1 for size in x.shape) and not lse:
-        return _without_ones(function, x, dims, dtype, out, engine)
-    spec = Spec(function, dims, dtype, keepdim, resolve(engine, x.device))
+        return _without_ones(function, x, dims, dtype, out, engine, score)
+    spec = Spec(function, dims, dtype, keepdim, resolve(engine, x.device), score)
     if not is_float:
         x = x.to(computed)
     if out is None:
@@ -111,12 +114,14 @@ def _check_and_call(function: str, x: Any, dim: Any, option: Any, out: Any, engi
     return out
 
 
-def _without_ones(function: str, x: Tensor, dims: list[int], dtype: Any, out: Tensor | None, engine: str) -> Tensor:
+def _without_ones(
+    function: str, x: Tensor, dims: list[int], dtype: Any, out: Tensor | None, engine: str, score: Mapping[str, Any]
+) -> Tensor:
     """A call of more dims than the operators take, by a view that has none of the dims of size 1 but for one."""
     others = [d for d, size in enumerate(x.shape) if size != 1]
     reduced = [others.index(d) for d in dims if d in others] or [-1]
     into = None if out is None else out.squeeze().unsqueeze(-1)
-    y = _CALLS[function](x.squeeze().unsqueeze(-1), reduced, dtype, into, engine)
+    y = _check_and_call(function, x.squeeze().unsqueeze(-1), reduced, dtype, into, engine, score)
     return y.view(x.shape) if out is None else out
 
 

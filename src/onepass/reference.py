@@ -20,10 +20,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["log_softmax", "logsumexp", "softmax", "softmin", "state"]
+__all__ = ["log_softmax", "logsumexp", "score", "softmax", "softmin", "state"]
 
 
-def softmax(x: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
+def score(function: str, x: Tensor) -> Tensor:
+    """The score of each element of ``x``, a multiple of it: what ``function`` is computed of in place of ``x``.
+
+    The other functions here take its parameters by keyword.
+
+    >>> import torch
+    >>> score("softmin", torch.tensor([1.0, 2.0]))
+    tensor([-1., -2.])
+    """
+    return -x if function == "softmin" else x
+
+
+def softmax(x: Tensor, dim: int | Sequence[int] = -1, **parameters: float) -> Tensor:
     """``exp(x - m) / sum(exp(x - m))`` over ``dim`` (an int, or several for one softmax over all of them).
 
     Returns float64 of the shape of ``x``.
@@ -35,33 +47,33 @@ def softmax(x: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
     tensor([[0.2500, 0.2500],
             [0.2500, 0.2500]], dtype=torch.float64)
     """
-    shifted, dims = _shifted(x, dim)
+    shifted, dims = _shifted("softmax", x, dim, parameters)
     e = shifted.exp()
     return e / e.sum(dims, keepdim=True)
 
 
-def log_softmax(x: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
+def log_softmax(x: Tensor, dim: int | Sequence[int] = -1, **parameters: float) -> Tensor:
     """``(x - m) - log(sum(exp(x - m)))`` over ``dim``. Returns float64 of the shape of ``x``.
 
     >>> import torch
     >>> log_softmax(torch.tensor([1e4, 1e4]))
     tensor([-0.6931, -0.6931], dtype=torch.float64)
     """
-    shifted, dims = _shifted(x, dim)
+    shifted, dims = _shifted("log_softmax", x, dim, parameters)
     return shifted - shifted.exp().sum(dims, keepdim=True).log()
 
 
-def softmin(x: Tensor, dim: int | Sequence[int] = -1) -> Tensor:
+def softmin(x: Tensor, dim: int | Sequence[int] = -1, **parameters: float) -> Tensor:
     """``softmax(-x)`` over ``dim``, negated after the conversion. Returns float64 of the shape of ``x``.
 
     >>> import torch
     >>> softmin(torch.tensor([0.0, float("inf")]))
     tensor([1., 0.], dtype=torch.float64)
     """
-    return softmax(-x.to(torch.float64), dim)
+    return softmax(score("softmin", x.to(torch.float64), **parameters), dim)
 
 
-def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
+def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False, **parameters: float) -> Tensor:
     """``m + log(sum(exp(x - m)))`` over ``dim``.
 
     Returns float64 of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``.
@@ -74,7 +86,7 @@ def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Ten
     >>> logsumexp(torch.tensor([float("inf"), 1.0]), dim=0, keepdim=True)
     tensor([inf], dtype=torch.float64)
     """
-    x = x.to(torch.float64)
+    x = score("logsumexp", x.to(torch.float64), **parameters)
     dims = _dims(x, dim)
     if _empty(x, dims):
         return x.sum(dims, keepdim=keepdim).log()
@@ -84,7 +96,9 @@ def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Ten
     return result if keepdim else result.sum(dims)  # each of these dims has size 1 now
 
 
-def state(x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def state(
+    x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False, **parameters: float
+) -> tuple[Tensor, Tensor]:
     """``m``, the maximum over ``dim``, and ``l = sum(exp(x - m))``, where an infinite ``m`` is not subtracted.
 
     Returns two float64 tensors of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``. Where a
@@ -96,7 +110,7 @@ def state(x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False) -> tu
     >>> state(torch.zeros(0))
     (tensor(-inf, dtype=torch.float64), tensor(0., dtype=torch.float64))
     """
-    x = x.to(torch.float64)
+    x = score("state", x.to(torch.float64), **parameters)
     dims = _dims(x, dim)
     if _empty(x, dims):
         total = x.sum(dims, keepdim=True)
@@ -107,9 +121,11 @@ def state(x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False) -> tu
     return (m, total) if keepdim else (m.sum(dims), total.sum(dims))  # each of these dims has size 1 now
 
 
-def _shifted(x: Tensor, dim: int | Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:
-    """``x - max(x)`` in float64. Detaching the maximum changes no derivative: the functions do not depend on it."""
-    x = x.to(torch.float64)
+def _shifted(
+    function: str, x: Tensor, dim: int | Sequence[int], parameters: dict[str, float]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The scores less their maximum. Detaching the maximum changes no derivative: the functions do not depend on it."""
+    x = score(function, x.to(torch.float64), **parameters)
     dims = _dims(x, dim)
     return (x if _empty(x, dims) else x - x.detach().amax(dims, keepdim=True)), dims
 

@@ -5,8 +5,6 @@ count. The judge is the float64 reference, and for float64 results NumPy's 80-bi
 would decide.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

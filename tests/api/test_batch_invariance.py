@@ -1,6 +1,6 @@
 """Batch invariance: the switches, and on a GPU a row's bits over the number of rows, its place, and every tier."""
 
-import threading
+import concurrent.futures
 
 import pytest
 import torch
@@ -10,47 +10,37 @@ import onepass
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 
 
-def test_the_context_goes_before_the_switch_and_is_of_its_thread():
-    assert not onepass.is_batch_invariant()
-    seen = []
-    with onepass.batch_invariant():
-        thread = threading.Thread(target=lambda: seen.append(onepass.is_batch_invariant()))
-        thread.start()
-        thread.join()
-        assert onepass.is_batch_invariant()
-        with onepass.batch_invariant(False):
-            assert not onepass.is_batch_invariant()
-        assert onepass.is_batch_invariant()
-    assert seen == [False]
-    assert onepass.set_batch_invariant(True) is False
+def _elsewhere() -> bool:
+    """What another thread sees."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(onepass.is_batch_invariant).result()
+
+
+@pytest.mark.parametrize("switched", [False, True])
+def test_the_context_goes_before_the_switch_and_is_of_its_thread(switched):
+    is_on, context = onepass.is_batch_invariant, onepass.batch_invariant(not switched)
+    assert onepass.set_batch_invariant(switched) is False
     try:
-        thread = threading.Thread(target=lambda: seen.append(onepass.is_batch_invariant()))
-        thread.start()
-        thread.join()
-        with onepass.batch_invariant(False):
-            assert not onepass.is_batch_invariant()
-        assert onepass.is_batch_invariant()
+        with context:
+            assert (is_on(), _elsewhere()) == (not switched, switched)
+            with onepass.batch_invariant(switched):
+                assert is_on() is switched
+            assert is_on() is not switched
+        with pytest.raises(KeyError), context:
+            raise KeyError
+        assert is_on() is switched
+        with context, context:
+            assert is_on() is not switched
+        assert is_on() is switched
     finally:
-        assert onepass.set_batch_invariant(False) is True
-    assert seen == [False, True]
+        assert onepass.set_batch_invariant(False) is switched
 
 
-def test_a_context_ends_with_an_error_in_it():
-    with pytest.raises(KeyError), onepass.batch_invariant():
-        raise KeyError
-    assert not onepass.is_batch_invariant()
-    context = onepass.batch_invariant()
-    with context, context:
-        assert onepass.is_batch_invariant()
-    assert not onepass.is_batch_invariant()
-
-
-def test_what_is_no_bool_is_refused():
-    for wrong in (1, None, "on"):
+@pytest.mark.parametrize("wrong", [1, None, "on"])
+def test_what_is_no_bool_is_refused(wrong):
+    for call in (onepass.batch_invariant, onepass.set_batch_invariant):
         with pytest.raises(TypeError, match="enabled must be a bool"):
-            onepass.batch_invariant(wrong)
-        with pytest.raises(TypeError, match="enabled must be a bool"):
-            onepass.set_batch_invariant(wrong)
+            call(wrong)
 
 
 def test_explain_shows_the_plan_of_the_context():

@@ -1,11 +1,14 @@
 """The disk cache of compiled kernels, without a GPU: what it holds, whom it trusts, and what a kernel from it costs."""
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,13 +40,6 @@ def nvrtc() -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    folder = tmp_path / "a" / "cache"
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
-    return folder
-
-
-@pytest.fixture
 def library(nvrtc, tmp_path, monkeypatch) -> Path:
     """A copy of NVRTC that can be changed, with what it opens itself beside it."""
     copy = tmp_path / "lib" / nvrtc.name
@@ -66,21 +62,20 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out.strip()
 
 
-class Counted:
-    """Each call asks for a kernel, and gives what it added to (compiled, read from disk)."""
+def counted(call: Callable[[], Any]) -> tuple[int, int]:
+    """What a call adds to (compiled, read from disk)."""
+    before = native.counts()
+    call()
+    return tuple(now - then for now, then in zip(native.counts(), before, strict=True))
 
-    def __init__(self) -> None:
-        self.kernel = native.kernels_to_warm(*KIND, -1, COMPUTE, [128])[0]
 
-    def __call__(self) -> tuple[int, int]:
-        before = native.counts()
-        native.warm_kernel(*KIND, -1, COMPUTE, self.kernel)
-        return self.since(before)
+@functools.cache
+def kernel() -> str:
+    return native.kernels_to_warm(*KIND, -1, COMPUTE, [128])[0]
 
-    @staticmethod
-    def since(before: tuple[int, int]) -> tuple[int, int]:
-        now = native.counts()
-        return now[0] - before[0], now[1] - before[1]
+
+def ask() -> tuple[int, int]:
+    return counted(lambda: native.warm_kernel(*KIND, -1, COMPUTE, kernel()))
 
 
 def in_use() -> bool:
@@ -92,18 +87,16 @@ def in_use() -> bool:
 
 
 def test_a_kernel_is_compiled_once_and_is_the_users_alone(cache):
-    ask = Counted()
-    assert not native.is_kernel_cached(*KIND, COMPUTE, ask.kernel)
+    assert not native.is_kernel_cached(*KIND, COMPUTE, kernel())
     assert [ask(), ask()] == [(1, 0), (0, 1)]
-    assert native.is_kernel_cached(*KIND, COMPUTE, ask.kernel)
-    assert not native.is_kernel_cached(*KIND, COMPUTE + 10, ask.kernel)
+    assert native.is_kernel_cached(*KIND, COMPUTE, kernel())
+    assert not native.is_kernel_cached(*KIND, COMPUTE + 10, kernel())
     assert cache.stat().st_mode & 0o777 == 0o700
     (file,) = cache.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_damage_is_noticed_and_mended(cache):
-    ask = Counted()
     assert ask() == (1, 0)
     (file,) = cache.iterdir()
     whole = file.read_bytes()
@@ -116,7 +109,6 @@ def test_damage_is_noticed_and_mended(cache):
 
 
 def test_what_others_could_have_written_is_not_loaded(cache, tmp_path):
-    ask = Counted()
     ask()
     (file,) = cache.iterdir()
     file.chmod(0o620)
@@ -140,11 +132,9 @@ def test_without_a_cache_a_kernel_is_compiled_and_nothing_is_kept(folder, tmp_pa
     monkeypatch.setenv("ONEPASS_CACHE_DIR", folder.format(file=file))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert not in_use()
-    before = native.counts()
     plan = (0, 32, 4, 4, 4, 1, 0, 0)
     for _ in range(2):
-        native.compile_kernel(*KIND, plan, COMPUTE, tmp_path / "kernel.cubin")
-    assert Counted.since(before) == (2, 0)
+        assert counted(lambda: native.compile_kernel(*KIND, plan, COMPUTE, tmp_path / "kernel.cubin")) == (1, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernel.cubin"]
 
 
@@ -196,7 +186,6 @@ def test_another_nvrtc_compiles_anew(cache, library):
 
 
 def test_a_kernel_from_disk_costs_little(cache):
-    ask = Counted()
     ask()
     times = []
     for _ in range(20):

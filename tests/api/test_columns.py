@@ -5,13 +5,11 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradgradcheck
 
 import onepass
 from lib.plans import BF16, F32, F64, Engine, names
 from lib.support import FUNCTIONS, assert_defined, ours
 from lib.views import check_gradient, check_views
-from onepass import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] * torch.cuda.is_available()
@@ -59,7 +57,7 @@ def test_every_set_of_dims(function):
                 check(function, view, [*dims])
 
 
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.parametrize("seed", range(96))
 def test_any_views(seed):
     check_views(ENGINE, seed)
 
@@ -103,29 +101,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_gradients(layout, function):
-    """By autograd, whose gradients lie as x, as they like, and as the sum of everything has them."""
+    """Any, expanded over the last dim, and as the sum of everything has them."""
     torch.manual_seed(0)
     x, dims = LAYOUTS[layout]()
-    leaf = x.detach().requires_grad_()
-    y = ours(function)(leaf, dims, engine=DEVICE)
-    wide = x.double().requires_grad_()
-    want = getattr(reference, function)(wide, dims)
-    first = (*y.shape[:-1], 1)
-    for g in (torch.randn_like(y), torch.randn(first, device=DEVICE).expand_as(y), torch.ones_like(y[..., :1]).sum()):
-        g = g.expand_as(y)
-        (dx,) = torch.autograd.grad(y, leaf, g, retain_graph=True)
-        (expected,) = torch.autograd.grad(want, wide, g.double(), retain_graph=True)
-        scale = float(g.abs().max()) * (x.numel() if function == "log_softmax" else 1)
-        torch.testing.assert_close(dx.double(), expected, rtol=1e-5, atol=1e-6 * scale)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("dims", [[0], [1], [0, 2]], ids=str)
-def test_second_order(function, dims):
-    torch.manual_seed(0)
-    for x in (randn(2, 4, 3, dtype=F64), randn(3, 2, 4, dtype=F64).permute(1, 2, 0)):
-        leaf = x.requires_grad_()
-        assert gradgradcheck(lambda t: ours(function)(t, dims, engine=DEVICE), leaf)
+    y = ours(function)(x, dims, engine=DEVICE)
+    for g in (torch.randn_like(y), torch.randn((*y.shape[:-1], 1), device=DEVICE), torch.ones((), device=DEVICE)):
+        check(function, x, dims, g)
 
 
 @pytest.mark.parametrize("shape", [(5, 20, 40), (40, 7, 49), (3, 5000, 24), (2, 60_000, 16)], ids=str)

@@ -1,8 +1,5 @@
 """Where a tensor lies: every order of dims, every alignment, the edges of memory, offsets beyond 32 bits."""
 
-from __future__ import annotations
-
-import itertools
 import sys
 import textwrap
 
@@ -11,19 +8,7 @@ import torch
 
 import onepass
 from lib.scripts import run_python
-from lib.support import FUNCTIONS, SOFTMAXES, assert_defined, maker, ours
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
-def test_every_order_of_dims(order, engine, device):
-    x = maker(torch.float32, device)(3, 4, 5, 6).permute(order)
-    for function, dim in zip(
-        itertools.cycle(FUNCTIONS), (0, 1, 2, 3, (0, 1), (0, 2), (1, 3), (2, 3), (0, 1, 3)), strict=False
-    ):
-        y = ours(function)(x, dim, engine=engine)
-        if function != "logsumexp":
-            assert y.stride() == x.stride()  # dense, so the result has the very same layout
-        assert_defined(function, y, x, dim)
+from lib.support import assert_defined, every_operator, maker, ours
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 17, 63, 130, 1031, 4099])
@@ -41,6 +26,7 @@ def test_every_alignment(n, dtype, engine, device):
 @pytest.mark.parametrize(
     "shape", [(1, 100_003), (2, 65_537), (70_001, 2), (65_600, 17), (3, 3, 9000), (1, 1, 7)], ids=str
 )
+@every_operator
 def test_few_long_rows_and_many_short_ones(function, shape, engine, device):
     x = maker(torch.float32, device)(*shape)
     for dim in range(len(shape)):
@@ -162,27 +148,6 @@ def test_nothing_outside_the_storage_is_touched():
     assert run_python("-c", textwrap.dedent(EDGES), "trespass").returncode < 0  # a signal: the guard works
     done = run_python("-c", textwrap.dedent(EDGES))
     assert done.stdout.strip() == "stayed inside", (done.returncode, done.stderr[-2000:])
-
-
-@pytest.mark.parametrize("function", SOFTMAXES)
-def test_strides_of_dense_and_other_results(function, engine, device):
-    """torch.empty_like's rule: a dense input gives its own strides, another the strides in the order of the dims."""
-    make = maker(torch.float16, device)
-    inputs = [
-        make(4, 5).t(),
-        make(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-        make(1, 6, 1, 7).permute(2, 3, 0, 1),
-        make(4, 1).expand(4, 5),
-        make(5, 8, 3)[:, ::2],
-        make(3, 1, 4).transpose(0, 2),
-        make(2, 0, 3).permute(2, 0, 1),
-        make(30).as_strided((1, 5, 1), (7, 1, 100)),
-        make(30).as_strided((2, 1, 3), (3, 17, 1)),
-    ]
-    for x in inputs:
-        for dtype in (None, torch.float32):
-            y = ours(function)(x, 1, dtype=dtype, engine=engine)
-            assert y.stride() == torch.empty_like(x).stride(), (x.shape, x.stride())
 
 
 def test_strides_of_random_results():

@@ -1,7 +1,5 @@
 """What a gradient costs in memory: the tensors that are saved are those that torch saves, and peaks are torch's."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -110,8 +108,8 @@ def test_a_gradient_holds_no_more_than_its_operands():
         assert whole * 8 * MB <= most < whole * 8 * MB + MB / 8
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_training_saves_no_more(function):
-    torch.compiler.reset()
     compiled = torch.compile(lambda t: ours(function)(t, 1), fullgraph=True, backend="aot_eager")
     x = maker(torch.float32)(512, 4096).requires_grad_()
     assert peak(trained(compiled, x), "cpu") <= peak(trained(lambda t: ours(function)(t, 1), x), "cpu") + MB / 8

@@ -4,15 +4,14 @@ Two nets: torch's Python functions are replaced, and torch's kernels themselves 
 also catches a call from C++ or from another operator's decomposition.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 
 import pytest
 import torch
 
-from lib.support import TORCH, assert_defined, maker, ours
+import onepass
+from lib.support import DTYPES, SOFTMAXES, TORCH, assert_defined, every_operator, maker, ours
 
 WITH_OUT = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logsumexp")
 FORBIDDEN = (
@@ -72,23 +71,23 @@ def test_the_net_holds(function, engine, device):
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (3, 5003), (300, 3), (2, 40, 9), (), (0, 3), (3, 0), (1, 20_011)], ids=str)
+@every_operator
 def test_forward(function, shape, engine, device):
-    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    inputs = [maker(dtype, device)(*shape) for dtype in dtypes]
-    results = []
     with forbidden(device):
-        for x in inputs:
+        for x in [maker(dtype, device)(*shape) for dtype in DTYPES]:
             for dim in range(max(x.dim(), 1)):
                 y = ours(function)(x, dim, engine=engine)
-                results.append((y, x, dim))
-                out = torch.empty_like(y)
-                ours(function)(x, dim, out=out, engine=engine)
-                results.append((out, x, dim))
-            if function != "logsumexp":
-                y = ours(function)(x, -1, dtype=torch.float32, engine=engine)
-                results.append((y, x.float(), -1))
-    for y, x, dim in results:
-        assert_defined(function, y, x, dim)
+                assert_defined(function, y, x, dim)
+                if function != "state":
+                    ours(function)(x, dim, out=y.fill_(torch.nan), engine=engine)
+                    assert_defined(function, y, x, dim)
+            if function in SOFTMAXES:
+                assert_defined(function, ours(function)(x, -1, dtype=DTYPES[0], engine=engine), x.float(), -1)
+            if function == "state":
+                y = onepass.state(x, -1, engine=engine)
+                twice = onepass.merge(y, y)
+                assert_defined(function, onepass.State(twice.m, twice.l / 2), x, -1)
+                assert twice.logsumexp().shape == y.m.shape
 
 
 def test_gradients_of_first_and_second_order(function, engine, device):

@@ -1,8 +1,7 @@
 """The registered operators: torch.library.opcheck on each (schema, autograd, fake tensors, AOT dispatch with dynamic
 shapes), the dims that they take, and what they refuse."""
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +12,12 @@ from torch.library import opcheck
 
 import onepass
 from lib.samples import SAMPLES
-from lib.state import assert_state
-from lib.support import FUNCTIONS, SOFTMAXES, TORCH, every_softmax, maker, slow
+from lib.support import FUNCTIONS, SOFTMAXES, TORCH, assert_state, every_operator, every_softmax, keepdims, maker, slow
 from onepass import State
 
 ops = torch.ops.onepass
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 NO_GRAPH: dict[str, Any] = {"test_utils": ("test_schema", "test_faketensor")}
-every_operator = pytest.mark.parametrize("function", [*FUNCTIONS, "state"])
 
 
 def operands(name: str, device: str, dtype: torch.dtype = F32) -> tuple[Tensor, list[int]]:
@@ -28,32 +25,27 @@ def operands(name: str, device: str, dtype: torch.dtype = F32) -> tuple[Tensor, 
     return make(maker(dtype, device)).detach(), list(dims)
 
 
-def keepdims(function: str) -> list[tuple[bool, ...]]:
-    return [(False,), (True,)] if function in ("logsumexp", "state") else [()]
-
-
 @pytest.mark.parametrize("sample", SAMPLES)
 @every_operator
 def test_schema_and_fake_tensors(function, sample, device):
-    for dtype in (F32, BF16):
+    for dtype, named in itertools.product((F32, BF16), keepdims(function)):
         x, dims = operands(sample, device, dtype)
-        for keepdim in keepdims(function):
-            opcheck(getattr(ops, function).default, (x, dims, *keepdim), **NO_GRAPH)
-            opcheck(getattr(ops, function).default, (x.clone().requires_grad_(), dims, *keepdim), **NO_GRAPH)
+        for given in (x, x.clone().requires_grad_()):
+            opcheck(getattr(ops, function).default, (given, dims), named, **NO_GRAPH)
 
 
-@pytest.mark.parametrize("requires_grad", [slow(False), True])
+either = pytest.mark.parametrize("requires_grad", [slow(False), True])
+
+
+@either
 @pytest.mark.parametrize("sample", [s if s in ("two dims", "0-d", "empty dim") else slow(s) for s in SAMPLES])
 @every_operator
 def test_in_graphs(function, sample, requires_grad, device):
     x, dims = operands(sample, device)
-    for keepdim in keepdims(function)[-1:]:
-        opcheck(getattr(ops, function).default, (x.clone().requires_grad_(requires_grad), dims, *keepdim))
+    opcheck(getattr(ops, function).default, (x.requires_grad_(requires_grad), dims), keepdims(function)[-1])
 
 
-@pytest.mark.parametrize(
-    ("given", "dtype"), [(F16, F32), slow(BF16, None), slow(F32, F16), slow(F64, F32)], ids=lambda t: str(t)
-)
+@pytest.mark.parametrize(("given", "dtype"), [(F16, F32), slow(BF16, None), slow(F32, F16), slow(F64, F32)], ids=str)
 @every_softmax
 def test_dtype_in_graphs(function, given, dtype, device):
     opcheck(getattr(ops, function).default, (maker(given, device)(4, 7).requires_grad_(), [1]), {"dtype": dtype})
@@ -68,7 +60,7 @@ def test_out(function, device):
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("sample", ["middle", "two dims", "0-d"])
-@pytest.mark.parametrize("requires_grad", [slow(False), True])
+@either
 def test_logsumexp_and_its_gradient_in_graphs(sample, keepdim, wide, requires_grad, device):
     """`wide`: of a half input in float32."""
     if wide and device == "cpu" and sample == "middle":
@@ -85,26 +77,17 @@ def test_logsumexp_and_its_gradient_in_graphs(sample, keepdim, wide, requires_gr
     opcheck(ops._logsumexp_backward.out, (*tensors, dims, keepdim, torch.empty_like(x)), **NO_GRAPH)
 
 
-@pytest.mark.parametrize("requires_grad", [slow(False), True])
+@either
 @pytest.mark.parametrize("sample", ["middle", "0-d"])
 @every_softmax
 def test_gradients_in_graphs(function, sample, requires_grad, device):
     x, dims = operands(sample, device)
     given = tuple(t.requires_grad_(requires_grad) for t in (x.flip(0) if x.dim() else x.clone(), x))
+    number = SOFTMAXES.index(function)
     for to in (F32, F16):
-        opcheck(ops._softmax_backward.default, (*given, SOFTMAXES.index(function), dims, to))
+        opcheck(ops._softmax_backward.default, (*given, number, dims, to))
         out = torch.empty(x.shape, dtype=to, device=device)
-        opcheck(
-            ops._softmax_backward.out, (*(t.detach() for t in given), SOFTMAXES.index(function), dims, out), **NO_GRAPH
-        )
-
-
-# Calls by name --------------------------------------------------------------------------------------------------------
-
-
-def test_overloads():
-    for function in FUNCTIONS:
-        assert set(getattr(ops, function).overloads()) == {"default", "out"}
+        opcheck(ops._softmax_backward.out, (*(t.detach() for t in given), number, dims, out), **NO_GRAPH)
 
 
 @every_operator
@@ -135,7 +118,7 @@ def test_fake_tensors_and_versions_of_gradients():
         assert ops._logsumexp_backward(g[:, 0], y, g[:, 0], [1], False).shape == (3, 4)
     out = torch.empty(3, 4)
     version = out._version
-    ops._softmax_backward.out(G, Y, 0, [1], out=out)
+    into(G, out)
     assert out._version == version + 1
 
 
@@ -147,6 +130,10 @@ def gradient(g: Tensor, *given: Any) -> Tensor:
     return ops._softmax_backward(g, Y, *given)
 
 
+def into(g: Tensor, out: Tensor) -> Tensor:
+    return ops._softmax_backward.out(g, Y, 0, [1], out=out)
+
+
 def lse_gradient(*given: Any, out: Tensor | None = None) -> Tensor:
     if out is None:
         return ops._logsumexp_backward(*given, [1], False)
@@ -156,15 +143,9 @@ def lse_gradient(*given: Any, out: Tensor | None = None) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "narrower": (lambda: ops.logsumexp(Y, [1], dtype=F16), "logsumexp of float32 gives float32, got dtype=float16"),
     "float64": (lambda: ops.logsumexp(Y, [1], dtype=F64), "gives float32, got dtype=float64"),
-    "another half": (
-        lambda: ops.logsumexp(Y.half(), [1], dtype=BF16),
-        "logsumexp of float16 gives float16 or float32, got dtype=bfloat16",
-    ),
+    "another half": (lambda: ops.logsumexp(Y.half(), [1], dtype=BF16), "gives float16 or float32, got dtype=bfloat16"),
     "integers": (lambda: ops.logsumexp(Y, [1], dtype=torch.int32), "takes float32, .* got"),
-    "out": (
-        lambda: ops.logsumexp.out(Y.half(), [1], out=Y.new_empty(3)),
-        "the result has another dtype than out, which is float32",
-    ),
+    "out": (lambda: ops.logsumexp.out(Y.half(), [1], out=Y.new_empty(3)), "another dtype than out, which is float32"),
     "narrow out": (
         lambda: ops.logsumexp.out(Y, [1], dtype=F16, out=Y.new_empty(3).half()),
         "logsumexp of float32 gives float32, got an out of float16",
@@ -175,33 +156,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "dim twice": (lambda: gradient(G, 0, [1, -1], F32), "dim 1 appears twice"),
     "function": (lambda: gradient(G, 3, [1], F32), "function is 0 .* got 3"),
     "gradient of integers": (lambda: gradient(G, 0, [1], torch.int32), "takes float32, .* got"),
-    "out of a gradient": (
-        lambda: ops._softmax_backward.out(G, Y, 0, [1], out=G.new_empty(3)),
-        r"shape \[3, 4\], got an out .* \[3\]",
-    ),
-    "overlap": (lambda: ops._softmax_backward.out(G, Y, 0, [1], out=G.new_empty(4).expand(3, 4)), "may share memory"),
+    "out of a gradient": (lambda: into(G, G.new_empty(3)), r"shape \[3, 4\], got an out .* \[3\]"),
+    "overlap": (lambda: into(G, G.new_empty(4).expand(3, 4)), "may share memory"),
     "lse": (lambda: lse_gradient(G[0], Y, G[0]), r"gives shape \[3\] .* got an lse of shape \[4\]"),
     "grad of lse": (lambda: lse_gradient(G, Y, ROW), r"shape of the result, \[3\], got \[3, 4\]"),
-    "lse out": (
-        lambda: lse_gradient(ROW, Y, ROW, out=G.half()),
-        "has its input's dtype float32, got an out of float16",
-    ),
-    "narrow lse": (
-        lambda: lse_gradient(ROW.half(), Y, ROW.half()),
-        "logsumexp of float32 does not give float16, which is the dtype of lse",
-    ),
-    "lse of float64": (
-        lambda: lse_gradient(ROW.double(), Y.half(), ROW.double()),
-        "logsumexp of float16 does not give float64",
-    ),
-    "narrow grad": (
-        lambda: lse_gradient(ROW.half(), Y.half(), ROW),
-        "grad has dtype float16, but it goes with a tensor of float32",
-    ),
-    "wide out": (
-        lambda: lse_gradient(ROW, Y.half(), ROW, out=G.clone()),
-        "has its input's dtype float16, got an out of float32",
-    ),
+    "lse out": (lambda: lse_gradient(ROW, Y, ROW, out=G.half()), "dtype float32, got an out of float16"),
+    "narrow lse": (lambda: lse_gradient(ROW.half(), Y, ROW.half()), "float32 does not give float16, .* dtype of lse"),
+    "lse of float64": (lambda: lse_gradient(ROW.double(), Y.half(), ROW.double()), "float16 does not give float64"),
+    "narrow grad": (lambda: lse_gradient(ROW.half(), Y.half(), ROW), "grad has dtype float16, .* tensor of float32"),
+    "wide out": (lambda: lse_gradient(ROW, Y.half(), ROW, out=G.clone()), "dtype float16, got an out of float32"),
 }
 
 
@@ -214,6 +177,7 @@ def test_what_is_refused(case):
 
 def test_complex_inputs_and_outs_of_another_shape_are_refused(function):
     op = getattr(ops, function)
+    assert set(op.overloads()) == {"default", "out"}
     with pytest.raises(RuntimeError, match=r"(?i)complex"):
         op(torch.zeros(3, dtype=torch.complex64), [0])
     with pytest.raises(RuntimeError, match=r"\[3\].*\[2\]|\[2\].*\[3\]"):

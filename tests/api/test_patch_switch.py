@@ -1,7 +1,5 @@
 """onepass.patch on and off, its report, its scope (all threads of a process); torch computes everything after it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import sys
 
@@ -39,30 +37,29 @@ def _served(patched: onepass.patch) -> int:
     return sum(patched.report.served.values())
 
 
-def test_as_a_switch():
+def test_a_switch_a_context_and_an_exception_end_it():
+    installed = dispatch_tables()
     handle = onepass.patch(report=True)
     assert _served(handle) == 1
-    handle.restore()
-    handle.restore()
-    assert _served(handle) == 1
+    assert dispatch_tables() == installed  # no kernel is replaced by a switch
+    for _ in range(2):
+        handle.restore()
+        assert _served(handle) == 1
+    with onepass.patch(report=True) as patched:
+        patched.restore()
+        assert _served(patched) == 0
+    with pytest.raises(KeyError), onepass.patch(report=True) as patched:
+        raise KeyError
+    assert _served(patched) == 0
 
 
-def test_no_kernel_is_replaced_by_a_switch():
-    installed = dispatch_tables()
-    with onepass.patch():
-        assert dispatch_tables() == installed
-
-
-def test_patches_nest_and_end_in_any_order():
+def test_patches_nest_end_in_any_order_and_are_entered_again():
     outer, inner = onepass.patch(report=True), onepass.patch(report=True)
     assert (_served(outer), _served(inner)) == (1, 2)
     outer.restore()
     assert (_served(outer), _served(inner)) == (2, 4)
     inner.restore()
     assert _served(inner) == 4
-
-
-def test_one_patch_is_entered_again():
     with onepass.patch(report=True) as patched:
         with patched as same:
             assert same is patched
@@ -71,17 +68,6 @@ def test_one_patch_is_entered_again():
     with patched:
         assert _served(patched) == 2
     assert _served(patched) == 2
-
-
-def test_restored_within_its_context():
-    with onepass.patch(report=True) as patched:
-        patched.restore()
-        assert _served(patched) == 0
-
-
-def test_an_exception_ends_it():
-    with pytest.raises(KeyError), onepass.patch():
-        raise KeyError
 
 
 @several_overrides

@@ -1,7 +1,5 @@
 """Properties that hold for any row, on random shapes, strides, offsets and values (hypothesis)."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -9,15 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import onepass
-from lib.support import DTYPES, SOFTMAXES, assert_defined, engines_at_hand, maker, ours, same
+from lib.support import DTYPES, OPERATORS, SOFTMAXES, assert_defined, keepdims, maker, ours, same
 
 checked = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+OFFSETS = [0.0, -500.0, 2.5e3, -1e3, 3e4, -3e4, 2.0**20, 1e30, -1e30]  # nothing overflows far from zero
 SPECIALS = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, 88.7, -103.9, 6e4, -6e4, 1e-40]
-
-
-def test_there_is_an_engine_to_test():
-    assert engines_at_hand()
 
 
 @st.composite
@@ -46,12 +40,13 @@ def views(draw: st.DrawFn, device: str = "cpu", dtypes: tuple[torch.dtype, ...] 
 
 
 @st.composite
-def rows(draw: st.DrawFn, device: str, most: int = 5000, ninf: bool = True) -> Tensor:
+def rows(draw: st.DrawFn, device: str) -> Tensor:
     """A few rows of one dtype, finite or -inf, with some mass in each."""
-    m, n = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 70), st.integers(1, most)))
-    scale, offset = draw(st.sampled_from([0.01, 1.0, 30.0])), draw(st.sampled_from([0.0, -500.0, 2.5e3]))
+    m, n = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 70), st.integers(1, 5000)))
+    scale, offset = draw(st.sampled_from([0.01, 1.0, 30.0])), draw(st.sampled_from(OFFSETS))
     x = maker(draw(st.sampled_from(DTYPES)), device, draw(st.integers(0, 10**6)), scale)(m, n) + offset
-    if ninf and n > 1 and draw(st.booleans()):
+    x = x.clamp(-6e4, 6e4) if x.dtype is torch.float16 else x
+    if n > 1 and draw(st.booleans()):
         start = draw(st.integers(0, n - 1))
         x[:, start : draw(st.integers(start, n - 1))] = -math.inf
     return x
@@ -62,25 +57,23 @@ def rows(draw: st.DrawFn, device: str, most: int = 5000, ninf: bool = True) -> T
 def test_any_view_over_any_dims_has_the_definitions_values(engine, device, data):
     x, dims = data.draw(views(device))
     spelled = dims[0] if len(dims) == 1 and data.draw(st.booleans()) else tuple(dims)
-    function = data.draw(st.sampled_from(("logsumexp", *SOFTMAXES)))
-    y = ours(function)(x, spelled, engine=engine)
-    if function != "logsumexp":
+    function = data.draw(st.sampled_from(OPERATORS))
+    named = data.draw(st.sampled_from(keepdims(function)))
+    y = ours(function)(x, spelled, engine=engine, **named)
+    if function in SOFTMAXES:
         assert y.shape == x.shape
         assert y.stride() == torch.empty_like(x).stride()
     assert_defined(function, y, x, tuple(dims))
 
 
 @given(data=st.data())
-@checked
-def test_shift_invariance(engine, device, data):
-    """An exact shift (a power of two, in float64) changes no result by more than its rounding."""
-    x = data.draw(rows(device, ninf=False)).double().mul(64).round().div(64)
-    shift = data.draw(st.sampled_from([1.0, -4096.0, 2.0**20]))
-    for function in SOFTMAXES:
-        a, b = (ours(function)(v, 1, engine=engine) for v in (x, x + shift))
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-300)
-    a, b = (onepass.logsumexp(v, 1, engine=engine) for v in (x, x + shift))
-    torch.testing.assert_close(a + shift, b, rtol=1e-13, atol=1e-10)
+@settings(checked, max_examples=200)
+def test_rows_have_the_definitions_values(engine, device, data):
+    """Which are the same whatever is added to a row, and in whatever order its elements stand."""
+    x = data.draw(rows(device))
+    function = data.draw(st.sampled_from(OPERATORS))
+    x = -x if function == "softmin" else x
+    assert_defined(function, ours(function)(x, 1, engine=engine), x, 1)
 
 
 @given(data=st.data())
@@ -98,67 +91,17 @@ def test_rows_sum_to_one(engine, device, data):
 
 @given(data=st.data())
 @checked
-def test_permutation_equivariance(engine, device, data):
-    x = data.draw(rows(device)).double()
-    order = torch.tensor(data.draw(st.permutations(range(x.size(1)))) if x.size(1) < 50 else 0, device=device)
-    if order.dim() == 0:
-        order = torch.randperm(x.size(1), generator=torch.Generator().manual_seed(7)).to(device)
-    for function in SOFTMAXES:
-        v = -x if function == "softmin" else x
-        y = ours(function)(v, 1, engine=engine)
-        torch.testing.assert_close(ours(function)(v[:, order], 1, engine=engine), y[:, order], rtol=1e-11, atol=1e-12)
-    y = onepass.logsumexp(x, 1, engine=engine)
-    torch.testing.assert_close(onepass.logsumexp(x[:, order], 1, engine=engine), y, rtol=1e-11, atol=1e-12)
-
-
-@given(data=st.data())
-@checked
 def test_monotone(engine, device, data):
     """Within a row, a larger input has no smaller result (but for a rounding), and an equal input the same one."""
     x = data.draw(rows(device)).sort(1).values
     for function, sign in (("softmax", 1), ("log_softmax", 1), ("softmin", -1)):
-        v = x.nan_to_num(neginf=-6e4) if function == "softmin" else x
+        v = x.nan_to_num(neginf=torch.finfo(x.dtype).min) if function == "softmin" else x
         d = ours(function)(v, 1, engine=engine).double()
         up = sign * (d[:, 1:] - d[:, :-1])
         tiny = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).tiny
         slack = 2 * torch.finfo(x.dtype).eps * d[:, 1:].abs() + tiny
         assert bool(((up >= -slack) | up.isnan()).all())
         assert bool((up[v[:, 1:] == v[:, :-1]].nan_to_num(0) == 0).all())
-
-
-@given(data=st.data())
-@checked
-def test_softmin_is_softmax_of_the_negative(engine, device, data):
-    x, dims = data.draw(views(device))
-    y = onepass.softmin(x, tuple(dims), engine=engine)
-    want = onepass.softmax(-x, tuple(dims), engine=engine)
-    torch.testing.assert_close(y, want, equal_nan=True)
-
-
-@given(data=st.data())
-@checked
-def test_the_functions_agree_with_each_other(engine, device, data):
-    """exp(log_softmax) = softmax, log_softmax = x - logsumexp, and logsumexp(log_softmax) = 0."""
-    x = data.draw(rows(device)).double()
-    soft, log = onepass.softmax(x, 1, engine=engine), onepass.log_softmax(x, 1, engine=engine)
-    lse = onepass.logsumexp(x, 1, keepdim=True, engine=engine)
-    scale = x.masked_fill(x.isinf(), 0).abs().max().item() + 1
-    torch.testing.assert_close(log.exp(), soft, rtol=1e-11 * scale, atol=1e-300)
-    torch.testing.assert_close(x - lse, log, rtol=1e-12, atol=1e-13 * scale)
-    zero = onepass.logsumexp(log, 1, engine=engine)
-    torch.testing.assert_close(zero, torch.zeros_like(zero), rtol=0, atol=1e-12 * scale)
-
-
-@given(data=st.data())
-@checked
-def test_logsumexp_is_bounded_by_the_maximum(engine, device, data):
-    """max <= logsumexp <= max + log(n), up to a rounding."""
-    x = data.draw(rows(device))
-    y = onepass.logsumexp(x, 1, engine=engine).double()
-    m = x.double().amax(1)
-    slack = torch.finfo(x.dtype).eps * 4 * m.abs().clamp(min=1)
-    assert bool((y >= m - slack).all())
-    assert bool((y <= m + math.log(x.size(1)) + slack * math.log(x.size(1) + 2)).all())
 
 
 @given(data=st.data())
@@ -176,8 +119,14 @@ def test_rows_are_independent(engine, device, data):
 
 
 def test_the_same_bits_from_run_to_run(function, engine, device):
+    """Of the gradient too."""
     for shape, dim in (((64, 1000), 1), ((1, 300_001), 1), ((3, 700, 40), 1), ((2000, 3), 1), ((5, 6, 7), (0, 2))):
-        x = maker(torch.float32, device)(*shape)
-        first = ours(function)(x, dim, engine=engine)
+        x = maker(torch.bfloat16, device)(*shape).requires_grad_()
+
+        def run(x=x, dim=dim):
+            y = ours(function)(x, dim, engine=engine)
+            return y, *torch.autograd.grad(y, x, maker(y.dtype, device, 5)(*y.shape))
+
+        first = run()
         for _ in range(3):
-            assert torch.equal(ours(function)(x, dim, engine=engine), first)
+            assert all(torch.equal(*pair) for pair in zip(run(), first, strict=True))

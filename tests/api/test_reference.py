@@ -1,6 +1,6 @@
 """Every function on every dtype, layout, dim and engine gives the definition's values, in torch's shape and dtype."""
 
-from __future__ import annotations
+import itertools
 
 import numpy as np
 import pytest
@@ -15,8 +15,10 @@ from lib.support import (
     TORCH,
     assert_defined,
     engines_at_hand,
+    every_operator,
     every_softmax,
     ints,
+    keepdims,
     maker,
     ours,
     same,
@@ -24,37 +26,28 @@ from lib.support import (
 )
 from onepass import reference
 
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+SOME_LAYOUTS = ["0-d", "odd rows", "sliced", "transposed", "channels_last", "middle", "empty dim", "gaps"]
+SOME_LAYOUTS += ["expanded columns", "size 1 dims, odd strides", "as_strided, interleaved", "empty and permuted"]
 
 
-@every_layout
-@every_softmax
-def test_softmaxes(function, dtype, layout, engine, device):
+@pytest.mark.parametrize("layout", LAYOUTS)
+@every_operator
+def test_every_layout(function, dtype, layout, engine, device):
     x = LAYOUTS[layout](maker(dtype, device))
     before = x.clone()
-    for dim in (*ints(x), *tuples(x)):
-        y = ours(function)(x, dim, engine=engine)
-        assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
-        assert y.stride() == torch.empty_like(x).stride()
+    for dim, named in itertools.product((*ints(x), *tuples(x)), keepdims(function)):
+        y = ours(function)(x, dim, engine=engine, **named)
+        like = torch.logsumexp(x, dim, **named) if named else torch.empty_like(x)
+        if function == "state":
+            assert y.m.stride() == y.l.stride() == like.stride()
+            assert y.l.shape == like.shape
+        else:
+            assert (y.shape, y.dtype, y.device, y.stride()) == (like.shape, x.dtype, x.device, like.stride())
         assert_defined(function, y, x, dim)
     assert same(x, before)
 
 
-@every_layout
-def test_logsumexp(dtype, layout, engine, device):
-    x = LAYOUTS[layout](maker(dtype, device))
-    before = x.clone()
-    for dim in (*ints(x), *tuples(x)):
-        for keepdim in (False, True):
-            y = onepass.logsumexp(x, dim, keepdim, engine=engine)
-            theirs = torch.logsumexp(x, dim, keepdim)
-            assert (y.shape, y.dtype, y.device) == (theirs.shape, x.dtype, x.device)
-            assert y.stride() == theirs.stride()
-            assert_defined("logsumexp", y, x, dim)
-    assert same(x, before)
-
-
-@pytest.mark.parametrize("layout", ["0-d", "odd rows", "sliced", "transposed", "channels_last", "middle", "empty dim"])
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
 @pytest.mark.parametrize("given", [*DTYPES, *INTEGERS], ids=lambda d: str(d).removeprefix("torch."))
 @every_softmax
 def test_dtype_rounds_the_input_first(function, given, layout, engine, device):
@@ -68,19 +61,20 @@ def test_dtype_rounds_the_input_first(function, given, layout, engine, device):
             assert_defined(function, y, x.to(dtype), dim, f" (dtype= of {given})")
 
 
+@pytest.mark.parametrize("function", ["logsumexp", "state"])
 @pytest.mark.parametrize("given", INTEGERS, ids=lambda d: str(d).removeprefix("torch."))
-def test_logsumexp_of_integers_has_the_default_dtype(given, engine, device):
+def test_integers_are_taken_as_the_default_dtype(function, given, engine, device):
     x = torch.arange(-7, 8, device=device).reshape(3, 5).to(given)
-    y = onepass.logsumexp(x, (0, -1), keepdim=True, engine=engine)
-    assert y.dtype is torch.float32
-    assert_defined("logsumexp", y, x.float(), (0, 1))
+    y = ours(function)(x, (0, -1), keepdim=True, engine=engine)
+    assert_defined(function, y, x.float(), (0, 1))
     torch.set_default_dtype(torch.float64)
     try:
-        y = onepass.logsumexp(x, 1, engine=engine)
-        assert y.dtype is torch.logsumexp(x, 1).dtype
+        z = ours(function)(x, 1, engine=engine)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert_defined("logsumexp", y, x.double(), 1)
+    assert_defined(function, z, x.double(), 1)
+    if function == "logsumexp":
+        assert (y.dtype, z.dtype) == (torch.float32, torch.float64)
 
 
 def test_integers_above_2_to_the_24_are_rounded_first(engine, device):
@@ -107,25 +101,12 @@ def test_dims_may_be_anything_that_is_an_index(function, spelled, plain):
     assert torch.equal(ours(function)(x, spelled), ours(function)(x, plain))
 
 
+@every_operator
 def test_no_dims_are_all_dims(function):
     x = maker(torch.float32)(3, 4)
     want = torch.logsumexp(x, (), True)  # torch takes the empty tuple with keepdim=True
     torch.testing.assert_close(onepass.logsumexp(x, (), True), want)
-    assert torch.equal(ours(function)(x, ()), ours(function)(x, (0, 1)))
-
-
-def test_torch_keyword_names_and_order(function):
-    x = maker(torch.float32)(3, 4)
-    f, theirs = ours(function), TORCH[function]
-    torch.testing.assert_close(f(input=x, dim=0), theirs(input=x, dim=0))
-    torch.testing.assert_close(f(dim=1, input=x), theirs(dim=1, input=x))
-    torch.testing.assert_close(f(x, 0), theirs(x, 0))
-    if function == "logsumexp":
-        torch.testing.assert_close(f(input=x, dim=0, keepdim=True), theirs(input=x, dim=0, keepdim=True))
-        torch.testing.assert_close(f(x, 0, True), theirs(x, 0, True))
-    else:
-        torch.testing.assert_close(f(x, dim=0, dtype=torch.float64), theirs(x, dim=0, dtype=torch.float64))
-        torch.testing.assert_close(f(x), theirs(x, -1))
+    assert_defined(function, ours(function)(x, ()), x, (0, 1))
 
 
 def test_auto_is_the_engine_of_the_device(function, engine, device):
@@ -140,26 +121,13 @@ def test_auto_is_the_engine_of_the_device(function, engine, device):
 # The shape has no power of two in it: rows are misaligned and lanes are masked.
 
 
-def test_1823_by_781(engine, device):
+@pytest.mark.parametrize("shape", [(1823, 781), (256, 256), (256, 384), (256, 12672)], ids=str)
+def test_published_shapes(function, dtype, shape, engine, device):
+    """And the ends of its sweep: M = 4096, N = 128 * i for i = 2 .. 99; fewer rows here."""
     torch.manual_seed(0)
-    x = torch.randn(1823, 781, device=device)
-    y = ours("softmax")(x, engine=engine)
-    torch.testing.assert_close(y, torch.softmax(x, dim=1))
-
-
-def test_1823_by_781_of_every_kind(function, dtype, engine, device):
-    torch.manual_seed(0)
-    x = torch.randn(1823, 781, device=device).to(dtype)
+    x = torch.randn(shape, device=device).to(dtype)
     for dim in (1, 0):
         torch.testing.assert_close(ours(function)(x, dim, engine=engine), TORCH[function](x, dim))
-
-
-@pytest.mark.parametrize("columns", [256, 384, 12672])
-def test_ends_of_the_published_sweep(columns, engine, device):
-    """M = 4096, N = 128 * i for i = 2 .. 99; fewer rows here."""
-    torch.manual_seed(0)
-    x = torch.randn(256, columns, device=device)
-    torch.testing.assert_close(ours("softmax")(x, engine=engine), torch.softmax(x, dim=-1))
 
 
 class TestReference:
@@ -175,19 +143,12 @@ class TestReference:
         assert reference.logsumexp(self.ROWS, 0).item() == pytest.approx(np.log(3), rel=1e-7)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    @pytest.mark.parametrize("function", SOFTMAXES)
-    def test_softmaxes_are_torchs(self, function, layout):
+    def test_is_torchs(self, function, layout):
         x = LAYOUTS[layout](maker(torch.float64))
-        for dim in ints(x):
-            torch.testing.assert_close(getattr(reference, function)(x, dim), TORCH[function](x, dim))
-
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_logsumexp_is_torchs(self, layout):
-        x = LAYOUTS[layout](maker(torch.float64))
-        for dim in (*ints(x), *tuples(x)):
-            for keepdim in (False, True):
-                want = torch.logsumexp(x, dim, keepdim)
-                torch.testing.assert_close(reference.logsumexp(x, dim, keepdim), want)
+        for dim, named in itertools.product((*ints(x), *tuples(x)), keepdims(function)):
+            if named or isinstance(dim, int):
+                want = TORCH[function](x, dim, **named)
+                torch.testing.assert_close(getattr(reference, function)(x, dim, **named), want)
 
     @pytest.mark.parametrize("function", SOFTMAXES)
     def test_several_dims_are_one_flattened_dim(self, function):

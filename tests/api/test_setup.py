@@ -1,7 +1,5 @@
 """What a user is told who builds without something that the build needs, and what make and pytest say of themselves."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,116 +1,68 @@
 """NaN, infinities, empty and extreme rows: torch's values, on every engine, at every place of a row."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
 import onepass
+from lib.samples import special
 from lib.support import (
     DTYPES,  # noqa: F401  (for EVERY_ROW)
-    FUNCTIONS,  # noqa: F401
-    SOFTMAXES,
+    FUNCTIONS,
+    OPERATORS,  # noqa: F401
     TORCH,
     assert_defined,
+    every_operator,
     maker,
     ours,
+    same,
     with_instruction_set,
 )
 from onepass import reference
 
 INF, NAN = math.inf, math.nan
-every_isa = pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-ROWS = {  # what a row of 1.0 holds instead at some places
-    "all -inf": lambda r: r.fill_(-INF),
-    "all +inf": lambda r: r.fill_(INF),
-    "all NaN": lambda r: r.fill_(NAN),
-    "one +inf": lambda r: r.index_fill_(0, _at(r, -1), INF),
-    "one -inf": lambda r: r.index_fill_(0, _at(r, 0), -INF),
-    "one NaN": lambda r: r.index_fill_(0, _at(r, len(r) // 2), NAN),
-    "+inf and -inf": lambda r: r.fill_(-INF).index_fill_(0, _at(r, len(r) // 3), INF),
-    "NaN among -inf": lambda r: r.fill_(-INF).index_fill_(0, _at(r, -1), NAN),
-    "NaN, then +inf": lambda r: r.index_fill_(0, _at(r, 0), NAN).index_fill_(0, _at(r, -1), INF),
-    "-inf but the first": lambda r: r[1:].fill_(-INF),
-    "-inf but the last": lambda r: r[:-1].fill_(-INF),
-    "-inf in the second half": lambda r: r[len(r) // 2 :].fill_(-INF),
-    "-inf in the first half": lambda r: r[: len(r) // 2].fill_(-INF),
-    "-inf at every other": lambda r: r[::2].fill_(-INF),
-    "all the largest": lambda r: r.fill_(torch.finfo(r.dtype).max),
-    "all the lowest": lambda r: r.fill_(torch.finfo(r.dtype).min),
-    "largest and lowest": lambda r: r.fill_(torch.finfo(r.dtype).min)[:1].fill_(torch.finfo(r.dtype).max),
-    "the largest and half of it": lambda r: r.fill_(torch.finfo(r.dtype).max)[1::2].fill_(_half(r.dtype)),
-    "all negative": lambda r: r.neg_().sub_(100),
-    "denormal": lambda r: r.fill_(torch.finfo(r.dtype).smallest_normal / 4),
-    "-0 and 0": lambda r: r.zero_()[::2].neg_(),
-}
 
 
-def _at(row, index):
-    return torch.tensor([index % len(row)], device=row.device)
-
-
-def _half(dtype):
-    """Some half of the largest number. What it is off the largest double is rounded so that the two differ by more than
-    the largest again: a difference that is compensated for its rounding overflows."""
-    return min(torch.finfo(dtype).max * 0.4815, 8.654758977187404e307)
-
-
-def _special(length, dtype, device):
-    """One row for each of ROWS, with an ordinary row after each."""
-    x = torch.ones(2 * len(ROWS), length, dtype=dtype, device=device)
-    x[1::2] = maker(dtype, device)(len(ROWS), length)
-    for k, spoil in enumerate(ROWS.values()):
-        spoil(x[2 * k])
-    return x
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 16, 33, 1000, 4100, 20011])
+@pytest.mark.parametrize("length", [1, 2, 3, 16, 33, 1000, 1025, 4100, 20011])
+@every_operator
 def test_rows(function, dtype, length, engine, device):
-    x = _special(length, dtype, device)
+    x = special(length, dtype, device)
     x = -x if function == "softmin" else x
     y = ours(function)(x, 1, engine=engine)
-    want = TORCH[function](x.double(), 1)
-    assert torch.equal(y.isnan(), want.isnan())
+    if function != "state":
+        assert torch.equal(y.isnan(), TORCH[function](x.double(), 1).isnan())
     assert_defined(function, y, x, 1)
+    assert_defined(function, ours(function)(x.t(), 0, engine=engine), x.t(), 0)
 
 
 @pytest.mark.parametrize("shape", [(5, 40, 9), (2, 700, 33)], ids=str)
+@every_operator
 def test_columns(function, dtype, shape, engine, device):
     """The same rows along a dim that is not the last."""
-    x = _special(shape[1], dtype, device)
+    x = special(shape[1], dtype, device)
     x = torch.stack([x.roll(k, 0)[: shape[2]].t() for k in range(shape[0])]).contiguous()
     assert x.shape[:2] == shape[:2]
-    assert_defined(function, ours(function)(x, 1, engine=engine), x, 1)
-    assert_defined(function, ours(function)(x, (0, 1), engine=engine), x, (0, 1))
+    for dim in (1, (0, 1)):
+        assert_defined(function, ours(function)(x, dim, engine=engine), x, dim)
 
 
 EVERY_ROW = """
 import itertools
-for function, dtype in itertools.product(t.FUNCTIONS, t.DTYPES):
+for function, dtype in itertools.product(t.OPERATORS, t.DTYPES):
     for length in (2, 3, 16, 33, 1000):
         t.test_rows(function, dtype, length, "cpu", "cpu")
     t.test_columns(function, dtype, (5, 40, 9), "cpu", "cpu")
 """
 
 
-@every_isa
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set(isa):
     with_instruction_set(isa, __file__, EVERY_ROW)
 
 
-@pytest.mark.parametrize("length", [2, 9, 1000])
-def test_state_of_the_largest_numbers(length, engine, device):
-    x = torch.full((3, length), torch.finfo(torch.float64).max, dtype=torch.float64, device=device)
-    x[:, 1::2] = _half(x.dtype)
-    for t, dim in ((x, 1), (x.t().contiguous(), 0)):
-        m, l = onepass.state(t, dim, engine=engine)  # noqa: E741
-        assert (m == x[0, 0]).all()
-        assert (l == (length + 1) // 2).all()
-
-
 @pytest.mark.parametrize("start", [0, 1, 31, 1024, 4096, 8191])
+@every_operator
 def test_long_runs_of_minus_infinity(function, start, dtype, engine, device):
     """A part of a row without any mass must not poison the rest, whichever part of the kernel it falls to."""
     x = torch.full((4, 8192), -INF, dtype=dtype, device=device)
@@ -121,26 +73,7 @@ def test_long_runs_of_minus_infinity(function, start, dtype, engine, device):
     y = ours(function)(x, -1, engine=engine)
     assert_defined(function, y, x, -1)
     if function in ("softmax", "softmin"):
-        assert y[0, start] == 1
-        assert y[0].sum() == 1
-
-
-@pytest.mark.parametrize("poison", [NAN, INF])
-@pytest.mark.parametrize(("shape", "dim"), [((6, 50), 1), ((50, 40), 0), ((3, 20, 7), 1), ((6, 5000), 1), ((9, 3), 1)])
-def test_a_poisoned_row_poisons_only_itself(function, shape, dim, poison, engine, device):
-    x = maker(torch.float32, device)(*shape)
-    clean = ours(function)(x, dim, engine=engine)
-    x[(0,) * len(shape)] = -poison if function == "softmin" else poison
-    y = ours(function)(x, dim, engine=engine)
-    row = torch.zeros(shape, dtype=torch.bool, device=device).select(dim, 0)
-    row[(0,) * row.dim()] = True
-    if function == "logsumexp":
-        assert torch.equal(y[~row], clean[~row])
-        assert (y[row].isnan() if poison != INF else y[row] == INF).all()
-    else:
-        row = row.unsqueeze(dim).expand(shape)
-        assert torch.equal(y[~row], clean[~row])
-        assert y[row].isnan().all()
+        assert y[0, start] == y[0].sum() == 1
 
 
 def test_logsumexp_over_nothing(dtype, engine, device):
@@ -148,40 +81,25 @@ def test_logsumexp_over_nothing(dtype, engine, device):
     for dim in (1, (1,), (0, 1), (0, 1, 2), -2):
         y = onepass.logsumexp(x, dim, engine=engine)
         assert torch.equal(y, torch.full_like(torch.logsumexp(x, dim), -INF))
-    assert onepass.logsumexp(x, 0, engine=engine).shape == (0, 3)
-    assert onepass.logsumexp(x, (0, 2), True, engine=engine).shape == (1, 0, 1)
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, INF, -INF, NAN])
-def test_0_d(value, dtype, engine, device):
+def test_0_d(function, value, dtype, engine, device):
     x = torch.tensor(value, dtype=dtype, device=device)
-    for function in SOFTMAXES:
-        y = ours(function)(x, engine=engine)
-        want = TORCH[function](x, 0)
-        assert y.shape == ()
-        torch.testing.assert_close(y, want, equal_nan=True, rtol=0, atol=0)
-    torch.testing.assert_close(onepass.logsumexp(x, 0, engine=engine), x, equal_nan=True, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e3, -1e3, 3e4, -3e4, 1e30, -1e30])
-def test_huge_offsets(offset, dtype, engine, device):
-    """Rows that lie far from zero: nothing overflows, and a sum stays 1."""
-    steps = torch.arange(777, dtype=torch.float64) % 7
-    x = (steps * max(abs(offset) / 256, 1.0) + offset).clamp(-6e4, 6e4) if dtype is torch.float16 else steps + offset
-    x = x.to(dtype).to(device)
-    for function in (*SOFTMAXES, "logsumexp"):
-        assert_defined(function, ours(function)(x, 0, engine=engine), x, 0)
+    y = ours(function)(x, 0, engine=engine)
+    assert y.shape == ()
+    assert same(y, TORCH[function](x, 0))
+    assert function != "logsumexp" or same(y, x)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 100, 1001, 5000, 33333])
 def test_constant_and_one_hot_rows(length, dtype, engine, device):
     x = torch.full((2, length), -7.3, dtype=dtype, device=device)
     x[1, length // 2] = 7.0
-    for function in (*SOFTMAXES, "logsumexp"):
+    for function in FUNCTIONS:
         assert_defined(function, ours(function)(x, 1, engine=engine), x, 1)
     y = onepass.softmax(x, 1, engine=engine)
     assert bool((y[0] == y[0, 0]).all())  # equal inputs, equal results, wherever in the row they stand
-    assert bool((y <= 1).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -189,8 +107,7 @@ def test_no_probability_exceeds_one(dtype, engine, device):
     """Both passes over a row must round the exponent alike, or the largest gets more than 1 (1.0013 has been seen)."""
     x = maker(torch.float64, device, scale=30.0)(2000, 97).mul(1.37).to(dtype)
     for wide in (dtype, torch.float32):
-        y = onepass.softmax(x, dtype=wide, engine=engine)
-        assert y.max() <= 1
+        assert onepass.softmax(x, dtype=wide, engine=engine).max() <= 1
         assert (onepass.log_softmax(x, dtype=wide, engine=engine) <= 0).all()
 
 

@@ -14,14 +14,6 @@ from lib.warmup import BF16, F32, F64, call, needs_nvrtc, plan_of
 from onepass import native
 from onepass._kernel_compiler import compile_all
 
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
-    return folder
-
-
 # The cache
 
 

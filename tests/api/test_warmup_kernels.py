@@ -1,6 +1,8 @@
 """Which kernels warming up takes: no more than so many, and those of every call and gradient, over rows and over other
 dims."""
 
+import functools
+import itertools
 import math
 import random
 from typing import Any
@@ -33,14 +35,7 @@ MOST_OF_COLUMNS = {FORWARD: 1500, BACKWARD: 900, BROADCAST: 1500}
 every_pair = pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
 
 
-def kernels(
-    function: str,
-    types: tuple[torch.dtype, torch.dtype],
-    arch: int,
-    lengths: Any = (),
-    which: str = FORWARD,
-    *dims: bool,
-) -> list[str]:
+def kernels(function: str, types: tuple, arch: int, lengths: Any = (), which: str = FORWARD, *dims: bool) -> list[str]:
     return native.kernels_to_warm(function, *types, -1, arch, lengths, which, *dims)
 
 
@@ -48,9 +43,6 @@ def functions_of(which: str, x_type: torch.dtype, y_type: torch.dtype) -> tuple[
     given, result = (x_type, y_type) if which == FORWARD else (y_type, x_type)
     both = which != BROADCAST and reduces_to("logsumexp", given, result)
     return ("softmax", "logsumexp") if both else ("softmax",)
-
-
-# Rows -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100, 120])
@@ -68,23 +60,20 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
         assert not kernels("logsumexp", back, arch, (), BROADCAST)
 
 
-def test_lengths_narrow_it_down():
-    kinds = ("softmax", (BF16, BF16), 90)
-    for n in (1, 2, 33, 128, 1000, 4096, 50257, 2**22, 2**31 + 9):
-        some = kernels(*kinds, [n])
-        assert 1 <= len(some) == len(set(some)) <= 24
-    assert len(kernels(*kinds, [128])) < len(kernels(*kinds, [128, 128256])) < len(set(kernels(*kinds)))
-
-
 @pytest.mark.parametrize(
     ("n", "most"),
     [(1, (8, 0)), (2, (2, 1)), (33, (4, 1)), (128, (4, 1)), (4096, (4, 1)), (50257, (12, 4)), (2**22, (4, 2))],
 )
-def test_lengths_narrow_gradients_down(n, most):
+def test_lengths_narrow_it_down(n, most):
     """Rows of one element have no broadcast gradient, being contiguous, and are columns side by side."""
-    for which, bound in zip((BACKWARD, BROADCAST), most, strict=True):
-        some = kernels("softmax", (BF16, BF16), 90, [n], which)
+    kinds = ("softmax", (BF16, BF16), 90)
+    for which, bound in zip(native.PASSES, (24, *most), strict=True):
+        some = kernels(*kinds, [n], which)
         assert min(bound, 1) <= len(some) == len(set(some)) <= bound
+    assert len(kernels(*kinds, [n])) < len(kernels(*kinds, [n, 128, 128256, 1000])) < len(set(kernels(*kinds)))
+    every, some = (of_columns(kernels(*kinds, lengths, FORWARD, True)) for lengths in ((), [n]))
+    assert 8 <= len(some) <= 400
+    assert some <= every
 
 
 @pytest.mark.parametrize("arch", [80, 90])
@@ -122,9 +111,6 @@ def test_gradients_of_any_rows_and_views_are_covered(x_type, dx_type, function, 
         assert compiled_in(plan) in compiled, (rows, n, at, plan)
 
 
-# Other dims -----------------------------------------------------------------------------------------------------------
-
-
 def of_columns(kernels: list[str]) -> set[tuple]:
     return {column_kernel(plan) for plan in map(plan_of, kernels) if plan["tier"].startswith("columns")}
 
@@ -132,65 +118,48 @@ def of_columns(kernels: list[str]) -> set[tuple]:
 CASES = [(*types, 90) for types in TYPES] + [(BF16, BF16, arch) for arch in (80, 100)]
 
 
-def each_type(cases: list[tuple]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("x_type", "y_type", "arch"), cases, ids=lambda t: str(t).removeprefix("torch."))
-
-
-@each_type([case for case in CASES if case[0] != F16])  # which goes as bfloat16 does, as the next test sees
+@pytest.mark.parametrize("n", [None, 21, 1000, 30000])
+@pytest.mark.parametrize(("x_type", "y_type", "arch"), CASES, ids=lambda t: str(t).removeprefix("torch."))
 @pytest.mark.parametrize("which", native.PASSES)
-def test_any_call_over_other_dims_is_covered(which, x_type, y_type, arch):
+def test_any_call_over_other_dims_is_covered(which, x_type, y_type, arch, n):
+    """Whatever its length, and where lengths are named: others do not make up for what the walk of one leaves out."""
+    if n is None and F16 in (x_type, y_type) and x_type is y_type:
+        pytest.skip("goes as bfloat16 does, as those of named lengths see")
     for function in functions_of(which, x_type, y_type):
-        known = kernels(function, (x_type, y_type), arch, (), which, True)
-        assert len(names(known)) == len(known)
+        known = kernels(function, (x_type, y_type), arch, [n] if n else (), which, True)
         compiled, seen = of_columns(known), set()
-        assert 10 < len(compiled) <= MOST_OF_COLUMNS[which]
-        for plan in random_plans(2000, None, function, which, (x_type, y_type), arch):
+        for plan in random_plans(700 if n else 2000, n, function, which, (x_type, y_type), arch):
             assert column_kernel(plan) in compiled, plan
             seen.add(column_kernel(plan))
-        assert len(seen) > len(compiled) // 6, "so many of them are asked for"
+        if n is None:
+            assert len(names(known)) == len(known)
+            assert 10 < len(compiled) <= MOST_OF_COLUMNS[which]
+            assert len(seen) > len(compiled) // 6, "so many of them are asked for"
 
 
-@each_type(CASES)
-@pytest.mark.parametrize("which", native.PASSES)
-def test_calls_over_named_lengths_are_covered(which, x_type, y_type, arch):
-    """Other lengths do not make up for what the walk of one leaves out."""
-    for function in functions_of(which, x_type, y_type):
-        for n in (21, 1000, 30000):
-            known = of_columns(kernels(function, (x_type, y_type), arch, [n], which, True))
-            for plan in random_plans(700, n, function, which, (x_type, y_type), arch):
-                assert column_kernel(plan) in known, plan
+NUMBERS_OF_TILES = [  # blocks of the chip share tiles, or there are tiles for all
+    ("softmax", FORWARD, (BF16, BF16), 90, [3, 1500, 550], [1]),
+    ("softmax", BROADCAST, (BF16, BF16), 90, [3, 1500, 550], [1]),
+    ("softmax", BACKWARD, (BF16, BF16), 90, [7, 1500, 345], [1]),
+    ("softmax", FORWARD, (BF16, BF16), 90, [5, 30000, 16], [1]),
+    ("softmax", FORWARD, (BF16, F32), 80, [58, 7, 3, 101], [0, 2]),
+    ("logsumexp", BACKWARD, (F32, F32), 90, [156, 20017, 248], [1]),
+    ("logsumexp", BACKWARD, (BF16, BF16), 90, [14, 5852, 79, 2], [1, 3]),
+]
+WIDE_AND_NARROW_TILES = [  # where there are many, and few
+    ("softmax", which, (F32, F32), 90, [outer, n, inner], [1], addresses_of("softmax", which, (F32, F32), inner % 3))
+    for which, n, outer in itertools.product((FORWARD, BROADCAST), (2049, 3000, 4096), (1, 40, 397))
+    for inner in (*range(2, 80), 196, 1092, 1500)
+]
 
 
-@pytest.mark.parametrize("which", [FORWARD, BROADCAST])
-@pytest.mark.parametrize("n", [2049, 3000, 4096])
-def test_wide_tiles_and_narrow_ones_are_covered(n, which):
-    """Where there are many tiles, and few."""
-    known = of_columns(kernels("softmax", (F32, F32), 90, [n], which, True))
-    for outer in (1, 40, 397):
-        for inner in (*range(2, 80), 196, 1092, 1500):
-            addresses = addresses_of("softmax", which, (F32, F32), inner % 3)
-            plan = plan_of_call("softmax", which, (F32, F32), 90, [outer, n, inner], [1], addresses)
-            assert column_kernel(plan) in known, plan
-
-
-@pytest.mark.parametrize(
-    ("function", "which", "types", "arch", "sizes", "dims"),
-    [  # blocks of the chip share tiles, or there are tiles for all
-        ("softmax", FORWARD, (BF16, BF16), 90, [3, 1500, 550], [1]),
-        ("softmax", BROADCAST, (BF16, BF16), 90, [3, 1500, 550], [1]),
-        ("softmax", BACKWARD, (BF16, BF16), 90, [7, 1500, 345], [1]),
-        ("softmax", FORWARD, (BF16, BF16), 90, [5, 30000, 16], [1]),
-        ("softmax", FORWARD, (BF16, F32), 80, [58, 7, 3, 101], [0, 2]),
-        ("logsumexp", BACKWARD, (F32, F32), 90, [156, 20017, 248], [1]),
-        ("logsumexp", BACKWARD, (BF16, BF16), 90, [14, 5852, 79, 2], [1, 3]),
-    ],
-    ids=lambda value: "x".join(map(str, value)) if isinstance(value, list) else None,
-)
-def test_numbers_of_tiles_are_covered(function, which, types, arch, sizes, dims):
-    n = math.prod(sizes[i] for i in dims)
-    plan = plan_of_call(function, which, types, arch, sizes, dims)
-    assert plan["tier"].startswith("columns-")
-    assert column_kernel(plan) in of_columns(kernels(function, types, arch, [n], which, True))
+def test_tiles_are_covered():
+    known = functools.cache(lambda kind, which, n: of_columns(kernels(*kind, [n], which, True)))
+    for function, which, types, arch, sizes, dims, *addresses in NUMBERS_OF_TILES + WIDE_AND_NARROW_TILES:
+        plan = plan_of_call(function, which, types, arch, sizes, dims, *addresses)
+        assert addresses or plan["tier"].startswith("columns-")
+        n = math.prod(sizes[i] for i in dims)
+        assert column_kernel(plan) in known((function, types, arch), which, n), plan
 
 
 @pytest.mark.parametrize("which", native.PASSES)
@@ -198,11 +167,3 @@ def test_rows_are_there_beside_them(which):
     rows, both = ({*kernels("softmax", (BF16, BF16), 90, [2, 1000], which, dims)} for dims in (False, True))
     assert rows < both
     assert not of_columns([*rows])
-
-
-def test_lengths_narrow_other_dims_down():
-    every = of_columns(kernels("softmax", (BF16, BF16), 90, (), FORWARD, True))
-    for n in (1, 21, 197, 1000, 4096, 131072):
-        some = of_columns(kernels("softmax", (BF16, BF16), 90, [n], FORWARD, True))
-        assert 8 <= len(some) <= 400
-        assert some <= every

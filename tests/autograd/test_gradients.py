@@ -1,6 +1,4 @@
-"""Gradients of first and second order, on every engine and by every way of asking for them."""
-
-from __future__ import annotations
+"""Gradients of first and second order, of the functions and of states, on every engine, by every way of asking."""
 
 import functools
 
@@ -11,44 +9,30 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import onepass
 from lib.samples import SAMPLES
-from lib.support import DTYPES, TORCH, every_softmax, maker, ours, same
+from lib.support import DTYPES, TORCH, both, every_operator, every_softmax, keepdims, maker, ours, same
 from onepass import reference
 
+# torch.autograd's batched checks warn of operators without a batching rule.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+F64 = torch.float64
 
-every_case = pytest.mark.parametrize("case", [case for case in SAMPLES if case not in ("channels_last", "empty dim")])
 
-
-def _case(case: str, device: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, tuple[int, ...]]:
+@pytest.mark.parametrize("case", [case for case in SAMPLES if case not in ("channels_last", "empty dim")])
+@every_operator
+def test_derivatives(function, case, engine, device):
+    """Backward and forward, twice, and batches of each."""
+    if function == "state" and case == "expanded":
+        pytest.skip("where a maximum is there twice there is no derivative to measure")
     make, dim = SAMPLES[case]
-    return make(maker(dtype, device)).detach().requires_grad_(), dim
-
-
-@every_case
-def test_gradcheck(function, case, engine, device):
-    x, dim = _case(case, device)
-    f = functools.partial(ours(function), dim=dim, engine=engine)
-    assert gradcheck(
-        f, x, check_forward_ad=True, check_batched_grad=x.numel() > 0, check_batched_forward_grad=x.numel() > 0
-    )
-
-
-@every_case
-def test_gradgradcheck(function, case, engine, device):
-    x, dim = _case(case, device)
-    assert gradgradcheck(functools.partial(ours(function), dim=dim, engine=engine), x)
-
-
-def test_logsumexp_keepdim(engine, device):
-    x, _ = _case("middle", device)
-    for dim in (1, (0, 2), (0, 1, 2)):
-        f = functools.partial(onepass.logsumexp, dim=dim, keepdim=True, engine=engine)
-        assert gradcheck(f, x, check_forward_ad=True)
-        assert gradgradcheck(f, x)
-
-
-def _reversed(y: Tensor) -> Tensor:
-    return y.permute(*range(y.dim())[::-1])
+    x = make(maker(F64, device)).detach().requires_grad_()
+    batched = x.numel() > 0
+    for named in [*keepdims(function), *[{"dtype": F64}] * (function not in ("logsumexp", "state"))]:
+        f = functools.partial(ours(function), dim=dim, engine=engine, **named)
+        assert gradcheck(f, x, check_forward_ad=True, check_batched_grad=batched, check_batched_forward_grad=batched)
+        assert gradgradcheck(f, x, check_batched_grad=batched, gen_non_contig_grad_outputs=True)
+        assert not batched or gradgradcheck(
+            f, x, check_fwd_over_rev=True, check_rev_over_rev=False, check_undefined_grad=False
+        )
 
 
 def _gradient(f, x: Tensor, g: Tensor) -> Tensor:
@@ -64,10 +48,10 @@ def test_against_the_reference(function, dtype, shape, engine, device):
     eps = torch.finfo(dtype).eps
     for dim in (1, 0, (0, 1)):
         x = maker(dtype, device)(*shape)
-        y = ours(function)(x, dim, engine=engine)
+        f, ref = both(function, engine, dim=dim)
+        y = f(x)
         g = maker(dtype, device, 5)(*y.shape)
-        got = _gradient(functools.partial(ours(function), dim=dim, engine=engine), x, g)
-        want = _gradient(functools.partial(getattr(reference, function), dim=dim), x.double(), g.double())
+        got, want = _gradient(f, x, g), _gradient(ref, x.double(), g.double())
         assert got.dtype is dtype
         assert got.shape == x.shape
         n = x.numel() // (1 if function != "logsumexp" else y.numel())
@@ -88,46 +72,29 @@ def test_dtype_keeps_the_gradient_in_the_inputs_dtype(function, given, engine, d
         torch.testing.assert_close(got, want, rtol=16 * coarse, atol=16 * coarse)
 
 
+REDUCTIONS = [  # whose gradients arrive expanded, strided, in another order of dims, and with gaps
+    torch.sum,
+    torch.mean,
+    lambda y: y.movedim(-1, 0)[::2].sum(),
+    lambda y: (y.mT.contiguous() * torch.arange(y.numel(), device=y.device).view(y.mT.shape)).sum(),
+    lambda y: y.flatten()[1:].square().sum(),
+]
+
+
 def test_expanded_and_strided_incoming_gradients(function, engine, device):
-    x = maker(torch.float64, device)(4, 6, 5).requires_grad_()
-    for dim in (0, 1, 2, (0, 2)):
-        f = functools.partial(ours(function), dim=dim, engine=engine)
-        ref = functools.partial(getattr(reference, function), dim=dim)
-        reductions = [  # whose gradients arrive expanded, strided, and with gaps
-            torch.sum,
-            torch.mean,
-            lambda y: y.movedim(-1, 0)[::2].sum(),
-            lambda y: (_reversed(y).contiguous() * torch.arange(y.numel(), device=y.device).view(y.shape[::-1])).sum(),
-            lambda y: y.flatten()[1:].square().sum(),
-        ]
-        for reduce in reductions:
-            (got,) = torch.autograd.grad(reduce(f(x)), x)
-            (want,) = torch.autograd.grad(reduce(ref(x)), x)
-            torch.testing.assert_close(got, want)
+    make = maker(F64, device)
+    for x in (make(4, 6, 5, 2), make(2, 5, 4, 3).contiguous(memory_format=torch.channels_last)):
+        x.requires_grad_()
+        for dim in (0, 1, 2, (0, 2)):
+            f, ref = both(function, engine, dim=dim)
+            for reduce in REDUCTIONS:
+                (got,), (want,) = (torch.autograd.grad(reduce(call(x)), x) for call in (f, ref))
+                torch.testing.assert_close(got, want)
 
 
-def test_layouts_of_input_and_gradient(function, engine, device):
-    x = maker(torch.float64, device)(2, 5, 4, 3).contiguous(memory_format=torch.channels_last)
-    y = ours(function)(x, 1, engine=engine)
-    for g in (
-        maker(torch.float64, device, 3)(*y.shape),
-        maker(torch.float64, device, 3)(*y.shape[::-1]).permute(*range(y.dim())[::-1]),
-    ):
-        got = _gradient(functools.partial(ours(function), dim=1, engine=engine), x, g)
-        torch.testing.assert_close(got, _gradient(functools.partial(getattr(reference, function), dim=1), x, g))
-
-
+INF, NAN = torch.inf, torch.nan
 SPECIAL_ROWS = torch.tensor(
-    [
-        [0.0, 1.0, 2.0],
-        [-torch.inf, 1.0, 2.0],
-        [-torch.inf, -torch.inf, 3.0],
-        [-torch.inf] * 3,
-        [torch.inf, 0.0, 1.0],
-        [torch.nan, 0.0, 1.0],
-        [-1e4, 0.0, 1e4],
-    ],
-    dtype=torch.float64,
+    [[0, 1, 2], [-INF, 1, 2], [-INF, -INF, 3], [-INF] * 3, [INF, 0, 1], [NAN, 0, 1], [-1e4, 0, 1e4]], dtype=F64
 )
 
 
@@ -148,7 +115,7 @@ ORDERS = {  # of the derivative, v a direction
 def test_masked_rows_and_special_values_have_torchs_derivatives(function, order, engine, device):
     """NaN where torch has NaN (rows of all -inf, or with a +inf or a NaN), and nowhere else: docs/gradients.md."""
     x = (-SPECIAL_ROWS if function == "softmin" else SPECIAL_ROWS).to(device)
-    v = maker(torch.float64, device)(*x.shape)
+    v = maker(F64, device)(*x.shape)
     got = ORDERS[order](functools.partial(ours(function), dim=1, engine=engine), x, v)
     want = ORDERS[order](functools.partial(TORCH[function], dim=1), x, v)
     assert same(got.isnan(), want.isnan()), f"{got}\n{want}"
@@ -158,39 +125,76 @@ def test_masked_rows_and_special_values_have_torchs_derivatives(function, order,
 
 def test_accumulation_and_reuse(function, engine, device):
     """The graph may be retained, run twice, and joined with others; the saved tensors are not changed by it."""
-    x = maker(torch.float64, device)(3, 4).requires_grad_()
-    f, ref = (functools.partial(m, dim=1) for m in (ours(function), getattr(reference, function)))
-    total = (f(x, engine=engine) * 2).sum() + f(x * x, engine=engine).square().sum()
+    x = maker(F64, device)(3, 4).requires_grad_()
+    f, ref = both(function, engine, dim=1)
+    total = (f(x) * 2).sum() + f(x * x).square().sum()
     total.backward(retain_graph=True)
     first = x.grad.clone()
     total.backward()
     torch.testing.assert_close(x.grad, 2 * first)
-    x.grad = None
-    ((ref(x) * 2).sum() + ref(x * x).square().sum()).backward()
-    torch.testing.assert_close(first, x.grad)
+    torch.testing.assert_close(first, torch.autograd.grad((ref(x) * 2).sum() + ref(x * x).square().sum(), x)[0])
 
 
 def test_only_what_requires_a_gradient_has_one(function, engine, device):
     x = maker(torch.float32, device)(3, 4)
-    f = functools.partial(ours(function), dim=1, engine=engine)
+    f, _ = both(function, engine, dim=1)
     assert f(x).grad_fn is None
-    assert f(x.clone().requires_grad_()).grad_fn is not None
+    assert f(torch.nn.Parameter(x)).grad_fn is not None
     with torch.no_grad():
         assert not f(x.clone().requires_grad_()).requires_grad
+        with torch.enable_grad():
+            assert f(x.clone().requires_grad_()).requires_grad
     with torch.inference_mode():
         assert f(x).is_inference()
         inner = maker(torch.float32, device)(3, 4)
         assert torch.equal(f(inner), f(x))
-    assert f(torch.nn.Parameter(x)).requires_grad
-    with torch.enable_grad():
-        assert f(x.clone().requires_grad_()).requires_grad
+    assert torch.equal(f(inner), f(x))
 
 
-def test_a_later_write_to_what_was_saved_is_noticed(function, engine, device):
-    x = maker(torch.float32, device)(3, 4).requires_grad_()
-    y = ours(function)(x, 1, engine=engine)
-    loss = y.sum()
+@pytest.mark.parametrize("dim", [0, 1, (0, 2), (0, 1, 2)], ids=str)
+def test_a_maximum_that_is_there_several_times_is_shared_evenly(dtype, dim, engine, device):
+    """As torch.amax does."""
+    x = maker(dtype, device)(4, 50, 3)
+    x[:, ::7] = x.amax()
+    x[1] = -INF
+    x[2, 1:, 0] = -INF
+    f, ref = both("state", engine, dim=dim)
+    planes = f(x)
+    g = maker(planes.dtype, device, 3)(*planes.shape)
+    got, want = _gradient(f, x, g), _gradient(ref, x.double(), g.double())
+    assert got.dtype is dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), want, rtol=16 * eps, atol=float(64 * eps * g[1].abs().max()))
+
+
+def test_gradients_of_special_rows(engine, device):
+    rows = [[INF, 0.0, 1.0], [-INF, -INF, -INF], [NAN, 0.0, 1.0], [NAN, NAN, NAN], [-INF, 2.0, 2.0]]
+    x = torch.tensor(rows, dtype=F64, device=device)
+    got = _gradient(both("state", engine)[0], x, torch.ones(2, 5, dtype=F64, device=device))
+    share = 1 / 3
+    assert got[[0, 1, 4]].flatten().tolist() == pytest.approx([INF, 1, torch.e, share, share, share, 0, 0.5, 0.5])
+    assert got[2:4].isnan().all()
+
+
+def test_gradients_through_a_merge_are_those_of_the_whole(engine, device):
+    x = maker(F64, device)(3, 40)
+
+    def merged(x: Tensor) -> Tensor:
+        parts = [onepass.state(part, engine=engine) for part in x.split(15, 1)]
+        return functools.reduce(onepass.merge, parts).logsumexp()
+
+    def whole(x: Tensor) -> Tensor:
+        return reference.logsumexp(x, 1)
+
+    assert gradcheck(merged, x.clone().requires_grad_(), check_forward_ad=True)
+    got, want = (torch.func.grad(lambda x, f=f: f(x).square().sum())(x) for f in (merged, whole))
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.func.hessian(merged)(x), torch.func.hessian(whole)(x))
+
+
+def test_a_state_changed_in_place_is_missed_by_backward():
+    got = onepass.state(maker(torch.float32)(3, 4).requires_grad_())
     with torch.no_grad():
-        y.mul_(2)
+        got.m.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+        got.l.sum().backward()

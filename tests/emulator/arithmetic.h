@@ -66,7 +66,7 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
 
 template <class T>
 T divided(T a, T b) {
-  if (b == 0) fail("a division by 0");
+  if (std::is_integral_v<T> && b == 0) fail("a division by 0");
   return T(a / b);
 }
 template <class T>
@@ -85,12 +85,13 @@ inline float saturated(float v) { return v > 0 ? std::min(v, 1.0f) : 0.0f; }
 // Without a NaN where one of them is a number; +0 is above -0.
 template <class T>
 T largest(T a, T b) {
+  if constexpr (std::is_integral_v<T>) return std::max(a, b);
   if (a != a || b != b) return a != a ? b : a;
   return a > b || (a == b && !std::signbit(a)) ? a : b;
 }
 template <class T>
 T smallest(T a, T b) {
-  return -largest(-a, -b);
+  return std::is_integral_v<T> ? std::min(a, b) : -largest(-a, -b);
 }
 
 // Rounded downwards: `near` is the nearest to an exact value, which is `value` and a little of the sign of `rest`.

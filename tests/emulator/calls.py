@@ -1,4 +1,4 @@
-"""Calls, and gradients over columns, on the emulator."""
+"""Calls and gradients on the emulator."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 
 
 
 class Emulator:
-    """Serves calls, and gradients over columns, as the CUDA engine does, on tensors of the CPU: by a plan, as the
+    """Serves calls and gradients as the CUDA engine does, on tensors of the CPU: by a plan, as the
     engine's private operators take it, or (None) by the one that an H200 has for it.
 
     `core`: the engine's sources. `order` of threads: 0 forwards, 1 backwards, 2 drawn; `lateness` of asynchronous
@@ -37,7 +38,7 @@ class Emulator:
         self.host = ctypes.CDLL(shutil.copy(host(), own))
         self.translate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(self._translate)
         self.files: list[ctypes.Array[ctypes.c_char]] = []  # lest they are gone
-        for function in (self.host.forward, self.host.backward, self.host.run_kernel):
+        for function in (self.host.solve, self.host.run_kernel):
             function.restype = ctypes.c_char_p
 
     def _translate(self, words: bytes) -> int | None:
@@ -60,22 +61,17 @@ class Emulator:
                 steps = zip(tensor.shape, tensor.stride(), strict=True)
                 reach = 1 + sum((size - 1) * stride for size, stride in steps)
                 size = ctypes.c_int64(reach * tensor.element_size())
-                self.host.add_range(_address(tensor), size, tensor is written)
+                self.host.add_range(ctypes.c_void_p(tensor.data_ptr()), size, tensor is written)
 
     def done(self, wrong: bytes) -> None:
         if wrong:
             raise RuntimeError(wrong.decode() + self.failure)
 
     def call(self, function: str, x: Tensor, dims: Sequence[int], y: Tensor, plan: Sequence[int] | None = None) -> None:
-        number, reduced = FUNCTIONS.index(function), [dim in dims for dim in range(x.dim())]
         y_strides = y.stride()[1:] if function == "state" else y.stride()
         if function in ("logsumexp", "state"):
-            y_strides = _spread(y_strides, reduced)
-        layout = x.dim(), _longs(x.shape), _longs(x.stride()), _longs(y_strides), _bools(reduced)
-        self.begin([x], y)
-        self.done(
-            self.host.forward(number, _TYPES[x.dtype], _TYPES[y.dtype], _address(x), _address(y), *layout, _plan(plan))
-        )
+            y_strides = _spread(y_strides, x.dim(), dims)
+        self._solve(False, function, [x, y], [x.stride(), y_strides], x.dtype, dims, plan)
 
     def gradient(
         self,
@@ -87,42 +83,48 @@ class Emulator:
         dx: Tensor,
         plan: Sequence[int] | None = None,
     ) -> None:
-        reduced = [dim in dims for dim in range(dx.dim())]
         strides = [dx.stride(), saved.stride(), g.stride(), [0] * dx.dim()]
         if lse is not None:
-            strides[2:] = [_spread(tensor.stride(), reduced) for tensor in (g, lse)]
-        each = [_address(tensor) for tensor in (dx, saved, g, lse)]
-        types = FUNCTIONS.index(function), _TYPES[g.dtype], _TYPES[dx.dtype]
-        layout = dx.dim(), _longs(dx.shape), _longs([s for of in strides for s in of]), _bools(reduced)
-        self.begin([g, saved, lse], dx)
-        self.done(self.host.backward(*types, *each, *layout, _plan(plan)))
+            strides[2:] = [_spread(tensor.stride(), dx.dim(), dims) for tensor in (g, lse)]
+        self._solve(True, function, [dx, saved, g, lse], strides, g.dtype, dims, plan)
+
+    def _solve(
+        self,
+        backward: bool,
+        function: str,
+        tensors: list[Tensor | None],
+        strides: list[Sequence[int]],
+        dtype: torch.dtype,
+        dims: Sequence[int],
+        plan: Sequence[int] | None,
+    ) -> None:
+        shape, out = tensors[0].shape, tensors[not backward]
+        types = FUNCTIONS.index(function), _TYPES[dtype], _TYPES[out.dtype]
+        layout = (
+            len(shape),
+            _array(ctypes.c_int64, shape),
+            _array(ctypes.c_int64, [stride for each in strides for stride in each]),
+            _array(ctypes.c_bool, [dim in dims for dim in range(len(shape))]),
+        )
+        addresses = _array(ctypes.c_void_p, [None if tensor is None else tensor.data_ptr() for tensor in tensors])
+        self.begin([tensor for tensor in tensors if tensor is not out], out)
+        numbers = None if plan is None else _array(ctypes.c_int, plan)
+        self.done(self.host.solve(backward, *types, addresses, *layout, numbers))
 
     def run(self, source: str, launch: Sequence[int], read: Sequence[Tensor], written: Tensor) -> None:
         """A kernel `onepass_kernel(read..., written)` of the sources. `launch`: blocks, threads of a block, blocks of a
         cluster or 0, bytes of shared memory, whether it is cooperative."""
         self.begin(read, written)
         addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*read, written)]
-        arguments = (ctypes.c_void_p * len(addresses))(*(ctypes.addressof(address) for address in addresses))
-        self.done(self.host.run_kernel(f"{source} 90".encode(), (ctypes.c_int * 5)(*launch), arguments))
+        arguments = _array(ctypes.c_void_p, [ctypes.addressof(address) for address in addresses])
+        self.done(self.host.run_kernel(f"{source} 90".encode(), _array(ctypes.c_int, launch), arguments))
 
 
-def _address(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+def _array(kind: type, values: Sequence[Any]) -> Any:
+    return (kind * len(values))(*values)
 
 
-def _longs(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def _bools(values: Sequence[bool]) -> ctypes.Array[ctypes.c_bool]:
-    return (ctypes.c_bool * len(values))(*values)
-
-
-def _plan(plan: Sequence[int] | None) -> ctypes.Array[ctypes.c_int] | None:
-    return None if plan is None else (ctypes.c_int * len(plan))(*plan)
-
-
-def _spread(strides: Sequence[int], reduced: Sequence[bool]) -> list[int]:
+def _spread(strides: Sequence[int], rank: int, dims: Sequence[int]) -> list[int]:
     """Strides of a result without reduced dims over all dims."""
     rest = iter(strides)
-    return [0 if gone else next(rest) for gone in reduced]
+    return [0 if dim in dims else next(rest) for dim in range(rank)]

@@ -92,9 +92,8 @@ void run(const Problem& problem, const CudaPlan* plan) {
 }  // namespace
 
 // A launch, on the emulator.
-Result onepass::cuda::taken(const LaunchConfig& config, Handle kernel, void** arguments) {
-  const Seen seen(config, kernel);
-  run({config.grid_x, config.grid_y, config.block_x, uint32_t(seen.cluster()), config.shared_bytes, seen.cooperative},
+Result onepass::cuda::take_launch(const LaunchConfig& config, Handle kernel, void** arguments) {
+  run({config.grid_x, config.grid_y, config.block_x, cluster_of(config), config.shared_bytes, is_cooperative(config)},
       code_of(words_of(kernel)), arguments);
   return 0;
 }
@@ -112,24 +111,17 @@ void add_range(const void* begin, int64_t size, bool writable) {
   way.ranges.push_back({static_cast<const char*>(begin), size, writable});
 }
 
-const char* forward(int function, int x_type, int y_type, const void* x, void* y, int rank, const int64_t* sizes,
-                    const int64_t* x_strides, const int64_t* y_strides, const bool* reduce, const int* plan) {
+// `strides`: of each of the problem's tensors. `plan` may be null.
+const char* solve(bool backward, int function, int in_type, int out_type, void* const* tensors, int rank,
+                  const int64_t* sizes, const int64_t* strides, const bool* reduce, const int* plan) {
   const Function which = Function(function);
-  const Problem problem =
-      Problem::forward(make_forward_layout(rank, sizes, x_strides, y_strides, reduce, is_reduction(which)), which,
-                       DType(x_type), DType(y_type), x, y);
-  const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
-  return said_by([&] { run(problem, plan ? &given : nullptr); });
-}
-
-// `strides`: of dx, of what was saved, of the result's gradient and of the result of logsumexp.
-const char* backward(int function, int type, int dx_type, void* dx, const void* saved, const void* grad,
-                     const void* lse, int rank, const int64_t* sizes, const int64_t* strides, const bool* reduce,
-                     const int* plan) {
-  const Function of = Function(function);
+  const bool reduces = is_reduction(which);
   const int64_t* const each[] = {strides, strides + rank, strides + 2 * rank, strides + 3 * rank};
-  const Problem problem = Problem::backward(make_backward_layout(rank, sizes, each, reduce, is_reduction(of)), of,
-                                            DType(type), DType(dx_type), dx, saved, grad, lse);
+  const Problem problem =
+      backward ? Problem::backward(make_backward_layout(rank, sizes, each, reduce, reduces), which, DType(in_type),
+                                   DType(out_type), tensors[kDx], tensors[kSaved], tensors[kGrad], tensors[kLse])
+               : Problem::forward(make_forward_layout(rank, sizes, each[kX], each[kY], reduce, reduces), which,
+                                  DType(in_type), DType(out_type), tensors[kX], tensors[kY]);
   const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
   return said_by([&] { run(problem, plan ? &given : nullptr); });
 }

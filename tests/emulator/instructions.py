@@ -6,7 +6,9 @@ from __future__ import annotations
 from .operands import TYPES, Operands, identifier, members, size_of, twice
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
-_FUNCTIONS = {"abs": "std::abs", "bfi": "inserted", "ex2": "ex2", "lg2": "lg2", "prmt": "prmt", "rem": "remainder"}
+_FUNCTIONS = {"abs": "std::abs", "bfi": "inserted", "div": "divided", "ex2": "ex2", "lg2": "lg2", "max": "largest"}
+_FUNCTIONS |= {"min": "smallest", "neg": "-", "prmt": "prmt", "rem": "remainder"}
+_FUNCTIONS |= {"shl": "shifted_left", "shr": "shifted_right"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "ne": "!="}
 _UNORDERED = {"neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}  # not: what is false of a NaN
 _PAIRS = {"add": "a + b", "sub": "a - b", "mul": "a * b", "fma": "std::fma(a, b, c)", "max": "largest(a, b)"}
@@ -60,36 +62,13 @@ class Instructions(Operands):
         function = "fma_down" if m[0] == "rm" else "std::fma"
         return self.put(o[0], f"{function}({', '.join(self.get(m[-1], operand) for operand in o[1:])})", m[-1])
 
-    def div_(self, m: list[str], o: list[str]) -> str:
-        a, b = self.get(m[-1], o[1]), self.get(m[-1], o[2])
-        return self.put(o[0], f"{a} / {b}" if m[-1][0] == "f" else f"divided({a}, {b})", m[-1])
-
     def rcp_(self, m: list[str], o: list[str]) -> str:
         value = self.get(m[-1], o[1])
         return self.put(o[0], f"rcp({value})" if m[0] == "approx" else f"{TYPES[m[-1]]}(1 / {value})", m[-1])
 
-    def _extreme(self, floats: str, integers: str, m: list[str], o: list[str]) -> str:
-        function = floats if m[-1][0] == "f" else integers
-        return self.put(o[0], f"{function}({self.get(m[-1], o[1])}, {self.get(m[-1], o[2])})", m[-1])
-
-    def max_(self, m: list[str], o: list[str]) -> str:
-        return self._extreme("largest", "std::max", m, o)
-
-    def min_(self, m: list[str], o: list[str]) -> str:
-        return self._extreme("smallest", "std::min", m, o)
-
     def not_(self, m: list[str], o: list[str]) -> str:
         sign = "!" if m[-1] == "pred" else "~"
         return self.put(o[0], f"{TYPES[m[-1]]}({sign}{self.get(m[-1], o[1])})", m[-1])
-
-    def neg_(self, m: list[str], o: list[str]) -> str:
-        return self.put(o[0], f"{TYPES[m[-1]]}(-{self.get(m[-1], o[1])})", m[-1])
-
-    def shl_(self, m: list[str], o: list[str]) -> str:
-        return self.put(o[0], f"shifted_left({self.get(m[-1], o[1])}, {self.get('u32', o[2])})", m[-1])
-
-    def shr_(self, m: list[str], o: list[str]) -> str:
-        return self.put(o[0], f"shifted_right({self.get(m[-1], o[1])}, {self.get('u32', o[2])})", m[-1])
 
     # Values -----------------------------------------------------------------------------------------------------------
 

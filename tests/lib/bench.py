@@ -9,8 +9,8 @@ import torch
 
 from onepass.tools.bench import timing
 from onepass.tools.bench.cases import Case, Suite
-from onepass.tools.bench.progress import NullProgress
 from onepass.tools.bench.providers import Provider
+from onepass.tools.bench.report import Progress
 from onepass.tools.bench.results import ENVIRONMENT, Results, Row
 from onepass.tools.bench.runner import Runner
 from onepass.tools.bench.stats import Stats
@@ -45,10 +45,11 @@ class Odd(Provider):
         return call
 
 
-class Log(NullProgress):
+class Log(Progress):
     """Keeps the messages."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.text: list[str] = []
 
     def retry(self, count: int) -> None:

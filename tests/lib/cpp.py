@@ -1,7 +1,5 @@
 """C++ programs that tests build and run: with the library's headers and sources, or beside libtorch."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -29,7 +27,7 @@ def build_with_torch(folder: Path, name: str, *options: str, libraries: tuple[st
     return program
 
 
-def output(program: Path, *arguments: object) -> str:
+def output(program: Path | str, *arguments: object) -> str:
     """What a program prints, which does not fail."""
     done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

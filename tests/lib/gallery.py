@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import torch
 import onepass
 from onepass.tools.gallery import VARIANTS
 
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 PACKAGE = Path(onepass.__file__).parent
 
 
@@ -32,10 +34,8 @@ def variants_here() -> list[Any]:
 every_variant = pytest.mark.parametrize(("variant", "device"), variants_here())
 
 
-def run_changed_copy(
-    folder: Path, script: str, change: tuple[str, str, str] | None = None, prefix: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a script on a copy of the package, in which the text of one file may be changed: (file, old, new)."""
+def copy_package(folder: Path, change: tuple[str, str, str] | None = None) -> Path:
+    """A copy of the package in a folder; the text of one file may be changed: (file, old, new)."""
     copy = folder / "onepass"
     shutil.copytree(PACKAGE, copy)
     if change is not None:
@@ -43,6 +43,11 @@ def run_changed_copy(
         text = (copy / file).read_text()
         assert old in text, f"{file} has no {old!r}"
         (copy / file).write_text(text.replace(old, new))
-    command = [*prefix.split(), sys.executable, "-c", script]
+    return copy
+
+
+def run_copy(folder: Path, script: str, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with the copy of the package in a folder."""
+    command = [*prefix, sys.executable, "-c", script]
     variables = {**os.environ, "PYTHONPATH": str(folder), **environment}
     return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=folder, timeout=600)

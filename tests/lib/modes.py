@@ -1,7 +1,5 @@
 """Torch modes, and a backend of torch.compile, that note what a call comes down to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What the tests of `onepass.patch` share: the names that are to be served, and runs with the patch and without."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,20 +3,23 @@ gradients by them, on tensors amid poison, compared with their definitions."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import onepass
+from emulator import Emulator
 from lib.gradients import gradient
 from lib.support import assert_defined
 from onepass import native, reference
 from onepass.native import Plan
 from onepass.validation import reduces_to
 
-WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS, COLUMNS, COLUMNS_GRID, COLUMNS_TWOPASS = range(9)
-PREDICATED, SCALAR, ALIGNED, SLAB, SLAB_ALIGNED, STRIDED = range(6)
+Tier = IntEnum("Tier", [name.upper().replace("-", "_") for name in native.TIERS], start=0)
+Access = IntEnum("Access", "PREDICATED SCALAR ALIGNED SLAB SLAB_ALIGNED STRIDED", start=0)
+SLABS = (Access.SLAB, Access.SLAB_ALIGNED)
 PREFETCH = 1  # of a column plan's smem_vecs: room for the next tile
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 FAMILY = ("softmax", "log_softmax", "softmin")
@@ -30,35 +33,17 @@ TYPES = {
 
 
 def names(value: object) -> str | None:
-    """The ids of parameters that are dtypes, pairs of them, or plans."""
+    """The ids of parameters that are dtypes, plans, tiers, accesses, or pairs of those."""
     if isinstance(value, Plan):
-        return "-".join(map(str, value))
-    if isinstance(value, tuple) and all(isinstance(v, torch.dtype) for v in value):
-        return "-".join(str(v)[6:] for v in value)
+        return "-".join(str(int(number)) for number in value)
+    if isinstance(value, IntEnum):
+        return value.name.lower()
+    if isinstance(value, tuple) and all(isinstance(v, torch.dtype | IntEnum) for v in value):
+        return "-".join(map(str, map(names, value)))
     return str(value)[6:] if isinstance(value, torch.dtype) else None
 
 
 # What runs plans ------------------------------------------------------------------------------------------------------
-
-
-class Runner(Protocol):
-    """Serves calls and gradients into given results, by a plan or (None) by its own."""
-
-    device: str
-    most_cluster: int  # blocks
-
-    def call(self, function: str, x: Tensor, dims: Sequence[int], y: Tensor, plan: Plan | None = None) -> None: ...
-
-    def gradient(
-        self,
-        function: str,
-        g: Tensor,
-        saved: Tensor,
-        lse: Tensor | None,
-        dims: Sequence[int],
-        dx: Tensor,
-        plan: Plan | None = None,
-    ) -> None: ...
 
 
 class Engine:
@@ -99,114 +84,117 @@ class Engine:
             ops._softmax_backward.out(g, saved, number, dims, dx)
 
 
+Runner = Engine | Emulator  # serves calls and gradients into given results, by a plan or (None) by its own
+
+
 # Tables of plans ------------------------------------------------------------------------------------------------------
 
 # Of rows, and lengths to run each on: one element, odd, one short, full, one over.
 #          tier, threads, rows a block, items, vector, blocks a row, smem vectors, access
 ROW_PLANS = [
-    (Plan(WARP, 1, 128, 4, 1, 1, 0, PREDICATED), [1, 3, 4]),
-    (Plan(WARP, 2, 64, 12, 4, 1, 0, PREDICATED), [1, 8, 12, 21, 24]),
-    (Plan(WARP, 32, 4, 8, 1, 1, 0, PREDICATED), [1, 31, 33, 255, 256]),
-    (Plan(WARP, 32, 4, 20, 4, 1, 0, PREDICATED), [4, 500, 512, 513, 637, 640]),
-    (Plan(WARP, 4, 32, 24, 8, 1, 0, SCALAR), [1, 3, 65, 95, 96]),
-    (Plan(WARP, 4, 32, 48, 8, 1, 0, PREDICATED), [8, 152, 184, 187, 192]),
-    (Plan(STAGED, 1, 128, 34, 1, 1, 1, PREDICATED), [1, 3, 33, 34]),
-    (Plan(STAGED, 4, 32, 10, 1, 1, 3, PREDICATED), [7, 37, 40]),
-    (Plan(STAGED, 32, 8, 26, 1, 1, 2, PREDICATED), [1, 781, 832]),
-    (Plan(BLOCK, 64, 1, 4, 1, 1, 0, PREDICATED), [1, 63, 65, 255, 256]),
-    (Plan(BLOCK, 32, 1, 8, 4, 1, 0, PREDICATED), [5, 250, 253, 256]),
-    (Plan(BLOCK, 160, 1, 24, 8, 1, 0, PREDICATED), [2, 130, 1022, 1024, 3833, 3840]),
-    (Plan(BLOCK, 512, 1, 8, 1, 1, 0, PREDICATED), [1, 1023, 4095, 4096]),
-    (Plan(BLOCK, 32, 1, 56, 8, 1, 0, PREDICATED), [1016, 1528, 1537, 1544, 1784, 1792]),
-    (Plan(BLOCK, 96, 1, 16, 8, 1, 0, SCALAR), [1, 130, 1535, 1536]),
-    (Plan(BLOCK, 64, 1, 8, 4, 1, 6, PREDICATED), [1, 300, 2045, 2048]),
-    (Plan(CLUSTER, 32, 1, 8, 4, 2, 0, PREDICATED), [1, 3, 250, 509, 512]),
-    (Plan(CLUSTER, 96, 1, 16, 4, 8, 0, PREDICATED), [1, 100, 1000, 9001, 12285, 12288]),
-    (Plan(CLUSTER, 64, 1, 8, 2, 16, 0, PREDICATED), [1, 65, 8191, 8192]),
-    (Plan(CLUSTER, 64, 1, 16, 8, 4, 4, PREDICATED), [1, 777, 12281, 12288]),
-    (Plan(CLUSTER, 32, 1, 8, 4, 2, 2, SCALAR), [1, 3, 1023, 1024]),
-    (Plan(GRID, 64, 1, 16, 4, 3, 12, PREDICATED), [1, 250, 4098, 12288, 12289, 50001]),
-    (Plan(GRID, 32, 1, 32, 8, 132, 12, PREDICATED), [1, 9, 100_000, 1_000_001]),
-    (Plan(GRID, 128, 1, 16, 2, 1, 12, SCALAR), [1, 3, 2047, 5119, 9001]),
-    (Plan(GRID, 96, 1, 16, 4, 5, 0, PREDICATED), [1, 2, 31, 7679]),
-    (Plan(GRID, 64, 1, 0, 4, 3, 8, PREDICATED), [1, 250, 12289, 50001]),
-    (Plan(GRID, 32, 1, 0, 8, 132, 0, PREDICATED), [9, 1_000_001]),
-    (Plan(GRID, 96, 1, 0, 2, 5, 16, SCALAR), [1, 3, 4801, 30011]),
-    (Plan(TWOPASS, 64, 1, 4, 1, 1, 0, PREDICATED), [1, 63, 257, 5000]),
-    (Plan(TWOPASS, 512, 1, 16, 4, 1, 0, PREDICATED), [4, 8188, 8192, 8193, 20001]),
+    (Plan(Tier.WARP, 1, 128, 4, 1, 1, 0, Access.PREDICATED), [1, 3, 4]),
+    (Plan(Tier.WARP, 2, 64, 12, 4, 1, 0, Access.PREDICATED), [1, 8, 12, 21, 24]),
+    (Plan(Tier.WARP, 32, 4, 8, 1, 1, 0, Access.PREDICATED), [1, 31, 33, 255, 256]),
+    (Plan(Tier.WARP, 32, 4, 20, 4, 1, 0, Access.PREDICATED), [4, 500, 512, 513, 637, 640]),
+    (Plan(Tier.WARP, 4, 32, 24, 8, 1, 0, Access.SCALAR), [1, 3, 65, 95, 96]),
+    (Plan(Tier.WARP, 4, 32, 48, 8, 1, 0, Access.PREDICATED), [8, 152, 184, 187, 192]),
+    (Plan(Tier.STAGED, 1, 128, 34, 1, 1, 1, Access.PREDICATED), [1, 3, 33, 34]),
+    (Plan(Tier.STAGED, 4, 32, 10, 1, 1, 3, Access.PREDICATED), [7, 37, 40]),
+    (Plan(Tier.STAGED, 32, 8, 26, 1, 1, 2, Access.PREDICATED), [1, 781, 832]),
+    (Plan(Tier.BLOCK, 64, 1, 4, 1, 1, 0, Access.PREDICATED), [1, 63, 65, 255, 256]),
+    (Plan(Tier.BLOCK, 32, 1, 8, 4, 1, 0, Access.PREDICATED), [5, 250, 253, 256]),
+    (Plan(Tier.BLOCK, 160, 1, 24, 8, 1, 0, Access.PREDICATED), [2, 130, 1022, 1024, 3833, 3840]),
+    (Plan(Tier.BLOCK, 512, 1, 8, 1, 1, 0, Access.PREDICATED), [1, 1023, 4095, 4096]),
+    (Plan(Tier.BLOCK, 32, 1, 56, 8, 1, 0, Access.PREDICATED), [1016, 1528, 1537, 1544, 1784, 1792]),
+    (Plan(Tier.BLOCK, 96, 1, 16, 8, 1, 0, Access.SCALAR), [1, 130, 1535, 1536]),
+    (Plan(Tier.BLOCK, 64, 1, 8, 4, 1, 6, Access.PREDICATED), [1, 300, 2045, 2048]),
+    (Plan(Tier.CLUSTER, 32, 1, 8, 4, 2, 0, Access.PREDICATED), [1, 3, 250, 509, 512]),
+    (Plan(Tier.CLUSTER, 96, 1, 16, 4, 8, 0, Access.PREDICATED), [1, 100, 1000, 9001, 12285, 12288]),
+    (Plan(Tier.CLUSTER, 64, 1, 8, 2, 16, 0, Access.PREDICATED), [1, 65, 8191, 8192]),
+    (Plan(Tier.CLUSTER, 64, 1, 16, 8, 4, 4, Access.PREDICATED), [1, 777, 12281, 12288]),
+    (Plan(Tier.CLUSTER, 32, 1, 8, 4, 2, 2, Access.SCALAR), [1, 3, 1023, 1024]),
+    (Plan(Tier.GRID, 64, 1, 16, 4, 3, 12, Access.PREDICATED), [1, 250, 4098, 12288, 12289, 50001]),
+    (Plan(Tier.GRID, 32, 1, 32, 8, 132, 12, Access.PREDICATED), [1, 9, 100_000, 1_000_001]),
+    (Plan(Tier.GRID, 128, 1, 16, 2, 1, 12, Access.SCALAR), [1, 3, 2047, 5119, 9001]),
+    (Plan(Tier.GRID, 96, 1, 16, 4, 5, 0, Access.PREDICATED), [1, 2, 31, 7679]),
+    (Plan(Tier.GRID, 64, 1, 0, 4, 3, 8, Access.PREDICATED), [1, 250, 12289, 50001]),
+    (Plan(Tier.GRID, 32, 1, 0, 8, 132, 0, Access.PREDICATED), [9, 1_000_001]),
+    (Plan(Tier.GRID, 96, 1, 0, 2, 5, 16, Access.SCALAR), [1, 3, 4801, 30011]),
+    (Plan(Tier.TWOPASS, 64, 1, 4, 1, 1, 0, Access.PREDICATED), [1, 63, 257, 5000]),
+    (Plan(Tier.TWOPASS, 512, 1, 16, 4, 1, 0, Access.PREDICATED), [4, 8188, 8192, 8193, 20001]),
 ]
 
 # In all tables below, items are vectors: `widen` makes a plan of one. Of gradients of rows:
 ROW_GRADIENT_PLANS = {
-    "warp": Plan(WARP, 32, 4, 7, 1, 1, 0),
-    "lanes": Plan(WARP, 8, 16, 8, 1, 1, 0),
-    "block": Plan(BLOCK, 256, 1, 4, 1, 1, 0),
-    "cluster": Plan(CLUSTER, 64, 1, 4, 1, 4, 0),
-    "cluster16": Plan(CLUSTER, 64, 1, 2, 1, 16, 0),
-    "grid": Plan(GRID, 64, 1, 4, 1, 3, 4),
-    "grid, nothing in registers": Plan(GRID, 64, 1, 0, 1, 2, 0),
-    "twopass": Plan(TWOPASS, 64, 1, 2, 1, 1, 0),
+    "warp": Plan(Tier.WARP, 32, 4, 7, 1, 1, 0),
+    "lanes": Plan(Tier.WARP, 8, 16, 8, 1, 1, 0),
+    "block": Plan(Tier.BLOCK, 256, 1, 4, 1, 1, 0),
+    "cluster": Plan(Tier.CLUSTER, 64, 1, 4, 1, 4, 0),
+    "cluster16": Plan(Tier.CLUSTER, 64, 1, 2, 1, 16, 0),
+    "grid": Plan(Tier.GRID, 64, 1, 4, 1, 3, 4),
+    "grid, nothing in registers": Plan(Tier.GRID, 64, 1, 0, 1, 2, 0),
+    "twopass": Plan(Tier.TWOPASS, 64, 1, 2, 1, 1, 0),
 }
 LOGSUMEXP_GRADIENT_PLANS = [
-    Plan(WARP, 32, 4, 4, 1, 1, 0),
-    Plan(WARP, 4, 32, 4, 1, 1, 0),
-    Plan(TWOPASS, 64, 1, 4, 1, 1, 0),
-    Plan(TWOPASS, 512, 1, 4, 1, 1, 0),
+    Plan(Tier.WARP, 32, 4, 4, 1, 1, 0),
+    Plan(Tier.WARP, 4, 32, 4, 1, 1, 0),
+    Plan(Tier.TWOPASS, 64, 1, 4, 1, 1, 0),
+    Plan(Tier.TWOPASS, 512, 1, 4, 1, 1, 0),
 ]
 
 # Of columns: threads side by side (of slabs: about as many), threads down a column, vectors a thread, blocks that share
 # columns, vectors in shared memory, by tier; the access is set below.
 _TILES = {
-    COLUMNS: [
+    Tier.COLUMNS: [
         *((8, 1, 9, 1, 0), (4, 16, 4, 1, 0), (4, 8, 3, 4, 0), (4, 16, 2, 16, 0)),
         *((8, 8, 4, 1, PREFETCH), (4, 8, 2, 2, PREFETCH)),
     ],
-    COLUMNS_GRID: [(4, 16, 2, 3, 0), (1, 250, 2, 2, 0)],
-    COLUMNS_TWOPASS: [(4, 16, 4, 1, 0), (8, 8, 3, 3, 0)],
+    Tier.COLUMNS_GRID: [(4, 16, 2, 3, 0), (1, 250, 2, 2, 0)],
+    Tier.COLUMNS_TWOPASS: [(4, 16, 4, 1, 0), (8, 8, 3, 3, 0)],
 }
 _SLABS = {
-    COLUMNS: [(64, 1, 4, 1, 0), (64, 1, 3, 4, 0), (200, 1, 4, 1, PREFETCH)],
-    COLUMNS_GRID: [(64, 1, 4, 3, 0)],
-    COLUMNS_TWOPASS: [(64, 1, 4, 1, 0), (64, 1, 3, 5, 0)],
+    Tier.COLUMNS: [(64, 1, 4, 1, 0), (64, 1, 3, 4, 0), (200, 1, 4, 1, PREFETCH)],
+    Tier.COLUMNS_GRID: [(64, 1, 4, 3, 0)],
+    Tier.COLUMNS_TWOPASS: [(64, 1, 4, 1, 0), (64, 1, 3, 5, 0)],
 }
 _STRIDES = {
-    COLUMNS: [(32, 4, 4, 1, 0), (1, 64, 3, 2, 0)],
-    COLUMNS_GRID: [(32, 4, 4, 3, 0)],
-    COLUMNS_TWOPASS: [(8, 16, 4, 1, 0), (1, 40, 4, 2, 0)],
+    Tier.COLUMNS: [(32, 4, 4, 1, 0), (1, 64, 3, 2, 0)],
+    Tier.COLUMNS_GRID: [(32, 4, 4, 3, 0)],
+    Tier.COLUMNS_TWOPASS: [(8, 16, 4, 1, 0), (1, 40, 4, 2, 0)],
 }
 _IN_SHARED_MEMORY = {  # which takes whole vectors
-    (COLUMNS, ALIGNED): [(4, 8, 2, 2, 4), (4, 16, 5, 1, 20), (4, 8, 12, 1, 24)],
-    (COLUMNS_GRID, ALIGNED): [(8, 4, 4, 5, 8)],
-    (COLUMNS, SLAB_ALIGNED): [(64, 1, 2, 2, 4), (64, 1, 4, 2, 12)],
-    (COLUMNS_GRID, SLAB_ALIGNED): [(64, 1, 2, 3, 4)],
+    (Tier.COLUMNS, Access.ALIGNED): [(4, 8, 2, 2, 4), (4, 16, 5, 1, 20), (4, 8, 12, 1, 24)],
+    (Tier.COLUMNS_GRID, Access.ALIGNED): [(8, 4, 4, 5, 8)],
+    (Tier.COLUMNS, Access.SLAB_ALIGNED): [(64, 1, 2, 2, 4), (64, 1, 4, 2, 12)],
+    (Tier.COLUMNS_GRID, Access.SLAB_ALIGNED): [(64, 1, 2, 3, 4)],
 }
-_BY_ACCESS = {PREDICATED: _TILES, ALIGNED: _TILES, SLAB: _SLABS, SLAB_ALIGNED: _SLABS, STRIDED: _STRIDES}
-
-
-def column_plan(tier: int, access: int, x: int, y: int, vectors: int, blocks: int = 1, smem_vecs: int = 0) -> Plan:
-    return Plan(tier, x, y, vectors, 1, blocks, smem_vecs, access)
+_BY_ACCESS = {Access.PREDICATED: _TILES, Access.ALIGNED: _TILES, Access.STRIDED: _STRIDES}
+_BY_ACCESS |= dict.fromkeys(SLABS, _SLABS)
 
 
 COLUMN_PLANS = {
-    (tier, access): [column_plan(tier, access, *n) for n in [*of[tier], *_IN_SHARED_MEMORY.get((tier, access), [])]]
-    for access, of in _BY_ACCESS.items()
-    for tier in (COLUMNS, COLUMNS_GRID, COLUMNS_TWOPASS)
+    (tier, access): [
+        Plan(tier, x, y, vectors, 1, blocks, smem_vecs, access)
+        for x, y, vectors, blocks, smem_vecs in _BY_ACCESS[access][tier] + _IN_SHARED_MEMORY.get((tier, access), [])
+    ]
+    for access in sorted(_BY_ACCESS)
+    for tier in (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS)
 }
 # With a part in shared memory: a few threads have many vectors each, so that elements come in many turns.
 LATE_PLANS = [
-    column_plan(COLUMNS, ALIGNED, 4, 4, 5, 1, 16),
-    column_plan(COLUMNS, ALIGNED, 2, 8, 4, 4, 8),
-    column_plan(COLUMNS, ALIGNED, 4, 4, 12, 2),
-    column_plan(COLUMNS, PREDICATED, 4, 4, 9, 2),
-    column_plan(COLUMNS, ALIGNED, 4, 8, 8, 2, PREFETCH),
-    column_plan(COLUMNS, SLAB_ALIGNED, 64, 1, 4, 2, 12),
-    column_plan(COLUMNS_GRID, ALIGNED, 2, 8, 5, 2, 8),
+    Plan(Tier.COLUMNS, 4, 4, 5, 1, 1, 16, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 2, 8, 4, 1, 4, 8, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 4, 4, 12, 1, 2, 0, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 4, 4, 9, 1, 2, 0, Access.PREDICATED),
+    Plan(Tier.COLUMNS, 4, 8, 8, 1, 2, PREFETCH, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 64, 1, 4, 1, 2, 12, Access.SLAB_ALIGNED),
+    Plan(Tier.COLUMNS_GRID, 2, 8, 5, 1, 2, 8, Access.ALIGNED),
 ]
 
 
 def select(plans: Sequence[Plan], every: bool, turn: int, most_cluster: int) -> list[Plan]:
     """Of a tier's plans all, or the one whose turn it is: each kernel takes a third of a second to compile."""
-    able = [plan for plan in plans if plan.tier != COLUMNS or plan.blocks_per_row <= most_cluster]
+    able = [plan for plan in plans if plan.tier != Tier.COLUMNS or plan.blocks_per_row <= most_cluster]
     return able if every else [able[turn % len(able)]]
 
 
@@ -219,22 +207,20 @@ def slab_lines(plan: Plan, vector: int, inner: int) -> int:
 def widen(plan: Plan, vector: int, inner: int = 1) -> Plan:
     """A plan of a table, for vectors of so many elements and so many columns side by side."""
     plan = plan._replace(items_per_thread=plan.items_per_thread * vector, vec_size=vector)
-    return (
-        plan._replace(threads_per_row=slab_lines(plan, vector, inner)) if plan.access in (SLAB, SLAB_ALIGNED) else plan
-    )
+    return plan._replace(threads_per_row=slab_lines(plan, vector, inner)) if plan.access in SLABS else plan
 
 
 def column_lengths(plan: Plan, vector: int, inner: int) -> list[int]:
     """Short columns, and the longest that the plan serves; of the tier that stores nothing on chip, long ones."""
     in_smem = plan.smem_vecs if plan.smem_vecs != PREFETCH else 0
     vectors = (plan.items_per_thread + in_smem) * plan.blocks_per_row
-    if plan.access in (SLAB, SLAB_ALIGNED):
-        begins_within = vector - 1 if plan.access == SLAB else 0
+    if plan.access in SLABS:
+        begins_within = vector - 1 if plan.access == Access.SLAB else 0
         most = (vectors * slab_lines(plan, vector, inner) * vector - begins_within) // inner
     else:
         most = vectors * plan.rows_per_block
-    most = 3 * most + 1 if plan.tier == COLUMNS_TWOPASS else most
-    unit = vector // math.gcd(inner, vector) if plan.access == SLAB_ALIGNED else 1
+    most = 3 * most + 1 if plan.tier == Tier.COLUMNS_TWOPASS else most
+    unit = vector // math.gcd(inner, vector) if plan.access == Access.SLAB_ALIGNED else 1
     return sorted({n // unit * unit for n in (max(2, unit), most // 2 + unit, most) if n // unit * unit >= 2})
 
 
@@ -250,12 +236,12 @@ class Place(NamedTuple):
 
 def place_of(access: int, n: int, inner: int, vector: int) -> Place:
     """Of (outer, n, inner), with gaps wherever this access allows them."""
-    if access in (PREDICATED, ALIGNED):
+    if access in (Access.PREDICATED, Access.ALIGNED):
         pitch = -(-inner // vector) * vector + vector
         return Place((n * pitch, pitch, 1), vector)
-    if access == SLAB:
+    if access == Access.SLAB:
         return Place((n * inner + 3, inner, 1), 1)
-    if access == SLAB_ALIGNED:
+    if access == Access.SLAB_ALIGNED:
         return Place((n * inner + vector, inner, 1), vector)
     return Place((n * (2 * inner + 1) + 2, 2 * inner + 1, 2), 1)
 
@@ -263,8 +249,8 @@ def place_of(access: int, n: int, inner: int, vector: int) -> Place:
 def shapes(plan: Plan, vector: int) -> Iterator[tuple[int, int, Place, Plan]]:
     """Short and long columns, and how many side by side (less than a tile and more, with a part of a vector at the end
     where that may be), where they lie, and the plan for them."""
-    inners = {PREDICATED: (vector + 1, plan.threads_per_row * vector + 3)}
-    inners |= {ALIGNED: (2 * vector, (plan.threads_per_row + 1) * vector), STRIDED: (5, 37)}
+    inners = {Access.PREDICATED: (vector + 1, plan.threads_per_row * vector + 3)}
+    inners |= {Access.ALIGNED: (2 * vector, (plan.threads_per_row + 1) * vector), Access.STRIDED: (5, 37)}
     for inner in inners.get(plan.access, (7, 12)):
         for n in column_lengths(plan, vector, inner):
             yield n, inner, place_of(plan.access, n, inner, vector), widen(plan, vector, inner)
@@ -412,19 +398,21 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
         vec_size=min(plan.vec_size, 16 // (x_type.itemsize if reduces else max(x_type.itemsize, y_type.itemsize)))
     )
     tier, threads, _, items, vector, blocks, smem_vecs, access = plan
-    if (tier == CLUSTER and runner.most_cluster == 1) or (items // vector > 16 and tier == GRID):
+    if (tier == Tier.CLUSTER and runner.most_cluster == 1) or (items // vector > 16 and tier == Tier.GRID):
         return
-    if smem_vecs and tier != STAGED and vector * x_type.itemsize < 4:
+    if smem_vecs and tier != Tier.STAGED and vector * x_type.itemsize < 4:
         return
     on_gpu = runner.device == "cuda"
-    room = threads * (items + (0 if tier == STAGED else smem_vecs * vector)) * (blocks if tier == CLUSTER else 1)
+    room = (
+        threads * (items + (0 if tier == Tier.STAGED else smem_vecs * vector)) * (blocks if tier == Tier.CLUSTER else 1)
+    )
     for n in lengths if on_gpu else [n for n in lengths if n < 60_000]:
-        span = n if n % vector == 0 or access or tier == STAGED else n + vector - 1
-        if (n < vector and not access) or (tier not in (GRID, TWOPASS) and span > room):
+        span = n if n % vector == 0 or access or tier == Tier.STAGED else n + vector - 1
+        if (n < vector and not access) or (tier not in (Tier.GRID, Tier.TWOPASS) and span > room):
             continue
         x = special(37 if on_gpu else 9, n, 1, x_type, runner.device, few=True).contiguous()
-        aligned = tier in (WARP, BLOCK, CLUSTER) and not access and n % vector == 0
-        for one in (access, ALIGNED) if aligned else (access,):
+        aligned = tier in (Tier.WARP, Tier.BLOCK, Tier.CLUSTER) and not access and n % vector == 0
+        for one in (access, Access.ALIGNED) if aligned else (access,):
             forward(runner, function, x, y_type, Place((n, 1, 1), 0), plan._replace(access=one), _assert_rows)
 
 
@@ -441,7 +429,7 @@ def is_served(function: str, x_type: torch.dtype, y_type: torch.dtype) -> bool:
 def vector_of(function: str, types: Types, access: int) -> int:
     """Elements of 16 bytes of the wider type of what is as long as the columns."""
     widest = types[0].itemsize if function in TYPES else max(types[0].itemsize, types[1].itemsize)
-    return 16 // widest if access != STRIDED else 1
+    return 16 // widest if access != Access.STRIDED else 1
 
 
 def check_columns(runner: Runner, function: str, types: Types, plan: Plan) -> None:
@@ -457,9 +445,7 @@ def kinds_of(function: str, access: int) -> list[int]:
     if function == "logsumexp":
         return [ONE_EACH, WITH_STEPS]
     kinds = [ONE_EACH, ONE_A_COLUMN, ONE_A_BLOCK, ONE_FOR_ALL]
-    return [
-        kind for kind in kinds if kind != ONE_A_COLUMN or access not in (SLAB, SLAB_ALIGNED)
-    ]  # of one line: no slab
+    return [kind for kind in kinds if kind != ONE_A_COLUMN or access not in SLABS]  # of one line: no slab
 
 
 def check_column_gradients(runner: Runner, function: str, types: Types, plan: Plan, kinds: Sequence[int]) -> None:
@@ -490,13 +476,13 @@ def growing(n: int, inner: int, device: str) -> Tensor:
 
 def check_late_maxima(runner: Runner, function: str, plan: Plan, dtype: torch.dtype = F32) -> None:
     """softmax or softmin of columns whose maximum comes late; small results are as exact as the others."""
-    inner, vector = {PREDICATED: 19, ALIGNED: 24}.get(plan.access, 7), 16 // dtype.itemsize
+    inner, vector = {Access.PREDICATED: 19, Access.ALIGNED: 24}.get(plan.access, 7), 16 // dtype.itemsize
     for n in column_lengths(plan, vector, inner):
         x = growing(n, inner, runner.device)
         x = torch.cat([x, x.flip(0).roll(3, 2)])  # neighbours of all kinds
         x = torch.cat([x, torch.where(torch.arange(inner, device=x.device) % 2 == 0, x, x.flip(0))])
         x = (-x if function == "softmin" else x).to(dtype)
-        pitch = -(-inner // vector) * vector if plan.access != SLAB_ALIGNED else inner
+        pitch = -(-inner // vector) * vector if plan.access != Access.SLAB_ALIGNED else inner
         place, given = Place((n * pitch, pitch, 1), vector), widen(plan, vector, inner)
         there, out = (operand(values, place, dtype) for values in (x, torch.full_like(x, torch.nan)))
         runner.call(function, there, [1], out, given)

@@ -1,16 +1,12 @@
-"""Inputs that several tests share: small views for checks of gradients and operators, values for judges of accuracy,
-and torch's own samples (OpInfo)."""
-
-from __future__ import annotations
+"""Inputs that several tests share: small views for checks of gradients and operators, values for judges of accuracy."""
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from .support import Make
+from .support import Make, maker
 
 SAMPLES: dict[str, tuple[Callable[[Make], Tensor], tuple[int, ...]]] = {  # a tensor and the dims that a call is over
     "rows": (lambda r: r(3, 5), (-1,)),
@@ -55,9 +51,45 @@ ROWS: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
 }
 
 
-def op_db() -> Any:
-    """torch's operators with their samples; tests that need them are skipped where expecttest is not installed."""
-    pytest.importorskip("expecttest", reason="torch.testing's op_db needs it")
-    from torch.testing._internal.common_methods_invocations import op_db
+SPECIAL_ROWS: dict[str, Callable[[Tensor], Any]] = {  # what a row of 1.0 holds instead at some places
+    "all -inf": lambda r: r.fill_(-torch.inf),
+    "all +inf": lambda r: r.fill_(torch.inf),
+    "all NaN": lambda r: r.fill_(torch.nan),
+    "one +inf": lambda r: r.index_fill_(0, _at(r, -1), torch.inf),
+    "one -inf": lambda r: r.index_fill_(0, _at(r, 0), -torch.inf),
+    "one NaN": lambda r: r.index_fill_(0, _at(r, len(r) // 2), torch.nan),
+    "+inf and -inf": lambda r: r.fill_(-torch.inf).index_fill_(0, _at(r, len(r) // 3), torch.inf),
+    "NaN among -inf": lambda r: r.fill_(-torch.inf).index_fill_(0, _at(r, -1), torch.nan),
+    "NaN, then +inf": lambda r: r.index_fill_(0, _at(r, 0), torch.nan).index_fill_(0, _at(r, -1), torch.inf),
+    "-inf but the first": lambda r: r[1:].fill_(-torch.inf),
+    "-inf but the last": lambda r: r[:-1].fill_(-torch.inf),
+    "-inf in the second half": lambda r: r[len(r) // 2 :].fill_(-torch.inf),
+    "-inf in the first half": lambda r: r[: len(r) // 2].fill_(-torch.inf),
+    "-inf at every other": lambda r: r[::2].fill_(-torch.inf),
+    "all the largest": lambda r: r.fill_(torch.finfo(r.dtype).max),
+    "all the lowest": lambda r: r.fill_(torch.finfo(r.dtype).min),
+    "largest and lowest": lambda r: r.fill_(torch.finfo(r.dtype).min)[:1].fill_(torch.finfo(r.dtype).max),
+    "the largest and half of it": lambda r: r.fill_(torch.finfo(r.dtype).max)[1::2].fill_(_half(r.dtype)),
+    "all negative": lambda r: r.neg_().sub_(100),
+    "denormal": lambda r: r.fill_(torch.finfo(r.dtype).smallest_normal / 4),
+    "-0 and 0": lambda r: r.zero_()[::2].neg_(),
+}
 
-    return op_db
+
+def _at(row: Tensor, index: int) -> Tensor:
+    return torch.tensor([index % len(row)], device=row.device)
+
+
+def _half(dtype: torch.dtype) -> float:
+    """Some half of the largest number. What it is off the largest double is rounded so that the two differ by more than
+    the largest again: a difference that is compensated for its rounding overflows."""
+    return min(torch.finfo(dtype).max * 0.4815, 8.654758977187404e307)
+
+
+def special(length: int, dtype: torch.dtype, device: str) -> Tensor:
+    """One row for each of SPECIAL_ROWS, with an ordinary row after each."""
+    x = torch.ones(2 * len(SPECIAL_ROWS), length, dtype=dtype, device=device)
+    x[1::2] = maker(dtype, device)(len(SPECIAL_ROWS), length)
+    for k, spoil in enumerate(SPECIAL_ROWS.values()):
+        spoil(x[2 * k])
+    return x

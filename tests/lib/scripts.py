@@ -1,7 +1,5 @@
 """Python processes that tests start, and the project's scripts as modules."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

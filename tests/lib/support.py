@@ -1,12 +1,8 @@
 """What the tests share: the tables of functions, dtypes, layouts and engines, and the tolerance of the definition."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,11 @@ import onepass
 from onepass import native, reference
 
 from .paths import ROOT
+from .scripts import run_python
 
 SOFTMAXES = ("softmax", "log_softmax", "softmin")
 FUNCTIONS = (*SOFTMAXES, "logsumexp")
+OPERATORS = (*FUNCTIONS, "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 TORCH: dict[str, Callable[..., Any]] = {  # each function's namesake, as users call it
@@ -53,7 +51,24 @@ def engines_at_hand() -> list[Any]:
     return pairs
 
 
+def both(function: str, engine: str = "auto", **named: Any) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The function and its definition, as functions of a tensor alone; a state is its two planes."""
+    definition = getattr(reference, function)
+    if function == "state":
+        return lambda x: torch.stack(ours(function)(x, engine=engine, **named)), lambda x: torch.stack(
+            definition(x, **named)
+        )
+    return lambda x: ours(function)(x, engine=engine, **named), lambda x: definition(x, **named)
+
+
+def keepdims(function: str) -> list[dict[str, bool]]:
+    """The named arguments with which a reduction is called."""
+    return [{"keepdim": False}, {"keepdim": True}] if function in ("logsumexp", "state") else [{}]
+
+
 every_softmax = pytest.mark.parametrize("function", SOFTMAXES)
+every_operator = pytest.mark.parametrize("function", OPERATORS)
+every_half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 
 def slow(*values: Any) -> Any:
@@ -83,10 +98,7 @@ def with_instruction_set(isa: str, file: str, code: str) -> None:
         pytest.skip(f"all other tests here run {isa}")
     folders = [str(ROOT / "tests"), str(Path(file).parent)]
     begin = f"import sys, torch; torch.set_num_threads(1); sys.path[:0] = {folders}\nimport {Path(file).stem} as t\n"
-    run = [sys.executable, "-c", f"{begin}{code}\nprint('right')"]
-    done = subprocess.run(
-        run, env={**os.environ, "ONEPASS_CPU_CAPABILITY": isa}, capture_output=True, text=True, timeout=120
-    )
+    done = run_python("-c", f"{begin}{code}\nprint('right')", timeout=120, ONEPASS_CPU_CAPABILITY=isa)
     if done.returncode and "ONEPASS_CPU_CAPABILITY is an instruction set that works here" in done.stderr:
         assert isa != "baseline"
         pytest.skip(f"{isa} does not work here")
@@ -152,7 +164,7 @@ def some_tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
     yield from (dims for dims in tuples(x) if len(dims) in (1, rank) or {d % rank for d in dims} == {0, rank - 1})
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
+def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -164,7 +176,7 @@ def bound(function: str, x: Tensor, want: Tensor, dim: Any, dtype: torch.dtype) 
     relative to max(1, |result|). Below the smallest normal number a GPU may flush to zero. How many roundings there
     may be in comparison with torch's is the matter of test_accuracy.py.
     """
-    out, acc = torch.finfo(dtype), torch.finfo(_accumulator(dtype))
+    out, acc = torch.finfo(dtype), torch.finfo(accumulator(dtype))
     length = x.numel() // max(want.numel(), 1) if function == "logsumexp" else x.numel() // max(x.sum(dim).numel(), 1)
     roundings = 6 + length / 8
     if function in ("log_softmax", "logsumexp"):
@@ -175,8 +187,11 @@ def bound(function: str, x: Tensor, want: Tensor, dim: Any, dtype: torch.dtype) 
     return (out.eps + (roundings + v) * acc.eps) * want.abs() + max(acc.tiny, out.smallest_normal * out.eps)
 
 
-def assert_defined(function: str, got: Tensor, x: Tensor, dim: Any, note: str = "") -> None:
+def assert_defined(function: str, got: Any, x: Tensor, dim: Any, note: str = "") -> None:
     """`got` is the function of x by the definition; x has been rounded to the call's dtype already."""
+    if function == "state":
+        assert_state(got, x, dim, got.m.dim() == x.dim(), note)
+        return
     want = definition(function, x, dim) if function != "logsumexp" else reference.logsumexp(x, dim, True)
     limit = bound(function, x, want, dim, got.dtype)
     want, limit = want.reshape(got.shape), limit.reshape(got.shape)
@@ -199,6 +214,21 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
+def assert_state(got: onepass.State, x: Tensor, dim: Any, keepdim: bool = False, note: str = "") -> None:
+    """`got` is the state of x: its maxima exactly, its sums within a few roundings, however long a row is."""
+    call = f"state over dim {dim} of {tuple(x.shape)} strides {x.stride()} {x.dtype}{note}"
+    m, total = reference.state(x, dim, keepdim)
+    dtype = accumulator(x.dtype)
+    assert got.m.dtype == got.l.dtype == dtype, call
+    assert got.m.device == got.l.device == x.device, call
+    assert same(got.m.double(), m), f"{call}: got m = {got.m}, want {m}"
+    assert got.l.shape == total.shape, call
+    l = got.l.double()  # noqa: E741
+    near = total.isfinite() & ((l - total).abs() <= 16 * torch.finfo(dtype).eps * total)
+    good = (l == total) | (l.isnan() & total.isnan()) | near
+    assert bool(good.all()), f"{call}: {int((~good).sum())} sums of {good.numel()} wrong: {l[~good]}, {total[~good]}"
+
+
 # Refusals ------------------------------------------------------------------------------------------------------
 
 
@@ -206,12 +236,17 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(0))
 
 
-def raised(call: Any, *args: Any, **kwargs: Any) -> type[BaseException] | None:
+def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a call returns, or the exception that it raises."""
     try:
-        call(*args, **kwargs)
+        return call(*args, **kwargs)
     except Exception as error:
-        return type(error)
-    return None
+        return error
+
+
+def raised(call: Any, *args: Any, **kwargs: Any) -> type[BaseException] | None:
+    result = outcome(call, *args, **kwargs)
+    return type(result) if isinstance(result, Exception) else None
 
 
 def refused(function: str, expected: Any, got: str, *args: Any, **kwargs: Any) -> None:
@@ -220,6 +255,7 @@ def refused(function: str, expected: Any, got: str, *args: Any, **kwargs: Any) -
     before = [(t.detach().clone(), t.shape, t._version) for t in tensors]
     with pytest.raises(expected) as info:
         ours(function)(*args, **kwargs)
+    assert isinstance(info.value.__context__, TypeError | None)  # of a dim that is no index; none of another path
     message = str(info.value)
     assert re.search(got, message), f"{got!r} is not in {message!r}"
     assert function in message or "engine" in message, message

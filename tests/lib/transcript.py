@@ -60,7 +60,8 @@ def session(*commands: str, hide: str = OF_THIS_MACHINE) -> str:
         result = call(*shlex.split(command))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
-        lines += [f"{PROMPT}{command}", *result.stdout.splitlines(), *(f"! {x}" for x in result.stderr.splitlines())]
+        lines += [f"{PROMPT}{command}", *(line.rstrip() for line in result.stdout.splitlines())]
+        lines += [f"! {line}" for line in result.stderr.splitlines()]
         if result.exit_code:
             lines.append(f"exit status {result.exit_code}")
     return "".join(f"{re.sub(hide, '...', line)}\n" for line in lines)
@@ -95,7 +96,8 @@ def fake_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., io.StringIO]
     def install(module: str, width: int, colours: str | None = None) -> io.StringIO:
         screen = io.StringIO()
         console = Console(file=screen, width=width, force_terminal=True, color_system=colours, highlight=False)
-        monkeypatch.setattr(sys.modules[module], "terminal", lambda: console)  # the package has a command of that name
+        for name in ("terminal", "console"):  # the package has a command of the module's name
+            monkeypatch.setattr(sys.modules[module], name, lambda: console, raising=False)
         return screen
 
     return install

@@ -25,8 +25,7 @@ from torch import Tensor
 
 import onepass.triton as engine
 from lib.gradients import gradient
-from lib.state import assert_state, type_of
-from lib.support import DTYPES, assert_defined, maker
+from lib.support import DTYPES, accumulator, assert_defined, assert_state, maker
 from onepass import State, reference
 from onepass.triton import Plan
 from onepass.triton.launch import _kernel
@@ -93,23 +92,30 @@ def process(interpret: str) -> Iterator[Callable[..., Any]]:
                 del os.environ["TRITON_INTERPRET"]
             else:
                 os.environ["TRITON_INTERPRET"] = before
-        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+        yield lambda function, *arguments, **named: pool.submit(function, *arguments, **named).result()
 
 
 def unavailable(device: str) -> str | None:
     return engine.unavailable(torch.device(device))
 
 
-def forward(function: str, x: Tensor, out: Tensor, dims: Sequence[int], plan: Plan | None = None) -> Tensor:
-    engine.launch_forward(function, x, out, dims, plan=plan)
+class Case(NamedTuple):
+    """A call, or the gradient of one, with a result that no answer looks like."""
+
+    function: str
+    operands: tuple[Tensor, ...]  # the input; of a gradient that of the result, and what was saved
+    out: Tensor
+    dims: tuple[int, ...]
+    backward: bool = False
+
+
+def launch(given: Case, plan: Plan | None = None) -> Tensor:
+    function, operands, out, dims, backward = given
+    if backward:
+        engine.launch_backward(function, operands[0], operands[1:], out, dims, plan=plan)
+    else:
+        engine.launch_forward(function, *operands, out, dims, plan=plan)
     return out
-
-
-def backward(
-    function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: Sequence[int], plan: Plan | None = None
-) -> Tensor:
-    engine.launch_backward(function, grad, saved, dx, dims, plan=plan)
-    return dx
 
 
 class OnGpu:
@@ -147,42 +153,50 @@ def _run(step: Callable[..., Tensor], data: bytes) -> bytes:
     return _pack(step(*_unpack(data)))
 
 
-# Calls ----------------------------------------------------------------------------------------------------------------
-
-
-def poisoned(function: str, x: Tensor, dims: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """A result that no answer looks like."""
-    shape = [1 if function in ("logsumexp", "state") and d in dims else size for d, size in enumerate(x.shape)]
-    if function == "state":
-        shape, dtype = [2, *shape], type_of(x.dtype)
-    return torch.full(shape, 777.0, dtype=dtype or x.dtype, device=x.device)
+# Calls and gradients --------------------------------------------------------------------------------------------------
 
 
 def sorted_dims(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(d % x.dim() for d in dims)) if x.dim() else ()
 
 
-def check(
-    runs: Runs,
-    function: str,
-    x: Tensor,
-    dims: Sequence[int] = (1,),
-    plan: Plan | None = None,
-    dtype: torch.dtype | None = None,
-    note: str = "",
-) -> Tensor:
-    """Runs a call into a poisoned result, compares that with the definition, and gives it."""
-    got = runs.run(forward, function, x, poisoned(function, x, dims, dtype), tuple(dims), plan)
-    assert_result(function, got, x, dims, note)
+def case(
+    function: str, x: Tensor, dims: Sequence[int] = (1,), dtype: torch.dtype | None = None, backward: bool = False
+) -> Case:
+    """A call on `x`; or the gradient of one, on an input of the result's dtype. `dtype`: of what is made. What is saved
+    lies as x."""
+    dims = sorted_dims(x, dims)
+    if not backward:
+        shape = [1 if function in ("logsumexp", "state") and d in dims else size for d, size in enumerate(x.shape)]
+        if function == "state":
+            shape, dtype = [2, *shape], accumulator(x.dtype)
+        return Case(function, (x,), torch.full(shape, 777.0, dtype=dtype or x.dtype, device=x.device), dims)
+    over = dims or (0,)
+    if function == "logsumexp":
+        saved: tuple[Tensor, ...] = (x, reference.logsumexp(x, over, True).to(x.dtype))
+    else:
+        y = getattr(reference, function)(x, over) if x.numel() else x
+        saved = (torch.empty_like(x).copy_(y),)
+    grad = maker(x.dtype, x.device.type, 5)(*saved[-1].shape)
+    return Case(function, (grad, *saved), torch.full_like(x, 777.0, dtype=dtype or x.dtype), dims, True)
+
+
+def check(runs: Runs, given: Case, plan: Plan | None = None, note: str = "") -> Tensor:
+    """Runs a call or a gradient, compares its result with the definition, and gives it."""
+    got = runs.run(launch, given, plan)
+    assert_case(got, given, note)
     return got
 
 
-def assert_result(function: str, got: Tensor, x: Tensor, dims: Sequence[int] = (1,), note: str = "") -> None:
-    over = tuple(dims) or 0
-    if function == "state":
-        assert_state(State(*got), x, over, True, note)
+def assert_case(got: Tensor, given: Case, note: str = "") -> None:
+    function, operands, _, dims, backward = given
+    if backward:
+        assert_gradient(got, given, note)
+    elif function == "state":
+        assert_state(State(*got), operands[0], dims or 0, True, note)
     else:
-        assert_defined(function, got, x if function == "logsumexp" else x.to(got.dtype), over, note)
+        x = operands[0] if function == "logsumexp" else operands[0].to(got.dtype)
+        assert_defined(function, got, x, dims or 0, note)
 
 
 def special(dtype: torch.dtype, device: str = "cpu", n: int = 26) -> Tensor:
@@ -217,37 +231,11 @@ def special(dtype: torch.dtype, device: str = "cpu", n: int = 26) -> Tensor:
     return x
 
 
-# Gradients ------------------------------------------------------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    """A call of a gradient, with a result that no answer looks like."""
-
-    function: str
-    grad: Tensor
-    saved: tuple[Tensor, ...]
-    dx: Tensor
-    dims: tuple[int, ...]
-
-
-def case(function: str, x: Tensor, dims: Sequence[int] = (1,), dtype: torch.dtype | None = None) -> Case:
-    """The gradient of a call on `x`, which is of the result's dtype; `dtype`: the input's. What is saved lies as x."""
-    dims = sorted_dims(x, dims)
-    over = dims or (0,)
-    if function == "logsumexp":
-        lse = reference.logsumexp(x, over, True).to(x.dtype)
-        saved: tuple[Tensor, ...] = (x, lse)
-    else:
-        y = getattr(reference, function)(x, over) if x.numel() else x
-        saved = (torch.empty_like(x).copy_(y),)
-    grad = maker(x.dtype, x.device.type, 5)(*saved[-1].shape)
-    return Case(function, grad, saved, torch.full_like(x, 777.0, dtype=dtype or x.dtype), dims)
-
-
 def definition(given: Case) -> tuple[Tensor, Tensor]:
     """The gradient in float64, and the size of its terms, larger where these are exponentials of rounded logarithms."""
-    function, g, y, dims = given.function, given.grad.double(), given.saved[0].double(), given.dims or (0,)
-    lse = given.saved[1] if function == "logsumexp" else None
+    function, dims = given.function, given.dims or (0,)
+    g, y = (t.double() for t in given.operands[:2])
+    lse = given.operands[2] if function == "logsumexp" else None
     dx, terms = gradient(function, g, y, dims, lse)
     if lse is not None:
         terms = terms * (1 + (y - lse.double()).nan_to_num(0, 0, 0).abs())
@@ -256,17 +244,10 @@ def definition(given: Case) -> tuple[Tensor, Tensor]:
     return dx, terms
 
 
-def check_gradient(runs: Runs, given: Case, plan: Plan | None = None, note: str = "") -> Tensor:
-    """Runs a gradient, compares it, and gives it."""
-    got = runs.run(backward, *given, plan)
-    assert_gradient(got, given, note)
-    return got
-
-
 def assert_gradient(got: Tensor, given: Case, note: str = "") -> None:
     """One rounding of the result, and a few of its terms in the type that they are computed in."""
     want, terms = definition(given)
-    wide = F64 in (given.grad.dtype, given.saved[0].dtype)
+    wide = F64 in (given.operands[0].dtype, given.operands[1].dtype)
     kind = torch.finfo(got.dtype)
     limit = kind.eps * want.abs() + 6 * torch.finfo(F64 if wide else F32).eps * terms + 2 * kind.smallest_normal
     y = got.double()
@@ -274,7 +255,7 @@ def assert_gradient(got: Tensor, given: Case, note: str = "") -> None:
     if not bool(good.all()):
         at = tuple((~good).nonzero()[0].tolist())
         raise AssertionError(
-            f"gradient of {given.function} over {given.dims} of {tuple(got.shape)}, {given.saved[0].dtype} -> "
+            f"gradient of {given.function} over {given.dims} of {tuple(got.shape)}, {given.operands[1].dtype} -> "
             f"{got.dtype}{note}: {int((~good).sum())} of {good.numel()} wrong, first at {at}: got {y[at].item()!r}, "
             f"want {want[at].item()!r} within {limit[at].item():.3g}"
         )

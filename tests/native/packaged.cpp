@@ -1,5 +1,5 @@
-// A program without Python: runs a graph that AOTInductor compiled, with the native core beside libtorch. Arguments: the
-// native core, the package, rows, columns. The input counts 0, 0.1, 0.2... row by row; prints all results.
+// A program without Python: runs a graph that AOTInductor compiled, with the native core beside libtorch. Arguments:
+// the native core, the package, rows, columns. The input counts 0, 0.1, 0.2... row by row; prints all results.
 #include <ATen/ops/from_blob.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 
 import onepass
-from lib.paths import NATIVE
+from lib.cpp import build, output
 from onepass import native
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -136,23 +132,15 @@ def test_what_streams_is_told():
     assert "columns stream through their blocks: they are read twice" in notes
 
 
-def test_random_plans_hold_what_they_promise(tmp_path):
-    program, core = tmp_path / "columns", Path(onepass.__file__).with_name("csrc")
-    sources = [NATIVE / "columns.cpp", core / "plan" / "tables.cpp"]
-    subprocess.run(["g++", "-std=c++17", "-O1", f"-I{core}", *sources, "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    counts = re.fullmatch(r"(\d+) (\d+)", done.stdout)
-    assert counts
-    assert int(counts[1]) > 40_000
-    assert int(counts[2]) > 100_000
+def test_layouts_of_contiguous_rows_and_random_plans_of_columns_hold_what_they_promise(tmp_path):
+    layouts, plans, followed = map(int, output(build(tmp_path, "plans", "plan/tables.cpp")).split())
+    assert layouts == 4 * sum(4**rank for rank in range(1, 6))
+    assert plans > 100_000
+    assert followed > 40_000
 
 
 def test_a_pipeline_has_each_vector_when_it_is_read(tmp_path):
-    program, core = tmp_path / "pipeline", Path(onepass.__file__).with_name("csrc")
-    source = NATIVE / "pipeline.cpp"
-    subprocess.run(["g++", "-std=c++17", "-Wno-unknown-pragmas", f"-I{core}", source, "-o", program], check=True)
-    assert subprocess.run([program], capture_output=True, text=True).stdout == "5712"
+    assert output(build(tmp_path, "pipeline", options=("-Wno-unknown-pragmas",))) == "5712"
 
 
 @pytest.mark.parametrize(("n", "values", "smem_vecs"), [(524288, 8, 0), (557056, 4, 8), (1048576, 8, 8)])

@@ -14,7 +14,7 @@ import torch
 from lib.bench import CASE, CPU, TINY, Odd, run, softmax
 from lib.transcript import assert_snapshot
 from onepass import reference
-from onepass.tools.bench import text_table
+from onepass.tools.bench import report
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.inputs import make_inputs
 from onepass.tools.bench.providers import COPY, Provider, gallery, register, registry, select_providers, third_party
@@ -41,14 +41,18 @@ def test_who_runs() -> None:
     ]
     assert [name for name, p in registry().items() if p.gallery] == GALLERY
     here = [n for n in GALLERY if VARIANTS[n].unavailable(CPU) is None and not n.startswith("triton")]
-    assert names(quick=True) == ["onepass", "torch", "naive"]
-    assert names(only=("torch", "onepass-cpu")) == ["onepass-cpu", "torch"]  # in the registry's order
-    assert names(skip=("naive", "torch-compile")) == ["onepass", "torch"]
-    assert names(gallery=True) == [*names(), *here]
-    assert "naive-compile" not in names(gallery=True, quick=True)
-    assert "naive-jit" not in names(gallery=True, skip=("naive-jit",))
-    for with_gallery in (False, True):
-        assert names(only=("naive-jit", "torch"), gallery=with_gallery) == ["torch", "naive-jit"]
+    quick = ["onepass", "torch", "naive"]
+    for options, expected in (
+        ({"quick": True}, quick),
+        ({"only": ("torch", "onepass-cpu")}, ["onepass-cpu", "torch"]),  # in the registry's order
+        ({"skip": ("naive", "torch-compile")}, ["onepass", "torch"]),
+        ({"gallery": True}, [*names(), *here]),
+        ({"gallery": True, "quick": True}, [*quick, *(n for n in here if n != "naive-compile")]),
+        ({"gallery": True, "skip": ("naive-jit",)}, [*names(), *(n for n in here if n != "naive-jit")]),
+        ({"gallery": True, "only": ("naive-jit", "torch")}, ["torch", "naive-jit"]),
+        ({"only": ("naive-jit", "torch")}, ["torch", "naive-jit"]),
+    ):
+        assert names(**options) == expected, options
     excluded = select_providers(CPU, quick=True)[1]
     assert {"onepass-cpu", "onepass-cuda", "torch-compile", "liger"} <= set(excluded)
     assert not set(GALLERY) & set(excluded)
@@ -112,15 +116,10 @@ UNSUPPORTED: list[tuple[Case, str]] = [
 
 
 def test_what_others_do_not_support() -> None:
-    text = ""
+    text, others = "", (Quack(), Liger(), GalleryProvider(VARIANTS["naive"]))
     for case, dtype in UNSUPPORTED:
-        text += f"{case.name}, {dtype}\n"
-        for name, reason in (
-            ("quack", Quack().unsupported(case, dtype)),
-            ("liger", Liger().unsupported(case, dtype)),
-            ("gallery", gallery.unsupported(VARIANTS["naive"], case, dtype)),
-        ):
-            text += f"    {name}: {reason}\n" if reason else ""
+        reasons = [provider.unsupported(case, dtype) for provider in others]
+        text += f"{case.name}, {dtype}: {'; '.join(filter(None, reasons)) or 'all do'}\n"
     assert_snapshot("unsupported", text)
 
 
@@ -162,39 +161,34 @@ def test_a_provider_without_such_a_gradient_uses_autograd() -> None:
 def test_naive_is_the_variant_of_the_gallery_where_that_supports_the_case() -> None:
     for dtype in ("float32", "float16", "bfloat16"):
         assert Naive().forward(MATRIX, dtype) is VARIANTS["naive"]
-    for change, dtype in (
-        ({}, "float64"),
-        ({"dim": 0}, "bfloat16"),
-        ({"dim": (0, 1)}, "float16"),
-        ({"out_dtype": "float32"}, "float16"),
-        ({"out_dtype": "bfloat16"}, "float32"),
-        ({"function": "logsumexp"}, "bfloat16"),
+    for case, dtype in (
+        (MATRIX, "float64"),
+        (replace(MATRIX, dim=0), "bfloat16"),
+        (replace(MATRIX, dim=(0, 1)), "float16"),
+        (replace(MATRIX, out_dtype="float32"), "float16"),
+        (replace(MATRIX, out_dtype="bfloat16"), "float32"),
+        (replace(MATRIX, function="logsumexp"), "bfloat16"),
     ):
-        case = replace(MATRIX, **change)  # type: ignore[arg-type]
         assert Naive().forward(case, dtype) is not VARIANTS["naive"]
         rows, said = run(case, Naive(), dtype=dtype)  # the checker fills the output with NaN
         assert rows["naive"].ok, said
-        if case.function == "softmax":
-            x = torch.randn(5, 33, dtype=getattr(torch, dtype))
-            out = torch.empty(5, 33, dtype=getattr(torch, case.out_dtype or dtype))
-            assert Naive().forward(case, dtype)(x, out=out) is out
 
 
 # Other packages, with modules that stand in for them
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[torch.Tensor], torch.Tensor]], None]:
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replaces the softmax of both packages."""
 
-    def install(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def install(f: Callable[[torch.Tensor], torch.Tensor], version: str = "1.2.3") -> None:
         for name in ("liger_kernel", "liger_kernel.ops", "liger_kernel.ops.softmax", "quack", "quack.softmax"):
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
         modules: Any = sys.modules
         modules["quack"].softmax = f  # as in the package, the function hides the module of its name
         modules["quack.softmax"].softmax = f
         modules["liger_kernel.ops.softmax"].LigerSoftmaxFunction = type("F", (), {"apply": staticmethod(f)})
-        monkeypatch.setattr(third_party, "version_of", lambda name: "1.2.3")
+        monkeypatch.setattr(third_party, "version_of", lambda name: version)
 
     return install
 
@@ -221,28 +215,21 @@ def test_a_right_package_is_timed_and_a_nan_is_wrong(provider: Provider, install
     rows, said = run(case, provider, Torch())
     row = rows[provider.name]
     assert (row.error or "").startswith("wrong: error nan at row 0, element 5")
-    assert (row.median_us, len(said), text_table.cell(row)) == (None, 1, ("WRONG", ""))
+    assert (row.median_us, len(said), report.time_text(row)) == (None, 1, "WRONG")
     assert rows["torch"].ok
 
 
-def test_the_limit_of_liger_means_unsupported_and_other_errors_are_errors(
-    install: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def limited(x: torch.Tensor) -> torch.Tensor:  # as Liger up to 0.8.5
-        if x.shape[-1] > 65536:
-            raise RuntimeError(f"n = {x.shape[-1]} exceeds the recommended Triton blocksize")
-        return softmax(x)
-
+def test_the_limit_of_liger_and_its_errors(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of resource: shared memory")
 
-    for f, n, error in (
-        (limited, 65536, None),
-        (limited, 65537, "unsupported: Liger takes rows of at most 65536 elements"),
-        (softmax, 65537, None),
-        (broken, 65537, "raised: RuntimeError: out of resource: shared memory"),
+    for f, n, version, error in (
+        (softmax, 65536, "0.8.5", None),
+        (softmax, 65537, "0.8.5", "unsupported: Liger takes rows of at most 65536 elements"),
+        (softmax, 65537, "0.9.0", None),
+        (broken, 65537, "0.9.0", "raised: RuntimeError: out of resource: shared memory"),
     ):
-        install(f)
+        install(f, version)
         rows, said = run(Case("t", "t", (1, n)), Liger(), Torch())
         assert (rows["liger"].error, rows["liger"].ok, rows["torch"].ok) == (error, error is None, True)
         assert len(said) == (f is broken)

@@ -120,7 +120,7 @@ def with_row(**change: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 BAD: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
-    (lambda d: [d], "a results file is an object, got list"),
+    (lambda d: [d], "a results file should be an object, got list"),
     (lambda d: d | {"schema": 4}, "schema 4 is not known, this version reads schemas 1 to 3"),
     (lambda d: {"schema": 1, "rows": []}, "'environment' should be an object, got null"),
     (lambda d: d | {"environment": {"device": "x"}}, "'environment' lacks device_type, driver"),

@@ -4,8 +4,6 @@ variant gets right. The variants run in a copy of the package, in a process of t
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,23 +12,23 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.utils.cpp_extension import include_paths
 
-from lib.gallery import PACKAGE, run_changed_copy
+from lib.gallery import copy_package, needs_triton, run_copy
+from onepass.tools.gallery import variant
+from onepass.tools.gallery.native_calls import blocks_for
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 
 START = """
 import sys, torch
 from onepass.tools.gallery import variant
-from onepass.tools.gallery.cuda import blocks_for
+from onepass.tools.gallery.native_calls import blocks_for
 device = {device!r}
 def judge(y, x):
     want = torch.softmax(x.double(), 1)
     sys.exit(0 if torch.allclose(y.double(), want, rtol=2e-3, atol=1e-7) else 3)
 """
-RIGHT = 0
-
 # Inputs ---------------------------------------------------------------------------------------------------------
 
 NEGATIVE = "x = torch.randn(5, 300, device=device) - 200; judge(variant(name)(x), x)"
@@ -53,17 +51,16 @@ class Mistake(NamedTuple):
     script: str
 
 
-INFINITY, FLT_MIN = (
-    "__int_as_float(0xff800000)",
-    "__int_as_float(0x00800000)",
-)  # FLT_MIN: the least positive normal float
+INFINITY, FLT_MIN = "__int_as_float(0xff800000)", "__int_as_float(0x00800000)"  # the least positive normal float
 ROUND_UP, ROUND_DOWN = "-(-rows // rows_per_block)", "rows // rows_per_block"
 CUDA = [
     *(
         Mistake(f"cuda-{name}", "cuda_warp.cu", INFINITY, FLT_MIN, NEGATIVE)
         for name in ("warp", "block", "online", "auto")
     ),
-    *(Mistake(f"cuda-{name}", "cuda.py", ROUND_UP, ROUND_DOWN, FEW) for name in ("warp", "auto")),  # an empty grid
+    *(
+        Mistake(f"cuda-{name}", "native_calls.py", ROUND_UP, ROUND_DOWN, FEW) for name in ("warp", "auto")
+    ),  # an empty grid
     *(
         Mistake(f"cuda-{name}", f"cuda_{name}.cu", "x + row * x_stride", "x + int(row) * int(x_stride)", FAR)
         for name in ("warp", "block", "online")
@@ -89,34 +86,37 @@ def every(mistakes: list[Mistake]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("mistake", mistakes, ids=[f"{m.variant}, {m.mistaken}" for m in mistakes])
 
 
-def exit_status(tmp_path: Path, mistake: Mistake, device: str, mistaken: bool, **environment: str) -> int:
-    change = (f"tools/gallery/{mistake.file}", mistake.right, mistake.mistaken) if mistaken else None
-    script = START.format(device=device) + f"name = {mistake.variant!r}\n" + mistake.script
-    done = run_changed_copy(tmp_path / ("mistaken" if mistaken else "right"), script, change, **environment)
-    if not mistaken and done.returncode != RIGHT:
-        raise AssertionError(done.stderr[-3000:] or done.returncode)
-    return done.returncode
+def check(mistake: Mistake, folder: Path, device: str, prepare: str = "", **environment: str) -> None:
+    """Run the script with the variant as it is, and with the mistake, which gives a wrong result or crashes."""
+    script = START.format(device=device) + f"name = {mistake.variant!r}\n" + prepare + mistake.script
+    for copy, change in (
+        ("right", None),
+        ("mistaken", (f"tools/gallery/{mistake.file}", mistake.right, mistake.mistaken)),
+    ):
+        path = copy_package(folder / copy, change)
+        if prepare:
+            build_loops(path / "tools/gallery" / f"{mistake.variant.replace('-', '_')}.cpp", folder / copy / "loops.so")
+        done = run_copy(folder / copy, script, **environment)
+        assert (done.returncode == 0) == (change is None), done.stderr[-3000:]
 
 
 @pytest.mark.gpu
 @every([*CUDA, *TRITON])
 def test_on_a_gpu(mistake, tmp_path):
-    assert exit_status(tmp_path, mistake, "cuda", mistaken=False) == RIGHT
-    assert exit_status(tmp_path, mistake, "cuda", mistaken=True) != RIGHT
+    check(mistake, tmp_path, "cuda")
 
 
 @needs_triton
 @every(TRITON)
 def test_in_the_triton_interpreter(mistake, tmp_path):
-    assert exit_status(tmp_path, mistake, "cpu", mistaken=False, TRITON_INTERPRET="1") == RIGHT
-    assert exit_status(tmp_path, mistake, "cpu", mistaken=True, TRITON_INTERPRET="1") != RIGHT
+    check(mistake, tmp_path, "cpu", TRITON_INTERPRET="1")
 
 
-# The native library, except for the functions of the variant's own library.
+# The native library, except for the functions of the variant, which is compiled for this test.
 LOOPS = """
 import ctypes, onepass.native as native
 class Loops:
-    whole, own = native._library, ctypes.CDLL({library!r})
+    whole, own = native._library, ctypes.CDLL("./loops.so")
     def __getattr__(self, name):
         return getattr(self.own if hasattr(self.own, name) else self.whole, name)
 native._library = Loops()
@@ -125,40 +125,16 @@ native._library = Loops()
 
 @every(CPU)
 def test_cpp(mistake, tmp_path):
-    """The loops are compiled as they are and with the mistake, and called through ctypes."""
-    for mistaken in (False, True):
-        library = build_loops(tmp_path, mistake, mistaken)
-        script = START.format(device="cpu") + f"name = {mistake.variant!r}\n"
-        script += LOOPS.format(library=str(library))
-        done = run_changed_copy(tmp_path / f"copy {mistaken}", script + mistake.script)
-        assert (done.returncode == RIGHT) is not mistaken, done.stderr[-3000:]
+    check(mistake, tmp_path, "cpu", LOOPS)
 
 
-def build_loops(folder: Path, mistake: Mistake, mistaken: bool) -> Path:
-    from torch.utils.cpp_extension import include_paths
-
-    source = folder / f"source {mistaken}"
-    shutil.copytree(PACKAGE / "tools" / "gallery", source, ignore=shutil.ignore_patterns("__pycache__"))
-    if mistaken:
-        file = source / mistake.file
-        text = file.read_text()
-        assert mistake.right in text
-        file.write_text(text.replace(mistake.right, mistake.mistaken))
-    library = folder / f"library-{mistaken}.so"
+def build_loops(source: Path, library: Path) -> None:
     includes = [word for path in include_paths() for word in ("-isystem", path)]
-    compiler = os.environ.get("CXX", "g++")
-    name = mistake.variant.replace("-", "_") + ".cpp"
-    subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-fPIC", "-shared", *includes, str(source / name), "-o", str(library)],
-        check=True,
-    )
-    assert ctypes.CDLL(str(library))
-    return library
+    compiler = [*os.environ.get("CXX", "g++").split(), "-std=c++17", "-O1", "-fPIC", "-shared"]
+    subprocess.run([*compiler, *includes, str(source), "-o", str(library)], check=True)
 
 
 def test_the_grid_is_never_empty_and_covers_every_row():
-    from onepass.tools.gallery.cuda import blocks_for
-
     for rows in range(1, 40):
         for rows_per_block in (1, 2, 8, 32):
             blocks = blocks_for(rows, rows_per_block)
@@ -168,8 +144,6 @@ def test_the_grid_is_never_empty_and_covers_every_row():
 @pytest.mark.gpu
 def test_fewer_blocks_than_rows():
     """More rows than blocks: a launch of one block per row never enters the loops over rows twice."""
-    from onepass.tools.gallery import variant
-
     x = torch.randn(1000, 77, device="cuda")
     for name in ("cuda-warp", "cuda-block", "cuda-online", "cuda-auto"):
         for blocks in (1, 7):
@@ -191,14 +165,16 @@ assert torch.allclose(y, torch.softmax(x, 1))
 @pytest.mark.parametrize("name", ["cuda-warp", "cuda-block", "cuda-online"])
 def test_no_race_on_shared_memory(name, tmp_path):
     """racecheck finds nothing, but hazards with one array for both reductions, as published."""
-    prefix = f"{SANITIZER} --tool racecheck --error-exitcode 9"
-    done = run_changed_copy(tmp_path / "right", RACE.format(name=name), prefix=prefix)
+    racecheck = SANITIZER, "--tool", "racecheck", "--error-exitcode", "9"
+    copy_package(tmp_path / "right")
+    done = run_copy(tmp_path / "right", RACE.format(name=name), *racecheck)
     if "Device not supported" in done.stdout + done.stderr:
         pytest.skip("compute-sanitizer does not take this device")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "RACECHECK SUMMARY: 0 hazards" in done.stdout
     if name != "cuda-warp":
         change = (f"tools/gallery/{name.replace('-', '_')}.cu", "partials.sum", "partials.maximum")
-        done = run_changed_copy(tmp_path / "mistaken", RACE.format(name=name), change, prefix)
+        copy_package(tmp_path / "mistaken", change)
+        done = run_copy(tmp_path / "mistaken", RACE.format(name=name), *racecheck)
         assert done.returncode == 9, done.stdout[-3000:]
         assert "hazard" in done.stdout

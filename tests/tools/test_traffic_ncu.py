@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from onepass.tools.gallery import ncu, ncu_target
+from lib.scripts import run_python
+from onepass.tools.gallery import ncu
 from onepass.tools.gallery.ncu import Counts, Kernel, NcuError, parse_report
 
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size",'
@@ -49,9 +50,8 @@ NAIVE = (
 
 def test_kernels_are_split_into_contestants_by_the_marker() -> None:
     copy = ("void at::native::vectorized_elementwise_kernel<4, mul>(int)", "67,108,864", "50,000,000")
-    found = parse_report(
-        text(SPIN, copy, SPIN, *NAIVE, SPIN, SPIN, ("onepass_kernel", "100", "90")), ["a", "naive", "b", "c"]
-    )
+    stray, ours = ("stray", "5", "6"), ("onepass_kernel", "100", "90")  # kernels before the first marker are ignored
+    found = parse_report(text(stray, SPIN, copy, SPIN, *NAIVE, SPIN, SPIN, ours), ["a", "naive", "b", "c"])
     assert list(found) == ["a", "naive", "b", "c"]
     assert found["a"].kernels == (Kernel(copy[0], 67_108_864, 50_000_000),)
     assert [k.name for k in found["naive"].kernels] == [name for name, _, _ in NAIVE]
@@ -62,52 +62,37 @@ def test_kernels_are_split_into_contestants_by_the_marker() -> None:
     assert (found["c"].read, found["c"].written) == (100, 90)
 
 
-def test_every_spelling_of_the_marker_is_known() -> None:
+def test_every_spelling_of_the_marker_is_known_and_a_repeated_head_is_no_kernel() -> None:
     for name in ("spin_kernel", "at::cuda::(anonymous namespace)::spin_kernel(long)", "_ZN2at4cuda11spin_kernelEl"):
-        assert list(parse_report(text((name, "0", "0"), ("k", "1", "2")), ["one"])) == ["one"]
+        again = text((name, "0", "0"), ("k", "5", "6")) + text(SPIN, ("l", "7", "8")).removeprefix(HEADER)
+        assert parse_report(again, ["one", "two"])["two"].kernels == (Kernel("l", 7, 8),)
 
 
 @pytest.mark.parametrize(
-    ("units", "read", "written", "expected"),
+    ("read", "written", "expected"),
     [
-        (("byte", "byte"), "12,799,488", "0", (12_799_488, 0)),
-        (("Mbyte", "Kbyte"), "12.80", "1.5", (12_800_000, 1500)),
-        (("Gbyte", "byte"), "1.25", "64", (1_250_000_000, 64)),
-        (("byte", "byte"), "1.28e+07", "32", (12_800_000, 32)),
-        (("byte", "byte"), "n/a", "64", (None, 64)),
-        (("byte", "byte"), "nan", "", (None, None)),
-        (("byte", "byte"), "(!) n/a", "3", (None, 3)),
+        ("12,799,488", "0", (12_799_488, 0)),
+        ("1.28e+07", "32", (12_800_000, 32)),
+        ("n/a", "64", (None, 64)),
+        ("nan", "", (None, None)),
+        ("(!) n/a", "3", (None, 3)),
     ],
 )
-def test_units_and_missing_counters(
-    units: tuple[str, str], read: str, written: str, expected: tuple[int | None, int | None]
-) -> None:
-    found = parse_report(text(SPIN, ("k", "5", "6"), ("l", read, written), units=units), ["one"])["one"]
+def test_missing_counters(read: str, written: str, expected: tuple[int | None, int | None]) -> None:
+    found = parse_report(text(SPIN, ("k", "5", "6"), ("l", read, written)), ["one"])["one"]
     assert (found.kernels[1].read, found.kernels[1].written) == expected
-    assert (found.read is None) == (expected[0] is None)
-    assert (found.written is None) == (expected[1] is None)
-
-
-def test_a_repeated_head_is_no_kernel() -> None:
-    again = text(SPIN, ("k", "5", "6")) + text(SPIN, ("l", "7", "8")).removeprefix(HEADER)
-    assert parse_report(again, ["one", "two"])["two"].kernels == (Kernel("l", 7, 8),)
-
-
-def test_kernels_before_the_first_marker_are_ignored() -> None:
-    assert parse_report(text(("stray", "5", "6"), SPIN, ("k", "1", "2")), ["one"])["one"].kernels == (
-        Kernel("k", 1, 2),
-    )
+    assert (found.read is None, found.written is None) == tuple(number is None for number in expected)
 
 
 @pytest.mark.parametrize(
     ("report", "message"),
     [
-        ("", "no table of kernels"),
-        (HEADER + "==WARNING== No kernels were profiled.\n" + FOOTER, "no table of kernels"),
+        ("", "no Kernel Name"),
+        (HEADER + "==WARNING== No kernels were profiled.\n" + FOOTER, "no Kernel Name"),
         (f"{HEAD}\n", "no dram__bytes_read.sum"),
         (text(SPIN, SPIN), "2 markers for 1 contestants"),
         (text(("k", "1", "2")), "0 markers for 1 contestants"),
-        (text(SPIN, ("k", "1", "2"), units=("sector", "byte")), "counts bytes in 'sector'"),
+        (text(SPIN, ("k", "1", "2"), units=("Mbyte", "byte")), "counts bytes in Mbyte and byte"),
     ],
 )
 def test_a_report_of_another_form_is_an_error(report: str, message: str) -> None:
@@ -139,23 +124,18 @@ def measured(path: str, timeout: float = 60) -> ncu.Measurement:
 
 
 def test_measure_reads_the_report_and_the_output_of_the_target(tmp_path: Path) -> None:
-    body = f"log.write_text({REPORT!r})\nprint('noise')\nprint({OUTPUT!r})\nprint(child, file=sys.stderr)"
-    found = measured(script(tmp_path, body))
+    said = tmp_path / "said"
+    body = f"log.write_text({REPORT!r})\nprint('noise')\nprint({OUTPUT!r})\n"
+    found = measured(script(tmp_path, body + f"Path({str(said)!r}).write_text(repr((sys.argv, child)))"))
     assert found.counts == {"copy": Counts((Kernel("mul", 40, 2),))}
     assert found.left_out == {"naive": "raised: x", "cpu-online": "CPU only"}
-
-
-def test_the_command_line(tmp_path: Path) -> None:
-    command = ncu.ncu_command("/opt/ncu", "r.csv", ["copy", "naive"], 4096, 781, "bfloat16", 1)
-    at = command.index(sys.executable)
-    assert command[at:] == [
-        *(sys.executable, "-m", "onepass.tools.gallery.ncu_target", "copy", "naive", "4096", "781", "bfloat16", "1")
-    ]
+    command, child = ast.literal_eval(said.read_text())
+    target = ["-m", "onepass.tools.gallery.ncu", "copy", "naive", "cpu-online", "4096", "781", "float32", "1"]
+    assert child == [sys.executable, *target]
     options = dict(itertools.pairwise(command))
     assert options["--metrics"] == "dram__bytes_read.sum,dram__bytes_write.sum"
     assert options["--profile-from-start"] == "off"
     assert options["--clock-control"] == "none"
-    assert options["--log-file"] == "r.csv"
 
 
 DENIED = (
@@ -223,7 +203,7 @@ def test_an_ncu_that_cannot_be_run(tmp_path: Path) -> None:
 
 def test_ncu_is_found_on_the_path_and_else_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(ncu, "INSTALL_PATHS", (str(tmp_path / "cuda" / "ncu"), str(tmp_path / "opt" / "*" / "ncu")))
+    monkeypatch.setattr(ncu, "INSTALL_FOLDERS", (str(tmp_path / "cuda"), str(tmp_path / "opt" / "*")))
     assert ncu.find_ncu() is None
     for version in ("2024.3.2", "2025.10.0", "2025.3.1"):
         folder = tmp_path / "opt" / version
@@ -238,56 +218,42 @@ def test_ncu_is_found_on_the_path_and_else_the_newest(tmp_path: Path, monkeypatc
 # The process that ncu watches
 
 
-def test_contestants_are_called_and_the_others_left_out_with_their_reason() -> None:
+def test_calls_follow_their_markers_and_one_that_raises_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     x = torch.randn(5, 33)
-    out = torch.empty_like(x)
-    calls, left_out = ncu_target.prepare_calls(["copy", "torch", "onepass", "naive", "cuda-warp"], x, out)
-    assert list(calls) == ["copy", "torch", "onepass", "naive"]
-    assert left_out == {"cuda-warp": "runs only on NVIDIA GPUs"}
     expected = {"copy": x, **dict.fromkeys(("torch", "onepass", "naive"), torch.softmax(x, 1))}
-    for name, call in calls.items():
-        out.fill_(float("nan"))
-        call()
-        torch.testing.assert_close(out, expected[name])
-
-
-def test_one_that_raises_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def softmax(*arguments: object, **options: object) -> None:
-        raise RuntimeError("no luck\nwith details")
-
-    monkeypatch.setattr("onepass.softmax", softmax)
-    x = torch.randn(2, 3)
-    calls, left_out = ncu_target.prepare_calls(["onepass", "naive"], x, torch.empty_like(x))
-    assert list(calls) == ["naive"]
-    assert left_out == {"onepass": "raised: no luck"}
-
-
-def test_each_call_follows_its_marker() -> None:
+    for name, result in expected.items():
+        ncu._find_call(name, x, out := torch.full_like(x, torch.nan))()
+        torch.testing.assert_close(out, result)
     log: list[str] = []
 
-    def fail() -> None:
-        log.append("b")
-        raise RuntimeError("gone")
+    def softmax(*arguments: object, **options: object) -> None:
+        log.append("torch")
+        if "start" in log:
+            raise RuntimeError("gone\nwith details")
 
-    calls = {"a": lambda: log.append("a"), "b": fail, "c": lambda: log.append("c")}
-    tools = {name: (lambda name=name: log.append(name)) for name in ("start", "mark", "wait", "stop")}
-    result = ncu_target.count_calls(calls, {"d": "elsewhere"}, **tools)
-    assert log == ["wait", "start", "mark", "a", "wait", "mark", "b", "mark", "c", "wait", "stop"]
-    assert result == {"marked": ["a", "b", "c"], "left_out": {"d": "elsewhere", "b": "raised: gone"}}
+    for target in ("torch.cuda.synchronize", "torch.cuda.profiler.start", "torch.cuda.profiler.stop"):
+        monkeypatch.setattr(target, lambda name=target: log.append(name.rpartition(".")[2]))
+    monkeypatch.setattr("torch.cuda._sleep", lambda cycles: log.append("mark"))
+    monkeypatch.setattr("torch.softmax", softmax)
+    monkeypatch.setattr("onepass.softmax", lambda x: None)
+    monkeypatch.setattr(ncu, "WARMUP_CALLS", 1)
+    printed = ncu.count_calls([*expected, "cuda-warp"], x)
+    assert printed["marked"] == ["copy", "torch", "naive"]
+    assert printed["left_out"].pop("onepass").endswith("unexpected keyword argument 'out'")
+    assert printed["left_out"] == {"cuda-warp": "cannot run on cpu: runs only on NVIDIA GPUs", "torch": "gone"}
+    begin = ["synchronize", "torch", "synchronize", "synchronize", "start"]
+    assert log == [*begin, "mark", "synchronize", "mark", "torch", "mark", "synchronize", "stop"]
 
 
 @pytest.mark.gpu
 def test_the_target_marks_and_calls_on_a_gpu() -> None:
     names = ["copy", "torch", "onepass", "naive", "naive-jit", "cpu-online"]
     arguments = [*names, "64", "1000", "bfloat16", "0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "onepass.tools.gallery.ncu_target", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    result = ncu.read_target_output(done.stdout)
-    assert result is not None, done.stderr
+    done = run_python("-m", "onepass.tools.gallery.ncu", *arguments)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
     assert "cpu-online" in result["left_out"]
     assert set(result["marked"]) | set(result["left_out"]) == set(names)
     assert {"copy", "torch", "onepass", "naive"} <= set(result["marked"]) - set(result["left_out"])

@@ -1,116 +1,56 @@
 """`onepass tune`: its output, its errors, and on a GPU a whole short run."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
-from expecttest import assert_expected_inline
+from click.testing import Result
 
 import onepass
-from lib.transcript import errors, transcript
+from lib import transcript
+from lib.scripts import run_python
+from lib.transcript import assert_snapshot, replay, session
 from lib.tune import BASE, H200, FakeTimer
-from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass import tables as store
-from onepass._kernel_compiler import Kernel, compile_all
-from onepass.tools.cli import cli
-from onepass.tools.cli.tune import print_tables, table_cells
-from onepass.tools.tune.candidates import candidates, kernels
+from onepass.tools.cli.tune import format_measurement, table_cells
+from onepass.tools.tune.candidates import Choice
 from onepass.tools.tune.run import Options, sweep
-from onepass.tools.tune.timing import to_compile
+from onepass.tools.tune.timing import Measurement
 
 TOLERANCE = {"rtol": 1e-2, "atol": 1e-5}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["tune", *arguments])
+    return transcript.call("tune", *arguments)
 
 
 @no_gpu
 def test_without_a_gpu_it_is_one_line():
-    commands = ("tune", "tune --show --device cuda", "tune --lengths 64", "tune --device cuda:0")
-    lines = errors(*commands).splitlines()[1::2]
-    assert all(line.startswith("  nothing to measure: ") and "CUDA" in line for line in lines)
+    text = session("tune", "tune --show --device cuda", "tune --lengths 64", "tune --device cuda:0")
+    assert len(re.findall(r"^! onepass: nothing to measure: .*CUDA.*\nexit status 2$", text, re.MULTILINE)) == 4
 
 
-def test_wrong_arguments():
-    text = errors(
-        "tune --device cpu",
-        "tune --device nonsense",
-        "tune --size-mib 0",
-        "tune --repeats x",
-        "tune --lengths a",
-        "tune --lengths ''",
-        "tune --lengths 1",
-        "tune --dtypes f64",
-        "tune --dtypes int8",
-        "tune --dtypes f16,bf16",
-        "tune --functions softmin",
-        "tune --out /dev/null/file.json",
-        "tune more",
-        "tune --json",
-        "tune --show --device mi300x",
-    )
-    assert_expected_inline(
-        text,
-        """\
-tune --device cpu
-  takes a CUDA device, got 'cpu'
-tune --device nonsense
-  takes a CUDA device, as cuda or cuda:0, got 'nonsense'
-tune --size-mib 0
-  Invalid value for '--size-mib': 0 is not in the range x>=1.
-tune --repeats x
-  Invalid value for '--repeats': 'x' is not a valid integer range.
-tune --lengths a
-  Invalid value: --lengths takes whole numbers, got 'a'
-tune --lengths ''
-  no lengths
-tune --lengths 1
-  a length is a whole number from 2 to 2**24, got 1
-tune --dtypes f64
-  dtypes are float32, float16, bfloat16; got float64
-tune --dtypes int8
-  unknown dtype 'int8': take one of float64, float32, bfloat16, float16, f64, f32, bf16, f16
-tune --dtypes f16,bf16
-  float16 and bfloat16 share a table: name one of them
-tune --functions softmin
-  functions are softmax, logsumexp, columns, columns_backward, which stand for the others; got softmin
-tune --out /dev/null/file.json
-  /dev/null/file.json: cannot be written
-tune more
-  Got unexpected extra argument (more)
-tune --json
-  --json goes with --show; a sweep writes its file of tables, which --out names
-tune --show --device mi300x
-  AMD Instinct MI300X has no tables: the Triton engine serves it, by plans that are not tuned
-""",
-    )
-
-
-def test_show_needs_no_gpu(monkeypatch):
+def test_commands_print_their_transcript(monkeypatch):
     monkeypatch.setenv("ONEPASS_TABLES", "off")
-    for device, title in (("h200", "NVIDIA H200"), ("L4", "NVIDIA L4")):
+    replay("tune")
+    for device, title, origin in (
+        ("h200", "NVIDIA H200, compute 90, 132 multiprocessors", r"tables built in, measured on NVIDIA H200, \S+"),
+        (
+            "L4",
+            "NVIDIA L4, compute 89, 58 multiprocessors",
+            r"tables measured on .* \(the nearest\); `onepass tune` .*",
+        ),
+    ):
+        lines = call("--show", "--device", device).stdout.splitlines()
+        assert lines[0] == title
+        assert re.fullmatch(origin, lines[1])
+        assert [line.split() for line in lines[4:]] == [" ".join(row).split() for row in table_cells(BASE)]
         shown = json.loads(call("--show", "--device", device, "--json").stdout)
-        assert (shown["gpu"], shown["tables"]) == (title, BASE)
-    text = transcript("tune --show --device h200", "tune --show --device L4", hide=r"\d{4}-\d\d-\d\d")
-    lines = [line for line in text.splitlines() if "NVIDIA" in line or "onepass" in line]
-    assert_expected_inline(
-        "\n".join(lines),
-        """\
-$ onepass tune --show --device h200
-NVIDIA H200, compute 90, 132 multiprocessors
-tables built in, measured on NVIDIA H200, ...
-$ onepass tune --show --device L4
-NVIDIA L4, compute 89, 58 multiprocessors
-tables measured on NVIDIA H200, ... (the nearest); `onepass tune` measures this one""",
-    )
+        assert (shown["gpu"], shown["tables"]) == (title.partition(",")[0], BASE)
     if not torch.cuda.is_available():
         assert call("--show").stdout == call("--show", "--device", "h200").stdout
 
@@ -122,9 +62,9 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_TABLES", str(tmp_path / "tables.json"))
     monkeypatch.setattr("onepass.tools.tune.run.cuda_index", lambda device: 0)
 
-    def tune(device, options, path, listener):
+    def tune(device, options, path, *report):
         path = (path or store.default_path("NVIDIA H200")).absolute()
-        return sweep(H200, options, path, timers.pop(0), BASE, lambda origin, tables: None, listener)
+        return sweep(H200, options, path, timers.pop(0), BASE, lambda origin, tables: None, *report)
 
     monkeypatch.setattr("onepass.tools.tune.run.tune", tune)
     return timers
@@ -133,33 +73,31 @@ def fake(tmp_path, monkeypatch):
 def test_a_run_prints_one_line_per_measurement(fake, tmp_path):
     fake.append(FakeTimer())
     # Made-up times choose among plans at random; a copy takes 90 us, the plan in use 120.
-    text = transcript(
-        "tune --lengths 64,4096 --dtypes f32",
-        hide=rf"(?<=\d: )[a-z].*(?=, \d)|\d\.\d+(?= of)|\d+ entries|{re.escape(str(tmp_path))}",
-    )
-    assert_expected_inline(
-        text,
-        """\
-$ onepass tune --lengths 64,4096 --dtypes f32
-softmax float32 1048576x64: ..., ... of a copy, in use 0.750
-softmax float32 16384x4096: ..., ... of a copy, in use 0.750
-softmax float32 4096x4096: ..., ... of a copy, in use 0.750
-logsumexp float32 1048576x64: ..., ... of a copy's time, in use 1.333
-logsumexp float32 16384x4096: ..., ... of a copy's time, in use 1.333
-columns float32 1048576x64: ..., ... of a copy, in use 0.750
-columns float32 16384x4096: ..., ... of a copy, in use 0.750
-columns_backward float32 1048576x64: ..., ... of an addition, in use 0.750
-columns_backward float32 16384x4096: ..., ... of an addition, in use 0.750
-.../tables.json: ..., from 9 measurements on NVIDIA H200
-""",
-    )
+    hidden = rf"(?<=\d: )[a-z].*(?=, \d)|\d\.\d+(?= of)|\d+ entries|{re.escape(str(tmp_path))}"
+    assert_snapshot("tune-run", session("tune --lengths 64,4096 --dtypes f32", hide=hidden))
     assert store.read(tmp_path / "tables.json").gpu == "NVIDIA H200"
-    fake.append(FakeTimer())
-    lines = call("--lengths", "64,4096", "--dtypes", "f32").stdout.splitlines()
-    for line, plan in zip(
-        lines, ("warp threads", "block items_per_thread", "block items_per_thread", "warp threads"), strict=False
-    ):
-        assert re.search(rf": {plan} \d+.*, \d\.\d\d\d of", line)
+
+
+@pytest.mark.parametrize(
+    ("function", "choice", "line"),
+    [
+        ("softmax", Choice(0, 4, 0, 1, 0), "softmax float32 9x8: warp threads 4, 0.500 of a copy, in use 0.400"),
+        (
+            "columns_backward",
+            Choice(6, 256, 8, 16, 8),
+            "columns_backward float32 9x8: columns threads 256 items_per_thread 8 blocks_per_row 16 smem_vecs 8, "
+            "0.500 of an addition, in use 0.400",
+        ),
+        (
+            "logsumexp",
+            Choice(2, 0, 16, 1, 0),
+            "logsumexp float32 9x8: block items_per_thread 16, 2.000 of a copy's time, in use 2.500",
+        ),
+    ],
+)
+def test_a_measurement_in_a_line(function, choice, line):
+    times = {choice: 2.0, Choice(2, 64, 16, 1, 0): 3.0}
+    assert format_measurement(Measurement(function, "float32", 8, 9, 1.0, 2.5, times)) == line
 
 
 def test_errors_of_a_run_are_one_line(fake):
@@ -180,48 +118,15 @@ def test_it_says_how_a_file_elsewhere_is_used(fake, tmp_path, monkeypatch):
     assert result.stdout.splitlines()[-1] == "not used while ONEPASS_TABLES=off"
 
 
-def test_the_tables_are_shown_in_full(capsys):
-    print_tables(BASE)
+def test_the_tables_in_cells():
     cells = table_cells(BASE)
     assert len(cells) == sum(len(table) for table in BASE.values())
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert all(" ".join(" ".join(row).split()) in lines for row in cells)
     assert cells[0][1:3] == (f"1 to {next(iter(BASE.values()))[0][0]}", "warp")
     assert cells[-1][1].endswith(" and more")
     assert cells[-1][2:] == ("columns-grid", "", "", "8", "")
     others = [row for row in cells if row[2] == "as others"]
     assert others
     assert all(row[3:] == ("", "", "", "") for row in others)
-
-
-# Compiling in several processes --------------------------------------------------------------------------------------
-
-
-@needs_nvrtc
-def test_kernels_are_compiled_into_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2)  # two processes
-    todo = to_compile(kernels([("softmax", "float32", c.plan) for c in candidates(9, 4, 1000, H200)])[:3])
-    before = native.counts()
-    assert list(compile_all(todo, 90)) == todo
-    if len(os.sched_getaffinity(0)) > 1:
-        assert native.counts() == before  # this process compiled none
-    before = native.counts()
-    for kernel in todo:
-        native.compile_kernel(*kernel[:3], kernel.name, 90, os.devnull)
-    after = native.counts()
-    assert (after[0] - before[0], after[1] - before[1]) == (0, 3)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_kernel_that_does_not_compile(tmp_path, monkeypatch, processes):
-    """A sweep leaves it to the measurement; a warm-up raises its error."""
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2 // processes)
-    todo = [Kernel("logsumexp", torch.float32, torch.float32, "forward", "no kernel")] * 2
-    assert list(compile_all(todo, 90, ignore_errors=True)) == todo
-    with pytest.raises(RuntimeError, match="no kernel"):
-        list(compile_all(todo, 90))
 
 
 # On a GPU ----------------------------------------------------------------------------------------------------------
@@ -236,8 +141,7 @@ print(json.dumps([plan.notes, plan.tier]))
 
 
 def used(n: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", USED, str(n)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    return run_python("-c", USED, n, **environment)
 
 
 @pytest.mark.gpu
@@ -256,9 +160,8 @@ def test_a_short_run_makes_a_file_that_is_used(tmp_path, monkeypatch):
     finally:
         native.set_tables(gpu_here(), **before)
     measured = json.loads(path.read_text())["measured"]
-    assert {(p["function"], p["dtype"], p["n"], p["rows"]) for p in measured} == set(
-        Options(size_mib=8, lengths=(33, 4096)).points
-    )
+    points = {(*point, shape[0] * shape[1]) for *point, shape in Options(size_mib=8, lengths=(33, 4096)).points}
+    assert {(p["function"], p["dtype"], p["n"], p["rows"]) for p in measured} == points
     for point in measured:
         assert point["copy_us"] > 0
         assert min(us for *_, us in point["times"]) < 20 * point["copy_us"]

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
-
-Body = Sequence[Sequence[str]]
+    from rich.text import Text
 
 
 def terminal(stream: TextIO | None = None) -> Console | None:
@@ -27,42 +26,46 @@ def terminal(stream: TextIO | None = None) -> Console | None:
     return Console(file=stream, highlight=False)
 
 
-def plain_table(head: Sequence[str], body: Body, left: Container[int]) -> str:
-    """An ASCII table as wide as its cells. The columns in `left` are aligned to the left, the others to the right.
+def console(stream: TextIO | None = None) -> Console:
+    """A console on stdout: with colours and as wide as a terminal, elsewhere plain and as wide as its lines."""
+    from rich.console import Console
 
-    >>> print(plain_table(["case", "us"], [["a", "1.5"], ["bcdef", "20"]], left={0}))
-    case    us
-    -----  ---
-    a      1.5
-    bcdef   20
+    made = Console(file=stream, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = 10_000
+    return made
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str | Text]], left: Container[int], fold: int = 0) -> Table:
+    """An ASCII table. The columns in `left` are aligned to the left, the others to the right.
+
+    On a narrow terminal the column `fold` is folded, to 20 characters at least.
     """
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    lines = [head, ["-" * width for width in widths], *body]
-    aligned = (
-        [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        for line in lines
-    )
-    return "\n".join("  ".join(cells).rstrip() for cells in aligned)
-
-
-def rich_table(head: Sequence[str], body: Sequence[Sequence[Any]], left: Container[int], **options: Any) -> Table:
-    """The same table for a console. The first column folds if the terminal is too narrow; cells are plain or `Text`."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold", **options)
+    made = Table(
+        box=box.Box(str(box.SIMPLE_HEAD).replace("─", "-"), ascii=True),
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     for i, name in enumerate(head):
-        table.add_column(name, justify="left" if i in left else "right", no_wrap=i > 0, overflow="fold")
+        texts = (name, *(str(cells[i]) for cells in body))
+        widest = max(len(line) for text in texts for line in text.split("\n"))
+        width = min(20, widest) if i == fold else widest
+        justify: Any = "left" if i in left else "right"
+        made.add_column(Text(name), justify=justify, min_width=width, no_wrap=i != fold, overflow="fold")
     for cells in body:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
-    return table
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    return made
 
 
-def fits(console: Console, table: Table) -> bool:
-    """Whether the table is shown on this console without folding a cell."""
-    unbounded = console.options.update_width(10_000)
-    return console.measure(table, options=unbounded).maximum <= console.width
+def fits(on: Console, made: Table, folded: bool = False) -> bool:
+    """Whether the console shows the table without cutting a cell, with one column `folded` if need be."""
+    size = on.measure(made, options=on.options.update_width(10_000))
+    return (size.minimum if folded else size.maximum) <= on.width
 
 
 def progress_bar(console: Console, **options: Any) -> Progress:

@@ -76,6 +76,21 @@ def test_a_wrong_state_is_a_failure(fuzz, capsys, monkeypatch):
     fails(fuzz, capsys, "sums of", monkeypatch)
 
 
+def test_a_wrong_gradient_is_a_failure(fuzz, capsys, monkeypatch):
+    right = fuzz.gradient
+    monkeypatch.setattr(fuzz, "gradient", lambda *a: [right(*a)[0] * 1.5, right(*a)[1]])
+    fails(fuzz, capsys, "gradient of", monkeypatch)
+
+
+def test_gradients_are_of_every_kind(fuzz):
+    made = [fuzz.Gradient(0, number) for number in range(2000)]
+    assert {c.mode for c in made} == {"out", "saved", "grad"}
+    assert {(c.saved_type, c.dx_type) for c in made} == {(a, b) for a in DTYPES for b in DTYPES}
+    assert {(c.function, c.grad_type == c.saved_type) for c in made} == {(f, True) for f in FUNCTIONS} | {
+        ("logsumexp", False)
+    }
+
+
 def plant(monkeypatch, fault):
     """Every softmax of the family with a fault after it."""
     for function in SOFTMAXES:

@@ -8,111 +8,77 @@ import torch
 from torch import Tensor
 
 import onepass
+from lib import plans
 from lib.gradients import gradient
-from lib.plans import (
-    ALIGNED,
-    BF16,
-    COLUMN_PLANS,
-    COLUMNS,
-    COLUMNS_GRID,
-    COLUMNS_TWOPASS,
-    F16,
-    F32,
-    LATE_PLANS,
-    ONE_A_BLOCK,
-    ONE_EACH,
-    PAIRS,
-    PREDICATED,
-    PREFETCH,
-    SLAB,
-    SLAB_ALIGNED,
-    STRIDED,
-    TOLERANCE,
-    TYPES,
-    Engine,
-    Plan,
-    assert_gradient,
-    backward,
-    check_column_gradients,
-    check_columns,
-    check_late_maxima,
-    column_plan,
-    forward,
-    kinds_of,
-    names,
-    operand,
-    place_of,
-    select,
-    shapes,
-    special,
-    widen,
-)
+from lib.plans import BF16, F16, F32, PREFETCH, Access, Plan, Tier, names
 from lib.support import assert_defined
 from onepass import native, reference
 
 pytestmark = pytest.mark.gpu
 _ops = torch.ops.onepass
 
-every_access = pytest.mark.parametrize("access", [PREDICATED, ALIGNED, SLAB, SLAB_ALIGNED, STRIDED])
-every_tier = pytest.mark.parametrize("tier", [COLUMNS, COLUMNS_GRID, COLUMNS_TWOPASS])
+every_tier_and_access = pytest.mark.parametrize(("tier", "access"), plans.COLUMN_PLANS, ids=names)
 
 
-@every_tier
-@every_access
+@every_tier_and_access
 @pytest.mark.parametrize("function", native.FUNCTIONS)
 def test_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
-    for turn, types in enumerate(TYPES.get(function, PAIRS), native.FUNCTIONS.index(function)):
-        for plan in select(COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):
-            check_columns(runner, function, types, plan)
+    for turn, types in enumerate(plans.TYPES.get(function, plans.PAIRS), native.FUNCTIONS.index(function)):
+        for plan in plans.select(plans.COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):
+            plans.check_columns(runner, function, types, plan)
 
 
-@every_tier
-@every_access
+@every_tier_and_access
 def test_gradients_in_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
-    for turn, types in enumerate(TYPES.get(function, PAIRS), native.FUNCTIONS.index(function)):
-        kinds = kinds_of(function, access)
+    for turn, types in enumerate(plans.TYPES.get(function, plans.PAIRS), native.FUNCTIONS.index(function)):
+        kinds = plans.kinds_of(function, access)
         if types != (F32, F32) and turn % 2:  # one value has a kernel of its own
             kinds = kinds[:1]
-        for plan in select(COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):
-            check_column_gradients(runner, function, types, plan, kinds)
+        for plan in plans.select(plans.COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):
+            plans.check_column_gradients(runner, function, types, plan, kinds)
 
 
 # Narrow vectors, of which two-byte elements go one by one or two at a time
 @pytest.mark.parametrize("vector", [1, 2])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
 def test_narrow_vectors(runner, dtype, vector):
-    tiers = (COLUMNS, PREDICATED), (COLUMNS, ALIGNED), (COLUMNS_GRID, SLAB), (COLUMNS_TWOPASS, SLAB)
+    tiers = (
+        (Tier.COLUMNS, Access.PREDICATED),
+        (Tier.COLUMNS, Access.ALIGNED),
+        (Tier.COLUMNS_GRID, Access.SLAB),
+        (Tier.COLUMNS_TWOPASS, Access.SLAB),
+    )
     for tier in tiers:
-        for n, inner, place, given in shapes(COLUMN_PLANS[tier][0], vector):
-            x = operand(special(3, n, inner, dtype, runner.device), place, dtype)
-            forward(runner, "softmax", x, dtype, place, given)
-            backward(runner, "softmax", (3, n, inner), (dtype, dtype), ONE_EACH, place, given)
+        for n, inner, place, given in plans.shapes(plans.COLUMN_PLANS[tier][0], vector):
+            x = plans.operand(plans.special(3, n, inner, dtype, runner.device), place, dtype)
+            plans.forward(runner, "softmax", x, dtype, place, given)
+            plans.backward(runner, "softmax", (3, n, inner), (dtype, dtype), plans.ONE_EACH, place, given)
 
 
-@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=names)
 @pytest.mark.parametrize("function", ["softmax", "softmin"])
-@pytest.mark.parametrize("plan", LATE_PLANS, ids=names)
+@pytest.mark.parametrize("plan", plans.LATE_PLANS, ids=names)
 def test_maxima_that_come_late(runner, function, plan, dtype):
-    if not select([plan], True, 0, runner.most_cluster):
+    if not plans.select([plan], True, 0, runner.most_cluster):
         pytest.skip("no clusters of so many blocks here")
     torch.manual_seed(0)
-    check_late_maxima(runner, function, plan, dtype)
+    plans.check_late_maxima(runner, function, plan, dtype)
 
 
 # More tiles than blocks run at a time: one takes several, of which it prefetches the next, or announces it by messages
 MANY = [
-    column_plan(COLUMNS, PREDICATED, 8, 8, 4, 1, PREFETCH),
-    column_plan(COLUMNS, ALIGNED, 4, 8, 2, 2, PREFETCH),
-    column_plan(COLUMNS, ALIGNED, 16, 16, 3, 8, PREFETCH),
-    column_plan(COLUMNS, SLAB_ALIGNED, 200, 1, 4, 4, PREFETCH),
-    column_plan(COLUMNS, SLAB_ALIGNED, 200, 1, 4, 1, PREFETCH),
-    column_plan(COLUMNS_GRID, ALIGNED, 4, 16, 2, 3),
-    column_plan(COLUMNS_GRID, PREDICATED, 4, 16, 2, 33),
-    column_plan(COLUMNS_GRID, SLAB, 64, 1, 4, 3),
-    column_plan(COLUMNS_GRID, STRIDED, 32, 4, 4, 3),
-    column_plan(COLUMNS_TWOPASS, ALIGNED, 8, 8, 3, 3),
+    Plan(Tier.COLUMNS, 8, 8, 4, 1, 1, PREFETCH, Access.PREDICATED),
+    Plan(Tier.COLUMNS, 4, 8, 2, 1, 2, PREFETCH, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 16, 16, 3, 1, 8, PREFETCH, Access.ALIGNED),
+    Plan(Tier.COLUMNS, 200, 1, 4, 1, 4, PREFETCH, Access.SLAB_ALIGNED),
+    Plan(Tier.COLUMNS, 200, 1, 4, 1, 1, PREFETCH, Access.SLAB_ALIGNED),
+    Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 3, 0, Access.ALIGNED),
+    Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 33, 0, Access.PREDICATED),
+    Plan(Tier.COLUMNS_GRID, 64, 1, 4, 1, 3, 0, Access.SLAB),
+    Plan(Tier.COLUMNS_GRID, 32, 4, 4, 1, 3, 0, Access.STRIDED),
+    Plan(Tier.COLUMNS_TWOPASS, 8, 8, 3, 1, 3, 0, Access.ALIGNED),
 ]
 
 
@@ -120,96 +86,53 @@ MANY = [
 def test_many_tiles(runner, plan):
     torch.manual_seed(0)
     outer = 6000 if runner.device == "cuda" else 300
-    n, inner, place, given = list(shapes(plan, 4 if plan.access != STRIDED else 1))[1]
-    x = operand(special(outer, n, inner, F32, runner.device), place, F32)
+    n, inner, place, given = list(plans.shapes(plan, 4 if plan.access != Access.STRIDED else 1))[1]
+    x = plans.operand(plans.special(outer, n, inner, F32, runner.device), place, F32)
     for function in ("softmax", "logsumexp"):
-        forward(runner, function, x, F32, place, given)
-    for kind in (ONE_EACH, ONE_A_BLOCK):
-        backward(runner, "log_softmax", (outer, n, inner), (F32, F32), kind, place, given)
+        plans.forward(runner, function, x, F32, place, given)
+    for kind in (plans.ONE_EACH, plans.ONE_A_BLOCK):
+        plans.backward(runner, "log_softmax", (outer, n, inner), (F32, F32), kind, place, given)
 
 
 BITS = [  # a plan, a shape over whose middle dim it goes
-    (column_plan(COLUMNS, ALIGNED, 4, 16, 4), (5, 60, 40)),
-    (column_plan(COLUMNS, PREDICATED, 4, 16, 4, 4), (5, 250, 41)),
-    (column_plan(COLUMNS_GRID, ALIGNED, 4, 64, 8, 32), (2, 9000, 16)),
-    (column_plan(COLUMNS_GRID, SLAB, 64, 1, 4, 8), (9, 800, 7)),
-    (column_plan(COLUMNS_TWOPASS, ALIGNED, 4, 64, 8, 16), (2, 9000, 16)),
+    (Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.ALIGNED), (5, 60, 40)),
+    (Plan(Tier.COLUMNS, 4, 16, 4, 1, 4, 0, Access.PREDICATED), (5, 250, 41)),
+    (Plan(Tier.COLUMNS_GRID, 4, 64, 8, 1, 32, 0, Access.ALIGNED), (2, 9000, 16)),
+    (Plan(Tier.COLUMNS_GRID, 64, 1, 4, 1, 8, 0, Access.SLAB), (9, 800, 7)),
+    (Plan(Tier.COLUMNS_TWOPASS, 4, 64, 8, 1, 16, 0, Access.ALIGNED), (2, 9000, 16)),
 ]
 
 
 @pytest.mark.parametrize(("plan", "shape"), BITS, ids=names)
 def test_bits_are_the_same_from_run_to_run(runner, plan, shape):
     _, n, inner = shape
-    place, given = place_of(plan.access, n, inner, 4), widen(plan, 4, inner)
-    x, g = (operand(torch.randn(shape, device=runner.device), place, F32) for _ in range(2))
+    place, given = plans.place_of(plan.access, n, inner, 4), plans.widen(plan, 4, inner)
+    x, g = (plans.operand(torch.randn(shape, device=runner.device), place, F32) for _ in range(2))
     results = []
     for _ in range(6):
-        y, dx = (operand(torch.zeros_like(x), place, F32) for _ in range(2))
+        y, dx = (plans.operand(torch.zeros_like(x), place, F32) for _ in range(2))
         runner.call("softmax", x, [1], y, given)
         runner.gradient("softmax", g, y, None, [1], dx, given)
         results.append((y, dx))
     assert all(torch.equal(y, results[0][0]) and torch.equal(dx, results[0][1]) for y, dx in results)
 
 
-@pytest.mark.parametrize("access", [ALIGNED, SLAB_ALIGNED])
+@pytest.mark.parametrize("access", [Access.ALIGNED, Access.SLAB_ALIGNED], ids=names)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_a_pipeline_runs_on_into_the_next_tile(runner, dtype, access):
     """More tiles than the chip takes at a time; shared memory has what registers do not, or some of the next."""
     torch.manual_seed(0)
     vector = 16 // dtype.itemsize
-    threads, down, n, inner = (2, 16, 250, 2 * vector) if access == ALIGNED else (98, 1, 31 * vector, 49)
+    threads, down, n, inner = (2, 16, 250, 2 * vector) if access == Access.ALIGNED else (98, 1, 31 * vector, 49)
     x, g = (torch.randn(300, n, inner, device=runner.device).mul(4).to(dtype) for _ in range(2))
     for smem_vecs in (4, 8, 12):
-        plan = Plan(COLUMNS_GRID, threads, down, 4 * vector, vector, 2, smem_vecs, access)
+        plan = Plan(Tier.COLUMNS_GRID, threads, down, 4 * vector, vector, 2, smem_vecs, access)
         out, lse, dx = torch.full_like(x, torch.nan), x.new_full((300, inner), torch.nan), torch.full_like(x, torch.nan)
         for function, y in (("softmax", out), ("logsumexp", lse)):
             runner.call(function, x, [1], y, plan)
             assert_defined(function, y, x, 1, f", plan {plan}")
         runner.gradient("softmax", g, out, None, [1], dx, plan)
-        assert_gradient(dx, *gradient("softmax", g, out, [1]))
-
-
-LONG = (2, 9000, 16)
-OVER_THE_CHIP = [widen(column_plan(tier, ALIGNED, 4, 64, 8, 32), 4, 16) for tier in (COLUMNS_GRID, COLUMNS_TWOPASS)]
-
-
-@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=names)
-def test_in_a_graph(plan):
-    x, g = torch.randn(LONG, device="cuda"), torch.randn(LONG, device="cuda")
-    y, dx, gpu = torch.zeros_like(x), torch.zeros_like(x), Engine("cuda")
-
-    def call() -> None:
-        gpu.call("softmax", x, [1], y, plan)
-        gpu.gradient("softmax", g, y, None, [1], dx, plan)
-
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    for _ in range(3):
-        x.normal_(), y.fill_(torch.nan), dx.fill_(torch.nan)
-        graph.replay()
-        assert_defined("softmax", y, x, 1)
-        assert_gradient(dx, *gradient("softmax", g, y, [1]))
-
-
-@pytest.mark.parametrize("plan", OVER_THE_CHIP, ids=names)
-def test_on_two_streams_at_once(plan):
-    gpu, xs = Engine("cuda"), [torch.randn(LONG, device="cuda") for _ in range(2)]
-    want = [torch.empty_like(x) for x in xs]
-    for x, y in zip(xs, want, strict=True):
-        gpu.call("softmax", x, [1], y, plan)
-        assert_defined("softmax", y, x, 1)
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    made: list[list[Tensor]] = [[torch.empty_like(x) for _ in range(50)] for x in xs]
-    torch.cuda.synchronize()
-    for turn in range(50):
-        for x, stream, results in zip(xs, streams, made, strict=True):
-            with torch.cuda.stream(stream):
-                gpu.call("softmax", x, [1], results[turn], plan)
-    torch.cuda.synchronize()
-    for results, y in zip(made, want, strict=True):
-        assert all(torch.equal(result, y) for result in results)
+        plans.assert_gradient(dx, *gradient("softmax", g, out, [1]))
 
 
 # By the engine's own plans --------------------------------------------------------------------------------------------
@@ -286,7 +209,7 @@ def test_more_than_2_to_the_31_elements(shape):
         some = [(outer, slice(None), column) for outer in places for column in (0, inner // 2, inner)]
     for at in some:
         want = reference.softmax(x[at], 0)
-        torch.testing.assert_close(y[at].double(), want, rtol=TOLERANCE[BF16], atol=torch.finfo(BF16).tiny)
+        torch.testing.assert_close(y[at].double(), want, rtol=plans.TOLERANCE[BF16], atol=torch.finfo(BF16).tiny)
     lse = onepass.logsumexp(x, dim)
     for at in some:
         rest = tuple(i for i in at if not isinstance(i, slice))
@@ -296,24 +219,5 @@ def test_more_than_2_to_the_31_elements(shape):
     dx = torch.full_like(x, torch.nan)
     _ops._softmax_backward.out(g, y, 0, [dim], dx)
     for at in some:
-        assert_gradient(dx[at], *gradient("softmax", g[at], y[at], [0]))
+        plans.assert_gradient(dx[at], *gradient("softmax", g[at], y[at], [0]))
     assert not any(bool(part.isnan().any()) for part in dx.view(-1).split(2**28))
-
-
-def test_over_the_chip_in_a_graph_and_on_streams():
-    x = randn(2, 131_072, 16)
-    want = onepass.softmax(x, 1)
-    streams, results = [torch.cuda.Stream() for _ in range(2)], []
-    torch.cuda.synchronize()
-    for stream in streams * 20:
-        with torch.cuda.stream(stream):
-            results.append(onepass.softmax(x, 1))
-    torch.cuda.synchronize()
-    graph, y = torch.cuda.CUDAGraph(), torch.empty_like(x)
-    with torch.cuda.graph(graph):
-        onepass.softmax(x, 1, out=y)
-    for _ in range(3):
-        y.fill_(torch.nan)
-        graph.replay()
-        results.append(y.clone())
-    assert all(torch.equal(result, want) for result in results)

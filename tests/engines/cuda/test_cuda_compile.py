@@ -10,156 +10,87 @@ import pytest
 
 from emulator.build import ptx_of
 from lib.paths import CORE
-from lib.plans import (
-    ALIGNED,
-    BF16,
-    BLOCK,
-    CLUSTER,
-    COLUMNS,
-    COLUMNS_GRID,
-    COLUMNS_TWOPASS,
-    F16,
-    F32,
-    F64,
-    GRID,
-    PREFETCH,
-    SCALAR,
-    SLAB,
-    SLAB_ALIGNED,
-    STAGED,
-    STRIDED,
-    TWOPASS,
-    WARP,
-    Plan,
-    names,
-)
+from lib.plans import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
 from onepass import native
 
 SOURCES = CORE / "cuda" / "kernels"
-# Function, input, output (of a gradient: of the result, of the gradient), plan, pass: every source, function and type.
+# Passes and tiers; of each the function, the input, the output (of a gradient: of the result, of the gradient) and the
+# numbers of a plan, for every source, function and type. Columns have shared memory for the next tile, and for vectors.
+KERNELS_OF = """
+forward warp: softmax f32 f32 32 4 32 4 1 0, softmax f32 f32 32 4 36 4 1 0, softmax bf16 bf16 2 64 8 8 1 0,
+    softmax f16 f32 8 16 8 1 1 0, softmax bf16 bf16 32 4 32 8 1 0 aligned, logsumexp bf16 f32 8 16 16 8 1 0;
+forward block: softmax f32 f32 256 1 32 4 1 0, softmax bf16 bf16 256 1 40 8 1 0, softmin f16 f16 256 1 40 8 1 0,
+    softmax f64 f16 64 1 16 2 1 0, log_softmax bf16 bf16 256 1 32 8 1 0, softmin f64 f64 512 1 12 2 1 0,
+    logsumexp f32 f32 512 1 32 4 1 0, softmax bf16 bf16 128 1 64 8 1 0 aligned,
+    log_softmax f32 f32 256 1 32 4 1 0 aligned, softmax bf16 bf16 256 1 16 8 1 0 scalar,
+    logsumexp bf16 f32 256 1 32 8 1 0 aligned;
+forward cluster: softmax f32 f32 512 1 32 4 8 0, softmax f16 f16 256 1 64 8 8 0 aligned,
+    softmax bf16 bf16 256 1 32 8 16 4, softmax f32 f32 192 1 28 4 16 4, softmax f32 f32 256 1 32 4 16 8,
+    softmax bf16 bf16 160 1 40 8 16 8, softmax bf16 bf16 128 1 48 8 16 4, log_softmax f32 f32 128 1 24 4 8 8,
+    softmax bf16 f32 256 1 16 4 16 8, logsumexp f16 f32 256 1 32 8 8 0;
+forward staged: softmax f32 f32 1 128 34 1 1 1, log_softmax bf16 bf16 32 4 26 1 1 2, state bf16 f32 4 32 26 1 1 2,
+    logsumexp f16 f32 4 32 26 1 1 2;
+forward grid: softmax f32 f32 480 1 16 4 132 8, softmax bf16 bf16 480 1 32 8 33 8, softmax f32 f32 256 1 48 4 132 0,
+    softmax f32 f32 480 1 64 4 132 28, softmax f32 f32 480 1 0 4 132 28, log_softmax bf16 bf16 480 1 0 8 132 28,
+    softmax f64 f64 480 1 16 2 132 28, softmax bf16 bf16 480 1 96 8 132 24, softmax bf16 bf16 480 1 128 8 132 20,
+    log_softmax f16 f32 352 1 32 4 132 16, logsumexp f32 f32 480 1 64 4 2 24, logsumexp bf16 f32 480 1 32 8 33 8;
+forward twopass: softmax f32 f32 512 1 16 4 1 0, softmax bf16 bf16 512 1 16 8 1 0, logsumexp bf16 bf16 512 1 16 8 1 0,
+    logsumexp f16 f32 512 1 16 8 1 0;
+backward warp: softmax f32 f32 32 4 16 4 1 0 aligned, softmax bf16 bf16 8 16 16 8 1 0,
+    logsumexp f32 f32 8 16 16 4 1 0 aligned, logsumexp f32 f16 8 16 16 8 1 0;
+backward_broadcast warp: log_softmax f32 f16 4 32 8 4 1 0;
+backward block: softmax f32 f32 256 1 16 4 1 0 aligned, log_softmax bf16 bf16 128 1 24 8 1 0,
+    softmin f16 f16 256 1 24 8 1 0 aligned, softmax f64 f64 256 1 4 2 1 0;
+backward cluster: softmax f32 f32 512 1 20 4 16 0, softmax bf16 bf16 256 1 32 8 8 0,
+    log_softmax bf16 bf16 256 1 32 8 16 0 aligned;
+backward grid: softmax f32 f32 480 1 32 4 132 12, log_softmax bf16 bf16 480 1 64 8 132 8,
+    softmax f16 f16 480 1 32 8 132 8, softmax f64 f64 480 1 8 2 132 8;
+backward_broadcast grid: log_softmax bf16 bf16 256 1 16 8 33 0;
+backward twopass: softmax f32 f32 512 1 16 4 1 0, log_softmax bf16 bf16 512 1 16 8 1 0,
+    logsumexp bf16 bf16 256 1 16 8 1 0, logsumexp f32 bf16 256 1 16 8 1 0 aligned;
+forward columns: softmax f32 f32 64 1 88 4 1 0 aligned, softmax bf16 bf16 64 1 176 8 1 0 aligned,
+    softmax f32 f32 7 18 56 4 4 0 aligned, softmax bf16 bf16 16 8 64 4 8 1 aligned,
+    softmax f32 f32 245 1 52 4 4 1 slab-aligned, softmax bf16 bf16 245 1 104 8 2 1 slab-aligned,
+    log_softmax f32 f32 333 1 36 4 1 0 slab, softmax f16 f16 333 1 40 8 1 0 slab,
+    log_softmax bf16 bf16 64 1 160 8 1 0 aligned, softmin f16 f16 4 32 128 8 8 0 aligned,
+    softmax f32 f32 8 32 64 4 16 16 aligned, softmax bf16 bf16 8 32 128 8 16 16 aligned,
+    softmax f32 f32 8 32 64 4 1 8 aligned, softmax bf16 bf16 4 128 96 8 1 20 aligned,
+    log_softmax f16 f16 245 1 32 8 1 24 slab-aligned, softmax bf16 bf16 8 16 104 8 1 0, logsumexp f32 f32 8 16 64 4 1 0,
+    logsumexp bf16 f32 64 1 160 8 1 0 aligned, state bf16 f32 8 16 64 8 8 0 aligned,
+    softmax f16 f32 16 8 48 4 1 0 aligned, log_softmax f64 f64 64 1 44 2 1 0 aligned,
+    softmax f32 f32 1 256 4 1 1 0 strided, softmax bf16 bf16 32 8 8 1 8 0 strided;
+forward columns-grid: softmax f32 f32 4 128 32 4 66 8 aligned, softmax bf16 bf16 1 512 64 8 132 8 aligned,
+    softmax f32 f32 490 1 32 4 2 8 slab-aligned, softmax f16 f16 8 64 64 8 12 0,
+    softmax f64 f64 8 64 16 2 66 24 aligned, log_softmax f32 f32 1 256 8 1 4 0 strided;
+forward columns-twopass: softmax f32 f32 2 256 32 4 108 0 aligned, softmax bf16 bf16 1 512 64 8 132 0 aligned,
+    logsumexp bf16 bf16 8 64 64 8 1 0 aligned, softmax f32 f32 333 1 32 4 8 0 slab;
+backward columns: softmax f32 f32 32 4 24 4 1 0 aligned, softmax bf16 bf16 32 4 48 8 1 0 aligned,
+    log_softmax f32 f32 8 32 32 4 8 0 aligned, log_softmax bf16 bf16 8 16 64 8 8 0 aligned,
+    softmax f32 f32 8 32 32 4 16 8 aligned, softmax bf16 bf16 8 32 64 8 1 8 aligned,
+    softmax f32 f32 245 1 28 4 8 1 slab-aligned, softmax bf16 bf16 245 1 56 8 4 1 slab-aligned,
+    softmin f16 f16 333 1 40 8 1 0 slab, softmax f32 bf16 32 4 24 4 1 0, softmax f64 f64 32 4 12 2 1 0 aligned,
+    softmax f32 f32 1 256 4 1 1 0 strided;
+backward_broadcast columns: log_softmax bf16 bf16 32 4 48 8 1 0 aligned;
+backward columns-grid: softmax f32 f32 4 128 16 4 66 12 aligned, softmax bf16 bf16 2 256 64 8 66 0 aligned;
+backward columns-twopass: log_softmax f32 f32 2 256 16 4 108 0 aligned, softmax bf16 bf16 333 1 32 8 1 0 slab,
+    logsumexp f32 f32 16 16 32 4 4 0 aligned, logsumexp f32 bf16 16 16 64 8 1 0 aligned,
+    logsumexp f32 f32 245 1 32 4 4 0 slab-aligned
+"""
+
+
+def parse(which: str, tier: str, words: str) -> tuple[Any, ...]:
+    """A kernel as `native.compile_kernel` takes it."""
+    function, x, y, *numbers = words.split()
+    access = 0 if numbers[-1].isdigit() else Access[numbers.pop().upper().replace("-", "_")]
+    dtypes = {"f32": F32, "f64": F64, "f16": F16, "bf16": BF16}
+    plan = Plan(Tier(native.TIERS.index(tier)), *map(int, numbers), access)
+    return function, dtypes[x], dtypes[y], plan, which
+
+
 KERNELS = [
-    ("softmax", F32, F32, Plan(WARP, 32, 4, 32, 4, 1, 0), "forward"),
-    ("softmax", F32, F32, Plan(WARP, 32, 4, 36, 4, 1, 0), "forward"),
-    ("softmax", BF16, BF16, Plan(WARP, 2, 64, 8, 8, 1, 0), "forward"),
-    ("softmax", F16, F32, Plan(WARP, 8, 16, 8, 1, 1, 0), "forward"),
-    ("softmax", F32, F32, Plan(BLOCK, 256, 1, 32, 4, 1, 0), "forward"),
-    ("softmax", BF16, BF16, Plan(BLOCK, 256, 1, 40, 8, 1, 0), "forward"),
-    ("softmin", F16, F16, Plan(BLOCK, 256, 1, 40, 8, 1, 0), "forward"),
-    ("softmax", F64, F16, Plan(BLOCK, 64, 1, 16, 2, 1, 0), "forward"),
-    ("log_softmax", BF16, BF16, Plan(BLOCK, 256, 1, 32, 8, 1, 0), "forward"),
-    ("softmin", F64, F64, Plan(BLOCK, 512, 1, 12, 2, 1, 0), "forward"),
-    ("logsumexp", F32, F32, Plan(BLOCK, 512, 1, 32, 4, 1, 0), "forward"),
-    ("softmax", F32, F32, Plan(CLUSTER, 512, 1, 32, 4, 8, 0), "forward"),
-    ("softmax", BF16, BF16, Plan(WARP, 32, 4, 32, 8, 1, 0, ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(BLOCK, 128, 1, 64, 8, 1, 0, ALIGNED), "forward"),
-    ("log_softmax", F32, F32, Plan(BLOCK, 256, 1, 32, 4, 1, 0, ALIGNED), "forward"),
-    ("softmax", F16, F16, Plan(CLUSTER, 256, 1, 64, 8, 8, 0, ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(CLUSTER, 256, 1, 32, 8, 16, 4), "forward"),
-    ("softmax", F32, F32, Plan(CLUSTER, 192, 1, 28, 4, 16, 4), "forward"),
-    ("softmax", F32, F32, Plan(CLUSTER, 256, 1, 32, 4, 16, 8), "forward"),
-    ("softmax", BF16, BF16, Plan(CLUSTER, 160, 1, 40, 8, 16, 8), "forward"),
-    ("softmax", BF16, BF16, Plan(CLUSTER, 128, 1, 48, 8, 16, 4), "forward"),
-    ("log_softmax", F32, F32, Plan(CLUSTER, 128, 1, 24, 4, 8, 8), "forward"),
-    ("softmax", BF16, F32, Plan(CLUSTER, 256, 1, 16, 4, 16, 8), "forward"),
-    ("softmax", F32, F32, Plan(STAGED, 1, 128, 34, 1, 1, 1), "forward"),
-    ("log_softmax", BF16, BF16, Plan(STAGED, 32, 4, 26, 1, 1, 2), "forward"),
-    ("state", BF16, F32, Plan(STAGED, 4, 32, 26, 1, 1, 2), "forward"),
-    ("softmax", F32, F32, Plan(GRID, 480, 1, 16, 4, 132, 8), "forward"),
-    ("softmax", BF16, BF16, Plan(GRID, 480, 1, 32, 8, 33, 8), "forward"),
-    ("softmax", F32, F32, Plan(GRID, 256, 1, 48, 4, 132, 0), "forward"),
-    ("softmax", F32, F32, Plan(GRID, 480, 1, 64, 4, 132, 28), "forward"),  # of 9.0 alone
-    ("softmax", F32, F32, Plan(GRID, 480, 1, 0, 4, 132, 28), "forward"),
-    ("log_softmax", BF16, BF16, Plan(GRID, 480, 1, 0, 8, 132, 28), "forward"),
-    ("softmax", F64, F64, Plan(GRID, 480, 1, 16, 2, 132, 28), "forward"),
-    ("softmax", BF16, BF16, Plan(GRID, 480, 1, 96, 8, 132, 24), "forward"),
-    ("softmax", BF16, BF16, Plan(GRID, 480, 1, 128, 8, 132, 20), "forward"),  # of 9.0 alone
-    ("log_softmax", F16, F32, Plan(GRID, 352, 1, 32, 4, 132, 16), "forward"),
-    ("logsumexp", F32, F32, Plan(GRID, 480, 1, 64, 4, 2, 24), "forward"),
-    ("softmax", BF16, BF16, Plan(BLOCK, 256, 1, 16, 8, 1, 0, SCALAR), "forward"),
-    ("softmax", F32, F32, Plan(TWOPASS, 512, 1, 16, 4, 1, 0), "forward"),
-    ("softmax", BF16, BF16, Plan(TWOPASS, 512, 1, 16, 8, 1, 0), "forward"),
-    ("logsumexp", BF16, BF16, Plan(TWOPASS, 512, 1, 16, 8, 1, 0), "forward"),
-    ("logsumexp", BF16, F32, Plan(WARP, 8, 16, 16, 8, 1, 0), "forward"),
-    ("logsumexp", F16, F32, Plan(STAGED, 4, 32, 26, 1, 1, 2), "forward"),
-    ("logsumexp", BF16, F32, Plan(BLOCK, 256, 1, 32, 8, 1, 0, ALIGNED), "forward"),
-    ("logsumexp", F16, F32, Plan(CLUSTER, 256, 1, 32, 8, 8, 0), "forward"),
-    ("logsumexp", BF16, F32, Plan(GRID, 480, 1, 32, 8, 33, 8), "forward"),
-    ("logsumexp", F16, F32, Plan(TWOPASS, 512, 1, 16, 8, 1, 0), "forward"),
-    ("softmax", F32, F32, Plan(WARP, 32, 4, 16, 4, 1, 0, ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(WARP, 8, 16, 16, 8, 1, 0), "backward"),
-    ("log_softmax", F32, F16, Plan(WARP, 4, 32, 8, 4, 1, 0), "backward_broadcast"),
-    ("softmax", F32, F32, Plan(BLOCK, 256, 1, 16, 4, 1, 0, ALIGNED), "backward"),
-    ("log_softmax", BF16, BF16, Plan(BLOCK, 128, 1, 24, 8, 1, 0), "backward"),
-    ("softmin", F16, F16, Plan(BLOCK, 256, 1, 24, 8, 1, 0, ALIGNED), "backward"),
-    ("softmax", F64, F64, Plan(BLOCK, 256, 1, 4, 2, 1, 0), "backward"),
-    ("softmax", F32, F32, Plan(CLUSTER, 512, 1, 20, 4, 16, 0), "backward"),
-    ("softmax", BF16, BF16, Plan(CLUSTER, 256, 1, 32, 8, 8, 0), "backward"),
-    ("log_softmax", BF16, BF16, Plan(CLUSTER, 256, 1, 32, 8, 16, 0, ALIGNED), "backward"),
-    ("softmax", F32, F32, Plan(GRID, 480, 1, 32, 4, 132, 12), "backward"),  # of 9.0 alone
-    ("log_softmax", BF16, BF16, Plan(GRID, 480, 1, 64, 8, 132, 8), "backward"),  # of 9.0 alone
-    ("softmax", F16, F16, Plan(GRID, 480, 1, 32, 8, 132, 8), "backward"),
-    ("softmax", F64, F64, Plan(GRID, 480, 1, 8, 2, 132, 8), "backward"),
-    ("log_softmax", BF16, BF16, Plan(GRID, 256, 1, 16, 8, 33, 0), "backward_broadcast"),
-    ("softmax", F32, F32, Plan(TWOPASS, 512, 1, 16, 4, 1, 0), "backward"),
-    ("log_softmax", BF16, BF16, Plan(TWOPASS, 512, 1, 16, 8, 1, 0), "backward"),
-    ("logsumexp", F32, F32, Plan(WARP, 8, 16, 16, 4, 1, 0, ALIGNED), "backward"),
-    ("logsumexp", BF16, BF16, Plan(TWOPASS, 256, 1, 16, 8, 1, 0), "backward"),
-    ("logsumexp", F32, BF16, Plan(TWOPASS, 256, 1, 16, 8, 1, 0, ALIGNED), "backward"),
-    ("logsumexp", F32, F16, Plan(WARP, 8, 16, 16, 8, 1, 0), "backward"),
-    # Of columns, with shared memory for the next tile, and for more vectors.
-    ("softmax", F32, F32, Plan(COLUMNS, 64, 1, 88, 4, 1, 0, ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 64, 1, 176, 8, 1, 0, ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 7, 18, 56, 4, 4, 0, ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 16, 8, 64, 4, 8, 1, ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 245, 1, 52, 4, 4, 1, SLAB_ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 245, 1, 104, 8, 2, 1, SLAB_ALIGNED), "forward"),
-    ("log_softmax", F32, F32, Plan(COLUMNS, 333, 1, 36, 4, 1, 0, SLAB), "forward"),
-    ("softmax", F16, F16, Plan(COLUMNS, 333, 1, 40, 8, 1, 0, SLAB), "forward"),
-    ("log_softmax", BF16, BF16, Plan(COLUMNS, 64, 1, 160, 8, 1, 0, ALIGNED), "forward"),
-    ("softmin", F16, F16, Plan(COLUMNS, 4, 32, 128, 8, 8, 0, ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 8, 32, 64, 4, 16, 16, ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 8, 32, 128, 8, 16, 16, ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 8, 32, 64, 4, 1, 8, ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 4, 128, 96, 8, 1, 20, ALIGNED), "forward"),
-    ("log_softmax", F16, F16, Plan(COLUMNS, 245, 1, 32, 8, 1, 24, SLAB_ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 8, 16, 104, 8, 1, 0), "forward"),
-    ("logsumexp", F32, F32, Plan(COLUMNS, 8, 16, 64, 4, 1, 0), "forward"),
-    ("logsumexp", BF16, F32, Plan(COLUMNS, 64, 1, 160, 8, 1, 0, ALIGNED), "forward"),
-    ("state", BF16, F32, Plan(COLUMNS, 8, 16, 64, 8, 8, 0, ALIGNED), "forward"),
-    ("softmax", F16, F32, Plan(COLUMNS, 16, 8, 48, 4, 1, 0, ALIGNED), "forward"),
-    ("log_softmax", F64, F64, Plan(COLUMNS, 64, 1, 44, 2, 1, 0, ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 32, 8, 8, 1, 8, 0, STRIDED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS_GRID, 4, 128, 32, 4, 66, 8, ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS_GRID, 1, 512, 64, 8, 132, 8, ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS_GRID, 490, 1, 32, 4, 2, 8, SLAB_ALIGNED), "forward"),
-    ("softmax", F16, F16, Plan(COLUMNS_GRID, 8, 64, 64, 8, 12, 0), "forward"),
-    ("softmax", F64, F64, Plan(COLUMNS_GRID, 8, 64, 16, 2, 66, 24, ALIGNED), "forward"),
-    ("log_softmax", F32, F32, Plan(COLUMNS_GRID, 1, 256, 8, 1, 4, 0, STRIDED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS_TWOPASS, 2, 256, 32, 4, 108, 0, ALIGNED), "forward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS_TWOPASS, 1, 512, 64, 8, 132, 0, ALIGNED), "forward"),
-    ("logsumexp", BF16, BF16, Plan(COLUMNS_TWOPASS, 8, 64, 64, 8, 1, 0, ALIGNED), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS_TWOPASS, 333, 1, 32, 4, 8, 0, SLAB), "forward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 32, 4, 24, 4, 1, 0, ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 32, 4, 48, 8, 1, 0, ALIGNED), "backward"),
-    ("log_softmax", F32, F32, Plan(COLUMNS, 8, 32, 32, 4, 8, 0, ALIGNED), "backward"),
-    ("log_softmax", BF16, BF16, Plan(COLUMNS, 8, 16, 64, 8, 8, 0, ALIGNED), "backward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 8, 32, 32, 4, 16, 8, ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 8, 32, 64, 8, 1, 8, ALIGNED), "backward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 245, 1, 28, 4, 8, 1, SLAB_ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS, 245, 1, 56, 8, 4, 1, SLAB_ALIGNED), "backward"),
-    ("softmin", F16, F16, Plan(COLUMNS, 333, 1, 40, 8, 1, 0, SLAB), "backward"),
-    ("softmax", F32, BF16, Plan(COLUMNS, 32, 4, 24, 4, 1, 0), "backward"),
-    ("log_softmax", BF16, BF16, Plan(COLUMNS, 32, 4, 48, 8, 1, 0, ALIGNED), "backward_broadcast"),
-    ("softmax", F64, F64, Plan(COLUMNS, 32, 4, 12, 2, 1, 0, ALIGNED), "backward"),
-    ("softmax", F32, F32, Plan(COLUMNS, 1, 256, 4, 1, 1, 0, STRIDED), "backward"),
-    ("softmax", F32, F32, Plan(COLUMNS_GRID, 4, 128, 16, 4, 66, 12, ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS_GRID, 2, 256, 64, 8, 66, 0, ALIGNED), "backward"),
-    ("log_softmax", F32, F32, Plan(COLUMNS_TWOPASS, 2, 256, 16, 4, 108, 0, ALIGNED), "backward"),
-    ("softmax", BF16, BF16, Plan(COLUMNS_TWOPASS, 333, 1, 32, 8, 1, 0, SLAB), "backward"),
-    ("logsumexp", F32, F32, Plan(COLUMNS_TWOPASS, 16, 16, 32, 4, 4, 0, ALIGNED), "backward"),
-    ("logsumexp", F32, BF16, Plan(COLUMNS_TWOPASS, 16, 16, 64, 8, 1, 0, ALIGNED), "backward"),
-    ("logsumexp", F32, F32, Plan(COLUMNS_TWOPASS, 245, 1, 32, 4, 4, 0, SLAB_ALIGNED), "backward"),
+    parse(*key.split(), words)
+    for key, text in (group.split(":") for group in KERNELS_OF.split(";"))
+    for words in text.split(",")
 ]
 
 
@@ -180,11 +111,11 @@ def nvrtc() -> str:
 
 def is_offered(dtype: Any, plan: Plan, which: str, arch: int) -> bool:
     """Clusters from 9.0 on, and in the tier grid many vectors in registers on 9.0 alone (the plan's headers)."""
-    if arch < 90 and (plan.tier == CLUSTER or (plan.tier == COLUMNS and plan.blocks_per_row > 1)):
+    if arch < 90 and (plan.tier == Tier.CLUSTER or (plan.tier == Tier.COLUMNS and plan.blocks_per_row > 1)):
         return False
     vectors = plan.items_per_thread // plan.vec_size
     many = vectors > 12 if which == "forward" else plan.items_per_thread * dtype.itemsize > 64
-    return plan.tier != GRID or arch == 90 or not many
+    return plan.tier != Tier.GRID or arch == 90 or not many
 
 
 def for_gpus() -> list[Any]:
@@ -208,14 +139,14 @@ def stack_limit(dtype: Any, plan: Plan, which: str) -> int:
     """Bytes of a thread on the stack, where 64 registers are all there are: the addresses of shared memory, of strided
     elements, of messages and of what the blocks of clusters send; in the tier grid up to twelve words, which are read
     once a row, or once a chunk of eight vectors."""
-    if plan.tier >= COLUMNS:
-        sends = plan.tier == COLUMNS and plan.blocks_per_row > 1
-        if plan.access == STRIDED or plan.tier == COLUMNS_GRID:
+    if plan.tier >= Tier.COLUMNS:
+        sends = plan.tier == Tier.COLUMNS and plan.blocks_per_row > 1
+        if plan.access == Access.STRIDED or plan.tier == Tier.COLUMNS_GRID:
             return 32
         return 16 if plan.smem_vecs > PREFETCH or sends or dtype is F64 else 0
     if which != "forward":
         return 16
-    return 48 if plan.tier == GRID else 16 if plan.tier in (BLOCK, CLUSTER) and plan.smem_vecs > 0 else 0
+    return 48 if plan.tier == Tier.GRID else 16 if plan.tier in (Tier.BLOCK, Tier.CLUSTER) and plan.smem_vecs > 0 else 0
 
 
 @pytest.mark.parametrize(("function", "x_type", "y_type", "plan", "which", "arch"), for_gpus(), ids=names)
@@ -228,14 +159,14 @@ def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type,
     assert int(report["STACK"]) <= stack_limit(x_type, plan, which), usage
     assert report["LOCAL"] == "0", usage
     sass = tool("nvdisasm", "--print-code", "--no-dataflow", cubin)
-    forward, columns = which == "forward", plan.tier >= COLUMNS
+    forward, columns = which == "forward", plan.tier >= Tier.COLUMNS
     writes = not forward or function not in ("logsumexp", "state")
-    if plan.tier == STAGED:
+    if plan.tier == Tier.STAGED:
         assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass), "no wide load"
         assert not writes or re.search(r"STG\.E\.128", sass), "no wide store"
         return
     wider = max(x_type.itemsize, y_type.itemsize) if writes else x_type.itemsize
-    if forward and not columns and (plan.access == SCALAR or plan.vec_size * wider != 16):
+    if forward and not columns and (plan.access == Access.SCALAR or plan.vec_size * wider != 16):
         return
     wide = {16: r"\.128", 8: r"\.64", 4: "", 2: r"\.U16"}
     read = y_type if function == "logsumexp" and not forward else x_type
@@ -271,4 +202,4 @@ def test_only_the_configuration_reads_macros_of_the_command_line():
 
 def test_a_compile_error_is_reported(nvrtc, tmp_path):
     with pytest.raises(RuntimeError, match=r"does not compile here(.|\n)*gpu-architecture"):
-        native.compile_kernel("softmax", F32, F32, Plan(WARP, 32, 4, 4, 4, 1, 0), 1, tmp_path / "kernel.cubin")
+        native.compile_kernel("softmax", F32, F32, Plan(Tier.WARP, 32, 4, 4, 4, 1, 0), 1, tmp_path / "kernel.cubin")

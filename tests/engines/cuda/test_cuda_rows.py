@@ -3,49 +3,15 @@ alignment."""
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
 import onepass
+from lib import plans
 from lib.gradients import gradient
-from lib.plans import (
-    ALIGNED,
-    BF16,
-    BLOCK,
-    CLUSTER,
-    F16,
-    F32,
-    F64,
-    FAMILY,
-    GRID,
-    LOGSUMEXP_GRADIENT_PLANS,
-    ONE_A_BLOCK,
-    ONE_EACH,
-    PAIRS,
-    PREDICATED,
-    ROW_GRADIENT_PLANS,
-    ROW_PLANS,
-    SCALAR,
-    TOLERANCE,
-    TWOPASS,
-    TYPES,
-    WARP,
-    Engine,
-    Place,
-    Plan,
-    Runner,
-    amid,
-    assert_close,
-    assert_untouched,
-    backward,
-    check_rows,
-    is_served,
-    names,
-    operand,
-    widen,
-)
+from lib.plans import BF16, F16, F32, F64, Access, Plan, Tier, names
 from onepass import native, reference
 
 pytestmark = pytest.mark.gpu
@@ -53,12 +19,12 @@ _ops = torch.ops.onepass
 
 
 @pytest.mark.parametrize("function", native.FUNCTIONS)
-@pytest.mark.parametrize("types", PAIRS, ids=names)
+@pytest.mark.parametrize("types", plans.PAIRS, ids=names)
 def test_every_tier(runner, function, types):
-    if not is_served(function, *types):
+    if not plans.is_served(function, *types):
         pytest.skip("the function does not give that")
-    for plan, lengths in ROW_PLANS:
-        check_rows(runner, function, types, plan, lengths)
+    for plan, lengths in plans.ROW_PLANS:
+        plans.check_rows(runner, function, types, plan, lengths)
 
 
 @pytest.mark.parametrize("offset", range(9))
@@ -67,10 +33,10 @@ def test_any_alignment(dtype, offset):
     for n in (7, 96, 1000, 1001, 33000, 40001):
         whole = torch.randn(offset + 5 * (n + 3), device="cuda").to(dtype)
         x = whole[offset:].view(5, n + 3)[:, :n]
-        memory, out = amid(9.0, (5, n), Place((n + 1, 1), offset), dtype, "cuda")
+        memory, out = plans.amid(9.0, (5, n), plans.Place((n + 1, 1), offset), dtype, "cuda")
         onepass.softmax(x, -1, out=out, engine="cuda")
-        assert_close("softmax", out, reference.softmax(x, 1))
-        assert_untouched(memory, out, 9.0)
+        plans.assert_close("softmax", out, reference.softmax(x, 1))
+        plans.assert_untouched(memory, out, 9.0)
 
 
 def test_many_rows_and_long_rows():
@@ -86,7 +52,7 @@ GRADIENT_PAIRS = [(F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (F32, BF16),
 
 
 def check(
-    runner: Runner,
+    runner: plans.Runner,
     function: str,
     shape: tuple[int, int],
     types: tuple[torch.dtype, torch.dtype] = (F32, F32),
@@ -97,39 +63,51 @@ def check(
 ) -> None:
     """One gradient. Offsets and elements between rows: of what was saved, of the result's gradient, of the result."""
     rows, n = shape
-    y, g, dx = (Place((n + gap, 1, 1), at) for at, gap in zip(offsets, paddings, strict=True))
-    kind = ONE_A_BLOCK if broadcast else ONE_EACH
-    backward(runner, function, (rows, n, 1), types, kind, (y, Place((1, 1, 1), 0) if broadcast else g, dx), plan)
+    y, g, dx = (plans.Place((n + gap, 1, 1), at) for at, gap in zip(offsets, paddings, strict=True))
+    kind = plans.ONE_A_BLOCK if broadcast else plans.ONE_EACH
+    plans.backward(
+        runner, function, (rows, n, 1), types, kind, (y, plans.Place((1, 1, 1), 0) if broadcast else g, dx), plan
+    )
 
 
 def lengths_of(plan: Plan, longest: int) -> list[int]:
     """Lengths about the vectors, and the longest, that a plan serves."""
     vector = plan.vec_size
     room = plan.threads_per_row * plan.items_per_thread * plan.blocks_per_row
-    room = room if plan.tier in (WARP, BLOCK, CLUSTER) else longest
-    chosen = {1, vector, 37, room // 2 + 1, room - vector} | ({5000} if plan.tier == TWOPASS else set())
-    return [n for n in sorted(chosen) if n >= 1 and (n <= room - vector + 1 or plan.tier == TWOPASS)]
+    room = room if plan.tier in (Tier.WARP, Tier.BLOCK, Tier.CLUSTER) else longest
+    chosen = {1, vector, 37, room // 2 + 1, room - vector} | ({5000} if plan.tier == Tier.TWOPASS else set())
+    return [n for n in sorted(chosen) if n >= 1 and (n <= room - vector + 1 or plan.tier == Tier.TWOPASS)]
 
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["", "broadcast"])
 @pytest.mark.parametrize("types", GRADIENT_PAIRS, ids=names)
-@pytest.mark.parametrize("tier", ROW_GRADIENT_PLANS)
+@pytest.mark.parametrize("tier", plans.ROW_GRADIENT_PLANS)
 def test_gradients_in_every_tier(runner, tier, types, broadcast):
-    vector, plan = 16 // max(t.itemsize for t in types), ROW_GRADIENT_PLANS[tier]
+    vector, plan = 16 // max(t.itemsize for t in types), plans.ROW_GRADIENT_PLANS[tier]
     vectors = plan.items_per_thread
-    if vectors * vector > 64 or (plan.tier == GRID and vectors > (4 if vector == 2 else 8)):
+    if vectors * vector > 64 or (plan.tier == Tier.GRID and vectors > (4 if vector == 2 else 8)):
         plan = plan._replace(items_per_thread=64 // vector)
-    if plan.tier == CLUSTER and plan.blocks_per_row > runner.most_cluster:
+    if plan.tier == Tier.CLUSTER and plan.blocks_per_row > runner.most_cluster:
         pytest.skip("no clusters of so many blocks here")
-    plan = widen(plan, vector)
-    for function, n in itertools.product(FAMILY, lengths_of(plan, 5000)):
-        for access in (PREDICATED, SCALAR, ALIGNED):
-            if access == ALIGNED and (n % vector or plan.tier in (GRID, TWOPASS)):
+    plan = plans.widen(plan, vector)
+    check_every_access(runner, plans.FAMILY, types, plan, 5000, broadcast)
+
+
+def check_every_access(
+    runner: plans.Runner, functions: Sequence[str], types: plans.Types, plan: Plan, longest: int, broadcast=False
+) -> None:
+    """Rows of whole vectors and rows that begin and end within one, beside each other and apart."""
+    vector = plan.vec_size
+    for function, n in itertools.product(functions, lengths_of(plan, longest)):
+        for access in (Access.PREDICATED, Access.SCALAR, Access.ALIGNED):
+            streams = plan.tier in (Tier.GRID, Tier.TWOPASS) and function != "logsumexp"
+            if access == Access.ALIGNED and (n % vector or streams):
                 continue
-            if access == PREDICATED and n < vector:  # no such vector lies in a row
+            if access == Access.PREDICATED and n < vector:  # no such vector lies in a row
                 continue
-            offset, padding = (1, 3) if access != ALIGNED else (0, vector)
-            for at, gap in {(0, 0), (offset, padding if offset else 0)}:
+            for at, gap in {(0, 0), (0, 0) if access == Access.ALIGNED else (1, 3)}:
+                if n == 1 and gap == 0:  # elements side by side are columns
+                    continue
                 check(runner, function, (5, n), types, (at,) * 3, (gap,) * 3, broadcast, plan._replace(access=access))
 
 
@@ -138,15 +116,15 @@ LONG = [(1, 131072), (5, 131073), (1, 300001), (3, 1 << 20), (2, (1 << 22) + 3),
 
 
 @pytest.fixture
-def gpu() -> Engine:
-    return Engine("cuda")
+def gpu() -> plans.Engine:
+    return plans.Engine("cuda")
 
 
 @pytest.mark.parametrize("n", LENGTHS)
 def test_gradients_by_the_engines_own_plans(gpu, n):
     rng = random.Random(n)
     places = [((0, 0, 0), (0, 0, 0)), ((1, 1, 1), (0, 0, 0)), ((1, 2, 3), (0, 8, 1)), ((0, 4, 0), (8, 0, 8))]
-    for function, types in itertools.product(FAMILY, GRADIENT_PAIRS):
+    for function, types in itertools.product(plans.FAMILY, GRADIENT_PAIRS):
         if n > 300 and types[0] is not types[1] and rng.random() < 0.5:
             continue
         for offsets, paddings in places:
@@ -156,53 +134,25 @@ def test_gradients_by_the_engines_own_plans(gpu, n):
 @pytest.mark.parametrize("shape", LONG, ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
 def test_gradients_of_long_rows(gpu, shape, dtype):
-    for function in FAMILY[:2]:
+    for function in plans.FAMILY[:2]:
         check(gpu, function, shape, (dtype, dtype))
         check(gpu, function, shape, (dtype, dtype), (1, 1, 1), (3, 3, 3), broadcast=True)
 
 
-def check_logsumexp(
-    runner: Runner,
-    shape: tuple[int, int],
-    types: tuple[torch.dtype, torch.dtype],
-    offsets: tuple[int, int] = (0, 0),
-    paddings: tuple[int, int] = (0, 0),
-    plan: Plan | None = None,
-) -> None:
-    """As `check`: x and dx begin and are padded as given, the result and its gradient lie with gaps."""
-    (rows, n), (dtype, wide) = shape, types
-    x_place, dx_place = (Place((n + gap, 1), at) for at, gap in zip(offsets, paddings, strict=True))
-    x = operand(torch.randn(rows, n, device="cuda"), x_place, dtype)
-    lse = operand(torch.logsumexp(x.double(), -1), Place((3,), 1), wide)
-    g = operand(torch.randn(rows, device="cuda"), Place((2,), 0), wide)
-    memory, dx = amid(7.0, (rows, n), dx_place, dtype, "cuda")
-    dx.fill_(torch.nan)
-    runner.gradient("logsumexp", g, x, lse, [1], dx, plan)
-    want = g.double()[:, None] * (x.double() - lse.double()[:, None]).exp()
-    torch.testing.assert_close(dx.double(), want, rtol=TOLERANCE[dtype], atol=1e-12 if dtype is F64 else 1e-7)
-    assert_untouched(memory, dx, 7.0)
-
-
-@pytest.mark.parametrize("types", TYPES["logsumexp"], ids=names)
+@pytest.mark.parametrize("types", plans.TYPES["logsumexp"], ids=names)
 @pytest.mark.parametrize("n", [1, 9, 33, 500, 513, 4096, 50257])
 def test_gradients_of_logsumexp_by_the_engines_own_plans(gpu, n, types):
     for rows, offset, padding in ((1, 0, 0), (37, 0, 0), (130, 1, 1), (5, 3, 8)):
-        check_logsumexp(gpu, (rows, n), types, (offset, offset), (padding, padding))
-        check_logsumexp(gpu, (rows, n), types, (offset, 0), (padding, 0))
+        check(gpu, "logsumexp", (rows, n), types, (offset,) * 3, (padding,) * 3)
+        check(gpu, "logsumexp", (rows, n), types, (offset, 0, 0), (padding, 0, 0))
 
 
-@pytest.mark.parametrize("types", TYPES["logsumexp"], ids=names)
-@pytest.mark.parametrize("plan", LOGSUMEXP_GRADIENT_PLANS, ids=names)
-def test_gradients_of_logsumexp_in_every_tier(gpu, plan, types):
-    widest = 16 // types[0].itemsize
-    for vector, access in ((widest, PREDICATED), (widest, SCALAR), (widest, ALIGNED), (1, PREDICATED)):
-        wide = widen(plan, vector)._replace(access=access)
-        for n in lengths_of(wide, wide.threads_per_row * wide.items_per_thread):
-            if (access == ALIGNED and n % vector) or (access == PREDICATED and n < vector):
-                continue
-            offset, padding = (0, vector) if access == ALIGNED else (1, 3)
-            for at, gap in {(0, 0), (offset, padding if offset else 0)}:
-                check_logsumexp(gpu, (5, n), types, (at, at), (gap, gap), wide)
+@pytest.mark.parametrize("types", plans.TYPES["logsumexp"], ids=names)
+@pytest.mark.parametrize("plan", plans.LOGSUMEXP_GRADIENT_PLANS, ids=names)
+def test_gradients_of_logsumexp_in_every_tier(runner, plan, types):
+    for vector in (16 // types[0].itemsize, 1):
+        wide = plans.widen(plan, vector)
+        check_every_access(runner, ["logsumexp"], types, wide, wide.threads_per_row * wide.items_per_thread)
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=names)
@@ -219,7 +169,7 @@ def test_logsumexp_of_half_types_to_float32_in_other_layouts(dtype, dim):
         (got,) = torch.autograd.grad(y, x, g, retain_graph=True)
         (expected,) = torch.autograd.grad(want, w, g.double(), retain_graph=True)
         assert got.dtype is dtype
-        torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=1e-7)
+        torch.testing.assert_close(got.double(), expected, rtol=plans.TOLERANCE[dtype], atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +197,7 @@ def test_bits_are_the_same_from_run_to_run():
 @pytest.mark.parametrize("n", [5, 33, 200, 1000, 4099, 30001, 131073])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
 def test_bits_of_a_rows_gradient_do_not_depend_on_its_neighbours(n, dtype):
-    for number, function in enumerate(FAMILY[:2]):
+    for number, function in enumerate(plans.FAMILY[:2]):
         y = getattr(onepass, function)(torch.randn(50, n, device="cuda"), -1).to(dtype)
         g = torch.randn(50, n, device="cuda").to(dtype)
         with onepass.batch_invariant():
@@ -256,30 +206,6 @@ def test_bits_of_a_rows_gradient_do_not_depend_on_its_neighbours(n, dtype):
                 part = slice(first, first + count)
                 alone = _ops._softmax_backward(g[part].clone(), y[part].clone(), number, [1], dtype)
                 assert torch.equal(alone, together[part])
-
-
-@pytest.mark.parametrize("shape", [(64, 1000), (1, 1 << 20)], ids=str)
-def test_gradients_in_a_graph_and_on_streams(shape):
-    y, g = (torch.randn(shape, device="cuda").softmax(-1) for _ in range(2))
-    want = gradient("softmax", g, y, [1])[0].float()
-    streams = [torch.cuda.Stream() for _ in range(3)]
-    results: list[Tensor] = []
-    torch.cuda.synchronize()
-    for stream in streams * 4:
-        with torch.cuda.stream(stream):
-            results.append(_ops._softmax_backward(g, y, 0, [1], F32))
-    torch.cuda.synchronize()
-    graph, dx = torch.cuda.CUDAGraph(), torch.empty_like(y)
-    with torch.cuda.graph(graph):
-        _ops._softmax_backward.out(g, y, 0, [1], dx)
-    for _ in range(3):
-        dx.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        results.append(dx.clone())
-    for result in results:
-        torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-9)
-        assert torch.equal(result, results[0])
 
 
 def test_gradients_of_more_than_2_to_the_31_elements():
@@ -292,4 +218,4 @@ def test_gradients_of_more_than_2_to_the_31_elements():
     dx = _ops._softmax_backward(g, y, 0, [1], BF16)
     for at in (0, 1, 2**21 // 2, 2**21 - 1, 2**21, rows - 1):
         want, scale = gradient("softmax", g[at : at + 1], y[at : at + 1], [1])
-        assert ((dx[at].double() - want[0]).abs() / scale[0]).max() <= TOLERANCE[BF16]
+        assert ((dx[at].double() - want[0]).abs() / scale[0]).max() <= plans.TOLERANCE[BF16]

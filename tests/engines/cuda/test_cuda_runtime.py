@@ -5,52 +5,90 @@ import multiprocessing
 import random
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 import onepass
-from lib.plans import BF16, F16, F32, TOLERANCE, assert_close
+from lib.gradients import gradient
+from lib.plans import BF16, F16, F32, TOLERANCE, Access, Engine, Plan, Tier, assert_close, assert_gradient, names
 from lib.scripts import python_output
 from onepass import reference
 
 pytestmark = pytest.mark.gpu
-FUNCTIONS = ("softmax", "log_softmax", "logsumexp")
+FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "gradient")
 
 
-def call(function: str, x: Tensor, out: Tensor | None = None) -> Tensor:
-    return getattr(onepass, function)(x, -1, out=out, engine="cuda")
+class Work(NamedTuple):
+    """What a call is of. "gradient" is that of a softmax."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = F32
+    dim: int = -1
+    plan: Plan | None = None
+
+    def __str__(self) -> str:
+        plan = f"-{names(self.plan)}" if self.plan else ""
+        return f"{'x'.join(map(str, self.shape))}-{str(self.dtype)[6:]}{plan}"
+
+    def values(self, seed: int) -> Tensor:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        return (torch.randn(self.shape, device="cuda", generator=generator) * 3).to(self.dtype)
+
+    def probabilities(self) -> Tensor:
+        return self.values(9).float().softmax(self.dim).to(self.dtype)
+
+    def result(self, function: str) -> Tensor:
+        shape = [
+            size for d, size in enumerate(self.shape) if function != "logsumexp" or d != self.dim % len(self.shape)
+        ]
+        return torch.empty(shape, device="cuda", dtype=self.dtype)
+
+    def call(self, function: str, x: Tensor, out: Tensor | None = None, y: Tensor | None = None) -> Tensor:
+        """`y`: the probabilities, which a gradient takes."""
+        if self.plan is None and function != "gradient":
+            return getattr(onepass, function)(x, self.dim, out=out, engine="cuda")
+        out, gpu, dims = self.result(function) if out is None else out, Engine("cuda"), [self.dim % len(self.shape)]
+        if y is not None:
+            gpu.gradient("softmax", x, y, None, dims, out, self.plan)
+        else:
+            gpu.call(function, x, dims, out, self.plan)
+        return out
+
+    def assert_right(self, function: str, got: Tensor, x: Tensor, y: Tensor | None = None) -> None:
+        """Some rows, or all columns, by the definition."""
+        rows = sorted({0, len(x) // 2, len(x) - 1})
+        if y is not None:
+            assert_gradient(got[rows], *gradient("softmax", x[rows], y[rows], [self.dim]))
+        else:
+            assert_close(function, got[rows], getattr(reference, function)(x[rows], self.dim), 2e-6)
 
 
-# Short rows, odd ones, many and few, and long ones that many blocks share.
-SHAPES = [
-    ((1, 1), F32),
-    ((100_000, 3), F32),
-    ((4096, 33), BF16),
-    ((512, 781), F16),
-    ((2048, 1024), F32),
-    ((300, 4097), BF16),
-    ((64, 50257), BF16),
-    ((8, 128_256), F32),
-    ((64, 151_936), F32),
-    ((1, 151_936), BF16),
-    ((1, 4_194_304), F32),
-    ((4, 1_048_577), BF16),
+# Short rows, odd ones, many and few, long ones that many blocks share, and columns that many blocks share.
+ROWS = [
+    Work((1, 1)),
+    Work((100_000, 3)),
+    Work((4096, 33), BF16),
+    Work((512, 781), F16),
+    Work((2048, 1024)),
+    Work((300, 4097), BF16),
+    Work((64, 50257), BF16),
+    Work((8, 128_256)),
+    Work((64, 151_936)),
+    Work((1, 151_936), BF16),
+    Work((1, 4_194_304)),
+    Work((4, 1_048_577), BF16),
 ]
-ids = [f"{'x'.join(map(str, shape))}-{str(dtype)[6:]}" for shape, dtype in SHAPES]
-every_shape = pytest.mark.parametrize(("shape", "dtype"), SHAPES, ids=ids)
-
-
-def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return (torch.randn(shape, device="cuda", generator=generator) * 3).to(dtype)
-
-
-def right(function: str, got: Tensor, x: Tensor) -> None:
-    """Some rows, by the definition."""
-    rows = sorted({0, x.shape[0] // 2, x.shape[0] - 1})
-    assert_close(function, got[rows], getattr(reference, function)(x[rows], -1), 2e-6)
+COLUMNS = [Work((2, 131_072, 16), F32, 1)]
+COLUMNS += [
+    Work((2, 9000, 16), F32, 1, Plan(tier, 4, 64, 32, 4, 32, 0, Access.ALIGNED))
+    for tier in (Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS)
+]
+every_row = pytest.mark.parametrize("work", ROWS, ids=str)
+everything = pytest.mark.parametrize("work", ROWS + COLUMNS, ids=str)
+both_directions = pytest.mark.parametrize("function", ["softmax", "gradient"])
 
 
 def test_explain_names_the_kernel_that_ran():
@@ -77,42 +115,47 @@ def test_auto_is_cuda_and_wrong_engines_are_rejected():
 # Graphs --------------------------------------------------------------------------------------------------------------
 
 
-def captured(function: str, x: Tensor, out: Tensor | None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    call(function, x, out)  # kernels are compiled and loaded before a capture
+def captured(
+    work: Work, function: str, x: Tensor, out: Tensor | None, y: Tensor | None = None
+) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    work.call(function, x, out, y)  # kernels are compiled and loaded before a capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = call(function, x, out)
-    return graph, y
+        result = work.call(function, x, out, y)
+    return graph, result
 
 
-@every_shape
+def saved_for(work: Work, function: str) -> Tensor | None:
+    return work.probabilities() if function == "gradient" else None
+
+
+@everything
 @pytest.mark.parametrize("given", [False, True], ids=["result", "out"])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_graph_is_replayed_on_changing_inputs(function, given, shape, dtype):
-    x = values(shape, dtype, 0)
-    out = torch.empty(shape[:1] if function == "logsumexp" else shape, device="cuda", dtype=dtype) if given else None
-    graph, y = captured(function, x, out)
+def test_a_graph_is_replayed_on_changing_inputs(function, given, work):
+    x, y = work.values(0), saved_for(work, function)
+    graph, result = captured(work, function, x, work.result(function) if given else None, y)
     for seed in (1, 2):
-        x.copy_(values(shape, dtype, seed))
-        y.fill_(torch.nan)
+        x.copy_(work.values(seed))
+        result.fill_(torch.nan)
         graph.replay()
-        right(function, y, x)
-        assert torch.equal(y, call(function, x))
-    y.fill_(torch.nan)
+        work.assert_right(function, result, x, y)
+        assert torch.equal(result, work.call(function, x, None, y))
+    result.fill_(torch.nan)
     graph.replay()
     graph.replay()  # back to back: what one leaves behind must not be what the next waits for
-    right(function, y, x)
+    work.assert_right(function, result, x, y)
 
 
-@every_shape
-def test_one_graph_of_several_calls(shape, dtype):
+@every_row
+def test_one_graph_of_several_calls(work):
     """Each works on the result of the one before, and the last in place."""
-    x = values(shape, dtype, 0)
+    x = work.values(0)
 
     def chain(x: Tensor) -> Tensor:
-        y = call("log_softmax", call("softmax", x))
-        return call("softmax", y, y)
+        y = work.call("log_softmax", work.call("softmax", x))
+        return work.call("softmax", y, y)
 
     chain(x)
     torch.cuda.synchronize()
@@ -120,18 +163,19 @@ def test_one_graph_of_several_calls(shape, dtype):
     with torch.cuda.graph(graph):
         y = chain(x)
     for seed in (1, 2, 3):
-        x.copy_(values(shape, dtype, seed))
+        x.copy_(work.values(seed))
         graph.replay()
         assert torch.equal(y, chain(x))
 
 
-@every_shape
-def test_two_graphs_at_once_on_two_streams(shape, dtype):
-    inputs = [values(shape, dtype, seed) for seed in range(2)]
-    graphs = [captured("softmax", x, torch.empty_like(x)) for x in inputs]
-    expected = [call("softmax", x) for x in inputs]
-    for _, y in graphs:
-        y.fill_(torch.nan)
+@everything
+@both_directions
+def test_two_graphs_at_once_on_two_streams(function, work):
+    inputs, y = [work.values(seed) for seed in range(2)], saved_for(work, function)
+    graphs = [captured(work, function, x, torch.empty_like(x), y) for x in inputs]
+    expected = [work.call(function, x, None, y) for x in inputs]
+    for _, result in graphs:
+        result.fill_(torch.nan)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in graphs]
     for _ in range(20):
@@ -139,58 +183,76 @@ def test_two_graphs_at_once_on_two_streams(shape, dtype):
             with torch.cuda.stream(stream):
                 graph.replay()
     torch.cuda.synchronize()
-    for (_, y), want, x in zip(graphs, expected, inputs, strict=True):
-        assert torch.equal(y, want)
-        right("softmax", y, x)
+    for (_, result), want, x in zip(graphs, expected, inputs, strict=True):
+        assert torch.equal(result, want)
+        work.assert_right(function, result, x, y)
 
 
-def test_a_graph_beside_calls():
+@everything
+def test_a_graph_beside_calls(work):
     """A replay on one stream, plain calls of the same kernel on another."""
-    for shape, dtype in SHAPES:
-        x, other = values(shape, dtype, 0), values(shape, dtype, 1)
-        graph, y = captured("softmax", x, torch.empty_like(x))
-        expected, wanted = call("softmax", x), call("softmax", other)
-        out = torch.full_like(other, torch.nan)
-        torch.cuda.synchronize()
-        streams = torch.cuda.Stream(), torch.cuda.Stream()
-        for _ in range(20):
-            with torch.cuda.stream(streams[0]):
-                graph.replay()
-            with torch.cuda.stream(streams[1]):
-                call("softmax", other, out)
-        torch.cuda.synchronize()
-        assert torch.equal(y, expected), shape
-        assert torch.equal(out, wanted), shape
+    x, other = work.values(0), work.values(1)
+    graph, y = captured(work, "softmax", x, torch.empty_like(x))
+    expected, wanted = work.call("softmax", x), work.call("softmax", other)
+    out = torch.full_like(other, torch.nan)
+    torch.cuda.synchronize()
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    for _ in range(20):
+        with torch.cuda.stream(streams[0]):
+            graph.replay()
+        with torch.cuda.stream(streams[1]):
+            work.call("softmax", other, out)
+    torch.cuda.synchronize()
+    assert torch.equal(y, expected)
+    assert torch.equal(out, wanted)
 
 
 # Streams, threads, processes, devices --------------------------------------------------------------------------------
 
 
-def test_calls_on_several_streams_at_once():
-    inputs = [values(shape, dtype, seed) for seed, (shape, dtype) in enumerate(SHAPES)]
-    expected = [call("softmax", x) for x in inputs]
+@both_directions
+def test_calls_on_several_streams_at_once(function):
+    works = ROWS + COLUMNS
+    inputs = [(work, work.values(seed), saved_for(work, function)) for seed, work in enumerate(works)]
+    expected = [work.call(function, x, None, y) for work, x, y in inputs]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(4)]
     results: list[tuple[int, Tensor]] = []
     for turn in range(6):
-        for at, x in enumerate(inputs):
+        for at, (work, x, y) in enumerate(inputs):
             with torch.cuda.stream(streams[(at + turn) % len(streams)]):
-                results.append((at, call("softmax", x)))
+                results.append((at, work.call(function, x, None, y)))
     torch.cuda.synchronize()
-    assert all(torch.equal(y, expected[at]) for at, y in results)
+    assert all(torch.equal(result, expected[at]) for at, result in results)
 
 
-@every_shape
-def test_a_call_is_ordered_in_its_stream(shape, dtype):
+@pytest.mark.parametrize("work", COLUMNS, ids=str)
+def test_one_call_on_two_streams_again_and_again(work):
+    xs = [work.values(seed) for seed in range(2)]
+    want = [work.call("softmax", x) for x in xs]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    made: list[list[Tensor]] = [[torch.empty_like(x) for _ in range(50)] for x in xs]
+    torch.cuda.synchronize()
+    for turn in range(50):
+        for x, stream, results in zip(xs, streams, made, strict=True):
+            with torch.cuda.stream(stream):
+                work.call("softmax", x, results[turn])
+    torch.cuda.synchronize()
+    for results, y in zip(made, want, strict=True):
+        assert all(torch.equal(result, y) for result in results)
+
+
+@everything
+def test_a_call_is_ordered_in_its_stream(work):
     """The input is written late on a side stream, and read there as soon as the result is."""
-    x, want = values(shape, dtype, 0), call("softmax", values(shape, dtype, 1))
-    late = values(shape, dtype, 1)
+    x, want = work.values(0), work.call("softmax", work.values(1))
+    late = work.values(1)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
         x.copy_(late)
-        y = call("softmax", x)
+        y = work.call("softmax", x)
         x.fill_(torch.nan)
         z = y.clone()
         y.zero_()
@@ -200,23 +262,23 @@ def test_a_call_is_ordered_in_its_stream(shape, dtype):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_device_that_is_not_current():
-    for shape, dtype in SHAPES:
-        x = values(shape, dtype, 0)
+    for work in ROWS:
+        x = work.values(0)
         there = x.to("cuda:1")
         with torch.cuda.device(0):
-            y = call("softmax", there)
+            y = work.call("softmax", there)
             assert torch.cuda.current_device() == 0
         assert y.device == there.device
-        assert torch.equal(y.to(x.device), call("softmax", x))
+        assert torch.equal(y.to(x.device), work.call("softmax", x))
 
 
 def in_a_worker(seed: int) -> list[list[float]]:
     """What a spawned process gives: some elements of results of tensors made there."""
     found = []
-    for shape, dtype in SHAPES[:8]:
-        x = values(shape, dtype, seed)
-        y = call("softmax", x)
-        right("softmax", y, x)
+    for work in ROWS[:8]:
+        x = work.values(seed)
+        y = work.call("softmax", x)
+        work.assert_right("softmax", y, x)
         found.append(y[0, :64].tolist())
     return found
 
@@ -258,8 +320,8 @@ print(*native.counts())
 
 
 def test_threads_with_streams_of_their_own():
-    inputs = [values(shape, dtype, seed) for seed, (shape, dtype) in enumerate(SHAPES)]
-    expected = [call("softmax", x) for x in inputs]
+    inputs = [work.values(seed) for seed, work in enumerate(ROWS)]
+    expected = [onepass.softmax(x) for x in inputs]
     torch.cuda.synchronize()
     wrong: list[int] = []
 
@@ -269,7 +331,7 @@ def test_threads_with_streams_of_their_own():
         with torch.cuda.stream(stream):
             for _ in range(30):
                 at = order.randrange(len(inputs))
-                if not torch.equal(call("softmax", inputs[at]), expected[at]):
+                if not torch.equal(onepass.softmax(inputs[at]), expected[at]):
                     wrong.append(at)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
@@ -358,12 +420,12 @@ def room() -> Iterator[None]:
 def test_rows_beyond_31_bits(room, dtype, shape):
     x, spikes = spiked(*shape, dtype)
     states = [state(row) for row in x]
-    lse = call("logsumexp", x)
+    lse = onepass.logsumexp(x, -1)
     assert_close("logsumexp", lse, torch.stack([m + total.log() for m, total in states]))
     out = torch.empty_like(x)
     for function in ("softmax", "log_softmax"):
         out.fill_(torch.nan)
-        call(function, x, out)
+        getattr(onepass, function)(x, -1, out=out)
         for row, given, (m, total) in zip(out, x, states, strict=True):
             assert not any(bool(part.isnan().any()) for part in row.split(2**30))
             for piece in slices(shape[1], spikes):
@@ -371,18 +433,18 @@ def test_rows_beyond_31_bits(room, dtype, shape):
                 least = TOLERANCE[dtype] if function == "log_softmax" else torch.finfo(dtype).tiny
                 torch.testing.assert_close(row[piece].double(), want, rtol=TOLERANCE[dtype], atol=least)
     if shape[0] == 1:  # as a vector, in place
-        call("softmax", x[0], x[0])
+        onepass.softmax(x[0], -1, out=x[0])
         assert abs(sum(float(x[0, at]) for at in spikes) - 0.5) < 0.03
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", FUNCTIONS[:3])
 def test_rows_beyond_31_bits_of_elements(room, function):
     rows, n = 2**25 + 1, 65
     x = torch.empty(rows, n, device="cuda", dtype=BF16)
     for part in x.split(2**22):
         part.normal_(0, 3)
     out = torch.full((rows,) if function == "logsumexp" else (rows, n), torch.nan, device="cuda", dtype=BF16)
-    call(function, x, out)
+    getattr(onepass, function)(x, -1, out=out)
     rng = random.Random(0)
     sample = [0, 1, rows - 2, rows - 1, *(2**31 // n + i for i in range(-40, 40)), *(2**30 // n + i for i in (0, 1))]
     sample = torch.tensor([*sample, *(rng.randrange(rows) for _ in range(2000))], device="cuda")

@@ -5,42 +5,15 @@ import pytest
 import torch
 
 from emulator import missing
-from lib.plans import (
-    ALIGNED,
-    BF16,
-    COLUMN_PLANS,
-    COLUMNS,
-    F16,
-    F32,
-    F64,
-    FAMILY,
-    LATE_PLANS,
-    ONE_A_BLOCK,
-    ONE_EACH,
-    PAIRS,
-    PREFETCH,
-    ROW_GRADIENT_PLANS,
-    ROW_PLANS,
-    TYPES,
-    Place,
-    Plan,
-    backward,
-    check_column_gradients,
-    check_columns,
-    check_late_maxima,
-    check_rows,
-    is_served,
-    kinds_of,
-    names,
-    widen,
-)
+from lib import plans
+from lib.plans import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
 from lib.samples import ROWS
 from lib.support import slow, thin
 from lib.views import check_views
 from onepass import native
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-PLACES = list(enumerate(COLUMN_PLANS))  # each tier with each access
+PLACES = list(enumerate(plans.COLUMN_PLANS))  # each tier with each access
 
 
 @pytest.fixture(autouse=True)
@@ -48,64 +21,69 @@ def fixed_seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("turn", thin(range(len(ROW_PLANS)), 2))
+@pytest.mark.parametrize("turn", thin(range(len(plans.ROW_PLANS)), 2))
 def test_rows_in_every_tier(emulator, turn):
     function = native.FUNCTIONS[turn // 2 % 5]
-    types = [pair for pair in PAIRS if is_served(function, *pair)]
-    check_rows(emulator, function, types[turn // 4 % len(types)], *ROW_PLANS[turn])
+    types = [pair for pair in plans.PAIRS if plans.is_served(function, *pair)]
+    plans.check_rows(emulator, function, types[turn // 4 % len(types)], *plans.ROW_PLANS[turn])
 
 
-@pytest.mark.parametrize(("turn", "tier"), list(enumerate(ROW_GRADIENT_PLANS)), ids=str)
+@pytest.mark.parametrize(("turn", "tier"), list(enumerate(plans.ROW_GRADIENT_PLANS)), ids=str)
 def test_gradients_of_rows_in_every_tier(emulator, turn, tier):
     """Aligned rows, and rows that begin within a vector; the result's gradient has every element, or one per row."""
     types = [(BF16, BF16), (F32, F32), (F16, F16), (BF16, F32), (F32, BF16)][turn % 5]
     vector = 16 // max(t.itemsize for t in types)
-    plan = widen(ROW_GRADIENT_PLANS[tier], vector)
+    plan = plans.widen(plans.ROW_GRADIENT_PLANS[tier], vector)
     for n, at, gap, broadcast in ((9 * vector, 0, 0, False), (37, 1, 3, False), (37, 1, 3, True)):
-        place = Place((n + gap, 1, 1), at)
-        places = (place, Place((1, 1, 1), 0) if broadcast else place, place)
-        kind = ONE_A_BLOCK if broadcast else ONE_EACH
-        backward(emulator, FAMILY[turn % 3], (5, n, 1), types, kind, places, plan)
+        place = plans.Place((n + gap, 1, 1), at)
+        places = (place, plans.Place((1, 1, 1), 0) if broadcast else place, place)
+        kind = plans.ONE_A_BLOCK if broadcast else plans.ONE_EACH
+        plans.backward(emulator, plans.FAMILY[turn % 3], (5, n, 1), types, kind, places, plan)
 
 
-@pytest.mark.parametrize(("turn", "place"), PLACES, ids=str)
+@pytest.mark.parametrize(("turn", "place"), PLACES, ids=names)
 def test_columns_in_every_tier(emulator, turn, place):
     function = native.FUNCTIONS[turn % 5]
-    types = TYPES.get(function, PAIRS)
-    check_columns(
-        emulator, function, types[turn * 3 % len(types)], COLUMN_PLANS[place][turn % len(COLUMN_PLANS[place])]
+    types = plans.TYPES.get(function, plans.PAIRS)
+    plans.check_columns(
+        emulator,
+        function,
+        types[turn * 3 % len(types)],
+        plans.COLUMN_PLANS[place][turn % len(plans.COLUMN_PLANS[place])],
     )
 
 
-@pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=str)
+@pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=names)
 def test_gradients_of_columns_in_every_tier(emulator, turn, place):
-    function = [*FAMILY, "logsumexp"][turn // 2 % 4]
-    types, kinds = TYPES.get(function, PAIRS), kinds_of(function, place[1])
-    plan = COLUMN_PLANS[place][(turn + 1) % len(COLUMN_PLANS[place])]
-    check_column_gradients(emulator, function, types[turn * 5 // 2 % len(types)], plan, kinds[turn // 2 % 2 :][:1])
+    function = [*plans.FAMILY, "logsumexp"][turn // 2 % 4]
+    types, kinds = plans.TYPES.get(function, plans.PAIRS), plans.kinds_of(function, place[1])
+    plan = plans.COLUMN_PLANS[place][(turn + 1) % len(plans.COLUMN_PLANS[place])]
+    plans.check_column_gradients(
+        emulator, function, types[turn * 5 // 2 % len(types)], plan, kinds[turn // 2 % 2 :][:1]
+    )
 
 
-IN_SMEM = [plan for plans in COLUMN_PLANS.values() for plan in plans if plan.smem_vecs > PREFETCH]
+IN_SMEM = [plan for each in plans.COLUMN_PLANS.values() for plan in each if plan.smem_vecs > PREFETCH]
 
 
 @pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 2), ids=names)
 def test_columns_in_shared_memory(emulator, plan):
-    check_columns(emulator, "softmax", (F32, F32), plan)
+    plans.check_columns(emulator, "softmax", (F32, F32), plan)
 
 
 def test_columns_of_float64_in_shared_memory(emulator):
-    check_columns(emulator, "log_softmax", (F64, F64), IN_SMEM[0])
+    plans.check_columns(emulator, "log_softmax", (F64, F64), IN_SMEM[0])
 
 
-@pytest.mark.parametrize("plan", thin([plan for plan in LATE_PLANS if plan.smem_vecs > PREFETCH], 3), ids=names)
+@pytest.mark.parametrize("plan", thin([plan for plan in plans.LATE_PLANS if plan.smem_vecs > PREFETCH], 3), ids=names)
 def test_maxima_that_come_late(emulator, plan):
-    check_late_maxima(emulator, "softmax", plan)
+    plans.check_late_maxima(emulator, "softmax", plan)
 
 
 # In clusters, without, over the chip
 @pytest.mark.parametrize(("dtype", "at"), [(BF16, 1), slow(F16, 0), slow(BF16, 6)], ids=str)
 def test_maxima_of_half_types_that_come_late(emulator, dtype, at):
-    check_late_maxima(emulator, "softmin" if at else "softmax", LATE_PLANS[at], dtype)
+    plans.check_late_maxima(emulator, "softmin" if at else "softmax", plans.LATE_PLANS[at], dtype)
 
 
 # Normal ones of standard deviation 4, one far above the others, and those that grow: error in units of the last place
@@ -113,7 +91,7 @@ def test_maxima_of_half_types_that_come_late(emulator, dtype, at):
 def test_what_is_rescaled_stays_exact(emulator, kind, most):
     x = ROWS[kind](32, 2048, torch.Generator().manual_seed(2)).to(F32).t().contiguous()
     y = torch.full_like(x, torch.nan)
-    emulator.call("softmax", x, [0], y, Plan(COLUMNS, 8, 16, 48, 4, 4, 20, ALIGNED))
+    emulator.call("softmax", x, [0], y, Plan(Tier.COLUMNS, 8, 16, 48, 4, 4, 20, Access.ALIGNED))
     want = torch.softmax(x.double(), 0)
     error = ((y - want).abs() / want)[want > torch.finfo(F32).smallest_normal]
     assert error.max() <= most * torch.finfo(F32).eps
@@ -126,7 +104,7 @@ def test_log_softmax_next_to_nothing_stays_exact(emulator, dtype):
     x[torch.arange(64), torch.randint(1024, 2048, (64,))] = torch.linspace(6, 24, 64)
     x = x.to(dtype).t().contiguous()
     y = torch.full_like(x, torch.nan)
-    emulator.call("log_softmax", x, [0], y, Plan(COLUMNS, 8, 16, 96, 8, 8, 4, ALIGNED))
+    emulator.call("log_softmax", x, [0], y, Plan(Tier.COLUMNS, 8, 16, 96, 8, 8, 4, Access.ALIGNED))
     want = torch.log_softmax(x.double(), 0)
     rounding = want.abs() * torch.finfo(dtype).eps / 2
     assert (y - want).abs().le(rounding * 1.001 + 2 * torch.finfo(F32).eps).all()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from emulator import Emulator, missing
 from emulator.build import CORE
-from lib.plans import ALIGNED, COLUMNS, COLUMNS_GRID, F32, PREDICATED, SLAB, Plan, check_columns, column_plan
+from lib.plans import F32, Access, Plan, Tier, check_columns
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -98,55 +98,37 @@ class Mistake(NamedTuple):
     right: str
     mistaken: str
     plan: Plan
-    order: int
-    lateness: int
     error: str
+    order: int = FORWARDS
+    lateness: int = AT_ONCE
 
 
-WRONG = "wrong, first at"
-TILE, IN_SMEM = column_plan(COLUMNS, ALIGNED, 4, 16, 4), column_plan(COLUMNS, ALIGNED, 4, 16, 5, 1, 20)
-CLUSTER, CHIP = column_plan(COLUMNS, ALIGNED, 4, 8, 3, 4), column_plan(COLUMNS_GRID, ALIGNED, 4, 16, 2, 3)
-ODD, PIECE = column_plan(COLUMNS, PREDICATED, 4, 16, 4), column_plan(COLUMNS, SLAB, 64, 1, 4)
+WRONG, BEYOND, STUCK = "wrong, first at", "outside of all tensors", "waits for ever"
+TILE = Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.ALIGNED)
+CLUSTER = Plan(Tier.COLUMNS, 4, 8, 3, 1, 4, 0, Access.ALIGNED)
+CHIP = Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 3, 0, Access.ALIGNED)
+IN_SMEM = Plan(Tier.COLUMNS, 4, 16, 5, 1, 1, 20, Access.ALIGNED)
+ODD, PIECE = (
+    Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.PREDICATED),
+    Plan(Tier.COLUMNS, 64, 1, 4, 1, 1, 0, Access.SLAB),
+)
 BARRIER = "    __syncthreads();\n"
 FIRST, LAST = "    smem.put(smem.sums, max, tile);\n", "    smem.get(smem.epilogues, out, tile);\n"
 EXPECT = "expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));"
 LESS = EXPECT.replace("C::kClusterSize", "(C::kClusterSize - 1)")
+COPIES = "case 0: return wait<0>();", "case 0: return wait<1>();"
+ARRIVE = "(blocks - 1) : 1;", "(blocks - 1) : 0;"
+VECTORS = "(begin < end.rest);", "(begin <= end.rest);"
 MISTAKES = {
-    "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, FORWARDS, AT_ONCE, WRONG),
-    "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, BACKWARDS, AT_ONCE, WRONG),
-    "copies that are on their way": Mistake(
-        "async_copy.cuh",
-        "case 0: return wait<0>();",
-        "case 0: return wait<1>();",
-        IN_SMEM,
-        0,
-        LATE,
-        WRONG,
-    ),
-    "to a block that has not begun": Mistake(
-        "column_reduce.cuh", "cluster_wait();  //", "//", CLUSTER, FORWARDS, AT_ONCE, "waits for ever"
-    ),
-    "a message not awaited": Mistake(
-        "column_reduce.cuh",
-        EXPECT,
-        LESS,
-        CLUSTER,
-        FORWARDS,
-        AT_ONCE,
-        WRONG,
-    ),
-    "a block that does not arrive": Mistake(
-        "grid_sync.cuh", "(blocks - 1) : 1;", "(blocks - 1) : 0;", CHIP, FORWARDS, AT_ONCE, "waits for ever"
-    ),
-    "one vector too many": Mistake(
-        "column_tile.cuh", "(begin < end.rest);", "(begin <= end.rest);", CHIP, 0, 0, "outside of all tensors|" + WRONG
-    ),
-    "a column too many": Mistake(
-        "column_tile.cuh", "return v < rest;", "return v <= rest;", ODD, 0, 0, "outside of all tensors"
-    ),
-    "before the slab": Mistake(
-        "column_tile.cuh", "return p >= 0 && p <", "return p >= -1 && p <", PIECE, 0, 0, "outside of all tensors"
-    ),
+    "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, WRONG),
+    "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, WRONG, BACKWARDS),
+    "copies that are on their way": Mistake("async_copy.cuh", *COPIES, IN_SMEM, WRONG, FORWARDS, LATE),
+    "to a block that has not begun": Mistake("column_reduce.cuh", "cluster_wait();  //", "//", CLUSTER, STUCK),
+    "a message not awaited": Mistake("column_reduce.cuh", EXPECT, LESS, CLUSTER, WRONG),
+    "a block that does not arrive": Mistake("grid_sync.cuh", *ARRIVE, CHIP, STUCK),
+    "one vector too many": Mistake("column_tile.cuh", *VECTORS, CHIP, f"{BEYOND}|{WRONG}"),
+    "a column too many": Mistake("column_tile.cuh", "return v < rest;", "return v <= rest;", ODD, BEYOND),
+    "before the slab": Mistake("column_tile.cuh", "return p >= 0 && p <", "return p >= -1 && p <", PIECE, BEYOND),
 }
 
 

@@ -67,28 +67,20 @@ def test_keepdim(interpreting, keepdim):
     x = maker(F16)(3, 4, 5)
     for dim in (1, (0, 2)):
         g = maker(F16, seed=5)(*torch.logsumexp(x, dim, keepdim).shape)
-        got, called = interpreting(_keeping, x, dim, g, keepdim)
+        got, called = interpreting(_grad, "logsumexp", x, dim, g, "triton", keepdim=keepdim)
         assert called == ["triton_backward"]
         torch.testing.assert_close(got, _grad("logsumexp", x, dim, g, "cpu", keepdim=keepdim)[0])
-
-
-def _keeping(x: Tensor, dim: Any, g: Tensor, keepdim: bool) -> tuple[Tensor, list[str]]:
-    return _grad("logsumexp", x, dim, g, "triton", keepdim=keepdim)
 
 
 @pytest.mark.parametrize(("given", "dtype"), [(BF16, F32), (F32, BF16), (F64, F16), (F16, F64)], ids=name_of)
 def test_dtype(interpreting, given, dtype):
     x, g = maker(given)(3, 7), maker(dtype, seed=5)(3, 7)
-    got, called = interpreting(_with_dtype, x, g, dtype)
+    got, called = interpreting(_grad, "softmax", x, 1, g, "triton", dtype=dtype)
     assert called == ["triton_backward"]
     assert got.dtype is given
     coarse = 2 * max(torch.finfo(given).eps, torch.finfo(dtype).eps)
     want = _grad("softmax", x, 1, g, "cpu", dtype=dtype)[0]
     torch.testing.assert_close(got, want, rtol=coarse, atol=coarse)
-
-
-def _with_dtype(x: Tensor, g: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[str]]:
-    return _grad("softmax", x, 1, g, "triton", dtype=dtype)
 
 
 def _widened(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, list[str]]:
@@ -124,21 +116,19 @@ def test_gradients_of_first_and_second_order(interpreting, function, dim):
     interpreting(_orders, function, dim)
 
 
-def _transforms(function: str, x: Tensor) -> list[Tensor]:
+def _transforms(function: str, x: Tensor, engine: str | None = None) -> list[Tensor]:
+    """By torch's own functions without an engine."""
+
     def total(t: Tensor) -> Tensor:
-        return ours(function)(t, 0, engine="triton").square().sum()
+        return (ours(function)(t, 0, engine=engine) if engine else TORCH[function](t, 0)).square().sum()
 
     return [torch.func.grad(total)(x[0]), torch.func.vmap(torch.func.grad(total))(x), torch.func.hessian(total)(x[0])]
 
 
 def test_function_transforms(interpreting, function):
-    def total(t: Tensor) -> Tensor:
-        return TORCH[function](t, 0).square().sum()
-
     x = maker(F64)(2, 3)
-    want = [torch.func.grad(total)(x[0]), torch.func.vmap(torch.func.grad(total))(x), torch.func.hessian(total)(x[0])]
-    for got, expected in zip(interpreting(_transforms, function, x), want, strict=True):
-        torch.testing.assert_close(got, expected)
+    for got, want in zip(interpreting(_transforms, function, x, "triton"), _transforms(function, x), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 # ------------------------------------------------------------------------------------------------ the operator

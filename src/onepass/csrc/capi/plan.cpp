@@ -1,6 +1,8 @@
 // plan.cpp: what Python asks of the native core besides operators, as plain C functions for ctypes (no CPython API):
-// the plan of a call as JSON, a kernel compiled to a file, and what works on this machine. Each returns 0, or 1 with
-// the reason in `text`.
+// the plan of a call as JSON, the tables that plans follow from, kernels compiled and launched, and what works on this
+// machine. Each returns 0, or 1 with the reason in `text`.
+#include <sstream>
+
 #include "../core/problem.h"
 #include "../plan/columns.h"
 #include "../cpu/engine.h"
@@ -79,6 +81,26 @@ std::string plan_json(Problem problem, Copied copied, const Gpu& gpu) {
          ", " + field("source", cuda::source_of(cuda::kind_of(problem), plan.tier)) + "}";
 }
 
+constexpr int kNumbers = 6;  // of an entry
+
+std::string to_json(const std::vector<Entry>& table) {
+  std::string text = "[";
+  for (const Entry& e : table) {
+    text += (text.size() > 1 ? ", [" : "[") + std::to_string(e.limit);
+    for (const int number : {e.tier, e.threads, e.items_per_thread, e.blocks_per_row, e.smem_vecs})
+      text += ", " + std::to_string(number);
+    text += "]";
+  }
+  return text + "]";
+}
+
+std::vector<std::string> lines_of(const char* text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
 }  // namespace
 
 // The plan of a call: `reduce` marks the reduced dims, types and functions are numbered as in plan.h, addresses matter
@@ -153,6 +175,67 @@ ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry
   });
 }
 
+// The tables in use for the GPUs of a name, as JSON, `origin` first, on a line of its own.
+ONEPASS_API int onepass_tables(const char* gpu, char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    const Tables& tables = tables_of(gpu);
+    std::string all;
+    for (const auto& [name, table] : kTables)
+      all += std::string(all.empty() ? "{\"" : ", \"") + name + "\": " + to_json(tables.*table);
+    return tables.origin + "\n" + all + "}";
+  });
+}
+
+// Sets them: `counts` entries of the tables in the order of kTables, one after another in `numbers`.
+ONEPASS_API int onepass_set_tables(const char* gpu, const char* origin, const int64_t* counts, const int64_t* numbers,
+                                   char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    Tables made;
+    made.origin = origin;
+    for (const auto& [name, table] : kTables) {
+      for (int64_t left = *counts++; left > 0; --left, numbers += kNumbers) {
+        for (int k = 1; k < kNumbers; ++k) {
+          if (numbers[k] < -1 || numbers[k] > 4096) {
+            throw std::runtime_error(std::string("onepass: table ") + name + " with the number " +
+                                     std::to_string(numbers[k]));
+          }
+        }
+        (made.*table)
+            .push_back(
+                {numbers[0], int(numbers[1]), int(numbers[2]), int(numbers[3]), int(numbers[4]), int(numbers[5])});
+      }
+    }
+    set_tables(gpu, std::move(made));
+    return std::string();
+  });
+}
+
+// Sets the switch of this thread (`scoped`; -1: as the process has it) or of the process, and says what it was. 2 only
+// asks.
+ONEPASS_API int onepass_set_invariant(bool scoped, int value, char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    const int before = scoped ? thread_invariant : process_invariant.load();
+    if (value == 2) return std::to_string(before);
+    if (scoped)
+      thread_invariant = value;
+    else
+      process_invariant = value != 0;
+    return std::to_string(before);
+  });
+}
+
+// The functions in the order of their numbers, as JSON: {name: [is_reduction, leading_planes]}.
+ONEPASS_API int onepass_functions(char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    std::string all;
+    for (const FunctionTraits& function : kFunctions) {
+      all += std::string(all.empty() ? "{\"" : ", \"") + function.name + "\": [" +
+             (function.is_reduction ? "true" : "false") + ", " + std::to_string(function.leading_planes) + "]";
+    }
+    return all + "}";
+  });
+}
+
 // Compiles the kernel of a plan (its numbers in the order of CudaPlan) for sm_<arch> into
 // the file `path`. `pass` is numbered as in launch.h.
 ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
@@ -163,6 +246,42 @@ ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, 
     const cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
     return write_file(cuda::cubin(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch), path);
   });
+}
+
+// Compiles `source`, a file of the gallery, with `options` (one a line), and stores the loaded function `name` in
+// `kernel`.
+ONEPASS_API int onepass_kernel_load(const char* source, const char* name, const char* options, int device,
+                                    void** kernel, char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    cuda::enter_context(device);
+    const std::string code = cuda::cubin(source, lines_of(options), cuda::device_info(device).arch);
+    cuda::Handle module, function;
+    cuda::check(cuda::driver().module_load(&module, code.data()), "cuModuleLoadData");
+    cuda::check(cuda::driver().module_function(&function, module, name), "cuModuleGetFunction");
+    *kernel = function;
+    return std::string();
+  });
+}
+
+// Launches `kernel` on `stream` with the arguments that `arguments` points to.
+ONEPASS_API int onepass_kernel_launch(void* kernel, unsigned blocks, unsigned threads, void* stream, void** arguments,
+                                      char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    cuda::LaunchConfig config = {};
+    config.grid_x = blocks;
+    config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
+    config.block_x = threads;
+    config.stream = static_cast<cuda::Handle>(stream);
+    cuda::check(cuda::driver().launch(&config, static_cast<cuda::Handle>(kernel), arguments, nullptr),
+                "cuLaunchKernelEx");
+    return std::string();
+  });
+}
+
+// Compiles `source` with `options` for sm_<arch> into the file `path`.
+ONEPASS_API int onepass_kernel_compile(const char* source, const char* options, int arch, const char* path, char* text,
+                                       int64_t size) {
+  return return_text(text, size, [&] { return write_file(cuda::cubin(source, lines_of(options), arch), path); });
 }
 
 // What works here: "driver", "nvrtc" (its version), "compiler" (NVRTC's file, not opened for that), "cache" (its

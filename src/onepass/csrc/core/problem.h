@@ -21,8 +21,7 @@ struct TensorArg {
   void* data;  // null where the problem has no such tensor
 };
 
-struct Problem {
-  Function function;
+struct Problem : ScoredFunction {
   Direction direction;
   TensorArg tensors[kMaxTensors];  // as ForwardTensor or BackwardTensor number them
   Layout layout;
@@ -35,7 +34,6 @@ struct Problem {
     return static_cast<T*>(tensors[tensor].data);
   }
   bool is_backward() const { return direction == Direction::backward; }
-  bool is_reduction() const { return onepass::is_reduction(function); }
   // The tensors without the result of logsumexp, which only that gradient reads.
   int count_tensors() const { return is_backward() ? int(kLse) : int(kForwardTensors); }
   // The types that a kernel is compiled for: of what it reads, and of what it writes. The input of logsumexp, which its
@@ -55,14 +53,15 @@ struct Problem {
     return tensor == kLse || (tensor == kGrad && (is_reduction() || grad_is_broadcast()));
   }
 
-  static Problem forward(const Layout& layout, Function function, DType x_type, DType y_type, const void* x = nullptr,
-                         void* y = nullptr) {
+  static Problem forward(const Layout& layout, const ScoredFunction& function, DType x_type, DType y_type,
+                         const void* x = nullptr, void* y = nullptr) {
     return {function, Direction::forward, {{x_type, const_cast<void*>(x)}, {y_type, y}}, layout};
   }
   // `result_type` is the type of the forward's result and so of its gradient.
-  static Problem backward(const Layout& layout, Function function, DType result_type, DType dx_type, void* dx = nullptr,
-                          const void* saved = nullptr, const void* grad = nullptr, const void* lse = nullptr) {
-    const DType saved_type = onepass::is_reduction(function) ? dx_type : result_type;
+  static Problem backward(const Layout& layout, const ScoredFunction& function, DType result_type, DType dx_type,
+                          void* dx = nullptr, const void* saved = nullptr, const void* grad = nullptr,
+                          const void* lse = nullptr) {
+    const DType saved_type = function.is_reduction() ? dx_type : result_type;
     return {function,
             Direction::backward,
             {{dx_type, dx},

@@ -1,4 +1,5 @@
-// stable_tensor.h: what onepass needs of a torch tensor, through libtorch's stable ABI.
+// stable_tensor.h: what onepass needs of a torch tensor, through libtorch's stable ABI; the dims and the tensors of a
+// problem as an operator got them.
 #pragma once
 
 #include <sys/mman.h>
@@ -14,8 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "layout.h"
-#include "types.h"
+#include "problem.h"
 
 namespace onepass {
 
@@ -47,30 +47,28 @@ class OwnedTensor {
   AtenTensorHandle handle_;
 };
 
-inline DType dtype_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::Float: return DType::float32;
-    case ScalarType::Double: return DType::float64;
-    case ScalarType::Half: return DType::float16;
-    case ScalarType::BFloat16: return DType::bfloat16;
-    default:
-      fail(std::string("takes float32, float64, float16 and bfloat16, got ") + torch::headeronly::toString(type));
-  }
-}
-
 inline ScalarType scalar_type_of(DType type) {
   constexpr ScalarType kTypes[] = {ScalarType::Float, ScalarType::Double, ScalarType::Half, ScalarType::BFloat16};
   return kTypes[int(type)];
 }
 
+inline std::optional<DType> dtype_or_none(ScalarType type) {
+  for (const DType ours : kDTypes) {
+    if (scalar_type_of(ours) == type) return ours;
+  }
+  return std::nullopt;
+}
+
+inline DType dtype_of(ScalarType type) {
+  if (const auto ours = dtype_or_none(type)) return *ours;
+  fail(std::string("takes float32, float64, float16 and bfloat16, got ") + torch::headeronly::toString(type));
+}
+
 // libtorch's own number of a scalar type.
 inline int32_t torch_dtype(DType type) {
-  switch (type) {
-    case DType::float64: return aoti_torch_dtype_float64();
-    case DType::float16: return aoti_torch_dtype_float16();
-    case DType::bfloat16: return aoti_torch_dtype_bfloat16();
-    default: return aoti_torch_dtype_float32();
-  }
+  static const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_float64(), aoti_torch_dtype_float16(),
+                                  aoti_torch_dtype_bfloat16()};
+  return codes[int(type)];
 }
 
 // A tensor by its handle, with what a call asks of it, each asked once. The sizes and strides are the tensor's own.
@@ -109,11 +107,8 @@ struct TensorRef {
   // Its dtype where that is one of those that onepass takes.
   std::optional<DType> maybe_dtype() const {
     const int32_t code = dtype_code();
-    constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::float16, DType::float64};
-    static const int32_t codes[] = {torch_dtype(kTypes[0]), torch_dtype(kTypes[1]), torch_dtype(kTypes[2]),
-                                    torch_dtype(kTypes[3])};
-    for (int i = 0; i < 4; ++i) {
-      if (code == codes[i]) return kTypes[i];
+    for (const DType type : kDTypes) {
+      if (code == torch_dtype(type)) return type;
     }
     return std::nullopt;
   }
@@ -209,5 +204,63 @@ inline OwnedTensor cast(const TensorRef& input, DType type) {
   check_torch(aoti_torch_copy_(result.get(), input.handle, 0));
   return result;
 }
+
+using Dims = std::vector<int64_t>;
+
+inline std::string to_text(const int64_t* values, int count) {
+  std::string text = "[";
+  for (int i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + "]";
+}
+
+// The dims that are reduced, checked. A 0-d tensor has the one dim 0 (or -1) of size 1, as in torch.
+struct ReduceDims {
+  bool reduced[kMaxDims] = {};
+  bool is_last;  // the last dim, and no other
+
+  ReduceDims(const int64_t* dims, int count, int rank) {
+    if (rank > kMaxDims) fail("takes at most 64 dims, got " + std::to_string(rank));
+    for (int i = 0; i < count; ++i) {
+      const int64_t dim = dims[i], bound = rank ? rank : 1, at = dim < 0 ? dim + bound : dim;
+      if (at < 0 || at >= bound) {
+        fail("dim " + std::to_string(dim) + " is out of range for a tensor of " + std::to_string(rank) + " dims");
+      }
+      if (rank && reduced[at]) fail("dim " + std::to_string(at) + " appears twice in " + to_text(dims, count));
+      if (rank) reduced[at] = true;
+    }
+    is_last = count == 1 && rank && reduced[rank - 1];
+  }
+  ReduceDims(const Dims& dims, int rank) : ReduceDims(dims.data(), int(dims.size()), rank) {}
+  ReduceDims(int64_t dim, int rank) : ReduceDims(&dim, 1, rank) {}
+};
+
+// The tensors of a problem, in the order of Problem, null where there is none.
+struct TensorArgs : ScoredFunction {
+  Direction direction;
+  const TensorRef* tensors[kMaxTensors];
+  const ReduceDims& dims;
+  bool keepdim;  // whether a reduction's result has the reduced dims, of size 1
+
+  // The tensor that has the shape of the input.
+  const TensorRef& like() const { return *tensors[direction == Direction::forward ? int(kX) : int(kSaved)]; }
+  int output() const { return direction == Direction::forward ? int(kY) : int(kDx); }
+  bool is_one_per_row(int tensor) const {
+    if (!is_reduction()) return false;
+    return direction == Direction::forward ? tensor == kY : tensor == kGrad || tensor == kLse;
+  }
+  bool has_planes(int tensor) const {
+    return direction == Direction::forward && tensor == kY && traits_of(function).leading_planes;
+  }
+
+  // A tensor's strides by the dims of the input: 0 for a dim that the tensor lacks, or has in size 1 only.
+  void get_strides(int tensor, int64_t* strides) const {
+    const bool drops = is_one_per_row(tensor);
+    for (int i = 0, at = has_planes(tensor); i < like().rank; ++i) {
+      const bool is_dropped = drops && dims.reduced[i];
+      strides[i] = is_dropped ? 0 : tensors[tensor]->strides[at];
+      at += !is_dropped || keepdim;
+    }
+  }
+};
 
 }  // namespace onepass

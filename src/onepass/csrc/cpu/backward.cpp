@@ -23,7 +23,7 @@ struct Backward {
   const DimGroup& outer = call.layout.outer;
   const Dim n = call.layout.reduced.innermost();
   const bool streaming = plan.streaming;
-  const float sign = call.function == Function::softmin ? -1.0f : 1.0f;
+  const float sign = float(score_slope(call));
 
   const Y* saved(const int64_t* offset) const { return call.data<const Y>(kSaved) + offset[kSaved]; }
   const Y* grad(const int64_t* offset) const { return call.data<const Y>(kGrad) + offset[kGrad]; }
@@ -76,20 +76,17 @@ struct Backward {
   // Rows of unit stride. Long ones are summed in chunks, as the row_chunks route does.
   void rows(int64_t begin, int64_t end) const {
     alignas(64) Y constant[kUnroll];
-    OffsetCalculator at(outer, begin);
-    for (int64_t r = begin; r < end; ++r, at.next()) {
-      if (kPointwise || n.size <= kMaxWholeRow) {
-        const GradRow<Y> whole = row(at.offset, 0, n.size, constant);
-        double sum = 0;
-        if constexpr (!kPointwise) sum = grad_sum<Op>(whole);
-        grad_store(whole, dx(at.offset), epilogue(at.offset, sum), streaming);
-        continue;
-      }
+    for_each_row(call.layout, begin, end, [&](const int64_t* at, int64_t length) {
       double sum = 0;
-      const int64_t chunks = ceil_div(n.size, kChunk);
-      for (int64_t i = 0; i < chunks; ++i) sum += chunk_sum(at.offset, i, constant);
-      for (int64_t i = 0; i < chunks; ++i) store_chunk(at.offset, i, constant, sum);
-    }
+      if (kPointwise || length <= kMaxWholeRow) {
+        const GradRow<Y> whole = row(at, 0, length, constant);
+        if constexpr (!kPointwise) sum = grad_sum<Op>(whole);
+        return grad_store(whole, dx(at), epilogue(at, sum), streaming);
+      }
+      const int64_t chunks = ceil_div(length, kChunk);
+      for (int64_t i = 0; i < chunks; ++i) sum += chunk_sum(at, i, constant);
+      for (int64_t i = 0; i < chunks; ++i) store_chunk(at, i, constant, sum);
+    });
   }
 
   double chunk_sum(const int64_t* offset, int64_t i, Y* constant) const {
@@ -148,13 +145,12 @@ struct Backward {
         if constexpr (kPointwise) load_numbers(at.offset, &group.a[r], &group.b[r]);
         for (int t = 0; t < kBackwardTensors; ++t) at.offset[t] += inner.strides[t];
       }
-      if (n.size == kPair) {
-        direct ? group.template run<2, true, true>() : group.template run<2, false, true>();
-      } else if (n.size < kPair) {
-        direct ? group.template run<1, true, true>() : group.template run<1, false>();
-      } else {
-        direct ? group.template run<2, true>() : group.template run<2, false>();
-      }
+      with_streaming(direct, [&](auto streams) {
+        constexpr bool s = streams.value;
+        if (n.size == kPair) return group.template run<2, s, true>();
+        if (n.size < kPair) return group.template run<1, s, s>();  // n is kWidth, if they stream
+        group.template run<2, s>();
+      });
       if (buffered && in_buffer + kWidth == buffer_rows) {
         D* const to = call.data<D>(kDx) + (first - in_buffer) * n.size;
         stream_bytes(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(buffer),
@@ -200,13 +196,13 @@ struct Backward {
       dx_contiguous &= dx_at[j] == dx_at[0] + j * n.size;
       if constexpr (kPointwise) load_numbers(at.offset, &a[j], &b[j]);
     }
-    transpose_in<Y>(y, n.size, count, y_contiguous, [&](int64_t j) { return y_at[j]; });
+    transpose_in(y, n.size, count, y_contiguous, [&](int64_t j) { return y_at[j]; });
     if (!kPointwise && grad_is_broadcast()) {
       for (int64_t j = 0; j < count; ++j) {
         for (int64_t i = 0; i < n.size; ++i) g[i][j] = to_acc(*g_at[j]);
       }
     } else if (!kPointwise) {
-      transpose_in<Y>(g, n.size, count, g_contiguous, [&](int64_t j) { return g_at[j]; });
+      transpose_in(g, n.size, count, g_contiguous, [&](int64_t j) { return g_at[j]; });
     }
     for (int64_t j = 0; j < count; j += kWidth) {
       Vec sum{};
@@ -219,7 +215,7 @@ struct Backward {
         store_vector(y[i] + j, lanes.apply1(load_vector(y[i] + j), load_vector(g[i] + j)));
       }
     }
-    transpose_out<D, kInputNan<Y, D>>(y, n.size, count, dx_contiguous, [&](int64_t j) { return dx_at[j]; });
+    transpose_out<kInputNan<Y, D>>(y, n.size, count, dx_contiguous, [&](int64_t j) { return dx_at[j]; });
   }
 
   void tiles(int64_t begin, int64_t end) const {
@@ -265,7 +261,7 @@ void run_doubles(const Problem& call, const CpuPlan& plan, int64_t begin, int64_
   const auto *const y = call.data<const double>(kSaved), *const g = call.data<const double>(kGrad);
   const auto* const lse = call.data<const double>(kLse);
   auto* const dx = call.data<double>(kDx);
-  const double sign = call.function == Function::softmin ? -1 : 1;
+  const double sign = score_slope(call);
   if (plan.route == CpuRoute::columns) {
     for_each_tile(call.layout, plan.tile_cols, begin, end, [&](const int64_t* at, int64_t width) {
       grad_columns_double<Op>(y + at[kSaved], g + at[kGrad], lse + at[kLse], dx + at[kDx], n, inner.strides, width,
@@ -273,12 +269,10 @@ void run_doubles(const Problem& call, const CpuPlan& plan, int64_t begin, int64_
     });
     return;
   }
-  OffsetCalculator at(call.layout.outer, begin);
-  for (int64_t r = begin; r < end; ++r, at.next()) {
-    const double a = lse_op ? g[at.offset[kGrad]] : 0, b = lse_op ? lse[at.offset[kLse]] : sign;
-    grad_row_double<Op>(y + at.offset[kSaved], g + at.offset[kGrad], n.strides[kGrad], dx + at.offset[kDx], n.size, a,
-                        b);
-  }
+  for_each_row(call.layout, begin, end, [&](const int64_t* at, int64_t length) {
+    const double a = lse_op ? g[at[kGrad]] : 0, b = lse_op ? lse[at[kLse]] : sign;
+    grad_row_double<Op>(y + at[kSaved], g + at[kGrad], n.strides[kGrad], dx + at[kDx], length, a, b);
+  });
 }
 
 }  // namespace

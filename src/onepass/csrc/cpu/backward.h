@@ -12,37 +12,17 @@
 #pragma once
 
 #include "dispatch.h"
-#include "exp_simd.h"
-#include "plan.h"
+#include "rows_simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
 enum class GradOp { softmax, log_softmax, logsumexp };  // softmin is softmax with another sign
 
-// Loads 1, 2 or 4 adjacent vectors. Pairs of bfloat16 may be deinterleaved, in which order results are stored again, or
-// operands are summed alone, where the order does not count.
-template <bool Deinterleave, class T, int K>
-ONEPASS_INLINE void load_vectors(const T* from, Vec (&v)[K]) {
-  if constexpr (K == 1) {
-    v[0] = load_vector(from);
-  } else {
-    for (int k = 0; k < K; k += 2) load_pair<Deinterleave>(from + k * kWidth, v[k], v[k + 1]);
-  }
-}
-template <bool Deinterleave, bool InputNan, bool Streaming, class T, int K>
-ONEPASS_INLINE void store_vectors(T* to, const Vec (&v)[K]) {
-  if constexpr (K > 1) {
-    for (int k = 0; k < K; k += 2) {
-      store_pair<Deinterleave, false, Streaming, InputNan>(to + k * kWidth, v[k], v[k + 1]);
-    }
-  } else if constexpr (Streaming) {
-    stream_vector<InputNan>(to, v[0]);
-  } else {
-    store_vector<InputNan>(to, v[0]);
-  }
-}
 template <class Y, class D>
 constexpr bool kDeinterleave = std::is_same_v<Y, bfloat16> && std::is_same_v<D, bfloat16>;
+// Where all elements go into one sum, their order does not count.
+template <class Y>
+constexpr bool kDeinterleaveSums = std::is_same_v<Y, bfloat16>;
 // Floats that become a 16-bit type may be NaNs of the input.
 template <class Y, class D>
 constexpr bool kInputNan = sizeof(Y) == 4 && sizeof(D) == 2;
@@ -51,6 +31,14 @@ constexpr bool kInputNan = sizeof(Y) == 4 && sizeof(D) == 2;
 template <GradOp Op>
 ONEPASS_INLINE Vec grad_term(Vec y, Vec g) {
   return Op == GradOp::softmax ? y * g : g;
+}
+// The terms of the elements of K vectors, or of the first `count` elements of one.
+template <GradOp Op, bool Deinterleave, class Y, int K, class... Count>
+ONEPASS_INLINE void grad_terms(const Y* y, const Y* g, Vec (&terms)[K], Count... count) {
+  Vec of_y[K] = {};
+  load_vectors<Deinterleave>(g, terms, count...);
+  if constexpr (Op == GradOp::softmax) load_vectors<Deinterleave>(y, of_y, count...);
+  for (int k = 0; k < K; ++k) terms[k] = grad_term<Op>(of_y[k], terms[k]);
 }
 
 // Makes dx of elements. The numbers are, for softmax, minus the sum and a sign, which both have; for log_softmax the
@@ -88,6 +76,30 @@ struct GradEpilogue {
     apply(dx, g1);
     return dx[0];
   }
+  // The dx of the elements of K vectors, or of the first `count` elements of one.
+  template <class Y, int K, class... Count>
+  ONEPASS_INLINE void compute(const Y* y, const Y* g, Vec (&dx)[K], Count... count) const {
+    Vec of_g[K] = {};
+    load_vectors<kDeinterleave<Y, D>>(y, dx, count...);
+    if constexpr (Op != GradOp::logsumexp) load_vectors<kDeinterleave<Y, D>>(g, of_g, count...);
+    apply(dx, of_g);
+  }
+};
+
+// The epilogues of some rows: made of vectors that have one row per lane, and taken one by one.
+template <GradOp Op, class D>
+struct GradEpilogues {
+  alignas(64) float a[kWidth], b[kWidth], lowest[kWidth], magic[kWidth];
+
+  explicit GradEpilogues(const GradEpilogue<Op, D>& lanes) {
+    store_vector(a, lanes.a), store_vector(b, lanes.b);
+    if constexpr (Op != GradOp::softmax) store_vector(lowest, lanes.base.lowest), store_vector(magic, lanes.base.magic);
+  }
+  ONEPASS_INLINE GradEpilogue<Op, D> operator[](int64_t r) const {
+    GradEpilogue<Op, D> row = {broadcast(a[r]), broadcast(b[r]), {}};
+    if constexpr (Op != GradOp::softmax) row.base.lowest = broadcast(lowest[r]), row.base.magic = broadcast(magic[r]);
+    return row;
+  }
 };
 
 // Where a sum is not finite its rounding error is meaningless.
@@ -112,29 +124,28 @@ struct GradRow {
   const Y *y, *g;
   int64_t mask, n;
   ONEPASS_INLINE const Y* g_at(int64_t i) const { return g + (i & mask); }
-  ONEPASS_INLINE Vec load_y(int64_t i) const { return load_vector(y + i); }
-  ONEPASS_INLINE Vec load_g(int64_t i) const { return load_vector(g_at(i)); }
 };
 
 template <GradOp Op, class Y>
 ONEPASS_INLINE double grad_sum(const GradRow<Y> row) {
-  constexpr bool deinterleave = std::is_same_v<Y, bfloat16>, uses_y = Op == GradOp::softmax;
   CompensatedVec total;
   int64_t i = 0;
   const auto step = [&](int64_t at) __attribute__((always_inline)) {
-    Vec y[4] = {}, g[4];
-    load_vectors<deinterleave>(row.g_at(at), g);
-    if constexpr (uses_y) load_vectors<deinterleave>(row.y + at, y);
-    for (int k = 0; k < 4; ++k) g[k] = grad_term<Op>(y[k], g[k]);
-    return (g[0] + g[1]) + (g[2] + g[3]);
+    Vec t[4];
+    grad_terms<Op, kDeinterleaveSums<Y>>(row.y + at, row.g_at(at), t);
+    return (t[0] + t[1]) + (t[2] + t[3]);
   };
   // Eight vectors are added in plain floats: compensating each addition shows where operands come from memory.
   for (; i + 2 * kUnroll <= row.n; i += 2 * kUnroll) total.add(step(i) + step(i + kUnroll));
   for (; i + kUnroll <= row.n; i += kUnroll) total.add(step(i));
-  for (; i + kWidth <= row.n; i += kWidth) total.add(grad_term<Op>(uses_y ? row.load_y(i) : Vec{}, row.load_g(i)));
+  Vec t[1];
+  for (; i + kWidth <= row.n; i += kWidth) {
+    grad_terms<Op, kDeinterleaveSums<Y>>(row.y + i, row.g_at(i), t);
+    total.add(t[0]);
+  }
   if (i < row.n) {
-    const int64_t rest = row.n - i;
-    total.add(grad_term<Op>(load_tail(row.y + i, rest, 0), load_tail(row.g_at(i), rest, 0)));
+    grad_terms<Op, kDeinterleaveSums<Y>>(row.y + i, row.g_at(i), t, row.n - i);
+    total.add(t[0]);
   }
   return finite_total(total);
 }
@@ -142,35 +153,10 @@ ONEPASS_INLINE double grad_sum(const GradRow<Y> row) {
 // Stores dx. `streaming`: whole lines are streamed; nothing is then in place.
 template <GradOp Op, class Y, class D>
 ONEPASS_INLINE void grad_store(const GradRow<Y> row, D* dx, const GradEpilogue<Op, D> epilogue, bool streaming) {
-  constexpr bool input_nan = kInputNan<Y, D>, deinterleave = kDeinterleave<Y, D>, uses_g = Op != GradOp::logsumexp;
-  int64_t i = 0;
-  const auto store_steps = [&](auto is_streaming) __attribute__((always_inline)) {
-    for (; i + kUnroll <= row.n; i += kUnroll) {
-      Vec y[4], g[4] = {};
-      load_vectors<deinterleave>(row.y + i, y);
-      if constexpr (uses_g) load_vectors<deinterleave>(row.g_at(i), g);
-      epilogue.apply(y, g);
-      store_vectors<deinterleave, input_nan, is_streaming.value>(dx + i, y);
-    }
-  };
-  const auto store_up_to = [&](int64_t end) __attribute__((always_inline)) {
-    for (; i + kWidth <= end; i += kWidth) {
-      store_vector<input_nan>(dx + i, epilogue.apply1(row.load_y(i), uses_g ? row.load_g(i) : Vec{}));
-    }
-    if (i >= end) return;
-    const int64_t rest = end - i;
-    const Vec g = uses_g ? load_tail(row.g_at(i), rest, 0) : Vec{};
-    store_tail<input_nan>(dx + i, rest, epilogue.apply1(load_tail(row.y + i, rest, 0), g));
-    i = end;
-  };
-  if (kHasStreamingStores && streaming) {
-    const int64_t head = int64_t(-uintptr_t(dx) % kLine / sizeof(D));
-    store_up_to(head < row.n ? head : row.n);
-    store_steps(std::true_type());
-  } else {
-    store_steps(std::false_type());
-  }
-  store_up_to(row.n);
+  store_row<kDeinterleave<Y, D>, false, false, kInputNan<Y, D>>(
+      dx, row.n, streaming, [=](int64_t i, auto& v, auto... count) __attribute__((always_inline)) {
+        epilogue.compute(row.y + i, row.g_at(i), v, count...);
+      });
 }
 
 // Runs of rows --------------------------------------------------------------------------------------------------------
@@ -189,13 +175,11 @@ constexpr int64_t kRowsTogetherBytes = 4096;  // of an operand of the rows whose
 // The sum per lane of a block of whole steps.
 template <GradOp Op, class Y>
 ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
-  constexpr bool deinterleave = std::is_same_v<Y, bfloat16>;
   Vec sums[4] = {};
   for (int64_t i = 0; i < n; i += kUnroll) {
-    Vec of_y[4] = {}, of_g[4];
-    load_vectors<deinterleave>(g + i, of_g);
-    if constexpr (Op == GradOp::softmax) load_vectors<deinterleave>(y + i, of_y);
-    for (int k = 0; k < 4; ++k) sums[k] += grad_term<Op>(of_y[k], of_g[k]);
+    Vec t[4];
+    grad_terms<Op, kDeinterleaveSums<Y>>(y + i, g + i, t);
+    for (int k = 0; k < 4; ++k) sums[k] += t[k];
   }
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
@@ -213,7 +197,9 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
   IntVec tail_mask;  // the lanes of the last vector whose elements no whole vector has
   std::memcpy(&tail_mask, of_end, sizeof tail_mask);
   const auto term = [](const Y* at_y, const Y* at_g) __attribute__((always_inline)) {
-    return grad_term<Op>(Op == GradOp::softmax ? load_vector(at_y) : Vec{}, load_vector(at_g));
+    Vec t[1];
+    grad_terms<Op, kDeinterleaveSums<Y>>(at_y, at_g, t);
+    return t[0];
   };
   const auto sum_of = [&](int64_t r) __attribute__((always_inline)) {
     const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
@@ -229,19 +215,20 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
     D* const to = dx + r * dx_stride;
     if (streaming) return grad_store<Op, Y, D>({y_r, g_r, -1, n}, to, epilogue, true);
-    Vec tail{};  // comes first: in place, the stores below overwrite what it reads
-    if (whole < n) tail = epilogue.apply1(load_vector(y_r + end), load_vector(g_r + end));
+    Vec tail[1] = {};  // comes first: in place, the stores below overwrite what it reads
+    if (whole < n) epilogue.compute(y_r + end, g_r + end, tail);
     for (int64_t i = 0; i < steps; i += kUnroll) {
-      Vec dx4[4], of_g[4];
-      load_vectors<deinterleave>(y_r + i, dx4), load_vectors<deinterleave>(g_r + i, of_g);
-      epilogue.apply(dx4, of_g);
-      store_vectors<deinterleave, input_nan, false>(to + i, dx4);
+      Vec v[4];
+      epilogue.compute(y_r + i, g_r + i, v);
+      store_vectors<deinterleave, false, false, input_nan>(to + i, v);
     }
 #pragma GCC unroll 1
     for (int64_t i = steps; i < whole; i += kWidth) {
-      store_vector<input_nan>(to + i, epilogue.apply1(load_vector(y_r + i), load_vector(g_r + i)));
+      Vec v[1];
+      epilogue.compute(y_r + i, g_r + i, v);
+      store_vector<input_nan>(to + i, v[0]);
     }
-    if (whole < n) store_vector<input_nan>(to + end, tail);
+    if (whole < n) store_vector<input_nan>(to + end, tail[0]);
   };
   const int64_t fit = kRowsTogetherBytes / (n * int64_t(sizeof(Y))), some = fit < kWidth ? fit : kWidth;
   // Products wait less for a sum than it takes to store it, and so do narrow vectors.
@@ -251,20 +238,17 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     }
     return;
   }
-  alignas(64) float a[kWidth] = {}, lowest[kWidth], magic[kWidth];
+  alignas(64) float sums[kWidth] = {};
   for (int64_t first = 0; first < rows; first += some) {
     const int64_t count = rows - first < some ? rows - first : some;
-    for (int64_t r = 0; r < count; ++r) a[r] = sum_of(first + r);
-    if constexpr (Op == GradOp::log_softmax) {
-      const auto lanes = GradEpilogue<Op, D>::of_sum(load_vector(a), broadcast(sign));
-      store_vector(a, lanes.a), store_vector(lowest, lanes.base.lowest), store_vector(magic, lanes.base.magic);
-    }
-    for (int64_t r = 0; r < count; ++r) {
-      GradEpilogue<Op, D> epilogue = {broadcast(Op == GradOp::softmax ? -sign * a[r] : a[r]), broadcast(sign), {}};
-      if constexpr (Op == GradOp::log_softmax) {
-        epilogue.base.lowest = broadcast(lowest[r]), epilogue.base.magic = broadcast(magic[r]);
+    for (int64_t r = 0; r < count; ++r) sums[r] = sum_of(first + r);
+    if constexpr (Op == GradOp::softmax) {  // a vector of sums would wait for all of them
+      for (int64_t r = 0; r < count; ++r) {
+        store(first + r, GradEpilogue<Op, D>::of_sum(broadcast(sums[r]), broadcast(sign)));
       }
-      store(first + r, epilogue);
+    } else {
+      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of_sum(load_vector(sums), broadcast(sign)));
+      for (int64_t r = 0; r < count; ++r) store(first + r, epilogues[r]);
     }
   }
 }

@@ -53,6 +53,16 @@ ONEPASS_INLINE void grad_of_columns(Vec (&y)[K], const Vec (&g)[K], const Vec (&
   }
 }
 
+// Calls store(to, i, is_streaming) for the elements i of a tile: `to` is where those of its columns are stored.
+template <class D, class Store>
+ONEPASS_INLINE void store_tile(D* dx, int64_t n, int64_t stride, bool streaming, Store store) {
+  for (int64_t i = 0; i < n; ++i) {
+    D* const to = dx + i * stride;
+    with_streaming(streaming && uintptr_t(to) % kLine == 0,
+                   [&](auto is_streaming) __attribute__((always_inline)) { store(to, i, is_streaming); });
+  }
+}
+
 // A tile of `width` columns of softmax, softmin or log_softmax.
 template <GradOp Op, class Y, class D>
 void grad_columns(const GradTile<Y, D>& t, int64_t width, Vec sign, bool streaming) {
@@ -80,20 +90,16 @@ void grad_columns(const GradTile<Y, D>& t, int64_t width, Vec sign, bool streami
     for (int64_t v = 0; v < whole; v += pair) {
       const int64_t at_g = v & t.g_mask;
       if (v % line == 0) {
-        const auto fetch = [](const Y* from) __attribute__((always_inline)) { __builtin_prefetch(from); };
-        if (uses_y) fetch(y + ahead * t.y_stride + v);
-        if (uses_y && two) fetch(y_second + ahead * t.y_stride + v);
-        fetch(g + ahead * t.g_stride + at_g);
-        if (two) fetch(g_second + ahead * t.g_stride + at_g);
+        if (uses_y) __builtin_prefetch(y + ahead * t.y_stride + v);
+        if (uses_y && two) __builtin_prefetch(y_second + ahead * t.y_stride + v);
+        __builtin_prefetch(g + ahead * t.g_stride + at_g);
+        if (two) __builtin_prefetch(g_second + ahead * t.g_stride + at_g);
       }
-      Vec of_y[2] = {}, of_g[2], terms[2];
-      if constexpr (uses_y) load_vectors<deinterleave>(y + v, of_y);
-      load_vectors<deinterleave>(g + at_g, of_g);
-      for (int k = 0; k < 2; ++k) terms[k] = grad_term<Op>(of_y[k], of_g[k]);
+      Vec terms[2], second[2];
+      grad_terms<Op, deinterleave>(y + v, g + at_g, terms);
       if constexpr (two) {
-        if constexpr (uses_y) load_vectors<deinterleave>(y_second + v, of_y);
-        load_vectors<deinterleave>(g_second + at_g, of_g);
-        for (int k = 0; k < 2; ++k) terms[k] += grad_term<Op>(of_y[k], of_g[k]);
+        grad_terms<Op, deinterleave>(y_second + v, g_second + at_g, second);
+        for (int k = 0; k < 2; ++k) terms[k] += second[k];
       }
       for (int k = 0; k < 2; ++k) {
         Column& column = columns[v / kWidth + k];
@@ -126,22 +132,15 @@ void grad_columns(const GradTile<Y, D>& t, int64_t width, Vec sign, bool streami
     const Vec total = finite_lanes({columns[v].sum, columns[v].error});
     columns[v].total = Op == GradOp::softmax ? total * -sign : total;
   }
-  const auto store = [=, &columns](D* to, int64_t i, auto is_streaming) __attribute__((always_inline)) {
-    for (int64_t v = 0; v < whole; v += pair) {
-      Vec y[2], g[2];
-      load_vectors<deinterleave>(t.y_at(i, v), y), load_vectors<deinterleave>(t.g_at(i, v), g);
-      grad_of_columns<Op, D>(y, g, {columns[v / kWidth].total, columns[v / kWidth + 1].total}, sign);
-      store_vectors<deinterleave, input_nan, is_streaming.value>(to + v, y);
-    }
-  };
-  for (int64_t i = 0; i < t.n; ++i) {
-    D* const to = t.dx + i * t.dx_stride;
-    if (kHasStreamingStores && streaming && uintptr_t(to) % kLine == 0) {
-      store(to, i, std::true_type());
-    } else {
-      store(to, i, std::false_type());
-    }
-  }
+  store_tile(t.dx, t.n, t.dx_stride, streaming,
+             [=, &columns](D* to, int64_t i, auto is_streaming) __attribute__((always_inline)) {
+               for (int64_t v = 0; v < whole; v += pair) {
+                 Vec y[2], g[2];
+                 load_vectors<deinterleave>(t.y_at(i, v), y), load_vectors<deinterleave>(t.g_at(i, v), g);
+                 grad_of_columns<Op, D>(y, g, {columns[v / kWidth].total, columns[v / kWidth + 1].total}, sign);
+                 store_vectors<deinterleave, false, is_streaming.value, input_nan>(to + v, y);
+               }
+             });
 }
 
 // A tile of logsumexp. `g` and `lse` have one number per column.
@@ -150,24 +149,16 @@ void grad_columns_logsumexp(const Y* x, const float* g, const float* lse, Y* dx,
                             int64_t width, bool streaming) {
   const ExpFactor one = ExpFactor::of(broadcast(1));
   const int64_t whole = width / kPair * kPair;
-  for (int64_t i = 0; i < n; ++i) {
+  store_tile(dx, n, n_strides[kDx], streaming, [=](Y* to, int64_t i, auto is_streaming) __attribute__((always_inline)) {
     const Y* const from = x + i * n_strides[kSaved];
-    Y* const to = dx + i * n_strides[kDx];
-    const auto store_pairs = [&](auto is_streaming) __attribute__((always_inline)) {
-      for (int64_t v = 0; v < whole; v += kPair) {
-        Vec e[2], of_g[2];
-        load_vectors<false>(from + v, e);
-        for (int k = 0; k < 2; ++k) e[k] -= load_vector(lse + v + k * kWidth);
-        exp_with_factor<sizeof(Y) == 2>(e, one.base);
-        load_vectors<false>(g + v, of_g);
-        for (int k = 0; k < 2; ++k) e[k] = of_g[k] * (e[k] * one.factor);
-        store_vectors<false, false, is_streaming.value>(to + v, e);
-      }
-    };
-    if (kHasStreamingStores && streaming && uintptr_t(to) % kLine == 0) {
-      store_pairs(std::true_type());
-    } else {
-      store_pairs(std::false_type());
+    for (int64_t v = 0; v < whole; v += kPair) {
+      Vec e[2], of_g[2];
+      load_vectors<false>(from + v, e);
+      for (int k = 0; k < 2; ++k) e[k] -= load_vector(lse + v + k * kWidth);
+      exp_with_factor<sizeof(Y) == 2>(e, one.base);
+      load_vectors<false>(g + v, of_g);
+      for (int k = 0; k < 2; ++k) e[k] = of_g[k] * (e[k] * one.factor);
+      store_vectors<false, false, is_streaming.value>(to + v, e);
     }
     for (int64_t v = whole; v < width; v += kWidth - 1) {
       const int64_t rest = width - v < kWidth - 1 ? width - v : kWidth - 1;
@@ -175,7 +166,7 @@ void grad_columns_logsumexp(const Y* x, const float* g, const float* lse, Y* dx,
           GradEpilogue<GradOp::logsumexp, Y>::of(load_tail(g + v, rest, 0), load_tail(lse + v, rest, 0));
       store_tail(to + v, rest, epilogue.apply1(load_tail(from + v, rest, 0), Vec{}));
     }
-  }
+  });
 }
 
 }  // namespace onepass::ONEPASS_ISA

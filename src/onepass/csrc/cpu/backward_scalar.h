@@ -44,61 +44,43 @@ inline double scalar_dx(GradOp op, double y, double g, double a, double b) {
 
 // Elements of tensors of any type.
 inline double load_element(const void* tensor, DType type, int64_t at) {
-  switch (type) {
-    case DType::float32: return static_cast<const float*>(tensor)[at];
-    case DType::float64: return static_cast<const double*>(tensor)[at];
-    case DType::float16: return to_acc(static_cast<const float16*>(tensor)[at]);
-    case DType::bfloat16: return to_acc(static_cast<const bfloat16*>(tensor)[at]);
-  }
-  return 0;
+  return dispatch_type(type,
+                       [=](auto t) { return double(to_acc(static_cast<const TypeOf<decltype(t)>*>(tensor)[at])); });
 }
 inline void store_element(void* tensor, DType type, int64_t at, double value) {
-  switch (type) {
-    case DType::float32: static_cast<float*>(tensor)[at] = from_acc<float>(value); return;
-    case DType::float64: static_cast<double*>(tensor)[at] = value; return;
-    case DType::float16: static_cast<float16*>(tensor)[at] = from_acc<float16>(value); return;
-    case DType::bfloat16: static_cast<bfloat16*>(tensor)[at] = from_acc<bfloat16>(value); return;
-  }
+  dispatch_type(type, [=](auto t) {
+    using T = TypeOf<decltype(t)>;
+    static_cast<T*>(tensor)[at] = from_acc<T>(value);
+  });
 }
 
 // Rows [begin, end) of any strides.
 inline void grad_elements(const Problem& call, GradOp op, int64_t begin, int64_t end) {
-  const Layout& layout = call.layout;
-  OffsetCalculator row(layout.outer, begin);
-  for (int64_t r = begin; r < end; ++r, row.next()) {
-    const auto y = [&](const int64_t* offset) {
-      return load_element(call.tensors[kSaved].data, call.type(kSaved), row.offset[kSaved] + offset[kSaved]);
-    };
-    const auto g = [&](const int64_t* offset) {
-      return load_element(call.tensors[kGrad].data, call.type(kGrad), row.offset[kGrad] + offset[kGrad]);
-    };
-    double a, b = call.function == Function::softmin ? -1 : 1;
+  const auto load = [&](BackwardTensor tensor, int64_t at) {
+    return load_element(call.tensors[tensor].data, call.type(tensor == kLse ? kGrad : tensor), at);
+  };
+  for_each_row(call.layout, begin, end, [&](const int64_t* row, int64_t n) {
+    const auto y = [&](const int64_t* offset) { return load(kSaved, row[kSaved] + offset[kSaved]); };
+    const auto g = [&](const int64_t* offset) { return load(kGrad, row[kGrad] + offset[kGrad]); };
+    double a, b = score_slope(call);
     if (op == GradOp::logsumexp) {
-      a = load_element(call.tensors[kGrad].data, call.type(kGrad), row.offset[kGrad]),
-      b = load_element(call.tensors[kLse].data, call.type(kGrad), row.offset[kLse]);
+      a = load(kGrad, row[kGrad]), b = load(kLse, row[kLse]);
     } else {
       Compensated sum;
-      OffsetCalculator at(layout.reduced, 0);
-      for (int64_t i = 0; i < layout.n; ++i, at.next()) sum.add(scalar_term(op, y(at.offset), g(at.offset)));
+      OffsetCalculator at(call.layout.reduced, 0);
+      for (int64_t i = 0; i < n; ++i, at.next()) sum.add(scalar_term(op, y(at.offset), g(at.offset)));
       a = sum.value();
     }
-    OffsetCalculator at(layout.reduced, 0);
-    for (int64_t i = 0; i < layout.n; ++i, at.next()) {
+    OffsetCalculator at(call.layout.reduced, 0);
+    for (int64_t i = 0; i < n; ++i, at.next()) {
       const double of_g = op == GradOp::logsumexp ? 0 : g(at.offset);
-      store_element(call.tensors[kDx].data, call.type(kDx), row.offset[kDx] + at.offset[kDx],
+      store_element(call.tensors[kDx].data, call.type(kDx), row[kDx] + at.offset[kDx],
                     scalar_dx(op, y(at.offset), of_g, a, b));
     }
-  }
+  });
 }
 
 constexpr int kDoubleLanes = 16;
-
-// Adds to a compensated sum whose two numbers are in arrays.
-ONEPASS_INLINE void add_compensated(double* sum, double* error, double e) {
-  const double next = *sum + e, part = next - *sum;
-  *error += (*sum - (next - part)) + (e - part);
-  *sum = next;
-}
 
 // A row of doubles of unit stride. `g_stride` is 0 or 1.
 template <GradOp Op>
@@ -106,7 +88,7 @@ void grad_row_double(const double* y, const double* g, int64_t g_stride, double*
   if constexpr (Op != GradOp::logsumexp) {
     double sum[kDoubleLanes] = {}, error[kDoubleLanes] = {};
     const auto add = [&](int64_t i, int lane) __attribute__((always_inline)) {
-      add_compensated(&sum[lane], &error[lane], scalar_term(Op, y[i], g[i * g_stride]));
+      add_compensated(sum[lane], error[lane], scalar_term(Op, y[i], g[i * g_stride]));
     };
     int64_t i = 0;
     for (; i + kDoubleLanes <= n; i += kDoubleLanes) {
@@ -136,7 +118,7 @@ void grad_columns_double(const double* y, const double* g, const double* lse, do
     const double *const y_i = y + i * n.strides[kSaved], *const g_i = g + i * n.strides[kGrad];
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {
-      add_compensated(&a[j], &error[j], scalar_term(Op, y_i[j], g_i[j * strides[kGrad]]));
+      add_compensated(a[j], error[j], scalar_term(Op, y_i[j], g_i[j * strides[kGrad]]));
     }
   }
   for (int64_t j = 0; !lse_op && j < width; ++j) a[j] = Compensated{a[j], error[j]}.value();

@@ -16,14 +16,14 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kBlockFloats = kScratch / 16;  // of a block of a longer tile
 
-template <class Score, class Epilogue, class X, class Y>
+template <class Epilogue, class In, class Y>
 struct ColumnTile {
-  using Reader = RowReader<Score, X, Y>;
+  using X = typename In::X;
   using Exp = ExpFor<Y>;
   static constexpr bool kReduces = Epilogue::kOnePerRow, kFromExp = Epilogue::kFromExp;
   static constexpr int V = kGroupCols / kWidth, kMaxGroups = int(kMaxTileCols / kGroupCols);
-  static constexpr bool kDeinterleave = !kReduces && Reader::kDeinterleave;
-  const X* x;
+  static constexpr bool kDeinterleave = !kReduces && In::kDeinterleave;
+  In x;
   Y* y;
   int64_t n, x_stride, y_stride, width;
   Vec m[kMaxGroups][V];
@@ -31,43 +31,41 @@ struct ColumnTile {
   Vec largest{};                    // of the magnitudes of the maxima that exponentials are relative to
   int64_t sum_offset;
 
-  // Loads and stores one element of each row of a group. `Count`: std::integral_constant for a whole group, else
-  // int64_t.
-  template <class Count>
-  static ONEPASS_INLINE void load(const X* from, Count count, Vec (&v)[V]) {
-    if constexpr (std::is_same_v<Count, int64_t>) {
-      load_partial(from, count, v);
+  // Loads and stores one element of each row of a group, or of `count` rows of it.
+  template <class... Count>
+  ONEPASS_INLINE void load(int64_t from, Vec (&v)[V], Count... count) const {
+    if constexpr (sizeof...(count)) {
+      load_partial(from, v, count...);
+    } else if constexpr (kDeinterleave == In::kDeinterleave) {
+      x.load(from, v);
     } else {
-      for (int k = 0; k < V; k += 2) load_pair<kDeinterleave>(from + k * kWidth, v[k], v[k + 1]);
+      for (int k = 0; k < V; ++k) v[k] = x.load1(from + k * kWidth);
     }
-    for (Vec& each : v) each = Reader::score(each);
   }
-  static __attribute__((noinline)) void load_partial(const X* from, int64_t count, Vec (&v)[V]) {
+  __attribute__((noinline)) void load_partial(int64_t from, Vec (&v)[V], int64_t count) const {
     X whole[kGroupCols] = {};
-    std::memcpy(whole, from, size_t(count) * sizeof(X));
-    for (int k = 0; k < V; ++k) v[k] = load_vector(whole + k * kWidth);
+    std::memcpy(whole, x.x + from, size_t(count) * sizeof(X));
+    for (int k = 0; k < V; ++k) v[k] = In{whole, x.score}.load1(k * kWidth);
   }
-  template <bool kStreaming, class Count>
-  static ONEPASS_INLINE void store(Y* to, Count count, const Vec (&v)[V]) {
-    if constexpr (std::is_same_v<Count, int64_t>) {
-      store_partial(to, count, v);
+  template <bool kStreaming, class... Count>
+  static ONEPASS_INLINE void store(Y* to, const Vec (&v)[V], Count... count) {
+    if constexpr (sizeof...(count)) {
+      store_partial(to, v, count...);
     } else {
-      for (int k = 0; k < V; k += 2) {
-        store_pair<kDeinterleave, kFromExp, kStreaming>(to + k * kWidth, v[k], v[k + 1]);
-      }
+      store_vectors<kDeinterleave, kFromExp, kStreaming>(to, v);
     }
   }
-  static __attribute__((noinline)) void store_partial(Y* to, int64_t count, const Vec (&v)[V]) {
+  static __attribute__((noinline)) void store_partial(Y* to, const Vec (&v)[V], int64_t count) {
     Y whole[kGroupCols];
     for (int k = 0; k < V; ++k) store_vector(whole + k * kWidth, v[k]);
     std::memcpy(to, whole, size_t(count) * sizeof(Y));
   }
-  // Calls work(group, count) for the groups in order.
+  // Calls work(group) for the whole groups in order, and work(group, count) for one of fewer columns.
   template <class Work>
   ONEPASS_INLINE void for_groups(Work work) const {
     int64_t g = 0;
-    for (; (g + 1) * kGroupCols <= width; ++g) work(g, std::integral_constant<int, kGroupCols>());
-    if (g * kGroupCols < width) work(g, int64_t(width - g * kGroupCols));
+    for (; (g + 1) * kGroupCols <= width; ++g) work(g);
+    if (g * kGroupCols < width) work(g, width - g * kGroupCols);
   }
 
   static ONEPASS_INLINE Vec finite(Vec m) { return m - m == Vec{} ? m : Vec{}; }
@@ -75,10 +73,10 @@ struct ColumnTile {
   // Copies elements [first, first + count) of all rows, one group behind the other.
   __attribute__((noinline)) void copy(int64_t first, int64_t count, float* buffer) const {
     for (int64_t i = 0; i < count; ++i) {
-      for_groups([&](int64_t g, auto cols) __attribute__((always_inline)) {
+      for_groups([&](int64_t g, auto... cols) __attribute__((always_inline)) {
         Vec v[V];
-        load(x + (first + i) * x_stride + g * kGroupCols, cols, v);
-        for (int k = 0; k < V; ++k) store_vector(buffer + (g * count + i) * kGroupCols + k * kWidth, v[k]);
+        load((first + i) * x_stride + g * kGroupCols, v, cols...);
+        store_vectors<false, false>(buffer + (g * count + i) * kGroupCols, v);
       });
     }
   }
@@ -140,7 +138,7 @@ struct ColumnTile {
       copy(first, count, buffer);
       for (int64_t g = 0; g < groups; ++g) {
         float* const group = buffer + g * count * kGroupCols;
-        const X* const next = x + first * x_stride + width + g * kGroupCols;
+        const X* const next = x.x + first * x_stride + width + g * kGroupCols;
         if (n <= most) {
           group_state<kFromExp>(group, count, next, m[g], l[g]);
         } else if (first == 0) {
@@ -169,7 +167,7 @@ struct ColumnTile {
   // Replaces the sums by the numbers of the epilogue: 1 / l, or m + log(l). Returns whether a row's results are NaN.
   bool prepare_epilogue() {
     Vec undefined{};
-    for_groups([&](int64_t g, auto) {
+    for_groups([&](int64_t g, auto...) {
       for (int k = 0; k < V; ++k) {
         Vec& high = l[g][k].sum;
         Vec& low = l[g][k].error;
@@ -193,12 +191,12 @@ struct ColumnTile {
   template <bool kFromBuffer, bool kStreaming, bool kNan>
   void finish(const float* buffer) const {
     for (int64_t i = 0; i < n; ++i) {
-      for_groups([&](int64_t g, auto cols) __attribute__((always_inline)) {
+      for_groups([&](int64_t g, auto... count) __attribute__((always_inline)) {
         Vec v[V];
         if constexpr (kFromBuffer) {
-          for (int k = 0; k < V; ++k) v[k] = load_vector(buffer + (g * n + i) * kGroupCols + k * kWidth);
+          load_vectors<false>(buffer + (g * n + i) * kGroupCols, v);
         } else {
-          load(x + i * x_stride + g * kGroupCols, cols, v);
+          load(i * x_stride + g * kGroupCols, v, count...);
         }
         if constexpr (!kFromBuffer && kFromExp) {
           for (int k = 0; k < V; ++k) v[k] -= m[g][k];
@@ -210,7 +208,7 @@ struct ColumnTile {
           v[k] = one[0];
           if constexpr (kNan) v[k] = v[k] == v[k] ? v[k] : broadcast(std::numeric_limits<float>::quiet_NaN());
         }
-        store<kStreaming>(y + i * y_stride + g * kGroupCols, cols, v);
+        store<kStreaming>(y + i * y_stride + g * kGroupCols, v, count...);
       });
     }
   }
@@ -221,17 +219,17 @@ struct ColumnTile {
     if constexpr (std::is_same_v<Y, bfloat16>) {  // whose conversion takes only NaNs that arithmetic makes
       if (nan) return finish<kFromBuffer, false, true>(buffer);
     }
-    if (streaming && whole_lines) return finish<kFromBuffer, true, false>(buffer);
-    finish<kFromBuffer, false, false>(buffer);
+    with_streaming(streaming && whole_lines,
+                   [&](auto is_streaming) { finish<kFromBuffer, is_streaming.value, false>(buffer); });
   }
 
   void columns_alone(int64_t first, int64_t count) const {
-    columns_scalar<Score, Epilogue>(x + first, y + first, n, x_stride, y_stride, count, sum_offset);
+    columns_scalar<Epilogue>(x + first, y + first, n, x_stride, y_stride, count, sum_offset);
   }
 
   // Stores the results of a function that reduces. Rows whose state is not finite are done again in scalar code.
   void store_reduced() {
-    for_groups([&](int64_t g, auto cols) {
+    for_groups([&](int64_t g, auto... count) {
       Vec first[V], second[V], undefined[V], any{};
       for (int k = 0; k < V; ++k) {
         CompensatedVec& sum = l[g][k];
@@ -244,8 +242,8 @@ struct ColumnTile {
           first[k] = log_sum_exp(m[g][k], sum).high;
         }
       }
-      store<false>(y + g * kGroupCols, cols, first);
-      if (sum_offset) store<false>(y + g * kGroupCols + sum_offset, cols, second);
+      store<false>(y + g * kGroupCols, first, count...);
+      if (sum_offset) store<false>(y + g * kGroupCols + sum_offset, second, count...);
       if (reduce_max(any) == 0) return;
       for (int64_t j = g * kGroupCols; j < width && j < (g + 1) * kGroupCols; ++j) {
         if (undefined[j % kGroupCols / kWidth][j % kWidth] != 0) columns_alone(j, 1);

@@ -14,6 +14,17 @@ struct Type {
 template <class Tag>
 using TypeOf = typename Tag::type;
 
+// Calls f(Type<T>) for the type of an element.
+template <class F>
+auto dispatch_type(DType type, F f) {
+  switch (type) {
+    case DType::float64: return f(Type<double>());
+    case DType::float16: return f(Type<float16>());
+    case DType::bfloat16: return f(Type<bfloat16>());
+    default: return f(Type<float>());
+  }
+}
+
 template <class F>
 void dispatch_function(Function function, F f) {
   switch (function) {
@@ -28,19 +39,15 @@ void dispatch_function(Function function, F f) {
 // Calls f(Type<A>, Type<B>, function) for the pairs of types that cpu_fuses names.
 template <class F>
 void dispatch(DType a, DType b, Function function, F f) {
-  const auto pair = [&](auto type_a, auto type_b) {
-    dispatch_function(function, [&](auto constant) { f(type_a, type_b, constant); });
-  };
-  const auto from_half = [&](auto half) { b == DType::float32 ? pair(half, Type<float>()) : pair(half, half); };
-  switch (a) {
-    case DType::float64: return pair(Type<double>(), Type<double>());
-    case DType::float16: return from_half(Type<float16>());
-    case DType::bfloat16: return from_half(Type<bfloat16>());
-    case DType::float32:
-      if (b == DType::float16) return pair(Type<float>(), Type<float16>());
-      if (b == DType::bfloat16) return pair(Type<float>(), Type<bfloat16>());
-      return pair(Type<float>(), Type<float>());
-  }
+  dispatch_type(a, [&](auto type_a) {
+    dispatch_type(b, [&](auto type_b) {
+      using A = TypeOf<decltype(type_a)>;
+      using B = TypeOf<decltype(type_b)>;
+      if constexpr (std::is_same_v<A, B> || sizeof(A) * sizeof(B) == 8) {  // the same, or float32 and a 16-bit type
+        dispatch_function(function, [&](auto constant) { f(type_a, type_b, constant); });
+      }
+    });
+  });
 }
 
 // Steps through dims in order, the innermost ones excepted, without a division per element.
@@ -69,6 +76,13 @@ struct OffsetCalculator {
     }
   }
 };
+
+// Calls work(offsets, n) for the rows [begin, end): where a row begins in each tensor, and its length.
+template <class Work>
+inline void for_each_row(const Layout& layout, int64_t begin, int64_t end, Work work) {
+  OffsetCalculator at(layout.outer, begin);
+  for (int64_t r = begin; r < end; ++r, at.next()) work(at.offset, layout.n);
+}
 
 // Calls work(offsets, width) for the tiles [begin, end): the innermost outer dim is cut into tiles, the others are
 // walked in order.

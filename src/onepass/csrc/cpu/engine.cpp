@@ -10,9 +10,7 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-// softmin is softmax of the negated elements; a state is logsumexp with another result.
-template <Function F>
-using ScoreOf = std::conditional_t<F == Function::softmin, Negate, Identity>;
+// A state is logsumexp with another result.
 template <Function F>
 using EpilogueOf =
     std::conditional_t<is_reduction(F), ReduceEpilogue,
@@ -26,56 +24,55 @@ constexpr bool kIsServed = F == Function::softmin     ? std::is_same_v<X, Y>
                                                       : true;
 
 // A call with its types and policies.
-template <class Score, class Epilogue, class X, class Y>
+template <class Epilogue, class Score, class X, class Y>
 struct Forward {
+  using In = Input<Score, X, Y>;
   static constexpr bool kSimd = std::is_same_v<Acc<Y>, float>;
   const Problem& call;
   const CpuPlan& plan;
+  const Score score;
   const Layout& layout = call.layout;
   // The sums of a state lie one plane behind its maxima.
   const int64_t sum_offset = call.function == Function::state ? layout.rows : 0;
 
-  const X* x(const int64_t* offset) const { return call.data<const X>(kX) + offset[kX]; }
+  In x(const int64_t* offset) const { return {call.data<const X>(kX) + offset[kX], score}; }
   Y* y(const int64_t* offset) const { return call.data<Y>(kY) + offset[kY]; }
 
   void rows(int64_t begin, int64_t end) const {
-    OffsetCalculator at(layout.outer, begin);
-    for (int64_t r = begin; r < end; ++r, at.next()) {
-      const X* const from = x(at.offset);
-      Y* const to = y(at.offset);
+    for_each_row(layout, begin, end, [&](const int64_t* at, int64_t n) {
       if (plan.route == CpuRoute::elements) {
-        row_scalar<Score, Epilogue>(from, to, AnyStride(layout.reduced), layout.n, sum_offset);
+        row_scalar<Epilogue>(x(at), y(at), AnyStride(layout.reduced), n, sum_offset);
       } else if constexpr (kSimd) {
-        row_simd<Score, Epilogue>(from, to, layout.n, sum_offset, plan.streaming);
+        row_simd<Epilogue>(x(at), y(at), n, sum_offset, plan.streaming);
       } else {
-        row_scalar<Score, Epilogue>(from, to, UnitStride(), layout.n, sum_offset);
+        row_scalar<Epilogue>(x(at), y(at), UnitStride(), n, sum_offset);
       }
-    }
+    });
   }
 
   void groups(int64_t begin, int64_t end) const {
     const int64_t origin[kMaxTensors] = {};
     for (int64_t g = begin; g < end; ++g) {
       const int64_t first = g * kRowsPerItem, rest = layout.rows - first;
-      small_rows<Score, Epilogue>(x(origin), y(origin), layout.n, layout.row_stride(kX), layout.row_stride(kY), first,
-                                  rest < kRowsPerItem ? rest : kRowsPerItem, layout.rows, sum_offset, plan.streaming);
+      small_rows<Epilogue>(x(origin), y(origin), layout.n, layout.row_stride(kX), layout.row_stride(kY), first,
+                           rest < kRowsPerItem ? rest : kRowsPerItem, layout.rows, sum_offset, plan.streaming);
     }
   }
 
   void tiles(int64_t begin, int64_t end) const {
     const Dim n = layout.reduced.count ? layout.reduced.dims[0] : Dim{1, {}};
     for_each_tile(layout, plan.tile_cols, begin, end, [&](const int64_t* offset, int64_t width) {
-      const X* const from = x(offset);
+      const In from = x(offset);
       Y* const to = y(offset);
       if constexpr (kSimd) {
-        ColumnTile<Score, Epilogue, X, Y> tile;
+        ColumnTile<Epilogue, In, Y> tile;
         tile.x = from, tile.y = to, tile.n = n.size, tile.x_stride = n.strides[kX], tile.y_stride = n.strides[kY];
         tile.width = width, tile.sum_offset = sum_offset;
         tile.run(plan.streaming);
       } else {
         for (int64_t j = 0; j < width; j += kScalarCols) {
-          columns_scalar<Score, Epilogue>(from + j, to + j, n.size, n.strides[kX], n.strides[kY],
-                                          width - j < kScalarCols ? width - j : kScalarCols, sum_offset);
+          columns_scalar<Epilogue>(from + j, to + j, n.size, n.strides[kX], n.strides[kY],
+                                   width - j < kScalarCols ? width - j : kScalarCols, sum_offset);
         }
       }
     });
@@ -88,31 +85,31 @@ struct Forward {
     for (int64_t i = begin; i < end; ++i) {
       const OffsetCalculator at(layout.outer, i / plan.chunks);
       const int64_t first = i % plan.chunks * kChunk, count = layout.n - first < kChunk ? layout.n - first : kChunk;
-      const X* const from = x(at.offset) + first;
+      const In from = x(at.offset) + first;
       if (phase == CpuPhase::states) {
         float* exps = nullptr;
         if constexpr (kStoresChunkExps<Epilogue, Y>) exps = stored ? y(at.offset) + first : nullptr;
-        const State<float> state = chunk_state<Score, X, Y>(from, count, exps);
+        const State<float> state = chunk_state<Y>(from, count, exps);
         states[i] = {state.m, state.l.sum, state.l.error};
       } else if constexpr (!Epilogue::kOnePerRow) {
         const ChunkState& row = rows[i / plan.chunks];
-        finish_chunk<Score, Epilogue>(from, y(at.offset) + first, count, State<float>{row.m, {row.l, row.error}},
-                                      stored, states[i].m, plan.streaming);
+        finish_chunk<Epilogue>(from, y(at.offset) + first, count, State<float>{row.m, {row.l, row.error}}, stored,
+                               states[i].m, plan.streaming);
       }
     }
   }
 
   // Merges the chunks of each row. A function that reduces is done then.
   void merge_chunks(ChunkState* states) const {
-    ChunkState* const rows = states + plan.work_items;
-    OffsetCalculator at(layout.outer, 0);
-    for (int64_t r = 0; r < layout.rows; ++r, at.next()) {
+    ChunkState* row = states + plan.work_items;
+    for_each_row(layout, 0, layout.rows, [&](const int64_t* at, int64_t) {
       State<float> state;
-      for (int64_t i = r * plan.chunks; i < (r + 1) * plan.chunks; ++i)
-        state = merge(state, State<float>{states[i].m, {states[i].l, states[i].error}});
-      rows[r] = {state.m, state.l.sum, state.l.error};
-      if constexpr (Epilogue::kOnePerRow) Epilogue::store(state, y(at.offset), sum_offset);
-    }
+      for (int64_t i = 0; i < plan.chunks; ++i, ++states) {
+        state = merge(state, State<float>{states->m, {states->l, states->error}});
+      }
+      *row++ = {state.m, state.l.sum, state.l.error};
+      if constexpr (Epilogue::kOnePerRow) Epilogue::store(state, y(at), sum_offset);
+    });
   }
 
   void run(CpuPhase phase, ChunkState* states, int64_t begin, int64_t end) const {
@@ -140,7 +137,8 @@ void run(const Problem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* s
     using Y = TypeOf<decltype(y)>;
     constexpr Function F = decltype(function)::value;
     if constexpr (kIsServed<F, X, Y>) {
-      Forward<ScoreOf<F>, EpilogueOf<F>, X, Y>{call, plan}.run(phase, states, begin, end);
+      auto score = score_of<F>(call);
+      Forward<EpilogueOf<F>, decltype(score), X, Y>{call, plan, score}.run(phase, states, begin, end);
     }
   });
 }

@@ -4,11 +4,9 @@
 //   row      one row at a time, in blocks that stay in the L1 cache as floats or doubles. A row of one block is read
 //            once: load -> maximum -> exp -> sum -> scale -> store. A longer one is read twice: an online state over
 //            its blocks, then epilogue -> store.
-//   columns  a tile of neighbouring rows whose elements are a stride apart (the reduced dim is not the unit-stride
-//   one),
-//            one row per SIMD lane, so that every access has unit stride: maximum over n -> exp and sum over n ->
-//            epilogue over n -> store. The input is read three times, but from the second on it is in a cache, if n is
-//            moderate.
+//   columns  a tile of neighbouring rows whose elements are a stride apart, one row per SIMD lane, so that every access
+//            has unit stride: maximum over n -> exp and sum over n -> epilogue over n -> store. The input is read three
+//            times, but from the second on it is in a cache, if n is moderate.
 #pragma once
 
 #include "epilogue.h"
@@ -62,15 +60,10 @@ struct AnyStride {
   int64_t y(int64_t i) const { return dims ? dims->offset(i, kY) : i * y_stride; }
 };
 
-template <class Score, class Y, class X>
-inline Acc<Y> load_scalar(X x) {
-  return Score::apply(round_through<Y>(x));
-}
-
-template <class Score, class X, class Y, class At>
-void load_block(const X* x, const At& at, int64_t first, int64_t count, Acc<Y>* values) {
+template <class In, class At, class A>
+void load_block(const In& x, const At& at, int64_t first, int64_t count, A* values) {
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) values[i] = load_scalar<Score, Y>(x[at.x(first + i)]);
+  for (int64_t i = 0; i < count; ++i) values[i] = x[at.x(first + i)];
 }
 
 template <class Y, class At, class A>
@@ -79,15 +72,15 @@ void store_block(Y* y, const At& at, int64_t first, int64_t count, const A* valu
   for (int64_t i = 0; i < count; ++i) y[at.y(first + i)] = from_acc<Y>(values[i]);
 }
 
-template <class Score, class Epilogue, class X, class Y, class At>
-void row_scalar(const X* x, Y* y, const At& at, int64_t n, int64_t sum_offset) {
+template <class Epilogue, class In, class Y, class At>
+void row_scalar(const In& x, Y* y, const At& at, int64_t n, int64_t sum_offset) {
   using A = Acc<Y>;
   constexpr bool reduces = Epilogue::kOnePerRow, from_exp = reduces || Epilogue::kFromExp;
   alignas(64) A values[kScalarBlock];
   State<A> state;
   for (int64_t first = 0; first < n; first += kScalarBlock) {
     const int64_t count = n - first < kScalarBlock ? n - first : kScalarBlock;
-    load_block<Score, X, Y>(x, at, first, count, values);
+    load_block(x, at, first, count, values);
     State<A> part;
     part.m = maximum(values, count, -kInf<A>);
     if (!from_exp && n <= kScalarBlock) {
@@ -110,7 +103,7 @@ void row_scalar(const X* x, Y* y, const At& at, int64_t n, int64_t sum_offset) {
 #pragma omp simd
         for (int64_t i = 0; i < count; ++i) values[i] = epilogue.from_exp(values[i]);
       } else {
-        if (n > kScalarBlock) load_block<Score, X, Y>(x, at, first, count, values);
+        if (n > kScalarBlock) load_block(x, at, first, count, values);
 #pragma omp simd
         for (int64_t i = 0; i < count; ++i) values[i] = epilogue(values[i]);
       }
@@ -119,8 +112,8 @@ void row_scalar(const X* x, Y* y, const At& at, int64_t n, int64_t sum_offset) {
   }
 }
 
-template <class Score, class Epilogue, class X, class Y>
-void columns_scalar(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t width,
+template <class Epilogue, class In, class Y>
+void columns_scalar(const In& x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t width,
                     int64_t sum_offset) {
   using A = Acc<Y>;
   A m[kScalarCols], s[kScalarCols];
@@ -129,14 +122,14 @@ void columns_scalar(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_str
   for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {
-      const A value = load_scalar<Score, Y>(x[i * x_stride + j]);
+      const A value = x[i * x_stride + j];
       m[j] = value > m[j] ? value : m[j];
     }
   }
   for (int64_t j = 0; j < width; ++j) s[j] = finite_or_zero(m[j]);
   for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
-    for (int64_t j = 0; j < width; ++j) l[j].add(exp_difference(load_scalar<Score, Y>(x[i * x_stride + j]), s[j]));
+    for (int64_t j = 0; j < width; ++j) l[j].add(exp_difference(x[i * x_stride + j], s[j]));
   }
   const auto state = [&](int64_t j) { return State<A>{m[j], l[j].compensated()}; };
   if constexpr (Epilogue::kOnePerRow) {
@@ -146,9 +139,7 @@ void columns_scalar(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_str
     for (int64_t j = 0; j < width; ++j) epilogue[j] = ScalarEpilogue<Epilogue, A>(state(j));
     for (int64_t i = 0; i < n; ++i) {
 #pragma omp simd
-      for (int64_t j = 0; j < width; ++j) {
-        y[i * y_stride + j] = from_acc<Y>(epilogue[j](load_scalar<Score, Y>(x[i * x_stride + j])));
-      }
+      for (int64_t j = 0; j < width; ++j) y[i * y_stride + j] = from_acc<Y>(epilogue[j](x[i * x_stride + j]));
     }
   }
 }

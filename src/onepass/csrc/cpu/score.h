@@ -1,27 +1,67 @@
-// score.h: what happens to an element before its row is reduced: x -> Score::apply(x), of a vector or of a number.
+// score.h: what happens to an element before its row is reduced: x -> score(x), of a vector or of a number. A score is
+// made of the call that it belongs to, here and nowhere else, and goes with the input to whatever loads elements.
 #pragma once
 
 #include "simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
-// softmax, log_softmax, logsumexp, state
+// Scores are monotone. `kDescends`: the largest score is that of the smallest element.
 struct Identity {
-  static constexpr uint16_t kSignFlip = 0;  // what the score does to the bits of a 16-bit number
-  static constexpr float kPadding = -std::numeric_limits<float>::infinity();  // the element whose score is -inf
+  static constexpr bool kDescends = false;
   template <class V>
-  static ONEPASS_INLINE V apply(V x) {
+  ONEPASS_INLINE V operator()(V x) const {
     return x;
   }
 };
-
-// softmin
 struct Negate {
-  static constexpr uint16_t kSignFlip = 0x8000;
-  static constexpr float kPadding = std::numeric_limits<float>::infinity();
+  static constexpr bool kDescends = true;
   template <class V>
-  static ONEPASS_INLINE V apply(V x) {
+  ONEPASS_INLINE V operator()(V x) const {
     return -x;
+  }
+};
+
+// The score of a call, and its derivative, which the gradient is multiplied by.
+template <Function F>
+auto score_of(const Problem&) {
+  return std::conditional_t<F == Function::softmin, Negate, Identity>();
+}
+inline double score_slope(const Problem& call) { return call.function == Function::softmin ? -1 : 1; }
+
+// The input of a call as kernels read it: each load gives scores. Y is the type of the result: where it is narrower
+// than X, torch rounds the input to it first.
+template <class Score, class From, class Y>
+struct Input {
+  using X = From;
+  static constexpr bool kDescends = Score::kDescends;
+  static constexpr bool kDeinterleave = std::is_same_v<X, bfloat16> && std::is_same_v<Y, bfloat16>;
+  const X* x;
+  Score score;
+
+  ONEPASS_INLINE Input operator+(int64_t offset) const { return {x + offset, score}; }
+  ONEPASS_INLINE Acc<Y> operator[](int64_t i) const { return score(round_through<Y>(x[i])); }
+  // load_vectors from element i on. Lanes behind `count` have the score -inf.
+  template <int K, class... Count>
+  ONEPASS_INLINE void load(int64_t i, Vec (&v)[K], Count... count) const {
+    if constexpr (sizeof...(count)) {
+      load_vectors<kDeinterleave>(x + i, v, count..., kDescends ? kInf<float> : -kInf<float>);
+    } else {
+      load_vectors<kDeinterleave>(x + i, v);
+    }
+    for (Vec& each : v) {
+      if constexpr (!kIsLossless<X, Y>) {
+        Y rounded[kWidth];
+        store_vector<true>(rounded, each);
+        each = load_vector(rounded);
+      }
+      each = score(each);
+    }
+  }
+  ONEPASS_INLINE Vec load1(int64_t i) const {
+    Vec v[1];
+    load(i, v);
+    return v[0];
   }
 };
 

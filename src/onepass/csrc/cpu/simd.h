@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <utility>
 #if defined(__SSE__)
 #include <immintrin.h>
 #endif
@@ -29,6 +30,7 @@ typedef uint16_t Uint16Vec __attribute__((vector_size(2 * kWidth)));
 // These two are as long as a vector of floats and have twice its lanes.
 typedef int16_t WideInt16Vec __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t WideUint16Vec __attribute__((vector_size(4 * kWidth)));
+using Lanes = std::make_index_sequence<kWidth>;
 
 ONEPASS_INLINE Vec broadcast(float v) { return v - Vec{}; }
 
@@ -153,19 +155,6 @@ ONEPASS_INLINE void fence_streaming_stores() {
 #endif
 }
 
-// Loads two adjacent vectors. Vectors of bfloat16 may be deinterleaved: the elements of even and of odd index. This
-// takes fewer steps, and the order does not matter if results are stored the same way.
-template <bool Deinterleave, class T>
-ONEPASS_INLINE void load_pair(const T* from, Vec& a, Vec& b) {
-  if constexpr (Deinterleave) {
-    UintVec pairs;
-    std::memcpy(&pairs, from, sizeof pairs);
-    a = Vec(pairs << 16), b = Vec(pairs & 0xffff0000u);
-  } else {
-    a = load_vector(from), b = load_vector(from + kWidth);
-  }
-}
-
 // Rounds two vectors to bfloat16 and interleaves them. `TiesUp`: the numbers are not negative and ties may go up, which
 // takes half the steps.
 template <bool TiesUp>
@@ -180,22 +169,6 @@ ONEPASS_INLINE UintVec interleave_bfloat16(Vec a, Vec b) {
   }
   const UintVec even = UintVec(a), odd = UintVec(b);
   return ((even + 0x7fff + ((even >> 16) & 1)) >> 16) | ((odd + 0x7fff + ((odd >> 16) & 1)) & 0xffff0000u);
-}
-
-template <bool Deinterleave, bool TiesUp = false, bool Streaming = false, bool InputNan = false, class T>
-ONEPASS_INLINE void store_pair(T* to, Vec a, Vec b) {
-  if constexpr (Deinterleave) {
-    const Vec packed = Vec(interleave_bfloat16<TiesUp>(a, b));
-    if constexpr (Streaming) {
-      stream_vector(reinterpret_cast<float*>(to), packed);
-    } else {
-      std::memcpy(static_cast<void*>(to), &packed, sizeof packed);
-    }
-  } else if constexpr (Streaming) {
-    stream_vector<InputNan>(to, a), stream_vector<InputNan>(to + kWidth, b);
-  } else {
-    store_vector<InputNan>(to, a), store_vector<InputNan>(to + kWidth, b);
-  }
 }
 
 // Tails: fewer elements than a vector has -----------------------------------------------------------------------------
@@ -266,25 +239,77 @@ ONEPASS_INLINE void store_tail(T* to, int64_t count, Vec v) {
   copy_tail(to, whole, count);
 }
 
+// Several vectors -----------------------------------------------------------------------------------------------------
+
+// Loads 1, 2 or 4 adjacent vectors, or, given a count, the first elements of one, whose other lanes are `fill`. Pairs
+// of bfloat16 may be deinterleaved: the elements of even and of odd index. This takes fewer steps, and the order does
+// not matter if results are stored the same way, or if they are summed.
+template <bool Deinterleave, class T, int K>
+ONEPASS_INLINE void load_vectors(const T* from, Vec (&v)[K]) {
+  if constexpr (Deinterleave && K > 1) {
+    for (int k = 0; k < K; k += 2) {
+      UintVec pairs;
+      std::memcpy(&pairs, from + k * kWidth, sizeof pairs);
+      v[k] = Vec(pairs << 16), v[k + 1] = Vec(pairs & 0xffff0000u);
+    }
+  } else {
+    for (int k = 0; k < K; ++k) v[k] = load_vector(from + k * kWidth);
+  }
+}
+template <bool Deinterleave, class T>
+ONEPASS_INLINE void load_vectors(const T* from, Vec (&v)[1], int64_t count, float fill = 0) {
+  v[0] = load_tail(from, count, fill);
+}
+
+// Stores them likewise. `TiesUp` is that of interleave_bfloat16.
+template <bool Deinterleave, bool TiesUp, bool Streaming = false, bool InputNan = false, class T, int K>
+ONEPASS_INLINE void store_vectors(T* to, const Vec (&v)[K]) {
+  if constexpr (Deinterleave && K > 1) {
+    for (int k = 0; k < K; k += 2) {
+      const Vec packed = Vec(interleave_bfloat16<TiesUp>(v[k], v[k + 1]));
+      float* const pair = reinterpret_cast<float*>(to + k * kWidth);
+      if constexpr (Streaming) {
+        stream_vector(pair, packed);
+      } else {
+        std::memcpy(static_cast<void*>(pair), &packed, sizeof packed);
+      }
+    }
+  } else {
+    for (int k = 0; k < K; ++k) {
+      if constexpr (Streaming) {
+        stream_vector<InputNan>(to + k * kWidth, v[k]);
+      } else {
+        store_vector<InputNan>(to + k * kWidth, v[k]);
+      }
+    }
+  }
+}
+template <bool Deinterleave, bool TiesUp, bool Streaming = false, bool InputNan = false, class T>
+ONEPASS_INLINE void store_vectors(T* to, const Vec (&v)[1], int64_t count) {
+  store_tail<InputNan>(to, count, v[0]);
+}
+
+// Calls work(std::true_type()) if stores are to stream, and work(std::false_type()) if not.
+template <class Work>
+ONEPASS_INLINE void with_streaming(bool streaming, Work work) {
+  if (kHasStreamingStores && streaming) return work(std::true_type());
+  work(std::false_type());
+}
+
 // Reductions over lanes -----------------------------------------------------------------------------------------------
 
+template <int Distance, size_t... Lane>
+ONEPASS_INLINE Vec swap_lanes(Vec v, std::index_sequence<Lane...>) {
+  return __builtin_shufflevector(v, v, int(Lane ^ Distance)...);
+}
 // Merges all lanes of a vector: each lane with the lane half a vector away, then a quarter, and so on.
-template <class Merge>
+template <int Distance = kWidth / 2, class Merge>
 ONEPASS_INLINE float reduce_lanes(Vec v, Merge merge) {
-#if defined(__AVX512F__)
-  v = merge(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = merge(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  v = merge(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  v = merge(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-#elif defined(__AVX__)
-  v = merge(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
-  v = merge(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
-  v = merge(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
-#else
-  v = merge(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
-  v = merge(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
-#endif
-  return v[0];
+  if constexpr (Distance == 0) {
+    return v[0];
+  } else {
+    return reduce_lanes<Distance / 2>(merge(v, swap_lanes<Distance>(v, Lanes())), merge);
+  }
 }
 ONEPASS_INLINE float reduce_max(Vec v) { return reduce_lanes(v, max); }
 ONEPASS_INLINE Vec add(Vec a, Vec b) { return a + b; }
@@ -302,43 +327,26 @@ struct HighLow {
   Vec high, low;
 };
 
-// A sum per lane, with the rounding errors of its additions beside it (Knuth's TwoSum).
+// A sum per lane, with the rounding errors of its additions beside it.
 struct CompensatedVec {
   Vec sum{}, error{};
-  ONEPASS_INLINE void add(Vec e) {
-    const Vec next = sum + e, part = next - sum;
-    error += (sum - (next - part)) + (e - part);
-    sum = next;
-  }
+  ONEPASS_INLINE void add(Vec e) { add_compensated(sum, error, e); }
   double total() const { return reduce_sum(to_double(sum) + to_double(error)); }
 };
 
 // kWidth vectors, one per row, become one vector with one row per lane: a transpose and a reduction at the same time.
-// At each level two rows are shuffled into the low and high vectors that are merged next.
-template <int Level>
-ONEPASS_INLINE HighLow shuffle_rows(Vec a, Vec b) {
-#define ONEPASS_MIX(...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#if defined(__AVX512F__)
-  if constexpr (Level == 0)
-    return {ONEPASS_MIX(2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31),
-            ONEPASS_MIX(0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)};
-  if constexpr (Level == 1)
-    return {ONEPASS_MIX(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31),
-            ONEPASS_MIX(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)};
-  if constexpr (Level == 2)
-    return {ONEPASS_MIX(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31),
-            ONEPASS_MIX(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)};
-  return {ONEPASS_MIX(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31),
-          ONEPASS_MIX(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)};
-#elif defined(__AVX__)
-  if constexpr (Level == 0) return {ONEPASS_MIX(2, 10, 3, 11, 6, 14, 7, 15), ONEPASS_MIX(0, 8, 1, 9, 4, 12, 5, 13)};
-  if constexpr (Level == 1) return {ONEPASS_MIX(2, 3, 10, 11, 6, 7, 14, 15), ONEPASS_MIX(0, 1, 8, 9, 4, 5, 12, 13)};
-  return {ONEPASS_MIX(4, 5, 6, 7, 12, 13, 14, 15), ONEPASS_MIX(0, 1, 2, 3, 8, 9, 10, 11)};
-#else
-  if constexpr (Level == 0) return {ONEPASS_MIX(2, 6, 3, 7), ONEPASS_MIX(0, 4, 1, 5)};
-  return {ONEPASS_MIX(2, 3, 6, 7), ONEPASS_MIX(0, 1, 4, 5)};
-#endif
-#undef ONEPASS_MIX
+// At each level two rows are shuffled into the low and high vectors that are merged next. `row_lane` is the lane of
+// (a, b) that a lane of the low vector is; that of the high vector is `up` lanes further. Level 0 unpacks, which is one
+// instruction.
+constexpr int row_lane(int level, int lane) {
+  const int of_b = (lane >> level & 1) * kWidth;
+  return level == 0 ? (lane & ~3) + (lane >> 1 & 1) + of_b : (lane & ~(1 << level)) + of_b;
+}
+template <int Level, size_t... Lane>
+ONEPASS_INLINE HighLow shuffle_rows(Vec a, Vec b, std::index_sequence<Lane...>) {
+  constexpr int up = Level < 2 ? 2 : 1 << Level;
+  return {__builtin_shufflevector(a, b, (row_lane(Level, Lane) + up)...),
+          __builtin_shufflevector(a, b, row_lane(Level, Lane)...)};
 }
 template <int Level = 0, int Rows, class Merge>
 ONEPASS_INLINE Vec transpose_reduce(Vec (&rows)[Rows], Merge merge) {
@@ -347,7 +355,7 @@ ONEPASS_INLINE Vec transpose_reduce(Vec (&rows)[Rows], Merge merge) {
   } else {
     Vec next[Rows / 2];
     for (int r = 0; r < Rows / 2; ++r) {
-      const HighLow pair = shuffle_rows<Level>(rows[2 * r], rows[2 * r + 1]);
+      const HighLow pair = shuffle_rows<Level>(rows[2 * r], rows[2 * r + 1], Lanes());
       next[r] = merge(pair.low, pair.high);
     }
     return transpose_reduce<Level + 1>(next, merge);
@@ -361,8 +369,8 @@ ONEPASS_INLINE CompensatedVec transpose_sum(Vec (&sums)[Rows], Vec (&errors)[Row
   } else {
     Vec next[Rows / 2], next_errors[Rows / 2];
     for (int r = 0; r < Rows / 2; ++r) {
-      const HighLow sum = shuffle_rows<Level>(sums[2 * r], sums[2 * r + 1]);
-      const HighLow error = shuffle_rows<Level>(errors[2 * r], errors[2 * r + 1]);
+      const HighLow sum = shuffle_rows<Level>(sums[2 * r], sums[2 * r + 1], Lanes());
+      const HighLow error = shuffle_rows<Level>(errors[2 * r], errors[2 * r + 1], Lanes());
       CompensatedVec total = {sum.low, Vec{}};
       total.add(sum.high);
       total.error += error.low + error.high;

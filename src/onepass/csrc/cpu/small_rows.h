@@ -13,16 +13,15 @@ constexpr int64_t kRowBuffer = kWidth * (kMaxSmallRow + kWidth);  // floats; the
 // Groups of kWidth rows. There are `count` rows, and the rest of the last group may be read. A row has `whole` vectors
 // and the first lanes of one more, whose other lanes may be read. `kVecs`: the vectors of a row, if that is 1 or 2; or
 // 0. Each step is taken for all groups before the next one: the steps of one group would wait for each other.
-template <class Score, class Epilogue, class X, class Y, int kVecs>
+template <class Epilogue, class In, class Y, int kVecs>
 struct SmallRows {
-  using Reader = RowReader<Score, X, Y>;
   using Exp = ExpFor<Y>;
   static constexpr bool kReduces = Epilogue::kOnePerRow;
   static constexpr bool kStoresElements = !kReduces && !Epilogue::kFromExp;  // in the buffer, instead of exponentials
-  static constexpr bool kDeinterleave = Reader::kDeinterleave;
+  static constexpr bool kDeinterleave = In::kDeinterleave;
   // Exponentials whose sum goes only into their own factor are relative to the base that is cheapest.
   static constexpr bool kUsesBase = Epilogue::kFromExp && !ExpBase::kSubtractsMax;
-  const X* x;
+  In x;
   Y* y;
   int64_t n, x_stride, y_stride;
   int count;
@@ -35,9 +34,9 @@ struct SmallRows {
 
   ONEPASS_INLINE int64_t vecs() const { return kVecs ? kVecs : vectors; }
   ONEPASS_INLINE float* buffer_of(int r) const { return buffer + r * vecs() * kWidth; }
-  ONEPASS_INLINE Vec load1(int r, int64_t v) const { return Reader::score(load_vector(x + r * x_stride + v * kWidth)); }
+  ONEPASS_INLINE Vec load1(int r, int64_t v) const { return x.load1(r * x_stride + v * kWidth); }
   ONEPASS_INLINE Vec mask(Vec v) const { return tail_mask ? v : broadcast(-kInf<float>); }
-  ONEPASS_INLINE void load4(int r, int64_t v, Vec (&to)[4]) const { Reader{x + r * x_stride, n}.load4(v * kWidth, to); }
+  ONEPASS_INLINE void load4(int r, int64_t v, Vec (&to)[4]) const { x.load(r * x_stride + v * kWidth, to); }
 
   Vec maxima(int first) const {
     Vec top[kWidth];
@@ -78,6 +77,21 @@ struct SmallRows {
     }
   }
 
+  // The exponentials of four vectors of the rows from `first` on, of each `kOfRow` from vector v on. `masked`: the last
+  // one of a row has only its first lanes.
+  template <int kOfRow>
+  ONEPASS_INLINE void exp_of_rows(int first, int64_t v, bool masked, Vec (&e)[4]) const {
+    ExpBase bases[4];
+    float* to[4];
+    for (int k = 0; k < 4; ++k) {
+      const int row = first + k / kOfRow;
+      const int64_t vec = v + k % kOfRow;
+      e[k] = load1(row, vec), bases[k] = base(row), to[k] = buffer_of(row) + vec * kWidth;
+      if (masked && k % kOfRow == kOfRow - 1) e[k] = mask(e[k]);
+    }
+    exp_and_store(e, bases, to);
+  }
+
   // The sums of a group's scaled exponentials: first four vectors of a row at a time, then the remaining vectors, four
   // rows at a time. The exponentials, or for log_softmax the elements, go to the buffer.
   CompensatedVec sums(int first) const {
@@ -88,14 +102,7 @@ struct SmallRows {
 #pragma GCC unroll 1
       for (int r = 0; r < kWidth; r += kRows) {
         Vec e[4];
-        ExpBase bases[4];
-        float* to[4];
-        for (int k = 0; k < 4; ++k) {
-          const int row = first + r + k / kVecs, vec = k % kVecs;
-          e[k] = load1(row, vec), bases[k] = base(row), to[k] = buffer_of(row) + vec * kWidth;
-          if (vec == kVecs - 1) e[k] = mask(e[k]);
-        }
-        exp_and_store(e, bases, to);
+        exp_of_rows<kVecs>(first + r, 0, true, e);
         for (int k = 0; k < kRows; ++k) l[r + k] = kVecs == 2 ? e[2 * k] + e[2 * k + 1] : e[k], errors[r + k] = Vec{};
       }
       return sum_lanes(l, errors);
@@ -115,18 +122,10 @@ struct SmallRows {
       if constexpr (sizeof(Y) != 2) errors[r] = total.error;
     }
     for (; v < vectors; ++v) {
-      const bool tail = v >= whole;
 #pragma GCC unroll 1
       for (int r = 0; r < kWidth; r += 4) {
         Vec e[4];
-        ExpBase bases[4];
-        float* to[4];
-        for (int k = 0; k < 4; ++k) {
-          const int row = first + r + k;
-          e[k] = load1(row, v), bases[k] = base(row), to[k] = buffer_of(row) + v * kWidth;
-          if (tail) e[k] = mask(e[k]);
-        }
-        exp_and_store(e, bases, to);
+        exp_of_rows<1>(first + r, v, v >= whole, e);
         for (int k = 0; k < 4; ++k) {
           if constexpr (sizeof(Y) == 2) {
             l[r + k] += e[k];
@@ -184,11 +183,9 @@ struct SmallRows {
     int64_t v = 0;
     for (; !kVecs && v + 4 <= whole; v += 4) {
       Vec e[4];
-      ExpReader{from}.load4(v * kWidth, e);
+      load_vectors<false>(from + v * kWidth, e);
       epilogue.template apply<Y>(e);
-      for (int k = 0; k < 4; k += 2) {
-        store_pair<kDeinterleave, Epilogue::kFromExp, kStreaming>(to + (v + k) * kWidth, e[k], e[k + 1]);
-      }
+      store_vectors<kDeinterleave, Epilogue::kFromExp, kStreaming>(to + v * kWidth, e);
     }
     for (; v < vecs(); ++v) {
       Vec e[1] = {load_vector(from + v * kWidth)};
@@ -203,9 +200,7 @@ struct SmallRows {
     }
   }
 
-  void row_alone(int r) const {
-    row_scalar<Score, Epilogue>(x + r * x_stride, y + r * y_stride, AnyStride(), n, sum_offset);
-  }
+  void row_alone(int r) const { row_scalar<Epilogue>(x + r * x_stride, y + r * y_stride, AnyStride(), n, sum_offset); }
 
   __attribute__((noinline)) void run(bool streaming) {
     Vec top[kMaxRowGroups], largest{};
@@ -242,11 +237,7 @@ struct SmallRows {
         }
       }
     } else {
-      if (streaming) {
-        finish<true>();
-      } else {
-        finish<false>();
-      }
+      with_streaming(streaming, [&](auto is_streaming) { finish<is_streaming.value>(); });
       for (int r = 0; any && r < count; ++r) {
         if (undefined[r] != 0) fill_nan(y + r * y_stride, n);  // as in torch, also where the maximum is infinite
       }
@@ -255,11 +246,11 @@ struct SmallRows {
 };
 
 // Rows [first, first + count) of the `rows` of a call. x and y point to row 0.
-template <class Score, class Epilogue, int kVecs, class X, class Y>
-void small_rows_of(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t first, int64_t count,
+template <class Epilogue, int kVecs, class In, class Y>
+void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t first, int64_t count,
                    int64_t rows, int64_t sum_offset, bool streaming) {
   alignas(64) float buffer[kRowBuffer];
-  SmallRows<Score, Epilogue, X, Y, kVecs> group;
+  SmallRows<Epilogue, In, Y, kVecs> group;
   group.n = n, group.y_stride = y_stride, group.sum_offset = sum_offset, group.buffer = buffer;
   group.whole = n / kWidth, group.vectors = (n + kWidth - 1) / kWidth;
   group.tail_mask = lane_mask(n - (group.vectors - 1) * kWidth);
@@ -280,20 +271,22 @@ void small_rows_of(const X* x, Y* y, int64_t n, int64_t x_stride, int64_t y_stri
     if (readable(kWidth)) {
       group.run(whole_lines);
     } else {  // the memory behind these rows may not be read
-      alignas(64) X copy[kRowBuffer];
-      std::memset(static_cast<void*>(copy), 0, sizeof(X) * size_t(kWidth * padded));
-      for (int64_t r = 0; r < group.count; ++r) std::memcpy(copy + r * padded, group.x + r * x_stride, n * sizeof(X));
-      group.x = copy, group.x_stride = padded;
+      alignas(64) typename In::X copy[kRowBuffer];
+      std::memset(static_cast<void*>(copy), 0, sizeof *copy * size_t(kWidth * padded));
+      for (int64_t r = 0; r < group.count; ++r) {
+        std::memcpy(copy + r * padded, group.x.x + r * x_stride, n * sizeof *copy);
+      }
+      group.x.x = copy, group.x_stride = padded;
       group.run(whole_lines);
     }
   }
 }
 
-template <class Score, class Epilogue, class X, class Y, class... Rest>
-void small_rows(const X* x, Y* y, int64_t n, Rest... rest) {
-  if (n <= kWidth) return small_rows_of<Score, Epilogue, 1>(x, y, n, rest...);
-  if (n <= 2 * kWidth) return small_rows_of<Score, Epilogue, 2>(x, y, n, rest...);
-  small_rows_of<Score, Epilogue, 0>(x, y, n, rest...);
+template <class Epilogue, class In, class Y, class... Rest>
+void small_rows(const In& x, Y* y, int64_t n, Rest... rest) {
+  if (n <= kWidth) return small_rows_of<Epilogue, 1>(x, y, n, rest...);
+  if (n <= 2 * kWidth) return small_rows_of<Epilogue, 2>(x, y, n, rest...);
+  small_rows_of<Epilogue, 0>(x, y, n, rest...);
 }
 
 }  // namespace onepass::ONEPASS_ISA

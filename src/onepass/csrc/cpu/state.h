@@ -127,14 +127,16 @@ inline A finite_or_zero(A m) {
   return m == kInf<A> || m == -kInf<A> ? A(0) : m;
 }
 
-// A sum of doubles with the rounding errors of its additions beside it (Knuth's TwoSum).
+// Adds a number, or a vector, to a sum that has the rounding errors of its additions beside it (Knuth's TwoSum).
+template <class T>
+ONEPASS_INLINE void add_compensated(T& sum, T& error, T e) {
+  const T next = sum + e, part = next - sum;
+  error += (sum - (next - part)) + (e - part);
+  sum = next;
+}
 struct Compensated {
   double sum = 0, error = 0;
-  void add(double e) {
-    const double next = sum + e, part = next - sum;
-    error += (sum - (next - part)) + (e - part);
-    sum = next;
-  }
+  void add(double e) { add_compensated(sum, error, e); }
   double value() const { return std::isfinite(sum) ? sum + error : sum; }
 };
 

@@ -8,13 +8,6 @@
 
 namespace onepass {
 
-// A tensor of a problem. `vectors`: its elements come and go by vectors, as many as the first one's.
-struct ColumnTensor {
-  uint64_t address;
-  int size;  // bytes of an element
-  bool vectors;
-};
-
 constexpr int kNarrow = 8;           // vectors of a tile of less than two lines of the cache
 constexpr int kColumnStatic = 1024;  // bytes of shared memory that kernels of columns declare at most
 constexpr int kMaxTurn = 1024;       // threads of a block, which take a whole number of lines of a slab at a time
@@ -38,73 +31,6 @@ struct ColumnView {
   }
 };
 
-// `outer` and `reduced` as TileDims has them, the fastest last; sizes of 1 are not among them.
-inline ColumnView column_view(TileDims outer, const TileDims& reduced, const ColumnTensor* tensors, int count) {
-  ColumnView view;
-  view.served = true;
-  Tiles& tiles = view.tiles;
-  tiles.n = tiles.inner = 1;
-  for (int d = 0; d < reduced.count; ++d) tiles.n *= reduced.sizes[d];
-  int widest = 1;
-  for (int t = 0; t < count; ++t) widest = tensors[t].vectors && tensors[t].size > widest ? tensors[t].size : widest;
-  view.full = 16 / widest;
-  const auto all = [&](auto test) {
-    for (int t = 0; t < count; ++t) {
-      if (tensors[t].vectors && !test(t)) return false;
-    }
-    return true;
-  };
-  const int last = outer.count - 1, along = reduced.count - 1;
-  const bool columns = reduced.count <= 1 && outer.count && all([&](int t) { return outer.steps[t][last] == 1; });
-  const bool rows = reduced.count == 1 && all([&](int t) { return reduced.steps[t][along] == 1; });
-  if (columns) {
-    tiles.inner = outer.sizes[last];
-    for (int t = 0; t < count; ++t) {
-      tiles.steps[t] = tensors[t].vectors ? (reduced.count ? reduced.steps[t][along] : 0) : outer.steps[t][last];
-    }
-    --outer.count;
-  } else if (rows) {
-    for (int t = 0; t < count; ++t) tiles.steps[t] = tensors[t].vectors ? 1 : 0;
-  } else {
-    view.strided = true;
-    for (int d = 0; d < outer.count; ++d) tiles.inner *= outer.sizes[d];
-    tiles.reduced = reduced;
-  }
-  tiles.outer = outer;
-  int64_t rest = 1;
-  for (int d = 0; d < outer.count; ++d) rest *= outer.sizes[d];
-  tiles.plane_stride = view.strided ? tiles.inner : tiles.inner * rest;
-  if (view.strided) return view;
-
-  const auto first = [&](int t) { return tensors[t].address / uint64_t(tensors[t].size); };
-  const auto multiples = [&](int t, int width) {
-    bool yes = first(t) % uint64_t(width) == 0;
-    for (int d = 0; d < outer.count; ++d) yes &= outer.steps[t][d] % width == 0;
-    return yes;
-  };
-  if (columns) {
-    view.tile = view.full;
-    while (view.tile > 1 && (view.tile > tiles.inner ||
-                             !all([&](int t) { return multiples(t, view.tile) && tiles.steps[t] % view.tile == 0; })))
-      view.tile /= 2;
-  }
-  if (all([&](int t) { return tiles.n == 1 || tiles.steps[t] == tiles.inner; })) {
-    int lead = 0;
-    while (!tensors[lead].vectors) ++lead;
-    const auto alike = [&](int t, int width) {
-      bool yes = (first(t) - first(lead)) % uint64_t(width) == 0;
-      for (int d = 0; d < outer.count; ++d) yes &= (outer.steps[t][d] - outer.steps[lead][d]) % width == 0;
-      return yes;
-    };
-    view.slab = view.full;
-    while (view.slab > 1 && (view.slab > tiles.n * tiles.inner || !all([&](int t) { return alike(t, view.slab); })))
-      view.slab /= 2;
-    view.slab_begins = all([&](int t) { return multiples(t, view.slab); });
-    view.slab_whole = view.slab_begins && tiles.n * tiles.inner % view.slab == 0;
-  }
-  return view;
-}
-
 // Whether tiles have room for the dims of a problem.
 inline bool fits_tiles(const Layout& layout) {
   return layout.outer.count <= kTileDims && layout.reduced.count <= kTileDims;
@@ -121,7 +47,8 @@ inline bool grad_is_broadcast_in_tile(const Problem& problem) {
 }
 
 inline ColumnView column_view(const Problem& problem) {
-  if (!fits_tiles(problem.layout)) return {};
+  ColumnView view;
+  if (!fits_tiles(problem.layout)) return view;
   const auto dims = [](const DimGroup& group) {
     TileDims made = {};
     made.count = group.count;
@@ -131,15 +58,79 @@ inline ColumnView column_view(const Problem& problem) {
     }
     return made;
   };
-  const bool backward = problem.is_backward(), grad_is_broadcast = grad_is_broadcast_in_tile(problem);
-  const auto goes_by_vectors = [&](int t) {
-    if (backward) return t < kGrad || (t == kGrad && !problem.is_reduction() && !grad_is_broadcast);
-    return t == kX || !problem.is_reduction();
-  };
-  ColumnTensor tensors[kMaxTensors];
+  TileDims outer = dims(problem.layout.outer);
+  const TileDims reduced = dims(problem.layout.reduced);
+  const bool backward = problem.is_backward(), has_broadcast = grad_is_broadcast_in_tile(problem);
   const int count = problem.count_tensors() + (backward && problem.tensors[kLse].data ? 1 : 0);
-  for (int t = 0; t < count; ++t) tensors[t] = {problem.address(t), size_of(problem.type(t)), goes_by_vectors(t)};
-  return column_view(dims(problem.layout.outer), dims(problem.layout.reduced), tensors, count);
+  // Whether a tensor's elements come and go by vectors, as many as the first one's.
+  bool by_vectors[kMaxTensors];
+  for (int t = 0; t < count; ++t) {
+    by_vectors[t] = backward ? t < kGrad || (t == kGrad && !problem.is_reduction() && !has_broadcast)
+                             : t == kX || !problem.is_reduction();
+  }
+  const auto size = [&](int t) { return size_of(problem.type(t)); };
+  view.served = true;
+  Tiles& tiles = view.tiles;
+  tiles.n = tiles.inner = 1;
+  for (int d = 0; d < reduced.count; ++d) tiles.n *= reduced.sizes[d];
+  int widest = 1;
+  for (int t = 0; t < count; ++t) widest = by_vectors[t] && size(t) > widest ? size(t) : widest;
+  view.full = 16 / widest;
+  const auto all = [&](auto test) {
+    for (int t = 0; t < count; ++t) {
+      if (by_vectors[t] && !test(t)) return false;
+    }
+    return true;
+  };
+  const int last = outer.count - 1, along = reduced.count - 1;
+  const bool columns = reduced.count <= 1 && outer.count && all([&](int t) { return outer.steps[t][last] == 1; });
+  const bool rows = reduced.count == 1 && all([&](int t) { return reduced.steps[t][along] == 1; });
+  if (columns) {
+    tiles.inner = outer.sizes[last];
+    for (int t = 0; t < count; ++t) {
+      tiles.steps[t] = by_vectors[t] ? (reduced.count ? reduced.steps[t][along] : 0) : outer.steps[t][last];
+    }
+    --outer.count;
+  } else if (rows) {
+    for (int t = 0; t < count; ++t) tiles.steps[t] = by_vectors[t] ? 1 : 0;
+  } else {
+    view.strided = true;
+    for (int d = 0; d < outer.count; ++d) tiles.inner *= outer.sizes[d];
+    tiles.reduced = reduced;
+  }
+  tiles.outer = outer;
+  int64_t rest = 1;
+  for (int d = 0; d < outer.count; ++d) rest *= outer.sizes[d];
+  tiles.plane_stride = view.strided ? tiles.inner : tiles.inner * rest;
+  if (view.strided) return view;
+
+  const auto first = [&](int t) { return problem.address(t) / uint64_t(size(t)); };
+  const auto multiples = [&](int t, int width) {
+    bool yes = first(t) % uint64_t(width) == 0;
+    for (int d = 0; d < outer.count; ++d) yes &= outer.steps[t][d] % width == 0;
+    return yes;
+  };
+  if (columns) {
+    view.tile = view.full;
+    while (view.tile > 1 && (view.tile > tiles.inner ||
+                             !all([&](int t) { return multiples(t, view.tile) && tiles.steps[t] % view.tile == 0; })))
+      view.tile /= 2;
+  }
+  if (all([&](int t) { return tiles.n == 1 || tiles.steps[t] == tiles.inner; })) {
+    int lead = 0;
+    while (!by_vectors[lead]) ++lead;
+    const auto alike = [&](int t, int width) {
+      bool yes = (first(t) - first(lead)) % uint64_t(width) == 0;
+      for (int d = 0; d < outer.count; ++d) yes &= (outer.steps[t][d] - outer.steps[lead][d]) % width == 0;
+      return yes;
+    };
+    view.slab = view.full;
+    while (view.slab > 1 && (view.slab > tiles.n * tiles.inner || !all([&](int t) { return alike(t, view.slab); })))
+      view.slab /= 2;
+    view.slab_begins = all([&](int t) { return multiples(t, view.slab); });
+    view.slab_whole = view.slab_begins && tiles.n * tiles.inner % view.slab == 0;
+  }
+  return view;
 }
 
 // The divisor of numbers below 2^31.
@@ -195,7 +186,7 @@ inline int64_t count_smem_vecs_bytes(const CudaPlan& plan, int vec_bytes) {
 }
 
 // The numbers of a thread's partial state of a column: of a gradient its sum, else its maximum too where sums may be
-// relative to that (kOwnTops, cuda/kernels/column_state.cuh). `half_result`: results have a half type.
+// relative to that (kThreadMaxima, cuda/kernels/column_softmax.cuh). `half_result`: results have a half type.
 inline int numbers_per_partial(const CudaPlan& plan, bool half_result, bool gradient) {
   return gradient ? 1 : plan.in_grid() || (half_result && plan.blocks_per_tile() == 1) ? 2 : 1;
 }

@@ -23,7 +23,7 @@ struct ColumnPlanner {
   const int read;      // bytes of an element that is read
   const bool merges;   // threads merge partial states: not in the gradient of logsumexp
   const bool gradient, half_result;
-  const bool early;  // columns are reduced from the first vectors on (kEarly, cuda/kernels/column_state.cuh)
+  const bool early;  // columns are reduced from the first vectors on (kProvisionalMax, cuda/kernels/column_softmax.cuh)
 
   const int64_t n = view.n(), inner = view.inner();
   const int most = 16 / operands;  // vectors that a thread keeps in registers where blocks share columns

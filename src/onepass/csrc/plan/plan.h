@@ -1,10 +1,88 @@
-// plan.h: the launch numbers of a CUDA kernel. Pure: no torch, no CUDA.
+// plan.h: what plans depend on of a GPU, how rows lie over vectors, and what a plan is: the launch numbers of a kernel.
+// Pure: no torch, no CUDA.
 #pragma once
 
-#include "../core/alignment.h"
+#include "../core/problem.h"
 #include "tables.h"
 
 namespace onepass {
+
+constexpr int kTuned = 132;  // multiprocessors of an H200, which the built-in tables are of
+
+struct Gpu {
+  int arch;  // 90 for sm_90
+  int sm_count;
+  int shared;             // bytes of shared memory that a block may have
+  int cooperative;        // whether it takes cooperative launches
+  const char* name = "";  // by which its tables are found
+};
+
+// A GPU of which no more is known: with as much shared memory as its architecture has at most.
+constexpr Gpu typical(int arch, int sm_count = kTuned, const char* name = "") {
+  const int kilobytes = arch == 80 ? 163 : arch == 90 || arch / 10 == 10 ? 227 : 99;
+  return {arch, sm_count, kilobytes * 1024, 1, name};
+}
+
+// The most threads of a block that shares a row, as rows_onchip.cu has it, and the most blocks of a cluster.
+constexpr int most_threads(int arch, int cluster) { return cluster > 1 ? 512 : arch == 90 ? 1024 : 896; }
+// Sixteen, more than every GPU takes, are offered on the chip with all its 132 multiprocessors alone: on a part of it
+// no sixteen may lie together.
+constexpr int most_cluster(const Gpu& gpu) {
+  return gpu.arch < 90 ? 1 : gpu.arch == 90 && gpu.sm_count >= kTuned ? 16 : 8;
+}
+
+// How a kernel loads and stores vectors. The kernels number them the same way (vector_access.cuh, column_tile.cuh).
+enum class VecAccess : int {
+  predicated,  // A row, or a tile of columns, may begin or end within a vector.
+  scalar,      // A thread's elements follow from their index in the row alone. They are loaded one by one where the row
+               // does not begin with a vector.
+  aligned,     // Rows, or tiles, are whole vectors. (Rows in shared memory do not use it: it was 1% slower there.)
+  // In the tiers of columns only:
+  slab,          // All columns of one contiguous piece of memory, which may begin or end within a vector.
+  slab_aligned,  // The same, where the piece is a whole number of vectors.
+  strided,       // Element by element.
+};
+constexpr const char* kVecAccessNames[] = {"predicated", "scalar", "aligned", "slab", "slab-aligned", "strided"};
+
+// Where the rows of a problem begin within vectors, over all tensors whose elements are accessed by vectors: neither
+// the result of a reduction nor a broadcast gradient is.
+struct Alignment {
+  int full = 0;    // elements of a vector of 16 bytes of the widest type
+  int widest = 0;  // elements of the widest vector so that each row begins at the same element of it in all tensors
+
+  explicit Alignment(const Problem& problem) {
+    for (int t = 0; t < problem.count_tensors(); ++t) {
+      if (problem.is_one_per_row(t)) continue;
+      const int size = size_of(problem.type(t));
+      full = full && full < 16 / size ? full : 16 / size;
+      first_[count_] = problem.address(t) / uint64_t(size), row_stride_[count_++] = problem.layout.row_stride(t);
+    }
+    widest = full;
+    while (widest > 1 && (widest > problem.layout.n || differ(widest))) widest /= 2;
+  }
+
+  // Whether any row begins within a vector of `width` elements.
+  bool begins_within(int width) const {
+    for (int i = 0; i < count_; ++i) {
+      if (first_[i] % uint64_t(width) || row_stride_[i] % width) return true;
+    }
+    return false;
+  }
+  // Whether rows of n elements are whole vectors of `width` elements.
+  bool whole(int64_t n, int width) const { return n % width == 0 && !begins_within(width); }
+
+ private:
+  bool differ(int width) const {
+    for (int i = 1; i < count_; ++i) {
+      if ((first_[i] - first_[0]) % uint64_t(width) || (row_stride_[i] - row_stride_[0]) % width) return true;
+    }
+    return false;
+  }
+
+  int count_ = 0;
+  uint64_t first_[3];  // the index of the first element in memory, in elements
+  int64_t row_stride_[3];
+};
 
 constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that loads the next tile into shared memory ahead
 constexpr bool is_of_columns(Tier tier) {

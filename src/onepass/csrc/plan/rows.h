@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "gpu.h"
 #include "plan.h"
 
 namespace onepass {

@@ -73,10 +73,8 @@ std::string validate_entry(const Entry& entry, bool unaligned, bool few_rows) {
 }
 
 void check(const char* name, const std::vector<Entry>& table) {
-  const std::string_view of = name;
-  const auto is_of = [&](std::string_view kind) { return of.substr(0, kind.size()) == kind; };
-  const bool unaligned = is_of("unaligned"), few_rows = is_of("few_rows"), columns = is_of("column"),
-             gradient = is_of("columns_backward");
+  const auto is_of = [&](const char* kind) { return std::string_view(name).rfind(kind, 0) == 0; };
+  const bool unaligned = is_of("unaligned"), few_rows = is_of("few_rows"), gradient = is_of("columns_backward");
   const auto refuse = [&](const std::string& words) {
     throw std::runtime_error(std::string("onepass: table ") + name + ": " + words);
   };
@@ -86,7 +84,7 @@ void check(const char* name, const std::vector<Entry>& table) {
     if (entry.limit <= before) refuse("limits rise, got " + std::to_string(entry.limit));
     before = entry.limit;
     const std::string words =
-        columns ? validate_column_entry(entry, gradient) : validate_entry(entry, unaligned, few_rows);
+        is_of("column") ? validate_column_entry(entry, gradient) : validate_entry(entry, unaligned, few_rows);
     if (!words.empty()) refuse("limit " + std::to_string(entry.limit) + ": " + words);
   }
 }

@@ -26,8 +26,7 @@ constexpr const char* kTierNames[] = {"warp",    "staged",  "block",        "clu
 constexpr int kTiers = 6;  // that a table of rows may have
 
 constexpr int64_t kAnyLength = INT64_MAX;
-constexpr int kUseWriteTable =
-    -1;  // the tier of an entry of the unaligned and few_rows tables that leaves its rows to the others
+constexpr int kUseWriteTable = -1;  // the tier of an entry of unaligned or few_rows that leaves its rows to the others
 
 // How rows, or columns, of up to `limit` elements are served.
 //   warp, staged    threads: per row
@@ -35,8 +34,7 @@ constexpr int kUseWriteTable =
 //                   keeps at most. blocks_per_row. threads: per block, more where a row needs them; 0: as few as it
 //                   needs
 //   grid, twopass   threads: per block; items_per_thread: that a thread keeps, or has in flight
-//   columns         tile_vecs: vectors of 16 bytes side by side; threads: per block; vecs_per_thread, smem_vecs:
-//   vectors
+//   columns         tile_vecs: vectors of 16 bytes side by side; threads: per block; vecs_per_thread, smem_vecs: those
 //                   that a thread keeps in registers and in shared memory at most (smem_vecs kPrefetch: those of the
 //                   next tile). As many blocks share a tile as it takes
 //   columns_grid    tile_vecs: vectors of 16 bytes side by side
@@ -58,11 +56,19 @@ struct Entry {
 //                     launch count
 //   columns           calls over other dims
 //   columns_backward  gradients over other dims that keep two operands; no other gradient has tables here
+#define ONEPASS_TABLES(F) \
+  F(write)                \
+  F(reduce)               \
+  F(unaligned)            \
+  F(few_rows)             \
+  F(columns)              \
+  F(columns_backward)
+
 struct Tables {
   std::string origin;
-  std::vector<Entry> write_f32, write_f16, reduce_f32, reduce_f16, unaligned_f32, unaligned_f16, few_rows_f32,
-      few_rows_f16;
-  std::vector<Entry> columns_f32, columns_f16, columns_backward_f32, columns_backward_f16;
+#define ONEPASS_MEMBER(name) std::vector<Entry> name##_f32, name##_f16;
+  ONEPASS_TABLES(ONEPASS_MEMBER)
+#undef ONEPASS_MEMBER
 
   const std::vector<Entry>& of(bool reduces, bool half) const {
     return reduces ? half ? reduce_f16 : reduce_f32 : half ? write_f16 : write_f32;
@@ -76,18 +82,9 @@ struct NamedTable {
   const char* name;
   std::vector<Entry> Tables::* table;
 };
-constexpr NamedTable kTables[] = {{"write_f32", &Tables::write_f32},
-                                  {"write_f16", &Tables::write_f16},
-                                  {"reduce_f32", &Tables::reduce_f32},
-                                  {"reduce_f16", &Tables::reduce_f16},
-                                  {"unaligned_f32", &Tables::unaligned_f32},
-                                  {"unaligned_f16", &Tables::unaligned_f16},
-                                  {"few_rows_f32", &Tables::few_rows_f32},
-                                  {"few_rows_f16", &Tables::few_rows_f16},
-                                  {"columns_f32", &Tables::columns_f32},
-                                  {"columns_f16", &Tables::columns_f16},
-                                  {"columns_backward_f32", &Tables::columns_backward_f32},
-                                  {"columns_backward_f16", &Tables::columns_backward_f16}};
+#define ONEPASS_NAMED(name) {#name "_f32", &Tables::name##_f32}, {#name "_f16", &Tables::name##_f16},
+constexpr NamedTable kTables[] = {ONEPASS_TABLES(ONEPASS_NAMED)};
+#undef ONEPASS_NAMED
 
 // The entry for rows of n elements.
 inline const Entry& look_up(const std::vector<Entry>& table, int64_t n) {

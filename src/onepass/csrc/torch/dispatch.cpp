@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "../cpu/isa_dispatch.h"
-#include "../cuda/host/engine.h"
 #include "operators.h"
 
 namespace onepass {
@@ -21,11 +20,11 @@ Layout layout_of(const TensorArgs& args, bool contiguous) {
   const TensorRef& x = *args.tensors[kX];
   const int64_t numel = contiguous && args.dims.is_last ? x.numel() : 0;
   if (numel) {
-    return contiguous_layout(numel / x.sizes[x.rank - 1], x.sizes[x.rank - 1], is_reduction(args.function));
+    return contiguous_layout(numel / x.sizes[x.rank - 1], x.sizes[x.rank - 1], args.is_reduction());
   }
   int64_t y_strides[kMaxDims];
   args.get_strides(kY, y_strides);
-  return make_forward_layout(x.rank, x.sizes, x.strides, y_strides, args.dims.reduced, is_reduction(args.function));
+  return make_forward_layout(x.rank, x.sizes, x.strides, y_strides, args.dims.reduced, args.is_reduction());
 }
 
 // Copies x to y, of the same shape, with the dims in the order of y's strides. torch copies to a contiguous tensor by
@@ -57,19 +56,20 @@ void fill_with_nothing(Function function, const TensorRef& y) {
 
 // `contiguous`: input and result both are.
 void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contiguous, const CudaPlan* plan) {
-  const Function function = args.function;
   const TensorRef &x = *args.tensors[kX], &y = *args.tensors[kY];
   if (y.numel() == 0) return;
   const auto with = [&](const TensorRef& from, const TensorRef& to) {
-    return TensorArgs{function, Direction::forward, {&from, &to}, args.dims, args.keepdim};
+    TensorArgs others = args;
+    others.tensors[kX] = &from, others.tensors[kY] = &to;
+    return others;
   };
-  if (!x.is_cuda() && !cpu_fuses(function, x_type, y_type)) {
+  if (!x.is_cuda() && !cpu_fuses(args.function, x_type, y_type)) {
     const OwnedTensor rounded = cast(x, y_type);
     return run_forward(with(TensorRef(rounded.get()), y), y_type, y_type, contiguous, plan);
   }
   const Problem problem =
-      Problem::forward(layout_of(args, contiguous), function, x_type, y_type, x.data(), y.mutable_data());
-  if (!x.is_cuda() && !is_reduction(function) && problem.layout.view == View::strided) {
+      Problem::forward(layout_of(args, contiguous), args, x_type, y_type, x.data(), y.mutable_data());
+  if (!x.is_cuda() && !args.is_reduction() && problem.layout.view == View::strided) {
     const Copied what = copied(problem.layout, layout_of(with(x, x), false), layout_of(with(y, y), false));
     if (what == Copied::input) {
       copy_in_order(y, x);  // which rounds to the type of the result, as the problem has to do first
@@ -87,7 +87,7 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
     }
   }
   if (problem.layout.n == 0) {
-    fill_with_nothing(function, y);
+    fill_with_nothing(args.function, y);
   } else if (x.is_cuda()) {
     cuda::run(problem, args, plan);
   } else {
@@ -108,9 +108,9 @@ void run_backward(const TensorArgs& args, DType result_type, DType dx_type, cons
   }
   const int64_t* const each[kBackwardTensors] = {strides[0], strides[1], strides[2], strides[3]};
   const auto data_of = [&](int t) { return args.tensors[t] ? args.tensors[t]->data() : nullptr; };
-  Problem problem = Problem::backward(
-      make_backward_layout(dx.rank, dx.sizes, each, args.dims.reduced, is_reduction(args.function)), args.function,
-      result_type, dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad), data_of(kLse));
+  Problem problem =
+      Problem::backward(make_backward_layout(dx.rank, dx.sizes, each, args.dims.reduced, args.is_reduction()), args,
+                        result_type, dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad), data_of(kLse));
   if (!dx.is_cuda()) {
     problem.threads = int64_t(torch::stable::get_num_threads());
     return run_cpu(problem);

@@ -1,7 +1,7 @@
-// operators.h: what the operators of ops.cpp and of aten_override.cpp share.
+// operators.h: what the operators of ops.cpp and of aten_override.cpp share, and what runs them.
 #pragma once
 
-#include "../core/tensor_args.h"
+#include "../core/stable_tensor.h"
 #include "../plan/rows.h"
 
 namespace onepass {
@@ -29,9 +29,18 @@ struct ResultShape {
 void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contiguous, const CudaPlan* plan = nullptr);
 void run_backward(const TensorArgs& args, DType result_type, DType dx_type, const CudaPlan* plan = nullptr);
 
+namespace cuda {
+
+// Runs a problem whose result is not empty. Rows of unit stride go to the kernels of rows, other layouts to those of
+// columns. Of more dims than those take, and in the batch-invariant mode, the tensors `args` are gathered: copied to
+// rows, and the result copied back. A plan that is given is taken; an error says why it cannot be.
+void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan);
+
+}  // namespace cuda
+
 // Computes a forward into `y`, whose shape, dtype and device are checked. Overlap with `x` is not: see below.
-void compute_into(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
-                  const CudaPlan* plan = nullptr);
+void compute_into(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, bool keepdim,
+                  const TensorRef& y, const CudaPlan* plan = nullptr);
 
 // Why a forward may not write `y` while it reads `x`; null where it may.
 const char* find_overlap(Function function, const TensorRef& y, const TensorRef& x);

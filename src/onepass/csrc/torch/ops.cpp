@@ -21,21 +21,21 @@ void check_type(Function function, DType x_type, DType y_type, const char* got) 
   if (!is_reduction(function) || reduces_to(function, x_type, y_type)) return;
   const DType own = result_type(function, x_type);
   const bool widens = own != DType::float32 && reduces_to(function, x_type, DType::float32);
-  fail(std::string(traits_of(function).name) + " of " + name_of(x_type) + " gives " + name_of(own) +
+  fail(std::string(name_of(function)) + " of " + name_of(x_type) + " gives " + name_of(own) +
        (widens ? " or float32" : "") + ", got " + got + name_of(y_type));
 }
 
-OwnedTensor compute(Function function, const TensorRef& x, const ReduceDims& dims, const MaybeType& dtype,
+OwnedTensor compute(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, const MaybeType& dtype,
                     bool keepdim) {
   const DType x_type = x.dtype();
-  const DType y_type = dtype ? dtype_of(*dtype) : result_type(function, x_type);
-  check_type(function, x_type, y_type, "dtype=");
+  const DType y_type = dtype ? dtype_of(*dtype) : result_type(of.function, x_type);
+  check_type(of.function, x_type, y_type, "dtype=");
   const bool contiguous = x.is_contiguous();
   const auto run = [&](const TensorRef& y) {
-    run_forward({function, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type, contiguous);
+    run_forward({of, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type, contiguous);
   };
-  if (is_reduction(function)) {
-    const ResultShape shape(function, x, dims, keepdim);
+  if (of.is_reduction()) {
+    const ResultShape shape(of.function, x, dims, keepdim);
     OwnedTensor out = empty_contiguous(shape.rank, shape.sizes, y_type, x);
     return run(TensorRef(out.get())), std::move(out);
   }
@@ -47,25 +47,25 @@ OwnedTensor compute(Function function, const TensorRef& x, const ReduceDims& dim
   return run(y), std::move(out);
 }
 
+MemoryRange range_of(const TensorRef& tensor) {
+  return {uint64_t(tensor.data()), size_of(tensor.dtype()), tensor.rank, tensor.sizes, tensor.strides};
+}
+
 }  // namespace
 
-void compute_into(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
-                  const CudaPlan* plan) {
+void compute_into(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, bool keepdim,
+                  const TensorRef& y, const CudaPlan* plan) {
   const DType y_type = y.dtype(), x_type = x.dtype();
-  check_type(function, x_type, y_type, "an out of ");
-  if (traits_of(function).leading_planes && !y.is_contiguous()) fail("a state is written to a contiguous out");
-  const ResultShape shape(function, x, dims, keepdim);
+  check_type(of.function, x_type, y_type, "an out of ");
+  if (traits_of(of.function).leading_planes && !y.is_contiguous()) fail("a state is written to a contiguous out");
+  const ResultShape shape(of.function, x, dims, keepdim);
   if (!y.has_sizes(shape.sizes, shape.rank)) {
     fail("the result has shape " + to_text(shape.sizes, shape.rank) + ", got an out of shape " +
          to_text(y.sizes, y.rank));
   }
   if (!x.is_on_device_of(y)) fail("input and out must be on the same device");
-  run_forward({function, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type,
-              x.is_contiguous() && y.is_contiguous(), plan);
-}
-
-static MemoryRange range_of(const TensorRef& tensor) {
-  return {uint64_t(tensor.data()), size_of(tensor.dtype()), tensor.rank, tensor.sizes, tensor.strides};
+  run_forward({of, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type, x.is_contiguous() && y.is_contiguous(),
+              plan);
 }
 
 const char* find_overlap(Function function, const TensorRef& y, const TensorRef& x) {
@@ -78,77 +78,176 @@ const char* find_overlap(Function function, const TensorRef& y, const TensorRef&
   return "out must be the input itself or share no memory with it; they overlap";
 }
 
+// Backward ------------------------------------------------------------------------------------------------------------
+
 namespace {
 
-// Computes into an `out` of which nothing is known: graphs and C++ call this as well as Python.
-void check_and_compute_into(Function function, const TensorRef& x, const ReduceDims& dims, const MaybeType& dtype,
-                            bool keepdim, const TensorRef& y) {
-  const DType y_type = y.dtype();
-  if (y_type != (dtype ? dtype_of(*dtype) : x.dtype())) {
-    fail(std::string("the result has another dtype than out, which is ") + name_of(y_type));
+// The type of the forward's result, and of its gradient.
+DType check_gradient(const TensorArgs& args) {
+  const TensorRef &saved = *args.tensors[kSaved], &grad = *args.tensors[kGrad], *const lse = args.tensors[kLse];
+  const TensorRef& result = lse ? *lse : saved;
+  const DType type = result.dtype();
+  const auto check = [&](const std::string& name, const TensorRef& tensor) {
+    if (tensor.dtype() != type) {
+      fail(name + " has dtype " + name_of(tensor.dtype()) + ", but it goes with a tensor of " + name_of(type));
+    }
+    if (!tensor.is_on_device_of(saved)) fail(name + " is on another device than what the forward saved");
+  };
+  check("grad", grad);
+  if (!grad.has_sizes(result.sizes, result.rank)) {
+    fail("grad has the shape of the result, " + to_text(result.sizes, result.rank) + ", got " +
+         to_text(grad.sizes, grad.rank));
   }
-  if (const char* reason = find_overlap(function, y, x)) {
-    throw std::runtime_error(std::string("onepass.") + traits_of(function).name + "(): " + reason);
+  if (!lse) return type;
+  check("lse", *lse);
+  if (!reduces_to(args.function, saved.dtype(), type)) {
+    fail(std::string("logsumexp of ") + name_of(saved.dtype()) + " does not give " + name_of(type) +
+         ", which is the dtype of lse");
   }
-  compute_into(function, x, dims, keepdim, y);
+  const ResultShape shape(args.function, saved, args.dims, args.keepdim);
+  if (!lse->has_sizes(shape.sizes, shape.rank)) {
+    fail("logsumexp gives shape " + to_text(shape.sizes, shape.rank) +
+         " of this input and these dims, got an lse of shape " + to_text(lse->sizes, lse->rank));
+  }
+  return type;
 }
 
-// A kernel as the dispatcher calls it: it owns what it finds on the stack, and leaves the result there. (TORCH_BOX
-// would count the owners of both tensors, and make one more reference to the result.) The arguments are
-//   (input, dims, [keepdim], [dtype], [out]), where only a reduction has keepdim and a state has no dtype.
+// A gradient of which `args` has all tensors but the result.
+OwnedTensor compute_gradient(TensorArgs args, DType dx_type, bool contiguous) {
+  const DType result_type = check_gradient(args);
+  const TensorRef& saved = args.like();
+  OwnedTensor out = contiguous ? empty_contiguous(saved.rank, saved.sizes, dx_type, saved)
+                               : empty_like(saved, dx_type, saved.is_contiguous());
+  const TensorRef dx(out.get());
+  advise_huge_pages(dx, dx_type);
+  args.tensors[kDx] = &dx;
+  return run_backward(args, result_type, dx_type), std::move(out);
+}
+
+void compute_gradient_into(TensorArgs args, const TensorRef& dx, const CudaPlan* plan = nullptr) {
+  const DType result_type = check_gradient(args), type = dx.dtype();
+  const TensorRef& saved = args.like();
+  if (!dx.has_sizes(saved.sizes, saved.rank)) {
+    fail("the gradient has shape " + to_text(saved.sizes, saved.rank) + ", got an out of shape " +
+         to_text(dx.sizes, dx.rank));
+  }
+  if (!dx.is_on_device_of(saved)) fail("out is on another device than what the forward saved");
+  if (args.is_reduction() && type != saved.dtype()) {
+    fail(std::string("the gradient of logsumexp has its input's dtype ") + name_of(saved.dtype()) + ", got an out of " +
+         name_of(type));
+  }
+  if (dx.numel()) {
+    const MemoryRange to = range_of(dx);
+    bool is_safe = surely_distinct(to);
+    for (const TensorRef* operand : {args.tensors[kSaved], args.tensors[kGrad], args.tensors[kLse]}) {
+      if (!operand) continue;
+      const MemoryRange from = range_of(*operand);
+      is_safe &= surely_apart(to, from) || (from.rank == to.rank && same_elements(to, from));
+    }
+    if (!is_safe) fail("out may share memory with itself, or with elements of an operand that are not its own");
+  }
+  args.tensors[kDx] = &dx;
+  run_backward(args, result_type, type, plan);
+}
+
+}  // namespace
+
+OwnedTensor compute_softmax_backward(Function function, const TensorRef& grad, const TensorRef& y, int64_t dim,
+                                     DType dx_type) {
+  const ReduceDims dims(dim, y.rank);
+  return compute_gradient({function, Direction::backward, {nullptr, &y, &grad}, dims, false}, dx_type, true);
+}
+
+// Kernels as the dispatcher calls them --------------------------------------------------------------------------------
+
+namespace {
+
+// A tensor that a kernel got on the dispatcher's stack and owns. (torch's Tensor would count its owners.)
+struct TensorArgument : TensorRef {
+  using TensorRef::TensorRef;
+  TensorArgument(const TensorArgument&) = delete;
+  ~TensorArgument() { aoti_torch_delete_tensor_object(handle); }
+};
+
+// The arguments on the dispatcher's stack, taken one after another. A kernel leaves its result there.
+class Arguments {
+ public:
+  explicit Arguments(const StableIValue* stack) : next_(stack) {}
+
+  template <class T>
+  T take() {
+    return stable::to<T>(*next_++);
+  }
+  TensorArgument take_tensor() { return TensorArgument(take<AtenTensorHandle>()); }
+  // The tensor of an operator that has one.
+  void take_tensor_if(bool is_there, std::optional<TensorArgument>& tensor) {
+    if (is_there) tensor.emplace(take<AtenTensorHandle>());
+  }
+  ScoreArgs take_score() {
+    ScoreArgs score;
+    score.visit([&](auto, auto, auto& value, auto) { value = take<std::decay_t<decltype(value)>>(); });
+    return score;
+  }
+
+ private:
+  const StableIValue* next_;
+};
+
+// (input, dims, [keepdim], [dtype], [out], score), where only a reduction has keepdim and a state has no dtype.
 template <Function function, bool kHasOut>
 void run_operator(StableIValue* stack, uint64_t, uint64_t) {
-  constexpr bool kHasKeepdim = is_reduction(function), kHasDtype = !traits_of(function).leading_planes;
-  constexpr int kOutAt = 2 + kHasKeepdim + kHasDtype;
-  const OwnedTensor input(stable::to<AtenTensorHandle>(stack[0]));
-  const OwnedTensor out(kHasOut ? stable::to<AtenTensorHandle>(stack[kOutAt]) : nullptr);
-  const Dims dim = stable::to<Dims>(stack[1]);
+  Arguments given(stack);
+  const TensorArgument x = given.take_tensor();
+  const Dims dim = given.take<Dims>();
   bool keepdim = false;
   MaybeType dtype;
-  if constexpr (kHasKeepdim) keepdim = stable::to<bool>(stack[2]);
-  if constexpr (kHasDtype) dtype = stable::to<MaybeType>(stack[2 + kHasKeepdim]);
-  const TensorRef x(input.get());
+  if constexpr (is_reduction(function)) keepdim = given.take<bool>();
+  if constexpr (!traits_of(function).leading_planes) dtype = given.take<MaybeType>();
+  std::optional<TensorArgument> out;
+  given.take_tensor_if(kHasOut, out);
+  const ScoredFunction of(function, given.take_score());
   const ReduceDims dims(dim, x.rank);
-  if constexpr (kHasOut) {
-    check_and_compute_into(function, x, dims, dtype, keepdim, TensorRef(out.get()));
+  if constexpr (kHasOut) {  // of which nothing is known: graphs and C++ call this as well as Python
+    const TensorRef& y = *out;
+    const DType y_type = y.dtype();
+    if (y_type != (dtype ? dtype_of(*dtype) : x.dtype())) {
+      fail(std::string("the result has another dtype than out, which is ") + name_of(y_type));
+    }
+    if (const char* reason = find_overlap(function, y, x)) {
+      throw std::runtime_error(std::string("onepass.") + name_of(function) + "(): " + reason);
+    }
+    compute_into(of, x, dims, keepdim, y);
   } else {
-    stack[0] = stable::from(compute(function, x, dims, dtype, keepdim).release());
+    stack[0] = stable::from(compute(of, x, dims, dtype, keepdim).release());
   }
 }
 
 // The fast path: (input, dim, keepdim or dtype, [out]). It says nothing about a call that it does not take: it returns
 // an undefined tensor, which is None to Python, or false for an out. The caller then takes the slow path, which says
 // what is wrong with the call.
-bool is_supported(const MaybeType& dtype) {
-  if (!dtype) return true;
-  for (DType type : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
-    if (*dtype == scalar_type_of(type)) return true;
-  }
-  return false;
-}
-
 template <Function function, bool kHasOut>
 void run_fast_path(StableIValue* stack, uint64_t, uint64_t) {
-  const OwnedTensor input(stable::to<AtenTensorHandle>(stack[0]));
-  const OwnedTensor out(kHasOut ? stable::to<AtenTensorHandle>(stack[3]) : nullptr);
-  const int64_t dim = stable::to<int64_t>(stack[1]);
+  Arguments given(stack);
+  const TensorArgument x = given.take_tensor();
+  const int64_t dim = given.take<int64_t>();
   bool keepdim = false;
   MaybeType dtype;
   if constexpr (is_reduction(function)) {
-    keepdim = stable::to<bool>(stack[2]);
+    keepdim = given.take<bool>();
   } else {
-    dtype = stable::to<MaybeType>(stack[2]);
+    dtype = given.take<MaybeType>();
   }
-  const TensorRef x(input.get());
+  std::optional<TensorArgument> out;
+  given.take_tensor_if(kHasOut, out);
   const std::optional<DType> x_type = x.maybe_dtype();
   const int64_t rank = x.rank ? x.rank : 1;
-  const bool is_taken = x_type && is_supported(dtype) && x.rank <= kMaxDims && -rank <= dim && dim < rank;
+  const bool is_taken = x_type && (!dtype || dtype_or_none(*dtype)) && x.rank <= kMaxDims && -rank <= dim && dim < rank;
   if constexpr (kHasOut) {
-    const TensorRef y(out.get());
+    const TensorRef& y = *out;
     const std::optional<DType> y_type = y.maybe_dtype();
     bool is_written = is_taken && y_type && x.is_on_device_of(y) && *y_type == (dtype ? dtype_of(*dtype) : *x_type);
     if (is_written) {
-      const ReduceDims dims(&dim, 1, x.rank);
+      const ReduceDims dims(dim, x.rank);
       const ResultShape shape(function, x, dims, keepdim);
       is_written = y.has_sizes(shape.sizes, shape.rank) && !find_overlap(function, y, x);
       if (is_written) {
@@ -160,117 +259,13 @@ void run_fast_path(StableIValue* stack, uint64_t, uint64_t) {
   } else {
     AtenTensorHandle result;
     if (is_taken) {
-      result = compute(function, x, ReduceDims(&dim, 1, x.rank), dtype, keepdim).release();
+      result = compute(function, x, ReduceDims(dim, x.rank), dtype, keepdim).release();
     } else {
       check_torch(aoti_torch_new_uninitialized_tensor(&result));
     }
     stack[0] = stable::from(result);
   }
 }
-
-// Backward ------------------------------------------------------------------------------------------------------------
-
-// The gradient of one result: the tensors that it is made from, checked. `lse` is the result of logsumexp, null for
-// other functions.
-class Gradient {
- public:
-  Gradient(Function function, AtenTensorHandle grad, AtenTensorHandle saved, AtenTensorHandle lse, const Dims& dims,
-           std::optional<bool> keepdim = std::nullopt)
-      : Gradient(function, TensorRef(grad), TensorRef(saved), lse ? std::optional(TensorRef(lse)) : std::nullopt,
-                 dims.data(), int(dims.size()), keepdim) {}
-  Gradient(Function function, const TensorRef& grad, const TensorRef& saved, const std::optional<TensorRef>& lse,
-           const int64_t* dims, int count, std::optional<bool> keepdim = std::nullopt)
-      : function_(function),
-        grad_(grad),
-        saved_(saved),
-        lse_(lse),
-        dims_(dims, count, saved.rank),
-        keepdim_(keepdim ? *keepdim : lse && lse->rank == saved.rank),
-        result_type_((lse ? *lse : saved).dtype()) {
-    const TensorRef& result = lse ? *lse : saved;
-    check_type_and_device("grad", grad);
-    if (!grad.has_sizes(result.sizes, result.rank)) {
-      fail("grad has the shape of the result, " + to_text(result.sizes, result.rank) + ", got " +
-           to_text(grad.sizes, grad.rank));
-    }
-    if (!lse) return;
-    check_type_and_device("lse", *lse);
-    if (!reduces_to(function, saved.dtype(), result_type_)) {
-      fail(std::string("logsumexp of ") + name_of(saved.dtype()) + " does not give " + name_of(result_type_) +
-           ", which is the dtype of lse");
-    }
-    const ResultShape shape(function, saved, dims_, keepdim_);
-    if (!lse->has_sizes(shape.sizes, shape.rank)) {
-      fail("logsumexp gives shape " + to_text(shape.sizes, shape.rank) +
-           " of this input and these dims, got an lse of shape " + to_text(lse->sizes, lse->rank));
-    }
-  }
-
-  OwnedTensor compute(DType dx_type, bool contiguous) const {
-    OwnedTensor out = contiguous ? empty_contiguous(saved_.rank, saved_.sizes, dx_type, saved_)
-                                 : empty_like(saved_, dx_type, saved_.is_contiguous());
-    const TensorRef dx(out.get());
-    advise_huge_pages(dx, dx_type);
-    return run(dx, dx_type, nullptr), std::move(out);
-  }
-
-  void compute_into(AtenTensorHandle out, const CudaPlan* plan = nullptr) const {
-    const TensorRef dx(out);
-    if (!dx.has_sizes(saved_.sizes, saved_.rank)) {
-      fail("the gradient has shape " + to_text(saved_.sizes, saved_.rank) + ", got an out of shape " +
-           to_text(dx.sizes, dx.rank));
-    }
-    if (!dx.is_on_device_of(saved_)) fail("out is on another device than what the forward saved");
-    const DType type = dx.dtype();
-    if (lse_ && type != saved_.dtype()) {
-      fail(std::string("the gradient of logsumexp has its input's dtype ") + name_of(saved_.dtype()) +
-           ", got an out of " + name_of(type));
-    }
-    if (dx.numel()) {
-      const MemoryRange to = range_of(dx);
-      bool is_safe = surely_distinct(to);
-      for (const TensorRef* operand : {&saved_, &grad_, lse_ ? &*lse_ : nullptr}) {
-        if (!operand) continue;
-        const MemoryRange from = range_of(*operand);
-        is_safe &= surely_apart(to, from) || (from.rank == to.rank && same_elements(to, from));
-      }
-      if (!is_safe) fail("out may share memory with itself, or with elements of an operand that are not its own");
-    }
-    run(dx, type, plan);
-  }
-
-  DType saved_type() const { return saved_.dtype(); }
-
- private:
-  void check_type_and_device(const char* name, const TensorRef& tensor) const {
-    if (tensor.dtype() != result_type_) {
-      fail(std::string(name) + " has dtype " + name_of(tensor.dtype()) + ", but it goes with a tensor of " +
-           name_of(result_type_));
-    }
-    if (!tensor.is_on_device_of(saved_)) fail(std::string(name) + " is on another device than what the forward saved");
-  }
-  void run(const TensorRef& dx, DType dx_type, const CudaPlan* plan) const {
-    const TensorRef* const lse = lse_ ? &*lse_ : nullptr;
-    run_backward({function_, Direction::backward, {&dx, &saved_, &grad_, lse}, dims_, keepdim_}, result_type_, dx_type,
-                 plan);
-  }
-
-  const Function function_;
-  const TensorRef grad_, saved_;
-  const std::optional<TensorRef> lse_;
-  const ReduceDims dims_;
-  const bool keepdim_;
-  const DType result_type_;  // of the forward's result and of its gradient
-};
-
-}  // namespace
-
-OwnedTensor compute_softmax_backward(Function function, const TensorRef& grad, const TensorRef& y, int64_t dim,
-                                     DType dx_type) {
-  return Gradient(function, grad, y, std::nullopt, &dim, 1).compute(dx_type, true);
-}
-
-namespace {
 
 Function function_of(int64_t number, bool takes_reductions) {
   std::string names;
@@ -283,61 +278,94 @@ Function function_of(int64_t number, bool takes_reductions) {
   fail("function is " + names + ", got " + std::to_string(number));
 }
 
-Tensor softmax_backward(const Tensor& grad, const Tensor& y, int64_t function, Dims dim, ScalarType dtype) {
-  const Gradient gradient(function_of(function, false), grad.get(), y.get(), nullptr, dim);
-  return Tensor(gradient.compute(dtype_of(dtype), false).release());
-}
-void softmax_backward_out(const Tensor& grad, const Tensor& y, int64_t function, Dims dim, Tensor out) {
-  Gradient(function_of(function, false), grad.get(), y.get(), nullptr, dim).compute_into(out.get());
-}
-Tensor logsumexp_backward(const Tensor& grad, const Tensor& x, const Tensor& lse, Dims dim, bool keepdim) {
-  const Gradient gradient(Function::logsumexp, grad.get(), x.get(), lse.get(), dim, keepdim);
-  return Tensor(gradient.compute(gradient.saved_type(), false).release());
-}
-void logsumexp_backward_out(const Tensor& grad, const Tensor& x, const Tensor& lse, Dims dim, bool keepdim,
-                            Tensor out) {
-  Gradient(Function::logsumexp, grad.get(), x.get(), lse.get(), dim, keepdim).compute_into(out.get());
+// (grad, y, function, dims, [dtype], [out], score), or of logsumexp (grad, x, lse, dims, keepdim, [out], score).
+template <bool kOfLogSumExp, bool kHasOut>
+void run_backward_operator(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments given(stack);
+  const TensorArgument grad = given.take_tensor(), saved = given.take_tensor();
+  std::optional<TensorArgument> lse;
+  given.take_tensor_if(kOfLogSumExp, lse);
+  const int64_t number = kOfLogSumExp ? int64_t(Function::logsumexp) : given.take<int64_t>();
+  const Dims dim = given.take<Dims>();
+  const bool keepdim = kOfLogSumExp && given.take<bool>();
+  MaybeType dtype;
+  if constexpr (!kOfLogSumExp && !kHasOut) dtype = given.take<ScalarType>();
+  std::optional<TensorArgument> out;
+  given.take_tensor_if(kHasOut, out);
+  const ScoredFunction of(function_of(number, kOfLogSumExp), given.take_score());
+  const ReduceDims dims(dim, saved.rank);
+  const TensorArgs args = {of, Direction::backward, {nullptr, &saved, &grad, lse ? &*lse : nullptr}, dims, keepdim};
+  if constexpr (kHasOut) {
+    compute_gradient_into(args, *out);
+  } else {
+    const DType dx_type = dtype ? dtype_of(*dtype) : saved.dtype();
+    stack[0] = stable::from(compute_gradient(args, dx_type, false).release());
+  }
 }
 
 // Operators for tests: a forward, or a gradient, on a GPU with its plan given, so that tests force every tier.
-void softmax_with_plan(const Tensor& input, int64_t function, Dims dims, bool keepdim, Dims plan, Tensor out) {
-  const Function which = function_of(function, true);
-  if (!input.is_cuda()) fail("only CUDA calls have a plan to force");
+void run_softmax_with_plan(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments given(stack);
+  const TensorArgument x = given.take_tensor();
+  const int64_t number = given.take<int64_t>();
+  const Dims dim = given.take<Dims>();
+  const bool keepdim = given.take<bool>();
+  const Dims plan = given.take<Dims>();
+  const TensorArgument out = given.take_tensor();
+  const ScoredFunction of(function_of(number, true), given.take_score());
+  if (!x.is_cuda()) fail("only CUDA calls have a plan to force");
   const CudaPlan forced = parse_plan(plan);
-  const TensorRef x(input.get());
-  compute_into(which, x, ReduceDims(dims, x.rank), keepdim, TensorRef(out.get()), &forced);
+  compute_into(of, x, ReduceDims(dim, x.rank), keepdim, out, &forced);
 }
-void softmax_backward_with_plan(const Tensor& grad, const Tensor& saved, std::optional<Tensor> lse, int64_t function,
-                                Dims dims, Dims plan, Tensor out) {
+void run_backward_with_plan(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments given(stack);
+  const TensorArgument grad = given.take_tensor(), saved = given.take_tensor();
+  const std::optional<Tensor> owned_lse = given.take<std::optional<Tensor>>();
+  const int64_t number = given.take<int64_t>();
+  const Dims dim = given.take<Dims>(), plan = given.take<Dims>();
+  const TensorArgument dx = given.take_tensor();
+  const ScoreArgs score = given.take_score();
   const CudaPlan forced = parse_plan(plan);
-  if (!out.is_cuda()) fail("only CUDA calls have a plan to force");
-  const Function which = lse ? Function::logsumexp : function_of(function, false);
-  Gradient(which, grad.get(), saved.get(), lse ? lse->get() : nullptr, dims).compute_into(out.get(), &forced);
+  if (!dx.is_cuda()) fail("only CUDA calls have a plan to force");
+  const std::optional<TensorRef> lse = owned_lse ? std::optional(TensorRef(owned_lse->get())) : std::nullopt;
+  const ScoredFunction of(lse ? Function::logsumexp : function_of(number, false), score);
+  const ReduceDims dims(dim, saved.rank);
+  compute_gradient_into(
+      {of, Direction::backward, {nullptr, &saved, &grad, lse ? &*lse : nullptr}, dims, lse && lse->rank == saved.rank},
+      dx, &forced);
 }
 
 // Registration --------------------------------------------------------------------------------------------------------
 
+// Defines an operator, whose last arguments are the parameters of the score, by keyword. The fast path takes none.
+void define(stable::StableLibrary& m, std::string schema, const char* returns, bool has_score = true) {
+  if (has_score) {
+    std::string score;
+    ScoreArgs().visit([&](const char* name, const char* type, auto, auto fallback) {
+      score += std::string(", ") + type + " " + name + "=" + std::to_string(fallback);
+    });
+    schema += (score.empty() || schema.find("*,") != std::string::npos ? "" : ", *") + score;
+  }
+  m.def((schema + ") -> " + returns).c_str());
+}
+
 // The operators of a function: its own and, with an underscore, those of the fast path, which is for calls of one dim
 // without a gradient. These are spared an autograd kernel in Python, and a list.
-void define(stable::StableLibrary& m, const FunctionTraits& function) {
-  const std::string name = function.name, keepdim = function.is_reduction ? ", bool keepdim" : "";
-  const std::string default_keepdim = function.is_reduction ? ", bool keepdim=False" : "";
+void define_function(stable::StableLibrary& m, const FunctionTraits& function) {
+  const std::string name = function.name, keepdim = function.is_reduction ? ", bool keepdim=False" : "";
   const std::string dtype = function.leading_planes ? "" : ", *, ScalarType? dtype=None";
-  const std::string arguments = "(Tensor input, int[1] dim" + default_keepdim + dtype;
-  m.def((name + arguments + ") -> Tensor").c_str());
+  define(m, name + "(Tensor input, int[1] dim" + keepdim + dtype, "Tensor");
   if (function.leading_planes) return;
-  m.def((name + ".out" + arguments + ", Tensor(a!) out) -> ()").c_str());
-  m.def(("_" + name + ".int(Tensor input, int dim" +
-         (function.is_reduction ? default_keepdim : ", ScalarType? dtype=None") + ") -> Tensor")
-            .c_str());
-  m.def(("_" + name + ".int_out(Tensor input, int dim" + (function.is_reduction ? keepdim : ", ScalarType? dtype") +
-         ", Tensor(a!) out) -> bool")
-            .c_str());
+  define(m, name + ".out(Tensor input, int[1] dim" + keepdim + dtype + ", Tensor(a!) out", "()");
+  const std::string option = function.is_reduction ? ", bool keepdim" : ", ScalarType? dtype";
+  const std::string fallback = function.is_reduction ? "=False" : "=None";
+  define(m, "_" + name + ".int(Tensor input, int dim" + option + fallback, "Tensor", false);
+  define(m, "_" + name + ".int_out(Tensor input, int dim" + option + ", Tensor(a!) out", "bool", false);
 }
 
 template <Function function>
 void implement(stable::StableLibrary& m) {
-  const std::string name = traits_of(function).name;
+  const std::string name = name_of(function);
   m.impl(name.c_str(), run_operator<function, false>);
   if constexpr (!traits_of(function).leading_planes) {
     m.impl((name + ".out").c_str(), run_operator<function, true>);
@@ -350,30 +378,39 @@ void implement_all(stable::StableLibrary& m) {
 #define ONEPASS_IMPLEMENT(name, is_reduction, leading_planes) implement<Function::name>(m);
   ONEPASS_FUNCTIONS(ONEPASS_IMPLEMENT)
 #undef ONEPASS_IMPLEMENT
-  m.impl("_softmax_backward", TORCH_BOX(&softmax_backward));
-  m.impl("_softmax_backward.out", TORCH_BOX(&softmax_backward_out));
-  m.impl("_logsumexp_backward", TORCH_BOX(&logsumexp_backward));
-  m.impl("_logsumexp_backward.out", TORCH_BOX(&logsumexp_backward_out));
-  m.impl("_softmax_with_plan", TORCH_BOX(&softmax_with_plan));
-  m.impl("_softmax_backward_with_plan", TORCH_BOX(&softmax_backward_with_plan));
+  m.impl("_softmax_backward", run_backward_operator<false, false>);
+  m.impl("_softmax_backward.out", run_backward_operator<false, true>);
+  m.impl("_logsumexp_backward", run_backward_operator<true, false>);
+  m.impl("_logsumexp_backward.out", run_backward_operator<true, true>);
+  m.impl("_softmax_with_plan", run_softmax_with_plan);
+  m.impl("_softmax_backward_with_plan", run_backward_with_plan);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(onepass, m) {
-  for (const FunctionTraits& function : kFunctions) define(m, function);
+  for (const FunctionTraits& function : kFunctions) define_function(m, function);
   // For autograd. `grad` and `y` (or `lse`) have one dtype. The gradient of a softmax has any, as the input of a
   // forward with dtype= has; the gradient of logsumexp has that of `x`.
   const std::string softmax = "(Tensor grad, Tensor y, int function, int[1] dim, ";
-  m.def(("_softmax_backward" + softmax + "ScalarType dtype) -> Tensor").c_str());
-  m.def(("_softmax_backward.out" + softmax + "Tensor(a!) out) -> ()").c_str());
+  define(m, "_softmax_backward" + softmax + "ScalarType dtype", "Tensor");
+  define(m, "_softmax_backward.out" + softmax + "Tensor(a!) out", "()");
   const std::string logsumexp = "(Tensor grad, Tensor x, Tensor lse, int[1] dim, bool keepdim";
-  m.def(("_logsumexp_backward" + logsumexp + "=False) -> Tensor").c_str());
-  m.def(("_logsumexp_backward.out" + logsumexp + ", Tensor(a!) out) -> ()").c_str());
-  m.def("_softmax_with_plan(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
-  m.def(
-      "_softmax_backward_with_plan(Tensor grad, Tensor saved, Tensor? lse, int function, int[] dim, int[] plan, "
-      "Tensor(a!) out) -> ()");
+  define(m, "_logsumexp_backward" + logsumexp + "=False", "Tensor");
+  define(m, "_logsumexp_backward.out" + logsumexp + ", Tensor(a!) out", "()");
+  // The Triton engine, whose kernels are in Python.
+  const std::string triton = "(Tensor input, str function, int[] dim, ScalarType? dtype, bool keepdim";
+  define(m, "triton" + triton, "Tensor");
+  define(m, "triton.out" + triton + ", *, Tensor(a!) out", "()");
+  define(m,
+         "triton_backward(Tensor grad, Tensor saved, Tensor? lse, str function, int[] dim, ScalarType dtype, "
+         "bool keepdim",
+         "Tensor");
+  define(m, "_softmax_with_plan(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out", "()");
+  define(m,
+         "_softmax_backward_with_plan(Tensor grad, Tensor saved, Tensor? lse, int function, int[] dim, int[] plan, "
+         "Tensor(a!) out",
+         "()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_all(m); }

@@ -2,8 +2,9 @@
 
 - `cases.py`, `suites.py`: what is timed, as data; `inputs.py`: the tensors
 - `providers/`: what is compared, a registry
-- `correctness.py`: the check before the clock; `timing.py`, `graph.py`: the clocks; `stats.py`: medians
-- `runner.py`: cases in, rows out; `disturbed.py`: rows to time again; `results.py`, `collect_env.py`: their file
-- `text_table.py`: rows as text; `progress.py`: what a run shows; `cli_run.py`: one run from its options to its files
+- `correctness.py`: the check before the clock; `timing.py`, `graph.py`: the clocks
+- `stats.py`: medians, and which times were disturbed
+- `runner.py`: cases in, rows out; `results.py`, `collect_env.py`: their file
+- `report.py`: what a run shows; `cli_run.py`: one run from its options to its files
 - `plots.py`: files in, plots out; `compare.py`: two files in, regressions and gains out; `profile.py`: torch.profiler
 """

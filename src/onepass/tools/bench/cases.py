@@ -1,7 +1,4 @@
-"""What is timed, as data. Nothing here makes a tensor or imports torch.
-
-A `Case` is one shape with a name that describes it. A `Suite` is a named list of cases; `suites.py` has them all.
-"""
+"""What is timed, as data. Nothing here makes a tensor or imports torch. `suites.py` has all cases."""
 
 from __future__ import annotations
 
@@ -14,11 +11,9 @@ DIRECTIONS = ("forward", "backward")
 # Bytes of an element by torch's name of the dtype, and the other names that the command line takes.
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-_ALIASES = {
-    **{short: name for name, short in SHORT.items()},
-    **{"fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32"},
-    **{"fp16": "float16", "half": "float16"},
-}
+_ALIASES = {short: name for name, short in SHORT.items()}
+_ALIASES |= {"fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32"}
+_ALIASES |= {"fp16": "float16", "half": "float16"}
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import torch
 
 from onepass.tools.bench import timing
 from onepass.tools.bench.cases import Case
-from onepass.tools.bench.progress import make_progress
-from onepass.tools.bench.providers import COPY, Provider, registry, select_providers
+from onepass.tools.bench.providers import COPY, registry, select_providers
 from onepass.tools.bench.providers.gallery import GalleryProvider
+from onepass.tools.bench.report import BASELINE, OURS, Progress, lines
 from onepass.tools.bench.results import STDOUT, Results, as_text, save
 from onepass.tools.bench.runner import DeviceLost, Runner
 from onepass.tools.bench.suites import CPU_FILL, SUITES
-from onepass.tools.bench.text_table import BASELINE, OURS, lines, speedup_cell
+from onepass.tools.terminal import console
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,10 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
     names = ", ".join(options.suites)
     every = [case for name in dict.fromkeys(options.suites) for case in SUITES[name].cases]
     cases = [c for c in every if options.pattern.lower() in c.name.lower()]
+    cases = [c for c in cases if device.type in c.quick or not options.quick]
     if not cases:
-        raise ValueError(f"no case of {names} has {options.pattern!r} in its name")
-    if options.quick:
-        cases = [c for c in cases if device.type in c.quick]
-        if not cases:
-            raise ValueError(f"no case that --quick runs on {device.type} has {options.pattern!r} in its name")
+        quick = f" that --quick runs on {device.type}" if options.quick else ""
+        raise ValueError(f"no case of {names}{quick} has {options.pattern!r} in its name")
     text = f"{names}: {len(cases)} cases"
     if len(cases) < len(every):
         why = f"--quick on {device.type}" if options.quick else f"those with {options.pattern!r}"
@@ -109,35 +107,38 @@ def list_data(device: torch.device) -> dict[str, Any]:
             | {"unavailable": p.unavailable(device), "redundant": p.redundant(device)}
             for p in registry().values()
         ],
-        "suites": [{"name": s.name, "about": s.about, "cases": len(s.cases)} for s in SUITES.values()],
+        "suites": [
+            {
+                "name": suite.name,
+                "about": suite.about,
+                "cases": len(suite.cases),
+                "quick": sum(device.type in c.quick for c in suite.cases),
+                "dtypes": [*dict.fromkeys(d for c in suite.cases for d in c.dtypes)],
+            }
+            for suite in SUITES.values()
+        ],
     }
 
 
-def list_text(device: torch.device) -> str:
+def list_text(data: dict[str, Any]) -> str:
     """What `--list` prints."""
-    known = registry().values()
-    text = [f"providers on {device}:", *(_list_line(p, device) for p in known if not p.gallery)]
+
+    def line(p: dict[str, Any]) -> str:
+        note = "" if p["quick"] else " -- not part of --quick"
+        note = f" -- only with --only: {p['redundant']}" if p["redundant"] else note
+        note = f" -- not available: {p['unavailable']}" if p["unavailable"] else note
+        return f"  {p['name']:<17} {p['label']}{note}"
+
+    own, gallery = ([line(p) for p in data["providers"] if p["gallery"] == of] for of in (False, True))
+    text = [f"providers on {data['device']}:", *own]
     text.append(f"  {COPY.name:<17} runs always: the others are measured by it")
     text.append("variants of the gallery, which run with --gallery, or one by its name with --only:")
-    text += [*(_list_line(p, device) for p in known if p.gallery), "suites:"]
-    for suite in SUITES.values():
-        dtypes = ", ".join(dict.fromkeys(d for c in suite.cases for d in c.dtypes))
-        quick = sum(device.type in c.quick for c in suite.cases)
-        text.append(f"  {suite.name:<17} {len(suite.cases)} cases, {quick} of them with --quick; {dtypes}")
-        text.append(f"  {'':<17} {suite.about}")
+    text += [*gallery, "suites:"]
+    for suite in data["suites"]:
+        count = f"{suite['cases']} cases, {suite['quick']} of them with --quick"
+        text.append(f"  {suite['name']:<17} {count}; {', '.join(suite['dtypes'])}")
+        text.append(f"  {'':<17} {suite['about']}")
     return "\n".join(text)
-
-
-def _list_line(provider: Provider, device: torch.device) -> str:
-    unavailable, redundant = provider.unavailable(device), provider.redundant(device)
-    note = ""
-    if unavailable is not None:
-        note = f" -- not available: {unavailable}"
-    elif redundant:
-        note = f" -- only with --only: {redundant}"
-    elif not provider.quick:
-        note = " -- not part of --quick"
-    return f"  {provider.name:<17} {provider.label}{note}"
 
 
 def bench(options: Options) -> int:
@@ -152,20 +153,20 @@ def bench(options: Options) -> int:
     providers, excluded = select_providers(device, options.only, options.skip, options.quick, options.gallery)
     if options.graph and device.type == "cpu":
         raise ValueError("--graph is the time in a CUDA graph and needs a GPU")
+    head = [text, f"providers: {', '.join(p.name for p in providers)}"]
+    for reason in dict.fromkeys(excluded.values()):
+        if not reason.startswith("does not support"):  # an engine for another kind of device
+            head.append(f"  without {', '.join(n for n, why in excluded.items() if why == reason)}: {reason}")
+    head += [] if options.gallery or options.only else ["  --gallery adds the variants of the gallery"]
     budget = timing.QUICK if options.quick else timing.FULL
-    if options.seconds is not None:
-        budget = budget.limit(options.seconds)
-    named = frozenset(options.only)
+    budget = budget if options.seconds is None else budget.limit(options.seconds)
+    run: dict[str, Any] = {"budget": budget, "seed": options.seed, "graph": options.graph}
     with messages_on_stderr(options.json) as stdout:
-        runner = Runner(device, providers, budget=budget, seed=options.seed, named=named, graph=options.graph)
-        runner.results.environment["quick"] = options.quick
-        head = [text, f"providers: {', '.join(p.name for p in providers)}", *_exclusions(excluded)]
-        hint = [] if options.gallery or options.only else ["  --gallery adds the variants of the gallery"]
-        _print_head(runner.results, [*head, *hint])
-        status = _run(runner, pairs)
+        runner = Runner(device, providers, named=frozenset(options.only), **run)
+        status = _run(runner, pairs, head, {"quick": options.quick})
         _write(runner.results, options.json, options.plot, stdout)
-    bad = [r for r in runner.results.rows if r.provider.startswith(OURS) and not r.ok]
-    return status or int(any((r.error or "").startswith(("wrong", "raised")) for r in bad))
+    errors = [r.error or "" for r in runner.results.rows if r.provider.startswith(OURS) and not r.ok]
+    return status or int(any(error.startswith(("wrong", "raised")) for error in errors))
 
 
 def bench_variant(
@@ -182,28 +183,31 @@ def bench_variant(
     `baseline` times torch beside it. `json` names the results file ("-" is stdout), whose environment has the launch
     parameters. Returns the exit status: 0 if the variant was timed, 1 if it was not, 130 if the run was interrupted.
     """
-    providers = [provider, registry()[BASELINE]] if baseline else [provider]
-    runner = Runner(device, providers, seed=seed, graph=True)
-    runner.results.environment["quick"] = False
-    if provider.launch:
-        runner.results.environment["launch"] = {provider.name: provider.launch}
     launch = ", ".join(f"{name} {value}" for name, value in provider.launch.items())
+    about: dict[str, Any] = {"quick": False} | ({"launch": {provider.name: provider.launch}} if launch else {})
+    head = f"{provider.name}: {provider.label}" + (f"; {launch}" if launch else "")
     with messages_on_stderr(json) as stdout:
-        _print_head(runner.results, [f"{provider.name}: {provider.label}" + (f"; {launch}" if launch else "")])
-        status = _run(runner, [(case, dtype)])
-        rows = runner.results.rows
-        for speedup in filter(None, (speedup_cell(line, provider.name) for line in lines(rows))):
+        runner = Runner(device, [provider, *[registry()[BASELINE]] * baseline], seed=seed, graph=True)
+        status = _run(runner, [(case, dtype)], [head], about)
+        for speedup in filter(None, (line.speedup_text(provider.name) for line in lines(runner.results.rows))):
             disturbed = " (disturbed)" * ("?" in speedup)
             print(f"{provider.name} is {speedup.removesuffix('?')}x as fast as {BASELINE}{disturbed}")
         _write(runner.results, json, None, stdout)
-    timed = any(row.provider == provider.name and row.ok for row in rows)
+    timed = any(row.provider == provider.name and row.ok for row in runner.results.rows)
     return status or (0 if timed else 1)
 
 
-def _run(runner: Runner, pairs: Sequence[tuple[Case, str]]) -> int:
+def _run(runner: Runner, pairs: Sequence[tuple[Case, str]], head: Sequence[str], about: dict[str, Any]) -> int:
     """Runs with a progress display. Returns 1 if the GPU was lost, 130 if the run was interrupted, else 0."""
-    name = runner.results.environment["device"]
-    progress = runner.progress = make_progress(len(pairs), f"{name}: microseconds, and the fraction of a copy's speed")
+    e = runner.results.environment
+    e.update(about)
+    where = f"{e['device']}, {e['threads']} threads, {e['isa']}" if e["device_type"] == "cpu" else e["device"]
+    print(f"onepass {e['onepass']}, torch {e['torch']}, on {where}", *head, sep="\n")
+    if e["device_type"] == "cpu" and e["load"] > 0.5:
+        print(f"  this machine is busy (a load of {e['load']} before the run): times on the CPU will be too long")
+    print(flush=True)
+    title = f"{e['device']}: microseconds, and the fraction of a copy's speed"
+    progress = runner.progress = Progress(len(pairs), title, console())
     status = 0
     try:
         with progress:
@@ -219,31 +223,11 @@ def _run(runner: Runner, pairs: Sequence[tuple[Case, str]]) -> int:
     return status
 
 
-def _print_head(results: Results, text: Sequence[str]) -> None:
-    e = results.environment
-    where = f"{e['device']}, {e['threads']} threads, {e['isa']}" if e["device_type"] == "cpu" else e["device"]
-    print(f"onepass {e['onepass']}, torch {e['torch']}, on {where}", *text, sep="\n")
-    if e["device_type"] == "cpu" and e["load"] is not None and e["load"] > 0.5:
-        print(f"  this machine is busy (a load of {e['load']} before the run): times on the CPU will be too long")
-    print(flush=True)
-
-
-def _exclusions(excluded: dict[str, str]) -> list[str]:
-    """The excluded providers, a line per reason, without engines for another kind of device."""
-    names: dict[str, list[str]] = {}
-    for name, reason in excluded.items():
-        if not reason.startswith("does not support"):
-            names.setdefault(reason, []).append(name)
-    return [f"  without {', '.join(those)}: {reason}" for reason, those in names.items()]
-
-
 def _write(results: Results, json: str | None, plot: str | None, stdout: TextIO) -> None:
     """Writes the results, to a file or to stdout, and the plots, and prints their paths."""
     if json == STDOUT:
         stdout.write(as_text(results))
-    if not results.rows:
-        return
-    if json and json != STDOUT:
+    elif json and results.rows:
         save(results, json)
     if plot and any(r.ok for r in results.rows):
         try:
@@ -254,5 +238,5 @@ def _write(results: Results, json: str | None, plot: str | None, stdout: TextIO)
             for path in draw([results], Path(plot)):
                 if path.suffix == ".png":
                     print(f"plot: {path}")
-    if json != STDOUT:
+    if json != STDOUT and results.rows:
         print(f"results: {json}" if json else "results: not saved (--json FILE saves them)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
@@ -36,10 +37,10 @@ def environment(device: str) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
-        "isa": _native_status("isa", None),
+        "isa": _native_status("isa"),
         "platform": platform.platform(),
         "sources": sources_hash(),
-        "load": load(),
+        "load": round(os.getloadavg()[0], 2),  # runnable processes in the last minute, which take time from the run
     }
     if at.type == "cuda":
         properties = torch.cuda.get_device_properties(at)
@@ -67,16 +68,16 @@ def info() -> dict[str, Any]:
 
 
 def info_text() -> str:
-    """What `onepass info` prints."""
+    """What `onepass info` prints: what `info` has, in words."""
     about = info()
     e = about["environment"]
-    commit = f", commit {e['commit'][:12]}{'+dirty' * e['commit'].endswith('+dirty')}" if e["commit"] else ""
+    head, dirty, _ = (e["commit"] or "").partition("+dirty")
     gpu = "none"
     if e["device_type"] == "cuda":
         gpu = f"{e['device']}, compute capability {e['capability']}, {e['multiprocessors']} multiprocessors, "
         gpu += f"L2 {e['l2_bytes'] / 2**20:.0f} MiB, driver {e['driver']}"
     facts = {
-        "onepass": f"{e['onepass']}{commit}",
+        "onepass": e["onepass"] + (f", commit {head[:12]}{dirty}" if head else ""),
         "": f"in {PACKAGE}",
         "kernels": f"{e['sources'][:16]} (hash of their sources)",
         "cache": about["cache"],
@@ -84,7 +85,7 @@ def info_text() -> str:
         "triton": e["triton"] or "not installed",
         "NVRTC": about["nvrtc"],
         "python": f"{e['python']} on {e['platform']}",
-        "CPU": f"{e['cpu']}, {e['threads']} threads, {_native_status('isa')}",
+        "CPU": f"{e['cpu']}, {e['threads']} threads, {e['isa']}",
         "GPU": gpu,
     }
     lines = [f"{name:<9} {value}" for name, value in facts.items()]
@@ -92,18 +93,14 @@ def info_text() -> str:
     return "\n".join([*lines, "\nengines", *(f"  {name:<7} {why or 'ready'}" for name, why in engines.items())])
 
 
-_RAISE = object()
-
-
-def _native_status(name: str, default: Any = _RAISE) -> Any:
-    """A status of the native library; if it is not built, `default`, or the reason in words."""
+def _native_status(name: str) -> Any:
+    """A status of the native library; if it is not built, the reason in words."""
     from onepass import native
 
     try:
         return native.status(name)
     except RuntimeError as error:
-        reason = str(error).removeprefix("onepass: ").splitlines()[0]
-        return f"not available: {reason}" if default is _RAISE else default
+        return f"not available: {str(error).removeprefix('onepass: ').splitlines()[0]}"
 
 
 def version(distribution: str) -> str | None:
@@ -140,33 +137,15 @@ def commit(package: Path = PACKAGE) -> str | None:
 
 
 def cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def load() -> float | None:
-    """The mean number of runnable processes in the last minute: above 0, others take time from the measurement."""
-    try:
-        return round(os.getloadavg()[0], 2)
-    except OSError:
-        return None
+    names = re.findall(r"^model name\s*: (.*)", _read("/proc/cpuinfo"), re.MULTILINE)
+    return names[0].strip() if names else platform.processor() or platform.machine()
 
 
 def driver() -> str | None:
     """The version of NVIDIA's driver ("580.159.04")."""
     text = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    if text:
-        return text.splitlines()[0].strip()
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text().split()
-    except OSError:
-        return None
-    return next((w for w in words if w[0].isdigit() and "." in w), None)
+    versions = re.findall(r"\d+\.[\d.]+", text or _read("/proc/driver/nvidia/version"))
+    return versions[0] if versions else None
 
 
 def free_bytes(device: str) -> int:
@@ -177,18 +156,22 @@ def free_bytes(device: str) -> int:
     if at.type == "cuda":
         unused = torch.cuda.memory_reserved(at) - torch.cuda.memory_allocated(at)
         return torch.cuda.mem_get_info(at)[0] + unused
-    free = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    available = re.search(r"^MemAvailable: *(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    free = int(available[1]) * 1024 if available else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = "/sys/fs/cgroup/memory"
+    limit, used, stat = (_read(f"{group}.{name}") for name in ("max", "current", "stat"))  # the limit of a container
+    cache = re.search(r"^inactive_file (\d+)", stat, re.MULTILINE)
+    if limit.strip().isdigit() and used and cache:
+        free = min(free, int(limit) - int(used) + int(cache[1]))  # the page cache can be reclaimed
+    return max(free, 0)
+
+
+def _read(file: str) -> str:
+    """The text of a file of the system, empty where there is none."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")] or free
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()  # the limit of a container
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
-            free.append(int(limit) - used + int(stat["inactive_file"]))  # the page cache can be reclaimed
-    except (OSError, ValueError, KeyError):
-        pass
-    return max(min(free), 0)
+        return Path(file).read_text()
+    except OSError:
+        return ""
 
 
 def _output(*command: str) -> str | None:

@@ -57,76 +57,64 @@ def cannot_capture(count: int, bytes_each: int, workspace: int, free: int) -> st
     return None
 
 
-class GraphClock:
-    """Captures and replays on one GPU."""
+def time_launch(device: torch.device, calls: Sequence[Call], each_us: float, seconds: float) -> float:
+    """Microseconds per launch, replayed for `seconds`.
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    `calls` is the call on each of the buffers, as many as `buffer_count` says; `each_us` its approximate time.
 
-    def time(self, calls: Sequence[Call], each_us: float, seconds: float) -> float:
-        """Microseconds per launch.
-
-        Args:
-            calls: the call on each of the buffers, as many as `buffer_count` says.
-            each_us: the approximate time of a call.
-            seconds: how long to replay.
-
-        Raises what a call raises during its capture, and RuntimeError if a replay does not write the output because
-        the call launches on a stream of its own. The current stream is restored in any case.
-        """
-        home = torch.cuda.current_stream(self.device)
-        side = torch.cuda.Stream(self.device)
-        graph = torch.cuda.CUDAGraph()
-        errors: list[Exception] = []
+    Raises what a call raises during its capture, and RuntimeError if a replay does not write the output because the
+    call launches on a stream of its own. The current stream is restored in any case.
+    """
+    home, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    graph = torch.cuda.CUDAGraph()
+    errors: list[Exception] = []
+    try:
+        side.wait_stream(home)
+        with torch.cuda.stream(side):  # one-time work of a call happens before the capture
+            for call in calls[:3]:
+                call()
+        home.wait_stream(side)
+        torch.cuda.synchronize(device)
+        rounds = rounds_per_graph(len(calls), each_us, seconds)
+        # An output that a call allocates is released when its buffer's turn comes again, so that outputs rotate as the
+        # inputs do.
+        outputs: deque[object] = deque(maxlen=len(calls))
         try:
-            side.wait_stream(home)
-            with torch.cuda.stream(side):  # one-time work of a call happens before the capture
-                for call in calls[:3]:
-                    call()
-            home.wait_stream(side)
-            torch.cuda.synchronize(self.device)
-            rounds = rounds_per_graph(len(calls), each_us, seconds)
-            # An output that a call allocates is released when its buffer's turn comes again, so that outputs rotate
-            # as the inputs do.
-            outputs: deque[object] = deque(maxlen=len(calls))
-            try:
-                with torch.cuda.graph(graph, stream=side):
-                    try:
-                        for call in [*calls] * rounds:
-                            outputs.append(call())
-                    except Exception as error:
-                        errors.append(error)
-                        raise
-            except Exception as error:  # the end of a spoilt capture raises too, with a less helpful message
-                errors.append(error)
-            if errors:
-                raise errors[0]
-            _check_output_is_written(graph, outputs[-1])
-            return self._replay(graph, rounds * len(calls), seconds)
-        finally:
-            errors.clear()  # breaks the cycle of exception and frame, so that the buffers are freed at once
-            if torch.cuda.current_stream(self.device) != home:  # a failed capture leaves its own stream current
-                torch.cuda.set_stream(home)
-            torch.cuda.synchronize(self.device)
-            graph.reset()
-
-    def _replay(self, graph: torch.cuda.CUDAGraph, launches: int, seconds: float) -> float:
-        """The median of consecutive replays: each finds the L2 as the previous one left it, and the host is ahead."""
+            with torch.cuda.graph(graph, stream=side):
+                try:
+                    for call in [*calls] * rounds:
+                        outputs.append(call())
+                except Exception as error:
+                    errors.append(error)
+                    raise
+        except Exception as error:  # the end of a spoilt capture raises too, with a less helpful message
+            errors.append(error)
+        if errors:
+            raise errors[0]
+        _check_output_is_written(graph, outputs[-1])
+        # Each of consecutive replays finds the L2 as the previous one left it, and the host is ahead.
         graph.replay()
-        each = self._events(graph, 1)[0] * 1e-6
+        each = _replay(device, graph, 1)[0] * 1e-6
         count = max(REPLAYS[0], min(REPLAYS[1], int(seconds / max(each, 1e-9))))
-        return summarise([us / launches for us in self._events(graph, count)]).median
+        return summarise([us / (rounds * len(calls)) for us in _replay(device, graph, count)]).median
+    finally:
+        errors.clear()  # breaks the cycle of exception and frame, so that the buffers are freed at once
+        if torch.cuda.current_stream(device) != home:  # a failed capture leaves its own stream current
+            torch.cuda.set_stream(home)
+        torch.cuda.synchronize(device)
+        graph.reset()
 
-    def _events(self, graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
-        """Microseconds of each of `count` replays, after one that does not count."""
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+
+def _replay(device: torch.device, graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
+    """Microseconds of each of `count` replays, after one that does not count."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    graph.replay()
+    marks[0].record()
+    for mark in marks[1:]:
         graph.replay()
-        marks[0].record()
-        for mark in marks[1:]:
-            graph.replay()
-            mark.record()
-        torch.cuda.synchronize(self.device)
-        return [start.elapsed_time(end) * 1e3 for start, end in pairwise(marks)]
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [start.elapsed_time(end) * 1e3 for start, end in pairwise(marks)]
 
 
 def _check_output_is_written(graph: torch.cuda.CUDAGraph, out: object) -> None:

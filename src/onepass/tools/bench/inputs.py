@@ -31,11 +31,6 @@ class Inputs:
         """The same inputs for a call that allocates its result, as a user's call does."""
         return replace(self, out=None)
 
-    @property
-    def out_dtype(self) -> torch.dtype | None:
-        """The `dtype=` to pass, or None."""
-        return getattr(torch, self.case.out_dtype) if self.case.out_dtype else None
-
 
 def required_bytes(case: Case, dtype: str) -> int:
     """The memory of a case: its tensors, one more output, and for logsumexp the targets of the two copies.
@@ -51,32 +46,20 @@ def required_bytes(case: Case, dtype: str) -> int:
 def make_inputs(case: Case, dtype: str, device: torch.device, seed: int) -> Inputs:
     """Random normal data, which depends only on the seed, the suite and the case's name."""
     generator = torch.Generator(device).manual_seed(crc32(f"{seed}/{case.suite}/{case.name}".encode()))
-    inputs = _allocate(case, dtype, device)
-    inputs.x.normal_(generator=generator)
-    if inputs.grad is not None:
-        inputs.grad.normal_(generator=generator)
-    return inputs
-
-
-def _allocate(case: Case, dtype: str, device: torch.device) -> Inputs:
-    result = getattr(torch, case.out_dtype or dtype)
-    x = _empty(case, getattr(torch, dtype), device)
-    if case.out_shape() == case.shape:
-        y = _empty(case, result, device)
-    else:
-        y = torch.empty(case.out_shape(), dtype=result, device=device)
+    x = _empty(case, case.shape, dtype, device).normal_(generator=generator)
+    y = _empty(case, case.out_shape(), case.out_dtype or dtype, device)
     if case.direction == "backward":
-        return Inputs(case, dtype, x, torch.empty_like(x), y)
+        return Inputs(case, dtype, x, torch.empty_like(x), y.normal_(generator=generator))
     return Inputs(case, dtype, x, out=y)
 
 
-def _empty(case: Case, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of the case's shape in its layout."""
-    if case.layout == "transposed":
-        *outer, rows, columns = case.shape
-        return torch.empty((*outer, columns, rows), dtype=dtype, device=device).mT
-    memory_format = torch.channels_last if case.layout == "channels_last" else torch.contiguous_format
-    return torch.empty(case.shape, dtype=dtype, device=device, memory_format=memory_format)
+def _empty(case: Case, shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:
+    """A tensor in the case's layout, or a contiguous one if its shape is not the case's."""
+    layout = case.layout if shape == case.shape else ""
+    if layout == "transposed":
+        return torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=getattr(torch, dtype), device=device).mT
+    memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=device, memory_format=memory_format)
 
 
 def replicate(inputs: Inputs, count: int) -> list[Inputs]:

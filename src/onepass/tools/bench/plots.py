@@ -20,8 +20,8 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from onepass.tools.bench.cases import ITEMSIZE
+from onepass.tools.bench.report import us_text
 from onepass.tools.bench.results import Results, Row
-from onepass.tools.bench.text_table import us_text
 
 __all__ = ["draw", "style"]
 
@@ -102,7 +102,11 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
             note = f"onepass bench {names[0]}: {len({r.case for r in rows})} points; {notes}"
             figure = (_draw_curves if is_sweep(rows) else _draw_cases)(rows, failed, device, note)
             parts = [*names, dtype, *[f"to-{out_dtype}"] * (out_dtype != dtype), *[device] * (len(devices) > 1)]
-            written += _save(figure, folder / _slug("-".join(parts)))
+            name = "".join(c if c.isalnum() else "-" for c in "-".join(parts)).strip("-").replace("--", "-")
+            for suffix, options in (("png", {"dpi": 160}), ("svg", {"metadata": {"Date": None}})):
+                written.append(folder / f"{name}.{suffix}")
+                figure.savefig(written[-1], **options)
+            plt.close(figure)
     return written
 
 
@@ -114,19 +118,6 @@ def is_sweep(rows: Sequence[Row]) -> bool:
         return False
     most = max(m * n for m, n in shapes)
     return len({s[0] for s in shapes}) == 1 or all((m + 1) * n > most for m, n in shapes)
-
-
-def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in text).strip("-").replace("--", "-")
-
-
-def _save(figure: Any, path: Path) -> list[Path]:
-    written = []
-    for suffix, options in ((".png", {"dpi": 160}), (".svg", {"metadata": {"Date": None}})):
-        written.append(path.with_name(path.name + suffix))
-        figure.savefig(written[-1], **options)
-    plt.close(figure)
-    return written
 
 
 # Text
@@ -150,11 +141,6 @@ def _providers(rows: Iterable[Row]) -> list[str]:
 def _roofline(row: Row) -> str:
     """What the speed is a fraction of: a copy or, for gradients, an addition of the same bytes."""
     return "copy" if row.direction == "forward" else "add"
-
-
-def _what(row: Row) -> str:
-    text = row.function + (" backward" if row.direction == "backward" else "")
-    return f"{text}, {row.dtype}" + (f" to {row.out_dtype}" if row.out_dtype != row.dtype else "")
 
 
 def rows_text(rows: Sequence[Row]) -> str:
@@ -182,22 +168,22 @@ def _case_label(case: str, row: Row, separator: str) -> str:
     return case if shape in case else f"{case}{separator}{shape}"
 
 
-def _add_title(axes: Any, text: str, device: str, raised: float = 0) -> None:
-    """The title and the device under it, `raised` points above the axes."""
-    axes.set_title(text, loc="left", fontsize=13, fontweight="bold", pad=26 + raised)
+def _add_text(axes: Any, row: Row, of: str, device: str, failed: Sequence[Row], note: str, above: float = 0) -> None:
+    """The title and the device, `above` points over the axes.
+
+    Below them at how many points each provider has no time, and the suite, date and versions of the files.
+    """
+    title = row.function + (" backward" if row.direction == "backward" else "") + f", {row.dtype}"
+    title += (f" to {row.out_dtype}" if row.out_dtype != row.dtype else "") + of
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", pad=26 + above)
     place = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    axes.annotate(device, (0, 1), (0, 9 + raised), fontsize=9.5, color=_GREY, **place)
-
-
-def _add_foot(figure: Any, failed: Sequence[Row], note: str) -> None:
-    """Below the axes: at how many points each provider has no time, and the suite, date and versions of the files."""
+    axes.annotate(device, (0, 1), (0, 9 + above), fontsize=9.5, color=_GREY, **place)
     counts: dict[str, Counter[str]] = {}
     for row in failed:
         counts.setdefault(_why(row), Counter())[style(row.provider)[0]] += 1
     text = [f"{word}: " + ", ".join(f"{name} at {n}" for name, n in of.items()) for word, of in counts.items()]
-    figure.supxlabel(
-        "\n".join(["; ".join(text), note] if text else [note]), x=0.01, ha="left", fontsize=7.5, color=_GREY
-    )
+    foot = "\n".join(["; ".join(text), note] if text else [note])
+    axes.figure.supxlabel(foot, x=0.01, ha="left", fontsize=7.5, color=_GREY)
 
 
 # Curves
@@ -239,7 +225,7 @@ def _draw_curves(rows: Sequence[Row], failed: Sequence[Row], device: str, note: 
     axes.set_ylabel("GB/s, read + written")
     axes.grid(axis="y", color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
-    _add_title(axes, f"{_what(rows[0])}, {rows_text(rows)} of N", device)
+    _add_text(axes, rows[0], f", {rows_text(rows)} of N", device, failed, note)
     # The legend has the order of the curves at the longest row, and the copy last.
     ends = {style(name, names)[0]: points[name][-1][1] for name in names if points[name]}
     order = sorted(
@@ -247,7 +233,6 @@ def _draw_curves(rows: Sequence[Row], failed: Sequence[Row], device: str, note: 
     )
     handles, labels = zip(*order, strict=True)
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=10)
-    _add_foot(figure, failed, note)
     return figure
 
 
@@ -296,8 +281,7 @@ def _draw_cases(rows: Sequence[Row], failed: Sequence[Row], device: str, note: s
         columnspacing=1.4,
         handletextpad=0.5,
     )
-    _add_title(axes, _what(rows[0]), device, raised=legend)
-    _add_foot(figure, failed, note)
+    _add_text(axes, rows[0], "", device, failed, note, legend)
     return figure
 
 

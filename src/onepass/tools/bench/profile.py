@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from rich.console import Console
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -28,12 +28,12 @@ from onepass.tools.bench.cases import Case
 from onepass.tools.bench.collect_env import cpu_name, free_bytes
 from onepass.tools.bench.correctness import Checker
 from onepass.tools.bench.inputs import make_inputs, required_bytes
-from onepass.tools.bench.providers import Call, Provider, registry
+from onepass.tools.bench.providers import Provider, registry
 from onepass.tools.bench.providers.gallery import GalleryProvider
-from onepass.tools.bench.runner import DeviceLost, one_line
-from onepass.tools.bench.text_table import BASELINE, OURS, us_text
+from onepass.tools.bench.report import BASELINE, OURS, us_text
+from onepass.tools.bench.runner import DeviceLost, recover, synchronise
 from onepass.tools.gallery import VARIANTS, variant
-from onepass.tools.terminal import plain_table, rich_table, terminal
+from onepass.tools.terminal import table
 
 __all__ = ["Options", "ProfileLine", "Profiler", "contestants", "run"]
 
@@ -44,7 +44,7 @@ WARMUP = 3  # calls before the profile: TorchScript observes the first, compiles
 # are launched after the profile is prepared and before it records: more than there are contestants.
 SACRIFICED = 64
 # Kineto's log and torch's warnings: "USDT:2026-11-21 06:44:04 ...", "[W1121 06:44:04 collection.cpp:942] ..."
-_LOG = re.compile(r"^(?:[A-Z]+:\d{4}-\d\d-\d\d |\[[WE]\d{3,} )")
+_LOG = re.compile(rb"^(?:[A-Z]+:\d{4}-\d\d-\d\d |\[[WE]\d{3,} )")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def contestants(options: Options) -> tuple[list[Provider], dict[str, str]]:
     return list(chosen.values()), excluded
 
 
-def run(options: Options, say: Callable[[str], None] = print) -> tuple[int, list[ProfileLine]]:
+def run(options: Options, on: Console) -> tuple[int, list[ProfileLine]]:
     """Profiles, prints the tables, and returns the exit status and the lines of the side-by-side table.
 
     The status is 1 if a contestant was wrong or raised, or if the trace could not be written.
@@ -129,213 +129,172 @@ def run(options: Options, say: Callable[[str], None] = print) -> tuple[int, list
     import onepass
 
     chosen, excluded = contestants(options)
-    _check_memory(options, chosen)
-    where = f"{cpu_name()}, {torch.get_num_threads()} threads"
-    where = torch.cuda.get_device_name(options.device) if options.gpu else where
-    say(f"onepass {onepass.__version__}, torch {torch.__version__}, on {where}")
-    for name, reason in excluded.items():
-        say(f"  without {name}: {reason}")
-    calls = f"{options.calls} calls" if options.calls > 1 else "1 call"
-    if not options.warmup:
-        calls = f"the first {calls}" if options.calls > 1 else "the first call"
-    sort = options.sort or ("self_cuda_time_total" if options.gpu else "self_cpu_time_total")
-    profiler = Profiler(options.case, options.dtype, options.device, options.calls, options.warmup)
-    right, found, status = list[Provider](), list[ProfileLine](), 0
-    try:
-        for provider in chosen:
-            say(f"\n{provider.name}: {options.case.name} {options.dtype} on {options.device}, {calls}")
-            error, table, line = profiler.measure(provider, sort, options.limit)
-            if line is None:
-                say(error or "")
-                status = 1
-            else:
-                say(table)
-                found.append(line)
-                right.append(provider)
-    except DeviceLost as lost:
-        say(f"stopped: {lost}")
-        right, status = [], 1
-    if found:
-        show(found, options.gpu, say)
-    if options.gpu and any(not line.kernels for line in found):
-        # its warnings and errors; the rest of the log names stages
-        why = [text for text in profiler.log if text.startswith(("WARNING", "ERROR", "["))]
-        say(f"the profiler recorded no kernel where the table has 0: {why[-1] if why else 'it does not say why'}")
-    if options.trace and right:
-        try:
-            profiler.trace(right, options.trace)
-            say(f"trace: {options.trace}")
-        except OSError as error:
-            say(f"no trace: {error}")
-            status = 1
-    return status, found
-
-
-def _check_memory(options: Options, chosen: Sequence[Provider]) -> None:
-    """Raises ValueError for a matrix that does not fit into memory."""
     need = required_bytes(options.case, options.dtype)
     need += max(provider.workspace(options.case, options.dtype) for provider in chosen)
     need += 256 << 20 if options.gpu else 0  # the buffer that is zeroed before each profile
-    free = free_bytes(str(options.device))
+    free, size = free_bytes(str(options.device)), f"{options.case.name} {options.dtype}"
     if need > free:
-        size = f"{options.case.name} {options.dtype}"
         raise ValueError(f"{size} needs {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {options.device}")
+    where = f"{cpu_name()}, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name(options.device) if options.gpu else where
+    on.print(f"onepass {onepass.__version__}, torch {torch.__version__}, on {where}")
+    for name, reason in excluded.items():
+        on.print(f"  without {name}: {reason}")
+    calls = f"{options.calls} calls" if options.calls > 1 else "1 call"
+    if not options.warmup:
+        calls = f"the first {calls}" if options.calls > 1 else "the first call"
+    profiler = Profiler(options)
+    right, found, status = list[Provider](), list[ProfileLine](), 0
+    try:
+        for provider in chosen:
+            on.print(f"\n{provider.name}: {size} on {options.device}, {calls}")
+            text, line = profiler.measure(provider)
+            on.print(text, soft_wrap=True)
+            if line is None:
+                status = 1
+            else:
+                found.append(line)
+                right.append(provider)
+    except DeviceLost as lost:
+        on.print(f"stopped: {lost}")
+        right, status = [], 1
+    if found:
+        show(found, options.gpu, on)
+    if options.gpu and any(not line.kernels for line in found):
+        # its warnings and errors; the rest of the log names stages
+        why = [text for text in profiler.log if text.startswith(("WARNING", "ERROR", "["))]
+        reason = why[-1] if why else "it does not say why"
+        on.print(f"the profiler recorded no kernel where the table has 0: {reason}", soft_wrap=True)
+    if options.trace and right:
+        try:
+            profiler.trace(right, options.trace)
+            on.print(f"trace: {options.trace}")
+        except OSError as error:
+            on.print(f"no trace: {error}")
+            status = 1
+    return status, found
 
 
 # The profiler
 
 
 @contextlib.contextmanager
-def capture_log() -> Iterator[list[str]]:
-    """Collects what the profiler logs on stderr into the list; everything else still goes to stderr, at the end."""
-    log: list[str] = []
-    with warnings.catch_warnings():
+def capture_log(log: list[str]) -> Iterator[None]:
+    """Appends what the profiler logs on stderr to the list; everything else still goes to stderr, at the end."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         try:
-            _flush_stderr()
+            sys.stderr.flush()
             stderr = os.dup(2)
-        except OSError:  # stderr is closed, so that nothing can be logged
-            yield log
+        except (OSError, AttributeError):  # stderr is closed, so that nothing can be logged
+            yield
             return
-        with tempfile.TemporaryFile() as file:
-            os.dup2(file.fileno(), 2)
-            try:
-                yield log
-            finally:
-                _flush_stderr()
-                os.dup2(stderr, 2)
-                os.close(stderr)
-                file.seek(0)
-                for text in file:
-                    if _LOG.match(text.decode(errors="replace")):
-                        log.append(text.decode(errors="replace").strip())
-                    else:
-                        os.write(2, text)
-
-
-def _flush_stderr() -> None:
-    if sys.stderr is not None:
-        sys.stderr.flush()
+        file = stack.enter_context(tempfile.TemporaryFile())
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            file.seek(0)
+            for text in file:
+                if _LOG.match(text):
+                    log.append(text.decode(errors="replace").strip())
+                else:
+                    os.write(2, text)
 
 
 class Profiler:
-    """Checks and profiles contestants on one matrix, a case over the last dim.
+    """Checks and profiles contestants on one matrix, over its last dim. `log` is what the profiler logged.
 
-    Without `warmup`, the first call is profiled, with everything that it loads. `log` is what the profiler logged.
+    Without warm-up, the first call is profiled, with everything that it loads.
     """
 
-    def __init__(self, case: Case, dtype: str, device: torch.device, calls: int = 1, warmup: bool = True):
-        self.device, self.calls, self.warmup = device, calls, warmup
-        self.gpu = device.type == "cuda"
+    def __init__(self, options: Options):
+        self.options, self.device, self.gpu = options, options.device, options.gpu
         self.log: list[str] = []
-        self.inputs = make_inputs(case, dtype, device, 0).without_out()
+        self.inputs = make_inputs(options.case, options.dtype, self.device, 0).without_out()
+        self.checker = Checker(self.inputs, 0)
         with self._on_device(), self._record(), record_function("first"):
             torch.empty(1)  # the first profile of a process adds 2 ms to the call in it
-
-    @cached_property
-    def checker(self) -> Checker:
-        return Checker(self.inputs, 0)
 
     @cached_property
     def clocks(self) -> timing.Cuda:
         return timing.Cuda(self.device)
 
-    def measure(self, provider: Provider, sort: str, limit: int) -> tuple[str | None, str, ProfileLine | None]:
-        """What is wrong, or None; torch's table, with `limit` rows sorted by `sort`; and the line of this contestant.
+    def measure(self, provider: Provider) -> tuple[str, ProfileLine | None]:
+        """torch's table and the line of this contestant, or what is wrong with it and None.
 
         Raises DeviceLost if the contestant leaves the GPU in an error from which no later call recovers.
         """
-        with self._on_device():
-            try:
+        options = self.options
+        try:
+            with self._on_device():
                 call = provider.prepare(self.inputs)
-                error = self._warm_up(call) if self.warmup else None
-                if error is None:
-                    with self._record() as prof:
-                        result = self._call(provider.name, call)
-                    error = self._check(result)
-            except Exception as raised:  # a contestant may raise anything; its line then says so
-                error = self._recover(provider, raised)
-        if error is not None:
-            return error, "", None
+                for _ in range(WARMUP if options.warmup else 0):
+                    result = call()
+                synchronise(self.device)
+                if options.warmup and (wrong := self.checker.check(result)):
+                    return f"wrong: {wrong}", None
+                with self._record() as prof:
+                    result = self._call(provider)
+                if wrong := self.checker.check(result):
+                    return f"wrong: {wrong}", None
+        except Exception as error:  # a contestant may raise anything; its line then says so
+            return f"raised: {recover(self.device, provider.name, error)}", None
+        sort = options.sort or ("self_cuda_time_total" if options.gpu else "self_cpu_time_total")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            text = prof.key_averages().table(sort_by=sort, row_limit=limit)
-            line = make_line(provider.name, prof.events() or (), self.calls)
-        return None, text.rstrip(), line
+            text = prof.key_averages().table(sort_by=sort, row_limit=options.limit)
+            return text.rstrip(), make_line(provider.name, prof.events() or (), options.calls)
 
     def trace(self, chosen: Sequence[Provider], file: str) -> None:
         """Writes one more profile, of all contestants in turn, as a Chrome trace. Raises OSError."""
         with self._on_device(), self._record() as prof:
             for provider in chosen:
-                self._call(provider.name, provider.prepare(self.inputs))
-                self._synchronise()
+                self._call(provider)
+                synchronise(self.device)
         file = os.path.realpath(file)  # the export renames a file to this name, which would replace a link
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_bytes(b"")  # raises the errors that Kineto only logs
-        with capture_log() as log:
+        log: list[str] = []
+        with capture_log(log):
             prof.export_chrome_trace(file)
         if not os.path.getsize(file):
             raise OSError(log[-1] if log else f"{file}: the profiler wrote nothing")
 
-    def _warm_up(self, call: Call) -> str | None:
-        error = self._check(call())
-        for _ in range(WARMUP - 1 if error is None else 0):
-            call()
-        self._synchronise()
-        return error
-
-    def _call(self, name: str, call: Call) -> Tensor:
+    def _call(self, provider: Provider) -> torch.Tensor:
         """The calls, each recorded under the contestant's name, since not every contestant is an operator of torch."""
-        for _ in range(self.calls):
-            with record_function(name):
+        call = provider.prepare(self.inputs)
+        for _ in range(self.options.calls):
+            with record_function(provider.name):
                 result = call()
         return result
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[profile]:
         """A profile of what happens within. It ends when the GPU has finished."""
-        prof = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.gpu else [])])
-        with self._logged():
+        prof = profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * self.gpu])
+        with capture_log(self.log):
             prof.prepare_trace()
         if self.gpu:
             for _ in range(SACRIFICED):
                 self.clocks.flush[:1].zero_()
             self.clocks.spin_up(0.05)  # raises the clock rate and evicts the data from the L2
-            self._synchronise()
-        with self._logged():
+            synchronise(self.device)
+        with capture_log(self.log):
             prof.start_trace()
         try:
             yield prof
-            self._synchronise()
+            synchronise(self.device)
         finally:
-            with self._logged():
+            with capture_log(self.log):
                 prof.stop_trace()
 
-    @contextlib.contextmanager
-    def _logged(self) -> Iterator[None]:
-        with capture_log() as log:
-            yield
-        self.log += log
-
-    def _check(self, result: Tensor) -> str | None:
-        checked = self.checker.check(result)
-        return None if checked.ok else f"wrong: {checked}"
-
-    def _recover(self, provider: Provider, error: Exception) -> str:
-        try:
-            self._synchronise()
-        except Exception as lost:
-            raise DeviceLost(f"{provider.name} left the GPU unusable: {lost}") from error
-        if self.gpu:
-            torch.cuda.empty_cache()
-        return f"raised: {one_line(error)}"
-
-    def _synchronise(self) -> None:
-        if self.gpu:
-            torch.cuda.synchronize(self.device)
-
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
-        return torch.cuda.device(self.device) if self.gpu else contextlib.nullcontext()
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
 
 
 # The side-by-side table
@@ -348,79 +307,44 @@ def make_line(name: str, events: Iterable[Any], calls: int) -> ProfileLine:
     host = [e for e in events if e.device_type == DeviceType.CPU]
     # An annotation has an event on the device too, which spans all that it launched.
     device = [e for e in events if e.device_type != DeviceType.CPU and e.name not in annotations]
+    kernels = [e for e in device if not e.name.startswith(("Memcpy", "Memset"))]
+    by_kernel, by_operator = Counter[str](), Counter[str]()
+    for e in kernels:
+        by_kernel[e.name] += e.time_range.elapsed_us()
+    for e in host:
+        by_operator[OUTSIDE if e.is_user_annotation else e.name] += e.self_cpu_time_total
     return ProfileLine(
         name,
-        kernels=sum(not e.name.startswith(("Memcpy", "Memset")) for e in device) / calls,
+        kernels=len(kernels) / calls,
         device_us=sum(e.time_range.elapsed_us() for e in device) / calls,
-        kernel=_longest(
-            (e.name, e.time_range.elapsed_us()) for e in device if not e.name.startswith(("Memcpy", "Memset"))
-        ),
+        kernel=max(by_kernel, key=by_kernel.__getitem__, default=""),
         operators=sum(not e.is_user_annotation for e in host) / calls,
         host_us=sum(e.time_range.elapsed_us() for e in host if e.is_user_annotation and e.name == name) / calls,
-        operator=_longest((OUTSIDE if e.is_user_annotation else e.name, e.self_cpu_time_total) for e in host),
+        operator=max(by_operator, key=by_operator.__getitem__, default=""),
     )
 
 
-def _longest(times: Iterable[tuple[str, float]]) -> str:
-    total: dict[str, float] = {}
-    for name, us in times:
-        total[name] = total.get(name, 0.0) + us
-    return max(total, key=lambda name: total[name]) if total else ""
-
-
-def shorten(name: str, width: int) -> str:
-    """A kernel's name in at most `width` characters: without torch's namespaces, then without its middle.
-
-    >>> shorten("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>(float*, float const*)", 40)
-    'cunn_SoftMaxForward...at*, float const*)'
-    """
-    for noise in ("(anonymous namespace)::", "at::native::", "at::cuda::"):
-        name = name.replace(noise, "")
-    name = name.removeprefix("void ")
-    if len(name) <= width:
-        return name
-    room = max(width - 3, 2)
-    return f"{name[: room - room // 2]}...{name[len(name) - room // 2 :]}"
-
-
-def cells(lines: Sequence[ProfileLine], gpu: bool, width: int = 10_000) -> tuple[list[str], list[list[str]]]:
-    """(heads, rows) of the table. The last column is as wide as `width` permits, but at least 20 characters.
+def show(lines: Sequence[ProfileLine], gpu: bool, on: Console) -> None:
+    """Prints the table and how to read it.
 
     "of torch's" is the time relative to torch's, on the device or, without a GPU, on the host.
     """
-    times = [line.device_us if gpu else line.host_us for line in lines]
-    baseline = next((time for line, time in zip(lines, times, strict=True) if line.name == "torch"), 0.0)
-    if gpu:
-        heads = ["contestant", "kernels", "device us", "host us", "of torch's", "slowest kernel"]
-    else:
-        heads = ["contestant", "operators", "host us", "of torch's", "slowest operator"]
-    rows = []
-    for line, time in zip(lines, times, strict=True):
+    times = {line.name: line.device_us if gpu else line.host_us for line in lines}
+    baseline = times.get(BASELINE)
+    head = ["contestant", *(["kernels", "device us"] if gpu else ["operators"]), "host us", "of torch's"]
+    body = []
+    for line in lines:
         count, slowest = (line.kernels, line.kernel) if gpu else (line.operators, line.operator)
-        row = [line.name, f"{count:.4g}", *([us_text(time) if time else "-"] if gpu else []), us_text(line.host_us)]
-        rows.append([*row, f"{time / baseline:.2f}" if time and baseline else "-", slowest])
-    taken = sum(max(map(len, column)) + 2 for column in list(zip(heads, *rows, strict=True))[:-1])
-    for row in rows:
-        row[-1] = shorten(row[-1], max(width - taken, 20)) or "-"
-    return heads, rows
-
-
-def show(lines: Sequence[ProfileLine], gpu: bool, say: Callable[[str], None] = print) -> None:
-    """Prints the table and how to read it."""
-    title = "each number is per call" + ("; device time is of everything that ran on the GPU" if gpu else "")
-    note = "host times include the cost of the profiler itself; `onepass bench` times without it"
-    console = terminal()
-    # rich draws its table 7 characters wider: a blank at each edge and between two columns
-    width = console.width - 7 if console else shutil.get_terminal_size((120, 24)).columns
-    heads, rows = cells(lines, gpu, width)
-    left = {0, len(heads) - 1}
-    if console is None:
-        say(f"\n{title}\n{plain_table(heads, rows, left)}\n{note}")
-        return
-    table = rich_table(heads, rows, left, title=title)
-    times = [line.device_us if gpu else line.host_us for line in lines]
-    if any(times):
-        table.rows[times.index(min(filter(None, times)))].style = "bold green"
-    console.print()
-    console.print(table)
-    console.print(note, style="dim", markup=False)
+        for noise in ("(anonymous namespace)::", "at::native::", "at::cuda::", "void "):
+            slowest = slowest.replace(noise, "")
+        time = times[line.name]
+        device = [us_text(time) if time else "-"] if gpu else []
+        ratio = f"{time / baseline:.2f}" if time and baseline else "-"
+        body.append([line.name, f"{count:.4g}", *device, us_text(line.host_us), ratio, slowest or "-"])
+    last = len(head)
+    made = table([*head, "slowest kernel" if gpu else "slowest operator"], body, left={0, last}, fold=last)
+    for row, line in zip(made.rows, lines, strict=True):
+        row.style = "bold green" if times[line.name] and times[line.name] == min(filter(None, times.values())) else ""
+    on.print("\neach number is per call" + ("; device time is of everything that ran on the GPU" if gpu else ""))
+    on.print(made)
+    on.print("host times include the cost of the profiler itself; `onepass bench` times without it", style="dim")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -75,78 +74,36 @@ class Results:
 
 
 _FIELDS = {field.name: str(field.type) for field in fields(Row)}  # the annotations, which the checks read
-_NONE = type(None)
-_TYPES = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "list[int]": (list,), "None": (_NONE,)}
+_TYPES = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "list[int]": (list,)}
+_TYPES["None"] = (type(None),)
 
 
 def parse(data: Any, where: str = "results") -> Results:
     """Checks decoded JSON against the schema. Raises ResultsError for the first thing that is wrong."""
-    if not isinstance(data, Mapping):
-        raise ResultsError(f"{where}: a results file is an object, got {_describe(data)}")
+
+    def expect(value: Any, kind: type, name: str, what: str) -> None:
+        if not isinstance(value, kind):
+            raise ResultsError(f"{where}: {name} should be {what}, got {_describe(value)}")
+
+    expect(data, dict, "a results file", "an object")
     schema = data.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise ResultsError(f"{where}: schema {schema!r} is not known, this version reads schemas 1 to {SCHEMA}")
     environment, rows = data.get("environment"), data.get("rows")
-    if not isinstance(environment, Mapping):
-        raise ResultsError(f"{where}: 'environment' should be an object, got {_describe(environment)}")
-    missing = [name for name in ENVIRONMENT if name not in environment]
-    if missing:
+    expect(environment, dict, "'environment'", "an object")
+    if missing := [name for name in ENVIRONMENT if name not in environment]:
         raise ResultsError(f"{where}: 'environment' lacks {', '.join(missing)}")
-    if not isinstance(rows, Sequence) or isinstance(rows, str):
-        raise ResultsError(f"{where}: 'rows' should be a list, got {_describe(rows)}")
+    expect(rows, list, "'rows'", "a list")
     added_later = {name: None for name, first in ADDED.items() if first > schema}
-    return Results(dict(environment), [_parse_row(row, f"{where}: row {i}", added_later) for i, row in enumerate(rows)])
+    for i, row in enumerate(rows):
+        expect(row, dict, f"row {i}", "an object")
+    return Results(environment, [_parse_row(added_later | row, f"{where}: row {i}") for i, row in enumerate(rows)])
 
 
-def load(path: str | Path) -> Results:
-    """Reads and checks one file. Raises ResultsError if it is missing, not JSON or not of the schema."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ResultsError(f"{path}: not a text file") from None
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ResultsError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from None
-    return parse(data, str(path))
-
-
-def save(results: Results, path: str | Path) -> None:
-    """Writes a temporary file beside `path` and renames it: a reader finds the old or the new file, never a part."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    whole = as_text(results, str(path))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(whole)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it 0600; a results file is as readable as any other
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def as_text(results: Results, where: str = "results") -> str:
-    """The text of a file, checked as `load` does. A row is one line, so that `diff` compares two files row by row."""
-    data = parse(json.loads(json.dumps(results.as_dict(), allow_nan=False)), where).as_dict()
-    head = json.dumps(data["environment"], indent=2).replace("\n", "\n  ")
-    rows = ",\n".join("    " + json.dumps(row) for row in data["rows"])
-    rows = f"[\n{rows}\n  ]" if rows else "[]"
-    return f'{{\n  "schema": {SCHEMA},\n  "environment": {head},\n  "rows": {rows}\n}}\n'
-
-
-def _parse_row(row: Any, where: str, added_later: Mapping[str, None]) -> Row:
-    if not isinstance(row, Mapping):
-        raise ResultsError(f"{where} should be an object, got {_describe(row)}")
-    row = {**added_later, **row}
+def _parse_row(row: dict[str, Any], where: str) -> Row:
     for word, names in (("lacks", set(_FIELDS) - set(row)), ("has unknown", set(row) - set(_FIELDS))):
         if names:
-            raise ResultsError(f"{where} {word} {', '.join(sorted(map(str, names)))}")
+            raise ResultsError(f"{where} {word} {', '.join(sorted(names))}")
     for name, value in row.items():
         types = [kind for part in _FIELDS[name].split(" | ") for kind in _TYPES[part]]
         if not isinstance(value, tuple(types)) or (isinstance(value, bool) and bool not in types):
@@ -160,3 +117,35 @@ def _parse_row(row: Any, where: str, added_later: Mapping[str, None]) -> Row:
 
 def _describe(value: Any) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
+
+
+def load(path: str | Path) -> Results:
+    """Reads and checks one file. Raises ResultsError if it is missing, not JSON or not of the schema."""
+    try:
+        return parse(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ResultsError(f"{path}: not a text file") from None
+    except json.JSONDecodeError as error:
+        raise ResultsError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from None
+
+
+def save(results: Results, path: str | Path) -> None:
+    """Writes a temporary file beside `path` and renames it: a reader finds the old or the new file, never a part."""
+    path = Path(path)
+    whole = as_text(results, str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        part = Path(folder, "part")
+        part.write_text(whole, encoding="utf-8")
+        os.replace(part, path)
+
+
+def as_text(results: Results, where: str = "results") -> str:
+    """The text of a file, checked as `load` does. A row is one line, so that `diff` compares two files row by row."""
+    data = parse(json.loads(json.dumps(results.as_dict(), allow_nan=False)), where).as_dict()
+    head = json.dumps(data["environment"], indent=2).replace("\n", "\n  ")
+    rows = ",\n".join("    " + json.dumps(row) for row in data["rows"])
+    rows = f"[\n{rows}\n  ]" if rows else "[]"
+    return f'{{\n  "schema": {SCHEMA},\n  "environment": {head},\n  "rows": {rows}\n}}\n'

@@ -12,16 +12,52 @@ from onepass.tools.bench import graph, timing
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.collect_env import environment, free_bytes
 from onepass.tools.bench.correctness import Checker, reference_bytes
-from onepass.tools.bench.disturbed import MIN_SAMPLES, mark_disturbed, slow_copies, spread_reason
 from onepass.tools.bench.inputs import Inputs, make_inputs, replicate, required_bytes
-from onepass.tools.bench.progress import NullProgress
-from onepass.tools.bench.providers import COPY, Provider, UnsupportedCase, copy_of_input
+from onepass.tools.bench.providers import COPY, Provider, copy_of_input
+from onepass.tools.bench.report import Progress
 from onepass.tools.bench.results import Results, Row
+from onepass.tools.bench.stats import MIN_SAMPLES, Stats, mark_disturbed, slow_copies, spread_reason
 from onepass.tools.bench.timing import Budget
 
 
 class DeviceLost(RuntimeError):
     """A provider left the GPU in an error from which no later call recovers."""
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def recover(device: torch.device, who: str, error: Exception) -> str:
+    """The error of a provider in one line. Raises DeviceLost if the GPU does not respond any more."""
+    try:
+        synchronise(device)
+    except Exception as lost:
+        raise DeviceLost(f"{who} left the GPU unusable: {lost}") from error
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    text = (str(error).strip() or repr(error)).splitlines()[0]
+    return f"{type(error).__name__}: {text}"[:300]
+
+
+@dataclass
+class _Entry:
+    """A provider on a case: its row, the call that is timed, and one that allocates its result."""
+
+    provider: Provider
+    row: Row
+    call: Callable[[], Any] = lambda: None
+    allocating_call: Callable[[], Any] = lambda: None
+    dropped: bool = False  # because another provider runs the same engine
+
+    @property
+    def right(self) -> bool:
+        return self.row.error is None and not self.dropped
+
+    def set_times(self, stats: Stats, call_us: float) -> None:
+        self.row.median_us, self.row.p20_us, self.row.p80_us = stats.median, stats.p20, stats.p80
+        self.row.call_us, self.row.ok, self.row.disturbed = call_us, True, spread_reason(stats)
 
 
 @dataclass
@@ -30,7 +66,7 @@ class Runner:
 
     device: torch.device
     providers: Sequence[Provider]
-    progress: NullProgress = field(default_factory=NullProgress)
+    progress: Progress = field(default_factory=Progress)
     budget: Budget = timing.FULL
     seed: int = 0
     named: frozenset[str] = frozenset()  # providers to run even if another one runs the same engine
@@ -38,8 +74,7 @@ class Runner:
     graph: bool = False  # whether to measure the time in a CUDA graph too
 
     def __post_init__(self) -> None:
-        self.results = Results(environment(str(self.device)), [])
-        self.results.environment["seed"] = self.seed
+        self.results = Results({**environment(str(self.device)), "seed": self.seed}, [])
         self.clocks: timing.Cuda | None = None
         if self.device.type == "cuda":
             self.clocks = timing.Cuda(self.device)
@@ -54,65 +89,64 @@ class Runner:
         judge = self.budget.max_samples >= MIN_SAMPLES
         try:
             for case, dtype in cases:
-                groups.append(self._run_and_report(case, dtype))
+                groups.append(self._run_case(case, dtype))
                 self.results.rows.extend(groups[-1])
             slow = slow_copies(self.results.rows) if judge else {}
             retry = [i for i, rows in enumerate(groups) if any(r.disturbed or r.key() in slow for r in rows)]
             if retry:
                 self.progress.retry(len(retry))
             for i in retry:
-                groups[i] = self._run_and_report(*cases[i])
+                groups[i] = self._run_case(*cases[i])
                 self.results.rows[:] = [row for rows in groups for row in rows]
         finally:
             if judge:
                 mark_disturbed(self.results.rows)
         return self.results
 
-    def _run_and_report(self, case: Case, dtype: str) -> list[Row]:
+    def _run_case(self, case: Case, dtype: str) -> list[Row]:
         self.progress.start_case(case, dtype)
-        rows = self._run_case(case, dtype)
+        entries = [_Entry(p, self._new_row(p, case, dtype)) for p in (COPY, *self.providers)]
+        self._measure(entries, case, dtype)
+        rows = [entry.row for entry in entries if not entry.dropped]
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # the next case has other sizes, so that cached blocks would only add to them
         self.progress.finish_case(rows)
         return rows
 
-    def _run_case(self, case: Case, dtype: str) -> list[Row]:
+    def _measure(self, entries: list[_Entry], case: Case, dtype: str) -> None:
+        """Fills the rows in."""
         free = self.free() if self.free else free_bytes(str(self.device))
         free -= free // 10  # reserved for everything else
-        entries = [_Entry(p, self._new_row(p, case, dtype)) for p in [COPY, *self.providers]]
-        rows = [e.row for e in entries]
         need = required_bytes(case, dtype) + reference_bytes(case)
         if need > free:
             reason = f"skipped: needs {_size(need)}, {_size(free)} are free"
             self.progress.say(f"{case.name}, {dtype}: {reason}")
-            for row in rows:
-                row.error = reason
-            return rows
-        for entry in entries:
-            if not entry.provider.is_roofline:
-                self._reject_unsupported(entry, case, dtype, free - need)
+            for entry in entries:
+                entry.row.error = reason
+            return
+        for entry in entries[1:]:
+            self._reject_unsupported(entry, case, dtype, free - need)
         self.progress.status("making data")
         inputs = make_inputs(case, dtype, self.device, self.seed)
-        for row in rows:
-            row.strides = list(inputs.x.stride())
-        entries = self._drop_duplicates([e for e in entries if e.row.error is None], inputs, rows)
+        for entry in entries:
+            entry.row.strides = list(inputs.x.stride())
+        self._drop_duplicates([e for e in entries if e.right], inputs)
         self.progress.status("computing the reference")
         checker = Checker(inputs, self.seed)
-        for entry in entries:
+        for entry in (e for e in entries if e.right):
             self._check(entry, checker, inputs)
         del checker
-        right = [e for e in entries if e.row.error is None]
+        right = [e for e in entries if e.right]
         if self.clocks is None:
             input_us = self._time_cpu(right, inputs)
         else:
             input_us = self._time_cuda(right, inputs, self.clocks, free - need)
-        copy_us = rows[0].median_us
-        for row in rows:
+        copy_us = entries[0].row.median_us
+        for row in (entry.row for entry in right):
             if row.ok and row.median_us and copy_us:
                 row.gbps = row.bytes / row.median_us * 1e-3
                 row.copy_fraction = copy_us / row.median_us
                 row.input_copy_us = input_us
-        return rows
 
     def _new_row(self, provider: Provider, case: Case, dtype: str) -> Row:
         return Row(
@@ -138,49 +172,39 @@ class Runner:
         if reason is not None:
             entry.row.error = f"unsupported: {reason}"
         elif takes > free:
-            entry.row.error = f"skipped: takes {_size(takes)} more, {_size(free)} are free"
-            self._report_error(entry)
+            self._fail(entry, f"skipped: takes {_size(takes)} more, {_size(free)} are free")
 
-    def _drop_duplicates(self, entries: list[_Entry], inputs: Inputs, rows: list[Row]) -> list[_Entry]:
+    def _drop_duplicates(self, entries: Sequence[_Entry], inputs: Inputs) -> None:
         """Records the engine of each provider, and drops one whose engine another provider runs already."""
-        kept: list[_Entry] = []
+        seen = set[str]()
         for entry in entries:
             try:
-                entry.row.engine = entry.provider.engine(inputs)
+                engine = entry.row.engine = entry.provider.engine(inputs)
             except Exception as error:  # a provider may raise anything; the row then shows it
-                entry.fail(error)
-                self._report_error(entry)
+                self._fail(entry, f"raised: {self._recover(entry, error)}")
                 continue
-            engine = entry.row.engine
-            duplicate = engine is not None and any(e.row.engine == engine for e in kept)
-            if duplicate and entry.row.provider not in self.named:
-                rows.remove(entry.row)
-            else:
-                kept.append(entry)
-        return kept
+            entry.dropped = engine in seen and entry.row.provider not in self.named
+            seen.update([engine] if engine else [])
 
     def _check(self, entry: _Entry, checker: Checker, inputs: Inputs) -> None:
         """Checks every call that will be timed, into an output filled with NaN. The copy has no definition."""
         self.progress.status(f"checking {entry.row.provider}")
-        entry.prepare(inputs)
-        calls = dict.fromkeys([entry.call, entry.allocating_call])
-        for call in calls if not entry.row.error and not entry.provider.is_roofline else ():
-            try:
-                checker.poison_out()
-                result = checker.check(call())
-                self._synchronise()
-            except UnsupportedCase as error:
-                entry.row.error = f"unsupported: {error}"
+        provider = entry.provider
+        try:
+            entry.call = entry.allocating_call = provider.prepare(inputs)
+            if provider is COPY:
                 return
-            except Exception as error:
-                entry.fail(error)
-                self._recover(entry)
-                break
-            if not result.ok:
-                entry.row.error = f"wrong: {result}"
-                break
-        if entry.row.error:
-            self._report_error(entry)
+            if provider.writes_out(inputs):
+                entry.allocating_call = provider.prepare(inputs.without_out())
+            for call in dict.fromkeys([entry.call, entry.allocating_call]):
+                checker.poison_out()
+                wrong = checker.check(call())
+                synchronise(self.device)
+                if wrong:
+                    self._fail(entry, f"wrong: {wrong}")
+                    return
+        except Exception as error:
+            self._fail(entry, f"raised: {self._recover(entry, error)}")
 
     def _time_cpu(self, entries: Sequence[_Entry], inputs: Inputs) -> float | None:
         """Times all in turns: calls into a given output, then calls that allocate. Returns the input copy's time."""
@@ -191,8 +215,7 @@ class Runner:
         self.progress.status(f"timing {len(entries)} in turns, each result newly allocated")
         allocating = timing.alternate({e.row.provider: e.allocating_call for e in entries}, self.budget)
         for entry in entries:
-            entry.set_times(stats[entry.row.provider])
-            entry.row.call_us = allocating[entry.row.provider].median
+            entry.set_times(stats[entry.row.provider], allocating[entry.row.provider].median)
         return stats[""].median if copy else None
 
     def _time_cuda(self, entries: Sequence[_Entry], inputs: Inputs, clocks: timing.Cuda, free: int) -> float | None:
@@ -203,12 +226,9 @@ class Runner:
             self.progress.status(f"timing {entry.row.provider}")
             try:
                 stats = clocks.cold(entry.call, self.budget)
-                entry.row.call_us = clocks.back_to_back(entry.allocating_call, self.budget)
-                entry.set_times(stats)
+                entry.set_times(stats, clocks.back_to_back(entry.allocating_call, self.budget))
             except Exception as error:
-                entry.fail(error)
-                self._recover(entry)
-                self._report_error(entry)
+                self._fail(entry, f"raised: {self._recover(entry, error)}")
         if self.graph:
             self._time_graphs([e for e in entries if e.row.ok], inputs, clocks, free)
         return input_us
@@ -220,66 +240,24 @@ class Runner:
         buffers: list[Inputs] = []
         for entry in entries:
             self.progress.status(f"timing {entry.row.provider} in a graph")
-            takes = 0 if entry.provider.is_roofline else entry.provider.workspace(inputs.case, inputs.dtype)
+            takes = 0 if entry.provider is COPY else entry.provider.workspace(inputs.case, inputs.dtype)
             entry.row.graph_error = graph.cannot_capture(count, size, takes, free)
             if entry.row.graph_error:
                 continue
             try:
                 buffers = buffers or replicate(inputs, count)
                 calls = [entry.provider.prepare(buffer) for buffer in buffers]
-                clock = graph.GraphClock(self.device)
-                entry.row.graph_us = clock.time(calls, entry.row.median_us or 0.0, self.budget.seconds)
+                about = entry.row.median_us or 0.0
+                entry.row.graph_us = graph.time_launch(self.device, calls, about, self.budget.seconds)
             except Exception as error:
-                entry.row.graph_error = one_line(error)
-                self._recover(entry)
+                entry.row.graph_error = self._recover(entry, error)
 
-    def _recover(self, entry: _Entry) -> None:
-        """After an error: continues only if the GPU still responds."""
-        try:
-            self._synchronise()
-        except Exception as error:
-            raise DeviceLost(f"{entry.row.provider} left the GPU unusable on {entry.row.case}: {error}") from error
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+    def _recover(self, entry: _Entry, error: Exception) -> str:
+        return recover(self.device, f"{entry.row.provider} on {entry.row.case}", error)
 
-    def _synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _report_error(self, entry: _Entry) -> None:
-        row = entry.row
-        self.progress.say(f"{row.case}, {row.dtype}, {row.provider}: {row.error}")
-
-
-@dataclass
-class _Entry:
-    """A provider on a case: its row, and the calls that `prepare` makes."""
-
-    provider: Provider
-    row: Row
-    call: Callable[[], Any] = lambda: None
-    allocating_call: Callable[[], Any] = lambda: None
-
-    def prepare(self, inputs: Inputs) -> None:
-        try:
-            self.call = self.allocating_call = self.provider.prepare(inputs)
-            if self.provider.writes_out(inputs) and not self.provider.is_roofline:
-                self.allocating_call = self.provider.prepare(inputs.without_out())
-        except Exception as error:
-            self.fail(error)
-
-    def set_times(self, stats: timing.Stats) -> None:
-        self.row.median_us, self.row.p20_us, self.row.p80_us = stats.median, stats.p20, stats.p80
-        self.row.ok, self.row.disturbed = True, spread_reason(stats)
-
-    def fail(self, error: BaseException) -> None:
-        self.row.error = f"raised: {one_line(error)}"[:300]
-
-
-def one_line(error: BaseException) -> str:
-    """The type and the first line of an exception."""
-    text = (str(error).strip() or repr(error)).splitlines()[0]
-    return f"{type(error).__name__}: {text}"[:300]
+    def _fail(self, entry: _Entry, error: str) -> None:
+        entry.row.error = error[:300]
+        self.progress.say(f"{entry.row.case}, {entry.row.dtype}, {entry.row.provider}: {entry.row.error}")
 
 
 def _size(count: int) -> str:

@@ -79,7 +79,8 @@ def bench(show: bool, json_file: str | None, **options: Any) -> int:
     try:
         if show:
             at = cli_run.parse_device(options["device"])
-            answer(json_file, lambda: cli_run.list_data(at), lambda: click.echo(cli_run.list_text(at)))
+            data = cli_run.list_data(at)
+            answer(json_file, lambda: data, lambda: click.echo(cli_run.list_text(data)))
             return 0
         return cli_run.bench(cli_run.Options(**options, json=json_file))
     except ValueError as error:

@@ -15,13 +15,7 @@ from onepass.tools.cli.params import Command, answer, check_finite, json_option,
 @click.argument("sizes", nargs=-1, required=True, metavar="SIZES...")
 @click.option("--dtype", default="float32", show_default=True, help="Dtype of the input: f32, bf16, f16 or f64.")
 @click.option("--out-dtype", help="Dtype of the result, if it differs.")
-@click.option(
-    "--dim",
-    default="-1",
-    show_default=True,
-    metavar="DIM[,DIM...]",
-    help="The dim, or several, that the softmax reduces.",
-)
+@click.option("--dim", default="-1", show_default=True, metavar="DIM[,DIM...]", help="What the softmax reduces.")
 @click.option(
     "--device",
     metavar="DEVICE",
@@ -64,11 +58,6 @@ def explain(
             out_dtype=getattr(torch, parse_dtype(out_dtype)) if out_dtype else None,
             **options,
         )
-    except (
-        ValueError,
-        TypeError,
-        IndexError,
-        RuntimeError,
-    ) as error:  # torch raises these for a wrong dim, dtype or engine
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:  # a wrong dim, dtype or engine
         raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
     answer(json_file, explanation.as_dict, lambda: click.echo(explanation))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -45,24 +47,24 @@ def _print_list() -> None:
     from onepass.tools.gallery import VARIANTS
 
     console = terminal()
+    rows = [
+        (f"{number:>2}", v.name, v.language, v.runs_on, *_traffic(v), _first_sentence(v.header.idea))
+        for number, v in enumerate(VARIANTS.values(), 1)
+    ]
     if console is None:
-        for number, variant in enumerate(VARIANTS.values(), 1):
-            reads, writes = _traffic(variant)
-            head = f"{number:>2}  {variant.name:<17}  {variant.language:<6}  {variant.runs_on:<10}"
-            click.echo(f"{head}  reads {reads:<12}  writes {writes:<9}  {_first_sentence(variant.header.idea)}")
+        for number, name, language, runs_on, reads, writes, idea in rows:
+            head = f"{number}  {name:<17}  {language:<6}  {runs_on:<10}"
+            click.echo(f"{head}  reads {reads:<12}  writes {writes:<9}  {idea}")
     else:
         from rich import box
         from rich.table import Table
-        from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for head in ("", "variant", "runs on", "reads\nwrites"):
-            table.add_column(head, no_wrap=True, justify="left" if head else "right")
+        for title in ("", "variant\nlanguage", "runs on", "reads\nwrites"):
+            table.add_column(title, no_wrap=True)
         table.add_column("idea", ratio=1)
-        for number, variant in enumerate(VARIANTS.values(), 1):
-            name = Text.assemble((variant.name, "bold"), "\n", (variant.language, "dim"))
-            traffic, idea = "\n".join(_traffic(variant)), _first_sentence(variant.header.idea)
-            table.add_row(str(number), name, variant.runs_on, traffic, idea)
+        for number, name, language, runs_on, reads, writes, idea in rows:
+            table.add_row(number, f"[bold]{name}[/]\n{language}", runs_on, f"{reads}\n{writes}", idea)
         console.print(table)
     for text in _NOTES:
         click.echo(text if console is None else click.style(text, dim=True))
@@ -87,11 +89,10 @@ def _list_data() -> list[dict[str, Any]]:
 
 def _traffic(variant: Variant) -> tuple[str, str]:
     """(reads, writes) for an M x N matrix; in brackets the part that remains while a cache serves the others."""
-    from onepass.tools.gallery.variants import format_count
-
-    total, cached = variant.header.traffic, variant.header.cached
-    pairs = ((total.reads, cached and cached.reads), (total.writes, cached and cached.writes))
-    reads, writes = (format_count(a) + (f" ({format_count(b)})" if b and b != a else "") for a, b in pairs)
+    total = variant.header.traffic
+    cached = variant.header.cached or total
+    pairs = (total.reads, cached.reads), (total.writes, cached.writes)
+    reads, writes = (str(a) if a == b else f"{a} ({b})" for a, b in pairs)
     return reads, writes
 
 
@@ -121,10 +122,36 @@ def show(name: str, path: bool) -> None:
     console.print(lexer.highlight(variant.source.rstrip("\n")), soft_wrap=True)
 
 
+_MEANING = {
+    "max": "At the end every lane holds the largest value of all.",
+    "sum": "At the end every lane holds the sum of all values.",
+    "id": "Each lane reads the value of lane ^ mask: first lower and upper lanes swap, with mask 1 neighbours.",
+}
+
+
+def butterfly(values: Sequence[int], op: str) -> list[tuple[int, list[int]]]:
+    """(mask, the value of each lane after the exchange with that mask), from the largest mask to 1.
+
+    With mask m, a lane reads from the lane whose number differs in bit m. With `max` and `sum` it merges the value into
+    its own, and after the last exchange every lane has merged the values of all. With `id` it only receives, and each
+    exchange is of the values at the start. There are 2, 4, 8, 16 or 32 lanes.
+
+    >>> butterfly([0, 1, 2, 3], "sum")
+    [(2, [2, 4, 2, 4]), (1, [6, 6, 6, 6])]
+    >>> butterfly([0, 1, 2, 3], "id")
+    [(2, [2, 3, 0, 1]), (1, [1, 0, 3, 2])]
+    """
+    merge: dict[str, Any] = {"max": max, "sum": operator.add}
+    current, steps = list(values), []
+    for mask in (mask for mask in (16, 8, 4, 2, 1) if mask < len(values)):
+        received = [(values if op == "id" else current)[lane ^ mask] for lane in range(len(values))]
+        current = received if op == "id" else list(map(merge[op], current, received))
+        steps.append((mask, current))
+    return steps
+
+
 @gallery.command(short_help="Print the butterfly exchange of a warp, lane by lane.")
-@click.option(
-    "--op", type=click.Choice(["max", "sum", "id"]), default="max", show_default=True, help="The merge; id: none."
-)
+@click.option("--op", type=click.Choice(list(_MEANING)), default="max", show_default=True, help="The merge; id: none.")
 @click.option(
     "--lanes", type=click.Choice(["32", "16", "8", "4", "2"]), default="32", show_default=True, help="Lanes to show."
 )
@@ -134,23 +161,16 @@ def shuffle(op: str, lanes: str) -> None:
     A row shows the values of the lanes after the exchange with that mask. With max and sum a lane merges the value that
     it receives into its own; with id it shows the value that it receives.
     """
-    from onepass.tools.gallery.shuffle import butterfly, summary
-
     values = list(range(int(lanes)))
     steps = butterfly(values, op)
     width = max(len(str(value)) for _, after in steps for value in after)
     colours = terminal() is not None
     for mask, row in [(0, values), *steps]:
-        styled = [f"{value:>{width}}" for value in row]
-        if colours:  # lanes that exchange with each other have different colours
-            styled = [
-                click.style(
-                    cell, **({"fg": "magenta" if lane & mask else "cyan", "bold": True} if mask else {"dim": True})
-                )
-                for lane, cell in enumerate(styled)
-            ]
-        click.echo(f"{f'mask={mask}:' if mask else 'lane':<8} {' '.join(styled)}", color=colours)
-    click.echo(f"\n{summary(values, op)}")
+        cells = [f"{value:>{width}}" for value in row]
+        if colours and mask:  # lanes that exchange with each other have different colours
+            cells = [click.style(cell, fg="magenta" if lane & mask else "cyan") for lane, cell in enumerate(cells)]
+        click.echo(f"{f'mask={mask}:' if mask else 'lane':<8} {' '.join(cells)}", color=colours)
+    click.echo(f"\n{_MEANING[op]}")
 
 
 class _LaunchCommand(Command):
@@ -160,7 +180,7 @@ class _LaunchCommand(Command):
         from onepass.tools.gallery.launch_params import LAUNCH_PARAMS
 
         options = [
-            click.Option([_flag(name), name], type=int, metavar="N", help=f"{about[0].upper()}{about[1:]}.")
+            click.Option([f"--{name.replace('_', '-')}"], type=int, metavar="N", help=f"{about[0].upper()}{about[1:]}.")
             for name, (about, *_) in LAUNCH_PARAMS.items()
         ]
         own = super().get_params(ctx)
@@ -179,15 +199,7 @@ class _LaunchCommand(Command):
 @click.option("--no-baseline", is_flag=True, help="Do not time torch beside it.")
 @json_option("the results")
 def run(
-    name: str,
-    rows: int,
-    n: int,
-    dtype: str,
-    device: str | None,
-    seed: int,
-    no_baseline: bool,
-    json_file: str | None,
-    **launch_params: int | None,
+    name: str, rows: int, n: int, dtype: str, device: str | None, seed: int, json_file: str | None, **options: Any
 ) -> int:
     """Check the variant NAME on an M x N matrix against the definition, then time it beside a copy and torch.
 
@@ -201,23 +213,20 @@ def run(
     from onepass.tools.bench.cases import Case
     from onepass.tools.bench.providers.gallery import GalleryProvider, unsupported
 
+    dtype = parse_dtype(dtype)
     case = Case("gallery", f"{rows}x{n}", (rows, n))
-    given = {key: value for key, value in launch_params.items() if value is not None}
+    baseline = not options.pop("no_baseline")
+    given = {key: value for key, value in options.items() if value is not None}
     try:
-        dtype = parse_dtype(dtype)
         at = cli_run.parse_device(device)
-        variant.check_launch_params(given, _flag)
+        variant.check_launch_params(given)
         if (reason := variant.unavailable(at)) is not None:
-            raise click.UsageError(f"{variant.name} cannot run on {at}: {reason}")
+            raise ValueError(f"cannot run on {at}: {reason}")
         if (reason := unsupported(variant, case, dtype)) is not None:
-            raise click.UsageError(f"{variant.name}: {reason}")
+            raise ValueError(reason)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise click.UsageError(str(error)) from error
-    return cli_run.bench_variant(GalleryProvider(variant, **given), case, dtype, at, not no_baseline, seed, json_file)
-
-
-def _flag(parameter: str) -> str:
-    return f"--{parameter.replace('_', '-')}"
+        raise click.UsageError(f"{name}: {error}") from error
+    return cli_run.bench_variant(GalleryProvider(variant, **given), case, dtype, at, baseline, seed, json_file)
 
 
 def _variant(name: str) -> Variant:

@@ -77,6 +77,7 @@ def profile(
     check_writable(trace)
     from onepass.tools.bench.cli_run import messages_on_stderr, parse_device
     from onepass.tools.bench.profile import Options, run
+    from onepass.tools.terminal import console
 
     try:
         at = parse_device(device)
@@ -84,7 +85,7 @@ def profile(
             raise click.UsageError(f"--sort {sort} needs a GPU, and this runs on {at}")
         chosen = Options(*shape, at, dtype_name, flat(names), sort=sort, warmup=not no_warmup, trace=trace, **options)
         with messages_on_stderr(json_file):
-            status, lines = run(chosen, click.echo)
+            status, lines = run(chosen, console())
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     about = {"rows": shape[0], "n": shape[1], "dtype": dtype_name, "device": str(at), "calls": chosen.calls}

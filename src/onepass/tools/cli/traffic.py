@@ -1,22 +1,29 @@
-"""`onepass traffic`."""
+"""`onepass traffic`: predicted traffic, and beside it the traffic that ncu counted."""
 
 from __future__ import annotations
 
-import contextlib
-import math
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.params import Command, Names, answer, flat, json_option, parse_dtype, parse_ints
-from onepass.tools.terminal import terminal
+from onepass.tools.cli.params import Command, Names, answer, check_finite, flat, json_option, parse_dtype, parse_ints
 
 if TYPE_CHECKING:
-    from onepass.tools.gallery.traffic_table import Report, Target
+    import torch
+
+    from onepass import Explanation
+    from onepass.tools.gallery.ncu import Counts, Measurement
+    from onepass.tools.gallery.traffic import Prediction
 
 _MAX_ELEMENTS = 2**60  # their bytes fit 64 bits
+_COUNTED = (
+    "MB: 1e6 bytes between the GPU and its DRAM, counted by ncu. It empties the caches before each kernel, so that "
+    "a variant of several kernels reads everything anew. Data that is still in the L2 when a kernel ends is not "
+    "counted as written. The copy, y = x * 1, checks the counters"
+)
 
 
 @click.command(cls=Command, short_help="Predict the memory traffic of every variant.")
@@ -31,126 +38,204 @@ _MAX_ELEMENTS = 2**60  # their bytes fit 64 bits
 @click.option(
     "--bandwidth",
     type=click.FloatRange(0, min_open=True),
+    callback=check_finite,
     metavar="GB/S",
     help="Bandwidth of a copy there, read and write, for the predicted time.",
 )
 @click.option("--no-measure", is_flag=True, help="Only predict, also if a GPU and ncu are here.")
 @json_option("the table")
-def traffic(
-    sizes: Sequence[str],
-    dtype: str,
-    only: Sequence[Sequence[str]],
-    device: str | None,
-    bandwidth: float | None,
-    no_measure: bool,
-    json_file: str | None,
-) -> None:
+def traffic(sizes: Sequence[str], dtype: str, device: str | None, bandwidth: float | None, **options: Any) -> None:
     """Predict the reads and writes of each variant of the gallery for an M x N matrix, and measure them if ncu is here.
 
     The measured bytes are those that reach a GPU's DRAM, by its own counters. For example: onepass traffic 4096 781
     """
-    rows, n = _parse_sizes(sizes)
+    shape = tuple(size for text in sizes for size in parse_ints(text, "M N"))
+    if len(shape) != 2 or min(shape) < 1 or shape[0] * shape[1] > _MAX_ELEMENTS:
+        raise click.UsageError(
+            f"takes two sizes of at least 1, M N, of a matrix of at most 2**60 elements; got {' '.join(sizes)}"
+        )
     import torch
 
+    import onepass
+    from onepass.devices import known
+    from onepass.tools.bench.cli_run import parse_device
     from onepass.tools.gallery.traffic import predict_all
-    from onepass.tools.gallery.traffic_table import Report, format_report
     from onepass.tools.gallery.variants import DTYPES
 
-    if bandwidth is not None and not math.isfinite(bandwidth):
-        raise click.UsageError(f"--bandwidth takes GB/s, got {bandwidth}")
-    names = flat(only)
+    names = flat(options["only"])
+    dtype = parse_dtype(dtype)
+    if dtype not in DTYPES:
+        raise click.UsageError(f"the variants take {', '.join(DTYPES)}, got {dtype}")
     try:
-        dtype = parse_dtype(dtype)
-        if dtype not in DTYPES:
-            raise ValueError(f"the variants take {', '.join(DTYPES)}, got {dtype}")
-        target = _target(device)
-        predicted = predict_all(rows, n, getattr(torch, dtype), target.name, names)
+        here = None if device and known(device) else parse_device(device)
+        at: Any = {"dtype": getattr(torch, dtype), "device": here or device}
+        untimed = bandwidth is None and here == torch.device("cpu")  # a CPU's bandwidth is not measured
+        plan = onepass.explain(shape, bandwidth=1.0 if untimed else bandwidth, **at)
+        gbs = None if untimed else plan.bandwidth_gbs
+        report = Report(plan, predict_all(plan, names, gbs), gbs)
     except (ValueError, RuntimeError) as error:
         raise click.UsageError(str(error).removeprefix("onepass: ")) from error
-    report = Report(target, rows, n, dtype, [(p.name, p) for p in predicted])
-    report.notes = [p.note for p in predicted if p.note]
-    _find_bandwidth(target, bandwidth)
-    if target.device is not None and target.device.type == "cuda" and not no_measure:
-        _measure(report, with_torch=not names)
-
-    def show() -> None:
-        console = terminal()
-        click.echo(format_report(report, console.width if console else None, colours=console is not None))
-
-    answer(json_file, report.as_dict, show)
+    if here is not None and here.type == "cuda" and not options["no_measure"]:
+        report.measure(here, with_torch=not names)
+    answer(options["json_file"], report.as_dict, report.show)
 
 
-def _parse_sizes(sizes: Sequence[str]) -> tuple[int, int]:
-    given = tuple(size for text in sizes for size in parse_ints(text, "M N"))
-    if len(given) != 2:
-        raise click.UsageError(f"takes the two sizes of a matrix, M N, got {' '.join(sizes)}")
-    if min(given) < 1 or given[0] * given[1] > _MAX_ELEMENTS:
-        raise click.UsageError(f"M and N must be at least 1, with at most 2**60 elements; got {given[0]} x {given[1]}")
-    return given[0], given[1]
+@dataclass
+class Report:
+    """The result for an M x N matrix, from the plan of onepass for it.
+
+    predicted: the contestants, "minimum" first; torch has None, since its kernels are not known. gbs: the bandwidth of
+    a copy, if it is known. ncu: path of ncu, if it was found. measured: its counts. error: why there are none.
+    """
+
+    plan: Explanation
+    predicted: Mapping[str, Prediction | None]
+    gbs: float | None
+    ncu: str | None = None
+    measured: Measurement | None = None
+    error: str | None = None
+
+    def measure(self, device: torch.device, with_torch: bool) -> None:
+        """Adds ncu's counts of a copy, which checks the counters, of the contestants, and on request of torch."""
+        from onepass.tools.gallery import ncu
+
+        self.ncu = ncu.find_ncu()
+        if self.ncu is None:
+            self.error = f"no ncu (Nsight Compute) on the PATH, nor in {' or '.join(ncu.INSTALL_FOLDERS)}"
+            return
+        names = ["copy", *(name for name in self.predicted if name != "minimum")]
+        if with_torch:
+            names.insert(-1, "torch")
+        if sys.stderr.isatty():
+            click.echo(f"measuring with {self.ncu} for about a minute", err=True)
+        try:
+            rows, n = self.plan.shape
+            self.measured = ncu.measure(self.ncu, names, rows, n, self.plan.dtype, device.index or 0)
+        except ncu.NcuError as error:
+            self.error = str(error)
+        else:
+            known = {**self.predicted, "copy": self.minimum}
+            self.predicted = {name: known.get(name) for name in ("minimum", *names)}
+
+    @property
+    def minimum(self) -> Prediction:
+        found = self.predicted["minimum"]
+        assert found is not None
+        return found
+
+    def counts(self, name: str) -> Counts | None:
+        return self.measured.counts.get(name) if self.measured else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The data of `--json`."""
+        lines = []
+        for name, predicted in self.predicted.items():
+            line = {"name": name, "predicted": predicted and asdict(predicted), "measured": None}
+            if counts := self.counts(name):
+                line["measured"] = {
+                    "read_bytes": counts.read,
+                    "written_bytes": counts.written,
+                    "ratio": counts.ratio(self.minimum.bytes),
+                    "kernels": [asdict(kernel) for kernel in counts.kernels],
+                }
+            lines.append(line)
+        return {
+            "rows": self.plan.shape[0],
+            "n": self.plan.shape[1],
+            "dtype": self.plan.dtype,
+            "device": self.plan.device,
+            "bandwidth_gbs": self.gbs,
+            "minimum_bytes": self.minimum.bytes,
+            "lines": lines,
+            "ncu": self.ncu,
+            "not_measured": self.error,
+            "left_out": self.measured.left_out if self.measured else {},
+        }
+
+    def show(self) -> None:
+        """The table; on a terminal that is too narrow for it the measured columns are in a table of their own, and at
+        last the numbers of reads and writes are left out."""
+        from onepass.tools.terminal import console, fits, table
+
+        on = console()
+        every = [self.cells(name) for name in self.predicted]
+        heads = list(dict.fromkeys(head for cells in every for head in cells))
+        predicted = [head for head in heads if not head.startswith(("MB", "measured"))]
+        measured = ["variant", *(head for head in heads if head not in predicted)]
+        tables: list[Any] = []
+        for hidden, groups in ((0, [heads]), (0, [predicted, measured]), (1, [predicted, measured])):
+            tables = [
+                table(group, [[_stack(cells, head, hidden) for head in group] for cells in every], {0})
+                for group in groups
+                if len(group) > 1
+            ]
+            if all(fits(on, made) for made in tables):
+                break
+        title = f"{self.plan.shape[0]} x {self.plan.shape[1]} {self.plan.dtype} on {self.plan.device}"
+        if self.gbs:
+            title += f", where a copy reaches {self.gbs:,.4g} GB/s"
+        on.print(title, style="bold")
+        for made in tables:
+            on.print("", made)
+        on.print()
+        for note in self.notes():
+            on.print(note)
+
+    def cells(self, name: str) -> dict[str, list[str]]:
+        """The cells of a line by the heads of their columns: a number, and below it a formula, or in brackets its part
+        that reaches memory while the caches help."""
+        p, counts = self.predicted.get(name), self.counts(name)
+        cells = {"variant": [name]}
+        if p is not None:
+            cached = p.cached_ratio
+            cells["reads"] = [f"{p.reads:,}", p.reads_formula]
+            cells["writes"] = [f"{p.writes:,}", p.writes_formula]
+            cells["bytes"] = [f"{p.bytes:,}"]
+            cells["ratio"] = [f"{p.ratio:.2f}", *([f"({cached:.2f})"] if cached else [])]
+            cells["of a\ncopy"] = [f"{p.copy_fraction:.2f}", *([f"({1 / cached:.2f})"] if cached else [])]
+            if p.us is not None:
+                cells["us"] = [_format_us(p.us), *([f"({_format_us(p.cached_us)})"] if p.cached_us else [])]
+        if counts is not None:
+            ratio = counts.ratio(self.minimum.bytes)
+            cells["MB\nread"] = [_format_mb(counts.read)]
+            cells["MB\nwritten"] = [_format_mb(counts.written)]
+            cells["measured\nratio"] = [] if ratio is None else [f"{ratio:.2f}"]
+        return cells
+
+    def notes(self) -> list[str]:
+        """The sentences below the table."""
+        from onepass.tools.gallery.traffic import FLOAT32
+
+        found = ["reads, writes: elements. ratio: bytes in units of the minimum, hence the time in units of a copy's"]
+        found.append("of a copy: the highest speed that it can reach, in units of a copy's")
+        if any(p and p.cached_ratio for p in self.predicted.values()):
+            found.append("in brackets: from memory, while the rows in flight stay in the caches")
+        if self.gbs:
+            found.append("us: at a copy's bandwidth; empty for a variant that does not run on this kind of device")
+        if wide := [name for name in FLOAT32 if name in self.predicted and self.plan.dtype != "float32"]:
+            found.append(f"{', '.join(wide)}: all steps between the matrix and the result are float32")
+        if "onepass" in self.predicted:
+            found += [f"onepass: {self.plan.engine} engine, tier {self.plan.tier}", *self.plan.notes[:-1]]
+        if self.gbs:
+            found.append(self.plan.notes[-1])  # where the bandwidth is from
+        if self.error:
+            found.append(f"not measured: {self.error}")
+        if self.measured is not None:
+            found += [f"not measured: {name}: {reason}" for name, reason in self.measured.left_out.items()]
+            if unseen := [name for name, counts in self.measured.counts.items() if not counts.kernels]:
+                found.append(f"n/a: ncu saw no kernel of {', '.join(unseen)}")
+            found.append(_COUNTED)
+        return found
 
 
-def _target(name: str | None) -> Target:
-    import torch
-
-    from onepass.devices import KNOWN, known
-    from onepass.tools.gallery.traffic_table import Target
-
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    entry = known(name)
-    if entry is not None:
-        return Target(name, entry.title, None)
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type == "cpu":
-        return Target("cpu", "a CPU", torch.device("cpu"))
-    if device.type != "cuda":
-        raise ValueError(f"unknown device {name!r}: take cpu, cuda, cuda:N, or a known GPU: {', '.join(KNOWN)}")
-    count = torch.cuda.device_count()
-    if (device.index or 0) >= count:
-        reason = f"device {name!r} is not here: there are {count} GPUs"
-        raise ValueError(f"{reason}; a known one need not be here: {', '.join(KNOWN)}")
-    device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    return Target(str(device), torch.cuda.get_device_name(device), device)
+def _stack(cells: dict[str, list[str]], head: str, hidden: int) -> str:
+    """The parts of a cell below each other; of reads and writes the formula alone if numbers are `hidden`."""
+    return "\n".join(cells.get(head, [])[hidden if head in ("reads", "writes") else 0 :])
 
 
-def _find_bandwidth(target: Target, given: float | None) -> None:
-    """The bandwidth of a copy: given, or that of a known device, or measured on a GPU; a CPU's is not measured."""
-    import torch
-
-    from onepass.devices import known, measured_copy_gbs
-
-    entry = known(target.title)
-    if given is not None:
-        target.gbs, target.source = given, "as given"
-    elif entry is not None and entry.copy_gbs is not None:
-        target.gbs, target.source = entry.copy_gbs, f"measured {entry.date}"
-    elif entry is not None and target.device is None:
-        target.gbs, target.source = entry.peak_gbs, "the peak of its data sheet, not measured"
-    elif target.device is not None and target.device.type == "cuda":
-        with contextlib.suppress(RuntimeError):  # if two buffers of 1 GiB do not fit, no time is predicted
-            target.gbs, target.source = measured_copy_gbs(target.device), "measured now"
-        torch.cuda.empty_cache()
+def _format_mb(value: int | None) -> str:
+    return "n/a" if value is None else f"{value / 1e6:,.2f}"
 
 
-def _measure(report: Report, with_torch: bool) -> None:
-    """Adds ncu's counts of a copy, of the predicted variants, and on request of torch to the report."""
-    from onepass.tools.gallery import ncu
-
-    report.ncu = ncu.find_ncu()
-    if report.ncu is None:
-        report.error = f"no ncu (Nsight Compute) on the PATH, nor at {' or '.join(ncu.INSTALL_PATHS)}"
-        return
-    lines = report.lines_to_measure(with_torch)
-    names = [name for name, _ in lines if name != "minimum"]
-    if sys.stderr.isatty():
-        click.echo(f"measuring with {report.ncu} for about a minute", err=True)
-    assert report.target.device is not None
-    try:
-        index = report.target.device.index or 0
-        report.measured = ncu.measure(report.ncu, names, report.rows, report.n, report.dtype, index)
-    except ncu.NcuError as error:
-        report.error = str(error)
-    else:
-        report.lines = lines
+def _format_us(us: float) -> str:
+    return f"{us:,.0f}" if us >= 99.95 else f"{us:.1f}" if us >= 0.995 else f"{us:.3f}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,13 @@ import click
 
 from onepass.tools.cli.params import Command, Names, answer, check_writable, flat, json_option, parse_dtype, parse_ints
 from onepass.tools.terminal import progress_bar, terminal
+from onepass.tools.tune.sizes import FUNCTIONS
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from onepass.tables import GpuModel, Tables
     from onepass.tools.tune.timing import Measurement
+
+_HEAD = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
 
 
 @click.command(cls=Command, short_help="Measure which plan is the fastest for each row length on this GPU.")
@@ -42,56 +42,60 @@ if TYPE_CHECKING:
     multiple=True,
     type=Names(parse_dtype),
     metavar="DTYPE[,...]",
-    help="f32, and bf16 or f16.  [default: f32,bf16]",
+    default=["f32,bf16"],
+    show_default="f32,bf16",
+    help="f32, and bf16 or f16.",
 )
 @click.option(
     "--functions",
     multiple=True,
     type=Names(),
     metavar="NAME[,...]",
+    default=FUNCTIONS,
+    show_default="all",
     help="softmax, for all that write rows, logsumexp, for those that do not, columns, for calls over other dims, and "
-    "columns_backward.  [default: all]",
+    "columns_backward.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write this file, not the one in use.")
 @click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing: no GPU is needed.")
 @json_option("the tables of --show")
-def tune(
-    device: str | None,
-    size_mib: int,
-    repeats: int,
-    lengths: str | None,
-    dtypes: Sequence[Sequence[str]],
-    functions: Sequence[Sequence[str]],
-    out: str | None,
-    show: bool,
-    json_file: str | None,
-) -> None:
+def tune(device: str | None, out: str | None, show: bool, json_file: str | None, **given: Any) -> None:
     """Measure which plan serves each row length fastest on this GPU, and have the CUDA engine use it from then on.
 
     For example: onepass tune --dtypes bf16 --lengths 32000,50257,128256
     """
     if json_file and not show:
         raise click.UsageError("--json goes with --show; a sweep writes its file of tables, which --out names")
-    given: dict[str, Any] = {"size_mib": size_mib, "repeats": repeats}
-    if lengths is not None:
-        given["lengths"] = parse_ints(lengths, "--lengths")
-    if dtypes:
-        given["dtypes"] = flat(dtypes)
-    if functions:
-        given["functions"] = flat(functions)
+    lengths = given.pop("lengths")
+    given |= {name: flat(given[name]) for name in ("dtypes", "functions")}
     check_writable(out)
     from onepass import tables as store
     from onepass.tools.tune.run import Options, cuda_index, tune
 
     try:
-        options = Options(**given)
+        options = Options(lengths=None if lengths is None else parse_ints(lengths, "--lengths"), **given)
         if show:
             _show(_gpu(device), json_file)
             return
         index = cuda_index(device)
         console = terminal(sys.stderr)
         with progress_bar(console) if console else nullcontext() as bar:
-            stored = tune(f"cuda:{index}", options, Path(out) if out else None, _listener(bar))
+            tasks = [bar.add_task(name, total=None) for name in ("kernels", "measurements")] if bar else []
+
+            def on_compiled(done: int, total: int) -> None:
+                if bar:
+                    bar.update(tasks[0], completed=done, total=total)
+                elif not done:
+                    click.echo(f"{total} kernels are compiled first")
+
+            def on_measured(measurement: Measurement, done: int, total: int) -> None:
+                if bar:
+                    bar.console.print(format_measurement(measurement), highlight=False, markup=False)
+                    bar.update(tasks[1], completed=done, total=total)
+                else:
+                    click.echo(format_measurement(measurement))
+
+            stored = tune(index, options, Path(out) if out else None, on_compiled, on_measured)
     except (ValueError, RuntimeError, OSError) as error:
         raise click.UsageError(re.sub(r"^onepass: ", "", str(error))) from error
     count = sum(len(table) for table in stored.tables.values())
@@ -128,13 +132,14 @@ def _gpu(device: str | None) -> GpuModel:
 def _show(gpu: GpuModel, json_file: str | None) -> None:
     from onepass import native
     from onepass.tables import note
+    from onepass.tools.terminal import console, table
 
     used = native.tables(gpu.name)
 
     def show() -> None:
         click.echo(f"{gpu.name}, compute {gpu.compute}, {gpu.multiprocessors} multiprocessors")
         click.echo(note(used["origin"], gpu.name))
-        print_tables(used["tables"])
+        console().print(table(_HEAD, table_cells(used["tables"]), {0, 1, 2}))
 
     of = {"gpu": gpu.name, "compute": gpu.compute, "multiprocessors": gpu.multiprocessors}
     answer(json_file, lambda: {**of, **used}, show)
@@ -151,53 +156,10 @@ def table_cells(tables: Tables) -> list[tuple[str, ...]]:
         for limit, tier, *numbers in table:
             lengths = f"{first} and more" if limit == ANY else f"{first} to {limit}"
             tier_name = "as others" if tier < 0 else TIERS[tier]
-            cells = [str(number) if number else "" for number in numbers] if tier >= 0 else [""] * 4
+            cells = [str(number) if number and tier >= 0 else "" for number in numbers]
             rows.append((name, lengths, tier_name, *cells))
             first = limit + 1
     return rows
-
-
-def print_tables(tables: Tables) -> None:
-    """A table on the terminal; without rich, its cells with tabs between."""
-    headings = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
-    rows = table_cells(tables)
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        for cells in (headings, *rows):
-            click.echo("\t".join(cells))
-        return
-    shown = Table(box=box.SIMPLE, padding=0)  # 80 characters suffice without padding
-    for at, heading in enumerate(headings):
-        shown.add_column(heading, justify="left" if at < 3 else "right", no_wrap=True)
-    for at, cells in enumerate(rows):
-        shown.add_row(*cells, end_section=at + 1 < len(rows) and rows[at + 1][0] != cells[0])
-    Console(highlight=False).print(shown)
-
-
-def _listener(bar: Progress | None) -> Any:
-    """Prints one line per measurement, and moves the bar if there is one."""
-    from onepass.tools.tune.run import ProgressListener
-
-    class Lines(ProgressListener):
-        tasks = [bar.add_task(name, total=None) for name in ("kernels", "measurements")] if bar else []
-
-        def compiled(self, done: int, total: int) -> None:
-            if bar:
-                bar.update(self.tasks[0], completed=done, total=total)
-            elif not done:
-                click.echo(f"{total} kernels are compiled first")
-
-        def measured(self, measurement: Measurement, done: int, total: int) -> None:
-            if bar:
-                bar.console.print(format_measurement(measurement), highlight=False, markup=False)
-                bar.update(self.tasks[1], completed=done, total=total)
-            else:
-                click.echo(format_measurement(measurement))
-
-    return Lines()
 
 
 def format_measurement(measurement: Measurement) -> str:
@@ -209,9 +171,10 @@ def format_measurement(measurement: Measurement) -> str:
 
     m = measurement
     choice = min(m.times, key=lambda c: (m.times[c], c))
-    defaults = {"tier": choice.tier, "blocks_per_row": 1}
-    numbers = [f"{key} {value}" for key, value in choice._asdict().items() if value and value != defaults.get(key)]
-    plan = " ".join([TIERS[choice.tier], *numbers])
+    numbers = [
+        f"{key} {value}" for key, value in choice._asdict().items() if value and (key, value) != ("blocks_per_row", 1)
+    ]
+    plan = " ".join([TIERS[choice.tier], *numbers[choice.tier > 0 :]])  # the first is the tier, if it is not 0
     reduces = m.function == "logsumexp"
     best, auto = (us / m.copy_us if reduces else m.copy_us / us for us in (m.best, m.auto_us))
     of = "of a copy's time" if reduces else "of an addition" if m.function == "columns_backward" else "of a copy"

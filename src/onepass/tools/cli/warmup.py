@@ -42,10 +42,8 @@ def warmup(
     dtypes: Sequence[Sequence[str]],
     functions: Sequence[Sequence[str]],
     lengths: str | None,
-    backward: bool,
-    all_dims: bool,
-    arch: int | None,
     json_file: str | None,
+    **options: Any,
 ) -> None:
     """Compile every CUDA kernel that contiguous rows may ask for into the disk cache, so that no call waits for one.
 
@@ -60,11 +58,11 @@ def warmup(
 
     pairs = [tuple(getattr(torch, part) for part in text.split(":")) for text in flat(dtypes)]
     asked: list[Any] = [pair if len(pair) == 2 else pair[0] for pair in pairs]
+    total, arch = 0, options["arch"]
     try:
         console = terminal(sys.stderr)
         with progress_bar(console, transient=True) if console else nullcontext() as bar:
             task = bar.add_task("kernels", total=None) if bar else None
-            total = 0
 
             def report(done: int, of: int) -> None:
                 nonlocal total
@@ -72,16 +70,8 @@ def warmup(
                 if bar and task is not None:
                     bar.update(task, completed=done, total=of)
 
-            count = onepass.warmup(
-                device,
-                asked or DTYPES,
-                flat(functions) or native.FUNCTIONS,
-                given,
-                backward=backward,
-                all_dims=all_dims,
-                arch=arch,
-                progress=report,
-            )
+            named = asked or DTYPES, flat(functions) or native.FUNCTIONS
+            count = onepass.warmup(device, *named, given, progress=report, **options)
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
     compiled = total - (count if arch is None else 0)

@@ -9,10 +9,8 @@ The header of each says its idea, its traffic and its limit. `variant(name)(x)` 
 command line lists, shows and runs them; `onepass bench --gallery` races them.
 
     variants.py, launch_params.py        what a variant is, the list of them, their launch parameters
-    cpu.py, cuda.py, occupancy.py        how the C++, CUDA and persistent Triton variants are launched
-    traffic.py, traffic_table.py         `onepass traffic`: predicted bytes
-    ncu.py, ncu_target.py                `onepass traffic`: bytes that ncu counted, and the process that it watches
-    shuffle.py                           `onepass gallery shuffle`
+    native_calls.py, occupancy.py        how the C++, CUDA and persistent Triton variants are launched
+    traffic.py, ncu.py                   `onepass traffic`: predicted bytes, and those that ncu counted
 """
 
 from onepass.tools.gallery.variants import VARIANTS, Traffic, Variant, variant

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <limits>
 
-// Element types, numbered as in gallery/cpu.py.
+// Element types, numbered as in gallery/native_calls.py.
 enum { FLOAT32, FLOAT16, BFLOAT16 };
 
 template <class T, class Softmax>

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from onepass.tools.gallery import cuda
+from onepass.tools.gallery.native_calls import cuda_block, cuda_warp
 
 __all__ = ["softmax"]
 
 
-def softmax(
-    x: Tensor, out: Tensor, threads: int | None = None, blocks: int | None = None, maxnreg: int | None = None
-) -> Tensor:
-    return (cuda.warp if x.shape[1] <= 1024 else cuda.block)(x, out, threads, blocks, maxnreg)
+def softmax(x: Tensor, out: Tensor, **launch: int) -> Tensor:
+    return (cuda_warp if x.shape[1] <= 1024 else cuda_block)(x, out, **launch)

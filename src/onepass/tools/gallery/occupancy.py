@@ -21,14 +21,6 @@ class Gpu:
     warp_size: int
     arch: str
 
-    @property
-    def amd(self) -> bool:
-        return self.arch.startswith("gfx")
-
-    def stages(self) -> int:
-        """Stages of the software pipeline: 4, or 2 where shared memory is under 200000 bytes."""
-        return 4 if self.shared_memory > 200_000 else 2
-
 
 def occupancy(gpu: Gpu, registers: int, shared_memory: int, num_warps: int) -> int:
     """Programs of `num_warps` warps that fit a multiprocessor together, at least 1.
@@ -43,7 +35,7 @@ def occupancy(gpu: Gpu, registers: int, shared_memory: int, num_warps: int) -> i
     2
     """
     waves = gpu.threads // gpu.warp_size
-    if gpu.amd:
+    if gpu.arch.startswith("gfx"):
         pool = gpu.registers * (2 if gpu.arch.startswith(_CDNA) else 1)
         fits = min(pool // gpu.warp_size // max(registers, 1), waves) // num_warps
     else:

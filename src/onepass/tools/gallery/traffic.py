@@ -8,150 +8,103 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from onepass.tools.gallery.variants import VARIANTS, Traffic, format_count
+from onepass.tools.gallery.variants import VARIANTS, Count, Traffic
 
-__all__ = ["MINIMUM", "NAMES", "Prediction", "predict", "predict_all", "predict_onepass"]
+if TYPE_CHECKING:
+    from onepass import Explanation
 
-MINIMUM = Traffic(reads=(1, 0), writes=(1, 0))
-NAMES = (*VARIANTS, "onepass")
+__all__ = ["FLOAT32", "MINIMUM", "Prediction", "predict", "predict_all"]
 
+MINIMUM = Traffic(Count(1), Count(1))
 # The part of a header's counts that is float32 whatever the dtype of the matrix is. The naive variants read `x` twice
 # and write the result in the dtype of the matrix; `shifted` (read once), `numerator` (read twice), and the maximum and
 # the sum of each row are float32. The cast of the M maxima of a 2-byte dtype, M reads and M writes, is not counted.
-_FLOAT32 = dict.fromkeys(("naive", "naive-jit"), Traffic(reads=(3, 2), writes=(2, 2)))
+FLOAT32 = dict.fromkeys(("naive", "naive-jit"), Traffic(Count(3, 2), Count(2, 2)))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The traffic of one contestant for a matrix of `rows` x `n`.
+    """The traffic of one contestant for a matrix: elements and bytes, all that it asks of memory.
 
-    bytes: all bytes that it asks of memory. minimum: the bytes of reading once and writing once.
-    cached_bytes: the part of `bytes` that remains while a cache serves repeated reads; None if nothing is read twice.
-    note: a sentence that belongs below the table, or nothing.
+    ratio: the bytes in units of the minimum, which is also the time in units of a copy's time. us: the microseconds
+    that the bytes take, None if no bandwidth is known. cached: the part that remains while a cache serves the repeated
+    reads; None if nothing is read twice.
     """
 
-    name: str
-    traffic: Traffic
-    rows: int
-    n: int
+    reads: int
+    writes: int
+    reads_formula: str
+    writes_formula: str
     bytes: int
-    minimum: int
-    cached_bytes: int | None = None
-    note: str = ""
-
-    @property
-    def reads(self) -> int:
-        return self.traffic.elements(self.rows, self.n)[0]
-
-    @property
-    def writes(self) -> int:
-        return self.traffic.elements(self.rows, self.n)[1]
-
-    @property
-    def ratio(self) -> float:
-        """The bytes in units of the minimum, which is also the predicted time in units of a copy's time."""
-        return self.bytes / self.minimum
-
-    @property
-    def cached_ratio(self) -> float | None:
-        return None if self.cached_bytes is None else self.cached_bytes / self.minimum
-
-    def as_dict(self, gbs: float | None = None) -> dict[str, Any]:
-        """For JSON; with `gbs`, 1e9 bytes per second, also the microseconds that the bytes take."""
-        return {
-            "reads": self.reads,
-            "writes": self.writes,
-            "reads_formula": format_count(self.traffic.reads),
-            "writes_formula": format_count(self.traffic.writes),
-            "bytes": self.bytes,
-            "ratio": self.ratio,
-            "copy_fraction": 1 / self.ratio,
-            "us": None if gbs is None else self.bytes / gbs / 1e3,
-            "cached_bytes": self.cached_bytes,
-            "cached_ratio": self.cached_ratio,
-            "cached_us": None if gbs is None or self.cached_bytes is None else self.cached_bytes / gbs / 1e3,
-        }
+    ratio: float
+    copy_fraction: float
+    us: float | None
+    cached_bytes: int | None
+    cached_ratio: float | None
+    cached_us: float | None
 
 
 def predict(
-    name: str, traffic: Traffic, cached: Traffic | None, rows: int, n: int, dtype: torch.dtype, note: str = ""
+    traffic: Traffic,
+    cached: Traffic | None,
+    rows: int,
+    n: int,
+    dtype: torch.dtype,
+    gbs: float | None = None,
+    float32: Traffic | None = None,
 ) -> Prediction:
-    """The prediction for one contestant.
+    """The prediction for one contestant: `gbs` is the bandwidth of a copy, in 1e9 bytes per second, and `float32` the
+    part of its traffic that is float32 whatever the dtype of the matrix is.
 
-    Args:
-        name: of the contestant; the naive variants compute in float32, whatever `dtype` is.
-        traffic: elements asked of memory.
-        cached: elements that reach memory while a cache serves repeated reads, or None.
-        rows, n: of the matrix, at least 1.
-        dtype: of the matrix and of the result.
-
-    >>> predict("three passes", Traffic((3, 0), (1, 0)), MINIMUM, 4, 8, torch.float32).ratio
+    >>> predict(Traffic(Count(3), Count(1)), MINIMUM, 4, 8, torch.float32).ratio
     2.0
     """
-    float32 = sum(_FLOAT32[name].elements(rows, n)) if name in _FLOAT32 else 0
-
-    def count_bytes(of: Traffic) -> int:
-        return (sum(of.elements(rows, n)) - float32) * dtype.itemsize + float32 * 4
-
     minimum = 2 * rows * n * dtype.itemsize
-    cached_bytes = None if cached is None else count_bytes(cached)
-    return Prediction(name, traffic, rows, n, count_bytes(traffic), minimum, cached_bytes, note)
+    wider = float32.elements(rows, n) * (4 - dtype.itemsize) if float32 else 0
+    moved = traffic.elements(rows, n) * dtype.itemsize + wider
+    from_memory = cached.elements(rows, n) * dtype.itemsize if cached else None
+    return Prediction(
+        reads=traffic.reads.of(rows, n),
+        writes=traffic.writes.of(rows, n),
+        reads_formula=str(traffic.reads),
+        writes_formula=str(traffic.writes),
+        bytes=moved,
+        ratio=moved / minimum,
+        copy_fraction=minimum / moved,
+        us=moved / gbs / 1e3 if gbs else None,
+        cached_bytes=from_memory,
+        cached_ratio=from_memory / minimum if from_memory else None,
+        cached_us=from_memory / gbs / 1e3 if gbs and from_memory else None,
+    )
 
 
-def predict_onepass(rows: int, n: int, dtype: torch.dtype, device: str) -> Prediction:
-    """The prediction for onepass itself, from its plan for the matrix on `device`, as `onepass.explain` takes it.
+def predict_all(plan: Explanation, only: Sequence[str] = (), gbs: float | None = None) -> dict[str, Prediction]:
+    """The predictions for "minimum", every variant in order, and "onepass" by its plan; or for those of `only`.
 
-    Raises ValueError and RuntimeError as `onepass.explain` does.
+    No variant is run, so that it is predicted even if it cannot run here or does not take the shape. Those that run on
+    the device of the plan have a time if `gbs` is given. Raises ValueError for an unknown name.
+
+    >>> import onepass
+    >>> {name: p.ratio for name, p in predict_all(onepass.explain((4096, 1024), device="h200"), ["triton-row"]).items()}
+    {'minimum': 1.0, 'triton-row': 1.0}
     """
-    import onepass
-
-    plan = onepass.explain(
-        (rows, n), dtype=dtype, device=device, bandwidth=1.0
-    )  # with a number, so that none is measured
-    # The CPU engine cuts a long row into chunks and reads them again once the state of the row is known.
-    chunked = plan.engine == "cpu" and plan.launch["route"] == "row_chunks"
-    traffic, cached, twice = MINIMUM, None, ""
-    if plan.tier in ("twopass", "online") or chunked:
-        traffic, cached, twice = Traffic((2, 0), (1, 0)), MINIMUM, f"; a row of {n} elements is read twice"
-    if again := int(plan.launch.get("read_again", 0)):
-        twice = f"; {again} elements of a row do not fit on the chip and are read twice"
-        traffic, cached = Traffic((1, again), (1, 0)), MINIMUM
-    note = f"onepass: {plan.engine} engine, tier {plan.tier}{twice}"
-    return predict("onepass", traffic, cached, rows, n, dtype, note)
-
-
-def predict_all(
-    rows: int, n: int, dtype: torch.dtype, device: str = "cpu", only: Sequence[str] = ()
-) -> list[Prediction]:
-    """The predictions for `minimum`, every variant in order, and onepass.
-
-    No variant is run, so that it is predicted even if it cannot run here or does not take the shape.
-
-    Args:
-        rows, n: of the matrix, at least 1.
-        dtype: of the matrix: float32, float16 or bfloat16.
-        device: of onepass's plan.
-        only: names of variants, or "onepass"; empty for all. `minimum` always comes first.
-
-    Raises:
-        ValueError: for an unknown name, with the known ones; and as `predict_onepass` does.
-
-    >>> [(p.name, p.ratio) for p in predict_all(4096, 1024, torch.float32, only=["triton-row"])]
-    [('minimum', 1.0), ('triton-row', 1.0)]
-    """
+    known = (*VARIANTS, "onepass")
     for name in only:
-        if name not in NAMES:
-            raise ValueError(f"unknown variant {name!r}: there are {', '.join(NAMES)}")
-    found = [predict("minimum", MINIMUM, None, rows, n, dtype)]
+        if name not in known:
+            raise ValueError(f"unknown variant {name!r}: there are {', '.join(known)}")
+    (rows, n), dtype = plan.shape, getattr(torch, plan.dtype)
+    kind = "CPU" if plan.device == "cpu" else "GPU"
+    found = {"minimum": predict(MINIMUM, None, rows, n, dtype, gbs)}
     for name, variant in VARIANTS.items():
-        if not only or name in only:
-            note = f"{name}: all steps between the matrix and the result are float32"
-            note = note if name in _FLOAT32 and dtype.itemsize < 4 else ""
-            found.append(predict(name, variant.header.traffic, variant.header.cached, rows, n, dtype, note))
-    if not only or "onepass" in only:
-        found.append(predict_onepass(rows, n, dtype, device))
-    return found
+        header, here = variant.header, gbs if kind in variant.runs_on else None
+        found[name] = predict(header.traffic, header.cached, rows, n, dtype, here, FLOAT32.get(name))
+    # The CPU engine cuts a long row into chunks and reads them again once the state of the row is known.
+    twice = plan.tier in ("twopass", "online") or plan.launch.get("route") == "row_chunks"
+    reads = Count(2) if twice else Count(1, int(plan.launch.get("read_again", 0)))
+    cached = None if reads == Count(1) else MINIMUM
+    found["onepass"] = predict(Traffic(reads, Count(1)), cached, rows, n, dtype, gbs)
+    return {name: p for name, p in found.items() if not only or name in (*only, "minimum")}

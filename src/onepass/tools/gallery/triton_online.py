@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onepass.tools.gallery.launch_params import compile_options, launch_context
+from onepass.tools.gallery.launch_params import triton_launch
 
 __all__ = ["refuses", "softmax"]
 
@@ -37,9 +37,7 @@ def softmax_online(x_ptr, out_ptr, x_row_stride, out_row_stride, n, chunks, BLOC
         column = tl.cast(chunk, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(x_row + column, mask=column < n, other=-float("inf")).to(tl.float32)
         larger = tl.maximum(maximum, tl.max(x, 0))
-        base = tl.where(
-            larger == -float("inf"), 0.0, larger
-        )  # if all elements so far are -inf: -inf - -inf would be NaN
+        base = tl.where(larger == -float("inf"), 0.0, larger)  # where all so far are -inf, -inf - -inf would be NaN
         total = total * tl.exp(maximum - base) + tl.sum(tl.exp(x - base), 0)
         maximum = larger
     for chunk in tl.range(0, chunks, num_stages=STAGES):
@@ -56,18 +54,11 @@ def refuses(rows: int, n: int, dtype: torch.dtype) -> str | None:
 
 
 def softmax(
-    x: Tensor,
-    out: Tensor,
-    num_warps: int | None = None,
-    num_stages: int | None = None,
-    num_ctas: int | None = None,
-    maxnreg: int | None = None,
-    block_size: int | None = None,
+    x: Tensor, out: Tensor, block_size: int = 0, num_warps: int = WARPS, num_stages: int = STAGES, **options: int
 ) -> Tensor:
     rows, n = x.shape
     block = block_size or min(BLOCK, triton.next_power_of_2(n))
-    options = compile_options(x.device, num_warps or WARPS, None, num_ctas, maxnreg)
     numbers = (x.stride(0), out.stride(0), n, triton.cdiv(n, block))
-    with launch_context("triton-online", x.device, num_ctas):
-        softmax_online[(rows,)](x, out, *numbers, block, num_stages or STAGES, **options)
+    with triton_launch("triton-online", x.device, num_warps=num_warps, **options) as launch:
+        softmax_online[(rows,)](x, out, *numbers, block, num_stages, **launch)
     return out

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from onepass.tools.gallery import triton_row
-from onepass.tools.gallery.launch_params import compile_options, launch_context, tile_size
+from onepass.tools.gallery.launch_params import tile_size, triton_launch
 from onepass.tools.gallery.occupancy import Gpu, occupancy
 from onepass.triton.launch import interpreting
 
@@ -56,20 +56,12 @@ _cache: dict[Any, tuple[Any, int, int]] = {}
 
 
 def softmax(
-    x: Tensor,
-    out: Tensor,
-    num_warps: int | None = None,
-    num_stages: int | None = None,
-    num_ctas: int | None = None,
-    maxnreg: int | None = None,
-    block_size: int | None = None,
-    programs: int | None = None,
+    x: Tensor, out: Tensor, block_size: int = 0, programs: int = 0, num_stages: int = 0, **options: int
 ) -> Tensor:
     rows, n = x.shape
     block = tile_size("triton-persistent", n, block_size)
-    options = compile_options(x.device, num_warps or WARPS, None, num_ctas, maxnreg)
     numbers = (x.stride(0), out.stride(0), rows, n)
-    with launch_context("triton-persistent", x.device, num_ctas):
+    with triton_launch("triton-persistent", x.device, **{"num_warps": WARPS, **options}) as launch:
         if interpreting():
             softmax_persistent[(min(programs or 4, rows),)](x, out, *numbers, block, num_stages or 1)
             return out
@@ -77,21 +69,21 @@ def softmax(
         # a kernel for rows of 784 elements, a multiple of 16, must not be launched for 781.
         properties = tuple((v % 16 == 0, v == 1, v < 2**31) for v in numbers)
         aligned = (x.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0)
-        key = (x.device, x.dtype, block, num_stages, *options.items(), properties, aligned)
+        key = (x.device, x.dtype, block, num_stages, *launch.items(), properties, aligned)
         if key not in _cache:
-            _cache[key] = _compile(x, out, numbers, block, num_stages, options)
+            _cache[key] = _compile(x, out, numbers, block, num_stages, launch)
         kernel, stages, resident = _cache[key]
         kernel[(min(programs or resident, rows), 1, 1)](x, out, *numbers, block, stages)
     return out
 
 
 def _compile(
-    x: Tensor, out: Tensor, numbers: tuple[int, ...], block: int, stages: int | None, options: dict[str, int]
+    x: Tensor, out: Tensor, numbers: tuple[int, ...], block: int, stages: int, launch: dict[str, int]
 ) -> tuple[Any, int, int]:
     """(the compiled kernel, its stages, the programs of it that the GPU holds at once)."""
     gpu = _gpu(x.device)
-    for count in [stages] if stages else range(gpu.stages(), 0, -1):
-        kernel = softmax_persistent.warmup(x, out, *numbers, block, count, grid=(1,), **options)
+    for count in [stages] if stages else range(4 if gpu.shared_memory > 200_000 else 2, 0, -1):
+        kernel = softmax_persistent.warmup(x, out, *numbers, block, count, grid=(1,), **launch)
         try:
             kernel._init_handles()  # loads the kernel, so that its number of registers is known
         except OutOfResources as error:

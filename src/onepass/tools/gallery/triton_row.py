@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onepass.tools.gallery.launch_params import MAX_TILE, compile_options, launch_context, tile_size
+from onepass.tools.gallery.launch_params import MAX_TILE, tile_size, triton_launch
 
 __all__ = ["refuses", "softmax"]
 
@@ -43,22 +43,10 @@ def refuses(rows: int, n: int, dtype: torch.dtype) -> str | None:
     return None
 
 
-def warps_for(block: int) -> int:
-    return 16 if block >= 4096 else 8 if block >= 2048 else 4
-
-
-def softmax(
-    x: Tensor,
-    out: Tensor,
-    num_warps: int | None = None,
-    num_stages: int | None = None,
-    num_ctas: int | None = None,
-    maxnreg: int | None = None,
-    block_size: int | None = None,
-) -> Tensor:
+def softmax(x: Tensor, out: Tensor, block_size: int = 0, num_warps: int = 0, **options: int) -> Tensor:
     rows, n = x.shape
     block = tile_size("triton-row", n, block_size)
-    options = compile_options(x.device, num_warps or warps_for(block), num_stages, num_ctas, maxnreg)
-    with launch_context("triton-row", x.device, num_ctas):
-        softmax_row[(rows,)](x, out, x.stride(0), out.stride(0), n, block, **options)
+    warps = num_warps or (16 if block >= 4096 else 8 if block >= 2048 else 4)
+    with triton_launch("triton-row", x.device, num_warps=warps, **options) as launch:
+        softmax_row[(rows,)](x, out, x.stride(0), out.stride(0), n, block, **launch)
     return out

@@ -20,48 +20,53 @@ import importlib
 import importlib.util
 import re
 import shutil
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from onepass.tools.gallery.launch_params import check_value
+from onepass.tools.gallery.launch_params import LAUNCH_PARAMS
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["DTYPES", "VARIANTS", "Header", "Traffic", "Variant", "format_count", "parse_header", "variant"]
+__all__ = ["DTYPES", "VARIANTS", "Count", "Header", "Traffic", "Variant", "parse_header", "variant"]
 
 DTYPES = ("float32", "float16", "bfloat16")
-FOLDER = Path(__file__).parent
 _LANGUAGES = {".cpp": "C++", ".cu": "CUDA"}
 
 
 # Headers ---------------------------------------------------------------------------------------------------------
 
 
+class Count(NamedTuple):
+    """The elements `mn * M * N + m * M` of an M x N matrix.
+
+    >>> str(Count(5, 2)), str(Count(1)), Count(5, 2).of(10, 100)
+    ('5MN + 2M', 'MN', 5020)
+    """
+
+    mn: int
+    m: int = 0
+
+    def of(self, rows: int, n: int) -> int:
+        return (self.mn * n + self.m) * rows
+
+    def __str__(self) -> str:
+        return f"{'' if self.mn == 1 else self.mn}MN" + (f" + {self.m}M" if self.m else "")
+
+
 @dataclass(frozen=True)
 class Traffic:
-    """Elements read and written for an M x N matrix, each `a * M * N + b * M`."""
+    """Elements read and written."""
 
-    reads: tuple[int, int]
-    writes: tuple[int, int]
+    reads: Count
+    writes: Count
 
-    def elements(self, rows: int, n: int) -> tuple[int, int]:
-        """(elements read, elements written).
-
-        >>> Traffic(reads=(5, 2), writes=(3, 2)).elements(10, 100)
-        (5020, 3020)
-        """
-        (a, b), (c, d) = self.reads, self.writes
-        return a * rows * n + b * rows, c * rows * n + d * rows
-
-    def ratio(self, rows: int, n: int) -> float:
-        """The traffic in units of the minimum, which reads and writes each element once."""
-        return sum(self.elements(rows, n)) / (2 * rows * n)
+    def elements(self, rows: int, n: int) -> int:
+        return self.reads.of(rows, n) + self.writes.of(rows, n)
 
 
 @dataclass(frozen=True)
@@ -75,50 +80,28 @@ class Header:
     cached: Traffic | None
 
 
-_COUNT = re.compile(r"^(?:(\d*)MN)?(?:(?:^| \+ )(\d*)M)?$")
-_PAIR = re.compile(r"reads ([\dMN+ ]+), writes ([\dMN+ ]+)")
-
-
-def _parse_count(text: str) -> tuple[int, int]:
-    """
-    >>> _parse_count("5MN + 2M"), _parse_count("MN"), _parse_count("M")
-    ((5, 2), (1, 0), (0, 1))
-    """
-    found = _COUNT.match(text.strip())
-    if not text.strip() or found is None:
-        raise ValueError(f"not a count of elements like '5MN + 2M': {text!r}")
-    of_mn, of_m = (0 if part is None else int(part or 1) for part in found.groups())
-    return of_mn, of_m
-
-
-def format_count(count: tuple[int, int]) -> str:
-    """A count of elements as the headers write it.
-
-    >>> format_count((5, 2)), format_count((1, 0)), format_count((0, 1)), format_count((0, 0))
-    ('5MN + 2M', 'MN', 'M', '0')
-    """
-    parts = zip(count, ("MN", "M"), strict=True)
-    return " + ".join(f"{'' if factor == 1 else factor}{unit}" for factor, unit in parts if factor) or "0"
+_COUNT = r"(\d*)MN(?: \+ (\d+)M)?"
+_TRAFFIC = re.compile(rf"reads {_COUNT}, writes {_COUNT}\b")
 
 
 def parse_header(source: str) -> Header:
     """The header of a variant's source, Python or C++. Raises ValueError if a paragraph is missing."""
     if source.startswith('"""'):
-        text = source[3 : source.index('"""', 3)]
+        text = source.split('"""')[1]
     else:
-        comment = re.match(r"(//.*\n?)*", source)
-        text = re.sub(r"^// ?", "", comment[0] if comment else "", flags=re.MULTILINE)
+        text = re.sub("^// ?", "", re.match(r"(//.*\n?)*", source)[0], flags=re.MULTILINE)  # type: ignore[index]
     found = {}
-    for paragraph in re.split(r"\n\s*\n|\n(?=Idea:|Traffic:|Limit:)", textwrap.dedent(text)):
-        word, colon, rest = paragraph.strip().partition(":")
-        if colon and word in ("Idea", "Traffic", "Limit"):
-            found[word] = " ".join(rest.split())
-    missing = [word for word in ("Idea", "Traffic", "Limit") if not found.get(word)]
-    if missing:
+    for paragraph in text.split("\n\n"):
+        word, _, rest = paragraph.partition(":")
+        found[word] = " ".join(rest.split())
+    if missing := [word for word in ("Idea", "Traffic", "Limit") if not found.get(word)]:
         raise ValueError(f"the header of a variant lacks {', '.join(missing)}")
-    pairs = [Traffic(_parse_count(reads), _parse_count(writes)) for reads, writes in _PAIR.findall(found["Traffic"])]
+    pairs = [
+        Traffic(Count(int(reads or 1), int(rows_read or 0)), Count(int(writes or 1), int(rows_written or 0)))
+        for reads, rows_read, writes, rows_written in _TRAFFIC.findall(found["Traffic"])
+    ]
     if not 1 <= len(pairs) <= 2:
-        raise ValueError(f"the header of a variant has no 'reads ..., writes ...': {found['Traffic']!r}")
+        raise ValueError(f"the header of a variant has no 'reads 5MN + 2M, writes MN': {found['Traffic']!r}")
     return Header(found["Idea"], found["Traffic"], found["Limit"], pairs[0], pairs[1] if len(pairs) > 1 else None)
 
 
@@ -156,33 +139,32 @@ class Variant:
         """
         import torch
 
-        _check_matrix(self.name, "x", x)
         given = {key: value for key, value in launch_params.items() if value is not None}
-        self.check_launch_params(given)
-        reason = self.unavailable(x.device)
-        if reason is not None:
-            raise RuntimeError(f"{self.name}: cannot run on {x.device}: {reason}")
-        reason = self.refuses(x.shape[0], x.shape[1], x.dtype)
-        if reason is not None:
-            raise ValueError(f"{self.name}: {reason}")
-        if out is not None:
-            if not self.takes_out:
-                raise TypeError(f"{self.name}: takes no out")
-            _check_out(self.name, x, out)
+        try:
+            _check_matrix("x", x)
+            self.check_launch_params(given)
+            if (reason := self.unavailable(x.device)) is not None:
+                raise RuntimeError(f"cannot run on {x.device}: {reason}")
+            if (reason := self.refuses(x.shape[0], x.shape[1], x.dtype)) is not None:
+                raise ValueError(reason)
+            if out is not None:
+                if not self.takes_out:
+                    raise TypeError("takes no out")
+                _check_out(x, out)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise type(error)(f"{self.name}: {error}") from None
         if out is None and (self.takes_out or x.numel() == 0):
             out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if x.numel() == 0:
-            assert out is not None
+        if out is not None and x.numel() == 0:
             return out
         return getattr(self._module, self.function.partition(":")[2])(x, out, **given)
 
-    def check_launch_params(self, given: Mapping[str, Any], spell: Callable[[str], str] = str) -> None:
-        """Raises TypeError or ValueError if the variant does not take one; `spell` gives its name in the message."""
+    def check_launch_params(self, given: Mapping[str, Any]) -> None:
+        """Raises TypeError or ValueError if the variant does not take one."""
         for key, value in given.items():
             if key not in self.launch_params:
-                taken = ", ".join(map(spell, self.launch_params)) or "no launch parameters"
-                raise TypeError(f"{self.name}: got {spell(key)}; it takes {taken}")
-            check_value(f"{self.name}: {spell(key)}", key, value)
+                raise TypeError(f"got {key}; it takes {', '.join(self.launch_params) or 'no launch parameters'}")
+            LAUNCH_PARAMS[key].check(key, value)
 
     def refuses(self, rows: int, n: int, dtype: torch.dtype) -> str | None:
         """Why the idea of this variant does not take a matrix of that shape, or None. Call it only if available."""
@@ -200,7 +182,7 @@ class Variant:
 
     @property
     def path(self) -> Path:
-        return FOLDER / self.file
+        return Path(__file__).with_name(self.file)
 
     @property
     def source(self) -> str:
@@ -211,39 +193,35 @@ class Variant:
         return parse_header(self.source)
 
 
-def _check_matrix(variant: str, what: str, x: Tensor) -> None:
-    """Raises TypeError or ValueError, in the name of the variant, if no variant takes the tensor."""
+def _check_matrix(what: str, x: Tensor) -> None:
+    """Raises TypeError or ValueError if no variant takes the tensor."""
     import torch
 
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{variant}: {what} must be a tensor, got {type(x).__name__}")
+        raise TypeError(f"{what} must be a tensor, got {type(x).__name__}")
     if x.dim() != 2:
-        raise ValueError(f"{variant}: takes a matrix (M, N), got {what} of shape {tuple(x.shape)}")
+        raise ValueError(f"takes a matrix (M, N), got {what} of shape {tuple(x.shape)}")
     if str(x.dtype).removeprefix("torch.") not in DTYPES:
-        raise TypeError(f"{variant}: takes float32, float16 and bfloat16, got {what} of {x.dtype}")
+        raise TypeError(f"takes float32, float16 and bfloat16, got {what} of {x.dtype}")
     if x.shape[1] > 1 and x.stride(1) != 1:
-        raise ValueError(f"{variant}: takes rows of unit stride, got {what} with strides {x.stride()}")
+        raise ValueError(f"takes rows of unit stride, got {what} with strides {x.stride()}")
 
 
-def _check_out(variant: str, x: Tensor, out: Tensor) -> None:
+def _check_out(x: Tensor, out: Tensor) -> None:
     """Raises TypeError or ValueError if `out` cannot receive the result of `x`."""
     from onepass.validation import overlap
 
-    _check_matrix(variant, "out", out)
+    _check_matrix("out", out)
     for name in ("shape", "dtype", "device"):
         if getattr(out, name) != getattr(x, name):
-            raise ValueError(f"{variant}: out must have the {name} of x, {getattr(x, name)}; got {getattr(out, name)}")
+            raise ValueError(f"out must have the {name} of x, {getattr(x, name)}; got {getattr(out, name)}")
     if out.shape[0] > 1 and out.stride(0) < out.shape[1]:
-        raise ValueError(f"{variant}: the rows of out must not overlap, got strides {out.stride()}")
+        raise ValueError(f"the rows of out must not overlap, got strides {out.stride()}")
     if overlap(x, out) != "none":
-        raise ValueError(f"{variant}: out must not overlap x")
+        raise ValueError("out must not overlap x")
 
 
 # The list --------------------------------------------------------------------------------------------------------
-
-
-def _needs_nothing(device: torch.device) -> str | None:
-    return None
 
 
 def _needs_torchscript(device: torch.device) -> str | None:
@@ -264,14 +242,14 @@ def _needs_triton(device: torch.device) -> str | None:
     return unavailable(device)
 
 
-def _needs_cpu(device: torch.device) -> str | None:
-    return None if device.type == "cpu" else "runs only on the CPU"
-
-
 def _needs_cuda(device: torch.device) -> str | None:
     from onepass._engines import unavailable
 
     return unavailable("cuda", device) if device.type == "cuda" else "runs only on NVIDIA GPUs"
+
+
+def _needs_cpu(device: torch.device) -> str | None:
+    return None if device.type == "cpu" else "runs only on the CPU"
 
 
 _cpp = partial(Variant, unavailable=_needs_cpu, runs_on="CPU")
@@ -283,17 +261,17 @@ _PERSISTENT = (*_TRITON, "programs")
 VARIANTS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
-        Variant("naive", "naive.py", "naive:softmax", _needs_nothing),
+        Variant("naive", "naive.py", "naive:softmax", lambda device: None),
         Variant("naive-jit", "naive_jit.py", "naive_jit:softmax", _needs_torchscript, takes_out=False),
         Variant("naive-compile", "naive_compile.py", "naive_compile:softmax", _needs_inductor, takes_out=False),
         _triton("triton-row", "triton_row.py", "triton_row:softmax", launch_params=_TRITON),
         _triton("triton-persistent", "triton_persistent.py", "triton_persistent:softmax", launch_params=_PERSISTENT),
         _triton("triton-online", "triton_online.py", "triton_online:softmax", launch_params=_TRITON),
-        _cpp("cpu-threepass", "cpu_threepass.cpp", "cpu:threepass"),
-        _cpp("cpu-online", "cpu_online.cpp", "cpu:online"),
-        _cuda("cuda-warp", "cuda_warp.cu", "cuda:warp"),
-        _cuda("cuda-block", "cuda_block.cu", "cuda:block"),
-        _cuda("cuda-online", "cuda_online.cu", "cuda:online"),
+        _cpp("cpu-threepass", "cpu_threepass.cpp", "native_calls:cpu_threepass"),
+        _cpp("cpu-online", "cpu_online.cpp", "native_calls:cpu_online"),
+        _cuda("cuda-warp", "cuda_warp.cu", "native_calls:cuda_warp"),
+        _cuda("cuda-block", "cuda_block.cu", "native_calls:cuda_block"),
+        _cuda("cuda-online", "cuda_online.cu", "native_calls:cuda_online"),
         _cuda("cuda-auto", "cuda_auto.py", "cuda_auto:softmax"),
     )
 }

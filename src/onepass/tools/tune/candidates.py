@@ -1,4 +1,5 @@
-"""The table entries that may be the fastest for rows of a length, with the plans that the engine makes of them."""
+"""The table entries that may be the fastest for rows or columns of a length, with the plans that the engine makes of
+them."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,13 +10,21 @@ from typing import NamedTuple
 import torch
 
 from onepass import native
+from onepass._kernel_compiler import Kernel
 from onepass.native import Plan
 from onepass.tables import ANY
-from onepass.tools.tune.sizes import is_odd, up
+from onepass.tools.tune.sizes import KERNELS, SIDE, is_columns, is_odd, up
 
-WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS, COLUMNS, COLUMNS_GRID = range(8)  # the last two: columns.py
+WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS, COLUMNS, COLUMNS_GRID = range(8)
 SMEM_VECS = (0, 4, 8, 12, 16)
 LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that keeps vectors in shared memory: 0, as few as needed
+PREFETCH = 1  # `smem_vecs` of an entry of columns that loads the next tile into shared memory ahead
+# Of columns, by whether it is the gradient: vectors in registers and in shared memory, 16 or 32 together.
+COLUMN_VECS = {
+    False: ((8, 4), (8, 8), (10, 8), (12, 4), (12, 20), (16, 16), (18, 8), (20, 12), (24, 8)),
+    True: ((4, 4), (8, 8), (12, 4)),
+}
+MANY_TENSORS = 1 << 16  # more tiles than any GPU has room for
 STREAMING = 1024  # threads per multiprocessor that stream the rows of a reduction, at least
 
 
@@ -24,17 +33,14 @@ class Choice(NamedTuple):
 
     tier: int
     threads: int  # warp, staged: per row; else per block: block, cluster: at least
-    items_per_thread: int  # block, cluster, grid: in registers at most; twopass: in flight; warp, staged: 0
+    items_per_thread: int  # in registers at most, of columns in vectors; twopass: in flight; warp, staged: 0
     blocks_per_row: int  # columns: vectors of a tile side by side
-    smem_vecs: int  # block, cluster: vectors that a thread keeps in shared memory at most
+    smem_vecs: int  # vectors that a thread keeps in shared memory at most
 
 
 class Candidate(NamedTuple):
     choice: Choice
     plan: Plan
-
-
-Kernel = tuple[str, str, Plan]  # function, dtype, a plan that asks for it
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,10 @@ def plan_of(choice: Choice, sizes: tuple[int, int, int], size: int, gpu: Gpu, wh
     >>> tuple(plan_of(Choice(WARP, 32, 0, 1, 0), (4096, 1000, 1), 4, gpu))
     (0, 32, 4, 32, 4, 1, 0, 2)
     """
-    of = gpu.compute, gpu.multiprocessors, gpu.shared, gpu.cooperative, which
-    return native.plan_from_entry(choice, sizes, torch.float32 if size == 4 else torch.bfloat16, *of)
+    dtype = torch.float32 if size == 4 else torch.bfloat16
+    return native.plan_from_entry(
+        choice, sizes, dtype, gpu.compute, gpu.multiprocessors, gpu.shared, gpu.cooperative, which
+    )
 
 
 def longest(n: int, unit: int, plan: Callable[[int], object]) -> int:
@@ -80,16 +88,22 @@ def longest(n: int, unit: int, plan: Callable[[int], object]) -> int:
     return low * unit
 
 
-def holds(choice: Choice, n: int, size: int, gpu: Gpu) -> int:
-    """The longest row that the entry serves by as many threads per block as one of n, wherever it begins. With more of
+def holds(function: str, size: int, gpu: Gpu, choice: Choice, n: int) -> int:
+    """The longest row, wherever it begins, that the entry serves by as many threads per block as one of n. With more of
     them a multiprocessor may hold a block fewer, which a measurement at n does not tell: 6400 float32 in 416 threads of
-    16 elements run at 0.77 of a copy, 6144 in 384 at 0.97.
+    16 elements run at 0.77 of a copy, 6144 in 384 at 0.97. Of columns, the longest that it holds in a cluster.
 
-    >>> holds(Choice(BLOCK, 0, 16, 1, 0), 6000, 4, Gpu("an H200", 90, 132, 227 * 1024))
+    >>> gpu = Gpu("an H200", 90, 132, 227 * 1024)
+    >>> holds("softmax", 4, gpu, Choice(BLOCK, 0, 16, 1, 0), 6000)
     6141
+    >>> holds("columns", 4, gpu, Choice(COLUMNS, 256, 16, 8, 16), 1000)
+    16384
     """
-    if choice.tier in (GRID, TWOPASS) or choice.tier < 0:
+    if choice.tier in (GRID, TWOPASS, COLUMNS_GRID) or choice.tier < 0:
         return ANY
+    if is_columns(function):
+        which = KERNELS[function][1]
+        return longest(n, 1, lambda n: plan_of(choice, (MANY_TENSORS, n, SIDE), size, gpu, which) is not None)
 
     def threads(n: int) -> int | None:
         plan = plan_rows(choice, n, size, 1, gpu)
@@ -109,7 +123,7 @@ def plan_rows(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | 
     return plan if fits else None
 
 
-def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
+def _row_choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
     """All that might be the fastest, whether it fits or not."""
     widest, most = 16 // size, 128 // size
     for lanes in (1, 2, 4, 8, 16, 32):
@@ -135,20 +149,50 @@ def _choices(n: int, size: int, rows: int, reduces: bool) -> Iterator[Choice]:
             yield Choice(TWOPASS, threads, 16, 1, 0)
 
 
-def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) -> list[Candidate]:
-    """All that may be the fastest for `rows` contiguous rows of n elements of `size` bytes (4, or 2).
+def _column_choices(n: int, backward: bool) -> Iterator[Choice]:
+    """All that might be the fastest, whether it fits or not."""
+    sides = (32, 64, 128) if n <= 24 else (8, 16, 32, 64) if n <= 64 else (8, 16, 32) if n < 512 else (4, 8, 16)
+    slots = ((8, 16, 24) if n <= 64 else (8, 12, 16)) if not backward else (4, 6, 8) if n <= 512 else (4, 8, 16)
+    for side in sides:
+        for threads in (64, 128, 256, 512):
+            if side > threads or (threads == 64 and n > 64) or (threads == 512 and 64 < n <= 1024):
+                continue
+            for most in slots:
+                yield Choice(COLUMNS, threads, most, side, 0)
+                if 64 < n <= 512:
+                    yield Choice(COLUMNS, threads, most, side, PREFETCH)
+            if n > 64 and side in (8, 16):
+                yield from (Choice(COLUMNS, threads, most, side, rest) for most, rest in COLUMN_VECS[backward])
+    if n >= 512:
+        for side in (4, 8, 16):
+            yield Choice(COLUMNS_GRID, 0, 0, side, 0)
 
-    Where the function `reduces`, its result has no rows, and the tier twopass reads each element once. Several may come
-    to one plan: a thread keeps no more vectors than a row needs.
+
+def candidates(function: str, n: int, shape: tuple[int, int], size: int, gpu: Gpu) -> list[Candidate]:
+    """All that may be the fastest for contiguous rows or columns of n elements of `size` bytes (4, or 2); `shape` as in
+    `sizes.shapes`. Several may come to one plan: a thread keeps no more vectors than a row needs.
 
     >>> gpu = Gpu("an H200", 90, 132, 227 * 1024)
-    >>> [c.choice.threads for c in candidates(8, 4, 2**20, gpu)]
+    >>> [c.choice.threads for c in candidates("softmax", 8, (2**20, 1), 4, gpu)]
     [1, 2, 4]
+    >>> sorted({c.plan.threads_per_row for c in candidates("columns", 21, (16, 4096), 4, gpu)})
+    [32, 64, 128]
     """
+    if not is_columns(function):
+        return _row_candidates(n, size, shape[0], gpu, function == "logsumexp")
+    which = KERNELS[function][1]
+    tried = (
+        (c, plan_of(c, (shape[0], n, shape[1]), size, gpu, which)) for c in _column_choices(n, which == "backward")
+    )
+    return [Candidate(choice, plan) for choice, plan in tried if plan is not None]
+
+
+def _row_candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool) -> list[Candidate]:
+    """Where the function `reduces`, its result has no rows, and the tier twopass reads each element once."""
     found: dict[Choice, Candidate] = {}
     few: list[Candidate] = []
     least = 32 if n < 2048 else 64
-    for choice in _choices(n, size, rows, reduces):
+    for choice in _row_choices(n, size, rows, reduces):
         plan = plan_rows(choice, n, size, rows, gpu)
         if plan is None:
             continue
@@ -166,8 +210,8 @@ def candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool = False) ->
     return list(found.values()) or few
 
 
-def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
-    """One (function, dtype, plan) for each kernel: most take any number of threads and of blocks.
+def kernels(todo: Sequence[tuple[str, str, Plan]]) -> list[Kernel]:
+    """The kernels that (function, dtype, plan) ask for, each once: most take any number of threads and of blocks.
 
     >>> plan = Plan(BLOCK, 128, 1, 32, 4, 1, 0)
     >>> plans = [plan, plan._replace(threads_per_row=256), plan._replace(items_per_thread=16)]
@@ -178,7 +222,6 @@ def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
     for function, dtype, plan in todo:
         columns, few_threads = plan.tier > TWOPASS, plan.tier in (WARP, STAGED)
         most_threads = max(128, 1 << (plan.threads_per_row * plan.rows_per_block - 1).bit_length())
-        (plan.blocks_per_row if plan.tier in (CLUSTER, COLUMNS) else min(plan.blocks_per_row, 2) if columns else 0)
         kind = plan._replace(
             threads_per_row=plan.threads_per_row if few_threads else most_threads if columns else 0,
             rows_per_block=0 if columns else plan.rows_per_block,
@@ -187,5 +230,6 @@ def kernels(todo: Sequence[Kernel]) -> list[Kernel]:
             else columns and plan.blocks_per_row > 1,
             smem_vecs=0 if few_threads else min(plan.smem_vecs, 2 if columns else 1),
         )
-        found[function, dtype, kind] = (function, dtype, plan)
+        type_, (name, which) = getattr(torch, dtype), KERNELS[function]
+        found[function, dtype, kind] = Kernel(name, type_, type_, which, tuple(plan))
     return list(found.values())

@@ -1,5 +1,15 @@
-"""The row lengths that are measured, and the numbers of rows. A limit of a table is found to within 15%."""
+"""The functions, lengths and shapes that are measured. A limit of a table of rows is found to within 15%."""
 
+# What is measured: the function that `native` knows its kernels by, and the pass. Softmax stands for all that write
+# rows, logsumexp for those that only read them, columns for softmax over other dims, and columns_backward for its
+# gradient, which keeps two operands.
+KERNELS = {
+    "softmax": ("softmax", "forward"),
+    "logsumexp": ("logsumexp", "forward"),
+    "columns": ("softmax", "forward"),
+    "columns_backward": ("softmax", "backward"),
+}
+FUNCTIONS = tuple(KERNELS)
 # fmt: off
 ALIGNED = (  # a whole number of 16-byte vectors, except the shortest
     4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 200, 224, 256, 320, 384, 448, 512, 640, 768, 896,
@@ -12,12 +22,22 @@ UNALIGNED = (  # no whole number of vectors, at least in 2-byte dtypes; among th
     2, 3, 5, 7, 9, 13, 17, 25, 33, 50, 77, 100, 125, 157, 197, 251, 333, 411, 501, 627, 781, 1025, 1251, 1500,
     2049, 4099, 8195, 16387, 32001, 50257,
 )
+COLUMN_LENGTHS = (
+    8, 16, 21, 24, 32, 48, 64, 96, 128, 196, 256, 320, 512, 768, 1000, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288,
+    16384, 32768,
+)
 # fmt: on
 LENGTHS = tuple(sorted({*ALIGNED, *UNALIGNED}))
+LONGEST = 131072  # columns that are longer have the chip in any case
+SIDE = 4096  # columns that lie side by side in what is measured
 FEW = 4096  # rows that are measured for the tables of few rows
 FEW_ROWS = 8192  # the most rows that those tables serve (plan.h)
 FEW_LENGTHS = 256, 16384
 STAGED_REDUCED, STAGED_REDUCED_2_BYTES = 40, 256  # the longest rows that are only read for which the tier staged pays
+
+
+def is_columns(function: str) -> bool:
+    return function.startswith("columns")
 
 
 def up(a: int, b: int) -> int:
@@ -47,24 +67,21 @@ def staged_pays_reduced(n: int, size: int) -> bool:
     return n <= STAGED_REDUCED or (size == 2 and n <= STAGED_REDUCED_2_BYTES and n % 4 != 0)
 
 
-def rows_of(n: int, size: int, mib: int) -> int:
-    """The rows that `mib` MiB hold, at least one.
+def shapes(function: str, n: int, size: int, mib: int) -> list[tuple[int, int]]:
+    """The shapes that a function is measured with for rows or columns of n elements of `size` bytes: (tensors, columns
+    side by side), or (rows, 1).
 
-    >>> rows_of(1024, 4, 256)
-    65536
+    One has as many elements as `mib` MiB hold. If its rows are many, and rows of whole vectors are written, the other
+    has FEW rows: there the last blocks of a launch count, and other plans may be faster.
+
+    >>> shapes("softmax", 5120, 2, 1024), shapes("softmax", 65536, 4, 1024), shapes("logsumexp", 1024, 4, 256)
+    ([(104857, 1), (4096, 1)], [(4096, 1)], [(65536, 1)])
+    >>> shapes("columns", 1024, 4, 256), shapes("columns", 131072, 2, 256), shapes("columns", 131072, 4, 1)
+    ([(16, 4096)], [(1, 1024)], [(1, 64)])
     """
-    return max(1, mib * 2**20 // (n * size))
-
-
-def row_counts(n: int, size: int, mib: int, reduces: bool = False) -> list[int]:
-    """The numbers of rows of n elements of `size` bytes that a function is measured with.
-
-    One is the number that `mib` MiB hold. If that is large, and rows of whole vectors are written, FEW is the other:
-    there the last blocks of a launch count, and other plans may be faster.
-
-    >>> row_counts(5120, 2, 1024), row_counts(64, 4, 1024), row_counts(65536, 4, 1024)
-    ([104857, 4096], [4194304], [4096])
-    """
-    most = rows_of(n, size, mib)
-    few = FEW_LENGTHS[0] <= n <= FEW_LENGTHS[1] and most > FEW_ROWS and not is_odd(n, size) and not reduces
-    return [most, FEW] if few else [most]
+    count = max(1, mib * 2**20 // (n * size))
+    if is_columns(function):
+        side = max(64, min(SIDE, count // 64 * 64))
+        return [(max(1, count // side), side)]
+    few = FEW_LENGTHS[0] <= n <= FEW_LENGTHS[1] and count > FEW_ROWS and not is_odd(n, size) and function == "softmax"
+    return [(count, 1), (FEW, 1)] if few else [(count, 1)]

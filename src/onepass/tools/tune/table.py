@@ -7,11 +7,11 @@ to `limit` elements are served.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from onepass.tables import ANY, NAMES, Table, Tables
-from onepass.tools.tune import candidates, columns
-from onepass.tools.tune.candidates import STAGED, Choice, Gpu
-from onepass.tools.tune.sizes import FEW, FEW_LENGTHS, is_odd, staged_pays_reduced
+from onepass.tools.tune.candidates import STAGED, Choice, Gpu, holds
+from onepass.tools.tune.sizes import FEW, FEW_LENGTHS, FUNCTIONS, is_columns, is_odd, staged_pays_reduced
 from onepass.tools.tune.timing import Measurement
 
 AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in the tables of odd lengths and of few rows: the other tables have it
@@ -110,49 +110,43 @@ def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
     """
     tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
     for size in (4, 2):
-        bits = 8 * size
-
-        def holds(choice: Choice, n: int, size: int = size) -> int:
-            return candidates.holds(choice, n, size, gpu)
-
-        every = sorted((p for p in measured if (p.dtype == "float32") == (size == 4)), key=lambda p: p.n)
-        both = [p for p in every if p.function not in columns.FUNCTIONS]
-        few = [p for p in both if is_few(p)]
-        more = {(p.function, p.n) for p in both if not is_few(p)}
-        points = [
-            p for p in both if not is_few(p) or (p.function, p.n) not in more
-        ]  # the only one of a length is both's
-        if few:
-            tables[f"few_rows_f{bits}"] = spliced(base[f"few_rows_f{bits}"], entries(few, holds), few[0].n)
-        odd = [p for p in points if p.function == "softmax" and is_odd(p.n, size)]
-        cut = staged_pays(odd)
-        staged_table = entries([flat for p in odd[:cut] if (flat := _only(p, True))], holds)
-        if staged_table and cut < len(odd):
-            limit = _middle(odd[cut - 1].n, odd[cut].n)
-            staged_table[-1][0] = max(
-                staged_table[-1][0], min(limit, holds(Choice(*staged_table[-1][1:]), odd[cut - 1].n))
-            )
-        if odd:
-            served = [*staged_table, [ANY, *AS_ROWS]] if cut < len(odd) else staged_table
-            tables[f"unaligned_f{bits}"] = spliced(base[f"unaligned_f{bits}"], served, odd[0].n, gap=False)
-        for kind, function in (("write", "softmax"), ("reduce", "logsumexp")):
-            others = [
-                p for p in points if p.function == function and not _is_staged(tables[f"unaligned_f{bits}"], p, size)
-            ]
-            if found := [other for p in others if (other := _only(p, False))]:
-                name = f"{kind}_f{bits}"
-                tables[name] = spliced(base[name], entries(found, holds), found[0].n)
-        for function in columns.FUNCTIONS:
-            if beside := [p for p in every if p.function == function]:
-                tables[f"{function}_f{bits}"] = _of_columns(beside, size, base[f"{function}_f{bits}"], gpu)
+        of_size = [p for p in measured if (p.dtype == "float32") == (size == 4)]
+        points = {f: sorted((p for p in of_size if p.function == f), key=lambda p: p.n) for f in FUNCTIONS}
+        _build_for_size(tables, points, size, gpu)
     return tables
 
 
-def _of_columns(points: Sequence[Measurement], size: int, base: Table, gpu: Gpu) -> Table:
-    def holds(choice: Choice, n: int) -> int:
-        return columns.holds(choice, n, size, points[0].function, gpu)
+def _build_for_size(tables: Tables, points: dict[str, list[Measurement]], size: int, gpu: Gpu) -> None:
+    """Puts the measured points of each function, by rising length, into the tables of elements of `size` bytes."""
 
-    return spliced(base, entries(points, holds), points[0].n)
+    def find(points: Sequence[Measurement]) -> Table:
+        return entries(points, partial(holds, points[0].function, size, gpu)) if points else []
+
+    def put(kind: str, points: Sequence[Measurement], found: Table, gap: bool = True) -> None:
+        if found:
+            name = f"{kind}_f{8 * size}"
+            tables[name] = spliced(tables[name], found, points[0].n, gap)
+
+    few = [p for p in points["softmax"] if is_few(p)]
+    put("few_rows", few, find(few))
+    more = {p.n for p in points["softmax"] if not is_few(p)}
+    rows = [p for p in points["softmax"] if not is_few(p) or p.n not in more]  # the only one of a length is both's
+    odd = [p for p in rows if is_odd(p.n, size)]
+    cut = staged_pays(odd)
+    staged = find([p for point in odd[:cut] if (p := _only(point, True))])
+    if cut < len(odd):
+        if staged:
+            last, beyond = odd[cut - 1].n, odd[cut].n
+            longest = holds("softmax", size, gpu, Choice(*staged[-1][1:]), last)
+            staged[-1][0] = max(staged[-1][0], min(_middle(last, beyond), longest))
+        staged = [*staged, [ANY, *AS_ROWS]]
+    put("unaligned", odd, staged, gap=False)
+    for kind, tried in (("write", rows), ("reduce", points["logsumexp"])):
+        others = [p for p in tried if not _is_staged(tables[f"unaligned_f{8 * size}"], p, size)]
+        others = [p for point in others if (p := _only(point, False))]
+        put(kind, others, find(others))
+    for function in filter(is_columns, FUNCTIONS):
+        put(function, points[function], find(points[function]))
 
 
 def is_few(point: Measurement) -> bool:

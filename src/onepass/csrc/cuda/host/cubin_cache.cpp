@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -55,16 +56,6 @@ bool make_directories(const std::string& path) {
 
 std::string file_of(const std::string& directory, const std::string& key) {
   return directory + "/" + hex(key) + ".cubin";
-}
-
-bool write_all(int file, const std::string& bytes) {
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t wrote = write(file, bytes.data() + done, bytes.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return false;
-    done += size_t(wrote);
-  }
-  return true;
 }
 
 // A file has the digest of the rest, the length of the key, the key and the value.
@@ -121,8 +112,12 @@ bool cache_write(const std::string& key, const std::string& value) {
   std::string temporary = directory + "/writing-XXXXXX";
   const int file = mkostemp(temporary.data(), O_CLOEXEC);  // mode 0600
   if (file < 0) return false;                              // a full or read-only disk costs a compile, not the call
-  const bool whole = write_all(file, seal(key, value));
-  if (!close(file) && whole && !rename(temporary.c_str(), file_of(directory, key).c_str())) return true;
+  const std::string bytes = seal(key, value);
+  std::FILE* const stream = fdopen(file, "wb");
+  const bool whole = stream && std::fwrite(bytes.data(), 1, bytes.size(), stream) == bytes.size();
+  if (!(stream ? std::fclose(stream) : close(file)) && whole &&
+      !rename(temporary.c_str(), file_of(directory, key).c_str()))
+    return true;
   unlink(temporary.c_str());
   return false;
 }

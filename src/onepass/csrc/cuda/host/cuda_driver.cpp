@@ -1,43 +1,20 @@
 // cuda_driver.cpp: open libcuda and ask it about devices.
 #include "cuda_driver.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <mutex>
-#include <stdexcept>
 
 namespace onepass::cuda {
 
 namespace {
 
-template <class F>
-void load_symbol(void* library, const char* symbol, F* function) {
-  void* found = dlsym(library, symbol);
-  if (!found)
-    throw std::runtime_error(std::string("onepass: the CUDA driver has no ") + symbol + "; it is older than CUDA 11.8");
-  *function = reinterpret_cast<F>(found);
-}
-
 Driver open_driver() {
   void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (!library) throw std::runtime_error("onepass: no CUDA driver here (libcuda.so.1 does not load)");
   Driver d;
-  load_symbol(library, "cuInit", &d.init);
-  load_symbol(library, "cuGetErrorString", &d.error_string);
-  load_symbol(library, "cuDeviceGet", &d.device_get);
-  load_symbol(library, "cuDeviceGetAttribute", &d.device_attribute);
-  load_symbol(library, "cuDeviceGetName", &d.device_name);
-  load_symbol(library, "cuCtxGetCurrent", &d.context_current);
-  load_symbol(library, "cuCtxSetCurrent", &d.context_set);
-  load_symbol(library, "cuDevicePrimaryCtxRetain", &d.primary_retain);
-  load_symbol(library, "cuModuleLoadData", &d.module_load);
-  load_symbol(library, "cuModuleGetFunction", &d.module_function);
-  load_symbol(library, "cuFuncGetAttribute", &d.function_get);
-  load_symbol(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", &d.active_blocks);
-  load_symbol(library, "cuOccupancyMaxActiveClusters", &d.active_clusters);
-  load_symbol(library, "cuFuncSetAttribute", &d.function_set);
-  load_symbol(library, "cuLaunchKernelEx", &d.launch);
+#define ONEPASS_LOAD(member, symbol, arguments) load_symbol(library, #symbol, &d.member, "the CUDA driver");
+  ONEPASS_DRIVER_FUNCTIONS(ONEPASS_LOAD)
+#undef ONEPASS_LOAD
   const Result result = d.init(0);
   if (result) throw std::runtime_error("onepass: cuInit failed with error " + std::to_string(result));
   return d;

@@ -3,8 +3,11 @@
 // follow the public CUDA 12 ABI.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -46,23 +49,36 @@ constexpr int kSharedStatic = 1, kSharedDynamic = 8, kNonPortableCluster = 14;  
 constexpr Result kTooLarge = 720;  // CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
 constexpr Result kNotSupported = 801;
 
+// The driver's functions that are called: F(member, symbol, arguments).
+#define ONEPASS_DRIVER_FUNCTIONS(F)                                                          \
+  F(init, cuInit, (unsigned))                                                                \
+  F(error_string, cuGetErrorString, (Result, const char**))                                  \
+  F(device_get, cuDeviceGet, (int*, int))                                                    \
+  F(device_attribute, cuDeviceGetAttribute, (int*, int, int))                                \
+  F(device_name, cuDeviceGetName, (char*, int, int))                                         \
+  F(context_current, cuCtxGetCurrent, (Handle*))                                             \
+  F(context_set, cuCtxSetCurrent, (Handle))                                                  \
+  F(primary_retain, cuDevicePrimaryCtxRetain, (Handle*, int))                                \
+  F(module_load, cuModuleLoadData, (Handle*, const void*))                                   \
+  F(module_function, cuModuleGetFunction, (Handle*, Handle, const char*))                    \
+  F(function_get, cuFuncGetAttribute, (int*, int, Handle))                                   \
+  F(active_blocks, cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, Handle, int, size_t)) \
+  F(active_clusters, cuOccupancyMaxActiveClusters, (int*, Handle, const LaunchConfig*))      \
+  F(function_set, cuFuncSetAttribute, (Handle, int, int))                                    \
+  F(launch, cuLaunchKernelEx, (const LaunchConfig*, Handle, void**, void**))
+
 struct Driver {
-  Result (*init)(unsigned);
-  Result (*error_string)(Result, const char**);
-  Result (*device_get)(int*, int);
-  Result (*device_attribute)(int*, int, int);
-  Result (*device_name)(char*, int, int);
-  Result (*context_current)(Handle*);
-  Result (*context_set)(Handle);
-  Result (*primary_retain)(Handle*, int);
-  Result (*module_load)(Handle*, const void*);
-  Result (*module_function)(Handle*, Handle, const char*);
-  Result (*function_get)(int*, int, Handle);
-  Result (*active_blocks)(int*, Handle, int, size_t);
-  Result (*active_clusters)(int*, Handle, const LaunchConfig*);
-  Result (*function_set)(Handle, int, int);
-  Result (*launch)(const LaunchConfig*, Handle, void**, void**);
+#define ONEPASS_MEMBER(member, symbol, arguments) Result(*member) arguments;
+  ONEPASS_DRIVER_FUNCTIONS(ONEPASS_MEMBER)
+#undef ONEPASS_MEMBER
 };
+
+// Sets `function` to a symbol of a library that was opened.
+template <class F>
+void load_symbol(void* library, const char* symbol, F* function, const char* name) {
+  *function = reinterpret_cast<F>(dlsym(library, symbol));
+  if (!*function) throw std::runtime_error(std::string("onepass: ") + name + " has no " + symbol + "; it is too old");
+}
 
 // The driver, opened once; throws std::runtime_error where there is none.
 const Driver& driver();

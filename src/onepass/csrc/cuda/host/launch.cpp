@@ -37,14 +37,13 @@ uint64_t identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(kind.function), 3), add(int(kind.in), 2), add(int(kind.out), 2), add(int(plan.tier), 4);
-  add(row_in_warp ? plan.threads_per_row : 0, 6), add(row_in_warp         ? plan.rows_per_block
-                                                      : plan.of_columns() ? plan.max_threads()
-                                                                          : 0,
-                                                      11);
+  add(row_in_warp ? plan.threads_per_row : 0, 6);
+  add(row_in_warp ? plan.rows_per_block : plan.of_columns() ? plan.max_threads() : 0, 11);
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
   add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
+  kind.score.visit([&](auto, auto, auto value, auto fallback) { add(value != fallback, 1); });
   return id;
 }
 
@@ -84,12 +83,12 @@ KernelKind kind_of(const Problem& problem) {
     const bool is_broadcast = problem.has_rows() ? problem.grad_is_broadcast() : grad_is_broadcast_in_tile(problem);
     pass = is_broadcast ? Pass::backward_broadcast : Pass::backward;
   }
-  return {problem.function, pass, problem.in_type(), problem.out_type()};
+  return {problem, pass, problem.in_type(), problem.out_type()};
 }
 
 const char* source_of(const KernelKind& kind, Tier tier) {
   const bool forward = kind.pass == Pass::forward;
-  if (is_of_columns(tier)) return forward ? "columns.cu" : "columns_backward.cu";
+  if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
   if (!forward && is_reduction(kind.function)) return "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
@@ -100,22 +99,26 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
-  return {define("IN_TYPE", type_name(kind.in)),
-          define("OUT_TYPE", type_name(kind.out)),
-          define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
-          number("IS_BACKWARD", kind.pass != Pass::forward),
-          number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
-          number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
-          number("VECS_PER_THREAD", plan.vecs_per_thread()),
-          number("VEC_SIZE", plan.vec_size),
-          number("VEC_ACCESS", int(plan.access)),
-          number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
-          number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
-          number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
-          number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
-          number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
-          number("USES_GRID", plan.of_columns() && plan.in_grid()),
-          number("TWO_PASS", plan.tier == Tier::columns_twopass)};
+  std::vector<std::string> defines = {define("IN_TYPE", type_name(kind.in)),
+                                      define("OUT_TYPE", type_name(kind.out)),
+                                      define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
+                                      number("IS_BACKWARD", kind.pass != Pass::forward),
+                                      number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
+                                      number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
+                                      number("VECS_PER_THREAD", plan.vecs_per_thread()),
+                                      number("VEC_SIZE", plan.vec_size),
+                                      number("VEC_ACCESS", int(plan.access)),
+                                      number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
+                                      number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
+                                      number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
+                                      number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
+                                      number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
+                                      number("USES_GRID", plan.of_columns() && plan.in_grid()),
+                                      number("TWO_PASS", plan.tier == Tier::columns_twopass)};
+  kind.score.visit([&](const char* name, auto, auto value, auto fallback) {
+    if (value != fallback) defines.push_back(std::string("-DSCORE_") + name);
+  });
+  return defines;
 }
 
 void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device) {
@@ -130,29 +133,19 @@ namespace {
 // A launch as the driver takes it, which points into itself.
 struct DriverLaunch {
   LaunchConfig config;
-  LaunchAttribute attribute;
+  LaunchAttribute attribute = {};
 
-  DriverLaunch(const Launch& launch, void* stream)
-      : config{launch.blocks,
-               launch.groups,
-               1,
-               launch.threads,
-               1,
-               1,
-               launch.shared,
-               static_cast<Handle>(stream),
-               nullptr,
-               0} {
+  DriverLaunch(const Launch& launch, void* stream) {
+    const auto on = static_cast<Handle>(stream);
+    config = {launch.blocks, launch.groups, 1, launch.threads, 1, 1, launch.shared, on, &attribute, 0};
     if (!launch.cluster && !launch.cooperative()) return;
-    attribute = {};
+    config.attribute_count = 1;
     attribute.id = launch.cluster ? kClusterDimension : kCooperative;
     if (launch.cluster) {
       attribute.cluster[0] = unsigned(launch.cluster), attribute.cluster[1] = attribute.cluster[2] = 1;
     } else {
       attribute.cooperative = 1;
     }
-    config.attributes = &attribute;
-    config.attribute_count = 1;
   }
   DriverLaunch(const DriverLaunch&) = delete;
 };
@@ -306,18 +299,23 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
   const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
   const bool backward = problem.is_backward();
   const int count_of_tensors = backward && launch.has_tiles ? int(kBackwardTensors) : problem.count_tensors();
-  int64_t rows[2 * kMaxTensors + 2];  // ForwardRows or BackwardRows (row_fragment.cuh, row_backward.cuh)
+  // Both end with the score: ForwardRows or BackwardRows (kernels/row_map.cuh), and Tensors (column_softmax.cuh).
+  constexpr size_t kScoreWords = ceil_div(sizeof(ScoreArgs), sizeof(int64_t));
+  int64_t rows[2 * kMaxTensors + 2 + kScoreWords] = {}, tensors[kMaxTensors + kScoreWords] = {};
   if (launch.has_tiles) {
-    for (int t = 0; t < count_of_tensors; ++t) add(&problem.tensors[t].data);
+    for (int t = 0; t < count_of_tensors; ++t) tensors[t] = int64_t(problem.address(t));
+    std::memcpy(tensors + count_of_tensors, &problem.score, sizeof problem.score);
+    add(tensors);
     tiles = launch.tiles;
     tiles.messages = messages;
     add(&tiles);
   } else {
     rows[count_of_tensors] = launch.rows, rows[count_of_tensors + 1] = launch.n;
     for (int t = 0; t < count_of_tensors; ++t) {
-      rows[t] = reinterpret_cast<int64_t>(problem.tensors[t].data);
+      rows[t] = int64_t(problem.address(t));
       rows[count_of_tensors + 2 + t] = launch.strides[t];
     }
+    std::memcpy(rows + 2 * count_of_tensors + 2, &problem.score, sizeof problem.score);
     add(rows);
     if (backward && problem.is_reduction()) {
       add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);

@@ -16,8 +16,7 @@ enum class Pass { forward, backward, backward_broadcast };
 
 // What the kernels of a problem have in common; a plan tells them apart. The kernels of a gradient read the type of the
 // forward's result and write that of its input.
-struct KernelKind {
-  Function function;
+struct KernelKind : ScoredFunction {
   Pass pass;
   DType in, out;
 };

@@ -1,14 +1,13 @@
 // nvrtc.cpp: CUDA C++ to a cubin with NVRTC, when a kernel is first needed on this machine. NVRTC comes with torch's
 // CUDA wheels; nothing of a toolkit is asked of the user, and compiling needs no GPU.
-#include <dirent.h>
 #include <dlfcn.h>
-#include <sys/stat.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 
@@ -20,33 +19,40 @@ namespace {
 
 using Program = struct ProgramOpaque*;
 
+// NVRTC's functions that are called: F(member, symbol, arguments).
+#define ONEPASS_NVRTC_FUNCTIONS(F)                                                                                 \
+  F(version, nvrtcVersion, (int*, int*))                                                                           \
+  F(create, nvrtcCreateProgram, (Program*, const char*, const char*, int, const char* const*, const char* const*)) \
+  F(compile, nvrtcCompileProgram, (Program, int, const char* const*))                                              \
+  F(log_size, nvrtcGetProgramLogSize, (Program, size_t*))                                                          \
+  F(log, nvrtcGetProgramLog, (Program, char*))                                                                     \
+  F(cubin_size, nvrtcGetCUBINSize, (Program, size_t*))                                                             \
+  F(cubin, nvrtcGetCUBIN, (Program, char*))                                                                        \
+  F(destroy, nvrtcDestroyProgram, (Program*))
+
 struct Nvrtc {
-  int (*version)(int*, int*);
-  int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*);
-  int (*compile)(Program, int, const char* const*);
-  int (*log_size)(Program, size_t*);
-  int (*log)(Program, char*);
-  int (*cubin_size)(Program, size_t*);
-  int (*cubin)(Program, char*);
-  int (*destroy)(Program*);
+#define ONEPASS_MEMBER(member, symbol, arguments) int(*member) arguments;
+  ONEPASS_NVRTC_FUNCTIONS(ONEPASS_MEMBER)
+#undef ONEPASS_MEMBER
   std::string file;  // as `stamp` has it
 };
+
+namespace fs = std::filesystem;
 
 std::string directory_of(const void* symbol) {
   Dl_info info;
   if (!dladdr(symbol, &info) || !info.dli_fname) return ".";
-  const std::string path = info.dli_fname;
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
+  const std::string directory = fs::path(info.dli_fname).parent_path();
+  return directory.empty() ? "." : directory;
 }
 
-std::vector<std::string> files_in(const std::string& directory) {
-  std::vector<std::string> names;
-  if (DIR* opened = opendir(directory.c_str())) {
-    while (const dirent* entry = readdir(opened)) names.push_back(entry->d_name);
-    closedir(opened);
+// The names in a directory, in order; none where it cannot be read.
+std::set<std::string> files_in(const std::string& directory) {
+  std::set<std::string> names;
+  std::error_code failed;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, failed)) {
+    names.insert(entry.path().filename());
   }
-  std::sort(names.begin(), names.end());
   return names;
 }
 
@@ -62,7 +68,6 @@ std::vector<std::string> find_candidates() {
   sites.push_back(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/../nvidia");
   for (const std::string& site : sites) {
     for (const std::string& part : files_in(site)) {
-      if (part[0] == '.') continue;
       const std::string folder = site + "/" + part + "/lib";
       for (const std::string& file : files_in(folder)) {
         if (file.rfind("libnvrtc.so", 0) == 0) found.push_back(folder + "/" + file);
@@ -73,37 +78,20 @@ std::vector<std::string> find_candidates() {
   return found;
 }
 
-// The candidates, which are looked for once per process.
-const std::vector<std::string>& candidates() {
-  static const std::vector<std::string> found = find_candidates();
-  return found;
-}
-
 // Tells one library file from another without opening it: path, size and time of change; empty where there is no such
 // file, or where only the loader knows its path.
 std::string stamp(const std::string& path) {
-  if (path.find('/') == std::string::npos) return "";
-  char* const resolved = realpath(path.c_str(), nullptr);
-  if (!resolved) return "";
-  const std::string file = resolved;
-  std::free(resolved);
-  struct stat about;
-  if (stat(file.c_str(), &about) || !S_ISREG(about.st_mode)) return "";
-  return file + " " + std::to_string(about.st_size) + " " + std::to_string(about.st_mtim.tv_sec) + "." +
-         std::to_string(about.st_mtim.tv_nsec);
-}
-
-template <class F>
-void load_symbol(void* library, const char* symbol, F* function) {
-  void* found = dlsym(library, symbol);
-  if (!found) throw std::runtime_error(std::string("onepass: NVRTC has no ") + symbol);
-  *function = reinterpret_cast<F>(found);
+  std::error_code failed;
+  const std::string file = fs::canonical(path, failed);
+  if (path.find('/') == std::string::npos || failed || !fs::is_regular_file(file)) return "";
+  const auto time = fs::last_write_time(file).time_since_epoch().count();
+  return file + " " + std::to_string(fs::file_size(file)) + " " + std::to_string(time);
 }
 
 Nvrtc open_nvrtc() {
   void* library = nullptr;
   std::string looked;
-  for (const std::string& name : candidates()) {
+  for (const std::string& name : find_candidates()) {
     if ((library = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL))) break;
     looked += (looked.empty() ? "" : ", ") + name;
   }
@@ -112,14 +100,9 @@ Nvrtc open_nvrtc() {
                              "); pip install nvidia-cuda-nvrtc, or name the library in ONEPASS_NVRTC");
   }
   Nvrtc n;
-  load_symbol(library, "nvrtcVersion", &n.version);
-  load_symbol(library, "nvrtcCreateProgram", &n.create);
-  load_symbol(library, "nvrtcCompileProgram", &n.compile);
-  load_symbol(library, "nvrtcGetProgramLogSize", &n.log_size);
-  load_symbol(library, "nvrtcGetProgramLog", &n.log);
-  load_symbol(library, "nvrtcGetCUBINSize", &n.cubin_size);
-  load_symbol(library, "nvrtcGetCUBIN", &n.cubin);
-  load_symbol(library, "nvrtcDestroyProgram", &n.destroy);
+#define ONEPASS_LOAD(member, symbol, arguments) load_symbol(library, #symbol, &n.member, "NVRTC");
+  ONEPASS_NVRTC_FUNCTIONS(ONEPASS_LOAD)
+#undef ONEPASS_LOAD
   Dl_info info;
   if (dladdr(reinterpret_cast<void*>(n.version), &info) && info.dli_fname) n.file = stamp(info.dli_fname);
   return n;
@@ -134,7 +117,7 @@ const Nvrtc& nvrtc() {
 // take 50 ms and more; where only the loader finds NVRTC, it is.
 const std::string& nvrtc_stamp() {
   static const std::string known = [] {
-    for (const std::string& name : candidates()) {
+    for (const std::string& name : find_candidates()) {
       if (std::string file = stamp(name); !file.empty()) return file;
     }
     return nvrtc().file;
@@ -205,17 +188,10 @@ std::string compile(const Files& sources, const std::string& source_file, const 
     throw std::runtime_error("onepass: nvrtcCreateProgram failed");
   }
   const int result = nvrtc().compile(program, int(flags.size()), flags.data());
-  std::string out;
   size_t size = 0;
-  if (result) {
-    nvrtc().log_size(program, &size);
-    out.resize(size);
-    nvrtc().log(program, out.data());
-  } else {
-    nvrtc().cubin_size(program, &size);
-    out.resize(size);
-    nvrtc().cubin(program, out.data());
-  }
+  (result ? nvrtc().log_size : nvrtc().cubin_size)(program, &size);
+  std::string out(size, 0);
+  (result ? nvrtc().log : nvrtc().cubin)(program, out.data());
   nvrtc().destroy(&program);
   if (result) throw std::runtime_error("onepass: " + source_file + " does not compile here:\n" + out);
   return out;

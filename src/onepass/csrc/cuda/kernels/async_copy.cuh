@@ -102,10 +102,9 @@ struct SmemVecs {
     if (!C::kScalar && (C::kAligned || from.has_neighbours || is_full<C>(first, from.n))) {
       copy_full(i, at);
     } else {
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
+      unroll<V>([&](int v) {
         if (is_inside(first + v, from.n)) slot(i)[v] = at[v];
-      }
+      });
     }
   }
 };

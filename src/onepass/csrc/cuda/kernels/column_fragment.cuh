@@ -1,6 +1,7 @@
 // column_fragment.cuh: a thread's vectors of a tile of columns in registers: how they are loaded, from global or shared
-// memory, and stored. `C` has In, Out, kOperands (tensors that are read vector by vector, 1 or 2) and the constants of
-// config.cuh.
+// memory, and stored. `C` has the constants of config.cuh and those of an operation on columns: kOperands (tensors that
+// are read vector by vector, 1 or 2) of the types First and In; kTensors, of which vectors are read or written;
+// kFirstTensor and kResultTensor, the numbers of the first operand and of the result, whose type is Out.
 #pragma once
 
 #include "async_copy.cuh"
@@ -16,8 +17,7 @@ struct UnpackedColumnFragment {
   __device__ void set(int i, Raw raw) { at[i] = raw; }
   __device__ void set(int i, int v, T value) { at[i].at[v] = value; }
   __device__ void fill(int i, T value) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) at[i].at[v] = value;
+    unroll<V>([&](int v) { at[i].at[v] = value; });
   }
   __device__ void opaque_registers() {}
   __device__ T get(int i, int v) const { return at[i].at[v]; }
@@ -34,17 +34,12 @@ struct ColumnFragmentHalf2 {
     word = v % 2 ? (word & 0xffff) | (uint32_t)value.bits << 16 : (word & 0xffff0000) | value.bits;
   }
   __device__ void fill(int i, T value) {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) at[i].at[w] = value.bits * 0x10001u;
+    unroll<V / 2>([&](int w) { at[i].at[w] = value.bits * 0x10001u; });
   }
   // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
   // the first pass, in twice the registers.
   __device__ void opaque_registers() {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
-#pragma unroll
-      for (int w = 0; w < V / 2; ++w) asm volatile("" : "+r"(at[i].at[w]));
-    }
+    unroll<Vecs>([&](int i) { unroll<V / 2>([&](int w) { asm volatile("" : "+r"(at[i].at[w])); }); });
   }
   __device__ T get(int i, int v) const { return get_half<T>(at[i].at[v / 2], v % 2); }
 };
@@ -54,18 +49,14 @@ template <class C, class T, int Vecs>
 struct ColumnFragment
     : Conditional<is_half2<C, T>, ColumnFragmentHalf2<C, T, Vecs>, UnpackedColumnFragment<C, T, Vecs>>::type {};
 
-// Copies a stage to the vectors q, q + 1, ... of a fragment, or from there.
-template <class C, class T, int Vecs>
-__device__ inline void set_stage(ColumnFragment<C, T, Vecs>& fragment, int q,
-                                 const ColumnFragment<C, T, kStageVecs>& stage) {
-#pragma unroll
-  for (int i = 0; i < kStageVecs; ++i) fragment.at[q + i] = stage.at[i];
-}
-template <class C, class T, int Vecs>
-__device__ inline void get_stage(const ColumnFragment<C, T, Vecs>& fragment, int q,
-                                 ColumnFragment<C, T, kStageVecs>& stage) {
-#pragma unroll
-  for (int i = 0; i < kStageVecs; ++i) stage.at[i] = fragment.at[q + i];
+// An element of an operand. With `Again` it is converted a second time, by another instruction.
+template <bool Again, class C, class T, int Vecs>
+__device__ inline typename C::Acc element_value(const typename C::Operand& operand,
+                                                const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
+  if constexpr (Again && is_half2<C, T> && !C::Operand::kIsRounded)
+    return operand.score(typename C::Acc(reconvert<T>(fragment.at[i].at[v / 2], v % 2)));
+  else
+    return operand(fragment.get(i, v));
 }
 
 // The address of a thread's vector in shared memory. The operands of a vector lie together.
@@ -95,14 +86,12 @@ __device__ inline uint32_t copy_stages(const T* one, const T* other, const Threa
   q -= begin;
 #pragma unroll 1
   for (int c = begin; c < end; c += kStageVecs) {
-#pragma unroll
-    for (int i = 0; i < kStageVecs; ++i) {
-#pragma unroll
-      for (int o = 0; o < C::kOperands; ++o) {
+    unroll<kStageVecs>([&](int i) {
+      unroll<C::kOperands>([&](int o) {
         if (tile.is_full(q + c + i)) AsyncCopy::start<C::kVecSize * sizeof(T)>(smem_vec_address<C>(o, c + i), at[o]);
         at[o] = advance(at[o], tile.tiles.vec_strides[tensor + o]);
-      }
-    }
+      });
+    });
     AsyncCopy::commit();
     bits = bits > c ? bits : c;
   }
@@ -111,8 +100,7 @@ __device__ inline uint32_t copy_stages(const T* one, const T* other, const Threa
 // Writes a stage back to shared memory.
 template <class C, class T>
 __device__ inline void write_back(const ColumnFragment<C, T, kStageVecs>& stage, int slot) {
-#pragma unroll
-  for (int i = 0; i < kStageVecs; ++i) store_smem(smem_vec_address<C>(0, slot + i), stage.at[i]);
+  unroll<kStageVecs>([&](int i) { store_smem(smem_vec_address<C>(0, slot + i), stage.at[i]); });
 }
 
 // Loads a vector from global memory: the compiler does not know that an opaque address is in global memory. With
@@ -158,31 +146,126 @@ __device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* 
   };
   if (!C::kStrided && tile.are_full(q, Vecs)) {
     if (can_prefetch_l2<C> && !FromSmem && tile.tiles.is_narrow) {
-#pragma unroll
-      for (int i = 0; i < Vecs; ++i)
+      unroll<Vecs>([&](int i) {
         fragment.set(i, load_global<Raw, true>(at)), at = advance(at, tile.tiles.vec_strides[tensor]);
+      });
     } else {
-#pragma unroll
-      for (int i = 0; i < Vecs; ++i) fragment.set(i, full_vec(i)), at = advance(at, tile.tiles.vec_strides[tensor]);
+      unroll<Vecs>([&](int i) { fragment.set(i, full_vec(i)), at = advance(at, tile.tiles.vec_strides[tensor]); });
     }
     return;
   }
-#pragma unroll
-  for (int i = 0; i < Vecs; ++i) {
+  unroll<Vecs>([&](int i) {
     if (tile.is_full(q + i)) {
       fragment.set(i, full_vec(i));
     } else {
       fragment.fill(i, neutral);
       if constexpr (!C::kAligned && !C::kStrided) {
-#pragma unroll
-        for (int v = 0; v < C::kVecSize; ++v) {
+        unroll<C::kVecSize>([&](int v) {
           if (tile.has_element(q + i, v)) fragment.set(i, v, at[v]);
-        }
+        });
       }
     }
     if constexpr (!C::kStrided) at = advance(at, tile.tiles.vec_strides[tensor]);
+  });
+}
+
+// Loads the vectors q, q + 1, ... of a tensor from a stage at the address `smem`.
+template <class C, class T, int Vecs, int Tensors>
+__device__ inline void load_stage(ColumnFragment<C, T, Vecs>& fragment, const T* from,
+                                  const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral, int operand,
+                                  uint32_t smem) {
+  typedef typename ColumnFragment<C, T, Vecs>::Raw Raw;
+  typedef Pipeline<C, AsyncCopy> Pipe;
+  smem += operand * (Pipe::kSlotBytes / C::kOperands);
+  if (tile.are_full(q, Vecs)) {
+    unroll<Vecs>([&](int i) { fragment.set(i, load_smem<Raw>(smem + i * Pipe::kSlotBytes)); });
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < Vecs; ++i) {
+    if (tile.is_full(q + i)) {
+      fragment.set(i, load_smem<Raw>(smem + i * Pipe::kSlotBytes));
+      continue;
+    }
+    fragment.fill(i, neutral);
+    if constexpr (!C::kAligned) {
+      unroll<C::kVecSize>([&](int v) {
+        if (tile.has_element(q + i, v)) fragment.set(i, v, from[tile.offset(tensor, q + i) + v]);
+      });
+    }
   }
 }
+
+// The tensors that vectors are read from.
+template <class C>
+struct Operands {
+  const typename C::First* first;
+  const typename C::In* second;
+};
+
+// A thread's vectors of the operands.
+template <class C, int Vecs>
+struct OperandFragments {
+  typedef ThreadTile<C, C::kTensors> Tile;
+  typedef typename C::First First;
+  typedef typename C::In In;
+  static constexpr bool kHasSecond = C::kOperands > 1;
+  ColumnFragment<C, First, Vecs> first;
+  ColumnFragment<C, In, kHasSecond ? Vecs : 1> second;
+
+  // Loads vectors q, q + 1, ..., which with FromSmem are in shared memory from the slot `slot` on.
+  template <bool FromSmem>
+  __device__ void load(const Operands<C>& from, const Tile& tile, int q, int slot) {
+    load_vecs<FromSmem>(first, from.first, tile, C::kFirstTensor, q, C::Operand::template neutral<First>(), 0, slot);
+    if constexpr (kHasSecond)
+      load_vecs<FromSmem>(second, from.second, tile, C::kFirstTensor + 1, q, C::Operand::template neutral<In>(), 1,
+                          slot);
+  }
+  // Loads vectors of two operands in turn, so that products of those that have arrived can be computed.
+  __device__ void load_in_turn(const Operands<C>& from, const Tile& tile, int q) {
+    if constexpr (!kHasSecond || C::kStrided) return load<false>(from, tile, q, 0);
+    if (!tile.are_full(q, Vecs)) return load<false>(from, tile, q, 0);
+    if (can_prefetch_l2<C> && tile.tiles.is_narrow)
+      load_interleaved<true>(from, tile, q);
+    else
+      load_interleaved<false>(from, tile, q);
+  }
+  // Loads vectors from a stage of the pipeline at the address `smem`.
+  __device__ void load_stage(const Operands<C>& from, const Tile& tile, int q, uint32_t smem) {
+    ::load_stage(first, from.first, tile, C::kFirstTensor, q, C::Operand::template neutral<First>(), 0, smem);
+    if constexpr (kHasSecond)
+      ::load_stage(second, from.second, tile, C::kFirstTensor + 1, q, C::Operand::template neutral<In>(), 1, smem);
+  }
+  __device__ void opaque_registers() { first.opaque_registers(), second.opaque_registers(); }
+  // Copies a stage to the vectors q, q + 1, ..., and from there.
+  __device__ void set_stage(int q, const OperandFragments<C, kStageVecs>& stage) {
+    unroll<kStageVecs>([&](int i) {
+      first.at[q + i] = stage.first.at[i];
+      if constexpr (kHasSecond) second.at[q + i] = stage.second.at[i];
+    });
+  }
+  __device__ void get_stage(int q, OperandFragments<C, kStageVecs>& stage) const {
+    unroll<kStageVecs>([&](int i) {
+      stage.first.at[i] = first.at[q + i];
+      if constexpr (kHasSecond) stage.second.at[i] = second.at[q + i];
+    });
+  }
+
+ private:
+  template <bool PrefetchL2>
+  __device__ void load_interleaved(const Operands<C>& from, const Tile& tile, int q) {
+    if constexpr (kHasSecond) {
+      const First* one = from.first + tile.offset(C::kFirstTensor, q);
+      const In* other = from.second + tile.offset(C::kFirstTensor + 1, q);
+      unroll<Vecs>([&](int i) {
+        first.set(i, load_global<typename decltype(first)::Raw, PrefetchL2>(one));
+        second.set(i, load_global<typename decltype(second)::Raw, PrefetchL2>(other));
+        one = advance(one, tile.tiles.vec_strides[C::kFirstTensor]);
+        other = advance(other, tile.tiles.vec_strides[C::kFirstTensor + 1]);
+      });
+    }
+  }
+};
 
 // Stores a vector if `condition` holds. It does not branch: the compiler would move the computation of the vector into
 // the branch, and work on one vector at a time.
@@ -210,31 +293,27 @@ __device__ inline void store_if(bool condition, T* at, Vector<T, Count> vector) 
 template <int Vecs, class C, class T, int Tensors, class F>
 __device__ inline T* store_vecs_at(T* at, T* to, const ThreadTile<C, Tensors>& tile, int tensor, int q, F result) {
   constexpr int V = C::kVecSize;
-#pragma unroll
-  for (int i = 0; i < Vecs; ++i) {
+  unroll<Vecs>([&](int i) {
     const bool is_full = tile.is_full(q + i);
     if constexpr (C::kStrided) at = to + (is_full ? tile.offset(tensor, q + i) : 0);
     Vector<T, V> made;
     if constexpr (is_half2<C, T>) {
       Vector<uint32_t, (V + 1) / 2> words;
-#pragma unroll
-      for (int w = 0; w < V / 2; ++w) words.at[w] = pack_half2<T>(result(i, 2 * w), result(i, 2 * w + 1));
+      unroll<V / 2>([&](int w) { words.at[w] = pack_half2<T>(result(i, 2 * w), result(i, 2 * w + 1)); });
       memcpy(&made, &words, sizeof(made));
     } else {
-#pragma unroll
-      for (int v = 0; v < V; ++v) made.at[v] = from_acc<T>(result(i, v));
+      unroll<V>([&](int v) { made.at[v] = from_acc<T>(result(i, v)); });
     }
     store_if(is_full, at, made);
     if constexpr (!C::kAligned && !C::kStrided) {
       if (!is_full) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
+        unroll<V>([&](int v) {
           if (tile.has_element(q + i, v)) at[v] = made.at[v];
-        }
+        });
       }
     }
     if constexpr (!C::kStrided) at = advance(at, tile.tiles.vec_strides[tensor]);
-  }
+  });
   return at;
 }
 template <int Vecs, class C, class T, int Tensors, class F>

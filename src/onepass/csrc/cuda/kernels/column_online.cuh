@@ -1,60 +1,9 @@
-// column_online.cuh: columns whose elements arrive stage after stage, and are reduced while later stages are on their
-// way.
+// column_online.cuh: the states of columns whose elements arrive stage after stage, and are reduced while later stages
+// are on their way.
 #pragma once
 
 #include "column_fragment.cuh"
-
-// Blocks of a multiprocessor: 128 registers per thread, and all there are for doubles, whose exponentials take many.
-template <class C>
-constexpr int pipelined_blocks =
-    C::kBlockThreads >= 512 ? 1 : (sizeof(typename C::Out) == 8 ? 256 : 512) / C::kBlockThreads;
-
-// Whether all vectors arrive through a pipeline.
-template <class C>
-constexpr bool is_pipelined = C::kUsesSmemVecs && C::kVecs % kStageVecs == 0 &&
-                              ((C::kGrid && sizeof(typename C::Out) < 8) ||
-                               (C::kOperands == 1 && sizeof(typename C::Out) == 2 && C::kClusterSize <= 2));
-
-template <class C>
-using ColumnPipeline = Pipeline<C, AsyncCopy>;
-
-// Stages of a tile that stay in shared memory.
-template <class C>
-__device__ inline int resident_stages(const Tiles& tiles) {
-  return tiles.vecs_per_thread_max > C::kVecs ? (tiles.vecs_per_thread_max - C::kVecs + kStageVecs - 1) / kStageVecs
-                                              : 0;
-}
-
-// Loads the vectors q, q + 1, ... of a tensor from a stage at the address `smem`.
-template <class C, class T, int Vecs, int Tensors>
-__device__ inline void load_stage(ColumnFragment<C, T, Vecs>& fragment, const T* from,
-                                  const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral, int operand,
-                                  uint32_t smem) {
-  typedef typename ColumnFragment<C, T, Vecs>::Raw Raw;
-  typedef ColumnPipeline<C> Pipe;
-  if constexpr (is_pipelined<C>) {
-    smem += operand * (Pipe::kSlotBytes / C::kOperands);
-    if (tile.are_full(q, Vecs)) {
-#pragma unroll
-      for (int i = 0; i < Vecs; ++i) fragment.set(i, load_smem<Raw>(smem + i * Pipe::kSlotBytes));
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
-      if (tile.is_full(q + i)) {
-        fragment.set(i, load_smem<Raw>(smem + i * Pipe::kSlotBytes));
-        continue;
-      }
-      fragment.fill(i, neutral);
-      if constexpr (!C::kAligned) {
-#pragma unroll
-        for (int v = 0; v < C::kVecSize; ++v) {
-          if (tile.has_element(q + i, v)) fragment.set(i, v, from[tile.offset(tensor, q + i) + v]);
-        }
-      }
-    }
-  }
-}
+#include "exp_half.cuh"
 
 __device__ inline float clamp_to_finite(float v) { return fminf(fmaxf(v, -3.40282347e38f), 3.40282347e38f); }
 __device__ inline double clamp_to_finite(double v) {
@@ -75,21 +24,18 @@ struct OnlineState {
   typename C::Sum l[V];
 
   __device__ void init() {
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = -infinity(), base[v] = clamp_to_finite(m[v]), l[v] = typename C::Sum{};
+    unroll<V>([&](int v) { m[v] = -infinity(), base[v] = clamp_to_finite(m[v]), l[v] = typename C::Sum{}; });
   }
   // Takes the maxima of a stage, before its elements are added.
   __device__ void update_max(const Maxima& stage_max) {
     bool is_higher = false;
-#pragma unroll
-    for (int v = 0; v < V; ++v) m[v] = max_(m[v], stage_max[v]), is_higher |= stage_max[v] - base[v] > kSlack;
+    unroll<V>([&](int v) { m[v] = max_(m[v], stage_max[v]), is_higher |= stage_max[v] - base[v] > kSlack; });
     if (!is_higher) return;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       const A old_base = base[v];
       base[v] = clamp_to_finite(m[v]);
       l[v] = scale(l[v], exp_for_sum(old_base - base[v]));
-    }
+    });
   }
   // Adds `element(0)`, ... of column v, as many as the fragment has.
   template <class T, int Vecs, class F>
@@ -111,3 +57,64 @@ struct OnlineState {
       return exp_for_sum(v);
   }
 };
+
+// The same for elements that are half2. The maxima so far, and the limits above which the sums
+// are rescaled, are half2 too.
+template <class C>
+struct OnlineStateHalf2 {
+  typedef typename C::In T;
+  static constexpr int V = C::kVecSize;
+  typedef uint32_t Maxima[(V + 1) / 2];
+  Maxima m, limit;
+  float scaled_base[V], l[V];
+
+  __device__ void init() {
+    unroll<V / 2>([&](int w) { m[w] = from_acc<T>(-infinity()).bits * 0x10001u; });
+    unroll<V>([&](int v) { l[v] = 0; });
+    set_base();
+  }
+  __device__ void update_max(const Maxima& stage_max) {
+    uint32_t is_higher = 0;
+    unroll<V / 2>([&](int w) {
+      m[w] = max_half2<T>(m[w], stage_max[w]);
+      is_higher |= max_half2<T>(limit[w], stage_max[w]) ^ limit[w];
+    });
+    if (!is_higher) return;
+    float before[V];
+    unroll<V>([&](int v) { before[v] = scaled_base[v]; });
+    set_base();
+    unroll<V>([&](int v) { l[v] = rescale(l[v], before[v] - scaled_base[v]); });
+  }
+  template <int Vecs, class F>
+  __device__ void add_elements(int v, const ColumnFragment<C, T, Vecs>&, F element) {
+    unroll<Vecs>([&](int i) {
+      const float root = sqrt_exp<T>(element(i), scaled_base[v]);
+      l[v] = fmaf(root, root, l[v]);
+    });
+  }
+  // A NaN is no maximum.
+  __device__ float max(int v) const { return fmaxf(to_acc(get_half<T>(m[v / 2], v % 2)), -infinity()); }
+  __device__ float sum_relative_to(int v, float max) const {
+    return rescale(l[v], scaled_base[v] - finite_or_zero(max) * ShortLog2e<T>::kFactor);
+  }
+
+ private:
+  static constexpr float kSlack = 8;
+  static __device__ float rescale(float sum, float difference) {
+    const float root = exp2_(fminf(difference, 0.0f) * (ShortLog2e<T>::kRest / 2));
+    return sum * root * root;
+  }
+  // Makes the maxima the base, which serves until they grow by more than kSlack.
+  __device__ void set_base() {
+    unroll<V>([&](int v) {
+      const float base = clamp_to_finite(max(v));
+      scaled_base[v] = base * ShortLog2e<T>::kFactor;
+      const uint32_t bits = round_down<T>(base + kSlack);
+      limit[v / 2] = v % 2 ? limit[v / 2] & 0xffff | bits << 16 : bits;
+    });
+  }
+};
+
+template <class C>
+using ColumnOnlineState =
+    typename Conditional<C::kHalfOut && C::kConvertsHalf2, OnlineStateHalf2<C>, OnlineState<C>>::type;

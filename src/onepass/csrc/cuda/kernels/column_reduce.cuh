@@ -24,11 +24,9 @@ struct StatePartials {
   template <int Count>
   static __device__ Partial merge(Partial before, const Partial (&partials)[Count]) {
     A max = before.m;
-#pragma unroll
-    for (int i = 0; i < Count; ++i) max = max_(max, partials[i].m);
+    unroll<Count>([&](int i) { max = max_(max, partials[i].m); });
     L sum = rescale(before, max);
-#pragma unroll
-    for (int i = 0; i < Count; ++i) sum = add(sum, rescale(partials[i], max));
+    unroll<Count>([&](int i) { sum = add(sum, rescale(partials[i], max)); });
     return {max, value_of(sum)};
   }
   static __device__ Partial reduce_lanes(Partial partial, int stride) {
@@ -100,8 +98,7 @@ __device__ inline void store_together(T* at, const T (&values)[V]) {
 #pragma unroll
   for (int v = 0; v < V; v += kCount) {
     Vector<T, kCount> vector;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) vector.at[i] = values[v + i];
+    unroll<kCount>([&](int i) { vector.at[i] = values[v + i]; });
     *reinterpret_cast<Vector<T, kCount>*>(at + v) = vector;
   }
 }
@@ -110,12 +107,10 @@ __device__ inline void load_together(const T* at, T (&values)[V]) {
   if constexpr (V * sizeof(T) % 16 == 0) {
     typedef Vector<uint32_t, 4> Word;
     Word words[V * sizeof(T) / 16];
-#pragma unroll
-    for (int p = 0; p < (int)(V * sizeof(T) / 16); ++p) words[p] = reinterpret_cast<const Word*>(at)[p];
+    unroll<V * sizeof(T) / 16>([&](int p) { words[p] = reinterpret_cast<const Word*>(at)[p]; });
     memcpy(values, words, sizeof(words));
   } else {
-#pragma unroll
-    for (int v = 0; v < V; ++v) values[v] = at[v];
+    unroll<V>([&](int v) { values[v] = at[v]; });
   }
 }
 
@@ -170,8 +165,7 @@ struct ColumnReduce {
     for (int c = lanes.column; c - lanes.slot < tile.tiles.tile_cols; c += lanes.column_stride) {
       A col_max = -infinity();
       smem.for_each_partial(c, lanes, tile, A(-infinity()), [&](const A(&partials)[kPartialsAtOnce]) {
-#pragma unroll
-        for (int i = 0; i < kPartialsAtOnce; ++i) col_max = max_(col_max, partials[i]);
+        unroll<kPartialsAtOnce>([&](int i) { col_max = max_(col_max, partials[i]); });
       });
       col_max = warp_reduce_strided(col_max, lanes.lane_stride, [](A a, A b) { return max_(a, b); });
       if (lanes.rank == 0 && c < tile.tiles.tile_cols) smem.maxima[c] = col_max;
@@ -223,11 +217,10 @@ struct ColumnReduce {
         for (int first = lanes.rank; first < C::kClusterSize && c < tile_cols;
              first += kPartialsAtOnce * tiles.merge_threads) {
           Partial here[kPartialsAtOnce];
-#pragma unroll
-          for (int i = 0; i < kPartialsAtOnce; ++i) {
+          unroll<kPartialsAtOnce>([&](int i) {
             const int k = first + i * tiles.merge_threads;
             here[i] = k < C::kClusterSize ? sent[k * tile_cols + c] : Partials::identity();
-          }
+          });
           partial = Partials::merge(partial, here);
         }
         __syncwarp();
@@ -245,12 +238,11 @@ struct ColumnReduce {
           bool arrived;
           do {
             arrived = true;
-#pragma unroll
-            for (int i = 0; i < kColumnMessagesInFlight; ++i) {
+            unroll<kColumnMessagesInFlight>([&](int i) {
               const int k = first + i * tiles.merge_threads;
               here[i] = Partials::identity();
               if (k < blocks) arrived &= messages[k].read(&here[i], iteration + 1);
-            }
+            });
           } while (!arrived);
           partial = Partials::merge(partial, here);
         }
@@ -310,11 +302,10 @@ struct ColumnReduce {
         load_together(from + tile.col, out);
       } else {
         int c = tile.col;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
+        unroll<V>([&](int v) {
           out[v] = from[c];
           c = tile.next_col(c);
-        }
+        });
       }
     }
     // Merges the partial states of a column that the threads of the block have.
@@ -326,12 +317,11 @@ struct ColumnReduce {
           const A *sum = sums + first_partial(column, lanes, tile), *max = maxima + (sum - sums);
           for (int left = tiles.partials - lanes.rank; left > 0; left -= kPartialsAtOnce << tiles.merge_threads_log2) {
             Partial here[kPartialsAtOnce];
-#pragma unroll
-            for (int i = 0; i < kPartialsAtOnce; ++i) {
+            unroll<kPartialsAtOnce>([&](int i) {
               const int at = i * tiles.partial_stride << tiles.merge_threads_log2;
               here[i] = Partials::identity();
               if (i << tiles.merge_threads_log2 < left) here[i] = Partials::make(max[at], sum[at]);
-            }
+            });
             partial = Partials::merge(partial, here);
             sum += kPartialsAtOnce * tiles.partial_stride << tiles.merge_threads_log2;
             max += kPartialsAtOnce * tiles.partial_stride << tiles.merge_threads_log2;
@@ -369,12 +359,11 @@ struct ColumnReduce {
       const A* from = sums + first_partial(column, lanes, tile);
       for (int left = tiles.partials - lanes.rank; left > 0; left -= kPartialsAtOnce << tiles.merge_threads_log2) {
         A here[kPartialsAtOnce];
-#pragma unroll
-        for (int i = 0; i < kPartialsAtOnce; ++i) {
+        unroll<kPartialsAtOnce>([&](int i) {
           here[i] = neutral;
           if (i << tiles.merge_threads_log2 < left)
             here[i] = from[i * tiles.partial_stride << tiles.merge_threads_log2];
-        }
+        });
         f(here);
         from += kPartialsAtOnce * tiles.partial_stride << tiles.merge_threads_log2;
       }

@@ -59,8 +59,7 @@ __device__ inline void add_offsets(const TileDims& dims, int64_t index, int64_t*
 #pragma unroll 1
   for (int d = dims.count - 1; d >= 0; --d) {
     const int64_t size = dims.sizes[d], next = d ? divide(index, size) : 0, here = index - next * size;
-#pragma unroll
-    for (int t = 0; t < Tensors; ++t) at[t] += here * dims.steps[t][d];
+    unroll<Tensors>([&](int t) { at[t] += here * dims.steps[t][d]; });
     index = next;
   }
 }
@@ -101,8 +100,7 @@ struct ThreadTile {
       first = begin < 0;
       rest = begin;
       if (works) full = vecs_before(begin, tiles.full), count = vecs_before(begin, tiles.existing);
-#pragma unroll
-      for (int t = 0; t < Tensors; ++t) at[t] += begin;
+      unroll<Tensors>([&](int t) { at[t] += begin; });
     } else {
       col = x * V;
       rest = tiles.inner - first_col - col;
@@ -110,8 +108,7 @@ struct ThreadTile {
       if (works && rest > 0) count = vecs_before(row, tiles.existing);
       full = rest >= V ? count : 0;
       if constexpr (!C::kStrided) {
-#pragma unroll
-        for (int t = 0; t < Tensors; ++t) at[t] += first_col + col + row * tiles.steps[t];
+        unroll<Tensors>([&](int t) { at[t] += first_col + col + row * tiles.steps[t]; });
       }
     }
   }
@@ -132,8 +129,7 @@ struct ThreadTile {
   __device__ int64_t offset(int tensor, int q) const {
     if constexpr (C::kStrided) {
       int64_t offsets[Tensors];
-#pragma unroll
-      for (int t = 0; t < Tensors; ++t) offsets[t] = at[t];
+      unroll<Tensors>([&](int t) { offsets[t] = at[t]; });
       const int64_t row = line + ((int64_t)q * sharing_blocks<C>() + sharing_rank<C>()) * tiles.threads_y;
       add_offsets<Tensors>(tiles.reduced, row, offsets);
       return offsets[tensor];

@@ -62,11 +62,13 @@ struct ForwardConfig : Config {
   typedef AccType<Out> Acc;
   typedef SumType<Out> Sum;
   typedef Policy::Epilogue<Out> Epilogue;
+  typedef ScoredOperand<ForwardConfig> Operand;
 };
 
 struct BackwardConfig : Config {
   typedef AccType<In> Acc;
   typedef Policy::Grad Grad;
+  typedef PlainOperand<BackwardConfig> Operand;
   // Half results are rounded by far more than a plain sum of floats is.
   static constexpr bool kIsExact = sizeof(Out) > 2 || sizeof(In) == 8;
   typedef Conditional<kIsExact, Compensated<Acc>, Acc>::type Sum;

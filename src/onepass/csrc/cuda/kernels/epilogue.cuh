@@ -107,6 +107,17 @@ struct LogSoftmaxGrad {
   }
 };
 
+// dx of the elements of a row, from the sum of the row.
+template <class C>
+struct InputGrad {
+  typedef typename C::Acc A;
+  A sum;
+  typename C::Score score;
+  __device__ A operator()(A y, A g) const {
+    return score.backward(C::Grad::template result<typename C::Out>(y, g, sum));
+  }
+};
+
 // g exp(x - y), which needs no sum, but x
 struct LogSumExpGrad {
   template <class Out, class X, class A>

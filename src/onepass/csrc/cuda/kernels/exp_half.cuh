@@ -3,7 +3,7 @@
 // exp(x - m) then takes one fused multiply-add before the exponential, and the product of m is computed once.
 #pragma once
 
-#include "column_online.cuh"
+#include "state.cuh"
 
 // log2(e) / 2 as so short a factor, and the number that makes log2(e) of it.
 template <class T>
@@ -42,80 +42,3 @@ __device__ inline uint32_t round_down<half_t>(float v) {
   asm("cvt.rm.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
   return bits;
 }
-
-// OnlineState (column_online.cuh) for elements that are half2. The maxima so far, and the limits above which the sums
-// are rescaled, are half2 too.
-template <class C>
-struct OnlineStateHalf2 {
-  typedef typename C::In T;
-  static constexpr int V = C::kVecSize;
-  typedef uint32_t Maxima[V > 1 ? V / 2 : 1];
-  Maxima m, limit;
-  float scaled_base[V], l[V];
-
-  template <int Vecs>
-  static __device__ void max_of(const ColumnFragment<C, T, Vecs>& fragment, Maxima& max) {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) {
-      max[w] = score(fragment, 0, w);
-#pragma unroll
-      for (int i = 1; i < Vecs; ++i) max[w] = max_half2<T>(max[w], score(fragment, i, w));
-    }
-  }
-  __device__ void init() {
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) m[w] = from_acc<T>(-infinity()).bits * 0x10001u;
-#pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = 0;
-    set_base();
-  }
-  __device__ void update_max(const Maxima& stage_max) {
-    uint32_t is_higher = 0;
-#pragma unroll
-    for (int w = 0; w < V / 2; ++w) {
-      m[w] = max_half2<T>(m[w], stage_max[w]);
-      is_higher |= max_half2<T>(limit[w], stage_max[w]) ^ limit[w];
-    }
-    if (!is_higher) return;
-    float before[V];
-#pragma unroll
-    for (int v = 0; v < V; ++v) before[v] = scaled_base[v];
-    set_base();
-#pragma unroll
-    for (int v = 0; v < V; ++v) l[v] = rescale(l[v], before[v] - scaled_base[v]);
-  }
-  template <int Vecs, class F>
-  __device__ void add_elements(int v, const ColumnFragment<C, T, Vecs>&, F element) {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
-      const float root = sqrt_exp<T>(element(i), scaled_base[v]);
-      l[v] = fmaf(root, root, l[v]);
-    }
-  }
-  // A NaN is no maximum.
-  __device__ float max(int v) const { return fmaxf(to_acc(get_half<T>(m[v / 2], v % 2)), -infinity()); }
-  __device__ float sum_relative_to(int v, float max) const {
-    return rescale(l[v], scaled_base[v] - finite_or_zero(max) * ShortLog2e<T>::kFactor);
-  }
-
- private:
-  static constexpr float kSlack = 8;
-  template <int Vecs>
-  static __device__ uint32_t score(const ColumnFragment<C, T, Vecs>& fragment, int i, int w) {
-    return typename C::Score().apply_half2(fragment.at[i].at[w]);
-  }
-  static __device__ float rescale(float sum, float difference) {
-    const float root = exp2_(fminf(difference, 0.0f) * (ShortLog2e<T>::kRest / 2));
-    return sum * root * root;
-  }
-  // Makes the maxima the base, which serves until they grow by more than kSlack.
-  __device__ void set_base() {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const float base = clamp_to_finite(max(v));
-      scaled_base[v] = base * ShortLog2e<T>::kFactor;
-      const uint32_t bits = round_down<T>(base + kSlack);
-      limit[v / 2] = v % 2 ? limit[v / 2] & 0xffff | bits << 16 : bits;
-    }
-  }
-};

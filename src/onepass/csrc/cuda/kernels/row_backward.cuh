@@ -7,78 +7,8 @@
 #pragma once
 
 #include "block_reduce.cuh"
+#include "epilogue.cuh"
 #include "row_fragment.cuh"
-#include "score.cuh"
-
-// The rows of a backward kernel, as the launch passes them: of dx, of the tensor that the forward saved, and of the
-// result's gradient.
-template <class C>
-struct OperandRow {
-  const typename C::In *y, *g;
-};
-template <class C, class Saved = typename C::In>
-struct BackwardRows {
-  typedef typename C::In In;
-  typedef typename C::Out Out;
-  typedef OperandRow<C> Row;
-  Out* dx;
-  const Saved* y;
-  const In* g;
-  int64_t count, n, dx_stride, y_stride, g_stride;
-
-  // The row at an index. Where it does not exist that is the first row, because g may be loaded whatever n is.
-  static constexpr bool kIsAlwaysARow = true;
-  __device__ Row row(int64_t index, bool exists = true) const {
-    return {y + (exists ? index : 0) * y_stride, g + (exists ? index : 0) * g_stride};
-  }
-  __device__ Out* result(int64_t index) const { return dx + index * dx_stride; }
-};
-template <class C>
-__device__ inline int misalignment(OperandRow<C> row) {
-  return misalignment<C>(row.y);
-}
-
-// The vectors of one operand, in the accumulator's type.
-template <class C, int Vecs>
-struct OperandFragment {
-  typedef typename C::In In;
-  typedef typename C::Out Out;
-  typedef typename C::Acc A;
-  static constexpr int V = C::kVecSize;
-  typedef Vector<In, V> Raw;
-  A at[Vecs * V];
-
-  __device__ void set(int i, Raw raw) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) at[i * V + v] = to_acc(raw.at[v]);
-  }
-  template <class Index>
-  __device__ void set_elements(int i, const In* from, Index first, Index n) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) at[i * V + v] = !C::kAligned && is_inside(first + v, n) ? to_acc(from[v]) : A(0);
-  }
-  __device__ void opaque_registers() {}
-  __device__ A operator[](int i) const { return at[i]; }
-  __device__ A reconverted(int i) const { return at[i]; }
-  // The results take the place of the elements.
-  template <class F>
-  __device__ void replace(int i, F result) {
-#pragma unroll
-    for (int e = i * V; e < (i + 1) * V; ++e) at[e] = result(e);
-  }
-  __device__ Vector<Out, V> vec(int i) const {
-    Vector<Out, V> made;
-#pragma unroll
-    for (int v = 0; v < V; ++v) made.at[v] = from_acc<Out>(at[i * V + v]);
-    return made;
-  }
-  __device__ Out element(int e) const { return from_acc<Out>(at[e]); }
-};
-
-// Zero where a row has no element.
-struct OperandScore : Identity {
-  __device__ float neutral() const { return 0; }
-};
 
 // An operand that has one value per row.
 template <class C>
@@ -98,11 +28,6 @@ template <class C>
 __device__ inline typename C::Acc sum_term(typename C::Acc y, typename C::Acc g) {
   return C::Grad::template sum_term<C::kBroadcastGrad>(y, g);
 }
-// dx of an element, from the sum of its row.
-template <class C>
-__device__ inline typename C::Acc input_grad(typename C::Acc y, typename C::Acc g, typename C::Acc s) {
-  return typename C::Score().backward(C::Grad::template result<typename C::Out>(y, g, s));
-}
 
 // A thread's vectors of both operands.
 template <class C, int Vecs>
@@ -111,7 +36,8 @@ struct BackwardFragment {
   typedef typename C::Out Out;
   typedef typename C::Acc A;
   static constexpr int V = C::kVecSize;
-  typedef typename Conditional<uses_half2<C>, Half2Vecs<C, Vecs, OperandScore>, OperandFragment<C, Vecs>>::type Operand;
+  typedef typename Conditional<uses_half2<C>, Half2Vecs<C, Vecs>, AccVecs<C, Vecs>>::type Operand;
+  typedef InputGrad<C> Grad;
   typedef typename Operand::Raw Raw;
   Operand y;
   typename Conditional<C::kBroadcastGrad, BroadcastFragment<C>, Operand>::type g;
@@ -119,24 +45,23 @@ struct BackwardFragment {
   // Loads Vecs vectors of a row; the first begins at element `first`, and each other `step` elements further on.
   // Vectors that belong to the row in part become zeros: their elements are head or tail elements.
   template <class Index>
-  __device__ void load(OperandRow<C> row, Index first, Index step, Index n) {
+  __device__ void load(const BackwardRow<C>& row, Index first, Index step, Index n) {
     const auto vector = [](const In* at) { return *reinterpret_cast<const Raw*>(at); };
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+    unroll<Vecs>([&](int i) {
       const Index at = first + i * step;
       if constexpr (C::kScalar) {
-        y.set_elements(i, row.y + at, at, n);
-        if constexpr (!C::kBroadcastGrad) g.set_elements(i, row.g + at, at, n);
+        y.set_elements(i, row.y + at, at, n, {});
+        if constexpr (!C::kBroadcastGrad) g.set_elements(i, row.g + at, at, n, {});
       } else {
         Raw y_vec = {}, g_vec = {};
         if (is_full<C>(at, n)) {
           y_vec = vector(row.y + at);
           if constexpr (!C::kBroadcastGrad) g_vec = vector(row.g + at);
         }
-        y.set(i, y_vec);
-        if constexpr (!C::kBroadcastGrad) g.set(i, g_vec);
+        y.set(i, y_vec, {});
+        if constexpr (!C::kBroadcastGrad) g.set(i, g_vec, {});
       }
-    }
+    });
     if constexpr (C::kBroadcastGrad) g.value = to_acc(*row.g);
   }
   template <bool EvictFirst>
@@ -145,11 +70,11 @@ struct BackwardFragment {
   }
   // Sets one vector of each operand, or of y and the one value of g.
   __device__ void set(int i, Raw y_vec, Raw g_vec, A g_value) {
-    y.set(i, y_vec);
+    y.set(i, y_vec, {});
     if constexpr (C::kBroadcastGrad)
       g.value = g_value;
     else
-      g.set(i, g_vec);
+      g.set(i, g_vec, {});
   }
   __device__ void opaque_registers() { y.opaque_registers(), g.opaque_registers(); }
 
@@ -157,23 +82,22 @@ struct BackwardFragment {
     return accurate_sum<typename C::Sum, Vecs * V>([&](int i) { return sum_term<C>(y[i], g[i]); });
   }
   // dx of vector i takes the place of y.
-  __device__ void apply_epilogue(int i, A s) {
-    y.replace(i, [&](int e) { return input_grad<C>(y.reconverted(e), g.reconverted(e), s); });
+  __device__ void apply_epilogue(int i, const Grad& grad) {
+    y.replace(i, [&](int e) { return grad(y.reconverted(e), g.reconverted(e)); });
   }
   // Each vector is stored as soon as it is computed.
   template <class Index>
-  __device__ void apply_epilogue_and_store(A s, Out* row, Index first, Index step, Index n) {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+  __device__ void apply_epilogue_and_store(const Grad& grad, Out* row, Index first, Index step, Index n) {
+    unroll<Vecs>([&](int i) {
       const Index at = first + i * step;
       if constexpr (C::kScalar) {
-        apply_epilogue(i, s);
+        apply_epilogue(i, grad);
         store_elements(i, row + at, at, n);
       } else if (is_full<C>(at, n)) {
-        apply_epilogue(i, s);
+        apply_epilogue(i, grad);
         store_vector(row + at, y.vec(i));
       }
-    }
+    });
   }
   __device__ void store_full_vec(int i, Out* to) const {
     if constexpr (C::kScalar)
@@ -185,10 +109,9 @@ struct BackwardFragment {
  private:
   template <class Index>
   __device__ void store_elements(int i, Out* to, Index first, Index n) const {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       if (is_inside(first + v, n)) to[v] = y.element(i * V + v);
-    }
+    });
   }
 };
 
@@ -205,27 +128,24 @@ struct RowTails {
 
   // `thread`: its number; threads beyond `Threads` have no elements. `before`: the misalignment of the row.
   template <class Index>
-  __device__ void load(OperandRow<C> row, int thread, int before, Index n) {
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
+  __device__ void load(const BackwardRow<C>& row, int thread, int before, Index n) {
+    unroll<kEach>([&](int k) {
       const Index at = position(thread + k * Threads, before, n);
       y[k] = g[k] = 0;
       if (at >= 0) y[k] = to_acc(row.y[at]), g[k] = to_acc(row.g[C::kBroadcastGrad ? 0 : at]);
-    }
+    });
   }
   __device__ typename C::Sum partial_sum() const {
     A sum = 0;
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) sum += sum_term<C>(y[k], g[k]);
+    unroll<kEach>([&](int k) { sum += sum_term<C>(y[k], g[k]); });
     return begin_sum<typename C::Sum>(sum);
   }
   template <class Index>
-  __device__ void store(A s, Out* row, int thread, int before, Index n) const {
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
+  __device__ void store(const InputGrad<C>& grad, Out* row, int thread, int before, Index n) const {
+    unroll<kEach>([&](int k) {
       const Index at = position(thread + k * Threads, before, n);
-      if (at >= 0) row[at] = from_acc<Out>(input_grad<C>(y[k], g[k], s));
-    }
+      if (at >= 0) row[at] = from_acc<Out>(grad(y[k], g[k]));
+    });
   }
 
  private:

@@ -4,23 +4,8 @@
 #pragma once
 
 #include "async_copy.cuh"
+#include "row_map.cuh"
 #include "vector_access.cuh"
-
-// The rows of a forward kernel, as the launch passes them.
-template <class C>
-struct ForwardRows {
-  typedef typename C::In In;
-  typedef typename C::Out Out;
-  typedef const In* Row;  // of the operand
-  const In* x;
-  Out* y;
-  int64_t count, n, x_stride, y_stride;
-
-  // The row at an index, where there may be none.
-  static constexpr bool kIsAlwaysARow = false;
-  __device__ Row row(int64_t index, bool = true) const { return x + index * x_stride; }
-  __device__ Out* result(int64_t index) const { return y + index * y_stride; }
-};
 
 // Calls `any(i, position)` for each of a thread's vectors, whose first elements are `step` apart, or `full(i,
 // position)` for those that one test shows to be full: all of a few vectors where whole warps share a row, otherwise
@@ -45,47 +30,49 @@ __device__ inline void for_each_vec(Index first, Index step, Index n, Full full,
   }
 }
 
-// The loads of both fragments. `Self` has Raw, a vector as it is read, set(i, raw), and set_elements(i, at, first, n),
-// which reads element by element.
+// The loads of both fragments. `Self` has Raw, a vector as it is read, set(i, raw, operand), and set_elements(i, at,
+// first, n, operand), which reads element by element.
 template <class C, class Self, int Vecs>
 struct FragmentLoads {
-  typedef typename C::In In;
-
   template <class Index>
-  __device__ void load(const In* row, Index first, Index step, Index n) {
+  __device__ void load(const ForwardRow<C>& row, Index first, Index step, Index n) {
+    // Each path has a lambda of its own: the compiler takes more instructions where they share one.
     for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index at) { self()->set(i, Self::template read<false>(row + at)); },
+        first, step, n, [&](int i, Index at) { self()->set(i, Self::template read<false>(row.x + at), row.operand); },
         [&](int i, Index at) {
           if (moves_as_vector<C>(at, n))
-            self()->set(i, Self::template read<false>(row + at));
+            self()->set(i, Self::template read<false>(row.x + at), row.operand);
           else
-            self()->set_elements(i, row + at, at, n);
+            self()->set_elements(i, row.x + at, at, n, row.operand);
         });
   }
   // The same from shared memory, from the vector number `smem_vec` on.
   template <class Index>
-  __device__ void load_smem(int smem_vec, Index first, Index step, Index n) {
+  __device__ void load_smem(const ForwardRow<C>& row, int smem_vec, Index first, Index step, Index n) {
     for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index) { set_full(i, SmemVecs<C>::slot(smem_vec + i)); },
+        first, step, n, [&](int i, Index) { set_full(i, SmemVecs<C>::slot(smem_vec + i), row); },
         [&](int i, Index at) {
           if (is_full<C>(at, n))
-            set_full(i, SmemVecs<C>::slot(smem_vec + i));
+            set_full(i, SmemVecs<C>::slot(smem_vec + i), row);
           else
-            self()->set_elements(i, SmemVecs<C>::slot(smem_vec + i), at, n);
+            self()->set_elements(i, SmemVecs<C>::slot(smem_vec + i), at, n, row.operand);
         });
   }
 
  private:
   __device__ Self* self() { return static_cast<Self*>(this); }
-  __device__ void set_full(int i, const In* at) { self()->set(i, *reinterpret_cast<const typename Self::Raw*>(at)); }
+  __device__ void set_full(int i, const typename C::In* at, const ForwardRow<C>& row) {
+    self()->set(i, *reinterpret_cast<const typename Self::Raw*>(at), row.operand);
+  }
 };
 
 // The vectors of a thread, of half elements to half results: as they were read, but scored, two elements per register.
 // (The compiler splits vectors of half elements, and waits for each load.)
-template <class C, int Vecs, class Score>
+template <class C, int Vecs>
 struct Half2Vecs {
   typedef typename C::In In;
   typedef typename C::Out Out;
+  typedef typename C::Operand Operand;
   static constexpr int V = C::kVecSize, kWords = V / 2;
   typedef Vector<uint32_t, kWords> Raw;
   uint32_t at[Vecs * kWords];
@@ -94,23 +81,22 @@ struct Half2Vecs {
   static __device__ Raw read(const In* at) {
     return load_vector<uint32_t, kWords, EvictFirst>(at);
   }
-  __device__ void set(int i, Raw raw) {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = Score().apply_half2(raw.at[w]);
+  __device__ void set(int i, Raw raw, const Operand& operand) {
+    unroll<kWords>([&](int w) { at[i * kWords + w] = operand.score.apply_half2(raw.at[w]); });
   }
   template <class Index>
-  __device__ void set_elements(int i, const In* from, Index first, Index n) {
+  __device__ void set_elements(int i, const In* from, Index first, Index n, const Operand& operand) {
     const auto bits = [&](int v) -> uint32_t {
-      return !C::kAligned && is_inside(first + v, n) ? from[v].bits : from_acc<In>(Score().neutral()).bits;
+      return (!C::kAligned && is_inside(first + v, n) ? from[v] : Operand::template neutral<In>()).bits;
     };
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) at[i * kWords + w] = Score().apply_half2(bits(2 * w) | bits(2 * w + 1) << 16);
+    Raw raw;
+    unroll<kWords>([&](int w) { raw.at[w] = bits(2 * w) | bits(2 * w + 1) << 16; });
+    set(i, raw, operand);
   }
   // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
   // the first pass, in twice the registers.
   __device__ void opaque_registers() {
-#pragma unroll
-    for (int w = 0; w < Vecs * kWords; ++w) asm volatile("" : "+r"(at[w]));
+    unroll<Vecs * kWords>([&](int w) { asm volatile("" : "+r"(at[w])); });
   }
   __device__ float operator[](int i) const { return to_acc(get_half<In>(at[i / 2], i % 2)); }
   __device__ float reconverted(int i) const { return reconvert<In>(at[i / 2], i % 2); }
@@ -122,11 +108,52 @@ struct Half2Vecs {
   }
   __device__ Raw vec(int i) const {
     Raw made;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) made.at[w] = at[i * kWords + w];
+    unroll<kWords>([&](int w) { made.at[w] = at[i * kWords + w]; });
     return made;
   }
   __device__ Out element(int e) const { return get_half<Out>(at[e / 2], e % 2); }
+};
+
+// The vectors of a thread in the accumulator's type.
+template <class C, int Vecs>
+struct AccVecs {
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef typename C::Acc A;
+  typedef typename C::Operand Operand;
+  static constexpr int V = C::kVecSize;
+  typedef Vector<In, V> Raw;
+  A at[Vecs * V];
+
+  template <bool EvictFirst>
+  static __device__ Raw read(const In* at) {
+    return load_vector<In, V, EvictFirst>(at);
+  }
+  __device__ void set(int i, Raw raw, const Operand& operand) {
+    unroll<V>([&](int v) { at[i * V + v] = operand(raw.at[v]); });
+  }
+  template <class Index>
+  __device__ void set_elements(int i, const In* from, Index first, Index n, const Operand& operand) {
+    Raw raw;
+    unroll<V>([&](int v) {
+      raw.at[v] = !C::kAligned && is_inside(first + v, n) ? from[v] : Operand::template neutral<In>();
+    });
+    set(i, raw, operand);
+  }
+  __device__ void opaque_registers() {}
+  __device__ A operator[](int i) const { return at[i]; }
+  __device__ A reconverted(int i) const { return at[i]; }
+  template <class F>
+  __device__ void replace(int i, F result) {
+#pragma unroll
+    for (int e = i * V; e < (i + 1) * V; ++e) at[e] = result(e);
+  }
+  __device__ Vector<Out, V> vec(int i) const {
+    Vector<Out, V> made;
+    unroll<V>([&](int v) { made.at[v] = from_acc<Out>(at[i * V + v]); });
+    return made;
+  }
+  __device__ Out element(int e) const { return from_acc<Out>(at[e]); }
 };
 
 // Half types to the same half type, two elements per register, so that a row takes half the registers. exp is called
@@ -137,10 +164,10 @@ struct Half2Vecs {
 // rounded by. A larger maximum is first subtracted from the elements, in the half type. That is exact where the two are
 // within a factor of two; other elements are so far below that their exponential is 0.
 template <class C, int Vecs>
-struct FragmentHalf2 : Half2Vecs<C, Vecs, typename C::Score>, FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
+struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentLoads<C, FragmentHalf2<C, Vecs>, Vecs> {
   typedef typename C::In T;
   typedef typename C::Epilogue Epilogue;
-  typedef Half2Vecs<C, Vecs, typename C::Score> Base;
+  typedef Half2Vecs<C, Vecs> Base;
   static constexpr bool kKeepsExp = false, kTakesX = Epilogue::kTakesX;
   using Base::at;
   using Base::V;
@@ -159,8 +186,7 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs, typename C::Score>, FragmentLoads<C, F
     if (kTakesX || fabsf(m) < kNearMax || m == infinity() || m == -infinity()) return;
     subtracted = m;
     const uint32_t half2 = pack_half2<T>(-m, -m);
-#pragma unroll
-    for (int w = 0; w < Vecs * V / 2; ++w) at[w] = add_half2<T>(at[w], half2);
+    unroll<Vecs * V / 2>([&](int w) { at[w] = add_half2<T>(at[w], half2); });
   }
   __device__ float sum_exp(float m) const {
     if (kTakesX) return sum_exp_relative_to(m);
@@ -174,8 +200,7 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs, typename C::Score>, FragmentLoads<C, F
   __device__ void apply_epilogue(State<float> state) {
     const Epilogue epilogue(state);
     const float offset = offset_of(state);
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) apply_to_vec(i, epilogue, offset);
+    unroll<Vecs>([&](int i) { apply_to_vec(i, epilogue, offset); });
   }
   // Where vectors are whole each is stored as soon as it is computed.
   template <class Index>
@@ -225,10 +250,9 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs, typename C::Score>, FragmentLoads<C, F
   template <class Index>
   __device__ void store_elements(int i, T* to, Index first, Index n) const {
     if constexpr (C::kAligned) return;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
+    unroll<V>([&](int v) {
       if (is_inside(first + v, n)) to[v] = this->element(i * V + v);
-    }
+    });
   }
   static constexpr float kNearMax = is_same<T, half_t> ? 1024 : 4096;
 };
@@ -236,54 +260,32 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs, typename C::Score>, FragmentLoads<C, F
 // Elements in the accumulator's type. With KeepExp their exponentials take their place, so that exp is called once per
 // element.
 template <class C, int Vecs, bool KeepExp>
-struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
-  typedef typename C::In In;
+struct Fragment : AccVecs<C, Vecs>, FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
   typedef typename C::Out Out;
   typedef typename C::Acc A;
   typedef typename C::Epilogue Epilogue;
   static constexpr int V = C::kVecSize;
   static constexpr bool kKeepsExp = KeepExp;
-  typedef Vector<In, V> Raw;
-  A at[Vecs * V];
+  using AccVecs<C, Vecs>::at;
+  using AccVecs<C, Vecs>::vec;
 
-  template <bool EvictFirst>
-  static __device__ Raw read(const In* at) {
-    return load_vector<In, V, EvictFirst>(at);
-  }
-  __device__ void set(int i, Raw raw) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) at[i * V + v] = typename C::Score()(round_through<Out>(raw.at[v]));
-  }
   // Writes exponentials to where their elements were in shared memory, and reads them. The types are of one size.
   __device__ void write_back(int smem_vec) const {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+    unroll<Vecs>([&](int i) {
       Vector<A, V> raw;
-#pragma unroll
-      for (int v = 0; v < V; ++v) raw.at[v] = at[i * V + v];
+      unroll<V>([&](int v) { raw.at[v] = at[i * V + v]; });
       *reinterpret_cast<Vector<A, V>*>(SmemVecs<C>::slot(smem_vec + i)) = raw;
-    }
+    });
   }
   __device__ void read_back(int smem_vec) {
-#pragma unroll
-    for (int i = 0; i < Vecs; ++i) {
+    unroll<Vecs>([&](int i) {
       const Vector<A, V> raw = *reinterpret_cast<const Vector<A, V>*>(SmemVecs<C>::slot(smem_vec + i));
-#pragma unroll
-      for (int v = 0; v < V; ++v) at[i * V + v] = raw.at[v];
-    }
+      unroll<V>([&](int v) { at[i * V + v] = raw.at[v]; });
+    });
   }
-  template <class Index>
-  __device__ void set_elements(int i, const In* from, Index first, Index n) {
-    Raw raw;
-#pragma unroll
-    for (int v = 0; v < V; ++v) raw.at[v] = !C::kAligned && is_inside(first + v, n) ? from[v] : neutral_element<C>();
-    set(i, raw);
-  }
-  __device__ void opaque_registers() {}
   __device__ A max() const {
     A m = -infinity();
-#pragma unroll
-    for (int i = 0; i < Vecs * V; ++i) m = max_(at[i], m);
+    unroll<Vecs * V>([&](int i) { m = max_(at[i], m); });
     return m;
   }
   __device__ void subtract_max(A) {}
@@ -309,13 +311,12 @@ struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
   // The results take the place of the elements.
   __device__ void apply_epilogue(State<A> state) {
     const Epilogue epilogue(state);
-#pragma unroll
-    for (int i = 0; i < Vecs * V; ++i) {
+    unroll<Vecs * V>([&](int i) {
       if constexpr (KeepExp)
         at[i] = epilogue.from_exp(at[i]);
       else
         at[i] = epilogue(at[i]);
-    }
+    });
   }
   template <class Index>
   __device__ void store(Out* row, Index first, Index step, Index n) const {
@@ -324,14 +325,6 @@ struct Fragment : FragmentLoads<C, Fragment<C, Vecs, KeepExp>, Vecs> {
         [&](int i, Index at) { store_predicated<C>(row, at, n, vec(i)); });
   }
   __device__ void store_full_vec(int i, Out* to) const { store_predicated<C, int>(to, 0, V, vec(i)); }
-
- private:
-  __device__ Vector<Out, V> vec(int i) const {
-    Vector<Out, V> made;
-#pragma unroll
-    for (int v = 0; v < V; ++v) made.at[v] = from_acc<Out>(at[i * V + v]);
-    return made;
-  }
 };
 
 // The fragment of a kernel. A vector of one half does not make a half2.

@@ -26,8 +26,7 @@ __device__ inline typename Chunk::Raw read_vector(const typename C::In* at) {
   typedef typename Chunk::Raw Raw;
   if constexpr (C::kScalar) {
     Vector<typename C::In, C::kVecSize> vector;
-#pragma unroll
-    for (int v = 0; v < C::kVecSize; ++v) vector.at[v] = at[v];
+    unroll<C::kVecSize>([&](int v) { vector.at[v] = at[v]; });
     return __builtin_bit_cast(Raw, vector);
   } else {
     return Chunk::template read<EvictFirst>(at);
@@ -67,26 +66,26 @@ struct Forward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   using ThreadState<C, L>::l;
   A edge_value = -infinity();
 
-  __device__ explicit Forward(const In*) {}
-  static __device__ const In* aligned_operand(const In* row) { return row; }
+  const ForwardRow<C>& row;
+  __device__ explicit Forward(const ForwardRow<C>& row) : row(row) {}
 
   template <bool EvictFirst>
-  static __device__ void prefetch(Raw* next, const In* row, int64_t element, int count, int workers) {
-    const In* at = row + element;
+  __device__ void prefetch(Raw* next, int64_t element, int count, int workers) const {
+    const In* at = row.x + element;
 #pragma unroll
     for (int i = 0; i < kChunkVecs; ++i, at += workers * C::kVecSize) {
       next[i] = neutral_vector();
       if (count > i * workers) next[i] = read_vector<Chunk, C, EvictFirst>(at);
     }
   }
-  __device__ void set(Chunk& chunk, int i, const Raw* raw) const { chunk.set(i, raw[0]); }
+  __device__ void set(Chunk& chunk, int i, const Raw* raw) const { chunk.set(i, raw[0], row.operand); }
   // One warp gives its state to the block.
   __device__ void publish(Shared& shared, int warp, int lane) {
     reduce_lanes();
     if (lane == 0) shared.maxima[warp] = m, shared.sums[warp] = l;
   }
-  __device__ void load_edge(const In* row, int64_t at) {
-    if (at >= 0) edge_value = typename C::Score()(round_through<Out>(row[at]));
+  __device__ void load_edge(int64_t at) {
+    if (at >= 0) edge_value = row.operand(row.x[at]);
   }
   // One warp reduces the states of a block's warps, and the head and tail elements.
   __device__ void reduce_block(const Shared& shared, int warps, int lane, bool has_edge) {
@@ -99,7 +98,7 @@ struct Forward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   }
   __device__ void send(Message& message, uint32_t epoch) const { message.write(m, l, epoch); }
   // One warp reduces the messages of the blocks of a row to the state of the row.
-  __device__ State<A> reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch, int64_t) {
+  __device__ State<A> reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch) {
     m = -infinity(), l = begin_sum<L>(A(0));
     for (int first = threadIdx.x % 32; first < blocks_per_row; first += 32 * kMessagesInFlight) {
       A max[kMessagesInFlight];
@@ -107,18 +106,15 @@ struct Forward : ThreadState<Config, GridSumType<typename Config::Sum>> {
       bool arrived;
       do {
         arrived = true;
-#pragma unroll
-        for (int i = 0; i < kMessagesInFlight; ++i) {
+        unroll<kMessagesInFlight>([&](int i) {
           max[i] = -infinity(), sum[i] = begin_sum<L>(A(0));
           if (first + 32 * i < blocks_per_row) arrived &= messages[first + 32 * i].read(&max[i], &sum[i], epoch);
-        }
+        });
       } while (!arrived);
       const A old_m = m;
-#pragma unroll
-      for (int i = 0; i < kMessagesInFlight; ++i) m = max_(m, max[i]);
+      unroll<kMessagesInFlight>([&](int i) { m = max_(m, max[i]); });
       l = scale(l, exp_for_sum(old_m - finite_for_sum(m)));
-#pragma unroll
-      for (int i = 0; i < kMessagesInFlight; ++i) l = add(l, scale(sum[i], exp_for_sum(max[i] - finite_for_sum(m))));
+      unroll<kMessagesInFlight>([&](int i) { l = add(l, scale(sum[i], exp_for_sum(max[i] - finite_for_sum(m)))); });
     }
     __syncwarp();
     reduce_lanes();
@@ -135,8 +131,7 @@ struct Forward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   // A vector that changes no state.
   static __device__ Raw neutral_vector() {
     Vector<In, C::kVecSize> vector;
-#pragma unroll
-    for (int v = 0; v < C::kVecSize; ++v) vector.at[v] = neutral_element<C>();
+    unroll<C::kVecSize>([&](int v) { vector.at[v] = C::Operand::template neutral<In>(); });
     return __builtin_bit_cast(Raw, vector);
   }
   __device__ void reduce_lanes() {
@@ -164,26 +159,26 @@ struct Backward {
   static constexpr bool kOnePerRow = false, kEvictFirst = true, kEvictFirstAgain = true, kDrawsTickets = false;
   struct Shared {
     GridSum sums[32];
-    A row;
+    InputGrad<C> row;
   };
+  const BackwardRow<C>& row;
   L l = {};
   GridSum sum;
   const A g_value;  // where it is broadcast
   A edge_y = 0, edge_g = g_value;
 
-  __device__ explicit Backward(OperandRow<C> row) : g_value(C::kBroadcastGrad ? to_acc(*row.g) : A(0)) {}
-  static __device__ const In* aligned_operand(OperandRow<C> row) { return row.y; }
+  __device__ explicit Backward(const BackwardRow<C>& row)
+      : row(row), g_value(C::kBroadcastGrad ? to_acc(*row.g) : A(0)) {}
 
   template <bool EvictFirst>
-  static __device__ void prefetch(Raw* next, OperandRow<C> row, int64_t element, int count, int workers) {
+  __device__ void prefetch(Raw* next, int64_t element, int count, int workers) const {
 #pragma unroll
     for (int i = 0; i < kChunkVecs; ++i, element += workers * C::kVecSize) {
-#pragma unroll
-      for (int o = 0; o < kOperands; ++o) {
+      unroll<kOperands>([&](int o) {
         next[i * kOperands + o] = Raw{};
         if (count > i * workers)
           next[i * kOperands + o] = read_vector<Chunk, C, EvictFirst>((o ? row.g : row.y) + element);
-      }
+      });
     }
   }
   __device__ void set(Chunk& chunk, int i, const Raw* raw) const { chunk.set(i, raw[0], raw[kOperands - 1], g_value); }
@@ -195,7 +190,7 @@ struct Backward {
     const GridSum warp_sum = warp_reduce<32>(to_grid_sum(l), Sum());
     if (lane == 0) shared.sums[warp] = warp_sum;
   }
-  __device__ void load_edge(OperandRow<C> row, int64_t at) {
+  __device__ void load_edge(int64_t at) {
     if (at < 0) return;
     edge_y = to_acc(row.y[at]);
     if (!C::kBroadcastGrad) edge_g = to_acc(row.g[at]);
@@ -207,7 +202,7 @@ struct Backward {
     sum = warp_reduce<32>(sum, Sum());
   }
   __device__ void send(Message& message, uint32_t epoch) const { message.write(A(0), sum, epoch); }
-  __device__ A reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch, int64_t n) {
+  __device__ InputGrad<C> reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch) {
     GridSum all = begin_sum<GridSum>(A(0));
     for (int at = threadIdx.x % 32; at < blocks_per_row; at += 32) {
       A unused;
@@ -218,11 +213,13 @@ struct Backward {
     }
     __syncwarp();
     const A terms = value_of(warp_reduce<32>(all, Sum()));
-    return C::kBroadcastGrad ? g_value * (C::Grad::kSumsGrad ? A(n) : terms) : terms;
+    return {C::kBroadcastGrad ? g_value * (C::Grad::kSumsGrad ? A(row.n) : terms) : terms, row.score};
   }
-  __device__ Out edge_result(A s) const { return from_acc<Out>(input_grad<C>(edge_y, edge_g, s)); }
-  static __device__ void apply_epilogue(Chunk&, A) {}
-  static __device__ void apply_epilogue(Chunk& chunk, int i, A s) { chunk.apply_epilogue(i, s); }
+  __device__ Out edge_result(const InputGrad<C>& grad) const { return from_acc<Out>(grad(edge_y, edge_g)); }
+  static __device__ void apply_epilogue(Chunk&, const InputGrad<C>&) {}
+  static __device__ void apply_epilogue(Chunk& chunk, int i, const InputGrad<C>& grad) {
+    chunk.apply_epilogue(i, grad);
+  }
 
  private:
   // Converts a thread's sum to the type in which the parts of a row are added.
@@ -248,7 +245,6 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
   constexpr int kRegisterChunks = C::kVecs / kChunkVecs;
   __shared__ typename Op::Shared shared;
   __shared__ uint32_t next_tickets[2];
-  const int64_t n = rows.n;
   const int workers = blockDim.x - kCommThreads, warps = workers / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int blocks_per_row = gridDim.x, rows_at_once = gridDim.y, part = blockIdx.x, row_slot = blockIdx.y;
   const int blocks = blocks_per_row * rows_at_once, block = row_slot * blocks_per_row + part;
@@ -275,7 +271,8 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
     ++epoch;
     const auto operand = rows.row(index);
     const auto result = rows.result(index);
-    const AlignedRow<C> row(Op::aligned_operand(operand), n);
+    const int64_t n = operand.n;
+    const AlignedRow<C> row(operand.aligned(), n);
     const int64_t first = (int64_t)part * chunk_vecs + threadIdx.x;
     const int64_t chunk_stride = (int64_t)blocks_per_row * chunk_vecs;
     const int64_t begin = row.head + first * C::kVecSize;
@@ -291,32 +288,29 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
     Raw next[kOperands * kChunkVecs];  // on its way
     const auto prefetch_chunk = [&](int c) {
       const int64_t before = c * chunk_stride, at = begin + before * C::kVecSize;
-      Op::template prefetch<Op::kEvictFirst>(next, operand, at, count_of(before), workers);
+      op.template prefetch<Op::kEvictFirst>(next, at, count_of(before), workers);
     };
     const auto prefetch_again = [&](int64_t before) {
       const int64_t at = begin + before * C::kVecSize;
-      Op::template prefetch<Op::kEvictFirstAgain>(next, operand, at, count_of(before), workers);
+      op.template prefetch<Op::kEvictFirstAgain>(next, at, count_of(before), workers);
     };
     const auto set_chunk = [&](Chunk& chunk) {
-#pragma unroll
-      for (int i = 0; i < kChunkVecs; ++i) op.set(chunk, i, next + i * kOperands);
+      unroll<kChunkVecs>([&](int i) { op.set(chunk, i, next + i * kOperands); });
     };
 
     if (!is_comm_warp) {
       prefetch_chunk(0);
-#pragma unroll
-      for (int c = 0; c < kRegisterChunks; ++c) {
+      unroll<kRegisterChunks>([&](int c) {
         set_chunk(register_chunks[c]);
         prefetch_chunk(c + 1);
         op.absorb(register_chunks[c]);
-      }
+      });
 #pragma unroll 1
       for (int c = 0; c < other_chunks; ++c) {
         set_chunk(chunk);
         if (!Op::kOnePerRow && c >= reread_chunks) {
-#pragma unroll
-          for (int i = 0; i < kOperands * kChunkVecs; ++i)
-            store_smem(smem_chunk(c - reread_chunks) + i * smem_stride, next[i]);
+          unroll<kOperands * kChunkVecs>(
+              [&](int i) { store_smem(smem_chunk(c - reread_chunks) + i * smem_stride, next[i]); });
         }
         prefetch_chunk(kRegisterChunks + c + 1);
         op.absorb(chunk);
@@ -325,7 +319,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
       op.publish(shared, warp, lane);
     }
     const int64_t edge = is_comm_warp && part == 0 ? row.head_or_tail(lane, n) : -1;
-    op.load_edge(operand, edge);
+    op.load_edge(edge);
     if (is_comm_warp && lane == 0 && epoch == 1) messages_clear.wait();
 
     // One warp reduces the states of the block, and those of the row: the two thousand warps of the chip would queue
@@ -337,7 +331,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
       // they have read this one.
       typename Op::Message* const row_messages = messages + epoch % 2 * blocks + row_slot * blocks_per_row;
       if (lane == 0) op.send(row_messages[part], epoch);
-      const auto state = op.reduce_messages(row_messages, blocks_per_row, epoch, n);
+      const auto state = op.reduce_messages(row_messages, blocks_per_row, epoch);
       if (lane == 0) shared.row = state;
     }
     __syncthreads();
@@ -361,14 +355,11 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
       const auto write = [&](Chunk& chunk, int c) { write_at(chunk, c * chunk_stride); };
 #pragma unroll 1
       for (int c = kept_chunks - 1; c >= 0; --c) {
-#pragma unroll
-        for (int i = 0; i < kChunkVecs; ++i) {
+        unroll<kChunkVecs>([&](int i) {
           Raw raw[kOperands];
-#pragma unroll
-          for (int o = 0; o < kOperands; ++o)
-            raw[o] = load_smem<Raw>(smem_chunk(c) + (i * kOperands + o) * smem_stride);
+          unroll<kOperands>([&](int o) { raw[o] = load_smem<Raw>(smem_chunk(c) + (i * kOperands + o) * smem_stride); });
           op.set(chunk, i, raw);
-        }
+        });
         write(chunk, kRegisterChunks + reread_chunks + c);
       }
       if constexpr (!Op::kDrawsTickets) {
@@ -398,8 +389,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
           now = after, after = next_tickets[side];
         }
       }
-#pragma unroll
-      for (int c = 0; c < kRegisterChunks; ++c) write(register_chunks[c], c);
+      unroll<kRegisterChunks>([&](int c) { write(register_chunks[c], c); });
     }
   }
 }

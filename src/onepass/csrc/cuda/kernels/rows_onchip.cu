@@ -40,28 +40,29 @@ struct Forward {
   typedef RowFragment<C, kChunkVecs, sizeof(In) == sizeof(A)> Chunk;
 
   RowFragment<C, C::kVecs, true> fragment;
+  const ForwardRow<C> row;
   const int smem_vecs, first_in_smem, step, n;
   int first;
   A max;
 
-  __device__ Forward(const Rows& rows, int64_t index, const In* row, Part part, int smem_vecs)
-      : smem_vecs(smem_vecs), first_in_smem(part.first), step(part.step), n(part.n), first(part.first) {
-    const RowSource<In, int> source = {row, n, index > 0 && index + 1 < rows.count && rows.x_stride >= C::kVecSize};
+  __device__ Forward(const Rows& rows, int64_t index, const ForwardRow<C>& row, Part part, int smem_vecs)
+      : row(row), smem_vecs(smem_vecs), first_in_smem(part.first), step(part.step), n(part.n), first(part.first) {
+    const RowSource<In, int> source = {row.x, n, index > 0 && index + 1 < rows.count && rows.x_stride >= C::kVecSize};
     for_each_chunk([&](int c) {
       for_each_vec<C, kChunkVecs>(
-          first_in_smem + c * step, step, n, [&](int i, int at) { SmemVecs<C>::copy_full(c + i, row + at); },
+          first_in_smem + c * step, step, n, [&](int i, int at) { SmemVecs<C>::copy_full(c + i, row.x + at); },
           [&](int i, int at) { SmemVecs<C>::copy(c + i, source, at); });
       AsyncCopy::commit();
     });
     if constexpr (C::kUsesSmemVecs) first += smem_vecs * step;
     fragment.load(row, first, step, n);
   }
-  __device__ State<A> reduce(Reduce& reduce, uint32_t iteration, int64_t) {
+  __device__ State<A> reduce(Reduce& reduce, uint32_t iteration) {
     A thread_max = fragment.max();
     for_each_chunk([&](int c) {
       AsyncCopy::wait_all_but((smem_vecs - c) / kChunkVecs - 1);
       Chunk chunk;
-      chunk.load_smem(c, first_in_smem + c * step, step, n);
+      chunk.load_smem(row, c, first_in_smem + c * step, step, n);
       thread_max = max_(thread_max, chunk.max());
     });
     max = reduce.max(thread_max, iteration);
@@ -70,23 +71,23 @@ struct Forward {
     L thread_sum = fragment.sum_exp(max);
     for_each_chunk([&](int c) {
       Chunk chunk;
-      chunk.load_smem(c, first_in_smem + c * step, step, n);
+      chunk.load_smem(row, c, first_in_smem + c * step, step, n);
       chunk.subtract_max(max);
       thread_sum = add(thread_sum, chunk.sum_exp(max));
       if constexpr (Chunk::kKeepsExp) chunk.write_back(c);
     });
     return reduce.sum(max, thread_sum, iteration);
   }
-  __device__ void store(State<A> state, Out* row) {
-    fragment.apply_epilogue_and_store(state, row, first, step, n);
+  __device__ void store(State<A> state, Out* to) {
+    fragment.apply_epilogue_and_store(state, to, first, step, n);
     for_each_chunk([&](int c) {
       Chunk chunk;
       if constexpr (Chunk::kKeepsExp)
         chunk.read_back(c);
       else
-        chunk.load_smem(c, first_in_smem + c * step, step, n), chunk.subtract_max(max);
+        chunk.load_smem(row, c, first_in_smem + c * step, step, n), chunk.subtract_max(max);
       chunk.apply_epilogue(state);
-      chunk.store(row, first_in_smem + c * step, step, n);
+      chunk.store(to, first_in_smem + c * step, step, n);
     });
   }
 
@@ -129,21 +130,23 @@ struct Backward {
 
   BackwardFragment<C, C::kVecs> fragment;
   RowTails<C, kWarp ? C::kThreadsPerRow : 32> tails;
+  const BackwardRow<C> row;
   const Part part;
   int first;
 
-  __device__ Backward(const Rows&, int64_t, OperandRow<C> row, Part part, int) : part(part), first(part.first) {
+  __device__ Backward(const Rows&, int64_t, const BackwardRow<C>& row, Part part, int)
+      : row(row), part(part), first(part.first) {
     fragment.load(row, first, part.step, part.n);
     tails.load(row, part.thread, part.before, part.n);
   }
-  __device__ A reduce(Reduce& reduce, uint32_t iteration, int64_t n) {
+  __device__ InputGrad<C> reduce(Reduce& reduce, uint32_t iteration) {
     L sum = {};
     if constexpr (!needs_no_reduction<C>) sum = reduce(add(fragment.partial_sum(), tails.partial_sum()), iteration);
-    return row_sum<C>(sum, fragment.g[0], n);
+    return {row_sum<C>(sum, fragment.g[0], row.n), row.score};
   }
-  __device__ void store(A sum, typename C::Out* row) {
-    fragment.apply_epilogue_and_store(sum, row, first, part.step, part.n);
-    tails.store(sum, row, part.thread, part.before, part.n);
+  __device__ void store(const InputGrad<C>& grad, typename C::Out* to) {
+    fragment.apply_epilogue_and_store(grad, to, first, part.step, part.n);
+    tails.store(grad, to, part.thread, part.before, part.n);
   }
 };
 
@@ -183,15 +186,14 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_vecs) {
     const int64_t index = group * C::kRowsPerBlock + (kWarp ? threadIdx.x / C::kThreadsPerRow : 0);
     const bool exists = index < rows.count;  // threads without a row take part in the reductions, with no elements
     const auto row = rows.row(index, exists);
-    const int n = exists ? (int)rows.n : 0;
-    const int before = (Op::Rows::kIsAlwaysARow || exists) && !C::kScalar && !C::kAligned ? misalignment<C>(row) : 0;
+    const int n = (int)row.n, before = C::kScalar || C::kAligned ? 0 : misalignment<C>(row.aligned());
     int first = thread * C::kVecSize - before;
     if (!kWarp) asm volatile("" : "+r"(first));
     Op op(rows, index, row, {thread, before, first, step, n}, smem_vecs);
     if (C::kClusterSize > 1 && is_first) cluster_wait();  // a peer's shared memory exists once the peer has started
     is_first = false;
 
-    const auto state = op.reduce(reduce, iteration, rows.n);
+    const auto state = op.reduce(reduce, iteration);
     ++iteration;
     op.fragment.opaque_registers();
     if (!exists) continue;

@@ -15,37 +15,35 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     onepass_kernel(const BackwardRows<C, C::Out> rows, const C::In* lse, int64_t lse_stride, int64_t chunks) {
   typedef C::Out Out;
   constexpr int V = C::kVecSize;
-  const int64_t n = rows.n;
   const int64_t step = (int64_t)(kWarp ? C::kThreadsPerRow : blockDim.x) * V,
                 thread = threadIdx.x % (kWarp ? C::kThreadsPerRow : blockDim.x);
   const int64_t groups = kWarp ? (rows.count + C::kRowsPerBlock - 1) / C::kRowsPerBlock : rows.count * chunks;
   for (int64_t group = blockIdx.x; group < groups; group += gridDim.x) {
-    const int64_t row = kWarp ? group * C::kRowsPerBlock + threadIdx.x / C::kThreadsPerRow : group / chunks;
-    if (row >= rows.count) continue;
+    const int64_t index = kWarp ? group * C::kRowsPerBlock + threadIdx.x / C::kThreadsPerRow : group / chunks;
+    if (index >= rows.count) continue;
+    const auto row = rows.row(index);
+    const int64_t n = row.n;
     const int64_t chunk = kWarp ? 0 : group % chunks;
-    const Out* const x_row = rows.y + row * rows.y_stride;
-    Out* const dx_row = rows.result(row);
-    const int64_t before = C::kScalar || C::kAligned ? 0 : (int64_t)misalignment<C>(x_row);
+    Out* const dx_row = rows.result(index);
+    const int64_t before = C::kScalar || C::kAligned ? 0 : (int64_t)misalignment<C>(row.aligned());
     const int64_t first = chunk * step * C::kVecs + thread * V - before;
     Vector<Out, V> elements[C::kVecs];
-#pragma unroll
-    for (int i = 0; i < C::kVecs; ++i) {
+    unroll<C::kVecs>([&](int i) {
       const int64_t at = first + i * step;
       if (moves_as_vector<C>(at, n)) {
-        elements[i] = load_vector<Out, V, false>(x_row + at);
+        elements[i] = load_vector<Out, V, false>(row.y + at);
       } else {
-#pragma unroll
-        for (int v = 0; v < V; ++v) elements[i].at[v] = is_inside(at + v, n) ? x_row[at + v] : from_acc<Out>(0.0f);
+        unroll<V>([&](int v) { elements[i].at[v] = is_inside(at + v, n) ? row.y[at + v] : from_acc<Out>(0.0f); });
       }
-    }
-    const A row_g = to_acc(rows.g[row * rows.g_stride]), row_lse = to_acc(lse[row * lse_stride]);
-#pragma unroll
-    for (int i = 0; i < C::kVecs; ++i) {
+    });
+    const A row_g = to_acc(*row.g), row_lse = to_acc(lse[index * lse_stride]);
+    unroll<C::kVecs>([&](int i) {
       Vector<Out, V> result;
-#pragma unroll
-      for (int v = 0; v < V; ++v)
-        result.at[v] = from_acc<Out>(LogSumExpGrad::result<Out>(to_acc(elements[i].at[v]), row_g, row_lse));
+      unroll<V>([&](int v) {
+        result.at[v] = from_acc<Out>(
+            row.score.backward(LogSumExpGrad::result<Out>(row.score(to_acc(elements[i].at[v])), row_g, row_lse)));
+      });
       store_predicated<C>(dx_row, first + i * step, n, result);
-    }
+    });
   }
 }

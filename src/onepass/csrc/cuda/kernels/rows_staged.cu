@@ -70,6 +70,7 @@ __device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int ou
   typedef typename C::Out Out;
   typedef typename C::Epilogue Epilogue;
   const int n = (int)rows.n, lane = threadIdx.x % kLanes;
+  const typename C::Operand operand = {rows.score};
 
   for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows.count; begin += (int64_t)gridDim.x * tile_rows) {
     const int here = rows.count - begin < tile_rows ? (int)(rows.count - begin) : tile_rows;
@@ -83,14 +84,12 @@ __device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int ou
       const int row = first + threadIdx.x / kLanes, length = row < here ? n : 0;
       const In* const x_row = in + row * n;
       A elements[C::kVecs];
-#pragma unroll
-      for (int i = 0; i < C::kVecs; ++i) {
+      unroll<C::kVecs>([&](int i) {
         const int j = i * kLanes + lane;
-        elements[i] = typename C::Score()(round_through<Out>(j < length ? x_row[j] : neutral_element<C>()));
-      }
+        elements[i] = operand(j < length ? x_row[j] : C::Operand::template neutral<In>());
+      });
       A m = -infinity();
-#pragma unroll
-      for (int i = 0; i < C::kVecs; ++i) m = max_(elements[i], m);
+      unroll<C::kVecs>([&](int i) { m = max_(elements[i], m); });
       m = warp_reduce<kLanes>(m, Max());
       const A base = finite_or_zero(m);
       const L l = warp_reduce<kLanes>(accurate_sum<L, C::kVecs>([&](int i) {
@@ -111,11 +110,10 @@ __device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int ou
             return epilogue.from_exp(element);
         };
         Out* const y_row = out + row * n;
-#pragma unroll
-        for (int i = 0; i < C::kVecs; ++i) {
+        unroll<C::kVecs>([&](int i) {
           const int j = i * kLanes + lane;
           if (j < n) y_row[j] = from_acc<Out>(result(elements[i]));
-        }
+        });
       }
     }
     __syncthreads();

@@ -24,9 +24,9 @@ struct Forward : ThreadState<Config, typename Config::Sum> {
     ReduceStorage<1, L> sums;
   };
 
-  __device__ Forward(const typename C::In*, int, int64_t) {}
+  __device__ Forward(const ForwardRow<C>&, int) {}
   // The maximum is reduced first, then the sums relative to it: one rescaling per thread.
-  __device__ State<A> reduce(Storage& storage, uint32_t, const typename C::In*, int64_t) {
+  __device__ State<A> reduce(Storage& storage, uint32_t, const ForwardRow<C>&) {
     const A max = block_reduce(this->m, Max(), storage.maxima);
     const L sum = block_reduce(scale(this->l, exp_<A>(this->m - finite_or_zero(max))), Sum(), storage.sums);
     return {max, value_of(sum)};
@@ -59,14 +59,14 @@ struct Backward {
   RowTails<C, 32> tails;
   L sum;
 
-  __device__ Backward(OperandRow<C> row, int before, int64_t n) {
-    tails.load(row, threadIdx.x, before, n);
+  __device__ Backward(const BackwardRow<C>& row, int before) {
+    tails.load(row, threadIdx.x, before, row.n);
     sum = tails.partial_sum();
   }
   __device__ void absorb(const Fragment& fragment) { sum = add(sum, fragment.partial_sum()); }
-  __device__ A reduce(Storage& storage, uint32_t iteration, OperandRow<C> row, int64_t n) {
+  __device__ InputGrad<C> reduce(Storage& storage, uint32_t iteration, const BackwardRow<C>& row) {
     if constexpr (kReduces) sum = block_reduce(sum, Sum(), storage.sums[iteration % 2]);
-    return row_sum<C>(sum, to_acc(*row.g), n);
+    return {row_sum<C>(sum, to_acc(*row.g), row.n), row.score};
   }
   // From the last tile, which is still in the L2 cache, to the first.
   template <class F>
@@ -74,11 +74,12 @@ struct Backward {
     const int64_t tiles = first < n ? (n - first + tile - 1) / tile : 0;
     for (int64_t t = tiles - 1; t >= 0; --t) f(first + t * tile);
   }
-  static __device__ void store(Fragment& fragment, A s, typename C::Out* row, int64_t at, int64_t step, int64_t n) {
-    fragment.apply_epilogue_and_store(s, row, at, step, n);
+  static __device__ void store(Fragment& fragment, const InputGrad<C>& grad, typename C::Out* row, int64_t at,
+                               int64_t step, int64_t n) {
+    fragment.apply_epilogue_and_store(grad, row, at, step, n);
   }
-  __device__ void store_tails(A s, typename C::Out* row, int before, int64_t n) const {
-    tails.store(s, row, threadIdx.x, before, n);
+  __device__ void store_tails(const InputGrad<C>& grad, typename C::Out* row, int before, int64_t n) const {
+    tails.store(grad, row, threadIdx.x, before, n);
   }
 };
 
@@ -87,22 +88,23 @@ __device__ inline void compute(const typename Op::Rows& rows) {
   typedef typename Op::C C;
   __shared__ typename Op::Storage storage;
   uint32_t iteration = 0;
-  const int64_t n = rows.n, step = (int64_t)blockDim.x * C::kVecSize, tile = step * C::kVecs;
+  const int64_t step = (int64_t)blockDim.x * C::kVecSize, tile = step * C::kVecs;
 
   for (int64_t index = blockIdx.x; index < rows.count; index += gridDim.x) {
     const auto row = rows.row(index);
     const auto result = rows.result(index);
-    const int before = C::kScalar ? 0 : misalignment<C>(row);
+    const int64_t n = row.n;
+    const int before = C::kScalar ? 0 : misalignment<C>(row.aligned());
     const int64_t first = (int64_t)threadIdx.x * C::kVecSize - before;
     typename Op::Fragment fragment;
-    Op op(row, before, n);
+    Op op(row, before);
     if constexpr (Op::kReduces) {
       for (int64_t at = first; at < n; at += tile) {
         fragment.load(row, at, step, n);
         op.absorb(fragment);
       }
     }
-    const auto state = op.reduce(storage, iteration++, row, n);
+    const auto state = op.reduce(storage, iteration++, row);
     if constexpr (Op::kOnePerRow) {
       if (threadIdx.x == 0) C::Epilogue::store(state, result, rows.count);
     } else {

@@ -1,5 +1,5 @@
-// score.cuh: what a function computes of each element of x as it is loaded, before the softmax of the scores. A score
-// has four members:
+// score.cuh: what a function computes of each element of x as it is loaded, before the softmax of the scores. A kernel
+// gets the score with its tensors, so that a score may have parameters.
 //
 //   score(x)                the score of an element, in the accumulator's type
 //   score.apply_half2(x)    the scores of two half elements, in their type
@@ -15,7 +15,7 @@ struct Identity {
     return x;
   }
   __device__ uint32_t apply_half2(uint32_t x) const { return x; }
-  __device__ float neutral() const { return -infinity(); }
+  static __device__ float neutral() { return -infinity(); }
   template <class A>
   __device__ A backward(A grad) const {
     return grad;
@@ -29,9 +29,42 @@ struct Negate {
     return -x;
   }
   __device__ uint32_t apply_half2(uint32_t x) const { return x ^ 0x80008000u; }  // both half types have a sign bit
-  __device__ float neutral() const { return infinity(); }
+  static __device__ float neutral() { return infinity(); }
   template <class A>
   __device__ A backward(A grad) const {
     return -grad;
+  }
+};
+
+// How the elements of an operand are taken: with a score and in the accumulator's type by operand(raw). neutral<T>() is
+// an element that changes no state.
+
+// x of a forward function. It is rounded to Out first where that loses bits, as torch's `dtype=` does.
+template <class C>
+struct ScoredOperand {
+  static constexpr bool kIsRounded = !is_lossless<typename C::In, typename C::Out>;
+  typename C::Score score;
+  template <class T>
+  __device__ typename C::Acc operator()(T raw) const {
+    return score(round_through<typename C::Out>(raw));
+  }
+  template <class T>
+  static __device__ T neutral() {
+    return from_acc<T>(C::Score::neutral());
+  }
+};
+
+// y and g of a gradient, which have no score and add zeros to a sum.
+template <class C>
+struct PlainOperand {
+  static constexpr bool kIsRounded = false;
+  Identity score;
+  template <class T>
+  __device__ auto operator()(T raw) const {
+    return to_acc(raw);
+  }
+  template <class T>
+  static __device__ T neutral() {
+    return from_acc<T>(0.0f);
   }
 };

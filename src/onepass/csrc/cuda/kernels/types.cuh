@@ -21,6 +21,13 @@ struct Conditional<false, Then, Else> {
   typedef Else type;
 };
 
+// Calls f(0), ..., f(Count - 1), without a loop.
+template <int Count, class F>
+__device__ inline void unroll(F f) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) f(i);
+}
+
 struct half_t {
   uint16_t bits;
 };

@@ -16,12 +16,6 @@ enum class VecAccess {
   strided,       // columns: any strides, element by element
 };
 
-// The value of an element that does not exist.
-template <class C>
-__device__ inline typename C::In neutral_element() {
-  return from_acc<typename C::In>(typename C::Score().neutral());
-}
-
 __device__ inline bool is_inside(int i, int n) { return (unsigned)i < (unsigned)n; }
 __device__ inline bool is_inside(int64_t i, int64_t n) { return (uint64_t)i < (uint64_t)n; }
 
@@ -61,10 +55,9 @@ __device__ inline void store_predicated(typename C::Out* row, Index first, Index
   if (moves_as_vector<C>(first, n)) {
     store_vector(row + first, vector);
   } else if (!C::kAligned) {
-#pragma unroll
-    for (int v = 0; v < C::kVecSize; ++v) {
+    unroll<C::kVecSize>([&](int v) {
       if (is_inside(first + v, n)) row[first + v] = vector.at[v];
-    }
+    });
   }
 }
 

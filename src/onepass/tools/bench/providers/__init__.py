@@ -28,13 +28,6 @@ from onepass.tools.bench.inputs import Inputs
 Call = Callable[[], Tensor]
 
 
-class UnsupportedCase(Exception):
-    """A provider's call raises this for a case that `unsupported` could not reject.
-
-    The row is then "unsupported", as if `unsupported` had given the reason.
-    """
-
-
 class Provider:
     """One column of the benchmark."""
 
@@ -42,7 +35,6 @@ class Provider:
     label: str
     quick: bool = True  # whether --quick includes it
     gallery: bool = False  # a variant of the gallery, which runs only with --gallery or by its name
-    is_roofline: bool = False  # the copy: others are measured by it, and it is never the fastest
 
     def unavailable(self, device: torch.device) -> str | None:
         """Why this provider cannot run on `device` here, or None."""
@@ -104,7 +96,6 @@ class Copy(Provider):
     """The roofline: a copy (for the backward an addition) that reads and writes as many bytes as the case must."""
 
     name = label = "copy"
-    is_roofline = True
 
     def prepare(self, inputs: Inputs) -> Call:
         x, grad, out = inputs.x, inputs.grad, inputs.out

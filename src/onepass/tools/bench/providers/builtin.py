@@ -77,18 +77,15 @@ class Onepass(Provider):
             inputs.x,
             inputs.case.dim,
             function=inputs.case.function,
-            out_dtype=inputs.out_dtype,
+            out_dtype=_options(inputs.case).get("dtype"),
             engine=self.requested,
             bandwidth=1.0,  # any number, so that none is measured
         )
         return explanation.engine
 
     def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        f, dim = getattr(onepass, case.function), case.dim
-        options: dict[str, Any] = {"engine": self.requested}
-        if case.out_dtype:
-            options["dtype"] = getattr(torch, case.out_dtype)
-        return lambda x, out=None: f(x, dim, out=out, **options)
+        f, options = getattr(onepass, case.function), _options(case)
+        return lambda x, out=None: f(x, case.dim, out=out, engine=self.requested, **options)
 
 
 _TORCH: dict[str, Callable[..., Tensor]] = {
@@ -99,9 +96,13 @@ _TORCH: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def _options(case: Case) -> dict[str, torch.dtype]:
+    """The `dtype=` of a call, if the case has one."""
+    return {"dtype": getattr(torch, case.out_dtype)} if case.out_dtype else {}
+
+
 def _torch_call(case: Case) -> Callable[..., Tensor]:
-    f, dim = _TORCH[case.function], case.dim
-    options = {"dtype": getattr(torch, case.out_dtype)} if case.out_dtype else {}
+    f, dim, options = _TORCH[case.function], case.dim, _options(case)
     return lambda x, **out: f(x, dim, **options, **out)
 
 
@@ -212,28 +213,19 @@ class Naive(Provider):
         dims, result = case.dims(), getattr(torch, case.out_dtype or dtype)
         wide = torch.float64 if dtype == "float64" else torch.float32
 
-        def shift(x: Tensor) -> tuple[Tensor, Tensor]:
-            x = x.to(wide)
+        def naive(x: Tensor, out: Tensor | None = None) -> Tensor:
+            x = -x.to(wide) if case.function == "softmin" else x.to(wide)
             top = x.amax(dims, keepdim=True)
-            return x - top, top
-
-        def softmax(x: Tensor, out: Tensor | None = None) -> Tensor:
-            e = shift(x)[0].exp()
+            z = x - top
+            e = z.exp()
             total = e.sum(dims, keepdim=True)
+            if case.function == "log_softmax":
+                return (z - total.log()).to(result)
+            if case.function == "logsumexp":
+                return (top + total.log()).squeeze(dims).to(result)
             return (e / total).to(result) if out is None else torch.div(e, total, out=out)
 
-        def log_softmax(x: Tensor) -> Tensor:
-            z = shift(x)[0]
-            return (z - z.exp().sum(dims, keepdim=True).log()).to(result)
-
-        def logsumexp(x: Tensor) -> Tensor:
-            z, top = shift(x)
-            return (top + z.exp().sum(dims, keepdim=True).log()).squeeze(dims).to(result)
-
-        def softmin(x: Tensor) -> Tensor:
-            return softmax(-x)
-
-        return {f.__name__: f for f in (softmax, log_softmax, softmin, logsumexp)}[case.function]
+        return naive
 
 
 _ENGINE_PROVIDERS = map(Onepass, ("auto", "cpu", "cuda", "triton"))

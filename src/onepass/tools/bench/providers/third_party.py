@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from onepass.tools.bench.cases import ITEMSIZE, Case
 from onepass.tools.bench.collect_env import version as version_of
-from onepass.tools.bench.providers import Provider, UnsupportedCase
+from onepass.tools.bench.providers import Provider
 
 __all__ = ["Liger", "Quack"]
 
@@ -30,26 +31,18 @@ class Liger(Provider):
     def unsupported(self, case: Case, dtype: str) -> str | None:
         if case.function != "softmax" or case.out_dtype:
             return "Liger has only softmax without a dtype"
-        return None if case.dims() == (len(case.shape) - 1,) else "Liger takes only the last dim"
+        if case.dims() != (len(case.shape) - 1,):
+            return "Liger takes only the last dim"
+        version = [int(number) for number in re.findall(r"\d+", self.version() or "")[:3]]
+        limited = case.row() > self.MAX_ROW and version <= [0, 8, 5]
+        return f"Liger takes rows of at most {self.MAX_ROW} elements" if limited else None
 
     def version(self) -> str | None:
         return version_of("liger-kernel")
 
     def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
         apply: Callable[..., Tensor] = import_module("liger_kernel.ops.softmax").LigerSoftmaxFunction.apply
-        if case.row() <= self.MAX_ROW:
-            return apply
-
-        def apply_to_long_rows(x: Tensor) -> Tensor:
-            """Liger's error means an unsupported case. A version that takes such rows is timed."""
-            try:
-                return apply(x)
-            except RuntimeError as error:
-                if "exceeds the recommended" not in str(error):
-                    raise
-                raise UnsupportedCase(f"Liger takes rows of at most {self.MAX_ROW} elements") from None
-
-        return apply_to_long_rows
+        return apply
 
 
 class Quack(Provider):

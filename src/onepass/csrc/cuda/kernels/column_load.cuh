@@ -1,0 +1,259 @@
+// column_load.cuh: the ways in which a thread gets the vectors of its tiles. Each serves the operands of a tile once
+// for the reduction and once for the results:
+//
+//   TwoPassLoad     nothing stays on chip, and columns of any length are read twice
+//   ResidentLoad    vectors stay in registers, and more in shared memory; or the next tile is copied to shared memory
+//                   while this one is computed
+//   PipelinedLoad   all vectors arrive through a pipeline in shared memory (see pipeline.cuh)
+//
+// load.for_each_stage(absorb, after_registers) calls absorb(vectors, release) for all vectors of the tile, some at a
+// time. absorb calls release() once it has read them, where their place may be filled again. after_registers() is
+// called when the loads of the tile are on their way. load.store(out, result) stores result(vectors, i, v) of all
+// elements.
+//
+// A Stream is what the tiles of a block have in common.
+#pragma once
+
+#include "column_fragment.cuh"
+
+// Blocks of a multiprocessor: 128 registers per thread, and all there are for doubles, whose exponentials take many.
+template <class C>
+constexpr int pipelined_blocks =
+    C::kBlockThreads >= 512 ? 1 : (sizeof(typename C::Out) == 8 ? 256 : 512) / C::kBlockThreads;
+
+// Whether all vectors arrive through a pipeline.
+template <class C>
+constexpr bool is_pipelined = C::kUsesSmemVecs && C::kVecs % kStageVecs == 0 &&
+                              ((C::kGrid && sizeof(typename C::Out) < 8) ||
+                               (C::kOperands == 1 && sizeof(typename C::Out) == 2 && C::kClusterSize <= 2));
+
+// The tiles of a block: every `stride`th one of `count` from `first` on.
+template <class C>
+struct TileSequence {
+  typedef ThreadTile<C, C::kTensors> Tile;
+  const Tiles& tiles;
+  const Operands<C> from;
+  const int rank;  // of this block among those that share a tile
+  const uint64_t misalignment;
+  const int64_t count, stride, first;
+
+  __device__ TileSequence(const Tiles& tiles, const Operands<C>& from)
+      : tiles(tiles),
+        from(from),
+        rank(sharing_rank<C>()),
+        misalignment((uint64_t)from.first / sizeof(typename C::First) % C::kVecSize),
+        count(tiles.tiles_per_slice * tiles.slices),
+        stride(C::kGrid ? gridDim.y : gridDim.x / C::kClusterSize),
+        first(C::kGrid ? blockIdx.y : blockIdx.x / C::kClusterSize) {}
+  __device__ Tile tile(int64_t index) const { return Tile(tiles, index, rank, misalignment); }
+};
+
+// What every way to load has.
+template <class C>
+struct TileLoad {
+  typedef TileSequence<C> Sequence;
+  typedef typename Sequence::Tile Tile;
+  typedef typename C::Out Out;
+  static constexpr int kVecs = C::kVecs;
+  const Sequence& sequence;
+  const Tile& tile;
+  OperandFragments<C, kVecs> fragment;
+
+  __device__ TileLoad(const Sequence& sequence, const Tile& tile) : sequence(sequence), tile(tile) {}
+  __device__ int vecs() const { return sequence.tiles.vecs_per_thread_max; }
+  // Has the compiler compute the address of shared memory once, before the loop over tiles. Otherwise it does so at
+  // each use, in 3 to 6% more instructions (sm_90, 2026-11-24).
+  static __device__ void hoist_smem_address() { dynamic_smem_address(); }
+  // Stores the results of the vectors q, q + 1, ...
+  template <int Vecs, class F>
+  __device__ void store_vecs_of(const OperandFragments<C, Vecs>& vectors, int q, Out* out, F result) const {
+    store_vecs<Vecs>(out, tile, C::kResultTensor, q, [&](int i, int v) { return result(vectors, i, v); });
+  }
+};
+
+template <class C>
+struct TwoPassLoad : TileLoad<C> {
+  typedef TileLoad<C> Base;
+  using Base::fragment, Base::kVecs;
+  struct Stream {
+    __device__ Stream(const typename Base::Sequence&) { Base::hoist_smem_address(); }
+  };
+  __device__ TwoPassLoad(Stream&, const typename Base::Sequence& sequence, const typename Base::Tile& tile, int64_t)
+      : Base(sequence, tile) {}
+
+  template <class F, class G>
+  __device__ void for_each_stage(F absorb, G after_registers) {
+    for (int q = 0; q < this->vecs(); q += kVecs) load(q), absorb(fragment, [] {});
+    after_registers();
+  }
+  // After a reduction in the opposite order: what was read last may still be in the L2 cache.
+  template <class F>
+  __device__ void store(typename C::Out* out, F result) {
+    const int last = (this->vecs() - 1) / kVecs * kVecs;
+    for (int q = C::kReduces ? last : 0; C::kReduces ? q >= 0 : q <= last; q += C::kReduces ? -kVecs : kVecs)
+      load(q), this->store_vecs_of(fragment, q, out, result);
+  }
+
+ private:
+  __device__ void load(int q) { fragment.template load<false>(this->sequence.from, this->tile, q, 0); }
+};
+
+template <class C>
+struct ResidentLoad : TileLoad<C> {
+  typedef TileLoad<C> Base;
+  typedef typename Base::Sequence Sequence;
+  using Base::fragment, Base::kVecs, Base::sequence, Base::tile;
+  struct Stream {
+    __device__ Stream(const Sequence& sequence) { prefetch_tile(sequence, sequence.first), Base::hoist_smem_address(); }
+  };
+  OperandFragments<C, kStageVecs> stage;
+  const int64_t next;
+
+  __device__ ResidentLoad(Stream&, const Sequence& sequence, const typename Base::Tile& tile, int64_t index)
+      : Base(sequence, tile), next(index + sequence.stride) {}
+
+  template <class F, class G>
+  __device__ void for_each_stage(F absorb, G after_registers) {
+    if constexpr (C::kUsesSmemVecs) copy_vecs_to_smem(kVecs, 0, smem_vecs());
+    load_registers();
+    if constexpr (!C::kUsesSmemVecs) after_registers();
+    absorb(fragment, [] {});
+    fragment.opaque_registers();
+    if constexpr (C::kUsesSmemVecs) {
+      for_each_smem_stage<true>(0, [&](int) { absorb(stage, [] {}); });
+      after_registers();
+    }
+    prefetch_next();
+  }
+  template <class F>
+  __device__ void store(typename C::Out* out, F result) {
+    this->store_vecs_of(fragment, C::kFirstVecs, out, result);
+    if constexpr (C::kUsesSmemVecs) {
+#pragma unroll 1
+      for (int c = 0; c < smem_vecs(); c += kStageVecs) {
+        const int q = C::kFirstVecs && !c ? 0 : kVecs + c;
+        load_stage(q, c), this->store_vecs_of(stage, q, out, result);
+      }
+    }
+  }
+
+  __device__ int smem_vecs() const { return sequence.tiles.smem_vecs; }
+  // Begins to copy the vectors from q on to the slots from `begin` to `end`; see copy_stages for `bits`.
+  __device__ uint32_t copy_vecs_to_smem(int q, int begin, int end, uint32_t bits = 0) const {
+    return copy_stages<C>((const typename C::In*)sequence.from.first, sequence.from.second, tile, C::kFirstTensor, q,
+                          begin, end, bits);
+  }
+  // The vectors in registers come after kFirstVecs, which are in shared memory.
+  __device__ void load_registers() {
+    if constexpr (C::kPrefetchesTile)
+      AsyncCopy::wait<0>(), fragment.template load<true>(sequence.from, tile, C::kFirstVecs, 0);
+    else
+      fragment.load_in_turn(sequence.from, tile, C::kFirstVecs);
+  }
+  // Loads the vectors q, q + 1, ..., which are in shared memory from slot c on.
+  __device__ void load_stage(int q, int c) { stage.template load<C::kUsesSmemVecs>(sequence.from, tile, q, c); }
+  // Loads the stages in shared memory from slot `c` on and calls f(c) for each. With Arriving it waits for each.
+  template <bool Arriving, class F>
+  __device__ void for_each_smem_stage(int c, F f) {
+#pragma unroll 1
+    for (; c < smem_vecs(); c += kStageVecs) {
+      if constexpr (Arriving) AsyncCopy::wait_all_but((smem_vecs() - c) / kStageVecs - 1);
+      load_stage(kVecs + c, c), f(c);
+    }
+  }
+  __device__ void prefetch_next() const { prefetch_tile(sequence, next); }
+
+ private:
+  static __device__ void prefetch_tile(const Sequence& sequence, int64_t index) {
+    if constexpr (C::kPrefetchesTile) {
+      if (index < sequence.count) {
+        const auto tile = sequence.tile(index);
+        copy_vecs(0, sequence.from.first, tile, C::kFirstTensor, kVecs);
+        if constexpr (C::kOperands > 1) copy_vecs(1, sequence.from.second, tile, C::kFirstTensor + 1, kVecs);
+      }
+      AsyncCopy::commit();
+    }
+  }
+};
+
+template <class C>
+struct PipelinedLoad : TileLoad<C> {
+  typedef TileLoad<C> Base;
+  typedef typename Base::Sequence Sequence;
+  typedef typename Base::Tile Tile;
+  using Base::fragment, Base::kVecs, Base::sequence, Base::tile;
+  struct Stream : Pipeline<C, AsyncCopy> {
+    __device__ Stream(const Sequence& sequence) : Pipeline<C, AsyncCopy>(sequence.tiles, smem_vec_address<C>(0, 0)) {}
+  };
+  static constexpr int kRegisterVecs = C::kReadsOnce ? 0 : kVecs;
+  Stream& pipeline;
+  const bool has_next;
+  const Tile next_tile;
+  OperandFragments<C, kStageVecs> stage;
+
+  __device__ PipelinedLoad(Stream& pipeline, const Sequence& sequence, const Tile& tile, int64_t index)
+      : Base(sequence, tile),
+        pipeline(pipeline),
+        has_next((begin(index), index + sequence.stride < sequence.count)),
+        next_tile(sequence.tile(has_next ? index + sequence.stride : index)) {}
+
+  template <class F, class G>
+  __device__ void for_each_stage(F absorb, G after_registers) {
+#pragma unroll
+    for (int q = 0; q < kRegisterVecs; q += kStageVecs) {
+      if (q < this->vecs()) {
+        receive(q, 0);
+        absorb(stage, [&] { prefetch_stage(), fragment.set_stage(q, stage); });
+      }
+    }
+    after_registers();
+#pragma unroll 1
+    for (int q = kRegisterVecs; q < this->vecs(); q += kStageVecs) {
+      receive(q, C::kReadsOnce ? 0 : (q - kVecs) / kStageVecs);
+      absorb(stage, [&] {
+        if constexpr (C::kReadsOnce) prefetch_stage();
+      });
+    }
+  }
+  template <class F>
+  __device__ void store(typename C::Out* out, F result) {
+    const int beyond_registers = this->vecs() - kVecs;
+    pipeline.rewind(beyond_registers > 0 ? (beyond_registers + kStageVecs - 1) / kStageVecs : 0);
+    typename C::Out* to = out + tile.offset(C::kResultTensor, 0);
+    const auto store_stage = [&](int q) {
+      to = store_vecs_at<kStageVecs>(to, out, tile, C::kResultTensor, q,
+                                     [&](int i, int v) { return result(stage, i, v); });
+    };
+#pragma unroll
+    for (int q = 0; q < kVecs; q += kStageVecs) {
+      if (q < this->vecs()) fragment.get_stage(q, stage), store_stage(q);
+    }
+#pragma unroll 1
+    for (int q = kVecs; q < this->vecs(); q += kStageVecs) {
+      stage.load_stage(sequence.from, tile, q, pipeline.next());
+      store_stage(q);
+      prefetch_stage();
+    }
+  }
+
+ private:
+  __device__ void begin(int64_t index) {
+    if (index == sequence.first) begin_tile(tile, true), pipeline.fill();
+  }
+  __device__ void begin_tile(const Tile& tile, bool exists) {
+    pipeline.begin_tile(tile, exists, C::kFirstTensor, sequence.from.first, sequence.from.second);
+  }
+  // Loads a stage; `resident` of those before it are still in shared memory.
+  __device__ void receive(int q, int resident) {
+    stage.load_stage(sequence.from, tile, q, pipeline.wait_next(resident));
+  }
+  __device__ void prefetch_stage() {
+    if (pipeline.rest <= 0) begin_tile(next_tile, has_next);
+    pipeline.prefetch();
+  }
+};
+
+template <class C>
+using ColumnLoad =
+    typename Conditional<C::kTwoPass || !C::kReduces, TwoPassLoad<C>,
+                         typename Conditional<is_pipelined<C>, PipelinedLoad<C>, ResidentLoad<C>>::type>::type;

@@ -1,0 +1,54 @@
+// row_map.cuh: the map of rows, the first argument of a kernel of rows. It says where the operands of a row are, how
+// long the row is, how its elements are scored, and where its results go. These two maps, forward and backward, are of
+// rows of one length at fixed distances (filled in by host/launch.cpp).
+#pragma once
+
+#include "types.cuh"
+
+template <class C>
+struct ForwardRow {
+  const typename C::In* x;
+  int64_t n;
+  typename C::Operand operand;
+  // The operand whose vectors are aligned.
+  __device__ const typename C::In* aligned() const { return x; }
+};
+template <class C>
+struct ForwardRows {
+  typedef ForwardRow<C> Row;
+  const typename C::In* x;
+  typename C::Out* y;
+  int64_t count, n, x_stride, y_stride;
+  typename C::Score score;
+
+  // The row at an index, which has no elements where none `exists`.
+  __device__ Row row(int64_t index, bool exists = true) const {
+    return {x + index * x_stride, exists ? n : 0, {score}};
+  }
+  __device__ typename C::Out* result(int64_t index) const { return y + index * y_stride; }
+};
+
+// Saved is the type of what the forward saved: its result y, or of logsumexp its input.
+template <class C, class Saved = typename C::In>
+struct BackwardRow {
+  const Saved* y;
+  const typename C::In* g;
+  int64_t n;
+  typename C::Score score;
+  __device__ const Saved* aligned() const { return y; }
+};
+template <class C, class Saved = typename C::In>
+struct BackwardRows {
+  typedef BackwardRow<C, Saved> Row;
+  typename C::Out* dx;
+  const Saved* y;
+  const typename C::In* g;
+  int64_t count, n, dx_stride, y_stride, g_stride;
+  typename C::Score score;
+
+  // The same. Its operands are those of the first row where none exists, because g may be loaded whatever n is.
+  __device__ Row row(int64_t index, bool exists = true) const {
+    return {y + (exists ? index : 0) * y_stride, g + (exists ? index : 0) * g_stride, exists ? n : 0, score};
+  }
+  __device__ typename C::Out* result(int64_t index) const { return dx + index * dx_stride; }
+};
