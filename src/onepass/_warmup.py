@@ -67,15 +67,17 @@ def warmup(
         arch = 10 * major + minor
     elif device is not None:
         raise ValueError(f"onepass.warmup(): takes device or arch, got both: {device!r} and {arch}")
-    elif wanted:
-        _cache()  # or says why there is none
+    elif wanted and (error := _cache_error()):
+        raise RuntimeError(f"onepass.warmup(): no disk cache to fill: {error}") from error
     of = index, arch, tuple(lengths or ())
     kernels = [
         Kernel(function, x_type, y_type, which, kernel)
         for function, x_type, y_type, which in _passes(wanted, backward)
         for kernel in native.kernels_to_warm(function, x_type, y_type, *of, which, all_dims)
     ]
-    missing = _missing(kernels, arch)
+    missing = []
+    if not _cache_error():
+        missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.name, k.which)]
     report = progress or (lambda done, total: None)
     total = len(missing) + (len(kernels) if index >= 0 else 0)
     done = 0
@@ -114,19 +116,17 @@ def _check(
         raise ValueError("onepass.warmup(): lengths is empty; None is for any length")
     if arch is not None and (type(arch) is not int or not 80 <= arch <= 999):
         raise ValueError(f"onepass.warmup(): arch is 80 or more (90 for compute capability 9.0), got {arch!r}")
-    pairs = []
+    wanted = []
     for given in dtypes:
         pair = given if isinstance(given, tuple) else (given, given)
         if len(pair) != 2 or not all(dtype in FLOATS for dtype in pair):
             takes = ", ".join(str(dtype) for dtype in FLOATS)
             raise TypeError(f"onepass.warmup(): dtypes takes {takes} and pairs (input, result) of them; got {given!r}")
-        pairs.append(pair)
-    wanted = [(f, x, result_dtype(f, x, y)) for f in functions for x, y in pairs if _gives(f, x, y)]
+        x, y = pair
+        for f in functions:
+            if x is y or f not in native.REDUCTIONS or reduces_to(f, x, y):
+                wanted.append((f, x, result_dtype(f, x, y)))
     return list(dict.fromkeys(wanted))
-
-
-def _gives(function: str, x: torch.dtype, y: torch.dtype) -> bool:
-    return x is y or function not in native.REDUCTIONS or reduces_to(function, x, y)
 
 
 def _passes(
@@ -156,17 +156,10 @@ def _device_index(device: torch.device | str | int | None) -> int:
     return index
 
 
-def _cache() -> str:
-    try:
-        return native.status("cache")
-    except RuntimeError as error:
-        raise RuntimeError(f"onepass.warmup(): no disk cache to fill: {error}") from error
-
-
-def _missing(kernels: Sequence[Kernel], arch: int) -> list[Kernel]:
-    """The kernels that are not in the disk cache yet; none where there is no such cache."""
+def _cache_error() -> RuntimeError | None:
+    """Why there is no disk cache of kernels, or None."""
     try:
         native.status("cache")
-    except RuntimeError:
-        return []
-    return [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.name, k.which)]
+    except RuntimeError as error:
+        return error
+    return None

@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -44,10 +43,6 @@ class Report:
         # `_before` is what the report counted until it was switched off.
         self._start: Counter[str] | None = None
         self._before: Counter[str] = Counter()
-
-    def _note(self, function: str, reason: str) -> None:
-        with _counting:
-            self._fallbacks[function, reason] += 1
 
     def _switch(self, on: bool) -> None:
         with _counting:
@@ -126,9 +121,7 @@ class patch:
         _switch(self, True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             self.restore()
@@ -149,8 +142,8 @@ def _switch(which: patch, on: bool) -> None:
             _active.append(which)
         else:
             _active.remove(which)
-        global _observers
-        _observers = tuple(p.report._note for p in _active if p.report)
+        global _reports
+        _reports = tuple(p.report for p in _active if p.report)
         _compute_here(bool(_active))
 
 
@@ -185,8 +178,7 @@ _OPERATORS = {
     "_log_softmax_backward_data": "log_softmax backward",
 }
 
-# The reports of the active patches note each call that torch computes: the function, and why.
-_observers: tuple[Callable[[str, str], None], ...] = ()
+_reports: tuple[Report, ...] = ()  # of the active patches
 _on = False
 # The kernels that were there before ours, by operator and key.
 _before: dict[tuple[str, str], Any] = {}
@@ -249,9 +241,10 @@ def _has_engine(x: Tensor) -> bool:
 def _torchs(aten: str, key: str, function: str) -> Callable[..., Tensor]:
     def kernel(keys: Any, reason: int, *args: Any, **out: Tensor) -> Tensor:
         with DisableTorchFunction():  # a subclass or a mode is not to see what is asked of a tensor
-            if reason != _OFF:
-                for note in _observers:
-                    note(function, _REASONS[reason].format(args[0]))
+            if reason != _OFF and _reports:
+                with _counting:
+                    for report in _reports:
+                        report._fallbacks[function, _REASONS[reason].format(args[0])] += 1
             try:
                 return _before[aten, key].call_boxed(keys, *args, **out)
             except BaseException as error:  # which the C++ kernel raises again

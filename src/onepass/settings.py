@@ -1,7 +1,8 @@
 """The two switches of a thread: batch invariance, and which results torch.autocast makes float32."""
 
+import functools
 import threading
-from types import TracebackType
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,23 +18,18 @@ _UNSET, _ASK = -1, 2
 class _Scope:
     """A setting of this thread that has the value `enabled` inside the context, and its earlier value after it."""
 
+    _exchange: Callable[[int], int]  # sets the value of the setting and gives the one it had
+
     def __init__(self, enabled: bool = True):
         if not isinstance(enabled, bool):
             raise TypeError(f"onepass.{type(self).__name__}(): enabled must be a bool, got {enabled!r}")
         self._enabled = enabled
         self._before: list[int] = []
 
-    @staticmethod
-    def _exchange(value: int) -> int:
-        """Sets the value of the setting; gives the one it had."""
-        raise NotImplementedError
-
     def __enter__(self) -> None:
         self._before.append(self._exchange(self._enabled))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._exchange(self._before.pop())
 
 
@@ -59,9 +55,7 @@ class batch_invariant(_Scope):
     True
     """
 
-    @staticmethod
-    def _exchange(value: int) -> int:
-        return native.set_invariant(value, scoped=True)
+    _exchange = staticmethod(functools.partial(native.set_invariant, scoped=True))
 
 
 def set_batch_invariant(enabled: bool) -> bool:

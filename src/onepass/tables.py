@@ -37,15 +37,6 @@ class TableFile(NamedTuple):
         return f"{self.path}, measured on {self.gpu}, {self.date[:10]}"
 
 
-def config_folder() -> Path:
-    """The user's folder of settings: $XDG_CONFIG_HOME where that is an absolute path, else ~/.config.
-
-    Raises RuntimeError where the user has no home.
-    """
-    given = os.environ.get("XDG_CONFIG_HOME", "")
-    return Path(given) if os.path.isabs(given) else Path.home() / ".config"
-
-
 def is_off() -> bool:
     """Whether ONEPASS_TABLES=off keeps the engine to its built-in tables."""
     return os.environ.get("ONEPASS_TABLES", "") == "off"
@@ -60,11 +51,16 @@ def named() -> Path | None:
 def default_path(gpu: str) -> Path:
     """The file of the GPUs of a name: $ONEPASS_TABLES where that names one, else one in the user's folder of settings.
 
+    That folder is $XDG_CONFIG_HOME where that is an absolute path, else ~/.config. RuntimeError: the user has no home.
+
     >>> default_path("NVIDIA H200").name if not named() else "tables-nvidia-h200.json"
     'tables-nvidia-h200.json'
     """
-    name = re.sub("[^a-z0-9]+", "-", gpu.lower()).strip("-")
-    return named() or config_folder() / "onepass" / f"tables-{name}.json"
+    if (path := named()) is not None:
+        return path
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path(given) if os.path.isabs(given) else Path.home() / ".config"
+    return folder / "onepass" / f"tables-{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
 
 
 def check_tables(tables: Any) -> None:

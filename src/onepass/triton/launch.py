@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from ..native import FUNCTIONS, REDUCTIONS
 from .plan import Plan, plan_backward, plan_forward
@@ -52,34 +53,33 @@ def launch_forward(
     if function not in FUNCTIONS:
         raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
     order = _order(x.shape, x.stride(), dims)
-    rows, n = order.rows, order.n
     if plan is not None:
-        plan.check(n)
+        plan.check(order.n)
     if out.numel() == 0:
         return
     reduces, planes = function in REDUCTIONS, function == "state"
     first = out[0] if planes else out
-    if n == 0:  # over nothing: log(0), a maximum of -inf, a sum of 0
+    if order.n == 0:  # over nothing: log(0), a maximum of -inf, a sum of 0
         if planes:
             out.zero_()
         first.fill_(-float("inf"))
         return
-    plan = plan or plan_forward(rows, n, x.dtype, out.dtype, _properties(x.device))
+    plan = plan or plan_forward(order.rows, order.n, x.dtype, out.dtype, _properties(x.device))
 
     source, target = x, out
     x_strides, out_strides = (_two_strides(t.shape, t.stride(), order) for t in (x, first))
     if x_strides is None:
-        source, x_strides = order.permuted(x).contiguous(), (n, 1)
+        source, x_strides = order.permuted(x).contiguous(), (order.n, 1)
     if out_strides is None:
         # The copy of the input serves as the buffer of the result where it can.
         reusable = source is not x and not reduces and x.dtype == out.dtype
         shape = order.permuted(first).shape
         target = source if reusable else out.new_empty((2, *shape) if planes else shape)
-        out_strides = (1 if reduces else n, 1)
+        out_strides = (1 if reduces else order.n, 1)
     if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
         out_strides = (out_strides[0], target.stride(0))
     layout = ((), ((x_strides[0],), (out_strides[0],)), (), ((x_strides[1],), (out_strides[1],)))
-    _launch(function, False, plan, (source, target, None, None), x.device, rows, n, layout, params)
+    _launch(function, False, plan, (source, target, None, None), order, layout, params)
     if target is not out:
         for part, computed in zip(out, target, strict=True) if planes else ((out, target),):
             order.permuted(part).copy_(computed)
@@ -110,22 +110,21 @@ def launch_backward(
     _check(function, grad, saved, dx, dims)
     y, lse = saved[0], saved[1] if function == "logsumexp" else None
     order = _order(y.shape, y.stride(), dims)
-    rows, n = order.rows, order.n
     if plan is not None:
-        plan.check(n)
+        plan.check(order.n)
     if dx.numel() == 0:
         return
-    plan = plan or plan_backward(rows, n, (y.dtype, grad.dtype, dx.dtype), _properties(y.device))
+    plan = plan or plan_backward(order.rows, order.n, (y.dtype, grad.dtype, dx.dtype), _properties(y.device))
 
     of_each = [y.stride(), dx.stride(), grad.stride()]
     if lse is not None:  # it and its gradient are the same for all elements of a row
         of_each[2:] = (tuple(0 if d in dims else step for d, step in enumerate(t.stride())) for t in (grad, lse))
     row_sizes, row_strides = _levels(order.outer, y.shape, *of_each)
     sizes, strides = _levels(order.reduced, y.shape, *of_each)
-    if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
-        row_strides = tuple((n * inner[0],) for inner in strides)
+    if order.rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+        row_strides = tuple((order.n * inner[0],) for inner in strides)
     layout = (row_sizes, row_strides, sizes, strides[:3])
-    _launch(function, True, plan, (y, dx, grad, lse), y.device, rows, n, layout, params)
+    _launch(function, True, plan, (y, dx, grad, lse), order, layout, params)
 
 
 def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: tuple[int, ...]) -> None:
@@ -162,20 +161,18 @@ def _launch(
     function: str,
     backward: bool,
     plan: Plan,
-    tensors: tuple[Tensor | None, ...],
-    device: torch.device,
-    rows: int,
-    n: int,
+    tensors: tuple[Any, ...],
+    order: Order,
     layout: tuple[Any, ...],
     params: tuple[float, ...],
 ) -> None:
     """Launch a kernel over all rows, in several launches where the grid of one is too small."""
     kernel, constants = _kernel(function, backward, plan)
     span = plan.grid * plan.rows
-    with on_device(device):
-        for first in range(0, rows, span):
-            grid = (-(-min(span, rows - first) // plan.rows),)
-            kernel[grid](*tensors, first, rows, n, *layout, params, **constants)
+    with on_device(tensors[0].device):
+        for first in range(0, order.rows, span):
+            grid = (-(-min(span, order.rows - first) // plan.rows),)
+            kernel[grid](*tensors, first, order.rows, order.n, *layout, params, **constants)
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -229,12 +226,12 @@ def _two_strides(shape: torch.Size, strides: tuple[int, ...], order: Order) -> t
     if max(map(len, levels)) > 1:
         return None
     (row,), (element,) = levels
-    rows, n = (math.prod(shape[d] for d in dims) for dims in (order.outer, order.reduced))
-    if n == 1:
-        element = 1
-    if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
-        row = n * element
-    return (row, element) if rows == 1 or n == 1 or element <= max(row, 1) else None
+    # The count of elements is that of this tensor, which a reduction has made 1.
+    n = math.prod(shape[d] for d in order.reduced)
+    element = 1 if n == 1 else element
+    if order.rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+        return n * element, element
+    return (row, element) if n == 1 or element <= max(row, 1) else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -310,7 +307,7 @@ def _why_no_interpreter(version: str) -> str | None:
     jitted = (triton.language.sum, *KERNELS.values())
     if any(isinstance(function, triton.runtime.JITFunction) for function in jitted):
         return "TRITON_INTERPRET was set after triton was imported: set it before Python starts"
-    if _version(version) < (3, 7) and _version(numpy.__version__) >= (2, 4):
+    if TorchVersion(version) < "3.7" and TorchVersion(numpy.__version__) >= "2.4":
         return f"the interpreter of triton {version} runs no loop under NumPy {numpy.__version__}: it needs NumPy < 2.4"
     return None
 
@@ -332,7 +329,3 @@ def _why_no_backend(kind: str, index: int | None, version: str) -> str | None:
             minimum, got = ("{}.{}".format(*pair) for pair in (_MIN_CAPABILITY, capability))
             return f"the Triton engine needs compute capability {minimum} or later; {kind}:{index or 0} has {got}"
     return None
-
-
-def _version(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
