@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import reference
+import onepass.reference as reference  # `from . import` asks the package, which would import everything again
+
 from .validation import HALF_DTYPES, Spec
 
 __all__ = ["gradient", "gradient_of_gradient", "gradient_tangent", "tangent", "unsqueeze_planes", "unsqueeze_reduced"]
