@@ -35,10 +35,13 @@ ONEPASS_INLINE Vec grad_term(Vec y, Vec g) {
 // The terms of the elements of K vectors, or of the first `count` elements of one.
 template <GradOp Op, bool Deinterleave, class Y, int K, class... Count>
 ONEPASS_INLINE void grad_terms(const Y* y, const Y* g, Vec (&terms)[K], Count... count) {
-  Vec of_y[K] = {};
   load_vectors<Deinterleave>(g, terms, count...);
-  if constexpr (Op == GradOp::softmax) load_vectors<Deinterleave>(y, of_y, count...);
-  for (int k = 0; k < K; ++k) terms[k] = grad_term<Op>(of_y[k], terms[k]);
+  if constexpr (Op == GradOp::softmax) {
+    Vec of_y[K];
+    load_vectors<Deinterleave>(y, of_y, count...);
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) terms[k] = grad_term<Op>(of_y[k], terms[k]);
+  }
 }
 
 // Makes dx of elements. The numbers are, for softmax, minus the sum and a sign, which both have; for log_softmax the
@@ -61,6 +64,7 @@ struct GradEpilogue {
   template <int K>
   ONEPASS_INLINE void apply(Vec (&y)[K], const Vec (&g)[K]) const {
     if constexpr (Op == GradOp::softmax) {
+#pragma GCC unroll 4
       for (int k = 0; k < K; ++k) y[k] *= g[k] * b + a;
     } else {
       if constexpr (Op == GradOp::logsumexp) {
@@ -79,7 +83,7 @@ struct GradEpilogue {
   // The dx of the elements of K vectors, or of the first `count` elements of one.
   template <class Y, int K, class... Count>
   ONEPASS_INLINE void compute(const Y* y, const Y* g, Vec (&dx)[K], Count... count) const {
-    Vec of_g[K] = {};
+    Vec of_g[K];
     load_vectors<kDeinterleave<Y, D>>(y, dx, count...);
     if constexpr (Op != GradOp::logsumexp) load_vectors<kDeinterleave<Y, D>>(g, of_g, count...);
     apply(dx, of_g);
@@ -179,6 +183,7 @@ ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
   for (int64_t i = 0; i < n; i += kUnroll) {
     Vec t[4];
     grad_terms<Op, kDeinterleaveSums<Y>>(y + i, g + i, t);
+#pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) sums[k] += t[k];
   }
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);

@@ -243,7 +243,8 @@ ONEPASS_INLINE void store_tail(T* to, int64_t count, Vec v) {
 
 // Loads 1, 2 or 4 adjacent vectors, or, given a count, the first elements of one, whose other lanes are `fill`. Pairs
 // of bfloat16 may be deinterleaved: the elements of even and of odd index. This takes fewer steps, and the order does
-// not matter if results are stored the same way, or if they are summed.
+// not matter if results are stored the same way, or if they are summed. (-O2, which makes the baseline, keeps vectors
+// in memory where their loops are not unrolled by a pragma.)
 template <bool Deinterleave, class T, int K>
 ONEPASS_INLINE void load_vectors(const T* from, Vec (&v)[K]) {
   if constexpr (Deinterleave && K > 1) {
@@ -253,6 +254,7 @@ ONEPASS_INLINE void load_vectors(const T* from, Vec (&v)[K]) {
       v[k] = Vec(pairs << 16), v[k + 1] = Vec(pairs & 0xffff0000u);
     }
   } else {
+#pragma GCC unroll 4
     for (int k = 0; k < K; ++k) v[k] = load_vector(from + k * kWidth);
   }
 }
@@ -275,6 +277,7 @@ ONEPASS_INLINE void store_vectors(T* to, const Vec (&v)[K]) {
       }
     }
   } else {
+#pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
       if constexpr (Streaming) {
         stream_vector<InputNan>(to + k * kWidth, v[k]);
