@@ -1,10 +1,8 @@
-"""Commands and the lines that they print, for tests that compare whole outputs, inline or with a file.
-
-A file in tests/tools/snapshots holds such a transcript, or another text; EXPECTTEST_ACCEPT=1 writes what is there now.
-"""
+"""Commands and what they print, in files of tests/tools/snapshots; EXPECTTEST_ACCEPT=1 writes what they print now."""
 
 import difflib
 import io
+import json
 import os
 import re
 import shlex
@@ -23,6 +21,7 @@ from onepass.tools.cli import cli
 
 SNAPSHOTS = Path(__file__).parents[1] / "tools" / "snapshots"
 PROMPT = "$ onepass "
+ERROR = "  # error: "
 OF_THIS_MACHINE = r"(?<=there are )\d+(?= GPUs)|(?<=under Triton's interpreter).*|(?<=not available: needs ).*"
 
 
@@ -39,7 +38,8 @@ def command(*arguments: str, python: tuple[str, ...] = (), **options: Any) -> su
 def replay(name: str) -> None:
     """Run the commands of a transcript in a file, which must print what it says."""
     lines = (SNAPSHOTS / f"{name}.txt").read_text().splitlines()
-    assert_snapshot(name, session(*(line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT))))
+    commands = [line.removeprefix(PROMPT).partition(ERROR)[0] for line in lines if line.startswith(PROMPT)]
+    assert_snapshot(name, session(*commands))
 
 
 def assert_snapshot(name: str, text: str) -> None:
@@ -53,40 +53,26 @@ def assert_snapshot(name: str, text: str) -> None:
 def session(*commands: str, hide: str = OF_THIS_MACHINE) -> str:
     """Each command with its lines on stdout, its lines on stderr after "! ", and its exit status if that is not 0.
 
-    What the regular expression `hide` matches is printed as "...".
+    An error that is one line of "onepass: ..." on stderr, with nothing on stdout and the exit status 2, stands beside
+    its command. JSON is printed in lines of 160 characters, and "..." for what the regular expression `hide` matches.
     """
     lines = []
     for command in commands:
         result = call(*shlex.split(command))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
-        lines += [f"{PROMPT}{command}", *(line.rstrip() for line in result.stdout.splitlines())]
+        error = re.fullmatch("onepass: (.+)\n", result.stderr)
+        if error and (result.exit_code, result.stdout) == (2, ""):
+            lines.append(f"{PROMPT}{command}{ERROR}{error[1]}")
+            continue
+        stdout = [line.rstrip() for line in result.stdout.splitlines()]
+        if result.stdout.startswith("{"):
+            stdout = textwrap.wrap(json.dumps(json.loads(result.stdout)), 160)
+        lines += [f"{PROMPT}{command}", *stdout]
         lines += [f"! {line}" for line in result.stderr.splitlines()]
         if result.exit_code:
             lines.append(f"exit status {result.exit_code}")
     return "".join(f"{re.sub(hide, '...', line)}\n" for line in lines)
-
-
-def transcript(*commands: str, hide: str = r"(?!)") -> str:
-    """The same for an inline comparison: long lines are wrapped."""
-    return wrap(session(*commands, hide=hide).splitlines())
-
-
-def errors(*commands: str) -> str:
-    """Each command with its error, which is one line on stderr; stdout is empty and the exit status 2."""
-    lines = []
-    for command in commands:
-        result = call(*shlex.split(command))
-        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), (command, result.output)
-        assert result.stderr.startswith("onepass: ")
-        lines += [command, f"  {result.stderr.removeprefix('onepass: ').rstrip()}"]
-    return wrap(lines)
-
-
-def wrap(lines: list[str]) -> str:
-    """The lines as one text; long ones go on in the next line after four spaces."""
-    options: dict[str, Any] = {"subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
-    return "".join(f"{part.rstrip()}\n" for line in lines for part in textwrap.wrap(line, 116, **options) or [""])
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What a run shows, and the plots of its files."""
 
 import io
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from lib.bench import CASE, file, row
+from lib.scripts import python_output
 from lib.transcript import assert_snapshot
 from onepass.tools.bench import plots, report, results
 from onepass.tools.bench.plots import draw
@@ -96,21 +95,18 @@ def test_the_table_fits_the_terminal(width: int) -> None:
 
 def test_a_terminal_shows_the_last_lines_above_a_bar() -> None:
     console = terminal(100)
+    screen: Any = console.file
     with Progress(41, "title", console) as progress:
         progress.start_case(CASE, "float32")
         progress.status("timing [x]")
         for i in range(40):
             progress.finish_case([replace(r, case=f"case {i}") for r in GRAPH])
-        drawn = console.file.getvalue().split("case 38")[-1]  # type: ignore[attr-defined]
+        drawn = screen.getvalue().split("case 38")[-1]
         assert ("case 39" in drawn, "case 1 " in drawn, "40/41" in drawn) == (True, False, True)
         progress.retry(1)
         progress.finish(GRAPH)
-    out = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("tiny 4x33, f32", "timing", "title", "1 of them are timed again", "call time", "shortest call"):
-        assert part in out
-
-
-# Plots
+        assert part in screen.getvalue()
 
 
 def sweep(**fields: Any) -> list[Row]:
@@ -132,12 +128,12 @@ def png_size(path: Path) -> tuple[int, ...]:
 
 
 def test_plots_are_drawn_without_a_clock_or_torch_and_are_the_same_each_time(tmp_path: Path) -> None:
-    results.save(replace(file(*sweep(), *GRAPH), environment=complete()), tmp_path / "r.json")
+    results.save(file(*sweep(), *GRAPH, torch="2.0", commit="abcdef0123"), tmp_path / "r.json")
     code = f"""
-import sys, types
-package = types.ModuleType("onepass")
+import os, sys, types
+os.chdir({str(tmp_path)!r})
+package = sys.modules["onepass"] = types.ModuleType("onepass")
 package.__path__ = [{str(Path(results.__file__).parents[2])!r}]
-sys.modules["onepass"] = package
 from onepass.tools.bench.plots import draw
 from onepass.tools.bench.results import load
 for folder in ("a", "b"):
@@ -145,19 +141,14 @@ for folder in ("a", "b"):
 print(*[p.name for p in paths])
 assert "torch" not in sys.modules and "onepass.tools.bench.timing" not in sys.modules, "imported"
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    drawn = python_output(code).split()
     names = ("models-softmax-forward-float32", "sweep-softmax-forward-float32")
-    assert sorted(done.stdout.split()) == [f"{n}.{end}" for n in names for end in ("png", "svg")]
-    for name in done.stdout.split():
-        first, second = (tmp_path / folder / name for folder in ("a", "b"))
-        assert first.stat().st_size > 5000
-        assert first.read_bytes() == second.read_bytes(), f"{name} differs from run to run"
-        assert name.endswith("svg") or first.read_bytes().startswith(b"\x89PNG")
-
-
-def complete() -> dict[str, Any]:
-    return {**file().environment, "torch": "2.0", "commit": "abcdef0123"}
+    assert sorted(drawn) == [f"{n}.{end}" for n in names for end in ("png", "svg")]
+    for name in drawn:
+        first, second = ((tmp_path / folder / name).read_bytes() for folder in ("a", "b"))
+        assert len(first) > 5000
+        assert first == second, f"{name} differs from run to run"
+        assert name.endswith("svg") or first.startswith(b"\x89PNG")
 
 
 def test_a_newer_file_replaces_an_older_one_and_devices_have_plots_of_their_own(tmp_path: Path) -> None:
@@ -171,24 +162,16 @@ def test_a_newer_file_replaces_an_older_one_and_devices_have_plots_of_their_own(
     assert len(draw([file(*DISTURBED)], tmp_path)) == 2
 
 
-def test_many_providers_and_cases_fit_on_a_page(tmp_path: Path) -> None:
-    rows = [
-        row(provider=name, case=f"case {c}", copy_fraction=3.0 if c == 0 else 0.5)
-        for c in range(24)
-        for name in ("onepass", "torch", "naive", "a", "b", "copy")
-    ]
-    png, svg = draw([file(*rows)], tmp_path)
-    width, height = png_size(png)
-    assert 1200 <= width <= 1500
-    assert height <= 1600
-    assert svg.stat().st_size > 5000
-
-
-def test_the_whole_gallery_is_drawn_with_a_style_per_variant(tmp_path: Path) -> None:
+def test_the_whole_gallery_and_many_cases_fit_on_a_page_with_a_style_per_variant(tmp_path: Path) -> None:
     names = ["onepass", "torch", "torch-compile", "liger", "onepass-triton", "onepass-cuda", *VARIANTS]
     styles = [plots.style(name) for name in names]
     assert len({label for label, _, _ in styles}) == len({colour for _, colour, _ in styles}) == len(names)
     assert {"naive", *plots._GALLERY_STYLES} == set(VARIANTS)
+    many = [
+        row(provider=name, case=f"case {c}", copy_fraction=3.0 if c == 0 else 0.5)
+        for c in range(24)
+        for name in ("onepass", "torch", "naive", "a", "b", "copy")
+    ]
     sizes = {"sweep": (256, 512, 1024), "named": (256, 300), "many": tuple(range(200, 209))}  # curves, bars, markers
     rows = [
         row(provider=name, suite=suite, case=f"N {n}", shape=[64, n] if suite == "sweep" else [1, 64, n])
@@ -199,9 +182,10 @@ def test_the_whole_gallery_is_drawn_with_a_style_per_variant(tmp_path: Path) -> 
     rows = [replace(r, gbps=1000 / (i % 14 + 1), copy_fraction=1 / (i % 14 + 1)) for i, r in enumerate(rows)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns if a legend leaves no room
-        drawn = {
-            path.name.split("-")[0]: png_size(path) for path in draw([file(*rows)], tmp_path) if path.suffix == ".png"
-        }
-    assert set(drawn) == set(sizes)
+        paths = draw([file(*rows, *many)], tmp_path)
+    drawn = {path.name.split("-")[0]: png_size(path) for path in paths if path.suffix == ".png"}
+    assert set(drawn) == {*sizes, "models"}
     assert drawn["sweep"] == (1568, 992)
     assert all(drawn[suite][0] == 1376 and 600 < drawn[suite][1] < 1400 for suite in ("named", "many"))
+    assert 1200 <= drawn["models"][0] <= 1500
+    assert drawn["models"][1] <= 1600

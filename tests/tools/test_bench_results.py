@@ -1,25 +1,30 @@
-"""The results file: its schema, how it is written, and what is wrong with a bad one."""
+"""The results file: its schema, how it is written, what is wrong with a bad one; and two of them compared."""
 
+import io
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
-from lib.bench import CASE, CPU, MAPS, TINY, Odd
+from lib.bench import CASE, CPU, MAPS, TINY, Odd, bad, file, row
 from lib.paths import RESULTS, ROOT
+from lib.scripts import python_output
+from lib.transcript import replay
 from onepass import native
 from onepass.tools.bench import collect_env, results
+from onepass.tools.bench.compare import Comparison, compare, show
 from onepass.tools.bench.providers.builtin import Onepass, Torch
 from onepass.tools.bench.results import Results, ResultsError, Row
 from onepass.tools.bench.runner import Runner
+from onepass.tools.bench.stats import slow_copies
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +53,16 @@ def test_the_file_has_the_documented_fields(measured: Results, tmp_path: Path) -
 
 
 def test_rows_hold_what_was_measured(measured: Results) -> None:
-    copies = {row.key(): row for row in measured.rows if row.provider == "copy"}
+    copies = {r.key(): r for r in measured.rows if r.provider == "copy"}
     assert len(copies) == 4
-    for row in measured.rows:
-        assert (row.world_size, row.threads, row.graph_us) == (1, torch.get_num_threads(), None)
-        assert row.ok == (row.provider != "odd")
-        if row.ok:
-            assert row.median_us is not None
-            assert (row.p20_us or 1e9) <= row.median_us <= (row.p80_us or 0)
-            assert row.gbps == pytest.approx(row.bytes / row.median_us * 1e-3)
-            assert row.copy_fraction == pytest.approx((copies[row.key()].median_us or 0) / row.median_us)
+    for each in measured.rows:
+        assert (each.world_size, each.threads, each.graph_us) == (1, torch.get_num_threads(), None)
+        assert each.ok == (each.provider != "odd")
+        if each.ok:
+            assert each.median_us is not None
+            assert (each.p20_us or 1e9) <= each.median_us <= (each.p80_us or 0)
+            assert each.gbps == pytest.approx(each.bytes / each.median_us * 1e-3)
+            assert each.copy_fraction == pytest.approx((copies[each.key()].median_us or 0) / each.median_us)
     maps = next(r for r in measured.rows if r.case == "maps")
     assert (maps.shape, maps.strides, maps.dim) == ([1, 5, 4, 4], [80, 16, 4, 1], 1)
 
@@ -67,17 +72,15 @@ def test_the_environment_names_the_processor_and_the_instruction_set(measured: R
     assert at["cpu"] == at["device"] == collect_env.cpu_name()
     assert at["isa"] == native.status("isa")
     script = "from onepass.tools.bench.collect_env import environment as e; print(e('cpu')['isa'])"
-    environment = {**os.environ, "ONEPASS_CPU_CAPABILITY": "baseline"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "baseline"
+    assert python_output(script, ONEPASS_CPU_CAPABILITY="baseline") == "baseline"
 
 
 @pytest.mark.parametrize(("schema", "lacks"), [(1, "disturbed, graph_error, input_copy_us"), (2, "disturbed")])
 def test_a_file_of_an_older_schema_is_read(schema: int, lacks: str, measured: Results, tmp_path: Path) -> None:
     data = json.loads(json.dumps(measured.as_dict())) | {"schema": schema}
-    for row in data["rows"]:
+    for saved in data["rows"]:
         for name in lacks.split(", "):
-            del row[name]
+            del saved[name]
     (tmp_path / "old.json").write_text(json.dumps(data))
     old = results.load(tmp_path / "old.json")
     nothing: dict[str, Any] = dict.fromkeys(lacks.split(", "))
@@ -92,13 +95,22 @@ def test_a_file_of_an_older_schema_is_read(schema: int, lacks: str, measured: Re
 KINDS = ("backward", "cpu", "few", "models", "powers", "rows", "seeds")
 
 
-@pytest.mark.parametrize("path", [p for k in KINDS for p in sorted(RESULTS.glob(f"{k}-*.json"))], ids=lambda p: p.name)
-def test_committed_files_are_read(path: Path) -> None:
-    rows = results.load(path).rows
-    assert len(rows) > 50
-    assert any(r.ok and r.provider == "onepass" and r.median_us for r in rows)
-    if path.name.startswith(("few", "powers-gallery")):  # were run with --graph
-        assert any(r.ok and r.graph_us for r in rows)
+def test_published_files_are_read_and_no_copy_in_them_is_disturbed() -> None:
+    seen = files = 0
+    for path in RESULTS.rglob("*.json"):
+        ours = path.parent == RESULTS and path.name.split("-")[0] in KINDS
+        with nullcontext() if ours else suppress(ResultsError):  # some are not files of the benchmark
+            rows = results.load(path).rows
+            seen += sum(r.provider == "copy" for r in rows)
+            assert slow_copies(rows) == {}, path
+            if ours:
+                files += 1
+                assert len(rows) > 50
+                assert any(r.ok and r.provider == "onepass" and r.median_us for r in rows)
+            if ours and path.name.startswith(("few", "powers-gallery")):  # were run with --graph
+                assert any(r.ok and r.graph_us for r in rows)
+    assert seen > 1200
+    assert files >= 15
 
 
 def test_a_failed_write_leaves_the_old_file(measured: Results, tmp_path: Path) -> None:
@@ -143,17 +155,6 @@ def test_a_bad_file_is_told_from_a_good_one(change: Any, message: str, measured:
         results.load(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(None, "No such file"), (b"{", "not JSON"), (b"\xff\xfe\x00", "not a text file")]
-)
-def test_what_is_no_results_file(content: bytes | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ResultsError, match=message):
-        results.load(path)
-
-
 def test_the_hash_changes_with_the_kernels_alone(tmp_path: Path) -> None:
     names = ("csrc/cuda/kernels/rows_onchip.cu", "csrc/plan/rows.h", "triton/rows.py", "functional.py")
     for name in (*names, "tools/gallery/cuda_warp.cu"):
@@ -172,3 +173,233 @@ def test_the_hash_changes_with_the_kernels_alone(tmp_path: Path) -> None:
     (tmp_path / "tools" / "gallery" / "cuda_warp.cu").write_text("other")
     assert len({first, second, third, collect_env.sources_hash(tmp_path)}) == 4
     assert all((collect_env.PACKAGE / folder).is_dir() for folder in collect_env.SOURCES)
+
+
+# Two files compared: which rows are matched, what counts as a change, and what is shown
+
+
+def judge(before: Row | list[Row], after: Row | list[Row], **options: Any) -> Comparison:
+    a, b = (rows if isinstance(rows, list) else [rows] for rows in (before, after))
+    return compare(file(*a), file(*b), **options)
+
+
+def unjudged(found: Comparison) -> dict[str, list[str]]:
+    """The cases of the rows that are not judged."""
+    return {name: [r.case for r in rows] for name, rows in found.unjudged.items() if rows}
+
+
+def verdict(before: Row, after: Row, **options: Any) -> str:
+    (change,) = judge(before, after, **options).changes
+    return change.verdict
+
+
+@pytest.mark.parametrize("spread", [0.0, None])
+@pytest.mark.parametrize(
+    ("threshold", "unchanged", "regression", "gain"),
+    [
+        (2.0, (100.0, 102.0, 98.0), (102.001,), (97.999,)),  # 1.02 - 1 is 0.020000000000000018
+        (10.0, (110.0,), (111.0,), ()),
+        (0.0, (100.0,), (100.001,), (99.999,)),
+        (100.0, (199.0,), (201.0,), ()),
+    ],
+)
+def test_the_threshold_is_a_percentage_of_the_time_before(
+    spread: float | None, threshold: float, unchanged: Any, regression: Any, gain: Any
+) -> None:
+    for expected, times in {"unchanged": unchanged, "regression": regression, "gain": gain}.items():
+        for after in times:
+            assert verdict(row(100.0, spread), row(after, spread), threshold=threshold) == expected, after
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected", "noise"),
+    [
+        ((90, 110), (95, 120), "unchanged", 0.2325581),
+        ((90, 110), (110, 130), "unchanged", 0.2),  # they touch
+        ((90, 110), (110.01, 130), "regression", 0.2),
+        ((90, 110), (80, 90), "unchanged", 0.2),
+        ((90, 110), (80, 89.99), "gain", 0.2),
+        ((90, 130), (100, 125), "unchanged", 0.3636363),  # one within the other
+        ((98, 102), (190, 210), "regression", 0.1),
+    ],
+)
+def test_ranges_that_overlap_are_noise(before: Any, after: Any, expected: str, noise: float) -> None:
+    a, b = (row(sum(ends) / 2, None, p20_us=float(ends[0]), p80_us=float(ends[1])) for ends in (before, after))
+    (change,) = judge(a, b).changes
+    assert (change.verdict, change.noise) == (expected, pytest.approx(noise))
+    for one, other in ((replace(a, p20_us=None), b), (a, replace(b, p80_us=None))):  # the percentage decides
+        (change,) = judge(one, other, threshold=0).changes
+        assert (change.verdict != "unchanged", change.noise) == (a.median_us != b.median_us, None)
+    for metric in ("graph_us", "call_us"):  # have no quantiles
+        one, other = row(100.0, 50.0, **{metric: 10.0}), row(1000.0, 50.0, **{metric: 10.3})
+        (change,) = judge(one, other, metric=metric).changes
+        assert (change.before_us, change.after_us, change.noise, change.verdict) == (10.0, 10.3, None, "regression")
+        assert verdict(other, one, metric=metric) == "gain"
+
+
+def test_rows_are_matched_by_what_they_are() -> None:
+    of = {
+        **{"suite": "tutorial", "case": "another", "function": "logsumexp", "shape": [4, 101], "dim": 0},
+        **{"dtype": "bfloat16", "out_dtype": "float64", "direction": "backward", "provider": "torch"},
+        **{"threads": 2, "world_size": 2},
+    }
+    every = [row(), *(row(**{name: value}) for name, value in of.items())]
+    found = judge(every, [replace(r, median_us=100.0 + i) for i, r in enumerate(every[::-1])])
+    assert (len(found.changes), unjudged(found)) == (len(every), {})
+    for name, value in of.items():
+        found = judge([row(), row(provider="x")], [row(**{name: value}), row(provider="x")])
+        assert [getattr(r, name) for r in found.unjudged["only_after"]] == [value]
+        assert [getattr(r, name) for r in found.unjudged["only_before"]] == [getattr(row(), name)]
+    changed = row(dim=1, strides=[100, 1], version="9", engine="cuda", bytes=8, copy_fraction=0.5)
+    assert verdict(row(), changed) == "unchanged"
+    assert verdict(row(dim=[1, 0]), row(dim=[0, -1])) == "unchanged"
+    assert verdict(row(shape=[], dim=0), row(shape=[], dim=-1)) == "unchanged"
+    (change,) = judge([row(1.0), row(2.0)], [row(50.0), row(4.0)]).changes  # the last of several counts
+    assert (change.before_us, change.after_us) == (2.0, 4.0)
+
+
+def test_the_worst_come_first() -> None:
+    times = {"a": (100, 100.5), "b": (100, 150), "c": (100, 40), "d": (100, 101), "e": (100, 300), "f": (100, 50)}
+    before = [row(float(t[0]), case=name) for name, t in times.items()] + [row(case="g"), bad(case="h")]
+    after = [row(float(t[1]), case=name) for name, t in times.items()] + [bad(case="g"), row(case="h")]
+    assert [c.after.case for c in judge(before, after).changes] == list("gebdafch")
+
+
+@pytest.mark.parametrize("error", ["wrong: error 0.5", "raised: RuntimeError: no", None, "out of luck"])
+def test_right_to_wrong_is_a_regression_and_back_a_gain(error: str | None) -> None:
+    for metric in ("median_us", "call_us"):
+        (change,) = judge(row(call_us=7.0), bad(error), metric=metric).changes
+        assert (change.verdict, change.ratio, change.after_us) == ("regression", None, None)
+        assert change.error == (error or "not ok, without an error message")
+        (change,) = judge(bad(error), row(call_us=7.0), metric=metric).changes
+        assert (change.verdict, change.ratio, change.before_us, change.error) == ("gain", None, None, None)
+    assert verdict(row(), bad(error), metric="graph_us") == "regression"  # timed or not
+
+
+LACKS: list[list[Row]] = [
+    [],
+    [bad("skipped: needs 9 GiB", case="x")],
+    [bad("unsupported: takes only the last dim", case="x")],
+]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "where", "metric"),
+    [
+        ([row(case="x")], [row(case="x", graph_us=5.0)], "only_after", "graph_us"),
+        ([row(case="x", graph_us=5.0)], [row(case="x")], "only_before", "graph_us"),
+        ([row(case="x")], [row(case="x")], "untimed", "graph_us"),
+        ([bad(case="x")], [bad("raised: x", case="x")], "wrong_in_both", "median_us"),
+        ([row(case="x")], [row(90.0, case="x", disturbed="so")], "disturbed", "median_us"),
+        ([row(90.0, case="x", disturbed="so")], [row(case="x")], "disturbed", "median_us"),
+        *(([has], lacks, "only_before", "median_us") for has in (row(case="x"), bad(case="x")) for lacks in LACKS),
+        *((lacks, [has], "only_after", "median_us") for has in (row(case="x"), bad(case="x")) for lacks in LACKS),
+        *((lacks, [bad("skipped: too", case="x")], None, "median_us") for lacks in LACKS),  # in neither
+    ],
+)
+def test_times_and_rows_that_are_not_judged(a: list[Row], b: list[Row], where: str | None, metric: str) -> None:
+    common = row(graph_us=1.0)
+    found = judge([common, *a], [common, *b], metric=metric)
+    assert (unjudged(found), [c.verdict for c in found.changes]) == ({where: ["x"]} if where else {}, ["unchanged"])
+    assert where is None or found.as_dict()[where] == 1
+
+
+def test_the_copy_is_shown_and_not_judged() -> None:
+    def rows(*times: float, **fields: Any) -> list[Row]:
+        return [row()] + [row(t, case=str(i), provider="copy", call_us=7.0, **fields) for i, t in enumerate(times)]
+
+    found = judge(rows(100.0, 100.0), rows(200.0, 50.0, 1.0))
+    assert (found.copy, len(found.copies), unjudged(found)) == (pytest.approx(1.0), 2, {})
+    assert [c.after.provider for c in found.changes] == ["onepass"]
+    for after, differs in ((105.0, False), (105.1, True), (95.0, False), (94.9, True)):
+        assert judge(rows(100.0), rows(after)).copy_differs() == differs
+    assert judge([*rows(100.0), row(call_us=1.0)], [*rows(300.0), row(call_us=1.0)], metric="call_us").copy == 1.0
+    assert judge(row(), row()).copy is None
+    assert judge(rows(100.0), rows(900.0, disturbed="so")).copy is None
+
+
+def test_providers_can_be_chosen() -> None:
+    before = [row(provider=name) for name in ("copy", "torch", "onepass", "naive")]
+    after = [replace(r, median_us=200.0, p20_us=200.0, p80_us=200.0) for r in before] + [row(provider="liger")]
+    for options, names in (
+        ({}, ["onepass", "naive", "torch"]),
+        ({"only": ("torch",)}, ["torch"]),
+        ({"skip": ("torch", "liger")}, ["onepass", "naive"]),
+    ):
+        found = judge(before, after, **options)
+        assert ([*found.providers()], found.copy) == (names, 2.0)
+        assert len(found.unjudged["only_after"]) == int(not options)
+
+
+def test_devices_and_threads_must_match() -> None:
+    """The transcript has the error of two devices."""
+    assert compare(file(row()), file(row(200.0), device="A100"), any_device=True).count("regression") == 1
+    with pytest.raises(ValueError, match=r"nothing to compare: .* \(the rows have 2 threads before, 4, 8 after\)$"):
+        judge(row(threads=2), [row(threads=8), row(threads=4)])
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), 10**400])
+@pytest.mark.parametrize("name", ["median_us", "p20_us", "p80_us", "call_us"])
+def test_an_impossible_time_is_an_error(name: str, value: float) -> None:
+    metric = name if name == "call_us" else "median_us"
+    good = row(call_us=1.0)
+    broken = replace(good, **{name: value})
+    for files, which in (((good, broken), "y"), ((broken, good), "x")):
+        with pytest.raises(ResultsError, match=rf"^{which}: onepass on a case, float32: '{name}' is not a time, got "):
+            judge(*files, metric=metric, names=("x", "y"))
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a.json and b.json, and files that cannot be compared with them."""
+    gradient: dict[str, Any] = {"function": "logsumexp", "direction": "backward", "dtype": "bfloat16"}
+    made = {
+        "a": file(
+            row(50.0, provider="copy"),
+            row(100.0, 2.0, graph_us=5.0, call_us=9.0),
+            row(100.0, 2.0, provider="torch"),
+            row(100.0, 2.0, provider="naive", **gradient),
+            row(100.0, 2.0, case="same"),
+            row(provider="liger"),
+            commit="abc",
+        ),
+        "b": file(
+            row(50.0, provider="copy"),
+            row(150.0, 2.0, graph_us=6.0, call_us=9.0),
+            row(50.0, 2.0, provider="torch"),
+            bad(provider="naive", **gradient),
+            row(100.0, 2.0, case="same"),
+            bad(case="new"),
+        ),
+        "a100": file(row(100.0), row(53.0, provider="copy"), device="A100"),
+        "threads": file(*(row(99.999, threads=n, shape=[], dim=0) for n in (1, 2)), row(suite="cpu", world_size=4)),
+        "other": file(row(case="other"), row(provider="copy")),
+        "empty": file(),
+        "zero": file(row(0.0)),
+    }
+    monkeypatch.chdir(tmp_path)
+    for name, each in made.items():
+        results.save(each, f"{name}.json")
+    Path("bad.json").write_text("{")
+    Path("binary.json").write_bytes(b"\xff\xfe\x00")
+    Path("old.json").write_text('{"schema": 0}')
+
+
+def test_the_command_prints_its_transcript(files: None) -> None:
+    replay("compare")
+
+
+@pytest.mark.parametrize("columns", [80, 98])
+def test_a_terminal_gets_colours_and_a_table_that_fits(columns: int, files: None) -> None:
+    both = (results.load("a.json"), results.load("b.json"))
+    screen = io.StringIO()
+    console = Console(file=screen, width=columns, force_terminal=True, color_system="standard", highlight=False)
+    show(compare(*both), both, ("a.json", "b.json"), console, every=True)
+    text = screen.getvalue()
+    assert re.search(r"\x1b\[31m *WRONG", text)
+    assert re.search(r"\x1b\[32m *-50\.0%", text)
+    assert "\x1b[1;31m2 regressions, 1 gain, 1 unchanged" in text
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in text.splitlines()]
+    table = lines[lines.index("") + 1 :][:-8]
+    assert max(map(len, table)) <= columns
+    assert ("verdict" in text, "shape" in text) == (columns > 80, False)

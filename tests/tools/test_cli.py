@@ -8,18 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import click
 import pytest
 import torch
 
 import onepass
 from lib.bench import fake, file
 from lib.paths import RESULTS
+from lib.scripts import run_python
 from lib.transcript import call, command, replay, session
 from onepass.tools.bench import cli_run, results, timing
 from onepass.tools.bench.providers.builtin import Torch
-from onepass.tools.bench.results import Results
-from onepass.tools.bench.runner import Runner
 from onepass.tools.cli import cli
 
 __all__ = ["fake"]
@@ -44,7 +45,7 @@ def test_bench_writes_files_and_plots(fake: Any, tmp_path: Path, monkeypatch: py
     results.save(file(), "empty.json")
     replay("bench-files")
     rows = results.load("out/r.json").rows
-    names = ("copy", "torch", "naive", "naive-jit")
+    names = ("copy", "torch", "naive")
     assert [(r.dtype, r.provider, r.ok) for r in rows] == [(d, p, True) for d in ("float32", "bfloat16") for p in names]
     drawn = sorted(Path("plots").iterdir())
     assert [path.read_bytes() for path in drawn] == [path.read_bytes() for path in sorted(Path("again").iterdir())]
@@ -77,28 +78,20 @@ def test_an_interrupted_run_keeps_what_it_has(fake: Any, monkeypatch: pytest.Mon
 
 
 def test_options_reach_the_run(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    class Quiet(Runner):
-        def __post_init__(self) -> None:
-            seen.append((self.budget, self.graph))
-            self.results = Results(dict.fromkeys(results.ENVIRONMENT) | {"device_type": "cuda"}, [])
-
-        def run(self, cases: Any) -> Results:
-            return self.results
-
-    monkeypatch.setattr(cli_run, "Runner", Quiet)
+    runner = Mock(side_effect=click.UsageError("no more"))
+    monkeypatch.setattr(cli_run, "Runner", runner)
     monkeypatch.setattr(cli_run, "parse_device", lambda name: torch.device(name or "cpu"))
     monkeypatch.setattr(cli_run, "select_providers", lambda *rest: ([Torch()], {}))
-    for options in ("", "--quick", "--seconds 2.5", "--quick --seconds 0.01", "--graph --device cuda"):
-        assert call("bench", "tiny", *options.split()).exit_code == 0
-    assert seen == [
-        (timing.FULL, False),
-        (timing.QUICK, False),
-        (timing.FULL.limit(2.5), False),
-        (timing.QUICK.limit(0.01), False),
-        (timing.FULL, True),
-    ]
+    for options, budget, graph in (
+        ("", timing.FULL, False),
+        ("--quick", timing.QUICK, False),
+        ("--seconds 2.5", timing.FULL.limit(2.5), False),
+        ("--quick --seconds 0.01", timing.QUICK.limit(0.01), False),
+        ("--graph --device cuda", timing.FULL, True),
+    ):
+        assert call("bench", "tiny", *options.split()).exit_code == 2
+        given = runner.call_args.kwargs
+        assert (given["budget"], given["graph"]) == (budget, graph)
 
 
 def test_an_error_is_one_line_and_a_reader_that_goes_away_is_none() -> None:
@@ -110,9 +103,6 @@ def test_an_error_is_one_line_and_a_reader_that_goes_away_is_none() -> None:
     with os.fdopen(write, "w") as gone:
         done = subprocess.run([sys.executable, "-m", "onepass", "--help"], stdout=gone, stderr=subprocess.PIPE)
     assert done.stderr == b""
-
-
-# Help, info, explain
 
 
 def test_help_and_version() -> None:
@@ -154,18 +144,15 @@ def test_explain_takes_its_options(arguments: str, expected: dict[str, Any]) -> 
     assert ("NVIDIA H200" in shown) == ("4,270 GB/s" in shown) == ("h200" in arguments)
 
 
-# --json [FILE]
-
-SAME: dict[str, tuple[str, ...]] = {
-    "info": ("info",),
+SAME = {
+    **{name: (name,) for name in ("info", "gallery")},
     "explain": ("explain", "4", "8", *H200),
     "traffic": ("traffic", "4", "8", *H200, "--only", "naive"),
     "compare": ("compare", FEW, FEW),
-    "gallery": ("gallery",),
     "tune --show": ("tune", "--show", *H200),
     "bench --list": ("bench", "--list", "--device", "cpu"),
 }
-MEASURED: dict[str, tuple[str, ...]] = {
+MEASURED = {
     "bench": ("bench", "tiny", "--quick", "--device", "cpu", "--only", "torch"),
     "gallery run": ("gallery", "run", "cpu-online", "4", "8", "--device", "cpu"),
     "profile": ("profile", "4", "8", "--device", "cpu"),
@@ -232,7 +219,7 @@ for arguments in {LIGHT!r}:
     assert not heavy & set(sys.modules), arguments
 """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python("-c", code)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5  # 0.5 s of processor time
@@ -247,13 +234,13 @@ def test_the_console_script_loads_the_library_only_when_needed() -> None:
     assert 'onepass = "onepass_launcher:main"' in entry
     code = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {SCRIPT}"
     for arguments, last in ((("--version",), "False"), (("explain", "8", "8", *H200), "True")):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        done = run_python("-c", code, *arguments)
         assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", last)
 
 
 def test_the_library_imports_no_tools() -> None:
     code = "import sys, onepass, onepass.nn; print([m for m in sys.modules if 'onepass.tools' in m])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python("-c", code)
     assert (done.stderr, done.stdout) == ("", "[]\n")
     sources = [p for p in PACKAGE.rglob("*.py") if PACKAGE / "tools" not in p.parents and p.name != "__main__.py"]
     assert [p for p in sources if "onepass.tools" in p.read_text() or "from .tools" in p.read_text()] == []
@@ -283,7 +270,7 @@ Command("x", callback=lambda: None).main([], standalone_mode=False)
 from onepass import *
 print({ask})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python("-c", code)
     assert done.stdout == ("[]\n" if name == "__all__" else f"{name.split(', ')}\n"), done.stderr
 
 

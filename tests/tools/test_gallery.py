@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from lib.scripts import run_python
 from lib.support import assert_defined, maker
 from lib.warmup import needs_nvrtc
 from onepass import native
-from onepass.tools.gallery import VARIANTS
+from onepass.tools.gallery import VARIANTS, naive_jit
 from onepass.tools.gallery.native_calls import nvrtc_options
+from onepass.tools.gallery.occupancy import Gpu, occupancy
 from onepass.tools.gallery.variants import DTYPES, Count, Traffic, parse_header
 
 INF, NAN = math.inf, math.nan
@@ -51,37 +54,24 @@ def test_special_values_give_torch_s_results(variant, device):
     x[8, 3], x[8, 50] = INF, -INF
     for kwargs in ({}, {"block_size": 16}) if variant.name == "triton-online" else ({},):
         torch.testing.assert_close(variant(x, **kwargs), torch.softmax(x, 1), equal_nan=True)
-
-
-@every_variant
-def test_rows_far_from_zero(variant, device):
-    """Rows of large negative numbers, of large positive ones and of both: a wrong initial maximum fails here."""
     x = maker(torch.float32, device)(6, 300)
-    for row, shift in enumerate((-1e4, 1e4, -200.0, 3e38, -3e38, 0.0)):
+    for row, shift in enumerate((-1e4, 1e4, -200.0, 3e38, -3e38, 0.0)):  # a wrong initial maximum fails here
         x[row] += shift
     assert_defined("softmax", variant(x), x, 1)
-
-
-@every_variant
-def test_results_are_rounded_once(variant, device):
-    """float16 and bfloat16 are summed in float32: 4000 equal elements give 1/4000 to the last place."""
-    for dtype in (torch.float16, torch.bfloat16):
+    for dtype in (torch.float16, torch.bfloat16):  # are summed in float32: 1/4000 to the last place
         y = variant(torch.full((2, 4000), 1.5, dtype=dtype, device=device))
         want = torch.tensor(1 / 4000, dtype=dtype)
         assert (y.cpu().double() - want.double()).abs().max() <= want.item() * torch.finfo(dtype).eps
+    for shape in ((0, 5), (5, 0), (0, 0)):
+        assert variant(torch.zeros(shape, device=device)).shape == shape
 
 
 @every_variant
 @every_dtype
 def test_row_strides_and_offsets(variant, device, dtype):
     make = maker(dtype, device)
-    inputs = [
-        make(7, 70)[:, 3:50],
-        make(1, 33).expand(4, 33),
-        make(12, 40)[1::3],
-        make(5, 40)[:, 39:],
-        make(90)[1:].view(1, 89),
-    ]
+    inputs = [make(7, 70)[:, 3:50], make(1, 33).expand(4, 33), make(12, 40)[1::3], make(5, 40)[:, 39:]]
+    inputs.append(make(90)[1:].view(1, 89))
     for x in inputs[:1] if variant.name == "naive-compile" else inputs:  # it takes seconds per layout
         assert_defined("softmax", variant(x), x, 1, f" by {variant.name}")
 
@@ -100,12 +90,6 @@ def test_out_has_any_row_stride_and_nothing_beside_it_is_written(variant, device
         assert variant(x, out=out) is out
         assert_defined("softmax", out, x, 1)
         assert int(store.isnan().sum()) == store.numel() - out.numel()
-
-
-@every_variant
-def test_empty(variant, device):
-    for shape in ((0, 5), (5, 0), (0, 0)):
-        assert variant(torch.zeros(shape, device=device)).shape == shape
 
 
 @every_variant
@@ -133,22 +117,17 @@ def test_wrong_arguments(variant, device):
             variant(given, **kwargs)
 
 
-def test_a_variant_that_cannot_run_says_why():
+def test_a_variant_that_cannot_run_says_why(monkeypatch):
+    def script(*args, **kwargs):
+        raise RuntimeError("torch.jit.script is not supported on this Python\nand more lines")
+
     x = torch.zeros(2, 2, device="meta")
     for name in ("cuda-warp", "cpu-online", "triton-row"):
         with pytest.raises(RuntimeError, match=f"{name}: cannot run on meta: "):
             VARIANTS[name](x)
-
-
-def test_a_torch_without_torchscript_is_an_error(monkeypatch):
-    from onepass.tools.gallery import naive_jit
-
-    def script(*args, **kwargs):
-        raise RuntimeError("torch.jit.script is not supported on this Python\nand more lines")
-
     monkeypatch.setattr(torch.jit, "script", script)
-    monkeypatch.setattr(naive_jit, "_scripted", naive_jit._scripted.__wrapped__)
-    monkeypatch.setattr(naive_jit, "missing", naive_jit.missing.__wrapped__)
+    for cached in ("_scripted", "missing"):
+        monkeypatch.setattr(naive_jit, cached, getattr(naive_jit, cached).__wrapped__)
     with pytest.raises(RuntimeError, match="naive-jit: cannot run on cpu: torch"):
         VARIANTS["naive-jit"](torch.zeros(2, 2))
 
@@ -165,8 +144,6 @@ def test_limits_of_the_idea(variant, device):
     if variant.name in ("triton-row", "triton-online"):
         assert "2147483647 of them; got M = 2147483648" in variant.refuses(2**31, 4, torch.float32)
 
-
-# Launch parameters -----------------------------------------------------------------------------------------------
 
 VALUES = {  # name -> (right values, wrong ones)
     "num_warps": ((1, 2, 8, 32), (0, 3, 64, -1)),
@@ -227,18 +204,16 @@ def test_every_file_is_short_and_has_its_header(variant):
     assert len(variant.source.splitlines()) <= 160
     head = variant.source.removeprefix('"""').removeprefix("// ")
     assert head.startswith(f"{variant.name}: ")
-    for text in (variant.header.idea, variant.header.traffic_text, variant.header.limit):
-        assert text[-1] == "."
-    cached = variant.header.cached
-    assert cached is None or cached.elements(100, 1000) < variant.header.traffic.elements(100, 1000)
+    header = variant.header
+    assert all(text[-1] == "." for text in (header.idea, header.traffic_text, header.limit))
+    assert header.cached is None or header.cached.elements(100, 1000) < header.traffic.elements(100, 1000)
+    assert header.traffic_text.startswith(f"reads {header.traffic.reads}, writes {header.traffic.writes}")
 
 
 def test_the_header_has_the_traffic():
     naive, online = VARIANTS["naive"].header, VARIANTS["cuda-online"].header
     assert (naive.traffic, naive.cached) == (Traffic(Count(5, 2), Count(3, 2)), None)
     assert (online.traffic, online.cached) == (Traffic(Count(2), Count(1)), Traffic(Count(1), Count(1)))
-    for header in (naive, online):
-        assert header.traffic_text.startswith(f"reads {header.traffic.reads}, writes {header.traffic.writes}")
 
 
 @pytest.mark.parametrize(
@@ -253,3 +228,117 @@ def test_the_header_has_the_traffic():
 def test_a_wrong_header_is_an_error(text, message):
     with pytest.raises(ValueError, match=message):
         parse_header(text)
+
+
+# The Triton variants: occupancy, compiling for GPUs that are not here, launches -----------------------------------
+
+H200 = Gpu(multiprocessors=132, registers=65536, shared_memory=232448, threads=2048, warp_size=32, arch="90")
+ADA = Gpu(multiprocessors=76, registers=65536, shared_memory=101376, threads=1536, warp_size=32, arch="89")
+MI300 = Gpu(multiprocessors=304, registers=32768, shared_memory=65536, threads=2048, warp_size=64, arch="gfx942")
+CDNA = ("gfx908", "gfx90a", "gfx940", "gfx941", "gfx942:sramecc+:xnack-")
+RDNA3 = Gpu(multiprocessors=96, registers=49152, shared_memory=65536, threads=1024, warp_size=32, arch="gfx1100")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "registers", "shared", "warps", "programs"),
+    [
+        (H200, 64, 0, 8, 4),  # registers: 65536 / (64 * 32 * 8)
+        (H200, 16, 0, 8, 8),  # threads: 2048 / 256
+        (H200, 32, 50_000, 8, 4),  # shared memory: 232448 / 50000
+        (H200, 32, 232_448, 8, 1),
+        (H200, 255, 0, 16, 1),  # never none
+        (ADA, 32, 0, 8, 6),  # 48 warps of threads
+        (ADA, 32, 30_000, 4, 3),
+        (MI300, 64, 0, 8, 2),  # twice the registers reported: 65536 / 64 / 64 = 16 waves
+        (MI300, 32, 0, 8, 4),  # 32 waves
+        (MI300, 16, 0, 4, 8),  # the most waves: 2048 / 64
+        (MI300, 16, 40_000, 4, 1),
+        *((replace(MI300, arch=arch), 128, 0, 8, 1) for arch in CDNA),
+        *((replace(MI300, arch=arch), 64, 0, 8, 2) for arch in CDNA),
+        (RDNA3, 96, 0, 4, 4),  # the registers as reported: 49152 / 32 / 96 = 16 waves
+        (RDNA3, 96, 20_000, 4, 3),
+    ],
+)
+def test_occupancy(gpu, registers, shared, warps, programs):
+    assert occupancy(gpu, registers, shared, warps) == programs
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from onepass.tools.gallery import triton_online, triton_persistent, triton_row
+
+strides = {"x_ptr": "*%s", "out_ptr": "*%s", "x_row_stride": "i64", "out_row_stride": "i32"}
+kernels = [
+    (triton_row.softmax_row, {"n": "i32", "BLOCK": "constexpr"}, {"BLOCK": 4096}, 16),
+    (triton_persistent.softmax_persistent, {"rows": "i64", "n": "i32", "BLOCK": "constexpr", "STAGES": "constexpr"},
+     {"BLOCK": 1024, "STAGES": 4}, 8),
+    (triton_online.softmax_online, {"n": "i64", "chunks": "i32", "BLOCK": "constexpr", "STAGES": "constexpr"},
+     {"BLOCK": 4096, "STAGES": 2}, 8),
+]
+for backend, arch, warp in (("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 120, 32), ("hip", "gfx942", 64)):
+    for kernel, signature, constants, warps in kernels:
+        for dtype in ("fp32", "fp16", "bf16"):
+            types = {name: text % dtype if "%" in text else text for name, text in strides.items()}
+            source = ASTSource(kernel, {**types, **signature}, constants, {})
+            made = triton.compile(source, target=GPUTarget(backend, arch, warp), options={"num_warps": warps})
+            if backend == "cuda" and "STAGES" in constants and dtype == "fp32":  # asynchronous copies
+                assert "cp.async" in made.asm["ptx"], (kernel, arch)
+            print("compiled", kernel.__name__, arch, dtype)
+"""
+
+
+@needs_triton
+def test_kernels_compile_for_gpus_that_are_not_here(tmp_path):
+    done = run_python("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("compiled") == 36
+
+
+@pytest.mark.gpu
+def test_a_compiled_kernel_is_cached_and_not_used_for_another_length():
+    """784 is a multiple of 16 and 781 is not: one tile, two kernels. The second call of each compiles nothing."""
+    from onepass.tools.gallery import triton_persistent
+
+    persistent = VARIANTS["triton-persistent"]
+    make = maker(torch.float32, "cuda")
+    for n in (784, 781, 784, 1, 16, 781):
+        x = make(500, n)
+        assert_defined("softmax", persistent(x), x, 1)
+    before = dict(triton_persistent._cache)
+    for n in (784, 781):
+        persistent(make(300, n))
+    assert triton_persistent._cache.keys() == before.keys()
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    for _, stages, resident in before.values():  # the programs fill the GPU, and no more
+        assert resident % multiprocessors == 0
+        assert 1 <= resident // multiprocessors <= 64
+        assert stages >= 1
+
+
+@pytest.mark.gpu
+def test_a_pipeline_that_does_not_fit_is_an_error():
+    persistent = VARIANTS["triton-persistent"]
+    x = torch.randn(4, 40000, device="cuda")
+    assert_defined("softmax", persistent(x), x, 1)  # its own choice has as many stages as fit
+    with pytest.raises(ValueError, match="triton-persistent: a tile of 65536 in 8 stages does not fit this GPU"):
+        persistent(x, num_stages=8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["triton-row", "triton-persistent", "triton-online"])
+def test_clusters(name):
+    x = maker(torch.float32, "cuda")(20, 4000)
+    if torch.cuda.get_device_capability() < (9, 0):
+        with pytest.raises(ValueError, match="num_ctas needs thread block clusters"):
+            VARIANTS[name](x, num_ctas=2)
+        return
+    for count in (1, 2, 4):
+        refused = ""
+        try:
+            assert_defined("softmax", VARIANTS[name](x, num_ctas=count), x, 1, f" by {name} with num_ctas={count}")
+        except ValueError as error:  # Triton 3.6 does not compile a reduction over a cluster
+            refused = str(error)
+        message = rf"{name}: triton [\d.]+ does not compile this kernel for num_ctas = {count}"
+        assert not refused or (count > 1 and re.fullmatch(message, refused))

@@ -52,33 +52,26 @@ class Mistake(NamedTuple):
 
 
 INFINITY, FLT_MIN = "__int_as_float(0xff800000)", "__int_as_float(0x00800000)"  # the least positive normal float
+WARP_BLOCK_ONLINE, INT_ROW = ("warp", "block", "online"), "x + int(row) * int(x_stride)"
 ROUND_UP, ROUND_DOWN = "-(-rows // rows_per_block)", "rows // rows_per_block"
 CUDA = [
-    *(
-        Mistake(f"cuda-{name}", "cuda_warp.cu", INFINITY, FLT_MIN, NEGATIVE)
-        for name in ("warp", "block", "online", "auto")
-    ),
-    *(
-        Mistake(f"cuda-{name}", "native_calls.py", ROUND_UP, ROUND_DOWN, FEW) for name in ("warp", "auto")
-    ),  # an empty grid
-    *(
-        Mistake(f"cuda-{name}", f"cuda_{name}.cu", "x + row * x_stride", "x + int(row) * int(x_stride)", FAR)
-        for name in ("warp", "block", "online")
-    ),
+    *(Mistake(f"cuda-{name}", "cuda_warp.cu", INFINITY, FLT_MIN, NEGATIVE) for name in (*WARP_BLOCK_ONLINE, "auto")),
+    # An empty grid
+    *(Mistake(f"cuda-{name}", "native_calls.py", ROUND_UP, ROUND_DOWN, FEW) for name in ("warp", "auto")),
+    *(Mistake(f"cuda-{name}", f"cuda_{name}.cu", "x + row * x_stride", INT_ROW, FAR) for name in WARP_BLOCK_ONLINE),
 ]
 TRITON = [
     Mistake(f"triton-{name}", f"triton_{name}.py", right, mistaken, script)
     for right, mistaken, script in (('other=-float("inf")', 'other=float("inf")', ODD), ("tl.int64", "tl.int32", FAR))
     for name in ("row", "persistent", "online")
 ]
-CPU_INFINITY = {"threepass": "maximum = -std::numeric_limits<float>::infinity()", "online": "maximum = -infinity"}
-CPU_FLT_MIN = "maximum = std::numeric_limits<float>::min()"
 CPU = [
-    *(Mistake(f"cpu-{name}", f"cpu_{name}.cpp", right, CPU_FLT_MIN, NEGATIVE) for name, right in CPU_INFINITY.items()),
-    *(
-        Mistake(f"cpu-{name}", "cpu.h", "in + row * x_stride", "in + int(row) * int(x_stride)", FAR)
-        for name in CPU_INFINITY
-    ),
+    Mistake(f"cpu-{name}", file.format(name), right, mistaken, script)
+    for name, infinity in (("threepass", "-std::numeric_limits<float>::infinity()"), ("online", "-infinity"))
+    for file, right, mistaken, script in (
+        ("cpu_{}.cpp", f"maximum = {infinity}", "maximum = std::numeric_limits<float>::min()", NEGATIVE),
+        ("cpu.h", "in + row * x_stride", INT_ROW.replace("x +", "in +"), FAR),
+    )
 ]
 
 
@@ -89,15 +82,17 @@ def every(mistakes: list[Mistake]) -> pytest.MarkDecorator:
 def check(mistake: Mistake, folder: Path, device: str, prepare: str = "", **environment: str) -> None:
     """Run the script with the variant as it is, and with the mistake, which gives a wrong result or crashes."""
     script = START.format(device=device) + f"name = {mistake.variant!r}\n" + prepare + mistake.script
-    for copy, change in (
-        ("right", None),
-        ("mistaken", (f"tools/gallery/{mistake.file}", mistake.right, mistake.mistaken)),
-    ):
-        path = copy_package(folder / copy, change)
+    change = (f"tools/gallery/{mistake.file}", mistake.right, mistake.mistaken)
+    for made in (None, change):
+        at = folder / str(made is None)
+        path = copy_package(at, made)
         if prepare:
-            build_loops(path / "tools/gallery" / f"{mistake.variant.replace('-', '_')}.cpp", folder / copy / "loops.so")
-        done = run_copy(folder / copy, script, **environment)
-        assert (done.returncode == 0) == (change is None), done.stderr[-3000:]
+            includes = [word for path in include_paths() for word in ("-isystem", path)]
+            compiler = [*os.environ.get("CXX", "g++").split(), "-std=c++17", "-O1", "-fPIC", "-shared"]
+            source = path / "tools/gallery" / f"{mistake.variant.replace('-', '_')}.cpp"
+            subprocess.run([*compiler, *includes, str(source), "-o", str(at / "loops.so")], check=True)
+        done = run_copy(at, script, **environment)
+        assert (done.returncode == 0) == (made is None), done.stderr[-3000:]
 
 
 @pytest.mark.gpu
@@ -126,12 +121,6 @@ native._library = Loops()
 @every(CPU)
 def test_cpp(mistake, tmp_path):
     check(mistake, tmp_path, "cpu", LOOPS)
-
-
-def build_loops(source: Path, library: Path) -> None:
-    includes = [word for path in include_paths() for word in ("-isystem", path)]
-    compiler = [*os.environ.get("CXX", "g++").split(), "-std=c++17", "-O1", "-fPIC", "-shared"]
-    subprocess.run([*compiler, *includes, str(source), "-o", str(library)], check=True)
 
 
 def test_the_grid_is_never_empty_and_covers_every_row():

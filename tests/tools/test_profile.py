@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +23,7 @@ from torch.autograd import DeviceType
 from lib.bench import CPU, Odd, softmax
 from lib.transcript import assert_snapshot, call, replay
 from onepass.tools.bench import profile
-from onepass.tools.bench.profile import (
-    OUTSIDE,
-    SACRIFICED,
-    Options,
-    ProfileLine,
-    Profiler,
-    capture_log,
-    contestants,
-    make_line,
-    run,
-    show,
-)
+from onepass.tools.bench.profile import OUTSIDE, SACRIFICED, Options, ProfileLine, Profiler, contestants, make_line
 from onepass.tools.bench.providers import Provider
 from onepass.tools.bench.runner import DeviceLost, recover
 from onepass.tools.gallery import VARIANTS, Variant
@@ -68,9 +58,6 @@ def sections(output: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-# The command
-
-
 def test_tables_of_torch_onepass_and_a_variant(few: None) -> None:
     result = on_cpu("6", "40", "--include", "naive", "--dtype", "bf16", "--calls", "3", "--sort", "count")
     assert (result.exit_code, result.stderr) == (0, ""), result.output
@@ -86,29 +73,24 @@ def test_tables_of_torch_onepass_and_a_variant(few: None) -> None:
     beside = result.output.partition("\neach number")[2]
     assert re.search(r"^torch +2 +\S+ +1\.00 +\S", beside, re.MULTILINE), beside
     assert re.search(r"^onepass +1 +\S+ +\d+\.\d\d +\S", beside, re.MULTILINE), beside
-
-
-def test_the_first_calls_and_the_rows_of_a_table() -> None:
-    result = on_cpu("6", "40", "--rows", "1", "--no-warmup")
-    assert "\nonepass: 6x40 float32 on cpu, the first call\n" in result.output
-    assert [len(RULE.split(t)[2].strip().splitlines()) for t in sections(result.output).values()] == [1, 1]
+    first = on_cpu("6", "40", "--rows", "1", "--no-warmup").output
+    assert "\nonepass: 6x40 float32 on cpu, the first call\n" in first
+    assert [len(RULE.split(t)[2].strip().splitlines()) for t in sections(first).values()] == [1, 1]
     assert "on cpu, the first 2 calls\n" in on_cpu("6", "40", "--no-warmup", "--calls", "2").output
 
 
-def test_all_includes_what_runs_and_says_what_does_not(few: None) -> None:
+def test_all_includes_what_runs_and_says_what_does_not(request: pytest.FixtureRequest) -> None:
+    chosen, excluded = contestants(Options(6, 40, CPU, names=("all",)))
+    names = [contestant.name for contestant in chosen]
+    assert names == ["torch", "onepass", *(name for name in VARIANTS if name not in excluded)]
+    assert "naive" in names
+    assert set(excluded) <= set(VARIANTS)
+    request.getfixturevalue("few")
     result = on_cpu("3x80", "--include", "all")
     assert list(sections(result.output)) == ["torch", "onepass", "naive"]
     assert "\n  without picky: takes rows of up to 64, got 80\n" in result.output
     assert "\n  without gone: cannot run on cpu: lives on the moon\n" in result.output
     assert list(sections(on_cpu("3", "64", "--include", "all,naive").output))[2:] == ["naive", "picky"]
-
-
-def test_all_is_the_whole_gallery() -> None:
-    chosen, excluded = contestants(Options(6, 40, CPU, names=("all",)))
-    names = [contestant.name for contestant in chosen]
-    assert names[:3] == ["torch", "onepass", "naive"]
-    assert sorted([*names[2:], *excluded]) == sorted(VARIANTS)
-    assert [name for name in VARIANTS if name in names] == names[2:]
 
 
 def test_errors_are_one_line_before_anything_runs(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +124,7 @@ def test_a_wrong_contestant_has_no_table(
 
 
 @pytest.mark.parametrize("name", ["t.json", "new/folder/t.json.gz"])
-def test_the_trace_has_every_contestant(few: None, name: str, tmp_path: Path) -> None:
+def test_the_trace_has_every_contestant(few: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, link = tmp_path / name, tmp_path / "link.json"
     link.symlink_to(file)
     for written in (file, link):
@@ -154,13 +136,10 @@ def test_the_trace_has_every_contestant(few: None, name: str, tmp_path: Path) ->
         assert at == sorted(at)
         assert {"aten::softmax", "onepass::_softmax", "aten::amax"} <= set(names)
     assert link.is_symlink()
-
-
-def test_an_empty_trace_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", lambda self, path: None)
-    result = on_cpu("6", "40", "--trace", str(tmp_path / "t.json"))
+    result = on_cpu("6", "40", "--trace", str(file))
     assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == f"no trace: {tmp_path / 't.json'}: the profiler wrote nothing"
+    assert result.output.splitlines()[-1] == f"no trace: {file}: the profiler wrote nothing"
 
 
 # The profiler
@@ -170,11 +149,11 @@ def profiler(device: torch.device = CPU, **options: Any) -> Profiler:
     return Profiler(Options(6, 40, device, **options))
 
 
-def printed(options: Options) -> tuple[int, list[ProfileLine], list[str]]:
-    """What a run returns, and its lines."""
+def on_screen(print_to: Callable[[Console], Any], width: int = 1000) -> tuple[Any, list[str]]:
+    """What a function that prints to a console returns, and its lines."""
     screen = io.StringIO()
-    status, lines = run(options, Console(file=screen, width=1000))
-    return status, lines, [line.rstrip() for line in screen.getvalue().splitlines()]
+    result = print_to(Console(file=screen, width=width, highlight=False))
+    return result, [line.rstrip() for line in screen.getvalue().splitlines()]
 
 
 def test_a_warm_up_hides_the_first_call() -> None:
@@ -188,13 +167,9 @@ def test_a_warm_up_hides_the_first_call() -> None:
 
 
 def test_the_log_is_kept_from_stderr_and_everything_else_is_not(capfd: pytest.CaptureFixture[str]) -> None:
-    lines = [
-        "USDT:2026-11-21 06:44:04 4643:4643 Handler.cpp:52] start",
-        "an error of CUDA",
-        "[W1121 06:44:04 c.cpp:9] hm",
-    ]
+    lines = ["USDT:2026-11-21 06:44:04 4643:4643 Handler.cpp:52] start", "an error of CUDA", "[W1121 06:44:04 c.cc] h"]
     log: list[str] = []
-    with contextlib.suppress(ZeroDivisionError), capture_log(log):
+    with contextlib.suppress(ZeroDivisionError), profile.capture_log(log):
         warnings.warn("unheard", stacklevel=1)
         os.write(2, "\n".join([*lines, ""]).encode())
         raise ZeroDivisionError
@@ -240,7 +215,8 @@ def test_a_gpu_that_does_not_respond_ends_the_run(monkeypatch: pytest.MonkeyPatc
         return measure(self, provider) if provider.name == "torch" else _raise(DeviceLost("gone"))
 
     monkeypatch.setattr(Profiler, "measure", lost)
-    status, lines, said = printed(Options(6, 40, CPU, trace=str(tmp_path / "t.json")))
+    options = Options(6, 40, CPU, trace=str(tmp_path / "t.json"))
+    (status, lines), said = on_screen(lambda console: profile.run(options, console))
     assert (status, [line.name for line in lines]) == (1, ["torch"])
     assert "stopped: gone" in said
     assert any(re.search(r"^torch +2 ", line) for line in said)
@@ -259,13 +235,11 @@ def test_a_gpu_whose_kernels_are_not_recorded_is_reported(monkeypatch: pytest.Mo
     monkeypatch.setattr(profile, "Profiler", Blind)
     monkeypatch.setattr(profile, "free_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    status, _, said = printed(Options(6, 40, torch.device("cuda:0")))
+    options = Options(6, 40, torch.device("cuda:0"))
+    (status, _), said = on_screen(lambda console: profile.run(options, console))
     assert status == 0
     assert said[0].endswith(", on NVIDIA H200")
     assert said[-1] == f"the profiler recorded no kernel where the table has 0: {Blind.log[1]}"
-
-
-# The side-by-side table
 
 
 def event(name: str, us: float, self_us: float = 0.0, gpu: bool = False, annotation: bool = False) -> Any:
@@ -313,24 +287,15 @@ def test_a_line_counts_kernels_and_adds_times() -> None:
     assert line == ProfileLine("mine", 0, 0, "", 2, 100.0, "aten::_softmax")
 
 
-def shown(width: int, *tables: tuple[list[ProfileLine], bool]) -> str:
-    screen = io.StringIO()
-    for lines, gpu in tables:
-        show(lines, gpu, Console(file=screen, width=width, highlight=False))
-    return "".join(f"{line.rstrip()}\n" for line in screen.getvalue().splitlines())
-
-
 def test_the_table() -> None:
     blind = ProfileLine("torch", 0.0, 0.0, "", 1.0, 20.0, OUTSIDE)
     tables = [(two(), True), (two(), False), (two()[1:], True), ([blind, two()[1]], True)]  # two lack torch, a kernel
-    assert_snapshot("profile-tables", shown(1000, *tables))
+    printed = [line for table in tables for line in on_screen(lambda console: profile.show(*table, console))[1]]  # noqa: B023
+    assert_snapshot("profile-tables", "".join(f"{line}\n" for line in printed))
     for width in (80, 120):  # the names of kernels fold
-        text = shown(width, (two(), True))
-        assert all(len(line) <= width for line in text.splitlines())
-        assert re.search(r"^onepass +1 +32\.0 +12\.5 +0\.64 +onepass_kernel$", text, re.MULTILINE)
-
-
-# On a GPU
+        _, lines = on_screen(lambda console: profile.show(two(), True, console), width)
+        assert all(len(line) <= width for line in lines)
+        assert any(re.fullmatch("onepass +1 +32\\.0 +12\\.5 +0\\.64 +onepass_kernel", line) for line in lines)
 
 
 @pytest.mark.gpu
@@ -352,16 +317,10 @@ def test_gpu_tables_have_the_kernels(tmp_path: Path) -> None:
     kernels = [event["name"] for event in events if event.get("cat") == "kernel"]
     assert kernels.count("onepass_kernel") == 2
     assert len(kernels) == 2 * (1 + 1 + 5)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "key", ["self_cuda_time_total", "cuda_time_total", "cuda_time", "self_cpu_time_total", "count"]
-)
-def test_gpu_sort_keys(key: str) -> None:
-    result = call("profile", "8", "64", "--device", "cuda", "--sort", key, "--no-warmup")
-    assert result.exit_code == 0, result.output
-    assert "the first call" in result.output
+    for key in ("self_cuda_time_total", "cuda_time_total", "cuda_time", "self_cpu_time_total", "count"):
+        result = call("profile", "8", "64", "--device", "cuda", "--sort", key, "--no-warmup")
+        assert result.exit_code == 0, result.output
+        assert "the first call" in result.output
 
 
 @pytest.mark.gpu

@@ -27,7 +27,6 @@ KINDS = {"softmax": "write", "logsumexp": "reduce"}  # of tables
 every_type = pytest.mark.parametrize(("dtype", "size"), [(F32, 4), (BF16, 2)], ids=SIZES)
 every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 every_function = pytest.mark.parametrize("function", FUNCTIONS)
-rows_of_elements = pytest.mark.parametrize("function", ROWS)
 
 
 def lengths_of(function: str) -> tuple[int, ...]:
@@ -174,15 +173,12 @@ def test_every_length_has_candidates_that_fit(dtype, size, gpu, function):
                 assert plan.smem_vecs * plan.threads_per_row * 16 <= gpu.shared
 
 
-@rows_of_elements
+@pytest.mark.parametrize("function", ROWS)
 @every_type
-def test_one_row_that_nothing_holds_has_candidates(dtype, size, function):
+def test_one_row_that_nothing_holds_has_candidates_and_what_a_gpu_lacks_is_not_tried(dtype, size, function):
     assert candidates(function, 2**20, (1, 1), size, H200)
     tried = candidates(function, 2**24, (1, 1), size, H200)
     assert {TIERS[c.plan.tier] for c in tried} == {"twopass"}
-
-
-def test_what_a_gpu_lacks_is_not_tried():
     alone = Gpu(H200.name, 90, 132, H200.shared, cooperative=False)
     tried = {gpu: candidates("softmax", 65536, (1024, 1), 4, gpu) for gpu in (A100, H200)}
     assert not [c for c in tried[A100] if c.plan.blocks_per_row > 1 and TIERS[c.plan.tier] == "cluster"]
@@ -213,9 +209,6 @@ def test_the_number_of_kernels_is_bounded(gpu, functions):
     ]
     assert (200 if functions == ROWS else 100) < len(kernels(todo)) < 1000
     assert len(kernels(todo)) < len(set(todo)) / 2
-
-
-# Compiling in several processes --------------------------------------------------------------------------------------
 
 
 @needs_nvrtc

@@ -3,6 +3,7 @@
 import importlib
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -78,16 +79,19 @@ def test_a_good_file_is_taken(config, tmp_path, monkeypatch):
 
 
 def test_off_is_off_and_a_user_without_a_home_has_no_file(config, monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
-    config.write_text("nonsense")
+    config.write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(ValueError, match="is not JSON"):
+        store.load(KIND)
     monkeypatch.setenv("ONEPASS_TABLES", "off")
     assert store.load(KIND) is None
     assert native.tables(KIND.name)["origin"] == "before"
     monkeypatch.delenv("ONEPASS_TABLES")
+    config.unlink()
+    config.mkdir()
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        store.load(KIND)
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
     assert store.load(KIND) is None
 
 
@@ -171,23 +175,8 @@ def test_unsound_entries_are_refused_by_the_engine(name, entry, words):
     table = [entry] if entry[0] == store.ANY else [entry, LAST]
     with pytest.raises(RuntimeError, match=f"table {name}: .*{words}"):
         native.set_tables("a GPU", "a test", {**BASE, name: table})
-
-
-def test_softmax_of_columns_keeps_more_vectors_than_its_gradient():
+    # Softmax of columns keeps more vectors than its gradient.
     native.set_tables("a GPU", "a test", {**BASE, "columns_f16": [[store.ANY, 6, 128, 24, 8, 0]]})
-
-
-def test_a_file_that_is_none(config):
-    config.write_bytes(b"\xff\xfe\x80")
-    with pytest.raises(ValueError, match="is not JSON"):
-        store.load(KIND)
-    config.unlink()
-    config.mkdir()
-    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
-        store.load(KIND)
-
-
-# At the first use of the engine
 
 
 @pytest.fixture
@@ -211,18 +200,13 @@ def test_the_first_use_loads_the_file_and_a_bad_one_is_told_until_it_is_mended(c
         with pytest.raises(ValueError, match="is not JSON"):
             engines.resolve(engine, gpu)
     assert {-1} == engines._ready_devices  # no call takes the short way past it
+    for other, device in (("triton", gpu), ("cpu", gpu), ("auto", torch.device("cpu"))):  # none needs the file
+        assert engines.resolve(other, device) == other.replace("auto", "cpu")
     cuda_here.write_text(changed())
     assert engines.resolve(engine, gpu) == "cuda"
     assert str(cuda_here) in native.tables(KIND.name)["origin"]
     cuda_here.write_text("nonsense")  # it is read once a process
     assert engines.resolve(engine, gpu) == "cuda"
-
-
-def test_no_other_engine_needs_the_file(cuda_here):
-    cuda_here.write_text("nonsense")
-    assert engines.resolve("triton", torch.device("cuda", 0)) == "triton"
-    assert engines.resolve("cpu", torch.device("cuda", 0)) == "cpu"  # which is said to serve it here
-    assert engines.resolve("auto", torch.device("cpu")) == "cpu"
 
 
 def test_explain_names_the_tables(config):

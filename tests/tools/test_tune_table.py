@@ -41,16 +41,16 @@ def sweep(gpu, lengths=LENGTHS, seed=0, functions=FUNCTIONS[:2]) -> list[Measure
     return found
 
 
-def test_neighbours_share_what_is_within_1_percent_of_the_best_of_each():
-    points = [point(100, {A: 1.0, B: 1.009}), point(200, {A: 1.02, B: 1.0}), point(400, {A: 1.02, B: 1.0})]
-    assert entries(points, lambda _, n: 1000) == [[400, *B]]
-    points[0] = point(100, {A: 1.0, B: 1.011})
-    assert entries(points, lambda _, n: 1000) == [[141, *A], [400, *B]]
-
-
-def test_of_those_that_may_be_shared_the_fastest_is():
-    points = [point(100, {A: 1.0, B: 1.005, C: 1.009}), point(200, {A: 1.009, B: 1.001, C: 1.0})]
-    assert entries(points, lambda _, n: 1000) == [[200, *B]]
+@pytest.mark.parametrize(
+    ("times", "table"),
+    [  # Neighbours share what is within 1% of the best of each, and of that the fastest.
+        ({100: {A: 1.0, B: 1.009}, 200: {A: 1.02, B: 1.0}, 400: {A: 1.02, B: 1.0}}, [[400, *B]]),
+        ({100: {A: 1.0, B: 1.011}, 200: {A: 1.02, B: 1.0}, 400: {A: 1.02, B: 1.0}}, [[141, *A], [400, *B]]),
+        ({100: {A: 1.0, B: 1.005, C: 1.009}, 200: {A: 1.009, B: 1.001, C: 1.0}}, [[200, *B]]),
+    ],
+)
+def test_neighbours_share_an_entry(times, table):
+    assert entries([point(n, us) for n, us in times.items()], lambda _, n: 1000) == table
 
 
 def test_a_limit_is_the_geometric_middle_or_what_the_entry_holds():
@@ -80,15 +80,13 @@ def test_a_limit_is_no_longer_than_what_takes_as_many_threads():
         ([(1, 2), (1, 2)], 2),
         ([(1, 1), (1, 1)], 0),
         ([(1.01, 1), (1, 3), (5, 1), (1, 3)], 2),  # a great one is not made good
+        ([(1, 2), (None, 1), (1, 9)], 1),  # it cannot run
+        ([], 0),
     ],
 )
 def test_flat_pays_up_to_a_length(times, cut):
-    assert staged_pays([point(2 * i + 3, {F: flat, A: other}) for i, (flat, other) in enumerate(times)]) == cut
-
-
-def test_flat_does_not_pay_beyond_where_it_can_run():
-    assert staged_pays([point(3, {F: 1, A: 2}), point(5, {A: 1}), point(7, {F: 1, A: 9})]) == 1
-    assert staged_pays([]) == 0
+    points = [point(2 * i + 3, {F: flat, A: other} if flat else {A: other}) for i, (flat, other) in enumerate(times)]
+    assert staged_pays(points) == cut
 
 
 def test_splicing_keeps_what_was_not_measured():

@@ -1,6 +1,7 @@
 """Checking and timing candidates, with fake launches that are wrong, refused, or fail."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,12 +48,8 @@ def test_a_point_has_a_time_for_each_choice(function):
     shape = SHAPES[function]
     tried = TRIED if len(shape) == 2 else candidates(function, 16, (3, 64), 4, H200)
     point = measured(lambda plan, y: None, tried, function=function)
-    assert (point.function, point.dtype, point.n, point.rows) == (
-        function,
-        "float32",
-        shape[1],
-        192 if tried is not TRIED else 100,
-    )
+    rows = 100 if tried is TRIED else 192
+    assert (point.function, point.dtype, point.n, point.rows) == (function, "float32", shape[1], rows)
     assert (point.copy_us, point.auto_us) == (5.0, 5.0)
     assert point.times == dict.fromkeys([choice for choice, _ in tried], 5.0)
     saved = {**vars(point), "times": sorted([*choice, 5.0] for choice in point.times)}
@@ -87,22 +84,20 @@ def test_a_wrong_candidate_is_an_error(function, spoil, words):
     assert what in str(raised.value)
 
 
-def test_every_element_has_to_be_written():
-    """An element that was not written is found, whichever rows are compared."""
-    for row in range(100):
-        with pytest.raises(WrongResultError):
-            measured(lambda plan, y, row=row: y[row, 3].fill_(torch.nan))
+def test_an_element_that_is_not_written_or_left_out_by_a_reduction_is_found():
+    """Whichever rows are compared."""
 
-
-@pytest.mark.parametrize("left_out", [0, 999])
-def test_an_element_that_a_reduction_leaves_out_is_found(left_out):
     def launch(plan, y):
         kept = [i for i in range(1000) if plan is None or i != left_out]
         y.copy_(x[:, kept].double().logsumexp(1))
 
+    for row in range(100):
+        with pytest.raises(WrongResultError):
+            measured(lambda plan, y, row=row: y[row, 3].fill_(torch.nan))
     x = torch.randn(50, 1000)
-    with pytest.raises(WrongResultError):
-        measure("logsumexp", x, None, TRIED, launch, once, lambda: None)
+    for left_out in (0, 999):  # noqa: B007
+        with pytest.raises(WrongResultError):
+            measure("logsumexp", x, None, TRIED, launch, once, lambda: None)
 
 
 def test_slow_plans_are_not_measured_in_full():
@@ -116,39 +111,22 @@ def test_slow_plans_are_not_measured_in_full():
 
     point = measured(lambda plan, y: called.append(plan.threads_per_row), clock=clock)
     assert set(point.times) == {CHOICES[2], CHOICES[3]}
-    assert timed == [
-        (15,),
-        (15,),
-        (1, TRIAL_CALLS),
-        (2, TRIAL_CALLS),
-        (4, TRIAL_CALLS),
-        (8, TRIAL_CALLS),
-        (4, 15),
-        (8, 15),
-    ]
+    assert timed == [(15,), (15,), *((lanes, TRIAL_CALLS) for lanes in (1, 2, 4, 8)), (4, 15), (8, 15)]
 
 
-def test_a_refused_plan_is_skipped():
-    def spoil(plan, y):
+def test_a_refused_plan_is_skipped_and_a_gpu_that_fails_ends_the_sweep():
+    def refuse(plan, y):
         if plan.threads_per_row != 4:
             raise RuntimeError("onepass: too few lanes\nand more")
 
-    point = measured(spoil)
+    point = measured(refuse)
     assert set(point.times) == {CHOICES[2]}
     assert point.refused == {"too few lanes": 3}
-
-
-def test_a_gpu_that_fails_ends_the_sweep():
-    def spoil(plan, y):
-        raise RuntimeError("launch")
-
-    def synchronize():
-        raise RuntimeError("CUDA error: an illegal memory access")
-
-    with pytest.raises(RuntimeError, match="illegal"):
-        measured(spoil, synchronize=synchronize)
+    fail = Mock(side_effect=RuntimeError("launch"))
     with pytest.raises(RuntimeError, match="no plan for softmax of 100x8 float32 can be launched: launch"):
-        measured(spoil)
+        measured(fail)
+    with pytest.raises(RuntimeError, match="illegal"):
+        measured(fail, synchronize=Mock(side_effect=RuntimeError("CUDA error: an illegal memory access")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
