@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.params import Command, answer, json_option, parse_dtype
-from onepass.tools.terminal import terminal
+from onepass.tools.cli.params import Command, answer, json_option, parse_dtype, usage_errors
+from onepass.tools.terminal import table, terminal
 
 if TYPE_CHECKING:
     from onepass.tools.gallery import Variant
@@ -53,19 +53,15 @@ def _print_list() -> None:
     ]
     if console is None:
         for number, name, language, runs_on, reads, writes, idea in rows:
-            head = f"{number}  {name:<17}  {language:<6}  {runs_on:<10}"
-            click.echo(f"{head}  reads {reads:<12}  writes {writes:<9}  {idea}")
+            begin = f"{number}  {name:<17}  {language:<6}  {runs_on:<10}"
+            click.echo(f"{begin}  reads {reads:<12}  writes {writes:<9}  {idea}")
     else:
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for title in ("", "variant\nlanguage", "runs on", "reads\nwrites"):
-            table.add_column(title, no_wrap=True)
-        table.add_column("idea", ratio=1)
-        for number, name, language, runs_on, reads, writes, idea in rows:
-            table.add_row(number, f"[bold]{name}[/]\n{language}", runs_on, f"{reads}\n{writes}", idea)
-        console.print(table)
+        head = ("", "variant\nlanguage", "runs on", "reads\nwrites", "idea")
+        stacked = [
+            (number, f"{name}\n{language}", runs_on, f"{reads}\n{writes}", idea)
+            for number, name, language, runs_on, reads, writes, idea in rows
+        ]
+        console.print(table(head, stacked, {1, 2, 3, 4}, fold=4))
     for text in _NOTES:
         click.echo(text if console is None else click.style(text, dim=True))
 
@@ -232,7 +228,5 @@ def run(
 def _variant(name: str) -> Variant:
     from onepass.tools.gallery import variant
 
-    try:
+    with usage_errors(ValueError):
         return variant(name)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
