@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onepass.tools.cli.params import Command, answer, json_option, parse_dtype, usage_errors
+from onepass.tools.gallery.launch_params import LAUNCH_PARAMS
 from onepass.tools.terminal import table, terminal
 
 if TYPE_CHECKING:
@@ -169,21 +170,15 @@ def shuffle(op: str, lanes: str) -> None:
     click.echo(f"\n{_MEANING[op]}")
 
 
-class _LaunchCommand(Command):
-    """Has an option for each launch parameter."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        from onepass.tools.gallery.launch_params import LAUNCH_PARAMS
-
-        options = [
-            click.Option([f"--{name.replace('_', '-')}"], type=int, metavar="N", help=f"{about[0].upper()}{about[1:]}.")
-            for name, (about, *_) in LAUNCH_PARAMS.items()
-        ]
-        own = super().get_params(ctx)
-        return [*own[:-1], *options, own[-1]]  # the last is --help
+def _launch_options(command: Any) -> Any:
+    """Adds an option for each launch parameter."""
+    for name, (about, *_) in reversed(LAUNCH_PARAMS.items()):
+        about = f"{about[0].upper()}{about[1:]}."
+        command = click.option(f"--{name.replace('_', '-')}", type=int, metavar="N", help=about)(command)
+    return command
 
 
-@gallery.command(cls=_LaunchCommand, short_help="Check a variant and time it beside a copy and torch.")
+@gallery.command(cls=Command, short_help="Check a variant and time it beside a copy and torch.")
 @click.argument("name")
 @click.argument("rows", type=click.IntRange(1), metavar="M")
 @click.argument("n", type=click.IntRange(1), metavar="N")
@@ -194,6 +189,7 @@ class _LaunchCommand(Command):
 )
 @click.option("--no-baseline", is_flag=True, help="Do not time torch beside it.")
 @json_option("the results")
+@_launch_options
 def run(
     name: str, rows: int, n: int, dtype: str, device: str | None, seed: int, json_file: str | None, **options: Any
 ) -> int:
