@@ -62,7 +62,7 @@ def main() -> None:
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     properties = torch.cuda.get_device_properties()
     gpu = Gpu(*gpu_model(None), properties.shared_memory_per_block_optin)
-    timer = CudaTimer(gpu, options.repeats, 1)
+    timer = CudaTimer(gpu, options.repeats)
     todo = [
         (dtype, m, n, plans(m, n, getattr(torch, dtype).itemsize)) for dtype in ("float32", "bfloat16") for m, n in FEW
     ]
