@@ -120,10 +120,6 @@ class Report:
         known = {**self.predicted, "copy": self.predicted["minimum"]}
         self.predicted = {name: known.get(name) for name in ("minimum", *names)}
 
-    @property
-    def minimum_bytes(self) -> int:
-        return self.predicted["minimum"].bytes  # type: ignore[union-attr]
-
     def as_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
         lines = []
@@ -133,7 +129,7 @@ class Report:
                 line["measured"] = {
                     "read_bytes": counts.read,
                     "written_bytes": counts.written,
-                    "ratio": counts.ratio(self.minimum_bytes),
+                    "ratio": counts.ratio(self.plan.bytes),
                     "kernels": [asdict(kernel) for kernel in counts.kernels],
                 }
             lines.append(line)
@@ -143,7 +139,7 @@ class Report:
             "dtype": self.plan.dtype,
             "device": self.plan.device,
             "bandwidth_gbs": self.gbs,
-            "minimum_bytes": self.minimum_bytes,
+            "minimum_bytes": self.plan.bytes,
             "lines": lines,
             "ncu": self.ncu,
             "not_measured": self.error,
@@ -187,7 +183,7 @@ class Report:
             if p.us is not None:
                 cells["us"] = [form.format(_format_us(us)) for _, us, form in parts if us is not None]
         if counts is not None:
-            ratio = counts.ratio(self.minimum_bytes)
+            ratio = counts.ratio(self.plan.bytes)
             for head, value in (("MB\nread", counts.read), ("MB\nwritten", counts.written)):
                 cells[head] = ["n/a" if value is None else f"{value / 1e6:,.2f}"]
             cells["measured\nratio"] = [] if ratio is None else [f"{ratio:.2f}"]
