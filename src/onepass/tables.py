@@ -1,11 +1,9 @@
 """The file of tables of a GPU: where it is, what it holds, and how the CUDA engine gets it."""
 
-import contextlib
 import functools
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,18 +119,15 @@ def write(path: Path, content: dict[str, Any]) -> None:
     )
     measured = ",\n".join(f"  {json.dumps(point)}" for point in content["measured"])
     text = f'{text[:-1]},\n "tables": {{\n{tables}\n }},\n "measured": [\n{measured}\n ]\n}}\n'
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        with open(aside, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 # Tables in the CUDA engine --------------------------------------------------------------------------------------------
