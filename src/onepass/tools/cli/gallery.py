@@ -59,7 +59,7 @@ def _print_list() -> None:
     else:
         head = ("", "variant\nlanguage", "runs on", "reads\nwrites", "idea")
         stacked = [
-            (number, f"{name}\n{language}", runs_on, f"{reads}\n{writes}", idea)
+            (f" {number}", f"{name}\n{language}", runs_on, f"{reads}\n{writes}", idea)
             for number, name, language, runs_on, reads, writes, idea in rows
         ]
         console.print(table(head, stacked, {1, 2, 3, 4}, fold=4))
