@@ -52,7 +52,7 @@ def load(x_row, g_row, column, inside, sizes, strides, score_params, SCORE: tl.c
     """
     x_at = x_row + offset(column, sizes, strides[0])
     if g_row is None:
-        x = tl.load(x_at, mask=inside, other=SCORE(-float("inf"), score_params))
+        x = tl.load(x_at, mask=inside, other=SCORE(tl.full((), -float("inf"), ACC), score_params))
         return SCORE(round_to(x, TYPE).to(ACC), score_params), None
     else:
         g_at = g_row + offset(column, sizes, strides[2])
