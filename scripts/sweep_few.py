@@ -16,8 +16,7 @@ import torch
 
 from onepass import reference
 from onepass._kernel_compiler import compile_all
-from onepass.tools.bench.stats import summarise
-from onepass.tools.bench.timing import Cuda
+from onepass.tools.bench.timing import Cuda, summarise
 from onepass.tools.tune.candidates import BLOCK, CLUSTER, GRID, Plan, kernels
 from onepass.tools.tune.sizes import up
 
