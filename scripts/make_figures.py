@@ -13,13 +13,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import geometric_mean as geomean
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from onepass.tools.bench.report import lines, us_text  # noqa: E402
 from onepass.tools.bench.results import Row, load  # noqa: E402
-from onepass.tools.bench.stats import geomean  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"

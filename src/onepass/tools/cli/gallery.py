@@ -203,7 +203,7 @@ def run(
     variant = _variant(name)
     from onepass.tools.bench import cli_run
     from onepass.tools.bench.cases import Case
-    from onepass.tools.bench.providers.gallery import GalleryProvider, unsupported
+    from onepass.tools.bench.providers import GalleryProvider, gallery_unsupported
 
     dtype = parse_dtype(dtype)
     case = Case("gallery", f"{rows}x{n}", (rows, n))
@@ -214,7 +214,7 @@ def run(
         variant.check_launch_params(given)
         if (reason := variant.unavailable(at)) is not None:
             raise ValueError(f"cannot run on {at}: {reason}")
-        if (reason := unsupported(variant, case, dtype)) is not None:
+        if (reason := gallery_unsupported(variant, case, dtype)) is not None:
             raise ValueError(reason)
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(f"{name}: {error}") from error

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from onepass import native, reference
 from onepass._kernel_compiler import Kernel, compile_all
-from onepass.tools.bench.stats import summarise
-from onepass.tools.bench.timing import Cuda
+from onepass.tools.bench.timing import Cuda, summarise
 from onepass.tools.tune.candidates import STAGED, Candidate, Choice, Gpu, Plan
 from onepass.tools.tune.sizes import KERNELS, is_columns
 
