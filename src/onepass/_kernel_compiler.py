@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
     x_type: torch.dtype
     y_type: torch.dtype
     which: str  # the pass, one of native.PASSES
-    name: Any  # a kernel of native.kernels_to_warm, or a plan
+    plan: Sequence[int]
 
 
 def compile_all(kernels: Sequence[Kernel], arch: int, ignore_errors: bool = False) -> Iterator[Kernel]:
@@ -67,11 +67,8 @@ def compile_all(kernels: Sequence[Kernel], arch: int, ignore_errors: bool = Fals
 
 
 def compile_one(kernel: Kernel, arch: int) -> None:
-    function, x_type, y_type, which, name = kernel
-    if isinstance(name, str):
-        native.warm_kernel(function, x_type, y_type, -1, arch, name, which)
-    else:
-        native.compile_kernel(function, x_type, y_type, name, arch, os.devnull, which)
+    function, x_type, y_type, which, plan = kernel
+    native.compile_kernel(function, x_type, y_type, plan, arch, which=which)
 
 
 class _Worker:
@@ -94,7 +91,7 @@ class _Worker:
         try:
             assert self.process.stdin is not None
             assert self.process.stdout is not None
-            job = kernel.function, x_type, y_type, kernel.which, kernel.name, arch
+            job = kernel.function, x_type, y_type, kernel.which, kernel.plan, arch
             print(json.dumps(job), file=self.process.stdin, flush=True)
             return self.process.stdout.readline() == "done\n"
         except OSError:
@@ -112,9 +109,9 @@ class _Worker:
 def work() -> None:
     """The main function of a `_Worker` process."""
     for line in sys.stdin:
-        function, x, y, which, name, arch = json.loads(line)
+        function, x, y, which, plan, arch = json.loads(line)
         try:
-            compile_one(Kernel(function, native.DTYPES[x], native.DTYPES[y], which, name), arch)
+            compile_one(Kernel(function, native.DTYPES[x], native.DTYPES[y], which, plan), arch)
         except RuntimeError:
             print("failed", flush=True)
         else:

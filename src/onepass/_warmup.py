@@ -71,13 +71,13 @@ def warmup(
         raise RuntimeError(f"onepass.warmup(): no disk cache to fill: {error}") from error
     of = index, arch, tuple(lengths or ())
     kernels = [
-        Kernel(function, x_type, y_type, which, kernel)
+        Kernel(function, x_type, y_type, which, plan)
         for function, x_type, y_type, which in _passes(wanted, backward)
-        for kernel in native.kernels_to_warm(function, x_type, y_type, *of, which, all_dims)
+        for plan in native.kernels_to_warm(function, x_type, y_type, *of, which, all_dims).values()
     ]
     missing = []
     if not _cache_error():
-        missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.name, k.which)]
+        missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], k.plan, arch, k.which)]
     report = progress or (lambda done, total: None)
     total = len(missing) + (len(kernels) if index >= 0 else 0)
     done = 0
@@ -89,7 +89,7 @@ def warmup(
         with torch.cuda.device(index):  # its context is the one that the kernels are loaded into
             torch.cuda.current_stream().synchronize()
             for kernel in kernels:
-                native.warm_kernel(*kernel[:3], index, arch, kernel.name, kernel.which)
+                native.warm_kernel(*kernel[:3], kernel.plan, index, kernel.which)
                 done += 1
                 report(done, total)
     return len(kernels)
