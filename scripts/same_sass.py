@@ -21,7 +21,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -130,11 +129,11 @@ def list_kernels(kind: tuple[Any, ...], turn: int, every: bool) -> list[tuple[An
 
     function, x, y, arch, direction = kind
     try:
-        names = native.kernels_to_warm(function, x, y, -1, arch, (), direction, True)
+        found = native.kernels_to_warm(function, x, y, -1, arch, (), direction, True)
     except RuntimeError:  # the function gives no result of that type
         return []
     tiers = collections.defaultdict(list)
-    for plan in sorted({struct.unpack("<8i", bytes.fromhex(name[:64])) for name in names}):
+    for plan in sorted({tuple(plan) for plan in found.values()}):
         tiers[plan[0]].append(plan)
     plans = [p for tier in tiers.values() for p in (tier if every else [tier[7919 * turn % len(tier)]])]
     return [(*kind, plan) for plan in plans]

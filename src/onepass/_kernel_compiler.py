@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
     x_type: torch.dtype
     y_type: torch.dtype
     which: str  # the pass, one of native.PASSES
-    name: Any  # a kernel of native.kernels_to_warm, or a plan
+    plan: Sequence[int]
 
 
 def compile_all(kernels: Sequence[Kernel], arch: int, ignore_errors: bool = False) -> Iterator[Kernel]:
@@ -44,17 +44,14 @@ def compile_all(kernels: Sequence[Kernel], arch: int, ignore_errors: bool = Fals
 
 
 def compile_one(kernel: Kernel, arch: int) -> None:
-    function, x_type, y_type, which, name = kernel
-    if isinstance(name, str):
-        native.warm_kernel(function, x_type, y_type, -1, arch, name, which)
-    else:
-        native.compile_kernel(function, x_type, y_type, name, arch, os.devnull, which)
+    function, x_type, y_type, which, plan = kernel
+    native.compile_kernel(function, x_type, y_type, plan, arch, which=which)
 
 
 def _compile_in_processes(kernels: Sequence[Kernel], arch: int, count: int) -> Iterator[int]:
     """Gives the number of each kernel that one of `count` processes has compiled: all write into one pipe."""
     jobs = [
-        (number, k.function, *map(native.DTYPES.index, (k.x_type, k.y_type)), k.which, k.name)
+        (number, k.function, *map(native.DTYPES.index, (k.x_type, k.y_type)), k.which, list(k.plan))
         for number, k in enumerate(kernels)
     ]
     command = [sys.executable, "-c", f"from onepass._kernel_compiler import work; work({arch})"]
@@ -77,7 +74,7 @@ def _compile_in_processes(kernels: Sequence[Kernel], arch: int, count: int) -> I
 
 def work(arch: int) -> None:
     """What a process does: compiles the kernels that its input lists."""
-    for number, function, x, y, which, name in json.load(sys.stdin):
+    for number, function, x, y, which, plan in json.load(sys.stdin):
         with contextlib.suppress(RuntimeError):
-            compile_one(Kernel(function, native.DTYPES[x], native.DTYPES[y], which, name), arch)
+            compile_one(Kernel(function, native.DTYPES[x], native.DTYPES[y], which, plan), arch)
             os.write(sys.stdout.fileno(), b"%d\n" % number)  # at once, so that no other process writes in between

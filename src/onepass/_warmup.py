@@ -75,11 +75,13 @@ def warmup(
         passes = native.PASSES[1:]
         kinds += [(f, y_type, x_type, which) for f, x_type, y_type in wanted if f != "state" for which in passes]
     kernels = [
-        Kernel(*kind, kernel) for kind in kinds for kernel in native.kernels_to_warm(*kind[:3], *of, kind[3], all_dims)
+        Kernel(*kind, plan)
+        for kind in kinds
+        for plan in native.kernels_to_warm(*kind[:3], *of, kind[3], all_dims).values()
     ]
     missing = []
     if not _cache_error():
-        missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.name, k.which)]
+        missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], k.plan, arch, k.which)]
     report = progress or (lambda done, total: None)
     total = len(missing) + (len(kernels) if index >= 0 else 0)
     report(0, total)
@@ -89,7 +91,7 @@ def warmup(
         with torch.cuda.device(index):  # its context is the one that the kernels are loaded into
             torch.cuda.current_stream().synchronize()
             for done, kernel in enumerate(kernels, len(missing) + 1):
-                native.warm_kernel(*kernel[:3], index, arch, kernel.name, kernel.which)
+                native.warm_kernel(*kernel[:3], kernel.plan, index, kernel.which)
                 report(done, total)
     return len(kernels)
 
