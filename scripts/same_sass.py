@@ -54,16 +54,11 @@ def main() -> None:
         return
     if options.base is None:
         parser.error("name the revision to compare with")
-    words = [f"--arch={options.arch}", *(f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name))]
-    if options.sample > 1:
-        words.append(f"--sample={options.sample}")
+    words = [word for word in sys.argv[1:] if word != options.base]
     base, now = dump_of_revision(options.base, words), dump_of_tree(ROOT, words)
     different = compare_cuda(base["cuda"], now["cuda"]) + compare_cpu(base["cpu"], now["cpu"])
     print(f"{len(now['cuda'])} kernels and {len(now['cpu'])} functions of the CPU engine: {different} differ")
     sys.exit(different > 0)
-
-
-FLAGS = ("every", "no_cpu", "no_cuda")
 
 
 def dump_of_revision(revision: str, words: list[str]) -> Dump:
