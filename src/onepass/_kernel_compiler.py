@@ -51,7 +51,7 @@ def compile_one(kernel: Kernel, arch: int) -> None:
 def _compile_in_processes(kernels: Sequence[Kernel], arch: int, count: int) -> Iterator[int]:
     """Gives the number of each kernel that one of `count` processes has compiled: all write into one pipe."""
     jobs = [
-        (number, k.function, *map(native.DTYPES.index, (k.x_type, k.y_type)), k.which, list(k.plan))
+        (number, k.function, *map(native.DTYPES.index, (k.x_type, k.y_type)), k.which, k.plan)
         for number, k in enumerate(kernels)
     ]
     command = [sys.executable, "-c", f"from onepass._kernel_compiler import work; work({arch})"]
