@@ -14,16 +14,24 @@ import torch
 from lib.bench import CASE, CPU, TINY, Odd, run, softmax
 from lib.transcript import assert_snapshot
 from onepass import reference
-from onepass.tools.bench import report
-from onepass.tools.bench.cases import DIRECTIONS, FUNCTIONS, Case
-from onepass.tools.bench.correctness import Checker, reference_bytes
-from onepass.tools.bench.inputs import make_inputs
-from onepass.tools.bench.providers import COPY, Provider, gallery, register, registry, select_providers, third_party
-from onepass.tools.bench.providers.builtin import Naive, Onepass, Torch, TorchCompile
-from onepass.tools.bench.providers.gallery import GalleryProvider
-from onepass.tools.bench.providers.third_party import Liger, Quack
+from onepass.tools.bench import providers, report
+from onepass.tools.bench.cases import DIRECTIONS, FUNCTIONS, SUITES, Case
+from onepass.tools.bench.correctness import Checker, make_inputs, reference_bytes
+from onepass.tools.bench.providers import (
+    COPY,
+    GalleryProvider,
+    Liger,
+    Naive,
+    Onepass,
+    Provider,
+    Quack,
+    Torch,
+    TorchCompile,
+    register,
+    registry,
+    select_providers,
+)
 from onepass.tools.bench.runner import Runner
-from onepass.tools.bench.suites import SUITES
 from onepass.tools.gallery import VARIANTS, Variant
 
 CUDA = torch.device("cuda")
@@ -123,7 +131,7 @@ def test_a_gradient_goes_into_the_given_output(provider: Provider, function: str
         assert provider.writes_out(inputs)
         inputs.out.fill_(float("nan"))
         assert provider.prepare(inputs)() is inputs.out
-        allocated = provider.prepare(inputs.without_out())()
+        allocated = provider.prepare(replace(inputs, out=None))()
         assert allocated is not inputs.out
         torch.testing.assert_close(inputs.out, allocated)
     inputs = make_inputs(GRADIENT, "float32", CPU, 0)  # others have no such gradient and use autograd
@@ -162,7 +170,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         modules["quack"].softmax = f  # as in the package, the function hides the module of its name
         modules["quack.softmax"].softmax = f
         modules["liger_kernel.ops.softmax"].LigerSoftmaxFunction = type("F", (), {"apply": staticmethod(f)})
-        monkeypatch.setattr(third_party, "version_of", lambda name: version)
+        monkeypatch.setattr(providers, "version_of", lambda name: version)
 
     return install
 
@@ -173,7 +181,7 @@ def test_other_packages_are_unavailable_if_they_are_not_installed(monkeypatch: p
         ("1.2.3", None, [None, None]),
         ("1.2.3", "6.4", [None, "needs an NVIDIA GPU"]),
     ):
-        monkeypatch.setattr(third_party, "version_of", lambda name, version=version: version)
+        monkeypatch.setattr(providers, "version_of", lambda name, version=version: version)
         monkeypatch.setattr(torch.version, "hip", hip)
         assert [registry()[name].unavailable(CUDA) for name in ("liger", "quack")] == reasons
         assert {registry()[name].unavailable(CPU) for name in ("liger", "quack")} == {"does not support cpu tensors"}
@@ -232,7 +240,7 @@ def test_launch_parameters_and_refusals_of_a_variant(picky: Any) -> None:
         assert all({name: v for name, v in c.kwargs.items() if name != "out"} == launch for c in f.call_args_list)
     rows, _ = run(replace(MATRIX, shape=(5, 65)), GalleryProvider(variant))
     assert rows["picky"].error == "unsupported: rows of 64, got 65"
-    for provider in gallery.providers():
+    for provider in (p for p in registry().values() if p.gallery):
         least = 16 * 5 * 33 if provider.name.startswith("naive") else 2 * 5 * 33
         assert provider.workspace(MATRIX, "bfloat16") == least
 
@@ -247,7 +255,7 @@ def test_each_variant_of_the_cpu_is_right(name: str, dtype: str) -> None:
     rows, said = run(MATRIX, provider, dtype=dtype)
     assert rows[name].ok, said
     assert rows[name].version
-    assert provider.takes_out(MATRIX) == VARIANTS[name].takes_out
+    assert provider.writes_out(make_inputs(MATRIX, dtype, CPU, 0)) == VARIANTS[name].takes_out
 
 
 @pytest.mark.gpu
@@ -289,7 +297,7 @@ def test_a_wrong_provider_is_shown_and_never_timed(what: str, monkeypatch: pytes
     assert (rows["odd"].ok, rows["odd"].median_us, rows["odd"].gbps) == (False, None, None)
     assert report.time_text(rows["odd"]) == "WRONG"
     assert rows["torch"].ok
-    monkeypatch.setattr(Odd, "takes_out", lambda self, case: True)
+    monkeypatch.setattr(odd, "writes_out", lambda inputs: True)
     monkeypatch.setattr(odd, "forward", lambda case, dtype: lambda x, out: out)  # does not write its output
     assert (run(CASE, Torch(), odd)[0]["odd"].error or "").startswith("wrong: error nan")
 
@@ -300,13 +308,13 @@ def test_what_cannot_run_has_a_row_that_says_why() -> None:
 
     odd = Odd(f)
     text = ""
-    for providers, options in (
+    for chosen, options in (
         ([odd], {}),
         ([Odd(softmax, takes=1 << 30)], {"free": lambda: 1 << 20}),
         ([Odd(softmax, unsupported="rows of a multiple of 4 only")], {}),
         ([], {"free": lambda: 100}),
     ):
-        rows, said = run(CASE, *providers, Torch(), **options)
+        rows, said = run(CASE, *chosen, Torch(), **options)
         text += "".join(f"{name}: {row.error}\n" for name, row in rows.items() if row.error)
         text += "".join(f"    says: {line}\n" for line in [*said, *report.problems(list(rows.values()))])
     assert_snapshot("cannot-run", text)

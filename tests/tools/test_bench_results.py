@@ -21,10 +21,10 @@ from lib.transcript import replay
 from onepass import native
 from onepass.tools.bench import collect_env, results
 from onepass.tools.bench.compare import Comparison, compare, show
-from onepass.tools.bench.providers.builtin import Onepass, Torch
+from onepass.tools.bench.providers import Onepass, Torch
 from onepass.tools.bench.results import Results, ResultsError, Row
 from onepass.tools.bench.runner import Runner
-from onepass.tools.bench.stats import slow_copies
+from onepass.tools.bench.timing import slow_copies
 
 
 @pytest.fixture(scope="module")

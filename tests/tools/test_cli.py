@@ -20,7 +20,7 @@ from lib.paths import RESULTS
 from lib.scripts import run_python
 from lib.transcript import call, command, replay, session
 from onepass.tools.bench import cli_run, results, timing
-from onepass.tools.bench.providers.builtin import Torch
+from onepass.tools.bench.providers import Torch
 from onepass.tools.cli import cli
 
 __all__ = ["fake"]

@@ -46,7 +46,8 @@ def offset(index, sizes, strides):
 def load_scores(x_row, column, inside, sizes, strides, score_params, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC):
     """The scores of elements. An element is rounded to the dtype of the result first, as ``dtype=`` of torch does, and
     then converted to the accumulator's dtype. Lanes outside the mask read nothing. Their score is -inf."""
-    x = tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=SCORE(-float("inf"), score_params))
+    other = SCORE(tl.full((), -float("inf"), ACC), score_params)
+    x = tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=other)
     return SCORE(round_to(x, TYPE).to(ACC), score_params)
 
 
