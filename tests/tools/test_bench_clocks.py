@@ -215,7 +215,7 @@ def test_the_l2_is_flushed_before_the_clock_of_each_call_starts(cuda: FakeCuda) 
 
     clock = object.__new__(timing.Cuda)
     clock.device, clock.flush = CPU, SimpleNamespace(zero_=partial(spend, "flush", 100.0))  # type: ignore[assignment]
-    clock.pairs = [(timing._event(), timing._event()) for _ in range(2)]
+    clock.pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(2)]
     assert clock.events(partial(spend, "call", 7.0), 3, 2) == pytest.approx([7.0] * 3)
     assert cuda.log == ["flush", "flush", "call"] * 3
 
