@@ -170,7 +170,8 @@ def _launch(
     """Launch a kernel over all rows, in several launches where the grid of one is too small."""
     kernel, constants = _kernel(function, backward, plan, tuple(score))
     # A kernel gets a float as float32. What that rounds off is a number of its own, for the kernels of doubles.
-    params = tuple((value, value - ctypes.c_float(value).value) for value in score.values())
+    highs = [ctypes.c_float(value).value for value in score.values()]
+    params = tuple((high, value - high) for high, value in zip(highs, score.values(), strict=True))
     span = plan.grid * plan.rows
     with on_device(tensors[0].device):
         for first in range(0, order.rows, span):

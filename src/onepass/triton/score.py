@@ -92,7 +92,7 @@ def base_of(m, REDUCES: tl.constexpr):
 @triton.jit
 def value_of(param, x):
     """A parameter in the dtype of x."""
-    return param[0].to(x.dtype) + param[1].to(x.dtype)
+    return tl.cast(param[0], x.dtype) + tl.cast(param[1], x.dtype)
 
 
 @triton.jit
