@@ -27,11 +27,8 @@ from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/onepass/csrc")
 OBJECTS = Path("build/objects")
-PLAIN = [f"torch/{name}.cpp" for name in ("ops", "dispatch", "aten_override")]
-PLAIN += [f"capi/{name}.cpp" for name in ("plan", "warmup")]
-PLAIN += ["plan/tables.cpp", "../tools/gallery/cpu_threepass.cpp", "../tools/gallery/cpu_online.cpp"]
-HOST = ("cuda_driver", "cubin_cache", "nvrtc", "launch", "engine")
-PLAIN += [f"cuda/host/{name}.cpp" for name in HOST]
+FOLDERS = ("torch", "capi", "plan", "cuda/host", "../tools/gallery")
+PLAIN = [f"{folder}/{path.name}" for folder in FOLDERS for path in sorted((CSRC / folder).glob("*.cpp"))]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
 PARTS = ["engine", "backward"]  # the longest first
 SETS: dict[str, list[str]] = {"baseline": []}

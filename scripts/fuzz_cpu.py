@@ -81,6 +81,15 @@ def strided(rng: random.Random, sizes: Sequence[int], kind: str) -> View:
     return View(tuple(sizes), tuple(strides), rng.choice([0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 15, 33]))
 
 
+def draw_view(rng: random.Random, sizes: Sequence[int], kinds: Sequence[str], most: int) -> tuple[str, View]:
+    """One of these kinds and a view of it that reaches over no more than `most` elements of memory."""
+    while True:
+        kind = rng.choice(kinds)
+        view = strided(rng, sizes, kind)
+        if view.reach() <= most:
+            return kind, view
+
+
 def sizes_of(rng: random.Random) -> list[int]:
     """Sizes of rank 0 to 5, one of them often long; seldom an empty one."""
     most = LARGE if rng.random() < 0.15 else SMALL
@@ -124,11 +133,7 @@ class Call:
         self.function = rng.choice([*FUNCTIONS, "softmax", "state"])
         sizes = sizes_of(rng)
         kinds = ["contiguous", "contiguous", "permuted", "sliced", "expanded", "overlapping"]
-        while True:
-            self.kind = rng.choice(kinds)
-            self.view = strided(rng, sizes, self.kind)
-            if self.view.reach() <= REACH:
-                break
+        self.kind, self.view = draw_view(rng, sizes, kinds, REACH)
         self.dtype = rng.choice(DTYPES) if rng.random() < 0.95 else rng.choice(INTEGERS)
         rank = max(len(sizes), 1)
         dims = rng.sample(range(rank), rng.choice([1, 1, 1, rng.randint(1, rank)]))
@@ -178,10 +183,7 @@ class Call:
 
     def place(self) -> View:
         """How `out` lies: any layout whose elements are apart."""
-        while True:
-            view = strided(self.rng, self.shape(), self.rng.choice(["contiguous", "permuted", "sliced"]))
-            if view.reach() <= 4 * REACH:
-                return view
+        return draw_view(self.rng, self.shape(), ["contiguous", "permuted", "sliced"], 4 * REACH)[1]
 
     def make(self, x: Tensor, **options: Any) -> Any:
         if self.function in SOFTMAXES:
@@ -273,10 +275,7 @@ class Gradient(Call):
 
     def draw(self, sizes: Sequence[int], overlaps: bool = False) -> View:
         kinds = ["contiguous", "contiguous", "permuted", "sliced", *(["expanded"] if overlaps else [])]
-        while True:
-            view = strided(self.rng, sizes, self.rng.choice(kinds))
-            if view.reach() <= 4 * REACH:
-                return view
+        return draw_view(self.rng, sizes, kinds, 4 * REACH)[1]
 
     def __str__(self) -> str:
         types = f"saved {self.saved_type}, gradient {self.grad_type} -> {self.dx_type}"

@@ -13,13 +13,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import geometric_mean as geomean
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from onepass.tools.bench.report import lines, us_text  # noqa: E402
 from onepass.tools.bench.results import Row, load  # noqa: E402
-from onepass.tools.bench.stats import geomean  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
@@ -114,33 +114,32 @@ def fractions(rows: Sequence[Row], provider: str = "onepass") -> list[float]:
     return [r.copy_fraction for r in rows if r.provider == provider and r.ok and r.copy_fraction]
 
 
-def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others: Sequence[str], to: str) -> str:
-    """A line a workload: the fraction of the limit's speed, and the times as fast as each other. `to`: the results."""
+def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others: Sequence[str]) -> str:
+    """A line a workload: the fraction of the limit's speed, and the times as fast as each other."""
     head = ["workload", "points", "of the limit (worst)", *(f"x {OTHERS[name]}" for name in others), "file"]
     body = []
     for label, key, function, direction in workloads:
         rows = rows_of(key, function, direction)
         of = fractions(rows)
-        link = f"[{FILES[key].removesuffix('.json')}]({to}/{FILES[key]})"
+        link = f"[{FILES[key].removesuffix('.json')}](benchmarks/results/{FILES[key]})"
         cells = [label, str(len(of)), f"{geomean(of):.3f} ({min(of):.2f})"]
         body.append([*cells, *(times(rows, name) for name in others), link])
     return markdown(head, body)
 
 
-def readme(to: str) -> str:
+def readme() -> str:
     """Means alone, for a reader with a minute."""
     body = []
     for label, key, function, direction in README:
         rows = rows_of(key, function, direction)
         of = fractions(rows)
         cells = [f"{mean(rows, name):.1f}" for name in ("torch", "torch-compile")]
-        body.append([f"[{label}]({to}/{FILES[key]})", f"{geomean(of):.2f} ({min(of):.2f})", *cells])
+        body.append([f"[{label}](benchmarks/results/{FILES[key]})", f"{geomean(of):.2f} ({min(of):.2f})", *cells])
     return markdown(["workload", "of the limit (worst)", "x torch", "x torch.compile"], body)
 
 
-def columns(to: str) -> str:
+def columns() -> str:
     """Each point of the suite `columns`: the fraction of the limit's speed, by direction and dtype."""
-    del to
     kinds = [(way, dtype) for way in ("forward", "backward") for dtype in ("float32", "bfloat16")]
     found: dict[str, dict[tuple[str, str], Row]] = {}
     for row in rows_of("columns"):
@@ -152,16 +151,14 @@ def columns(to: str) -> str:
     return markdown(head, body)
 
 
-def gallery_means(to: str) -> str:
-    del to
+def gallery_means() -> str:
     rows = rows_of("gallery-seeds")
     names = {r.provider for r in rows} - {"copy"}
     means = sorted(((geomean(fractions(rows, n)), n) for n in names if fractions(rows, n)), reverse=True)
     return markdown([name for _, name in means], [[f"{mean:.2f}" for mean, _ in means]])
 
 
-def gallery_powers(to: str) -> str:
-    del to
+def gallery_powers() -> str:
     rows = rows_of("gallery-powers")
     names = ["copy", *dict.fromkeys(r.provider for r in rows if r.provider != "copy")]
     found = {(r.shape[1], r.provider): r for r in rows if r.ok}
@@ -188,9 +185,8 @@ _PUBLISHED = {
 _RATIOS = (("triton-persistent", "torch"), ("triton-row", "torch"), ("triton-row", "naive-jit"))
 
 
-def gallery_published(to: str) -> str:
+def gallery_published() -> str:
     """The ratios of the published tables, each with ours behind it."""
-    del to
     us = {(r.shape[1], r.provider): r.median_us for r in rows_of("gallery-seeds") if r.ok and r.median_us}
     whose = ("newer tutorial", "older tutorial", "older tutorial")
     head = ["N"]
@@ -203,9 +199,8 @@ def gallery_published(to: str) -> str:
     return markdown(head, body)
 
 
-def few(to: str) -> str:
+def few() -> str:
     """Microseconds of each point of the suite `few-long-rows`."""
-    del to
     names = ["copy", "onepass", "quack", "torch-compile", "torch"]
     rows = {(r.case, r.dtype, r.provider): r for r in rows_of("few")}
     body = []
@@ -215,7 +210,7 @@ def few(to: str) -> str:
     return markdown(["rows", "dtype", *(OTHERS.get(name, name) for name in names)], body)
 
 
-def call(to: str) -> str:
+def call() -> str:
     """Host time of a call on 128 x 128, ours and torch's, from the files of `scripts/time_call.py`."""
     body = []
     for file in ("call-h200-2026-11-22.json", "call-backward-h200-2026-11-22.json"):
@@ -224,16 +219,16 @@ def call(to: str) -> str:
             if f"torch.{name}" not in functions:
                 continue
             ours, torchs = (functions[f"{who}.{name}"]["median_us"] for who in ("onepass", "torch"))
-            link = f"[{file.removesuffix('.json')}]({to}/{file})"
+            link = f"[{file.removesuffix('.json')}](benchmarks/results/{file})"
             if name not in (cells[0] for cells in body):
                 body.append([name, us_text(ours), us_text(torchs), f"{ours / torchs:.2f}", link])
     return markdown(["call on 128 x 128", "onepass us", "torch us", "ratio", "file"], body)
 
 
-TABLES: dict[str, Callable[[str], str]] = {
+TABLES: dict[str, Callable[[], str]] = {
     "readme": readme,
-    "gpu": lambda to: summary(GPU, ("torch", "torch-compile", "liger", "quack"), to),
-    "cpu": lambda to: summary(CPU, ("torch",), to),
+    "gpu": lambda: summary(GPU, ("torch", "torch-compile", "liger", "quack")),
+    "cpu": lambda: summary(CPU, ("torch",)),
     "call": call,
     "columns": columns,
     "few": few,
@@ -246,8 +241,12 @@ _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def rewritten(page: Path) -> str:
     """The page's text with its tables made anew."""
-    to = "../benchmarks/results" if page.parent.name == "docs" else "benchmarks/results"
-    return _PLACE.sub(lambda m: f"{m[1]}{TABLES[m[2]](to)}\n{m[3]}", page.read_text())
+    up = "../" if page.parent.name == "docs" else ""
+
+    def make(place: re.Match[str]) -> str:
+        return f"{place[1]}{TABLES[place[2]]().replace('(benchmarks/', f'({up}benchmarks/')}\n{place[3]}"
+
+    return _PLACE.sub(make, page.read_text())
 
 
 def draw() -> None:

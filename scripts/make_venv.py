@@ -83,9 +83,7 @@ def make(borrow: list[str]) -> None:
             with_pip = not borrow and apt(f"python{version}-venv")
             if not borrow and not with_pip:
                 stop(f"this Python cannot make virtual environments; install python{version}-venv")
-        venv.EnvBuilder(with_pip=False, symlinks=True, clear=VENV.exists()).create(VENV)
-        if with_pip:
-            run(PYTHON, "-m", "ensurepip", "--upgrade", "--default-pip", stdout=subprocess.DEVNULL)
+        venv.EnvBuilder(with_pip=with_pip, symlinks=True, clear=VENV.exists()).create(VENV)
     site = next((VENV / "lib").glob("python*")) / "site-packages"
     if borrow:
         (site / BORROWED).write_text("".join(f"{folder}\n" for folder in borrow))

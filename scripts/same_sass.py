@@ -21,7 +21,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -55,16 +54,11 @@ def main() -> None:
         return
     if options.base is None:
         parser.error("name the revision to compare with")
-    words = [f"--arch={options.arch}", *(f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name))]
-    if options.sample > 1:
-        words.append(f"--sample={options.sample}")
+    words = [word for word in sys.argv[1:] if word != options.base]
     base, now = dump_of_revision(options.base, words), dump_of_tree(ROOT, words)
     different = compare_cuda(base["cuda"], now["cuda"]) + compare_cpu(base["cpu"], now["cpu"])
     print(f"{len(now['cuda'])} kernels and {len(now['cpu'])} functions of the CPU engine: {different} differ")
     sys.exit(different > 0)
-
-
-FLAGS = ("every", "no_cpu", "no_cuda")
 
 
 def dump_of_revision(revision: str, words: list[str]) -> Dump:
@@ -135,11 +129,11 @@ def list_kernels(kind: tuple[Any, ...], turn: int, every: bool) -> list[tuple[An
 
     function, x, y, arch, direction = kind
     try:
-        names = native.kernels_to_warm(function, x, y, -1, arch, (), direction, True)
+        found = native.kernels_to_warm(function, x, y, -1, arch, (), direction, True)
     except RuntimeError:  # the function gives no result of that type
         return []
     tiers = collections.defaultdict(list)
-    for plan in sorted({struct.unpack("<8i", bytes.fromhex(name[:64])) for name in names}):
+    for plan in sorted({tuple(plan) for plan in found.values()}):
         tiers[plan[0]].append(plan)
     plans = [p for tier in tiers.values() for p in (tier if every else [tier[7919 * turn % len(tier)]])]
     return [(*kind, plan) for plan in plans]

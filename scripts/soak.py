@@ -168,7 +168,7 @@ class Soak:
             with self.on(at):
                 for case in range(len(self.cases)):
                     for mode in (0.0, 0.5, 0.95):
-                        self.check(case, at, *self.call(case, at, 0, mode))
+                        self.check(self.cases[case], at, *self.call(case, at, 0, mode))
         self.calls = self.checks = self.looks = 0
 
     def on(self, at: int) -> Any:
@@ -186,8 +186,7 @@ class Soak:
         place.copy_(case.inputs[which])
         return case.call(place, place), which
 
-    def check(self, number: int | Case, at: int, got: Tensor, which: int) -> None:
-        case = number if isinstance(number, Case) else self.cases[number]
+    def check(self, case: Case, at: int, got: Tensor, which: int) -> None:
         self.checks += 1
         words = case.wrong(got, which)
         if words:
@@ -243,7 +242,7 @@ class Soak:
                 got, which = self.call(number, at, rng.randrange(2), rng.random())
                 self.sequence = (self.sequence * 31 + number * STREAMS + at) % 2**61
                 if self.calls >= due:
-                    self.check(number, at, got, which)
+                    self.check(self.cases[number], at, got, which)
                     due += every
         return due
 

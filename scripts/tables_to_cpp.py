@@ -8,7 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
-from onepass.native import TIERS
+from onepass.native import TIERS, set_tables
 from onepass.tables import ANY, NAMES, TableFile, read
 
 HEADER = Path(__file__).parent.parent / "src/onepass/csrc/plan/tables_h200.h"
@@ -63,10 +63,11 @@ def main() -> None:
     options = parser.parse_args()
     try:
         stored = read(options.file)
+        set_tables(stored.gpu, stored.origin, stored.tables)  # the engine refuses unsound entries
         if not stored.gpu.isprintable() or '"' in stored.gpu or "\\" in stored.gpu:
             raise ValueError(f"a GPU has a plain name, got {stored.gpu!r}")
         text = rewritten(options.to.read_text(encoding="utf-8"), stored)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         parser.error(str(error).removeprefix("onepass: "))
     aside = options.to.with_name(f".{options.to.name}.new")
     aside.write_text(text, encoding="utf-8")

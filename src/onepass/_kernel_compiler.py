@@ -5,9 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
     x_type: torch.dtype
     y_type: torch.dtype
     which: str  # the pass, one of native.PASSES
-    name: Any  # a kernel of native.kernels_to_warm, or a plan
+    plan: Sequence[int]
 
 
 def compile_all(kernels: Sequence[Kernel], arch: int, ignore_errors: bool = False) -> Iterator[Kernel]:
@@ -33,89 +33,48 @@ def compile_all(kernels: Sequence[Kernel], arch: int, ignore_errors: bool = Fals
     With `ignore_errors` a kernel that does not compile is passed over. Otherwise its error is raised.
     """
     count = min(len(os.sched_getaffinity(0)), -(-len(kernels) // _KERNELS_PER_PROCESS), _MAX_PROCESSES)
-
-    def compile_here(kernel: Kernel) -> None:
+    left = dict(enumerate(kernels))
+    if count >= 2 and sys.executable:
+        for number in _compile_in_processes(kernels, arch, count):
+            yield left.pop(number)
+    for kernel in left.values():  # those that a process could not compile raise the error with its whole message here
         with contextlib.suppress(*([RuntimeError] if ignore_errors else [])):
             compile_one(kernel, arch)
-
-    if count < 2 or not sys.executable:
-        for kernel in kernels:
-            compile_here(kernel)
-            yield kernel
-        return
-    with contextlib.ExitStack() as stack:
-        workers = [_Worker() for _ in range(count)]
-        for worker in workers:
-            stack.callback(worker.close)
-        idle = list(workers)
-
-        def compile_there(kernel: Kernel) -> Kernel:
-            worker = idle.pop()
-            try:
-                if not worker.compile(kernel, arch):
-                    compile_here(kernel)  # raises the error with its whole message
-            finally:
-                idle.append(worker)
-            return kernel
-
-        with ThreadPoolExecutor(count) as pool:
-            try:
-                yield from pool.map(compile_there, kernels)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        yield kernel
 
 
 def compile_one(kernel: Kernel, arch: int) -> None:
-    function, x_type, y_type, which, name = kernel
-    if isinstance(name, str):
-        native.warm_kernel(function, x_type, y_type, -1, arch, name, which)
-    else:
-        native.compile_kernel(function, x_type, y_type, name, arch, os.devnull, which)
+    function, x_type, y_type, which, plan = kernel
+    native.compile_kernel(function, x_type, y_type, plan, arch, which=which)
 
 
-class _Worker:
-    """A process that compiles the kernels it is given, a JSON line for each; it ends when its input ends."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from onepass._kernel_compiler import work; work()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            text=True,
-        )
-
-    def compile(self, kernel: Kernel, arch: int) -> bool:
-        """Whether the process compiled the kernel."""
-        x_type, y_type = native.DTYPES.index(kernel.x_type), native.DTYPES.index(kernel.y_type)
-        try:
-            assert self.process.stdin is not None
-            assert self.process.stdout is not None
-            job = kernel.function, x_type, y_type, kernel.which, kernel.name, arch
-            print(json.dumps(job), file=self.process.stdin, flush=True)
-            return self.process.stdout.readline() == "done\n"
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
-        self.process.terminate()
-        self.process.wait()
+def _compile_in_processes(kernels: Sequence[Kernel], arch: int, count: int) -> Iterator[int]:
+    """Gives the number of each kernel that one of `count` processes has compiled: all write into one pipe."""
+    jobs = [
+        (number, k.function, *map(native.DTYPES.index, (k.x_type, k.y_type)), k.which, k.plan)
+        for number, k in enumerate(kernels)
+    ]
+    command = [sys.executable, "-c", f"from onepass._kernel_compiler import work; work({arch})"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    with contextlib.ExitStack() as stack:
+        read, write = os.pipe()
+        done = stack.enter_context(open(read))
+        with open(write, "w") as answers:
+            for first in range(count):
+                with tempfile.TemporaryFile("w+") as todo:
+                    json.dump(jobs[first::count], todo)
+                    todo.seek(0)
+                    process = subprocess.Popen(
+                        command, stdin=todo, stdout=answers, stderr=subprocess.DEVNULL, env=environment
+                    )
+                stack.callback(process.wait)
+                stack.callback(process.terminate)
+        yield from map(int, done)
 
 
-def work() -> None:
-    """The main function of a `_Worker` process."""
-    for line in sys.stdin:
-        function, x, y, which, name, arch = json.loads(line)
-        try:
-            compile_one(Kernel(function, native.DTYPES[x], native.DTYPES[y], which, name), arch)
-        except RuntimeError:
-            print("failed", flush=True)
-        else:
-            print("done", flush=True)
+def work(arch: int) -> None:
+    """What a process does: compiles the kernels that its input lists."""
+    for number, function, x, y, which, plan in json.load(sys.stdin):
+        with contextlib.suppress(RuntimeError):
+            compile_one(Kernel(function, native.DTYPES[x], native.DTYPES[y], which, plan), arch)
+            os.write(sys.stdout.fileno(), b"%d\n" % number)  # at once, so that no other process writes in between

@@ -1,6 +1,6 @@
 """`warmup`: compiles and loads every kernel that a plan may choose, before the first call needs it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -70,27 +70,28 @@ def warmup(
     elif wanted and (error := _cache_error()):
         raise RuntimeError(f"onepass.warmup(): no disk cache to fill: {error}") from error
     of = index, arch, tuple(lengths or ())
+    kinds = [(*types, "forward") for types in wanted]
+    if backward:  # which reads the type of the result and writes that of the input
+        passes = native.PASSES[1:]
+        kinds += [(f, y_type, x_type, which) for f, x_type, y_type in wanted if f != "state" for which in passes]
     kernels = [
-        Kernel(function, x_type, y_type, which, kernel)
-        for function, x_type, y_type, which in _passes(wanted, backward)
-        for kernel in native.kernels_to_warm(function, x_type, y_type, *of, which, all_dims)
+        Kernel(*kind, plan)
+        for kind in kinds
+        for plan in native.kernels_to_warm(*kind[:3], *of, kind[3], all_dims).values()
     ]
     missing = []
     if not _cache_error():
-        missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], arch, k.name, k.which)]
+        missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], k.plan, arch, k.which)]
     report = progress or (lambda done, total: None)
     total = len(missing) + (len(kernels) if index >= 0 else 0)
-    done = 0
     report(0, total)
-    for _ in compile_all(missing, arch):
-        done += 1
+    for done, _ in enumerate(compile_all(missing, arch), 1):
         report(done, total)
     if index >= 0:
         with torch.cuda.device(index):  # its context is the one that the kernels are loaded into
             torch.cuda.current_stream().synchronize()
-            for kernel in kernels:
-                native.warm_kernel(*kernel[:3], index, arch, kernel.name, kernel.which)
-                done += 1
+            for done, kernel in enumerate(kernels, len(missing) + 1):
+                native.warm_kernel(*kernel[:3], kernel.plan, index, kernel.which)
                 report(done, total)
     return len(kernels)
 
@@ -127,17 +128,6 @@ def _check(
             if x is y or f not in native.REDUCTIONS or reduces_to(f, x, y):
                 wanted.append((f, x, result_dtype(f, x, y)))
     return list(dict.fromkeys(wanted))
-
-
-def _passes(
-    wanted: Sequence[tuple[str, torch.dtype, torch.dtype]], backward: bool
-) -> Iterator[tuple[str, torch.dtype, torch.dtype, str]]:
-    """(function, type read, type written, pass); a gradient reads the type of the result and writes the input's."""
-    for function, x_type, y_type in wanted:
-        yield function, x_type, y_type, "forward"
-        if backward and function != "state":
-            yield function, y_type, x_type, "backward"
-            yield function, y_type, x_type, "backward_broadcast"
 
 
 def _device_index(device: torch.device | str | int | None) -> int:

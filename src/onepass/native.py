@@ -43,7 +43,7 @@ torch.ops.load_library(str(PATH))
 library = torch.library.Library("onepass", "FRAGMENT")  # for the operators and kernels that are written in Python
 _library = ctypes.CDLL(str(PATH))
 _SIZE = 1 << 16
-_KERNELS = 1 << 19  # what a list of kernels takes: some 6000 of them
+_KERNELS = 1 << 22  # what a list of kernels takes: some 6000 of them
 
 
 def _ask(function: str, *arguments: Any, size: int = _SIZE) -> str:
@@ -55,32 +55,31 @@ def _ask(function: str, *arguments: Any, size: int = _SIZE) -> str:
     return answer
 
 
-class FunctionTraits(NamedTuple):
-    """The facts in which the functions differ."""
-
-    is_reduction: bool  # the result has one element per row
-    leading_planes: int  # the size of the dim before the input's dims that a result has, or 0
-
-
-def functions() -> dict[str, FunctionTraits]:
-    """The functions in the order of their numbers, as csrc/core/functions.h lists them.
-
-    >>> functions()["state"]
-    FunctionTraits(is_reduction=True, leading_planes=2)
-    """
-    return {name: FunctionTraits(*traits) for name, traits in json.loads(_ask("onepass_functions")).items()}
-
-
-FUNCTIONS = tuple(functions())
-REDUCTIONS = tuple(name for name, traits in functions().items() if traits.is_reduction)
+# The functions in the order of their numbers, as csrc/core/functions.h lists them.
+_IS_REDUCTION: dict[str, bool] = json.loads(_ask("onepass_functions"))  # whether a result has one element per row
+FUNCTIONS = tuple(_IS_REDUCTION)
+REDUCTIONS = tuple(name for name in FUNCTIONS if _IS_REDUCTION[name])
 
 
 def _int64s(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * max(len(values), 1))(*values)
 
 
-def _reduced(sizes: Sequence[int], dims: Sequence[int]) -> Any:
-    return (ctypes.c_bool * max(len(sizes), 1))(*(i in dims for i in range(len(sizes))))
+def _ask_for_plan(
+    function: str,
+    backward: bool,
+    chip: tuple[int, int, str],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    dims: Sequence[int],
+    types: tuple[Dtype, Dtype],
+    addresses: Sequence[int],
+) -> dict[str, Any]:
+    arch, sm_count, gpu = chip
+    reduced = (ctypes.c_bool * max(len(sizes), 1))(*(i in dims for i in range(len(sizes))))
+    view = len(sizes), _int64s(sizes), _int64s([s for tensor in strides for s in tensor]), reduced
+    numbers = FUNCTIONS.index(function), backward, arch, sm_count, gpu.encode(), *view, *map(DTYPES.index, types)
+    return json.loads(_ask("onepass_plan", *numbers, (ctypes.c_uint64 * 4)(*addresses)))
 
 
 def plan(
@@ -105,11 +104,8 @@ def plan(
     >>> plan("softmax", True, [8, 1000], [1000, 1], [1000, 1], [1], torch.float32, torch.float32)["tier"]
     'block'
     """
-    number, chip = FUNCTIONS.index(function), (arch if cuda else 0, sm_count, gpu.encode())
-    view = len(sizes), _int64s(sizes), _int64s(x_strides), _int64s(y_strides), _reduced(sizes, dims)
-    types = DTYPES.index(x_type), DTYPES.index(y_type)
-    addresses = ctypes.c_uint64(x_address), ctypes.c_uint64(y_address)
-    return json.loads(_ask("onepass_plan", number, *chip, *view, *types, *addresses))
+    chip, strides, addresses = (arch if cuda else 0, sm_count, gpu), (x_strides, y_strides), (x_address, y_address)
+    return _ask_for_plan(function, False, chip, sizes, strides, dims, (x_type, y_type), addresses)
 
 
 def backward_plan(
@@ -134,10 +130,8 @@ def backward_plan(
     >>> backward_plan("softmax", (8, 4096, 64), contiguous, (1,), torch.float32, torch.float32)["tier"]
     'columns'
     """
-    number, chip = FUNCTIONS.index(function), (arch, sm_count, gpu.encode())
-    view = len(sizes), _int64s(sizes), _int64s([s for tensor in strides for s in tensor]), _reduced(sizes, dims)
-    types = DTYPES.index(x_type), DTYPES.index(dx_type)
-    return json.loads(_ask("onepass_backward_plan", number, *chip, *view, *types, (ctypes.c_uint64 * 4)(*addresses)))
+    chip = arch, sm_count, gpu
+    return _ask_for_plan(function, True, chip, sizes, strides, dims, (x_type, dx_type), addresses)
 
 
 def plan_from_entry(
@@ -168,16 +162,29 @@ def compile_kernel(
     y_type: Dtype,
     plan: Sequence[int],
     arch: int,
-    path: str | Path,
+    path: str | Path = "",
     which: str = "forward",
 ) -> None:
-    """Compile the kernel of a plan for sm_<arch> to a file.
+    """Compile the kernel of a plan for sm_<arch> to a file, or into the disk cache.
 
     `plan` has the numbers of a `Plan`. `which` is one of `PASSES`; of a gradient `x_type` is that of the forward's
     result, and `y_type` that of its input.
     """
-    kind = _kind(function, x_type, y_type, which)
-    _ask("onepass_compile", *kind, _int64s(plan), arch, str(path).encode())
+    _ask("onepass_compile", *_kind(function, x_type, y_type, which), _int64s(plan), arch, str(path).encode())
+
+
+def is_kernel_cached(
+    function: str, x_type: Dtype, y_type: Dtype, plan: Sequence[int], arch: int, which: str = "forward"
+) -> bool:
+    """Whether the disk cache has what `compile_kernel` compiles."""
+    return _ask("onepass_is_cached", *_kind(function, x_type, y_type, which), _int64s(plan), arch) == "yes"
+
+
+def warm_kernel(
+    function: str, x_type: Dtype, y_type: Dtype, plan: Sequence[int], device: int, which: str = "forward"
+) -> None:
+    """Load the kernel on CUDA device number `device`."""
+    _ask("onepass_load", *_kind(function, x_type, y_type, which), _int64s(plan), device)
 
 
 def load_kernel(source: str, name: str, options: str, device: int) -> int:
@@ -271,32 +278,17 @@ def kernels_to_warm(
     lengths: Sequence[int] = (),
     which: str = "forward",
     dims: bool = False,
-) -> list[str]:
-    """The kernels that contiguous rows of `lengths`, or of any length, may ask for, as `warm_kernel` takes them; with
-    `dims` those over other dims too.
+) -> dict[str, Plan]:
+    """The kernels that contiguous rows of `lengths`, or of any length, may ask for; with `dims` those over other dims
+    too. A plan of each, by what tells it from others: its source file and macros.
 
     On CUDA device number `device`; where it is -1, on a GPU of compute capability `arch` that need not be here.
     `which` and the types are those of `compile_kernel`.
     """
     kind = _kind(function, x_type, y_type, which)
     wanted = _int64s(lengths), ctypes.c_int64(len(lengths)), ctypes.c_bool(dims)
-    return _ask("onepass_warm_list", *kind, device, arch, *wanted, size=_KERNELS).split()
-
-
-def warm_kernel(
-    function: str, x_type: Dtype, y_type: Dtype, device: int, arch: int, kernel: str, which: str = "forward"
-) -> None:
-    """Load one of `kernels_to_warm` on `device`; where that is -1, compile it for `arch` into the disk cache."""
-    kind = _kind(function, x_type, y_type, which)
-    _ask("onepass_warm", *kind, device, arch, ctypes.c_bool(False), kernel.encode())
-
-
-def is_kernel_cached(
-    function: str, x_type: Dtype, y_type: Dtype, arch: int, kernel: str, which: str = "forward"
-) -> bool:
-    """Whether one of `kernels_to_warm` is in the disk cache; nothing is compiled."""
-    kind = _kind(function, x_type, y_type, which)
-    return _ask("onepass_warm", *kind, -1, arch, ctypes.c_bool(True), kernel.encode()) == "yes"
+    found = _ask("onepass_kernels_to_warm", *kind, device, arch, *wanted, size=_KERNELS)
+    return {name: Plan(*plan) for name, plan in json.loads(found).items()}
 
 
 def _kind(function: str, x_type: Dtype, y_type: Dtype, which: str) -> tuple[int, int, int, int]:

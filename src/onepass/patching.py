@@ -39,18 +39,16 @@ class Report:
 
     def __init__(self) -> None:
         self._fallbacks: Counter[tuple[str, str]] = Counter()
-        # The process counts calls and never resets. `_start` is its count when this report began, None while it is off;
-        # `_before` is what the report counted until it was switched off.
-        self._start: Counter[str] | None = None
-        self._before: Counter[str] = Counter()
+        self._before: Counter[str] = Counter()  # the calls until it was switched off, less the process's when it was on
+        self._on = False
 
     def _switch(self, on: bool) -> None:
         with _counting:
-            self._before = self._served()
-            self._start = _served() if on else None
+            self._before.update({function: -n if on else n for function, n in _served().items()})
+            self._on = on
 
     def _served(self) -> Counter[str]:
-        return self._before if self._start is None else self._before + (_served() - self._start)
+        return self._before + (_served() if self._on else Counter())
 
     @property
     def served(self) -> dict[str, int]:

@@ -1,11 +1,9 @@
 """The file of tables of a GPU: where it is, what it holds, and how the CUDA engine gets it."""
 
-import contextlib
 import functools
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +62,7 @@ def default_path(gpu: str) -> Path:
 
 
 def check_tables(tables: Any) -> None:
-    """Raise ValueError, with words, where `tables` are not all tables of entries. What a tier takes, the engine says.
+    """Raise ValueError, with words, where `tables` are not all tables of entries of numbers. The engine judges these.
 
     >>> check_tables({"write_f32": []})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -76,29 +74,14 @@ def check_tables(tables: Any) -> None:
     for name, table in tables.items():
         if not isinstance(table, list) or not table:
             raise ValueError(f"table {name} is a list of entries, got {repr(table)[:80]}")
-        limit = 0
         for at, entry in enumerate(table):
-            try:
-                _check_entry(entry, limit, name.startswith("column"))
-            except ValueError as error:
-                raise ValueError(f"table {name}, entry {at}: {error}") from None
-            limit = entry[0]
-        if limit != ANY:
-            raise ValueError(f"table {name} ends at rows of {limit}; the last limit is 2**63 - 1")
-
-
-def _check_entry(entry: Any, after: int, of_columns: bool) -> None:
-    if not isinstance(entry, list) or len(entry) != 6 or not all(type(number) is int for number in entry):
-        fields = "limit, tier, threads, items_per_thread, blocks_per_row, smem_vecs"
-        raise ValueError(f"six whole numbers ({fields}), got {repr(entry)[:80]}")
-    if not after < entry[0] <= ANY:
-        raise ValueError(f"limits rise, up to 2**63 - 1; got {entry[0]} after {after}")
-    if of_columns and entry[1] not in (6, 7):
-        raise ValueError(f"a tier of columns is 6 or 7 (over the chip), got {entry[1]}")
-    if not of_columns and not -1 <= entry[1] <= 5:
-        raise ValueError(f"a tier is 0 to 5, or -1 (as the other tables); got {entry[1]}")
-    if min(entry[2:]) < 0 or max(entry[2:]) > 1024:
-        raise ValueError(f"threads, items_per_thread, blocks_per_row and smem_vecs are 0 to 1024, got {entry[2:]}")
+            if (
+                not isinstance(entry, list)
+                or len(entry) != 6
+                or not all(type(n) is int and -ANY <= n <= ANY for n in entry)
+            ):
+                fields = "limit, tier, threads, items_per_thread, blocks_per_row, smem_vecs"
+                raise ValueError(f"table {name}, entry {at}: six whole numbers ({fields}), got {repr(entry)[:80]}")
 
 
 def read(path: Path) -> TableFile:
@@ -136,18 +119,15 @@ def write(path: Path, content: dict[str, Any]) -> None:
     )
     measured = ",\n".join(f"  {json.dumps(point)}" for point in content["measured"])
     text = f'{text[:-1]},\n "tables": {{\n{tables}\n }},\n "measured": [\n{measured}\n ]\n}}\n'
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        with open(aside, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 # Tables in the CUDA engine --------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ import os, torch
 from onepass import native
 kind = "softmax", torch.float32, torch.float32
 {before}
-native.warm_kernel(*kind, -1, 90, native.kernels_to_warm(*kind, -1, 90, [128])[0])
+native.compile_kernel(*kind, next(iter(native.kernels_to_warm(*kind, -1, 90, [128]).values())), 90)
 print(*native.counts(), "libnvrtc.so" in open("/proc/self/maps").read())
 """
 
@@ -64,19 +64,19 @@ def counted(call: Callable[[], Any]) -> tuple[int, int]:
 
 
 @functools.cache
-def kernel() -> str:
-    return native.kernels_to_warm(*KIND, -1, COMPUTE, [128])[0]
+def kernel() -> native.Plan:
+    return next(iter(native.kernels_to_warm(*KIND, -1, COMPUTE, [128]).values()))
 
 
 def ask() -> tuple[int, int]:
-    return counted(lambda: native.warm_kernel(*KIND, -1, COMPUTE, kernel()))
+    return counted(lambda: native.compile_kernel(*KIND, kernel(), COMPUTE))
 
 
 def test_a_kernel_is_compiled_once_and_is_the_users_alone(cache):
-    assert not native.is_kernel_cached(*KIND, COMPUTE, kernel())
+    assert not native.is_kernel_cached(*KIND, kernel(), COMPUTE)
     assert [ask(), ask()] == [(1, 0), (0, 1)]
-    assert native.is_kernel_cached(*KIND, COMPUTE, kernel())
-    assert not native.is_kernel_cached(*KIND, COMPUTE + 10, kernel())
+    assert native.is_kernel_cached(*KIND, kernel(), COMPUTE)
+    assert not native.is_kernel_cached(*KIND, kernel(), COMPUTE + 10)
     assert cache.stat().st_mode & 0o777 == 0o700
     (file,) = cache.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600

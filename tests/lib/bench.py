@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from onepass.tools.bench import timing
-from onepass.tools.bench.cases import Case, Suite
+from onepass.tools.bench.cases import SUITES, Case, Suite
 from onepass.tools.bench.providers import Provider
 from onepass.tools.bench.report import Progress
 from onepass.tools.bench.results import ENVIRONMENT, Results, Row
 from onepass.tools.bench.runner import Runner
-from onepass.tools.bench.stats import Stats
-from onepass.tools.bench.suites import SUITES
+from onepass.tools.bench.timing import Stats
 
 CPU = torch.device("cpu")
 CASE = Case("tiny", "tiny 4x33", (4, 33))

@@ -5,10 +5,12 @@
 import triton
 import triton.language as tl  # noqa: F401  (the interpreter looks for it here)
 
+from onepass.triton.score import value_of
+
 
 @triton.jit
 def scale(x, params):
-    return x / params[0]
+    return x / value_of(params[0], x)
 
 
 SCALED = {"SCORE": scale, "SCORE_BACKWARD": scale}

@@ -2,7 +2,6 @@
 
 import math
 import random
-import struct
 from collections.abc import Iterator
 
 import pytest
@@ -31,11 +30,6 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["warmup", *arguments])
 
 
-def names(kernels: list[str]) -> set[str]:
-    """What tells kernels apart: several plans may ask for one."""
-    return {kernel.split("-")[1] for kernel in kernels}
-
-
 def column_kernel(plan: dict) -> tuple:
     """What a kernel of columns has compiled into it of a plan."""
     tier, threads_x, threads_y, items, vec_size, blocks, smem_vecs, access = plan["plan"]
@@ -46,10 +40,8 @@ def column_kernel(plan: dict) -> tuple:
     return tier, in_grid, most_threads, items // vec_size, vec_size, cluster, min(smem_vecs, 2), access
 
 
-def plan_of(kernel: str) -> dict:
-    """The plan that is written in front of a kernel's digest, as `native` has it."""
-    numbers = struct.unpack("8i", bytes.fromhex(kernel.split("-")[0]))
-    return {"tier": native.TIERS[numbers[0]], "plan": numbers}
+def plan_of(numbers: native.Plan) -> dict:
+    return {"tier": native.TIERS[numbers.tier], "plan": numbers}
 
 
 def compiled_in(plan: dict) -> tuple:

@@ -9,13 +9,21 @@ import torch
 
 from lib.bench import CASE, CPU
 from lib.transcript import assert_snapshot
-from onepass.tools.bench.cases import DIRECTIONS, FUNCTIONS, ITEMSIZE, Case, dtype_name
+from onepass.tools.bench.cases import (
+    CPU_FILL,
+    DIRECTIONS,
+    FILL,
+    FUNCTIONS,
+    ITEMSIZE,
+    ROW_LENGTHS,
+    SUITES,
+    Case,
+    dtype_name,
+)
 from onepass.tools.bench.cli_run import Options, select_cases
-from onepass.tools.bench.correctness import SAMPLE, reference_bytes
-from onepass.tools.bench.inputs import make_inputs, replicate
+from onepass.tools.bench.correctness import SAMPLE, make_inputs, reference_bytes, replicate
 from onepass.tools.bench.plots import is_sweep, rows_text
 from onepass.tools.bench.results import Row
-from onepass.tools.bench.suites import CPU_FILL, FILL, ROW_LENGTHS, SUITES
 
 CUDA = torch.device("cuda")
 

@@ -13,14 +13,22 @@ import torch
 
 from lib.bench import CASE, CPU, TINY, Log, Odd, row, run, softmax, stats
 from lib.paths import RESULTS
-from onepass.tools.bench import graph, results, timing
-from onepass.tools.bench.cases import Case
-from onepass.tools.bench.graph import buffer_count, cannot_capture, rounds_per_graph, time_launch
-from onepass.tools.bench.providers.builtin import Naive, Onepass, Torch
+from onepass.tools.bench import results, timing
+from onepass.tools.bench.cases import SUITES, Case
+from onepass.tools.bench.providers import Naive, Onepass, Torch
 from onepass.tools.bench.results import ResultsError, Row
 from onepass.tools.bench.runner import Runner
-from onepass.tools.bench.stats import MAX_SLOWDOWN, Stats, mark_disturbed, slow_copies, summarise
-from onepass.tools.bench.suites import SUITES
+from onepass.tools.bench.timing import (
+    MAX_SLOWDOWN,
+    Stats,
+    buffer_count,
+    cannot_capture,
+    mark_disturbed,
+    rounds_per_graph,
+    slow_copies,
+    summarise,
+    time_launch,
+)
 
 L2, GIB = 60 << 20, 1 << 30
 
@@ -101,8 +109,8 @@ def test_a_graph_goes_through_all_buffers_once_or_repeatedly(count: int, each_us
     rounds = rounds_per_graph(count, each_us, 0.1)
     assert rounds >= 1
     assert rounds == 1 or rounds * count * each_us <= 0.1 / 4 * 1e6
-    assert rounds * count < count + graph.MIN_LAUNCHES
-    assert rounds * count >= graph.MIN_LAUNCHES or count * 20 * each_us >= 0.1 / 4 * 1e6
+    assert rounds * count < count + timing.MIN_LAUNCHES
+    assert rounds * count >= timing.MIN_LAUNCHES or count * 20 * each_us >= 0.1 / 4 * 1e6
 
 
 def test_every_case_of_the_gpu_suites_can_be_captured_on_an_h200() -> None:
@@ -285,7 +293,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Row]]:
                 call()
             return 5.0
 
-        monkeypatch.setattr("onepass.tools.bench.graph.time_launch", time)
+        monkeypatch.setattr("onepass.tools.bench.timing.time_launch", time)
         runner = Runner(CPU, providers, budget=TINY, free=lambda: free, graph=graph)
         monkeypatch.setattr(runner, "clocks", Clocks())
         runner.run([(case, "float32")])

@@ -13,9 +13,8 @@ from lib.transcript import assert_snapshot
 from onepass import reference
 from onepass.tools.bench import report
 from onepass.tools.bench.cases import DIRECTIONS, FUNCTIONS, Case
-from onepass.tools.bench.correctness import Checker, reference_bytes
-from onepass.tools.bench.inputs import make_inputs
-from onepass.tools.bench.providers.builtin import Naive, Onepass, Torch
+from onepass.tools.bench.correctness import Checker, Inputs, make_inputs, reference_bytes
+from onepass.tools.bench.providers import Naive, Onepass, Torch
 
 # A mistake, and what the row says of it. tests/conftest.py fixes no seed; the data depends on the case.
 WRONG: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
@@ -46,7 +45,7 @@ def test_a_wrong_provider_is_shown_and_never_timed(what: str) -> None:
 
 def test_an_output_that_is_not_written_is_found() -> None:
     class Lazy(Odd):
-        def takes_out(self, case: Case) -> bool:
+        def writes_out(self, inputs: Inputs) -> bool:
             return True
 
         def forward(self, case: Case, dtype: str) -> Callable[..., torch.Tensor]:

@@ -14,15 +14,24 @@ import torch
 from lib.bench import CASE, CPU, TINY, Odd, run, softmax
 from lib.transcript import assert_snapshot
 from onepass import reference
-from onepass.tools.bench import report
-from onepass.tools.bench.cases import Case
-from onepass.tools.bench.inputs import make_inputs
-from onepass.tools.bench.providers import COPY, Provider, gallery, register, registry, select_providers, third_party
-from onepass.tools.bench.providers.builtin import Naive, Onepass, Torch, TorchCompile
-from onepass.tools.bench.providers.gallery import GalleryProvider
-from onepass.tools.bench.providers.third_party import Liger, Quack
+from onepass.tools.bench import providers, report
+from onepass.tools.bench.cases import SUITES, Case
+from onepass.tools.bench.correctness import make_inputs
+from onepass.tools.bench.providers import (
+    COPY,
+    GalleryProvider,
+    Liger,
+    Naive,
+    Onepass,
+    Provider,
+    Quack,
+    Torch,
+    TorchCompile,
+    register,
+    registry,
+    select_providers,
+)
 from onepass.tools.bench.runner import Runner
-from onepass.tools.bench.suites import SUITES
 from onepass.tools.gallery import VARIANTS, Variant
 
 CUDA = torch.device("cuda")
@@ -144,7 +153,7 @@ def test_a_gradient_goes_into_the_given_output(provider: Provider, function: str
         assert provider.writes_out(inputs)
         inputs.out.fill_(float("nan"))
         assert provider.prepare(inputs)() is inputs.out
-        allocated = provider.prepare(inputs.without_out())()
+        allocated = provider.prepare(replace(inputs, out=None))()
         assert allocated is not inputs.out
         torch.testing.assert_close(inputs.out, allocated)
 
@@ -188,7 +197,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         modules["quack"].softmax = f  # as in the package, the function hides the module of its name
         modules["quack.softmax"].softmax = f
         modules["liger_kernel.ops.softmax"].LigerSoftmaxFunction = type("F", (), {"apply": staticmethod(f)})
-        monkeypatch.setattr(third_party, "version_of", lambda name: version)
+        monkeypatch.setattr(providers, "version_of", lambda name: version)
 
     return install
 
@@ -199,7 +208,7 @@ def test_other_packages_are_unavailable_if_they_are_not_installed(monkeypatch: p
         ("1.2.3", None, [None, None]),
         ("1.2.3", "6.4", [None, "needs an NVIDIA GPU"]),
     ):
-        monkeypatch.setattr(third_party, "version_of", lambda name, version=version: version)
+        monkeypatch.setattr(providers, "version_of", lambda name, version=version: version)
         monkeypatch.setattr(torch.version, "hip", hip)
         assert [registry()[name].unavailable(CUDA) for name in ("liger", "quack")] == reasons
         assert {registry()[name].unavailable(CPU) for name in ("liger", "quack")} == {"does not support cpu tensors"}
@@ -269,7 +278,7 @@ def test_launch_parameters_and_refusals_of_a_variant(picky: Any) -> None:
         assert all(given == launch for given in seen)
     rows, _ = run(replace(MATRIX, shape=(5, 65)), GalleryProvider(variant))
     assert rows["picky"].error == "unsupported: rows of 64, got 65"
-    for provider in gallery.providers():
+    for provider in (p for p in registry().values() if p.gallery):
         least = 16 * 5 * 33 if provider.name.startswith("naive") else 2 * 5 * 33
         assert provider.workspace(MATRIX, "bfloat16") == least
     languages = ("naive", "triton-row", "cpu-online", "cuda-warp", "cuda-auto")
@@ -286,7 +295,7 @@ def test_each_variant_of_the_cpu_is_right(name: str, dtype: str) -> None:
     rows, said = run(MATRIX, provider, dtype=dtype)
     assert rows[name].ok, said
     assert rows[name].version
-    assert provider.takes_out(MATRIX) == VARIANTS[name].takes_out
+    assert provider.writes_out(make_inputs(MATRIX, dtype, CPU, 0)) == VARIANTS[name].takes_out
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from lib.bench import CASE, CPU, MAPS, TINY, Odd
 from lib.paths import RESULTS, ROOT
 from onepass import native
 from onepass.tools.bench import collect_env, results
-from onepass.tools.bench.providers.builtin import Onepass, Torch
+from onepass.tools.bench.providers import Onepass, Torch
 from onepass.tools.bench.results import Results, ResultsError, Row
 from onepass.tools.bench.runner import Runner
 

@@ -17,7 +17,7 @@ from lib.bench import fake, file
 from lib.paths import RESULTS
 from lib.transcript import call, command, replay, session
 from onepass.tools.bench import cli_run, results, timing
-from onepass.tools.bench.providers.builtin import Torch
+from onepass.tools.bench.providers import Torch
 from onepass.tools.bench.results import Results
 from onepass.tools.bench.runner import Runner
 from onepass.tools.cli import cli

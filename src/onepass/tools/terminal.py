@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-def terminal(stream: TextIO | None = None) -> Console | None:
-    """A console if stdout, or the given stream, is a terminal; else None."""
-    stream = stream or sys.stdout
-    if not stream.isatty():
+def terminal() -> Console | None:
+    """A console if stdout is a terminal; else None."""
+    if not sys.stdout.isatty():
         return None
     from rich.console import Console
 
-    return Console(file=stream, highlight=False)
+    return Console(highlight=False)
 
 
 def console(stream: TextIO | None = None) -> Console:
@@ -69,7 +68,7 @@ def fits(on: Console, made: Table, folded: bool = False) -> bool:
 
 
 def progress_bar(console: Console, **options: Any) -> Progress:
-    """A bar with the count, the description, and the times that have passed and remain."""
+    """A bar with the count, the description, and the times that have passed and remain; nothing without a terminal."""
     from rich import progress
 
     return progress.Progress(
@@ -80,5 +79,6 @@ def progress_bar(console: Console, **options: Any) -> Progress:
         progress.TextColumn("left"),
         progress.TimeRemainingColumn(),
         console=console,
+        disable=not console.is_terminal,
         **options,
     )

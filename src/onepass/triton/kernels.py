@@ -43,22 +43,24 @@ def offset(index, sizes, strides):
 
 
 @triton.jit
-def load(x_row, g_row, column, inside, sizes, strides, score_params, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC):
-    """The scores of elements, or what the forward saved of them; and the gradients of results, None in a forward.
+def load_scores(x_row, column, inside, sizes, strides, score_params, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC):
+    """The scores of elements. An element is rounded to the dtype of the result first, as ``dtype=`` of torch does, and
+    then converted to the accumulator's dtype. Lanes outside the mask read nothing. Their score is -inf."""
+    other = SCORE(tl.full((), -float("inf"), ACC), score_params)
+    x = tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=other)
+    return SCORE(round_to(x, TYPE).to(ACC), score_params)
 
-    An element is rounded to the dtype of the result first, as ``dtype=`` of torch does, and then converted to the
-    accumulator's dtype. Lanes outside the mask read nothing. Their score is -inf in a forward. In a gradient they are
-    0 and add nothing to the sum.
-    """
-    x_at = x_row + offset(column, sizes, strides[0])
-    if g_row is None:
-        x = tl.load(x_at, mask=inside, other=SCORE(-float("inf"), score_params))
-        return SCORE(round_to(x, TYPE).to(ACC), score_params), None
-    else:
-        g_at = g_row + offset(column, sizes, strides[2])
-        x = tl.load(x_at, mask=inside, other=0.0).to(ACC)
-        g = tl.load(g_at, mask=inside, other=0.0).to(ACC)
-        return SCORE(x, score_params), g
+
+@triton.jit
+def load_saved(x_row, column, inside, sizes, strides, score_params, SCORE: tl.constexpr, ACC: tl.constexpr):
+    """What the forward saved of elements. Lanes outside the mask are 0 and add nothing to the sum of a gradient."""
+    return SCORE(tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=0.0).to(ACC), score_params)
+
+
+@triton.jit
+def load_grad(g_row, column, inside, sizes, strides, ACC: tl.constexpr):
+    """The gradients of results."""
+    return tl.load(g_row + offset(column, sizes, strides[2]), mask=inside, other=0.0).to(ACC)
 
 
 @triton.jit
@@ -127,7 +129,12 @@ def row_kernel(
     x_row = x_ptr + offset(row, row_sizes, row_strides[0])
     g_row = None if g_ptr is None else g_ptr + offset(row, row_sizes, row_strides[2])
 
-    x, g = load(x_row, g_row, column, inside, sizes, strides, score_params, SCORE, TYPE, ACC)
+    if g_ptr is None:
+        g = None
+        x = load_scores(x_row, column, inside, sizes, strides, score_params, SCORE, TYPE, ACC)
+    else:
+        g = load_grad(g_row, column, inside, sizes, strides, ACC)
+        x = load_saved(x_row, column, inside, sizes, strides, score_params, SCORE, ACC)
     if lse_ptr is None:
         m, l = reduce_tile(-float("inf"), x, g, 1, TERM, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
@@ -184,7 +191,12 @@ def online_kernel(
         for chunk in range(chunks):
             # 64 bits: a row may be longer than 2^31 elements, or its stride may make it so.
             column = tl.cast(chunk, tl.int64) * (DEPTH * LANES) + tile
-            x, g = load(x_row, g_row, column, column < n, sizes, strides, score_params, SCORE, TYPE, ACC)
+            if g_ptr is None:
+                g = None
+                x = load_scores(x_row, column, column < n, sizes, strides, score_params, SCORE, TYPE, ACC)
+            else:
+                g = load_grad(g_row, column, column < n, sizes, strides, ACC)
+                x = load_saved(x_row, column, column < n, sizes, strides, score_params, SCORE, ACC)
             m, high, low = absorb(m, high, low, x, g, TERM, EPILOGUE is None, TYPE)
         m, l = merge_lanes(m, high, low, g_row, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
@@ -198,7 +210,12 @@ def online_kernel(
     else:
         for chunk in range(chunks):
             column = tl.cast(chunks - 1 - chunk, tl.int64) * (DEPTH * LANES) + tile
-            x, g = load(x_row, g_row, column, column < n, sizes, strides, score_params, SCORE, TYPE, ACC)
+            if g_ptr is None:
+                g = None
+                x = load_scores(x_row, column, column < n, sizes, strides, score_params, SCORE, TYPE, ACC)
+            else:
+                g = load_grad(g_row, column, column < n, sizes, strides, ACC)
+                x = load_saved(x_row, column, column < n, sizes, strides, score_params, SCORE, ACC)
             y = EPILOGUE(x, g, numbers, TYPE)
             if g_ptr is None:
                 tl.store(

@@ -6,6 +6,7 @@ Nothing here imports triton before a call needs a kernel.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import math
@@ -35,8 +36,8 @@ def launch_forward(
     out: Tensor,
     dims: tuple[int, ...],
     *,
-    params: tuple[float, ...] = (),
     plan: Plan | None = None,
+    **score: float,
 ) -> None:
     """Write ``function`` of ``x`` over ``dims`` to ``out``.
 
@@ -47,8 +48,8 @@ def launch_forward(
     float32 of half types, and its shape with size 1 in ``dims``; for state of two such planes (maxima, sums), float64
     of float64, else float32.
     ``dims``: not negative, sorted, unique.
-    ``params``: the parameters of the function's score, which reach a kernel as float32.
     ``plan`` forces a tier; ValueError where it cannot serve the call.
+    ``score``: the parameters of the function's score that are not their defaults.
     """
     if function not in FUNCTIONS:
         raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
@@ -79,7 +80,7 @@ def launch_forward(
     if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
         out_strides = (out_strides[0], target.stride(0))
     layout = ((), ((x_strides[0],), (out_strides[0],)), (), ((x_strides[1],), (out_strides[1],)))
-    _launch(function, False, plan, (source, target, None, None), order, layout, params)
+    _launch(function, False, plan, (source, target, None, None), order, layout, score)
     if target is not out:
         for part, computed in zip(out, target, strict=True) if planes else ((out, target),):
             order.permuted(part).copy_(computed)
@@ -92,8 +93,8 @@ def launch_backward(
     dx: Tensor,
     dims: tuple[int, ...],
     *,
-    params: tuple[float, ...] = (),
     plan: Plan | None = None,
+    **score: float,
 ) -> None:
     """Write the gradient of the input to ``dx`` from that of the result, ``grad``. No other tensor is allocated.
 
@@ -104,8 +105,8 @@ def launch_backward(
     All are float64, float32, float16 or bfloat16 (sums are float64 if ``grad`` or ``saved`` is, else float32; ``dx`` is
     rounded once), of any strides (0 too), on a device for which ``unavailable`` says None.
     ``dims``: not negative, sorted, unique.
-    ``params``: as for the forward.
     ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
+    ``score``: as for the forward.
     """
     _check(function, grad, saved, dx, dims)
     y, lse = saved[0], saved[1] if function == "logsumexp" else None
@@ -124,7 +125,7 @@ def launch_backward(
     if order.rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
         row_strides = tuple((order.n * inner[0],) for inner in strides)
     layout = (row_sizes, row_strides, sizes, strides[:3])
-    _launch(function, True, plan, (y, dx, grad, lse), order, layout, params)
+    _launch(function, True, plan, (y, dx, grad, lse), order, layout, score)
 
 
 def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: tuple[int, ...]) -> None:
@@ -147,11 +148,11 @@ def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, d
 
 
 @functools.lru_cache(maxsize=4096)
-def _kernel(function: str, backward: bool, plan: Plan) -> tuple[Any, dict[str, Any]]:
-    """The kernel of a plan and its compile-time arguments. This imports triton."""
+def _kernel(function: str, backward: bool, plan: Plan, parameters: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:
+    """The kernel of a plan, for a score with these parameters, and its compile-time arguments. This imports triton."""
     from . import epilogue, kernels, score
 
-    policies = {**score.SCORES.get(function, score.IDENTITY), **epilogue.POLICIES[function][backward]}
+    policies = {**score.policy_of(function, parameters), **epilogue.POLICIES[function][backward]}
     # FP fusion is asked for by name because its default is about to change; no result here depends on it.
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
     return kernels.KERNELS[plan.tier], {**policies, **plan.constants(), **options}
@@ -164,10 +165,12 @@ def _launch(
     tensors: tuple[Any, ...],
     order: Order,
     layout: tuple[Any, ...],
-    params: tuple[float, ...],
+    score: dict[str, float],
 ) -> None:
     """Launch a kernel over all rows, in several launches where the grid of one is too small."""
-    kernel, constants = _kernel(function, backward, plan)
+    kernel, constants = _kernel(function, backward, plan, tuple(score))
+    # A kernel gets a float as float32. What that rounds off is a number of its own, for the kernels of doubles.
+    params = tuple((value, value - ctypes.c_float(value).value) for value in score.values())
     span = plan.grid * plan.rows
     with on_device(tensors[0].device):
         for first in range(0, order.rows, span):

@@ -85,8 +85,14 @@ def base_of(m, REDUCES: tl.constexpr):
 
 # Scores ---------------------------------------------------------------------------------------------------------------
 # A score has two parts: the score of an element, and the gradient of the element from that of its score. Both take the
-# parameters of the call, a tuple of numbers, which no other file looks into. `SCORE(-inf)` is the element whose score
-# is -inf: scores rise or fall, from one infinity to the other.
+# parameters of the call, each a pair of float32 numbers that add up to it (`value_of`), which no other file looks into.
+# `SCORE(-inf)` is the element whose score is -inf: scores rise or fall, from one infinity to the other.
+
+
+@triton.jit
+def value_of(param, x):
+    """A parameter in the dtype of x."""
+    return param[0].to(x.dtype) + param[1].to(x.dtype)
 
 
 @triton.jit
@@ -99,5 +105,14 @@ def negate(x, params):
     return -x
 
 
-IDENTITY = {"SCORE": identity, "SCORE_BACKWARD": identity}
-SCORES = {"softmin": {"SCORE": negate, "SCORE_BACKWARD": negate}}  # by function; of all others the identity
+# By the names of the parameters that a call has, behind that of the function where it has scores of its own.
+SCORES = {
+    (): {"SCORE": identity, "SCORE_BACKWARD": identity},
+    ("softmin",): {"SCORE": negate, "SCORE_BACKWARD": negate},
+}
+
+
+def policy_of(function, parameters):
+    """The two parts of the score of a call."""
+    of_function = (function, *parameters)
+    return SCORES[of_function if (function,) in SCORES else parameters]

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "../plan/plan.h"
+
 #define ONEPASS_API extern "C" __attribute__((visibility("default")))
 
 namespace onepass {
@@ -25,6 +27,15 @@ int return_text(char* text, int64_t size, Body body) {
     put(error.what(), text, size);
     return 1;
   }
+}
+
+// The numbers of a plan, as the private operators take them.
+inline std::string numbers(const CudaPlan& plan) {
+  std::string text = "[" + std::to_string(int(plan.tier));
+  for (const int number : {plan.threads_per_row, plan.rows_per_block, plan.items_per_thread, plan.vec_size,
+                           plan.blocks_per_row, plan.smem_vecs, int(plan.access)})
+    text += ", " + std::to_string(number);
+  return text + "]";
 }
 
 // Writes `code` to the file `path`; gives the path.

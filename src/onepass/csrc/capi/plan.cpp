@@ -1,6 +1,7 @@
 // plan.cpp: what Python asks of the native core besides operators, as plain C functions for ctypes (no CPython API):
 // the plan of a call as JSON, the tables that plans follow from, kernels compiled and launched, and what works on this
 // machine. Each returns 0, or 1 with the reason in `text`.
+#include <iterator>
 #include <sstream>
 
 #include "../core/problem.h"
@@ -19,15 +20,6 @@ using namespace onepass;
 
 std::string field(const char* key, int64_t value) { return std::string("\"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string("\"") + key + "\": \"" + value + "\""; }
-
-// The numbers of a plan, as the private operators take them.
-std::string numbers(const CudaPlan& plan) {
-  std::string text = "[" + std::to_string(int(plan.tier));
-  for (const int number : {plan.threads_per_row, plan.rows_per_block, plan.items_per_thread, plan.vec_size,
-                           plan.blocks_per_row, plan.smem_vecs, int(plan.access)})
-    text += ", " + std::to_string(number);
-  return text + "]";
-}
 
 std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
   const bool columns = plan.of_columns();
@@ -94,58 +86,47 @@ std::string to_json(const std::vector<Entry>& table) {
   return text + "]";
 }
 
-std::vector<std::string> lines_of(const char* text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
+std::vector<std::string> split(const char* options) {
+  std::istringstream in(options);
+  return {std::istream_iterator<std::string>(in), {}};
 }
 
 }  // namespace
 
-// The plan of a call: `reduce` marks the reduced dims, types and functions are numbered as in plan.h, addresses matter
-// by their alignment only. `arch` is 90 for sm_90, and 0 for the CPU engine; the tables are those of the GPU `name`.
-ONEPASS_API int onepass_plan(int function, int arch, int sm_count, const char* name, int ndim, const int64_t* sizes,
-                             const int64_t* x_strides, const int64_t* y_strides, const bool* reduce, int x_type,
-                             int y_type, uint64_t x_address, uint64_t y_address, char* text, int64_t size) {
+// The plan of a call, or with `backward` of its gradient, which a GPU alone has. Functions and types are numbered as in
+// types.h, `reduce` marks the reduced dims. Strides, of a tensor after another, and addresses, which matter by their
+// alignment only, are in the order of ForwardTensor or BackwardTensor. `arch` is 90 for sm_90, and 0 for the CPU
+// engine; the tables are those of the GPU `name`.
+ONEPASS_API int onepass_plan(int function, bool backward, int arch, int sm_count, const char* name, int ndim,
+                             const int64_t* sizes, const int64_t* strides, const bool* reduce, int x_type, int y_type,
+                             const uint64_t* addresses, char* text, int64_t size) {
   return return_text(text, size, [&] {
-    const bool reduced = is_reduction(Function(function));
-    const auto layout_of = [&](const int64_t* x, const int64_t* y) {
-      return make_forward_layout(ndim, sizes, x, y, reduce, reduced);
+    const Function of = Function(function);
+    const bool reduced = is_reduction(of), invariant = batch_invariant();
+    const auto of_tensor = [&](int tensor) { return strides + tensor * ndim; };
+    const auto at = [&](int tensor) { return reinterpret_cast<void*>(addresses[tensor]); };
+    const Gpu gpu = typical(arch, sm_count, name);
+    if (backward) {
+      const int64_t* const each[] = {of_tensor(kDx), of_tensor(kSaved), of_tensor(kGrad), of_tensor(kLse)};
+      const Problem problem =
+          Problem::backward(make_backward_layout(ndim, sizes, each, reduce, reduced), of, DType(x_type), DType(y_type),
+                            at(kDx), at(kSaved), at(kGrad), reduced ? at(kLse) : nullptr);
+      if (invariant && (problem.layout.outer.count > 1 || (problem.layout.n > 1 && problem.layout.view != View::rows)))
+        throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
+      const CudaPlan plan = invariant ? plan_rows(problem, gpu, true) : plan_cuda(problem, gpu);
+      return "{" + launch_fields(plan, count_blocks(plan, problem, gpu)) + "}";
+    }
+    const auto layout_of = [&](int x, int y) {
+      return make_forward_layout(ndim, sizes, of_tensor(x), of_tensor(y), reduce, reduced);
     };
-    Layout layout = layout_of(x_strides, y_strides);
+    Layout layout = layout_of(kX, kY);
     Copied what = Copied::nothing;
     if (!reduced && !arch) {
-      const Layout of_x = layout_of(x_strides, x_strides), of_y = layout_of(y_strides, y_strides);
+      const Layout of_x = layout_of(kX, kX), of_y = layout_of(kY, kY);
       what = copied(layout, of_x, of_y);
       if (what != Copied::nothing) layout = what == Copied::input ? of_y : of_x;
     }
-    const Problem problem =
-        Problem::forward(layout, Function(function), DType(x_type), DType(y_type),
-                         reinterpret_cast<const void*>(x_address), reinterpret_cast<void*>(y_address));
-    return plan_json(problem, what, typical(arch, sm_count, name));
-  });
-}
-
-// The plan of a gradient on a GPU: types, functions, `reduce`, `arch` and `name` as above; strides, of a tensor
-// after another, and addresses in the order of BackwardTensor.
-ONEPASS_API int onepass_backward_plan(int function, int arch, int sm_count, const char* name, int ndim,
-                                      const int64_t* sizes, const int64_t* strides, const bool* reduce, int type,
-                                      int dx_type, const uint64_t* addresses, char* text, int64_t size) {
-  return return_text(text, size, [&] {
-    const int64_t* each[kBackwardTensors];
-    for (int t = 0; t < kBackwardTensors; ++t) each[t] = strides + t * ndim;
-    const bool reduced = is_reduction(Function(function));
-    const auto at = [&](int tensor) { return reinterpret_cast<void*>(addresses[tensor]); };
-    const Problem problem =
-        Problem::backward(make_backward_layout(ndim, sizes, each, reduce, reduced), Function(function), DType(type),
-                          DType(dx_type), at(kDx), at(kSaved), at(kGrad), reduced ? at(kLse) : nullptr);
-    const Gpu gpu = typical(arch, sm_count, name);
-    const bool invariant = batch_invariant();
-    if (invariant && (problem.layout.outer.count > 1 || (problem.layout.n > 1 && problem.layout.view != View::rows)))
-      throw std::runtime_error("onepass: a batch-invariant gradient over other dims is gathered: ask for its rows");
-    const CudaPlan plan = invariant ? plan_rows(problem, gpu, true) : plan_cuda(problem, gpu);
-    return "{" + launch_fields(plan, count_blocks(plan, problem, gpu)) + "}";
+    return plan_json(Problem::forward(layout, of, DType(x_type), DType(y_type), at(kX), at(kY)), what, gpu);
   });
 }
 
@@ -224,27 +205,15 @@ ONEPASS_API int onepass_set_invariant(bool scoped, int value, char* text, int64_
   });
 }
 
-// The functions in the order of their numbers, as JSON: {name: [is_reduction, leading_planes]}.
+// The functions in the order of their numbers, as JSON: {name: is_reduction}.
 ONEPASS_API int onepass_functions(char* text, int64_t size) {
   return return_text(text, size, [&] {
     std::string all;
     for (const FunctionTraits& function : kFunctions) {
-      all += std::string(all.empty() ? "{\"" : ", \"") + function.name + "\": [" +
-             (function.is_reduction ? "true" : "false") + ", " + std::to_string(function.leading_planes) + "]";
+      all += std::string(all.empty() ? "{\"" : ", \"") + function.name +
+             "\": " + (function.is_reduction ? "true" : "false");
     }
     return all + "}";
-  });
-}
-
-// Compiles the kernel of a plan (its numbers in the order of CudaPlan) for sm_<arch> into
-// the file `path`. `pass` is numbered as in launch.h.
-ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
-                                const char* path, char* text, int64_t size) {
-  return return_text(text, size, [&] {
-    const CudaPlan made = {Tier(plan[0]), int(plan[1]), int(plan[2]), int(plan[3]),
-                           int(plan[4]),  int(plan[5]), int(plan[6]), VecAccess(plan[7])};
-    const cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
-    return write_file(cuda::cubin(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch), path);
   });
 }
 
@@ -254,7 +223,7 @@ ONEPASS_API int onepass_kernel_load(const char* source, const char* name, const 
                                     void** kernel, char* text, int64_t size) {
   return return_text(text, size, [&] {
     cuda::enter_context(device);
-    const std::string code = cuda::cubin(source, lines_of(options), cuda::device_info(device).arch);
+    const std::string code = cuda::cubin(source, split(options), cuda::device_info(device).arch);
     cuda::Handle module, function;
     cuda::check(cuda::driver().module_load(&module, code.data()), "cuModuleLoadData");
     cuda::check(cuda::driver().module_function(&function, module, name), "cuModuleGetFunction");
@@ -281,7 +250,7 @@ ONEPASS_API int onepass_kernel_launch(void* kernel, unsigned blocks, unsigned th
 // Compiles `source` with `options` for sm_<arch> into the file `path`.
 ONEPASS_API int onepass_kernel_compile(const char* source, const char* options, int arch, const char* path, char* text,
                                        int64_t size) {
-  return return_text(text, size, [&] { return write_file(cuda::cubin(source, lines_of(options), arch), path); });
+  return return_text(text, size, [&] { return write_file(cuda::cubin(source, split(options), arch), path); });
 }
 
 // What works here: "driver", "nvrtc" (its version), "compiler" (NVRTC's file, not opened for that), "cache" (its

@@ -1,7 +1,7 @@
 // warmup.cpp: which kernels the plans of contiguous tensors may ask for, and how to have them before they are asked
-// for. Plain C functions for ctypes, as in plan.cpp: each returns 0, or 1 with the reason in `text`.
+// for. Plain C functions for ctypes, as in plan.cpp.
 #include <algorithm>
-#include <cstring>
+#include <deque>
 #include <set>
 #include <string_view>
 #include <type_traits>
@@ -9,6 +9,7 @@
 
 #include "../core/problem.h"
 #include "../plan/columns.h"
+#include "../plan/validate.h"
 #include "c_api.h"
 #include "../cuda/host/cuda_driver.h"
 #include "../cuda/host/launch.h"
@@ -172,12 +173,6 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   }
 }
 
-// A kernel: a plan that asks for it, and what tells it from others.
-struct Kernel {
-  CudaPlan plan;
-  std::string name;
-};
-
 // With which element of a vector a tensor begins: the first where the allocator has it, another if it is a view.
 constexpr int kFirsts[] = {0, 1, 2, 4};
 
@@ -225,35 +220,26 @@ void column_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t n, const
   walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
 }
 
-// Rows, or columns, of `lengths`; where there are none, of any length.
-struct Wanted {
-  std::vector<int64_t> lengths;
-  bool dims;  // over other dims than the last too
-};
-
 // A plan as its bytes: millions are looked at.
 static_assert(std::has_unique_object_representations_v<CudaPlan>);
 std::string_view bytes_of(const CudaPlan& plan) { return {reinterpret_cast<const char*>(&plan), sizeof plan}; }
-struct Digest {
-  size_t operator()(const CudaPlan& plan) const { return std::hash<std::string_view>()(bytes_of(plan)); }
-};
-struct Same {
-  bool operator()(const CudaPlan& a, const CudaPlan& b) const { return bytes_of(a) == bytes_of(b); }
-};
 
-// The kernels that contiguous tensors ask for.
-std::vector<Kernel> kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const Wanted& wanted) {
-  std::unordered_set<CudaPlan, Digest, Same> plans;
+// The kernels that contiguous tensors ask for, as JSON: a plan of each by its source file and defines. Of rows, with
+// `dims` of columns too, of `lengths`; where there are none, of any length.
+std::string kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const std::vector<int64_t>& lengths, bool dims) {
+  std::deque<CudaPlan> plans;
+  std::unordered_set<std::string_view> seen;  // of `plans`
   std::unordered_set<std::string> names;
-  std::vector<Kernel> found;
+  std::string json;
   const auto visit = [&](const CudaPlan& plan) {
-    if (!plans.insert(plan).second) return;
-    std::string kernel = cuda::source_of(kind, plan.tier);
-    for (const std::string& define : cuda::defines_of(kind, plan)) kernel += " " + define;
-    if (names.insert(kernel).second) found.push_back({plan, kernel});
+    if (seen.count(bytes_of(plan))) return;
+    seen.insert(bytes_of(plans.emplace_back(plan)));
+    std::string name = cuda::source_of(kind, plan.tier);
+    for (const std::string& define : cuda::defines_of(kind, plan)) name += " " + define;
+    if (names.insert(name).second) json += (json.empty() ? "{\"" : ", \"") + name + "\": " + numbers(plan);
   };
-  const bool any = wanted.lengths.empty();
-  for (const int64_t n : any ? lengths_to_walk(tables_of(gpu.name)) : wanted.lengths) {
+  const bool any = lengths.empty();
+  for (const int64_t n : any ? lengths_to_walk(tables_of(gpu.name)) : lengths) {
     for (const int64_t rows : kRows) {
       if (kind.pass == cuda::Pass::forward) {
         forward_plans(kind, gpu, rows, n, visit);
@@ -262,67 +248,68 @@ std::vector<Kernel> kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, con
       }
     }
   }
-  if (!wanted.dims) return found;
-  for (const int64_t n : any ? column_lengths(tables_of(gpu.name)) : wanted.lengths) column_plans(kind, gpu, n, visit);
-  return found;
-}
-
-// A plan as it is, in hexadecimal digits, since Python hands it back without knowing what is in it; and after a dash a
-// digest of the kernel's name.
-std::string to_text(const Kernel& kernel) {
-  std::string text;
-  for (const unsigned char byte : bytes_of(kernel.plan)) {
-    for (const int digit : {byte >> 4, byte & 15}) text += "0123456789abcdef"[digit];
+  if (dims) {
+    for (const int64_t n : any ? column_lengths(tables_of(gpu.name)) : lengths) column_plans(kind, gpu, n, visit);
   }
-  return text + "-" + std::to_string(std::hash<std::string>()(kernel.name));
+  return json.empty() ? "{}" : json + "}";
 }
 
-CudaPlan parse_kernel(const std::string& kernel) {
-  const std::string text = kernel.substr(0, kernel.find('-'));
-  unsigned char bytes[sizeof(CudaPlan)];
-  if (text.size() != 2 * sizeof bytes || text.find_first_not_of("0123456789abcdef") != std::string::npos)
-    throw std::runtime_error("onepass: not a plan: " + text);
-  for (size_t i = 0; i < sizeof bytes; ++i) bytes[i] = (unsigned char)std::stoi(text.substr(2 * i, 2), nullptr, 16);
-  CudaPlan plan;
-  std::memcpy(&plan, bytes, sizeof plan);
-  return plan;
+cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type) {
+  return {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
 }
+
+CudaPlan plan_of(const int64_t* numbers) { return parse_plan({numbers, numbers + 8}); }
 
 }  // namespace
 
 // The kernels that contiguous rows of `lengths` (`count` of them; none: of any length) may ask for, with `dims` those
-// over other dims too, one a line, as onepass_warm takes them. On `device`, or where it is negative on a full GPU of
-// `arch`. `pass` is numbered as in launch.h.
-ONEPASS_API int onepass_warm_list(int function, int pass, int x_type, int y_type, int device, int arch,
-                                  const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
+// over other dims too, as JSON: {name: plan}. On `device`, or where it is negative on a full GPU of `arch`. `pass` is
+// numbered as in launch.h.
+ONEPASS_API int onepass_kernels_to_warm(int function, int pass, int x_type, int y_type, int device, int arch,
+                                        const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
   return return_text(text, size, [&] {
     const Gpu gpu = device < 0 ? typical(arch) : cuda::device_info(device);
-    const cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
-    std::string lines;
-    for (const Kernel& kernel : kernels_of(kind, gpu, {std::vector<int64_t>(lengths, lengths + count), dims}))
-      lines += to_text(kernel) + "\n";
-    if (int64_t(lines.size()) >= size) throw std::runtime_error("onepass: too many kernels");
-    return lines;
+    const std::string json =
+        kernels_of(kind_of(function, pass, x_type, y_type), gpu, std::vector<int64_t>(lengths, lengths + count), dims);
+    if (int64_t(json.size()) >= size) throw std::runtime_error("onepass: too many kernels");
+    return json;
   });
 }
 
-// Compiles `kernel` into the disk cache, or loads it on `device` if that is not negative. With `ask` it
-// does neither, and says whether the cache has it: "yes" or "no".
-ONEPASS_API int onepass_warm(int function, int pass, int x_type, int y_type, int device, int arch, bool ask,
-                             const char* kernel, char* text, int64_t size) {
+// Compiles the kernel of a plan (its numbers in the order of CudaPlan) for sm_<arch> into the file `path`, or where
+// that is empty into the disk cache.
+ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
+                                const char* path, char* text, int64_t size) {
   return return_text(text, size, [&]() -> std::string {
-    const CudaPlan made = parse_kernel(kernel);
-    const cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
-    const char* source = cuda::source_of(kind, made.tier);
-    const auto defines = cuda::defines_of(kind, made);
-    if (ask) return cuda::is_cached(source, defines, arch) ? "yes" : "no";
-    if (device >= 0) return cuda::load_kernel(kind, made, device), "";
+    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type);
+    const CudaPlan made = plan_of(plan);
     std::string why;
-    const std::string directory = cuda::cache_directory(&why);
-    if (directory.empty()) throw std::runtime_error("onepass: no cache to compile into: " + why);
+    const std::string directory = *path ? "" : cuda::cache_directory(&why);
+    if (!*path && directory.empty()) throw std::runtime_error("onepass: no cache to compile into: " + why);
     bool is_cached = false;
-    cuda::cubin(source, defines, arch, &is_cached);
+    const std::string code =
+        cuda::cubin(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch, &is_cached);
+    if (*path) return write_file(code, path);
     if (!is_cached) throw std::runtime_error("onepass: cannot write into " + directory);
+    return "";
+  });
+}
+
+// Whether the disk cache has it: "yes" or "no".
+ONEPASS_API int onepass_is_cached(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
+                                  char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type);
+    const CudaPlan made = plan_of(plan);
+    return cuda::is_cached(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch) ? "yes" : "no";
+  });
+}
+
+// Loads it on `device`.
+ONEPASS_API int onepass_load(int function, int pass, int x_type, int y_type, const int64_t* plan, int device,
+                             char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    cuda::load_kernel(kind_of(function, pass, x_type, y_type), plan_of(plan), device);
     return "";
   });
 }

@@ -1,5 +1,5 @@
 // functions.h: the list of functions, and of the parameters that a score may have. C++ (types.h), the CUDA kernels and,
-// through `native.functions()` and the operators' schemas, Python read them. Preprocessor only, so that NVRTC takes it
+// through native.py and the operators' schemas, Python read them. Preprocessor only, so that NVRTC takes it
 // as it is.
 //
 // F(name, is_reduction, leading_planes) for each function, in the order of their numbers:

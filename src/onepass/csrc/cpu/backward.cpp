@@ -23,7 +23,7 @@ struct Backward {
   const DimGroup& outer = call.layout.outer;
   const Dim n = call.layout.reduced.innermost();
   const bool streaming = plan.streaming;
-  const float sign = float(score_slope(call));
+  const float slope = float(score_slope(call));
 
   const Y* saved(const int64_t* offset) const { return call.data<const Y>(kSaved) + offset[kSaved]; }
   const Y* grad(const int64_t* offset) const { return call.data<const Y>(kGrad) + offset[kGrad]; }
@@ -35,12 +35,10 @@ struct Backward {
     return call.type(kGrad) == DType::float32 ? static_cast<const float*>(tensor)[at]
                                               : to_acc(static_cast<const Y*>(tensor)[at]);
   }
-  // The numbers of a row's epilogue, without its sum.
+  // The numbers of a row's epilogue, of logsumexp.
   void load_numbers(const int64_t* offset, float* a, float* b) const {
-    *a = 0, *b = sign;
-    if constexpr (kPointwise)
-      *a = load_per_row(call.tensors[kGrad].data, offset[kGrad]),
-      *b = load_per_row(call.tensors[kLse].data, offset[kLse]);
+    *a = load_per_row(call.tensors[kGrad].data, offset[kGrad]) * slope;
+    *b = load_per_row(call.tensors[kLse].data, offset[kLse]);
   }
 
   // The operands of `length` elements of a row from `first` on. `constant` has room for kUnroll.
@@ -56,10 +54,10 @@ struct Backward {
     return row(offset, first, n.size - first < kChunk ? n.size - first : kChunk, constant);
   }
   GradEpilogue<Op, D> epilogue(const int64_t* offset, double sum) const {
-    if constexpr (!kPointwise) return GradEpilogue<Op, D>::of_sum(broadcast(float(sum)), broadcast(sign));
+    if constexpr (!kPointwise) return GradEpilogue<Op, D>::of_sum(broadcast(float(sum)), broadcast(slope));
     float a, b;
     load_numbers(offset, &a, &b);
-    return GradEpilogue<Op, D>::of(broadcast(a), broadcast(b));
+    return GradEpilogue<Op, D>::of(broadcast(a), broadcast(b), broadcast(slope));
   }
 
   void runs(int64_t begin, int64_t end) const {
@@ -68,7 +66,7 @@ struct Backward {
     for (int64_t first = begin % inner.size, rest = end - begin; rest > 0; at.next()) {
       const int64_t count = inner.size - first < rest ? inner.size - first : rest;
       grad_row_run<Op>(saved(at.offset) + first * inner.strides[kSaved], grad(at.offset) + first * inner.strides[kGrad],
-                       dx(at.offset) + first * inner.strides[kDx], inner.strides, count, n.size, sign, streaming);
+                       dx(at.offset) + first * inner.strides[kDx], inner.strides, count, n.size, slope, streaming);
       first = 0, rest -= count;
     }
   }
@@ -115,7 +113,7 @@ struct Backward {
     constexpr int64_t buffer_rows = kLine / int64_t(sizeof(D));
     alignas(64) D buffer[buffer_rows * kMaxSmallBackward];
     SmallGradRows<Op, Y, D> group;
-    group.n = n.size, group.sign = sign;
+    group.n = n.size, group.slope = slope;
     const Dim inner = outer.innermost();
     const bool one_dim = outer.count <= 1;
     const auto whole_lines = [&](int64_t count) { return count * int64_t(sizeof(D)) % kLine == 0; };
@@ -209,8 +207,8 @@ struct Backward {
       for (int64_t i = 0; !kPointwise && i < n.size; ++i) {
         sum += grad_term<Op>(load_vector(y[i] + j), load_vector(g[i] + j));
       }
-      const auto lanes = kPointwise ? GradEpilogue<Op, D>::of(load_vector(a + j), load_vector(b + j))
-                                    : GradEpilogue<Op, D>::of_sum(sum, broadcast(sign));
+      const auto lanes = kPointwise ? GradEpilogue<Op, D>::of(load_vector(a + j), load_vector(b + j), broadcast(slope))
+                                    : GradEpilogue<Op, D>::of_sum(sum, broadcast(slope));
       for (int64_t i = 0; i < n.size; ++i) {
         store_vector(y[i] + j, lanes.apply1(load_vector(y[i] + j), load_vector(g[i] + j)));
       }
@@ -225,16 +223,16 @@ struct Backward {
       if constexpr (kPointwise) {
         alignas(64) float g[kTileCols<Y>], lse[kTileCols<Y>];
         for (int64_t j = 0; j < width; ++j) {
-          g[j] = load_per_row(call.tensors[kGrad].data, at[kGrad] + j * inner.strides[kGrad]);
+          g[j] = load_per_row(call.tensors[kGrad].data, at[kGrad] + j * inner.strides[kGrad]) * slope;
           lse[j] = load_per_row(call.tensors[kLse].data, at[kLse] + j * inner.strides[kLse]);
         }
-        grad_columns_logsumexp(saved(at), g, lse, dx(at), n.size, n.strides, width, streaming);
+        grad_columns_logsumexp(saved(at), g, lse, dx(at), n.size, n.strides, width, broadcast(slope), streaming);
       } else {
         const bool same = inner.strides[kGrad] == 0;
         for (int i = 0; same && i < kUnroll; ++i) constant[i] = *grad(at);
         const GradTile<Y, D> tile = {saved(at),         same ? constant : grad(at), dx(at),         n.size,
                                      n.strides[kSaved], n.strides[kGrad],           n.strides[kDx], same ? 0 : -1};
-        grad_columns<Op>(tile, width, broadcast(sign), streaming);
+        grad_columns<Op>(tile, width, broadcast(slope), streaming);
       }
     });
   }
@@ -261,17 +259,17 @@ void run_doubles(const Problem& call, const CpuPlan& plan, int64_t begin, int64_
   const auto *const y = call.data<const double>(kSaved), *const g = call.data<const double>(kGrad);
   const auto* const lse = call.data<const double>(kLse);
   auto* const dx = call.data<double>(kDx);
-  const double sign = score_slope(call);
+  const double slope = score_slope(call);
   if (plan.route == CpuRoute::columns) {
     for_each_tile(call.layout, plan.tile_cols, begin, end, [&](const int64_t* at, int64_t width) {
       grad_columns_double<Op>(y + at[kSaved], g + at[kGrad], lse + at[kLse], dx + at[kDx], n, inner.strides, width,
-                              sign);
+                              slope);
     });
     return;
   }
   for_each_row(call.layout, begin, end, [&](const int64_t* at, int64_t length) {
-    const double a = lse_op ? g[at[kGrad]] : 0, b = lse_op ? lse[at[kLse]] : sign;
-    grad_row_double<Op>(y + at[kSaved], g + at[kGrad], n.strides[kGrad], dx + at[kDx], length, a, b);
+    const double a = lse_op ? g[at[kGrad]] * slope : 0, b = lse_op ? lse[at[kLse]] : 0;
+    grad_row_double<Op>(y + at[kSaved], g + at[kGrad], n.strides[kGrad], dx + at[kDx], length, a, b, slope);
   });
 }
 

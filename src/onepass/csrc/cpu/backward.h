@@ -1,14 +1,16 @@
 // backward.h: gradients of rows of unit stride in vectors of floats (backward_scalar.h has all others, and doubles).
 //
-//   softmax       dx = y (dy - sum(dy y))        softmin: the negative
-//   log_softmax   dx = dy - exp(y) sum(dy)
-//   logsumexp     dx = dy exp(x - lse)
+//   softmax, softmin   dx = slope * y (dy - sum(dy y))
+//   log_softmax        dx = slope * (dy - exp(y) sum(dy))
+//   logsumexp          dx = slope * dy exp(slope * x - lse)
+//
+// where slope * x is the score of x (score.h).
 //
 //   a row that fits a core's cache:        sum, its operands read from memory -> dx, its operands read from the cache
 //   a longer one, in chunks of a fixed length:  one sum per chunk, added in order; then dx
 //   runs of rows at one stride:            one loop for all of them, everything in registers
 //
-// y of log_softmax, and x - lse, are at most 0.
+// y of log_softmax, and slope * x - lse, are at most 0.
 #pragma once
 
 #include "dispatch.h"
@@ -16,7 +18,7 @@
 
 namespace onepass::ONEPASS_ISA {
 
-enum class GradOp { softmax, log_softmax, logsumexp };  // softmin is softmax with another sign
+enum class GradOp { softmax, log_softmax, logsumexp };  // softmin is softmax with another slope
 
 template <class Y, class D>
 constexpr bool kDeinterleave = std::is_same_v<Y, bfloat16> && std::is_same_v<D, bfloat16>;
@@ -44,34 +46,35 @@ ONEPASS_INLINE void grad_terms(const Y* y, const Y* g, Vec (&terms)[K], Count...
   }
 }
 
-// Makes dx of elements. The numbers are, for softmax, minus the sum and a sign, which both have; for log_softmax the
-// sum; for logsumexp the gradient of the result and the result. Each lane is a row of its own, or all are one row.
+// Makes dx of elements. The numbers are, for softmax, minus the sum times the slope; for log_softmax the sum; for
+// logsumexp the gradient of the result times the slope, and the result. Each lane is a row of its own, or all are one
+// row.
 template <GradOp Op, class D>
 struct GradEpilogue {
   static constexpr bool kHalf = sizeof(D) == 2;
-  Vec a, b;
+  Vec a, b, slope;
   ExpBase base;
 
-  static ONEPASS_INLINE GradEpilogue of(Vec a, Vec b) {
-    if constexpr (Op == GradOp::softmax) return {a, b, {}};
+  static ONEPASS_INLINE GradEpilogue of(Vec a, Vec b, Vec slope) {
+    if constexpr (Op == GradOp::softmax) return {a, b, slope, {}};
     const ExpFactor factor = ExpFactor::of(a);
-    return {factor.factor, b, factor.base};
+    return {factor.factor, b, slope, factor.base};
   }
-  static ONEPASS_INLINE GradEpilogue of_sum(Vec sum, Vec sign) {
-    return of(Op == GradOp::softmax ? sum * -sign : sum, sign);
+  static ONEPASS_INLINE GradEpilogue of_sum(Vec sum, Vec slope) {
+    return of(Op == GradOp::softmax ? sum * -slope : sum, Vec{}, slope);
   }
   // y becomes dx.
   template <int K>
   ONEPASS_INLINE void apply(Vec (&y)[K], const Vec (&g)[K]) const {
     if constexpr (Op == GradOp::softmax) {
 #pragma GCC unroll 4
-      for (int k = 0; k < K; ++k) y[k] *= g[k] * b + a;
+      for (int k = 0; k < K; ++k) y[k] *= g[k] * slope + a;
     } else {
       if constexpr (Op == GradOp::logsumexp) {
-        for (int k = 0; k < K; ++k) y[k] -= b;
+        for (int k = 0; k < K; ++k) y[k] = y[k] * slope - b;
       }
       exp_with_factor<kHalf>(y, base);
-      for (int k = 0; k < K; ++k) y[k] = Op == GradOp::log_softmax ? g[k] - y[k] * a : a * y[k];
+      for (int k = 0; k < K; ++k) y[k] = Op == GradOp::log_softmax ? (g[k] - y[k] * a) * slope : a * y[k];
     }
   }
   ONEPASS_INLINE Vec apply1(Vec y, Vec g) const {
@@ -94,13 +97,14 @@ struct GradEpilogue {
 template <GradOp Op, class D>
 struct GradEpilogues {
   alignas(64) float a[kWidth], b[kWidth], lowest[kWidth], magic[kWidth];
+  Vec slope;
 
-  explicit GradEpilogues(const GradEpilogue<Op, D>& lanes) {
+  explicit GradEpilogues(const GradEpilogue<Op, D>& lanes) : slope(lanes.slope) {
     store_vector(a, lanes.a), store_vector(b, lanes.b);
     if constexpr (Op != GradOp::softmax) store_vector(lowest, lanes.base.lowest), store_vector(magic, lanes.base.magic);
   }
   ONEPASS_INLINE GradEpilogue<Op, D> operator[](int64_t r) const {
-    GradEpilogue<Op, D> row = {broadcast(a[r]), broadcast(b[r]), {}};
+    GradEpilogue<Op, D> row = {broadcast(a[r]), broadcast(b[r]), slope, {}};
     if constexpr (Op != GradOp::softmax) row.base.lowest = broadcast(lowest[r]), row.base.magic = broadcast(magic[r]);
     return row;
   }
@@ -193,7 +197,7 @@ ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
 // them, in a vector that ends with the row.
 template <GradOp Op, class Y, class D>
 __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const int64_t* strides, int64_t rows,
-                                            int64_t n, float sign, bool streaming) {
+                                            int64_t n, float slope, bool streaming) {
   constexpr bool input_nan = kInputNan<Y, D>, deinterleave = kDeinterleave<Y, D>;
   const int64_t y_stride = strides[kSaved], g_stride = strides[kGrad], dx_stride = strides[kDx];
   const int64_t whole = n & -int64_t(kWidth), steps = n & -kUnroll, end = n - kWidth;
@@ -239,7 +243,7 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
   // Products wait less for a sum than it takes to store it, and so do narrow vectors.
   if (some <= 1 || ((Op == GradOp::softmax || kWidth < 16) && (n >= kUnroll || n % kWidth == 0))) {
     for (int64_t r = 0; r < rows; ++r) {
-      store(r, GradEpilogue<Op, D>::of_sum(broadcast(sum_of(r)), broadcast(sign)));
+      store(r, GradEpilogue<Op, D>::of_sum(broadcast(sum_of(r)), broadcast(slope)));
     }
     return;
   }
@@ -249,10 +253,10 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     for (int64_t r = 0; r < count; ++r) sums[r] = sum_of(first + r);
     if constexpr (Op == GradOp::softmax) {  // a vector of sums would wait for all of them
       for (int64_t r = 0; r < count; ++r) {
-        store(first + r, GradEpilogue<Op, D>::of_sum(broadcast(sums[r]), broadcast(sign)));
+        store(first + r, GradEpilogue<Op, D>::of_sum(broadcast(sums[r]), broadcast(slope)));
       }
     } else {
-      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of_sum(load_vector(sums), broadcast(sign)));
+      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of_sum(load_vector(sums), broadcast(slope)));
       for (int64_t r = 0; r < count; ++r) store(first + r, epilogues[r]);
     }
   }

@@ -27,29 +27,29 @@ struct GradTile {
 
 // Columns [j, j + count) of a tile, less than a vector.
 template <GradOp Op, class Y, class D>
-__attribute__((noinline)) void grad_columns_tail(const GradTile<Y, D>& t, int64_t j, int64_t count, Vec sign) {
+__attribute__((noinline)) void grad_columns_tail(const GradTile<Y, D>& t, int64_t j, int64_t count, Vec slope) {
   count &= kWidth - 1;  // no change, but the compiler does not know
   CompensatedVec sums;
   for (int64_t i = 0; i < t.n; ++i) {
     sums.add(grad_term<Op>(load_tail(t.y_at(i, j), count, 0), load_tail(t.g_at(i, j), count, 0)));
   }
   const Vec total = finite_lanes(sums);
-  const auto epilogue = GradEpilogue<Op, D>::of_sum(total, sign);
+  const auto epilogue = GradEpilogue<Op, D>::of_sum(total, slope);
   for (int64_t i = 0; i < t.n; ++i) {
     const Vec dx = epilogue.apply1(load_tail(t.y_at(i, j), count, 0), load_tail(t.g_at(i, j), count, 0));
     store_tail<kInputNan<Y, D>>(t.dx + i * t.dx_stride + j, count, dx);
   }
 }
 
-// y becomes dx. `a`: for softmax minus the sums, signed; for log_softmax the sums.
+// y becomes dx. `a`: for softmax minus the sums, times the slope; for log_softmax the sums.
 template <GradOp Op, class D, int K>
-ONEPASS_INLINE void grad_of_columns(Vec (&y)[K], const Vec (&g)[K], const Vec (&a)[K], Vec b) {
+ONEPASS_INLINE void grad_of_columns(Vec (&y)[K], const Vec (&g)[K], const Vec (&a)[K], Vec slope) {
   if constexpr (Op == GradOp::softmax) {
-    for (int k = 0; k < K; ++k) y[k] *= g[k] * b + a[k];
+    for (int k = 0; k < K; ++k) y[k] *= g[k] * slope + a[k];
   } else {
     const ExpFactor one = ExpFactor::of(broadcast(1));
     exp_with_factor<sizeof(D) == 2>(y, one.base);
-    for (int k = 0; k < K; ++k) y[k] = g[k] - y[k] * one.factor * a[k];
+    for (int k = 0; k < K; ++k) y[k] = (g[k] - y[k] * one.factor * a[k]) * slope;
   }
 }
 
@@ -65,13 +65,13 @@ ONEPASS_INLINE void store_tile(D* dx, int64_t n, int64_t stride, bool streaming,
 
 // A tile of `width` columns of softmax, softmin or log_softmax.
 template <GradOp Op, class Y, class D>
-void grad_columns(const GradTile<Y, D>& t, int64_t width, Vec sign, bool streaming) {
+void grad_columns(const GradTile<Y, D>& t, int64_t width, Vec slope, bool streaming) {
   constexpr bool input_nan = kInputNan<Y, D>;
   constexpr bool deinterleave = kDeinterleave<Y, D>;
   constexpr int64_t pair = kPair;
   const int64_t whole = width / pair * pair;
   for (int64_t j = whole; j < width; j += kWidth - 1) {
-    grad_columns_tail<Op>(t, j, width - j < kWidth - 1 ? width - j : kWidth - 1, sign);
+    grad_columns_tail<Op>(t, j, width - j < kWidth - 1 ? width - j : kWidth - 1, slope);
   }
   if (!whole) return;
   struct Column {
@@ -130,23 +130,23 @@ void grad_columns(const GradTile<Y, D>& t, int64_t width, Vec sign, bool streami
   if (i < t.n) add_row(i, One(), into_sum);
   for (int64_t v = 0; v < whole / kWidth; ++v) {
     const Vec total = finite_lanes({columns[v].sum, columns[v].error});
-    columns[v].total = Op == GradOp::softmax ? total * -sign : total;
+    columns[v].total = Op == GradOp::softmax ? total * -slope : total;
   }
   store_tile(t.dx, t.n, t.dx_stride, streaming,
              [=, &columns](D* to, int64_t i, auto is_streaming) __attribute__((always_inline)) {
                for (int64_t v = 0; v < whole; v += pair) {
                  Vec y[2], g[2];
                  load_vectors<deinterleave>(t.y_at(i, v), y), load_vectors<deinterleave>(t.g_at(i, v), g);
-                 grad_of_columns<Op, D>(y, g, {columns[v / kWidth].total, columns[v / kWidth + 1].total}, sign);
+                 grad_of_columns<Op, D>(y, g, {columns[v / kWidth].total, columns[v / kWidth + 1].total}, slope);
                  store_vectors<deinterleave, false, is_streaming.value, input_nan>(to + v, y);
                }
              });
 }
 
-// A tile of logsumexp. `g` and `lse` have one number per column.
+// A tile of logsumexp. `g`, which is multiplied by the slope, and `lse` have one number per column.
 template <class Y>
 void grad_columns_logsumexp(const Y* x, const float* g, const float* lse, Y* dx, int64_t n, const int64_t* n_strides,
-                            int64_t width, bool streaming) {
+                            int64_t width, Vec slope, bool streaming) {
   const ExpFactor one = ExpFactor::of(broadcast(1));
   const int64_t whole = width / kPair * kPair;
   store_tile(dx, n, n_strides[kDx], streaming, [=](Y* to, int64_t i, auto is_streaming) __attribute__((always_inline)) {
@@ -154,7 +154,7 @@ void grad_columns_logsumexp(const Y* x, const float* g, const float* lse, Y* dx,
     for (int64_t v = 0; v < whole; v += kPair) {
       Vec e[2], of_g[2];
       load_vectors<false>(from + v, e);
-      for (int k = 0; k < 2; ++k) e[k] -= load_vector(lse + v + k * kWidth);
+      for (int k = 0; k < 2; ++k) e[k] = e[k] * slope - load_vector(lse + v + k * kWidth);
       exp_with_factor<sizeof(Y) == 2>(e, one.base);
       load_vectors<false>(g + v, of_g);
       for (int k = 0; k < 2; ++k) e[k] = of_g[k] * (e[k] * one.factor);
@@ -163,7 +163,7 @@ void grad_columns_logsumexp(const Y* x, const float* g, const float* lse, Y* dx,
     for (int64_t v = whole; v < width; v += kWidth - 1) {
       const int64_t rest = width - v < kWidth - 1 ? width - v : kWidth - 1;
       const auto epilogue =
-          GradEpilogue<GradOp::logsumexp, Y>::of(load_tail(g + v, rest, 0), load_tail(lse + v, rest, 0));
+          GradEpilogue<GradOp::logsumexp, Y>::of(load_tail(g + v, rest, 0), load_tail(lse + v, rest, 0), slope);
       store_tail(to + v, rest, epilogue.apply1(load_tail(from + v, rest, 0), Vec{}));
     }
   });

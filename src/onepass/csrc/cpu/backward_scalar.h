@@ -35,11 +35,11 @@ inline double exp_double(double x) {
 }
 
 inline double scalar_term(GradOp op, double y, double g) { return op == GradOp::softmax ? y * g : g; }
-// `a` is the sum, and `b` a sign. For logsumexp they are the gradient of the result and the result.
-inline double scalar_dx(GradOp op, double y, double g, double a, double b) {
-  if (op == GradOp::softmax) return y * (g - a) * b;
-  if (op == GradOp::log_softmax) return g - exp_double(y) * a;
-  return a * exp_double(y - b);
+// `a` is the sum. For logsumexp `a` and `b` are the gradient of the result, times the slope, and the result.
+inline double scalar_dx(GradOp op, double y, double g, double a, double b, double slope) {
+  if (op == GradOp::softmax) return y * (g - a) * slope;
+  if (op == GradOp::log_softmax) return (g - exp_double(y) * a) * slope;
+  return a * exp_double(y * slope - b);
 }
 
 // Elements of tensors of any type.
@@ -62,9 +62,10 @@ inline void grad_elements(const Problem& call, GradOp op, int64_t begin, int64_t
   for_each_row(call.layout, begin, end, [&](const int64_t* row, int64_t n) {
     const auto y = [&](const int64_t* offset) { return load(kSaved, row[kSaved] + offset[kSaved]); };
     const auto g = [&](const int64_t* offset) { return load(kGrad, row[kGrad] + offset[kGrad]); };
-    double a, b = score_slope(call);
+    const double slope = score_slope(call);
+    double a, b = 0;
     if (op == GradOp::logsumexp) {
-      a = load(kGrad, row[kGrad]), b = load(kLse, row[kLse]);
+      a = load(kGrad, row[kGrad]) * slope, b = load(kLse, row[kLse]);
     } else {
       Compensated sum;
       OffsetCalculator at(call.layout.reduced, 0);
@@ -75,7 +76,7 @@ inline void grad_elements(const Problem& call, GradOp op, int64_t begin, int64_t
     for (int64_t i = 0; i < n; ++i, at.next()) {
       const double of_g = op == GradOp::logsumexp ? 0 : g(at.offset);
       store_element(call.tensors[kDx].data, call.type(kDx), row[kDx] + at.offset[kDx],
-                    scalar_dx(op, y(at.offset), of_g, a, b));
+                    scalar_dx(op, y(at.offset), of_g, a, b, slope));
     }
   });
 }
@@ -84,7 +85,8 @@ constexpr int kDoubleLanes = 16;
 
 // A row of doubles of unit stride. `g_stride` is 0 or 1.
 template <GradOp Op>
-void grad_row_double(const double* y, const double* g, int64_t g_stride, double* dx, int64_t n, double a, double b) {
+void grad_row_double(const double* y, const double* g, int64_t g_stride, double* dx, int64_t n, double a, double b,
+                     double slope) {
   if constexpr (Op != GradOp::logsumexp) {
     double sum[kDoubleLanes] = {}, error[kDoubleLanes] = {};
     const auto add = [&](int64_t i, int lane) __attribute__((always_inline)) {
@@ -101,18 +103,19 @@ void grad_row_double(const double* y, const double* g, int64_t g_stride, double*
     a = total.value();
   }
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dx[i] = scalar_dx(Op, y[i], Op == GradOp::logsumexp ? 0 : g[i * g_stride], a, b);
+  for (int64_t i = 0; i < n; ++i)
+    dx[i] = scalar_dx(Op, y[i], Op == GradOp::logsumexp ? 0 : g[i * g_stride], a, b, slope);
 }
 
 // A tile of `width` columns of doubles. A tensor with one number per column has `strides` to the next.
 template <GradOp Op>
 void grad_columns_double(const double* y, const double* g, const double* lse, double* dx, const Dim& n,
-                         const int64_t* strides, int64_t width, double sign) {
+                         const int64_t* strides, int64_t width, double slope) {
   constexpr bool lse_op = Op == GradOp::logsumexp;
   double a[kScalarTileCols] = {}, b[kScalarTileCols], error[kScalarTileCols] = {};
   for (int64_t j = 0; j < width; ++j) {
-    b[j] = lse_op ? lse[j * strides[kLse]] : sign;
-    if (lse_op) a[j] = g[j * strides[kGrad]];
+    b[j] = lse_op ? lse[j * strides[kLse]] : 0;
+    if (lse_op) a[j] = g[j * strides[kGrad]] * slope;
   }
   for (int64_t i = 0; !lse_op && i < n.size; ++i) {
     const double *const y_i = y + i * n.strides[kSaved], *const g_i = g + i * n.strides[kGrad];
@@ -127,7 +130,7 @@ void grad_columns_double(const double* y, const double* g, const double* lse, do
     double* const to = dx + i * n.strides[kDx];
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {
-      to[j] = scalar_dx(Op, y_i[j], lse_op ? 0 : g_i[j * strides[kGrad]], a[j], b[j]);
+      to[j] = scalar_dx(Op, y_i[j], lse_op ? 0 : g_i[j * strides[kGrad]], a[j], b[j], slope);
     }
   }
 }

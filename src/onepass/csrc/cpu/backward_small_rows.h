@@ -19,7 +19,7 @@ struct SmallGradRows {
   D* dx;
   int64_t n, y_stride, g_stride, dx_stride;
   int count;
-  float sign;
+  float slope;
   alignas(64) float a[kWidth], b[kWidth];  // the numbers of the epilogues of logsumexp
 
   // All bits set in the lanes of K vectors from element `taken` on.
@@ -56,8 +56,8 @@ struct SmallGradRows {
         sums[r] = K == 2 ? sum[0] + sum[K - 1] : sum[0];
       }
     }
-    const GradEpilogues<Op, D> epilogues(kPointwise ? Epilogue::of(load_vector(a), load_vector(b))
-                                                    : Epilogue::of_sum(transpose_reduce(sums, add), broadcast(sign)));
+    const GradEpilogues<Op, D> epilogues(kPointwise ? Epilogue::of(load_vector(a), load_vector(b), broadcast(slope))
+                                                    : Epilogue::of_sum(transpose_reduce(sums, add), broadcast(slope)));
     for (int r = 0; r < count; ++r) {
       const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
       D* const to = dx + r * dx_stride;

@@ -137,8 +137,9 @@ void run(const Problem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* s
     using Y = TypeOf<decltype(y)>;
     constexpr Function F = decltype(function)::value;
     if constexpr (kIsServed<F, X, Y>) {
-      auto score = score_of<F>(call);
-      Forward<EpilogueOf<F>, decltype(score), X, Y>{call, plan, score}.run(phase, states, begin, end);
+      with_score<F>(call, [&](auto score) {
+        Forward<EpilogueOf<F>, decltype(score), X, Y>{call, plan, score}.run(phase, states, begin, end);
+      });
     }
   });
 }

@@ -22,10 +22,10 @@ struct Negate {
   }
 };
 
-// The score of a call, and its derivative, which the gradient is multiplied by.
-template <Function F>
-auto score_of(const Problem&) {
-  return std::conditional_t<F == Function::softmin, Negate, Identity>();
+// Calls use(score) with the score of a call. Each is its element times a constant, the slope, which is its derivative.
+template <Function F, class Use>
+void with_score(const Problem&, const Use& use) {
+  use(std::conditional_t<F == Function::softmin, Negate, Identity>());
 }
 inline double score_slope(const Problem& call) { return call.function == Function::softmin ? -1 : 1; }
 

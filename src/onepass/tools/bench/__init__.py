@@ -1,9 +1,8 @@
 """The benchmark: `onepass bench`, `plot`, `compare`, `profile` and `info`. `docs/benchmark.md` says how it measures.
 
-- `cases.py`, `suites.py`: what is timed, as data; `inputs.py`: the tensors
-- `providers/`: what is compared, a registry
-- `correctness.py`: the check before the clock; `timing.py`, `graph.py`: the clocks
-- `stats.py`: medians, and which times were disturbed
+- `cases.py`: what is timed, as data
+- `providers.py`: what is compared, a registry
+- `correctness.py`: the tensors, and the check before the clock; `timing.py`: the clocks, medians, disturbed times
 - `runner.py`: cases in, rows out; `results.py`, `collect_env.py`: their file
 - `report.py`: what a run shows; `cli_run.py`: one run from its options to its files
 - `plots.py`: files in, plots out; `compare.py`: two files in, regressions and gains out; `profile.py`: torch.profiler

@@ -12,13 +12,11 @@ from typing import Any, TextIO
 import torch
 
 from onepass.tools.bench import timing
-from onepass.tools.bench.cases import Case
-from onepass.tools.bench.providers import COPY, registry, select_providers
-from onepass.tools.bench.providers.gallery import GalleryProvider
+from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
+from onepass.tools.bench.providers import COPY, GalleryProvider, registry, select_providers
 from onepass.tools.bench.report import BASELINE, OURS, Progress, lines
 from onepass.tools.bench.results import STDOUT, Results, as_text, save
 from onepass.tools.bench.runner import DeviceLost, Runner
-from onepass.tools.bench.suites import CPU_FILL, SUITES
 from onepass.tools.terminal import console
 
 
@@ -165,8 +163,8 @@ def bench(options: Options) -> int:
         runner = Runner(device, providers, named=frozenset(options.only), **run)
         status = _run(runner, pairs, head, {"quick": options.quick})
         _write(runner.results, options.json, options.plot, stdout)
-    errors = [r.error or "" for r in runner.results.rows if r.provider.startswith(OURS) and not r.ok]
-    return status or int(any(error.startswith(("wrong", "raised")) for error in errors))
+    ours = (row for row in runner.results.rows if row.provider.startswith(OURS))
+    return status or int(any((row.error or "").startswith(("wrong", "raised")) for row in ours))
 
 
 def bench_variant(
@@ -178,10 +176,10 @@ def bench_variant(
     seed: int = 0,
     json: str | None = None,
 ) -> int:
-    """Checks and times one variant of the gallery on one case, as `onepass gallery run` does.
+    """Checks and times one variant of the gallery on one case, beside torch if `baseline`: `onepass gallery run`.
 
-    `baseline` times torch beside it. `json` names the results file ("-" is stdout), whose environment has the launch
-    parameters. Returns the exit status: 0 if the variant was timed, 1 if it was not, 130 if the run was interrupted.
+    The environment of the results has the launch parameters. Returns the exit status: 1 if the variant was not timed,
+    130 if the run was interrupted.
     """
     launch = ", ".join(f"{name} {value}" for name, value in provider.launch.items())
     about: dict[str, Any] = {"quick": False} | ({"launch": {provider.name: provider.launch}} if launch else {})
@@ -193,8 +191,7 @@ def bench_variant(
             disturbed = " (disturbed)" * ("?" in speedup)
             print(f"{provider.name} is {speedup.removesuffix('?')}x as fast as {BASELINE}{disturbed}")
         _write(runner.results, json, None, stdout)
-    timed = any(row.provider == provider.name and row.ok for row in runner.results.rows)
-    return status or (0 if timed else 1)
+    return status or int(not any(row.provider == provider.name and row.ok for row in runner.results.rows))
 
 
 def _run(runner: Runner, pairs: Sequence[tuple[Case, str]], head: Sequence[str], about: dict[str, Any]) -> int:

@@ -111,10 +111,7 @@ def version(distribution: str) -> str | None:
 
 
 def sources_hash(package: Path = PACKAGE) -> str:
-    """SHA-256 over path and bytes of every kernel source and plan table, sorted by path.
-
-    Two results files with the same hash were made by the same kernels. Build products are not included.
-    """
+    """SHA-256 over path and bytes of every kernel source and plan table: two files with one hash are of one kernel."""
     digest = hashlib.sha256()
     files = (p for folder in SOURCES for p in (package / folder).rglob("*") if p.is_file())
     for path in sorted(files, key=lambda p: p.relative_to(package).as_posix()):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean as geomean
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +18,6 @@ from rich.text import Text
 
 from onepass.tools.bench.report import case_text, dtype_text, shape_text, time_text, us_text
 from onepass.tools.bench.results import Results, ResultsError, Row
-from onepass.tools.bench.stats import geomean
 from onepass.tools.terminal import fits, table
 
 __all__ = ["Change", "Comparison", "compare", "show"]
@@ -33,6 +33,7 @@ UNJUDGED = {
     "untimed": "without {metric}",
     "disturbed": "disturbed in one of the two, and not judged",
 }
+_STATES = ("absent", "untimed", "timed", "wrong")  # of a row, in the order of what the file says about it
 _MAX_US = 1e15  # 30 years: a longer time, such as infinity, means a broken file
 
 Names = tuple[str, str]  # of the two files, for messages
@@ -64,10 +65,8 @@ class Change:
 
     def order(self) -> tuple[int, float]:
         """Sorts the worst first: regressions, then what did not change, then gains."""
-        ratio = self.ratio
-        if ratio is None:
-            ratio = float("-inf") if self.after.ok else float("inf")
-        return (list(VERDICTS).index(self.verdict), -ratio)
+        without = float("-inf") if self.after.ok else float("inf")
+        return list(VERDICTS).index(self.verdict), -(without if self.ratio is None else self.ratio)
 
     def as_dict(self) -> dict[str, Any]:
         row = ("suite", "case", "function", "direction", "shape", "dim", "dtype", "out_dtype", "provider", "threads")
@@ -142,16 +141,11 @@ def compare(
 ) -> Comparison:
     """Judges each row of `after` by the same row of `before`. Of several rows with one key in a file, the last counts.
 
-    Args:
-        metric: the time to compare: "median_us", "graph_us" or "call_us". Only the first has quantiles.
-        threshold: percent of the time before; a smaller difference is no change.
-        only, skip: providers to judge, or not to judge.
-        any_device: compare files of two devices.
-        names: the names of the files, for messages.
+    `metric` is "median_us", "graph_us" or "call_us"; only the first has quantiles. A difference below `threshold`
+    percent of the time before is no change. `names` are those of the files, for messages.
 
-    Raises:
-        ResultsError: for an impossible time (zero, negative, not finite), with file and row.
-        ValueError: for an unknown provider, two devices, or no row in common.
+    Raises ResultsError for an impossible time (zero, negative, not finite), with file and row, and ValueError for an
+    unknown provider, two devices, or no row in common.
     """
     devices = [file.environment["device"] for file in (before, after)]
     if devices[0] != devices[1] and not any_device:
@@ -189,7 +183,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 
 def _state(row: Row | None, metric: str) -> str:
-    """ "timed", "untimed" (right, without a time of this metric), "wrong" (or raised) or "absent"."""
+    """One of _STATES: "untimed" is right without a time of this metric, "wrong" has raised or a wrong result."""
     if row is None or (not row.ok and (row.error or "").startswith(("skipped", "unsupported"))):
         return "absent"
     return "wrong" if not row.ok else "untimed" if getattr(row, metric) is None else "timed"
@@ -197,17 +191,17 @@ def _state(row: Row | None, metric: str) -> str:
 
 def _judge(found: Comparison, a: Row | None, b: Row | None, names: Names) -> None:
     """Adds one pair of rows to the list that it belongs to."""
-    was, now = _state(a, found.metric), _state(b, found.metric)
-    if a is None or was == "absent":
-        if b is not None and now != "absent":
-            found.unjudged["only_after"].append(b)
-    elif b is None or now == "absent":
-        found.unjudged["only_before"].append(a)
-    elif was == now == "timed" and (a.disturbed or b.disturbed):
-        found.unjudged["disturbed"].append(b)
+    was, now = states = _state(a, found.metric), _state(b, found.metric)
+    if was != now and ("absent" in states or "wrong" not in states):
+        row, where = (b, "only_after") if _STATES.index(now) > _STATES.index(was) else (a, "only_before")
+        found.unjudged[where] += [row] if row else []
+    elif a is None or b is None or was == "absent":
+        return
     elif was == now != "timed":
         found.unjudged["wrong_in_both" if was == "wrong" else "untimed"].append(b)
-    elif was == now or "wrong" in (was, now):
+    elif was == now and (a.disturbed or b.disturbed):
+        found.unjudged["disturbed"].append(b)
+    else:
         before = _time(a, found.metric, names[0]) if was == "timed" else None
         after = _time(b, found.metric, names[1]) if now == "timed" else None
         verdict, noise = "regression" if now == "wrong" else "gain", None
@@ -216,10 +210,6 @@ def _judge(found: Comparison, a: Row | None, b: Row | None, names: Names) -> Non
             changed = not overlap and _differ(before, after, found.threshold)
             verdict = "unchanged" if not changed else "regression" if after > before else "gain"
         found.changes.append(Change(a, b, before, after, noise, verdict))
-    elif was == "untimed":
-        found.unjudged["only_after"].append(b)
-    else:
-        found.unjudged["only_before"].append(a)
 
 
 def _overlap(metric: str, *sides: tuple[Row, float, str]) -> tuple[bool, float | None]:
@@ -250,15 +240,17 @@ def _time(row: Row, name: str, file: str) -> float:
 def show(found: Comparison, files: Sequence[Results], names: Names, on: Console, every: bool = False) -> None:
     """What was compared, the table of the changes or of `every` row, the errors, what was not judged, the sums."""
     before, after = (file.environment for file in files)
-    if found.copy is None:
-        on.print("copy: not timed in both files, so that nothing shows whether the machines were alike", style="yellow")
-    else:
+    warnings = []
+    if found.copies:
         on.print(f"copy: {_mean(found.copies)}")
+    else:
+        warnings.append("copy: not timed in both files, so that nothing shows whether the machines were alike")
     if found.copy_differs():
-        reason = f"the copy changed by more than {COPY_THRESHOLD:g}%: the machines or their clocks differ"
-        on.print(reason, style="yellow")
+        warnings.append(f"the copy changed by more than {COPY_THRESHOLD:g}%: the machines or their clocks differ")
     if before["device"] != after["device"]:
-        on.print(f"the devices differ: {before['device']} before, {after['device']} after", style="yellow")
+        warnings.append(f"the devices differ: {before['device']} before, {after['device']} after")
+    for text in warnings:
+        on.print(text, style="yellow")
     for end, name, e in zip(("before:", "after: "), names, (before, after), strict=True):
         on.print(f"{end} {name}, onepass {e['onepass']}, commit {e['commit'] or 'unknown'}, {e['date']}")
     on.print()
@@ -295,20 +287,18 @@ def _show_table(changes: Sequence[Change], on: Console) -> None:
     body: list[list[str | Text]] = []
     for change in changes:
         row = change.after
-        name = (f"{row.suite}: " if suites else "") + case_text(row)
+        name = f"{row.suite}: " * suites + case_text(row)
         name += f", {_plural(row.threads, 'thread')}" if threads and row.threads else ""
-        name += f", world size {row.world_size}" if worlds else ""
-        times = [
-            us_text(us) if us is not None or side.ok else time_text(side)
-            for side, us in ((change.before, change.before_us), (change.after, change.after_us))
-        ]
-        difference = "" if change.ratio is None else _percent(change.ratio)
-        noise = "" if change.noise is None else f"{100 * change.noise:.1f}%"
-        coloured = [Text(cell, style=VERDICTS[change.verdict]) for cell in (*times, difference, noise, change.verdict)]
+        name += f", world size {row.world_size}" * worlds
+        sides = ((change.before, change.before_us), (change.after, change.after_us))
+        cells = [us_text(us) if us is not None or side.ok else time_text(side) for side, us in sides]
+        cells.append("" if change.ratio is None else _percent(change.ratio))
+        cells += ["" if change.noise is None else f"{100 * change.noise:.1f}%", change.verdict]
+        coloured = [Text(cell, style=VERDICTS[change.verdict]) for cell in cells]
         body.append([name, dtype_text(row), row.provider, *coloured, shape_text(row)])
     head = ("case", "dtype", "provider", "before us", "after us", "change", "noise", "verdict", "shape")
     for count in (9, 8, 7):
-        made = table(head[:count], [cells[:count] for cells in body], left={0, 1, 2, 7, 8})
+        made = table(head[:count], [line[:count] for line in body], left={0, 1, 2, 7, 8})
         if fits(on, made):
             break
     on.print(made, "")

@@ -1,21 +1,24 @@
-"""Every call that is timed is first compared with the float64 definition.
+"""The tensors of a case, random data with the output and for the backward the gradient of the output; their check.
 
-A small tensor is compared completely. Of a large one, whole rows are compared: the first, the last and others drawn at
-random. A reference of 2 million elements is then enough (0.1 s on two cores).
+Every call that is timed is first compared with the float64 definition. A small tensor is compared completely. Of a
+large one, whole rows are compared: the first, the last and others drawn at random. A reference of 2 million elements is
+then enough (0.1 s on two cores).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from onepass import reference
-from onepass.tools.bench.cases import Case
-from onepass.tools.bench.inputs import Inputs
+from onepass.tools.bench.cases import ITEMSIZE, Case
 
+_ALIGN = 512  # bytes, the alignment of torch's allocators
 SAMPLE = 2 << 20  # a tensor of more elements is compared at this many, in rows drawn at random
 # The largest error by the dtype of the result, relative to the output (for the backward to the sum of its terms, for
 # logarithms to at least 1). 16-bit types: 2 ulp of 2**-10 and 2**-7, one for the rounding of the result and one for
@@ -23,11 +26,63 @@ SAMPLE = 2 << 20  # a tensor of more elements is compared at this many, in rows 
 TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 2 * 2.0**-10, "bfloat16": 2 * 2.0**-7}
 
 
-def reference_bytes(case: Case) -> int:
-    """The most memory that a check takes: the float64 reference of the compared rows and its intermediates.
+@dataclass
+class Inputs:
+    """`out` receives the result, for a backward the input's gradient; if it is None, the call allocates its result."""
 
-    It is 128 MiB, or more if single rows are longer than 2 million elements.
-    """
+    case: Case
+    dtype: str
+    x: Tensor
+    out: Tensor | None = None
+    grad: Tensor | None = None
+
+
+def required_bytes(case: Case, dtype: str) -> int:
+    """The memory of a case: its tensors, one more output, and for logsumexp the targets of the two copies."""
+    out = prod(case.shape) * ITEMSIZE[case.result_dtype(dtype)]
+    if case.function == "logsumexp" and case.direction == "forward":
+        out += out // 2
+    return case.bytes(dtype) + out
+
+
+def make_inputs(case: Case, dtype: str, device: torch.device, seed: int) -> Inputs:
+    """Random normal data, which depends only on the seed, the suite and the case's name."""
+    generator = torch.Generator(device).manual_seed(crc32(f"{seed}/{case.suite}/{case.name}".encode()))
+    x = _empty(case, case.shape, dtype, device).normal_(generator=generator)
+    y = _empty(case, case.out_shape(), case.out_dtype or dtype, device)
+    if case.direction == "backward":
+        return Inputs(case, dtype, x, torch.empty_like(x), y.normal_(generator=generator))
+    return Inputs(case, dtype, x, out=y)
+
+
+def _empty(case: Case, shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:
+    """A tensor in the case's layout, or a contiguous one if its shape is not the case's."""
+    layout = case.layout if shape == case.shape else ""
+    if layout == "transposed":
+        return torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=getattr(torch, dtype), device=device).mT
+    memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=device, memory_format=memory_format)
+
+
+def replicate(inputs: Inputs, count: int) -> list[Inputs]:
+    """`count` copies of the inputs, each tensor aligned as an allocation of its own would be."""
+
+    def repeat(like: Tensor | None) -> list[Tensor | None]:
+        if like is None:
+            return [None] * count
+        step = -(-like.numel() * like.element_size() // _ALIGN) * _ALIGN // like.element_size()
+        storage = torch.empty(count * max(step, 1), dtype=like.dtype, device=like.device)
+        return [storage.as_strided(like.shape, like.stride(), i * step).copy_(like) for i in range(count)]
+
+    columns = zip(repeat(inputs.x), repeat(inputs.out), repeat(inputs.grad), strict=True)
+    return [replace(inputs, x=x, out=out, grad=grad) for x, out, grad in columns if x is not None]
+
+
+# The check
+
+
+def reference_bytes(case: Case) -> int:
+    """The most memory that a check takes: 128 MiB, or more if single rows are longer than 2 million elements."""
     elements = prod(case.shape)
     if elements > SAMPLE:
         elements = (max(2, SAMPLE // case.row()) + 2) * case.row() if case.rows() > 1 else case.row()
@@ -72,11 +127,6 @@ class Checker:
             smallest = saved.clamp(min=_smallest(inputs.grad.dtype) / self.tolerance)
             self.scale = smallest * (1 + grad.abs() + (saved * grad).abs().sum(-1, keepdim=True))
 
-    def poison_out(self) -> None:
-        """Fills the output with NaN, so that an element that a call does not write fails the check."""
-        if self.inputs.out is not None:
-            self.inputs.out.fill_(float("nan"))
-
     def check(self, result: Tensor) -> str | None:
         """What is wrong with a call's result, or None. A wrong shape, a wrong dtype and any NaN are errors."""
         case = self.inputs.case
@@ -106,11 +156,8 @@ class Checker:
         view = tensor.permute(*outer, *self.dims)
         if self.rows is None:
             return view.reshape(-1, self.inputs.case.row())
-        rest, index = self.rows, list[Tensor]()
-        for d in reversed(outer):  # the row's number as an index per outer dim, which copies the drawn rows only
-            index.insert(0, (rest % tensor.shape[d]).to(tensor.device))
-            rest = rest // tensor.shape[d]
-        return view[tuple(index)].reshape(len(self.rows), -1)
+        index = torch.unravel_index(self.rows.to(tensor.device), [tensor.shape[d] for d in outer])
+        return view[index].reshape(len(self.rows), -1)  # copies the drawn rows only
 
 
 def _smallest(dtype: torch.dtype) -> float:

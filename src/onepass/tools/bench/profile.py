@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from onepass.tools.bench import timing
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.collect_env import cpu_name, free_bytes
-from onepass.tools.bench.correctness import Checker
-from onepass.tools.bench.inputs import make_inputs, required_bytes
-from onepass.tools.bench.providers import Provider, registry
-from onepass.tools.bench.providers.gallery import GalleryProvider
+from onepass.tools.bench.correctness import Checker, make_inputs, required_bytes
+from onepass.tools.bench.providers import GalleryProvider, Provider, registry
 from onepass.tools.bench.report import BASELINE, OURS, us_text
 from onepass.tools.bench.runner import DeviceLost, recover, synchronise
 from onepass.tools.gallery import VARIANTS, variant
@@ -49,11 +47,7 @@ _LOG = re.compile(rb"^(?:[A-Z]+:\d{4}-\d\d-\d\d |\[[WE]\d{3,} )")
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `onepass profile`.
-
-    `names` are variants of the gallery, or "all". `limit` is the number of rows of torch's table, and `sort` a key that
-    it takes; the default is the self time, on a GPU that of the GPU.
-    """
+    """`names` are variants of the gallery, or "all". `limit` is the number of rows of torch's table, `sort` its key."""
 
     rows: int
     n: int
@@ -77,10 +71,9 @@ class Options:
 
 @dataclass(frozen=True)
 class ProfileLine:
-    """A contestant in the side-by-side table; each number is per call. Times are microseconds.
+    """A contestant in the side-by-side table; each number is per call, and times are microseconds.
 
-    `kernels` and `device_us` are of a GPU. `operators` counts what the host recorded. `kernel` and `operator` took the
-    longest in all their runs together.
+    `operators` counts what the host recorded. `kernel` and `operator` took the longest in all their runs together.
     """
 
     name: str
@@ -100,31 +93,28 @@ def contestants(options: Options) -> tuple[list[Provider], dict[str, str]]:
 
     Raises ValueError for an unknown variant, or for a named one that cannot run on the device or on the shape.
     """
-    chosen: dict[str, Provider] = {name: registry()[name] for name in (BASELINE, OURS)}
-    excluded: dict[str, str] = {}
-    every = VARIANTS if ALL in options.names else ()
-    for name in [name for name in (*options.names, *every) if name != ALL]:
+    chosen, excluded = [registry()[name] for name in (BASELINE, OURS)], {}
+    for name in dict.fromkeys([*options.names, *(VARIANTS if ALL in options.names else ())]):
+        if name == ALL:
+            continue
         provider = GalleryProvider(variant(name))
         reason = provider.unavailable(options.device)
-        if reason is not None:
-            reason = f"cannot run on {options.device}: {reason}"
-        else:
-            reason = provider.unsupported(options.case, options.dtype)
+        reason = reason and f"cannot run on {options.device}: {reason}"
+        reason = reason or provider.unsupported(options.case, options.dtype)
         if reason is None:
-            chosen[name] = provider
+            chosen.append(provider)
         elif name in options.names:
             raise ValueError(f"{name}: {reason}")
         else:
             excluded[name] = reason
-    return list(chosen.values()), excluded
+    return chosen, excluded
 
 
 def run(options: Options, on: Console) -> tuple[int, list[ProfileLine]]:
     """Profiles, prints the tables, and returns the exit status and the lines of the side-by-side table.
 
-    The status is 1 if a contestant was wrong or raised, or if the trace could not be written.
-
-    Raises ValueError for an option that cannot be met, before anything runs.
+    The status is 1 if a contestant was wrong or raised, or if the trace could not be written. Raises ValueError for an
+    option that cannot be met, before anything runs.
     """
     import onepass
 
@@ -140,24 +130,21 @@ def run(options: Options, on: Console) -> tuple[int, list[ProfileLine]]:
     on.print(f"onepass {onepass.__version__}, torch {torch.__version__}, on {where}")
     for name, reason in excluded.items():
         on.print(f"  without {name}: {reason}")
-    calls = f"{options.calls} calls" if options.calls > 1 else "1 call"
-    if not options.warmup:
-        calls = f"the first {calls}" if options.calls > 1 else "the first call"
+    calls = f"{options.calls} calls" if options.calls > 1 else "1 call" if options.warmup else "call"
+    calls = calls if options.warmup else f"the first {calls}"
     profiler = Profiler(options)
-    right, found, status = list[Provider](), list[ProfileLine](), 0
+    right, found = list[Provider](), list[ProfileLine]()
     try:
         for provider in chosen:
             on.print(f"\n{provider.name}: {size} on {options.device}, {calls}")
             text, line = profiler.measure(provider)
             on.print(text, soft_wrap=True)
-            if line is None:
-                status = 1
-            else:
-                found.append(line)
-                right.append(provider)
+            found += [line] if line else []
+            right += [provider] if line else []
     except DeviceLost as lost:
         on.print(f"stopped: {lost}")
-        right, status = [], 1
+        right = []
+    status = int(len(right) < len(chosen))
     if found:
         show(found, options.gpu, on)
     if options.gpu and any(not line.kernels for line in found):
@@ -215,9 +202,11 @@ class Profiler:
     def __init__(self, options: Options):
         self.options, self.device, self.gpu = options, options.device, options.gpu
         self.log: list[str] = []
-        self.inputs = make_inputs(options.case, options.dtype, self.device, 0).without_out()
+        self.inputs = replace(make_inputs(options.case, options.dtype, self.device, 0), out=None)
         self.checker = Checker(self.inputs, 0)
-        with self._on_device(), self._record(), record_function("first"):
+        if self.gpu:
+            torch.cuda.set_device(self.device)
+        with self._record(), record_function("first"):
             torch.empty(1)  # the first profile of a process adds 2 ms to the call in it
 
     @cached_property
@@ -225,23 +214,19 @@ class Profiler:
         return timing.Cuda(self.device)
 
     def measure(self, provider: Provider) -> tuple[str, ProfileLine | None]:
-        """torch's table and the line of this contestant, or what is wrong with it and None.
-
-        Raises DeviceLost if the contestant leaves the GPU in an error from which no later call recovers.
-        """
+        """torch's table and the line of this contestant, or what is wrong with it and None. Raises DeviceLost."""
         options = self.options
         try:
-            with self._on_device():
-                call = provider.prepare(self.inputs)
-                for _ in range(WARMUP if options.warmup else 0):
-                    result = call()
-                synchronise(self.device)
-                if options.warmup and (wrong := self.checker.check(result)):
-                    return f"wrong: {wrong}", None
-                with self._record() as prof:
-                    result = self._call(provider)
-                if wrong := self.checker.check(result):
-                    return f"wrong: {wrong}", None
+            call = provider.prepare(self.inputs)
+            for _ in range(WARMUP if options.warmup else 0):
+                result = call()
+            synchronise(self.device)
+            if options.warmup and (wrong := self.checker.check(result)):
+                return f"wrong: {wrong}", None
+            with self._record() as prof:
+                result = self._call(provider)
+            if wrong := self.checker.check(result):
+                return f"wrong: {wrong}", None
         except Exception as error:  # a contestant may raise anything; its line then says so
             return f"raised: {recover(self.device, provider.name, error)}", None
         sort = options.sort or ("self_cuda_time_total" if options.gpu else "self_cpu_time_total")
@@ -252,7 +237,7 @@ class Profiler:
 
     def trace(self, chosen: Sequence[Provider], file: str) -> None:
         """Writes one more profile, of all contestants in turn, as a Chrome trace. Raises OSError."""
-        with self._on_device(), self._record() as prof:
+        with self._record() as prof:
             for provider in chosen:
                 self._call(provider)
                 synchronise(self.device)
@@ -293,9 +278,6 @@ class Profiler:
             with capture_log(self.log):
                 prof.stop_trace()
 
-    def _on_device(self) -> contextlib.AbstractContextManager[object]:
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
-
 
 # The side-by-side table
 
@@ -325,10 +307,7 @@ def make_line(name: str, events: Iterable[Any], calls: int) -> ProfileLine:
 
 
 def show(lines: Sequence[ProfileLine], gpu: bool, on: Console) -> None:
-    """Prints the table and how to read it.
-
-    "of torch's" is the time relative to torch's, on the device or, without a GPU, on the host.
-    """
+    """Prints the table and how to read it. "of torch's" is of the times on the device, if there is one."""
     times = {line.name: line.device_us if gpu else line.host_us for line in lines}
     baseline = times.get(BASELINE)
     head = ["contestant", *(["kernels", "device us"] if gpu else ["operators"]), "host us", "of torch's"]

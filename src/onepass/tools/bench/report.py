@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from statistics import fmean
+from statistics import geometric_mean as geomean
 from typing import Any
 
 from rich.console import Console, Group
@@ -14,7 +16,6 @@ from rich.text import Text
 
 from onepass.tools.bench.cases import ITEMSIZE, SHORT, Case
 from onepass.tools.bench.results import Row
-from onepass.tools.bench.stats import geomean
 from onepass.tools.terminal import fits, progress_bar, table
 
 OURS, BASELINE = "onepass", "torch"
@@ -34,16 +35,14 @@ class Line:
 
     def fastest(self) -> str | None:
         """The fastest provider, without the copy and without wrong or disturbed times."""
-        usable = {n: r.median_us for n, r in self.rows.items() if r.ok and not r.disturbed and r.median_us}
-        usable.pop("copy", None)
-        return min(usable, key=lambda n: usable[n]) if usable else None
+        usable = {n: r.median_us for n, r in self.rows.items() if r.ok and not r.disturbed and n != "copy"}
+        return min(usable, key=lambda n: usable[n] or 0, default=None)
 
     def speedup(self, over: str = BASELINE, of: str = OURS, metric: str = "median_us") -> float | None:
         """How many times as fast as `over` the provider `of` is, if both were timed."""
         a, b = self.rows.get(of), self.rows.get(over)
-        if a and b and a.ok and b.ok and getattr(a, metric) and getattr(b, metric):
-            return float(getattr(b, metric) / getattr(a, metric))
-        return None
+        us, other = (getattr(row, metric) if row and row.ok else None for row in (a, b))
+        return float(other / us) if us and other else None
 
     def speedup_text(self, of: str = OURS) -> str:
         """How many times as fast as torch the provider is, with a `?` if one of the two times was disturbed."""
@@ -120,13 +119,12 @@ def _cell(line: Line, name: str, graph: bool) -> Text:
     if row is None:
         return Text()
     time, share = time_text(row), row.gbps if name == "copy" else row.copy_fraction
-    text = time
-    if row.ok:
-        best = name == line.fastest()
-        shown = "" if share is None else f"{share:.0f}" if name == "copy" else f"{share:.2f}"
-        text = "*" * best + f"{time} {shown:>4}" + (f" {_graph_text(row):>5}" if graph else "")
-        return Text(text, style="bold green" if best else "yellow" if row.disturbed else "dim" * (name == "copy"))
-    return Text(text, style="bold red" if time in ("WRONG", "ERROR") else "yellow" * (time == "skipped"))
+    if not row.ok:
+        return Text(time, style="bold red" if time in ("WRONG", "ERROR") else "yellow" * (time == "skipped"))
+    best = name == line.fastest()
+    shown = "" if share is None else f"{share:.0f}" if name == "copy" else f"{share:.2f}"
+    text = "*" * best + f"{time} {shown:>4}" + (f" {_graph_text(row):>5}" if graph else "")
+    return Text(text, style="bold green" if best else "yellow" if row.disturbed else "dim" * (name == "copy"))
 
 
 # The table
@@ -188,23 +186,21 @@ def summary(rows: Sequence[Row]) -> list[str]:
     def mean(of: list[float]) -> str:
         return f"{geomean(of):.2f}"
 
-    def share(of: list[float]) -> str:
+    def mean_and_most(of: list[float]) -> str:
         return f"{geomean(of):.2f} (at most {max(of):.2f})"
 
     def microseconds(of: list[float]) -> str:
-        return f"{sum(of) / len(of):.1f} (at most {max(of):.1f})"
+        return f"{fmean(of):.1f} (at most {max(of):.1f})"
+
+    def shortest(of: list[float]) -> str:
+        return us_text(min(of))
 
     numbers: tuple[tuple[str, Callable[[Row], float | None], Callable[[list[float]], str], str], ...] = (
         ("of a copy's speed", lambda row: row.copy_fraction, mean, " (geometric means)"),
         ("inputs under 64 MB, us more than the copy", over_copy, microseconds, ""),
         ("in a CUDA graph, of a copy's speed", graph_fraction, mean, " (geometric means)"),
-        ("logsumexp, time relative to a copy of the input", input_share, share, ""),
-        (
-            "shortest call, host included",
-            lambda row: None if row.threads else row.call_us,
-            lambda of: us_text(min(of)),
-            " us",
-        ),
+        ("logsumexp, time relative to a copy of the input", input_share, mean_and_most, ""),
+        ("shortest call, host included", lambda row: None if row.threads else row.call_us, shortest, " us"),
     )
     text = _speedups(rows, "median_us", f"{OURS} is")
     for begin, value, show, end in numbers:
@@ -240,17 +236,17 @@ def problems(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         where = f"{row.case}, {dtype_text(row)}"
         if row.graph_error:
-            text = f"{where}: no time in a graph: {row.graph_error}"
-            reasons.setdefault((row.provider, f"graph: {row.graph_error}"), []).append(text)
+            text = f"no time in a graph: {row.graph_error}"
+            reasons.setdefault((row.provider, text), []).append(f"{where}: {text}")
         if not row.ok and row.provider != "copy":
             # the numbers of a wrong result differ from case to case; the first case stands for all
             kind = "wrong" if (row.error or "").startswith("wrong") else row.error or "error"
             reasons.setdefault((row.provider, kind), []).append(f"{where}: {row.error}")
     sentences = []
-    for (name, kind), found in reasons.items():
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        count = f"{kind} ({len(found)} cases)" if kind.startswith("unsupported") else f"{found[0]}{more}"
-        sentences.append(f"{name}: {count}")
+    for (name, kind), (first, *others) in reasons.items():
+        text = first + f" (and {len(others)} more)" * bool(others)
+        text = f"{kind} ({len(others) + 1} cases)" if kind.startswith("unsupported") else text
+        sentences.append(f"{name}: {text}")
     return sentences
 
 
@@ -347,8 +343,8 @@ def _row_text(row: Row) -> str:
         text += f"  ({us_text(row.p20_us)} to {us_text(row.p80_us)})".ljust(22)
     if row.gbps is not None and row.copy_fraction is not None:
         text += f" {row.gbps:>7.1f} GB/s  {row.copy_fraction:.2f} of a copy"
-    share = input_share(row)
-    text += f"  {share:.2f} of the time of a copy of the input" if share is not None and row.provider != "copy" else ""
+    if (share := input_share(row)) is not None and row.provider != "copy":
+        text += f"  {share:.2f} of the time of a copy of the input"
     text += f"  graph {_graph_text(row)}" if row.graph_us is not None or row.graph_error else ""
     text += f"  call {us_text(row.call_us)} us" if row.call_us is not None else ""
     return text + (f"  ? {row.disturbed}" if row.disturbed else "")

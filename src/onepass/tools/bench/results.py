@@ -81,23 +81,21 @@ _TYPES["None"] = (type(None),)
 def parse(data: Any, where: str = "results") -> Results:
     """Checks decoded JSON against the schema. Raises ResultsError for the first thing that is wrong."""
 
-    def expect(value: Any, kind: type, name: str, what: str) -> None:
+    def expect(value: Any, kind: type[dict[Any, Any] | list[Any]], name: str) -> Any:
         if not isinstance(value, kind):
+            what = "an object" if kind is dict else "a list"
             raise ResultsError(f"{where}: {name} should be {what}, got {_describe(value)}")
+        return value
 
-    expect(data, dict, "a results file", "an object")
-    schema = data.get("schema")
+    schema = expect(data, dict, "a results file").get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise ResultsError(f"{where}: schema {schema!r} is not known, this version reads schemas 1 to {SCHEMA}")
-    environment, rows = data.get("environment"), data.get("rows")
-    expect(environment, dict, "'environment'", "an object")
+    environment = expect(data.get("environment"), dict, "'environment'")
     if missing := [name for name in ENVIRONMENT if name not in environment]:
         raise ResultsError(f"{where}: 'environment' lacks {', '.join(missing)}")
-    expect(rows, list, "'rows'", "a list")
-    added_later = {name: None for name, first in ADDED.items() if first > schema}
-    for i, row in enumerate(rows):
-        expect(row, dict, f"row {i}", "an object")
-    return Results(environment, [_parse_row(added_later | row, f"{where}: row {i}") for i, row in enumerate(rows)])
+    absent = {name: None for name, first in ADDED.items() if first > schema}
+    rows = [absent | expect(row, dict, f"row {i}") for i, row in enumerate(expect(data.get("rows"), list, "'rows'"))]
+    return Results(environment, [_parse_row(row, f"{where}: row {i}") for i, row in enumerate(rows)])
 
 
 def _parse_row(row: dict[str, Any], where: str) -> Row:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from onepass.tools.bench import graph, timing
+from onepass.tools.bench import timing
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.collect_env import environment, free_bytes
-from onepass.tools.bench.correctness import Checker, reference_bytes
-from onepass.tools.bench.inputs import Inputs, make_inputs, replicate, required_bytes
+from onepass.tools.bench.correctness import Checker, Inputs, make_inputs, reference_bytes, replicate, required_bytes
 from onepass.tools.bench.providers import COPY, Provider, copy_of_input
 from onepass.tools.bench.report import Progress
 from onepass.tools.bench.results import Results, Row
-from onepass.tools.bench.stats import MIN_SAMPLES, Stats, mark_disturbed, slow_copies, spread_reason
-from onepass.tools.bench.timing import Budget
+from onepass.tools.bench.timing import MIN_SAMPLES, Budget, Stats, mark_disturbed, slow_copies, spread_reason
 
 
 class DeviceLost(RuntimeError):
@@ -49,15 +48,14 @@ class _Entry:
     row: Row
     call: Callable[[], Any] = lambda: None
     allocating_call: Callable[[], Any] = lambda: None
-    dropped: bool = False  # because another provider runs the same engine
-
-    @property
-    def right(self) -> bool:
-        return self.row.error is None and not self.dropped
 
     def set_times(self, stats: Stats, call_us: float) -> None:
         self.row.median_us, self.row.p20_us, self.row.p80_us = stats.median, stats.p20, stats.p80
         self.row.call_us, self.row.ok, self.row.disturbed = call_us, True, spread_reason(stats)
+
+
+def _right(entries: Sequence[_Entry]) -> list[_Entry]:
+    return [entry for entry in entries if entry.row.error is None]
 
 
 @dataclass
@@ -107,14 +105,14 @@ class Runner:
         self.progress.start_case(case, dtype)
         entries = [_Entry(p, self._new_row(p, case, dtype)) for p in (COPY, *self.providers)]
         self._measure(entries, case, dtype)
-        rows = [entry.row for entry in entries if not entry.dropped]
+        rows = [entry.row for entry in entries]
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # the next case has other sizes, so that cached blocks would only add to them
         self.progress.finish_case(rows)
         return rows
 
     def _measure(self, entries: list[_Entry], case: Case, dtype: str) -> None:
-        """Fills the rows in."""
+        """Fills the rows in, and removes providers whose engine another provider runs."""
         free = self.free() if self.free else free_bytes(str(self.device))
         free -= free // 10  # reserved for everything else
         need = required_bytes(case, dtype) + reference_bytes(case)
@@ -124,23 +122,36 @@ class Runner:
             for entry in entries:
                 entry.row.error = reason
             return
+        free -= need
         for entry in entries[1:]:
-            self._reject_unsupported(entry, case, dtype, free - need)
+            takes, refusal = entry.provider.workspace(case, dtype), entry.provider.unsupported(case, dtype)
+            if refusal is not None:
+                entry.row.error = f"unsupported: {refusal}"
+            elif takes > free:
+                self._fail(entry, f"skipped: takes {_size(takes)} more, {_size(free)} are free")
         self.progress.status("making data")
         inputs = make_inputs(case, dtype, self.device, self.seed)
-        for entry in entries:
+        engines = set[str]()
+        for entry in entries[:]:
             entry.row.strides = list(inputs.x.stride())
-        self._drop_duplicates([e for e in entries if e.right], inputs)
+            with self._report_errors(entry):
+                engine = entry.row.engine = entry.provider.engine(inputs) if entry.row.error is None else None
+                if engine in engines and entry.row.provider not in self.named:
+                    entries.remove(entry)
+                engines.update([engine] if engine else [])
         self.progress.status("computing the reference")
         checker = Checker(inputs, self.seed)
-        for entry in (e for e in entries if e.right):
+        for entry in _right(entries):
             self._check(entry, checker, inputs)
         del checker
-        right = [e for e in entries if e.right]
+        right, copy, input_us = _right(entries), copy_of_input(inputs), None
         if self.clocks is None:
-            input_us = self._time_cpu(right, inputs)
+            input_us = self._time_cpu(right, copy)
         else:
-            input_us = self._time_cuda(right, inputs, self.clocks, free - need)
+            input_us = self.clocks.cold(copy, self.budget).median if copy else None
+            self._time_cuda(right, self.clocks)
+            if self.graph:
+                self._time_graphs(_right(right), inputs, self.clocks, free)
         copy_us = entries[0].row.median_us
         for row in (entry.row for entry in right):
             if row.ok and row.median_us and copy_us:
@@ -149,66 +160,34 @@ class Runner:
                 row.input_copy_us = input_us
 
     def _new_row(self, provider: Provider, case: Case, dtype: str) -> Row:
-        return Row(
-            suite=case.suite,
-            case=case.name,
-            function=case.function,
-            shape=list(case.shape),
-            strides=[],
-            dim=list(case.dim) if isinstance(case.dim, tuple) else case.dim,
-            dtype=dtype,
-            out_dtype=case.out_dtype or dtype,
-            direction=case.direction,
-            provider=provider.name,
-            version=provider.version(),
-            threads=torch.get_num_threads() if self.device.type == "cpu" else None,
-            bytes=case.bytes(dtype),
-        )
-
-    def _reject_unsupported(self, entry: _Entry, case: Case, dtype: str, free: int) -> None:
-        """Excludes a provider that does not support the case or does not fit, with a message for the latter."""
-        reason = entry.provider.unsupported(case, dtype)
-        takes = entry.provider.workspace(case, dtype)
-        if reason is not None:
-            entry.row.error = f"unsupported: {reason}"
-        elif takes > free:
-            self._fail(entry, f"skipped: takes {_size(takes)} more, {_size(free)} are free")
-
-    def _drop_duplicates(self, entries: Sequence[_Entry], inputs: Inputs) -> None:
-        """Records the engine of each provider, and drops one whose engine another provider runs already."""
-        seen = set[str]()
-        for entry in entries:
-            try:
-                engine = entry.row.engine = entry.provider.engine(inputs)
-            except Exception as error:  # a provider may raise anything; the row then shows it
-                self._fail(entry, f"raised: {self._recover(entry, error)}")
-                continue
-            entry.dropped = engine in seen and entry.row.provider not in self.named
-            seen.update([engine] if engine else [])
+        shape, dim = list(case.shape), list(case.dim) if isinstance(case.dim, tuple) else case.dim
+        out_dtype, direction = case.out_dtype or dtype, case.direction
+        row = Row(case.suite, case.name, case.function, shape, [], dim, dtype, out_dtype, direction, provider.name)
+        row.version, row.bytes = provider.version(), case.bytes(dtype)
+        row.threads = torch.get_num_threads() if self.device.type == "cpu" else None
+        return row
 
     def _check(self, entry: _Entry, checker: Checker, inputs: Inputs) -> None:
         """Checks every call that will be timed, into an output filled with NaN. The copy has no definition."""
         self.progress.status(f"checking {entry.row.provider}")
         provider = entry.provider
-        try:
+        with self._report_errors(entry):
             entry.call = entry.allocating_call = provider.prepare(inputs)
             if provider is COPY:
                 return
             if provider.writes_out(inputs):
-                entry.allocating_call = provider.prepare(inputs.without_out())
+                entry.allocating_call = provider.prepare(replace(inputs, out=None))
             for call in dict.fromkeys([entry.call, entry.allocating_call]):
-                checker.poison_out()
+                if inputs.out is not None:
+                    inputs.out.fill_(float("nan"))
                 wrong = checker.check(call())
                 synchronise(self.device)
                 if wrong:
                     self._fail(entry, f"wrong: {wrong}")
                     return
-        except Exception as error:
-            self._fail(entry, f"raised: {self._recover(entry, error)}")
 
-    def _time_cpu(self, entries: Sequence[_Entry], inputs: Inputs) -> float | None:
+    def _time_cpu(self, entries: Sequence[_Entry], copy: Callable[[], Any] | None) -> float | None:
         """Times all in turns: calls into a given output, then calls that allocate. Returns the input copy's time."""
-        copy = copy_of_input(inputs)
         self.progress.status(f"timing {len(entries)} in turns")
         calls = {e.row.provider: e.call for e in entries} | ({"": copy} if copy else {})
         stats = timing.alternate(calls, self.budget)
@@ -218,39 +197,40 @@ class Runner:
             entry.set_times(stats[entry.row.provider], allocating[entry.row.provider].median)
         return stats[""].median if copy else None
 
-    def _time_cuda(self, entries: Sequence[_Entry], inputs: Inputs, clocks: timing.Cuda, free: int) -> float | None:
-        """Times one after the other. Returns the time of the input's copy."""
-        copy = copy_of_input(inputs)
-        input_us = clocks.cold(copy, self.budget).median if copy else None
+    def _time_cuda(self, entries: Sequence[_Entry], clocks: timing.Cuda) -> None:
+        """Times one after the other."""
         for entry in entries:
             self.progress.status(f"timing {entry.row.provider}")
-            try:
+            with self._report_errors(entry):
                 stats = clocks.cold(entry.call, self.budget)
                 entry.set_times(stats, clocks.back_to_back(entry.allocating_call, self.budget))
-            except Exception as error:
-                self._fail(entry, f"raised: {self._recover(entry, error)}")
-        if self.graph:
-            self._time_graphs([e for e in entries if e.row.ok], inputs, clocks, free)
-        return input_us
 
     def _time_graphs(self, entries: Sequence[_Entry], inputs: Inputs, clocks: timing.Cuda, free: int) -> None:
         """Times all over the same buffers. A call that cannot be captured gets a reason instead of a time."""
         size = inputs.case.bytes(inputs.dtype)
-        count = graph.buffer_count(clocks.l2, size)
+        count = timing.buffer_count(clocks.l2, size)
         buffers: list[Inputs] = []
         for entry in entries:
             self.progress.status(f"timing {entry.row.provider} in a graph")
             takes = 0 if entry.provider is COPY else entry.provider.workspace(inputs.case, inputs.dtype)
-            entry.row.graph_error = graph.cannot_capture(count, size, takes, free)
+            entry.row.graph_error = timing.cannot_capture(count, size, takes, free)
             if entry.row.graph_error:
                 continue
             try:
                 buffers = buffers or replicate(inputs, count)
                 calls = [entry.provider.prepare(buffer) for buffer in buffers]
                 about = entry.row.median_us or 0.0
-                entry.row.graph_us = graph.time_launch(self.device, calls, about, self.budget.seconds)
+                entry.row.graph_us = timing.time_launch(self.device, calls, about, self.budget.seconds)
             except Exception as error:
                 entry.row.graph_error = self._recover(entry, error)
+
+    @contextmanager
+    def _report_errors(self, entry: _Entry) -> Iterator[None]:
+        """A provider may raise anything; its row then shows it."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(entry, f"raised: {self._recover(entry, error)}")
 
     def _recover(self, entry: _Entry, error: Exception) -> str:
         return recover(self.device, f"{entry.row.provider} on {entry.row.case}", error)

@@ -1,23 +1,58 @@
-"""The clocks. `docs/benchmark.md` says what each number means; they are never mixed.
+"""The clocks, and what their samples mean: median, p20 and p80, and which times were disturbed.
+
+`docs/benchmark.md` says what each number means; they are never mixed:
 
 alternate     CPU: wall clock of a call; the providers take turns
 cold          GPU: events around a call whose data is not in the L2 (what triton.testing.do_bench measures)
 back_to_back  GPU: wall clock per call of many calls in sequence, including the host
+time_launch   GPU: a launch within a CUDA graph, whose data is not in the L2
 
-`graph.py` has the third number of a GPU, a launch within a CUDA graph.
+A row is disturbed, by something else that used the machine, if its 80th percentile is more than twice its 20th. A case
+is disturbed, with all its rows, if its copy is, or if the copy takes far longer than the copies of the run's other
+cases allow. The time is compared, not GB/s: caches and launches make the GB/s of small copies differ tenfold in an
+honest run, but a copy takes no longer than one of more bytes. (In the results files of this repository, of CPUs and an
+H200, it takes up to 2.6 times as long.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+from statistics import median, quantiles
 from time import perf_counter_ns
 
 import torch
+from torch import Tensor
 
-from onepass.tools.bench.stats import Stats, summarise
+from onepass.tools.bench.results import Row
 
 Call = Callable[[], object]
+MAX_SPREAD = 2.0
+MAX_SLOWDOWN = 4.0
+SIZE_RANGE = 8  # a smaller copy bounds the time of one of up to 8 times as many bytes
+CACHE_SPEEDUP = 4.0  # how much faster than memory a cache is, which may have held the smaller copy only
+MIN_SAMPLES = 5  # with fewer samples the two percentiles are single samples
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Microseconds."""
+
+    median: float
+    p20: float
+    p80: float
+    samples: int
+
+
+def summarise(samples: Sequence[float]) -> Stats:
+    """The quantiles are interpolated linearly, as torch and NumPy do. Raises ValueError for no samples."""
+    if not samples:
+        raise ValueError("no samples to summarise")
+    fifths = quantiles(samples if len(samples) > 1 else [*samples, *samples], n=5, method="inclusive")
+    return Stats(median(samples), fifths[0], fifths[3], len(samples))
 
 
 @dataclass(frozen=True)
@@ -50,10 +85,10 @@ QUICK = Budget(seconds=0.12, min_samples=3, max_samples=200, warmup=0.02)
 
 
 def schedule(counts: Mapping[str, int]) -> list[str]:
-    """The order of the turns: each name has `counts[name]` turns, spread evenly over the whole time.
+    """The order of the turns, each name's spread evenly over the whole time: with equal counts they alternate.
 
-    With equal counts the names alternate. The first name of a round moves on by one each round, so that none always
-    runs after the same neighbour and finds that neighbour's data in the caches.
+    The first name of a round moves on by one each round, so that none always finds the same neighbour's data in the
+    caches.
 
     >>> schedule({"a": 2, "b": 2, "c": 1})
     ['a', 'b', 'b', 'c', 'a']
@@ -98,7 +133,7 @@ class Cuda:
         self.flush = torch.empty(max(2 * self.l2, 256 << 20) // 4, dtype=torch.int32, device=device)
         # A few pairs of events are reused. With new ones for each sample, every other median was 0.6 us longer, that
         # of a copy too (H200, 2026-11-22).
-        self.pairs = [(_event(), _event()) for _ in range(8)]
+        self.pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(8)]
         self.flush_us = sorted(self.events(self.flush.zero_, 5, 0))[2]
 
     def spin_up(self, seconds: float = 0.3) -> None:
@@ -164,5 +199,145 @@ class Cuda:
         return samples
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
+# A launch within a CUDA graph, which excludes the host. The graph makes the call on each of several buffers in turn.
+# They exceed twice the L2 together, so that a buffer has left it when its turn comes again.
+
+MAX_BUFFERS = 8192  # with more buffers each is so small that the time is the launch alone
+MIN_LAUNCHES = 20  # per graph where the budget allows, so that its begin and end do not count
+REPLAYS = (3, 20)
+
+
+def buffer_count(l2: int, bytes_each: int) -> int:
+    """How many buffers of this size exceed twice the L2 together; at least two.
+
+    >>> buffer_count(50 << 20, 1 << 20), buffer_count(50 << 20, 2 << 30)
+    (101, 2)
+    """
+    return max(2, 2 * l2 // max(bytes_each, 1) + 1)
+
+
+def rounds_per_graph(count: int, each_us: float, seconds: float) -> int:
+    """How often a graph goes through its `count` buffers: for MIN_LAUNCHES launches in all, or fewer if a replay would
+    take more than a quarter of `seconds`, and at least once.
+
+    >>> [rounds_per_graph(*of, 0.1) for of in ((4, 10.0), (1000, 2.0), (2, 5000.0), (2, 50000.0))]
+    [5, 1, 2, 1]
+    """
+    affordable = int(seconds / 4 * 1e6 / max(count * each_us, 1e-3))
+    return max(1, min(ceil(MIN_LAUNCHES / count), affordable))
+
+
+def cannot_capture(count: int, bytes_each: int, workspace: int, free: int) -> str | None:
+    """Why `count` buffers of this size are not made, or None. `workspace` is what a call allocates besides its output.
+
+    >>> cannot_capture(101, 1 << 20, 1 << 20, 1 << 30), cannot_capture(2, 2 << 30, 1 << 30, 6 << 30)
+    (None, '2 buffers of 2048.0 MiB and their outputs do not fit')
+    """
+    if count > MAX_BUFFERS:
+        return f"{count} buffers of {bytes_each} bytes would be needed to leave the L2, more than {MAX_BUFFERS}"
+    if 2 * count * bytes_each + workspace > free:  # twice: a provider may allocate its own outputs
+        return f"{count} buffers of {bytes_each / 2**20:.1f} MiB and their outputs do not fit"
+    return None
+
+
+def time_launch(device: torch.device, calls: Sequence[Call], each_us: float, seconds: float) -> float:
+    """Microseconds per launch: the time of a replay, repeated for `seconds`, divided by the number of launches.
+
+    `calls` is the call on each of the buffers; `each_us` its approximate time. Raises what a call raises during its
+    capture, and RuntimeError if a replay does not write the output because the call launches on a stream of its own.
+    The current stream is restored in any case.
+    """
+    home, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    graph = torch.cuda.CUDAGraph()
+    errors: list[Exception] = []
+    try:
+        side.wait_stream(home)
+        with torch.cuda.stream(side):  # one-time work of a call happens before the capture
+            for call in calls[:3]:
+                call()
+        home.wait_stream(side)
+        torch.cuda.synchronize(device)
+        rounds = rounds_per_graph(len(calls), each_us, seconds)
+        # An output that a call allocates is released when its buffer's turn comes again, so that outputs rotate as the
+        # inputs do.
+        outputs: deque[object] = deque(maxlen=len(calls))
+        try:
+            with torch.cuda.graph(graph, stream=side):
+                try:
+                    for call in [*calls] * rounds:
+                        outputs.append(call())
+                except Exception as error:
+                    errors.append(error)
+                    raise
+        except Exception as error:  # the end of a spoilt capture raises too, with a less helpful message
+            errors.append(error)
+        if errors:
+            raise errors[0]
+        out = outputs[-1]
+        if isinstance(out, Tensor) and out.is_floating_point():
+            out.fill_(float("nan"))
+        graph.replay()  # from now on each replay finds the L2 as the previous one left it, and the host is ahead
+        if isinstance(out, Tensor) and bool(out.isnan().any()):
+            raise RuntimeError("a replay of the graph does not write the output: the launch is not in it")
+        each = _replay(device, graph, 1)[0] * 1e-6
+        count = max(REPLAYS[0], min(REPLAYS[1], int(seconds / max(each, 1e-9))))
+        return summarise([us / (rounds * len(calls)) for us in _replay(device, graph, count)]).median
+    finally:
+        errors.clear()  # breaks the cycle of exception and frame, so that the buffers are freed at once
+        if torch.cuda.current_stream(device) != home:  # a failed capture leaves its own stream current
+            torch.cuda.set_stream(home)
+        torch.cuda.synchronize(device)
+        graph.reset()
+
+
+def _replay(device: torch.device, graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
+    """Microseconds of each of `count` replays, after one that does not count."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    graph.replay()
+    marks[0].record()
+    for mark in marks[1:]:
+        graph.replay()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [start.elapsed_time(end) * 1e3 for start, end in pairwise(marks)]
+
+
+# Disturbed times
+
+
+def spread_reason(stats: Stats) -> str | None:
+    """Why a row with these times is disturbed, or None.
+
+    >>> spread_reason(Stats(20.0, 10.0, 26.0, 100)), spread_reason(Stats(20.0, 19.0, 26.0, 100))
+    ('p80 is 2.6 times p20', None)
+    """
+    if stats.samples < MIN_SAMPLES or stats.p80 <= MAX_SPREAD * stats.p20:
+        return None
+    return f"p80 is {stats.p80 / stats.p20:.1f} times p20"
+
+
+def slow_copies(rows: Sequence[Row]) -> dict[tuple[str, ...], str]:
+    """The cases, by `Row.key`, whose copy takes more than MAX_SLOWDOWN times as long as the others allow, with reasons.
+
+    The bound is the time of the fastest copy of at least as many bytes. A looser one, for the largest copies, follows
+    from the slowest copy of fewer bytes, down to an eighth.
+    """
+    copies = [(row, row.bytes, row.median_us) for row in rows if row.provider == "copy" and row.ok and row.median_us]
+    found: dict[tuple[str, ...], str] = {}
+    for row, size, took in copies:
+        others = [(bytes_, us) for other, bytes_, us in copies if other is not row]
+        bounds = [us for bytes_, us in others if bytes_ >= size]
+        smaller = [us * size / bytes_ for bytes_, us in others if size <= SIZE_RANGE * bytes_ < SIZE_RANGE * size]
+        bounds += [CACHE_SPEEDUP * max(smaller)] if smaller else []
+        if bounds and took > MAX_SLOWDOWN * min(bounds):
+            found[row.key()] = f"its copy takes {took / min(bounds):.1f} times as long as other copies of the run allow"
+    return found
+
+
+def mark_disturbed(rows: Sequence[Row]) -> None:
+    """Sets `disturbed` on every row of a case whose copy is disturbed."""
+    copies = [row for row in rows if row.provider == "copy" and row.disturbed]
+    reasons = {row.key(): f"of its copy {row.disturbed}" for row in copies} | slow_copies(rows)
+    for row in rows:
+        if row.ok and not row.disturbed:
+            row.disturbed = reasons.get(row.key())

@@ -14,11 +14,9 @@ from typing import Any, NoReturn
 
 import click
 
-from onepass.tools.cli.bench import bench, info, plot
-from onepass.tools.cli.compare import compare
+from onepass.tools.cli.bench import bench, compare, info, plot, profile
 from onepass.tools.cli.explain import explain
 from onepass.tools.cli.gallery import gallery
-from onepass.tools.cli.profile import profile
 from onepass.tools.cli.traffic import traffic
 from onepass.tools.cli.tune import tune
 from onepass.tools.cli.warmup import warmup

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from onepass.tools.cli.params import Command, answer, check_finite, json_option, parse_dtype, parse_ints
+from onepass.tools.cli.params import Command, answer, check_finite, json_option, parse_dtype, parse_ints, usage_errors
 
 
 @click.command(cls=Command, short_help="Show how a call would run: engine, launch, bytes, time.")
@@ -50,7 +49,7 @@ def explain(
 
     import onepass
 
-    try:
+    with usage_errors(ValueError, TypeError, LookupError, RuntimeError):  # a wrong dim, dtype or engine
         explanation = onepass.explain(
             shape,
             dims[0] if len(dims) == 1 else dims,
@@ -58,6 +57,4 @@ def explain(
             out_dtype=getattr(torch, parse_dtype(out_dtype)) if out_dtype else None,
             **options,
         )
-    except (ValueError, TypeError, LookupError, RuntimeError) as error:  # a wrong dim, dtype or engine
-        raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
     answer(json_file, explanation.as_dict, lambda: click.echo(explanation))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.params import Command, answer, json_option, parse_dtype
-from onepass.tools.terminal import terminal
+from onepass.tools.cli.params import Command, answer, json_option, parse_dtype, usage_errors
+from onepass.tools.gallery.launch_params import LAUNCH_PARAMS
+from onepass.tools.terminal import table, terminal
 
 if TYPE_CHECKING:
     from onepass.tools.gallery import Variant
@@ -53,19 +54,15 @@ def _print_list() -> None:
     ]
     if console is None:
         for number, name, language, runs_on, reads, writes, idea in rows:
-            head = f"{number}  {name:<17}  {language:<6}  {runs_on:<10}"
-            click.echo(f"{head}  reads {reads:<12}  writes {writes:<9}  {idea}")
+            begin = f"{number}  {name:<17}  {language:<6}  {runs_on:<10}"
+            click.echo(f"{begin}  reads {reads:<12}  writes {writes:<9}  {idea}")
     else:
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for title in ("", "variant\nlanguage", "runs on", "reads\nwrites"):
-            table.add_column(title, no_wrap=True)
-        table.add_column("idea", ratio=1)
-        for number, name, language, runs_on, reads, writes, idea in rows:
-            table.add_row(number, f"[bold]{name}[/]\n{language}", runs_on, f"{reads}\n{writes}", idea)
-        console.print(table)
+        head = ("", "variant\nlanguage", "runs on", "reads\nwrites", "idea")
+        stacked = [
+            (f" {number}", f"{name}\n{language}", runs_on, f"{reads}\n{writes}", idea)
+            for number, name, language, runs_on, reads, writes, idea in rows
+        ]
+        console.print(table(head, stacked, {1, 2, 3, 4}, fold=4))
     for text in _NOTES:
         click.echo(text if console is None else click.style(text, dim=True))
 
@@ -173,21 +170,15 @@ def shuffle(op: str, lanes: str) -> None:
     click.echo(f"\n{_MEANING[op]}")
 
 
-class _LaunchCommand(Command):
-    """Has an option for each launch parameter."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        from onepass.tools.gallery.launch_params import LAUNCH_PARAMS
-
-        options = [
-            click.Option([f"--{name.replace('_', '-')}"], type=int, metavar="N", help=f"{about[0].upper()}{about[1:]}.")
-            for name, (about, *_) in LAUNCH_PARAMS.items()
-        ]
-        own = super().get_params(ctx)
-        return [*own[:-1], *options, own[-1]]  # the last is --help
+def _launch_options(command: Any) -> Any:
+    """Adds an option for each launch parameter."""
+    for name, (about, *_) in reversed(LAUNCH_PARAMS.items()):
+        about = f"{about[0].upper()}{about[1:]}."
+        command = click.option(f"--{name.replace('_', '-')}", type=int, metavar="N", help=about)(command)
+    return command
 
 
-@gallery.command(cls=_LaunchCommand, short_help="Check a variant and time it beside a copy and torch.")
+@gallery.command(cls=Command, short_help="Check a variant and time it beside a copy and torch.")
 @click.argument("name")
 @click.argument("rows", type=click.IntRange(1), metavar="M")
 @click.argument("n", type=click.IntRange(1), metavar="N")
@@ -198,6 +189,7 @@ class _LaunchCommand(Command):
 )
 @click.option("--no-baseline", is_flag=True, help="Do not time torch beside it.")
 @json_option("the results")
+@_launch_options
 def run(
     name: str, rows: int, n: int, dtype: str, device: str | None, seed: int, json_file: str | None, **options: Any
 ) -> int:
@@ -211,7 +203,7 @@ def run(
     variant = _variant(name)
     from onepass.tools.bench import cli_run
     from onepass.tools.bench.cases import Case
-    from onepass.tools.bench.providers.gallery import GalleryProvider, unsupported
+    from onepass.tools.bench.providers import GalleryProvider, gallery_unsupported
 
     dtype = parse_dtype(dtype)
     case = Case("gallery", f"{rows}x{n}", (rows, n))
@@ -222,7 +214,7 @@ def run(
         variant.check_launch_params(given)
         if (reason := variant.unavailable(at)) is not None:
             raise ValueError(f"cannot run on {at}: {reason}")
-        if (reason := unsupported(variant, case, dtype)) is not None:
+        if (reason := gallery_unsupported(variant, case, dtype)) is not None:
             raise ValueError(reason)
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.UsageError(f"{name}: {error}") from error
@@ -232,7 +224,5 @@ def run(
 def _variant(name: str) -> Variant:
     from onepass.tools.gallery import variant
 
-    try:
+    with usage_errors(ValueError):
         return variant(name)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error

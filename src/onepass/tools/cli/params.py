@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +87,18 @@ def flat(values: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in values for name in names))
 
 
-def parse_dtype(text: str) -> str:
+@contextlib.contextmanager
+def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """What the library raises of these kinds is an error of the user: its message, without the library's name."""
     try:
+        yield
+    except kinds as error:
+        raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
+
+
+def parse_dtype(text: str) -> str:
+    with usage_errors(ValueError):
         return dtype_name(text)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def parse_ints(text: str, what: str) -> tuple[int, ...]:

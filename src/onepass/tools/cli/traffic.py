@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.params import Command, Names, answer, check_finite, flat, json_option, parse_dtype, parse_ints
+from onepass.tools.cli import params
 
 if TYPE_CHECKING:
     import torch
 
     from onepass import Explanation
-    from onepass.tools.gallery.ncu import Counts, Measurement
+    from onepass.tools.gallery.ncu import Counts
     from onepass.tools.gallery.traffic import Prediction
 
 _MAX_ELEMENTS = 2**60  # their bytes fit 64 bits
@@ -26,10 +26,12 @@ _COUNTED = (
 )
 
 
-@click.command(cls=Command, short_help="Predict the memory traffic of every variant.")
+@click.command(cls=params.Command, short_help="Predict the memory traffic of every variant.")
 @click.argument("sizes", nargs=-1, required=True, metavar="M N")
 @click.option("--dtype", default="float32", show_default=True, help="Of the matrix and the result: f32, bf16, f16.")
-@click.option("--only", multiple=True, type=Names(), help="Only these variants, or onepass; names with commas between.")
+@click.option(
+    "--only", multiple=True, type=params.Names(), help="Only these variants, or onepass; names with commas between."
+)
 @click.option(
     "--device",
     metavar="DEVICE",
@@ -38,18 +40,18 @@ _COUNTED = (
 @click.option(
     "--bandwidth",
     type=click.FloatRange(0, min_open=True),
-    callback=check_finite,
+    callback=params.check_finite,
     metavar="GB/S",
     help="Bandwidth of a copy there, read and write, for the predicted time.",
 )
 @click.option("--no-measure", is_flag=True, help="Only predict, also if a GPU and ncu are here.")
-@json_option("the table")
+@params.json_option("the table")
 def traffic(sizes: Sequence[str], dtype: str, device: str | None, bandwidth: float | None, **options: Any) -> None:
     """Predict the reads and writes of each variant of the gallery for an M x N matrix, and measure them if ncu is here.
 
     The measured bytes are those that reach a GPU's DRAM, by its own counters. For example: onepass traffic 4096 781
     """
-    shape = tuple(size for text in sizes for size in parse_ints(text, "M N"))
+    shape = tuple(size for text in sizes for size in params.parse_ints(text, "M N"))
     if len(shape) != 2 or min(shape) < 1 or shape[0] * shape[1] > _MAX_ELEMENTS:
         raise click.UsageError(
             f"takes two sizes of at least 1, M N, of a matrix of at most 2**60 elements; got {' '.join(sizes)}"
@@ -62,22 +64,20 @@ def traffic(sizes: Sequence[str], dtype: str, device: str | None, bandwidth: flo
     from onepass.tools.gallery.traffic import predict_all
     from onepass.tools.gallery.variants import DTYPES
 
-    names = flat(options["only"])
-    dtype = parse_dtype(dtype)
+    names = params.flat(options["only"])
+    dtype = params.parse_dtype(dtype)
     if dtype not in DTYPES:
         raise click.UsageError(f"the variants take {', '.join(DTYPES)}, got {dtype}")
-    try:
+    with params.usage_errors(ValueError, RuntimeError):
         here = None if device and known(device) else parse_device(device)
         at: Any = {"dtype": getattr(torch, dtype), "device": here or device}
         untimed = bandwidth is None and here == torch.device("cpu")  # a CPU's bandwidth is not measured
         plan = onepass.explain(shape, bandwidth=1.0 if untimed else bandwidth, **at)
         gbs = None if untimed else plan.bandwidth_gbs
         report = Report(plan, predict_all(plan, names, gbs), gbs)
-    except (ValueError, RuntimeError) as error:
-        raise click.UsageError(str(error).removeprefix("onepass: ")) from error
     if here is not None and here.type == "cuda" and not options["no_measure"]:
         report.measure(here, with_torch=not names)
-    answer(options["json_file"], report.as_dict, report.show)
+    params.answer(options["json_file"], report.as_dict, report.show)
 
 
 @dataclass
@@ -85,14 +85,16 @@ class Report:
     """The result for an M x N matrix, from the plan of onepass for it.
 
     predicted: the contestants, "minimum" first; torch has None, since its kernels are not known. gbs: the bandwidth of
-    a copy, if it is known. ncu: path of ncu, if it was found. measured: its counts. error: why there are none.
+    a copy, if it is known. ncu: path of ncu, if it was found. measured: its counts. left_out: why others have none.
+    error: why there are none at all.
     """
 
     plan: Explanation
     predicted: Mapping[str, Prediction | None]
     gbs: float | None
     ncu: str | None = None
-    measured: Measurement | None = None
+    measured: Mapping[str, Counts] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
 
     def measure(self, device: torch.device, with_torch: bool) -> None:
@@ -108,34 +110,26 @@ class Report:
             names.insert(-1, "torch")
         if sys.stderr.isatty():
             click.echo(f"measuring with {self.ncu} for about a minute", err=True)
+        rows, n = self.plan.shape
         try:
-            rows, n = self.plan.shape
-            self.measured = ncu.measure(self.ncu, names, rows, n, self.plan.dtype, device.index or 0)
+            found = ncu.measure(self.ncu, names, rows, n, self.plan.dtype, device.index or 0)
         except ncu.NcuError as error:
             self.error = str(error)
-        else:
-            known = {**self.predicted, "copy": self.minimum}
-            self.predicted = {name: known.get(name) for name in ("minimum", *names)}
-
-    @property
-    def minimum(self) -> Prediction:
-        found = self.predicted["minimum"]
-        assert found is not None
-        return found
-
-    def counts(self, name: str) -> Counts | None:
-        return self.measured.counts.get(name) if self.measured else None
+            return
+        self.measured, self.left_out = found.counts, found.left_out
+        known = {**self.predicted, "copy": self.predicted["minimum"]}
+        self.predicted = {name: known.get(name) for name in ("minimum", *names)}
 
     def as_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
         lines = []
         for name, predicted in self.predicted.items():
             line = {"name": name, "predicted": predicted and asdict(predicted), "measured": None}
-            if counts := self.counts(name):
+            if counts := self.measured.get(name):
                 line["measured"] = {
                     "read_bytes": counts.read,
                     "written_bytes": counts.written,
-                    "ratio": counts.ratio(self.minimum.bytes),
+                    "ratio": counts.ratio(self.plan.bytes),
                     "kernels": [asdict(kernel) for kernel in counts.kernels],
                 }
             lines.append(line)
@@ -145,11 +139,11 @@ class Report:
             "dtype": self.plan.dtype,
             "device": self.plan.device,
             "bandwidth_gbs": self.gbs,
-            "minimum_bytes": self.minimum.bytes,
+            "minimum_bytes": self.plan.bytes,
             "lines": lines,
             "ncu": self.ncu,
             "not_measured": self.error,
-            "left_out": self.measured.left_out if self.measured else {},
+            "left_out": self.left_out,
         }
 
     def show(self) -> None:
@@ -162,43 +156,36 @@ class Report:
         heads = list(dict.fromkeys(head for cells in every for head in cells))
         predicted = [head for head in heads if not head.startswith(("MB", "measured"))]
         measured = ["variant", *(head for head in heads if head not in predicted)]
-        tables: list[Any] = []
-        for hidden, groups in ((0, [heads]), (0, [predicted, measured]), (1, [predicted, measured])):
-            tables = [
-                table(group, [[_stack(cells, head, hidden) for head in group] for cells in every], {0})
-                for group in groups
-                if len(group) > 1
-            ]
+        apart = [predicted, measured] if len(measured) > 1 else [predicted]
+        for hidden, groups in ((0, [heads]), (0, apart), (1, apart)):
+            bodies = ([[_stack(cells, head, hidden) for head in group] for cells in every] for group in groups)
+            tables = [table(group, body, {0}) for group, body in zip(groups, bodies, strict=True)]
             if all(fits(on, made) for made in tables):
                 break
         title = f"{self.plan.shape[0]} x {self.plan.shape[1]} {self.plan.dtype} on {self.plan.device}"
-        if self.gbs:
-            title += f", where a copy reaches {self.gbs:,.4g} GB/s"
-        on.print(title, style="bold")
+        on.print(f"{title}, where a copy reaches {self.gbs:,.4g} GB/s" if self.gbs else title, style="bold")
         for made in tables:
             on.print("", made)
-        on.print()
-        for note in self.notes():
-            on.print(note)
+        on.print("", *self.notes(), sep="\n")
 
     def cells(self, name: str) -> dict[str, list[str]]:
         """The cells of a line by the heads of their columns: a number, and below it a formula, or in brackets its part
         that reaches memory while the caches help."""
-        p, counts = self.predicted.get(name), self.counts(name)
+        p, counts = self.predicted[name], self.measured.get(name)
         cells = {"variant": [name]}
         if p is not None:
-            cached = p.cached_ratio
             cells["reads"] = [f"{p.reads:,}", p.reads_formula]
             cells["writes"] = [f"{p.writes:,}", p.writes_formula]
             cells["bytes"] = [f"{p.bytes:,}"]
-            cells["ratio"] = [f"{p.ratio:.2f}", *([f"({cached:.2f})"] if cached else [])]
-            cells["of a\ncopy"] = [f"{p.copy_fraction:.2f}", *([f"({1 / cached:.2f})"] if cached else [])]
+            parts = [(p.ratio, p.us, "{}")] + ([(p.cached_ratio, p.cached_us, "({})")] if p.cached_ratio else [])
+            cells["ratio"] = [form.format(f"{ratio:.2f}") for ratio, _, form in parts]
+            cells["of a\ncopy"] = [form.format(f"{1 / ratio:.2f}") for ratio, _, form in parts]
             if p.us is not None:
-                cells["us"] = [_format_us(p.us), *([f"({_format_us(p.cached_us)})"] if p.cached_us else [])]
+                cells["us"] = [form.format(_format_us(us)) for _, us, form in parts if us is not None]
         if counts is not None:
-            ratio = counts.ratio(self.minimum.bytes)
-            cells["MB\nread"] = [_format_mb(counts.read)]
-            cells["MB\nwritten"] = [_format_mb(counts.written)]
+            ratio = counts.ratio(self.plan.bytes)
+            for head, value in (("MB\nread", counts.read), ("MB\nwritten", counts.written)):
+                cells[head] = ["n/a" if value is None else f"{value / 1e6:,.2f}"]
             cells["measured\nratio"] = [] if ratio is None else [f"{ratio:.2f}"]
         return cells
 
@@ -220,21 +207,15 @@ class Report:
             found.append(self.plan.notes[-1])  # where the bandwidth is from
         if self.error:
             found.append(f"not measured: {self.error}")
-        if self.measured is not None:
-            found += [f"not measured: {name}: {reason}" for name, reason in self.measured.left_out.items()]
-            if unseen := [name for name, counts in self.measured.counts.items() if not counts.kernels]:
-                found.append(f"n/a: ncu saw no kernel of {', '.join(unseen)}")
-            found.append(_COUNTED)
-        return found
+        found += [f"not measured: {name}: {reason}" for name, reason in self.left_out.items()]
+        if unseen := [name for name, counts in self.measured.items() if not counts.kernels]:
+            found.append(f"n/a: ncu saw no kernel of {', '.join(unseen)}")
+        return [*found, _COUNTED] if self.measured else found
 
 
 def _stack(cells: dict[str, list[str]], head: str, hidden: int) -> str:
     """The parts of a cell below each other; of reads and writes the formula alone if numbers are `hidden`."""
     return "\n".join(cells.get(head, [])[hidden if head in ("reads", "writes") else 0 :])
-
-
-def _format_mb(value: int | None) -> str:
-    return "n/a" if value is None else f"{value / 1e6:,.2f}"
 
 
 def _format_us(us: float) -> str:

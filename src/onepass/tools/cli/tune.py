@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onepass.tools.cli.params import Command, Names, answer, check_writable, flat, json_option, parse_dtype, parse_ints
-from onepass.tools.terminal import progress_bar, terminal
+from onepass.tools.cli import params
+from onepass.tools.terminal import console, progress_bar
 from onepass.tools.tune.sizes import FUNCTIONS
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 _HEAD = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
 
 
-@click.command(cls=Command, short_help="Measure which plan is the fastest for each row length on this GPU.")
+@click.command(cls=params.Command, short_help="Measure which plan is the fastest for each row length on this GPU.")
 @click.option(
     "--device",
     metavar="DEVICE",
@@ -40,7 +38,7 @@ _HEAD = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
 @click.option(
     "--dtypes",
     multiple=True,
-    type=Names(parse_dtype),
+    type=params.Names(params.parse_dtype),
     metavar="DTYPE[,...]",
     default=["f32,bf16"],
     show_default="f32,bf16",
@@ -49,7 +47,7 @@ _HEAD = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
 @click.option(
     "--functions",
     multiple=True,
-    type=Names(),
+    type=params.Names(),
     metavar="NAME[,...]",
     default=FUNCTIONS,
     show_default="all",
@@ -58,7 +56,7 @@ _HEAD = ("table", "row length", "tier", "threads", "items", "blocks", "smem")
 )
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write this file, not the one in use.")
 @click.option("--show", is_flag=True, help="Show the tables in use, and measure nothing: no GPU is needed.")
-@json_option("the tables of --show")
+@params.json_option("the tables of --show")
 def tune(device: str | None, out: str | None, show: bool, json_file: str | None, **given: Any) -> None:
     """Measure which plan serves each row length fastest on this GPU, and have the CUDA engine use it from then on.
 
@@ -67,37 +65,31 @@ def tune(device: str | None, out: str | None, show: bool, json_file: str | None,
     if json_file and not show:
         raise click.UsageError("--json goes with --show; a sweep writes its file of tables, which --out names")
     lengths = given.pop("lengths")
-    given |= {name: flat(given[name]) for name in ("dtypes", "functions")}
-    check_writable(out)
+    given |= {name: params.flat(given[name]) for name in ("dtypes", "functions")}
+    params.check_writable(out)
     from onepass import tables as store
     from onepass.tools.tune.run import Options, cuda_index, tune
 
-    try:
-        options = Options(lengths=None if lengths is None else parse_ints(lengths, "--lengths"), **given)
+    with params.usage_errors(ValueError, RuntimeError, OSError):
+        options = Options(lengths=None if lengths is None else params.parse_ints(lengths, "--lengths"), **given)
         if show:
             _show(_gpu(device), json_file)
             return
         index = cuda_index(device)
-        console = terminal(sys.stderr)
-        with progress_bar(console) if console else nullcontext() as bar:
-            tasks = [bar.add_task(name, total=None) for name in ("kernels", "measurements")] if bar else []
+        with progress_bar(console(sys.stderr)) as bar:
+            tasks = [bar.add_task(name, total=None) for name in ("kernels", "measurements")]
+            say = click.echo if bar.disable else bar.console.print
 
             def on_compiled(done: int, total: int) -> None:
-                if bar:
-                    bar.update(tasks[0], completed=done, total=total)
-                elif not done:
-                    click.echo(f"{total} kernels are compiled first")
+                bar.update(tasks[0], completed=done, total=total)
+                if bar.disable and not done:
+                    say(f"{total} kernels are compiled first")
 
             def on_measured(measurement: Measurement, done: int, total: int) -> None:
-                if bar:
-                    bar.console.print(format_measurement(measurement), highlight=False, markup=False)
-                    bar.update(tasks[1], completed=done, total=total)
-                else:
-                    click.echo(format_measurement(measurement))
+                say(format_measurement(measurement))
+                bar.update(tasks[1], completed=done, total=total)
 
             stored = tune(index, options, Path(out) if out else None, on_compiled, on_measured)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise click.UsageError(re.sub(r"^onepass: ", "", str(error))) from error
     count = sum(len(table) for table in stored.tables.values())
     click.echo(f"{stored.path}: {count} entries, from {len(options.points)} measurements on {stored.gpu}")
     used = store.default_path(stored.gpu)
@@ -132,7 +124,7 @@ def _gpu(device: str | None) -> GpuModel:
 def _show(gpu: GpuModel, json_file: str | None) -> None:
     from onepass import native
     from onepass.tables import note
-    from onepass.tools.terminal import console, table
+    from onepass.tools.terminal import table
 
     used = native.tables(gpu.name)
 
@@ -142,7 +134,7 @@ def _show(gpu: GpuModel, json_file: str | None) -> None:
         console().print(table(_HEAD, table_cells(used["tables"]), {0, 1, 2}))
 
     of = {"gpu": gpu.name, "compute": gpu.compute, "multiprocessors": gpu.multiprocessors}
-    answer(json_file, lambda: {**of, **used}, show)
+    params.answer(json_file, lambda: {**of, **used}, show)
 
 
 def table_cells(tables: Tables) -> list[tuple[str, ...]]:

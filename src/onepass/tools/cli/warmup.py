@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import click
 
-from onepass.tools.cli.params import Command, Names, answer, flat, json_option, parse_dtype, parse_ints
-from onepass.tools.terminal import progress_bar, terminal
+from onepass.tools.cli.params import Command, Names, answer, flat, json_option, parse_dtype, parse_ints, usage_errors
+from onepass.tools.terminal import console, progress_bar
 
 
 def _dtype_pair(text: str) -> str:
@@ -58,23 +56,16 @@ def warmup(
 
     pairs = [tuple(getattr(torch, part) for part in text.split(":")) for text in flat(dtypes)]
     asked: list[Any] = [pair if len(pair) == 2 else pair[0] for pair in pairs]
-    total, arch = 0, options["arch"]
-    try:
-        console = terminal(sys.stderr)
-        with progress_bar(console, transient=True) if console else nullcontext() as bar:
-            task = bar.add_task("kernels", total=None) if bar else None
+    arch = options["arch"]
+    with usage_errors(ValueError, TypeError, RuntimeError), progress_bar(console(sys.stderr), transient=True) as bar:
+        task = bar.add_task("kernels", total=None)
 
-            def report(done: int, of: int) -> None:
-                nonlocal total
-                total = of
-                if bar and task is not None:
-                    bar.update(task, completed=done, total=of)
+        def report(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of)
 
-            named = asked or DTYPES, flat(functions) or native.FUNCTIONS
-            count = onepass.warmup(device, *named, given, progress=report, **options)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise click.UsageError(re.sub(r"^onepass(\.\w+\(\))?: ", "", str(error))) from error
-    compiled = total - (count if arch is None else 0)
+        named = asked or DTYPES, flat(functions) or native.FUNCTIONS
+        count = onepass.warmup(device, *named, given, progress=report, **options)
+    compiled = int(bar.tasks[task].total or 0) - (count if arch is None else 0)
     where = f"for compute capability {arch / 10:.1f}" if arch is not None else "loaded"
     answer(
         json_file,

@@ -95,7 +95,6 @@ def sweep(
         on_measured(measured[-1], len(measured), len(tried))
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     tables = build(measured, base, gpu)
-    store.check_tables(tables)
     stored = store.TableFile(path, gpu.name, gpu.compute, gpu.multiprocessors, date, tables)
     use(stored.origin, tables)
     measured.sort(key=lambda m: (m.function, m.dtype, m.n, m.rows))
@@ -151,5 +150,5 @@ def tune(
     with contextlib.suppress(ValueError):  # a sweep replaces a file that is wrong or missing
         load(gpu_model(index))  # so that the tables in use are measured too
     with torch.cuda.device(index):
-        timer = CudaTimer(gpu, options.repeats, options.size_mib)
+        timer = CudaTimer(gpu, options.repeats)
         return sweep(gpu, options, path, timer, base, partial(native.set_tables, gpu.name), on_compiled, on_measured)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from onepass import native, reference
 from onepass._kernel_compiler import Kernel, compile_all
-from onepass.tools.bench.stats import summarise
-from onepass.tools.bench.timing import Cuda
+from onepass.tools.bench.timing import Cuda, summarise
 from onepass.tools.tune.candidates import STAGED, Candidate, Choice, Gpu, Plan
 from onepass.tools.tune.sizes import KERNELS, is_columns
 
@@ -155,10 +154,10 @@ def measure(
 class CudaTimer:
     """Measures on the current CUDA device."""
 
-    def __init__(self, gpu: Gpu, repeats: int, size_mib: int):
-        self.gpu, self.repeats, self.size_mib = gpu, repeats, size_mib
-        self.clock = Cuda(torch.device("cuda", torch.cuda.current_device()))
-        self._random = torch.empty(0, device="cuda")
+    def __init__(self, gpu: Gpu, repeats: int):
+        self.gpu, self.repeats = gpu, repeats
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.clock = Cuda(self.device)
 
     def prepare(self, todo: Sequence[Kernel], report: Progress) -> None:
         """Compile all kernels into the disk cache. Those that do not compile fail later, at their first call."""
@@ -175,23 +174,18 @@ class CudaTimer:
     ) -> Measurement:
         """`measure` on an input of this shape (`sizes.shapes`)."""
         type_, (name, which) = getattr(torch, dtype), KERNELS[function]
-        count = shape[0] * n * shape[1]
-        # The times of calls of some microseconds vary by a tenth.
-        times = 5 if count * type_.itemsize < SMALL else 1
+        ops = torch.ops.onepass
+        out, number = getattr(ops, name).out, native.FUNCTIONS.index(name)
+        sizes = (shape[0], n, shape[1]) if is_columns(function) else (shape[0], n)
+        x, grad = torch.randn(sizes, dtype=type_, device=self.device), None
+        if which == "backward":
+            grad = torch.randn_like(x)
+            x.abs_().div_(n)  # of the size of softmax results
+        times = 5 if x.nbytes < SMALL else 1  # the times of calls of some microseconds vary by a tenth
 
         def time(call: Callable[[], object], repeats: int) -> float:
             call()
             return summarise(self.clock.events(call, times * repeats, 1)).median
-
-        ops = torch.ops.onepass
-        out, number = getattr(ops, name).out, native.FUNCTIONS.index(name)
-        grad: Tensor | None = None
-        sizes = (shape[0], n, shape[1]) if is_columns(function) else (shape[0], n)
-        if which == "backward":
-            x, grad = self._input(type_, 2 * count).view(2, *sizes)
-            x = x.abs().div_(n)  # of the size of softmax results
-        else:
-            x = self._input(type_, count).view(sizes)
 
         def launch(plan: Plan | None, y: Tensor) -> None:
             if grad is None and plan is None:
@@ -204,11 +198,3 @@ class CudaTimer:
                 ops._softmax_backward_with_plan(grad, x, None, 0, [1], list(plan), y)
 
         return measure(function, x, grad, tried, launch, time, torch.cuda.synchronize, self.repeats)
-
-    def _input(self, dtype: torch.dtype, count: int) -> Tensor:
-        """So many random elements, the first of those that serve all lengths."""
-        if self._random.dtype != dtype or self._random.numel() < count:
-            self._random = torch.empty(0, device="cuda")  # frees the old ones first
-            whole = max(count, self.size_mib * 2**20 // dtype.itemsize)
-            self._random = torch.randn(whole, device="cuda", dtype=dtype)
-        return self._random[:count]

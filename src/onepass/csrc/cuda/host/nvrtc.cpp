@@ -133,55 +133,33 @@ void read_source(const std::string& folder, const std::string& name, Files* file
   (*files)[name] = (std::ostringstream() << in.rdbuf()).str();
 }
 
-void read_sources(const std::string& folder, Files* files) {
-  for (const std::string& name : files_in(folder)) {
-    if (name.rfind(".cu") != std::string::npos) read_source(folder, name, files);
-  }
-}
-
-// The sources of the engine, with the list of functions; and those of the gallery, with the engine's headers, which
-// they may include. They are read once, from the folder of this library.
-const Files& engine_sources() {
+// The sources of the engine, with the list of functions, and of the gallery. They are read once, from the folder of
+// this library.
+const Files& sources() {
   static const Files* const read = [] {
-    const std::string csrc = directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/csrc";
-    const std::string folder = csrc + "/cuda/kernels";
+    const std::string package = directory_of(reinterpret_cast<void*>(&nvrtc_version)), csrc = package + "/csrc";
     Files* const files = new Files;
-    read_sources(folder, files);
-    if (files->empty())
-      throw std::runtime_error("onepass: no CUDA sources in " + folder + "; the package is incomplete");
+    for (const std::string& folder : {csrc + "/cuda/kernels", package + "/tools/gallery"}) {
+      for (const std::string& name : files_in(folder)) {
+        if (name.rfind(".cu") != std::string::npos) read_source(folder, name, files);
+      }
+      if (files->empty())
+        throw std::runtime_error("onepass: no CUDA sources in " + folder + "; the package is incomplete");
+    }
     read_source(csrc + "/core", "functions.h", files);
     return files;
   }();
   return *read;
 }
 
-const Files& gallery_sources() {
-  static const Files* const read = [] {
-    Files* const files = new Files;
-    for (const auto& [name, text] : engine_sources()) {
-      if (name.back() == 'h') (*files)[name] = text;
-    }
-    read_sources(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/tools/gallery", files);
-    return files;
-  }();
-  return *read;
-}
-
-// The set of sources that has `source_file`.
-const Files& sources_with(const std::string& source_file) {
-  if (engine_sources().count(source_file)) return engine_sources();
-  if (gallery_sources().count(source_file)) return gallery_sources();
-  throw std::runtime_error("onepass: no CUDA source " + source_file);
-}
-
-std::string compile(const Files& sources, const std::string& source_file, const std::vector<std::string>& options) {
+std::string compile(const std::string& source_file, const std::vector<std::string>& options) {
   std::vector<const char*> names, texts, flags;
-  for (const auto& [name, text] : sources) {
+  for (const auto& [name, text] : sources()) {
     names.push_back(name.c_str());
     texts.push_back(text.c_str());
   }
   for (const std::string& option : options) flags.push_back(option.c_str());
-  const std::string& source = sources.at(source_file);
+  const std::string& source = sources().at(source_file);
 
   Program program;
   if (nvrtc().create(&program, source.c_str(), source_file.c_str(), int(names.size()), texts.data(), names.data())) {
@@ -197,27 +175,23 @@ std::string compile(const Files& sources, const std::string& source_file, const 
   return out;
 }
 
-// One compilation, and the key of its result: everything that it depends on, with the sources in full, so that no
-// digest has to be trusted.
-struct Compilation {
-  const Files& sources;
-  std::vector<std::string> options;
-  std::string rest;
+std::vector<std::string> options_of(const std::vector<std::string>& defines, int arch) {
+  // NVRTC 13.0 takes a generic lambda in a kernel for a host function unless functions are of the device by default.
+  std::vector<std::string> options = {"--gpu-architecture=sm_" + std::to_string(arch), "--std=c++17",
+                                      "--device-as-default-execution-space"};
+  options.insert(options.end(), defines.begin(), defines.end());
+  return options;
+}
 
-  Compilation(const std::string& source_file, const std::vector<std::string>& defines, int arch)
-      : sources(sources_with(source_file)),
-        // NVRTC 13.0 takes a generic lambda in a kernel for a host function unless functions are of the device by
-        // default.
-        options(
-            {"--gpu-architecture=sm_" + std::to_string(arch), "--std=c++17", "--device-as-default-execution-space"}),
-        rest(source_file + "\n") {
-    options.insert(options.end(), defines.begin(), defines.end());
-    for (const std::string& option : options) rest += option + "\n";
-    for (const auto& [name, text] : sources) rest += name + "\n" + text;
-  }
-
-  std::string key(const std::string& stamp) const { return "nvrtc " + stamp + "\n" + rest; }
-};
+// Everything that the result of a compilation depends on, with the sources in full, so that no digest has to be
+// trusted.
+std::string key_of(const std::string& stamp, const std::string& source_file, const std::vector<std::string>& options) {
+  if (!sources().count(source_file)) throw std::runtime_error("onepass: no CUDA source " + source_file);
+  std::string key = "nvrtc " + stamp + "\n" + source_file + "\n";
+  for (const std::string& option : options) key += option + "\n";
+  for (const auto& [name, text] : sources()) key += name + "\n" + text;
+  return key;
+}
 
 std::atomic<int64_t> kernels_compiled{0}, kernels_read{0};
 
@@ -234,22 +208,22 @@ std::string nvrtc_version() {
 std::string nvrtc_file() { return nvrtc_stamp().substr(0, nvrtc_stamp().find(' ')); }
 
 bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch) {
-  return !cache_read(Compilation(source_file, defines, arch).key(nvrtc_stamp())).empty();
+  return !cache_read(key_of(nvrtc_stamp(), source_file, options_of(defines, arch))).empty();
 }
 
 std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch, bool* is_stored) {
-  const Compilation compilation(source_file, defines, arch);
-  std::string code = cache_read(compilation.key(nvrtc_stamp()));
+  const std::vector<std::string> options = options_of(defines, arch);
+  std::string code = cache_read(key_of(nvrtc_stamp(), source_file, options));
   // The first file that was found may be one that does not load, or another by now: then this one compiles.
-  if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(compilation.key(nvrtc().file));
+  if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(key_of(nvrtc().file, source_file, options));
   if (!code.empty()) {
     ++kernels_read;
     if (is_stored) *is_stored = true;
     return code;
   }
-  code = compile(compilation.sources, source_file, compilation.options);
+  code = compile(source_file, options);
   ++kernels_compiled;
-  const bool is_written = cache_write(compilation.key(nvrtc().file), code);
+  const bool is_written = cache_write(key_of(nvrtc().file, source_file, options), code);
   if (is_stored) *is_stored = is_written;
   return code;
 }

@@ -314,10 +314,8 @@ struct ColumnSoftmax {
       } else {
         wait_for_clear();
       }
-      unroll<V>([&](int v) {
-        m[v] = max_(m[v], A(-3.40282347e38f));  // any element is far above -inf
-        if (is_shared) column_reduce.block_max(m, tile);
-      });
+      unroll<V>([&](int v) { m[v] = max_(m[v], A(-3.40282347e38f)); });  // any element is far above -inf
+      if (is_shared) column_reduce.block_max(m, tile);
       load.load_stage(0, 0);
       unroll<V>([&](int v) { sums[v] = sum_exp(stage, v); });
       unroll<V>([&](int v) { sums[v] += sum_exp(fragment, v); });

@@ -1,0 +1,500 @@
+"""The providers: everything that is benchmarked, in a registry that any kernel can join.
+
+A provider says whether it is available on a device and whether it supports a case, and makes the call that is timed.
+To join, subclass `Provider` and `register` an instance:
+
+    class Mine(Provider):
+        name, label = "mine", "my kernel"
+
+        def forward(self, case, dtype):
+            return lambda x: my_softmax(x, case.dim)
+
+    register(Mine())
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+import onepass
+from onepass._engines import unavailable
+from onepass.tools.bench.cases import FUNCTIONS, ITEMSIZE, Case
+from onepass.tools.bench.collect_env import version as version_of
+from onepass.tools.bench.correctness import Inputs
+from onepass.tools.gallery import VARIANTS, Variant
+from onepass.tools.gallery.variants import DTYPES
+
+Call = Callable[[], Tensor]
+_INTERPRETED = "interprets its kernels on the CPU, which takes minutes"
+
+
+class Provider:
+    """One column of the benchmark."""
+
+    name: str
+    label: str
+    quick: bool = True  # whether --quick includes it
+    gallery: bool = False  # a variant of the gallery, which runs only with --gallery or by its name
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Why this provider cannot run on `device` here, or None."""
+        return None
+
+    def redundant(self, device: torch.device) -> str | None:
+        """Why this provider runs on `device` only if it is named, or None."""
+        return None
+
+    def unsupported(self, case: Case, dtype: str) -> str | None:
+        """Why this provider does not support the case, or None."""
+        return None
+
+    def writes_out(self, inputs: Inputs) -> bool:
+        """Whether `prepare` can make a call that writes into `inputs.out`."""
+        return False
+
+    def workspace(self, case: Case, dtype: str) -> int:
+        """The bytes that a call allocates besides input and output, at least those of a newly allocated output."""
+        return prod(case.out_shape()) * ITEMSIZE[case.result_dtype(dtype)]
+
+    def version(self) -> str | None:
+        return version_of("torch")
+
+    def engine(self, inputs: Inputs) -> str | None:
+        """The engine that runs the call, for a provider with several."""
+        return None
+
+    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        """A callable of the input, and of `out=` if `writes_out`. It may be requested repeatedly."""
+        raise NotImplementedError
+
+    def backward(self, inputs: Inputs) -> Call:
+        """The backward alone, from what a forward saves, into `inputs.out`. Called only if `writes_out`."""
+        raise NotImplementedError
+
+    def prepare(self, inputs: Inputs) -> Call:
+        """The call to time: the forward or its backward, into `inputs.out` if `writes_out`.
+
+        A backward that allocates its result goes through autograd.
+        """
+        f, x, out, grad = self.forward(inputs.case, inputs.dtype), inputs.x, inputs.out, inputs.grad
+        if out is not None and self.writes_out(inputs):
+            return self.backward(inputs) if grad is not None else lambda: f(x, out=out)
+        if grad is None:
+            return lambda: f(x)
+        leaf = x.detach().requires_grad_()
+        y = f(leaf)
+        return lambda: torch.autograd.grad(y, leaf, grad, retain_graph=True)[0]
+
+
+class Copy(Provider):
+    """The roofline: a copy (for the backward an addition) that reads and writes as many bytes as the case must."""
+
+    name = label = "copy"
+
+    def prepare(self, inputs: Inputs) -> Call:
+        x, grad, out = inputs.x, inputs.grad, inputs.out
+        if grad is not None:
+            z = torch.empty_like(x) if out is None else out
+            if grad.shape != x.shape:  # logsumexp reads the input and writes its gradient
+                return lambda: z.copy_(x)
+            y = torch.empty_like(grad).copy_(x)
+            return lambda: torch.add(y, grad, out=z)
+        if out is None or out.shape != x.shape:  # logsumexp reads much and writes little: copy half of the bytes
+            flat = x.reshape(-1).view(torch.uint8)
+            half = flat[: inputs.case.bytes(inputs.dtype) // 2]
+            target = torch.empty_like(half)
+            return lambda: target.copy_(half)
+        return lambda: out.copy_(x)
+
+
+def copy_of_input(inputs: Inputs) -> Call | None:
+    """For the forward of logsumexp a copy of its whole input, which its time is compared with too; else None.
+
+    A logsumexp reads the input and writes next to nothing: at the speed of memory it takes half the time of this copy.
+    """
+    if inputs.case.function != "logsumexp" or inputs.case.direction != "forward":
+        return None
+    x, target = inputs.x, torch.empty_like(inputs.x)
+    return lambda: target.copy_(x)
+
+
+# onepass, torch, and naive PyTorch
+
+
+_ENGINES = {"cpu": ("cpu", "triton"), "cuda": ("cuda", "triton")}  # by the device type of the tensors
+
+
+class Onepass(Provider):
+    """onepass itself, with `engine="auto"` or one engine."""
+
+    def __init__(self, engine: str = "auto"):
+        self.requested = engine
+        self.name = "onepass" if engine == "auto" else f"onepass-{engine}"
+        self.label = "onepass" if engine == "auto" else f"onepass ({engine} engine)"
+
+    def unavailable(self, device: torch.device) -> str | None:
+        if self.requested == "auto":
+            return None if self._available(device) else f"no engine supports {device.type} here"
+        if self.requested not in _ENGINES[device.type]:
+            return f"does not support {device.type} tensors"
+        return unavailable(self.requested, device)
+
+    def redundant(self, device: torch.device) -> str | None:
+        if self.requested == "triton" and device.type == "cpu":
+            return _INTERPRETED
+        return "auto selects it here" if self._available(device)[:1] == [self.requested] else None
+
+    def _available(self, device: torch.device) -> list[str]:
+        """The engines that can run on the device; auto selects the first."""
+        return [engine for engine in _ENGINES[device.type] if unavailable(engine, device) is None]
+
+    def writes_out(self, inputs: Inputs) -> bool:
+        return inputs.grad is None or self.requested != "triton"
+
+    def backward(self, inputs: Inputs) -> Call:
+        case, x, grad, out = inputs.case, inputs.x, inputs.grad, cast(Tensor, inputs.out)
+        y, dims = self.forward(case, inputs.dtype)(x), list(case.dims())
+        if case.function == "logsumexp":
+            op: Any = torch.ops.onepass._logsumexp_backward.out
+            arguments: tuple[Any, ...] = (grad, x, y, dims, False)
+        else:
+            op, arguments = torch.ops.onepass._softmax_backward.out, (grad, y, FUNCTIONS.index(case.function), dims)
+
+        def call() -> Tensor:
+            with torch._C._AutoDispatchBelowADInplaceOrView():  # where a kernel in Python raises the version
+                torch._C._dispatch_call_boxed(op._handle, *arguments, out)
+            return out
+
+        return call
+
+    def version(self) -> str | None:
+        return onepass.__version__
+
+    def engine(self, inputs: Inputs) -> str | None:
+        case, out_dtype = inputs.case, _options(inputs.case).get("dtype")
+        options: dict[str, Any] = {
+            "engine": self.requested,
+            "bandwidth": 1.0,
+        }  # any bandwidth, so that none is measured
+        return onepass.explain(inputs.x, case.dim, function=case.function, out_dtype=out_dtype, **options).engine
+
+    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        f, options = getattr(onepass, case.function), _options(case)
+        return lambda x, out=None: f(x, case.dim, out=out, engine=self.requested, **options)
+
+
+_TORCH: dict[str, Callable[..., Tensor]] = {
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
+    "softmin": torch.nn.functional.softmin,
+    "logsumexp": torch.logsumexp,
+}
+
+
+def _options(case: Case) -> dict[str, torch.dtype]:
+    """The `dtype=` of a call, if the case has one."""
+    return {"dtype": getattr(torch, case.out_dtype)} if case.out_dtype else {}
+
+
+def _torch_call(case: Case) -> Callable[..., Tensor]:
+    return partial(_TORCH[case.function], dim=case.dim, **_options(case))
+
+
+def _needs_flatten(case: Case) -> bool:
+    """Whether the case has several dims and torch's function takes one."""
+    return case.function != "logsumexp" and len(case.dims()) > 1
+
+
+class Torch(Provider):
+    """torch's own function. In a layout that is not contiguous, the result has the strides that torch chooses."""
+
+    name = label = "torch"
+
+    def unsupported(self, case: Case, dtype: str) -> str | None:
+        rank, dims = len(case.shape), case.dims()
+        if _needs_flatten(case) and (case.layout or dims != tuple(range(rank - len(dims), rank))):
+            return f"torch's {case.function} takes one dim, or the last dims of a contiguous tensor as one"
+        return None
+
+    def writes_out(self, inputs: Inputs) -> bool:
+        return inputs.case.function != "softmin" and not inputs.case.layout
+
+    def prepare(self, inputs: Inputs) -> Call:
+        case = inputs.case
+        if not _needs_flatten(case):
+            return super().prepare(inputs)
+        # A user of torch would view the last dims as one.
+        first = len(case.shape) - len(case.dims())
+        x = inputs.x.flatten(first)
+        out, grad = (None if t is None else t.flatten(first) for t in (inputs.out, inputs.grad))
+        flat = replace(case, shape=tuple(x.shape), dim=-1)
+        call = super().prepare(Inputs(flat, inputs.dtype, x, out, grad))
+        return lambda: call().view(case.shape)
+
+    def backward(self, inputs: Inputs) -> Call:
+        """The operators that torch's autograd calls, in their `out` form; for logsumexp its three operations."""
+        case, x, grad, out = inputs.case, inputs.x, cast(Tensor, inputs.grad), cast(Tensor, inputs.out)
+        y = self.forward(case, inputs.dtype)(x)
+        if case.function == "logsumexp":
+            for dim in case.dims():
+                grad, y = grad.unsqueeze(dim), y.unsqueeze(dim)
+            return lambda: torch.sub(x, y, out=out).exp_().mul_(grad)
+        (dim,) = case.dims()
+        if case.function == "softmax":
+            return lambda: torch._softmax_backward_data(grad, y, dim, x.dtype, grad_input=out)
+        return lambda: torch._log_softmax_backward_data(grad, y, dim, x.dtype, out=out)
+
+    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        return _torch_call(case)
+
+
+class TorchCompile(Torch):
+    """Inductor's code for torch's own function, compiled for each shape."""
+
+    name, label = "torch-compile", "torch.compile"
+    quick = False  # the first compilation takes 16 s on two cores
+
+    def __init__(self) -> None:
+        self._compiled: tuple[tuple[Case, str], Callable[..., Tensor]] | None = None
+
+    def unavailable(self, device: torch.device) -> str | None:
+        if device.type == "cpu":
+            return None if shutil.which("g++") or shutil.which("clang++") else "needs a C++ compiler"
+        return None if version_of("triton") else "needs triton"
+
+    def writes_out(self, inputs: Inputs) -> bool:
+        return False
+
+    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        if self._compiled is None or self._compiled[0] != (case, dtype):
+            torch._dynamo.reset()  # or the ninth shape exceeds the limit of recompilations and runs uncompiled
+            self._compiled = ((case, dtype), torch.compile(_torch_call(case), dynamic=False))
+        return self._compiled[1]
+
+
+class Naive(Provider):
+    """The definition with one torch operator per step; each step reads and writes the whole tensor.
+
+    It is the gallery's variant `naive` where that supports the case, else the same steps. 16-bit types are computed in
+    float32 and rounded at the end: in 16 bits `x - max(x)` alone would cost 1.6% of a probability's value.
+    """
+
+    name, label = "naive", "naive PyTorch, the first variant of the gallery"
+
+    def writes_out(self, inputs: Inputs) -> bool:
+        return inputs.grad is None and inputs.case.function == "softmax"
+
+    def workspace(self, case: Case, dtype: str) -> int:
+        return 4 * prod(case.shape) * max(4, ITEMSIZE[dtype])  # at most four temporaries at a time
+
+    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        if gallery_unsupported(VARIANTS["naive"], case, dtype) is None:
+            return VARIANTS["naive"]
+        dims, result = case.dims(), getattr(torch, case.out_dtype or dtype)
+        wide = torch.float64 if dtype == "float64" else torch.float32
+
+        def naive(x: Tensor, out: Tensor | None = None) -> Tensor:
+            x = -x.to(wide) if case.function == "softmin" else x.to(wide)
+            top = x.amax(dims, keepdim=True)
+            z = x - top
+            e = z.exp()
+            total = e.sum(dims, keepdim=True)
+            if case.function == "log_softmax":
+                return (z - total.log()).to(result)
+            if case.function == "logsumexp":
+                return (top + total.log()).squeeze(dims).to(result)
+            return (e / total).to(result) if out is None else torch.div(e, total, out=out)
+
+        return naive
+
+
+# Other packages, where those are installed
+
+
+class Liger(Provider):
+    """Liger-Kernel's Triton softmax."""
+
+    name, label = "liger", "Liger"
+    MAX_ROW = 65536  # up to 0.8.5 a longer row raises, although a kernel for it exists
+
+    def unavailable(self, device: torch.device) -> str | None:
+        missing = None if self.version() else "liger-kernel is not installed"
+        return "does not support cpu tensors" if device.type == "cpu" else missing
+
+    def unsupported(self, case: Case, dtype: str) -> str | None:
+        if case.function != "softmax" or case.out_dtype:
+            return "Liger has only softmax without a dtype"
+        if case.dims() != (len(case.shape) - 1,):
+            return "Liger takes only the last dim"
+        version = [int(number) for number in re.findall(r"\d+", self.version() or "")[:3]]
+        limited = case.row() > self.MAX_ROW and version <= [0, 8, 5]
+        return f"Liger takes rows of at most {self.MAX_ROW} elements" if limited else None
+
+    def version(self) -> str | None:
+        return version_of("liger-kernel")
+
+    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        return cast(Call, import_module("liger_kernel.ops.softmax").LigerSoftmaxFunction.apply)
+
+
+class Quack(Provider):
+    """QuACK's softmax in the CuTe DSL, from quack-kernels. It compiles a kernel for each row length and dtype in its
+    first call, which takes about a second and is the checked call."""
+
+    name, label = "quack", "QuACK"
+    DTYPES = ("float32", "bfloat16", "float16")
+    VECTOR_BYTES = 16  # a row must be a multiple of one load
+    MAX_ROW_BYTES = 16 * 232448  # a row must fit into the shared memory of 16 blocks
+
+    def unavailable(self, device: torch.device) -> str | None:
+        if device.type == "cpu":
+            return "does not support cpu tensors"
+        if torch.version.hip:
+            return "needs an NVIDIA GPU"
+        return None if self.version() else "quack-kernels is not installed"
+
+    def unsupported(self, case: Case, dtype: str) -> str | None:
+        if case.function != "softmax" or case.out_dtype:
+            return "QuACK has only softmax without a dtype"
+        if len(case.shape) != 2 or case.dims() != (1,) or case.layout:
+            return "QuACK takes the last dim of a matrix"
+        if dtype not in self.DTYPES:
+            return f"QuACK takes {', '.join(self.DTYPES)}"
+        row_bytes = case.row() * ITEMSIZE[dtype]
+        if row_bytes % self.VECTOR_BYTES:
+            return f"QuACK takes rows of a multiple of {self.VECTOR_BYTES} bytes"
+        if row_bytes > self.MAX_ROW_BYTES:  # its loops are unrolled, and the compilation would not end
+            return f"QuACK takes rows of at most {self.MAX_ROW_BYTES} bytes, the shared memory of 16 blocks"
+        return None
+
+    def version(self) -> str | None:
+        return version_of("quack-kernels")
+
+    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        return cast(Call, import_module("quack.softmax").softmax)  # attribute `quack.softmax` hides the module
+
+
+# The gallery
+
+
+def gallery_unsupported(variant: Variant, case: Case, dtype: str) -> str | None:
+    """Why a variant does not support a case, or None. Only for a variant that can run here."""
+    if case.function != "softmax" or case.direction != "forward":
+        return "the gallery has only the forward of softmax"
+    if case.out_dtype:
+        return "the gallery's functions take no dtype"
+    if len(case.shape) != 2 or case.dims() != (1,) or case.layout:
+        return "the gallery takes the last dim of a matrix"
+    if dtype not in DTYPES:
+        return f"the gallery takes float32, float16 and bfloat16, got {dtype}"
+    return variant.refuses(case.shape[0], case.shape[1], getattr(torch, dtype))
+
+
+class GalleryProvider(Provider):
+    """A variant of the gallery. `launch` has launch parameters that replace the variant's own choice."""
+
+    gallery = True
+
+    def __init__(self, variant: Variant, **launch: int):
+        self.variant, self.launch = variant, launch
+        self.name = variant.name
+        self.label = f"{variant.language}, {variant.file}"
+        self.quick = variant.name != "naive-compile"  # compiles for seconds per shape, as torch-compile does
+
+    def unavailable(self, device: torch.device) -> str | None:
+        return self.variant.unavailable(device)
+
+    def redundant(self, device: torch.device) -> str | None:
+        return _INTERPRETED if device.type == "cpu" and self.variant.language == "Triton" else None
+
+    def unsupported(self, case: Case, dtype: str) -> str | None:
+        return gallery_unsupported(self.variant, case, dtype)
+
+    def writes_out(self, inputs: Inputs) -> bool:
+        return self.variant.takes_out
+
+    def _is_torch(self) -> bool:
+        """Whether the kernels are those of torch and its compilers."""
+        return self.variant.name.startswith("naive")
+
+    def workspace(self, case: Case, dtype: str) -> int:
+        four_temporaries = 4 * 4 * prod(case.shape) if self._is_torch() else 0  # of float32
+        return max(super().workspace(case, dtype), four_temporaries)
+
+    def version(self) -> str | None:
+        return super().version() if self._is_torch() else onepass.__version__
+
+    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
+        launch: dict[str, Any] = self.launch
+        return partial(self.variant, **launch) if launch else self.variant
+
+
+# The registry
+
+
+_REGISTRY: dict[str, Provider] = {}
+COPY = Copy()  # runs always and is not in the registry
+
+
+def register(provider: Provider) -> None:
+    """Adds a provider at the end. Raises ValueError if its name is taken."""
+    if provider.name in _REGISTRY or provider.name == COPY.name:
+        raise ValueError(f"a provider named {provider.name!r} is registered already")
+    _REGISTRY[provider.name] = provider
+
+
+def registry() -> dict[str, Provider]:
+    """All providers by name, in the order of the columns."""
+    return dict(_REGISTRY)
+
+
+def select_providers(
+    device: torch.device,
+    only: Sequence[str] = (),
+    skip: Iterable[str] = (),
+    quick: bool = False,
+    gallery: bool = False,
+) -> tuple[list[Provider], dict[str, str]]:
+    """The providers to run, in the registry's order, and by name why others are excluded.
+
+    Without `gallery` its variants are not even listed as excluded, unless `only` names them. Raises ValueError for an
+    unknown name, or if a provider in `only` cannot run here.
+    """
+    known = registry()
+    for name in [*only, *skip]:
+        if name not in known:
+            raise ValueError(f"unknown provider {name!r}: there are {', '.join(known)}")
+    chosen, excluded = [], {}
+    for name, provider in known.items():
+        named = name in only
+        if name in skip or (only and not named) or (provider.gallery and not named and not gallery):
+            continue
+        reason = provider.unavailable(device)
+        if reason is not None and named:
+            raise ValueError(f"provider {name!r} cannot run on {device}: {reason}")
+        if reason is None and not named:
+            reason = provider.redundant(device) or ("not part of --quick" if quick and not provider.quick else None)
+        if reason is None:
+            chosen.append(provider)
+        else:
+            excluded[name] = reason
+    if not chosen:
+        raise ValueError("no provider is left to run")
+    return chosen, excluded
+
+
+# The gallery's variant `naive` is part of the provider of that name.
+_VARIANTS = [GalleryProvider(variant) for variant in VARIANTS.values() if variant.name != "naive"]
+_ENGINE_PROVIDERS = map(Onepass, ("auto", "cpu", "cuda", "triton"))
+for _provider in (*_ENGINE_PROVIDERS, Torch(), TorchCompile(), Naive(), Liger(), Quack(), *_VARIANTS):
+    register(_provider)
