@@ -47,6 +47,16 @@ def fresh_compiler() -> Any:
 
 
 @pytest.fixture
+def room() -> Any:
+    """24 GiB of a GPU's memory, given back after the test."""
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of free GPU memory")
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for compiled kernels that is not there yet."""
     folder = tmp_path / "a" / "cache"

@@ -18,25 +18,19 @@ from torch.autograd import forward_ad
 
 import onepass
 from lib.modes import Graphs, Operators
-from lib.support import DTYPES, LAYOUTS, TORCH, assert_defined, every_half, every_softmax, maker, ours, some_tuples
+from lib.support import DTYPES, LAYOUTS, TORCH, assert_defined, every_half, maker, ours, some_tuples
 from onepass import functional, reference, settings
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 Call = Callable[..., Tensor]
 
 
-def test_the_dtype_is_torchs(function, dtype, engine, device):
-    x = maker(dtype, device)(3, 4)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        got, want = ours(function)(x, 1, engine=engine), TORCH[function](x, 1)
-    assert got.dtype is want.dtype
-    assert_defined(function, got, x.to(got.dtype), 1)
-
-
-def test_the_gradients_are_those_of_float32(function, dtype, engine, device):
+def test_dtypes_are_torchs_and_gradients_those_of_float32(function, dtype, engine, device):
     x = maker(dtype, device)(3, 40).requires_grad_()
     with torch.autocast(device, dtype=torch.bfloat16):
         mine, theirs = ours(function)(x, 1, engine=engine), TORCH[function](x, 1)
+    assert mine.dtype is theirs.dtype
+    assert_defined(function, mine.detach(), x.detach().to(mine.dtype), 1)
     g = maker(theirs.dtype, device, 3)(*theirs.shape)
     (got,), (want,) = (torch.autograd.grad(y, x, g) for y in (mine, theirs))
     assert got.dtype is dtype
@@ -67,14 +61,8 @@ def test_on_a_gpu_the_dtype_is_torchs(function, dtype, fake_gpu):
     x = gpu_tensor(dtype)
     assert ours(function)(x, 1).dtype is TORCH[function](x, 1).dtype
     assert ours(function)(x, (0, 1)).dtype is (torch.float32 if dtype in HALF_TYPES else dtype)
-
-
-@pytest.mark.parametrize("to", DTYPES, ids=str)
-@every_half
-@every_softmax
-def test_a_dtype_given_goes_before_it(function, dtype, to, fake_gpu):
-    x = gpu_tensor(dtype)
-    assert ours(function)(x, 1, dtype=to).dtype is TORCH[function](x, 1, dtype=to).dtype is to
+    for to in DTYPES if function != "logsumexp" else ():  # goes before it
+        assert ours(function)(x, 1, dtype=to).dtype is TORCH[function](x, 1, dtype=to).dtype is to
 
 
 @every_half
@@ -84,14 +72,6 @@ def test_no_cast_goes_before_the_kernel(function, dtype, fake_gpu):
         ours(function)(x, 1)
     assert mode.ours() == [function]
     assert not [name for name in mode.names() if "copy" in name]
-
-
-@every_half
-def test_the_fast_path_takes_no_call_under_autocast(function, dtype, fake_gpu):
-    fast = getattr(torch.ops.onepass, f"_{function}").int
-    assert fast(gpu_tensor(dtype), 1) is None
-    torch.set_autocast_enabled("cuda", False)
-    assert fast(gpu_tensor(dtype), 1).dtype is dtype
 
 
 @pytest.mark.parametrize("dim", [1, (0, 1)], ids=str)
@@ -313,13 +293,6 @@ def test_the_gradient_of_a_half_result(way, offset, dtype, engine, device):
         if way == "eager":
             t = torch.func.jvp(f, (x.detach(),), (torch.ones_like(x),))[1]
             assert torch.equal(t, torch.ones_like(t))
-
-
-@every_half
-def test_equal_elements_share_the_gradient(dtype):
-    x = torch.full((3,), -1000.0, dtype=dtype, requires_grad=True)
-    onepass.logsumexp(x, 0).backward()
-    torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 3))
 
 
 @every_half

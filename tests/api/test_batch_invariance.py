@@ -74,6 +74,7 @@ def test_bits_of_a_row_on_a_gpu(dtype, function, n):
     generator = torch.Generator("cuda").manual_seed(n)
     row = torch.randn(n, device="cuda", generator=generator, dtype=torch.float32).to(dtype)
     tiers = set()
+    f(row, -1)  # this launch is cached, and is not what the context takes
     with onepass.batch_invariant():
         alone = f(row, -1)
         for rows in (1, 2, 5, 64, 300, 5000):
@@ -90,14 +91,3 @@ def test_bits_of_a_row_on_a_gpu(dtype, function, n):
                 for place in places:
                     assert torch.equal(y[place], alone), (rows, pad, offset, place)
     assert tiers
-
-
-@pytest.mark.gpu
-def test_without_it_few_rows_take_another_plan_on_a_gpu():
-    x = torch.randn(1, 2**20, device="cuda")
-    default, split = onepass.softmax(x, -1), onepass.explain(x).launch["blocks_per_row"]
-    with onepass.batch_invariant():
-        invariant = onepass.softmax(x, -1)
-    torch.testing.assert_close(invariant, default)
-    with onepass.batch_invariant():
-        assert onepass.explain(x).launch["blocks_per_row"] < split

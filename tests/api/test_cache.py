@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from lib.warmup import needs_nvrtc
 from onepass import native
 
+pytestmark = needs_nvrtc
 F32 = torch.float32
 KIND = ("softmax", F32, F32)
 COMPUTE = 90
@@ -30,18 +32,10 @@ print(*native.counts(), "libnvrtc.so" in open("/proc/self/maps").read())
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nvrtc() -> Path:
-    try:
-        native.status("nvrtc")
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    return Path(native.status("compiler"))
-
-
 @pytest.fixture
-def library(nvrtc, tmp_path, monkeypatch) -> Path:
+def library(tmp_path, monkeypatch) -> Path:
     """A copy of NVRTC that can be changed, with what it opens itself beside it."""
+    nvrtc = Path(native.status("compiler"))
     copy = tmp_path / "lib" / nvrtc.name
     copy.parent.mkdir()
     shutil.copy(nvrtc, copy)
@@ -76,14 +70,6 @@ def kernel() -> native.Plan:
 
 def ask() -> tuple[int, int]:
     return counted(lambda: native.compile_kernel(*KIND, kernel(), COMPUTE))
-
-
-def in_use() -> bool:
-    try:
-        native.status("cache")
-    except RuntimeError:
-        return False
-    return True
 
 
 def test_a_kernel_is_compiled_once_and_is_the_users_alone(cache):
@@ -131,7 +117,8 @@ def test_without_a_cache_a_kernel_is_compiled_and_nothing_is_kept(folder, tmp_pa
     file.write_text("not a folder")
     monkeypatch.setenv("ONEPASS_CACHE_DIR", folder.format(file=file))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert not in_use()
+    with pytest.raises(RuntimeError):
+        native.status("cache")
     plan = (0, 32, 4, 4, 4, 1, 0, 0)
     for _ in range(2):
         assert counted(lambda: native.compile_kernel(*KIND, plan, COMPUTE, tmp_path / "kernel.cubin")) == (1, 0)

@@ -1,15 +1,13 @@
 """What a gradient costs in memory: the tensors that are saved are those that torch saves, and peaks are torch's."""
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
-from lib.support import TORCH, maker, ours
+from lib.support import TORCH, maker, ours, peak
 
 MB = 1 << 20
 every_size = pytest.mark.parametrize(("shape", "dim"), [((64, 4096), 1), ((512, 33, 16), 1), ((4096, 64), 0)], ids=str)
@@ -51,27 +49,6 @@ def test_a_saved_tensor_that_was_written_to_raises_as_torchs(function, engine, d
                 assert int(version) > 0
                 errors.append(rest)
         assert len(set(errors)) == 1
-
-
-def peak(run: Callable[[], Any], device: str) -> int:
-    """The most bytes that were held at once of what `run` allocates."""
-    run()  # what is loaded once
-    if device == "cuda":
-        gc.collect()  # else what others have left is given back meanwhile
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as made:
-        run()
-    events = [e for e in made.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
 
 
 def trained(f: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Any]:

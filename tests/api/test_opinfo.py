@@ -28,11 +28,6 @@ PAIRS = [
 ]
 
 
-def test_all_samples_are_here():
-    found = [(NAMES[op.name], op.variant_test_name) for op in OPS]
-    assert sorted(found) == sorted([*((f, "") for f in FUNCTIONS), *((f, "with_dtype") for f in SOFTMAXES)])
-
-
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_values_and_gradients(op, dtype, engine, device):
     """Also of samples that are not contiguous."""
@@ -80,10 +75,6 @@ PATCHED = [
 ]
 
 
-def test_all_samples_of_a_patch_are_here():
-    assert {param.values[0].name for param in PATCHED} == set(SERVED)
-
-
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize(("op", "dtype"), PATCHED)
 def test_samples_under_a_patch(op, dtype):
@@ -101,3 +92,9 @@ def test_samples_under_a_patch(op, dtype):
         counts += Counter(patched.report.served)
     if dtype.is_floating_point:
         assert set(counts) == {SERVED[op.name]}
+
+
+def test_all_samples_are_here():
+    found = [(NAMES[op.name], op.variant_test_name) for op in OPS]
+    assert sorted(found) == sorted([*((f, "") for f in FUNCTIONS), *((f, "with_dtype") for f in SOFTMAXES)])
+    assert {param.values[0].name for param in PATCHED} == set(SERVED)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import onepass
 from lib.support import DTYPES, assert_defined, every_softmax, keepdims, maker, ours, same
 from onepass.validation import overlap, self_overlap
 
@@ -79,7 +78,7 @@ def test_with_dtype(function, given, engine, device):
 
 
 @pytest.mark.parametrize(
-    "shape", [(5, 7), (3, 4100), (2, 30_011), (300, 3), (2, 50, 9), (0, 4), (4, 0), (), (3, 1)], ids=str
+    "shape", [(5, 7), (3, 4100), (2, 50_257), (300, 3), (2, 50, 9), (0, 4), (4, 0), (), (3, 1)], ids=str
 )
 @every_softmax
 def test_in_place(function, dtype, shape, engine, device):
@@ -90,37 +89,6 @@ def test_in_place(function, dtype, shape, engine, device):
         out = x.view(x.shape) if view else x
         assert ours(function)(x, dim, out=out, engine=engine) is out
         assert same(x, want)
-
-
-@every_softmax
-def test_interleaved_parts_of_one_buffer(function, engine, device):
-    """Views that interleave without sharing an element are no overlap."""
-    for split in (
-        lambda b: (b[:, :8], b[:, 8:]),
-        lambda b: (b[::2], b[1::2]),
-        lambda b: (b[:, ::2], b[:, 1::2]),
-        lambda b: (b[:3], b[3:]),
-    ):
-        x, out = split(maker(torch.float32, device)(6, 16))
-        given = x.clone()
-        ours(function)(x, -1, out=out, engine=engine)
-        assert torch.equal(x, given)
-        assert_defined(function, out, given, -1)
-
-
-def test_a_write_is_noticed_by_autograd(function, engine, device):
-    """It bumps the version of `out`, so that a backward which needs the values that were there raises."""
-    for named in ({"engine": engine}, {}):
-        x = maker(torch.float32, device)(3, 4)
-        loss = (torch.ones(3, 4, device=device, requires_grad=True) * x).sum()
-        version = x._version
-        if function == "logsumexp":
-            onepass.logsumexp(maker(torch.float32, device)(3, 4, 2), 2, out=x, **named)
-        else:
-            ours(function)(x, 0, out=x, **named)
-        assert x._version > version
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
 
 
 # `overlap` and `self_overlap` -----------------------------------------------------------------------------------------

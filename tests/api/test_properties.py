@@ -61,8 +61,9 @@ def test_any_view_over_any_dims_has_the_definitions_values(engine, device, data)
     named = data.draw(st.sampled_from(keepdims(function)))
     y = ours(function)(x, spelled, engine=engine, **named)
     if function in SOFTMAXES:
+        dx = torch.ops.onepass._softmax_backward(x, x, 0, [0], torch.bfloat16) if engine != "triton" else y
         assert y.shape == x.shape
-        assert y.stride() == torch.empty_like(x).stride()
+        assert y.stride() == dx.stride() == torch.empty_like(x).stride()
     assert_defined(function, y, x, tuple(dims))
 
 
@@ -74,19 +75,6 @@ def test_rows_have_the_definitions_values(engine, device, data):
     function = data.draw(st.sampled_from(OPERATORS))
     x = -x if function == "softmin" else x
     assert_defined(function, ours(function)(x, 1, engine=engine), x, 1)
-
-
-@given(data=st.data())
-@checked
-def test_rows_sum_to_one(engine, device, data):
-    x = data.draw(rows(device))
-    eps, n = torch.finfo(x.dtype).eps, x.size(1)
-    for function in ("softmax", "softmin"):
-        y = ours(function)(-x if function == "softmin" else x, 1, engine=engine)
-        total = y.double().sum(1)
-        assert bool(((y >= 0) & (y <= 1)).all())
-        smallest = torch.finfo(x.dtype).smallest_normal * n  # what may round to zero
-        assert bool(((total - 1).abs() <= (4 + n / 8 * (x.dtype in DTYPES[:2])) * eps + smallest).all())
 
 
 @given(data=st.data())
@@ -120,7 +108,9 @@ def test_rows_are_independent(engine, device, data):
 
 def test_the_same_bits_from_run_to_run(function, engine, device):
     """Of the gradient too."""
-    for shape, dim in (((64, 1000), 1), ((1, 300_001), 1), ((3, 700, 40), 1), ((2000, 3), 1), ((5, 6, 7), (0, 2))):
+    columns = ((3, 700, 40), (5, 20, 40), (40, 7, 49), (3, 5000, 24), (2, 60_000, 16))
+    rows = ((64, 1000), (1, 300_001), (2000, 3))
+    for shape, dim in (*((shape, 1) for shape in rows + columns), ((5, 6, 7), (0, 2))):
         x = maker(torch.bfloat16, device)(*shape).requires_grad_()
 
         def run(x=x, dim=dim):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from lib.paths import ROOT
-from lib.scripts import run_python
 
 # Runs setup.py where `{0}` was done to this Python.
 RUN = """
@@ -52,14 +51,3 @@ def test_make_help_lists_the_targets() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony
     assert set(listed) == set(phony[1].split()) - {"help"}
-
-
-def test_pytest_says_why_tests_were_skipped(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("from tests_conftest import pytest_terminal_summary\n")
-    (tmp_path / "tests_conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): pytest.skip('no such thing')\n"
-    )
-    path = f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path, PYTHONPATH=path)
-    assert "3 skipped: no such thing" in done.stdout.splitlines()

@@ -135,22 +135,6 @@ def test_accumulation_and_reuse(function, engine, device):
     torch.testing.assert_close(first, torch.autograd.grad((ref(x) * 2).sum() + ref(x * x).square().sum(), x)[0])
 
 
-def test_only_what_requires_a_gradient_has_one(function, engine, device):
-    x = maker(torch.float32, device)(3, 4)
-    f, _ = both(function, engine, dim=1)
-    assert f(x).grad_fn is None
-    assert f(torch.nn.Parameter(x)).grad_fn is not None
-    with torch.no_grad():
-        assert not f(x.clone().requires_grad_()).requires_grad
-        with torch.enable_grad():
-            assert f(x.clone().requires_grad_()).requires_grad
-    with torch.inference_mode():
-        assert f(x).is_inference()
-        inner = maker(torch.float32, device)(3, 4)
-        assert torch.equal(f(inner), f(x))
-    assert torch.equal(f(inner), f(x))
-
-
 @pytest.mark.parametrize("dim", [0, 1, (0, 2), (0, 1, 2)], ids=str)
 def test_a_maximum_that_is_there_several_times_is_shared_evenly(dtype, dim, engine, device):
     """As torch.amax does."""

@@ -123,15 +123,6 @@ def test_derivatives_of_every_order(function, shape, dims, device):
             assert gradcheck(f, one, check_forward_ad=True)
 
 
-def test_third_order(function, device):
-    f = operator(function, [1])
-
-    def first(*given: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(f(*given).sin().sum(), given, create_graph=True)
-
-    assert gradgradcheck(first, operands(function, (2, 3), [1], device))
-
-
 @pytest.mark.parametrize(("shape", "dims"), [((4, 3), [1]), ((), [0])], ids=str)
 def test_batches_of_every_operand(function, shape, dims, device):
     """Any of the operands batched, at any dim, the others not: one call, and what a loop gives."""
@@ -147,9 +138,3 @@ def test_batches_of_every_operand(function, shape, dims, device):
                 got = torch.func.vmap(f, in_dims, out_dims=at)(*moved)
             assert len(mode.ours()) == 1
             torch.testing.assert_close(got.movedim(at, 0), want)
-
-
-def test_batches_of_batches_of_operands(function, device):
-    rows = [t.detach() for t in operands(function, (2, 3, 4), [2], device)]
-    got = torch.func.vmap(torch.func.vmap(operator(function, [0])))(*rows)
-    torch.testing.assert_close(got, operator(function, [2])(*rows))

@@ -72,6 +72,8 @@ SPECIAL_ROWS: dict[str, Callable[[Tensor], Any]] = {  # what a row of 1.0 holds 
     "the largest and half of it": lambda r: r.fill_(torch.finfo(r.dtype).max)[1::2].fill_(_half(r.dtype)),
     "all negative": lambda r: r.neg_().sub_(100),
     "denormal": lambda r: r.fill_(torch.finfo(r.dtype).smallest_normal / 4),
+    "0 and one far above": lambda r: r.zero_().index_fill_(0, _at(r, len(r) // 2 + 2), 1000.0),
+    "rising": lambda r: r.copy_(torch.arange(len(r), device=r.device) * 3.0),
     "-0 and 0": lambda r: r.zero_()[::2].neg_(),
 }
 

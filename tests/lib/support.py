@@ -1,5 +1,6 @@
 """What the tests share: the tables of functions, dtypes, layouts and engines, and the tolerance of the definition."""
 
+import gc
 import itertools
 import os
 import re
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import onepass
 from onepass import native, reference
@@ -227,6 +229,27 @@ def assert_state(got: onepass.State, x: Tensor, dim: Any, keepdim: bool = False,
     near = total.isfinite() & ((l - total).abs() <= 16 * torch.finfo(dtype).eps * total)
     good = (l == total) | (l.isnan() & total.isnan()) | near
     assert bool(good.all()), f"{call}: {int((~good).sum())} sums of {good.numel()} wrong: {l[~good]}, {total[~good]}"
+
+
+def peak(run: Callable[[], Any], device: str) -> int:
+    """The most bytes that were held at once of what `run` allocates."""
+    run()  # what is loaded once
+    if device == "cuda":
+        gc.collect()  # else what others have left is given back meanwhile
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as made:
+        run()
+    events = [e for e in made.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
 
 
 # Refusals ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor
 
 import onepass
 from lib.gradients import gradient
+from lib.modes import Operators
 from lib.support import DTYPES, TORCH, every_softmax, ours, same, slow, with_instruction_set
-from onepass import autograd, decompositions
-from onepass.validation import Spec
+from onepass import decompositions
 
 ops = torch.ops.onepass
 NUMBERS = {"softmax": 0, "log_softmax": 1, "softmin": 2}
@@ -113,8 +112,8 @@ def test_logsumexp_against_the_definition(shape: tuple[int, ...], dims: tuple[in
             ):
                 got = ops._logsumexp_backward(g, x, lse, dims, keepdim)
                 at = [d % max(x.dim(), 1) for d in dims] if x.dim() else []
-                wide_g, wide_lse = (decompositions.unsqueeze_reduced(t, at, keepdim).double() for t in (g, lse))
-                want = wide_g * (x.double() - wide_lse).exp()
+                of_all = (decompositions.unsqueeze_reduced(t, at, keepdim) for t in (g, lse))
+                want = gradient("logsumexp", next(of_all), x, at, next(of_all))[0]
                 rtol = torch.finfo(dtype).eps + (
                     4e-15 if dtype is torch.float64 else 2e-6 if x.element_size() == 4 else 1e-5
                 )
@@ -272,70 +271,16 @@ def test_the_judge_can_fail() -> None:
     assert _worst((want * (1 + 1e-5)).float(), want, terms) > 2
 
 
-# Which way a gradient goes -------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fused operators that a test calls, and whether their own gradient was asked for."""
-    made: list[str] = []
-    alone, apply = autograd._call_backward_kernel, autograd.TransformBackward.apply
-
-    def spy(spec: Spec, *given: Any) -> Any:
-        made.append(spec.function)
-        return alone(spec, *given)
-
-    def recorded(*given: Any) -> Any:
-        made.append("differentiable")
-        return apply(*given)
-
-    monkeypatch.setattr(autograd, "_call_backward_kernel", spy)
-    monkeypatch.setattr(autograd.TransformBackward, "apply", recorded)
-    return made
-
-
-def test_the_fused_route_is_taken(function: str, calls: list[str]) -> None:
-    x = torch.randn(4, 6, requires_grad=True)
-    ours(function)(x, 1).sum().backward()
-    ours(function)(torch.nn.Parameter(torch.randn(4, 6)), 1).sum().backward()
-    assert calls == 2 * [function]
-
-
-def test_a_call_is_recorded_without_the_context_of_transforms(function: str) -> None:
-    x = torch.randn(4, 6, requires_grad=True)
-    assert "EagerFunction" in str(ours(function)(x, 1).grad_fn)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()):
+def test_a_backward_is_one_fused_operator(function: str) -> None:
+    for x in (torch.randn(4, 6, requires_grad=True), torch.nn.Parameter(torch.randn(4, 6))):
         y = ours(function)(x, 1)
-    torch.testing.assert_close(
-        torch.autograd.grad(y.square().sum(), x), torch.autograd.grad(ours(function)(x, 1).square().sum(), x)
-    )
-    seen = []
-    torch.func.grad(lambda t: seen.append(ours(function)(t, 1)) or seen[0].sum())(x.detach())
-    assert "EagerFunction" not in str(seen[0].grad_fn)
-
-
-WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {  # of asking for a gradient's gradient
-    "create_graph": lambda f, x: torch.autograd.grad(f(x), x, create_graph=True),
-    "grad": lambda f, x: torch.func.grad(f)(x),
-    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(f))(x),
-    "hessian": lambda f, x: torch.func.hessian(f)(x),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_differentiable_route_is_taken(function: str, way: str, calls: list[str]) -> None:
-    WAYS[way](lambda t: ours(function)(t, -1).square().sum(), torch.randn(4, 6, requires_grad=True))
-    assert calls[:1] == ["differentiable"]
-    assert function in calls  # the engine's operator, below it
-
-
-def test_what_torch_vectorises_by_itself_is_plain_arithmetic(function: str, calls: list[str]) -> None:
-    x = torch.randn(4, 6, requires_grad=True)
-    y = ours(function)(x, -1)
-    g = torch.randn(3, *y.shape)
-    (got,) = torch.autograd.grad(y, x, g, is_grads_batched=True, retain_graph=True)
-    assert not calls
-    torch.testing.assert_close(got, torch.stack([torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in g]))
+        assert "EagerFunction" in str(y.grad_fn), "without the context of transforms"
+        with Operators() as mode:
+            y.sum().backward()
+        assert mode.ours() == ["logsumexp_backward" if function == "logsumexp" else "softmax_backward"]
 
 
 def _flags(address: int) -> list[str]:

@@ -59,27 +59,21 @@ def fails(fuzz, capsys, words, monkeypatch):
     assert fuzz.main(again[1].split()) == 0
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", [*FUNCTIONS, "state", "gradient"])
 def test_a_wrong_value_of_the_definition_is_a_failure(fuzz, capsys, monkeypatch, function):
-    right = getattr(reference, function)
+    owner, words = {"state": (reference, "sums of"), "gradient": (fuzz, "gradient of")}.get(
+        function, (reference, "wrong, first at")
+    )
+    right = getattr(owner, function)
 
     def wrong(*arguments):
-        return right(*arguments) + 0.05
+        made = right(*arguments)
+        if function == "state":
+            return made[0], made[1] * 1.001
+        return [made[0] * 1.5, made[1]] if function == "gradient" else made + 0.05
 
-    monkeypatch.setattr(reference, function, wrong)
-    fails(fuzz, capsys, "wrong, first at", monkeypatch)
-
-
-def test_a_wrong_state_is_a_failure(fuzz, capsys, monkeypatch):
-    right = reference.state
-    monkeypatch.setattr(reference, "state", lambda *a: (right(*a)[0], right(*a)[1] * 1.001))
-    fails(fuzz, capsys, "sums of", monkeypatch)
-
-
-def test_a_wrong_gradient_is_a_failure(fuzz, capsys, monkeypatch):
-    right = fuzz.gradient
-    monkeypatch.setattr(fuzz, "gradient", lambda *a: [right(*a)[0] * 1.5, right(*a)[1]])
-    fails(fuzz, capsys, "gradient of", monkeypatch)
+    monkeypatch.setattr(owner, function, wrong)
+    fails(fuzz, capsys, words, monkeypatch)
 
 
 def test_gradients_are_of_every_kind(fuzz):
@@ -143,9 +137,15 @@ def test_a_planted_fault_is_found(fuzz, capsys, monkeypatch, fault, words):
     fails(fuzz, capsys, words, monkeypatch)
 
 
-@pytest.mark.parametrize("wrong", [("--minutes", "0"), ("--call", "-1"), ("--seed", "x")], ids=" ".join)
-def test_a_wrong_option_is_reported(wrong):
-    done = run_python(ROOT / "scripts" / "fuzz_cpu.py", *wrong)
+WRONG = [("fuzz_cpu", *o) for o in (("--minutes", "0"), ("--call", "-1"), ("--seed", "x"))]
+WRONG += [("sanitize", *o) for o in (("--sets", "mmx"), ("--minutes", "0"), ("--seed", "-1"))] + [
+    ("soak", "--calls", "0")
+]
+
+
+@pytest.mark.parametrize(("script", "option", "value"), WRONG)
+def test_a_wrong_option_is_reported(script, option, value):
+    done = run_python(ROOT / "scripts" / f"{script}.py", option, value)
     assert done.returncode == 2
-    assert wrong[0] in done.stderr
+    assert option in done.stderr or value in done.stderr
     assert "Traceback" not in done.stderr

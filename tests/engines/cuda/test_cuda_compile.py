@@ -1,16 +1,19 @@
 """The CUDA engine without a GPU: its sources compile for every architecture, without spills and with wide loads and
 stores."""
 
+import math
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from emulator.build import ptx_of
 from lib.paths import CORE
 from lib.plans import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
+from lib.warmup import needs_nvrtc
 from onepass import native
 
 SOURCES = CORE / "cuda" / "kernels"
@@ -101,14 +104,6 @@ def tool(name: str, *arguments: object) -> str:
     return subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.fixture(scope="session")
-def nvrtc() -> str:
-    try:
-        return native.status("nvrtc")
-    except RuntimeError as error:
-        pytest.skip(str(error))
-
-
 def is_offered(dtype: Any, plan: Plan, which: str, arch: int) -> bool:
     """Clusters from 9.0 on, and in the tier grid many vectors in registers on 9.0 alone (the plan's headers)."""
     if arch < 90 and (plan.tier == Tier.CLUSTER or (plan.tier == Tier.COLUMNS and plan.blocks_per_row > 1)):
@@ -149,8 +144,9 @@ def stack_limit(dtype: Any, plan: Plan, which: str) -> int:
     return 48 if plan.tier == Tier.GRID else 16 if plan.tier in (Tier.BLOCK, Tier.CLUSTER) and plan.smem_vecs > 0 else 0
 
 
+@needs_nvrtc
 @pytest.mark.parametrize(("function", "x_type", "y_type", "plan", "which", "arch"), for_gpus(), ids=names)
-def test_compiles_without_spills(nvrtc, tmp_path, monkeypatch, function, x_type, y_type, plan, which, arch):
+def test_compiles_without_spills(tmp_path, monkeypatch, function, x_type, y_type, plan, which, arch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
     cubin = tmp_path / "kernel.cubin"
     native.compile_kernel(function, x_type, y_type, plan, arch, cubin, which)
@@ -186,8 +182,9 @@ MACROS = {
 }  # fmt: skip
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("header", [path.name for path in sorted(SOURCES.glob("*.cuh"))])
-def test_headers_compile_by_themselves(nvrtc, header):
+def test_headers_compile_by_themselves(header):
     macros = MACROS if header == "config.cuh" else {}
     ptx_of(SOURCES / header, "90", [f"-D{name}={value}" for name, value in macros.items()])
 
@@ -200,6 +197,21 @@ def test_only_the_configuration_reads_macros_of_the_command_line():
     assert all(files == ["config.cuh"] for files in readers.values()), readers
 
 
-def test_a_compile_error_is_reported(nvrtc, tmp_path):
+@needs_nvrtc
+def test_a_compile_error_is_reported(tmp_path):
     with pytest.raises(RuntimeError, match=r"does not compile here(.|\n)*gpu-architecture"):
         native.compile_kernel("softmax", F32, F32, Plan(Tier.WARP, 32, 4, 4, 4, 1, 0), 1, tmp_path / "kernel.cubin")
+
+
+@pytest.mark.parametrize(("dtype", "which"), [(F16, 0), (BF16, 1)], ids=names)
+def test_products_with_the_factors_of_exponentials_of_halves_are_exact(dtype, which):
+    """And the factors make up log2(e)."""
+    numbers = re.findall(r"kFactor = ([\d.]+)f, kRest = ([\d.]+)f", (SOURCES / "exp_half.cuh").read_text())
+    factor, rest = (float(torch.tensor(float(number))) for number in numbers[which])
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype).float()
+    every = every[every.isfinite() & ((every == 0) | (every.abs() >= 2.0**-126))]
+    assert (every * factor).isfinite().all()
+    assert ((every * factor).double() == every.double() * factor).all()
+    assert factor * rest == pytest.approx(math.log2(math.e), rel=3e-8)
+    if dtype is BF16:  # sums leave out what the factor lacks
+        assert 0 < rest - 2 < 1e-5

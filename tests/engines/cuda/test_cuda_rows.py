@@ -12,7 +12,7 @@ import onepass
 from lib import plans
 from lib.gradients import gradient
 from lib.plans import BF16, F16, F32, F64, Access, Plan, Tier, names
-from onepass import native, reference
+from onepass import native
 
 pytestmark = pytest.mark.gpu
 _ops = torch.ops.onepass
@@ -25,25 +25,6 @@ def test_every_tier(runner, function, types):
         pytest.skip("the function does not give that")
     for plan, lengths in plans.ROW_PLANS:
         plans.check_rows(runner, function, types, plan, lengths)
-
-
-@pytest.mark.parametrize("offset", range(9))
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
-def test_any_alignment(dtype, offset):
-    for n in (7, 96, 1000, 1001, 33000, 40001):
-        whole = torch.randn(offset + 5 * (n + 3), device="cuda").to(dtype)
-        x = whole[offset:].view(5, n + 3)[:, :n]
-        memory, out = plans.amid(9.0, (5, n), plans.Place((n + 1, 1), offset), dtype, "cuda")
-        onepass.softmax(x, -1, out=out, engine="cuda")
-        plans.assert_close("softmax", out, reference.softmax(x, 1))
-        plans.assert_untouched(memory, out, 9.0)
-
-
-def test_many_rows_and_long_rows():
-    x = torch.randn(3_000_000, 3, device="cuda")
-    torch.testing.assert_close(onepass.softmax(x, -1).double(), reference.softmax(x, -1), rtol=2e-6, atol=0)
-    x = torch.randn(2, 10_000_001, device="cuda")
-    torch.testing.assert_close(onepass.logsumexp(x, -1).double(), reference.logsumexp(x, -1), rtol=1e-6, atol=0)
 
 
 # Gradients ------------------------------------------------------------------------------------------------------------
@@ -155,43 +136,7 @@ def test_gradients_of_logsumexp_in_every_tier(runner, plan, types):
         check_every_access(runner, ["logsumexp"], types, wide, wide.threads_per_row * wide.items_per_thread)
 
 
-@pytest.mark.parametrize("dtype", [F16, BF16], ids=names)
-@pytest.mark.parametrize("dim", [0, 1, (0, 2), (0, 1, 2)], ids=str)
-def test_logsumexp_of_half_types_to_float32_in_other_layouts(dtype, dim):
-    x = torch.randn(6, 5, 9, device="cuda").to(dtype).permute(1, 2, 0)[1:, ::2].requires_grad_()
-    with torch.autocast("cuda", dtype):
-        y = onepass.logsumexp(x, dim)
-    assert y.dtype is F32
-    w = x.detach().double().requires_grad_()
-    want = reference.logsumexp(w, dim)
-    torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=1e-6)
-    for g in (torch.randn_like(y), torch.ones((), device="cuda").expand_as(y)):
-        (got,) = torch.autograd.grad(y, x, g, retain_graph=True)
-        (expected,) = torch.autograd.grad(want, w, g.double(), retain_graph=True)
-        assert got.dtype is dtype
-        torch.testing.assert_close(got.double(), expected, rtol=plans.TOLERANCE[dtype], atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dim"), [((4, 5, 6), 1), ((4, 5, 6), (0, 2)), ((7, 3, 2, 5), 2), ((), 0), ((3, 1), 1)]
-)
-def test_gradients_of_other_layouts(function, shape, dim):
-    x = torch.randn(shape, device="cuda", dtype=F64)
-    x = (x.mT.contiguous().mT if x.dim() > 1 else x).requires_grad_()
-    y, want = getattr(onepass, function)(x, dim), getattr(reference, function)(x, dim)
-    for g in (torch.randn_like(want), torch.randn((), device="cuda", dtype=F64).expand_as(want)):
-        got = torch.autograd.grad(y, x, g, retain_graph=True)[0]
-        torch.testing.assert_close(got, torch.autograd.grad(want, x, g, retain_graph=True)[0])
-
-
 # Bits -----------------------------------------------------------------------------------------------------------------
-
-
-def test_bits_are_the_same_from_run_to_run():
-    for n in (50, 3000, 70_000):
-        x = torch.randn(300, n, device="cuda", dtype=BF16)
-        first = onepass.softmax(x, dtype=F32)
-        assert all(torch.equal(first, onepass.softmax(x, dtype=F32)) for _ in range(5))
 
 
 @pytest.mark.parametrize("n", [5, 33, 200, 1000, 4099, 30001, 131073])
@@ -208,11 +153,8 @@ def test_bits_of_a_rows_gradient_do_not_depend_on_its_neighbours(n, dtype):
                 assert torch.equal(alone, together[part])
 
 
-def test_gradients_of_more_than_2_to_the_31_elements():
+def test_gradients_of_more_than_2_to_the_31_elements(room):
     rows, n = 2**21 + 3, 1025
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
-        pytest.skip("needs 20 GiB of free GPU memory")
     y, g = (torch.empty(rows, n, device="cuda", dtype=BF16) for _ in range(2))
     y.fill_(1 / n), g.normal_()
     dx = _ops._softmax_backward(g, y, 0, [1], BF16)

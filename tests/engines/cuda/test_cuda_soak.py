@@ -91,12 +91,6 @@ def test_growing_memory_ends_it(soak, tmp_path, monkeypatch, capsys, what):
     assert f"memory: {what} grew from" in capsys.readouterr().err
 
 
-def test_options_that_make_no_sense(soak, capsys):
-    with pytest.raises(SystemExit) as error:
-        soak.main(["--calls", "0"])
-    assert error.value.code == 2
-
-
 @pytest.mark.gpu
 def test_a_short_soak(tmp_path):
     file = tmp_path / "soak.json"

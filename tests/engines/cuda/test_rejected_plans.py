@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lib import plans
-from lib.plans import F32, PREFETCH, Access, Tier
+from lib.plans import F32, PREFETCH, Access, Place, Tier
 
 pytestmark = pytest.mark.gpu
 BOTH, COLUMN_SHAPE = ("forward", "backward"), (3, 20, 12)
@@ -94,28 +94,13 @@ def test_a_plan_that_cannot_serve_is_rejected(passes, shape, plan, words):
 
 # Where (3, 20, 12) lies, the dim, a plan that would serve others.
 PLACES = [
-    (plans.Place((240, 12, 1), 1), 1, (Tier.COLUMNS, 4, 8, 16, 4, 1, 0), "allow vectors of 1"),
-    (plans.Place((280, 14, 1), 0), 1, (Tier.COLUMNS, 4, 8, 16, 4, 1, 0), "allow vectors of 2"),
-    (plans.Place((280, 14, 1), 0), 1, (Tier.COLUMNS, 3, 1, 128, 4, 1, 0, Access.SLAB), "these columns are no slab"),
-    (
-        plans.Place((242, 12, 1), 0),
-        1,
-        (Tier.COLUMNS, 3, 1, 128, 4, 1, 0, Access.SLAB_ALIGNED),
-        "these slabs are no whole vectors",
-    ),
-    (
-        plans.Place((500, 25, 2), 0),
-        1,
-        (Tier.COLUMNS, 4, 8, 4, 1, 1, 0),
-        "access strided is for strides",
-    ),
-    (plans.Place((500, 25, 2), 0), 1, (Tier.COLUMNS, 4, 8, 16, 4, 1, 0, Access.STRIDED), "allow vectors of 1"),
-    (
-        plans.Place((240, 12, 1), 0),
-        2,
-        (Tier.COLUMNS, 4, 8, 16, 4, 1, 0),
-        "rows that are not one piece of memory each",
-    ),
+    (Place((240, 12, 1), 1), 1, (Tier.COLUMNS, 4, 8, 16, 4, 1, 0), "allow vectors of 1"),
+    (Place((280, 14, 1), 0), 1, (Tier.COLUMNS, 4, 8, 16, 4, 1, 0), "allow vectors of 2"),
+    (Place((280, 14, 1), 0), 1, (Tier.COLUMNS, 3, 1, 128, 4, 1, 0, Access.SLAB), "these columns are no slab"),
+    (Place((242, 12, 1), 0), 1, (Tier.COLUMNS, 3, 1, 128, 4, 1, 0, Access.SLAB_ALIGNED), "are no whole vectors"),
+    (Place((500, 25, 2), 0), 1, (Tier.COLUMNS, 4, 8, 4, 1, 1, 0), "access strided is for strides"),
+    (Place((500, 25, 2), 0), 1, (Tier.COLUMNS, 4, 8, 16, 4, 1, 0, Access.STRIDED), "allow vectors of 1"),
+    (Place((240, 12, 1), 0), 2, (Tier.COLUMNS, 4, 8, 16, 4, 1, 0), "rows that are not one piece of memory each"),
 ]
 
 
@@ -128,20 +113,12 @@ def test_a_plan_for_other_places_is_rejected(place, dim, plan, words):
 
 
 def test_plans_of_vectors_that_rows_or_columns_do_not_have():
-    x = plans.operand(torch.randn(3, 20, 10, device="cuda"), plans.Place((240, 12, 1), 0), F32)
-    whole = (Tier.COLUMNS, 4, 8, 16, 4, 1, 0, Access.ALIGNED)
-    check(
-        x,
-        1,
-        whole,
-        "access aligned: the columns are no whole vectors",
-        plans.operand(torch.zeros_like(x), plans.Place((240, 12, 1), 0), F32),
-    )
-    odd = torch.randn(4, 126, device="cuda")
-    for plan, words in [
-        ((Tier.BLOCK, 32, 1, 4, 4, 1, 0), "rows of up to 128 elements, got 129"),
-        ((Tier.BLOCK, 64, 1, 4, 4, 1, 0, Access.ALIGNED), "rows of whole vectors of 4 elements"),
-    ]:
-        check(odd, 1, plan, words, torch.zeros_like(odd), ("forward",))
-    shifted = torch.zeros(4 * 126 + 1, device="cuda")[1:].view(4, 126)
-    check(odd, 1, (Tier.BLOCK, 64, 1, 4, 4, 1, 0), "of this call allow 1", shifted, ("forward",))
+    x, out = (plans.operand(torch.randn(3, 20, 10, device="cuda"), Place((240, 12, 1), 0), F32) for _ in range(2))
+    check(x, 1, (Tier.COLUMNS, 4, 8, 16, 4, 1, 0, Access.ALIGNED), "aligned: the columns are no whole vectors", out)
+    odd, shifted = torch.randn(4, 126, device="cuda"), torch.zeros(4 * 126 + 1, device="cuda")[1:].view(4, 126)
+    for plan, out, passes, words in (
+        ((Tier.BLOCK, 32, 1, 4, 4, 1, 0), odd.clone(), BOTH[:1], "rows of up to 128 elements, got 129"),
+        ((Tier.BLOCK, 64, 1, 4, 4, 1, 0, Access.ALIGNED), odd.clone(), BOTH[:1], "rows of whole vectors of 4 elements"),
+        ((Tier.BLOCK, 64, 1, 4, 4, 1, 0), shifted, BOTH, "of this call allow 1"),
+    ):
+        check(odd, 1, plan, words, out, passes)

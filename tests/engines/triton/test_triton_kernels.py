@@ -3,7 +3,6 @@ on a GPU, and on a GPU its own plans."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 import onepass.triton as engine
 from lib.modes import Operators
-from lib.support import DTYPES, FUNCTIONS, LAYOUTS, SOFTMAXES, maker, ours, same, some_tuples, tuples
+from lib.support import DTYPES, FUNCTIONS, LAYOUTS, SOFTMAXES, maker, ours, peak, same, some_tuples, tuples
 from lib.triton import (
     BF16,
     F16,
@@ -48,7 +47,7 @@ values_and_gradients = pytest.mark.parametrize(
 
 
 def special_case(function: str, dtype: torch.dtype, device: str, backward: bool, n: int = 26) -> Case:
-    x = special(dtype, device, n)
+    x = special(n, dtype, device)
     return case(function, -x if function == "softmin" else x, backward=backward)
 
 
@@ -124,7 +123,7 @@ def _reversed(t: Tensor) -> Tensor:
     return turned.contiguous().permute(tuple(range(t.dim()))[::-1])
 
 
-SOME_OF_LOGSUMEXP = ("0-d", "middle", "permuted and sliced", "expanded middle", "size 1 dims")
+SOME_OF_LOGSUMEXP = ("0-d", "middle", "permuted and sliced", "expanded middle", "size 1 dims", "empty middle")
 LAYOUT_CALLS = [(("log_softmax", ("logsumexp", "state")[k % 2]), False, name) for k, name in enumerate(LAYOUTS)]
 LAYOUT_CALLS += [(("softmax", "logsumexp"), True, name) for name in LAYOUTS]
 
@@ -140,27 +139,13 @@ def test_layouts_and_dims(runs, function, backward, layout):
     for dims in tuples(x) if on_gpu else some_tuples(x):
         given = case(function, x, dims, backward=backward)
         check(runs, given, note=note)
-        if on_gpu and backward:
+        if backward and (on_gpu or layout == "gaps"):
             grad, *saved = given.operands
-            for g in (grad.new_tensor(0.7).expand(grad.shape), _reversed(grad)):
+            forms = [grad.new_tensor(0.7).expand(grad.shape), _reversed(grad), torch.stack([grad, grad], -1)[..., 0]]
+            for d in (d for d, size in enumerate(grad.shape) if size):  # one number a row, or a column
+                forms.append(grad.narrow(d, 0, 1).expand(grad.shape))
+            for g in forms:
                 check(runs, given._replace(operands=(g, *saved)), note=f"{note}, strides {g.stride()}")
-
-
-FORMS: dict[str, Callable[[Tensor], Tensor]] = {  # how the result's gradient lies
-    "one number": lambda g: torch.tensor(0.7).expand(g.shape),
-    "one number a row": lambda g: maker(F32)(4, 1, 5).expand(4, 3, 5),
-    "one number a column": lambda g: maker(F32)(3, 5).expand(4, 3, 5),
-    "reversed": lambda g: maker(F32)(5, 3, 4).permute(2, 1, 0),
-    "with gaps": lambda g: maker(F32)(4, 6, 10)[:, ::2, 1::2],
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
-def test_gradients_of_any_strides(runs, dims, form):
-    given = case("log_softmax", maker(BF16, runs.device)(4, 3, 5), dims, backward=True)
-    grad, y = given.operands
-    check(runs, given._replace(operands=(FORMS[form](grad).to(runs.device), y)), note=f", {form}")
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -182,7 +167,7 @@ def test_strided_result_is_written_where_it_lies_and_nowhere_else(runs, to, dim,
 
 @TWO_TIERS
 def test_strided_states(runs, tier):
-    x = special(BF16, runs.device)
+    x = special(26, BF16, runs.device)
     whole = torch.full((2, len(x), 1, 3), 777.0, device=runs.device)
     got = check(runs, Case("state", (x,), whole[..., 0], (1,)), TIERS[tier])
     assert bool((got.as_strided(whole.shape, whole.stride(), 0)[..., 1:] == 777).all())
@@ -194,16 +179,6 @@ def test_in_place(runs, layout, dim, tier):
     x = LAYOUTS[layout](maker(F32, runs.device))
     given = Case("softmax", (x.clone(),), x, (dim,))
     assert_case(runs.run(launch_case, given._replace(operands=(x,)), TIERS[tier]), given)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dim"), [((0, 5), 1), ((0, 5), 0), ((5, 0, 2), 1), ((5, 0, 2), 2), ((0,), 0)], ids=str
-)
-@values_and_gradients
-def test_empty_results_and_rows(runs, function, backward, shape, dim):
-    x = torch.empty(shape, device=runs.device)
-    want = reference.logsumexp(x, (dim,), True) if function == "logsumexp" and not backward else x
-    assert same(runs.run(launch_case, case(function, x, (dim,), backward=backward)), want.to(F32))
 
 
 @pytest.mark.parametrize("tier", ["row", "online"])
@@ -311,30 +286,6 @@ def test_row_lengths(gpu, function, backward, dtype, n):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("n", "backward"), [(26, False), (70001, False), (26, True)])
-def test_special_values_by_the_engines_own_plan(gpu, function, dtype, n, backward):
-    check_special(gpu, special_case(function, dtype, gpu.device, backward, n), None)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [37, 50257])
-@pytest.mark.parametrize("to", DTYPES, ids=name_of)
-@both_directions
-def test_types_by_the_engines_own_plan(gpu, dtype, to, n, backward):
-    x = maker(dtype, gpu.device, scale=2.0 if backward else 3.0)(4, n)
-    check(gpu, case("log_softmax" if backward else "softmax", x, dtype=to, backward=backward))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", [781, 50257])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_large_in_place(gpu, n, dim):
-    x = maker(F32, gpu.device)(64, n)
-    given = Case("softmax", (x.clone(),), x, (dim,))
-    assert_case(launch_case(given._replace(operands=(x,))), given)
-
-
-@pytest.mark.gpu
 @both_directions
 def test_bits_are_the_same_from_run_to_run_and_at_any_number_of_rows(gpu, backward):
     for n in (16, 200, 208, 4096, 50257, 65536):
@@ -344,12 +295,6 @@ def test_bits_are_the_same_from_run_to_run_and_at_any_number_of_rows(gpu, backwa
         for rows in (slice(0, 1), slice(3, 4), slice(5, 12)):
             part = given._replace(operands=tuple(t[rows] for t in given.operands), out=given.out[rows])
             assert torch.equal(whole[rows], launch_case(part))
-
-
-@pytest.fixture
-def room() -> None:
-    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
-        pytest.skip("needs 20 GiB of free GPU memory")
 
 
 @pytest.mark.gpu
@@ -387,13 +332,8 @@ def test_autograd_allocates_the_gradient_alone(gpu, function, dim):
     x = maker(F32, gpu.device)(64, 128, 96).requires_grad_()
     y = ours(function)(x, dim, engine="triton")
     grad = torch.ones((), device=gpu.device).expand(y.shape)
-    torch.autograd.grad(y, x, grad, retain_graph=True)  # the kernel is compiled
-    gc.collect()  # else what others have left is given back meanwhile
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    assert peak(lambda: torch.autograd.grad(y, x, grad, retain_graph=True), gpu.device) == x.nbytes
     (got,) = torch.autograd.grad(y, x, grad)
-    assert torch.cuda.max_memory_allocated() - before == got.numel() * got.element_size()
     want = torch.autograd.grad(ours(function)(x, dim, engine="cuda"), x, grad)[0] if torch.version.cuda else got
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
