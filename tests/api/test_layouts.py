@@ -1,17 +1,46 @@
-"""Where a tensor lies: every order of dims, every alignment, the edges of memory, offsets beyond 32 bits."""
+"""Where a tensor lies: any views, columns of any length, every alignment, edges of memory, offsets beyond 32 bits."""
 
 import sys
-import textwrap
 
 import pytest
 import torch
 
 import onepass
+from lib.paths import ROOT
+from lib.plans import Engine
 from lib.scripts import run_python
 from lib.support import assert_defined, every_operator, maker, ours
+from lib.views import check_gradient, check_views
 
 
-@pytest.mark.parametrize("n", [1, 3, 8, 17, 63, 130, 1031, 4099])
+@pytest.mark.parametrize("seed", range(96))
+def test_any_views(seed, device):
+    check_views(Engine(device), seed)
+
+
+# Where the plans' tables of columns change, and beyond all clusters
+LENGTHS = [2, 17, 24, 25, 33, 64, 65, 197, 257, 512, 1025, 4096, 4097, 8193, 20_001, 131_072, 300_001]
+INNER = (2, 7, 8, 49, 130, 513)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_columns_and_their_gradients(n, dtype, device):
+    """The gradient of the result lies as the result does, or is one number."""
+    at, most = LENGTHS.index(n), 10_000_000 if device == "cuda" else 100_000
+    inners = {INNER[(at + k) % 6] for k in (0, 2, 3)}
+    shapes = [(outer, n, inner) for inner in inners if n * inner <= most for outer in (1, 3)]
+    softmax = "softmax" if dtype is torch.float32 else "log_softmax"
+    for function, shape in [*((softmax, shape) for shape in shapes), ("logsumexp", (2, n, 6))]:
+        x = maker(dtype, device, n)(*shape)
+        y, reduces = ours(function)(x, [1], engine=device), function == "logsumexp"
+        assert_defined(function, y, x, (1,))
+        for g in (maker(dtype, device, 5)(*y.shape), maker(dtype, device, 5)().expand(y.shape)):
+            dx = torch.full_like(x, torch.nan)
+            check_gradient(Engine(device), function, g, x if reduces else y, y if reduces else None, [1], dx)
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 17, 63, 130, 1031, 4099, 40_001])
 def test_every_alignment(n, dtype, engine, device):
     """Rows that start at any element of a vector, and end at any: the normal case for odd lengths."""
     buffer = maker(dtype, device)(4 * n + 16)
@@ -82,91 +111,31 @@ def test_offsets_beyond_32_bits(function, engine, device):
         assert_defined(function, ours(function)(rows, 1, out=rows, engine=engine).contiguous(), given, 1)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("engine", ["cuda", "triton"])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_more_than_2_to_the_31_elements(engine, dim):
-    n = 64
-    m = 2**31 // n + 1000
-    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
-        pytest.skip("needs 20 GiB of GPU memory")
-    shape, last = ((m, n), (slice(-200, None), slice(None)))[:2] if dim else ((n, m), (slice(None), slice(-200, None)))
-    x = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
-    y = onepass.softmax(x, dim, engine=engine)
-    assert_defined("softmax", y[last], x[last], dim)
-    first = tuple(slice(None) if s == slice(None) else slice(200) for s in last)
-    assert_defined("softmax", y[first], x[first], dim)
-    lse = onepass.logsumexp(x, dim, engine=engine)
-    assert_defined("logsumexp", lse[-200:], x[last], dim)
-
-
 EDGES = """
-    import ctypes, itertools, mmap, sys
-    import torch, onepass
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    PAGE = mmap.PAGESIZE
-    SIZE = 64 * PAGE
-
-    def island():
-        '''SIZE bytes with a page that cannot be touched on either side.'''
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        start = libc.mmap(None, SIZE + 2 * PAGE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        assert libc.mprotect(start, PAGE, 0) == 0
-        assert libc.mprotect(start + PAGE + SIZE, PAGE, 0) == 0
-        return (ctypes.c_char * SIZE).from_address(start + PAGE)
-
-    a, b = island(), island()
-    if sys.argv[1:] == ["trespass"]:
-        ctypes.string_at(ctypes.addressof(a) + SIZE, 1)
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        x, y = torch.frombuffer(a, dtype=dtype), torch.frombuffer(b, dtype=dtype)
-        x.copy_(torch.randn(x.numel()))
-        for m, n in itertools.product((1, 3), (1, 2, 3, 7, 15, 16, 31, 33, 65, 100, 257, 1000, 4095)):
-            if m * n > x.numel():
-                continue
-            for part in (slice(0, m * n), slice(x.numel() - m * n, None)):
-                v, w = x[part].view(m, n), y[part].view(m, n)
-                for f in (onepass.softmax, onepass.log_softmax, onepass.softmin):
-                    for dim in (0, 1, (0, 1)):
-                        f(v, dim, out=w, engine="cpu")
-                    f(v.view(n, m).t(), 1, out=w.view(n, m).t(), engine="cpu")
-                    f(v, 1, dtype=torch.float32, engine="cpu")
-                for dim in (0, 1):
-                    onepass.logsumexp(v, dim, engine="cpu")
-                assert w.isfinite().all()
-    print("stayed inside")
+import ctypes, itertools, runpy, sys, torch, onepass
+guarded = runpy.run_path(sys.argv[1])["guarded"]
+if sys.argv[2:] == ["trespass"]:
+    ctypes.string_at(guarded(1, torch.float32, True).data_ptr() + 4, 1)
+dtypes, lengths = (torch.float32, torch.float64, torch.float16, torch.bfloat16), (1, 2, 3, 7, 15, 16, 31, 33, 65, 100)
+for dtype, m, n, at_end in itertools.product(dtypes, (1, 3), (*lengths, 257, 1000, 4095, 40_001), (False, True)):
+    v, w = (guarded(m * n, dtype, at_end).view(m, n) for _ in range(2))
+    v.copy_(torch.randn(m, n))
+    for f in (onepass.softmax, onepass.log_softmax, onepass.softmin):
+        for dim in (0, 1, (0, 1)):
+            f(v, dim, out=w, engine="cpu")
+        f(v.view(n, m).t(), 1, out=w.view(n, m).t(), engine="cpu")
+        f(v, 1, dtype=torch.float32, engine="cpu")
+    for dim in (0, 1):
+        onepass.logsumexp(v, dim, engine="cpu")
+    assert w.isfinite().all()
+print("stayed inside")
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="maps memory by Linux's numbers")
 def test_nothing_outside_the_storage_is_touched():
     """Tensors at the very edges of their memory, with pages beside them whose touch ends the process."""
-    assert run_python("-c", textwrap.dedent(EDGES), "trespass").returncode < 0  # a signal: the guard works
-    done = run_python("-c", textwrap.dedent(EDGES))
+    script = ROOT / "scripts" / "fuzz_cpu.py"
+    assert run_python("-c", EDGES, script, "trespass").returncode < 0  # a signal: the guard works
+    done = run_python("-c", EDGES, script)
     assert done.stdout.strip() == "stayed inside", (done.returncode, done.stderr[-2000:])
-
-
-def test_strides_of_random_results():
-    """Of which an operator makes those of dense inputs itself."""
-    generator = torch.Generator().manual_seed(0)
-
-    def below(bound: int) -> int:
-        return int(torch.randint(bound, (), generator=generator))
-
-    dense = 0
-    for _ in range(1500):
-        rank = 1 + below(4)
-        sizes, order = [(1, 2, 3, 5)[below(4)] for _ in range(rank)], torch.randperm(rank, generator=generator).tolist()
-        strides, step = [0] * rank, 1
-        for dim in order:
-            strides[dim] = (step, step, step, step, 0, step + 1, 7)[below(7)] if sizes[dim] > 1 else below(9)
-            step *= sizes[dim]
-        x = torch.zeros(9999).as_strided(sizes, strides, below(3))
-        dense += torch.empty_like(x).stride() == x.stride() and not x.is_contiguous()
-        for y in (onepass.softmax(x, below(rank)), torch.ops.onepass._softmax_backward(x, x, 0, [0], torch.bfloat16)):
-            assert y.stride() == torch.empty_like(x).stride(), (sizes, strides)
-    assert dense > 100

@@ -109,13 +109,7 @@ def test_the_operator_of_states_gives_two_planes():
     assert onepass.state(x.to("meta"), 1).l.shape == (3, 5)
 
 
-def test_fake_tensors_and_versions_of_gradients():
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        g, y = torch.empty(3, 4), torch.empty(3, 4)
-        assert ops._softmax_backward(g, y, 0, [1], F16).dtype is F16
-        assert ops._logsumexp_backward(g[:, 0], y, g[:, 0], [1], False).shape == (3, 4)
+def test_versions_of_gradients():
     out = torch.empty(3, 4)
     version = out._version
     into(G, out)

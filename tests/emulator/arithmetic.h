@@ -14,8 +14,7 @@ struct Pair {
   uint64_t low, high;
 };
 
-// Bits
-// -----------------------------------------------------------------------------------------------------
+// Bits ---------------------------------------------------------------------------------------------------------------
 
 // The low bytes of a value, or the value and zeros.
 template <class To, class From>
@@ -61,8 +60,7 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
   return made;
 }
 
-// Numbers
-// --------------------------------------------------------------------------------------------------
+// Numbers ------------------------------------------------------------------------------------------------------------
 
 template <class T>
 T divided(T a, T b) {
@@ -104,8 +102,7 @@ inline float fma_down(float a, float b, float c) {
   return downwards(float(sum), sum, (product - (sum - other)) + (c - other));
 }
 
-// 16-bit floats by their bits
-// ------------------------------------------------------------------------------------
+// 16-bit floats by their bits ----------------------------------------------------------------------------------------
 
 inline float of_bf16(uint16_t h) { return as<float>(uint32_t(h) << 16); }
 inline uint16_t to_bf16(float v) {

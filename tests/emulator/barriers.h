@@ -5,8 +5,7 @@
 
 namespace emulator {
 
-// Barriers of threads
-// -------------------------------------------------------------------------------------
+// Barriers of threads ------------------------------------------------------------------------------------------------
 
 // Waits until `expected` threads have arrived. Returns the phase that has ended.
 inline uint64_t arrive_and_wait(Thread* t, ThreadBarrier& barrier, uint32_t expected) {
@@ -45,12 +44,6 @@ struct Warp {
     barrier.values[barrier.phase & 1][t->lane] = mine;
     return barrier.values[arrive_and_wait(t, barrier, uint32_t(__builtin_popcount(mask))) & 1];
   }
-  uint32_t votes(Thread* t, bool mine) {
-    const uint32_t* const all = values(t, mine);
-    uint32_t made = 0;
-    for (uint32_t lane = 0; lane < 32; ++lane) made |= (mask >> lane & 1 & all[lane]) << lane;
-    return made;
-  }
 
  private:
   Warp(Thread* t, uint32_t first, uint32_t named)
@@ -61,9 +54,6 @@ struct Warp {
 };
 
 inline void warp_sync(Thread* t, uint32_t mask) { Warp(t, mask).values(t, 0); }
-inline uint32_t ballot(Thread* t, bool mine, uint32_t mask) { return Warp(t, mask).votes(t, mine); }
-inline bool any_of_warp(Thread* t, bool mine, uint32_t mask) { return ballot(t, mine, mask); }
-inline bool all_of_warp(Thread* t, bool mine, uint32_t mask) { return !ballot(t, !mine, mask); }
 
 inline int32_t largest_of_warp(Thread* t, int32_t mine, uint32_t mask) {
   Warp warp(t, mask);
@@ -73,20 +63,11 @@ inline int32_t largest_of_warp(Thread* t, int32_t mine, uint32_t mask) {
   return most;
 }
 
-// The value of another lane, or a lane's own where there is none. `mode`: b(fly), d(own), u(p) or i(dx).
-inline uint32_t shuffled(Thread* t, char mode, uint32_t value, uint32_t by, uint32_t clamp, uint32_t mask,
-                         bool* there = nullptr) {
+// The value of the lane whose number differs in the bits of `by`.
+inline uint32_t exchanged(Thread* t, uint32_t value, uint32_t by, uint32_t mask) {
   Warp warp(t, mask);
-  const uint32_t* const values = warp.values(t, value);
-  const uint32_t segment = clamp >> 8 & 31, most = (t->lane & segment) | (clamp & 31 & ~segment);
-  const uint32_t to = mode == 'b'   ? t->lane ^ by
-                      : mode == 'd' ? t->lane + by
-                      : mode == 'u' ? t->lane - by
-                                    : (t->lane & segment) | (by & 31 & ~segment);
-  const bool inside = mode == 'u' ? int(to) >= int(most) : to <= most;
-  if (there) *there = inside;
-  if (inside && !(warp.mask >> to & 1)) fail("a shuffle from a lane that is not there");
-  return values[inside ? to : t->lane];
+  if (!(warp.mask >> (t->lane ^ by) & 1)) fail("a shuffle from a lane that is not there");
+  return warp.values(t, value)[t->lane ^ by];
 }
 
 inline void arrive_in_cluster(Thread* t) {
@@ -99,8 +80,7 @@ inline void await_cluster(Thread* t) {
   while (t->block->grid->cluster_turn == t->cluster_turn) wait(t);
 }
 
-// Barriers of bytes
-// ---------------------------------------------------------------------------------------
+// Barriers of bytes --------------------------------------------------------------------------------------------------
 
 // An mbarrier, in the eight bytes that it has in shared memory.
 struct TxBarrier {
@@ -136,8 +116,7 @@ inline uint32_t add_to(Thread* t, char* to, uint32_t value) {
   return before;
 }
 
-// Copies and messages
-// -------------------------------------------------------------------------------------
+// Copies and messages ------------------------------------------------------------------------------------------------
 
 inline void copy_async(Thread* t, uint32_t to, uint64_t from, int size) {
   const Copy copy = {shared_at(t, to, size), global_at(t, from, size, false), size};

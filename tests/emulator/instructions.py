@@ -116,8 +116,6 @@ class Instructions(Operands):
             value = f"saturated({value})"
         if "rni" in m:
             value = f"std::nearbyint({value})"
-        if "rm" in m:
-            value = f"downwards(float({value}), double({value}), 0)"
         return self.put(o[0], f"{TYPES[to]}({value})", to)
 
     def cvta_(self, m: list[str], o: list[str]) -> str:
@@ -182,9 +180,6 @@ class Instructions(Operands):
     def ret_(self, m: list[str], o: list[str]) -> str:
         return "return;"
 
-    def trap_(self, m: list[str], o: list[str]) -> str:
-        return 'fail("a trap");'
-
     def bar_(self, m: list[str], o: list[str]) -> str:
         if m == ["sync"]:
             return f"block_sync(t, {', '.join(self.get('u32', operand) for operand in o)});"
@@ -210,16 +205,14 @@ class Instructions(Operands):
         return self.refuse("mbarrier", m)
 
     def shfl_(self, m: list[str], o: list[str]) -> str:
+        if m[1] != "bfly":  # of whole warps
+            return self.refuse("shfl", m)
         to, _, there = o[0].partition("|")
-        values = [self.get("u32", operand) for operand in o[1:]] + ([f"&{identifier(there)}"] if there else [])
-        return self.put(to, f"shuffled(t, '{m[1][0]}', {', '.join(values)})", "u32")
+        value, by, mask = (self.get("u32", operand) for operand in (o[1], o[2], o[4]))
+        always = f" {identifier(there)} = true;" if there else ""
+        return self.put(to, f"exchanged(t, {value}, {by}, {mask})", "u32") + always
 
     def redux_(self, m: list[str], o: list[str]) -> str:
         if m != ["sync", "max", "s32"]:
             return self.refuse("redux", m)
         return self.put(o[0], f"largest_of_warp(t, {self.get('s32', o[1])}, {self.get('u32', o[2])})", "s32")
-
-    def vote_(self, m: list[str], o: list[str]) -> str:
-        function = {"ballot": "ballot", "any": "any_of_warp", "all": "all_of_warp"}[m[1]]
-        kind = "u32" if m[1] == "ballot" else "pred"
-        return self.put(o[0], f"{function}(t, {self.get('pred', o[1])}, {self.get('u32', o[2])})", kind)

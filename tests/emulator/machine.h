@@ -87,8 +87,7 @@ struct Grid {
 inline void wait(Thread* t) { t->block->grid->yield(t); }
 inline void has_happened(Thread* t) { ++t->block->grid->progress; }
 
-// Memory
-// ---------------------------------------------------------------------------------------------------
+// Memory -------------------------------------------------------------------------------------------------------------
 
 // An address in shared memory is an offset, with a block of the cluster, and one more, in its highest byte.
 inline char* shared_at(Thread* t, uint32_t at, int size) {

@@ -20,7 +20,6 @@ SPECIAL = {
     "%ctaid.y": "t->block->y",
     "%nctaid.x": "t->block->grid->launch.grid_x",
     "%nctaid.y": "t->block->grid->launch.grid_y",
-    "%laneid": "t->lane",
     "%cluster_ctarank": "t->block->rank",
     "%envreg1": "uint32_t(uint64_t(t->block->grid->workspace) >> 32)",
     "%envreg2": "uint32_t(uint64_t(t->block->grid->workspace))",

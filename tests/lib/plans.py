@@ -2,7 +2,7 @@
 gradients by them, on tensors amid poison, compared with their definitions."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -320,10 +320,6 @@ def assert_close(function: str, got: Tensor, want: Tensor, few_ulp: float = 2.2e
     torch.testing.assert_close(got.double(), want, rtol=rtol, atol=least, equal_nan=True)
 
 
-def _assert_result(function: str, out: Tensor, x: Tensor, note: str) -> None:
-    assert_defined(function, out, x, 1, note)
-
-
 def forward(
     runner: Runner,
     function: str,
@@ -331,9 +327,10 @@ def forward(
     y_type: torch.dtype,
     place: Place,
     plan: Plan | None,
-    compare: Callable[[str, Tensor, Tensor, str], None] = _assert_result,
+    closely: bool = False,
 ) -> None:
-    """One call of (outer, n, inner) over n into a poisoned result amid untouched memory, compared."""
+    """One call of (outer, n, inner) over n into a poisoned result amid untouched memory, compared by `assert_close` or
+    by `assert_defined`."""
     outer, _, inner = x.shape
     shape, there = (tuple(x.shape), place)
     if function == "logsumexp":
@@ -348,7 +345,11 @@ def forward(
         torch.testing.assert_close(out[0].double(), m, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(out[1].double(), total, rtol=4e-6, atol=0, equal_nan=True)
     else:
-        compare(function, out, x if function == "logsumexp" else x.to(y_type), f", plan {plan}")
+        given = x if function == "logsumexp" else x.to(y_type)
+        if closely:
+            assert_close(function, out, getattr(reference, function)(given, 1))
+        else:
+            assert_defined(function, out, given, 1, f", plan {plan}")
     assert_untouched(memory, out, 7.0)
 
 
@@ -417,11 +418,7 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
             # Short tiles through shared memory also begin within vectors: in input and result, or in the result alone.
             for x_at, y_at in ((0, 0), (1, 1), (0, 1)) if tier == Tier.STAGED and n < 100 else ((0, 0),):
                 there, given = operand(x, Place((n, 1, 1), x_at), x_type), plan._replace(access=one)
-                forward(runner, function, there, y_type, Place((n, 1, 1), y_at), given, _assert_rows)
-
-
-def _assert_rows(function: str, out: Tensor, x: Tensor, note: str) -> None:
-    assert_close(function, out, getattr(reference, function)(x, 1))
+                forward(runner, function, there, y_type, Place((n, 1, 1), y_at), given, closely=True)
 
 
 def is_served(function: str, x_type: torch.dtype, y_type: torch.dtype) -> bool:

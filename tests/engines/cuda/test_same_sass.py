@@ -41,15 +41,3 @@ def test_differences_are_counted_and_shown(script, tmp_path, monkeypatch, capsys
     assert "-FADD R1 ;\n+FMUL R1 ;" in printed
     assert script.compare_cpu({"f": one, "g": other}, {"h": other, "i": one}) == 0
     assert script.compare_cpu({"f": one, "g": other}, {"f": one, "g": one}) == 1
-
-
-def test_a_sample_is_every_nth_kernel(script, monkeypatch):
-    class Pool:
-        map = staticmethod(lambda function, *lists, chunksize=1: map(function, *lists))
-        __enter__ = __exit__ = lambda self, *_: self
-
-    monkeypatch.setattr(script, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(script, "list_kernels", lambda kind, turn, every: [(turn, tier) for tier in "ab"])
-    monkeypatch.setattr(script, "describe_kernel", lambda kernel: (kernel, "listing"))
-    everything, sample = (list(script.dump_cuda(90, False, step)) for step in (1, 7))
-    assert sample == everything[::7] != everything
