@@ -214,6 +214,16 @@ assert native.counts() == before, (native.counts(), before)
 """
 
 
+@pytest.mark.parametrize("which", native.PASSES)
+@pytest.mark.parametrize("function", ["softmax", "logsumexp"])
+def test_every_kernel_to_warm_is_one_that_can_be_compiled(function, which):
+    """The planner makes plans that the rules of forced plans refuse: vectors of one element in shared memory, say."""
+    for kind in ((function, BF16, F32), (function, F32, F32)):
+        plans = native.kernels_to_warm(*kind, -1, 90, (), which, True).values()
+        assert plans or (function, which) == ("logsumexp", "backward_broadcast")  # which is no kernel of its own
+        assert not any(native.is_kernel_cached(*kind, plan, 91, which) for plan in plans)  # nobody has compiled for 9.1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("call", "times", "options"),

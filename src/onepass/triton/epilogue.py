@@ -33,12 +33,13 @@ def softmax_row(m, l, TYPE: tl.constexpr):  # noqa: E741
     base = base_of(m, False)
     if TYPE.is_fp64():
         return base, l, l
-    one = tl.full(l.shape, 1.0, tl.float32)
-    scale = tl.div_rn(one, l)
-    if TYPE.is_fp32() and not INTERPRETED:
-        return base, scale, tl.fma(-l, scale, one) * scale
     else:
-        return base, scale, tl.zeros(l.shape, tl.float32)
+        one = tl.full(l.shape, 1.0, tl.float32)
+        scale = tl.div_rn(one, l)
+        if TYPE.is_fp32() and not INTERPRETED:
+            return base, scale, tl.fma(-l, scale, one) * scale
+        else:
+            return base, scale, tl.zeros(l.shape, tl.float32)
 
 
 @triton.jit

@@ -140,6 +140,7 @@ CASES = [
     (False, "state", 781, F16, F32, False),
     (False, "state", 65536, F32, F32, True),
     (False, "log_softmax", 1000, F64, F64, True),
+    (False, "softmax", 1000, BF16, F64, True),
     (True, "softmax", 16, F32, F32, True),
     (True, "log_softmax", 16384, F32, F32, True),
     (True, "softmin", 50257, BF16, F32, False),

@@ -258,7 +258,8 @@ cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type) {
   return {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
 }
 
-CudaPlan plan_of(const int64_t* numbers) { return parse_plan({numbers, numbers + 8}); }
+// The planner makes plans that nobody may force, so these are not validated.
+CudaPlan plan_of(const int64_t* numbers) { return make_plan({numbers, numbers + 8}); }
 
 }  // namespace
 

@@ -69,17 +69,21 @@ inline Fault validate(const CudaPlan& plan) {
   return {};
 }
 
-// A plan from its numbers (in the order of CudaPlan); throws where one is wrong.
+// A plan from its numbers, in the order of CudaPlan. Numbers that no int holds become the nearest one, which is as
+// wrong.
+inline CudaPlan make_plan(const std::vector<int64_t>& numbers) {
+  const auto number = [&](size_t i) { return int(std::clamp<int64_t>(numbers[i], INT32_MIN, INT32_MAX)); };
+  return {Tier(number(0)), number(1), number(2), number(3), number(4), number(5), number(6), VecAccess(number(7))};
+}
+
+// A plan that a caller gives; throws where a number is wrong.
 inline CudaPlan parse_plan(const std::vector<int64_t>& numbers) {
   if (numbers.size() != 8) {
     throw std::runtime_error(
         "onepass: a plan is (tier, threads_per_row, rows_per_block, items_per_thread, vec_size, blocks_per_row, "
         "smem_vecs, access)");
   }
-  // Numbers that no int holds become the nearest one, which is as wrong.
-  const auto number = [&](size_t i) { return int(std::clamp<int64_t>(numbers[i], INT32_MIN, INT32_MAX)); };
-  const CudaPlan plan = {Tier(number(0)), number(1), number(2), number(3),
-                         number(4),       number(5), number(6), VecAccess(number(7))};
+  const CudaPlan plan = make_plan(numbers);
   if (const Fault fault = validate(plan)) throw std::runtime_error("onepass: " + *fault);
   return plan;
 }
