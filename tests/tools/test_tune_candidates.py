@@ -232,7 +232,8 @@ def test_a_kernel_that_does_not_compile(tmp_path, monkeypatch, processes):
     """A sweep leaves it to the measurement; a warm-up raises its error."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2 // processes)
-    todo = [Kernel("logsumexp", torch.float32, torch.float32, "forward", (0,) * 8)] * 2
-    assert list(compile_all(todo, 90, ignore_errors=True)) == todo
-    with pytest.raises(RuntimeError, match="vec_size is"):
-        list(compile_all(todo, 90))
+    for plan, message in (((0,) * 8, "vec_size is"), ((9, 32, 4, 4, 4, 1, 0, 0), "tier is 0 to 8, got 9")):
+        todo = [Kernel("logsumexp", torch.float32, torch.float32, "forward", plan)] * 2
+        assert list(compile_all(todo, 90, ignore_errors=True)) == todo
+        with pytest.raises(RuntimeError, match=message):
+            list(compile_all(todo, 90))
