@@ -49,7 +49,10 @@ ONEPASS_INLINE void grad_of_columns(Vec (&y)[K], const Vec (&g)[K], const Vec (&
   } else {
     const ExpFactor one = ExpFactor::of(broadcast(1));
     exp_with_factor<sizeof(D) == 2>(y, one.base);
-    for (int k = 0; k < K; ++k) y[k] = (g[k] - y[k] * one.factor * a[k]) * slope;
+    for (int k = 0; k < K; ++k) y[k] = g[k] - y[k] * one.factor * a[k];
+    if (slope[0] != 1) {
+      for (int k = 0; k < K; ++k) y[k] *= slope;
+    }
   }
 }
 
