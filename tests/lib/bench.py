@@ -89,7 +89,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def stats(us: float) -> Stats:
-    return Stats(us, 0.9 * us, 1.1 * us, 100)
+    return Stats(us, 0.9 * us, 1.1 * us, 100, 0.8 * us)
 
 
 @pytest.fixture

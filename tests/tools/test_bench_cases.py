@@ -122,7 +122,13 @@ def test_data_depends_on_the_seed_and_the_case_only() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "strides"),
-    [("", (60, 12, 4, 1)), ("channels_last", (60, 1, 20, 5)), ("transposed", (60, 12, 1, 3))],
+    [
+        ("", (60, 12, 4, 1)),
+        ("channels_last", (60, 1, 20, 5)),
+        ("transposed", (60, 12, 1, 3)),
+        ("permuted 2,0,3,1", (20, 1, 40, 5)),
+        ("sliced", (75, 15, 5, 1)),
+    ],
 )
 def test_tensors_and_their_copies_have_the_layout_of_the_case(layout: str, strides: tuple[int, ...]) -> None:
     case = Case("t", "t", (2, 5, 3, 4), 1, direction=DIRECTIONS[1], layout=layout)

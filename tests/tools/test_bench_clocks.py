@@ -34,8 +34,8 @@ L2, GIB = 60 << 20, 1 << 30
 
 
 def test_statistics_of_known_data() -> None:
-    assert summarise([float(v) for v in range(100, -1, -1)]) == Stats(50.0, 20.0, 80.0, 101)
-    assert summarise([7.0]) == Stats(7.0, 7.0, 7.0, 1)
+    assert summarise([float(v) for v in range(100, -1, -1)]) == Stats(50.0, 20.0, 80.0, 101, 0.0)
+    assert summarise([7.0]) == Stats(7.0, 7.0, 7.0, 1, 7.0)
     values = torch.rand(37, dtype=torch.float64)
     got = summarise(values.tolist())
     expected = values.quantile(torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64))
@@ -68,7 +68,7 @@ def test_the_clock_alternates_the_calls_and_does_not_count_the_first() -> None:
 
     budget = timing.Budget(seconds=1.0, min_samples=3, max_samples=5, warmup=0.0)
     got = timing.alternate({"a": call("a", 2000), "b": call("b", 5000)}, budget, clock=lambda: now[0])
-    assert got == {"a": Stats(2.0, 2.0, 2.0, 5), "b": Stats(5.0, 5.0, 5.0, 5)}
+    assert got == {"a": Stats(2.0, 2.0, 2.0, 5, 2.0), "b": Stats(5.0, 5.0, 5.0, 5, 5.0)}
     assert log[4:] == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]
 
 
@@ -360,8 +360,8 @@ def test_equal_sizes_and_single_cases_are_judged_too() -> None:
     assert [r.disturbed for r in rows] == ["of its copy p80 is 3.0 times p20", "p80 is 3.0 times p20", None]
 
 
-QUIET, NOISY = Stats(10.0, 9.0, 11.0, 100), Stats(10.0, 9.0, 27.0, 100)
-SLOW = {"copy": Stats(1000.0, 990.0, 1010.0, 100)}
+QUIET, NOISY = Stats(10.0, 9.0, 11.0, 100, 8.0), Stats(10.0, 9.0, 27.0, 100, 8.0)
+SLOW = {"copy": Stats(1000.0, 990.0, 1010.0, 100, 980.0)}
 ALL = ("copy", "torch", "naive")
 
 
@@ -372,7 +372,7 @@ ALL = ("copy", "torch", "naive")
         ([{}, {"torch": NOISY}, {}, {"torch": QUIET}], ["retry: 1"], {}),
         ([{}, {"torch": NOISY}, {}, {"torch": NOISY}], ["retry: 1"], {("middle", "torch"): "p80 is 3.0 times p20"}),
         ([SLOW, {}, {}, SLOW], ["retry: 1"], {("small", name): "its copy takes 100.0 times" for name in ALL}),
-        ([{"torch": Stats(10.0, 9.0, 27.0, 4)}], [], {}),  # too few samples for a spread
+        ([{"torch": Stats(10.0, 9.0, 27.0, 4, 8.0)}], [], {}),  # too few samples for a spread
         ([{"torch": NOISY}, {}, KeyboardInterrupt], [], {("small", "torch"): "p80 is 3.0 times p20"}),
     ],
 )

@@ -36,7 +36,7 @@ H200 = ("--device", "h200")
 @pytest.mark.parametrize("transcript", ["bench", "bench-list", "bench-disturbed", "errors"])
 def test_commands_print_their_transcripts(transcript: str, fake: Any) -> None:
     if transcript == "bench-disturbed":
-        fake["torch"] = timing.Stats(25.0, 10.0, 30.0, 100)
+        fake["torch"] = timing.Stats(25.0, 10.0, 30.0, 100, 9.0)
     replay(transcript)
 
 

@@ -26,9 +26,13 @@ _ALIASES |= {"fp16": "float16", "half": "float16"}
 class Case:
     """One shape, timed at each of `dtypes`.
 
-    `layout` is "" for contiguous tensors, "channels_last", or "transposed", where the last two dims swap their strides.
-    It applies to every tensor of the input's shape. `out_dtype` is the dtype of the result where it differs from that
-    of the input. `quick` names the device types ("cpu", "cuda") that run this case with `--quick`.
+    `layout` is "" for contiguous tensors, "channels_last", "transposed", where the last two dims swap their strides,
+    "permuted 1,2,0", which names the dims from the outermost in memory to the innermost, or "sliced", the beginning of
+    each row of a tensor whose rows have an odd length. It applies to every tensor of the input's shape.
+
+    `out_dtype` is the dtype of the result where it differs from that of the input. An `in_place` result is written over
+    the input. `quick` names the device types ("cpu", "cuda") that run this case with `--quick`, `without` the providers
+    that do not run it.
 
     If `fill` is not 0, the case has as many rows as fit into `fill` bytes. The number depends on the dtype; `at`
     computes it.
@@ -45,6 +49,8 @@ class Case:
     quick: tuple[str, ...] = ()
     fill: int = 0
     layout: str = ""
+    in_place: bool = False
+    without: tuple[str, ...] = ()
 
     def at(self, dtype: str, max_fill: int | None = None) -> Case:
         """The case as it runs at `dtype`: with as many rows as `fill` bytes, or at most `max_fill`, hold (at least 1).
@@ -128,24 +134,25 @@ CPU_DTYPES = (*_F32_BF16, "float16")
 Shape = tuple[int, ...]
 
 
-def _case(suite: str, shape: Shape, dim: int | Shape = -1, function: str = "softmax", **options: Any) -> Case:
-    """A case that is named after its function, shape, layout and dims."""
+def name_case(suite: str, shape: Shape, dim: int | Shape = -1, function: str = "softmax", **options: Any) -> Case:
+    """A case that is named after its function, shape, layout and dims, and whether it is in place."""
     name = "x".join(map(str, shape)) + f" {options.get('layout') or ''}".rstrip()
     name += "" if dim == -1 else f", dim {dim}" if isinstance(dim, int) else f", dims {','.join(map(str, dim))}"
     name = name if function == "softmax" else f"{function}, {name}"
+    name += " in place" if options.get("in_place") else ""
     return Case(suite, name, shape, dim, function, **options)
 
 
 def _tutorial() -> Iterable[Case]:
     quick = {2, 4, 8, 16, 24, 32, 48, 64, 80, 99}
     for i in range(2, 100):
-        yield _case("tutorial", (4096, 128 * i), quick=_BOTH if i in quick else ())
+        yield name_case("tutorial", (4096, 128 * i), quick=_BOTH if i in quick else ())
 
 
 def _powers_of_two() -> Iterable[Case]:
     for n in (256, 1024, 4096, 16384, 65536, 262144):
         # 4096 x 65536 float32 elements are 1 GiB in and 1 GiB out: naive PyTorch takes 5 s per call on two cores
-        yield _case("powers-of-two", (4096, n), quick=_BOTH if n <= 16384 else _GPU)
+        yield name_case("powers-of-two", (4096, n), quick=_BOTH if n <= 16384 else _GPU)
 
 
 def _models() -> Iterable[Case]:
@@ -202,8 +209,8 @@ _LONG = ((1, 1 << 17), (1, 1 << 20), (1, 1 << 22), (4, 1 << 20), (8, 128256), (3
 
 def _few_long_rows() -> Iterable[Case]:
     for m, n in (*_LONG, (64, 151936), (1, 1 << 24), (4, 1 << 22)):
-        yield _case("few-long-rows", (m, n), dtypes=_F32_BF16, quick=_BOTH if m * n <= 1 << 20 else _GPU)
-    yield _case("few-long-rows", (1, 1 << 28))  # 1 GiB, by far the longest row
+        yield name_case("few-long-rows", (m, n), dtypes=_F32_BF16, quick=_BOTH if m * n <= 1 << 20 else _GPU)
+    yield name_case("few-long-rows", (1, 1 << 28))  # 1 GiB, by far the longest row
 
 
 def _backward() -> Iterable[Case]:
@@ -215,7 +222,7 @@ def _backward() -> Iterable[Case]:
     quick = {(4096, 1024): _BOTH, (4096, 8192): _GPU, (32768, 1024): _GPU, (8192, 50257): _GPU, (1, 1 << 20): _BOTH}
     for function in ("softmax", "log_softmax"):
         for m, n, dtypes in shapes:
-            case = _case("backward", (m, n), function=function, quick=quick.get((m, n), ()), dtypes=dtypes)
+            case = name_case("backward", (m, n), function=function, quick=quick.get((m, n), ()), dtypes=dtypes)
             yield replace(case, direction="backward")
 
 
@@ -247,7 +254,7 @@ def _columns() -> Iterable[Case]:
     cases = []
     for shape, dim, layout in COLUMNS:
         on = quick.get(shape, _GPU if layout else ())
-        cases.append(_case("columns", shape, dim, dtypes=_F32_BF16, quick=on, layout=layout))
+        cases.append(name_case("columns", shape, dim, dtypes=_F32_BF16, quick=on, layout=layout))
     yield from cases
     yield from (replace(case, name=f"softmax backward, {case.name}", direction="backward") for case in cases)
 
@@ -264,9 +271,9 @@ CPU_LOGSUMEXP = ((4096, 781), (4096, 4096), (64, 50257), (1, 1 << 24), (1 << 20,
 def _cpu() -> Iterable[Case]:
     quick = {(4096, 64), (4096, 781), (4096, 1024), (64, 50257), (1, 1 << 20), (65536, 33), (1024, 4096)}
     for shape, dim in (*((shape, -1) for shape in CPU_ROWS), *CPU_COLUMNS):
-        yield _case("cpu", shape, dim, quick=_BOTH if shape in quick else (), dtypes=CPU_DTYPES)
+        yield name_case("cpu", shape, dim, quick=_BOTH if shape in quick else (), dtypes=CPU_DTYPES)
     for shape, dim in (*((shape, -1) for shape in CPU_LOGSUMEXP), ((1024, 4096), 0)):
-        yield _case("cpu", shape, dim, "logsumexp", quick=_BOTH if shape == (4096, 781) else (), dtypes=CPU_DTYPES)
+        yield name_case("cpu", shape, dim, "logsumexp", quick=_BOTH if shape == (4096, 781) else (), dtypes=CPU_DTYPES)
 
 
 def _cpu_backward() -> Iterable[Case]:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
-from onepass.tools.bench import timing
+from onepass.tools.bench import random_cases, timing
 from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
 from onepass.tools.bench.providers import COPY, GalleryProvider, registry, select_providers
 from onepass.tools.bench.report import BASELINE, OURS, Progress, lines
@@ -38,6 +38,10 @@ class Options:
     seconds: float | None = None
     threads: int | None = None
     seed: int = 0
+    count: int = 20
+    classes: tuple[str, ...] = ()
+    mb: tuple[float, float] = (8.0, 640.0)
+    compile: int = 0
     json: str | None = None
     plot: str | None = None
 
@@ -60,10 +64,10 @@ def parse_device(name: str | None) -> torch.device:
 def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Case, str]], str]:
     """The (case, dtype) pairs to run, and a sentence that describes them. Raises ValueError if there are none."""
     for name in options.suites:
-        if name not in SUITES:
-            raise ValueError(f"unknown suite {name!r}: there are {', '.join(SUITES)}")
+        if name not in SUITES and name not in random_cases.ABOUT:
+            raise ValueError(f"unknown suite {name!r}: there are {', '.join([*SUITES, *random_cases.ABOUT])}")
     names = ", ".join(options.suites)
-    every = [case for name in dict.fromkeys(options.suites) for case in SUITES[name].cases]
+    every = [case for name in dict.fromkeys(options.suites) for case in _make_cases(name, options)]
     cases = [c for c in every if options.pattern.lower() in c.name.lower()]
     cases = [c for c in cases if device.type in c.quick or not options.quick]
     if not cases:
@@ -78,13 +82,28 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
     for function in options.functions or (None,):
         for case in cases:
             case = replace(case, function=function or case.function, direction=options.direction or case.direction)
-            for dtype in options.dtypes or case.dtypes:
+            for dtype in case.dtypes if "/" in case.suite else options.dtypes or case.dtypes:
                 sized = case.at(dtype, max_fill)
                 # Some suites have a shape for two functions or directions; choosing one makes these the same case.
                 merge = case.fill or options.functions or options.direction
                 key = replace(sized, name="", quick=()) if merge else sized
                 pairs.setdefault((key, dtype), (sized, dtype))
     return list(pairs.values()), text
+
+
+def _make_cases(suite: str, options: Options) -> Sequence[Case]:
+    """The cases of a suite, which `random` and `slide` make from the options."""
+    least, most = (int(mb * random_cases.MB) for mb in options.mb)
+    if most < 2 * least:
+        raise ValueError(f"--mb takes two sizes of which the second is at least twice the first, got {options.mb}")
+    if suite == "slide":
+        return random_cases.slide(options.classes, options.dtypes, min(most, random_cases.SLIDE_BYTES))
+    if suite != "random":
+        return SUITES[suite].cases
+    if options.functions or options.direction:
+        raise ValueError("random takes --classes, which have their functions and directions")
+    cases = random_cases.draw(options.seed, options.count, options.classes, options.dtypes, (least, most))
+    return random_cases.spread_compile(cases, options.compile)
 
 
 @contextlib.contextmanager
@@ -115,6 +134,7 @@ def list_data(device: torch.device) -> dict[str, Any]:
             }
             for suite in SUITES.values()
         ],
+        "made": random_cases.ABOUT,
     }
 
 
@@ -136,6 +156,7 @@ def list_text(data: dict[str, Any]) -> str:
         count = f"{suite['cases']} cases, {suite['quick']} of them with --quick"
         text.append(f"  {suite['name']:<17} {count}; {', '.join(suite['dtypes'])}")
         text.append(f"  {'':<17} {suite['about']}")
+    text += [f"  {name:<17} {about}" for name, about in data["made"].items()]
     return "\n".join(text)
 
 
@@ -148,20 +169,24 @@ def bench(options: Options) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     pairs, text = select_cases(options, device)
-    providers, excluded = select_providers(device, options.only, options.skip, options.quick, options.gallery)
+    made = set(options.suites) <= set(random_cases.ABOUT)
+    only = options.only or (OURS, BASELINE) * made
+    only += ("torch-compile",) * (made and options.compile > 0)
+    providers, excluded = select_providers(device, only, options.skip, options.quick, options.gallery)
     if options.graph and device.type == "cpu":
         raise ValueError("--graph is the time in a CUDA graph and needs a GPU")
     head = [text, f"providers: {', '.join(p.name for p in providers)}"]
     for reason in dict.fromkeys(excluded.values()):
         if not reason.startswith("does not support"):  # an engine for another kind of device
             head.append(f"  without {', '.join(n for n, why in excluded.items() if why == reason)}: {reason}")
-    head += [] if options.gallery or options.only else ["  --gallery adds the variants of the gallery"]
+    head += [] if options.gallery or only else ["  --gallery adds the variants of the gallery"]
     budget = timing.QUICK if options.quick else timing.FULL
     budget = budget if options.seconds is None else budget.limit(options.seconds)
-    run: dict[str, Any] = {"budget": budget, "seed": options.seed, "graph": options.graph}
+    run: dict[str, Any] = {"budget": budget, "seed": options.seed, "graph": options.graph, "kernels_only": made}
+    about = {"quick": options.quick} | ({"count": options.count, "mb": [*options.mb]} if made else {})
     with messages_on_stderr(options.json) as stdout:
         runner = Runner(device, providers, named=frozenset(options.only), **run)
-        status = _run(runner, pairs, head, {"quick": options.quick})
+        status = _run(runner, pairs, head, about)
         _write(runner.results, options.json, options.plot, stdout)
     ours = (row for row in runner.results.rows if row.provider.startswith(OURS))
     return status or int(any((row.error or "").startswith(("wrong", "raised")) for row in ours))

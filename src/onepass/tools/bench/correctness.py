@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -38,8 +39,13 @@ class Inputs:
 
 
 def required_bytes(case: Case, dtype: str) -> int:
-    """The memory of a case: its tensors, one more output, and for logsumexp the targets of the two copies."""
+    """The memory of a case: its tensors, one more output, and for logsumexp the targets of the two copies.
+
+    A sliced case is compared with a copy between two other tensors.
+    """
     out = prod(case.shape) * ITEMSIZE[case.result_dtype(dtype)]
+    if case.layout == "sliced":
+        out += case.bytes(dtype)
     if case.function == "logsumexp" and case.direction == "forward":
         out += out // 2
     return case.bytes(dtype) + out
@@ -47,21 +53,42 @@ def required_bytes(case: Case, dtype: str) -> int:
 
 def make_inputs(case: Case, dtype: str, device: torch.device, seed: int) -> Inputs:
     """Random normal data, which depends only on the seed, the suite and the case's name."""
-    generator = torch.Generator(device).manual_seed(crc32(f"{seed}/{case.suite}/{case.name}".encode()))
+    generator = _generator(case, device, seed)
     x = _empty(case, case.shape, dtype, device).normal_(generator=generator)
+    if case.in_place:
+        return Inputs(case, dtype, x, out=x)
     y = _empty(case, case.out_shape(), case.out_dtype or dtype, device)
     if case.direction == "backward":
-        return Inputs(case, dtype, x, torch.empty_like(x), y.normal_(generator=generator))
+        return Inputs(case, dtype, x, _empty(case, case.shape, dtype, device), y.normal_(generator=generator))
     return Inputs(case, dtype, x, out=y)
+
+
+def prepare_output(inputs: Inputs, seed: int) -> None:
+    """Fills the output with NaN or, if it is the input too, restores the input."""
+    if inputs.case.in_place:
+        inputs.x.normal_(generator=_generator(inputs.case, inputs.x.device, seed))
+    elif inputs.out is not None:
+        inputs.out.fill_(float("nan"))
+
+
+def _generator(case: Case, device: torch.device, seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(crc32(f"{seed}/{case.suite}/{case.name}".encode()))
 
 
 def _empty(case: Case, shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:
     """A tensor in the case's layout, or a contiguous one if its shape is not the case's."""
-    layout = case.layout if shape == case.shape else ""
+    layout, _, order = (case.layout if shape == case.shape else "").partition(" ")
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
     if layout == "transposed":
-        return torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=getattr(torch, dtype), device=device).mT
+        return torch.empty((*shape[:-2], shape[-1], shape[-2]), **options).mT
+    if layout == "permuted":
+        dims = [int(d) for d in order.split(",")]
+        return torch.empty([shape[d] for d in dims], **options).permute([dims.index(d) for d in range(len(dims))])
+    if layout == "sliced":
+        pitch = shape[-1] + 1 + shape[-1] % 2
+        return torch.empty((*shape[:-1], pitch), **options)[..., : shape[-1]]
     memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-    return torch.empty(shape, dtype=getattr(torch, dtype), device=device, memory_format=memory_format)
+    return torch.empty(shape, **options, memory_format=memory_format)
 
 
 def replicate(inputs: Inputs, count: int) -> list[Inputs]:
@@ -70,7 +97,8 @@ def replicate(inputs: Inputs, count: int) -> list[Inputs]:
     def repeat(like: Tensor | None) -> list[Tensor | None]:
         if like is None:
             return [None] * count
-        step = -(-like.numel() * like.element_size() // _ALIGN) * _ALIGN // like.element_size()
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+        step = -(-extent * like.element_size() // _ALIGN) * _ALIGN // like.element_size()
         storage = torch.empty(count * max(step, 1), dtype=like.dtype, device=like.device)
         return [storage.as_strided(like.shape, like.stride(), i * step).copy_(like) for i in range(count)]
 

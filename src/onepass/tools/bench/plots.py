@@ -1,8 +1,8 @@
 """Plots of results files. Nothing here times anything or imports torch.
 
 A suite that sweeps N is drawn as curves of GB/s over N, any other suite as bars of the fraction of a copy's speed per
-case. There is one plot per suite, function, direction and dtype, as PNG and as SVG. The same file gives the same SVG,
-byte for byte.
+case. Drawn shapes are one plot of all classes; a length that moves by one is a curve of the fraction. There is one plot
+per suite, function, direction and dtype, as PNG and as SVG. The same file gives the same SVG, byte for byte.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -20,7 +21,8 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from onepass.tools.bench.cases import ITEMSIZE
-from onepass.tools.bench.report import us_text
+from onepass.tools.bench.random_cases import moved_length
+from onepass.tools.bench.report import is_small, lines, us_text
 from onepass.tools.bench.results import Results, Row
 
 __all__ = ["draw", "style"]
@@ -81,14 +83,16 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    plots: dict[tuple[str, ...], dict[tuple[str, str], tuple[Row, str]]] = {}
+    plots: dict[tuple[str, ...], dict[tuple[str, ...], tuple[Row, str]]] = {}
     for file in sorted(files, key=lambda f: str(f.environment["date"])):
         e = file.environment
         note = f"{str(e['date'])[:10]}, torch {e['torch']}" + (f", commit {e['commit'][:7]}" if e["commit"] else "")
         for row in file.rows:
             device = f"{e['device']}, {row.threads} thread{'s' * (row.threads > 1)}" if row.threads else e["device"]
-            key = (row.suite, row.function, row.direction, row.dtype, row.out_dtype, str(device))
-            plots.setdefault(key, {})[(row.case, row.provider)] = row, note
+            kind = (row.suite, row.function, row.direction, row.dtype, row.out_dtype)
+            kind = ("random", "", "", "", "") if row.suite.startswith("random/") else kind
+            each = (*row.key(), row.provider)
+            plots.setdefault((*kind, str(device)), {})[each] = row, note
     devices = {key[-1] for key in plots}
     written = []
     with plt.rc_context(_THEME):
@@ -99,9 +103,15 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
                 continue
             failed = [r for r in valid if not r.ok and r.provider != "copy"]
             notes = "; ".join(dict.fromkeys(note for _, note in found.values()))
-            note = f"onepass bench {names[0]}: {len({r.case for r in rows})} points; {notes}"
-            figure = (_draw_curves if is_sweep(rows) else _draw_cases)(rows, failed, device, note)
-            parts = [*names, dtype, *[f"to-{out_dtype}"] * (out_dtype != dtype), *[device] * (len(devices) > 1)]
+            suite = names[0].partition("/")[0]
+            note = f"onepass bench {suite}: {len({r.key() for r in rows})} points; {notes}"
+            drawers = {"random": _draw_classes, "slide": _draw_slide}
+            figure = drawers.get(suite, _draw_curves if is_sweep(rows) else _draw_cases)(rows, failed, device, note)
+            parts = [
+                *filter(None, (*names, dtype)),
+                *[f"to-{out_dtype}"] * (out_dtype != dtype),
+                *[device] * (len(devices) > 1),
+            ]
             name = "".join(c if c.isalnum() else "-" for c in "-".join(parts)).strip("-").replace("--", "-")
             for suffix, options in (("png", {"dpi": 160}), ("svg", {"metadata": {"Date": None}})):
                 written.append(folder / f"{name}.{suffix}")
@@ -175,6 +185,7 @@ def _add_text(axes: Any, row: Row, of: str, device: str, failed: Sequence[Row], 
     """
     title = row.function + (" backward" if row.direction == "backward" else "") + f", {row.dtype}"
     title += (f" to {row.out_dtype}" if row.out_dtype != row.dtype else "") + of
+    title = "random shapes" if row.suite.startswith("random/") else title
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", pad=26 + above)
     place = {"xycoords": "axes fraction", "textcoords": "offset points"}
     axes.annotate(device, (0, 1), (0, 9 + above), fontsize=9.5, color=_GREY, **place)
@@ -184,6 +195,66 @@ def _add_text(axes: Any, row: Row, of: str, device: str, failed: Sequence[Row], 
     text = [f"{word}: " + ", ".join(f"{name} at {n}" for name, n in of.items()) for word, of in counts.items()]
     foot = "\n".join(["; ".join(text), note] if text else [note])
     axes.figure.supxlabel(foot, x=0.01, ha="left", fontsize=7.5, color=_GREY)
+
+
+# Fractions of the limit, of drawn shapes and over a length that moves by one
+
+
+def _draw_classes(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
+    """A marker per shape of each class, hollow where it moves little, and a tick at the mean."""
+    names, found = _providers(rows), lines(rows)
+    classes = list(dict.fromkeys(line.first().suite.removeprefix("random/") for line in found))
+    figure, axes = plt.subplots(figsize=(8.6, 1.8 + 0.62 * len(classes)), layout="constrained")
+    for i, name in enumerate(names):
+        label, colour, marker = style(name, names)
+        shift = (i + 0.5) / len(names) * 0.76 - 0.38
+        points = [
+            (fraction, classes.index(line.first().suite.removeprefix("random/")) + shift, is_small(line))
+            for line in found
+            if (fraction := line.fraction(name)) is not None
+        ]
+        for small in (False, True):
+            own = [(min(x, _MAX_BAR), y) for x, y, hollow in points if hollow is small]
+            look: dict[str, Any] = {"mfc": "none" if small else colour, "mec": colour, "markersize": 4.5, "alpha": 0.7}
+            axes.plot(*(zip(*own, strict=True) if own else ((), ())), marker, **look, label=None if small else label)
+        for y in dict.fromkeys(y for _, y, _ in points):
+            mean = fmean(x for x, at, _ in points if at == y)
+            axes.plot([mean] * 2, [y - 0.14, y + 0.14], color=_INK, linewidth=1.6, zorder=6)
+    axes.axvline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, label="limit")
+    axes.set_yticks(range(len(classes)), classes)
+    axes.set_ylim(len(classes) - 0.5, -0.5)
+    axes.set_xlim(0, max(1.03, min(_MAX_BAR, max((line.fraction() or 0.0) for line in found) * 1.03)))
+    axes.set_xlabel("speed, as a fraction of a copy (gradients: of an addition) of the same bytes")
+    axes.grid(axis="x", color=_FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=10)
+    _add_text(axes, rows[0], "", device, failed, note)
+    return figure
+
+
+def _draw_slide(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
+    """The fraction of the limit over the length that moves."""
+    names, found = _providers(rows), lines(rows)
+    figure, axes = plt.subplots(figsize=(8.6, 4.8), layout="constrained")
+    for name in reversed(names):
+        label, colour, _ = style(name, names)
+        points = sorted(
+            (moved_length(line.first().suite, line.first().shape), fraction)
+            for line in found
+            if (fraction := line.fraction(name)) is not None
+        )
+        xs, ys = zip(*points, strict=True) if points else ((), ())
+        axes.plot(xs, ys, ".-", color=colour, linewidth=1.2, markersize=4, label=label)
+    axes.axhline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, label=_roofline(rows[0]))
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("the length that moves (log scale)")
+    axes.set_ylabel("fraction of the limit")
+    axes.grid(color=_FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=10)
+    _add_text(axes, rows[0], f", {rows[0].suite.removeprefix('slide/')}", device, failed, note)
+    return figure
 
 
 # Curves

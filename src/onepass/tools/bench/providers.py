@@ -103,6 +103,10 @@ class Copy(Provider):
 
     def prepare(self, inputs: Inputs) -> Call:
         x, grad, out = inputs.x, inputs.grad, inputs.out
+        if inputs.case.layout == "sliced":  # memory without gaps is copied as fast as any
+            x, grad, out = x.contiguous(), *(None if t is None else t.contiguous() for t in (grad, out))
+        elif inputs.case.in_place:
+            out = torch.empty_like(x)
         if grad is not None:
             z = torch.empty_like(x) if out is None else out
             if grad.shape != x.shape:  # logsumexp reads the input and writes its gradient
@@ -216,7 +220,10 @@ def _needs_flatten(case: Case) -> bool:
 
 
 class Torch(Provider):
-    """torch's own function. In a layout that is not contiguous, the result has the strides that torch chooses."""
+    """torch's own function. In a layout that is not contiguous, the result has the strides that torch chooses.
+
+    These are contiguous, and so is the output that is allocated beforehand in place of the given one.
+    """
 
     name = label = "torch"
 
@@ -227,10 +234,12 @@ class Torch(Provider):
         return None
 
     def writes_out(self, inputs: Inputs) -> bool:
-        return inputs.case.function != "softmin" and not inputs.case.layout
+        return inputs.case.function != "softmin" and not (inputs.case.layout and inputs.grad is not None)
 
     def prepare(self, inputs: Inputs) -> Call:
         case = inputs.case
+        if case.layout and inputs.out is not None and self.writes_out(inputs):
+            inputs = replace(inputs, out=torch.empty_like(inputs.out, memory_format=torch.contiguous_format))
         if not _needs_flatten(case):
             return super().prepare(inputs)
         # A user of torch would view the last dims as one.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
-from statistics import fmean
+from statistics import fmean, quantiles
 from statistics import geometric_mean as geomean
 from typing import Any
 
@@ -15,11 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from onepass.tools.bench.cases import ITEMSIZE, SHORT, Case
+from onepass.tools.bench.random_cases import largest_drop, moved_length
 from onepass.tools.bench.results import Row
 from onepass.tools.terminal import fits, progress_bar, table
 
 OURS, BASELINE = "onepass", "torch"
-SMALL_INPUT = 64_000_000  # bytes; below it the microseconds over the copy say more than the fraction of its speed
+# Bytes of an input, or moved by a drawn shape. Below them the microseconds over the copy say more than the fraction.
+SMALL = 64_000_000
 SMALL_CASE = 8 << 20  # bytes; smaller cases get a second table, of the call time that includes the host
 _WORDS = {"wrong": "WRONG", "raised": "ERROR", "skipped": "skipped", "unsupported": "-"}
 
@@ -43,6 +45,16 @@ class Line:
         a, b = self.rows.get(of), self.rows.get(over)
         us, other = (getattr(row, metric) if row and row.ok else None for row in (a, b))
         return float(other / us) if us and other else None
+
+    def fraction(self, of: str = OURS) -> float | None:
+        """The time of the limit over that of the provider, if neither was disturbed. On a CPU it is the smallest time:
+        a shared machine disturbs medians."""
+        if any(self.rows[n].disturbed for n in (of, "copy") if n in self.rows):
+            return None
+        return self.speedup("copy", of, "min_us" if self.first().threads else "median_us")
+
+    def first(self) -> Row:
+        return next(iter(self.rows.values()))
 
     def speedup_text(self, of: str = OURS) -> str:
         """How many times as fast as torch the provider is, with a `?` if one of the two times was disturbed."""
@@ -175,7 +187,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     def over_copy(row: Row) -> float | None:
         """On a GPU the microseconds that a small input takes longer than its copy."""
         copy, size = copies.get(row.key()), prod(row.shape) * ITEMSIZE.get(row.dtype, 0)
-        if row.threads is None and row.median_us and copy and copy.median_us and size < SMALL_INPUT:
+        if row.threads is None and row.median_us and copy and copy.median_us and size < SMALL:
             return row.median_us - copy.median_us
         return None
 
@@ -250,6 +262,112 @@ def problems(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
+# Drawn shapes, and lengths that move by one
+
+
+def show_classes(rows: Sequence[Row]) -> list[Table | str]:
+    """A table of the classes of `bench random`, then the worst shapes of each, and where others are faster; or nothing.
+
+    On a GPU a shape that moves less than SMALL is judged by the microseconds over the limit instead of the fraction.
+    """
+    drawn = [line for line in lines([r for r in rows if r.suite.startswith("random/")]) if line.fraction() is not None]
+    if not drawn:
+        return []
+    others = [name for name in providers(rows) if name not in (OURS, "copy")]
+    classes, dtypes = dict[str, list[Line]](), dict[str, list[Line]]()
+    for line in drawn:
+        classes.setdefault(line.first().suite.removeprefix("random/"), []).append(line)
+        dtypes.setdefault(line.first().dtype, []).append(line)
+    gpu = drawn[0].first().threads is None
+    head = ["class", "points", "mean", "p10", "worst"]
+    head += ["small\npoints", "us over\np90", "us over\nmost"] if gpu else []
+    head += [f"times {name}\n{what}" for name in others for what in ("mean", "worst")]
+    groups = {**classes, "all": drawn, **dtypes}
+    body = [[name, *_class_cells(group, others, gpu)] for name, group in groups.items()]
+    about = (
+        "fractions of the limit: a copy, for a gradient an addition, for logsumexp half a copy"
+        + "; of the smallest times" * (not gpu)
+    )
+    texts = [f"worst of {name}: {_worst(group)}" for name, group in classes.items()]
+    return [about, table(head, body, left={0}), *texts, *(text for name in others for text in _slower(drawn, name))]
+
+
+def _class_cells(group: Sequence[Line], others: Sequence[str], gpu: bool) -> list[str]:
+    large, small = _large(group), [us for us, _ in _small(group)]
+    fractions = [fraction for fraction, _ in large]
+    cells = [str(len(large)), *[""] * 3]
+    if large:
+        cells[1:] = [f"{value:.2f}" for value in (fmean(fractions), _tenths(fractions, 1), min(fractions))]
+    if gpu:
+        cells += [str(len(small)), *([f"{_tenths(small, 9):.1f}", f"{max(small):.1f}"] if small else ["", ""])]
+    for other in others:
+        times = [speedup for line in group if (speedup := _speedup(line, other)) is not None]
+        cells += [f"{geomean(times):.2f}", f"{min(times):.2f}"] if times else ["", ""]
+    return cells
+
+
+def _large(group: Sequence[Line]) -> list[tuple[float, str]]:
+    """The fraction of the limit of each shape that is judged by it, the worst first."""
+    return sorted((line.fraction() or 0.0, _where(line)) for line in group if not is_small(line))
+
+
+def _small(group: Sequence[Line]) -> list[tuple[float, str]]:
+    """The microseconds over the limit of each other shape, the worst first."""
+    found = [line for line in group if is_small(line)]
+    us = [(line.rows[OURS].median_us or 0.0) - (line.rows["copy"].median_us or 0.0) for line in found]
+    return sorted(zip(us, map(_where, found), strict=True), reverse=True)
+
+
+def is_small(line: Line) -> bool:
+    row = line.first()
+    return row.threads is None and row.bytes < SMALL
+
+
+def _worst(group: Sequence[Line]) -> str:
+    """The five worst shapes, of the large and of the small ones."""
+    texts = [f"{fraction:.2f} {where}" for fraction, where in _large(group)[:5]]
+    return "; ".join([*texts, *(f"{us:.1f} us over {where}" for us, where in _small(group)[:5])])
+
+
+def _slower(drawn: Sequence[Line], than: str) -> list[str]:
+    """A sentence about the points at which onepass is slower than another provider, with the five worst."""
+    times = sorted((speedup, _where(line)) for line in drawn if (speedup := _speedup(line, than)) is not None)
+    slower = [f"{speedup:.2f} {where}" for speedup, where in times if speedup < 1]
+    return [f"slower than {than} at {len(slower)} of {len(times)} points: {'; '.join(slower[:5])}"] if slower else []
+
+
+def _speedup(line: Line, over: str) -> float | None:
+    """How many times as fast as another provider onepass is; None if a time is missing or disturbed."""
+    own, other = line.fraction(), line.fraction(over)
+    return own / other if own and other else None
+
+
+def _where(line: Line) -> str:
+    return f"{line.case} {line.dtype}"
+
+
+def _tenths(values: Sequence[float], count: int) -> float:
+    """The value that `count` tenths of the values do not exceed."""
+    return quantiles(values if len(values) > 1 else [*values, *values], n=10, method="inclusive")[count - 1]
+
+
+def show_drops(rows: Sequence[Row]) -> list[str]:
+    """The largest drop between neighbouring lengths of each series of `bench slide`."""
+    series: dict[str, dict[int, float]] = {}
+    for line in lines([r for r in rows if r.suite.startswith("slide/")]):
+        row, fraction = line.first(), line.fraction()
+        if fraction is not None:
+            name = case_text(replace(row, case=row.suite))
+            series.setdefault(f"{name} {line.dtype}", {})[moved_length(row.suite, row.shape)] = fraction
+    texts = []
+    for name, fractions in series.items():
+        if drop := largest_drop(fractions):
+            share, at, to = drop
+            ends = f"from {at} ({fractions[at]:.2f} of the limit) to {to} ({fractions[to]:.2f})"
+            texts.append(f"{name}, {len(fractions)} lengths: largest drop between neighbours {share:.0%}, {ends}")
+    return texts
+
+
 # The progress
 
 
@@ -318,6 +436,8 @@ class Progress:
         if small and self.console.is_terminal:
             self.console.print("call time: microseconds per call, including the host", style="bold")
             self.console.print(show_table(small, self.console, calls=True))
+        for part in (*show_classes(rows), *show_drops(rows)):
+            self.console.print(part)
         for text in problems(rows):
             self.say(text)
         for i, text in enumerate(summary(rows)):

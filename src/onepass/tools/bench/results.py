@@ -1,4 +1,4 @@
-"""The results file, schema version 3: its rows, how it is written, and what is wrong with a bad one.
+"""The results file, schema version 4: its rows, how it is written, and what is wrong with a bad one.
 
 `docs/benchmark.md` documents every field. Nothing here imports torch or times anything.
 """
@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 STDOUT = "-"  # the name of a file that means stdout
-SCHEMA = 3
-ADDED = {"graph_error": 2, "input_copy_us": 2, "disturbed": 3}  # field -> the schema that added it; null in older files
+SCHEMA = 4
+ADDED = {
+    "graph_error": 2,
+    "input_copy_us": 2,
+    "disturbed": 3,
+    "min_us": 4,
+}  # field -> the schema that added it; null in older files
 ENVIRONMENT = (
     *("device", "device_type", "driver", "cuda", "torch", "triton", "python", "onepass"),
     *("commit", "date", "cpu", "threads", "platform", "sources"),
@@ -46,6 +51,7 @@ class Row:
     median_us: float | None = None
     p20_us: float | None = None
     p80_us: float | None = None
+    min_us: float | None = None
     graph_us: float | None = None
     graph_error: str | None = None
     call_us: float | None = None

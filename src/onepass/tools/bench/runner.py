@@ -12,7 +12,15 @@ import torch
 from onepass.tools.bench import timing
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.collect_env import environment, free_bytes
-from onepass.tools.bench.correctness import Checker, Inputs, make_inputs, reference_bytes, replicate, required_bytes
+from onepass.tools.bench.correctness import (
+    Checker,
+    Inputs,
+    make_inputs,
+    prepare_output,
+    reference_bytes,
+    replicate,
+    required_bytes,
+)
 from onepass.tools.bench.providers import COPY, Provider, copy_of_input
 from onepass.tools.bench.report import Progress
 from onepass.tools.bench.results import Results, Row
@@ -49,9 +57,10 @@ class _Entry:
     call: Callable[[], Any] = lambda: None
     allocating_call: Callable[[], Any] = lambda: None
 
-    def set_times(self, stats: Stats, call_us: float) -> None:
-        self.row.median_us, self.row.p20_us, self.row.p80_us = stats.median, stats.p20, stats.p80
-        self.row.call_us, self.row.ok, self.row.disturbed = call_us, True, spread_reason(stats)
+    def set_times(self, stats: Stats, call_us: float | None, judge: bool) -> None:
+        row = self.row
+        row.median_us, row.p20_us, row.p80_us, row.min_us = stats.median, stats.p20, stats.p80, stats.smallest
+        row.call_us, row.ok, row.disturbed = call_us, True, spread_reason(stats) if judge else None
 
 
 def _right(entries: Sequence[_Entry]) -> list[_Entry]:
@@ -70,9 +79,12 @@ class Runner:
     named: frozenset[str] = frozenset()  # providers to run even if another one runs the same engine
     free: Callable[[], int] | None = None  # free memory in bytes, measured by default
     graph: bool = False  # whether to measure the time in a CUDA graph too
+    # Only calls into a given output are timed. On a CPU the smallest times count then, so that none is disturbed.
+    kernels_only: bool = False
 
     def __post_init__(self) -> None:
         self.results = Results({**environment(str(self.device)), "seed": self.seed}, [])
+        self.judge = self.budget.max_samples >= MIN_SAMPLES and not (self.kernels_only and self.device.type == "cpu")
         self.clocks: timing.Cuda | None = None
         if self.device.type == "cuda":
             self.clocks = timing.Cuda(self.device)
@@ -84,12 +96,11 @@ class Runner:
         Raises DeviceLost if the GPU does not respond any more.
         """
         groups: list[list[Row]] = []
-        judge = self.budget.max_samples >= MIN_SAMPLES
         try:
             for case, dtype in cases:
                 groups.append(self._run_case(case, dtype))
                 self.results.rows.extend(groups[-1])
-            slow = slow_copies(self.results.rows) if judge else {}
+            slow = slow_copies(self.results.rows) if self.judge else {}
             retry = [i for i, rows in enumerate(groups) if any(r.disturbed or r.key() in slow for r in rows)]
             if retry:
                 self.progress.retry(len(retry))
@@ -97,13 +108,14 @@ class Runner:
                 groups[i] = self._run_case(*cases[i])
                 self.results.rows[:] = [row for rows in groups for row in rows]
         finally:
-            if judge:
+            if self.judge:
                 mark_disturbed(self.results.rows)
         return self.results
 
     def _run_case(self, case: Case, dtype: str) -> list[Row]:
         self.progress.start_case(case, dtype)
-        entries = [_Entry(p, self._new_row(p, case, dtype)) for p in (COPY, *self.providers)]
+        chosen = (p for p in (COPY, *self.providers) if p.name not in case.without)
+        entries = [_Entry(p, self._new_row(p, case, dtype)) for p in chosen]
         self._measure(entries, case, dtype)
         rows = [entry.row for entry in entries]
         if self.device.type == "cuda":
@@ -168,18 +180,17 @@ class Runner:
         return row
 
     def _check(self, entry: _Entry, checker: Checker, inputs: Inputs) -> None:
-        """Checks every call that will be timed, into an output filled with NaN. The copy has no definition."""
+        """Checks every call that will be timed, into an output without a result. The copy has no definition."""
         self.progress.status(f"checking {entry.row.provider}")
         provider = entry.provider
         with self._report_errors(entry):
             entry.call = entry.allocating_call = provider.prepare(inputs)
             if provider is COPY:
                 return
-            if provider.writes_out(inputs):
+            if provider.writes_out(inputs) and not self.kernels_only:
                 entry.allocating_call = provider.prepare(replace(inputs, out=None))
             for call in dict.fromkeys([entry.call, entry.allocating_call]):
-                if inputs.out is not None:
-                    inputs.out.fill_(float("nan"))
+                prepare_output(inputs, self.seed)
                 wrong = checker.check(call())
                 synchronise(self.device)
                 if wrong:
@@ -191,10 +202,13 @@ class Runner:
         self.progress.status(f"timing {len(entries)} in turns")
         calls = {e.row.provider: e.call for e in entries} | ({"": copy} if copy else {})
         stats = timing.alternate(calls, self.budget)
-        self.progress.status(f"timing {len(entries)} in turns, each result newly allocated")
-        allocating = timing.alternate({e.row.provider: e.allocating_call for e in entries}, self.budget)
+        allocating: dict[str, Stats] = {}
+        if not self.kernels_only:
+            self.progress.status(f"timing {len(entries)} in turns, each result newly allocated")
+            allocating = timing.alternate({e.row.provider: e.allocating_call for e in entries}, self.budget)
         for entry in entries:
-            entry.set_times(stats[entry.row.provider], allocating[entry.row.provider].median)
+            name = entry.row.provider
+            entry.set_times(stats[name], allocating[name].median if allocating else None, self.judge)
         return stats[""].median if copy else None
 
     def _time_cuda(self, entries: Sequence[_Entry], clocks: timing.Cuda) -> None:
@@ -203,7 +217,8 @@ class Runner:
             self.progress.status(f"timing {entry.row.provider}")
             with self._report_errors(entry):
                 stats = clocks.cold(entry.call, self.budget)
-                entry.set_times(stats, clocks.back_to_back(entry.allocating_call, self.budget))
+                call_us = None if self.kernels_only else clocks.back_to_back(entry.allocating_call, self.budget)
+                entry.set_times(stats, call_us, self.judge)
 
     def _time_graphs(self, entries: Sequence[_Entry], inputs: Inputs, clocks: timing.Cuda, free: int) -> None:
         """Times all over the same buffers. A call that cannot be captured gets a reason instead of a time."""
@@ -214,6 +229,8 @@ class Runner:
             self.progress.status(f"timing {entry.row.provider} in a graph")
             takes = 0 if entry.provider is COPY else entry.provider.workspace(inputs.case, inputs.dtype)
             entry.row.graph_error = timing.cannot_capture(count, size, takes, free)
+            if inputs.case.in_place:
+                entry.row.graph_error = "in place, a replay would read what the one before it wrote"
             if entry.row.graph_error:
                 continue
             try:

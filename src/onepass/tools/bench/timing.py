@@ -45,6 +45,7 @@ class Stats:
     p20: float
     p80: float
     samples: int
+    smallest: float
 
 
 def summarise(samples: Sequence[float]) -> Stats:
@@ -52,7 +53,7 @@ def summarise(samples: Sequence[float]) -> Stats:
     if not samples:
         raise ValueError("no samples to summarise")
     fifths = quantiles(samples if len(samples) > 1 else [*samples, *samples], n=5, method="inclusive")
-    return Stats(median(samples), fifths[0], fifths[3], len(samples))
+    return Stats(median(samples), fifths[0], fifths[3], len(samples), min(samples))
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,7 @@ def _replay(device: torch.device, graph: torch.cuda.CUDAGraph, count: int) -> li
 def spread_reason(stats: Stats) -> str | None:
     """Why a row with these times is disturbed, or None.
 
-    >>> spread_reason(Stats(20.0, 10.0, 26.0, 100)), spread_reason(Stats(20.0, 19.0, 26.0, 100))
+    >>> spread_reason(Stats(20, 10, 26, 100, 9)), spread_reason(Stats(20, 19, 26, 100, 9))
     ('p80 is 2.6 times p20', None)
     """
     if stats.samples < MIN_SAMPLES or stats.p80 <= MAX_SPREAD * stats.p20:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from onepass.tools.bench.cases import FUNCTIONS, SUITES
+from onepass.tools.bench.random_cases import ABOUT
 from onepass.tools.cli.params import (
     Command,
     Names,
@@ -58,7 +59,31 @@ from onepass.tools.cli.params import (
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads on the CPU.  [default: torch's]")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the data and the checks."
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of the data, the checks and the shapes of random.",
+)
+@click.option("--count", type=click.IntRange(1), default=20, show_default=True, help="Shapes per class of random.")
+@click.option(
+    "--classes", multiple=True, type=Names(), help="The classes of random, or the series of slide.  [default: all]"
+)
+@click.option(
+    "--mb",
+    type=click.FloatRange(1, 1_000_000),
+    nargs=2,
+    default=(8, 640),
+    show_default=True,
+    metavar="LEAST MOST",
+    help="The MB that each shape of random moves. One of slide moves MOST, or 256 if that is less.",
+)
+@click.option(
+    "--compile",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Time torch.compile too on N of the shapes of random.",
 )
 @json_option("the results")
 @click.option("--plot", metavar="DIR", help="Draw the results into this folder.")
@@ -67,7 +92,7 @@ def bench(show: bool, json_file: str | None, **options: Any) -> int:
 
     SUITES are models (the default), {suites}.
     """
-    for name in ("only", "skip", "dtypes", "functions"):
+    for name in ("only", "skip", "dtypes", "functions", "classes"):
         options[name] = flat(options[name])
     for name in options["functions"]:
         if name not in FUNCTIONS:
@@ -84,7 +109,7 @@ def bench(show: bool, json_file: str | None, **options: Any) -> int:
         return cli_run.bench(cli_run.Options(**options, json=json_file))
 
 
-bench.help = (bench.help or "").replace("{suites}", ", ".join(name for name in SUITES if name != "models"))
+bench.help = (bench.help or "").replace("{suites}", ", ".join(name for name in [*SUITES, *ABOUT] if name != "models"))
 
 
 @click.command(short_help="Draw results files as PNG and SVG.")
