@@ -272,7 +272,7 @@ LARGE = Case("t", "large", (64, 8192))  # 2 MiB each way: 31 buffers
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Row]]:
     """Runs a case on the CPU as on a GPU."""
 
-    def run_case(case: Case, *providers: Any, free: int = GIB, graph: bool = True) -> dict[str, Row]:
+    def run_case(case: Case, *providers: Any, free: int = GIB, graph: bool = True, **options: Any) -> dict[str, Row]:
         def time(device: torch.device, calls: Any, each_us: float, seconds: float) -> float:
             assert len(calls) == buffer_count(L2, case.bytes("float32"))
             for call in calls:
@@ -280,7 +280,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Row]]:
             return 5.0
 
         monkeypatch.setattr("onepass.tools.bench.timing.time_launch", time)
-        runner = Runner(CPU, providers, budget=TINY, free=lambda: free, graph=graph)
+        runner = Runner(CPU, providers, budget=TINY, free=lambda: free, graph=graph, **options)
         monkeypatch.setattr(runner, "clocks", CLOCKS)
         runner.run([(case, "float32")])
         return {row.provider: row for row in runner.results.rows}
@@ -312,6 +312,12 @@ def test_a_run_with_graphs_has_a_time_or_a_reason_for_each(gpu: Any) -> None:
     full = gpu(LARGE, Torch(), free=160 << 20)["torch"]
     assert (full.ok, full.graph_error) == (True, "31 buffers of 4.0 MiB and their outputs do not fit")
     assert "buffers of 1056 bytes would be needed" in (gpu(CASE, Torch())["torch"].graph_error or "")
+
+
+def test_kernels_alone_and_results_in_place(gpu: Any) -> None:
+    for each in gpu(replace(LARGE, in_place=True), Onepass(), Torch(), kernels_only=True).values():
+        assert (each.ok, each.median_us, each.min_us, each.call_us, each.graph_us) == (True, 10.0, 8.0, None, None)
+        assert each.graph_error == "in place, a replay would read what the one before it wrote"
 
 
 @pytest.mark.parametrize("function", ["softmax", "logsumexp"])

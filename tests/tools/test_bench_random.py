@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import onepass
-from lib.bench import CPU, Odd, fake, file, row, run
+from lib.bench import CPU, TINY, Odd, fake, file, row, run
 from lib.transcript import assert_snapshot, call, session
 from onepass.tools.bench import results
 from onepass.tools.bench.cases import ITEMSIZE, Case
@@ -35,6 +35,7 @@ from onepass.tools.bench.random_cases import (
 )
 from onepass.tools.bench.report import show_classes, show_drops
 from onepass.tools.bench.results import Row
+from onepass.tools.bench.runner import Runner
 
 __all__ = ["fake"]
 
@@ -104,6 +105,14 @@ def test_each_class_is_right_and_only_its_kernels_are_timed(name: str) -> None:
         assert not said
         for each in rows.values():
             assert (each.ok, each.call_us, each.disturbed, each.suite) == (True, None, None, f"random/{name}")
+
+
+@pytest.mark.gpu
+def test_each_class_is_right_on_a_gpu() -> None:
+    runner = Runner(torch.device("cuda"), [Onepass(), Torch()], budget=TINY, kernels_only=True)
+    rows = runner.run([(case, case.dtypes[0]) for case in draw(3, 2, moves=SMALL)]).rows
+    assert [(r.suite, r.case, r.provider, r.error) for r in rows if not r.ok] == []
+    assert all(r.min_us and r.call_us is None and r.threads is None for r in rows)
 
 
 def test_in_place_is_checked_in_place_on_data_that_is_restored() -> None:
