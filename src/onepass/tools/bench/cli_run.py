@@ -82,6 +82,7 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
     for function in options.functions or (None,):
         for case in cases:
             case = replace(case, function=function or case.function, direction=options.direction or case.direction)
+            # A shape that was made from the options has one dtype, of those.
             for dtype in case.dtypes if "/" in case.suite else options.dtypes or case.dtypes:
                 sized = case.at(dtype, max_fill)
                 # Some suites have a shape for two functions or directions; choosing one makes these the same case.
