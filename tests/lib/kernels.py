@@ -18,7 +18,7 @@ from onepass.tools.bench.cases import SUITES, Case
 
 TIMED = ("columns", "row-lengths", "few-long-rows", "backward")
 GPUS = {90: [KNOWN["h200"].title, KNOWN["h100"].title]}  # by architecture; the tables of others have no name
-# What no call below asks for: views whose lines are apart, and rows that are too long for a GPU with fewer blocks.
+# No call below asks for these. Some views whose lines are apart do, and rows that do not fit on the chip.
 MORE = [
     Kernel("softmax", BF16, BF16, "forward", Plan(Tier.BLOCK, 256, 1, 16, 8, 1, 0, Access.SCALAR)),
     Kernel("softmax", F32, F32, "forward", Plan(Tier.TWOPASS, 512, 1, 16, 4, 1, 0)),
