@@ -4,9 +4,10 @@
 
 BASE is a git revision. The script builds BASE and the working tree, and compares:
 
-- CUDA: the SASS, registers and shared memory of the kernels that `onepass.warmup` knows, compiled for one architecture.
-  By default one kernel per function, pair of dtypes, direction and tier; with --every all of them, which takes hours.
-  With --sample N every Nth of them, the same ones each time: 15 leaves about 100 kernels, which take some two minutes.
+- CUDA: the SASS, registers and shared memory of kernels, compiled for one architecture. By default those that
+  `tests/lib/kernels.py` selects: of the benchmark suites, and one per function, pair of dtypes, direction and tier.
+  With --every all that `onepass.warmup` knows, which takes hours. With --sample N every Nth of them, the same ones each
+  time: 12 leaves about 100 kernels, which take some two minutes.
 - CPU: the disassembly of the CPU engine in the native library, one function at a time, whatever its name is.
 
 It prints what differs and ends with status 1 if anything does. It needs no GPU. Each revision describes its own
@@ -17,6 +18,7 @@ import argparse
 import collections
 import difflib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -26,9 +28,13 @@ import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onepass._kernel_compiler import Kernel
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))  # for lib.kernels, once onepass is built
 KEPT = ROOT / "build" / "same_sass"
 LISTINGS = KEPT / "listings"  # one file per listing, named by its hash
 Dump = dict[str, dict[str, str]]  # "cuda": {kernel: hash}, "cpu": {function: hash}
@@ -107,56 +113,37 @@ def keep(listing: str) -> str:
 
 
 def dump_cuda(arch: int, every: bool, sample: int) -> dict[str, str]:
-    from onepass import native
+    from lib.kernels import kinds, select_kernels
 
-    kinds = [
-        (function, x, y, arch, direction)
-        for function in native.FUNCTIONS
-        for direction in native.PASSES
-        for x in native.DTYPES
-        for y in native.DTYPES
-    ]
     with ProcessPoolExecutor() as pool:
-        listed = pool.map(list_kernels, kinds, range(len(kinds)), [every] * len(kinds))
-        kernels = [kernel for some in listed for kernel in some][::sample]
+        if every:
+            listed = pool.map(list_kernels, kinds(every_pair=True), itertools.repeat(arch))
+            kernels = [kernel for some in listed for kernel in some]
+        else:
+            kernels = [kernel for kernel, _ in select_kernels(arch, every_pair=True)]
+        kernels = kernels[::sample]
         print(f"same_sass: compiling {len(kernels)} kernels", file=sys.stderr)
-        return dict(pool.map(describe_kernel, kernels, chunksize=4))
+        return dict(pool.map(describe_kernel, kernels, itertools.repeat(arch), chunksize=4))
 
 
-def list_kernels(kind: tuple[Any, ...], turn: int, every: bool) -> list[tuple[Any, ...]]:
-    """Every kernel of a kind, or one per tier: another one each turn, so that all turns cover what a tier offers."""
+def list_kernels(kind: tuple[Any, ...], arch: int) -> "list[Kernel]":
+    """Every kernel of a kind."""
+    from onepass import native
+    from onepass._kernel_compiler import Kernel
+
+    *types, which = kind
+    return [Kernel(*kind, plan) for plan in sorted(native.kernels_to_warm(*types, -1, arch, (), which, True).values())]
+
+
+def describe_kernel(kernel: "Kernel", arch: int) -> tuple[str, str]:
+    from lib.kernels import name_of, read_usage, run_tool
     from onepass import native
 
-    function, x, y, arch, direction = kind
-    try:
-        found = native.kernels_to_warm(function, x, y, -1, arch, (), direction, True)
-    except RuntimeError:  # the function gives no result of that type
-        return []
-    tiers = collections.defaultdict(list)
-    for plan in sorted({tuple(plan) for plan in found.values()}):
-        tiers[plan[0]].append(plan)
-    plans = [p for tier in tiers.values() for p in (tier if every else [tier[7919 * turn % len(tier)]])]
-    return [(*kind, plan) for plan in plans]
-
-
-def describe_kernel(kernel: tuple[Any, ...]) -> tuple[str, str]:
-    from onepass import native
-
-    function, x, y, arch, direction, plan = kernel
-    label = f"{function} {x} {y} {direction} {plan}".replace("torch.", "")
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
-        native.compile_kernel(function, x, y, plan, arch, cubin, direction)
+        native.compile_kernel(*kernel[:3], kernel.plan, arch, cubin, kernel.which)
         sass = run_tool("nvdisasm", "--print-code", "--no-dataflow", cubin)
-        usage = run_tool("cuobjdump", "--dump-resource-usage", cubin)
-    return label, keep(read_sass(sass) + read_usage(usage))
-
-
-def run_tool(name: str, *arguments: object) -> str:
-    import triton  # which brings the tools
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    return subprocess.run([tool, *map(str, arguments)], check=True, stdout=subprocess.PIPE, text=True).stdout
+        return name_of(kernel), keep(f"{read_sass(sass)}{read_usage(cubin)}")
 
 
 def read_sass(text: str) -> str:
@@ -167,15 +154,6 @@ def read_sass(text: str) -> str:
     """
     lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]*;)", text)
     return "".join(re.sub(r"`\((?!\.L_)[^)]*\)", "`()", line) + "\n" for line in lines)
-
-
-def read_usage(text: str) -> str:
-    """Registers, stack and shared memory.
-
-    >>> read_usage(" Function rows:\\n  REG:40 STACK:0 SHARED:16 LOCAL:0 TEXTURE:0")
-    'REG:40 STACK:0 SHARED:16 LOCAL:0'
-    """
-    return " ".join(re.findall(r"\b(?:REG|STACK|SHARED|LOCAL):\d+", text))
 
 
 def compare_cuda(base: dict[str, str], now: dict[str, str]) -> int:

@@ -74,19 +74,20 @@ def plan_of_call(
     dims: list[int],
     addresses: tuple[int, ...] = (),
     one_a_column: bool = False,
+    gpu: str = "",
 ) -> dict:
     """The plan of a call on contiguous tensors at `addresses`, or of its gradient, which may have one value per row."""
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     results = [1 if i in dims else size for i, size in enumerate(sizes)]
     one_a_row = [0 if i in dims else math.prod(results[i + 1 :]) for i in range(len(sizes))]
-    lse, gpu = function == "logsumexp", {"arch": arch}
+    lse, chip = function == "logsumexp", {"arch": arch, "gpu": gpu}
     if which == native.PASSES[0]:
         y_strides = one_a_row if lse else strides
-        plan = native.plan(function, True, sizes, strides, y_strides, dims, *types, *addresses, **gpu)
+        plan = native.plan(function, True, sizes, strides, y_strides, dims, *types, *addresses, **chip)
     else:
         grad = [0] * len(sizes) if which == native.PASSES[2] else one_a_row if lse or one_a_column else strides
         each = strides, strides, grad, one_a_row if lse else [0] * len(sizes)
-        plan = native.backward_plan(function, sizes, each, dims, *types, addresses or (0,) * 4, **gpu)
+        plan = native.backward_plan(function, sizes, each, dims, *types, addresses or (0,) * 4, **chip)
     return {**plan, "sizes": sizes, "dims": dims, "addresses": addresses}
 
 

@@ -1,9 +1,11 @@
-"""The CUDA engine without a GPU: its sources compile for every architecture, without spills and with wide loads and
-stores."""
+"""The CUDA engine without a GPU: its sources compile for every architecture, without spills, with wide loads and
+stores, and to no more instructions than before."""
 
+import functools
 import math
+import os
 import re
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,168 +13,169 @@ import pytest
 import torch
 
 from emulator.build import ptx_of
+from lib.kernels import disassemble, name_of, read_usage, select_kernels
 from lib.paths import CORE
-from lib.plans import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
+from lib.plans import BF16, F16, F32, F64, Access, Plan, Tier, names
 from lib.warmup import needs_nvrtc
 from onepass import native
+from onepass._kernel_compiler import Kernel
 
 SOURCES = CORE / "cuda" / "kernels"
-# Passes and tiers; of each the function, the input, the output (of a gradient: of the result, of the gradient) and the
-# numbers of a plan, for every source, function and type. Columns have shared memory for the next tile, and for vectors.
-KERNELS_OF = """
-forward warp: softmax f32 f32 32 4 32 4 1 0, softmax f32 f32 32 4 36 4 1 0, softmax bf16 bf16 2 64 8 8 1 0,
-    softmax f16 f32 8 16 8 1 1 0, softmax bf16 bf16 32 4 32 8 1 0 aligned, logsumexp bf16 f32 8 16 16 8 1 0;
-forward block: softmax f32 f32 256 1 32 4 1 0, softmax bf16 bf16 256 1 40 8 1 0, softmin f16 f16 256 1 40 8 1 0,
-    softmax f64 f16 64 1 16 2 1 0, log_softmax bf16 bf16 256 1 32 8 1 0, softmin f64 f64 512 1 12 2 1 0,
-    logsumexp f32 f32 512 1 32 4 1 0, softmax bf16 bf16 128 1 64 8 1 0 aligned,
-    log_softmax f32 f32 256 1 32 4 1 0 aligned, softmax bf16 bf16 256 1 16 8 1 0 scalar,
-    logsumexp bf16 f32 256 1 32 8 1 0 aligned;
-forward cluster: softmax f32 f32 512 1 32 4 8 0, softmax f16 f16 256 1 64 8 8 0 aligned,
-    softmax bf16 bf16 256 1 32 8 16 4, softmax f32 f32 192 1 28 4 16 4, softmax f32 f32 256 1 32 4 16 8,
-    softmax bf16 bf16 160 1 40 8 16 8, softmax bf16 bf16 128 1 48 8 16 4, log_softmax f32 f32 128 1 24 4 8 8,
-    softmax bf16 f32 256 1 16 4 16 8, logsumexp f16 f32 256 1 32 8 8 0;
-forward staged: softmax f32 f32 1 128 34 1 1 1, log_softmax bf16 bf16 32 4 26 1 1 2, state bf16 f32 4 32 26 1 1 2,
-    logsumexp f16 f32 4 32 26 1 1 2;
-forward grid: softmax f32 f32 480 1 16 4 132 8, softmax bf16 bf16 480 1 32 8 33 8, softmax f32 f32 256 1 48 4 132 0,
-    softmax f32 f32 480 1 64 4 132 28, softmax f32 f32 480 1 0 4 132 28, log_softmax bf16 bf16 480 1 0 8 132 28,
-    softmax f64 f64 480 1 16 2 132 28, softmax bf16 bf16 480 1 96 8 132 24, softmax bf16 bf16 480 1 128 8 132 20,
-    log_softmax f16 f32 352 1 32 4 132 16, logsumexp f32 f32 480 1 64 4 2 24, logsumexp bf16 f32 480 1 32 8 33 8;
-forward twopass: softmax f32 f32 512 1 16 4 1 0, softmax bf16 bf16 512 1 16 8 1 0, logsumexp bf16 bf16 512 1 16 8 1 0,
-    logsumexp f16 f32 512 1 16 8 1 0;
-backward warp: softmax f32 f32 32 4 16 4 1 0 aligned, softmax bf16 bf16 8 16 16 8 1 0,
-    logsumexp f32 f32 8 16 16 4 1 0 aligned, logsumexp f32 f16 8 16 16 8 1 0;
-backward_broadcast warp: log_softmax f32 f16 4 32 8 4 1 0;
-backward block: softmax f32 f32 256 1 16 4 1 0 aligned, log_softmax bf16 bf16 128 1 24 8 1 0,
-    softmin f16 f16 256 1 24 8 1 0 aligned, softmax f64 f64 256 1 4 2 1 0;
-backward cluster: softmax f32 f32 512 1 20 4 16 0, softmax bf16 bf16 256 1 32 8 8 0,
-    log_softmax bf16 bf16 256 1 32 8 16 0 aligned;
-backward grid: softmax f32 f32 480 1 32 4 132 12, log_softmax bf16 bf16 480 1 64 8 132 8,
-    softmax f16 f16 480 1 32 8 132 8, softmax f64 f64 480 1 8 2 132 8;
-backward_broadcast grid: log_softmax bf16 bf16 256 1 16 8 33 0;
-backward twopass: softmax f32 f32 512 1 16 4 1 0, log_softmax bf16 bf16 512 1 16 8 1 0,
-    logsumexp bf16 bf16 256 1 16 8 1 0, logsumexp f32 bf16 256 1 16 8 1 0 aligned;
-forward columns: softmax f32 f32 64 1 88 4 1 0 aligned, softmax bf16 bf16 64 1 176 8 1 0 aligned,
-    softmax f32 f32 7 18 56 4 4 0 aligned, softmax bf16 bf16 16 8 64 4 8 1 aligned,
-    softmax f32 f32 245 1 52 4 4 1 slab-aligned, softmax bf16 bf16 245 1 104 8 2 1 slab-aligned,
-    log_softmax f32 f32 333 1 36 4 1 0 slab, softmax f16 f16 333 1 40 8 1 0 slab,
-    log_softmax bf16 bf16 64 1 160 8 1 0 aligned, softmin f16 f16 4 32 128 8 8 0 aligned,
-    softmax f32 f32 8 32 64 4 16 16 aligned, softmax bf16 bf16 8 32 128 8 16 16 aligned,
-    softmax f32 f32 8 32 64 4 1 8 aligned, softmax bf16 bf16 4 128 96 8 1 20 aligned,
-    log_softmax f16 f16 245 1 32 8 1 24 slab-aligned, softmax bf16 bf16 8 16 104 8 1 0, logsumexp f32 f32 8 16 64 4 1 0,
-    logsumexp bf16 f32 64 1 160 8 1 0 aligned, state bf16 f32 8 16 64 8 8 0 aligned,
-    softmax f16 f32 16 8 48 4 1 0 aligned, log_softmax f64 f64 64 1 44 2 1 0 aligned,
-    softmax f32 f32 1 256 4 1 1 0 strided, softmax bf16 bf16 32 8 8 1 8 0 strided;
-forward columns-grid: softmax f32 f32 4 128 32 4 66 8 aligned, softmax bf16 bf16 1 512 64 8 132 8 aligned,
-    softmax f32 f32 490 1 32 4 2 8 slab-aligned, softmax f16 f16 8 64 64 8 12 0,
-    softmax f64 f64 8 64 16 2 66 24 aligned, log_softmax f32 f32 1 256 8 1 4 0 strided;
-forward columns-twopass: softmax f32 f32 2 256 32 4 108 0 aligned, softmax bf16 bf16 1 512 64 8 132 0 aligned,
-    logsumexp bf16 bf16 8 64 64 8 1 0 aligned, softmax f32 f32 333 1 32 4 8 0 slab;
-backward columns: softmax f32 f32 32 4 24 4 1 0 aligned, softmax bf16 bf16 32 4 48 8 1 0 aligned,
-    log_softmax f32 f32 8 32 32 4 8 0 aligned, log_softmax bf16 bf16 8 16 64 8 8 0 aligned,
-    softmax f32 f32 8 32 32 4 16 8 aligned, softmax bf16 bf16 8 32 64 8 1 8 aligned,
-    softmax f32 f32 245 1 28 4 8 1 slab-aligned, softmax bf16 bf16 245 1 56 8 4 1 slab-aligned,
-    softmin f16 f16 333 1 40 8 1 0 slab, softmax f32 bf16 32 4 24 4 1 0, softmax f64 f64 32 4 12 2 1 0 aligned,
-    softmax f32 f32 1 256 4 1 1 0 strided;
-backward_broadcast columns: log_softmax bf16 bf16 32 4 48 8 1 0 aligned;
-backward columns-grid: softmax f32 f32 4 128 16 4 66 12 aligned, softmax bf16 bf16 2 256 64 8 66 0 aligned;
-backward columns-twopass: log_softmax f32 f32 2 256 16 4 108 0 aligned, softmax bf16 bf16 333 1 32 8 1 0 slab,
-    logsumexp f32 f32 16 16 32 4 4 0 aligned, logsumexp f32 bf16 16 16 64 8 1 0 aligned,
-    logsumexp f32 f32 245 1 32 4 4 0 slab-aligned
-"""
+# The version of NVRTC; then of each kernel for 9.0 its name, registers, bytes on the stack and instructions.
+COUNTS = Path(__file__).with_name("kernel_counts.txt")
+REWRITES = os.environ.get("EXPECTTEST_ACCEPT") == "1"
+REWRITE = "EXPECTTEST_ACCEPT=1 python -m pytest -m '' tests/engines/cuda/test_cuda_compile.py"
+MORE_INSTRUCTIONS = 1.02
+MORE_REGISTERS = 16  # with another NVRTC
 
 
-def parse(which: str, tier: str, words: str) -> tuple[Any, ...]:
-    """A kernel as `native.compile_kernel` takes it."""
-    function, x, y, *numbers = words.split()
-    access = 0 if numbers[-1].isdigit() else Access[numbers.pop().upper().replace("-", "_")]
-    dtypes = {"f32": F32, "f64": F64, "f16": F16, "bf16": BF16}
-    plan = Plan(Tier(native.TIERS.index(tier)), *map(int, numbers), access)
-    return function, dtypes[x], dtypes[y], plan, which
+def read_counts() -> tuple[str, dict[str, list[int]]]:
+    version, *lines = COUNTS.read_text().splitlines()
+    split = (line.rsplit(maxsplit=3) for line in lines)
+    return version, {name: [int(number) for number in numbers] for name, *numbers in split}
 
 
-KERNELS = [
-    parse(*key.split(), words)
-    for key, text in (group.split(":") for group in KERNELS_OF.split(";"))
-    for words in text.split(",")
-]
+@pytest.fixture(scope="module")
+def counted() -> Iterator[dict[str, list[int]]]:
+    """What tests have counted, which goes into the file if it is to be rewritten."""
+    counted: dict[str, list[int]] = {}
+    yield counted
+    if REWRITES and counted:
+        version, before = read_counts()
+        now = f"NVRTC {native.status('nvrtc')}"
+        every = {**(before if version == now else {}), **counted}
+        lines = [f"{name} {' '.join(map(str, every[name]))}" for name in selected_names() if name in every]
+        COUNTS.write_text("\n".join([now, *lines]) + "\n")
 
 
-def tool(name: str, *arguments: object) -> str:
-    """What a tool for cubins says; Triton brings them."""
-    triton = pytest.importorskip("triton")
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    return subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, check=True).stdout
+@functools.cache
+def select(arch: int) -> list[tuple[Kernel, bool]]:
+    return select_kernels(arch)
 
 
-def is_offered(dtype: Any, plan: Plan, which: str, arch: int) -> bool:
-    """Clusters from 9.0 on, and in the tier grid many vectors in registers on 9.0 alone (the plan's headers)."""
-    if arch < 90 and (plan.tier == Tier.CLUSTER or (plan.tier == Tier.COLUMNS and plan.blocks_per_row > 1)):
-        return False
-    vectors = plan.items_per_thread // plan.vec_size
-    many = vectors > 12 if which == "forward" else plan.items_per_thread * dtype.itemsize > 64
-    return plan.tier != Tier.GRID or arch == 90 or not many
+def selected_names() -> list[str]:
+    return sorted(name_of(kernel) for kernel, _ in select(90))
 
 
-def for_gpus() -> list[Any]:
-    """Each kernel for 9.0, the first of each tier and pass for the others too, and the first of half types for 10.0.
-    Those that are not slow: the first of each tier, pass and access for 9.0, of each tier and pass for one other."""
-    made, seen = [], set()
-    for kernel in KERNELS:
-        _, dtype, _, plan, which = kernel
-        kind, half = (plan.tier, which), dtype.itemsize == 2
-        others = (80, 100, 120) if kind not in seen else (100,) if half and (*kind, half) not in seen else ()
-        quick = {90} if (*kind, plan.access, "access") not in seen else set()
-        quick |= {(100, 120)[len(seen) % 2]} if kind not in seen else set()
-        for arch in (90, *others):
-            if is_offered(dtype, plan, which, arch):
-                made.append(pytest.param(*kernel, arch, marks=[] if arch in quick else pytest.mark.slow))
-        seen |= {kind, (*kind, half), (*kind, plan.access, "access")}
-    return made
-
-
-def stack_limit(dtype: Any, plan: Plan, which: str) -> int:
+def stack_limit(kernel: Kernel) -> int:
     """Bytes of a thread on the stack, where 64 registers are all there are: the addresses of shared memory, of strided
     elements, of messages and of what the blocks of clusters send; in the tier grid up to twelve words, which are read
     once a row, or once a chunk of eight vectors."""
+    plan, doubles = Plan(*kernel.plan), kernel.x_type is F64
     if plan.tier >= Tier.COLUMNS:
-        sends = plan.tier == Tier.COLUMNS and plan.blocks_per_row > 1
+        if plan.tier == Tier.COLUMNS_TWOPASS and doubles:
+            return 40
         if plan.access == Access.STRIDED or plan.tier == Tier.COLUMNS_GRID:
             return 32
-        return 16 if plan.smem_vecs > PREFETCH or sends or dtype is F64 else 0
-    if which != "forward":
+        sends = plan.tier == Tier.COLUMNS and plan.blocks_per_row > 1
+        return 16 if plan.smem_vecs > 0 or sends or doubles or kernel.which == "backward_broadcast" else 0
+    if kernel.which != "forward":
         return 16
-    return 48 if plan.tier == Tier.GRID else 16 if plan.tier in (Tier.BLOCK, Tier.CLUSTER) and plan.smem_vecs > 0 else 0
+    if plan.tier == Tier.GRID or (plan.tier == Tier.TWOPASS and doubles):
+        return 48
+    return 16 if plan.tier in (Tier.BLOCK, Tier.CLUSTER) and plan.smem_vecs > 0 else 0
+
+
+def expected_instructions(kernel: Kernel) -> dict[str, str]:
+    """Regular expressions of wide loads and stores, and of asynchronous copies."""
+    function, x_type, y_type, which, numbers = kernel
+    plan = Plan(*numbers)
+    forward, columns = which == "forward", plan.tier >= Tier.COLUMNS
+    writes = not forward or function not in ("logsumexp", "state")
+    copy = r"LDGSTS\.E\.BYPASS\.128"
+    if plan.tier == Tier.STAGED:
+        return {"wide load": copy, **({"wide store": r"STG\.E\.128"} if writes else {})}
+    wider = max(x_type.itemsize, y_type.itemsize) if writes else x_type.itemsize
+    if forward and not columns and (plan.access == Access.SCALAR or plan.vec_size * wider != 16):
+        return {}
+    wide = {16: r"\.128", 8: r"\.64", 4: "", 2: r"\.U16"}
+    read = plan.vec_size * (y_type if function == "logsumexp" and not forward else x_type).itemsize
+    expected = {"wide load": (r"LDG(STS)?\.E[.A-Z]*" if columns else r"LDG\.E(\.EF)?") + wide[read]}
+    if columns and plan.smem_vecs and read == 16:
+        expected["asynchronous copy"] = copy
+    if writes:
+        expected["wide store"] = r"STG\.E[.A-Z]*" + wide[plan.vec_size * y_type.itemsize]
+    return expected
+
+
+def growth(name: str, registers: int, stack: int, instructions: int) -> Iterator[str]:
+    """What there is more of than the file says. Another NVRTC may take other instructions, and some more registers."""
+    version, counts = read_counts()
+    if name not in counts:
+        yield f"not in {COUNTS.name}"
+        return
+    same = version == f"NVRTC {native.status('nvrtc')}"
+    registers_before, stack_before, instructions_before = counts[name]
+    step = 8  # registers are given to threads by eights
+    if registers > -(-registers_before // step) * step + (0 if same else MORE_REGISTERS):
+        yield f"{registers_before} -> {registers} registers"
+    if same and stack > stack_before:
+        yield f"{stack_before} -> {stack} bytes on the stack"
+    if same and instructions > MORE_INSTRUCTIONS * instructions_before:
+        yield f"{instructions_before} -> {instructions} instructions"
+
+
+def check(kernels: list[Kernel], arch: int, folder: Path, counted: dict[str, list[int]]) -> None:
+    cubins = [folder / f"{number}.cubin" for number in range(len(kernels))]
+    for cubin, (function, x_type, y_type, which, plan) in zip(cubins, kernels, strict=True):
+        native.compile_kernel(function, x_type, y_type, plan, arch, cubin, which)
+    wrong = []
+    for kernel, cubin, lines in zip(kernels, cubins, disassemble(cubins, arch), strict=True):
+        name, usage, sass = name_of(kernel), read_usage(cubin), "\n".join(lines)
+        complaints = [
+            f"no {what}" for what, regex in expected_instructions(kernel).items() if not re.search(regex, sass)
+        ]
+        if usage["LOCAL"] or usage["STACK"] > stack_limit(kernel):
+            complaints.append(f"spills: {usage}")
+        if arch == 90:
+            counted[name] = [usage["REG"], usage["STACK"], len(lines)]
+            complaints += growth(name, *counted[name]) if not REWRITES else []
+        wrong += [f"{name}: {complaint}" for complaint in complaints]
+    assert not wrong, "\n".join([*wrong, f"if that is meant: {REWRITE}"])
+    if arch == 90 and not REWRITES:
+        version, now = read_counts()[0], f"NVRTC {native.status('nvrtc')}"
+        if version != now:
+            pytest.skip(f"instructions are those of {version}, here is {now}: only spills and registers were checked")
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(("function", "x_type", "y_type", "plan", "which", "arch"), for_gpus(), ids=names)
-def test_compiles_without_spills(tmp_path, monkeypatch, function, x_type, y_type, plan, which, arch):
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["quick", "more"])
+@pytest.mark.parametrize(
+    ("tier", "which"),
+    [(tier, which) for tier in Tier for which in native.PASSES[:2] if (tier, which) != (Tier.STAGED, "backward")],
+    ids=names,
+)
+def test_compiles_to_no_more_than_before(tmp_path, monkeypatch, counted, tier, which, quick):
+    pytest.importorskip("triton")
     monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
-    cubin = tmp_path / "kernel.cubin"
-    native.compile_kernel(function, x_type, y_type, plan, arch, cubin, which)
-    usage = tool("cuobjdump", "--dump-resource-usage", cubin)
-    report = dict(re.findall(r"(STACK|LOCAL|REG):(\d+)", usage))
-    assert int(report["STACK"]) <= stack_limit(x_type, plan, which), usage
-    assert report["LOCAL"] == "0", usage
-    sass = tool("nvdisasm", "--print-code", "--no-dataflow", cubin)
-    forward, columns = which == "forward", plan.tier >= Tier.COLUMNS
-    writes = not forward or function not in ("logsumexp", "state")
-    if plan.tier == Tier.STAGED:
-        assert re.search(r"LDGSTS\.E\.BYPASS\.128", sass), "no wide load"
-        assert not writes or re.search(r"STG\.E\.128", sass), "no wide store"
-        return
-    wider = max(x_type.itemsize, y_type.itemsize) if writes else x_type.itemsize
-    if forward and not columns and (plan.access == Access.SCALAR or plan.vec_size * wider != 16):
-        return
-    wide = {16: r"\.128", 8: r"\.64", 4: "", 2: r"\.U16"}
-    read = y_type if function == "logsumexp" and not forward else x_type
-    load = r"LDG(STS)?\.E[.A-Z]*" if columns else r"LDG\.E(\.EF)?"
-    assert re.search(load + wide[plan.vec_size * read.itemsize], sass), "no wide load"
-    if columns and plan.smem_vecs:
-        copies = re.search(r"LDGSTS\.E\.BYPASS\.128", sass)
-        assert copies or plan.vec_size * read.itemsize < 16, "no asynchronous copy"
-    if writes:
-        assert re.search(r"STG\.E[.A-Z]*" + wide[plan.vec_size * y_type.itemsize], sass), "no wide store"
+    kernels = [k for k, is_quick in select(90) if (k.plan[0], is_quick) == (tier, quick) and k.which.startswith(which)]
+    assert kernels
+    check(kernels, 90, tmp_path, counted)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("arch", "which"),
+    [
+        pytest.param(arch, which, marks=[] if arch == quick else pytest.mark.slow)
+        for arch in (80, 100, 120)
+        for which, quick in zip(native.PASSES, (100, 120, 120), strict=True)
+    ],
+)
+def test_compiles_for_other_architectures(tmp_path, monkeypatch, counted, arch, which):
+    """The first kernel of each tier, and the first of half types."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
+    kernels: dict[Any, Kernel] = {}
+    for kernel, _ in select(arch):
+        if kernel.which == which:
+            kernels.setdefault((kernel.plan[0], arch == 100 and kernel.x_type.itemsize == 2), kernel)
+    check(list(kernels.values()), arch, tmp_path, counted)
+
+
+@pytest.mark.skipif(REWRITES, reason="the file is written after the tests")
+def test_the_file_lists_what_is_selected():
+    assert sorted(read_counts()[1]) == selected_names(), REWRITE
 
 
 MACROS = {
