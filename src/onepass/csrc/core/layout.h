@@ -179,7 +179,7 @@ inline Layout contiguous_layout(int64_t rows, int64_t n, bool is_reduction) {
 }
 
 // What is copied before or after a call on the CPU, whose engine takes rows or columns that lie side by side in input
-// and output alike, and all others element by element, some ten times as slowly.
+// and output alike faster than those that lie in two ways.
 enum class Copied { nothing, input, result };
 constexpr const char* kCopiedNames[] = {"nothing", "input", "result"};
 

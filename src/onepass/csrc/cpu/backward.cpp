@@ -1,8 +1,7 @@
 // backward.cpp: gradients on the CPU, compiled once per instruction set (ONEPASS_ISA names it, and its namespace): the
 // walk over the work items of a plan.
-#include "backward_columns.h"
-#include "backward_scalar.h"
-#include "backward_small_rows.h"
+#include "grad_tile.h"
+#include "walk.h"
 
 namespace onepass::ONEPASS_ISA {
 
@@ -18,6 +17,7 @@ constexpr GradOp op_of(Function function) {
 template <GradOp Op, class Y, class D>
 struct Backward {
   static constexpr bool kPointwise = Op == GradOp::logsumexp;  // no sum
+  static constexpr bool kSimd = std::is_same_v<Acc<Y>, float>;
   const Problem& call;
   const CpuPlan& plan;
   const DimGroup& outer = call.layout.outer;
@@ -31,9 +31,9 @@ struct Backward {
   bool grad_is_broadcast() const { return kPointwise || n.strides[kGrad] == 0; }  // along a row
 
   // An element of the result of logsumexp, or of its gradient. They may be wider than the input.
-  float load_per_row(const void* tensor, int64_t at) const {
-    return call.type(kGrad) == DType::float32 ? static_cast<const float*>(tensor)[at]
-                                              : to_acc(static_cast<const Y*>(tensor)[at]);
+  Acc<Y> load_per_row(const void* tensor, int64_t at) const {
+    if (call.type(kGrad) == DType::float32) return static_cast<const float*>(tensor)[at];
+    return to_acc(static_cast<const Y*>(tensor)[at]);
   }
   // The numbers of a row's epilogue, of logsumexp.
   void load_numbers(const int64_t* offset, float* a, float* b) const {
@@ -65,8 +65,14 @@ struct Backward {
     OffsetCalculator at(outer, begin / inner.size, 1);
     for (int64_t first = begin % inner.size, rest = end - begin; rest > 0; at.next()) {
       const int64_t count = inner.size - first < rest ? inner.size - first : rest;
-      grad_row_run<Op>(saved(at.offset) + first * inner.strides[kSaved], grad(at.offset) + first * inner.strides[kGrad],
-                       dx(at.offset) + first * inner.strides[kDx], inner.strides, count, n.size, slope, streaming);
+      int64_t from[kMaxTensors];
+      for (int t = 0; t < kMaxTensors; ++t) from[t] = at.offset[t] + first * inner.strides[t];
+      const auto load = [&](int64_t r, float* a, float* b) {
+        int64_t row[kMaxTensors];
+        for (int t = 0; t < kMaxTensors; ++t) row[t] = from[t] + r * inner.strides[t];
+        load_numbers(row, a, b);
+      };
+      grad_row_run<Op>(saved(from), grad(from), dx(from), inner.strides, count, n.size, slope, streaming, load);
       first = 0, rest -= count;
     }
   }
@@ -107,177 +113,99 @@ struct Backward {
     }
   }
 
-  // Groups of small rows. If rows are not whole lines, streaming stores go through a buffer: a few rows are whole
-  // lines.
-  void groups(int64_t begin, int64_t end) const {
-    constexpr int64_t buffer_rows = kLine / int64_t(sizeof(D));
-    alignas(64) D buffer[buffer_rows * kMaxSmallBackward];
-    SmallGradRows<Op, Y, D> group;
-    group.n = n.size, group.slope = slope;
-    const Dim inner = outer.innermost();
-    const bool one_dim = outer.count <= 1;
-    const auto whole_lines = [&](int64_t count) { return count * int64_t(sizeof(D)) % kLine == 0; };
-    const bool may_stream = streaming && one_dim && call.address(kDx) % kLine == 0;
-    const bool direct = may_stream && whole_lines(inner.strides[kDx]) && whole_lines(n.size) &&
-                        (n.size % kPair == 0 || n.size == kWidth);
-    const bool through_buffer = may_stream && !direct && inner.strides[kDx] == n.size;
-    const int64_t last = end * kRowsPerItem < call.layout.rows ? end * kRowsPerItem : call.layout.rows;
-    OffsetCalculator at(outer, begin * kRowsPerItem);
-    for (int64_t first = begin * kRowsPerItem; first < last; first += group.count) {
-      if (n.size < kWidth) {
-        group.count = int(last - first < kTinyRows ? last - first : kTinyRows);
-        tiny_rows(at, group.count);
-        continue;
-      }
-      group.count = int(last - first < kWidth ? last - first : kWidth);
-      if (!one_dim || group.count < kWidth || (!kPointwise && grad_is_broadcast())) {
-        gather_rows(group, at);
-        continue;
-      }
-      const int64_t in_buffer = first % buffer_rows;
-      const bool buffered = through_buffer && first - in_buffer + buffer_rows <= last;
-      group.y = saved(at.offset), group.y_stride = inner.strides[kSaved];
-      group.g = grad(at.offset), group.g_stride = inner.strides[kGrad];
-      group.dx = buffered ? buffer + in_buffer * n.size : dx(at.offset), group.dx_stride = inner.strides[kDx];
-      for (int r = 0; r < kWidth; ++r) {
-        if constexpr (kPointwise) load_numbers(at.offset, &group.a[r], &group.b[r]);
-        for (int t = 0; t < kBackwardTensors; ++t) at.offset[t] += inner.strides[t];
-      }
-      with_streaming(direct, [&](auto streams) {
-        constexpr bool s = streams.value;
-        if (n.size == kPair) return group.template run<2, s, true>();
-        if (n.size < kPair) return group.template run<1, s, s>();  // n is kWidth, if they stream
-        group.template run<2, s>();
-      });
-      if (buffered && in_buffer + kWidth == buffer_rows) {
-        D* const to = call.data<D>(kDx) + (first - in_buffer) * n.size;
-        stream_bytes(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(buffer),
-                     buffer_rows * n.size * sizeof(D));
-      }
-    }
-  }
-
-  // Rows that are not at one stride, or are fewer than a vector has lanes, are copied to contiguous memory and back.
-  __attribute__((noinline)) void gather_rows(SmallGradRows<Op, Y, D>& group, OffsetCalculator& at) const {
-    alignas(64) Y y[kWidth * kMaxSmallBackward], g[kWidth * kMaxSmallBackward];
-    alignas(64) D result[kWidth * kMaxSmallBackward];
-    D* to[kWidth];
-    for (int r = 0; r < group.count; ++r, at.next()) {
-      std::memcpy(y + r * n.size, saved(at.offset), size_t(n.size) * sizeof(Y));
-      if constexpr (kPointwise) {
-        load_numbers(at.offset, &group.a[r], &group.b[r]);
-      } else if (grad_is_broadcast()) {
-        for (int64_t i = 0; i < n.size; ++i) g[r * n.size + i] = *grad(at.offset);
-      } else {
-        std::memcpy(g + r * n.size, grad(at.offset), size_t(n.size) * sizeof(Y));
-      }
-      to[r] = dx(at.offset);
-    }
-    const int64_t copied = group.count * n.size, missing = (kWidth - group.count) * n.size * int64_t(sizeof(Y));
-    std::memset(static_cast<void*>(y + copied), 0, size_t(missing));
-    std::memset(static_cast<void*>(g + copied), 0, size_t(missing));
-    group.y = y, group.g = g, group.dx = result;
-    group.y_stride = group.g_stride = group.dx_stride = n.size;
-    n.size < kPair ? group.template run<1, false>() : group.template run<2, false>();
-    for (int r = 0; r < group.count; ++r) std::memcpy(to[r], result + r * n.size, size_t(n.size) * sizeof(D));
-  }
-
-  // Rows shorter than a vector.
-  __attribute__((noinline)) void tiny_rows(OffsetCalculator& at, int64_t count) const {
-    alignas(64) float y[kWidth][kTinyRows] = {}, g[kWidth][kTinyRows] = {}, a[kTinyRows] = {}, b[kTinyRows] = {};
-    const Y *y_at[kTinyRows], *g_at[kTinyRows];
-    D* dx_at[kTinyRows];
-    bool y_contiguous = true, g_contiguous = !grad_is_broadcast(), dx_contiguous = true;
-    for (int64_t j = 0; j < count; ++j, at.next()) {
-      y_at[j] = saved(at.offset), g_at[j] = grad(at.offset), dx_at[j] = dx(at.offset);
-      y_contiguous &= y_at[j] == y_at[0] + j * n.size, g_contiguous &= g_at[j] == g_at[0] + j * n.size;
-      dx_contiguous &= dx_at[j] == dx_at[0] + j * n.size;
-      if constexpr (kPointwise) load_numbers(at.offset, &a[j], &b[j]);
-    }
-    transpose_in(y, n.size, count, y_contiguous, [&](int64_t j) { return y_at[j]; });
-    if (!kPointwise && grad_is_broadcast()) {
-      for (int64_t j = 0; j < count; ++j) {
-        for (int64_t i = 0; i < n.size; ++i) g[i][j] = to_acc(*g_at[j]);
-      }
-    } else if (!kPointwise) {
-      transpose_in(g, n.size, count, g_contiguous, [&](int64_t j) { return g_at[j]; });
-    }
-    for (int64_t j = 0; j < count; j += kWidth) {
-      Vec sum{};
-      for (int64_t i = 0; !kPointwise && i < n.size; ++i) {
-        sum += grad_term<Op>(load_vector(y[i] + j), load_vector(g[i] + j));
-      }
-      const auto lanes = kPointwise ? GradEpilogue<Op, D>::of(load_vector(a + j), load_vector(b + j), broadcast(slope))
-                                    : GradEpilogue<Op, D>::of_sum(sum, broadcast(slope));
-      for (int64_t i = 0; i < n.size; ++i) {
-        store_vector(y[i] + j, lanes.apply1(load_vector(y[i] + j), load_vector(g[i] + j)));
-      }
-    }
-    transpose_out<kInputNan<Y, D>>(y, n.size, count, dx_contiguous, [&](int64_t j) { return dx_at[j]; });
-  }
-
   void tiles(int64_t begin, int64_t end) const {
-    alignas(64) Y constant[kUnroll];
-    const Dim inner = outer.innermost();
-    for_each_tile(call.layout, plan.tile_cols, begin, end, [&](const int64_t* at, int64_t width) {
-      if constexpr (kPointwise) {
-        alignas(64) float g[kTileCols<Y>], lse[kTileCols<Y>];
-        for (int64_t j = 0; j < width; ++j) {
-          g[j] = load_per_row(call.tensors[kGrad].data, at[kGrad] + j * inner.strides[kGrad]) * slope;
-          lse[j] = load_per_row(call.tensors[kLse].data, at[kLse] + j * inner.strides[kLse]);
+    using A = Acc<Y>;
+    const TileWalk<A> walk{call.layout, plan.tile};
+    GradTile<Op, Y, D> tile;
+    const int64_t origin[kMaxTensors] = {}, steps = walk.steps(), depth = plan.tile.depth;
+    const bool direct = plan.tile.kind == TileKind::columns, fits = depth >= steps;
+    const Input<Identity, Y, A> y = {saved(origin), {}}, g = {grad(origin), {}};
+    tile.parts = plan.tile.parts, tile.columns = plan.tile.columns, tile.slope = A(slope);
+    tile.grad_is_per_row = grad_is_broadcast();
+    for (int i = 0; !kPointwise && i < call.layout.reduced.count; ++i) {
+      tile.grad_is_per_row &= call.layout.reduced.dims[i].strides[kGrad] == 0;
+    }
+    A* const memory = reinterpret_cast<A*>(scratch());
+    A *const a = reinterpret_cast<A*>(tile.a), *const b = reinterpret_cast<A*>(tile.b);
+    walk.for_each(begin, end, [&](const TileItem& item) {
+      const auto load = [&](int64_t first) {
+        const int64_t count = steps - first < depth ? steps - first : depth;
+        tile.shape = walk.shape(item, count);
+        if (direct) {
+          const int64_t y_step = n.strides[kSaved], g_step = n.strides[kGrad];
+          // Of a low tile the next one is fetched, which may be in the next slice; of others the next steps.
+          const bool low = count <= kFetchSteps, all = item.count == outer.innermost().size;
+          const int64_t y_ahead = (low ? all ? steps : 0 : kSumSteps) * y_step + (low && !all ? item.count : 0);
+          const int64_t g_ahead = (low ? all ? steps : 0 : kSumSteps) * g_step + (low && !all ? item.count : 0);
+          const Y *const at_y = y.x + item.offset[kSaved], *const at_g = g.x + item.offset[kGrad];
+          tile.fetches = sizeof(Y) == 2 || (low && all);
+          tile.direct = {at_y, at_g, y_step, g_step, item.count, y_ahead, g_ahead};
+          return count;
         }
-        grad_columns_logsumexp(saved(at), g, lse, dx(at), n.size, n.strides, width, broadcast(slope), streaming);
-      } else {
-        const bool same = inner.strides[kGrad] == 0;
-        for (int i = 0; same && i < kUnroll; ++i) constant[i] = *grad(at);
-        const GradTile<Y, D> tile = {saved(at),         same ? constant : grad(at), dx(at),         n.size,
-                                     n.strides[kSaved], n.strides[kGrad],           n.strides[kDx], same ? 0 : -1};
-        grad_columns<Op>(tile, width, broadcast(slope), streaming);
+        const int64_t room = tile.shape.vectors() * kLanes<A>;
+        tile.t = memory, tile.t_grad = memory + room;
+        walk.load(y, kSaved, item, first, count, A(0), tile.t, tile.t_grad + room);
+        if (!tile.grad_is_per_row) {
+          walk.load(g, kGrad, item, first, count, A(0), tile.t_grad, tile.t_grad + room);
+        }
+        return count;
+      };
+      load(0);
+      if (kPointwise || tile.grad_is_per_row) load_rows(walk, item, tile, a, b);
+      if constexpr (!kPointwise) {
+        tile.begin_sums();
+        for (int64_t first = 0; tile.has_sums() && first < steps; first += depth) {
+          if (first > 0) load(first);
+          direct ? tile.add_direct() : tile.add_tile();
+        }
+      }
+      tile.numbers(call.layout.n);
+      for (int64_t first = 0; first < steps; first += depth) {
+        const int64_t count = fits ? steps : load(first);
+        A* const flat = memory + 2 * tile.shape.vectors() * kLanes<A>;
+        if (direct) {
+          walk.template store<std::true_type>(dx(origin), kDx, item, first, count, tile, flat, streaming);
+        } else {
+          walk.template store<std::false_type>(dx(origin), kDx, item, first, count, tile, flat, streaming);
+        }
       }
     });
+  }
+  // The numbers that a tile has per row: of logsumexp its result and the gradient of that, or the gradient of a result.
+  template <class Walk, class Tile, class A>
+  void load_rows(const Walk& walk, const TileItem& item, const Tile&, A* a, A* b) const {
+    walk.for_each_lane(kGrad, item, [&](int64_t offset, int64_t lane) {
+      (kPointwise ? a : b)[lane] = load_per_row(call.tensors[kGrad].data, offset);
+    });
+    if constexpr (kPointwise) {
+      walk.for_each_lane(
+          kLse, item, [&](int64_t offset, int64_t lane) { b[lane] = load_per_row(call.tensors[kLse].data, offset); });
+    }
+    for (int64_t lane = plan.tile.columns; plan.tile.parts > 1 && lane < plan.tile.parts * plan.tile.columns; ++lane) {
+      a[lane] = a[lane - plan.tile.columns], b[lane] = b[lane - plan.tile.columns];
+    }
   }
 
   void run(CpuPhase phase, ChunkState* states, int64_t begin, int64_t end) const {
     switch (plan.route) {
-      case CpuRoute::columns: tiles(begin, end); break;
-      case CpuRoute::small_rows: groups(begin, end); break;
-      case CpuRoute::row_chunks: chunks(phase, states, begin, end); break;
-      case CpuRoute::row_runs:
-        if constexpr (!kPointwise) runs(begin, end);
+      case CpuRoute::tiles: tiles(begin, end); break;
+      case CpuRoute::row_chunks:
+        if constexpr (kSimd) chunks(phase, states, begin, end);
         break;
-      default: rows(begin, end);
+      case CpuRoute::row_runs:
+        if constexpr (kSimd) runs(begin, end);
+        break;
+      default:
+        if constexpr (kSimd) rows(begin, end);
     }
     if (streaming) fence_streaming_stores();
   }
 };
 
-// Gradients of doubles.
-template <GradOp Op>
-void run_doubles(const Problem& call, const CpuPlan& plan, int64_t begin, int64_t end) {
-  constexpr bool lse_op = Op == GradOp::logsumexp;
-  const Dim n = call.layout.reduced.innermost(), inner = call.layout.outer.innermost();
-  const auto *const y = call.data<const double>(kSaved), *const g = call.data<const double>(kGrad);
-  const auto* const lse = call.data<const double>(kLse);
-  auto* const dx = call.data<double>(kDx);
-  const double slope = score_slope(call);
-  if (plan.route == CpuRoute::columns) {
-    for_each_tile(call.layout, plan.tile_cols, begin, end, [&](const int64_t* at, int64_t width) {
-      grad_columns_double<Op>(y + at[kSaved], g + at[kGrad], lse + at[kLse], dx + at[kDx], n, inner.strides, width,
-                              slope);
-    });
-    return;
-  }
-  for_each_row(call.layout, begin, end, [&](const int64_t* at, int64_t length) {
-    const double a = lse_op ? g[at[kGrad]] * slope : 0, b = lse_op ? lse[at[kLse]] : 0;
-    grad_row_double<Op>(y + at[kSaved], g + at[kGrad], n.strides[kGrad], dx + at[kDx], length, a, b, slope);
-  });
-}
-
 }  // namespace
 
 void run_backward(const Problem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* states, int64_t begin,
                   int64_t end) {
-  if (plan.route == CpuRoute::elements) return grad_elements(call, op_of(call.function), begin, end);
   if (phase == CpuPhase::merge) {
     ChunkState* const rows = states + plan.work_items;
     for (int64_t i = 0; i < plan.work_items; ++i) rows[i / plan.chunks].l += states[i].l;
@@ -287,9 +215,7 @@ void run_backward(const Problem& call, const CpuPlan& plan, CpuPhase phase, Chun
     using Y = TypeOf<decltype(y)>;
     using D = TypeOf<decltype(dx)>;
     constexpr GradOp op = op_of(decltype(function)::value);
-    if constexpr (std::is_same_v<Y, double>) {
-      run_doubles<op>(call, plan, begin, end);
-    } else if constexpr (op != GradOp::logsumexp) {
+    if constexpr (op != GradOp::logsumexp) {
       Backward<op, Y, D>{call, plan}.run(phase, states, begin, end);
     } else if constexpr (std::is_same_v<Y, D> || (sizeof(Y) == 4 && sizeof(D) == 2)) {  // the input's type is D
       Backward<op, D, D>{call, plan}.run(phase, states, begin, end);

@@ -1,4 +1,4 @@
-// backward.h: gradients of rows of unit stride in vectors of floats (backward_scalar.h has all others, and doubles).
+// backward.h: gradients of rows of unit stride in vectors of floats (grad_tile.h has all others, and doubles).
 //
 //   softmax, softmin   dx = slope * y (dy - sum(dy y))
 //   log_softmax        dx = slope * (dy - exp(y) sum(dy))
@@ -80,12 +80,6 @@ struct GradEpilogue {
       }
     }
   }
-  ONEPASS_INLINE Vec apply1(Vec y, Vec g) const {
-    Vec dx[1] = {y};
-    const Vec g1[1] = {g};
-    apply(dx, g1);
-    return dx[0];
-  }
   // The dx of the elements of K vectors, or of the first `count` elements of one.
   template <class Y, int K, class... Count>
   ONEPASS_INLINE void compute(const Y* y, const Y* g, Vec (&dx)[K], Count... count) const {
@@ -120,11 +114,6 @@ inline double finite_total(const CompensatedVec& sums) {
   double plain = 0;
   for (int i = 0; i < kWidth; ++i) plain += double(sums.sum[i]);
   return plain;
-}
-// finite_total of rows that are one lane each.
-ONEPASS_INLINE Vec finite_lanes(const CompensatedVec& sums) {
-  const Vec total = sums.sum + sums.error;
-  return total - total == Vec{} ? total : sums.sum;
 }
 
 // One row, or one chunk -----------------------------------------------------------------------------------------------
@@ -197,20 +186,20 @@ ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
 }
 
 // Rows of n elements, a vector or more. The elements behind a row's whole vectors are taken with some of those before
-// them, in a vector that ends with the row.
-template <GradOp Op, class Y, class D>
+// them, in a vector that ends with the row. `load_numbers(r, a, b)` loads those of row r, of logsumexp.
+template <GradOp Op, class Y, class D, class LoadNumbers>
 __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const int64_t* strides, int64_t rows,
-                                            int64_t n, float slope, bool streaming) {
+                                            int64_t n, float slope, bool streaming, LoadNumbers load_numbers) {
   constexpr bool input_nan = kInputNan<Y, D>, deinterleave = kDeinterleave<Y, D>;
   const int64_t y_stride = strides[kSaved], g_stride = strides[kGrad], dx_stride = strides[kDx];
-  const int64_t whole = n & -int64_t(kWidth), steps = n & -kUnroll, end = n - kWidth;
+  const int64_t whole = n & -int64_t(kWidth), steps = n & -kUnroll, pairs = n & -kPair, end = n - kWidth;
   alignas(64) int32_t of_end[kWidth];
   for (int i = 0; i < kWidth; ++i) of_end[i] = i >= whole - end ? -1 : 0;
   IntVec tail_mask;  // the lanes of the last vector whose elements no whole vector has
   std::memcpy(&tail_mask, of_end, sizeof tail_mask);
   const auto term = [](const Y* at_y, const Y* at_g) __attribute__((always_inline)) {
     Vec t[1];
-    grad_terms<Op, kDeinterleaveSums<Y>>(at_y, at_g, t);
+    grad_terms<Op, false>(at_y, at_g, t);
     return t[0];
   };
   const auto sum_of = [&](int64_t r) __attribute__((always_inline)) {
@@ -218,10 +207,14 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     Vec sum{};
     for (int64_t i = 0; i < steps; i += kSumBlock)
       sum += block_sum<Op>(y_r + i, g_r + i, steps - i < kSumBlock ? steps - i : kSumBlock);
-#pragma GCC unroll 1
-    for (int64_t i = steps; i < whole; i += kWidth) sum += term(y_r + i, g_r + i);
+    if (steps < pairs) {
+      Vec t[2];
+      grad_terms<Op, kDeinterleaveSums<Y>>(y_r + steps, g_r + steps, t);
+      sum += t[0] + t[1];
+    }
+    if (pairs < whole) sum += term(y_r + pairs, g_r + pairs);
     if (whole < n) sum += tail_mask ? term(y_r + end, g_r + end) : Vec{};
-    return reduce_lanes(sum, add);
+    return sum;
   };
   const auto store = [&](int64_t r, const GradEpilogue<Op, D>& epilogue) __attribute__((always_inline)) {
     const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
@@ -234,26 +227,48 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
       epilogue.compute(y_r + i, g_r + i, v);
       store_vectors<deinterleave, false, false, input_nan>(to + i, v);
     }
-#pragma GCC unroll 1
-    for (int64_t i = steps; i < whole; i += kWidth) {
+    if (steps < pairs) {
+      Vec v[2];
+      epilogue.compute(y_r + steps, g_r + steps, v);
+      store_vectors<deinterleave, false, false, input_nan>(to + steps, v);
+    }
+    if (pairs < whole) {
       Vec v[1];
-      epilogue.compute(y_r + i, g_r + i, v);
-      store_vector<input_nan>(to + i, v[0]);
+      epilogue.compute(y_r + pairs, g_r + pairs, v);
+      store_vector<input_nan>(to + pairs, v[0]);
     }
     if (whole < n) store_vector<input_nan>(to + end, tail[0]);
   };
+  if constexpr (Op == GradOp::logsumexp) {
+    alignas(64) float a[kWidth] = {}, b[kWidth] = {};
+    for (int64_t first = 0; first < rows; first += kWidth) {
+      const int64_t count = rows - first < kWidth ? rows - first : kWidth;
+      for (int64_t r = 0; r < count; ++r) load_numbers(first + r, a + r, b + r);
+      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of(load_vector(a), load_vector(b), broadcast(slope)));
+      for (int64_t r = 0; r < count; ++r) store(first + r, epilogues[r]);
+    }
+    return;
+  }
   const int64_t fit = kRowsTogetherBytes / (n * int64_t(sizeof(Y))), some = fit < kWidth ? fit : kWidth;
-  // Products wait less for a sum than it takes to store it, and so do narrow vectors.
-  if (some <= 1 || ((Op == GradOp::softmax || kWidth < 16) && (n >= kUnroll || n % kWidth == 0))) {
+  // Products wait less for a sum than it takes to store it, and so do narrow vectors; 16-bit types wait more.
+  const bool transposed = Op == GradOp::softmax && sizeof(Y) == 2 && n >= kUnroll;
+  const bool alone = (Op == GradOp::softmax || kWidth < 16) && (n >= kUnroll || n % kWidth == 0);
+  if (some <= 1 || (alone && !transposed)) {
     for (int64_t r = 0; r < rows; ++r) {
-      store(r, GradEpilogue<Op, D>::of_sum(broadcast(sum_of(r)), broadcast(slope)));
+      store(r, GradEpilogue<Op, D>::of_sum(broadcast(reduce_lanes(sum_of(r), add)), broadcast(slope)));
     }
     return;
   }
   alignas(64) float sums[kWidth] = {};
   for (int64_t first = 0; first < rows; first += some) {
     const int64_t count = rows - first < some ? rows - first : some;
-    for (int64_t r = 0; r < count; ++r) sums[r] = sum_of(first + r);
+    if (transposed) {
+      Vec lanes[kWidth] = {};
+      for (int64_t r = 0; r < count; ++r) lanes[r] = sum_of(first + r);
+      store_vector(sums, transpose_reduce(lanes, add));
+    } else {
+      for (int64_t r = 0; r < count; ++r) sums[r] = reduce_lanes(sum_of(first + r), add);
+    }
     if constexpr (Op == GradOp::softmax) {  // a vector of sums would wait for all of them
       for (int64_t r = 0; r < count; ++r) {
         store(first + r, GradEpilogue<Op, D>::of_sum(broadcast(sums[r]), broadcast(slope)));

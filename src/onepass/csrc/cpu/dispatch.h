@@ -1,5 +1,5 @@
 // dispatch.h: what forward and backward share around their kernels: the step from run-time types and functions to
-// template arguments, and the walk over rows and tiles.
+// template arguments, and steps through dims (walk.h has the tiles).
 #pragma once
 
 #include "engine.h"
@@ -82,21 +82,6 @@ template <class Work>
 inline void for_each_row(const Layout& layout, int64_t begin, int64_t end, Work work) {
   OffsetCalculator at(layout.outer, begin);
   for (int64_t r = begin; r < end; ++r, at.next()) work(at.offset, layout.n);
-}
-
-// Calls work(offsets, width) for the tiles [begin, end): the innermost outer dim is cut into tiles, the others are
-// walked in order.
-template <class Work>
-inline void for_each_tile(const Layout& layout, int64_t tile_cols, int64_t begin, int64_t end, Work work) {
-  const Dim& inner = layout.outer.dims[layout.outer.count - 1];
-  const int64_t tiles = (inner.size + tile_cols - 1) / tile_cols;
-  for (int64_t t = begin; t < end; ++t) {
-    OffsetCalculator at(layout.outer, t / tiles, 1);
-    const int64_t first = t % tiles * tile_cols,
-                  width = inner.size - first < tile_cols ? inner.size - first : tile_cols;
-    for (int i = 0; i < kMaxTensors; ++i) at.offset[i] += first * inner.strides[i];
-    work(at.offset, width);
-  }
 }
 
 }  // namespace onepass::ONEPASS_ISA

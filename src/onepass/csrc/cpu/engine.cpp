@@ -2,9 +2,9 @@
 // and the forward functions. backward.cpp has the gradients.
 #include "engine.h"
 
-#include "columns_simd.h"
-#include "dispatch.h"
 #include "small_rows.h"
+#include "tile_ops.h"
+#include "walk.h"
 
 namespace onepass::ONEPASS_ISA {
 
@@ -40,13 +40,7 @@ struct Forward {
 
   void rows(int64_t begin, int64_t end) const {
     for_each_row(layout, begin, end, [&](const int64_t* at, int64_t n) {
-      if (plan.route == CpuRoute::elements) {
-        row_scalar<Epilogue>(x(at), y(at), AnyStride(layout.reduced), n, sum_offset);
-      } else if constexpr (kSimd) {
-        row_simd<Epilogue>(x(at), y(at), n, sum_offset, plan.streaming);
-      } else {
-        row_scalar<Epilogue>(x(at), y(at), UnitStride(), n, sum_offset);
-      }
+      if constexpr (kSimd) row_simd<Epilogue>(x(at), y(at), n, sum_offset, plan.streaming);
     });
   }
 
@@ -60,19 +54,54 @@ struct Forward {
   }
 
   void tiles(int64_t begin, int64_t end) const {
-    const Dim n = layout.reduced.count ? layout.reduced.dims[0] : Dim{1, {}};
-    for_each_tile(layout, plan.tile_cols, begin, end, [&](const int64_t* offset, int64_t width) {
-      const In from = x(offset);
-      Y* const to = y(offset);
-      if constexpr (kSimd) {
-        ColumnTile<Epilogue, In, Y> tile;
-        tile.x = from, tile.y = to, tile.n = n.size, tile.x_stride = n.strides[kX], tile.y_stride = n.strides[kY];
-        tile.width = width, tile.sum_offset = sum_offset;
-        tile.run(plan.streaming);
+    using A = Acc<Y>;
+    const int64_t origin[kMaxTensors] = {};
+    const TileWalk<A> walk{layout, plan.tile};
+    const In from = x(origin);
+    Y* const to = y(origin);
+    ForwardTile<Epilogue, Y> tile;
+    tile.parts = plan.tile.parts, tile.columns = plan.tile.columns;
+    A* const t = tile.t = reinterpret_cast<A*>(scratch());
+    walk.for_each(begin, end, [&](const TileItem& item) {
+      const int64_t steps = walk.steps(), depth = plan.tile.depth;
+      const auto load = [&](int64_t first) {
+        const int64_t count = steps - first < depth ? steps - first : depth;
+        tile.shape = walk.shape(item, count);
+        walk.load(from, kX, item, first, count, -kInf<A>, t, t + tile.shape.vectors() * kLanes<A>);
+        return count;
+      };
+      const bool fits = depth >= steps;
+      const int64_t size = sizeof(X), stride = layout.reduced.innermost().strides[kX];
+      const bool fetch = plan.tile.kind == TileKind::columns && depth * item.count * size <= kFetchBytes;
+      tile.next_step = stride * size, tile.next_vector = kLanes<A> * size;
+      for (int64_t first = 0; first < steps; first += depth) {
+        load(first);
+        const X* const next = from.x + item.offset[kX] + (fits ? item.count : (first + depth) * stride);
+        tile.next = fetch ? reinterpret_cast<const char*>(next) : nullptr;
+        if (first > 0) {
+          tile.reduce_more();
+        } else {
+          fits ? tile.template reduce<Epilogue::kFromExp>() : tile.template reduce<false>();
+        }
+      }
+      tile.fold();
+      if constexpr (Epilogue::kOnePerRow) {
+        tile.results(sum_offset != 0);
+        walk.for_each_lane(kY, item, [&](int64_t offset, int64_t lane) {
+          to[offset] = from_acc<Y>(reinterpret_cast<const A*>(tile.m)[lane]);
+          if (sum_offset) to[offset + sum_offset] = from_acc<Y>(reinterpret_cast<const A*>(tile.sum)[lane]);
+        });
       } else {
-        for (int64_t j = 0; j < width; j += kScalarCols) {
-          columns_scalar<Epilogue>(from + j, to + j, n.size, n.strides[kX], n.strides[kY],
-                                   width - j < kScalarCols ? width - j : kScalarCols, sum_offset);
+        tile.numbers();
+        for (int64_t first = 0; first < steps; first += depth) {
+          const int64_t count = fits ? steps : load(first);
+          A* const flat = t + tile.shape.vectors() * kLanes<A>;
+          if (fits && Epilogue::kFromExp) {
+            using FromExps = std::bool_constant<Epilogue::kFromExp>;
+            walk.template store<FromExps>(to, kY, item, first, count, tile, flat, plan.streaming);
+          } else {
+            walk.template store<std::false_type>(to, kY, item, first, count, tile, flat, plan.streaming);
+          }
         }
       }
     });
@@ -113,7 +142,7 @@ struct Forward {
   }
 
   void run(CpuPhase phase, ChunkState* states, int64_t begin, int64_t end) const {
-    if (plan.route == CpuRoute::columns) {
+    if (plan.route == CpuRoute::tiles) {
       tiles(begin, end);
     } else if (plan.route == CpuRoute::small_rows) {
       if constexpr (kSimd && std::is_same_v<X, Y>) groups(begin, end);

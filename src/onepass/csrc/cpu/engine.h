@@ -12,14 +12,29 @@ inline bool cpu_fuses(Function function, DType x, DType y) {
   return x == y || (y == DType::float32 && size_of(x) == 2) || (x == DType::float32 && size_of(y) == 2);
 }
 
-// elements     one element at a time, for layouts and types that nothing else takes
+// Likewise of a gradient: of what the forward saved, and of dx. Logsumexp saved its input, which has the type of dx.
+inline bool cpu_fuses_backward(Function function, DType y, DType dx) {
+  return y == dx || (y == DType::float32 && size_of(dx) == 2) ||
+         (dx == DType::float32 && size_of(y) == 2 && !is_reduction(function));
+}
+
+// tiles        some hundred rows at a time, one row per vector lane: short rows, columns, any strides, doubles
+// small_rows   contiguous rows of some vectors, several at a time
 // rows         one row of unit stride at a time
 // row_runs     (backward) runs of rows at one stride in one loop, everything in registers
-// small_rows   several rows per vector operation
 // row_chunks   chunks of long rows
-// columns      tiles of columns
-enum class CpuRoute { elements, rows, row_runs, small_rows, row_chunks, columns };
-constexpr const char* kCpuRouteNames[] = {"elements", "rows", "row_runs", "small_rows", "row_chunks", "columns"};
+enum class CpuRoute { tiles, small_rows, rows, row_runs, row_chunks };
+constexpr const char* kCpuRouteNames[] = {"tiles", "small_rows", "rows", "row_runs", "row_chunks"};
+
+// How a tile comes in (tiles.h).
+enum class TileKind { columns, parts, slices };
+struct TilePlan {
+  TileKind kind = TileKind::columns;
+  int64_t columns = 1;  // rows of a slice
+  int64_t rows = 1;     // columns or slices of a tile
+  int64_t parts = 1;    // that a row is cut into, one per lane
+  int64_t depth = 0;    // steps of a block of a tile
+};
 
 // How a call is executed, decided once per call. Work is cut into items that no two threads share: rows, groups of
 // small rows, chunks of long rows, tiles of columns. An item is computed the same way whatever thread takes it, so the
@@ -29,7 +44,7 @@ struct CpuPlan {
   int64_t work_items = 0;
   int64_t grain_size = 1;  // work items below which a second thread does not pay
   int64_t chunks = 0;      // per row; 0 if rows are not cut
-  int64_t tile_cols = 0;   // columns per tile
+  TilePlan tile;
   bool reduces = false;    // the states of chunks are merged before results can be stored
   bool stores = true;      // there are results per element
   bool streaming = false;  // results are written by streaming stores

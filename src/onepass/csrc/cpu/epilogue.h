@@ -55,22 +55,6 @@ struct ReduceEpilogue {
   }
 };
 
-// The epilogue of one element in scalar code. The last operation is done in double, so that it is rounded once.
-template <class Epilogue, class A>
-struct ScalarEpilogue {
-  A m;
-  double last;  // log(l), or for softmax l (doubles) or 1 / l (floats)
-  ScalarEpilogue() = default;
-  explicit ScalarEpilogue(const State<A>& row) : m(row.m) {
-    const bool undefined = row.m == kInf<A> || row.m == -kInf<A>;  // as in torch, the whole row is NaN
-    const double l = row.l.value();
-    last = !Epilogue::kFromExp ? std::log(l) : sizeof(A) == 8 ? l : 1 / l;
-    if (undefined) last = std::numeric_limits<double>::quiet_NaN();
-  }
-  A from_exp(A e) const { return sizeof(A) == 8 ? A(double(e) / last) : A(double(e) * last); }
-  A operator()(A x) const { return Epilogue::kFromExp ? from_exp(exp_difference(x, m)) : A(double(x - m) - last); }
-};
-
 template <class Y>
 inline void fill_nan(Y* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = from_acc<Y>(std::numeric_limits<float>::quiet_NaN());

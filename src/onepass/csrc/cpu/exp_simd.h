@@ -88,7 +88,8 @@ ONEPASS_INLINE void reduce_range(Vec (&v)[K], Vec (&f)[K], Vec (&power)[K], cons
 }
 
 // Good to 1 ulp. With a fused multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own
-// error is 2^-28. Without: as in state.h, where no product is rounded that counts.
+// error is 2^-28. Without: log(2) in two terms (Cody & Waite), no product is rounded that counts, and a polynomial of
+// exp(r) for |r| <= log(2) / 2, that of Cephes' expf.
 struct ExpFloat {
   template <int K, class Base = ExpBase>
   static ONEPASS_INLINE void apply(Vec (&v)[K], const Base& base = {}) {
@@ -144,10 +145,38 @@ struct ExpHalf {
   }
 };
 
+// Of doubles, to 1 ulp: 2^k in two factors, and the series of exp(r) for |r| <= ln(2) / 2. Any v will do.
+struct ExpDouble {
+  template <int K>
+  static ONEPASS_INLINE void apply(V<double> (&v)[K]) {
+    typedef uint64_t Bits __attribute__((vector_size(sizeof(Vec))));
+    V<double> r[K], p[K], shifted[K];
+    ONEPASS_EACH v[k] = max_as(broadcast_as(-746.0), v[k]);
+    ONEPASS_EACH v[k] = v[k] > 710.0 ? broadcast_as(710.0) : v[k];
+    ONEPASS_EACH shifted[k] = v[k] * 1.4426950408889634 + 6755399441055744.0;
+    ONEPASS_EACH {
+      const V<double> whole = shifted[k] - 6755399441055744.0;
+      r[k] = (v[k] - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
+      p[k] = broadcast_as(1.0 / 6227020800);
+    }
+    constexpr double series[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+                                 1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5};
+#pragma GCC unroll 16
+    for (const double term : series) ONEPASS_EACH p[k] = p[k] * r[k] + term;
+    ONEPASS_EACH {
+      const Bits whole = Bits(shifted[k]) - 0x4338000000000000, half = ((whole + 4096) >> 1) - 2048;
+      const Bits one = (half + 1023) << 52, two = (whole - half + 1023) << 52;
+      v[k] = (p[k] * (r[k] * r[k]) + r[k] + 1.0) * V<double>(one) * V<double>(two);
+    }
+  }
+};
+
 // The exponential for results of type Y.
 template <class Y>
-using ExpFor = std::conditional_t<std::is_same_v<Y, float16>, ExpHalf<4>,
-                                  std::conditional_t<std::is_same_v<Y, bfloat16>, ExpHalf<3>, ExpFloat>>;
+using ExpFor =
+    std::conditional_t<std::is_same_v<Y, float16>, ExpHalf<4>,
+                       std::conditional_t<std::is_same_v<Y, bfloat16>, ExpHalf<3>,
+                                          std::conditional_t<std::is_same_v<Y, double>, ExpDouble, ExpFloat>>>;
 
 // The exponentials of elements, relative to a base.
 template <class Exp, int K>

@@ -2,6 +2,7 @@
 // planned here, once per call.
 #pragma once
 
+#include "../core/batch_invariant.h"
 #include "engine.h"
 #include "simd.h"
 
@@ -12,23 +13,20 @@ constexpr int64_t kStreamingBytes = 8 << 20;  // of an output that is written by
 constexpr int64_t kMaxWholeRow = 65536;       // elements of the longest row that is not cut into chunks
 constexpr int64_t kChunk = 8192;              // elements of a chunk
 constexpr int64_t kRowsPerItem = 64;          // small rows of a work item
+constexpr int64_t kMaxSequences = 64;         // vectors of rows of a tile
 constexpr int64_t kPair = 2 * kWidth, kUnroll = 4 * kWidth;  // elements of a pair of vectors, and of an unrolled step
 
 // Forward
+// Elements of the longest contiguous row that goes to a tile: of float32, and of 16-bit types.
+constexpr int64_t kMaxShortFloatRow = 24, kMaxShortHalfRow = 8;
 constexpr int64_t kMaxSmallRow = 384;  // elements of the longest small row of a 16-bit type; of float32 it is 256
-constexpr int kGroupCols = 32;         // columns of a group: a cache line of a 16-bit type, two of float32
-constexpr int64_t kMaxTileCols = 256;
 
 // Backward
-constexpr int64_t kMaxSmallBackward = 128;  // elements of the longest small row
-// The same for float32 rows without and with an exponential.
-constexpr int64_t kMaxSmallProducts = 16, kMaxSmallExps = kWidth == 16 ? 64 : kPair;
+constexpr int64_t kMinGradRow = 16;  // elements of the shortest row that does not go to a tile
 // Elements of the longest row that is streamed as a whole or not at all.
 constexpr int64_t kMaxUniformRow = 512;
 // Rows in chunks are streamed from fewer bytes on: their operands come through the cache a second time.
 constexpr int64_t kStreamingChunkBytes = 2 << 20;
-constexpr int64_t kTileBytes = 4096;     // of one element of each row of a tile: a page
-constexpr int64_t kScalarTileCols = 64;  // columns per tile of doubles
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -45,20 +43,61 @@ inline void set_chunks(CpuPlan& plan, int64_t rows, int64_t n, bool reduces) {
   plan.chunks = ceil_div(n, kChunk), plan.reduces = reduces;
   set_items(plan, CpuRoute::row_chunks, rows * plan.chunks, kChunk);
 }
-// `inner`: columns that lie side by side.
-inline void set_columns(CpuPlan& plan, int64_t rows, int64_t n, int64_t inner, int64_t tile_cols) {
-  plan.tile_cols = tile_cols;
-  set_items(plan, CpuRoute::columns, rows / inner * ceil_div(inner, tile_cols),
-            n * (inner < tile_cols ? inner : tile_cols));
+
+// Tiles ---------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kMaxSliceElements = 1024;  // of a slice that is transposed; one per lane
+constexpr int64_t kSliceTile = 4096;         // elements of a tile of slices
+constexpr int64_t kMaxColumns = 256;         // of a tile
+constexpr int64_t kFetchBytes = 262144;      // of the largest tile of columns that is fetched ahead
+constexpr int64_t kFetchSteps = 64;          // of the longest one of a gradient
+
+// The tiles of a call. The scratch memory has room for one of a function, or for two of a gradient, which copies no
+// columns, however long.
+template <class A>
+inline void set_tiles(CpuPlan& plan, const Problem& call) {
+  constexpr int64_t L = kLanes<A>, line = 32;
+  const bool backward = call.is_backward();
+  const Layout& layout = call.layout;
+  const bool in_columns = layout.view == View::columns;
+  const int64_t n = layout.n, b = in_columns ? layout.outer.innermost().size : 1, slices = layout.rows / b;
+  // Runs end with a vector.
+  const int64_t scratch = (kScratch - 2 * kWidth) * int64_t(sizeof(float)) / int64_t(sizeof(A));
+  const int64_t capacity = backward ? scratch / 3 : scratch;
+  TilePlan& tile = plan.tile;
+  tile = TilePlan{};
+  tile.columns = b;
+  // Gradients read columns where they are; vectors of 16-bit types that are not full cost more.
+  const bool few = n * b <= kMaxSliceElements && size_of(call.type(kGrad)) == 2;
+  const bool fills = b % L == 0 || b >= 4 * L || (backward && b >= 2 * L && !few);
+  int64_t items = slices, elements = n * b;
+  if (in_columns && (fills || (n * b > kMaxSliceElements && batch_invariant()))) {
+    tile.kind = TileKind::columns, tile.columns = 1;
+    const int64_t lanes = kMaxSequences * L, most = !backward && kMaxColumns < lanes ? kMaxColumns : lanes;
+    const int64_t fit = capacity / n / line * line;
+    int64_t columns = call.is_reduction() || fit < 2 * line || fit > most ? most : fit;
+    if (backward) columns = most;
+    while (backward && columns > 4 * line && slices * ceil_div(b, columns) < call.threads) columns /= 2;
+    tile.rows = ceil_div(ceil_div(b, ceil_div(b, columns)), line) * line;
+    tile.depth = backward || n * tile.rows <= capacity ? n : capacity / 16 / tile.rows;
+    items = slices * ceil_div(b, tile.rows), elements = n * (tile.rows < b ? tile.rows : b);
+  } else if (n * b <= kMaxSliceElements) {
+    tile.kind = TileKind::slices, tile.depth = n;
+    const int64_t fit = kSliceTile / (L * n * b), most = kMaxSequences / b;
+    tile.rows = L * (fit < 1 ? 1 : fit < most ? fit : most);
+    items = ceil_div(slices, tile.rows), elements = n * b * tile.rows;
+  } else {
+    tile.kind = TileKind::parts;
+    int64_t unit = 1;  // parts that fill vectors
+    while (unit * b % L) ++unit;
+    tile.parts = unit * (unit * b >= 8 * L ? 1 : 8 * L / (unit * b));
+    const int64_t steps = ceil_div(n, tile.parts), width = tile.parts * b;
+    tile.depth = steps * width <= capacity ? steps : ceil_div(capacity / 8, width);
+  }
+  set_items(plan, CpuRoute::tiles, items, elements);
 }
 
 // Forward -------------------------------------------------------------------------------------------------------------
-
-// Columns per tile for columns of n elements. A function that reduces does not keep its tile.
-inline int64_t forward_tile_cols(int64_t n, bool reduces) {
-  const int64_t fit = kScratch / (n > 0 ? n : 1) / kGroupCols * kGroupCols;
-  return reduces || fit < 2 * kGroupCols || fit > kMaxTileCols ? kMaxTileCols : fit;
-}
 
 inline CpuPlan make_forward_plan(const Problem& call) {
   const Layout& layout = call.layout;
@@ -68,11 +107,9 @@ inline CpuPlan make_forward_plan(const Problem& call) {
   plan.stores = !call.is_reduction();
   plan.streaming = kHasStreamingStores && plan.stores && call.address(kX) != call.address(kY) &&
                    rows * n * size_of(call.type(kY)) >= kStreamingBytes;
-  if (layout.view == View::columns) {
-    const int64_t inner = layout.outer.dims[layout.outer.count - 1].size;
-    set_columns(plan, rows, n, inner, forward_tile_cols(n, call.is_reduction()));
-  } else if (!layout.has_unit_rows()) {
-    set_rows(plan, CpuRoute::elements, rows, n);
+  const int64_t most = size_of(call.type(kX)) == 2 ? kMaxShortHalfRow : kMaxShortFloatRow;
+  if (!simd || !layout.has_unit_rows() || n <= most) {
+    simd ? set_tiles<float>(plan, call) : set_tiles<double>(plan, call);
   } else if (simd && layout.view == View::rows &&
              call.type(kX) == call.type(kY) &&  // other types row by row: less to compile
              n <= (size_of(call.type(kY)) == 2 ? kMaxSmallRow : 256)) {
@@ -87,62 +124,32 @@ inline CpuPlan make_forward_plan(const Problem& call) {
 
 // Backward ------------------------------------------------------------------------------------------------------------
 
-// Is a gradient computed in vectors of floats?
-inline bool backward_in_floats(const Problem& call) {
-  const DType y = call.type(kGrad), dx = call.type(kDx);
-  return call.layout.view != View::strided && y != DType::float64 && dx != DType::float64 &&
-         (y == dx || y == DType::float32 || dx == DType::float32);
-}
-// Is it computed in loops over doubles?
-inline bool backward_in_doubles(const Problem& call) {
-  return call.layout.view != View::strided && call.type(kGrad) == DType::float64 && call.type(kDx) == DType::float64;
-}
-
-// Columns per tile. There are fewer if threads would have no tile. (The bits of a column do not depend on it.)
-inline int64_t backward_tile_cols(const Problem& call) {
-  if (backward_in_doubles(call)) return kScalarTileCols;
-  const int64_t line = kLine / size_of(call.type(kGrad)), inner = call.layout.outer.innermost().size;
-  int64_t cols = kTileBytes / size_of(call.type(kGrad));
-  while (cols > 16 * line && call.layout.rows / inner * ceil_div(inner, cols) < call.threads) cols /= 2;
-  return cols;
-}
-
-// Do rows go one by one? The shortest rows are faster a vector's lanes of them together, and so are longer ones of
-// whole pairs of vectors, of 16-bit types or with exponentials.
-inline bool goes_by_row(const Problem& call) {
-  const int64_t n = call.layout.n;
-  if (call.function == Function::logsumexp || call.grad_is_broadcast() || n > kMaxWholeRow) return false;
-  const bool float32 = call.type(kGrad) == DType::float32 && call.type(kDx) == DType::float32;
-  if (float32 && call.function != Function::log_softmax) return n > kMaxSmallProducts;
-  return n > (n % kPair ? kPair : float32 ? kMaxSmallExps : kMaxSmallBackward);
-}
+// Do runs of rows go in one loop, everything in registers? All others are long, or have one gradient per row.
+inline bool goes_by_run(const Problem& call) { return !call.grad_is_broadcast() && call.layout.n <= kMaxWholeRow; }
 
 // Does a row of dx consist of whole lines and whole steps? Rows of which a part is streamed are slower than those of
 // which none is: 65536 x 100 float32 by a fifth to a third.
 inline bool streams_whole_rows(const Problem& call) {
   const int64_t n = call.layout.n, stride = call.layout.outer.innermost().strides[kDx] * size_of(call.type(kDx));
-  return call.address(kDx) % kLine == 0 && stride % kLine == 0 &&
-         n % (n > kMaxSmallBackward / 2 ? kUnroll : kPair) == 0;
+  return call.address(kDx) % kLine == 0 && stride % kLine == 0 && n % (n > 64 ? kUnroll : kPair) == 0;
 }
 
 inline CpuPlan make_backward_plan(const Problem& call) {
-  const int64_t rows = call.layout.rows, n = call.layout.n;
-  const bool in_floats = backward_in_floats(call), in_doubles = backward_in_doubles(call);
-  const bool lse = call.function == Function::logsumexp, long_rows = call.layout.view == View::rows && n > kMaxWholeRow;
+  const Layout& layout = call.layout;
+  const int64_t rows = layout.rows, n = layout.n;
+  const bool floats = call.type(kDx) != DType::float64;
+  const bool by_row = floats && layout.view == View::rows && n >= kMinGradRow;
+  const bool lse = call.function == Function::logsumexp, long_rows = by_row && n > kMaxWholeRow;
   CpuPlan plan;
   plan.streaming = kHasStreamingStores && call.address(kDx) != call.address(kSaved) &&
                    call.address(kDx) != call.address(kGrad) &&
                    rows * n * size_of(call.type(kDx)) >= (long_rows ? kStreamingChunkBytes : kStreamingBytes) &&
-                   (n > kMaxUniformRow || streams_whole_rows(call) || !goes_by_row(call));
-  if (call.layout.view == View::columns && (in_floats || in_doubles)) {
-    set_columns(plan, rows, n, call.layout.outer.innermost().size, backward_tile_cols(call));
-  } else if (!in_floats) {
-    set_rows(plan, in_doubles ? CpuRoute::rows : CpuRoute::elements, rows, n);
-  } else if (goes_by_row(call)) {
+                   (!by_row || n > kMaxUniformRow || streams_whole_rows(call) || !goes_by_run(call));
+  if (!by_row) {
+    floats ? set_tiles<float>(plan, call) : set_tiles<double>(plan, call);
+  } else if (goes_by_run(call)) {
     set_rows(plan, CpuRoute::row_runs, rows, n);
-  } else if (n <= kMaxSmallBackward) {
-    set_rows(plan, CpuRoute::small_rows, rows, n);
-  } else if (n > kMaxWholeRow && (lse || rows < 2 * call.threads)) {
+  } else if (long_rows && (lse || rows < 2 * call.threads)) {
     set_chunks(plan, rows, n, !lse);
   } else {  // long rows that are enough for all threads stay whole: they are then read again soon after the first time
     set_rows(plan, CpuRoute::rows, rows, n);

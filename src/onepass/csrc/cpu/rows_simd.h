@@ -1,4 +1,4 @@
-// rows_simd.h: rows of unit stride in vectors of floats (scalar.h has all others, and doubles).
+// rows_simd.h: rows of unit stride in vectors of floats (tiles.h has all others, and doubles).
 //
 //   a row that fits a core's cache: maximum -> exponentials, which are stored, and their sum -> scale -> store. This is
 //                                   one pass over memory.
@@ -9,7 +9,7 @@
 #pragma once
 
 #include "plan.h"
-#include "scalar.h"
+#include "tile_ops.h"
 
 namespace onepass::ONEPASS_ISA {
 
@@ -169,11 +169,7 @@ void finish_from_input(const In& row, Y* y, int64_t n, float m, double l, bool s
   using Exp = ExpFor<Y>;
   constexpr bool paired = In::kDeinterleave;
   if (std::isnan(l)) return fill_nan(y, n);
-  if (exceeds_base(m)) {
-    const ScalarEpilogue<Epilogue, float> epilogue(State<float>{m, {l, 0}});
-    for (int64_t i = 0; i < n; ++i) y[i] = from_acc<Y>(epilogue(row[i]));
-    return;
-  }
+  if (exceeds_base(m)) return RowTile<Epilogue, Y>(row, n).store({m, {l, 0}}, y, 0);
   const ExpBase base = ExpBase::of(m);
   if constexpr (Epilogue::kFromExp && sizeof(Y) == 2) {  // the reciprocal goes into the exponential's coefficients
     const Exp exp(float(kExpUnscale / (l * relative_to_base<Exp>(m))));
@@ -192,11 +188,18 @@ void finish_from_input(const In& row, Y* y, int64_t n, float m, double l, bool s
   }
 }
 
+// A row of any values.
+template <class Epilogue, class In, class Y>
+__attribute__((noinline)) void row_by_tile(const In& row, Y* y, int64_t n, int64_t sum_offset) {
+  RowTile<Epilogue, Y> tile(row, n);
+  tile.store(tile.state(nullptr), y, sum_offset);
+}
+
 // A whole row of up to kMaxWholeRow elements.
 template <class Epilogue, class In, class Y>
 void row_simd(const In& row, Y* y, int64_t n, int64_t sum_offset, bool streaming) {
   const float m = row_maximum(row, n);
-  if (exceeds_base(m)) return row_scalar<Epilogue>(row, y, AnyStride(), n, sum_offset);
+  if (exceeds_base(m)) return row_by_tile<Epilogue>(row, y, n, sum_offset);
   if constexpr (!Epilogue::kFromExp) {
     const double l = row_exp_sum<false, Y>(row, n, m, nullptr) * kExpUnscale / relative_to_base<ExpFor<Y>>(m);
     if constexpr (Epilogue::kOnePerRow) {
@@ -225,17 +228,10 @@ constexpr bool kStoresChunkExps = sizeof(Y) == 4 && Epilogue::kFromExp;
 template <class Y, class In>
 State<float> chunk_state(const In& chunk, int64_t n, float* exps) {
   State<float> state = {row_maximum(chunk, n), {}};
-  if (exceeds_base(state.m)) {
-    for (int64_t i = 0; i < n; ++i) {
-      const float e = exp_difference(chunk[i], finite_or_zero(state.m));
-      state.l.add(double(e));
-      if (exps) exps[i] = e * kExpScale;
-    }
-  } else {
-    const double l =
-        exps ? row_exp_sum<true, Y>(chunk, n, state.m, exps) : row_exp_sum<false, Y>(chunk, n, state.m, nullptr);
-    state.l.sum = l * kExpUnscale / relative_to_base<ExpFor<Y>>(state.m);
-  }
+  if (exceeds_base(state.m)) return RowTile<ReduceEpilogue, float>(chunk, n).state(exps);
+  const double l =
+      exps ? row_exp_sum<true, Y>(chunk, n, state.m, exps) : row_exp_sum<false, Y>(chunk, n, state.m, nullptr);
+  state.l.sum = l * kExpUnscale / relative_to_base<ExpFor<Y>>(state.m);
   return state;
 }
 

@@ -35,6 +35,7 @@ template <class Score, class From, class Y>
 struct Input {
   using X = From;
   static constexpr bool kDescends = Score::kDescends;
+  static constexpr bool kIsPlain = std::is_same_v<Score, Identity> && kIsLossless<X, Y>;  // scores are the elements
   static constexpr bool kDeinterleave = std::is_same_v<X, bfloat16> && std::is_same_v<Y, bfloat16>;
   const X* x;
   Score score;

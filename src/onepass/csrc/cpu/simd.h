@@ -32,6 +32,34 @@ typedef int16_t WideInt16Vec __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t WideUint16Vec __attribute__((vector_size(4 * kWidth)));
 using Lanes = std::make_index_sequence<kWidth>;
 
+// Vectors of A: as long as those of floats.
+template <class A>
+struct VecOf {
+  typedef A type __attribute__((vector_size(4 * kWidth)));
+};
+template <>
+struct VecOf<float> {
+  using type = Vec;
+};
+template <class A>
+using V = typename VecOf<A>::type;
+template <class A>
+constexpr int kLanes = int(sizeof(Vec) / sizeof(A));
+template <class A>
+ONEPASS_INLINE V<A> broadcast_as(A v) {
+  return v - V<A>{};
+}
+template <class A>
+ONEPASS_INLINE V<A> load_as(const A* from) {
+  V<A> v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+template <class Value, class To>
+ONEPASS_INLINE void store_as(To* to, Value v) {
+  std::memcpy(static_cast<void*>(to), &v, sizeof v);
+}
+
 ONEPASS_INLINE Vec broadcast(float v) { return v - Vec{}; }
 
 // The larger of each pair of lanes. If either is a NaN, the result is `b`. This is one instruction, of which the
@@ -45,6 +73,10 @@ ONEPASS_INLINE Vec max(Vec a, Vec b) { return Vec(_mm_max_ps(__m128(a), __m128(b
 #else
 ONEPASS_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 #endif
+
+// max for floats or doubles; the compiler makes one instruction of the second.
+ONEPASS_INLINE Vec max_as(Vec a, Vec b) { return max(a, b); }
+ONEPASS_INLINE V<double> max_as(V<double> a, V<double> b) { return a > b ? a : b; }
 
 // a * b + c, rounded once where the machine can, whatever the compiler makes of products and sums that it sees.
 #if defined(__AVX512F__) && defined(__FMA__)

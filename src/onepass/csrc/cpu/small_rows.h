@@ -200,7 +200,7 @@ struct SmallRows {
     }
   }
 
-  void row_alone(int r) const { row_scalar<Epilogue>(x + r * x_stride, y + r * y_stride, AnyStride(), n, sum_offset); }
+  void row_alone(int r) const { row_by_tile<Epilogue>(x + r * x_stride, y + r * y_stride, n, sum_offset); }
 
   __attribute__((noinline)) void run(bool streaming) {
     Vec top[kMaxRowGroups], largest{};

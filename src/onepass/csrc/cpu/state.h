@@ -1,10 +1,6 @@
-// state.h: element types, the scalar exponential, and the state of a row on the CPU: the pair (m, l) = (maximum, sum of
+// state.h: element types, and the state of a row on the CPU: the pair (m, l) = (maximum, sum of
 // exp(x - m)) and its merge. This file is included once per instruction set, in a namespace of its own, so that the
 // linker never takes code that was compiled for one instruction set into another.
-//
-// exp(x) = 2^k * exp(r), k = round(x * log2(e)), r = x - k * ln(2) in two parts (Cody & Waite), exp(r) by a polynomial
-// on |r| <= ln(2) / 2. The float polynomial is the minimax one of Cephes (expf.c): 2e-7 relative, under 2 ulp. It has
-// no branch, no call and no table, so that a compiler vectorises it.
 #pragma once
 
 #include <cmath>
@@ -71,50 +67,6 @@ inline Acc<Y> round_through(X x) {
   }
 }
 
-// The exponential -----------------------------------------------------------------------------------------------------
-
-inline float power_of_two(int32_t k) {
-  const uint32_t bits = uint32_t(k + 127) << 23;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-inline float exp_float(float x) {
-  // Beyond these limits the result is 0 or +inf anyway. A NaN passes through both comparisons unchanged.
-  const float low = x < -104.0f ? -104.0f : x;
-  const float clamped = low > 89.0f ? 89.0f : low;
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
-  const float shifted = clamped * 1.44269504088896341f + magic;
-  const float k = shifted - magic;
-  float r = clamped - k * 0.693359375f;
-  r = r - k * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  // 2^k has two factors, so that subnormal results come out right (k goes down to -150) and so does overflow (k = 128).
-  uint32_t bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  const int32_t whole = int32_t(bits - 0x4b400000u), half = whole >> 1;
-  return p * power_of_two(half) * power_of_two(whole - half);
-}
-
-// exp(x - s). For doubles the result is corrected by the rounding error of the subtraction (up to 4 ulp of the result
-// at x - s = -8), which costs little beside std::exp. Floats are not corrected, as in torch.
-inline float exp_difference(float x, float s) { return exp_float(x - s); }
-inline double exp_difference(double x, double s) {
-  const double d = x - s, back = d - x;
-  const double error = (x - (d - back)) - (s + back);
-  const double e = std::exp(d);
-  // Where e is 0, `back` may have overflowed: x - s - x of the largest double s is not s again but what d was rounded
-  // to.
-  return e != 0 && std::isfinite(d) && std::isfinite(e) ? e + e * error : e;
-}
-
 // The state of a row --------------------------------------------------------------------------------------------------
 
 template <class A>
@@ -138,19 +90,6 @@ struct Compensated {
   double sum = 0, error = 0;
   void add(double e) { add_compensated(sum, error, e); }
   double value() const { return std::isfinite(sum) ? sum + error : sum; }
-};
-
-// The sum of the exponentials of a row or a block. Floats are summed in double, whose rounding error does not count.
-// Doubles need a compensated sum, which costs little beside the exponential of a double.
-template <class A>
-struct ExpTotal {
-  double sum = 0;
-  void add(A e) { sum += double(e); }
-  Compensated compensated() const { return {sum, 0}; }
-};
-template <>
-struct ExpTotal<double> : Compensated {
-  Compensated compensated() const { return *this; }
 };
 
 template <class A>

@@ -98,6 +98,21 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
 void run_backward(const TensorArgs& args, DType result_type, DType dx_type, const CudaPlan* plan) {
   const TensorRef& dx = *args.tensors[kDx];
   if (dx.numel() == 0) return;
+  if (!dx.is_cuda() && !cpu_fuses_backward(args.function, result_type, dx_type)) {
+    // Rare pairs of types: the operands are cast to a type that holds both, and so is the result, if need be.
+    const bool doubles = result_type == DType::float64 || dx_type == DType::float64;
+    const DType wide = doubles ? DType::float64 : DType::float32;
+    const OwnedTensor saved = cast(*args.tensors[kSaved], wide), grad = cast(*args.tensors[kGrad], wide);
+    const TensorRef wide_saved(saved.get()), wide_grad(grad.get());
+    TensorArgs others = args;
+    others.tensors[kSaved] = &wide_saved, others.tensors[kGrad] = &wide_grad;
+    if (cpu_fuses_backward(args.function, wide, dx_type)) return run_backward(others, wide, dx_type, plan);
+    const OwnedTensor owned = empty_like(dx, wide, dx.is_contiguous());
+    const TensorRef wide_dx(owned.get());
+    others.tensors[kDx] = &wide_dx;
+    run_backward(others, wide, wide, plan);
+    return check_torch(aoti_torch_copy_(dx.handle, wide_dx.handle, 0));
+  }
   int64_t strides[kBackwardTensors][kMaxDims];
   for (int t = 0; t < kBackwardTensors; ++t) {
     if (args.tensors[t]) {

@@ -1,0 +1,208 @@
+// grad_tile.h: gradients of a tile (tiles.h), whose operands are what the forward saved and the gradient of its result.
+//
+//   sum       what each row's elements add up to: y * g, or g
+//   numbers   what the epilogue needs of the sum
+//   results   dx of each element
+//
+// Columns are read where they are, in their own type. They are summed some steps at a time across the whole tile: long
+// runs are read, and few pages at a time.
+#pragma once
+
+#include "backward.h"
+#include "tile_ops.h"
+
+namespace onepass::ONEPASS_ISA {
+
+constexpr int64_t kSumSteps = 8;  // that are added in plain floats
+
+// Of a saved tensor of type S, for dx of type D.
+template <GradOp Op, class S, class D>
+struct GradTile {
+  using A = std::conditional_t<std::is_same_v<S, double>, double, float>;
+  using Vector = V<A>;
+  static constexpr int L = kLanes<A>;
+  static constexpr bool kPointwise = Op == GradOp::logsumexp;
+  // An exponential of a NaN is a NaN of any bits.
+  static constexpr bool kInputNan = onepass::ONEPASS_ISA::kInputNan<S, D> || (Op != GradOp::softmax && sizeof(D) == 2);
+  // The operands, of elements of type E: `width` adjacent rows, `y_step` and `g_step` from one step to the next.
+  template <class E>
+  struct Operands {
+    const E *y, *g;
+    int64_t y_step, g_step, width, y_ahead, g_ahead;  // elements to what is fetched meanwhile; 0 for none
+  };
+  TileShape shape;
+  int64_t parts = 1, columns = 0;  // of a row, one per lane; rows that are cut
+  A *t, *t_grad, slope;
+  Operands<S> direct;    // of columns
+  bool fetches = false;  // the hardware fetches float32 of wide columns itself
+  bool grad_is_per_row;  // `b` has it
+  // Sums with their errors; then numbers of the epilogue. `b`: the result of logsumexp, or a gradient per row.
+  Vector a[kMaxSequences], error[kMaxSequences], b[kMaxSequences];
+
+  Operands<A> in_tile(int64_t g) const {
+    const int64_t across = shape.across * L, at = g * shape.depth * across;
+    return {t + at, t_grad + at, across, across, across, 0, 0};
+  }
+
+  // The lanes of a vector of which `count` are there.
+  template <bool kAll, class E>
+  static ONEPASS_INLINE Vector load_lanes(const E* from, int64_t count) {
+    if constexpr (std::is_same_v<E, double>) {
+      if constexpr (kAll) return load_as<double>(from);
+      Vector v{};
+      for (int i = 0; i < count; ++i) v[i] = from[i];
+      return v;
+    } else if constexpr (kAll) {
+      return load_vector(from);
+    } else {
+      return load_tail(from, count, 0);
+    }
+  }
+  // A row's gradient of log_softmax that is the same everywhere needs no additions.
+  bool has_sums() const { return Op == GradOp::softmax || (!kPointwise && !grad_is_per_row); }
+  void begin_sums() {
+    for (int64_t s = 0; s < shape.sequences(); ++s) a[s] = error[s] = Vector{};
+  }
+  // Adds the steps of the operands to the sums.
+  void add_direct() { add_steps(direct, 0); }
+  void add_tile() {
+    for (int64_t g = 0; g < shape.groups; ++g) add_steps(in_tile(g), g * shape.across);
+  }
+  template <class E>
+  __attribute__((noinline)) void add_steps(const Operands<E> of, int64_t first_sequence) {
+    Vector *const sums = a + first_sequence, *const errors = error + first_sequence, *const grads = b + first_sequence;
+    const auto add = [&](int64_t i, int64_t w, auto steps, auto all) __attribute__((always_inline)) {
+      constexpr int K = steps.value;
+      const int64_t count = of.width - w * L;
+      const E *y = of.y + i * of.y_step + w * L, *g = of.g + i * of.g_step + w * L;
+      Vector sum = sums[w], of_errors = errors[w];
+      Vector terms[K];
+#pragma GCC unroll 8
+      for (int k = 0; k < K; ++k, y += of.y_step, g += of.g_step) {
+        if (of.g_ahead && fetches) {
+          if (Op == GradOp::softmax) __builtin_prefetch(y + of.y_ahead);
+          __builtin_prefetch(g + of.g_ahead);
+        }
+        const Vector of_g = grad_is_per_row ? grads[w] : load_lanes<all.value>(g, count);
+        terms[k] = Op == GradOp::softmax ? load_lanes<all.value>(y, count) * of_g : of_g;
+        if (std::is_same_v<A, double>) add_compensated(sum, of_errors, terms[k]);
+      }
+      if constexpr (!std::is_same_v<A, double>) {
+#pragma GCC unroll 8
+        for (int k = 0; k < K / 2; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
+#pragma GCC unroll 8
+        for (int k = 0; k < K / 4; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
+        if constexpr (K == 8) terms[0] += terms[1];
+        add_compensated(sum, of_errors, terms[0]);
+      }
+      sums[w] = sum, errors[w] = of_errors;
+    };
+    const int64_t whole = of.width / L;
+    const auto add_all = [&](int64_t i, auto steps) __attribute__((always_inline)) {
+      for (int64_t w = 0; w < whole; ++w) add(i, w, steps, std::true_type());
+      if (whole < shape.across) add(i, whole, steps, std::false_type());
+    };
+    int64_t i = 0;
+    for (; i + kSumSteps <= shape.depth; i += kSumSteps) add_all(i, std::integral_constant<int, int(kSumSteps)>());
+    if (i + 4 <= shape.depth) add_all(i, std::integral_constant<int, 4>()), i += 4;
+    for (; i < shape.depth; ++i) add_all(i, std::integral_constant<int, 1>());
+  }
+
+  // Adds the sums of the lanes of each row, and makes the numbers of the epilogue.
+  void numbers(int64_t n) {
+    for (int64_t s = 0; !has_sums() && s < shape.sequences(); ++s) a[s] = kPointwise ? a[s] * slope : b[s] * A(n);
+    if (!has_sums()) return;
+    A *const sums = reinterpret_cast<A*>(a), *const errors = reinterpret_cast<A*>(error);
+    for (int64_t j = 0; parts > 1 && j < columns; ++j) {
+      Compensated total;
+      double plain = 0;
+      for (int64_t lane = j; lane < parts * columns; lane += columns) {
+        total.add(double(sums[lane])), total.error += double(errors[lane]), plain += double(sums[lane]);
+      }
+      const double sum = std::isfinite(total.value()) ? total.value() : plain;
+      for (int64_t lane = j; lane < parts * columns; lane += columns) sums[lane] = A(sum), errors[lane] = 0;
+    }
+    for (int64_t s = 0; s < shape.sequences(); ++s) {
+      const Vector total = a[s] + error[s], sum = total - total == Vector{} ? total : a[s];
+      a[s] = Op == GradOp::softmax ? sum * -slope : sum;
+    }
+  }
+
+  void begin_results(int64_t, int64_t) {}
+  // dx of K vectors, given in y.
+  template <int K>
+  ONEPASS_INLINE void results_of(Vector (&y)[K], const Vector (&g)[K], const Vector* a, const Vector* b) const {
+    if constexpr (Op == GradOp::softmax) {
+#pragma GCC unroll 4
+      for (int k = 0; k < K; ++k) y[k] *= g[k] * slope + a[k];
+    } else {
+      if constexpr (kPointwise) {
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) y[k] = y[k] * slope - b[k];
+      }
+      if constexpr (std::is_same_v<A, double>) {
+        ExpDouble::apply(y);
+      } else {
+        const ExpFactor one = ExpFactor::of(broadcast(1));
+        exp_with_factor<sizeof(D) == 2>(y, one.base);
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) y[k] *= one.factor;
+      }
+#pragma GCC unroll 4
+      for (int k = 0; k < K; ++k) y[k] = kPointwise ? a[k] * y[k] : (g[k] - y[k] * a[k]) * slope;
+    }
+  }
+  template <int K, class E, class All>
+  ONEPASS_INLINE void results_at(const Operands<E>& of, int64_t i, int64_t w, int64_t s, All, Vector (&v)[K]) const {
+    Vector g[K];
+    const E *const y = of.y + i * of.y_step + w * L, *const grad = of.g + i * of.g_step + w * L;
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) {
+      v[k] = load_lanes<All::value>(y + k * L, of.width - w * L);
+      g[k] = kPointwise        ? Vector{}
+             : grad_is_per_row ? b[s + k]
+                               : load_lanes<All::value>(grad + k * L, of.width - w * L);
+    }
+    results_of(v, g, a + s, b + s);
+  }
+  template <class E, class Put>
+  ONEPASS_INLINE void step_results_of(const Operands<E>& of, int64_t i, int64_t first_sequence, Put put) const {
+    int64_t w = 0;
+    const int64_t whole = of.width / L;
+    for (; w + 4 <= whole; w += 4) {
+      Vector v[4];
+      results_at(of, i, w, first_sequence + w, std::true_type(), v);
+      put(w, v);
+    }
+    Vector v[1];
+    for (; w < whole; ++w) {
+      results_at(of, i, w, first_sequence + w, std::true_type(), v);
+      put(w, v);
+    }
+    if (w < shape.across) {
+      results_at(of, i, w, first_sequence + w, std::false_type(), v);
+      put(w, v);
+    }
+  }
+  // Calls put(w, v) with dx of vectors of a step, of operands where they are, or in the tile.
+  template <class Direct, class Put>
+  ONEPASS_INLINE void step_results(int64_t i, Put put) const {
+    if constexpr (Direct::value) {
+      step_results_of(direct, i, 0, put);
+    } else {
+      step_results_of(in_tile(0), i, 0, put);
+    }
+  }
+  // dx replaces the elements of a group of slices.
+  template <class Direct>
+  ONEPASS_INLINE void group_results(int64_t g) {
+    const Operands<A> of = in_tile(g);
+    for (int64_t i = 0; i < shape.depth; ++i) {
+      step_results_of(of, i, g * shape.across, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
+        std::memcpy(t + (of.y - t) + i * of.y_step + w * L, &v, sizeof v);
+      });
+    }
+  }
+};
+
+}  // namespace onepass::ONEPASS_ISA

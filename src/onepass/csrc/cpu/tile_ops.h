@@ -1,0 +1,347 @@
+// tile_ops.h: what is done with a tile (tiles.h): functions (grad_tile.h has gradients).
+//
+//   reduce   the state of each row: maximum -> exponentials and their sum
+//   fold     the states of the lanes of a row are merged
+//   numbers  what the epilogue needs of a state
+//   finish   results replace the elements, or the exponentials
+#pragma once
+
+#include "epilogue.h"
+#include "tiles.h"
+
+namespace onepass::ONEPASS_ISA {
+
+// A sum of scaled exponentials with its rounding error, of any vectors (see CompensatedExpSum).
+template <class A>
+constexpr A kTileUnscale = std::is_same_v<A, float> ? A(kExpUnscale) : A(1);
+template <class A>
+struct CompensatedLanes {
+  static constexpr A kStart = 8 / kTileUnscale<A>;
+  V<A> sum = broadcast_as(kStart), error{};
+  ONEPASS_INLINE void add(V<A> e) {
+    const V<A> next = sum + e;
+    error += e - (next - sum);
+    sum = next;
+  }
+};
+
+// In rows of more elements four at a time are added in plain floats.
+constexpr int64_t kMaxExactSum = 32;
+
+template <class A>
+ONEPASS_INLINE V<A> finite_or(V<A> v, V<A> other) {
+  return v - v == V<A>{} ? v : other;
+}
+template <class A>
+ONEPASS_INLINE bool any_lane(V<A> marks) {  // each is 0 or 1
+  typedef int64_t Words __attribute__((vector_size(sizeof(Vec))));
+  const Words bits = Words(marks);
+  int64_t any = 0;
+  for (int i = 0; i < kLanes<int64_t>; ++i) any |= bits[i];
+  return any != 0;
+}
+
+// A tile of a function with results of type Y. The maximum is subtracted from each element first, wherever it is.
+template <class Epilogue, class Y>
+struct ForwardTile {
+  using A = Acc<Y>;
+  using Vector = V<A>;
+  using Exp = ExpFor<Y>;
+  static constexpr int L = kLanes<A>;
+  static constexpr bool kReduces = Epilogue::kOnePerRow, kFromExp = Epilogue::kFromExp, kHalf = sizeof(Y) == 2;
+  static constexpr bool kInputNan = false;  // clean() has seen to it
+  TileShape shape;
+  int64_t parts = 1, columns = 0;  // of a row, one per lane; rows that are cut
+  A* t;
+  // The states of the lanes of each sequence. numbers() leaves what is subtracted, and the epilogue's two numbers.
+  Vector m[kMaxSequences], sum[kMaxSequences], error[kMaxSequences];
+  bool has_nan, has_infinity;
+  // Where the elements of the next tile are, which are fetched meanwhile, if they are columns; bytes between its steps.
+  const char* next = nullptr;
+  int64_t next_step = 0, next_vector = 0;
+
+  static ONEPASS_INLINE Vector nan() { return broadcast_as(std::numeric_limits<A>::quiet_NaN()); }
+  A* sequence(int64_t s) const { return t + (s / shape.across * shape.depth * shape.across + s % shape.across) * L; }
+
+  // The states of the elements in the tile. With kStoreExp their exponentials replace them.
+  template <bool kStoreExp>
+  void reduce() {
+    maxima(m);
+    for (int64_t s = 0; s < shape.sequences(); ++s) {
+      reduce_one<kStoreExp>(sequence(s), m[s], sum[s], error[s], next ? next + s * next_vector : nullptr);
+    }
+  }
+  // The maxima of the elements of each row: lane p * columns + j is a part of row j.
+  void maxima(Vector* m) {
+    const int64_t step = shape.across * L, depth = shape.depth;
+    for (int64_t s = 0; s < shape.sequences(); ++s) {
+      const A* p = sequence(s);
+      Vector a = broadcast_as(-kInf<A>), b = a;
+      int64_t i = 0;
+      for (; i + 4 <= depth; i += 4, p += 4 * step) {
+        a = max_as(load_as<A>(p), a), b = max_as(load_as<A>(p + step), b);
+        a = max_as(load_as<A>(p + 2 * step), a), b = max_as(load_as<A>(p + 3 * step), b);
+      }
+      for (; i < depth; ++i, p += step) a = max_as(load_as<A>(p), a);
+      m[s] = max_as(a, b);
+    }
+    Vector most = m[0];
+    for (int64_t s = 1; s < shape.sequences(); ++s) most = max_as(most, m[s]);
+    has_infinity = any_lane<A>(most == kInf<A> ? Vector{} + 1 : Vector{});
+    A* const tops = reinterpret_cast<A*>(m);
+    for (int64_t lane = columns; lane < parts * columns; ++lane) {
+      A& top = tops[lane - (lane / columns) * columns];
+      top = tops[lane] > top ? tops[lane] : top;
+    }
+    repeat(tops);
+  }
+  // Each lane of a row gets what its first has.
+  void repeat(A* lanes) const {
+    for (int64_t lane = columns; lane < parts * columns; ++lane) lanes[lane] = lanes[lane - columns];
+  }
+  template <bool kStoreExp>
+  ONEPASS_INLINE void reduce_one(A* const at, Vector m, Vector& sum, Vector& error, const char* next) const {
+    const int64_t step = shape.across * L, depth = shape.depth;
+    const Vector top = finite_or<A>(m, Vector{});
+    int64_t i;
+    CompensatedLanes<A> total;
+    Vector plain{};
+    const auto add = [&](A* p, auto count) __attribute__((always_inline)) {
+      constexpr int K = count.value;
+      if (next) {
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) __builtin_prefetch(next + k * next_step);
+        next += K * next_step;
+      }
+      Vector e[K];
+#pragma GCC unroll 4
+      for (int k = 0; k < K; ++k) e[k] = load_as<A>(p + k * step) - top;
+      Exp::apply(e);
+#pragma GCC unroll 4
+      for (int k = 0; kStoreExp && k < K; ++k) store_as(p + k * step, e[k]);
+      if (kHalf && K == 4) {
+        plain += (e[0] + e[K / 2 - K / 4]) + (e[K / 2] + e[K - 1]);
+      } else if (K == 4 && depth > kMaxExactSum) {
+        total.add((e[0] + e[K / 2 - K / 4]) + (e[K / 2] + e[K - 1]));
+      } else {
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) kHalf ? void(plain += e[k]) : total.add(e[k]);
+      }
+    };
+    for (i = 0; i + 4 <= depth; i += 4) add(at + i * step, std::integral_constant<int, 4>());
+    A* const rest = at + i * step;
+    if (depth - i == 1) add(rest, std::integral_constant<int, 1>());
+    if (depth - i == 2) add(rest, std::integral_constant<int, 2>());
+    if (depth - i == 3) add(rest, std::integral_constant<int, 3>());
+    sum = kHalf ? plain : total.sum - total.kStart, error = kHalf ? Vector{} : total.error;
+    // The sum of a row with +inf is +inf, or NaN if there is a NaN.
+    if (!has_infinity) return;
+    Vector with_nan{};
+    for (i = 0; i < depth; ++i) with_nan += load_as<A>(at + i * step) == load_as<A>(at + i * step) ? Vector{} : nan();
+    sum = m == kInf<A> ? with_nan + kInf<A> : sum, error = m == kInf<A> ? Vector{} : error;
+  }
+
+  // Adds the states of the elements of another block of the same rows.
+  void reduce_more() {
+    Vector tops[kMaxSequences];
+    maxima(tops);
+    for (int64_t s = 0; s < shape.sequences(); ++s) {
+      Vector with = tops[s], more, more_error;
+      reduce_one<false>(sequence(s), with, more, more_error, next ? next + s * next_vector : nullptr);
+      const Vector top = max_as(m[s], with), shared = finite_or<A>(top, Vector{});
+      Vector scale[2] = {m[s] - shared, with - shared};
+      exp_exactly(scale);
+      Vector total = sum[s] * scale[0], errors = error[s] * scale[0] + more_error * scale[1];
+      add_compensated(total, errors, Vector(more * scale[1]));
+      const auto infinite = top == kInf<A>;
+      sum[s] = infinite ? sum[s] + more : total, error[s] = infinite ? Vector{} : errors;
+      m[s] = top;
+    }
+  }
+  // The exponentials of differences of maxima, not scaled.
+  template <int K>
+  static ONEPASS_INLINE void exp_exactly(Vector (&v)[K]) {
+    std::conditional_t<std::is_same_v<A, double>, ExpDouble, ExpFloat>::apply(v);
+    for (Vector& each : v) each *= kTileUnscale<A>;
+  }
+
+  // Adds the sums of the lanes of each row. Their maxima are the same.
+  void fold() {
+    if (parts == 1) return;
+    A *const sums = reinterpret_cast<A*>(sum), *const errors = reinterpret_cast<A*>(error);
+    for (int64_t j = 0; j < columns; ++j) {
+      Compensated total;
+      for (int64_t lane = j; lane < parts * columns; lane += columns) {
+        total.add(double(sums[lane])), total.error += double(errors[lane]);
+      }
+      const A high = sums[j] = A(total.value());
+      errors[j] = std::isfinite(high) ? A((total.sum - double(high)) + total.error) : 0;
+    }
+    repeat(sums), repeat(errors);
+  }
+
+  // The results of a function that reduces, in `m`; for a state the sums are in `sum`.
+  void results(bool is_state) {
+    for (int64_t s = 0; s < shape.sequences(); ++s) {
+      sum[s] *= kTileUnscale<A>, error[s] *= kTileUnscale<A>;
+      const Vector total = sum[s] + error[s];
+      if (is_state) {
+        sum[s] = total;
+      } else {
+        const Vector special = m[s] + total;  // l is 0, infinite or NaN
+        const auto regular = total - total == Vector{} && total > Vector{};
+        m[s] = regular ? log_sum(finite_or<A>(m[s], Vector{}), sum[s], error[s]) : special;
+      }
+    }
+  }
+  static ONEPASS_INLINE Vec log_sum(Vec m, Vec sum, Vec error) { return log_sum_exp(m, {sum, error}).high; }
+  static ONEPASS_INLINE V<double> log_sum(V<double> m, V<double> sum, V<double> error) {
+    return m + logarithm(sum, error);
+  }
+  static ONEPASS_INLINE Vec logarithm(Vec sum, Vec error) { return log_high_low({sum, error}).high; }
+  static ONEPASS_INLINE V<double> logarithm(V<double> sum, V<double> error) {
+    V<double> log = sum + error;
+    for (int i = 0; i < kLanes<double>; ++i) log[i] = std::log(log[i]);
+    return log;
+  }
+
+  // Makes the numbers of the epilogue of the states. As in torch, a row whose maximum is infinite is NaN.
+  void numbers() {
+    Vector wrong{};
+    for (int64_t s = 0; s < shape.sequences(); ++s) {
+      if constexpr (!kFromExp) {
+        sum[s] = logarithm(sum[s] * kTileUnscale<A>, error[s] * kTileUnscale<A>);
+      } else if constexpr (std::is_same_v<A, double>) {
+        sum[s] += error[s];
+      } else if constexpr (kHalf) {
+        sum[s] = 1 / (sum[s] + error[s]);
+      } else {
+        const HighLow inverse = reciprocal({sum[s], error[s]});
+        sum[s] = inverse.high, error[s] = inverse.low;
+      }
+      sum[s] += (m[s] - m[s]) * 0;
+      m[s] = finite_or<A>(m[s], Vector{});
+      const auto right = sum[s] == sum[s];
+      sum[s] = right ? sum[s] : nan();
+      wrong = right ? wrong : Vector{} + 1;
+    }
+    has_nan = any_lane<A>(wrong);
+  }
+
+  // Gets ready for the results of the steps of a group. `from_exps`: the tile has exponentials, not elements.
+  void begin_results(int64_t g, int64_t steps) {
+    if (has_nan) clean(t + g * shape.depth * shape.across * L, steps, sum + g * shape.across);
+  }
+  // The results of K vectors of a step, from vector w on; or of vector w of K steps.
+  template <bool kFromExps, bool kSteps, int K>
+  ONEPASS_INLINE void results_of(const A* at, const Vector* m, const Vector* high, const Vector* low, int64_t step,
+                                 Vector (&v)[K]) const {
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) {
+      v[k] = load_as<A>(at + k * (kSteps ? step : L));
+      if constexpr (!kFromExps) v[k] -= m[kSteps ? 0 : k];
+    }
+    if constexpr (kFromExp && !kFromExps) Exp::apply(v);
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) {
+      const Vector &h = high[kSteps ? 0 : k], &l = low[kSteps ? 0 : k];
+      if constexpr (!kFromExp) {
+        v[k] -= h;
+      } else if constexpr (std::is_same_v<A, double>) {
+        v[k] = v[k] / h;
+      } else {
+        v[k] = kHalf ? v[k] * h : v[k] * h + v[k] * l;
+      }
+    }
+  }
+  // Calls put(k, v) with the results of vectors of a step: those of k, k + 1, ...
+  template <class FromExps, class Put>
+  ONEPASS_INLINE void step_results(int64_t i, Put put) const {
+    constexpr bool kFromExps = FromExps::value;
+    const A* const at = t + i * shape.across * L;
+    int64_t w = 0;
+    for (; w + 4 <= shape.across; w += 4) {
+      Vector v[4];
+      results_of<kFromExps, false>(at + w * L, m + w, sum + w, error + w, 0, v);
+      put(w, v);
+    }
+    for (; w < shape.across; ++w) {
+      Vector v[1];
+      results_of<kFromExps, false>(at + w * L, m + w, sum + w, error + w, 0, v);
+      put(w, v);
+    }
+  }
+  // Results replace all elements, or exponentials, of a group of slices.
+  template <class FromExps>
+  ONEPASS_INLINE void group_results(int64_t g) {
+    constexpr bool kFromExps = FromExps::value;
+    const int64_t step = shape.across * L, depth = shape.depth;
+    for (int64_t w = 0; w < shape.across; ++w) {
+      const int64_t s = g * shape.across + w;
+      const Vector of_m[1] = {m[s]}, high[1] = {sum[s]}, low[1] = {error[s]};
+      A* at = sequence(s);
+      int64_t i = 0;
+      for (; i + 4 <= depth; i += 4, at += 4 * step) {
+        Vector v[4];
+        results_of<kFromExps, true>(at, of_m, high, low, step, v);
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) store_as(at + k * step, v[k]);
+      }
+      for (; i < depth; ++i, at += step) {
+        Vector v[1];
+        results_of<kFromExps, true>(at, of_m, high, low, step, v);
+        store_as(at, v[0]);
+      }
+    }
+  }
+  // Elements of rows that are NaN become the NaN whose low bits are 0, which any conversion keeps.
+  __attribute__((noinline)) void clean(A* at, int64_t count, const Vector* highs) const {
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t w = 0; w < shape.across; ++w, at += L) {
+        store_as(at, highs[w] == highs[w] ? load_as<A>(at) : nan());
+      }
+    }
+  }
+};
+
+// A row of unit stride, or a chunk of one, as a tile: those whose maximum the vector code of rows cannot take.
+template <class Epilogue, class Y>
+struct RowTile : ForwardTile<Epilogue, Y> {
+  static constexpr int64_t kParts = 8 * kWidth;
+  using ForwardTile<Epilogue, Y>::t;
+  int64_t n;
+
+  template <class In>
+  RowTile(const In& row, int64_t n) : n(n) {
+    t = scratch();
+    this->parts = kParts, this->columns = 1;
+    this->shape = {1, ceil_div(n, kParts), kParts / kWidth};
+    load_run(row, n, t);
+    for (int64_t i = n; i % kParts; ++i) t[i] = -kInf<float>;
+  }
+  // The state of the elements. If `exps` is not null their exponentials go there.
+  State<float> state(float* exps) {
+    exps ? this->template reduce<true>() : this->template reduce<false>();
+    this->fold();
+    if (exps) std::memcpy(exps, t, size_t(n) * sizeof(float));
+    return {this->m[0][0], {this->sum[0][0] * double(kExpUnscale), this->error[0][0] * double(kExpUnscale)}};
+  }
+  __attribute__((noinline)) void store(const State<float>& row, Y* y, int64_t sum_offset) {
+    if constexpr (Epilogue::kOnePerRow) return Epilogue::store(row, y, sum_offset);
+    const double l = row.l.value() * double(kExpScale);
+    for (int64_t s = 0; s < this->shape.across; ++s) {
+      this->m[s] = broadcast(row.m), this->sum[s] = broadcast(float(l));
+      this->error[s] = broadcast(std::isfinite(l) ? float(l - double(float(l))) : 0);
+    }
+    this->numbers();
+    this->begin_results(0, this->shape.depth);
+    for (int64_t i = 0; i < this->shape.depth; ++i) {
+      this->template step_results<std::false_type>(i, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
+        std::memcpy(t + i * kParts + w * kWidth, &v, sizeof v);
+      });
+    }
+    store_run<false>(y, n, t, false);
+  }
+};
+
+}  // namespace onepass::ONEPASS_ISA

@@ -1,0 +1,243 @@
+// walk.h: the tiles of a call, one after another: where each is in every tensor, how it comes in and goes out.
+#pragma once
+
+#include "tiles.h"
+
+namespace onepass::ONEPASS_ISA {
+
+// A tile of a call: its first row, and how many columns or slices it has.
+struct TileItem {
+  int64_t offset[kMaxTensors];
+  int64_t first, count;
+};
+
+// The tiles of a call, computed in A.
+template <class A>
+struct TileWalk {
+  static constexpr int L = kLanes<A>;
+  const Layout& layout;
+  const TilePlan& plan;
+  const Dim n = layout.reduced.innermost(), inner = layout.outer.innermost();
+  // Innermost dims that are not walked.
+  const int of_slice = plan.kind == TileKind::columns || plan.columns > 1 ? 1 : 0;
+  const int64_t slices = layout.rows / (of_slice ? inner.size : 1);
+  const int64_t slice_elements = layout.n * plan.columns;
+
+  template <class Work>
+  void for_each(int64_t begin, int64_t end, Work work) const {
+    for (int64_t i = begin; i < end; ++i) {
+      TileItem item;
+      const int64_t tiles = plan.kind == TileKind::columns ? ceil_div(inner.size, plan.rows) : 1;
+      item.first = plan.kind == TileKind::slices ? i * plan.rows : i / tiles;
+      const OffsetCalculator at(layout.outer, item.first, of_slice);
+      const int64_t column = i % tiles * plan.rows;
+      const int64_t rest = plan.kind == TileKind::columns ? inner.size - column : slices - item.first;
+      item.count = plan.kind == TileKind::parts ? 1 : rest < plan.rows ? rest : plan.rows;
+      for (int t = 0; t < kMaxTensors; ++t) {
+        item.offset[t] = at.offset[t] + (plan.kind == TileKind::columns ? column * inner.strides[t] : 0);
+      }
+      work(item);
+    }
+  }
+
+  // The steps of a tile of parts are those of all parts of a row.
+  int64_t steps() const { return ceil_div(layout.n, plan.parts); }
+  TileShape shape(const TileItem& item, int64_t steps) const {
+    switch (plan.kind) {
+      case TileKind::columns: return {1, steps, ceil_div(item.count, L)};
+      case TileKind::parts: return {1, steps, plan.parts * plan.columns / L};
+      default: return {ceil_div(item.count, L), steps, plan.columns};
+    }
+  }
+
+  // Do the slices of a tensor follow one another without a gap?
+  bool is_one_run(int tensor) const {
+    const int dims = layout.outer.count - of_slice;
+    return layout.reduced.count <= 1 && n.strides[tensor] == plan.columns &&
+           (dims <= 0 || (dims == 1 && layout.outer.dims[0].strides[tensor] == slice_elements));
+  }
+  // Calls work(offset, run, index) and work_strided(offset, stride, count, index) for the elements of slices.
+  template <class Work, class Strided>
+  void for_each_slice_run(int tensor, const TileItem& item, Work work, Strided work_strided) const {
+    if (is_one_run(tensor)) return work(item.offset[tensor], item.count * slice_elements, 0);
+    OffsetCalculator at(layout.outer, item.first, of_slice);
+    for (int64_t r = 0; r < item.count; ++r, at.next()) {
+      const int64_t offset = at.offset[tensor], index = r * slice_elements;
+      for_each_run(
+          layout.reduced, tensor, plan.columns, 0, layout.n,
+          [&](int64_t o, int64_t run, int64_t i) { work(offset + o, run, index + i); },
+          [&](int64_t o, int64_t stride, int64_t count, int64_t i) {
+            work_strided(offset + o, stride, count, index + i);
+          });
+    }
+  }
+
+  // Brings the steps [first, first + count) of a tile in. `flat` has room for slices as they are in memory. Lanes of
+  // parts that a row does not fill are `fill`.
+  template <class In>
+  void load(const In& x, int tensor, const TileItem& item, int64_t first, int64_t count, A fill, A* t, A* flat) const {
+    const auto load_strided = [&](A* to) {
+      return [&x, to](int64_t offset, int64_t stride, int64_t count, int64_t index) {
+        for (int64_t i = 0; i < count; ++i) to[index + i] = x[offset + i * stride];
+      };
+    };
+    if (plan.kind == TileKind::columns) {
+      const int64_t pitch = ceil_div(item.count, L) * L, stride = n.strides[tensor];
+      In from = x + (item.offset[tensor] + first * stride);
+      for (int64_t i = 0; i < count; ++i) load_run(from + i * stride, item.count, t + i * pitch);
+    } else if (plan.kind == TileKind::parts) {
+      const int64_t begin = first * plan.parts, rest = layout.n - begin;
+      const int64_t steps = count * plan.parts < rest ? count * plan.parts : rest;
+      const In from = x + item.offset[tensor];
+      for_each_run(
+          layout.reduced, tensor, plan.columns, begin, steps,
+          [&](int64_t offset, int64_t run, int64_t index) { load_run(from + offset, run, t + index); },
+          [&](int64_t offset, int64_t stride, int64_t size, int64_t index) {
+            load_strided(t)(item.offset[tensor] + offset, stride, size, index);
+          });
+      for (int64_t i = steps * plan.columns; i < count * plan.parts * plan.columns; ++i) t[i] = fill;
+    } else {
+      const int64_t group = L * slice_elements, groups = ceil_div(item.count, L);
+      int64_t g = 0;
+      if constexpr (std::is_same_v<typename In::X, A> && In::kIsPlain) {  // no need to copy floats that are in order
+        for (; is_one_run(tensor) && g < groups_in_order(item); ++g) {
+          const A* const from = x.x + item.offset[tensor] + g * group;
+          transpose_in(from, slice_elements, t + g * group, item.count * slice_elements);
+        }
+      }
+      const TileItem rest = rest_of(item, tensor, g * L);
+      for_each_slice_run(
+          tensor, rest,
+          [&](int64_t offset, int64_t run, int64_t index) { load_run(x + offset, run, flat + index, run); },
+          load_strided(flat));
+      for (int64_t i = rest.count * slice_elements; i < (groups - g) * group; ++i) flat[i] = 0;
+      for (const A* from = flat; g < groups; ++g, from += group) transpose_in(from, slice_elements, t + g * group);
+    }
+  }
+  // The groups that are transposed from and to the tensor itself. Transposes of short slices read and write up to a
+  // vector behind the last one, which has to be the tile's own.
+  int64_t groups_in_order(const TileItem& item) const {
+    const int64_t behind = slice_elements >= L ? 0 : ceil_div(L, slice_elements);
+    return item.count > behind ? (item.count - behind) / L : 0;
+  }
+  // The slices of a tile from `first` on. If that is above 0 the slices of the tensor are one run.
+  TileItem rest_of(const TileItem& item, int tensor, int64_t first) const {
+    TileItem rest = item;
+    rest.first += first, rest.count -= first, rest.offset[tensor] += first * slice_elements;
+    return rest;
+  }
+
+  // Stores the steps [first, first + count) of a tile, whose results it makes just before, of what `From` says.
+  template <class From, class Y, class Tile>
+  void store(Y* y, int tensor, const TileItem& item, int64_t first, int64_t count, Tile& tile, A* flat,
+             bool streaming) const {
+    A* const t = tile.t;
+    const auto store_strided = [](Y* to, const A* from, int64_t stride, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) to[i * stride] = from_acc<Y>(from[i]);
+    };
+    if (plan.kind == TileKind::slices) {
+      const int64_t group = L * slice_elements, groups = ceil_div(item.count, L);
+      const bool in_order = std::is_same_v<Y, A> && !streaming && is_one_run(tensor);
+      int64_t copied = 0;  // groups before those that are copied
+      for (int64_t g = 0; g < groups; ++g) {
+        tile.begin_results(g, count);
+        tile.template group_results<From>(g);
+        if constexpr (std::is_same_v<Y, A>) {
+          if (in_order && g < groups_in_order(item)) {
+            transpose_out(t + g * group, slice_elements, y + item.offset[tensor] + g * group);
+            copied = g + 1;
+            continue;
+          }
+        }
+        transpose_out(t + g * group, slice_elements, flat + (g - copied) * group);
+      }
+      return for_each_slice_run(
+          tensor, rest_of(item, tensor, copied * L),
+          [&](int64_t offset, int64_t run, int64_t index) {
+            store_run<Tile::kInputNan>(y + offset, run, flat + index, streaming);
+          },
+          [&](int64_t offset, int64_t stride, int64_t size, int64_t index) {
+            store_strided(y + offset, flat + index, stride, size);
+          });
+    }
+    Y* const to = y + item.offset[tensor];
+    const int64_t width = plan.parts * plan.columns;
+    const bool columns = plan.kind == TileKind::columns;
+    tile.begin_results(0, count);
+    if (columns || (layout.reduced.count <= 1 && n.strides[tensor] == plan.columns)) {
+      const int64_t stride = columns ? n.strides[tensor] : width, row = columns ? item.count : width;
+      const int64_t end = columns ? kEndless : layout.n * plan.columns;  // of a slice
+      const bool whole_lines = uintptr_t(to) % kLine == 0 && stride * int64_t(sizeof(Y)) % kLine == 0;
+      with_streaming(streaming && whole_lines, [&](auto is_streaming) __attribute__((always_inline)) {
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t begin = (first + i) * stride, size = end - begin < row ? end - begin : row;
+          tile.template step_results<From>(i, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
+            store_results<is_streaming.value, Tile::kInputNan>(to + begin + w * L, size - w * L, v);
+          });
+        }
+      });
+      return;
+    }
+    const int64_t many = width < 1024 ? 1024 / width : 1;
+    for (int64_t i = 0; i < count; i += many) {
+      const int64_t some = count - i < many ? count - i : many, begin = (first + i) * plan.parts;
+      const int64_t rest = layout.n - begin, steps = some * plan.parts < rest ? some * plan.parts : rest;
+      for (int64_t r = i; r < i + some; ++r) {
+        tile.template step_results<From>(r, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
+          std::memcpy(t + r * width + w * L, &v, sizeof v);
+        });
+      }
+      const A* const from = t + i * width;
+      for_each_run(
+          layout.reduced, tensor, plan.columns, begin, steps,
+          [&](int64_t offset, int64_t run, int64_t index) {
+            store_run<Tile::kInputNan>(to + offset, run, from + index, streaming);
+          },
+          [&](int64_t offset, int64_t stride, int64_t size, int64_t index) {
+            store_strided(to + offset, from + index, stride, size);
+          });
+    }
+  }
+  static constexpr int64_t kEndless = int64_t(1) << 62;
+
+  // Stores `count` elements at most of K vectors. Whole vectors may be streamed: those of 16-bit types in pairs.
+  template <bool kStreaming, bool kInputNan, class Y, int K>
+  static ONEPASS_INLINE void store_results(Y* y, int64_t count, const V<A> (&v)[K]) {
+    if (count >= K * L) {
+      if constexpr (std::is_same_v<A, double>) {
+        for (int k = 0; k < K; ++k) {
+          if constexpr (kStreaming) {
+            stream_vector(reinterpret_cast<float*>(y + k * L), Vec(v[k]));
+          } else {
+            store_as(y + k * L, v[k]);
+          }
+        }
+      } else {
+        store_vectors<false, false, kStreaming, kInputNan>(y, v);
+      }
+      return;
+    }
+    A all[K * L];
+    std::memcpy(all, &v, sizeof v);
+    if (count > 0) store_run<kInputNan>(y, count, all, false);
+  }
+
+  // Calls work(offset in the tensor, lane) for each row of a tile, where sequences of lanes lie one behind the other.
+  template <class Work>
+  void for_each_lane(int tensor, const TileItem& item, Work work) const {
+    const int64_t step = of_slice ? inner.strides[tensor] : 0;
+    if (plan.kind != TileKind::slices) {
+      const int64_t rows = plan.kind == TileKind::columns ? item.count : plan.columns;
+      for (int64_t j = 0; j < rows; ++j) work(item.offset[tensor] + j * step, j);
+      return;
+    }
+    OffsetCalculator at(layout.outer, item.first, of_slice);
+    for (int64_t r = 0; r < item.count; ++r, at.next()) {
+      for (int64_t j = 0; j < plan.columns; ++j) {
+        work(at.offset[tensor] + j * step, (r / L * plan.columns + j) * L + r % L);
+      }
+    }
+  }
+};
+
+}  // namespace onepass::ONEPASS_ISA

@@ -1,0 +1,161 @@
+"""Tiles of rows on the CPU engine: every way in and out, lengths around its limits, and rows that share lanes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import onepass
+from lib.gradients import gradient
+from lib.support import (
+    DTYPES,
+    FUNCTIONS,
+    SOFTMAXES,
+    assert_defined,
+    every_operator,
+    maker,
+    ours,
+    with_instruction_set,
+)
+
+F32, F64, F16, BF16 = DTYPES
+SMALLEST = {dtype: 2 * torch.finfo(dtype).smallest_normal for dtype in DTYPES}
+EPS = {F32: 4e-6, F64: 4e-15, F16: 4e-3, BF16: 4e-2}
+
+# (outer, n, inner) over the middle dim: slices that are transposed, parts of long ones, columns of one tile and of some,
+# of whole vectors and not, and what is read twice
+SHAPES = [(70, 5, 3), (33, 2, 17), (3, 40, 7), (9, 21, 31), (2, 700, 3), (3, 90, 33), (5, 1, 6), (2, 9, 64)]
+SHAPES += [(1, 70_001, 2), (2, 30, 100), (1, 33, 300), (1, 2100, 70), (1, 3, 2049)]
+LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 23, 24, 25, 31, 33]
+
+
+def _forms(x: Tensor) -> dict[str, Tensor]:
+    """The same values, lying in other ways: with gaps, in another order of the dims, at an odd address."""
+    gaps = torch.stack([x, x + 1], -1)[..., 0]
+    turned = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    sliced = torch.cat([x, x, x], -1)[..., x.shape[2] : 2 * x.shape[2]]
+    odd = torch.empty(x.numel() + 3, dtype=x.dtype)[3:].view_as(x).copy_(x)
+    return {"plain": x, "gaps": gaps, "turned": turned, "sliced": sliced, "odd": odd}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@every_operator
+def test_functions_of_every_form(function: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = maker(dtype)(*shape)
+    for form, y in _forms(x).items():
+        assert_defined(function, ours(function)(y, 1), x, 1, form)
+        if function in SOFTMAXES:
+            out = torch.full([*shape, 2], 9.0, dtype=dtype)
+            ours(function)(y, 1, out=out[..., 0])
+            assert_defined(function, out[..., 0], x, 1, form)
+            assert (out[..., 1] == 9).all()
+            own = y.clone(memory_format=torch.preserve_format)
+            ours(function)(own, 1, out=own)
+            assert_defined(function, own, x, 1, f"{form}, in place")
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_short_rows_of_every_length(function: str, n: int, dtype: torch.dtype) -> None:
+    for rows in (1, 15, 17, 600):
+        buffer = maker(dtype)(rows * n + 3)
+        for offset in (0, 1, 3):
+            x = buffer[offset : offset + rows * n].view(rows, n)
+            memory = torch.full((rows * n + 40,), 9.0, dtype=dtype)
+            if function in SOFTMAXES:
+                y = memory[offset : offset + rows * n].view(rows, n)
+                ours(function)(x, 1, out=y)
+                assert (memory[offset + rows * n :] == 9).all()
+                assert (memory[:offset] == 9).all()
+            else:
+                y = ours(function)(x, 1)
+            assert_defined(function, y, x, 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_gradients_of_every_form(function: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    y = getattr(torch, function)(maker(F64)(*shape), 1).to(dtype)
+    g = maker(dtype, seed=1)(*shape)
+    number = ["softmax", "log_softmax"].index(function)
+    per_row, one = g[:, :1].expand_as(g), g.view(-1)[:1].expand_as(g)
+    pairs = [*zip(_forms(g).values(), _forms(y).values(), strict=True), (per_row, y), (one, y)]
+    pairs.append((g, _forms(y)["turned"]))
+    for of_g, of_y in pairs:
+        want, terms = gradient(function, of_g, of_y, [1])
+        got = torch.ops.onepass._softmax_backward(of_g, of_y, number, [1], dtype)
+        assert ((got.double() - want).abs() <= EPS[dtype] * (want.abs() + terms) + SMALLEST[dtype]).all()
+    own = y.clone()
+    torch.ops.onepass._softmax_backward.out(g, own, number, [1], out=own)
+    assert torch.equal(own, torch.ops.onepass._softmax_backward(g, y, number, [1], dtype))
+
+
+@pytest.mark.parametrize(("given", "made"), [(F64, F32), (F32, F64), (F16, BF16), (F64, F16), (BF16, F64)], ids=str)
+def test_gradients_of_rare_pairs_of_dtypes(given: torch.dtype, made: torch.dtype) -> None:
+    for shape in ((9, 40, 3), (5, 7, 64)):
+        y, g = torch.softmax(maker(F64)(*shape), 1).to(given), maker(given)(*shape)
+        want, terms = gradient("softmax", g, y, [1])
+        out = torch.full([*shape, 2], 9.0, dtype=made)[..., 0]
+        for got in (torch.ops.onepass._softmax_backward(g, y, 0, [1], made), out):
+            if got is out:
+                torch.ops.onepass._softmax_backward.out(g, y, 0, [1], out=out)
+            assert got.dtype is made
+            limit = max(EPS[made], EPS[F32]) * (want.abs() + terms) + SMALLEST[made]
+            assert ((got.double() - want).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.inf, torch.nan, 1e30, -1e30])
+def test_extreme_values_stay_in_their_rows(value: float) -> None:
+    for dtype in (F32, F64, BF16):
+        for shape in SHAPES[:12]:
+            x = maker(dtype)(*shape)
+            x[0, : max(1, shape[1] // 2), 0] = value
+            x[-1, :, -1] = value
+            for function in FUNCTIONS:
+                assert_defined(function, ours(function)(x, 1), x, 1)
+            state = onepass.state(x, 1)
+            assert_defined("state", state, x, 1)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    for n, inner in ((3, 1), (20, 1), (5, 3), (40, 17), (700, 3), (300, 40), (2000, 2)):
+        x = maker(dtype)(40, n, inner)
+        y = torch.softmax(maker(F64)(40, n, inner), 1).to(dtype)
+        with onepass.batch_invariant():
+            made, dx = onepass.softmax(x, 1), torch.ops.onepass._softmax_backward(x, y, 0, [1], dtype)
+            for some in (slice(0, 1), slice(7, 8), slice(3, 20), slice(39, 40)):
+                assert torch.equal(onepass.softmax(x[some], 1), made[some])
+                part = torch.ops.onepass._softmax_backward(x[some], y[some], 0, [1], dtype)
+                assert torch.equal(part, dx[some])
+
+
+def test_threads_and_streaming_stores_give_the_same_bits() -> None:
+    before = torch.get_num_threads()
+    try:
+        for shape in ((900_000, 3), (600_000, 5, 1), (70_000, 8, 6), (300, 90, 100), (6, 30_001, 17), (3, 1000, 1000)):
+            x = maker(F32)(*shape)
+            dim = min(1, len(shape) - 1)
+            torch.set_num_threads(1)
+            y = onepass.softmax(x, dim)
+            torch.set_num_threads(5)
+            assert torch.equal(onepass.softmax(x, dim), y)
+            half = shape[0] // 3
+            assert torch.equal(onepass.softmax(x[:half], dim), y[:half])
+    finally:
+        torch.set_num_threads(before)
+
+
+CODE = """
+for function in t.FUNCTIONS:
+    for dtype in t.DTYPES:
+        for n in (1, 3, 8, 17, 24):
+            t.test_short_rows_of_every_length(function, n, dtype)
+        for shape in t.SHAPES[:8]:
+            t.test_functions_of_every_form(function, shape, dtype)
+            if function in ("softmax", "log_softmax"):
+                t.test_gradients_of_every_form(function, shape, dtype)
+"""
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_every_instruction_set(isa: str) -> None:
+    with_instruction_set(isa, __file__, CODE)
