@@ -246,7 +246,8 @@ def explain(
 
 _LAUNCH_KEYS = {
     *("threads_per_row", "rows_per_block", "threads_x", "threads_y", "items_per_thread", "vec_size"),
-    *("blocks_per_row", "blocks_per_tile", "smem_vecs", "rows_per_thread", "access"),
+    *("blocks_per_row", "blocks_per_tile", "smem_vecs", "rows_per_thread", "access", "stages"),
+    "slices_per_group",
 }
 _STREAMED = {
     "twopass": "a row streams through its block: it is read twice",

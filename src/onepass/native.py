@@ -12,7 +12,10 @@ PATH = Path(__file__).with_name("_native.so")
 Dtype = torch.dtype
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PASSES = ("forward", "backward", "backward_broadcast")  # the last: the result's gradient has one value per row
-TIERS = ("warp", "staged", "block", "cluster", "grid", "twopass", "columns", "columns-grid", "columns-twopass")
+TIERS = (
+    *("warp", "staged", "block", "cluster", "grid", "twopass"),
+    *("columns", "columns-grid", "columns-twopass", "columns-staged"),
+)
 _TABLES = ("write", "reduce", "unaligned", "few_rows", "columns", "columns_backward")
 TABLES = tuple(f"{name}_f{bits}" for name in _TABLES for bits in (32, 16))  # as in csrc/plan/tables.h
 
@@ -31,7 +34,7 @@ class Plan(NamedTuple):
     vec_size: int
     blocks_per_row: int
     smem_vecs: int
-    access: int = 0  # 0 predicated, 1 scalar, 2 aligned, 3 slab, 4 slab-aligned, 5 strided
+    access: int = 0  # 0 predicated, 1 scalar, 2 aligned, 3 slab, 4 slab-aligned, 5 strided, 6 shifted
 
 
 if not PATH.exists():

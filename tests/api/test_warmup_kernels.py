@@ -30,7 +30,7 @@ from onepass.validation import reduces_to
 FORWARD, BACKWARD, BROADCAST = native.PASSES
 MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
 MOST_OF_GRADIENTS = 250
-MOST_OF_COLUMNS = {FORWARD: 1500, BACKWARD: 900, BROADCAST: 1500}
+MOST_OF_COLUMNS = {FORWARD: 1500, BACKWARD: 1200, BROADCAST: 1500}
 every_pair = pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
 
 
@@ -154,7 +154,7 @@ def test_tiles_are_covered():
     known = functools.cache(lambda kind, which, n: of_columns(kernels(*kind, [n], which, True)))
     for function, which, types, arch, sizes, dims, *addresses in NUMBERS_OF_TILES + WIDE_AND_NARROW_TILES:
         plan = plan_of_call(function, which, types, arch, sizes, dims, *addresses)
-        assert addresses or plan["tier"].startswith("columns-")
+        assert addresses or plan["tier"].startswith("columns-") or plan["access"] == "shifted"
         n = math.prod(sizes[i] for i in dims)
         assert column_kernel(plan) in known((function, types, arch), which, n), plan
 

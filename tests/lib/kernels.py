@@ -31,6 +31,11 @@ MORE = [
     Kernel("softmax", F16, F16, "forward", Plan(Tier.COLUMNS_GRID, 8, 64, 64, 8, 12, 0)),
     Kernel("softmax", F32, BF16, "backward", Plan(Tier.COLUMNS, 32, 4, 24, 4, 1, 0)),
     Kernel("softmax", BF16, BF16, "backward", Plan(Tier.COLUMNS, 8, 32, 64, 8, 1, 8, Access.ALIGNED)),
+    Kernel("softmax", BF16, BF16, "forward", Plan(Tier.COLUMNS, 17, 8, 64, 8, 4, 0, Access.SHIFTED)),
+    Kernel("log_softmax", F32, F32, "backward", Plan(Tier.COLUMNS, 17, 12, 16, 4, 8, 8, Access.SHIFTED)),
+    Kernel("softmax", BF16, BF16, "forward", Plan(Tier.COLUMNS_STAGED, 480, 1, 16, 1, 2, 8, Access.ALIGNED)),
+    Kernel("logsumexp", F32, F32, "forward", Plan(Tier.COLUMNS_STAGED, 60, 8, 32, 1, 2, 8, Access.ALIGNED)),
+    Kernel("log_softmax", BF16, BF16, "backward", Plan(Tier.COLUMNS_STAGED, 60, 8, 16, 1, 2, 8, Access.ALIGNED)),
 ]
 Shape = tuple[tuple[int, ...], tuple[int, ...]]  # sizes, and the dims of a call
 

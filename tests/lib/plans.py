@@ -18,7 +18,7 @@ from onepass.native import Plan
 from onepass.validation import reduces_to
 
 Tier = IntEnum("Tier", [name.upper().replace("-", "_") for name in native.TIERS], start=0)
-Access = IntEnum("Access", "PREDICATED SCALAR ALIGNED SLAB SLAB_ALIGNED STRIDED", start=0)
+Access = IntEnum("Access", "PREDICATED SCALAR ALIGNED SLAB SLAB_ALIGNED STRIDED SHIFTED", start=0)
 SLABS = (Access.SLAB, Access.SLAB_ALIGNED)
 PREFETCH = 1  # of a column plan's smem_vecs: room for the next tile
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -162,6 +162,14 @@ _STRIDES = {
     Tier.COLUMNS_GRID: [(32, 4, 4, 3, 0)],
     Tier.COLUMNS_TWOPASS: [(8, 16, 4, 1, 0), (1, 40, 4, 2, 0)],
 }
+_SHIFTED = {
+    Tier.COLUMNS: [
+        *((8, 8, 9, 1, 0), (4, 16, 4, 1, 0), (4, 8, 3, 4, 0), (5, 8, 4, 1, PREFETCH), (4, 8, 2, 2, PREFETCH)),
+        *((4, 8, 2, 2, 4), (4, 8, 5, 1, 20), (4, 8, 12, 1, 24)),
+    ],
+    Tier.COLUMNS_GRID: [(4, 16, 2, 3, 0), (6, 8, 4, 5, 8)],
+    Tier.COLUMNS_TWOPASS: [(4, 16, 4, 1, 0), (8, 8, 3, 3, 0)],
+}
 _IN_SHARED_MEMORY = {  # which takes whole vectors
     (Tier.COLUMNS, Access.ALIGNED): [(4, 8, 2, 2, 4), (4, 16, 5, 1, 20), (4, 8, 12, 1, 24)],
     (Tier.COLUMNS_GRID, Access.ALIGNED): [(8, 4, 4, 5, 8)],
@@ -169,7 +177,7 @@ _IN_SHARED_MEMORY = {  # which takes whole vectors
     (Tier.COLUMNS_GRID, Access.SLAB_ALIGNED): [(64, 1, 2, 3, 4)],
 }
 _BY_ACCESS = {Access.PREDICATED: _TILES, Access.ALIGNED: _TILES, Access.STRIDED: _STRIDES}
-_BY_ACCESS |= dict.fromkeys(SLABS, _SLABS)
+_BY_ACCESS |= {Access.SHIFTED: _SHIFTED} | dict.fromkeys(SLABS, _SLABS)
 
 
 COLUMN_PLANS = {
@@ -180,6 +188,11 @@ COLUMN_PLANS = {
     for access in sorted(_BY_ACCESS)
     for tier in (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS)
 }
+# Threads side by side and down a column, elements of a thread, groups in shared memory, slices of a group.
+COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] = [
+    Plan(Tier.COLUMNS_STAGED, x, y, items, 1, stages, slices, Access.ALIGNED)
+    for x, y, items, stages, slices in ((40, 1, 16, 2, 2), (9, 4, 8, 2, 1), (33, 3, 12, 1, 4), (7, 16, 3, 2, 2))
+]
 # With a part in shared memory: a few threads have many vectors each, so that elements come in many turns.
 LATE_PLANS = [
     Plan(Tier.COLUMNS, 4, 4, 5, 1, 1, 16, Access.ALIGNED),
@@ -206,14 +219,16 @@ def slab_lines(plan: Plan, vector: int, inner: int) -> int:
 
 def widen(plan: Plan, vector: int, inner: int = 1) -> Plan:
     """A plan of a table, for vectors of so many elements and so many columns side by side."""
+    if plan.tier == Tier.COLUMNS_STAGED:
+        return plan
     plan = plan._replace(items_per_thread=plan.items_per_thread * vector, vec_size=vector)
     return plan._replace(threads_per_row=slab_lines(plan, vector, inner)) if plan.access in SLABS else plan
 
 
 def column_lengths(plan: Plan, vector: int, inner: int) -> list[int]:
     """Short columns, and the longest that the plan serves; of the tier that stores nothing on chip, long ones."""
-    in_smem = plan.smem_vecs if plan.smem_vecs != PREFETCH else 0
-    vectors = (plan.items_per_thread + in_smem) * plan.blocks_per_row
+    in_smem = plan.smem_vecs if plan.smem_vecs != PREFETCH and plan.tier != Tier.COLUMNS_STAGED else 0
+    vectors = (plan.items_per_thread + in_smem) * (1 if plan.tier == Tier.COLUMNS_STAGED else plan.blocks_per_row)
     if plan.access in SLABS:
         begins_within = vector - 1 if plan.access == Access.SLAB else 0
         most = (vectors * slab_lines(plan, vector, inner) * vector - begins_within) // inner
@@ -239,6 +254,9 @@ def place_of(access: int, n: int, inner: int, vector: int) -> Place:
     if access in (Access.PREDICATED, Access.ALIGNED):
         pitch = -(-inner // vector) * vector + vector
         return Place((n * pitch, pitch, 1), vector)
+    if access == Access.SHIFTED:
+        pitch = inner + 1 + inner % 2  # odd, so that lines begin at every element of a vector
+        return Place((n * pitch + 3, pitch, 1), 1)
     if access == Access.SLAB:
         return Place((n * inner + 3, inner, 1), 1)
     if access == Access.SLAB_ALIGNED:
@@ -250,6 +268,11 @@ def shapes(plan: Plan, vector: int) -> Iterator[tuple[int, int, Place, Plan]]:
     """Short and long columns, and how many side by side (less than a tile and more, with a part of a vector at the end
     where that may be), where they lie, and the plan for them."""
     inners = {Access.PREDICATED: (vector + 1, plan.threads_per_row * vector + 3)}
+    inners |= {Access.SHIFTED: inners[Access.PREDICATED]}
+    if plan.tier == Tier.COLUMNS_STAGED:  # odd, even, and slices that are vectors
+        for n, inner in ((column_lengths(plan, 1, 1)[-1], 7), (3, 33), (2, 16)):
+            yield n, inner, Place((n * inner, inner, 1), 0 if inner == 16 else 1), plan
+        return
     inners |= {Access.ALIGNED: (2 * vector, (plan.threads_per_row + 1) * vector), Access.STRIDED: (5, 37)}
     for inner in inners.get(plan.access, (7, 12)):
         for n in column_lengths(plan, vector, inner):
@@ -335,6 +358,8 @@ def forward(
     shape, there = (tuple(x.shape), place)
     if function == "logsumexp":
         shape, there = (outer, inner), Place((inner + 3, 1), 1) if inner > 1 else Place((1, 1), 0)
+        if plan is not None and plan.tier == Tier.COLUMNS_STAGED:
+            there = Place((inner, 1), 1)
     if function == "state":
         shape, there = (2, outer, inner), Place((outer * inner, inner, 1), 1)  # a state is contiguous
     memory, out = amid(7.0, shape, there, y_type, runner.device)
@@ -441,12 +466,14 @@ def check_columns(runner: Runner, function: str, types: Types, plan: Plan) -> No
             forward(runner, function, x, types[1], place, given)
 
 
-def kinds_of(function: str, access: int) -> list[int]:
+def kinds_of(function: str, access: int, tier: int = Tier.COLUMNS) -> list[int]:
     """Of the result's gradient, of which those with one value have kernels of their own."""
+    if tier == Tier.COLUMNS_STAGED:
+        return [] if function == "logsumexp" else [ONE_EACH]
     if function == "logsumexp":
         return [ONE_EACH, WITH_STEPS]
     kinds = [ONE_EACH, ONE_A_COLUMN, ONE_A_BLOCK, ONE_FOR_ALL]
-    return [kind for kind in kinds if kind != ONE_A_COLUMN or access not in SLABS]  # of one line: no slab
+    return [kind for kind in kinds if kind != ONE_A_COLUMN or access not in (*SLABS, Access.SHIFTED)]  # of one line
 
 
 def check_column_gradients(runner: Runner, function: str, types: Types, plan: Plan, kinds: Sequence[int]) -> None:

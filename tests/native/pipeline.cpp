@@ -45,6 +45,7 @@ struct Tile {
   const Tiles& tiles;
   int64_t at[3];
   int full, first;
+  static constexpr bool kMayBeginBefore = false;
 };
 
 std::vector<In> memory(8 * kTile);

@@ -53,13 +53,21 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
   static thread_local std::string words;
   if (const Fault fault = validate(plan, problem, gpu)) return (words = *fault).c_str();
   const int vecs = plan.vecs_per_thread();
+  if (plan.is_staged()) {
+    const Tiles tiles = tiles_of(view, plan);
+    if (plan.threads() > 1024 || vecs > 32) return "threads or elements per thread";
+    if (tiles.vecs_per_thread_max > vecs) return "more elements than a thread has room for";
+    if (tiles.merge_threads > 1 && tiles.merge_threads * tiles.tile_cols > plan.threads()) return "group";
+    return nullptr;
+  }
   if (!is_power_of_two(plan.vec_size, view.full) || plan.items_per_thread % plan.vec_size) return "vector";
   if (vecs < 1 || vecs > (planner.operands > 1 ? 16 : 24) || (vecs > 16 && vecs % 2)) return "vectors per thread";
   if (plan.threads_x() < 1 || plan.threads_y() < 1 || plan.threads() > 1024) return "threads";
   if (plan.tier == Tier::columns ? !is_power_of_two(plan.blocks_per_tile(), 16) : plan.blocks_per_tile() < 1)
     return "blocks per tile";
   if (plan.smem_vecs > 64 || (plan.smem_vecs % 4 && plan.smem_vecs != kPrefetch)) return "vectors in shared memory";
-  if (plan.keeps_vecs_in_smem() && plan.access != VecAccess::aligned && plan.access != VecAccess::slab_aligned)
+  if (plan.keeps_vecs_in_smem() && plan.access != VecAccess::aligned && plan.access != VecAccess::slab_aligned &&
+      !plan.is_shifted())
     return "parts of vectors in shared memory";
   if (plan.smem_vecs && plan.tier == Tier::columns_twopass) return "vectors in shared memory of what streams";
   if (plan.in_grid() && !gpu.cooperative) return "a cooperative launch where there is none";
@@ -88,8 +96,27 @@ int64_t offset(const TileDims& dims, int tensor, int64_t index) {
   return at;
 }
 
+// Follows the elements of all threads of a launch of the tier columns_staged.
+const char* find_fault_of_groups(const Problem& problem, const ColumnView& view, const CudaPlan& plan) {
+  const Tiles tiles = tiles_of(view, plan);
+  std::vector<int> seen(size_t(problem.layout.rows * problem.layout.n));
+  for (int64_t group = 0; group < tiles.slices; ++group) {
+    const int64_t cols = std::min<int64_t>(tiles.group_cols, tiles.inner - group * tiles.group_cols);
+    for (int64_t column = 0; column < tiles.tiles_per_slice * tiles.threads_x; ++column) {
+      for (int64_t row = 0; row < int64_t(tiles.threads_y) * tiles.vecs_per_thread_max; ++row) {
+        if (column < cols && row < tiles.n) ++seen[size_t((group * tiles.group_cols + column) * tiles.n + row)];
+      }
+    }
+  }
+  for (const int count : seen) {
+    if (count != 1) return "an element that no thread has, or two";
+  }
+  return nullptr;
+}
+
 // Follows the vectors of all threads of a launch, one after another. The emulator runs the kernels themselves.
 const char* find_fault_of_elements(const Problem& problem, const ColumnView& view, const CudaPlan& plan) {
+  if (plan.is_staged()) return find_fault_of_groups(problem, view, plan);
   const Tiles tiles = tiles_of(view, plan);
   const bool slab = plan.takes_slabs();
   const bool whole = plan.access == VecAccess::aligned || plan.access == VecAccess::slab_aligned;
@@ -116,13 +143,18 @@ const char* find_fault_of_elements(const Problem& problem, const ColumnView& vie
          ++i) {
       // Of a slab the elements [from, from + V); else columns [from, from + V) of a row.
       const int64_t row = slab ? 0 : i / tiles.threads_x;
-      const int64_t from = slab ? i * V - before : column + i % tiles.threads_x * V;
-      const int64_t end = slab ? slab_size : inner;
+      // Lines of a shifted tile begin within a vector.
+      const int64_t shift = plan.is_shifted() ? int64_t((first + uint64_t(column + row * tiles.steps[0])) % V) : 0;
+      const int64_t from = slab ? i * V - before : column + i % tiles.threads_x * V - shift;
+      const int64_t begin = plan.is_shifted() ? column : 0;
+      const int64_t end = slab                ? slab_size
+                          : plan.is_shifted() ? std::min<int64_t>(inner, column + tiles.tile_cols)
+                                              : inner;
       if (row >= tiles.n || from >= end) continue;
-      const bool is_full = from >= 0 && from + V <= end;
+      const bool is_full = from >= begin && from + V <= end;
       if (whole && !is_full) return "a part of a vector";
       if (is_full && !is_aligned(outer, slab ? from % inner : from, slab ? from / inner : row)) return "alignment";
-      for (int64_t at = std::max<int64_t>(from, 0); at < std::min(from + V, end); ++at) {
+      for (int64_t at = std::max(from, begin); at < std::min(from + V, end); ++at) {
         const int64_t own = slab ? at % inner * tiles.n + at / inner : at * tiles.n + row;
         ++seen[size_t(outer * slab_size + own)];
       }

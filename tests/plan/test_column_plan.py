@@ -34,7 +34,8 @@ CHOICES = [
     ((64, 1000, 14, 14), 1, BF16, "columns", "slab-aligned", 8, True),  # 196 columns: no whole number of vectors of 8
     ((256, 1000, 7, 7), 1, F32, "columns", "slab-aligned", 4, True),
     ((256, 1000, 7, 7), 1, BF16, "columns", "slab-aligned", 8, False),
-    ((3, 33, 333), 1, F32, "columns", "slab", 4, False),  # slabs of 10989 floats begin anywhere, but alike
+    ((3, 33, 333), 1, F32, "columns", "shifted", 4, False),  # lines begin at any element
+    ((4000, 33, 33), 1, F32, "columns-staged", "aligned", 1, True),  # two groups of slices at a time
     ((2, 131072, 16), 1, F32, "columns-grid", "aligned", 4, True),
     ((1048576, 8), 0, BF16, "columns-grid", "aligned", 8, True),
     ((1 << 27, 8), 0, F32, "columns-twopass", "aligned", 4, True),
@@ -48,7 +49,8 @@ CHOICES = [
 def test_choices(sizes, dim, dtype, tier, edges, vector, shared, function):
     made = launch(sizes, dim, dtype=dtype, function=function)
     assert (made["tier"], made["access"], made["vec_size"]) == (tier, edges, vector)
-    assert shared in (None, made["blocks_per_tile" if tier.startswith("columns") else "blocks_per_row"] > 1)
+    blocks = {"warp": "blocks_per_row", "columns-staged": "stages"}.get(tier, "blocks_per_tile")
+    assert shared in (None, made[blocks] > 1)
     assert (made["source"] == "columns.cu") == tier.startswith("columns")
 
 

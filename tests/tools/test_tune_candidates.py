@@ -92,8 +92,8 @@ def test_the_built_in_plans_are_tried_too(dtype, size, function):
             assert plan_of(Choice(*entry[1:]), (MANY, n, 1), size, H200) in plans, (n, entry)
 
 
-def test_every_plan_of_columns_is_what_it_was_before_there_were_tables():
-    """Of contiguous tensors that begin anywhere, by the built-in tables of columns, measured 2026-11-23."""
+def test_no_plan_of_columns_changes_by_accident():
+    """Of contiguous tensors that begin anywhere, by the built-in tables and `ColumnPlanner::expected`."""
     digests = {}
     for which in native.PASSES:
         digests[which] = 0
@@ -102,7 +102,7 @@ def test_every_plan_of_columns_is_what_it_was_before_there_were_tables():
                 for plan in random_plans(200, None, "softmax", which, types, compute):
                     numbers = [*plan["plan"], plan["threads"], plan["grid"]]
                     digests[which] = zlib.crc32(repr(numbers).encode(), digests[which])
-    assert digests == {"forward": 0xFA15772A, "backward": 0x081078D0, "backward_broadcast": 0x2165682C}
+    assert digests == {"forward": 2416516148, "backward": 3054193189, "backward_broadcast": 2168416729}
 
 
 @every_type
@@ -232,7 +232,7 @@ def test_a_kernel_that_does_not_compile(tmp_path, monkeypatch, processes):
     """A sweep leaves it to the measurement; a warm-up raises its error."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("onepass._kernel_compiler._KERNELS_PER_PROCESS", 2 // processes)
-    for plan, message in (((0,) * 8, "vec_size is"), ((9, 32, 4, 4, 4, 1, 0, 0), "tier is 0 to 8, got 9")):
+    for plan, message in (((0,) * 8, "vec_size is"), ((10, 32, 4, 4, 4, 1, 0, 0), "tier is 0 to 9, got 10")):
         todo = [Kernel("logsumexp", torch.float32, torch.float32, "forward", plan)] * 2
         assert list(compile_all(todo, 90, ignore_errors=True)) == todo
         with pytest.raises(RuntimeError, match=message):

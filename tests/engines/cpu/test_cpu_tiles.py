@@ -21,7 +21,7 @@ F32, F64, F16, BF16 = DTYPES
 SMALLEST = {dtype: 2 * torch.finfo(dtype).smallest_normal for dtype in DTYPES}
 EPS = {F32: 4e-6, F64: 4e-15, F16: 4e-3, BF16: 4e-2}
 
-# (outer, n, inner) over the middle dim: slices that are transposed, parts of long ones, columns of one tile and of some,
+# (outer, n, inner) over the middle dim: slices that are transposed, parts of long ones, columns of some tiles,
 # of whole vectors and not, and what is read twice
 SHAPES = [(70, 5, 3), (33, 2, 17), (3, 40, 7), (9, 21, 31), (2, 700, 3), (3, 90, 33), (5, 1, 6), (2, 9, 64)]
 SHAPES += [(1, 70_001, 2), (2, 30, 100), (1, 33, 300), (1, 2100, 70), (1, 3, 2049)]

@@ -31,7 +31,7 @@ def test_every_tier(runner, function, tier, access):
 def test_gradients_in_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
     for turn, types in enumerate(plans.TYPES.get(function, plans.PAIRS), native.FUNCTIONS.index(function)):
-        kinds = plans.kinds_of(function, access)
+        kinds = plans.kinds_of(function, access, tier)
         if types != (F32, F32) and turn % 2:  # one value has a kernel of its own
             kinds = kinds[:1]
         for plan in plans.select(plans.COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):

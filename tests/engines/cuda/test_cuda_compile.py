@@ -83,7 +83,7 @@ def expected_instructions(kernel: Kernel) -> dict[str, str]:
     forward, columns = which == "forward", plan.tier >= Tier.COLUMNS
     writes = not forward or function not in ("logsumexp", "state")
     copy = r"LDGSTS\.E\.BYPASS\.128"
-    if plan.tier == Tier.STAGED:
+    if plan.tier in (Tier.STAGED, Tier.COLUMNS_STAGED):
         return {"wide load": copy, **({"wide store": r"STG\.E\.128"} if writes else {})}
     wider = max(x_type.itemsize, y_type.itemsize) if writes else x_type.itemsize
     if forward and not columns and (plan.access == Access.SCALAR or plan.vec_size * wider != 16):
@@ -182,6 +182,7 @@ MACROS = {
     "IS_BACKWARD": 0, "IN_TYPE": "half_t", "OUT_TYPE": "float", "FUNCTION": "Function::softmax", "THREADS_PER_ROW": 0,
     "ROWS_PER_BLOCK": 1, "VECS_PER_THREAD": 4, "VEC_SIZE": 4, "VEC_ACCESS": 0, "CLUSTER_SIZE": 1, "USES_SMEM_VECS": 0,
     "BROADCAST_GRAD": 0, "BLOCK_THREADS": 256, "PREFETCHES_TILE": 0, "USES_GRID": 0, "TWO_PASS": 0,
+    "STAGES_GROUPS": 0,
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def test_columns_in_every_tier(emulator, turn, place):
 @pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=names)
 def test_gradients_of_columns_in_every_tier(emulator, turn, place):
     function = [*plans.FAMILY, "logsumexp"][turn // 2 % 4]
-    types, kinds = plans.TYPES.get(function, plans.PAIRS), plans.kinds_of(function, place[1])
+    types, kinds = plans.TYPES.get(function, plans.PAIRS), plans.kinds_of(function, place[1], place[0])
     plan = plans.COLUMN_PLANS[place][(turn + 1) % len(plans.COLUMN_PLANS[place])]
     plans.check_column_gradients(
         emulator, function, types[turn * 5 // 2 % len(types)], plan, kinds[turn // 2 % 2 :][:1]

@@ -108,6 +108,8 @@ ODD, PIECE = (
     Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.PREDICATED),
     Plan(Tier.COLUMNS, 64, 1, 4, 1, 1, 0, Access.SLAB),
 )
+SHIFTED = Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.SHIFTED)
+STAGED = Plan(Tier.COLUMNS_STAGED, 33, 3, 12, 1, 2, 4, Access.ALIGNED)
 BARRIER = "    __syncthreads();\n"
 FIRST, LAST = "    smem.put(smem.sums, max, tile);\n", "    smem.get(smem.epilogues, out, tile);\n"
 EXPECT = "expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));"
@@ -115,6 +117,9 @@ LESS = EXPECT.replace("C::kClusterSize", "(C::kClusterSize - 1)")
 COPIES = "case 0: return wait<0>();", "case 0: return wait<1>();"
 ARRIVE = "(blocks - 1) : 1;", "(blocks - 1) : 0;"
 VECTORS = "(begin < end.rest);", "(begin <= end.rest);"
+GROUPS = "AsyncCopy::wait<0>();", "AsyncCopy::wait<1>();"
+NEIGHBOURS = "v >= -col && v < rest)", "v < rest)"
+RESULTS = "if (!tile.ends) return;\n    __syncthreads();", "if (!tile.ends) return;"
 MISTAKES = {
     "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, WRONG),
     "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, WRONG, BACKWARDS),
@@ -123,7 +128,11 @@ MISTAKES = {
     "a message not awaited": Mistake("column_reduce.cuh", EXPECT, LESS, CLUSTER, WRONG),
     "a block that does not arrive": Mistake("grid_sync.cuh", *ARRIVE, CHIP, STUCK),
     "one vector too many": Mistake("column_tile.cuh", *VECTORS, CHIP, f"{BEYOND}|{WRONG}"),
-    "a column too many": Mistake("column_tile.cuh", "return v < rest;", "return v <= rest;", ODD, BEYOND),
+    "a column too many": Mistake("column_tile.cuh", ": v < rest;", ": v <= rest;", ODD, BEYOND),
+    "a vector before the tensor": Mistake("column_tile.cuh", "if (at[t] < 0) first = 1;", "", SHIFTED, BEYOND),
+    "a column of the neighbours": Mistake("column_tile.cuh", *NEIGHBOURS, SHIFTED, f"{BEYOND}|{WRONG}"),
+    "a group that is on its way": Mistake("column_staged.cuh", *GROUPS, STAGED, WRONG, FORWARDS, LATE),
+    "results before the barrier": Mistake("column_staged.cuh", *RESULTS, STAGED, WRONG, BACKWARDS),
     "before the slab": Mistake("column_tile.cuh", "return p >= 0 && p <", "return p >= -1 && p <", PIECE, BEYOND),
 }
 

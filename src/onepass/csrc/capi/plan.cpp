@@ -27,9 +27,16 @@ std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
          field(columns ? "threads_x" : "threads_per_row", plan.threads_per_row) + ", " +
          field(columns ? "threads_y" : "rows_per_block", plan.rows_per_block) + ", " +
          field("items_per_thread", plan.items_per_thread) + ", " + field("vec_size", plan.vec_size) + ", " +
-         field(columns ? "blocks_per_tile" : "blocks_per_row", plan.blocks_per_row) + ", " +
-         field(plan.tier == Tier::staged ? "rows_per_thread" : "smem_vecs", plan.smem_vecs) + ", " +
-         field("access", kVecAccessNames[int(plan.access)]) + ", " + field("threads", plan.threads()) + ", " +
+         field(plan.is_staged() ? "stages"
+               : columns        ? "blocks_per_tile"
+                                : "blocks_per_row",
+               plan.blocks_per_row) +
+         ", " +
+         field(plan.tier == Tier::staged ? "rows_per_thread"
+               : plan.is_staged()        ? "slices_per_group"
+                                         : "smem_vecs",
+               plan.smem_vecs) +
+         ", " + field("access", kVecAccessNames[int(plan.access)]) + ", " + field("threads", plan.threads()) + ", " +
          field("grid", blocks) + ", \"plan\": " + numbers(plan);
 }
 
@@ -43,8 +50,9 @@ int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output)
 int64_t count_blocks(const CudaPlan& plan, const Problem& problem, const Gpu& gpu) {
   if (!plan.of_columns()) return plan.grid(problem.layout.rows);
   const Tiles tiles = tiles_of(column_view(problem), plan);
-  const int64_t all = tiles.tiles_per_slice * tiles.slices, blocks = plan.blocks_per_tile();
-  const int64_t most = (plan.in_grid() || plan.prefetches() ? gpu.sm_count : CudaPlan::kMaxGrid) / blocks;
+  const int64_t all = tiles.slices * (plan.is_staged() ? 1 : tiles.tiles_per_slice), blocks = plan.blocks_per_tile();
+  const int64_t most =
+      (plan.in_grid() || plan.prefetches() || plan.is_staged() ? gpu.sm_count : CudaPlan::kMaxGrid) / blocks;
   return (all < most ? all : most > 0 ? most : 1) * blocks;
 }
 

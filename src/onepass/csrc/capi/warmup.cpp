@@ -160,6 +160,34 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
       }
     }
   }
+  // Shifted tiles, of each number of vectors side by side, whose lines begin alike after 1, 2, 4, ... lines.
+  view.slab = 0, view.slab_begins = view.slab_whole = false, view.tile = 1;
+  for (view.shift = 2; view.shift <= view.full && merges; view.shift *= 2) {
+    for (view.lead_step = 1; view.lead_step <= view.shift; view.lead_step *= 2) {
+      for (int64_t across = 2; across <= kShiftedVecs + 1; ++across) {
+        view.tiles.inner = std::max<int64_t>(2 * view.shift, (across - 1) * view.shift + 1);
+        const auto try_it = [&] {
+          const auto plan = planner(view).plan_shifted();
+          if (plan) visit(*plan);
+          return plan && plan->tier != Tier::columns;
+        };
+        view.tiles.outer.count = 0;
+        if (!try_it()) continue;
+        view.tiles.outer.count = 1;
+        for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, try_it();
+      }
+    }
+  }
+  // Groups of slices, of so many columns, few and many. Kernels differ by the number of threads.
+  view.shift = 0, view.slices_follow = true, view.narrowest = 2, view.tiles.outer.count = 1;
+  for (const int64_t slices : {int64_t(1), int64_t(1) << 24}) {
+    view.tiles.outer.sizes[0] = slices;
+    for (int64_t inner = 1; inner < 1 << 16; inner += inner / 16 + 1) {
+      view.tiles.inner = inner;
+      if (const auto plan = planner(view).plan_staged()) visit(*plan);
+    }
+  }
+  view.slices_follow = false;
   // Strides: element by element, up to a warp's lanes side by side, or one where a column's elements lie closer.
   view.strided = true, view.tile = view.slab = 0;
   view.slab_begins = view.slab_whole = false;
@@ -261,8 +289,8 @@ cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type) {
 // The planner makes plans that nobody may force, so only what leads to a source and to its macros is checked.
 CudaPlan plan_of(const int64_t* numbers) {
   const CudaPlan plan = make_plan({numbers, numbers + 8});
-  if (plan.tier < Tier::warp || plan.tier > Tier::columns_twopass)
-    throw std::runtime_error("onepass: tier is 0 to 8, got " + std::to_string(int(plan.tier)));
+  if (plan.tier < Tier::warp || plan.tier > Tier::columns_staged)
+    throw std::runtime_error("onepass: tier is 0 to 9, got " + std::to_string(int(plan.tier)));
   if (!is_power_of_two(plan.vec_size, 8))
     throw std::runtime_error("onepass: vec_size is a power of two up to 8, got " + std::to_string(plan.vec_size));
   return plan;

@@ -251,7 +251,7 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
   }
   const int64_t fit = kRowsTogetherBytes / (n * int64_t(sizeof(Y))), some = fit < kWidth ? fit : kWidth;
   // Products wait less for a sum than it takes to store it, and so do narrow vectors; 16-bit types wait more.
-  const bool transposed = Op == GradOp::softmax && sizeof(Y) == 2 && n >= kUnroll;
+  const bool transposed = Op == GradOp::softmax && sizeof(Y) == 2 && n >= kUnroll && n < 384;
   const bool alone = (Op == GradOp::softmax || kWidth < 16) && (n >= kUnroll || n % kWidth == 0);
   if (some <= 1 || (alone && !transposed)) {
     for (int64_t r = 0; r < rows; ++r) {

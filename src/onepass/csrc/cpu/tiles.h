@@ -226,9 +226,8 @@ ONEPASS_INLINE void for_each_block(int64_t count, Block block) {
   int64_t k = 0;
   for (; k + L <= count; k += L) block(std::integral_constant<int, L>(), k);
   const int64_t rest = count - k;
-  const auto last = [&](auto size) __attribute__((always_inline)) {
-    block(size, count < size.value ? 0 : count - size.value);
-  };
+  const auto last = [&](auto size)
+                        __attribute__((always_inline)) { block(size, count < size.value ? 0 : count - size.value); };
   if (rest == 0) return;
   if constexpr (least < L) {
     if (rest <= least) return last(std::integral_constant<int, least>());
@@ -241,15 +240,13 @@ ONEPASS_INLINE void for_each_block(int64_t count, Block block) {
 // The elements `ahead` of those that are read are fetched meanwhile.
 template <class A>
 void transpose_in(const A* flat, int64_t count, A* t, int64_t ahead = 0) {
-  for_each_block<A>(count, [=](auto size, int64_t k) __attribute__((always_inline)) {
-    block_in<size.value>(flat, count, k, t, ahead);
-  });
+  for_each_block<A>(count, [=](auto size, int64_t k)
+                               __attribute__((always_inline)) { block_in<size.value>(flat, count, k, t, ahead); });
 }
 template <class A>
 void transpose_out(const A* t, int64_t count, A* flat) {
-  for_each_block<A>(count, [=](auto size, int64_t k) __attribute__((always_inline)) {
-    block_out<size.value>(t, count, k, flat);
-  });
+  for_each_block<A>(
+      count, [=](auto size, int64_t k) __attribute__((always_inline)) { block_out<size.value>(t, count, k, flat); });
 }
 
 }  // namespace onepass::ONEPASS_ISA

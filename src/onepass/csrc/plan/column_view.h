@@ -19,10 +19,25 @@ struct ColumnView {
   int full = 1;                                  // elements of a vector of 16 bytes of the widest type
   int tile = 0;                                  // the widest vectors of a tile, 0 where it cannot be cut into tiles
   int slab = 0;                                  // of a slab, 0 where it is none
+  int shift = 0;                                 // of a shifted tile, 0 where there is none
   bool slab_begins = false, slab_whole = false;  // do all slabs begin with a vector; and end with one?
+  int64_t lead_step = 0;                         // from line to line of the first tensor that goes by vectors
+  bool slices_follow = false;                    // does each slice begin where the one before ends, in all tensors?
+  int narrowest = 16;                            // bytes of the smallest element that goes by vectors
 
   int64_t n() const { return tiles.n; }
   int64_t inner() const { return tiles.inner; }
+  // Lines of a shifted tile after which one begins at the same element of a vector of `vector` as the first.
+  int period(int vector) const {
+    int lines = 1;
+    while (lines * lead_step % vector) lines *= 2;
+    return lines;
+  }
+  int64_t slices() const {
+    int64_t count = 1;
+    for (int d = 0; d < tiles.outer.count; ++d) count *= tiles.outer.sizes[d];
+    return count;
+  }
   // Threads of the shortest turn of a slab, in vectors of `vector`.
   int64_t turn(int vector) const {
     int64_t common = vector;
@@ -98,6 +113,10 @@ inline ColumnView column_view(const Problem& problem) {
     for (int d = 0; d < outer.count; ++d) tiles.inner *= outer.sizes[d];
     tiles.reduced = reduced;
   }
+  for (int t = 0; t < count; ++t) {
+    tiles.extents[t] = 1 + (tiles.n - 1) * tiles.steps[t] + (columns ? tiles.inner - 1 : 0);
+    for (int d = 0; d < outer.count; ++d) tiles.extents[t] += (outer.sizes[d] - 1) * outer.steps[t][d];
+  }
   tiles.outer = outer;
   int64_t rest = 1;
   for (int d = 0; d < outer.count; ++d) rest *= outer.sizes[d];
@@ -116,19 +135,36 @@ inline ColumnView column_view(const Problem& problem) {
                              !all([&](int t) { return multiples(t, view.tile) && tiles.steps[t] % view.tile == 0; })))
       view.tile /= 2;
   }
+  int lead = 0;
+  while (!by_vectors[lead]) ++lead;
+  // Whether slices begin at the same element of a vector in two tensors.
+  const auto alike = [&](int t, int width) {
+    bool yes = (first(t) - first(lead)) % uint64_t(width) == 0;
+    for (int d = 0; d < outer.count; ++d) yes &= (outer.steps[t][d] - outer.steps[lead][d]) % width == 0;
+    return yes;
+  };
+  if (columns) {
+    view.shift = view.full;
+    while (view.shift > 1 &&
+           !all([&](int t) { return alike(t, view.shift) && (tiles.steps[t] - tiles.steps[lead]) % view.shift == 0; }))
+      view.shift /= 2;
+    view.lead_step = tiles.steps[lead];
+  }
   if (all([&](int t) { return tiles.n == 1 || tiles.steps[t] == tiles.inner; })) {
-    int lead = 0;
-    while (!by_vectors[lead]) ++lead;
-    const auto alike = [&](int t, int width) {
-      bool yes = (first(t) - first(lead)) % uint64_t(width) == 0;
-      for (int d = 0; d < outer.count; ++d) yes &= (outer.steps[t][d] - outer.steps[lead][d]) % width == 0;
-      return yes;
-    };
     view.slab = view.full;
     while (view.slab > 1 && (view.slab > tiles.n * tiles.inner || !all([&](int t) { return alike(t, view.slab); })))
       view.slab /= 2;
     view.slab_begins = all([&](int t) { return multiples(t, view.slab); });
     view.slab_whole = view.slab_begins && tiles.n * tiles.inner % view.slab == 0;
+    view.slices_follow = columns && !has_broadcast && !(backward && problem.is_reduction());
+    for (int t = 0; t < count; ++t) {
+      int64_t size_before = by_vectors[t] ? tiles.n * tiles.inner : tiles.steps[t] * tiles.inner;
+      for (int d = outer.count - 1; d >= 0; --d) {
+        view.slices_follow &= outer.steps[t][d] == size_before;
+        size_before *= outer.sizes[d];
+      }
+      if (by_vectors[t] && size(t) < view.narrowest) view.narrowest = size(t);
+    }
   }
   return view;
 }
@@ -147,12 +183,43 @@ inline VecCount count_vecs(int64_t last, int64_t turn, int none) {
   return {int(last / turn), int(last % turn) + 1};
 }
 
+// How many threads merge the partial states of a column.
+inline void set_merge_threads(Tiles& tiles, const CudaPlan& plan) {
+  const int most = tiles.partials > plan.blocks_per_tile() ? tiles.partials : plan.blocks_per_tile();
+  while (tiles.merge_threads_log2 < 5 && 1 << tiles.merge_threads_log2 < most &&
+         (2 << tiles.merge_threads_log2) * tiles.tile_cols <= plan.threads())
+    ++tiles.merge_threads_log2;
+  tiles.merge_threads = 1 << tiles.merge_threads_log2;
+}
+
+// The tiles of the tier columns_staged: all slices are one, and a group of them is cut into tiles.
+inline Tiles staged_tiles_of(const ColumnView& view, const CudaPlan& plan) {
+  Tiles tiles = view.tiles;
+  const int64_t slices = view.slices();
+  const int64_t group = plan.slices_per_group() < slices ? plan.slices_per_group() : slices;
+  tiles.threads_x = tiles.tile_cols = plan.threads_x(), tiles.threads_y = tiles.partials = plan.threads_y();
+  tiles.partial_stride = tiles.partials == 1 ? tiles.tile_cols : int(up_to(tiles.tile_cols, 4)) + 4;
+  tiles.slice_cols = int(view.inner()), tiles.group_cols = int(group * view.inner());
+  tiles.inner = slices * view.inner(), tiles.outer.count = 0;
+  tiles.tiles_per_slice = ceil_div(int64_t(tiles.group_cols), int64_t(tiles.tile_cols));
+  tiles.slices = ceil_div(slices, group);
+  tiles.stages = plan.stages();
+  tiles.existing = count_vecs(view.n() - 1, tiles.threads_y, 0);
+  tiles.vecs_per_thread_max = int(ceil_div(view.n(), int64_t(tiles.threads_y)));
+  tiles.by_tiles_per_slice = divider_of(tiles.tiles_per_slice), tiles.by_line = divider_of(tiles.threads_x);
+  tiles.by_slice_cols = divider_of(tiles.slice_cols);
+  set_merge_threads(tiles, plan);
+  return tiles;
+}
+
 // The tiles that a plan cuts a view into. The caller adds the bytes of vectors in shared memory.
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
+  if (plan.is_staged()) return staged_tiles_of(view, plan);
   Tiles tiles = view.tiles;
   const bool slab = plan.takes_slabs();
   tiles.threads_x = plan.threads_x(), tiles.threads_y = plan.threads_y();
-  tiles.tile_cols = slab ? int(tiles.inner) : tiles.threads_x * plan.vec_size;
+  tiles.tile_cols =
+      slab ? int(tiles.inner) : tiles.threads_x * plan.vec_size - (plan.is_shifted() ? plan.vec_size - 1 : 0);
   tiles.partials = slab ? tiles.threads_x * plan.vec_size / tiles.tile_cols : tiles.threads_y;
   // A gap between partial states lets lanes that read those of one column find them in different banks.
   tiles.partial_stride = slab || tiles.partials == 1 ? tiles.tile_cols : int(up_to(tiles.tile_cols, 4)) + 4;
@@ -170,13 +237,11 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   tiles.full = count_vecs(size - (slab ? plan.vec_size : 1), turn, -plan.vec_size);
   for (int t = 0; t < kTileTensors; ++t) tiles.vec_strides[t] = slab ? turn : turn * tiles.steps[t];
   tiles.by_tiles_per_slice = divider_of(tiles.tiles_per_slice),
-  tiles.by_line = divider_of(slab ? tiles.tile_cols : tiles.threads_x);
+  tiles.by_line = divider_of(slab                ? tiles.tile_cols
+                             : plan.is_shifted() ? tiles.threads_x - 2
+                                                 : tiles.threads_x);
   tiles.smem_vecs = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
-  const int most = tiles.partials > plan.blocks_per_tile() ? tiles.partials : plan.blocks_per_tile();
-  while (tiles.merge_threads_log2 < 5 && 1 << tiles.merge_threads_log2 < most &&
-         (2 << tiles.merge_threads_log2) * tiles.tile_cols <= plan.threads())
-    ++tiles.merge_threads_log2;
-  tiles.merge_threads = 1 << tiles.merge_threads_log2;
+  set_merge_threads(tiles, plan);
   return tiles;
 }
 

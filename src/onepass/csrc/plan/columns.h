@@ -13,7 +13,8 @@ namespace onepass {
 constexpr int kSlabThreads = 128, kLongestTurn = 512;  // threads that take a slab: about, and at most
 // A tile that has a multiprocessor to itself: its vectors side by side, and the elements of a column at most.
 constexpr int kAlone = 4, kAloneMost = 4096;
-constexpr int kFew = 3, kWide = 16;  // too few tiles per multiprocessor; the vectors side by side of a wide tile
+constexpr int64_t kShiftedVecs = 16;  // vectors side by side of a shifted tile, and one more for the parts at its edges
+constexpr int kFew = 3, kWide = 16;   // too few tiles per multiprocessor; the vectors side by side of a wide tile
 
 struct ColumnPlanner {
   const ColumnView& view;
@@ -35,7 +36,55 @@ struct ColumnPlanner {
   // The plan of tiles by a table entry alone; none where no cluster holds what an entry of the tier columns is for.
   std::optional<CudaPlan> plan_by(const Entry& entry) const { return plan_tiles(entry, false); }
 
+  // The plan that is expected to be the fastest of those that there are. (expected)
   CudaPlan plan() const {
+    CudaPlan best = plan_in_place();
+    if (!merges || view.strided || n == 1) return best;
+    double speed = expected(best);
+    for (const auto& other : {plan_staged(), plan_shifted()}) {
+      if (!other || expected(*other) <= speed) continue;
+      best = *other, speed = expected(best);
+    }
+    return best;
+  }
+
+  // About which part of the speed of memory a plan reaches, as random shapes of 30 to 300 MB have it (H100,
+  // 2026-11-25). Vectors of a half type cost more instructions than memory takes time; blocks that share columns wait
+  // for each other.
+  double expected(const CudaPlan& plan) const {
+    const int64_t cols = plan.takes_slabs() ? inner : int64_t(plan.threads_x()) * plan.vec_size;
+    const int64_t blocks = plan.is_staged() ? ceil_div(view.slices(), int64_t(plan.slices_per_group()))
+                                            : view.slices() * ceil_div(inner, cols) * plan.blocks_per_tile();
+    const double busy = blocks < gpu.sm_count ? double(blocks) / gpu.sm_count : 1;
+    return busy * expected_of_full_chip(plan);
+  }
+  double expected_of_full_chip(const CudaPlan& plan) const {
+    const bool half = bytes == 2, is_small = n * inner * read * operands < 2048;
+    const double shared = plan.tier == Tier::columns_grid      ? 0.6
+                          : plan.tier == Tier::columns_twopass ? 0.5
+                          : plan.blocks_per_tile() > 8         ? 0.85
+                                                               : 1;
+    if (plan.is_staged()) {
+      const double most = half ? operands > 1 ? 0.75 : 0.79 : 0.87;
+      return most * (plan.stages() > 1 ? 1 : 0.75) * (n < 4 && operands == 1 ? 0.7 : 1);
+    }
+    if (plan.is_shifted()) {
+      const double most = half ? operands > 1 && plan.blocks_per_tile() == 1 ? 0.84 : 0.66 : operands > 1 ? 0.84 : 0.76;
+      return most * shared * (n < 2 * plan.threads_y() ? 0.6 : 1) * (plan.threads_x() < 6 ? 0.6 : 1);
+    }
+    if (plan.access == VecAccess::slab_aligned) return is_small ? 0.3 : 0.88;
+    if (plan.access == VecAccess::slab) return (half ? 0.58 : 0.78) * shared * (is_small ? 0.5 : 1);
+    const int vec_bytes = plan.vec_size * bytes;
+    const double line = vec_bytes >= 16 ? 0.92 : vec_bytes >= 8 ? 0.87 : !half ? 0.75 : vec_bytes == 4 ? 0.65 : 0.35;
+    const int64_t side = int64_t(plan.threads_x()) * plan.vec_size, tile = n * (side < inner ? side : inner) * bytes;
+    return line * shared * (vec_bytes < 8 && plan.blocks_per_tile() > 1 ? 0.85 : 1) *
+           (tile < 1024   ? 0.4
+            : tile < 2048 ? 0.7
+                          : 1);
+  }
+
+  // Slabs, or tiles of vectors that all lines begin with.
+  CudaPlan plan_in_place() const {
     if (!merges) return plan_pointwise();
     if (view.strided) {
       return share(strided_across(), most_down(strided_across(), 256), 1, 8 / operands, 0, VecAccess::strided);
@@ -58,6 +107,54 @@ struct ColumnPlanner {
     const int across = int(turn * (turns < useful ? turns : useful));
     const bool ahead = access == VecAccess::slab_aligned && vector * read >= 4 && bytes == 2;
     return share(across, 1, vector, most, ahead ? kPrefetch : 0, access);
+  }
+
+  // Elements per thread that kernels are compiled for.
+  static int compiled_items(int64_t items) {
+    return int(items <= 4 ? items : items <= 16 ? up_to(items, 2) : up_to(items, 4));
+  }
+
+  // Whole slices through shared memory, in groups: of about kGroupBytes, fewer where there would be too few groups for
+  // all multiprocessors. None where a slice is too large.
+  std::optional<CudaPlan> plan_staged() const {
+    constexpr int64_t kGroupBytes = 24 * 1024, kThreads = 512, kGroupsPerSm = 4;
+    if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
+    const int64_t most_items = bytes == 8 || operands > 1 ? 16 : 32, slice = n * inner * read * operands;
+    const int64_t down = ceil_div(n, most_items), room = gpu.shared - kColumnStatic - 8 * 1024;
+    if (down > kThreads / 2) return {};
+    int64_t group = kGroupBytes / slice, fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
+    group = group < fair ? group : fair;
+    group = group < 1 ? 1 : group < 16 ? group : group / 8 * 8;
+    while (group < view.slices() && group * n * inner * view.narrowest < 16) ++group;
+    // Results may need a place of their own.
+    const int64_t one = group * (slice + 32) + group * n * inner * bytes;
+    const int stages = one + group * (slice + 32) <= room ? 2 : 1;
+    if (one > room) return {};
+    const int64_t cols = group * inner, turns = ceil_div(cols, kThreads / down);
+    return CudaPlan{
+        Tier::columns_staged, int(ceil_div(cols, turns)), int(down), compiled_items(ceil_div(n, down)), 1, stages,
+        int(group),           VecAccess::aligned};
+  }
+
+  // Tiles whose lines begin at different elements of a vector: kShiftedVecs vectors side by side, so that few are at an
+  // edge, in as few blocks as hold them. Wider tiles and more threads were no faster (H100, 2026-11-25).
+  std::optional<CudaPlan> plan_shifted() const {
+    const int vector = view.shift, period = vector ? view.period(vector) : 1;
+    if (vector < 2 || vector * bytes < 8 || view.tile == view.full || inner < 2 * vector) return {};
+    const int64_t each = ceil_div(inner, ceil_div(inner, kShiftedVecs * vector + 1));
+    int across = int(ceil_div(each + vector - 1, int64_t(vector)));
+    if (across < 3) across = 3;
+    const int in_smem = vector * read < 4 ? 0 : 1, few = 8 / operands, many = 12 / operands;
+    struct {
+      int threads, vecs, smem_vecs, blocks;
+    } const ways[] = {
+        {256, 8, 0, 4}, {512, 8, 0, 8}, {512, few, in_smem * few, 8}, {512, many, in_smem * 2 * many, 16}};
+    for (const auto& way : ways) {
+      const auto made = share(across, lines_down(across, way.threads, period), vector, way.vecs, way.smem_vecs,
+                              VecAccess::shifted, false);
+      if (made && made->blocks_per_tile() <= way.blocks) return made;
+    }
+    return plan_grid(across, vector, VecAccess::shifted);
   }
 
  private:
@@ -136,6 +233,12 @@ struct ColumnPlanner {
 
   const Entry& entry() const { return look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n); }
 
+  // The same as most_down, and a multiple of the lines after which one begins at the same element of a vector.
+  int lines_down(int across, int threads, int period) const {
+    const int down = most_down(across, threads) / period * period;
+    return down ? down : period;
+  }
+
   // Tiles by a table entry; where no cluster holds what an entry of the tier columns is for, over the chip, or none.
   std::optional<CudaPlan> plan_tiles(const Entry& entry, bool over_chip) const {
     const int vector = view.tile;
@@ -206,8 +309,8 @@ struct ColumnPlanner {
 
   // Columns over the chip: as many blocks per tile as multiprocessors are left, which merge through memory.
   CudaPlan plan_grid(int across, int vector, VecAccess access) const {
-    const bool slab = is_slab(access),
-               takes_smem = (access == VecAccess::aligned || access == VecAccess::slab_aligned) && vector * read >= 4;
+    const bool slab = is_slab(access), takes_smem = access != VecAccess::predicated && access != VecAccess::slab &&
+                                                    access != VecAccess::strided && vector * read >= 4;
     const int64_t turn = slab ? view.turn(vector) : 0, cols = slab ? inner : int64_t(across) * vector;
     const int64_t tiles = ceil_div(inner, cols) * outer_tiles();
     const int chip = gpu.sm_count, vecs = kGridVecs / operands;
@@ -216,7 +319,7 @@ struct ColumnPlanner {
       if (slab)
         across = int(turn * (turn < threads ? threads / turn : 1));
       else
-        down = most_down(across, threads);
+        down = lines_down(across, threads, access == VecAccess::shifted ? view.period(vector) : 1);
     };
     // The first attempts have many threads, which work on what has come while more is on its way, and no more vectors
     // in shared memory than in registers.

@@ -41,8 +41,10 @@ enum class VecAccess : int {
   slab,          // All columns of one contiguous piece of memory, which may begin or end within a vector.
   slab_aligned,  // The same, where the piece is a whole number of vectors.
   strided,       // Element by element.
+  shifted,       // Tiles whose lines begin at different elements of a vector, at the same one in all tensors.
 };
-constexpr const char* kVecAccessNames[] = {"predicated", "scalar", "aligned", "slab", "slab-aligned", "strided"};
+constexpr const char* kVecAccessNames[] = {"predicated",   "scalar",  "aligned", "slab",
+                                           "slab-aligned", "strided", "shifted"};
 
 // Where the rows of a problem begin within vectors, over all tensors whose elements are accessed by vectors: neither
 // the result of a reduction nor a broadcast gradient is.
@@ -85,9 +87,7 @@ struct Alignment {
 };
 
 constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that loads the next tile into shared memory ahead
-constexpr bool is_of_columns(Tier tier) {
-  return tier == Tier::columns || tier == Tier::columns_grid || tier == Tier::columns_twopass;
-}
+constexpr bool is_of_columns(Tier tier) { return tier >= Tier::columns; }
 
 // The launch numbers of a call, as the private operators take them. The tiers of columns read them through the
 // accessors threads_x, threads_y and blocks_per_tile, the tier staged reads smem_vecs through rows_per_thread.
@@ -102,10 +102,14 @@ struct CudaPlan {
   VecAccess access;
 
   bool of_columns() const { return is_of_columns(tier); }
-  int threads_x() const { return threads_per_row; }       // columns: threads side by side
-  int threads_y() const { return rows_per_block; }        // columns: threads down a column
-  int blocks_per_tile() const { return blocks_per_row; }  // columns: blocks that share a tile
-  int rows_per_thread() const { return smem_vecs; }       // staged: rows that a thread serves one after another
+  int threads_x() const { return threads_per_row; }                         // columns: threads side by side
+  int threads_y() const { return rows_per_block; }                          // columns: threads down a column
+  int blocks_per_tile() const { return is_staged() ? 1 : blocks_per_row; }  // columns: blocks that share a tile
+  int rows_per_thread() const { return smem_vecs; }   // staged: rows that a thread serves one after another
+  int slices_per_group() const { return smem_vecs; }  // columns_staged: slices that come and go together
+  int stages() const { return blocks_per_row; }       // columns_staged: groups that are on the chip at a time
+  bool is_shifted() const { return access == VecAccess::shifted; }
+  bool is_staged() const { return tier == Tier::columns_staged; }
   // Threads of a block. In the tier grid one warp more than share the row.
   int threads() const {
     if (of_columns()) return int(up_to(threads_x() * threads_y(), 32));
@@ -119,13 +123,14 @@ struct CudaPlan {
     return most;
   }
   bool takes_slabs() const { return access == VecAccess::slab || access == VecAccess::slab_aligned; }
-  bool prefetches() const { return of_columns() && smem_vecs == kPrefetch; }
+  bool prefetches() const { return of_columns() && !is_staged() && smem_vecs == kPrefetch; }
   bool in_grid() const {
     return tier == Tier::columns_grid || (tier == Tier::columns_twopass && blocks_per_tile() > 1);
   }
   int vecs_per_thread() const { return items_per_thread / vec_size; }
   bool keeps_vecs_in_smem() const {
-    return smem_vecs && (tier == Tier::block || tier == Tier::cluster || (of_columns() && smem_vecs != kPrefetch));
+    return smem_vecs &&
+           (tier == Tier::block || tier == Tier::cluster || (of_columns() && !is_staged() && smem_vecs != kPrefetch));
   }
   // Rows that one block, or the blocks that share rows, take at a time.
   int64_t group() const { return tier == Tier::staged ? rows_per_block * rows_per_thread() : rows_per_block; }

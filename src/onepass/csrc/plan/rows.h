@@ -47,7 +47,8 @@ struct RowPlanner {
   const int64_t rows, n;
   const int operands;  // tensors that wait on the chip: 2 in a gradient
   const bool is_backward, is_reduction;
-  const bool is_contiguous;        // forward: rows lie one after another
+  const int64_t pitch;             // forward: elements from row to row of the input
+  const bool is_tiled;             // forward: rows lie one after another, in the input with small gaps
   const int read_size, item_size;  // bytes of an element that is read, and of the wider type
 
   const bool half = item_size == 2;
@@ -69,17 +70,18 @@ struct RowPlanner {
         operands(problem.is_backward() ? 2 : 1),
         is_backward(problem.is_backward()),
         is_reduction(problem.is_reduction()),
-        is_contiguous(rows == 1 ||
-                      (problem.layout.row_stride(kX) == n && (is_reduction || problem.layout.row_stride(kY) == n))),
+        pitch(rows == 1 ? n : problem.layout.row_stride(kX)),
+        is_tiled(n <= pitch && pitch <= n + n / 2 && (is_reduction || rows == 1 || problem.layout.row_stride(kY) == n)),
         read_size(size_of(problem.in_type())),
         item_size(is_backward ? 16 / alignment.full : std::max(read_size, size_of(problem.type(kY)))) {}
 
   CudaPlan plan() {
     if (is_backward) return is_reduction ? plan_pointwise() : plan_on_chip(look_up(rows_backward_table(half), length));
     const Tables& tables = tables_of(gpu.name);
-    if (item_size < 8 && n % (16 / read_size) && (!is_reduction || staged_pays_reduced(n, half))) {
+    const bool begins_anywhere = !invariant && is_tiled && alignment.begins_within(alignment.full);
+    if (item_size < 8 && (n % (16 / read_size) || begins_anywhere) && (!is_reduction || staged_pays_reduced(n, half))) {
       const Entry& unaligned = look_up(half ? tables.unaligned_f16 : tables.unaligned_f32, n);
-      if (unaligned.tier != kUseWriteTable && (invariant || is_contiguous)) {
+      if (unaligned.tier != kUseWriteTable && (invariant || is_tiled)) {
         const std::optional<CudaPlan> narrow = plan_narrow();
         return narrow ? *narrow : plan_staged(unaligned);
       }
@@ -98,7 +100,7 @@ struct RowPlanner {
       case Tier::warp: return plan_warp(entry);
       case Tier::staged: {
         const CudaPlan plan = plan_staged(entry);
-        const int64_t bytes = plan.group() * n * read_size + 2 * 16;
+        const int64_t bytes = plan.group() * pitch * read_size + 2 * 16;
         return plan.tier == Tier::staged && bytes > gpu.shared - kStaticShared ? std::nullopt : std::optional(plan);
       }
       case Tier::grid: return spread_over_grid();
@@ -131,12 +133,12 @@ struct RowPlanner {
     return {Tier::warp, threads, kThreads / threads, items, vec_size, 1, 0, access()};
   }
 
-  // Tiles of whole vectors, where rows lie one after another. Elsewhere the tier warp, element by element, which gives
-  // the same bits.
+  // Tiles of whole vectors, where rows lie one after another, in the input with small gaps. Elsewhere the tier warp,
+  // element by element, which gives the same bits.
   CudaPlan plan_staged(const Entry& entry) const {
     const int rows_per_block = kThreads / entry.threads, items = int(up_to(ceil_div(n, entry.threads), 2));
-    if (!is_contiguous) return {Tier::warp, entry.threads, rows_per_block, items, 1, 1, 0, VecAccess::predicated};
-    int rows_per_thread = int(ceil_div(kTile * 7 / 8, n * read_size * rows_per_block));
+    if (!is_tiled) return {Tier::warp, entry.threads, rows_per_block, items, 1, 1, 0, VecAccess::predicated};
+    int rows_per_thread = int(ceil_div(kTile * 7 / 8, pitch * read_size * rows_per_block));
     while (rows_per_thread * rows_per_block % (16 / read_size)) ++rows_per_thread;
     return {Tier::staged, entry.threads, rows_per_block, items, 1, 1, rows_per_thread, VecAccess::predicated};
   }
@@ -144,7 +146,8 @@ struct RowPlanner {
   // Few rows that are no whole vectors of 16 bytes, in whole narrower vectors: they are too few tiles for the chip
   // (5120 rows of 196 bfloat16 take 5.3 us instead of 7.2, measured on an H200, 2026-11-22).
   std::optional<CudaPlan> plan_narrow() const {
-    if (invariant || is_reduction || n < kShortest || n > kLongest || rows > kFewBytes / (n * read_size)) return {};
+    if (invariant || is_reduction || pitch != n || n < kShortest || n > kLongest || rows > kFewBytes / (n * read_size))
+      return {};
     int width = half ? 4 : 2;
     while (width > 1 && !alignment.whole(n, width)) width /= 2;
     const int threads = n < kShortRow / 2 ? 8 : n <= 2 * kShortRow || width == 4 ? 16 : 32;

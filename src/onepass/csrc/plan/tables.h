@@ -20,9 +20,10 @@ enum class Tier {
   columns,          // in the registers of a block, or of the blocks of a cluster, with its neighbours
   columns_grid,     // of many blocks, launched cooperatively, which merge through memory
   columns_twopass,  // nowhere; one block, or many as above
+  columns_staged,   // in the registers of a block, and whole slices come and go through shared memory, in one piece
 };
-constexpr const char* kTierNames[] = {"warp",    "staged",  "block",        "cluster",        "grid",
-                                      "twopass", "columns", "columns-grid", "columns-twopass"};
+constexpr const char* kTierNames[] = {"warp",    "staged",  "block",        "cluster",         "grid",
+                                      "twopass", "columns", "columns-grid", "columns-twopass", "columns-staged"};
 constexpr int kTiers = 6;  // that a table of rows may have
 
 constexpr int64_t kAnyLength = INT64_MAX;

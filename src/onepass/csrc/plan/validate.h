@@ -20,27 +20,36 @@ inline Fault validate(const CudaPlan& plan) {
   const VecAccess access = plan.access;
   const int threads = plan.threads_per_row, rows = plan.rows_per_block, items = plan.items_per_thread;
   const int vec_size = plan.vec_size, blocks = plan.blocks_per_row, smem_vecs = plan.smem_vecs;
-  if (tier < Tier::warp || tier > Tier::columns_twopass) {
+  if (tier < Tier::warp || tier > Tier::columns_staged) {
     return "tier is 0 (warp), 1 (staged), 2 (block), 3 (cluster), 4 (grid), 5 (twopass), 6 (columns), "
-           "7 (columns-grid) or 8 (columns-twopass), got " +
+           "7 (columns-grid), 8 (columns-twopass) or 9 (columns-staged), got " +
            std::to_string(int(tier));
   }
-  if (access < VecAccess::predicated || access > VecAccess::strided)
-    return "access is 0 (predicated), 1 (scalar), 2 (aligned), 3 (slab), 4 (slab-aligned) or 5 (strided)";
+  if (access < VecAccess::predicated || access > VecAccess::shifted)
+    return "access is 0 (predicated), 1 (scalar), 2 (aligned), 3 (slab), 4 (slab-aligned), 5 (strided) or 6 (shifted)";
   if (plan.of_columns()) {
     if (!is_power_of_two(vec_size, 8) || items < vec_size || items > 32 * vec_size || items % vec_size)
       return "vec_size is a power of two up to 8, items_per_thread 1 to 32 times as many";
-    if (tier == Tier::columns ? !is_power_of_two(blocks, 16) : blocks < 1 || blocks > 1024)
-      return "blocks_per_tile is a power of two up to 16 in the tier columns, 1 to 1024 in the other tiers of columns";
     if (threads < 1 || rows < 1 || threads > 1024 || rows > 1024 || threads * rows > 1024)
       return "the tiers of columns have 1 to 1024 threads, side by side and down a column";
+    if (plan.is_staged()) {
+      if (vec_size != 1 || access != VecAccess::aligned || smem_vecs < 1 || blocks < 1 || blocks > 2)
+        return "the tier columns-staged has vec_size 1, access 2 (aligned), 1 or more slices per group, 1 or 2 stages";
+      return {};
+    }
+    if (tier == Tier::columns ? !is_power_of_two(blocks, 16) : blocks < 1 || blocks > 1024)
+      return "blocks_per_tile is a power of two up to 16 in the tier columns, 1 to 1024 in the other tiers of columns";
     if (smem_vecs < 0 || smem_vecs > 64 || (smem_vecs % 4 && smem_vecs != kPrefetch) || (smem_vecs && vec_size == 1) ||
         (smem_vecs && tier == Tier::columns_twopass) || (smem_vecs == kPrefetch && tier != Tier::columns))
       return "smem_vecs is a multiple of 4 up to 64 in the tiers of columns, or 1 for the next tile (tier columns)";
     if (access == VecAccess::scalar)
-      return "access is 0 (predicated), 2 (aligned), 3 (slab), 4 (slab-aligned) or 5 (strided) in the tiers of columns";
-    if (smem_vecs > kPrefetch && access != VecAccess::aligned && access != VecAccess::slab_aligned)
-      return "shared memory holds whole vectors: access is 2 (aligned) or 4 (slab-aligned)";
+      return "access is 0 (predicated), 2 (aligned), 3 (slab), 4 (slab-aligned), 5 (strided) or 6 (shifted) in the "
+             "tiers "
+             "of columns";
+    if (access == VecAccess::shifted && threads < 3) return "access 6 (shifted) has 3 threads side by side at least";
+    if (smem_vecs > kPrefetch && access != VecAccess::aligned && access != VecAccess::slab_aligned &&
+        access != VecAccess::shifted)
+      return "shared memory holds whole vectors: access is 2 (aligned), 4 (slab-aligned) or 6 (shifted)";
     return {};
   }
   const int most = tier == Tier::grid ? 128 : 64;
@@ -113,8 +122,8 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
   } else {
     if (plan.access == VecAccess::aligned && (tier == Tier::staged || !is_resident))
       return "access is 2 (aligned) in the tiers warp, block and cluster only";
-    if (tier == Tier::staged && !RowPlanner(problem, gpu, false).is_contiguous)
-      return "the tier staged takes rows that lie one after another";
+    if (tier == Tier::staged && !RowPlanner(problem, gpu, false).is_tiled)
+      return "the tier staged takes rows that lie one after another, in the input with gaps of up to half a row";
     if (plan.smem_vecs && tier != Tier::staged && plan.vec_size * size_of(problem.type(kX)) < 4)
       return "vectors in shared memory have 4 bytes at least";
   }
@@ -148,9 +157,21 @@ inline Fault validate_columns(const CudaPlan& plan, const Problem& problem, cons
   if (!plan.of_columns()) return "rows that are not one piece of memory each have the tiers of columns";
   if (view.strided != (plan.access == VecAccess::strided))
     return "access strided is for strides that columns do not have";
-  const int widest = view.strided ? 1 : slab ? view.slab : view.tile;
+  if (plan.is_staged()) {
+    if (!view.slices_follow) return "the tier columns-staged takes slices that lie one after another";
+    if (plan.threads_y() * plan.vecs_per_thread() < view.n())
+      return with("a plan for columns of so many elements: ", plan.threads_y() * plan.vecs_per_thread());
+    if (plan.slices_per_group() * view.n() * view.inner() * view.narrowest < 16 &&
+        plan.slices_per_group() < view.slices())
+      return "a group of slices has 16 bytes at least";
+    return {};
+  }
+  const int widest = view.strided ? 1 : slab ? view.slab : plan.is_shifted() ? view.shift : view.tile;
   if (!view.strided && !widest) return slab ? "these columns are no slab" : "these columns are in no tiles";
   if (plan.vec_size > widest) return with("the addresses or strides of this call allow vectors of ", widest);
+  if (plan.is_shifted() && plan.blocks_per_tile() * plan.threads_y() % view.period(plan.vec_size))
+    return with("access shifted: threads down a column, over all blocks, are a multiple of ",
+                view.period(plan.vec_size));
   if (plan.access == VecAccess::aligned && view.inner() % plan.vec_size)
     return "access aligned: the columns are no whole vectors";
   if (plan.access == VecAccess::slab_aligned && !(view.slab_whole && plan.vec_size <= view.slab))

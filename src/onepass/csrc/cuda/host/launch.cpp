@@ -114,6 +114,7 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
                                       number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
                                       number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
                                       number("USES_GRID", plan.of_columns() && plan.in_grid()),
+                                      number("STAGES_GROUPS", plan.is_staged()),
                                       number("TWO_PASS", plan.tier == Tier::columns_twopass)};
   kind.score.visit([&](const char* name, auto, auto value, auto fallback) {
     if (value != fallback) defines.push_back(std::string("-DSCORE_") + name);
@@ -185,10 +186,11 @@ int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
 }
 
 // Whether the tier staged takes a second tile in shared memory for its results. It does where input and result begin at
-// different bytes of a vector, or elements differ in size.
+// different bytes of a vector, or elements or gaps differ in size.
 bool needs_result_tile(const Problem& problem) {
   return !problem.is_reduction() &&
-         (size_of(problem.type(kX)) != size_of(problem.type(kY)) || (problem.address(kX) ^ problem.address(kY)) % 16);
+         (problem.layout.row_stride(kX) != problem.layout.row_stride(kY) ||
+          size_of(problem.type(kX)) != size_of(problem.type(kY)) || (problem.address(kX) ^ problem.address(kY)) % 16);
 }
 
 Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
@@ -206,7 +208,7 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
   launch.blocks = unsigned(plan.grid(launch.rows));
   int64_t shared = int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(in) * operands;
   if (plan.tier == Tier::staged) {
-    const int64_t read = tile_bytes(plan, n, size_of(in));
+    const int64_t read = tile_bytes(plan, launch.rows == 1 ? n : launch.strides[kX], size_of(in));
     const bool has_result_tile = needs_result_tile(problem);
     shared = read + (has_result_tile ? tile_bytes(plan, n, size_of(out)) : 0);
     launch.numbers[0] = int(plan.group());
@@ -232,6 +234,28 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
   return launch;
 }
 
+// Where groups of slices and their results are in shared memory. Results take the places of the first operand where
+// they begin at the same byte of a vector and elements are as large.
+void set_staged_bytes(Tiles* tiles, const Problem& problem, int operands) {
+  const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
+  const int size = size_of(problem.type(first)), result_size = size_of(problem.type(result));
+  const int64_t slice = tiles->slice_cols * tiles->n, slices = tiles->group_cols / tiles->slice_cols;
+  const auto bytes = [&](int size, int gap) { return int(up_to(slices * (slice * size + gap) + 2 * 16, 128)); };
+  // A gap lets slices begin an odd number of vectors apart. There is none where a vector belongs to two slices.
+  const auto gap = [&](int size, int t) { return slice * size % 32 || problem.address(t) % 16 ? 0 : 16; };
+  tiles->by_slice = divider_of(slice);
+  tiles->operand_gap = gap(size, first);
+  if (operands > 1 && problem.address(kGrad) % 16) tiles->operand_gap = 0;
+  tiles->span_bytes = bytes(size, tiles->operand_gap);
+  tiles->smem_vecs_bytes = tiles->stages * operands * tiles->span_bytes;
+  tiles->result_gap = tiles->operand_gap;
+  if (problem.is_reduction() || (size == result_size && (problem.address(first) ^ problem.address(result)) % 16 == 0))
+    return;
+  tiles->result_gap = gap(result_size, result);
+  tiles->result_at = tiles->smem_vecs_bytes;
+  tiles->smem_vecs_bytes += bytes(result_size, tiles->result_gap);
+}
+
 Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
   const ColumnView view = column_view(problem);
   const ColumnPlanner planner = column_planner(view, gpu, problem);
@@ -239,7 +263,11 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int devi
   Launch launch = {};
   launch.has_tiles = true;
   Tiles& tiles = launch.tiles = tiles_of(planner.view, plan);
-  tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, planner.operands * plan.vec_size * planner.read));
+  if (plan.is_staged()) {
+    set_staged_bytes(&tiles, problem, planner.operands);
+  } else {
+    tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, planner.operands * plan.vec_size * planner.read));
+  }
   set_shared(&launch,
              count_column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half_result),
              gpu.shared - kColumnStatic);
@@ -250,9 +278,10 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int devi
   if (!in_grid && plan.blocks_per_row > 1) launch.cluster = plan.blocks_per_row;
   // As many groups of blocks as there are tiles. Where blocks wait for each other, or for what they prefetch, no more
   // than run at a time.
-  const int64_t all = tiles.tiles_per_slice * tiles.slices;
+  const int64_t all = plan.is_staged() ? tiles.slices : tiles.tiles_per_slice * tiles.slices;
   const int64_t places =
-      (in_grid || plan.prefetches() ? count_resident(launch, gpu) : CudaPlan::kMaxGrid) / plan.blocks_per_row;
+      (in_grid || plan.prefetches() || plan.is_staged() ? count_resident(launch, gpu) : CudaPlan::kMaxGrid) /
+      plan.blocks_per_row;
   const int64_t groups = places < all ? places > 1 ? places : 1 : all;
   (in_grid ? launch.groups : launch.blocks) *= unsigned(groups);
   // Two messages of a block for each column. The gradient of logsumexp merges nothing and sends none.

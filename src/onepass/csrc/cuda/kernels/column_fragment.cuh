@@ -45,6 +45,9 @@ struct ColumnFragmentHalf2 {
 };
 template <class C, class T>
 constexpr bool is_half2 = sizeof(T) == 2 && (C::kVecSize > 1);
+// The registers of a thread's vectors, in which the tier columns-staged does not pack its elements.
+template <class C, class T>
+constexpr int fragment_registers = C::kStaged && sizeof(T) < 4 ? C::kVecs : C::kVecs * C::kVecSize * sizeof(T) / 4;
 template <class C, class T, int Vecs>
 struct ColumnFragment
     : Conditional<is_half2<C, T>, ColumnFragmentHalf2<C, T, Vecs>, UnpackedColumnFragment<C, T, Vecs>>::type {};
@@ -77,6 +80,16 @@ __device__ inline void copy_vecs(int operand, const T* from, const ThreadTile<C,
                                                              from + tile.offset(tensor, i));
   }
 }
+// Copies the elements of a vector that exist to shared memory.
+template <class C, class T, int Tensors>
+__device__ inline void copy_elements(uint32_t to, const T* at, const ThreadTile<C, Tensors>& tile, int q) {
+  ColumnFragment<C, T, 1> fragment;
+  fragment.fill(0, C::Operand::template neutral<T>());
+  unroll<C::kVecSize>([&](int v) {
+    if (tile.has_element(q, v)) fragment.set(0, v, at[v]);
+  });
+  store_smem(to, fragment.at[0]);
+}
 // Begins to copy vectors of all operands, stage by stage, from vector q on, to the slots from `begin` to `end`. Returns
 // `bits` in a way that the compiler does not see through: what depends on it is computed later.
 template <class C, class T, int Tensors>
@@ -88,7 +101,10 @@ __device__ inline uint32_t copy_stages(const T* one, const T* other, const Threa
   for (int c = begin; c < end; c += kStageVecs) {
     unroll<kStageVecs>([&](int i) {
       unroll<C::kOperands>([&](int o) {
-        if (tile.is_full(q + c + i)) AsyncCopy::start<C::kVecSize * sizeof(T)>(smem_vec_address<C>(o, c + i), at[o]);
+        if (tile.is_full(q + c + i))
+          AsyncCopy::start<C::kVecSize * sizeof(T)>(smem_vec_address<C>(o, c + i), at[o]);
+        else if (C::kShifted && q + c + i < tile.count)
+          copy_elements(smem_vec_address<C>(o, c + i), at[o], tile, q + c + i);
         at[o] = advance(at[o], tile.tiles.vec_strides[tensor + o]);
       });
     });
@@ -180,6 +196,18 @@ __device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* 
   });
 }
 
+// The same where all vectors are in shared memory, also those that are no full ones.
+template <class C, class T, int Vecs, int Tensors>
+__device__ inline void load_smem_vecs(ColumnFragment<C, T, Vecs>& fragment, const ThreadTile<C, Tensors>& tile, int q,
+                                      T neutral, uint32_t smem) {
+  unroll<Vecs>([&](int i) {
+    fragment.fill(i, neutral);
+    if (q + i < tile.count)
+      fragment.set(i,
+                   load_smem<typename ColumnFragment<C, T, Vecs>::Raw>(smem + i * Pipeline<C, AsyncCopy>::kSlotBytes));
+  });
+}
+
 // The tensors that vectors are read from.
 template <class C>
 struct Operands {
@@ -206,6 +234,12 @@ struct OperandFragments {
     if constexpr (kHasSecond)
       load_vecs(second, from.second, tile, C::kFirstTensor + 1, q, C::Operand::template neutral<In>(),
                 smem + kOperandBytes...);
+  }
+  __device__ void load_from_smem(const Tile& tile, int q, uint32_t smem) {
+    load_smem_vecs(first, tile, q, C::Operand::template neutral<First>(), smem);
+    if constexpr (kHasSecond)
+      load_smem_vecs(second, tile, q, C::Operand::template neutral<In>(),
+                     smem + C::kBlockThreads * C::kVecSize * sizeof(In));
   }
   // Loads vectors of two operands in turn, so that products of those that have arrived can be computed.
   __device__ void load_in_turn(const Operands<C>& from, const Tile& tile, int q) {
@@ -274,7 +308,7 @@ template <int Vecs, class C, class T, int Tensors, class F>
 __device__ inline T* store_vecs_at(T* at, T* to, const ThreadTile<C, Tensors>& tile, int tensor, int q, F result) {
   constexpr int V = C::kVecSize;
   unroll<Vecs>([&](int i) {
-    const bool is_full = tile.is_full(q + i);
+    const bool is_full = tile.is_stored_whole(q + i);
     if constexpr (C::kStrided) at = to + (is_full ? tile.offset(tensor, q + i) : 0);
     Vector<T, V> made;
     if constexpr (is_half2<C, T>) {

@@ -36,12 +36,12 @@ struct ReducedGrad {
   typedef typename C::Acc A;
   typedef typename C::Sum L;
   typedef GradTensors<C> Tensors;
-  typedef ThreadTile<C, C::kTensors> Tile;
+  typedef ColumnTile<C> Tile;
   typedef SumPartials<A, L> Partials;
   typedef A Epilogue;
   static constexpr int V = C::kVecSize;
   static constexpr int kRegisters =
-      C::kVecs * V * sizeof(typename C::First) / 4 * C::kOperands + (sizeof(A) == 8 ? 2 : 1) * V;
+      fragment_registers<C, typename C::First> * C::kOperands + (sizeof(A) == 8 ? 2 : 1) * V;
   const Tensors& tensors;
   const Tile& tile;
   A broadcast_g, sums[V], epilogues[V];
@@ -113,7 +113,7 @@ struct PointwiseGrad {
   typedef GradConfig<Config> C;
   typedef typename C::Acc A;
   typedef GradTensors<C> Tensors;
-  typedef ThreadTile<C, C::kTensors> Tile;
+  typedef ColumnTile<C> Tile;
   typedef SumPartials<A, A> Partials;
   typedef A Epilogue;
   static constexpr int V = C::kVecSize;
@@ -129,7 +129,7 @@ struct PointwiseGrad {
     unroll<V>([&](int v) {
       const int64_t column = tile.first_col + c;
       g[v] = lse[v] = 0;
-      if (column < tiles.inner) {
+      if ((uint64_t)column < (uint64_t)tiles.inner) {
         if constexpr (C::kStrided) {
           for (int t = 0; t < 4; ++t) at[t] = 0;
           add_offsets<4>(tiles.outer, column, at);

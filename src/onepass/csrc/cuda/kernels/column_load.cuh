@@ -5,6 +5,7 @@
 //   ResidentLoad    vectors stay in registers, and more in shared memory; or the next tile is copied to shared memory
 //                   while this one is computed
 //   PipelinedLoad   all vectors arrive through a pipeline in shared memory (see pipeline.cuh)
+//   StagedLoad      whole slices arrive in shared memory, and leave from there (column_staged.cuh)
 //
 // load.for_each_stage(absorb, after_registers) calls absorb(vectors, release) for all vectors of the tile, some at a
 // time. absorb calls release() once it has read them, where their place may be filled again. after_registers() is
@@ -14,7 +15,7 @@
 // A Stream is what the tiles of a block have in common.
 #pragma once
 
-#include "column_fragment.cuh"
+#include "column_staged.cuh"
 
 // Blocks of a multiprocessor: 128 registers per thread, and all there are for doubles, whose exponentials take many.
 template <class C>
@@ -27,10 +28,25 @@ constexpr bool is_pipelined = C::kUsesSmemVecs && C::kVecs % kStageVecs == 0 &&
                               ((C::kGrid && sizeof(typename C::Out) < 8) ||
                                (C::kOperands == 1 && sizeof(typename C::Out) == 2 && C::kClusterSize <= 2));
 
-// The tiles of a block: every `stride`th one of `count` from `first` on.
+// A thread's part of a tile.
+template <class C>
+using ColumnTile = typename Conditional<C::kStaged, StagedTile<C>, ThreadTile<C, C::kTensors>>::type;
+
+// A group of one tile.
+template <class Tile>
+struct LoneTile {
+  const Tile only;
+  __device__ LoneTile(const Tiles& tiles, int64_t index, int rank, uint64_t misalignment)
+      : only(tiles, index, rank, misalignment) {}
+  static __device__ int turns() { return 1; }
+  __device__ const Tile& tile(int) const { return only; }
+};
+
+// The tiles of a block, in groups of one or (staged) several: every `stride`th group of `count` from `first` on.
 template <class C>
 struct TileSequence {
-  typedef ThreadTile<C, C::kTensors> Tile;
+  typedef ColumnTile<C> Tile;
+  typedef typename Conditional<C::kStaged, StagedGroup<C>, LoneTile<Tile>>::type Group;
   const Tiles& tiles;
   const Operands<C> from;
   const int rank;  // of this block among those that share a tile
@@ -42,9 +58,10 @@ struct TileSequence {
         from(from),
         rank(sharing_rank<C>()),
         misalignment((uint64_t)from.first / sizeof(typename C::First) % C::kVecSize),
-        count(tiles.tiles_per_slice * tiles.slices),
+        count(C::kStaged ? tiles.slices : tiles.tiles_per_slice * tiles.slices),
         stride(C::kGrid ? gridDim.y : gridDim.x / C::kClusterSize),
         first(C::kGrid ? blockIdx.y : blockIdx.x / C::kClusterSize) {}
+  __device__ Group group(int64_t index) const { return Group(tiles, index, rank, misalignment); }
   __device__ Tile tile(int64_t index) const { return Tile(tiles, index, rank, misalignment); }
 };
 
@@ -151,7 +168,12 @@ struct ResidentLoad : TileLoad<C> {
       fragment.load_in_turn(sequence.from, tile, C::kFirstVecs);
   }
   // Loads the vectors q, q + 1, ..., which are in shared memory from slot c on.
-  __device__ void load_stage(int q, int c) { stage.load(sequence.from, tile, q, smem_vec_address<C>(0, c)); }
+  __device__ void load_stage(int q, int c) {
+    if constexpr (C::kShifted)
+      stage.load_from_smem(tile, q, smem_vec_address<C>(0, c));
+    else
+      stage.load(sequence.from, tile, q, smem_vec_address<C>(0, c));
+  }
   // Loads the stages in shared memory from slot `c` on and calls f(c) for each. With Arriving it waits for each.
   template <bool Arriving, class F>
   __device__ void for_each_smem_stage(int c, F f) {
@@ -252,6 +274,7 @@ struct PipelinedLoad : TileLoad<C> {
 };
 
 template <class C>
-using ColumnLoad =
+using ColumnLoad = typename Conditional<
+    C::kStaged, StagedLoad<C, TileSequence<C>>,
     typename Conditional<C::kTwoPass || !C::kReduces, TwoPassLoad<C>,
-                         typename Conditional<is_pipelined<C>, PipelinedLoad<C>, ResidentLoad<C>>::type>::type;
+                         typename Conditional<is_pipelined<C>, PipelinedLoad<C>, ResidentLoad<C>>::type>::type>::type;

@@ -156,8 +156,8 @@ struct ColumnReduce {
   }
 
   // Replaces a thread's maximum of each of its columns by the block's.
-  template <int Tensors>
-  __device__ void block_max(A (&max)[V], const ThreadTile<C, Tensors>& tile) {
+  template <class Tile>
+  __device__ void block_max(A (&max)[V], const Tile& tile) {
     const SmemLayout smem(tile.tiles);
     smem.put(smem.sums, max, tile);
     __syncthreads();
@@ -175,8 +175,8 @@ struct ColumnReduce {
   }
 
   // Publishes a thread's sum of each of its columns. Returns whether `condition` holds for any thread of the block.
-  template <int Tensors>
-  __device__ bool publish(const A (&sums)[V], const ThreadTile<C, Tensors>& tile, bool condition) {
+  template <class Tile>
+  __device__ bool publish(const A (&sums)[V], const Tile& tile, bool condition) {
     const SmemLayout smem(tile.tiles);
     smem.put(smem.sums, sums, tile);
     return __syncthreads_or(condition);
@@ -184,9 +184,9 @@ struct ColumnReduce {
   // Reduces a thread's sums of its columns (unless they are published already), which with ThreadMaxima are relative to
   // `maxima`. One thread of the block computes `make(column, partial, the block's maximum)` for each whole column; the
   // block's maximum is there if sums are relative to it. Every thread gets those of its columns in `out`.
-  template <bool IsPublished, int Tensors, class Make>
-  __device__ void reduce(const A (&maxima)[V], const A (&sums)[V], Epilogue (&out)[V],
-                         const ThreadTile<C, Tensors>& tile, uint32_t iteration, Make make) {
+  template <bool IsPublished, class Tile, class Make>
+  __device__ void reduce(const A (&maxima)[V], const A (&sums)[V], Epilogue (&out)[V], const Tile& tile,
+                         uint32_t iteration, Make make) {
     const Tiles& tiles = tile.tiles;
     const int tile_cols = tiles.tile_cols;
     const SmemLayout smem(tiles);
@@ -291,14 +291,21 @@ struct ColumnReduce {
                 : round_up((ThreadMaxima ? tiles.partials * tiles.partial_stride : tiles.tile_cols) * sizeof(A));
       sent = reinterpret_cast<Partial*>(at);
     }
-    template <int Tensors>
-    __device__ void put(A* to, const A (&values)[V], const ThreadTile<C, Tensors>& tile) const {
-      if (threadIdx.x < tiles.threads_x * tiles.threads_y)
+    template <class Tile>
+    __device__ void put(A* to, const A (&values)[V], const Tile& tile) const {
+      if (threadIdx.x >= tiles.threads_x * tiles.threads_y) return;
+      if constexpr (C::kShifted)
+        unroll<V>([&](int v) {
+          if (tile.in_tile >> v & 1) to[tile.line * tiles.partial_stride + tile.col + v] = values[v];
+        });
+      else
         store_together(to + (C::kSlab ? threadIdx.x * V : tile.line * tiles.partial_stride + tile.col), values);
     }
-    template <class T, int Tensors>
-    __device__ void get(const T* from, T (&out)[V], const ThreadTile<C, Tensors>& tile) const {
-      if constexpr (!C::kSlab) {
+    template <class T, class Tile>
+    __device__ void get(const T* from, T (&out)[V], const Tile& tile) const {
+      if constexpr (C::kShifted) {
+        unroll<V>([&](int v) { out[v] = from[tile.in_tile >> v & 1 ? tile.col + v : 0]; });
+      } else if constexpr (!C::kSlab) {
         load_together(from + tile.col, out);
       } else {
         int c = tile.col;
@@ -309,8 +316,8 @@ struct ColumnReduce {
       }
     }
     // Merges the partial states of a column that the threads of the block have.
-    template <int Tensors>
-    __device__ Partial merge_block(int column, const MergeLanes& lanes, const ThreadTile<C, Tensors>& tile) const {
+    template <class Tile>
+    __device__ Partial merge_block(int column, const MergeLanes& lanes, const Tile& tile) const {
       if constexpr (ThreadMaxima) {
         Partial partial = Partials::identity();
         if (column < tiles.tile_cols) {
@@ -345,16 +352,15 @@ struct ColumnReduce {
         return 0;
     }
     // Where a lane's first partial state of a column is.
-    template <int Tensors>
-    __device__ int first_partial(int column, const MergeLanes& lanes, const ThreadTile<C, Tensors>& tile) const {
+    template <class Tile>
+    __device__ int first_partial(int column, const MergeLanes& lanes, const Tile& tile) const {
       int first = C::kSlab ? column + tile.before : column;
       if (C::kSlab && first >= tiles.tile_cols) first %= tiles.tile_cols;
       return first + lanes.rank * tiles.partial_stride;
     }
     // Calls f for a lane's partial values of a column, kPartialsAtOnce at a time.
-    template <int Tensors, class F>
-    __device__ void for_each_partial(int column, const MergeLanes& lanes, const ThreadTile<C, Tensors>& tile, A neutral,
-                                     F f) const {
+    template <class Tile, class F>
+    __device__ void for_each_partial(int column, const MergeLanes& lanes, const Tile& tile, A neutral, F f) const {
       if (column >= tiles.tile_cols) return;
       const A* from = sums + first_partial(column, lanes, tile);
       for (int left = tiles.partials - lanes.rank; left > 0; left -= kPartialsAtOnce << tiles.merge_threads_log2) {

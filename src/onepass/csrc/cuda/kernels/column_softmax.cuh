@@ -142,11 +142,11 @@ struct ColumnSoftmax {
   typedef typename C::Out Out;
   typedef typename C::Acc A;
   typedef typename C::Sum L;
-  typedef ThreadTile<C, C::kTensors> Tile;
+  typedef ColumnTile<C> Tile;
   typedef StatePartials<A, L> Partials;
   typedef ColumnEpilogue<C> Epilogue;
   static constexpr int V = C::kVecSize;
-  static constexpr int kRegisters = C::kVecs * V * sizeof(In) / 4 + 2 * V * sizeof(A) / 4;
+  static constexpr int kRegisters = fragment_registers<C, In> + 2 * V * sizeof(A) / 4;
   struct Tensors {
     const In* x;
     Out* y;
@@ -392,10 +392,7 @@ struct ColumnSoftmax {
   }
 
   __device__ void store_column(int column, State<A> state) const {
-    const Tiles& tiles = tile.tiles;
-    if (sharing_rank<C>() > 0 || tile.first_col + column >= tiles.inner) return;
-    int64_t at[2] = {0, tile.origin + (tile.first_col + column) * tiles.steps[1]};
-    if constexpr (C::kStrided) at[1] = 0, add_offsets<2>(tiles.outer, tile.first_col + column, at);
-    C::Epilogue::store(state, tensors.y + at[1], tiles.plane_stride);
+    if (sharing_rank<C>() > 0 || !tile.has_column(column)) return;
+    C::Epilogue::store(state, tensors.y + tile.column_offset(column), tile.tiles.plane_stride);
   }
 };

@@ -7,6 +7,9 @@
 //            take vectors one after another, in turns of a whole number of lines of the slab, so that a thread's
 //            columns are always the same
 //   strided  any strides, element by element
+//   shifted  a tile whose lines begin at different elements of a vector. All lines of a thread begin at the same one,
+//   so
+//            that its columns are always the same. A vector at the edge has columns of the neighbouring tile too
 //
 // With kPrefetchesTile a block copies the full vectors of its next tile to shared memory while it works on this one.
 // With kUsesSmemVecs it copies those of this tile that registers do not hold. With kGrid the blocks with one blockIdx.y
@@ -69,12 +72,14 @@ __device__ inline void add_offsets(const TileDims& dims, int64_t index, int64_t*
 template <class C, int Tensors>
 struct ThreadTile {
   static constexpr int V = C::kVecSize;
+  static constexpr bool kMayBeginBefore = (C::kSlab && !C::kAligned) || C::kShifted;
   const Tiles& tiles;
   int64_t at[Tensors];
   int col;                 // the thread's first column in the tile
   int line;                // tile, strided: the thread's number along a column
   int before;              // slab: the elements of its first vector that come before it
-  int first, full, count;  // vectors [first, full) are full, and none exists from `count` on
+  int first, full, count;  // vectors [first, full) may be loaded whole, and none exists from `count` on
+  unsigned in_tile;        // shifted: a bit for each column of its vectors, whether it is in the tile
   int64_t rest;            // tile: columns from the thread's first on. slab: the position of its first element
   int64_t slice;           // tile, slab: its index of the outer dims
   int64_t first_col;       // tile, strided: the tile's first column
@@ -101,6 +106,26 @@ struct ThreadTile {
       rest = begin;
       if (works) full = vecs_before(begin, tiles.full), count = vecs_before(begin, tiles.existing);
       unroll<Tensors>([&](int t) { at[t] += begin; });
+    } else if constexpr (C::kShifted) {
+      // The vectors at the edges, which may be in the tile in part, are the last threads', so that few warps have any.
+      const int inside = threads_x - 2, edge = (int)thread - inside * tiles.threads_y;
+      const int at_edge = edge >= 0;
+      if (at_edge) line = edge / 2;
+      const int x = at_edge ? (edge % 2 ? inside + 1 : 0) : (int)thread - line * inside + 1;
+      const bool works = line < tiles.threads_y;
+      const int row = line + rank * tiles.threads_y;
+      const int64_t left = tiles.inner - first_col, here = first_col + row * tiles.steps[C::kFirstTensor];
+      col = x * V - (int)((misalignment + (uint64_t)(at[C::kFirstTensor] + here)) % V);
+      rest = (left < tiles.tile_cols ? left : tiles.tile_cols) - col;
+      if (works && rest > 0) count = full = vecs_before(row, tiles.existing);
+      in_tile = 0;
+      unroll<V>([&](int v) { in_tile |= (unsigned)(v >= -col && v < rest) << v; });
+      unroll<Tensors>([&](int t) {
+        at[t] += first_col + col + row * tiles.steps[t];
+        if (t < C::kFirstTensor || t >= C::kFirstTensor + C::kOperands) return;
+        if (at[t] < 0) first = 1;
+        if (at[t] + (count - 1) * tiles.vec_strides[t] + V > tiles.extents[t]) full = count - 1;
+      });
     } else {
       col = x * V;
       rest = tiles.inner - first_col - col;
@@ -112,9 +137,12 @@ struct ThreadTile {
       }
     }
   }
-  __device__ bool is_full(int q) const { return q < full && (!C::kSlab || C::kAligned || q >= first); }
-  __device__ bool are_full(int q, int count) const {
-    return q + count <= full && (!C::kSlab || C::kAligned || q >= first);
+  // Whether vectors may be loaded whole.
+  __device__ bool is_full(int q) const { return q < full && (!kMayBeginBefore || q >= first); }
+  __device__ bool are_full(int q, int count) const { return q + count <= full && (!kMayBeginBefore || q >= first); }
+  // Whether a vector is stored whole.
+  __device__ bool is_stored_whole(int q) const {
+    return C::kShifted ? in_tile == (1u << V) - 1 && q < count : is_full(q);
   }
   // Whether element v of vector q exists. (For a vector that is not full.)
   __device__ bool has_element(int q, int v) const {
@@ -123,7 +151,7 @@ struct ThreadTile {
       const int64_t p = rest + q * tiles.vec_strides[0] + v;
       return p >= 0 && p < tiles.n * tiles.inner;
     } else {
-      return v < rest;
+      return C::kShifted ? in_tile >> v & 1 : v < rest;
     }
   }
   __device__ int64_t offset(int tensor, int q) const {
@@ -136,6 +164,15 @@ struct ThreadTile {
     } else {
       return at[tensor] + q * tiles.vec_strides[tensor];
     }
+  }
+  __device__ bool has_column(int column) const {
+    return first_col + column < tiles.inner && (!C::kShifted || is_inside(column, tiles.tile_cols));
+  }
+  // Where the result of one of the tile's columns is, which has one element.
+  __device__ int64_t column_offset(int column) const {
+    int64_t at[2] = {0, origin + (first_col + column) * tiles.steps[1]};
+    if constexpr (C::kStrided) at[1] = 0, add_offsets<2>(tiles.outer, first_col + column, at);
+    return at[1];
   }
   __device__ int next_col(int col) const { return !C::kSlab || col + 1 < tiles.tile_cols ? col + 1 : 0; }
 

@@ -26,28 +26,32 @@ __device__ inline void compute(const typename Op::Tensors& tensors, const Tiles&
   uint32_t iteration = 0;
   typename Load::Stream stream(sequence);
   for (int64_t index = sequence.first; index < sequence.count; index += sequence.stride) {
-    const auto tile = sequence.tile(index);
-    Op op(tensors, tile);
-    Load load(stream, sequence, tile, index);
-    if constexpr (C::kReduces) {
-      const bool is_shared = C::kClusterSize > 1 || C::kGrid || C::kSlab || tiles.partials > 1;
-      op.reduce(load, column_reduce, is_shared, [&] {
-        if (iteration == 0) column_reduce.wait_for_clear(&messages_clear);
-      });
-      if (is_shared) {
-        column_reduce.template reduce<C::kProvisionalMax>(
-            op.maxima(), op.sums, op.epilogues, tile, iteration++,
-            [&](int column, auto partial, auto block_max) { return op.make_epilogue(column, partial, block_max); });
-      } else if (!C::kReadsOnce || threadIdx.x < tiles.threads_x) {  // the thread has whole columns
-        unroll<C::kVecSize>([&](int v) {
-          op.epilogues[v] = op.make_epilogue(threadIdx.x * C::kVecSize + v,
-                                             Op::Partials::make(op.maxima()[v], op.sums[v]), op.maxima()[v]);
+    const auto group = sequence.group(index);
+#pragma unroll 1
+    for (int turn = 0; turn < group.turns(); ++turn) {
+      const auto& tile = group.tile(turn);
+      Op op(tensors, tile);
+      Load load(stream, sequence, tile, index);
+      if constexpr (C::kReduces) {
+        const bool is_shared = C::kClusterSize > 1 || C::kGrid || C::kSlab || tiles.partials > 1;
+        op.reduce(load, column_reduce, is_shared, [&] {
+          if (iteration == 0) column_reduce.wait_for_clear(&messages_clear);
         });
+        if (is_shared) {
+          column_reduce.template reduce<C::kProvisionalMax>(
+              op.maxima(), op.sums, op.epilogues, tile, iteration++,
+              [&](int column, auto partial, auto block_max) { return op.make_epilogue(column, partial, block_max); });
+        } else if (!C::kReadsOnce || threadIdx.x < tiles.threads_x) {  // the thread has whole columns
+          unroll<C::kVecSize>([&](int v) {
+            op.epilogues[v] =
+                op.make_epilogue(tile.col + v, Op::Partials::make(op.maxima()[v], op.sums[v]), op.maxima()[v]);
+          });
+        }
+        op.finish();
       }
-      op.finish();
+      if constexpr (!C::kReadsOnce)
+        load.store(tensors.result(), [&](const auto& vectors, int i, int v) { return op.result(vectors, i, v); });
     }
-    if constexpr (!C::kReadsOnce)
-      load.store(tensors.result(), [&](const auto& vectors, int i, int v) { return op.result(vectors, i, v); });
   }
 }
 

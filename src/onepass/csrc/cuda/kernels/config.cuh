@@ -45,6 +45,7 @@ struct Config {
   static constexpr VecAccess kAccess = VecAccess(VEC_ACCESS);
   static constexpr bool kScalar = kAccess == VecAccess::scalar, kStrided = kAccess == VecAccess::strided;
   static constexpr bool kSlab = kAccess == VecAccess::slab || kAccess == VecAccess::slab_aligned;
+  static constexpr bool kShifted = kAccess == VecAccess::shifted;
   static constexpr bool kAligned = kAccess == VecAccess::aligned || kAccess == VecAccess::slab_aligned;
 
   static constexpr int kThreadsPerRow = THREADS_PER_ROW;  // up to 32; 0 where whole blocks share a row
@@ -55,6 +56,7 @@ struct Config {
   static constexpr int kBlockThreads = BLOCK_THREADS;       // columns: of a block, at most
   static constexpr bool kPrefetchesTile = PREFETCHES_TILE;  // columns: the next tile is copied to shared memory
   static constexpr bool kGrid = USES_GRID;                  // columns: blocks share columns through global memory
+  static constexpr bool kStaged = STAGES_GROUPS;            // columns: groups of slices go through shared memory
   static constexpr bool kTwoPass = TWO_PASS;                // columns: nothing is kept, elements are read twice
 };
 

@@ -46,7 +46,7 @@ struct Pipeline {
     for (int o = 0; o < kOperands; ++o)
       at[o] = (o ? other : (const In*)one) + tile.at[tensor + o], strides[o] = tile.tiles.vec_strides[tensor + o];
     full = exists ? tile.full : 0, rest = exists ? tile.tiles.vecs_per_thread_max : 1 << 30;
-    first_is_partial = C::kSlab && !C::kAligned && tile.first > 0;
+    first_is_partial = Tile::kMayBeginBefore && tile.first > 0;
   }
   // Begins to copy the next stage, into the place that has fallen free.
   __device__ void prefetch() {

@@ -1,5 +1,6 @@
-// rows_staged.cu: short rows of any length that are contiguous in memory. A block takes a tile of rows, and copies it
-// as one span of memory, in whole vectors, whatever the length of the rows. The rows are read from shared memory.
+// rows_staged.cu: short rows of any length that are contiguous in memory, or nearly so in the input. A block takes a
+// tile of rows, and copies it as one span of memory, in whole vectors, whatever the length of the rows and the gaps
+// between them. The rows are read from shared memory.
 //
 //   tile -> shared memory -> a few lanes per row: maximum, sum of exp -> epilogue -> shared memory -> tile
 //
@@ -74,15 +75,15 @@ __device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int ou
 
   for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows.count; begin += (int64_t)gridDim.x * tile_rows) {
     const int here = rows.count - begin < tile_rows ? (int)(rows.count - begin) : tile_rows;
-    const Span from(rows.x + begin * n, (int64_t)here * n * sizeof(In)),
+    const Span from(rows.x + begin * rows.x_stride, ((int64_t)(here - 1) * rows.x_stride + n) * sizeof(In)),
         to(rows.y + begin * n, (int64_t)here * n * sizeof(Out));
     const In* const in = reinterpret_cast<const In*>(dynamic_smem + from.skip);
     Out* const out = reinterpret_cast<Out*>(dynamic_smem + out_offset + to.skip);
-    copy_in(rows.x + begin * n, from, dynamic_smem);
+    copy_in(rows.x + begin * rows.x_stride, from, dynamic_smem);
     __syncthreads();
     for (int first = 0; first < here; first += C::kRowsPerBlock) {
       const int row = first + threadIdx.x / kLanes, length = row < here ? n : 0;
-      const In* const x_row = in + row * n;
+      const In* const x_row = in + row * (int)rows.x_stride;
       A elements[C::kVecs];
       unroll<C::kVecs>([&](int i) {
         const int j = i * kLanes + lane;

@@ -14,6 +14,7 @@ enum class VecAccess {
   slab,          // columns: the memory of whole columns is one span (see column_tile.cuh)
   slab_aligned,  // a slab of whole vectors
   strided,       // columns: any strides, element by element
+  shifted,       // columns: lines begin at different elements of a vector
 };
 
 __device__ inline bool is_inside(int i, int n) { return (unsigned)i < (unsigned)n; }
