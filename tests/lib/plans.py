@@ -440,9 +440,11 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
         x = special(rows, n, 1, x_type, runner.device, few=True).contiguous()
         aligned = tier in (Tier.WARP, Tier.BLOCK, Tier.CLUSTER) and not access and n % vector == 0
         for one in (access, Access.ALIGNED) if aligned else (access,):
-            # Short tiles through shared memory also begin within vectors: in input and result, or in the result alone.
-            for x_at, y_at in ((0, 0), (1, 1), (0, 1)) if tier == Tier.STAGED and n < 100 else ((0, 0),):
-                there, given = operand(x, Place((n, 1, 1), x_at), x_type), plan._replace(access=one)
+            # Short tiles through shared memory also begin within vectors: in input and result, or in the result alone;
+            # and there are gaps between the rows of the input.
+            short = ((0, 0, 0), (1, 1, 0), (0, 1, 0), (1, 0, min(3, n // 2)))
+            for x_at, y_at, gap in short if tier == Tier.STAGED and n < 100 else short[:1]:
+                there, given = operand(x, Place((n + gap, 1, 1), x_at), x_type), plan._replace(access=one)
                 forward(runner, function, there, y_type, Place((n, 1, 1), y_at), given, closely=True)
 
 

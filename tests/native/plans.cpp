@@ -54,7 +54,12 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
   if (const Fault fault = validate(plan, problem, gpu)) return (words = *fault).c_str();
   const int vecs = plan.vecs_per_thread();
   if (plan.is_staged()) {
-    const Tiles tiles = tiles_of(view, plan);
+    Tiles tiles = tiles_of(view, plan);
+    set_staged_bytes(tiles, problem, planner.operands);
+    const DType result = problem.is_backward() ? problem.in_type() : problem.out_type();
+    if (count_column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half_result) >
+        gpu.shared - kColumnStatic)
+      return "shared memory";
     if (plan.threads() > 1024 || vecs > 32) return "threads or elements per thread";
     if (tiles.vecs_per_thread_max > vecs) return "more elements than a thread has room for";
     if (tiles.merge_threads > 1 && tiles.merge_threads * tiles.tile_cols > plan.threads()) return "group";

@@ -212,6 +212,32 @@ inline Tiles staged_tiles_of(const ColumnView& view, const CudaPlan& plan) {
   return tiles;
 }
 
+// Bytes of a group of slices in shared memory, each followed by `gap` bytes. It begins and ends within vectors.
+inline int64_t count_span_bytes(int64_t slices, int64_t slice, int size, int gap) {
+  return up_to(slices * (slice * size + gap) + 2 * 16, 128);
+}
+constexpr int kSliceGap = 16;  // bytes after a slice, so that slices begin an odd number of vectors apart
+
+// Where groups of slices and their results are in shared memory. Results take the places of the first operand where
+// they begin at the same byte of a vector and elements are as large.
+inline void set_staged_bytes(Tiles& tiles, const Problem& problem, int operands) {
+  const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
+  const int size = size_of(problem.type(first)), result_size = size_of(problem.type(result));
+  const int64_t slice = tiles.slice_cols * tiles.n, slices = tiles.group_cols / tiles.slice_cols;
+  // There is no gap where a vector belongs to two slices.
+  const auto gap = [&](int size, int t) { return slice * size % 32 || problem.address(t) % 16 ? 0 : kSliceGap; };
+  tiles.by_slice = divider_of(slice);
+  tiles.operand_gap = operands > 1 && problem.address(kGrad) % 16 ? 0 : gap(size, first);
+  tiles.span_bytes = int(count_span_bytes(slices, slice, size, tiles.operand_gap));
+  tiles.smem_vecs_bytes = tiles.stages * operands * tiles.span_bytes;
+  tiles.result_gap = tiles.operand_gap;
+  if (problem.is_reduction() || (size == result_size && (problem.address(first) ^ problem.address(result)) % 16 == 0))
+    return;
+  tiles.result_gap = gap(result_size, result);
+  tiles.result_at = tiles.smem_vecs_bytes;
+  tiles.smem_vecs_bytes += int(count_span_bytes(slices, slice, result_size, tiles.result_gap));
+}
+
 // The tiles that a plan cuts a view into. The caller adds the bytes of vectors in shared memory.
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   if (plan.is_staged()) return staged_tiles_of(view, plan);

@@ -36,7 +36,7 @@ struct ColumnPlanner {
   // The plan of tiles by a table entry alone; none where no cluster holds what an entry of the tier columns is for.
   std::optional<CudaPlan> plan_by(const Entry& entry) const { return plan_tiles(entry, false); }
 
-  // The plan that is expected to be the fastest of those that there are. (expected)
+  // The plan that `expected` says is the fastest of those that there are.
   CudaPlan plan() const {
     CudaPlan best = plan_in_place();
     if (!merges || view.strided || n == 1) return best;
@@ -120,20 +120,21 @@ struct ColumnPlanner {
     constexpr int64_t kGroupBytes = 24 * 1024, kThreads = 512, kGroupsPerSm = 4;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
     const int64_t most_items = bytes == 8 || operands > 1 ? 16 : 32, slice = n * inner * read * operands;
-    const int64_t down = ceil_div(n, most_items), room = gpu.shared - kColumnStatic - 8 * 1024;
+    const int64_t down = ceil_div(n, most_items);
     if (down > kThreads / 2) return {};
     int64_t group = kGroupBytes / slice, fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
     group = group < fair ? group : fair;
     group = group < 1 ? 1 : group < 16 ? group : group / 8 * 8;
     while (group < view.slices() && group * n * inner * view.narrowest < 16) ++group;
+    const int64_t cols = group * inner, across = ceil_div(cols, ceil_div(cols, kThreads / down));
+    CudaPlan made = {Tier::columns_staged, int(across),       int(down), compiled_items(ceil_div(n, down)), 1, 2,
+                     int(group),           VecAccess::aligned};
     // Results may need a place of their own.
-    const int64_t one = group * (slice + 32) + group * n * inner * bytes;
-    const int stages = one + group * (slice + 32) <= room ? 2 : 1;
-    if (one > room) return {};
-    const int64_t cols = group * inner, turns = ceil_div(cols, kThreads / down);
-    return CudaPlan{
-        Tier::columns_staged, int(ceil_div(cols, turns)), int(down), compiled_items(ceil_div(n, down)), 1, stages,
-        int(group),           VecAccess::aligned};
+    const int64_t span = operands * count_span_bytes(group, n * inner, read, kSliceGap),
+                  room = smem_room(made, across) - count_span_bytes(group, n * inner, bytes, kSliceGap);
+    if (span > room) return {};
+    if (2 * span > room) made.blocks_per_row = 1;
+    return made;
   }
 
   // Tiles whose lines begin at different elements of a vector: kShiftedVecs vectors side by side, so that few are at an

@@ -44,8 +44,7 @@ inline Fault validate(const CudaPlan& plan) {
       return "smem_vecs is a multiple of 4 up to 64 in the tiers of columns, or 1 for the next tile (tier columns)";
     if (access == VecAccess::scalar)
       return "access is 0 (predicated), 2 (aligned), 3 (slab), 4 (slab-aligned), 5 (strided) or 6 (shifted) in the "
-             "tiers "
-             "of columns";
+             "tiers of columns";
     if (access == VecAccess::shifted && threads < 3) return "access 6 (shifted) has 3 threads side by side at least";
     if (smem_vecs > kPrefetch && access != VecAccess::aligned && access != VecAccess::slab_aligned &&
         access != VecAccess::shifted)
@@ -164,6 +163,9 @@ inline Fault validate_columns(const CudaPlan& plan, const Problem& problem, cons
     if (plan.slices_per_group() * view.n() * view.inner() * view.narrowest < 16 &&
         plan.slices_per_group() < view.slices())
       return "a group of slices has 16 bytes at least";
+    const int64_t group = plan.slices_per_group() < view.slices() ? plan.slices_per_group() : view.slices();
+    if (view.n() * view.inner() > gpu.shared || group > gpu.shared / (view.n() * view.inner() * view.narrowest))
+      return with("shared memory has no room for groups of so many slices: ", group);
     return {};
   }
   const int widest = view.strided ? 1 : slab ? view.slab : plan.is_shifted() ? view.shift : view.tile;

@@ -234,28 +234,6 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
   return launch;
 }
 
-// Where groups of slices and their results are in shared memory. Results take the places of the first operand where
-// they begin at the same byte of a vector and elements are as large.
-void set_staged_bytes(Tiles* tiles, const Problem& problem, int operands) {
-  const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
-  const int size = size_of(problem.type(first)), result_size = size_of(problem.type(result));
-  const int64_t slice = tiles->slice_cols * tiles->n, slices = tiles->group_cols / tiles->slice_cols;
-  const auto bytes = [&](int size, int gap) { return int(up_to(slices * (slice * size + gap) + 2 * 16, 128)); };
-  // A gap lets slices begin an odd number of vectors apart. There is none where a vector belongs to two slices.
-  const auto gap = [&](int size, int t) { return slice * size % 32 || problem.address(t) % 16 ? 0 : 16; };
-  tiles->by_slice = divider_of(slice);
-  tiles->operand_gap = gap(size, first);
-  if (operands > 1 && problem.address(kGrad) % 16) tiles->operand_gap = 0;
-  tiles->span_bytes = bytes(size, tiles->operand_gap);
-  tiles->smem_vecs_bytes = tiles->stages * operands * tiles->span_bytes;
-  tiles->result_gap = tiles->operand_gap;
-  if (problem.is_reduction() || (size == result_size && (problem.address(first) ^ problem.address(result)) % 16 == 0))
-    return;
-  tiles->result_gap = gap(result_size, result);
-  tiles->result_at = tiles->smem_vecs_bytes;
-  tiles->smem_vecs_bytes += bytes(result_size, tiles->result_gap);
-}
-
 Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
   const ColumnView view = column_view(problem);
   const ColumnPlanner planner = column_planner(view, gpu, problem);
@@ -264,7 +242,7 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int devi
   launch.has_tiles = true;
   Tiles& tiles = launch.tiles = tiles_of(planner.view, plan);
   if (plan.is_staged()) {
-    set_staged_bytes(&tiles, problem, planner.operands);
+    set_staged_bytes(tiles, problem, planner.operands);
   } else {
     tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, planner.operands * plan.vec_size * planner.read));
   }
