@@ -37,7 +37,8 @@ struct GradTile {
   bool fetches = false;  // the hardware fetches float32 of wide columns itself
   bool grad_is_per_row;  // `b` has it
   // Sums with their errors; then numbers of the epilogue. `b`: the result of logsumexp, or a gradient per row.
-  Vector a[kMaxSequences], error[kMaxSequences], b[kMaxSequences];
+  static constexpr int64_t kVectors = std::max(kMaxSequences, kGradLineBytes / int64_t(sizeof(S)) / L);
+  Vector a[kVectors], error[kVectors], b[kVectors];
 
   Operands<A> in_tile(int64_t g) const {
     const int64_t across = shape.across * L, at = g * shape.depth * across;

@@ -49,6 +49,7 @@ inline void set_chunks(CpuPlan& plan, int64_t rows, int64_t n, bool reduces) {
 constexpr int64_t kMaxSliceElements = 1024;  // of a slice that is transposed; one per lane
 constexpr int64_t kSliceTile = 4096;         // elements of a tile of slices
 constexpr int64_t kMaxColumns = 256;         // of a tile
+constexpr int64_t kGradLineBytes = 4096;     // of a line of a tile of a gradient, which is read in place: a page
 constexpr int64_t kFetchBytes = 262144;      // of the largest tile of columns that is fetched ahead
 constexpr int64_t kFetchSteps = 64;          // of the longest one of a gradient
 
@@ -73,12 +74,14 @@ inline void set_tiles(CpuPlan& plan, const Problem& call) {
   int64_t items = slices, elements = n * b;
   if (in_columns && (fills || (n * b > kMaxSliceElements && batch_invariant()))) {
     tile.kind = TileKind::columns, tile.columns = 1;
-    const int64_t lanes = kMaxSequences * L, most = !backward && kMaxColumns < lanes ? kMaxColumns : lanes;
+    const int64_t lanes = kMaxSequences * L, forward = kMaxColumns < lanes ? kMaxColumns : lanes;
+    const int64_t most = backward ? kGradLineBytes / size_of(call.type(kSaved)) : forward;
     const int64_t fit = capacity / n / line * line;
     int64_t columns = call.is_reduction() || fit < 2 * line || fit > most ? most : fit;
     if (backward) columns = most;
     while (backward && columns > 4 * line && slices * ceil_div(b, columns) < call.threads) columns /= 2;
-    tile.rows = ceil_div(ceil_div(b, ceil_div(b, columns)), line) * line;
+    // Tiles of a function are as wide as each other. Of a gradient all but the last one have whole pages.
+    tile.rows = backward && columns < b ? columns : ceil_div(ceil_div(b, ceil_div(b, columns)), line) * line;
     tile.depth = backward || n * tile.rows <= capacity ? n : capacity / 16 / tile.rows;
     items = slices * ceil_div(b, tile.rows), elements = n * (tile.rows < b ? tile.rows : b);
   } else if (n * b <= kMaxSliceElements) {
