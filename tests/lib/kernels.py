@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lib.plans import BF16, F16, F32, PAIRS, PREFETCH, TYPES, Access, Plan, Tier, names
+from lib.plan_tables import BF16, F16, F32, PAIRS, PREFETCH, TYPES, Access, Plan, Tier, names
 from lib.warmup import plan_of_call
 from onepass import native
 from onepass._kernel_compiler import Kernel

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lib.gradients import gradient
-from lib.plans import BF16, F16, F32, F64, Place, Runner, amid, assert_gradient, assert_untouched, operand
+from lib.plan_tables import BF16, F16, F32, F64, Place
+from lib.plans import Runner, amid, assert_gradient, assert_untouched, operand
 from lib.support import FUNCTIONS, assert_defined
 
 PAIRS = [(F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F16, F32), (F32, BF16)]

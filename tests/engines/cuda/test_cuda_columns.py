@@ -6,35 +6,39 @@ import torch
 from torch import Tensor
 
 import onepass
-from lib import plans
+from lib import plan_tables, plans
 from lib.gradients import gradient
-from lib.plans import BF16, F16, F32, PREFETCH, Access, Plan, Tier, names
+from lib.plan_tables import BF16, F16, F32, PREFETCH, Access, Plan, Tier, names
 from lib.support import assert_defined, peak
 from onepass import native, reference
 
 pytestmark = pytest.mark.gpu
 _ops = torch.ops.onepass
 
-every_tier_and_access = pytest.mark.parametrize(("tier", "access"), plans.COLUMN_PLANS, ids=names)
+every_tier_and_access = pytest.mark.parametrize(("tier", "access"), plan_tables.COLUMN_PLANS, ids=names)
 
 
 @every_tier_and_access
 @pytest.mark.parametrize("function", native.FUNCTIONS)
 def test_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
-    for turn, types in enumerate(plans.TYPES.get(function, plans.PAIRS), native.FUNCTIONS.index(function)):
-        for plan in plans.select(plans.COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):
+    for turn, types in enumerate(plan_tables.TYPES.get(function, plan_tables.PAIRS), native.FUNCTIONS.index(function)):
+        for plan in plan_tables.select(
+            plan_tables.COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster
+        ):
             plans.check_columns(runner, function, types, plan)
 
 
 @every_tier_and_access
 def test_gradients_in_every_tier(runner, function, tier, access):
     torch.manual_seed(0)
-    for turn, types in enumerate(plans.TYPES.get(function, plans.PAIRS), native.FUNCTIONS.index(function)):
+    for turn, types in enumerate(plan_tables.TYPES.get(function, plan_tables.PAIRS), native.FUNCTIONS.index(function)):
         kinds = plans.kinds_of(function, access, tier)
         if types != (F32, F32) and turn % 2:  # one value has a kernel of its own
             kinds = kinds[:1]
-        for plan in plans.select(plans.COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster):
+        for plan in plan_tables.select(
+            plan_tables.COLUMN_PLANS[tier, access], types == (F32, F32), turn, runner.most_cluster
+        ):
             plans.check_column_gradients(runner, function, types, plan, kinds)
 
 
@@ -49,7 +53,7 @@ def test_narrow_vectors(runner, dtype, vector):
         (Tier.COLUMNS_TWOPASS, Access.SLAB),
     )
     for tier in tiers:
-        for n, inner, place, given in plans.shapes(plans.COLUMN_PLANS[tier][0], vector):
+        for n, inner, place, given in plan_tables.shapes(plan_tables.COLUMN_PLANS[tier][0], vector):
             x = plans.operand(plans.special(3, n, inner, dtype, runner.device), place, dtype)
             plans.forward(runner, "softmax", x, dtype, place, given)
             plans.backward(runner, "softmax", (3, n, inner), (dtype, dtype), plans.ONE_EACH, place, given)
@@ -57,9 +61,9 @@ def test_narrow_vectors(runner, dtype, vector):
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=names)
 @pytest.mark.parametrize("function", ["softmax", "softmin"])
-@pytest.mark.parametrize("plan", plans.LATE_PLANS, ids=names)
+@pytest.mark.parametrize("plan", plan_tables.LATE_PLANS, ids=names)
 def test_maxima_that_come_late(runner, function, plan, dtype):
-    if not plans.select([plan], True, 0, runner.most_cluster):
+    if not plan_tables.select([plan], True, 0, runner.most_cluster):
         pytest.skip("no clusters of so many blocks here")
     torch.manual_seed(0)
     plans.check_late_maxima(runner, function, plan, dtype)
@@ -84,7 +88,7 @@ MANY = [
 def test_many_tiles(runner, plan):
     torch.manual_seed(0)
     outer = 6000 if runner.device == "cuda" else 300
-    n, inner, place, given = list(plans.shapes(plan, 4 if plan.access != Access.STRIDED else 1))[1]
+    n, inner, place, given = list(plan_tables.shapes(plan, 4 if plan.access != Access.STRIDED else 1))[1]
     x = plans.operand(plans.special(outer, n, inner, F32, runner.device), place, F32)
     for function in ("softmax", "logsumexp"):
         plans.forward(runner, function, x, F32, place, given)
@@ -104,7 +108,7 @@ BITS = [  # a plan, a shape over whose middle dim it goes
 @pytest.mark.parametrize(("plan", "shape"), BITS, ids=names)
 def test_bits_are_the_same_from_run_to_run(runner, plan, shape):
     _, n, inner = shape
-    place, given = plans.place_of(plan.access, n, inner, 4), plans.widen(plan, 4, inner)
+    place, given = plan_tables.place_of(plan.access, n, inner, 4), plan_tables.widen(plan, 4, inner)
     x, g = (plans.operand(torch.randn(shape, device=runner.device), place, F32) for _ in range(2))
     results = []
     for _ in range(6):

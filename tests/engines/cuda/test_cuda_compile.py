@@ -15,7 +15,7 @@ import torch
 from emulator.build import ptx_of
 from lib.kernels import disassemble, name_of, read_usage, select_kernels
 from lib.paths import CORE
-from lib.plans import BF16, F16, F32, F64, Access, Plan, Tier, names
+from lib.plan_tables import BF16, F16, F32, F64, Access, Plan, Tier, names
 from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass._kernel_compiler import Kernel

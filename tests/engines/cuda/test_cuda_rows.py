@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import onepass
-from lib import plans
+from lib import plan_tables, plans
 from lib.gradients import gradient
-from lib.plans import BF16, F16, F32, F64, Access, Plan, Tier, names
+from lib.plan_tables import BF16, F16, F32, F64, Access, Plan, Tier, names
 from onepass import native
 
 pytestmark = pytest.mark.gpu
@@ -19,11 +19,11 @@ _ops = torch.ops.onepass
 
 
 @pytest.mark.parametrize("function", native.FUNCTIONS)
-@pytest.mark.parametrize("types", plans.PAIRS, ids=names)
+@pytest.mark.parametrize("types", plan_tables.PAIRS, ids=names)
 def test_every_tier(runner, function, types):
     if not plans.is_served(function, *types):
         pytest.skip("the function does not give that")
-    for plan, lengths in plans.ROW_PLANS:
+    for plan, lengths in plan_tables.ROW_PLANS:
         plans.check_rows(runner, function, types, plan, lengths)
 
 
@@ -44,10 +44,10 @@ def check(
 ) -> None:
     """One gradient. Offsets and elements between rows: of what was saved, of the result's gradient, of the result."""
     rows, n = shape
-    y, g, dx = (plans.Place((n + gap, 1, 1), at) for at, gap in zip(offsets, paddings, strict=True))
+    y, g, dx = (plan_tables.Place((n + gap, 1, 1), at) for at, gap in zip(offsets, paddings, strict=True))
     kind = plans.ONE_A_BLOCK if broadcast else plans.ONE_EACH
     plans.backward(
-        runner, function, (rows, n, 1), types, kind, (y, plans.Place((1, 1, 1), 0) if broadcast else g, dx), plan
+        runner, function, (rows, n, 1), types, kind, (y, plan_tables.Place((1, 1, 1), 0) if broadcast else g, dx), plan
     )
 
 
@@ -62,20 +62,20 @@ def lengths_of(plan: Plan, longest: int) -> list[int]:
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["", "broadcast"])
 @pytest.mark.parametrize("types", GRADIENT_PAIRS, ids=names)
-@pytest.mark.parametrize("tier", plans.ROW_GRADIENT_PLANS)
+@pytest.mark.parametrize("tier", plan_tables.ROW_GRADIENT_PLANS)
 def test_gradients_in_every_tier(runner, tier, types, broadcast):
-    vector, plan = 16 // max(t.itemsize for t in types), plans.ROW_GRADIENT_PLANS[tier]
+    vector, plan = 16 // max(t.itemsize for t in types), plan_tables.ROW_GRADIENT_PLANS[tier]
     vectors = plan.items_per_thread
     if vectors * vector > 64 or (plan.tier == Tier.GRID and vectors > (4 if vector == 2 else 8)):
         plan = plan._replace(items_per_thread=64 // vector)
     if plan.tier == Tier.CLUSTER and plan.blocks_per_row > runner.most_cluster:
         pytest.skip("no clusters of so many blocks here")
-    plan = plans.widen(plan, vector)
-    check_every_access(runner, plans.FAMILY, types, plan, 5000, broadcast)
+    plan = plan_tables.widen(plan, vector)
+    check_every_access(runner, plan_tables.FAMILY, types, plan, 5000, broadcast)
 
 
 def check_every_access(
-    runner: plans.Runner, functions: Sequence[str], types: plans.Types, plan: Plan, longest: int, broadcast=False
+    runner: plans.Runner, functions: Sequence[str], types: plan_tables.Types, plan: Plan, longest: int, broadcast=False
 ) -> None:
     """Rows of whole vectors and rows that begin and end within one, beside each other and apart."""
     vector = plan.vec_size
@@ -105,7 +105,7 @@ def gpu() -> plans.Engine:
 def test_gradients_by_the_engines_own_plans(gpu, n):
     rng = random.Random(n)
     places = [((0, 0, 0), (0, 0, 0)), ((1, 1, 1), (0, 0, 0)), ((1, 2, 3), (0, 8, 1)), ((0, 4, 0), (8, 0, 8))]
-    for function, types in itertools.product(plans.FAMILY, GRADIENT_PAIRS):
+    for function, types in itertools.product(plan_tables.FAMILY, GRADIENT_PAIRS):
         if n > 300 and types[0] is not types[1] and rng.random() < 0.5:
             continue
         for offsets, paddings in places:
@@ -115,12 +115,12 @@ def test_gradients_by_the_engines_own_plans(gpu, n):
 @pytest.mark.parametrize("shape", LONG, ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
 def test_gradients_of_long_rows(gpu, shape, dtype):
-    for function in plans.FAMILY[:2]:
+    for function in plan_tables.FAMILY[:2]:
         check(gpu, function, shape, (dtype, dtype))
         check(gpu, function, shape, (dtype, dtype), (1, 1, 1), (3, 3, 3), broadcast=True)
 
 
-@pytest.mark.parametrize("types", plans.TYPES["logsumexp"], ids=names)
+@pytest.mark.parametrize("types", plan_tables.TYPES["logsumexp"], ids=names)
 @pytest.mark.parametrize("n", [1, 9, 33, 500, 513, 4096, 50257])
 def test_gradients_of_logsumexp_by_the_engines_own_plans(gpu, n, types):
     for rows, offset, padding in ((1, 0, 0), (37, 0, 0), (130, 1, 1), (5, 3, 8)):
@@ -128,11 +128,11 @@ def test_gradients_of_logsumexp_by_the_engines_own_plans(gpu, n, types):
         check(gpu, "logsumexp", (rows, n), types, (offset, 0, 0), (padding, 0, 0))
 
 
-@pytest.mark.parametrize("types", plans.TYPES["logsumexp"], ids=names)
-@pytest.mark.parametrize("plan", plans.LOGSUMEXP_GRADIENT_PLANS, ids=names)
+@pytest.mark.parametrize("types", plan_tables.TYPES["logsumexp"], ids=names)
+@pytest.mark.parametrize("plan", plan_tables.LOGSUMEXP_GRADIENT_PLANS, ids=names)
 def test_gradients_of_logsumexp_in_every_tier(runner, plan, types):
     for vector in (16 // types[0].itemsize, 1):
-        wide = plans.widen(plan, vector)
+        wide = plan_tables.widen(plan, vector)
         check_every_access(runner, ["logsumexp"], types, wide, wide.threads_per_row * wide.items_per_thread)
 
 
@@ -142,7 +142,7 @@ def test_gradients_of_logsumexp_in_every_tier(runner, plan, types):
 @pytest.mark.parametrize("n", [5, 33, 200, 1000, 4099, 30001, 131073])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=names)
 def test_bits_of_a_rows_gradient_do_not_depend_on_its_neighbours(n, dtype):
-    for number, function in enumerate(plans.FAMILY[:2]):
+    for number, function in enumerate(plan_tables.FAMILY[:2]):
         y = getattr(onepass, function)(torch.randn(50, n, device="cuda"), -1).to(dtype)
         g = torch.randn(50, n, device="cuda").to(dtype)
         with onepass.batch_invariant():

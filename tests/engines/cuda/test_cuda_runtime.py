@@ -12,7 +12,8 @@ from torch import Tensor
 
 import onepass
 from lib.gradients import gradient
-from lib.plans import BF16, F16, F32, Access, Engine, Plan, Tier, assert_close, assert_gradient, names
+from lib.plan_tables import BF16, F16, F32, Access, Plan, Tier, names
+from lib.plans import Engine, assert_close, assert_gradient
 from lib.scripts import python_output
 from onepass import reference
 

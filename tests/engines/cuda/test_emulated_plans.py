@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from emulator import missing
-from lib import plans
-from lib.plans import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
+from lib import plan_tables, plans
+from lib.plan_tables import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
 from lib.samples import ROWS
 from lib.support import slow, thin
 from lib.views import check_views
 from onepass import native
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-PLACES = list(enumerate(plans.COLUMN_PLANS))  # each tier with each access
+PLACES = list(enumerate(plan_tables.COLUMN_PLANS))  # each tier with each access
 
 
 @pytest.fixture(autouse=True)
@@ -21,49 +21,49 @@ def fixed_seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("turn", thin(range(len(plans.ROW_PLANS)), 2))
+@pytest.mark.parametrize("turn", thin(range(len(plan_tables.ROW_PLANS)), 2))
 def test_rows_in_every_tier(emulator, turn):
     function = native.FUNCTIONS[turn // 2 % 5]
-    types = [pair for pair in plans.PAIRS if plans.is_served(function, *pair)]
-    plans.check_rows(emulator, function, types[turn // 4 % len(types)], *plans.ROW_PLANS[turn])
+    types = [pair for pair in plan_tables.PAIRS if plans.is_served(function, *pair)]
+    plans.check_rows(emulator, function, types[turn // 4 % len(types)], *plan_tables.ROW_PLANS[turn])
 
 
-@pytest.mark.parametrize(("turn", "tier"), list(enumerate(plans.ROW_GRADIENT_PLANS)), ids=str)
+@pytest.mark.parametrize(("turn", "tier"), list(enumerate(plan_tables.ROW_GRADIENT_PLANS)), ids=str)
 def test_gradients_of_rows_in_every_tier(emulator, turn, tier):
     """Aligned rows, and rows that begin within a vector; the result's gradient has every element, or one per row."""
     types = [(BF16, BF16), (F32, F32), (F16, F16), (BF16, F32), (F32, BF16)][turn % 5]
     vector = 16 // max(t.itemsize for t in types)
-    plan = plans.widen(plans.ROW_GRADIENT_PLANS[tier], vector)
+    plan = plan_tables.widen(plan_tables.ROW_GRADIENT_PLANS[tier], vector)
     for n, at, gap, broadcast in ((9 * vector, 0, 0, False), (37, 1, 3, False), (37, 1, 3, True)):
-        place = plans.Place((n + gap, 1, 1), at)
-        places = (place, plans.Place((1, 1, 1), 0) if broadcast else place, place)
+        place = plan_tables.Place((n + gap, 1, 1), at)
+        places = (place, plan_tables.Place((1, 1, 1), 0) if broadcast else place, place)
         kind = plans.ONE_A_BLOCK if broadcast else plans.ONE_EACH
-        plans.backward(emulator, plans.FAMILY[turn % 3], (5, n, 1), types, kind, places, plan)
+        plans.backward(emulator, plan_tables.FAMILY[turn % 3], (5, n, 1), types, kind, places, plan)
 
 
 @pytest.mark.parametrize(("turn", "place"), PLACES, ids=names)
 def test_columns_in_every_tier(emulator, turn, place):
     function = native.FUNCTIONS[turn % 5]
-    types = plans.TYPES.get(function, plans.PAIRS)
+    types = plan_tables.TYPES.get(function, plan_tables.PAIRS)
     plans.check_columns(
         emulator,
         function,
         types[turn * 3 % len(types)],
-        plans.COLUMN_PLANS[place][turn % len(plans.COLUMN_PLANS[place])],
+        plan_tables.COLUMN_PLANS[place][turn % len(plan_tables.COLUMN_PLANS[place])],
     )
 
 
 @pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=names)
 def test_gradients_of_columns_in_every_tier(emulator, turn, place):
-    function = [*plans.FAMILY, "logsumexp"][turn // 2 % 4]
-    types, kinds = plans.TYPES.get(function, plans.PAIRS), plans.kinds_of(function, place[1], place[0])
-    plan = plans.COLUMN_PLANS[place][(turn + 1) % len(plans.COLUMN_PLANS[place])]
+    function = [*plan_tables.FAMILY, "logsumexp"][turn // 2 % 4]
+    types, kinds = plan_tables.TYPES.get(function, plan_tables.PAIRS), plans.kinds_of(function, place[1], place[0])
+    plan = plan_tables.COLUMN_PLANS[place][(turn + 1) % len(plan_tables.COLUMN_PLANS[place])]
     plans.check_column_gradients(
         emulator, function, types[turn * 5 // 2 % len(types)], plan, kinds[turn // 2 % 2 :][:1]
     )
 
 
-IN_SMEM = [plan for each in plans.COLUMN_PLANS.values() for plan in each if plan.smem_vecs > PREFETCH]
+IN_SMEM = [plan for each in plan_tables.COLUMN_PLANS.values() for plan in each if plan.smem_vecs > PREFETCH]
 
 
 @pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 2), ids=names)
@@ -75,7 +75,7 @@ def test_columns_of_float64_in_shared_memory(emulator):
     plans.check_columns(emulator, "log_softmax", (F64, F64), IN_SMEM[0])
 
 
-@pytest.mark.parametrize("plan", thin([plan for plan in plans.LATE_PLANS if plan.smem_vecs > PREFETCH], 3), ids=names)
+@pytest.mark.parametrize("plan", thin([p for p in plan_tables.LATE_PLANS if p.smem_vecs > PREFETCH], 3), ids=names)
 def test_maxima_that_come_late(emulator, plan):
     plans.check_late_maxima(emulator, "softmax", plan)
 
@@ -83,7 +83,7 @@ def test_maxima_that_come_late(emulator, plan):
 # In clusters, without, over the chip
 @pytest.mark.parametrize(("dtype", "at"), [(BF16, 1), slow(F16, 0), slow(BF16, 6)], ids=str)
 def test_maxima_of_half_types_that_come_late(emulator, dtype, at):
-    plans.check_late_maxima(emulator, "softmin" if at else "softmax", plans.LATE_PLANS[at], dtype)
+    plans.check_late_maxima(emulator, "softmin" if at else "softmax", plan_tables.LATE_PLANS[at], dtype)
 
 
 # Normal ones of standard deviation 4, one far above the others, and those that grow: error in units of the last place

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from emulator import Emulator, missing
 from emulator.build import CORE
-from lib.plans import F32, Access, Plan, Tier, check_columns
+from lib.plan_tables import F32, Access, Plan, Tier
+from lib.plans import check_columns
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

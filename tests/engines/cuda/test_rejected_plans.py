@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lib import plans
-from lib.plans import F32, PREFETCH, Access, Place, Tier
+from lib.plan_tables import F32, PREFETCH, Access, Place, Tier
 
 pytestmark = pytest.mark.gpu
 BOTH, COLUMN_SHAPE = ("forward", "backward"), (3, 20, 12)
