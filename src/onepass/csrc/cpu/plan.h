@@ -80,7 +80,7 @@ inline void set_tiles(CpuPlan& plan, const Problem& call) {
     int64_t columns = call.is_reduction() || fit < 2 * line || fit > most ? most : fit;
     if (backward) columns = most;
     while (backward && columns > 4 * line && slices * ceil_div(b, columns) < call.threads) columns /= 2;
-    // Tiles of a function are as wide as each other. Of a gradient all but the last one have whole pages.
+    // All tiles of a function are equally wide. In a gradient their lines are whole pages, but for the last tile.
     tile.rows = backward && columns < b ? columns : ceil_div(ceil_div(b, ceil_div(b, columns)), line) * line;
     tile.depth = backward || n * tile.rows <= capacity ? n : capacity / 16 / tile.rows;
     items = slices * ceil_div(b, tile.rows), elements = n * (tile.rows < b ? tile.rows : b);
