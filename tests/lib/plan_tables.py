@@ -136,10 +136,13 @@ COLUMN_PLANS = {
     for access in sorted(_BY_ACCESS)
     for tier in (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS)
 }
-# Threads side by side and down a column, elements of a thread, groups in shared memory, slices of a group.
+# Threads side by side and down a column, vectors of a thread, their columns, groups in shared memory, slices of a group.
 COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] = [
-    Plan(Tier.COLUMNS_STAGED, x, y, items, 1, stages, slices, Access.ALIGNED)
-    for x, y, items, stages, slices in ((40, 1, 16, 2, 2), (9, 4, 8, 2, 1), (33, 3, 12, 1, 4), (7, 16, 3, 2, 2))
+    Plan(Tier.COLUMNS_STAGED, x, y, vectors * columns, columns, stages, slices, Access.ALIGNED)
+    for x, y, vectors, columns, stages, slices in (
+        *((40, 1, 16, 1, 2, 2), (9, 4, 8, 1, 2, 1), (33, 3, 12, 1, 1, 4), (7, 16, 3, 1, 2, 2)),
+        *((20, 1, 16, 2, 2, 2), (5, 4, 8, 2, 2, 1), (17, 3, 12, 2, 1, 4), (4, 16, 3, 2, 2, 3)),
+    )
 ]
 # With a part in shared memory: a few threads have many vectors each, so that elements come in many turns.
 LATE_PLANS = [
@@ -176,7 +179,10 @@ def widen(plan: Plan, vector: int, inner: int = 1) -> Plan:
 def column_lengths(plan: Plan, vector: int, inner: int) -> list[int]:
     """Short columns, and the longest that the plan serves; of the tier that stores nothing on chip, long ones."""
     in_smem = plan.smem_vecs if plan.smem_vecs != PREFETCH and plan.tier != Tier.COLUMNS_STAGED else 0
-    vectors = (plan.items_per_thread + in_smem) * (1 if plan.tier == Tier.COLUMNS_STAGED else plan.blocks_per_row)
+    if plan.tier == Tier.COLUMNS_STAGED:
+        vectors = plan.items_per_thread // plan.vec_size
+    else:
+        vectors = (plan.items_per_thread + in_smem) * plan.blocks_per_row
     if plan.access in SLABS:
         begins_within = vector - 1 if plan.access == Access.SLAB else 0
         most = (vectors * slab_lines(plan, vector, inner) * vector - begins_within) // inner

@@ -197,17 +197,19 @@ inline Tiles staged_tiles_of(const ColumnView& view, const CudaPlan& plan) {
   Tiles tiles = view.tiles;
   const int64_t slices = view.slices();
   const int64_t group = plan.slices_per_group() < slices ? plan.slices_per_group() : slices;
-  tiles.threads_x = tiles.tile_cols = plan.threads_x(), tiles.threads_y = tiles.partials = plan.threads_y();
+  tiles.threads_x = plan.threads_x(), tiles.threads_y = tiles.partials = plan.threads_y();
+  tiles.tile_cols = tiles.threads_x * plan.vec_size;
   tiles.partial_stride = tiles.partials == 1 ? tiles.tile_cols : int(up_to(tiles.tile_cols, 4)) + 4;
-  tiles.slice_cols = int(view.inner()), tiles.group_cols = int(group * view.inner());
-  tiles.inner = slices * view.inner(), tiles.outer.count = 0;
-  tiles.tiles_per_slice = ceil_div(int64_t(tiles.group_cols), int64_t(tiles.tile_cols));
+  tiles.all_slices = slices, tiles.group_slices = int(group);
+  tiles.slice_cols = int(view.inner()), tiles.slice_vecs = int(ceil_div(view.inner(), int64_t(plan.vec_size)));
+  tiles.outer.count = 0;
+  tiles.tiles_per_slice = ceil_div(group * tiles.slice_vecs, int64_t(tiles.threads_x));
   tiles.slices = ceil_div(slices, group);
   tiles.stages = plan.stages();
   tiles.existing = count_vecs(view.n() - 1, tiles.threads_y, 0);
   tiles.vecs_per_thread_max = int(ceil_div(view.n(), int64_t(tiles.threads_y)));
   tiles.by_tiles_per_slice = divider_of(tiles.tiles_per_slice), tiles.by_line = divider_of(tiles.threads_x);
-  tiles.by_slice_cols = divider_of(tiles.slice_cols);
+  tiles.by_slice_vecs = divider_of(tiles.slice_vecs);
   set_merge_threads(tiles, plan);
   return tiles;
 }
@@ -223,7 +225,7 @@ constexpr int kSliceGap = 16;  // bytes after a slice, so that slices begin an o
 inline void set_staged_bytes(Tiles& tiles, const Problem& problem, int operands) {
   const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
   const int size = size_of(problem.type(first)), result_size = size_of(problem.type(result));
-  const int64_t slice = tiles.slice_cols * tiles.n, slices = tiles.group_cols / tiles.slice_cols;
+  const int64_t slice = tiles.slice_cols * tiles.n, slices = tiles.group_slices;
   // There is no gap where a vector belongs to two slices.
   const auto gap = [&](int size, int t) { return slice * size % 32 || problem.address(t) % 16 ? 0 : kSliceGap; };
   tiles.by_slice = divider_of(slice);

@@ -119,19 +119,21 @@ struct ColumnPlanner {
   std::optional<CudaPlan> plan_staged() const {
     constexpr int64_t kGroupBytes = 24 * 1024, kThreads = 512, kGroupsPerSm = 4;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
-    const int64_t most_items = bytes == 8 || operands > 1 ? 16 : 32, slice = n * inner * read * operands;
-    const int64_t down = ceil_div(n, most_items);
+    const int64_t most_vecs = bytes == 8 || operands > 1 ? 16 : 32, slice = n * inner * read * operands;
+    const int64_t down = ceil_div(n, most_vecs);
     if (down > kThreads / 2) return {};
     int64_t group = kGroupBytes / slice, fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
     group = group < fair ? group : fair;
     group = group < 1 ? 1 : group < 16 ? group : group / 8 * 8;
     while (group < view.slices() && group * n * inner * view.narrowest < 16) ++group;
-    const int64_t cols = group * inner, across = ceil_div(cols, ceil_div(cols, kThreads / down));
-    CudaPlan made = {Tier::columns_staged, int(across),       int(down), compiled_items(ceil_div(n, down)), 1, 2,
+    const int vector = bytes == 2 ? 2 : 1;
+    const int64_t vecs = group * ceil_div(inner, int64_t(vector)),
+                  across = ceil_div(vecs, ceil_div(vecs, kThreads / down));
+    CudaPlan made = {Tier::columns_staged, int(across), int(down), compiled_items(ceil_div(n, down)) * vector, vector, 2,
                      int(group),           VecAccess::aligned};
     // Results may need a place of their own.
     const int64_t span = operands * count_span_bytes(group, n * inner, read, kSliceGap),
-                  room = smem_room(made, across) - count_span_bytes(group, n * inner, bytes, kSliceGap);
+                  room = smem_room(made, across * vector) - count_span_bytes(group, n * inner, bytes, kSliceGap);
     if (span > room) return {};
     if (2 * span > room) made.blocks_per_row = 1;
     return made;

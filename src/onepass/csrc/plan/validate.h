@@ -33,8 +33,9 @@ inline Fault validate(const CudaPlan& plan) {
     if (threads < 1 || rows < 1 || threads > 1024 || rows > 1024 || threads * rows > 1024)
       return "the tiers of columns have 1 to 1024 threads, side by side and down a column";
     if (plan.is_staged()) {
-      if (vec_size != 1 || access != VecAccess::aligned || smem_vecs < 1 || blocks < 1 || blocks > 2)
-        return "the tier columns-staged has vec_size 1, access 2 (aligned), 1 or more slices per group, 1 or 2 stages";
+      if (vec_size > 2 || access != VecAccess::aligned || smem_vecs < 1 || blocks < 1 || blocks > 2)
+        return "the tier columns-staged has vec_size 1 or 2, access 2 (aligned), 1 or more slices per group, 1 or 2 "
+               "stages";
       return {};
     }
     if (tier == Tier::columns ? !is_power_of_two(blocks, 16) : blocks < 1 || blocks > 1024)

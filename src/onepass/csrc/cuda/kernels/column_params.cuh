@@ -44,12 +44,13 @@ struct Tiles {
   FastDivisor by_tiles_per_slice, by_line;  // by_line: by threads_x, of a slab by tile_cols
   VecCount existing, full;                  // vectors that exist at least in part, and as a whole
   long long extents[kTileTensors];          // elements from a tensor's first one to its last one
-  // Of the tier columns-staged, where `inner` counts the columns of all slices, `slices` groups of them, and
-  // `tiles_per_slice` the tiles of a group:
-  int slice_cols, group_cols;           // columns of a slice, and of a group
+  // Of the tier columns-staged, where `slices` counts groups of slices, and `tiles_per_slice` the tiles of a group:
+  long long all_slices;
+  int slice_cols, slice_vecs;           // columns of a slice, and a thread's vectors of those, the last maybe in part
+  int group_slices;                     // slices of a group
   int stages;                           // groups that there is room for in shared memory
   int span_bytes;                       // of an operand of a group in shared memory
   int result_at;                        // where the results are in shared memory, 0: in the places of the first operand
   int operand_gap, result_gap;          // bytes after each slice in shared memory
-  FastDivisor by_slice_cols, by_slice;  // by_slice: by the elements of one
+  FastDivisor by_slice_vecs, by_slice;  // by_slice: by the elements of one
 };

@@ -16,6 +16,12 @@ constexpr int kSpanVecBytes = 16;
 __device__ inline char* bytes_of(void* at) { return static_cast<char*>(at); }
 __device__ inline const char* bytes_of(const void* at) { return static_cast<const char*>(at); }
 
+// The slices of a group.
+__device__ inline int slices_of(const Tiles& tiles, int64_t group) {
+  const int64_t left = tiles.all_slices - group * tiles.group_slices;
+  return left < tiles.group_slices ? (int)left : tiles.group_slices;
+}
+
 // The part of a tensor that belongs to a group. In shared memory there may be a gap of `gap` bytes after each slice: it
 // lets lanes that read from different slices find their elements in different banks.
 template <class T>
@@ -24,10 +30,10 @@ struct GroupSpan {
   T* begin;
   int skip, end;  // the first vector has `skip` bytes before the span, which ends before byte `end`
   __device__ GroupSpan(T* tensor, const Tiles& tiles, int64_t group) : tiles(tiles) {
-    const int64_t first = group * tiles.group_cols, left = tiles.inner - first;
-    begin = tensor + first * tiles.n;
+    const int slice = (int)tiles.n * tiles.slice_cols;
+    begin = tensor + group * tiles.group_slices * slice;
     skip = (int)((uint64_t)begin % kSpanVecBytes);
-    end = skip + (int)(left < tiles.group_cols ? left : tiles.group_cols) * (int)tiles.n * (int)sizeof(T);
+    end = skip + slices_of(tiles, group) * slice * (int)sizeof(T);
   }
   // Calls whole(smem, global) for each vector that is inside the bytes from `low` to `high`, a thread's vectors in
   // turn, and element(smem, global) for each element of the group outside of them. Bytes count from the first byte of
@@ -61,33 +67,52 @@ struct GroupSpan {
 template <class C>
 struct StagedGroup;
 
-// A thread's elements of a tile: each `threads_y`th of a column.
+// A thread's vectors of a tile: each `threads_y`th of its columns. A line has `slice_vecs` vectors; where its columns are
+// no whole vectors the last one has fewer. So that a tile is whole vectors too, it counts the columns that those lack.
 template <class C>
 struct StagedTile {
-  static constexpr int before = 0;
+  static constexpr int V = C::kVecSize, before = 0;
   const Tiles& tiles;
-  int col;              // the thread's column in the tile
-  int line;             // the thread's number along the column
-  int cols;             // columns of the tile that exist
-  int first, step;      // the thread's first element in the group, and from one to the next
-  int first_slice;      // the slice of the group that it is in
-  int count;            // elements of the thread
-  int64_t group;        // which the tile is of
-  bool begins, ends;    // whether it is the group's first tile, and its last
-  int64_t cols_before;  // columns before the tile
+  const int vecs_before;  // vectors of a line before the tile, of all slices of the group
+  const int group_vecs;   // vectors of a line that the group's slices have
+  int col;                // the thread's first column in the tile
+  int rest;               // columns from that one to the end of its line
+  int line;               // the thread's number along the column
+  int first, step;        // the thread's first element in the group, and from one vector to the next
+  int first_slice;        // the slice of the group that it is in
+  int count;              // vectors of the thread
+  int64_t group;          // which the tile is of
+  bool begins, ends;      // whether it is the group's first tile, and its last
 
   __device__ StagedTile(const StagedGroup<C>& group, int turn)
-      : tiles(group.tiles), col(group.col), line(group.line), group(group.group) {
-    const int before = turn * tiles.threads_x, column = before + col;
+      : tiles(group.tiles),
+        vecs_before(turn * group.tiles.threads_x),
+        group_vecs(group.vecs),
+        col(group.x * V),
+        line(group.line),
+        group(group.group) {
+    const int vec = vecs_before + group.x;
     begins = turn == 0, ends = turn + 1 == group.turns();
-    cols = group.cols - before < tiles.threads_x ? group.cols - before : tiles.threads_x;
-    first_slice = divide((unsigned)column, tiles.by_slice_cols);
-    first = before + group.first + first_slice * group.slice_step, step = group.step;
-    count = column < group.cols ? group.count : 0;
-    cols_before = group.group * tiles.group_cols + before;
+    first_slice = slice_of(vec);
+    rest = tiles.slice_cols - (vec - first_slice * tiles.slice_vecs) * V;
+    first = vecs_before * V + group.first + first_slice * group.slice_step, step = group.step;
+    count = vec < group_vecs ? group.count : 0;
   }
-  __device__ bool has_column(int column) const { return column < cols; }
-  __device__ int64_t column_offset(int column) const { return (cols_before + column) * tiles.steps[1]; }
+  __device__ bool has_column(int column) const {
+    const int vec = vecs_before + column / V;
+    return vec < group_vecs && column_of(vec, column) < tiles.slice_cols;
+  }
+  __device__ int64_t column_offset(int column) const {
+    const int vec = vecs_before + column / V;
+    const int64_t slice = group * tiles.group_slices + slice_of(vec);
+    return (slice * tiles.slice_cols + column_of(vec, column)) * tiles.steps[1];
+  }
+
+ private:
+  __device__ int slice_of(int vec) const { return divide((unsigned)vec, tiles.by_slice_vecs); }
+  __device__ int column_of(int vec, int column) const {
+    return (vec - slice_of(vec) * tiles.slice_vecs) * V + column % V;
+  }
 };
 
 template <class C>
@@ -95,16 +120,15 @@ struct StagedGroup {
   typedef StagedTile<C> Tile;
   const Tiles& tiles;
   const int64_t group;
-  int col, line, cols, count;   // of the thread, as in StagedTile; columns of the group
+  int x, line, vecs, count;     // of the thread, and as in StagedTile
   int first, step, slice_step;  // elements: to the thread's first one, from one to the next, and between slices
 
   __device__ StagedGroup(const Tiles& tiles, int64_t group, int, uint64_t) : tiles(tiles), group(group) {
-    const int64_t left = tiles.inner - group * tiles.group_cols;
-    cols = (int)(left < tiles.group_cols ? left : tiles.group_cols);
+    vecs = slices_of(tiles, group) * tiles.slice_vecs;
     line = divide(threadIdx.x, tiles.by_line);
-    col = threadIdx.x - line * tiles.threads_x;
-    first = col + line * tiles.slice_cols, step = tiles.threads_y * tiles.slice_cols;
-    slice_step = ((int)tiles.n - 1) * tiles.slice_cols;
+    x = threadIdx.x - line * tiles.threads_x;
+    first = x * C::kVecSize + line * tiles.slice_cols, step = tiles.threads_y * tiles.slice_cols;
+    slice_step = (int)tiles.n * tiles.slice_cols - tiles.slice_vecs * C::kVecSize;
     count = line < tiles.threads_y ? tiles.existing.all + (line < tiles.existing.rest) : 0;
   }
   __device__ int turns() const { return (int)tiles.tiles_per_slice; }
@@ -122,7 +146,7 @@ __device__ inline void store_smem_if(bool condition, uint32_t at, T value) {
                  : "memory");
   } else if constexpr (sizeof(T) == 4) {
     asm volatile("{\n.reg .pred yes;\nsetp.ne.u32 yes, %0, 0;\n@yes st.shared.b32 [%1], %2;\n}" ::"r"(yes), "r"(at),
-                 "r"(__float_as_uint(value))
+                 "r"(__builtin_bit_cast(uint32_t, value))
                  : "memory");
   } else {
     asm volatile("{\n.reg .pred yes;\nsetp.ne.u32 yes, %0, 0;\n@yes st.shared.b64 [%1], %2;\n}" ::"r"(yes), "r"(at),
@@ -139,8 +163,8 @@ __device__ inline T load_smem_if(bool condition, uint32_t at, T value) {
                  : "+h"(value.bits)
                  : "r"(yes), "r"(at));
   } else if constexpr (sizeof(T) == 4) {
-    asm volatile("{\n.reg .pred yes;\nsetp.ne.u32 yes, %1, 0;\n@yes ld.shared.f32 %0, [%2];\n}"
-                 : "+f"(value)
+    asm volatile("{\n.reg .pred yes;\nsetp.ne.u32 yes, %1, 0;\n@yes ld.shared.b32 %0, [%2];\n}"
+                 : "+r"(reinterpret_cast<uint32_t&>(value))
                  : "r"(yes), "r"(at));
   } else {
     asm volatile("{\n.reg .pred yes;\nsetp.ne.u32 yes, %1, 0;\n@yes ld.shared.f64 %0, [%2];\n}"
@@ -148,6 +172,30 @@ __device__ inline T load_smem_if(bool condition, uint32_t at, T value) {
                  : "r"(yes), "r"(at));
   }
   return value;
+}
+// The same for two elements of 2 bytes that lie together: `word` is where they are one word, else they go one by one, if
+// `low` and `high` hold.
+struct PairAccess {
+  uint32_t word, low, high;
+};
+__device__ inline uint32_t load_smem_pair(PairAccess access, uint32_t at, uint32_t pair) {
+  asm volatile(
+      "{\n.reg .pred word;\n.reg .pred low;\n.reg .pred high;\n.reg .b16 a;\n.reg .b16 b;\n"
+      "setp.ne.u32 word, %1, 0;\nsetp.ne.u32 low, %2, 0;\nsetp.ne.u32 high, %3, 0;\n"
+      "mov.b32 {a, b}, %0;\n@low ld.shared.b16 a, [%4];\n@high ld.shared.b16 b, [%4+2];\n"
+      "@word ld.shared.b32 %0, [%4];\n@low mov.b32 %0, {a, b};\n}"
+      : "+r"(pair)
+      : "r"(access.word), "r"(access.low), "r"(access.high), "r"(at));
+  return pair;
+}
+__device__ inline void store_smem_pair(PairAccess access, uint32_t at, uint32_t pair) {
+  asm volatile(
+      "{\n.reg .pred word;\n.reg .pred low;\n.reg .pred high;\n.reg .b16 a;\n.reg .b16 b;\n"
+      "setp.ne.u32 word, %0, 0;\nsetp.ne.u32 low, %1, 0;\nsetp.ne.u32 high, %2, 0;\n"
+      "mov.b32 {a, b}, %4;\n@word st.shared.b32 [%3], %4;\n@low st.shared.b16 [%3], a;\n"
+      "@high st.shared.b16 [%3+2], b;\n}" ::"r"(access.word),
+      "r"(access.low), "r"(access.high), "r"(at), "r"(pair)
+      : "memory");
 }
 template <class T>
 __device__ inline T load_smem_element(uint32_t at) {
@@ -161,8 +209,8 @@ struct StagedLoad {
   typedef typename C::First First;
   typedef typename C::In In;
   typedef typename C::Out Out;
-  static constexpr int kVecs = C::kVecs;
-  static_assert(C::kVecSize == 1);
+  static constexpr int kVecs = C::kVecs, V = C::kVecSize;
+  static_assert(V <= 2);
 
   // The groups of a block, one after another.
   struct Stream {
@@ -250,7 +298,16 @@ struct StagedLoad {
       at = smem + GroupSpan<Out>(out, tiles, tile.group).skip;
     }
     at += tile.first * (int)sizeof(Out) + tile.first_slice * tiles.result_gap;
-    unroll<kVecs>([&](int i) { store_smem_if(i < tile.count, at + i * step, from_acc<Out>(result(fragment, i, 0))); });
+    for_each_vec(at, step, [&](int i, PairAccess access) {
+      if constexpr (is_half2<C, Out>) {
+        store_smem_pair(access, at + i * step, pack_half2<Out>(result(fragment, i, 0), result(fragment, i, 1)));
+      } else {
+        unroll<V>([&](int v) {
+          store_smem_if(v ? access.high : access.low, at + i * step + v * (int)sizeof(Out),
+                        from_acc<Out>(result(fragment, i, v)));
+        });
+      }
+    });
     if (!tile.ends) return;
     __syncthreads();
     const GroupSpan<Out> span(out, tiles, tile.group);
@@ -262,16 +319,41 @@ struct StagedLoad {
   }
 
  private:
+  // Calls f(i, access) for each vector, whose elements exist, and are one word, as `access` says. The first one is at
+  // `at`, and the next `step` bytes further. By the plans of ColumnPlanner all but kSpare vectors of a thread exist.
+  template <class F>
+  __device__ void for_each_vec(uint32_t at, int step, F f) const {
+    constexpr bool kWords = is_half2<C, In>;
+    constexpr int kSpare = kVecs <= 4 ? 1 : kVecs <= 16 ? 2 : 4;
+    const bool has_high = V > 1 && tile.rest > 1;
+    const bool begin = kWords && has_high && at % 4 == 0, next = kWords && has_high && (at + step) % 4 == 0;
+    const auto all = [&](bool begin, bool next, bool has_high, bool exist) {
+      unroll<kVecs>([&](int i) {
+        const bool exists = (exist && i < kVecs - kSpare) || i < tile.count, is_word = i % 2 ? next : begin;
+        f(i, PairAccess{exists && is_word, exists && !is_word, exists && has_high && !is_word});
+      });
+    };
+    if (tile.count < kVecs - kSpare)
+      all(begin, next, has_high, false);
+    else if (kWords && begin && next)
+      all(true, true, true, true);
+    else
+      all(begin, next, has_high, true);
+  }
   // An element that does not exist is neutral. No load waits for a branch.
   template <class T>
   __device__ void load(ColumnFragment<C, T, kVecs>& to, uint32_t at) const {
     const int step = tile.step * (int)sizeof(T);
     at += tile.first * (int)sizeof(T) + tile.first_slice * sequence.tiles.operand_gap;
-    if (tile.count == kVecs) {
-      unroll<kVecs>([&](int i) { to.set(i, 0, load_smem_element<T>(at + i * step)); });
-    } else {
-      unroll<kVecs>(
-          [&](int i) { to.set(i, 0, load_smem_if(i < tile.count, at + i * step, C::Operand::template neutral<T>())); });
-    }
+    const T none = C::Operand::template neutral<T>();
+    for_each_vec(at, step, [&](int i, PairAccess access) {
+      if constexpr (is_half2<C, T>) {
+        to.at[i].at[0] = load_smem_pair(access, at + i * step, none.bits * 0x10001u);
+      } else {
+        unroll<V>([&](int v) {
+          to.set(i, v, load_smem_if(v ? access.high : access.low, at + i * step + v * (int)sizeof(T), none));
+        });
+      }
+    });
   }
 };
