@@ -160,22 +160,33 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
       }
     }
   }
-  // Shifted tiles, of each number of vectors side by side, whose lines begin alike after 1, 2, 4, ... lines.
-  view.slab = 0, view.slab_begins = view.slab_whole = false, view.tile = 1;
+  // Tiles of lines that are no whole vectors of 16 bytes, of each number of vectors side by side, whose shifted lines
+  // begin alike after 1, 2, 4, ... of them.
+  view.slab = 0, view.slab_begins = view.slab_whole = false;
+  const auto narrow = [&](int vector, VecAccess access, int64_t inner) {
+    const auto try_it = [&] {
+      const auto plan = planner(view).plan_narrow(vector, access);
+      if (plan) visit(*plan);
+      return plan && plan->tier != Tier::columns;
+    };
+    view.tiles.inner = inner;
+    view.tiles.outer.count = 0;
+    if (!try_it()) return;
+    view.tiles.outer.count = 1;
+    for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, try_it();
+  };
+  constexpr int64_t kMostAcross = 256;  // more than any way has side by side
+  for (int vector = 1; vector < view.full && merges; vector *= 2) {
+    for (int64_t across = 1; across <= kMostAcross; ++across) {
+      narrow(vector, VecAccess::aligned, across * vector);
+      if (vector > 1) narrow(vector, VecAccess::predicated, across * vector + 1);
+    }
+  }
+  view.tile = 1;
   for (view.shift = 2; view.shift <= view.full && merges; view.shift *= 2) {
-    for (view.lead_step = 1; view.lead_step <= view.shift; view.lead_step *= 2) {
-      for (int64_t across = 2; across <= kShiftedVecs + 1; ++across) {
-        view.tiles.inner = std::max<int64_t>(2 * view.shift, (across - 1) * view.shift + 1);
-        const auto try_it = [&] {
-          const auto plan = planner(view).plan_shifted();
-          if (plan) visit(*plan);
-          return plan && plan->tier != Tier::columns;
-        };
-        view.tiles.outer.count = 0;
-        if (!try_it()) continue;
-        view.tiles.outer.count = 1;
-        for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, try_it();
-      }
+    const int vector = planner(view).shifted_vector();
+    for (view.lead_step = 1; view.lead_step <= vector; view.lead_step *= 2) {
+      for (int64_t across = 2; across <= kMostAcross; ++across) narrow(vector, VecAccess::shifted, across * vector);
     }
   }
   // Groups of slices, of so many columns, few and many. Kernels differ by the number of threads.

@@ -13,7 +13,7 @@ namespace onepass {
 constexpr int kSlabThreads = 128, kLongestTurn = 512;  // threads that take a slab: about, and at most
 // A tile that has a multiprocessor to itself: its vectors side by side, and the elements of a column at most.
 constexpr int kAlone = 4, kAloneMost = 4096;
-constexpr int64_t kShiftedVecs = 16;  // vectors side by side of a shifted tile, and one more for the parts at its edges
+constexpr int64_t kLargeSlice = 48 * 1024;  // bytes of a slice of which a multiprocessor has one at a time
 constexpr int kFew = 3, kWide = 16;   // too few tiles per multiprocessor; the vectors side by side of a wide tile
 
 struct ColumnPlanner {
@@ -41,16 +41,20 @@ struct ColumnPlanner {
     CudaPlan best = plan_in_place();
     if (!merges || view.strided || n == 1) return best;
     double speed = expected(best);
-    for (const auto& other : {plan_staged(), plan_shifted()}) {
-      if (!other || expected(*other) <= speed) continue;
+    const auto try_it = [&](const std::optional<CudaPlan>& other) {
+      if (!other || expected(*other) <= speed) return;
       best = *other, speed = expected(best);
-    }
+    };
+    try_it(plan_staged());
+    if (view.tile == view.full) return best;
+    if (view.tile * bytes >= 4) try_it(plan_narrow(view.tile, access_of(view.tile)));
+    if (view.shift > view.tile && inner >= 2 * view.shift) try_it(plan_narrow(shifted_vector(), VecAccess::shifted));
     return best;
   }
+  VecAccess access_of(int vector) const { return inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated; }
 
-  // About which part of the speed of memory a plan reaches, as random shapes of 30 to 300 MB have it (H100,
-  // 2026-11-25). Vectors of a half type cost more instructions than memory takes time; blocks that share columns wait
-  // for each other.
+  // About which part of the speed of memory a plan reaches, as 3,000 plans of random shapes of 64 to 400 MB have it
+  // (H100, 2026-11-25).
   double expected(const CudaPlan& plan) const {
     const int64_t cols = plan.takes_slabs() ? inner : int64_t(plan.threads_x()) * plan.vec_size;
     const int64_t blocks = plan.is_staged() ? ceil_div(view.slices(), int64_t(plan.slices_per_group()))
@@ -59,27 +63,41 @@ struct ColumnPlanner {
     return busy * expected_of_full_chip(plan);
   }
   double expected_of_full_chip(const CudaPlan& plan) const {
-    const bool half = bytes == 2, is_small = n * inner * read * operands < 2048;
-    const double shared = plan.tier == Tier::columns_grid      ? 0.6
+    const bool half = bytes == 2, gradient = operands > 1;
+    const int blocks = plan.blocks_per_tile();
+    const int64_t slice = n * inner * read * operands;
+    // Blocks that share columns wait for each other.
+    const double shared = plan.tier == Tier::columns_grid      ? 0.55
                           : plan.tier == Tier::columns_twopass ? 0.5
-                          : plan.blocks_per_tile() > 8         ? 0.85
+                          : blocks > 8                         ? 0.78
+                          : blocks > 4                         ? 0.88
+                          : blocks > 2                         ? 0.95
                                                                : 1;
     if (plan.is_staged()) {
-      const double most = half ? operands > 1 ? 0.75 : 0.79 : 0.87;
-      return most * (plan.stages() > 1 ? 1 : 0.75) * (n < 4 && operands == 1 ? 0.7 : 1);
+      return (half ? 0.86 : 0.9) * (plan.stages() == 1 ? 0.68 : slice > kLargeSlice ? 0.83 : 1) *
+             (n < 4 && half && !gradient ? 0.65 : 1);
     }
-    if (plan.is_shifted()) {
-      const double most = half ? operands > 1 && plan.blocks_per_tile() == 1 ? 0.84 : 0.66 : operands > 1 ? 0.84 : 0.76;
-      return most * shared * (n < 2 * plan.threads_y() ? 0.6 : 1) * (plan.threads_x() < 6 ? 0.6 : 1);
+    if (plan.takes_slabs()) {
+      const double most = plan.access == VecAccess::slab_aligned && (!half || gradient || plan.smem_vecs) ? 0.93
+                          : half                                                                         ? 0.7
+                          : gradient                                                                     ? 0.78
+                                                                                                         : 0.88;
+      return most * shared * (slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1);
     }
-    if (plan.access == VecAccess::slab_aligned) return is_small ? 0.3 : 0.88;
-    if (plan.access == VecAccess::slab) return (half ? 0.58 : 0.78) * shared * (is_small ? 0.5 : 1);
     const int vec_bytes = plan.vec_size * bytes;
-    const double line = vec_bytes >= 16 ? 0.92 : vec_bytes >= 8 ? 0.87 : !half ? 0.75 : vec_bytes == 4 ? 0.65 : 0.35;
-    const int64_t side = int64_t(plan.threads_x()) * plan.vec_size, tile = n * (side < inner ? side : inner) * bytes;
-    return line * shared * (vec_bytes < 8 && plan.blocks_per_tile() > 1 ? 0.85 : 1) *
+    const double most = plan.is_shifted() ? (!half ? gradient ? 0.95 : 0.84 : gradient ? 0.88 : 0.76) *
+                                                (blocks > 4 ? 0.8 : blocks > 2 && !half ? 0.85 : 1)
+                        : vec_bytes >= 8  ? 0.95
+                        : vec_bytes >= 4  ? 0.92
+                                          : 0.52;
+    const int64_t side = int64_t(plan.threads_x()) * plan.vec_size, line = (side < inner ? side : inner) * bytes;
+    const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks);  // vectors of a thread
+    const int64_t items = each * plan.vec_size, tile = n * line * operands;
+    return most * shared * (items < 8 ? 0.6 : items < 12 || (each < 6 && !gradient) ? 0.9 : 1) *
+           (line < 64 && vec_bytes < 16 && !gradient ? 0.75 : line < 128 && side < inner ? 0.9 : 1) *
            (tile < 1024   ? 0.4
             : tile < 2048 ? 0.7
+            : tile < 4096 ? 0.8
                           : 1);
   }
 
@@ -98,12 +116,14 @@ struct ColumnPlanner {
         turn <= kSlabThreads) {
       if (const auto found = plan_half_gradient(turn)) return *found;
     }
-    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn))
-      return *plan_tiles(entry(), true);
+    if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn)) {
+      if (view.tile == view.full) return *plan_tiles(entry(), true);
+      return *plan_narrow(view.tile, access_of(view.tile));
+    }
     const int vector = view.slab;
     const VecAccess access = view.slab_whole ? VecAccess::slab_aligned : VecAccess::slab;
     const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
-    const int64_t turns = threads_of(turn, kSlabThreads) / turn;
+    const int64_t turns = threads_of(turn, bytes == 4 && operands == 1 ? 2 * kSlabThreads : kSlabThreads) / turn;
     const int across = int(turn * (turns < useful ? turns : useful));
     const bool ahead = access == VecAccess::slab_aligned && vector * read >= 4 && bytes == 2;
     return share(across, 1, vector, most, ahead ? kPrefetch : 0, access);
@@ -114,50 +134,83 @@ struct ColumnPlanner {
     return int(items <= 4 ? items : items <= 16 ? up_to(items, 2) : up_to(items, 4));
   }
 
-  // Whole slices through shared memory, in groups: of about kGroupBytes, fewer where there would be too few groups for
-  // all multiprocessors. None where a slice is too large.
+  // Whole slices through shared memory, in groups of as many as one turn of a block's threads has columns for, of up to
+  // kGroupBytes; fewer where there would be too few groups for all multiprocessors. None where a slice is too large.
   std::optional<CudaPlan> plan_staged() const {
-    constexpr int64_t kGroupBytes = 24 * 1024, kThreads = 512, kGroupsPerSm = 4;
+    constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 8 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
-    const int64_t most_vecs = bytes == 8 || operands > 1 ? 16 : 32, slice = n * inner * read * operands;
-    const int64_t down = ceil_div(n, most_vecs);
+    // A thread takes two columns, but not of a gradient, nor where two elements of half types are no word.
+    const int vector = operands > 1 || bytes == 8 || (bytes == 2 && inner % 2 && n > 8) ? 1 : 2;
+    const int64_t slice = n * inner * read * operands, down = ceil_div(n, bytes == 8 ? kVecs / 2 : kVecs),
+                  slice_vecs = ceil_div(inner, int64_t(vector));
     if (down > kThreads / 2) return {};
-    int64_t group = kGroupBytes / slice, fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
+    const int64_t fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
+    int64_t group = kThreads / (down * slice_vecs), least = kLeastBytes / slice, most = operands * kGroupBytes / slice;
+    group = group < least ? least : group > most ? most : group;
     group = group < fair ? group : fair;
     group = group < 1 ? 1 : group < 16 ? group : group / 8 * 8;
     while (group < view.slices() && group * n * inner * view.narrowest < 16) ++group;
-    const int vector = bytes == 2 ? 2 : 1;
-    const int64_t vecs = group * ceil_div(inner, int64_t(vector)),
-                  across = ceil_div(vecs, ceil_div(vecs, kThreads / down));
+    const int64_t vecs = group * slice_vecs, across = ceil_div(vecs, ceil_div(vecs, kThreads / down));
     CudaPlan made = {Tier::columns_staged, int(across), int(down), compiled_items(ceil_div(n, down)) * vector, vector, 2,
                      int(group),           VecAccess::aligned};
-    // Results may need a place of their own.
+    // Results need a place of their own if they do not begin at the same byte of a vector.
+    const bool in_place = view.slab == view.full && read == bytes && view.narrowest == bytes;
     const int64_t span = operands * count_span_bytes(group, n * inner, read, kSliceGap),
-                  room = smem_room(made, across * vector) - count_span_bytes(group, n * inner, bytes, kSliceGap);
+                  own = in_place ? 0 : count_span_bytes(group, n * inner, bytes, kSliceGap),
+                  room = smem_room(made, across * vector) - own;
     if (span > room) return {};
     if (2 * span > room) made.blocks_per_row = 1;
     return made;
   }
 
-  // Tiles whose lines begin at different elements of a vector: kShiftedVecs vectors side by side, so that few are at an
-  // edge, in as few blocks as hold them. Wider tiles and more threads were no faster (H100, 2026-11-25).
-  std::optional<CudaPlan> plan_shifted() const {
-    const int vector = view.shift, period = vector ? view.period(vector) : 1;
-    if (vector < 2 || vector * bytes < 8 || view.tile == view.full || inner < 2 * vector) return {};
-    const int64_t each = ceil_div(inner, ceil_div(inner, kShiftedVecs * vector + 1));
-    int across = int(ceil_div(each + vector - 1, int64_t(vector)));
-    if (across < 3) across = 3;
-    const int in_smem = vector * read < 4 ? 0 : 1, few = 8 / operands, many = 12 / operands;
-    struct {
-      int threads, vecs, smem_vecs, blocks;
-    } const ways[] = {
-        {256, 8, 0, 4}, {512, 8, 0, 8}, {512, few, in_smem * few, 8}, {512, many, in_smem * 2 * many, 16}};
-    for (const auto& way : ways) {
-      const auto made = share(across, lines_down(across, way.threads, period), vector, way.vecs, way.smem_vecs,
-                              VecAccess::shifted, false);
-      if (made && made->blocks_per_tile() <= way.blocks) return made;
+  // Of shifted tiles: of float columns 4 elements, but one where a column is long enough to have threads busy; of half
+  // types 2, of gradients 4.
+  int shifted_vector() const {
+    const int vector = bytes == 2 && operands == 1 ? 2 : 4;
+    return vector < view.shift ? vector : view.shift;
+  }
+
+  // Tiles of lines that are no whole vectors of 16 bytes, in lines of 256 bytes where so few blocks hold the columns,
+  // else of 128, of more threads. A thread has as many vectors in registers as there are of its elements at most, or
+  // some there and more in shared memory. Where no cluster holds the columns, they go over the chip.
+  std::optional<CudaPlan> plan_narrow(int vector, VecAccess access) const {
+    struct Way {
+      int line_bytes, threads, vecs, smem_vecs, blocks;
+    };
+    const int vec_bytes = vector * bytes, shift = access == VecAccess::shifted,
+              period = shift ? view.period(vector) : 1;
+    const bool in_smem = vector * read >= 4 && vector > 1 && access != VecAccess::predicated;
+    const int many = vec_bytes <= 4 ? 28 : vec_bytes == 8 ? bytes == 8 ? 12 : 24 : 16, in_registers = many / operands,
+              few = vec_bytes == 4 || (vec_bytes == 8 && operands == 1) ? 12 : 8;
+    const Way in_smem_ways[] = {{256, 256, in_registers, 0, 2},
+                                {256, 256, few, 24 / operands, shift ? 4 : 4 * operands},
+                                {256, shift ? 512 : 0, few, 24 / operands, 8},
+                                {256, shift ? 512 : 0, in_registers, 24 / operands, 16},
+                                {128, 256, few, 24 / operands, 16},
+                                {128, 256, in_registers, 24 / operands, 16},
+                                {128, 512, few, 24 / operands, 16},
+                                {128, 512, in_registers, 24 / operands, 16}},
+              register_ways[] = {{256, 256, in_registers, 0, 16}, {128, 256, in_registers, 0, 16},
+                                 {128, 512, in_registers, 0, 16}};
+    const int64_t vectors = ceil_div(inner, int64_t(vector));
+    int across = 1;
+    const auto try_way = [&](const Way& way) -> std::optional<CudaPlan> {
+      if (way.threads == 0) return {};
+      const int64_t side = way.line_bytes / vec_bytes;
+      across = int(2 * vectors <= 3 * side ? vectors : ceil_div(vectors, ceil_div(vectors, side))) + shift;
+      if (shift && across < 3) across = 3;
+      const auto made =
+          share(across, lines_down(across, way.threads, period), vector, way.vecs, way.smem_vecs, access, false);
+      return made && made->blocks_per_tile() <= way.blocks ? made : std::nullopt;
+    };
+    if (in_smem) {
+      for (const auto& way : in_smem_ways)
+        if (const auto made = try_way(way)) return made;
+    } else {
+      for (const auto& way : register_ways)
+        if (const auto made = try_way(way)) return made;
     }
-    return plan_grid(across, vector, VecAccess::shifted);
+    return plan_grid(across, vector, access);
   }
 
  private:
