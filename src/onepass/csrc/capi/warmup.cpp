@@ -104,10 +104,10 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   const auto look = [&] {
     view.tiles.outer.count = 0;
     std::vector<CudaPlan> plans;
-    plans.reserve(numbers.size() + 1), plans.push_back(planner(view).plan());
+    plans.reserve(numbers.size() + 1), plans.push_back(planner(view).plan_in_place());
     if (plans[0].tier != Tier::columns) {
       view.tiles.outer.count = 1;
-      for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, plans.push_back(planner(view).plan());
+      for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, plans.push_back(planner(view).plan_in_place());
     }
     for (const CudaPlan& plan : plans) visit(plan);
     return plans;
@@ -127,7 +127,7 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
       view.tile = vector;
       for (int across = 1; across <= kWide * view.full / vector; ++across) {
         view.tiles.inner = int64_t(across) * vector;
-        visit(planner(view).plan());
+        visit(planner(view).plan_in_place());
       }
     }
   }
@@ -175,18 +175,21 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
     view.tiles.outer.count = 1;
     for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, try_it();
   };
-  constexpr int64_t kMostAcross = 256;  // more than any way has side by side
-  for (int vector = 1; vector < view.full && merges; vector *= 2) {
-    for (int64_t across = 1; across <= kMostAcross; ++across) {
-      narrow(vector, VecAccess::aligned, across * vector);
-      if (vector > 1) narrow(vector, VecAccess::predicated, across * vector + 1);
-    }
+  constexpr int64_t kMostAcross = 200;  // more than any way has side by side
+  const bool narrows = merges && planner(view).bytes < 8;
+  for (int vector = 1; vector < view.full && narrows; vector *= 2) {
+    for (int64_t across = 1; across <= kMostAcross; ++across) narrow(vector, VecAccess::aligned, across * vector);
   }
   view.tile = 1;
-  for (view.shift = 2; view.shift <= view.full && merges; view.shift *= 2) {
-    const int vector = planner(view).shifted_vector();
-    for (view.lead_step = 1; view.lead_step <= vector; view.lead_step *= 2) {
-      for (int64_t across = 2; across <= kMostAcross; ++across) narrow(vector, VecAccess::shifted, across * vector);
+  for (view.shift = 2; view.shift <= view.full && narrows; view.shift *= 2) {
+    for (int vector = 2; vector <= 4 && vector <= view.shift; vector *= 2) {
+      for (view.lead_step = 1; view.lead_step <= vector; view.lead_step *= 2) {
+        for (int64_t across = 2; across <= kMostAcross; ++across) {
+          view.tiles.inner = across * vector;
+          if (view.shift == 4 && view.full > 4 && across * vector >= 2 * view.full) break;  // they go as with 8
+          if (planner(view).shifted_vector() == vector) narrow(vector, VecAccess::shifted, across * vector);
+        }
+      }
     }
   }
   // Groups of slices, of so many columns, few and many. Kernels differ by the number of threads.

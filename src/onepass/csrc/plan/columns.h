@@ -46,9 +46,10 @@ struct ColumnPlanner {
       best = *other, speed = expected(best);
     };
     try_it(plan_staged());
-    if (view.tile == view.full) return best;
-    if (view.tile * bytes >= 4) try_it(plan_narrow(view.tile, access_of(view.tile)));
-    if (view.shift > view.tile && inner >= 2 * view.shift) try_it(plan_narrow(shifted_vector(), VecAccess::shifted));
+    if (view.tile == view.full || bytes == 8) return best;  // of doubles exponentials take the time
+    const int shift = shifted_vector();
+    if (view.tile * bytes >= 4 && !(bytes == 4 && shift && !gradient)) try_it(plan_narrow(view.tile, access_of(view.tile)));
+    if (shift) try_it(plan_narrow(shift, VecAccess::shifted));
     return best;
   }
   VecAccess access_of(int vector) const { return inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated; }
@@ -77,24 +78,25 @@ struct ColumnPlanner {
       return (half ? 0.86 : 0.9) * (plan.stages() == 1 ? 0.68 : slice > kLargeSlice ? 0.83 : 1) *
              (n < 4 && half && !gradient ? 0.65 : 1);
     }
+    const int vec_bytes = plan.vec_size * bytes;
     if (plan.takes_slabs()) {
       const double most = plan.access == VecAccess::slab_aligned && (!half || gradient || plan.smem_vecs) ? 0.93
                           : half                                                                         ? 0.7
                           : gradient                                                                     ? 0.78
                                                                                                          : 0.88;
-      return most * shared * (slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1);
+      return most * (half || gradient || blocks > 16 ? shared : plan.threads_x() < 3 * inner ? 0.82 : 1) * (slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1);
     }
-    const int vec_bytes = plan.vec_size * bytes;
-    const double most = plan.is_shifted() ? (!half ? gradient ? 0.95 : 0.84 : gradient ? 0.88 : 0.76) *
-                                                (blocks > 4 ? 0.8 : blocks > 2 && !half ? 0.85 : 1)
-                        : vec_bytes >= 8  ? 0.95
-                        : vec_bytes >= 4  ? 0.92
-                                          : 0.52;
     const int64_t side = int64_t(plan.threads_x()) * plan.vec_size, line = (side < inner ? side : inner) * bytes;
+    const double most = !plan.is_shifted()         ? vec_bytes >= 8 ? 0.95 : vec_bytes >= 4 ? 0.92 : 0.52
+                        : half && !gradient        ? blocks > 4 ? 0.66 : 0.76
+                        : !half && gradient        ? 0.72
+                        : line < 200               ? 0.72
+                                                   : 0.86;
     const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks);  // vectors of a thread
     const int64_t items = each * plan.vec_size, tile = n * line * operands;
-    return most * shared * (items < 8 ? 0.6 : items < 12 || (each < 6 && !gradient) ? 0.9 : 1) *
-           (line < 64 && vec_bytes < 16 && !gradient ? 0.75 : line < 128 && side < inner ? 0.9 : 1) *
+    return most * shared * (vec_bytes < 16 && items < 8 ? 0.6 : vec_bytes < 16 && items < 12 && !gradient ? 0.9 : 1) *
+           (half && !gradient && each > 2 && each < 6 ? 0.9 : 1) *
+           (line < 64 && vec_bytes < 16 && !gradient ? 0.75 : line < 100 && side < inner ? 0.9 : 1) *
            (tile < 1024   ? 0.4
             : tile < 2048 ? 0.7
             : tile < 4096 ? 0.8
@@ -117,7 +119,7 @@ struct ColumnPlanner {
       if (const auto found = plan_half_gradient(turn)) return *found;
     }
     if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn)) {
-      if (view.tile == view.full) return *plan_tiles(entry(), true);
+      if (view.tile == view.full || bytes == 8) return *plan_tiles(entry(), true);
       return *plan_narrow(view.tile, access_of(view.tile));
     }
     const int vector = view.slab;
@@ -137,7 +139,7 @@ struct ColumnPlanner {
   // Whole slices through shared memory, in groups of as many as one turn of a block's threads has columns for, of up to
   // kGroupBytes; fewer where there would be too few groups for all multiprocessors. None where a slice is too large.
   std::optional<CudaPlan> plan_staged() const {
-    constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 8 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
+    constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 12 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
     // A thread takes two columns, but not of a gradient, nor where two elements of half types are no word.
     const int vector = operands > 1 || bytes == 8 || (bytes == 2 && inner % 2 && n > 8) ? 1 : 2;
@@ -145,7 +147,7 @@ struct ColumnPlanner {
                   slice_vecs = ceil_div(inner, int64_t(vector));
     if (down > kThreads / 2) return {};
     const int64_t fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
-    int64_t group = kThreads / (down * slice_vecs), least = kLeastBytes / slice, most = operands * kGroupBytes / slice;
+    int64_t group = kThreads / (down * slice_vecs), least = kLeastBytes / slice, most = (operands > 1 || bytes > 2 ? 2 : 1) * kGroupBytes / slice;
     group = group < least ? least : group > most ? most : group;
     group = group < fair ? group : fair;
     group = group < 1 ? 1 : group < 16 ? group : group / 8 * 8;
@@ -163,52 +165,65 @@ struct ColumnPlanner {
     return made;
   }
 
-  // Of shifted tiles: of float columns 4 elements, but one where a column is long enough to have threads busy; of half
-  // types 2, of gradients 4.
+  // The elements of a vector of shifted tiles, 0 where others are faster or there are none.
   int shifted_vector() const {
-    const int vector = bytes == 2 && operands == 1 ? 2 : 4;
+    constexpr int64_t kFewFloats = 200, kManyHalves = 512;  // columns side by side
+    if (view.shift <= view.tile || inner < 2 * view.shift) return 0;
+    if (bytes == 4 && !gradient && inner >= kFewFloats && n >= 16) return 0;
+    const int vector = bytes == 2 && !gradient && inner < kManyHalves ? 2 : 4;
     return vector < view.shift ? vector : view.shift;
   }
 
-  // Tiles of lines that are no whole vectors of 16 bytes, in lines of 256 bytes where so few blocks hold the columns,
-  // else of 128, of more threads. A thread has as many vectors in registers as there are of its elements at most, or
-  // some there and more in shared memory. Where no cluster holds the columns, they go over the chip.
+  // Tiles of lines that are no whole vectors of 16 bytes. The first way whose blocks hold the columns is taken: of lines
+  // of so many bytes, of so many threads, each of which has so many vectors in registers and in shared memory at most.
+  // Where no way does, columns go over the chip. The ways are the fastest of 100 random shapes (H100, 2026-11-25).
   std::optional<CudaPlan> plan_narrow(int vector, VecAccess access) const {
     struct Way {
       int line_bytes, threads, vecs, smem_vecs, blocks;
     };
-    const int vec_bytes = vector * bytes, shift = access == VecAccess::shifted,
-              period = shift ? view.period(vector) : 1;
+    constexpr int kMostWays = 5;
+    struct Ways {
+      Way all[kMostWays];
+    };
+    constexpr Ways kWords = {{{256, 256, 28, 0, 2}, {256, 256, 22, 24, 8}, {128, 256, 28, 0, 16}, {128, 256, 8, 48, 16},
+                              {128, 512, 22, 24, 16}}},
+                   kPairs = {{{256, 256, 16, 0, 8}, {256, 256, 16, 24, 8}, {128, 256, 20, 0, 16}, {128, 256, 12, 24, 16},
+                              {128, 512, 16, 24, 16}}},
+                   kFloatPairs = {{{256, 256, 20, 0, 8}, {256, 256, 12, 24, 8}, {128, 256, 20, 0, 16},
+                                   {128, 256, 12, 24, 16}, {128, 512, 12, 24, 16}}},
+                   kRegisters = {{{256, 256, 28, 0, 16}, {128, 256, 28, 0, 16}, {128, 512, 28, 0, 16}}},
+                   kShiftedWords = {{{256, 512, 24, 0, 1}, {256, 256, 12, 24, 4}, {256, 512, 12, 24, 8},
+                                     {256, 512, 22, 24, 16}, {128, 512, 22, 24, 16}}},
+                   kShiftedPairs = {{{512, 512, 8, 12, 4}, {256, 256, 12, 8, 8}, {256, 512, 8, 24, 16},
+                                     {256, 512, 16, 24, 16}, {128, 512, 16, 24, 16}}},
+                   kShiftedVecs = {{{512, 256, 8, 8, 8}, {512, 256, 12, 24, 16}, {256, 512, 12, 24, 16}}},
+                   kGradWords = {{{256, 256, 14, 0, 2}, {256, 256, 12, 12, 8}, {128, 256, 12, 12, 16},
+                                  {128, 512, 14, 12, 16}}},
+                   kGradPairs = {{{256, 512, 10, 0, 1}, {256, 256, 8, 12, 8}, {128, 512, 8, 12, 16}}},
+                   kGradRegisters = {{{128, 256, 14, 0, 1}, {128, 512, 14, 0, 1}, {128, 256, 14, 0, 16},
+                                      {128, 512, 14, 0, 16}}},
+                   kGradShiftedPairs = {{{512, 512, 6, 12, 4}, {256, 512, 6, 12, 16}, {128, 512, 6, 12, 16}}},
+                   kGradShiftedVecs = {{{256, 512, 6, 12, 16}, {128, 512, 6, 12, 16}}};
+    const bool shift = access == VecAccess::shifted, two = operands > 1;
     const bool in_smem = vector * read >= 4 && vector > 1 && access != VecAccess::predicated;
-    const int many = vec_bytes <= 4 ? 28 : vec_bytes == 8 ? bytes == 8 ? 12 : 24 : 16, in_registers = many / operands,
-              few = vec_bytes == 4 || (vec_bytes == 8 && operands == 1) ? 12 : 8;
-    const Way in_smem_ways[] = {{256, 256, in_registers, 0, 2},
-                                {256, 256, few, 24 / operands, shift ? 4 : 4 * operands},
-                                {256, shift ? 512 : 0, few, 24 / operands, 8},
-                                {256, shift ? 512 : 0, in_registers, 24 / operands, 16},
-                                {128, 256, few, 24 / operands, 16},
-                                {128, 256, in_registers, 24 / operands, 16},
-                                {128, 512, few, 24 / operands, 16},
-                                {128, 512, in_registers, 24 / operands, 16}},
-              register_ways[] = {{256, 256, in_registers, 0, 16}, {128, 256, in_registers, 0, 16},
-                                 {128, 512, in_registers, 0, 16}};
+    const int vec_bytes = vector * bytes, period = shift ? view.period(vector) : 1;
+    const Ways& ways = !in_smem         ? two ? kGradRegisters : kRegisters
+                       : vec_bytes <= 4 ? two ? kGradWords : shift ? kShiftedWords : kWords
+                       : vec_bytes <= 8 ? two ? shift ? kGradShiftedPairs : kGradPairs
+                                        : shift ? kShiftedPairs : bytes > 2 ? kFloatPairs : kPairs
+                       : two            ? kGradShiftedVecs
+                                        : kShiftedVecs;
     const int64_t vectors = ceil_div(inner, int64_t(vector));
     int across = 1;
-    const auto try_way = [&](const Way& way) -> std::optional<CudaPlan> {
-      if (way.threads == 0) return {};
-      const int64_t side = way.line_bytes / vec_bytes;
+    for (const Way& way : ways.all) {
+      if (!way.threads) break;
+      const int64_t side = way.line_bytes / vec_bytes - shift;
       across = int(2 * vectors <= 3 * side ? vectors : ceil_div(vectors, ceil_div(vectors, side))) + shift;
       if (shift && across < 3) across = 3;
-      const auto made =
-          share(across, lines_down(across, way.threads, period), vector, way.vecs, way.smem_vecs, access, false);
-      return made && made->blocks_per_tile() <= way.blocks ? made : std::nullopt;
-    };
-    if (in_smem) {
-      for (const auto& way : in_smem_ways)
-        if (const auto made = try_way(way)) return made;
-    } else {
-      for (const auto& way : register_ways)
-        if (const auto made = try_way(way)) return made;
+      const int vecs = in_smem || vec_bytes < 8 ? way.vecs : way.vecs / 2;  // which take two registers
+      const auto made = share(across, lines_down(across, way.threads, period, vector), vector, vecs, way.smem_vecs,
+                              access, false);
+      if (made && made->blocks_per_tile() <= way.blocks) return made;
     }
     return plan_grid(across, vector, access);
   }
@@ -289,9 +304,11 @@ struct ColumnPlanner {
 
   const Entry& entry() const { return look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n); }
 
-  // The same as most_down, and a multiple of the lines after which one begins at the same element of a vector.
-  int lines_down(int across, int threads, int period) const {
-    const int down = most_down(across, threads) / period * period;
+  // The threads down a column of a narrow tile: each has 16 elements at least, of each of two operands 8. They are a multiple of the lines after
+  // which one begins at the same element of a vector.
+  int lines_down(int across, int threads, int period, int vector) const {
+    const int64_t useful = ceil_div(n * vector, int64_t(16 / operands)), most = threads / across;
+    const int down = int(most < useful ? most : useful) / period * period;
     return down ? down : period;
   }
 
@@ -375,7 +392,7 @@ struct ColumnPlanner {
       if (slab)
         across = int(turn * (turn < threads ? threads / turn : 1));
       else
-        down = lines_down(across, threads, access == VecAccess::shifted ? view.period(vector) : 1);
+        down = access == VecAccess::shifted ? lines_down(across, threads, view.period(vector), 8) : most_down(across, threads);
     };
     // The first attempts have many threads, which work on what has come while more is on its way, and no more vectors
     // in shared memory than in registers.
