@@ -66,7 +66,7 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
     return nullptr;
   }
   if (!is_power_of_two(plan.vec_size, view.full) || plan.items_per_thread % plan.vec_size) return "vector";
-  if (vecs < 1 || vecs > (planner.operands > 1 ? 16 : 24) || (vecs > 16 && vecs % 2)) return "vectors per thread";
+  if (vecs < 1 || vecs > (planner.operands > 1 ? 16 : 28) || (vecs > 16 && vecs % 2)) return "vectors per thread";
   if (plan.threads_x() < 1 || plan.threads_y() < 1 || plan.threads() > 1024) return "threads";
   if (plan.tier == Tier::columns ? !is_power_of_two(plan.blocks_per_tile(), 16) : plan.blocks_per_tile() < 1)
     return "blocks per tile";
@@ -106,10 +106,13 @@ const char* find_fault_of_groups(const Problem& problem, const ColumnView& view,
   const Tiles tiles = tiles_of(view, plan);
   std::vector<int> seen(size_t(problem.layout.rows * problem.layout.n));
   for (int64_t group = 0; group < tiles.slices; ++group) {
-    const int64_t cols = std::min<int64_t>(tiles.group_cols, tiles.inner - group * tiles.group_cols);
-    for (int64_t column = 0; column < tiles.tiles_per_slice * tiles.threads_x; ++column) {
-      for (int64_t row = 0; row < int64_t(tiles.threads_y) * tiles.vecs_per_thread_max; ++row) {
-        if (column < cols && row < tiles.n) ++seen[size_t((group * tiles.group_cols + column) * tiles.n + row)];
+    const int64_t first = group * tiles.group_slices,
+                  vecs = std::min<int64_t>(tiles.group_slices, tiles.all_slices - first) * tiles.slice_vecs;
+    for (int64_t vec = 0; vec < std::min<int64_t>(vecs, tiles.tiles_per_slice * tiles.threads_x); ++vec) {
+      const int64_t slice = first + vec / tiles.slice_vecs, column = vec % tiles.slice_vecs * plan.vec_size;
+      for (int64_t row = 0; row < std::min<int64_t>(tiles.n, int64_t(tiles.threads_y) * tiles.vecs_per_thread_max); ++row) {
+        for (int64_t c = column; c < std::min<int64_t>(column + plan.vec_size, tiles.slice_cols); ++c)
+          ++seen[size_t((slice * tiles.slice_cols + c) * tiles.n + row)];
       }
     }
   }

@@ -75,22 +75,22 @@ struct ColumnPlanner {
                           : blocks > 2                         ? 0.95
                                                                : 1;
     if (plan.is_staged()) {
-      return (half ? 0.86 : 0.9) * (plan.stages() == 1 ? 0.68 : slice > kLargeSlice ? 0.83 : 1) *
-             (n < 4 && half && !gradient ? 0.65 : 1);
+      if (!half) return plan.stages() == 1 ? 0.8 : 0.9;
+      return 0.86 * (plan.stages() == 1 ? 0.68 : slice > kLargeSlice ? 0.83 : 1) * (n < 4 && !gradient ? 0.65 : 1);
     }
     const int vec_bytes = plan.vec_size * bytes;
     if (plan.takes_slabs()) {
-      const double most = plan.access == VecAccess::slab_aligned && (!half || gradient || plan.smem_vecs) ? 0.93
-                          : half                                                                         ? 0.7
-                          : gradient                                                                     ? 0.78
-                                                                                                         : 0.88;
-      return most * (half || gradient || blocks > 16 ? shared : plan.threads_x() < 3 * inner ? 0.82 : 1) * (slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1);
+      const double small = slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1;
+      if (plan.access == VecAccess::slab_aligned && (!half || gradient || plan.smem_vecs))
+        return 0.93 * (blocks > 16 ? shared : blocks > 8 ? 0.95 : 1) * small;
+      if (half || gradient) return (half ? 0.7 : 0.78) * shared * small;
+      return 0.88 * (blocks > 16 ? shared : plan.threads_x() < 3 * inner ? 0.82 : 1) * small;
     }
     const int64_t side = int64_t(plan.threads_x()) * plan.vec_size, line = (side < inner ? side : inner) * bytes;
     const double most = !plan.is_shifted()         ? vec_bytes >= 8 ? 0.95 : vec_bytes >= 4 ? 0.92 : 0.52
                         : half && !gradient        ? blocks > 4 ? 0.66 : 0.76
                         : !half && gradient        ? 0.72
-                        : line < 200               ? 0.72
+                        : line < 200 || blocks > 4 ? 0.72
                                                    : 0.86;
     const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks);  // vectors of a thread
     const int64_t items = each * plan.vec_size, tile = n * line * operands;
@@ -125,7 +125,7 @@ struct ColumnPlanner {
     const int vector = view.slab;
     const VecAccess access = view.slab_whole ? VecAccess::slab_aligned : VecAccess::slab;
     const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
-    const int64_t turns = threads_of(turn, bytes == 4 && operands == 1 ? 2 * kSlabThreads : kSlabThreads) / turn;
+    const int64_t turns = threads_of(turn, bytes == 4 && operands == 1 && !view.slab_whole ? 2 * kSlabThreads : kSlabThreads) / turn;
     const int across = int(turn * (turns < useful ? turns : useful));
     const bool ahead = access == VecAccess::slab_aligned && vector * read >= 4 && bytes == 2;
     return share(across, 1, vector, most, ahead ? kPrefetch : 0, access);
@@ -139,7 +139,7 @@ struct ColumnPlanner {
   // Whole slices through shared memory, in groups of as many as one turn of a block's threads has columns for, of up to
   // kGroupBytes; fewer where there would be too few groups for all multiprocessors. None where a slice is too large.
   std::optional<CudaPlan> plan_staged() const {
-    constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 12 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
+    constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 16 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
     // A thread takes two columns, but not of a gradient, nor where two elements of half types are no word.
     const int vector = operands > 1 || bytes == 8 || (bytes == 2 && inner % 2 && n > 8) ? 1 : 2;
@@ -147,7 +147,7 @@ struct ColumnPlanner {
                   slice_vecs = ceil_div(inner, int64_t(vector));
     if (down > kThreads / 2) return {};
     const int64_t fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
-    int64_t group = kThreads / (down * slice_vecs), least = kLeastBytes / slice, most = (operands > 1 || bytes > 2 ? 2 : 1) * kGroupBytes / slice;
+    int64_t group = kThreads / (down * slice_vecs), least = (operands > 1 ? kGroupBytes : kLeastBytes) / slice, most = (operands > 1 || bytes > 2 ? 2 : 1) * kGroupBytes / slice;
     group = group < least ? least : group > most ? most : group;
     group = group < fair ? group : fair;
     group = group < 1 ? 1 : group < 16 ? group : group / 8 * 8;
