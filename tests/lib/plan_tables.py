@@ -136,7 +136,7 @@ COLUMN_PLANS = {
     for access in sorted(_BY_ACCESS)
     for tier in (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS)
 }
-# Threads side by side and down a column, vectors of a thread, their columns, groups in shared memory, slices of a group.
+# Threads side by side and down a column, vectors of a thread and their columns, groups on the chip, slices of a group.
 COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] = [
     Plan(Tier.COLUMNS_STAGED, x, y, vectors * columns, columns, stages, slices, Access.ALIGNED)
     for x, y, vectors, columns, stages, slices in (

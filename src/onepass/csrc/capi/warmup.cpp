@@ -107,7 +107,8 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
     plans.reserve(numbers.size() + 1), plans.push_back(planner(view).plan_in_place());
     if (plans[0].tier != Tier::columns) {
       view.tiles.outer.count = 1;
-      for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, plans.push_back(planner(view).plan_in_place());
+      for (const int64_t tiles : numbers)
+        view.tiles.outer.sizes[0] = tiles, plans.push_back(planner(view).plan_in_place());
     }
     for (const CudaPlan& plan : plans) visit(plan);
     return plans;

@@ -14,7 +14,7 @@ constexpr int kSlabThreads = 128, kLongestTurn = 512;  // threads that take a sl
 // A tile that has a multiprocessor to itself: its vectors side by side, and the elements of a column at most.
 constexpr int kAlone = 4, kAloneMost = 4096;
 constexpr int64_t kLargeSlice = 48 * 1024;  // bytes of a slice of which a multiprocessor has one at a time
-constexpr int kFew = 3, kWide = 16;   // too few tiles per multiprocessor; the vectors side by side of a wide tile
+constexpr int kFew = 3, kWide = 16;         // too few tiles per multiprocessor; the vectors side by side of a wide tile
 
 struct ColumnPlanner {
   const ColumnView& view;
@@ -48,7 +48,8 @@ struct ColumnPlanner {
     try_it(plan_staged());
     if (view.tile == view.full || bytes == 8) return best;  // of doubles exponentials take the time
     const int shift = shifted_vector();
-    if (view.tile * bytes >= 4 && !(bytes == 4 && shift && !gradient)) try_it(plan_narrow(view.tile, access_of(view.tile)));
+    if (view.tile * bytes >= 4 && !(bytes == 4 && shift && !gradient))
+      try_it(plan_narrow(view.tile, access_of(view.tile)));
     if (shift) try_it(plan_narrow(shift, VecAccess::shifted));
     return best;
   }
@@ -87,16 +88,23 @@ struct ColumnPlanner {
       return 0.88 * (blocks > 16 ? shared : plan.threads_x() < 3 * inner ? 0.82 : 1) * small;
     }
     const int64_t side = int64_t(plan.threads_x()) * plan.vec_size, line = (side < inner ? side : inner) * bytes;
-    const double most = !plan.is_shifted()         ? vec_bytes >= 8 ? 0.95 : vec_bytes >= 4 ? 0.92 : 0.52
+    const double most = !plan.is_shifted()         ? vec_bytes >= 8   ? 0.95
+                                                     : vec_bytes >= 4 ? 0.92
+                                                                      : 0.52
                         : half && !gradient        ? blocks > 4 ? 0.66 : 0.76
                         : !half && gradient        ? 0.72
                         : line < 200 || blocks > 4 ? 0.72
                                                    : 0.86;
     const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks);  // vectors of a thread
     const int64_t items = each * plan.vec_size, tile = n * line * operands;
-    return most * shared * (vec_bytes < 16 && items < 8 ? 0.6 : vec_bytes < 16 && items < 12 && !gradient ? 0.9 : 1) *
+    return most * shared *
+           (vec_bytes < 16 && items < 8                 ? 0.6
+            : vec_bytes < 16 && items < 12 && !gradient ? 0.9
+                                                        : 1) *
            (half && !gradient && each > 2 && each < 6 ? 0.9 : 1) *
-           (line < 64 && vec_bytes < 16 && !gradient ? 0.75 : line < 100 && side < inner ? 0.9 : 1) *
+           (line < 64 && vec_bytes < 16 && !gradient ? 0.75
+            : line < 100 && side < inner             ? 0.9
+                                                     : 1) *
            (tile < 1024   ? 0.4
             : tile < 2048 ? 0.7
             : tile < 4096 ? 0.8
@@ -125,7 +133,8 @@ struct ColumnPlanner {
     const int vector = view.slab;
     const VecAccess access = view.slab_whole ? VecAccess::slab_aligned : VecAccess::slab;
     const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
-    const int64_t turns = threads_of(turn, bytes == 4 && operands == 1 && !view.slab_whole ? 2 * kSlabThreads : kSlabThreads) / turn;
+    const int64_t turns =
+        threads_of(turn, bytes == 4 && operands == 1 && !view.slab_whole ? 2 * kSlabThreads : kSlabThreads) / turn;
     const int across = int(turn * (turns < useful ? turns : useful));
     const bool ahead = access == VecAccess::slab_aligned && vector * read >= 4 && bytes == 2;
     return share(across, 1, vector, most, ahead ? kPrefetch : 0, access);
@@ -147,14 +156,16 @@ struct ColumnPlanner {
                   slice_vecs = ceil_div(inner, int64_t(vector));
     if (down > kThreads / 2) return {};
     const int64_t fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
-    int64_t group = kThreads / (down * slice_vecs), least = (operands > 1 ? kGroupBytes : kLeastBytes) / slice, most = (operands > 1 || bytes > 2 ? 2 : 1) * kGroupBytes / slice;
+    int64_t group = kThreads / (down * slice_vecs), least = (operands > 1 ? kGroupBytes : kLeastBytes) / slice,
+            most = (operands > 1 || bytes > 2 ? 2 : 1) * kGroupBytes / slice;
     group = group < least ? least : group > most ? most : group;
     group = group < fair ? group : fair;
     group = group < 1 ? 1 : group < 16 ? group : group / 8 * 8;
     while (group < view.slices() && group * n * inner * view.narrowest < 16) ++group;
     const int64_t vecs = group * slice_vecs, across = ceil_div(vecs, ceil_div(vecs, kThreads / down));
-    CudaPlan made = {Tier::columns_staged, int(across), int(down), compiled_items(ceil_div(n, down)) * vector, vector, 2,
-                     int(group),           VecAccess::aligned};
+    CudaPlan made = {
+        Tier::columns_staged, int(across),       int(down), compiled_items(ceil_div(n, down)) * vector, vector, 2,
+        int(group),           VecAccess::aligned};
     // Results need a place of their own if they do not begin at the same byte of a vector.
     const bool in_place = view.slab == view.full && read == bytes && view.narrowest == bytes;
     const int64_t span = operands * count_span_bytes(group, n * inner, read, kSliceGap),
@@ -174,9 +185,10 @@ struct ColumnPlanner {
     return vector < view.shift ? vector : view.shift;
   }
 
-  // Tiles of lines that are no whole vectors of 16 bytes. The first way whose blocks hold the columns is taken: of lines
-  // of so many bytes, of so many threads, each of which has so many vectors in registers and in shared memory at most.
-  // Where no way does, columns go over the chip. The ways are the fastest of 100 random shapes (H100, 2026-11-25).
+  // Tiles of lines that are no whole vectors of 16 bytes. The first way whose blocks hold the columns is taken: of
+  // lines of so many bytes, of so many threads, each of which has so many vectors in registers and in shared memory at
+  // most. Where no way does, columns go over the chip. The ways are the fastest of 100 random shapes (H100,
+  // 2026-11-25).
   std::optional<CudaPlan> plan_narrow(int vector, VecAccess access) const {
     struct Way {
       int line_bytes, threads, vecs, smem_vecs, blocks;
@@ -185,32 +197,50 @@ struct ColumnPlanner {
     struct Ways {
       Way all[kMostWays];
     };
-    constexpr Ways kWords = {{{256, 256, 28, 0, 2}, {256, 256, 22, 24, 8}, {128, 256, 28, 0, 16}, {128, 256, 8, 48, 16},
-                              {128, 512, 22, 24, 16}}},
-                   kPairs = {{{256, 256, 16, 0, 8}, {256, 256, 16, 24, 8}, {128, 256, 20, 0, 16}, {128, 256, 12, 24, 16},
-                              {128, 512, 16, 24, 16}}},
-                   kFloatPairs = {{{256, 256, 20, 0, 8}, {256, 256, 12, 24, 8}, {128, 256, 20, 0, 16},
-                                   {128, 256, 12, 24, 16}, {128, 512, 12, 24, 16}}},
-                   kRegisters = {{{256, 256, 28, 0, 16}, {128, 256, 28, 0, 16}, {128, 512, 28, 0, 16}}},
-                   kShiftedWords = {{{256, 512, 24, 0, 1}, {256, 256, 12, 24, 4}, {256, 512, 12, 24, 8},
-                                     {256, 512, 22, 24, 16}, {128, 512, 22, 24, 16}}},
-                   kShiftedPairs = {{{512, 512, 8, 12, 4}, {256, 256, 12, 8, 8}, {256, 512, 8, 24, 16},
-                                     {256, 512, 16, 24, 16}, {128, 512, 16, 24, 16}}},
-                   kShiftedVecs = {{{512, 256, 8, 8, 8}, {512, 256, 12, 24, 16}, {256, 512, 12, 24, 16}}},
-                   kGradWords = {{{256, 256, 14, 0, 2}, {256, 256, 12, 12, 8}, {128, 256, 12, 12, 16},
-                                  {128, 512, 14, 12, 16}}},
-                   kGradPairs = {{{256, 512, 10, 0, 1}, {256, 256, 8, 12, 8}, {128, 512, 8, 12, 16}}},
-                   kGradRegisters = {{{128, 256, 14, 0, 1}, {128, 512, 14, 0, 1}, {128, 256, 14, 0, 16},
-                                      {128, 512, 14, 0, 16}}},
-                   kGradShiftedPairs = {{{512, 512, 6, 12, 4}, {256, 512, 6, 12, 16}, {128, 512, 6, 12, 16}}},
-                   kGradShiftedVecs = {{{256, 512, 6, 12, 16}, {128, 512, 6, 12, 16}}};
+    constexpr Ways
+        kWords = {{{256, 256, 28, 0, 2},
+                   {256, 256, 22, 24, 8},
+                   {128, 256, 28, 0, 16},
+                   {128, 256, 8, 48, 16},
+                   {128, 512, 22, 24, 16}}},
+        kPairs = {{{256, 256, 16, 0, 8},
+                   {256, 256, 16, 24, 8},
+                   {128, 256, 20, 0, 16},
+                   {128, 256, 12, 24, 16},
+                   {128, 512, 16, 24, 16}}},
+        kFloatPairs = {{{256, 256, 20, 0, 8},
+                        {256, 256, 12, 24, 8},
+                        {128, 256, 20, 0, 16},
+                        {128, 256, 12, 24, 16},
+                        {128, 512, 12, 24, 16}}},
+        kRegisters = {{{256, 256, 28, 0, 16}, {128, 256, 28, 0, 16}, {128, 512, 28, 0, 16}}},
+        kShiftedWords = {{{256, 512, 24, 0, 1},
+                          {256, 256, 12, 24, 4},
+                          {256, 512, 12, 24, 8},
+                          {256, 512, 22, 24, 16},
+                          {128, 512, 22, 24, 16}}},
+        kShiftedPairs = {{{512, 512, 8, 12, 4},
+                          {256, 256, 12, 8, 8},
+                          {256, 512, 8, 24, 16},
+                          {256, 512, 16, 24, 16},
+                          {128, 512, 16, 24, 16}}},
+        kShiftedVecs = {{{512, 256, 8, 8, 8}, {512, 256, 12, 24, 16}, {256, 512, 12, 24, 16}}},
+        kGradWords = {{{256, 256, 14, 0, 2}, {256, 256, 12, 12, 8}, {128, 256, 12, 12, 16}, {128, 512, 14, 12, 16}}},
+        kGradPairs = {{{256, 512, 10, 0, 1}, {256, 256, 8, 12, 8}, {128, 512, 8, 12, 16}}},
+        kGradRegisters = {{{128, 256, 14, 0, 1}, {128, 512, 14, 0, 1}, {128, 256, 14, 0, 16}, {128, 512, 14, 0, 16}}},
+        kGradShiftedPairs = {{{512, 512, 6, 12, 4}, {256, 512, 6, 12, 16}, {128, 512, 6, 12, 16}}},
+        kGradShiftedVecs = {{{256, 512, 6, 12, 16}, {128, 512, 6, 12, 16}}};
     const bool shift = access == VecAccess::shifted, two = operands > 1;
     const bool in_smem = vector * read >= 4 && vector > 1 && access != VecAccess::predicated;
     const int vec_bytes = vector * bytes, period = shift ? view.period(vector) : 1;
     const Ways& ways = !in_smem         ? two ? kGradRegisters : kRegisters
-                       : vec_bytes <= 4 ? two ? kGradWords : shift ? kShiftedWords : kWords
-                       : vec_bytes <= 8 ? two ? shift ? kGradShiftedPairs : kGradPairs
-                                        : shift ? kShiftedPairs : bytes > 2 ? kFloatPairs : kPairs
+                       : vec_bytes <= 4 ? two     ? kGradWords
+                                          : shift ? kShiftedWords
+                                                  : kWords
+                       : vec_bytes <= 8 ? two         ? shift ? kGradShiftedPairs : kGradPairs
+                                          : shift     ? kShiftedPairs
+                                          : bytes > 2 ? kFloatPairs
+                                                      : kPairs
                        : two            ? kGradShiftedVecs
                                         : kShiftedVecs;
     const int64_t vectors = ceil_div(inner, int64_t(vector));
@@ -221,8 +251,8 @@ struct ColumnPlanner {
       across = int(2 * vectors <= 3 * side ? vectors : ceil_div(vectors, ceil_div(vectors, side))) + shift;
       if (shift && across < 3) across = 3;
       const int vecs = in_smem || vec_bytes < 8 ? way.vecs : way.vecs / 2;  // which take two registers
-      const auto made = share(across, lines_down(across, way.threads, period, vector), vector, vecs, way.smem_vecs,
-                              access, false);
+      const auto made =
+          share(across, lines_down(across, way.threads, period, vector), vector, vecs, way.smem_vecs, access, false);
       if (made && made->blocks_per_tile() <= way.blocks) return made;
     }
     return plan_grid(across, vector, access);
@@ -304,8 +334,8 @@ struct ColumnPlanner {
 
   const Entry& entry() const { return look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n); }
 
-  // The threads down a column of a narrow tile: each has 16 elements at least, of each of two operands 8. They are a multiple of the lines after
-  // which one begins at the same element of a vector.
+  // The threads down a column of a narrow tile: each has 16 elements at least, of each of two operands 8. They are a
+  // multiple of the lines after which one begins at the same element of a vector.
   int lines_down(int across, int threads, int period, int vector) const {
     const int64_t useful = ceil_div(n * vector, int64_t(16 / operands)), most = threads / across;
     const int down = int(most < useful ? most : useful) / period * period;
@@ -392,7 +422,8 @@ struct ColumnPlanner {
       if (slab)
         across = int(turn * (turn < threads ? threads / turn : 1));
       else
-        down = access == VecAccess::shifted ? lines_down(across, threads, view.period(vector), 8) : most_down(across, threads);
+        down = access == VecAccess::shifted ? lines_down(across, threads, view.period(vector), 8)
+                                            : most_down(across, threads);
     };
     // The first attempts have many threads, which work on what has come while more is on its way, and no more vectors
     // in shared memory than in registers.

@@ -67,8 +67,9 @@ struct GroupSpan {
 template <class C>
 struct StagedGroup;
 
-// A thread's vectors of a tile: each `threads_y`th of its columns. A line has `slice_vecs` vectors; where its columns are
-// no whole vectors the last one has fewer. So that a tile is whole vectors too, it counts the columns that those lack.
+// A thread's vectors of a tile: each `threads_y`th of its columns. A line has `slice_vecs` vectors; where its columns
+// are no whole vectors the last one has fewer. So that a tile is whole vectors too, it counts the columns that those
+// lack.
 template <class C>
 struct StagedTile {
   static constexpr int V = C::kVecSize, before = 0;
@@ -173,8 +174,8 @@ __device__ inline T load_smem_if(bool condition, uint32_t at, T value) {
   }
   return value;
 }
-// The same for two elements of 2 bytes that lie together: `word` is where they are one word, else they go one by one, if
-// `low` and `high` hold.
+// The same for two elements of 2 bytes that lie together: `word` is where they are one word, else they go one by one,
+// if `low` and `high` hold.
 struct PairAccess {
   uint32_t word, low, high;
 };
