@@ -25,18 +25,22 @@ struct TileWalk {
 
   template <class Work>
   void for_each(int64_t begin, int64_t end, Work work) const {
+    const bool columns = plan.kind == TileKind::columns, in_slices = plan.kind == TileKind::slices;
+    const int64_t tiles = columns ? ceil_div(inner.size, plan.rows) : 1;  // of a slice
+    int64_t tile = begin % tiles;
+    TileItem item;
+    item.first = in_slices ? begin * plan.rows : begin / tiles;
+    OffsetCalculator at(layout.outer, item.first, of_slice);
     for (int64_t i = begin; i < end; ++i) {
-      TileItem item;
-      const int64_t tiles = plan.kind == TileKind::columns ? ceil_div(inner.size, plan.rows) : 1;
-      item.first = plan.kind == TileKind::slices ? i * plan.rows : i / tiles;
-      const OffsetCalculator at(layout.outer, item.first, of_slice);
-      const int64_t column = i % tiles * plan.rows;
-      const int64_t rest = plan.kind == TileKind::columns ? inner.size - column : slices - item.first;
+      const int64_t column = tile * plan.rows, rest = columns ? inner.size - column : slices - item.first;
       item.count = plan.kind == TileKind::parts ? 1 : rest < plan.rows ? rest : plan.rows;
       for (int t = 0; t < kMaxTensors; ++t) {
-        item.offset[t] = at.offset[t] + (plan.kind == TileKind::columns ? column * inner.strides[t] : 0);
+        item.offset[t] = at.offset[t] + (columns ? column * inner.strides[t] : 0);
       }
       work(item);
+      if (++tile < tiles) continue;
+      tile = 0, item.first += in_slices ? plan.rows : 1;
+      for (int64_t s = in_slices ? plan.rows : 1; s > 0; --s) at.next();
     }
   }
 
