@@ -53,6 +53,16 @@ def test_columns_in_every_tier(emulator, turn, place):
     )
 
 
+PAIRS_OF_COLUMNS = [p for p in plan_tables.COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] if p.vec_size == 2]
+
+
+@pytest.mark.parametrize("types", plan_tables.PAIRS, ids=names)
+@pytest.mark.parametrize("plan", thin(PAIRS_OF_COLUMNS, 2), ids=names)
+def test_pairs_of_columns_of_any_types(emulator, plan, types):
+    """Of two elements of a half type that are one word in the input, the results may be two, and the other way."""
+    plans.check_columns(emulator, "softmax", types, plan)
+
+
 @pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=names)
 def test_gradients_of_columns_in_every_tier(emulator, turn, place):
     function = [*plan_tables.FAMILY, "logsumexp"][turn // 2 % 4]

@@ -5,8 +5,9 @@
 #include <optional>
 #include <utility>
 
-#include "rows.h"
 #include "column_view.h"
+#include "narrow_ways.h"
+#include "rows.h"
 
 namespace onepass {
 
@@ -55,7 +56,7 @@ struct ColumnPlanner {
   }
   VecAccess access_of(int vector) const { return inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated; }
 
-  // About which part of the speed of memory a plan reaches, as 3,000 plans of random shapes of 64 to 400 MB have it
+  // About which part of the speed of memory a plan reaches, as 5,000 plans of random shapes of 64 to 400 MB have it
   // (H100, 2026-11-25).
   double expected(const CudaPlan& plan) const {
     const int64_t cols = plan.takes_slabs() ? inner : int64_t(plan.threads_x()) * plan.vec_size;
@@ -150,7 +151,8 @@ struct ColumnPlanner {
   std::optional<CudaPlan> plan_staged() const {
     constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 16 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
-    // A thread takes two columns, but not of a gradient, nor where two elements of half types are no word.
+    // A thread takes two columns, but not of a gradient, nor of a half type whose pairs are no words and columns not
+    // short (786089 x 4 x 9 .77 of a copy by two, .80 by one; 758 x 19 x 2391 .72, .78; H100, 2026-11-25).
     const int vector = operands > 1 || bytes == 8 || (bytes == 2 && inner % 2 && n > 8) ? 1 : 2;
     const int64_t slice = n * inner * read * operands, down = ceil_div(n, bytes == 8 ? kVecs / 2 : kVecs),
                   slice_vecs = ceil_div(inner, int64_t(vector));
@@ -185,67 +187,16 @@ struct ColumnPlanner {
     return vector < view.shift ? vector : view.shift;
   }
 
-  // Tiles of lines that are no whole vectors of 16 bytes. The first way whose blocks hold the columns is taken: of
-  // lines of so many bytes, of so many threads, each of which has so many vectors in registers and in shared memory at
-  // most. Where no way does, columns go over the chip. The ways are the fastest of 100 random shapes (H100,
-  // 2026-11-25).
+  // Tiles of lines that are no whole vectors of 16 bytes, by the first way whose blocks hold the columns. Where no way
+  // does, columns go over the chip.
   std::optional<CudaPlan> plan_narrow(int vector, VecAccess access) const {
-    struct Way {
-      int line_bytes, threads, vecs, smem_vecs, blocks;
-    };
-    constexpr int kMostWays = 5;
-    struct Ways {
-      Way all[kMostWays];
-    };
-    constexpr Ways
-        kWords = {{{256, 256, 28, 0, 2},
-                   {256, 256, 22, 24, 8},
-                   {128, 256, 28, 0, 16},
-                   {128, 256, 8, 48, 16},
-                   {128, 512, 22, 24, 16}}},
-        kPairs = {{{256, 256, 16, 0, 8},
-                   {256, 256, 16, 24, 8},
-                   {128, 256, 20, 0, 16},
-                   {128, 256, 12, 24, 16},
-                   {128, 512, 16, 24, 16}}},
-        kFloatPairs = {{{256, 256, 20, 0, 8},
-                        {256, 256, 12, 24, 8},
-                        {128, 256, 20, 0, 16},
-                        {128, 256, 12, 24, 16},
-                        {128, 512, 12, 24, 16}}},
-        kRegisters = {{{256, 256, 28, 0, 16}, {128, 256, 28, 0, 16}, {128, 512, 28, 0, 16}}},
-        kShiftedWords = {{{256, 512, 24, 0, 1},
-                          {256, 256, 12, 24, 4},
-                          {256, 512, 12, 24, 8},
-                          {256, 512, 22, 24, 16},
-                          {128, 512, 22, 24, 16}}},
-        kShiftedPairs = {{{512, 512, 8, 12, 4},
-                          {256, 256, 12, 8, 8},
-                          {256, 512, 8, 24, 16},
-                          {256, 512, 16, 24, 16},
-                          {128, 512, 16, 24, 16}}},
-        kShiftedVecs = {{{512, 256, 8, 8, 8}, {512, 256, 12, 24, 16}, {256, 512, 12, 24, 16}}},
-        kGradWords = {{{256, 256, 14, 0, 2}, {256, 256, 12, 12, 8}, {128, 256, 12, 12, 16}, {128, 512, 14, 12, 16}}},
-        kGradPairs = {{{256, 512, 10, 0, 1}, {256, 256, 8, 12, 8}, {128, 512, 8, 12, 16}}},
-        kGradRegisters = {{{128, 256, 14, 0, 1}, {128, 512, 14, 0, 1}, {128, 256, 14, 0, 16}, {128, 512, 14, 0, 16}}},
-        kGradShiftedPairs = {{{512, 512, 6, 12, 4}, {256, 512, 6, 12, 16}, {128, 512, 6, 12, 16}}},
-        kGradShiftedVecs = {{{256, 512, 6, 12, 16}, {128, 512, 6, 12, 16}}};
     const bool shift = access == VecAccess::shifted, two = operands > 1;
     const bool in_smem = vector * read >= 4 && vector > 1 && access != VecAccess::predicated;
     const int vec_bytes = vector * bytes, period = shift ? view.period(vector) : 1;
-    const Ways& ways = !in_smem         ? two ? kGradRegisters : kRegisters
-                       : vec_bytes <= 4 ? two     ? kGradWords
-                                          : shift ? kShiftedWords
-                                                  : kWords
-                       : vec_bytes <= 8 ? two         ? shift ? kGradShiftedPairs : kGradPairs
-                                          : shift     ? kShiftedPairs
-                                          : bytes > 2 ? kFloatPairs
-                                                      : kPairs
-                       : two            ? kGradShiftedVecs
-                                        : kShiftedVecs;
+    const NarrowWays& ways = narrow_ways(vec_bytes, bytes, in_smem, shift, two);
     const int64_t vectors = ceil_div(inner, int64_t(vector));
     int across = 1;
-    for (const Way& way : ways.all) {
+    for (const NarrowWay& way : ways.all) {
       if (!way.threads) break;
       const int64_t side = way.line_bytes / vec_bytes - shift;
       across = int(2 * vectors <= 3 * side ? vectors : ceil_div(vectors, ceil_div(vectors, side))) + shift;

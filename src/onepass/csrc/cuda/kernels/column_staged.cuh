@@ -299,7 +299,7 @@ struct StagedLoad {
       at = smem + GroupSpan<Out>(out, tiles, tile.group).skip;
     }
     at += tile.first * (int)sizeof(Out) + tile.first_slice * tiles.result_gap;
-    for_each_vec(at, step, [&](int i, PairAccess access) {
+    for_each_vec<Out>(at, step, [&](int i, PairAccess access) {
       if constexpr (is_half2<C, Out>) {
         store_smem_pair(access, at + i * step, pack_half2<Out>(result(fragment, i, 0), result(fragment, i, 1)));
       } else {
@@ -320,11 +320,12 @@ struct StagedLoad {
   }
 
  private:
-  // Calls f(i, access) for each vector, whose elements exist, and are one word, as `access` says. The first one is at
-  // `at`, and the next `step` bytes further. By the plans of ColumnPlanner all but kSpare vectors of a thread exist.
-  template <class F>
+  // Calls f(i, access) for each vector of elements of type T, which exist, and are one word, as `access` says. The
+  // first one is at `at`, and the next `step` bytes further. By the plans of ColumnPlanner all but kSpare vectors of a
+  // thread exist.
+  template <class T, class F>
   __device__ void for_each_vec(uint32_t at, int step, F f) const {
-    constexpr bool kWords = is_half2<C, In>;
+    constexpr bool kWords = is_half2<C, T>;
     constexpr int kSpare = kVecs <= 4 ? 1 : kVecs <= 16 ? 2 : 4;
     const bool has_high = V > 1 && tile.rest > 1;
     const bool begin = kWords && has_high && at % 4 == 0, next = kWords && has_high && (at + step) % 4 == 0;
@@ -347,7 +348,7 @@ struct StagedLoad {
     const int step = tile.step * (int)sizeof(T);
     at += tile.first * (int)sizeof(T) + tile.first_slice * sequence.tiles.operand_gap;
     const T none = C::Operand::template neutral<T>();
-    for_each_vec(at, step, [&](int i, PairAccess access) {
+    for_each_vec<T>(at, step, [&](int i, PairAccess access) {
       if constexpr (is_half2<C, T>) {
         to.at[i].at[0] = load_smem_pair(access, at + i * step, none.bits * 0x10001u);
       } else {
