@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PASSES = ("forward", "backward", "backward_broadcast")  # the last: the result's gradient has one value per row
 TIERS = (
     *("warp", "staged", "block", "cluster", "grid", "twopass"),
-    *("columns", "columns-grid", "columns-twopass", "columns-staged"),
+    *("columns", "columns-grid", "columns-twopass", "columns-staged", "pipelined"),
 )
 _TABLES = ("write", "reduce", "unaligned", "few_rows", "columns", "columns_backward")
 TABLES = tuple(f"{name}_f{bits}" for name in _TABLES for bits in (32, 16))  # as in csrc/plan/tables.h
@@ -146,16 +146,19 @@ def plan_from_entry(
     shared: int,
     cooperative: bool = True,
     which: str = "forward",
+    reduces: bool = False,
 ) -> Plan | None:
     """The plan by a table entry alone, without its limit, of contiguous tensors of these sizes over the middle dim.
 
-    None where the entry does not hold rows, or columns, so long. `shared`: bytes of shared memory per block.
+    None where the entry does not hold rows, or columns, so long. `shared`: bytes of shared memory per block. `reduces`:
+    of logsumexp, else of softmax.
 
     >>> tuple(plan_from_entry([0, 32, 0, 1, 0], (4096, 1000, 1), torch.float32, 90, 132, 227 * 1024) or ())
     (0, 32, 4, 32, 4, 1, 0, 2)
     """
     kind = PASSES.index(which), DTYPES.index(dtype), _int64s(entry), _int64s(sizes)
-    answer = _ask("onepass_plan_from_entry", *kind, arch, sm_count, shared, ctypes.c_bool(cooperative), size=256)
+    flags = map(ctypes.c_bool, (cooperative, reduces))
+    answer = _ask("onepass_plan_from_entry", *kind, arch, sm_count, shared, *flags, size=256)
     return Plan(*json.loads(answer)) if answer else None
 
 

@@ -7,15 +7,17 @@ namespace emulator {
 
 // Barriers of threads ------------------------------------------------------------------------------------------------
 
-// Waits until `expected` threads have arrived. Returns the phase that has ended.
-inline uint64_t arrive_and_wait(Thread* t, ThreadBarrier& barrier, uint32_t expected) {
+// One more thread of `expected` has arrived. Returns the phase that it arrived in.
+inline uint64_t arrive(Thread* t, ThreadBarrier& barrier, uint32_t expected) {
   const uint64_t phase = barrier.phase;
   has_happened(t);
-  if (++barrier.arrived >= expected) {
-    barrier.arrived = 0, ++barrier.phase;
-  } else {
-    while (barrier.phase == phase) wait(t);
-  }
+  if (++barrier.arrived >= expected) barrier.arrived = 0, ++barrier.phase;
+  return phase;
+}
+// Waits until `expected` threads have arrived. Returns the phase that has ended.
+inline uint64_t arrive_and_wait(Thread* t, ThreadBarrier& barrier, uint32_t expected) {
+  const uint64_t phase = arrive(t, barrier, expected);
+  while (barrier.phase == phase) wait(t);
   return phase;
 }
 
@@ -26,6 +28,7 @@ inline ThreadBarrier& barrier_of(Thread* t, uint32_t number) {
 }
 inline void block_sync(Thread* t, uint32_t number, uint32_t count) { arrive_and_wait(t, barrier_of(t, number), count); }
 inline void block_sync(Thread* t, uint32_t number) { block_sync(t, number, threads_of(t)); }
+inline void block_arrive(Thread* t, uint32_t number, uint32_t count) { arrive(t, barrier_of(t, number), count); }
 inline bool block_any(Thread* t, uint32_t number, bool mine) {
   ThreadBarrier& barrier = barrier_of(t, number);
   bool* const any = barrier.any;

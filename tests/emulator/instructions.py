@@ -183,6 +183,8 @@ class Instructions(Operands):
     def bar_(self, m: list[str], o: list[str]) -> str:
         if m == ["sync"]:
             return f"block_sync(t, {', '.join(self.get('u32', operand) for operand in o)});"
+        if m == ["arrive"]:
+            return f"block_arrive(t, {self.get('u32', o[0])}, {self.get('u32', o[1])});"
         if m == ["warp", "sync"]:
             return f"warp_sync(t, {self.get('u32', o[0])});"
         if m == ["red", "or", "pred"]:

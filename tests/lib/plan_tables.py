@@ -14,6 +14,7 @@ Tier = IntEnum("Tier", [name.upper().replace("-", "_") for name in native.TIERS]
 Access = IntEnum("Access", "PREDICATED SCALAR ALIGNED SLAB SLAB_ALIGNED STRIDED SHIFTED", start=0)
 SLABS = (Access.SLAB, Access.SLAB_ALIGNED)
 PREFETCH = 1  # of a column plan's smem_vecs: room for the next tile
+OF_COLUMNS = (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS, Tier.COLUMNS_STAGED)
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 FAMILY = ("softmax", "log_softmax", "softmin")
 Types = tuple[torch.dtype, torch.dtype]
@@ -68,6 +69,10 @@ ROW_PLANS = [
     (Plan(Tier.GRID, 64, 1, 0, 4, 3, 8, Access.PREDICATED), [1, 250, 12289, 50001]),
     (Plan(Tier.GRID, 32, 1, 0, 8, 132, 0, Access.PREDICATED), [9, 1_000_001]),
     (Plan(Tier.GRID, 96, 1, 0, 2, 5, 16, Access.SCALAR), [1, 3, 4801, 30011]),
+    (Plan(Tier.PIPELINED, 64, 1, 16, 4, 3, 16, Access.PREDICATED), [4, 250, 4098, 9001]),
+    (Plan(Tier.PIPELINED, 32, 1, 16, 8, 132, 4, Access.PREDICATED), [9, 60_001]),
+    (Plan(Tier.PIPELINED, 128, 1, 4, 2, 1, 20, Access.PREDICATED), [3, 2047, 4600]),
+    (Plan(Tier.PIPELINED, 96, 1, 4, 4, 2, 3, Access.PREDICATED), [7, 767, 1535]),
     (Plan(Tier.TWOPASS, 64, 1, 4, 1, 1, 0, Access.PREDICATED), [1, 63, 257, 5000]),
     (Plan(Tier.TWOPASS, 512, 1, 16, 4, 1, 0, Access.PREDICATED), [4, 8188, 8192, 8193, 20001]),
 ]
@@ -75,12 +80,16 @@ ROW_PLANS = [
 # In all tables below, items are vectors: `widen` makes a plan of one. Of gradients of rows:
 ROW_GRADIENT_PLANS = {
     "warp": Plan(Tier.WARP, 32, 4, 7, 1, 1, 0),
+    "staged": Plan(Tier.STAGED, 4, 32, 10, 1, 1, 2),
+    "staged, one lane": Plan(Tier.STAGED, 1, 128, 34, 1, 1, 1),
     "lanes": Plan(Tier.WARP, 8, 16, 8, 1, 1, 0),
     "block": Plan(Tier.BLOCK, 256, 1, 4, 1, 1, 0),
     "cluster": Plan(Tier.CLUSTER, 64, 1, 4, 1, 4, 0),
     "cluster16": Plan(Tier.CLUSTER, 64, 1, 2, 1, 16, 0),
     "grid": Plan(Tier.GRID, 64, 1, 4, 1, 3, 4),
     "grid, nothing in registers": Plan(Tier.GRID, 64, 1, 0, 1, 2, 0),
+    "pipelined": Plan(Tier.PIPELINED, 64, 1, 2, 1, 3, 28),
+    "pipelined, one chunk a row": Plan(Tier.PIPELINED, 96, 1, 4, 1, 6, 8),
     "twopass": Plan(Tier.TWOPASS, 64, 1, 2, 1, 1, 0),
 }
 LOGSUMEXP_GRADIENT_PLANS = [
@@ -170,7 +179,7 @@ def slab_lines(plan: Plan, vector: int, inner: int) -> int:
 
 def widen(plan: Plan, vector: int, inner: int = 1) -> Plan:
     """A plan of a table, for vectors of so many elements and so many columns side by side."""
-    if plan.tier == Tier.COLUMNS_STAGED:
+    if plan.tier in (Tier.STAGED, Tier.COLUMNS_STAGED):
         return plan
     plan = plan._replace(items_per_thread=plan.items_per_thread * vector, vec_size=vector)
     return plan._replace(threads_per_row=slab_lines(plan, vector, inner)) if plan.access in SLABS else plan

@@ -225,28 +225,36 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
         vec_size=min(plan.vec_size, 16 // (x_type.itemsize if reduces else max(x_type.itemsize, y_type.itemsize)))
     )
     tier, threads, _, items, vector, blocks, smem_vecs, access = plan
+    if tier == Tier.PIPELINED:
+        if reduces:
+            return
+        items = min(items, 4 * vector)
+        plan, places = plan._replace(items_per_thread=items), smem_vecs // (items // vector)
+        lengths = [n for n in lengths if -(-n // (threads * items * blocks)) < places]
     if (tier == Tier.CLUSTER and runner.most_cluster == 1) or (items // vector > 16 and tier == Tier.GRID):
         return
     if smem_vecs and tier != Tier.STAGED and vector * x_type.itemsize < 4:
         return
     on_gpu = runner.device == "cuda"
+    streams = tier in (Tier.GRID, Tier.TWOPASS, Tier.PIPELINED)
     room = (
         threads * (items + (0 if tier == Tier.STAGED else smem_vecs * vector)) * (blocks if tier == Tier.CLUSTER else 1)
     )
     for n in lengths if on_gpu else [n for n in lengths if n < 60_000]:
         span = n if n % vector == 0 or access or tier == Tier.STAGED else n + vector - 1
-        if (n < vector and not access) or (tier not in (Tier.GRID, Tier.TWOPASS) and span > room):
+        if (n < vector and not access) or (not streams and span > room):
             continue
         rows = (37 if on_gpu else 9) + (plan.rows_per_block * smem_vecs if tier == Tier.STAGED else 0)  # a whole tile
         x = special(rows, n, 1, x_type, runner.device, few=True).contiguous()
         aligned = tier in (Tier.WARP, Tier.BLOCK, Tier.CLUSTER) and not access and n % vector == 0
         for one in (access, Access.ALIGNED) if aligned else (access,):
             # Short tiles through shared memory also begin within vectors: in input and result, or in the result alone;
-            # and there are gaps between the rows of the input.
-            short = ((0, 0, 0), (1, 1, 0), (0, 1, 0), (1, 0, min(3, n // 2)))
-            for x_at, y_at, gap in short if tier == Tier.STAGED and n < 100 else short[:1]:
-                there, given = operand(x, Place((n + gap, 1, 1), x_at), x_type), plan._replace(access=one)
-                forward(runner, function, there, y_type, Place((n, 1, 1), y_at), given, closely=True)
+            # and there are gaps between rows.
+            few = min(3, n // 2)
+            short = ((0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 0, 0), (1, 0, few, 0), (1, 1, few, few), (0, 1, few, n // 4))
+            for x_at, y_at, x_gap, y_gap in short if tier == Tier.STAGED and n < 100 else short[:1]:
+                there, given = operand(x, Place((n + x_gap, 1, 1), x_at), x_type), plan._replace(access=one)
+                forward(runner, function, there, y_type, Place((n + y_gap, 1, 1), y_at), given, closely=True)
 
 
 def is_served(function: str, x_type: torch.dtype, y_type: torch.dtype) -> bool:

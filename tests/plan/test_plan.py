@@ -71,13 +71,12 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
         of = {"arch": compute, "sm_count": multiprocessors}
         plan = native.plan("softmax", True, (rows, n), (n, 1), (n, 1), [1], x_type, y_type, **of)
         tier, (_, lanes, group, values, vector, split, smem_vecs, _) = plan["tier"], plan["plan"]
-        assert plan["threads"] == lanes * group + (
-            32 if tier == "grid" else 0
-        )  # a warp beside those that share the row
+        # Beside those that share the row there is a warp that sends messages, or there are two.
+        assert plan["threads"] == lanes * group + {"grid": 32, "pipelined": 64}.get(tier, 0)
         assert 32 <= plan["threads"] <= 1024
-        assert plan["grid"] % split == 0
+        assert plan["grid"] % split == 0 or tier == "pipelined"
         turns = smem_vecs if tier == "staged" else 1
-        if tier != "grid":
+        if tier not in ("grid", "pipelined"):
             assert plan["grid"] // split * group * turns >= min(rows, (2**31 - 1) // split)
         assert 1 <= plan["grid"] <= 2**31 - 1
         assert vector * widest <= 16
@@ -90,16 +89,19 @@ def test_every_length_has_a_sound_plan(x_type, y_type):
         else:
             assert vector == (narrow if widest == 2 and n < 128 else whole)  # rows of any length go in vectors
         assert values % vector == 0
-        assert split in {"cluster": (2, 4, 8, 16), "grid": range(1, multiprocessors + 1)}.get(tier, (1,))
+        assert split in {
+            "cluster": (2, 4, 8, 16),
+            **dict.fromkeys(("grid", "pipelined"), range(1, multiprocessors + 1)),
+        }.get(tier, (1,))
         assert tier != "cluster" or split <= GPUS[compute, multiprocessors]
         kept = values + (0 if tier == "staged" else smem_vecs * vector)
-        if tier in ("twopass", "grid"):
+        if tier in ("twopass", "grid", "pipelined"):
             assert group == 1
             assert n * widest > 2**15  # shorter rows need no more than a cluster
         else:
             assert lanes * kept * split >= (n if n % vector == 0 or rows == 1 or tier == "staged" else n + vector - 1)
             assert values * min(widest, 8) <= 160
-        if tier in ("block", "cluster", "grid"):
+        if tier in ("block", "cluster", "grid", "pipelined"):
             most = {80: 163, 89: 99, 90: 227, 100: 227}[compute] * 1024
             assert smem_vecs * vector * x_type.itemsize * lanes <= most - 8192
         owns = tier in ("warp", "staged")

@@ -15,7 +15,7 @@ import torch
 from emulator.build import ptx_of
 from lib.kernels import disassemble, name_of, read_usage, select_kernels
 from lib.paths import CORE
-from lib.plan_tables import BF16, F16, F32, F64, Access, Plan, Tier, names
+from lib.plan_tables import BF16, F16, F32, F64, OF_COLUMNS, Access, Plan, Tier, names
 from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass._kernel_compiler import Kernel
@@ -62,7 +62,7 @@ def stack_limit(kernel: Kernel) -> int:
     elements, of messages and of what the blocks of clusters send; in the tier grid up to twelve words, which are read
     once a row, or once a chunk of eight vectors."""
     plan, doubles = Plan(*kernel.plan), kernel.x_type is F64
-    if plan.tier >= Tier.COLUMNS:
+    if plan.tier in OF_COLUMNS:
         if plan.tier == Tier.COLUMNS_TWOPASS and doubles:
             return 40
         if plan.access == Access.STRIDED or plan.tier == Tier.COLUMNS_GRID:
@@ -80,7 +80,7 @@ def expected_instructions(kernel: Kernel) -> dict[str, str]:
     """Regular expressions of wide loads and stores, and of asynchronous copies."""
     function, x_type, y_type, which, numbers = kernel
     plan = Plan(*numbers)
-    forward, columns = which == "forward", plan.tier >= Tier.COLUMNS
+    forward, columns = which == "forward", plan.tier in OF_COLUMNS
     writes = not forward or function not in ("logsumexp", "state")
     copy = r"LDGSTS\.E\.BYPASS\.128"
     if plan.tier in (Tier.STAGED, Tier.COLUMNS_STAGED):
@@ -90,7 +90,8 @@ def expected_instructions(kernel: Kernel) -> dict[str, str]:
         return {}
     wide = {16: r"\.128", 8: r"\.64", 4: "", 2: r"\.U16"}
     read = plan.vec_size * (y_type if function == "logsumexp" and not forward else x_type).itemsize
-    expected = {"wide load": (r"LDG(STS)?\.E[.A-Z]*" if columns else r"LDG\.E(\.EF)?") + wide[read]}
+    through_smem = columns or plan.tier == Tier.PIPELINED
+    expected = {"wide load": (r"LDG(STS)?\.E[.A-Z]*" if through_smem else r"LDG\.E(\.EF)?") + wide[read]}
     if columns and plan.smem_vecs and read == 16:
         expected["asynchronous copy"] = copy
     if writes:

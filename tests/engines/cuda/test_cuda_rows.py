@@ -55,8 +55,12 @@ def lengths_of(plan: Plan, longest: int) -> list[int]:
     """Lengths about the vectors, and the longest, that a plan serves."""
     vector = plan.vec_size
     room = plan.threads_per_row * plan.items_per_thread * plan.blocks_per_row
-    room = room if plan.tier in (Tier.WARP, Tier.BLOCK, Tier.CLUSTER) else longest
+    room = room if plan.tier in (Tier.WARP, Tier.STAGED, Tier.BLOCK, Tier.CLUSTER) else longest
     chosen = {1, vector, 37, room // 2 + 1, room - vector} | ({5000} if plan.tier == Tier.TWOPASS else set())
+    if plan.tier == Tier.PIPELINED:
+        vectors = plan.items_per_thread // vector
+        longest = (plan.smem_vecs // vectors - 1) * plan.threads_per_row * plan.items_per_thread * plan.blocks_per_row
+        chosen = {n for n in {*chosen, longest + vector - 1} if n <= longest + vector - 1}
     return [n for n in sorted(chosen) if n >= 1 and (n <= room - vector + 1 or plan.tier == Tier.TWOPASS)]
 
 
@@ -70,6 +74,8 @@ def test_gradients_in_every_tier(runner, tier, types, broadcast):
         plan = plan._replace(items_per_thread=64 // vector)
     if plan.tier == Tier.CLUSTER and plan.blocks_per_row > runner.most_cluster:
         pytest.skip("no clusters of so many blocks here")
+    if plan.tier == Tier.STAGED and broadcast:
+        pytest.skip("the tier staged reads each element of a gradient")
     plan = plan_tables.widen(plan, vector)
     check_every_access(runner, plan_tables.FAMILY, types, plan, 5000, broadcast)
 
@@ -81,12 +87,15 @@ def check_every_access(
     vector = plan.vec_size
     for function, n in itertools.product(functions, lengths_of(plan, longest)):
         for access in (Access.PREDICATED, Access.SCALAR, Access.ALIGNED):
-            streams = plan.tier in (Tier.GRID, Tier.TWOPASS) and function != "logsumexp"
+            streams = plan.tier in (Tier.GRID, Tier.TWOPASS, Tier.PIPELINED) and function != "logsumexp"
             if access == Access.ALIGNED and (n % vector or streams):
                 continue
             if access == Access.PREDICATED and n < vector:  # no such vector lies in a row
                 continue
+            if plan.tier in (Tier.STAGED, Tier.PIPELINED) and access != Access.PREDICATED:
+                continue
             for at, gap in {(0, 0), (0, 0) if access == Access.ALIGNED else (1, 3)}:
+                gap = min(gap, n // 2) if plan.tier == Tier.STAGED else gap
                 if n == 1 and gap == 0:  # elements side by side are columns
                     continue
                 check(runner, function, (5, n), types, (at,) * 3, (gap,) * 3, broadcast, plan._replace(access=access))

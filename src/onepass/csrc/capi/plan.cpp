@@ -48,7 +48,10 @@ int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output)
 // The blocks of a launch. Blocks of columns that wait for each other, or for what they prefetch, are as many as a GPU
 // holds, which the driver tells: here at least one per multiprocessor.
 int64_t count_blocks(const CudaPlan& plan, const Problem& problem, const Gpu& gpu) {
-  if (!plan.of_columns()) return plan.grid(problem.layout.rows);
+  const int64_t rows = problem.layout.rows;
+  if (plan.tier == Tier::pipelined)
+    return gpu.sm_count / plan.rows_at_once(rows, gpu.sm_count) * plan.rows_at_once(rows, gpu.sm_count);
+  if (!plan.of_columns()) return plan.grid(rows, plan.tier == Tier::grid ? gpu.sm_count : CudaPlan::kMaxGrid);
   const Tiles tiles = tiles_of(column_view(problem), plan);
   const int64_t all = tiles.slices * (plan.is_staged() ? 1 : tiles.tiles_per_slice), blocks = plan.blocks_per_tile();
   const int64_t most =
@@ -140,9 +143,11 @@ ONEPASS_API int onepass_plan(int function, bool backward, int arch, int sm_count
 
 // The plan by a table entry alone (its numbers in the order of Entry, without the limit), of contiguous tensors
 // (sizes[0], sizes[1], sizes[2]) over the middle dim, in the type `type`; empty where the entry does not hold rows, or
-// columns, so long. `pass` is numbered as in launch.h, `shared` are the bytes of shared memory that a block may have.
+// columns, so long. `pass` is numbered as in launch.h, `shared` are the bytes of shared memory that a block may have. A
+// forward `reduces` as logsumexp, or is a softmax.
 ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry, const int64_t* sizes, int arch,
-                                        int sm_count, int shared, bool cooperative, char* text, int64_t size) {
+                                        int sm_count, int shared, bool cooperative, bool reduces, char* text,
+                                        int64_t size) {
   return return_text(text, size, [&]() -> std::string {
     const Entry by = {kAnyLength, int(entry[0]), int(entry[1]), int(entry[2]), int(entry[3]), int(entry[4])};
     const Gpu gpu = {arch, sm_count, shared, cooperative};
@@ -150,10 +155,12 @@ ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry
     const bool reduce[] = {false, true, false};
     const int64_t* const each[] = {strides, strides, strides, none};
     const bool backward = cuda::Pass(pass) != cuda::Pass::forward;
-    const Problem problem = backward ? Problem::backward(make_backward_layout(3, sizes, each, reduce, false),
-                                                         Function::softmax, DType(type), DType(type))
-                                     : Problem::forward(make_forward_layout(3, sizes, strides, strides, reduce, false),
-                                                        Function::softmax, DType(type), DType(type));
+    const Function function = reduces ? Function::logsumexp : Function::softmax;
+    const Problem problem =
+        backward ? Problem::backward(make_backward_layout(3, sizes, each, reduce, false), function, DType(type),
+                                     DType(type))
+                 : Problem::forward(make_forward_layout(3, sizes, strides, reduces ? none : strides, reduce, reduces),
+                                    function, DType(type), DType(type));
     const auto plan_columns = [&] {
       const ColumnView view = column_view(problem);
       return column_planner(view, gpu, problem).plan_by(by);

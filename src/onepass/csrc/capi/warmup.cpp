@@ -304,8 +304,8 @@ cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type) {
 // The planner makes plans that nobody may force, so only what leads to a source and to its macros is checked.
 CudaPlan plan_of(const int64_t* numbers) {
   const CudaPlan plan = make_plan({numbers, numbers + 8});
-  if (plan.tier < Tier::warp || plan.tier > Tier::columns_staged)
-    throw std::runtime_error("onepass: tier is 0 to 9, got " + std::to_string(int(plan.tier)));
+  if (plan.tier < Tier::warp || plan.tier > Tier::pipelined)
+    throw std::runtime_error("onepass: tier is 0 to 10, got " + std::to_string(int(plan.tier)));
   if (!is_power_of_two(plan.vec_size, 8))
     throw std::runtime_error("onepass: vec_size is a power of two up to 8, got " + std::to_string(plan.vec_size));
   return plan;

@@ -86,8 +86,9 @@ struct Alignment {
   int64_t row_stride_[3];
 };
 
+constexpr int kPipelinedMessages = 8;  // of a block in the tier pipelined (kMessages in rows_pipelined.cu)
 constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that loads the next tile into shared memory ahead
-constexpr bool is_of_columns(Tier tier) { return tier >= Tier::columns; }
+constexpr bool is_of_columns(Tier tier) { return tier >= Tier::columns && tier <= Tier::columns_staged; }
 
 // The launch numbers of a call, as the private operators take them. The tiers of columns read them through the
 // accessors threads_x, threads_y and blocks_per_tile, the tier staged reads smem_vecs through rows_per_thread.
@@ -98,7 +99,7 @@ struct CudaPlan {
   int items_per_thread;  // elements of a row, or of each column, that a thread keeps in registers (twopass: in flight)
   int vec_size;          // elements of a load or store: 16 bytes of the wider type where all tensors are aligned alike
   int blocks_per_row;    // blocks that share a row
-  int smem_vecs;         // vectors of a row that a thread keeps in shared memory (block, cluster, grid, columns)
+  int smem_vecs;         // vectors that a thread keeps in shared memory (block, cluster, grid, pipelined, columns)
   VecAccess access;
 
   bool of_columns() const { return is_of_columns(tier); }
@@ -110,11 +111,13 @@ struct CudaPlan {
   int stages() const { return blocks_per_row; }       // columns_staged: groups that are on the chip at a time
   bool is_shifted() const { return access == VecAccess::shifted; }
   bool is_staged() const { return tier == Tier::columns_staged; }
-  // Threads of a block. In the tier grid one warp more than share the row.
+  // Whether rows have blocks that exchange messages.
+  bool sends_messages() const { return tier == Tier::grid || tier == Tier::pipelined; }
+  // Threads of a block: those that share rows, and in the tiers grid and pipelined one warp or two that send messages.
   int threads() const {
     if (of_columns()) return int(up_to(threads_x() * threads_y(), 32));
     if (tier == Tier::warp || tier == Tier::staged) return threads_per_row * rows_per_block;
-    return tier == Tier::grid ? threads_per_row + 32 : threads_per_row;
+    return threads_per_row + (tier == Tier::grid ? 32 : tier == Tier::pipelined ? 64 : 0);
   }
   // The most threads of a block that a kernel of columns is compiled for.
   int max_threads() const {
@@ -139,10 +142,12 @@ struct CudaPlan {
     const int64_t groups = ceil_div(rows, group()), most = resident / blocks_per_row;
     return (groups < most ? groups : most > 0 ? most : 1) * blocks_per_row;
   }
+  // Rows that a launch of the tiers grid and pipelined computes at a time.
+  int64_t rows_at_once(int64_t rows, int multiprocessors) const { return grid(rows, multiprocessors) / blocks_per_row; }
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
 
-// How the tier grid cuts a row of n elements into chunks, which the blocks that share it take in turn.
+// How the tiers grid and pipelined cut a row of n elements into chunks, which the blocks that share it take in turn.
 struct RowChunks {
   int thread_vecs;     // vectors of a chunk that a thread takes, of each operand
   int64_t count;       // chunks of a row that a block takes
@@ -152,10 +157,15 @@ struct RowChunks {
   // `operands`: 2 for a gradient, else 1.
   RowChunks(const CudaPlan& plan, int64_t n, int operands) {
     const bool doubles = plan.vec_size == 2;
-    thread_vecs = operands > 1 ? (doubles ? 1 : 2) : doubles ? 2 : plan.vecs_per_thread() ? 4 : 8;
+    thread_vecs = plan.tier == Tier::pipelined ? plan.vecs_per_thread()
+                  : operands > 1               ? (doubles ? 1 : 2)
+                  : doubles                    ? 2
+                  : plan.vecs_per_thread()     ? 4
+                                               : 8;
     const int64_t vecs = n / plan.vec_size;
     count = ceil_div(ceil_div(vecs, plan.blocks_per_row), int64_t(thread_vecs) * plan.threads_per_row);
     chunk_vecs = count ? up_to(ceil_div(vecs, plan.blocks_per_row * count), 4) : 4;
+    if (plan.tier == Tier::pipelined) return;
     const int64_t chunks_kept = plan.vecs_per_thread() / thread_vecs + plan.smem_vecs / thread_vecs;
     if (count > chunks_kept) unkept = (count - chunks_kept) * chunk_vecs * plan.blocks_per_row * plan.vec_size;
   }

@@ -30,12 +30,22 @@ constexpr int64_t kFewRows = 8192;   // the tables few_rows serve up to so many 
 constexpr int64_t kPaired = 131072;  // from here on as many rows as half the multiprocessors take the whole chip too
 constexpr int kStreaming = 1024;     // threads per multiprocessor that stream the rows of a reduction, at least
 
-constexpr int kUnalignedHalf = 40;  // elements per thread of a row of a half type that is no whole vectors: more spill
+// Elements and vectors per thread, in registers and in shared memory, of rows of half types that are no whole vectors:
+// in a block more elements in registers spill; in clusters fewer of them, beside shared memory, run at .98 of a copy
+// where as many ran at .78 to .97 (37901 to 108286 elements, H100, 2026-11-25).
+constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24, kUnalignedSmemVecs = 4;
 constexpr int kGridVectors = 448;   // vectors of a row, of all operands, that make a block of the tier grid worthwhile
 // Of rows longer than kMuchLonger times what the chip holds registers keep nothing and shared memory keeps kLittle
 // vectors per thread, so that the L1 cache has room for loads in flight (1x256M float32: 810 us with all of it, 754
 // so).
 constexpr int kMuchLonger = 4, kLittle = 16;
+// The tier pipelined: threads per block that share rows, vectors of each operand that a thread takes of a chunk, and
+// what was fitted to 400 plans of 20 random shapes (H100, 2026-11-25): a turn of rows costs its bytes in a block and
+// kTurnBytes more, and where fewer than kSparePlaces chunks have room beyond a row, kPlaceBytes for each that lacks.
+constexpr int kPipelinedThreads = 448, kPipelinedVecs = 2;
+constexpr int kTurnBytes = 24 << 10, kPlaceBytes = 6 << 10, kSparePlaces = 4;
+// Clusters are served like that from so many bytes of a row on, in the last of a few waves of which the chip is empty.
+constexpr int64_t kPipelinedRow = int64_t(1) << 20, kPipelinedRows = 64;
 constexpr int kPointwiseRow = 512;  // the longest row of a gradient of logsumexp that a warp takes
 
 // Plans one problem. With `invariant` the plan follows from the types and the length of a row alone, and so does which
@@ -47,8 +57,8 @@ struct RowPlanner {
   const int64_t rows, n;
   const int operands;  // tensors that wait on the chip: 2 in a gradient
   const bool is_backward, is_reduction;
-  const int64_t pitch;             // forward: elements from row to row of the input
-  const bool is_tiled;             // forward: rows lie one after another, in the input with small gaps
+  const int64_t pitch;             // elements from row to row of the first operand
+  const bool is_tiled;             // rows lie one after another, with small gaps
   const int read_size, item_size;  // bytes of an element that is read, and of the wider type
 
   const bool half = item_size == 2;
@@ -70,13 +80,19 @@ struct RowPlanner {
         operands(problem.is_backward() ? 2 : 1),
         is_backward(problem.is_backward()),
         is_reduction(problem.is_reduction()),
-        pitch(rows == 1 ? n : problem.layout.row_stride(kX)),
-        is_tiled(n <= pitch && pitch <= n + n / 2 && (is_reduction || rows == 1 || problem.layout.row_stride(kY) == n)),
+        pitch(rows == 1 ? n : problem.layout.row_stride(problem.is_backward() ? int(kSaved) : int(kX))),
+        is_tiled(are_tiled(problem)),
         read_size(size_of(problem.in_type())),
         item_size(is_backward ? 16 / alignment.full : std::max(read_size, size_of(problem.type(kY)))) {}
 
   CudaPlan plan() {
-    if (is_backward) return is_reduction ? plan_pointwise() : plan_on_chip(look_up(rows_backward_table(half), length));
+    if (is_backward && is_reduction) return plan_pointwise();
+    if (is_backward) {
+      const Entry& unaligned = look_up(unaligned_rows_backward_table(half), n);
+      const bool staged = unaligned.tier != kUseWriteTable && !invariant && is_tiled && item_size < 8;
+      if (staged && !alignment.whole(n, alignment.full)) return plan_staged(unaligned);
+      return plan_on_chip(look_up(rows_backward_table(half), length));
+    }
     const Tables& tables = tables_of(gpu.name);
     const bool begins_anywhere = !invariant && is_tiled && alignment.begins_within(alignment.full);
     if (item_size < 8 && (n % (16 / read_size) || begins_anywhere) && (!is_reduction || staged_pays_reduced(n, half))) {
@@ -103,13 +119,22 @@ struct RowPlanner {
         const int64_t bytes = plan.group() * pitch * read_size + 2 * 16;
         return plan.tier == Tier::staged && bytes > gpu.shared - kStaticShared ? std::nullopt : std::optional(plan);
       }
-      case Tier::grid: return spread_over_grid();
       case Tier::twopass: return plan_twopass(entry.threads, entry.items_per_thread);
-      default: return keep_in_blocks(entry);
+      default:
+        const auto plan = Tier(entry.tier) == Tier::grid ? spread_over_grid() : keep_in_blocks(entry);
+        return plan ? std::optional(pipelined(*plan)) : std::nullopt;
     }
   }
 
  private:
+  static bool are_tiled(const Problem& problem) {
+    const int64_t n = problem.layout.n;
+    for (int t = 0; t < problem.count_tensors(); ++t) {
+      const int64_t pitch = problem.layout.row_stride(t);
+      if (!problem.is_one_per_row(t) && problem.layout.rows > 1 && (pitch < n || pitch > n + n / 2)) return false;
+    }
+    return !(problem.is_backward() && problem.grad_is_broadcast());
+  }
   int64_t count_vecs() const {
     return ceil_div(!scalar && alignment.begins_within(vec_size) ? n + vec_size - 1 : n, vec_size);
   }
@@ -133,12 +158,12 @@ struct RowPlanner {
     return {Tier::warp, threads, kThreads / threads, items, vec_size, 1, 0, access()};
   }
 
-  // Tiles of whole vectors, where rows lie one after another, in the input with small gaps. Elsewhere the tier warp,
+  // Tiles of whole vectors, where rows lie one after another, with small gaps. Elsewhere the tier warp,
   // element by element, which gives the same bits.
   CudaPlan plan_staged(const Entry& entry) const {
     const int rows_per_block = kThreads / entry.threads, items = int(up_to(ceil_div(n, entry.threads), 2));
     if (!is_tiled) return {Tier::warp, entry.threads, rows_per_block, items, 1, 1, 0, VecAccess::predicated};
-    int rows_per_thread = int(ceil_div(kTile * 7 / 8, pitch * read_size * rows_per_block));
+    int rows_per_thread = int(ceil_div(kTile * 7 / 8, pitch * read_size * operands * rows_per_block));
     while (rows_per_thread * rows_per_block % (16 / read_size)) ++rows_per_thread;
     return {Tier::staged, entry.threads, rows_per_block, items, 1, 1, rows_per_thread, VecAccess::predicated};
   }
@@ -183,6 +208,8 @@ struct RowPlanner {
   std::optional<CudaPlan> keep_in_blocks(const Entry& entry) const {
     const bool unaligned = invariant ? n % vec_size != 0 : access() != VecAccess::aligned;
     const bool fewer = half && unaligned && !entry.smem_vecs && entry.items_per_thread > kUnalignedHalf;
+    if (fewer && entry.blocks_per_row > 1)
+      return share_row(entry.blocks_per_row, 0, kUnalignedInCluster, kUnalignedSmemVecs);
     return share_row(entry.blocks_per_row, entry.threads, fewer ? kUnalignedHalf : entry.items_per_thread,
                      entry.smem_vecs);
   }
@@ -280,7 +307,37 @@ struct RowPlanner {
     return {};
   }
 
-  CudaPlan plan_on_chip(const Entry& entry) {
+  // Many rows in place of those that `plan` serves in several turns, or waves. Fewest turns, and rows of the last one
+  // spread over as many blocks as there are.
+  CudaPlan pipelined(const CudaPlan& plan) const {
+    const int64_t chip = gpu.sm_count, each = int64_t(kPipelinedThreads) * kPipelinedVecs;
+    const bool in_grid = plan.tier == Tier::grid && rows > chip / plan.blocks_per_row && vec_size == alignment.full;
+    const bool in_clusters = plan.tier == Tier::cluster && n * read_size * operands >= kPipelinedRow &&
+                             rows > chip / plan.blocks_per_row && rows <= kPipelinedRows;
+    if (invariant || is_reduction || scalar || !gpu.cooperative || item_size == 8 || !(in_grid || in_clusters))
+      return plan;
+    const int vec_bytes = vec_size * read_size * operands;
+    const int64_t places = std::min<int64_t>((gpu.shared - kStaticShared) / (each * vec_bytes), 64 / kPipelinedVecs);
+    const auto vecs_of = [&](int64_t blocks) { return ceil_div(vecs, blocks); };
+    int64_t best = INT64_MAX, best_blocks = 0;
+    for (int64_t at_once = std::min(rows, chip); at_once >= 1; --at_once) {
+      const int64_t blocks = chip / at_once;
+      if (at_once != std::min(rows, chip / blocks)) continue;  // as many rows as there are blocks for
+      const int64_t turns = rows / at_once, last = rows % at_once;
+      const int64_t lacking = kSparePlaces - (places - ceil_div(vecs_of(blocks), each));
+      if (lacking > kSparePlaces - 2) continue;  // one chunk is on its way at least
+      int64_t cost = turns * (vecs_of(blocks) * vec_bytes + kTurnBytes + std::max<int64_t>(lacking, 0) * kPlaceBytes);
+      if (last) cost += vecs_of(blocks * at_once / last) * vec_bytes + kTurnBytes;
+      if (cost < best) best = cost, best_blocks = blocks;
+    }
+    if (!best_blocks) return plan;
+    return {Tier::pipelined,  kPipelinedThreads, 1, kPipelinedVecs * vec_size, vec_size, int(best_blocks),
+            int(places) * kPipelinedVecs, VecAccess::predicated};
+  }
+
+  CudaPlan plan_on_chip(const Entry& entry) { return pipelined(plan_one_turn(entry)); }
+
+  CudaPlan plan_one_turn(const Entry& entry) {
     const Tier tier = Tier(entry.tier);
     if (tier == Tier::warp) return plan_warp(entry);
     if (tier == Tier::staged) return plan_staged(entry);

@@ -99,6 +99,7 @@ const Tables& tables_of(const char* gpu) {
 }
 
 const std::vector<Entry>& rows_backward_table(bool half) { return built_in_rows_backward(half); }
+const std::vector<Entry>& unaligned_rows_backward_table(bool half) { return built_in_unaligned_rows_backward(half); }
 
 void set_tables(const char* gpu, Tables tables) {
   if (!*gpu) throw std::runtime_error("onepass: tables are of a GPU that has a name");

@@ -21,9 +21,11 @@ enum class Tier {
   columns_grid,     // of many blocks, launched cooperatively, which merge through memory
   columns_twopass,  // nowhere; one block, or many as above
   columns_staged,   // in the registers of a block, and whole slices come and go through shared memory, in one piece
+  // Of rows again, without entries in the tables:
+  pipelined,  // in the shared memory of several blocks, launched cooperatively, while the next row arrives there
 };
-constexpr const char* kTierNames[] = {"warp",    "staged",  "block",        "cluster",         "grid",
-                                      "twopass", "columns", "columns-grid", "columns-twopass", "columns-staged"};
+constexpr const char* kTierNames[] = {"warp",    "staged",       "block",           "cluster",        "grid",     "twopass",
+                                      "columns", "columns-grid", "columns-twopass", "columns-staged", "pipelined"};
 constexpr int kTiers = 6;  // that a table of rows may have
 
 constexpr int64_t kAnyLength = INT64_MAX;
@@ -99,6 +101,8 @@ const Tables& tables_of(const char* gpu);
 
 // The table of gradients of rows, which keep two operands. It is built in for all GPUs.
 const std::vector<Entry>& rows_backward_table(bool half);
+// The same of rows that lie one after another and are no whole vectors; beyond its entries the other table serves them.
+const std::vector<Entry>& unaligned_rows_backward_table(bool half);
 
 // Increases whenever tables are set: plans that were made under another version may differ now.
 inline std::atomic<uint64_t> tables_version{0};

@@ -136,4 +136,15 @@ inline const std::vector<Entry>& built_in_rows_backward(bool half) {
   return half ? of16 : of32;
 }
 
+// The same of rows that lie one after another and are no whole vectors. Measured on NVIDIA H100, 2026-11-25
+// (benchmarks/results/rows-2026-11-25.txt).
+inline const std::vector<Entry>& built_in_unaligned_rows_backward(bool half) {
+  constexpr int kStaged = int(Tier::staged);
+  static const std::vector<Entry> of32 = {
+      {20, kStaged, 1, 0, 1, 0}, {40, kStaged, 2, 0, 1, 0}, {56, kStaged, 4, 0, 1, 0}, {kAnyLength, kUseWriteTable}};
+  static const std::vector<Entry> of16 = {
+      {24, kStaged, 1, 0, 1, 0}, {32, kStaged, 2, 0, 1, 0}, {56, kStaged, 8, 0, 1, 0}, {kAnyLength, kUseWriteTable}};
+  return half ? of16 : of32;
+}
+
 }  // namespace onepass

@@ -20,9 +20,9 @@ inline Fault validate(const CudaPlan& plan) {
   const VecAccess access = plan.access;
   const int threads = plan.threads_per_row, rows = plan.rows_per_block, items = plan.items_per_thread;
   const int vec_size = plan.vec_size, blocks = plan.blocks_per_row, smem_vecs = plan.smem_vecs;
-  if (tier < Tier::warp || tier > Tier::columns_staged) {
+  if (tier < Tier::warp || tier > Tier::pipelined) {
     return "tier is 0 (warp), 1 (staged), 2 (block), 3 (cluster), 4 (grid), 5 (twopass), 6 (columns), "
-           "7 (columns-grid), 8 (columns-twopass) or 9 (columns-staged), got " +
+           "7 (columns-grid), 8 (columns-twopass), 9 (columns-staged) or 10 (pipelined), got " +
            std::to_string(int(tier));
   }
   if (access < VecAccess::predicated || access > VecAccess::shifted)
@@ -56,20 +56,26 @@ inline Fault validate(const CudaPlan& plan) {
   if (!is_power_of_two(vec_size, 8) || items < (tier == Tier::grid ? 0 : vec_size) || items > most || items % vec_size)
     return "vec_size is a power of two up to 8, items_per_thread a multiple of it up to " + std::to_string(most);
   if (tier == Tier::cluster ? !is_power_of_two(blocks, 16) || blocks < 2
-      : tier == Tier::grid  ? blocks < 1 || blocks > 1024
-                            : blocks != 1)
-    return "blocks_per_row is a power of two from 2 to 16 in the tier cluster, 1 to 1024 in the tier grid, 1 in the "
-           "others";
+      : plan.sends_messages() ? blocks < 1 || blocks > 1024
+                              : blocks != 1)
+    return "blocks_per_row is a power of two from 2 to 16 in the tier cluster, 1 to 1024 in the tiers grid and "
+           "pipelined, 1 in the others";
   if (tier == Tier::warp || tier == Tier::staged) {
     if (!is_power_of_two(threads, 32) || !is_power_of_two(rows, 1024) || threads * rows > 1024 || threads * rows < 32)
       return "threads_per_row is a power of two up to 32 in the tiers warp and staged, with 32 to 1024 threads in all";
   } else if (threads % 32 || threads < 32 || threads > 1024 || rows != 1) {
-    return "the tiers block, cluster, grid and twopass have one row per block and a multiple of 32 threads up to 1024";
+    return "the tiers block, cluster, grid, twopass and pipelined have one row per block and a multiple of 32 threads "
+           "up to 1024";
   }
   if (tier == Tier::staged && (vec_size != 1 || smem_vecs < 1 || smem_vecs > 1024))
     return "the tier staged has vectors of one element, and rows_per_thread from 1 to 1024";
-  if (tier != Tier::staged && (smem_vecs < 0 || smem_vecs > 64 || smem_vecs % (tier == Tier::grid ? 4 : 2)))
-    return "smem_vecs is up to 64, a multiple of 4 in the tier grid and of 2 in the tiers block and cluster";
+  if (tier == Tier::pipelined && (plan.vecs_per_thread() > 4 || threads > 448 || smem_vecs % plan.vecs_per_thread() ||
+                                  smem_vecs < 1 || smem_vecs > 64))
+    return "the tier pipelined has up to 4 vectors per thread, a multiple of them in shared memory and up to 448 "
+           "threads that share a row";
+  if (tier != Tier::staged && tier != Tier::pipelined &&
+      (smem_vecs < 0 || smem_vecs > 64 || smem_vecs % 2))
+    return "smem_vecs is an even number up to 64 in the tiers block, cluster and grid";
   if (tier == Tier::grid && (plan.vecs_per_thread() % 4 || plan.vecs_per_thread() > 16 || threads > 480))
     return "the tier grid has 0, 4, 8, 12 or 16 vectors per thread and up to 480 threads that share a row";
   if ((tier == Tier::warp || tier == Tier::twopass) && smem_vecs)
@@ -102,15 +108,14 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
   const auto text = [](int64_t number) { return std::to_string(number); };
   const Tier tier = plan.tier;
   const int64_t n = problem.layout.n;
-  const bool backward = problem.is_backward(), is_resident = tier != Tier::twopass && tier != Tier::grid;
+  const bool backward = problem.is_backward(), is_resident = tier != Tier::twopass && !plan.sends_messages();
   const Alignment alignment(problem);
   const bool begins_within = alignment.begins_within(plan.vec_size);
   const int cluster = tier == Tier::cluster ? plan.blocks_per_row : 1;
   if (plan.of_columns()) return "the tiers of columns are for rows that are not one piece of memory each";
   if (backward) {
-    if (tier == Tier::staged || (plan.smem_vecs && tier != Tier::grid))
-      return "gradients have the tiers warp, block, cluster, grid and twopass; only the tier grid keeps vectors in "
-             "shared memory";
+    if (plan.smem_vecs && tier != Tier::staged && !plan.sends_messages())
+      return "gradients in the tiers block and cluster keep no vectors in shared memory";
     if (tier == Tier::grid) {
       const int chunk = RowChunks(plan, n, 2).thread_vecs;
       if (plan.vecs_per_thread() % chunk || plan.vecs_per_thread() > 4 * chunk || plan.smem_vecs % chunk)
@@ -120,13 +125,16 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
       return "the gradient of logsumexp has the tiers warp and twopass, which takes pieces of rows";
     if (tier == Tier::twopass && plan.threads_per_row > 512) return "the tier twopass has up to 512 threads here";
   } else {
+    if (tier == Tier::grid && plan.smem_vecs % RowChunks(plan, n, 1).thread_vecs)
+      return "the tier grid keeps multiples of " + text(RowChunks(plan, n, 1).thread_vecs) + " vectors in shared memory";
     if (plan.access == VecAccess::aligned && (tier == Tier::staged || !is_resident))
       return "access is 2 (aligned) in the tiers warp, block and cluster only";
-    if (tier == Tier::staged && !RowPlanner(problem, gpu, false).is_tiled)
-      return "the tier staged takes rows that lie one after another, in the input with gaps of up to half a row";
     if (plan.smem_vecs && tier != Tier::staged && plan.vec_size * size_of(problem.type(kX)) < 4)
       return "vectors in shared memory have 4 bytes at least";
   }
+  if (tier == Tier::staged && !RowPlanner(problem, gpu, false).is_tiled)
+    return "the tier staged takes rows that lie one after another with gaps of up to half a row, and gradients of each "
+           "element";
   if (plan.vec_size > alignment.widest && plan.access != VecAccess::scalar) {
     return "a vector of " + text(plan.vec_size) + " elements: the addresses or strides of this call allow " +
            text(alignment.widest);
@@ -137,7 +145,14 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
     return "clusters of up to " + text(most_cluster(gpu)) + " blocks, got " + text(cluster);
   if (is_resident && plan.threads() > most_threads(gpu.arch, cluster))
     return "up to " + text(most_threads(gpu.arch, cluster)) + " threads per block here";
-  if (tier == Tier::grid && plan.blocks_per_row > gpu.sm_count)
+  if (tier == Tier::pipelined) {
+    if (plan.access != VecAccess::predicated || problem.is_reduction())
+      return "the tier pipelined serves functions that write rows, with access 0 (predicated)";
+    const RowChunks chunks(plan, n, backward ? 2 : 1);
+    if (chunks.count >= plan.smem_vecs / chunks.thread_vecs)
+      return "the tier pipelined has room for more chunks than the " + text(chunks.count) + " of a row";
+  }
+  if (plan.sends_messages() && plan.blocks_per_row > gpu.sm_count)
     return "up to " + text(gpu.sm_count) + " blocks per row here, got " + text(plan.blocks_per_row);
   const int smem_items = tier == Tier::staged ? 0 : plan.smem_vecs * plan.vec_size;
   const int64_t room = int64_t(plan.threads_per_row) * (plan.items_per_thread + smem_items) * cluster;

@@ -56,9 +56,11 @@ class Gpu:
 
 
 @functools.cache
-def plan_of(choice: Choice, sizes: tuple[int, int, int], size: int, gpu: Gpu, which: str = "forward") -> Plan | None:
+def plan_of(
+    choice: Choice, sizes: tuple[int, int, int], size: int, gpu: Gpu, which: str = "forward", reduces: bool = False
+) -> Plan | None:
     """The plan by an entry alone of contiguous tensors of elements of `size` bytes over the middle dim, which is the
-    engine's; None where it does not hold them.
+    engine's; None where it does not hold them. `reduces`: of logsumexp, else of softmax.
 
     >>> gpu = Gpu("an H200", 90, 132, 227 * 1024)
     >>> tuple(plan_of(Choice(WARP, 32, 0, 1, 0), (4096, 1000, 1), 4, gpu))
@@ -66,7 +68,7 @@ def plan_of(choice: Choice, sizes: tuple[int, int, int], size: int, gpu: Gpu, wh
     """
     dtype = torch.float32 if size == 4 else torch.bfloat16
     return native.plan_from_entry(
-        choice, sizes, dtype, gpu.compute, gpu.multiprocessors, gpu.shared, gpu.cooperative, which
+        choice, sizes, dtype, gpu.compute, gpu.multiprocessors, gpu.shared, gpu.cooperative, which, reduces
     )
 
 
@@ -106,15 +108,15 @@ def holds(function: str, size: int, gpu: Gpu, choice: Choice, n: int) -> int:
         return longest(n, 1, lambda n: plan_of(choice, (MANY_TENSORS, n, SIDE), size, gpu, which) is not None)
 
     def threads(n: int) -> int | None:
-        plan = plan_rows(choice, n, size, 1, gpu)
+        plan = plan_rows(choice, n, size, 1, gpu, function == "logsumexp")
         return plan and plan.threads_per_row
 
     return longest(n, 16 // size, threads) - (16 // size - 1)
 
 
-def plan_rows(choice: Choice, n: int, size: int, rows: int, gpu: Gpu) -> Plan | None:
+def plan_rows(choice: Choice, n: int, size: int, rows: int, gpu: Gpu, reduces: bool) -> Plan | None:
     """`plan_of` for rows of n elements; None too where a thread keeps more elements than was ever the fastest."""
-    plan = plan_of(choice, (rows, n, 1), size, gpu)
+    plan = plan_of(choice, (rows, n, 1), size, gpu, reduces=reduces)
     if plan is None or plan.tier not in (WARP, STAGED):
         return plan
     most = 48 if plan.tier == STAGED else min(64, 160 // size)
@@ -193,7 +195,7 @@ def _row_candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool) -> li
     few: list[Candidate] = []
     least = 32 if n < 2048 else 64
     for choice in _row_choices(n, size, rows, reduces):
-        plan = plan_rows(choice, n, size, rows, gpu)
+        plan = plan_rows(choice, n, size, rows, gpu, reduces)
         if plan is None:
             continue
         vecs = up(n + plan.vec_size - 1 if n % plan.vec_size else n, plan.vec_size)

@@ -90,9 +90,10 @@ const char* source_of(const KernelKind& kind, Tier tier) {
   const bool forward = kind.pass == Pass::forward;
   if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
+  if (tier == Tier::pipelined) return "rows_pipelined.cu";
   if (!forward && is_reduction(kind.function)) return "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
-  return tier == Tier::staged && forward ? "rows_staged.cu" : "rows_onchip.cu";
+  return tier == Tier::staged ? "rows_staged.cu" : "rows_onchip.cu";
 }
 
 std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan) {
@@ -185,12 +186,14 @@ int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
   return (plan.group() * n * size + 2 * 16 - 1) / 16 * 16;
 }
 
-// Whether the tier staged takes a second tile in shared memory for its results. It does where input and result begin at
-// different bytes of a vector, or elements or gaps differ in size.
+// Whether the tier staged takes a tile in shared memory for its results. It does where they and the elements that they
+// would take the place of begin at different bytes of a vector, or elements or gaps differ in size.
 bool needs_result_tile(const Problem& problem) {
+  const int from = problem.is_backward() ? int(kSaved) : int(kX), to = problem.is_backward() ? int(kDx) : int(kY);
   return !problem.is_reduction() &&
-         (problem.layout.row_stride(kX) != problem.layout.row_stride(kY) ||
-          size_of(problem.type(kX)) != size_of(problem.type(kY)) || (problem.address(kX) ^ problem.address(kY)) % 16);
+         (problem.layout.row_stride(from) != problem.layout.row_stride(to) ||
+          size_of(problem.type(from)) != size_of(problem.type(to)) ||
+          (problem.address(from) ^ problem.address(to)) % 16);
 }
 
 Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
@@ -208,21 +211,30 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
   launch.blocks = unsigned(plan.grid(launch.rows));
   int64_t shared = int64_t(plan.smem_vecs) * plan.threads_per_row * plan.vec_size * size_of(in) * operands;
   if (plan.tier == Tier::staged) {
-    const int64_t read = tile_bytes(plan, launch.rows == 1 ? n : launch.strides[kX], size_of(in));
+    const auto bytes_of = [&](int tensor) {
+      return tile_bytes(plan, launch.rows == 1 ? n : launch.strides[tensor], size_of(problem.type(tensor)));
+    };
+    const int64_t first = bytes_of(backward ? int(kSaved) : int(kX)), second = backward ? bytes_of(kGrad) : 0;
     const bool has_result_tile = needs_result_tile(problem);
-    shared = read + (has_result_tile ? tile_bytes(plan, n, size_of(out)) : 0);
-    launch.numbers[0] = int(plan.group());
-    launch.numbers[1] = has_result_tile ? int(read) : 0;
-  } else if (plan.tier == Tier::grid) {
-    // As many groups of blocks as there are rows and multiprocessors for. Each block sends two messages; forward there
-    // is also a word of each group's row.
-    launch.groups = unsigned(plan.grid(launch.rows, gpu.sm_count) / plan.blocks_per_row);
+    shared = first + second + (has_result_tile ? bytes_of(backward ? int(kDx) : int(kY)) : 0);
+    launch.numbers[0] = int(plan.group()), launch.numbers[1] = int(first);
+    launch.numbers[2] = has_result_tile ? int(first + second) : 0;
+  } else if (plan.sends_messages()) {
+    // As many groups of blocks as there are rows and multiprocessors for. Each block has two messages.
+    launch.groups = unsigned(plan.rows_at_once(launch.rows, gpu.sm_count));
     launch.blocks = unsigned(plan.blocks_per_row);
-    const int64_t blocks = int64_t(launch.groups) * plan.blocks_per_row;
-    launch.message_bytes = (2 * blocks + (backward ? 0 : launch.groups)) * message_size(in, out);
+    int64_t messages = 2 * int64_t(launch.groups) * plan.blocks_per_row;
     const RowChunks chunks(plan, n, backward ? 2 : 1);
     launch.numbers[0] = plan.smem_vecs / chunks.thread_vecs;
-    launch.numbers[1] = int(chunks.chunk_vecs), launch.numbers[2] = int(std::max<int64_t>(chunks.count, backward));
+    if (plan.tier == Tier::pipelined) {
+      launch.numbers[1] = int(launch.groups);
+      launch.blocks = unsigned(gpu.sm_count) / launch.groups * launch.groups, launch.groups = 1;
+      messages = kPipelinedMessages * int64_t(launch.blocks);
+    } else {
+      launch.numbers[1] = int(chunks.chunk_vecs), launch.numbers[2] = int(std::max<int64_t>(chunks.count, backward));
+      messages += backward ? 0 : launch.groups;  // forward there is also a word of each group's row
+    }
+    launch.message_bytes = messages * message_size(in, out);
   } else if (backward && problem.is_reduction() && plan.tier == Tier::twopass) {
     const int64_t chunks = ceil_div(n + plan.vec_size - 1, int64_t(plan.threads_per_row) * plan.items_per_thread);
     launch.chunks_per_row = chunks;

@@ -1,129 +1,216 @@
-// rows_staged.cu: short rows of any length that are contiguous in memory, or nearly so in the input. A block takes a
-// tile of rows, and copies it as one span of memory, in whole vectors, whatever the length of the rows and the gaps
-// between them. The rows are read from shared memory.
+// rows_staged.cu: short rows of any length that are contiguous in memory, or nearly so, forward and backward. A block
+// takes a tile of rows, and copies it as one span of memory, in whole vectors, whatever the length of the rows and the
+// gaps between them. The rows are read from shared memory.
 //
-//   tile -> shared memory -> a few lanes per row: maximum, sum of exp -> epilogue -> shared memory -> tile
+//   tile of each operand -> shared memory -> a few lanes per row: its state, or sum -> epilogue -> shared memory -> tile
 //
-// A thread keeps kVecs elements. The elements of a row go to the threads as in rows_onchip.cu with kVecSize 1, so that
-// the bits are the same.
+// A thread keeps kVecs elements of an operand. The elements of a row go to the threads as in rows_onchip.cu with kVecSize
+// 1, so that the bits of a forward are the same.
 #include "block_reduce.cuh"
 #include "config.cuh"
+#include "row_backward.cuh"
 #include "row_fragment.cuh"
 
-typedef ForwardConfig C;
-typedef C::Acc A;
-typedef C::Sum L;
+// What a thread has of a row in the forward.
+template <class Config>
+struct Forward {
+  typedef Config C;
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef typename C::Acc A;
+  typedef typename C::Sum L;
+  typedef typename C::Epilogue Epilogue;
+  typedef ForwardRows<C> Rows;
+  static constexpr int kOperands = 1, kLanes = C::kThreadsPerRow;
+  static constexpr bool kOnePerRow = Epilogue::kOnePerRow;
+  A elements[C::kVecs];
+  State<A> state;
 
+  static __device__ const In* tensor(const Rows& rows, int) { return rows.x; }
+  static __device__ int64_t stride(const Rows& rows, int) { return rows.x_stride; }
+  static __device__ Out* result(const Rows& rows) { return rows.y; }
+  static __device__ int64_t result_stride(const Rows& rows) { return rows.y_stride; }
+
+  __device__ Forward(const Rows& rows, const In* const* row, int lane, int length) {
+    const typename C::Operand operand = {rows.score};
+    unroll<C::kVecs>([&](int i) {
+      const int j = i * kLanes + lane;
+      elements[i] = operand(j < length ? row[0][j] : C::Operand::template neutral<In>());
+    });
+    A m = -infinity();
+    unroll<C::kVecs>([&](int i) { m = max_(elements[i], m); });
+    m = warp_reduce<kLanes>(m, Max());
+    const A base = finite_or_zero(m);
+    const L l = warp_reduce<kLanes>(accurate_sum<L, C::kVecs>([&](int i) {
+                                      if (Epilogue::kTakesX) return exp_for_sum(elements[i] - base);
+                                      return elements[i] = exp_<Out>(elements[i] - base);
+                                    }),
+                                    Sum());
+    state = {m, value_of(l)};
+  }
+  template <class F>
+  __device__ void for_each_result(F f) const {
+    const Epilogue epilogue(state);
+    unroll<C::kVecs>([&](int i) {
+      if constexpr (Epilogue::kTakesX)
+        f(i, epilogue(elements[i]));
+      else
+        f(i, epilogue.from_exp(elements[i]));
+    });
+  }
+};
+
+// The same in the backward.
+template <class Config>
+struct Backward {
+  typedef Config C;
+  typedef typename C::In In;
+  typedef typename C::Out Out;
+  typedef typename C::Acc A;
+  typedef BackwardRows<C> Rows;
+  static constexpr int kOperands = 2, kLanes = C::kThreadsPerRow;
+  static constexpr bool kOnePerRow = false;
+  A y[C::kVecs], g[C::kVecs];
+  InputGrad<C> grad;
+
+  static __device__ const In* tensor(const Rows& rows, int o) { return o ? rows.g : rows.y; }
+  static __device__ int64_t stride(const Rows& rows, int o) { return o ? rows.g_stride : rows.y_stride; }
+  static __device__ Out* result(const Rows& rows) { return rows.dx; }
+  static __device__ int64_t result_stride(const Rows& rows) { return rows.dx_stride; }
+
+  __device__ Backward(const Rows& rows, const In* const* row, int lane, int length) {
+    unroll<C::kVecs>([&](int i) {
+      const int j = i * kLanes + lane;
+      y[i] = g[i] = 0;
+      if (j < length) y[i] = to_acc(row[0][j]), g[i] = to_acc(row[1][j]);
+    });
+    const auto sum = accurate_sum<typename C::Sum, C::kVecs>([&](int i) { return sum_term<C>(y[i], g[i]); });
+    grad = {value_of(warp_reduce<kLanes>(sum, Sum())), rows.score};
+  }
+  template <class F>
+  __device__ void for_each_result(F f) const {
+    unroll<C::kVecs>([&](int i) { f(i, grad(y[i], g[i])); });
+  }
+};
+
+typedef KernelOp<Forward, Backward> Op;
+typedef Op::C C;
 constexpr int kLanes = C::kThreadsPerRow, kThreads = kLanes * C::kRowsPerBlock;
 #if __CUDA_ARCH__ >= 900
 constexpr int kOtherRegisters = 32;  // beside those of the elements
 #else
 constexpr int kOtherRegisters = 40;
 #endif
-constexpr int kFit = 65536 / (kThreads * (kOtherRegisters + C::kVecs * 9 / 8));
+constexpr int kFit = 65536 / (kThreads * (kOtherRegisters + Op::kOperands * C::kVecs * 9 / 8));
 constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 constexpr int kVecBytes = 16;
 
-// A span of memory. It begins at the same byte of a vector in shared memory as in global memory.
+// The memory of a tile: `rows` rows of n elements, whose first ones are `stride` apart. It begins at the same byte of a
+// vector in shared memory as in global memory.
+template <class T>
 struct Span {
-  int skip, bytes;  // `skip` bytes of the first vector come before it
-  __device__ Span(const void* memory, int64_t bytes) : skip((int)((uint64_t)memory % kVecBytes)), bytes((int)bytes) {}
-  __device__ int vectors() const { return (skip + bytes + kVecBytes - 1) / kVecBytes; }
+  T* memory;
+  int rows, n, stride;
+  int skip, end;  // the first vector has `skip` bytes before the tile, which ends before byte `end`
+  __device__ Span(T* tensor, int64_t first, int rows, int64_t n, int64_t stride)
+      : memory(tensor + first * stride), rows(rows), n((int)n), stride((int)stride) {
+    skip = (int)((uint64_t)memory % kVecBytes);
+    end = skip + ((rows - 1) * this->stride + this->n) * (int)sizeof(T);
+  }
+  // Calls whole(byte) for each whole vector inside the tile, and element(byte) for each other element.
+  template <class F, class G>
+  __device__ void for_each_vector(F whole, G element) const {
+    for (int at = threadIdx.x * kVecBytes; at < end; at += kThreads * kVecBytes) {
+      if (at >= skip && at + kVecBytes <= end) {
+        whole(at);
+      } else {
+        for (int i = at; i < at + kVecBytes; i += sizeof(T)) {
+          if (i >= skip && i < end) element(i);
+        }
+      }
+    }
+  }
+  // Calls element(byte) for each element of the rows.
+  template <class F>
+  __device__ void for_each_element(F element) const {
+    const uint64_t by_n = ((uint64_t)1 << 32) / (unsigned)n + 1;  // exact for as many elements as a tile has
+    for (unsigned i = threadIdx.x; i < (unsigned)(rows * n); i += kThreads) {
+      const unsigned row = (unsigned)(i * by_n >> 32);
+      element(skip + (int)(i + row * (unsigned)(stride - n)) * (int)sizeof(T));
+    }
+  }
 };
 
-__device__ inline void copy_in(const C::In* memory, Span span, unsigned char* smem) {
+__device__ inline void copy_in(const Span<const C::In>& span, unsigned char* smem) {
   typedef C::In In;
-  const char* const aligned = reinterpret_cast<const char*>(memory) - span.skip;
-  for (int at = threadIdx.x * kVecBytes; at < span.vectors() * kVecBytes; at += kThreads * kVecBytes) {
-    if (at >= span.skip && at + kVecBytes <= span.skip + span.bytes) {
-      AsyncCopy::start<kVecBytes>((uint32_t)__cvta_generic_to_shared(smem + at), aligned + at);
-    } else {
-      for (int i = at; i < at + kVecBytes; i += sizeof(In)) {
-        if (i >= span.skip && i < span.skip + span.bytes)
-          *reinterpret_cast<In*>(smem + i) = *reinterpret_cast<const In*>(aligned + i);
-      }
-    }
-  }
-  AsyncCopy::commit();
-  AsyncCopy::wait<0>();
+  const char* const aligned = reinterpret_cast<const char*>(span.memory) - span.skip;
+  const uint32_t to = (uint32_t)__cvta_generic_to_shared(smem);
+  span.for_each_vector([&](int at) { AsyncCopy::start<kVecBytes>(to + at, aligned + at); },
+                       [&](int at) {
+                         *reinterpret_cast<In*>(smem + at) = *reinterpret_cast<const In*>(aligned + at);
+                       });
 }
 
-__device__ inline void copy_out(C::Out* memory, Span span, const unsigned char* smem) {
+// Nothing is written between rows.
+__device__ inline void copy_out(const Span<C::Out>& span, const unsigned char* smem) {
   typedef C::Out Out;
-  char* const aligned = reinterpret_cast<char*>(memory) - span.skip;
-  for (int at = threadIdx.x * kVecBytes; at < span.vectors() * kVecBytes; at += kThreads * kVecBytes) {
-    if (at >= span.skip && at + kVecBytes <= span.skip + span.bytes) {
-      store_vector(aligned + at, *reinterpret_cast<const Vector<uint32_t, 4>*>(smem + at));
-    } else {
-      for (int i = at; i < at + kVecBytes; i += sizeof(Out)) {
-        if (i >= span.skip && i < span.skip + span.bytes)
-          *reinterpret_cast<Out*>(aligned + i) = *reinterpret_cast<const Out*>(smem + i);
-      }
-    }
-  }
+  char* const aligned = reinterpret_cast<char*>(span.memory) - span.skip;
+  const auto element = [&](int at) {
+    *reinterpret_cast<Out*>(aligned + at) = *reinterpret_cast<const Out*>(smem + at);
+  };
+  if (span.stride == span.n)
+    span.for_each_vector(
+        [&](int at) { store_vector(aligned + at, *reinterpret_cast<const Vector<uint32_t, 4>*>(smem + at)); }, element);
+  else
+    span.for_each_element(element);
 }
 
-// A block takes `tile_rows` rows. They are read at the start of dynamic_smem and written `out_offset` bytes further on;
-// with 0 the results take the place of the elements.
-template <class C>
-__device__ inline void compute(const ForwardRows<C>& rows, int tile_rows, int out_offset) {
+// A block takes `tile_rows` rows. They are read at the start of dynamic_smem, those of a second operand `second_at` bytes
+// further on, and written at `result_at`; with 0 the results take the place of the elements.
+template <class Op>
+__device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int second_at, int result_at) {
+  typedef typename Op::C C;
   typedef typename C::In In;
   typedef typename C::Out Out;
-  typedef typename C::Epilogue Epilogue;
   const int n = (int)rows.n, lane = threadIdx.x % kLanes;
-  const typename C::Operand operand = {rows.score};
 
   for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows.count; begin += (int64_t)gridDim.x * tile_rows) {
     const int here = rows.count - begin < tile_rows ? (int)(rows.count - begin) : tile_rows;
-    const Span from(rows.x + begin * rows.x_stride, ((int64_t)(here - 1) * rows.x_stride + n) * sizeof(In)),
-        to(rows.y + begin * n, (int64_t)here * n * sizeof(Out));
-    const In* const in = reinterpret_cast<const In*>(dynamic_smem + from.skip);
-    Out* const out = reinterpret_cast<Out*>(dynamic_smem + out_offset + to.skip);
-    copy_in(rows.x + begin * rows.x_stride, from, dynamic_smem);
+    const In* tiles[Op::kOperands];
+    unroll<Op::kOperands>([&](int o) {
+      const Span<const In> from(Op::tensor(rows, o), begin, here, n, Op::stride(rows, o));
+      unsigned char* const smem = dynamic_smem + o * second_at;
+      copy_in(from, smem);
+      tiles[o] = reinterpret_cast<const In*>(smem + from.skip);
+    });
+    AsyncCopy::commit();
+    AsyncCopy::wait<0>();
+    const Span<Out> to(Op::result(rows), begin, here, n, Op::kOnePerRow ? n : Op::result_stride(rows));
+    Out* const results = reinterpret_cast<Out*>(dynamic_smem + result_at + to.skip);
     __syncthreads();
     for (int first = 0; first < here; first += C::kRowsPerBlock) {
-      const int row = first + threadIdx.x / kLanes, length = row < here ? n : 0;
-      const In* const x_row = in + row * (int)rows.x_stride;
-      A elements[C::kVecs];
-      unroll<C::kVecs>([&](int i) {
-        const int j = i * kLanes + lane;
-        elements[i] = operand(j < length ? x_row[j] : C::Operand::template neutral<In>());
-      });
-      A m = -infinity();
-      unroll<C::kVecs>([&](int i) { m = max_(elements[i], m); });
-      m = warp_reduce<kLanes>(m, Max());
-      const A base = finite_or_zero(m);
-      const L l = warp_reduce<kLanes>(accurate_sum<L, C::kVecs>([&](int i) {
-                                        if (Epilogue::kTakesX) return exp_for_sum(elements[i] - base);
-                                        return elements[i] = exp_<Out>(elements[i] - base);
-                                      }),
-                                      Sum());
+      const int row = first + threadIdx.x / kLanes;
+      const In* at[Op::kOperands];
+      unroll<Op::kOperands>([&](int o) { at[o] = tiles[o] + row * (int)Op::stride(rows, o); });
+      const Op op(rows, at, lane, row < here ? n : 0);
       if (row >= here) continue;
-      const State<A> state = {m, value_of(l)};
-      if constexpr (Epilogue::kOnePerRow) {
-        if (lane == 0) Epilogue::store(state, rows.result(begin + row), rows.count);
+      if constexpr (Op::kOnePerRow) {
+        if (lane == 0) C::Epilogue::store(op.state, rows.result(begin + row), rows.count);
       } else {
-        const Epilogue epilogue(state);
-        const auto result = [&](A element) {
-          if constexpr (Epilogue::kTakesX)
-            return epilogue(element);
-          else
-            return epilogue.from_exp(element);
-        };
-        Out* const y_row = out + row * n;
-        unroll<C::kVecs>([&](int i) {
+        Out* const result = results + row * to.stride;
+        op.for_each_result([&](int i, typename C::Acc value) {
           const int j = i * kLanes + lane;
-          if (j < n) y_row[j] = from_acc<Out>(result(elements[i]));
+          if (j < n) result[j] = from_acc<Out>(value);
         });
       }
     }
     __syncthreads();
-    if (!Epilogue::kOnePerRow) copy_out(rows.y + begin * n, to, dynamic_smem + out_offset);
+    if (!Op::kOnePerRow) copy_out(to, dynamic_smem + result_at);
     if (begin + (int64_t)gridDim.x * tile_rows < rows.count) __syncthreads();  // before the next tile comes in
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
-    onepass_kernel(const ForwardRows<C> rows, int tile_rows, int out_offset) {
-  compute(rows, tile_rows, out_offset);
+    onepass_kernel(const Op::Rows rows, int tile_rows, int second_at, int result_at) {
+  compute<Op>(rows, tile_rows, second_at, result_at);
 }
