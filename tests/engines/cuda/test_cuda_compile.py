@@ -141,11 +141,8 @@ def check(kernels: list[Kernel], arch: int, folder: Path, counted: dict[str, lis
 
 @needs_nvrtc
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["quick", "more"])
-@pytest.mark.parametrize(
-    ("tier", "which"),
-    [(tier, which) for tier in Tier for which in native.PASSES[:2] if (tier, which) != (Tier.STAGED, "backward")],
-    ids=names,
-)
+@pytest.mark.parametrize("tier", Tier, ids=names)
+@pytest.mark.parametrize("which", native.PASSES[:2])
 def test_compiles_to_no_more_than_before(tmp_path, monkeypatch, counted, tier, which, quick):
     pytest.importorskip("triton")
     monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")
