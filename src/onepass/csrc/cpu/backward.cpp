@@ -151,6 +151,13 @@ struct Backward {
         return count;
       };
       load(0);
+      if constexpr (!kPointwise && sizeof(Y) == 4 && sizeof(D) == 4) {
+        const int64_t pitch = n.strides[kDx] * int64_t(sizeof(D));
+        const bool streams = streaming && uintptr_t(dx(item.offset)) % kLine == 0 && pitch % kLine == 0;
+        const bool low = steps <= kLowSteps && outer.innermost().size <= kLowColumns;
+        if (direct && fits && low && !tile.grad_is_per_row && !streams)
+          return low_columns(tile, dx(item.offset));
+      }
       if (kPointwise || tile.grad_is_per_row) load_rows(walk, item, tile, a, b);
       if constexpr (!kPointwise) {
         tile.begin_sums();
@@ -169,6 +176,18 @@ struct Backward {
           walk.template store<std::false_type>(dx(origin), kDx, item, first, count, tile, flat, streaming);
         }
       }
+    });
+  }
+  // dx of low tiles of columns.
+  template <class Tile>
+  __attribute__((noinline)) void low_columns(const Tile& tile, D* to) const {
+    const int64_t step = n.strides[kDx], width = tile.direct.width;
+    tile.columns_in_blocks([=](int64_t i, int64_t w, const Vec& v) __attribute__((always_inline)) {
+      D* const at = to + i * step + w * kWidth;
+      if (width - w * kWidth >= kWidth)
+        store_vector<Tile::kInputNan>(at, v);
+      else
+        store_tail<Tile::kInputNan>(at, width - w * kWidth, v);
     });
   }
   // The numbers that a tile has per row: of logsumexp its result and the gradient of that, or the gradient of a result.

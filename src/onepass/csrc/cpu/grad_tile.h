@@ -109,6 +109,63 @@ struct GradTile {
     for (; i < shape.depth; ++i) add_all(i, std::integral_constant<int, 1>());
   }
 
+  // dx of columns where they are, W vectors of them from vector `first` on: their sums, and what is read again from the
+  // core's cache. The last vector may have fewer lanes (`Tail`). Calls put(i, w, v) with vector w of step i.
+  template <int W, bool Tail, class Put>
+  ONEPASS_INLINE void column_block(int64_t first, Put put) const {
+    const int64_t rest = direct.width - (first + W - 1) * L;
+    const auto load = [&](const S* at, Vector (&to)[W]) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int w = 0; w + 1 < W; ++w) to[w] = load_lanes<true>(at + w * L, L);
+      to[W - 1] = load_lanes<!Tail>(at + (W - 1) * L, rest);
+    };
+    const S *y = direct.y + first * L, *g = direct.g + first * L;
+    Vector sums[W] = {}, errors[W] = {}, of_y[W], of_g[W];
+    const auto terms_of_step = [&](Vector (&terms)[W]) __attribute__((always_inline)) {
+      load(g, terms), g += direct.g_step;
+      if (Op != GradOp::softmax) return;
+      load(y, of_y), y += direct.y_step;
+#pragma GCC unroll 8
+      for (int w = 0; w < W; ++w) terms[w] *= of_y[w];
+    };
+    for (int64_t i = 0; i < shape.depth; i += kSumSteps) {
+      const int64_t end = i + kSumSteps < shape.depth ? i + kSumSteps : shape.depth;
+      Vector even[W] = {}, odd[W] = {}, terms[W];
+      for (int64_t k = i; k < end; ++k) {
+        terms_of_step(terms);
+#pragma GCC unroll 8
+        for (int w = 0; w < W; ++w) even[w] += terms[w];
+        if (++k == end) break;
+        terms_of_step(terms);
+#pragma GCC unroll 8
+        for (int w = 0; w < W; ++w) odd[w] += terms[w];
+      }
+#pragma GCC unroll 8
+      for (int w = 0; w < W; ++w) add_compensated(sums[w], errors[w], even[w] + odd[w]);
+    }
+#pragma GCC unroll 8
+    for (int w = 0; w < W; ++w) sums[w] = number_of(sums[w], errors[w]);
+    y = direct.y + first * L, g = direct.g + first * L;
+    for (int64_t i = 0; i < shape.depth; ++i, y += direct.y_step, g += direct.g_step) {
+      load(y, of_y), load(g, of_g);
+      results_of(of_y, of_g, sums, sums);
+#pragma GCC unroll 8
+      for (int w = 0; w < W; ++w) put(i, first + w, of_y[w]);
+    }
+  }
+  static constexpr int kBlockVectors = L == 16 ? 8 : 4;
+  template <int W = kBlockVectors, class Put>
+  ONEPASS_INLINE void last_block(int64_t first, int64_t vectors, Put put) const {
+    if (vectors == W) return column_block<W, true>(first, put);
+    if constexpr (W > 1) last_block<W - 1>(first, vectors, put);
+  }
+  template <class Put>
+  ONEPASS_INLINE void columns_in_blocks(Put put) const {
+    int64_t w = 0;
+    for (; w + kBlockVectors <= direct.width / L; w += kBlockVectors) column_block<kBlockVectors, false>(w, put);
+    if (w < shape.across) last_block(w, shape.across - w, put);
+  }
+
   // Adds the sums of the lanes of each row, and makes the numbers of the epilogue.
   void numbers(int64_t n) {
     for (int64_t s = 0; !has_sums() && s < shape.sequences(); ++s) a[s] = kPointwise ? a[s] * slope : b[s] * A(n);
@@ -123,10 +180,12 @@ struct GradTile {
       const double sum = std::isfinite(total.value()) ? total.value() : plain;
       for (int64_t lane = j; lane < parts * columns; lane += columns) sums[lane] = A(sum), errors[lane] = 0;
     }
-    for (int64_t s = 0; s < shape.sequences(); ++s) {
-      const Vector total = a[s] + error[s], sum = total - total == Vector{} ? total : a[s];
-      a[s] = Op == GradOp::softmax ? sum * -slope : sum;
-    }
+    for (int64_t s = 0; s < shape.sequences(); ++s) a[s] = number_of(a[s], error[s]);
+  }
+  // Of a sum and its error.
+  ONEPASS_INLINE Vector number_of(Vector sum, Vector error) const {
+    const Vector total = sum + error, right = total - total == Vector{} ? total : sum;
+    return Op == GradOp::softmax ? right * -slope : right;
   }
 
   void begin_results(int64_t, int64_t) {}

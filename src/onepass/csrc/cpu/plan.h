@@ -52,6 +52,8 @@ constexpr int64_t kMaxColumns = 256;         // of a tile
 constexpr int64_t kGradLineBytes = 4096;     // of a line of a tile of a gradient, which is read in place: a page
 constexpr int64_t kFetchBytes = 262144;      // of the largest tile of columns that is fetched ahead
 constexpr int64_t kFetchSteps = 64;          // of the longest one of a gradient
+constexpr int64_t kLowSteps = 32;            // of a gradient whose columns go in blocks, and the columns of a line
+constexpr int64_t kLowColumns = 256;
 
 // The tiles of a call. The scratch memory has room for one of a function, or for two of a gradient, which copies no
 // columns, however long.
@@ -70,7 +72,8 @@ inline void set_tiles(CpuPlan& plan, const Problem& call) {
   tile.columns = b;
   // Gradients read columns where they are; vectors of 16-bit types that are not full cost more.
   const bool few = n * b <= kMaxSliceElements && size_of(call.type(kGrad)) == 2;
-  const bool fills = b % L == 0 || b >= 4 * L || (backward && b >= 2 * L && !few);
+  const bool low = backward && n <= kLowSteps && size_of(call.type(kGrad)) == 4;
+  const bool fills = b % L == 0 || b >= 4 * L || (backward && b >= 2 * L && !few) || (low && b > L);
   int64_t items = slices, elements = n * b;
   if (in_columns && (fills || (n * b > kMaxSliceElements && batch_invariant()))) {
     tile.kind = TileKind::columns, tile.columns = 1;
