@@ -18,7 +18,7 @@ from statistics import geometric_mean as geomean
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from onepass.tools.bench.report import lines, us_text  # noqa: E402
+from onepass.tools.bench.report import class_groups, class_table, lines, others_of, us_text  # noqa: E402
 from onepass.tools.bench.results import Row, load  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -31,6 +31,7 @@ FILES = {
     "few": "few-h200-2026-11-22.json",
     "seeds": "seeds-h200-2026-11-24.json",
     "models": "models-h200-2026-11-24.json",
+    "random": "random-h100-2026-11-25.json",
     "columns": "columns-h200-2026-11-24.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
@@ -125,6 +126,25 @@ def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others
         cells = [label, str(len(of)), f"{geomean(of):.3f} ({min(of):.2f})"]
         body.append([*cells, *(times(rows, name) for name in others), link])
     return markdown(head, body)
+
+
+def random_classes() -> str:
+    """A line a class of shapes that were drawn."""
+    rows = rows_of("random")
+    head, body = class_table(class_groups(rows), others_of(rows))
+    return markdown([cell.replace("\n", " ") for cell in head], body)
+
+
+def random_on_cpus() -> str:
+    """A line a file: all shapes that were drawn."""
+    body = []
+    for isa, named in (("avx512", "AVX-512"), ("avx2", "AVX2")):
+        for threads in (1, 2):
+            file = f"random-cpu-epyc-{isa}-{threads}t-2026-11-25.json"
+            rows = load(RESULTS / file).rows
+            head, (*_, cells) = class_table(class_groups(rows), others_of(rows))
+            body.append([f"[{named}, {threads} of 2 cores](benchmarks/results/{file})", *cells[1:]])
+    return markdown([cell.replace("\n", " ").replace("class", "CPU") for cell in head], body)
 
 
 def readme() -> str:
@@ -230,6 +250,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu": lambda: summary(GPU, ("torch", "torch-compile", "liger", "quack")),
     "cpu": lambda: summary(CPU, ("torch",)),
     "call": call,
+    "random": random_classes,
+    "random-cpu": random_on_cpus,
     "columns": columns,
     "few": few,
     "gallery-means": gallery_means,

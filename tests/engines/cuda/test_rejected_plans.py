@@ -28,7 +28,7 @@ REJECTED = {
         ((Tier.BLOCK, 64, 1, 4, 4, 1, 3), "smem_vecs is an even number"),
         ((Tier.PIPELINED, 480, 1, 4, 4, 1, 8), "up to 448"),
         ((Tier.PIPELINED, 64, 1, 8, 4, 1, 3), "a multiple of them"),
-        ((Tier.PIPELINED, 64, 1, 4, 4, 1, 2), "room for more chunks"),
+        ((Tier.PIPELINED, 64, 1, 4, 4, 1, 1), "room for more chunks"),
         ((Tier.PIPELINED, 64, 1, 4, 4, 1, 8, Access.SCALAR), "with access 0"),
         ((Tier.TWOPASS, 64, 1, 4, 4, 1, 2), "keep no vectors in shared memory"),
         ((Tier.BLOCK, 64, 1, 4, 4, 1, 0, Access.SLAB), "access is 0"),

@@ -157,10 +157,10 @@ ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry
     const bool backward = cuda::Pass(pass) != cuda::Pass::forward;
     const Function function = reduces ? Function::logsumexp : Function::softmax;
     const Problem problem =
-        backward ? Problem::backward(make_backward_layout(3, sizes, each, reduce, false), function, DType(type),
-                                     DType(type))
-                 : Problem::forward(make_forward_layout(3, sizes, strides, reduces ? none : strides, reduce, reduces),
-                                    function, DType(type), DType(type));
+        backward
+            ? Problem::backward(make_backward_layout(3, sizes, each, reduce, false), function, DType(type), DType(type))
+            : Problem::forward(make_forward_layout(3, sizes, strides, reduces ? none : strides, reduce, reduces),
+                               function, DType(type), DType(type));
     const auto plan_columns = [&] {
       const ColumnView view = column_view(problem);
       return column_planner(view, gpu, problem).plan_by(by);

@@ -155,8 +155,7 @@ struct Backward {
         const int64_t pitch = n.strides[kDx] * int64_t(sizeof(D));
         const bool streams = streaming && uintptr_t(dx(item.offset)) % kLine == 0 && pitch % kLine == 0;
         const bool low = steps <= kLowSteps && outer.innermost().size <= kLowColumns;
-        if (direct && fits && low && !tile.grad_is_per_row && !streams)
-          return low_columns(tile, dx(item.offset));
+        if (direct && fits && low && !tile.grad_is_per_row && !streams) return low_columns(tile, dx(item.offset));
       }
       if (kPointwise || tile.grad_is_per_row) load_rows(walk, item, tile, a, b);
       if constexpr (!kPointwise) {

@@ -114,14 +114,14 @@ struct GradTile {
   template <int W, bool Tail, class Put>
   ONEPASS_INLINE void column_block(int64_t first, Put put) const {
     const int64_t rest = direct.width - (first + W - 1) * L;
-    const auto load = [&](const S* at, Vector (&to)[W]) __attribute__((always_inline)) {
+    const auto load = [&](const S* at, Vector(&to)[W]) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int w = 0; w + 1 < W; ++w) to[w] = load_lanes<true>(at + w * L, L);
       to[W - 1] = load_lanes<!Tail>(at + (W - 1) * L, rest);
     };
     const S *y = direct.y + first * L, *g = direct.g + first * L;
     Vector sums[W] = {}, errors[W] = {}, of_y[W], of_g[W];
-    const auto terms_of_step = [&](Vector (&terms)[W]) __attribute__((always_inline)) {
+    const auto terms_of_step = [&](Vector(&terms)[W]) __attribute__((always_inline)) {
       load(g, terms), g += direct.g_step;
       if (Op != GradOp::softmax) return;
       load(y, of_y), y += direct.y_step;

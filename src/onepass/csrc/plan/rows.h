@@ -34,7 +34,7 @@ constexpr int kStreaming = 1024;     // threads per multiprocessor that stream t
 // in a block more elements in registers spill; in clusters fewer of them, beside shared memory, run at .98 of a copy
 // where as many ran at .78 to .97 (37901 to 108286 elements, H100, 2026-11-25).
 constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24, kUnalignedSmemVecs = 4;
-constexpr int kGridVectors = 448;   // vectors of a row, of all operands, that make a block of the tier grid worthwhile
+constexpr int kGridVectors = 448;  // vectors of a row, of all operands, that make a block of the tier grid worthwhile
 // Of rows longer than kMuchLonger times what the chip holds registers keep nothing and shared memory keeps kLittle
 // vectors per thread, so that the L1 cache has room for loads in flight (1x256M float32: 810 us with all of it, 754
 // so).
@@ -331,8 +331,14 @@ struct RowPlanner {
       if (cost < best) best = cost, best_blocks = blocks;
     }
     if (!best_blocks) return plan;
-    return {Tier::pipelined,  kPipelinedThreads, 1, kPipelinedVecs * vec_size, vec_size, int(best_blocks),
-            int(places) * kPipelinedVecs, VecAccess::predicated};
+    return {Tier::pipelined,
+            kPipelinedThreads,
+            1,
+            kPipelinedVecs * vec_size,
+            vec_size,
+            int(best_blocks),
+            int(places) * kPipelinedVecs,
+            VecAccess::predicated};
   }
 
   CudaPlan plan_on_chip(const Entry& entry) { return pipelined(plan_one_turn(entry)); }

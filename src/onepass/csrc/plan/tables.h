@@ -24,8 +24,9 @@ enum class Tier {
   // Of rows again, without entries in the tables:
   pipelined,  // in the shared memory of several blocks, launched cooperatively, while the next row arrives there
 };
-constexpr const char* kTierNames[] = {"warp",    "staged",       "block",           "cluster",        "grid",     "twopass",
-                                      "columns", "columns-grid", "columns-twopass", "columns-staged", "pipelined"};
+constexpr const char* kTierNames[] = {"warp",     "staged",  "block",        "cluster",         "grid",
+                                      "twopass",  "columns", "columns-grid", "columns-twopass", "columns-staged",
+                                      "pipelined"};
 constexpr int kTiers = 6;  // that a table of rows may have
 
 constexpr int64_t kAnyLength = INT64_MAX;

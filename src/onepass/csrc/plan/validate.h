@@ -55,7 +55,7 @@ inline Fault validate(const CudaPlan& plan) {
   const int most = tier == Tier::grid ? 128 : 64;
   if (!is_power_of_two(vec_size, 8) || items < (tier == Tier::grid ? 0 : vec_size) || items > most || items % vec_size)
     return "vec_size is a power of two up to 8, items_per_thread a multiple of it up to " + std::to_string(most);
-  if (tier == Tier::cluster ? !is_power_of_two(blocks, 16) || blocks < 2
+  if (tier == Tier::cluster   ? !is_power_of_two(blocks, 16) || blocks < 2
       : plan.sends_messages() ? blocks < 1 || blocks > 1024
                               : blocks != 1)
     return "blocks_per_row is a power of two from 2 to 16 in the tier cluster, 1 to 1024 in the tiers grid and "
@@ -73,8 +73,7 @@ inline Fault validate(const CudaPlan& plan) {
                                   smem_vecs < 1 || smem_vecs > 64))
     return "the tier pipelined has up to 4 vectors per thread, a multiple of them in shared memory and up to 448 "
            "threads that share a row";
-  if (tier != Tier::staged && tier != Tier::pipelined &&
-      (smem_vecs < 0 || smem_vecs > 64 || smem_vecs % 2))
+  if (tier != Tier::staged && tier != Tier::pipelined && (smem_vecs < 0 || smem_vecs > 64 || smem_vecs % 2))
     return "smem_vecs is an even number up to 64 in the tiers block, cluster and grid";
   if (tier == Tier::grid && (plan.vecs_per_thread() % 4 || plan.vecs_per_thread() > 16 || threads > 480))
     return "the tier grid has 0, 4, 8, 12 or 16 vectors per thread and up to 480 threads that share a row";
@@ -126,7 +125,8 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
     if (tier == Tier::twopass && plan.threads_per_row > 512) return "the tier twopass has up to 512 threads here";
   } else {
     if (tier == Tier::grid && plan.smem_vecs % RowChunks(plan, n, 1).thread_vecs)
-      return "the tier grid keeps multiples of " + text(RowChunks(plan, n, 1).thread_vecs) + " vectors in shared memory";
+      return "the tier grid keeps multiples of " + text(RowChunks(plan, n, 1).thread_vecs) +
+             " vectors in shared memory";
     if (plan.access == VecAccess::aligned && (tier == Tier::staged || !is_resident))
       return "access is 2 (aligned) in the tiers warp, block and cluster only";
     if (plan.smem_vecs && tier != Tier::staged && plan.vec_size * size_of(problem.type(kX)) < 4)

@@ -266,30 +266,45 @@ def problems(rows: Sequence[Row]) -> list[str]:
 
 
 def show_classes(rows: Sequence[Row]) -> list[Table | str]:
-    """A table of the classes of `bench random`, then the worst shapes of each, and where others are faster; or nothing.
+    """A table of the classes of `bench random`, the worst shapes of each, and where others are faster; or nothing."""
+    groups = class_groups(rows)
+    if not groups:
+        return []
+    others, drawn = others_of(rows), groups["all"]
+    about = (
+        "fractions of the limit: a copy, for a gradient an addition, for logsumexp half a copy"
+        + "; of the smallest times" * (drawn[0].first().threads is not None)
+    )
+    texts = [f"worst of {name}: {_worst(group)}" for name, group in groups.items() if name != "all"]
+    for line in drawn:
+        groups.setdefault(line.first().dtype, []).append(line)
+    head, body = class_table(groups, others)
+    return [about, table(head, body, left={0}), *texts, *(text for name in others for text in _slower(drawn, name))]
+
+
+def others_of(rows: Sequence[Row]) -> list[str]:
+    return [name for name in providers(rows) if name not in (OURS, "copy")]
+
+
+def class_table(groups: dict[str, list[Line]], others: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Head and body of the table of `bench random`, a line a group.
 
     On a GPU a shape that moves less than SMALL is judged by the microseconds over the limit instead of the fraction.
     """
-    drawn = [line for line in lines([r for r in rows if r.suite.startswith("random/")]) if line.fraction() is not None]
-    if not drawn:
-        return []
-    others = [name for name in providers(rows) if name not in (OURS, "copy")]
-    classes, dtypes = dict[str, list[Line]](), dict[str, list[Line]]()
-    for line in drawn:
-        classes.setdefault(line.first().suite.removeprefix("random/"), []).append(line)
-        dtypes.setdefault(line.first().dtype, []).append(line)
-    gpu = drawn[0].first().threads is None
+    gpu = groups["all"][0].first().threads is None
     head = ["class", "points", "mean", "p10", "worst"]
     head += ["small\npoints", "us over\np90", "us over\nmost"] if gpu else []
     head += [f"times {name}\n{what}" for name in others for what in ("mean", "worst")]
-    groups = {**classes, "all": drawn, **dtypes}
-    body = [[name, *_class_cells(group, others, gpu)] for name, group in groups.items()]
-    about = (
-        "fractions of the limit: a copy, for a gradient an addition, for logsumexp half a copy"
-        + "; of the smallest times" * (not gpu)
-    )
-    texts = [f"worst of {name}: {_worst(group)}" for name, group in classes.items()]
-    return [about, table(head, body, left={0}), *texts, *(text for name in others for text in _slower(drawn, name))]
+    return head, [[name, *_class_cells(group, others, gpu)] for name, group in groups.items()]
+
+
+def class_groups(rows: Sequence[Row]) -> dict[str, list[Line]]:
+    """The lines of each class of `bench random`, and of all; nothing where there are none."""
+    groups: dict[str, list[Line]] = {}
+    drawn = [line for line in lines([r for r in rows if r.suite.startswith("random/")]) if line.fraction() is not None]
+    for line in drawn:
+        groups.setdefault(line.first().suite.removeprefix("random/"), []).append(line)
+    return {**groups, "all": drawn} if drawn else {}
 
 
 def _class_cells(group: Sequence[Line], others: Sequence[str], gpu: bool) -> list[str]:

@@ -190,10 +190,9 @@ int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
 // would take the place of begin at different bytes of a vector, or elements or gaps differ in size.
 bool needs_result_tile(const Problem& problem) {
   const int from = problem.is_backward() ? int(kSaved) : int(kX), to = problem.is_backward() ? int(kDx) : int(kY);
-  return !problem.is_reduction() &&
-         (problem.layout.row_stride(from) != problem.layout.row_stride(to) ||
-          size_of(problem.type(from)) != size_of(problem.type(to)) ||
-          (problem.address(from) ^ problem.address(to)) % 16);
+  return !problem.is_reduction() && (problem.layout.row_stride(from) != problem.layout.row_stride(to) ||
+                                     size_of(problem.type(from)) != size_of(problem.type(to)) ||
+                                     (problem.address(from) ^ problem.address(to)) % 16);
 }
 
 Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {

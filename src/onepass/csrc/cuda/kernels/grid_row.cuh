@@ -170,8 +170,7 @@ struct GridBackward {
     for (int i = 0; i < kChunkVecs; ++i, element += workers * C::kVecSize) {
       unroll<kOperands>([&](int o) {
         next[i * kOperands + o] = neutral_vector();
-        if (count > i * workers)
-          next[i * kOperands + o] = read_vector<Chunk, C, EvictFirst>(operand(o) + element);
+        if (count > i * workers) next[i * kOperands + o] = read_vector<Chunk, C, EvictFirst>(operand(o) + element);
       });
     }
   }

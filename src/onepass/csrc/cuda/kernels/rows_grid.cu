@@ -14,7 +14,9 @@
 // Forward and backward, with the vectors (of each operand) that a thread takes at a time while as many are on their
 // way. Exponentials of doubles take registers, so they have fewer.
 template <class C>
-using Forward = GridForward<C, C::kVecSize == 2 ? 2 : C::kVecs ? 4 : 8>;
+using Forward = GridForward<C, C::kVecSize == 2 ? 2
+                               : C::kVecs       ? 4
+                                                : 8>;
 template <class C>
 using Backward = GridBackward<C, C::kVecSize == 2 ? 1 : 2>;
 

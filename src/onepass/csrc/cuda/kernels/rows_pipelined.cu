@@ -1,5 +1,6 @@
-// rows_pipelined.cu: many long rows over several blocks each, launched cooperatively. While the blocks of a row exchange
-// their partial states, the next row is already on its way and is reduced in turn; the row waits in shared memory.
+// rows_pipelined.cu: many long rows over several blocks each, launched cooperatively. While the blocks of a row
+// exchange their partial states, the next row is already on its way and is reduced in turn; the row waits in shared
+// memory.
 //
 //   chunks of a row -> shared memory -> each thread a partial state -> block -> the row's other blocks
 //   a row later, chunk by chunk: shared memory -> epilogue -> store, and a chunk of the next row takes its place
@@ -16,16 +17,19 @@ template <class C>
 using Backward = GridBackward<C, C::kVecs>;
 
 // A row has a barrier at which all threads of the block have reduced it, and one at which the blocks have merged it:
-// some threads arrive there, the others wait. Rows take turns at kSets of both, so that a thread may be kSets rows ahead.
+// some threads arrive there, the others wait. Rows take turns at kSets of both, so that a thread may be kSets rows
+// ahead.
 constexpr int kSets = 4;
 enum class Done { reduced, merged };
 __device__ inline int barrier_of(Done done, uint32_t row) { return 1 + kSets * int(done) + int(row % kSets); }
 // Of the two warps that communicate one takes part in each.
 __device__ inline int threads_at_barrier() { return blockDim.x - 32; }
 __device__ inline void arrive(Done done, uint32_t row) {
+  __syncwarp();
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier_of(done, row)), "r"(threads_at_barrier()) : "memory");
 }
 __device__ inline void wait(Done done, uint32_t row) {
+  __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(barrier_of(done, row)), "r"(threads_at_barrier()) : "memory");
 }
 // A barrier of those two warps.
@@ -76,10 +80,10 @@ struct Chunks : BlockRows<Op> {
   typedef typename Op::C C;
   typedef BlockRows<Op> Base;
   const int workers;
-  const uint32_t begin, end;  // of shared memory, whose places chunks take in turn
-  const int bytes;            // of a place
-  uint32_t place;             // the thread's first vector there
-  Op op;                      // the row
+  const uint32_t begin, end;   // of shared memory, whose places chunks take in turn
+  const int bytes;             // of a place
+  uint32_t place;              // the thread's first vector there
+  Op op;                       // the row
   int row_chunks, chunk_vecs;  // chunks that the block takes of the row, and vectors of each
   int chunk = 0;               // of those
   int64_t element;             // of the row: where the thread's first vector begins,
@@ -141,7 +145,8 @@ __device__ inline void compute(const typename Op::Rows& rows, int places, int ro
   typedef typename Op::Raw Raw;
   constexpr int kOperands = Op::kOperands, kSlots = kOperands * C::kVecs, kRawBytes = sizeof(Raw);
   __shared__ typename Op::Shared shared[kSets];
-  const int workers = blockDim.x - 2 * kCommThreads, warps = workers / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int workers = blockDim.x - 2 * kCommThreads, warps = workers / 32, warp = threadIdx.x / 32,
+            lane = threadIdx.x % 32;
 
   if (warp >= warps) {  // one warp sends the partial states of the block, the other one receives those of its rows
     const bool sends = warp == warps;

@@ -2,10 +2,11 @@
 // takes a tile of rows, and copies it as one span of memory, in whole vectors, whatever the length of the rows and the
 // gaps between them. The rows are read from shared memory.
 //
-//   tile of each operand -> shared memory -> a few lanes per row: its state, or sum -> epilogue -> shared memory -> tile
+//   tile of each operand -> shared memory -> a few lanes per row: its state, or sum -> epilogue -> shared memory ->
+//   tile
 //
-// A thread keeps kVecs elements of an operand. The elements of a row go to the threads as in rows_onchip.cu with kVecSize
-// 1, so that the bits of a forward are the same.
+// A thread keeps kVecs elements of an operand. The elements of a row go to the threads as in rows_onchip.cu with
+// kVecSize 1, so that the bits of a forward are the same.
 #include "block_reduce.cuh"
 #include "config.cuh"
 #include "row_backward.cuh"
@@ -146,9 +147,7 @@ __device__ inline void copy_in(const Span<const C::In>& span, unsigned char* sme
   const char* const aligned = reinterpret_cast<const char*>(span.memory) - span.skip;
   const uint32_t to = (uint32_t)__cvta_generic_to_shared(smem);
   span.for_each_vector([&](int at) { AsyncCopy::start<kVecBytes>(to + at, aligned + at); },
-                       [&](int at) {
-                         *reinterpret_cast<In*>(smem + at) = *reinterpret_cast<const In*>(aligned + at);
-                       });
+                       [&](int at) { *reinterpret_cast<In*>(smem + at) = *reinterpret_cast<const In*>(aligned + at); });
 }
 
 // Nothing is written between rows.
@@ -165,8 +164,8 @@ __device__ inline void copy_out(const Span<C::Out>& span, const unsigned char* s
     span.for_each_element(element);
 }
 
-// A block takes `tile_rows` rows. They are read at the start of dynamic_smem, those of a second operand `second_at` bytes
-// further on, and written at `result_at`; with 0 the results take the place of the elements.
+// A block takes `tile_rows` rows. They are read at the start of dynamic_smem, those of a second operand `second_at`
+// bytes further on, and written at `result_at`; with 0 the results take the place of the elements.
 template <class Op>
 __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int second_at, int result_at) {
   typedef typename Op::C C;
