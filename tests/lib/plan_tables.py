@@ -70,7 +70,8 @@ ROW_PLANS = [
     (Plan(Tier.GRID, 32, 1, 0, 8, 132, 0, Access.PREDICATED), [9, 1_000_001]),
     (Plan(Tier.GRID, 96, 1, 0, 2, 5, 16, Access.SCALAR), [1, 3, 4801, 30011]),
     (Plan(Tier.PIPELINED, 64, 1, 16, 4, 3, 16, Access.PREDICATED), [4, 250, 4098, 9001]),
-    (Plan(Tier.PIPELINED, 32, 1, 16, 8, 132, 4, Access.PREDICATED), [9, 60_001]),
+    (Plan(Tier.PIPELINED, 32, 1, 16, 8, 132, 4, Access.PREDICATED), [9, 30_001]),
+    (Plan(Tier.PIPELINED, 32, 1, 8, 4, 20, 10, Access.PREDICATED), [5, 7001, 15001]),  # six rows at a time
     (Plan(Tier.PIPELINED, 128, 1, 4, 2, 1, 20, Access.PREDICATED), [3, 2047, 4600]),
     (Plan(Tier.PIPELINED, 96, 1, 4, 4, 2, 3, Access.PREDICATED), [7, 767, 1535]),
     (Plan(Tier.TWOPASS, 64, 1, 4, 1, 1, 0, Access.PREDICATED), [1, 63, 257, 5000]),
@@ -89,7 +90,7 @@ ROW_GRADIENT_PLANS = {
     "grid": Plan(Tier.GRID, 64, 1, 4, 1, 3, 4),
     "grid, nothing in registers": Plan(Tier.GRID, 64, 1, 0, 1, 2, 0),
     "pipelined": Plan(Tier.PIPELINED, 64, 1, 2, 1, 3, 28),
-    "pipelined, one chunk a row": Plan(Tier.PIPELINED, 96, 1, 4, 1, 6, 8),
+    "pipelined, four rows at a time": Plan(Tier.PIPELINED, 96, 1, 4, 1, 33, 8),
     "twopass": Plan(Tier.TWOPASS, 64, 1, 2, 1, 1, 0),
 }
 LOGSUMEXP_GRADIENT_PLANS = [
