@@ -18,7 +18,8 @@ from statistics import geometric_mean as geomean
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from onepass.tools.bench.report import class_groups, class_table, lines, others_of, us_text  # noqa: E402
+from onepass.tools.bench.random_report import class_groups, class_table, others_of  # noqa: E402
+from onepass.tools.bench.report import lines, us_text  # noqa: E402
 from onepass.tools.bench.results import Row, load  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"

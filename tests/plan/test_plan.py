@@ -133,6 +133,19 @@ def test_few_rows_are_spread_over_as_many_multiprocessors_as_there_are():
         assert (plan["tier"], plan["blocks_per_row"], plan["grid"]) == ("grid", multiprocessors, multiprocessors)
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+def test_rows_that_take_turns_are_pipelined_in_whole_vectors(dtype):
+    """Wherever input and result lie: rows whose vectors are narrower than 16 bytes have another tier."""
+    rows, served = 37, set()
+    for n, first in itertools.product((262_144, 524_287, 524_288, 900_001), range(9)):
+        strides, address = (n, 1), 4096 + first * dtype.itemsize
+        plan = native.plan("softmax", True, (rows, n), strides, strides, [1], dtype, dtype, y_address=address)
+        whole = plan["vec_size"] * dtype.itemsize == 16 and plan["access"] == "predicated"
+        assert whole or plan["tier"] != "pipelined"
+        served.add((plan["tier"] == "pipelined", first * dtype.itemsize % 16 == 0))
+    assert ((True, True) in served) == (dtype is not F64)
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, F64])
 def test_a_streamed_row_has_its_elements_in_place_in_the_batch_invariant_mode(dtype, tables_back):
     """Even where it begins within a vector: as many of them, in the same order, in the same threads."""

@@ -33,7 +33,7 @@ from onepass.tools.bench.random_cases import (
     slide,
     spread_compile,
 )
-from onepass.tools.bench.report import show_classes, show_drops
+from onepass.tools.bench.random_report import show_classes, show_drops
 from onepass.tools.bench.results import Row
 from onepass.tools.bench.runner import Runner
 

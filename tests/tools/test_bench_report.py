@@ -14,7 +14,7 @@ from lib.scripts import python_output
 from lib.transcript import assert_snapshot
 from onepass.tools.bench import plots, report, results
 from onepass.tools.bench.plots import draw
-from onepass.tools.bench.report import Progress
+from onepass.tools.bench.progress import Progress
 from onepass.tools.bench.results import Row
 from onepass.tools.gallery import VARIANTS
 

@@ -152,7 +152,7 @@ struct ColumnPlanner {
     constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 16 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
     // A thread takes two columns, but not of a gradient, nor of a half type whose pairs are no words and columns not
-    // short (786089 x 4 x 9 .77 of a copy by two, .80 by one; 758 x 19 x 2391 .72, .78; H100, 2026-11-25).
+    // short (H100, 2026-11-25: two were 4 to 8% slower).
     const int vector = operands > 1 || bytes == 8 || (bytes == 2 && inner % 2 && n > 8) ? 1 : 2;
     const int64_t slice = n * inner * read * operands, down = ceil_div(n, bytes == 8 ? kVecs / 2 : kVecs),
                   slice_vecs = ceil_div(inner, int64_t(vector));

@@ -32,7 +32,7 @@ constexpr int kStreaming = 1024;     // threads per multiprocessor that stream t
 
 // Elements and vectors per thread, in registers and in shared memory, of rows of half types that are no whole vectors:
 // in a block more elements in registers spill; in clusters fewer of them, beside shared memory, run at .98 of a copy
-// where as many ran at .78 to .97 (37901 to 108286 elements, H100, 2026-11-25).
+// where as many ran at .78 to .97 (six lengths, H100, 2026-11-25).
 constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24, kUnalignedSmemVecs = 4;
 constexpr int kGridVectors = 448;  // vectors of a row, of all operands, that make a block of the tier grid worthwhile
 // Of rows longer than kMuchLonger times what the chip holds registers keep nothing and shared memory keeps kLittle
@@ -307,15 +307,15 @@ struct RowPlanner {
     return {};
   }
 
-  // Many rows in place of those that `plan` serves in several turns, or waves. Fewest turns, and rows of the last one
-  // spread over as many blocks as there are.
+  // A plan of the tier pipelined, if `plan` would take several turns of rows over the chip and a block has room for its
+  // part of a row and of the next one; otherwise `plan` itself. The rows of the last turn are spread over all blocks.
   CudaPlan pipelined(const CudaPlan& plan) const {
     const int64_t chip = gpu.sm_count, each = int64_t(kPipelinedThreads) * kPipelinedVecs;
-    const bool in_grid = plan.tier == Tier::grid && rows > chip / plan.blocks_per_row && vec_size == alignment.full;
-    const bool in_clusters = plan.tier == Tier::cluster && n * read_size * operands >= kPipelinedRow &&
-                             rows > chip / plan.blocks_per_row && rows <= kPipelinedRows;
-    if (invariant || is_reduction || scalar || !gpu.cooperative || item_size == 8 || !(in_grid || in_clusters))
-      return plan;
+    const bool has_turns = rows > chip / plan.blocks_per_row,
+               few_huge = n * read_size * operands >= kPipelinedRow && rows <= kPipelinedRows;
+    const bool pays = has_turns && (plan.tier == Tier::grid || (plan.tier == Tier::cluster && few_huge));
+    const bool whole_vectors = vec_size == alignment.full && !scalar && item_size < 8;  // cp.async takes them
+    if (!pays || !whole_vectors || invariant || is_reduction || !gpu.cooperative) return plan;
     const int vec_bytes = vec_size * read_size * operands;
     const int64_t places = std::min<int64_t>((gpu.shared - kStaticShared) / (each * vec_bytes), 64 / kPipelinedVecs);
     const auto vecs_of = [&](int64_t blocks) { return ceil_div(vecs, blocks); };

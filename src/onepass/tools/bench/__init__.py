@@ -4,6 +4,7 @@
 - `providers.py`: what is compared, a registry
 - `correctness.py`: the tensors, and the check before the clock; `timing.py`: the clocks, medians, disturbed times
 - `runner.py`: cases in, rows out; `results.py`, `collect_env.py`: their file
-- `report.py`: what a run shows; `cli_run.py`: one run from its options to its files
+- `report.py`, `random_report.py`: what a run shows; `progress.py`: what it shows as it goes on
+- `cli_run.py`: one run from its options to its files
 - `plots.py`: files in, plots out; `compare.py`: two files in, regressions and gains out; `profile.py`: torch.profiler
 """

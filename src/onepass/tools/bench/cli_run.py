@@ -13,8 +13,9 @@ import torch
 
 from onepass.tools.bench import random_cases, timing
 from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
+from onepass.tools.bench.progress import Progress
 from onepass.tools.bench.providers import COPY, GalleryProvider, registry, select_providers
-from onepass.tools.bench.report import BASELINE, OURS, Progress, lines
+from onepass.tools.bench.report import BASELINE, OURS, lines
 from onepass.tools.bench.results import STDOUT, Results, as_text, save
 from onepass.tools.bench.runner import DeviceLost, Runner
 from onepass.tools.terminal import console

@@ -22,7 +22,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from onepass.tools.bench.cases import ITEMSIZE
 from onepass.tools.bench.random_cases import moved_length
-from onepass.tools.bench.report import is_small, lines, us_text
+from onepass.tools.bench.random_report import is_small
+from onepass.tools.bench.report import lines, us_text
 from onepass.tools.bench.results import Results, Row
 
 __all__ = ["draw", "style"]

@@ -1,23 +1,20 @@
-"""What a run shows: a table with a line per case and a column per provider, sentences that sum up, and the progress."""
+"""What a run shows: a table with a line per case and a column per provider, and sentences that sum up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
-from statistics import fmean, quantiles
+from statistics import fmean
 from statistics import geometric_mean as geomean
-from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from onepass.tools.bench.cases import ITEMSIZE, SHORT, Case
-from onepass.tools.bench.random_cases import largest_drop, moved_length
+from onepass.tools.bench.cases import ITEMSIZE, SHORT
 from onepass.tools.bench.results import Row
-from onepass.tools.terminal import fits, progress_bar, table
+from onepass.tools.terminal import fits, table
 
 OURS, BASELINE = "onepass", "torch"
 # Bytes of an input, or moved by a drawn shape. Below them the microseconds over the copy say more than the fraction.
@@ -115,7 +112,7 @@ def time_text(row: Row) -> str:
     return us_text(row.median_us) + "?" * bool(row.disturbed)
 
 
-def _graph_text(row: Row) -> str:
+def graph_text(row: Row) -> str:
     """The time of a launch in a CUDA graph, or "-" if the call could not be captured."""
     return "" if not row.ok else "-" if row.graph_us is None else us_text(row.graph_us)
 
@@ -135,7 +132,7 @@ def _cell(line: Line, name: str, graph: bool) -> Text:
         return Text(time, style="bold red" if time in ("WRONG", "ERROR") else "yellow" * (time == "skipped"))
     best = name == line.fastest()
     shown = "" if share is None else f"{share:.0f}" if name == "copy" else f"{share:.2f}"
-    text = "*" * best + f"{time} {shown:>4}" + (f" {_graph_text(row):>5}" if graph else "")
+    text = "*" * best + f"{time} {shown:>4}" + (f" {graph_text(row):>5}" if graph else "")
     return Text(text, style="bold green" if best else "yellow" if row.disturbed else "dim" * (name == "copy"))
 
 
@@ -260,226 +257,3 @@ def problems(rows: Sequence[Row]) -> list[str]:
         text = f"{kind} ({len(others) + 1} cases)" if kind.startswith("unsupported") else text
         sentences.append(f"{name}: {text}")
     return sentences
-
-
-# Drawn shapes, and lengths that move by one
-
-
-def show_classes(rows: Sequence[Row]) -> list[Table | str]:
-    """A table of the classes of `bench random`, the worst shapes of each, and where others are faster; or nothing."""
-    groups = class_groups(rows)
-    if not groups:
-        return []
-    others, drawn = others_of(rows), groups["all"]
-    about = (
-        "fractions of the limit: a copy, for a gradient an addition, for logsumexp half a copy"
-        + "; of the smallest times" * (drawn[0].first().threads is not None)
-    )
-    texts = [f"worst of {name}: {_worst(group)}" for name, group in groups.items() if name != "all"]
-    for line in drawn:
-        groups.setdefault(line.first().dtype, []).append(line)
-    head, body = class_table(groups, others)
-    return [about, table(head, body, left={0}), *texts, *(text for name in others for text in _slower(drawn, name))]
-
-
-def others_of(rows: Sequence[Row]) -> list[str]:
-    return [name for name in providers(rows) if name not in (OURS, "copy")]
-
-
-def class_table(groups: dict[str, list[Line]], others: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Head and body of the table of `bench random`, a line a group.
-
-    On a GPU a shape that moves less than SMALL is judged by the microseconds over the limit instead of the fraction.
-    """
-    gpu = groups["all"][0].first().threads is None
-    head = ["class", "points", "mean", "p10", "worst"]
-    head += ["small\npoints", "us over\np90", "us over\nmost"] if gpu else []
-    head += [f"times {name}\n{what}" for name in others for what in ("mean", "worst")]
-    return head, [[name, *_class_cells(group, others, gpu)] for name, group in groups.items()]
-
-
-def class_groups(rows: Sequence[Row]) -> dict[str, list[Line]]:
-    """The lines of each class of `bench random`, and of all; nothing where there are none."""
-    groups: dict[str, list[Line]] = {}
-    drawn = [line for line in lines([r for r in rows if r.suite.startswith("random/")]) if line.fraction() is not None]
-    for line in drawn:
-        groups.setdefault(line.first().suite.removeprefix("random/"), []).append(line)
-    return {**groups, "all": drawn} if drawn else {}
-
-
-def _class_cells(group: Sequence[Line], others: Sequence[str], gpu: bool) -> list[str]:
-    large, small = _large(group), [us for us, _ in _small(group)]
-    fractions = [fraction for fraction, _ in large]
-    cells = [str(len(large)), *[""] * 3]
-    if large:
-        cells[1:] = [f"{value:.2f}" for value in (fmean(fractions), _tenths(fractions, 1), min(fractions))]
-    if gpu:
-        cells += [str(len(small)), *([f"{_tenths(small, 9):.1f}", f"{max(small):.1f}"] if small else ["", ""])]
-    for other in others:
-        times = [speedup for line in group if (speedup := _speedup(line, other)) is not None]
-        cells += [f"{geomean(times):.2f}", f"{min(times):.2f}"] if times else ["", ""]
-    return cells
-
-
-def _large(group: Sequence[Line]) -> list[tuple[float, str]]:
-    """The fraction of the limit of each shape that is judged by it, the worst first."""
-    return sorted((line.fraction() or 0.0, _where(line)) for line in group if not is_small(line))
-
-
-def _small(group: Sequence[Line]) -> list[tuple[float, str]]:
-    """The microseconds over the limit of each other shape, the worst first."""
-    found = [line for line in group if is_small(line)]
-    us = [(line.rows[OURS].median_us or 0.0) - (line.rows["copy"].median_us or 0.0) for line in found]
-    return sorted(zip(us, map(_where, found), strict=True), reverse=True)
-
-
-def is_small(line: Line) -> bool:
-    row = line.first()
-    return row.threads is None and row.bytes < SMALL
-
-
-def _worst(group: Sequence[Line]) -> str:
-    """The five worst shapes, of the large and of the small ones."""
-    texts = [f"{fraction:.2f} {where}" for fraction, where in _large(group)[:5]]
-    return "; ".join([*texts, *(f"{us:.1f} us over {where}" for us, where in _small(group)[:5])])
-
-
-def _slower(drawn: Sequence[Line], than: str) -> list[str]:
-    """A sentence about the points at which onepass is slower than another provider, with the five worst."""
-    times = sorted((speedup, _where(line)) for line in drawn if (speedup := _speedup(line, than)) is not None)
-    slower = [f"{speedup:.2f} {where}" for speedup, where in times if speedup < 1]
-    return [f"slower than {than} at {len(slower)} of {len(times)} points: {'; '.join(slower[:5])}"] if slower else []
-
-
-def _speedup(line: Line, over: str) -> float | None:
-    """How many times as fast as another provider onepass is; None if a time is missing or disturbed."""
-    own, other = line.fraction(), line.fraction(over)
-    return own / other if own and other else None
-
-
-def _where(line: Line) -> str:
-    return f"{line.case} {line.dtype}"
-
-
-def _tenths(values: Sequence[float], count: int) -> float:
-    """The value that `count` tenths of the values do not exceed."""
-    return quantiles(values if len(values) > 1 else [*values, *values], n=10, method="inclusive")[count - 1]
-
-
-def show_drops(rows: Sequence[Row]) -> list[str]:
-    """The largest drop between neighbouring lengths of each series of `bench slide`."""
-    series: dict[str, dict[int, float]] = {}
-    for line in lines([r for r in rows if r.suite.startswith("slide/")]):
-        row, fraction = line.first(), line.fraction()
-        if fraction is not None:
-            name = case_text(replace(row, case=row.suite))
-            series.setdefault(f"{name} {line.dtype}", {})[moved_length(row.suite, row.shape)] = fraction
-    texts = []
-    for name, fractions in series.items():
-        if drop := largest_drop(fractions):
-            share, at, to = drop
-            ends = f"from {at} ({fractions[at]:.2f} of the limit) to {to} ({fractions[to]:.2f})"
-            texts.append(f"{name}, {len(fractions)} lengths: largest drop between neighbours {share:.0%}, {ends}")
-    return texts
-
-
-# The progress
-
-
-class Progress:
-    """On a terminal the table fills above a progress bar; elsewhere each case is a block of lines.
-
-    A terminal is drawn between measurements only: a thread that redraws would take a core from a kernel that uses all.
-    Without a console nothing is shown.
-    """
-
-    def __init__(self, total: int = 0, title: str = "", console: Console | None = None):
-        self.console, self.title, self.total, self.done = console or Console(quiet=True), title, total, 0
-        self.seen: list[Row] = []
-        self.last = Group()
-        self.bar = progress_bar(self.console, auto_refresh=False)
-        self.task = self.bar.add_task("cases", total=total)
-        self.live = Live(console=self.console, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Progress:
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.live.stop()
-
-    def start_case(self, case: Case, dtype: str) -> None:
-        self.done, self.name = self.done + 1, f"{case.name}, {SHORT.get(dtype, dtype)}"
-        self.status("")
-
-    def retry(self, count: int) -> None:
-        """`count` cases begin again because they were disturbed."""
-        self.total += count
-        self.say(f"{count} of them are timed again because they were disturbed")
-
-    def status(self, text: str) -> None:
-        """What happens to the current case."""
-        if self.console.is_terminal:
-            self.current = Text(f"{self.name}  {text}", style="bold", no_wrap=True, overflow="ellipsis")
-            self.bar.update(self.task, total=self.total)
-            self.live.update(Group(self.last, self.current, self.bar), refresh=True)
-
-    def finish_case(self, rows: Sequence[Row]) -> None:
-        self.seen.extend(rows)
-        if self.console.is_terminal:
-            self.bar.advance(self.task)
-            self.last = self._last_lines()
-            self.status("")
-            return
-        about = [f"[{self.done}/{self.total}] {rows[0].case}", shape_text(rows[0]), dtype_text(rows[0])]
-        plain = rows[0].function == "softmax" and rows[0].direction == "forward"
-        about += [] if plain else [f"{rows[0].function} {rows[0].direction}"]
-        self.console.print(", ".join(about))
-        for row in rows:
-            self.console.print(f"    {row.provider:<17} {_row_text(row)}")
-
-    def say(self, text: str) -> None:
-        """A message, such as a skipped case or a wrong provider."""
-        self.console.print(text, style="yellow")
-
-    def finish(self, rows: Sequence[Row]) -> None:
-        """The run is over: the whole table, the call times of small cases, what went wrong, and the sentences."""
-        self.console.print(f"\n{self.title}", style="bold")
-        self.console.print(show_table(rows, self.console))
-        small = [r for r in rows if r.bytes < SMALL_CASE and r.call_us]
-        if small and self.console.is_terminal:
-            self.console.print("call time: microseconds per call, including the host", style="bold")
-            self.console.print(show_table(small, self.console, calls=True))
-        for part in (*show_classes(rows), *show_drops(rows)):
-            self.console.print(part)
-        for text in problems(rows):
-            self.say(text)
-        for i, text in enumerate(summary(rows)):
-            self.console.print(text, style="bold" if i == 0 else "")
-
-    def _last_lines(self) -> Group:
-        """The table with as many of the last lines as the terminal has room for."""
-        keys, room = list(dict.fromkeys(r.key() for r in self.seen)), max(4, self.console.height - 3)
-        count, height, made = min(room, len(keys)), room + 1, Group()
-        while count and height > room:
-            rows = [r for r in self.seen if r.key() in keys[-count:]]
-            made = show_table(rows, self.console, columns=providers(self.seen))
-            height = len(self.console.render_lines(made))
-            count = min(count - 1, count * room // height)
-        return made
-
-
-def _row_text(row: Row) -> str:
-    if not row.ok or row.median_us is None:
-        return row.error or "not timed"
-    text = f"{us_text(row.median_us):>9} us"
-    if row.p20_us is not None and row.p80_us is not None:
-        text += f"  ({us_text(row.p20_us)} to {us_text(row.p80_us)})".ljust(22)
-    if row.gbps is not None and row.copy_fraction is not None:
-        text += f" {row.gbps:>7.1f} GB/s  {row.copy_fraction:.2f} of a copy"
-    if (share := input_share(row)) is not None and row.provider != "copy":
-        text += f"  {share:.2f} of the time of a copy of the input"
-    text += f"  graph {_graph_text(row)}" if row.graph_us is not None or row.graph_error else ""
-    text += f"  call {us_text(row.call_us)} us" if row.call_us is not None else ""
-    return text + (f"  ? {row.disturbed}" if row.disturbed else "")

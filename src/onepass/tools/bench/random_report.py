@@ -1,0 +1,133 @@
+"""What a run of `bench random` or `bench slide` shows: drawn shapes by class, and lengths that move by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, quantiles
+from statistics import geometric_mean as geomean
+
+from rich.table import Table
+
+from onepass.tools.bench.random_cases import largest_drop, moved_length
+from onepass.tools.bench.report import OURS, SMALL, Line, case_text, lines, providers
+from onepass.tools.bench.results import Row
+from onepass.tools.terminal import table
+
+
+def show_classes(rows: Sequence[Row]) -> list[Table | str]:
+    """A table of the classes of `bench random`, the worst shapes of each, and where others are faster; or nothing."""
+    groups = class_groups(rows)
+    if not groups:
+        return []
+    others, drawn = others_of(rows), groups["all"]
+    about = (
+        "fractions of the limit: a copy, for a gradient an addition, for logsumexp half a copy"
+        + "; of the smallest times" * (drawn[0].first().threads is not None)
+    )
+    texts = [f"worst of {name}: {_worst(group)}" for name, group in groups.items() if name != "all"]
+    for line in drawn:
+        groups.setdefault(line.first().dtype, []).append(line)
+    head, body = class_table(groups, others)
+    return [about, table(head, body, left={0}), *texts, *(text for name in others for text in _slower(drawn, name))]
+
+
+def others_of(rows: Sequence[Row]) -> list[str]:
+    return [name for name in providers(rows) if name not in (OURS, "copy")]
+
+
+def class_table(groups: dict[str, list[Line]], others: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Head and body of the table of `bench random`, a line a group.
+
+    On a GPU a shape that moves less than SMALL is judged by the microseconds over the limit instead of the fraction.
+    """
+    gpu = groups["all"][0].first().threads is None
+    head = ["class", "points", "mean", "p10", "worst"]
+    head += ["small\npoints", "us over\np90", "us over\nmost"] if gpu else []
+    head += [f"times {name}\n{what}" for name in others for what in ("mean", "worst")]
+    return head, [[name, *_class_cells(group, others, gpu)] for name, group in groups.items()]
+
+
+def class_groups(rows: Sequence[Row]) -> dict[str, list[Line]]:
+    """The lines of each class of `bench random`, and of all; nothing where there are none."""
+    groups: dict[str, list[Line]] = {}
+    drawn = [line for line in lines([r for r in rows if r.suite.startswith("random/")]) if line.fraction() is not None]
+    for line in drawn:
+        groups.setdefault(line.first().suite.removeprefix("random/"), []).append(line)
+    return {**groups, "all": drawn} if drawn else {}
+
+
+def _class_cells(group: Sequence[Line], others: Sequence[str], gpu: bool) -> list[str]:
+    large, small = _large(group), [us for us, _ in _small(group)]
+    fractions = [fraction for fraction, _ in large]
+    cells = [str(len(large)), *[""] * 3]
+    if large:
+        cells[1:] = [f"{value:.2f}" for value in (fmean(fractions), _tenths(fractions, 1), min(fractions))]
+    if gpu:
+        cells += [str(len(small)), *([f"{_tenths(small, 9):.1f}", f"{max(small):.1f}"] if small else ["", ""])]
+    for other in others:
+        times = [speedup for line in group if (speedup := _speedup(line, other)) is not None]
+        cells += [f"{geomean(times):.2f}", f"{min(times):.2f}"] if times else ["", ""]
+    return cells
+
+
+def _large(group: Sequence[Line]) -> list[tuple[float, str]]:
+    """The fraction of the limit of each shape that is judged by it, the worst first."""
+    return sorted((line.fraction() or 0.0, _where(line)) for line in group if not is_small(line))
+
+
+def _small(group: Sequence[Line]) -> list[tuple[float, str]]:
+    """The microseconds over the limit of each other shape, the worst first."""
+    found = [line for line in group if is_small(line)]
+    us = [(line.rows[OURS].median_us or 0.0) - (line.rows["copy"].median_us or 0.0) for line in found]
+    return sorted(zip(us, map(_where, found), strict=True), reverse=True)
+
+
+def is_small(line: Line) -> bool:
+    row = line.first()
+    return row.threads is None and row.bytes < SMALL
+
+
+def _worst(group: Sequence[Line]) -> str:
+    """The five worst shapes, of the large and of the small ones."""
+    texts = [f"{fraction:.2f} {where}" for fraction, where in _large(group)[:5]]
+    return "; ".join([*texts, *(f"{us:.1f} us over {where}" for us, where in _small(group)[:5])])
+
+
+def _slower(drawn: Sequence[Line], than: str) -> list[str]:
+    """A sentence about the points at which onepass is slower than another provider, with the five worst."""
+    times = sorted((speedup, _where(line)) for line in drawn if (speedup := _speedup(line, than)) is not None)
+    slower = [f"{speedup:.2f} {where}" for speedup, where in times if speedup < 1]
+    return [f"slower than {than} at {len(slower)} of {len(times)} points: {'; '.join(slower[:5])}"] if slower else []
+
+
+def _speedup(line: Line, over: str) -> float | None:
+    """How many times as fast as another provider onepass is; None if a time is missing or disturbed."""
+    own, other = line.fraction(), line.fraction(over)
+    return own / other if own and other else None
+
+
+def _where(line: Line) -> str:
+    return f"{line.case} {line.dtype}"
+
+
+def _tenths(values: Sequence[float], count: int) -> float:
+    """The value that `count` tenths of the values do not exceed."""
+    return quantiles(values if len(values) > 1 else [*values, *values], n=10, method="inclusive")[count - 1]
+
+
+def show_drops(rows: Sequence[Row]) -> list[str]:
+    """The largest drop between neighbouring lengths of each series of `bench slide`."""
+    series: dict[str, dict[int, float]] = {}
+    for line in lines([r for r in rows if r.suite.startswith("slide/")]):
+        row, fraction = line.first(), line.fraction()
+        if fraction is not None:
+            name = case_text(replace(row, case=row.suite))
+            series.setdefault(f"{name} {line.dtype}", {})[moved_length(row.suite, row.shape)] = fraction
+    texts = []
+    for name, fractions in series.items():
+        if drop := largest_drop(fractions):
+            share, at, to = drop
+            ends = f"from {at} ({fractions[at]:.2f} of the limit) to {to} ({fractions[to]:.2f})"
+            texts.append(f"{name}, {len(fractions)} lengths: largest drop between neighbours {share:.0%}, {ends}")
+    return texts
