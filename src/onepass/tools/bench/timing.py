@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter_ns
 
 import torch
@@ -52,8 +52,9 @@ def summarise(samples: Sequence[float]) -> Stats:
     """The quantiles are interpolated linearly, as torch and NumPy do. Raises ValueError for no samples."""
     if not samples:
         raise ValueError("no samples to summarise")
-    fifths = quantiles(samples if len(samples) > 1 else [*samples, *samples], n=5, method="inclusive")
-    return Stats(median(samples), fifths[0], fifths[3], len(samples), min(samples))
+    values = torch.tensor(samples, dtype=torch.float64)  # statistics.quantiles can round below the smallest value
+    p20, p80 = values.quantile(values.new_tensor([0.2, 0.8])).tolist()
+    return Stats(median(samples), p20, p80, len(samples), min(samples))
 
 
 @dataclass(frozen=True)
