@@ -75,6 +75,15 @@ struct OffsetCalculator {
       at[i] = 0;
     }
   }
+  // As `steps` times next().
+  void advance(int64_t steps) {
+    for (int i = count - 1; i >= 0 && steps > 0; --i) {
+      const Dim& dim = dims.dims[i];
+      const int64_t sum = at[i] + steps, to = sum % dim.size;
+      for (int t = 0; t < kMaxTensors; ++t) offset[t] += (to - at[i]) * dim.strides[t];
+      at[i] = to, steps = sum / dim.size;
+    }
+  }
 };
 
 // Calls work(offsets, n) for the rows [begin, end): where a row begins in each tensor, and its length.

@@ -62,6 +62,8 @@ struct Forward {
     ForwardTile<Epilogue, Y> tile;
     tile.parts = plan.tile.parts, tile.columns = plan.tile.columns;
     A* const t = tile.t = reinterpret_cast<A*>(scratch());
+    tile.in_registers =
+        !Epilogue::kOnePerRow && plan.tile.kind == TileKind::slices && plan.tile.depth <= kMaxShortDepth;
     walk.for_each(begin, end, [&](const TileItem& item) {
       const int64_t steps = walk.steps(), depth = plan.tile.depth;
       const auto load = [&](int64_t first) {
@@ -78,7 +80,9 @@ struct Forward {
         load(first);
         const X* const next = from.x + item.offset[kX] + (fits ? item.count : (first + depth) * stride);
         tile.next = fetch ? reinterpret_cast<const char*>(next) : nullptr;
-        if (first > 0) {
+        if (tile.in_registers) {
+          // store() does it all
+        } else if (first > 0) {
           tile.reduce_more();
         } else {
           fits ? tile.template reduce<Epilogue::kFromExp>() : tile.template reduce<false>();
@@ -92,7 +96,7 @@ struct Forward {
           if (sum_offset) to[offset + sum_offset] = from_acc<Y>(reinterpret_cast<const A*>(tile.sum)[lane]);
         });
       } else {
-        tile.numbers();
+        if (!tile.in_registers) tile.numbers();
         for (int64_t first = 0; first < steps; first += depth) {
           const int64_t count = fits ? steps : load(first);
           A* const flat = t + tile.shape.vectors() * kLanes<A>;

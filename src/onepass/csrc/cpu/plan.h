@@ -17,9 +17,9 @@ constexpr int64_t kMaxSequences = 64;         // vectors of rows of a tile
 constexpr int64_t kPair = 2 * kWidth, kUnroll = 4 * kWidth;  // elements of a pair of vectors, and of an unrolled step
 
 // Forward
-// Elements of the longest contiguous row that goes to a tile: of float32, and of 16-bit types.
-constexpr int64_t kMaxShortFloatRow = 24, kMaxShortHalfRow = 8;
-constexpr int64_t kMaxSmallRow = 384;  // elements of the longest small row of a 16-bit type; of float32 it is 256
+constexpr int64_t kMinSmallRow = kWidth * 3 / 4;  // elements of the shortest small row; shorter ones go to tiles
+constexpr int64_t kMaxSmallRow = 384;             // of the longest one of a 16-bit type; of float32 it is 256
+constexpr int64_t kMinMixedRow = 160;             // of the shortest row with a result of another type that is no tile
 
 // Backward
 constexpr int64_t kMinGradRow = 16;  // elements of the shortest row that does not go to a tile
@@ -113,11 +113,10 @@ inline CpuPlan make_forward_plan(const Problem& call) {
   plan.stores = !call.is_reduction();
   plan.streaming = kHasStreamingStores && plan.stores && call.address(kX) != call.address(kY) &&
                    rows * n * size_of(call.type(kY)) >= kStreamingBytes;
-  const int64_t most = size_of(call.type(kX)) == 2 ? kMaxShortHalfRow : kMaxShortFloatRow;
-  if (!simd || !layout.has_unit_rows() || n <= most) {
+  const bool same_type = call.type(kX) == call.type(kY);
+  if (!simd || !layout.has_unit_rows() || n < (same_type ? kMinSmallRow : kMinMixedRow)) {
     simd ? set_tiles<float>(plan, call) : set_tiles<double>(plan, call);
-  } else if (simd && layout.view == View::rows &&
-             call.type(kX) == call.type(kY) &&  // other types row by row: less to compile
+  } else if (simd && layout.view == View::rows && same_type &&  // other types row by row: less to compile
              n <= (size_of(call.type(kY)) == 2 ? kMaxSmallRow : 256)) {
     set_rows(plan, CpuRoute::small_rows, rows, n);
   } else if (simd && n > kMaxWholeRow) {

@@ -187,6 +187,24 @@ ONEPASS_INLINE void fence_streaming_stores() {
 #endif
 }
 
+// Copies bytes to memory that is not read soon: whole lines are streamed.
+inline void stream_bytes(void* to, const void* from, int64_t bytes) {
+  constexpr int64_t step = sizeof(Vec);
+  char* const y = static_cast<char*>(to);
+  const char* const x = static_cast<const char*>(from);
+  int64_t i = int64_t(-uintptr_t(to) % 64);
+  i = i < bytes ? i : bytes;
+  std::memcpy(y, x, size_t(i));
+  for (; i + 64 <= bytes; i += 64) {
+    for (int64_t k = 0; k < 64; k += step) {
+      Vec v;
+      std::memcpy(&v, x + i + k, sizeof v);
+      stream_vector(reinterpret_cast<float*>(y + i + k), v);
+    }
+  }
+  std::memcpy(y + i, x + i, size_t(bytes - i));
+}
+
 // Rounds two vectors to bfloat16 and interleaves them. `TiesUp`: the numbers are not negative and ties may go up, which
 // takes half the steps.
 template <bool TiesUp>

@@ -11,8 +11,8 @@ constexpr int kMaxRowGroups = 4;                                  // groups that
 constexpr int64_t kRowBuffer = kWidth * (kMaxSmallRow + kWidth);  // floats; the buffer is on the stack
 
 // Groups of kWidth rows. There are `count` rows, and the rest of the last group may be read. A row has `whole` vectors
-// and the first lanes of one more, whose other lanes may be read. `kVecs`: the vectors of a row, if that is 1 or 2; or
-// 0. Each step is taken for all groups before the next one: the steps of one group would wait for each other.
+// and the first lanes of one more, whose other lanes may be read. `kVecs`: the vectors of a row, if those are at most
+// 4; or 0. Each step is taken for all groups before the next one: the steps of one group would wait for each other.
 template <class Epilogue, class In, class Y, int kVecs>
 struct SmallRows {
   using Exp = ExpFor<Y>;
@@ -26,6 +26,7 @@ struct SmallRows {
   int64_t n, x_stride, y_stride;
   int count;
   int64_t whole, vectors;
+  int64_t ahead;  // elements from a row to one of the next groups, which is fetched meanwhile
   IntVec tail_mask;
   float* buffer;
   // Per row: the maximum, and two numbers of its base before, and of its epilogue after the sum is known.
@@ -37,6 +38,12 @@ struct SmallRows {
   ONEPASS_INLINE Vec load1(int r, int64_t v) const { return x.load1(r * x_stride + v * kWidth); }
   ONEPASS_INLINE Vec mask(Vec v) const { return tail_mask ? v : broadcast(-kInf<float>); }
   ONEPASS_INLINE void load4(int r, int64_t v, Vec (&to)[4]) const { x.load(r * x_stride + v * kWidth, to); }
+
+  ONEPASS_INLINE void fetch_ahead(int r) const {
+    constexpr int64_t line = kLine / int64_t(sizeof(typename In::X));
+    const auto* const next = x.x + r * x_stride + ahead;
+    for (int64_t i = 0; i < n; i += line) __builtin_prefetch(next + i);
+  }
 
   Vec maxima(int first) const {
     Vec top[kWidth];
@@ -60,30 +67,30 @@ struct SmallRows {
     if constexpr (kUsesBase) return {broadcast(0), broadcast(low[r]), broadcast(high[r])};
     return {broadcast(m[r])};
   }
-  // The exponentials of four vectors, each with its place in the buffer.
-  template <class Base>
-  ONEPASS_INLINE void exp_and_store(Vec (&e)[4], const Base& base, float* const (&to)[4]) const {
+  // The exponentials of vectors, each with its place in the buffer.
+  template <class Base, int K>
+  ONEPASS_INLINE void exp_and_store(Vec (&e)[K], const Base& base, float* const (&to)[K]) const {
     if constexpr (kStoresElements) {
-      for (int k = 0; k < 4; ++k) store_vector(to[k], e[k]);
+      for (int k = 0; k < K; ++k) store_vector(to[k], e[k]);
     }
     if constexpr (kUsesBase) {
       Exp::apply(e, base);
     } else {
-      for (int k = 0; k < 4; ++k) e[k] -= base_of(base, k).max;
+      for (int k = 0; k < K; ++k) e[k] -= base_of(base, k).max;
       Exp::apply(e);
     }
     if constexpr (Epilogue::kFromExp) {
-      for (int k = 0; k < 4; ++k) store_vector(to[k], e[k]);
+      for (int k = 0; k < K; ++k) store_vector(to[k], e[k]);
     }
   }
 
-  // The exponentials of four vectors of the rows from `first` on, of each `kOfRow` from vector v on. `masked`: the last
+  // The exponentials of K vectors of the rows from `first` on, of each `kOfRow` from vector v on. `masked`: the last
   // one of a row has only its first lanes.
-  template <int kOfRow>
-  ONEPASS_INLINE void exp_of_rows(int first, int64_t v, bool masked, Vec (&e)[4]) const {
-    ExpBase bases[4];
-    float* to[4];
-    for (int k = 0; k < 4; ++k) {
+  template <int kOfRow, int K>
+  ONEPASS_INLINE void exp_of_rows(int first, int64_t v, bool masked, Vec (&e)[K]) const {
+    ExpBase bases[K];
+    float* to[K];
+    for (int k = 0; k < K; ++k) {
       const int row = first + k / kOfRow;
       const int64_t vec = v + k % kOfRow;
       e[k] = load1(row, vec), bases[k] = base(row), to[k] = buffer_of(row) + vec * kWidth;
@@ -101,14 +108,19 @@ struct SmallRows {
       constexpr int kRows = 4 / kVecs;
 #pragma GCC unroll 1
       for (int r = 0; r < kWidth; r += kRows) {
-        Vec e[4];
+        for (int k = 0; k < kRows; ++k) fetch_ahead(first + r + k);
+        Vec e[kRows * kVecs];
         exp_of_rows<kVecs>(first + r, 0, true, e);
-        for (int k = 0; k < kRows; ++k) l[r + k] = kVecs == 2 ? e[2 * k] + e[2 * k + 1] : e[k], errors[r + k] = Vec{};
+        for (int k = 0; k < kRows; ++k) {
+          l[r + k] = e[k * kVecs], errors[r + k] = Vec{};
+          for (int i = 1; i < kVecs; ++i) l[r + k] += e[k * kVecs + i];
+        }
       }
       return sum_lanes(l, errors);
     }
 #pragma GCC unroll 1
     for (int r = 0; r < kWidth; ++r) {
+      fetch_ahead(first + r);
       const ExpBase row_base = base(first + r);
       ExpSum<Y> total;
       for (v = 0; v + 4 <= whole; v += 4) {
@@ -168,9 +180,9 @@ struct SmallRows {
   // The tail vector of a row may be stored whole, over the beginning of the next row, which is stored later, if results
   // are contiguous.
   template <bool kStreaming>
-  void finish() const {
+  void finish(bool staged) const {
     const int64_t beyond = count * n - vecs() * kWidth;  // the last row whose vectors all fit begins there at most
-    const int64_t overrunning = whole == vecs() ? count : y_stride == n && beyond >= 0 ? beyond / n + 1 : 0;
+    const int64_t overrunning = staged || whole == vecs() ? count : y_stride == n && beyond >= 0 ? beyond / n + 1 : 0;
     int r = 0;
     for (; r < overrunning; ++r) finish_row<kStreaming, true>(r);
     for (; r < count; ++r) finish_row<kStreaming, false>(r);
@@ -202,7 +214,8 @@ struct SmallRows {
 
   void row_alone(int r) const { row_by_tile<Epilogue>(x + r * x_stride, y + r * y_stride, n, sum_offset); }
 
-  __attribute__((noinline)) void run(bool streaming) {
+  // `staged`: results are streamed by way of the buffer, where they take the place of exponentials.
+  __attribute__((noinline)) void run(bool streaming, bool staged) {
     Vec top[kMaxRowGroups], largest{};
     CompensatedVec l[kMaxRowGroups];
     alignas(64) float undefined[kMaxRowGroups * kWidth];
@@ -237,10 +250,13 @@ struct SmallRows {
         }
       }
     } else {
-      with_streaming(streaming, [&](auto is_streaming) { finish<is_streaming.value>(); });
+      Y* const to = y;
+      if (staged) y = reinterpret_cast<Y*>(buffer);
+      with_streaming(streaming, [&](auto is_streaming) { finish<is_streaming.value>(staged); });
       for (int r = 0; any && r < count; ++r) {
         if (undefined[r] != 0) fill_nan(y + r * y_stride, n);  // as in torch, also where the maximum is infinite
       }
+      if (staged) stream_bytes(to, y, count * n * int64_t(sizeof(Y)));
     }
   }
 };
@@ -258,6 +274,7 @@ void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
   const int64_t fit = kRowBuffer / (kWidth * padded), most = kWidth * (fit < kMaxRowGroups ? fit : kMaxRowGroups);
   const bool whole_lines = kHasStreamingStores && streaming && bytes % kLine == 0 && uintptr_t(y) % kLine == 0 &&
                            y_stride * int64_t(sizeof(Y)) % kLine == 0;
+  const bool staged = kHasStreamingStores && streaming && !whole_lines && y_stride == n;
   for (int64_t done = 0; done < count; done += group.count) {
     const int64_t at = first + done, remaining = count - done;
     const auto readable = [&](int64_t rows_read) {
@@ -265,11 +282,12 @@ void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
     };
     group.x = x + at * x_stride, group.x_stride = x_stride, group.y = y + at * y_stride;
     group.count = int(remaining < most ? remaining : most);
+    group.ahead = group.count * x_stride;
     if (!readable((group.count + kWidth - 1) / kWidth * kWidth)) {
       group.count = int(remaining < kWidth ? remaining : kWidth);
     }
     if (readable(kWidth)) {
-      group.run(whole_lines);
+      group.run(whole_lines, staged);
     } else {  // the memory behind these rows may not be read
       alignas(64) typename In::X copy[kRowBuffer];
       std::memset(static_cast<void*>(copy), 0, sizeof *copy * size_t(kWidth * padded));
@@ -277,7 +295,7 @@ void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
         std::memcpy(copy + r * padded, group.x.x + r * x_stride, n * sizeof *copy);
       }
       group.x.x = copy, group.x_stride = padded;
-      group.run(whole_lines);
+      group.run(whole_lines, staged);
     }
   }
 }
@@ -286,6 +304,8 @@ template <class Epilogue, class In, class Y, class... Rest>
 void small_rows(const In& x, Y* y, int64_t n, Rest... rest) {
   if (n <= kWidth) return small_rows_of<Epilogue, 1>(x, y, n, rest...);
   if (n <= 2 * kWidth) return small_rows_of<Epilogue, 2>(x, y, n, rest...);
+  if (n <= 3 * kWidth) return small_rows_of<Epilogue, 3>(x, y, n, rest...);
+  if (n <= 4 * kWidth) return small_rows_of<Epilogue, 4>(x, y, n, rest...);
   small_rows_of<Epilogue, 0>(x, y, n, rest...);
 }
 

@@ -25,6 +25,8 @@ struct CompensatedLanes {
   }
 };
 
+constexpr int kMaxShortDepth = 8;
+
 // In rows of more elements four at a time are added in plain floats.
 constexpr int64_t kMaxExactSum = 32;
 
@@ -34,6 +36,11 @@ ONEPASS_INLINE V<A> finite_or(V<A> v, V<A> other) {
 }
 template <class A>
 ONEPASS_INLINE bool any_lane(V<A> marks) {  // each is 0 or 1
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(__m512i(marks), __m512i(marks)) != 0;
+#elif defined(__AVX__)
+  return !_mm256_testz_si256(__m256i(marks), __m256i(marks));
+#endif
   typedef int64_t Words __attribute__((vector_size(sizeof(Vec))));
   const Words bits = Words(marks);
   int64_t any = 0;
@@ -55,7 +62,8 @@ struct ForwardTile {
   A* t;
   // The states of the lanes of each sequence. numbers() leaves what is subtracted, and the epilogue's two numbers.
   Vector m[kMaxSequences], sum[kMaxSequences], error[kMaxSequences];
-  bool has_nan, has_infinity;
+  bool has_nan = false, has_infinity;
+  bool in_registers = false;  // results come from the elements at once: slices of up to kMaxShortDepth
   // Where the elements of the next tile are, which are fetched meanwhile, if they are columns; bytes between its steps.
   const char* next = nullptr;
   int64_t next_step = 0, next_vector = 0;
@@ -208,24 +216,26 @@ struct ForwardTile {
   // Makes the numbers of the epilogue of the states. As in torch, a row whose maximum is infinite is NaN.
   void numbers() {
     Vector wrong{};
-    for (int64_t s = 0; s < shape.sequences(); ++s) {
-      if constexpr (!kFromExp) {
-        sum[s] = logarithm(sum[s] * kTileUnscale<A>, error[s] * kTileUnscale<A>);
-      } else if constexpr (std::is_same_v<A, double>) {
-        sum[s] += error[s];
-      } else if constexpr (kHalf) {
-        sum[s] = 1 / (sum[s] + error[s]);
-      } else {
-        const HighLow inverse = reciprocal({sum[s], error[s]});
-        sum[s] = inverse.high, error[s] = inverse.low;
-      }
-      sum[s] += (m[s] - m[s]) * 0;
-      m[s] = finite_or<A>(m[s], Vector{});
-      const auto right = sum[s] == sum[s];
-      sum[s] = right ? sum[s] : nan();
-      wrong = right ? wrong : Vector{} + 1;
-    }
+    for (int64_t s = 0; s < shape.sequences(); ++s) wrong += numbers_of(m[s], sum[s], error[s]);
     has_nan = any_lane<A>(wrong);
+  }
+  // Those of a state. Returns 1 in the lanes that are NaN.
+  static ONEPASS_INLINE Vector numbers_of(Vector& m, Vector& sum, Vector& error) {
+    if constexpr (!kFromExp) {
+      sum = logarithm(sum * kTileUnscale<A>, error * kTileUnscale<A>);
+    } else if constexpr (std::is_same_v<A, double>) {
+      sum += error;
+    } else if constexpr (kHalf) {
+      sum = 1 / (sum + error);
+    } else {
+      const HighLow inverse = reciprocal({sum, error});
+      sum = inverse.high, error = inverse.low;
+    }
+    sum += (m - m) * 0;
+    m = finite_or<A>(m, Vector{});
+    const auto right = sum == sum;
+    sum = right ? sum : nan();
+    return right ? Vector{} : Vector{} + 1;
   }
 
   // Gets ready for the results of the steps of a group. `from_exps`: the tile has exponentials, not elements.
@@ -243,16 +253,13 @@ struct ForwardTile {
     }
     if constexpr (kFromExp && !kFromExps) Exp::apply(v);
 #pragma GCC unroll 4
-    for (int k = 0; k < K; ++k) {
-      const Vector &h = high[kSteps ? 0 : k], &l = low[kSteps ? 0 : k];
-      if constexpr (!kFromExp) {
-        v[k] -= h;
-      } else if constexpr (std::is_same_v<A, double>) {
-        v[k] = v[k] / h;
-      } else {
-        v[k] = kHalf ? v[k] * h : v[k] * h + v[k] * l;
-      }
-    }
+    for (int k = 0; k < K; ++k) v[k] = result(v[k], high[kSteps ? 0 : k], low[kSteps ? 0 : k]);
+  }
+  // The result of an exponential, or of a difference to the maximum.
+  static ONEPASS_INLINE Vector result(Vector v, Vector high, Vector low) {
+    if constexpr (!kFromExp) return v - high;
+    if constexpr (std::is_same_v<A, double>) return v / high;
+    return kHalf ? v * high : v * high + v * low;
   }
   // Calls put(k, v) with the results of vectors of a step: those of k, k + 1, ...
   template <class FromExps, class Put>
@@ -271,9 +278,57 @@ struct ForwardTile {
       put(w, v);
     }
   }
+  // A group of slices of D elements from beginning to end, in registers.
+  template <int D>
+  ONEPASS_INLINE void short_rows(int64_t g) const {
+    constexpr int kFirst = D < 4 ? D : 4;
+    const int64_t step = shape.across * L;
+    A* at = t + g * D * step;
+    for (int64_t w = 0; w < shape.across; ++w, at += L) {
+      Vector v[D], m = broadcast_as(-kInf<A>);
+#pragma GCC unroll 8
+      for (int i = 0; i < D; ++i) v[i] = load_as<A>(at + i * step), m = max_as(v[i], m);
+      const Vector top = finite_or<A>(m, Vector{});
+#pragma GCC unroll 8
+      for (int i = 0; i < D; ++i) v[i] -= top;
+      Vector e[D], first[kFirst];
+#pragma GCC unroll 4
+      for (int i = 0; i < kFirst; ++i) first[i] = v[i];
+      Exp::apply(first);
+#pragma GCC unroll 4
+      for (int i = 0; i < kFirst; ++i) e[i] = first[i];
+      if constexpr (D > 4) {
+        Vector rest[D - 4];
+#pragma GCC unroll 4
+        for (int i = 4; i < D; ++i) rest[i - 4] = v[i];
+        Exp::apply(rest);
+#pragma GCC unroll 4
+        for (int i = 4; i < D; ++i) e[i] = rest[i - 4];
+      }
+      Vector sum = e[0], error{};
+      CompensatedLanes<A> total;
+#pragma GCC unroll 8
+      for (int i = kHalf ? 1 : 0; i < D; ++i) kHalf ? void(sum += e[i]) : total.add(e[i]);
+      if (!kHalf) sum = total.sum - total.kStart, error = total.error;
+      const bool wrong = any_lane<A>(numbers_of(m, sum, error));
+#pragma GCC unroll 8
+      for (int i = 0; i < D; ++i) {
+        const Vector y = result(kFromExp ? e[i] : v[i], sum, error);
+        store_as(at + i * step, wrong && !(y == y) ? nan() : y);
+      }
+    }
+  }
+  template <int D = 1>
+  ONEPASS_INLINE void short_rows_of_depth(int64_t g) const {
+    if constexpr (D <= kMaxShortDepth) {
+      if (shape.depth == D) return short_rows<D>(g);
+      short_rows_of_depth<D + 1>(g);
+    }
+  }
   // Results replace all elements, or exponentials, of a group of slices.
   template <class FromExps>
   ONEPASS_INLINE void group_results(int64_t g) {
+    if (in_registers) return short_rows_of_depth(g);
     constexpr bool kFromExps = FromExps::value;
     const int64_t step = shape.across * L, depth = shape.depth;
     for (int64_t w = 0; w < shape.across; ++w) {

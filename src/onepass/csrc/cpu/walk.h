@@ -40,7 +40,7 @@ struct TileWalk {
       work(item);
       if (++tile < tiles) continue;
       tile = 0, item.first += in_slices ? plan.rows : 1;
-      for (int64_t s = in_slices ? plan.rows : 1; s > 0; --s) at.next();
+      at.advance(in_slices ? plan.rows : 1);
     }
   }
 
