@@ -144,6 +144,30 @@ def test_threads_and_streaming_stores_give_the_same_bits() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("n", [2, 5, 14, 27, 45, 59, 77, 391])
+def test_streamed_rows_that_are_no_whole_lines(n: int, dtype: torch.dtype) -> None:
+    rows = (8 << 20) // (n * dtype.itemsize) + 3 - n % 2  # results are streamed, those of a third of the rows are not
+    x = maker(dtype)(rows, n)
+    x[1, 0], x[-2, -1] = torch.nan, torch.inf
+    g = x.roll(3, 0)
+    memory = torch.full((rows * n + 8,), 9.0, dtype=dtype)
+    out = memory[3:-5].view(rows, n)
+    calls = [
+        lambda at: onepass.softmax(x[at], 1, out=out[at]),
+        lambda at: onepass.log_softmax(x[at], 1, out=out[at]),
+        lambda at: torch.ops.onepass._softmax_backward.out(g[at], x[at], 0, [1], out=out[at]),
+    ]
+    for call in calls:
+        call(slice(0, rows))
+        streamed = out.clone()
+        assert (memory[:3] == 9).all() and (memory[-5:] == 9).all()
+        third = rows // 3
+        for first in range(0, rows, third):
+            call(slice(first, first + third))
+        torch.testing.assert_close(out, streamed, rtol=0, atol=0, equal_nan=True)
+
+
 CODE = """
 for function in t.FUNCTIONS:
     for dtype in t.DTYPES:

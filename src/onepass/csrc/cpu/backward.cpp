@@ -62,6 +62,7 @@ struct Backward {
 
   void runs(int64_t begin, int64_t end) const {
     const Dim inner = outer.innermost();
+    const bool buffered = streaming && streams_by_buffer(call);
     OffsetCalculator at(outer, begin / inner.size, 1);
     for (int64_t first = begin % inner.size, rest = end - begin; rest > 0; at.next()) {
       const int64_t count = inner.size - first < rest ? inner.size - first : rest;
@@ -72,7 +73,15 @@ struct Backward {
         for (int t = 0; t < kMaxTensors; ++t) row[t] = from[t] + r * inner.strides[t];
         load_numbers(row, a, b);
       };
-      grad_row_run<Op>(saved(from), grad(from), dx(from), inner.strides, count, n.size, slope, streaming, load);
+      const int64_t bytes = n.size * int64_t(sizeof(D));
+      const int64_t some = buffered ? ceil_div(kRowBufferBytes, bytes) : count;
+      for (int64_t r = 0, now; r < count; r += now) {
+        now = count - r < some ? count - r : some;
+        D* const to = buffered ? reinterpret_cast<D*>(scratch()) : dx(from);
+        grad_row_run<Op>(saved(from), grad(from), to, inner.strides, now, n.size, slope, streaming && !buffered, load);
+        if (buffered) stream_bytes(dx(from), to, now * bytes);
+        for (int t = 0; t < kMaxTensors; ++t) from[t] += now * inner.strides[t];
+      }
       first = 0, rest -= count;
     }
   }

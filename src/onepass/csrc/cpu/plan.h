@@ -25,6 +25,7 @@ constexpr int64_t kMinMixedRow = 160;             // of the shortest row with a 
 constexpr int64_t kMinGradRow = 16;  // elements of the shortest row that does not go to a tile
 // Elements of the longest row that is streamed as a whole or not at all.
 constexpr int64_t kMaxUniformRow = 512;
+constexpr int64_t kRowBufferBytes = 4096;  // of rows that are streamed by way of a buffer, at a time
 // Rows in chunks are streamed from fewer bytes on: their operands come through the cache a second time.
 constexpr int64_t kStreamingChunkBytes = 2 << 20;
 
@@ -133,10 +134,18 @@ inline CpuPlan make_forward_plan(const Problem& call) {
 inline bool goes_by_run(const Problem& call) { return !call.grad_is_broadcast() && call.layout.n <= kMaxWholeRow; }
 
 // Does a row of dx consist of whole lines and whole steps? Rows of which a part is streamed are slower than those of
-// which none is: 65536 x 100 float32 by a fifth to a third.
+// which none is, by a fifth to a third.
 inline bool streams_whole_rows(const Problem& call) {
   const int64_t n = call.layout.n, stride = call.layout.outer.innermost().strides[kDx] * size_of(call.type(kDx));
   return call.address(kDx) % kLine == 0 && stride % kLine == 0 && n % (n > 64 ? kUnroll : kPair) == 0;
+}
+
+// Are rows of dx that are no whole lines put together in a buffer, from which whole lines are streamed? Of float32 this
+// saves a tenth; rows of 16-bit types and exponentials wait for arithmetic.
+inline bool streams_by_buffer(const Problem& call) {
+  const int64_t n = call.layout.n;
+  return goes_by_run(call) && size_of(call.type(kDx)) == 4 && call.function != Function::log_softmax && n >= kUnroll &&
+         n <= kMaxUniformRow && call.layout.outer.innermost().strides[kDx] == n && !streams_whole_rows(call);
 }
 
 inline CpuPlan make_backward_plan(const Problem& call) {
@@ -146,10 +155,10 @@ inline CpuPlan make_backward_plan(const Problem& call) {
   const bool by_row = floats && layout.view == View::rows && n >= kMinGradRow;
   const bool lse = call.function == Function::logsumexp, long_rows = by_row && n > kMaxWholeRow;
   CpuPlan plan;
-  plan.streaming = kHasStreamingStores && call.address(kDx) != call.address(kSaved) &&
-                   call.address(kDx) != call.address(kGrad) &&
-                   rows * n * size_of(call.type(kDx)) >= (long_rows ? kStreamingChunkBytes : kStreamingBytes) &&
-                   (!by_row || n > kMaxUniformRow || streams_whole_rows(call) || !goes_by_run(call));
+  plan.streaming =
+      kHasStreamingStores && call.address(kDx) != call.address(kSaved) && call.address(kDx) != call.address(kGrad) &&
+      rows * n * size_of(call.type(kDx)) >= (long_rows ? kStreamingChunkBytes : kStreamingBytes) &&
+      (!by_row || n > kMaxUniformRow || streams_whole_rows(call) || streams_by_buffer(call) || !goes_by_run(call));
   if (!by_row) {
     floats ? set_tiles<float>(plan, call) : set_tiles<double>(plan, call);
   } else if (goes_by_run(call)) {
