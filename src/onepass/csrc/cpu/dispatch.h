@@ -75,7 +75,7 @@ struct OffsetCalculator {
       at[i] = 0;
     }
   }
-  // As `steps` times next().
+  // The same as `steps` calls of next().
   void advance(int64_t steps) {
     for (int i = count - 1; i >= 0 && steps > 0; --i) {
       const Dim& dim = dims.dims[i];

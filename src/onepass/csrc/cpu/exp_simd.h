@@ -6,7 +6,7 @@
 // exponent of the result in the low bits of the sum.
 #pragma once
 
-#include "simd.h"
+#include "reduce_simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
@@ -231,7 +231,7 @@ ONEPASS_INLINE HighLow log_sum_exp(Vec m, const CompensatedVec& l) {
   return {both.sum, both.error + log.low};
 }
 
-// 1 / l, in two floats. l is positive and finite, or NaN.
+// 1 / l, in two floats. l is positive and finite; of any other l callers replace the result.
 ONEPASS_INLINE HighLow reciprocal(const CompensatedVec& l) {
 #if defined(__FMA__)
 #if defined(__AVX512F__)

@@ -19,7 +19,8 @@ constexpr int64_t kPair = 2 * kWidth, kUnroll = 4 * kWidth;  // elements of a pa
 // Forward
 constexpr int64_t kMinSmallRow = kWidth * 3 / 4;  // elements of the shortest small row; shorter ones go to tiles
 constexpr int64_t kMaxSmallRow = 384;             // of the longest one of a 16-bit type; of float32 it is 256
-constexpr int64_t kMinMixedRow = 160;             // of the shortest row with a result of another type that is no tile
+constexpr int64_t kMinRow = 160;                  // of the shortest row that is computed alone
+constexpr int64_t kMinScatteredRow = 25;          // the same where rows are at several strides: a tile costs more
 
 // Backward
 constexpr int64_t kMinGradRow = 16;  // elements of the shortest row that does not go to a tile
@@ -114,13 +115,15 @@ inline CpuPlan make_forward_plan(const Problem& call) {
   plan.stores = !call.is_reduction();
   plan.streaming = kHasStreamingStores && plan.stores && call.address(kX) != call.address(kY) &&
                    rows * n * size_of(call.type(kY)) >= kStreamingBytes;
-  const bool same_type = call.type(kX) == call.type(kY);
-  if (!simd || !layout.has_unit_rows() || n < (same_type ? kMinSmallRow : kMinMixedRow)) {
+  const bool small = layout.view == View::rows &&
+                     call.type(kX) == call.type(kY) &&  // rows of other types are tiles, or alone: less to compile
+                     n <= (size_of(call.type(kY)) == 2 ? kMaxSmallRow : 256);
+  const int64_t least = small ? kMinSmallRow : layout.view == View::rows ? kMinRow : kMinScatteredRow;
+  if (!simd || !layout.has_unit_rows() || n < least) {
     simd ? set_tiles<float>(plan, call) : set_tiles<double>(plan, call);
-  } else if (simd && layout.view == View::rows && same_type &&  // other types row by row: less to compile
-             n <= (size_of(call.type(kY)) == 2 ? kMaxSmallRow : 256)) {
+  } else if (small) {
     set_rows(plan, CpuRoute::small_rows, rows, n);
-  } else if (simd && n > kMaxWholeRow) {
+  } else if (n > kMaxWholeRow) {
     set_chunks(plan, rows, n, true);
   } else {
     set_rows(plan, CpuRoute::rows, rows, n);
@@ -140,8 +143,8 @@ inline bool streams_whole_rows(const Problem& call) {
   return call.address(kDx) % kLine == 0 && stride % kLine == 0 && n % (n > 64 ? kUnroll : kPair) == 0;
 }
 
-// Are rows of dx that are no whole lines put together in a buffer, from which whole lines are streamed? Of float32 this
-// saves a tenth; rows of 16-bit types and exponentials wait for arithmetic.
+// Are rows of dx that are no whole lines put together in a buffer, from which whole lines are streamed? It pays for
+// float32 without exponentials: all other rows wait for arithmetic, not for memory.
 inline bool streams_by_buffer(const Problem& call) {
   const int64_t n = call.layout.n;
   return goes_by_run(call) && size_of(call.type(kDx)) == 4 && call.function != Function::log_softmax && n >= kUnroll &&

@@ -180,9 +180,9 @@ struct SmallRows {
   // The tail vector of a row may be stored whole, over the beginning of the next row, which is stored later, if results
   // are contiguous.
   template <bool kStreaming>
-  void finish(bool staged) const {
+  void finish(bool buffered) const {
     const int64_t beyond = count * n - vecs() * kWidth;  // the last row whose vectors all fit begins there at most
-    const int64_t overrunning = staged || whole == vecs() ? count : y_stride == n && beyond >= 0 ? beyond / n + 1 : 0;
+    const int64_t overrunning = buffered || whole == vecs() ? count : y_stride == n && beyond >= 0 ? beyond / n + 1 : 0;
     int r = 0;
     for (; r < overrunning; ++r) finish_row<kStreaming, true>(r);
     for (; r < count; ++r) finish_row<kStreaming, false>(r);
@@ -214,8 +214,8 @@ struct SmallRows {
 
   void row_alone(int r) const { row_by_tile<Epilogue>(x + r * x_stride, y + r * y_stride, n, sum_offset); }
 
-  // `staged`: results are streamed by way of the buffer, where they take the place of exponentials.
-  __attribute__((noinline)) void run(bool streaming, bool staged) {
+  // `buffered`: results are streamed by way of the buffer, where they take the place of exponentials.
+  __attribute__((noinline)) void run(bool streaming, bool buffered) {
     Vec top[kMaxRowGroups], largest{};
     CompensatedVec l[kMaxRowGroups];
     alignas(64) float undefined[kMaxRowGroups * kWidth];
@@ -251,12 +251,12 @@ struct SmallRows {
       }
     } else {
       Y* const to = y;
-      if (staged) y = reinterpret_cast<Y*>(buffer);
-      with_streaming(streaming, [&](auto is_streaming) { finish<is_streaming.value>(staged); });
+      if (buffered) y = reinterpret_cast<Y*>(buffer);
+      with_streaming(streaming, [&](auto is_streaming) { finish<is_streaming.value>(buffered); });
       for (int r = 0; any && r < count; ++r) {
         if (undefined[r] != 0) fill_nan(y + r * y_stride, n);  // as in torch, also where the maximum is infinite
       }
-      if (staged) stream_bytes(to, y, count * n * int64_t(sizeof(Y)));
+      if (buffered) stream_bytes(to, y, count * n * int64_t(sizeof(Y)));
     }
   }
 };
@@ -274,7 +274,7 @@ void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
   const int64_t fit = kRowBuffer / (kWidth * padded), most = kWidth * (fit < kMaxRowGroups ? fit : kMaxRowGroups);
   const bool whole_lines = kHasStreamingStores && streaming && bytes % kLine == 0 && uintptr_t(y) % kLine == 0 &&
                            y_stride * int64_t(sizeof(Y)) % kLine == 0;
-  const bool staged = kHasStreamingStores && streaming && !whole_lines && y_stride == n;
+  const bool buffered = kHasStreamingStores && streaming && !whole_lines && y_stride == n;
   for (int64_t done = 0; done < count; done += group.count) {
     const int64_t at = first + done, remaining = count - done;
     const auto readable = [&](int64_t rows_read) {
@@ -287,7 +287,7 @@ void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
       group.count = int(remaining < kWidth ? remaining : kWidth);
     }
     if (readable(kWidth)) {
-      group.run(whole_lines, staged);
+      group.run(whole_lines, buffered);
     } else {  // the memory behind these rows may not be read
       alignas(64) typename In::X copy[kRowBuffer];
       std::memset(static_cast<void*>(copy), 0, sizeof *copy * size_t(kWidth * padded));
@@ -295,7 +295,7 @@ void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
         std::memcpy(copy + r * padded, group.x.x + r * x_stride, n * sizeof *copy);
       }
       group.x.x = copy, group.x_stride = padded;
-      group.run(whole_lines, staged);
+      group.run(whole_lines, buffered);
     }
   }
 }

@@ -25,7 +25,7 @@ struct CompensatedLanes {
   }
 };
 
-constexpr int kMaxShortDepth = 8;
+constexpr int kMaxShortDepth = 8;  // elements of the longest slice that stays in registers
 
 // In rows of more elements four at a time are added in plain floats.
 constexpr int64_t kMaxExactSum = 32;
@@ -35,7 +35,7 @@ ONEPASS_INLINE V<A> finite_or(V<A> v, V<A> other) {
   return v - v == V<A>{} ? v : other;
 }
 template <class A>
-ONEPASS_INLINE bool any_lane(V<A> marks) {  // each is 0 or 1
+ONEPASS_INLINE bool any_lane(V<A> marks) {  // each is 0 or more
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask(__m512i(marks), __m512i(marks)) != 0;
 #elif defined(__AVX__)
@@ -219,7 +219,7 @@ struct ForwardTile {
     for (int64_t s = 0; s < shape.sequences(); ++s) wrong += numbers_of(m[s], sum[s], error[s]);
     has_nan = any_lane<A>(wrong);
   }
-  // Those of a state. Returns 1 in the lanes that are NaN.
+  // The numbers of one vector of states. Returns 1 in the lanes that are NaN.
   static ONEPASS_INLINE Vector numbers_of(Vector& m, Vector& sum, Vector& error) {
     if constexpr (!kFromExp) {
       sum = logarithm(sum * kTileUnscale<A>, error * kTileUnscale<A>);
@@ -278,10 +278,22 @@ struct ForwardTile {
       put(w, v);
     }
   }
+  // The exponentials of up to eight vectors: more than four at a time do not fit the registers.
+  template <int K>
+  static ONEPASS_INLINE void exp_by_four(Vector (&v)[K]) {
+    if constexpr (K <= 4) return Exp::apply(v);
+    if constexpr (K > 4) {
+      Vector first[4] = {v[0], v[1], v[2], v[3]}, rest[K - 4];
+#pragma GCC unroll 4
+      for (int i = 4; i < K; ++i) rest[i - 4] = v[i];
+      Exp::apply(first), Exp::apply(rest);
+#pragma GCC unroll 8
+      for (int i = 0; i < K; ++i) v[i] = i < 4 ? first[i] : rest[i - 4];
+    }
+  }
   // A group of slices of D elements from beginning to end, in registers.
   template <int D>
   ONEPASS_INLINE void short_rows(int64_t g) const {
-    constexpr int kFirst = D < 4 ? D : 4;
     const int64_t step = shape.across * L;
     A* at = t + g * D * step;
     for (int64_t w = 0; w < shape.across; ++w, at += L) {
@@ -291,20 +303,10 @@ struct ForwardTile {
       const Vector top = finite_or<A>(m, Vector{});
 #pragma GCC unroll 8
       for (int i = 0; i < D; ++i) v[i] -= top;
-      Vector e[D], first[kFirst];
-#pragma GCC unroll 4
-      for (int i = 0; i < kFirst; ++i) first[i] = v[i];
-      Exp::apply(first);
-#pragma GCC unroll 4
-      for (int i = 0; i < kFirst; ++i) e[i] = first[i];
-      if constexpr (D > 4) {
-        Vector rest[D - 4];
-#pragma GCC unroll 4
-        for (int i = 4; i < D; ++i) rest[i - 4] = v[i];
-        Exp::apply(rest);
-#pragma GCC unroll 4
-        for (int i = 4; i < D; ++i) e[i] = rest[i - 4];
-      }
+      Vector e[D];
+#pragma GCC unroll 8
+      for (int i = 0; i < D; ++i) e[i] = v[i];
+      exp_by_four(e);
       Vector sum = e[0], error{};
       CompensatedLanes<A> total;
 #pragma GCC unroll 8
