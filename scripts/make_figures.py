@@ -141,7 +141,7 @@ def random_on_cpus() -> str:
     body = []
     for isa, named in (("avx512", "AVX-512"), ("avx2", "AVX2")):
         for threads in (1, 2):
-            file = f"random-cpu-epyc-{isa}-{threads}t-2026-11-25.json"
+            file = f"random-cpu-xeon-{isa}-{threads}t-2026-11-26.json"
             rows = load(RESULTS / file).rows
             head, (*_, cells) = class_table(class_groups(rows), others_of(rows))
             body.append([f"[{named}, {threads} of 2 cores](benchmarks/results/{file})", *cells[1:]])
