@@ -32,7 +32,9 @@ FILES = {
     "few": "few-h200-2026-11-22.json",
     "seeds": "seeds-h200-2026-11-24.json",
     "models": "models-h200-2026-11-24.json",
-    "random": "random-h100-2026-11-25.json",
+    "random": "random-rows-h200-2026-11-26.json",
+    "random-columns": "random-columns-h200-2026-11-26.json",
+    "slide": "slide-columns-h200-2026-11-26.json",
     "columns": "columns-h200-2026-11-24.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
@@ -81,6 +83,10 @@ PICTURES = {
         "columns-softmax-backward-bfloat16": "columns-backward-h200-bfloat16",
     },
     "models": {"models-softmax-forward-bfloat16": "models-h200-bfloat16"},
+    "slide": {
+        "slide-other-dim-n-softmax-forward-float32": "slide-other-dim-n-h200-float32",
+        "slide-other-dim-b-softmax-forward-bfloat16": "slide-other-dim-b-h200-bfloat16",
+    },
     "gallery-seeds": {"tutorial-softmax-forward-float32": "gallery-seeds-h200"},
     "gallery-powers": {"powers-of-two-softmax-forward-float32": "gallery-powers-h200"},
     "cpu AVX2, 1 thread": {f"cpu-softmax-forward-{t}": f"cpu-epyc-{t}" for t in ("float32", "bfloat16")},
@@ -131,7 +137,7 @@ def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others
 
 def random_classes() -> str:
     """A line a class of shapes that were drawn."""
-    rows = rows_of("random")
+    rows = rows_of("random") + rows_of("random-columns")
     head, body = class_table(class_groups(rows), others_of(rows))
     return markdown([cell.replace("\n", " ") for cell in head], body)
 

@@ -30,7 +30,7 @@ from onepass.validation import reduces_to
 FORWARD, BACKWARD, BROADCAST = native.PASSES
 MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
 MOST_OF_GRADIENTS = 250
-MOST_OF_COLUMNS = {FORWARD: 1500, BACKWARD: 1050, BROADCAST: 1500}
+MOST_OF_COLUMNS = {FORWARD: 1900, BACKWARD: 1500, BROADCAST: 1900}
 every_pair = pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
 
 
@@ -61,7 +61,7 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
 
 @pytest.mark.parametrize(
     ("n", "most"),
-    [(1, (8, 0)), (2, (2, 1)), (33, (4, 1)), (128, (4, 1)), (4096, (4, 1)), (50257, (12, 4)), (2**22, (4, 2))],
+    [(1, (9, 0)), (2, (2, 1)), (33, (4, 1)), (128, (4, 1)), (4096, (4, 1)), (50257, (12, 4)), (2**22, (4, 2))],
 )
 def test_lengths_narrow_it_down(n, most):
     """Rows of one element have no broadcast gradient, being contiguous, and are columns side by side."""
@@ -71,7 +71,7 @@ def test_lengths_narrow_it_down(n, most):
         assert min(bound, 1) <= len(some) == len(set(some)) <= bound
     assert len(kernels(*kinds, [n])) < len(kernels(*kinds, [n, 128, 128256, 1000])) < len(set(kernels(*kinds)))
     every, some = (of_columns(kernels(*kinds, lengths, FORWARD, True)) for lengths in ((), [n]))
-    assert 8 <= len(some) <= 400
+    assert 8 <= len(some) <= 450
     assert some <= every
 
 
@@ -103,9 +103,10 @@ def test_gradients_of_any_rows_and_views_are_covered(x_type, dx_type, function, 
             continue
         lse = function == "logsumexp"
         at = rng.randrange(8) * (dx_type if lse else x_type).itemsize
-        plan = plan_of_call(
-            function, which, (x_type, dx_type), arch, [rows, n], [1], (0, at, 0, 0) if lse else (0, 0, at, 0)
-        )
+        one_for_all = n == 1 and rng.random() < 0.5  # then rows have one element of the result's gradient together
+        addresses = (0, at, 0, 0) if lse else (0, 0, at, 0)
+        given = BROADCAST if one_for_all else which
+        plan = plan_of_call(function, given, (x_type, dx_type), arch, [rows, n], [1], addresses)
         assert compiled_in(plan) in compiled, (rows, n, at, plan)
 
 
@@ -138,7 +139,7 @@ NUMBERS_OF_TILES = [  # blocks of the chip share tiles, or there are tiles for a
     ("softmax", FORWARD, (BF16, BF16), 90, [3, 30000, 550], [1]),
     ("softmax", BROADCAST, (BF16, BF16), 90, [3, 30000, 550], [1]),
     ("softmax", BACKWARD, (BF16, BF16), 90, [7, 30000, 345], [1]),
-    ("softmax", FORWARD, (BF16, BF16), 90, [5, 30000, 16], [1]),
+    ("softmax", FORWARD, (BF16, BF16), 90, [5, 60000, 16], [1]),
     ("softmax", FORWARD, (BF16, F32), 80, [58, 7, 3, 101], [0, 2]),
     ("logsumexp", BACKWARD, (F32, F32), 90, [156, 20017, 248], [1]),
     ("logsumexp", BACKWARD, (BF16, BF16), 90, [14, 5852, 79, 2], [1, 3]),

@@ -104,7 +104,7 @@ LOGSUMEXP_GRADIENT_PLANS = [
 # columns, vectors in shared memory, by tier; the access is set below.
 _TILES = {
     Tier.COLUMNS: [
-        *((8, 1, 9, 1, 0), (4, 16, 4, 1, 0), (4, 8, 3, 4, 0), (4, 16, 2, 16, 0)),
+        *((8, 1, 9, 1, 0), (4, 16, 4, 1, 0), (4, 8, 3, 4, 0), (4, 16, 2, 16, 0), (5, 6, 24, 1, 0)),
         *((8, 8, 4, 1, PREFETCH), (4, 8, 2, 2, PREFETCH)),
     ],
     Tier.COLUMNS_GRID: [(4, 16, 2, 3, 0), (1, 250, 2, 2, 0)],

@@ -229,7 +229,8 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
         if reduces:
             return
         items = min(items, 4 * vector)
-        plan, places = plan._replace(items_per_thread=items), smem_vecs // (items // vector)
+        places = smem_vecs // (items // vector)
+        plan = plan._replace(items_per_thread=items, smem_vecs=places * (items // vector))
         lengths = [n for n in lengths if -(-n // (threads * items * blocks)) < places]
     if (tier == Tier.CLUSTER and runner.most_cluster == 1) or (items // vector > 16 and tier == Tier.GRID):
         return

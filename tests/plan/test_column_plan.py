@@ -34,8 +34,8 @@ CHOICES = [
     ((64, 1000, 14, 14), 1, BF16, "columns", "slab-aligned", 8, True),  # 196 columns: no whole number of vectors of 8
     ((256, 1000, 7, 7), 1, F32, "columns", "slab-aligned", 4, True),
     ((256, 1000, 7, 7), 1, BF16, "columns", "slab-aligned", 8, False),
-    ((3, 33, 333), 1, F32, "columns", "aligned", 1, False),  # lines begin at any element
-    ((3, 9, 333), 1, F32, "columns", "shifted", 4, False),
+    ((300, 33, 333), 1, F32, "columns", "aligned", 1, False),  # lines begin at any element
+    ((300, 700, 333), 1, F32, "columns", "slab-aligned", 4, True),
     ((300, 700, 333), 1, BF16, "columns", "shifted", 2, True),
     ((4000, 33, 33), 1, F32, "columns-staged", "aligned", 2, True),  # two groups of slices at a time
     ((2, 131072, 16), 1, F32, "columns-grid", "aligned", 4, True),
@@ -82,8 +82,8 @@ def test_strides(x, dim, tier, edges, vector):
 
 def test_columns_that_are_no_whole_vectors_have_a_window():
     """Where nothing but the end of a line is in the way: of a reduction, whose result goes element by element."""
-    made = launch(meta(64, 100, 1024)[..., :1022], 1, function="logsumexp")
-    assert (made["access"], made["vec_size"]) == ("predicated", 4)
+    made = launch(meta(64, 100, 1024)[..., :1021], 1, function="logsumexp")
+    assert (made["access"], made["vec_size"]) == ("predicated", 2)
 
 
 @pytest.mark.parametrize(("offset", "vector"), [(0, 4), (1, 1), (2, 2), (4, 4)])
@@ -161,7 +161,7 @@ def test_the_grid_keeps_many_vectors_in_shared_memory_or_none(n, values, smem_ve
     ("dtype", "sizes", "lanes", "slots", "blocks"),
     [
         (BF16, (256, 1000, 49), 196, 4, 8),  # few vectors a thread
-        (F16, (4, 1200, 100), 125, 8, 16),
+        (F16, (64, 1200, 100), 125, 8, 16),
         (BF16, (64, 1000, 196), 98, 16, 16),  # as many as registers hold
         (F32, (256, 1000, 49), 98, 8, 16),  # floats by the rule of other slabs
     ],

@@ -161,35 +161,31 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
       }
     }
   }
-  // Tiles of lines that are no whole vectors of 16 bytes, of each number of vectors side by side, whose shifted lines
-  // begin alike after 1, 2, 4, ... of them.
+  // Tiles that may be the fastest, of each number of vectors side by side, whose shifted lines begin alike after 1, 2
+  // or 4 of them; and shifted tiles over the chip.
   view.slab = 0, view.slab_begins = view.slab_whole = false;
-  const auto narrow = [&](int vector, VecAccess access, int64_t inner) {
-    const auto try_it = [&] {
-      const auto plan = planner(view).plan_narrow(vector, access);
-      if (plan) visit(*plan);
-      return plan && plan->tier != Tier::columns;
-    };
-    view.tiles.inner = inner;
-    view.tiles.outer.count = 0;
-    if (!try_it()) return;
-    view.tiles.outer.count = 1;
-    for (const int64_t tiles : numbers) view.tiles.outer.sizes[0] = tiles, try_it();
-  };
-  constexpr int64_t kMostAcross = 200;  // more than any way has side by side
-  const bool narrows = merges && planner(view).bytes < 8;
-  for (int vector = 1; vector < view.full && narrows; vector *= 2) {
-    for (int64_t across = 1; across <= kMostAcross; ++across) narrow(vector, VecAccess::aligned, across * vector);
+  const bool searches = merges && planner(view).bytes < 8;
+  constexpr int64_t kMostAcross = 512;  // more than any tile has side by side
+  view.tiles.outer.count = 0;
+  for (int vector = 1; vector <= view.full && searches; vector *= 2) {
+    for (int64_t across = 1; across <= kMostAcross; across += 1 + across / 64) {
+      view.tiles.inner = across * vector;
+      planner(view).for_each_tile(vector, VecAccess::aligned, visit);
+    }
   }
   view.tile = 1;
-  for (view.shift = 2; view.shift <= view.full && narrows; view.shift *= 2) {
-    for (int vector = 2; vector <= 4 && vector <= view.shift; vector *= 2) {
-      for (view.lead_step = 1; view.lead_step <= vector; view.lead_step *= 2) {
-        for (int64_t across = 2; across <= kMostAcross; ++across) {
-          view.tiles.inner = across * vector;
-          if (view.shift == 4 && view.full > 4 && across * vector >= 2 * view.full) break;  // they go as with 8
-          if (planner(view).shifted_vector() == vector) narrow(vector, VecAccess::shifted, across * vector);
+  for (int vector = 2; vector <= 4 && vector <= view.full && searches; vector *= 2) {
+    view.shift = vector;
+    for (view.lead_step = 1; view.lead_step < vector; view.lead_step *= 2) {
+      for (int64_t across = 2; across <= kMostAcross; across += 1 + across / 64) {
+        view.tiles.inner = across * vector;
+        planner(view).for_each_tile(vector, VecAccess::shifted, visit);
+        view.tiles.outer.count = 1;
+        for (const int64_t tiles : numbers) {
+          view.tiles.outer.sizes[0] = tiles;
+          if (const auto shifted = planner(view).plan_shifted_over_chip()) visit(*shifted);
         }
+        view.tiles.outer.count = 0;
       }
     }
   }
@@ -233,21 +229,24 @@ void forward_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t rows, i
 }
 
 // A gradient is always fresh, and so is the result that the forward saved: elsewhere lies the result's gradient, or the
-// input of logsumexp. Rows of one element are columns side by side.
+// input of logsumexp. Rows of one element are columns side by side, or all have the same element of that gradient.
 template <class Visit>
 void backward_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
   const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast, reduced = is_reduction(kind.function);
-  const int64_t each = grad_is_broadcast || reduced ? 1 : n;  // elements of the result's gradient a row
-  const int64_t sizes[] = {rows, n}, all[] = {n, 1}, grad[] = {each, grad_is_broadcast ? 0 : 1}, lse[] = {1, 0};
-  const int64_t* const strides[] = {all, all, grad, lse};
+  const int64_t sizes[] = {rows, n}, all[] = {n, 1}, lse[] = {1, 0};
   const bool reduce[] = {false, true};
-  Problem call =
-      Problem::backward(make_backward_layout(2, sizes, strides, reduce, reduced), kind.function, kind.in, kind.out);
-  if (call.grad_is_broadcast() != grad_is_broadcast) return;
-  for (const int first : kFirsts) {
-    call.tensors[reduced ? kSaved : kGrad].data =
-        reinterpret_cast<void*>(uintptr_t(first * size_of(call.type(kSaved))));
-    visit(plan_cuda(call, gpu));
+  for (const int64_t each : {grad_is_broadcast || reduced ? int64_t(1) : n, int64_t(0)}) {  // of that gradient in a row
+    if (!each && n > 1) break;
+    const int64_t grad[] = {each, grad_is_broadcast ? 0 : 1};
+    const int64_t* const strides[] = {all, all, grad, lse};
+    Problem call =
+        Problem::backward(make_backward_layout(2, sizes, strides, reduce, reduced), kind.function, kind.in, kind.out);
+    if (call.grad_is_broadcast() != grad_is_broadcast) return;
+    for (const int first : kFirsts) {
+      call.tensors[reduced ? kSaved : kGrad].data =
+          reinterpret_cast<void*>(uintptr_t(first * size_of(call.type(kSaved))));
+      visit(plan_cuda(call, gpu));
+    }
   }
 }
 

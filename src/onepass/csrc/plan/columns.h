@@ -1,12 +1,13 @@
 // columns.h: which launch serves columns in place. Pure: no torch, no CUDA.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <optional>
 #include <utility>
 
 #include "column_view.h"
-#include "narrow_ways.h"
 #include "rows.h"
 
 namespace onepass {
@@ -40,24 +41,97 @@ struct ColumnPlanner {
   // The plan that `expected` says is the fastest of those that there are.
   CudaPlan plan() const {
     CudaPlan best = plan_in_place();
-    if (!merges || view.strided || n == 1) return best;
+    if (!merges || view.strided || n == 1 || are_as_measured()) return best;
     double speed = expected(best);
-    const auto try_it = [&](const std::optional<CudaPlan>& other) {
-      if (!other || expected(*other) <= speed) return;
-      best = *other, speed = expected(best);
+    const auto try_it = [&](const CudaPlan& other) {
+      const double of_other = expected(other);
+      if (of_other > speed) best = other, speed = of_other;
     };
-    try_it(plan_staged());
-    if (view.tile == view.full || bytes == 8) return best;  // of doubles exponentials take the time
-    const int shift = shifted_vector();
-    if (view.tile * bytes >= 4 && !(bytes == 4 && shift && !gradient))
-      try_it(plan_narrow(view.tile, access_of(view.tile)));
-    if (shift) try_it(plan_narrow(shift, VecAccess::shifted));
+    if (const auto staged = plan_staged()) try_it(*staged);
+    if (bytes == 8) return best;  // exponentials take the time
+    for_each_tile(try_it);
+    if (const auto shifted = plan_shifted_over_chip()) try_it(*shifted);
     return best;
+  }
+
+  // Whether columns are like those for which a table's entry was found to be the fastest: whole vectors side by side,
+  // as many as the entry says or more, so that few threads have none.
+  bool are_as_measured() const {
+    if (view.tile < view.full || inner % view.full) return false;
+    const int64_t vectors = inner / view.full, side = entry().tile_vecs(), across = fitting(side, vectors);
+    return 4 * vectors >= 3 * side && 20 * vectors >= 17 * across * ceil_div(vectors, across);
+  }
+  // The part of the vectors of threads that exist.
+  double used(const CudaPlan& plan) const {
+    const int64_t lines = int64_t(plan.threads_y()) * plan.blocks_per_tile(),
+                  side = int64_t(plan.threads_x()) * plan.vec_size,
+                  tiles = ceil_div(inner, side - (plan.is_shifted() ? plan.vec_size - 1 : 0));
+    return double(n) * inner / (double(tiles) * side * lines * ceil_div(n, lines));
+  }
+
+  // Calls f for plans of tiles of each width of vectors, one of which is about the fastest.
+  template <class F>
+  void for_each_tile(F f) const {
+    for (int vector = view.tile; vector >= 1 && 4 * vector >= view.tile; vector /= 2)
+      for_each_tile(vector, access_of(vector), f);
+    for (const int vector : {2, 4}) {
+      if (vector <= view.shift && view.shift > view.tile && inner >= 2 * vector && view.lead_step % vector)
+        for_each_tile(vector, VecAccess::shifted, f);
+    }
+  }
+  // Shifted tiles over the chip, if there are any.
+  std::optional<CudaPlan> plan_shifted_over_chip() const {
+    if (view.shift <= view.tile || inner < 2 * view.shift) return {};
+    const int vector = std::min(view.shift, 4);
+    const int64_t side = 256 / (vector * bytes), vectors = ceil_div(inner, int64_t(vector));
+    return plan_grid(int(std::max<int64_t>(std::min(side, vectors + 1), 3)), vector, VecAccess::shifted);
+  }
+  // Blocks of up to so many threads take lines of up to so many bytes, and each thread as many vectors as its columns
+  // need: in the registers of as few blocks as can hold them; where more are in shared memory, of any number of blocks.
+  template <class F>
+  void for_each_tile(int vector, VecAccess access, F f) const {
+    constexpr int kLines[] = {64, 128, 256, 512, 1024}, kWords = 64, kMostVecs = 32, kMostSmemVecs = 24;
+    const bool shift = access == VecAccess::shifted;
+    const int period = shift ? view.period(vector) : 1, vec_words = operands * std::max(1, vector * read / 4);
+    const int most_vecs = std::min(kMostVecs, kWords / vec_words);
+    const bool takes_smem = vector * read >= 4 && access != VecAccess::predicated;
+    const int64_t vectors = ceil_div(inner, int64_t(vector));
+    // Calls f for a plan of at most so many vectors in registers. Returns whether those are all.
+    const auto try_it = [&](int across, int most_down, int blocks, int most_vecs) {
+      int64_t each = ceil_div(n, int64_t(most_down) * blocks);
+      const int down = int(std::min<int64_t>(up_to(ceil_div(n, each * blocks), period), most_down));
+      each = ceil_div(n, int64_t(down) * blocks);
+      if (blocks > 1 && each * vector < 8 / operands) return true;
+      const int vecs = compiled_items(std::min<int64_t>(each, most_vecs));
+      const int smem_vecs = each > vecs ? int(up_to(each - vecs, 4)) : 0;
+      const CudaPlan made = {Tier::columns, across, down, vecs * vector, vector, blocks, smem_vecs, access};
+      if (smem_vecs <= (takes_smem ? kMostSmemVecs : 0) &&
+          count_smem_vecs_bytes(made, vector * read * operands) <= smem_room(made, across * vector))
+        f(made);
+      return !smem_vecs;
+    };
+    int64_t before = 0;
+    for (const int line : kLines) {
+      const int64_t side = std::max(1, line / (vector * bytes));
+      int64_t across = 2 * vectors <= 3 * side ? vectors : ceil_div(vectors, ceil_div(vectors, side));
+      if (across == before) continue;
+      before = across;
+      if (shift) across = std::max<int64_t>(across + 1, 3);
+      for (const int threads : {64, 128, 256, 512}) {
+        const int down = int(threads / across) / period * period;
+        // Half of what a multiprocessor has room for, only where columns are long.
+        if (!down || (threads > 256 && n <= int64_t(down / 2) * most_cluster(gpu) * most_vecs)) continue;
+        for (int blocks = 1; blocks <= most_cluster(gpu); blocks *= 2) {
+          if (try_it(int(across), down, blocks, most_vecs)) break;
+          if (blocks == most_cluster(gpu)) try_it(int(across), down, blocks, most_vecs / 2);
+        }
+      }
+    }
   }
   VecAccess access_of(int vector) const { return inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated; }
 
-  // About which part of the speed of memory a plan reaches, as 5,000 plans of random shapes of 64 to 400 MB have it
-  // (H100, 2026-11-25).
+  // About which part of the speed of memory a plan reaches, as random shapes of 64 to 300 MB have it (H200,
+  // 2026-11-26).
   double expected(const CudaPlan& plan) const {
     const int64_t cols = plan.takes_slabs() ? inner : int64_t(plan.threads_x()) * plan.vec_size;
     const int64_t blocks = plan.is_staged() ? ceil_div(view.slices(), int64_t(plan.slices_per_group()))
@@ -69,47 +143,70 @@ struct ColumnPlanner {
     const bool half = bytes == 2, gradient = operands > 1;
     const int blocks = plan.blocks_per_tile();
     const int64_t slice = n * inner * read * operands;
-    // Blocks that share columns wait for each other.
-    const double shared = plan.tier == Tier::columns_grid      ? 0.55
-                          : plan.tier == Tier::columns_twopass ? 0.5
-                          : blocks > 8                         ? 0.78
-                          : blocks > 4                         ? 0.88
-                          : blocks > 2                         ? 0.95
-                                                               : 1;
+    const double over_chip = plan.tier == Tier::columns_twopass ? 0.4 : 0.45;
     if (plan.is_staged()) {
-      if (!half) return plan.stages() == 1 ? 0.8 : 0.9;
-      return 0.86 * (plan.stages() == 1 ? 0.68 : slice > kLargeSlice ? 0.83 : 1) * (n < 4 && !gradient ? 0.65 : 1);
+      const bool single = plan.stages() == 1, few = n < 4;
+      if (!half) return (single ? 0.72 : 0.84) * (few || n >= 64 ? 0.9 : 1);
+      return 0.76 * (single || slice > kLargeSlice ? 0.8 : 1) * (few ? gradient ? 0.72 : 0.6 : 1) *
+             (gradient ? 1 : (n < 8 ? 0.85 : 1) * (inner % 2 ? 0.95 : 1));
     }
     const int vec_bytes = plan.vec_size * bytes;
     if (plan.takes_slabs()) {
       const double small = slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1;
-      if (plan.access == VecAccess::slab_aligned && (!half || gradient || plan.smem_vecs))
-        return 0.93 * (blocks > 16 ? shared : blocks > 8 ? 0.95 : 1) * small;
-      if (half || gradient) return (half ? 0.7 : 0.78) * shared * small;
-      return 0.88 * (blocks > 16 ? shared : plan.threads_x() < 3 * inner ? 0.82 : 1) * small;
+      const double shared = blocks > 16 ? over_chip : plan.in_grid() ? 0.65 : 1;
+      if (plan.access == VecAccess::slab) return (half ? 0.5 : gradient ? 0.6 : 0.65) * shared * small;
+      if (gradient) return 0.88 * (blocks > 8 ? 0.95 : 1) * shared * small;
+      return 0.84 * (plan.threads_x() > 256 ? 0.95 : 1) * (half && n < 64 ? 0.75 : 1) * shared * small;
     }
-    const int64_t side = int64_t(plan.threads_x()) * plan.vec_size, line = (side < inner ? side : inner) * bytes;
-    const double most = !plan.is_shifted()         ? vec_bytes >= 8   ? 0.95
-                                                     : vec_bytes >= 4 ? 0.92
-                                                                      : 0.52
-                        : half && !gradient        ? blocks > 4 ? 0.66 : 0.76
-                        : !half && gradient        ? 0.72
-                        : line < 200 || blocks > 4 ? 0.72
-                                                   : 0.86;
-    const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks);  // vectors of a thread
-    const int64_t items = each * plan.vec_size, tile = n * line * operands;
-    return most * shared *
-           (vec_bytes < 16 && items < 8                 ? 0.6
-            : vec_bytes < 16 && items < 12 && !gradient ? 0.9
-                                                        : 1) *
-           (half && !gradient && each > 2 && each < 6 ? 0.9 : 1) *
-           (line < 64 && vec_bytes < 16 && !gradient ? 0.75
-            : line < 100 && side < inner             ? 0.9
-                                                     : 1) *
-           (tile < 1024   ? 0.4
-            : tile < 2048 ? 0.7
-            : tile < 4096 ? 0.8
-                          : 1);
+    if (plan.tier == Tier::columns) return expected_of_tile(plan);
+    return (plan.is_shifted() ? 0.75 : vec_bytes >= 4 ? 0.93 : 0.52) * over_chip;
+  }
+  // The same for tiles that stay on the chip, by 5,600 plans of random shapes
+  // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt).
+  double expected_of_tile(const CudaPlan& plan) const {
+    const bool half = bytes == 2, shift = plan.is_shifted(), gradient = operands > 1;
+    const int vector = plan.vec_size, vec_bytes = vector * read, threads = plan.threads(),
+              blocks = plan.blocks_per_tile(), smem_vecs = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
+    const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks),
+                  cols = int64_t(plan.threads_x()) * vector - (shift ? vector - 1 : 0), tiles = ceil_div(inner, cols);
+    // Blocks of a multiprocessor, and the KB that those have on their way.
+    const int words = plan.vecs_per_thread() * operands * std::max(1, vec_bytes / 4) + 34 + vector * (gradient ? 1 : 2);
+    int64_t resident = std::min(std::min(65536 / (threads * words), 2048 / threads), 32);
+    if (smem_vecs)
+      resident = std::min<int64_t>(resident, gpu.shared / (count_smem_vecs_bytes(plan, vec_bytes * operands) + 4096));
+    resident = std::max<int64_t>(resident, 1);
+    const double on_way = double(resident) / 1024 * plan.threads_x() * plan.threads_y() *
+                          std::min<int64_t>(plan.vecs_per_thread() + smem_vecs, each) * vec_bytes * operands;
+    const auto below = [](double value, double enough, double power) {
+      return value < enough ? std::pow(value / enough, power) : 1;
+    };
+    const double line = double(std::min<int64_t>(cols, inner)) * read;
+    const double tile = double(n) * line * operands / 1024;  // KB
+    const bool whole_lines = inner * read % 128 == 0;        // of the cache
+    return (shift             ? half ? 0.72 : 0.83
+            : vec_bytes >= 16 ? 1
+            : vec_bytes >= 8  ? 0.98
+            : vec_bytes >= 4  ? 0.93
+                              : 0.74) *
+           (shift && gradient ? 1.1 : 1) *
+           (blocks > 8   ? 0.71
+            : blocks > 4 ? 0.775
+            : blocks > 2 ? 0.82
+            : blocks > 1 ? 0.855
+                         : 1) *
+           (resident > 2   ? 1
+            : resident > 1 ? 0.95
+                           : 0.86) *
+           (threads > 256 ? 0.85 : 1) *
+           (!smem_vecs                         ? 1
+            : half && !gradient && blocks <= 2 ? 0.77
+                                               : 0.965) *
+           (plan.prefetches() ? 0.8 : 1) * below(used(plan), 1, 0.57) * below(on_way, 30, 0.44) *
+           below(on_way, 80, 0.32) * (tiles > 1 ? below(line, whole_lines ? 128 : 256, whole_lines ? 0.23 : 0.42) : 1) *
+           (tile < 1     ? 0.4
+            : tile < 1.5 ? 0.5
+            : tile < 2.2 ? 0.7
+                         : 1);
   }
 
   // Slabs, or tiles of vectors that all lines begin with.
@@ -128,8 +225,7 @@ struct ColumnPlanner {
       if (const auto found = plan_half_gradient(turn)) return *found;
     }
     if (view.tile && (2 * view.tile >= view.full || view.slab <= view.tile || turn > kLongestTurn)) {
-      if (view.tile == view.full || bytes == 8) return *plan_tiles(entry(), true);
-      return *plan_narrow(view.tile, access_of(view.tile));
+      return *plan_tiles(entry(), true);
     }
     const int vector = view.slab;
     const VecAccess access = view.slab_whole ? VecAccess::slab_aligned : VecAccess::slab;
@@ -151,9 +247,10 @@ struct ColumnPlanner {
   std::optional<CudaPlan> plan_staged() const {
     constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 16 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
-    // A thread takes two columns, but not of a gradient, nor of a half type whose pairs are no words and columns not
-    // short (H100, 2026-11-25: two were 4 to 8% slower).
-    const int vector = operands > 1 || bytes == 8 || (bytes == 2 && inner % 2 && n > 8) ? 1 : 2;
+    // A thread takes two columns, but not of a gradient of floats. Pairs of a half type that are no words pay where few
+    // of them are at the end of a line, in gradients where columns are shortest (H200, 2026-11-26).
+    const bool words = inner % 2 == 0 || (operands > 1 ? n < 4 : n <= 8 || inner > 16);
+    const int vector = bytes == 8 || (bytes == 4 && operands > 1) || (bytes == 2 && !words) ? 1 : 2;
     const int64_t slice = n * inner * read * operands, down = ceil_div(n, bytes == 8 ? kVecs / 2 : kVecs),
                   slice_vecs = ceil_div(inner, int64_t(vector));
     if (down > kThreads / 2) return {};
@@ -176,37 +273,6 @@ struct ColumnPlanner {
     if (span > room) return {};
     if (2 * span > room) made.blocks_per_row = 1;
     return made;
-  }
-
-  // The elements of a vector of shifted tiles, 0 where others are faster or there are none.
-  int shifted_vector() const {
-    constexpr int64_t kFewFloats = 200, kManyHalves = 512;  // columns side by side
-    if (view.shift <= view.tile || inner < 2 * view.shift) return 0;
-    if (bytes == 4 && !gradient && inner >= kFewFloats && n >= 16) return 0;
-    const int vector = bytes == 2 && !gradient && inner < kManyHalves ? 2 : 4;
-    return vector < view.shift ? vector : view.shift;
-  }
-
-  // Tiles of lines that are no whole vectors of 16 bytes, by the first way whose blocks hold the columns. Where no way
-  // does, columns go over the chip.
-  std::optional<CudaPlan> plan_narrow(int vector, VecAccess access) const {
-    const bool shift = access == VecAccess::shifted, two = operands > 1;
-    const bool in_smem = vector * read >= 4 && vector > 1 && access != VecAccess::predicated;
-    const int vec_bytes = vector * bytes, period = shift ? view.period(vector) : 1;
-    const NarrowWays& ways = narrow_ways(vec_bytes, bytes, in_smem, shift, two);
-    const int64_t vectors = ceil_div(inner, int64_t(vector));
-    int across = 1;
-    for (const NarrowWay& way : ways.all) {
-      if (!way.threads) break;
-      const int64_t side = way.line_bytes / vec_bytes - shift;
-      across = int(2 * vectors <= 3 * side ? vectors : ceil_div(vectors, ceil_div(vectors, side))) + shift;
-      if (shift && across < 3) across = 3;
-      const int vecs = in_smem || vec_bytes < 8 ? way.vecs : way.vecs / 2;  // which take two registers
-      const auto made =
-          share(across, lines_down(across, way.threads, period, vector), vector, vecs, way.smem_vecs, access, false);
-      if (made && made->blocks_per_tile() <= way.blocks) return made;
-    }
-    return plan_grid(across, vector, access);
   }
 
  private:
@@ -285,14 +351,6 @@ struct ColumnPlanner {
 
   const Entry& entry() const { return look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n); }
 
-  // The threads down a column of a narrow tile: each has 16 elements at least, of each of two operands 8. They are a
-  // multiple of the lines after which one begins at the same element of a vector.
-  int lines_down(int across, int threads, int period, int vector) const {
-    const int64_t useful = ceil_div(n * vector, int64_t(16 / operands)), most = threads / across;
-    const int down = int(most < useful ? most : useful) / period * period;
-    return down ? down : period;
-  }
-
   // Tiles by a table entry; where no cluster holds what an entry of the tier columns is for, over the chip, or none.
   std::optional<CudaPlan> plan_tiles(const Entry& entry, bool over_chip) const {
     const int vector = view.tile;
@@ -368,13 +426,14 @@ struct ColumnPlanner {
     const int64_t turn = slab ? view.turn(vector) : 0, cols = slab ? inner : int64_t(across) * vector;
     const int64_t tiles = ceil_div(inner, cols) * outer_tiles();
     const int chip = gpu.sm_count, vecs = kGridVecs / operands;
+    const int period = access == VecAccess::shifted ? view.period(vector) : 1;
     int down = 1;
     const auto shape = [&](int threads) {
       if (slab)
         across = int(turn * (turn < threads ? threads / turn : 1));
       else
-        down = access == VecAccess::shifted ? lines_down(across, threads, view.period(vector), 8)
-                                            : most_down(across, threads);
+        down =
+            access == VecAccess::shifted ? std::max(threads / across / period, 1) * period : most_down(across, threads);
     };
     // The first attempts have many threads, which work on what has come while more is on its way, and no more vectors
     // in shared memory than in registers.

@@ -232,11 +232,11 @@ struct ColumnSoftmax {
                    : C::kHalfOut || C::kKeepsExp ? finite_or_zero(m[v])
                                                  : finite_for_sum(m[v]);
     if constexpr (C::kKeepsExp) {
-      return pairwise_sum<Vecs, 0>([&](int i) {
+      return value_of(accurate_sum<L, Vecs>([&](int i) {
         const A e = exp_<Out>(value<true>(fragment, i, v) - base);
         fragment.set(i, v, e);
         return e;
-      });
+      }));
     } else if constexpr (C::kHalfOut) {
       const A scaled_base = base * ShortLog2e<Out>::kFactor;
       A sum = 0;
