@@ -79,22 +79,26 @@ struct ColumnPlanner {
         for_each_tile(vector, VecAccess::shifted, f);
     }
   }
-  // Shifted tiles over the chip, if there are any.
+  // Shifted tiles over the chip, if it holds them, of half types whose lines may begin anywhere.
   std::optional<CudaPlan> plan_shifted_over_chip() const {
-    if (view.shift <= view.tile || inner < 2 * view.shift) return {};
+    if (bytes > 2 || view.shift <= view.tile || inner < 2 * view.shift) return {};
     const int vector = std::min(view.shift, 4);
     const int64_t side = 256 / (vector * bytes), vectors = ceil_div(inner, int64_t(vector));
-    return plan_grid(int(std::max<int64_t>(std::min(side, vectors + 1), 3)), vector, VecAccess::shifted);
+    const CudaPlan made = plan_grid(int(std::max<int64_t>(std::min(side, vectors + 1), 3)), vector, VecAccess::shifted);
+    return made.tier == Tier::columns_twopass ? std::nullopt : std::optional(made);
   }
   // Blocks of up to so many threads take lines of up to so many bytes, and each thread as many vectors as its columns
   // need: in the registers of as few blocks as can hold them; where more are in shared memory, of any number of blocks.
   template <class F>
   void for_each_tile(int vector, VecAccess access, F f) const {
-    constexpr int kLines[] = {64, 128, 256, 512, 1024}, kWords = 64, kMostVecs = 32, kMostSmemVecs = 24;
+    constexpr int kLines[] = {64, 128, 256, 512, 1024}, kMostVecs = 32, kMostSmemVecs = 24;
     const bool shift = access == VecAccess::shifted;
     const int period = shift ? view.period(vector) : 1, vec_words = operands * std::max(1, vector * read / 4);
-    const int most_vecs = std::min(kMostVecs, kWords / vec_words);
-    const bool takes_smem = vector * read >= 4 && access != VecAccess::predicated;
+    // Gradients have no registers left for vectors in shared memory where 64 words are elements, nor where tiles are
+    // shifted.
+    const bool two = operands > 1;
+    const bool takes_smem = vector * read >= 4 && access != VecAccess::predicated && !(two && shift);
+    const int most_vecs = std::min(kMostVecs, (two && takes_smem ? 48 : 64) / vec_words);
     const int64_t vectors = ceil_div(inner, int64_t(vector));
     // Calls f for a plan of at most so many vectors in registers. Returns whether those are all.
     const auto try_it = [&](int across, int most_down, int blocks, int most_vecs) {
