@@ -32,7 +32,7 @@ FILES = {
     "few": "few-h200-2026-11-22.json",
     "seeds": "seeds-h200-2026-11-24.json",
     "models": "models-h200-2026-11-24.json",
-    "random": "random-rows-h200-2026-11-26.json",
+    "random": "random-h200-2026-11-26.json",
     "random-columns": "random-columns-h200-2026-11-26.json",
     "slide": "slide-columns-h200-2026-11-26.json",
     "columns": "columns-h200-2026-11-24.json",
@@ -136,10 +136,20 @@ def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others
 
 
 def random_classes() -> str:
-    """A line a class of shapes that were drawn."""
-    rows = rows_of("random") + rows_of("random-columns")
+    """A line a class of shapes that were drawn. Other dims are in a file of their own, with later plans."""
+    later = rows_of("random-columns")
+    suites = {r.suite for r in later}
+    rows = [r for r in rows_of("random") if r.suite not in suites] + later
     head, body = class_table(class_groups(rows), others_of(rows))
     return markdown([cell.replace("\n", " ") for cell in head], body)
+
+
+def slower_than_compile() -> str:
+    """A line a shape that was drawn and at which torch.compile was faster, with the plans of that run."""
+    found = [(line.speedup("torch-compile"), line) for line in lines(rows_of("random"))]
+    slower = sorted((ratio, line.case, line.dtype) for ratio, line in found if ratio is not None and ratio < 1)
+    body = [[case, dtype, f"{ratio:.2f}"] for ratio, case, dtype in slower]
+    return markdown(["shape", "dtype", "times torch-compile"], body)
 
 
 def random_on_cpus() -> str:
@@ -258,6 +268,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu": lambda: summary(CPU, ("torch",)),
     "call": call,
     "random": random_classes,
+    "random-slower": slower_than_compile,
     "random-cpu": random_on_cpus,
     "columns": columns,
     "few": few,

@@ -64,7 +64,7 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
     [(1, (9, 0)), (2, (2, 1)), (33, (4, 1)), (128, (4, 1)), (4096, (4, 1)), (50257, (12, 4)), (2**22, (4, 2))],
 )
 def test_lengths_narrow_it_down(n, most):
-    """Rows of one element have no broadcast gradient, being contiguous, and are columns side by side."""
+    """Rows of one element have no kernel for a broadcast gradient, and are columns side by side."""
     kinds = ("softmax", (BF16, BF16), 90)
     for which, bound in zip(native.PASSES, (24, *most), strict=True):
         some = kernels(*kinds, [n], which)

@@ -165,8 +165,8 @@ struct ColumnPlanner {
     if (plan.tier == Tier::columns) return expected_of_tile(plan);
     return (plan.is_shifted() ? 0.75 : vec_bytes >= 4 ? 0.93 : 0.52) * over_chip;
   }
-  // The same for tiles that stay on the chip, by 5,600 plans of random shapes
-  // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt).
+  // The same for tiles that stay on the chip: factors that were fitted to 5,600 plans of random shapes
+  // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt), and corrected where other shapes were slower than expected.
   double expected_of_tile(const CudaPlan& plan) const {
     const bool half = bytes == 2, shift = plan.is_shifted(), gradient = operands > 1;
     const int vector = plan.vec_size, vec_bytes = vector * read, threads = plan.threads(),
