@@ -66,7 +66,8 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
     return nullptr;
   }
   if (!is_power_of_two(plan.vec_size, view.full) || plan.items_per_thread % plan.vec_size) return "vector";
-  if (vecs < 1 || vecs > 32 || (vecs > 16 && vecs % 2)) return "vectors per thread";
+  const int registers = vecs * planner.operands * std::max(1, plan.vec_size * planner.read / 4);
+  if (vecs < 1 || vecs > 32 || (vecs > 16 && (vecs % 2 || registers > 96))) return "vectors per thread";
   if (plan.threads_x() < 1 || plan.threads_y() < 1 || plan.threads() > 1024) return "threads";
   if (plan.tier == Tier::columns ? !is_power_of_two(plan.blocks_per_tile(), 16) : plan.blocks_per_tile() < 1)
     return "blocks per tile";
