@@ -135,6 +135,39 @@ inline void await_copies(Thread* t, uint32_t all_but) {
   }
 }
 
+// Whole vectors of 16 bytes to shared memory, which a barrier counts.
+inline void copy_bulk(Thread* t, uint32_t to, uint64_t from, int size, uint32_t counter) {
+  if (size <= 0 || size % 16) fail("a copy of no whole vectors");
+  const Copy copy = {shared_at(t, to, size, 16), global_at(t, from, size, false, 16), size};
+  TxBarrier* const barrier = barrier_at(t, counter);
+  const auto arrive = [=] {
+    std::memcpy(copy.to, copy.from, size_t(copy.size));
+    barrier->bytes -= copy.size;
+    barrier->turn();
+    has_happened(t);
+  };
+  if (t->block->grid->late())
+    t->block->grid->messages.push_back(arrive);
+  else
+    arrive();
+}
+// And from there: what is copied is what is there when the thread waits for it.
+inline void store_bulk(Thread* t, uint64_t to, uint32_t from, int size) {
+  if (size <= 0 || size % 16) fail("a copy of no whole vectors");
+  t->open_stores.push_back({global_at(t, to, size, true, 16), shared_at(t, from, size, 16), size});
+}
+inline void commit_stores(Thread* t) {
+  for (const Copy& copy : std::exchange(t->open_stores, {})) {
+    if (t->block->grid->late())
+      t->stores.push_back(copy);
+    else
+      std::memcpy(copy.to, copy.from, size_t(copy.size));
+  }
+}
+inline void await_stores(Thread* t) {
+  for (const Copy& copy : std::exchange(t->stores, {})) std::memcpy(copy.to, copy.from, size_t(copy.size));
+}
+
 // Words to a block of the cluster, which counts them in a barrier.
 template <int Words>
 void send(Thread* t, uint32_t to, const uint32_t (&words)[Words], uint32_t counter) {

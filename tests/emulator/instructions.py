@@ -163,14 +163,25 @@ class Instructions(Operands):
             return self.refuse("atom", m)
         return self.put(o[0], f"add_to(t, {self.at(m, o[1], 4, True)}, {self.get('u32', o[2])})", "u32")
 
+    def _shared(self, operand: str) -> str:
+        return f"uint32_t({self.address(operand)})"
+
     def cp_(self, m: list[str], o: list[str]) -> str:
         if m[1] == "commit_group":
             return "commit_copies(t);"
         if m[1] == "wait_group":
             return f"await_copies(t, {o[0]});"
+        if m[1:3] == ["bulk", "commit_group"]:
+            return "commit_stores(t);"
+        if m[1:4] == ["bulk", "wait_group", "read"] and o == ["0"]:
+            return "await_stores(t);"
+        if m[1:4] == ["bulk", "shared::cluster", "global"]:
+            return f"copy_bulk(t, {self._shared(o[0])}, {self.address(o[1])}, {self.get('s32', o[2])}, {self._shared(o[3])});"
+        if m[1:4] == ["bulk", "global", "shared::cta"]:
+            return f"store_bulk(t, {self.address(o[0])}, {self._shared(o[1])}, {self.get('s32', o[2])});"
         if m[1] not in ("ca", "cg"):
             return self.refuse("cp", m)
-        return f"copy_async(t, uint32_t({self.address(o[0])}), {self.address(o[1])}, {o[2]});"
+        return f"copy_async(t, {self._shared(o[0])}, {self.address(o[1])}, {o[2]});"
 
     # Control and barriers ---------------------------------------------------------------------------------------------
 
@@ -198,8 +209,8 @@ class Instructions(Operands):
 
     def mbarrier_(self, m: list[str], o: list[str]) -> str:
         if m[0] == "init":
-            return f"open_barrier(t, uint32_t({self.address(o[0])}), {self.get('u32', o[1])});"
-        at = f"uint32_t({self.address(o[1])})"
+            return f"open_barrier(t, {self._shared(o[0])}, {self.get('u32', o[1])});"
+        at = self._shared(o[1])
         if m[:2] == ["arrive", "expect_tx"]:
             return f"expect(t, {at}, {self.get('u32', o[2])});"
         if m[:2] == ["try_wait", "parity"]:

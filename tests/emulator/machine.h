@@ -43,6 +43,7 @@ struct Thread {
   uint32_t index, lane;
   std::vector<Copy> open;                // not committed
   std::deque<std::vector<Copy>> groups;  // committed, and not there yet
+  std::vector<Copy> open_stores, stores;  // the same of copies from shared memory
   uint64_t cluster_turn = 0;
 };
 
@@ -90,26 +91,27 @@ inline void has_happened(Thread* t) { ++t->block->grid->progress; }
 // Memory -------------------------------------------------------------------------------------------------------------
 
 // An address in shared memory is an offset, with a block of the cluster, and one more, in its highest byte.
-inline char* shared_at(Thread* t, uint32_t at, int size) {
+inline char* shared_at(Thread* t, uint32_t at, int size, int alignment) {
   const Block* block = t->block;
   if (const uint32_t peer = at >> 24) {
     if (peer > block->grid->launch.cluster) fail("shared memory of no block of the cluster");
     block = block->grid->together[peer - 1];
   }
   const uint32_t offset = at & 0xffffff;
-  if (offset % uint32_t(size)) fail("misaligned access to shared memory");
+  if (offset % uint32_t(alignment)) fail("misaligned access to shared memory");
   if (offset + size_t(size) > block->size) fail("an access beyond shared memory");
   return block->shared + offset;
 }
+inline char* shared_at(Thread* t, uint32_t at, int size) { return shared_at(t, at, size, size); }
 
 inline bool within(const char* at, int size, const char* begin, int64_t count) {
   return at >= begin && at + size <= begin + count;
 }
 
-inline char* global_at(Thread* t, uint64_t address, int size, bool writes) {
+inline char* global_at(Thread* t, uint64_t address, int size, bool writes, int alignment) {
   char* const at = reinterpret_cast<char*>(address);
   const Block& block = *t->block;
-  if (address % uint64_t(size)) fail("misaligned access to global memory");
+  if (address % uint64_t(alignment)) fail("misaligned access to global memory");
   for (const Range& range : block.grid->ranges) {
     if (!within(at, size, range.begin, range.size)) continue;
     if (writes && !range.writable) fail("a write to what is only read");
@@ -117,6 +119,9 @@ inline char* global_at(Thread* t, uint64_t address, int size, bool writes) {
   }
   if (within(at, size, block.shared, int64_t(block.size))) return at;  // by a generic address
   fail(std::string(writes ? "a write" : "a read") + " outside of all tensors");
+}
+inline char* global_at(Thread* t, uint64_t address, int size, bool writes) {
+  return global_at(t, address, size, writes, size);
 }
 
 inline const char* param_at(uint64_t address) { return reinterpret_cast<const char*>(address); }

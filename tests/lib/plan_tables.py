@@ -152,6 +152,7 @@ COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] = [
     for x, y, vectors, columns, stages, slices in (
         *((40, 1, 16, 1, 2, 2), (9, 4, 8, 1, 2, 1), (33, 3, 12, 1, 1, 4), (7, 16, 3, 1, 2, 2)),
         *((20, 1, 16, 2, 2, 2), (5, 4, 8, 2, 2, 1), (17, 3, 12, 2, 1, 4), (4, 16, 3, 2, 2, 3)),
+        *((10, 1, 16, 4, 2, 2), (3, 5, 4, 4, 1, 2)),
     )
 ]
 # With a part in shared memory: a few threads have many vectors each, so that elements come in many turns.

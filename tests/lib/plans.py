@@ -274,8 +274,11 @@ def check_columns(runner: Runner, function: str, types: Types, plan: Plan) -> No
     """A plan over columns with everything that is special, short and long ones."""
     for n, inner, place, given in shapes(plan, vector_of(function, types, plan.access)):
         for outer in (1, 3):
-            x = operand(special(outer, n, inner, types[0], runner.device), place, types[0])
-            forward(runner, function, x, types[1], place, given)
+            values = special(outer, n, inner, types[0], runner.device)
+            gaps = Place((n * (inner + 1) + 2, inner + 1, 1), 1)  # between lines, and between slices
+            some = ((place, place), (gaps, place), (gaps, gaps)) if plan.tier == Tier.COLUMNS_STAGED else ((place, place),)
+            for of_x, of_y in some:
+                forward(runner, function, operand(values, of_x, types[0]), types[1], of_y, given)
 
 
 def kinds_of(function: str, access: int, tier: int = Tier.COLUMNS) -> list[int]:
@@ -290,8 +293,11 @@ def kinds_of(function: str, access: int, tier: int = Tier.COLUMNS) -> list[int]:
 
 def check_column_gradients(runner: Runner, function: str, types: Types, plan: Plan, kinds: Sequence[int]) -> None:
     for n, inner, place, given in shapes(plan, vector_of(function, types, plan.access)):
+        gaps = Place((n * (inner + 3), inner + 3, 1), 2)
+        some = [place, (gaps, place, place), (place, gaps, gaps)] if plan.tier == Tier.COLUMNS_STAGED else [place]
         for kind in kinds:
-            backward(runner, function, (3, n, inner), types, kind, place, given)
+            for where in some:
+                backward(runner, function, (3, n, inner), types, kind, where, given)
 
 
 def growing(n: int, inner: int, device: str) -> Tensor:

@@ -55,7 +55,7 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
   const int vecs = plan.vecs_per_thread();
   if (plan.is_staged()) {
     Tiles tiles = tiles_of(view, plan);
-    set_staged_bytes(tiles, problem, planner.operands);
+    set_staged_bytes(tiles, view, problem, planner.operands);
     const DType result = problem.is_backward() ? problem.in_type() : problem.out_type();
     if (count_column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half_result) >
         gpu.shared - kColumnStatic)
@@ -200,7 +200,8 @@ int main() {
     const bool small = i % 4 < 2;
     const Problem problem = draw_problem(small);
     if (problem.has_rows()) continue;
-    const ColumnView view = column_view(problem);
+    ColumnView view = column_view(problem);
+    if (view.is_scattered) view = column_view(problem, true);
     const ColumnPlanner planner = column_planner(view, gpu, problem);
     const CudaPlan plan = planner.plan();
     const bool follows = small && problem.layout.rows * problem.layout.n <= 20000;

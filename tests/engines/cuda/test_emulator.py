@@ -101,6 +101,7 @@ class Mistake(NamedTuple):
 
 
 WRONG, BEYOND, STUCK = "wrong, first at", "outside of all tensors", "waits for ever"
+OVER = "a message to a block that is over"
 TILE = Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.ALIGNED)
 CLUSTER = Plan(Tier.COLUMNS, 4, 8, 3, 1, 4, 0, Access.ALIGNED)
 CHIP = Plan(Tier.COLUMNS_GRID, 4, 16, 2, 1, 3, 0, Access.ALIGNED)
@@ -111,6 +112,7 @@ ODD, PIECE = (
 )
 SHIFTED = Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.SHIFTED)
 STAGED = Plan(Tier.COLUMNS_STAGED, 33, 3, 12, 1, 2, 4, Access.ALIGNED)
+IN_BULK = STAGED._replace(blocks_per_row=1, smem_vecs=1)
 BARRIER = "    __syncthreads();\n"
 FIRST, LAST = "    smem.put(smem.sums, max, tile);\n", "    smem.get(smem.epilogues, out, tile);\n"
 EXPECT = "expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));"
@@ -120,7 +122,8 @@ ARRIVE = "(blocks - 1) : 1;", "(blocks - 1) : 0;"
 VECTORS = "(begin < end.rest);", "(begin <= end.rest);"
 GROUPS = "AsyncCopy::wait<0>();", "AsyncCopy::wait<1>();"
 NEIGHBOURS = "v >= -col && v < rest)", "v < rest)"
-RESULTS = "if (!tile.ends) return;\n    __syncthreads();", "if (!tile.ends) return;"
+RESULTS = "BulkCopy::fence();\n    __syncthreads();", "BulkCopy::fence();"
+ARRIVED, PLACE_IS_FREE = ("if (is_bulk()) arrivals[stage].wait(", "if (0) arrivals[stage].wait("), ("threadIdx.x < 32) BulkCopy::wait_until_read();", "0) {}")
 MISTAKES = {
     "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, WRONG),
     "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, WRONG, BACKWARDS),
@@ -133,6 +136,8 @@ MISTAKES = {
     "a vector before the tensor": Mistake("column_tile.cuh", "if (at[t] < 0) first = 1;", "", SHIFTED, BEYOND),
     "a column of the neighbours": Mistake("column_tile.cuh", *NEIGHBOURS, SHIFTED, f"{BEYOND}|{WRONG}"),
     "a group that is on its way": Mistake("column_staged.cuh", *GROUPS, STAGED, WRONG, FORWARDS, LATE),
+    "a group that is on its way in bulk": Mistake("column_staged.cuh", *ARRIVED, IN_BULK, OVER, FORWARDS, LATE),
+    "a group in the place of results": Mistake("column_staged.cuh", *PLACE_IS_FREE, IN_BULK, WRONG, FORWARDS, LATE),
     "results before the barrier": Mistake("column_staged.cuh", *RESULTS, STAGED, WRONG, BACKWARDS),
     "before the slab": Mistake("column_tile.cuh", "return p >= 0 && p <", "return p >= -1 && p <", PIECE, BEYOND),
 }

@@ -52,7 +52,7 @@ int64_t count_blocks(const CudaPlan& plan, const Problem& problem, const Gpu& gp
   if (plan.tier == Tier::pipelined)
     return gpu.sm_count / plan.rows_at_once(rows, gpu.sm_count) * plan.rows_at_once(rows, gpu.sm_count);
   if (!plan.of_columns()) return plan.grid(rows, plan.tier == Tier::grid ? gpu.sm_count : CudaPlan::kMaxGrid);
-  const Tiles tiles = tiles_of(column_view(problem), plan);
+  const Tiles tiles = tiles_of(column_view(problem, plan), plan);
   const int64_t all = tiles.slices * (plan.is_staged() ? 1 : tiles.tiles_per_slice), blocks = plan.blocks_per_tile();
   const int64_t most =
       (plan.in_grid() || plan.prefetches() || plan.is_staged() ? gpu.sm_count : CudaPlan::kMaxGrid) / blocks;

@@ -10,6 +10,8 @@ namespace onepass {
 
 constexpr int kNarrow = 8;           // vectors of a tile of less than two lines of the cache
 constexpr int kColumnStatic = 1024;  // bytes of shared memory that kernels of columns declare at most
+constexpr int kMostGap = 4;          // from slice to slice at most, in slices
+constexpr int kTinySlice = 1024;     // bytes of a slice that is not worth a block of its own
 constexpr int kMaxTurn = 1024;       // threads of a block, which take a whole number of lines of a slab at a time
 
 struct ColumnView {
@@ -22,7 +24,10 @@ struct ColumnView {
   int shift = 0;                                 // of a shifted tile, 0 where there is none
   bool slab_begins = false, slab_whole = false;  // do all slabs begin with a vector; and end with one?
   int64_t lead_step = 0;                         // from line to line of the first tensor that goes by vectors
-  bool slices_follow = false;                    // does each slice begin where the one before ends, in all tensors?
+  bool is_scattered = false;  // slices are tiny and do not follow one another: elements are faster one by one
+  // Does each slice begin soon after the one before, in all tensors? There may be gaps.
+  bool slices_follow = false;
+  int64_t slice_steps[kMaxTensors] = {};  // then, of tensors that go by vectors, from slice to slice
   int narrowest = 16;                            // bytes of the smallest element that goes by vectors
 
   int64_t n() const { return tiles.n; }
@@ -61,7 +66,8 @@ inline bool grad_is_broadcast_in_tile(const Problem& problem) {
   return layout.row_stride(kGrad) == 0;
 }
 
-inline ColumnView column_view(const Problem& problem) {
+// With `any_strides` elements are taken one by one, whatever their strides are.
+inline ColumnView column_view(const Problem& problem, bool any_strides = false) {
   ColumnView view;
   if (!fits_tiles(problem.layout)) return view;
   const auto dims = [](const DimGroup& group) {
@@ -98,8 +104,8 @@ inline ColumnView column_view(const Problem& problem) {
     return true;
   };
   const int last = outer.count - 1, along = reduced.count - 1;
-  const bool columns = reduced.count <= 1 && outer.count && all([&](int t) { return outer.steps[t][last] == 1; });
-  const bool rows = reduced.count == 1 && all([&](int t) { return reduced.steps[t][along] == 1; });
+  const bool columns = !any_strides && reduced.count <= 1 && outer.count && all([&](int t) { return outer.steps[t][last] == 1; });
+  const bool rows = !any_strides && reduced.count == 1 && all([&](int t) { return reduced.steps[t][along] == 1; });
   if (columns) {
     tiles.inner = outer.sizes[last];
     for (int t = 0; t < count; ++t) {
@@ -156,17 +162,29 @@ inline ColumnView column_view(const Problem& problem) {
       view.slab /= 2;
     view.slab_begins = all([&](int t) { return multiples(t, view.slab); });
     view.slab_whole = view.slab_begins && tiles.n * tiles.inner % view.slab == 0;
-    view.slices_follow = columns && !has_broadcast && !(backward && problem.is_reduction());
-    for (int t = 0; t < count; ++t) {
-      int64_t size_before = by_vectors[t] ? tiles.n * tiles.inner : tiles.steps[t] * tiles.inner;
-      for (int d = outer.count - 1; d >= 0; --d) {
-        view.slices_follow &= outer.steps[t][d] == size_before;
-        size_before *= outer.sizes[d];
-      }
-      if (by_vectors[t] && size(t) < view.narrowest) view.narrowest = size(t);
-    }
   }
+  view.slices_follow = columns && !has_broadcast && !(backward && problem.is_reduction());
+  for (int t = 0; t < count; ++t) {
+    const int64_t slice = tiles.n * tiles.inner;
+    int64_t step = by_vectors[t] ? slice : tiles.steps[t] * tiles.inner;
+    if (by_vectors[t]) {
+      const int64_t lines = tiles.n * tiles.steps[t];
+      step = outer.count ? outer.steps[t][outer.count - 1] : lines;
+      view.slices_follow &= tiles.steps[t] >= tiles.inner && step >= lines && step <= kMostGap * slice;
+      view.slice_steps[t] = step;
+    }
+    for (int d = outer.count - 1; d >= 0; --d) {
+      view.slices_follow &= outer.steps[t][d] == step;
+      step *= outer.sizes[d];
+    }
+    if (by_vectors[t] && size(t) < view.narrowest) view.narrowest = size(t);
+  }
+  view.is_scattered = columns && tiles.n > 1 && !view.slices_follow && tiles.n * tiles.inner * size(lead) < kTinySlice;
   return view;
+}
+// The view that a plan is of.
+inline ColumnView column_view(const Problem& problem, const CudaPlan& plan) {
+  return column_view(problem, plan.access == VecAccess::strided);
 }
 
 // The divisor of numbers below 2^31.
@@ -218,26 +236,38 @@ inline Tiles staged_tiles_of(const ColumnView& view, const CudaPlan& plan) {
 inline int64_t count_span_bytes(int64_t slices, int64_t slice, int size, int gap) {
   return up_to(slices * (slice * size + gap) + 2 * 16, 128);
 }
+constexpr int kBulkBytes = 256;  // of the smallest slice that is worth a copy of its own
 constexpr int kSliceGap = 16;  // bytes after a slice, so that slices begin an odd number of vectors apart
 
 // Where groups of slices and their results are in shared memory. Results take the places of the first operand where
-// they begin at the same byte of a vector and elements are as large.
-inline void set_staged_bytes(Tiles& tiles, const Problem& problem, int operands) {
+// they lie alike, begin at the same byte of a vector, and elements are as large.
+inline void set_staged_bytes(Tiles& tiles, const ColumnView& view, const Problem& problem, int operands) {
   const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
-  const int size = size_of(problem.type(first)), result_size = size_of(problem.type(result));
-  const int64_t slice = tiles.slice_cols * tiles.n, slices = tiles.group_slices;
-  // There is no gap where a vector belongs to two slices.
-  const auto gap = [&](int size, int t) { return slice * size % 32 || problem.address(t) % 16 ? 0 : kSliceGap; };
-  tiles.by_slice = divider_of(slice);
-  tiles.operand_gap = operands > 1 && problem.address(kGrad) % 16 ? 0 : gap(size, first);
-  tiles.span_bytes = int(count_span_bytes(slices, slice, size, tiles.operand_gap));
+  const auto size = [&](int t) { return size_of(problem.type(t)); };
+  const auto set = [&](StagedOperand which, int t) {
+    StagedTensor& made = tiles.staged[which];
+    made.line = int(view.tiles.steps[t]), made.slice = int(view.slice_steps[t]);
+    // There is no gap where a vector belongs to two slices, nor where the lanes of a warp read from few slices.
+    const int bytes = made.slice * size(t);
+    made.gap = bytes % 32 || problem.address(t) % 16 || tiles.slice_vecs > 32 ? 0 : kSliceGap;
+    tiles.is_bulk &= !made.gap || bytes >= kBulkBytes;
+    made.by_slice = divider_of(made.slice);
+    return int(count_span_bytes(tiles.group_slices, made.slice, size(t), made.gap));
+  };
+  tiles.is_bulk = 1;
+  tiles.span_bytes = set(kStagedFirst, first);
+  if (operands > 1) tiles.span_bytes = std::max(tiles.span_bytes, set(kStagedSecond, kGrad));
   tiles.smem_vecs_bytes = tiles.stages * operands * tiles.span_bytes;
-  tiles.result_gap = tiles.operand_gap;
-  if (problem.is_reduction() || (size == result_size && (problem.address(first) ^ problem.address(result)) % 16 == 0))
+  if (problem.is_reduction()) return;
+  const StagedTensor &of_first = tiles.staged[kStagedFirst], &of_result = tiles.staged[kStagedResult];
+  const int bulk = tiles.is_bulk, result_bytes = set(kStagedResult, result);
+  tiles.result_has_gaps = of_result.line > tiles.slice_cols || of_result.slice > tiles.n * tiles.slice_cols;
+  if (tiles.result_has_gaps) return void(tiles.is_bulk = bulk);
+  if (of_first.line == of_result.line && of_first.slice == of_result.slice && size(first) == size(result) &&
+      (problem.address(first) ^ problem.address(result)) % 16 == 0)
     return;
-  tiles.result_gap = gap(result_size, result);
   tiles.result_at = tiles.smem_vecs_bytes;
-  tiles.smem_vecs_bytes += int(count_span_bytes(slices, slice, result_size, tiles.result_gap));
+  tiles.smem_vecs_bytes += result_bytes;
 }
 
 // The tiles that a plan cuts a view into. The caller adds the bytes of vectors in shared memory.

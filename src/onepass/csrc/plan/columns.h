@@ -149,10 +149,12 @@ struct ColumnPlanner {
     const int64_t slice = n * inner * read * operands;
     const double over_chip = plan.tier == Tier::columns_twopass ? 0.4 : 0.45;
     if (plan.is_staged()) {
-      const bool single = plan.stages() == 1, few = n < 4;
-      if (!half) return (single ? 0.72 : 0.84) * (few || n >= 64 ? 0.9 : 1);
-      return 0.76 * (single || slice > kLargeSlice ? 0.8 : 1) * (few ? gradient ? 0.72 : 0.6 : 1) *
-             (gradient ? 1 : (n < 8 ? 0.85 : 1) * (inner % 2 ? 0.95 : 1));
+      const double without_gaps = double((operands + 1) * n * inner) / double(operands * slice_step() + n * inner) *
+                                  (result_has_gaps() ? 0.7 : 1);
+      const double room = slice > 2 * kLargeSlice ? 0.62 : plan.stages() == 1 || slice > kLargeSlice ? 0.8 : 1;
+      if (!half) return without_gaps * room * 0.86;
+      const double merged = plan.threads_y() == 1 ? 1 : inner % 2 ? gradient ? 0.92 : 0.8 : 0.85;
+      return without_gaps * room * merged * (n < 3 ? 0.72 : n < 4 ? 0.75 : n < 8 || inner > 32 ? 0.86 : 0.83);
     }
     const int vec_bytes = plan.vec_size * bytes;
     if (plan.takes_slabs()) {
@@ -191,7 +193,7 @@ struct ColumnPlanner {
             : vec_bytes >= 16 ? 1
             : vec_bytes >= 8  ? 0.98
             : vec_bytes >= 4  ? 0.93
-                              : 0.74) *
+                              : 0.64) *
            (shift && gradient ? 1.1 : 1) *
            (blocks > 8   ? 0.71
             : blocks > 4 ? 0.775
@@ -241,45 +243,79 @@ struct ColumnPlanner {
     return share(across, 1, vector, most, ahead ? kPrefetch : 0, access);
   }
 
-  // Elements per thread that kernels are compiled for.
+  // Vectors per thread that kernels of tiles are compiled for.
   static int compiled_items(int64_t items) {
     return int(items <= 4 ? items : items <= 16 ? up_to(items, 2) : up_to(items, 4));
   }
 
-  // Whole slices through shared memory, in groups of as many as one turn of a block's threads has columns for, of up to
-  // kGroupBytes; fewer where there would be too few groups for all multiprocessors. None where a slice is too large.
+  // Whole slices through shared memory, in groups. None where a slice is too large.
   std::optional<CudaPlan> plan_staged() const {
-    constexpr int64_t kGroupBytes = 24 * 1024, kLeastBytes = 16 * 1024, kThreads = 512, kGroupsPerSm = 4, kVecs = 32;
+    constexpr int64_t kThreads = 512, kGroupsPerSm = 4, kMostTurns = 16, kMostBytes = 48 * 1024;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
-    // A thread takes two columns, but not of a gradient of floats. Pairs of a half type that are no words pay where few
-    // of them are at the end of a line, in gradients where columns are shortest (H200, 2026-11-26).
-    const bool words = inner % 2 == 0 || (operands > 1 ? n < 4 : n <= 8 || inner > 16);
-    const int vector = bytes == 8 || (bytes == 4 && operands > 1) || (bytes == 2 && !words) ? 1 : 2;
-    const int64_t slice = n * inner * read * operands, down = ceil_div(n, bytes == 8 ? kVecs / 2 : kVecs),
-                  slice_vecs = ceil_div(inner, int64_t(vector));
+    const int vector = staged_vector();
+    // One thread takes a column of up to 32 elements, which then needs no merge. (H200, 2026-11-26)
+    const int64_t alone = bytes == 8 ? 16 : 32, down = n <= alone ? 1 : ceil_div(n, alone * 3 / 4);
     if (down > kThreads / 2) return {};
-    const int64_t fair = ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count);
-    int64_t group = kThreads / (down * slice_vecs), least = (operands > 1 ? kGroupBytes : kLeastBytes) / slice,
-            most = (operands > 1 || bytes > 2 ? 2 : 1) * kGroupBytes / slice;
-    group = group < least ? least : group > most ? most : group;
-    group = group < fair ? group : fair;
-    group = group < 1 ? 1 : group < 16 ? group : group / 8 * 8;
-    while (group < view.slices() && group * n * inner * view.narrowest < 16) ++group;
-    const int64_t vecs = group * slice_vecs, across = ceil_div(vecs, ceil_div(vecs, kThreads / down));
-    CudaPlan made = {
-        Tier::columns_staged, int(across),       int(down), compiled_items(ceil_div(n, down)) * vector, vector, 2,
-        int(group),           VecAccess::aligned};
+    const int64_t step = slice_step(), slice = step * read * operands, slice_vecs = ceil_div(inner, int64_t(vector)),
+                  fair = std::max<int64_t>(ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count), 1),
+                  least = std::min(ceil_div(16, n * inner * view.narrowest), view.slices());
+    CudaPlan best = {};
+    double best_value = 0;
+    for (int64_t group = 1; group <= fair || group <= least; group += group < 16 ? 1 : 8) {
+      if (group < least) continue;
+      if (best_value > 0 && group * slice > kMostBytes) break;
+      const int64_t vecs = group * slice_vecs;
+      for (int64_t turns = ceil_div(vecs, kThreads / down); turns <= vecs; ++turns) {
+        const int64_t across = ceil_div(vecs, turns), threads = across * down;
+        const double value = value_of_groups(vecs * down, turns, threads, turns * ceil_div(n, down) * vector,
+                                             double(group * slice) / 1024);
+        if (value > best_value) {
+          best_value = value;
+          best = {Tier::columns_staged, int(across), int(down), compiled_vecs(ceil_div(n, down)) * vector, vector, 2,
+                  int(group),           VecAccess::aligned};
+        }
+        if (turns > kMostTurns) break;
+      }
+    }
     // Results need a place of their own if they do not begin at the same byte of a vector.
-    const bool in_place = view.slab == view.full && read == bytes && view.narrowest == bytes;
-    const int64_t span = operands * count_span_bytes(group, n * inner, read, kSliceGap),
-                  own = in_place ? 0 : count_span_bytes(group, n * inner, bytes, kSliceGap),
-                  room = smem_room(made, across * vector) - own;
+    const bool in_place = view.slab == view.full && step == n * inner && read == bytes && view.narrowest == bytes;
+    const int64_t group = best.slices_per_group(), span = operands * count_span_bytes(group, step, read, kSliceGap),
+                  own = in_place || result_has_gaps() ? 0 : count_span_bytes(group, n * inner, bytes, kSliceGap),
+                  room = smem_room(best, best.threads_x() * vector) - own;
     if (span > room) return {};
-    if (2 * span > room) made.blocks_per_row = 1;
-    return made;
+    if (2 * span > room) best.blocks_per_row = 1;
+    return best;
   }
 
  private:
+  // The columns that a thread takes from each line of a slice. Where columns are short more of them share what a thread
+  // does once. Pairs of a half type that are no words cost more the fewer are side by side. (H200, 2026-11-26)
+  int staged_vector() const {
+    if (bytes == 8 || (bytes == 4 && operands > 1)) return 1;
+    if (bytes == 4) return 2;
+    if (n < 8 && inner >= 32) return 4;
+    return inner % 2 ? 1 : 2;
+  }
+  // How good groups are, from 0 to 1: of `useful` threads in all turns, for `items` elements of a thread, in so many KB.
+  // Too few elements do not outweigh what is done once for a group; too many threads or bytes leave fewer groups on a
+  // multiprocessor.
+  static double value_of_groups(int64_t useful, int64_t turns, int64_t threads, int64_t items, double size) {
+    const auto within = [](double value, double low, double high, double power) {
+      return std::pow(value < low ? value / low : value > high ? high / value : 1, power);
+    };
+    return double(useful) / double(turns * up_to(threads, 32)) * within(double(items), 24, 64, 0.15) *
+           within(double(threads), 96, 384, 0.15) * within(size, 10, 32, 0.15);
+  }
+  // From one slice to the next of those that follow one another: the longest step of a tensor.
+  int64_t slice_step() const {
+    int64_t step = n * inner;
+    for (const int64_t of_tensor : view.slice_steps) step = std::max(step, of_tensor);
+    return step;
+  }
+  bool result_has_gaps() const {
+    const int result = gradient ? int(kDx) : int(kY);
+    return view.tiles.steps[result] > inner || view.slice_steps[result] > n * inner;
+  }
   static int64_t threads_of(int64_t turn, int64_t threads) { return turn < threads ? threads / turn * turn : turn; }
 
   // The threads that take slabs of a half type which at most two blocks keep, each all of its elements at once. They
@@ -492,7 +528,8 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, cons
 // The plan of a problem of no more dims than kernels take, of rows or of columns in place.
 inline CudaPlan plan_cuda(const Problem& problem, const Gpu& gpu, bool invariant = false) {
   if (problem.has_rows()) return plan_rows(problem, gpu, invariant);
-  const ColumnView view = column_view(problem);
+  ColumnView view = column_view(problem);
+  if (view.is_scattered) view = column_view(problem, true);
   return column_planner(view, gpu, problem).plan();
 }
 

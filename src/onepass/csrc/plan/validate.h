@@ -33,9 +33,9 @@ inline Fault validate(const CudaPlan& plan) {
     if (threads < 1 || rows < 1 || threads > 1024 || rows > 1024 || threads * rows > 1024)
       return "the tiers of columns have 1 to 1024 threads, side by side and down a column";
     if (plan.is_staged()) {
-      if (vec_size > 2 || access != VecAccess::aligned || smem_vecs < 1 || blocks < 1 || blocks > 2)
-        return "the tier columns-staged has vec_size 1 or 2, access 2 (aligned), 1 or more slices per group, 1 or 2 "
-               "stages";
+      if (vec_size > 4 || access != VecAccess::aligned || smem_vecs < 1 || blocks < 1 || blocks > 2)
+        return "the tier columns-staged has vec_size 1, 2 or 4, access 2 (aligned), 1 or more slices per group, 1 "
+               "or 2 stages";
       return {};
     }
     if (tier == Tier::columns ? !is_power_of_two(blocks, 16) : blocks < 1 || blocks > 1024)
@@ -167,20 +167,20 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
 // A plan of sound numbers for a problem whose rows are not one piece of memory each.
 inline Fault validate_columns(const CudaPlan& plan, const Problem& problem, const Gpu& gpu) {
   const auto with = [](const char* words, int64_t number) { return words + std::to_string(number); };
-  const ColumnView view = column_view(problem);
+  const ColumnView view = column_view(problem, plan);
   const bool slab = plan.takes_slabs();
   if (!plan.of_columns()) return "rows that are not one piece of memory each have the tiers of columns";
-  if (view.strided != (plan.access == VecAccess::strided))
-    return "access strided is for strides that columns do not have";
+  if (view.strided && plan.access != VecAccess::strided) return "columns of such strides have the access strided";
   if (plan.is_staged()) {
-    if (!view.slices_follow) return "the tier columns-staged takes slices that lie one after another";
+    if (!view.slices_follow) return "the tier columns-staged takes slices that follow one another";
     if (plan.threads_y() * plan.vecs_per_thread() < view.n())
       return with("a plan for columns of so many elements: ", plan.threads_y() * plan.vecs_per_thread());
     if (plan.slices_per_group() * view.n() * view.inner() * view.narrowest < 16 &&
         plan.slices_per_group() < view.slices())
       return "a group of slices has 16 bytes at least";
     const int64_t group = plan.slices_per_group() < view.slices() ? plan.slices_per_group() : view.slices();
-    if (view.n() * view.inner() > gpu.shared || group > gpu.shared / (view.n() * view.inner() * view.narrowest))
+    const int64_t slice = *std::max_element(view.slice_steps, view.slice_steps + kMaxTensors);
+    if (slice > gpu.shared || group > gpu.shared / (slice * view.narrowest))
       return with("shared memory has no room for groups of so many slices: ", group);
     return {};
   }

@@ -246,14 +246,14 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
 }
 
 Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
-  const ColumnView view = column_view(problem);
+  const ColumnView view = column_view(problem, plan);
   const ColumnPlanner planner = column_planner(view, gpu, problem);
   const DType result = problem.is_backward() ? problem.in_type() : problem.out_type();
   Launch launch = {};
   launch.has_tiles = true;
   Tiles& tiles = launch.tiles = tiles_of(planner.view, plan);
   if (plan.is_staged()) {
-    set_staged_bytes(tiles, problem, planner.operands);
+    set_staged_bytes(tiles, view, problem, planner.operands);
   } else {
     tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, planner.operands * plan.vec_size * planner.read));
   }

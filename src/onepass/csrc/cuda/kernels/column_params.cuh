@@ -22,6 +22,14 @@ struct VecCount {
   int all, rest;
 };
 
+// How the lines and slices of a tensor lie in memory, in elements, and in shared memory, where each slice is followed by
+// `gap` bytes.
+struct StagedTensor {
+  int line, slice, gap;
+  FastDivisor by_slice;
+};
+enum StagedOperand { kStagedFirst, kStagedSecond, kStagedResult, kStagedTensors };
+
 struct Tiles {
   long long n, inner;  // elements of a column, and columns that lie side by side
   // For each tensor, from one element of a column to the next. For a tensor with one element per column, from one
@@ -46,11 +54,13 @@ struct Tiles {
   long long extents[kTileTensors];          // elements from a tensor's first one to its last one
   // Of the tier columns-staged, where `slices` counts groups of slices, and `tiles_per_slice` the tiles of a group:
   long long all_slices;
-  int slice_cols, slice_vecs;           // columns of a slice, and a thread's vectors of those, the last maybe in part
-  int group_slices;                     // slices of a group
-  int stages;                           // groups that there is room for in shared memory
-  int span_bytes;                       // of an operand of a group in shared memory
-  int result_at;                        // where the results are in shared memory, 0: in the places of the first operand
-  int operand_gap, result_gap;          // bytes after each slice in shared memory
-  FastDivisor by_slice_vecs, by_slice;  // by_slice: by the elements of one
+  int slice_cols, slice_vecs;  // columns of a slice, and a thread's vectors of those, the last maybe in part
+  int group_slices;            // slices of a group
+  int stages;                  // groups that there is room for in shared memory
+  int span_bytes;              // of an operand of a group in shared memory
+  int result_at;               // where the results are in shared memory, 0: in the places of the first operand
+  int result_has_gaps;         // results go straight to memory, element by element
+  int is_bulk;                 // whether groups are copied as a whole, where the GPU can
+  StagedTensor staged[kStagedTensors];
+  FastDivisor by_slice_vecs;
 };

@@ -41,6 +41,9 @@ struct ColumnConfig : ForwardOperands<Config> {
                                     (sizeof(Acc) == 4 || (Config::kClusterSize == 1 && !Config::kGrid));
   // Whether floats in shared memory are reduced as they arrive, relative to the maximum of those in registers.
   static constexpr bool kRescaleOnArrival = kKeepsExp && Config::kUsesSmemVecs && sizeof(Acc) == 4;
+  // Whether exponentials of half results stay in registers as floats, beside the elements.
+  static constexpr bool kKeepsFloatExp = Config::kStaged && kHalfOut && Config::Epilogue::kTakesExp &&
+                                         sizeof(Acc) == 4 && Config::kVecs * Config::kVecSize <= 16;
   static constexpr int kSlack = 2;  // an element may be so much above the maximum that it is relative to
 };
 
@@ -146,7 +149,8 @@ struct ColumnSoftmax {
   typedef StatePartials<A, L> Partials;
   typedef ColumnEpilogue<C> Epilogue;
   static constexpr int V = C::kVecSize;
-  static constexpr int kRegisters = fragment_registers<C, In> + 2 * V * sizeof(A) / 4;
+  static constexpr int kRegisters =
+      fragment_registers<C, In> + 2 * V * sizeof(A) / 4 + (C::kKeepsFloatExp ? C::kVecs * V : 0);
   struct Tensors {
     const In* x;
     Out* y;
@@ -159,6 +163,7 @@ struct ColumnSoftmax {
   const typename C::Operand operand;
   A m[V], sums[V];
   Epilogue epilogues[V];
+  float exps[C::kKeepsFloatExp ? C::kVecs : 1][V], factors[V];  // with kKeepsFloatExp
 
   __device__ ColumnSoftmax(const Tensors& tensors, const Tile& tile)
       : tensors(tensors), tile(tile), operand{tensors.score} {}
@@ -181,10 +186,18 @@ struct ColumnSoftmax {
     if constexpr (C::Epilogue::kOnePerRow) store_column(column, {state.m, state.l});
     return Epilogue::make({state.m, state.l}, block_max);
   }
-  __device__ void finish() {}
+  __device__ void finish() {
+    if constexpr (C::kKeepsFloatExp) {
+      unroll<V>([&](int v) {
+        factors[v] = softmax_half<Out>(m[v], epilogues[v].scaled_m, epilogues[v].log2_l);
+      });
+    }
+  }
   template <int Vecs>
   __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
-    if constexpr (C::kKeepsExp)
+    if constexpr (C::kKeepsFloatExp)
+      return exps[i][v] * factors[v];
+    else if constexpr (C::kKeepsExp)
       return epilogues[v](vectors.first.get(i, v));
     else
       return epilogues[v](value<true>(vectors.first, i, v));
@@ -227,7 +240,7 @@ struct ColumnSoftmax {
   // The sum of exp(x - m) of a thread's elements of a column, none of which is above m. With kKeepsExp the exponentials
   // take the places of the elements.
   template <int Vecs>
-  __device__ A sum_exp(ColumnFragment<C, In, Vecs>& fragment, int v) const {
+  __device__ A sum_exp(ColumnFragment<C, In, Vecs>& fragment, int v) {
     const A base = C::kProvisionalMax            ? m[v]
                    : C::kHalfOut || C::kKeepsExp ? finite_or_zero(m[v])
                                                  : finite_for_sum(m[v]);
@@ -242,7 +255,10 @@ struct ColumnSoftmax {
       A sum = 0;
       unroll<Vecs>([&](int i) {
         const A root = sqrt_exp<Out>(value<true>(fragment, i, v), scaled_base);
-        sum = fmaf(root, root, sum);
+        if constexpr (C::kKeepsFloatExp)
+          sum += exps[i][v] = root * root;
+        else
+          sum = fmaf(root, root, sum);
       });
       return sum;
     } else {

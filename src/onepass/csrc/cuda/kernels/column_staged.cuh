@@ -1,5 +1,5 @@
-// column_staged.cuh: short columns of slices that lie one after another in memory. (A slice is n lines of columns.) A
-// block takes a group of slices as one span of memory, in whole vectors, whatever the number of columns is: the span
+// column_staged.cuh: short columns of slices that follow one another in memory, with gaps between their lines or without.
+// (A slice is n lines of columns.) A block takes a group of slices as one span of memory, in whole vectors, whatever the number of columns is: the span
 // begins at the same byte of a vector in shared memory as in global memory. Threads read the elements of their columns
 // from shared memory, and results leave by the same way.
 //
@@ -22,45 +22,65 @@ __device__ inline int slices_of(const Tiles& tiles, int64_t group) {
   return left < tiles.group_slices ? (int)left : tiles.group_slices;
 }
 
-// The part of a tensor that belongs to a group. In shared memory there may be a gap of `gap` bytes after each slice: it
-// lets lanes that read from different slices find their elements in different banks.
+// The part of a tensor that belongs to a group. In shared memory there may be some more bytes after each slice: they let
+// lanes that read from different slices find their elements in different banks.
 template <class T>
 struct GroupSpan {
-  const Tiles& tiles;
+  const StagedTensor& tensor;
   T* begin;
   int skip, end;  // the first vector has `skip` bytes before the span, which ends before byte `end`
-  __device__ GroupSpan(T* tensor, const Tiles& tiles, int64_t group) : tiles(tiles) {
-    const int slice = (int)tiles.n * tiles.slice_cols;
-    begin = tensor + group * tiles.group_slices * slice;
+  __device__ GroupSpan(T* first, const Tiles& tiles, StagedOperand which, int64_t group) : tensor(tiles.staged[which]) {
+    begin = first + group * tiles.group_slices * tensor.slice;
     skip = (int)((uint64_t)begin % kSpanVecBytes);
-    end = skip + slices_of(tiles, group) * slice * (int)sizeof(T);
+    const int last = (slices_of(tiles, group) - 1) * tensor.slice + ((int)tiles.n - 1) * tensor.line;
+    end = skip + (last + tiles.slice_cols) * (int)sizeof(T);
   }
-  // Calls whole(smem, global) for each vector that is inside the bytes from `low` to `high`, a thread's vectors in
-  // turn, and element(smem, global) for each element of the group outside of them. Bytes count from the first byte of
-  // the first vector. `smem` is the address of that in shared memory.
-  template <class F, class G>
-  __device__ void for_each_vector(uint32_t smem, int gap, int low, int high, F whole, G element) const {
+  // Bytes count from the first byte of the first vector, and `smem` is its address in shared memory. These call f(smem,
+  // global) for each vector inside the bytes from `low` to `high`, a thread's vectors in turn; for each element of the
+  // group outside of those vectors; and f(smem, global, bytes), by lanes of the first warp, for the vectors that follow
+  // one another in shared memory too.
+  template <class F>
+  __device__ void for_each_vector(uint32_t smem, int low, int high, F f) const {
     auto* const global = bytes_of(begin) - skip;
-    const int first = low > 0 ? kSpanVecBytes : 0, last = high / kSpanVecBytes * kSpanVecBytes;
-    const int turn = blockDim.x * kSpanVecBytes;
-    if (gap == 0) {
+    const int first = first_byte(low), last = last_byte(high), turn = blockDim.x * kSpanVecBytes;
+    if (tensor.gap == 0) {
 #pragma unroll 4
-      for (int at = first + threadIdx.x * kSpanVecBytes; at < last; at += turn) whole(smem + at, global + at);
+      for (int at = first + threadIdx.x * kSpanVecBytes; at < last; at += turn) f(smem + at, global + at);
     } else {
 #pragma unroll 2
       for (int at = first + threadIdx.x * kSpanVecBytes; at < last; at += turn)
-        whole(smem + at + gap_before(at, gap), global + at);
+        f(smem + at + gap_before(at), global + at);
     }
+  }
+  template <class F>
+  __device__ void for_each_element(uint32_t smem, int low, int high, F f) const {
+    const int first = first_byte(low), last = last_byte(high);
+    if (first <= skip && last >= end) return;
+    auto* const global = bytes_of(begin) - skip;
     constexpr int kEdge = kSpanVecBytes / sizeof(T);
     for (int i = threadIdx.x; i < 2 * kEdge; i += blockDim.x) {
       const int at = (i < kEdge ? skip : last - kSpanVecBytes) + i * (int)sizeof(T);
       if (i < kEdge ? at < first && at < end : at >= first && at < end)
-        element(smem + at + gap_before(at, gap), global + at);
+        f(smem + at + gap_before(at), global + at);
     }
   }
+  template <class F>
+  __device__ void for_each_piece(uint32_t smem, int low, int high, F f) const {
+    auto* const global = bytes_of(begin) - skip;
+    const int first = first_byte(low), last = last_byte(high), slice = tensor.slice * (int)sizeof(T);
+    const int piece = tensor.gap ? slice : last - first;
+    int to = smem + first + threadIdx.x * (piece + tensor.gap);
+    for (int at = first + threadIdx.x * piece; at < last; at += 32 * piece, to += 32 * (piece + tensor.gap))
+      f(to, global + at, at + piece < last ? piece : last - at);
+  }
+  __device__ int count_bytes(int low, int high) const { return max(last_byte(high) - first_byte(low), 0); }
 
  private:
-  __device__ int gap_before(int at, int gap) const { return gap * divide((unsigned)at / sizeof(T), tiles.by_slice); }
+  static __device__ int first_byte(int low) { return low > 0 ? kSpanVecBytes : 0; }
+  static __device__ int last_byte(int high) { return high / kSpanVecBytes * kSpanVecBytes; }
+  __device__ int gap_before(int at) const {
+    return tensor.gap * divide((unsigned)at / sizeof(T), tensor.by_slice);
+  }
 };
 
 // What the tiles of a group have in common.
@@ -79,7 +99,7 @@ struct StagedTile {
   int col;                // the thread's first column in the tile
   int rest;               // columns from that one to the end of its line
   int line;               // the thread's number along the column
-  int first, step;        // the thread's first element in the group, and from one vector to the next
+  int slice_col;          // its first column in the slice
   int first_slice;        // the slice of the group that it is in
   int count;              // vectors of the thread
   int64_t group;          // which the tile is of
@@ -95,9 +115,19 @@ struct StagedTile {
     const int vec = vecs_before + group.x;
     begins = turn == 0, ends = turn + 1 == group.turns();
     first_slice = slice_of(vec);
-    rest = tiles.slice_cols - (vec - first_slice * tiles.slice_vecs) * V;
-    first = vecs_before * V + group.first + first_slice * group.slice_step, step = group.step;
+    slice_col = (vec - first_slice * tiles.slice_vecs) * V;
+    rest = tiles.slice_cols - slice_col;
     count = vec < group_vecs ? group.count : 0;
+  }
+  // Bytes from the group's first element to the thread's first one in shared memory, and from one vector to the next.
+  template <class T>
+  __device__ int first_byte(StagedOperand which) const {
+    const StagedTensor& tensor = tiles.staged[which];
+    return (first_slice * tensor.slice + line * tensor.line + slice_col) * (int)sizeof(T) + first_slice * tensor.gap;
+  }
+  template <class T>
+  __device__ int step_bytes(StagedOperand which) const {
+    return tiles.threads_y * tiles.staged[which].line * (int)sizeof(T);
   }
   __device__ bool has_column(int column) const {
     const int vec = vecs_before + column / V;
@@ -121,15 +151,12 @@ struct StagedGroup {
   typedef StagedTile<C> Tile;
   const Tiles& tiles;
   const int64_t group;
-  int x, line, vecs, count;     // of the thread, and as in StagedTile
-  int first, step, slice_step;  // elements: to the thread's first one, from one to the next, and between slices
+  int x, line, vecs, count;  // of the thread, and as in StagedTile
 
   __device__ StagedGroup(const Tiles& tiles, int64_t group, int, uint64_t) : tiles(tiles), group(group) {
     vecs = slices_of(tiles, group) * tiles.slice_vecs;
     line = divide(threadIdx.x, tiles.by_line);
     x = threadIdx.x - line * tiles.threads_x;
-    first = x * C::kVecSize + line * tiles.slice_cols, step = tiles.threads_y * tiles.slice_cols;
-    slice_step = (int)tiles.n * tiles.slice_cols - tiles.slice_vecs * C::kVecSize;
     count = line < tiles.threads_y ? tiles.existing.all + (line < tiles.existing.rest) : 0;
   }
   __device__ int turns() const { return (int)tiles.tiles_per_slice; }
@@ -210,59 +237,91 @@ struct StagedLoad {
   typedef typename C::First First;
   typedef typename C::In In;
   typedef typename C::Out Out;
-  static constexpr int kVecs = C::kVecs, V = C::kVecSize;
-  static_assert(V <= 2);
+  static constexpr int kVecs = C::kVecs, V = C::kVecSize, kPairs = (V + 1) / 2;
 
   // The groups of a block, one after another.
   struct Stream {
     const Sequence& sequence;
     const uint32_t smem;
-    int stage;          // where the current group is
-    uint32_t first[2];  // its first element of each operand
-    __device__ Stream(const Sequence& sequence) : sequence(sequence), smem(dynamic_smem_address()), stage(1), first{} {
+    TxBarrier* const arrivals;  // of groups that are copied as a whole, one for each stage
+    uint32_t turn;              // groups that have begun
+    int stage;                  // where the current group is
+    uint32_t first[2];          // its first element of each operand
+    __device__ Stream(const Sequence& sequence)
+        : sequence(sequence), smem(dynamic_smem_address()), arrivals(make_barriers()), turn(0), stage(1), first{} {
       if (is_double_buffered()) copy_in(blockIdx.x, 0);
     }
+    __device__ ~Stream() { wait_until_results_are_read(); }
     // Waits for a group. All threads are done with the one before.
     __device__ void begin(int64_t group) {
-      if (is_double_buffered()) {
-        AsyncCopy::wait<0>();
-        __syncthreads();
-        stage ^= 1;
-        copy_in(group + gridDim.x, stage ^ 1);
-      } else {
-        stage = 0;
-        __syncthreads();
-        copy_in(group, 0);
+      const bool has_next = is_double_buffered();
+      if (has_next && !is_bulk()) AsyncCopy::wait<0>();
+      if (sequence.tiles.result_at) wait_until_results_are_read();
+      __syncthreads();
+      if (!sequence.tiles.result_at) wait_until_results_are_read();
+      stage = has_next ? stage ^ 1 : 0;
+      copy_in(has_next ? group + gridDim.x : group, has_next ? stage ^ 1 : 0);
+      if (is_bulk()) arrivals[stage].wait((has_next ? turn / 2 : turn) & 1);
+      if (!has_next) {
         AsyncCopy::wait<0>();
         __syncthreads();
       }
-      first[0] = operand(stage, 0) + GroupSpan<const First>(sequence.from.first, sequence.tiles, group).skip;
+      ++turn;
+      const Tiles& tiles = sequence.tiles;
+      first[0] =
+          operand(stage, kStagedFirst) + GroupSpan<const First>(sequence.from.first, tiles, kStagedFirst, group).skip;
       if constexpr (C::kOperands > 1)
-        first[1] = operand(stage, 1) + GroupSpan<const In>(sequence.from.second, sequence.tiles, group).skip;
+        first[1] = operand(stage, kStagedSecond) +
+                   GroupSpan<const In>(sequence.from.second, tiles, kStagedSecond, group).skip;
     }
     // Where an operand of a group is in a stage.
     __device__ uint32_t operand(int stage, int which) const {
       return smem + (stage * C::kOperands + which) * sequence.tiles.span_bytes;
     }
+    __device__ bool is_bulk() const { return BulkCopy::kExists && sequence.tiles.is_bulk; }
 
    private:
+    __device__ void wait_until_results_are_read() const {
+      if (!C::kReadsOnce && is_bulk() && threadIdx.x < 32) BulkCopy::wait_until_read();
+    }
+    static __device__ TxBarrier* make_barriers() {
+      __shared__ TxBarrier barriers[2];
+      if constexpr (BulkCopy::kExists) {
+        if (threadIdx.x < 2) barriers[threadIdx.x].init();
+        __syncthreads();
+      }
+      return barriers;
+    }
     __device__ bool is_double_buffered() const { return sequence.tiles.stages > 1; }
     __device__ void copy_in(int64_t group, int to) const {
       if (group >= sequence.tiles.slices) return;
-      copy_span(sequence.from.first, group, operand(to, 0));
-      if constexpr (C::kOperands > 1) copy_span(sequence.from.second, group, operand(to, 1));
-      AsyncCopy::commit();
+      int bytes = copy_span(sequence.from.first, kStagedFirst, group, to);
+      if constexpr (C::kOperands > 1) bytes += copy_span(sequence.from.second, kStagedSecond, group, to);
+      if (!is_bulk()) return AsyncCopy::commit();
+      if (threadIdx.x == 0) arrivals[to].expect_tx(bytes);
     }
-    // A vector that belongs to the group in part is copied whole where the rest belongs to the tensor.
+    // Returns how many bytes of an operand come in bulk. A vector that belongs to the group in part is copied whole
+    // where the rest belongs to the tensor.
     template <class T>
-    __device__ void copy_span(const T* tensor, int64_t group, uint32_t smem) const {
-      const Tiles& tiles = sequence.tiles;
-      const GroupSpan<const T> span(tensor, tiles, group);
-      span.for_each_vector(
-          smem, tiles.operand_gap, group ? 0 : span.skip,
-          group + 1 < tiles.slices ? span.end + kSpanVecBytes - 1 : span.end,
-          [](uint32_t to, const char* from) { AsyncCopy::start<kSpanVecBytes>(to, from); },
-          [](uint32_t to, const char* from) { store_smem_if(true, to, *reinterpret_cast<const T*>(from)); });
+    __device__ int copy_span(const T* tensor, StagedOperand which, int64_t group, int to) const {
+      const GroupSpan<const T> span(tensor, sequence.tiles, which, group);
+      const uint32_t smem = operand(to, which);
+      const int low = group ? 0 : span.skip,
+                high = group + 1 < sequence.tiles.slices ? span.end + kSpanVecBytes - 1 : span.end;
+      if (!is_bulk()) {
+        span.for_each_vector(smem, low, high, [](uint32_t to, const char* from) {
+          AsyncCopy::start<kSpanVecBytes>(to, from);
+        });
+      } else if (threadIdx.x < 32) {
+        span.for_each_piece(smem, low, high, [&](uint32_t smem, const char* from, int bytes) {
+          BulkCopy::load(smem, from, bytes, arrivals + to);
+        });
+      }
+      span.for_each_element(smem, low, high, [&](uint32_t to, const char* from) {
+        store_smem_if(true, to, *reinterpret_cast<const T*>(from));
+        BulkCopy::fence();
+      });
+      return span.count_bytes(low, high);
     }
   };
 
@@ -283,78 +342,107 @@ struct StagedLoad {
     absorb(fragment, [] {});
   }
   __device__ void load_registers() {
-    load(fragment.first, stream.first[0]);
-    if constexpr (C::kOperands > 1) load(fragment.second, stream.first[1]);
+    load(fragment.first, kStagedFirst);
+    if constexpr (C::kOperands > 1) load(fragment.second, kStagedSecond);
   }
   __device__ void prefetch_next() const {}
 
-  // The results take the places of the first operand, unless they have a place of their own.
+  // The results take the places of the first operand, unless they have a place of their own, or gaps.
   template <class F>
   __device__ void store(Out* out, F result) {
     const Tiles& tiles = sequence.tiles;
-    uint32_t smem = stream.operand(stream.stage, 0), at = stream.first[0];
-    const int step = tile.step * (int)sizeof(Out);
+    if (tiles.result_has_gaps) return store_elements(out, result);
+    uint32_t smem = stream.operand(stream.stage, kStagedFirst), at = stream.first[0];
+    const int step = tile.template step_bytes<Out>(kStagedResult);
     if (tiles.result_at) {
       smem = stream.smem + tiles.result_at;
-      at = smem + GroupSpan<Out>(out, tiles, tile.group).skip;
+      at = smem + GroupSpan<Out>(out, tiles, kStagedResult, tile.group).skip;
     }
-    at += tile.first * (int)sizeof(Out) + tile.first_slice * tiles.result_gap;
-    for_each_vec<Out>(at, step, [&](int i, PairAccess access) {
+    at += tile.template first_byte<Out>(kStagedResult);
+    for_each_pair<Out>(at, step, [&](int i, int p, uint32_t at, PairAccess access) {
       if constexpr (is_half2<C, Out>) {
-        store_smem_pair(access, at + i * step, pack_half2<Out>(result(fragment, i, 0), result(fragment, i, 1)));
+        store_smem_pair(access, at, pack_half2<Out>(result(fragment, i, 2 * p), result(fragment, i, 2 * p + 1)));
       } else {
-        unroll<V>([&](int v) {
-          store_smem_if(v ? access.high : access.low, at + i * step + v * (int)sizeof(Out),
-                        from_acc<Out>(result(fragment, i, v)));
-        });
+        store_smem_if(access.low, at, from_acc<Out>(result(fragment, i, 2 * p)));
+        if constexpr (V > 1)
+          store_smem_if(access.high, at + (int)sizeof(Out), from_acc<Out>(result(fragment, i, 2 * p + 1)));
       }
     });
     if (!tile.ends) return;
+    if (stream.is_bulk()) BulkCopy::fence();
     __syncthreads();
-    const GroupSpan<Out> span(out, tiles, tile.group);
+    const GroupSpan<Out> span(out, tiles, kStagedResult, tile.group);
     typedef Vector<uint32_t, 4> Word;
-    span.for_each_vector(
-        smem, tiles.result_gap, span.skip, span.end,
-        [](uint32_t from, char* to) { *reinterpret_cast<Word*>(to) = load_smem<Word>(from); },
-        [](uint32_t from, char* to) { *reinterpret_cast<Out*>(to) = load_smem_element<Out>(from); });
+    if (!stream.is_bulk()) {
+      span.for_each_vector(smem, span.skip, span.end, [](uint32_t from, char* to) {
+        *reinterpret_cast<Word*>(to) = load_smem<Word>(from);
+      });
+    } else if (threadIdx.x < 32) {
+      span.for_each_piece(smem, span.skip, span.end, [](uint32_t from, char* to, int bytes) {
+        BulkCopy::store(to, from, bytes);
+      });
+      BulkCopy::commit_stores();
+    }
+    span.for_each_element(smem, span.skip, span.end, [](uint32_t from, char* to) {
+      *reinterpret_cast<Out*>(to) = load_smem_element<Out>(from);
+    });
   }
 
  private:
-  // Calls f(i, access) for each vector of elements of type T, which exist, and are one word, as `access` says. The
-  // first one is at `at`, and the next `step` bytes further. By the plans of ColumnPlanner all but kSpare vectors of a
-  // thread exist.
+  template <class F>
+  __device__ void store_elements(Out* out, F result) const {
+    const StagedTensor& tensor = sequence.tiles.staged[kStagedResult];
+    Out* const to = out + (tile.group * sequence.tiles.group_slices + tile.first_slice) * tensor.slice +
+                    tile.line * tensor.line + tile.slice_col;
+    unroll<kVecs>([&](int i) {
+      unroll<V>([&](int v) {
+        if (i < tile.count && v < tile.rest)
+          to[i * sequence.tiles.threads_y * tensor.line + v] = from_acc<Out>(result(fragment, i, v));
+      });
+    });
+  }
+  // Calls f(i, p, at, access) for pair p of elements of each vector i, which are of type T, and exist and are one word
+  // as `access` says. The first one is at `at`, and the next vector `step` bytes further. By the plans of ColumnPlanner
+  // all but kSpare vectors of a thread exist. Where vectors are whole there is code for each way in which pairs are
+  // words: a predicate for each access would take longer.
   template <class T, class F>
-  __device__ void for_each_vec(uint32_t at, int step, F f) const {
+  __device__ void for_each_pair(uint32_t at, int step, F f) const {
     constexpr bool kWords = is_half2<C, T>;
-    constexpr int kSpare = kVecs <= 4 ? 1 : kVecs <= 16 ? 2 : 4;
-    const bool has_high = V > 1 && tile.rest > 1;
-    const bool begin = kWords && has_high && at % 4 == 0, next = kWords && has_high && (at + step) % 4 == 0;
-    const auto all = [&](bool begin, bool next, bool has_high, bool exist) {
+    constexpr int kSpare = kVecs <= 16 ? 1 : 4;
+    const bool begin = kWords && at % 4 == 0, next = kWords && (at + step) % 4 == 0;
+    const auto all = [&](bool begin, bool next, bool whole) {
       unroll<kVecs>([&](int i) {
-        const bool exists = (exist && i < kVecs - kSpare) || i < tile.count, is_word = i % 2 ? next : begin;
-        f(i, PairAccess{exists && is_word, exists && !is_word, exists && has_high && !is_word});
+        const bool exists = (whole && i < kVecs - kSpare) || i < tile.count;
+        unroll<kPairs>([&](int p) {
+          const bool low = exists && (whole || tile.rest > 2 * p),
+                     high = exists && V > 1 && (whole || tile.rest > 2 * p + 1), word = (i % 2 ? next : begin) && high;
+          f(i, p, at + i * step + 2 * p * (int)sizeof(T), PairAccess{word, low && !word, high && !word});
+        });
       });
     };
-    if (tile.count < kVecs - kSpare)
-      all(begin, next, has_high, false);
-    else if (kWords && begin && next)
-      all(true, true, true, true);
+    if (tile.count < kVecs - kSpare || tile.rest < V)
+      all(begin, next, false);
+    else if (!kWords || (!begin && !next))
+      all(false, false, true);
+    else if (begin && next)
+      all(true, true, true);
+    else if (begin)
+      all(true, false, true);
     else
-      all(begin, next, has_high, true);
+      all(false, true, true);
   }
   // An element that does not exist is neutral. No load waits for a branch.
   template <class T>
-  __device__ void load(ColumnFragment<C, T, kVecs>& to, uint32_t at) const {
-    const int step = tile.step * (int)sizeof(T);
-    at += tile.first * (int)sizeof(T) + tile.first_slice * sequence.tiles.operand_gap;
+  __device__ void load(ColumnFragment<C, T, kVecs>& to, StagedOperand which) const {
+    const int step = tile.template step_bytes<T>(which);
+    const uint32_t at = stream.first[which] + tile.template first_byte<T>(which);
     const T none = C::Operand::template neutral<T>();
-    for_each_vec<T>(at, step, [&](int i, PairAccess access) {
+    for_each_pair<T>(at, step, [&](int i, int p, uint32_t at, PairAccess access) {
       if constexpr (is_half2<C, T>) {
-        to.at[i].at[0] = load_smem_pair(access, at + i * step, none.bits * 0x10001u);
+        to.at[i].at[p] = load_smem_pair(access, at, none.bits * 0x10001u);
       } else {
-        unroll<V>([&](int v) {
-          to.set(i, v, load_smem_if(v ? access.high : access.low, at + i * step + v * (int)sizeof(T), none));
-        });
+        to.set(i, 2 * p, load_smem_if(access.low, at, none));
+        if constexpr (V > 1) to.set(i, 2 * p + 1, load_smem_if(access.high, at + (int)sizeof(T), none));
       }
     });
   }
