@@ -244,9 +244,9 @@ constexpr int kSliceGap = 16;  // bytes after a slice, so that slices begin an o
 inline void set_staged_bytes(Tiles& tiles, const ColumnView& view, const Problem& problem, int operands) {
   const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
   const auto size = [&](int t) { return size_of(problem.type(t)); };
-  const auto set = [&](StagedOperand which, int t) {
+  const auto set = [&](StagedOperand which, int t, int64_t line, int64_t slice) {
     StagedTensor& made = tiles.staged[which];
-    made.line = int(view.tiles.steps[t]), made.slice = int(view.slice_steps[t]);
+    made.line = int(line), made.slice = int(slice);
     // There is no gap where a vector belongs to two slices, nor where the lanes of a warp read from few slices.
     const int bytes = made.slice * size(t);
     made.gap = bytes % 32 || problem.address(t) % 16 || tiles.slice_vecs > 32 ? 0 : kSliceGap;
@@ -255,15 +255,21 @@ inline void set_staged_bytes(Tiles& tiles, const ColumnView& view, const Problem
     return int(count_span_bytes(tiles.group_slices, made.slice, size(t), made.gap));
   };
   tiles.is_bulk = 1;
-  tiles.span_bytes = set(kStagedFirst, first);
-  if (operands > 1) tiles.span_bytes = std::max(tiles.span_bytes, set(kStagedSecond, kGrad));
+  const auto set_operand = [&](StagedOperand which, int t) {
+    return set(which, t, view.tiles.steps[t], view.slice_steps[t]);
+  };
+  tiles.span_bytes = set_operand(kStagedFirst, first);
+  if (operands > 1) tiles.span_bytes = std::max(tiles.span_bytes, set_operand(kStagedSecond, kGrad));
   tiles.smem_vecs_bytes = tiles.stages * operands * tiles.span_bytes;
   if (problem.is_reduction()) return;
   const StagedTensor &of_first = tiles.staged[kStagedFirst], &of_result = tiles.staged[kStagedResult];
-  const int bulk = tiles.is_bulk, result_bytes = set(kStagedResult, result);
-  tiles.result_has_gaps = of_result.line > tiles.slice_cols || of_result.slice > tiles.n * tiles.slice_cols;
-  if (tiles.result_has_gaps) return void(tiles.is_bulk = bulk);
-  if (of_first.line == of_result.line && of_first.slice == of_result.slice && size(first) == size(result) &&
+  const int64_t line = view.tiles.steps[result], slice = view.slice_steps[result];
+  if (line > tiles.slice_cols || slice > tiles.n * tiles.slice_cols) {
+    tiles.result_line = int(line), tiles.result_slice = int(slice);
+    tiles.by_slice_cols = divider_of(tiles.slice_cols), tiles.by_slice_lines = divider_of(tiles.n);
+  }
+  const int result_bytes = set(kStagedResult, result, tiles.slice_cols, tiles.slice_cols * tiles.n);
+  if (!tiles.result_line && of_first.line == of_result.line && of_first.slice == of_result.slice && size(first) == size(result) &&
       (problem.address(first) ^ problem.address(result)) % 16 == 0)
     return;
   tiles.result_at = tiles.smem_vecs_bytes;

@@ -91,7 +91,7 @@ struct ColumnPlanner {
   // need: in the registers of as few blocks as can hold them; where more are in shared memory, of any number of blocks.
   template <class F>
   void for_each_tile(int vector, VecAccess access, F f) const {
-    constexpr int kLines[] = {64, 128, 256, 512, 1024}, kMostVecs = 32, kMostSmemVecs = 24;
+    constexpr int kLines[] = {64, 128, 256, 512, 1024}, kMostVecs = 32, kMostSmemVecs = 40;
     const bool shift = access == VecAccess::shifted;
     const int period = shift ? view.period(vector) : 1, vec_words = operands * std::max(1, vector * read / 4);
     // Gradients have no registers left for vectors in shared memory where 64 words are elements, nor where tiles are
@@ -129,6 +129,15 @@ struct ColumnPlanner {
           if (try_it(int(across), down, blocks, most_vecs)) break;
           if (blocks == most_cluster(gpu)) try_it(int(across), down, blocks, most_vecs / 2);
         }
+        // Read twice, by one block or by as many as multiprocessors are left.
+        if (threads == 512 && n > 4 * down) {
+          CudaPlan twice = {Tier::columns_twopass, int(across), down, 16 / operands * vector, vector, 1, 0, access};
+          const int64_t cols = across * vector - (shift ? vector - 1 : 0),
+                        tiles = view.slices() * ceil_div(inner, cols);
+          f(twice);
+          twice.blocks_per_row = int(std::max<int64_t>(gpu.sm_count / tiles, 1));
+          if (gpu.cooperative && twice.blocks_per_row > 1) f(twice);
+        }
       }
     }
   }
@@ -147,25 +156,29 @@ struct ColumnPlanner {
     const bool half = bytes == 2, gradient = operands > 1;
     const int blocks = plan.blocks_per_tile();
     const int64_t slice = n * inner * read * operands;
-    const double over_chip = plan.tier == Tier::columns_twopass ? 0.4 : 0.45;
+    const int vec_bytes = plan.vec_size * bytes;
+    const double over_chip = plan.tier == Tier::columns_twopass ? vec_bytes < 8 ? 0.45 : 0.51
+                             : vec_bytes >= 16                  ? 0.6
+                             : half                             ? gradient ? 0.34 : 0.45
+                                                                : 0.55;
     if (plan.is_staged()) {
       const double without_gaps = double((operands + 1) * n * inner) / double(operands * slice_step() + n * inner) *
-                                  (result_has_gaps() ? 0.7 : 1);
+                                  (result_has_gaps() ? 0.5 : 1);
       const double room = slice > 2 * kLargeSlice ? 0.62 : plan.stages() == 1 || slice > kLargeSlice ? 0.8 : 1;
       if (!half) return without_gaps * room * 0.86;
       const double merged = plan.threads_y() == 1 ? 1 : inner % 2 ? gradient ? 0.92 : 0.8 : 0.85;
       return without_gaps * room * merged * (n < 3 ? 0.72 : n < 4 ? 0.75 : n < 8 || inner > 32 ? 0.86 : 0.83);
     }
-    const int vec_bytes = plan.vec_size * bytes;
     if (plan.takes_slabs()) {
       const double small = slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1;
       const double shared = blocks > 16 ? over_chip : plan.in_grid() ? 0.65 : 1;
       if (plan.access == VecAccess::slab) return (half ? 0.5 : gradient ? 0.6 : 0.65) * shared * small;
-      if (gradient) return 0.88 * (blocks > 8 ? 0.95 : 1) * shared * small;
+      if (gradient) return 0.88 * (half && plan.prefetches() && blocks > 1 ? 0.65 : blocks > 8 ? 0.9 : 1) * shared * small;
       return 0.84 * (plan.threads_x() > 256 ? 0.95 : 1) * (half && n < 64 ? 0.75 : 1) * shared * small;
     }
     if (plan.tier == Tier::columns) return expected_of_tile(plan);
-    return (plan.is_shifted() ? 0.75 : vec_bytes >= 4 ? 0.93 : 0.52) * over_chip;
+    const bool wide = plan.tier == Tier::columns_twopass && plan.threads_x() * vec_bytes > 256 + vec_bytes;
+    return (plan.is_shifted() ? 0.85 : vec_bytes >= 4 ? 1 : 0.95) * (wide ? 0.93 : 1) * over_chip;
   }
   // The same for tiles that stay on the chip: factors that were fitted to 5,600 plans of random shapes
   // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt), and corrected where other shapes were slower than expected.
@@ -194,12 +207,13 @@ struct ColumnPlanner {
             : vec_bytes >= 8  ? 0.98
             : vec_bytes >= 4  ? 0.93
                               : 0.64) *
-           (shift && gradient ? 1.1 : 1) *
-           (blocks > 8   ? 0.71
-            : blocks > 4 ? 0.775
-            : blocks > 2 ? 0.82
+           (shift && gradient ? 1.1 : 1) * (shift && blocks > 2 ? 0.9 : 1) *
+           (blocks > 8   ? gradient ? 0.75 : 0.71
+            : blocks > 4 ? gradient ? 0.82 : 0.775
+            : blocks > 2 ? 0.83
             : blocks > 1 ? 0.855
                          : 1) *
+           (smem_vecs > 24 ? 0.93 : 1) *
            (resident > 2   ? 1
             : resident > 1 ? 0.95
                            : 0.86) *
@@ -280,7 +294,7 @@ struct ColumnPlanner {
     // Results need a place of their own if they do not begin at the same byte of a vector.
     const bool in_place = view.slab == view.full && step == n * inner && read == bytes && view.narrowest == bytes;
     const int64_t group = best.slices_per_group(), span = operands * count_span_bytes(group, step, read, kSliceGap),
-                  own = in_place || result_has_gaps() ? 0 : count_span_bytes(group, n * inner, bytes, kSliceGap),
+                  own = in_place ? 0 : count_span_bytes(group, n * inner, bytes, kSliceGap),
                   room = smem_room(best, best.threads_x() * vector) - own;
     if (span > room) return {};
     if (2 * span > room) best.blocks_per_row = 1;

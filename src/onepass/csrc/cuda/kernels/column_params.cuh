@@ -59,7 +59,10 @@ struct Tiles {
   int stages;                  // groups that there is room for in shared memory
   int span_bytes;              // of an operand of a group in shared memory
   int result_at;               // where the results are in shared memory, 0: in the places of the first operand
-  int result_has_gaps;         // results go straight to memory, element by element
+  // Where results have gaps, in which they go element by element from shared memory, where there are none: from line
+  // to line and from slice to slice in memory, and the divisors by the columns and lines of a slice. 0: no gaps.
+  int result_line, result_slice;
+  FastDivisor by_slice_cols, by_slice_lines;
   int is_bulk;                 // whether groups are copied as a whole, where the GPU can
   StagedTensor staged[kStagedTensors];
   FastDivisor by_slice_vecs;

@@ -347,16 +347,15 @@ struct StagedLoad {
   }
   __device__ void prefetch_next() const {}
 
-  // The results take the places of the first operand, unless they have a place of their own, or gaps.
+  // The results take the places of the first operand, unless they have a place of their own.
   template <class F>
   __device__ void store(Out* out, F result) {
     const Tiles& tiles = sequence.tiles;
-    if (tiles.result_has_gaps) return store_elements(out, result);
     uint32_t smem = stream.operand(stream.stage, kStagedFirst), at = stream.first[0];
     const int step = tile.template step_bytes<Out>(kStagedResult);
     if (tiles.result_at) {
       smem = stream.smem + tiles.result_at;
-      at = smem + GroupSpan<Out>(out, tiles, kStagedResult, tile.group).skip;
+      at = smem + (tiles.result_line ? 0 : GroupSpan<Out>(out, tiles, kStagedResult, tile.group).skip);
     }
     at += tile.template first_byte<Out>(kStagedResult);
     for_each_pair<Out>(at, step, [&](int i, int p, uint32_t at, PairAccess access) {
@@ -371,6 +370,7 @@ struct StagedLoad {
     if (!tile.ends) return;
     if (stream.is_bulk()) BulkCopy::fence();
     __syncthreads();
+    if (tiles.result_line) return store_with_gaps(out, smem);
     const GroupSpan<Out> span(out, tiles, kStagedResult, tile.group);
     typedef Vector<uint32_t, 4> Word;
     if (!stream.is_bulk()) {
@@ -389,17 +389,18 @@ struct StagedLoad {
   }
 
  private:
-  template <class F>
-  __device__ void store_elements(Out* out, F result) const {
-    const StagedTensor& tensor = sequence.tiles.staged[kStagedResult];
-    Out* const to = out + (tile.group * sequence.tiles.group_slices + tile.first_slice) * tensor.slice +
-                    tile.line * tensor.line + tile.slice_col;
-    unroll<kVecs>([&](int i) {
-      unroll<V>([&](int v) {
-        if (i < tile.count && v < tile.rest)
-          to[i * sequence.tiles.threads_y * tensor.line + v] = from_acc<Out>(result(fragment, i, v));
-      });
-    });
+  // Writes the results of a group, which has gaps, an element a lane.
+  __device__ void store_with_gaps(Out* out, uint32_t smem) const {
+    const Tiles& tiles = sequence.tiles;
+    const int gap = tiles.staged[kStagedResult].gap, n = (int)tiles.n;
+    const int all = slices_of(tiles, tile.group) * n * tiles.slice_cols;
+    Out* const to = out + tile.group * tiles.group_slices * tiles.result_slice;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < all; i += blockDim.x) {
+      const int row = divide((unsigned)i, tiles.by_slice_cols), slice = divide((unsigned)row, tiles.by_slice_lines);
+      to[slice * tiles.result_slice + (row - slice * n) * tiles.result_line + i - row * tiles.slice_cols] =
+          load_smem_element<Out>(smem + i * (int)sizeof(Out) + slice * gap);
+    }
   }
   // Calls f(i, p, at, access) for pair p of elements of each vector i, which are of type T, and exist and are one word
   // as `access` says. The first one is at `at`, and the next vector `step` bytes further. By the plans of ColumnPlanner
