@@ -176,7 +176,8 @@ class Instructions(Operands):
         if m[1:4] == ["bulk", "wait_group", "read"] and o == ["0"]:
             return "await_stores(t);"
         if m[1:4] == ["bulk", "shared::cluster", "global"]:
-            return f"copy_bulk(t, {self._shared(o[0])}, {self.address(o[1])}, {self.get('s32', o[2])}, {self._shared(o[3])});"
+            to, counter = self._shared(o[0]), self._shared(o[3])
+            return f"copy_bulk(t, {to}, {self.address(o[1])}, {self.get('s32', o[2])}, {counter});"
         if m[1:4] == ["bulk", "global", "shared::cta"]:
             return f"store_bulk(t, {self.address(o[0])}, {self._shared(o[1])}, {self.get('s32', o[2])});"
         if m[1] not in ("ca", "cg"):

@@ -276,8 +276,8 @@ def check_columns(runner: Runner, function: str, types: Types, plan: Plan) -> No
         for outer in (1, 3):
             values = special(outer, n, inner, types[0], runner.device)
             gaps = Place((n * (inner + 1) + 2, inner + 1, 1), 1)  # between lines, and between slices
-            some = ((place, place), (gaps, place), (gaps, gaps)) if plan.tier == Tier.COLUMNS_STAGED else ((place, place),)
-            for of_x, of_y in some:
+            more = [(gaps, place), (gaps, gaps)] if plan.tier == Tier.COLUMNS_STAGED else []
+            for of_x, of_y in [(place, place), *more]:
                 forward(runner, function, operand(values, of_x, types[0]), types[1], of_y, given)
 
 

@@ -69,6 +69,8 @@ STRIDES = {
     "lines of an even result": (meta(64, 100, 1024)[..., :1022], 1, "columns", "aligned", 2),
     "lines of an odd result": (meta(64, 100, 1024)[..., :1021], 1, "columns", "aligned", 1),
     "sliced, all vectors whole": (meta(64, 100, 1024)[..., 4:1004], 1, "columns", "aligned", 4),
+    "short columns, sliced": (meta(5000, 6, 10)[..., :9], 1, "columns-staged", "aligned", 2),
+    "tiny slices far apart": (meta(5000, 60, 9)[:, :6], 1, "columns", "strided", 1),
     "every other column": (meta(64, 100, 1024)[..., ::2], 1, "columns", "strided", 1),
     "every other line": (meta(64, 100, 1024)[:, ::2], 1, "columns", "aligned", 4),
     "no stride of one": (meta(6, 5, 9).permute(1, 2, 0)[1:, ::2, 1:5], 1, "columns", "strided", 1),

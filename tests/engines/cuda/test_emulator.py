@@ -123,7 +123,8 @@ VECTORS = "(begin < end.rest);", "(begin <= end.rest);"
 GROUPS = "AsyncCopy::wait<0>();", "AsyncCopy::wait<1>();"
 NEIGHBOURS = "v >= -col && v < rest)", "v < rest)"
 RESULTS = "BulkCopy::fence();\n    __syncthreads();", "BulkCopy::fence();"
-ARRIVED, PLACE_IS_FREE = ("if (is_bulk()) arrivals[stage].wait(", "if (0) arrivals[stage].wait("), ("threadIdx.x < 32) BulkCopy::wait_until_read();", "0) {}")
+ARRIVED = "if (is_bulk()) arrivals[stage].wait(", "if (0) arrivals[stage].wait("
+PLACE_IS_FREE = "threadIdx.x < 32) BulkCopy::wait_until_read();", "0) {}"
 MISTAKES = {
     "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, WRONG),
     "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, WRONG, BACKWARDS),

@@ -28,7 +28,7 @@ struct ColumnView {
   // Does each slice begin soon after the one before, in all tensors? There may be gaps.
   bool slices_follow = false;
   int64_t slice_steps[kMaxTensors] = {};  // then, of tensors that go by vectors, from slice to slice
-  int narrowest = 16;                            // bytes of the smallest element that goes by vectors
+  int narrowest = 16;                     // bytes of the smallest element that goes by vectors
 
   int64_t n() const { return tiles.n; }
   int64_t inner() const { return tiles.inner; }
@@ -104,7 +104,8 @@ inline ColumnView column_view(const Problem& problem, bool any_strides = false) 
     return true;
   };
   const int last = outer.count - 1, along = reduced.count - 1;
-  const bool columns = !any_strides && reduced.count <= 1 && outer.count && all([&](int t) { return outer.steps[t][last] == 1; });
+  const bool columns =
+      !any_strides && reduced.count <= 1 && outer.count && all([&](int t) { return outer.steps[t][last] == 1; });
   const bool rows = !any_strides && reduced.count == 1 && all([&](int t) { return reduced.steps[t][along] == 1; });
   if (columns) {
     tiles.inner = outer.sizes[last];
@@ -237,7 +238,7 @@ inline int64_t count_span_bytes(int64_t slices, int64_t slice, int size, int gap
   return up_to(slices * (slice * size + gap) + 2 * 16, 128);
 }
 constexpr int kBulkBytes = 256;  // of the smallest slice that is worth a copy of its own
-constexpr int kSliceGap = 16;  // bytes after a slice, so that slices begin an odd number of vectors apart
+constexpr int kSliceGap = 16;    // bytes after a slice, so that slices begin an odd number of vectors apart
 
 // Where groups of slices and their results are in shared memory. Results take the places of the first operand where
 // they lie alike, begin at the same byte of a vector, and elements are as large.
@@ -269,8 +270,8 @@ inline void set_staged_bytes(Tiles& tiles, const ColumnView& view, const Problem
     tiles.by_slice_cols = divider_of(tiles.slice_cols), tiles.by_slice_lines = divider_of(tiles.n);
   }
   const int result_bytes = set(kStagedResult, result, tiles.slice_cols, tiles.slice_cols * tiles.n);
-  if (!tiles.result_line && of_first.line == of_result.line && of_first.slice == of_result.slice && size(first) == size(result) &&
-      (problem.address(first) ^ problem.address(result)) % 16 == 0)
+  if (!tiles.result_line && of_first.line == of_result.line && of_first.slice == of_result.slice &&
+      size(first) == size(result) && (problem.address(first) ^ problem.address(result)) % 16 == 0)
     return;
   tiles.result_at = tiles.smem_vecs_bytes;
   tiles.smem_vecs_bytes += result_bytes;

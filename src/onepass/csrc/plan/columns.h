@@ -7,28 +7,16 @@
 #include <optional>
 #include <utility>
 
-#include "column_view.h"
-#include "rows.h"
+#include "column_speed.h"
 
 namespace onepass {
 
 constexpr int kSlabThreads = 128, kLongestTurn = 512;  // threads that take a slab: about, and at most
 // A tile that has a multiprocessor to itself: its vectors side by side, and the elements of a column at most.
 constexpr int kAlone = 4, kAloneMost = 4096;
-constexpr int64_t kLargeSlice = 48 * 1024;  // bytes of a slice of which a multiprocessor has one at a time
-constexpr int kFew = 3, kWide = 16;         // too few tiles per multiprocessor; the vectors side by side of a wide tile
+constexpr int kFew = 3, kWide = 16;  // too few tiles per multiprocessor; the vectors side by side of a wide tile
 
-struct ColumnPlanner {
-  const ColumnView& view;
-  const Gpu& gpu;
-  const int operands;  // tensors that wait on the chip
-  const int bytes;     // of an element of the widest type that goes by vectors
-  const int read;      // bytes of an element that is read
-  const bool merges;   // threads merge partial states: not in the gradient of logsumexp
-  const bool gradient, half_result;
-  const bool early;  // columns are reduced from the first vectors on (kProvisionalMax, cuda/kernels/column_softmax.cuh)
-
-  const int64_t n = view.n(), inner = view.inner();
+struct ColumnPlanner : ColumnSpeed {
   const int most = 16 / operands;  // vectors that a thread keeps in registers where blocks share columns
 
   // Long columns of float32: wide tiles are faster where there are many, narrow ones, of fewer blocks, where there are
@@ -61,14 +49,6 @@ struct ColumnPlanner {
     const int64_t vectors = inner / view.full, side = entry().tile_vecs(), across = fitting(side, vectors);
     return 4 * vectors >= 3 * side && 20 * vectors >= 17 * across * ceil_div(vectors, across);
   }
-  // The part of the vectors of threads that exist.
-  double used(const CudaPlan& plan) const {
-    const int64_t lines = int64_t(plan.threads_y()) * plan.blocks_per_tile(),
-                  side = int64_t(plan.threads_x()) * plan.vec_size,
-                  tiles = ceil_div(inner, side - (plan.is_shifted() ? plan.vec_size - 1 : 0));
-    return double(n) * inner / (double(tiles) * side * lines * ceil_div(n, lines));
-  }
-
   // Calls f for plans of tiles of each width of vectors, one of which is about the fastest.
   template <class F>
   void for_each_tile(F f) const {
@@ -143,92 +123,6 @@ struct ColumnPlanner {
   }
   VecAccess access_of(int vector) const { return inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated; }
 
-  // About which part of the speed of memory a plan reaches, as random shapes of 64 to 300 MB have it (H200,
-  // 2026-11-26).
-  double expected(const CudaPlan& plan) const {
-    const int64_t cols = plan.takes_slabs() ? inner : int64_t(plan.threads_x()) * plan.vec_size;
-    const int64_t blocks = plan.is_staged() ? ceil_div(view.slices(), int64_t(plan.slices_per_group()))
-                                            : view.slices() * ceil_div(inner, cols) * plan.blocks_per_tile();
-    const double busy = blocks < gpu.sm_count ? double(blocks) / gpu.sm_count : 1;
-    return busy * expected_of_full_chip(plan);
-  }
-  double expected_of_full_chip(const CudaPlan& plan) const {
-    const bool half = bytes == 2, gradient = operands > 1;
-    const int blocks = plan.blocks_per_tile();
-    const int64_t slice = n * inner * read * operands;
-    const int vec_bytes = plan.vec_size * bytes;
-    const double over_chip = plan.tier == Tier::columns_twopass ? vec_bytes < 8 ? 0.45 : 0.51
-                             : vec_bytes >= 16                  ? 0.6
-                             : half                             ? gradient ? 0.34 : 0.45
-                                                                : 0.55;
-    if (plan.is_staged()) {
-      const double without_gaps = double((operands + 1) * n * inner) / double(operands * slice_step() + n * inner) *
-                                  (result_has_gaps() ? 0.5 : 1);
-      const double room = slice > 2 * kLargeSlice ? 0.62 : plan.stages() == 1 || slice > kLargeSlice ? 0.8 : 1;
-      if (!half) return without_gaps * room * 0.86;
-      const double merged = plan.threads_y() == 1 ? 1 : inner % 2 ? gradient ? 0.92 : 0.8 : 0.85;
-      return without_gaps * room * merged * (n < 3 ? 0.72 : n < 4 ? 0.75 : n < 8 || inner > 32 ? 0.86 : 0.83);
-    }
-    if (plan.takes_slabs()) {
-      const double small = slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1;
-      const double shared = blocks > 16 ? over_chip : plan.in_grid() ? 0.65 : 1;
-      if (plan.access == VecAccess::slab) return (half ? 0.5 : gradient ? 0.6 : 0.65) * shared * small;
-      if (gradient) return 0.88 * (half && plan.prefetches() && blocks > 1 ? 0.65 : blocks > 8 ? 0.9 : 1) * shared * small;
-      return 0.84 * (plan.threads_x() > 256 ? 0.95 : 1) * (half && n < 64 ? 0.75 : 1) * shared * small;
-    }
-    if (plan.tier == Tier::columns) return expected_of_tile(plan);
-    const bool wide = plan.tier == Tier::columns_twopass && plan.threads_x() * vec_bytes > 256 + vec_bytes;
-    return (plan.is_shifted() ? 0.85 : vec_bytes >= 4 ? 1 : 0.95) * (wide ? 0.93 : 1) * over_chip;
-  }
-  // The same for tiles that stay on the chip: factors that were fitted to 5,600 plans of random shapes
-  // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt), and corrected where other shapes were slower than expected.
-  double expected_of_tile(const CudaPlan& plan) const {
-    const bool half = bytes == 2, shift = plan.is_shifted(), gradient = operands > 1;
-    const int vector = plan.vec_size, vec_bytes = vector * read, threads = plan.threads(),
-              blocks = plan.blocks_per_tile(), smem_vecs = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
-    const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks),
-                  cols = int64_t(plan.threads_x()) * vector - (shift ? vector - 1 : 0), tiles = ceil_div(inner, cols);
-    // Blocks of a multiprocessor, and the KB that those have on their way.
-    const int words = plan.vecs_per_thread() * operands * std::max(1, vec_bytes / 4) + 34 + vector * (gradient ? 1 : 2);
-    int64_t resident = std::min(std::min(65536 / (threads * words), 2048 / threads), 32);
-    if (smem_vecs)
-      resident = std::min<int64_t>(resident, gpu.shared / (count_smem_vecs_bytes(plan, vec_bytes * operands) + 4096));
-    resident = std::max<int64_t>(resident, 1);
-    const double on_way = double(resident) / 1024 * plan.threads_x() * plan.threads_y() *
-                          std::min<int64_t>(plan.vecs_per_thread() + smem_vecs, each) * vec_bytes * operands;
-    const auto below = [](double value, double enough, double power) {
-      return value < enough ? std::pow(value / enough, power) : 1;
-    };
-    const double line = double(std::min<int64_t>(cols, inner)) * read;
-    const double tile = double(n) * line * operands / 1024;  // KB
-    const bool whole_lines = inner * read % 128 == 0;        // of the cache
-    return (shift             ? half ? 0.72 : 0.83
-            : vec_bytes >= 16 ? 1
-            : vec_bytes >= 8  ? 0.98
-            : vec_bytes >= 4  ? 0.93
-                              : 0.64) *
-           (shift && gradient ? 1.1 : 1) * (shift && blocks > 2 ? 0.9 : 1) *
-           (blocks > 8   ? gradient ? 0.75 : 0.71
-            : blocks > 4 ? gradient ? 0.82 : 0.775
-            : blocks > 2 ? 0.83
-            : blocks > 1 ? 0.855
-                         : 1) *
-           (smem_vecs > 24 ? 0.93 : 1) *
-           (resident > 2   ? 1
-            : resident > 1 ? 0.95
-                           : 0.86) *
-           (threads > 256 ? 0.85 : 1) *
-           (!smem_vecs                         ? 1
-            : half && !gradient && blocks <= 2 ? 0.77
-                                               : 0.965) *
-           (plan.prefetches() ? 0.8 : 1) * below(used(plan), 1, 0.57) * below(on_way, 30, 0.44) *
-           below(on_way, 80, 0.32) * (tiles > 1 ? below(line, whole_lines ? 128 : 256, whole_lines ? 0.23 : 0.42) : 1) *
-           (tile < 1     ? 0.4
-            : tile < 1.5 ? 0.5
-            : tile < 2.2 ? 0.7
-                         : 1);
-  }
-
   // Slabs, or tiles of vectors that all lines begin with.
   CudaPlan plan_in_place() const {
     if (!merges) return plan_pointwise();
@@ -267,8 +161,7 @@ struct ColumnPlanner {
     constexpr int64_t kThreads = 512, kGroupsPerSm = 4, kMostTurns = 16, kMostBytes = 48 * 1024;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
     const int vector = staged_vector();
-    // One thread takes a column of up to 32 elements, which then needs no merge. (H200, 2026-11-26)
-    const int64_t alone = bytes == 8 ? 16 : 32, down = n <= alone ? 1 : ceil_div(n, alone * 3 / 4);
+    const int64_t down = ceil_div(n, bytes == 8 ? 16 : 32);
     if (down > kThreads / 2) return {};
     const int64_t step = slice_step(), slice = step * read * operands, slice_vecs = ceil_div(inner, int64_t(vector)),
                   fair = std::max<int64_t>(ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count), 1),
@@ -281,12 +174,15 @@ struct ColumnPlanner {
       const int64_t vecs = group * slice_vecs;
       for (int64_t turns = ceil_div(vecs, kThreads / down); turns <= vecs; ++turns) {
         const int64_t across = ceil_div(vecs, turns), threads = across * down;
+        // Where threads merge their states it is better that tiles have whole slices.
         const double value = value_of_groups(vecs * down, turns, threads, turns * ceil_div(n, down) * vector,
-                                             double(group * slice) / 1024);
+                                             double(group * slice) / 1024) *
+                             (down > 1 && across % slice_vecs ? 0.85 : 1);
         if (value > best_value) {
           best_value = value;
-          best = {Tier::columns_staged, int(across), int(down), compiled_vecs(ceil_div(n, down)) * vector, vector, 2,
-                  int(group),           VecAccess::aligned};
+          best = {
+              Tier::columns_staged, int(across),       int(down), compiled_vecs(ceil_div(n, down)) * vector, vector, 2,
+              int(group),           VecAccess::aligned};
         }
         if (turns > kMostTurns) break;
       }
@@ -310,25 +206,15 @@ struct ColumnPlanner {
     if (n < 8 && inner >= 32) return 4;
     return inner % 2 ? 1 : 2;
   }
-  // How good groups are, from 0 to 1: of `useful` threads in all turns, for `items` elements of a thread, in so many KB.
-  // Too few elements do not outweigh what is done once for a group; too many threads or bytes leave fewer groups on a
-  // multiprocessor.
+  // How good groups are, from 0 to 1: of `useful` threads in all turns, for `items` elements of a thread, in so many
+  // KB. Too few elements do not outweigh what is done once for a group; too many threads or bytes leave fewer groups on
+  // a multiprocessor.
   static double value_of_groups(int64_t useful, int64_t turns, int64_t threads, int64_t items, double size) {
     const auto within = [](double value, double low, double high, double power) {
       return std::pow(value < low ? value / low : value > high ? high / value : 1, power);
     };
     return double(useful) / double(turns * up_to(threads, 32)) * within(double(items), 24, 64, 0.15) *
            within(double(threads), 96, 384, 0.15) * within(size, 10, 32, 0.15);
-  }
-  // From one slice to the next of those that follow one another: the longest step of a tensor.
-  int64_t slice_step() const {
-    int64_t step = n * inner;
-    for (const int64_t of_tensor : view.slice_steps) step = std::max(step, of_tensor);
-    return step;
-  }
-  bool result_has_gaps() const {
-    const int result = gradient ? int(kDx) : int(kY);
-    return view.tiles.steps[result] > inner || view.slice_steps[result] > n * inner;
   }
   static int64_t threads_of(int64_t turn, int64_t threads) { return turn < threads ? threads / turn * turn : turn; }
 
@@ -535,8 +421,8 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, cons
   const int operands = gradient && merges && !grad_is_broadcast_in_tile(problem) ? 2 : 1;
   const bool half_result = written == 2;
   const bool early = !gradient && half_result && !reduction && problem.function != Function::log_softmax;
-  return {view,     gpu,         operands, reduction || read > written ? read : written, read, merges,
-          gradient, half_result, early};
+  return {
+      {view, gpu, operands, reduction || read > written ? read : written, read, merges, gradient, half_result, early}};
 }
 
 // The plan of a problem of no more dims than kernels take, of rows or of columns in place.

@@ -47,7 +47,8 @@ template <class C, class T>
 constexpr bool is_half2 = sizeof(T) == 2 && (C::kVecSize > 1);
 // The registers of a thread's vectors, in which the tier columns-staged does not pack its elements.
 template <class C, class T>
-constexpr int fragment_registers = C::kStaged && sizeof(T) < 4 ? C::kVecs * ((C::kVecSize + 1) / 2) : C::kVecs * C::kVecSize * sizeof(T) / 4;
+constexpr int fragment_registers =
+    C::kStaged && sizeof(T) < 4 ? C::kVecs * ((C::kVecSize + 1) / 2) : C::kVecs * C::kVecSize * sizeof(T) / 4;
 template <class C, class T, int Vecs>
 struct ColumnFragment
     : Conditional<is_half2<C, T>, ColumnFragmentHalf2<C, T, Vecs>, UnpackedColumnFragment<C, T, Vecs>>::type {};

@@ -22,8 +22,8 @@ struct VecCount {
   int all, rest;
 };
 
-// How the lines and slices of a tensor lie in memory, in elements, and in shared memory, where each slice is followed by
-// `gap` bytes.
+// How the lines and slices of a tensor lie in memory, in elements, and in shared memory, where each slice is followed
+// by `gap` bytes.
 struct StagedTensor {
   int line, slice, gap;
   FastDivisor by_slice;
@@ -63,7 +63,7 @@ struct Tiles {
   // to line and from slice to slice in memory, and the divisors by the columns and lines of a slice. 0: no gaps.
   int result_line, result_slice;
   FastDivisor by_slice_cols, by_slice_lines;
-  int is_bulk;                 // whether groups are copied as a whole, where the GPU can
+  int is_bulk;  // whether groups are copied as a whole, where the GPU can
   StagedTensor staged[kStagedTensors];
   FastDivisor by_slice_vecs;
 };

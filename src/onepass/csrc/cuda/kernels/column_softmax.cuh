@@ -188,9 +188,7 @@ struct ColumnSoftmax {
   }
   __device__ void finish() {
     if constexpr (C::kKeepsFloatExp) {
-      unroll<V>([&](int v) {
-        factors[v] = softmax_half<Out>(m[v], epilogues[v].scaled_m, epilogues[v].log2_l);
-      });
+      unroll<V>([&](int v) { factors[v] = softmax_half<Out>(m[v], epilogues[v].scaled_m, epilogues[v].log2_l); });
     }
   }
   template <int Vecs>

@@ -1,7 +1,7 @@
-// column_staged.cuh: short columns of slices that follow one another in memory, with gaps between their lines or without.
-// (A slice is n lines of columns.) A block takes a group of slices as one span of memory, in whole vectors, whatever the number of columns is: the span
-// begins at the same byte of a vector in shared memory as in global memory. Threads read the elements of their columns
-// from shared memory, and results leave by the same way.
+// column_staged.cuh: short columns of slices that follow one another in memory, with gaps between their lines or
+// without. (A slice is n lines of columns.) A block takes a group of slices as one span of memory, in whole vectors,
+// whatever the number of columns is: the span begins at the same byte of a vector in shared memory as in global memory.
+// Threads read the elements of their columns from shared memory, and results leave by the same way.
 //
 //   group -> shared memory -> registers: states of columns -> epilogue -> shared memory -> group
 //
@@ -22,8 +22,8 @@ __device__ inline int slices_of(const Tiles& tiles, int64_t group) {
   return left < tiles.group_slices ? (int)left : tiles.group_slices;
 }
 
-// The part of a tensor that belongs to a group. In shared memory there may be some more bytes after each slice: they let
-// lanes that read from different slices find their elements in different banks.
+// The part of a tensor that belongs to a group. In shared memory there may be some more bytes after each slice: they
+// let lanes that read from different slices find their elements in different banks.
 template <class T>
 struct GroupSpan {
   const StagedTensor& tensor;
@@ -60,8 +60,7 @@ struct GroupSpan {
     constexpr int kEdge = kSpanVecBytes / sizeof(T);
     for (int i = threadIdx.x; i < 2 * kEdge; i += blockDim.x) {
       const int at = (i < kEdge ? skip : last - kSpanVecBytes) + i * (int)sizeof(T);
-      if (i < kEdge ? at < first && at < end : at >= first && at < end)
-        f(smem + at + gap_before(at), global + at);
+      if (i < kEdge ? at < first && at < end : at >= first && at < end) f(smem + at + gap_before(at), global + at);
     }
   }
   template <class F>
@@ -78,9 +77,7 @@ struct GroupSpan {
  private:
   static __device__ int first_byte(int low) { return low > 0 ? kSpanVecBytes : 0; }
   static __device__ int last_byte(int high) { return high / kSpanVecBytes * kSpanVecBytes; }
-  __device__ int gap_before(int at) const {
-    return tensor.gap * divide((unsigned)at / sizeof(T), tensor.by_slice);
-  }
+  __device__ int gap_before(int at) const { return tensor.gap * divide((unsigned)at / sizeof(T), tensor.by_slice); }
 };
 
 // What the tiles of a group have in common.
@@ -271,8 +268,8 @@ struct StagedLoad {
       first[0] =
           operand(stage, kStagedFirst) + GroupSpan<const First>(sequence.from.first, tiles, kStagedFirst, group).skip;
       if constexpr (C::kOperands > 1)
-        first[1] = operand(stage, kStagedSecond) +
-                   GroupSpan<const In>(sequence.from.second, tiles, kStagedSecond, group).skip;
+        first[1] =
+            operand(stage, kStagedSecond) + GroupSpan<const In>(sequence.from.second, tiles, kStagedSecond, group).skip;
     }
     // Where an operand of a group is in a stage.
     __device__ uint32_t operand(int stage, int which) const {
@@ -309,9 +306,8 @@ struct StagedLoad {
       const int low = group ? 0 : span.skip,
                 high = group + 1 < sequence.tiles.slices ? span.end + kSpanVecBytes - 1 : span.end;
       if (!is_bulk()) {
-        span.for_each_vector(smem, low, high, [](uint32_t to, const char* from) {
-          AsyncCopy::start<kSpanVecBytes>(to, from);
-        });
+        span.for_each_vector(smem, low, high,
+                             [](uint32_t to, const char* from) { AsyncCopy::start<kSpanVecBytes>(to, from); });
       } else if (threadIdx.x < 32) {
         span.for_each_piece(smem, low, high, [&](uint32_t smem, const char* from, int bytes) {
           BulkCopy::load(smem, from, bytes, arrivals + to);
@@ -374,18 +370,15 @@ struct StagedLoad {
     const GroupSpan<Out> span(out, tiles, kStagedResult, tile.group);
     typedef Vector<uint32_t, 4> Word;
     if (!stream.is_bulk()) {
-      span.for_each_vector(smem, span.skip, span.end, [](uint32_t from, char* to) {
-        *reinterpret_cast<Word*>(to) = load_smem<Word>(from);
-      });
+      span.for_each_vector(smem, span.skip, span.end,
+                           [](uint32_t from, char* to) { *reinterpret_cast<Word*>(to) = load_smem<Word>(from); });
     } else if (threadIdx.x < 32) {
-      span.for_each_piece(smem, span.skip, span.end, [](uint32_t from, char* to, int bytes) {
-        BulkCopy::store(to, from, bytes);
-      });
+      span.for_each_piece(smem, span.skip, span.end,
+                          [](uint32_t from, char* to, int bytes) { BulkCopy::store(to, from, bytes); });
       BulkCopy::commit_stores();
     }
-    span.for_each_element(smem, span.skip, span.end, [](uint32_t from, char* to) {
-      *reinterpret_cast<Out*>(to) = load_smem_element<Out>(from);
-    });
+    span.for_each_element(smem, span.skip, span.end,
+                          [](uint32_t from, char* to) { *reinterpret_cast<Out*>(to) = load_smem_element<Out>(from); });
   }
 
  private:
