@@ -60,7 +60,7 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
     if (count_column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half_result) >
         gpu.shared - kColumnStatic)
       return "shared memory";
-    if (plan.threads() > 1024 || vecs > 32) return "threads or elements per thread";
+    if (plan.threads() > 1024 || vecs > 64) return "threads or elements per thread";
     if (tiles.vecs_per_thread_max > vecs) return "more elements than a thread has room for";
     if (tiles.merge_threads > 1 && tiles.merge_threads * tiles.tile_cols > plan.threads()) return "group";
     return nullptr;

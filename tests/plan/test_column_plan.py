@@ -34,11 +34,11 @@ CHOICES = [
     ((64, 1000, 14, 14), 1, BF16, "columns", "slab-aligned", 8, True),  # 196 columns: no whole number of vectors of 8
     ((256, 1000, 7, 7), 1, F32, "columns", "slab-aligned", 4, True),
     ((256, 1000, 7, 7), 1, BF16, "columns", "slab-aligned", 8, False),
-    ((300, 33, 333), 1, F32, "columns", "aligned", 1, False),  # lines begin at any element
+    ((300, 200, 333), 1, F32, "columns", "aligned", 1, False),  # lines begin at any element
     ((300, 700, 333), 1, F32, "columns", "slab-aligned", 4, True),
     ((40, 300, 777), 1, F32, "columns", "shifted", 4, False),
     ((40, 500, 1001), 1, BF16, "columns", "shifted", 2, True),
-    ((4000, 33, 33), 1, F32, "columns-staged", "aligned", 2, True),  # two groups of slices at a time
+    ((4000, 33, 33), 1, F32, "columns-staged", "aligned", 1, True),  # two groups of slices at a time
     ((2, 131072, 16), 1, F32, "columns-grid", "aligned", 4, True),
     ((1048576, 8), 0, BF16, "columns-grid", "aligned", 8, True),
     ((1 << 27, 8), 0, F32, "columns-twopass", "aligned", 4, True),

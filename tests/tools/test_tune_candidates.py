@@ -103,7 +103,7 @@ def test_no_plan_of_columns_changes_by_accident():
                 for plan in random_plans(200, None, "softmax", which, types, compute):
                     numbers = [*plan["plan"], plan["threads"], plan["grid"]]
                     digests[which] = zlib.crc32(repr(numbers).encode(), digests[which])
-    assert digests == {"forward": 3190270212, "backward": 2734652553, "backward_broadcast": 3244622658}
+    assert digests == {"forward": 2944175517, "backward": 1258841575, "backward_broadcast": 3244622658}
 
 
 @every_type

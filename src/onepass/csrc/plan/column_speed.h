@@ -67,9 +67,10 @@ struct ColumnSpeed {
       const double without_gaps = double((operands + 1) * n * inner) / double(operands * slice_step() + n * inner) *
                                   (result_has_gaps() ? 0.5 : 1);
       const double room = slice > 2 * kLargeSlice ? 0.62 : plan.stages() == 1 || slice > kLargeSlice ? 0.8 : 1;
-      if (!half) return without_gaps * room * 0.86;
+      if (!half) return without_gaps * room * (n < 8 || two ? 0.86 : 0.9);
+      const double of_length = n < 3 ? 0.72 : n < 4 ? 0.75 : (n < 8 || inner > 32 ? 0.86 : 0.83) * (n > 32 ? 0.92 : 1);
       const double merged = plan.threads_y() == 1 ? 1 : inner % 2 ? two ? 0.92 : 0.8 : 0.85;
-      return without_gaps * room * merged * (n < 3 ? 0.72 : n < 4 ? 0.75 : n < 8 || inner > 32 ? 0.86 : 0.83);
+      return without_gaps * room * merged * of_length;
     }
     if (plan.takes_slabs()) {
       const double small = slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1;

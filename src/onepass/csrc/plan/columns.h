@@ -161,7 +161,11 @@ struct ColumnPlanner : ColumnSpeed {
     constexpr int64_t kThreads = 512, kGroupsPerSm = 4, kMostTurns = 16, kMostBytes = 48 * 1024;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
     const int vector = staged_vector();
-    const int64_t down = ceil_div(n, bytes == 8 ? 16 : 32);
+    // A column in one thread needs no merge. (H200, 2026-11-26)
+    const int64_t alone = bytes == 8     ? 16
+                          : operands > 1 ? 32
+                                         : 64,
+                  down = n <= alone ? 1 : ceil_div(n, std::min<int64_t>(alone, 48));
     if (down > kThreads / 2) return {};
     const int64_t step = slice_step(), slice = step * read * operands, slice_vecs = ceil_div(inner, int64_t(vector)),
                   fair = std::max<int64_t>(ceil_div(view.slices(), kGroupsPerSm * gpu.sm_count), 1),
@@ -202,7 +206,7 @@ struct ColumnPlanner : ColumnSpeed {
   // does once. Pairs of a half type that are no words cost more the fewer are side by side. (H200, 2026-11-26)
   int staged_vector() const {
     if (bytes == 8 || (bytes == 4 && operands > 1)) return 1;
-    if (bytes == 4) return 2;
+    if (bytes == 4) return n <= 32 ? 2 : 1;
     if (n < 8 && inner >= 32) return 4;
     return inner % 2 ? 1 : 2;
   }
@@ -244,7 +248,9 @@ struct ColumnPlanner : ColumnSpeed {
   static bool is_slab(VecAccess access) { return access == VecAccess::slab || access == VecAccess::slab_aligned; }
 
   // The number of vectors per thread that a kernel is compiled for, from the number that a thread needs.
-  static int compiled_vecs(int64_t vecs) { return int(vecs <= 16 ? vecs : up_to(vecs, 2)); }
+  static int compiled_vecs(int64_t vecs) {
+    return int(vecs <= 16 ? vecs : vecs <= 32 ? up_to(vecs, 2) : up_to(vecs, 4));
+  }
 
   // The most threads down a column so that each has two vectors at least.
   int most_down(int across, int threads) const {

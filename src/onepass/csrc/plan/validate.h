@@ -28,8 +28,9 @@ inline Fault validate(const CudaPlan& plan) {
   if (access < VecAccess::predicated || access > VecAccess::shifted)
     return "access is 0 (predicated), 1 (scalar), 2 (aligned), 3 (slab), 4 (slab-aligned), 5 (strided) or 6 (shifted)";
   if (plan.of_columns()) {
-    if (!is_power_of_two(vec_size, 8) || items < vec_size || items > 32 * vec_size || items % vec_size)
-      return "vec_size is a power of two up to 8, items_per_thread 1 to 32 times as many";
+    if (!is_power_of_two(vec_size, 8) || items < vec_size || items % vec_size ||
+        items > (plan.is_staged() ? 64 : 32) * vec_size)
+      return "vec_size is a power of two up to 8, items_per_thread 1 to 32 times as many (64 in columns-staged)";
     if (threads < 1 || rows < 1 || threads > 1024 || rows > 1024 || threads * rows > 1024)
       return "the tiers of columns have 1 to 1024 threads, side by side and down a column";
     if (plan.is_staged()) {
