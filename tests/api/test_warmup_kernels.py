@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lib.support import slow
 from lib.warmup import (
     BF16,
     F16,
@@ -44,7 +45,7 @@ def functions_of(which: str, x_type: torch.dtype, y_type: torch.dtype) -> tuple[
     return ("softmax", "logsumexp") if both else ("softmax",)
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100, 120])
+@pytest.mark.parametrize("arch", [slow(80), 90, slow(100), slow(120)])
 @every_pair
 def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
     types, back = (x_type, y_type), (y_type, x_type)
@@ -59,6 +60,11 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
         assert not kernels("logsumexp", back, arch, (), BROADCAST)
 
 
+@functools.cache
+def every_column_kernel(*kinds: Any) -> set[tuple]:
+    return of_columns(kernels(*kinds, (), FORWARD, True))
+
+
 @pytest.mark.parametrize(
     ("n", "most"),
     [(1, (9, 0)), (2, (2, 1)), (33, (4, 1)), (128, (4, 1)), (4096, (4, 1)), (50257, (12, 4)), (2**22, (4, 2))],
@@ -70,7 +76,7 @@ def test_lengths_narrow_it_down(n, most):
         some = kernels(*kinds, [n], which)
         assert min(bound, 1) <= len(some) == len(set(some)) <= bound
     assert len(kernels(*kinds, [n])) < len(kernels(*kinds, [n, 128, 128256, 1000])) < len(set(kernels(*kinds)))
-    every, some = (of_columns(kernels(*kinds, lengths, FORWARD, True)) for lengths in ((), [n]))
+    every, some = every_column_kernel(*kinds), of_columns(kernels(*kinds, [n], FORWARD, True))
     assert 8 <= len(some) <= 480
     assert some <= every
 
@@ -115,15 +121,17 @@ def of_columns(kernels: dict) -> set[tuple]:
 
 
 CASES = [(*types, 90) for types in TYPES] + [(BF16, BF16, arch) for arch in (80, 100)]
+SOME = [(BF16, BF16, 90)]  # of which any length is walked in `make test`
+CASES_AND_LENGTHS = [(*case, n) for case in CASES for n in (21, 1000, 30000)]
+CASES_AND_LENGTHS += [(*case, None) if case in SOME else slow(*case, None) for case in CASES if case != (F16, F16, 90)]
 
 
-@pytest.mark.parametrize("n", [None, 21, 1000, 30000])
-@pytest.mark.parametrize(("x_type", "y_type", "arch"), CASES, ids=lambda t: str(t).removeprefix("torch."))
+@pytest.mark.parametrize(
+    ("x_type", "y_type", "arch", "n"), CASES_AND_LENGTHS, ids=lambda t: str(t).removeprefix("torch.")
+)
 @pytest.mark.parametrize("which", native.PASSES)
 def test_any_call_over_other_dims_is_covered(which, x_type, y_type, arch, n):
     """Whatever its length, and where lengths are named: others do not make up for what the walk of one leaves out."""
-    if n is None and F16 in (x_type, y_type) and x_type is y_type:
-        pytest.skip("goes as bfloat16 does, as those of named lengths see")
     for function in functions_of(which, x_type, y_type):
         known = kernels(function, (x_type, y_type), arch, [n] if n else (), which, True)
         compiled, seen = of_columns(known), set()

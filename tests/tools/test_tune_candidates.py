@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import onepass
+from lib.support import slow
 from lib.tune import A100, BASE, GPUS, H200, RTX, tables_back
 from lib.warmup import TYPES as PAIRS
 from lib.warmup import needs_nvrtc, random_plans
@@ -103,7 +104,7 @@ def test_no_plan_of_columns_changes_by_accident():
                 for plan in random_plans(200, None, "softmax", which, types, compute):
                     numbers = [*plan["plan"], plan["threads"], plan["grid"]]
                     digests[which] = zlib.crc32(repr(numbers).encode(), digests[which])
-    assert digests == {"forward": 2944175517, "backward": 1258841575, "backward_broadcast": 3244622658}
+    assert digests == {"forward": 951296291, "backward": 427807255, "backward_broadcast": 1014478762}
 
 
 @every_type
@@ -153,7 +154,7 @@ def test_the_tables_of_columns_are_those_of_the_gpu_by_its_name(tables_back):
 
 
 @every_function
-@every_gpu
+@pytest.mark.parametrize("gpu", [gpu if gpu is H200 else slow(gpu) for gpu in GPUS], ids=lambda gpu: gpu.name)
 @every_type
 def test_every_length_has_candidates_that_fit(dtype, size, gpu, function):
     for n in lengths_of(function):
@@ -228,7 +229,7 @@ def test_kernels_are_compiled_into_the_cache_as_the_engine_asks_for_them(tmp_pat
     assert (after[0] - before[0], after[1] - before[1]) == (0, len(FUNCTIONS))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, slow(2)])
 def test_a_kernel_that_does_not_compile(tmp_path, monkeypatch, processes):
     """A sweep leaves it to the measurement; a warm-up raises its error."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))

@@ -61,7 +61,7 @@ PAIRS_OF_COLUMNS = [p for p in plan_tables.COLUMN_PLANS[Tier.COLUMNS_STAGED, Acc
 
 
 @pytest.mark.parametrize("types", plan_tables.PAIRS, ids=names)
-@pytest.mark.parametrize("plan", thin(PAIRS_OF_COLUMNS, 2), ids=names)
+@pytest.mark.parametrize("plan", thin(PAIRS_OF_COLUMNS, 4), ids=names)
 def test_pairs_of_columns_of_any_types(emulator, plan, types):
     """Of two elements of a half type that are one word in the input, the results may be two, and the other way."""
     plans.check_columns(emulator, "softmax", types, plan)

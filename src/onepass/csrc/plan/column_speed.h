@@ -60,14 +60,15 @@ struct ColumnSpeed {
     const int64_t slice = n * inner * read * operands;
     const int vec_bytes = plan.vec_size * bytes;
     const double over_chip = plan.tier == Tier::columns_twopass ? vec_bytes < 8 ? 0.45 : 0.51
-                             : vec_bytes >= 16                  ? 0.6
-                             : half                             ? two ? 0.34 : 0.45
+                             : vec_bytes >= 16                  ? 0.65
+                             : two                              ? 0.34
+                             : half                             ? 0.45
                                                                 : 0.55;
     if (plan.is_staged()) {
       const double without_gaps = double((operands + 1) * n * inner) / double(operands * slice_step() + n * inner) *
                                   (result_has_gaps() ? 0.5 : 1);
       const double room = slice > 2 * kLargeSlice ? 0.62 : plan.stages() == 1 || slice > kLargeSlice ? 0.8 : 1;
-      if (!half) return without_gaps * room * (n < 8 || two ? 0.86 : 0.9);
+      if (!half) return without_gaps * room * (n < 8 || two ? 0.86 : plan.threads_y() > 1 ? 0.9 : 0.95);
       const double of_length = n < 3 ? 0.72 : n < 4 ? 0.75 : (n < 8 || inner > 32 ? 0.86 : 0.83) * (n > 32 ? 0.92 : 1);
       const double merged = plan.threads_y() == 1 ? 1 : inner % 2 ? two ? 0.92 : 0.8 : 0.85;
       return without_gaps * room * merged * of_length;
@@ -76,12 +77,13 @@ struct ColumnSpeed {
       const double small = slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1;
       const double shared = blocks > 16 ? over_chip : plan.in_grid() ? 0.65 : 1;
       if (plan.access == VecAccess::slab) return (half ? 0.5 : two ? 0.6 : 0.65) * shared * small;
-      if (two) return 0.88 * (half && plan.prefetches() && blocks > 1 ? 0.65 : blocks > 8 ? 0.9 : 1) * shared * small;
+      if (two)
+        return (!half ? 0.9 : plan.prefetches() && blocks > 1 ? 0.57 : blocks > 4 ? 0.78 : 0.88) * shared * small;
       return 0.84 * (plan.threads_x() > 256 ? 0.95 : 1) * (half && n < 64 ? 0.75 : 1) * shared * small;
     }
     if (plan.tier == Tier::columns) return of_tile(plan);
     const bool wide = plan.tier == Tier::columns_twopass && plan.threads_x() * vec_bytes > 256 + vec_bytes;
-    return (plan.is_shifted() ? 0.85 : vec_bytes >= 4 ? 1 : 0.95) * (wide ? 0.93 : 1) * over_chip;
+    return (plan.is_shifted() ? 0.75 : vec_bytes >= 4 ? 1 : 0.95) * (wide ? 0.93 : 1) * over_chip;
   }
   // The same for tiles that stay on the chip: factors that were fitted to 5,600 plans of random shapes
   // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt), and corrected where other shapes were slower than expected.
@@ -110,13 +112,18 @@ struct ColumnSpeed {
             : vec_bytes >= 8  ? 0.98
             : vec_bytes >= 4  ? 0.93
                               : 0.64) *
-           (shift && two ? 1.1 : 1) * (shift && blocks > 2 ? 0.9 : 1) *
+           (shift && two && !half ? 1.1 : 1) * (shift && blocks > 2 ? 0.9 : 1) *
            (blocks > 8   ? two ? 0.75 : 0.71
             : blocks > 4 ? two ? 0.82 : 0.775
             : blocks > 2 ? 0.83
             : blocks > 1 ? 0.855
                          : 1) *
-           (smem_vecs > 24 ? 0.93 : 1) *
+           (smem_vecs > 24 ? 0.93 : 1) * (two && smem_vecs && blocks == 1 ? 0.86 : 1) *
+           (two && !half && blocks > 4 ? 1.15
+            : two || !half || shift    ? 1
+            : blocks == 1              ? 1.1
+            : blocks > 4               ? 0.9
+                                       : 1) *
            (resident > 2   ? 1
             : resident > 1 ? 0.95
                            : 0.86) *
