@@ -1,6 +1,8 @@
 """Forced plans without a GPU, by the emulator of CUDA kernels: a part of what the tests of rows and of columns do (with
 `--emulate` they do all of it). Functions, types and plans take turns."""
 
+import random
+
 import pytest
 import torch
 
@@ -55,6 +57,38 @@ def test_columns_in_every_tier(emulator, turn, place):
         types[turn * 3 % len(types)],
         plan_tables.COLUMN_PLANS[place][turn % len(plan_tables.COLUMN_PLANS[place])],
     )
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_group_before_one_of_few_bytes_is_not_read_beyond_the_tensor(emulator, stages):
+    x, y = (torch.randn(13).to(BF16)[1:].view(3, 2, 2) for _ in range(2))  # two slices are a vector, the third half one
+    emulator.call("softmax", x, [1], y, Plan(Tier.COLUMNS_STAGED, 4, 1, 2, 1, stages, 2, Access.ALIGNED))
+    torch.testing.assert_close(y.double(), torch.softmax(x.double(), 1), rtol=1e-2, atol=0)
+
+
+def test_small_groups_of_any_place(emulator):
+    """Few slices of few elements, which begin anywhere, with gaps between lines and slices, or in place."""
+    rng = random.Random(0)
+
+    def draw(*values: int) -> int:
+        return rng.choice(values)
+
+    for _ in range(200):
+        outer, (n, columns), inner = rng.randint(1, 9), rng.choice([(2, 4), (3, 1)]), rng.randint(2, 9)
+        group = max(rng.randint(1, 4), -(-8 // (n * inner)))
+        plan = Plan(Tier.COLUMNS_STAGED, draw(4, 8, 16), 1, n * columns, columns, draw(1, 2), group, Access.ALIGNED)
+        places = []
+        for _ in "xy":
+            line = inner + draw(0, 0, 1, 3)
+            places.append(plan_tables.Place((n * line + draw(0, 0, 1, 5), line, 1), rng.randint(0, 9)))
+        if any(place.strides[0] > 4 * n * inner for place in places):
+            continue  # too far apart
+        if rng.random() < 0.7:
+            x = plans.operand(torch.randn(outer, n, inner), places[0], BF16)
+            plans.forward(emulator, "softmax", x, BF16, places[1], plan)
+        else:
+            where = (places[0], places[1], places[draw(0, 1)])
+            plans.backward(emulator, "softmax", (outer, n, inner), (BF16, BF16), plans.ONE_EACH, where, plan)
 
 
 PAIRS_OF_COLUMNS = [p for p in plan_tables.COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] if p.vec_size == 2]

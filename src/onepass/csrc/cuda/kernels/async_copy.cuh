@@ -1,5 +1,5 @@
 // async_copy.cuh: vectors in shared memory that only the thread that copied them reads. They act as more registers,
-// which can be filled while the thread does something else. No barrier guards them.
+// which can be filled while the thread does something else. No barrier guards them. And copies in bulk, which one does.
 #pragma once
 
 #include "cluster.cuh"

@@ -67,6 +67,7 @@ struct GroupSpan {
   __device__ void for_each_piece(uint32_t smem, int low, int high, F f) const {
     auto* const global = bytes_of(begin) - skip;
     const int first = first_byte(low), last = last_byte(high), slice = tensor.slice * (int)sizeof(T);
+    if (first >= last) return;
     const int piece = tensor.gap ? slice : last - first;
     int to = smem + first + threadIdx.x * (piece + tensor.gap);
     for (int at = first + threadIdx.x * piece; at < last; at += 32 * piece, to += 32 * (piece + tensor.gap))
@@ -302,9 +303,12 @@ struct StagedLoad {
     template <class T>
     __device__ int copy_span(const T* tensor, StagedOperand which, int64_t group, int to) const {
       const GroupSpan<const T> span(tensor, sequence.tiles, which, group);
+      const Tiles& tiles = sequence.tiles;
       const uint32_t smem = operand(to, which);
+      const int64_t bytes_after = (tiles.all_slices - (group + 1) * tiles.group_slices) *
+                                  ((int)tiles.n * tiles.slice_cols * (int)sizeof(T));
       const int low = group ? 0 : span.skip,
-                high = group + 1 < sequence.tiles.slices ? span.end + kSpanVecBytes - 1 : span.end;
+                high = bytes_after >= kSpanVecBytes ? span.end + kSpanVecBytes - 1 : span.end;
       if (!is_bulk()) {
         span.for_each_vector(smem, low, high,
                              [](uint32_t to, const char* from) { AsyncCopy::start<kSpanVecBytes>(to, from); });
