@@ -305,8 +305,8 @@ struct StagedLoad {
       const GroupSpan<const T> span(tensor, sequence.tiles, which, group);
       const Tiles& tiles = sequence.tiles;
       const uint32_t smem = operand(to, which);
-      const int64_t bytes_after = (tiles.all_slices - (group + 1) * tiles.group_slices) *
-                                  ((int)tiles.n * tiles.slice_cols * (int)sizeof(T));
+      const int64_t bytes_after =
+          (tiles.all_slices - (group + 1) * tiles.group_slices) * ((int)tiles.n * tiles.slice_cols * (int)sizeof(T));
       const int low = group ? 0 : span.skip,
                 high = bytes_after >= kSpanVecBytes ? span.end + kSpanVecBytes - 1 : span.end;
       if (!is_bulk()) {
