@@ -135,14 +135,13 @@ inline void await_copies(Thread* t, uint32_t all_but) {
   }
 }
 
-// Whole vectors of 16 bytes to shared memory, which a barrier counts.
-inline void copy_bulk(Thread* t, uint32_t to, uint64_t from, int size, uint32_t counter) {
-  if (size <= 0 || size % 16) fail("a copy of no whole vectors");
-  const Copy copy = {shared_at(t, to, size, 16), global_at(t, from, size, false, 16), size};
+// What `copy` copies arrives now or later, at a barrier that counts its bytes.
+template <class F>
+void arrive_at(Thread* t, uint32_t counter, size_t size, F copy) {
   TxBarrier* const barrier = barrier_at(t, counter);
   const auto arrive = [=] {
-    std::memcpy(copy.to, copy.from, size_t(copy.size));
-    barrier->bytes -= copy.size;
+    copy();
+    barrier->bytes -= int32_t(size);
     barrier->turn();
     has_happened(t);
   };
@@ -150,6 +149,13 @@ inline void copy_bulk(Thread* t, uint32_t to, uint64_t from, int size, uint32_t 
     t->block->grid->messages.push_back(arrive);
   else
     arrive();
+}
+
+// Whole vectors of 16 bytes to shared memory, which a barrier counts.
+inline void copy_bulk(Thread* t, uint32_t to, uint64_t from, int size, uint32_t counter) {
+  if (size <= 0 || size % 16) fail("a copy of no whole vectors");
+  const Copy copy = {shared_at(t, to, size, 16), global_at(t, from, size, false, 16), size};
+  arrive_at(t, counter, size_t(size), [=] { std::memcpy(copy.to, copy.from, size_t(copy.size)); });
 }
 // And from there: what is copied is what is there when the thread waits for it.
 inline void store_bulk(Thread* t, uint64_t to, uint32_t from, int size) {
@@ -172,18 +178,8 @@ inline void await_stores(Thread* t) {
 template <int Words>
 void send(Thread* t, uint32_t to, const uint32_t (&words)[Words], uint32_t counter) {
   char* const there = shared_at(t, to, sizeof words);
-  TxBarrier* const barrier = barrier_at(t, counter);
   const std::vector<uint32_t> sent(words, words + Words);
-  const auto arrive = [=] {
-    std::memcpy(there, sent.data(), sizeof words);
-    barrier->bytes -= int32_t(sizeof words);
-    barrier->turn();
-    has_happened(t);
-  };
-  if (t->block->grid->late())
-    t->block->grid->messages.push_back(arrive);
-  else
-    arrive();
+  arrive_at(t, counter, sizeof words, [=] { std::memcpy(there, sent.data(), sizeof words); });
 }
 
 }  // namespace emulator

@@ -102,7 +102,7 @@ const Tables& tables_of(const char* gpu);
 
 // The table of gradients of rows, which keep two operands. It is built in for all GPUs.
 const std::vector<Entry>& rows_backward_table(bool half);
-// The same of rows that lie one after another and are no whole vectors; beyond its entries the other table serves them.
+// The table of rows that lie one after another and are no whole vectors; the other table serves longer ones.
 const std::vector<Entry>& unaligned_rows_backward_table(bool half);
 
 // Increases whenever tables are set: plans that were made under another version may differ now.

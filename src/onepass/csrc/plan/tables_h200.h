@@ -136,7 +136,7 @@ inline const std::vector<Entry>& built_in_rows_backward(bool half) {
   return half ? of16 : of32;
 }
 
-// The same of rows that lie one after another and are no whole vectors. Measured on NVIDIA H100, 2026-11-25
+// The table of rows that lie one after another and are no whole vectors. Measured on NVIDIA H100, 2026-11-25
 // (benchmarks/results/rows-2026-11-25.txt).
 inline const std::vector<Entry>& built_in_unaligned_rows_backward(bool half) {
   constexpr int kStaged = int(Tier::staged);

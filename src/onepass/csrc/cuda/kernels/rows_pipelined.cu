@@ -210,7 +210,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int places, int ro
     });
   };
   // Half of the room beyond a row is for chunks on their way, half for those that are reduced while a row is merged:
-  // up to kSets rows. Those of the last turn have no more chunks than the others, and may have one.
+  // up to kSets rows. Groups of the last turn have no more chunks than the others, and may have one.
   const int row_chunks = coming.row_chunks, spare = places - row_chunks, wanted = spare < 4 ? 2 : (spare + 1) / 2;
   const int least_ahead = places - (kSets * row_chunks - 1);
   const int ahead = wanted > spare ? spare : wanted > least_ahead ? wanted : least_ahead, lag = places - ahead;
