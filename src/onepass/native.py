@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PASSES = ("forward", "backward", "backward_broadcast")  # the last: the result's gradient has one value per row
 TIERS = (
     *("warp", "staged", "block", "cluster", "grid", "twopass"),
-    *("columns", "columns-grid", "columns-twopass", "columns-staged", "pipelined"),
+    *("columns", "columns-grid", "columns-twopass", "columns-staged", "columns-smem", "pipelined"),
 )
 _TABLES = ("write", "reduce", "unaligned", "few_rows", "columns", "columns_backward")
 TABLES = tuple(f"{name}_f{bits}" for name in _TABLES for bits in (32, 16))  # as in csrc/plan/tables.h

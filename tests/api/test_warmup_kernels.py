@@ -135,7 +135,7 @@ def test_any_call_over_other_dims_is_covered(which, x_type, y_type, arch, n):
     for function in functions_of(which, x_type, y_type):
         known = kernels(function, (x_type, y_type), arch, [n] if n else (), which, True)
         compiled, seen = of_columns(known), set()
-        for plan in random_plans(700 if n else 2000, n, function, which, (x_type, y_type), arch):
+        for plan in random_plans(700 if n else 2500, n, function, which, (x_type, y_type), arch):
             assert column_kernel(plan) in compiled, plan
             seen.add(column_kernel(plan))
         if n is None:

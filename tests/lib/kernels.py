@@ -36,6 +36,9 @@ MORE = [
     Kernel("softmax", BF16, BF16, "forward", Plan(Tier.COLUMNS_STAGED, 480, 1, 16, 1, 2, 8, Access.ALIGNED)),
     Kernel("logsumexp", F32, F32, "forward", Plan(Tier.COLUMNS_STAGED, 60, 8, 32, 1, 2, 8, Access.ALIGNED)),
     Kernel("log_softmax", BF16, BF16, "backward", Plan(Tier.COLUMNS_STAGED, 60, 8, 16, 1, 2, 8, Access.ALIGNED)),
+    Kernel("softmax", BF16, BF16, "forward", Plan(Tier.COLUMNS_SMEM, 33, 12, 16, 4, 2, 0, Access.SHIFTED)),
+    Kernel("softmax", BF16, BF16, "forward", Plan(Tier.COLUMNS_SMEM, 212, 1, 16, 4, 1, 0, Access.SLAB)),
+    Kernel("log_softmax", F32, F32, "backward", Plan(Tier.COLUMNS_SMEM, 17, 14, 16, 4, 4, 0, Access.SHIFTED)),
 ]
 Shape = tuple[tuple[int, ...], tuple[int, ...]]  # sizes, and the dims of a call
 

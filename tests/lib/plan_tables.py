@@ -14,7 +14,7 @@ Tier = IntEnum("Tier", [name.upper().replace("-", "_") for name in native.TIERS]
 Access = IntEnum("Access", "PREDICATED SCALAR ALIGNED SLAB SLAB_ALIGNED STRIDED SHIFTED", start=0)
 SLABS = (Access.SLAB, Access.SLAB_ALIGNED)
 PREFETCH = 1  # of a column plan's smem_vecs: room for the next tile
-OF_COLUMNS = (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS, Tier.COLUMNS_STAGED)
+OF_COLUMNS = (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS, Tier.COLUMNS_STAGED, Tier.COLUMNS_SMEM)
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 FAMILY = ("softmax", "log_softmax", "softmin")
 Types = tuple[torch.dtype, torch.dtype]
@@ -155,6 +155,15 @@ COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] = [
         *((10, 1, 16, 4, 2, 2), (3, 5, 4, 4, 1, 2)),
     )
 ]
+# A thread loads four vectors at a time.
+COLUMN_PLANS[Tier.COLUMNS_SMEM, Access.SHIFTED] = [
+    Plan(Tier.COLUMNS_SMEM, x, y, 4, 1, blocks, 0, Access.SHIFTED)
+    for x, y, blocks in ((9, 8, 1), (20, 8, 1), (5, 16, 4), (3, 8, 2), (2, 16, 16), (17, 16, 8))
+]
+COLUMN_PLANS[Tier.COLUMNS_SMEM, Access.SLAB] = [
+    Plan(Tier.COLUMNS_SMEM, threads, 1, 4, 1, blocks, 0, Access.SLAB)
+    for threads, blocks in ((64, 1), (100, 4), (64, 2))
+]
 # With a part in shared memory: a few threads have many vectors each, so that elements come in many turns.
 LATE_PLANS = [
     Plan(Tier.COLUMNS, 4, 4, 5, 1, 1, 16, Access.ALIGNED),
@@ -169,7 +178,8 @@ LATE_PLANS = [
 
 def select(plans: Sequence[Plan], every: bool, turn: int, most_cluster: int) -> list[Plan]:
     """Of a tier's plans all, or the one whose turn it is: each kernel takes a third of a second to compile."""
-    able = [plan for plan in plans if plan.tier != Tier.COLUMNS or plan.blocks_per_row <= most_cluster]
+    in_clusters = (Tier.COLUMNS, Tier.COLUMNS_SMEM)
+    able = [plan for plan in plans if plan.tier not in in_clusters or plan.blocks_per_row <= most_cluster]
     return able if every else [able[turn % len(able)]]
 
 
@@ -190,6 +200,8 @@ def widen(plan: Plan, vector: int, inner: int = 1) -> Plan:
 def column_lengths(plan: Plan, vector: int, inner: int) -> list[int]:
     """Short columns, and the longest that the plan serves; of the tier that stores nothing on chip, long ones."""
     in_smem = plan.smem_vecs if plan.smem_vecs != PREFETCH and plan.tier != Tier.COLUMNS_STAGED else 0
+    if plan.tier == Tier.COLUMNS_SMEM:  # of any length; the parts of a block that come apart have some vectors, or none
+        return [2, 67, 150]
     if plan.tier == Tier.COLUMNS_STAGED:
         vectors = plan.items_per_thread // plan.vec_size
     else:

@@ -277,6 +277,8 @@ def check_columns(runner: Runner, function: str, types: Types, plan: Plan) -> No
             values = special(outer, n, inner, types[0], runner.device)
             gaps = Place((n * (inner + 1) + 2, inner + 1, 1), 1)  # between lines, and between slices
             more = [(gaps, place), (gaps, gaps)] if plan.tier == Tier.COLUMNS_STAGED else []
+            if (plan.tier, plan.access) == (Tier.COLUMNS_SMEM, Access.SHIFTED):  # results begin elsewhere in vectors
+                more = [(place, Place((n * (inner + 2), inner + 2, 1), 3))]
             for of_x, of_y in [(place, place), *more]:
                 forward(runner, function, operand(values, of_x, types[0]), types[1], of_y, given)
 
@@ -285,6 +287,8 @@ def kinds_of(function: str, access: int, tier: int = Tier.COLUMNS) -> list[int]:
     """Of the result's gradient, of which those with one value have kernels of their own."""
     if tier == Tier.COLUMNS_STAGED:
         return [] if function == "logsumexp" else [ONE_EACH]
+    if tier == Tier.COLUMNS_SMEM and function == "logsumexp":
+        return []
     if function == "logsumexp":
         return [ONE_EACH, WITH_STEPS]
     kinds = [ONE_EACH, ONE_A_COLUMN, ONE_A_BLOCK, ONE_FOR_ALL]

@@ -36,7 +36,7 @@ def column_kernel(plan: dict) -> tuple:
     threads = -(-threads_x * threads_y // 32) * 32
     most_threads = max(128, 1 << (threads - 1).bit_length())
     in_grid = plan["tier"] == "columns-grid" or (plan["tier"] == "columns-twopass" and blocks > 1)
-    cluster = blocks if plan["tier"] == "columns" else 1
+    cluster = blocks if plan["tier"] in ("columns", "columns-smem") else 1
     in_smem = 0 if plan["tier"] == "columns-staged" else min(smem_vecs, 2)  # there they are the slices of a group
     return tier, in_grid, most_threads, items // vec_size, vec_size, cluster, in_smem, access
 

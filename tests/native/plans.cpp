@@ -69,7 +69,7 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
   const int registers = vecs * planner.operands * std::max(1, plan.vec_size * planner.read / 4);
   if (vecs < 1 || vecs > 32 || (vecs > 16 && (vecs % 2 || registers > 96))) return "vectors per thread";
   if (plan.threads_x() < 1 || plan.threads_y() < 1 || plan.threads() > 1024) return "threads";
-  if (plan.tier == Tier::columns ? !is_power_of_two(plan.blocks_per_tile(), 16) : plan.blocks_per_tile() < 1)
+  if (plan.tier == Tier::columns || plan.is_in_smem() ? !is_power_of_two(plan.blocks_per_tile(), 16) : plan.blocks_per_tile() < 1)
     return "blocks per tile";
   if (plan.smem_vecs > 64 || (plan.smem_vecs % 4 && plan.smem_vecs != kPrefetch)) return "vectors in shared memory";
   if (plan.keeps_vecs_in_smem() && plan.access != VecAccess::aligned && plan.access != VecAccess::slab_aligned &&
@@ -79,7 +79,10 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
   if (plan.in_grid() && !gpu.cooperative) return "a cooperative launch where there is none";
   if (plan.smem_vecs && plan.vec_size * planner.read < 4) return "vectors that shared memory does not take";
   Tiles tiles = tiles_of(view, plan);
-  tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, plan.vec_size * planner.read * planner.operands));
+  if (plan.is_in_smem())
+    set_smem_bytes(tiles, view, problem, plan, planner.operands);
+  else
+    tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, plan.vec_size * planner.read * planner.operands));
   const DType result = problem.is_backward() ? problem.in_type() : problem.out_type();
   const int scalar = result == DType::float64 ? 8 : 4;
   if (count_column_bytes(tiles, plan, scalar, planner.gradient, planner.half_result) > gpu.shared - kColumnStatic)
@@ -91,7 +94,8 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
   if (tiles.merge_threads != 1 << tiles.merge_threads_log2 || tiles.merge_threads > 32 ||
       (tiles.merge_threads > 1 && tiles.merge_threads * tiles.tile_cols > plan.threads()))
     return "group";
-  if (plan.tier != Tier::columns_twopass && tiles.vecs_per_thread_max > vecs + (plan.prefetches() ? 0 : plan.smem_vecs))
+  if (plan.is_in_smem() && tiles.chunks > kChunks) return "chunks";
+  if (plan.tier != Tier::columns_twopass && !plan.is_in_smem() && tiles.vecs_per_thread_max > vecs + (plan.prefetches() ? 0 : plan.smem_vecs))
     return "more vectors than a thread has room for";
   return nullptr;
 }
@@ -132,8 +136,13 @@ const char* find_fault_of_elements(const Problem& problem, const ColumnView& vie
   const int V = plan.vec_size;
   const int64_t inner = tiles.inner, slab_size = tiles.n * inner;
   std::vector<int> seen(size_t(problem.layout.rows * problem.layout.n));
+  // The tensor whose lines say where vectors begin. Results may be stored element by element.
+  const int lead = plan.is_in_smem() && problem.is_backward() ? int(kSaved) : 0,
+            result = problem.is_backward() ? int(kDx) : int(kY);
+  const bool in_elements = plan.is_in_smem() && plan.is_shifted() && view.shift < V;
   const auto is_aligned = [&](int64_t outer, int64_t column, int64_t row) {
     for (int t = 0; t < problem.count_tensors(); ++t) {
+      if (t == result && in_elements) continue;
       if (problem.is_one_per_row(t) || (t == kGrad && grad_is_broadcast_in_tile(problem))) continue;
       const int64_t at = view.strided ? offset(tiles.outer, t, column) + offset(tiles.reduced, t, row)
                                       : offset(tiles.outer, t, outer) + column + row * tiles.steps[t];
@@ -144,8 +153,8 @@ const char* find_fault_of_elements(const Problem& problem, const ColumnView& vie
   };
   for (int64_t tile = 0; tile < tiles.tiles_per_slice * tiles.slices; ++tile) {
     const int64_t outer = tile / tiles.tiles_per_slice, column = tile % tiles.tiles_per_slice * tiles.tile_cols;
-    const uint64_t first = problem.address(0) / uint64_t(size_of(problem.type(0))) +
-                           uint64_t(view.strided ? 0 : offset(tiles.outer, 0, outer));
+    const uint64_t first = problem.address(lead) / uint64_t(size_of(problem.type(lead))) +
+                           uint64_t(view.strided ? 0 : offset(tiles.outer, lead, outer));
     const int64_t before = slab ? int64_t(first % uint64_t(V)) : 0;  // elements of a vector before the slab
     for (int64_t i = 0; i < int64_t(tiles.vecs_per_thread_max) * plan.blocks_per_tile() * tiles.threads_x *
                                 (slab ? 1 : tiles.threads_y);
@@ -153,7 +162,7 @@ const char* find_fault_of_elements(const Problem& problem, const ColumnView& vie
       // Of a slab the elements [from, from + V); else columns [from, from + V) of a row.
       const int64_t row = slab ? 0 : i / tiles.threads_x;
       // Lines of a shifted tile begin within a vector.
-      const int64_t shift = plan.is_shifted() ? int64_t((first + uint64_t(column + row * tiles.steps[0])) % V) : 0;
+      const int64_t shift = plan.is_shifted() ? int64_t((first + uint64_t(column + row * tiles.steps[lead])) % V) : 0;
       const int64_t from = slab ? i * V - before : column + i % tiles.threads_x * V - shift;
       const int64_t begin = plan.is_shifted() ? column : 0;
       const int64_t end = slab                ? slab_size

@@ -38,6 +38,8 @@ CHOICES = [
     ((300, 700, 333), 1, F32, "columns", "slab-aligned", 4, True),
     ((40, 300, 777), 1, F32, "columns", "shifted", 4, False),
     ((40, 500, 1001), 1, BF16, "columns", "shifted", 2, True),
+    ((300, 129, 2047), 1, BF16, "columns-smem", "shifted", 4, False),
+    ((3000, 300, 37), 1, BF16, "columns-smem", "slab", 4, False),
     ((4000, 33, 33), 1, F32, "columns-staged", "aligned", 1, True),  # two groups of slices at a time
     ((2, 131072, 16), 1, F32, "columns-grid", "aligned", 4, True),
     ((1048576, 8), 0, BF16, "columns-grid", "aligned", 8, True),

@@ -85,6 +85,8 @@ def expected_instructions(kernel: Kernel) -> dict[str, str]:
     copy = r"LDGSTS\.E\.BYPASS\.128"
     if plan.tier in (Tier.STAGED, Tier.COLUMNS_STAGED):
         return {"wide load": copy, **({"wide store": r"STG\.E\.128"} if writes else {})}
+    if plan.tier == Tier.COLUMNS_SMEM:  # or in bulk
+        return {"wide load": copy + "|UBLKCP", **({"wide store": r"STG\.E\.128|UBLKCP"} if writes else {})}
     wider = max(x_type.itemsize, y_type.itemsize) if writes else x_type.itemsize
     if forward and not columns and (plan.access == Access.SCALAR or plan.vec_size * wider != 16):
         return {}
@@ -181,6 +183,7 @@ MACROS = {
     "ROWS_PER_BLOCK": 1, "VECS_PER_THREAD": 4, "VEC_SIZE": 4, "VEC_ACCESS": 0, "CLUSTER_SIZE": 1, "USES_SMEM_VECS": 0,
     "BROADCAST_GRAD": 0, "BLOCK_THREADS": 256, "PREFETCHES_TILE": 0, "USES_GRID": 0, "TWO_PASS": 0,
     "STAGES_GROUPS": 0,
+    "KEEPS_TILE_IN_SMEM": 0,
 }  # fmt: skip
 
 

@@ -189,6 +189,18 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
       }
     }
   }
+  // Tiles in shared memory: of slabs and of lines that begin anywhere, few and many columns.
+  if (searches) {
+    view.shift_in = view.slab = view.full;
+    for (view.operand_step = 1; view.operand_step <= view.full; view.operand_step *= 2) {
+      view.tile = view.operand_step < view.full ? 1 : view.full;
+      for (int64_t inner = 1; inner < 1 << 10; inner += inner / 16 + 1) {
+        view.tiles.inner = inner;
+        planner(view).for_each_smem_tile(visit);
+      }
+    }
+    view.slab = 0, view.tile = 1;
+  }
   // Groups of slices, of so many columns, few and many. Kernels differ by the number of threads.
   view.shift = 0, view.slices_follow = true, view.narrowest = 2, view.tiles.outer.count = 1;
   for (const int64_t slices : {int64_t(1), int64_t(1) << 24}) {
@@ -304,7 +316,7 @@ cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type) {
 CudaPlan plan_of(const int64_t* numbers) {
   const CudaPlan plan = make_plan({numbers, numbers + 8});
   if (plan.tier < Tier::warp || plan.tier > Tier::pipelined)
-    throw std::runtime_error("onepass: tier is 0 to 10, got " + std::to_string(int(plan.tier)));
+    throw std::runtime_error("onepass: tier is 0 to 11, got " + std::to_string(int(plan.tier)));
   if (!is_power_of_two(plan.vec_size, 8))
     throw std::runtime_error("onepass: vec_size is a power of two up to 8, got " + std::to_string(plan.vec_size));
   return plan;

@@ -35,55 +35,69 @@ struct ColumnSpeed {
     const int result = gradient ? int(kDx) : int(kY);
     return view.tiles.steps[result] > inner || view.slice_steps[result] > n * inner;
   }
+  // The vectors of a thread in the tier columns_smem.
+  int64_t vecs_in_smem(const CudaPlan& plan) const {
+    const int64_t lines = int64_t(plan.threads_y()) * plan.blocks_per_tile();
+    if (plan.is_shifted()) return ceil_div(n, lines);
+    return ceil_div(n * inner + (view.slab_begins ? 0 : plan.vec_size - 1),
+                    int64_t(plan.threads_x()) * plan.vec_size * lines);
+  }
   // About which part of the speed of memory a plan reaches, as random shapes of 64 to 300 MB have it (H200,
   // 2026-11-26).
   double expected(const CudaPlan& plan) const {
-    const int64_t cols = plan.takes_slabs() ? inner : int64_t(plan.threads_x()) * plan.vec_size;
+    const int64_t cols = plan.takes_slabs() ? inner : int64_t(plan.threads_x()) * plan.vec_size - view.shifted_by(plan);
     const int64_t blocks = plan.is_staged() ? ceil_div(view.slices(), int64_t(plan.slices_per_group()))
                                             : view.slices() * ceil_div(inner, cols) * plan.blocks_per_tile();
-    const double busy = blocks < gpu.sm_count ? double(blocks) / gpu.sm_count : 1;
-    return busy * of_full_chip(plan);
+    if (plan.is_in_smem()) return std::exp(log_of_smem(plan, blocks));
+    if (plan.is_staged()) return busy(blocks) * of_staged(plan);
+    if (plan.takes_slabs()) return busy(blocks) * of_slab(plan);
+    if (plan.tier == Tier::columns_grid) return busy(blocks) * of_grid(plan);
+    if (plan.tier == Tier::columns_twopass) return std::exp(log_of_twopass(plan, blocks));
+    return busy(blocks) * of_tile(plan);
   }
 
  private:
+  double busy(int64_t blocks) const { return blocks < gpu.sm_count ? double(blocks) / gpu.sm_count : 1; }
   // The part of the vectors of threads that exist.
   double used(const CudaPlan& plan) const {
     const int64_t lines = int64_t(plan.threads_y()) * plan.blocks_per_tile(),
                   side = int64_t(plan.threads_x()) * plan.vec_size,
-                  tiles = ceil_div(inner, side - (plan.is_shifted() ? plan.vec_size - 1 : 0));
+                  tiles = ceil_div(inner, side - view.shifted_by(plan));
     return double(n) * inner / (double(tiles) * side * lines * ceil_div(n, lines));
   }
+  // The logarithm of value / enough, 0 where the value is enough.
+  static double below(double value, double enough) { return value < enough ? std::log(value / enough) : 0; }
+  // Of the last wave of blocks, the part that exists, where there is one wave; else of all waves.
+  static double full_waves(double waves) { return waves < 1 ? waves : waves / std::ceil(waves); }
 
-  double of_full_chip(const CudaPlan& plan) const {
-    const bool half = bytes == 2, two = operands > 1;
-    const int blocks = plan.blocks_per_tile();
+  double of_staged(const CudaPlan& plan) const {
+    const bool half = bytes == 2, two = operands > 1, merges = plan.threads_y() > 1;
     const int64_t slice = n * inner * read * operands;
-    const int vec_bytes = plan.vec_size * bytes;
-    const double over_chip = plan.tier == Tier::columns_twopass ? vec_bytes < 8 ? 0.45 : 0.51
-                             : vec_bytes >= 16                  ? 0.65
-                             : two                              ? 0.34
-                             : half                             ? 0.45
-                                                                : 0.55;
-    if (plan.is_staged()) {
-      const double without_gaps = double((operands + 1) * n * inner) / double(operands * slice_step() + n * inner) *
-                                  (result_has_gaps() ? 0.5 : 1);
-      const double room = slice > 2 * kLargeSlice ? 0.62 : plan.stages() == 1 || slice > kLargeSlice ? 0.8 : 1;
-      if (!half) return without_gaps * room * (n < 8 || two ? 0.86 : plan.threads_y() > 1 ? 0.9 : 0.95);
-      const double of_length = n < 3 ? 0.72 : n < 4 ? 0.75 : (n < 8 || inner > 32 ? 0.86 : 0.83) * (n > 32 ? 0.92 : 1);
-      const double merged = plan.threads_y() == 1 ? 1 : inner % 2 ? two ? 0.92 : 0.8 : 0.85;
-      return without_gaps * room * merged * of_length;
-    }
-    if (plan.takes_slabs()) {
-      const double small = slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1;
-      const double shared = blocks > 16 ? over_chip : plan.in_grid() ? 0.65 : 1;
-      if (plan.access == VecAccess::slab) return (half ? 0.5 : two ? 0.6 : 0.65) * shared * small;
-      if (two)
-        return (!half ? 0.9 : plan.prefetches() && blocks > 1 ? 0.57 : blocks > 4 ? 0.78 : 0.88) * shared * small;
-      return 0.84 * (plan.threads_x() > 256 ? 0.95 : 1) * (half && n < 64 ? 0.75 : 1) * shared * small;
-    }
-    if (plan.tier == Tier::columns) return of_tile(plan);
-    const bool wide = plan.tier == Tier::columns_twopass && plan.threads_x() * vec_bytes > 256 + vec_bytes;
-    return (plan.is_shifted() ? 0.75 : vec_bytes >= 4 ? 1 : 0.95) * (wide ? 0.93 : 1) * over_chip;
+    const double without_gaps = double((operands + 1) * n * inner) / double(operands * slice_step() + n * inner) *
+                                (result_has_gaps() ? 0.5 : 1);
+    const double room = slice > 2 * kLargeSlice ? 0.62 : plan.stages() == 1 || slice > kLargeSlice ? 0.8 : 1;
+    if (!half)
+      return without_gaps * room * (n < 8 || two ? 0.86 : !merges ? 0.88 : slice <= kLargeSlice / 2 ? 0.9 : 0.72);
+    const double of_length = n < 3 ? 0.72 : n < 4 ? 0.75 : (n < 8 || inner > 32 ? 0.86 : 0.83) * (n > 32 ? 0.92 : 1);
+    const double merged = !merges ? 1 : inner % 2 ? two ? 0.92 : 0.8 : 0.85;
+    return without_gaps * room * merged * of_length;
+  }
+  // Of slabs in registers.
+  double of_slab(const CudaPlan& plan) const {
+    const bool half = bytes == 2, two = operands > 1;
+    const int64_t slice = n * inner * read * operands;
+    const int blocks = plan.blocks_per_tile();
+    const double small = slice < 2048 ? 0.4 : slice < 8192 ? 0.7 : 1;
+    const double shared = blocks > 16 ? 0.45 : plan.in_grid() ? 0.65 : 1;
+    if (plan.access == VecAccess::slab) return (half ? 0.5 : two ? 0.6 : 0.65) * shared * small;
+    if (two) return (!half ? 0.9 : plan.prefetches() && blocks > 1 ? 0.57 : blocks > 4 ? 0.78 : 0.88) * shared * small;
+    return 0.84 * (plan.threads_x() > 256 ? 0.95 : 1) * (half && n < 64 ? 0.75 : 1) * shared * small;
+  }
+  double of_grid(const CudaPlan& plan) const {
+    const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * plan.blocks_per_tile());
+    if (plan.vec_size * bytes >= 16) return 0.65;
+    const double whole = operands > 1 ? 0.34 : bytes == 2 ? 0.45 : 0.35;
+    return whole * std::exp(0.35 * below(double(each), 32)) * (2 * plan.blocks_per_tile() > gpu.sm_count ? 0.5 : 1);
   }
   // The same for tiles that stay on the chip: factors that were fitted to 5,600 plans of random shapes
   // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt), and corrected where other shapes were slower than expected.
@@ -101,9 +115,7 @@ struct ColumnSpeed {
     resident = std::max<int64_t>(resident, 1);
     const double on_way = double(resident) / 1024 * plan.threads_x() * plan.threads_y() *
                           std::min<int64_t>(plan.vecs_per_thread() + smem_vecs, each) * vec_bytes * operands;
-    const auto below = [](double value, double enough, double power) {
-      return value < enough ? std::pow(value / enough, power) : 1;
-    };
+    const auto power = [](double value, double enough, double power) { return std::exp(power * below(value, enough)); };
     const double line = double(std::min<int64_t>(cols, inner)) * read;
     const double tile = double(n) * line * operands / 1024;  // KB
     const bool whole_lines = inner * read % 128 == 0;        // of the cache
@@ -111,9 +123,9 @@ struct ColumnSpeed {
             : vec_bytes >= 16 ? 1
             : vec_bytes >= 8  ? 0.98
             : vec_bytes >= 4  ? 0.93
-                              : 0.64) *
+                              : 0.8) *
            (shift && two && !half ? 1.1 : 1) * (shift && blocks > 2 ? 0.9 : 1) *
-           (blocks > 8   ? two ? 0.75 : 0.71
+           (blocks > 8   ? two ? 0.75 : 0.72
             : blocks > 4 ? two ? 0.82 : 0.775
             : blocks > 2 ? 0.83
             : blocks > 1 ? 0.855
@@ -131,12 +143,63 @@ struct ColumnSpeed {
            (!smem_vecs                    ? 1
             : half && !two && blocks <= 2 ? 0.77
                                           : 0.965) *
-           (plan.prefetches() ? 0.8 : 1) * below(used(plan), 1, 0.57) * below(on_way, 30, 0.44) *
-           below(on_way, 80, 0.32) * (tiles > 1 ? below(line, whole_lines ? 128 : 256, whole_lines ? 0.23 : 0.42) : 1) *
-           (tile < 1     ? 0.4
-            : tile < 1.5 ? 0.5
-            : tile < 2.2 ? 0.7
-                         : 1);
+           (plan.prefetches() ? 0.8 : 1) * power(used(plan), 1, 0.57) * power(on_way, 30, 0.44) *
+           power(on_way, 80, 0.32) * (tiles > 1 ? power(line, whole_lines ? 128 : 256, whole_lines ? 0.23 : 0.42) : 1) *
+           (tile < 1             ? 0.4
+            : tile < 1.5         ? 0.5
+            : tile < 2.2         ? 0.7
+            : half && tile < 3.5 ? 0.78
+                                 : 1);
+  }
+  // Tiles that are read twice. The logarithm is a sum. Its weights were fitted to 4,400 plans
+  // (benchmarks/results/sweep-columns-h200-2026-11-26.txt) and averaged with earlier guesses.
+  double log_of_twopass(const CudaPlan& plan, int64_t blocks) const {
+    const bool half = bytes == 2, shift = plan.is_shifted(), two = operands > 1;
+    const int vector = plan.vec_size, vec_bytes = vector * read, threads = plan.threads(),
+              shared_by = plan.blocks_per_tile();
+    const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * shared_by),
+                  cols = int64_t(plan.threads_x()) * vector - view.shifted_by(plan), tiles = ceil_div(inner, cols);
+    const int words = plan.vecs_per_thread() * operands * std::max(1, vec_bytes / 4) + 34 + vector * (two ? 1 : 2);
+    const int64_t resident = std::max(std::min(65536 / (plan.max_threads() * words), 2048 / threads), 1);
+    const double on_way = double(std::min(resident, ceil_div(blocks, int64_t(gpu.sm_count)))) / 1024 * threads *
+                          std::min<int64_t>(plan.vecs_per_thread(), each) * vec_bytes * operands;
+    const double line = double(std::min<int64_t>(cols, inner)) * read, elements = double(each) * vector;
+    const bool whole_lines = inner * read % 128 == 0;  // of the cache
+    const double at_a_time = std::min<double>(double(blocks), double(gpu.sm_count) * resident) / shared_by,
+                 megabytes = at_a_time * n * line * operands / (1 << 20);  // which the L2 cache should hold
+    return -0.34 + 0.4 * std::log(used(plan)) +
+           0.21 * std::log(full_waves(double(blocks) / double(resident * gpu.sm_count))) +
+           0.4 * below(double(blocks), gpu.sm_count) + 0.16 * below(on_way, 30) + 0.3 * below(elements, 32) +
+           (tiles > 1 && !whole_lines ? 0.19 * std::log(line / (line + 32)) : 0) + 0.07 * below(16, plan.threads_y()) -
+           (shift            ? 0.44
+            : vec_bytes == 2 ? 0.13
+            : vec_bytes == 4 ? 0.21
+            : vec_bytes == 8 ? 0.05
+                             : 0) -
+           (half ? 0.1 : 0) + (two ? 0.05 : 0) - (shared_by == 1 ? 0.2 : 0) - 0.04 * std::log2(shared_by) +
+           0.07 * below(40, megabytes);
+  }
+  // Tiles and slabs in shared memory: weights fitted to 800 plans of the same sweep.
+  double log_of_smem(const CudaPlan& plan, int64_t blocks) const {
+    const bool half = bytes == 2, two = operands > 1, slab = plan.takes_slabs();
+    const int shared_by = plan.blocks_per_tile(), vector = plan.vec_size;
+    const int64_t vecs = vecs_in_smem(plan), side = int64_t(plan.threads_x()) * vector,
+                  cols = side - view.shifted_by(plan), pieces = vecs * plan.threads_y(),
+                  smem =
+                      pieces * (side + (slab ? 0 : 32 / read)) * read * operands + plan.threads() * vector * 8 + 2048;
+    const int64_t resident =
+        std::max<int64_t>(std::min<int64_t>(gpu.shared / smem, 65536 / (80 * plan.max_threads())), 1);
+    const double useful = double(n) * inner / (double(slab ? 1 : ceil_div(inner, cols)) * side * pieces * shared_by);
+    const double threads = double(plan.threads()) * double(std::min(resident, ceil_div(blocks, int64_t(gpu.sm_count))));
+    const double elements = double(vecs) * vector;
+    const double same = 0.6 * below(double(blocks), gpu.sm_count) + 0.22 * below(threads, 768) -
+                        0.085 * std::log2(shared_by) - (resident == 1 ? 0.08 : 0);
+    if (slab)
+      return same - 0.04 + 0.3 * std::log(useful) + 0.15 * below(elements, 128) + 0.35 * below(elements, 48) -
+             (half ? 0.14 : 0) + (two ? 0.08 : 0);
+    return same - 0.23 + 0.39 * std::log(useful) + 0.18 * below(double(std::min(cols, inner)) * read, 512) -
+           (shared_by == 16 ? 0.07 : 0) - (half ? 0.07 : 0) + (two ? half ? -0.05 : 0.27 : 0) +
+           0.15 * below(elements, 48) - (view.shift < vector ? 0.08 : 0);
   }
 };
 

@@ -12,6 +12,8 @@ constexpr int kNarrow = 8;           // vectors of a tile of less than two lines
 constexpr int kColumnStatic = 1024;  // bytes of shared memory that kernels of columns declare at most
 constexpr int kMostGap = 4;          // from slice to slice at most, in slices
 constexpr int kTinySlice = 1024;     // bytes of a slice that is not worth a block of its own
+constexpr int kChunks = 4;           // of a tile in shared memory (kSmemChunks, cuda/kernels/column_smem.cuh)
+constexpr int kStageVecs = 4;        // vectors of a thread that are loaded together (cuda/kernels/pipeline.cuh)
 constexpr int kMaxTurn = 1024;       // threads of a block, which take a whole number of lines of a slab at a time
 
 struct ColumnView {
@@ -22,8 +24,10 @@ struct ColumnView {
   int tile = 0;                                  // the widest vectors of a tile, 0 where it cannot be cut into tiles
   int slab = 0;                                  // of a slab, 0 where it is none
   int shift = 0;                                 // of a shifted tile, 0 where there is none
+  int shift_in = 0;                              // the same of the operands alone, wherever results begin
   bool slab_begins = false, slab_whole = false;  // do all slabs begin with a vector; and end with one?
   int64_t lead_step = 0;                         // from line to line of the first tensor that goes by vectors
+  int64_t operand_step = 0;                      // the same of the first operand
   bool is_scattered = false;  // slices are tiny and do not follow one another: elements are faster one by one
   // Does each slice begin soon after the one before, in all tensors? There may be gaps.
   bool slices_follow = false;
@@ -33,10 +37,16 @@ struct ColumnView {
   int64_t n() const { return tiles.n; }
   int64_t inner() const { return tiles.inner; }
   // Lines of a shifted tile after which one begins at the same element of a vector of `vector` as the first.
-  int period(int vector) const {
+  int period(int vector) const { return period(vector, lead_step); }
+  int operand_period(int vector) const { return period(vector, operand_step); }
+  static int period(int vector, int64_t step) {
     int lines = 1;
-    while (lines * lead_step % vector) lines *= 2;
+    while (lines * step % vector) lines *= 2;
     return lines;
+  }
+  // The columns of a shifted tile's vectors that belong to its neighbours.
+  int shifted_by(const CudaPlan& plan) const {
+    return !plan.is_shifted() || (plan.is_in_smem() && tile >= plan.vec_size) ? 0 : plan.vec_size - 1;
   }
   int64_t slices() const {
     int64_t count = 1;
@@ -144,22 +154,27 @@ inline ColumnView column_view(const Problem& problem, bool any_strides = false) 
   }
   int lead = 0;
   while (!by_vectors[lead]) ++lead;
-  // Whether slices begin at the same element of a vector in two tensors.
-  const auto alike = [&](int t, int width) {
+  // Whether slices, or lines, begin at the same element of a vector as in another tensor.
+  const auto alike = [&](int t, int width, int lead) {
     bool yes = (first(t) - first(lead)) % uint64_t(width) == 0;
     for (int d = 0; d < outer.count; ++d) yes &= (outer.steps[t][d] - outer.steps[lead][d]) % width == 0;
     return yes;
   };
+  const auto lines_alike = [&](int t, int width, int lead) {
+    return alike(t, width, lead) && (tiles.steps[t] - tiles.steps[lead]) % width == 0;
+  };
   if (columns) {
-    view.shift = view.full;
-    while (view.shift > 1 &&
-           !all([&](int t) { return alike(t, view.shift) && (tiles.steps[t] - tiles.steps[lead]) % view.shift == 0; }))
-      view.shift /= 2;
-    view.lead_step = tiles.steps[lead];
+    view.shift = view.shift_in = view.full;
+    while (view.shift > 1 && !all([&](int t) { return lines_alike(t, view.shift, lead); })) view.shift /= 2;
+    const int operand = backward ? int(kSaved) : int(kX);
+    while (view.shift_in > 1 && backward && by_vectors[kGrad] && !lines_alike(kGrad, view.shift_in, operand))
+      view.shift_in /= 2;
+    view.lead_step = tiles.steps[lead], view.operand_step = tiles.steps[operand];
   }
   if (all([&](int t) { return tiles.n == 1 || tiles.steps[t] == tiles.inner; })) {
     view.slab = view.full;
-    while (view.slab > 1 && (view.slab > tiles.n * tiles.inner || !all([&](int t) { return alike(t, view.slab); })))
+    while (view.slab > 1 &&
+           (view.slab > tiles.n * tiles.inner || !all([&](int t) { return alike(t, view.slab, lead); })))
       view.slab /= 2;
     view.slab_begins = all([&](int t) { return multiples(t, view.slab); });
     view.slab_whole = view.slab_begins && tiles.n * tiles.inner % view.slab == 0;
@@ -277,14 +292,51 @@ inline void set_staged_bytes(Tiles& tiles, const ColumnView& view, const Problem
   tiles.smem_vecs_bytes += result_bytes;
 }
 
+// Where the pieces of a block are in shared memory, in the tier columns_smem. Results take the places of the first
+// operand where they begin at the same bytes of vectors, and elements are as large.
+inline void set_smem_bytes(Tiles& tiles, const ColumnView& view, const Problem& problem, const CudaPlan& plan,
+                           int operands) {
+  const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
+  const auto size = [&](int t) { return size_of(problem.type(t)); };
+  const bool slab = plan.takes_slabs();
+  int lines = 1;  // after which lines begin at the same byte of a vector again
+  // Sets where a tensor's pieces are. Returns the bytes of all.
+  const auto set = [&](StagedOperand which, int t) {
+    const int64_t step = tiles.steps[t] * size(t) % 16;
+    const int64_t bytes = tiles.tile_cols * size(t), around = step ? bytes + 30 : up_to(bytes, 16) + 16;
+    while (lines * step % 16) lines *= 2;
+    // Lines of an odd number of vectors begin in different banks.
+    int64_t pitch = up_to(around - step, 16) + step;
+    if (pitch / 16 % 2 == 0) pitch += 16;
+    if (slab) pitch = int64_t(tiles.threads_x) * plan.vec_size * size(t);
+    tiles.staged[which] = {};
+    tiles.staged[which].line = int(pitch / size(t));
+    tiles.copy_lanes = std::max(tiles.copy_lanes, int((bytes + 15) / 16) + 1);
+    return int(up_to(tiles.pieces_per_block * pitch + 2 * 16, 128));
+  };
+  tiles.span_bytes = set(kStagedFirst, first);
+  if (operands > 1) tiles.span_bytes = std::max(tiles.span_bytes, set(kStagedSecond, kGrad));
+  tiles.smem_vecs_bytes = operands * tiles.span_bytes;
+  const int result_bytes = problem.is_reduction() ? 0 : set(kStagedResult, result);
+  // The lines that a thread copies begin at the same byte of a vector.
+  tiles.copy_lanes = std::min(tiles.copy_lanes, plan.threads() / lines);
+  tiles.copy_rows = plan.threads() / tiles.copy_lanes / lines * lines;
+  tiles.by_copy_lanes = divider_of(tiles.copy_lanes);
+  if (problem.is_reduction()) return;
+  if ((slab ? view.slab : view.shift) == view.full && size(first) == size(result)) return;
+  tiles.results_are_elements = !slab && view.shift < plan.vec_size;
+  tiles.result_at = tiles.smem_vecs_bytes;
+  tiles.smem_vecs_bytes += result_bytes;
+}
+
 // The tiles that a plan cuts a view into. The caller adds the bytes of vectors in shared memory.
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   if (plan.is_staged()) return staged_tiles_of(view, plan);
   Tiles tiles = view.tiles;
   const bool slab = plan.takes_slabs();
   tiles.threads_x = plan.threads_x(), tiles.threads_y = plan.threads_y();
-  tiles.tile_cols =
-      slab ? int(tiles.inner) : tiles.threads_x * plan.vec_size - (plan.is_shifted() ? plan.vec_size - 1 : 0);
+  const bool in_smem = plan.is_in_smem();
+  tiles.tile_cols = slab ? int(tiles.inner) : tiles.threads_x * plan.vec_size - view.shifted_by(plan);
   tiles.partials = slab ? tiles.threads_x * plan.vec_size / tiles.tile_cols : tiles.threads_y;
   // A gap between partial states lets lanes that read those of one column find them in different banks.
   tiles.partial_stride = slab || tiles.partials == 1 ? tiles.tile_cols : int(up_to(tiles.tile_cols, 4)) + 4;
@@ -302,10 +354,19 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   tiles.full = count_vecs(size - (slab ? plan.vec_size : 1), turn, -plan.vec_size);
   for (int t = 0; t < kTileTensors; ++t) tiles.vec_strides[t] = slab ? turn : turn * tiles.steps[t];
   tiles.by_tiles_per_slice = divider_of(tiles.tiles_per_slice),
-  tiles.by_line = divider_of(slab                ? tiles.tile_cols
-                             : plan.is_shifted() ? tiles.threads_x - 2
-                                                 : tiles.threads_x);
+  tiles.by_line = divider_of(slab                            ? tiles.tile_cols
+                             : plan.is_shifted() && !in_smem ? tiles.threads_x - 2
+                                                             : tiles.threads_x);
   tiles.smem_vecs = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
+  if (in_smem) {
+    const int64_t pieces = slab ? ceil_div(size + before, int64_t(plan.threads_x()) * plan.vec_size) : size;
+    tiles.pieces_per_block = int(ceil_div(pieces, int64_t(plan.blocks_per_tile())));
+    tiles.vecs_per_thread_max = int(ceil_div(int64_t(tiles.pieces_per_block), int64_t(plan.threads_y())));
+    tiles.chunk_vecs = int(up_to(ceil_div(int64_t(tiles.vecs_per_thread_max), int64_t(kChunks)), 2 * kStageVecs));
+    tiles.chunks = int(ceil_div(int64_t(tiles.vecs_per_thread_max), int64_t(tiles.chunk_vecs)));
+    tiles.chunk_pieces = tiles.chunk_vecs * plan.threads_y();
+    tiles.by_threads_y = divider_of(plan.threads_y());
+  }
   set_merge_threads(tiles, plan);
   return tiles;
 }
@@ -318,7 +379,7 @@ inline int64_t count_smem_vecs_bytes(const CudaPlan& plan, int vec_bytes) {
 // The numbers of a thread's partial state of a column: of a gradient its sum, else its maximum too where sums may be
 // relative to that (kThreadMaxima, cuda/kernels/column_softmax.cuh). `half_result`: results have a half type.
 inline int numbers_per_partial(const CudaPlan& plan, bool half_result, bool gradient) {
-  return gradient ? 1 : plan.in_grid() || (half_result && plan.blocks_per_tile() == 1) ? 2 : 1;
+  return gradient ? 1 : plan.in_grid() || plan.is_in_smem() || (half_result && plan.blocks_per_tile() == 1) ? 2 : 1;
 }
 
 // Bytes of shared memory in which the threads of a block, and the `peers` of a cluster (0: none), reduce columns, in
@@ -330,7 +391,7 @@ inline int64_t count_reduce_bytes(int64_t cols, int64_t partials, int peers, int
   return whole + part + (numbers > 1 ? part : tops) + 2 * peers * cols * (gradient ? 1 : 2) * scalar;
 }
 inline int cluster_peers(const CudaPlan& plan) {
-  return plan.tier == Tier::columns && plan.blocks_per_tile() > 1 ? plan.blocks_per_tile() : 0;
+  return (plan.tier == Tier::columns || plan.is_in_smem()) && plan.blocks_per_tile() > 1 ? plan.blocks_per_tile() : 0;
 }
 
 // Bytes of shared memory of a block.

@@ -31,7 +31,8 @@ struct ColumnPlanner : ColumnSpeed {
     CudaPlan best = plan_in_place();
     if (!merges || view.strided || n == 1 || are_as_measured()) return best;
     // Entries of tables were measured to be the fastest of many at such lengths.
-    const bool is_measured = best.tier == Tier::columns && best.access == VecAccess::aligned && view.tile == view.full;
+    const bool is_measured = best.tier == Tier::columns && best.access == VecAccess::aligned &&
+                             view.tile == view.full && 4 * inner >= 3 * entry().tile_vecs() * view.full;
     double speed = expected(best) * (is_measured ? 1.2 : 1);
     const auto try_it = [&](const CudaPlan& other) {
       const double of_other = expected(other);
@@ -40,6 +41,7 @@ struct ColumnPlanner : ColumnSpeed {
     if (const auto staged = plan_staged()) try_it(*staged);
     if (bytes == 8) return best;  // exponentials take the time
     for_each_tile(try_it);
+    for_each_smem_tile(try_it);
     if (const auto shifted = plan_shifted_over_chip()) try_it(*shifted);
     return best;
   }
@@ -119,6 +121,34 @@ struct ColumnPlanner : ColumnSpeed {
           f(twice);
           twice.blocks_per_row = int(std::max<int64_t>(gpu.sm_count / tiles, 1));
           if (gpu.cooperative && twice.blocks_per_row > 1) f(twice);
+        }
+      }
+    }
+  }
+  // Calls f for plans of tiles in shared memory: whole slices, and lines of up to so many bytes.
+  template <class F>
+  void for_each_smem_tile(F f) const {
+    constexpr int kVecBytes = 8, kLeast = 16;  // elements of a thread at least
+    const auto try_it = [&](int across, int down, int vector, VecAccess access) {
+      const int64_t cols = access == VecAccess::slab ? inner : int64_t(across) * vector;
+      const int most = across * down > 128 ? most_cluster(gpu) : 2;  // blocks of few threads are not shared by many
+      for (int blocks = 1; blocks <= std::min(most, most_cluster(gpu)); blocks *= 2) {
+        const CudaPlan made = {Tier::columns_smem, across, down, kStageVecs * vector, vector, blocks, 0, access};
+        if (vecs_in_smem(made) * vector < kLeast) break;
+        if (smem_bytes(made) <= smem_room(made, cols)) f(made);
+      }
+    };
+    for (int vector = kVecBytes / bytes; vector <= 4; vector *= 2) {
+      for (const int threads : {128, 256, 512}) {
+        const int64_t turn = view.turn(vector);
+        if (view.slab >= vector && turn <= threads) try_it(int(threads / turn * turn), 1, vector, VecAccess::slab);
+        if (view.shift_in < vector) continue;
+        const int period = view.operand_period(vector), more = view.tile >= vector ? 0 : vector - 1;
+        for (const int line : {128, 256, 512}) {
+          const int64_t across = ceil_div(std::min<int64_t>(line / bytes, inner) + more, int64_t(vector)),
+                        down = threads / across / period * period;
+          if (down && (line == 128 || inner * bytes > line / 2))
+            try_it(int(across), int(down), vector, VecAccess::shifted);
         }
       }
     }
@@ -338,6 +368,13 @@ struct ColumnPlanner : ColumnSpeed {
     return ceil_div(n * inner + (view.slab_begins ? 0 : vector - 1), int64_t(across) * vector);
   }
 
+  // The shared memory of a block for its tile: lines begin and end within vectors.
+  int64_t smem_bytes(const CudaPlan& plan) const {
+    const bool in_place = read == bytes && (plan.is_shifted() ? view.shift : view.slab) == view.full;
+    const int64_t pieces = vecs_in_smem(plan) * plan.threads_y(), width = int64_t(plan.threads_x()) * plan.vec_size;
+    const auto span = [&](int size) { return pieces * (width * size + (plan.is_shifted() ? 48 : 0)) + 160; };
+    return operands * span(read) + (in_place ? 0 : span(bytes));
+  }
   // The shared memory of a block for vectors, without what it reduces columns in at most.
   int64_t smem_room(const CudaPlan& plan, int64_t cols) const {
     const int64_t parts = int64_t(plan.max_threads()) * plan.vec_size / cols;

@@ -88,7 +88,7 @@ struct Alignment {
 
 constexpr int kPipelinedMessages = 8;  // of a block in the tier pipelined (kMessages in rows_pipelined.cu)
 constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that loads the next tile into shared memory ahead
-constexpr bool is_of_columns(Tier tier) { return tier >= Tier::columns && tier <= Tier::columns_staged; }
+constexpr bool is_of_columns(Tier tier) { return tier >= Tier::columns && tier <= Tier::columns_smem; }
 
 // The launch numbers of a call, as the private operators take them. The tiers of columns read them through the
 // accessors threads_x, threads_y and blocks_per_tile, the tier staged reads smem_vecs through rows_per_thread.
@@ -111,6 +111,7 @@ struct CudaPlan {
   int stages() const { return blocks_per_row; }       // columns_staged: groups that are on the chip at a time
   bool is_shifted() const { return access == VecAccess::shifted; }
   bool is_staged() const { return tier == Tier::columns_staged; }
+  bool is_in_smem() const { return tier == Tier::columns_smem; }
   // Whether rows have blocks that exchange messages.
   bool sends_messages() const { return tier == Tier::grid || tier == Tier::pipelined; }
   // Threads of a block: those that share rows, and in the tiers grid and pipelined one warp or two that send messages.

@@ -21,12 +21,13 @@ enum class Tier {
   columns_grid,     // of many blocks, launched cooperatively, which merge through memory
   columns_twopass,  // nowhere; one block, or many as above
   columns_staged,   // in the registers of a block, and whole slices come and go through shared memory, in one piece
+  columns_smem,     // in the shared memory of a block, or of the blocks of a cluster
   // Of rows again, without entries in the tables:
   pipelined,  // in the shared memory of several blocks, launched cooperatively, while the next row arrives there
 };
-constexpr const char* kTierNames[] = {"warp",     "staged",  "block",        "cluster",         "grid",
-                                      "twopass",  "columns", "columns-grid", "columns-twopass", "columns-staged",
-                                      "pipelined"};
+constexpr const char* kTierNames[] = {"warp",         "staged",   "block",        "cluster",         "grid",
+                                      "twopass",      "columns",  "columns-grid", "columns-twopass", "columns-staged",
+                                      "columns-smem", "pipelined"};
 constexpr int kTiers = 6;  // that a table of rows may have
 
 constexpr int64_t kAnyLength = INT64_MAX;

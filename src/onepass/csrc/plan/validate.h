@@ -22,7 +22,7 @@ inline Fault validate(const CudaPlan& plan) {
   const int vec_size = plan.vec_size, blocks = plan.blocks_per_row, smem_vecs = plan.smem_vecs;
   if (tier < Tier::warp || tier > Tier::pipelined) {
     return "tier is 0 (warp), 1 (staged), 2 (block), 3 (cluster), 4 (grid), 5 (twopass), 6 (columns), "
-           "7 (columns-grid), 8 (columns-twopass), 9 (columns-staged) or 10 (pipelined), got " +
+           "7 (columns-grid), 8 (columns-twopass), 9 (columns-staged), 10 (columns-smem) or 11 (pipelined), got " +
            std::to_string(int(tier));
   }
   if (access < VecAccess::predicated || access > VecAccess::shifted)
@@ -37,6 +37,13 @@ inline Fault validate(const CudaPlan& plan) {
       if (vec_size > 4 || access != VecAccess::aligned || smem_vecs < 1 || blocks < 1 || blocks > 2)
         return "the tier columns-staged has vec_size 1, 2 or 4, access 2 (aligned), 1 or more slices per group, 1 "
                "or 2 stages";
+      return {};
+    }
+    if (plan.is_in_smem()) {
+      if ((access != VecAccess::slab && access != VecAccess::shifted) || !is_power_of_two(blocks, 16) || smem_vecs ||
+          items != kStageVecs * vec_size)
+        return "the tier columns-smem has access 3 (slab) or 6 (shifted), items_per_thread 4 times vec_size, "
+               "blocks_per_tile a power of two up to 16, no smem_vecs";
       return {};
     }
     if (tier == Tier::columns ? !is_power_of_two(blocks, 16) : blocks < 1 || blocks > 1024)
@@ -185,23 +192,30 @@ inline Fault validate_columns(const CudaPlan& plan, const Problem& problem, cons
       return with("shared memory has no room for groups of so many slices: ", group);
     return {};
   }
-  const int widest = view.strided ? 1 : slab ? view.slab : plan.is_shifted() ? view.shift : view.tile;
+  const int widest = view.strided        ? 1
+                     : slab              ? view.slab
+                     : plan.is_shifted() ? plan.is_in_smem() ? view.shift_in : view.shift
+                                         : view.tile;
   if (!view.strided && !widest) return slab ? "these columns are no slab" : "these columns are in no tiles";
   if (plan.vec_size > widest) return with("the addresses or strides of this call allow vectors of ", widest);
-  if (plan.is_shifted() && plan.blocks_per_tile() * plan.threads_y() % view.period(plan.vec_size))
-    return with("access shifted: threads down a column, over all blocks, are a multiple of ",
-                view.period(plan.vec_size));
+  const int lines = plan.threads_y() * (plan.is_in_smem() ? 1 : plan.blocks_per_tile());
+  const int period = plan.is_in_smem() ? view.operand_period(plan.vec_size) : view.period(plan.vec_size);
+  if (plan.is_shifted() && lines % period)
+    return with("access shifted: threads down a column, over all blocks (columns-smem: in one), are a multiple of ",
+                period);
   if (plan.access == VecAccess::aligned && view.inner() % plan.vec_size)
     return "access aligned: the columns are no whole vectors";
   if (plan.access == VecAccess::slab_aligned && !(view.slab_whole && plan.vec_size <= view.slab))
     return "access slab-aligned: these slabs are no whole vectors";
-  if (plan.tier == Tier::columns && plan.blocks_per_tile() > most_cluster(gpu))
+  if ((plan.tier == Tier::columns || plan.is_in_smem()) && plan.blocks_per_tile() > most_cluster(gpu))
     return with("clusters of blocks up to ", most_cluster(gpu));
   if (slab && (plan.threads_y() != 1 || int64_t(plan.threads_x()) * plan.vec_size % view.inner()))
     return "threads take a whole number of lines of a slab";
   if (plan.in_grid() && plan.blocks_per_tile() > gpu.sm_count)
     return with("blocks that share columns: up to ", gpu.sm_count);
-  if (plan.tier == Tier::columns_twopass) return {};
+  if (plan.is_in_smem() && problem.is_backward() && problem.is_reduction())
+    return "the gradient of logsumexp, which merges nothing, has no tier columns-smem";
+  if (plan.tier == Tier::columns_twopass || plan.is_in_smem()) return {};
   const int64_t vecs =
       int64_t(plan.vecs_per_thread() + (plan.prefetches() ? 0 : plan.smem_vecs)) * plan.blocks_per_tile();
   const int64_t room = slab ? vecs * plan.threads_x() * plan.vec_size : vecs * plan.threads_y();

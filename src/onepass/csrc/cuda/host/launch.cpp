@@ -27,7 +27,8 @@ constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with 
 
 // Whether the blocks that share a row form a cluster.
 bool in_cluster(const CudaPlan& plan) {
-  return plan.tier == Tier::cluster || (plan.tier == Tier::columns && plan.blocks_per_row > 1);
+  return plan.tier == Tier::cluster ||
+         ((plan.tier == Tier::columns || plan.tier == Tier::columns_smem) && plan.blocks_per_row > 1);
 }
 
 // Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
@@ -116,6 +117,7 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
                                       number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
                                       number("USES_GRID", plan.of_columns() && plan.in_grid()),
                                       number("STAGES_GROUPS", plan.is_staged()),
+                                      number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
                                       number("TWO_PASS", plan.tier == Tier::columns_twopass)};
   kind.score.visit([&](const char* name, auto, auto value, auto fallback) {
     if (value != fallback) defines.push_back(std::string("-DSCORE_") + name);
@@ -254,6 +256,8 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int devi
   Tiles& tiles = launch.tiles = tiles_of(planner.view, plan);
   if (plan.is_staged()) {
     set_staged_bytes(tiles, view, problem, planner.operands);
+  } else if (plan.is_in_smem()) {
+    set_smem_bytes(tiles, view, problem, plan, planner.operands);
   } else {
     tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, planner.operands * plan.vec_size * planner.read));
   }

@@ -83,6 +83,8 @@ __device__ inline Raw load_smem(uint32_t at) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(at));
+  } else if constexpr (sizeof(Raw) == 8) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(at));
   } else {
     for (int w = 0; w < (int)sizeof(Raw) / 4; ++w)
       asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[w]) : "r"(at + w * 4));
@@ -99,6 +101,8 @@ __device__ inline void store_smem(uint32_t at, Raw raw) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(words[0]), "r"(words[1]), "r"(words[2]),
                  "r"(words[3])
                  : "memory");
+  } else if constexpr (sizeof(Raw) == 8) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(words[0]), "r"(words[1]) : "memory");
   } else {
     for (int w = 0; w < (int)sizeof(Raw) / 4; ++w)
       asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + w * 4), "r"(words[w]) : "memory");

@@ -58,7 +58,7 @@ struct ReducedGrad {
   }
   template <class Load, class Reduce, class G>
   __device__ void reduce(Load& load, Reduce&, bool, G wait_for_clear) {
-    if constexpr (C::kTwoPass || C::kUsesSmemVecs) {
+    if constexpr (C::kTwoPass || C::kInSmem || C::kUsesSmemVecs) {
       L l[V];
       unroll<V>([&](int v) { l[v] = L{}; });
       load.for_each_stage([&](auto& vectors, auto release) { absorb(vectors, l), release(); }, wait_for_clear);

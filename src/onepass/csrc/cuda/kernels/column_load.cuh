@@ -6,6 +6,7 @@
 //                   while this one is computed
 //   PipelinedLoad   all vectors arrive through a pipeline in shared memory (see pipeline.cuh)
 //   StagedLoad      whole slices arrive in shared memory, and leave from there (column_staged.cuh)
+//   SmemLoad        all vectors of a tile are in shared memory until results leave from there (column_smem.cuh)
 //
 // load.for_each_stage(absorb, after_registers) calls absorb(vectors, release) for all vectors of the tile, some at a
 // time. absorb calls release() once it has read them, where their place may be filled again. after_registers() is
@@ -15,7 +16,7 @@
 // A Stream is what the tiles of a block have in common.
 #pragma once
 
-#include "column_staged.cuh"
+#include "column_smem.cuh"
 
 // Blocks of a multiprocessor: 128 registers per thread, and all there are for doubles, whose exponentials take many.
 template <class C>
@@ -24,13 +25,16 @@ constexpr int pipelined_blocks =
 
 // Whether all vectors arrive through a pipeline.
 template <class C>
-constexpr bool is_pipelined = C::kUsesSmemVecs && C::kVecs % kStageVecs == 0 &&
-                              ((C::kGrid && sizeof(typename C::Out) < 8) ||
-                               (C::kOperands == 1 && sizeof(typename C::Out) == 2 && C::kClusterSize <= 2));
+constexpr bool is_pipelined =
+    C::kInSmem || (C::kUsesSmemVecs && C::kVecs % kStageVecs == 0 &&
+                   ((C::kGrid && sizeof(typename C::Out) < 8) ||
+                    (C::kOperands == 1 && sizeof(typename C::Out) == 2 && C::kClusterSize <= 2)));
 
 // A thread's part of a tile.
 template <class C>
-using ColumnTile = typename Conditional<C::kStaged, StagedTile<C>, ThreadTile<C, C::kTensors>>::type;
+using ColumnTile =
+    typename Conditional<C::kStaged, StagedTile<C>,
+                         typename Conditional<C::kInSmem, SmemTile<C>, ThreadTile<C, C::kTensors>>::type>::type;
 
 // A group of one tile.
 template <class Tile>
@@ -276,5 +280,7 @@ struct PipelinedLoad : TileLoad<C> {
 template <class C>
 using ColumnLoad = typename Conditional<
     C::kStaged, StagedLoad<C, TileSequence<C>>,
-    typename Conditional<C::kTwoPass || !C::kReduces, TwoPassLoad<C>,
-                         typename Conditional<is_pipelined<C>, PipelinedLoad<C>, ResidentLoad<C>>::type>::type>::type;
+    typename Conditional<C::kInSmem, SmemLoad<C, TileSequence<C>>,
+                         typename Conditional<C::kTwoPass || !C::kReduces, TwoPassLoad<C>,
+                                              typename Conditional<is_pipelined<C>, PipelinedLoad<C>,
+                                                                   ResidentLoad<C>>::type>::type>::type>::type;

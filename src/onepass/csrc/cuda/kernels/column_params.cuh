@@ -66,4 +66,12 @@ struct Tiles {
   int is_bulk;  // whether groups are copied as a whole, where the GPU can
   StagedTensor staged[kStagedTensors];
   FastDivisor by_slice_vecs;
+  // Of the tier columns-smem, whose tiles are `span_bytes` and `result_at` in shared memory too, and `staged[].line`
+  // the elements from piece to piece there:
+  int pieces_per_block;
+  int chunks, chunk_pieces, chunk_vecs;  // parts that come apart, their pieces, and a thread's vectors of those
+  FastDivisor by_threads_y;
+  int results_are_elements;  // whether results are stored to shared memory one by one: lines begin elsewhere in vectors
+  int copy_lanes, copy_rows;  // threads that copy a piece, and pieces that a block copies at a time
+  FastDivisor by_copy_lanes;
 };

@@ -33,7 +33,8 @@ struct ColumnConfig : ForwardOperands<Config> {
   // as fast or 2% slower, for half results in clusters 7 to 13% slower, because of its shared memory (H200,
   // 2026-11-23).
   static constexpr bool kThreadMaxima =
-      (Config::kGrid && kPipelined) || (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax);
+      ((Config::kGrid || Config::kInSmem) && kPipelined) ||
+      (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax);
   // Whether exponentials take the places of their elements. Exponentials of doubles do not where blocks share columns:
   // they would be rounded by the difference of the maxima.
   static constexpr bool kKeepsExp = !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp &&

@@ -11,7 +11,8 @@
 
 typedef KernelOp<ColumnSoftmax, ColumnGrad> Op;
 
-constexpr int kMinBlocks = (Op::C::kGrid || is_pipelined<Op::C>) && !Op::C::kTwoPass
+constexpr int kMinBlocks = Op::C::kInSmem ? smem_blocks<Op::C>
+                           : (Op::C::kGrid || is_pipelined<Op::C>) && !Op::C::kTwoPass
                                ? pipelined_blocks<Op::C>
                                : min_blocks<Op::C>(Op::kRegisters);
 

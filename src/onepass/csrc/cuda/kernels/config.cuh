@@ -57,6 +57,7 @@ struct Config {
   static constexpr bool kPrefetchesTile = PREFETCHES_TILE;  // columns: the next tile is copied to shared memory
   static constexpr bool kGrid = USES_GRID;                  // columns: blocks share columns through global memory
   static constexpr bool kStaged = STAGES_GROUPS;            // columns: groups of slices go through shared memory
+  static constexpr bool kInSmem = KEEPS_TILE_IN_SMEM;       // columns: tiles stay in shared memory
   static constexpr bool kTwoPass = TWO_PASS;                // columns: nothing is kept, elements are read twice
 };
 
