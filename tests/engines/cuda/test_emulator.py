@@ -113,6 +113,8 @@ ODD, PIECE = (
 SHIFTED = Plan(Tier.COLUMNS, 4, 16, 4, 1, 1, 0, Access.SHIFTED)
 STAGED = Plan(Tier.COLUMNS_STAGED, 33, 3, 12, 1, 2, 4, Access.ALIGNED)
 IN_BULK = STAGED._replace(blocks_per_row=1, smem_vecs=1)
+LINES = Plan(Tier.COLUMNS_SMEM, 9, 8, 4, 1, 1, 0, Access.SHIFTED)
+SLABS = Plan(Tier.COLUMNS_SMEM, 64, 1, 4, 1, 1, 0, Access.SLAB)
 BARRIER = "    __syncthreads();\n"
 FIRST, LAST = "    smem.put(smem.sums, max, tile);\n", "    smem.get(smem.epilogues, out, tile);\n"
 EXPECT = "expect_tx(C::kClusterSize * tile_cols * sizeof(Partial));"
@@ -125,6 +127,10 @@ NEIGHBOURS = "v >= -col && v < rest)", "v < rest)"
 RESULTS = "BulkCopy::fence();\n    __syncthreads();", "BulkCopy::fence();"
 ARRIVED = "if (is_bulk()) arrivals[stage].wait(", "if (0) arrivals[stage].wait("
 PLACE_IS_FREE = "threadIdx.x < 32) BulkCopy::wait_until_read();", "0) {}"
+CLIPPED = "at >= tensor_begin && at + kVec <= tensor_end", "true"
+NEUTRAL = "if (!tile.has_element(q + i, v))", "if (false)"
+CHUNK = "stream.arrivals[chunk].wait(stream.turn & 1);", ";"
+EDGES = "if (!results.are_whole())", "if (false)"
 MISTAKES = {
     "maxima before the barrier": Mistake("column_reduce.cuh", FIRST + BARRIER, FIRST, TILE, WRONG),
     "sums before the barrier": Mistake("column_reduce.cuh", BARRIER + LAST, LAST, TILE, WRONG, BACKWARDS),
@@ -140,6 +146,10 @@ MISTAKES = {
     "a group that is on its way in bulk": Mistake("column_staged.cuh", *ARRIVED, IN_BULK, OVER, FORWARDS, LATE),
     "a group in the place of results": Mistake("column_staged.cuh", *PLACE_IS_FREE, IN_BULK, WRONG, FORWARDS, LATE),
     "results before the barrier": Mistake("column_staged.cuh", *RESULTS, STAGED, WRONG, BACKWARDS),
+    "vectors beyond the tensor": Mistake("column_smem.cuh", *CLIPPED, LINES, BEYOND),
+    "elements of the slab before": Mistake("column_smem.cuh", *NEUTRAL, SLABS, WRONG),
+    "a chunk that is on its way": Mistake("column_smem.cuh", *CHUNK, SLABS, OVER, FORWARDS, LATE),
+    "the ends of lines": Mistake("column_smem.cuh", *EDGES, LINES, WRONG),
     "before the slab": Mistake("column_tile.cuh", "return p >= 0 && p <", "return p >= -1 && p <", PIECE, BEYOND),
 }
 

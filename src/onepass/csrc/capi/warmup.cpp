@@ -191,15 +191,18 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   }
   // Tiles in shared memory: of slabs and of lines that begin anywhere, few and many columns.
   if (searches) {
-    view.shift_in = view.slab = view.full;
-    for (view.operand_step = 1; view.operand_step <= view.full; view.operand_step *= 2) {
-      view.tile = view.operand_step < view.full ? 1 : view.full;
-      for (int64_t inner = 1; inner < 1 << 10; inner += inner / 16 + 1) {
-        view.tiles.inner = inner;
-        planner(view).for_each_smem_tile(visit);
+    view.shift_in = view.full;
+    for (const bool in_place : {false, true}) {  // results need room where not
+      view.shift = view.slab = in_place ? view.full : view.full / 2;
+      for (view.operand_step = 1; view.operand_step <= view.full; view.operand_step *= 2) {
+        view.tile = view.operand_step < view.full ? 1 : view.full;
+        for (int64_t inner = 1; inner < 1 << 10; inner += inner / 16 + 1) {
+          view.tiles.inner = inner;
+          planner(view).for_each_smem_tile(visit);
+        }
       }
     }
-    view.slab = 0, view.tile = 1;
+    view.slab = view.shift = 0, view.tile = 1;
   }
   // Groups of slices, of so many columns, few and many. Kernels differ by the number of threads.
   view.shift = 0, view.slices_follow = true, view.narrowest = 2, view.tiles.outer.count = 1;

@@ -157,10 +157,10 @@ struct SmemPieces {
   __device__ void for_each_clipped(F f) const {
     const int pieces = C::kSlab ? 1 : tile.pieces;
     const Range all = C::kSlab ? slab(0, tile.pieces) : Range{0, tile.width * kSize};
-    for (int i = threadIdx.x; i < 4 * kEdge * kEdge; i += blockDim.x) {
+    for (int i = threadIdx.x; i < 2 * kEdge * kEdge; i += blockDim.x) {
       const int element = i % kEdge * kSize, piece = i / kEdge % kEdge;
-      const bool is_last = i >= 2 * kEdge * kEdge;
-      if (i / kEdge % (2 * kEdge) >= kEdge || piece >= pieces || element >= all.high - all.low) continue;
+      const bool is_last = i >= kEdge * kEdge;  // of the last pieces the last elements, else the first of the first
+      if (piece >= pieces || element >= all.high - all.low) continue;
       const int64_t k = is_last ? pieces - 1 - piece : piece;
       char* const at = first + k * step + (is_last ? all.high - kSize - element : all.low + element);
       char* const vec = at - (uint64_t)at % kVec;
@@ -311,12 +311,11 @@ struct SmemLoad {
           } else {
             unroll<V>([&](int v) { made.at[v] = from_acc<Out>(result(fragment, i, v)); });
           }
-          if (q + i >= tile.count) {
-          } else if (!C::kSlab && tiles.results_are_elements) {
+          const bool exists = q + i < tile.count;
+          if (exists && !C::kSlab && tiles.results_are_elements)
             unroll<V>([&](int v) { store_smem_if(tile.in_tile >> v & 1, at + v * (int)sizeof(Out), made.at[v]); });
-          } else {
+          else if (exists)
             store_smem_vec(at, made);
-          }
           at += step;
         });
       }
