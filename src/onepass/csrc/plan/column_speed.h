@@ -187,8 +187,8 @@ struct ColumnSpeed {
                   cols = side - view.shifted_by(plan), pieces = vecs * plan.threads_y(),
                   smem =
                       pieces * (side + (slab ? 0 : 32 / read)) * read * operands + plan.threads() * vector * 8 + 2048;
-    const int64_t resident =
-        std::max<int64_t>(std::min<int64_t>(gpu.shared / smem, 65536 / (80 * plan.max_threads())), 1);
+    const int registers = slab ? 72 * plan.threads() : 80 * plan.max_threads();
+    const int64_t resident = std::max<int64_t>(std::min<int64_t>(gpu.shared / smem, 65536 / registers), 1);
     const double useful = double(n) * inner / (double(slab ? 1 : ceil_div(inner, cols)) * side * pieces * shared_by);
     const double threads = double(plan.threads()) * double(std::min(resident, ceil_div(blocks, int64_t(gpu.sm_count))));
     const double elements = double(vecs) * vector;
