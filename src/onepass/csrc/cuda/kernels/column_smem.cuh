@@ -78,7 +78,7 @@ struct SmemTile {
   __device__ int position(int q) const { return q * width + (int)threadIdx.x * V; }
 };
 
-// The pieces that a block has of a tensor, whose elements are of type T. Those of a slab are one.
+// The pieces that a block has of a tensor, whose elements are of type T. A slab is one span of memory.
 template <class C, class T>
 struct SmemPieces {
   static constexpr int kVec = kSpanVecBytes, kEdge = kVec / sizeof(T), kSize = sizeof(T);
