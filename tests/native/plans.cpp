@@ -184,6 +184,31 @@ const char* find_fault_of_elements(const Problem& problem, const ColumnView& vie
   return nullptr;
 }
 
+// Shared memory has room for all tiles that the planner lists, of any two types and lines of any length.
+bool has_room(const Gpu& gpu) {
+  const auto length = [](double most) { return int64_t(std::exp(std::log(most) * double(below(1000)) / 1000)) + 1; };
+  const int64_t sizes[] = {length(300), 2 + length(20000), 1 + length(6000)}, none[] = {0, 0, 0};
+  const int64_t pitch[] = {sizes[2] + below(3) * below(9), sizes[2] + below(3) * below(9)};
+  const int64_t x[] = {sizes[1] * pitch[0], pitch[0], 1}, y[] = {sizes[1] * pitch[1], pitch[1], 1};
+  const int64_t* const each[] = {y, x, x, none};
+  const bool reduce[] = {false, true, false};
+  const DType types[] = {DType::float32, DType::bfloat16}, in = types[below(2)], out = types[below(2)];
+  const Problem problem =
+      below(3) ? Problem::forward(make_forward_layout(3, sizes, x, y, reduce, false), Function::softmax, in, out)
+               : Problem::backward(make_backward_layout(3, sizes, each, reduce, false), Function::softmax, in, out);
+  const ColumnView view = column_view(problem);
+  const ColumnPlanner planner = column_planner(view, gpu, problem);
+  bool fits = true;
+  if (view.served && !view.strided) {
+    planner.for_each_smem_tile([&](const CudaPlan& plan) {
+      Tiles tiles = tiles_of(view, plan);
+      set_smem_bytes(tiles, view, problem, plan, planner.operands);
+      fits &= count_column_bytes(tiles, plan, 4, planner.gradient, planner.half_result) <= gpu.shared - kColumnStatic;
+    });
+  }
+  return fits;
+}
+
 // The multiplier and the shift of a divisor give the quotients of all numbers below 2^31.
 bool divides() {
   const int64_t b = one_of({1, 2, 3, 1 + below(1000), 1 + below((int64_t(1) << 31) - 1)});
@@ -204,6 +229,8 @@ int main() {
   for (int i = 0; i < 200000; ++i) {
     draw.seed(unsigned(i));
     if (!divides()) return complain("a division"), 1;
+    if (i % 50 == 0 && !has_room(gpus[i / 50 % 5])) return complain("more shared memory than there is"), 1;
+    draw.seed(unsigned(i));
     Gpu gpu = gpus[i % 5];
     gpu.cooperative = i % 7 > 0;
     const bool small = i % 4 < 2;

@@ -115,7 +115,9 @@ struct ColumnSpeed {
     resident = std::max<int64_t>(resident, 1);
     const double on_way = double(resident) / 1024 * plan.threads_x() * plan.threads_y() *
                           std::min<int64_t>(plan.vecs_per_thread() + smem_vecs, each) * vec_bytes * operands;
-    const auto power = [](double value, double enough, double power) { return std::exp(power * below(value, enough)); };
+    const auto power = [](double value, double enough, double exponent) {
+      return std::exp(exponent * below(value, enough));
+    };
     const double line = double(std::min<int64_t>(cols, inner)) * read;
     const double tile = double(n) * line * operands / 1024;  // KB
     const bool whole_lines = inner * read % 128 == 0;        // of the cache

@@ -370,9 +370,10 @@ struct ColumnPlanner : ColumnSpeed {
 
   // The shared memory of a block for its tile: lines begin and end within vectors.
   int64_t smem_bytes(const CudaPlan& plan) const {
-    const bool in_place = read == bytes && (plan.is_shifted() ? view.shift : view.slab) == view.full;
+    const bool in_place =
+        read == bytes && half_result == (bytes == 2) && (plan.is_shifted() ? view.shift : view.slab) == view.full;
     const int64_t pieces = vecs_in_smem(plan) * plan.threads_y(), width = int64_t(plan.threads_x()) * plan.vec_size;
-    const auto span = [&](int size) { return pieces * (width * size + (plan.is_shifted() ? 48 : 0)) + 160; };
+    const auto span = [&](int size) { return pieces * (width * size + (plan.is_shifted() ? 64 : 0)) + 160; };
     return operands * span(read) + (in_place ? 0 : span(bytes));
   }
   // The shared memory of a block for vectors, without what it reduces columns in at most.
