@@ -21,7 +21,10 @@ using namespace onepass;
 constexpr int64_t kEvery = 4224;                      // up to here every length is walked
 constexpr int64_t kLongest = (int64_t(1) << 33) + 1;  // and to here those at which a plan may change
 // Numbers of rows, closer together where there are few: what a block keeps follows from how many share the chip.
-constexpr int64_t kRows[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, 4096, 1000000};
+std::vector<int64_t> rows_to_walk(const Gpu& gpu) {
+  const int64_t chip = gpu.sm_count;
+  return {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, chip * 11 / 20, 128, chip + 1, 256, 512, 1024, 4096, 1000000};
+}
 
 // Lengths such that a plan of any length is the plan of one of these: all short ones, then those around each limit of
 // the tables (and around its half and its double, for other sizes of elements), around the powers of two and their
@@ -297,7 +300,7 @@ std::string kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const std::
   };
   const bool any = lengths.empty();
   for (const int64_t n : any ? lengths_to_walk(tables_of(gpu.name)) : lengths) {
-    for (const int64_t rows : kRows) {
+    for (const int64_t rows : rows_to_walk(gpu)) {
       if (kind.pass == cuda::Pass::forward) {
         forward_plans(kind, gpu, rows, n, visit);
       } else {

@@ -11,16 +11,24 @@ namespace onepass {
 
 constexpr int kThreads = 128;   // threads per block in the tiers warp and staged
 constexpr int kShortRow = 128;  // elements of two bytes
-// Rows of these lengths take narrower vectors if they have no more than kFewBytes in all.
+// Rows of these lengths take narrower vectors if they have no more than so many bytes in all: kFewBytes in vectors of
+// several elements, fewer in single ones.
 constexpr int kShortest = 16, kLongest = 512;
-constexpr int64_t kFewBytes = int64_t(1) << 25;
+constexpr int64_t kFewBytes = 16 << 20, kFewWords = 8 << 20, kFewHalfWords = 4 << 20;
 // The longest row of a reduction for which the tier staged pays. It pays for longer rows of half types too, unless they
 // come in aligned vectors of four.
-constexpr int kStagedReduced = 40, kStagedReducedHalf = 256;
+constexpr int kStagedReduced = 40, kStagedReducedHalf = 160;
 constexpr bool staged_pays_reduced(int64_t n, bool half) {
   return n <= kStagedReduced || (half && n <= kStagedReducedHalf && n % 4);
 }
-constexpr int kTile = 16384;          // bytes of a tile of the tier staged
+// Bytes of a tile of the tier staged at most, and the tiles that a multiprocessor has in turn at least (5% to 30%
+// faster than larger tiles from 2 to 30 MB, benchmarks/results/sweep-rows-h200-2026-11-26.txt).
+constexpr int64_t kTile = 14336, kTilesPerSm = 32;
+// Other numbers of threads take a row where those of the table would read more words of a bank of shared memory at once
+// (rows of 65 bfloat16, which begin one bank after another, .64 of a copy by 4 threads).
+constexpr int kMostWords = 3;
+// Half of a row's threads do where each then has so many elements at most, and takes a logarithm or writes nothing.
+constexpr int kFewerThreads = 36;
 constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
 // Lengths in elements of 4 bytes, or of half types. From kLongRow on few rows are spread over several blocks each; from
 // kWholeChip on (with two operands from half of it on) up to kFewWhole rows take the whole chip.
@@ -28,12 +36,16 @@ constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalf = 393216
 constexpr int kFewWhole = 8;
 constexpr int64_t kFewRows = 8192;   // the tables few_rows serve up to so many rows
 constexpr int64_t kPaired = 131072;  // from here on as many rows as half the multiprocessors take the whole chip too
-constexpr int kStreaming = 1024;     // threads per multiprocessor that stream the rows of a reduction, at least
+// Reductions stream rows of more elements than kStreamed, up to so many on a multiprocessor, by kStreaming threads of
+// it at most.
+constexpr int kStreamed = 18000, kStreamedPerSm = 5, kStreaming = 2048;
 
-// Elements and vectors per thread, in registers and in shared memory, of rows of half types that are no whole vectors:
-// in a block more elements in registers spill; in clusters fewer of them, beside shared memory, run at .98 of a copy
-// where as many ran at .78 to .97 (six lengths, H100, 2026-11-25).
-constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24, kUnalignedSmemVecs = 4;
+// Rows of half types that are no whole vectors keep few vectors in registers, where more would spill, and the others in
+// shared memory. Threads of a block, at least and at most, and vectors of a thread of at least and at most so many
+// threads (two sweeps of 120 lengths from 900 to 275000, benchmarks/results/sweep-rows-h200-2026-11-26.txt).
+constexpr int kHalfThreads = 64, kMostHalfThreads = 160, kManyHalfThreads = 128, kHalfVecs = 8, kMostHalfVecs = 12;
+constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24,
+              kUnalignedSmemVecs = 4;  // in gradients, elements and vectors
 constexpr int kGridVectors = 448;  // vectors of a row, of all operands, that make a block of the tier grid worthwhile
 // Of rows longer than kMuchLonger times what the chip holds registers keep nothing and shared memory keeps kLittle
 // vectors per thread, so that the L1 cache has room for loads in flight (1x256M float32: 810 us with all of it, 754
@@ -57,6 +69,7 @@ struct RowPlanner {
   const int64_t rows, n;
   const int operands;  // tensors that wait on the chip: 2 in a gradient
   const bool is_backward, is_reduction;
+  const bool takes_log;            // each thread of a row takes the logarithm of its sum
   const int64_t pitch;             // elements from row to row of the first operand
   const bool is_tiled;             // rows lie one after another, with small gaps
   const int read_size, item_size;  // bytes of an element that is read, and of the wider type
@@ -80,6 +93,7 @@ struct RowPlanner {
         operands(problem.is_backward() ? 2 : 1),
         is_backward(problem.is_backward()),
         is_reduction(problem.is_reduction()),
+        takes_log(!is_backward && (is_reduction || problem.function == Function::log_softmax)),
         pitch(rows == 1 ? n : problem.layout.row_stride(problem.is_backward() ? int(kSaved) : int(kX))),
         is_tiled(are_tiled(problem)),
         read_size(size_of(problem.in_type())),
@@ -104,9 +118,17 @@ struct RowPlanner {
     }
     if (!is_reduction) return plan_on_chip(writing_entry(tables));
     const Entry& entry = look_up(tables.of(true, half), length);
-    // A row that streams has one block. Where rows are too few for the chip, a reduction is served as softmax is.
-    const bool too_few =
-        Tier(entry.tier) == Tier::twopass && !invariant && rows < int64_t(gpu.sm_count) * kStreaming / entry.threads;
+    if (invariant) return plan_on_chip(entry);
+    // Few long rows that stream, each with so many threads that all do so at once, unless that left half of the chip
+    // with nothing to do in the end.
+    const int64_t chip = gpu.sm_count, per_sm = ceil_div(rows, chip);
+    if (length > kStreamed && per_sm <= kStreamedPerSm && 5 * rows >= 3 * chip * per_sm) {
+      int threads = 1024;
+      while (rows * threads > chip * kStreaming) threads /= 2;
+      return plan_twopass(threads, half ? 24 : 16);
+    }
+    // Where rows are too few for the chip, a reduction is served as softmax is.
+    const bool too_few = Tier(entry.tier) == Tier::twopass && rows * entry.threads < chip * kStreaming / 2;
     return plan_on_chip(too_few ? writing_entry(tables) : entry);
   }
 
@@ -158,25 +180,45 @@ struct RowPlanner {
     return {Tier::warp, threads, kThreads / threads, items, vec_size, 1, 0, access()};
   }
 
+  // How many words of one bank of shared memory a warp reads at once, where so many threads of it read a row.
+  int words_of_a_bank(int threads) const {
+    int words[32] = {}, most = 0;
+    int64_t before = -1;
+    for (int lane = 0; lane < 32; ++lane) {
+      const int64_t word = (lane / threads * n + lane % threads) * read_size / 4;
+      if (word != before) most = std::max(most, ++words[word % 32]);
+      before = word;
+    }
+    return most;
+  }
   // Tiles of whole vectors, where rows lie one after another, with small gaps. Elsewhere the tier warp,
   // element by element, which gives the same bits.
   CudaPlan plan_staged(const Entry& entry) const {
-    const int rows_per_block = kThreads / entry.threads, items = int(up_to(ceil_div(n, entry.threads), 2));
-    if (!is_tiled) return {Tier::warp, entry.threads, rows_per_block, items, 1, 1, 0, VecAccess::predicated};
-    int rows_per_thread = int(ceil_div(kTile * 7 / 8, pitch * read_size * operands * rows_per_block));
+    int threads = entry.threads;
+    if ((half ? takes_log : is_reduction) && threads > 1 && n <= kFewerThreads * threads / 2) threads /= 2;
+    if (words_of_a_bank(threads) > kMostWords) {
+      if (threads > 1 && n <= kFewerThreads * threads / 2 && words_of_a_bank(threads / 2) <= kMostWords) threads /= 2;
+      while (words_of_a_bank(threads) > kMostWords) threads *= 2;
+    }
+    const int rows_per_block = kThreads / threads, items = int(up_to(ceil_div(n, threads), 2));
+    if (!is_tiled) return {Tier::warp, threads, rows_per_block, items, 1, 1, 0, VecAccess::predicated};
+    const int64_t row = pitch * read_size * operands,
+                  tile = std::clamp<int64_t>(rows * row / (gpu.sm_count * kTilesPerSm), 1, kTile);
+    int rows_per_thread = int(ceil_div(tile, row * rows_per_block));
     while (rows_per_thread * rows_per_block % (16 / read_size)) ++rows_per_thread;
-    return {Tier::staged, entry.threads, rows_per_block, items, 1, 1, rows_per_thread, VecAccess::predicated};
+    return {Tier::staged, threads, rows_per_block, items, 1, 1, rows_per_thread, VecAccess::predicated};
   }
 
   // Few rows that are no whole vectors of 16 bytes, in whole narrower vectors: they are too few tiles for the chip
   // (5120 rows of 196 bfloat16 take 5.3 us instead of 7.2, measured on an H200, 2026-11-22).
   std::optional<CudaPlan> plan_narrow() const {
-    if (invariant || is_reduction || pitch != n || n < kShortest || n > kLongest || rows > kFewBytes / (n * read_size))
-      return {};
+    if (invariant || is_reduction || pitch != n || n < kShortest || n > kLongest) return {};
     int width = half ? 4 : 2;
     while (width > 1 && !alignment.whole(n, width)) width /= 2;
+    if (rows * n * read_size > (width > 1 ? kFewBytes : half ? kFewHalfWords : kFewWords)) return {};
     const int threads = n < kShortRow / 2 ? 8 : n <= 2 * kShortRow || width == 4 ? 16 : 32;
     const int items = int(up_to(ceil_div(n, int64_t(width) * threads) * width, 4));
+    if (4 * n < 3 * threads * items) return {};  // too many threads would have nothing
     return CudaPlan{Tier::warp, threads, kThreads / threads, items, width, 1, 0, VecAccess::aligned};
   }
 
@@ -204,9 +246,33 @@ struct RowPlanner {
                     smem_vecs ? unaligned_access() : access()};
   }
 
+  // The same for a half type that comes in no whole vectors: as few blocks as have few threads. None for rows for which
+  // a cluster would need many.
+  std::optional<CudaPlan> share_half_row() const {
+    const int in_registers = is_reduction ? 8 : takes_log ? 6 : 7;  // one more would spill
+    for (int blocks = 1; blocks <= (is_reduction ? 1 : most_cluster(gpu)); blocks *= 2) {
+      const auto threads_of = [&](int vecs_per_thread) {
+        return std::max(int(up_to(ceil_div(vecs, int64_t(vecs_per_thread) * blocks), 32)), kHalfThreads);
+      };
+      const int threads = std::max(threads_of(kMostHalfVecs), std::min(threads_of(kHalfVecs), kManyHalfThreads));
+      if (threads > (blocks < most_cluster(gpu) ? 1 : 2) * kMostHalfThreads) continue;
+      const int each = int(ceil_div(vecs, int64_t(threads) * blocks));
+      const int smem_vecs = is_reduction ? int(up_to(std::max(each - in_registers, 0), 2))
+                            : each == 4  ? 2
+                            : each < 6   ? 0
+                            : each < 8   ? 4
+                                         : int(up_to(each - in_registers, 2));
+      return share_row(blocks, threads, (each - smem_vecs) * vec_size, smem_vecs);
+    }
+    return {};
+  }
+
   // The tiers block and cluster by an entry.
   std::optional<CudaPlan> keep_in_blocks(const Entry& entry) const {
     const bool unaligned = invariant ? n % vec_size != 0 : access() != VecAccess::aligned;
+    if (half && unaligned && !is_backward && vec_size == alignment.full) {
+      if (const auto plan = share_half_row()) return plan;
+    }
     const bool fewer = half && unaligned && !entry.smem_vecs && entry.items_per_thread > kUnalignedHalf;
     if (fewer && entry.blocks_per_row > 1)
       return share_row(entry.blocks_per_row, 0, kUnalignedInCluster, kUnalignedSmemVecs);

@@ -16,27 +16,26 @@ inline const Tables& built_in() {
       "built in, measured on NVIDIA H200, 2026-11-22",
       {  // write_f32
           {5, kWarp, 1, 0, 1, 0}, {27, kWarp, 2, 0, 1, 0}, {55, kWarp, 4, 0, 1, 0}, {119, kWarp, 8, 0, 1, 0},
-          {239, kWarp, 16, 0, 1, 0}, {326, kWarp, 32, 0, 1, 0}, {506, kWarp, 16, 0, 1, 0}, {2048, kBlock, 0, 28, 1, 0},
-          {2239, kBlock, 0, 20, 1, 0}, {3584, kBlock, 0, 16, 1, 0}, {5120, kBlock, 0, 20, 1, 0},
-          {6079, kBlock, 0, 28, 1, 0}, {6400, kBlock, 0, 20, 1, 0}, {7680, kBlock, 0, 24, 1, 0},
-          {8960, kBlock, 0, 28, 1, 0}, {13478, kCluster, 0, 28, 2, 0}, {32382, kCluster, 0, 32, 4, 0},
-          {76797, kCluster, 128, 28, 8, 8}, {160714, kCluster, 128, 24, 16, 12}, {199749, kCluster, 192, 24, 16, 12},
-          {235517, kCluster, 0, 28, 16, 16}, {280433, kCluster, 256, 24, 16, 12}, {428952, kCluster, 320, 28, 16, 16},
-          {466941, kCluster, 0, 28, 16, 12}, {552957, kCluster, 0, 24, 16, 12}, {kAnyLength, kGrid, 480, 16, 1, 0},
+          {506, kWarp, 16, 0, 1, 0}, {2048, kBlock, 0, 28, 1, 0}, {2239, kBlock, 0, 20, 1, 0},
+          {3584, kBlock, 0, 16, 1, 0}, {5120, kBlock, 0, 20, 1, 0}, {6079, kBlock, 0, 28, 1, 0},
+          {6400, kBlock, 0, 20, 1, 0}, {7680, kBlock, 0, 24, 1, 0}, {8960, kBlock, 0, 28, 1, 0},
+          {13478, kCluster, 0, 28, 2, 0}, {32382, kCluster, 0, 32, 4, 0}, {76797, kCluster, 128, 28, 8, 8},
+          {160714, kCluster, 128, 24, 16, 12}, {199749, kCluster, 192, 24, 16, 12}, {235517, kCluster, 0, 28, 16, 16},
+          {280433, kCluster, 256, 24, 16, 12}, {428952, kCluster, 320, 28, 16, 16}, {466941, kCluster, 0, 28, 16, 12},
+          {552957, kCluster, 0, 24, 16, 12}, {kAnyLength, kGrid, 480, 16, 1, 0},
       },
       {  // write_f16
           {11, kWarp, 1, 0, 1, 0}, {19, kWarp, 2, 0, 1, 0}, {27, kWarp, 4, 0, 1, 0}, {35, kWarp, 2, 0, 1, 0},
           {43, kWarp, 4, 0, 1, 0}, {55, kWarp, 2, 0, 1, 0}, {103, kWarp, 4, 0, 1, 0}, {239, kWarp, 8, 0, 1, 0},
-          {478, kWarp, 16, 0, 1, 0}, {701, kWarp, 32, 0, 1, 0}, {1453, kBlock, 0, 48, 1, 0}, {1517, kWarp, 32, 0, 1, 0},
-          {3647, kBlock, 0, 40, 1, 0}, {4096, kBlock, 0, 32, 1, 0}, {5055, kBlock, 0, 40, 1, 0},
-          {5120, kBlock, 0, 32, 1, 0}, {7680, kBlock, 0, 40, 1, 0}, {8192, kBlock, 0, 32, 1, 0},
-          {9279, kBlock, 0, 40, 1, 0}, {9919, kCluster, 0, 40, 2, 0}, {12095, kCluster, 0, 64, 2, 0},
-          {12793, kBlock, 0, 40, 1, 0}, {16385, kCluster, 0, 48, 2, 0}, {17379, kBlock, 320, 40, 1, 4},
-          {21497, kCluster, 0, 48, 2, 0}, {32000, kCluster, 0, 56, 4, 0}, {32382, kCluster, 0, 32, 4, 4},
-          {42426, kCluster, 0, 56, 4, 0}, {47555, kCluster, 0, 48, 8, 0}, {50280, kCluster, 192, 56, 4, 4},
-          {129656, kCluster, 0, 64, 8, 0}, {196601, kCluster, 160, 32, 8, 12}, {368633, kCluster, 0, 56, 16, 8},
-          {1048576, kCluster, 256, 56, 16, 12}, {1100000, kCluster, 480, 48, 16, 12},
-          {kAnyLength, kGrid, 480, 32, 1, 0},
+          {478, kWarp, 16, 0, 1, 0}, {1600, kWarp, 32, 0, 1, 0}, {3647, kBlock, 0, 40, 1, 0},
+          {4096, kBlock, 0, 32, 1, 0}, {5055, kBlock, 0, 40, 1, 0}, {5120, kBlock, 0, 32, 1, 0},
+          {7680, kBlock, 0, 40, 1, 0}, {8192, kBlock, 0, 32, 1, 0}, {9279, kBlock, 0, 40, 1, 0},
+          {9919, kCluster, 0, 40, 2, 0}, {12095, kCluster, 0, 64, 2, 0}, {12793, kBlock, 0, 40, 1, 0},
+          {16385, kCluster, 0, 48, 2, 0}, {17379, kBlock, 320, 40, 1, 4}, {21497, kCluster, 0, 48, 2, 0},
+          {32000, kCluster, 0, 56, 4, 0}, {32382, kCluster, 0, 32, 4, 4}, {42426, kCluster, 0, 56, 4, 0},
+          {47555, kCluster, 0, 48, 8, 0}, {50280, kCluster, 192, 56, 4, 4}, {129656, kCluster, 0, 64, 8, 0},
+          {225000, kCluster, 0, 64, 16, 0}, {368633, kCluster, 0, 56, 16, 8}, {1048576, kCluster, 256, 56, 16, 12},
+          {1100000, kCluster, 480, 48, 16, 12}, {kAnyLength, kGrid, 480, 32, 1, 0},
       },
       {  // reduce_f32
           {27, kWarp, 1, 0, 1, 0}, {35, kWarp, 4, 0, 1, 0}, {56, kWarp, 2, 0, 1, 0}, {160, kWarp, 4, 0, 1, 0},
@@ -63,12 +62,12 @@ inline const Tables& built_in() {
           {kAnyLength, kGrid, 480, 32, 1, 0},
       },
       {  // unaligned_f32
-          {40, kStaged, 1, 0, 1, 0}, {175, kStaged, 4, 0, 1, 0}, {289, kStaged, 8, 0, 1, 0},
-          {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
+          {20, kStaged, 1, 0, 1, 0}, {55, kStaged, 2, 0, 1, 0}, {80, kStaged, 4, 0, 1, 0}, {155, kStaged, 8, 0, 1, 0},
+          {250, kStaged, 16, 0, 1, 0}, {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
       },
       {  // unaligned_f16
-          {40, kStaged, 1, 0, 1, 0}, {140, kStaged, 4, 0, 1, 0}, {369, kStaged, 8, 0, 1, 0},
-          {1369, kStaged, 32, 0, 1, 0}, {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
+          {30, kStaged, 1, 0, 1, 0}, {40, kStaged, 2, 0, 1, 0}, {70, kStaged, 4, 0, 1, 0}, {125, kStaged, 8, 0, 1, 0},
+          {440, kStaged, 16, 0, 1, 0}, {1369, kStaged, 32, 0, 1, 0}, {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
       },
       {  // few_rows_f32
           {255, kUseWriteTable, 0, 0, 1, 0}, {350, kWarp, 16, 0, 1, 0}, {946, kWarp, 32, 0, 1, 0},
@@ -78,8 +77,8 @@ inline const Tables& built_in() {
       {  // few_rows_f16
           {255, kUseWriteTable, 0, 0, 1, 0}, {447, kWarp, 16, 0, 1, 0}, {575, kWarp, 32, 0, 1, 0},
           {701, kWarp, 16, 0, 1, 0}, {1470, kWarp, 32, 0, 1, 0}, {2560, kBlock, 0, 40, 1, 0},
-          {5695, kBlock, 0, 64, 1, 0}, {7615, kBlock, 0, 56, 1, 0}, {10559, kBlock, 0, 64, 1, 0},
-          {11839, kCluster, 0, 48, 2, 0}, {16384, kBlock, 0, 64, 1, 0}, {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
+          {5695, kBlock, 0, 64, 1, 0}, {7615, kBlock, 0, 56, 1, 0}, {9000, kBlock, 0, 64, 1, 0},
+          {16384, kCluster, 0, 56, 2, 0}, {kAnyLength, kUseWriteTable, 0, 0, 1, 0},
       },
       {  // columns_f32
           {24, kColumns, 64, 24, 64, 0}, {32, kColumns, 128, 8, 32, 0}, {64, kColumns, 128, 8, 16, 0},
@@ -140,10 +139,13 @@ inline const std::vector<Entry>& built_in_rows_backward(bool half) {
 // (benchmarks/results/rows-2026-11-25.txt).
 inline const std::vector<Entry>& built_in_unaligned_rows_backward(bool half) {
   constexpr int kStaged = int(Tier::staged);
-  static const std::vector<Entry> of32 = {
-      {20, kStaged, 1, 0, 1, 0}, {40, kStaged, 2, 0, 1, 0}, {56, kStaged, 4, 0, 1, 0}, {kAnyLength, kUseWriteTable}};
-  static const std::vector<Entry> of16 = {
-      {24, kStaged, 1, 0, 1, 0}, {32, kStaged, 2, 0, 1, 0}, {56, kStaged, 8, 0, 1, 0}, {kAnyLength, kUseWriteTable}};
+  static const std::vector<Entry> of32 = {{16, kStaged, 1, 0, 1, 0},
+                                          {40, kStaged, 2, 0, 1, 0},
+                                          {56, kStaged, 8, 0, 1, 0},
+                                          {kAnyLength, kUseWriteTable, 0, 0, 1, 0}};
+  static const std::vector<Entry> of16 = {{16, kStaged, 1, 0, 1, 0}, {40, kStaged, 4, 0, 1, 0},
+                                          {56, kStaged, 8, 0, 1, 0}, {66, kStaged, 4, 0, 1, 0},
+                                          {80, kStaged, 8, 0, 1, 0}, {kAnyLength, kUseWriteTable, 0, 0, 1, 0}};
   return half ? of16 : of32;
 }
 

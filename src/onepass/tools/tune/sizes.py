@@ -33,7 +33,7 @@ SIDE = 4096  # columns that lie side by side in what is measured
 FEW = 4096  # rows that are measured for the tables of few rows
 FEW_ROWS = 8192  # the most rows that those tables serve (plan.h)
 FEW_LENGTHS = 256, 16384
-STAGED_REDUCED, STAGED_REDUCED_2_BYTES = 40, 256  # the longest rows that are only read for which the tier staged pays
+STAGED_REDUCED, STAGED_REDUCED_2_BYTES = 40, 160  # the longest rows that are only read for which the tier staged pays
 
 
 def is_columns(function: str) -> bool:

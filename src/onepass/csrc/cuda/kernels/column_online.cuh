@@ -40,21 +40,13 @@ struct OnlineState {
   // Adds `element(0)`, ... of column v, as many as the fragment has.
   template <class T, int Vecs, class F>
   __device__ void add_elements(int v, const ColumnFragment<C, T, Vecs>&, F element) {
-    l[v] = add(l[v], pairwise_sum<Vecs, 0>([&](int i) { return exp_of(element(i) - base[v]); }));
+    l[v] = add(l[v], pairwise_sum<Vecs, 0>([&](int i) { return exp_for_sum<Out>(element(i) - base[v]); }));
   }
   __device__ A max(int v) const { return m[v]; }
   // The sum relative to `max`, which is no less than the maximum. (Where that is infinite it may be relative to 0.)
   __device__ A sum_relative_to(int v, A max) const {
     const A difference = base[v] - finite_or_zero(max);
     return value_of(scale(l[v], exp_for_sum(difference < 0 ? difference : A(0))));
-  }
-
- private:
-  static __device__ A exp_of(A v) {
-    if constexpr (sizeof(Out) == 2)
-      return exp_<Out>(v);
-    else
-      return exp_for_sum(v);
   }
 };
 

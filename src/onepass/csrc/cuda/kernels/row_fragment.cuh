@@ -272,7 +272,7 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
   __device__ typename C::Sum sum_exp(A m) {
     const A base = KeepExp ? finite_or_zero(m) : finite_for_sum(m);
     return accurate_sum<typename C::Sum, Vecs * V>([&](int i) {
-      if (!KeepExp) return exp_for_sum(at[i] - base);
+      if (!KeepExp) return exp_for_sum<Out>(at[i] - base);
       return at[i] = exp_<Out>(at[i] - base);
     });
   }
@@ -280,7 +280,7 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
   // threads.
   __device__ A sum_exp_relative_to(A m) const {
     const A base = finite_for_sum(m);
-    return pairwise_sum<Vecs * V, 0>([&](int i) { return exp_for_sum(at[i] - base); });
+    return pairwise_sum<Vecs * V, 0>([&](int i) { return exp_for_sum<Out>(at[i] - base); });
   }
   template <class Index>
   __device__ void apply_epilogue_and_store(State<A> state, Out* row, Index first, Index step, Index n) {

@@ -43,7 +43,7 @@ struct Forward {
     m = warp_reduce<kLanes>(m, Max());
     const A base = finite_or_zero(m);
     const L l = warp_reduce<kLanes>(accurate_sum<L, C::kVecs>([&](int i) {
-                                      if (Epilogue::kTakesX) return exp_for_sum(elements[i] - base);
+                                      if (Epilogue::kTakesX) return exp_for_sum<Out>(elements[i] - base);
                                       return elements[i] = exp_<Out>(elements[i] - base);
                                     }),
                                     Sum());

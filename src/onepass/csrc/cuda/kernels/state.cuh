@@ -31,14 +31,19 @@ __device__ inline double exp_(double v) {
   return exp(v);
 }
 
-// exp(v) for v <= 0, of which only a sum is needed: exp2 of the rounded product, corrected to first order by what the
-// product is off by. It takes five instructions; expf takes eight. Without the correction a row of equal elements was
-// off by 2 ulp.
+// exp(v) for v <= 0, of which only a sum is needed for results of type Out. For float it is exp2 of the rounded
+// product, corrected to first order by what the product is off by. It takes five instructions; expf takes eight.
+// Without the correction a row of equal elements was off by 2 ulp.
+template <class Out = float>
 __device__ inline float exp_for_sum(float v) {
+  if (sizeof(Out) == 2) return exp_<Out>(v);
   const float t = v * kLog2e, e = exp2_(t);
   return fmaf(e, fminf(fmaf(t, -0.693147181f, v), 1e-3f), e);  // fminf: the correction of an infinite v is NaN
 }
-__device__ inline double exp_for_sum(double v) { return exp(v); }
+template <class Out = double>
+__device__ inline double exp_for_sum(double v) {
+  return exp(v);
+}
 __device__ inline float log_(float v) { return logf(v); }
 __device__ inline double log_(double v) { return log(v); }
 
