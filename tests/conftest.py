@@ -9,7 +9,10 @@ run on the CPU by an emulator, which is slow. The mark `slow` is for sweeps that
 """
 
 import os
+import shutil
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 
 from emulator import Emulator
 from lib.plans import Engine, Runner
+from lib.scripts import Forks, forks
 from lib.support import DTYPES, FUNCTIONS, LAYOUTS, engines_at_hand
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -69,6 +73,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
+def processes() -> Iterator[Forks]:
+    """Of Python, which have torch."""
+    with forks("pytest, torch") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
 def emulator() -> Emulator:
     return Emulator()
 
@@ -87,6 +98,14 @@ def pytest_configure() -> None:
         threads = max(1, torch.get_num_threads() // int(workers))
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)
+    else:
+        os.environ["ONEPASS_TESTS_BUILT"] = tempfile.mkdtemp()  # one folder for all workers
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it tries all vectors of the CPU with g++: 10 s
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER_COUNT" not in os.environ:
+        shutil.rmtree(os.environ["ONEPASS_TESTS_BUILT"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

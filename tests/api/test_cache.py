@@ -3,8 +3,6 @@
 import functools
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lib.scripts import Forks
 from lib.warmup import needs_nvrtc
 from onepass import native
 
@@ -45,15 +44,16 @@ def library(tmp_path, monkeypatch) -> Path:
     return copy
 
 
-def start(before: str = "") -> subprocess.Popen[str]:
-    code = ONE.format(before=before)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start(cache: Path, processes: Forks, tmp_path: Path) -> Callable[..., list[str]]:
+    """Makes `count` processes at once compile it, or read it, and gives what they say, or what is wrong."""
 
+    def run(before: str = "", count: int = 1) -> list[str]:
+        environment = {name: value for name, value in os.environ.items() if name.startswith("ONEPASS_")}
+        ended = processes.run(tmp_path, ONE.format(before=before), count, **environment)
+        return [done.out.strip() if done.status == 0 else done.errors for done in ended]
 
-def finish(process: subprocess.Popen[str]) -> str:
-    out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return out.strip()
+    return run
 
 
 def counted(call: Callable[[], Any]) -> tuple[int, int]:
@@ -136,40 +136,37 @@ def test_the_cache_is_in_the_users_cache_folder(tmp_path, monkeypatch):
     assert native.status("cache") == str(tmp_path / "own")
 
 
-def test_processes_at_once_share_it(cache):
-    answers = [finish(process) for process in [start() for _ in range(3)]]
-    assert all(answer in ("1 0 True", "0 1 False") for answer in answers), answers
+def test_processes_at_once_share_it(cache, start):
+    answers = start(count=3)
+    assert set(answers) <= {"1 0 True", "0 1 False"}, answers
     assert len(list(cache.iterdir())) == 1  # and nothing half written
-    assert finish(start()) == "0 1 False"
+    assert start() == ["0 1 False"]
 
 
-def test_a_kernel_on_disk_takes_no_nvrtc(cache, library):
-    assert finish(start()) == "1 0 True"
-    assert finish(start()) == "0 1 False"
+def test_a_kernel_on_disk_takes_no_nvrtc(start, library):
+    assert start() == ["1 0 True"]
+    assert start() == ["0 1 False"]
     about = library.stat()
     with library.open("wb") as file:  # a file that would not load, with the size and the time of the one that did
         file.truncate(about.st_size)
     os.utime(library, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert finish(start()) == "0 1 False"
+    assert start() == ["0 1 False"]
     os.utime(library)  # now it is another one, and the kernel has to be compiled
-    process = start()
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert "NVRTC not found" in errors
+    assert "NVRTC not found" in start()[0]
 
 
 @pytest.mark.slow
-def test_another_nvrtc_compiles_anew(cache, library):
-    assert finish(start()) == "1 0 True"
+def test_another_nvrtc_compiles_anew(cache, start, library):
+    assert start() == ["1 0 True"]
     os.utime(library, ns=(0, 10**18))
-    assert finish(start()) == "1 0 True"
-    assert finish(start()) == "0 1 False"
+    assert start() == ["1 0 True"]
+    assert start() == ["0 1 False"]
     for file in cache.iterdir():
         file.unlink()
     # Another one from one moment to the next: what it compiles is filed under the one that was opened.
     touch = f"native.status('compiler'); os.utime({str(library)!r}, ns=(0, 11 * 10**17))"
-    assert finish(start(touch)) == "1 0 True"
-    assert finish(start()) == "0 1 False"
+    assert start(touch) == ["1 0 True"]
+    assert start() == ["0 1 False"]
 
 
 def test_a_kernel_from_disk_costs_little(cache):

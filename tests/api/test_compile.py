@@ -237,8 +237,9 @@ def test_every_device_that_has_the_operator_uses_it():
 # out= -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("auto", [False, True])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("backend", "auto"), [("eager", False), ("aot_eager", True), slow("eager", True), slow("aot_eager", False)]
+)
 def test_out(function, backend, auto, engine, device):
     """Of any strides, of another dtype, in place."""
     named = {"engine": "auto" if auto and engine != "triton" else engine}

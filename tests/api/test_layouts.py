@@ -8,7 +8,6 @@ import torch
 import onepass
 from lib.paths import ROOT
 from lib.plans import Engine
-from lib.scripts import run_python
 from lib.support import assert_defined, every_operator, maker, ours
 from lib.views import check_gradient, check_views
 
@@ -113,8 +112,8 @@ def test_offsets_beyond_32_bits(function, engine, device):
 
 EDGES = """
 import ctypes, itertools, runpy, sys, torch, onepass
-guarded = runpy.run_path(sys.argv[1])["guarded"]
-if sys.argv[2:] == ["trespass"]:
+guarded = runpy.run_path({script!r})["guarded"]
+if {trespasses}:
     ctypes.string_at(guarded(1, torch.float32, True).data_ptr() + 4, 1)
 dtypes, lengths = (torch.float32, torch.float64, torch.float16, torch.bfloat16), (1, 2, 3, 7, 15, 16, 31, 33, 65, 100)
 for dtype, m, n, at_end in itertools.product(dtypes, (1, 3), (*lengths, 257, 1000, 4095, 40_001), (False, True)):
@@ -133,9 +132,10 @@ print("stayed inside")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="maps memory by Linux's numbers")
-def test_nothing_outside_the_storage_is_touched():
+def test_nothing_outside_the_storage_is_touched(processes, tmp_path):
     """Tensors at the very edges of their memory, with pages beside them whose touch ends the process."""
-    script = ROOT / "scripts" / "fuzz_cpu.py"
-    assert run_python("-c", EDGES, script, "trespass").returncode < 0  # a signal: the guard works
-    done = run_python("-c", EDGES, script)
-    assert done.stdout.strip() == "stayed inside", (done.returncode, done.stderr[-2000:])
+    script = str(ROOT / "scripts" / "fuzz_cpu.py")
+    (lost,) = processes.run(tmp_path, EDGES.format(script=script, trespasses=True))
+    assert lost.status < 0  # a signal: the guard works
+    (done,) = processes.run(tmp_path, EDGES.format(script=script, trespasses=False))
+    assert done.out.strip() == "stayed inside", (done.status, done.errors[-2000:])

@@ -203,9 +203,9 @@ print(wrong, switches > 100)
 """
 
 
-def test_patched_and_restored_while_other_threads_compute():
-    done = run_python("-c", RACE)
-    assert (done.returncode, done.stdout.strip()) == (0, "[] True"), done.stderr
+def test_patched_and_restored_while_other_threads_compute(processes, tmp_path):
+    (done,) = processes.run(tmp_path, RACE)
+    assert (done.status, done.out.strip()) == (0, "[] True"), done.errors
 
 
 FRESH = """
@@ -261,9 +261,9 @@ for name, call in calls.items():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_calls_that_torch_computes_leave_no_memory_behind():
-    done = run_python("-c", LEAK)
-    assert done.returncode == 0, done.stderr
-    grown = {name: float(size) for name, size in (line.split(": ") for line in done.stdout.splitlines())}
+def test_calls_that_torch_computes_leave_no_memory_behind(processes, tmp_path):
+    (done,) = processes.run(tmp_path, LEAK)
+    assert done.status == 0, done.errors
+    grown = {name: float(size) for name, size in (line.split(": ") for line in done.out.splitlines())}
     assert len(grown) == 7
     assert max(grown.values()) < 24, grown  # bytes a call

@@ -57,8 +57,8 @@ for function, dtype in itertools.product(t.OPERATORS, t.DTYPES):
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set(isa):
-    with_instruction_set(isa, __file__, EVERY_ROW)
+def test_every_instruction_set(processes, tmp_path, isa):
+    with_instruction_set(processes, tmp_path, isa, __file__, EVERY_ROW)
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, INF, -INF, NAN])

@@ -21,12 +21,12 @@ PAIRS: dict[str, Any] = {"dtypes": [F32, (BF16, F32)], "arch": 90}
 FILLED: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[Any, ...]]]] = {
     # by name: the options, those of a call before it, and whose kernels are then compiled: function, types, direction
     "rows": (
-        {**PAIRS, "functions": ["softmax", "logsumexp"], "lengths": [100, 4096]},
+        {**PAIRS, "functions": ["softmax", "logsumexp"], "lengths": [100]},
         {},
         [(function, x_type, F32, "forward") for function in ("softmax", "logsumexp") for x_type in (F32, BF16)],
     ),
     "gradients": (
-        {**PAIRS, "functions": ["softmax", "logsumexp", "state"], "lengths": [100], "backward": True},
+        {**PAIRS, "functions": ["softmax", "logsumexp", "state"], "lengths": [3], "backward": True},
         {"backward": False},
         [  # of a bfloat16 input: read float32, write bfloat16
             *(("softmax", F32, to, which) for to in (F32, BF16) for which in ("backward", "backward_broadcast")),
@@ -34,7 +34,7 @@ FILLED: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[Any, ...]]]] 
         ],
     ),
     "other dims": (
-        {"functions": ["logsumexp"], "dtypes": [F64], "lengths": [4], "arch": 90, "backward": True, "all_dims": True},
+        {"functions": ["logsumexp"], "dtypes": [F64], "lengths": [3], "arch": 90, "backward": True, "all_dims": True},
         {},
         [("logsumexp", F64, F64, which, True) for which in native.PASSES],
     ),
@@ -66,7 +66,7 @@ def test_warmup_fills_the_cache_for_a_gpu_that_is_elsewhere(what, cache):
     assert again == [(0, 0)]
 
 
-MANY = [1, 3, 8, 33, 64, 100, 300, 1000, 5000, 20000, 50257, 100003, 1000000]  # 19 kernels
+MANY = [1, 3, 8, 33, 64, 100, 300, 1000, 5000]  # 13 kernels
 
 
 @needs_nvrtc
@@ -214,14 +214,16 @@ assert native.counts() == before, (native.counts(), before)
 """
 
 
-@pytest.mark.parametrize("which", [native.PASSES[0], *map(slow, native.PASSES[1:])])
-@pytest.mark.parametrize("function", ["softmax", slow("logsumexp")])
-def test_every_kernel_to_warm_is_one_that_can_be_compiled(function, which):
+@pytest.mark.parametrize("which", native.PASSES)
+@pytest.mark.parametrize("function", ["softmax", "logsumexp"])
+@pytest.mark.parametrize("x_type", [BF16, F32])
+@pytest.mark.parametrize("lengths", [(1, 2, 21, 100, 1000, 4096, 30_000, 1 << 20), slow(())], ids=["some", "any"])
+def test_every_kernel_to_warm_is_one_that_can_be_compiled(lengths, x_type, function, which):
     """The planner makes plans that the rules of forced plans refuse: vectors of one element in shared memory, say."""
-    for kind in ((function, BF16, F32), (function, F32, F32)):
-        plans = native.kernels_to_warm(*kind, -1, 90, (), which, True).values()
-        assert plans or (function, which) == ("logsumexp", "backward_broadcast")  # which is no kernel of its own
-        assert not any(native.is_kernel_cached(*kind, plan, 91, which) for plan in plans)  # nobody has compiled for 9.1
+    kind = function, x_type, F32
+    plans = native.kernels_to_warm(*kind, -1, 90, lengths, which, True).values()
+    assert plans or (function, which) == ("logsumexp", "backward_broadcast")  # which is no kernel of its own
+    assert not any(native.is_kernel_cached(*kind, plan, 91, which) for plan in plans)  # nobody has compiled for 9.1
 
 
 @pytest.mark.gpu

@@ -81,7 +81,7 @@ def test_lengths_narrow_it_down(n, most):
     assert some <= every
 
 
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [slow(80), 90])
 @every_pair
 @pytest.mark.parametrize("which", native.PASSES)
 def test_every_length_is_covered(which, x_type, y_type, arch):
@@ -116,20 +116,35 @@ def test_gradients_of_any_rows_and_views_are_covered(x_type, dx_type, function, 
         assert compiled_in(plan) in compiled, (rows, n, at, plan)
 
 
+@pytest.mark.parametrize("types", [(F32, F32), (BF16, BF16)])
+@pytest.mark.parametrize("function", ["softmax", "logsumexp"])
+def test_any_number_of_rows_is_covered(function, types):
+    rng = random.Random(1)
+    compiled = {compiled_in(plan_of(plan)) for plan in kernels(function, types, 90).values()}
+    for _ in range(2000):
+        n, rows = int(2 ** rng.uniform(1, 22)), int(2 ** rng.uniform(0, 18))
+        plan = plan_of_call(function, FORWARD, types, 90, [rows, n], [1], (0, 0))
+        assert compiled_in(plan) in compiled, (rows, n, plan)
+
+
 def of_columns(kernels: dict) -> set[tuple]:
     return {column_kernel(plan) for plan in map(plan_of, kernels.values()) if plan["tier"].startswith("columns")}
 
 
 CASES = [(*types, 90) for types in TYPES] + [(BF16, BF16, arch) for arch in (80, 100)]
-SOME = [(BF16, BF16, 90)]  # of which any length is walked in `make test`
-CASES_AND_LENGTHS = [(*case, n) for case in CASES for n in (21, 1000, 30000)]
-CASES_AND_LENGTHS += [(*case, None) if case in SOME else slow(*case, None) for case in CASES if case != (F16, F16, 90)]
+SOME = (BF16, BF16, 90)  # of which any length is walked in `make test`
+CASES_AND_LENGTHS = [(which, *case, n) for case in CASES for n in (21, 1000, 30000) for which in native.PASSES]
+CASES_AND_LENGTHS += [
+    (which, *case, None) if (which, case) == (FORWARD, SOME) else slow(which, *case, None)
+    for case in CASES
+    for which in native.PASSES
+    if case != (F16, F16, 90)
+]
 
 
 @pytest.mark.parametrize(
-    ("x_type", "y_type", "arch", "n"), CASES_AND_LENGTHS, ids=lambda t: str(t).removeprefix("torch.")
+    ("which", "x_type", "y_type", "arch", "n"), CASES_AND_LENGTHS, ids=lambda t: str(t).removeprefix("torch.")
 )
-@pytest.mark.parametrize("which", native.PASSES)
 def test_any_call_over_other_dims_is_covered(which, x_type, y_type, arch, n):
     """Whatever its length, and where lengths are named: others do not make up for what the walk of one leaves out."""
     for function in functions_of(which, x_type, y_type):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
+import fcntl
 import functools
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,18 +37,22 @@ def missing() -> str:
     return ""
 
 
-@functools.cache
 def folder() -> Path:
-    """For what is built, as long as this process is there."""
-    made = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return Path(made)
+    """For what is built, by whichever process of the tests is the first that needs it."""
+    return Path(os.environ["ONEPASS_TESTS_BUILT"])
 
 
-def build(*arguments: object) -> None:
-    command = ["g++", "-std=c++17", "-fPIC", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def build(made: Path, *arguments: object) -> Path:
+    """`made` of other files, unless another process has."""
+    with made.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            part = made.with_suffix(".part")
+            command = ["g++", "-std=c++17", "-fPIC", *map(str, arguments), "-o", str(part)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            part.rename(made)
+    return made
 
 
 @functools.cache
@@ -85,9 +89,7 @@ def flags() -> list[str]:
     made = ["-O0", "-w", "-ffp-contract=off"]
     if platform.machine() == "x86_64" and " fma " in Path("/proc/cpuinfo").read_text():
         made.append("-mfma")  # else fma is a call
-    header = folder() / "barriers.h"
-    shutil.copy(HERE / header.name, header)
-    build(*made, f"-I{HERE}", "-x", "c++-header", header, "-o", f"{header}.gch")
+    build(folder() / "barriers.h.gch", *made, f"-I{HERE}", "-x", "c++-header", HERE / "barriers.h")
     return made
 
 
@@ -95,22 +97,15 @@ def flags() -> list[str]:
 def translated(source: Path, compute: str, defines: tuple[str, ...]) -> Path:
     """The library of a kernel."""
     code = Kernel(ptx_of(source, compute, defines)).source
-    library = folder() / f"{hashlib.sha256(code.encode()).hexdigest()[:24]}.so"
-    if not library.exists():
-        library.with_suffix(".cpp").write_text(code)
-        build(*flags(), "-shared", f"-I{folder()}", f"-I{HERE}", library.with_suffix(".cpp"), "-o", library)
-    return library
+    source = folder() / f"{hashlib.sha256(code.encode()).hexdigest()[:24]}-{os.getpid()}.cpp"
+    source.write_text(code)
+    return build(source.with_suffix(".so"), *flags(), "-shared", f"-I{folder()}", f"-I{HERE}", source)
 
 
 @functools.cache
 def host() -> Path:
     """The engine's side of calls and the machine, built."""
-    library = folder() / "emulated.so"
-    sources = [
-        HERE / "emulated.cpp",
-        CORE / "cuda/host/launch.cpp",
-        CORE / "plan/tables.cpp",
-    ]
+    sources = HERE / "emulated.cpp", CORE / "cuda/host/launch.cpp", CORE / "plan/tables.cpp"
     unchecked = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks
-    build("-O1", unchecked, "-pthread", f"-I{CORE}", f"-I{HERE}", "-shared", *sources, "-ldl", "-o", library)
-    return library
+    options = "-O1", unchecked, "-pthread", f"-I{CORE}", f"-I{HERE}", "-shared"
+    return build(folder() / "emulated.so", *options, *sources, "-ldl")

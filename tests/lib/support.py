@@ -17,7 +17,7 @@ import onepass
 from onepass import native, reference
 
 from .paths import ROOT
-from .scripts import run_python
+from .scripts import Forks
 
 SOFTMAXES = ("softmax", "log_softmax", "softmin")
 FUNCTIONS = (*SOFTMAXES, "logsumexp")
@@ -93,18 +93,18 @@ def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float =
     return make
 
 
-def with_instruction_set(isa: str, file: str, code: str) -> None:
+def with_instruction_set(processes: Forks, folder: Path, isa: str, file: str, code: str) -> None:
     """Runs Python that has the tests of `file` as `t`, in a process whose CPU engine takes the instruction set `isa`.
     Skips where that is the one that all tests here run, or does not work here."""
     if isa == native.status("isa"):
         pytest.skip(f"all other tests here run {isa}")
     folders = [str(ROOT / "tests"), str(Path(file).parent)]
     begin = f"import sys, torch; torch.set_num_threads(1); sys.path[:0] = {folders}\nimport {Path(file).stem} as t\n"
-    done = run_python("-c", f"{begin}{code}\nprint('right')", timeout=120, ONEPASS_CPU_CAPABILITY=isa)
-    if done.returncode and "ONEPASS_CPU_CAPABILITY is an instruction set that works here" in done.stderr:
+    (done,) = processes.run(folder, f"{begin}{code}\nprint('right')", ONEPASS_CPU_CAPABILITY=isa)
+    if done.status and "ONEPASS_CPU_CAPABILITY is an instruction set that works here" in done.errors:
         assert isa != "baseline"
         pytest.skip(f"{isa} does not work here")
-    assert done.stdout == "right\n", done.stderr[-2000:]
+    assert done.out == "right\n", done.errors[-2000:]
 
 
 LAYOUTS: dict[str, Callable[[Make], Tensor]] = {

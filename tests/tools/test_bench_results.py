@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lib.bench import CASE, CPU, MAPS, TINY, Odd, bad, file, row
 from lib.paths import RESULTS, ROOT
-from lib.scripts import python_output
+from lib.scripts import Forks
 from lib.transcript import replay
 from onepass import native
 from onepass.tools.bench import collect_env, results
@@ -67,12 +67,15 @@ def test_rows_hold_what_was_measured(measured: Results) -> None:
     assert (maps.shape, maps.strides, maps.dim) == ([1, 5, 4, 4], [80, 16, 4, 1], 1)
 
 
-def test_the_environment_names_the_processor_and_the_instruction_set(measured: Results) -> None:
+def test_the_environment_names_the_processor_and_the_instruction_set(
+    measured: Results, processes: Forks, tmp_path: Path
+) -> None:
     at = measured.environment
     assert at["cpu"] == at["device"] == collect_env.cpu_name()
     assert at["isa"] == native.status("isa")
     script = "from onepass.tools.bench.collect_env import environment as e; print(e('cpu')['isa'])"
-    assert python_output(script, ONEPASS_CPU_CAPABILITY="baseline") == "baseline"
+    (done,) = processes.run(tmp_path, script, ONEPASS_CPU_CAPABILITY="baseline")
+    assert (done.out, done.errors) == ("baseline\n", "")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 from lib.gallery import copy_package, needs_triton, run_copy
+from lib.scripts import Forks, forks
 from onepass.tools.gallery import variant
 from onepass.tools.gallery.native_calls import blocks_for
 
@@ -79,7 +81,13 @@ def every(mistakes: list[Mistake]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("mistake", mistakes, ids=[f"{m.variant}, {m.mistaken}" for m in mistakes])
 
 
-def check(mistake: Mistake, folder: Path, device: str, prepare: str = "", **environment: str) -> None:
+@pytest.fixture(scope="module")
+def interpreting() -> Iterator[Forks]:
+    with forks("torch, triton", TRITON_INTERPRET="1") as made:
+        yield made
+
+
+def check(processes: Forks, mistake: Mistake, folder: Path, device: str, prepare: str = "") -> None:
     """Run the script with the variant as it is, and with the mistake, which gives a wrong result or crashes."""
     script = START.format(device=device) + f"name = {mistake.variant!r}\n" + prepare + mistake.script
     change = (f"tools/gallery/{mistake.file}", mistake.right, mistake.mistaken)
@@ -91,20 +99,20 @@ def check(mistake: Mistake, folder: Path, device: str, prepare: str = "", **envi
             compiler = [*os.environ.get("CXX", "g++").split(), "-std=c++17", "-O1", "-fPIC", "-shared"]
             source = path / "tools/gallery" / f"{mistake.variant.replace('-', '_')}.cpp"
             subprocess.run([*compiler, *includes, str(source), "-o", str(at / "loops.so")], check=True)
-        done = run_copy(at, script, **environment)
-        assert (done.returncode == 0) == (made is None), done.stderr[-3000:]
+        (done,) = processes.run(at, script)
+        assert (done.status == 0) == (made is None), done.errors[-3000:]
 
 
 @pytest.mark.gpu
 @every([*CUDA, *TRITON])
-def test_on_a_gpu(mistake, tmp_path):
-    check(mistake, tmp_path, "cuda")
+def test_on_a_gpu(processes, mistake, tmp_path):
+    check(processes, mistake, tmp_path, "cuda")
 
 
 @needs_triton
 @every(TRITON)
-def test_in_the_triton_interpreter(mistake, tmp_path):
-    check(mistake, tmp_path, "cpu", TRITON_INTERPRET="1")
+def test_in_the_triton_interpreter(interpreting, mistake, tmp_path):
+    check(interpreting, mistake, tmp_path, "cpu")
 
 
 # The native library, except for the functions of the variant, which is compiled for this test.
@@ -119,8 +127,8 @@ native._library = Loops()
 
 
 @every(CPU)
-def test_cpp(mistake, tmp_path):
-    check(mistake, tmp_path, "cpu", LOOPS)
+def test_cpp(processes, mistake, tmp_path):
+    check(processes, mistake, tmp_path, "cpu", LOOPS)
 
 
 def test_the_grid_is_never_empty_and_covers_every_row():

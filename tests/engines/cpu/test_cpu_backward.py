@@ -14,6 +14,7 @@ from torch import Tensor
 import onepass
 from lib.gradients import gradient
 from lib.modes import Operators
+from lib.scripts import Forks
 from lib.support import DTYPES, TORCH, every_softmax, ours, same, slow, with_instruction_set
 from onepass import decompositions
 
@@ -197,8 +198,8 @@ for function in t.NUMBERS:
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set(isa: str) -> None:
-    with_instruction_set(isa, __file__, CODE)
+def test_every_instruction_set(processes: Forks, tmp_path: Path, isa: str) -> None:
+    with_instruction_set(processes, tmp_path, isa, __file__, CODE)
 
 
 # As accurate as torch ------------------------------------------------------------------------------------------------

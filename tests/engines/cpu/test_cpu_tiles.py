@@ -1,11 +1,14 @@
 """Tiles of rows on the CPU engine: every way in and out, lengths around its limits, and rows that share lanes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 import onepass
 from lib.gradients import gradient
+from lib.scripts import Forks
 from lib.support import (
     DTYPES,
     FUNCTIONS,
@@ -185,5 +188,5 @@ for n in (5, 14, 27, 391):
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set(isa: str) -> None:
-    with_instruction_set(isa, __file__, CODE)
+def test_every_instruction_set(processes: Forks, tmp_path: Path, isa: str) -> None:
+    with_instruction_set(processes, tmp_path, isa, __file__, CODE)
