@@ -1,6 +1,8 @@
 """The pure layout and plan headers, asked through the native core: no GPU is needed."""
 
 import itertools
+import random
+from collections import Counter
 
 import pytest
 import torch
@@ -204,6 +206,42 @@ def test_few_rows_have_tables_of_their_own(tables_back):
     with onepass.batch_invariant():
         others.append(tier(4096, 2048))
     assert "twopass" not in others
+
+
+def words_of_a_bank(plan, n, size):
+    """How many words of the most wanted bank of shared memory the lanes of a warp read at once."""
+    threads = plan["threads_per_row"]
+    words = {(lane // threads * n + lane % threads) * size // 4 for lane in range(32)}
+    return max(Counter(word % 32 for word in words).values())
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_tiles_of_odd_rows_meet_in_few_banks_and_fill_the_chip(dtype, function):
+    size, staged = dtype.itemsize, 0
+    for n in range(1, 1400):
+        for rows in (300, 20_000_000 // n):
+            y_strides = [1, 0] if function == "logsumexp" else [n, 1]
+            plan = native.plan(function, True, (rows, n), (n, 1), y_strides, [1], dtype, dtype, gpu="NVIDIA H200")
+            if plan["tier"] == "staged":
+                staged += 1
+                tile = plan["rows_per_block"] * plan["rows_per_thread"]
+                assert words_of_a_bank(plan, n, size) <= 3, n
+                assert tile * n * size <= 14336 + 16 * plan["rows_per_block"] * n * size, n
+                least = plan["rows_per_block"] * (16 // size)  # tiles are whole vectors
+                assert tile <= least or rows / tile >= 4 * 132, (n, rows)
+    assert staged >= 60
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_odd_half_rows_keep_few_vectors_in_registers(function):
+    rng = random.Random(0)
+    for n in [rng.randrange(1601, 380_000) | 1 for _ in range(500)]:
+        plan = native.plan(function, True, (8192, n), (n, 1), (n, 1), [1], BF16, BF16, gpu="NVIDIA H200")
+        assert plan["tier"] in ("block", "cluster")
+        assert plan["items_per_thread"] <= 8 * (7 if function == "softmax" else 6)
+        assert plan["threads_per_row"] <= 320
+        assert plan["blocks_per_row"] == 1 or n > 8 * 64 * 12
 
 
 @given(st.integers(1, 3000), st.integers(0, 15), st.integers(0, 15), st.integers(0, 9), st.sampled_from([F32, BF16]))

@@ -20,7 +20,8 @@ using namespace onepass;
 
 constexpr int64_t kEvery = 4224;                      // up to here every length is walked
 constexpr int64_t kLongest = (int64_t(1) << 33) + 1;  // and to here those at which a plan may change
-// Numbers of rows, closer together where there are few: what a block keeps follows from how many share the chip.
+// Numbers of rows, closer together where there are few: what a block keeps follows from how many share the chip. Rows
+// of a reduction stream but for those fewer than the multiprocessors, or a few more, which are walked too.
 std::vector<int64_t> rows_to_walk(const Gpu& gpu) {
   const int64_t chip = gpu.sm_count;
   return {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, chip * 11 / 20, 128, chip + 1, 256, 512, 1024, 4096, 1000000};

@@ -21,11 +21,11 @@ constexpr int kStagedReduced = 40, kStagedReducedHalf = 160;
 constexpr bool staged_pays_reduced(int64_t n, bool half) {
   return n <= kStagedReduced || (half && n <= kStagedReducedHalf && n % 4);
 }
-// Bytes of a tile of the tier staged at most, and the tiles that a multiprocessor has in turn at least (5% to 30%
-// faster than larger tiles from 2 to 30 MB, benchmarks/results/sweep-rows-h200-2026-11-26.txt).
+// Bytes of a tile of the tier staged at most, and the tiles that a multiprocessor has in turn at least: calls of few
+// megabytes take smaller tiles (benchmarks/results/sweep-rows-h200-2026-11-26.txt).
 constexpr int64_t kTile = 14336, kTilesPerSm = 32;
 // Other numbers of threads take a row where those of the table would read more words of a bank of shared memory at once
-// (rows of 65 bfloat16, which begin one bank after another, .64 of a copy by 4 threads).
+// (rows of 65 half elements begin one bank after another).
 constexpr int kMostWords = 3;
 // Half of a row's threads do where each then has so many elements at most, and takes a logarithm or writes nothing.
 constexpr int kFewerThreads = 36;
@@ -44,8 +44,8 @@ constexpr int kStreamed = 18000, kStreamedPerSm = 5, kStreaming = 2048;
 // shared memory. Threads of a block, at least and at most, and vectors of a thread of at least and at most so many
 // threads (two sweeps of 120 lengths from 900 to 275000, benchmarks/results/sweep-rows-h200-2026-11-26.txt).
 constexpr int kHalfThreads = 64, kMostHalfThreads = 160, kManyHalfThreads = 128, kHalfVecs = 8, kMostHalfVecs = 12;
-constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24,
-              kUnalignedSmemVecs = 4;  // in gradients, elements and vectors
+// The same in gradients, and in vectors that are narrower than 16 bytes: elements, and vectors in shared memory.
+constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24, kUnalignedSmemVecs = 4;
 constexpr int kGridVectors = 448;  // vectors of a row, of all operands, that make a block of the tier grid worthwhile
 // Of rows longer than kMuchLonger times what the chip holds registers keep nothing and shared memory keeps kLittle
 // vectors per thread, so that the L1 cache has room for loads in flight (1x256M float32: 810 us with all of it, 754

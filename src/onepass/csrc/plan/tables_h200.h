@@ -135,8 +135,8 @@ inline const std::vector<Entry>& built_in_rows_backward(bool half) {
   return half ? of16 : of32;
 }
 
-// The table of rows that lie one after another and are no whole vectors. Measured on NVIDIA H100, 2026-11-25
-// (benchmarks/results/rows-2026-11-25.txt).
+// The table of rows that lie one after another and are no whole vectors. Measured on NVIDIA H200, 2026-11-26
+// (benchmarks/results/sweep-rows-h200-2026-11-26.txt).
 inline const std::vector<Entry>& built_in_unaligned_rows_backward(bool half) {
   constexpr int kStaged = int(Tier::staged);
   static const std::vector<Entry> of32 = {{16, kStaged, 1, 0, 1, 0},
