@@ -121,7 +121,8 @@ def plan_rows(choice: Choice, n: int, size: int, rows: int, gpu: Gpu, reduces: b
         return plan
     most = 48 if plan.tier == STAGED else min(64, 160 // size)
     one_more = plan.vec_size if plan.tier == WARP and n % plan.vec_size else 0  # for a row that begins within a vector
-    fits = plan.items_per_thread <= most + one_more and n <= plan.threads_per_row * most
+    threads = min(plan.threads_per_row, choice.threads)  # the planner may take others than the entry has
+    fits = plan.items_per_thread <= most + one_more and n <= threads * most
     return plan if fits else None
 
 
