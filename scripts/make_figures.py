@@ -24,7 +24,7 @@ from onepass.tools.bench.results import Row, load  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
-PAGES = ("README.md", *(f"docs/{page}.md" for page in ("columns", "cpu", "gallery", "performance", "rows")))
+PAGES = ("README.md", *(f"docs/{page}.md" for page in ("columns", "cpu", "gallery", "performance", "rows", "scores")))
 
 # The file of each suite that the docs speak of.
 FILES = {
@@ -34,6 +34,7 @@ FILES = {
     "models": "models-h200-2026-11-24.json",
     "slide": "slide-h200-2026-11-26.json",
     "columns": "columns-h200-2026-11-24.json",
+    "scores": "scores-h100-2026-11-26.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
     "gallery-powers": "powers-gallery-h200-2026-11-24.json",
@@ -158,6 +159,16 @@ def slower(*others: str) -> str:
     return markdown(["shape", "dtype", "faster", "speed of onepass"], body)
 
 
+def scores() -> str:
+    """A line a case: the fraction of the limit's speed, and the times as fast as torch's steps, compiled or not."""
+    body = []
+    for line in lines(rows_of("scores")):
+        values = line.fraction(), line.speedup("torch"), line.speedup("torch-compile")
+        case = line.case.replace("softmax backward", "gradient")
+        body.append([case, line.dtype, *("-" if value is None else f"{value:.2f}" for value in values)])
+    return markdown(["case", "dtype", "of the limit", "x torch", "x torch.compile"], body)
+
+
 def random_on_cpus() -> str:
     """A line a file: all shapes that were drawn."""
     body = []
@@ -276,6 +287,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "random": random_classes,
     "random-slower": lambda: slower("torch", "torch-compile"),
     "random-cpu": random_on_cpus,
+    "scores": scores,
     "columns": columns,
     "few": few,
     "gallery-means": gallery_means,
@@ -299,8 +311,11 @@ def draw() -> None:
     """The pictures, under the names that the docs have for them."""
     import tempfile
 
+    from draw_masks import draw as draw_masks
+
     from onepass.tools.bench.plots import draw as draw_files
 
+    draw_masks(PLOTS)
     for key, wanted in PICTURES.items():
         with tempfile.TemporaryDirectory() as folder:
             for path in draw_files([load(RESULTS / FILES[key])], folder):

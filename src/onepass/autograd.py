@@ -115,11 +115,11 @@ def tangent(spec: Spec, t: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> 
             return backward(spec, t.to(saved[0].dtype), saved, to)
         return decompositions.tangent(spec, t, saved, to)
 
-    return _one_level_out(compute, t, *saved)
+    return one_level_out(compute, t, *saved)
 
 
-def _one_level_out(compute: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-    """`compute` with the tensors as the transform around the current one sees them.
+def one_level_out(compute: Callable[..., Any], *tensors: Tensor | None) -> Any:
+    """`compute`, which gives a tensor or a tuple, with the tensors as the transform around the current one sees them.
 
     torch runs a jvp with forward mode off at all levels: to a jvp of that jvp (of torch.func) it would be a constant.
     """
@@ -129,6 +129,8 @@ def _one_level_out(compute: Callable[..., Tensor], *tensors: Tensor | None) -> T
     level = interpreter.level()
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), interpreter.lower():
         result = compute(*(None if t is None else _unwrap_for_grad(t, level) for t in tensors))
+    if isinstance(result, tuple):
+        return tuple(_wrap_for_grad(t, level) for t in result)
     return _wrap_for_grad(result, level)
 
 
@@ -167,7 +169,7 @@ class TransformBackward(torch.autograd.Function):
             through_g = backward(spec, tg, saved, to)
             return through_g if through_saved is None else through_g + through_saved
 
-        return _one_level_out(compute, *ctx.saved_tensors, *tangents[:count])
+        return one_level_out(compute, *ctx.saved_tensors, *tangents[:count])
 
     @staticmethod
     def vmap(

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from typing_extensions import Unpack
 
 from ._engines import _ready_devices, resolve
 from .ops import HANDLES, OUT_HANDLES, call, call_boxed, call_out, reduced_shape
+from .scored import call_scored, score_into
+from .scores import ScoreOptions, check_scores
 from .settings import autocast_to_float32
 from .validation import (
-    DEFAULT_SCORE,
     DROPPED,
     FLOATS,
     HALF_DTYPES,
@@ -22,6 +24,7 @@ from .validation import (
     check_dtype,
     check_input,
     check_keepdim,
+    check_memory,
     check_out,
     either,
     normalize_dims,
@@ -39,6 +42,7 @@ _torch_function_modes = torch._C._len_torch_function_stack
 _torch_dispatch_modes = torch._C._len_torch_dispatch_stack
 _increment_version = torch._C._increment_version
 _MOST_DIMS = 64  # of a tensor that the operators take
+NO_SCORES: Mapping[str, Any] = {}
 
 
 def _make_call(function: str) -> Callable[[Any, Any, Any, Any, Any], Tensor]:
@@ -87,11 +91,12 @@ _softmax, _log_softmax, _softmin, _logsumexp = (
 
 
 def _check_and_call(
-    function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any, score: Mapping[str, Any] = DEFAULT_SCORE
+    function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any, scores: Mapping[str, Any] = NO_SCORES
 ) -> Tensor:
-    """The slow path. A call goes it at once if a parameter of its score is not the default."""
+    """The slow path, which a call with scores goes at once."""
     check_input(function, x)
     dims = normalize_dims(function, x, dim)
+    side, numbers = check_scores(function, x, dims, scores) if scores else (None, None)
     lse, own = function == "logsumexp", x.dtype
     is_float = own in FLOATS
     dtype, keepdim = (None, option) if lse else (option, False)
@@ -102,26 +107,33 @@ def _check_and_call(
     computed: Any = own if is_float else torch.get_default_dtype() if lse else dtype
     if out is not None:
         shape = reduced_shape(x.shape, dims if x.dim() else [], keepdim) if lse else list(x.shape)
-        check_out(function, x, out, shape, result_dtype(function, computed, dtype))
-    if x.dim() > _MOST_DIMS > sum(size != 1 for size in x.shape) and not lse:
-        return _without_ones(function, x, dims, dtype, out, engine, score)
-    spec = Spec(function, dims, dtype, keepdim, resolve(engine, x.device), score)
+        check_out(function, x, out, shape, result_dtype(function, computed, dtype), side or ())
+    if x.dim() > _MOST_DIMS > sum(size != 1 for size in x.shape) and not lse and numbers is None:
+        return _without_ones(function, x, dims, dtype, out, engine)
+    spec = Spec(function, dims, dtype, keepdim, resolve(engine, x.device))
     if not is_float:
         x = x.to(computed)
+    if numbers is not None and side is not None:
+        if out is None:
+            return call_scored(x, side, spec, numbers)
+        if not torch.compiler.is_compiling():  # a graph cannot hold the questions
+            check_memory(function, x, out)
+            if not _torch_dispatch_modes() and score_into(x, side, spec, numbers, out):
+                _increment_version((out,))
+                return out
+        return out.copy_(call_scored(x, side, spec, numbers))
     if out is None:
         return call(x, spec)
     call_out(x, spec, out)
     return out
 
 
-def _without_ones(
-    function: str, x: Tensor, dims: list[int], dtype: Any, out: Tensor | None, engine: str, score: Mapping[str, Any]
-) -> Tensor:
+def _without_ones(function: str, x: Tensor, dims: list[int], dtype: Any, out: Tensor | None, engine: str) -> Tensor:
     """A call of more dims than the operators take, by a view that has none of the dims of size 1 but for one."""
     others = [d for d, size in enumerate(x.shape) if size != 1]
     reduced = [others.index(d) for d in dims if d in others] or [-1]
     into = None if out is None else out.squeeze().unsqueeze(-1)
-    y = _check_and_call(function, x.squeeze().unsqueeze(-1), reduced, dtype, into, engine, score)
+    y = _check_and_call(function, x.squeeze().unsqueeze(-1), reduced, dtype, into, engine)
     return y.view(x.shape) if out is None else out
 
 
@@ -145,6 +157,7 @@ def softmax(
     out: Tensor | None = None,
     engine: str = "auto",
     axis: Dim = LAST,
+    **scores: Unpack[ScoreOptions],
 ) -> Tensor:
     """exp(input) / sum(exp(input)) over `dim`, without overflow, as `torch.softmax`.
 
@@ -158,6 +171,14 @@ def softmax(
         out: takes the result: the input's shape, the result's dtype; `input` itself for in place. It is never resized.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
         axis: another name of `dim`.
+        scores: what is done to the input before, in the same pass and in this order (docs/scores.md). `scale`: a number
+            or a tensor of one per row, which the input is multiplied by. `softcap`: c, for c * tanh(s / c). `bias`: a
+            tensor that is added. `alibi`: a slope per head, times which the distance of query and key is subtracted.
+            `mask`: a bool tensor, True where an element takes part. `causal`: whether a query sees no later key.
+            `window`: (left, right), how many keys before and after its own a query sees. `offset`: the key at which
+            the first query stands; None has the last query at the last key. `sink`: a number or a tensor of one per
+            row, the score of one more element, which has no place in the result. `empty`: "nan" or "zero", what a row
+            is that has nothing. Queries and keys are the last two dims. Tensors broadcast.
 
     Returns:
         A tensor of the input's shape and layout (the strides of `torch.empty_like(input)`). A row of all -inf, or with
@@ -178,9 +199,13 @@ def softmax(
     >>> x = torch.zeros(2, 4)
     >>> onepass.softmax(x, dim=(0, 1), out=x)[0]
     tensor([0.1250, 0.1250, 0.1250, 0.1250])
+    >>> onepass.softmax(torch.tensor([0.0, 2.0, 9.0]), scale=0.5, mask=torch.tensor([True, True, False]))
+    tensor([0.2689, 0.7311, 0.0000])
     """
     if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
         dim, dtype = _other_spellings("softmax", dim, axis, dtype, _stacklevel)
+    if scores:
+        return _check_and_call("softmax", input, dim, dtype, out, engine, scores)
     return _softmax(input, dim, dtype, out, engine)
 
 
@@ -193,6 +218,7 @@ def log_softmax(
     out: Tensor | None = None,
     engine: str = "auto",
     axis: Dim = LAST,
+    **scores: Unpack[ScoreOptions],
 ) -> Tensor:
     """log(softmax(input)) over `dim`, computed as (input - max) - log(sum), as `torch.log_softmax`.
 
@@ -204,6 +230,8 @@ def log_softmax(
     """
     if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
         dim, dtype = _other_spellings("log_softmax", dim, axis, dtype, _stacklevel)
+    if scores:
+        return _check_and_call("log_softmax", input, dim, dtype, out, engine, scores)
     return _log_softmax(input, dim, dtype, out, engine)
 
 
@@ -216,6 +244,7 @@ def softmin(
     out: Tensor | None = None,
     engine: str = "auto",
     axis: Dim = LAST,
+    **scores: Unpack[ScoreOptions],
 ) -> Tensor:
     """softmax(-input) over `dim`, negated in registers, as `torch.nn.functional.softmin`.
 
@@ -227,6 +256,8 @@ def softmin(
     """
     if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
         dim, dtype = _other_spellings("softmin", dim, axis, dtype, _stacklevel)
+    if scores:
+        return _check_and_call("softmin", input, dim, dtype, out, engine, scores)
     return _softmin(input, dim, dtype, out, engine)
 
 
@@ -239,6 +270,7 @@ def logsumexp(
     engine: str = "auto",
     axis: Dim | None = None,
     keepdims: bool = DROPPED,
+    **scores: Unpack[ScoreOptions],
 ) -> Tensor:
     """log(sum(exp(input))) over `dim`, without overflow, as `torch.logsumexp`.
 
@@ -250,6 +282,7 @@ def logsumexp(
         out: takes the result. It is never resized and shares no memory with the input.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
         axis, keepdims: other names of `dim` and `keepdim`.
+        scores: as `onepass.softmax` takes them.
 
     Returns:
         A tensor of the input's dtype. Over an empty dim, or a row of all -inf, it is -inf; with a +inf, it is +inf. The
@@ -265,4 +298,6 @@ def logsumexp(
     if axis is not None or type(keepdims) is not Default or type(keepdim) not in (bool, Default):
         dim = either("logsumexp", "dim", dim, "axis", axis, type(None))
         keepdim = check_keepdim("logsumexp", keepdim, keepdims)
+    if scores:
+        return _check_and_call("logsumexp", input, dim, keepdim is True, out, engine, scores)
     return _logsumexp(input, dim, keepdim is True, out, engine)

@@ -1,4 +1,4 @@
-"""The functions as modules, in the place of torch.nn's: no state, picklable, with the functions' own arguments."""
+"""The functions as modules, in the place of torch.nn's and Megatron's: no state, picklable."""
 
 from typing import Any
 
@@ -6,8 +6,18 @@ import torch
 from torch import Tensor
 
 from . import functional
+from .attention import functional_attention, register_hf_attention
 
-__all__ = ["LogSoftmax", "LogSumExp", "Softmax", "Softmin"]
+__all__ = [
+    "LogSoftmax",
+    "LogSumExp",
+    "ScaledMaskedSoftmax",
+    "Softmax",
+    "Softmin",
+    "functional_attention",
+    "register_hf_attention",
+]
+_MASK_TYPES = ("no_mask", "padding", "causal", "padding_causal")
 
 
 class _Module(torch.nn.Module):
@@ -15,7 +25,7 @@ class _Module(torch.nn.Module):
 
     def extra_repr(self) -> str:
         given = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
-        default = {"dtype": None, "engine": "auto", "keepdim": False}
+        default = {"dtype": None, "engine": "auto", "keepdim": False, "scale": None, "softmax_in_fp32": True}
         return ", ".join(f"{name}={value}" for name, value in given.items() if value != default.get(name, ...))
 
 
@@ -95,3 +105,66 @@ class LogSumExp(_Module):
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.logsumexp(input, self.dim, self.keepdim, engine=self.engine)
+
+
+class ScaledMaskedSoftmax(_Module):
+    """`onepass.softmax` of scores as a module, in the place of Megatron's and Transformer Engine's
+    `FusedScaleMaskSoftmax`: "scaled", "scaled masked" and "scaled upper triang masked" softmax, of any shape.
+
+    Args:
+        scale: what the input is multiplied by; None is 1.
+        attn_mask_type: "padding", "causal", "padding_causal" or "no_mask", or a member of Megatron's `AttnMaskType` so
+            named. All but "no_mask" take a mask; the causal ones also hide the keys after a query, the last query
+            being that of the last key.
+        softmax_in_fp32: taken as Megatron has it. Half types are computed in float32 in either case, and rounded once.
+        engine: as `onepass.softmax` takes it.
+
+    A call takes a tensor of the shape (batch, heads, queries, keys), or any of at least two dims whose last is reduced;
+    a bool mask that broadcasts to it, or None, True where an element is MASKED OUT (`mask=` of `onepass.softmax` is the
+    other way round); and `softmax_offset`, None or one value per head: the logit of a sink. It gives a tensor of the
+    input's shape and dtype. A row with everything masked out is 0.
+
+    Raises ValueError for an unknown `attn_mask_type`, or a mask with "no_mask"; TypeError for a mask that is not bool.
+    Other errors are those of `onepass.softmax`, at the call. Megatron's `mask_func` has no place: what is masked out
+    has the score -inf, and takes no part whatever the input holds there.
+
+    >>> import torch, onepass
+    >>> softmax = onepass.nn.ScaledMaskedSoftmax(scale=0.125, attn_mask_type="causal")
+    >>> softmax
+    ScaledMaskedSoftmax(scale=0.125, attn_mask_type=causal)
+    >>> softmax(torch.zeros(1, 1, 2, 2), None)[0, 0]
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
+    >>> onepass.nn.ScaledMaskedSoftmax()(torch.zeros(2, 3), torch.tensor([False, False, True]))[0]
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+
+    def __init__(
+        self,
+        scale: float | None = None,
+        attn_mask_type: Any = "padding",
+        softmax_in_fp32: bool = True,
+        *,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__()
+        name = getattr(attn_mask_type, "name", attn_mask_type)
+        if name not in _MASK_TYPES:
+            raise ValueError(f"ScaledMaskedSoftmax: attn_mask_type must be one of {_MASK_TYPES}, got {name!r}")
+        self.scale, self.attn_mask_type, self.softmax_in_fp32, self.engine = scale, name, softmax_in_fp32, engine
+
+    def forward(self, input: Tensor, mask: Tensor | None = None, softmax_offset: Tensor | None = None) -> Tensor:
+        if mask is not None and self.attn_mask_type == "no_mask":
+            raise ValueError("ScaledMaskedSoftmax: attn_mask_type='no_mask' takes no mask, got one")
+        if mask is not None and mask.dtype is not torch.bool:
+            raise TypeError(f"ScaledMaskedSoftmax: mask must be of torch.bool, True where masked out, got {mask.dtype}")
+        return functional.softmax(
+            input,
+            -1,
+            scale=self.scale,
+            mask=None if mask is None else ~mask,
+            causal="causal" in self.attn_mask_type,
+            sink=None if softmax_offset is None else softmax_offset.view(-1, 1, 1),
+            empty="zero",
+            engine=self.engine,
+        )

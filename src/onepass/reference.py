@@ -9,6 +9,9 @@ with a ``+inf`` (``inf - inf``) gives NaN for the three softmaxes, while its log
 gives an empty result, and its logsumexp is ``log(0) = -inf``. A 0-d tensor is one row of one element. In a state it is
 ``l`` that a NaN goes to, and ``m`` is the maximum of the other elements.
 
+The functions but the state take the score options by keyword: ``sink`` and ``empty``, and those of `score`. A row
+whose scores and sink are all ``-inf`` has nothing; with ``empty="zero"`` its softmax is 0 and its log_softmax -inf.
+
 Source: the shift by the maximum is the standard stable form, e.g. Blanchard, Higham and Higham, "Accurately computing
 the log-sum-exp and softmax functions", IMA Journal of Numerical Analysis 41 (2021).
 """
@@ -16,6 +19,7 @@ the log-sum-exp and softmax functions", IMA Journal of Numerical Analysis 41 (20
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,19 +27,65 @@ from torch import Tensor
 __all__ = ["log_softmax", "logsumexp", "score", "softmax", "softmin", "state"]
 
 
-def score(function: str, x: Tensor) -> Tensor:
-    """The score of each element of ``x``, a multiple of it: what ``function`` is computed of in place of ``x``.
+def score(
+    function: str,
+    x: Tensor,
+    *,
+    scale: float | Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    offset: int | None = None,
+    alibi: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """The score of each element of ``x``: what ``function`` is computed of in place of ``x``.
 
-    The other functions here take its parameters by keyword.
+    In this order: times ``scale``, into ``softcap`` by tanh, plus ``bias``, less ``alibi`` times the distance of query
+    and key, and -inf where ``mask`` is False or the key is outside the window, whatever ``x`` holds there. Query ``q``
+    stands at key ``q + offset``; without an offset the last query stands at the last key.
 
     >>> import torch
     >>> score("softmin", torch.tensor([1.0, 2.0]))
     tensor([-1., -2.])
+    >>> score("softmax", torch.ones(2, 3), scale=0.5, causal=True)
+    tensor([[0.5000, 0.5000,   -inf],
+            [0.5000, 0.5000, 0.5000]])
     """
-    return -x if function == "softmin" else x
+    s = -x if function == "softmin" else x
+    seen = None if mask is None else mask.expand(x.shape)
+    distance = torch.zeros(())
+    if causal or window is not None or alibi is not None:
+        queries, keys = x.shape[-2:]
+        at = torch.arange(queries, device=x.device) + (keys - queries if offset is None else offset)
+        distance = torch.arange(keys, device=x.device).unsqueeze(0) - at.unsqueeze(1)
+        for bound, side in zip((window or (None, None)), (-1, 1), strict=True):
+            bound = 0 if causal and side == 1 else bound
+            if bound is not None:
+                near = side * distance <= bound
+                seen = near if seen is None else seen & near
+    if seen is not None:
+        s = torch.where(seen, s, 0.0)  # a NaN there would make a NaN of its gradient
+    if scale is not None:
+        s = s * scale
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    if bias is not None:
+        s = s + bias
+    if alibi is not None:
+        s = s - alibi.unsqueeze(-1).unsqueeze(-1) * distance.abs().to(s.dtype)
+    return s if seen is None else torch.where(seen, s, -torch.inf)
 
 
-def softmax(x: Tensor, dim: int | Sequence[int] = -1, **parameters: float) -> Tensor:
+def softmax(
+    x: Tensor,
+    dim: int | Sequence[int] = -1,
+    *,
+    sink: float | Tensor | None = None,
+    empty: str = "nan",
+    **options: Any,
+) -> Tensor:
     """``exp(x - m) / sum(exp(x - m))`` over ``dim`` (an int, or several for one softmax over all of them).
 
     Returns float64 of the shape of ``x``.
@@ -46,35 +96,58 @@ def softmax(x: Tensor, dim: int | Sequence[int] = -1, **parameters: float) -> Te
     >>> softmax(torch.zeros(2, 2), dim=(0, 1))
     tensor([[0.2500, 0.2500],
             [0.2500, 0.2500]], dtype=torch.float64)
+    >>> softmax(torch.zeros(3), sink=0.0, mask=torch.tensor([True, True, False]))
+    tensor([0.3333, 0.3333, 0.0000], dtype=torch.float64)
     """
-    shifted, dims = _shifted("softmax", x, dim, parameters)
-    e = shifted.exp()
-    return e / _sum(e, dims)
+    shifted, total, _, nothing = _rows("softmax", x, dim, sink, empty, options)
+    return _unless(nothing, empty, shifted.exp() / total, 0.0)
 
 
-def log_softmax(x: Tensor, dim: int | Sequence[int] = -1, **parameters: float) -> Tensor:
+def log_softmax(
+    x: Tensor,
+    dim: int | Sequence[int] = -1,
+    *,
+    sink: float | Tensor | None = None,
+    empty: str = "nan",
+    **options: Any,
+) -> Tensor:
     """``(x - m) - log(sum(exp(x - m)))`` over ``dim``. Returns float64 of the shape of ``x``.
 
     >>> import torch
     >>> log_softmax(torch.tensor([1e4, 1e4]))
     tensor([-0.6931, -0.6931], dtype=torch.float64)
     """
-    shifted, dims = _shifted("log_softmax", x, dim, parameters)
-    return shifted - _sum(shifted.exp(), dims).log()
+    shifted, total, _, nothing = _rows("log_softmax", x, dim, sink, empty, options)
+    return _unless(nothing, empty, shifted - total.log(), -torch.inf)
 
 
-def softmin(x: Tensor, dim: int | Sequence[int] = -1, **parameters: float) -> Tensor:
+def softmin(
+    x: Tensor,
+    dim: int | Sequence[int] = -1,
+    *,
+    sink: float | Tensor | None = None,
+    empty: str = "nan",
+    **options: Any,
+) -> Tensor:
     """``softmax(-x)`` over ``dim``, negated after the conversion. Returns float64 of the shape of ``x``.
 
     >>> import torch
     >>> softmin(torch.tensor([0.0, float("inf")]))
     tensor([1., 0.], dtype=torch.float64)
     """
-    return softmax(score("softmin", x.to(torch.float64), **parameters), dim)
+    return softmax(score("softmin", x.to(torch.float64)), dim, sink=sink, empty=empty, **options)
 
 
-def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False, **parameters: float) -> Tensor:
-    """``m + log(sum(exp(x - m)))`` over ``dim``.
+def logsumexp(
+    x: Tensor,
+    dim: int | Sequence[int],
+    keepdim: bool = False,
+    *,
+    sink: float | Tensor | None = None,
+    empty: str = "nan",
+    **options: Any,
+) -> Tensor:
+    """``m + log(sum(exp(x - m)))`` over ``dim``. ``empty`` changes its gradient alone.
 
     Returns float64 of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``.
 
@@ -86,19 +159,12 @@ def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False, **para
     >>> logsumexp(torch.tensor([float("inf"), 1.0]), dim=0, keepdim=True)
     tensor([inf], dtype=torch.float64)
     """
-    x = score("logsumexp", x.to(torch.float64), **parameters)
-    dims = _dims(x, dim)
-    if _empty(x, dims):
-        return x.sum(dims, keepdim=keepdim).log()
-    m = x.detach().amax(dims, keepdim=True)
-    m = torch.where(m.isinf(), 0.0, m)  # inf - inf would be NaN, exp(inf - 0) and exp(-inf - 0) are what is meant
-    result = m + _sum((x - m).exp(), dims).log()
-    return result if keepdim else result.sum(dims)  # each of these dims has size 1 now
+    _, total, m, nothing = _rows("logsumexp", x, dim, sink, empty, options)
+    result = _unless(nothing, empty, m + total.log(), -torch.inf)
+    return result if keepdim else result.sum(_dims(x, dim))  # each of these dims has size 1 now
 
 
-def state(
-    x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False, **parameters: float
-) -> tuple[Tensor, Tensor]:
+def state(x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """``m``, the maximum over ``dim``, and ``l = sum(exp(x - m))``, where an infinite ``m`` is not subtracted.
 
     Returns two float64 tensors of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``. Where a
@@ -110,7 +176,7 @@ def state(
     >>> state(torch.zeros(0))
     (tensor(-inf, dtype=torch.float64), tensor(0., dtype=torch.float64))
     """
-    x = score("state", x.to(torch.float64), **parameters)
+    x = x.to(torch.float64)
     dims = _dims(x, dim)
     if _empty(x, dims):
         total = x.sum(dims, keepdim=True)
@@ -121,13 +187,36 @@ def state(
     return (m, total) if keepdim else (m.sum(dims), total.sum(dims))  # each of these dims has size 1 now
 
 
-def _shifted(
-    function: str, x: Tensor, dim: int | Sequence[int], parameters: dict[str, float]
-) -> tuple[Tensor, tuple[int, ...]]:
-    """The scores less their maximum. Detaching the maximum changes no derivative: the functions do not depend on it."""
-    x = score(function, x.to(torch.float64), **parameters)
-    dims = _dims(x, dim)
-    return (x if _empty(x, dims) else x - x.detach().amax(dims, keepdim=True)), dims
+def _rows(
+    function: str,
+    x: Tensor,
+    dim: int | Sequence[int],
+    sink: float | Tensor | None,
+    empty: str,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores less ``m``, the sum of their exponentials, ``m``, and where a row has nothing, whose scores are then 0 if
+    ``empty`` is "zero", so that they have no gradient.
+
+    Detaching the maximum ``m`` changes no derivative: the functions do not depend on it.
+    """
+    s = score(function, x.to(torch.float64), **options)
+    dims = _dims(s, dim)
+    sinks = torch.as_tensor(-torch.inf if sink is None else sink, dtype=torch.float64, device=s.device)
+    m = s.detach().sum(dims, keepdim=True) - torch.inf if _empty(s, dims) else s.detach().amax(dims, keepdim=True)
+    m = torch.maximum(m, sinks.detach())
+    nothing = m == -torch.inf
+    if empty == "zero":
+        s, sinks, m = torch.where(nothing, 0.0, s), torch.where(nothing, 0.0, sinks), torch.where(nothing, 0.0, m)
+    if function == "logsumexp":
+        m = torch.where(m.isinf(), 0.0, m)  # inf - inf would be NaN, exp(inf - 0) and exp(-inf - 0) are what is meant
+    shifted = s - m
+    return shifted, _sum(shifted.exp(), dims) + (sinks - m).exp(), m, nothing
+
+
+def _unless(nothing: Tensor, empty: str, result: Tensor, value: float) -> Tensor:
+    """The result, but for rows that have nothing if ``empty`` is "zero"."""
+    return torch.where(nothing, value, result) if empty == "zero" else result
 
 
 def _sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,7 @@ got and what is accepted.
 
 import ctypes
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -206,8 +206,11 @@ def check_memory(function: str, x: Tensor, out: Tensor) -> None:
         )
 
 
-def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch.dtype) -> None:
-    """`out` can take the result as it is: it is never resized. The operators find out whether it overlaps the input."""
+def check_out(
+    function: str, x: Tensor, out: Any, shape: list[int], dtype: torch.dtype, side: Iterable[Tensor | None] = ()
+) -> None:
+    """`out` can take the result as it is: it is never resized. The operators find out whether it overlaps the input.
+    `side` are other tensors that the result is made of."""
     if not isinstance(out, Tensor):
         raise TypeError(f"onepass.{function}(): out must be a Tensor, got {type(out).__name__}")
     if out.layout is not torch.strided or out.is_nested:
@@ -220,8 +223,9 @@ def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch
         raise ValueError(
             f"onepass.{function}(): the result has shape {shape} and out is never resized, got {list(out.shape)}"
         )
-    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
-        which = "the input" if x.requires_grad else "out"
+    others = [t for t in side if t is not None]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, out, *others)):
+        which = "the input" if x.requires_grad else "out" if out.requires_grad else "an argument"
         raise RuntimeError(
             f"onepass.{function}(): out= has no gradient, but {which} requires one; "
             "call it without out=, or under torch.no_grad()"
@@ -231,9 +235,9 @@ def check_out(function: str, x: Tensor, out: Any, shape: list[int], dtype: torch
     if out.is_neg():
         raise RuntimeError(f"onepass.{function}(): out is a negated view; give its resolve_neg()")
     check_inference(function, out)
-    if has_tangent(x, out):
+    if has_tangent(x, out, *others):
         raise NotImplementedError(f"onepass.{function}(): out= has no forward-mode gradient; call it without out=")
-    for t in (x, out):
+    for t in (x, out, *others):
         while _functorch.is_functorch_wrapped_tensor(t):
             if _functorch.is_batchedtensor(t):
                 raise RuntimeError(f"onepass.{function}(): out= has no batching rule for vmap; call it without out=")

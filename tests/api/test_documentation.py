@@ -16,7 +16,18 @@ from lib.scripts import run_python
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-PUBLIC = ("functional", "nn", "reference", "settings", "validation", "_engines", "_explain", "_state", "_warmup")
+PUBLIC = (
+    "functional",
+    "nn",
+    "reference",
+    "settings",
+    "validation",
+    "_engines",
+    "_explain",
+    "_state",
+    "_warmup",
+    "attention",
+)
 
 
 @every_page

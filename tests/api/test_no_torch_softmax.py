@@ -90,6 +90,17 @@ def test_forward(function, shape, engine, device):
                 assert twice.logsumexp().shape == y.m.shape
 
 
+def test_scores(function, engine, device):
+    x = maker(torch.float32, device)(2, 3, 7).requires_grad_()
+    named = {"scale": 0.5, "mask": x.detach() > -1, "causal": True, "softcap": 3.0, "sink": 0.0, "empty": "zero"}
+    with forbidden(device):
+        for dtype in DTYPES:
+            ours(function)(x.detach().to(dtype), -1, engine=engine, **named)
+        y = ours(function)(x, -1, engine=engine, **named)
+        y.masked_fill(y.isinf(), 0).square().sum().backward()
+    assert x.grad.isfinite().all()
+
+
 def test_gradients_of_first_and_second_order(function, engine, device):
     x = maker(torch.float64, device)(3, 6, 2).requires_grad_()
     v = maker(torch.float64, device, 4)(3, 6, 2)

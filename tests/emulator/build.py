@@ -105,7 +105,12 @@ def translated(source: Path, compute: str, defines: tuple[str, ...]) -> Path:
 @functools.cache
 def host() -> Path:
     """The engine's side of calls and the machine, built."""
-    sources = HERE / "emulated.cpp", CORE / "cuda/host/launch.cpp", CORE / "plan/tables.cpp"
+    sources = (
+        HERE / "emulated.cpp",
+        CORE / "cuda/host/launch.cpp",
+        CORE / "cuda/host/scored.cpp",
+        CORE / "plan/tables.cpp",
+    )
     unchecked = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks
     options = "-O1", unchecked, "-pthread", f"-I{CORE}", f"-I{HERE}", "-shared"
     return build(folder() / "emulated.so", *options, *sources, "-ldl")

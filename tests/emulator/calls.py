@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from onepass.native import FUNCTIONS
 
 from .build import CORE, folder, host, translated
 
+SCORED = ("input", "result", "grad", "scale", "bias", "alibi", "sink", "mask", "lse", "of_cap")
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 
 
@@ -37,12 +39,14 @@ class Emulator:
         own = tempfile.mkstemp(suffix=".so", dir=folder())[1]  # as it remembers the kernels of its sources
         self.host = ctypes.CDLL(shutil.copy(host(), own))
         self.translate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(self._translate)
+        self.kernels_run: list[tuple[str, tuple[str, ...]]] = []  # sources and defines
         self.files: list[ctypes.Array[ctypes.c_char]] = []  # lest they are gone
-        for function in (self.host.solve, self.host.run_kernel):
+        for function in (self.host.solve, self.host.solve_scored, self.host.run_kernel):
             function.restype = ctypes.c_char_p
 
     def _translate(self, words: bytes) -> int | None:
         source, compute, *defines = words.decode().split()
+        self.kernels_run.append((source, tuple(defines)))
         try:
             library = translated(self.kernels / source, compute, tuple(defines))
         except Exception as error:  # what a callback raises is lost
@@ -111,6 +115,55 @@ class Emulator:
         numbers = None if plan is None else _array(ctypes.c_int, plan)
         self.done(self.host.solve(backward, *types, addresses, *layout, numbers))
 
+    def scored(
+        self,
+        function: str,
+        tensors: dict[str, Tensor],
+        dims: Sequence[int],
+        numbers: Sequence[float] = (1.0, 0.0, -math.inf),
+        window: Sequence[int] = (-(2**63), 2**63 - 1, 0),
+        empty_is_zero: bool = False,
+        plan: Sequence[int] | None = None,
+    ) -> None:
+        """A scored call, or its gradient where there is a `grad`. `tensors` are by the names of SCORED and broadcast
+        to the sizes of the input; `numbers`: factor, softcap, sink; `window`: least and most distance, offset."""
+        given = [tensors.get(name) for name in SCORED]
+        x, out = tensors["input"], tensors["result"]
+        bias = tensors.get("bias", torch.zeros(0))
+        backward = "grad" in tensors
+        others = [t for t in given if t is not None and t is not out and t is not tensors.get("lse")]
+        self.begin(others, out)
+        for name in ("bias", "mask"):  # the aligned words that hold them are read
+            if name in tensors:
+                begin, end = _storage(tensors[name])
+                self.host.add_range(ctypes.c_void_p(begin), ctypes.c_int64(end - begin), False)
+        if (lse := tensors.get("lse")) is not None:
+            self.host.add_range(ctypes.c_void_p(lse.data_ptr()), ctypes.c_int64(lse.numel() * lse.element_size()), True)
+        steps = [
+            None
+            if t is None
+            else _array(ctypes.c_int64, [0 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])
+            for t in given
+        ]
+        pointers = _array(ctypes.c_void_p, [None if each is None else ctypes.addressof(each) for each in steps])
+        self.done(
+            self.host.solve_scored(
+                backward,
+                FUNCTIONS.index(function),
+                _array(ctypes.c_int, [_TYPES[t.dtype] for t in (x, out, bias)]),
+                _array(ctypes.c_void_p, [None if t is None else t.data_ptr() for t in given]),
+                _array(ctypes.c_void_p, [None if t is None else _storage(t)[1] for t in given]),
+                x.dim(),
+                _array(ctypes.c_int64, x.shape),
+                pointers,
+                _array(ctypes.c_bool, [dim in dims for dim in range(x.dim())]),
+                _array(ctypes.c_double, numbers),
+                _array(ctypes.c_int64, window),
+                empty_is_zero,
+                None if plan is None else _array(ctypes.c_int, plan),
+            )
+        )
+
     def run(self, source: str, launch: Sequence[int], read: Sequence[Tensor], written: Tensor) -> None:
         """A kernel `onepass_kernel(read..., written)` of the sources. `launch`: blocks, threads of a block, blocks of a
         cluster or 0, bytes of shared memory, whether it is cooperative."""
@@ -118,6 +171,12 @@ class Emulator:
         addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*read, written)]
         arguments = _array(ctypes.c_void_p, [ctypes.addressof(address) for address in addresses])
         self.done(self.host.run_kernel(f"{source} 90".encode(), _array(ctypes.c_int, launch), arguments))
+
+
+def _storage(t: Tensor) -> tuple[int, int]:
+    """Where the memory that holds a tensor begins and ends."""
+    storage = t.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def _array(kind: type, values: Sequence[Any]) -> Any:

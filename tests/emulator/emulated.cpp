@@ -126,6 +126,26 @@ const char* solve(bool backward, int function, int in_type, int out_type, void* 
   return said_by([&] { run(problem, plan ? &given : nullptr); });
 }
 
+// A scored problem. `strides`: of each of its tensors, null where it has none. `numbers`: factor, softcap, sink;
+// `window`: the least and the most distance, and the offset. `plan` may be null.
+const char* solve_scored(bool backward, int function, const int* types, void* const* tensors, void* const* ends,
+                         int rank, const int64_t* sizes, const int64_t* const* strides, const bool* reduce,
+                         const double* numbers, const int64_t* window, bool empty_is_zero, const int* plan) {
+  ScoredProblem problem = {};
+  problem.function = Function(function), problem.direction = backward ? Direction::backward : Direction::forward;
+  problem.in = DType(types[0]), problem.out = DType(types[1]), problem.bias_type = DType(types[2]);
+  std::copy_n(tensors, int(kDistance), problem.data);
+  std::copy_n(ends, int(kDistance), problem.storage_end);
+  problem.factor = numbers[0], problem.softcap = numbers[1], problem.sink = numbers[2];
+  problem.least = window[0], problem.most = window[1], problem.empty_is_zero = empty_is_zero;
+  problem.lay_out(rank, sizes, strides, reduce, window[2]);
+  const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
+  return said_by([&] {
+    if (!can_launch_scored(problem)) throw std::runtime_error("no kernel for this scored problem");
+    launch_scored(problem, 0, nullptr, plan ? &given : nullptr);
+  });
+}
+
 // A kernel by itself. `numbers`: blocks, threads of a block, of a cluster blocks or 0, bytes of shared memory, whether
 // blocks are launched cooperatively.
 const char* run_kernel(const char* words, const int* numbers, void** arguments) {

@@ -66,6 +66,16 @@ class Instructions(Operands):
         value = self.get(m[-1], o[1])
         return self.put(o[0], f"rcp({value})" if m[0] == "approx" else f"{TYPES[m[-1]]}(1 / {value})", m[-1])
 
+    def copysign_(self, m: list[str], o: list[str]) -> str:  # PTX has the sign first
+        sign, value = (self.get(m[-1], operand) for operand in o[1:])
+        return self.put(o[0], f"std::copysign({value}, {sign})", m[-1])
+
+    def shf_(self, m: list[str], o: list[str]) -> str:
+        if m[:2] != ["r", "wrap"]:
+            return self.refuse("shf", m)
+        low, high, by = (self.get("b32", operand) for operand in o[1:])
+        return self.put(o[0], f"uint32_t((uint64_t({high}) << 32 | {low}) >> ({by} & 31))", "b32")
+
     def not_(self, m: list[str], o: list[str]) -> str:
         sign = "!" if m[-1] == "pred" else "~"
         return self.put(o[0], f"{TYPES[m[-1]]}({sign}{self.get(m[-1], o[1])})", m[-1])
@@ -95,6 +105,8 @@ class Instructions(Operands):
     def setp_(self, m: list[str], o: list[str]) -> str:
         a, b = self.get(m[-1], o[1]), self.get(m[-1], o[2])
         ordered, negated = _UNORDERED.get(m[0], m[0]), m[0] in _UNORDERED
+        if m[0] in ("num", "nan"):
+            return self.put(o[0], f"bool({'' if m[0] == 'num' else '!'}({a} == {a} && {b} == {b}))", "pred")
         if len(m) > 2 or ordered not in _COMPARE:
             return self.refuse("setp", m)
         value = f"{a} {_COMPARE[ordered]} {b}"

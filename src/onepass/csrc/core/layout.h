@@ -29,19 +29,22 @@ enum ForwardTensor { kX, kY, kForwardTensors };
 enum BackwardTensor { kDx, kSaved, kGrad, kLse, kBackwardTensors };
 constexpr int kMaxTensors = kBackwardTensors;
 
-struct Dim {
+template <int Tensors>
+struct DimOf {
   int64_t size;
-  int64_t strides[kMaxTensors];  // in elements of each tensor; 0 for a tensor that the problem lacks
+  int64_t strides[Tensors];  // in elements of each tensor; 0 for a tensor that the problem lacks
 };
 
-struct DimGroup {
+template <int Tensors>
+struct DimGroupOf {
+  using Dim = DimOf<Tensors>;
   int count = 0;
   Dim dims[kMaxDims];  // the slowest first
 
   // A copy takes the dims that are there: all of them would be 2.5 KB, and a small call's time.
-  DimGroup() {}
-  DimGroup(const DimGroup& other) : count(other.count) { std::copy_n(other.dims, count, dims); }
-  DimGroup& operator=(const DimGroup& other) {
+  DimGroupOf() {}
+  DimGroupOf(const DimGroupOf& other) : count(other.count) { std::copy_n(other.dims, count, dims); }
+  DimGroupOf& operator=(const DimGroupOf& other) {
     count = other.count;
     std::copy_n(other.dims, count, dims);
     return *this;
@@ -61,7 +64,7 @@ struct DimGroup {
       Dim& slow = dims[last];
       const Dim& fast = dims[i];
       bool is_one = true;
-      for (int t = 0; t < kMaxTensors; ++t) is_one &= slow.strides[t] == fast.size * fast.strides[t];
+      for (int t = 0; t < Tensors; ++t) is_one &= slow.strides[t] == fast.size * fast.strides[t];
       if (is_one) {
         const int64_t size = slow.size * fast.size;
         slow = fast;
@@ -88,12 +91,15 @@ struct DimGroup {
 
  private:
   static bool is_slower(const Dim& a, const Dim& b) {
-    for (int t = 0; t < kMaxTensors; ++t) {
+    for (int t = 0; t < Tensors; ++t) {
       if (a.strides[t] != b.strides[t]) return a.strides[t] > b.strides[t];
     }
     return false;
   }
 };
+
+using Dim = DimOf<kMaxTensors>;
+using DimGroup = DimGroupOf<kMaxTensors>;
 
 enum class View { rows, columns, strided };
 

@@ -124,6 +124,17 @@ struct TensorRef {
     const void* address;
     return check_torch(torch_get_const_data_ptr(handle, &address)), address;
   }
+  // The end of the memory that holds it.
+  const void* storage_end() const {
+    int64_t bytes, offset;
+    check_torch(aoti_torch_get_storage_size(handle, &bytes));
+    check_torch(aoti_torch_get_storage_offset(handle, &offset));
+    return static_cast<const char*>(data()) - offset * size_of_element() + bytes;
+  }
+  int64_t size_of_element() const {
+    const auto type = maybe_dtype();
+    return type ? size_of(*type) : 1;
+  }
   void* mutable_data() const {
     void* address;
     return check_torch(torch_get_mutable_data_ptr(handle, &address)), address;

@@ -2,6 +2,7 @@
 #include <limits>
 #include <numeric>
 
+#include "../core/scored_problem.h"
 #include "../cpu/isa_dispatch.h"
 #include "operators.h"
 
@@ -9,11 +10,15 @@ namespace onepass {
 
 namespace {
 
+template <class Work>
+void run_parallel(int64_t count, int64_t grain_size, const Work& work) {
+  if (count <= grain_size) return work(int64_t(0), count);
+  torch::stable::parallel_for(0, count, grain_size, work);
+}
+
 void run_cpu(const Problem& problem) {
-  cpu_engine().execute(problem, [](int64_t count, int64_t grain_size, auto&& work) {
-    if (count <= grain_size) return work(int64_t(0), count);
-    torch::stable::parallel_for(0, count, grain_size, work);
-  });
+  cpu_engine().execute(problem,
+                       [](int64_t count, int64_t grain_size, auto&& work) { run_parallel(count, grain_size, work); });
 }
 
 Layout layout_of(const TensorArgs& args, bool contiguous) {
@@ -53,6 +58,27 @@ void fill_with_nothing(Function function, const TensorRef& y) {
 }
 
 }  // namespace
+
+bool run_scored_cpu(const ScoredProblem& problem) {
+  if (problem.has(kOfCap)) return false;  // the gradient of a softcap is plain arithmetic here
+  if (problem.is_backward() && problem.function == Function::logsumexp) return false;  // is no gradient of a result
+  const CpuEngine& engine = cpu_engine();
+  const ScoredPlan plan = engine.plan_scored(problem);
+  std::vector<ScoredState> states(plan.chunks ? size_t(plan.work_items + problem.rows) : 0);
+  const auto run_phase = [&](CpuPhase phase) {
+    run_parallel(plan.work_items, plan.grain_size, [&](int64_t begin, int64_t end) {
+      engine.run_scored(problem, plan, phase, states.data(), begin, end);
+    });
+  };
+  if (!plan.chunks) {
+    run_phase(CpuPhase::whole);
+  } else {
+    run_phase(CpuPhase::states);
+    engine.run_scored(problem, plan, CpuPhase::merge, states.data(), 0, 0);
+    if (problem.is_backward() || problem.function != Function::logsumexp) run_phase(CpuPhase::finish);
+  }
+  return true;
+}
 
 // `contiguous`: input and result both are.
 void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contiguous, const CudaPlan* plan) {

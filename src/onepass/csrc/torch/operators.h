@@ -1,6 +1,7 @@
 // operators.h: what the operators of ops.cpp and of aten_override.cpp share, and what runs them.
 #pragma once
 
+#include "../core/scored_problem.h"
 #include "../core/stable_tensor.h"
 #include "../plan/rows.h"
 
@@ -35,6 +36,8 @@ namespace cuda {
 // columns. Of more dims than those take, and in the batch-invariant mode, the tensors `args` are gathered: copied to
 // rows, and the result copied back. A plan that is given is taken; an error says why it cannot be.
 void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan);
+// Runs a problem of scores, of an input like `like`; false where there is no kernel for the problem.
+bool run_scored(const ScoredProblem& problem, const TensorRef& like);
 
 }  // namespace cuda
 

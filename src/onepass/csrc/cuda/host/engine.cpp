@@ -128,4 +128,11 @@ void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan) {
   gather_and_launch(problem, args, plan);
 }
 
+bool run_scored(const ScoredProblem& problem, const TensorRef& like) {
+  if (!can_launch_scored(problem)) return false;
+  const DeviceScope scope(like.device_index);
+  launch_scored(problem, like.device_index, current_stream(like.device_index));
+  return true;
+}
+
 }  // namespace onepass::cuda

@@ -31,21 +31,29 @@ bool in_cluster(const CudaPlan& plan) {
          ((plan.tier == Tier::columns || plan.tier == Tier::columns_smem) && plan.blocks_per_row > 1);
 }
 
-// Everything that tells two kernels of one process apart, in 64 bits. The numbers of threads and of rows do so in the
+// Everything that tells two kernels of one process apart. The numbers of threads and of rows do so in the
 // tiers warp and staged only, the number of blocks in clusters.
-uint64_t identity(const KernelKind& kind, const CudaPlan& plan, int device) {
+struct KernelId {
+  uint64_t numbers;
+  uint32_t score;
+  bool operator==(const KernelId& other) const { return numbers == other.numbers && score == other.score; }
+};
+struct HashKernelId {
+  size_t operator()(const KernelId& id) const { return size_t(id.numbers ^ uint64_t(id.score) << 40); }
+};
+KernelId identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(kind.function), 3), add(int(kind.in), 2), add(int(kind.out), 2), add(int(plan.tier), 4);
   add(row_in_warp ? plan.threads_per_row : 0, 6);
-  add(row_in_warp ? plan.rows_per_block : plan.of_columns() ? plan.max_threads() : 0, 11);
+  add(row_in_warp ? plan.rows_per_block : plan.of_columns() || kind.score_parts ? plan.max_threads() : 0, 11);
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
   add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
   kind.score.visit([&](auto, auto, auto value, auto fallback) { add(value != fallback, 1); });
-  return id;
+  return {id, kind.score_parts << 2 | uint32_t(kind.bias)};
 }
 
 Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device) {
@@ -62,11 +70,12 @@ Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device
   return kernel;
 }
 
-// A loaded kernel. The caller is in the context of the device.
+}  // namespace
+
 Handle find_or_load(const KernelKind& kind, const CudaPlan& plan, int device) {
   static std::shared_mutex mutex;
-  static std::unordered_map<uint64_t, Handle> kernels;
-  const uint64_t id = identity(kind, plan, device);
+  static std::unordered_map<KernelId, Handle, HashKernelId> kernels;
+  const KernelId id = identity(kind, plan, device);
   {
     std::shared_lock lock(mutex);
     if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
@@ -75,8 +84,6 @@ Handle find_or_load(const KernelKind& kind, const CudaPlan& plan, int device) {
   if (const auto found = kernels.find(id); found != kernels.end()) return found->second;
   return kernels.emplace(id, compile_and_load(kind, plan, device)).first->second;
 }
-
-}  // namespace
 
 KernelKind kind_of(const Problem& problem) {
   Pass pass = Pass::forward;
@@ -101,27 +108,32 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
-  std::vector<std::string> defines = {define("IN_TYPE", type_name(kind.in)),
-                                      define("OUT_TYPE", type_name(kind.out)),
-                                      define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
-                                      number("IS_BACKWARD", kind.pass != Pass::forward),
-                                      number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
-                                      number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
-                                      number("VECS_PER_THREAD", plan.vecs_per_thread()),
-                                      number("VEC_SIZE", plan.vec_size),
-                                      number("VEC_ACCESS", int(plan.access)),
-                                      number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
-                                      number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
-                                      number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
-                                      number("BLOCK_THREADS", plan.of_columns() ? plan.max_threads() : 0),
-                                      number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
-                                      number("USES_GRID", plan.of_columns() && plan.in_grid()),
-                                      number("STAGES_GROUPS", plan.is_staged()),
-                                      number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
-                                      number("TWO_PASS", plan.tier == Tier::columns_twopass)};
+  std::vector<std::string> defines = {
+      define("IN_TYPE", type_name(kind.in)),
+      define("OUT_TYPE", type_name(kind.out)),
+      define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
+      number("IS_BACKWARD", kind.pass != Pass::forward),
+      number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
+      number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
+      number("VECS_PER_THREAD", plan.vecs_per_thread()),
+      number("VEC_SIZE", plan.vec_size),
+      number("VEC_ACCESS", int(plan.access)),
+      number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
+      number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
+      number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
+      number("BLOCK_THREADS", plan.of_columns() || kind.score_parts ? plan.max_threads() : 0),
+      number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
+      number("USES_GRID", plan.of_columns() && plan.in_grid()),
+      number("STAGES_GROUPS", plan.is_staged()),
+      number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
+      number("TWO_PASS", plan.tier == Tier::columns_twopass)};
   kind.score.visit([&](const char* name, auto, auto value, auto fallback) {
     if (value != fallback) defines.push_back(std::string("-DSCORE_") + name);
   });
+  if (kind.score_parts) {
+    defines.push_back(number("SCORE_PARTS", int(kind.score_parts)));
+    defines.push_back(define("BIAS_TYPE", type_name(kind.bias)));
+  }
   return defines;
 }
 
@@ -181,11 +193,6 @@ void set_shared(Launch* launch, int64_t bytes, int64_t room) {
                              " bytes of shared memory here, the plan takes " + std::to_string(bytes));
   }
   launch->shared = unsigned(bytes);
-}
-
-// Bytes of shared memory for a tile of the tier staged, which begins and ends within 16 bytes.
-int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
-  return (plan.group() * n * size + 2 * 16 - 1) / 16 * 16;
 }
 
 // Whether the tier staged takes a tile in shared memory for its results. It does where they and the elements that they
@@ -346,6 +353,10 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
       add(&messages);
     }
   }
+  return start_kernel(launch, arguments, stream);
+}
+
+bool start_kernel(const Launch& launch, void** arguments, void* stream) {
   const DriverLaunch as(launch, stream);
   const Result result = driver().launch(&as.config, launch.kernel, arguments, nullptr);
   if (launch.cooperative() && (result == kTooLarge || result == kNotSupported)) return false;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../../core/problem.h"
+#include "../../core/scored_problem.h"
 #include "../kernels/column_params.cuh"
 #include "cuda_driver.h"
 
@@ -19,6 +20,8 @@ enum class Pass { forward, backward, backward_broadcast };
 struct KernelKind : ScoredFunction {
   Pass pass;
   DType in, out;
+  unsigned score_parts = 0;  // of ScorePart (kernels/score_map.cuh)
+  DType bias = DType::float32;
 };
 KernelKind kind_of(const Problem& problem);
 
@@ -64,6 +67,20 @@ Launch make_fallback_launch(const Problem& problem, int device);
 // Launches on `stream` in the current context, with a buffer for messages. False where the driver refuses a cooperative
 // launch.
 bool start(const Launch& launch, const Problem& problem, void* messages, void* stream);
+
+// Loads the kernel of a plan, or compiles it; the caller is in the context of the device.
+Handle find_or_load(const KernelKind& kind, const CudaPlan& plan, int device);
+// Bytes of shared memory for a tile of the tier staged, which begins and ends within 16 bytes.
+inline int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
+  return (plan.group() * n * size + 2 * 16 - 1) / 16 * 16;
+}
+
+// Launches with these arguments; false where the driver refuses a cooperative launch.
+bool start_kernel(const Launch& launch, void** arguments, void* stream);
+
+// Whether there is a kernel for a scored problem, and its launch, by a plan that is given or by its own.
+bool can_launch_scored(const ScoredProblem& problem);
+void launch_scored(const ScoredProblem& problem, int device, void* stream, const CudaPlan* plan = nullptr);
 
 // Launches by the plan given, or by the problem's own; where the driver refuses a cooperative launch, by the one that
 // the problem has without. `start` gets a Launch, and gives what onepass::cuda::start does.

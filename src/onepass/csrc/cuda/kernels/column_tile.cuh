@@ -18,6 +18,7 @@
 
 #include "cluster.cuh"
 #include "column_params.cuh"
+#include "division.cuh"
 #include "vector_access.cuh"
 
 // How many blocks should fit a multiprocessor, if a thread needs so many registers for its elements. Without this bound
@@ -36,24 +37,6 @@ __device__ inline int sharing_blocks() {
 template <class C>
 __device__ inline int sharing_rank() {
   return C::kGrid ? blockIdx.x : C::kClusterSize == 1 ? 0 : cluster_rank();
-}
-
-// A 64-bit division takes a hundred instructions, a 32-bit one twenty.
-__device__ inline int64_t divide(int64_t a, int64_t b) {
-  if (((uint64_t)a | (uint64_t)b) >> 32 == 0) return (uint32_t)a / (uint32_t)b;
-  return a / b;
-}
-
-struct Quotient {
-  int64_t whole, rest;
-};
-__device__ inline Quotient divide(int64_t a, int64_t b, const FastDivisor& by) {
-  if ((uint64_t)a >> 31) return {a / b, a % b};
-  const uint32_t low = (uint32_t)a, whole = (uint32_t)((uint64_t)low * by.multiplier >> by.shift);
-  return {whole, low - whole * (uint32_t)b};
-}
-__device__ inline int divide(unsigned a, const FastDivisor& by) {
-  return (int)((uint64_t)a * by.multiplier >> by.shift);
 }
 
 // Adds to `at` where element `index` of some dims lies in each of the tensors.

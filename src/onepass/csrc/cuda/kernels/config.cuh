@@ -5,7 +5,13 @@
 #include "epilogue.cuh"
 #include "functions.h"
 #include "score.cuh"
+#include "scored_row.cuh"
 #include "vector_access.cuh"
+
+#ifndef SCORE_PARTS  // of a kernel of scores alone
+#define SCORE_PARTS 0
+#define BIAS_TYPE float
+#endif
 
 #define ENUMERATOR(name, is_reduction, leading_planes) name,
 enum class Function { ONEPASS_FUNCTIONS(ENUMERATOR) };
@@ -38,6 +44,9 @@ struct Config {
   typedef OUT_TYPE Out;  // forward: of y. Backward: of the input's gradient, and of the input
   typedef Policies<FUNCTION> Policy;
   typedef Policy::Score Score;
+  typedef BIAS_TYPE Bias;  // of a score
+  static constexpr bool has(ScorePart part) { return SCORE_PARTS & part; }
+  static constexpr bool kIsScored = SCORE_PARTS != 0;
 
   static constexpr int kVecs = VECS_PER_THREAD;  // vectors of a thread, in registers
   static constexpr int kVecSize = VEC_SIZE;      // elements of a vector
@@ -65,13 +74,16 @@ struct ForwardConfig : Config {
   typedef AccType<Out> Acc;
   typedef SumType<Out> Sum;
   typedef Policy::Epilogue<Out> Epilogue;
-  typedef ScoredOperand<ForwardConfig> Operand;
+  typedef Conditional<kIsScored, PositionalOperand<ForwardConfig>, ScoredOperand<ForwardConfig>>::type Operand;
+  typedef Conditional<kIsScored, ScoredForwardRows<ForwardConfig>, ForwardRows<ForwardConfig>>::type Rows;
 };
 
 struct BackwardConfig : Config {
   typedef AccType<In> Acc;
   typedef Policy::Grad Grad;
   typedef PlainOperand<BackwardConfig> Operand;
+  typedef Conditional<kIsScored, PositionalGrad<BackwardConfig>, Policy::Score>::type Score;
+  typedef Conditional<kIsScored, ScoredBackwardRows<BackwardConfig>, BackwardRows<BackwardConfig>>::type Rows;
   // Half results are rounded by far more than a plain sum of floats is.
   static constexpr bool kIsExact = sizeof(Out) > 2 || sizeof(In) == 8;
   typedef Conditional<kIsExact, Compensated<Acc>, Acc>::type Sum;

@@ -113,8 +113,19 @@ struct InputGrad {
   typedef typename C::Acc A;
   A sum;
   typename C::Score score;
-  __device__ A operator()(A y, A g) const {
-    return score.backward(C::Grad::template result<typename C::Out>(y, g, sum));
+  // Of element `at` of the row.
+  template <class Index = int>
+  __device__ A operator()(A y, A g, [[maybe_unused]] Index at = 0) const {
+    const A grad = C::Grad::template result<typename C::Out>(y, g, sum);
+    if constexpr (C::kIsScored)
+      return score.backward(grad, sum, at);
+    else
+      return score.backward(grad);
+  }
+  // The same, where x was read.
+  template <class Index>
+  __device__ A operator()(A y, A g, Index at, typename C::Out x) const {
+    return score.backward(C::Grad::template result<typename C::Out>(y, g, sum), sum, at, x);
   }
 };
 

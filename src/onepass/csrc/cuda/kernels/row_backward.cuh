@@ -54,7 +54,7 @@ struct BackwardFragment {
         if constexpr (!C::kBroadcastGrad) g.set_elements(i, row.g + at, at, n, {});
       } else {
         Raw y_vec = {}, g_vec = {};
-        if (is_full<C>(at, n)) {
+        if (is_full<C>(at, n) && overlaps(row, at)) {
           y_vec = vector(row.y + at);
           if constexpr (!C::kBroadcastGrad) g_vec = vector(row.g + at);
         }
@@ -81,9 +81,16 @@ struct BackwardFragment {
   __device__ typename C::Sum partial_sum() const {
     return accurate_sum<typename C::Sum, Vecs * V>([&](int i) { return sum_term<C>(y[i], g[i]); });
   }
-  // dx of vector i takes the place of y.
-  __device__ void apply_epilogue(int i, const Grad& grad) {
-    y.replace(i, [&](int e) { return grad(y.reconverted(e), g.reconverted(e)); });
+  // dx of vector i, which begins with element `first` of the row, takes the place of y.
+  template <class Index = int>
+  __device__ void apply_epilogue(int i, const Grad& grad, Index first = 0) {
+    if constexpr (C::has(kScoreSoftcap)) {
+      const Vector<Out, V> x = grad.score.load_x((int)first);
+      y.replace(i,
+                [&](int e) { return grad(y.reconverted(e), g.reconverted(e), first + (e - i * V), x.at[e - i * V]); });
+    } else {
+      y.replace(i, [&](int e) { return grad(y.reconverted(e), g.reconverted(e), first + (e - i * V)); });
+    }
   }
   // Each vector is stored as soon as it is computed.
   template <class Index>
@@ -91,11 +98,20 @@ struct BackwardFragment {
     unroll<Vecs>([&](int i) {
       const Index at = first + i * step;
       if (!C::kScalar && !is_full<C>(at, n)) return;
-      apply_epilogue(i, grad);
+      apply_epilogue(i, grad, at);
       store_predicated<C>(row, at, n, vec(i));
     });
   }
   __device__ auto vec(int i) const { return y.vec(i); }
+
+ private:
+  template <class Index>
+  static __device__ bool overlaps(const BackwardRow<C>& row, Index at) {
+    if constexpr (C::kIsScored)
+      return row.score.overlaps(at);
+    else
+      return true;
+  }
 };
 
 // The head and tail elements of a row, before its first and after its last whole vector, up to V - 1 each. Each of
@@ -127,7 +143,7 @@ struct RowTails {
   __device__ void store(const InputGrad<C>& grad, Out* row, int thread, int before, Index n) const {
     unroll<kEach>([&](int k) {
       const Index at = position(thread + k * Threads, before, n);
-      if (at >= 0) row[at] = from_acc<Out>(grad(y[k], g[k]));
+      if (at >= 0) row[at] = from_acc<Out>(grad(y[k], g[k], at));
     });
   }
 

@@ -38,10 +38,10 @@ struct FragmentAccess {
   __device__ void load(const ForwardRow<C>& row, Index first, Index step, Index n) {
     // Each path has a lambda of its own: the compiler takes more instructions where they share one.
     for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index at) { self()->set(i, Self::template read<false>(row.x + at), row.operand); },
+        first, step, n, [&](int i, Index at) { self()->set(i, read_inside(row, at), row.operand, at); },
         [&](int i, Index at) {
           if (moves_as_vector<C>(at, n))
-            self()->set(i, Self::template read<false>(row.x + at), row.operand);
+            self()->set(i, read_inside(row, at), row.operand, at);
           else
             self()->set_elements(i, row.x + at, at, n, row.operand);
         });
@@ -50,10 +50,10 @@ struct FragmentAccess {
   template <class Index>
   __device__ void load_smem(const ForwardRow<C>& row, int smem_vec, Index first, Index step, Index n) {
     for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index) { set_full(i, SmemVecs<C>::slot(smem_vec + i), row); },
+        first, step, n, [&](int i, Index at) { set_full(i, SmemVecs<C>::slot(smem_vec + i), row, at); },
         [&](int i, Index at) {
           if (is_full<C>(at, n))
-            set_full(i, SmemVecs<C>::slot(smem_vec + i), row);
+            set_full(i, SmemVecs<C>::slot(smem_vec + i), row, at);
           else
             self()->set_elements(i, SmemVecs<C>::slot(smem_vec + i), at, n, row.operand);
         });
@@ -68,8 +68,20 @@ struct FragmentAccess {
 
  private:
   __device__ Self* self() { return static_cast<Self*>(this); }
-  __device__ void set_full(int i, const typename C::In* at, const ForwardRow<C>& row) {
-    self()->set(i, *reinterpret_cast<const typename Self::Raw*>(at), row.operand);
+  // A vector of a row. One that is outside the row's window is not read.
+  template <class Index>
+  static __device__ auto read_inside(const ForwardRow<C>& row, Index at) {
+    if constexpr (!C::Operand::kIsPositional) {
+      return Self::template read<false>(row.x + at);
+    } else {
+      typename Self::Raw raw = {};
+      if (row.operand.overlaps(at)) raw = Self::template read<false>(row.x + at);
+      return raw;
+    }
+  }
+  template <class Index>
+  __device__ void set_full(int i, const typename C::In* from, const ForwardRow<C>& row, Index at) {
+    self()->set(i, *reinterpret_cast<const typename Self::Raw*>(from), row.operand, at);
   }
 };
 
@@ -88,7 +100,7 @@ struct Half2Vecs {
   static __device__ Raw read(const In* at) {
     return load_vector<uint32_t, kWords, EvictFirst>(at);
   }
-  __device__ void set(int i, Raw raw, const Operand& operand) {
+  __device__ void set(int i, Raw raw, const Operand& operand, int64_t = 0) {
     unroll<kWords>([&](int w) { at[i * kWords + w] = operand.score.apply_half2(raw.at[w]); });
   }
   template <class Index>
@@ -98,7 +110,7 @@ struct Half2Vecs {
     };
     Raw raw;
     unroll<kWords>([&](int w) { raw.at[w] = bits(2 * w) | bits(2 * w + 1) << 16; });
-    set(i, raw, operand);
+    set(i, raw, operand, first);
   }
   // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
   // the first pass, in twice the registers.
@@ -135,16 +147,25 @@ struct AccVecs {
   static __device__ Raw read(const In* at) {
     return load_vector<In, V, EvictFirst>(at);
   }
-  __device__ void set(int i, Raw raw, const Operand& operand) {
-    unroll<V>([&](int v) { at[i * V + v] = operand(raw.at[v]); });
+  // `first` is the element of the row that the vector begins with; `Full`: all its elements are the row's.
+  template <bool Full = true, class Index = int>
+  __device__ void set(int i, Raw raw, const Operand& operand, [[maybe_unused]] Index first = 0) {
+    if constexpr (Operand::kIsPositional)
+      operand.template score<Full>(raw, (int)first, at + i * V);
+    else
+      unroll<V>([&](int v) { at[i * V + v] = operand(raw.at[v]); });
   }
   template <class Index>
   __device__ void set_elements(int i, const In* from, Index first, Index n, const Operand& operand) {
+    if constexpr (C::kAligned && Operand::kIsPositional) {  // no element is the row's
+      unroll<V>([&](int v) { at[i * V + v] = -infinity(); });
+      return;
+    }
     Raw raw;
     unroll<V>([&](int v) {
       raw.at[v] = !C::kAligned && is_inside(first + v, n) ? from[v] : Operand::template neutral<In>();
     });
-    set(i, raw, operand);
+    set<false>(i, raw, operand, first);
   }
   __device__ void opaque_registers() {}
   __device__ A operator[](int i) const { return at[i]; }
@@ -302,7 +323,8 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
 // The fragment of a kernel. A vector of one half does not make a half2.
 template <class C, int Vecs, bool KeepExp>
 using RowFragment =
-    typename Conditional<is_same<typename C::In, typename C::Out> && sizeof(typename C::In) == 2 && (C::kVecSize > 1),
+    typename Conditional<is_same<typename C::In, typename C::Out> && sizeof(typename C::In) == 2 && (C::kVecSize > 1) &&
+                             !C::Operand::kIsPositional,
                          FragmentHalf2<C, Vecs>, Fragment<C, Vecs, KeepExp && C::Epilogue::kTakesExp>>::type;
 
 // The state of the elements that a thread has had.

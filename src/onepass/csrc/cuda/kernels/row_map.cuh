@@ -25,7 +25,15 @@ struct ForwardRows {
   __device__ Row row(int64_t index, bool exists = true) const {
     return {x + index * x_stride, exists ? n : 0, {score}};
   }
-  __device__ typename C::Out* result(int64_t index) const { return y + index * y_stride; }
+  template <class... AnyRow>
+  __device__ typename C::Out* result(int64_t index, const AnyRow&...) const {
+    return y + index * y_stride;
+  }
+  // The tensors, for kernels that copy several rows as one piece.
+  __device__ const typename C::In* operand(int) const { return x; }
+  __device__ int64_t stride(int) const { return x_stride; }
+  __device__ typename C::Out* results() const { return y; }
+  __device__ int64_t result_stride() const { return y_stride; }
 };
 
 // Saved is the type of what the forward saved: its result y, or of logsumexp its input.
@@ -50,5 +58,12 @@ struct BackwardRows {
   __device__ Row row(int64_t index, bool exists = true) const {
     return {y + (exists ? index : 0) * y_stride, g + (exists ? index : 0) * g_stride, exists ? n : 0, score};
   }
-  __device__ typename C::Out* result(int64_t index) const { return dx + index * dx_stride; }
+  template <class... AnyRow>
+  __device__ typename C::Out* result(int64_t index, const AnyRow&...) const {
+    return dx + index * dx_stride;
+  }
+  __device__ const Saved* operand(int which) const { return which ? g : y; }
+  __device__ int64_t stride(int which) const { return which ? g_stride : y_stride; }
+  __device__ typename C::Out* results() const { return dx; }
+  __device__ int64_t result_stride() const { return dx_stride; }
 };

@@ -26,8 +26,9 @@ struct Forward {
   typedef typename C::Out Out;
   typedef typename C::Acc A;
   typedef typename C::Sum L;
-  typedef ForwardRows<C> Rows;
-  static constexpr int kPerRegister = sizeof(In) + sizeof(Out) == 4 && C::kVecSize > 1 ? 2 : 1;  // elements
+  typedef typename C::Rows Rows;
+  static constexpr int kPerRegister =
+      sizeof(In) + sizeof(Out) == 4 && C::kVecSize > 1 && !C::kIsScored ? 2 : 1;  // elements
   static constexpr int kElementRegisters = C::kVecs * C::kVecSize * sizeof(A) / (4 * kPerRegister);
   static constexpr bool kOnePerRow = C::Epilogue::kOnePerRow;
   static constexpr bool kOneExchange = C::kClusterSize > 1 && kPerRegister == 2;
@@ -38,15 +39,24 @@ struct Forward {
   // element.
   static constexpr int kChunkVecs = 2;
   typedef RowFragment<C, kChunkVecs, sizeof(In) == sizeof(A)> Chunk;
+  // Scores take the place of the elements that they are made of, where they fit.
+  static constexpr bool kKeepsScores = C::kIsScored && sizeof(In) == sizeof(A);
 
   RowFragment<C, C::kVecs, true> fragment;
   const ForwardRow<C> row;
   const int smem_vecs, first_in_smem, step, n;
+  const bool is_first_thread;
   int first;
   A max;
 
   __device__ Forward(const Rows& rows, int64_t index, const ForwardRow<C>& row, Part part, int smem_vecs)
-      : row(row), smem_vecs(smem_vecs), first_in_smem(part.first), step(part.step), n(part.n), first(part.first) {
+      : row(row),
+        smem_vecs(smem_vecs),
+        first_in_smem(part.first),
+        step(part.step),
+        n(part.n),
+        is_first_thread(part.thread == 0),
+        first(part.first) {
     const RowSource<In, int> source = {row.x, n, index > 0 && index + 1 < rows.count && rows.x_stride >= C::kVecSize};
     for_each_chunk([&](int c) {
       for_each_vec<C, kChunkVecs>(
@@ -63,26 +73,35 @@ struct Forward {
       AsyncCopy::wait_all_but((smem_vecs - c) / kChunkVecs - 1);
       Chunk chunk;
       chunk.load_smem(row, c, first_in_smem + c * step, step, n);
+      if constexpr (kKeepsScores) chunk.write_back(c);
       thread_max = max_(thread_max, chunk.max());
     });
+    if constexpr (C::kIsScored) thread_max = row.operand.max_with_sink(thread_max, is_first_thread);
     max = reduce.max(thread_max, iteration);
     fragment.opaque_registers();
     fragment.subtract_max(max);
     L thread_sum = fragment.sum_exp(max);
     for_each_chunk([&](int c) {
       Chunk chunk;
-      chunk.load_smem(row, c, first_in_smem + c * step, step, n);
+      if constexpr (kKeepsScores)
+        chunk.read_back(c);
+      else
+        chunk.load_smem(row, c, first_in_smem + c * step, step, n);
       chunk.subtract_max(max);
       thread_sum = add(thread_sum, chunk.sum_exp(max));
       if constexpr (Chunk::kKeepsExp) chunk.write_back(c);
     });
-    return reduce.sum(max, thread_sum, iteration);
+    if constexpr (C::kIsScored)
+      return row.operand.finish(reduce.sum(max, row.operand.add_sink(thread_sum, max, is_first_thread), iteration),
+                                is_first_thread);
+    else
+      return reduce.sum(max, thread_sum, iteration);
   }
   __device__ void store(State<A> state, Out* to) {
     fragment.apply_epilogue_and_store(state, to, first, step, n);
     for_each_chunk([&](int c) {
       Chunk chunk;
-      if constexpr (Chunk::kKeepsExp)
+      if constexpr (Chunk::kKeepsExp || kKeepsScores)
         chunk.read_back(c);
       else
         chunk.load_smem(row, c, first_in_smem + c * step, step, n), chunk.subtract_max(max);
@@ -121,7 +140,7 @@ struct Backward {
   typedef Config C;
   typedef typename C::Acc A;
   typedef typename C::Sum L;
-  typedef BackwardRows<C> Rows;
+  typedef typename C::Rows Rows;
   static constexpr int kElementRegisters =
       C::kVecs * C::kVecSize * (C::kBroadcastGrad ? 1 : 2) * sizeof(A) / (uses_half2<C> ? 8 : 4);
   static constexpr bool kOnePerRow = false, kWarp = C::kThreadsPerRow > 0;
@@ -156,16 +175,19 @@ constexpr bool kWarp = C::kThreadsPerRow > 0;
 // The most threads of a block. It tells the compiler how many registers a thread may take: 64, or 72 or 80 where 64
 // would spill.
 #if __CUDA_ARCH__ == 900
-constexpr int kMaxThreads = 1024;
+constexpr int kAnyThreads = 1024;
 #else
-constexpr int kMaxThreads = C::kClusterSize > 1 ? 768 : 896;
+constexpr int kAnyThreads = C::kClusterSize > 1 ? 768 : 896;
 #endif
+constexpr int kMaxThreads = C::kIsScored && C::kBlockThreads < kAnyThreads ? C::kBlockThreads : kAnyThreads;
 constexpr int kThreads = kWarp ? C::kThreadsPerRow * C::kRowsPerBlock : kMaxThreads;
 // The blocks that should fit a multiprocessor, from the registers of a thread's elements. Without this bound the
 // compiler takes up to half as many registers more to overlap vectors, and the missing threads cost 2 to 15%. Narrow
 // vectors take more registers.
 constexpr bool kHas16Bytes = C::kVecSize * sizeof(C::In) == 16 || C::kVecSize * sizeof(C::Out) == 16;
-constexpr int kFit = kWarp && kHas16Bytes ? 65536 / (kThreads * (28 + Op::kElementRegisters * 15 / 8)) : 1;
+constexpr int kFit = kWarp && kHas16Bytes ? 65536 / (kThreads * (28 + Op::kElementRegisters * 15 / 8))
+                     : C::kIsScored       ? 65536 / (kThreads * (48 + Op::kElementRegisters))
+                                          : 1;
 constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 
 template <class Op>
@@ -198,11 +220,11 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_vecs) {
     op.fragment.opaque_registers();
     if (!exists) continue;
     if constexpr (Op::kOnePerRow) {
-      if (thread == 0) Op::C::Epilogue::store(state, rows.result(index), rows.count);
+      if (thread == 0) Op::C::Epilogue::store(state, rows.result(index, row), rows.count);
     } else {
       // Opaque: the compiler would keep the positions of the loads in registers for the stores.
       if (!kWarp) asm volatile("" : "+r"(op.first));
-      op.store(state, rows.result(index));
+      op.store(state, rows.result(index, row));
     }
   }
 }

@@ -21,33 +21,37 @@ struct Forward {
   typedef typename C::Acc A;
   typedef typename C::Sum L;
   typedef typename C::Epilogue Epilogue;
-  typedef ForwardRows<C> Rows;
+  typedef typename C::Rows Rows;
   static constexpr int kOperands = 1, kLanes = C::kThreadsPerRow;
   static constexpr bool kOnePerRow = Epilogue::kOnePerRow;
   A elements[C::kVecs];
   State<A> state;
 
-  static __device__ const In* tensor(const Rows& rows, int) { return rows.x; }
-  static __device__ int64_t stride(const Rows& rows, int) { return rows.x_stride; }
-  static __device__ Out* result(const Rows& rows) { return rows.y; }
-  static __device__ int64_t result_stride(const Rows& rows) { return rows.y_stride; }
+  static __device__ const In* tensor(const Rows& rows, int) { return rows.operand(0); }
+  static __device__ int64_t stride(const Rows& rows, int) { return rows.stride(0); }
 
-  __device__ Forward(const Rows& rows, const In* const* row, int lane, int length) {
-    const typename C::Operand operand = {rows.score};
+  __device__ Forward(const Rows& rows, int64_t index, const In* const* row, int lane, int length) {
+    const typename C::Operand operand = rows.row(length ? index : 0, length).operand;
     unroll<C::kVecs>([&](int i) {
       const int j = i * kLanes + lane;
-      elements[i] = operand(j < length ? row[0][j] : C::Operand::template neutral<In>());
+      const In raw = j < length ? row[0][j] : C::Operand::template neutral<In>();
+      if constexpr (C::kIsScored)
+        operand.template score<false>(Vector<In, 1>{{raw}}, j, elements + i);
+      else
+        elements[i] = operand(raw);
     });
     A m = -infinity();
     unroll<C::kVecs>([&](int i) { m = max_(elements[i], m); });
+    if constexpr (C::kIsScored) m = operand.max_with_sink(m, lane == 0);
     m = warp_reduce<kLanes>(m, Max());
     const A base = finite_or_zero(m);
-    const L l = warp_reduce<kLanes>(accurate_sum<L, C::kVecs>([&](int i) {
-                                      if (Epilogue::kTakesX) return exp_for_sum<Out>(elements[i] - base);
-                                      return elements[i] = exp_<Out>(elements[i] - base);
-                                    }),
-                                    Sum());
-    state = {m, value_of(l)};
+    L l = accurate_sum<L, C::kVecs>([&](int i) {
+      if (Epilogue::kTakesX) return exp_for_sum<Out>(elements[i] - base);
+      return elements[i] = exp_<Out>(elements[i] - base);
+    });
+    if constexpr (C::kIsScored) l = operand.add_sink(l, m, lane == 0);
+    state = {m, value_of(warp_reduce<kLanes>(l, Sum()))};
+    if constexpr (C::kIsScored) state = operand.finish(state, lane == 0);
   }
   template <class F>
   __device__ void for_each_result(F f) const {
@@ -68,29 +72,31 @@ struct Backward {
   typedef typename C::In In;
   typedef typename C::Out Out;
   typedef typename C::Acc A;
-  typedef BackwardRows<C> Rows;
+  typedef typename C::Rows Rows;
   static constexpr int kOperands = 2, kLanes = C::kThreadsPerRow;
   static constexpr bool kOnePerRow = false;
+  const int lane;
   A y[C::kVecs], g[C::kVecs];
-  InputGrad<C> grad;
+  const typename C::Score score;
+  A sum;
 
-  static __device__ const In* tensor(const Rows& rows, int o) { return o ? rows.g : rows.y; }
-  static __device__ int64_t stride(const Rows& rows, int o) { return o ? rows.g_stride : rows.y_stride; }
-  static __device__ Out* result(const Rows& rows) { return rows.dx; }
-  static __device__ int64_t result_stride(const Rows& rows) { return rows.dx_stride; }
+  static __device__ const In* tensor(const Rows& rows, int o) { return rows.operand(o); }
+  static __device__ int64_t stride(const Rows& rows, int o) { return rows.stride(o); }
 
-  __device__ Backward(const Rows& rows, const In* const* row, int lane, int length) {
+  __device__ Backward(const Rows& rows, int64_t index, const In* const* row, int lane, int length)
+      : lane(lane), score(rows.row(length ? index : 0, length).score) {
     unroll<C::kVecs>([&](int i) {
       const int j = i * kLanes + lane;
       y[i] = g[i] = 0;
       if (j < length) y[i] = to_acc(row[0][j]), g[i] = to_acc(row[1][j]);
     });
-    const auto sum = accurate_sum<typename C::Sum, C::kVecs>([&](int i) { return sum_term<C>(y[i], g[i]); });
-    grad = {value_of(warp_reduce<kLanes>(sum, Sum())), rows.score};
+    const auto terms = accurate_sum<typename C::Sum, C::kVecs>([&](int i) { return sum_term<C>(y[i], g[i]); });
+    sum = value_of(warp_reduce<kLanes>(terms, Sum()));
   }
   template <class F>
   __device__ void for_each_result(F f) const {
-    unroll<C::kVecs>([&](int i) { f(i, grad(y[i], g[i])); });
+    const InputGrad<C> grad = {sum, score};
+    unroll<C::kVecs>([&](int i) { f(i, grad(y[i], g[i], i * kLanes + lane)); });
   }
 };
 
@@ -184,17 +190,17 @@ __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int
     });
     AsyncCopy::commit();
     AsyncCopy::wait<0>();
-    const Span<Out> to(Op::result(rows), begin, here, n, Op::kOnePerRow ? n : Op::result_stride(rows));
+    const Span<Out> to(rows.results(), begin, here, n, Op::kOnePerRow ? n : rows.result_stride());
     Out* const results = reinterpret_cast<Out*>(dynamic_smem + result_at + to.skip);
     __syncthreads();
     for (int first = 0; first < here; first += C::kRowsPerBlock) {
       const int row = first + threadIdx.x / kLanes;
       const In* at[Op::kOperands];
       unroll<Op::kOperands>([&](int o) { at[o] = tiles[o] + row * (int)Op::stride(rows, o); });
-      const Op op(rows, at, lane, row < here ? n : 0);
+      const Op op(rows, begin + row, at, lane, row < here ? n : 0);
       if (row >= here) continue;
       if constexpr (Op::kOnePerRow) {
-        if (lane == 0) C::Epilogue::store(op.state, rows.result(begin + row), rows.count);
+        if (lane == 0) C::Epilogue::store(op.state, rows.result(begin + row, rows.row(begin + row)), rows.count);
       } else {
         Out* const result = results + row * to.stride;
         op.for_each_result([&](int i, typename C::Acc value) {

@@ -15,7 +15,7 @@ struct Forward : ThreadState<Config, typename Config::Sum> {
   typedef Config C;
   typedef typename C::Acc A;
   typedef typename C::Sum L;
-  typedef ForwardRows<C> Rows;
+  typedef typename C::Rows Rows;
   typedef RowFragment<C, C::kVecs, false> Fragment;
   static constexpr int kMaxThreads = sizeof(A) == 8 ? 512 : 1024;
   static constexpr bool kOnePerRow = C::Epilogue::kOnePerRow, kReduces = true;
@@ -26,10 +26,16 @@ struct Forward : ThreadState<Config, typename Config::Sum> {
 
   __device__ Forward(const ForwardRow<C>&, int) {}
   // The maximum is reduced first, then the sums relative to it: one rescaling per thread.
-  __device__ State<A> reduce(Storage& storage, uint32_t, const ForwardRow<C>&) {
+  __device__ State<A> reduce(Storage& storage, uint32_t, const ForwardRow<C>& row) {
+    if constexpr (C::has(kScoreRow)) {
+      if (threadIdx.x == 0) absorb_sink(row.operand.sink);
+    }
     const A max = block_reduce(this->m, Max(), storage.maxima);
     const L sum = block_reduce(scale(this->l, exp_<A>(this->m - finite_or_zero(max))), Sum(), storage.sums);
-    return {max, value_of(sum)};
+    if constexpr (C::kIsScored)
+      return row.operand.finish({max, value_of(sum)}, threadIdx.x == 0);
+    else
+      return {max, value_of(sum)};
   }
   template <class F>
   static __device__ void for_each_tile(int64_t first, int64_t tile, int64_t n, F f) {
@@ -42,6 +48,12 @@ struct Forward : ThreadState<Config, typename Config::Sum> {
     fragment.store(row, at, step, n);
   }
   __device__ void store_tails(State<A>, typename C::Out*, int, int64_t) const {}
+
+ private:
+  __device__ void absorb_sink(A sink) {
+    const A old_m = this->m, m = this->m = max_(old_m, sink);
+    this->l = add(scale(this->l, exp_<A>(old_m - finite_or_zero(m))), exp_<A>(sink - finite_or_zero(m)));
+  }
 };
 
 template <class Config>
@@ -49,7 +61,7 @@ struct Backward {
   typedef Config C;
   typedef typename C::Acc A;
   typedef typename C::Sum L;
-  typedef BackwardRows<C> Rows;
+  typedef typename C::Rows Rows;
   typedef BackwardFragment<C, C::kVecs> Fragment;
   static constexpr int kMaxThreads = 512;
   static constexpr bool kOnePerRow = false, kReduces = !needs_no_reduction<C>;
@@ -92,7 +104,7 @@ __device__ inline void compute(const typename Op::Rows& rows) {
 
   for (int64_t index = blockIdx.x; index < rows.count; index += gridDim.x) {
     const auto row = rows.row(index);
-    const auto result = rows.result(index);
+    const auto result = rows.result(index, row);
     const int64_t n = row.n;
     const int before = C::kScalar ? 0 : misalignment<C>(row.aligned());
     const int64_t first = (int64_t)threadIdx.x * C::kVecSize - before;

@@ -10,6 +10,7 @@
 #include "state.cuh"
 
 struct Identity {
+  static constexpr bool kIsPositional = false;
   template <class A>
   __device__ A operator()(A x) const {
     return x;
@@ -24,6 +25,7 @@ struct Identity {
 
 // The score of softmin.
 struct Negate {
+  static constexpr bool kIsPositional = false;
   template <class A>
   __device__ A operator()(A x) const {
     return -x;
@@ -42,6 +44,7 @@ struct Negate {
 // x of a forward function. It is rounded to Out first where that loses bits, as torch's `dtype=` does.
 template <class C>
 struct ScoredOperand {
+  static constexpr bool kIsPositional = false;
   static constexpr bool kIsRounded = !is_lossless<typename C::In, typename C::Out>;
   typename C::Score score;
   template <class T>
@@ -57,6 +60,7 @@ struct ScoredOperand {
 // y and g of a gradient, which have no score and add zeros to a sum.
 template <class C>
 struct PlainOperand {
+  static constexpr bool kIsPositional = false;
   static constexpr bool kIsRounded = false;
   Identity score;
   template <class T>

@@ -1,0 +1,88 @@
+// scored_problem.h: one problem of scores, checked and laid out: a softmax, log_softmax or logsumexp whose elements are
+// scored from other tensors and from where they lie (scores.py has the definition). Pure: no torch, no CUDA.
+#pragma once
+
+#include <limits>
+#include <optional>
+
+#include "layout.h"
+#include "types.h"
+
+namespace onepass {
+
+// The tensors of a scored problem. Each has strides along all dims of the input: 0 where it is broadcast. Two of them
+// are no memory: kDistance counts k - (q + offset), by which an element is inside the window or not.
+//
+//   kInput   forward: x. Backward: the forward's result y
+//   kGradOf  backward: the gradient of y
+//   kResult  forward: y. Backward: the gradient of x
+//   kOfCap   backward, with a softcap: x
+enum ScoredTensor {
+  kInput,
+  kResult,
+  kGradOf,
+  kScale,
+  kBias,
+  kAlibi,
+  kSink,
+  kMask,
+  kRowLse,
+  kOfCap,
+  kDistance,
+  kScoredTensors
+};
+
+struct ScoredProblem {
+  Function function;
+  Direction direction;
+  DType in, out;                                 // of what is read (x, or y and its gradient) and of what is written
+  DType bias_type = DType::float32;              // scale, alibi, sink and the logsumexp have the accumulator's type
+  void* data[kScoredTensors] = {};               // null where the problem has no such tensor. A mask has bytes, 0 or 1
+  const void* storage_end[kScoredTensors] = {};  // of the memory that holds a tensor
+  DimGroupOf<kScoredTensors> outer, reduced;
+  int64_t rows = 1, n = 1;
+  int64_t distance = 0;                                    // of the first element
+  double factor = 1;                                       // the scale, where that is a number
+  double softcap = 0;                                      // 0: none
+  double sink = -std::numeric_limits<double>::infinity();  // where that is a number; -inf: none
+  // Distances inside the window, both included.
+  int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
+  bool empty_is_zero = false;  // what a row is in which nothing takes part: 0, otherwise NaN
+
+  bool has(ScoredTensor tensor) const { return data[tensor] != nullptr; }
+  bool is_backward() const { return direction == Direction::backward; }
+  bool has_window() const {
+    return least != std::numeric_limits<int64_t>::min() || most != std::numeric_limits<int64_t>::max();
+  }
+  // The type that rows are computed in. Forward, x is rounded to `out` first where that loses bits.
+  DType accumulator() const { return (is_backward() ? in : out) == DType::float64 ? DType::float64 : DType::float32; }
+
+  // Sets the layout. `strides[t]` are those of tensor t along the dims, 0 where it is broadcast; null without it. A
+  // `window` and slopes take the distances of the last two dims; the last query and the last key meet by default.
+  void lay_out(int rank, const int64_t* sizes, const int64_t* const* strides, const bool* reduce,
+               std::optional<int64_t> offset) {
+    const bool has_distances = has_window() || has(kAlibi);
+    for (int i = 0; i < rank; ++i) {
+      DimOf<kScoredTensors> dim = {sizes[i], {}};
+      for (int t = 0; t < kDistance; ++t) dim.strides[t] = strides[t] && sizes[i] > 1 ? strides[t][i] : 0;
+      if (has_distances && i >= rank - 2) dim.strides[kDistance] = i == rank - 1 ? 1 : -1;
+      (reduce[i] ? reduced : outer).insert(dim);
+      (reduce[i] ? n : rows) *= dim.size;
+    }
+    if (rank >= 2) distance = -offset.value_or(sizes[rank - 1] - sizes[rank - 2]);
+    if (rows && n) outer.merge(), reduced.merge();
+  }
+  // Whether the elements of a row lie side by side in all tensors that have one for each.
+  bool has_rows() const {
+    if (reduced.count == 0) return true;
+    const DimOf<kScoredTensors>& dim = reduced.dims[0];
+    return reduced.count == 1 && dim.strides[kInput] == 1 && (!has(kGradOf) || dim.strides[kGradOf] == 1) &&
+           (!has(kOfCap) || dim.strides[kOfCap] == 1) &&
+           (dim.strides[kResult] == 1 || (function == Function::logsumexp && !is_backward()));
+  }
+};
+
+// Run a problem whose result is not empty; false where the engine has no kernel for it.
+bool run_scored_cpu(const ScoredProblem& problem);
+
+}  // namespace onepass

@@ -1,0 +1,313 @@
+// scored.cpp: from a scored problem to the launch of a kernel of rows.
+#include "../../core/batch_invariant.h"
+#include "../../plan/column_view.h"
+#include "../../plan/rows.h"
+#include "../kernels/score_map.cuh"
+#include <numeric>
+
+#include "launch.h"
+
+namespace onepass::cuda {
+
+namespace {
+
+// Bytes of a tensor beside x from which on the order of the rows follows from it.
+constexpr int64_t kReordered = int64_t(8) << 20;
+// Distances are ints in the kernels, and so are rows and their elements. No distance is as large as this one.
+constexpr int64_t kMost = int64_t(1) << 31, kMostDistance = int64_t(1) << 30;
+
+int64_t stride_of(const DimGroupOf<kScoredTensors>& group, int dim, ScoredTensor tensor) {
+  return group.dims[dim].strides[tensor];
+}
+int64_t step_of(const ScoredProblem& problem, ScoredTensor tensor) {
+  return problem.reduced.count ? problem.reduced.dims[0].strides[tensor] : 0;
+}
+
+// Whether all rows of a tensor begin at the same element of a vector of `width` elements as those of another do.
+bool in_phase(const ScoredProblem& problem, ScoredTensor a, int a_size, ScoredTensor b, int b_size, int64_t width) {
+  const auto first = [&](ScoredTensor t, int size) { return int64_t(uint64_t(problem.data[t]) / uint64_t(size)); };
+  bool same = (first(a, a_size) - first(b, b_size)) % width == 0;
+  for (int d = 0; d < problem.outer.count; ++d)
+    same &= (stride_of(problem.outer, d, a) - stride_of(problem.outer, d, b)) % width == 0;
+  return same;
+}
+// The aligned word with the last byte of a tensor.
+const unsigned* last_word(const ScoredProblem& problem, ScoredTensor tensor, int size) {
+  int64_t last = 0;
+  for (const auto* group : {&problem.outer, &problem.reduced}) {
+    for (int d = 0; d < group->count; ++d)
+      last += std::max<int64_t>(stride_of(*group, d, tensor), 0) * (group->dims[d].size - 1);
+  }
+  const uint64_t end = uint64_t(problem.data[tensor]) + uint64_t(last + 1) * uint64_t(size);
+  return reinterpret_cast<const unsigned*>((end - 1) / 4 * 4);
+}
+// Whether all rows begin with a vector.
+bool is_aligned(const ScoredProblem& problem, ScoredTensor tensor, int size, int64_t width) {
+  bool aligned = uint64_t(problem.data[tensor]) % uint64_t(size * width) == 0;
+  for (int d = 0; d < problem.outer.count; ++d) aligned &= stride_of(problem.outer, d, tensor) % width == 0;
+  return aligned;
+}
+
+// The vector tensors of a problem: what is read and written element by element of a row.
+struct Operands {
+  ScoredTensor tensors[3];
+  int sizes[3], count = 0;
+  explicit Operands(const ScoredProblem& problem) {
+    const auto add = [&](ScoredTensor t, DType type) { tensors[count] = t, sizes[count++] = size_of(type); };
+    add(kInput, problem.in);
+    if (problem.is_backward()) add(kGradOf, problem.in);
+    if (problem.is_backward() || !is_reduction(problem.function)) add(kResult, problem.out);
+  }
+  // Elements of a vector of 16 bytes of the widest type.
+  int full() const { return 16 / *std::max_element(sizes, sizes + count); }
+};
+
+// From row to row of a tensor, where all rows are at one distance and in the order of the outer dims; else 0.
+int64_t pitch_of(const ScoredProblem& problem, ScoredTensor tensor) {
+  const int last = problem.outer.count - 1;
+  for (int d = 0; d < last; ++d) {
+    const int64_t of_next = stride_of(problem.outer, d + 1, tensor) * problem.outer.dims[d + 1].size;
+    if (stride_of(problem.outer, d, tensor) != of_next) return 0;
+  }
+  return last < 0 ? problem.n : stride_of(problem.outer, last, tensor);
+}
+
+// Half types to half types. Up to kWarpVecs vectors are a warp's. Longer rows are served by blocks of few threads: up
+// to kFewScores of a thread wait in registers. Of more, kKept scores do, and the other elements in shared memory,
+// unless there is a bias or a mask, which would be read again (sweeps, H100, 2026-11-26).
+constexpr int kWarpVecs = 96, kKept = 16, kFewScores = 24, kManyScores = 48, kFewThreads = 128;
+constexpr int kLeastThreads = 64, kMostThreads = 256, kMostEach = 80;
+
+std::optional<CudaPlan> plan_half(const ScoredProblem& problem, int width, VecAccess access, const Gpu& gpu) {
+  const bool aligned = access == VecAccess::aligned;
+  const int64_t vecs = ceil_div(problem.n + (aligned ? 0 : width - 1), width);
+  if (vecs <= kWarpVecs) {
+    int lanes = 1;
+    while (lanes < 32 && lanes * (kKept / width) < vecs) lanes *= 2;
+    return CudaPlan{Tier::warp, lanes, kThreads / lanes, int(ceil_div(vecs, lanes)) * width, width, 1, 0, access};
+  }
+  if (width * size_of(problem.in) < 8) return {};  // what cp.async takes
+  const auto share = [&](int blocks, int threads, int kept_scores) {
+    const int have = int(ceil_div(vecs, int64_t(threads) * blocks)), kept = std::min(have, kept_scores / width);
+    const int others = int(up_to(have - kept, 2));
+    return CudaPlan{blocks > 1 ? Tier::cluster : Tier::block,          threads, 1, kept * width, width, blocks, others,
+                    others && aligned ? VecAccess::predicated : access};
+  };
+  const int64_t few = up_to(ceil_div(vecs * width, kFewScores), 32);
+  if (few <= (aligned ? kLeastThreads : kFewThreads)) return share(1, std::max(int(few), kLeastThreads), kFewScores);
+  const bool in_registers = problem.has(kBias) || problem.has(kMask);
+  const int least_each = in_registers ? kKept : kKept + width, most_each = in_registers ? kManyScores : kMostEach;
+  // Of the blocks and threads that hold the row, those of which the fewest have nothing to do; few blocks before many.
+  std::optional<CudaPlan> best;
+  int64_t least = INT64_MAX;
+  for (int blocks = 1; blocks <= most_cluster(gpu); blocks *= 2) {
+    for (int threads = in_registers ? kFewThreads : kMostThreads; threads >= kLeastThreads; threads -= 32) {
+      const int64_t each = ceil_div(vecs, int64_t(threads) * blocks), places = each * threads * blocks;
+      if (each * width < least_each || each * width > most_each || (places - vecs) * 8 >= least * 7) continue;
+      least = places - vecs, best = share(blocks, threads, in_registers ? kManyScores : kKept);
+    }
+    if (best && least * 16 < vecs) break;
+  }
+  return best;
+}
+
+// The plan of rows that are like these and have no score. Scores are kept as accumulators, and so are the elements of
+// other calls whose result is wider than a half type.
+CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
+  const Operands operands(problem);
+  const int full = operands.full();
+  int width = full;
+  const auto differ = [&](int by) {
+    for (int i = 1; i < operands.count; ++i) {
+      if (!in_phase(problem, kInput, operands.sizes[0], operands.tensors[i], operands.sizes[i], by)) return true;
+    }
+    return false;
+  };
+  while (width > 1 && (width > problem.n || differ(width))) width /= 2;
+  const auto aligned_at = [&](int by) {
+    bool aligned = true;
+    for (int i = 0; i < operands.count; ++i) aligned &= is_aligned(problem, operands.tensors[i], operands.sizes[i], by);
+    return aligned;
+  };
+  const bool aligned = aligned_at(full);
+  const int64_t n = problem.n;
+  const bool backward = problem.is_backward();
+  const DType wide = problem.accumulator();
+  const DType kept = !backward && problem.in != wide && problem.out != wide ? wide : problem.out;
+  // Rows that lie one after another, with gaps at most half as long, may be copied as one piece.
+  int64_t pitches[3] = {};
+  bool is_tiled = problem.rows > 1 && !batch_invariant();
+  for (int i = 0; i < operands.count; ++i) {
+    pitches[i] = pitch_of(problem, operands.tensors[i]);
+    is_tiled &= pitches[i] >= n && pitches[i] <= n + n / 2;
+  }
+  // Otherwise any pitch stands for theirs that is longer and begins rows at a vector where these begin there.
+  const int64_t gap = up_to(n, full) + full, other = n + gap + (aligned ? up_to(n, full) - n : 1 - n % 2);
+  const int64_t pitch = is_tiled ? pitches[0] : other,
+                second = is_tiled ? pitches[1] : other + (width < full ? width : 0);
+  const auto plan_like = [&](DType in, DType out) {
+    Layout layout;
+    layout.add({std::max<int64_t>(problem.rows, 2), {pitch, second, backward && is_tiled ? pitches[1] : second, 0}},
+               false);
+    layout.add({n, {1, 1, 1, 0}}, true);
+    layout.view = View::rows;
+    Problem like = backward ? Problem::backward(layout, problem.function, in, out)
+                            : Problem::forward(layout, problem.function, in, out);
+    for (int i = 0; i < operands.count; ++i) {
+      const int by = backward ? (i == 0 ? kSaved : i == 1 ? kGrad : kDx) : i;
+      if (is_tiled) {
+        like.layout.outer.dims[0].strides[by] = pitches[i];
+        like.tensors[by].data = reinterpret_cast<void*>(uint64_t(problem.data[operands.tensors[i]]) % 16);
+      }
+    }
+    Gpu alone = gpu;  // blocks exchange no messages
+    alone.cooperative = 0;
+    return plan_rows(like, alone, batch_invariant());
+  };
+  const CudaPlan plan = plan_like(problem.in, kept);
+  const bool all_half = !backward && size_of(problem.in) == 2 && size_of(problem.out) == 2;
+  if (!all_half || batch_invariant()) return plan;
+  if (is_tiled && !aligned) {
+    const CudaPlan of_halves = plan_like(problem.in, problem.out);
+    if (of_halves.tier == Tier::staged) return of_halves;
+    if (of_halves.tier == Tier::warp && of_halves.access == VecAccess::aligned) return of_halves;
+  }
+  int by = width;
+  while (by > full / 2 && !(n % by == 0 && aligned_at(by))) by /= 2;
+  const bool whole = n % by == 0 && aligned_at(by);
+  const auto own = plan_half(problem, whole ? by : width, whole ? VecAccess::aligned : VecAccess::predicated, gpu);
+  return own ? *own : plan;
+}
+
+// The outer dims in the order in which rows are taken, the slowest first. Rows beside which the same row of a large
+// tensor lies come one after another, so that it is read from memory once.
+void order_dims(const ScoredProblem& problem, int* order) {
+  const int count = problem.outer.count;
+  for (const ScoredTensor tensor : {kMask, kBias}) {
+    if (!problem.has(tensor)) continue;
+    int64_t elements = step_of(problem, tensor) ? problem.n : 1;
+    for (int d = 0; d < count; ++d)
+      if (stride_of(problem.outer, d, tensor)) elements *= problem.outer.dims[d].size;
+    if (elements * (tensor == kMask ? 1 : size_of(problem.bias_type)) < kReordered) continue;
+    std::stable_partition(order, order + count, [&](int d) { return stride_of(problem.outer, d, tensor) != 0; });
+  }
+}
+
+ScoreMap map_of(const ScoredProblem& problem, bool takes_any_order) {
+  constexpr ScoredTensor kBy[kMapTensors] = {kInput, kResult, kGradOf, kScale,  kBias,
+                                             kAlibi, kSink,   kMask,   kRowLse, kOfCap};
+  ScoreMap map = {};
+  int order[kMaxDims];
+  std::iota(order, order + kMaxDims, 0);
+  if (takes_any_order) order_dims(problem, order);
+  map.dims = problem.outer.count;
+  for (int t = 0; t < kMapTensors; ++t) map.data[t] = problem.data[kBy[t]];
+  for (int i = 0; i < map.dims; ++i) {
+    const int d = order[i];
+    for (int t = 0; t < kMapTensors; ++t) map.strides[t][i] = stride_of(problem.outer, d, kBy[t]);
+    map.distances[i] = stride_of(problem.outer, d, kDistance);
+    map.sizes[i] = int(problem.outer.dims[d].size), map.divisors[i] = divider_of(map.sizes[i]);
+  }
+  for (const MapTensor t : {kMapInput, kMapResult, kMapGrad}) map.pitches[t] = pitch_of(problem, kBy[t]);
+  map.bias_last = last_word(problem, kBias, size_of(problem.bias_type)), map.mask_last = last_word(problem, kMask, 1);
+  map.bias_step = step_of(problem, kBias), map.mask_step = step_of(problem, kMask);
+  map.distance_step = int(step_of(problem, kDistance));
+  map.count = problem.rows, map.n = problem.n;
+  map.distance = int(problem.distance);
+  map.least = int(std::max(problem.least, -kMostDistance)), map.most = int(std::min(problem.most, kMostDistance));
+  map.factor = problem.factor, map.softcap = problem.softcap, map.sink = problem.sink;
+  map.factor_f32 = float(map.factor), map.softcap_f32 = float(map.softcap), map.sink_f32 = float(map.sink);
+  map.per_softcap = map.softcap ? 1 / map.softcap : 0, map.per_softcap_f32 = float(map.per_softcap);
+  map.empty_is_zero = problem.empty_is_zero;
+  return map;
+}
+
+// The tier staged: a tile of each operand in shared memory, and one of the results where they cannot take the place of
+// the input, as of other rows (launch.cpp).
+void set_staged(const ScoredProblem& problem, const CudaPlan& plan, Launch& launch, int* numbers) {
+  const auto bytes_of = [&](ScoredTensor tensor, DType type) {
+    return tile_bytes(plan, problem.rows == 1 ? problem.n : pitch_of(problem, tensor), size_of(type));
+  };
+  const int64_t first = bytes_of(kInput, problem.in),
+                second = problem.is_backward() ? bytes_of(kGradOf, problem.in) : 0;
+  const bool writes = problem.is_backward() || !is_reduction(problem.function);
+  const bool has_result_tile = writes && (pitch_of(problem, kInput) != pitch_of(problem, kResult) ||
+                                          size_of(problem.in) != size_of(problem.out) ||
+                                          (uint64_t(problem.data[kInput]) ^ uint64_t(problem.data[kResult])) % 16);
+  numbers[0] = int(plan.group()), numbers[1] = int(first);
+  numbers[2] = has_result_tile ? int(first + second) : 0;
+  launch.shared = unsigned(first + second + (has_result_tile ? bytes_of(kResult, problem.out) : 0));
+}
+
+// The parts of the score that the kernel is compiled for.
+unsigned parts_of(const ScoredProblem& problem, const CudaPlan& plan) {
+  unsigned parts = kScored;
+  const int in_size = size_of(problem.in);
+  const auto has_vectors = [&](ScoredTensor tensor, int size) {
+    return step_of(problem, tensor) == 1 && plan.vec_size > 1 && plan.access != VecAccess::scalar &&
+           in_phase(problem, kInput, in_size, tensor, size, plan.vec_size) &&
+           uint64_t(problem.data[tensor]) % uint64_t(size) == 0;
+  };
+  if (problem.has(kScale)) parts |= kScoreScale;
+  if (problem.has(kBias)) parts |= kScoreBias;
+  if (problem.has(kBias) && has_vectors(kBias, size_of(problem.bias_type))) parts |= kScoreBiasVectors;
+  if (problem.has(kMask)) parts |= kScoreMask;
+  if (problem.has(kMask) && has_vectors(kMask, 1)) parts |= kScoreMaskVectors;
+  for (const ScoredTensor tensor : {kBias, kMask}) {
+    if (!problem.has(tensor) || problem.n == 1) continue;
+    const int size = tensor == kMask ? 1 : size_of(problem.bias_type);
+    const bool has_last_word = uint64_t(last_word(problem, tensor, size) + 1) <= uint64_t(problem.storage_end[tensor]);
+    if (step_of(problem, tensor) != 1 || !has_last_word) parts |= kScoreElements;
+  }
+  if (problem.has_window()) parts |= kScoreWindow;
+  if (problem.has(kAlibi)) parts |= kScoreAlibi;
+  if (problem.softcap != 0) parts |= kScoreSoftcap;
+  if (problem.has(kOfCap) && has_vectors(kOfCap, size_of(problem.out))) parts |= kScoreXVectors;
+  if (problem.has(kSink) || problem.has(kRowLse) || problem.sink > -std::numeric_limits<double>::infinity() ||
+      problem.empty_is_zero) {
+    parts |= kScoreRow;
+  }
+  return parts;
+}
+
+}  // namespace
+
+bool can_launch_scored(const ScoredProblem& problem) {
+  const bool widens = problem.is_backward() || !is_reduction(problem.function);
+  if (!problem.has_rows() || problem.outer.count > kMapDims ||
+      (!widens && problem.in != problem.out && problem.out != problem.accumulator()))
+    return false;
+  if (problem.n >= kMost / 2 || problem.rows >= kMost) return false;
+  if (problem.n > 1 && step_of(problem, kAlibi) != 0) return false;  // a slope per element
+  if (!problem.has_window() && !problem.has(kAlibi)) return true;
+  int64_t reach = std::abs(problem.distance) + std::abs(step_of(problem, kDistance)) * problem.n;
+  for (int d = 0; d < problem.outer.count; ++d)
+    reach += std::abs(stride_of(problem.outer, d, kDistance)) * problem.outer.dims[d].size;
+  return reach < kMostDistance / 2;
+}
+
+void launch_scored(const ScoredProblem& problem, int device, void* stream, const CudaPlan* given) {
+  const Gpu& gpu = device_info(device);
+  const CudaPlan plan = given ? *given : plan_scored(problem, gpu);
+  KernelKind kind = {};
+  kind.function = problem.function, kind.pass = problem.is_backward() ? Pass::backward : Pass::forward;
+  kind.in = problem.in, kind.out = problem.out;
+  kind.score_parts = parts_of(problem, plan), kind.bias = problem.bias_type;
+  Launch launch = {};
+  launch.kernel = find_or_load(kind, plan, device);
+  launch.threads = unsigned(plan.threads()), launch.groups = 1;
+  launch.cluster = plan.tier == Tier::cluster ? plan.blocks_per_row : 0;
+  launch.blocks = unsigned(plan.grid(problem.rows));
+  const ScoreMap map = map_of(problem, plan.tier != Tier::staged);
+  int numbers[3] = {plan.smem_vecs};
+  if (plan.tier == Tier::staged) {
+    set_staged(problem, plan, launch, numbers);
+  } else if (plan.tier == Tier::block || plan.tier == Tier::cluster) {
+    const int size = problem.is_backward() ? 0 : size_of(problem.in);
+    launch.shared = unsigned(plan.smem_vecs * plan.threads_per_row * plan.vec_size * size);
+  }
+  const void* arguments[] = {&map, numbers, numbers + 1, numbers + 2};
+  start_kernel(launch, const_cast<void**>(arguments), stream);
+}
+
+}  // namespace onepass::cuda

@@ -1,0 +1,128 @@
+// scored.cpp: the operators of scores. They answer whether an engine has a kernel for the call, and have then computed
+// it; otherwise plain arithmetic does (scored.py).
+#include "../core/scored_problem.h"
+
+#include <deque>
+
+#include "../core/stable_tensor.h"
+#include "operators.h"
+
+namespace onepass {
+
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+using MaybeInt = std::optional<int64_t>;
+
+// The arguments on the dispatcher's stack, taken one after another. Those that own something are kept.
+class ScoredArguments {
+ public:
+  explicit ScoredArguments(const StableIValue* stack) : next_(stack) {}
+  template <class T>
+  T take() {
+    return stable::to<T>(*next_++);
+  }
+  const TensorRef* take_tensor() {
+    owned_.push_back(take<Tensor>());
+    return &refs_.emplace_back(owned_.back().get());
+  }
+  const TensorRef* take_maybe_tensor() {
+    MaybeTensor tensor = take<MaybeTensor>();
+    if (!tensor) return nullptr;
+    owned_.push_back(*tensor);
+    return &refs_.emplace_back(owned_.back().get());
+  }
+
+ private:
+  const StableIValue* next_;
+  std::deque<Tensor> owned_;
+  std::deque<TensorRef> refs_;
+};
+
+// Fills in what both directions share: layout and numbers. Every tensor but the result of a reduction has the sizes of
+// the input: what is broadcast has been expanded.
+bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDims& dims, ScoredArguments& given) {
+  const TensorRef& x = *tensors[kInput];
+  problem.factor = given.take<double>(), problem.softcap = given.take<double>(), problem.sink = given.take<double>();
+  const MaybeInt left = given.take<MaybeInt>(), right = given.take<MaybeInt>(), offset = given.take<MaybeInt>();
+  problem.empty_is_zero = given.take<bool>();
+  if (left) problem.least = -*left;
+  if (right) problem.most = *right;
+  int64_t strides[kDistance][kMaxDims];
+  const int64_t* each[kDistance] = {};
+  for (int t = 0; t < kDistance; ++t) {
+    if (!tensors[t]) continue;
+    if (tensors[t]->rank != x.rank) fail("the tensors of a scored call have one rank");
+    problem.data[t] = const_cast<void*>(tensors[t]->data());
+    problem.storage_end[t] = tensors[t]->storage_end();
+    for (int i = 0; i < x.rank; ++i) strides[t][i] = tensors[t]->sizes[i] == 1 ? 0 : tensors[t]->strides[i];
+    each[t] = strides[t];
+  }
+  problem.lay_out(x.rank, x.sizes, each, dims.reduced, offset);
+  if (problem.rows == 0 || problem.n == 0) return false;
+  if (problem.is_backward() && (problem.softcap != 0) != problem.has(kOfCap)) fail("x goes with a softcap");
+  return x.is_cuda() ? cuda::run_scored(problem, x) : run_scored_cpu(problem);
+}
+
+Function function_of(int64_t number) {
+  for (const Function function : {Function::softmax, Function::log_softmax, Function::logsumexp}) {
+    if (int64_t(function) == number) return function;
+  }
+  fail("scores have softmax, log_softmax and logsumexp, got the function number " + std::to_string(number));
+}
+
+// (input, scale, bias, alibi, sink, mask, out, lse, function, dims, numbers). A reduction's out has the reduced dims.
+void run_scored(StableIValue* stack, uint64_t, uint64_t) {
+  ScoredArguments given(stack);
+  const TensorRef* tensors[kScoredTensors] = {};
+  tensors[kInput] = given.take_tensor();
+  for (const ScoredTensor t : {kScale, kBias, kAlibi, kSink, kMask}) tensors[t] = given.take_maybe_tensor();
+  tensors[kResult] = given.take_tensor();
+  tensors[kRowLse] = given.take_maybe_tensor();
+  ScoredProblem problem = {};
+  problem.function = function_of(given.take<int64_t>()), problem.direction = Direction::forward;
+  problem.in = tensors[kInput]->dtype(), problem.out = tensors[kResult]->dtype();
+  if (tensors[kBias]) problem.bias_type = tensors[kBias]->dtype();
+  const ReduceDims dims(given.take<Dims>(), tensors[kInput]->rank);
+  stack[0] = stable::from(run(problem, tensors, dims, given));
+}
+
+// (grad, y, x, scale, mask, out, function, dims, numbers), where x is there for a softcap, of the type of out.
+void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
+  ScoredArguments given(stack);
+  const TensorRef* tensors[kScoredTensors] = {};
+  tensors[kGradOf] = given.take_tensor(), tensors[kInput] = given.take_tensor();
+  tensors[kOfCap] = given.take_maybe_tensor();
+  tensors[kScale] = given.take_maybe_tensor(), tensors[kMask] = given.take_maybe_tensor();
+  tensors[kResult] = given.take_tensor();
+  ScoredProblem problem = {};
+  problem.function = function_of(given.take<int64_t>()), problem.direction = Direction::backward;
+  problem.in = tensors[kInput]->dtype(), problem.out = tensors[kResult]->dtype();
+  if (tensors[kOfCap] && tensors[kOfCap]->dtype() != problem.out) fail("x has another type than its gradient");
+  const ReduceDims dims(given.take<Dims>(), tensors[kInput]->rank);
+  stack[0] = stable::from(run(problem, tensors, dims, given));
+}
+
+void implement_all(stable::StableLibrary& m) {
+  m.impl("_scored_kernel", run_scored);
+  m.impl("_scored_backward_kernel", run_scored_backward);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
+  const std::string numbers =
+      "int function, int[] dim, float factor, float softcap, float sink_number, int? left, int? right, int? offset, "
+      "bool empty_is_zero) -> bool";
+  m.def(("_scored_kernel(Tensor input, Tensor? scale, Tensor? bias, Tensor? alibi, Tensor? sink, Tensor? mask, "
+         "Tensor(a!) out, Tensor(b!)? lse, " +
+         numbers)
+            .c_str());
+  m.def(("_scored_backward_kernel(Tensor grad, Tensor y, Tensor? x, Tensor? scale, Tensor? mask, Tensor(a!) out, " +
+         numbers)
+            .c_str());
+}
+STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_all(m); }
+STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) { implement_all(m); }
+
+}  // namespace onepass

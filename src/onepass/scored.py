@@ -1,0 +1,491 @@
+"""The functions of scores (scores.py): the operators, their derivatives, and the arithmetic in place of a kernel.
+
+`onepass::scored` computes softmax, log_softmax or logsumexp of scores; softmin is softmax with a negative factor. Where
+no kernel takes a call (`launch_forward`, `launch_backward`) it is plain torch arithmetic. A call that is recorded or
+transformed goes through `ScoredFunction`. Its gradient is `onepass::scored_backward`, from the result as torch's
+softmax has it, so that the input need not be kept; where that is recorded itself it is the same arithmetic, which has
+derivatives of every order.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+
+from .autograd import PLAIN_TYPES, needs_no_autograd, one_level_out
+from .decompositions import unsqueeze_reduced
+from .native import FUNCTIONS, library
+from .ops import call as call_plain
+from .scores import Scores, SideTensors, blocked, distances, scaled, score, sink_of, slopes, upcast
+from .validation import HALF_DTYPES, Spec, overlap
+
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_SIDE = "Tensor? scale, Tensor? bias, Tensor? alibi, Tensor? sink, Tensor? mask"
+_CALL = "str function, int[] dim, ScalarType? dtype, bool keepdim, str engine"
+_WINDOW = "SymInt? left, SymInt? right, SymInt? offset"
+_NUMBERS = f"float factor, float softcap, float sink_number, {_WINDOW}, bool empty_is_zero"
+# The result, and the logsumexp of the scores of each row where there is a sink whose gradient may be asked for.
+library.define(f"scored(Tensor input, {_SIDE}, {_CALL}, {_NUMBERS}) -> (Tensor, Tensor)")
+# With a softcap it takes the input `x`, otherwise none.
+library.define(f"scored_backward(Tensor grad, Tensor y, Tensor? x, {_SIDE}, {_CALL}, {_NUMBERS}) -> Tensor")
+_forward = torch.ops.onepass.scored.default
+_backward = torch.ops.onepass.scored_backward.default
+
+
+def call_scored(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Tensor:
+    """A checked call."""
+    if not x.dim():  # it has one dim, which the operators ask for
+        y = call_scored(x.unsqueeze(0), side, spec._replace(dims=[0], keepdim=False), scores)
+        return y if spec.function == "logsumexp" else y.squeeze(0)
+    return _forward(x, *side, *_as_arguments(spec), *scores)[0]
+
+
+def score_into(x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor) -> bool:
+    """Whether a kernel has written the result of a checked call to `out`: plain tensors, of which none but the input
+    shares memory with `out`."""
+    others = [t for t in side if t is not None]
+    if not x.numel() or not x.dim() or any(type(t) not in PLAIN_TYPES for t in (x, out, *others)):
+        return False
+    if any(overlap(t, out) != "none" for t in others):
+        return False
+    function = _as_arguments(spec)[0]
+    return _launch_forward(x, side, spec._replace(function=function), scores, out.detach()) is not None
+
+
+def _as_arguments(spec: Spec) -> tuple[Any, ...]:
+    function = "softmax" if spec.function == "softmin" else spec.function
+    return function, spec.dims, spec.dtype, spec.keepdim, spec.engine
+
+
+def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return x.dtype if dtype is None else dtype
+
+
+def _accumulator(x: torch.dtype, y: torch.dtype) -> torch.dtype:
+    """The dtype that rows are computed in."""
+    return torch.float64 if torch.float64 in (x, y) else torch.float32
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+
+def _in_accumulator(x: Tensor, side: SideTensors, dtype: torch.dtype | None) -> tuple[Tensor, SideTensors]:
+    """The input, rounded to `dtype` as torch does, and the side tensors, all in the dtype that rows are computed in."""
+    rounded = x if dtype is None else x.to(dtype)
+    wide = _accumulator(rounded.dtype, rounded.dtype)
+    scale, bias, alibi, sink = (None if t is None else t.to(wide) for t in side[:-1])
+    return rounded.to(wide), SideTensors(scale, bias, alibi, sink, side.mask)
+
+
+def _taking_part(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> tuple[Tensor, SideTensors]:
+    """`_in_accumulator`, with 0 where an element takes no part: a NaN there would make one of its derivatives."""
+    x, side = _in_accumulator(x, side, spec.dtype)
+    out = blocked(x, side.mask, scores)
+    return x if out is None else x.masked_fill(out, 0), side
+
+
+def _weights(s: Tensor, lse: Tensor, scores: Scores) -> Tensor:
+    """The softmax of scores, or of the sink, by the logsumexp of each row."""
+    s = s - lse
+    return (s.masked_fill(lse == -math.inf, -math.inf) if scores.empty_is_zero else s).exp()
+
+
+def forward_arithmetic(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> tuple[Tensor, Tensor]:
+    """(result, logsumexp of each row with its reduced dims)."""
+    to = _result_dtype(x, spec.dtype)
+    x, side = _in_accumulator(x, side, spec.dtype)
+    s = score(x, side, scores)
+    # The maximum goes first, so that a large one costs no precision. A row's result does not depend on it.
+    m = s.detach().amax(spec.dims, keepdim=True) if s.numel() else s.detach().sum(spec.dims, keepdim=True)
+    m = m.masked_fill(m.isinf(), 0)
+    shifted = s - m
+    lse = call_plain(shifted, Spec("logsumexp", spec.dims, None, True, spec.engine))
+    sink = sink_of(side, scores, s)
+    if sink is not None:
+        top = torch.maximum(lse, sink - m)
+        shift = top.masked_fill(top.isinf(), 0)
+        lse = shift + ((lse - shift).exp() + (sink - m - shift).exp()).log()
+    if spec.function == "logsumexp":
+        y = lse + m
+        return (y if spec.keepdim else y.squeeze(spec.dims)).to(to), lse + m
+    nothing, top = lse == -math.inf, lse == math.inf
+    y = shifted - lse.masked_fill(top, math.nan)
+    if spec.function == "softmax":
+        y = y.exp()
+    if scores.empty_is_zero:
+        y = torch.where(nothing, 0.0 if spec.function == "softmax" else -math.inf, y)
+    return y.to(to), lse + m
+
+
+def _score_gradient(g: Tensor, y: Tensor, mask: Tensor | None, spec: Spec, scores: Scores) -> Tensor:
+    """The gradient of the scores, from the result y of softmax or log_softmax and its gradient."""
+    g, y = upcast(g), upcast(y)
+    if spec.function == "softmax":
+        ds = y * (g - (g * y).sum(spec.dims, keepdim=True))
+    else:
+        weights = y.exp()
+        ds = g - weights * g.sum(spec.dims, keepdim=True)
+        if scores.empty_is_zero:
+            ds = ds.masked_fill((y == -math.inf).all(spec.dims, keepdim=True) if y.numel() else y == 0, 0)
+    out = blocked(y, mask, scores)
+    return ds if out is None else ds.masked_fill(out, 0)
+
+
+def backward_arithmetic(
+    g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores
+) -> Tensor:
+    """What `onepass::scored_backward` gives."""
+    ds = _score_gradient(g, y, side.mask, spec, scores)
+    scale = SideTensors(side.scale if side.scale is None else side.scale.to(ds.dtype), mask=side.mask)
+    if scores.softcap:
+        assert x is not None
+        ds = ds * _slope_of_cap(x, scale, spec._replace(dtype=y.dtype), scores)
+    return scaled(ds, scale, scores).to(spec.dtype)
+
+
+def _slope_of_cap(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Tensor:
+    """The derivative of softcap * tanh(s / softcap) at s = x * scale."""
+    x, side = _taking_part(x, side, spec, scores)
+    return 1 - (scaled(x, side, scores) / scores.softcap).tanh().square()
+
+
+Like = tuple[Sequence[int], torch.dtype]
+
+
+def _sum_to(t: Tensor, like: Like | None) -> Tensor:
+    assert like is not None
+    shape, dtype = like
+    return t.sum_to_size(shape).to(dtype)
+
+
+class ScoredFunction(torch.autograd.Function):
+    """A call with derivatives."""
+
+    @staticmethod
+    def forward(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        with _BelowAutograd():
+            return _forward(x, *given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, side, ctx.spec, ctx.scores = _parse(inputs)
+        y, lse = output
+        ctx.input_dtype = x.dtype
+        ctx.set_materialize_grads(False)
+        lse_wide = None if side.sink is None else lse
+        scale_grad = side.scale is not None and side.scale.requires_grad
+        needs_score = ctx.spec.function == "logsumexp"
+        needs_x = needs_score or ctx.scores.softcap or scale_grad or _is_transformed()
+        ctx.likes = [None if t is None else (t.shape, t.dtype) for t in side[:-1]]
+        if not needs_score and not _is_transformed():
+            side = side._replace(bias=None, alibi=None)
+        kept = x if needs_x else None, *side, y, lse_wide
+        ctx.save_for_backward(*kept)
+        if _is_transformed():
+            ctx.save_for_forward(*kept)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, *tensors, y, lse = ctx.saved_tensors
+        side = SideTensors(*tensors)
+        if lse is None:  # then its output is empty
+            g_lse = None
+        call = ctx.spec, ctx.scores, ctx.input_dtype, ctx.needs_input_grad[:5], ctx.likes
+        grads = gradients(x, side, y, lse, g, g_lse, *call)
+        return *grads, *[None] * 13
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
+        count = len(ctx.saved_tensors)
+
+        def compute(*tensors: Any) -> Any:
+            (x, *side), (y, lse) = tensors[: count - 2], tensors[count - 2 : count]
+            return _tangents(x, SideTensors(*side), y, lse, tensors[count:], ctx.spec, ctx.scores)
+
+        return one_level_out(compute, *ctx.saved_tensors, *tangents[:5])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *given: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
+        x, side, spec, scores = _parse(given)
+        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        moved = []
+        for t, dim, dropped in zip(side, in_dims[1:6], (0, 0, 2, 0, 0), strict=True):
+            if t is not None and dim is not None:  # its batch goes before the dims that it lacks of the input's
+                t = t.movedim(dim, 0)
+                t = t.reshape(t.size(0), *[1] * (x.dim() - dropped - t.dim()), *t.shape[1:])
+            moved.append(t)
+        spec = spec._replace(dims=[d + 1 for d in spec.dims])
+        result = ScoredFunction.apply(x, *moved, *_as_arguments(spec), *scores)
+        return result, (0, None if side.sink is None else 0)
+
+
+def _is_transformed() -> bool:
+    return forward_ad._current_level >= 0 or peek_interpreter_stack() is not None
+
+
+def _parse(given: Sequence[Any]) -> tuple[Tensor, SideTensors, Spec, Scores]:
+    return given[0], SideTensors(*given[1:6]), Spec(*given[6:11]), Scores(*given[11:18])
+
+
+def gradients(
+    x: Tensor | None,
+    side: SideTensors,
+    y: Tensor,
+    lse: Tensor | None,
+    g: Tensor | None,
+    g_lse: Tensor | None,
+    spec: Spec,
+    scores: Scores,
+    to: torch.dtype,
+    needed: Sequence[bool],
+    likes: Sequence[Like | None],
+) -> list[Tensor | None]:
+    """The gradients of the input, of dtype `to`, and of scale, bias, alibi and sink, of the shapes and dtypes `likes`;
+    None where not `needed`."""
+    result: list[Tensor | None] = [None] * 5
+    if g is None and g_lse is None:
+        return result
+    dims = spec.dims
+    wide = _accumulator(y.dtype, y.dtype)
+    needs_x, needs_scale, needs_bias, needs_alibi, needs_sink = needed
+    # Then the operator gives dx, and ds, if it is needed, is that without the factor.
+    is_number = side.scale is None and not scores.softcap
+    is_plain = not needs_scale and (is_number or not (needs_bias or needs_alibi))
+    if spec.function == "logsumexp":
+        if g_lse is not None:
+            g_lse = g_lse.reshape(unsqueeze_reduced(y, dims, spec.keepdim).shape)
+        total = unsqueeze_reduced(g, dims, spec.keepdim).to(wide) if g is not None else 0
+        total = total if g_lse is None else total + g_lse
+        whole = unsqueeze_reduced(y, dims, spec.keepdim).to(wide) if lse is None else lse
+        ds = dx = None
+        if any(needed[:4]):
+            assert x is not None
+            x_wide, side_wide = _in_accumulator(x, side, spec.dtype)
+            out = blocked(x_wide, side.mask, scores)
+            ds = total * _weights(score(x_wide, side_wide, scores), whole, scores)
+            ds = ds if out is None else ds.masked_fill(out, 0)
+        sum_of_row = -total  # of the gradients by which the sink is weighted
+    else:
+        g = torch.zeros_like(y) if g is None else g
+        arguments = _as_arguments(spec)
+        ds = dx = None
+        if is_plain and needs_x and g_lse is None:
+            masked, of_cap = side._replace(bias=None, alibi=None, sink=None), x if scores.softcap else None
+            dx = _backward(g, y, of_cap, *masked, *arguments[:2], to, *arguments[3:], *scores)
+            if needs_bias or needs_alibi:
+                ds = dx if scores.factor == 1 else dx.to(wide) / scores.factor
+                if scores.factor == 0:
+                    ds = None
+        if ds is None and any(needed[:4]) and (dx is None or needs_bias or needs_alibi):
+            plain, masked = scores._replace(factor=1.0, softcap=0.0), SideTensors(mask=side.mask)
+            ds = _backward(g, y, None, *masked, *arguments[:2], wide, *arguments[3:], *plain)
+            if g_lse is not None:
+                ds = ds + g_lse * (upcast(y) if spec.function == "softmax" else upcast(y).exp())
+        if needs_sink:
+            g_wide, y_wide = upcast(g), upcast(y)
+            sum_of_row = (g_wide * y_wide if spec.function == "softmax" else g_wide).sum(dims, keepdim=True)
+            sum_of_row = sum_of_row if g_lse is None else sum_of_row - g_lse
+    if dx is None and (needs_x or needs_scale):
+        assert ds is not None
+        dx = ds
+        if scores.softcap:
+            assert x is not None
+            dx = dx * _slope_of_cap(x, side, spec, scores)
+        if needs_scale:
+            assert x is not None
+            through = dx * _taking_part(x, side, spec, scores)[0]
+            result[1] = _sum_to(through * scores.factor, likes[0])
+        if needs_x:
+            scale = None if side.scale is None else side.scale.to(wide)
+            dx = scaled(dx, SideTensors(scale), scores).to(to)
+    result[0] = dx if needs_x else None
+    if needs_bias:
+        assert ds is not None
+        result[2] = _sum_to(ds, likes[1])
+    if needs_alibi:
+        assert ds is not None
+        through = -(ds * distances(ds, scores).abs()).sum((-2, -1))
+        result[3] = _sum_to(through, likes[2])
+    if needs_sink:
+        assert side.sink is not None
+        assert lse is not None
+        result[4] = _sum_to(-_weights(side.sink.to(wide), lse, scores) * sum_of_row, likes[3])
+    return result
+
+
+def _tangents(
+    x: Tensor,
+    side: SideTensors,
+    y: Tensor,
+    lse: Tensor | None,
+    tangents: Sequence[Tensor | None],
+    spec: Spec,
+    scores: Scores,
+) -> tuple[Tensor, Tensor]:
+    """The tangents of the result and of the logsumexp of each row."""
+    dims = spec.dims
+    x_wide, side_wide = _taking_part(x, side, spec, scores)
+    tx, tscale, tbias, talibi, tsink = (None if t is None else t.to(x_wide.dtype) for t in tangents)
+    ts = torch.zeros_like(x_wide)
+    if tx is not None:
+        ts = ts + scaled(tx, side_wide, scores)
+    if tscale is not None:
+        ts = ts + scaled(x_wide, SideTensors(tscale), scores)
+    if scores.softcap:
+        ts = ts * (1 - (scaled(x_wide, side_wide, scores) / scores.softcap).tanh().square())
+    if tbias is not None:
+        ts = ts + tbias
+    if talibi is not None:
+        ts = ts - slopes(x, talibi) * distances(x, scores).abs()
+    out = blocked(x, side.mask, scores)
+    if out is not None:
+        ts = ts.masked_fill(out, 0)
+    if spec.function == "logsumexp":
+        whole = unsqueeze_reduced(y, dims, spec.keepdim).to(ts.dtype) if lse is None else lse
+        weights = _weights(score(x_wide, side_wide, scores), whole, scores)
+    else:
+        weights = upcast(y) if spec.function == "softmax" else upcast(y).exp()
+    tlse = (weights * ts).sum(dims, keepdim=True)
+    if tsink is not None and lse is not None:
+        assert side_wide.sink is not None
+        tlse = tlse + _weights(side_wide.sink, lse, scores) * tsink
+    if spec.function == "logsumexp":
+        ty = tlse if spec.keepdim else tlse.squeeze(dims)
+    else:
+        ty = ts - tlse
+        ty = weights * ty if spec.function == "softmax" else ty
+    return ty.to(y.dtype), tlse if lse is not None else tlse.new_zeros(0)
+
+
+# Operators ------------------------------------------------------------------------------------------------------------
+
+
+def _empty_lse(x: Tensor, side: SideTensors, dims: Sequence[int], wide: torch.dtype) -> Tensor:
+    if side.sink is None:
+        return x.new_empty(0, dtype=wide)
+    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)], dtype=wide)
+
+
+_NUMBERS_OF = {name: number for number, name in enumerate(FUNCTIONS)}
+_KERNELS = torch.ops.onepass._scored_kernel.default, torch.ops.onepass._scored_backward_kernel.default
+
+
+def _expanded(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Tensor | None]:
+    """The side tensors as the kernels take them: with the sizes of the input, without any copy of what is broadcast."""
+    alibi = None if side.alibi is None else slopes(x, side.alibi)
+    scale, alibi, sink = (None if t is None else t.to(wide) for t in (side.scale, alibi, side.sink))
+    tensors = (scale, side.bias, alibi, sink, side.mask)  # the bias is in its own dtype
+    return [None if t is None else t.expand(x.shape) for t in tensors]
+
+
+def _launch_forward(
+    x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """The results of a kernel, the first in `out` where that is given, or None where there is none for the call."""
+    if spec.engine == "triton":
+        return None
+    y, lse = _forward_fake(x, *side, *_as_arguments(spec), *scores)
+    y = y if out is None else out
+    whole = unsqueeze_reduced(y, spec.dims, spec.keepdim) if spec.function == "logsumexp" else y
+    numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
+    tensors = _expanded(x, side, lse.dtype)
+    of_row = None if side.sink is None else lse
+    if _KERNELS[0](x, *tensors, whole, of_row, *numbers):
+        return y, lse
+    rows = _as_rows(x, spec)
+    if rows is None:
+        return None
+    into = whole if spec.function == "logsumexp" else torch.empty_like(rows, dtype=y.dtype)
+    if not _KERNELS[0](rows, *tensors, into, of_row, *numbers):
+        return None
+    if into is not whole:
+        whole.copy_(into)
+    return y, lse
+
+
+def _as_rows(t: Tensor, spec: Spec) -> Tensor | None:
+    """A copy with the reduced dims side by side in memory, for a GPU, whose kernels of scores take such rows alone."""
+    if not t.is_cuda:
+        return None
+    order = [d for d in range(t.dim()) if d not in spec.dims] + sorted(spec.dims)
+    return t.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
+
+
+@torch._disable_dynamo
+def _forward_kernel(*given: Any) -> tuple[Tensor, Tensor]:
+    x, side, spec, scores = _parse(given)
+    launched = _launch_forward(x, side, spec, scores)
+    if launched is not None:
+        return launched
+    y, lse = forward_arithmetic(x, side, spec, scores)
+    if spec.function != "logsumexp":
+        like = torch.empty_like(x, dtype=y.dtype)
+        y = y if y.stride() == like.stride() else like.copy_(y)
+    return y, lse if side.sink is not None else lse.new_empty(0)
+
+
+@torch._disable_dynamo
+def _backward_kernel(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
+    _, side, spec, scores = _parse((y, *given))
+    if spec.engine != "triton":
+        dx = _backward_fake(g, y, x, *given)
+        scale, _, _, _, mask = _expanded(y, side, _accumulator(y.dtype, y.dtype))
+        numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
+        if _KERNELS[1](g, y, x, scale, mask, dx, *numbers):
+            return dx
+        rows = [None if t is None else _as_rows(t, spec) for t in (g, y, x)]
+        if rows[1] is not None:
+            into = torch.empty_like(rows[1], dtype=dx.dtype)
+            if _KERNELS[1](*rows, scale, mask, into, *numbers):
+                return dx.copy_(into)
+    dx = backward_arithmetic(g, y, x, side, spec, scores)
+    like = torch.empty_like(y, dtype=dx.dtype)
+    return dx if dx.stride() == like.stride() else like.copy_(dx)
+
+
+def _forward_autograd(*given: Any) -> Any:
+    if needs_no_autograd(*given[:6]):
+        with _BelowAutograd():
+            return _forward(*given)
+    x, _, spec, _ = _parse(given)
+    if spec.function == "logsumexp" and spec.dtype is None and x.dtype in HALF_DTYPES:  # as ops.py has it, and why
+        y, lse = ScoredFunction.apply(*given[:8], torch.float32, *given[9:])
+        return y.to(x.dtype), lse
+    return ScoredFunction.apply(*given)
+
+
+def _backward_autograd(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
+    if needs_no_autograd(g, y, x, *given[:5]):
+        with _BelowAutograd():
+            return _backward(g, y, x, *given)
+    _, side, spec, scores = _parse((y, *given))
+    return backward_arithmetic(g, y, x, side, spec, scores)
+
+
+def _forward_fake(*given: Any) -> tuple[Tensor, Tensor]:
+    x, side, spec, _ = _parse(given)
+    to = _result_dtype(x, spec.dtype)
+    lse = _empty_lse(x, side, spec.dims, _accumulator(to, to))
+    if spec.function != "logsumexp":
+        return torch.empty_like(x, dtype=to), lse
+    shape = [1 if d in spec.dims else size for d, size in enumerate(x.shape) if spec.keepdim or d not in spec.dims]
+    return x.new_empty(shape, dtype=to), lse
+
+
+def _backward_fake(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
+    return torch.empty_like(y, dtype=given[7])
+
+
+for _name, _kernel, _autograd, _fake in (
+    ("scored", _forward_kernel, _forward_autograd, _forward_fake),
+    ("scored_backward", _backward_kernel, _backward_autograd, _backward_fake),
+):
+    torch.library.register_fake(f"onepass::{_name}", _fake, lib=library)
+    for _key in ("CPU", "CUDA", "XPU"):
+        library.impl(_name, _kernel, _key)
+    for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
+        library.impl(_name, _autograd, _key)

@@ -1,0 +1,258 @@
+"""Scores on the CPU engine: random calls, forward and backward, against the arithmetic in doubles; special values;
+long and odd rows; threads and instruction sets."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lib.scripts import Forks
+from lib.support import DTYPES, same, with_instruction_set
+from onepass.scored import _KERNELS, _NUMBERS_OF, _expanded, backward_arithmetic, forward_arithmetic
+from onepass.scores import Scores, SideTensors
+from onepass.validation import Spec
+
+F32, F64, F16, BF16 = DTYPES
+FUNCTIONS = ["softmax", "log_softmax", "logsumexp"]
+# Inputs as (shape, dims): rows of every route, columns, several dims, tiny and odd ones.
+SHAPES: list[tuple[tuple[int, ...], list[int]]] = [
+    ((rows, n), [1]) for rows in (1, 3, 37) for n in (1, 2, 3, 7, 17, 33)
+]
+SHAPES += [((5, 100), [1]), ((3, 1000), [1]), ((2, 3, 5, 64), [3]), ((2, 3, 33, 17), [3]), ((2, 4099), [1])]
+SHAPES += [((n, 40), [0]) for n in (1, 2, 7, 33, 1000)] + [((9, 300), [0]), ((2, 31, 18), [1]), ((2, 5, 3), [1])]
+SHAPES += [((2, 7, 17), [1, 2]), ((3, 4, 5, 6), [0, 2]), ((4, 3, 50), [0, 1]), ((2, 3, 4), [0, 1, 2])]
+
+
+def forward(
+    x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(result with its reduced dims, logsumexp) of the kernel."""
+    to = spec.dtype or x.dtype
+    rows = [1 if d in spec.dims else size for d, size in enumerate(x.shape)]
+    y = torch.empty(rows, dtype=to) if spec.function == "logsumexp" else torch.empty_like(x, dtype=to)
+    y = y if out is None else out
+    wide = F64 if to is F64 else F32
+    lse = torch.empty(rows, dtype=wide)
+    assert _KERNELS[0](x, *_expanded(x, side, wide), y, lse, _NUMBERS_OF[spec.function], spec.dims, *scores)
+    return y, lse
+
+
+def backward(
+    g: Tensor, y: Tensor, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    dx = torch.empty_like(y, dtype=to) if out is None else out
+    scores = scores._replace(softcap=0.0)
+    scale, _, _, _, mask = _expanded(y, side, F64 if y.dtype is F64 else F32)
+    assert _KERNELS[1](g, y, None, scale, mask, dx, _NUMBERS_OF[spec.function], spec.dims, *scores)
+    return dx
+
+
+def doubles(side: SideTensors) -> SideTensors:
+    return SideTensors(*(t if t is None else t.double() for t in side[:-1]), side.mask)
+
+
+def assert_close(got: Tensor, want: Tensor, error: float, note: Any) -> None:
+    """`error`: that of the computation, relative, and absolute for numbers up to 1."""
+    finfo = torch.finfo(got.dtype)
+    rtol = error + (0.52 * finfo.eps if got.dtype in (F16, BF16) else 0)
+    want = want.to(F64)
+    is_near = (got.double() - want).abs() <= rtol * want.abs() + error + finfo.smallest_normal * finfo.eps
+    infinite = want.abs() > finfo.max * (1 - finfo.eps / 2)
+    is_near |= infinite & (got == want.to(got.dtype)) | want.isnan() & got.isnan()
+    assert is_near.all(), (note, got[~is_near][:4], want[~is_near][:4])
+
+
+def lying(x: Tensor, how: str) -> Tensor:
+    """The same values, or some of them, lying in another way."""
+    if how == "turned":
+        return x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+    if how == "gaps":
+        return torch.stack([x, x], -1)[..., 1]
+    if how == "sliced":
+        return torch.cat([x, x], -1)[..., 1 : 1 + x.shape[-1]]
+    return x[:1].expand(x.shape) if how == "expanded" else x
+
+
+def random_side(r: random.Random, x: Tensor, dims: list[int], scores: Scores) -> tuple[SideTensors, Scores]:
+    def broadcast(shape: list[int], keep: float = 0.6) -> list[int]:
+        return [size if r.random() < keep else 1 for size in shape]
+
+    wide = F64 if x.dtype is F64 else F32
+    rows = [1 if d in dims else size for d, size in enumerate(x.shape)]
+    side: dict[str, Tensor] = {}
+    if r.random() < 0.3:
+        side["scale"] = torch.randn(broadcast(rows), dtype=wide)
+    elif r.random() < 0.5:
+        scores = scores._replace(factor=r.choice([0.125, -1.0, 2.5]))
+    if r.random() < 0.4:
+        side["bias"] = lying(torch.randn(broadcast(list(x.shape)), dtype=r.choice(DTYPES)), r.choice(["", "turned"]))
+    if r.random() < 0.4:
+        side["mask"] = lying(
+            torch.rand(broadcast(list(x.shape))) < r.choice([0.1, 0.8]), r.choice(["", "turned", "gaps"])
+        )
+    if r.random() < 0.3:
+        side["alibi"] = torch.rand(broadcast(list(x.shape[:-2])), dtype=wide)
+    if r.random() < 0.3:
+        side["sink"] = torch.randn(broadcast(rows), dtype=wide)
+    elif r.random() < 0.3:
+        scores = scores._replace(sink=0.5)
+    if r.random() < 0.4:
+        left, right = r.choice([(None, 0), (3, 0), (0, 2), (2, None), (None, 40)])
+        scores = scores._replace(left=left, right=right, offset=r.choice([None, None, 0, 2, -3]))
+    return SideTensors(**side), scores
+
+
+def check(seed: int, function: str, dtype: torch.dtype) -> None:
+    r = random.Random(f"{seed} {function} {dtype}")
+    torch.manual_seed(seed)
+    shape, dims = r.choice(SHAPES)
+    x = lying((2 * torch.randn(shape)).to(dtype), r.choice(["", "", "turned", "gaps", "sliced", "expanded"]))
+    to = r.choice([None, None, None, *DTYPES])
+    spec = Spec(function, dims, to, True)
+    scores = Scores(softcap=r.choice([0.0, 0.0, 0.0, 3.0]), empty_is_zero=r.random() < 0.5)
+    side, scores = random_side(r, x, dims, scores)
+    note = seed, shape, dims, x.stride(), to, scores, {k: v.shape for k, v in side._asdict().items() if v is not None}
+    y, lse = forward(x, side, spec, scores)
+    wide = lse.dtype
+    rounded, large = x.to(y.dtype), 100 * max(shape[-2:]) if side.alibi is not None else 100
+    want, want_lse = forward_arithmetic(rounded.double(), doubles(side), spec._replace(dtype=None), scores)
+    error = torch.finfo(wide).eps * large * (1 if function == "softmax" else 2)
+    assert_close(y, want, error, note)
+    assert_close(lse, want_lse, error, note)
+    if function == "logsumexp":
+        return
+    y = lying(y, r.choice(["", "turned"]))
+    g = lying(torch.randn(shape).to(y.dtype), r.choice(["", "", "turned", "expanded"]))
+    dx = backward(g, y, side, spec, scores, r.choice([y.dtype, x.dtype]))
+    want = backward_arithmetic(
+        g.double(), y.double(), None, doubles(side), spec._replace(dtype=F64), scores._replace(softcap=0.0)
+    )
+    eps = torch.finfo(F64 if y.dtype is F64 and dx.dtype is F64 else F32).eps
+    assert_close(dx, want, eps * 16 * (1 if function == "softmax" else math.prod(shape) ** 0.5), note)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_random_calls(function: str, dtype: torch.dtype) -> None:
+    for seed in range(45):
+        check(seed, function, dtype)
+
+
+@pytest.mark.parametrize("layout", ["rows", "short", "columns"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_special_values(function: str, dtype: torch.dtype, layout: str) -> None:
+    n = 7 if layout == "short" else 61
+    x = torch.randn(40, n).to(dtype)
+    mask = torch.ones(40, n, dtype=torch.bool)
+    mask[1], mask[3, 2], mask[5, 2], mask[8, 3:] = False, False, False, False
+    x[2, 3], x[3, 2], x[4, 1], x[5, 2], x[6], x[7, :2] = math.nan, math.nan, math.inf, math.inf, -math.inf, -math.inf
+    x[9, 1], x[9, 4], x[10] = math.inf, math.nan, torch.finfo(dtype).max / 2
+    sinks = torch.full((40, 1), -math.inf, dtype=F64 if dtype is F64 else F32)
+    sinks[10:20], sinks[11], sinks[12], sinks[13] = 0, math.nan, math.inf, 90
+    for sink in (None, sinks):
+        for zero in (False, True):
+            side, scores, spec = (
+                SideTensors(mask=mask, sink=sink),
+                Scores(empty_is_zero=zero),
+                Spec(function, [1], None, True),
+            )
+            want, want_lse = forward_arithmetic(x.double(), doubles(side), spec, scores)
+            if layout == "columns":
+                given = x.t().contiguous(), SideTensors(mask=mask.t(), sink=None if sink is None else sink.t())
+                y, lse = (t.t() for t in forward(*given, spec._replace(dims=[0]), scores))
+            else:
+                y, lse = forward(x, side, spec, scores)
+            error = 4 * torch.finfo(lse.dtype).eps * (1 if function == "softmax" else 8)
+            assert_close(y, want, error, (sink is None, zero))
+            assert_close(lse, want_lse, error, (sink is None, zero))
+            if function == "log_softmax" or zero:
+                g = torch.randn(40, n).to(dtype)
+                for each in spec._replace(dtype=dtype), spec._replace(dtype=F32):
+                    if function != "logsumexp":
+                        got = backward(g, y.contiguous(), side, each, scores, each.dtype or dtype)
+                        wanted = backward_arithmetic(g, y, None, side, each, scores._replace(softcap=0.0))
+                        torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 33), (40, 12), (4, 517), (2, 150_001), (20_000, 33)], ids=str)
+def test_a_common_offset_costs_no_precision(shape: tuple[int, int]) -> None:
+    x = (torch.randn(shape) * 256).round() / 256
+    for dim in (0, 1):
+        bias = torch.full((1, 1), 1e4)
+        for function, bound in (("softmax", 4e-7), ("log_softmax", 2.5e-6)):
+            y, _ = forward(x, SideTensors(bias=bias), Spec(function, [dim]), Scores())
+            want = getattr(torch, function)(x.double(), dim)
+            assert ((y - want).abs() <= bound * (want.abs() if function == "softmax" else 1)).all(), (function, dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_bits_depend_neither_on_threads_nor_on_where_the_result_goes(dim: int) -> None:
+    for shape in ((700, 130), (2000, 17), (9, 9000), (2, 140_000)):
+        x, mask, g = torch.randn(shape).bfloat16(), torch.rand(shape) < 0.7, torch.randn(shape).bfloat16()
+        side, spec, scores = SideTensors(mask=mask), Spec("softmax", [dim]), Scores(0.3, right=shape[1] // 2)
+        results, before = [], torch.get_num_threads()
+        try:
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                y, lse = forward(x, side, spec, scores)
+                results.append([y, lse, backward(g, y, side, spec, scores, torch.float32)])
+        finally:
+            torch.set_num_threads(before)
+        for each in results[1:]:
+            assert all(same(a, b) for a, b in zip(results[0], each, strict=True))
+        own = x.clone()
+        forward(own, side, spec, scores, out=own)
+        assert same(own, results[0][0])
+        for given in (scores, scores._replace(right=None)):
+            own, want = g.clone(), backward(g, y, side, spec, given, g.dtype)
+            assert same(backward(own, y, side, spec, given, g.dtype, out=own), want)
+            own = y.clone()
+            assert same(backward(g, own, side, spec, given, g.dtype, out=own), want)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_rows_of_many_chunks(function: str, dtype: torch.dtype) -> None:
+    x = torch.randn(4, 150_001).to(dtype)
+    mask = torch.rand(4, 150_001) < 0.7
+    mask[1] = False
+    mask[2, 100], x[2, 100], x[3, 140_000] = False, math.nan, math.nan
+    wide = F64 if dtype is F64 else F32
+    for zero in (False, True):
+        scores, spec = Scores(0.5, right=130_000, empty_is_zero=zero), Spec(function, [1], None, True)
+        for sink in (None, torch.tensor([[0.5], [-math.inf], [8.0], [0.0]], dtype=wide)):
+            side = SideTensors(mask=mask, sink=sink, scale=torch.tensor([[1.0], [2.0], [-1.0], [3.0]], dtype=wide))
+            y, lse = forward(x, side, spec, scores)
+            want, want_lse = forward_arithmetic(x.double(), doubles(side), spec, scores)
+            error = torch.finfo(wide).eps * 30
+            assert_close(y, want, error, function)
+            assert_close(lse, want_lse, error, function)
+        if function != "logsumexp":
+            g = torch.randn(4, 150_001).to(dtype)
+            dx = backward(g, y, side, spec, scores, dtype)
+            want = backward_arithmetic(
+                g.double(), y.double(), None, doubles(side), spec._replace(dtype=F64), scores._replace(softcap=0.0)
+            )
+            assert_close(dx, want, torch.finfo(wide).eps * 400, function)
+
+
+def test_what_is_outside_the_window_is_not_read() -> None:
+    above = torch.ones(64, 64, dtype=torch.bool).triu(1)
+    x = torch.randn(64, 64).masked_fill(above, math.nan)
+    y, _ = forward(x, SideTensors(), Spec("softmax", [1]), Scores(right=0))
+    torch.testing.assert_close(y, x.masked_fill(above, -math.inf).softmax(1))
+
+
+CODE = """
+for function in t.FUNCTIONS:
+    for dtype in t.DTYPES:
+        for seed in range(20):
+            t.check(seed, function, dtype)
+"""
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_every_instruction_set(processes: Forks, tmp_path: Path, isa: str) -> None:
+    with_instruction_set(processes, tmp_path, isa, __file__, CODE)
