@@ -173,7 +173,7 @@ def text(*parts: Any) -> str:
 
 def test_classes_are_summed_up_large_shapes_by_fractions_and_small_ones_by_microseconds() -> None:
     rows = [r for i in range(1, 8) for r in made("random/rows", [i, 4], 80 + 10 * i, 120.0, bytes=64 * MB)]
-    rows += [r for i in (1, 2) for r in made("random/rows", [i, 5], 80 + 4 * i, 80.0, bytes=63 * MB)]
+    rows += [r for i in (1, 2) for r in made("random/rows", [i, 5], 80 + 2 * i, 80.0, bytes=63 * MB)]
     rows += made("random/logsumexp", [3, 4], 100.0, 400.0, function="logsumexp", dtype="bfloat16", bytes=100 * MB)
     rows += made("random/logsumexp", [9, 4], 1.0, 4.0, bytes=100 * MB, disturbed="so")
     on_cpu = [*made("random/rows", [2, 3], 100.0, 90.0, threads=1, bytes=8 * MB)]

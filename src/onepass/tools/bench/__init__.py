@@ -1,6 +1,6 @@
 """The benchmark: `onepass bench`, `plot`, `compare`, `profile` and `info`. `docs/benchmark.md` says how it measures.
 
-- `cases.py`: what is timed, as data
+- `cases.py`: what is timed, as data; `random_cases.py`, `score_cases.py`: what is made of the options
 - `providers.py`: what is compared, a registry
 - `correctness.py`: the tensors, and the check before the clock; `timing.py`: the clocks, medians, disturbed times
 - `runner.py`: cases in, rows out; `results.py`, `collect_env.py`: their file

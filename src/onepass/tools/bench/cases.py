@@ -34,6 +34,9 @@ class Case:
     the input. `quick` names the device types ("cpu", "cuda") that run this case with `--quick`, `without` the providers
     that do not run it.
 
+    `scores` are the arguments of `onepass.scores` by name, where a tuple is the shape of a tensor (but for the window,
+    which is a pair of numbers). `grads` names those whose gradient a backward computes beside that of the input.
+
     If `fill` is not 0, the case has as many rows as fit into `fill` bytes. The number depends on the dtype; `at`
     computes it.
     """
@@ -51,6 +54,8 @@ class Case:
     layout: str = ""
     in_place: bool = False
     without: tuple[str, ...] = ()
+    scores: tuple[tuple[str, Any], ...] = ()
+    grads: tuple[str, ...] = ()
 
     def at(self, dtype: str, max_fill: int | None = None) -> Case:
         """The case as it runs at `dtype`: with as many rows as `fill` bytes, or at most `max_fill`, hold (at least 1).
@@ -88,15 +93,21 @@ class Case:
         """The dtype that the timed call returns: that of the output or, backward, that of the input's gradient."""
         return dtype if self.direction == "backward" else self.out_dtype or dtype
 
+    def side_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors beside the input."""
+        return {name: value for name, value in self.scores if isinstance(value, tuple) and name != "window"}
+
     def bytes(self, dtype: str) -> int:
         """Bytes read once plus bytes written once, the minimum that any kernel moves.
 
-        The forward reads the input and writes the output. The backward reads the saved output and its gradient and
-        writes the input's gradient; for logsumexp it reads the input and two values per row.
+        The forward reads the input, and of scores each tensor beside it, and writes the output. The backward reads the
+        saved output and its gradient and writes the input's gradient; for logsumexp it reads the input and two values
+        per row.
         """
         n, size, out_size = prod(self.shape), ITEMSIZE[dtype], ITEMSIZE[self.out_dtype or dtype]
         if self.direction == "forward":
-            return n * size + prod(self.out_shape()) * out_size
+            side = sum(prod(shape) * (1 if name == "mask" else size) for name, shape in self.side_shapes().items())
+            return n * size + side + prod(self.out_shape()) * out_size
         if self.function == "logsumexp":
             return 2 * n * size + 2 * self.rows() * out_size
         return 2 * n * out_size + n * size
@@ -135,11 +146,16 @@ Shape = tuple[int, ...]
 
 
 def name_case(suite: str, shape: Shape, dim: int | Shape = -1, function: str = "softmax", **options: Any) -> Case:
-    """A case that is named after its function, shape, layout and dims, and whether it is in place."""
+    """A case that is named after its function, shape, layout, dims and scores, and whether it is in place."""
     name = "x".join(map(str, shape)) + f" {options.get('layout') or ''}".rstrip()
     name += "" if dim == -1 else f", dim {dim}" if isinstance(dim, int) else f", dims {','.join(map(str, dim))}"
     name = name if function == "softmax" else f"{function}, {name}"
     name += " in place" if options.get("in_place") else ""
+    for argument, value in options.get("scores", ()):
+        separator = "," if argument == "window" else "x"
+        text = separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
+        name += f", {argument}" if value is True else f", {argument} {text}"
+    name += "".join(f", {argument}'s gradient" for argument in options.get("grads", ()))
     return Case(suite, name, shape, dim, function, **options)
 
 

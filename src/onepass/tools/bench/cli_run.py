@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
-from onepass.tools.bench import random_cases, timing
+from onepass.tools.bench import random_cases, score_cases, timing
 from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
 from onepass.tools.bench.progress import Progress
 from onepass.tools.bench.providers import COPY, GalleryProvider, registry, select_providers
@@ -41,10 +41,14 @@ class Options:
     seed: int = 0
     count: int = 20
     classes: tuple[str, ...] = ()
-    mb: tuple[float, float] = (8.0, 640.0)
+    mb: tuple[float, float] | None = None
     compile: int = 0
     json: str | None = None
     plot: str | None = None
+
+    def sizes(self, device: torch.device) -> tuple[float, float]:
+        """The MB that drawn shapes move."""
+        return self.mb or (score_cases.MOVES[device.type] if score_cases.SUITE in self.suites else (8.0, 640.0))
 
 
 def parse_device(name: str | None) -> torch.device:
@@ -68,7 +72,7 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
         if name not in SUITES and name not in random_cases.ABOUT:
             raise ValueError(f"unknown suite {name!r}: there are {', '.join([*SUITES, *random_cases.ABOUT])}")
     names = ", ".join(options.suites)
-    every = [case for name in dict.fromkeys(options.suites) for case in _make_cases(name, options)]
+    every = [case for name in dict.fromkeys(options.suites) for case in _make_cases(name, options, device)]
     cases = [c for c in every if options.pattern.lower() in c.name.lower()]
     cases = [c for c in cases if device.type in c.quick or not options.quick]
     if not cases:
@@ -93,17 +97,21 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
     return list(pairs.values()), text
 
 
-def _make_cases(suite: str, options: Options) -> Sequence[Case]:
-    """The cases of a suite, which `random` and `slide` make from the options."""
-    least, most = (int(mb * random_cases.MB) for mb in options.mb)
+def _make_cases(suite: str, options: Options, device: torch.device) -> Sequence[Case]:
+    """The cases of a suite, which `random`, `slide` and `scores` make from the options."""
+    least, most = (int(mb * random_cases.MB) for mb in options.sizes(device))
     if most < 2 * least:
         raise ValueError(f"--mb takes two sizes of which the second is at least twice the first, got {options.mb}")
     if suite == "slide":
         return random_cases.slide(options.classes, options.dtypes, min(most, random_cases.SLIDE_BYTES))
-    if suite != "random":
+    if suite in SUITES:
         return SUITES[suite].cases
     if options.functions or options.direction:
-        raise ValueError("random takes --classes, which have their functions and directions")
+        raise ValueError(f"{suite} takes --classes, which have their functions and directions")
+    if suite == score_cases.SUITE:
+        choice = (options.seed, options.count, options.classes, options.dtypes)
+        named, drawn = score_cases.make(*choice, (least, most), device.type)
+        return [*named, *(random_cases.spread_compile(drawn, options.compile) if options.compile else drawn)]
     cases = random_cases.draw(options.seed, options.count, options.classes, options.dtypes, (least, most))
     return random_cases.spread_compile(cases, options.compile)
 
@@ -173,7 +181,8 @@ def bench(options: Options) -> int:
     pairs, text = select_cases(options, device)
     made = set(options.suites) <= set(random_cases.ABOUT)
     only = options.only or (OURS, BASELINE) * made
-    only += ("torch-compile",) * (made and options.compile > 0)
+    with_compile = options.compile > 0 or (score_cases.SUITE in options.suites and not options.only)
+    only += ("torch-compile",) * (made and with_compile)
     providers, excluded = select_providers(device, only, options.skip, options.quick, options.gallery)
     if options.graph and device.type == "cpu":
         raise ValueError("--graph is the time in a CUDA graph and needs a GPU")
@@ -185,7 +194,7 @@ def bench(options: Options) -> int:
     budget = timing.QUICK if options.quick else timing.FULL
     budget = budget if options.seconds is None else budget.limit(options.seconds)
     run: dict[str, Any] = {"budget": budget, "seed": options.seed, "graph": options.graph, "kernels_only": made}
-    about = {"quick": options.quick} | ({"count": options.count, "mb": [*options.mb]} if made else {})
+    about = {"quick": options.quick} | ({"count": options.count, "mb": [*options.sizes(device)]} if made else {})
     with messages_on_stderr(options.json) as stdout:
         runner = Runner(device, providers, named=frozenset(options.only), **run)
         status = _run(runner, pairs, head, about)

@@ -8,7 +8,8 @@ then enough (0.1 s on two cores).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import prod
 from typing import Any
 from zlib import crc32
@@ -29,22 +30,26 @@ TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 2 * 2.0**-10, "bfloat
 
 @dataclass
 class Inputs:
-    """`out` receives the result, for a backward the input's gradient; if it is None, the call allocates its result."""
+    """`out` receives the result, for a backward the input's gradient; if it is None, the call allocates its result.
+
+    `side` are the arguments of scores, as `onepass.softmax` takes them.
+    """
 
     case: Case
     dtype: str
     x: Tensor
     out: Tensor | None = None
     grad: Tensor | None = None
+    side: dict[str, Any] = field(default_factory=dict)
 
 
 def required_bytes(case: Case, dtype: str) -> int:
     """The memory of a case: its tensors, one more output, and for logsumexp the targets of the two copies.
 
-    A sliced case is compared with a copy between two other tensors.
+    A sliced case, and one with scores, is compared with a copy between two other tensors.
     """
     out = prod(case.shape) * ITEMSIZE[case.result_dtype(dtype)]
-    if case.layout == "sliced":
+    if case.layout == "sliced" or case.scores:
         out += case.bytes(dtype)
     if case.function == "logsumexp" and case.direction == "forward":
         out += out // 2
@@ -58,9 +63,44 @@ def make_inputs(case: Case, dtype: str, device: torch.device, seed: int) -> Inpu
     if case.in_place:
         return Inputs(case, dtype, x, out=x)
     y = _empty(case, case.out_shape(), case.out_dtype or dtype, device)
+    grad = None
     if case.direction == "backward":
-        return Inputs(case, dtype, x, _empty(case, case.shape, dtype, device), y.normal_(generator=generator))
-    return Inputs(case, dtype, x, out=y)
+        y, grad = _empty(case, case.shape, dtype, device), y.normal_(generator=generator)
+    return Inputs(case, dtype, x, y, grad, _make_side(case, x, generator))
+
+
+def _make_side(case: Case, x: Tensor, generator: torch.Generator) -> dict[str, Any]:
+    """The arguments of scores. A mask is True for three of four elements, and for the first of each row."""
+    side: dict[str, Any] = dict(case.scores)
+    for name, shape in case.side_shapes().items():
+        made = torch.empty(shape, dtype=x.dtype, device=x.device)
+        if name == "mask":
+            side[name] = made.uniform_(generator=generator) < 0.75
+            side[name].select(case.dims()[0] - len(case.shape), 0).fill_(True)
+        elif name == "scale":
+            side[name] = made.uniform_(0.5, 1.5, generator=generator)
+        elif name == "alibi":  # the slopes of heads
+            side[name] = made.uniform_(-8, 0, generator=generator).exp2_()
+        else:
+            side[name] = made.normal_(generator=generator).requires_grad_(name in case.grads)
+    return side
+
+
+def distances(case: Case, side: dict[str, Any], device: torch.device) -> Tensor:
+    """The distance from each query's own key to each key."""
+    queries, keys = case.shape[-2:]
+    own = torch.arange(queries, device=device) + side.get("offset", keys - queries)
+    return torch.arange(keys, device=device) - own[:, None]
+
+
+def blocked(case: Case, side: dict[str, Any], device: torch.device) -> Tensor | None:
+    """Where an element takes no part, as a tensor that broadcasts; None where all take part."""
+    left, right = side.get("window", (None, None))
+    right = 0 if side.get("causal") else right
+    parts = [~side["mask"]] if "mask" in side else []
+    parts += [] if left is None else [distances(case, side, device) < -left]
+    parts += [] if right is None else [distances(case, side, device) > right]
+    return reduce(torch.logical_or, parts) if parts else None
 
 
 def prepare_output(inputs: Inputs, seed: int) -> None:
@@ -110,11 +150,14 @@ def replicate(inputs: Inputs, count: int) -> list[Inputs]:
 
 
 def reference_bytes(case: Case) -> int:
-    """The most memory that a check takes: 128 MiB, or more if single rows are longer than 2 million elements."""
+    """The most memory that a check takes: 128 MiB, or more if single rows are longer than 2 million elements. With
+    scores it is twice that, and the check of a bias's gradient takes two float64 gradients of the input.
+    """
     elements = prod(case.shape)
     if elements > SAMPLE:
         elements = (max(2, SAMPLE // case.row()) + 2) * case.row() if case.rows() > 1 else case.row()
-    return 8 * 8 * min(elements, prod(case.shape))
+    whole = 16 * prod(case.shape) if case.grads else 0
+    return 8 * (16 if case.scores else 8) * min(elements, prod(case.shape)) + whole
 
 
 class Checker:
@@ -130,7 +173,11 @@ class Checker:
         if case.out_dtype:  # torch's rule: the input is rounded to dtype first
             x = x.to(getattr(torch, case.out_dtype))
         forward: Callable[..., Tensor] = getattr(reference, case.function)
-        y = forward(x, -1)
+        # The derivative of a score by the input, and by how much larger the error may be where each step to the scores
+        # is rounded to the input's dtype.
+        self.slope: Tensor | float = -1.0 if case.function == "softmin" else 1.0
+        self.stepwise: Tensor | float = 1.0
+        y = self._softmax_of_scores(x.double()) if inputs.side else forward(x, -1)
         if inputs.grad is None:
             self.expected = y
             # The error is relative to the value. A subnormal has fewer digits, so `check` asks for its last place.
@@ -150,20 +197,60 @@ class Checker:
             self.expected = grad - weights * grad.sum(-1, keepdim=True)
             self.scale = grad.abs() + weights * (1 + saved.abs()) * grad.abs().sum(-1, keepdim=True)
         else:
-            sign = -1 if case.function == "softmin" else 1
-            self.expected = sign * saved * (grad - (saved * grad).sum(-1, keepdim=True))
+            self.expected = self.slope * saved * (grad - (saved * grad).sum(-1, keepdim=True))
             smallest = saved.clamp(min=_smallest(inputs.grad.dtype) / self.tolerance)
-            self.scale = smallest * (1 + grad.abs() + (saved * grad).abs().sum(-1, keepdim=True))
+            self.scale = smallest * (1 + grad.abs() + (saved * grad).abs().sum(-1, keepdim=True)) * abs(self.slope)
 
-    def check(self, result: Tensor) -> str | None:
-        """What is wrong with a call's result, or None. A wrong shape, a wrong dtype and any NaN are errors."""
+    def _softmax_of_scores(self, x: Tensor) -> Tensor:
+        """The definition, of the compared rows of the input in float64. Sets `slope` and `stepwise`."""
+        case, side = self.inputs.case, self.inputs.side
+
+        def rows_of(value: Tensor) -> Tensor:
+            return self._select(value.detach().expand(case.shape)).double()
+
+        scale = side.get("scale", 1.0)
+        self.slope = rows_of(scale) if isinstance(scale, Tensor) else scale
+        s = x * self.slope
+        magnitude = s.abs()  # the sum of the magnitudes of what is rounded on the way
+        if cap := side.get("softcap"):
+            t = (s / cap).tanh()
+            s, self.slope = cap * t, self.slope * (1 - t * t)
+            magnitude = magnitude + s.abs()
+        added = [rows_of(side["bias"])] if "bias" in side else []
+        if "alibi" in side:
+            added.append(-rows_of(side["alibi"][..., None, None]) * rows_of(distances(case, side, x.device)).abs())
+        for term in added:
+            s = s + term
+            magnitude = magnitude + term.abs() + s.abs()
+        out = blocked(case, side, x.device)
+        s = s if out is None else s.masked_fill(rows_of(out).bool(), -torch.inf)
+        if "sink" in side:
+            sink = torch.as_tensor(side["sink"], device=x.device)
+            s = torch.cat([s, rows_of(sink)[:, :1]], -1)
+        y = reference.softmax(s, -1)[:, : x.shape[-1]]
+        self.stepwise = 1 + magnitude + (y * magnitude).sum(-1, keepdim=True)
+        return y
+
+    def check(self, result: Tensor | tuple[Tensor, ...], stepwise: bool = False) -> str | None:
+        """What is wrong with a call's result, or None. A wrong shape, a wrong dtype and any NaN are errors.
+
+        `stepwise`: each step to the scores was rounded to the input's dtype. Of several results the others are the
+        gradients of the case's `grads`.
+        """
+        if isinstance(result, tuple):
+            result, *others = result
+            wrong = (self._check_sum(result, *each) for each in zip(self.inputs.case.grads, others, strict=True))
+            return self.check(result, stepwise) or next(filter(None, wrong), None)
         case = self.inputs.case
         shape = case.shape if case.direction == "backward" else case.out_shape()
         dtype = getattr(torch, case.result_dtype(self.inputs.dtype))
         if tuple(result.shape) != shape or result.dtype != dtype:
             return f"shape {tuple(result.shape)}, {result.dtype}; it should be {shape}, {dtype}"
         got = self._select(result).double()
-        error = (got - self.expected).abs() / self.scale.clamp(min=_smallest(dtype) / self.tolerance)
+        # Scores are float32 at best, and the error of a score is a relative one of its result.
+        score = self.stepwise * torch.finfo(torch.float32).eps / self.tolerance if self.inputs.side else 0.0
+        scale = self.scale * (self.stepwise if stepwise else 1 + score)
+        error = (got - self.expected).abs() / scale.clamp(min=_smallest(dtype) / self.tolerance)
         error = torch.where(error.isnan(), float("inf"), error)  # so that argmax finds a NaN
         at = int(error.argmax())
         worst = float(error.reshape(-1)[at])
@@ -174,6 +261,17 @@ class Checker:
         where = f"row {row}" if error.dim() == 1 else f"row {row}, element {column}"
         value = float("nan") if bool(got.reshape(-1)[at].isnan()) else worst
         return f"error {value:.1e} at {where}, allowed {self.tolerance:.1e}"
+
+    def _check_sum(self, dx: Tensor, name: str, result: Tensor) -> str | None:
+        """What is wrong with the gradient of a bias, or None. Without scale and softcap it is a sum of the input's."""
+        if result.shape != self.inputs.side[name].shape or result.dtype != dx.dtype:
+            return f"the gradient of {name} is of shape {tuple(result.shape)}, {result.dtype}"
+        terms = dx.double()
+        expected, scale = terms.sum_to_size(result.shape), terms.abs().sum_to_size(result.shape)
+        worst = float(
+            ((result.double() - expected).abs() / scale.clamp(min=_smallest(dx.dtype) / self.tolerance)).max()
+        )
+        return None if worst <= self.tolerance else f"error {worst:.1e} of the gradient of {name}"
 
     def _select(self, tensor: Tensor) -> Tensor:
         """The compared rows as a matrix (rows, N), or as (rows,) for a tensor without `dim`."""
@@ -189,9 +287,10 @@ class Checker:
 
 
 def _smallest(dtype: torch.dtype) -> float:
-    """The smallest subnormal number."""
+    """The smallest number that a result has to tell from 0: the smallest subnormal one, but for bfloat16, whose
+    subnormal numbers are those of float32, which kernels for half types may flush to 0."""
     limits = torch.finfo(dtype)
-    return limits.smallest_normal * limits.eps
+    return limits.smallest_normal * (1 if dtype is torch.bfloat16 else limits.eps)
 
 
 def _draw_rows(rows: int, row: int, seed: int) -> Tensor | None:

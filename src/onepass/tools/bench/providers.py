@@ -30,11 +30,11 @@ import onepass
 from onepass._engines import unavailable
 from onepass.tools.bench.cases import FUNCTIONS, ITEMSIZE, Case
 from onepass.tools.bench.collect_env import version as version_of
-from onepass.tools.bench.correctness import Inputs
+from onepass.tools.bench.correctness import Inputs, blocked, distances
 from onepass.tools.gallery import VARIANTS, Variant
 from onepass.tools.gallery.variants import DTYPES
 
-Call = Callable[[], Tensor]
+Call = Callable[[], Any]  # a tensor, or for several gradients a tuple of them
 _INTERPRETED = "interprets its kernels on the CPU, which takes minutes"
 
 
@@ -45,6 +45,8 @@ class Provider:
     label: str
     quick: bool = True  # whether --quick includes it
     gallery: bool = False  # a variant of the gallery, which runs only with --gallery or by its name
+    takes_scores: bool = False
+    stepwise: bool = False  # whether each step to the scores is rounded to the input's dtype
 
     def unavailable(self, device: torch.device) -> str | None:
         """Why this provider cannot run on `device` here, or None."""
@@ -74,8 +76,12 @@ class Provider:
         return None
 
     def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        """A callable of the input, and of `out=` if `writes_out`. It may be requested repeatedly."""
+        """A callable of the input, of `out=` if `writes_out`, and of `side`. It may be requested repeatedly."""
         raise NotImplementedError
+
+    def side(self, inputs: Inputs) -> dict[str, Any]:
+        """The arguments of the forward for the scores of a case."""
+        return inputs.side
 
     def backward(self, inputs: Inputs) -> Call:
         """The backward alone, from what a forward saves, into `inputs.out`. Called only if `writes_out`."""
@@ -87,12 +93,16 @@ class Provider:
         A backward that allocates its result goes through autograd.
         """
         f, x, out, grad = self.forward(inputs.case, inputs.dtype), inputs.x, inputs.out, inputs.grad
+        f = partial(f, **self.side(inputs)) if inputs.side else f
         if out is not None and self.writes_out(inputs):
             return self.backward(inputs) if grad is not None else lambda: f(x, out=out)
         if grad is None:
             return lambda: f(x)
         leaf = x.detach().requires_grad_()
         y = f(leaf)
+        if inputs.case.grads:
+            leaves = [leaf, *(inputs.side[name] for name in inputs.case.grads)]
+            return lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)
         return lambda: torch.autograd.grad(y, leaf, grad, retain_graph=True)[0]
 
 
@@ -103,6 +113,10 @@ class Copy(Provider):
 
     def prepare(self, inputs: Inputs) -> Call:
         x, grad, out = inputs.x, inputs.grad, inputs.out
+        if inputs.side and grad is None:  # one copy of the input's bytes and of half of those that are only read
+            source = x.new_empty(inputs.case.bytes(inputs.dtype) // (2 * x.element_size())).normal_()
+            copied = torch.empty_like(source)
+            return lambda: copied.copy_(source)
         if inputs.case.layout == "sliced":  # memory without gaps is copied as fast as any
             x, grad, out = x.contiguous(), *(None if t is None else t.contiguous() for t in (grad, out))
         elif inputs.case.in_place:
@@ -141,6 +155,8 @@ _ENGINES = {"cpu": ("cpu", "triton"), "cuda": ("cuda", "triton")}  # by the devi
 class Onepass(Provider):
     """onepass itself, with `engine="auto"` or one engine."""
 
+    takes_scores = True
+
     def __init__(self, engine: str = "auto"):
         self.requested = engine
         self.name = "onepass" if engine == "auto" else f"onepass-{engine}"
@@ -163,7 +179,7 @@ class Onepass(Provider):
         return [engine for engine in _ENGINES[device.type] if unavailable(engine, device) is None]
 
     def writes_out(self, inputs: Inputs) -> bool:
-        return inputs.grad is None or self.requested != "triton"
+        return not inputs.side and (inputs.grad is None or self.requested != "triton")
 
     def backward(self, inputs: Inputs) -> Call:
         case, x, grad, out = inputs.case, inputs.x, inputs.grad, cast(Tensor, inputs.out)
@@ -194,7 +210,7 @@ class Onepass(Provider):
 
     def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
         f, options = getattr(onepass, case.function), _options(case)
-        return lambda x, out=None: f(x, case.dim, out=out, engine=self.requested, **options)
+        return lambda x, out=None, **side: f(x, case.dim, out=out, engine=self.requested, **options, **side)
 
 
 _TORCH: dict[str, Callable[..., Tensor]] = {
@@ -211,7 +227,33 @@ def _options(case: Case) -> dict[str, torch.dtype]:
 
 
 def _torch_call(case: Case) -> Callable[..., Tensor]:
-    return partial(_TORCH[case.function], dim=case.dim, **_options(case))
+    f = partial(_TORCH[case.function], dim=case.dim, **_options(case))
+    return partial(_chain, f, case.dim) if case.scores else f
+
+
+def _chain(
+    f: Callable[[Tensor], Tensor],
+    dim: Any,
+    x: Tensor,
+    scale: Tensor | float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    blocked: Tensor | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """The scores as users of torch write them, a step after another in the input's dtype, and their softmax."""
+    if scale is not None:
+        x = x * scale
+    if softcap is not None:
+        x = softcap * torch.tanh(x / softcap)
+    if bias is not None:
+        x = x + bias
+    if blocked is not None:
+        x = x.masked_fill(blocked, -torch.inf)
+    if sink is None:
+        return f(x)
+    column = sink.expand(x.narrow(dim, 0, 1).shape)
+    return f(torch.cat([x, column], dim)).narrow(dim, 0, x.size(dim))
 
 
 def _needs_flatten(case: Case) -> bool:
@@ -226,6 +268,7 @@ class Torch(Provider):
     """
 
     name = label = "torch"
+    takes_scores = stepwise = True
 
     def unsupported(self, case: Case, dtype: str) -> str | None:
         rank, dims = len(case.shape), case.dims()
@@ -234,7 +277,24 @@ class Torch(Provider):
         return None
 
     def writes_out(self, inputs: Inputs) -> bool:
-        return inputs.case.function != "softmin" and not (inputs.case.layout and inputs.grad is not None)
+        case = inputs.case
+        return case.function != "softmin" and not (case.layout and inputs.grad is not None) and not inputs.side
+
+    def workspace(self, case: Case, dtype: str) -> int:
+        return super().workspace(case, dtype) * (6 if case.scores else 1)  # a result of each step
+
+    def side(self, inputs: Inputs) -> dict[str, Any]:
+        """A bias and a mask, made before the time is taken, have all that depends on positions."""
+        case, given, x = inputs.case, inputs.side, inputs.x
+        side: dict[str, Any] = {name: given[name] for name in ("scale", "softcap", "bias") if name in given}
+        if "alibi" in given:
+            slopes = given["alibi"].to(torch.promote_types(x.dtype, torch.float32))[..., None, None]
+            far = -slopes * distances(case, given, x.device).abs()
+            side["bias"] = (far + given.get("bias", 0.0)).to(x.dtype)
+        side["blocked"] = blocked(case, given, x.device)
+        if "sink" in given:
+            side["sink"] = torch.as_tensor(given["sink"], dtype=x.dtype, device=x.device)
+        return side
 
     def prepare(self, inputs: Inputs) -> Call:
         case = inputs.case
@@ -287,6 +347,7 @@ class TorchCompile(Torch):
     def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
         if self._compiled is None or self._compiled[0] != (case, dtype):
             torch._dynamo.reset()  # or the ninth shape exceeds the limit of recompilations and runs uncompiled
+            torch._functorch.config.donated_buffer = False  # a backward that is called again needs what it read
             self._compiled = ((case, dtype), torch.compile(_torch_call(case), dynamic=False))
         return self._compiled[1]
 

@@ -1,7 +1,9 @@
-"""Cases that no list names: shapes drawn by a seed, and one length that moves by one. Nothing here imports torch.
+"""Cases that are made of the options: shapes drawn by a seed, and one length that moves by one. Nothing here imports
+torch.
 
 `onepass bench random` draws `random/CLASS` suites, in which no length is a favourite of anyone's tables. `onepass bench
-slide` makes `slide/SERIES` suites, in which a cliff between two neighbouring lengths shows.
+slide` makes `slide/SERIES` suites, in which a cliff between two neighbouring lengths shows. `onepass bench scores`
+(score_cases.py) draws arguments too.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from onepass.tools.bench.cases import CPU_DTYPES, ITEMSIZE, Case, name_case
 ABOUT = {
     "random": "shapes drawn by --seed, --count per class (--classes), which move as much as --mb says",
     "slide": "one length moves by one around powers of two and between them (--classes chooses the series)",
+    "scores": "scale, bias, mask, windows, softcap and sink: named cases, and --count per random class (--classes)",
 }
 MB = 1_000_000
 SLIDE_BYTES = 256 * MB  # the bytes that a case of `slide` moves at most
@@ -25,42 +28,42 @@ LONG_ROW = 1 << 16  # the least length of "few long rows"
 DTYPES, SLIDE_DTYPES = CPU_DTYPES, ("float32", "bfloat16")
 _QUICK = ("cpu", "cuda")
 
-Drawn = dict[str, Any]  # shape, and where they matter dim and layout
+Drawn = dict[str, Any]  # shape, and where they matter dim, layout, scores and direction
 
 
-def _length(rng: Random, low: int, high: int) -> int:
+def log_uniform(rng: Random, low: int, high: int) -> int:
     """A whole number from `low` to `high`, log-uniform."""
     return min(high, int(low * ((high + 1) / low) ** rng.random()))
 
 
-def _pick(rng: Random, items: Sequence[Any]) -> Any:
+def pick(rng: Random, items: Sequence[Any]) -> Any:
     return items[int(len(items) * rng.random())]
 
 
 def _rows(rng: Random, elements: int) -> Drawn:
-    n = _length(rng, 2, 300_000)
+    n = log_uniform(rng, 2, 300_000)
     return {"shape": (max(1, elements // n), n)}
 
 
 def _few_long_rows(rng: Random, elements: int) -> Drawn:
-    m = _length(rng, 1, max(1, min(64, elements // LONG_ROW)))
+    m = log_uniform(rng, 1, max(1, min(64, elements // LONG_ROW)))
     return {"shape": (m, elements // m)}
 
 
 def _other_dim(rng: Random, elements: int) -> Drawn:
-    n, b = _length(rng, 2, 20_000), _length(rng, 2, 6_000)
+    n, b = log_uniform(rng, 2, 20_000), log_uniform(rng, 2, 6_000)
     return {"shape": (max(1, elements // (n * b)), n, b), "dim": 1}
 
 
 def _strided(rng: Random, elements: int) -> Drawn:
     a, n, b = _other_dim(rng, elements)["shape"]
-    layout = _pick(rng, ("transposed", "sliced", "permuted", "channels_last"))
+    layout = pick(rng, ("transposed", "sliced", "permuted", "channels_last"))
     if layout == "channels_last":
         height = isqrt(b)
-        return {"shape": (a, n, height, b // height), "dim": _pick(rng, (1, 3)), "layout": layout}
+        return {"shape": (a, n, height, b // height), "dim": pick(rng, (1, 3)), "layout": layout}
     if layout == "permuted":
-        layout += " " + _pick(rng, ("1,0,2", "1,2,0", "2,0,1", "2,1,0"))
-    return {"shape": (a, n, b), "dim": _pick(rng, (1, 2)), "layout": layout}
+        layout += " " + pick(rng, ("1,0,2", "1,2,0", "2,0,1", "2,1,0"))
+    return {"shape": (a, n, b), "dim": pick(rng, (1, 2)), "layout": layout}
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ def draw(
     classes: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     moves: tuple[float, float] = (8 * MB, 640 * MB),
+    suite: str = "random",
+    known: dict[str, Class] = CLASSES,
 ) -> list[Case]:
     """`count` cases of each class, one dtype each. What they move is between the two numbers of bytes in `moves`.
 
@@ -103,15 +108,16 @@ def draw(
     """
     cases: list[Case] = []
     least, most = moves
-    for name in _known(classes, CLASSES):
-        of, rng = CLASSES[name], Random(crc32(f"{seed}/{name}".encode()))
+    for name in known_names(classes, known):
+        of, rng = known[name], Random(crc32(f"{seed}/{name}".encode()))
         fitting = [d for d in dtypes or DTYPES if not of.out_dtype or ITEMSIZE[d] < ITEMSIZE[of.out_dtype]]
         found: dict[tuple[str, str], Case] = {}
         while fitting and len(found) < count:
-            dtype, size = _pick(rng, fitting), least * (most / least) ** rng.random()
-            options = {"function": _pick(rng, of.functions), "direction": of.direction, "out_dtype": of.out_dtype}
+            dtype, size = pick(rng, fitting), least * (most / least) ** rng.random()
+            options = {"function": pick(rng, of.functions), "direction": of.direction, "out_dtype": of.out_dtype}
             drawn = of.shape(rng, int(size / _bytes_per_element(dtype, **options)))
-            case = name_case(f"random/{name}", **drawn, **options, dtypes=(dtype,), quick=_QUICK, in_place=of.in_place)
+            options |= {"dtypes": (dtype,), "quick": _QUICK, "in_place": of.in_place}
+            case = name_case(f"{suite}/{name}", **options | drawn)
             if least <= case.bytes(dtype) <= most:
                 found.setdefault((case.name, dtype), case)
         cases += found.values()
@@ -123,7 +129,7 @@ def _bytes_per_element(dtype: str, **options: Any) -> int:
     return Case("", "", (1, 1 << 20), **options).bytes(dtype) >> 20
 
 
-def _known(names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> Sequence[str]:
+def known_names(names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> Sequence[str]:
     for name in names:
         if name not in known:
             raise ValueError(f"unknown class {name!r}: there are {', '.join(known)}")
@@ -167,7 +173,7 @@ def slide(series: Sequence[str] = (), dtypes: Sequence[str] = (), most: int = SL
     Raises ValueError for an unknown series.
     """
     cases = []
-    for name in _known(series, SERIES):
+    for name in known_names(series, SERIES):
         axis, template, last = SERIES[name]
         for dtype in dtypes or SLIDE_DTYPES:
             for length in lengths(last):

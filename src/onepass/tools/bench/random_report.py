@@ -1,4 +1,4 @@
-"""What a run of `bench random` or `bench slide` shows: drawn shapes by class, and lengths that move by one."""
+"""What a run of `bench random`, `scores` or `slide` shows: shapes by class, and lengths that move by one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,22 @@ from onepass.tools.bench.report import OURS, SMALL, Line, case_text, lines, prov
 from onepass.tools.bench.results import Row
 from onepass.tools.terminal import table
 
+DRAWN = ("random/", "scores/")
+CLEARLY = 0.97  # of another's speed: more than the noise slower
+
 
 def show_classes(rows: Sequence[Row]) -> list[Table | str]:
-    """A table of the classes of `bench random`, the worst shapes of each, and where others are faster; or nothing."""
+    """A table of the classes of `bench random` and `scores`, the worst shapes of each, and where others are faster.
+
+    Nothing of other suites.
+    """
     groups = class_groups(rows)
     if not groups:
         return []
     others, drawn = others_of(rows), groups["all"]
     about = (
         "fractions of the limit: a copy, for a gradient an addition, for logsumexp half a copy"
+        + ", of scores with their tensors read once" * any(row.suite.startswith("scores/") for row in rows)
         + "; of the smallest times" * (drawn[0].first().threads is not None)
     )
     texts = [f"worst of {name}: {_worst(group)}" for name, group in groups.items() if name != "all"]
@@ -49,11 +56,11 @@ def class_table(groups: dict[str, list[Line]], others: Sequence[str]) -> tuple[l
 
 
 def class_groups(rows: Sequence[Row]) -> dict[str, list[Line]]:
-    """The lines of each class of `bench random`, and of all; nothing where there are none."""
+    """The lines of each class of `bench random` and `scores`, and of all; nothing where there are none."""
     groups: dict[str, list[Line]] = {}
-    drawn = [line for line in lines([r for r in rows if r.suite.startswith("random/")]) if line.fraction() is not None]
+    drawn = [line for line in lines([r for r in rows if r.suite.startswith(DRAWN)]) if line.fraction() is not None]
     for line in drawn:
-        groups.setdefault(line.first().suite.removeprefix("random/"), []).append(line)
+        groups.setdefault(line.first().suite.partition("/")[2], []).append(line)
     return {**groups, "all": drawn} if drawn else {}
 
 
@@ -98,7 +105,9 @@ def _slower(drawn: Sequence[Line], than: str) -> list[str]:
     """A sentence about the points at which onepass is slower than another provider, with the five worst."""
     times = sorted((speedup, _where(line)) for line in drawn if (speedup := _speedup(line, than)) is not None)
     slower = [f"{speedup:.2f} {where}" for speedup, where in times if speedup < 1]
-    return [f"slower than {than} at {len(slower)} of {len(times)} points: {'; '.join(slower[:5])}"] if slower else []
+    clearly = sum(speedup < CLEARLY for speedup, _ in times)
+    count = f"at {len(slower)} of {len(times)} points, by more than 3% at {clearly}"
+    return [f"slower than {than} {count}: {'; '.join(slower[:5])}"] if slower else []
 
 
 def _speedup(line: Line, over: str) -> float | None:

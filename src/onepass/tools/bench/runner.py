@@ -137,6 +137,7 @@ class Runner:
         free -= need
         for entry in entries[1:]:
             takes, refusal = entry.provider.workspace(case, dtype), entry.provider.unsupported(case, dtype)
+            refusal = "takes no scores" if case.scores and not entry.provider.takes_scores else refusal
             if refusal is not None:
                 entry.row.error = f"unsupported: {refusal}"
             elif takes > free:
@@ -191,7 +192,7 @@ class Runner:
                 entry.allocating_call = provider.prepare(replace(inputs, out=None))
             for call in dict.fromkeys([entry.call, entry.allocating_call]):
                 prepare_output(inputs, self.seed)
-                wrong = checker.check(call())
+                wrong = checker.check(call(), provider.stepwise)
                 synchronise(self.device)
                 if wrong:
                     self._fail(entry, f"wrong: {wrong}")
