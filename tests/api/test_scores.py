@@ -350,6 +350,19 @@ def test_what_is_not_masked_out_does(function, value, engine, device):
             assert_scored(function, ours(function)(x, -1, engine=engine, **named), x, -1, named)
 
 
+@pytest.mark.parametrize("given", [{"scale": 0.5}, {"mask": MASK}], ids=["input", "mask"])
+def test_rows_without_anything_have_no_gradient(function, given, device):
+    """Whether the input is -inf or the mask hides all of it."""
+    given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+    x = maker(F32, device)(3, 4)
+    x[1] = INF if function == "softmin" else -INF
+    x.requires_grad_()
+    y = ours(function)(x, -1, empty="zero", **given)
+    (dx,) = torch.autograd.grad(y, x, maker(F32, device, seed=1)(*y.shape))
+    assert not dx[1].any()
+    assert bool(dx[0].any())
+
+
 @every_empty
 def test_rows_without_anything(function, empty, dtype, engine, device):
     """By a mask, by a bias, by the input, and by an offset; a sink gives a row something."""

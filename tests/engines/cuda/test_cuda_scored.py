@@ -113,6 +113,24 @@ def test_each_tier_in_the_emulator(emulator, place, tmp_path):
             assert read_usage(tmp_path / "kernel.cubin")["STACK"] <= 80
 
 
+@emulated
+@pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
+def test_what_is_masked_out_has_no_gradient(emulator, special):
+    """Whatever the gradients of the row's other results are, and its own."""
+    plan = FORCED["warp"][2]
+    y, g = torch.full((3, 8), 0.25, dtype=BF16), torch.ones(3, 8, dtype=BF16)
+    mask = torch.arange(8).remainder(2).bool().repeat(3, 1)
+    y[~mask], g[0, 1], g[1, 2] = 0.0, special, special
+    dx = torch.empty_like(y)
+    emulator.scored("softmax", {"input": y, "grad": g, "result": dx, "mask": mask}, [1], plan=plan)
+    want = scored.backward_arithmetic(
+        g.double(), y.double(), None, SideTensors(mask=mask), Spec("softmax", [1], F64), Scores()
+    )
+    torch.testing.assert_close(dx.double(), want, equal_nan=True)
+    assert not dx[~mask].any()
+    assert not dx[0, 1].isfinite()
+
+
 def _window(scores: Scores, x: Tensor) -> tuple[int, int, int]:
     offset = x.size(-1) - x.size(-2) if scores.offset is None else scores.offset
     least = -(2**63) if scores.left is None else -scores.left

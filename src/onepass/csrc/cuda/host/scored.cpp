@@ -277,6 +277,8 @@ bool can_launch_scored(const ScoredProblem& problem) {
   if (!problem.has_rows() || problem.outer.count > kMapDims ||
       (!widens && problem.in != problem.out && problem.out != problem.accumulator()))
     return false;
+  // A row of which nothing takes part is not told from another by one of its elements.
+  if (problem.is_backward() && problem.function == Function::log_softmax && problem.empty_is_zero) return false;
   if (problem.n >= kMost / 2 || problem.rows >= kMost) return false;
   if (problem.n > 1 && step_of(problem, kAlibi) != 0) return false;  // a slope per element
   if (!problem.has_window() && !problem.has(kAlibi)) return true;

@@ -27,6 +27,9 @@ __device__ inline double tanh_for(double v) {
   return tanh(v);
 }
 
+__device__ inline float abs_(float v) { return fabsf(v); }
+__device__ inline double abs_(double v) { return fabs(v); }
+
 // Where a row is in each of the tensors that the kernel reads or writes.
 template <class C>
 struct RowOffsets {
@@ -216,10 +219,6 @@ struct PositionalOperand {
     }
     return state;
   }
-
- private:
-  static __device__ float abs_(float v) { return fabsf(v); }
-  static __device__ double abs_(double v) { return fabs(v); }
 };
 
 // What kernels ask of both maps that copy several rows as one piece.
@@ -282,10 +281,10 @@ struct PositionalGrad {
     }
   }
   // The gradient of element `at`, which is `own`. What does not take part has none, which a softmax gives by itself:
-  // its result is 0 there, unless the row is NaN.
+  // its result is 0 there, unless the sum of the row is not finite.
   __device__ A backward(A grad, A sum, int at, Out own) const {
     if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) {
-      if ((C::Grad::kSumsGrad || sum != sum) && !takes_part(at)) return 0;
+      if ((C::Grad::kSumsGrad || !(abs_(sum) < infinity())) && !takes_part(at)) return 0;
     }
     if constexpr (C::has(kScoreSoftcap)) {
       const A t = tanh_for<Out>(A(round_through<typename C::In>(own)) * factor * per_softcap_of(map, A()));
