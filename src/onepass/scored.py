@@ -408,7 +408,8 @@ def _launch_forward(
 
 
 def _as_rows(t: Tensor, spec: Spec) -> Tensor | None:
-    """A copy with the reduced dims side by side in memory, for a GPU, whose kernels of scores take such rows alone."""
+    """A copy with the reduced dims side by side in memory, for a GPU, whose kernels take such rows always: also in the
+    batch-invariant mode, and where more dims do not merge than kernels of columns take."""
     if not t.is_cuda:
         return None
     order = [d for d in range(t.dim()) if d not in spec.dims] + sorted(spec.dims)

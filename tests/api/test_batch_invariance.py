@@ -60,6 +60,23 @@ def test_the_cpu_engine(dtype):
                 assert torch.equal(onepass.softmax(x[at], -1), rows[at])
 
 
+@pytest.mark.parametrize("dim", [-1, -2])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
+def test_scores(dtype, dim, device):
+    """A slice has the same bits alone, whatever else its tensors hold, and wherever they begin."""
+    for n in (1, 7, 33, 256, 1000, 5001):
+        shape, rows = ((13, 4, n), (13, 4, 1)) if dim == -1 else ((13, n, 4), (13, 1, 4))
+        make = torch.Generator().manual_seed(n)
+        x, bias, mask, sink = (torch.randn(like, generator=make).to(device) for like in (shape, shape[1:], shape, rows))
+        x, bias, mask = x.to(dtype), bias.to(dtype), mask > -1
+        with onepass.batch_invariant():
+            for given in ({"mask": mask, "empty": "zero"}, {"scale": 0.3, "bias": bias, "causal": True, "empty": "zero"}, {"sink": sink}):
+                y = onepass.softmax(x, dim, **given)
+                for at in (0, 5, 12):
+                    own = {k: v[at : at + 1] if k in ("mask", "sink") else v for k, v in given.items()}
+                    assert torch.equal(onepass.softmax(x[at : at + 1].clone(), dim, **own)[0], y[at]), (n, list(given))
+
+
 # On a GPU: a length or two of every tier that an invariant plan takes.
 LENGTHS = [3, 8, 33, 40, 64, 100, 197, 256, 500, 781, 1000, 1025, 2048, 2500, 5000, 9000, 9001, 16384, 32001, 50257]
 LENGTHS += [65536, 100_000, 151_936, 262_144, 700_001, 3_000_000]

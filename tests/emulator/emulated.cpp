@@ -76,16 +76,27 @@ CudaPlan plan_of(const int* numbers) {
           numbers[4],       numbers[5], numbers[6], VecAccess(numbers[7])};
 }
 
-// Launches as the engine does, by a plan that is given or by the problem's own. The buffer for messages may have held
-// anything before.
+// Calls `start` with a buffer for messages, which may have held anything before.
+template <class Start>
+bool start_with_messages(const Launch& launch, const Start& start) {
+  std::vector<char> buffer(size_t(launch.message_bytes) + 16);
+  std::mt19937 draw(way.seed);
+  for (char& byte : buffer) byte = char(draw());
+  char* const messages = buffer.data() + (16 - uint64_t(buffer.data()) % 16) % 16;
+  way.ranges.push_back({messages, launch.message_bytes, true});
+  return start(launch.message_bytes ? messages : nullptr);
+}
+
+// Launches as the engine does, by a plan that is given or by the problem's own.
 void run(const Problem& problem, const CudaPlan* plan) {
   launch_with_fallback(problem, 0, plan, [&](const Launch& launch) {
-    std::vector<char> buffer(size_t(launch.message_bytes) + 16);
-    std::mt19937 draw(way.seed);
-    for (char& byte : buffer) byte = char(draw());
-    char* const messages = buffer.data() + (16 - uint64_t(buffer.data()) % 16) % 16;
-    way.ranges.push_back({messages, launch.message_bytes, true});
-    return start(launch, problem, launch.message_bytes ? messages : nullptr, nullptr);
+    return start_with_messages(launch, [&](void* messages) { return start(launch, problem, messages, nullptr); });
+  });
+}
+void run(const ScoredProblem& problem, const CudaPlan* plan) {
+  if (!can_launch_scored(problem)) throw std::runtime_error("no kernel for this scored problem");
+  launch_scored(problem, 0, plan, [&](const ScoredLaunch& launch) {
+    return start_with_messages(launch, [&](void* messages) { return start_scored(launch, messages, nullptr); });
   });
 }
 
@@ -140,10 +151,7 @@ const char* solve_scored(bool backward, int function, const int* types, void* co
   problem.least = window[0], problem.most = window[1], problem.empty_is_zero = empty_is_zero;
   problem.lay_out(rank, sizes, strides, reduce, window[2]);
   const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
-  return said_by([&] {
-    if (!can_launch_scored(problem)) throw std::runtime_error("no kernel for this scored problem");
-    launch_scored(problem, 0, nullptr, plan ? &given : nullptr);
-  });
+  return said_by([&] { run(problem, plan ? &given : nullptr); });
 }
 
 // A kernel by itself. `numbers`: blocks, threads of a block, of a cluster blocks or 0, bytes of shared memory, whether

@@ -1,5 +1,5 @@
-"""The CUDA kernels of scored rows: on a GPU by calls that have different plans, without one by forced plans in the
-emulator."""
+"""The CUDA kernels of scored rows and columns: on a GPU by calls that have different plans, without one by forced plans
+in the emulator."""
 
 import itertools
 import math
@@ -48,17 +48,24 @@ def inner(t: Tensor) -> Tensor:
     return whole[1:-2].view(t.shape)
 
 
-def drawn(dtype: torch.dtype, n: int, parts: set[str], seed: int) -> tuple[Tensor, SideTensors, Scores]:
+def drawn(
+    dtype: torch.dtype, shape: tuple[int, int, int], parts: set[str], seed: int
+) -> tuple[Tensor, SideTensors, Scores]:
     """A call; the tensors beside the input begin at odd elements."""
     make = maker(dtype, seed=seed)
     wide = F64 if dtype is F64 else F32
-    x = make(*ROWS, n) * 2
+    x = make(*shape) * 2
+    outer, lines, n = shape
     side = SideTensors(
-        inner(make(2, 1, 1).to(wide).abs() + 0.5) if "scale" in parts else None,
-        inner(make(1, 3, n)) if "bias" in parts else make(n, 3).t() if "bias transposed" in parts else None,
-        make(2).to(wide).abs() / 10 if "alibi" in parts else None,
-        inner(make(2, 1, 1).to(wide)) if "sink" in parts else None,
-        inner(make(3, n) > -0.5) if "mask" in parts else make(2, 3, 1) > 0 if "mask of rows" in parts else None,
+        inner(make(outer, 1, 1).to(wide).abs() + 0.5) if "scale" in parts else None,
+        inner(make(1, lines, n)) if "bias" in parts else make(n, lines).t() if "bias transposed" in parts else None,
+        make(outer).to(wide).abs() / 10 if "alibi" in parts else None,
+        inner(make(outer, 1, 1).to(wide)) if "sink" in parts else None,
+        inner(make(lines, n) > -0.5)
+        if "mask" in parts
+        else make(outer, lines, 1) > 0
+        if "mask of rows" in parts
+        else None,
     )
     window = (5, 4, 6) if "window" in parts else (None, None, None)
     factor, softcap = -0.7 if "factor" in parts else 1.0, 2.0 if "softcap" in parts else 0.0
@@ -69,15 +76,55 @@ def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), want.to(dtype).double(), equal_nan=True, rtol=TOLERANCE[dtype], atol=1e-3)
 
 
+COLUMNS = {  # n elements of columns of which `inner` lie side by side
+    "aligned": (BF16, 37, 32, Plan(Tier.COLUMNS, 4, 8, 40, 8, 1, 0, Access.ALIGNED)),
+    "predicated": (F16, 37, 33, Plan(Tier.COLUMNS, 33, 3, 14, 1, 1, 0, Access.PREDICATED)),
+    "shifted": (BF16, 37, 33, Plan(Tier.COLUMNS, 10, 4, 40, 4, 1, 0, Access.SHIFTED)),
+    "strided": (F32, 37, 33, Plan(Tier.COLUMNS, 32, 4, 10, 1, 1, 0, Access.STRIDED)),
+    "shared memory": (BF16, 37, 32, Plan(Tier.COLUMNS, 8, 4, 16, 4, 1, 8, Access.ALIGNED)),
+    "shared memory, shifted": (F32, 37, 33, Plan(Tier.COLUMNS, 10, 4, 16, 4, 1, 8, Access.SHIFTED)),
+    "cluster": (F16, 37, 32, Plan(Tier.COLUMNS, 4, 8, 24, 8, 2, 0, Access.ALIGNED)),
+    "grid": (BF16, 37, 32, Plan(Tier.COLUMNS_GRID, 4, 8, 24, 8, 2, 0, Access.ALIGNED)),
+    "twopass": (F32, 37, 32, Plan(Tier.COLUMNS_TWOPASS, 8, 4, 16, 4, 1, 0, Access.ALIGNED)),
+    "twopass, grid": (F16, 37, 33, Plan(Tier.COLUMNS_TWOPASS, 33, 3, 4, 1, 2, 0, Access.PREDICATED)),
+}
+
+
 @emulated
-@pytest.mark.parametrize("place", thin(itertools.product(FORCED, PARTS), 2), ids="-".join)
-def test_each_tier_in_the_emulator(emulator, place, tmp_path):
+@pytest.mark.parametrize("place", thin(itertools.product(FORCED, PARTS), 3), ids="-".join)
+def test_each_tier_of_rows_in_the_emulator(emulator, place, tmp_path):
     """No kernel reads or writes beside its tensors, and each gives what the definition does, forward and backward."""
     name, parts = place
     dtype, n, plan = FORCED[name]
-    x, side, scores = drawn(dtype, n, PARTS[parts], len(name))
-    function = "log_softmax" if parts == "bias" else "softmax"
-    spec = Spec(function, [2], None, False, "cpu")
+    of_gradient = plan
+    if plan.tier in (Tier.BLOCK, Tier.CLUSTER):  # a gradient has no vectors in shared memory
+        each = -(-(n + plan.vec_size) // (plan.vec_size * plan.threads_per_row * plan.blocks_per_row))
+        of_gradient = plan._replace(items_per_thread=each * plan.vec_size, smem_vecs=0)
+    call = drawn(dtype, (*ROWS, n), PARTS[parts], len(name))
+    solve_in_emulator(emulator, call, 2, parts, plan, of_gradient)
+    # Other architectures take the same sources, and no kernel spills by much.
+    kernels = [kernel for kernel in emulator.kernels_run if any("SCORE_PARTS" in word for word in kernel[1])]
+    for (source, defines), arch in itertools.product(kernels[-2:], (80, 120) if parts == "bias" else (90,)):
+        if plan.tier != Tier.CLUSTER or arch >= 90:
+            native.compile_source(source, defines, arch, tmp_path / "kernel.cubin")
+            assert read_usage(tmp_path / "kernel.cubin")["STACK"] <= 80
+
+
+@emulated
+@pytest.mark.parametrize("place", thin(itertools.product(COLUMNS, PARTS), 3), ids="-".join)
+def test_each_way_to_take_columns_in_the_emulator(emulator, place):
+    name, parts = place
+    dtype, n, inner, plan = COLUMNS[name]
+    call = drawn(dtype, (2, n, inner), PARTS[parts], len(name))
+    solve_in_emulator(emulator, call, 1, parts, plan, plan)
+
+
+def solve_in_emulator(
+    emulator: Any, call: tuple[Tensor, SideTensors, Scores], dim: int, parts: str, plan: Plan, of_gradient: Plan
+) -> None:
+    x, side, scores = call
+    dtype = x.dtype
+    spec = Spec("log_softmax" if parts == "bias" else "softmax", [dim], None, False, "cpu")
     double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)
     want, want_lse = scored.forward_arithmetic(x.double(), double, spec, scores)
     place = (lambda t: t.clone()) if plan.access == Access.ALIGNED else inner
@@ -85,32 +132,21 @@ def test_each_tier_in_the_emulator(emulator, place, tmp_path):
     names = ("scale", "bias", "alibi", "sink", "mask")
     tensors = {key: t for key, t in zip(names, scored._expanded(x, side, F32), strict=True) if t is not None}
     if side.sink is not None:
-        tensors["lse"] = torch.empty(*ROWS, 1)
+        tensors["lse"] = torch.empty(want_lse.shape)
     numbers = scores.factor, scores.softcap, scores.sink
-    window = _window(scores, x)
-    emulator.scored(function, {"input": x, "result": y, **tensors}, [2], numbers, window, scores.empty_is_zero, plan)
+    rest = spec.dims, numbers, _window(scores, x), scores.empty_is_zero
+    emulator.scored(spec.function, {"input": x, "result": y, **tensors}, *rest, plan)
     assert_close(y, want, dtype)
     if side.sink is not None:
         assert_close(tensors["lse"], want_lse, F32)
     g, dx = place(maker(dtype, seed=9)(*x.shape)), place(x)
-    of_cap = x if scores.softcap else None
-    wide = None if of_cap is None else x.double()
+    given = {key: t for key, t in tensors.items() if key in ("scale", "mask")} | {"input": y, "grad": g, "result": dx}
+    if scores.softcap:
+        given["of_cap"] = x
+    wide = x.double() if scores.softcap else None
     want = scored.backward_arithmetic(g.double(), y.double(), wide, double, spec._replace(dtype=F64), scores)
-    of_gradient = {key: t for key, t in tensors.items() if key in ("scale", "mask")}
-    if of_cap is not None:
-        of_gradient["of_cap"] = of_cap
-    of_gradient |= {"input": y, "grad": g, "result": dx}
-    if plan.tier in (Tier.BLOCK, Tier.CLUSTER):  # a gradient has no vectors in shared memory
-        each = -(-(n + plan.vec_size) // (plan.vec_size * plan.threads_per_row * plan.blocks_per_row))
-        plan = plan._replace(items_per_thread=each * plan.vec_size, smem_vecs=0)
-    emulator.scored(function, of_gradient, [2], (*numbers[:2], -math.inf), window, scores.empty_is_zero, plan)
+    emulator.scored(spec.function, given, *rest, of_gradient)
     assert_close(dx, want, dtype)
-    # Other architectures take the same sources, and no kernel spills by much.
-    kernels = [kernel for kernel in emulator.kernels_run if any("SCORE_PARTS" in word for word in kernel[1])]
-    for (source, defines), arch in itertools.product(kernels[-2:], (80, 90, 100, 120) if parts == "bias" else (90,)):
-        if plan.tier != Tier.CLUSTER or arch >= 90:
-            native.compile_source(source, defines, arch, tmp_path / "kernel.cubin")
-            assert read_usage(tmp_path / "kernel.cubin")["STACK"] <= 80
 
 
 @emulated
@@ -142,19 +178,56 @@ def _window(scores: Scores, x: Tensor) -> tuple[int, int, int]:
 LENGTHS = (1, 3, 8, 33, 100, 127, 256, 600, 1000, 1023, 2047, 2048, 3000, 4097, 8192, 20001, 50257, 131073, 600000)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("dtype", [F32, BF16, F16, F64], ids=str)
-def test_any_length_on_a_gpu(dtype, n):
-    draw = random.Random(n)
-    for function, parts in itertools.product(("softmax", "log_softmax", "logsumexp"), PARTS):
-        x, side, scores = drawn(dtype, n, PARTS[parts], n)
-        x, side = inner(x).cuda() if n % 3 else x.cuda(), SideTensors(*(None if t is None else t.cuda() for t in side))
-        spec = Spec(function, [2], None, draw.random() < 0.5, "cuda")
-        double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)
+SIZES = (  # of columns
+    *((n, inner) for n in (1, 5, 33, 128, 700, 5001) for inner in (1, 7, 32, 33, 130)),
+    *((2, 40_000), (3, 4099), (1000, 1024), (1023, 999), (40_000, 16), (300_000, 3), (70_001, 72)),
+)
+
+
+def check_on_a_gpu(call: tuple[Tensor, SideTensors, Scores], dim: int, place: Any, keepdim: bool) -> None:
+    x, side, scores = call
+    dtype = x.dtype
+    x, side = place(x).cuda(), SideTensors(*(None if t is None else t.cuda() for t in side))
+    double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)
+    for function in ("softmax", "log_softmax", "logsumexp"):
+        spec = Spec(function, [dim], None, keepdim, "cuda")
         want, want_lse = scored.forward_arithmetic(x.double(), double, spec, scores)
         launched: Any = scored._launch_forward(x, side, spec, scores)
         assert launched is not None
-        assert_close(launched[0], want, dtype)
+        y, lse = launched
+        assert_close(y, want, dtype)
         if side.sink is not None:
-            assert_close(launched[1], want_lse, F32 if dtype is not F64 else F64)
+            assert_close(lse, want_lse, F32 if dtype is not F64 else F64)
+        if function == "logsumexp" or (function == "log_softmax" and scores.empty_is_zero):
+            continue
+        g, of_cap = maker(dtype, seed=9)(*x.shape).cuda(), x if scores.softcap else None
+        dx = torch.empty_like(y)
+        scale, _, _, _, mask = scored._expanded(y, side, F64 if dtype is F64 else F32)
+        number = scored._NUMBERS_OF[function]
+        assert scored._KERNELS[1](g, y, of_cap, scale, mask, dx, number, spec.dims, *scores)
+        wide = None if of_cap is None else x.double()
+        want = scored.backward_arithmetic(g.double(), y.double(), wide, double, spec._replace(dtype=F64), scores)
+        torch.testing.assert_close(dx.double(), want, equal_nan=True, rtol=TOLERANCE[dtype], atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16, F64], ids=str)
+def test_rows_of_any_length_on_a_gpu(dtype, n):
+    draw = random.Random(n)
+    for parts in PARTS.values():
+        place = inner if n % 3 else torch.clone
+        check_on_a_gpu(drawn(dtype, (*ROWS, n), parts, n), 2, place, draw.random() < 0.5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16, F64], ids=str)
+def test_columns_of_any_size_on_a_gpu(dtype, size):
+    """Also of dims that lie in another order in memory."""
+    for parts, place in zip(PARTS.values(), (torch.clone, inner, inner, transposed), strict=True):
+        check_on_a_gpu(drawn(dtype, (2, *size), parts, sum(size)), 1, place, True)
+
+
+def transposed(t: Tensor) -> Tensor:
+    return t.transpose(0, 2).contiguous().transpose(0, 2)

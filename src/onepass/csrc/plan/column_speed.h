@@ -21,6 +21,7 @@ struct ColumnSpeed {
   const bool merges;   // threads merge partial states: not in the gradient of logsumexp
   const bool gradient, half_result;
   const bool early;  // columns are reduced from the first vectors on (kProvisionalMax, cuda/kernels/column_softmax.cuh)
+  const int on_chip;  // bytes of an element that waits on the chip: as it was read, or as its score
 
   const int64_t n = view.n(), inner = view.inner();
 
@@ -108,10 +109,12 @@ struct ColumnSpeed {
     const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks),
                   cols = int64_t(plan.threads_x()) * vector - (shift ? vector - 1 : 0), tiles = ceil_div(inner, cols);
     // Blocks of a multiprocessor, and the KB that those have on their way.
-    const int words = plan.vecs_per_thread() * operands * std::max(1, vec_bytes / 4) + 34 + vector * (two ? 1 : 2);
+    const int words =
+        plan.vecs_per_thread() * operands * std::max(1, vector * on_chip / 4) + 34 + vector * (two ? 1 : 2);
     int64_t resident = std::min(std::min(65536 / (threads * words), 2048 / threads), 32);
     if (smem_vecs)
-      resident = std::min<int64_t>(resident, gpu.shared / (count_smem_vecs_bytes(plan, vec_bytes * operands) + 4096));
+      resident =
+          std::min<int64_t>(resident, gpu.shared / (count_smem_vecs_bytes(plan, vector * on_chip * operands) + 4096));
     resident = std::max<int64_t>(resident, 1);
     const double on_way = double(resident) / 1024 * plan.threads_x() * plan.threads_y() *
                           std::min<int64_t>(plan.vecs_per_thread() + smem_vecs, each) * vec_bytes * operands;
@@ -161,7 +164,8 @@ struct ColumnSpeed {
               shared_by = plan.blocks_per_tile();
     const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * shared_by),
                   cols = int64_t(plan.threads_x()) * vector - view.shifted_by(plan), tiles = ceil_div(inner, cols);
-    const int words = plan.vecs_per_thread() * operands * std::max(1, vec_bytes / 4) + 34 + vector * (two ? 1 : 2);
+    const int words =
+        plan.vecs_per_thread() * operands * std::max(1, vector * on_chip / 4) + 34 + vector * (two ? 1 : 2);
     const int64_t resident = std::max(std::min(65536 / (plan.max_threads() * words), 2048 / threads), 1);
     const double on_way = double(std::min(resident, ceil_div(blocks, int64_t(gpu.sm_count)))) / 1024 * threads *
                           std::min<int64_t>(plan.vecs_per_thread(), each) * vec_bytes * operands;

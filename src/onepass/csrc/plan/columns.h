@@ -46,6 +46,22 @@ struct ColumnPlanner : ColumnSpeed {
     return best;
   }
 
+  // The same for columns of scores, which come through registers: also those that wait in shared memory, which takes
+  // time (H100, 2026-11-26).
+  CudaPlan plan_of_scores() const {
+    constexpr int kAcross = 128, kMostWords = 48;
+    if (view.strided && n * on_chip / 4 <= kMostWords)  // a thread has a column
+      return {Tier::columns, kAcross, 1, compiled_vecs(n), 1, 1, 0, VecAccess::strided};
+    if (view.strided) return plan_in_place();
+    CudaPlan best = {};
+    double speed = 0;
+    for_each_tile([&](const CudaPlan& other) {
+      const double of_other = expected(other) * (!gradient && other.keeps_vecs_in_smem() ? 0.75 : 1);
+      if (of_other > speed) best = other, speed = of_other;
+    });
+    return best;
+  }
+
   // Whether columns are like those for which a table's entry was found to be the fastest: whole vectors side by side,
   // as many as the entry says or more, so that few threads have none.
   bool are_as_measured() const {
@@ -77,11 +93,12 @@ struct ColumnPlanner : ColumnSpeed {
   void for_each_tile(int vector, VecAccess access, F f) const {
     constexpr int kLines[] = {64, 128, 256, 512, 1024}, kMostVecs = 32, kMostSmemVecs = 40;
     const bool shift = access == VecAccess::shifted;
-    const int period = shift ? view.period(vector) : 1, vec_words = operands * std::max(1, vector * read / 4);
+    const int period = shift ? view.period(vector) : 1, vec_words = operands * std::max(1, vector * on_chip / 4);
     // Gradients have no registers left for vectors in shared memory where 64 words are elements, nor where tiles are
     // shifted.
     const bool two = operands > 1;
-    const bool takes_smem = vector * read >= 4 && access != VecAccess::predicated && !(two && shift);
+    const bool takes_smem =
+        vector * read >= 4 && vector * on_chip <= 16 && access != VecAccess::predicated && !(two && shift);
     const int most_vecs = std::min(kMostVecs, (two && takes_smem ? 48 : 64) / vec_words);
     const int64_t vectors = ceil_div(inner, int64_t(vector));
     // Calls f for a plan of at most so many vectors in registers. Returns whether those are all.
@@ -94,7 +111,7 @@ struct ColumnPlanner : ColumnSpeed {
       const int smem_vecs = each > vecs ? int(up_to(each - vecs, 4)) : 0;
       const CudaPlan made = {Tier::columns, across, down, vecs * vector, vector, blocks, smem_vecs, access};
       if (smem_vecs <= (takes_smem ? kMostSmemVecs : 0) &&
-          count_smem_vecs_bytes(made, vector * read * operands) <= smem_room(made, across * vector))
+          count_smem_vecs_bytes(made, vector * on_chip * operands) <= smem_room(made, across * vector))
         f(made);
       return !smem_vecs;
     };
@@ -115,7 +132,8 @@ struct ColumnPlanner : ColumnSpeed {
         }
         // Read twice, by one block or by as many as multiprocessors are left.
         if (threads == 512 && n > 4 * down) {
-          CudaPlan twice = {Tier::columns_twopass, int(across), down, 16 / operands * vector, vector, 1, 0, access};
+          const int vecs = std::min(16, 256 / (vector * on_chip)) / operands;
+          CudaPlan twice = {Tier::columns_twopass, int(across), down, vecs * vector, vector, 1, 0, access};
           const int64_t cols = across * vector - (shift ? vector - 1 : 0),
                         tiles = view.slices() * ceil_div(inner, cols);
           f(twice);
@@ -397,7 +415,7 @@ struct ColumnPlanner : ColumnSpeed {
       const int in_registers = compiled_vecs(each < vecs ? each : vecs);
       const int in_smem = prefetches ? kPrefetch : each > in_registers ? int(up_to(each - in_registers, 4)) : 0;
       const CudaPlan made = {Tier::columns, across, down, in_registers * vector, vector, blocks, in_smem, access};
-      if (count_smem_vecs_bytes(made, vector * read * operands) <= smem_room(made, cols)) return made;
+      if (count_smem_vecs_bytes(made, vector * on_chip * operands) <= smem_room(made, cols)) return made;
     }
     return over_chip ? std::optional(plan_grid(across, vector, access)) : std::nullopt;
   }
@@ -430,7 +448,8 @@ struct ColumnPlanner : ColumnSpeed {
       if (!gpu.cooperative) continue;
       CudaPlan made = {Tier::columns_grid, across, down, vecs * vector, vector, 1, 0, access};
       const int64_t room = smem_room(made, cols);
-      const int64_t places = takes_smem ? room / (int64_t(made.max_threads()) * vector * read * operands) / 4 * 4 : 0;
+      const int64_t places =
+          takes_smem ? room / (int64_t(made.max_threads()) * vector * on_chip * operands) / 4 * 4 : 0;
       const int64_t holds = vecs + (places < most_places ? places : most_places);
       const int64_t all = need(across, down, vector, access), fewest = ceil_div(all, holds);
       if (fewest > chip) continue;
@@ -461,14 +480,17 @@ struct ColumnPlanner : ColumnSpeed {
   static constexpr int64_t kRing = 8;
 };
 
-inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const Problem& problem) {
+inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, const Problem& problem,
+                                    bool is_scored = false) {
   const bool gradient = problem.is_backward(), reduction = problem.is_reduction(), merges = !gradient || !reduction;
   const int read = size_of(problem.type(gradient ? int(kSaved) : int(kX))), written = size_of(problem.out_type());
   const int operands = gradient && merges && !grad_is_broadcast_in_tile(problem) ? 2 : 1;
   const bool half_result = written == 2;
-  const bool early = !gradient && half_result && !reduction && problem.function != Function::log_softmax;
-  return {
-      {view, gpu, operands, reduction || read > written ? read : written, read, merges, gradient, half_result, early}};
+  const bool early = !gradient && half_result && !reduction && problem.function != Function::log_softmax && !is_scored;
+  // Scores wait in the type that they are computed in.
+  const int on_chip = !is_scored || gradient ? read : problem.out_type() == DType::float64 ? 8 : 4;
+  return {{view, gpu, operands, reduction || read > written ? read : written, read, merges, gradient, half_result,
+           early, on_chip}};
 }
 
 // The plan of a problem of no more dims than kernels take, of rows or of columns in place.

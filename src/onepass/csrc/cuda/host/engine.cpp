@@ -43,12 +43,16 @@ class DeviceScope {
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
 };
 
+OwnedTensor empty_messages(const Launch& launch, const TensorRef& like) {
+  const int64_t words = launch.message_bytes / 4;
+  return empty_contiguous(1, &words, DType::float32, like);
+}
+
 void launch_on_stream(const Problem& problem, const TensorRef& like, const CudaPlan* plan) {
   launch_with_fallback(problem, like.device_index, plan, [&](const Launch& launch) {
     void* const stream = current_stream(like.device_index);
     if (!launch.message_bytes) return start(launch, problem, nullptr, stream);
-    const int64_t words = launch.message_bytes / 4;
-    const OwnedTensor messages = empty_contiguous(1, &words, DType::float32, like);
+    const OwnedTensor messages = empty_messages(launch, like);
     return start(launch, problem, TensorRef(messages.get()).mutable_data(), stream);
   });
 }
@@ -131,7 +135,12 @@ void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan) {
 bool run_scored(const ScoredProblem& problem, const TensorRef& like) {
   if (!can_launch_scored(problem)) return false;
   const DeviceScope scope(like.device_index);
-  launch_scored(problem, like.device_index, current_stream(like.device_index));
+  void* const stream = current_stream(like.device_index);
+  launch_scored(problem, like.device_index, nullptr, [&](const ScoredLaunch& launch) {
+    if (!launch.message_bytes) return start_scored(launch, nullptr, stream);
+    const OwnedTensor messages = empty_messages(launch, like);
+    return start_scored(launch, TensorRef(messages.get()).mutable_data(), stream);
+  });
   return true;
 }
 

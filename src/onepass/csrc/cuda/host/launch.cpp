@@ -254,9 +254,25 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
   return launch;
 }
 
-Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
+Launch make_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
+  return problem.has_rows() ? make_row_launch(plan, problem, device, gpu)
+                            : make_column_launch(plan, problem, kind_of(problem), device);
+}
+
+Launch make_own_launch(const Problem& problem, int device, bool cooperative) {
+  Gpu gpu = device_info(device);
+  gpu.cooperative = gpu.cooperative && cooperative;
+  return make_launch(plan_cuda(problem, gpu, batch_invariant()), problem, device, gpu);
+}
+
+thread_local LaunchCache<LaunchKey, Launch> cache;
+
+}  // namespace
+
+Launch make_column_launch(const CudaPlan& plan, const Problem& problem, const KernelKind& kind, int device) {
+  const Gpu& gpu = device_info(device);
   const ColumnView view = column_view(problem, plan);
-  const ColumnPlanner planner = column_planner(view, gpu, problem);
+  const ColumnPlanner planner = column_planner(view, gpu, problem, kind.score_parts != 0);
   const DType result = problem.is_backward() ? problem.in_type() : problem.out_type();
   Launch launch = {};
   launch.has_tiles = true;
@@ -266,12 +282,12 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int devi
   } else if (plan.is_in_smem()) {
     set_smem_bytes(tiles, view, problem, plan, planner.operands);
   } else {
-    tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, planner.operands * plan.vec_size * planner.read));
+    tiles.smem_vecs_bytes = int(count_smem_vecs_bytes(plan, planner.operands * plan.vec_size * planner.on_chip));
   }
   set_shared(&launch,
              count_column_bytes(tiles, plan, result == DType::float64 ? 8 : 4, planner.gradient, planner.half_result),
              gpu.shared - kColumnStatic);
-  launch.kernel = find_or_load(kind_of(problem), plan, device);
+  launch.kernel = find_or_load(kind, plan, device);
   launch.blocks = unsigned(plan.blocks_per_row), launch.groups = 1;
   launch.threads = unsigned(plan.threads());
   const bool in_grid = plan.in_grid();
@@ -291,21 +307,6 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, int devi
   }
   return launch;
 }
-
-Launch make_launch(const CudaPlan& plan, const Problem& problem, int device, const Gpu& gpu) {
-  return problem.has_rows() ? make_row_launch(plan, problem, device, gpu)
-                            : make_column_launch(plan, problem, device, gpu);
-}
-
-Launch make_own_launch(const Problem& problem, int device, bool cooperative) {
-  Gpu gpu = device_info(device);
-  gpu.cooperative = gpu.cooperative && cooperative;
-  return make_launch(plan_cuda(problem, gpu, batch_invariant()), problem, device, gpu);
-}
-
-thread_local LaunchCache<LaunchKey, Launch> cache;
-
-}  // namespace
 
 Launch make_checked_launch(const CudaPlan& plan, const Problem& problem, int device) {
   const Gpu& gpu = device_info(device);

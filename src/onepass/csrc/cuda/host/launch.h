@@ -7,7 +7,7 @@
 
 #include "../../core/problem.h"
 #include "../../core/scored_problem.h"
-#include "../kernels/column_params.cuh"
+#include "../kernels/score_map.cuh"
 #include "cuda_driver.h"
 
 namespace onepass::cuda {
@@ -75,12 +75,20 @@ inline int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
   return (plan.group() * n * size + 2 * 16 - 1) / 16 * 16;
 }
 
+// The launch of columns by a plan, by a kernel of this kind.
+Launch make_column_launch(const CudaPlan& plan, const Problem& problem, const KernelKind& kind, int device);
+
 // Launches with these arguments; false where the driver refuses a cooperative launch.
 bool start_kernel(const Launch& launch, void** arguments, void* stream);
 
-// Whether there is a kernel for a scored problem, and its launch, by a plan that is given or by its own.
+// Whether there is a kernel for a scored problem; its launch, by a plan that is given or by its own; and its start, as
+// of other problems.
+struct ScoredLaunch : Launch {
+  ScoreMap map;
+};
 bool can_launch_scored(const ScoredProblem& problem);
-void launch_scored(const ScoredProblem& problem, int device, void* stream, const CudaPlan* plan = nullptr);
+ScoredLaunch make_scored_launch(const ScoredProblem& problem, int device, const CudaPlan* plan, bool cooperative);
+bool start_scored(const ScoredLaunch& launch, void* messages, void* stream);
 
 // Launches by the plan given, or by the problem's own; where the driver refuses a cooperative launch, by the one that
 // the problem has without. `start` gets a Launch, and gives what onepass::cuda::start does.
@@ -91,6 +99,11 @@ void launch_with_fallback(const Problem& problem, int device, const CudaPlan* pl
     throw std::runtime_error("onepass: the driver refuses a cooperative launch of this plan");
   }
   if (!start(cached_launch(problem, device))) start(make_fallback_launch(problem, device));
+}
+// The same for a scored problem.
+template <class Start>
+void launch_scored(const ScoredProblem& problem, int device, const CudaPlan* plan, const Start& start) {
+  if (!start(make_scored_launch(problem, device, plan, true))) start(make_scored_launch(problem, device, plan, false));
 }
 
 }  // namespace onepass::cuda

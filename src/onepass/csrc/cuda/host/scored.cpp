@@ -1,10 +1,9 @@
-// scored.cpp: from a scored problem to the launch of a kernel of rows.
-#include "../../core/batch_invariant.h"
-#include "../../plan/column_view.h"
-#include "../../plan/rows.h"
-#include "../kernels/score_map.cuh"
+// scored.cpp: from a scored problem to the launch of a kernel of rows or of columns.
 #include <numeric>
 
+#include "../../core/batch_invariant.h"
+#include "../../plan/columns.h"
+#include "../../plan/rows.h"
 #include "launch.h"
 
 namespace onepass::cuda {
@@ -210,7 +209,14 @@ ScoreMap map_of(const ScoredProblem& problem, bool takes_any_order) {
   }
   for (const MapTensor t : {kMapInput, kMapResult, kMapGrad}) map.pitches[t] = pitch_of(problem, kBy[t]);
   map.bias_last = last_word(problem, kBias, size_of(problem.bias_type)), map.mask_last = last_word(problem, kMask, 1);
-  map.bias_step = step_of(problem, kBias), map.mask_step = step_of(problem, kMask);
+  for (int t = 0; t < kMapTensors; ++t) map.steps[t] = step_of(problem, kBy[t]);
+  map.reduced_dims = problem.reduced.count;
+  for (int d = 0; d < map.reduced_dims; ++d) {
+    for (int t = 0; t < kMapTensors; ++t) map.reduced_strides[t][d] = stride_of(problem.reduced, d, kBy[t]);
+    map.reduced_distances[d] = stride_of(problem.reduced, d, kDistance);
+    map.reduced_sizes[d] = int(problem.reduced.dims[d].size);
+    map.reduced_divisors[d] = divider_of(map.reduced_sizes[d]);
+  }
   map.distance_step = int(step_of(problem, kDistance));
   map.count = problem.rows, map.n = problem.n;
   map.distance = int(problem.distance);
@@ -224,7 +230,7 @@ ScoreMap map_of(const ScoredProblem& problem, bool takes_any_order) {
 
 // The tier staged: a tile of each operand in shared memory, and one of the results where they cannot take the place of
 // the input, as of other rows (launch.cpp).
-void set_staged(const ScoredProblem& problem, const CudaPlan& plan, Launch& launch, int* numbers) {
+void set_staged(const ScoredProblem& problem, const CudaPlan& plan, Launch& launch) {
   const auto bytes_of = [&](ScoredTensor tensor, DType type) {
     return tile_bytes(plan, problem.rows == 1 ? problem.n : pitch_of(problem, tensor), size_of(type));
   };
@@ -234,35 +240,20 @@ void set_staged(const ScoredProblem& problem, const CudaPlan& plan, Launch& laun
   const bool has_result_tile = writes && (pitch_of(problem, kInput) != pitch_of(problem, kResult) ||
                                           size_of(problem.in) != size_of(problem.out) ||
                                           (uint64_t(problem.data[kInput]) ^ uint64_t(problem.data[kResult])) % 16);
-  numbers[0] = int(plan.group()), numbers[1] = int(first);
-  numbers[2] = has_result_tile ? int(first + second) : 0;
+  launch.numbers[0] = int(plan.group()), launch.numbers[1] = int(first);
+  launch.numbers[2] = has_result_tile ? int(first + second) : 0;
   launch.shared = unsigned(first + second + (has_result_tile ? bytes_of(kResult, problem.out) : 0));
 }
 
-// The parts of the score that the kernel is compiled for.
-unsigned parts_of(const ScoredProblem& problem, const CudaPlan& plan) {
+// The parts of the score that a kernel is compiled for, but those of vectors.
+unsigned parts_of(const ScoredProblem& problem) {
   unsigned parts = kScored;
-  const int in_size = size_of(problem.in);
-  const auto has_vectors = [&](ScoredTensor tensor, int size) {
-    return step_of(problem, tensor) == 1 && plan.vec_size > 1 && plan.access != VecAccess::scalar &&
-           in_phase(problem, kInput, in_size, tensor, size, plan.vec_size) &&
-           uint64_t(problem.data[tensor]) % uint64_t(size) == 0;
-  };
   if (problem.has(kScale)) parts |= kScoreScale;
   if (problem.has(kBias)) parts |= kScoreBias;
-  if (problem.has(kBias) && has_vectors(kBias, size_of(problem.bias_type))) parts |= kScoreBiasVectors;
   if (problem.has(kMask)) parts |= kScoreMask;
-  if (problem.has(kMask) && has_vectors(kMask, 1)) parts |= kScoreMaskVectors;
-  for (const ScoredTensor tensor : {kBias, kMask}) {
-    if (!problem.has(tensor) || problem.n == 1) continue;
-    const int size = tensor == kMask ? 1 : size_of(problem.bias_type);
-    const bool has_last_word = uint64_t(last_word(problem, tensor, size) + 1) <= uint64_t(problem.storage_end[tensor]);
-    if (step_of(problem, tensor) != 1 || !has_last_word) parts |= kScoreElements;
-  }
   if (problem.has_window()) parts |= kScoreWindow;
   if (problem.has(kAlibi)) parts |= kScoreAlibi;
   if (problem.softcap != 0) parts |= kScoreSoftcap;
-  if (problem.has(kOfCap) && has_vectors(kOfCap, size_of(problem.out))) parts |= kScoreXVectors;
   if (problem.has(kSink) || problem.has(kRowLse) || problem.sink > -std::numeric_limits<double>::infinity() ||
       problem.empty_is_zero) {
     parts |= kScoreRow;
@@ -270,46 +261,148 @@ unsigned parts_of(const ScoredProblem& problem, const CudaPlan& plan) {
   return parts;
 }
 
+// How the vectors of the tensors beside x or y are loaded. `step_of(tensor)`: from one of a vector's elements to the
+// next; `in_phase(tensor, size)`: whether vectors that are aligned in x or y are aligned there.
+template <class Step, class Phase>
+unsigned vector_parts(const ScoredProblem& problem, int width, Step step_of, Phase in_phase) {
+  unsigned parts = 0;
+  const auto add = [&](ScoredTensor tensor, int size, unsigned vectors, unsigned same) {
+    if (!problem.has(tensor) || width == 1) return;
+    const bool has_last_word = uint64_t(last_word(problem, tensor, size) + 1) <= uint64_t(problem.storage_end[tensor]);
+    if (same && step_of(tensor) == 0)
+      parts |= same;
+    else if (step_of(tensor) == 1 && uint64_t(problem.data[tensor]) % uint64_t(size) == 0 && in_phase(tensor, size))
+      parts |= vectors;
+    else if (same && (step_of(tensor) != 1 || !has_last_word))
+      parts |= kScoreElements;
+  };
+  add(kBias, size_of(problem.bias_type), kScoreBiasVectors, kScoreBiasSame);
+  add(kMask, 1, kScoreMaskVectors, kScoreMaskSame);
+  add(kOfCap, size_of(problem.out), kScoreXVectors, 0);
+  return parts;
+}
+
+unsigned row_parts(const ScoredProblem& problem, const CudaPlan& plan) {
+  const int width = plan.vec_size;
+  return parts_of(problem) |
+         vector_parts(
+             problem, problem.n == 1 ? 1 : width, [&](ScoredTensor tensor) { return step_of(problem, tensor); },
+             [&](ScoredTensor tensor, int size) {
+               return plan.access != VecAccess::scalar &&
+                      in_phase(problem, kInput, size_of(problem.in), tensor, size, width);
+             });
+}
+
+// Columns -------------------------------------------------------------------------------------------------------------
+
+// The tensors of columns as a problem without scores has them.
+constexpr ScoredTensor kForwardColumns[] = {kInput, kResult}, kBackwardColumns[] = {kResult, kInput, kGradOf};
+
+// The vectors of a tensor are aligned where those of the first one are if lines and columns begin at the same elements
+// of vectors.
+unsigned column_parts(const ScoredProblem& problem, const CudaPlan& plan) {
+  const bool backward = problem.is_backward();
+  const ScoredTensor lead = backward ? kResult : kInput;
+  const int width = plan.vec_size, lead_size = size_of(backward ? problem.out : problem.in);
+  return parts_of(problem) |
+         vector_parts(
+             problem, width,
+             [&](ScoredTensor tensor) { return stride_of(problem.outer, problem.outer.count - 1, tensor); },
+             [&](ScoredTensor tensor, int size) {
+               return (step_of(problem, tensor) - step_of(problem, lead)) % width == 0 &&
+                      in_phase(problem, lead, lead_size, tensor, size, width);
+             });
+}
+
+// The columns alone, as the planner takes them.
+Problem plain_columns(const ScoredProblem& problem) {
+  const bool backward = problem.is_backward();
+  const ScoredTensor* const tensors = backward ? kBackwardColumns : kForwardColumns;
+  const int count = backward ? 3 : 2;
+  Layout layout;
+  layout.rows = problem.rows, layout.n = problem.n;
+  const auto take = [&](const DimGroupOf<kScoredTensors>& group, DimGroup& made) {
+    made.count = group.count;
+    for (int d = 0; d < group.count; ++d) {
+      made.dims[d] = {group.dims[d].size, {}};
+      for (int t = 0; t < count; ++t) made.dims[d].strides[t] = group.dims[d].strides[tensors[t]];
+    }
+  };
+  take(problem.outer, layout.outer), take(problem.reduced, layout.reduced);
+  Problem plain = backward ? Problem::backward(layout, problem.function, problem.in, problem.out)
+                           : Problem::forward(layout, problem.function, problem.in, problem.out);
+  for (int t = 0; t < count; ++t) plain.tensors[t].data = problem.data[tensors[t]];
+  plain.layout.view = column_view(plain).strided ? View::strided : View::columns;
+  return plain;
+}
+
+CudaPlan plan_columns(const Problem& plain, const Gpu& gpu) {
+  ColumnView view = column_view(plain);
+  const bool is_tiny = view.n() * view.inner() * size_of(plain.in_type()) < kTinySlice && view.slices() > 1;
+  if (is_tiny || !view.tile) view = column_view(plain, true);
+  return column_planner(view, gpu, plain, true).plan_of_scores();
+}
+
+Launch make_scored_columns(const ScoredProblem& problem, int device, const CudaPlan* given, const Gpu& gpu) {
+  const Problem plain = plain_columns(problem);
+  const CudaPlan plan = given ? *given : plan_columns(plain, gpu);
+  KernelKind kind = kind_of(plain);
+  kind.score_parts = column_parts(problem, plan), kind.bias = problem.bias_type;
+  return make_column_launch(plan, plain, kind, device);
+}
+
 }  // namespace
 
 bool can_launch_scored(const ScoredProblem& problem) {
   const bool widens = problem.is_backward() || !is_reduction(problem.function);
-  if (!problem.has_rows() || problem.outer.count > kMapDims ||
+  if (!problem.has_rows() && batch_invariant()) return false;  // columns are merged as their number has it
+  if (problem.outer.count > kMapDims || problem.reduced.count > kMapDims ||
       (!widens && problem.in != problem.out && problem.out != problem.accumulator()))
     return false;
   // A row of which nothing takes part is not told from another by one of its elements.
   if (problem.is_backward() && problem.function == Function::log_softmax && problem.empty_is_zero) return false;
   if (problem.n >= kMost / 2 || problem.rows >= kMost) return false;
-  if (problem.n > 1 && step_of(problem, kAlibi) != 0) return false;  // a slope per element
+  for (int d = 0; d < problem.reduced.count; ++d)
+    if (stride_of(problem.reduced, d, kAlibi)) return false;  // a slope per element
   if (!problem.has_window() && !problem.has(kAlibi)) return true;
-  int64_t reach = std::abs(problem.distance) + std::abs(step_of(problem, kDistance)) * problem.n;
-  for (int d = 0; d < problem.outer.count; ++d)
-    reach += std::abs(stride_of(problem.outer, d, kDistance)) * problem.outer.dims[d].size;
+  int64_t reach = std::abs(problem.distance);
+  for (const auto* group : {&problem.outer, &problem.reduced}) {
+    for (int d = 0; d < group->count; ++d) reach += std::abs(stride_of(*group, d, kDistance)) * group->dims[d].size;
+  }
   return reach < kMostDistance / 2;
 }
 
-void launch_scored(const ScoredProblem& problem, int device, void* stream, const CudaPlan* given) {
-  const Gpu& gpu = device_info(device);
+ScoredLaunch make_scored_launch(const ScoredProblem& problem, int device, const CudaPlan* given, bool cooperative) {
+  Gpu gpu = device_info(device);
+  gpu.cooperative = gpu.cooperative && cooperative;
+  if (!problem.has_rows()) return {make_scored_columns(problem, device, given, gpu), map_of(problem, false)};
   const CudaPlan plan = given ? *given : plan_scored(problem, gpu);
   KernelKind kind = {};
   kind.function = problem.function, kind.pass = problem.is_backward() ? Pass::backward : Pass::forward;
   kind.in = problem.in, kind.out = problem.out;
-  kind.score_parts = parts_of(problem, plan), kind.bias = problem.bias_type;
-  Launch launch = {};
+  kind.score_parts = row_parts(problem, plan), kind.bias = problem.bias_type;
+  ScoredLaunch launch = {};
+  launch.map = map_of(problem, plan.tier != Tier::staged);
   launch.kernel = find_or_load(kind, plan, device);
   launch.threads = unsigned(plan.threads()), launch.groups = 1;
   launch.cluster = plan.tier == Tier::cluster ? plan.blocks_per_row : 0;
   launch.blocks = unsigned(plan.grid(problem.rows));
-  const ScoreMap map = map_of(problem, plan.tier != Tier::staged);
-  int numbers[3] = {plan.smem_vecs};
+  launch.numbers[0] = plan.smem_vecs;
   if (plan.tier == Tier::staged) {
-    set_staged(problem, plan, launch, numbers);
+    set_staged(problem, plan, launch);
   } else if (plan.tier == Tier::block || plan.tier == Tier::cluster) {
     const int size = problem.is_backward() ? 0 : size_of(problem.in);
     launch.shared = unsigned(plan.smem_vecs * plan.threads_per_row * plan.vec_size * size);
   }
-  const void* arguments[] = {&map, numbers, numbers + 1, numbers + 2};
-  start_kernel(launch, const_cast<void**>(arguments), stream);
+  return launch;
+}
+
+bool start_scored(const ScoredLaunch& launch, void* messages, void* stream) {
+  Tiles tiles = launch.tiles;
+  tiles.messages = messages;
+  const void* of_rows[] = {&launch.map, launch.numbers, launch.numbers + 1, launch.numbers + 2};
+  const void* of_columns[] = {&launch.map, &tiles};
+  return start_kernel(launch, const_cast<void**>(launch.has_tiles ? of_columns : of_rows), stream);
 }
 
 }  // namespace onepass::cuda

@@ -1,12 +1,14 @@
 // column_fragment.cuh: a thread's vectors of a tile of columns in registers: how they are loaded, from global or shared
 // memory, and stored. `C` has the constants of config.cuh and those of an operation on columns: kOperands (tensors that
-// are read vector by vector, 1 or 2) of the types First and In; kTensors, of which vectors are read or written;
-// kFirstTensor and kResultTensor, the numbers of the first operand and of the result, whose type is Out.
+// are read vector by vector, 1 or 2) of the types First and In; Loaded, the type of the first one in memory; kTensors,
+// of which vectors are read or written; kFirstTensor and kResultTensor, the numbers of the first operand and of the
+// result, whose type is Out.
 #pragma once
 
 #include "async_copy.cuh"
 #include "column_tile.cuh"
 #include "pipeline.cuh"
+#include "score_map.cuh"
 
 // Vectors as they were read.
 template <class C, class T, int Vecs>
@@ -212,8 +214,9 @@ __device__ inline void load_smem_vecs(ColumnFragment<C, T, Vecs>& fragment, cons
 // The tensors that vectors are read from.
 template <class C>
 struct Operands {
-  const typename C::First* first;
+  const typename C::Loaded* first;
   const typename C::In* second;
+  const ScoreMap* map;  // of scores
 };
 
 // A thread's vectors of the operands.

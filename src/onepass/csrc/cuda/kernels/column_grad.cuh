@@ -14,9 +14,10 @@ struct GradConfig : Config {
   static constexpr bool kReduces = !is_same<typename Config::Grad, LogSumExpGrad>;
   static constexpr bool kVectorGrad = kReduces && !Config::kBroadcastGrad;  // g has vectors as y has
   typedef typename Conditional<kReduces, typename Config::In, typename Config::Out>::type First;
+  typedef First Loaded;
   static constexpr int kOperands = kVectorGrad ? 2 : 1, kTensors = 1 + kOperands, kFirstTensor = SAVED,
                        kResultTensor = DX, kFirstVecs = 0;
-  static constexpr bool kReadsOnce = false, kThreadMaxima = false, kProvisionalMax = false;
+  static constexpr bool kReadsOnce = false, kThreadMaxima = false, kProvisionalMax = false, kScoresOnLoad = false;
 };
 
 template <class C>
@@ -25,8 +26,22 @@ struct GradTensors {
   const typename C::First* saved;
   const typename C::In *grad, *lse;
   typename C::Score score;
-  __device__ Operands<C> operands() const { return {saved, grad}; }
+  __device__ Operands<C> operands() const { return {saved, grad, nullptr}; }
   __device__ typename C::Out* result() const { return dx; }
+};
+
+// What ColumnScoreGrad is for scores that follow from their elements alone.
+template <class C>
+struct PlainColumnGrad {
+  typename C::Score score;
+  template <class Tile>
+  __device__ PlainColumnGrad(const GradTensors<C>& tensors, const Tile&) : score(tensors.score) {}
+  template <int>
+  __device__ void begin(int) const {}
+  template <class A>
+  __device__ A backward(A grad, A, int, int, int) const {
+    return score.backward(grad);
+  }
 };
 
 // The operation: a sum for each column.
@@ -35,25 +50,28 @@ struct ReducedGrad {
   typedef GradConfig<Config> C;
   typedef typename C::Acc A;
   typedef typename C::Sum L;
-  typedef GradTensors<C> Tensors;
+  typedef typename Conditional<C::kIsScored, ScoredGradTensors<C>, GradTensors<C>>::type Tensors;
   typedef ColumnTile<C> Tile;
   typedef SumPartials<A, L> Partials;
   typedef A Epilogue;
   static constexpr int V = C::kVecSize;
+  static constexpr bool kWritesOfColumn = false;
   static constexpr int kRegisters =
-      fragment_registers<C, typename C::First> * C::kOperands + (sizeof(A) == 8 ? 2 : 1) * V;
+      fragment_registers<C, typename C::First> * C::kOperands + (sizeof(A) == 8 ? 2 : 1) * V + score_registers<C>;
   const Tensors& tensors;
   const Tile& tile;
+  typename Conditional<C::kIsScored, ColumnScoreGrad<C>, PlainColumnGrad<C>>::type score;
   A broadcast_g, sums[V], epilogues[V];
 
-  __device__ ReducedGrad(const Tensors& tensors, const Tile& tile) : tensors(tensors), tile(tile), broadcast_g(0) {
+  __device__ ReducedGrad(const Tensors& tensors, const Tile& tile)
+      : tensors(tensors), tile(tile), score(tensors, tile), broadcast_g(0) {
     if constexpr (C::kBroadcastGrad) {
       const Tiles& tiles = tile.tiles;
       int64_t at[3] = {};
       add_offsets<3>(
           tiles.outer,
           C::kStrided ? (tile.first_col + tile.col < tiles.inner ? tile.first_col + tile.col : 0) : tile.slice, at);
-      broadcast_g = to_acc(tensors.grad[at[GRAD]]);
+      broadcast_g = to_acc(tensors.operands().second[at[GRAD]]);
     }
   }
   template <class Load, class Reduce, class G>
@@ -77,10 +95,12 @@ struct ReducedGrad {
         epilogues[v] = broadcast_g * (C::Grad::kSumsGrad ? A(tile.tiles.n) : epilogues[v]);
     });
   }
+  // The gradient of element v of vector i, which is the thread's vector q. They come in their order.
   template <int Vecs>
-  __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
-    const InputGrad<C> grad = {epilogues[v], tensors.score};
-    return grad(element_value<true>({}, vectors.first, i, v), grad_value<true>(vectors, i, v));
+  __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v, int q = 0) {
+    const A y = element_value<true>({}, vectors.first, i, v), g = grad_value<true>(vectors, i, v);
+    if (i == 0 && v == 0) score.template begin<Vecs>(q);
+    return score.backward(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), epilogues[v], q, i, v);
   }
 
  private:
@@ -117,6 +137,7 @@ struct PointwiseGrad {
   typedef SumPartials<A, A> Partials;
   typedef A Epilogue;
   static constexpr int V = C::kVecSize;
+  static constexpr bool kWritesOfColumn = false;
   static constexpr int kRegisters = C::kVecs * V * sizeof(typename C::First) / 4 + V + (sizeof(A) == 8 ? 2 : 1) * V;
   const typename C::Score score;
   A g[V], lse[V];
@@ -141,7 +162,7 @@ struct PointwiseGrad {
     });
   }
   template <int Vecs>
-  __device__ auto result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
+  __device__ auto result(const OperandFragments<C, Vecs>& vectors, int i, int v, int = 0) const {
     const A x = score(element_value<false>({}, vectors.first, i, v));
     return score.backward(C::Grad::template result<typename C::Out>(x, g[v], lse[v]));
   }

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "column_smem.cuh"
+#include "scored_column.cuh"
 
 // Blocks of a multiprocessor: 128 registers per thread, and all there are for doubles, whose exponentials take many.
 template <class C>
@@ -26,7 +27,7 @@ constexpr int pipelined_blocks =
 // Whether all vectors arrive through a pipeline.
 template <class C>
 constexpr bool is_pipelined =
-    C::kInSmem || (C::kUsesSmemVecs && C::kVecs % kStageVecs == 0 &&
+    C::kInSmem || (C::kUsesSmemVecs && !C::kScoresOnLoad && C::kVecs % kStageVecs == 0 &&
                    ((C::kGrid && sizeof(typename C::Out) < 8) ||
                     (C::kOperands == 1 && sizeof(typename C::Out) == 2 && C::kClusterSize <= 2)));
 
@@ -61,12 +62,18 @@ struct TileSequence {
       : tiles(tiles),
         from(from),
         rank(sharing_rank<C>()),
-        misalignment((uint64_t)from.first / sizeof(typename C::First) % C::kVecSize),
+        misalignment((uint64_t)from.first / sizeof(typename C::Loaded) % C::kVecSize),
         count(C::kStaged ? tiles.slices : tiles.tiles_per_slice * tiles.slices),
         stride(C::kGrid ? gridDim.y : gridDim.x / C::kClusterSize),
         first(C::kGrid ? blockIdx.y : blockIdx.x / C::kClusterSize) {}
   __device__ Group group(int64_t index) const { return Group(tiles, index, rank, misalignment); }
   __device__ Tile tile(int64_t index) const { return Tile(tiles, index, rank, misalignment); }
+};
+
+// Elements that are reduced as they were loaded.
+struct PlainLoad {
+  template <class From, class Tile>
+  __device__ PlainLoad(const From&, const Tile&) {}
 };
 
 // What every way to load has.
@@ -78,9 +85,20 @@ struct TileLoad {
   static constexpr int kVecs = C::kVecs;
   const Sequence& sequence;
   const Tile& tile;
+  const typename Conditional<C::kScoresOnLoad, ScoringLoad<C>, PlainLoad>::type scoring;
   OperandFragments<C, kVecs> fragment;
 
-  __device__ TileLoad(const Sequence& sequence, const Tile& tile) : sequence(sequence), tile(tile) {}
+  __device__ TileLoad(const Sequence& sequence, const Tile& tile)
+      : sequence(sequence), tile(tile), scoring(sequence.from, tile) {}
+  // Loads the vectors of the tile from q on.
+  __device__ void load_fragment(int q) {
+    if constexpr (C::kScoresOnLoad)
+      scoring.load(fragment.first, q);
+    else if constexpr (C::kTwoPass || !C::kReduces)
+      fragment.load(sequence.from, tile, q);
+    else
+      fragment.load_in_turn(sequence.from, tile, q);
+  }
   __device__ int vecs() const { return sequence.tiles.vecs_per_thread_max; }
   // Has the compiler compute the address of shared memory once, before the loop over tiles. Otherwise it does so at
   // each use, in 3 to 6% more instructions (sm_90, 2026-11-24).
@@ -88,7 +106,7 @@ struct TileLoad {
   // Stores the results of the vectors q, q + 1, ...
   template <int Vecs, class F>
   __device__ void store_vecs_of(const OperandFragments<C, Vecs>& vectors, int q, Out* out, F result) const {
-    store_vecs<Vecs>(out, tile, C::kResultTensor, q, [&](int i, int v) { return result(vectors, i, v); });
+    store_vecs<Vecs>(out, tile, C::kResultTensor, q, [&](int i, int v) { return result(vectors, i, v, q + i); });
   }
 };
 
@@ -104,7 +122,7 @@ struct TwoPassLoad : TileLoad<C> {
 
   template <class F, class G>
   __device__ void for_each_stage(F absorb, G after_registers) {
-    for (int q = 0; q < this->vecs(); q += kVecs) load(q), absorb(fragment, [] {});
+    for (int q = 0; q < this->vecs(); q += kVecs) this->load_fragment(q), absorb(fragment, [] {});
     after_registers();
   }
   // After a reduction in the opposite order: what was read last may still be in the L2 cache.
@@ -112,11 +130,8 @@ struct TwoPassLoad : TileLoad<C> {
   __device__ void store(typename C::Out* out, F result) {
     const int last = (this->vecs() - 1) / kVecs * kVecs;
     for (int q = C::kReduces ? last : 0; C::kReduces ? q >= 0 : q <= last; q += C::kReduces ? -kVecs : kVecs)
-      load(q), this->store_vecs_of(fragment, q, out, result);
+      this->load_fragment(q), this->store_vecs_of(fragment, q, out, result);
   }
-
- private:
-  __device__ void load(int q) { fragment.load(this->sequence.from, this->tile, q); }
 };
 
 template <class C>
@@ -160,7 +175,13 @@ struct ResidentLoad : TileLoad<C> {
 
   __device__ int smem_vecs() const { return sequence.tiles.smem_vecs; }
   // Begins to copy the vectors from q on to the slots from `begin` to `end`; see copy_stages for `bits`.
-  __device__ uint32_t copy_vecs_to_smem(int q, int begin, int end, uint32_t bits = 0) const {
+  __device__ uint32_t copy_vecs_to_smem(int q, int begin, int end, uint32_t bits = 0) {
+    if constexpr (C::kScoresOnLoad) {
+#pragma unroll 1
+      for (int c = begin; c < end; c += kStageVecs)
+        this->scoring.load(stage.first, q + c - begin), write_back(stage.first, c), bits = bits > c ? bits : c;
+      return bits;
+    }
     return copy_stages<C>((const typename C::In*)sequence.from.first, sequence.from.second, tile, C::kFirstTensor, q,
                           begin, end, bits);
   }
@@ -169,11 +190,11 @@ struct ResidentLoad : TileLoad<C> {
     if constexpr (C::kPrefetchesTile)
       AsyncCopy::wait<0>(), fragment.load(sequence.from, tile, C::kFirstVecs, smem_vec_address<C>(0, 0));
     else
-      fragment.load_in_turn(sequence.from, tile, C::kFirstVecs);
+      this->load_fragment(C::kFirstVecs);
   }
   // Loads the vectors q, q + 1, ..., which are in shared memory from slot c on.
   __device__ void load_stage(int q, int c) {
-    if constexpr (C::kShifted)
+    if constexpr (C::kShifted || C::kScoresOnLoad)
       stage.load_from_smem(tile, q, smem_vec_address<C>(0, c));
     else
       stage.load(sequence.from, tile, q, smem_vec_address<C>(0, c));
@@ -248,7 +269,7 @@ struct PipelinedLoad : TileLoad<C> {
     typename C::Out* to = out + tile.offset(C::kResultTensor, 0);
     const auto store_stage = [&](int q) {
       to = store_vecs_at<kStageVecs>(to, out, tile, C::kResultTensor, q,
-                                     [&](int i, int v) { return result(stage, i, v); });
+                                     [&](int i, int v) { return result(stage, i, v, q + i); });
     };
 #pragma unroll
     for (int q = 0; q < kVecs; q += kStageVecs) {

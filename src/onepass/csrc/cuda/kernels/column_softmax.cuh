@@ -10,23 +10,28 @@
 
 template <class Config>
 struct ForwardOperands : Config {
-  typedef typename Config::In First;
+  static constexpr bool kScoresOnLoad = Config::kIsScored;
+  typedef typename Config::In Loaded;
+  typedef typename Conditional<kScoresOnLoad, typename Config::Acc, Loaded>::type In;
+  typedef In First;
+  typedef typename Conditional<kScoresOnLoad, MadeScores, typename Config::Operand>::type Operand;
   static constexpr int kOperands = 1, kTensors = 2, kFirstTensor = 0, kResultTensor = 1;
   static constexpr bool kReduces = true, kReadsOnce = Config::Epilogue::kOnePerRow;
 };
 // How columns are reduced, from the ForwardConfig.
 template <class Config>
 struct ColumnConfig : ForwardOperands<Config> {
-  typedef typename Config::In In;
+  typedef typename ForwardOperands<Config>::In In;
+  typedef typename ForwardOperands<Config>::Operand Operand;
   typedef typename Config::Out Out;
   typedef typename Config::Acc Acc;
   static constexpr bool kPipelined = is_pipelined<ForwardOperands<Config>>, kHalfOut = sizeof(Out) == 2;
-  static constexpr bool kConvertsHalf2 = is_half2<Config, In> && !Config::Operand::kIsRounded;
+  static constexpr bool kConvertsHalf2 = is_half2<Config, In> && !Operand::kIsRounded;
   // Softmaxes with half results are reduced as elements arrive, relative to a provisional maximum: that of the block's
   // first elements. Those, a stage, come first and stay in shared memory. (A function with the logarithm of the sum
   // needs the maximum itself, because the logarithm is next to nothing where one element is far above the others.)
-  static constexpr bool kProvisionalMax =
-      kHalfOut && Config::kUsesSmemVecs && !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp;
+  static constexpr bool kProvisionalMax = kHalfOut && Config::kUsesSmemVecs && !Config::kIsScored &&
+                                          !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp;
   static constexpr int kFirstVecs = kProvisionalMax ? kStageVecs : 0;
   // Whether the sums of threads are relative to their own maxima when they are reduced, not to the block's. Over the
   // grid that is 2 to 4% faster, for half results in one block up to 4%. For float results in blocks and clusters it is
@@ -37,9 +42,10 @@ struct ColumnConfig : ForwardOperands<Config> {
       (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax);
   // Whether exponentials take the places of their elements. Exponentials of doubles do not where blocks share columns:
   // they would be rounded by the difference of the maxima.
-  static constexpr bool kKeepsExp = !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp &&
-                                    sizeof(In) == sizeof(Out) && sizeof(Acc) == sizeof(In) &&
-                                    (sizeof(Acc) == 4 || (Config::kClusterSize == 1 && !Config::kGrid));
+  static constexpr bool kKeepsExp =
+      !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp && sizeof(In) == sizeof(Out) &&
+      sizeof(Acc) == sizeof(In) &&
+      (sizeof(Acc) == 4 || (Config::kClusterSize == 1 && !Config::kGrid && !Config::has(kScoreRow)));
   // Whether floats in shared memory are reduced as they arrive, relative to the maximum of those in registers.
   static constexpr bool kRescaleOnArrival = kKeepsExp && Config::kUsesSmemVecs && sizeof(Acc) == 4;
   // Whether exponentials of half results stay in registers as floats, beside the elements.
@@ -113,7 +119,7 @@ struct alignas(2 * sizeof(typename C::Acc)) ExpEpilogue {
   __device__ static ExpEpilogue make(State<A> column, A block_max) {
     const typename C::Epilogue epilogue(column);
     ExpEpilogue made = {epilogue.factor, sizeof(A) == 8 ? 0 : epilogue.factor_lo};
-    if constexpr (C::kClusterSize > 1 || C::kGrid)
+    if constexpr (C::kClusterSize > 1 || C::kGrid || C::has(kScoreRow))
       made.rescale(block_max == -infinity() ? 0 : finite_or_zero(block_max) - finite_or_zero(column.m));
     return made;
   }
@@ -138,6 +144,17 @@ using ColumnEpilogue = typename Conditional<
     C::kKeepsExp, ExpEpilogue<C>,
     typename Conditional<C::kHalfOut && !C::Epilogue::kTakesX, HalfEpilogue<C>, ElementEpilogue<C>>::type>::type;
 
+// The parameters of a kernel.
+template <class C>
+struct ColumnTensors {
+  const typename C::In* x;
+  typename C::Out* y;
+  typename C::Score score;
+  __device__ Operands<C> operands() const { return {x, x, nullptr}; }
+  __device__ typename C::Out* result() const { return y; }
+  __device__ typename C::Operand operand() const { return {score}; }
+};
+
 // The operation: states of columns.
 template <class Config>
 struct ColumnSoftmax {
@@ -150,15 +167,10 @@ struct ColumnSoftmax {
   typedef StatePartials<A, L> Partials;
   typedef ColumnEpilogue<C> Epilogue;
   static constexpr int V = C::kVecSize;
+  static constexpr bool kWritesOfColumn = C::kReadsOnce || C::has(kScoreRow);  // make_epilogue writes
   static constexpr int kRegisters =
-      fragment_registers<C, In> + 2 * V * sizeof(A) / 4 + (C::kKeepsFloatExp ? C::kVecs * V : 0);
-  struct Tensors {
-    const In* x;
-    Out* y;
-    typename C::Score score;
-    __device__ Operands<C> operands() const { return {x, x}; }
-    __device__ Out* result() const { return y; }
-  };
+      fragment_registers<C, In> + 2 * V * sizeof(A) / 4 + (C::kKeepsFloatExp ? C::kVecs * V : 0) + score_registers<C>;
+  typedef typename Conditional<C::kIsScored, ScoredColumnTensors<C>, ColumnTensors<C>>::type Tensors;
   const Tensors& tensors;
   const Tile& tile;
   const typename C::Operand operand;
@@ -167,7 +179,7 @@ struct ColumnSoftmax {
   float exps[C::kKeepsFloatExp ? C::kVecs : 1][V], factors[V];  // with kKeepsFloatExp
 
   __device__ ColumnSoftmax(const Tensors& tensors, const Tile& tile)
-      : tensors(tensors), tile(tile), operand{tensors.score} {}
+      : tensors(tensors), tile(tile), operand(tensors.operand()) {}
 
   // Reduces the thread's elements to m and sums.
   template <class Load, class Reduce, class G>
@@ -184,6 +196,7 @@ struct ColumnSoftmax {
   __device__ const A (&maxima() const)[V] { return m; }
   // The epilogue of a whole column. A reduction stores its result.
   __device__ Epilogue make_epilogue(int column, StatePair<A> state, A block_max) const {
+    if constexpr (C::kIsScored) state = tensors.finish(tile, column, state);
     if constexpr (C::Epilogue::kOnePerRow) store_column(column, {state.m, state.l});
     return Epilogue::make({state.m, state.l}, block_max);
   }
@@ -193,7 +206,7 @@ struct ColumnSoftmax {
     }
   }
   template <int Vecs>
-  __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
+  __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v, int = 0) const {
     if constexpr (C::kKeepsFloatExp)
       return exps[i][v] * factors[v];
     else if constexpr (C::kKeepsExp)
@@ -408,6 +421,6 @@ struct ColumnSoftmax {
 
   __device__ void store_column(int column, State<A> state) const {
     if (sharing_rank<C>() > 0 || !tile.has_column(column)) return;
-    C::Epilogue::store(state, tensors.y + tile.column_offset(column), tile.tiles.plane_stride);
+    C::Epilogue::store(state, tensors.result() + tile.column_offset(column), tile.tiles.plane_stride);
   }
 };

@@ -42,7 +42,7 @@ __device__ inline void compute(const typename Op::Tensors& tensors, const Tiles&
           column_reduce.template reduce<C::kProvisionalMax>(
               op.maxima(), op.sums, op.epilogues, tile, iteration++,
               [&](int column, auto partial, auto block_max) { return op.make_epilogue(column, partial, block_max); });
-        } else if (!C::kReadsOnce || threadIdx.x < tiles.threads_x) {  // the thread has whole columns
+        } else if (!Op::kWritesOfColumn || threadIdx.x < tiles.threads_x) {  // the thread has whole columns
           unroll<C::kVecSize>([&](int v) {
             op.epilogues[v] =
                 op.make_epilogue(tile.col + v, Op::Partials::make(op.maxima()[v], op.sums[v]), op.maxima()[v]);
@@ -51,7 +51,8 @@ __device__ inline void compute(const typename Op::Tensors& tensors, const Tiles&
         op.finish();
       }
       if constexpr (!C::kReadsOnce)
-        load.store(tensors.result(), [&](const auto& vectors, int i, int v) { return op.result(vectors, i, v); });
+        load.store(tensors.result(),
+                   [&](const auto& vectors, int i, int v, auto... q) { return op.result(vectors, i, v, q...); });
     }
   }
 }

@@ -1,5 +1,5 @@
-// score_map.cuh: where scored rows and the tensors beside them lie, as the host tells the kernels. Both sides include
-// it, so it has no CUDA.
+// score_map.cuh: where scored rows or columns and the tensors beside them lie, as the host tells the kernels. Both
+// sides include it, so it has no CUDA.
 #pragma once
 
 #include "column_params.cuh"
@@ -15,9 +15,11 @@ enum ScorePart : unsigned {
   kScoreAlibi = 64,        // a slope per row
   kScoreSoftcap = 128,     // c tanh(s / c)
   kScoreRow = 256,         // a sink, a logsumexp to write, or 0 for rows of nothing
-  kScoreElements = 512,    // bias and mask are read element by element
+  kScoreElements = 512,    // others are read element by element, not as the words that hold a vector
   kScoreXVectors = 1024,   // backward, with a softcap: the vectors of x are aligned where those of y are
-  kScored = 2048           // always
+  kScored = 2048,          // always
+  kScoreBiasSame = 4096,   // the elements of a vector have one bias
+  kScoreMaskSame = 8192    // the same
 };
 
 // The tensors of a map. Input and result: x and y, or y and the gradient of x, which also has the gradient of y and,
@@ -36,16 +38,20 @@ enum MapTensor {
   kMapTensors
 };
 
-constexpr int kMapDims = 5;  // outer dims that do not merge
+constexpr int kMapDims = 5;  // outer dims that do not merge, and reduced ones
 
 struct ScoreMap {
   void* data[kMapTensors];
   long long strides[kMapTensors][kMapDims];  // along the outer dims, the slowest first
   long long distances[kMapDims];             // the same of k - (q + offset)
-  long long bias_step, mask_step;            // from one element of a row to the next
+  long long steps[kMapTensors];              // from one element of a row to the next
   int sizes[kMapDims];
   FastDivisor divisors[kMapDims];
   int dims, distance_step;
+  // Where the elements of a row have no single step (strided access): the same along the reduced dims.
+  long long reduced_strides[kMapTensors][kMapDims], reduced_distances[kMapDims];
+  int reduced_sizes[kMapDims], reduced_dims;
+  FastDivisor reduced_divisors[kMapDims];
   long long pitches[kMapGrad + 1];  // from row to row of the input, the result and the gradient, where these are even
   const unsigned *bias_last, *mask_last;  // the aligned words with their last bytes
   long long count, n;

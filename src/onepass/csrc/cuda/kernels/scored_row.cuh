@@ -30,6 +30,26 @@ __device__ inline double tanh_for(double v) {
 __device__ inline float abs_(float v) { return fabsf(v); }
 __device__ inline double abs_(double v) { return fabs(v); }
 
+// The score of an element of x that takes part. What the kernel has no part for is not looked at.
+template <class C, class T, class A>
+__device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, A slope, A distance) {
+  typedef typename C::Out Out;
+  A s = round_through<Out>(raw) * factor;
+  if constexpr (C::has(kScoreSoftcap)) s = softcap_of(map, A()) * tanh_for<Out>(s * per_softcap_of(map, A()));
+  if constexpr (C::has(kScoreBias)) s += bias;
+  if constexpr (C::has(kScoreAlibi)) s -= slope * abs_(distance);
+  return s;
+}
+// The gradient of x from that of its score; `x` is looked at with a softcap alone.
+template <class C, class T, class A>
+__device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor) {
+  if constexpr (C::has(kScoreSoftcap)) {
+    const A t = tanh_for<typename C::Out>(A(round_through<typename C::In>(x)) * factor * per_softcap_of(map, A()));
+    grad *= 1 - t * t;
+  }
+  return factor * grad;
+}
+
 // Where a row is in each of the tensors that the kernel reads or writes.
 template <class C>
 struct RowOffsets {
@@ -41,13 +61,16 @@ struct RowOffsets {
 #pragma unroll 1
     for (int d = map.dims - 1; d >= 0; --d) {
       const unsigned next = divide(rest, map.divisors[d]);
-      const int64_t i = rest - next * (unsigned)map.sizes[d];
+      move(map, d, rest - next * (unsigned)map.sizes[d]);
       rest = next;
-      unroll<kMapTensors>([&](int t) {
-        if (reads(MapTensor(t))) at[t] += i * map.strides[t][d];
-      });
-      if (C::has(kScoreWindow) || C::has(kScoreAlibi)) distance += int(i) * (int)map.distances[d];
     }
+  }
+  // Moves on along one of the outer dims.
+  __device__ void move(const ScoreMap& map, int d, int64_t by) {
+    unroll<kMapTensors>([&](int t) {
+      if (reads(MapTensor(t))) at[t] += by * map.strides[t][d];
+    });
+    if (C::has(kScoreWindow) || C::has(kScoreAlibi)) distance += int(by) * (int)map.distances[d];
   }
   template <class T>
   __device__ T* pointer(const ScoreMap& map, MapTensor tensor) const {
@@ -91,6 +114,21 @@ struct ScoreWindow {
   __device__ bool covers(int at) const { return at >= first && at + C::kVecSize <= end; }
 };
 
+// How a vector of a tensor beside x is loaded: element by element; from the aligned words that hold it, wherever it
+// begins; as a vector in memory; or as one element.
+enum class BesideAccess { elements, words, vectors, same };
+template <class C>
+constexpr BesideAccess beside_access(ScorePart vectors, ScorePart same = ScorePart()) {
+  return C::has(same)             ? BesideAccess::same
+         : C::has(vectors)        ? BesideAccess::vectors
+         : C::has(kScoreElements) ? BesideAccess::elements
+                                  : BesideAccess::words;
+}
+template <class C>
+constexpr BesideAccess bias_access = beside_access<C>(kScoreBiasVectors, kScoreBiasSame);
+template <class C>
+constexpr BesideAccess mask_access = beside_access<C>(kScoreMaskVectors, kScoreMaskSame);
+
 // A vector of a tensor beside x. It is loaded as words: the compiler would load smaller elements one by one.
 template <class C, class T>
 struct BesideVector {
@@ -99,30 +137,36 @@ struct BesideVector {
   static constexpr int kWords = kBytes / sizeof(Word), kPerWord = V / kWords;
   Vector<Word, kWords> words;
 
-  // `Full`: all elements of the vector are the row's; others are not read. `Aligned`: it is a vector in memory too.
-  template <bool Full, bool Aligned>
-  __device__ void load(const T* row, int64_t step, int first, bool is_read, const ScoreWindow<C>& window,
-                       const uint32_t* last) {
-    words = {};
-    if (C::has(kScoreWindow) && !is_read) return;
-    if constexpr (Full && Aligned) {
-      words = *reinterpret_cast<const Vector<Word, kWords>*>(row + first);
-    } else if constexpr (Full && kBytes % 4 == 0 && sizeof(T) < 4 && !C::has(kScoreElements)) {
-      // A vector that begins anywhere, from the aligned words that hold it. The last of them may hold none of it, and
-      // is then not to be beyond the tensor.
-      const uint64_t at = reinterpret_cast<uint64_t>(row + first);
-      const uint32_t* const from = reinterpret_cast<const uint32_t*>(at & ~(uint64_t)3);
-      uint32_t loaded[kWords + 1];
-      unroll<kWords>([&](int w) { loaded[w] = from[w]; });
-      loaded[kWords] = *(from + kWords < last ? from + kWords : last);
-      unroll<kWords>([&](int w) { words.at[w] = __funnelshift_r(loaded[w], loaded[w + 1], (unsigned)(at & 3) * 8); });
-    } else {
-      T elements[V] = {};
-      unroll<V>([&](int v) {
-        if (Full || window.has(first + v)) elements[v] = row[C::has(kScoreElements) ? (first + v) * step : first + v];
-      });
-      memcpy(&words, elements, sizeof(words));
+  // The vector that begins `at`, whose elements are `step` apart. Of one that is not whole, those that exist are read.
+  // `last`: the aligned word with the tensor's last byte.
+  template <BesideAccess Access, class F>
+  __device__ void load(const T* at, int64_t step, bool is_whole, F exists, const uint32_t* last) {
+    if constexpr (Access == BesideAccess::vectors) {
+      if (is_whole) {
+        words = *reinterpret_cast<const Vector<Word, kWords>*>(at);
+        return;
+      }
+    } else if constexpr (Access == BesideAccess::words && kBytes % 4 == 0 && sizeof(T) < 4) {
+      // The last of the words may hold none of the vector, and is then not to be beyond the tensor.
+      if (is_whole) {
+        const uint32_t* const from = reinterpret_cast<const uint32_t*>((uint64_t)at & ~(uint64_t)3);
+        uint32_t loaded[kWords + 1];
+        unroll<kWords>([&](int w) { loaded[w] = from[w]; });
+        loaded[kWords] = *(from + kWords < last ? from + kWords : last);
+        const unsigned bits = ((unsigned)(uint64_t)at & 3) * 8;
+        unroll<kWords>([&](int w) { words.at[w] = __funnelshift_r(loaded[w], loaded[w + 1], bits); });
+        return;
+      }
     }
+    T elements[V] = {};
+    if constexpr (Access == BesideAccess::same) elements[0] = *at;
+    unroll<V>([&](int v) {
+      if constexpr (Access == BesideAccess::same)
+        elements[v] = elements[0];
+      else if (is_whole || exists(v))
+        elements[v] = at[Access == BesideAccess::elements ? v * step : v];
+    });
+    memcpy(&words, elements, sizeof(words));
   }
   __device__ T operator[](int v) const {
     T elements[V];
@@ -181,21 +225,20 @@ struct PositionalOperand {
   // its elements are the row's. The elements beside those that are not the row's are not read.
   template <bool Full, class T>
   __device__ void score(Vector<T, V> raw, int first, A* scores) const {
-    Beside<Bias> biases;
-    Beside<unsigned char> masks;
-    const bool is_read = overlaps(first);
-    if constexpr (C::has(kScoreBias))
-      biases.template load<Full, C::has(kScoreBiasVectors)>(bias, map.bias_step, first, is_read, window, map.bias_last);
-    if constexpr (C::has(kScoreMask))
-      masks.template load<Full, C::has(kScoreMaskVectors)>(mask, map.mask_step, first, is_read, window, map.mask_last);
+    Beside<Bias> biases = {};
+    Beside<unsigned char> masks = {};
+    const auto exists = [&](int v) { return window.has(first + v); };
+    if (overlaps(first)) {
+      const auto from = [&](const auto* row, MapTensor t) { return row + (int64_t)first * map.steps[t]; };
+      if constexpr (C::has(kScoreBias))
+        biases.template load<bias_access<C>>(from(bias, kMapBias), map.steps[kMapBias], Full, exists, map.bias_last);
+      if constexpr (C::has(kScoreMask))
+        masks.template load<mask_access<C>>(from(mask, kMapMask), map.steps[kMapMask], Full, exists, map.mask_last);
+    }
     unroll<V>([&](int v) {
-      A s = round_through<Out>(raw.at[v]) * factor;
-      if constexpr (C::has(kScoreSoftcap)) s = softcap_of(map, A()) * tanh_for<Out>(s * per_softcap_of(map, A()));
-      if constexpr (C::has(kScoreBias)) s += A(to_acc(biases[v]));
-      if constexpr (C::has(kScoreAlibi))
-        s -= slope * abs_(A(distance + first * map.distance_step) + A(v * map.distance_step));
-      if constexpr (C::has(kScoreMask)) s = masks.is_set(v) ? s : A(-infinity());
-      scores[v] = s;
+      const A s = score_element<C>(map, raw.at[v], factor, C::has(kScoreBias) ? A(to_acc(biases[v])) : A(0), slope,
+                                   A(distance + first * map.distance_step) + A(v * map.distance_step));
+      scores[v] = !C::has(kScoreMask) || masks.is_set(v) ? s : A(-infinity());
     });
     if (Full && !C::has(kScoreWindow)) return;
     if (!window.covers(first)) {
@@ -286,11 +329,7 @@ struct PositionalGrad {
     if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) {
       if ((C::Grad::kSumsGrad || !(abs_(sum) < infinity())) && !takes_part(at)) return 0;
     }
-    if constexpr (C::has(kScoreSoftcap)) {
-      const A t = tanh_for<Out>(A(round_through<typename C::In>(own)) * factor * per_softcap_of(map, A()));
-      grad *= 1 - t * t;
-    }
-    return factor * grad;
+    return score_gradient<C>(map, grad, own, factor);
   }
   __device__ A backward(A grad, A sum, int at) const {
     if constexpr (C::has(kScoreSoftcap))
@@ -302,7 +341,7 @@ struct PositionalGrad {
  private:
   __device__ bool takes_part(int at) const {
     if (!window.has(at)) return false;
-    if constexpr (C::has(kScoreMask)) return mask[at * map.mask_step];
+    if constexpr (C::has(kScoreMask)) return mask[at * map.steps[kMapMask]];
     return true;
   }
 };

@@ -1,0 +1,279 @@
+// scored_column.cuh: columns whose elements are scored from other tensors and from where they lie (score_map.cuh).
+// Scores are made as elements are loaded, and stay in registers in the accumulator's type; or elements are read twice.
+#pragma once
+
+#include "column_fragment.cuh"
+#include "column_reduce.cuh"
+#include "score.cuh"
+#include "scored_row.cuh"
+
+// Where the elements of a thread's vectors are in the tensors, and whether they are inside the window.
+template <class C>
+struct ColumnPlaces {
+  typedef ThreadTile<C, C::kTensors> Tile;
+  static constexpr int V = C::kVecSize;
+  const ScoreMap& map;
+  const Tile& tile;
+  RowOffsets<C> first;  // of the thread's first column
+  int row, turn;        // elements of a column before the thread's first one, and from one of its vectors to the next
+  bool is_whole;        // whether all columns of its vectors exist
+
+  __device__ ColumnPlaces(const ScoreMap& map, const Tile& tile)
+      : map(map), tile(tile), first(map, C::kStrided ? column() : tile.slice * tile.tiles.inner) {
+    if constexpr (!C::kStrided) first.move(map, map.dims - 1, column());
+    row = tile.line + sharing_rank<C>() * tile.tiles.threads_y;
+    turn = sharing_blocks<C>() * tile.tiles.threads_y;
+    is_whole = C::kShifted ? tile.in_tile == (1u << V) - 1 : C::kAligned || C::kStrided || tile.rest >= V;
+  }
+  __device__ bool has_column(int v) const { return C::kShifted ? tile.in_tile >> v & 1 : is_whole || v < tile.rest; }
+  // From one column of a vector to the next.
+  __device__ int64_t column_step(MapTensor t) const { return C::kStrided ? 0 : map.strides[t][map.dims - 1]; }
+  // Where the first element of vector q is.
+  template <class T>
+  __device__ const T* pointer(MapTensor t, int q) const {
+    int64_t at = first.at[t];
+    if constexpr (C::kStrided)
+      for_each_reduced(q, [&](int d, int index) { at += index * map.reduced_strides[t][d]; });
+    else
+      at += (int64_t)(row + q * turn) * map.steps[t];
+    return static_cast<const T*>(map.data[t]) + at;
+  }
+  __device__ int distance(int q) const {
+    int sum = first.distance;
+    if constexpr (C::kStrided)
+      for_each_reduced(q, [&](int d, int index) { sum += index * (int)map.reduced_distances[d]; });
+    else
+      sum += (row + q * turn) * map.distance_step;
+    return sum;
+  }
+  __device__ int distance_step() const { return C::kStrided ? 0 : (int)map.distances[map.dims - 1]; }
+  // Whether an element, or any of a vector whose first element has this distance, is inside the window.
+  __device__ bool is_inside(int distance) const {
+    return !C::has(kScoreWindow) || (distance >= map.least && distance <= map.most);
+  }
+  __device__ bool overlaps(int distance) const {
+    if (!C::has(kScoreWindow)) return true;
+    const int last = distance + (V - 1) * distance_step();
+    return max(distance, last) >= map.least && min(distance, last) <= map.most;
+  }
+  // The scale or the slope of a column.
+  template <class A>
+  __device__ A of_column(MapTensor t, int v) const {
+    return has_column(v) ? static_cast<const A*>(map.data[t])[first.at[t] + v * column_step(t)] : A(0);
+  }
+  // Loads the vectors q, q + 1, ... of a tensor, but those that are outside the window.
+  template <BesideAccess Access, class T, int Vecs>
+  __device__ void load_vectors(BesideVector<C, T> (&to)[Vecs], MapTensor t, int q,
+                               const uint32_t* last = nullptr) const {
+    const auto load_all = [&](bool is_whole) {
+      const T* at = pointer<T>(t, q);
+      unroll<Vecs>([&](int i) {
+        to[i] = {};
+        if (q + i < tile.count && (!C::has(kScoreWindow) || overlaps(distance(q + i))))
+          to[i].template load<Access>(
+              C::kStrided ? pointer<T>(t, q + i) : at, column_step(t), is_whole, [&](int v) { return has_column(v); },
+              last);
+        if (!C::kStrided) at += (int64_t)turn * map.steps[t];
+      });
+    };
+    if (C::kAligned || C::kStrided || Access == BesideAccess::same || is_whole)
+      load_all(true);
+    else
+      load_all(false);
+  }
+
+ private:
+  // The thread's first column.
+  __device__ int64_t column() const {
+    const int64_t column = tile.first_col + tile.col;
+    return C::kShifted || column < tile.tiles.inner ? column : 0;
+  }
+  template <class F>
+  __device__ void for_each_reduced(int q, F f) const {
+    unsigned rest = row + q * turn;
+#pragma unroll 1
+    for (int d = map.reduced_dims - 1; d >= 0; --d) {
+      const unsigned next = divide(rest, map.reduced_divisors[d]);
+      f(d, (int)(rest - next * (unsigned)map.reduced_sizes[d]));
+      rest = next;
+    }
+  }
+};
+
+// About so many registers of a thread are for what is loaded beside x.
+template <class C>
+constexpr int score_registers = C::has(kScoreSoftcap) && C::kIsBackward                         ? 16
+                                : (C::has(kScoreBias) || C::has(kScoreMask)) && !C::kIsBackward ? 12
+                                                                                                : 0;
+
+// The number or the tensor that a column's elements are multiplied by.
+template <class C, class A>
+struct ColumnFactors {
+  A values[C::has(kScoreScale) ? C::kVecSize : 1];
+  __device__ explicit ColumnFactors(const ColumnPlaces<C>& places) {
+    values[0] = factor_of(places.map, A());
+    if constexpr (C::has(kScoreScale)) {
+      unroll<C::kVecSize>(
+          [&](int v) { values[v] = factor_of(places.map, A()) * places.template of_column<A>(kMapScale, v); });
+    }
+  }
+  __device__ A operator[](int v) const { return values[C::has(kScoreScale) ? v : 0]; }
+};
+
+// Scores as they wait in registers. They need nothing more.
+struct MadeScores {
+  static constexpr bool kIsPositional = false, kIsRounded = false;
+  Identity score;
+  template <class T>
+  __device__ T operator()(T raw) const {
+    return raw;
+  }
+  template <class T>
+  static __device__ T neutral() {
+    return T(-infinity());
+  }
+};
+
+// Loads x of a thread's vectors and scores it.
+template <class C>
+struct ScoringLoad : ColumnPlaces<C> {
+  typedef ColumnPlaces<C> Base;
+  typedef typename C::Acc A;
+  typedef typename C::Loaded T;
+  typedef typename C::Bias Bias;
+  using Base::map, Base::tile, Base::V;
+  const ColumnFactors<C, A> factors;
+  A slopes[C::has(kScoreAlibi) ? V : 1];
+
+  __device__ ScoringLoad(const Operands<C>& from, const typename Base::Tile& tile)
+      : Base(*from.map, tile), factors(*this) {
+    if constexpr (C::has(kScoreAlibi)) unroll<V>([&](int v) { slopes[v] = this->template of_column<A>(kMapAlibi, v); });
+  }
+  // The scores of the vectors q, q + 1, ...; -inf where an element does not take part.
+  template <int Vecs>
+  __device__ void load(ColumnFragment<C, A, Vecs>& to, int q) const {
+    BesideVector<C, T> raw[Vecs];
+    load_x(raw, q);
+    score<0>(to, raw, q);
+  }
+
+ private:
+  // A vector of which some columns are another tile's is loaded whole.
+  template <int Vecs>
+  __device__ void load_x(BesideVector<C, T> (&to)[Vecs], int q) const {
+    const T* at = this->template pointer<T>(kMapInput, q);
+    unroll<Vecs>([&](int i) {
+      if constexpr (C::kStrided) at = this->template pointer<T>(kMapInput, q + i);
+      to[i] = {};
+      if (q + i < tile.count && (!C::has(kScoreWindow) || this->overlaps(this->distance(q + i)))) {
+        if (C::kAligned || C::kStrided || tile.is_full(q + i))
+          to[i].template load<BesideAccess::vectors>(at, 1, true, [](int) { return true; }, nullptr);
+        else
+          to[i].template load<BesideAccess::vectors>(at, 1, false, [&](int v) { return this->has_column(v); }, nullptr);
+      }
+      at += (int64_t)this->turn * map.steps[kMapInput];
+    });
+  }
+  // Scores the vectors from `First` on, a stage at a time.
+  template <int First, int Vecs>
+  __device__ void score(ColumnFragment<C, A, Vecs>& to, const BesideVector<C, T> (&raw)[Vecs], int q) const {
+    constexpr int kCount = Vecs - First < kStageVecs ? Vecs - First : kStageVecs;
+    BesideVector<C, Bias> biases[kCount];
+    BesideVector<C, unsigned char> masks[kCount];
+    if constexpr (C::has(kScoreBias))
+      this->template load_vectors<bias_access<C>>(biases, kMapBias, q + First, map.bias_last);
+    if constexpr (C::has(kScoreMask))
+      this->template load_vectors<mask_access<C>>(masks, kMapMask, q + First, map.mask_last);
+    unroll<kCount>([&](int i) {
+      const int vec = q + First + i, distance = this->distance(vec), step = this->distance_step();
+      unroll<V>([&](int v) {
+        const A bias = C::has(kScoreBias) ? A(to_acc(biases[i][v])) : A(0);
+        const A s = score_element<C>(map, raw[First + i][v], factors[v], bias, slopes[C::has(kScoreAlibi) ? v : 0],
+                                     A(distance + v * step));
+        const bool takes_part =
+            vec < tile.count && this->is_inside(distance + v * step) && (!C::has(kScoreMask) || masks[i].is_set(v));
+        to.set(First + i, v, takes_part ? s : A(-infinity()));
+      });
+    });
+    if constexpr (First + kCount < Vecs) score<First + kCount>(to, raw, q);
+  }
+};
+
+// The tensors of a kernel, where the parameters of a plain one have their addresses (column_softmax.cuh).
+template <class C>
+struct ScoredColumnTensors : ScoreMap {
+  typedef typename C::Acc A;
+  __device__ Operands<C> operands() const {
+    return {static_cast<const typename C::Loaded*>(data[kMapInput]), nullptr, this};
+  }
+  __device__ typename C::Out* result() const { return static_cast<typename C::Out*>(data[kMapResult]); }
+  __device__ MadeScores operand() const { return {}; }
+  // The state from which the results of a column are made: with the sink. The column's logsumexp is written on the way.
+  template <class Tile>
+  __device__ StatePair<A> finish(const Tile& tile, int column, StatePair<A> state) const {
+    if constexpr (C::has(kScoreRow)) {
+      if (!tile.has_column(column)) return state;
+      const int64_t slice = C::kStrided ? 0 : tile.slice * tile.tiles.inner;
+      const RowOffsets<C> at(*this, slice + tile.first_col + column);
+      const A sink = data[kMapSink] ? *at.template pointer<const A>(*this, kMapSink) : sink_of(*this, A());
+      const StatePair<A> other[1] = {{sink, 1}};
+      state = StatePartials<A, typename C::Sum>::merge(state, other);
+      if (data[kMapLse] && sharing_rank<C>() == 0)
+        *at.template pointer<A>(*this, kMapLse) = finite_or_zero(state.m) + log_(state.l);
+      if (!C::Epilogue::kOnePerRow && empty_is_zero && state.m == -infinity() && state.l == 0) return {0, 1};
+    }
+    return state;
+  }
+};
+
+// The gradients of x from those of a thread's scores, vector by vector.
+template <class C>
+struct ColumnScoreGrad : ColumnPlaces<C> {
+  typedef ColumnPlaces<C> Base;
+  typedef typename C::Acc A;
+  typedef typename C::Out Out;
+  using Base::map, Base::tile, Base::V;
+  static constexpr int kMostVecs = C::kVecs > kStageVecs ? C::kVecs : kStageVecs;
+  static constexpr bool kAsksMasks = C::has(kScoreMask) && C::Grad::kSumsGrad;  // of each element
+  const ColumnFactors<C, A> factors;
+  BesideVector<C, Out> xs[C::has(kScoreSoftcap) ? kMostVecs : 1];  // of the vectors that were begun
+  BesideVector<C, unsigned char> masks[kAsksMasks ? kMostVecs : 1];
+
+  __device__ ColumnScoreGrad(const ScoreMap& map, const typename Base::Tile& tile) : Base(map, tile), factors(*this) {}
+  // Begins with the vectors q, q + 1, ...
+  template <int Vecs>
+  __device__ void begin(int q) {
+    constexpr BesideAccess kOfX = C::has(kScoreXVectors) ? BesideAccess::vectors : BesideAccess::elements;
+    if constexpr (C::has(kScoreSoftcap))
+      this->template load_vectors<kOfX>(reinterpret_cast<BesideVector<C, Out>(&)[Vecs]>(xs), kMapX, q);
+    if constexpr (kAsksMasks)
+      this->template load_vectors<mask_access<C>>(reinterpret_cast<BesideVector<C, unsigned char>(&)[Vecs]>(masks),
+                                                  kMapMask, q, map.mask_last);
+  }
+  // The gradient of element v of vector q, the i'th of those. What does not take part has none, which a softmax gives
+  // by itself: its result is 0 there, unless the sum of the column is not finite.
+  __device__ A backward(A grad, A sum, int q, int i, int v) const {
+    if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) {
+      if ((C::Grad::kSumsGrad || !(abs_(sum) < infinity())) && !takes_part(q, i, v)) return 0;
+    }
+    return score_gradient<C>(map, grad, xs[C::has(kScoreSoftcap) ? i : 0][v], factors[v]);
+  }
+
+ private:
+  __device__ bool takes_part(int q, int i, int v) const {
+    if (q >= tile.count || !this->has_column(v)) return false;
+    if (!this->is_inside(this->distance(q) + v * this->distance_step())) return false;
+    if constexpr (!C::has(kScoreMask)) return true;
+    if constexpr (kAsksMasks) return masks[i].is_set(v);
+    return this->template pointer<unsigned char>(kMapMask, q)[v * this->column_step(kMapMask)];
+  }
+};
+
+template <class C>
+struct ScoredGradTensors : ScoreMap {
+  __device__ Operands<C> operands() const {
+    return {static_cast<const typename C::Loaded*>(data[kMapInput]), static_cast<const typename C::In*>(data[kMapGrad]),
+            this};
+  }
+  __device__ typename C::Out* result() const { return static_cast<typename C::Out*>(data[kMapResult]); }
+};
