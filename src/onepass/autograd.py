@@ -92,14 +92,14 @@ def backward(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) ->
 
 def _call_operator(operators: Any, spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Any:
     """The engine's operator for a gradient."""
-    function, dims, _, keepdim, engine, score = spec
+    function, dims, _, keepdim, engine = spec
     softmax, logsumexp, triton = operators
     if engine == "triton":
         x, lse = (*saved, None)[:2]
-        return triton(g, x, lse, function, dims, to, keepdim, **score)
+        return triton(g, x, lse, function, dims, to, keepdim)
     if function == "logsumexp":
-        return logsumexp(g, *saved, dims, keepdim, **score)
-    return softmax(g, saved[0], _NUMBERS[function], dims, to, **score)
+        return logsumexp(g, *saved, dims, keepdim)
+    return softmax(g, saved[0], _NUMBERS[function], dims, to)
 
 
 def _call_backward_kernel(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Any:
@@ -210,16 +210,16 @@ def _register(name: str, parse: Callable[..., Parsed]) -> None:
     asked for. `parse` makes (the gradient and what was saved, spec, dtype of the result) of its arguments."""
     operator = getattr(torch.ops.onepass, name).default
 
-    def fake(*given: Any, **score: Any) -> Tensor:
+    def fake(*given: Any) -> Tensor:
         (_, x, _), _, to = parse(*given)
         return torch.empty_like(x, dtype=to)
 
-    def kernel(*given: Any, **score: Any) -> Tensor:
+    def kernel(*given: Any) -> Tensor:
         tensors, spec, to = parse(*given)
         if needs_no_autograd(*tensors) or not spec.function:  # the operator refuses a function without a name
             with _BelowAutograd():
-                return operator(*given, **score)
-        spec = spec._replace(dims=wrap_dims(spec.function, tensors[1], spec.dims), score=score)
+                return operator(*given)
+        spec = spec._replace(dims=wrap_dims(spec.function, tensors[1], spec.dims))
         return TransformBackward.apply(*tensors, spec, to)
 
     torch.library.register_fake(f"onepass::{name}", fake, lib=library)
@@ -243,7 +243,7 @@ def _parse_triton(
 
 # A graph calls this; what it launches is not to be traced when it runs.
 @torch._disable_dynamo
-def _triton_kernel(*arguments: Any, **score: Any) -> Tensor:
+def _triton_kernel(*arguments: Any) -> Tensor:
     (grad, saved, lse), spec, dtype = _parse_triton(*arguments)
     dims = tuple(sorted(wrap_dims(spec.function, saved, spec.dims))) if saved.dim() else ()
     given: tuple[Tensor, ...] = (saved,)
@@ -251,7 +251,7 @@ def _triton_kernel(*arguments: Any, **score: Any) -> Tensor:
         grad, lse = (unsqueeze_reduced(t, dims, spec.keepdim) for t in (grad, lse))
         given = (saved, lse)
     dx = torch.empty_like(saved, dtype=dtype)
-    triton_engine.launch_backward(spec.function, grad, given, dx, dims, **score)
+    triton_engine.launch_backward(spec.function, grad, given, dx, dims)
     return dx
 
 

@@ -25,7 +25,7 @@ def _upcast(x: Tensor) -> Tensor:
 
 
 def _score(spec: Spec, x: Tensor) -> Tensor:
-    return reference.score(spec.function, x, **spec.score)
+    return reference.score(spec.function, x)
 
 
 def unsqueeze_reduced(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:

@@ -121,14 +121,14 @@ def _differentiable(x: Tensor, spec: Spec, apply: Any) -> Tensor:
 
 def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **named: Any) -> Any:
     """Calls the one of the operators that serves the call. `named` is an `out`, or nothing."""
-    function, dims, dtype, keepdim, engine, score = spec
+    function, dims, dtype, keepdim, engine = spec
     if engine == "triton":
-        return operators["triton"](x, function, dims, dtype, keepdim, **named, **score)
+        return operators["triton"](x, function, dims, dtype, keepdim, **named)
     if dtype is not None:
         named["dtype"] = dtype
     if function in REDUCTIONS:
-        return operators[function](x, dims, keepdim, **named, **score)
-    return operators[function](x, dims, **named, **score)
+        return operators[function](x, dims, keepdim, **named)
+    return operators[function](x, dims, **named)
 
 
 def _call_registered(x: Tensor, spec: Spec) -> Tensor:
@@ -139,8 +139,8 @@ def _call_registered(x: Tensor, spec: Spec) -> Tensor:
 
 def _call_kernel(x: Tensor, spec: Spec) -> Tensor:
     """The same by the operator of the fast path, where that takes the call: under autocast it takes none."""
-    function, dims, dtype, keepdim, engine, score = spec
-    if len(dims) == 1 and function in HANDLES and engine != "triton" and not score and not _is_autocast_enabled():
+    function, dims, dtype, keepdim, engine = spec
+    if len(dims) == 1 and function in HANDLES and engine != "triton" and not _is_autocast_enabled():
         lse = function == "logsumexp"
         if not (lse and dtype):
             y = call_boxed(HANDLES[function], x, dims[0], keepdim if lse else dtype)
@@ -181,22 +181,20 @@ def call_out(x: Tensor, spec: Spec, out: Tensor) -> None:
 # A graph calls these two; what they launch is not to be traced when it runs.
 @torch._disable_dynamo
 def _triton_out(
-    input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool, *, out: Tensor, **score: Any
+    input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool, *, out: Tensor
 ) -> None:
     check_memory(function, input, out)
     dims = sorted(wrap_dims(function, input, dim)) if input.dim() else []
     whole = out
     if function in REDUCTIONS:
         whole = (unsqueeze_planes if function == "state" else unsqueeze_reduced)(out, dims, keepdim)
-    triton_engine.launch_forward(function, input, whole, tuple(dims), **score)
+    triton_engine.launch_forward(function, input, whole, tuple(dims))
 
 
 @torch._disable_dynamo
-def _triton_kernel(
-    input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool, **score: Any
-) -> Tensor:
+def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool) -> Tensor:
     out = _empty(input, Spec(function, dim, dtype, keepdim))
-    _triton_out(input, function, dim, dtype, keepdim, out=out, **score)
+    _triton_out(input, function, dim, dtype, keepdim, out=out)
     return out
 
 
@@ -221,8 +219,8 @@ def _register(name: str, as_spec: Callable[..., Spec]) -> None:
         library.impl(name, kernel, key)
 
 
-def _parse(function: str, dim: list[int], keepdim: bool = False, dtype: Any = None, **score: Any) -> Spec:
-    return Spec(function, dim, dtype, keepdim, score=score)
+def _parse(function: str, dim: list[int], keepdim: bool = False, dtype: Any = None) -> Spec:
+    return Spec(function, dim, dtype, keepdim)
 
 
 def _register_out(name: str, operator: Any) -> None:
@@ -271,7 +269,7 @@ for _name in FUNCTIONS:
     _register(_name, functools.partial(_parse, _name))
 for _name in _WITH_OUT:
     _register_fast_path(_name)
-_register("triton", lambda function, dim, dtype, keepdim, **score: Spec(function, dim, dtype, keepdim, "triton", score))
+_register("triton", functools.partial(Spec, engine="triton"))
 for _key in ("CPU", "CUDA", "XPU"):
     library.impl("triton", _triton_kernel, _key)
     library.impl("triton.out", _triton_out, _key)

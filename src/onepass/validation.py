@@ -6,7 +6,7 @@ got and what is accepted.
 
 import ctypes
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,9 +23,6 @@ TAKES = "float32, float64, float16 and bfloat16"
 PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}  # as dtypes
 
 
-DEFAULT_SCORE: Mapping[str, Any] = {}
-
-
 class Spec(NamedTuple):
     """A checked call but for its tensors, with which everything between the public functions and the engines works."""
 
@@ -34,9 +31,6 @@ class Spec(NamedTuple):
     dtype: torch.dtype | None = None  # the argument `dtype=`, or the dtype that autocast asks for
     keepdim: bool = False
     engine: str = "native"  # "triton", or any other name for the native core, which goes by the tensor's device
-    score: Mapping[str, Any] = (
-        DEFAULT_SCORE  # the parameters of the score that are not their defaults, as the operators take them
-    )
 
 
 class Default(int):

@@ -274,7 +274,7 @@ def resources(
     pointers = {name: dtype for name, dtype in zip(kernel.arg_names, dtypes, strict=False) if dtype}
     signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict.fromkeys(("first", "rows", "n"), "i32")
     signature |= {name: POINTERS[dtype] for name, dtype in pointers.items()}
-    signature |= {"row_sizes": (), "sizes": (), "score_params": ()}
+    signature |= {"row_sizes": (), "sizes": ()}
     signature |= {"row_strides": (("i32",),) * len(pointers), "strides": tuple((step,) for step in steps)}
     values: dict[Any, Any] = {
         (place(name),): constants.get(name) for name, kind in signature.items() if kind == "constexpr"

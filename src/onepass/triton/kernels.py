@@ -43,18 +43,18 @@ def offset(index, sizes, strides):
 
 
 @triton.jit
-def load_scores(x_row, column, inside, sizes, strides, score_params, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC):
+def load_scores(x_row, column, inside, sizes, strides, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC: tl.constexpr):
     """The scores of elements. An element is rounded to the dtype of the result first, as ``dtype=`` of torch does, and
     then converted to the accumulator's dtype. Lanes outside the mask read nothing. Their score is -inf."""
-    other = SCORE(tl.full((), -float("inf"), ACC), score_params)
+    other = SCORE(tl.full((), -float("inf"), ACC))
     x = tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=other)
-    return SCORE(round_to(x, TYPE).to(ACC), score_params)
+    return SCORE(round_to(x, TYPE).to(ACC))
 
 
 @triton.jit
-def load_saved(x_row, column, inside, sizes, strides, score_params, SCORE: tl.constexpr, ACC: tl.constexpr):
+def load_saved(x_row, column, inside, sizes, strides, SCORE: tl.constexpr, ACC: tl.constexpr):
     """What the forward saved of elements. Lanes outside the mask are 0 and add nothing to the sum of a gradient."""
-    return SCORE(tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=0.0).to(ACC), score_params)
+    return SCORE(tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=0.0).to(ACC))
 
 
 @triton.jit
@@ -110,7 +110,6 @@ def row_kernel(
     row_strides,
     sizes,
     strides,
-    score_params,
     SCORE: tl.constexpr,
     SCORE_BACKWARD: tl.constexpr,
     TERM: tl.constexpr,
@@ -131,10 +130,10 @@ def row_kernel(
 
     if g_ptr is None:
         g = None
-        x = load_scores(x_row, column, inside, sizes, strides, score_params, SCORE, TYPE, ACC)
+        x = load_scores(x_row, column, inside, sizes, strides, SCORE, TYPE, ACC)
     else:
         g = load_grad(g_row, column, inside, sizes, strides, ACC)
-        x = load_saved(x_row, column, inside, sizes, strides, score_params, SCORE, ACC)
+        x = load_saved(x_row, column, inside, sizes, strides, SCORE, ACC)
     if lse_ptr is None:
         m, l = reduce_tile(-float("inf"), x, g, 1, TERM, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
@@ -148,7 +147,7 @@ def row_kernel(
     else:
         y = EPILOGUE(x, g, numbers, TYPE)
         if g is not None:
-            y = SCORE_BACKWARD(y, score_params)
+            y = SCORE_BACKWARD(y)
         tl.store(out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=inside)
 
 
@@ -165,7 +164,6 @@ def online_kernel(
     row_strides,
     sizes,
     strides,
-    score_params,
     SCORE: tl.constexpr,
     SCORE_BACKWARD: tl.constexpr,
     TERM: tl.constexpr,
@@ -193,10 +191,10 @@ def online_kernel(
             column = tl.cast(chunk, tl.int64) * (DEPTH * LANES) + tile
             if g_ptr is None:
                 g = None
-                x = load_scores(x_row, column, column < n, sizes, strides, score_params, SCORE, TYPE, ACC)
+                x = load_scores(x_row, column, column < n, sizes, strides, SCORE, TYPE, ACC)
             else:
                 g = load_grad(g_row, column, column < n, sizes, strides, ACC)
-                x = load_saved(x_row, column, column < n, sizes, strides, score_params, SCORE, ACC)
+                x = load_saved(x_row, column, column < n, sizes, strides, SCORE, ACC)
             m, high, low = absorb(m, high, low, x, g, TERM, EPILOGUE is None, TYPE)
         m, l = merge_lanes(m, high, low, g_row, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
@@ -212,17 +210,17 @@ def online_kernel(
             column = tl.cast(chunks - 1 - chunk, tl.int64) * (DEPTH * LANES) + tile
             if g_ptr is None:
                 g = None
-                x = load_scores(x_row, column, column < n, sizes, strides, score_params, SCORE, TYPE, ACC)
+                x = load_scores(x_row, column, column < n, sizes, strides, SCORE, TYPE, ACC)
             else:
                 g = load_grad(g_row, column, column < n, sizes, strides, ACC)
-                x = load_saved(x_row, column, column < n, sizes, strides, score_params, SCORE, ACC)
+                x = load_saved(x_row, column, column < n, sizes, strides, SCORE, ACC)
             y = EPILOGUE(x, g, numbers, TYPE)
             if g_ptr is None:
                 tl.store(
                     out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=column < n, cache_modifier=".cs"
                 )
             else:
-                y = SCORE_BACKWARD(y, score_params)
+                y = SCORE_BACKWARD(y)
                 tl.store(out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=column < n)
 
 

@@ -6,7 +6,6 @@ Nothing here imports triton before a call needs a kernel.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib.util
 import math
@@ -37,7 +36,6 @@ def launch_forward(
     dims: tuple[int, ...],
     *,
     plan: Plan | None = None,
-    **score: float,
 ) -> None:
     """Write ``function`` of ``x`` over ``dims`` to ``out``.
 
@@ -49,7 +47,6 @@ def launch_forward(
     of float64, else float32.
     ``dims``: not negative, sorted, unique.
     ``plan`` forces a tier; ValueError where it cannot serve the call.
-    ``score``: the parameters of the function's score that are not their defaults.
     """
     if function not in FUNCTIONS:
         raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
@@ -80,7 +77,7 @@ def launch_forward(
     if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
         out_strides = (out_strides[0], target.stride(0))
     layout = ((), ((x_strides[0],), (out_strides[0],)), (), ((x_strides[1],), (out_strides[1],)))
-    _launch(function, False, plan, (source, target, None, None), order, layout, score)
+    _launch(function, False, plan, (source, target, None, None), order, layout)
     if target is not out:
         for part, computed in zip(out, target, strict=True) if planes else ((out, target),):
             order.permuted(part).copy_(computed)
@@ -94,7 +91,6 @@ def launch_backward(
     dims: tuple[int, ...],
     *,
     plan: Plan | None = None,
-    **score: float,
 ) -> None:
     """Write the gradient of the input to ``dx`` from that of the result, ``grad``. No other tensor is allocated.
 
@@ -106,7 +102,6 @@ def launch_backward(
     rounded once), of any strides (0 too), on a device for which ``unavailable`` says None.
     ``dims``: not negative, sorted, unique.
     ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
-    ``score``: as for the forward.
     """
     _check(function, grad, saved, dx, dims)
     y, lse = saved[0], saved[1] if function == "logsumexp" else None
@@ -125,7 +120,7 @@ def launch_backward(
     if order.rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
         row_strides = tuple((order.n * inner[0],) for inner in strides)
     layout = (row_sizes, row_strides, sizes, strides[:3])
-    _launch(function, True, plan, (y, dx, grad, lse), order, layout, score)
+    _launch(function, True, plan, (y, dx, grad, lse), order, layout)
 
 
 def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: tuple[int, ...]) -> None:
@@ -148,11 +143,12 @@ def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, d
 
 
 @functools.lru_cache(maxsize=4096)
-def _kernel(function: str, backward: bool, plan: Plan, parameters: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:
-    """The kernel of a plan, for a score with these parameters, and its compile-time arguments. This imports triton."""
+def _kernel(function: str, backward: bool, plan: Plan) -> tuple[Any, dict[str, Any]]:
+    """The kernel of a plan and its compile-time arguments. This imports triton."""
     from . import epilogue, kernels, score
 
-    policies = {**score.policy_of(function, parameters), **epilogue.POLICIES[function][backward]}
+    of_score = score.SCORES.get(function, score.identity)
+    policies = {"SCORE": of_score, "SCORE_BACKWARD": of_score, **epilogue.POLICIES[function][backward]}
     # FP fusion is asked for by name because its default is about to change; no result here depends on it.
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
     return kernels.KERNELS[plan.tier], {**policies, **plan.constants(), **options}
@@ -165,18 +161,14 @@ def _launch(
     tensors: tuple[Any, ...],
     order: Order,
     layout: tuple[Any, ...],
-    score: dict[str, float],
 ) -> None:
     """Launch a kernel over all rows, in several launches where the grid of one is too small."""
-    kernel, constants = _kernel(function, backward, plan, tuple(score))
-    # A kernel gets a float as float32. What that rounds off is a number of its own, for the kernels of doubles.
-    highs = [ctypes.c_float(value).value for value in score.values()]
-    params = tuple((high, value - high) for high, value in zip(highs, score.values(), strict=True))
+    kernel, constants = _kernel(function, backward, plan)
     span = plan.grid * plan.rows
     with on_device(tensors[0].device):
         for first in range(0, order.rows, span):
             grid = (-(-min(span, order.rows - first) // plan.rows),)
-            kernel[grid](*tensors, first, order.rows, order.n, *layout, params, **constants)
+            kernel[grid](*tensors, first, order.rows, order.n, *layout, **constants)
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -84,35 +84,18 @@ def base_of(m, REDUCES: tl.constexpr):
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
-# A score has two parts: the score of an element, and the gradient of the element from that of its score. Both take the
-# parameters of the call, each a pair of float32 numbers that add up to it (`value_of`), which no other file looks into.
-# `SCORE(-inf)` is the element whose score is -inf: scores rise or fall, from one infinity to the other.
+# The score of an element, and likewise the gradient of the element from that of its score. `SCORE(-inf)` is the element
+# whose score is -inf.
 
 
 @triton.jit
-def value_of(param, x):
-    """A parameter in the dtype of x."""
-    return tl.cast(param[0], x.dtype) + tl.cast(param[1], x.dtype)
-
-
-@triton.jit
-def identity(x, params):
+def identity(x):
     return x
 
 
 @triton.jit
-def negate(x, params):
+def negate(x):
     return -x
 
 
-# By the names of the parameters that a call has, behind that of the function where it has scores of its own.
-SCORES = {
-    (): {"SCORE": identity, "SCORE_BACKWARD": identity},
-    ("softmin",): {"SCORE": negate, "SCORE_BACKWARD": negate},
-}
-
-
-def policy_of(function, parameters):
-    """The two parts of the score of a call."""
-    of_function = (function, *parameters)
-    return SCORES[of_function if (function,) in SCORES else parameters]
+SCORES = {"softmin": negate}  # of the other functions: identity

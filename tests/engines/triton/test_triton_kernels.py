@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import onepass.triton as engine
 from lib.modes import Operators
 from lib.support import DTYPES, FUNCTIONS, LAYOUTS, SOFTMAXES, maker, ours, peak, same, slow, some_tuples, tuples
 from lib.triton import (
@@ -32,7 +31,7 @@ from lib.triton import (
 )
 from lib.triton import launch as launch_case
 from onepass import reference
-from onepass.triton import Plan, launch
+from onepass.triton import launch
 
 pytestmark = needs_triton
 TWO_TIERS = pytest.mark.parametrize("tier", ["rows of 4 a program, split launch", "online"])
@@ -375,33 +374,3 @@ def test_a_device_that_is_not_current(gpu):
     assert torch.cuda.current_device() == 0
     check(gpu, case("softmax", x))
     assert torch.cuda.current_device() == 0
-
-
-def _of_scaled(function: str, x: Tensor, grad: Tensor, plan: Plan, temperature: float) -> Tensor:
-    """`function` of x / temperature, by a score that the engine does not have, and the gradient of x beside it."""
-    from lib.triton_score import SCALED
-    from onepass.triton import score
-
-    out, dx = torch.empty_like(grad), torch.empty_like(x)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(score.SCORES, ("temperature",), SCALED)
-        engine.launch_forward(function, x, out, (1,), plan=plan, temperature=temperature)
-        saved = (x, out) if function == "logsumexp" else (out,)
-        engine.launch_backward(function, grad, saved, dx, (1,), plan=plan, temperature=temperature)
-    return torch.cat([out, dx], 1)
-
-
-@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
-@TWO_TIERS
-@pytest.mark.parametrize(("dtype", "tolerance"), [(F32, 1e-5), (F64, 1e-12)])
-def test_a_score_may_have_parameters(runs, function, tier, dtype, tolerance):
-    temperature = 0.7  # which float32 has not
-    x = maker(dtype, runs.device)(5, 23)
-    grad = maker(dtype, runs.device, seed=5)(5, 1 if function == "logsumexp" else 23)
-    got = runs.run(_of_scaled, function, x, grad, TIERS[tier], temperature)
-    exact = x.double().requires_grad_()
-    want = getattr(torch, function)(exact / temperature, 1, **({"keepdim": True} if function == "logsumexp" else {}))
-    want.backward(grad.double())
-    torch.testing.assert_close(
-        got.double(), torch.cat([want.detach(), exact.grad], 1), rtol=tolerance, atol=tolerance / 10
-    )

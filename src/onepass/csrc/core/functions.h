@@ -1,6 +1,5 @@
-// functions.h: the list of functions, and of the parameters that a score may have. C++ (types.h), the CUDA kernels and,
-// through native.py and the operators' schemas, Python read them. Preprocessor only, so that NVRTC takes it
-// as it is.
+// functions.h: the list of functions. C++ (types.h), the CUDA kernels and, through native.py, Python read it.
+// Preprocessor only, so that NVRTC takes it as it is.
 //
 // F(name, is_reduction, leading_planes) for each function, in the order of their numbers:
 //   is_reduction     the result has one element per row instead of one per element
@@ -14,8 +13,3 @@
   F(softmin, false, 0)       \
   F(logsumexp, true, 0)      \
   F(state, true, 2)
-
-// F(type, name, schema_type, default) for each parameter of a score. All functions have all of them: their operators
-// take them by keyword, problems carry them, and a kernel gets them by value, in this order. A kernel is compiled with
-// the macro SCORE_<name> for each that is not its default.
-#define ONEPASS_SCORE_PARAMETERS(F)

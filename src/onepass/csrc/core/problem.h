@@ -21,7 +21,8 @@ struct TensorArg {
   void* data;  // null where the problem has no such tensor
 };
 
-struct Problem : ScoredFunction {
+struct Problem {
+  Function function;
   Direction direction;
   TensorArg tensors[kMaxTensors];  // as ForwardTensor or BackwardTensor number them
   Layout layout;
@@ -33,6 +34,7 @@ struct Problem : ScoredFunction {
   T* data(int tensor) const {
     return static_cast<T*>(tensors[tensor].data);
   }
+  bool is_reduction() const { return onepass::is_reduction(function); }
   bool is_backward() const { return direction == Direction::backward; }
   // The tensors without the result of logsumexp, which only that gradient reads.
   int count_tensors() const { return is_backward() ? int(kLse) : int(kForwardTensors); }
@@ -53,15 +55,14 @@ struct Problem : ScoredFunction {
     return tensor == kLse || (tensor == kGrad && (is_reduction() || grad_is_broadcast()));
   }
 
-  static Problem forward(const Layout& layout, const ScoredFunction& function, DType x_type, DType y_type,
-                         const void* x = nullptr, void* y = nullptr) {
+  static Problem forward(const Layout& layout, Function function, DType x_type, DType y_type, const void* x = nullptr,
+                         void* y = nullptr) {
     return {function, Direction::forward, {{x_type, const_cast<void*>(x)}, {y_type, y}}, layout};
   }
   // `result_type` is the type of the forward's result and so of its gradient.
-  static Problem backward(const Layout& layout, const ScoredFunction& function, DType result_type, DType dx_type,
-                          void* dx = nullptr, const void* saved = nullptr, const void* grad = nullptr,
-                          const void* lse = nullptr) {
-    const DType saved_type = function.is_reduction() ? dx_type : result_type;
+  static Problem backward(const Layout& layout, Function function, DType result_type, DType dx_type, void* dx = nullptr,
+                          const void* saved = nullptr, const void* grad = nullptr, const void* lse = nullptr) {
+    const DType saved_type = onepass::is_reduction(function) ? dx_type : result_type;
     return {function,
             Direction::backward,
             {{dx_type, dx},

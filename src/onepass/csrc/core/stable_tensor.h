@@ -246,12 +246,14 @@ struct ReduceDims {
 };
 
 // The tensors of a problem, in the order of Problem, null where there is none.
-struct TensorArgs : ScoredFunction {
+struct TensorArgs {
+  Function function;
   Direction direction;
   const TensorRef* tensors[kMaxTensors];
   const ReduceDims& dims;
   bool keepdim;  // whether a reduction's result has the reduced dims, of size 1
 
+  bool is_reduction() const { return onepass::is_reduction(function); }
   // The tensor that has the shape of the input.
   const TensorRef& like() const { return *tensors[direction == Direction::forward ? int(kX) : int(kSaved)]; }
   int output() const { return direction == Direction::forward ? int(kY) : int(kDx); }

@@ -24,35 +24,6 @@ constexpr const FunctionTraits& traits_of(Function function) { return kFunctions
 constexpr const char* name_of(Function function) { return traits_of(function).name; }
 constexpr bool is_reduction(Function function) { return traits_of(function).is_reduction; }
 
-// The parameters of a score.
-struct ScoreArgs {
-#define ONEPASS_MEMBER(type, name, schema_type, fallback) type name = fallback;
-  ONEPASS_SCORE_PARAMETERS(ONEPASS_MEMBER)
-#undef ONEPASS_MEMBER
-
-  // Calls visit(name, schema_type, value, default) for each.
-  template <class Visit>
-  void visit([[maybe_unused]] const Visit& visit) {
-#define ONEPASS_VISIT(type, name, schema_type, fallback) visit(#name, #schema_type, name, type(fallback));
-    ONEPASS_SCORE_PARAMETERS(ONEPASS_VISIT)
-#undef ONEPASS_VISIT
-  }
-  template <class Visit>
-  void visit(const Visit& visit) const {
-    ScoreArgs(*this).visit(visit);
-  }
-};
-
-// A function, of scores with these parameters: what a call computes, from the operator to the kernel.
-struct ScoredFunction {
-  Function function = {};
-  ScoreArgs score = {};
-
-  ScoredFunction() = default;
-  ScoredFunction(Function function, const ScoreArgs& score = {}) : function(function), score(score) {}
-  bool is_reduction() const { return onepass::is_reduction(function); }
-};
-
 enum class DType { float32, float64, float16, bfloat16 };
 constexpr DType kDTypes[] = {DType::float32, DType::float64, DType::float16, DType::bfloat16};
 constexpr const char* kDTypeNames[] = {"float32", "float64", "float16", "bfloat16"};

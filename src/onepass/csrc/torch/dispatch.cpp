@@ -94,7 +94,7 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
     return run_forward(with(TensorRef(rounded.get()), y), y_type, y_type, contiguous, plan);
   }
   const Problem problem =
-      Problem::forward(layout_of(args, contiguous), args, x_type, y_type, x.data(), y.mutable_data());
+      Problem::forward(layout_of(args, contiguous), args.function, x_type, y_type, x.data(), y.mutable_data());
   if (!x.is_cuda() && !args.is_reduction() && problem.layout.view == View::strided) {
     const Copied what = copied(problem.layout, layout_of(with(x, x), false), layout_of(with(y, y), false));
     if (what == Copied::input) {
@@ -149,9 +149,9 @@ void run_backward(const TensorArgs& args, DType result_type, DType dx_type, cons
   }
   const int64_t* const each[kBackwardTensors] = {strides[0], strides[1], strides[2], strides[3]};
   const auto data_of = [&](int t) { return args.tensors[t] ? args.tensors[t]->data() : nullptr; };
-  Problem problem =
-      Problem::backward(make_backward_layout(dx.rank, dx.sizes, each, args.dims.reduced, args.is_reduction()), args,
-                        result_type, dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad), data_of(kLse));
+  Problem problem = Problem::backward(
+      make_backward_layout(dx.rank, dx.sizes, each, args.dims.reduced, args.is_reduction()), args.function, result_type,
+      dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad), data_of(kLse));
   if (!dx.is_cuda()) {
     problem.threads = int64_t(torch::stable::get_num_threads());
     return run_cpu(problem);

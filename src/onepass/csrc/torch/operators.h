@@ -42,8 +42,8 @@ bool run_scored(const ScoredProblem& problem, const TensorRef& like);
 }  // namespace cuda
 
 // Computes a forward into `y`, whose shape, dtype and device are checked. Overlap with `x` is not: see below.
-void compute_into(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, bool keepdim,
-                  const TensorRef& y, const CudaPlan* plan = nullptr);
+void compute_into(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
+                  const CudaPlan* plan = nullptr);
 
 // Why a forward may not write `y` while it reads `x`; null where it may.
 const char* find_overlap(Function function, const TensorRef& y, const TensorRef& x);

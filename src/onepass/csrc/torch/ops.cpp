@@ -25,17 +25,17 @@ void check_type(Function function, DType x_type, DType y_type, const char* got) 
        (widens ? " or float32" : "") + ", got " + got + name_of(y_type));
 }
 
-OwnedTensor compute(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, const MaybeType& dtype,
+OwnedTensor compute(Function function, const TensorRef& x, const ReduceDims& dims, const MaybeType& dtype,
                     bool keepdim) {
   const DType x_type = x.dtype();
-  const DType y_type = dtype ? dtype_of(*dtype) : result_type(of.function, x_type);
-  check_type(of.function, x_type, y_type, "dtype=");
+  const DType y_type = dtype ? dtype_of(*dtype) : result_type(function, x_type);
+  check_type(function, x_type, y_type, "dtype=");
   const bool contiguous = x.is_contiguous();
   const auto run = [&](const TensorRef& y) {
-    run_forward({of, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type, contiguous);
+    run_forward({function, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type, contiguous);
   };
-  if (of.is_reduction()) {
-    const ResultShape shape(of.function, x, dims, keepdim);
+  if (is_reduction(function)) {
+    const ResultShape shape(function, x, dims, keepdim);
     OwnedTensor out = empty_contiguous(shape.rank, shape.sizes, y_type, x);
     return run(TensorRef(out.get())), std::move(out);
   }
@@ -53,19 +53,19 @@ MemoryRange range_of(const TensorRef& tensor) {
 
 }  // namespace
 
-void compute_into(const ScoredFunction& of, const TensorRef& x, const ReduceDims& dims, bool keepdim,
-                  const TensorRef& y, const CudaPlan* plan) {
+void compute_into(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
+                  const CudaPlan* plan) {
   const DType y_type = y.dtype(), x_type = x.dtype();
-  check_type(of.function, x_type, y_type, "an out of ");
-  if (traits_of(of.function).leading_planes && !y.is_contiguous()) fail("a state is written to a contiguous out");
-  const ResultShape shape(of.function, x, dims, keepdim);
+  check_type(function, x_type, y_type, "an out of ");
+  if (traits_of(function).leading_planes && !y.is_contiguous()) fail("a state is written to a contiguous out");
+  const ResultShape shape(function, x, dims, keepdim);
   if (!y.has_sizes(shape.sizes, shape.rank)) {
     fail("the result has shape " + to_text(shape.sizes, shape.rank) + ", got an out of shape " +
          to_text(y.sizes, y.rank));
   }
   if (!x.is_on_device_of(y)) fail("input and out must be on the same device");
-  run_forward({of, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type, x.is_contiguous() && y.is_contiguous(),
-              plan);
+  run_forward({function, Direction::forward, {&x, &y}, dims, keepdim}, x_type, y_type,
+              x.is_contiguous() && y.is_contiguous(), plan);
 }
 
 const char* find_overlap(Function function, const TensorRef& y, const TensorRef& x) {
@@ -183,17 +183,12 @@ class Arguments {
   void take_tensor_if(bool is_there, std::optional<TensorArgument>& tensor) {
     if (is_there) tensor.emplace(take<AtenTensorHandle>());
   }
-  ScoreArgs take_score() {
-    ScoreArgs score;
-    score.visit([&](auto, auto, auto& value, auto) { value = take<std::decay_t<decltype(value)>>(); });
-    return score;
-  }
 
  private:
   const StableIValue* next_;
 };
 
-// (input, dims, [keepdim], [dtype], [out], score), where only a reduction has keepdim and a state has no dtype.
+// (input, dims, [keepdim], [dtype], [out]), where only a reduction has keepdim and a state has no dtype.
 template <Function function, bool kHasOut>
 void run_operator(StableIValue* stack, uint64_t, uint64_t) {
   Arguments given(stack);
@@ -205,7 +200,6 @@ void run_operator(StableIValue* stack, uint64_t, uint64_t) {
   if constexpr (!traits_of(function).leading_planes) dtype = given.take<MaybeType>();
   std::optional<TensorArgument> out;
   given.take_tensor_if(kHasOut, out);
-  const ScoredFunction of(function, given.take_score());
   const ReduceDims dims(dim, x.rank);
   if constexpr (kHasOut) {  // of which nothing is known: graphs and C++ call this as well as Python
     const TensorRef& y = *out;
@@ -216,9 +210,9 @@ void run_operator(StableIValue* stack, uint64_t, uint64_t) {
     if (const char* reason = find_overlap(function, y, x)) {
       throw std::runtime_error(std::string("onepass.") + name_of(function) + "(): " + reason);
     }
-    compute_into(of, x, dims, keepdim, y);
+    compute_into(function, x, dims, keepdim, y);
   } else {
-    stack[0] = stable::from(compute(of, x, dims, dtype, keepdim).release());
+    stack[0] = stable::from(compute(function, x, dims, dtype, keepdim).release());
   }
 }
 
@@ -278,7 +272,7 @@ Function function_of(int64_t number, bool takes_reductions) {
   fail("function is " + names + ", got " + std::to_string(number));
 }
 
-// (grad, y, function, dims, [dtype], [out], score), or of logsumexp (grad, x, lse, dims, keepdim, [out], score).
+// (grad, y, function, dims, [dtype], [out]), or of logsumexp (grad, x, lse, dims, keepdim, [out]).
 template <bool kOfLogSumExp, bool kHasOut>
 void run_backward_operator(StableIValue* stack, uint64_t, uint64_t) {
   Arguments given(stack);
@@ -292,9 +286,10 @@ void run_backward_operator(StableIValue* stack, uint64_t, uint64_t) {
   if constexpr (!kOfLogSumExp && !kHasOut) dtype = given.take<ScalarType>();
   std::optional<TensorArgument> out;
   given.take_tensor_if(kHasOut, out);
-  const ScoredFunction of(function_of(number, kOfLogSumExp), given.take_score());
+  const Function function = function_of(number, kOfLogSumExp);
   const ReduceDims dims(dim, saved.rank);
-  const TensorArgs args = {of, Direction::backward, {nullptr, &saved, &grad, lse ? &*lse : nullptr}, dims, keepdim};
+  const TensorArgs args = {
+      function, Direction::backward, {nullptr, &saved, &grad, lse ? &*lse : nullptr}, dims, keepdim};
   if constexpr (kHasOut) {
     compute_gradient_into(args, *out);
   } else {
@@ -312,10 +307,10 @@ void run_softmax_with_plan(StableIValue* stack, uint64_t, uint64_t) {
   const bool keepdim = given.take<bool>();
   const Dims plan = given.take<Dims>();
   const TensorArgument out = given.take_tensor();
-  const ScoredFunction of(function_of(number, true), given.take_score());
+  const Function function = function_of(number, true);
   if (!x.is_cuda()) fail("only CUDA calls have a plan to force");
   const CudaPlan forced = parse_plan(plan);
-  compute_into(of, x, ReduceDims(dim, x.rank), keepdim, out, &forced);
+  compute_into(function, x, ReduceDims(dim, x.rank), keepdim, out, &forced);
 }
 void run_backward_with_plan(StableIValue* stack, uint64_t, uint64_t) {
   Arguments given(stack);
@@ -324,43 +319,32 @@ void run_backward_with_plan(StableIValue* stack, uint64_t, uint64_t) {
   const int64_t number = given.take<int64_t>();
   const Dims dim = given.take<Dims>(), plan = given.take<Dims>();
   const TensorArgument dx = given.take_tensor();
-  const ScoreArgs score = given.take_score();
   const CudaPlan forced = parse_plan(plan);
   if (!dx.is_cuda()) fail("only CUDA calls have a plan to force");
   const std::optional<TensorRef> lse = owned_lse ? std::optional(TensorRef(owned_lse->get())) : std::nullopt;
-  const ScoredFunction of(lse ? Function::logsumexp : function_of(number, false), score);
+  const Function function = lse ? Function::logsumexp : function_of(number, false);
   const ReduceDims dims(dim, saved.rank);
-  compute_gradient_into(
-      {of, Direction::backward, {nullptr, &saved, &grad, lse ? &*lse : nullptr}, dims, lse && lse->rank == saved.rank},
-      dx, &forced);
+  const bool keepdim = lse && lse->rank == saved.rank;
+  compute_gradient_into({function, Direction::backward, {nullptr, &saved, &grad, lse ? &*lse : nullptr}, dims, keepdim},
+                        dx, &forced);
 }
 
 // Registration --------------------------------------------------------------------------------------------------------
 
-// Defines an operator, whose last arguments are the parameters of the score, by keyword. The fast path takes none.
-void define(stable::StableLibrary& m, std::string schema, const char* returns, bool has_score = true) {
-  if (has_score) {
-    std::string score;
-    ScoreArgs().visit([&](const char* name, const char* type, auto, auto fallback) {
-      score += std::string(", ") + type + " " + name + "=" + std::to_string(fallback);
-    });
-    schema += (score.empty() || schema.find("*,") != std::string::npos ? "" : ", *") + score;
-  }
-  m.def((schema + ") -> " + returns).c_str());
-}
+void define(stable::StableLibrary& m, const std::string& schema) { m.def(schema.c_str()); }
 
 // The operators of a function: its own and, with an underscore, those of the fast path, which is for calls of one dim
 // without a gradient. These are spared an autograd kernel in Python, and a list.
 void define_function(stable::StableLibrary& m, const FunctionTraits& function) {
   const std::string name = function.name, keepdim = function.is_reduction ? ", bool keepdim=False" : "";
   const std::string dtype = function.leading_planes ? "" : ", *, ScalarType? dtype=None";
-  define(m, name + "(Tensor input, int[1] dim" + keepdim + dtype, "Tensor");
+  define(m, name + "(Tensor input, int[1] dim" + keepdim + dtype + ") -> Tensor");
   if (function.leading_planes) return;
-  define(m, name + ".out(Tensor input, int[1] dim" + keepdim + dtype + ", Tensor(a!) out", "()");
+  define(m, name + ".out(Tensor input, int[1] dim" + keepdim + dtype + ", Tensor(a!) out) -> ()");
   const std::string option = function.is_reduction ? ", bool keepdim" : ", ScalarType? dtype";
   const std::string fallback = function.is_reduction ? "=False" : "=None";
-  define(m, "_" + name + ".int(Tensor input, int dim" + option + fallback, "Tensor", false);
-  define(m, "_" + name + ".int_out(Tensor input, int dim" + option + ", Tensor(a!) out", "bool", false);
+  define(m, "_" + name + ".int(Tensor input, int dim" + option + fallback + ") -> Tensor");
+  define(m, "_" + name + ".int_out(Tensor input, int dim" + option + ", Tensor(a!) out) -> bool");
 }
 
 template <Function function>
@@ -393,24 +377,23 @@ STABLE_TORCH_LIBRARY(onepass, m) {
   // For autograd. `grad` and `y` (or `lse`) have one dtype. The gradient of a softmax has any, as the input of a
   // forward with dtype= has; the gradient of logsumexp has that of `x`.
   const std::string softmax = "(Tensor grad, Tensor y, int function, int[1] dim, ";
-  define(m, "_softmax_backward" + softmax + "ScalarType dtype", "Tensor");
-  define(m, "_softmax_backward.out" + softmax + "Tensor(a!) out", "()");
+  define(m, "_softmax_backward" + softmax + "ScalarType dtype) -> Tensor");
+  define(m, "_softmax_backward.out" + softmax + "Tensor(a!) out) -> ()");
   const std::string logsumexp = "(Tensor grad, Tensor x, Tensor lse, int[1] dim, bool keepdim";
-  define(m, "_logsumexp_backward" + logsumexp + "=False", "Tensor");
-  define(m, "_logsumexp_backward.out" + logsumexp + ", Tensor(a!) out", "()");
+  define(m, "_logsumexp_backward" + logsumexp + "=False) -> Tensor");
+  define(m, "_logsumexp_backward.out" + logsumexp + ", Tensor(a!) out) -> ()");
   // The Triton engine, whose kernels are in Python.
   const std::string triton = "(Tensor input, str function, int[] dim, ScalarType? dtype, bool keepdim";
-  define(m, "triton" + triton, "Tensor");
-  define(m, "triton.out" + triton + ", *, Tensor(a!) out", "()");
+  define(m, "triton" + triton + ") -> Tensor");
+  define(m, "triton.out" + triton + ", *, Tensor(a!) out) -> ()");
   define(m,
          "triton_backward(Tensor grad, Tensor saved, Tensor? lse, str function, int[] dim, ScalarType dtype, "
-         "bool keepdim",
-         "Tensor");
-  define(m, "_softmax_with_plan(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out", "()");
+         "bool keepdim) -> Tensor");
+  define(m,
+         "_softmax_with_plan(Tensor input, int function, int[] dim, bool keepdim, int[] plan, Tensor(a!) out) -> ()");
   define(m,
          "_softmax_backward_with_plan(Tensor grad, Tensor saved, Tensor? lse, int function, int[] dim, int[] plan, "
-         "Tensor(a!) out",
-         "()");
+         "Tensor(a!) out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_all(m); }

@@ -52,7 +52,6 @@ KernelId identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
   add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
-  kind.score.visit([&](auto, auto, auto value, auto fallback) { add(value != fallback, 1); });
   return {id, kind.score_parts << 2 | uint32_t(kind.bias)};
 }
 
@@ -91,7 +90,7 @@ KernelKind kind_of(const Problem& problem) {
     const bool is_broadcast = problem.has_rows() ? problem.grad_is_broadcast() : grad_is_broadcast_in_tile(problem);
     pass = is_broadcast ? Pass::backward_broadcast : Pass::backward;
   }
-  return {problem, pass, problem.in_type(), problem.out_type()};
+  return {problem.function, pass, problem.in_type(), problem.out_type()};
 }
 
 const char* source_of(const KernelKind& kind, Tier tier) {
@@ -127,9 +126,6 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
       number("STAGES_GROUPS", plan.is_staged()),
       number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
       number("TWO_PASS", plan.tier == Tier::columns_twopass)};
-  kind.score.visit([&](const char* name, auto, auto value, auto fallback) {
-    if (value != fallback) defines.push_back(std::string("-DSCORE_") + name);
-  });
   if (kind.score_parts) {
     defines.push_back(number("SCORE_PARTS", int(kind.score_parts)));
     defines.push_back(define("BIAS_TYPE", type_name(kind.bias)));
@@ -329,12 +325,11 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
   const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
   const bool backward = problem.is_backward();
   const int count_of_tensors = backward && launch.has_tiles ? int(kBackwardTensors) : problem.count_tensors();
-  // Both end with the score: ForwardRows or BackwardRows (kernels/row_map.cuh), and Tensors (column_softmax.cuh).
-  constexpr size_t kScoreWords = ceil_div(sizeof(ScoreArgs), sizeof(int64_t));
-  int64_t rows[2 * kMaxTensors + 2 + kScoreWords] = {}, tensors[kMaxTensors + kScoreWords] = {};
+  // Both end with a word for the score, which has no members: ForwardRows or BackwardRows (kernels/row_map.cuh), and
+  // Tensors (column_softmax.cuh).
+  int64_t rows[2 * kMaxTensors + 2 + 1] = {}, tensors[kMaxTensors + 1] = {};
   if (launch.has_tiles) {
     for (int t = 0; t < count_of_tensors; ++t) tensors[t] = int64_t(problem.address(t));
-    std::memcpy(tensors + count_of_tensors, &problem.score, sizeof problem.score);
     add(tensors);
     tiles = launch.tiles;
     tiles.messages = messages;
@@ -345,7 +340,6 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
       rows[t] = int64_t(problem.address(t));
       rows[count_of_tensors + 2 + t] = launch.strides[t];
     }
-    std::memcpy(rows + 2 * count_of_tensors + 2, &problem.score, sizeof problem.score);
     add(rows);
     if (backward && problem.is_reduction()) {
       add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);

@@ -17,7 +17,8 @@ enum class Pass { forward, backward, backward_broadcast };
 
 // What the kernels of a problem have in common; a plan tells them apart. The kernels of a gradient read the type of the
 // forward's result and write that of its input.
-struct KernelKind : ScoredFunction {
+struct KernelKind {
+  Function function;
   Pass pass;
   DType in, out;
   unsigned score_parts = 0;  // of ScorePart (kernels/score_map.cuh)

@@ -18,7 +18,6 @@ class LaunchKey {
   LaunchKey(const Problem& problem, int device, bool invariant, uint64_t tables) : kind_(tables << 1 | 1), count_(0) {
     add_to_kind(uint64_t(device), 8), add_to_kind(invariant, 1), add_to_kind(problem.is_backward(), 1);
     add_to_kind(uint64_t(problem.function), 3);
-    problem.score.visit([&](auto, auto, auto value, auto fallback) { add_to_kind(value != fallback, 1); });
     add_to_kind(uint64_t(problem.in_type()), 2), add_to_kind(uint64_t(problem.out_type()), 2);
     for (int t = 0; t < problem.count_tensors(); ++t) add_to_kind(problem.address(t) % 16, 4);
     add_dims(problem.layout.outer), add_dims(problem.layout.reduced);

@@ -1,5 +1,5 @@
-// score.cuh: what a function computes of each element of x as it is loaded, before the softmax of the scores. A kernel
-// gets the score with its tensors, so that a score may have parameters.
+// score.cuh: what a function computes of each element of x as it is loaded, before the softmax of the scores. A row
+// brings its score with it; that of scored rows has members (scored_row.cuh).
 //
 //   score(x)                the score of an element, in the accumulator's type
 //   score.apply_half2(x)    the scores of two half elements, in their type
