@@ -24,7 +24,7 @@ from lib.plans import Engine, Runner
 from lib.scripts import Forks, forks
 from lib.support import DTYPES, FUNCTIONS, LAYOUTS, engines_at_hand
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu", *[pytest.param("cuda", marks=pytest.mark.gpu)] * torch.cuda.is_available()]
 EVERY: dict[str, Any] = {"function": FUNCTIONS, "dtype": DTYPES, "layout": list(LAYOUTS)}
 
 

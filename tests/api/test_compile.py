@@ -244,7 +244,7 @@ def test_out(function, backend, auto, engine, device):
     """Of any strides, of another dtype, in place."""
     named = {"engine": "auto" if auto and engine != "triton" else engine}
     f = compiled(ours(function), backend)
-    for dim in (1, -1, (0, 2)):
+    for dim in (-1, (0, 2)):
         torch.compiler.reset()
         x = maker(F32, device)(3, 4, 5)
         want = ours(function)(x, dim, **named)

@@ -12,22 +12,12 @@ import pytest
 
 import onepass
 from lib.paths import CORE, ROOT
-from lib.scripts import run_python
+from lib.scripts import load_script, run_python
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-PUBLIC = (
-    "functional",
-    "nn",
-    "reference",
-    "settings",
-    "validation",
-    "_engines",
-    "_explain",
-    "_state",
-    "_warmup",
-    "attention",
-)
+PUBLIC = ("functional", "nn", "reference", "settings", "validation", "attention")
+PUBLIC += ("_engines", "_explain", "_state", "_warmup")
 
 
 @every_page
@@ -49,10 +39,12 @@ def test_links_and_results_exist(page):
         assert (ROOT / file).exists(), f"{page.name} names {file}"
 
 
-def test_tables_are_what_the_results_files_say():
+def test_tables_are_what_the_results_files_say(monkeypatch):
     """Every mean in the docs is made from the file that it links (`make figures`)."""
-    done = run_python(ROOT / "scripts" / "make_figures.py", "--check")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr("sys.argv", ["make_figures.py", "--check"])
+    with pytest.raises(SystemExit) as end:
+        load_script("make_figures").main()
+    assert end.value.code == 0
 
 
 def test_no_mean_is_typed_by_hand():

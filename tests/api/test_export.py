@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +10,13 @@ from torch import Tensor
 
 import onepass
 from lib.cpp import build_with_torch, output
-from lib.support import TORCH, assert_defined, every_operator, every_softmax, maker, ours
+from lib.support import TORCH, assert_defined, every_operator, every_softmax, maker, ours, slow
 from onepass import native
 
 BOTH = {"x": {0: torch.export.Dim("rows", min=2, max=64), 1: torch.export.Dim("columns", min=2, max=512)}}
 
 
-# Up to torch 2.12 AOTInductor hands an operator's dtype on by its number in the file of the graph, which is another one
-# than in memory: of float32 it makes float64.
-HANDS_DTYPES_ON = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+IS_213 = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
 
 
 class Of(torch.nn.Module):
@@ -36,11 +33,9 @@ class Of(torch.nn.Module):
 
 
 def all_functions(x: Tensor) -> tuple[Tensor, ...]:
-    """With torch's own operators between."""
-    if HANDS_DTYPES_ON:
-        narrow = onepass.softmax(x.bfloat16(), -1, dtype=torch.float32)
-    else:
-        narrow = onepass.softmax(x.bfloat16(), -1).float()
+    """With torch's own operators between. Up to torch 2.12 AOTInductor hands an operator's dtype on by its number in
+    the file of the graph, which is another one than in memory: of float32 it makes float64."""
+    narrow = onepass.softmax(x.bfloat16(), -1, **({"dtype": torch.float32} if IS_213 else {})).float()
     return narrow + onepass.softmin(x, 0), onepass.log_softmax(x, (0, 1)), onepass.logsumexp(x, 1).tanh()
 
 
@@ -51,6 +46,7 @@ def calls_of(graph: torch.fx.Graph) -> list[str]:
     return [str(node.target) for node in graph.nodes if node.op == "call_function"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_operator
 def test_any_size_survives_a_file(function, dtype, tmp_path):
     def call(x: Tensor) -> Tensor:
@@ -78,8 +74,9 @@ def test_a_dtype_and_several_dims_survive_a_file(function, tmp_path):
     assert_defined(function, y, x.float(), (0, 1))
 
 
-@pytest.mark.parametrize("engine", ["auto", "cpu"])
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "in_place"), [("auto", False), ("cpu", True), slow("auto", True), slow("cpu", False)]
+)
 def test_strict_export_of_a_call_with_out(function, in_place, engine):
     if in_place and function == "logsumexp":
         pytest.skip("its result has another shape than its input")
@@ -102,33 +99,23 @@ def test_a_graph_exported_for_training_has_gradients(function):
     torch.testing.assert_close(got, want)
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_aot_inductor_in_python_and_in_a_program_without_it(tmp_path):
+    """Up to torch 2.12 Python crashes as it loads a package, one of torch.softmax alone too."""
     x = maker(torch.float32)(3, 4)
     program = torch.export.export(MODEL, (x,), dynamic_shapes=BOTH)
-    path = tmp_path_factory.mktemp("package") / "model.pt2"
+    path = tmp_path / "model.pt2"
     quickly = {"precompile_headers": False, "compile_wrapper_opt_level": "O0"}  # half the time of compiling
     known = torch._inductor.config.get_config_copy()
     options = {f"aot_inductor.{name}": value for name, value in quickly.items() if f"aot_inductor.{name}" in known}
     torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    return path
-
-
-@pytest.mark.skipif(
-    torch.torch_version.TorchVersion(torch.__version__) < (2, 13),
-    reason="torch 2.11 crashes as it loads a package in Python, one of torch.softmax alone too",
-)
-def test_aot_inductor_in_python(package):
-    model = torch._inductor.aoti_load_package(str(package))
-    for shape in ((3, 4), (17, 300)):
-        x = maker(torch.float32)(*shape)
-        torch.testing.assert_close(tuple(model(x)), MODEL(x))
-
-
-def test_aot_inductor_in_a_program_without_python(package, tmp_path):
+    if IS_213:
+        model = torch._inductor.aoti_load_package(str(path))
+        for shape in ((3, 4), (17, 300)):
+            x = maker(torch.float32)(*shape)
+            torch.testing.assert_close(tuple(model(x)), MODEL(x))
     program = build_with_torch(tmp_path, "packaged", "-std=c++20", libraries=("-ltorch",))
     for rows, columns in ((2, 3), (5, 33)):
-        answer = output(program, native.PATH, package, rows, columns)
+        answer = output(program, native.PATH, path, rows, columns)
         with torch.no_grad():
             want = MODEL(torch.arange(rows * columns).view(rows, columns) * 0.1)
         got = torch.tensor([float(word) for word in answer.split()])

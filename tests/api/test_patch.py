@@ -16,6 +16,8 @@ from lib.modes import Functions, Operators
 from lib.patch import FACES, with_and_without
 from lib.support import DTYPES, LAYOUTS, SOFTMAXES, TORCH, assert_defined, every_half, ints, maker, outcome
 
+F32 = torch.float32
+
 
 # What is served -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("face", FACES)
@@ -31,10 +33,10 @@ def test_every_name_is_served_and_given_back(face, device):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_results_have_torchs_dtype_shape_and_strides(function, dtype, layout, device):
-    x = LAYOUTS[layout](maker(dtype, device))
-    for dim in ints(x):
-        plain, ours, patched = with_and_without(lambda d=dim: TORCH[function](x, d))
+def test_results_have_torchs_dtype_shape_and_strides(function, layout, device):
+    for dtype, dim in itertools.product(DTYPES, ints(LAYOUTS[layout](maker(F32)))):
+        x = LAYOUTS[layout](maker(dtype, device))
+        plain, ours, patched = with_and_without(functools.partial(TORCH[function], x, dim))
         assert (ours.dtype, ours.shape, ours.stride()) == (plain.dtype, plain.shape, plain.stride())
         assert_defined(function, ours, x, dim)
         assert sum(patched.report.served.values()) == 1

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 import onepass
 from lib.patch import dispatch_tables
-from lib.scripts import run_python
 from onepass import patching as module
 
 
@@ -90,7 +89,8 @@ def test_another_override_of_the_operator_stays():
 
 # Another library's kernels, there before the first patch of the process.
 BEFORE = """
-import torch, onepass
+import warnings, torch, onepass
+warnings.simplefilter("ignore")
 
 class Mine(Exception):
     pass
@@ -115,10 +115,10 @@ for _ in range(2):
 
 
 @several_overrides
-def test_kernels_that_were_there_before_have_their_calls():
-    done = run_python("-W", "ignore", "-c", BEFORE)
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == 2 * [
+def test_kernels_that_were_there_before_have_their_calls(processes, tmp_path):
+    (done,) = processes.run(tmp_path, BEFORE)
+    assert done.errors == ""
+    assert done.out.splitlines() == 2 * [
         "True {'softmax': 1}",
         "words of mine {('softmax', 'dtype torch.int64'): 1}",
         "[7.0, 7.0, 7.0] True",
@@ -209,7 +209,9 @@ def test_patched_and_restored_while_other_threads_compute(processes, tmp_path):
 
 
 FRESH = """
-import os, sys, torch, onepass
+import os, sys, warnings
+warnings.simplefilter("error", UserWarning)
+import torch, onepass
 handle = onepass.patch(report=True)
 child = os.fork()
 x = torch.zeros(3).softmax(0)
@@ -219,10 +221,10 @@ print(handle.report.served, [m for m in ("triton", "torch._dynamo") if m in sys.
 """
 
 
-def test_a_fresh_process_is_patched_in_silence_and_so_are_its_forks():
-    done = run_python("-W", "error::UserWarning", "-W", "ignore::DeprecationWarning", "-c", FRESH)
-    assert (done.stderr, done.returncode) == ("", 0)
-    assert done.stdout.splitlines() == ["{'softmax': 1} [] False"] * 2
+def test_a_fresh_process_is_patched_in_silence_and_so_are_its_forks(processes, tmp_path):
+    (done,) = processes.run(tmp_path, FRESH)
+    assert (done.errors, done.status) == ("", 0)
+    assert done.out.splitlines() == ["{'softmax': 1} [] False"] * 2
 
 
 # Memory -------------------------------------------------------------------------------------------------------------

@@ -53,13 +53,13 @@ def of(row: list[float]) -> State:
 
 
 @given(a=rows, b=rows)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_merge_is_the_state_of_both(a, b):
     assert_merged(merge(of(a), of(b)), of(a + b))
 
 
 @given(a=rows, b=rows, c=rows)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_merge_is_a_commutative_monoid(a, b, c):
     first, second, third = of(a), of(b), of(c)
     assert_merged(merge(merge(first, second), third), merge(first, merge(second, third)))

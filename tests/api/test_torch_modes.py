@@ -10,20 +10,35 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass
 from lib.scripts import python_output
-from lib.support import FUNCTIONS, LAYOUTS, TORCH, assert_defined, both, every_operator, maker, ours, some_tuples
+from lib.support import (
+    DTYPES,
+    FUNCTIONS,
+    LAYOUTS,
+    TORCH,
+    assert_defined,
+    both,
+    every_operator,
+    maker,
+    ours,
+    some_tuples,
+)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @every_operator
-def test_meta_and_fake_tensors(function, dtype, layout):
-    x = LAYOUTS[layout](maker(dtype))
+def test_meta_and_fake_tensors(function, layout):
+    for dtype in DTYPES if layout == "contiguous" else (torch.bfloat16,):
+        check_fake_tensors(function, LAYOUTS[layout](maker(dtype)))
+
+
+def check_fake_tensors(function: str, x: torch.Tensor) -> None:
     for dim in some_tuples(x):
         f, _ = both(function, dim=dim)
         want = f(x)
         with FakeTensorMode() as mode:
             fake = f(mode.from_tensor(x))
         assert fake.device.type == "cpu"
-        for y in (fake, f(torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta"))):
+        for y in (fake, f(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"))):
             assert (y.shape, y.dtype) == (want.shape, want.dtype)
             # Of a contiguous tensor with odd strides of size 1 torch.empty_like gives others on the meta device.
             assert y.stride() == want.stride() or (x.is_contiguous() and y.is_contiguous())
@@ -84,8 +99,8 @@ def test_subclasses(function, engine, device):
 
 def test_importing_onepass_imports_nothing_heavy_and_touches_no_gpu():
     code = (
-        "import sys, torch, onepass, onepass.triton as engine; "
-        "names = ('triton', 'matplotlib', 'rich', 'click', 'torch._dynamo', 'torch._inductor'); "
+        "import sys, torch, onepass, onepass.nn, onepass.triton as engine; "
+        "names = ('triton', 'matplotlib', 'rich', 'click', 'torch._dynamo', 'torch._inductor', 'onepass.tools'); "
         "onepass.softmax(torch.zeros(3)); "
         "assert engine.unavailable(torch.device('cpu')); "
         "engine.plan_forward(1, 10, torch.float32, torch.float32); "

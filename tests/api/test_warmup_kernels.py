@@ -60,25 +60,19 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
         assert not kernels("logsumexp", back, arch, (), BROADCAST)
 
 
-@functools.cache
-def every_column_kernel(*kinds: Any) -> set[tuple]:
-    return of_columns(kernels(*kinds, (), FORWARD, True))
+# By length: the most kernels of gradients, each with values and broadcast.
+NARROW = {1: (9, 0), 2: (2, 1), 33: (4, 1), 128: (4, 1), 4096: (4, 1), 50257: (12, 4), 2**22: (4, 2)}
 
 
-@pytest.mark.parametrize(
-    ("n", "most"),
-    [(1, (9, 0)), (2, (2, 1)), (33, (4, 1)), (128, (4, 1)), (4096, (4, 1)), (50257, (12, 4)), (2**22, (4, 2))],
-)
-def test_lengths_narrow_it_down(n, most):
+@pytest.mark.parametrize("n", NARROW)
+def test_lengths_narrow_it_down(n):
     """Rows of one element have no kernel for a broadcast gradient, and are columns side by side."""
     kinds = ("softmax", (BF16, BF16), 90)
-    for which, bound in zip(native.PASSES, (24, *most), strict=True):
+    for which, bound in zip(native.PASSES, (24, *NARROW[n]), strict=True):
         some = kernels(*kinds, [n], which)
         assert min(bound, 1) <= len(some) == len(set(some)) <= bound
     assert len(kernels(*kinds, [n])) < len(kernels(*kinds, [n, 128, 128256, 1000])) < len(set(kernels(*kinds)))
-    every, some = every_column_kernel(*kinds), of_columns(kernels(*kinds, [n], FORWARD, True))
-    assert 8 <= len(some) <= 480
-    assert some <= every
+    assert 8 <= len(of_columns(kernels(*kinds, [n], FORWARD, True))) <= 480
 
 
 @pytest.mark.parametrize("arch", [slow(80), 90])
@@ -132,14 +126,8 @@ def of_columns(kernels: dict) -> set[tuple]:
 
 
 CASES = [(*types, 90) for types in TYPES] + [(BF16, BF16, arch) for arch in (80, 100)]
-SOME = (BF16, BF16, 90)  # of which any length is walked in `make test`
 CASES_AND_LENGTHS = [(which, *case, n) for case in CASES for n in (21, 1000, 30000) for which in native.PASSES]
-CASES_AND_LENGTHS += [
-    (which, *case, None) if (which, case) == (FORWARD, SOME) else slow(which, *case, None)
-    for case in CASES
-    for which in native.PASSES
-    if case != (F16, F16, 90)
-]
+CASES_AND_LENGTHS += [slow(which, *case, None) for case in CASES for which in native.PASSES if case != (F16, F16, 90)]
 
 
 @pytest.mark.parametrize(
@@ -148,14 +136,26 @@ CASES_AND_LENGTHS += [
 def test_any_call_over_other_dims_is_covered(which, x_type, y_type, arch, n):
     """Whatever its length, and where lengths are named: others do not make up for what the walk of one leaves out."""
     for function in functions_of(which, x_type, y_type):
-        known = kernels(function, (x_type, y_type), arch, [n] if n else (), which, True)
-        compiled, seen = of_columns(known), set()
-        for plan in random_plans(700 if n else 2500, n, function, which, (x_type, y_type), arch):
-            assert column_kernel(plan) in compiled, plan
-            seen.add(column_kernel(plan))
-        if n is None:
-            assert 10 < len(compiled) <= MOST_OF_COLUMNS[which]
-            assert len(seen) > len(compiled) // 6, "so many of them are asked for"
+        check_other_dims(function, which, (x_type, y_type), arch, n)
+
+
+def check_other_dims(function: str, which: str, types: tuple, arch: int, n: int | None) -> set[tuple]:
+    compiled, seen = of_columns(kernels(function, types, arch, [n] if n else (), which, True)), set()
+    for plan in random_plans(700 if n else 2500, n, function, which, types, arch):
+        assert column_kernel(plan) in compiled, plan
+        seen.add(column_kernel(plan))
+    if n is None:
+        assert 10 < len(compiled) <= MOST_OF_COLUMNS[which]
+        assert len(seen) > len(compiled) // 6, "so many of them are asked for"
+    return compiled
+
+
+def test_any_length_of_any_call_over_other_dims_is_covered():
+    """One walk over all lengths, which takes ten seconds, has the kernels of each."""
+    kinds = ("softmax", (BF16, BF16), 90)
+    every = check_other_dims("softmax", FORWARD, (BF16, BF16), 90, None)
+    for n in NARROW:
+        assert of_columns(kernels(*kinds, [n], FORWARD, True)) <= every
 
 
 NUMBERS_OF_TILES = [  # blocks of the chip share tiles, or there are tiles for all

@@ -8,12 +8,16 @@ from torch.utils.cpp_extension import include_paths, library_paths
 from .paths import CORE, NATIVE
 
 
+def compiled(program: Path, *arguments: object) -> Path:
+    """A program of sources, by g++ with options."""
+    subprocess.run(["g++", "-std=c++17", *map(str, arguments), "-o", str(program)], check=True)
+    return program
+
+
 def build(folder: Path, name: str, *sources: str, options: tuple[str, ...] = ("-O1", "-pthread")) -> Path:
     """tests/native/<name>.cpp as a program, with sources of the library."""
-    program = folder / name
     files = [NATIVE / f"{name}.cpp", *(CORE / source for source in sources)]
-    subprocess.run(["g++", "-std=c++17", *options, f"-I{CORE}", *files, "-o", program], check=True)
-    return program
+    return compiled(folder / name, *options, f"-I{CORE}", *files)
 
 
 def build_with_torch(folder: Path, name: str, *options: str, libraries: tuple[str, ...] = ()) -> Path:

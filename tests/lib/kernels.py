@@ -49,18 +49,20 @@ Shape = tuple[tuple[int, ...], tuple[int, ...]]  # sizes, and the dims of a call
 def select_kernels(arch: int, every_pair: bool = False) -> list[tuple[Kernel, bool]]:
     """Kernels, and whether it is one of the `quick` ones.
 
-    Quick are the first of each pass, tier and access, and of the calls that the benchmark suites time the first of each
-    pass and tier for the type of its input. Then all kinds that the suites time, and more, until each
+    Quick are the first of each direction, tier and access, and of each pass and tier; and of the calls that the
+    benchmark suites time the first of each direction and tier for the type of its input. Then all kinds that the suites
+    time, and more, until each
     direction and tier has every pair of dtypes that is tested, each pass and tier every function (with `every_pair`, at
     every pair there is) and every way to get at memory.
     """
     selected, seen = [], set()
     for kernel, is_timed in _every_kernel(arch, every_pair):
         function, x_type, y_type, which, tier, access, in_smem, is_shared = kind = _kind_of(kernel)
-        of_type = "quick", which, tier, x_type
-        quick = {(which, tier, access)} | ({of_type} if is_timed else set())
+        direction = which.removesuffix("_broadcast")
+        of_type = "quick", direction, tier, x_type
+        quick = {(direction, tier, access), (which, tier)} | ({of_type} if is_timed else set())
         others = ({kind} if is_timed else set()) | {
-            ("types", which.removesuffix("_broadcast"), tier, x_type, y_type),
+            ("types", direction, tier, x_type, y_type),
             ("function", which, tier, function, *((x_type, y_type) if every_pair else ())),
             (which, tier, access, in_smem, is_shared),
         }

@@ -1,6 +1,7 @@
 // launches.cpp: the launches that a thread caches are those that it would make anew, argument by argument: of problems
 // over any dims, forward and backward, on three devices and several threads, with batch invariance switched, tables
-// replaced and a driver that refuses cooperative launches or fails between them. Prints how many were found and made,
+// replaced and a driver that refuses cooperative launches or fails between them. Its argument says how many calls each
+// thread makes. Prints how many launches were found and made,
 // how many tiers they had, and the nanoseconds of a launch from the cache, of a forward and of a gradient; exits with 1
 // at the first that is wrong.
 #include <chrono>
@@ -228,18 +229,19 @@ double time_repeated(const Problem& problem) {
 
 }  // namespace
 
-int main() {
-  constexpr int kCalls = 60000, kThreads = 4;
+int main(int, char** arguments) {
+  constexpr int kThreads = 4;
+  const int calls = std::atoi(arguments[1]);
   draw.seed(7);
   for (int i = 0; i < 300; ++i) {
     if (!each_counts(draw_problem(false))) return 1;
   }
   if (!threads_count()) return 1;
   Looked looked[1 + kThreads];
-  std::atomic<bool> right{run_seed(0, kCalls, &looked[0])};
+  std::atomic<bool> right{run_seed(0, calls, &looked[0])};
   std::vector<std::thread> threads;
   for (int t = 1; t <= kThreads; ++t)
-    threads.emplace_back([&, t] { right = run_seed(t, kCalls, &looked[t]) && right; });
+    threads.emplace_back([&, t] { right = run_seed(t, calls, &looked[t]) && right; });
   for (std::thread& thread : threads) thread.join();
   if (!right) return 1;
   Looked all;

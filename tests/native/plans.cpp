@@ -1,7 +1,7 @@
-// plans.cpp: layouts and the plans of columns, over random problems, addresses, types and GPUs. The layout of
-// contiguous rows is the one that is made for any tensor. What a plan promises holds, and on small tensors every
-// element comes to one thread once, by vectors that are aligned. Prints how many layouts and plans were looked at and
-// how many plans were followed to the elements; exits with 1 at the first that is wrong.
+// plans.cpp: layouts and the plans of columns, over random problems (as many as its argument says), addresses, types
+// and GPUs. The layout of contiguous rows is the one that is made for any tensor. What a plan promises holds, and on
+// small tensors every element comes to one thread once, by vectors that are aligned. Prints how many layouts and plans
+// were looked at and how many plans were followed to the elements; exits with 1 at the first that is wrong.
 #include "draw.h"
 #include "plan/validate.h"
 
@@ -221,12 +221,12 @@ bool divides() {
 
 }  // namespace
 
-int main() {
+int main(int, char** arguments) {
   const int layouts = check_layouts();
   if (!layouts) return 1;
   const Gpu gpus[] = {typical(80, 108), typical(90, 132), typical(90, 60), typical(100, 148), typical(120, 170)};
   int plans = 0, followed = 0;
-  for (int i = 0; i < 200000; ++i) {
+  for (int i = 0; i < std::atoi(arguments[1]); ++i) {
     draw.seed(unsigned(i));
     if (!divides()) return complain("a division"), 1;
     if (i % 50 == 0 && !has_room(gpus[i / 50 % 5])) return complain("more shared memory than there is"), 1;

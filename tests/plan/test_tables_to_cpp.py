@@ -2,18 +2,20 @@
 
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from lib.paths import ROOT
-from lib.tune import BASE
+from lib.cpp import compiled, output
+from lib.paths import CORE
+from lib.scripts import load_script
+from lib.tune import BASE, tables_back
 from onepass import native
 from onepass import tables as store
 
-CSRC = ROOT / "src/onepass/csrc"
+__all__ = ["tables_back"]
 ANY = store.ANY
 SMALL = {
     "write_f32": [[24, 0, 2, 0, 1, 0], [4096, 2, 0, 20, 1, 0], [ANY, 4, 480, 16, 1, 0]],
@@ -31,22 +33,31 @@ SMALL = {
 }
 
 
-def file_of(folder: Path, tables: dict, gpu: str = "NVIDIA B200") -> Path:
+def file_of(folder: Path, tables: dict, gpu: str = "a GPU") -> Path:
     path = folder / "mine.json"
     fields = {"gpu": gpu, "compute": 100, "multiprocessors": 148, "date": "2026-12-24T18:00:00+00:00"}
     store.write(path, {"version": store.VERSION, **fields, "tables": tables, "measured": []})
     return path
 
 
-def run(*arguments: Path | str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "scripts/tables_to_cpp.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the script, which makes a header of a file, and gives what it prints, or the error with which it ends."""
+    script = load_script("tables_to_cpp")
+
+    def run(path: Path, header: Path, status: int = 0) -> str:
+        monkeypatch.setattr("sys.argv", ["tables_to_cpp.py", str(path), "--to", str(header)])
+        with pytest.raises(SystemExit, match=str(status)) if status else nullcontext():
+            script.main()
+        said = capsys.readouterr()
+        return said.err if status else said.out
+
+    return run
 
 
 @pytest.fixture
 def header(tmp_path: Path) -> Path:
-    shutil.copy(CSRC / "plan" / "tables_h200.h", tmp_path)
-    return tmp_path / "tables_h200.h"
+    return Path(shutil.copy(CORE / "plan" / "tables_h200.h", tmp_path))
 
 
 PROGRAM = """
@@ -64,50 +75,36 @@ int main() {
 """
 
 
-def test_a_compiler_reads_what_the_file_says(header, tmp_path):
-    compiler = shutil.which("g++") or pytest.skip("no g++ here")
-    done = run(file_of(tmp_path, SMALL), "--to", header)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{header}: 18 entries of NVIDIA B200")
+def test_a_compiler_reads_what_the_file_says(run, header, tmp_path):
+    assert run(file_of(tmp_path, SMALL), header).startswith(f"{header}: 18 entries of a GPU")
     (tmp_path / "main.cpp").write_text(PROGRAM)
-    command = [compiler, "-std=c++17", "-Wall", "-Werror", f"-I{tmp_path}", f"-I{CSRC / 'plan'}", tmp_path / "main.cpp"]
-    subprocess.run([*command, "-o", tmp_path / "main"], check=True, capture_output=True)
-    origin, *lines = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert origin == "built in, measured on NVIDIA B200, 2026-12-24"
+    options = "-Wall", "-Werror", f"-I{tmp_path}", f"-I{CORE / 'plan'}"
+    origin, *lines = output(compiled(tmp_path / "main", tmp_path / "main.cpp", *options)).splitlines()
+    assert origin == "built in, measured on a GPU, 2026-12-24"
     read = [(name, [int(number) for number in numbers]) for name, *numbers in (line.split() for line in lines)]
     assert read == [(name, entry) for name in store.NAMES for entry in SMALL[name]]
 
 
-def test_the_built_in_tables_are_in_the_format_that_it_writes(header, tmp_path):
+def test_the_built_in_tables_are_in_the_format_that_it_writes(run, header, tmp_path, tables_back):
     """From the tables in use, of the GPU and date that they name, it makes the header that is there."""
     words, gpu, date = native.tables()["origin"].split(", ")
     assert words == "built in"
-    path = file_of(tmp_path, BASE, gpu.removeprefix("measured on "))
+    path, before = file_of(tmp_path, BASE, gpu.removeprefix("measured on ")), header.read_text()
     path.write_text(path.read_text().replace("2026-12-24", date))
-    before = header.read_text()
-    assert run(path, "--to", header).returncode == 0
+    run(path, header)
     assert header.read_text() == before
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_what_is_wrong_is_told_and_nothing_is_written(run, header, tmp_path):
+    before = header.read_text()
+    for change, words in (
         ({"version": 1}, "its version is 5, got 1"),
         ({"tables": {**SMALL, "unaligned_f16": []}}, "table unaligned_f16 is a list of entries"),
         ({"gpu": 'a "GPU"'}, "a GPU has a plain name, got"),
-    ],
-)
-def test_a_wrong_file_is_told_and_nothing_is_written(header, tmp_path, change, words):
-    path, before = file_of(tmp_path, SMALL), header.read_text()
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    done = run(path, "--to", header)
-    assert done.returncode == 2
-    assert words in done.stderr.splitlines()[-1]
-    assert header.read_text() == before
-
-
-def test_a_header_without_marks_is_told(tmp_path):
+    ):
+        path = file_of(tmp_path, SMALL)
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+        assert words in run(path, header, 2).splitlines()[-1]
+        assert header.read_text() == before
     (tmp_path / "other.h").write_text("// nothing\n")
-    done = run(file_of(tmp_path, SMALL), "--to", tmp_path / "other.h")
-    assert done.returncode == 2
-    assert "no header with the marks" in done.stderr
+    assert "no header with the marks" in run(file_of(tmp_path, SMALL), tmp_path / "other.h", 2)

@@ -156,7 +156,7 @@ def test_the_tables_of_columns_are_those_of_the_gpu_by_its_name(tables_back):
 @every_function
 @pytest.mark.parametrize("gpu", [gpu if gpu is H200 else slow(gpu) for gpu in GPUS], ids=lambda gpu: gpu.name)
 @every_type
-@pytest.mark.parametrize("step", [3, slow(1)])
+@pytest.mark.parametrize("step", [8, slow(1)])
 def test_every_length_has_candidates_that_fit(dtype, size, gpu, function, step):
     for n in lengths_of(function)[::step]:
         tried = candidates(function, n, shapes(function, n, size, 256)[0], size, gpu)

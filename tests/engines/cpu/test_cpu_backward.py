@@ -188,7 +188,7 @@ for function in t.NUMBERS:
     for shape, dims in t.SHAPES:
         if torch.Size(shape).numel() > 5000 and shape[0] > 2:
             continue
-        for dtype in t.DTYPES:
+        for dtype in t.DTYPES[:1] if torch.Size(shape).numel() > 5000 else t.DTYPES:
             given, y = t._given(function, shape, dims, dtype)
             for form in ("plain", "expanded"):
                 g = t.FORMS[form](given, dims)

@@ -95,7 +95,7 @@ def test_small_groups_of_any_place(emulator, seed):
 PAIRS_OF_COLUMNS = [p for p in plan_tables.COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] if p.vec_size == 2]
 
 
-@pytest.mark.parametrize("types", thin(plan_tables.PAIRS, 2), ids=names)  # all widths, of input and result
+@pytest.mark.parametrize("types", thin(plan_tables.PAIRS, 4), ids=names)  # all widths, of input and result
 @pytest.mark.parametrize("plan", thin(PAIRS_OF_COLUMNS, 4), ids=names)
 def test_pairs_of_columns_of_any_types(emulator, plan, types):
     """Of two elements of a half type that are one word in the input, the results may be two, and the other way."""
@@ -115,7 +115,7 @@ def test_gradients_of_columns_in_every_tier(emulator, turn, place):
 IN_SMEM = [plan for each in plan_tables.COLUMN_PLANS.values() for plan in each if plan.smem_vecs > PREFETCH]
 
 
-@pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 2), ids=names)
+@pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 3), ids=names)
 def test_columns_in_shared_memory(emulator, plan):
     plans.check_columns(emulator, "softmax", (F32, F32), plan)
 
