@@ -273,8 +273,9 @@ WAYS: dict[str, Callable[[Call, Tensor], Tensor]] = {
 
 @pytest.mark.usefixtures("fresh_compiler")
 @every_half
-@pytest.mark.parametrize("offset", [100.0, -1000.0])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "offset"), [(way, offset) for way in WAYS for offset in (100.0, -1000.0) if offset < 0 or "," not in way]
+)
 def test_the_gradient_of_a_half_result(way, offset, dtype, engine, device):
     x = (maker(torch.float32, device)(6, 4, 12) + offset).to(dtype).requires_grad_()
     eps = torch.finfo(dtype).eps

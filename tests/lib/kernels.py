@@ -129,9 +129,9 @@ def _kernel_of_call(
 
 
 def name_of(kernel: Kernel) -> str:
-    """Pass, tier, function, dtypes, access and the other numbers of the plan, in words."""
+    """Pass, tier, access, function, dtypes and the other numbers of the plan, in words."""
     tier, *numbers, access = kernel.plan
-    words = (kernel.which, native.TIERS[tier], kernel.function, kernel.x_type, kernel.y_type, Access(access))
+    words = (kernel.which, native.TIERS[tier], Access(access), kernel.function, kernel.x_type, kernel.y_type)
     return " ".join([*(names(word) or str(word) for word in words), "-".join(map(str, numbers))])
 
 

@@ -119,27 +119,20 @@ def test_lanes_go_along_what_lies_closest_in_the_input():
     assert launch(meta(64, 80, 14, 14), (0, 2), function="logsumexp")["threads_x"] == 32
 
 
-def test_columns_are_gathered_in_the_batch_invariant_mode_and_by_triton():
+def test_what_is_gathered_or_streams_is_told():
     with onepass.batch_invariant():
         invariant = onepass.explain((64, 100, 64), 1, device="h200")
     for plan in (invariant, onepass.explain((64, 100, 64), 1, device="h200", engine="triton")):
         assert any(note.startswith("gathered") for note in plan.notes)
         assert not plan.tier.startswith("columns")
     assert not any("gathered" in note for note in onepass.explain((64, 100, 64), 1, device="h200").notes)
-
-
-def test_a_call_of_too_many_dims_is_gathered():
-    """More than six, either of rows or of their elements, that do not merge."""
-    for rank, gathered in ((12, False), (14, True)):
+    for rank, gathered in ((12, False), (14, True)):  # more than six dims of rows, or of elements, that do not merge
         x = meta(*[4] * rank)[(slice(None, None, 2),) * rank]
         plan = onepass.explain(x, tuple(range(0, rank, 2)), device="h200")
         assert any("gathered" in note for note in plan.notes) == gathered
         assert (plan.tier == "columns") != gathered
-
-
-def test_what_streams_is_told():
-    notes = onepass.explain((1 << 27, 8), 0, device="h200").notes
-    assert "columns stream through their blocks: they are read twice" in notes
+    streamed = onepass.explain((1 << 27, 8), 0, device="h200")
+    assert "columns stream through their blocks: they are read twice" in streamed.notes
 
 
 @pytest.mark.parametrize("count", [50_000, slow(200_000)])

@@ -145,9 +145,7 @@ def test_lengths_move_by_one_around_powers_of_two_and_between_them() -> None:
             assert moved == lengths(last) == sorted(set(moved))
         assert all(200 * MB < case.bytes(case.dtypes[0]) <= 256 * MB for case in own)
     assert {255, 256, 257, 4095, 4096, 4097, 383, 384, 385} < set(lengths(1 << 13))
-
-
-def test_the_largest_drop_is_to_either_side_and_between_neighbours_only() -> None:
+    # The largest drop is to either side, and between neighbours only.
     assert largest_drop({7: 1.0, 8: 0.9, 9: 0.45, 10: 0.5, 12: 0.01}) == (0.5, 8, 9)
     assert largest_drop({7: 0.5, 8: 1.0}) == (0.5, 8, 7)
     assert largest_drop({7: 0.5, 9: 1.0}) is None
