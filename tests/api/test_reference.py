@@ -8,23 +8,7 @@ import pytest
 import torch
 
 import onepass
-from lib.support import (
-    DTYPES,
-    INTEGERS,
-    LAYOUTS,
-    SOFTMAXES,
-    TORCH,
-    assert_defined,
-    engines_at_hand,
-    every_operator,
-    every_softmax,
-    ints,
-    keepdims,
-    maker,
-    ours,
-    same,
-    tuples,
-)
+from lib import support
 from onepass import reference
 
 SOME_LAYOUTS = ["0-d", "odd rows", "sliced", "transposed", "channels_last", "middle", "empty dim", "gaps"]
@@ -42,52 +26,52 @@ def test_the_reference_sums_equal_elements_pairwise(layout):
     assert ((total - want).abs() <= 3 * torch.finfo(torch.float64).eps * want).all(), total
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@every_operator
+@pytest.mark.parametrize("layout", support.LAYOUTS)
+@support.every_operator
 def test_every_layout(function, layout, engine, device):
-    for dtype in DTYPES:
-        check_layout(function, LAYOUTS[layout](maker(dtype, device)), engine)
+    for dtype in support.DTYPES:
+        check_layout(function, support.LAYOUTS[layout](support.maker(dtype, device)), engine)
 
 
 def check_layout(function: str, x: torch.Tensor, engine: str) -> None:
     before = x.clone()
-    for dim, named in itertools.product((*ints(x), *tuples(x)), keepdims(function)):
-        y = ours(function)(x, dim, engine=engine, **named)
+    for dim, named in itertools.product((*support.ints(x), *support.tuples(x)), support.keepdims(function)):
+        y = support.ours(function)(x, dim, engine=engine, **named)
         like = torch.logsumexp(x, dim, **named) if named else torch.empty_like(x)
         if function == "state":
             assert y.m.stride() == y.l.stride() == like.stride()
             assert y.l.shape == like.shape
         else:
             assert (y.shape, y.dtype, y.device, y.stride()) == (like.shape, x.dtype, x.device, like.stride())
-        assert_defined(function, y, x, dim)
-    assert same(x, before)
+        support.assert_defined(function, y, x, dim)
+    assert support.same(x, before)
 
 
 @pytest.mark.parametrize("layout", SOME_LAYOUTS)
-@every_softmax
+@support.every_softmax
 def test_dtype_rounds_the_input_first(function, layout, engine, device):
-    values = LAYOUTS[layout](maker(torch.float64, device, scale=3.0))
-    for given in (*DTYPES, *INTEGERS):
+    values = support.LAYOUTS[layout](support.maker(torch.float64, device, scale=3.0))
+    for given in (*support.DTYPES, *support.INTEGERS):
         x = torch.empty_like(values, dtype=given).copy_(values.abs() if given is torch.uint8 else values)
-        for dtype, dim in itertools.product(DTYPES, (0, -1)):
-            y = ours(function)(x, dim, dtype=dtype, engine=engine)
+        for dtype, dim in itertools.product(support.DTYPES, (0, -1)):
+            y = support.ours(function)(x, dim, dtype=dtype, engine=engine)
             assert y.dtype is dtype
             assert y.stride() == torch.empty_like(x).stride()
-            assert_defined(function, y, x.to(dtype), dim, f" (dtype= of {given})")
+            support.assert_defined(function, y, x.to(dtype), dim, f" (dtype= of {given})")
 
 
 @pytest.mark.parametrize("function", ["logsumexp", "state"])
-@pytest.mark.parametrize("given", INTEGERS, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("given", support.INTEGERS, ids=lambda d: str(d).removeprefix("torch."))
 def test_integers_are_taken_as_the_default_dtype(function, given, engine, device):
     x = torch.arange(-7, 8, device=device).reshape(3, 5).to(given)
-    y = ours(function)(x, (0, -1), keepdim=True, engine=engine)
-    assert_defined(function, y, x.float(), (0, 1))
+    y = support.ours(function)(x, (0, -1), keepdim=True, engine=engine)
+    support.assert_defined(function, y, x.float(), (0, 1))
     torch.set_default_dtype(torch.float64)
     try:
-        z = ours(function)(x, 1, engine=engine)
+        z = support.ours(function)(x, 1, engine=engine)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert_defined(function, z, x.double(), 1)
+    support.assert_defined(function, z, x.double(), 1)
     if function == "logsumexp":
         assert (y.dtype, z.dtype) == (torch.float32, torch.float64)
 
@@ -111,25 +95,25 @@ def test_integers_above_2_to_the_24_are_rounded_first(engine, device):
     ids=str,
 )
 def test_dims_may_be_anything_that_is_an_index(function, spelled, plain):
-    x = maker(torch.float32)(3, 4, 5)
+    x = support.maker(torch.float32)(3, 4, 5)
     torch.logsumexp(x, spelled)  # torch takes it
-    assert torch.equal(ours(function)(x, spelled), ours(function)(x, plain))
+    assert torch.equal(support.ours(function)(x, spelled), support.ours(function)(x, plain))
 
 
-@every_operator
+@support.every_operator
 def test_no_dims_are_all_dims(function):
-    x = maker(torch.float32)(3, 4)
+    x = support.maker(torch.float32)(3, 4)
     want = torch.logsumexp(x, (), True)  # torch takes the empty tuple with keepdim=True
     torch.testing.assert_close(onepass.logsumexp(x, (), True), want)
-    assert_defined(function, ours(function)(x, ()), x, (0, 1))
+    support.assert_defined(function, support.ours(function)(x, ()), x, (0, 1))
 
 
 def test_auto_is_the_engine_of_the_device(function, engine, device):
-    x = maker(torch.float32, device)(33, 70)
-    at_hand = [param.values[0] for param in engines_at_hand() if param.values[1] == device]
+    x = support.maker(torch.float32, device)(33, 70)
+    at_hand = [param.values[0] for param in support.engines_at_hand() if param.values[1] == device]
     assert engine in at_hand
-    y = ours(function)(x, -1)
-    assert any(torch.equal(y, ours(function)(x, -1, engine=name)) for name in at_hand)
+    y = support.ours(function)(x, -1)
+    assert any(torch.equal(y, support.ours(function)(x, -1, engine=name)) for name in at_hand)
 
 
 # The published unit test of the fused softmax tutorial, 1823 x 781 float32 against torch, and its relatives.
@@ -142,7 +126,7 @@ def test_published_shapes(function, dtype, shape, engine, device):
     torch.manual_seed(0)
     x = torch.randn(shape, device=device).to(dtype)
     for dim in (1, 0):
-        torch.testing.assert_close(ours(function)(x, dim, engine=engine), TORCH[function](x, dim))
+        torch.testing.assert_close(support.ours(function)(x, dim, engine=engine), support.TORCH[function](x, dim))
 
 
 class TestReference:
@@ -157,17 +141,17 @@ class TestReference:
         torch.testing.assert_close(reference.softmin(-self.ROWS), third, rtol=1e-7, atol=0)
         assert reference.logsumexp(self.ROWS, 0).item() == pytest.approx(np.log(3), rel=1e-7)
 
-    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("layout", support.LAYOUTS)
     def test_is_torchs(self, function, layout):
-        x = LAYOUTS[layout](maker(torch.float64))
-        for dim, named in itertools.product((*ints(x), *tuples(x)), keepdims(function)):
+        x = support.LAYOUTS[layout](support.maker(torch.float64))
+        for dim, named in itertools.product((*support.ints(x), *support.tuples(x)), support.keepdims(function)):
             if named or isinstance(dim, int):
-                want = TORCH[function](x, dim, **named)
+                want = support.TORCH[function](x, dim, **named)
                 torch.testing.assert_close(getattr(reference, function)(x, dim, **named), want)
 
-    @pytest.mark.parametrize("function", SOFTMAXES)
+    @pytest.mark.parametrize("function", support.SOFTMAXES)
     def test_several_dims_are_one_flattened_dim(self, function):
-        x = maker(torch.float64)(3, 4, 5)
+        x = support.maker(torch.float64)(3, 4, 5)
         flat = x.permute(1, 0, 2).reshape(4, 15)
-        want = TORCH[function](flat, 1).reshape(4, 3, 5).permute(1, 0, 2)
+        want = support.TORCH[function](flat, 1).reshape(4, 3, 5).permute(1, 0, 2)
         torch.testing.assert_close(getattr(reference, function)(x, (-1, 0)), want)

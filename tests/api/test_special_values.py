@@ -6,50 +6,39 @@ import pytest
 import torch
 
 import onepass
+from lib import support
 from lib.samples import special
-from lib.support import (
-    DTYPES,  # noqa: F401  (for EVERY_ROW)
-    FUNCTIONS,
-    OPERATORS,  # noqa: F401
-    TORCH,
-    assert_defined,
-    every_operator,
-    maker,
-    ours,
-    same,
-    with_instruction_set,
-)
 from onepass import reference
 
 INF, NAN = math.inf, math.nan
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 16, 33, 1000, 1025, 4100, 20011])
-@every_operator
+@support.every_operator
 def test_rows(function, dtype, length, engine, device):
     x = special(length, dtype, device)
     x = -x if function == "softmin" else x
-    y = ours(function)(x, 1, engine=engine)
+    y = support.ours(function)(x, 1, engine=engine)
     if function != "state":
-        assert torch.equal(y.isnan(), TORCH[function](x.double(), 1).isnan())
-    assert_defined(function, y, x, 1)
-    assert_defined(function, ours(function)(x.t(), 0, engine=engine), x.t(), 0)
+        assert torch.equal(y.isnan(), support.TORCH[function](x.double(), 1).isnan())
+    support.assert_defined(function, y, x, 1)
+    support.assert_defined(function, support.ours(function)(x.t(), 0, engine=engine), x.t(), 0)
 
 
 @pytest.mark.parametrize("shape", [(5, 40, 9), (2, 700, 33)], ids=str)
-@every_operator
+@support.every_operator
 def test_columns(function, dtype, shape, engine, device):
     """The same rows along a dim that is not the last."""
     x = special(shape[1], dtype, device)
     x = torch.stack([x.roll(k, 0)[: shape[2]].t() for k in range(shape[0])]).contiguous()
     assert x.shape[:2] == shape[:2]
     for dim in (1, (0, 1)):
-        assert_defined(function, ours(function)(x, dim, engine=engine), x, dim)
+        support.assert_defined(function, support.ours(function)(x, dim, engine=engine), x, dim)
 
 
 EVERY_ROW = """
 import itertools
-for function, dtype in itertools.product(t.OPERATORS, t.DTYPES):
+for function, dtype in itertools.product(t.support.OPERATORS, t.support.DTYPES):
     for length in (2, 3, 16, 33, 1000):
         t.test_rows(function, dtype, length, "cpu", "cpu")
     t.test_columns(function, dtype, (5, 40, 9), "cpu", "cpu")
@@ -58,24 +47,24 @@ for function, dtype in itertools.product(t.OPERATORS, t.DTYPES):
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set(processes, tmp_path, isa):
-    with_instruction_set(processes, tmp_path, isa, __file__, EVERY_ROW)
+    support.with_instruction_set(processes, tmp_path, isa, __file__, EVERY_ROW)
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, INF, -INF, NAN])
 def test_0_d(function, value, dtype, engine, device):
     x = torch.tensor(value, dtype=dtype, device=device)
-    y = ours(function)(x, 0, engine=engine)
+    y = support.ours(function)(x, 0, engine=engine)
     assert y.shape == ()
-    assert same(y, TORCH[function](x, 0))
-    assert function != "logsumexp" or same(y, x)
+    assert support.same(y, support.TORCH[function](x, 0))
+    assert function != "logsumexp" or support.same(y, x)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 100, 1001, 5000, 33333])
 def test_constant_and_one_hot_rows(length, dtype, engine, device):
     x = torch.full((2, length), -7.3, dtype=dtype, device=device)
     x[1, length // 2] = 7.0
-    for function in FUNCTIONS:
-        assert_defined(function, ours(function)(x, 1, engine=engine), x, 1)
+    for function in support.FUNCTIONS:
+        support.assert_defined(function, support.ours(function)(x, 1, engine=engine), x, 1)
     y = onepass.softmax(x, 1, engine=engine)
     assert bool((y[0] == y[0, 0]).all())  # equal inputs, equal results, wherever in the row they stand
 
@@ -83,7 +72,7 @@ def test_constant_and_one_hot_rows(length, dtype, engine, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_no_probability_exceeds_one(dtype, engine, device):
     """Both passes over a row must round the exponent alike, or the largest gets more than 1 (1.0013 has been seen)."""
-    x = maker(torch.float64, device, scale=30.0)(2000, 97).mul(1.37).to(dtype)
+    x = support.maker(torch.float64, device, scale=30.0)(2000, 97).mul(1.37).to(dtype)
     for wide in (dtype, torch.float32):
         assert onepass.softmax(x, dtype=wide, engine=engine).max() <= 1
         assert (onepass.log_softmax(x, dtype=wide, engine=engine) <= 0).all()

@@ -9,31 +9,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import onepass
+from lib import support
 from lib.scripts import python_output
-from lib.support import (
-    DTYPES,
-    FUNCTIONS,
-    LAYOUTS,
-    TORCH,
-    assert_defined,
-    both,
-    every_operator,
-    maker,
-    ours,
-    some_tuples,
-)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@every_operator
+@pytest.mark.parametrize("layout", support.LAYOUTS)
+@support.every_operator
 def test_meta_and_fake_tensors(function, layout):
-    for dtype in DTYPES if layout == "contiguous" else (torch.bfloat16,):
-        check_fake_tensors(function, LAYOUTS[layout](maker(dtype)))
+    for dtype in support.DTYPES if layout == "contiguous" else (torch.bfloat16,):
+        check_fake_tensors(function, support.LAYOUTS[layout](support.maker(dtype)))
 
 
 def check_fake_tensors(function: str, x: torch.Tensor) -> None:
-    for dim in some_tuples(x):
-        f, _ = both(function, dim=dim)
+    for dim in support.some_tuples(x):
+        f, _ = support.both(function, dim=dim)
         want = f(x)
         with FakeTensorMode() as mode:
             fake = f(mode.from_tensor(x))
@@ -48,10 +37,10 @@ def test_any_number_of_threads(function):
     before = torch.get_num_threads()
     try:
         for shape in ((2000, 130), (3, 60_000), (4, 300, 200), (1, 400_000), (500, 400)):
-            x = maker(torch.float32)(*shape)
+            x = support.maker(torch.float32)(*shape)
             for threads, dim in itertools.product((1, 2, 3), (1, (0, 1))):
                 torch.set_num_threads(threads)
-                assert_defined(function, ours(function)(x, dim), x, dim, f" on {threads} threads")
+                support.assert_defined(function, support.ours(function)(x, dim), x, dim, f" on {threads} threads")
     finally:
         torch.set_num_threads(before)
 
@@ -61,8 +50,8 @@ def test_calls_from_several_python_threads(function, engine, device):
         pytest.skip("Triton's interpreter is no matter of several threads")
 
     def step(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = maker(torch.float32, device, seed)(50, 900 + seed).requires_grad_()
-        y = ours(function)(x, 1, engine=engine)
+        x = support.maker(torch.float32, device, seed)(50, 900 + seed).requires_grad_()
+        y = support.ours(function)(x, 1, engine=engine)
         y.square().sum().backward()
         return y.detach(), x.grad
 
@@ -75,9 +64,11 @@ def test_calls_from_several_python_threads(function, engine, device):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(function, reentrant, engine, device):
-    x = maker(torch.float64, device)(3, 4).requires_grad_()
-    checkpoint(lambda t: ours(function)(t, 1, engine=engine).square(), x, use_reentrant=reentrant).sum().backward()
-    (want,) = torch.autograd.grad(ours(function)(x, 1, engine=engine).square().sum(), x)
+    x = support.maker(torch.float64, device)(3, 4).requires_grad_()
+    checkpoint(
+        lambda t: support.ours(function)(t, 1, engine=engine).square(), x, use_reentrant=reentrant
+    ).sum().backward()
+    (want,) = torch.autograd.grad(support.ours(function)(x, 1, engine=engine).square().sum(), x)
     torch.testing.assert_close(x.grad, want)
 
 
@@ -86,14 +77,14 @@ class Tagged(torch.Tensor):
 
 
 def test_subclasses(function, engine, device):
-    x = maker(torch.float32, device)(3, 4)
-    y = ours(function)(x.as_subclass(Tagged), 1, engine=engine)
-    assert type(y) is type(TORCH[function](x.as_subclass(Tagged), 1))
-    assert_defined(function, y.as_subclass(torch.Tensor), x, 1)
+    x = support.maker(torch.float32, device)(3, 4)
+    y = support.ours(function)(x.as_subclass(Tagged), 1, engine=engine)
+    assert type(y) is type(support.TORCH[function](x.as_subclass(Tagged), 1))
+    support.assert_defined(function, y.as_subclass(torch.Tensor), x, 1)
     parameter = torch.nn.Parameter(x)
-    assert type(ours(function)(parameter, 1, engine=engine)) is torch.Tensor
+    assert type(support.ours(function)(parameter, 1, engine=engine)) is torch.Tensor
     leaf = x.as_subclass(Tagged).requires_grad_()
-    ours(function)(leaf, 1, engine=engine).sum().backward()
+    support.ours(function)(leaf, 1, engine=engine).sum().backward()
     assert leaf.grad is not None
 
 
@@ -110,4 +101,4 @@ def test_importing_onepass_imports_nothing_heavy_and_touches_no_gpu():
 
 
 def test_names():
-    assert set(onepass.__all__) >= {*FUNCTIONS, "engines", "explain", "Explanation", "reference", "__version__"}
+    assert set(onepass.__all__) >= {*support.FUNCTIONS, "engines", "explain", "Explanation", "reference", "__version__"}

@@ -19,30 +19,21 @@ from onepass.tools.bench.cases import SUITES, Case
 from onepass.tools.bench.providers import Naive, Onepass, Torch
 from onepass.tools.bench.results import Row
 from onepass.tools.bench.runner import Runner
-from onepass.tools.bench.timing import (
-    MAX_SLOWDOWN,
-    Stats,
-    buffer_count,
-    cannot_capture,
-    mark_disturbed,
-    rounds_per_graph,
-    slow_copies,
-    summarise,
-    time_launch,
-)
 
 L2, GIB = 60 << 20, 1 << 30
 
 
 def test_statistics_of_known_data() -> None:
-    assert summarise([float(v) for v in range(100, -1, -1)]) == Stats(50.0, 20.0, 80.0, 101, 0.0)
-    assert summarise([7.0]) == Stats(7.0, 7.0, 7.0, 1, 7.0)
-    assert summarise([0.801] * 9) == Stats(0.801, 0.801, 0.801, 9, 0.801)  # no rounding outside the samples
+    assert timing.summarise([float(v) for v in range(100, -1, -1)]) == timing.Stats(50.0, 20.0, 80.0, 101, 0.0)
+    assert timing.summarise([7.0]) == timing.Stats(7.0, 7.0, 7.0, 1, 7.0)
+    assert timing.summarise([0.801] * 9) == timing.Stats(
+        0.801, 0.801, 0.801, 9, 0.801
+    )  # no rounding outside the samples
     values = torch.rand(37, dtype=torch.float64).tolist()
     fifths = quantiles(values, n=5, method="inclusive")
-    assert astuple(summarise(values)) == pytest.approx((median(values), fifths[0], fifths[3], 37, min(values)))
+    assert astuple(timing.summarise(values)) == pytest.approx((median(values), fifths[0], fifths[3], 37, min(values)))
     with pytest.raises(ValueError, match="no samples"):
-        summarise([])
+        timing.summarise([])
 
 
 @pytest.mark.parametrize("counts", [{"a": 6, "b": 6, "c": 6}, {"a": 9, "b": 3, "c": 1}, {"a": 5, "b": 2}, {"a": 1}])
@@ -69,7 +60,7 @@ def test_the_clock_alternates_the_calls_and_does_not_count_the_first() -> None:
 
     budget = timing.Budget(seconds=1.0, min_samples=3, max_samples=5, warmup=0.0)
     got = timing.alternate({"a": call("a", 2000), "b": call("b", 5000)}, budget, clock=lambda: now[0])
-    assert got == {"a": Stats(2.0, 2.0, 2.0, 5, 2.0), "b": Stats(5.0, 5.0, 5.0, 5, 5.0)}
+    assert got == {"a": timing.Stats(2.0, 2.0, 2.0, 5, 2.0), "b": timing.Stats(5.0, 5.0, 5.0, 5, 5.0)}
     assert log[4:] == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]
 
 
@@ -96,7 +87,7 @@ def test_a_cpu_times_calls_into_an_output_and_calls_that_allocate(direction: str
 
 @pytest.mark.parametrize("size", [1, 511, 1 << 12, 1 << 20, L2 - 1, L2, 2 * L2 - 1, 2 * L2, 2 * L2 + 1, 2 * GIB])
 def test_the_buffers_just_exceed_twice_the_l2(size: int) -> None:
-    count = buffer_count(L2, size)
+    count = timing.buffer_count(L2, size)
     assert count >= 2
     assert count * size > 2 * L2
     assert count == 2 or (count - 1) * size <= 2 * L2
@@ -105,7 +96,7 @@ def test_the_buffers_just_exceed_twice_the_l2(size: int) -> None:
 @pytest.mark.parametrize("count", [2, 3, 19, 20, 21, 5000])
 @pytest.mark.parametrize("each_us", [0.0, 1.5, 600.0, 1e5])
 def test_a_graph_goes_through_all_buffers_once_or_repeatedly(count: int, each_us: float) -> None:
-    rounds = rounds_per_graph(count, each_us, 0.1)
+    rounds = timing.rounds_per_graph(count, each_us, 0.1)
     assert rounds >= 1
     assert rounds == 1 or rounds * count * each_us <= 0.1 / 4 * 1e6
     assert rounds * count < count + timing.MIN_LAUNCHES
@@ -113,13 +104,18 @@ def test_a_graph_goes_through_all_buffers_once_or_repeatedly(count: int, each_us
 
 
 def test_every_case_of_the_gpu_suites_can_be_captured_on_an_h200() -> None:
-    assert cannot_capture(2, 2 * GIB, 4 * GIB, 12 * GIB) is None
-    assert cannot_capture(2, 2 * GIB, 4 * GIB + 1, 12 * GIB) == "2 buffers of 2048.0 MiB and their outputs do not fit"
-    assert (cannot_capture(1258292, 100, 0, GIB) or "").endswith("would be needed to leave the L2, more than 8192")
+    assert timing.cannot_capture(2, 2 * GIB, 4 * GIB, 12 * GIB) is None
+    assert (
+        timing.cannot_capture(2, 2 * GIB, 4 * GIB + 1, 12 * GIB)
+        == "2 buffers of 2048.0 MiB and their outputs do not fit"
+    )
+    assert (timing.cannot_capture(1258292, 100, 0, GIB) or "").endswith(
+        "would be needed to leave the L2, more than 8192"
+    )
     for suite in ("models", "row-lengths", "few-long-rows"):
         for case, dtype in [(c, d) for c in SUITES[suite].cases for d in c.dtypes]:
             size = case.at(dtype).bytes(dtype)
-            assert cannot_capture(buffer_count(L2, size), size, size, 100 * GIB) is None, case.name
+            assert timing.cannot_capture(timing.buffer_count(L2, size), size, size, 100 * GIB) is None, case.name
 
 
 class FakeCuda:
@@ -185,12 +181,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def test_a_capture_warms_up_on_the_side_and_goes_through_all_buffers(cuda: FakeCuda) -> None:
-    assert time_launch(CPU, cuda.calls(8), each_us=8.0, seconds=0.1) == pytest.approx(8.0)
+    assert timing.time_launch(CPU, cuda.calls(8), each_us=8.0, seconds=0.1) == pytest.approx(8.0)
     warm = ["side waits for home", "0 on side", "1 on side", "2 on side", "home waits for side"]
     assert cuda.log == warm + [f"{i} on side captured" for i in range(8)] * 3
     assert (cuda.at, cuda.resets) == ("home", 1)
     cuda.log, cuda.us, cuda.now = [], 70e3, 0.0  # a long call is captured once per buffer and replayed seldom
-    assert time_launch(CPU, cuda.calls(2), each_us=70e3, seconds=0.1) == pytest.approx(70e3)
+    assert timing.time_launch(CPU, cuda.calls(2), each_us=70e3, seconds=0.1) == pytest.approx(70e3)
     assert len([line for line in cuda.log if "captured" in line]) == 2
     assert cuda.now == 7 * 2 * 70e3  # the replays: one, then two, then one and the three that count
 
@@ -204,7 +200,7 @@ def test_an_allocated_output_lives_until_the_turn_of_its_buffer_comes_again(cuda
 
     alive: weakref.WeakSet[Output] = weakref.WeakSet()
     most: list[int] = []
-    time_launch(CPU, [Output] * 5, each_us=8.0, seconds=0.1)
+    timing.time_launch(CPU, [Output] * 5, each_us=8.0, seconds=0.1)
     assert max(most) in (5, 6)
     assert not alive
 
@@ -233,7 +229,7 @@ def test_a_failed_capture_says_what_the_call_said_restores_the_stream_and_frees_
     gc.disable()
     try:
         with pytest.raises(ValueError, match="waits for the GPU"):
-            time_launch(CPU, [call] * 2, each_us=1.0, seconds=0.1)
+            timing.time_launch(CPU, [call] * 2, each_us=1.0, seconds=0.1)
         del call, buffer
         assert alive() is None
     finally:
@@ -253,7 +249,7 @@ def test_a_launch_outside_the_capture_is_found(writes: bool, cuda: FakeCuda) -> 
     cuda.replayed = lambda: out.fill_(1.0) if writes else None
     missing = pytest.raises(RuntimeError, match="does not write the output")
     with nullcontext() if writes else missing:
-        assert time_launch(CPU, [call] * 2, each_us=8.0, seconds=0.1) == pytest.approx(8.0)
+        assert timing.time_launch(CPU, [call] * 2, each_us=8.0, seconds=0.1) == pytest.approx(8.0)
     assert (cuda.at, cuda.resets) == ("home", 1)
 
 
@@ -275,7 +271,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Row]]:
 
     def run_case(case: Case, *providers: Any, free: int = GIB, graph: bool = True, **options: Any) -> dict[str, Row]:
         def time(device: torch.device, calls: Any, each_us: float, seconds: float) -> float:
-            assert len(calls) == buffer_count(L2, case.bytes("float32"))
+            assert len(calls) == timing.buffer_count(L2, case.bytes("float32"))
             for call in calls:
                 call()
             return 5.0
@@ -353,22 +349,22 @@ def copy(case: str, size: int, us: float, **fields: Any) -> Row:
 def test_a_copy_is_judged_by_those_of_the_other_cases(case: str, us: float, times: str | None) -> None:
     ladder = {"1 MB": 20.0, "4 MB": 100.0, "16 MB": 1600.0, "64 MB": 8000.0, case: us}
     rows = [copy(name, int(name.split()[0]) * 10**6, float(time)) for name, time in ladder.items()]
-    found = {key[1]: reason for key, reason in slow_copies(rows).items()}
+    found = {key[1]: reason for key, reason in timing.slow_copies(rows).items()}
     reason = f"its copy takes {times} times as long as other copies of the run allow"
     assert found == ({case: reason} if times else {})
 
 
 def test_equal_sizes_and_single_cases_are_judged_too() -> None:
-    assert slow_copies([copy("alone", 1000, 1e6)]) == {}
-    same = [copy(name, 1000, us) for name, us in (("a", 10.0), ("b", 10.0 * MAX_SLOWDOWN + 1), ("c", 11.0))]
-    assert [key[1] for key in slow_copies(same)] == ["b"]
+    assert timing.slow_copies([copy("alone", 1000, 1e6)]) == {}
+    same = [copy(name, 1000, us) for name, us in (("a", 10.0), ("b", 10.0 * timing.MAX_SLOWDOWN + 1), ("c", 11.0))]
+    assert [key[1] for key in timing.slow_copies(same)] == ["b"]
     rows = [row(10.0), copy("a case", 800, 10.0, disturbed="p80 is 3.0 times p20"), row(10.0, case="other")]
-    mark_disturbed(rows)  # a disturbed copy marks its case
+    timing.mark_disturbed(rows)  # a disturbed copy marks its case
     assert [r.disturbed for r in rows] == ["of its copy p80 is 3.0 times p20", "p80 is 3.0 times p20", None]
 
 
-QUIET, NOISY = Stats(10.0, 9.0, 11.0, 100, 8.0), Stats(10.0, 9.0, 27.0, 100, 8.0)
-SLOW = {"copy": Stats(1000.0, 990.0, 1010.0, 100, 980.0)}
+QUIET, NOISY = timing.Stats(10.0, 9.0, 11.0, 100, 8.0), timing.Stats(10.0, 9.0, 27.0, 100, 8.0)
+SLOW = {"copy": timing.Stats(1000.0, 990.0, 1010.0, 100, 980.0)}
 ALL = ("copy", "torch", "naive")
 
 
@@ -379,7 +375,7 @@ ALL = ("copy", "torch", "naive")
         ([{}, {"torch": NOISY}, {}, {"torch": QUIET}], ["retry: 1"], {}),
         ([{}, {"torch": NOISY}, {}, {"torch": NOISY}], ["retry: 1"], {("middle", "torch"): "p80 is 3.0 times p20"}),
         ([SLOW, {}, {}, SLOW], ["retry: 1"], {("small", name): "its copy takes 100.0 times" for name in ALL}),
-        ([{"torch": Stats(10.0, 9.0, 27.0, 4, 8.0)}], [], {}),  # too few samples for a spread
+        ([{"torch": timing.Stats(10.0, 9.0, 27.0, 4, 8.0)}], [], {}),  # too few samples for a spread
         ([{"torch": NOISY}, {}, KeyboardInterrupt], [], {("small", "torch"): "p80 is 3.0 times p20"}),
     ],
 )
@@ -389,7 +385,7 @@ def test_what_is_disturbed_is_timed_again_and_then_marked(
     """`script` is what the clock shows for each case in turn."""
     turns, asked = iter(script), [0]
 
-    def alternate(calls: Any, budget: Any) -> dict[str, Stats]:
+    def alternate(calls: Any, budget: Any) -> dict[str, timing.Stats]:
         asked[0] += 1
         if asked[0] % 2 == 0:  # the calls that allocate
             return dict.fromkeys(calls, QUIET)

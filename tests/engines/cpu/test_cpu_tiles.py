@@ -9,21 +9,12 @@ import torch
 from torch import Tensor
 
 import onepass
+from lib import support
 from lib.gradients import gradient
 from lib.scripts import Forks
-from lib.support import (
-    DTYPES,
-    FUNCTIONS,
-    SOFTMAXES,
-    assert_defined,
-    every_operator,
-    maker,
-    ours,
-    with_instruction_set,
-)
 
-F32, F64, F16, BF16 = DTYPES
-SMALLEST = {dtype: 2 * torch.finfo(dtype).smallest_normal for dtype in DTYPES}
+F32, F64, F16, BF16 = support.DTYPES
+SMALLEST = {dtype: 2 * torch.finfo(dtype).smallest_normal for dtype in support.DTYPES}
 EPS = {F32: 4e-6, F64: 4e-15, F16: 4e-3, BF16: 4e-2}
 
 # (outer, n, inner) over the middle dim: slices that are transposed, parts of long ones, columns of some tiles,
@@ -43,44 +34,44 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {  # the same values, lying in ot
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@every_operator
+@support.every_operator
 def test_functions_of_every_form(function: str, shape: tuple[int, ...]) -> None:
-    for dtype, form in itertools.product(DTYPES, FORMS):
-        x = maker(dtype)(*shape)
+    for dtype, form in itertools.product(support.DTYPES, FORMS):
+        x = support.maker(dtype)(*shape)
         y = FORMS[form](x)
-        assert_defined(function, ours(function)(y, 1), x, 1, form)
-        if function in SOFTMAXES:
+        support.assert_defined(function, support.ours(function)(y, 1), x, 1, form)
+        if function in support.SOFTMAXES:
             out = torch.full([*shape, 2], 9.0, dtype=dtype)
-            ours(function)(y, 1, out=out[..., 0])
-            assert_defined(function, out[..., 0], x, 1, form)
+            support.ours(function)(y, 1, out=out[..., 0])
+            support.assert_defined(function, out[..., 0], x, 1, form)
             assert (out[..., 1] == 9).all()
             own = y.clone(memory_format=torch.preserve_format)
-            ours(function)(own, 1, out=own)
-            assert_defined(function, own, x, 1, f"{form}, in place")
+            support.ours(function)(own, 1, out=own)
+            support.assert_defined(function, own, x, 1, f"{form}, in place")
 
 
 @pytest.mark.parametrize("n", LENGTHS)
 def test_short_rows_of_every_length(function: str, n: int) -> None:
-    for dtype, rows in itertools.product(DTYPES, (1, 15, 17, 600)):
-        buffer = maker(dtype)(rows * n + 3)
+    for dtype, rows in itertools.product(support.DTYPES, (1, 15, 17, 600)):
+        buffer = support.maker(dtype)(rows * n + 3)
         for offset in (0, 1, 3):
             x = buffer[offset : offset + rows * n].view(rows, n)
             memory = torch.full((rows * n + 40,), 9.0, dtype=dtype)
-            if function in SOFTMAXES:
+            if function in support.SOFTMAXES:
                 y = memory[offset : offset + rows * n].view(rows, n)
-                ours(function)(x, 1, out=y)
+                support.ours(function)(x, 1, out=y)
                 assert (memory[offset + rows * n :] == 9).all()
                 assert (memory[:offset] == 9).all()
             else:
-                y = ours(function)(x, 1)
-            assert_defined(function, y, x, 1)
+                y = support.ours(function)(x, 1)
+            support.assert_defined(function, y, x, 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 def test_gradients_of_every_form(function: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    y = getattr(torch, function)(maker(F64)(*shape), 1).to(dtype)
-    g = maker(dtype, seed=1)(*shape)
+    y = getattr(torch, function)(support.maker(F64)(*shape), 1).to(dtype)
+    g = support.maker(dtype, seed=1)(*shape)
     number = ["softmax", "log_softmax"].index(function)
     per_row, one = g[:, :1].expand_as(g), g.view(-1)[:1].expand_as(g)
     pairs = [*((form(g), form(y)) for form in FORMS.values()), (per_row, y), (one, y), (g, FORMS["turned"](y))]
@@ -96,7 +87,7 @@ def test_gradients_of_every_form(function: str, shape: tuple[int, ...], dtype: t
 @pytest.mark.parametrize(("given", "made"), [(F64, F32), (F32, F64), (F16, BF16), (F64, F16), (BF16, F64)], ids=str)
 def test_gradients_of_rare_pairs_of_dtypes(given: torch.dtype, made: torch.dtype) -> None:
     for shape in ((9, 40, 3), (5, 7, 64)):
-        y, g = torch.softmax(maker(F64)(*shape), 1).to(given), maker(given)(*shape)
+        y, g = torch.softmax(support.maker(F64)(*shape), 1).to(given), support.maker(given)(*shape)
         want, terms = gradient("softmax", g, y, [1])
         out = torch.full([*shape, 2], 9.0, dtype=made)[..., 0]
         for got in (torch.ops.onepass._softmax_backward(g, y, 0, [1], made), out):
@@ -111,21 +102,21 @@ def test_gradients_of_rare_pairs_of_dtypes(given: torch.dtype, made: torch.dtype
 def test_extreme_values_stay_in_their_rows(value: float) -> None:
     for dtype in (F32, F64, BF16):
         for shape in SHAPES[:12]:
-            x = maker(dtype)(*shape)
+            x = support.maker(dtype)(*shape)
             x[0, : max(1, shape[1] // 2), 0] = value
             x[-1, :, -1] = value
-            for function in FUNCTIONS:
-                assert_defined(function, ours(function)(x, 1), x, 1)
+            for function in support.FUNCTIONS:
+                support.assert_defined(function, support.ours(function)(x, 1), x, 1)
             state = onepass.state(x, 1)
-            assert_defined("state", state, x, 1)
+            support.assert_defined("state", state, x, 1)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
 def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
     rows = ((n, 1) for n in (1, 3, 20, 33, 1000, 5001))
     for n, inner in (*rows, (5, 3), (40, 17), (700, 3), (300, 40), (2000, 2)):
-        x = maker(dtype)(40, n, inner)
-        y = torch.softmax(maker(F64)(40, n, inner), 1).to(dtype)
+        x = support.maker(dtype)(40, n, inner)
+        y = torch.softmax(support.maker(F64)(40, n, inner), 1).to(dtype)
         with onepass.batch_invariant():
             made, dx = onepass.softmax(x, 1), torch.ops.onepass._softmax_backward(x, y, 0, [1], dtype)
             assert torch.equal(onepass.softmax(x[31], 0), made[31])
@@ -139,7 +130,7 @@ def test_threads_and_streaming_stores_give_the_same_bits() -> None:
     before = torch.get_num_threads()
     try:
         for shape in ((900_000, 3), (600_000, 5, 1), (70_000, 8, 6), (300, 90, 100), (6, 30_001, 17), (3, 1000, 1000)):
-            x = maker(F32)(*shape)
+            x = support.maker(F32)(*shape)
             dim = min(1, len(shape) - 1)
             torch.set_num_threads(1)
             y = onepass.softmax(x, dim)
@@ -155,7 +146,7 @@ def test_threads_and_streaming_stores_give_the_same_bits() -> None:
 @pytest.mark.parametrize("n", [2, 5, 14, 27, 45, 59, 77, 391])
 def test_streamed_rows_that_are_no_whole_lines(n: int, dtype: torch.dtype) -> None:
     rows = (8 << 20) // (n * dtype.itemsize) + 3  # results are streamed; those of a third of the rows are not
-    x = maker(dtype)(rows, n)
+    x = support.maker(dtype)(rows, n)
     x[1, 0], x[-2, -1] = torch.nan, torch.inf
     g = x.roll(3, 0)
     memory = torch.full((rows * n + 8,), 9.0, dtype=dtype)
@@ -177,13 +168,13 @@ def test_streamed_rows_that_are_no_whole_lines(n: int, dtype: torch.dtype) -> No
 
 
 CODE = """
-for function in t.FUNCTIONS:
+for function in t.support.FUNCTIONS:
     for n in (1, 3, 8, 17, 24):
         t.test_short_rows_of_every_length(function, n)
     for shape in t.SHAPES[:8]:
         t.test_functions_of_every_form(function, shape)
         if function in ("softmax", "log_softmax"):
-            for dtype in t.DTYPES:
+            for dtype in t.support.DTYPES:
                 t.test_gradients_of_every_form(function, shape, dtype)
 for n in (14, 391):
     for dtype in (t.F32, t.BF16):
@@ -193,4 +184,4 @@ for n in (14, 391):
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set(processes: Forks, tmp_path: Path, isa: str) -> None:
-    with_instruction_set(processes, tmp_path, isa, __file__, CODE)
+    support.with_instruction_set(processes, tmp_path, isa, __file__, CODE)
