@@ -338,8 +338,10 @@ Problem plain_columns(const ScoredProblem& problem) {
 
 CudaPlan plan_columns(const Problem& plain, const Gpu& gpu) {
   ColumnView view = column_view(plain);
-  const bool is_tiny = view.n() * view.inner() * size_of(plain.in_type()) < kTinySlice && view.slices() > 1;
-  if (is_tiny || !view.tile) view = column_view(plain, true);
+  // Of small slices whose lines do not fill a warp, threads take columns of several.
+  constexpr int64_t kWarp = 32;
+  const bool is_tiny = view.n() * view.inner() * size_of(plain.in_type()) < kTinySlice && view.inner() < kWarp;
+  if (view.is_scattered || (is_tiny && view.slices() > 1) || !view.tile) view = column_view(plain, true);
   return column_planner(view, gpu, plain, true).plan_of_scores();
 }
 

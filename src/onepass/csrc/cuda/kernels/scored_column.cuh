@@ -32,7 +32,7 @@ struct ColumnPlaces {
   template <class T>
   __device__ const T* pointer(MapTensor t, int q) const {
     int64_t at = first.at[t];
-    if constexpr (C::kStrided)
+    if (C::kStrided && map.reduced_dims > 1)
       for_each_reduced(q, [&](int d, int index) { at += index * map.reduced_strides[t][d]; });
     else
       at += (int64_t)(row + q * turn) * map.steps[t];
@@ -40,7 +40,7 @@ struct ColumnPlaces {
   }
   __device__ int distance(int q) const {
     int sum = first.distance;
-    if constexpr (C::kStrided)
+    if (C::kStrided && map.reduced_dims > 1)
       for_each_reduced(q, [&](int d, int index) { sum += index * (int)map.reduced_distances[d]; });
     else
       sum += (row + q * turn) * map.distance_step;
@@ -93,7 +93,7 @@ struct ColumnPlaces {
     unsigned rest = row + q * turn;
 #pragma unroll 1
     for (int d = map.reduced_dims - 1; d >= 0; --d) {
-      const unsigned next = divide(rest, map.reduced_divisors[d]);
+      const unsigned next = d ? divide(rest, map.reduced_divisors[d]) : 0;
       f(d, (int)(rest - next * (unsigned)map.reduced_sizes[d]));
       rest = next;
     }
