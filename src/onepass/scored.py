@@ -1,19 +1,20 @@
 """The functions of scores (scores.py): the operators, their derivatives, and the arithmetic in place of a kernel.
 
 `onepass::scored` computes softmax, log_softmax or logsumexp of scores; softmin is softmax with a negative factor. Where
-no kernel takes a call (`launch_forward`, `launch_backward`) it is plain torch arithmetic. A call that is recorded or
-transformed goes through `ScoredFunction`. Its gradient is `onepass::scored_backward`, from the result as torch's
-softmax has it, so that the input need not be kept; where that is recorded itself it is the same arithmetic, which has
-derivatives of every order.
+no kernel takes a call it is plain torch arithmetic. A call that is recorded or transformed goes through
+`ScoredFunction`. Its gradient is `onepass::scored_backward`, from the result as torch's softmax has it, so that the
+input need not be kept, or `onepass::scored_logsumexp_backward`, which scores the input again; where those are recorded
+themselves they are the same arithmetic, which has derivatives of every order.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from .autograd import PLAIN_TYPES, needs_no_autograd, one_level_out
@@ -24,6 +25,8 @@ from .scores import Scores, SideTensors, blocked, distances, scaled, score, sink
 from .validation import HALF_DTYPES, Spec, overlap
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _SIDE = "Tensor? scale, Tensor? bias, Tensor? alibi, Tensor? sink, Tensor? mask"
 _CALL = "str function, int[] dim, ScalarType? dtype, bool keepdim, str engine"
 _WINDOW = "SymInt? left, SymInt? right, SymInt? offset"
@@ -32,8 +35,15 @@ _NUMBERS = f"float factor, float softcap, float sink_number, {_WINDOW}, bool emp
 library.define(f"scored(Tensor input, {_SIDE}, {_CALL}, {_NUMBERS}) -> (Tensor, Tensor)")
 # With a softcap it takes the input `x`, otherwise none.
 library.define(f"scored_backward(Tensor grad, Tensor y, Tensor? x, {_SIDE}, {_CALL}, {_NUMBERS}) -> Tensor")
-_forward = torch.ops.onepass.scored.default
-_backward = torch.ops.onepass.scored_backward.default
+# From the logsumexp `lse` of each row and its gradient, with reduced dims of size 1 and in the dtype that rows are
+# computed in: the gradient of the input, or of its scores.
+library.define(
+    f"scored_logsumexp_backward(Tensor grad, Tensor lse, bool of_scores, Tensor input, {_SIDE}, {_CALL}, {_NUMBERS}) "
+    "-> Tensor"
+)
+_forward_operator = torch.ops.onepass.scored.default
+_backward_operator = torch.ops.onepass.scored_backward.default
+_logsumexp_backward_operator = torch.ops.onepass.scored_logsumexp_backward.default
 
 
 def call_scored(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Tensor:
@@ -41,7 +51,23 @@ def call_scored(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Ten
     if not x.dim():  # it has one dim, which the operators ask for
         y = call_scored(x.unsqueeze(0), side, spec._replace(dims=[0], keepdim=False), scores)
         return y if spec.function == "logsumexp" else y.squeeze(0)
-    return _forward(x, *side, *_as_arguments(spec), *scores)[0]
+    arguments = _as_arguments(spec)
+    if _is_direct(x, *side):
+        launched = _launch_forward(x, side, spec._replace(function=arguments[0]), scores)
+        if launched is not None:
+            return launched[0]
+    return _forward_operator(x, *side, *arguments, *scores)[0]
+
+
+def _is_direct(*tensors: Tensor | None) -> bool:
+    """Whether nothing traces, records or transforms a call: then its kernel need not go by the dispatcher, which calls
+    Python functions twice."""
+    if torch.compiler.is_compiling() or _function_modes() or _dispatch_modes() or not needs_no_autograd(*tensors):
+        return False
+    for t in tensors:
+        if t is not None and (type(t) not in PLAIN_TYPES or is_legacy_batchedtensor(t) or not (t.is_cpu or t.is_cuda)):
+            return False
+    return True
 
 
 def score_into(x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor) -> bool:
@@ -147,6 +173,22 @@ def backward_arithmetic(
     return scaled(ds, scale, scores).to(spec.dtype)
 
 
+def logsumexp_backward_arithmetic(
+    g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, side: SideTensors, spec: Spec, scores: Scores
+) -> Tensor:
+    """What `onepass::scored_logsumexp_backward` gives."""
+    own = spec._replace(dtype=None)
+    x_wide, side_wide = _taking_part(x, side, own, scores)
+    ds = g * _weights(score(x_wide, side_wide, scores), lse, scores)
+    out = blocked(x_wide, side.mask, scores)
+    ds = ds if out is None else ds.masked_fill(out, 0)
+    if not of_scores:
+        if scores.softcap:
+            ds = ds * _slope_of_cap(x, side, own, scores)
+        ds = scaled(ds, side_wide, scores)
+    return ds.to(spec.dtype)
+
+
 def _slope_of_cap(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Tensor:
     """The derivative of softcap * tanh(s / softcap) at s = x * scale."""
     x, side = _taking_part(x, side, spec, scores)
@@ -168,7 +210,7 @@ class ScoredFunction(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         with _BelowAutograd():
-            return _forward(x, *given)
+            return _forward_operator(x, *given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -231,6 +273,28 @@ def _parse(given: Sequence[Any]) -> tuple[Tensor, SideTensors, Spec, Scores]:
     return given[0], SideTensors(*given[1:6]), Spec(*given[6:11]), Scores(*given[11:18])
 
 
+def _backward(
+    g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype
+) -> Tensor:
+    """The gradient of the input of softmax or log_softmax, of dtype `to`."""
+    side, spec = side._replace(bias=None, alibi=None, sink=None), spec._replace(dtype=to)
+    if _is_direct(g, y, x, *side):
+        return _launch_backward(g, y, x, side, spec, scores)
+    return _backward_operator(g, y, x, *side, *_as_arguments(spec), *scores)
+
+
+def _logsumexp_backward(
+    g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype
+) -> Tensor:
+    """The gradient of the input of logsumexp, or of its scores, of dtype `to`."""
+    if not (spec.dtype is torch.float32 and x.dtype in HALF_DTYPES):
+        x = x.to(_result_dtype(x, spec.dtype))  # as the function has rounded it
+    side, spec = side._replace(sink=None), spec._replace(dtype=to)
+    if _is_direct(g, lse, x, *side):
+        return _launch_logsumexp_backward(g, lse, of_scores, x, side, spec, scores)
+    return _logsumexp_backward_operator(g, lse, of_scores, x, *side, *_as_arguments(spec), *scores)
+
+
 def gradients(
     x: Tensor | None,
     side: SideTensors,
@@ -264,25 +328,23 @@ def gradients(
         ds = dx = None
         if any(needed[:4]):
             assert x is not None
-            x_wide, side_wide = _in_accumulator(x, side, spec.dtype)
-            out = blocked(x_wide, side.mask, scores)
-            ds = total * _weights(score(x_wide, side_wide, scores), whole, scores)
-            ds = ds if out is None else ds.masked_fill(out, 0)
+            if any(needed[1:4]):
+                ds = _logsumexp_backward(total, whole, True, x, side, spec, scores, wide)
+            else:
+                dx = _logsumexp_backward(total, whole, False, x, side, spec, scores, to)
         sum_of_row = -total  # of the gradients by which the sink is weighted
     else:
         g = torch.zeros_like(y) if g is None else g
-        arguments = _as_arguments(spec)
         ds = dx = None
         if is_plain and needs_x and g_lse is None:
-            masked, of_cap = side._replace(bias=None, alibi=None, sink=None), x if scores.softcap else None
-            dx = _backward(g, y, of_cap, *masked, *arguments[:2], to, *arguments[3:], *scores)
+            dx = _backward(g, y, x if scores.softcap else None, side, spec, scores, to)
             if needs_bias or needs_alibi:
                 ds = dx if scores.factor == 1 else dx.to(wide) / scores.factor
                 if scores.factor == 0:
                     ds = None
         if ds is None and any(needed[:4]) and (dx is None or needs_bias or needs_alibi):
-            plain, masked = scores._replace(factor=1.0, softcap=0.0), SideTensors(mask=side.mask)
-            ds = _backward(g, y, None, *masked, *arguments[:2], wide, *arguments[3:], *plain)
+            plain = scores._replace(factor=1.0, softcap=0.0)
+            ds = _backward(g, y, None, SideTensors(mask=side.mask), spec, plain, wide)
             if g_lse is not None:
                 ds = ds + g_lse * (upcast(y) if spec.function == "softmax" else upcast(y).exp())
         if needs_sink:
@@ -364,14 +426,26 @@ def _tangents(
 # Operators ------------------------------------------------------------------------------------------------------------
 
 
-def _empty_lse(x: Tensor, side: SideTensors, dims: Sequence[int], wide: torch.dtype) -> Tensor:
-    if side.sink is None:
-        return x.new_empty(0, dtype=wide)
-    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)], dtype=wide)
+def _empty_lse(x: Tensor, side: SideTensors, spec: Spec) -> Tensor:
+    to = _result_dtype(x, spec.dtype)
+    shape = [1 if d in spec.dims else size for d, size in enumerate(x.shape)] if side.sink is not None else [0]
+    return x.new_empty(shape, dtype=_accumulator(to, to))
+
+
+def _empty_results(x: Tensor, side: SideTensors, spec: Spec) -> tuple[Tensor, Tensor]:
+    to, lse = _result_dtype(x, spec.dtype), _empty_lse(x, side, spec)
+    if spec.function != "logsumexp":
+        return torch.empty_like(x, dtype=to), lse
+    shape = [1 if d in spec.dims else size for d, size in enumerate(x.shape) if spec.keepdim or d not in spec.dims]
+    return x.new_empty(shape, dtype=to), lse
 
 
 _NUMBERS_OF = {name: number for number, name in enumerate(FUNCTIONS)}
-_KERNELS = torch.ops.onepass._scored_kernel.default, torch.ops.onepass._scored_backward_kernel.default
+_ops = torch.ops.onepass
+_KERNELS = tuple(
+    functools.partial(torch._C._dispatch_call_boxed, op.default._handle)
+    for op in (_ops._scored_kernel, _ops._scored_backward_kernel, _ops._scored_logsumexp_backward_kernel)
+)
 
 
 def _expanded(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Tensor | None]:
@@ -388,8 +462,7 @@ def _launch_forward(
     """The results of a kernel, the first in `out` where that is given, or None where there is none for the call."""
     if spec.engine == "triton":
         return None
-    y, lse = _forward_fake(x, *side, *_as_arguments(spec), *scores)
-    y = y if out is None else out
+    y, lse = _empty_results(x, side, spec) if out is None else (out, _empty_lse(x, side, spec))
     whole = unsqueeze_reduced(y, spec.dims, spec.keepdim) if spec.function == "logsumexp" else y
     numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
     tensors = _expanded(x, side, lse.dtype)
@@ -424,16 +497,21 @@ def _forward_kernel(*given: Any) -> tuple[Tensor, Tensor]:
         return launched
     y, lse = forward_arithmetic(x, side, spec, scores)
     if spec.function != "logsumexp":
-        like = torch.empty_like(x, dtype=y.dtype)
-        y = y if y.stride() == like.stride() else like.copy_(y)
+        y = _laid_out(y, x)
     return y, lse if side.sink is not None else lse.new_empty(0)
 
 
 @torch._disable_dynamo
 def _backward_kernel(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
     _, side, spec, scores = _parse((y, *given))
+    return _launch_backward(g, y, x, side, spec, scores)
+
+
+def _launch_backward(
+    g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores
+) -> Tensor:
     if spec.engine != "triton":
-        dx = _backward_fake(g, y, x, *given)
+        dx = torch.empty_like(y, dtype=spec.dtype)
         scale, _, _, _, mask = _expanded(y, side, _accumulator(y.dtype, y.dtype))
         numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
         if _KERNELS[1](g, y, x, scale, mask, dx, *numbers):
@@ -443,15 +521,38 @@ def _backward_kernel(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Ten
             into = torch.empty_like(rows[1], dtype=dx.dtype)
             if _KERNELS[1](*rows, scale, mask, into, *numbers):
                 return dx.copy_(into)
-    dx = backward_arithmetic(g, y, x, side, spec, scores)
-    like = torch.empty_like(y, dtype=dx.dtype)
-    return dx if dx.stride() == like.stride() else like.copy_(dx)
+    return _laid_out(backward_arithmetic(g, y, x, side, spec, scores), y)
+
+
+@torch._disable_dynamo
+def _logsumexp_backward_kernel(g: Tensor, lse: Tensor, of_scores: bool, *given: Any) -> Tensor:
+    return _launch_logsumexp_backward(g, lse, of_scores, *_parse(given))
+
+
+def _launch_logsumexp_backward(
+    g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, side: SideTensors, spec: Spec, scores: Scores
+) -> Tensor:
+    wide = _accumulator(x.dtype, x.dtype)
+    if spec.engine != "triton" and g.dtype is lse.dtype is wide:
+        dx = torch.empty_like(x, dtype=spec.dtype)
+        scale, bias, alibi, _, mask = _expanded(x, side, wide)
+        of_rows = g.expand(x.shape), x, lse.expand(x.shape)
+        numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
+        if _KERNELS[2](*of_rows, scale, bias, alibi, mask, dx, of_scores, *numbers):
+            return dx
+    return _laid_out(logsumexp_backward_arithmetic(g, lse, of_scores, x, side, spec, scores), x)
+
+
+def _laid_out(t: Tensor, like: Tensor) -> Tensor:
+    """With the strides that a result of a kernel has."""
+    like = torch.empty_like(like, dtype=t.dtype)
+    return t if t.stride() == like.stride() else like.copy_(t)
 
 
 def _forward_autograd(*given: Any) -> Any:
     if needs_no_autograd(*given[:6]):
         with _BelowAutograd():
-            return _forward(*given)
+            return _forward_operator(*given)
     x, _, spec, _ = _parse(given)
     if spec.function == "logsumexp" and spec.dtype is None and x.dtype in HALF_DTYPES:  # as ops.py has it, and why
         y, lse = ScoredFunction.apply(*given[:8], torch.float32, *given[9:])
@@ -462,28 +563,40 @@ def _forward_autograd(*given: Any) -> Any:
 def _backward_autograd(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
     if needs_no_autograd(g, y, x, *given[:5]):
         with _BelowAutograd():
-            return _backward(g, y, x, *given)
+            return _backward_operator(g, y, x, *given)
     _, side, spec, scores = _parse((y, *given))
     return backward_arithmetic(g, y, x, side, spec, scores)
 
 
+def _logsumexp_backward_autograd(g: Tensor, lse: Tensor, of_scores: bool, *given: Any) -> Tensor:
+    if needs_no_autograd(g, lse, *given[:5]):
+        with _BelowAutograd():
+            return _logsumexp_backward_operator(g, lse, of_scores, *given)
+    return logsumexp_backward_arithmetic(g, lse, of_scores, *_parse(given))
+
+
 def _forward_fake(*given: Any) -> tuple[Tensor, Tensor]:
     x, side, spec, _ = _parse(given)
-    to = _result_dtype(x, spec.dtype)
-    lse = _empty_lse(x, side, spec.dims, _accumulator(to, to))
-    if spec.function != "logsumexp":
-        return torch.empty_like(x, dtype=to), lse
-    shape = [1 if d in spec.dims else size for d, size in enumerate(x.shape) if spec.keepdim or d not in spec.dims]
-    return x.new_empty(shape, dtype=to), lse
+    return _empty_results(x, side, spec)
 
 
 def _backward_fake(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
     return torch.empty_like(y, dtype=given[7])
 
 
+def _logsumexp_backward_fake(g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, *given: Any) -> Tensor:
+    return torch.empty_like(x, dtype=given[7])
+
+
 for _name, _kernel, _autograd, _fake in (
     ("scored", _forward_kernel, _forward_autograd, _forward_fake),
     ("scored_backward", _backward_kernel, _backward_autograd, _backward_fake),
+    (
+        "scored_logsumexp_backward",
+        _logsumexp_backward_kernel,
+        _logsumexp_backward_autograd,
+        _logsumexp_backward_fake,
+    ),
 ):
     torch.library.register_fake(f"onepass::{_name}", _fake, lib=library)
     for _key in ("CPU", "CUDA", "XPU"):

@@ -622,7 +622,7 @@ def test_a_backward_keeps_the_result_and_not_the_input(function, device):
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("case", ["all", "mask of padding", *map(slow, ("scale", "sink of all", "scale of each head"))])
 def test_in_a_graph(function, case, device):
-    """One operator forward and, but for logsumexp, one backward; values and gradients are the eager ones."""
+    """One operator forward and one backward; values and gradients are the eager ones."""
     options = options_of(case, F64, device)
     names = list(tensors_of(options))
     backend = Graphs()
@@ -638,7 +638,7 @@ def test_in_a_graph(function, case, device):
     torch.testing.assert_close(torch.autograd.grad(y, given, g), torch.autograd.grad(want, given, g))
     forward, backward = backend.operators()
     assert forward == ["scored"]
-    assert set(backward) <= ({"logsumexp"} if function == "logsumexp" else {"scored_backward"})
+    assert set(backward) <= {"scored_logsumexp_backward" if function == "logsumexp" else "scored_backward"}
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -775,11 +775,15 @@ def test_the_operators(name, case, device):
         given = operator_arguments(name, case, device, grad)
         some: Any = {} if grad else {"test_utils": ("test_schema", "test_faketensor")}
         opcheck(ops.scored.default, given, **some)
+        x, *rest = given
+        rest[5 + 2] = F32  # the dtype of the gradient
         if name != "logsumexp":
-            x, *rest = given
-            rest[5 + 2] = F32  # the dtype of the gradient
             g, of_cap = (maker(F32, device, seed)(*SHAPE).requires_grad_(grad) for seed in (4, 5))
             opcheck(ops.scored_backward.default, (g, x, of_cap if rest[5 + 6] else None, *rest), **some)
+        else:
+            g, lse = (maker(F32, device, seed)(*SHAPE[:3], 1).requires_grad_(grad) for seed in (4, 5))
+            for of_scores in (False, True):
+                opcheck(ops.scored_logsumexp_backward.default, (g, lse + 20, of_scores, x, *rest), **some)
 
 
 @pytest.mark.parametrize("layout", ["permuted", "sliced", "expanded"])

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from lib.scripts import Forks
 from lib.support import DTYPES, same, with_instruction_set
-from onepass.scored import _KERNELS, _NUMBERS_OF, _expanded, backward_arithmetic, forward_arithmetic
+from onepass.scored import (
+    _KERNELS,
+    _NUMBERS_OF,
+    _expanded,
+    backward_arithmetic,
+    forward_arithmetic,
+    logsumexp_backward_arithmetic,
+)
 from onepass.scores import Scores, SideTensors
 from onepass.validation import Spec
 
@@ -42,12 +49,30 @@ def forward(
 
 
 def backward(
-    g: Tensor, y: Tensor, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype, out: Tensor | None = None
+    g: Tensor,
+    y: Tensor,
+    x: Tensor | None,
+    side: SideTensors,
+    spec: Spec,
+    scores: Scores,
+    to: torch.dtype,
+    out: Tensor | None = None,
 ) -> Tensor:
+    """The gradient of softmax or log_softmax; x goes with a softcap."""
     dx = torch.empty_like(y, dtype=to) if out is None else out
-    scores = scores._replace(softcap=0.0)
     scale, _, _, _, mask = _expanded(y, side, F64 if y.dtype is F64 else F32)
-    assert _KERNELS[1](g, y, None, scale, mask, dx, _NUMBERS_OF[spec.function], spec.dims, *scores)
+    assert _KERNELS[1](g, y, x, scale, mask, dx, _NUMBERS_OF[spec.function], spec.dims, *scores)
+    return dx
+
+
+def logsumexp_backward(
+    g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype
+) -> Tensor:
+    dx = torch.empty_like(x, dtype=to)
+    scale, bias, alibi, _, mask = _expanded(x, side, lse.dtype)
+    rows = g.expand(x.shape), x, lse.expand(x.shape)
+    numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
+    assert _KERNELS[2](*rows, scale, bias, alibi, mask, dx, of_scores, *numbers)
     return dx
 
 
@@ -123,16 +148,33 @@ def check(seed: int, function: str, dtype: torch.dtype) -> None:
     error = torch.finfo(wide).eps * large * (1 if function == "softmax" else 2)
     assert_close(y, want, error, note)
     assert_close(lse, want_lse, error, note)
-    if function == "logsumexp":
-        return
-    y = lying(y, r.choice(["", "turned"]))
-    g = lying(torch.randn(shape).to(y.dtype), r.choice(["", "", "turned", "expanded"]))
-    dx = backward(g, y, side, spec, scores, r.choice([y.dtype, x.dtype]))
-    want = backward_arithmetic(
-        g.double(), y.double(), None, doubles(side), spec._replace(dtype=F64), scores._replace(softcap=0.0)
-    )
-    eps = torch.finfo(F64 if y.dtype is F64 and dx.dtype is F64 else F32).eps
-    assert_close(dx, want, eps * 16 * (1 if function == "softmax" else math.prod(shape) ** 0.5), note)
+    check_gradient(r, x, y, lse, side, spec, scores, note)
+
+
+def check_gradient(
+    r: random.Random, x: Tensor, y: Tensor, lse: Tensor, side: SideTensors, spec: Spec, scores: Scores, note: Any
+) -> None:
+    wide, to = lse.dtype, spec._replace(dtype=F64)
+    if spec.function == "logsumexp":
+        if not (y.dtype is F32 and x.dtype in (F16, BF16)):
+            x = x.to(y.dtype)  # as the function has rounded it
+        g, of_scores = torch.randn(lse.shape).to(wide), r.random() < 0.5
+        dx = logsumexp_backward(g, lse, of_scores, x, side, spec, scores, r.choice([x.dtype, wide]))
+        exact = forward_arithmetic(x.double(), doubles(side), spec._replace(dtype=None), scores)[1]
+        want = logsumexp_backward_arithmetic(g.double(), exact, of_scores, x.double(), doubles(side), to, scores)
+        size = 64 * max(x.shape[-2:]) if side.alibi is not None else 64  # the scores, which a logsumexp rounds as well
+        error = torch.finfo(wide).eps * size * max(1.0, 2 * abs(scores.factor))
+    else:
+        y = lying(y, r.choice(["", "turned"]))
+        g = lying(torch.randn(y.shape).to(y.dtype), r.choice(["", "", "turned", "expanded"]))
+        dtype = r.choice([y.dtype, x.dtype])
+        of_cap = x.to(dtype) if scores.softcap else None
+        dx = backward(g, y, of_cap, side, spec, scores, dtype)
+        exact = None if of_cap is None else of_cap.double()
+        want = backward_arithmetic(g.double(), y.double(), exact, doubles(side), to, scores)
+        eps = torch.finfo(F64 if y.dtype is F64 and dx.dtype is F64 else F32).eps
+        error = eps * 16 * (1 if spec.function == "softmax" else math.prod(y.shape) ** 0.5)
+    assert_close(dx, want, error, note)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -168,13 +210,35 @@ def test_special_values(function: str, dtype: torch.dtype, layout: str) -> None:
             error = 4 * torch.finfo(lse.dtype).eps * (1 if function == "softmax" else 8)
             assert_close(y, want, error, (sink is None, zero))
             assert_close(lse, want_lse, error, (sink is None, zero))
-            if function == "log_softmax" or zero:
-                g = torch.randn(40, n).to(dtype)
-                for each in spec._replace(dtype=dtype), spec._replace(dtype=F32):
-                    if function != "logsumexp":
-                        got = backward(g, y.contiguous(), side, each, scores, each.dtype or dtype)
-                        wanted = backward_arithmetic(g, y, None, side, each, scores._replace(softcap=0.0))
-                        torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("layout", ["rows", "short", "columns"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: str) -> None:
+    """A gradient is 0 where an element takes no part, whatever the others are; in rows beside them nothing changes."""
+    n = {"rows": 301, "short": 7, "columns": 61}[layout]
+    x, g = torch.randn(40, n).to(dtype), torch.randn(40, n).to(dtype)
+    mask = torch.ones(40, n, dtype=torch.bool)
+    mask[1], mask[2:9, 2], mask[20:, 4:] = False, False, False
+    g[2, 2], g[3, 2], g[4, 3], g[5, 3], g[6], g[7, 2], g[30, 3] = math.inf, math.nan, math.inf, math.nan, 0, 1e4, math.inf
+    x[8, 1], x[9], x[10, :2], x[11, 1], x[12] = math.nan, -math.inf, -math.inf, math.inf, torch.finfo(dtype).max / 2
+    turned = (lambda t: t.t().contiguous()) if layout == "columns" else lambda t: t
+    wide = F64 if dtype is F64 else F32
+    for zero, cap, right in ((False, 0.0, None), (True, 0.0, None), (True, 3.0, None), (False, 0.0, 20), (False, 0.0, 0)):
+        right = None if layout == "columns" else right
+        side, scores = SideTensors(mask=turned(mask)), Scores(0.5, cap, right=right, empty_is_zero=zero)
+        spec = Spec(function, [0 if layout == "columns" else 1], dtype, True)
+        given, dy = turned(x), turned(g)
+        y, lse = forward(given, side, spec, scores)
+        if function == "logsumexp":
+            dy = turned(g[:, :1]).to(wide).contiguous()
+            got = logsumexp_backward(dy, lse, False, given, side, spec, scores, dtype)
+            want = logsumexp_backward_arithmetic(dy, lse, False, given, side, spec, scores)
+        else:
+            of_cap = given if cap else None
+            got = backward(dy, y, of_cap, side, spec, scores, dtype)
+            want = backward_arithmetic(dy, y, of_cap, side, spec, scores)
+        torch.testing.assert_close(got, want, equal_nan=True, msg=lambda m, z=(zero, cap, right): f"{z}: {m}")
 
 
 @pytest.mark.parametrize("shape", [(3, 33), (40, 12), (4, 517), (2, 150_001), (20_000, 33)], ids=str)
@@ -198,7 +262,9 @@ def test_bits_depend_neither_on_threads_nor_on_where_the_result_goes(dim: int) -
             for threads in (1, 2, 5):
                 torch.set_num_threads(threads)
                 y, lse = forward(x, side, spec, scores)
-                results.append([y, lse, backward(g, y, side, spec, scores, torch.float32)])
+                dx = backward(g, y, None, side, spec, scores, F32)
+                dx_of_lse = logsumexp_backward(lse, lse, False, x, side, spec._replace(function="logsumexp"), scores, BF16)
+                results.append([y, lse, dx, dx_of_lse])
         finally:
             torch.set_num_threads(before)
         for each in results[1:]:
@@ -207,10 +273,10 @@ def test_bits_depend_neither_on_threads_nor_on_where_the_result_goes(dim: int) -
         forward(own, side, spec, scores, out=own)
         assert same(own, results[0][0])
         for given in (scores, scores._replace(right=None)):
-            own, want = g.clone(), backward(g, y, side, spec, given, g.dtype)
-            assert same(backward(own, y, side, spec, given, g.dtype, out=own), want)
+            own, want = g.clone(), backward(g, y, None, side, spec, given, g.dtype)
+            assert same(backward(own, y, None, side, spec, given, g.dtype, out=own), want)
             own = y.clone()
-            assert same(backward(g, own, side, spec, given, g.dtype, out=own), want)
+            assert same(backward(g, own, None, side, spec, given, g.dtype, out=own), want)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -229,13 +295,17 @@ def test_rows_of_many_chunks(function: str, dtype: torch.dtype) -> None:
             error = torch.finfo(wide).eps * 30
             assert_close(y, want, error, function)
             assert_close(lse, want_lse, error, function)
-        if function != "logsumexp":
-            g = torch.randn(4, 150_001).to(dtype)
-            dx = backward(g, y, side, spec, scores, dtype)
-            want = backward_arithmetic(
-                g.double(), y.double(), None, doubles(side), spec._replace(dtype=F64), scores._replace(softcap=0.0)
+        g, to = torch.randn(4, 150_001).to(dtype), spec._replace(dtype=F64)
+        if function == "logsumexp":
+            of_rows = torch.randn(4, 1).to(wide)
+            dx = logsumexp_backward(of_rows, lse, False, x, side, spec, scores, dtype)
+            want = logsumexp_backward_arithmetic(
+                of_rows.double(), want_lse, False, x.double(), doubles(side), to, scores
             )
-            assert_close(dx, want, torch.finfo(wide).eps * 400, function)
+        else:
+            dx = backward(g, y, None, side, spec, scores, dtype)
+            want = backward_arithmetic(g.double(), y.double(), None, doubles(side), to, scores)
+        assert_close(dx, want, torch.finfo(wide).eps * 400, function)
 
 
 def test_what_is_outside_the_window_is_not_read() -> None:

@@ -27,6 +27,7 @@ struct Problem {
   TensorArg tensors[kMaxTensors];  // as ForwardTensor or BackwardTensor number them
   Layout layout;
   int64_t threads = 1;  // of the CPU engine; the plan of a gradient depends on it
+  double factor = 1;    // (CPU engine) of a gradient
 
   DType type(int tensor) const { return tensors[tensor].type; }
   uint64_t address(int tensor) const { return uint64_t(tensors[tensor].data); }

@@ -13,10 +13,10 @@ namespace onepass {
 // The tensors of a scored problem. Each has strides along all dims of the input: 0 where it is broadcast. Two of them
 // are no memory: kDistance counts k - (q + offset), by which an element is inside the window or not.
 //
-//   kInput   forward: x. Backward: the forward's result y
-//   kGradOf  backward: the gradient of y
+//   kInput   forward: x. Backward: the forward's result y; of logsumexp, whose result is kRowLse: x
+//   kGradOf  backward: the gradient of the result
 //   kResult  forward: y. Backward: the gradient of x
-//   kOfCap   backward, with a softcap: x
+//   kOfCap   backward, with a softcap, but for logsumexp: x
 enum ScoredTensor {
   kInput,
   kResult,
@@ -48,6 +48,7 @@ struct ScoredProblem {
   // Distances inside the window, both included.
   int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
   bool empty_is_zero = false;  // what a row is in which nothing takes part: 0, otherwise NaN
+  bool of_scores = false;      // (gradient of logsumexp) the gradient of the scores, not of the elements
 
   bool has(ScoredTensor tensor) const { return data[tensor] != nullptr; }
   bool is_backward() const { return direction == Direction::backward; }
@@ -82,7 +83,7 @@ struct ScoredProblem {
   }
 };
 
-// Run a problem whose result is not empty; false where the engine has no kernel for it.
-bool run_scored_cpu(const ScoredProblem& problem);
+// Runs a problem whose result is not empty.
+void run_scored_cpu(const ScoredProblem& problem);
 
 }  // namespace onepass

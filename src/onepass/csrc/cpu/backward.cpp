@@ -129,7 +129,7 @@ struct Backward {
     const int64_t origin[kMaxTensors] = {}, steps = walk.steps(), depth = plan.tile.depth;
     const bool direct = plan.tile.kind == TileKind::columns, fits = depth >= steps;
     const Input<Identity, Y, A> y = {saved(origin), {}}, g = {grad(origin), {}};
-    tile.parts = plan.tile.parts, tile.columns = plan.tile.columns, tile.slope = A(slope);
+    tile.parts = plan.tile.parts, tile.columns = plan.tile.columns, tile.slope = A(score_slope(call));
     tile.grad_is_per_row = grad_is_broadcast();
     for (int i = 0; !kPointwise && i < call.layout.reduced.count; ++i) {
       tile.grad_is_per_row &= call.layout.reduced.dims[i].strides[kGrad] == 0;

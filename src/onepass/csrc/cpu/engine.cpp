@@ -10,12 +10,6 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-// A state is logsumexp with another result.
-template <Function F>
-using EpilogueOf =
-    std::conditional_t<is_reduction(F), ReduceEpilogue,
-                       std::conditional_t<F == Function::log_softmax, LogSoftmaxEpilogue, SoftmaxEpilogue>>;
-
 // Which functions are there for a pair of types? (Callers have checked it.)
 template <Function F, class X, class Y>
 constexpr bool kIsServed = F == Function::softmin     ? std::is_same_v<X, Y>

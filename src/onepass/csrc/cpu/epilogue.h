@@ -55,9 +55,22 @@ struct ReduceEpilogue {
   }
 };
 
+// A state is logsumexp with another result.
+template <Function F>
+using EpilogueOf =
+    std::conditional_t<is_reduction(F), ReduceEpilogue,
+                       std::conditional_t<F == Function::log_softmax, LogSoftmaxEpilogue, SoftmaxEpilogue>>;
+
+template <class A>
+constexpr A kNan = std::numeric_limits<A>::quiet_NaN();
+
+template <class Y>
+inline void fill(Y* y, int64_t n, Acc<Y> value) {
+  for (int64_t i = 0; i < n; ++i) y[i] = from_acc<Y>(value);
+}
 template <class Y>
 inline void fill_nan(Y* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = from_acc<Y>(std::numeric_limits<float>::quiet_NaN());
+  fill(y, n, kNan<Acc<Y>>);
 }
 
 }  // namespace onepass::ONEPASS_ISA

@@ -231,20 +231,25 @@ ONEPASS_INLINE HighLow log_sum_exp(Vec m, const CompensatedVec& l) {
   return {both.sum, both.error + log.low};
 }
 
+// 1 / v, good to 1 ulp. v is positive and finite.
+ONEPASS_INLINE Vec inverse(Vec v) {
+#if defined(__AVX512F__)
+  const Vec near = Vec(_mm512_rcp14_ps(__m512(v)));  // a step of Newton's is faster than a division
+  return fmadd(near, fmadd(-near, v, broadcast(1)), near);
+#else
+  return 1.0f / v;
+#endif
+}
+
 // 1 / l, in two floats. l is positive and finite; of any other l callers replace the result.
 ONEPASS_INLINE HighLow reciprocal(const CompensatedVec& l) {
 #if defined(__FMA__)
-#if defined(__AVX512F__)
-  const Vec near = Vec(_mm512_rcp14_ps(__m512(l.sum)));  // a step of Newton's is faster than a division
-  const Vec high = fmadd(near, fmadd(-near, l.sum, broadcast(1)), near);
-#else
-  const Vec high = 1.0f / l.sum;
-#endif
+  const Vec high = inverse(l.sum);
   return {high, high * (fmadd(-high, l.sum, broadcast(1)) - high * l.error)};
 #else
-  const DoubleVec inverse = 1.0 / (to_double(l.sum) + to_double(l.error));
-  const Vec high = to_float(inverse);
-  return {high, to_float(inverse - to_double(high))};
+  const DoubleVec exact = 1.0 / (to_double(l.sum) + to_double(l.error));
+  const Vec high = to_float(exact);
+  return {high, to_float(exact - to_double(high))};
 #endif
 }
 

@@ -87,8 +87,7 @@ double row_exp_sum(const In& row, int64_t n, float m, float* exps) {
   for (; i + kUnroll <= n; i += kUnroll) {
     total.add(previous);
     // The elements behind the row are fetched meanwhile: no row's first pass should wait for memory.
-    constexpr int64_t line = kLine / int64_t(sizeof(typename In::X));
-    for (int64_t j = 0; j < kUnroll; j += line) __builtin_prefetch(row.x + n + i + j);
+    row.fetch(n + i, kUnroll);
     Vec e[4];
     exp_of(i, e);
     previous = (e[0] + e[1]) + (e[2] + e[3]);
@@ -188,11 +187,13 @@ void finish_from_input(const In& row, Y* y, int64_t n, float m, double l, bool s
   }
 }
 
-// A row of any values.
+// A row of any values. The sink is one more element, which has no result; `nothing` is that of RowTile.
 template <class Epilogue, class In, class Y>
-__attribute__((noinline)) void row_by_tile(const In& row, Y* y, int64_t n, int64_t sum_offset) {
+__attribute__((noinline)) void row_by_tile(const In& row, Y* y, int64_t n, int64_t sum_offset,
+                                           float sink = -kInf<float>, float nothing = kNan<float>) {
   RowTile<Epilogue, Y> tile(row, n);
-  tile.store(tile.state(nullptr), y, sum_offset);
+  tile.nothing = nothing;
+  tile.store(merge(tile.state(nullptr), State<float>{sink, {1, 0}}), y, sum_offset);
 }
 
 // A whole row of up to kMaxWholeRow elements.

@@ -27,7 +27,9 @@ template <Function F, class Use>
 void with_score(const Problem&, const Use& use) {
   use(std::conditional_t<F == Function::softmin, Negate, Identity>());
 }
-inline double score_slope(const Problem& call) { return call.function == Function::softmin ? -1 : 1; }
+inline double score_slope(const Problem& call) {
+  return call.function == Function::softmin ? -call.factor : call.factor;
+}
 
 // The input of a call as kernels read it: each load gives scores. Y is the type of the result: where it is narrower
 // than X, torch rounds the input to it first.
@@ -63,6 +65,11 @@ struct Input {
     Vec v[1];
     load(i, v);
     return v[0];
+  }
+  // Fetches the elements from element i on.
+  ONEPASS_INLINE void fetch(int64_t i, int64_t count) const {
+    constexpr int64_t line = 64 / int64_t(sizeof(X));
+    for (int64_t j = 0; j < count; j += line) __builtin_prefetch(x + i + j);
   }
 };
 

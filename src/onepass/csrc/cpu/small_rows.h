@@ -32,18 +32,14 @@ struct SmallRows {
   // Per row: the maximum, and two numbers of its base before, and of its epilogue after the sum is known.
   alignas(64) float m[kMaxRowGroups * kWidth], high[kMaxRowGroups * kWidth], low[kMaxRowGroups * kWidth];
   int64_t sum_offset;
+  const float* sinks = nullptr;  // an element of each row that has no result
+  float nothing = kNan<float>;   // what the results of a row are that has nothing but -inf
 
   ONEPASS_INLINE int64_t vecs() const { return kVecs ? kVecs : vectors; }
   ONEPASS_INLINE float* buffer_of(int r) const { return buffer + r * vecs() * kWidth; }
   ONEPASS_INLINE Vec load1(int r, int64_t v) const { return x.load1(r * x_stride + v * kWidth); }
   ONEPASS_INLINE Vec mask(Vec v) const { return tail_mask ? v : broadcast(-kInf<float>); }
   ONEPASS_INLINE void load4(int r, int64_t v, Vec (&to)[4]) const { x.load(r * x_stride + v * kWidth, to); }
-
-  ONEPASS_INLINE void fetch_ahead(int r) const {
-    constexpr int64_t line = kLine / int64_t(sizeof(typename In::X));
-    const auto* const next = x.x + r * x_stride + ahead;
-    for (int64_t i = 0; i < n; i += line) __builtin_prefetch(next + i);
-  }
 
   Vec maxima(int first) const {
     Vec top[kWidth];
@@ -108,7 +104,7 @@ struct SmallRows {
       constexpr int kRows = 4 / kVecs;
 #pragma GCC unroll 1
       for (int r = 0; r < kWidth; r += kRows) {
-        for (int k = 0; k < kRows; ++k) fetch_ahead(first + r + k);
+        for (int k = 0; k < kRows; ++k) x.fetch((first + r + k) * x_stride + ahead, n);
         Vec e[kRows * kVecs];
         exp_of_rows<kVecs>(first + r, 0, true, e);
         for (int k = 0; k < kRows; ++k) {
@@ -120,7 +116,7 @@ struct SmallRows {
     }
 #pragma GCC unroll 1
     for (int r = 0; r < kWidth; ++r) {
-      fetch_ahead(first + r);
+      x.fetch((first + r) * x_stride + ahead, n);
       const ExpBase row_base = base(first + r);
       ExpSum<Y> total;
       for (v = 0; v + 4 <= whole; v += 4) {
@@ -161,9 +157,10 @@ struct SmallRows {
   }
 
   // Turns a group's sums of scaled exponentials into the numbers of its epilogue. Returns whether a row has no finite
-  // sum or maximum; `undefined` says which.
+  // sum or maximum; `undefined` says which: 2 where it has nothing, 1 for another one.
   ONEPASS_INLINE bool prepare_epilogue(int first, Vec top, CompensatedVec l, float* undefined) {
-    const Vec finite = (l.sum - l.sum) + (top - top) * 0.0f, is_nan = finite == finite ? Vec{} : broadcast(1);
+    const Vec finite = (l.sum - l.sum) + (top - top) * 0.0f, no_sum = l.sum == Vec{} ? broadcast(2) : broadcast(1);
+    const Vec is_nan = finite == finite ? Vec{} : no_sum;
     store_vector(undefined + first, is_nan);
     HighLow numbers;
     if constexpr (Epilogue::kFromExp) {
@@ -212,7 +209,20 @@ struct SmallRows {
     }
   }
 
-  void row_alone(int r) const { row_by_tile<Epilogue>(x + r * x_stride, y + r * y_stride, n, sum_offset); }
+  void row_alone(int r) const {
+    row_by_tile<Epilogue>(x + r * x_stride, y + r * y_stride, n, sum_offset, sinks ? sinks[r] : -kInf<float>, nothing);
+  }
+  // Adds the exponentials of a group's sinks.
+  void add_sinks(int first, CompensatedVec& l) const {
+    Vec e[1] = {load_vector(sinks + first)};
+    if constexpr (kUsesBase) {
+      Exp::apply(e, ExpBase{Vec{}, load_vector(low + first), load_vector(high + first)});
+    } else {
+      e[0] -= load_vector(m + first);
+      Exp::apply(e);
+    }
+    l.add(e[0]);
+  }
 
   // `buffered`: results are streamed by way of the buffer, where they take the place of exponentials.
   __attribute__((noinline)) void run(bool streaming, bool buffered) {
@@ -222,6 +232,7 @@ struct SmallRows {
     const int groups = (count + kWidth - 1) / kWidth;
     for (int g = 0; g < groups; ++g) {
       top[g] = maxima(g * kWidth);
+      if (sinks) top[g] = max(load_vector(sinks + g * kWidth), top[g]);
       const Vec finite = top[g] - top[g] == Vec{} ? top[g] : Vec{};
       if constexpr (kUsesBase) {
         const ExpBase base = ExpBase::of(finite);
@@ -235,7 +246,10 @@ struct SmallRows {
       for (int r = 0; r < count; ++r) row_alone(r);
       return;
     }
-    for (int g = 0; g < groups; ++g) l[g] = sums(g * kWidth);
+    for (int g = 0; g < groups; ++g) {
+      l[g] = sums(g * kWidth);
+      if (sinks) add_sinks(g * kWidth, l[g]);
+    }
     bool any = false;
     for (int g = 0; g < groups; ++g) any |= prepare_epilogue(g * kWidth, top[g], l[g], undefined);
     if constexpr (kReduces) {
@@ -254,7 +268,8 @@ struct SmallRows {
       if (buffered) y = reinterpret_cast<Y*>(buffer);
       with_streaming(streaming, [&](auto is_streaming) { finish<is_streaming.value>(buffered); });
       for (int r = 0; any && r < count; ++r) {
-        if (undefined[r] != 0) fill_nan(y + r * y_stride, n);  // as in torch, also where the maximum is infinite
+        // As in torch, also where the maximum is infinite.
+        if (undefined[r] != 0) fill(y + r * y_stride, n, undefined[r] == 2 ? nothing : kNan<float>);
       }
       if (buffered) stream_bytes(to, y, count * n * int64_t(sizeof(Y)));
     }

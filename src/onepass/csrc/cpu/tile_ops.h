@@ -191,16 +191,19 @@ struct ForwardTile {
   // The results of a function that reduces, in `m`; for a state the sums are in `sum`.
   void results(bool is_state) {
     for (int64_t s = 0; s < shape.sequences(); ++s) {
-      sum[s] *= kTileUnscale<A>, error[s] *= kTileUnscale<A>;
-      const Vector total = sum[s] + error[s];
       if (is_state) {
-        sum[s] = total;
+        sum[s] = sum[s] * kTileUnscale<A> + error[s] * kTileUnscale<A>;
       } else {
-        const Vector special = m[s] + total;  // l is 0, infinite or NaN
-        const auto regular = total - total == Vector{} && total > Vector{};
-        m[s] = regular ? log_sum(finite_or<A>(m[s], Vector{}), sum[s], error[s]) : special;
+        m[s] = log_sum_of(s);
       }
     }
+  }
+  // m + log(l) of the rows of a sequence.
+  Vector log_sum_of(int64_t s) const {
+    const Vector high = sum[s] * kTileUnscale<A>, low = error[s] * kTileUnscale<A>, total = high + low;
+    const Vector special = m[s] + total;  // l is 0, infinite or NaN
+    const auto regular = total - total == Vector{} && total > Vector{};
+    return regular ? log_sum(finite_or<A>(m[s], Vector{}), high, low) : special;
   }
   static ONEPASS_INLINE Vec log_sum(Vec m, Vec sum, Vec error) { return log_sum_exp(m, {sum, error}).high; }
   static ONEPASS_INLINE V<double> log_sum(V<double> m, V<double> sum, V<double> error) {
@@ -361,40 +364,46 @@ struct ForwardTile {
   }
 };
 
-// A row of unit stride, or a chunk of one, as a tile: those whose maximum the vector code of rows cannot take.
+// A row of unit stride, or a chunk of one, as a tile: rows of doubles, and those whose maximum the vector code of rows
+// cannot take. Its elements may be in the scratch memory already, at its beginning.
 template <class Epilogue, class Y>
 struct RowTile : ForwardTile<Epilogue, Y> {
-  static constexpr int64_t kParts = 8 * kWidth;
+  using A = typename ForwardTile<Epilogue, Y>::A;
+  static constexpr int64_t kParts = 8 * kLanes<A>;
   using ForwardTile<Epilogue, Y>::t;
   int64_t n;
+  A nothing = kNan<A>;  // what the results of a row are that has nothing but -inf
 
   template <class In>
   RowTile(const In& row, int64_t n) : n(n) {
-    t = scratch();
+    t = reinterpret_cast<A*>(scratch());
     this->parts = kParts, this->columns = 1;
-    this->shape = {1, ceil_div(n, kParts), kParts / kWidth};
+    this->shape = {1, ceil_div(n, kParts), kParts / kLanes<A>};
     load_run(row, n, t);
-    for (int64_t i = n; i % kParts; ++i) t[i] = -kInf<float>;
+    for (int64_t i = n; i % kParts; ++i) t[i] = -kInf<A>;
   }
   // The state of the elements. If `exps` is not null their exponentials go there.
-  State<float> state(float* exps) {
+  State<A> state(A* exps) {
     exps ? this->template reduce<true>() : this->template reduce<false>();
     this->fold();
-    if (exps) std::memcpy(exps, t, size_t(n) * sizeof(float));
-    return {this->m[0][0], {this->sum[0][0] * double(kExpUnscale), this->error[0][0] * double(kExpUnscale)}};
+    if (exps) std::memcpy(exps, t, size_t(n) * sizeof(A));
+    const double unscale = double(kTileUnscale<A>);
+    return {this->m[0][0], {double(this->sum[0][0]) * unscale, double(this->error[0][0]) * unscale}};
   }
-  __attribute__((noinline)) void store(const State<float>& row, Y* y, int64_t sum_offset) {
+  template <class To>
+  __attribute__((noinline)) void store(const State<A>& row, To* y, int64_t sum_offset) {
     if constexpr (Epilogue::kOnePerRow) return Epilogue::store(row, y, sum_offset);
-    const double l = row.l.value() * double(kExpScale);
+    const double l = row.l.value() / double(kTileUnscale<A>);
+    if (row.m == -kInf<A> && l == 0) return fill(y, n, nothing);
     for (int64_t s = 0; s < this->shape.across; ++s) {
-      this->m[s] = broadcast(row.m), this->sum[s] = broadcast(float(l));
-      this->error[s] = broadcast(std::isfinite(l) ? float(l - double(float(l))) : 0);
+      this->m[s] = broadcast_as(row.m), this->sum[s] = broadcast_as(A(l));
+      this->error[s] = broadcast_as(std::isfinite(l) ? A(l - double(A(l))) : A(0));
     }
     this->numbers();
     this->begin_results(0, this->shape.depth);
     for (int64_t i = 0; i < this->shape.depth; ++i) {
       this->template step_results<std::false_type>(i, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
-        std::memcpy(t + i * kParts + w * kWidth, &v, sizeof v);
+        std::memcpy(t + i * kParts + w * kLanes<A>, &v, sizeof v);
       });
     }
     store_run<false>(y, n, t, false);

@@ -57,27 +57,49 @@ void fill_with_nothing(Function function, const TensorRef& y) {
   torch::stable::fill_(fill, -std::numeric_limits<double>::infinity());
 }
 
+// Whether the gradient of scores is a number times that of rows without any.
+bool is_plain_gradient(const ScoredProblem& problem) {
+  const bool marks_empty = problem.function == Function::log_softmax && problem.empty_is_zero;
+  return problem.is_backward() && !is_reduction(problem.function) && problem.softcap == 0 && !problem.has(kScale) &&
+         !problem.has(kMask) && !problem.has_window() && !marks_empty &&
+         cpu_fuses_backward(problem.function, problem.in, problem.out);
+}
+void run_plain_gradient(const ScoredProblem& scored) {
+  constexpr ScoredTensor kBy[] = {kResult, kInput, kGradOf};
+  int64_t sizes[kMaxDims], strides[kBackwardTensors][kMaxDims] = {};
+  bool reduce[kMaxDims];
+  int rank = 0;
+  for (const auto* group : {&scored.outer, &scored.reduced}) {
+    for (int d = 0; d < group->count; ++d, ++rank) {
+      sizes[rank] = group->dims[d].size, reduce[rank] = group == &scored.reduced;
+      for (int t = kDx; t <= kGrad; ++t) strides[t][rank] = group->dims[d].strides[kBy[t]];
+    }
+  }
+  const int64_t* const each[] = {strides[0], strides[1], strides[2], strides[3]};
+  Problem problem = Problem::backward(make_backward_layout(rank, sizes, each, reduce, false), scored.function,
+                                      scored.in, scored.out, scored.data[kResult], scored.data[kInput],
+                                      scored.data[kGradOf]);
+  problem.factor = scored.factor;
+  problem.threads = int64_t(torch::stable::get_num_threads());
+  run_cpu(problem);
+}
+
 }  // namespace
 
-bool run_scored_cpu(const ScoredProblem& problem) {
-  if (problem.has(kOfCap)) return false;  // the gradient of a softcap is plain arithmetic here
-  if (problem.is_backward() && problem.function == Function::logsumexp) return false;  // is no gradient of a result
+void run_scored_cpu(const ScoredProblem& problem) {
+  if (is_plain_gradient(problem)) return run_plain_gradient(problem);
   const CpuEngine& engine = cpu_engine();
   const ScoredPlan plan = engine.plan_scored(problem);
-  std::vector<ScoredState> states(plan.chunks ? size_t(plan.work_items + problem.rows) : 0);
+  std::vector<ScoredState> states(plan.reduces ? size_t(plan.work_items + problem.rows) : 0);
   const auto run_phase = [&](CpuPhase phase) {
     run_parallel(plan.work_items, plan.grain_size, [&](int64_t begin, int64_t end) {
       engine.run_scored(problem, plan, phase, states.data(), begin, end);
     });
   };
-  if (!plan.chunks) {
-    run_phase(CpuPhase::whole);
-  } else {
-    run_phase(CpuPhase::states);
-    engine.run_scored(problem, plan, CpuPhase::merge, states.data(), 0, 0);
-    if (problem.is_backward() || problem.function != Function::logsumexp) run_phase(CpuPhase::finish);
-  }
-  return true;
+  if (!plan.reduces) return run_phase(CpuPhase::whole);
+  run_phase(CpuPhase::states);
+  engine.run_scored(problem, plan, CpuPhase::merge, states.data(), 0, 0);
+  if (plan.stores) run_phase(CpuPhase::finish);
 }
 
 // `contiguous`: input and result both are.

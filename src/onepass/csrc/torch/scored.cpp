@@ -60,8 +60,12 @@ bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDi
   }
   problem.lay_out(x.rank, x.sizes, each, dims.reduced, offset);
   if (problem.rows == 0 || problem.n == 0) return false;
-  if (problem.is_backward() && (problem.softcap != 0) != problem.has(kOfCap)) fail("x goes with a softcap");
-  return x.is_cuda() ? cuda::run_scored(problem, x) : run_scored_cpu(problem);
+  if (problem.is_backward() && !is_reduction(problem.function) && (problem.softcap != 0) != problem.has(kOfCap)) {
+    fail("x goes with a softcap");
+  }
+  if (x.is_cuda()) return cuda::run_scored(problem, x);
+  run_scored_cpu(problem);
+  return true;
 }
 
 Function function_of(int64_t number) {
@@ -103,9 +107,30 @@ void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(run(problem, tensors, dims, given));
 }
 
+// (grad, input, lse, scale, bias, alibi, mask, out, of_scores, function, dims, numbers), grad and lse in the type of the
+// computation. With of_scores the result is the gradient of the scores.
+void run_scored_logsumexp_backward(StableIValue* stack, uint64_t, uint64_t) {
+  ScoredArguments given(stack);
+  const TensorRef* tensors[kScoredTensors] = {};
+  for (const ScoredTensor t : {kGradOf, kInput, kRowLse}) tensors[t] = given.take_tensor();
+  for (const ScoredTensor t : {kScale, kBias, kAlibi, kMask}) tensors[t] = given.take_maybe_tensor();
+  tensors[kResult] = given.take_tensor();
+  ScoredProblem problem = {};
+  problem.of_scores = given.take<bool>();
+  problem.function = function_of(given.take<int64_t>()), problem.direction = Direction::backward;
+  problem.in = tensors[kInput]->dtype(), problem.out = tensors[kResult]->dtype();
+  if (tensors[kBias]) problem.bias_type = tensors[kBias]->dtype();
+  for (const ScoredTensor t : {kGradOf, kRowLse}) {
+    if (tensors[t]->dtype() != problem.accumulator()) fail("grad and lse have the type of the computation");
+  }
+  const ReduceDims dims(given.take<Dims>(), tensors[kInput]->rank);
+  stack[0] = stable::from(run(problem, tensors, dims, given));
+}
+
 void implement_all(stable::StableLibrary& m) {
   m.impl("_scored_kernel", run_scored);
   m.impl("_scored_backward_kernel", run_scored_backward);
+  m.impl("_scored_logsumexp_backward_kernel", run_scored_logsumexp_backward);
 }
 
 }  // namespace
@@ -119,6 +144,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
          numbers)
             .c_str());
   m.def(("_scored_backward_kernel(Tensor grad, Tensor y, Tensor? x, Tensor? scale, Tensor? mask, Tensor(a!) out, " +
+         numbers)
+            .c_str());
+  m.def(("_scored_logsumexp_backward_kernel(Tensor grad, Tensor input, Tensor lse, Tensor? scale, Tensor? bias, "
+         "Tensor? alibi, Tensor? mask, Tensor(a!) out, bool of_scores, " +
          numbers)
             .c_str());
 }

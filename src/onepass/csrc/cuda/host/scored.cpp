@@ -356,6 +356,7 @@ Launch make_scored_columns(const ScoredProblem& problem, int device, const CudaP
 }  // namespace
 
 bool can_launch_scored(const ScoredProblem& problem) {
+  if (problem.is_backward() && is_reduction(problem.function)) return false;
   const bool widens = problem.is_backward() || !is_reduction(problem.function);
   if (!problem.has_rows() && batch_invariant()) return false;  // columns are merged as their number has it
   if (problem.outer.count > kMapDims || problem.reduced.count > kMapDims ||

@@ -1,0 +1,370 @@
+// scored_backward.cpp: gradients of functions of scores, compiled once per instruction set (ONEPASS_ISA names it, and its
+// namespace). The gradient of a score, of the result y and its gradient g, is
+//
+//   softmax      y * (g - sum(y * g))
+//   log_softmax  g - exp(y) * sum(g)
+//   logsumexp    exp(score - y) * g
+//
+// and SlopeLoader makes of it that of the element. Operands are read where they are: those of a sum twice, the second
+// time from the cache. Where an element of a softmax takes no part y is 0, and so is its gradient, unless an operand of
+// the row is not finite; then its sum is not finite either. So the mask is looked at in such rows alone.
+#include "rows_simd.h"
+#include "scored.h"
+#include "scored_operands.h"
+
+namespace onepass::ONEPASS_ISA {
+
+namespace {
+
+constexpr int64_t kRowsTogetherBytes = 4096;  // of an operand of the rows whose sums are taken first
+constexpr int64_t kBlock = 1024;              // results that wait for their conversion
+constexpr int64_t kMaxInRun = 128;            // elements of the longest row that is stored as a part of a run
+
+// T is the type of y and g, or of the input of logsumexp.
+template <Function F, class T>
+struct ScoredBackward {
+  using A = Acc<T>;
+  using Vector = V<A>;
+  using Exp = std::conditional_t<std::is_same_v<A, double>, ExpDouble, ExpFloat>;
+  static constexpr int L = kLanes<A>;
+  static constexpr bool kIsSoftmax = F == Function::softmax, kHasSums = F != Function::logsumexp;
+  const ScoredProblem& p;
+  const ScoredPlan& plan;
+  const ScoredRows rows{p};
+  const bool has_marks = F == Function::log_softmax && p.empty_is_zero, hides = p.has(kMask) || p.has_window();
+
+  // The numbers of rows: their sums, or the results of logsumexp; and the gradients of those, or marks that are 0 where
+  // nothing takes part in a row. They are `step` apart along a run, 0 where that is one row's.
+  struct Numbers {
+    const A *a, *b;
+    int64_t step;
+    bool all_finite;  // (softmax) of the sums
+    Numbers from(int64_t i) const { return {a + i * step, b + i * step, step, all_finite}; }
+  };
+  static bool are_finite(const A* sums, int64_t count) {
+    bool finite = kIsSoftmax;
+    for (int64_t k = 0; k < count; ++k) finite &= sums[k] - sums[k] == 0;
+    return finite;
+  }
+
+  // Sums --------------------------------------------------------------------------------------------------------------
+
+  // Whether y and g lie side by side. All that reads them is compiled for that, too.
+  static bool is_plain(const ScoredRun& run) { return run.step[kInput] == 1 && run.step[kGradOf] == 1; }
+  template <bool kPlain, int K, class... Count>
+  ONEPASS_INLINE void load(ScoredTensor tensor, const ScoredRun& run, int64_t i, Vector (&v)[K], Count... count) const {
+    const int64_t step = kPlain ? 1 : run.step[tensor];
+    load_operand<A>(rows.template data<const T>(tensor, run) + i * step, step, v, count...);
+  }
+  // What K vectors of elements add to the sums of their rows; 0 behind the first `count` elements.
+  template <bool kPlain, int K, class... Count>
+  ONEPASS_INLINE void load_terms(const ScoredRun& run, int64_t i, Vector (&v)[K], Count... count) const {
+    load<kPlain>(kGradOf, run, i, v, count...);
+    if constexpr (kIsSoftmax) {
+      Vector y[K];
+      load<kPlain>(kInput, run, i, y, count...);
+      for (int k = 0; k < K; ++k) v[k] *= y[k];
+    }
+    if constexpr (sizeof...(count)) v[0] = keep_lanes(v[0], (count + ...), A(0));
+  }
+
+  struct Sum {
+    Vector sum{}, error{};
+    ONEPASS_INLINE void add(Vector v) { add_compensated(sum, error, v); }
+    // Where a sum is not finite its rounding error is meaningless.
+    ONEPASS_INLINE Vector value() const { return sum - sum == Vector{} ? sum + error : sum; }
+  };
+  // The sum of the elements [first, last) of a row, in each lane that of some. `clips`: what is outside the window, where
+  // y is 0, is not read.
+  Vector sum_of(const int64_t* row, int64_t first, int64_t last, bool clips = kIsSoftmax) const {
+    Sum total;
+    rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
+      const Span in = clips ? rows.inside(run) : Span{0, run.count};
+      const ScoredRun part = run.part(in.first, in.last);
+      is_plain(run) ? add_terms<true>(part, total) : add_terms<false>(part, total);
+    });
+    return total.value();
+  }
+  template <bool kPlain>
+  void add_terms(const ScoredRun& run, Sum& total) const {
+    constexpr int64_t step = 4 * L, block = 8 * step;  // a lane adds a few numbers, then a few sums
+    int64_t i = 0;
+    while (i + step <= run.count) {
+      Vector part[4] = {}, v[4];
+      for (const int64_t end = std::min(i + block, run.count); i + step <= end; i += step) {
+        load_terms<kPlain>(run, i, v);
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) part[k] += v[k];
+      }
+      total.add((part[0] + part[1]) + (part[2] + part[3]));
+    }
+    Vector few{}, v[1];
+    for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), few += v[0];
+    if (i < run.count) load_terms<kPlain>(run, i, v, run.count - i), few += v[0];
+    total.add(few);
+  }
+  static double total_of(Vector lanes) {
+    Compensated all;
+    for (int j = 0; j < L; ++j) all.add(double(lanes[j]));
+    return all.value();
+  }
+  // Whether a row has an element that takes part: one whose log_softmax is not -inf.
+  bool takes_part(const int64_t* row, int64_t first, int64_t last) const {
+    bool any = false;
+    rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
+      const T* const y = rows.template data<const T>(kInput, run);
+      for (int64_t i = 0; !any && i < run.count; ++i) any = to_acc(y[i * run.step[kInput]]) != -kInf<A>;
+    });
+    return any;
+  }
+
+  // The numbers of up to L rows. next() gives where the next one is: its elements are those from `first` on at `row`.
+  struct Place {
+    const int64_t* row;
+    int64_t first;
+  };
+  template <class Next>
+  ONEPASS_INLINE void make_numbers(int64_t count, A* a, A* b, bool clips, Next next) const {
+    Vector lanes[L] = {};
+    for (int64_t k = 0; k < count; ++k) {
+      const Place at = next(k);
+      if constexpr (kHasSums) {
+        lanes[k] = sum_of(at.row, at.first, at.first + p.n, clips);
+        if (has_marks) b[k] = takes_part(at.row, at.first, at.first + p.n);
+      } else {
+        a[k] = *rows.template data<const A>(kRowLse, at.row), b[k] = *rows.template data<const A>(kGradOf, at.row);
+      }
+    }
+    if constexpr (kHasSums && std::is_same_v<A, float>) {
+      if (count > 2) return store_vector(a, transpose_reduce(lanes, add));
+      for (int64_t k = 0; k < count; ++k) a[k] = reduce_lanes(lanes[k], add);
+    } else {
+      for (int64_t k = 0; kHasSums && k < count; ++k) a[k] = A(total_of(lanes[k]));
+    }
+  }
+
+  // Results -----------------------------------------------------------------------------------------------------------
+
+  // Stores load(i, v), or of the first `count` elements load(i, v, count), for the elements of a run. InputNan: see
+  // convert.
+  template <bool InputNan, class Load>
+  ONEPASS_INLINE void store(const ScoredRun& run, Load load) const {
+    if constexpr (std::is_same_v<A, float>) {
+      if (plan.stores_in_place) {
+        T* const to = rows.template data<T>(kResult, run);
+        return store_row<false, false, false, InputNan>(to, run.count, plan.streaming, load);
+      }
+    }
+    A block[kBlock];
+    for (int64_t first = 0; first < run.count; first += kBlock) {
+      const int64_t count = std::min(kBlock, run.count - first);
+      Vector v[1];
+      int64_t i = 0;
+      for (; i + L <= count; i += L) load(first + i, v), store_as(block + i, v[0]);
+      if (i < count) load(first + i, v, count - i), store_as(block + i, v[0]);
+      write_run(rows, run.part(first, first + count), block, plan.streaming);
+    }
+  }
+  void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true) const {
+    const Span in = clips ? rows.inside(run) : Span{0, run.count};
+    const auto zero = [](int64_t, auto& v, auto...) __attribute__((always_inline)) {
+      for (Vector& each : v) each = Vector{};
+    };
+    if (in.first > 0) store<false>(run.part(0, in.first), zero);
+    if (in.last < run.count) store<false>(run.part(in.last, run.count), zero);
+    const ScoredRun part = run.part(in.first, in.last);
+    const Numbers of_part = numbers.from(in.first);
+    const SlopeLoader<A> slope(rows, part, !numbers.all_finite);
+    if constexpr (kHasSums) {
+      is_plain(run) && slope.is_plain() ? store_inside<true>(part, of_part, slope) : store_inside<false>(part, of_part, slope);
+    } else {
+      store_inside<false>(part, of_part, slope);
+    }
+  }
+  // What a loop needs is in variables of its own: stores might change all that is in memory.
+  struct NoScores {
+    NoScores(const ScoredRows&, const ScoredRun&) {}
+  };
+  template <bool kPlain>
+  void store_inside(const ScoredRun& run, const Numbers numbers, const SlopeLoader<A> slope) const {
+    const std::conditional_t<kHasSums, NoScores, ScoreLoader<A, T>> scores(rows, run);
+    const T *const y = rows.template data<const T>(kInput, run), *const grad = rows.template data<const T>(kGradOf, run);
+    const int64_t y_step = kPlain ? 1 : run.step[kInput], grad_step = kPlain ? 1 : run.step[kGradOf];
+    const bool marks = has_marks, zeroes = hides && numbers.all_finite, empty_is_zero = p.empty_is_zero;
+    // (An exponential of a NaN is a NaN of any bits.)
+    store<!kPlain || !kIsSoftmax>(run, [=](int64_t i, auto& v, auto... count) __attribute__((always_inline)) {
+      constexpr int K = int(sizeof(v) / sizeof(Vector));
+      Vector a[K], b[K], g[K];
+      load_operand<A>(numbers.a + i * numbers.step, numbers.step, a, count...);
+      if (!kHasSums || marks) load_operand<A>(numbers.b + i * numbers.step, numbers.step, b, count...);
+      if constexpr (kHasSums) {
+        load_operand<A>(y + i * y_step, y_step, v, count...), load_operand<A>(grad + i * grad_step, grad_step, g, count...);
+      } else {
+        scores.load(i, v, count...);
+        for (int k = 0; k < K; ++k) {
+          v[k] -= a[k];
+          if (empty_is_zero) v[k] = a[k] == -kInf<A> ? a[k] : v[k];
+        }
+      }
+      if constexpr (!kIsSoftmax) Exp::apply(v);
+      for (int k = 0; k < K; ++k) {
+        if (kIsSoftmax) {
+          const Vector ds = v[k] * (g[k] - a[k]);
+          v[k] = zeroes ? (v[k] != A(0) ? ds : Vector{}) : ds;  // (the difference may be infinite)
+        } else if (kHasSums) {
+          v[k] = g[k] - v[k] * kTileUnscale<A> * a[k];
+          if (marks) v[k] = b[k] != A(0) ? v[k] : Vector{};
+        } else {
+          v[k] *= kTileUnscale<A> * b[k];
+        }
+      }
+      slope.template multiply<kPlain>(i, v, count...);
+    });
+  }
+
+  // Routes ------------------------------------------------------------------------------------------------------------
+
+  // The numbers of some rows come first, so that their sums need not wait for each other.
+  static constexpr int64_t kTogether = kRowsTogetherBytes / int64_t(sizeof(T));  // elements
+  void whole_rows(int64_t begin, int64_t end) const {
+    const int64_t together = std::clamp<int64_t>(kTogether / p.n, 1, L);
+    alignas(64) A a[L], b[L];
+    ScoredWalk row = rows.from(begin), next = rows.from(begin);
+    for (int64_t first = begin, count; first < end; first += count) {
+      count = std::min(together, end - first);
+      make_numbers(count, a, b, kIsSoftmax, [&](int64_t k) {
+        if (k > 0) next.next();
+        return Place{next.at, 0};
+      });
+      next.next();
+      for (int64_t k = 0; k < count; ++k, row.next()) {
+        store_row_gradients(row.at, 0, p.n, {a + k, b + k, 0, are_finite(a + k, 1)});
+      }
+    }
+  }
+  // Short rows that follow each other are stored as one, each element with the numbers of its row.
+  bool go_in_runs() const {
+    constexpr ScoredTensor mask = kIsSoftmax ? kInput : kMask;
+    return kHasSums && p.n <= kMaxInRun && (kIsSoftmax || !p.has_window()) &&
+           rows.follow_each_other({kInput, kGradOf, kScale, kOfCap, kResult, mask});
+  }
+  void rows_in_runs(int64_t begin, int64_t end) const {
+    alignas(64) A a[L], b[L], of_elements[2][kMaxInRun * L + L];
+    const auto& column = p.outer.dims[p.outer.count - 1];
+    const int64_t n = p.n, size = column.size;
+    ScoredWalk slice(p.outer, begin / size, 1, rows.origin);
+    int64_t at = begin % size;
+    for (int64_t first = begin, count; first < end; first += count) {
+      count = std::min({int64_t(L), end - first, size - at});
+      make_numbers(count, a, b, false, [&](int64_t k) { return Place{slice.at, (at + k) * n}; });
+      for (int64_t k = 0; k < count; ++k) repeat(a[k], of_elements[0] + k * n);
+      for (int64_t k = 0; has_marks && k < count; ++k) repeat(b[k], of_elements[1] + k * n);
+      const Numbers numbers = {of_elements[0], of_elements[1], 1, are_finite(a, count)};
+      if (!kIsSoftmax || numbers.all_finite) {
+        store_gradients({slice.at, rows.inner.strides, at * n, count * n}, numbers, false);
+      } else {
+        const ScoredRun first_elements = {slice.at, column.strides, at, count};
+        for (int64_t k = 0; k < count; ++k) {
+          int64_t row[kScoredTensors];
+          for (int t = 0; t < kScoredTensors; ++t) row[t] = first_elements.part(k, count).at(ScoredTensor(t));
+          store_row_gradients(row, 0, n, {a + k, b + k, 0, false});
+        }
+      }
+      at += count;
+      if (at == size) at = 0, slice.next();
+    }
+  }
+  void repeat(A number, A* to) const {
+    for (int64_t i = 0; i < p.n; i += L) store_as(to + i, broadcast_as(number));
+  }
+  void store_row_gradients(const int64_t* row, int64_t first, int64_t last, const Numbers& numbers) const {
+    rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) { store_gradients(run, numbers); });
+  }
+
+  void columns(int64_t begin, int64_t end) const {
+    alignas(64) A a[kMaxColumns + L], b[kMaxColumns + L] = {};
+    rows.for_each_tile(begin, end, plan.width, [&](const ScoredRun& tile) {
+      if constexpr (kHasSums) {
+        sum_columns(tile, a, b);
+      } else {
+        gather(rows.template data<const A>(kRowLse, tile), tile.step[kRowLse], tile.count, a);
+        gather(rows.template data<const A>(kGradOf, tile), tile.step[kGradOf], tile.count, b);
+      }
+      const Numbers numbers = {a, b, 1, are_finite(a, tile.count)};
+      rows.for_each_step(tile, 0, p.n, [&](const ScoredRun& run, int64_t) { store_gradients(run, numbers); });
+    });
+  }
+  void sum_columns(const ScoredRun& tile, A* sums, A* marks) const {
+    Sum of[kMaxColumns / L];
+    std::fill_n(marks, tile.count, A(0));
+    rows.for_each_step(tile, 0, p.n, [&](const ScoredRun& run, int64_t) {
+      is_plain(run) ? add_to_columns<true>(run, of) : add_to_columns<false>(run, of);
+      for (int64_t j = 0; has_marks && j < run.count; ++j) {
+        if (to_acc(rows.template data<const T>(kInput, run)[j * run.step[kInput]]) != -kInf<A>) marks[j] = 1;
+      }
+    });
+    for (int64_t i = 0; i < tile.count; i += L) store_as(sums + i, of[i / L].value());
+  }
+  template <bool kPlain>
+  void add_to_columns(const ScoredRun& run, Sum* of) const {
+    Vector v[1];
+    int64_t i = 0;
+    for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), of[i / L].add(v[0]);
+    if (i < run.count) load_terms<kPlain>(run, i, v, run.count - i), of[i / L].add(v[0]);
+  }
+
+  // First come the sums of chunks, if there are any; merged, they are those of the rows, which lie behind them.
+  void chunks(CpuPhase phase, ScoredState* states, int64_t begin, int64_t end) const {
+    const ScoredState* const merged = states + plan.work_items;
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t first = item % plan.chunks * kChunk, last = std::min(first + kChunk, p.n);
+      ScoredWalk row = rows.from(item / plan.chunks);
+      if (phase == CpuPhase::states) {
+        states[item] = {has_marks ? double(takes_part(row.at, first, last)) : 0, total_of(sum_of(row.at, first, last)), 0};
+        continue;
+      }
+      A a, b;
+      if constexpr (kHasSums) {
+        a = A(merged[item / plan.chunks].l), b = A(merged[item / plan.chunks].m);
+      } else {
+        a = *rows.template data<const A>(kRowLse, row.at), b = *rows.template data<const A>(kGradOf, row.at);
+      }
+      store_row_gradients(row.at, first, last, {&a, &b, 0, are_finite(&a, 1)});
+    }
+  }
+  void merge_chunks(ScoredState* states) const {
+    for (int64_t i = 0; i < plan.work_items; ++i) {
+      ScoredState& of_row = states[plan.work_items + i / plan.chunks];
+      of_row.m += states[i].m, of_row.l += states[i].l;
+    }
+  }
+
+  void run(CpuPhase phase, ScoredState* states, int64_t begin, int64_t end) const {
+    if (plan.route == ScoredRoute::columns) {
+      columns(begin, end);
+    } else if (plan.route == ScoredRoute::row_chunks) {
+      phase == CpuPhase::merge ? merge_chunks(states) : chunks(phase, states, begin, end);
+    } else if (go_in_runs()) {
+      rows_in_runs(begin, end);
+    } else {
+      whole_rows(begin, end);
+    }
+    if (plan.streaming) fence_streaming_stores();
+  }
+};
+
+}  // namespace
+
+void run_scored_backward(const ScoredProblem& p, const ScoredPlan& plan, CpuPhase phase, ScoredState* states,
+                         int64_t begin, int64_t end) {
+  dispatch_type(p.in, [&](auto type) {
+    using T = TypeOf<decltype(type)>;
+    switch (p.function) {
+      case Function::softmax: return ScoredBackward<Function::softmax, T>{p, plan}.run(phase, states, begin, end);
+      case Function::log_softmax: return ScoredBackward<Function::log_softmax, T>{p, plan}.run(phase, states, begin, end);
+      default: return ScoredBackward<Function::logsumexp, T>{p, plan}.run(phase, states, begin, end);
+    }
+  });
+}
+
+}  // namespace onepass::ONEPASS_ISA

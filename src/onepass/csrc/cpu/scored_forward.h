@@ -1,0 +1,416 @@
+// scored_forward.h: functions of scores. Scores come into the scratch memory of the thread, and the kernels of plain
+// rows and tiles take them from there:
+//
+//   rows        a row at a time (rows_simd.h); of doubles as a tile (tile_ops.h)
+//   small_rows  some dozen rows at a time (small_rows.h)
+//   columns     tiles of rows that lie side by side, one per lane (tile_ops.h)
+//   row_chunks  chunks of long rows, whose states are merged
+#pragma once
+
+#include "scored.h"
+#include "scored_operands.h"
+#include "small_rows.h"
+#include "walk.h"
+
+namespace onepass::ONEPASS_ISA {
+
+constexpr int64_t kSmallRowScores = 1024;  // where they begin in the scratch memory: before it is room for a row tile
+
+// Reads scores in the scratch memory, and fetches the elements and the bias of scores that come next.
+template <class A>
+struct ScoreReader : Input<Identity, A, A> {
+  const char *x = nullptr, *bias = nullptr;  // those of score 0
+  int64_t x_size = 0, bias_size = 0;         // of an element; 0 where none is fetched
+
+  explicit ScoreReader(const A* scores = nullptr) : Input<Identity, A, A>{scores, {}} {}
+  // After `count` scores come those of the row at the beginning of the run `next`.
+  ScoreReader(const A* scores, const ScoredProblem& p, const ScoredRun& next, int64_t count) : ScoreReader(scores) {
+    x_size = size_of(p.in), x = static_cast<const char*>(p.data[kInput]) + (next.at(kInput) - count) * x_size;
+    if (!p.has(kBias)) return;
+    bias_size = size_of(p.bias_type);
+    bias = static_cast<const char*>(p.data[kBias]) + (next.at(kBias) - count) * bias_size;
+  }
+  ONEPASS_INLINE void fetch(int64_t i, int64_t count) const {
+    for (int64_t j = i * x_size; j < (i + count) * x_size; j += kLine) __builtin_prefetch(x + j);
+    for (int64_t j = i * bias_size; j < (i + count) * bias_size; j += kLine) __builtin_prefetch(bias + j);
+  }
+};
+
+// The softmax of scores. Their own rounding leaves no use for 1 / l in two parts. Slopes and biases put many of
+// them far below the maximum: where products are subnormal, an Intel core takes 150 cycles for a vector that has one. So
+// those are made as integers, which their bits are.
+struct ScoredSoftmaxEpilogue : SoftmaxEpilogue {
+  static ScoredSoftmaxEpilogue of(float m, double l) { return {SoftmaxEpilogue::of(m, l)}; }
+
+  template <class Y, int K>
+  ONEPASS_INLINE void apply(Vec (&e)[K]) const {
+    const Vec factor = sizeof(Y) == 2 ? high : high + low;
+#if defined(__AVX512F__)
+    // A power of two whose product is the least normal number, or less than twice as much.
+    const UintVec least = (128u << 23) - (UintVec(factor) & 0x7f800000);
+    __mmask16 far[K], any = 0;
+#pragma GCC unroll 4
+    for (int k = 0; k < K; ++k) {  // 0 is not far
+      far[k] = _mm512_cmplt_epu32_mask(__m512i(UintVec(e[k]) - 1), __m512i(least - 1));
+      any |= far[k];
+    }
+    if (__builtin_expect(any != 0, 0)) {
+#pragma GCC unroll 4
+      for (int k = 0; k < K; ++k) {
+        const __m512i bits = _mm512_cvtps_epi32(__m512(e[k] * (factor * 0x1p85f) * 0x1p64f));
+        e[k] = Vec(_mm512_mask_mov_epi32(__m512i(_mm512_maskz_mul_ps(__mmask16(~far[k]), __m512(e[k]), __m512(factor))), far[k], bits));
+      }
+      return;
+    }
+#endif
+    for (Vec& each : e) each *= factor;
+  }
+};
+
+// Y is the type of results that lie side by side; others are made in the type of the computation, and then scattered.
+template <Function F, class Y>
+struct ScoredForward {
+  using A = Acc<Y>;
+  using Vector = V<A>;
+  using Epilogue = EpilogueOf<F>;
+  using RowEpilogue = std::conditional_t<F == Function::softmax, ScoredSoftmaxEpilogue, Epilogue>;
+  using Reader = ScoreReader<A>;
+  static constexpr int L = kLanes<A>;
+  static constexpr bool kReduces = Epilogue::kOnePerRow, kIsFloat = std::is_same_v<A, float>;
+  const ScoredProblem& p;
+  const ScoredPlan& plan;
+  const ScoredRows rows{p};
+  const bool has_sink = p.has(kSink) || p.sink != -kInf<double>;
+  const bool streaming = plan.streaming && plan.stores_in_place;
+  // The result of an element outside the window, and what those of a row are that has nothing.
+  const A outside = F == Function::softmax ? A(0) : -kInf<A>;
+  const A nothing = p.empty_is_zero ? outside : kNan<A>;
+  A* const t = reinterpret_cast<A*>(scratch());
+
+  A sink(const int64_t* row) const { return p.has(kSink) ? *rows.template data<const A>(kSink, row) : A(p.sink); }
+  // The results of a row: in the scratch memory, if they are scattered then.
+  Y* results(const int64_t* row) const {
+    return plan.stores_in_place ? rows.template data<Y>(kResult, row) : reinterpret_cast<Y*>(t);
+  }
+  void scatter(const int64_t* row, int64_t first, int64_t last) const {
+    if (kReduces || plan.stores_in_place) return;
+    rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t i) { write_run(rows, run, t + i, false); });
+  }
+  void store_lse(const int64_t* row, const State<A>& state) const {
+    if (p.has(kRowLse)) ReduceEpilogue::store(state, rows.template data<A>(kRowLse, row), 0);
+    if constexpr (kReduces) ReduceEpilogue::store(state, rows.template data<Y>(kResult, row), 0);
+  }
+  void store_same(Y* y, int64_t n, A value) const {
+    if constexpr (kIsFloat) {
+      store_row<false, false, false, false>(y, n, streaming, [=](int64_t, auto& v, auto...) __attribute__((always_inline)) {
+        for (Vec& each : v) each = broadcast(value);
+      });
+    } else {
+      fill(y, n, value);
+    }
+  }
+
+  // Rows --------------------------------------------------------------------------------------------------------------
+
+  void whole_rows(int64_t begin, int64_t end) const {
+    const bool clips = rows.is_one_run() && (kReduces || plan.stores_in_place);
+    const auto write_scores = scores_writer<A>(rows, rows.inner.strides);
+    ScoredWalk row = rows.from(begin);
+    for (int64_t r = begin; r < end; ++r, row.next()) {
+      Span in = {0, p.n};
+      Vector most = broadcast_as(-kInf<A>);
+      if (clips) {  // what is outside the window is left out
+        const ScoredRun run = {row.at, rows.inner.strides, 0, p.n};
+        in = rows.inside(run);
+        if (in.first < in.last) most = write_scores(rows, run.part(in.first, in.last), t);
+      } else {
+        rows.for_each_run(row.at, 0, p.n, [&](const ScoredRun& run, int64_t i) {
+          most = max_as(write_scores(rows, run, t + i), most);
+        });
+      }
+      int64_t count = in.last - in.first;
+      A m = largest(most);
+      if (has_sink) {  // one more element, which has no result
+        const A last = t[count++] = sink(row.at);
+        m = last > m ? last : m;
+      }
+      finish(row.at, in, count, m, {row.at, row.step, 1, 1});
+      scatter(row.at, 0, p.n);
+    }
+  }
+  static A largest(Vector v) {
+    if constexpr (kIsFloat) return reduce_max(v);
+    A m = v[0];
+    for (int j = 1; j < L; ++j) m = v[j] > m ? v[j] : m;
+    return m;
+  }
+
+  // The results of a row: `count` scores, of which m is the largest, the first of them of the elements `in`. Meanwhile the
+  // row at the beginning of `next` is fetched.
+  void finish(const int64_t* row, Span in, int64_t count, A m, const ScoredRun& next) const {
+    if constexpr (kIsFloat) {
+      // Exponentials are good to what the results need.
+      if (!exceeds_base(m)) return p.has(kRowLse) ? finish_near<float>(row, in, count, m, next) : finish_near<Y>(row, in, count, m, next);
+    }
+    RowTile<Epilogue, A> tile(Reader(t), count);
+    const State<A> state = tile.state(nullptr);
+    store_lse(row, state);
+    if constexpr (!kReduces) {
+      const double l = state.l.value();
+      const bool is_empty = state.m == -kInf<A> && l == 0;
+      Y* const y = begin_results(row, in, std::isfinite(state.m) && !std::isnan(l), is_empty ? nothing : kNan<A>);
+      if (!y) return;
+      tile.n = in.last - in.first;
+      tile.store(state, y, 0);
+    }
+  }
+  template <class E>
+  void finish_near(const int64_t* row, Span in, int64_t count, float m, const ScoredRun& next) const {
+    using Sum = std::conditional_t<kReduces, float, E>;
+    const Reader scores(t, p, next, count);
+    const double sum = row_exp_sum<Epilogue::kFromExp, Sum>(scores, count, m, t);
+    const auto l = [&] { return sum * double(kExpUnscale) / relative_to_base<ExpFor<Sum>>(m); };
+    if (kReduces || p.has(kRowLse)) store_lse(row, {m, {l(), 0}});
+    if constexpr (!kReduces) {
+      Y* const y = begin_results(row, in, !std::isnan(sum), kNan<A>);
+      const int64_t n = in.last - in.first;
+      if (!y) return;
+      if constexpr (Epilogue::kFromExp) {
+        const RowEpilogue epilogue = RowEpilogue::of(m, sum * double(kExpUnscale));
+        store_row_of<false, true>(ExpReader{t}, y, n, streaming, [&](auto& v) __attribute__((always_inline)) {
+          epilogue.template apply<Y>(v);
+        });
+      } else {
+        finish_from_input<Epilogue>(scores, y, n, m, l(), streaming);
+      }
+    }
+  }
+  // Stores the results that follow from the state of a row alone: all of them where they are `special`, or those outside
+  // the window. Returns where the other ones go, or null.
+  Y* begin_results(const int64_t* row, Span in, bool regular, A special) const {
+    Y* const y = results(row);
+    if (!regular) return store_same(y, p.n, special), nullptr;
+    if (in.first > 0) store_same(y, in.first, outside);
+    if (in.last < p.n) store_same(y + in.last, p.n - in.last, outside);
+    return y + in.first;
+  }
+
+  // Small rows --------------------------------------------------------------------------------------------------------
+
+  void small_rows(int64_t begin, int64_t end) const {
+    if constexpr (kIsFloat) {
+      switch (ceil_div(p.n, kWidth)) {
+        case 1: return small_rows_of<1>(begin, end);
+        case 2: return small_rows_of<2>(begin, end);
+        case 3: return small_rows_of<3>(begin, end);
+        case 4: return small_rows_of<4>(begin, end);
+        default: return small_rows_of<0>(begin, end);
+      }
+    }
+  }
+  template <int kVecs>
+  void small_rows_of(int64_t begin, int64_t end) const {
+    const int64_t n = p.n, vectors = ceil_div(n, kWidth), padded = vectors * kWidth, pitch = result_pitch();
+    const int64_t most = kWidth * std::min<int64_t>(kRowBuffer / (kWidth * padded), kMaxRowGroups);
+    const bool one_run = !p.has_window() && !p.has(kAlibi) && rows.follow_each_other({kInput, kScale, kBias, kMask});
+    const int64_t apart = one_run ? n : padded;
+    A *const scores = t + kSmallRowScores, *const buffer = scores + kRowBuffer + 2 * kWidth;
+    Y* const copies = reinterpret_cast<Y*>(buffer + kRowBuffer + kWidth);
+    alignas(64) float sinks[kMaxRowGroups * kWidth] = {}, of_rows[kMaxRowGroups * kWidth];
+    int64_t at_lse[kMaxRowGroups * kWidth], at_result[kMaxRowGroups * kWidth];
+    const auto inner = p.outer.innermost();
+    const int64_t last = std::min(p.rows, end * kRowsPerItem);
+    int64_t first = begin * kRowsPerItem, at = first % inner.size, count;
+    ScoredWalk walk(p.outer, first / inner.size, 1, rows.origin);
+    for (; first < last; first += count) {
+      count = std::min(most, last - first);
+      for (int64_t r = 0, some; r < count; r += some) {  // rows along the innermost dim
+        some = std::min(inner.size - at, count - r);
+        const ScoredRun those = {walk.at, inner.strides, at, some};
+        write_rows(rows, those, one_run ? 1 : some, one_run ? some * n : n, scores + r * apart, apart);
+        for (int64_t k = 0; k < some; ++k) {
+          if (has_sink) sinks[r + k] = column_sink(those, k);
+          at_lse[r + k] = those.part(k, some).at(kRowLse);
+          at_result[r + k] = those.part(k, some).at(kResult);
+        }
+        at += some;
+        if (at == inner.size) at = 0, walk.next();
+      }
+      std::fill(scores + count * apart, scores + up_to(count, kWidth) * apart + kWidth, 0.0f);
+      const ScoredRun next = {walk.at, inner.strides, at, 1};
+      const auto run = [&](auto group, auto* y, int64_t y_stride, bool whole_lines, bool buffered) {
+        group.x = Reader(scores, p, next, 0), group.y = y, group.n = n, group.x_stride = apart, group.y_stride = y_stride;
+        group.count = int(count), group.whole = n / kWidth, group.vectors = vectors, group.ahead = 0;
+        group.tail_mask = lane_mask(n - (vectors - 1) * kWidth), group.buffer = buffer, group.sum_offset = 0;
+        group.sinks = has_sink ? sinks : nullptr, group.nothing = nothing;
+        group.run(whole_lines, buffered);
+      };
+      if (kReduces || p.has(kRowLse)) {
+        run(SmallRows<ReduceEpilogue, Reader, float, kVecs>(), of_rows, 1, false, false);
+        for (int64_t r = 0; p.has(kRowLse) && r < count; ++r) static_cast<A*>(p.data[kRowLse])[at_lse[r]] = of_rows[r];
+        for (int64_t r = 0; kReduces && r < count; ++r) {
+          static_cast<Y*>(p.data[kResult])[at_result[r]] = from_acc<Y>(of_rows[r]);
+        }
+      }
+      if constexpr (!kReduces) {
+        const int64_t bytes = n * int64_t(sizeof(Y));
+        Y* const y = pitch ? static_cast<Y*>(p.data[kResult]) + at_result[0] : copies;
+        const bool whole_lines = streaming && bytes % kLine == 0 && uintptr_t(y) % kLine == 0 && pitch * int64_t(sizeof(Y)) % kLine == 0;
+        run(SmallRows<RowEpilogue, Reader, Y, kVecs>(), y, pitch ? pitch : n, pitch && whole_lines, streaming && !whole_lines && pitch == n);
+        for (int64_t r = 0; !pitch && r < count; ++r) {
+          std::memcpy(static_cast<void*>(static_cast<Y*>(p.data[kResult]) + at_result[r]), copies + r * n, size_t(bytes));
+        }
+      }
+    }
+  }
+  // From a row's results to those of the next one, where that is the same for all rows; otherwise 0.
+  int64_t result_pitch() const {
+    for (int i = 1; i < p.outer.count; ++i) {
+      const auto &slow = p.outer.dims[i - 1], &fast = p.outer.dims[i];
+      if (slow.strides[kResult] != fast.size * fast.strides[kResult]) return 0;
+    }
+    return p.outer.count ? p.outer.innermost().strides[kResult] : p.n;
+  }
+
+  // Columns -----------------------------------------------------------------------------------------------------------
+
+  // E is the type whose precision the exponentials have: that of the results, or that of a logsumexp.
+  template <class E>
+  void columns(int64_t begin, int64_t end) const {
+    ForwardTile<Epilogue, E> tile;
+    tile.t = t;
+    const int64_t size = size_of(p.in);
+    tile.next_step = rows.inner.strides[kInput] * size, tile.next_vector = L * size;
+    rows.for_each_tile(begin, end, plan.width, [&](const ScoredRun& columns) {
+      const int64_t across = ceil_div(columns.count, L) * L, sinks = has_sink ? 1 : 0;
+      const int64_t depth = std::min(p.n, tile_depth(across) - sinks);
+      const bool fits = depth == p.n, fetches = fits && p.n * columns.count * size <= kFetchBytes;
+      const char* const x = static_cast<const char*>(p.data[kInput]) + columns.at(kInput) * size;
+      tile.next = fetches && rows.is_one_run() ? x + columns.count * size : nullptr;
+      const bool keeps_exps = Epilogue::kFromExp && fits && !p.has(kRowLse);  // of +inf they would make no logsumexp
+      // A block of steps, the first one with the sinks behind it.
+      const auto load = [&](int64_t first) {
+        const int64_t last = std::min(first + depth, p.n), count = last - first;
+        rows.for_each_step(columns, first, last, [&](const ScoredRun& run, int64_t i) {
+          write_scores(rows, run, t + (i - first) * across);
+        });
+        for (int64_t j = 0; sinks && first == 0 && j < across; ++j) t[count * across + j] = column_sink(columns, j);
+        tile.shape = {1, count + (first == 0 ? sinks : 0), across / L};
+        return count;
+      };
+      for (int64_t first = 0; first < p.n; first += depth) {
+        load(first);
+        if (first > 0) {
+          tile.reduce_more();
+        } else {
+          keeps_exps ? tile.template reduce<Epilogue::kFromExp>() : tile.template reduce<false>();
+        }
+      }
+      for (int64_t s = 0; (kReduces || p.has(kRowLse)) && s < across / L; ++s) store_lse_of(columns, s, tile.log_sum_of(s));
+      if constexpr (!kReduces) {
+        for (int64_t s = 0; p.empty_is_zero && s < across / L; ++s) {
+          const auto is_empty = tile.m[s] == -kInf<A> && tile.sum[s] == Vector{};
+          tile.m[s] = is_empty ? Vector{} : tile.m[s];
+          tile.sum[s] = is_empty ? Vector{} + 1 / kTileUnscale<A> : tile.sum[s];
+        }
+        tile.numbers();
+        for (int64_t first = 0; first < p.n; first += depth) {
+          const int64_t count = fits ? p.n : load(first);
+          if (keeps_exps) {
+            store_steps<std::bool_constant<Epilogue::kFromExp>>(columns, first, count, tile);
+          } else {
+            store_steps<std::false_type>(columns, first, count, tile);
+          }
+        }
+      }
+    });
+  }
+  static int64_t tile_depth(int64_t across) { return kScratch * int64_t(sizeof(float)) / int64_t(sizeof(A)) / across - 1; }
+  A column_sink(const ScoredRun& columns, int64_t j) const {
+    if (j >= columns.count) return -kInf<A>;
+    return p.has(kSink) ? rows.template data<const A>(kSink, columns)[j * columns.step[kSink]] : A(p.sink);
+  }
+  void store_lse_of(const ScoredRun& columns, int64_t s, Vector lse) const {
+    for (int64_t j = 0; j < L && s * L + j < columns.count; ++j) {
+      const int64_t row = s * L + j;
+      if (p.has(kRowLse)) rows.template data<A>(kRowLse, columns)[row * columns.step[kRowLse]] = lse[j];
+      if (kReduces) rows.template data<Y>(kResult, columns)[row * columns.step[kResult]] = from_acc<Y>(lse[j]);
+    }
+  }
+  template <class FromExps, class Tile>
+  void store_steps(const ScoredRun& columns, int64_t first, int64_t count, Tile& tile) const {
+    tile.begin_results(0, count);
+    with_streaming(streaming, [&](auto is_streaming) __attribute__((always_inline)) {
+      rows.for_each_step(columns, first, first + count, [&](const ScoredRun& run, int64_t i) {
+        Y* const y = plan.stores_in_place ? rows.template data<Y>(kResult, run) : reinterpret_cast<Y*>(t);
+        tile.template step_results<FromExps>(i - first, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
+          TileWalk<A>::template store_results<is_streaming.value, false>(y + w * L, run.count - w * L, v);
+        });
+        if (!plan.stores_in_place) write_run(rows, run, t, false);
+      });
+    });
+  }
+
+  // Chunks ------------------------------------------------------------------------------------------------------------
+
+  // First come their states; merged, they are those of the rows, which lie behind them.
+  void chunks(CpuPhase phase, ScoredState* states, int64_t begin, int64_t end) const {
+    const ScoredState* const merged = states + plan.work_items;
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t first = item % plan.chunks * kChunk, last = std::min(first + kChunk, p.n);
+      const ScoredWalk row = rows.from(item / plan.chunks);
+      rows.for_each_run(row.at, first, last, [&](const ScoredRun& run, int64_t i) { write_scores(rows, run, t + i); });
+      if (phase == CpuPhase::states) {
+        states[item] = state_of_chunk(last - first);
+      } else if constexpr (!kReduces) {
+        const ScoredState& of_row = merged[item / plan.chunks];
+        finish_chunk_of({A(of_row.m), {of_row.l, of_row.error}}, results(row.at) + (plan.stores_in_place ? first : 0), last - first);
+        scatter(row.at, first, last);
+      }
+    }
+  }
+  ScoredState state_of_chunk(int64_t count) const {
+    const Reader scores(t);
+    State<A> state;
+    if constexpr (kIsFloat) {
+      state = chunk_state<float>(scores, count, nullptr);
+    } else {
+      state = RowTile<ReduceEpilogue, A>(scores, count).state(nullptr);
+    }
+    return {state.m, state.l.sum, state.l.error};
+  }
+  void finish_chunk_of(const State<A>& row, Y* y, int64_t count) const {
+    const Reader scores(t);
+    if (row.m == -kInf<A> && row.l.value() == 0) return store_same(y, count, nothing);
+    if constexpr (kIsFloat) {
+      finish_chunk<Epilogue>(scores, y, count, row, false, 0.0f, streaming);
+    } else {
+      RowTile<Epilogue, A>(scores, count).store(row, y, 0);
+    }
+  }
+  void merge_chunks(ScoredState* states) const {
+    ScoredState* merged = states + plan.work_items;
+    ScoredWalk row = rows.from(0);
+    for (int64_t r = 0; r < p.rows; ++r, row.next()) {
+      State<A> state;
+      if (has_sink) state = {sink(row.at), {1, 0}};
+      for (int64_t i = 0; i < plan.chunks; ++i, ++states) {
+        state = merge(state, State<A>{A(states->m), {states->l, states->error}});
+      }
+      *merged++ = {state.m, state.l.sum, state.l.error};
+      store_lse(row.at, state);
+    }
+  }
+
+  void run(CpuPhase phase, ScoredState* states, int64_t begin, int64_t end) const {
+    switch (plan.route) {
+      case ScoredRoute::rows: whole_rows(begin, end); break;
+      case ScoredRoute::small_rows: small_rows(begin, end); break;
+      case ScoredRoute::columns: p.has(kRowLse) ? columns<A>(begin, end) : columns<Y>(begin, end); break;
+      case ScoredRoute::row_chunks: phase == CpuPhase::merge ? merge_chunks(states) : chunks(phase, states, begin, end);
+    }
+    if (streaming) fence_streaming_stores();
+  }
+};
+
+}  // namespace onepass::ONEPASS_ISA

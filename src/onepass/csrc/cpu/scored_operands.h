@@ -1,0 +1,390 @@
+// scored_operands.h: vectors of a run: scores, what the gradients of scores are multiplied by, and results. The
+// operands are read where they are, in their own types and at any distance, and all is done in registers.
+#pragma once
+
+#include "scored_walk.h"
+#include "tiles.h"
+
+namespace onepass::ONEPASS_ISA {
+
+// Operands ------------------------------------------------------------------------------------------------------------
+
+// The first `count` lanes of v; the others are `other`.
+ONEPASS_INLINE Vec keep_lanes(Vec v, int64_t count, float other) { return lane_mask(count) ? v : broadcast(other); }
+ONEPASS_INLINE V<double> keep_lanes(V<double> v, int64_t count, double other) {
+  for (int64_t j = count; j < kLanes<double>; ++j) v[j] = other;
+  return v;
+}
+
+template <class A, class T>
+ONEPASS_INLINE A widen(T v) {
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    return A(v);
+  } else {
+    return A(to_acc(v));
+  }
+}
+template <class A, class T>
+__attribute__((noinline)) void gather(const T* from, int64_t step, int64_t count, A* to) {
+  for (int64_t j = 0; j < count; ++j) to[j] = widen<A>(from[j * step]);
+}
+
+// K vectors of elements that are `step` apart, or the first `count` elements of one vector. T is a byte for a mask.
+template <class A, class T, int K, class... Count>
+ONEPASS_INLINE void load_operand(const T* from, int64_t step, V<A> (&v)[K], Count... count) {
+  constexpr int L = kLanes<A>;
+  constexpr bool has_vectors = std::is_same_v<A, float> && !std::is_same_v<T, double> && !std::is_same_v<T, uint8_t>;
+  if (step == 0) {
+    for (V<A>& each : v) each = broadcast_as(widen<A>(*from));
+  } else if (has_vectors && step == 1) {
+    if constexpr (has_vectors) load_vectors<false>(from, v, count...);
+  } else if (std::is_same_v<A, T> && step == 1 && sizeof...(count) == 0) {
+    if constexpr (std::is_same_v<A, T>) std::memcpy(&v, from, sizeof v);
+  } else {
+    A each[K * L] = {};
+    gather(from, step, sizeof...(count) ? (int64_t(0) + ... + count) : int64_t(K * L), each);
+    std::memcpy(&v, each, sizeof v);
+  }
+}
+
+// Calls use(Type<T>) for the type of an element.
+template <class Use>
+ONEPASS_INLINE auto with_element_type(DType type, const Use& use) {
+  switch (type) {
+    case DType::float64: return use(Type<double>());
+    case DType::float16: return use(Type<float16>());
+    case DType::bfloat16: return use(Type<bfloat16>());
+    default: return use(Type<float>());
+  }
+}
+
+// An operand of any element type.
+struct AnyOperand {
+  const void* data;  // null where the problem has no such tensor
+  DType type;
+  int64_t step;
+
+  AnyOperand(const ScoredRows& rows, const ScoredRun& run, ScoredTensor tensor, DType type)
+      : data(rows.p.has(tensor) ? static_cast<const char*>(rows.p.data[tensor]) + run.at(tensor) * size_of(type) : nullptr),
+        type(type),
+        step(run.step[tensor]) {}
+  template <class A, int K, class... Count>
+  ONEPASS_INLINE void load(int64_t i, int64_t step, V<A> (&v)[K], Count... count) const {
+    with_element_type(type, [&](auto of) __attribute__((always_inline)) {
+      load_operand<A>(static_cast<const TypeOf<decltype(of)>*>(data) + i * step, step, v, count...);
+    });
+  }
+};
+
+// v where the bytes of a mask are not 0, elsewhere `other`; or of the first `count` lanes alone.
+template <class... Count>
+ONEPASS_INLINE Vec select(const uint8_t* mask, Vec v, Vec other, Count... count) {
+#if defined(__AVX512F__)
+  __mmask16 lanes = 0xffff;
+  if constexpr (sizeof...(count)) lanes = __mmask16((1u << (count + ...)) - 1);
+  const __m128i bytes = _mm_maskz_loadu_epi8(lanes, mask);
+  return Vec(_mm512_mask_blend_ps(_mm_test_epi8_mask(bytes, bytes), __m512(other), __m512(v)));
+#else
+  uint8_t part[kWidth] = {};
+  if constexpr (sizeof...(count)) {
+    for (int64_t j = 0; j < (count + ...); ++j) part[j] = mask[j];
+    mask = part;
+  }
+#if defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(mask));
+  return IntVec(_mm256_cvtepu8_epi32(bytes)) != 0 ? v : other;
+#else
+  for (int j = 0; j < kWidth; ++j) v[j] = mask[j] ? v[j] : other[j];
+  return v;
+#endif
+#endif
+}
+template <class A, int K, class... Count>
+ONEPASS_INLINE void apply_mask(const uint8_t* mask, int64_t step, A other, V<A> (&v)[K], Count... count) {
+  if constexpr (std::is_same_v<A, float>) {
+    if (step == 1) {
+#pragma GCC unroll 4
+      for (int k = 0; k < K; ++k) v[k] = select(mask + k * kWidth, v[k], broadcast(other), count...);
+      return;
+    }
+  }
+  V<A> bytes[K];
+  load_operand<A>(mask, step, bytes, count...);
+  for (int k = 0; k < K; ++k) v[k] = bytes[k] != A(0) ? v[k] : broadcast_as(other);
+}
+
+ONEPASS_INLINE Vec magnitude(Vec v) { return Vec(IntVec(v) & 0x7fffffff); }
+ONEPASS_INLINE V<double> magnitude(V<double> v) { return v < 0 ? -v : v; }
+
+// tanh to 2 ulp: a polynomial near 0 (that of Cephes' tanhf), elsewhere 1 - 2 y / (1 + y), where y = exp(-2 |v|).
+template <int K>
+ONEPASS_INLINE void apply_tanh(Vec (&v)[K]) {
+  Vec y[K];
+  for (int k = 0; k < K; ++k) y[k] = magnitude(v[k]) * -2.0f;
+  ExpFloat::apply(y);
+  for (int k = 0; k < K; ++k) {
+    const Vec size = magnitude(v[k]), far = 1.0f - inverse(y[k] * kExpUnscale + 1.0f) * (y[k] * (2 * kExpUnscale));
+    const IntVec sign = IntVec(v[k]) ^ IntVec(size);
+    const Vec z = v[k] * v[k];
+    Vec p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    v[k] = size < 0.625f ? v[k] + v[k] * (z * p) : Vec(IntVec(far) | sign);
+  }
+}
+// The derivative of tanh: 4 y / (1 + y)^2.
+template <int K>
+ONEPASS_INLINE void apply_tanh_slope(Vec (&v)[K]) {
+  for (int k = 0; k < K; ++k) v[k] = magnitude(v[k]) * -2.0f;
+  ExpFloat::apply(v);
+  for (int k = 0; k < K; ++k) {
+    const Vec r = inverse(v[k] * kExpUnscale + 1.0f);
+    v[k] = (v[k] * (4 * kExpUnscale)) * r * r;
+  }
+}
+template <int K>
+ONEPASS_INLINE void apply_tanh(V<double> (&v)[K]) {
+  for (V<double>& each : v) {
+    for (int j = 0; j < kLanes<double>; ++j) each[j] = std::tanh(each[j]);
+  }
+}
+template <int K>
+ONEPASS_INLINE void apply_tanh_slope(V<double> (&v)[K]) {
+  apply_tanh(v);
+  for (V<double>& each : v) each = 1 - each * each;
+}
+
+// Scores --------------------------------------------------------------------------------------------------------------
+
+// What the elements of a run are multiplied by: a number, and where rows are its lanes one for each.
+template <class A>
+struct ScaleOperand {
+  A number = 1;
+  const A* each = nullptr;
+  int64_t step = 0;
+
+  ScaleOperand() = default;
+  ScaleOperand(const ScoredRows& rows, const ScoredRun& run) : number(A(rows.p.factor)), step(run.step[kScale]) {
+    if (!rows.p.has(kScale)) return;
+    const A* const scale = rows.data<const A>(kScale, run);
+    step == 0 ? void(number *= *scale) : void(each = scale);
+  }
+  template <bool kNumber = false, int K, class... Count>
+  ONEPASS_INLINE void multiply(int64_t i, V<A> (&v)[K], Count... count) const {
+    for (V<A>& one : v) one *= number;
+    if (kNumber || !each) return;
+    V<A> scale[K];
+    load_operand<A>(each + i * step, step, scale, count...);
+    for (int k = 0; k < K; ++k) v[k] *= scale[k];
+  }
+};
+
+// Are the operands of a run side by side, and all others one number? Then most of the steps to a score can be left out.
+inline bool is_plain(const ScoredProblem& p, const int64_t* step) {
+  const auto at_most = [&](ScoredTensor tensor, int64_t most) { return !p.has(tensor) || step[tensor] == most; };
+  const bool rounds = !p.is_backward() && size_of(p.out) == 2 && p.in != p.out;
+  return step[kInput] == 1 && p.softcap == 0 && !rounds && at_most(kScale, 0) && at_most(kAlibi, 0) && at_most(kBias, 1) &&
+         at_most(kMask, 1);
+}
+
+// Loads the scores of a run whose elements are of type X, in A. kPlain: see is_plain.
+template <class A, class X, bool kPlain = false>
+struct ScoreLoader {
+  static constexpr int L = kLanes<A>;
+  using Vector = V<A>;
+  const ScoredProblem& p;
+  const ScoredRun& run;
+  const X* const x;
+  const ScaleOperand<A> scale;
+  const A* const slopes;
+  const AnyOperand bias;
+  const uint8_t* const mask;
+  const A cap, uncap;
+  const bool rounds;       // elements, to a 16-bit type, before all else
+  const int64_t distance;  // of the first element
+  Vector distances[4];     // of four vectors' elements, less that of the first one
+
+  ScoreLoader(const ScoredRows& rows, const ScoredRun& run)
+      : p(rows.p),
+        run(run),
+        x(rows.data<const X>(kInput, run)),
+        scale(rows, run),
+        slopes(p.has(kAlibi) ? rows.data<const A>(kAlibi, run) : nullptr),
+        bias(rows, run, kBias, p.bias_type),
+        mask(p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
+        cap(A(p.softcap)),
+        uncap(1 / cap),
+        rounds(!p.is_backward() && size_of(p.out) == 2 && p.in != p.out),
+        distance(run.at(kDistance)) {
+    Vector index{};
+    for (int j = 0; j < L; ++j) index[j] = A(j);
+    for (int k = 0; slopes && k < 4; ++k) distances[k] = (index + A(k * L)) * A(run.step[kDistance]);
+  }
+
+  // K vectors from element i on, or the first `count` elements of one.
+  template <int K, class... Count>
+  ONEPASS_INLINE void load(int64_t i, Vector (&v)[K], Count... count) const {
+    const auto step = [&](ScoredTensor tensor, int64_t plain) { return kPlain ? plain : run.step[tensor]; };
+    load_operand<A>(x + i * step(kInput, 1), step(kInput, 1), v, count...);
+    if constexpr (std::is_same_v<A, float> && !kPlain) {
+      if (rounds) p.out == DType::bfloat16 ? round_to<bfloat16>(v) : round_to<float16>(v);
+    }
+    scale.template multiply<kPlain>(i, v, count...);
+    if (!kPlain && p.softcap != 0) {
+      for (Vector& each : v) each *= uncap;
+      apply_tanh(v);
+      for (Vector& each : v) each *= cap;
+    }
+    if (bias.data) {
+      Vector other[K];
+      bias.template load<A>(i, step(kBias, 1), other, count...);
+      for (int k = 0; k < K; ++k) v[k] += other[k];
+    }
+    if (slopes) {
+      Vector slope[K];
+      load_operand<A>(slopes + i * step(kAlibi, 0), step(kAlibi, 0), slope, count...);
+      const A first = A(distance + i * run.step[kDistance]);
+#pragma GCC unroll 4
+      for (int k = 0; k < K; ++k) v[k] -= slope[k] * magnitude(distances[k] + first);
+    }
+    if (mask) apply_mask<A>(mask + i * step(kMask, 1), step(kMask, 1), -kInf<A>, v, count...);
+  }
+  template <class Y, int K>
+  static ONEPASS_INLINE void round_to(Vec (&v)[K]) {
+    for (Vec& each : v) {
+      Y rounded[kWidth];
+      store_vector<true>(rounded, each);
+      each = load_vector(rounded);
+    }
+  }
+};
+
+// Writes the scores of a run, and returns their maximum in each lane. What is behind the last one, in its vector,
+// becomes -inf.
+template <class A, class X, bool kPlain>
+ONEPASS_INLINE V<A> write_run_scores(const ScoredRows& rows, const ScoredRun& run, A* to) {
+  constexpr int L = kLanes<A>;
+  const ScoreLoader<A, X, kPlain> scores(rows, run);
+  V<A> most[4], v[1];
+  for (V<A>& each : most) each = broadcast_as(-kInf<A>);
+  int64_t i = 0;
+  for (; i + 4 * L <= run.count; i += 4 * L) {
+    V<A> four[4];
+    scores.load(i, four);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) most[k] = max_as(four[k], most[k]), store_as(to + i + k * L, four[k]);
+  }
+  for (; i + L <= run.count; i += L) {
+    scores.load(i, v);
+    most[0] = max_as(v[0], most[0]), store_as(to + i, v[0]);
+  }
+  if (i < run.count) {
+    scores.load(i, v, run.count - i);
+    v[0] = keep_lanes(v[0], run.count - i, -kInf<A>);
+    most[1] = max_as(v[0], most[1]), store_as(to + i, v[0]);
+  }
+  return max_as(max_as(most[0], most[1]), max_as(most[2], most[3]));
+}
+// The same where part of the run may be outside the window, which becomes -inf.
+template <class A, class X, bool kPlain>
+ONEPASS_INLINE V<A> write_all_scores(const ScoredRows& rows, const ScoredRun& run, A* to) {
+  if (!rows.p.has_window()) return write_run_scores<A, X, kPlain>(rows, run, to);
+  const Span in = rows.inside(run);
+  for (int64_t i = 0; i < run.count; i += kLanes<A>) store_as(to + i, broadcast_as(-kInf<A>));
+  if (in.first == in.last) return broadcast_as(-kInf<A>);
+  return write_run_scores<A, X, kPlain>(rows, run.part(in.first, in.last), to + in.first);
+}
+
+// Calls work(X, whether the run is plain) for the type X of x.
+template <class Work>
+ONEPASS_INLINE auto with_x(const ScoredProblem& p, const int64_t* step, Work work) {
+  return with_element_type(p.in, [&](auto x) __attribute__((always_inline)) {
+    return is_plain(p, step) ? work(x, std::true_type()) : work(x, std::false_type());
+  });
+}
+template <class A, class X, bool kPlain>
+__attribute__((noinline)) V<A> write_scores_of(const ScoredRows& rows, const ScoredRun& run, A* to) {
+  return write_all_scores<A, X, kPlain>(rows, run, to);
+}
+template <class A>
+using ScoresWriter = V<A> (*)(const ScoredRows& rows, const ScoredRun& run, A* to);
+template <class A>
+ONEPASS_INLINE ScoresWriter<A> scores_writer(const ScoredRows& rows, const int64_t* step) {
+  return with_x(rows.p, step, [](auto x, auto plain) __attribute__((always_inline)) -> ScoresWriter<A> {
+    return write_scores_of<A, TypeOf<decltype(x)>, plain.value>;
+  });
+}
+template <class A>
+ONEPASS_INLINE V<A> write_scores(const ScoredRows& rows, const ScoredRun& run, A* to) {
+  return scores_writer<A>(rows, run.step)(rows, run, to);
+}
+// The same for `count` rows that lie one behind the other: those of each row are `pitch` behind those of the row before.
+template <class A, class X, bool kPlain>
+__attribute__((noinline)) void write_rows_of(const ScoredRows& rows, const ScoredRun& first, int64_t count, int64_t n,
+                                             A* to, int64_t pitch) {
+  int64_t row[kScoredTensors];
+  for (int t = 0; t < kScoredTensors; ++t) row[t] = first.at(ScoredTensor(t));
+  for (int64_t r = 0; r < count; ++r, to += pitch) {
+    write_all_scores<A, X, kPlain>(rows, {row, rows.inner.strides, 0, n}, to);
+    for (int t = 0; t < kScoredTensors; ++t) row[t] += first.step[t];
+  }
+}
+template <class A>
+ONEPASS_INLINE void write_rows(const ScoredRows& rows, const ScoredRun& first, int64_t count, int64_t n, A* to,
+                               int64_t pitch) {
+  with_x(rows.p, rows.inner.strides, [&](auto x, auto plain) __attribute__((always_inline)) {
+    write_rows_of<A, TypeOf<decltype(x)>, plain.value>(rows, first, count, n, to, pitch);
+  });
+}
+
+// Slopes --------------------------------------------------------------------------------------------------------------
+
+// Makes gradients of the elements of a run of those of their scores: times the scale and the derivative of the softcap,
+// and, if they may be anything else where the mask is false, 0 there. x is that of the gradient of a result, or the input of the gradient of logsumexp.
+template <class A>
+struct SlopeLoader {
+  const ScaleOperand<A> scale;
+  const AnyOperand x;
+  const A softcap, uncap;
+  const uint8_t* const mask;
+  const int64_t mask_step;
+
+  SlopeLoader(const ScoredRows& rows, const ScoredRun& run, bool masks)
+      : scale(rows.p.of_scores ? ScaleOperand<A>() : ScaleOperand<A>(rows, run)),
+        x(rows, run, rows.p.has(kOfCap) ? kOfCap : kInput, rows.p.has(kOfCap) ? rows.p.out : rows.p.in),
+        softcap(rows.p.of_scores ? A(0) : A(rows.p.softcap)),
+        uncap(1 / softcap),
+        mask(masks && rows.p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
+        mask_step(run.step[kMask]) {}
+  // Is there one scale and no softcap, and does a mask lie side by side?
+  bool is_plain() const { return !scale.each && softcap == 0 && (!mask || mask_step == 1); }
+  template <bool kPlain = false, int K, class... Count>
+  ONEPASS_INLINE void multiply(int64_t i, V<A> (&v)[K], Count... count) const {
+    scale.template multiply<kPlain>(i, v, count...);
+    if (!kPlain && softcap != 0) {
+      V<A> t[K];
+      x.template load<A>(i, x.step, t, count...);
+      scale.multiply(i, t, count...);
+      for (V<A>& each : t) each *= uncap;
+      apply_tanh_slope(t);
+      for (int k = 0; k < K; ++k) v[k] *= t[k];
+    }
+    const int64_t step = kPlain ? 1 : mask_step;
+    if (mask) apply_mask<A>(mask + i * step, step, A(0), v, count...);
+  }
+};
+
+// Results -------------------------------------------------------------------------------------------------------------
+
+template <class A>
+void write_run(const ScoredRows& rows, const ScoredRun& run, const A* from, bool streaming) {
+  with_element_type(rows.p.out, [&](auto type) {
+    using Y = TypeOf<decltype(type)>;
+    Y* const y = rows.data<Y>(kResult, run);
+    if (run.step[kResult] == 1) return store_run<true>(y, run.count, from, streaming);
+    for (int64_t i = 0; i < run.count; ++i) y[i * run.step[kResult]] = from_acc<Y>(from[i]);
+  });
+}
+
+}  // namespace onepass::ONEPASS_ISA

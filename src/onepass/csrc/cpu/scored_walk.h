@@ -1,0 +1,140 @@
+// scored_walk.h: where the elements of a scored problem lie: steps through its rows, runs of their elements, and the
+// part of a run that is inside the window.
+#pragma once
+
+#include "../core/scored_problem.h"
+#include "plan.h"
+
+#include <initializer_list>
+
+namespace onepass::ONEPASS_ISA {
+
+using ScoredGroup = DimGroupOf<kScoredTensors>;
+
+// Steps through the dims of a group in order, the innermost ones excepted. `at` is where an element is in each tensor.
+// It is written and read by whole vectors: one that was written in parts would be read only after all that was written
+// before it is in the cache.
+struct ScoredWalk {
+  static constexpr int kOffsets = int(up_to(kScoredTensors, 64 / sizeof(int64_t)));
+  const ScoredGroup& group;
+  const int count;
+  alignas(64) int64_t at[kOffsets] = {}, step[kOffsets] = {};  // of the fastest dim
+  int64_t index[kMaxDims];
+
+  ScoredWalk(const ScoredGroup& over, int64_t first, int innermost, const int64_t* origin)
+      : group(over), count(over.count > innermost ? over.count - innermost : 0) {
+    std::copy_n(origin, int(kScoredTensors), at);
+    for (int i = count - 1; i >= 0; --i) {
+      index[i] = first % group.dims[i].size;
+      first /= group.dims[i].size;
+      for (int t = 0; t < kScoredTensors; ++t) at[t] += index[i] * group.dims[i].strides[t];
+    }
+    if (count) std::copy_n(group.dims[count - 1].strides, int(kScoredTensors), step);
+  }
+  ONEPASS_INLINE void next() {
+    if (!count) return;
+    for (int t = 0; t < kOffsets; t += kLanes<int64_t>) {
+      store_as(at + t, load_as<int64_t>(at + t) + load_as<int64_t>(step + t));
+    }
+    if (++index[count - 1] == group.dims[count - 1].size) carry();
+  }
+
+ private:
+  // Steps through the slower dims, too.
+  void carry() {
+    for (int i = count - 1; i >= 0 && index[i] == group.dims[i].size; --i) {
+      for (int t = 0; t < kScoredTensors; ++t) {
+        at[t] += (i > 0 ? group.dims[i - 1].strides[t] : 0) - index[i] * group.dims[i].strides[t];
+      }
+      index[i] = 0;
+      if (i > 0) ++index[i - 1];
+    }
+  }
+};
+
+// Elements at equal distances: `count` of those that begin at `origin`, from the one of index `first` on.
+struct ScoredRun {
+  const int64_t *origin, *step;
+  int64_t first, count;
+
+  int64_t at(ScoredTensor tensor) const { return origin[tensor] + first * step[tensor]; }
+  // The elements of a span of this run.
+  ScoredRun part(int64_t begin, int64_t end) const { return {origin, step, first + begin, end - begin}; }
+};
+
+struct Span {
+  int64_t first, last;
+};
+
+// A call's rows, and the runs that they consist of.
+struct ScoredRows {
+  const ScoredProblem& p;
+  DimOf<kScoredTensors> inner = p.reduced.innermost();
+  int64_t origin[kScoredTensors] = {};
+
+  explicit ScoredRows(const ScoredProblem& problem) : p(problem) {
+    if (p.reduced.count == 0) std::fill_n(inner.strides, int(kScoredTensors), 0);
+    origin[kDistance] = p.distance;
+  }
+  ScoredWalk from(int64_t row) const { return {p.outer, row, 0, origin}; }
+  bool is_one_run() const { return p.reduced.count <= 1; }
+  // Do the elements of rows that follow each other lie in these tensors as those of one long row do?
+  bool follow_each_other(std::initializer_list<ScoredTensor> tensors) const {
+    if (!is_one_run() || p.outer.count == 0) return false;
+    const auto& row = p.outer.dims[p.outer.count - 1];
+    return std::all_of(tensors.begin(), tensors.end(), [&](ScoredTensor tensor) {
+      return !p.has(tensor) || row.strides[tensor] == p.n * inner.strides[tensor];
+    });
+  }
+  template <class T>
+  T* data(ScoredTensor tensor, const int64_t* at) const {
+    return static_cast<T*>(p.data[tensor]) + at[tensor];
+  }
+  template <class T>
+  T* data(ScoredTensor tensor, const ScoredRun& run) const {
+    return static_cast<T*>(p.data[tensor]) + run.at(tensor);
+  }
+
+  // Calls work(run, index of its first element) for the runs of the elements [first, last) of the row at `row`.
+  template <class Work>
+  ONEPASS_INLINE void for_each_run(const int64_t* row, int64_t first, int64_t last, Work work) const {
+    if (is_one_run()) return work(ScoredRun{row, inner.strides, first, last - first}, int64_t(0));
+    ScoredWalk walk(p.reduced, first / inner.size, 1, row);
+    for (int64_t i = first - first % inner.size; i < last; i += inner.size, walk.next()) {
+      const int64_t begin = std::max(first - i, int64_t(0)), end = std::min(last - i, inner.size);
+      work(ScoredRun{walk.at, inner.strides, begin, end - begin}, i + begin - first);
+    }
+  }
+
+  // Calls work(tile) for tiles of up to `width` rows that lie side by side: the run of their first elements.
+  template <class Work>
+  void for_each_tile(int64_t begin, int64_t end, int64_t width, Work work) const {
+    const auto& column = p.outer.dims[p.outer.count - 1];
+    const int64_t tiles = ceil_div(column.size, width);
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t first = item % tiles * width, count = std::min(width, column.size - first);
+      const ScoredWalk start(p.outer, item / tiles, 1, origin);
+      work(ScoredRun{start.at, column.strides, first, count});
+    }
+  }
+  // Calls work(run, index) for the elements [first, last) of the rows of a tile: a run is an element of each.
+  template <class Work>
+  ONEPASS_INLINE void for_each_step(const ScoredRun& tile, int64_t first, int64_t last, Work work) const {
+    ScoredWalk walk(p.reduced, first, 0, tile.origin);
+    for (int64_t i = first; i < last; ++i, walk.next()) work(ScoredRun{walk.at, tile.step, tile.first, tile.count}, i);
+  }
+
+  // The elements of a run that are inside the window.
+  Span inside(const ScoredRun& run) const {
+    if (!p.has_window()) return {0, run.count};
+    constexpr int64_t far = int64_t(1) << 62;
+    const int64_t least = std::max(p.least, -far), most = std::min(p.most, far);
+    const int64_t d = run.at(kDistance), s = run.step[kDistance];
+    if (s == 0) return {0, d < least || d > most ? 0 : run.count};
+    const int64_t from = s > 0 ? least - d : d - most, to = s > 0 ? most - d : d - least;
+    const int64_t first = std::clamp<int64_t>(from, 0, run.count);
+    return {first, std::clamp<int64_t>(to + 1, first, run.count)};
+  }
+};
+
+}  // namespace onepass::ONEPASS_ISA
