@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
+from . import triton as triton_engine
 from .autograd import PLAIN_TYPES, needs_no_autograd, one_level_out
 from .decompositions import unsqueeze_reduced
 from .native import FUNCTIONS, library
@@ -460,13 +461,14 @@ def _launch_forward(
     x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor] | None:
     """The results of a kernel, the first in `out` where that is given, or None where there is none for the call."""
-    if spec.engine == "triton":
-        return None
     y, lse = _empty_results(x, side, spec) if out is None else (out, _empty_lse(x, side, spec))
     whole = unsqueeze_reduced(y, spec.dims, spec.keepdim) if spec.function == "logsumexp" else y
+    of_row = None if side.sink is None else lse
+    if spec.engine == "triton":
+        call = spec.function, x, whole, of_row, tuple(sorted(spec.dims)), side, scores
+        return (y, lse) if triton_engine.launch_scored_forward(*call) else None
     numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
     tensors = _expanded(x, side, lse.dtype)
-    of_row = None if side.sink is None else lse
     if _KERNELS[0](x, *tensors, whole, of_row, *numbers):
         return y, lse
     rows = _as_rows(x, spec)
@@ -510,8 +512,12 @@ def _backward_kernel(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Ten
 def _launch_backward(
     g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores
 ) -> Tensor:
-    if spec.engine != "triton":
-        dx = torch.empty_like(y, dtype=spec.dtype)
+    dx = torch.empty_like(y, dtype=spec.dtype)
+    if spec.engine == "triton":
+        call = spec.function, g, y, x, dx, tuple(sorted(spec.dims)), side, scores
+        if triton_engine.launch_scored_backward(*call):
+            return dx
+    else:
         scale, _, _, _, mask = _expanded(y, side, _accumulator(y.dtype, y.dtype))
         numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
         if _KERNELS[1](g, y, x, scale, mask, dx, *numbers):

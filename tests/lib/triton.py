@@ -260,7 +260,7 @@ def resources(
     backend: str,
     arch: Any,
 ) -> dict[str, Any]:
-    """The tier and the resources, per thread, of the kernel of a plan.
+    """The tier and the resources, per thread, of the kernel of a plan without scores.
 
     `dtypes` of the tensors x, out, g and lse. `steps`: the types of their strides inside a row, "constexpr" for 1.
     `aligned`: the rows are multiples of 16 elements.
@@ -274,7 +274,7 @@ def resources(
     pointers = {name: dtype for name, dtype in zip(kernel.arg_names, dtypes, strict=False) if dtype}
     signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict.fromkeys(("first", "rows", "n"), "i32")
     signature |= {name: POINTERS[dtype] for name, dtype in pointers.items()}
-    signature |= {"row_sizes": (), "sizes": ()}
+    signature |= {"row_sizes": (), "sizes": (), "score": ()}
     signature |= {"row_strides": (("i32",),) * len(pointers), "strides": tuple((step,) for step in steps)}
     values: dict[Any, Any] = {
         (place(name),): constants.get(name) for name, kind in signature.items() if kind == "constexpr"
@@ -287,8 +287,13 @@ def resources(
     target = GPUTarget(backend, arch, Properties(backend).warp_size)
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "enable_fp_fusion": True}
     built = triton.compile(ASTSource(kernel, signature, values, attributes), target=target, options=options)
+    return {"tier": chosen.tier, **usage(built, backend)}
 
-    found: dict[str, Any] = {"tier": chosen.tier}
+
+def usage(built: Any, backend: str) -> dict[str, Any]:
+    import triton
+
+    found: dict[str, Any] = {}
     if backend == "hip":
         text = built.asm["amdgcn"]
         for name in ("private_segment_fixed_size", "vgpr_spill_count"):
@@ -305,6 +310,51 @@ def resources(
     found["wide"] = len(re.findall(r"ld\.global[.\w:]*\.(v4\.b32|v2\.b64)", built.asm["ptx"]))
     found["exponentials"] = built.asm["ptx"].count("ex2.approx")
     return found
+
+
+class Absent:
+    """In place of Triton's driver: a GPU that need not be here."""
+
+    def __init__(self, backend: str, arch: Any) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget(backend, arch, Properties(backend).warp_size)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    get_current_device = get_current_target
+
+    def get_current_stream(self, device: Any) -> int:
+        return 0
+
+
+class Compiles:
+    """In place of a kernel: it is compiled for its arguments, and not launched."""
+
+    def __init__(self, kernel: Any, built: list[Any]) -> None:
+        self.kernel, self.built = kernel, built
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *given, **named: self.built.append(self.kernel.run(*given, grid=grid, warmup=True, **named))
+
+
+def launched_resources(launches: Callable[[], Any], backend: str, arch: Any) -> dict[str, Any]:
+    """The resources, per thread, of the one kernel that is launched, on a GPU of that architecture."""
+    from triton.runtime import driver
+
+    compiled: list[Any] = []
+
+    def kernel(*call: Any) -> tuple[Compiles, dict[str, Any]]:
+        found, constants = _kernel(*call)
+        return Compiles(found, compiled), constants
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(driver, "_active", Absent(backend, arch))
+        patched.setattr(engine.launch, "_kernel", kernel)
+        launches()
+    (built,) = compiled
+    return usage(built, backend)
 
 
 def assert_no_spills(found: dict[str, Any], backend: str) -> None:

@@ -1,16 +1,28 @@
 """The portable engine: Triton kernels for NVIDIA, AMD and Intel GPUs, and for the CPU under Triton's interpreter.
 
-    launch.py     the entry points: whether the engine can run, any dims and strides as rows by n, the launch
+    scored.py     the entry points of calls with scores: scale, bias, mask, window, ...
+    launch.py     the other entry points: whether the engine can run, any dims and strides as rows by n, the launch
     plan.py       the tier of a call and its launch numbers, as data
     kernels.py    a row tier, with whole rows on the chip, and an online tier, which streams longer rows; both for a
                   function and for its gradient
-    score.py      what a kernel applies to an element that it reads, by function; arithmetic
+    score.py      what a kernel applies to an element that it reads, by function or by the parts of a score; arithmetic
     epilogue.py   what a kernel makes of a row and of its elements, by function and direction
 
 Triton itself is imported when the first kernel is needed, never by importing this package.
 """
 
 from .launch import launch_backward, launch_forward, unavailable
-from .plan import Plan, plan_backward, plan_forward
+from .plan import Plan, plan_backward, plan_forward, plan_scored
+from .scored import launch_scored_backward, launch_scored_forward
 
-__all__ = ["Plan", "launch_backward", "launch_forward", "plan_backward", "plan_forward", "unavailable"]
+__all__ = [
+    "Plan",
+    "launch_backward",
+    "launch_forward",
+    "launch_scored_backward",
+    "launch_scored_forward",
+    "plan_backward",
+    "plan_forward",
+    "plan_scored",
+    "unavailable",
+]

@@ -21,6 +21,10 @@ A function sums up a row by its state, the maximum ``m`` and ``l = sum(exp(x - m
 - ``+inf`` gives ``inf - inf = NaN`` in the softmax family; the reductions measure it from 0 and get ``exp(inf) = inf``.
 
 Tensors of a call come in the order x, out, g, lse. ``row_strides`` and ``strides`` have an entry for each of them.
+
+``score`` is what scores are made of besides x (score.py), or () where that is nothing. In a function of such scores
+``lse_ptr`` is where the logsumexp of each row goes. What a window hides is not read: loads are masked, and the first
+pass of the online tier begins and ends with the chunks that the window reaches.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -28,56 +32,72 @@ Tensors of a call come in the order x, out, g, lse. ``row_strides`` and ``stride
 import triton
 import triton.language as tl
 
-from .score import add_up, base_of, exponential, round_to, total, two_sum
+from .score import (
+    add_up,
+    base_of,
+    chunks_in_window,
+    exponential,
+    finish,
+    offset,
+    round_to,
+    row_of,
+    takes_part,
+    total,
+    two_sum,
+)
 
 
 @triton.jit
-def offset(index, sizes, strides):
-    """The place of ``index`` in memory. It is a sum over levels of (size, stride), innermost first, as many as the
-    strides of a call need, so that nothing is copied first. The size of the outermost level is not needed."""
-    at = tl.zeros_like(index)
-    for level in tl.static_range(len(sizes)):
-        at += index % sizes[level] * strides[level]
-        index = index // sizes[level]
-    return at + index * strides[len(sizes)]
-
-
-@triton.jit
-def load_scores(x_row, column, inside, sizes, strides, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC: tl.constexpr):
+def load_scores(
+    x_row, column, seen, read, sizes, strides, score, own, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC: tl.constexpr
+):
     """The scores of elements. An element is rounded to the dtype of the result first, as ``dtype=`` of torch does, and
     then converted to the accumulator's dtype. Lanes outside the mask read nothing. Their score is -inf."""
-    other = SCORE(tl.full((), -float("inf"), ACC))
-    x = tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=other)
-    return SCORE(round_to(x, TYPE).to(ACC))
+    if len(score) == 0:
+        other = SCORE(tl.full((), -float("inf"), ACC))
+        x = tl.load(x_row + offset(column, sizes, strides[0]), mask=read, other=other)
+        return SCORE(round_to(x, TYPE).to(ACC))
+    else:
+        x = tl.load(x_row + offset(column, sizes, strides[0]), mask=read, other=0.0)
+        return SCORE(round_to(x, TYPE).to(ACC), score, own, column, seen, read, sizes, TYPE)
 
 
 @triton.jit
-def load_saved(x_row, column, inside, sizes, strides, SCORE: tl.constexpr, ACC: tl.constexpr):
-    """What the forward saved of elements. Lanes outside the mask are 0 and add nothing to the sum of a gradient."""
-    return SCORE(tl.load(x_row + offset(column, sizes, strides[0]), mask=inside, other=0.0).to(ACC))
+def load_saved(x_row, column, read, sizes, strides, score, SCORE: tl.constexpr, ACC: tl.constexpr):
+    """What the forward saved of elements. Lanes outside the mask add nothing to the sum of a gradient."""
+    if len(score) == 0:
+        return SCORE(tl.load(x_row + offset(column, sizes, strides[0]), mask=read, other=0.0).to(ACC))
+    else:
+        other = 0.0 if len(score.whole) == 0 else -float("inf")
+        return tl.load(x_row + offset(column, sizes, strides[0]), mask=read, other=other).to(ACC)
 
 
 @triton.jit
-def load_grad(g_row, column, inside, sizes, strides, ACC: tl.constexpr):
+def load_grad(g_row, column, inside, read, sizes, strides, score, ACC: tl.constexpr):
     """The gradients of results."""
-    return tl.load(g_row + offset(column, sizes, strides[2]), mask=inside, other=0.0).to(ACC)
+    if len(score) > 0 and len(score.whole) > 0:
+        read = inside
+    return tl.load(g_row + offset(column, sizes, strides[2]), mask=read, other=0.0).to(ACC)
 
 
 @triton.jit
-def reduce_tile(m, x, g, AXIS: tl.constexpr, TERM: tl.constexpr, REDUCES: tl.constexpr, TYPE: tl.constexpr):
-    """The maximum of a tile and ``m`` over an axis, and the sum of the tile. A gradient has no maximum."""
+def reduce_tile(m, x, g, score, AXIS: tl.constexpr, TERM: tl.constexpr, REDUCES: tl.constexpr, TYPE: tl.constexpr):
+    """The maximum of a tile and ``m`` over an axis, and the sum of the tile. A gradient has no maximum. Where it is to
+    know which rows of log_softmax have nothing, its ``m`` is -inf for these and 0 for others."""
     if g is None:
         m = tl.maximum(m, tl.max(x, AXIS, keep_dims=True))
         return m, add_up(exponential(x - base_of(m, REDUCES), TYPE), AXIS, TYPE)
     else:
+        if len(score) > 0 and len(score.empty) > 0:
+            m = tl.maximum(m, tl.max(tl.where(x == -float("inf"), x, 0.0), AXIS, keep_dims=True))
         return m, add_up(TERM(x, g), AXIS, TYPE)
 
 
 @triton.jit
-def absorb(m, high, low, x, g, TERM: tl.constexpr, REDUCES: tl.constexpr, TYPE: tl.constexpr):
+def absorb(m, high, low, x, g, score, TERM: tl.constexpr, REDUCES: tl.constexpr, TYPE: tl.constexpr):
     """Merge a tile, reduced over its first axis, into the pairs (m, l): one exp per element, one rescale per pair.
     l is high + low (``two_sum``)."""
-    top, part = reduce_tile(m, x, g, 0, TERM, REDUCES, TYPE)
+    top, part = reduce_tile(m, x, g, score, 0, TERM, REDUCES, TYPE)
     if g is None:
         scale = exponential(m - base_of(top, REDUCES), TYPE)
         high, low = high * scale, low * scale
@@ -110,6 +130,7 @@ def row_kernel(
     row_strides,
     sizes,
     strides,
+    score,
     SCORE: tl.constexpr,
     SCORE_BACKWARD: tl.constexpr,
     TERM: tl.constexpr,
@@ -125,17 +146,22 @@ def row_kernel(
     row = (first + tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, BLOCK).to(tl.int64)[None, :]
     inside = (row < rows) & (column < n)
+    own = None if len(score) == 0 else row_of(score, row, row < rows, row_sizes, ACC)
+    seen, read = takes_part(score, own, column, inside, sizes)
     x_row = x_ptr + offset(row, row_sizes, row_strides[0])
     g_row = None if g_ptr is None else g_ptr + offset(row, row_sizes, row_strides[2])
 
     if g_ptr is None:
         g = None
-        x = load_scores(x_row, column, inside, sizes, strides, SCORE, TYPE, ACC)
+        x = load_scores(x_row, column, seen, read, sizes, strides, score, own, SCORE, TYPE, ACC)
     else:
-        g = load_grad(g_row, column, inside, sizes, strides, ACC)
-        x = load_saved(x_row, column, inside, sizes, strides, SCORE, ACC)
-    if lse_ptr is None:
-        m, l = reduce_tile(-float("inf"), x, g, 1, TERM, EPILOGUE is None, TYPE)  # noqa: E741
+        g = load_grad(g_row, column, inside, read, sizes, strides, score, ACC)
+        x = load_saved(x_row, column, read, sizes, strides, score, SCORE, ACC)
+    m = -float("inf")
+    if lse_ptr is None or g_ptr is None:
+        m, l = reduce_tile(m, x, g, score, 1, TERM, EPILOGUE is None, TYPE)  # noqa: E741
+        if len(score) > 0 and g is None:
+            m, l = finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
     else:
         numbers = (tl.load(lse_ptr + offset(row, row_sizes, row_strides[3]), mask=row < rows, other=0.0).to(ACC),)
@@ -147,7 +173,10 @@ def row_kernel(
     else:
         y = EPILOGUE(x, g, numbers, TYPE)
         if g is not None:
-            y = SCORE_BACKWARD(y)
+            if len(score) == 0:
+                y = SCORE_BACKWARD(y)
+            else:
+                y = SCORE_BACKWARD(y, x, m, numbers[0], score, own, column, seen, read, sizes, TYPE, OUT)
         tl.store(out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=inside)
 
 
@@ -164,6 +193,7 @@ def online_kernel(
     row_strides,
     sizes,
     strides,
+    score,
     SCORE: tl.constexpr,
     SCORE_BACKWARD: tl.constexpr,
     TERM: tl.constexpr,
@@ -181,22 +211,31 @@ def online_kernel(
     g_row = None if g_ptr is None else g_ptr + offset(row, row_sizes, row_strides[2])
     tile = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     chunks = tl.cdiv(n, DEPTH * LANES)
+    own = None if len(score) == 0 else row_of(score, row, row < rows, row_sizes, ACC)
 
-    if lse_ptr is None:
+    if lse_ptr is None or g_ptr is None:
         m = tl.full((1, LANES), -float("inf"), ACC)
         high = tl.zeros((1, LANES), ACC)
         low = tl.zeros((1, LANES), ACC)
-        for chunk in range(chunks):
+        first_chunk = 0
+        end = chunks
+        if len(score) > 0 and len(score.whole) == 0:
+            index = first + tl.program_id(0).to(tl.int64)
+            first_chunk, end = chunks_in_window(score, index, chunks, row_sizes, sizes, DEPTH * LANES)
+        for chunk in range(first_chunk, end):
             # 64 bits: a row may be longer than 2^31 elements, or its stride may make it so.
             column = tl.cast(chunk, tl.int64) * (DEPTH * LANES) + tile
+            seen, read = takes_part(score, own, column, column < n, sizes)
             if g_ptr is None:
                 g = None
-                x = load_scores(x_row, column, column < n, sizes, strides, SCORE, TYPE, ACC)
+                x = load_scores(x_row, column, seen, read, sizes, strides, score, own, SCORE, TYPE, ACC)
             else:
-                g = load_grad(g_row, column, column < n, sizes, strides, ACC)
-                x = load_saved(x_row, column, column < n, sizes, strides, SCORE, ACC)
-            m, high, low = absorb(m, high, low, x, g, TERM, EPILOGUE is None, TYPE)
+                g = load_grad(g_row, column, column < n, read, sizes, strides, score, ACC)
+                x = load_saved(x_row, column, read, sizes, strides, score, SCORE, ACC)
+            m, high, low = absorb(m, high, low, x, g, score, TERM, EPILOGUE is None, TYPE)
         m, l = merge_lanes(m, high, low, g_row, EPILOGUE is None, TYPE)  # noqa: E741
+        if len(score) > 0 and g_ptr is None:
+            m, l = finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
     else:
         numbers = (tl.load(lse_ptr + offset(row, row_sizes, row_strides[3])).to(ACC),)
@@ -208,19 +247,23 @@ def online_kernel(
     else:
         for chunk in range(chunks):
             column = tl.cast(chunks - 1 - chunk, tl.int64) * (DEPTH * LANES) + tile
+            seen, read = takes_part(score, own, column, column < n, sizes)
             if g_ptr is None:
                 g = None
-                x = load_scores(x_row, column, column < n, sizes, strides, SCORE, TYPE, ACC)
+                x = load_scores(x_row, column, seen, read, sizes, strides, score, own, SCORE, TYPE, ACC)
             else:
-                g = load_grad(g_row, column, column < n, sizes, strides, ACC)
-                x = load_saved(x_row, column, column < n, sizes, strides, SCORE, ACC)
+                g = load_grad(g_row, column, column < n, read, sizes, strides, score, ACC)
+                x = load_saved(x_row, column, read, sizes, strides, score, SCORE, ACC)
             y = EPILOGUE(x, g, numbers, TYPE)
             if g_ptr is None:
                 tl.store(
                     out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=column < n, cache_modifier=".cs"
                 )
             else:
-                y = SCORE_BACKWARD(y)
+                if len(score) == 0:
+                    y = SCORE_BACKWARD(y)
+                else:
+                    y = SCORE_BACKWARD(y, x, m, numbers[0], score, own, column, seen, read, sizes, TYPE, OUT)
                 tl.store(out_row + offset(column, sizes, strides[1]), round_to(y, OUT), mask=column < n)
 
 

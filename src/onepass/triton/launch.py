@@ -50,7 +50,7 @@ def launch_forward(
     """
     if function not in FUNCTIONS:
         raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
-    order = _order(x.shape, x.stride(), dims)
+    order = order_of(x.shape, x.stride(), dims)
     if plan is not None:
         plan.check(order.n)
     if out.numel() == 0:
@@ -62,7 +62,7 @@ def launch_forward(
             out.zero_()
         first.fill_(-float("inf"))
         return
-    plan = plan or plan_forward(order.rows, order.n, x.dtype, out.dtype, _properties(x.device))
+    plan = plan or plan_forward(order.rows, order.n, x.dtype, out.dtype, properties_of(x.device))
 
     source, target = x, out
     x_strides, out_strides = (_two_strides(t.shape, t.stride(), order) for t in (x, first))
@@ -77,7 +77,7 @@ def launch_forward(
     if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
         out_strides = (out_strides[0], target.stride(0))
     layout = ((), ((x_strides[0],), (out_strides[0],)), (), ((x_strides[1],), (out_strides[1],)))
-    _launch(function, False, plan, (source, target, None, None), order, layout)
+    launch_kernel(function, False, plan, (source, target, None, None), order, layout)
     if target is not out:
         for part, computed in zip(out, target, strict=True) if planes else ((out, target),):
             order.permuted(part).copy_(computed)
@@ -105,22 +105,22 @@ def launch_backward(
     """
     _check(function, grad, saved, dx, dims)
     y, lse = saved[0], saved[1] if function == "logsumexp" else None
-    order = _order(y.shape, y.stride(), dims)
+    order = order_of(y.shape, y.stride(), dims)
     if plan is not None:
         plan.check(order.n)
     if dx.numel() == 0:
         return
-    plan = plan or plan_backward(order.rows, order.n, (y.dtype, grad.dtype, dx.dtype), _properties(y.device))
+    plan = plan or plan_backward(order.rows, order.n, (y.dtype, grad.dtype, dx.dtype), properties_of(y.device))
 
     of_each = [y.stride(), dx.stride(), grad.stride()]
     if lse is not None:  # it and its gradient are the same for all elements of a row
         of_each[2:] = (tuple(0 if d in dims else step for d, step in enumerate(t.stride())) for t in (grad, lse))
-    row_sizes, row_strides = _levels(order.outer, y.shape, *of_each)
-    sizes, strides = _levels(order.reduced, y.shape, *of_each)
+    row_sizes, row_strides = levels_of(order.outer, y.shape, *of_each)
+    sizes, strides = levels_of(order.reduced, y.shape, *of_each)
     if order.rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
         row_strides = tuple((order.n * inner[0],) for inner in strides)
     layout = (row_sizes, row_strides, sizes, strides[:3])
-    _launch(function, True, plan, (y, dx, grad, lse), order, layout)
+    launch_kernel(function, True, plan, (y, dx, grad, lse), order, layout)
 
 
 def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, dims: tuple[int, ...]) -> None:
@@ -143,32 +143,36 @@ def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, d
 
 
 @functools.lru_cache(maxsize=4096)
-def _kernel(function: str, backward: bool, plan: Plan) -> tuple[Any, dict[str, Any]]:
+def _kernel(function: str, backward: bool, plan: Plan, is_scored: bool = False) -> tuple[Any, dict[str, Any]]:
     """The kernel of a plan and its compile-time arguments. This imports triton."""
     from . import epilogue, kernels, score
 
     of_score = score.SCORES.get(function, score.identity)
     policies = {"SCORE": of_score, "SCORE_BACKWARD": of_score, **epilogue.POLICIES[function][backward]}
+    if is_scored:
+        policies |= {"SCORE": score.scored, "SCORE_BACKWARD": score.scored_gradient}
     # FP fusion is asked for by name because its default is about to change; no result here depends on it.
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
     return kernels.KERNELS[plan.tier], {**policies, **plan.constants(), **options}
 
 
-def _launch(
+def launch_kernel(
     function: str,
     backward: bool,
     plan: Plan,
     tensors: tuple[Any, ...],
     order: Order,
     layout: tuple[Any, ...],
+    score: Any = (),
 ) -> None:
-    """Launch a kernel over all rows, in several launches where the grid of one is too small."""
-    kernel, constants = _kernel(function, backward, plan)
+    """Launch a kernel over all rows, in several launches where the grid of one is too small. ``score`` is a Score of
+    scored.py, or nothing."""
+    kernel, constants = _kernel(function, backward, plan, len(score) > 0)
     span = plan.grid * plan.rows
     with on_device(tensors[0].device):
         for first in range(0, order.rows, span):
             grid = (-(-min(span, order.rows - first) // plan.rows),)
-            kernel[grid](*tensors, first, order.rows, order.n, *layout, **constants)
+            kernel[grid](*tensors, first, order.rows, order.n, *layout, score, **constants)
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -184,7 +188,7 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 @functools.cache
-def _properties(device: torch.device) -> Any:
+def properties_of(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.get_device_module(device).get_device_properties(device)
 
 
@@ -204,7 +208,7 @@ class Order(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _order(shape: torch.Size, strides: tuple[int, ...], dims: tuple[int, ...]) -> Order:
+def order_of(shape: torch.Size, strides: tuple[int, ...], dims: tuple[int, ...]) -> Order:
     """Rows and elements in memory order: neither the order of the rows nor that inside a row matters to a result."""
     by_stride = sorted(range(len(shape)), key=lambda d: -strides[d])
     outer, reduced = (tuple(d for d in by_stride if (d in dims) == inner) for inner in (False, True))
@@ -218,7 +222,7 @@ def _two_strides(shape: torch.Size, strides: tuple[int, ...], order: Order) -> t
     It is copied where no single stride walks its rows (or its elements), and where neighbouring rows lie closer than
     neighbouring elements: a program that walks a row would then use 4 bytes of every 32 that it reads.
     """
-    levels = [_levels(dims, shape, strides)[1][0] for dims in (order.outer, order.reduced)]
+    levels = [levels_of(dims, shape, strides)[1][0] for dims in (order.outer, order.reduced)]
     if max(map(len, levels)) > 1:
         return None
     (row,), (element,) = levels
@@ -231,7 +235,7 @@ def _two_strides(shape: torch.Size, strides: tuple[int, ...], order: Order) -> t
 
 
 @functools.lru_cache(maxsize=4096)
-def _levels(
+def levels_of(
     dims: tuple[int, ...], shape: torch.Size, *strides: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """How to walk ``dims``, outermost first, in all tensors of a shape with as few levels as their strides allow.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Plan", "plan_backward", "plan_forward"]
+__all__ = ["Plan", "plan_backward", "plan_forward", "plan_scored"]
 
 # Untuned: these follow from the registers that ptxas reports for sm_80, 90, 100 and 120 (2026-11), not from timings.
 # The key is the bytes of the widest type of a call: half types count as 4, since they are computed in float32.
@@ -113,6 +113,15 @@ def plan_backward(rows: int, n: int, dtypes: tuple[torch.dtype, ...], device_pro
     'row'
     """
     return _plan(True, rows, n, dtypes, getattr(device_properties, "warp_size", 32))
+
+
+def plan_scored(rows: int, n: int, dtypes: tuple[torch.dtype, ...], device_properties: Any = None) -> Plan:
+    """The plan for a call with scores, forward or backward: that of a gradient, since both hold several operands per
+    element. With all parts of a score at once the longest rows of the row tier park up to 10 registers of a thread.
+
+    ``dtypes``: those of the operands and of the result, the input's first.
+    """
+    return plan_backward(rows, n, dtypes, device_properties)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,16 +2,11 @@
 
 # mypy: disable-error-code="no-untyped-def"
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-# ln 2 in two terms (Cephes): the first has 9 significant bits, so j * LN2_HIGH is exact for every |j| <= 2^15.
-LN2_HIGH = tl.constexpr(0.693359375)
-# The second, times log2e.
-LOG2_LOW = tl.constexpr(-2.12194440054690583e-4 * 1.4426950408889634)
-# Adding 1.5 * 2^23 rounds a float32 to an integer and leaves it in the low bits; 127 more is the exponent's bias.
-ROUND = tl.constexpr(12582912.0 + 127.0)
 # The interpreter differs from every GPU in two roundings (3.6 to 3.9): it cuts float32 off to bfloat16 instead of
 # rounding to nearest, ties to even; and it rounds a fused multiply-add twice, which leaves no residual of a division.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -38,6 +33,13 @@ def exponential(d, OUT: tl.constexpr):
     in two terms, |f| <= 1/2, and one rounding of f where the hardware fuses the multiply-add. Below 2^-126.5 it is 0,
     because 2^-127 is built as 0.
     """
+    # Constants are local, because Triton compares every global one with what it was at each launch.
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    # ln 2 in two terms (Cephes): the first has 9 significant bits, so j * LN2_HIGH is exact for every |j| <= 2^15.
+    LN2_HIGH: tl.constexpr = 0.693359375
+    LOG2_LOW: tl.constexpr = -2.12194440054690583e-4 * 1.4426950408889634  # the second, times log2e
+    # Adding 1.5 * 2^23 rounds a float32 to an integer and leaves it in the low bits; 127 more is the exponent's bias.
+    ROUND: tl.constexpr = 12582912.0 + 127.0
     if OUT.is_fp32():
         shifted = tl.minimum(tl.maximum(d * LOG2_E, -127.0), 128.0) + ROUND
         j = shifted - ROUND
@@ -83,7 +85,37 @@ def base_of(m, REDUCES: tl.constexpr):
         return tl.where(m == -float("inf"), 0.0, m)
 
 
-# Scores ---------------------------------------------------------------------------------------------------------------
+@triton.jit
+def tanh(v, OUT: tl.constexpr):
+    """tanh(v). Half results need no more than an absolute error of 1e-7, which exp alone gives. Near 0 the others take
+    Cephes' approximations.
+    """
+    if OUT.primitive_bitwidth == 16:
+        return 1.0 - 2.0 / (tl.exp(2.0 * v) + 1.0)
+    else:
+        z = v * v
+        if v.dtype.is_fp64():
+            p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
+            q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
+            near = p / q
+        else:
+            near = (-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2
+            near = (near * z + 1.33314422036e-1) * z - 3.33332819422e-1
+        return tl.where(tl.abs(v) < 0.625, near * z * v + v, 1.0 - 2.0 / (exponential(2.0 * v, v.dtype) + 1.0))
+
+
+@triton.jit
+def offset(index, sizes, strides):
+    """The place of ``index`` in memory. It is a sum over levels of (size, stride), innermost first, as many as the
+    strides of a call need, so that nothing is copied first. The size of the outermost level is not needed."""
+    at = tl.zeros_like(index)
+    for level in tl.static_range(len(sizes)):
+        at += index % sizes[level] * strides[level]
+        index = index // sizes[level]
+    return at + index * strides[len(sizes)]
+
+
+# Scores of an element alone -------------------------------------------------------------------------------------------
 # The score of an element, and likewise the gradient of the element from that of its score. `SCORE(-inf)` is the element
 # whose score is -inf.
 
@@ -99,3 +131,181 @@ def negate(x):
 
 
 SCORES = {"softmin": negate}  # of the other functions: identity
+
+
+# Scores from other tensors and from positions -------------------------------------------------------------------------
+# `score` is a scored.Score, or () for scores of an element alone. What it lacks is (), and a kernel does without. (Not
+# None: Triton 3.6 can say nothing of a tuple that has a None.)
+
+
+class Row(NamedTuple):
+    """What the scores of a row share: columns with an entry for each row of a tile, or 0 where a score does without."""
+
+    exists: Any
+    factor: Any
+    distance: Any  # of the first element
+    bias: Any  # where the row starts, and so on
+    alibi: Any
+    mask: Any
+    input: Any
+
+
+@triton.jit
+def number(value, ACC: tl.constexpr):
+    """A number of a score. Triton passes a float as float32, so that kernels of doubles get the bits of theirs."""
+    if ACC.is_fp64():
+        return tl.cast(value[0], tl.int64).to(tl.float64, bitcast=True)
+    else:
+        return value[0]
+
+
+@triton.jit
+def integer(value):
+    """An integer of a score, which is passed times 16."""
+    return (tl.cast(value[0], tl.int64) >> 4).to(tl.int32)
+
+
+@triton.jit
+def row_start(operand, row, row_sizes):
+    """Where rows start in a tensor beside the input; 0 where there is none."""
+    if len(operand) == 0:
+        return 0
+    else:
+        return operand.data + offset(row, row_sizes, operand.row_strides)
+
+
+@triton.jit
+def load_beside(start, operand, column, mask, sizes, exists, other):
+    """Elements of a tensor beside the input, or for each row the one that all of its elements have."""
+    if len(operand.strides) == 0:
+        return tl.load(start, mask=exists, other=other)
+    else:
+        return tl.load(start + offset(column, sizes, operand.strides), mask=mask, other=other)
+
+
+@triton.jit
+def row_of(score, row, exists, row_sizes, ACC: tl.constexpr):
+    """What the scores of rows share."""
+    factor = number(score.factor, ACC)
+    if len(score.scale) > 0:
+        factor = factor * tl.load(row_start(score.scale, row, row_sizes), mask=exists, other=0.0).to(ACC)
+    distance = 0
+    if len(score.distance) > 0:
+        distance = offset(row, row_sizes, score.distance.row_strides)
+    bias, alibi = row_start(score.bias, row, row_sizes), row_start(score.alibi, row, row_sizes)
+    mask, input = row_start(score.mask, row, row_sizes), row_start(score.input, row, row_sizes)
+    return Row(exists, factor, distance, bias, alibi, mask, input)
+
+
+@triton.jit
+def distance_of(score, own, column, sizes):
+    """The distance k - q of the key and the query of elements."""
+    return (own.distance + offset(column, sizes, score.distance.strides)).to(tl.int32)
+
+
+@triton.jit
+def takes_part(score, own, column, inside, sizes):
+    """Where elements are in the window of their row, and where they are read: there, and in vectors that reach it."""
+    # Of so many elements all are read or none, so that a load may be of 16 bytes, whatever the type.
+    VECTOR: tl.constexpr = 16
+    seen = inside
+    read = inside
+    if len(score) > 0 and len(score.distance) > 0:
+        distance = distance_of(score, own, column, sizes)
+        near = distance
+        reach = 0
+        if len(sizes) == 0:
+            near = distance_of(score, own, column // VECTOR * VECTOR + VECTOR // 2, sizes)
+            reach = VECTOR // 2
+        if len(score.least) > 0:
+            seen &= distance >= integer(score.least)
+            read &= near + reach >= integer(score.least)
+        if len(score.most) > 0:
+            seen &= distance <= integer(score.most)
+            read &= near - reach <= integer(score.most)
+    return seen, read
+
+
+@triton.jit
+def chunks_in_window(score, row, chunks, row_sizes, sizes, SIZE: tl.constexpr):
+    """From which chunk of a row on, and up to which, elements are in its window: all of them where keys are not the
+    elements of a row, one after another."""
+    first = tl.cast(0, tl.int64)
+    end = tl.cast(chunks, tl.int64)
+    if len(score.distance) > 0 and len(sizes) == 0:
+        distance = offset(row, row_sizes, score.distance.row_strides)
+        has_keys = tl.cast(score.distance.strides[0], tl.int64) == 1
+        if len(score.least) > 0:
+            first = tl.where(has_keys, tl.maximum(integer(score.least) - distance, 0) // SIZE, first)
+        if len(score.most) > 0:
+            columns = tl.maximum(integer(score.most) - distance + 1, 0)
+            end = tl.where(has_keys, tl.minimum(tl.cdiv(columns, SIZE), end), end)
+    return first, end
+
+
+@triton.jit
+def scored(x, score, own, column, seen, read, sizes, TYPE: tl.constexpr):
+    """The scores of elements, -inf where one does not take part."""
+    s = x * own.factor
+    if len(score.softcap) > 0:
+        softcap = number(score.softcap, s.dtype)
+        s = softcap * tanh(s / softcap, TYPE)
+    if len(score.bias) > 0:
+        s += load_beside(own.bias, score.bias, column, read, sizes, own.exists, 0.0).to(s.dtype)
+    if len(score.alibi) > 0:
+        distance = distance_of(score, own, column, sizes) - integer(score.offset)
+        slope = load_beside(own.alibi, score.alibi, column, read, sizes, own.exists, 0.0).to(s.dtype)
+        s -= slope * tl.abs(distance).to(s.dtype)
+    if len(score.mask) > 0:
+        seen &= load_beside(own.mask, score.mask, column, read, sizes, own.exists, False)
+    return tl.where(seen, s, -float("inf"))
+
+
+@triton.jit
+def finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, REDUCES: tl.constexpr, TYPE: tl.constexpr):  # noqa: E741
+    """The states of rows with their sinks. Their logsumexp is written to ``lse_ptr``, where that is given. A row that
+    has nothing gets a state by which its softmax is 0, where that is asked for."""
+    if len(score.sink) > 0:
+        sink = number(score.sink, m.dtype)
+    if len(score.sinks) > 0:
+        sink = tl.load(row_start(score.sinks, row, row_sizes), mask=own.exists, other=0.0).to(m.dtype)
+    if len(score.sink) > 0 or len(score.sinks) > 0:
+        top = tl.maximum(m, sink)
+        base = base_of(top, REDUCES)
+        l = l * exponential(m - base, TYPE) + exponential(sink - base, TYPE)  # noqa: E741
+        m = top
+    if lse_ptr is not None:
+        lse = base_of(m, True) + tl.log(l)
+        tl.store(lse_ptr + offset(row, row_sizes, row_strides[3]), lse, mask=own.exists)
+    if len(score.empty) > 0:
+        nothing = (m == -float("inf")) & (l == 0.0)
+        m = tl.where(nothing, 0.0, m)
+        l = tl.where(nothing, 1.0, l)  # noqa: E741
+    return m, l
+
+
+@triton.jit
+def scored_gradient(grad, y, m, sums, score, own, column, seen, read, sizes, TYPE: tl.constexpr, OUT: tl.constexpr):
+    """The gradients of elements from those of their scores; 0 where an element does not take part.
+
+    ``y``: the results of the forward. ``sums``: of their rows. A softmax is 0 where it is masked out, so that its mask
+    is read in rows alone whose sum is not finite.
+    """
+    if len(score.mask) > 0:
+        if len(score.whole) == 0:
+            finite = tl.abs(sums) < float("inf")
+            seen &= (y != 0.0) | ~finite
+            read_mask = read & ~finite
+            exists = own.exists & ~finite
+        else:
+            read_mask = read
+            exists = own.exists
+        seen &= load_beside(own.mask, score.mask, column, read_mask, sizes, exists, True)
+    if len(score.empty) > 0:
+        seen &= m != -float("inf")
+    if len(score.softcap) > 0:
+        x = load_beside(own.input, score.input, column, read, sizes, own.exists, 0.0)
+        s = round_to(x, TYPE).to(grad.dtype) * own.factor
+        t = tanh(s / number(score.softcap, grad.dtype), OUT)
+        grad = grad * (1.0 - t * t)
+    return tl.where(seen, grad * own.factor, 0.0)
