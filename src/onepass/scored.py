@@ -509,9 +509,7 @@ def _backward_kernel(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Ten
     return _launch_backward(g, y, x, side, spec, scores)
 
 
-def _launch_backward(
-    g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores
-) -> Tensor:
+def _launch_backward(g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores) -> Tensor:
     dx = torch.empty_like(y, dtype=spec.dtype)
     if spec.engine == "triton":
         call = spec.function, g, y, x, dx, tuple(sorted(spec.dims)), side, scores

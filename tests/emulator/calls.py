@@ -124,9 +124,11 @@ class Emulator:
         window: Sequence[int] = (-(2**63), 2**63 - 1, 0),
         empty_is_zero: bool = False,
         plan: Sequence[int] | None = None,
+        of_scores: bool = False,
     ) -> None:
         """A scored call, or its gradient where there is a `grad`. `tensors` are by the names of SCORED and broadcast
-        to the sizes of the input; `numbers`: factor, softcap, sink; `window`: least and most distance, offset."""
+        to the sizes of the input; `numbers`: factor, softcap, sink; `window`: least and most distance, offset.
+        `of_scores`: of logsumexp, the gradient of the scores."""
         given = [tensors.get(name) for name in SCORED]
         x, out = tensors["input"], tensors["result"]
         bias = tensors.get("bias", torch.zeros(0))
@@ -160,6 +162,7 @@ class Emulator:
                 _array(ctypes.c_double, numbers),
                 _array(ctypes.c_int64, window),
                 empty_is_zero,
+                of_scores,
                 None if plan is None else _array(ctypes.c_int, plan),
             )
         )

@@ -41,8 +41,8 @@ struct Block;
 struct Thread {
   Block* block;
   uint32_t index, lane;
-  std::vector<Copy> open;                // not committed
-  std::deque<std::vector<Copy>> groups;  // committed, and not there yet
+  std::vector<Copy> open;                 // not committed
+  std::deque<std::vector<Copy>> groups;   // committed, and not there yet
   std::vector<Copy> open_stores, stores;  // the same of copies from shared memory
   uint64_t cluster_turn = 0;
 };

@@ -151,7 +151,8 @@ bool run_seed(int seed, int calls, Looked* looked) {
     draw.seed(unsigned(below(4) ? number / 200 * 2 + below(2) : below(64)));
     Problem problem = draw_problem(false);
     if (i % 1000 == 0)  // many long rows are seldom drawn
-      problem = Problem::forward(contiguous_layout(64, 1000000, false), Function::softmax, DType::float32, DType::float32);
+      problem =
+          Problem::forward(contiguous_layout(64, 1000000, false), Function::softmax, DType::float32, DType::float32);
     draw.seed(place_of_it);
     place(&problem);
     // A row that is shorter than the vectors of its batch-invariant plan may not have that plan forced.
@@ -240,8 +241,7 @@ int main(int, char** arguments) {
   Looked looked[1 + kThreads];
   std::atomic<bool> right{run_seed(0, calls, &looked[0])};
   std::vector<std::thread> threads;
-  for (int t = 1; t <= kThreads; ++t)
-    threads.emplace_back([&, t] { right = run_seed(t, calls, &looked[t]) && right; });
+  for (int t = 1; t <= kThreads; ++t) threads.emplace_back([&, t] { right = run_seed(t, calls, &looked[t]) && right; });
   for (std::thread& thread : threads) thread.join();
   if (!right) return 1;
   Looked all;

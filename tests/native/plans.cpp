@@ -69,7 +69,8 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
   const int registers = vecs * planner.operands * std::max(1, plan.vec_size * planner.read / 4);
   if (vecs < 1 || vecs > 32 || (vecs > 16 && (vecs % 2 || registers > 96))) return "vectors per thread";
   if (plan.threads_x() < 1 || plan.threads_y() < 1 || plan.threads() > 1024) return "threads";
-  if (plan.tier == Tier::columns || plan.is_in_smem() ? !is_power_of_two(plan.blocks_per_tile(), 16) : plan.blocks_per_tile() < 1)
+  if (plan.tier == Tier::columns || plan.is_in_smem() ? !is_power_of_two(plan.blocks_per_tile(), 16)
+                                                      : plan.blocks_per_tile() < 1)
     return "blocks per tile";
   if (plan.smem_vecs > 64 || (plan.smem_vecs % 4 && plan.smem_vecs != kPrefetch)) return "vectors in shared memory";
   if (plan.keeps_vecs_in_smem() && plan.access != VecAccess::aligned && plan.access != VecAccess::slab_aligned &&
@@ -95,7 +96,8 @@ const char* find_fault(const Problem& problem, const ColumnView& view, const Cud
       (tiles.merge_threads > 1 && tiles.merge_threads * tiles.tile_cols > plan.threads()))
     return "group";
   if (plan.is_in_smem() && tiles.chunks > kChunks) return "chunks";
-  if (plan.tier != Tier::columns_twopass && !plan.is_in_smem() && tiles.vecs_per_thread_max > vecs + (plan.prefetches() ? 0 : plan.smem_vecs))
+  if (plan.tier != Tier::columns_twopass && !plan.is_in_smem() &&
+      tiles.vecs_per_thread_max > vecs + (plan.prefetches() ? 0 : plan.smem_vecs))
     return "more vectors than a thread has room for";
   return nullptr;
 }
@@ -115,7 +117,8 @@ const char* find_fault_of_groups(const Problem& problem, const ColumnView& view,
                   vecs = std::min<int64_t>(tiles.group_slices, tiles.all_slices - first) * tiles.slice_vecs;
     for (int64_t vec = 0; vec < std::min<int64_t>(vecs, tiles.tiles_per_slice * tiles.threads_x); ++vec) {
       const int64_t slice = first + vec / tiles.slice_vecs, column = vec % tiles.slice_vecs * plan.vec_size;
-      for (int64_t row = 0; row < std::min<int64_t>(tiles.n, int64_t(tiles.threads_y) * tiles.vecs_per_thread_max); ++row) {
+      for (int64_t row = 0; row < std::min<int64_t>(tiles.n, int64_t(tiles.threads_y) * tiles.vecs_per_thread_max);
+           ++row) {
         for (int64_t c = column; c < std::min<int64_t>(column + plan.vec_size, tiles.slice_cols); ++c)
           ++seen[size_t((slice * tiles.slice_cols + c) * tiles.n + row)];
       }

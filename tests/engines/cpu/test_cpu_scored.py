@@ -220,11 +220,25 @@ def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: 
     x, g = torch.randn(40, n).to(dtype), torch.randn(40, n).to(dtype)
     mask = torch.ones(40, n, dtype=torch.bool)
     mask[1], mask[2:9, 2], mask[20:, 4:] = False, False, False
-    g[2, 2], g[3, 2], g[4, 3], g[5, 3], g[6], g[7, 2], g[30, 3] = math.inf, math.nan, math.inf, math.nan, 0, 1e4, math.inf
+    g[2, 2], g[3, 2], g[4, 3], g[5, 3], g[6], g[7, 2], g[30, 3] = (
+        math.inf,
+        math.nan,
+        math.inf,
+        math.nan,
+        0,
+        1e4,
+        math.inf,
+    )
     x[8, 1], x[9], x[10, :2], x[11, 1], x[12] = math.nan, -math.inf, -math.inf, math.inf, torch.finfo(dtype).max / 2
     turned = (lambda t: t.t().contiguous()) if layout == "columns" else lambda t: t
     wide = F64 if dtype is F64 else F32
-    for zero, cap, right in ((False, 0.0, None), (True, 0.0, None), (True, 3.0, None), (False, 0.0, 20), (False, 0.0, 0)):
+    for zero, cap, right in (
+        (False, 0.0, None),
+        (True, 0.0, None),
+        (True, 3.0, None),
+        (False, 0.0, 20),
+        (False, 0.0, 0),
+    ):
         right = None if layout == "columns" else right
         side, scores = SideTensors(mask=turned(mask)), Scores(0.5, cap, right=right, empty_is_zero=zero)
         spec = Spec(function, [0 if layout == "columns" else 1], dtype, True)
@@ -263,7 +277,9 @@ def test_bits_depend_neither_on_threads_nor_on_where_the_result_goes(dim: int) -
                 torch.set_num_threads(threads)
                 y, lse = forward(x, side, spec, scores)
                 dx = backward(g, y, None, side, spec, scores, F32)
-                dx_of_lse = logsumexp_backward(lse, lse, False, x, side, spec._replace(function="logsumexp"), scores, BF16)
+                dx_of_lse = logsumexp_backward(
+                    lse, lse, False, x, side, spec._replace(function="logsumexp"), scores, BF16
+                )
                 results.append([y, lse, dx, dx_of_lse])
         finally:
             torch.set_num_threads(before)

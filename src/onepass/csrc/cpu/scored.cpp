@@ -1,5 +1,5 @@
-// scored.cpp: the plans of scored problems, and what runs them, compiled once per instruction set (ONEPASS_ISA names it,
-// and its namespace).
+// scored.cpp: the plans of scored problems, and what runs them, compiled once per instruction set (ONEPASS_ISA names
+// it, and its namespace).
 #include "scored_forward.h"
 
 namespace onepass::ONEPASS_ISA {
@@ -46,8 +46,9 @@ ScoredPlan plan_scored(const ScoredProblem& p) {
   // Runs of which a good part is no whole lines are slower with streaming stores.
   const int64_t run = plan.route == ScoredRoute::rows ? p.n * size_of(p.out) : kLine;
   const int64_t pitch = in_columns ? row.strides[kResult] * size_of(p.out) : 0;
-  plan.streaming = kHasStreamingStores && plan.stores && !in_place && p.rows * p.n * size_of(p.out) >= kStreamingBytes &&
-                   (run % kLine == 0 || run >= 16 * kLine) && pitch % kLine == 0;
+  plan.streaming = kHasStreamingStores && plan.stores && !in_place &&
+                   p.rows * p.n * size_of(p.out) >= kStreamingBytes && (run % kLine == 0 || run >= 16 * kLine) &&
+                   pitch % kLine == 0;
   return plan;
 }
 
@@ -58,7 +59,8 @@ void run_scored(const ScoredProblem& p, const ScoredPlan& plan, CpuPhase phase, 
     using Y = TypeOf<decltype(type)>;
     switch (p.function) {
       case Function::softmax: return ScoredForward<Function::softmax, Y>{p, plan}.run(phase, states, begin, end);
-      case Function::log_softmax: return ScoredForward<Function::log_softmax, Y>{p, plan}.run(phase, states, begin, end);
+      case Function::log_softmax:
+        return ScoredForward<Function::log_softmax, Y>{p, plan}.run(phase, states, begin, end);
       default: return ScoredForward<Function::logsumexp, Y>{p, plan}.run(phase, states, begin, end);
     }
   });

@@ -34,11 +34,12 @@ struct ScoredState {
 
 // The phases of chunks that reduce are those of CpuPhase. All else has one, `whole`. `run_scored_backward` is the part
 // of `run_scored` that scored_backward.cpp has.
-#define ONEPASS_DECLARE_SCORED(isa)                                                                                      \
-  namespace isa {                                                                                                        \
-  ScoredPlan plan_scored(const ScoredProblem& problem);                                                                  \
-  void run_scored(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin, int64_t end);          \
-  void run_scored_backward(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin, int64_t end); \
+#define ONEPASS_DECLARE_SCORED(isa)                                                                             \
+  namespace isa {                                                                                               \
+  ScoredPlan plan_scored(const ScoredProblem& problem);                                                         \
+  void run_scored(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin, int64_t end); \
+  void run_scored_backward(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin,      \
+                           int64_t end);                                                                        \
   }
 ONEPASS_DECLARE_SCORED(baseline)
 #ifdef ONEPASS_AVX2

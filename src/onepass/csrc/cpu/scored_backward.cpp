@@ -1,5 +1,5 @@
-// scored_backward.cpp: gradients of functions of scores, compiled once per instruction set (ONEPASS_ISA names it, and its
-// namespace). The gradient of a score, of the result y and its gradient g, is
+// scored_backward.cpp: gradients of functions of scores, compiled once per instruction set (ONEPASS_ISA names it, and
+// its namespace). The gradient of a score, of the result y and its gradient g, is
 //
 //   softmax      y * (g - sum(y * g))
 //   log_softmax  g - exp(y) * sum(g)
@@ -74,8 +74,8 @@ struct ScoredBackward {
     // Where a sum is not finite its rounding error is meaningless.
     ONEPASS_INLINE Vector value() const { return sum - sum == Vector{} ? sum + error : sum; }
   };
-  // The sum of the elements [first, last) of a row, in each lane that of some. `clips`: what is outside the window, where
-  // y is 0, is not read.
+  // The sum of the elements [first, last) of a row, in each lane that of some. `clips`: what is outside the window,
+  // where y is 0, is not read.
   Vector sum_of(const int64_t* row, int64_t first, int64_t last, bool clips = kIsSoftmax) const {
     Sum total;
     rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
@@ -176,7 +176,8 @@ struct ScoredBackward {
     const Numbers of_part = numbers.from(in.first);
     const SlopeLoader<A> slope(rows, part, !numbers.all_finite);
     if constexpr (kHasSums) {
-      is_plain(run) && slope.is_plain() ? store_inside<true>(part, of_part, slope) : store_inside<false>(part, of_part, slope);
+      is_plain(run) && slope.is_plain() ? store_inside<true>(part, of_part, slope)
+                                        : store_inside<false>(part, of_part, slope);
     } else {
       store_inside<false>(part, of_part, slope);
     }
@@ -188,7 +189,8 @@ struct ScoredBackward {
   template <bool kPlain>
   void store_inside(const ScoredRun& run, const Numbers numbers, const SlopeLoader<A> slope) const {
     const std::conditional_t<kHasSums, NoScores, ScoreLoader<A, T>> scores(rows, run);
-    const T *const y = rows.template data<const T>(kInput, run), *const grad = rows.template data<const T>(kGradOf, run);
+    const T *const y = rows.template data<const T>(kInput, run), *const grad =
+                                                                     rows.template data<const T>(kGradOf, run);
     const int64_t y_step = kPlain ? 1 : run.step[kInput], grad_step = kPlain ? 1 : run.step[kGradOf];
     const bool marks = has_marks, zeroes = hides && numbers.all_finite, empty_is_zero = p.empty_is_zero;
     // (An exponential of a NaN is a NaN of any bits.)
@@ -198,7 +200,8 @@ struct ScoredBackward {
       load_operand<A>(numbers.a + i * numbers.step, numbers.step, a, count...);
       if (!kHasSums || marks) load_operand<A>(numbers.b + i * numbers.step, numbers.step, b, count...);
       if constexpr (kHasSums) {
-        load_operand<A>(y + i * y_step, y_step, v, count...), load_operand<A>(grad + i * grad_step, grad_step, g, count...);
+        load_operand<A>(y + i * y_step, y_step, v, count...),
+            load_operand<A>(grad + i * grad_step, grad_step, g, count...);
       } else {
         scores.load(i, v, count...);
         for (int k = 0; k < K; ++k) {
@@ -320,7 +323,8 @@ struct ScoredBackward {
       const int64_t first = item % plan.chunks * kChunk, last = std::min(first + kChunk, p.n);
       ScoredWalk row = rows.from(item / plan.chunks);
       if (phase == CpuPhase::states) {
-        states[item] = {has_marks ? double(takes_part(row.at, first, last)) : 0, total_of(sum_of(row.at, first, last)), 0};
+        states[item] = {has_marks ? double(takes_part(row.at, first, last)) : 0, total_of(sum_of(row.at, first, last)),
+                        0};
         continue;
       }
       A a, b;
@@ -361,7 +365,8 @@ void run_scored_backward(const ScoredProblem& p, const ScoredPlan& plan, CpuPhas
     using T = TypeOf<decltype(type)>;
     switch (p.function) {
       case Function::softmax: return ScoredBackward<Function::softmax, T>{p, plan}.run(phase, states, begin, end);
-      case Function::log_softmax: return ScoredBackward<Function::log_softmax, T>{p, plan}.run(phase, states, begin, end);
+      case Function::log_softmax:
+        return ScoredBackward<Function::log_softmax, T>{p, plan}.run(phase, states, begin, end);
       default: return ScoredBackward<Function::logsumexp, T>{p, plan}.run(phase, states, begin, end);
     }
   });

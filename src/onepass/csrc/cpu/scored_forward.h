@@ -37,8 +37,8 @@ struct ScoreReader : Input<Identity, A, A> {
 };
 
 // The softmax of scores. Their own rounding leaves no use for 1 / l in two parts. Slopes and biases put many of
-// them far below the maximum: where products are subnormal, an Intel core takes 150 cycles for a vector that has one. So
-// those are made as integers, which their bits are.
+// them far below the maximum: where products are subnormal, an Intel core takes 150 cycles for a vector that has one.
+// So those are made as integers, which their bits are.
 struct ScoredSoftmaxEpilogue : SoftmaxEpilogue {
   static ScoredSoftmaxEpilogue of(float m, double l) { return {SoftmaxEpilogue::of(m, l)}; }
 
@@ -58,7 +58,8 @@ struct ScoredSoftmaxEpilogue : SoftmaxEpilogue {
 #pragma GCC unroll 4
       for (int k = 0; k < K; ++k) {
         const __m512i bits = _mm512_cvtps_epi32(__m512(e[k] * (factor * 0x1p85f) * 0x1p64f));
-        e[k] = Vec(_mm512_mask_mov_epi32(__m512i(_mm512_maskz_mul_ps(__mmask16(~far[k]), __m512(e[k]), __m512(factor))), far[k], bits));
+        e[k] = Vec(_mm512_mask_mov_epi32(__m512i(_mm512_maskz_mul_ps(__mmask16(~far[k]), __m512(e[k]), __m512(factor))),
+                                         far[k], bits));
       }
       return;
     }
@@ -102,9 +103,10 @@ struct ScoredForward {
   }
   void store_same(Y* y, int64_t n, A value) const {
     if constexpr (kIsFloat) {
-      store_row<false, false, false, false>(y, n, streaming, [=](int64_t, auto& v, auto...) __attribute__((always_inline)) {
-        for (Vec& each : v) each = broadcast(value);
-      });
+      store_row<false, false, false, false>(y, n, streaming,
+                                            [=](int64_t, auto& v, auto...) __attribute__((always_inline)) {
+                                              for (Vec& each : v) each = broadcast(value);
+                                            });
     } else {
       fill(y, n, value);
     }
@@ -145,12 +147,13 @@ struct ScoredForward {
     return m;
   }
 
-  // The results of a row: `count` scores, of which m is the largest, the first of them of the elements `in`. Meanwhile the
-  // row at the beginning of `next` is fetched.
+  // The results of a row: `count` scores, of which m is the largest, the first of them of the elements `in`. Meanwhile
+  // the row at the beginning of `next` is fetched.
   void finish(const int64_t* row, Span in, int64_t count, A m, const ScoredRun& next) const {
     if constexpr (kIsFloat) {
       // Exponentials are good to what the results need.
-      if (!exceeds_base(m)) return p.has(kRowLse) ? finish_near<float>(row, in, count, m, next) : finish_near<Y>(row, in, count, m, next);
+      if (!exceeds_base(m))
+        return p.has(kRowLse) ? finish_near<float>(row, in, count, m, next) : finish_near<Y>(row, in, count, m, next);
     }
     RowTile<Epilogue, A> tile(Reader(t), count);
     const State<A> state = tile.state(nullptr);
@@ -177,16 +180,15 @@ struct ScoredForward {
       if (!y) return;
       if constexpr (Epilogue::kFromExp) {
         const RowEpilogue epilogue = RowEpilogue::of(m, sum * double(kExpUnscale));
-        store_row_of<false, true>(ExpReader{t}, y, n, streaming, [&](auto& v) __attribute__((always_inline)) {
-          epilogue.template apply<Y>(v);
-        });
+        store_row_of<false, true>(ExpReader{t}, y, n, streaming,
+                                  [&](auto& v) __attribute__((always_inline)) { epilogue.template apply<Y>(v); });
       } else {
         finish_from_input<Epilogue>(scores, y, n, m, l(), streaming);
       }
     }
   }
-  // Stores the results that follow from the state of a row alone: all of them where they are `special`, or those outside
-  // the window. Returns where the other ones go, or null.
+  // Stores the results that follow from the state of a row alone: all of them where they are `special`, or those
+  // outside the window. Returns where the other ones go, or null.
   Y* begin_results(const int64_t* row, Span in, bool regular, A special) const {
     Y* const y = results(row);
     if (!regular) return store_same(y, p.n, special), nullptr;
@@ -239,7 +241,8 @@ struct ScoredForward {
       std::fill(scores + count * apart, scores + up_to(count, kWidth) * apart + kWidth, 0.0f);
       const ScoredRun next = {walk.at, inner.strides, at, 1};
       const auto run = [&](auto group, auto* y, int64_t y_stride, bool whole_lines, bool buffered) {
-        group.x = Reader(scores, p, next, 0), group.y = y, group.n = n, group.x_stride = apart, group.y_stride = y_stride;
+        group.x = Reader(scores, p, next, 0), group.y = y, group.n = n, group.x_stride = apart,
+        group.y_stride = y_stride;
         group.count = int(count), group.whole = n / kWidth, group.vectors = vectors, group.ahead = 0;
         group.tail_mask = lane_mask(n - (vectors - 1) * kWidth), group.buffer = buffer, group.sum_offset = 0;
         group.sinks = has_sink ? sinks : nullptr, group.nothing = nothing;
@@ -255,10 +258,13 @@ struct ScoredForward {
       if constexpr (!kReduces) {
         const int64_t bytes = n * int64_t(sizeof(Y));
         Y* const y = pitch ? static_cast<Y*>(p.data[kResult]) + at_result[0] : copies;
-        const bool whole_lines = streaming && bytes % kLine == 0 && uintptr_t(y) % kLine == 0 && pitch * int64_t(sizeof(Y)) % kLine == 0;
-        run(SmallRows<RowEpilogue, Reader, Y, kVecs>(), y, pitch ? pitch : n, pitch && whole_lines, streaming && !whole_lines && pitch == n);
+        const bool whole_lines =
+            streaming && bytes % kLine == 0 && uintptr_t(y) % kLine == 0 && pitch * int64_t(sizeof(Y)) % kLine == 0;
+        run(SmallRows<RowEpilogue, Reader, Y, kVecs>(), y, pitch ? pitch : n, pitch && whole_lines,
+            streaming && !whole_lines && pitch == n);
         for (int64_t r = 0; !pitch && r < count; ++r) {
-          std::memcpy(static_cast<void*>(static_cast<Y*>(p.data[kResult]) + at_result[r]), copies + r * n, size_t(bytes));
+          std::memcpy(static_cast<void*>(static_cast<Y*>(p.data[kResult]) + at_result[r]), copies + r * n,
+                      size_t(bytes));
         }
       }
     }
@@ -291,9 +297,8 @@ struct ScoredForward {
       // A block of steps, the first one with the sinks behind it.
       const auto load = [&](int64_t first) {
         const int64_t last = std::min(first + depth, p.n), count = last - first;
-        rows.for_each_step(columns, first, last, [&](const ScoredRun& run, int64_t i) {
-          write_scores(rows, run, t + (i - first) * across);
-        });
+        rows.for_each_step(columns, first, last,
+                           [&](const ScoredRun& run, int64_t i) { write_scores(rows, run, t + (i - first) * across); });
         for (int64_t j = 0; sinks && first == 0 && j < across; ++j) t[count * across + j] = column_sink(columns, j);
         tile.shape = {1, count + (first == 0 ? sinks : 0), across / L};
         return count;
@@ -306,7 +311,8 @@ struct ScoredForward {
           keeps_exps ? tile.template reduce<Epilogue::kFromExp>() : tile.template reduce<false>();
         }
       }
-      for (int64_t s = 0; (kReduces || p.has(kRowLse)) && s < across / L; ++s) store_lse_of(columns, s, tile.log_sum_of(s));
+      for (int64_t s = 0; (kReduces || p.has(kRowLse)) && s < across / L; ++s)
+        store_lse_of(columns, s, tile.log_sum_of(s));
       if constexpr (!kReduces) {
         for (int64_t s = 0; p.empty_is_zero && s < across / L; ++s) {
           const auto is_empty = tile.m[s] == -kInf<A> && tile.sum[s] == Vector{};
@@ -325,7 +331,9 @@ struct ScoredForward {
       }
     });
   }
-  static int64_t tile_depth(int64_t across) { return kScratch * int64_t(sizeof(float)) / int64_t(sizeof(A)) / across - 1; }
+  static int64_t tile_depth(int64_t across) {
+    return kScratch * int64_t(sizeof(float)) / int64_t(sizeof(A)) / across - 1;
+  }
   A column_sink(const ScoredRun& columns, int64_t j) const {
     if (j >= columns.count) return -kInf<A>;
     return p.has(kSink) ? rows.template data<const A>(kSink, columns)[j * columns.step[kSink]] : A(p.sink);
@@ -364,7 +372,8 @@ struct ScoredForward {
         states[item] = state_of_chunk(last - first);
       } else if constexpr (!kReduces) {
         const ScoredState& of_row = merged[item / plan.chunks];
-        finish_chunk_of({A(of_row.m), {of_row.l, of_row.error}}, results(row.at) + (plan.stores_in_place ? first : 0), last - first);
+        finish_chunk_of({A(of_row.m), {of_row.l, of_row.error}}, results(row.at) + (plan.stores_in_place ? first : 0),
+                        last - first);
         scatter(row.at, first, last);
       }
     }

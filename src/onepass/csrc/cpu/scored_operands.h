@@ -65,7 +65,8 @@ struct AnyOperand {
   int64_t step;
 
   AnyOperand(const ScoredRows& rows, const ScoredRun& run, ScoredTensor tensor, DType type)
-      : data(rows.p.has(tensor) ? static_cast<const char*>(rows.p.data[tensor]) + run.at(tensor) * size_of(type) : nullptr),
+      : data(rows.p.has(tensor) ? static_cast<const char*>(rows.p.data[tensor]) + run.at(tensor) * size_of(type)
+                                : nullptr),
         type(type),
         step(run.step[tensor]) {}
   template <class A, int K, class... Count>
@@ -184,8 +185,8 @@ struct ScaleOperand {
 inline bool is_plain(const ScoredProblem& p, const int64_t* step) {
   const auto at_most = [&](ScoredTensor tensor, int64_t most) { return !p.has(tensor) || step[tensor] == most; };
   const bool rounds = !p.is_backward() && size_of(p.out) == 2 && p.in != p.out;
-  return step[kInput] == 1 && p.softcap == 0 && !rounds && at_most(kScale, 0) && at_most(kAlibi, 0) && at_most(kBias, 1) &&
-         at_most(kMask, 1);
+  return step[kInput] == 1 && p.softcap == 0 && !rounds && at_most(kScale, 0) && at_most(kAlibi, 0) &&
+         at_most(kBias, 1) && at_most(kMask, 1);
 }
 
 // Loads the scores of a run whose elements are of type X, in A. kPlain: see is_plain.
@@ -319,7 +320,8 @@ template <class A>
 ONEPASS_INLINE V<A> write_scores(const ScoredRows& rows, const ScoredRun& run, A* to) {
   return scores_writer<A>(rows, run.step)(rows, run, to);
 }
-// The same for `count` rows that lie one behind the other: those of each row are `pitch` behind those of the row before.
+// The same for `count` rows that lie one behind the other: those of each row are `pitch` behind those of the row
+// before.
 template <class A, class X, bool kPlain>
 __attribute__((noinline)) void write_rows_of(const ScoredRows& rows, const ScoredRun& first, int64_t count, int64_t n,
                                              A* to, int64_t pitch) {
@@ -341,7 +343,8 @@ ONEPASS_INLINE void write_rows(const ScoredRows& rows, const ScoredRun& first, i
 // Slopes --------------------------------------------------------------------------------------------------------------
 
 // Makes gradients of the elements of a run of those of their scores: times the scale and the derivative of the softcap,
-// and, if they may be anything else where the mask is false, 0 there. x is that of the gradient of a result, or the input of the gradient of logsumexp.
+// and, if they may be anything else where the mask is false, 0 there. x is that of the gradient of a result, or the
+// input of the gradient of logsumexp.
 template <class A>
 struct SlopeLoader {
   const ScaleOperand<A> scale;

@@ -76,9 +76,9 @@ void run_plain_gradient(const ScoredProblem& scored) {
     }
   }
   const int64_t* const each[] = {strides[0], strides[1], strides[2], strides[3]};
-  Problem problem = Problem::backward(make_backward_layout(rank, sizes, each, reduce, false), scored.function,
-                                      scored.in, scored.out, scored.data[kResult], scored.data[kInput],
-                                      scored.data[kGradOf]);
+  Problem problem =
+      Problem::backward(make_backward_layout(rank, sizes, each, reduce, false), scored.function, scored.in, scored.out,
+                        scored.data[kResult], scored.data[kInput], scored.data[kGradOf]);
   problem.factor = scored.factor;
   problem.threads = int64_t(torch::stable::get_num_threads());
   run_cpu(problem);

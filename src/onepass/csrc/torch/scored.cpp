@@ -107,8 +107,8 @@ void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(run(problem, tensors, dims, given));
 }
 
-// (grad, input, lse, scale, bias, alibi, mask, out, of_scores, function, dims, numbers), grad and lse in the type of the
-// computation. With of_scores the result is the gradient of the scores.
+// (grad, input, lse, scale, bias, alibi, mask, out, of_scores, function, dims, numbers), grad and lse in the type of
+// the computation. With of_scores the result is the gradient of the scores.
 void run_scored_logsumexp_backward(StableIValue* stack, uint64_t, uint64_t) {
   ScoredArguments given(stack);
   const TensorRef* tensors[kScoredTensors] = {};

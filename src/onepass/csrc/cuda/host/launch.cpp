@@ -98,7 +98,7 @@ const char* source_of(const KernelKind& kind, Tier tier) {
   if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
   if (tier == Tier::pipelined) return "rows_pipelined.cu";
-  if (!forward && is_reduction(kind.function)) return "rows_pointwise.cu";
+  if (!forward && is_reduction(kind.function)) return kind.score_parts ? "scored_pointwise.cu" : "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
   return tier == Tier::staged ? "rows_staged.cu" : "rows_onchip.cu";
 }

@@ -47,6 +47,18 @@ bool is_aligned(const ScoredProblem& problem, ScoredTensor tensor, int size, int
   return aligned;
 }
 
+// The gradient of logsumexp reduces nothing.
+bool is_pointwise(const ScoredProblem& problem) { return problem.is_backward() && is_reduction(problem.function); }
+
+bool has_int_distances(const ScoredProblem& problem) {
+  if (!problem.has_window() && !problem.has(kAlibi)) return true;
+  int64_t reach = std::abs(problem.distance);
+  for (const auto* group : {&problem.outer, &problem.reduced}) {
+    for (int d = 0; d < group->count; ++d) reach += std::abs(stride_of(*group, d, kDistance)) * group->dims[d].size;
+  }
+  return reach < kMostDistance / 2;
+}
+
 // The vector tensors of a problem: what is read and written element by element of a row.
 struct Operands {
   ScoredTensor tensors[3];
@@ -54,7 +66,7 @@ struct Operands {
   explicit Operands(const ScoredProblem& problem) {
     const auto add = [&](ScoredTensor t, DType type) { tensors[count] = t, sizes[count++] = size_of(type); };
     add(kInput, problem.in);
-    if (problem.is_backward()) add(kGradOf, problem.in);
+    if (problem.is_backward() && !is_pointwise(problem)) add(kGradOf, problem.in);
     if (problem.is_backward() || !is_reduction(problem.function)) add(kResult, problem.out);
   }
   // Elements of a vector of 16 bytes of the widest type.
@@ -224,7 +236,7 @@ ScoreMap map_of(const ScoredProblem& problem, bool takes_any_order) {
   map.factor = problem.factor, map.softcap = problem.softcap, map.sink = problem.sink;
   map.factor_f32 = float(map.factor), map.softcap_f32 = float(map.softcap), map.sink_f32 = float(map.sink);
   map.per_softcap = map.softcap ? 1 / map.softcap : 0, map.per_softcap_f32 = float(map.per_softcap);
-  map.empty_is_zero = problem.empty_is_zero;
+  map.empty_is_zero = problem.empty_is_zero, map.of_scores = problem.of_scores;
   return map;
 }
 
@@ -254,8 +266,11 @@ unsigned parts_of(const ScoredProblem& problem) {
   if (problem.has_window()) parts |= kScoreWindow;
   if (problem.has(kAlibi)) parts |= kScoreAlibi;
   if (problem.softcap != 0) parts |= kScoreSoftcap;
-  if (problem.has(kSink) || problem.has(kRowLse) || problem.sink > -std::numeric_limits<double>::infinity() ||
-      problem.empty_is_zero) {
+  if (is_pointwise(problem)) {
+    for (const ScoredTensor t : {kScale, kAlibi, kGradOf, kRowLse})
+      if (step_of(problem, t)) parts |= kScoreRowsInLine;
+  } else if (problem.has(kSink) || problem.has(kRowLse) || problem.empty_is_zero ||
+             problem.sink > -std::numeric_limits<double>::infinity()) {
     parts |= kScoreRow;
   }
   return parts;
@@ -353,10 +368,68 @@ Launch make_scored_columns(const ScoredProblem& problem, int device, const CudaP
   return make_column_launch(plan, plain, kind, device);
 }
 
+// Lines ---------------------------------------------------------------------------------------------------------------
+
+// A pointwise problem whose rows are the lines of x (scored_pointwise.cu).
+ScoredProblem in_lines(const ScoredProblem& problem) {
+  ScoredProblem lines = problem;
+  for (int d = 0; d < problem.reduced.count; ++d) lines.outer.insert(problem.reduced.dims[d]);
+  lines.outer.merge();
+  lines.reduced.count = std::min(lines.outer.count, 1);
+  if (lines.outer.count) lines.reduced.dims[0] = lines.outer.dims[--lines.outer.count];
+  lines.n = lines.reduced.count ? lines.reduced.dims[0].size : 1, lines.rows = problem.rows * problem.n / lines.n;
+  return lines;
+}
+
+int64_t line_vecs(const ScoredProblem& lines, int width, VecAccess access) {
+  return ceil_div(lines.n + (access == VecAccess::predicated ? width - 1 : 0), width);
+}
+
+CudaPlan plan_lines(const ScoredProblem& lines) {
+  constexpr int kLineThreads = 256, kLineVecs = 4;
+  const Operands operands(lines);  // x and its gradient
+  int width = operands.full();
+  const auto goes_by = [&](int by) {
+    return step_of(lines, kInput) == 1 && step_of(lines, kResult) == 1 && by <= lines.n &&
+           in_phase(lines, kInput, operands.sizes[0], kResult, operands.sizes[1], by);
+  };
+  while (width > 1 && !goes_by(width)) width /= 2;
+  const bool aligned = lines.n % width == 0 && is_aligned(lines, kInput, operands.sizes[0], width);
+  const VecAccess access = width == 1 ? VecAccess::scalar : aligned ? VecAccess::aligned : VecAccess::predicated;
+  const int64_t vecs = line_vecs(lines, width, access);
+  int each = kLineVecs;  // of a thread
+  while (each > 1 && up_to(vecs, each) * 8 > vecs * 9) each /= 2;
+  return {Tier::twopass, kLineThreads, 1, each * width, width, 1, 0, access};
+}
+
+ScoredLaunch make_scored_lines(const ScoredProblem& lines, int device) {
+  const CudaPlan plan = plan_lines(lines);
+  unsigned parts = row_parts(lines, plan);
+  // What rows have is of the computation's type, and lies as the elements of x do.
+  bool in_vectors = plan.access == VecAccess::aligned;
+  for (const ScoredTensor t : {kScale, kAlibi, kGradOf, kRowLse}) {
+    if (lines.has(t))
+      in_vectors &= step_of(lines, t) == 1 && is_aligned(lines, t, size_of(lines.accumulator()), plan.vec_size);
+  }
+  if (in_vectors) parts |= kScoreRowVectors;
+  const KernelKind kind = {lines.function, Pass::backward, lines.in, lines.out, parts, lines.bias_type};
+  ScoredLaunch launch = {};
+  launch.map = map_of(lines, true);
+  launch.kernel = find_or_load(kind, plan, device);
+  launch.threads = unsigned(plan.threads()), launch.groups = 1;
+  const int64_t threads = ceil_div(line_vecs(lines, plan.vec_size, plan.access), plan.vecs_per_thread());
+  launch.numbers[0] = int(threads);
+  launch.blocks = unsigned(std::min(ceil_div(lines.rows * threads, launch.threads), CudaPlan::kMaxGrid));
+  return launch;
+}
+
 }  // namespace
 
 bool can_launch_scored(const ScoredProblem& problem) {
-  if (problem.is_backward() && is_reduction(problem.function)) return false;
+  if (is_pointwise(problem)) {
+    const ScoredProblem lines = in_lines(problem);
+    return lines.outer.count <= kMapDims && lines.n < kMost / 2 && lines.rows < kMost && has_int_distances(problem);
+  }
   const bool widens = problem.is_backward() || !is_reduction(problem.function);
   if (!problem.has_rows() && batch_invariant()) return false;  // columns are merged as their number has it
   if (problem.outer.count > kMapDims || problem.reduced.count > kMapDims ||
@@ -367,17 +440,13 @@ bool can_launch_scored(const ScoredProblem& problem) {
   if (problem.n >= kMost / 2 || problem.rows >= kMost) return false;
   for (int d = 0; d < problem.reduced.count; ++d)
     if (stride_of(problem.reduced, d, kAlibi)) return false;  // a slope per element
-  if (!problem.has_window() && !problem.has(kAlibi)) return true;
-  int64_t reach = std::abs(problem.distance);
-  for (const auto* group : {&problem.outer, &problem.reduced}) {
-    for (int d = 0; d < group->count; ++d) reach += std::abs(stride_of(*group, d, kDistance)) * group->dims[d].size;
-  }
-  return reach < kMostDistance / 2;
+  return has_int_distances(problem);
 }
 
 ScoredLaunch make_scored_launch(const ScoredProblem& problem, int device, const CudaPlan* given, bool cooperative) {
   Gpu gpu = device_info(device);
   gpu.cooperative = gpu.cooperative && cooperative;
+  if (is_pointwise(problem)) return make_scored_lines(in_lines(problem), device);
   if (!problem.has_rows()) return {make_scored_columns(problem, device, given, gpu), map_of(problem, false)};
   const CudaPlan plan = given ? *given : plan_scored(problem, gpu);
   KernelKind kind = {};

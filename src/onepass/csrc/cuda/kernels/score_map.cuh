@@ -19,7 +19,10 @@ enum ScorePart : unsigned {
   kScoreXVectors = 1024,   // backward, with a softcap: the vectors of x are aligned where those of y are
   kScored = 2048,          // always
   kScoreBiasSame = 4096,   // the elements of a vector have one bias
-  kScoreMaskSame = 8192    // the same
+  kScoreMaskSame = 8192,   // the same
+  // Of the gradient of logsumexp: a line has elements of several rows; what each row has lies in vectors there.
+  kScoreRowsInLine = 16384,
+  kScoreRowVectors = 32768
 };
 
 // The tensors of a map. Input and result: x and y, or y and the gradient of x, which also has the gradient of y and,
@@ -59,5 +62,5 @@ struct ScoreMap {
   int least, most;                                           // distances inside the window
   double factor, softcap, sink, per_softcap;                 // per_softcap: 1 / softcap
   float factor_f32, softcap_f32, sink_f32, per_softcap_f32;  // the same
-  int empty_is_zero;
+  int empty_is_zero, of_scores;                              // of_scores: see ScoredProblem
 };

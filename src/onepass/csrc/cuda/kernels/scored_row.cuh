@@ -79,14 +79,15 @@ struct RowOffsets {
 
  private:
   static __device__ constexpr bool reads(MapTensor t) {
-    return t == kMapScale                  ? C::has(kScoreScale)
-           : t == kMapBias                 ? C::has(kScoreBias)
-           : t == kMapAlibi                ? C::has(kScoreAlibi)
-           : t == kMapSink || t == kMapLse ? C::has(kScoreRow)
-           : t == kMapMask                 ? C::has(kScoreMask)
-           : t == kMapGrad                 ? C::kIsBackward
-           : t == kMapX                    ? C::kIsBackward && C::has(kScoreSoftcap)
-                                           : true;
+    return t == kMapScale   ? C::has(kScoreScale)
+           : t == kMapBias  ? C::has(kScoreBias)
+           : t == kMapAlibi ? C::has(kScoreAlibi)
+           : t == kMapSink  ? C::has(kScoreRow)
+           : t == kMapLse   ? C::has(kScoreRow) || C::kIsPointwise
+           : t == kMapMask  ? C::has(kScoreMask)
+           : t == kMapGrad  ? C::kIsBackward
+           : t == kMapX     ? C::kIsBackward && C::has(kScoreSoftcap)
+                            : true;
   }
 };
 
