@@ -536,9 +536,12 @@ def _logsumexp_backward_kernel(g: Tensor, lse: Tensor, of_scores: bool, *given: 
 def _launch_logsumexp_backward(
     g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, side: SideTensors, spec: Spec, scores: Scores
 ) -> Tensor:
-    wide = _accumulator(x.dtype, x.dtype)
-    if spec.engine != "triton" and g.dtype is lse.dtype is wide:
-        dx = torch.empty_like(x, dtype=spec.dtype)
+    wide, dx = _accumulator(x.dtype, x.dtype), torch.empty_like(x, dtype=spec.dtype)
+    if spec.engine == "triton":
+        call = g, lse, x, dx, tuple(sorted(spec.dims)), side, scores, of_scores
+        if triton_engine.launch_scored_logsumexp_backward(*call):
+            return dx
+    elif g.dtype is lse.dtype is wide:
         scale, bias, alibi, _, mask = _expanded(x, side, wide)
         of_rows = g.expand(x.shape), x, lse.expand(x.shape)
         numbers = _NUMBERS_OF[spec.function], spec.dims, *scores

@@ -13,7 +13,7 @@ Triton itself is imported when the first kernel is needed, never by importing th
 
 from .launch import launch_backward, launch_forward, unavailable
 from .plan import Plan, plan_backward, plan_forward, plan_scored
-from .scored import launch_scored_backward, launch_scored_forward
+from .scored import launch_scored_backward, launch_scored_forward, launch_scored_logsumexp_backward
 
 __all__ = [
     "Plan",
@@ -21,6 +21,7 @@ __all__ = [
     "launch_forward",
     "launch_scored_backward",
     "launch_scored_forward",
+    "launch_scored_logsumexp_backward",
     "plan_backward",
     "plan_forward",
     "plan_scored",

@@ -156,7 +156,10 @@ def row_kernel(
         x = load_scores(x_row, column, seen, read, sizes, strides, score, own, SCORE, TYPE, ACC)
     else:
         g = load_grad(g_row, column, inside, read, sizes, strides, score, ACC)
-        x = load_saved(x_row, column, read, sizes, strides, score, SCORE, ACC)
+        if len(score) == 0 or lse_ptr is None:
+            x = load_saved(x_row, column, read, sizes, strides, score, SCORE, ACC)
+        else:
+            x = load_scores(x_row, column, seen, read, sizes, strides, score, own, SCORE, TYPE, ACC)
     m = -float("inf")
     if lse_ptr is None or g_ptr is None:
         m, l = reduce_tile(m, x, g, score, 1, TERM, EPILOGUE is None, TYPE)  # noqa: E741
@@ -164,7 +167,8 @@ def row_kernel(
             m, l = finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
     else:
-        numbers = (tl.load(lse_ptr + offset(row, row_sizes, row_strides[3]), mask=row < rows, other=0.0).to(ACC),)
+        m = tl.load(lse_ptr + offset(row, row_sizes, row_strides[3]), mask=row < rows, other=0.0).to(ACC)
+        numbers = (m,)
 
     out_row = out_ptr + offset(row, row_sizes, row_strides[1])
     if EPILOGUE is None:
@@ -238,7 +242,8 @@ def online_kernel(
             m, l = finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, EPILOGUE is None, TYPE)  # noqa: E741
         numbers = ROW(m, l, TYPE)
     else:
-        numbers = (tl.load(lse_ptr + offset(row, row_sizes, row_strides[3])).to(ACC),)
+        m = tl.load(lse_ptr + offset(row, row_sizes, row_strides[3])).to(ACC)
+        numbers = (m,)
 
     out_row = out_ptr + offset(row, row_sizes, row_strides[1])
     if EPILOGUE is None:
@@ -253,7 +258,10 @@ def online_kernel(
                 x = load_scores(x_row, column, seen, read, sizes, strides, score, own, SCORE, TYPE, ACC)
             else:
                 g = load_grad(g_row, column, column < n, read, sizes, strides, score, ACC)
-                x = load_saved(x_row, column, read, sizes, strides, score, SCORE, ACC)
+                if len(score) == 0 or lse_ptr is None:
+                    x = load_saved(x_row, column, read, sizes, strides, score, SCORE, ACC)
+                else:
+                    x = load_scores(x_row, column, seen, read, sizes, strides, score, own, SCORE, TYPE, ACC)
             y = EPILOGUE(x, g, numbers, TYPE)
             if g_ptr is None:
                 tl.store(

@@ -286,10 +286,11 @@ def finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, REDUCES: tl.c
 
 @triton.jit
 def scored_gradient(grad, y, m, sums, score, own, column, seen, read, sizes, TYPE: tl.constexpr, OUT: tl.constexpr):
-    """The gradients of elements from those of their scores; 0 where an element does not take part.
+    """The gradients of elements from those of their scores, unless these are asked for; 0 where an element does not
+    take part.
 
-    ``y``: the results of the forward. ``sums``: of their rows. A softmax is 0 where it is masked out, so that its mask
-    is read in rows alone whose sum is not finite.
+    ``y``: the results of the forward, or the scores of logsumexp. ``m``: -inf in a row that has nothing. ``sums``: of
+    the rows. A softmax is 0 where it is masked out, so that its mask is read in rows alone whose sum is not finite.
     """
     if len(score.mask) > 0:
         if len(score.whole) == 0:
@@ -303,6 +304,8 @@ def scored_gradient(grad, y, m, sums, score, own, column, seen, read, sizes, TYP
         seen &= load_beside(own.mask, score.mask, column, read_mask, sizes, exists, True)
     if len(score.empty) > 0:
         seen &= m != -float("inf")
+    if len(score.of_scores) > 0:
+        return tl.where(seen, grad, 0.0)
     if len(score.softcap) > 0:
         x = load_beside(own.input, score.input, column, read, sizes, own.exists, 0.0)
         s = round_to(x, TYPE).to(grad.dtype) * own.factor

@@ -20,7 +20,7 @@ from ..scores import Scores, SideTensors
 from .launch import Order, launch_kernel, levels_of, order_of, properties_of
 from .plan import Plan, plan_scored
 
-__all__ = ["launch_scored_backward", "launch_scored_forward"]
+__all__ = ["launch_scored_backward", "launch_scored_forward", "launch_scored_logsumexp_backward"]
 
 _MAIN = ("x", "out", "grad", "lse")  # the tensors that kernels without scores take too
 _MOST = 2**30  # kernels have distances of keys and queries in 32 bits
@@ -57,7 +57,8 @@ class Score(NamedTuple):
     most: Maybe  # and up to which
     offset: Maybe  # of alibi
     empty: Maybe  # there, if a row that has nothing is 0, or -inf in a log_softmax
-    whole: Maybe  # there, if a gradient sums over elements that do not take part
+    whole: Maybe  # there, if a gradient reads elements that do not take part, or their masks in any row
+    of_scores: Maybe  # there, if a gradient is that of the scores
     distance: Distance | tuple[()] = ()
     scale: Operand | tuple[()] = ()
     bias: Operand | tuple[()] = ()
@@ -122,6 +123,34 @@ def launch_scored_backward(
     return True
 
 
+def launch_scored_logsumexp_backward(
+    grad: Tensor,
+    lse: Tensor,
+    x: Tensor,
+    dx: Tensor,
+    dims: tuple[int, ...],
+    side: SideTensors,
+    scores: Scores,
+    of_scores: bool,
+    *,
+    plan: Plan | None = None,
+) -> bool:
+    """Write the gradient of the input ``x``, or ``of_scores`` that of its scores, to ``dx`` from that of the logsumexp
+    ``lse`` of each row. False where there is no kernel for the call; then nothing is written.
+
+    ``grad``, ``lse``: of size 1 in ``dims``.
+    """
+    if not _has_kernel(x, side, scores):
+        return False
+    scale, bias, alibi, _, mask = side
+    tensors = {"x": x, "out": dx, "grad": grad, "lse": lse, "scale": scale, "bias": bias, "alibi": alibi, "mask": mask}
+    tensors["input"] = x if scores.softcap and not of_scores else None
+    wide = torch.float64 if torch.float64 in (x.dtype, grad.dtype) else torch.float32
+    scores = scores._replace(sink=-math.inf)
+    _launch("logsumexp", tensors, dims, scores, wide, scores.empty_is_zero, plan, of_scores)
+    return True
+
+
 def _has_kernel(x: Tensor, side: SideTensors, scores: Scores) -> bool:
     if not x.numel():
         return False
@@ -137,6 +166,7 @@ def _launch(
     wide: torch.dtype,
     empty: bool,
     plan: Plan | None,
+    of_scores: bool = False,
 ) -> None:
     """Launch a kernel of scores. ``tensors`` by their places in a call and in a `Score`; ``wide``: the dtype that rows
     are computed in."""
@@ -168,7 +198,8 @@ def _launch(
         () if scores.right is None else _integer(offset + scores.right),
         _integer(offset) if "alibi" in there else (),
         (1,) if empty else (),
-        (1,) if function == "log_softmax" and "grad" in there else (),
+        (1,) if function != "softmax" and "grad" in there else (),
+        (1,) if of_scores else (),
         **operands,
     )
     main = [places.get(name, ((), ())) for name in _MAIN]

@@ -163,7 +163,7 @@ def check(
     with_inf = want_lse == INF  # of a softmax such a row is NaN throughout
     assert_close(lse[~with_inf], want_lse[~with_inf], error[~with_inf], note)
     if function == "logsumexp":
-        return y, lse, None
+        return y, lse, check_logsumexp_backward(runs, x, lse, dims, options, plan, seed)
     g = maker(y.dtype, x.device.type, seed=seed + 5)(*y.shape)
     dx = runs.run(backward, function, g, y, x, dims, options, x.dtype, plan)
     side, scores = check_scores(function, x, dims, options)
@@ -175,6 +175,35 @@ def check(
     terms = (1 + slope) * x.numel() ** 0.5 * float(g.abs().max()) * (1 + float(y.nan_to_num(0, 0, 0).abs().max()))
     assert_close(dx, want, 16 * torch.finfo(accumulator(to)).eps * terms, note)
     return y, lse, dx
+
+
+def logsumexp_backward(
+    g: Tensor, lse: Tensor, x: Tensor, dims: list[int], options: Options, of_scores: bool, plan: Plan | None
+) -> Tensor:
+    """The gradient of x, or of its scores, by a kernel."""
+    side, scores = check_scores("logsumexp", x, dims, options)
+    dx = torch.full_like(x, 777.0, dtype=g.dtype if of_scores else x.dtype)
+    call = g, lse, x, dx, tuple(sorted(dims)), side, scores, of_scores
+    assert engine.launch_scored_logsumexp_backward(*call, plan=plan)
+    return dx
+
+
+def check_logsumexp_backward(
+    runs: Any, x: Tensor, lse: Tensor, dims: list[int], options: Options, plan: Plan | None, seed: int
+) -> Tensor:
+    """Runs both gradients of a call, compares them with the definition, and gives that of the elements."""
+    side, scores = check_scores("logsumexp", x, dims, options)
+    g = maker(lse.dtype, x.device.type, seed=seed + 5)(*lse.shape)
+    wide = SideTensors(*(None if t is None else t.double() for t in side[:-1]), mask=side.mask)
+    error = error_of("logsumexp", x, dims, options, x.dtype) * (1 + float(g.abs().max()))
+    slope = abs(scores.factor) * (1.0 if side.scale is None else float(side.scale.abs().max()))
+    for of_scores in (True, False):
+        dx = runs.run(logsumexp_backward, g, lse, x, dims, options, of_scores, plan)
+        call = g.double(), lse.double(), of_scores, x.double(), wide, Spec("logsumexp", dims, F64), scores
+        want = scored.logsumexp_backward_arithmetic(*call)
+        note = (of_scores, tuple(x.shape), dims, x.dtype, options, seed)
+        assert_close(dx, want, error if of_scores else error * (1 + slope), note)
+    return dx
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -378,7 +407,7 @@ def _public(function: str, x: Tensor, options: Options, g: Tensor) -> list[Tenso
     given = {name: t for name, t in options.items() if isinstance(t, Tensor) and t.is_floating_point()}
     tensors = [t.requires_grad_() for t in (x, *given.values())]
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("forward_arithmetic", "backward_arithmetic"):
+        for name in ("forward_arithmetic", "backward_arithmetic", "logsumexp_backward_arithmetic"):
             patched.setattr(scored, name, refuse)
         y = ours(function)(x, -1, engine="triton", **options)
         return [y.detach(), *torch.autograd.grad(y.masked_fill(y.isinf(), 0), tensors, g)]
