@@ -36,11 +36,11 @@ if platform.machine() in ("x86_64", "AMD64"):
     SETS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     SETS["avx512"] = [*SETS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 # The engine's loops need -O3, which unrolls those over the vectors of a step before it puts them into registers (-O2:
-# half as fast, and good enough for x86 processors older than AVX2). Its passes that cost time and bring none are off.
+# half as fast). Its passes that cost time and bring none are off. For x86 processors older than AVX2, -O1 is enough.
 # Steps are written in the order in which they are to be issued. GCC 12 warns of its own header, 100,000 lines.
 ENGINE = ["-fno-schedule-insns2", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 FAST = ["-O3", "-fno-split-loops", "-fno-unswitch-loops", "-fno-loop-unroll-and-jam", "-fno-split-paths"]
-FAST += ["-fno-ipa-cp-clone", "-fno-tree-loop-distribution", "-fno-loop-interchange"]
+FAST += ["-fno-ipa-cp-clone", "-fno-tree-loop-distribution", "-fno-loop-interchange", "-fno-gcse", "-fno-thread-jumps"]
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]  # what vectors of exp need; NaN and inf stay exact
 FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # the stable ABI of torch 2.10
@@ -66,8 +66,8 @@ class BuildNative(build_ext):
         compiler += [word for path in include_paths() for word in ("-isystem", path)]
         given = shlex.split(os.environ.get("CXXFLAGS", ""))
         engine = {isa: [f"-DONEPASS_ISA={isa}", *flags, *ENGINE] for isa, flags in SETS.items()}
-        for isa in list(SETS)[1:] or SETS:
-            engine[isa] += FAST
+        for isa in SETS:
+            engine[isa] += FAST if len(SETS) == 1 or isa != "baseline" else ["-O1"]
         jobs = [
             (f"cpu/{name}.cpp", f"cpu-{name}-{isa}", flags) for name in PARTS for isa, flags in reversed(engine.items())
         ]

@@ -323,8 +323,9 @@ def gradients(
     if spec.function == "logsumexp":
         if g_lse is not None:
             g_lse = g_lse.reshape(unsqueeze_reduced(y, dims, spec.keepdim).shape)
-        total = unsqueeze_reduced(g, dims, spec.keepdim).to(wide) if g is not None else 0
-        total = total if g_lse is None else total + g_lse
+        given = [] if g is None else [unsqueeze_reduced(g, dims, spec.keepdim).to(wide)]
+        given += [] if g_lse is None else [g_lse]
+        total = given[0] if len(given) == 1 else given[0] + given[1]
         whole = unsqueeze_reduced(y, dims, spec.keepdim).to(wide) if lse is None else lse
         ds = dx = None
         if any(needed[:4]):

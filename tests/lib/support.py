@@ -80,7 +80,12 @@ def slow(*values: Any) -> Any:
 
 def thin(cases: Iterable[Any], nth: int) -> list[Any]:
     """Cases of a sweep, of which all but every nth are slow."""
-    return [slow(case) if k % nth else case for k, case in enumerate(cases)]
+    return thin_tuples(((case,) for case in cases), nth)
+
+
+def thin_tuples(cases: Iterable[tuple[Any, ...]], nth: int) -> list[Any]:
+    """The same of cases of several values."""
+    return [slow(*case) if k % nth else pytest.param(*case) for k, case in enumerate(cases)]
 
 
 def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float = 2.0) -> Make:

@@ -91,7 +91,7 @@ COLUMNS = {  # n elements of columns of which `inner` lie side by side
 
 
 @emulated
-@pytest.mark.parametrize("place", thin(itertools.product(FORCED, PARTS), 3), ids="-".join)
+@pytest.mark.parametrize("place", thin(itertools.product(FORCED, PARTS), 5), ids="-".join)
 def test_each_tier_of_rows_in_the_emulator(emulator, place, tmp_path):
     """No kernel reads or writes beside its tensors, and each gives what the definition does, forward and backward."""
     name, parts = place
@@ -111,12 +111,42 @@ def test_each_tier_of_rows_in_the_emulator(emulator, place, tmp_path):
 
 
 @emulated
-@pytest.mark.parametrize("place", thin(itertools.product(COLUMNS, PARTS), 3), ids="-".join)
+@pytest.mark.parametrize("place", thin(itertools.product(COLUMNS, PARTS), 5), ids="-".join)
 def test_each_way_to_take_columns_in_the_emulator(emulator, place):
     name, parts = place
     dtype, n, inner, plan = COLUMNS[name]
     call = drawn(dtype, (2, n, inner), PARTS[parts], len(name))
     solve_in_emulator(emulator, call, 1, parts, plan, plan)
+
+
+SKIPPING = {  # longer columns
+    "aligned": {"items_per_thread": 136},
+    "shared memory": {"smem_vecs": 32},
+    "cluster": {"items_per_thread": 72},
+    "twopass": {},
+}
+
+
+@emulated
+@pytest.mark.parametrize("window", [(2**62, 0, -90), (9, 4, -50), (2, 2, 60)], ids=str)
+@pytest.mark.parametrize("name", SKIPPING)
+def test_columns_outside_the_window_are_not_read_for_a_gradient(emulator, name, window):
+    """What is there may be anything, where no column of a vector has an element inside. (left, right, offset)"""
+    dtype, n, inner, plan = COLUMNS[name]
+    n, plan = 136, plan._replace(**SKIPPING[name])
+    left, right, offset = window
+    distances = torch.arange(inner) - torch.arange(n)[:, None] - offset
+    inside = (distances >= -left) & (distances <= right)
+    y, g = (maker(dtype, seed=seed)(2, n, inner) for seed in (1, 2))
+    y, dx = torch.where(inside, y, 0), torch.empty_like(y)
+    spec, scores = Spec("softmax", [1], F64), Scores(1.0, 0.0, -math.inf, left, right, offset)
+    want = scored.backward_arithmetic(g.double(), y.double(), None, SideTensors(), spec, scores)
+    vectors = inside.view(n, -1, plan.vec_size)
+    seen = vectors.any(-1, keepdim=True).expand(vectors.shape).reshape(n, inner)
+    y, g = y.masked_fill(~seen, math.nan), g.masked_fill(~seen, math.nan)
+    places = {"input": y, "grad": g, "result": dx}
+    emulator.scored("softmax", places, [1], window=(-left, right, offset), plan=plan)
+    assert_close(dx, want, dtype)
 
 
 def solve_in_emulator(

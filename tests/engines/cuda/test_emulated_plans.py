@@ -10,7 +10,7 @@ from emulator import missing
 from lib import plan_tables, plans
 from lib.plan_tables import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
 from lib.samples import ROWS
-from lib.support import slow, thin
+from lib.support import slow, thin, thin_tuples
 from lib.views import check_views
 from onepass import native
 
@@ -23,7 +23,7 @@ def fixed_seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("turn", thin(range(len(plan_tables.ROW_PLANS)), 3))
+@pytest.mark.parametrize("turn", thin(range(len(plan_tables.ROW_PLANS)), 5))
 def test_rows_in_every_tier(emulator, turn):
     serves = plan_tables.FAMILY if plan_tables.ROW_PLANS[turn][0].tier == Tier.PIPELINED else native.FUNCTIONS
     function = serves[turn // 2 % len(serves)]
@@ -31,7 +31,7 @@ def test_rows_in_every_tier(emulator, turn):
     plans.check_rows(emulator, function, types[turn // 4 % len(types)], *plan_tables.ROW_PLANS[turn])
 
 
-@pytest.mark.parametrize(("turn", "tier"), list(enumerate(plan_tables.ROW_GRADIENT_PLANS)), ids=str)
+@pytest.mark.parametrize(("turn", "tier"), thin_tuples(enumerate(plan_tables.ROW_GRADIENT_PLANS), 2), ids=str)
 def test_gradients_of_rows_in_every_tier(emulator, turn, tier):
     """Aligned rows, and rows that begin within a vector; the result's gradient has every element, or one per row."""
     types = [(BF16, BF16), (F32, F32), (F16, F16), (BF16, F32), (F32, BF16)][turn % 5]
@@ -47,7 +47,7 @@ def test_gradients_of_rows_in_every_tier(emulator, turn, tier):
         plans.backward(emulator, plan_tables.FAMILY[turn % 3], (5, n, 1), types, kind, places, plan)
 
 
-@pytest.mark.parametrize(("turn", "place"), PLACES, ids=names)
+@pytest.mark.parametrize(("turn", "place"), thin_tuples(PLACES, 2), ids=names)
 def test_columns_in_every_tier(emulator, turn, place):
     function = native.FUNCTIONS[turn % 5]
     types = plan_tables.TYPES.get(function, plan_tables.PAIRS)
@@ -102,7 +102,7 @@ def test_pairs_of_columns_of_any_types(emulator, plan, types):
     plans.check_columns(emulator, "softmax", types, plan)
 
 
-@pytest.mark.parametrize(("turn", "place"), PLACES[::2], ids=names)
+@pytest.mark.parametrize(("turn", "place"), thin_tuples(PLACES[::2], 2), ids=names)
 def test_gradients_of_columns_in_every_tier(emulator, turn, place):
     function = [*plan_tables.FAMILY, "logsumexp"][turn // 2 % 4]
     types, kinds = plan_tables.TYPES.get(function, plan_tables.PAIRS), plans.kinds_of(function, place[1], place[0])

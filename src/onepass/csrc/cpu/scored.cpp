@@ -19,8 +19,7 @@ ScoredPlan plan_scored(const ScoredProblem& p) {
   const bool backward = p.is_backward(), wide = p.accumulator() == DType::float64;
   const int64_t size = backward ? 2 * size_of(p.in) : wide ? 8 : 4, L = int64_t(sizeof(Vec)) / (wide ? 8 : 4);
   const auto column = p.outer.innermost(), row = p.reduced.innermost();
-  const bool in_columns =
-      p.outer.count && column.size >= L && column.strides[kInput] == 1 && (p.n == 1 || row.strides[kInput] != 1);
+  const bool in_columns = p.outer.count && column.size >= L && column.strides[kInput] == 1 && row.strides[kInput] != 1;
   ScoredPlan plan;
   plan.stores = backward || !is_reduction(p.function);
   plan.stores_in_place = stores_in_place(p, in_columns);

@@ -316,10 +316,13 @@ constexpr ScoredTensor kForwardColumns[] = {kInput, kResult}, kBackwardColumns[]
 // The vectors of a tensor are aligned where those of the first one are if lines and columns begin at the same elements
 // of vectors.
 unsigned column_parts(const ScoredProblem& problem, const CudaPlan& plan) {
+  constexpr int64_t kLeastSkipped = 128;  // shorter columns are read sooner than it is found out what to read of them
   const bool backward = problem.is_backward();
+  const bool skips =
+      backward && problem.function != Function::log_softmax && problem.has_window() && problem.n >= kLeastSkipped;
   const ScoredTensor lead = backward ? kResult : kInput;
   const int width = plan.vec_size, lead_size = size_of(backward ? problem.out : problem.in);
-  return parts_of(problem) |
+  return parts_of(problem) | (skips ? kScoreSkips : 0u) |
          vector_parts(
              problem, width,
              [&](ScoredTensor tensor) { return stride_of(problem.outer, problem.outer.count - 1, tensor); },

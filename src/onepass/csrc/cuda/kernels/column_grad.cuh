@@ -18,6 +18,7 @@ struct GradConfig : Config {
   static constexpr int kOperands = kVectorGrad ? 2 : 1, kTensors = 1 + kOperands, kFirstTensor = SAVED,
                        kResultTensor = DX, kFirstVecs = 0;
   static constexpr bool kReadsOnce = false, kThreadMaxima = false, kProvisionalMax = false, kScoresOnLoad = false;
+  static constexpr bool kSkipsHidden = Config::has(kScoreSkips);
 };
 
 template <class C>

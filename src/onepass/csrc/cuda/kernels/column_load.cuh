@@ -76,6 +76,15 @@ struct PlainLoad {
   __device__ PlainLoad(const From&, const Tile&) {}
 };
 
+// The tile whose vectors are read.
+template <class C, class From, class Tile>
+__device__ inline decltype(auto) read_tile(const From& from, const Tile& tile) {
+  if constexpr (C::kSkipsHidden)
+    return ColumnPlaces<C>(*from.map, tile).within_window();
+  else
+    return (tile);
+}
+
 // What every way to load has.
 template <class C>
 struct TileLoad {
@@ -85,19 +94,20 @@ struct TileLoad {
   static constexpr int kVecs = C::kVecs;
   const Sequence& sequence;
   const Tile& tile;
+  const typename Conditional<C::kSkipsHidden, Tile, const Tile&>::type seen;
   const typename Conditional<C::kScoresOnLoad, ScoringLoad<C>, PlainLoad>::type scoring;
   OperandFragments<C, kVecs> fragment;
 
   __device__ TileLoad(const Sequence& sequence, const Tile& tile)
-      : sequence(sequence), tile(tile), scoring(sequence.from, tile) {}
+      : sequence(sequence), tile(tile), seen(read_tile<C>(sequence.from, tile)), scoring(sequence.from, tile) {}
   // Loads the vectors of the tile from q on.
   __device__ void load_fragment(int q) {
     if constexpr (C::kScoresOnLoad)
       scoring.load(fragment.first, q);
     else if constexpr (C::kTwoPass || !C::kReduces)
-      fragment.load(sequence.from, tile, q);
+      fragment.load(sequence.from, seen, q);
     else
-      fragment.load_in_turn(sequence.from, tile, q);
+      fragment.load_in_turn(sequence.from, seen, q);
   }
   __device__ int vecs() const { return sequence.tiles.vecs_per_thread_max; }
   // Has the compiler compute the address of shared memory once, before the loop over tiles. Otherwise it does so at
@@ -138,7 +148,7 @@ template <class C>
 struct ResidentLoad : TileLoad<C> {
   typedef TileLoad<C> Base;
   typedef typename Base::Sequence Sequence;
-  using Base::fragment, Base::kVecs, Base::sequence, Base::tile;
+  using Base::fragment, Base::kVecs, Base::sequence, Base::seen;
   struct Stream {
     __device__ Stream(const Sequence& sequence) { prefetch_tile(sequence, sequence.first), Base::hoist_smem_address(); }
   };
@@ -182,22 +192,22 @@ struct ResidentLoad : TileLoad<C> {
         this->scoring.load(stage.first, q + c - begin), write_back(stage.first, c), bits = bits > c ? bits : c;
       return bits;
     }
-    return copy_stages<C>((const typename C::In*)sequence.from.first, sequence.from.second, tile, C::kFirstTensor, q,
+    return copy_stages<C>((const typename C::In*)sequence.from.first, sequence.from.second, seen, C::kFirstTensor, q,
                           begin, end, bits);
   }
   // The vectors in registers come after kFirstVecs, which are in shared memory.
   __device__ void load_registers() {
     if constexpr (C::kPrefetchesTile)
-      AsyncCopy::wait<0>(), fragment.load(sequence.from, tile, C::kFirstVecs, smem_vec_address<C>(0, 0));
+      AsyncCopy::wait<0>(), fragment.load(sequence.from, seen, C::kFirstVecs, smem_vec_address<C>(0, 0));
     else
       this->load_fragment(C::kFirstVecs);
   }
   // Loads the vectors q, q + 1, ..., which are in shared memory from slot c on.
   __device__ void load_stage(int q, int c) {
     if constexpr (C::kShifted || C::kScoresOnLoad)
-      stage.load_from_smem(tile, q, smem_vec_address<C>(0, c));
+      stage.load_from_smem(seen, q, smem_vec_address<C>(0, c));
     else
-      stage.load(sequence.from, tile, q, smem_vec_address<C>(0, c));
+      stage.load(sequence.from, seen, q, smem_vec_address<C>(0, c));
   }
   // Loads the stages in shared memory from slot `c` on and calls f(c) for each. With Arriving it waits for each.
   template <bool Arriving, class F>

@@ -62,6 +62,7 @@ struct ThreadTile {
   int line;                // tile, strided: the thread's number along a column
   int before;              // slab: the elements of its first vector that come before it
   int first, full, count;  // vectors [first, full) may be loaded whole, and none exists from `count` on
+  int hidden;              // vectors before this one are not looked at (kSkipsHidden)
   unsigned in_tile;        // shifted: a bit for each column of its vectors, whether it is in the tile
   int64_t rest;            // tile: columns from the thread's first on. slab: the position of its first element
   int64_t slice;           // tile, slab: its index of the outer dims
@@ -70,7 +71,7 @@ struct ThreadTile {
 
   // `misalignment`: the elements of a vector that come before the first tensor.
   __device__ ThreadTile(const Tiles& tiles, int64_t tile, int rank, uint64_t misalignment)
-      : tiles(tiles), at{}, before(0), first(0), full(0), count(0) {
+      : tiles(tiles), at{}, before(0), first(0), full(0), count(0), hidden(0) {
     const unsigned thread = threadIdx.x, threads_x = tiles.threads_x;
     line = C::kSlab ? thread >= threads_x : divide(thread, tiles.by_line);
     const int x = thread - line * threads_x;
@@ -120,16 +121,20 @@ struct ThreadTile {
       }
     }
   }
+  // Forgets the vectors outside of [begin, end).
+  __device__ void keep(int begin, int end) { hidden = begin, full = min(full, end), count = min(count, end); }
   // Whether vectors may be loaded whole.
-  __device__ bool is_full(int q) const { return q < full && (!kMayBeginBefore || q >= first); }
-  __device__ bool are_full(int q, int count) const { return q + count <= full && (!kMayBeginBefore || q >= first); }
+  __device__ bool is_full(int q) const { return are_full(q, 1); }
+  __device__ bool are_full(int q, int count) const {
+    return q + count <= full && (!kMayBeginBefore || q >= first) && (!C::kSkipsHidden || q >= hidden);
+  }
   // Whether a vector is stored whole.
   __device__ bool is_stored_whole(int q) const {
     return C::kShifted ? in_tile == (1u << V) - 1 && q < count : is_full(q);
   }
   // Whether element v of vector q exists. (For a vector that is not full.)
   __device__ bool has_element(int q, int v) const {
-    if (q >= count) return false;
+    if (q >= count || (C::kSkipsHidden && q < hidden)) return false;
     if constexpr (C::kSlab) {
       const int64_t p = rest + q * tiles.vec_strides[0] + v;
       return p >= 0 && p < tiles.n * tiles.inner;

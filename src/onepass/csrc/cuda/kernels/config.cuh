@@ -47,6 +47,7 @@ struct Config {
   typedef BIAS_TYPE Bias;  // of a score
   static constexpr bool has(ScorePart part) { return SCORE_PARTS & part; }
   static constexpr bool kIsScored = SCORE_PARTS != 0;
+  static constexpr bool kSkipsHidden = false;  // columns: vectors outside the window are not read
   static constexpr bool kIsPointwise = kIsBackward && is_same<Policy::Grad, LogSumExpGrad>;  // reduces nothing
 
   static constexpr int kVecs = VECS_PER_THREAD;  // vectors of a thread, in registers

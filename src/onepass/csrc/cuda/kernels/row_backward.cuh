@@ -55,6 +55,7 @@ struct BackwardFragment {
       } else {
         Raw y_vec = {}, g_vec = {};
         if (is_full<C>(at, n) && overlaps(row, at)) {
+          if constexpr (C::has(kScoreSoftcap)) prefetch_l2(row.score.x + at);
           y_vec = vector(row.y + at);
           if constexpr (!C::kBroadcastGrad) g_vec = vector(row.g + at);
         }

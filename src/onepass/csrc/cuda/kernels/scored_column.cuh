@@ -56,6 +56,19 @@ struct ColumnPlaces {
     const int last = distance + (V - 1) * distance_step();
     return max(distance, last) >= map.least && min(distance, last) <= map.most;
   }
+  // The vectors that overlap the window, in a tile that forgets the others.
+  __device__ Tile within_window() const {
+    Tile within = tile;
+    const int step = turn * map.distance_step, here = distance(0), across = (V - 1) * distance_step();
+    const int least = map.least - max(across, 0), most = map.most - min(across, 0);  // of a vector's first element
+    if (step == 0 || C::kStrided) {
+      if (!C::kStrided && (here < least || here > most)) within.keep(0, 0);
+    } else {  // from one vector to the next distances rise, or fall
+      const int from = step > 0 ? least - here : here - most, to = (step > 0 ? most - here : here - least) + abs(step);
+      within.keep(from > 0 ? (from + abs(step) - 1) / abs(step) : 0, to > 0 ? to / abs(step) : 0);
+    }
+    return within;
+  }
   // The scale or the slope of a column.
   template <class A>
   __device__ A of_column(MapTensor t, int v) const {

@@ -98,6 +98,9 @@ __device__ inline Vector<T, Count> load_vector(const void* at) {
   }
 }
 
+// Has the L2 cache fetch the bytes at an address in global memory.
+__device__ inline void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 // Stores a vector by one instruction. It is written in PTX because the compiler splits the vector where another branch
 // stores the same values one by one.
 template <class T, int Count>
