@@ -428,18 +428,26 @@ def _tangents(
 # Operators ------------------------------------------------------------------------------------------------------------
 
 
-def _empty_lse(x: Tensor, side: SideTensors, spec: Spec) -> Tensor:
+def _empty_lse(x: Tensor, side: SideTensors, spec: Spec) -> Tensor | None:
+    """For the logsumexp of each row, which a sink that is a tensor makes."""
+    if side.sink is None:
+        return None
     to = _result_dtype(x, spec.dtype)
-    shape = [1 if d in spec.dims else size for d, size in enumerate(x.shape)] if side.sink is not None else [0]
-    return x.new_empty(shape, dtype=_accumulator(to, to))
+    return x.new_empty([1 if d in spec.dims else n for d, n in enumerate(x.shape)], dtype=_accumulator(to, to))
 
 
-def _empty_results(x: Tensor, side: SideTensors, spec: Spec) -> tuple[Tensor, Tensor]:
-    to, lse = _result_dtype(x, spec.dtype), _empty_lse(x, side, spec)
+def _empty_result(x: Tensor, spec: Spec) -> Tensor:
+    to = _result_dtype(x, spec.dtype)
     if spec.function != "logsumexp":
-        return torch.empty_like(x, dtype=to), lse
-    shape = [1 if d in spec.dims else size for d, size in enumerate(x.shape) if spec.keepdim or d not in spec.dims]
-    return x.new_empty(shape, dtype=to), lse
+        return torch.empty_like(x, dtype=to)
+    return x.new_empty(
+        [1 if d in spec.dims else n for d, n in enumerate(x.shape) if spec.keepdim or d not in spec.dims], dtype=to
+    )
+
+
+def _both_results(y: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As the operator gives them: without a logsumexp an empty tensor."""
+    return y, y.new_empty(0, dtype=_accumulator(y.dtype, y.dtype)) if lse is None else lse
 
 
 _NUMBERS_OF = {name: number for number, name in enumerate(FUNCTIONS)}
@@ -450,33 +458,32 @@ _KERNELS = tuple(
 )
 
 
-def _expanded(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Tensor | None]:
-    """The side tensors as the kernels take them: with the sizes of the input, without any copy of what is broadcast."""
+def _kernel_tensors(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Tensor | None]:
+    """The side tensors as the kernels take them: they broadcast to the input, and the bias is in its own dtype."""
     alibi = None if side.alibi is None else slopes(x, side.alibi)
     scale, alibi, sink = (None if t is None else t.to(wide) for t in (side.scale, alibi, side.sink))
-    tensors = (scale, side.bias, alibi, sink, side.mask)  # the bias is in its own dtype
-    return [None if t is None else t.expand(x.shape) for t in tensors]
+    return [scale, side.bias, alibi, sink, side.mask]
 
 
 def _launch_forward(
     x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor | None = None
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor | None] | None:
     """The results of a kernel, the first in `out` where that is given, or None where there is none for the call."""
-    y, lse = _empty_results(x, side, spec) if out is None else (out, _empty_lse(x, side, spec))
+    y, lse = _empty_result(x, spec) if out is None else out, _empty_lse(x, side, spec)
     whole = unsqueeze_reduced(y, spec.dims, spec.keepdim) if spec.function == "logsumexp" else y
-    of_row = None if side.sink is None else lse
     if spec.engine == "triton":
-        call = spec.function, x, whole, of_row, tuple(sorted(spec.dims)), side, scores
+        call = spec.function, x, whole, lse, tuple(sorted(spec.dims)), side, scores
         return (y, lse) if triton_engine.launch_scored_forward(*call) else None
     numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
-    tensors = _expanded(x, side, lse.dtype)
-    if _KERNELS[0](x, *tensors, whole, of_row, *numbers):
+    to = _result_dtype(x, spec.dtype)
+    tensors = _kernel_tensors(x, side, _accumulator(to, to))
+    if _KERNELS[0](x, *tensors, whole, lse, *numbers):
         return y, lse
     rows = _as_rows(x, spec)
     if rows is None:
         return None
     into = whole if spec.function == "logsumexp" else torch.empty_like(rows, dtype=y.dtype)
-    if not _KERNELS[0](rows, *tensors, into, of_row, *numbers):
+    if not _KERNELS[0](rows, *tensors, into, lse, *numbers):
         return None
     if into is not whole:
         whole.copy_(into)
@@ -497,11 +504,11 @@ def _forward_kernel(*given: Any) -> tuple[Tensor, Tensor]:
     x, side, spec, scores = _parse(given)
     launched = _launch_forward(x, side, spec, scores)
     if launched is not None:
-        return launched
+        return _both_results(*launched)
     y, lse = forward_arithmetic(x, side, spec, scores)
     if spec.function != "logsumexp":
         y = _laid_out(y, x)
-    return y, lse if side.sink is not None else lse.new_empty(0)
+    return _both_results(y, lse if side.sink is not None else None)
 
 
 @torch._disable_dynamo
@@ -517,7 +524,7 @@ def _launch_backward(g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, 
         if triton_engine.launch_scored_backward(*call):
             return dx
     else:
-        scale, _, _, _, mask = _expanded(y, side, _accumulator(y.dtype, y.dtype))
+        scale, _, _, _, mask = _kernel_tensors(y, side, _accumulator(y.dtype, y.dtype))
         numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
         if _KERNELS[1](g, y, x, scale, mask, dx, *numbers):
             return dx
@@ -543,10 +550,9 @@ def _launch_logsumexp_backward(
         if triton_engine.launch_scored_logsumexp_backward(*call):
             return dx
     elif g.dtype is lse.dtype is wide:
-        scale, bias, alibi, _, mask = _expanded(x, side, wide)
-        of_rows = g.expand(x.shape), x, lse.expand(x.shape)
+        scale, bias, alibi, _, mask = _kernel_tensors(x, side, wide)
         numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
-        if _KERNELS[2](*of_rows, scale, bias, alibi, mask, dx, of_scores, *numbers):
+        if _KERNELS[2](g, x, lse, scale, bias, alibi, mask, dx, of_scores, *numbers):
             return dx
     return _laid_out(logsumexp_backward_arithmetic(g, lse, of_scores, x, side, spec, scores), x)
 
@@ -585,7 +591,7 @@ def _logsumexp_backward_autograd(g: Tensor, lse: Tensor, of_scores: bool, *given
 
 def _forward_fake(*given: Any) -> tuple[Tensor, Tensor]:
     x, side, spec, _ = _parse(given)
-    return _empty_results(x, side, spec)
+    return _both_results(_empty_result(x, spec), _empty_lse(x, side, spec))
 
 
 def _backward_fake(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:

@@ -145,6 +145,8 @@ class Emulator:
             None
             if t is None
             else _array(ctypes.c_int64, [0 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])
+            if t is out
+            else _array(ctypes.c_int64, t.expand(x.shape).stride())
             for t in given
         ]
         pointers = _array(ctypes.c_void_p, [None if each is None else ctypes.addressof(each) for each in steps])

@@ -84,7 +84,7 @@ def thin(cases: Iterable[Any], nth: int) -> list[Any]:
 
 
 def thin_tuples(cases: Iterable[tuple[Any, ...]], nth: int) -> list[Any]:
-    """The same of cases of several values."""
+    """Cases of several values, of which all but every nth are slow."""
     return [slow(*case) if k % nth else pytest.param(*case) for k, case in enumerate(cases)]
 
 

@@ -15,7 +15,7 @@ from lib.support import DTYPES, same, with_instruction_set
 from onepass.scored import (
     _KERNELS,
     _NUMBERS_OF,
-    _expanded,
+    _kernel_tensors,
     backward_arithmetic,
     forward_arithmetic,
     logsumexp_backward_arithmetic,
@@ -44,7 +44,7 @@ def forward(
     y = y if out is None else out
     wide = F64 if to is F64 else F32
     lse = torch.empty(rows, dtype=wide)
-    assert _KERNELS[0](x, *_expanded(x, side, wide), y, lse, _NUMBERS_OF[spec.function], spec.dims, *scores)
+    assert _KERNELS[0](x, *_kernel_tensors(x, side, wide), y, lse, _NUMBERS_OF[spec.function], spec.dims, *scores)
     return y, lse
 
 
@@ -60,7 +60,7 @@ def backward(
 ) -> Tensor:
     """The gradient of softmax or log_softmax; x goes with a softcap."""
     dx = torch.empty_like(y, dtype=to) if out is None else out
-    scale, _, _, _, mask = _expanded(y, side, F64 if y.dtype is F64 else F32)
+    scale, _, _, _, mask = _kernel_tensors(y, side, F64 if y.dtype is F64 else F32)
     assert _KERNELS[1](g, y, x, scale, mask, dx, _NUMBERS_OF[spec.function], spec.dims, *scores)
     return dx
 
@@ -69,7 +69,7 @@ def logsumexp_backward(
     g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype
 ) -> Tensor:
     dx = torch.empty_like(x, dtype=to)
-    scale, bias, alibi, _, mask = _expanded(x, side, lse.dtype)
+    scale, bias, alibi, _, mask = _kernel_tensors(x, side, lse.dtype)
     rows = g.expand(x.shape), x, lse.expand(x.shape)
     numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
     assert _KERNELS[2](*rows, scale, bias, alibi, mask, dx, of_scores, *numbers)

@@ -160,7 +160,7 @@ def solve_in_emulator(
     place = (lambda t: t.clone()) if plan.access == Access.ALIGNED else inner
     x, y = place(x), place(x)
     names = ("scale", "bias", "alibi", "sink", "mask")
-    tensors = {key: t for key, t in zip(names, scored._expanded(x, side, F32), strict=True) if t is not None}
+    tensors = {key: t for key, t in zip(names, scored._kernel_tensors(x, side, F32), strict=True) if t is not None}
     if side.sink is not None:
         tensors["lse"] = torch.empty(want_lse.shape)
     numbers = scores.factor, scores.softcap, scores.sink
@@ -193,7 +193,7 @@ def test_the_gradient_of_logsumexp_in_the_emulator(emulator, parts, dims, of_sco
     lse = scored.forward_arithmetic(x.double(), double, spec, scores)[1].to(wide)
     x, g = (x if n == 40 else inner(x)), maker(wide, seed=9)(*lse.shape)
     dx = (torch.empty_like(x) if n == 40 else inner(x)).to(wide if of_scores else dtype)
-    tensors = dict(zip(("scale", "bias", "alibi", "sink", "mask"), scored._expanded(x, side, wide), strict=True))
+    tensors = dict(zip(("scale", "bias", "alibi", "sink", "mask"), scored._kernel_tensors(x, side, wide), strict=True))
     tensors |= {"input": x, "grad": g.expand(x.shape), "lse": lse.expand(x.shape), "result": dx, "sink": None}
     tensors = {name: t for name, t in tensors.items() if t is not None}
     numbers = scores.factor, scores.softcap, scores.sink
@@ -256,7 +256,7 @@ def check_on_a_gpu(call: tuple[Tensor, SideTensors, Scores], dim: int, place: An
             continue
         g, of_cap = maker(dtype, seed=9)(*x.shape).cuda(), x if scores.softcap else None
         dx = torch.empty_like(y)
-        scale, _, _, _, mask = scored._expanded(y, side, F64 if dtype is F64 else F32)
+        scale, _, _, _, mask = scored._kernel_tensors(y, side, F64 if dtype is F64 else F32)
         number = scored._NUMBERS_OF[function]
         assert scored._KERNELS[1](g, y, of_cap, scale, mask, dx, number, spec.dims, *scores)
         wide = None if of_cap is None else x.double()

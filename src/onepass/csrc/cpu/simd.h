@@ -230,8 +230,8 @@ ONEPASS_INLINE Vec pack_bfloat16(Vec a, Vec b) {
     if constexpr (!InputNan) return rounded;
     return v != v ? UintVec{} + 0x7fc00000 : rounded;
   };
-  typedef uint16_t Halves __attribute__((vector_size(64)));
-  const Halves low = Halves(round(a)), high = Halves(round(b));
+  typedef uint16_t Shorts __attribute__((vector_size(64)));
+  const Shorts low = Shorts(round(a)), high = Shorts(round(b));
   return Vec(__builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37,
                                      39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63));
 }

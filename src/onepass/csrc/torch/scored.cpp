@@ -39,8 +39,19 @@ class ScoredArguments {
   std::deque<TensorRef> refs_;
 };
 
-// Fills in what both directions share: layout and numbers. Every tensor but the result of a reduction has the sizes of
-// the input: what is broadcast has been expanded.
+// The strides of a tensor along the dims of the input, 0 along those that it is broadcast along.
+void broadcast_strides(const TensorRef& tensor, const TensorRef& like, int64_t* strides) {
+  const int lacking = int(like.rank - tensor.rank);
+  if (lacking < 0) fail("a tensor of a scored call has more dims than its input");
+  std::fill_n(strides, lacking, 0);
+  for (int i = lacking; i < like.rank; ++i) {
+    const int64_t size = tensor.sizes[i - lacking];
+    if (size != 1 && size != like.sizes[i]) fail("a tensor of a scored call does not broadcast to its input");
+    strides[i] = size == 1 ? 0 : tensor.strides[i - lacking];
+  }
+}
+
+// Fills in what both directions share: layout and numbers.
 bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDims& dims, ScoredArguments& given) {
   const TensorRef& x = *tensors[kInput];
   problem.factor = given.take<double>(), problem.softcap = given.take<double>(), problem.sink = given.take<double>();
@@ -52,10 +63,9 @@ bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDi
   const int64_t* each[kDistance] = {};
   for (int t = 0; t < kDistance; ++t) {
     if (!tensors[t]) continue;
-    if (tensors[t]->rank != x.rank) fail("the tensors of a scored call have one rank");
     problem.data[t] = const_cast<void*>(tensors[t]->data());
     problem.storage_end[t] = tensors[t]->storage_end();
-    for (int i = 0; i < x.rank; ++i) strides[t][i] = tensors[t]->sizes[i] == 1 ? 0 : tensors[t]->strides[i];
+    broadcast_strides(*tensors[t], x, strides[t]);
     each[t] = strides[t];
   }
   problem.lay_out(x.rank, x.sizes, each, dims.reduced, offset);

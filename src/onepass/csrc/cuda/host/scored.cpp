@@ -179,9 +179,9 @@ CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
   const bool all_half = !backward && size_of(problem.in) == 2 && size_of(problem.out) == 2;
   if (!all_half || batch_invariant()) return plan;
   if (is_tiled && !aligned) {
-    const CudaPlan of_halves = plan_like(problem.in, problem.out);
-    if (of_halves.tier == Tier::staged) return of_halves;
-    if (of_halves.tier == Tier::warp && of_halves.access == VecAccess::aligned) return of_halves;
+    const CudaPlan of_half_types = plan_like(problem.in, problem.out);
+    if (of_half_types.tier == Tier::staged) return of_half_types;
+    if (of_half_types.tier == Tier::warp && of_half_types.access == VecAccess::aligned) return of_half_types;
   }
   int by = width;
   while (by > full / 2 && !(n % by == 0 && aligned_at(by))) by /= 2;

@@ -63,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(C::kBlockThreads)
   for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < threads; index += stride) {
     const int64_t line = threads >> 32 ? index / line_threads : (unsigned)index / (unsigned)line_threads;
     const LinePlace place(map, line);
-    const bool is_even = C::kAligned || C::kScalar;
-    const int before = is_even ? 0 : misalignment<C>(place.at.pointer<const In>(map, kMapInput));
+    const bool begins_aligned = C::kAligned || C::kScalar;
+    const int before = begins_aligned ? 0 : misalignment<C>(place.at.pointer<const In>(map, kMapInput));
     int first[kVecs];
     unroll<kVecs>([&](int i) { first[i] = ((int)(index - line * line_threads) + i * line_threads) * V - before; });
 
