@@ -150,6 +150,7 @@ def check_other_dims(function: str, which: str, types: tuple, arch: int, n: int 
     return compiled
 
 
+@pytest.mark.slow
 def test_any_length_of_any_call_over_other_dims_is_covered():
     """One walk over all lengths, which takes ten seconds, has the kernels of each."""
     kinds = ("softmax", (BF16, BF16), 90)

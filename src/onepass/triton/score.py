@@ -304,11 +304,11 @@ def scored_gradient(grad, y, m, sums, score, own, column, seen, read, sizes, TYP
         seen &= load_beside(own.mask, score.mask, column, read_mask, sizes, exists, True)
     if len(score.empty) > 0:
         seen &= m != -float("inf")
-    if len(score.of_scores) > 0:
-        return tl.where(seen, grad, 0.0)
-    if len(score.softcap) > 0:
+    if len(score.softcap) > 0 and len(score.of_scores) == 0:
         x = load_beside(own.input, score.input, column, read, sizes, own.exists, 0.0)
         s = round_to(x, TYPE).to(grad.dtype) * own.factor
         t = tanh(s / number(score.softcap, grad.dtype), OUT)
         grad = grad * (1.0 - t * t)
-    return tl.where(seen, grad * own.factor, 0.0)
+    if len(score.of_scores) == 0:
+        grad = grad * own.factor
+    return tl.where(seen, grad, 0.0)

@@ -16,7 +16,7 @@ from emulator.build import ptx_of
 from lib.kernels import disassemble, name_of, read_usage, select_kernels
 from lib.paths import CORE
 from lib.plan_tables import BF16, F16, F32, F64, OF_COLUMNS, Access, Plan, Tier, names
-from lib.support import slow
+from lib.support import slow, thin_tuples
 from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass._kernel_compiler import Kernel
@@ -157,8 +157,12 @@ def check(kernels: list[Kernel], arch: int, folder: Path, counted: dict[str, lis
 
 @needs_nvrtc
 @pytest.mark.parametrize("quick", [True, slow(False)], ids=["quick", "more"])
-@pytest.mark.parametrize("tier", Tier, ids=names)
-@pytest.mark.parametrize("which", native.PASSES[:2])
+@pytest.mark.parametrize(
+    ("which", "tier"),
+    # Of one tier the forward kernels, of the next one the gradients.
+    thin_tuples(((which, t) for k, t in enumerate(Tier) for which in native.PASSES[:2][:: (-1) ** k]), 2),
+    ids=names,
+)
 def test_compiles_to_no_more_than_before(tmp_path, monkeypatch, counted, tier, which, quick):
     pytest.importorskip("triton")
     monkeypatch.setenv("ONEPASS_CACHE_DIR", "off")

@@ -14,7 +14,20 @@ from torch import Tensor
 
 import onepass
 import onepass.triton as engine
-from lib.support import DTYPES, FUNCTIONS, SOFTMAXES, Make, accumulator, maker, ours, peak, same, slow, thin
+from lib.support import (
+    DTYPES,
+    FUNCTIONS,
+    SOFTMAXES,
+    Make,
+    accumulator,
+    maker,
+    ours,
+    peak,
+    same,
+    slow,
+    thin,
+    thin_tuples,
+)
 from lib.triton import (
     BF16,
     F16,
@@ -582,7 +595,10 @@ def _compile(
     chosen = plan_scored(1 << 20, n, (dtype, dtype), Properties(backend))
 
     def launches() -> None:
-        if of_gradient:
+        if of_gradient and function == "logsumexp":
+            lse = torch.empty(2, 4, 3, 1, dtype=wide)
+            logsumexp_backward(lse, lse, x, [3], options, n > 16384, chosen)
+        elif of_gradient:
             backward(function, x, x, x, [3], options, dtype, chosen)
         else:
             forward(function, x, [3], options, dtype, chosen)
@@ -606,10 +622,12 @@ COMPILED = [
     (True, "softmax", 65536, BF16, "all"),
     (True, "log_softmax", 65536, F32, "mask"),
     (True, "softmax", 2048, F64, "all"),
+    (True, "logsumexp", 1024, BF16, "all"),
+    (True, "logsumexp", 65536, F32, "all"),  # of the scores
 ]
 
 
-@pytest.mark.parametrize(("backward", "function", "n", "dtype", "parts"), COMPILED, ids=name_of)
+@pytest.mark.parametrize(("backward", "function", "n", "dtype", "parts"), thin_tuples(COMPILED, 2), ids=name_of)
 @pytest.mark.parametrize(("backend", "arch"), [*TARGETS[:2], *(slow(*target) for target in TARGETS[2:])], ids=name_of)
 def test_compiles_without_spills(compiling, backend, arch, backward, function, n, dtype, parts):
     found = compiling(_compile, backward, function, n, dtype, parts, backend, arch)
