@@ -1,6 +1,7 @@
 """Scores on the CPU engine: random calls, forward and backward, against the arithmetic in doubles; special values;
 long and odd rows; threads and instruction sets."""
 
+import itertools
 import math
 import random
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import onepass
 from lib.scripts import Forks
-from lib.support import DTYPES, same, with_instruction_set
+from lib.support import DTYPES, maker, same, thin_tuples, with_instruction_set
 from onepass.scored import (
     _KERNELS,
     _NUMBERS_OF,
@@ -342,3 +344,26 @@ for function in t.FUNCTIONS:
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set(processes: Forks, tmp_path: Path, isa: str) -> None:
     with_instruction_set(processes, tmp_path, isa, __file__, CODE)
+
+
+# Of more than 8 MB in any type: streaming stores write whole lines.
+LARGE = [((16, 512, 512), 1), ((9000, 500), 0), ((2, 3, 700, 1504), 2), ((70, 70_001), 1), ((300_000, 17), 1)]
+LARGE += [((4000, 1100), 1), ((1700, 3, 900), 0)]
+
+
+@pytest.mark.parametrize(
+    ("place", "dtype", "at"), thin_tuples(itertools.product(LARGE, (BF16, F32, F64), (0, 1, 32)), 4), ids=str
+)
+def test_large_results_begin_anywhere(place, dtype, at):
+    shape, dim = place
+    x, error = maker(dtype)(*shape), 64 * torch.finfo(dtype).eps
+    out = torch.empty(x.numel() + at, dtype=dtype)[at:].view(shape)
+    onepass.softmax(x, dim, scale=0.5, out=out)
+    torch.testing.assert_close(out.double(), torch.softmax(x.double() * 0.5, dim), rtol=error, atol=error * 1e-6)
+    g, mask = maker(dtype, seed=1)(*shape), torch.arange(shape[dim]) % 7 > 0
+    mask = mask.view([-1 if d == dim else 1 for d in range(x.dim())])
+    y = onepass.softmax(x.requires_grad_(), dim, scale=0.5, mask=mask)
+    (dx,) = torch.autograd.grad(y, x, g)
+    y, g = y.detach().double(), g.double()
+    want = 0.5 * y * (g - (y * g).sum(dim, keepdim=True))
+    torch.testing.assert_close(dx.double(), want, rtol=error, atol=error * float(y.amax() * g.abs().amax()))

@@ -13,6 +13,16 @@ bool stores_in_place(const ScoredProblem& p, bool in_columns) {
   return dims.count == 0 || (dims.innermost().strides[kResult] == 1 && (in_columns || dims.count == 1));
 }
 
+// Whether the results of a step of each tile of columns begin at a line.
+bool are_at_lines(const ScoredProblem& p, int64_t width) {
+  const int64_t size = size_of(p.out), columns = p.outer.count - 1;
+  bool all =
+      uintptr_t(p.data[kResult]) % kLine == 0 && (width * size % kLine == 0 || width >= p.outer.dims[columns].size);
+  for (int d = 0; d < columns; ++d) all &= p.outer.dims[d].strides[kResult] * size % kLine == 0;
+  for (int d = 0; d < p.reduced.count; ++d) all &= p.reduced.dims[d].strides[kResult] * size % kLine == 0;
+  return all;
+}
+
 }  // namespace
 
 ScoredPlan plan_scored(const ScoredProblem& p) {
@@ -27,9 +37,11 @@ ScoredPlan plan_scored(const ScoredProblem& p) {
   if (in_columns) {
     plan.route = ScoredRoute::columns;
     const int64_t fit = kScratch * int64_t(sizeof(float)) / size / (p.n + 1);
-    const int64_t most = std::clamp<int64_t>(fit & -2 * L, 2 * L, std::min(kMaxColumns, kMaxSequences * L));
-    // All tiles are about equally wide.
-    plan.width = std::min(up_to(ceil_div(column.size, ceil_div(column.size, most)), L), most);
+    const int64_t least = backward ? 8 * L : 2 * L;  // gradients take no scratch memory
+    const int64_t most = std::clamp<int64_t>(fit & -2 * L, least, std::min(kMaxColumns, kMaxSequences * L));
+    // All tiles are about equally wide, and begin at lines.
+    const int64_t line = std::max<int64_t>(L, kLine / size_of(p.out));
+    plan.width = std::min(up_to(ceil_div(column.size, ceil_div(column.size, most)), line), most);
     plan.work_items = p.rows / column.size * ceil_div(column.size, plan.width);
   } else if (p.n > kMaxWholeRow / (wide ? 2 : 1)) {
     plan.route = ScoredRoute::row_chunks, plan.chunks = ceil_div(p.n, kChunk);
@@ -44,10 +56,9 @@ ScoredPlan plan_scored(const ScoredProblem& p) {
   const bool in_place = p.data[kResult] == p.data[kInput] || p.data[kResult] == p.data[kGradOf];
   // Runs of which a good part is no whole lines are slower with streaming stores.
   const int64_t run = plan.route == ScoredRoute::rows ? p.n * size_of(p.out) : kLine;
-  const int64_t pitch = in_columns ? row.strides[kResult] * size_of(p.out) : 0;
   plan.streaming = kHasStreamingStores && plan.stores && !in_place &&
                    p.rows * p.n * size_of(p.out) >= kStreamingBytes && (run % kLine == 0 || run >= 16 * kLine) &&
-                   pitch % kLine == 0;
+                   (!in_columns || are_at_lines(p, plan.width));
   return plan;
 }
 
