@@ -199,10 +199,15 @@ def _slope_of_cap(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> T
 Like = tuple[Sequence[int], torch.dtype]
 
 
-def _sum_to(t: Tensor, like: Like | None) -> Tensor:
+def _sum_to(t: Tensor, like: Like | None, times: float = 1.0) -> Tensor:
+    """The sum of `t` / `times` over the dims that `like` was broadcast along, made in the accumulator's dtype."""
     assert like is not None
     shape, dtype = like
-    return t.sum_to_size(shape).to(dtype)
+    lead = t.dim() - len(shape)
+    dims = [d for d, size in enumerate(t.shape) if d < lead or (size != 1 and shape[d - lead] == 1)]
+    total = t.sum(dims, keepdim=True, dtype=_accumulator(t.dtype, t.dtype)) if dims else t
+    total = total.reshape(shape)
+    return (total if times == 1 else upcast(total) / times).to(dtype)
 
 
 class ScoredFunction(torch.autograd.Function):
@@ -312,6 +317,7 @@ def gradients(
     """The gradients of the input, of dtype `to`, and of scale, bias, alibi and sink, of the shapes and dtypes `likes`;
     None where not `needed`."""
     result: list[Tensor | None] = [None] * 5
+    times = 1.0  # the factor of `ds` beside that of the scores' gradients
     if g is None and g_lse is None:
         return result
     dims = spec.dims
@@ -340,10 +346,8 @@ def gradients(
         ds = dx = None
         if is_plain and needs_x and g_lse is None:
             dx = _backward(g, y, x if scores.softcap else None, side, spec, scores, to)
-            if needs_bias or needs_alibi:
-                ds = dx if scores.factor == 1 else dx.to(wide) / scores.factor
-                if scores.factor == 0:
-                    ds = None
+            if (needs_bias or needs_alibi) and scores.factor:  # sums of dx are divided by it
+                ds, times = dx, scores.factor
         if ds is None and any(needed[:4]) and (dx is None or needs_bias or needs_alibi):
             plain = scores._replace(factor=1.0, softcap=0.0)
             ds = _backward(g, y, None, SideTensors(mask=side.mask), spec, plain, wide)
@@ -369,11 +373,11 @@ def gradients(
     result[0] = dx if needs_x else None
     if needs_bias:
         assert ds is not None
-        result[2] = _sum_to(ds, likes[1])
+        result[2] = _sum_to(ds, likes[1], times)
     if needs_alibi:
         assert ds is not None
         through = -(ds * distances(ds, scores).abs()).sum((-2, -1))
-        result[3] = _sum_to(through, likes[2])
+        result[3] = _sum_to(through, likes[2], times)
     if needs_sink:
         assert side.sink is not None
         assert lse is not None
