@@ -1,8 +1,8 @@
-# make setup    .venv with everything in it, and onepass built (3 minutes)
+# make setup    .venv with everything in it, and onepass built (5 minutes)
 # make bench    set up, then check and time onepass against torch (1 minute)
 # make smoke    set up, then the tests that are quick and touch everything (1 minute)
-# make test     set up, then the tests (10 minutes in all from a bare clone on two cores)
-# make test-all set up, then the tests with their long sweeps (30 minutes)
+# make test     set up, then the tests (15 minutes in all from a bare clone on two cores)
+# make test-all set up, then the tests with their long sweeps (40 minutes)
 # make lint     ruff, mypy, clang-format
 # make format   let them mend what they can
 # make sanitize the C++ that needs no GPU, with AddressSanitizer and UndefinedBehaviorSanitizer, over random calls

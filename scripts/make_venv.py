@@ -142,7 +142,7 @@ def main() -> None:
         install([*RUN, "nvidia-cuda-nvrtc"], needed=True)
     install(TEST, needed=not usable)
 
-    say("building the native core: a minute and a half on two cores, some seconds where nothing has changed")
+    say("building the native core: four minutes on two cores, some seconds where nothing has changed")
     run(PYTHON, "setup.py", "-q", "build_ext", "--inplace")  # by itself, as pip would not show what it prints
     # No index: what the build needs is there, and an isolated build would fetch torch once more.
     flags = ["-q", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
