@@ -26,7 +26,7 @@ class State(NamedTuple):
     """
 
     m: Tensor
-    l: Tensor  # noqa: E741  (its name in the literature)
+    l: Tensor
 
     def logsumexp(self) -> Tensor:
         """m + log(l), the logsumexp of the rows, in the dtype of the state.

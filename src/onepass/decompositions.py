@@ -56,7 +56,7 @@ def _state_derivatives(spec: Spec, saved: Sequence[Tensor]) -> tuple[Tensor, Ten
     does not depend on it.
     """
     x = _score(spec, _upcast(saved[0]))
-    m, l = unsqueeze_planes(saved[1], spec.dims, spec.keepdim).unbind(0)  # noqa: E741
+    m, l = unsqueeze_planes(saved[1], spec.dims, spec.keepdim).unbind(0)
     infinite = m.isinf()
     top = (x == m).to(x.dtype)
     share = top / top.sum(spec.dims, keepdim=True).clamp(min=1)  # 0 in a row of NaN

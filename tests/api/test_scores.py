@@ -14,7 +14,7 @@ from torch.library import opcheck
 
 import onepass
 from lib.modes import Graphs, Operators
-from lib.support import DTYPES, accumulator, every_softmax, maker, ours, same, slow, thin
+from lib.support import DTYPES, accumulator, drawn_positions, every_softmax, maker, ours, same, slow, thin
 from onepass import reference
 
 F32, F64, F16, BF16 = DTYPES
@@ -201,14 +201,7 @@ def drawn(seed: int, device: str) -> tuple[Tensor, Any, Options, dict[str, Any]]
     if has():
         options["mask"] = make(*broadcast(pick, shape)).to(device) > pick.choice((-1, 0.5))
     if rank >= 2:
-        if has():
-            options["causal"] = True
-        if has():
-            options["window"] = (pick.choice((None, 0, 2)), pick.choice((None, 0, 3)))
-        if has():
-            options["alibi"] = positive(side(shape[:-2]))
-        if options.keys() & {"causal", "window", "alibi"} and has():
-            options["offset"] = pick.randint(-3, 3)
+        options |= drawn_positions(pick, has, lambda: positive(side(shape[:-2])), 3)
     if has():
         options["softcap"] = pick.choice((0.5, 30))
     if has():

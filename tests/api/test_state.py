@@ -19,10 +19,10 @@ EMPTY = State(torch.tensor(-INF), torch.tensor(0.0))
 
 def test_special_rows_by_hand(engine, device):
     x = torch.tensor([[-INF, -INF], [INF, 5.0], [NAN, 5.0], [NAN, -INF], [NAN, NAN], [NAN, INF], [-INF, 2.0]])
-    m, l = onepass.state(x.to(device), engine=engine)  # noqa: E741
+    m, l = onepass.state(x.to(device), engine=engine)
     assert str(m.tolist()) == str([-INF, INF, 5.0, -INF, -INF, INF, 2.0])
     assert str(l.tolist()) == str([0.0, INF, NAN, NAN, NAN, NAN, 1.0])
-    m, l = onepass.state(x[:, :0].to(device), engine=engine)  # noqa: E741
+    m, l = onepass.state(x[:, :0].to(device), engine=engine)
     assert (m.tolist(), l.tolist()) == ([-INF] * 7, [0.0] * 7)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -86,6 +87,22 @@ def thin(cases: Iterable[Any], nth: int) -> list[Any]:
 def thin_tuples(cases: Iterable[tuple[Any, ...]], nth: int) -> list[Any]:
     """Cases of several values, of which all but every nth are slow."""
     return [slow(*case) if k % nth else pytest.param(*case) for k, case in enumerate(cases)]
+
+
+def drawn_positions(
+    pick: Random, happens: Callable[[], bool], slopes: Callable[[], Tensor], offset: int
+) -> dict[str, Any]:
+    """Arguments of scores that take positions; an offset is at most `offset`."""
+    options: dict[str, Any] = {}
+    if happens():
+        options["causal"] = True
+    if happens():
+        options["window"] = (pick.choice((None, 0, 2)), pick.choice((None, 0, 3)))
+    if happens():
+        options["alibi"] = slopes()
+    if options and happens():
+        options["offset"] = pick.randint(-3, offset)
+    return options
 
 
 def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float = 2.0) -> Make:
@@ -230,7 +247,7 @@ def assert_state(got: onepass.State, x: Tensor, dim: Any, keepdim: bool = False,
     assert got.m.device == got.l.device == x.device, call
     assert same(got.m.double(), m), f"{call}: got m = {got.m}, want {m}"
     assert got.l.shape == total.shape, call
-    l = got.l.double()  # noqa: E741
+    l = got.l.double()
     near = total.isfinite() & ((l - total).abs() <= 16 * torch.finfo(dtype).eps * total)
     good = (l == total) | (l.isnan() & total.isnan()) | near
     assert bool(good.all()), f"{call}: {int((~good).sum())} sums of {good.numel()} wrong: {l[~good]}, {total[~good]}"

@@ -22,7 +22,7 @@ from .score import INTERPRETED, base_of, exponential, identity
 
 
 @triton.jit
-def softmax_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+def softmax_row(m, l, TYPE: tl.constexpr):
     """The base and 1 / l, so that a row costs one division. Doubles are divided by l instead, which is one rounding
     less.
 
@@ -55,7 +55,7 @@ def softmax(x, g, row, TYPE: tl.constexpr):
 
 
 @triton.jit
-def log_softmax_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+def log_softmax_row(m, l, TYPE: tl.constexpr):
     return base_of(m, False), tl.log(l)
 
 
@@ -65,12 +65,12 @@ def log_softmax(x, g, row, TYPE: tl.constexpr):
 
 
 @triton.jit
-def logsumexp_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+def logsumexp_row(m, l, TYPE: tl.constexpr):
     return (base_of(m, True) + tl.log(l),)
 
 
 @triton.jit
-def state_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+def state_row(m, l, TYPE: tl.constexpr):
     return m, l
 
 
@@ -88,7 +88,7 @@ def result_gradient(y, g):
 
 
 @triton.jit
-def sum_row(m, l, TYPE: tl.constexpr):  # noqa: E741
+def sum_row(m, l, TYPE: tl.constexpr):
     return (l,)
 
 

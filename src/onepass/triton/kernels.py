@@ -108,10 +108,10 @@ def absorb(m, high, low, x, g, score, TERM: tl.constexpr, REDUCES: tl.constexpr,
 @triton.jit
 def merge_lanes(m, high, low, g, REDUCES: tl.constexpr, TYPE: tl.constexpr):
     """Merge a vector of pairs into one."""
-    l = total(high, low)  # noqa: E741
+    l = total(high, low)
     top = tl.max(m, 1, keep_dims=True)
     if g is None:
-        l = l * exponential(m - base_of(top, REDUCES), TYPE)  # noqa: E741
+        l = l * exponential(m - base_of(top, REDUCES), TYPE)
     return top, add_up(l, 1, TYPE)
 
 
@@ -162,9 +162,9 @@ def row_kernel(
             x = load_scores(x_row, column, seen, read, sizes, strides, score, own, SCORE, TYPE, ACC)
     m = -float("inf")
     if lse_ptr is None or g_ptr is None:
-        m, l = reduce_tile(m, x, g, score, 1, TERM, EPILOGUE is None, TYPE)  # noqa: E741
+        m, l = reduce_tile(m, x, g, score, 1, TERM, EPILOGUE is None, TYPE)
         if len(score) > 0 and g is None:
-            m, l = finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, EPILOGUE is None, TYPE)  # noqa: E741
+            m, l = finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, EPILOGUE is None, TYPE)
         numbers = ROW(m, l, TYPE)
     else:
         m = tl.load(lse_ptr + offset(row, row_sizes, row_strides[3]), mask=row < rows, other=0.0).to(ACC)
@@ -237,9 +237,9 @@ def online_kernel(
                 g = load_grad(g_row, column, column < n, read, sizes, strides, score, ACC)
                 x = load_saved(x_row, column, read, sizes, strides, score, SCORE, ACC)
             m, high, low = absorb(m, high, low, x, g, score, TERM, EPILOGUE is None, TYPE)
-        m, l = merge_lanes(m, high, low, g_row, EPILOGUE is None, TYPE)  # noqa: E741
+        m, l = merge_lanes(m, high, low, g_row, EPILOGUE is None, TYPE)
         if len(score) > 0 and g_ptr is None:
-            m, l = finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, EPILOGUE is None, TYPE)  # noqa: E741
+            m, l = finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, EPILOGUE is None, TYPE)
         numbers = ROW(m, l, TYPE)
     else:
         m = tl.load(lse_ptr + offset(row, row_sizes, row_strides[3])).to(ACC)

@@ -262,7 +262,7 @@ def scored(x, score, own, column, seen, read, sizes, TYPE: tl.constexpr):
 
 
 @triton.jit
-def finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, REDUCES: tl.constexpr, TYPE: tl.constexpr):  # noqa: E741
+def finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, REDUCES: tl.constexpr, TYPE: tl.constexpr):
     """The states of rows with their sinks. Their logsumexp is written to ``lse_ptr``, where that is given. A row that
     has nothing gets a state by which its softmax is 0, where that is asked for."""
     if len(score.sink) > 0:
@@ -272,7 +272,7 @@ def finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, REDUCES: tl.c
     if len(score.sink) > 0 or len(score.sinks) > 0:
         top = tl.maximum(m, sink)
         base = base_of(top, REDUCES)
-        l = l * exponential(m - base, TYPE) + exponential(sink - base, TYPE)  # noqa: E741
+        l = l * exponential(m - base, TYPE) + exponential(sink - base, TYPE)
         m = top
     if lse_ptr is not None:
         lse = base_of(m, True) + tl.log(l)
@@ -280,7 +280,7 @@ def finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, REDUCES: tl.c
     if len(score.empty) > 0:
         nothing = (m == -float("inf")) & (l == 0.0)
         m = tl.where(nothing, 0.0, m)
-        l = tl.where(nothing, 1.0, l)  # noqa: E741
+        l = tl.where(nothing, 1.0, l)
     return m, l
 
 

@@ -20,6 +20,7 @@ from lib.support import (
     SOFTMAXES,
     Make,
     accumulator,
+    drawn_positions,
     maker,
     ours,
     peak,
@@ -273,7 +274,9 @@ def drawn(seed: int, device: str) -> tuple[str, Tensor, list[int], Options, torc
         kept = [pick.choice((1, size)) for size in whole]
         return lying(make(*kept[pick.choice((0, 0, pick.randint(0, len(kept)))) :]), lies).to(pick.choice(DTYPES))
 
-    has = lambda: pick.random() < 0.4  # noqa: E731
+    def has() -> bool:
+        return pick.random() < 0.4
+
     options: Options = {"empty": pick.choice(("nan", "zero"))}
     if has():
         options["scale"] = pick.choice((0.3, -1.5, positive(side(rows)) / 3))
@@ -286,14 +289,7 @@ def drawn(seed: int, device: str) -> tuple[str, Tensor, list[int], Options, torc
     if has():
         options["sink"] = pick.choice((0.0, side(rows)))
     if rank >= 2:
-        if has():
-            options["causal"] = True
-        if has():
-            options["window"] = (pick.choice((None, 0, 2)), pick.choice((None, 0, 3)))
-        if has():
-            options["alibi"] = positive(side(shape[:-2]))
-        if options.keys() & {"causal", "window", "alibi"} and has():
-            options["offset"] = pick.randint(-3, 17)
+        options |= drawn_positions(pick, has, lambda: positive(side(shape[:-2])), 17)
     options = {name: t.to(device) if isinstance(t, Tensor) else t for name, t in options.items()}
     return pick.choice(FUNCTIONS), x.to(device), dims, options, pick.choice((dtype, dtype, *DTYPES))
 
