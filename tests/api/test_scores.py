@@ -884,3 +884,11 @@ def test_out_may_be_one_of_the_options(function):
     want = ours(function)(torch.ones(3, 4), -1, bias=bias)
     assert same(ours(function)(torch.ones(3, 4), -1, bias=bias, out=bias), want)
     assert same(bias, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_softcap_of_large_inputs(dtype, engine, device):
+    """tanh is 1 there, and no exponential on the way to it is infinite."""
+    x = torch.tensor([[6e4, -6e4, 0.0, 3e4], [-6e4, 1.0, 6e4, 2.0]], dtype=dtype, device=device)
+    got = onepass.softmax(x, softcap=5.0, engine=engine)
+    assert_scored("softmax", got, x, -1, {"softcap": 5.0})

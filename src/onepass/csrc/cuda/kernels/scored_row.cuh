@@ -17,9 +17,10 @@ __device__ inline double per_softcap_of(const ScoreMap& map, double) { return ma
 __device__ inline float sink_of(const ScoreMap& map, float) { return map.sink_f32; }
 __device__ inline double sink_of(const ScoreMap& map, double) { return map.sink; }
 
-// tanh. Half results need no more than an absolute error of 1e-7.
+// tanh. Half results need no more than an absolute error of 1e-7. It is 1 from 20 on, where exp would be infinite.
 template <class Out>
 __device__ inline float tanh_for(float v) {
+  if (sizeof(Out) == 2) v = v > 20 ? 20 : v;
   return sizeof(Out) > 2 ? tanhf(v) : fmaf(-2, reciprocal(exp2_(v * (2 * kLog2e)) + 1), 1);
 }
 template <class Out>
