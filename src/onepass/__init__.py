@@ -12,9 +12,13 @@ __all__ = [
     "__version__",
     "autocast_keeps_half",
     "batch_invariant",
+    "cross_entropy",
     "engines",
+    "entropy",
     "explain",
     "is_batch_invariant",
+    "linear_cross_entropy",
+    "log_prob",
     "log_softmax",
     "logsumexp",
     "merge",
@@ -42,6 +46,8 @@ if TYPE_CHECKING or not _WAITS:
     from ._state import State, merge, state
     from ._warmup import warmup
     from .functional import log_softmax, logsumexp, softmax, softmin
+    from .linear_loss import linear_cross_entropy
+    from .losses import cross_entropy, entropy, log_prob
     from .patching import patch
     from .settings import autocast_keeps_half, batch_invariant, is_batch_invariant, set_batch_invariant
 else:

@@ -5,10 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import functional
+from . import functional, losses
 from .attention import functional_attention, register_hf_attention
+from .linear_loss import linear_cross_entropy
 
 __all__ = [
+    "CrossEntropyLoss",
+    "Entropy",
+    "LinearCrossEntropyLoss",
+    "LogProb",
     "LogSoftmax",
     "LogSumExp",
     "ScaledMaskedSoftmax",
@@ -25,7 +30,15 @@ class _Module(torch.nn.Module):
 
     def extra_repr(self) -> str:
         given = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
-        default = {"dtype": None, "engine": "auto", "keepdim": False, "scale": None, "softmax_in_fp32": True}
+        default: dict[str, Any] = {
+            "dtype": None,
+            "engine": "auto",
+            "keepdim": False,
+            "scale": None,
+            "softmax_in_fp32": True,
+        }
+        default |= {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0, "z_loss": 0.0, "softcap": None}
+        default |= {"inplace_backward": False, "check": False, "empty": "nan", "temperature": None, "chunk": None}
         return ", ".join(f"{name}={value}" for name, value in given.items() if value != default.get(name, ...))
 
 
@@ -168,3 +181,122 @@ class ScaledMaskedSoftmax(_Module):
             empty="zero",
             engine=self.engine,
         )
+
+
+class CrossEntropyLoss(_Module):
+    """`onepass.cross_entropy` as a module, in the place of `torch.nn.CrossEntropyLoss`.
+
+    Args:
+        weight: as `onepass.cross_entropy` takes it; a buffer of the module.
+        ignore_index, reduction, label_smoothing, z_loss, softcap, inplace_backward, check, empty, engine: as
+            `onepass.cross_entropy` takes them.
+
+    A call takes logits and classes, or probabilities of classes. Errors are those of `onepass.cross_entropy`, at the
+    call.
+
+    >>> import torch, onepass
+    >>> loss = onepass.nn.CrossEntropyLoss(label_smoothing=0.1)
+    >>> loss
+    CrossEntropyLoss(label_smoothing=0.1)
+    >>> loss(torch.zeros(2, 8), torch.tensor([3, 5]))
+    tensor(2.0794)
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        inplace_backward: bool = False,
+        check: bool = False,
+        empty: str = "nan",
+        engine: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.z_loss, self.softcap, self.inplace_backward, self.check = z_loss, softcap, inplace_backward, check
+        self.empty, self.engine = empty, engine
+
+    def forward(self, input: Tensor, target: Tensor) -> Any:
+        given = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
+        return losses.cross_entropy(input, target, self.weight, **given)
+
+
+class LinearCrossEntropyLoss(_Module):
+    """`onepass.linear_cross_entropy` as a module without parameters: a call takes (hidden, weight, target, bias=None),
+    so that the weight may be tied to that of an embedding.
+
+    Args:
+        ignore_index, reduction, label_smoothing, z_loss, softcap, chunk, engine: as `onepass.linear_cross_entropy`
+            takes them, whose errors a call has.
+
+    >>> import torch, onepass
+    >>> loss = onepass.nn.LinearCrossEntropyLoss(chunk=2)
+    >>> loss
+    LinearCrossEntropyLoss(chunk=2)
+    >>> loss(torch.ones(4, 8), torch.zeros(10, 8), torch.tensor([0, 1, 2, 3]))
+    tensor(2.3026)
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        chunk: int | None = None,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.z_loss, self.softcap, self.chunk, self.engine = z_loss, softcap, chunk, engine
+
+    def forward(self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
+        given = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
+        return linear_cross_entropy(hidden, weight, target, bias, **given)
+
+
+class LogProb(_Module):
+    """`onepass.log_prob` of the dim `dim` as a module. Args and errors: those of `onepass.log_prob`.
+
+    >>> import torch, onepass
+    >>> onepass.nn.LogProb()(torch.zeros(2, 8), torch.tensor([3, 5]))
+    tensor([-2.0794, -2.0794])
+    """
+
+    def __init__(
+        self,
+        dim: int = -1,
+        *,
+        temperature: float | None = None,
+        dtype: torch.dtype | None = None,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.dim, self.temperature, self.dtype, self.engine = dim, temperature, dtype, engine
+
+    def forward(self, input: Tensor, index: Tensor) -> Any:
+        return losses.log_prob(
+            input, index, self.dim, temperature=self.temperature, dtype=self.dtype, engine=self.engine
+        )
+
+
+class Entropy(LogProb):
+    """`onepass.entropy` over `dim` as a module. Args and errors: those of `onepass.entropy`.
+
+    >>> import torch, onepass
+    >>> onepass.nn.Entropy()(torch.zeros(2, 8))
+    tensor([2.0794, 2.0794])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
+        return losses.entropy(input, self.dim, temperature=self.temperature, dtype=self.dtype, engine=self.engine)

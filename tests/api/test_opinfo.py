@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import onepass
 from lib.patch import with_and_without
 from lib.support import DTYPES, ours
 
@@ -93,3 +94,26 @@ def check_samples(op: Any, dtype: torch.dtype) -> None:
         counts += Counter(patched.report.served)
     if dtype.is_floating_point:
         assert set(counts) == {SERVED[op.name]}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cross_entropy(dtype, engine, device):
+    """Values and gradients of torch's samples: classes and probabilities, of any rank."""
+    (op,) = ops_of("nn.functional.cross_entropy")
+    for sample in op.sample_inputs(device, dtype, requires_grad=True):
+        wide = {
+            k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            for k, v in sample.kwargs.items()
+        }
+        args = [v.double() if v.is_floating_point() else v for v in sample.args]
+        want = op(sample.input.double(), *args, **wide)
+        x = sample.input.detach().requires_grad_()
+        named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in sample.kwargs.items()}
+        got = onepass.cross_entropy(x, *(v.detach() for v in sample.args), **named, engine=engine)
+        assert got.dtype is dtype
+        eps = 16 * torch.finfo(dtype).eps
+        torch.testing.assert_close(got.detach().double(), want.detach(), rtol=eps, atol=eps, equal_nan=True)
+        g = torch.ones_like(want)
+        (dx,) = torch.autograd.grad(got, x, g.to(dtype))
+        (expected,) = torch.autograd.grad(want, sample.input, g)
+        torch.testing.assert_close(dx.double(), expected.double(), rtol=4 * eps, atol=eps, equal_nan=True)

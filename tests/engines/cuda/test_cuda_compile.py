@@ -2,6 +2,7 @@
 stores, and to no more instructions than before."""
 
 import functools
+import itertools
 import math
 import os
 import re
@@ -210,6 +211,22 @@ MACROS = {
 def test_headers_compile_by_themselves(header):
     macros = MACROS if header == "config.cuh" else {}
     ptx_of(SOURCES / header, "90", [f"-D{name}={value}" for name, value in macros.items()])
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["90", *map(slow, ("80", "100", "120"))])
+@pytest.mark.parametrize("source", ["rows", "staged", "columns", "merge", "total"])
+def test_losses_compile(source, arch):
+    """A plain cross-entropy, one with all that it takes, and all terms."""
+    each = (("bfloat16_t", 131), ("float", 495), ("double", 63))
+    for (dtype, parts), backward in itertools.product(each, (0, 1)):
+        if backward and source in ("merge", "total"):
+            continue
+        named = {"IN_TYPE": dtype, "OUT_TYPE": dtype, "FUNCTION": "Function::logsumexp", "IS_BACKWARD": backward}
+        macros = MACROS | named | {"LOSS_PARTS": parts, "VEC_ACCESS": 2 if source == "columns" else 0}
+        if dtype == "double":
+            macros["VEC_SIZE"] = 2
+        ptx_of(SOURCES / f"loss_{source}.cu", arch, [f"-D{name}={value}" for name, value in macros.items()])
 
 
 def test_only_the_configuration_reads_macros_of_the_command_line():

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "loss.h"
 #include "scored.h"
 
 namespace onepass {
@@ -20,6 +21,8 @@ struct CpuEngine {
   void (*run)(const Problem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end);
   ScoredPlan (*plan_scored)(const ScoredProblem&);
   void (*run_scored)(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin, int64_t end);
+  LossPlan (*plan_loss)(const LossProblem&);
+  void (*run_loss)(const LossProblem&, const LossPlan&, int64_t begin, int64_t end);
 
   // Executes a call. `parallel_for(count, grain_size, work)` calls work(begin, end) for parts of [0, count).
   template <class ParallelFor>
@@ -37,7 +40,8 @@ struct CpuEngine {
   }
 };
 
-#define ONEPASS_ENGINE(isa, works) {#isa, works, isa::plan, isa::run, isa::plan_scored, isa::run_scored}
+#define ONEPASS_ENGINE(isa, works) \
+  {#isa, works, isa::plan, isa::run, isa::plan_scored, isa::run_scored, isa::plan_loss, isa::run_loss}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512

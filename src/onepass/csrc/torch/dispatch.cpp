@@ -2,6 +2,7 @@
 #include <limits>
 #include <numeric>
 
+#include "../core/loss_problem.h"
 #include "../core/scored_problem.h"
 #include "../cpu/isa_dispatch.h"
 #include "operators.h"
@@ -100,6 +101,13 @@ void run_scored_cpu(const ScoredProblem& problem) {
   run_phase(CpuPhase::states);
   engine.run_scored(problem, plan, CpuPhase::merge, states.data(), 0, 0);
   if (plan.stores) run_phase(CpuPhase::finish);
+}
+
+void run_loss_cpu(const LossProblem& problem) {
+  const CpuEngine& engine = cpu_engine();
+  const LossPlan plan = engine.plan_loss(problem);
+  run_parallel(plan.work_items, plan.grain_size,
+               [&](int64_t begin, int64_t end) { engine.run_loss(problem, plan, begin, end); });
 }
 
 // `contiguous`: input and result both are.

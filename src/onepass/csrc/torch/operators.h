@@ -1,6 +1,9 @@
 // operators.h: what the operators of ops.cpp and of aten_override.cpp share, and what runs them.
 #pragma once
 
+#include <deque>
+
+#include "../core/loss_problem.h"
 #include "../core/scored_problem.h"
 #include "../core/stable_tensor.h"
 #include "../plan/rows.h"
@@ -25,10 +28,45 @@ struct ResultShape {
   }
 };
 
+using MaybeTensor = std::optional<Tensor>;
+using MaybeInt = std::optional<int64_t>;
+
+// The arguments on the dispatcher's stack, taken one after another. Those that own something are kept.
+class StackArguments {
+ public:
+  explicit StackArguments(const StableIValue* stack) : next_(stack) {}
+  template <class T>
+  T take() {
+    return stable::to<T>(*next_++);
+  }
+  const TensorRef* take_tensor() {
+    owned_.push_back(take<Tensor>());
+    return &refs_.emplace_back(owned_.back().get());
+  }
+  const TensorRef* take_maybe_tensor() {
+    MaybeTensor tensor = take<MaybeTensor>();
+    if (!tensor) return nullptr;
+    owned_.push_back(*tensor);
+    return &refs_.emplace_back(owned_.back().get());
+  }
+
+ private:
+  const StableIValue* next_;
+  std::deque<Tensor> owned_;
+  std::deque<TensorRef> refs_;
+};
+
 // Compute a forward, or a gradient, whose tensors are checked and all there (dispatch.cpp). A CUDA problem may bring
 // its plan.
 void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contiguous, const CudaPlan* plan = nullptr);
 void run_backward(const TensorArgs& args, DType result_type, DType dx_type, const CudaPlan* plan = nullptr);
+
+// Where the sum or the mean of the losses of a cross-entropy goes, if that is asked for, and the sum of the weights of
+// their classes.
+struct LossResult {
+  void *result, *total;
+  bool is_mean;
+};
 
 namespace cuda {
 
@@ -38,6 +76,8 @@ namespace cuda {
 void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan);
 // Runs a problem of scores, of an input like `like`; false where there is no kernel for the problem.
 bool run_scored(const ScoredProblem& problem, const TensorRef& like);
+// Runs a problem of losses; false where there is no kernel for it.
+bool run_loss(const LossProblem& problem, const LossResult& loss, const TensorRef& like);
 
 }  // namespace cuda
 

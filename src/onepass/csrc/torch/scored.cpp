@@ -2,42 +2,12 @@
 // it; otherwise plain arithmetic does (scored.py).
 #include "../core/scored_problem.h"
 
-#include <deque>
-
 #include "../core/stable_tensor.h"
 #include "operators.h"
 
 namespace onepass {
 
 namespace {
-
-using MaybeTensor = std::optional<Tensor>;
-using MaybeInt = std::optional<int64_t>;
-
-// The arguments on the dispatcher's stack, taken one after another. Those that own something are kept.
-class ScoredArguments {
- public:
-  explicit ScoredArguments(const StableIValue* stack) : next_(stack) {}
-  template <class T>
-  T take() {
-    return stable::to<T>(*next_++);
-  }
-  const TensorRef* take_tensor() {
-    owned_.push_back(take<Tensor>());
-    return &refs_.emplace_back(owned_.back().get());
-  }
-  const TensorRef* take_maybe_tensor() {
-    MaybeTensor tensor = take<MaybeTensor>();
-    if (!tensor) return nullptr;
-    owned_.push_back(*tensor);
-    return &refs_.emplace_back(owned_.back().get());
-  }
-
- private:
-  const StableIValue* next_;
-  std::deque<Tensor> owned_;
-  std::deque<TensorRef> refs_;
-};
 
 // The strides of a tensor along the dims of the input, 0 along those that it is broadcast along.
 void broadcast_strides(const TensorRef& tensor, const TensorRef& like, int64_t* strides) {
@@ -52,7 +22,7 @@ void broadcast_strides(const TensorRef& tensor, const TensorRef& like, int64_t* 
 }
 
 // Fills in what both directions share: layout and numbers.
-bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDims& dims, ScoredArguments& given) {
+bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDims& dims, StackArguments& given) {
   const TensorRef& x = *tensors[kInput];
   problem.factor = given.take<double>(), problem.softcap = given.take<double>(), problem.sink = given.take<double>();
   const MaybeInt left = given.take<MaybeInt>(), right = given.take<MaybeInt>(), offset = given.take<MaybeInt>();
@@ -87,7 +57,7 @@ Function function_of(int64_t number) {
 
 // (input, scale, bias, alibi, sink, mask, out, lse, function, dims, numbers). A reduction's out has the reduced dims.
 void run_scored(StableIValue* stack, uint64_t, uint64_t) {
-  ScoredArguments given(stack);
+  StackArguments given(stack);
   const TensorRef* tensors[kScoredTensors] = {};
   tensors[kInput] = given.take_tensor();
   for (const ScoredTensor t : {kScale, kBias, kAlibi, kSink, kMask}) tensors[t] = given.take_maybe_tensor();
@@ -103,7 +73,7 @@ void run_scored(StableIValue* stack, uint64_t, uint64_t) {
 
 // (grad, y, x, scale, mask, out, function, dims, numbers), where x is there for a softcap, of the type of out.
 void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
-  ScoredArguments given(stack);
+  StackArguments given(stack);
   const TensorRef* tensors[kScoredTensors] = {};
   tensors[kGradOf] = given.take_tensor(), tensors[kInput] = given.take_tensor();
   tensors[kOfCap] = given.take_maybe_tensor();
@@ -120,7 +90,7 @@ void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
 // (grad, input, lse, scale, bias, alibi, mask, out, of_scores, function, dims, numbers), grad and lse in the type of
 // the computation. With of_scores the result is the gradient of the scores.
 void run_scored_logsumexp_backward(StableIValue* stack, uint64_t, uint64_t) {
-  ScoredArguments given(stack);
+  StackArguments given(stack);
   const TensorRef* tensors[kScoredTensors] = {};
   for (const ScoredTensor t : {kGradOf, kInput, kRowLse}) tensors[t] = given.take_tensor();
   for (const ScoredTensor t : {kScale, kBias, kAlibi, kMask}) tensors[t] = given.take_maybe_tensor();

@@ -144,4 +144,24 @@ bool run_scored(const ScoredProblem& problem, const TensorRef& like) {
   return true;
 }
 
+bool run_loss(const LossProblem& problem, const LossResult& loss, const TensorRef& like) {
+  if (!can_launch_loss(problem)) return false;
+  const int device = like.device_index;
+  const DeviceScope scope(device);
+  void* const stream = current_stream(device);
+  const LossLaunch launch = make_loss_launch(problem, device);
+  // States first, then sums.
+  const int64_t sums = loss.result ? 4 * launch.sums() * size_of(problem.accumulator()) : 0;
+  const int64_t words = (launch.state_bytes + sums) / 4;
+  std::optional<OwnedTensor> memory;
+  if (words) memory.emplace(empty_contiguous(1, &words, DType::float32, like));
+  char* const states = memory ? static_cast<char*>(TensorRef(memory->get()).mutable_data()) : nullptr;
+  void* const partials = sums ? states + launch.state_bytes : nullptr;
+  start_loss(launch, states, partials, stream);
+  if (!sums) return true;
+  start_loss_total(problem, {partials, launch.sums(), loss.result, loss.total, loss.is_mean, problem.is_wide}, device,
+                   stream);
+  return true;
+}
+
 }  // namespace onepass::cuda

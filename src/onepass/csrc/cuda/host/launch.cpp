@@ -35,11 +35,15 @@ bool in_cluster(const CudaPlan& plan) {
 // tiers warp and staged only, the number of blocks in clusters.
 struct KernelId {
   uint64_t numbers;
-  uint32_t score;
-  bool operator==(const KernelId& other) const { return numbers == other.numbers && score == other.score; }
+  uint32_t score, loss;
+  bool operator==(const KernelId& other) const {
+    return numbers == other.numbers && score == other.score && loss == other.loss;
+  }
 };
 struct HashKernelId {
-  size_t operator()(const KernelId& id) const { return size_t(id.numbers ^ uint64_t(id.score) << 40); }
+  size_t operator()(const KernelId& id) const {
+    return size_t(id.numbers ^ uint64_t(id.score) << 40 ^ uint64_t(id.loss) << 20);
+  }
 };
 KernelId identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
@@ -47,12 +51,15 @@ KernelId identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(kind.function), 3), add(int(kind.in), 2), add(int(kind.out), 2), add(int(plan.tier), 4);
   add(row_in_warp ? plan.threads_per_row : 0, 6);
-  add(row_in_warp ? plan.rows_per_block : plan.of_columns() || kind.score_parts ? plan.max_threads() : 0, 11);
+  add(row_in_warp                                                ? plan.rows_per_block
+      : plan.of_columns() || kind.score_parts || kind.loss_parts ? plan.max_threads()
+                                                                 : 0,
+      11);
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
   add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
-  return {id, kind.score_parts << 2 | uint32_t(kind.bias)};
+  return {id, kind.score_parts << 2 | uint32_t(kind.bias), kind.loss_parts << 2 | uint32_t(kind.loss_step)};
 }
 
 Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device) {
@@ -95,6 +102,10 @@ KernelKind kind_of(const Problem& problem) {
 
 const char* source_of(const KernelKind& kind, Tier tier) {
   const bool forward = kind.pass == Pass::forward;
+  if (kind.loss_step == LossStep::merge) return "loss_merge.cu";
+  if (kind.loss_step == LossStep::total) return "loss_total.cu";
+  if (kind.loss_parts & kLossStaged) return "loss_staged.cu";
+  if (kind.loss_parts) return kind.loss_parts & kLossColumns ? "loss_columns.cu" : "loss_rows.cu";
   if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
   if (tier == Tier::pipelined) return "rows_pipelined.cu";
@@ -120,12 +131,13 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
       number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
       number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
       number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
-      number("BLOCK_THREADS", plan.of_columns() || kind.score_parts ? plan.max_threads() : 0),
+      number("BLOCK_THREADS", plan.of_columns() || kind.score_parts || kind.loss_parts ? plan.max_threads() : 0),
       number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
       number("USES_GRID", plan.of_columns() && plan.in_grid()),
       number("STAGES_GROUPS", plan.is_staged()),
       number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
       number("TWO_PASS", plan.tier == Tier::columns_twopass)};
+  if (kind.loss_parts) defines.push_back(number("LOSS_PARTS", int(kind.loss_parts)));
   if (kind.score_parts) {
     defines.push_back(number("SCORE_PARTS", int(kind.score_parts)));
     defines.push_back(define("BIAS_TYPE", type_name(kind.bias)));

@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "../../core/loss_problem.h"
 #include "../../core/problem.h"
 #include "../../core/scored_problem.h"
+#include "../kernels/loss_map.cuh"
 #include "../kernels/score_map.cuh"
 #include "cuda_driver.h"
 
@@ -14,6 +16,9 @@ namespace onepass::cuda {
 
 // What a kernel computes: a function, its gradient, or that from a gradient of the result with one value per row.
 enum class Pass { forward, backward, backward_broadcast };
+
+// The kernels of losses: terms or gradients; terms from states of parts; one number from the losses of rows.
+enum class LossStep { main, merge, total };
 
 // What the kernels of a problem have in common; a plan tells them apart. The kernels of a gradient read the type of the
 // forward's result and write that of its input.
@@ -23,6 +28,8 @@ struct KernelKind {
   DType in, out;
   unsigned score_parts = 0;  // of ScorePart (kernels/score_map.cuh)
   DType bias = DType::float32;
+  unsigned loss_parts = 0;  // of LossPart (kernels/loss_map.cuh)
+  LossStep loss_step = LossStep::main;
 };
 KernelKind kind_of(const Problem& problem);
 
@@ -90,6 +97,20 @@ struct ScoredLaunch : Launch {
 bool can_launch_scored(const ScoredProblem& problem);
 ScoredLaunch make_scored_launch(const ScoredProblem& problem, int device, const CudaPlan* plan, bool cooperative);
 bool start_scored(const ScoredLaunch& launch, void* messages, void* stream);
+
+// Whether there is a kernel for a problem of losses; its launches, which need memory for states where rows are cut into
+// parts, and for four numbers of each block that `sums` losses; their start; and how such sums become one number.
+struct LossLaunch {
+  LossMap map;
+  Handle kernel, merge;
+  int threads;
+  int64_t blocks, merge_blocks, shared, state_bytes;
+  int64_t sums() const { return merge ? merge_blocks : blocks; }
+};
+bool can_launch_loss(const LossProblem& problem);
+LossLaunch make_loss_launch(LossProblem problem, int device);
+void start_loss(const LossLaunch& launch, void* states, void* partials, void* stream);
+void start_loss_total(const LossProblem& problem, const LossTotal& total, int device, void* stream);
 
 // Launches by the plan given, or by the problem's own; where the driver refuses a cooperative launch, by the one that
 // the problem has without. `start` gets a Launch, and gives what onepass::cuda::start does.

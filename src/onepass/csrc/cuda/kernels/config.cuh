@@ -4,6 +4,7 @@
 
 #include "epilogue.cuh"
 #include "functions.h"
+#include "loss_map.cuh"
 #include "score.cuh"
 #include "scored_row.cuh"
 #include "vector_access.cuh"
@@ -11,6 +12,9 @@
 #ifndef SCORE_PARTS  // of a kernel of scores alone
 #define SCORE_PARTS 0
 #define BIAS_TYPE float
+#endif
+#ifndef LOSS_PARTS  // of a kernel of losses alone
+#define LOSS_PARTS 0
 #endif
 
 #define ENUMERATOR(name, is_reduction, leading_planes) name,
@@ -46,6 +50,7 @@ struct Config {
   typedef Policy::Score Score;
   typedef BIAS_TYPE Bias;  // of a score
   static constexpr bool has(ScorePart part) { return SCORE_PARTS & part; }
+  static constexpr bool has(LossPart part) { return LOSS_PARTS & part; }
   static constexpr bool kIsScored = SCORE_PARTS != 0;
   static constexpr bool kSkipsHidden = false;  // columns: vectors outside the window are not read
   static constexpr bool kIsPointwise = kIsBackward && is_same<Policy::Grad, LogSumExpGrad>;  // reduces nothing
@@ -89,6 +94,20 @@ struct BackwardConfig : Config {
   // Half results are rounded by far more than a plain sum of floats is.
   static constexpr bool kIsExact = sizeof(Out) > 2 || sizeof(In) == 8;
   typedef Conditional<kIsExact, Compensated<Acc>, Acc>::type Sum;
+};
+
+// Of a kernel of losses, which reads and writes elements of one type.
+struct LossConfig : Config {
+  typedef AccType<In> Acc;
+  typedef Acc A;
+  // A vector of elements as it is loaded: half elements are two in a register, so that a vector arrives in as many
+  // registers as an instruction loads.
+  static constexpr bool kHalf2 = sizeof(In) == 2 && kVecSize > 1;
+  typedef Conditional<kHalf2, Vector<uint32_t, (kVecSize + 1) / 2>, Vector<In, kVecSize>>::type Raw;
+  // Whether an element that is -inf has the score -inf. It stands where a row has no element.
+  static constexpr bool kHasNeutral = !has(kLossSoftcap) && !has(kLossScale);
+  // Numbers of a state.
+  static constexpr int kStateNumbers = 2 + has(kLossEntropy) + has(kLossSpread);
 };
 
 // The parameters and the operation of a kernel that serves both directions.

@@ -1,0 +1,248 @@
+// loss_backward.cpp: gradients of losses, compiled once per instruction set (ONEPASS_ISA names it, and its namespace).
+// The gradient of a score s of the class c, whose p is exp((s - m) - log l), is
+//
+//   p * (a + b * log p) + w[c] * d - picks[c]
+//
+// with numbers a, b and d of the row; w is 1 without weights. They and the picks are multiplied by the factor of the
+// row's scores first, and the softcap's slope comes last. An element is read once, where it is, and then written.
+#include "loss_rows.h"
+
+namespace onepass::ONEPASS_ISA {
+
+namespace {
+
+constexpr int64_t kPicks = 8192;    // elements of a tile whose picks are laid out at a time
+constexpr int64_t kFetched = 2048;  // elements from one to that which is fetched meanwhile, in rows
+constexpr int64_t kBlock = 1024;    // gradients that wait for their conversion
+
+// kColumns: the lanes are rows; otherwise classes. kPlain: see LossPlan.
+template <class T, bool kColumns, bool kPlain>
+struct LossBackward : LossRows<T> {
+  using Base = LossRows<T>;
+  using Base::L, Base::p, Base::plan, Base::weight, Base::plane;
+  using typename Base::A, typename Base::Vector;
+  // From an element to the next one that is computed with it. Short rows are copied, so that it is 1.
+  const int64_t x_stride = this->last_stride(p.x_strides), dx_stride = this->last_stride(p.dx_strides);
+  const bool copies = kColumns && p.n <= kShortGradRow && (x_stride != 1 || dx_stride != 1);
+  const int64_t x_lane = copies ? 1 : kColumns ? x_stride : p.x_step;
+  const int64_t dx_lane = copies ? 1 : kColumns ? dx_stride : p.dx_step;
+  const A smoothed = A(p.smoothing / double(p.n)), total = p.total ? *static_cast<const A*>(p.total) : A(1);
+  const A* const grads = static_cast<const A*>(p.grads);  // of terms, or wide ones
+  A* const picks = reinterpret_cast<A*>(scratch());       // of the elements of a tile or chunk; 0 between these
+  T* const copy = reinterpret_cast<T*>(picks + kPicks);
+
+  using Base::Base;
+
+  // Numbers -----------------------------------------------------------------------------------------------------------
+
+  struct Numbers {
+    alignas(64) A factor[kLossColumns], a[kLossColumns], b[kLossColumns], d[kLossColumns], counts[kLossColumns];
+    A pick[kLossColumns];  // of losses
+    const A *m, *log_l;
+    bool ignores;  // some rows, whose counts are 0
+  };
+  A grad_of_loss(int64_t row) const {
+    return (p.is_wide ? grads[row] : A(to_acc(static_cast<const T*>(p.grads)[row]))) / total;
+  }
+  A grad_of(int64_t number, int64_t row) const { return grads[number * p.rows + row]; }
+  const A* weight_at(int64_t c) const { return weight ? weight + c : nullptr; }
+  void loss_numbers(int64_t row, int64_t count, Numbers& of) const {
+    const A of_class = 1 - this->smoothing, of_all = p.smoothing != 0 ? smoothed * this->weight_sum : A(0);
+    const A* const grad_lse = static_cast<const A*>(p.grad_lse);
+    const A first = grad_of_loss(0);
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t y = p.index[row + j];
+      const bool counts = y != p.ignore_index;
+      const A factor = of.factor[j], lse = of.m[j] + of.log_l[j], w = of_class * (weight && counts ? weight[y] : A(1));
+      const A grad = p.grads_per_row ? grad_of_loss(row + j) : first;
+      const A of_lse = grad * (w + of_all + 2 * this->z_loss * lse) + (grad_lse ? grad_lse[row + j] : A(0));
+      of.a[j] = counts ? of_lse * factor : A(0), of.d[j] = counts ? -grad * smoothed * factor : A(0);
+      of.pick[j] = counts ? grad * w * factor : A(0), of.counts[j] = counts, of.ignores |= !counts;
+    }
+  }
+  void term_numbers(int64_t row, int64_t count, Numbers& of) const {
+    for (int64_t j = 0; j < count; ++j, ++row) {
+      A a = grad_of(1, row), b = 0, d = 0;
+      for (int64_t k = 0; k < p.picks; ++k) a += grad_of(p.first_pick_plane() + k, row);
+      if (p.has_spread) d = -grad_of(p.spread_plane(), row), a -= d * this->weight_sum;
+      if (p.has_entropy) b = -grad_of(p.entropy_plane(), row), a += b * *plane(p.entropy_plane(), row);
+      of.a[j] = a * of.factor[j], of.b[j] = b * of.factor[j], of.d[j] = d * of.factor[j];
+    }
+  }
+  void get_numbers(int64_t row, int64_t count, Numbers& of) const {
+    of.m = plane(0, row), of.log_l = plane(1, row), of.ignores = false;
+    std::fill_n(of.factor, count, A(p.factor));
+    for (int64_t j = 0; this->scale && j < count; ++j) of.factor[j] *= this->scale[row + j];
+    p.is_cross ? loss_numbers(row, count, of) : term_numbers(row, count, of);
+  }
+  // Adds the gradients of the picks of rows to those of the classes [first, last), or makes these 0 again.
+  void lay_picks(int64_t row, int64_t count, int64_t first, int64_t last, int64_t width, bool clears, const Numbers& of,
+                 int64_t paired = 0) const {
+    for (int64_t j = 0; j < count; ++j) {
+      for (int64_t k = 0; k < p.picks; ++k) {
+        int64_t at = p.index[(row + j) * p.picks + k] - first;
+        if (uint64_t(at) >= uint64_t(last - first)) continue;
+        if (at < paired) at = at / kPair * kPair + at % 2 * L + at % kPair / 2;
+        A& pick = picks[at * width + j];
+        const A grad = p.is_cross ? of.pick[j] : grad_of(p.first_pick_plane() + k, row + j) * of.factor[j];
+        pick = clears ? A(0) : pick + grad;
+      }
+    }
+  }
+
+  // Elements ----------------------------------------------------------------------------------------------------------
+
+  // Stores the gradients make(i, v), or make(i, v, count) of the first `count` elements of a vector.
+  template <bool kPaired = false, class Make>
+  ONEPASS_INLINE void store(T* to, int64_t count, Make make) const {
+    if constexpr (std::is_same_v<A, float>) {
+      if (dx_lane == 1) return store_row<kPaired, kPaired, false, !kPaired>(to, count, plan.streaming, make);
+    }
+    A block[kBlock];
+    for (int64_t first = 0; first < count; first += kBlock) {
+      const int64_t now = std::min(kBlock, count - first);
+      Vector v[1];
+      int64_t i = 0;
+      for (; i + L <= now; i += L) make(first + i, v), store_as(block + i, v[0]);
+      if (i < now) make(first + i, v, now - i), store_as(block + i, v[0]);
+      for (i = 0; i < now; ++i) to[(first + i) * dx_lane] = from_acc<T>(block[i]);
+    }
+  }
+  // Of `count` elements at x: one of each row of a tile, of the class at `w`; or of one row, of the classes from there.
+  template <bool kPaired = false>
+  void gradients(const T* x, T* dx, int64_t count, const Numbers& of, const A* w, const A* picked,
+                 int64_t ahead) const {
+    const A row_factor = of.factor[0], row_m = of.m[0], row_log_l = of.log_l[0];
+    const A row_a = of.a[0], row_b = of.b[0], row_d = of.d[0];
+    const bool caps = !kPlain && p.softcap != 0, has_entropy = !kPlain && p.has_entropy;
+    const bool has_weights = !kPlain && weight, has_picks = p.picks > 0, ignores = kColumns && of.ignores;
+    const int64_t lane = kPlain ? 1 : x_lane;
+    const Base base = *this;
+    store<kPaired>(dx, count, [=, &of](int64_t i, auto& v, auto... part) __attribute__((always_inline)) {
+      constexpr int K = int(sizeof(v) / sizeof(Vector));
+      const auto get = [=](const A* each, A one, Vector(&to)[K]) __attribute__((always_inline)) {
+        kColumns ? load_operand<A>(each + i, 1, to, part...) : load_operand<A>(&one, 0, to, part...);
+      };
+      const char* const next = reinterpret_cast<const char*>(x + i * lane + ahead);
+      for (int64_t line = 0; line < K * L * int64_t(sizeof(T)); line += kLine) __builtin_prefetch(next + line);
+      Vector log_p[K], slope[K], n[K];
+      if constexpr (kPaired) {
+        load_vectors<true>(x + i, v, part...);
+      } else {
+        load_operand<A>(x + i * lane, lane, v, part...);
+      }
+      get(of.factor, row_factor, n);
+      for (int k = 0; k < K; ++k) slope[k] = v[k] *= n[k];
+      if (caps) base.cap(v);
+      get(of.m, row_m, n);
+      for (int k = 0; k < K; ++k) v[k] -= n[k];
+      get(of.log_l, row_log_l, n);
+      for (int k = 0; k < K; ++k) log_p[k] = v[k] -= n[k];
+      Base::exp_of(v);
+      get(of.a, row_a, n);
+      if (has_entropy) {
+        Vector b[K];
+        get(of.b, row_b, b);
+        for (int k = 0; k < K; ++k) n[k] += v[k] == A(0) ? Vector{} : b[k] * log_p[k];
+      }
+      for (int k = 0; k < K; ++k) v[k] *= n[k];
+      get(of.d, row_d, n);
+      if (has_weights) {
+        Vector each[K];
+        load_operand<A>(kColumns ? w : w + i, kColumns ? 0 : 1, each, part...);
+        for (int k = 0; k < K; ++k) n[k] *= each[k];
+      }
+      for (int k = 0; k < K; ++k) v[k] += n[k];
+      if (has_picks) {
+        load_operand<A>(picked + i, 1, n, part...);
+        for (int k = 0; k < K; ++k) v[k] -= n[k];
+      }
+      if (caps) {
+        for (Vector& each : slope) each *= base.uncap;
+        apply_tanh_slope(slope);
+        for (int k = 0; k < K; ++k) v[k] *= slope[k];
+      }
+      if (!ignores) return;
+      load_operand<A>(of.counts + i, 1, n, part...);
+      for (int k = 0; k < K; ++k) v[k] = n[k] != A(0) ? v[k] : Vector{};
+    });
+  }
+
+  // Work items --------------------------------------------------------------------------------------------------------
+
+  // Where a row's elements begin.
+  const T* x_of(int64_t row) const { return static_cast<const T*>(p.x) + this->offset_of(row, p.x_strides); }
+  T* dx_of(int64_t row) const { return static_cast<T*>(p.dx) + this->offset_of(row, p.dx_strides); }
+
+  void columns(int64_t item, Numbers& numbers) const {
+    const auto [row, count] = this->tile(item);
+    const T* const x = x_of(row);
+    T* const dx = dx_of(row);
+    get_numbers(row, count, numbers);
+    if (!copies) return steps(row, count, x, p.x_step, dx, p.dx_step, numbers);
+    this->copy_rows(x, x_stride, p.x_step, copy, 1, kLossColumns, count, p.n);
+    steps(row, count, copy, kLossColumns, copy, kLossColumns, numbers);
+    this->copy_rows(copy, 1, kLossColumns, dx, dx_stride, p.dx_step, count, p.n);
+  }
+  void steps(int64_t row, int64_t count, const T* x, int64_t x_step, T* dx, int64_t dx_step, Numbers& numbers) const {
+    const int64_t width = std::min(kLossColumns, up_to(count, L)), classes = kPicks / width;
+    for (int64_t first = 0; first < p.n; first += classes) {
+      const int64_t last = std::min(first + classes, p.n);
+      lay_picks(row, count, first, last, width, false, numbers);
+      for (int64_t c = first; c < last; ++c) {
+        const int64_t ahead = c + 1 < p.n ? x_step : kLossColumns * x_lane - c * x_step;
+        gradients(x + c * x_step, dx + c * dx_step, count, numbers, weight_at(c), picks + (c - first) * width, ahead);
+      }
+      lay_picks(row, count, first, last, width, true, numbers);
+    }
+  }
+  // Whether pairs of bfloat16 stay deinterleaved, which takes fewer steps: no NaN comes from the input, and streaming
+  // stores write whole lines.
+  static constexpr bool kPairs = std::is_same_v<T, bfloat16> && kPlain && !kColumns;
+  bool stays_in_pairs(const T* dx, int64_t count, const Numbers& of) const {
+    const bool in_lines = uintptr_t(dx) % kLine == 0 && count * int64_t(sizeof(T)) % kLine == 0;
+    const bool are_finite = std::isfinite(of.log_l[0]) && std::isfinite(of.a[0]) && std::isfinite(of.d[0]);
+    return kPairs && dx_lane == 1 && are_finite && (in_lines || !plan.streaming);
+  }
+  void chunk(int64_t item, Numbers& numbers) const {
+    const int64_t row = item / plan.per_dim, first = item % plan.per_dim * kLossChunk;
+    const int64_t last = std::min(first + kLossChunk, p.n);
+    T* const dx = dx_of(row) + first * p.dx_step;
+    if (this->is_ignored(row)) {
+      return store(dx, last - first, [](int64_t, auto& v, auto...) __attribute__((always_inline)) {
+        for (Vector& each : v) each = Vector{};
+      });
+    }
+    get_numbers(row, 1, numbers);
+    const T* const x = x_of(row) + first * p.x_step;
+    const int64_t count = last - first, paired = stays_in_pairs(dx, count, numbers) ? count / kUnroll * kUnroll : 0;
+    lay_picks(row, 1, first, last, 1, false, numbers, paired);
+    if (kPairs && paired) {
+      gradients<kPairs>(x, dx, count, numbers, nullptr, picks, kFetched);
+    } else {
+      gradients(x, dx, count, numbers, weight_at(first), picks, kFetched * p.x_step);
+    }
+    lay_picks(row, 1, first, last, 1, true, numbers, paired);
+  }
+  void run(int64_t begin, int64_t end) const {
+    std::fill_n(picks, p.picks ? std::min(kPicks, plan.in_columns ? kPicks : p.n) : 0, A(0));
+    Numbers numbers;
+    for (int64_t item = begin; item < end; ++item) kColumns ? columns(item, numbers) : chunk(item, numbers);
+    if (plan.streaming) fence_streaming_stores();
+  }
+};
+
+}  // namespace
+
+void run_loss_backward(const LossProblem& p, const LossPlan& plan, int64_t begin, int64_t end) {
+  dispatch_type(p.type, [&](auto type) {
+    using T = TypeOf<decltype(type)>;
+    const auto run = [&](auto in_columns) {
+      plan.is_plain ? LossBackward<T, in_columns.value, true>(p, plan).run(begin, end)
+                    : LossBackward<T, in_columns.value, false>(p, plan).run(begin, end);
+    };
+    plan.in_columns ? run(std::true_type()) : run(std::false_type());
+  });
+}
+
+}  // namespace onepass::ONEPASS_ISA

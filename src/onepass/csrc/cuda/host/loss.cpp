@@ -1,0 +1,244 @@
+// loss.cpp: from a problem of losses to the launches of its kernels.
+#include <algorithm>
+#include <stdexcept>
+
+#include "../../core/batch_invariant.h"
+#include "../../plan/column_view.h"
+#include "launch.h"
+
+namespace onepass::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;  // of a block, at most
+constexpr int64_t kMostClasses = int64_t(1) << 30;
+constexpr int64_t kWaves = 4;          // blocks of a multiprocessor, below which rows are cut into parts
+constexpr int64_t kWarpRows = 64;      // rows of a multiprocessor, from which on a warp takes a row of
+constexpr int64_t kWarpVecs = 1024;    // vectors at most
+constexpr int64_t kStagedBytes = 192;  // of a row, up to which rows that are not whole vectors are staged
+constexpr int64_t kBlocks = 8;         // of a multiprocessor, which take rows in turn
+
+// How a kernel takes the rows of a problem.
+//
+//   rows     up to 32 lanes, or all threads of a block, share a row whose classes lie side by side
+//   staged   a thread takes a short row through shared memory
+//   columns  rows lie side by side
+enum class LossTier { rows, staged, columns };
+
+struct LossPlan {
+  LossTier tier;
+  int vec_size;
+  VecAccess access;
+  int vecs;               // of a thread, on their way at a time
+  int threads;            // of a block
+  int threads_per_row;    // columns: threads side by side
+  int64_t parts, part_n;  // of a row
+
+  int64_t rows_per_block() const { return tier == LossTier::staged ? threads : threads / threads_per_row; }
+};
+
+bool is_aligned(const LossProblem& problem, int width) {
+  const int64_t bytes = int64_t(width) * size_of(problem.type);
+  return uint64_t(problem.x) % bytes == 0 && uint64_t(problem.dx) % bytes == 0;
+}
+// The largest vector that all distances but the one between neighbours are multiples of.
+int width_of_columns(const LossProblem& problem) {
+  const int last = problem.dims - 1;
+  const bool backward = problem.is_backward();
+  if (last < 0 || problem.x_strides[last] != 1 || (backward && problem.dx_strides[last] != 1)) return 1;
+  int width = 16 / size_of(problem.type);
+  const auto fits = [&](int by) {
+    bool all = is_aligned(problem, by) && problem.sizes[last] % by == 0 && problem.x_step % by == 0 &&
+               (!backward || problem.dx_step % by == 0);
+    for (int d = 0; d < last; ++d)
+      all &= problem.x_strides[d] % by == 0 && (!backward || problem.dx_strides[d] % by == 0);
+    return all;
+  };
+  while (width > 1 && !fits(width)) width /= 2;
+  return width;
+}
+
+LossPlan plan_columns(const LossProblem& problem, const Gpu& gpu) {
+  LossPlan plan = {LossTier::columns, width_of_columns(problem), VecAccess::aligned, 4, kThreads, 1, 1, problem.n};
+  const bool invariant = batch_invariant();
+  if (!invariant) {  // as many classes on their way as waste the least in the last round, and more of narrow vectors
+    const int least = plan.vec_size >= 4 ? 3 : 6;
+    const auto rounded = [&](int vecs) { return up_to(problem.n, vecs); };
+    plan.vecs = least;
+    for (int vecs = least; vecs <= 2 * least; ++vecs)
+      plan.vecs = rounded(vecs) <= rounded(plan.vecs) ? vecs : plan.vecs;
+  }
+  // Threads stand side by side. Where those are too few blocks, or the mode asks for one plan whatever the rows, others
+  // take some of the classes.
+  const int64_t vecs = problem.rows / plan.vec_size, wanted = kWaves * gpu.sm_count;
+  int threads_x = kThreads, threads_y = 1;
+  while (threads_x > 8 && threads_y * plan.vecs * 2 <= problem.n && (invariant || ceil_div(vecs, threads_x) < wanted)) {
+    threads_x /= 2, threads_y *= 2;
+  }
+  plan.threads_per_row = threads_x;
+  const int64_t tiles = ceil_div(vecs, threads_x);
+  if (!invariant && tiles < wanted) {
+    const int64_t least = int64_t(threads_y) * plan.vecs * 2;  // classes that a part is worth
+    plan.parts = std::max<int64_t>(1, std::min(wanted / tiles, problem.n / least));
+    plan.part_n = ceil_div(problem.n, plan.parts), plan.parts = ceil_div(problem.n, plan.part_n);
+  }
+  return plan;
+}
+
+LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
+  const int64_t size = size_of(problem.type), n = problem.n;
+  LossPlan plan = {LossTier::rows, int(16 / size), VecAccess::predicated, 4, kThreads, kThreads, 1, 0};
+  const bool backward = problem.is_backward(), invariant = batch_invariant() && !backward;
+  const bool is_dense =
+      problem.dims <= 1 && (!problem.dims || (problem.x_strides[0] == n && (!backward || problem.dx_strides[0] == n)));
+  const auto goes_by = [&](int by) {
+    if (!backward) return true;
+    bool same = (uint64_t(problem.x) - uint64_t(problem.dx)) / size % by == 0;
+    for (int d = 0; d < problem.dims; ++d) same &= (problem.x_strides[d] - problem.dx_strides[d]) % by == 0;
+    return same;
+  };
+  const auto has_whole_rows = [&](int by) {
+    bool all = is_aligned(problem, by) && n % by == 0;
+    for (int d = 0; d < problem.dims; ++d) all &= problem.x_strides[d] % by == 0;
+    return all;
+  };
+  if (!invariant && is_dense && n * size <= kStagedBytes && goes_by(plan.vec_size) && !has_whole_rows(plan.vec_size)) {
+    return {LossTier::staged, 1, VecAccess::scalar, 1, kThreads, 1, 1, n};
+  }
+  while (plan.vec_size > 1 && (plan.vec_size > n || !goes_by(plan.vec_size))) plan.vec_size /= 2;
+  if (invariant) plan.vec_size = 1;  // the bits of a row may not depend on its address
+  if (plan.vec_size == 1)
+    plan.access = VecAccess::scalar;
+  else if (has_whole_rows(plan.vec_size))
+    plan.access = VecAccess::aligned;
+  plan.part_n = n + plan.vec_size;
+  const int64_t vecs = ceil_div(n + (plan.access == VecAccess::predicated ? plan.vec_size - 1 : 0), plan.vec_size);
+  if (vecs <= 32 * plan.vecs || (vecs <= kWarpVecs && (invariant || problem.rows >= kWarpRows * gpu.sm_count))) {
+    plan.threads_per_row = 1;
+    while (plan.threads_per_row < 32 && plan.threads_per_row * plan.vecs < vecs) plan.threads_per_row *= 2;
+    while (plan.vecs > 1 && plan.threads_per_row * plan.vecs / 2 >= vecs) plan.vecs /= 2;
+    return plan;
+  }
+  if (vecs <= kWarpVecs) plan.threads = plan.threads_per_row = kThreads / 2;
+  const int64_t line = plan.vec_size == 1 ? 1 : 128 / size;  // elements, from the first of which on a row is counted
+  plan.part_n = n + line;
+  const int64_t wanted = kWaves * gpu.sm_count, chunk = int64_t(plan.threads) * plan.vecs * plan.vec_size;
+  if (!invariant && problem.rows < wanted) {
+    plan.parts = std::max<int64_t>(1, std::min(ceil_div(wanted, problem.rows), ceil_div(n, chunk)));
+    plan.part_n = up_to(ceil_div(n, plan.parts), chunk);
+    plan.parts = ceil_div(n + line - 1, plan.part_n);
+    if (plan.parts == 1) plan.part_n = n + line;
+  }
+  return plan;
+}
+
+unsigned parts_of(const LossProblem& problem, const LossPlan& plan) {
+  unsigned parts = kLoss;
+  if (problem.picks) parts |= kLossPicks;
+  if (problem.weight) parts |= kLossWeight;
+  if (problem.has_spread) parts |= kLossSpread;
+  if (problem.has_entropy) parts |= kLossEntropy;
+  if (problem.softcap != 0) parts |= kLossSoftcap;
+  if (problem.scale || problem.factor != 1) parts |= kLossScale;
+  if (problem.is_cross) parts |= kLossCross;
+  if (problem.grad_lse) parts |= kLossGradLse;
+  if (plan.tier == LossTier::columns) parts |= kLossColumns;
+  if (plan.tier == LossTier::staged) parts |= kLossStaged;
+  return parts;
+}
+
+LossMap map_of(const LossProblem& problem, const LossPlan& plan) {
+  LossMap map = {};
+  map.x = problem.x, map.dx = problem.dx;
+  map.rows = problem.rows, map.n = problem.n, map.x_step = problem.x_step, map.dx_step = problem.dx_step;
+  map.dims = problem.dims;
+  for (int d = 0; d < problem.dims; ++d) {
+    map.sizes[d] = int(problem.sizes[d]), map.divisors[d] = divider_of(problem.sizes[d]);
+    map.x_strides[d] = problem.x_strides[d], map.dx_strides[d] = problem.dx_strides[d];
+  }
+  map.parts = int(plan.parts), map.part_n = plan.part_n;
+  if (plan.tier == LossTier::columns) {
+    map.slice_vecs = problem.sizes[problem.dims - 1] / plan.vec_size, map.vecs = problem.rows / plan.vec_size;
+    map.threads_x = plan.threads_per_row, map.by_slice_vecs = divider_of(map.slice_vecs);
+  }
+  map.terms = problem.terms, map.result = problem.result;
+  map.index = reinterpret_cast<const long long*>(problem.index), map.picks = int(problem.picks);
+  map.weight = problem.weight, map.weight_sum = problem.weight_sum, map.scale = problem.scale;
+  map.grads = problem.grads, map.grads_per_row = problem.grads_per_row, map.is_wide = problem.is_wide;
+  map.total = problem.total, map.grad_lse = problem.grad_lse;
+  map.ignore_index = problem.ignore_index;
+  map.factor = problem.factor, map.softcap = problem.softcap;
+  map.per_softcap = problem.softcap != 0 ? 1 / problem.softcap : 0;
+  map.smoothing = problem.smoothing, map.z_loss = problem.z_loss;
+  map.factor_f32 = float(map.factor), map.softcap_f32 = float(map.softcap);
+  map.per_softcap_f32 = float(map.per_softcap);
+  map.smoothing_f32 = float(map.smoothing), map.z_loss_f32 = float(map.z_loss);
+  return map;
+}
+
+// A kernel of losses, compiled for what a plan says.
+Handle find_kernel(const LossProblem& problem, const LossPlan& plan, LossStep step, int device) {
+  const bool in_warp = plan.tier == LossTier::rows && plan.threads_per_row <= 32;
+  CudaPlan as = {Tier::twopass, plan.threads, 1, plan.vecs * plan.vec_size, plan.vec_size, 1, 0, plan.access};
+  if (in_warp)
+    as.tier = Tier::warp, as.threads_per_row = plan.threads_per_row, as.rows_per_block = int(plan.rows_per_block());
+  KernelKind kind = {Function::logsumexp, problem.is_backward() ? Pass::backward : Pass::forward, problem.type,
+                     problem.type};
+  kind.loss_parts = parts_of(problem, plan), kind.loss_step = step;
+  return find_or_load(kind, as, device);
+}
+
+void start_loss(Handle kernel, int threads, int64_t blocks, int64_t shared, const void* argument, void* stream) {
+  Launch launch = {};
+  launch.kernel = kernel, launch.blocks = unsigned(std::min(blocks, CudaPlan::kMaxGrid)), launch.groups = 1;
+  launch.threads = unsigned(threads), launch.shared = unsigned(shared);
+  void* arguments[] = {const_cast<void*>(argument)};
+  start_kernel(launch, arguments, stream);
+}
+
+}  // namespace
+
+bool can_launch_loss(const LossProblem& problem) {
+  bool fits = problem.dims <= kLossDims && problem.n < kMostClasses && problem.picks < (1 << 30);
+  for (int d = 0; d < problem.dims; ++d) fits &= problem.sizes[d] < (int64_t(1) << 31);
+  return fits;
+}
+
+LossLaunch make_loss_launch(LossProblem problem, int device) {
+  const Gpu& gpu = device_info(device);
+  const bool rows = problem.n == 1 || (problem.x_step == 1 && (!problem.is_backward() || problem.dx_step == 1));
+  if (!rows && !problem.dims) problem.sizes[0] = problem.x_strides[0] = problem.dx_strides[0] = problem.dims = 1;
+  const LossPlan plan = rows ? plan_rows(problem, gpu) : plan_columns(problem, gpu);
+  LossLaunch launch = {};
+  launch.map = map_of(problem, plan);
+  launch.kernel = find_kernel(problem, plan, LossStep::main, device);
+  launch.threads = plan.threads;
+  const bool columns = plan.tier == LossTier::columns;
+  const int64_t most = kBlocks * gpu.sm_count;
+  launch.blocks = plan.parts * (columns ? ceil_div(launch.map.vecs, plan.threads_per_row)
+                                        : ceil_div(problem.rows, plan.rows_per_block()));
+  if (!problem.is_backward()) launch.blocks = std::min(launch.blocks, most);
+  if (plan.tier == LossTier::staged) launch.shared = plan.threads * problem.n * size_of(problem.type) + 2 * 16;
+  if (plan.parts > 1 && !problem.is_backward()) {
+    launch.merge = find_kernel(problem, plan, LossStep::merge, device);
+    launch.merge_blocks = std::min(ceil_div(problem.rows, plan.threads / 32), most);
+    launch.state_bytes = problem.rows * plan.parts * 4 * size_of(problem.accumulator());
+  }
+  return launch;
+}
+
+void start_loss(const LossLaunch& launch, void* states, void* partials, void* stream) {
+  LossMap map = launch.map;
+  map.states = states, map.partials = launch.merge ? nullptr : partials;
+  start_loss(launch.kernel, launch.threads, launch.blocks, launch.shared, &map, stream);
+  if (!launch.merge) return;
+  map.partials = partials;
+  start_loss(launch.merge, launch.threads, launch.merge_blocks, 0, &map, stream);
+}
+
+void start_loss_total(const LossProblem& problem, const LossTotal& total, int device, void* stream) {
+  const LossPlan plan = {LossTier::rows, 1, VecAccess::scalar, 1, kThreads, kThreads, 1, 0};
+  start_loss(find_kernel(problem, plan, LossStep::total, device), kThreads, 1, 0, &total, stream);
+}
+
+}  // namespace onepass::cuda

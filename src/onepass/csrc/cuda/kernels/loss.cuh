@@ -1,0 +1,393 @@
+// loss.cuh: the terms of a row, from states that threads merge, and the gradient of its elements. Whether the classes
+// of a row lie side by side (loss_rows.cu) or neighbouring rows do (loss_columns.cu) makes no difference here.
+#pragma once
+
+#include "block_reduce.cuh"
+#include "division.cuh"
+#include "loss_map.cuh"
+#include "scored_row.cuh"
+#include "warp_reduce.cuh"
+
+// Vectors of elements in registers.
+template <class C>
+struct LossElements {
+  typedef typename C::In T;
+  typedef typename C::Raw Raw;
+  static constexpr int V = C::kVecSize;
+
+  static __device__ Raw load(const T* at) { return *reinterpret_cast<const Raw*>(at); }
+  static __device__ T get(const Raw& raw, int v) { return get_element<T>(raw, v); }
+  static __device__ void set(Raw& raw, int v, T value) {
+    if constexpr (C::kHalf2)
+      raw.at[v / 2] =
+          v % 2 ? (raw.at[v / 2] & 0xffffu) | (uint32_t)value.bits << 16 : (raw.at[v / 2] & 0xffff0000u) | value.bits;
+    else
+      raw.at[v] = value;
+  }
+  static __device__ void fill(Raw& raw, T value) {
+    unroll<V>([&](int v) { set(raw, v, value); });
+  }
+  template <int Vecs>
+  static __device__ typename C::A max(const Raw (&raw)[Vecs]) {
+    if constexpr (C::kHalf2) {
+      uint32_t top = raw[0].at[0];
+      unroll<Vecs>([&](int i) { unroll<V / 2>([&](int w) { top = max_half2<T>(top, raw[i].at[w]); }); });
+      return max_(to_acc(get_half<T>(top, 0)), to_acc(get_half<T>(top, 1)));
+    } else {
+      typename C::A top = -infinity();
+      unroll<Vecs * V>([&](int i) { top = max_(top, to_acc(raw[i / V].at[i % V])); });
+      return top;
+    }
+  }
+  static __device__ T neutral() { return from_acc<T>(-infinity()); }
+  // Keeps the compiler from holding the elements converted from one use to the next, in twice the registers.
+  static __device__ void opaque(Raw& raw) {
+    if constexpr (C::kHalf2) unroll<V / 2>([&](int w) { asm volatile("" : "+r"(raw.at[w])); });
+  }
+};
+
+// The numbers of a map in the computation's type.
+__device__ inline float of_type(float, double, float narrow) { return narrow; }
+__device__ inline double of_type(double, double wide, float) { return wide; }
+
+// A product that is rounded whatever is added to it: an element then has one score wherever that is computed.
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
+template <class C>
+struct LossNumbers {
+  typedef typename C::A A;
+  const LossMap& map;
+
+  __device__ const A* plane(const void* planes, int which) const { return (const A*)planes + which * map.rows; }
+  __device__ A* plane(void* planes, int which) const { return (A*)planes + which * map.rows; }
+  static constexpr int kEntropyPlane = 2 + C::has(kLossSpread), kPickPlane = kEntropyPlane + C::has(kLossEntropy);
+
+  __device__ A smoothing() const { return of_type(A(), map.smoothing, map.smoothing_f32); }
+  __device__ A z_loss() const { return of_type(A(), map.z_loss, map.z_loss_f32); }
+  // The factor of a row's elements.
+  __device__ A factor(int64_t row) const {
+    if constexpr (!C::has(kLossScale)) return 1;
+    const A factor = of_type(A(), map.factor, map.factor_f32);
+    return map.scale ? factor * ((const A*)map.scale)[row] : factor;
+  }
+  __device__ A weight(int64_t c) const { return C::has(kLossWeight) ? ((const A*)map.weight)[c] : A(1); }
+  __device__ A weight_sum() const { return C::has(kLossWeight) ? *(const A*)map.weight_sum : A(map.n); }
+  // A class of a row.
+  __device__ int64_t pick(int64_t row, int which) const { return map.index[row * map.picks + which]; }
+  template <class T>
+  __device__ A score(T raw, A factor) const {
+    A s = to_acc(raw);
+    if constexpr (C::has(kLossScale)) s = rounded_product(s, factor);
+    if constexpr (C::has(kLossSoftcap)) return cap() * tanh_for<T>(s * per_cap());
+    return s;
+  }
+  // The derivative of the score of an element.
+  template <class T>
+  __device__ A slope(T raw, A factor) const {
+    if constexpr (!C::has(kLossSoftcap)) return factor;
+    const A t = tanh_for<T>(rounded_product(to_acc(raw), factor) * per_cap());
+    return factor * (1 - t * t);
+  }
+
+ private:
+  __device__ A cap() const { return of_type(A(), map.softcap, map.softcap_f32); }
+  __device__ A per_cap() const { return of_type(A(), map.per_softcap, map.per_softcap_f32); }
+};
+
+// exp(s - m) for a fixed m. Of half types it is 2^(s log2(e) - base), where base is m log2(e), rounded: two
+// instructions where exp(s - m) takes three. What the rounding took is the same for all s, and `correction` gives it:
+// exp(s - m) is 2^-correction times as much. Where m is so large that the correction would not be small, it is exp(s -
+// m) itself.
+__device__ inline bool is_small_base(float base) { return fabsf(base) < 1e6f; }
+template <class C>
+struct RelativeExp {
+  typedef typename C::A A;
+  static constexpr bool kHasBase = sizeof(typename C::In) == 2;
+  A m, base;
+
+  __device__ explicit RelativeExp(A m) : m(m), base(m * kLog2e) {}
+  __device__ bool is_exact() const { return !kHasBase || !is_small_base((float)base); }
+  __device__ A correction() const {
+    if constexpr (kHasBase) return is_exact() ? A(0) : fmaf(m, kLog2e, -base);
+    return 0;
+  }
+  // Either of both, as the caller knows which it is.
+  __device__ A from_base(A s) const {
+    if constexpr (kHasBase) return exp2_(fmaf(s, kLog2e, -base));
+    return exact(s);
+  }
+  __device__ A exact(A s) const { return exp_for_sum<typename C::In>(s - m); }
+  // What is relative to m, made relative to another number.
+  __device__ A ratio(const RelativeExp& to) const {
+    if (is_exact() || to.is_exact()) return exp_<float>(m - to.m);
+    if constexpr (kHasBase) return exp2_(base - to.base);
+    return 0;
+  }
+};
+
+// What is known of some of a row's scores: the maximum m, the sums of exp(s - m) and of exp(s - m) (s - m), both as
+// RelativeExp has it, and that of weight (s - r), where r is the row's reference, the score of its class 0.
+template <class C>
+struct LossState {
+  typedef typename C::A A;
+  typedef typename C::In T;
+  A m, l, moment, spread;
+
+  static __device__ LossState empty() { return {-infinity(), 0, 0, 0}; }
+  // Adds the scores s(0), s(1), ..., none of which is above the maximum.
+  template <int Count, class F>
+  __device__ void add(F s) {
+    const RelativeExp<C> exp(finite_for_sum(m));
+    if (exp.is_exact())
+      add_exps<Count>(s, exp.m, [&](A v) { return exp.exact(v); });
+    else
+      add_exps<Count>(s, exp.m, [&](A v) { return exp.from_base(v); });
+  }
+  // Makes the sums relative to another maximum.
+  __device__ void rebase(A top) {
+    const RelativeExp<C> from(finite_for_sum(m)), to(finite_for_sum(top));
+    A factor = 1;
+    if (l > 0) factor = m == -infinity() ? A(0) : from.ratio(to);
+    if constexpr (C::has(kLossEntropy)) moment = (moment + (from.m - to.m) * l) * factor;
+    l *= factor, m = top;
+  }
+  // The logarithm of the sum of exp(s - m).
+  __device__ A log_sum() const { return log_(l) - RelativeExp<C>(finite_for_sum(m)).correction() * A(0.693147181f); }
+  __device__ void merge(LossState other) {
+    const A top = max_(m, other.m);
+    rebase(top), other.rebase(top);
+    l += other.l;
+    if constexpr (C::has(kLossEntropy)) moment += other.moment;
+    if constexpr (C::has(kLossSpread)) spread += other.spread;
+  }
+  // Over `Lanes` neighbouring lanes.
+  template <int Lanes>
+  __device__ void reduce_in_warp() {
+    rebase(warp_reduce<Lanes>(m, Max()));
+    l = warp_reduce<Lanes>(l, Sum());
+    if constexpr (C::has(kLossEntropy)) moment = warp_reduce<Lanes>(moment, Sum());
+    if constexpr (C::has(kLossSpread)) spread = warp_reduce<Lanes>(spread, Sum());
+  }
+  // The numbers of a state, `stride` apart.
+  __device__ void store(void* states, int64_t at, int64_t stride) const {
+    A* to = (A*)states + at;
+    to[0] = m, to[stride] = l;
+    if constexpr (C::has(kLossEntropy)) to += stride, to[stride] = moment;
+    if constexpr (C::has(kLossSpread)) to += stride, to[stride] = spread;
+  }
+  __device__ void load(const void* states, int64_t at, int64_t stride) {
+    const A* from = (const A*)states + at;
+    m = from[0], l = from[stride];
+    if constexpr (C::has(kLossEntropy)) from += stride, moment = from[stride];
+    if constexpr (C::has(kLossSpread)) from += stride, spread = from[stride];
+  }
+
+ private:
+  template <int Count, class F, class G>
+  __device__ void add_exps(F s, A zero, G exp) {
+    if constexpr (C::has(kLossEntropy)) {
+      unroll<Count>([&](int i) {
+        const A e = exp(s(i));
+        l += e;
+        if (e > 0) moment += e * (s(i) - zero);
+      });
+    } else {
+      l += pairwise_sum<Count, 0>([&](int i) { return exp(s(i)); });
+    }
+  }
+};
+
+// The class of a row of a cross-entropy, and its element. They are loaded apart and ahead: the element lies where the
+// class says.
+template <class C>
+struct LossPick {
+  static constexpr int kIgnored = -1, kMissing = -2;  // in place of the class: the row counts for nothing; no class
+  int c;
+  typename C::In raw;
+
+  // `exists`: whether the thread needs it.
+  __device__ void load_class(const LossMap& map, int64_t row, bool exists) {
+    c = kIgnored;
+    if (!C::has(kLossCross) || !exists) return;
+    const int64_t own = map.index[row];
+    c = own == map.ignore_index ? kIgnored : (uint64_t)own < (uint64_t)map.n ? (int)own : kMissing;
+  }
+  // `x`: the element of class 0.
+  __device__ void load_element(const typename C::In* x, int64_t step) {
+    raw = {};
+    if (C::has(kLossCross) && c >= 0) raw = x[c * step];
+  }
+};
+
+// The sums of the losses of some rows, and of the weights of their classes.
+template <class C>
+struct LossSums {
+  typedef typename C::A A;
+  typedef Compensated<A> Sum2;
+  Sum2 loss, weight;
+
+  // Adds those of all threads of a block, and stores them as those of the block.
+  __device__ void finish(const LossMap& map) {
+    if (!C::has(kLossCross) || !map.partials) return;
+    __shared__ ReduceStorage<1, Sum2> of_losses, of_weights;
+    loss = block_reduce(loss, Sum(), of_losses), weight = block_reduce(weight, Sum(), of_weights);
+    if (threadIdx.x) return;
+    A* const to = (A*)map.partials + blockIdx.x;
+    to[0] = loss.hi, to[gridDim.x] = loss.lo, to[2 * gridDim.x] = weight.hi, to[3 * gridDim.x] = weight.lo;
+  }
+};
+
+// The numbers of a row from its state: m, log l, and what planes there are after them but for picks.
+template <class C>
+struct LossTerms {
+  typedef typename C::A A;
+  static constexpr int kPlanes = C::has(kLossCross) ? 3 : LossNumbers<C>::kPickPlane;
+  A planes[kPlanes];
+
+  // `first`: the element of class 0.
+  __device__ LossTerms(const LossMap& map, int64_t row, typename C::In first, const LossPick<C>& pick,
+                       const LossState<C>& state, LossSums<C>& sums) {
+    const LossNumbers<C> numbers = {map};
+    const A factor = numbers.factor(row), m = state.m;
+    // torch gives NaN for the whole row.
+    const A log_l = m == infinity() || m == -infinity() ? A(nan_()) : state.log_sum();
+    planes[0] = m, planes[1] = log_l;
+    A spread = 0;
+    if constexpr (C::has(kLossSpread))
+      spread = numbers.weight_sum() * ((m - finite_or_zero(numbers.score(first, factor))) + log_l) - state.spread;
+    if constexpr (C::has(kLossCross)) {
+      A loss = 0, weight = 0;
+      if (pick.c != LossPick<C>::kIgnored) {
+        check_class(map, pick.c);
+        const A lse = m + log_l;
+        weight = numbers.weight(pick.c);
+        loss = (1 - numbers.smoothing()) * weight * (log_l - (numbers.score(pick.raw, factor) - m));
+        if constexpr (C::has(kLossSpread)) loss += numbers.smoothing() / A(map.n) * spread;
+        if (map.z_loss != 0) loss += numbers.z_loss() * lse * lse;
+      }
+      planes[2] = loss;
+      sums.loss = add(sums.loss, loss), sums.weight = add(sums.weight, weight);
+    } else {
+      if constexpr (C::has(kLossSpread)) planes[2] = spread;
+      if constexpr (C::has(kLossEntropy)) planes[LossNumbers<C>::kEntropyPlane] = log_l - state.moment / state.l;
+    }
+  }
+  __device__ void store(const LossMap& map, int64_t row) const {
+    const LossNumbers<C> numbers = {map};
+    unroll<kPlanes>([&](int p) { numbers.plane(map.terms, p)[row] = planes[p]; });
+    if constexpr (C::has(kLossCross)) store_result(map, row);
+  }
+  __device__ void store_result(const LossMap& map, int64_t row) const {
+    if (map.result && map.is_wide)
+      ((A*)map.result)[row] = planes[2];
+    else if (map.result)
+      ((typename C::In*)map.result)[row] = from_acc<typename C::In>(planes[2]);
+  }
+  // The terms of the picks of a row, of which each of several threads takes some.
+  static __device__ void store_picks(const LossMap& map, int64_t row, const typename C::In* x, int64_t step,
+                                     const LossState<C>& state, int thread, int threads) {
+    if constexpr (C::has(kLossPicks) && !C::has(kLossCross)) {
+      const LossNumbers<C> numbers = {map};
+      const A factor = numbers.factor(row), log_l = state.log_sum();
+      for (int k = thread; k < map.picks; k += threads) {
+        const int64_t c = numbers.pick(row, k);
+        check_class(map, c);
+        numbers.plane(map.terms, numbers.kPickPlane + k)[row] = log_l - (numbers.score(x[c * step], factor) - state.m);
+      }
+    }
+  }
+
+ private:
+  // A class that does not exist stops the program, as torch's losses do.
+  static __device__ void check_class(const LossMap& map, int64_t c) {
+    if ((uint64_t)c >= (uint64_t)map.n) asm volatile("trap;");
+  }
+};
+
+// The gradient of the elements of a row.
+template <class C>
+struct LossGrad {
+  typedef typename C::A A;
+  typedef typename C::In T;
+  A m, log_l, factor;
+  A of_p;           // the factor of p = exp(s - lse)
+  A base, of_exp2;  // of half types p is also of_exp2 / of_p * 2^(s log2(e) - base), which takes fewer instructions
+  A of_weight;      // of the class's weight
+  A of_entropy, entropy;  // of p (log p + entropy)
+  A of_pick;              // cross-entropy: of the class `pick`
+  int pick;
+  bool is_ignored;
+  static constexpr bool kHasBase = sizeof(T) == 2 && !C::has(kLossEntropy);
+  __device__ bool has_base() const { return is_small_base((float)base); }
+
+  LossGrad() = default;
+  __device__ LossGrad(const LossMap& map, int64_t row) : of_weight(0), pick(-1), is_ignored(false) {
+    const LossNumbers<C> numbers = {map};
+    m = numbers.plane(map.terms, 0)[row], log_l = numbers.plane(map.terms, 1)[row];
+    factor = numbers.factor(row);
+    if constexpr (C::has(kLossCross)) {
+      const int64_t c = numbers.pick(row, 0);
+      is_ignored = c == map.ignore_index;
+      if (is_ignored) return;
+      pick = (int)c;
+      const int64_t at = map.grads_per_row ? row : 0;
+      A g = map.is_wide ? ((const A*)map.grads)[at] : to_acc(((const T*)map.grads)[at]);
+      if (map.total) g /= *(const A*)map.total;
+      const A to_class = g * (1 - numbers.smoothing()) * numbers.weight(c);
+      of_p = to_class, of_pick = -to_class;
+      if constexpr (C::has(kLossSpread)) {
+        of_weight = -g * (numbers.smoothing() / A(map.n));
+        of_p -= of_weight * numbers.weight_sum();
+      }
+      if (map.z_loss != 0) of_p += 2 * g * numbers.z_loss() * (m + log_l);
+      if constexpr (C::has(kLossGradLse)) of_p += ((const A*)map.grad_lse)[row];
+    } else {
+      of_p = numbers.plane(map.grads, 1)[row];
+      if constexpr (C::has(kLossSpread)) {
+        of_weight = -numbers.plane(map.grads, 2)[row];
+        of_p -= of_weight * numbers.weight_sum();
+      }
+      if constexpr (C::has(kLossEntropy)) {
+        of_entropy = numbers.plane(map.grads, numbers.kEntropyPlane)[row];
+        entropy = numbers.plane(map.terms, numbers.kEntropyPlane)[row];
+      }
+      if constexpr (C::has(kLossPicks)) {
+        for (int k = 0; k < map.picks; ++k) of_p += numbers.plane(map.grads, numbers.kPickPlane + k)[row];
+      }
+    }
+    if constexpr (kHasBase) {
+      const A lse = m + log_l;
+      base = lse * kLog2e;
+      // What the two roundings took of m + log l, and of its product.
+      of_exp2 = of_p * exp2_(((lse - m) - log_l) * kLog2e - fmaf(lse, kLog2e, -base));
+    }
+  }
+  // The gradient of the score of class c, whose element is `raw`, but for those of picks.
+  __device__ A of_score(const LossNumbers<C>& numbers, T raw, A weight) const {
+    const A s = numbers.score(raw, factor), log_p = (s - m) - log_l, p = exp_<T>(log_p);
+    A grad = of_p * p;
+    if constexpr (kHasBase) {
+      if (has_base()) grad = of_exp2 * exp2_(fmaf(s, kLog2e, -base));
+    }
+    if constexpr (C::has(kLossEntropy)) {
+      if (p > 0) grad -= of_entropy * p * (log_p + entropy);
+    }
+    if constexpr (C::has(kLossSpread)) grad += of_weight * weight;
+    return grad;
+  }
+};
+// Where the row, or the slice of columns, is in x and in dx.
+struct LossPlace {
+  int64_t x = 0, dx = 0;
+  // `dims`: how many of the dims `index` counts in.
+  __device__ LossPlace(const LossMap& map, int64_t index, int dims) {
+#pragma unroll 1
+    for (int d = dims - 1; d > 0; --d) {
+      const Quotient next = divide(index, map.sizes[d], map.divisors[d]);
+      x += next.rest * map.x_strides[d], dx += next.rest * map.dx_strides[d];
+      index = next.whole;
+    }
+    if (dims) x += index * map.x_strides[0], dx += index * map.dx_strides[0];
+  }
+};

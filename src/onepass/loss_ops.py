@@ -1,0 +1,525 @@
+"""The operators of losses: the terms of each row that losses are made of, their derivatives, and the arithmetic in
+place of a kernel.
+
+csrc/core/loss_problem.h defines the terms: planes of one number per row, among them the logsumexp, negative
+log-probabilities and the entropy. `onepass::loss_terms` computes them by one read of the input, and its gradient reads
+the input once more. `onepass::cross_entropy` makes losses of them in the same launch. Derivatives of a higher order,
+and those of function transforms, are those of the arithmetic, which is made of onepass's own log_softmax and logsumexp.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import triton as triton_engine
+from .autograd import PLAIN_TYPES, needs_no_autograd
+from .native import library
+from .ops import call as call_plain
+from .scored import _accumulator, _BelowAutograd, _dispatch_modes, _function_modes, _is_transformed
+from .validation import Spec, overlap
+
+
+class LossSpec(NamedTuple):
+    """What the operators take besides tensors (csrc/core/loss_problem.h)."""
+
+    dim: int  # of the classes, from 0 up
+    factor: float = 1.0  # of the scores
+    softcap: float = 0.0  # 0 is none
+    spread: bool = False  # a cross-entropy has it where it has smoothing
+    entropy: bool = False
+    is_cross: bool = False
+    ignore_index: int = -100
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    wide: bool = False  # the loss of a cross-entropy has the dtype that rows are computed in
+    engine: str = "native"
+
+    def planes(self, picks: int) -> int:
+        return 3 if self.is_cross else 2 + self.spread + self.entropy + picks
+
+
+_CALL = (
+    "int dim, float factor, float softcap, bool spread, bool entropy, bool is_cross, int ignore_index, "
+    "float smoothing, float z_loss, bool wide, str engine"
+)
+# `index`: (rows, picks), of a cross-entropy (rows). `scale`: (rows). Rows are numbered as the dims of the input but
+# `dim` have it. Terms are (planes, rows), in the dtype that rows are computed in.
+library.define(f"loss_terms(Tensor input, Tensor? index, Tensor? weight, Tensor? scale, {_CALL}) -> Tensor")
+library.define(
+    "loss_terms_backward(Tensor grads, Tensor terms, Tensor input, Tensor? index, Tensor? weight, Tensor? scale, "
+    f"{_CALL}) -> Tensor"
+)
+# The loss: without a reduction (rows). The terms. The sum of the weights of the rows' classes, of a mean or a sum.
+library.define(
+    f"cross_entropy(Tensor input, Tensor index, Tensor? weight, str reduction, {_CALL}) -> (Tensor, Tensor, Tensor)"
+)
+library.define(
+    "cross_entropy_backward(Tensor grad, Tensor? grad_terms, Tensor terms, Tensor total, Tensor input, Tensor index, "
+    f"Tensor? weight, str reduction, {_CALL}) -> Tensor"
+)
+_ops = torch.ops.onepass
+_terms_operator, _terms_backward_operator = _ops.loss_terms.default, _ops.loss_terms_backward.default
+_cross_operator, _cross_backward_operator = _ops.cross_entropy.default, _ops.cross_entropy_backward.default
+_forward_kernel, _backward_kernel = (
+    functools.partial(torch._C._dispatch_call_boxed, op.default._handle)
+    for op in (_ops._loss_kernel, _ops._loss_backward_kernel)
+)
+
+
+def loss_terms(x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Tensor | None, spec: LossSpec) -> Tensor:
+    """The terms of a checked call."""
+    if not _is_eager(x, scale):
+        return _terms_operator(x, index, weight, scale, *spec)
+    if x.requires_grad and torch.is_grad_enabled():
+        return TermsFunction.apply(x, index, weight, scale, spec, True)
+    return _launch_terms(x, index, weight, scale, spec)
+
+
+def cross_entropy(
+    x: Tensor, index: Tensor, weight: Tensor | None, reduction: str, in_place: bool, alone: bool, spec: LossSpec
+) -> tuple[Tensor, ...]:
+    """What the operator gives for a checked call, or with `alone` the loss alone. `in_place`: whether the gradient may
+    overwrite the input."""
+    if not _is_eager(x):
+        return _cross_operator(x, index, weight, reduction, *spec)
+    if x.requires_grad and torch.is_grad_enabled():
+        results = CrossFunction.apply(x, index, weight, reduction, in_place, alone, spec, True)
+        return (results,) if alone else results
+    return _launch_cross(x, index, weight, reduction, spec)
+
+
+def _is_eager(*tensors: Tensor | None) -> bool:
+    """Whether nothing traces or transforms a call, but that eager autograd may record it: then its kernels need not go
+    by the dispatcher, which calls Python functions twice."""
+    if torch.compiler.is_compiling() or _function_modes() or _dispatch_modes() or _is_transformed():
+        return False
+    return all(t is None or (type(t) in PLAIN_TYPES and (t.is_cpu or t.is_cuda)) for t in tensors)
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+
+def _log_p(x: Tensor, scale: Tensor | None, spec: LossSpec) -> tuple[Tensor, Tensor]:
+    """The scores and the log-probabilities, (rows, classes)."""
+    s = _scores(x, scale, spec)
+    return s, call_plain(s, Spec("log_softmax", [1], None, False, spec.engine))
+
+
+def _scores(x: Tensor, scale: Tensor | None, spec: LossSpec) -> Tensor:
+    s = x.movedim(spec.dim, -1).reshape(-1, x.shape[spec.dim]).to(_accumulator(x.dtype, x.dtype))
+    if spec.factor != 1:
+        s = s * spec.factor
+    if scale is not None:
+        s = s * scale.unsqueeze(-1)
+    return spec.softcap * (s / spec.softcap).tanh() if spec.softcap else s
+
+
+def _weighted(t: Tensor, weight: Tensor | None) -> Tensor:
+    return t if weight is None else t * weight.to(t.dtype)
+
+
+def terms_arithmetic(
+    x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Tensor | None, spec: LossSpec
+) -> Tensor:
+    """What `onepass::loss_terms` gives."""
+    s, log_p = _log_p(x, scale, spec)
+    m = s.detach().amax(-1, keepdim=True)
+    log_l = call_plain(s - m, Spec("logsumexp", [1], None, False, spec.engine))
+    planes = [m.squeeze(-1), log_l.masked_fill(m.squeeze(-1).isinf(), math.nan)]
+    if spec.spread:
+        planes.append(-_weighted(log_p, weight).sum(-1))
+    if spec.entropy:
+        planes.append(-(log_p.exp() * log_p.masked_fill(log_p == -math.inf, 0)).sum(-1))
+    if index is not None:
+        planes += (-log_p.gather(-1, index)).unbind(-1)
+    return torch.stack(planes)
+
+
+def terms_backward_arithmetic(
+    grads: Tensor, x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Tensor | None, spec: LossSpec
+) -> Tensor:
+    """What `onepass::loss_terms_backward` gives, from the input alone."""
+    s, log_p = _log_p(x, scale, spec)
+    p = log_p.exp()
+    of_p, *others = grads[1:].unsqueeze(-1)
+    ds = of_p * p
+    if spec.spread:
+        g = others.pop(0)
+        ones = torch.ones_like(p) if weight is None else weight.to(p.dtype).expand_as(p)
+        ds = ds + g * (p * ones.sum(-1, keepdim=True) - ones)
+    if spec.entropy:
+        g = others.pop(0)
+        log_p = log_p.masked_fill(log_p == -math.inf, 0)
+        ds = ds - g * p * (log_p - (p * log_p).sum(-1, keepdim=True))
+    if index is not None:
+        g = torch.cat(others, -1)
+        ds = ds + p * g.sum(-1, keepdim=True)
+        ds = ds.scatter_add(-1, index, -g)
+    if spec.softcap:
+        ds = ds * (1 - (s / spec.softcap).square())
+    if scale is not None:
+        ds = ds * scale.unsqueeze(-1)
+    rows = [size for d, size in enumerate(x.shape) if d != spec.dim]
+    return (ds * spec.factor).reshape(*rows, x.shape[spec.dim]).movedim(-1, spec.dim).to(x.dtype)
+
+
+def _loss_dtype(x: Tensor, spec: LossSpec) -> torch.dtype:
+    return _accumulator(x.dtype, x.dtype) if spec.wide else x.dtype
+
+
+def _as_terms(spec: LossSpec) -> LossSpec:
+    """The terms that a cross-entropy is made of."""
+    return spec._replace(is_cross=False)
+
+
+def _weight_of(index: Tensor, weight: Tensor | None, wide: torch.dtype, spec: LossSpec) -> tuple[Tensor, Tensor]:
+    """The classes of rows, 0 for rows that are ignored, and their weights, 0 too."""
+    counts = index != spec.ignore_index
+    safe = index.masked_fill(~counts, 0)
+    own = torch.ones_like(index, dtype=wide) if weight is None else weight.to(wide)[safe]
+    return safe, own.masked_fill(~counts, 0)
+
+
+def cross_arithmetic(
+    x: Tensor, index: Tensor, weight: Tensor | None, reduction: str, spec: LossSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `onepass::cross_entropy` gives."""
+    safe, own = _weight_of(index, weight, _accumulator(x.dtype, x.dtype), spec)
+    m, log_l, *spread, nll = terms_arithmetic(x, safe.unsqueeze(-1), weight, None, _as_terms(spec))
+    losses = (1 - spec.smoothing) * own * nll
+    if spread:
+        losses = losses + spec.smoothing / x.shape[spec.dim] * spread[0]
+    if spec.z_loss:
+        losses = losses + spec.z_loss * (m + log_l).square()
+    losses = losses.masked_fill(index == spec.ignore_index, 0)
+    total = own.sum()
+    result = losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.sum() / total
+    total = total.detach() if reduction != "none" else total.new_empty(0)
+    return result.to(_loss_dtype(x, spec)), torch.stack((m, log_l, losses)), total
+
+
+def cross_backward_arithmetic(
+    grad: Tensor,
+    grad_terms: Tensor | None,
+    total: Tensor,
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    spec: LossSpec,
+) -> Tensor:
+    """What `onepass::cross_entropy_backward` gives."""
+    wide = _accumulator(x.dtype, x.dtype)
+    safe, own = _weight_of(index, weight, wide, spec)
+    g = grad.to(wide) / total if reduction == "mean" else grad.to(wide)
+    g = g.expand_as(own).masked_fill(index == spec.ignore_index, 0)
+    terms = _as_terms(spec)
+    of_lse = torch.zeros_like(own) if grad_terms is None else grad_terms[1]
+    if spec.z_loss:
+        lse = call_plain(_scores(x, None, spec), Spec("logsumexp", [1], None, False, spec.engine))
+        of_lse = of_lse + 2 * spec.z_loss * g * lse
+    of_lse = of_lse.masked_fill(index == spec.ignore_index, 0)
+    of_spread = [g * (spec.smoothing / x.shape[spec.dim])] if terms.spread else []
+    grads = torch.stack((torch.zeros_like(own), of_lse, *of_spread, g * own * (1 - spec.smoothing)))
+    dx = terms_backward_arithmetic(grads, x, safe.unsqueeze(-1), weight, None, terms)
+    shape = list(x.shape)
+    shape[spec.dim] = 1
+    return dx.masked_fill((index == spec.ignore_index).reshape(shape), 0)
+
+
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+
+def _numbers(spec: LossSpec) -> tuple[Any, ...]:
+    return spec[:-1]
+
+
+def _wide_weight(x: Tensor, weight: Tensor | None, spread: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The weights as kernels take them, and their sum where the spread needs it."""
+    if weight is None:
+        return None, None
+    weight = weight.detach().to(_accumulator(x.dtype, x.dtype)).contiguous()
+    return weight, weight.sum() if spread else None
+
+
+def _checked(launch: Callable[..., Any], *given: Any) -> bool:
+    """Launches a kernel; a class that does not exist is torch's error."""
+    try:
+        return bool(launch(*given))
+    except RuntimeError as error:
+        if "is out of range" not in str(error):
+            raise
+        raise IndexError(str(error)) from None
+
+
+def _launch_terms(
+    x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Tensor | None, spec: LossSpec
+) -> Tensor:
+    picks = 0 if index is None else index.shape[-1]
+    if x.numel():
+        terms = _empty_terms(x, picks, spec)
+        tensors = x, index, *_wide_weight(x, weight, spec.spread), scale, terms, None
+        if spec.engine == "triton":
+            if triton_engine.launch_loss_forward(*tensors, spec):
+                return terms
+        elif _checked(_forward_kernel, *tensors, None, None, False, *_numbers(spec)):
+            return terms
+    return terms_arithmetic(x, index, weight, scale, spec)
+
+
+def _launch_terms_backward(
+    grads: Tensor,
+    terms: Tensor,
+    x: Tensor,
+    index: Tensor | None,
+    weight: Tensor | None,
+    scale: Tensor | None,
+    spec: LossSpec,
+) -> Tensor:
+    dx = torch.empty_like(x)
+    tensors = x, terms, index, *_wide_weight(x, weight, spec.spread), scale, grads.contiguous(), None, None, dx
+    if not x.numel() or _launch_gradient(tensors, spec):
+        return dx
+    return _laid_out(terms_backward_arithmetic(grads, x, index, weight, scale, spec), x)
+
+
+def _launch_gradient(tensors: tuple[Any, ...], spec: LossSpec) -> bool:
+    if spec.engine == "triton":
+        launch: Callable[..., bool] = triton_engine.launch_loss_backward
+        return launch(*tensors, spec)
+    return bool(_backward_kernel(*tensors, *_numbers(spec)))
+
+
+def _launch_cross(
+    x: Tensor, index: Tensor, weight: Tensor | None, reduction: str, spec: LossSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not x.numel():
+        return cross_arithmetic(x, index, weight, reduction, spec)
+    wide, to = _accumulator(x.dtype, x.dtype), _loss_dtype(x, spec)
+    terms = torch.empty((3, index.numel()), dtype=wide, device=x.device)
+    given = x, index, *_wide_weight(x, weight, spec.spread), None, terms
+    result = loss = total = None
+    if reduction == "none":
+        result = x.new_empty(index.shape, dtype=to)
+    elif spec.engine != "triton":
+        loss = torch.empty((), dtype=to if x.is_cuda else wide, device=x.device)
+        total = torch.empty((), dtype=wide, device=x.device)
+    if spec.engine == "triton":
+        launched = triton_engine.launch_loss_forward(*given, result, spec)
+    else:
+        launched = _checked(_forward_kernel, *given, result, loss, total, reduction == "mean", *_numbers(spec))
+    if not launched:
+        return cross_arithmetic(x, index, weight, reduction, spec)
+    if result is not None:
+        return result, terms, terms.new_empty(0)
+    if loss is None or total is None:
+        total = _weight_of(index, weight, wide, spec)[1].sum()
+        loss = terms[2].sum(dtype=torch.float64)
+        loss = loss / total if reduction == "mean" else loss
+    return loss.to(to), terms, total
+
+
+def _launch_cross_backward(
+    grad: Tensor,
+    grad_terms: Tensor | None,
+    terms: Tensor,
+    total: Tensor,
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    spec: LossSpec,
+    in_place: bool = False,
+) -> Tensor:
+    if in_place and overlap(x, x) == "same":
+        dx = x.detach()
+        torch.autograd.graph.increment_version(x)
+    else:
+        dx = torch.empty_like(x)
+    own = _wide_weight(x, weight, spec.spread)
+    grad = grad.expand(index.shape).contiguous() if reduction == "none" else grad
+    grad_lse = None if grad_terms is None else grad_terms[1].contiguous()
+    divisor = total if reduction == "mean" else None
+    tensors = x, terms, index, *own, None, grad, divisor, grad_lse, dx
+    if not x.numel() or _launch_gradient(tensors, spec):
+        return dx
+    return _laid_out(cross_backward_arithmetic(grad, grad_terms, total, x, index, weight, reduction, spec), x)
+
+
+def _laid_out(t: Tensor, like: Tensor) -> Tensor:
+    like = torch.empty_like(like)
+    return t if t.stride() == like.stride() else like.copy_(t)
+
+
+def _empty_terms(x: Tensor, picks: int, spec: LossSpec) -> Tensor:
+    rows = math.prod(size for d, size in enumerate(x.shape) if d != spec.dim)
+    return x.new_empty((spec.planes(picks), rows), dtype=_accumulator(x.dtype, x.dtype))
+
+
+# Derivatives ----------------------------------------------------------------------------------------------------------
+
+
+class TermsFunction(torch.autograd.Function):
+    """Terms with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Any, weight: Any, scale: Any, spec: LossSpec, is_eager: bool) -> Tensor:
+        if is_eager:
+            terms = _launch_terms(x, index, weight, scale, spec)
+        else:
+            with _BelowAutograd():
+                terms = _terms_operator(x, index, weight, scale, *spec)
+        ctx.spec = spec
+        ctx.save_for_backward(terms, x, index, weight, scale)
+        return terms
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+        terms, x, index, weight, scale = ctx.saved_tensors
+        if not torch.is_grad_enabled() and _is_eager(grads, x):
+            dx = _launch_terms_backward(grads, terms, x, index, weight, scale, ctx.spec)
+        else:
+            dx = _terms_backward_operator(grads, terms, x, index, weight, scale, *ctx.spec)
+        return dx, None, None, None, None, None
+
+
+class CrossFunction(torch.autograd.Function):
+    """A cross-entropy with a gradient. `grad_terms` is that of the logsumexp, where the caller has it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        index: Tensor,
+        weight: Any,
+        reduction: str,
+        in_place: bool,
+        alone: bool,
+        spec: LossSpec,
+        is_eager: bool,
+    ) -> Any:
+        if is_eager:
+            loss, terms, total = _launch_cross(x, index, weight, reduction, spec)
+        else:
+            with _BelowAutograd():
+                loss, terms, total = _cross_operator(x, index, weight, reduction, *spec)
+        ctx.spec, ctx.reduction, ctx.in_place = spec, reduction, in_place
+        ctx.save_for_backward(terms, total, x, index, weight)
+        ctx.set_materialize_grads(False)
+        if alone:  # every further result costs host time, forward and backward
+            return loss
+        ctx.mark_non_differentiable(total)
+        return loss, terms, total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_terms: Any = None, _: Any = None) -> tuple[Tensor | None, ...]:
+        terms, total, x, index, weight = ctx.saved_tensors
+        dx = None
+        if grad is not None or grad_terms is not None:
+            if grad is None:
+                shape = index.shape if ctx.reduction == "none" else ()
+                grad = x.new_zeros(shape, dtype=_loss_dtype(x, ctx.spec))
+            tensors = terms, total, x, index, weight
+            if not torch.is_grad_enabled() and _is_eager(grad, x):
+                dx = _launch_cross_backward(grad, grad_terms, *tensors, ctx.reduction, ctx.spec, ctx.in_place)
+            else:
+                dx = _cross_backward_operator(grad, grad_terms, *tensors, ctx.reduction, *ctx.spec)
+        return dx, None, None, None, None, None, None, None
+
+
+# Registrations --------------------------------------------------------------------------------------------------------
+
+
+def _terms_autograd(x: Tensor, index: Any, weight: Any, scale: Any, *spec: Any) -> Tensor:
+    if needs_no_autograd(x, scale):
+        with _BelowAutograd():
+            return _terms_operator(x, index, weight, scale, *spec)
+    if _is_transformed():
+        return terms_arithmetic(x, index, weight, scale, LossSpec(*spec))
+    return TermsFunction.apply(x, index, weight, scale, LossSpec(*spec), False)
+
+
+def _terms_backward_autograd(
+    grads: Tensor, terms: Tensor, x: Tensor, index: Any, weight: Any, scale: Any, *spec: Any
+) -> Tensor:
+    if needs_no_autograd(grads, terms, x, scale):
+        with _BelowAutograd():
+            return _terms_backward_operator(grads, terms, x, index, weight, scale, *spec)
+    return terms_backward_arithmetic(grads, x, index, weight, scale, LossSpec(*spec))
+
+
+def _cross_autograd(x: Tensor, index: Tensor, weight: Any, reduction: str, *spec: Any) -> Any:
+    if needs_no_autograd(x):
+        with _BelowAutograd():
+            return _cross_operator(x, index, weight, reduction, *spec)
+    if _is_transformed():
+        return cross_arithmetic(x, index, weight, reduction, LossSpec(*spec))
+    return CrossFunction.apply(x, index, weight, reduction, False, False, LossSpec(*spec), False)
+
+
+def _cross_backward_autograd(
+    grad: Tensor, grad_terms: Any, terms: Tensor, total: Tensor, x: Tensor, index: Any, weight: Any, *given: Any
+) -> Tensor:
+    reduction, *spec = given
+    if needs_no_autograd(grad, grad_terms, terms, x):
+        with _BelowAutograd():
+            return _cross_backward_operator(grad, grad_terms, terms, total, x, index, weight, reduction, *spec)
+    return cross_backward_arithmetic(grad, grad_terms, total, x, index, weight, reduction, LossSpec(*spec))
+
+
+@torch._disable_dynamo
+def _terms_kernel(x: Tensor, index: Any, weight: Any, scale: Any, *spec: Any) -> Tensor:
+    return _launch_terms(x, index, weight, scale, LossSpec(*spec))
+
+
+@torch._disable_dynamo
+def _terms_backward_kernel(grads: Tensor, terms: Tensor, x: Tensor, *given: Any) -> Tensor:
+    index, weight, scale, *spec = given
+    return _launch_terms_backward(grads, terms, x, index, weight, scale, LossSpec(*spec))
+
+
+@torch._disable_dynamo
+def _cross_kernel(x: Tensor, index: Tensor, weight: Any, reduction: str, *spec: Any) -> Any:
+    return _launch_cross(x, index, weight, reduction, LossSpec(*spec))
+
+
+@torch._disable_dynamo
+def _cross_backward_kernel(grad: Tensor, grad_terms: Any, terms: Tensor, total: Tensor, x: Tensor, *given: Any) -> Any:
+    index, weight, reduction, *spec = given
+    return _launch_cross_backward(grad, grad_terms, terms, total, x, index, weight, reduction, LossSpec(*spec))
+
+
+def _terms_fake(x: Tensor, index: Any, weight: Any, scale: Any, *spec: Any) -> Tensor:
+    return _empty_terms(x, 0 if index is None else index.shape[-1], LossSpec(*spec))
+
+
+def _cross_fake(x: Tensor, index: Tensor, weight: Any, reduction: str, *spec: Any) -> Any:
+    terms = _empty_terms(x, 1, LossSpec(*spec))
+    shape = index.shape if reduction == "none" else ()
+    total = terms.new_empty(0 if reduction == "none" else ())
+    return x.new_empty(shape, dtype=_loss_dtype(x, LossSpec(*spec))), terms, total
+
+
+def _terms_backward_fake(grads: Tensor, terms: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _cross_backward_fake(grad: Tensor, grad_terms: Any, terms: Tensor, total: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+for _name, _kernel, _autograd, _fake in (
+    ("loss_terms", _terms_kernel, _terms_autograd, _terms_fake),
+    ("loss_terms_backward", _terms_backward_kernel, _terms_backward_autograd, _terms_backward_fake),
+    ("cross_entropy", _cross_kernel, _cross_autograd, _cross_fake),
+    ("cross_entropy_backward", _cross_backward_kernel, _cross_backward_autograd, _cross_backward_fake),
+):
+    torch.library.register_fake(f"onepass::{_name}", _fake, lib=library)
+    for _key in ("CPU", "CUDA", "XPU"):
+        library.impl(_name, _kernel, _key)
+    for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
+        library.impl(_name, _autograd, _key)

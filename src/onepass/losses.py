@@ -1,0 +1,353 @@
+"""Losses and log-probabilities of classes: what a softmax is usually followed by, without the softmax in memory."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import _reduction
+
+from ._engines import resolve
+from .loss_ops import LossSpec, loss_terms
+from .loss_ops import cross_entropy as call_cross_entropy
+from .ops import call
+from .scored import _accumulator
+from .settings import autocast_to_float32
+from .validation import FLOATS, TAKES, Spec, check_input, wrap_dims
+
+__all__ = ["cross_entropy", "entropy", "log_prob"]
+
+_CLASS_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    inplace_backward: bool = False,
+    check: bool = False,
+    empty: str = "nan",
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    engine: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The cross-entropy of logits and classes, as `torch.nn.functional.cross_entropy`.
+
+    The forward reads the logits once, and the backward reads them once and writes the gradient. Nothing else of their
+    size is allocated. Half types are computed in float32.
+
+    Args:
+        input: logits, float64, float32, float16 or bfloat16, any strides: (C), (N, C) or (N, C, d1, d2, ...) for C
+            classes.
+        target: a class per row, of an integer dtype, () or (N) or (N, d1, d2, ...); or probabilities of classes, of the
+            shape of the input and a floating dtype.
+        weight: a floating weight per class, (C). It gets no gradient.
+        ignore_index: a class whose rows count for nothing.
+        reduction: "mean" (over the weights of the rows' classes), "sum" or "none".
+        label_smoothing: from 0 to 1: the share of a row's loss that all classes have alike.
+        z_loss: adds z_loss * logsumexp(row)^2 to the loss of a row that is not ignored.
+        softcap: c, for logits c * tanh(input / c).
+        return_lse: whether to return (loss, logsumexp of each row), the latter in the dtype of the computation, of the
+            shape of the target. It has a gradient too.
+        inplace_backward: whether the backward may write the gradient over the logits. Then nothing else may need them,
+            and they may not be a leaf. Where the call is compiled or transformed the gradient has memory of its own.
+        check: on a GPU, whether to look for classes that do not exist before anything is launched, which waits for the
+            GPU. Without it they stop the program, as in torch (with the Triton engine their loss is NaN). On a CPU
+            they are always found.
+        empty: the mean where no row counts: "nan" as in torch, or "zero".
+        size_average, reduce: the older spelling of `reduction`.
+        engine: as `onepass.softmax` takes it.
+
+    Returns:
+        A tensor of the input's dtype (float32 under autocast), of shape (), or that of the target without a reduction.
+
+    Raises:
+        IndexError: a class that does not exist. ValueError: shapes that do not go together, an unknown reduction.
+        RuntimeError: dtypes and devices that do not, weights of another shape than (C), smoothing outside of [0, 1].
+        NotImplementedError: a weight that requires a gradient.
+
+    Source: the gradient p - onehot from the saved logsumexp of each row is how fused losses of large vocabularies work
+    (Wijmans et al., arXiv:2411.09009; Hsu et al., arXiv:2410.10989). The z-loss is that of Chowdhery et al.,
+    arXiv:2204.02311.
+
+    >>> import torch, onepass
+    >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0]], requires_grad=True)
+    >>> loss = onepass.cross_entropy(logits, torch.tensor([0, 2]))
+    >>> loss
+    tensor(1.6672, grad_fn=<CrossFunctionBackward>)
+    >>> loss.backward()
+    >>> logits.grad
+    tensor([[-0.1065,  0.0533,  0.0533],
+            [ 0.0226,  0.4547, -0.4774]])
+    """
+    name = "cross_entropy"
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    _check_logits(name, input)
+    dim = 0 if input.dim() == 1 else 1
+    if not isinstance(target, Tensor):
+        raise TypeError(f"onepass.{name}(): target must be a Tensor, got {type(target).__name__}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"onepass.{name}(): reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    if empty not in ("nan", "zero"):
+        raise ValueError(f"onepass.{name}(): empty must be 'nan' or 'zero', got {empty!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise RuntimeError(f"onepass.{name}(): label_smoothing must be between 0.0 and 1.0, got {label_smoothing}")
+    if target.device != input.device:
+        raise RuntimeError(f"onepass.{name}(): target must be on {input.device}, as the input is, got {target.device}")
+    cap = _check_softcap(name, softcap)
+    classes = input.shape[dim]
+    if weight is not None:
+        _check_weight(name, weight, input, classes)
+    if inplace_backward and input.requires_grad and input.is_leaf:
+        raise ValueError(f"onepass.{name}(): inplace_backward would overwrite a leaf tensor with its own gradient")
+    spec = LossSpec(
+        dim,
+        softcap=cap,
+        spread=label_smoothing > 0,
+        is_cross=True,
+        ignore_index=ignore_index,
+        smoothing=label_smoothing,
+        z_loss=z_loss,
+        wide=autocast_to_float32(input),
+        engine=resolve(engine, input.device),
+    )
+    rows = [size for d, size in enumerate(input.shape) if d != dim]
+    if target.is_floating_point():
+        return _of_probabilities(input, target, weight, reduction, spec, return_lse)
+    _check_classes(name, target, rows, input)
+    if target.dtype is not torch.int64:
+        target = target.long()
+    if (check or not classes) and target.numel() and not torch.compiler.is_compiling():
+        outside = (target != ignore_index) & ((target < 0) | (target >= classes))
+        if outside.any():
+            raise IndexError(f"onepass.{name}(): class {int(target[outside][0])} is out of range for {classes} classes")
+    index = target if target.dim() == 1 and target.is_contiguous() else target.reshape(-1).contiguous()
+    is_zero = empty == "zero" and reduction == "mean"
+    alone = not (return_lse or is_zero)
+    loss, *others = call_cross_entropy(input, index, weight, reduction, inplace_backward, alone, spec)
+    if reduction == "none":
+        loss = loss if len(rows) == 1 else loss.reshape(rows)
+    elif is_zero:
+        loss = torch.where(others[1] == 0, torch.zeros_like(loss), loss)
+    return (loss, (others[0][0] + others[0][1]).reshape(rows)) if return_lse else loss
+
+
+def _of_probabilities(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, spec: LossSpec, return_lse: bool
+) -> Any:
+    """Of probabilities of classes: by a log_softmax."""
+    name = "cross_entropy"
+    if target.shape != input.shape:
+        raise ValueError(
+            f"onepass.{name}(): target has probabilities of the input's shape {list(input.shape)}, or classes of an "
+            f"integer dtype, got {target.dtype} of shape {list(target.shape)}"
+        )
+    if spec.ignore_index >= 0:
+        raise RuntimeError(f"onepass.{name}(): ignore_index goes with classes, got probabilities")
+    wide = _accumulator(input.dtype, input.dtype)
+    s = input.to(wide)
+    if spec.softcap:
+        s = spec.softcap * (s / spec.softcap).tanh()
+    shape = [-1 if d == spec.dim else 1 for d in range(input.dim())]
+    classes = max(input.shape[spec.dim], 1)
+    share = target.to(wide) * (1 - spec.smoothing) + spec.smoothing / classes if spec.smoothing else target.to(wide)
+    if weight is not None:
+        share = share * weight.to(wide).reshape(shape)
+    losses = -(share * call(s, Spec("log_softmax", [spec.dim], None, False, spec.engine))).sum(spec.dim)
+    lse = call(s, Spec("logsumexp", [spec.dim], None, False, spec.engine)) if spec.z_loss or return_lse else None
+    if spec.z_loss and lse is not None:
+        losses = losses + spec.z_loss * lse.square()
+    if reduction == "mean":
+        loss = losses.sum() / losses.numel() if losses.numel() else losses.sum() / 0
+    else:
+        loss = losses.sum() if reduction == "sum" else losses
+    loss = loss.to(wide if spec.wide else input.dtype)
+    return (loss, lse) if return_lse else loss
+
+
+def log_prob(
+    input: Tensor,
+    index: Tensor,
+    dim: int = -1,
+    *,
+    temperature: float | Tensor | None = None,
+    return_entropy: bool = False,
+    dtype: torch.dtype | None = None,
+    engine: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The log-probabilities of some classes, log_softmax(input / temperature).gather(dim, index), by one read.
+
+    The backward reads the logits once and writes their gradient. Nothing else of their size is allocated. So policy
+    gradients and distillation need no log_softmax in memory.
+
+    Args:
+        input: logits of any shape and strides, float64, float32, float16 or bfloat16.
+        index: classes, of an integer dtype: of the input's shape without `dim`, for one per row; or with any size K in
+            `dim`, for K per row.
+        dim: the dim of the classes.
+        temperature: what logits are divided by: a number, or a tensor that broadcasts to the input's shape with size 1
+            in `dim`. It gets no gradient.
+        return_entropy: whether to return (log-probabilities, entropy), the latter of the input's shape without `dim`.
+        dtype: of the results; without one, the input's. Half types are computed in float32, so that float32 costs
+            no extra pass.
+        engine: as `onepass.softmax` takes it.
+
+    Returns:
+        A tensor of the shape of `index`.
+
+    Raises:
+        IndexError: a class that does not exist (on a GPU it stops the program; with the Triton engine it gives NaN), or
+        a dim. ValueError: shapes that do not go together. TypeError: dtypes that are not taken. NotImplementedError: a
+        temperature that requires a gradient.
+
+    >>> import torch, onepass
+    >>> logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0]])
+    >>> onepass.log_prob(logits, torch.tensor([1, 0]), return_entropy=True)
+    (tensor([-1.3863e+00, -3.7016e-04]), tensor([1.3863, 0.0037]))
+    >>> onepass.log_prob(logits, torch.tensor([[0, 1], [0, 1]]))
+    tensor([[-1.3863e+00, -1.3863e+00],
+            [-3.7016e-04, -9.0004e+00]])
+    """
+    name = "log_prob"
+    _check_logits(name, input)
+    input = input if input.dim() else input.unsqueeze(0)
+    (dim,) = wrap_dims(name, input, [dim])
+    rows = [size for d, size in enumerate(input.shape) if d != dim]
+    if not isinstance(index, Tensor):
+        raise TypeError(f"onepass.{name}(): index must be a Tensor, got {type(index).__name__}")
+    is_one = index.dim() == input.dim() - 1
+    each = index.unsqueeze(dim) if is_one else index
+    if each.dim() != input.dim() or [size for d, size in enumerate(each.shape) if d != dim] != rows:
+        raise ValueError(
+            f"onepass.{name}(): index has the input's shape {list(input.shape)} without dim {dim}, or any size there, "
+            f"got {list(index.shape)}"
+        )
+    if index.dtype not in _CLASS_DTYPES:
+        raise TypeError(f"onepass.{name}(): index takes integers, got {index.dtype}")
+    if index.device != input.device:
+        raise RuntimeError(f"onepass.{name}(): index must be on {input.device}, as the input is, got {index.device}")
+    picks = each.shape[dim]
+    flat = each.movedim(dim, -1).reshape(-1, picks).long().contiguous() if picks else None
+    if flat is not None and flat.numel() and not input.shape[dim]:
+        raise IndexError(f"onepass.{name}(): class {int(flat[0, 0])} is out of range for 0 classes")
+    terms = _terms(name, input, flat, dim, temperature, return_entropy, engine)
+    to = _result_dtype(name, input, dtype)
+    picked = -terms[2 + return_entropy :] if picks else input.new_empty((0, terms.shape[1]))
+    result = picked.reshape(picks, *rows).movedim(0, dim).to(to)
+    result = result.squeeze(dim) if is_one else result
+    return (result, terms[2].reshape(rows).to(to)) if return_entropy else result
+
+
+def entropy(
+    input: Tensor,
+    dim: int = -1,
+    *,
+    temperature: float | Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    engine: str = "auto",
+) -> Tensor:
+    """The entropy of softmax(input / temperature) over `dim`, -sum(p log p), by one read; its gradient by one more.
+
+    Args and errors: those of `log_prob`.
+
+    Returns:
+        A tensor of the input's shape without `dim`. A class of probability 0 adds 0.
+
+    >>> import torch, onepass
+    >>> onepass.entropy(torch.zeros(2, 8))
+    tensor([2.0794, 2.0794])
+    """
+    name = "entropy"
+    _check_logits(name, input)
+    input = input if input.dim() else input.unsqueeze(0)
+    (dim,) = wrap_dims(name, input, [dim])
+    terms = _terms(name, input, None, dim, temperature, True, engine)
+    rows = [size for d, size in enumerate(input.shape) if d != dim]
+    return terms[2].reshape(rows).to(_result_dtype(name, input, dtype))
+
+
+def _terms(
+    name: str, input: Tensor, index: Tensor | None, dim: int, temperature: Any, has_entropy: bool, engine: str
+) -> Tensor:
+    factor, scale = 1.0, None
+    if isinstance(temperature, Tensor):
+        if temperature.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(f"onepass.{name}(): temperature gets no gradient, but requires one")
+        shape = [1 if d == dim else size for d, size in enumerate(input.shape)]
+        try:
+            own = temperature.expand(shape)
+        except RuntimeError:
+            got = list(temperature.shape)
+            raise ValueError(f"onepass.{name}(): temperature broadcasts to {shape}, got shape {got}") from None
+        scale = own.to(_accumulator(input.dtype, input.dtype)).reciprocal().reshape(-1).contiguous()
+    elif temperature is not None:
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+            raise TypeError(f"onepass.{name}(): temperature must be a number or a Tensor, got {temperature!r}")
+        if not temperature > 0:
+            raise ValueError(f"onepass.{name}(): temperature must be positive, got {temperature}")
+        factor = 1 / temperature
+    spec = LossSpec(dim, factor, entropy=has_entropy, engine=resolve(engine, input.device))
+    return loss_terms(input, index, None, scale, spec)
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def _check_logits(name: str, input: Any) -> None:
+    check_input(name, input)
+    if input.dtype not in FLOATS:
+        raise NotImplementedError(f"onepass.{name}(): takes {TAKES}, got {input.dtype}")
+    if name == "cross_entropy" and not input.dim():
+        raise ValueError(f"onepass.{name}(): input has classes in dim 0 or 1, got a tensor without dims")
+
+
+def _check_softcap(name: str, softcap: Any) -> float:
+    if softcap is None:
+        return 0.0
+    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
+        raise TypeError(f"onepass.{name}(): softcap must be a number, got {softcap!r}")
+    if not 0 < softcap < math.inf:
+        raise ValueError(f"onepass.{name}(): softcap must be a positive finite number, got {softcap}")
+    return float(softcap)
+
+
+def _check_weight(name: str, weight: Any, input: Tensor, classes: int) -> None:
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"onepass.{name}(): weight must be a Tensor, got {type(weight).__name__}")
+    if weight.dtype not in FLOATS:
+        raise RuntimeError(f"onepass.{name}(): weight takes {TAKES}, got {weight.dtype}")
+    if weight.shape != (classes,):
+        raise RuntimeError(f"onepass.{name}(): weight has the shape [{classes}], got {list(weight.shape)}")
+    if weight.device != input.device:
+        raise RuntimeError(f"onepass.{name}(): weight must be on {input.device}, as the input is, got {weight.device}")
+    if weight.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"onepass.{name}(): weight gets no gradient, but requires one")
+
+
+def _check_classes(name: str, target: Tensor, rows: list[int], input: Tensor) -> None:
+    if target.dtype not in _CLASS_DTYPES:
+        raise RuntimeError(f"onepass.{name}(): target takes integers or floats, got {target.dtype}")
+    if list(target.shape) != rows:
+        hint = ""
+        if target.shape == input.shape:
+            hint = "; probabilities of classes are of a floating dtype"
+        raise ValueError(
+            f"onepass.{name}(): target has the shape {rows} for an input of shape {list(input.shape)}, "
+            f"got {list(target.shape)}{hint}"
+        )
+
+
+def _result_dtype(name: str, input: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    if dtype is None:
+        return torch.float32 if autocast_to_float32(input) else input.dtype
+    if dtype not in FLOATS:
+        raise NotImplementedError(f"onepass.{name}(): dtype must be one of {TAKES}, got {dtype}")
+    return dtype
