@@ -24,7 +24,10 @@ from onepass.tools.bench.results import Row, load  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
-PAGES = ("README.md", *(f"docs/{page}.md" for page in ("columns", "cpu", "gallery", "performance", "rows", "scores")))
+PAGES = (
+    "README.md",
+    *(f"docs/{page}.md" for page in ("columns", "cpu", "gallery", "losses", "performance", "rows", "scores")),
+)
 
 # The file of each suite that the docs speak of.
 FILES = {
@@ -34,6 +37,7 @@ FILES = {
     "models": "models-h200-2026-11-24.json",
     "slide": "slide-h200-2026-11-26.json",
     "columns": "columns-h200-2026-11-24.json",
+    "losses": "losses-h100-2026-11-27.json",
     "scores": "scores-h100-2026-11-26.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
@@ -169,6 +173,15 @@ def scores() -> str:
     return markdown(["case", "dtype", "of the limit", "x torch", "x torch.compile"], body)
 
 
+def losses() -> str:
+    """A line a case: the fraction of the limit's speed, and the times as fast as others."""
+    body = []
+    for line in lines(rows_of("losses")):
+        values = line.fraction(), *(line.speedup(other) for other in ("torch", "liger", "quack"))
+        body.append([line.case, line.dtype, *("-" if value is None else f"{value:.2f}" for value in values)])
+    return markdown(["case", "dtype", "of the limit", "x torch", "x Liger", "x QuACK"], body)
+
+
 def random_on_cpus() -> str:
     """A line a file: all shapes that were drawn."""
     body = []
@@ -287,6 +300,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "random": random_classes,
     "random-slower": lambda: slower("torch", "torch-compile"),
     "random-cpu": random_on_cpus,
+    "losses": losses,
     "scores": scores,
     "columns": columns,
     "few": few,

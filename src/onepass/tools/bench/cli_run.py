@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
-from onepass.tools.bench import random_cases, score_cases, timing
+from onepass.tools.bench import losses, random_cases, score_cases, timing
 from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
 from onepass.tools.bench.progress import Progress
 from onepass.tools.bench.providers import COPY, GalleryProvider, registry, select_providers
@@ -106,6 +106,8 @@ def _make_cases(suite: str, options: Options, device: torch.device) -> Sequence[
         return random_cases.slide(options.classes, options.dtypes, min(most, random_cases.SLIDE_BYTES))
     if suite in SUITES:
         return SUITES[suite].cases
+    if suite == losses.SUITE:
+        return losses.cases(device.type, options.dtypes)
     if options.functions or options.direction:
         raise ValueError(f"{suite} takes --classes, which have their functions and directions")
     if suite == score_cases.SUITE:
@@ -180,7 +182,10 @@ def bench(options: Options) -> int:
         torch.set_num_threads(options.threads)
     pairs, text = select_cases(options, device)
     made = set(options.suites) <= set(random_cases.ABOUT)
-    only = options.only or (OURS, BASELINE) * made
+    of_losses = losses.SUITE in options.suites
+    if of_losses and set(options.suites) != {losses.SUITE}:
+        raise ValueError(f"{losses.SUITE} runs alone, got {', '.join(options.suites)}")
+    only = options.only or (losses.available(device) if of_losses else (OURS, BASELINE) * made)
     with_compile = options.compile > 0 or (score_cases.SUITE in options.suites and not options.only)
     only += ("torch-compile",) * (made and with_compile)
     providers, excluded = select_providers(device, only, options.skip, options.quick, options.gallery)
@@ -196,7 +201,10 @@ def bench(options: Options) -> int:
     run: dict[str, Any] = {"budget": budget, "seed": options.seed, "graph": options.graph, "kernels_only": made}
     about = {"quick": options.quick} | ({"count": options.count, "mb": [*options.sizes(device)]} if made else {})
     with messages_on_stderr(options.json) as stdout:
-        runner = Runner(device, providers, named=frozenset(options.only), **run)
+        if of_losses:
+            runner: Runner = losses.LossRunner(device, losses.with_losses(providers), **run)
+        else:
+            runner = Runner(device, providers, named=frozenset(options.only), **run)
         status = _run(runner, pairs, head, about)
         _write(runner.results, options.json, options.plot, stdout)
     ours = (row for row in runner.results.rows if row.provider.startswith(OURS))

@@ -20,6 +20,7 @@ from onepass.tools.bench.cases import CPU_DTYPES, ITEMSIZE, Case, name_case
 ABOUT = {
     "random": "shapes drawn by --seed, --count per class (--classes), which move as much as --mb says",
     "slide": "one length moves by one around powers of two and between them (--classes chooses the series)",
+    "losses": "cross-entropy, and log-probabilities with the entropy, forward and with the backward",
     "scores": "scale, bias, mask, windows, softcap and sink: named cases, and --count per random class (--classes)",
 }
 MB = 1_000_000

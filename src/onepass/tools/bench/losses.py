@@ -1,0 +1,266 @@
+"""The suite `losses`: cross-entropy, and log-probabilities with the entropy, forward and with the backward.
+
+Its limit is one read of the logits, and with the backward two reads and a write. A copy of as many bytes is the
+yardstick. Every call is compared with the float64 definition before it is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import onepass
+from onepass.tools.bench.cases import ITEMSIZE, Case, Shape
+from onepass.tools.bench.correctness import TOLERANCE
+from onepass.tools.bench.providers import COPY, Provider, registry
+from onepass.tools.bench.runner import Runner, _Entry, _right
+
+SUITE = "losses"
+DIRECTIONS = ("forward", "forward and backward")
+# Rows and classes: the vocabularies of language models, even and odd, and the classes of images, of segmentation maps
+SHAPES: dict[str, Sequence[tuple[Shape, str]]] = {
+    "cuda": (
+        *(((8192, n), "bfloat16") for n in (128256, 50257, 151643, 128257)),
+        *(((4096, n), "float32") for n in (128256, 50257)),
+        *(((65536, 1000), dtype) for dtype in ("bfloat16", "float32")),
+        ((32768, 4099), "float16"),
+        ((1 << 20, 64), "bfloat16"),
+        ((1 << 22, 19), "bfloat16"),
+        ((64, 128256), "float32"),
+        ((16, 21, 512, 512), "bfloat16"),
+        ((64, 1000, 1024), "float32"),
+    ),
+    "cpu": tuple(
+        (shape, dtype)
+        for shape in ((1024, 32000), (256, 50257), (8192, 1000), (65536, 64), (4, 21, 256, 256))
+        for dtype in ("float32", "bfloat16")
+    ),
+}
+_LOG_PROB = "log_prob and entropy"
+
+
+class LossCase(Case):
+    """A shape, whose dim 1 has the classes. `function` is cross_entropy or `_LOG_PROB`."""
+
+    def bytes(self, dtype: str) -> int:
+        return prod(self.shape) * ITEMSIZE[dtype] * (1 if self.direction == DIRECTIONS[0] else 3)
+
+
+def cases(kind: str, dtypes: Sequence[str] = ()) -> list[Case]:
+    """The cases of a device type."""
+    made: list[Case] = []
+    for function in ("cross_entropy", _LOG_PROB):
+        for direction in DIRECTIONS:
+            for shape, dtype in SHAPES[kind]:
+                if dtypes and dtype not in dtypes:
+                    continue
+                name = f"{function}, {'x'.join(map(str, shape))}, {direction}"
+                quick = ("cpu", "cuda") if shape[1] in (1000, 50257) else ()
+                made.append(
+                    LossCase(f"{SUITE}/{direction}", name, shape, 1, function, direction, dtypes=(dtype,), quick=quick)
+                )
+    return made
+
+
+Loss = Callable[[Tensor, Tensor], Any]
+
+
+@dataclass
+class Logits:
+    """The logits of a case and their classes."""
+
+    case: Case
+    dtype: str
+    x: Tensor
+    target: Tensor
+
+
+def _torch_cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(x, target)
+
+
+def _torch_log_prob(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = torch.log_softmax(x, 1)
+    return log_p.gather(1, target.unsqueeze(1)).squeeze(1), -(log_p.exp() * log_p).sum(1)
+
+
+class LossProvider(Provider):
+    """A library's losses, by function."""
+
+    def __init__(self, name: str, losses: Callable[[str], Loss | None], refuses: Callable[[Case, str], str | None]):
+        self.name, self.losses, self.refuses = name, losses, refuses
+        self.label, self.provider = registry()[name].label, registry()[name]
+
+    def version(self) -> str | None:
+        return self.provider.version()
+
+    def unsupported(self, case: Case, dtype: str) -> str | None:
+        if self.losses(case.function) is None:
+            return f"{self.label} has no {case.function}"
+        return self.refuses(case, dtype)
+
+    def prepare_loss(self, logits: Logits) -> Callable[[], Any]:
+        """The call to time. With the backward it gives the loss and the gradient of the logits."""
+        loss, x, target = self.losses(logits.case.function), logits.x, logits.target
+        assert loss is not None
+        if logits.case.direction == DIRECTIONS[0]:
+            return lambda: loss(x, target)
+        leaf = x.detach().requires_grad_()
+
+        def step() -> tuple[Any, Tensor]:
+            result = loss(leaf, target)
+            results = result if isinstance(result, tuple) else (result,)
+            grads = [torch.ones_like(r) for r in results] if results[0].dim() else None
+            return result, torch.autograd.grad(results, leaf, grads)[0]
+
+        return step
+
+
+def _ours(function: str) -> Loss:
+    if function == "cross_entropy":
+        return onepass.cross_entropy
+    return lambda x, target: onepass.log_prob(x, target, 1, return_entropy=True)
+
+
+def _torchs(function: str) -> Loss:
+    return _torch_cross_entropy if function == "cross_entropy" else _torch_log_prob
+
+
+def _compiled(function: str) -> Loss:
+    torch._dynamo.reset()
+    return torch.compile(_torchs(function), dynamic=False)
+
+
+def _ligers(function: str) -> Loss | None:
+    return (
+        import_module("liger_kernel.transformers.functional").liger_cross_entropy
+        if function == "cross_entropy"
+        else None
+    )
+
+
+def _quacks(function: str) -> Loss | None:
+    if function != "cross_entropy":
+        return None
+    return lambda x, target: import_module("quack.cross_entropy").cross_entropy(x, target, reduction="mean")
+
+
+def _any(case: Case, dtype: str) -> str | None:
+    return None
+
+
+def _rows_alone(case: Case, dtype: str) -> str | None:
+    return None if len(case.shape) == 2 else "takes rows alone"
+
+
+def _aligned_rows(case: Case, dtype: str) -> str | None:
+    odd = case.shape[1] * ITEMSIZE[dtype] % 16
+    return "takes rows of a multiple of 16 bytes" if odd else _rows_alone(case, dtype)
+
+
+_LIBRARIES: dict[str, tuple[Callable[[str], Loss | None], Callable[[Case, str], str | None]]] = {
+    "onepass": (_ours, _any),
+    "torch": (_torchs, _any),
+    "torch-compile": (_compiled, _any),
+    "liger": (_ligers, _rows_alone),
+    "quack": (_quacks, _aligned_rows),
+}
+
+
+def available(device: torch.device) -> tuple[str, ...]:
+    """The names of the libraries that can run on a device here."""
+    return tuple(name for name in _LIBRARIES if registry()[name].unavailable(device) is None)
+
+
+def with_losses(providers: Sequence[Provider]) -> list[Provider]:
+    """The providers that have losses, with them."""
+    return [LossProvider(p.name, *_LIBRARIES[p.name]) for p in providers if p.name in _LIBRARIES]
+
+
+class LossRunner(Runner):
+    """A run of losses."""
+
+    def _measure(self, entries: list[_Entry], case: Case, dtype: str) -> None:
+        for entry in entries[1:]:
+            refusal = entry.provider.unsupported(case, dtype)
+            if refusal is not None:
+                entry.row.error = f"unsupported: {refusal}"
+        self.progress.status("making data")
+        generator = torch.Generator(self.device).manual_seed(self.seed)
+        x = torch.empty(case.shape, dtype=getattr(torch, dtype), device=self.device).normal_(generator=generator)
+        rows = (case.shape[0], *case.shape[2:])
+        target = torch.randint(0, case.shape[1], rows, device=self.device, generator=generator)
+        logits = Logits(case, dtype, x, target)
+        self.progress.status("computing the reference")
+        expected = _expected(logits)
+        for entry in _right(entries):
+            entry.row.strides = list(x.stride())
+            with self._report_errors(entry):
+                if entry.provider is COPY:
+                    entry.call = _copy(logits)
+                    continue
+                assert isinstance(entry.provider, LossProvider)
+                entry.call = entry.provider.prepare_loss(logits)
+                if wrong := _compare(logits, entry.call(), expected):
+                    self._fail(entry, f"wrong: {wrong}")
+        right = _right(entries)
+        if self.clocks is None:
+            self._time_cpu(right, None)
+        else:
+            self._time_cuda(right, self.clocks)
+        copy_us = entries[0].row.median_us
+        for row in (entry.row for entry in right):
+            if row.ok and row.median_us and copy_us:
+                row.gbps, row.copy_fraction = row.bytes / row.median_us * 1e-3, copy_us / row.median_us
+
+
+def _copy(logits: Logits) -> Callable[[], Any]:
+    """A copy that moves as many bytes: of half of the logits, or for two reads and a write an addition."""
+    x = logits.x
+    if logits.case.direction == DIRECTIONS[0]:
+        half = x.view(-1)[: x.numel() // 2]
+        target = torch.empty_like(half)
+        return lambda: target.copy_(half)
+    other, result = torch.zeros_like(x), torch.empty_like(x)
+    return lambda: torch.add(x, other, out=result)
+
+
+def _expected(logits: Logits) -> tuple[Tensor, ...]:
+    """The loss, or the first terms and entropies, and the gradient of the logits of the first rows, in float64."""
+    x, target = logits.x, logits.target
+    if logits.case.function != "cross_entropy":
+        some = slice(0, max(1, (1 << 21) // prod(x.shape[1:])))
+        results = _torch_log_prob(x[some].double().requires_grad_(), target[some])
+        return tuple(r.detach() for r in results)
+    total = torch.zeros((), dtype=torch.float64, device=x.device)
+    step = max(1, (1 << 24) // prod(x.shape[1:]))
+    for first in range(0, x.shape[0], step):
+        part = x[first : first + step].double()
+        total += torch.nn.functional.cross_entropy(part, target[first : first + step], reduction="sum")
+    some = slice(0, max(1, (1 << 20) // prod(x.shape[1:])))
+    leaf = x[some].double().requires_grad_()
+    torch.nn.functional.cross_entropy(leaf, target[some], reduction="sum").backward()
+    assert leaf.grad is not None
+    return total / target.numel(), leaf.grad / target.numel()
+
+
+def _compare(logits: Logits, got: Any, expected: tuple[Tensor, ...]) -> str | None:
+    """What is wrong with the results of a call, or None. Libraries round steps to the dtype of the logits."""
+    tolerance = 8 * TOLERANCE[logits.dtype]
+    has_grad = logits.case.direction != DIRECTIONS[0]
+    result = got[0] if has_grad else got
+    if logits.case.function != "cross_entropy":
+        pairs = [(r[: len(e)], e) for r, e in zip(result, expected, strict=True)]
+    else:
+        pairs = [(result, expected[0])] + ([(got[1][: len(expected[1])], expected[1])] if has_grad else [])
+    for ours, right in pairs:
+        error = float((ours.detach().double() - right).abs().max() / right.abs().max())
+        if not error <= tolerance:
+            return f"off by {error:.1e} of the largest number, more than {tolerance:.1e}"
+    return None

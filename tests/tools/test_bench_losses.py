@@ -1,0 +1,38 @@
+"""The suite `losses`: small cases on a CPU, and a loss that is wrong."""
+
+import pytest
+import torch
+
+from onepass.tools.bench import losses
+from onepass.tools.bench.providers import registry
+from onepass.tools.bench.runner import Runner
+from onepass.tools.bench.timing import QUICK
+
+SMALL = {"cpu": (((6, 33), "float32"), ((2, 7, 5), "bfloat16"))}
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Runner:
+    monkeypatch.setattr(losses, "SHAPES", SMALL)
+    providers = losses.with_losses([registry()[name] for name in ("onepass", "torch", "naive")])
+    return losses.LossRunner(torch.device("cpu"), providers, budget=QUICK.limit(0.01), kernels_only=True)
+
+
+def test_a_run(runner):
+    cases = [(case, case.dtypes[0]) for case in losses.cases("cpu")]
+    rows = runner.run(cases).rows
+    assert [(row.case, row.provider) for row in rows if not row.ok] == []
+    assert {row.provider for row in rows} == {"copy", "onepass", "torch"}
+    assert len(rows) == 3 * len(cases) == 24
+    reads = {row.suite: row.bytes for row in rows if row.shape == [6, 33]}
+    assert reads == {"losses/forward": 6 * 33 * 4, "losses/forward and backward": 3 * 6 * 33 * 4}
+
+
+def test_a_wrong_loss_is_not_timed(runner, monkeypatch):
+    monkeypatch.setattr(
+        losses.onepass, "cross_entropy", lambda x, target: torch.nn.functional.cross_entropy(x, target) * 1.5
+    )
+    rows = runner.run([(losses.cases("cpu")[0], "float32")]).rows
+    (ours,) = (row for row in rows if row.provider == "onepass")
+    assert not ours.ok
+    assert (ours.error or "").startswith("wrong: off by")
