@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ._engines import resolve
 from .loss_ops import LossSpec, _launch_cross, _launch_cross_backward
-from .losses import _check_classes, _check_softcap
+from .losses import _check_classes, _check_options, _check_softcap
 from .scored import _accumulator
 from .validation import FLOATS, TAKES
 
@@ -67,10 +67,7 @@ def linear_cross_entropy(
     tensor([-0.2333, -0.2333, -0.2333,  0.1000])
     """
     name = "linear_cross_entropy"
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"onepass.{name}(): reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    if not 0 <= label_smoothing <= 1:
-        raise RuntimeError(f"onepass.{name}(): label_smoothing must be between 0.0 and 1.0, got {label_smoothing}")
+    _check_options(name, reduction, label_smoothing)
     if chunk is not None and chunk < 1:
         raise ValueError(f"onepass.{name}(): chunk must be at least 1, got {chunk}")
     if hasattr(weight, "full_tensor"):

@@ -94,12 +94,9 @@ def cross_entropy(
     dim = 0 if input.dim() == 1 else 1
     if not isinstance(target, Tensor):
         raise TypeError(f"onepass.{name}(): target must be a Tensor, got {type(target).__name__}")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"onepass.{name}(): reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    _check_options(name, reduction, label_smoothing)
     if empty not in ("nan", "zero"):
         raise ValueError(f"onepass.{name}(): empty must be 'nan' or 'zero', got {empty!r}")
-    if not 0 <= label_smoothing <= 1:
-        raise RuntimeError(f"onepass.{name}(): label_smoothing must be between 0.0 and 1.0, got {label_smoothing}")
     if target.device != input.device:
         raise RuntimeError(f"onepass.{name}(): target must be on {input.device}, as the input is, got {target.device}")
     cap = _check_softcap(name, softcap)
@@ -307,6 +304,13 @@ def _check_logits(name: str, input: Any) -> None:
         raise NotImplementedError(f"onepass.{name}(): takes {TAKES}, got {input.dtype}")
     if name == "cross_entropy" and not input.dim():
         raise ValueError(f"onepass.{name}(): input has classes in dim 0 or 1, got a tensor without dims")
+
+
+def _check_options(name: str, reduction: Any, smoothing: float) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"onepass.{name}(): reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    if not 0 <= smoothing <= 1:
+        raise RuntimeError(f"onepass.{name}(): label_smoothing must be between 0.0 and 1.0, got {smoothing}")
 
 
 def _check_softcap(name: str, softcap: Any) -> float:

@@ -265,14 +265,7 @@ class LinearCrossEntropyLoss(_Module):
         return linear_cross_entropy(hidden, weight, target, bias, **given)
 
 
-class LogProb(_Module):
-    """`onepass.log_prob` of the dim `dim` as a module. Args and errors: those of `onepass.log_prob`.
-
-    >>> import torch, onepass
-    >>> onepass.nn.LogProb()(torch.zeros(2, 8), torch.tensor([3, 5]))
-    tensor([-2.0794, -2.0794])
-    """
-
+class _OfClasses(_Module):
     def __init__(
         self,
         dim: int = -1,
@@ -284,13 +277,22 @@ class LogProb(_Module):
         super().__init__()
         self.dim, self.temperature, self.dtype, self.engine = dim, temperature, dtype, engine
 
+
+class LogProb(_OfClasses):
+    """`onepass.log_prob` of the dim `dim` as a module. Args and errors: those of `onepass.log_prob`.
+
+    >>> import torch, onepass
+    >>> onepass.nn.LogProb()(torch.zeros(2, 8), torch.tensor([3, 5]))
+    tensor([-2.0794, -2.0794])
+    """
+
     def forward(self, input: Tensor, index: Tensor) -> Any:
         return losses.log_prob(
             input, index, self.dim, temperature=self.temperature, dtype=self.dtype, engine=self.engine
         )
 
 
-class Entropy(LogProb):
+class Entropy(_OfClasses):
     """`onepass.entropy` over `dim` as a module. Args and errors: those of `onepass.entropy`.
 
     >>> import torch, onepass
@@ -298,5 +300,5 @@ class Entropy(LogProb):
     tensor([2.0794, 2.0794])
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, input: Tensor) -> Tensor:
         return losses.entropy(input, self.dim, temperature=self.temperature, dtype=self.dtype, engine=self.engine)

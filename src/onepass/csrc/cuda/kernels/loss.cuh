@@ -95,11 +95,12 @@ struct LossNumbers {
   __device__ A per_cap() const { return of_type(A(), map.per_softcap, map.per_softcap_f32); }
 };
 
-// exp(s - m) for a fixed m. Of half types it is 2^(s log2(e) - base), where base is m log2(e), rounded: two
-// instructions where exp(s - m) takes three. What the rounding took is the same for all s, and `correction` gives it:
-// exp(s - m) is 2^-correction times as much. Where m is so large that the correction would not be small, it is exp(s -
-// m) itself.
+// Whether the rounding of a base is small enough to be corrected.
 __device__ inline bool is_small_base(float base) { return fabsf(base) < 1e6f; }
+
+// exp(s - m) for a fixed m. Half types take 2^(s log2(e) - base), where base is the rounded m log2(e): two instructions
+// in place of three. The rounding is the same for all s, so that a sum is corrected once: exp(s - m) is 2^-correction
+// times as much. A base that is not small has no such form.
 template <class C>
 struct RelativeExp {
   typedef typename C::A A;
