@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ._engines import resolve
-from .loss_ops import LossSpec, _launch_cross, _launch_cross_backward
+from .loss_arithmetic import LossSpec
+from .loss_ops import _launch_cross, _launch_cross_backward
 from .losses import _check_classes, _check_options, _check_softcap
 from .scored import _accumulator
 from .validation import FLOATS, TAKES
@@ -39,10 +40,11 @@ def linear_cross_entropy(
 
     Args:
         hidden: (..., E), float32, float64, float16 or bfloat16.
-        weight: (C, E), of the same dtype, or both are cast as torch.autocast has it. A DTensor is gathered. Its
-            gradient is added up over chunks in its own dtype.
+        weight: (C, E), of the same dtype, or both are cast as torch.autocast has it. Its gradient is added up over
+            chunks in its own dtype. A DTensor is gathered, and its gradient is the mean of those of all ranks, as
+            FSDP has it, where it lies.
         target: a class per row, of an integer dtype, of the shape of `hidden` without its last dim.
-        bias: (C), or None.
+        bias: (C), or None; a DTensor likewise.
         ignore_index, label_smoothing, z_loss, softcap, engine: as `onepass.cross_entropy` takes them.
         reduction: "mean", "sum" or "none".
         chunk: rows whose logits exist at a time. By default a sixteenth of them, or as many as 64 MB of logits hold.
@@ -70,8 +72,7 @@ def linear_cross_entropy(
     _check_options(name, reduction, label_smoothing)
     if chunk is not None and chunk < 1:
         raise ValueError(f"onepass.{name}(): chunk must be at least 1, got {chunk}")
-    if hasattr(weight, "full_tensor"):
-        weight = weight.full_tensor()
+    weight, bias = _gathered(weight), None if bias is None else _gathered(bias)
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"onepass.{name}(): takes hidden (..., E) and weight (C, E), got {list(hidden.shape)} and "
@@ -104,6 +105,29 @@ def linear_cross_entropy(
         chunk = max(1, -(-rows.shape[0] // _PARTS), _LEAST // max(1, classes * rows.element_size()))
     loss = LinearCrossEntropy.apply(rows, weight, bias, index, reduction, chunk, spec)
     return loss.to(hidden.dtype).reshape(target.shape if reduction == "none" else ())
+
+
+def _gathered(t: Any) -> Tensor:
+    """The whole of a DTensor."""
+    if not hasattr(t, "full_tensor"):
+        return t
+    from torch.distributed.tensor import Partial
+
+    mesh = t.device_mesh
+    return _WithShare.apply(t.full_tensor(grad_placements=[Partial()] * mesh.ndim), mesh.size())
+
+
+class _WithShare(torch.autograd.Function):
+    """The same, whose gradient is divided by `ranks` before those of all ranks are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g / ctx.ranks, None
 
 
 class LinearCrossEntropy(torch.autograd.Function):

@@ -127,3 +127,40 @@ def test_memory_stays_below_a_tenth_of_the_logits(room):
     torch.cuda.reset_peak_memory_stats()
     onepass.linear_cross_entropy(hidden, weight, target).backward()
     assert torch.cuda.max_memory_allocated() - before < 0.1 * rows * classes * 2
+
+
+SHARDED = """
+import os
+try:
+    os.close(os.open("first", os.O_CREAT | os.O_EXCL))
+    rank = 0
+except FileExistsError:
+    rank = 1
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+import onepass
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=2)
+torch.manual_seed(0)
+weight, bias, hidden, target = torch.randn(8, 5), torch.randn(8), torch.randn(2, 6, 5), torch.randint(0, 8, (2, 6))
+mesh = init_device_mesh("cpu", (2,))
+shards = [distribute_tensor(t, mesh, [Shard(0)]).requires_grad_() for t in (weight, bias)]
+whole = [t.clone().requires_grad_() for t in (weight, bias)]
+loss = onepass.linear_cross_entropy(hidden[rank], shards[0], target[rank], shards[1])
+losses = [onepass.linear_cross_entropy(hidden[r], whole[0], target[r], whole[1]) for r in (0, 1)]
+loss.backward()
+(sum(losses) / 2).backward()
+torch.testing.assert_close(loss, losses[rank])
+for shard, all_of_it in zip(shards, whole):
+    assert shard.grad.placements == (Shard(0),)
+    torch.testing.assert_close(shard.grad.to_local(), all_of_it.grad.chunk(2)[rank])
+dist.destroy_process_group()
+"""
+
+
+def test_parameters_that_ranks_share(processes, tmp_path):
+    """Each rank has rows of its own; the gradient of a shard is the mean of all ranks."""
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    for done in processes.run(tmp_path, SHARDED, 2):
+        assert done.status == 0, done.errors[-2000:]
