@@ -1,4 +1,4 @@
-# make setup    .venv with everything in it, and onepass built (5 minutes)
+# make setup    .venv with everything in it, and onepass built for this machine (5 minutes)
 # make bench    set up, then check and time onepass against torch (1 minute)
 # make smoke    set up, then the tests that are quick and touch everything (1 minute)
 # make test     set up, then the tests (15 minutes in all from a bare clone on two cores)

@@ -1,7 +1,8 @@
 """Builds the native core, src/onepass/_native.so: plain g++ on libtorch's stable ABI, no CPython API, no CUDA toolkit.
 
 One binary serves torch 2.10 and later and every Python, so the wheel is tagged py3-none. CXX and CXXFLAGS are obeyed.
-A file is compiled again only if it, a header that it includes, or the command has changed.
+A file is compiled again only if it, a header that it includes, or the command has changed. ONEPASS_CPU_SETS=native
+leaves out the instruction sets of the CPU engine that this machine lacks, for a build that stays here.
 """
 
 import hashlib
@@ -30,11 +31,14 @@ OBJECTS = Path("build/objects")
 FOLDERS = ("torch", "capi", "plan", "cuda/host", "../tools/gallery")
 PLAIN = [f"{folder}/{path.name}" for folder in FOLDERS for path in sorted((CSRC / folder).glob("*.cpp"))]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
-PARTS = ["engine", "backward", "scored", "scored_backward", "loss_backward", "loss"]  # the longest first
+PARTS = ["engine", "backward", "scored", "scored_backward", "loss_backward", "loss", "divergence"]  # the longest first
 SETS: dict[str, list[str]] = {"baseline": []}
 if platform.machine() in ("x86_64", "AMD64"):
     SETS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     SETS["avx512"] = [*SETS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
+if os.environ.get("ONEPASS_CPU_SETS") == "native" and sys.platform == "linux":
+    HAS = {"baseline", *Path("/proc/cpuinfo").read_text().split()}
+    SETS = {isa: flags for isa, flags in SETS.items() if isa.replace("avx512", "avx512dq") in HAS}
 # The engine's loops need -O3, which unrolls those over the vectors of a step before it puts them into registers (-O2:
 # half as fast). Its passes that cost time and bring none are off. For x86 processors older than AVX2, -O1 is enough.
 # Steps are written in the order in which they are to be issued. GCC 12 warns of its own header, 100,000 lines.

@@ -170,10 +170,12 @@ def test_another_nvrtc_compiles_anew(cache, start, library):
 
 
 def test_a_kernel_from_disk_costs_little(cache):
-    ask()
-    times = []
-    for _ in range(20):
+    """Compared to its compilation on the same machine: 0.6 ms of some 400."""
+
+    def timed(counts: tuple[int, int]) -> float:
         begin = time.perf_counter()
-        assert ask() == (0, 1)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 0.003, times  # 0.6 ms
+        assert ask() == counts
+        return time.perf_counter() - begin
+
+    compiled, times = timed((1, 0)), [timed((0, 1)) for _ in range(20)]
+    assert min(times) < compiled / 50, (compiled, times)

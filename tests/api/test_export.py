@@ -99,6 +99,7 @@ def test_a_graph_exported_for_training_has_gradients(function):
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 def test_aot_inductor_in_python_and_in_a_program_without_it(tmp_path):
     """Up to torch 2.12 Python crashes as it loads a package, one of torch.softmax alone too."""
     x = maker(torch.float32)(3, 4)

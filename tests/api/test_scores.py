@@ -759,7 +759,9 @@ def operator_arguments(function: str, case: str, device: str, grad: bool) -> tup
 
 
 @unbatched
-@pytest.mark.parametrize("case", ["scale of each head", "all", "sink", slow("bias"), slow("causal"), slow("alibi")])
+@pytest.mark.parametrize(
+    "case", [slow("scale of each head"), "all", slow("sink"), slow("bias"), slow("causal"), slow("alibi")]
+)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
 def test_the_operators(name, case, device):
     """Schema, autograd, fake tensors, and graphs with dynamic shapes."""

@@ -1,6 +1,7 @@
 """What a user is told who builds without something that the build needs, and what make and pytest say of themselves."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -43,6 +44,23 @@ def test_what_the_build_lacks_is_said_in_a_sentence(change: str, path: str | Non
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(words)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set")
+def test_all_instruction_sets_compile(tmp_path: Path) -> None:
+    """A build that stays on its machine has those of the machine alone."""
+    environment = os.environ | {"ONEPASS_CPU_SETS": "all", "CXXFLAGS": "-O0"}
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "src"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    subprocess.run(
+        [sys.executable, *["setup.py", "-q", "build_ext", "--build-lib", "lib"]],
+        env=environment,
+        cwd=tmp_path,
+        check=True,
+    )
+    built = (tmp_path / "lib" / "onepass" / "_native.so").read_bytes()
+    assert all(isa in built for isa in (b"baseline", b"avx2", b"avx512"))
 
 
 def test_make_help_lists_the_targets() -> None:

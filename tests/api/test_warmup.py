@@ -46,7 +46,7 @@ FILLED: dict[str, tuple[dict[str, Any], str, dict[str, Any], list[tuple[Any, ...
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("what", FILLED)
+@pytest.mark.parametrize("what", [slow(what) if what == "other dims" else what for what in FILLED])
 def test_warmup_fills_the_cache_for_a_gpu_that_is_elsewhere(what, cache):
     options, given, before, kinds = FILLED[what]
     known = onepass.warmup(**options | before) if before else 0
@@ -212,7 +212,7 @@ assert native.counts() == before, (native.counts(), before)
 
 @pytest.mark.parametrize("which", native.PASSES)
 @pytest.mark.parametrize("function", ["softmax", "logsumexp"])
-@pytest.mark.parametrize("x_type", [BF16, F32])
+@pytest.mark.parametrize("x_type", [BF16, slow(F32)])
 @pytest.mark.parametrize("lengths", [(1, 2, 21, 100, 1000, 4096, 30_000, 1 << 20), slow(())], ids=["some", "any"])
 def test_every_kernel_to_warm_is_one_that_can_be_compiled(lengths, x_type, function, which):
     """The planner makes plans that the rules of forced plans refuse: vectors of one element in shared memory, say."""

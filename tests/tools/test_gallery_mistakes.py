@@ -17,6 +17,7 @@ from torch.utils.cpp_extension import include_paths
 
 from lib.gallery import copy_package, needs_triton, run_copy
 from lib.scripts import Forks, forks
+from lib.support import thin
 from onepass.tools.gallery import variant
 from onepass.tools.gallery.native_calls import blocks_for
 
@@ -77,8 +78,9 @@ CPU = [
 ]
 
 
-def every(mistakes: list[Mistake]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("mistake", mistakes, ids=[f"{m.variant}, {m.mistaken}" for m in mistakes])
+def every(mistakes: list[Mistake], nth: int = 1) -> pytest.MarkDecorator:
+    """All of them; all but every nth are slow."""
+    return pytest.mark.parametrize("mistake", thin(mistakes, nth), ids=[f"{m.variant}, {m.mistaken}" for m in mistakes])
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ def test_on_a_gpu(processes, mistake, tmp_path):
 
 
 @needs_triton
-@every(TRITON)
+@every(TRITON, 6)
 def test_in_the_triton_interpreter(interpreting, mistake, tmp_path):
     check(interpreting, mistake, tmp_path, "cpu")
 
@@ -126,7 +128,7 @@ native._library = Loops()
 """
 
 
-@every(CPU)
+@every(CPU, 4)
 def test_cpp(processes, mistake, tmp_path):
     check(processes, mistake, tmp_path, "cpu", LOOPS)
 

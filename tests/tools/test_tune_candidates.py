@@ -201,7 +201,7 @@ def test_lengths_are_close_to_each_other():
 
 
 @pytest.mark.parametrize("functions", [ROWS, BESIDE])
-@pytest.mark.parametrize("gpu", [H200, RTX], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", [H200, slow(RTX)], ids=lambda gpu: gpu.name)
 def test_the_number_of_kernels_is_bounded(gpu, functions):
     todo = [
         (function, dtype, c.plan)
@@ -214,6 +214,7 @@ def test_the_number_of_kernels_is_bounded(gpu, functions):
     assert len(kernels(todo)) < len(set(todo)) / 2
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_kernels_are_compiled_into_the_cache_as_the_engine_asks_for_them(tmp_path, monkeypatch):
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "cache"))

@@ -101,7 +101,7 @@ def test_splicing_keeps_what_was_not_measured():
 
 
 @pytest.mark.parametrize(
-    ("gpu", "seed"), [(gpu, seed) if gpu is H200 or not seed else slow(gpu, seed) for gpu in GPUS for seed in range(3)]
+    ("gpu", "seed"), [(gpu, seed) if gpu is H200 and not seed else slow(gpu, seed) for gpu in GPUS for seed in range(3)]
 )
 def test_every_measured_length_is_served_within_1_percent_of_its_best(gpu, seed):
     measured = sweep(gpu, seed=seed, functions=FUNCTIONS if seed == 0 else FUNCTIONS[:2])

@@ -13,7 +13,7 @@ from torch import Tensor
 from emulator import missing
 from lib.kernels import read_usage
 from lib.plan_tables import BF16, F16, F32, F64, Access, Plan, Tier
-from lib.support import maker, thin
+from lib.support import maker, slow, thin_tuples
 from onepass import native, scored
 from onepass.scores import Scores, SideTensors
 from onepass.validation import Spec
@@ -39,6 +39,12 @@ PARTS = {
     "bias": {"bias", "alibi", "softcap", "sink"},
     "strides": {"mask of rows", "bias transposed", "empty", "sink"},
 }
+
+
+def of_each(ways: dict[str, Any], *quick: str) -> list[Any]:
+    """Each of the ways with each of the PARTS. All but one case of each of the `quick` ways are slow."""
+    cases = [(name, parts, k % len(PARTS) == m) for k, name in enumerate(ways) for m, parts in enumerate(PARTS)]
+    return [(name, parts) if name in quick and is_one else slow(name, parts) for name, parts, is_one in cases]
 
 
 def inner(t: Tensor) -> Tensor:
@@ -91,10 +97,11 @@ COLUMNS = {  # n elements of columns of which `inner` lie side by side
 
 
 @emulated
-@pytest.mark.parametrize("place", thin(itertools.product(FORCED, PARTS), 5), ids="-".join)
-def test_each_tier_of_rows_in_the_emulator(emulator, place, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "parts"), of_each(FORCED, "warp", "staged", "block", "block, shared memory", "cluster", "twopass")
+)
+def test_each_tier_of_rows_in_the_emulator(emulator, name, parts, tmp_path):
     """No kernel reads or writes beside its tensors, and each gives what the definition does, forward and backward."""
-    name, parts = place
     dtype, n, plan = FORCED[name]
     of_gradient = plan
     if plan.tier in (Tier.BLOCK, Tier.CLUSTER):  # a gradient has no vectors in shared memory
@@ -111,14 +118,16 @@ def test_each_tier_of_rows_in_the_emulator(emulator, place, tmp_path):
 
 
 @emulated
-@pytest.mark.parametrize("place", thin(itertools.product(COLUMNS, PARTS), 5), ids="-".join)
-def test_each_way_to_take_columns_in_the_emulator(emulator, place):
-    name, parts = place
+@pytest.mark.parametrize(
+    ("name", "parts"), of_each(COLUMNS, "aligned", "shifted", "shared memory, shifted", "grid", "twopass, grid")
+)
+def test_each_way_to_take_columns_in_the_emulator(emulator, name, parts):
     dtype, n, inner, plan = COLUMNS[name]
     call = drawn(dtype, (2, n, inner), PARTS[parts], len(name))
     solve_in_emulator(emulator, call, 1, parts, plan, plan)
 
 
+WINDOWS = ((2**62, 0, -90), (9, 4, -50), (2, 2, 60))
 SKIPPING = {  # longer columns
     "aligned": {"items_per_thread": 136},
     "shared memory": {"smem_vecs": 32},
@@ -128,8 +137,7 @@ SKIPPING = {  # longer columns
 
 
 @emulated
-@pytest.mark.parametrize("window", [(2**62, 0, -90), (9, 4, -50), (2, 2, 60)], ids=str)
-@pytest.mark.parametrize("name", SKIPPING)
+@pytest.mark.parametrize(("name", "window"), thin_tuples(itertools.product(SKIPPING, WINDOWS), 4), ids=str)
 def test_columns_outside_the_window_are_not_read_for_a_gradient(emulator, name, window):
     """What is there may be anything, where no column of a vector has an element inside. (left, right, offset)"""
     dtype, n, inner, plan = COLUMNS[name]
@@ -179,22 +187,26 @@ def solve_in_emulator(
     assert_close(dx, want, dtype)
 
 
+# (dims, dtype, n, of_scores): one, two and four vectors of a thread.
+PLACES = [
+    ([2], F16, 33, False),
+    ([1], F32, 37, False),
+    ([0, 2], BF16, 64, False),
+    ([1], BF16, 64, False),
+    ([1, 2], F64, 3, True),
+    ([2], BF16, 64, True),
+]
+
+
 @emulated
-@pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize(
-    ("dims", "dtype", "n", "of_scores"),
-    [  # one, two and four vectors of a thread
-        ([2], F16, 33, False),
-        ([1], F32, 37, False),
-        ([0, 2], BF16, 64, False),
-        ([1], BF16, 64, False),
-        ([1, 2], F64, 3, True),
-        ([2], BF16, 64, True),
-    ],
+    ("parts", "place"),
+    thin_tuples(itertools.product(PARTS, PLACES), 3),
     ids=str,
 )
-def test_the_gradient_of_logsumexp_in_the_emulator(emulator, parts, dims, dtype, n, of_scores):
+def test_the_gradient_of_logsumexp_in_the_emulator(emulator, parts, place):
     """Of rows that begin anywhere, of columns, and where all or nothing is masked out."""
+    dims, dtype, n, of_scores = place
     x, side, scores = drawn(dtype, (2, 5, n), PARTS[parts], len(parts))
     wide = F64 if dtype is F64 else F32
     double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)

@@ -115,7 +115,7 @@ def test_gradients_of_columns_in_every_tier(emulator, turn, place):
 IN_SMEM = [plan for each in plan_tables.COLUMN_PLANS.values() for plan in each if plan.smem_vecs > PREFETCH]
 
 
-@pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 3), ids=names)
+@pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 6), ids=names)
 def test_columns_in_shared_memory(emulator, plan):
     plans.check_columns(emulator, "softmax", (F32, F32), plan)
 
@@ -124,7 +124,7 @@ def test_columns_of_float64_in_shared_memory(emulator):
     plans.check_columns(emulator, "log_softmax", (F64, F64), IN_SMEM[0])
 
 
-@pytest.mark.parametrize("plan", thin([p for p in plan_tables.LATE_PLANS if p.smem_vecs > PREFETCH], 3), ids=names)
+@pytest.mark.parametrize("plan", thin([p for p in plan_tables.LATE_PLANS if p.smem_vecs > PREFETCH], 6), ids=names)
 def test_maxima_that_come_late(emulator, plan):
     plans.check_late_maxima(emulator, "softmax", plan)
 
@@ -159,6 +159,6 @@ def test_log_softmax_next_to_nothing_stays_exact(emulator, dtype):
     assert (y - want).abs().le(rounding * 1.001 + 2 * torch.finfo(F32).eps).all()
 
 
-@pytest.mark.parametrize("seed", thin(range(5), 3))
+@pytest.mark.parametrize("seed", thin(range(5), 5))
 def test_any_views_by_an_h200s_own_plans(emulator, seed):
     check_views(emulator, seed)

@@ -155,7 +155,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", thin(MISTAKES, 2))
+@pytest.mark.parametrize("name", thin(MISTAKES, 4))
 def test_mistakes_in_the_kernels_are_found(tmp_path, name):
     mistake = MISTAKES[name]
     shutil.copytree(CORE / "cuda", tmp_path / "cuda")

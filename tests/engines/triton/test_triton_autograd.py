@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from lib.modes import Operators
-from lib.support import TORCH, maker, ours
+from lib.support import TORCH, maker, ours, slow
 from lib.triton import BF16, F16, F32, F64, name_of, needs_triton
 from onepass import decompositions
 from onepass.triton import plan as plans
@@ -49,7 +49,7 @@ def _grad(function: str, x: Tensor, dim: Any, g: Tensor | None, engine: str, **n
     return x.grad, calls.ours()
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1, (0, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("dim", [slow(0), slow(1), -1, (0, 2), slow((0, 1, 2))], ids=str)
 def test_calls_of_the_engine_have_its_operator(interpreting, function, dim):
     x = maker(BF16)(3, 4, 5)
     g = maker(BF16, seed=5)(*ours(function)(x, dim).shape)
@@ -109,7 +109,7 @@ def _orders(function: str, dim: Any) -> None:
     assert torch.autograd.gradgradcheck(call, (x,), fast_mode=True)
 
 
-@pytest.mark.parametrize("dim", [0, (0, 1)], ids=str)
+@pytest.mark.parametrize("dim", [slow(0), (0, 1)], ids=str)
 def test_gradients_of_first_and_second_order(interpreting, function, dim):
     interpreting(_orders, function, dim)
 

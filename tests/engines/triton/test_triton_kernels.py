@@ -11,7 +11,20 @@ import torch
 from torch import Tensor
 
 from lib.modes import Operators
-from lib.support import DTYPES, FUNCTIONS, LAYOUTS, SOFTMAXES, maker, ours, peak, same, slow, some_tuples, tuples
+from lib.support import (
+    DTYPES,
+    FUNCTIONS,
+    LAYOUTS,
+    SOFTMAXES,
+    maker,
+    ours,
+    peak,
+    same,
+    slow,
+    some_tuples,
+    thin_tuples,
+    tuples,
+)
 from lib.triton import (
     BF16,
     F16,
@@ -64,7 +77,7 @@ def is_quick(function: str, backward: bool, tier: str, dtype: torch.dtype) -> bo
 
 
 CASES = [(*call, tier, dtype) for call in CALLS for tier in TIERS for dtype in DTYPES]
-QUICK = [each for each in CASES if is_quick(*each)][::2]
+QUICK = [each for each in CASES if is_quick(*each)][::3]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +92,7 @@ def test_values_and_special_rows(runs, function, backward, dtype, tier):
         check_special(runs, special_case(function, dtype, runs.device, backward), tier)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32])
+@pytest.mark.parametrize("n", [1, slow(2), slow(7), 8, 9, slow(15), slow(16), 17, slow(31), slow(32)])
 @TWO_TIERS
 @pytest.mark.parametrize(
     ("function", "backward"), [("softmax", False), ("logsumexp", False), ("state", False), ("softmax", True)]
@@ -145,7 +158,8 @@ LAYOUT_CALLS += [(("softmax", "logsumexp"), True, name) for name in LAYOUTS]
 
 
 @pytest.mark.parametrize(
-    ("function", "backward", "layout"), [(f, backward, name) for many, backward, name in LAYOUT_CALLS for f in many]
+    ("function", "backward", "layout"),
+    thin_tuples(((f, backward, name) for many, backward, name in LAYOUT_CALLS for f in many), 3),
 )
 def test_layouts_and_dims(runs, function, backward, layout):
     on_gpu, note = runs.device == "cuda", f", layout {layout}"
@@ -164,7 +178,7 @@ def test_layouts_and_dims(runs, function, backward, layout):
                 check(runs, given._replace(operands=(g, *saved)), note=f"{note}, strides {g.stride()}")
 
 
-@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("dim", [slow(0), 1, slow(2)])
 @pytest.mark.parametrize(
     ("backward", "to", "tier"),
     [(False, to, tier) for to in (F32, BF16) for tier in (None, "row", "online")]

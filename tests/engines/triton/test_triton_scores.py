@@ -227,7 +227,7 @@ EACH = list(itertools.product(FUNCTIONS, PARTS, TIERS))
 
 @pytest.mark.parametrize(
     ("function", "part", "tier"),
-    [each if k % 16 == k // 16 % 16 else slow(*each) for k, each in enumerate(EACH)],  # of each tier and each part some
+    [each if k % 32 == k // 32 % 32 else slow(*each) for k, each in enumerate(EACH)],  # of each tier and each part some
 )
 def test_each_part(runs, function, part, tier):
     dtype = DTYPES[(len(part) + len(tier)) % 4]
@@ -235,7 +235,7 @@ def test_each_part(runs, function, part, tier):
     check(runs, function, x, [3], made(part, dtype, runs.device), TIERS[tier])
 
 
-@pytest.mark.parametrize("part", ["all", slow("bias"), "mask", slow("window to the left")])
+@pytest.mark.parametrize("part", [slow("all"), slow("bias"), "mask", slow("window to the left")])
 @TWO_TIERS
 def test_input_and_result_of_two_types(runs, part, tier):
     """The input is rounded to the type of the result first; other tensors are of any type."""
@@ -294,7 +294,7 @@ def drawn(seed: int, device: str) -> tuple[str, Tensor, list[int], Options, torc
     return pick.choice(FUNCTIONS), x.to(device), dims, options, pick.choice((dtype, dtype, *DTYPES))
 
 
-@pytest.mark.parametrize("seed", thin(range(400), 20))
+@pytest.mark.parametrize("seed", thin(range(400), 40))
 def test_any_combination(runs, seed):
     """Of any parts, dims, strides and dtypes, on any tier."""
     function, x, dims, options, to = drawn(seed, runs.device)
@@ -336,7 +336,7 @@ def test_special_values(runs, function, tier, dtype, empty):
         assert bool(dx[0].isfinite().all() and y[0].isfinite().all())
 
 
-@pytest.mark.parametrize("function", ["softmax", "log_softmax", slow("softmin")])
+@pytest.mark.parametrize("function", [slow("softmax"), "log_softmax", slow("softmin")])
 @TWO_TIERS
 def test_what_is_masked_out_has_no_gradient(runs, function, tier):
     """Whatever the input holds there, and whatever the gradients of the row's other results are."""
@@ -394,7 +394,7 @@ def test_what_is_outside_the_window_is_not_read(interpreting):
     assert sum(interpreting(_reads, x, causal | {"offset": -8}, online)) == 0
 
 
-@pytest.mark.parametrize("dim", [-2, 0, slow((0, 2)), (1, 2), slow((0, 1, 2))], ids=str)
+@pytest.mark.parametrize("dim", [-2, slow(0), slow((0, 2)), (1, 2), slow((0, 1, 2))], ids=str)
 @TWO_TIERS
 def test_dims_of_queries_and_heads(runs, dim, tier):
     """Positions are those of the last two dims, whichever is reduced."""
@@ -477,7 +477,7 @@ def _orders(function: str) -> None:
     assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", ["log_softmax", *map(slow, ("softmax", "softmin", "logsumexp"))])
 def test_gradients_of_first_and_second_order(interpreting, function):
     interpreting(_orders, function)
 
