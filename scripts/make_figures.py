@@ -51,6 +51,7 @@ FILES = {
     "cpu-backward AVX-512, 1 thread": "cpu-backward-epyc-avx512-1t-2026-11-22.json",
     "cpu-backward AVX-512, 2 threads": "cpu-backward-epyc-avx512-2t-2026-11-22.json",
 }
+GPT = ("gpt-cpu-2026-11-27.json",)  # of examples/gpt.py
 NOISE = 0.03  # times within it are alike
 # The files of shapes that were drawn, one for each seed.
 RANDOM = [f"random-{seed}-h200-2026-11-26.json" for seed in range(1000, 1005)]
@@ -182,6 +183,22 @@ def losses() -> str:
     return markdown(["case", "dtype", "of the limit", "x torch", "x Liger", "x QuACK"], body)
 
 
+def gpt() -> str:
+    """A line a run of a small GPT: its losses, the time of a step and what that holds."""
+    body = []
+    for file in GPT:
+        record = json.loads((RESULTS / file).read_text())
+        ms, mb, link = (
+            record["median_step_ms"],
+            record["peak_step_mb"],
+            f"[{record['device']}](benchmarks/results/{file})",
+        )
+        for run, losses in record["losses"].items():
+            cells = [f"{losses[0]:.4f}", f"{losses[-1]:.4f}", f"{ms[run]:.0f}", f"{ms['torch'] / ms[run]:.2f}"]
+            body.append([link, run, *cells, f"{mb[run]:.0f}"])
+    return markdown(["device", "run", "first loss", "last loss", "ms a step", "x torch", "MB a step"], body)
+
+
 def random_on_cpus() -> str:
     """A line a file: all shapes that were drawn."""
     body = []
@@ -300,6 +317,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "random": random_classes,
     "random-slower": lambda: slower("torch", "torch-compile"),
     "random-cpu": random_on_cpus,
+    "gpt": gpt,
     "losses": losses,
     "scores": scores,
     "columns": columns,

@@ -2,7 +2,7 @@
 
 All names of the family, from `Tensor.softmax` to `nn.Softmin` and `F.cross_entropy`, end in a few aten operators. What
 is overridden here are the kernels of these operators, for the CPU and for CUDA. Whatever lies above a kernel (autograd
-and its decompositions but one, torch.func, autocast, fake tensors, dispatch modes) stays torch's, and so do all other
+and its decompositions but two, torch.func, autocast, fake tensors, dispatch modes) stays torch's, and so do all other
 operators. The kernels are installed by the first patch and stay; later ones switch them on and off.
 """
 
@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from torch.autograd import forward_ad
 from . import native
 from ._engines import resolve
 from .autograd import PLAIN_TYPES
+from .losses import cross_entropy
 from .native import library
 from .ops import call
-from .validation import HALF_DTYPES, Spec, wrap_dims
+from .settings import autocast_to_float32
+from .validation import FLOATS, HALF_DTYPES, Spec, wrap_dims
 
 __all__ = ["Report", "patch"]
 
@@ -34,7 +37,7 @@ class Report:
     """What became of the calls of torch's softmax family while a `patch(report=True)` was on; `str` gives a table.
 
     The functions are "softmax" (softmin and everything else that torch makes of a softmax among them), "log_softmax",
-    "logsumexp", "softmax backward" and "log_softmax backward".
+    "logsumexp", "softmax backward", "log_softmax backward" and "cross_entropy", whose backward is not counted.
     """
 
     def __init__(self) -> None:
@@ -77,10 +80,9 @@ class patch:
     from C++ too: the CPU and CUDA kernels of the aten operators they end in are overridden. It holds for all threads of
     the process. Graphs that TorchInductor compiled have no such operators, and are as they were.
 
-    Results have torch's dtype, shape and strides (contiguous), gradients of any order are recorded by torch (that of
-    logsumexp of half types by onepass, from the unrounded result). torch's own kernels compute what onepass does
-    not take: integers and complex numbers, for example. Contexts nest; torch computes again when the last patch is
-    restored.
+    Results have torch's dtype, shape and strides (contiguous), gradients of any order are recorded by torch (those of
+    cross_entropy, and of logsumexp of half types, by onepass). torch's own kernels compute what onepass does not take:
+    integers and complex numbers, for example. Contexts nest; torch computes again when the last patch is restored.
 
     Args:
         report: whether `report` counts the calls, by function, and why torch computed some of them.
@@ -148,8 +150,8 @@ def _switch(which: patch, on: bool) -> None:
 # The kernels ----------------------------------------------------------------------------------------------------------
 # The overriding kernels are C++ (torch/aten_override.cpp). A call that such a kernel does not serve goes to a private
 # operator, which takes the same arguments and the reason. The kernel of that operator is here: it notes the call and
-# calls torch's own kernel. One more kernel is Python alone: that of logsumexp where autograd records, because torch's
-# formula starts from the rounded result.
+# calls torch's own kernel. Two more are Python alone: that of logsumexp where autograd records, because torch's formula
+# starts from the rounded result, and that of cross_entropy_loss, which torch makes of a log_softmax in memory.
 
 _KEYS = ("CPU", "CUDA") if torch.version.cuda else ("CPU",)
 # The functions of a report, in the order in which they are counted in C++.
@@ -165,6 +167,7 @@ _REASONS = (
     "out= that shares memory with the input or with itself",
     "an error of onepass",
 )
+_WATCHED = "a transform, mode, subclass or trace that sees torch's operators"
 # aten's operators, by the function of a report.
 _OPERATORS = {
     "_softmax": "softmax",
@@ -178,6 +181,7 @@ _OPERATORS = {
 
 _reports: tuple[Report, ...] = ()  # of the active patches
 _on = False
+_cross_entropies = 0  # that onepass computed since the start of the process
 # The kernels that were there before ours, by operator and key.
 _before: dict[tuple[str, str], Any] = {}
 # The types of the exceptions that those raised. C++ refers to them by address, so they have to live on.
@@ -195,7 +199,8 @@ def _compute_here(on: bool) -> None:
 
 def _served() -> Counter[str]:
     """How many calls onepass computed since the start of the process, by function."""
-    return Counter(dict(zip(FUNCTIONS, native.patch_served(len(FUNCTIONS)), strict=True)))
+    counts = zip(FUNCTIONS, native.patch_served(len(FUNCTIONS)), strict=True)
+    return Counter({**dict(counts), "cross_entropy": _cross_entropies})
 
 
 def _install() -> None:
@@ -215,6 +220,8 @@ def _install() -> None:
                 for aten, function in _OPERATORS.items():
                     library.impl(f"_torch_{aten.lstrip('_')}", _torchs(aten, key, function), key, with_keyset=True)
                 _aten.impl("logsumexp", _recording(f"Autograd{key}"), f"Autograd{key}", with_keyset=True)
+                # Not below autograd: to compilers that would mean that the operator is not to be decomposed.
+                _aten.impl("cross_entropy_loss", _cross_entropy(f"Autograd{key}"), f"Autograd{key}", with_keyset=True)
             native.install_patch("CUDA" in _KEYS, *torchs)
     finally:
         torch.set_warn_always(always)
@@ -236,13 +243,18 @@ def _has_engine(x: Tensor) -> bool:
         return False
 
 
+def _note(function: str, reason: str) -> None:
+    """A call that torch computes, for the reports."""
+    with _counting:
+        for report in _reports:
+            report._fallbacks[function, reason] += 1
+
+
 def _torchs(aten: str, key: str, function: str) -> Callable[..., Tensor]:
     def kernel(keys: Any, reason: int, *args: Any, **out: Tensor) -> Tensor:
         with DisableTorchFunction():  # a subclass or a mode is not to see what is asked of a tensor
             if reason != _OFF and _reports:
-                with _counting:
-                    for report in _reports:
-                        report._fallbacks[function, _REASONS[reason].format(args[0])] += 1
+                _note(function, _REASONS[reason].format(args[0]))
             try:
                 return _before[aten, key].call_boxed(keys, *args, **out)
             except BaseException as error:  # which the C++ kernel raises again
@@ -273,11 +285,13 @@ def _recording(key: str) -> Callable[..., Tensor]:
 
 def _is_recorded(x: Tensor) -> bool:
     """Whether a call with x is recorded by eager autograd, and by nothing else, which is to see torch's operator."""
-    return (
-        x.requires_grad
-        and torch.is_grad_enabled()
-        and type(x) in PLAIN_TYPES
-        and forward_ad._current_level < 0
+    return x.requires_grad and torch.is_grad_enabled() and type(x) in PLAIN_TYPES and not _is_watched()
+
+
+def _is_watched() -> bool:
+    """Whether something besides eager autograd is to see torch's operators."""
+    return not (
+        forward_ad._current_level < 0
         and peek_interpreter_stack() is None
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._get_tracing_state()
@@ -293,3 +307,56 @@ def _takes(x: Tensor, dim: Sequence[int]) -> bool:
         and all(-bound <= d < bound for d in dim)
         and (x.is_cpu or (x.is_cuda and _has_engine(x)))
     )
+
+
+def _cross_entropy(key: str) -> Callable[..., Tensor]:
+    """The kernel of cross_entropy_loss, which torch makes of a log_softmax and a nll_loss."""
+    torchs = torch.library.get_kernel("aten::cross_entropy_loss", key).call_boxed
+
+    def kernel(
+        keys: Any,
+        x: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        reduction: int = 1,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        global _cross_entropies
+        if _on:
+            with DisableTorchFunction():
+                reason = _why_not(x, target, weight)
+                if not reason:
+                    try:
+                        given = weight, ignore_index, ("none", "mean", "sum")[reduction], label_smoothing
+                        loss: Any = cross_entropy(x, target, *given)
+                    except (IndexError, RuntimeError, TypeError, ValueError):  # torch raises what its users catch
+                        reason = _REASONS[6]
+                    else:
+                        with _counting:
+                            _cross_entropies += 1
+                        return loss
+                if _reports:
+                    _note("cross_entropy", reason)
+        return torchs(keys, x, target, weight, reduction, ignore_index, label_smoothing)
+
+    return kernel
+
+
+def _why_not(x: Tensor, target: Tensor, weight: Tensor | None) -> str:
+    """Why torch computes a cross-entropy; nothing where onepass takes it, or finds what is wrong with it."""
+    if _is_watched() or not {type(x), type(target), type(weight)} <= {*PLAIN_TYPES, NoneType}:
+        return _WATCHED
+    if x.dtype not in FLOATS:
+        return _REASONS[2].format(x)
+    if not (x.is_cpu or (x.is_cuda and _has_engine(x))):
+        return _REASONS[3].format(x)
+    widens = x.is_cuda and x.dtype in HALF_DTYPES and torch.is_autocast_enabled("cuda")
+    if (
+        not x.numel()
+        or target.dtype is not (x.dtype if target.shape == x.shape else torch.int64)
+        or (weight is not None and weight.dtype is not x.dtype and not (widens and weight.dtype is torch.float32))
+        or widens is not autocast_to_float32(x)  # autocast_keeps_half is not for torch's functions
+    ):
+        return _REASONS[1]
+    return ""

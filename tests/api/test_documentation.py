@@ -92,20 +92,20 @@ def train(tmp_path: Path, device: str, steps: int, *arguments: object) -> dict:
 
 
 def test_gpt_has_the_same_losses(tmp_path):
-    record = train(tmp_path, "cpu", 10, "--batch", 2, "--context", 16)
+    record = train(tmp_path, "cpu", 10, "--vocab", 500, "--batch", 2, "--length", 16, "--width", 128, "--linear")
     assert len(record["losses"]["torch"]) == 10
     assert record["losses"]["torch"][-1] < record["losses"]["torch"][0] - 0.3
     assert record["largest_difference"] < 1e-3
-    calls = {"softmax": 4, "softmax backward": 4, "log_softmax": 1, "log_softmax backward": 1}
-    assert record["served"] == {name: count * (5 + 10) for name, count in calls.items()}
+    assert record["served"] == {"softmax": 80, "softmax backward": 80, "cross_entropy": 10}
     assert not record["fallbacks"]
 
 
 @pytest.mark.gpu
 def test_gpt_has_the_same_losses_on_a_gpu(tmp_path):
     record = train(tmp_path, "cuda", 50)
-    assert record["largest_difference"] < 1e-2
-    assert record["served"]["softmax"] == 4 * 55
+    assert record["largest_difference"] < 1e-3
+    assert record["served"]["softmax"] == 4 * 50
+    assert record["peak_step_mb"]["onepass"] < record["peak_step_mb"]["torch"]
     assert not record["fallbacks"]
 
 

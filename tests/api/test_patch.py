@@ -70,7 +70,7 @@ CALLS = {  # of a tensor of (2, 3, 4): the call, and what is served of it on a C
     "logsumexp of integers": (lambda x: torch.logsumexp(x.int(), 1), {}),
     "logsumexp with out": (lambda x: torch.logsumexp(x, 1, out=x.new_empty(0)), {}),
     "checkpoint": (_checkpointed, {"softmax": 2, "softmax backward": 1}),
-    "models of torch": (_attention, {"softmax": 3, "log_softmax": 1}),
+    "models of torch": (_attention, {"softmax": 3, "cross_entropy": 1}),
     "sparse": (lambda x: torch.sparse.softmax(x.to_sparse(), 1).to_dense(), {}),  # has kernels of its own
     "inference": (torch.inference_mode()(lambda x: [x.softmax(0), x.softmax(0).is_inference()]), {"softmax": 2}),
 }
@@ -299,6 +299,132 @@ def test_func_transforms(function, device):
     torch.testing.assert_close(ours, plain)
     assert patched.report.served
     assert not patched.report.fallbacks
+
+
+# Cross-entropy ------------------------------------------------------------------------------------------------------
+def _targets(x):
+    """Classes, some of them ignored, and probabilities."""
+    classes = torch.arange(x[:, 0].numel(), device=x.device).view_as(x[:, 0]) % x.shape[1]
+    return classes.masked_fill(classes == 1, -100), x.detach().cos().softmax(1).requires_grad_()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_cross_entropy(reduction, smoothing, dtype, device):
+    make = maker(dtype, device)
+    for x, has_weight in itertools.product(
+        (make(6, 9), make(2, 5, 3, 4), make(4, 7, 8).transpose(1, 2)), (False, True)
+    ):
+        x = x.requires_grad_()
+        weight = make(x.shape[1]).abs() if has_weight else None
+        for target in _targets(x):
+            call = functools.partial(F.cross_entropy, x, target, weight, reduction=reduction, label_smoothing=smoothing)
+            plain, ours, patched = with_and_without(call)
+            assert patched.report.served == {"cross_entropy": 1}
+            close = {"rtol": 0.03, "atol": 0.03} if dtype.itemsize == 2 else {}
+            torch.testing.assert_close(ours, plain, **close)
+            leaves = [t for t in (x, target) if t.requires_grad]
+            plain, ours = (torch.autograd.grad(y, leaves, torch.ones_like(y)) for y in (plain, ours))
+            torch.testing.assert_close(ours, plain, check_stride=False, **close)
+
+
+LEFT = {  # what torch computes, of (3, 4), its classes and weights
+    "class out of range": lambda x, y, w: F.cross_entropy(x, y + 2),
+    "targets of another shape": lambda x, y, w: F.cross_entropy(x, y[:2]),
+    "classes of bytes": lambda x, y, w: F.cross_entropy(x, y.byte()),
+    "classes of int32": lambda x, y, w: F.cross_entropy(x, y.int()),
+    "integers": lambda x, y, w: F.cross_entropy(x.long(), y),
+    "probabilities of another dtype": lambda x, y, w: F.cross_entropy(x, x.double()),
+    "probabilities of integers": lambda x, y, w: F.cross_entropy(x, x.long()),
+    "ignored probabilities": lambda x, y, w: F.cross_entropy(x, x, ignore_index=1),
+    "smoothing": lambda x, y, w: F.cross_entropy(x, y, label_smoothing=1.5),
+    "weights of another shape": lambda x, y, w: F.cross_entropy(x, y, w[1:]),
+    "weights of another dtype": lambda x, y, w: F.cross_entropy(x, y, w.double()),
+    "weights with a gradient": lambda x, y, w: F.cross_entropy(x, y, w.clone().requires_grad_()),
+    "reduction": lambda x, y, w: ATEN.cross_entropy_loss(x, y, None, 7),
+    "sparse": lambda x, y, w: F.cross_entropy(x.to_sparse(), y),
+    "no rows": lambda x, y, w: F.cross_entropy(x[:0], y[:0]),
+    "grad": lambda x, y, w: torch.func.grad(F.cross_entropy)(x, y),
+    "vmap of grad": lambda x, y, w: torch.func.vmap(torch.func.grad(F.cross_entropy))(x, y),
+    "jvp": lambda x, y, w: torch.func.jvp(lambda t: F.cross_entropy(t, y), (x,), (x.cos(),)),
+    "jacfwd": lambda x, y, w: torch.func.jacfwd(lambda t: F.cross_entropy(t, y, w, label_smoothing=0.1))(x),
+    "subclass": lambda x, y, w: F.cross_entropy(x.as_subclass(Loud), y),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_cross_entropies_and_errors_that_are_torchs(case):
+    given = maker(torch.float32)(3, 4), torch.arange(3), torch.rand(4)
+    plain, ours, patched = with_and_without(lambda: outcome(LEFT[case], *given))
+    if isinstance(plain, Exception):
+        assert (type(ours), str(ours)) == (type(plain), str(plain))
+    else:
+        assert type(ours) is type(plain)
+        torch.testing.assert_close(ours, plain, equal_nan=True)
+    assert "cross_entropy" not in patched.report.served
+    assert {function for function, _ in patched.report.fallbacks} >= {"cross_entropy"}
+
+
+def _second_order(x, y):
+    (g,) = torch.autograd.grad(F.cross_entropy(x, y, label_smoothing=0.1), x, create_graph=True)
+    return torch.autograd.grad(g.square().sum(), x)
+
+
+def _checkpointed_loss(x, y, reentrant):
+    return torch.autograd.grad(checkpoint(F.cross_entropy, x * 2, y, use_reentrant=reentrant), x)
+
+
+SERVED = {
+    "second order": _second_order,
+    "autocast": torch.autocast("cpu", torch.bfloat16)(lambda x, y: F.cross_entropy(x.bfloat16(), y)),
+    "negated view": lambda x, y: F.cross_entropy(torch.complex(x, x).conj().imag, y),
+    "checkpoint": lambda x, y: _checkpointed_loss(x, y, False),
+    "no gradient": torch.no_grad()(lambda x, y: F.cross_entropy(x, y).requires_grad),
+    "batched gradients": lambda x, y: torch.autograd.grad(
+        F.cross_entropy(x, y, reduction="none"), x, torch.eye(5, dtype=x.dtype), is_grads_batched=True
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_cross_entropies_that_are_served(case):
+    x, y = maker(torch.float64)(5, 6).requires_grad_(), torch.arange(5)
+    plain, ours, patched = with_and_without(lambda: SERVED[case](x, y))
+    torch.testing.assert_close(ours, plain)
+    assert patched.report.served["cross_entropy"]
+    assert not patched.report.fallbacks
+
+
+@pytest.mark.gpu
+@every_half
+def test_autocast_of_a_cross_entropy_on_a_gpu(dtype):
+    x = maker(dtype, "cuda")(5, 6).requires_grad_()
+    y, weight = torch.arange(5, device="cuda"), torch.rand(6, device="cuda")
+
+    def call():
+        with torch.autocast("cuda"):
+            loss = F.cross_entropy(x, y, weight)
+        return loss, torch.autograd.grad(loss, x)[0]
+
+    plain, ours, patched = with_and_without(call)
+    torch.testing.assert_close(ours, plain, rtol=0.02, atol=0.02)
+    assert patched.report.served == {"cross_entropy": 1}
+    with onepass.autocast_keeps_half():
+        assert with_and_without(call)[1][0].dtype is F32
+
+
+def test_modes_and_fake_tensors_see_torchs_operators_of_a_cross_entropy():
+    x, y = maker(torch.float32)(5, 6).requires_grad_(), torch.arange(5)
+
+    def seen():
+        with Operators() as mode:
+            torch.autograd.grad(F.cross_entropy(x, y, label_smoothing=0.1), x)
+        with FakeTensorMode() as fake:
+            return mode.seen, repr(F.cross_entropy(fake.from_tensor(x), fake.from_tensor(y)))
+
+    plain, ours, patched = with_and_without(seen)
+    assert ours == plain
+    assert "cross_entropy" not in patched.report.served
 
 
 # Autocast -----------------------------------------------------------------------------------------------------------

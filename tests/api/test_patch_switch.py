@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import onepass
 from lib.patch import dispatch_tables
+from lib.paths import ROOT
 from onepass import patching as module
 
 
@@ -138,21 +139,28 @@ def test_report():
     x = torch.zeros(3, 4, requires_grad=True)
     with onepass.patch(report=True) as patched:
         F.cross_entropy(x, torch.zeros(3, dtype=torch.int64)).backward()
+        F.cross_entropy(x, torch.zeros(3, dtype=torch.uint8)).backward()
         F.softmin(x, 0).sum().backward()
         torch.logsumexp(x.to(torch.complex64), 0)
         with onepass.patch() as silent:
             x.logsumexp(1).sum().backward()
     assert silent.report is None
     assert patched.report.served == {
+        "cross_entropy": 1,
         "log_softmax": 1,
         "log_softmax backward": 1,
         "softmax": 1,
         "softmax backward": 1,
         "logsumexp": 1,
     }
-    assert patched.report.fallbacks == {("logsumexp", "dtype torch.complex64"): 1}
+    assert patched.report.fallbacks == {
+        ("cross_entropy", "arguments that onepass does not take"): 1,
+        ("logsumexp", "dtype torch.complex64"): 1,
+    }
     assert str(patched.report).splitlines() == [
         "function                 calls  by",
+        "cross_entropy                1  onepass",
+        "cross_entropy                1  torch: arguments that onepass does not take",
         "log_softmax                  1  onepass",
         "log_softmax backward         1  onepass",
         "logsumexp                    1  onepass",
@@ -227,6 +235,42 @@ def test_a_fresh_process_is_patched_in_silence_and_so_are_its_forks(processes, t
     assert done.out.splitlines() == ["{'softmax': 1} [] False"] * 2
 
 
+# Before the first patch of the process and after it, with gradients and without.
+GRAPHS = """
+import torch, onepass
+from lib.modes import Graphs
+
+x, y = torch.randn(5, 6, requires_grad=True), torch.arange(5)
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.cross_entropy(x * 2, y, label_smoothing=0.1)
+
+def seen():
+    torch._dynamo.reset()
+    graphs = Graphs()
+    compiled = torch.compile(Model(), backend=graphs, fullgraph=True)
+    torch.autograd.grad(compiled(x), x)
+    with torch.no_grad():
+        compiled(x)
+    program = torch.export.export(Model(), (x.detach(),))
+    return graphs.calls(), str(program.graph), str(program.run_decompositions().graph)
+
+before = seen()
+with onepass.patch(report=True) as patched:
+    print(seen() == before, patched.report.served.get("cross_entropy"), len(before[0]))
+    torch.compile(Model(), backend="eager", fullgraph=True)(x)
+    print(patched.report.served["cross_entropy"])
+print(seen() == before)
+"""
+
+
+def test_graphs_of_a_cross_entropy_are_what_they_were(processes, tmp_path):
+    (done,) = processes.run(tmp_path, f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\n{GRAPHS}")
+    assert done.status == 0, done.errors
+    assert done.out.splitlines() == ["True None 3", "1", "True"]
+
+
 # Memory -------------------------------------------------------------------------------------------------------------
 
 LEAK = """
@@ -239,13 +283,16 @@ def resident():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 x, half, out = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.float16), torch.zeros(2, 3)
+loss, classes = torch.nn.functional.cross_entropy, torch.zeros(2, dtype=torch.int64)
 calls = {
     "off": lambda: torch.softmax(x, 1),
     "off, with a list": lambda: torch.logsumexp(x, (0, 1)),
     "off, in Python": lambda: torch.softmax(x, 1, dtype=torch.float32, out=out),
+    "off, a loss": lambda: loss(x, classes),
     "left": lambda: torch._softmax_backward_data(x, x, 1, torch.float64),
     "left, with a list": lambda: torch.logsumexp(x.long(), (0, 1)),
     "left, with out": lambda: torch.softmax(x, 1, out=out[:0].view(0)),
+    "left, a loss": lambda: loss(x, classes.byte()),
     "served": lambda: torch.softmax(half, 1, dtype=torch.float32, out=out),
 }
 for name, call in calls.items():
@@ -267,5 +314,5 @@ def test_calls_that_torch_computes_leave_no_memory_behind(processes, tmp_path):
     (done,) = processes.run(tmp_path, LEAK)
     assert done.status == 0, done.errors
     grown = {name: float(size) for name, size in (line.split(": ") for line in done.out.splitlines())}
-    assert len(grown) == 7
+    assert len(grown) == 9
     assert max(grown.values()) < 24, grown  # bytes a call

@@ -8,16 +8,24 @@ import torch.nn.functional as F
 from torch import nn
 
 # Imported before any patch, as users' modules have them.
-from torch.nn.functional import log_softmax, softmax, softmin
+from torch.nn.functional import cross_entropy, log_softmax, softmax, softmin
 from torch.special import logsumexp
 
 import onepass
 
 OPERATORS = (
     *("_softmax", "softmax.int_out", "_log_softmax", "log_softmax.int_out", "logsumexp"),
-    *("_softmax_backward_data", "_log_softmax_backward_data"),
+    *("_softmax_backward_data", "_log_softmax_backward_data", "cross_entropy_loss"),
 )
-SCRIPT = torch.jit.CompilationUnit("def softmax(x: Tensor, d: int) -> Tensor:\n    return torch.softmax(x, d)\n")
+SCRIPT = torch.jit.CompilationUnit(
+    "def softmax(x: Tensor, d: int) -> Tensor:\n    return torch.softmax(x, d)\n"
+    "def cross_entropy(x: Tensor, y: Tensor) -> Tensor:\n    return torch.nn.functional.cross_entropy(x, y)\n"
+)
+
+
+def _classes(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(x), device=x.device) % x.shape[1]
+
 
 # By name: the function that the report counts, and the call.
 FACES: dict[str, tuple[str, Any]] = {
@@ -45,7 +53,10 @@ FACES: dict[str, tuple[str, Any]] = {
     "torch.ops.aten.softmax": ("softmax", lambda x, d: torch.ops.aten.softmax.int(x, d)),
     "torch.ops.aten._softmax": ("softmax", lambda x, d: torch.ops.aten._softmax(x, d, False)),
     "TorchScript": ("softmax", SCRIPT.softmax),
-    "F.cross_entropy": ("log_softmax", lambda x, _: F.cross_entropy(x, torch.zeros_like(x[:, 0], dtype=torch.int64))),
+    "F.cross_entropy": ("cross_entropy", lambda x, _: F.cross_entropy(x, _classes(x))),
+    "F.cross_entropy of before": ("cross_entropy", lambda x, _: cross_entropy(x, _classes(x))),
+    "nn.CrossEntropyLoss": ("cross_entropy", lambda x, _: nn.CrossEntropyLoss()(x, _classes(x))),
+    "cross_entropy of TorchScript": ("cross_entropy", lambda x, _: SCRIPT.cross_entropy(x, _classes(x))),
     "Categorical": ("logsumexp", lambda x, _: torch.distributions.Categorical(logits=x).logits),
 }
 
