@@ -17,6 +17,7 @@ __all__ = [
     "entropy",
     "explain",
     "is_batch_invariant",
+    "kl_div",
     "linear_cross_entropy",
     "log_prob",
     "log_softmax",
@@ -47,7 +48,7 @@ if TYPE_CHECKING or not _WAITS:
     from ._warmup import warmup
     from .functional import log_softmax, logsumexp, softmax, softmin
     from .linear_loss import linear_cross_entropy
-    from .losses import cross_entropy, entropy, log_prob
+    from .losses import cross_entropy, entropy, kl_div, log_prob
     from .patching import patch
     from .settings import autocast_keeps_half, batch_invariant, is_batch_invariant, set_batch_invariant
 else:

@@ -1,46 +1,34 @@
-"""The operators of losses: the terms of each row that losses are made of, their derivatives, and the arithmetic in
-place of a kernel.
+"""The operators of losses: the terms of each row that losses are made of, and their derivatives.
 
 csrc/core/loss_problem.h defines the terms: planes of one number per row, among them the logsumexp, negative
 log-probabilities and the entropy. `onepass::loss_terms` computes them by one read of the input, and its gradient reads
 the input once more. `onepass::cross_entropy` makes losses of them in the same launch. Derivatives of a higher order,
-and those of function transforms, are those of the arithmetic, which is made of onepass's own log_softmax and logsumexp.
+and those of function transforms, are those of loss_arithmetic.py.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 from . import triton as triton_engine
 from .autograd import PLAIN_TYPES, needs_no_autograd
+from .loss_arithmetic import (
+    LossSpec,
+    cross_arithmetic,
+    cross_backward_arithmetic,
+    loss_dtype,
+    terms_arithmetic,
+    terms_backward_arithmetic,
+    weight_of,
+)
 from .native import library
-from .ops import call as call_plain
 from .scored import _accumulator, _BelowAutograd, _dispatch_modes, _function_modes, _is_transformed
-from .validation import Spec, overlap
-
-
-class LossSpec(NamedTuple):
-    """What the operators take besides tensors (csrc/core/loss_problem.h)."""
-
-    dim: int  # of the classes, from 0 up
-    factor: float = 1.0  # of the scores
-    softcap: float = 0.0  # 0 is none
-    spread: bool = False  # a cross-entropy has it where it has smoothing
-    entropy: bool = False
-    is_cross: bool = False
-    ignore_index: int = -100
-    smoothing: float = 0.0
-    z_loss: float = 0.0
-    wide: bool = False  # the loss of a cross-entropy has the dtype that rows are computed in
-    engine: str = "native"
-
-    def planes(self, picks: int) -> int:
-        return 3 if self.is_cross else 2 + self.spread + self.entropy + picks
-
+from .validation import overlap
 
 _CALL = (
     "int dim, float factor, float softcap, bool spread, bool entropy, bool is_cross, int ignore_index, "
@@ -75,7 +63,7 @@ def loss_terms(x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Te
     if not _is_eager(x, scale):
         return _terms_operator(x, index, weight, scale, *spec)
     if x.requires_grad and torch.is_grad_enabled():
-        return TermsFunction.apply(x, index, weight, scale, spec, True)
+        return _record_terms(x, index, weight, scale, spec, True)
     return _launch_terms(x, index, weight, scale, spec)
 
 
@@ -87,7 +75,7 @@ def cross_entropy(
     if not _is_eager(x):
         return _cross_operator(x, index, weight, reduction, *spec)
     if x.requires_grad and torch.is_grad_enabled():
-        results = CrossFunction.apply(x, index, weight, reduction, in_place, alone, spec, True)
+        results = _record_cross(x, index, weight, reduction, in_place, alone, spec, True)
         return (results,) if alone else results
     return _launch_cross(x, index, weight, reduction, spec)
 
@@ -97,138 +85,10 @@ def _is_eager(*tensors: Tensor | None) -> bool:
     by the dispatcher, which calls Python functions twice."""
     if torch.compiler.is_compiling() or _function_modes() or _dispatch_modes() or _is_transformed():
         return False
-    return all(t is None or (type(t) in PLAIN_TYPES and (t.is_cpu or t.is_cuda)) for t in tensors)
-
-
-# Arithmetic -----------------------------------------------------------------------------------------------------------
-
-
-def _log_p(x: Tensor, scale: Tensor | None, spec: LossSpec) -> tuple[Tensor, Tensor]:
-    """The scores and the log-probabilities, (rows, classes)."""
-    s = _scores(x, scale, spec)
-    return s, call_plain(s, Spec("log_softmax", [1], None, False, spec.engine))
-
-
-def _scores(x: Tensor, scale: Tensor | None, spec: LossSpec) -> Tensor:
-    s = x.movedim(spec.dim, -1).reshape(-1, x.shape[spec.dim]).to(_accumulator(x.dtype, x.dtype))
-    if spec.factor != 1:
-        s = s * spec.factor
-    if scale is not None:
-        s = s * scale.unsqueeze(-1)
-    return spec.softcap * (s / spec.softcap).tanh() if spec.softcap else s
-
-
-def _weighted(t: Tensor, weight: Tensor | None) -> Tensor:
-    return t if weight is None else t * weight.to(t.dtype)
-
-
-def terms_arithmetic(
-    x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Tensor | None, spec: LossSpec
-) -> Tensor:
-    """What `onepass::loss_terms` gives."""
-    s, log_p = _log_p(x, scale, spec)
-    m = s.detach().amax(-1, keepdim=True)
-    log_l = call_plain(s - m, Spec("logsumexp", [1], None, False, spec.engine))
-    planes = [m.squeeze(-1), log_l.masked_fill(m.squeeze(-1).isinf(), math.nan)]
-    if spec.spread:
-        planes.append(-_weighted(log_p, weight).sum(-1))
-    if spec.entropy:
-        planes.append(-(log_p.exp() * log_p.masked_fill(log_p == -math.inf, 0)).sum(-1))
-    if index is not None:
-        planes += (-log_p.gather(-1, index)).unbind(-1)
-    return torch.stack(planes)
-
-
-def terms_backward_arithmetic(
-    grads: Tensor, x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Tensor | None, spec: LossSpec
-) -> Tensor:
-    """What `onepass::loss_terms_backward` gives, from the input alone."""
-    s, log_p = _log_p(x, scale, spec)
-    p = log_p.exp()
-    of_p, *others = grads[1:].unsqueeze(-1)
-    ds = of_p * p
-    if spec.spread:
-        g = others.pop(0)
-        ones = torch.ones_like(p) if weight is None else weight.to(p.dtype).expand_as(p)
-        ds = ds + g * (p * ones.sum(-1, keepdim=True) - ones)
-    if spec.entropy:
-        g = others.pop(0)
-        log_p = log_p.masked_fill(log_p == -math.inf, 0)
-        ds = ds - g * p * (log_p - (p * log_p).sum(-1, keepdim=True))
-    if index is not None:
-        g = torch.cat(others, -1)
-        ds = ds + p * g.sum(-1, keepdim=True)
-        ds = ds.scatter_add(-1, index, -g)
-    if spec.softcap:
-        ds = ds * (1 - (s / spec.softcap).square())
-    if scale is not None:
-        ds = ds * scale.unsqueeze(-1)
-    rows = [size for d, size in enumerate(x.shape) if d != spec.dim]
-    return (ds * spec.factor).reshape(*rows, x.shape[spec.dim]).movedim(-1, spec.dim).to(x.dtype)
-
-
-def _loss_dtype(x: Tensor, spec: LossSpec) -> torch.dtype:
-    return _accumulator(x.dtype, x.dtype) if spec.wide else x.dtype
-
-
-def _as_terms(spec: LossSpec) -> LossSpec:
-    """The terms that a cross-entropy is made of."""
-    return spec._replace(is_cross=False)
-
-
-def _weight_of(index: Tensor, weight: Tensor | None, wide: torch.dtype, spec: LossSpec) -> tuple[Tensor, Tensor]:
-    """The classes of rows, 0 for rows that are ignored, and their weights, 0 too."""
-    counts = index != spec.ignore_index
-    safe = index.masked_fill(~counts, 0)
-    own = torch.ones_like(index, dtype=wide) if weight is None else weight.to(wide)[safe]
-    return safe, own.masked_fill(~counts, 0)
-
-
-def cross_arithmetic(
-    x: Tensor, index: Tensor, weight: Tensor | None, reduction: str, spec: LossSpec
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `onepass::cross_entropy` gives."""
-    safe, own = _weight_of(index, weight, _accumulator(x.dtype, x.dtype), spec)
-    m, log_l, *spread, nll = terms_arithmetic(x, safe.unsqueeze(-1), weight, None, _as_terms(spec))
-    losses = (1 - spec.smoothing) * own * nll
-    if spread:
-        losses = losses + spec.smoothing / x.shape[spec.dim] * spread[0]
-    if spec.z_loss:
-        losses = losses + spec.z_loss * (m + log_l).square()
-    losses = losses.masked_fill(index == spec.ignore_index, 0)
-    total = own.sum()
-    result = losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.sum() / total
-    total = total.detach() if reduction != "none" else total.new_empty(0)
-    return result.to(_loss_dtype(x, spec)), torch.stack((m, log_l, losses)), total
-
-
-def cross_backward_arithmetic(
-    grad: Tensor,
-    grad_terms: Tensor | None,
-    total: Tensor,
-    x: Tensor,
-    index: Tensor,
-    weight: Tensor | None,
-    reduction: str,
-    spec: LossSpec,
-) -> Tensor:
-    """What `onepass::cross_entropy_backward` gives."""
-    wide = _accumulator(x.dtype, x.dtype)
-    safe, own = _weight_of(index, weight, wide, spec)
-    g = grad.to(wide) / total if reduction == "mean" else grad.to(wide)
-    g = g.expand_as(own).masked_fill(index == spec.ignore_index, 0)
-    terms = _as_terms(spec)
-    of_lse = torch.zeros_like(own) if grad_terms is None else grad_terms[1]
-    if spec.z_loss:
-        lse = call_plain(_scores(x, None, spec), Spec("logsumexp", [1], None, False, spec.engine))
-        of_lse = of_lse + 2 * spec.z_loss * g * lse
-    of_lse = of_lse.masked_fill(index == spec.ignore_index, 0)
-    of_spread = [g * (spec.smoothing / x.shape[spec.dim])] if terms.spread else []
-    grads = torch.stack((torch.zeros_like(own), of_lse, *of_spread, g * own * (1 - spec.smoothing)))
-    dx = terms_backward_arithmetic(grads, x, safe.unsqueeze(-1), weight, None, terms)
-    shape = list(x.shape)
-    shape[spec.dim] = 1
-    return dx.masked_fill((index == spec.ignore_index).reshape(shape), 0)
+    return all(
+        t is None or (type(t) in PLAIN_TYPES and (t.is_cpu or t.is_cuda) and not is_legacy_batchedtensor(t))
+        for t in tensors
+    )
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -299,7 +159,7 @@ def _launch_cross(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not x.numel():
         return cross_arithmetic(x, index, weight, reduction, spec)
-    wide, to = _accumulator(x.dtype, x.dtype), _loss_dtype(x, spec)
+    wide, to = _accumulator(x.dtype, x.dtype), loss_dtype(x, spec)
     terms = torch.empty((3, index.numel()), dtype=wide, device=x.device)
     given = x, index, *_wide_weight(x, weight, spec.spread), None, terms
     result = loss = total = None
@@ -317,7 +177,7 @@ def _launch_cross(
     if result is not None:
         return result, terms, terms.new_empty(0)
     if loss is None or total is None:
-        total = _weight_of(index, weight, wide, spec)[1].sum()
+        total = weight_of(index, weight, wide, spec)[1].sum()
         loss = terms[2].sum(dtype=torch.float64)
         loss = loss / total if reduction == "mean" else loss
     return loss.to(to), terms, total
@@ -422,7 +282,7 @@ class CrossFunction(torch.autograd.Function):
         if grad is not None or grad_terms is not None:
             if grad is None:
                 shape = index.shape if ctx.reduction == "none" else ()
-                grad = x.new_zeros(shape, dtype=_loss_dtype(x, ctx.spec))
+                grad = x.new_zeros(shape, dtype=loss_dtype(x, ctx.spec))
             tensors = terms, total, x, index, weight
             if not torch.is_grad_enabled() and _is_eager(grad, x):
                 dx = _launch_cross_backward(grad, grad_terms, *tensors, ctx.reduction, ctx.spec, ctx.in_place)
@@ -431,7 +291,21 @@ class CrossFunction(torch.autograd.Function):
         return dx, None, None, None, None, None, None, None
 
 
+# Without what `apply` does for transforms, which an eager call is not under.
+_record_terms = super(torch.autograd.Function, TermsFunction).apply
+_record_cross = super(torch.autograd.Function, CrossFunction).apply
+
+
 # Registrations --------------------------------------------------------------------------------------------------------
+
+
+def implement(name: str, kernel: Callable[..., Any], autograd: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Registers what an operator does on devices, under autograd and transforms, and without data."""
+    torch.library.register_fake(f"onepass::{name}", fake, lib=library)
+    for key in ("CPU", "CUDA", "XPU"):
+        library.impl(name, kernel, key)
+    for key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
+        library.impl(name, autograd, key)
 
 
 def _terms_autograd(x: Tensor, index: Any, weight: Any, scale: Any, *spec: Any) -> Tensor:
@@ -501,7 +375,7 @@ def _cross_fake(x: Tensor, index: Tensor, weight: Any, reduction: str, *spec: An
     terms = _empty_terms(x, 1, LossSpec(*spec))
     shape = index.shape if reduction == "none" else ()
     total = terms.new_empty(0 if reduction == "none" else ())
-    return x.new_empty(shape, dtype=_loss_dtype(x, LossSpec(*spec))), terms, total
+    return x.new_empty(shape, dtype=loss_dtype(x, LossSpec(*spec))), terms, total
 
 
 def _terms_backward_fake(grads: Tensor, terms: Tensor, x: Tensor, *_: Any) -> Tensor:
@@ -512,14 +386,7 @@ def _cross_backward_fake(grad: Tensor, grad_terms: Any, terms: Tensor, total: Te
     return torch.empty_like(x)
 
 
-for _name, _kernel, _autograd, _fake in (
-    ("loss_terms", _terms_kernel, _terms_autograd, _terms_fake),
-    ("loss_terms_backward", _terms_backward_kernel, _terms_backward_autograd, _terms_backward_fake),
-    ("cross_entropy", _cross_kernel, _cross_autograd, _cross_fake),
-    ("cross_entropy_backward", _cross_backward_kernel, _cross_backward_autograd, _cross_backward_fake),
-):
-    torch.library.register_fake(f"onepass::{_name}", _fake, lib=library)
-    for _key in ("CPU", "CUDA", "XPU"):
-        library.impl(_name, _kernel, _key)
-    for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
-        library.impl(_name, _autograd, _key)
+implement("loss_terms", _terms_kernel, _terms_autograd, _terms_fake)
+implement("loss_terms_backward", _terms_backward_kernel, _terms_backward_autograd, _terms_backward_fake)
+implement("cross_entropy", _cross_kernel, _cross_autograd, _cross_fake)
+implement("cross_entropy_backward", _cross_backward_kernel, _cross_backward_autograd, _cross_backward_fake)

@@ -8,14 +8,15 @@ from torch import Tensor
 from torch.nn import _reduction
 
 from ._engines import resolve
-from .loss_ops import LossSpec, loss_terms
+from .divergence_ops import divergence_terms
+from .loss_arithmetic import DivergenceSpec, LossSpec
 from .loss_ops import cross_entropy as call_cross_entropy
-from .ops import call
+from .loss_ops import loss_terms
 from .scored import _accumulator
 from .settings import autocast_to_float32
-from .validation import FLOATS, TAKES, Spec, check_input, wrap_dims
+from .validation import FLOATS, TAKES, check_input, wrap_dims
 
-__all__ = ["cross_entropy", "entropy", "log_prob"]
+__all__ = ["cross_entropy", "entropy", "kl_div", "log_prob"]
 
 _CLASS_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -140,7 +141,7 @@ def cross_entropy(
 def _of_probabilities(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, spec: LossSpec, return_lse: bool
 ) -> Any:
-    """Of probabilities of classes: by a log_softmax."""
+    """Of probabilities of classes, read once beside the logits."""
     name = "cross_entropy"
     if target.shape != input.shape:
         raise ValueError(
@@ -149,25 +150,22 @@ def _of_probabilities(
         )
     if spec.ignore_index >= 0:
         raise RuntimeError(f"onepass.{name}(): ignore_index goes with classes, got probabilities")
-    wide = _accumulator(input.dtype, input.dtype)
-    s = input.to(wide)
-    if spec.softcap:
-        s = spec.softcap * (s / spec.softcap).tanh()
-    shape = [-1 if d == spec.dim else 1 for d in range(input.dim())]
-    classes = max(input.shape[spec.dim], 1)
-    share = target.to(wide) * (1 - spec.smoothing) + spec.smoothing / classes if spec.smoothing else target.to(wide)
-    if weight is not None:
-        share = share * weight.to(wide).reshape(shape)
-    losses = -(share * call(s, Spec("log_softmax", [spec.dim], None, False, spec.engine))).sum(spec.dim)
-    lse = call(s, Spec("logsumexp", [spec.dim], None, False, spec.engine)) if spec.z_loss or return_lse else None
-    if spec.z_loss and lse is not None:
-        losses = losses + spec.z_loss * lse.square()
-    if reduction == "mean":
-        loss = losses.sum() / losses.numel() if losses.numel() else losses.sum() / 0
-    else:
-        loss = losses.sum() if reduction == "sum" else losses
-    loss = loss.to(wide if spec.wide else input.dtype)
-    return (loss, lse) if return_lse else loss
+    both = torch.promote_types(input.dtype, target.dtype)
+    of_both = DivergenceSpec(spec.dim, False, 1.0, spec.softcap, spec.smoothing, spec.engine)
+    m, log_l, losses, _ = divergence_terms(input.to(both), target.to(both), weight, of_both)
+    losses = losses + spec.z_loss * (m + log_l).square() if spec.z_loss else losses
+    if reduction == "mean" and not input.shape[spec.dim]:
+        losses = losses / 0  # as torch, which counts rows as elements of so many classes
+    rows = [size for d, size in enumerate(input.shape) if d != spec.dim]
+    loss = _reduced(losses.reshape(rows), reduction).to(_accumulator(both, both) if spec.wide else input.dtype)
+    return (loss, (m + log_l).reshape(rows)) if return_lse else loss
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return losses
+    total = losses.sum(dtype=torch.float64)
+    return total / losses.numel() if reduction == "mean" else total
 
 
 def log_prob(
@@ -286,16 +284,89 @@ def _terms(
             raise ValueError(f"onepass.{name}(): temperature broadcasts to {shape}, got shape {got}") from None
         scale = own.to(_accumulator(input.dtype, input.dtype)).reciprocal().reshape(-1).contiguous()
     elif temperature is not None:
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
-            raise TypeError(f"onepass.{name}(): temperature must be a number or a Tensor, got {temperature!r}")
-        if not temperature > 0:
-            raise ValueError(f"onepass.{name}(): temperature must be positive, got {temperature}")
-        factor = 1 / temperature
+        factor = 1 / _checked_temperature(name, temperature, "a number or a Tensor")
     spec = LossSpec(dim, factor, entropy=has_entropy, engine=resolve(engine, input.device))
     return loss_terms(input, index, None, scale, spec)
 
 
+def kl_div(
+    p_logits: Tensor,
+    q_logits: Tensor,
+    dim: int = -1,
+    *,
+    temperature: float | None = None,
+    reduction: str = "none",
+    dtype: torch.dtype | None = None,
+    engine: str = "auto",
+) -> Tensor:
+    """The Kullback-Leibler divergence of two distributions that logits give, sum(p (log p - log q)) over `dim`.
+
+    p is softmax(p_logits / temperature), q is softmax(q_logits / temperature). One read of both tensors computes it.
+    The backward reads both once and writes the gradients that are asked for: both, or that of the student in a
+    distillation. Nothing else of their size is allocated. It differs from `torch.nn.functional.kl_div`, which takes
+    log-probabilities, the second distribution first.
+
+    Args:
+        p_logits, q_logits: logits of one shape, any strides, float64, float32, float16 or bfloat16. Of two dtypes,
+            that which torch promotes to is taken.
+        dim: the dim of the classes.
+        temperature: a number that both are divided by. The result is not multiplied by its square.
+        reduction: "none", or "sum" or "mean" over rows ("batchmean" of torch, where rows are the batch).
+        dtype: of the result; without one, the inputs' (float32 under autocast). Half types are computed in float32.
+        engine: as `onepass.softmax` takes it.
+
+    Returns:
+        A tensor of the inputs' shape without `dim`, or of shape (). A class whose p is 0 adds 0; one whose q alone is
+        0 makes it infinite.
+
+    Raises:
+        ValueError: shapes that differ, a temperature that is not positive, an unknown reduction. IndexError: no such
+        dim. TypeError, NotImplementedError: no tensors, or dtypes that are not taken. RuntimeError: two devices.
+
+    >>> import torch, onepass
+    >>> teacher, student = torch.tensor([[2.0, 0.0, 1.0]]), torch.zeros(1, 3, requires_grad=True)
+    >>> loss = onepass.kl_div(teacher, student, reduction="mean")
+    >>> loss
+    tensor(0.2662, grad_fn=<ToCopyBackward0>)
+    >>> loss.backward()
+    >>> student.grad
+    tensor([[-0.3319,  0.2433,  0.0886]])
+    """
+    name = "kl_div"
+    for logits in (p_logits, q_logits):
+        _check_logits(name, logits)
+    if p_logits.shape != q_logits.shape:
+        raise ValueError(
+            f"onepass.{name}(): p_logits and q_logits have one shape, got {list(p_logits.shape)} and "
+            f"{list(q_logits.shape)}"
+        )
+    if p_logits.device != q_logits.device:
+        raise RuntimeError(
+            f"onepass.{name}(): p_logits and q_logits must be on one device, got {p_logits.device} and "
+            f"{q_logits.device}"
+        )
+    _check_options(name, reduction, 0.0)
+    both = torch.promote_types(p_logits.dtype, q_logits.dtype)
+    p_logits, q_logits = p_logits.to(both), q_logits.to(both)
+    to = _result_dtype(name, p_logits, dtype)
+    if not p_logits.dim():
+        p_logits, q_logits = p_logits.unsqueeze(0), q_logits.unsqueeze(0)
+    (dim,) = wrap_dims(name, p_logits, [dim])
+    factor = 1.0 if temperature is None else 1 / _checked_temperature(name, temperature, "a number")
+    spec = DivergenceSpec(dim, True, factor, engine=resolve(engine, p_logits.device))
+    rows = [size for d, size in enumerate(p_logits.shape) if d != dim]
+    return _reduced(divergence_terms(p_logits, q_logits, None, spec)[2].reshape(rows), reduction).to(to)
+
+
 # Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def _checked_temperature(name: str, temperature: Any, takes: str) -> float:
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        raise TypeError(f"onepass.{name}(): temperature must be {takes}, got {temperature!r}")
+    if not temperature > 0:
+        raise ValueError(f"onepass.{name}(): temperature must be positive, got {temperature}")
+    return float(temperature)
 
 
 def _check_logits(name: str, input: Any) -> None:

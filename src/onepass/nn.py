@@ -12,6 +12,7 @@ from .linear_loss import linear_cross_entropy
 __all__ = [
     "CrossEntropyLoss",
     "Entropy",
+    "KLDiv",
     "LinearCrossEntropyLoss",
     "LogProb",
     "LogSoftmax",
@@ -302,3 +303,28 @@ class Entropy(_OfClasses):
 
     def forward(self, input: Tensor) -> Tensor:
         return losses.entropy(input, self.dim, temperature=self.temperature, dtype=self.dtype, engine=self.engine)
+
+
+class KLDiv(_Module):
+    """`onepass.kl_div` over `dim` as a module. Args and errors: those of `onepass.kl_div`.
+
+    >>> import torch, onepass
+    >>> onepass.nn.KLDiv()(torch.tensor([[2.0, 0.0, 1.0]]), torch.zeros(1, 3))
+    tensor([0.2662])
+    """
+
+    def __init__(
+        self,
+        dim: int = -1,
+        *,
+        temperature: float | None = None,
+        reduction: str = "none",
+        dtype: torch.dtype | None = None,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.dim, self.temperature, self.reduction, self.dtype, self.engine = dim, temperature, reduction, dtype, engine
+
+    def forward(self, p_logits: Tensor, q_logits: Tensor) -> Tensor:
+        given = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
+        return losses.kl_div(p_logits, q_logits, **given)

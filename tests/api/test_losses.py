@@ -11,35 +11,12 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
 import onepass
+from lib.losses import REDUCTIONS, SHAPES, assert_close, classes
 from lib.modes import Graphs
 from lib.support import DTYPES, maker, slow, thin
 
 F32, F64, F16, BF16 = DTYPES
 INF, NAN = torch.inf, torch.nan
-REDUCTIONS = ("mean", "sum", "none")
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    return {F64: 1e-12, F32: 2e-5, F16: 2e-3, BF16: 2e-2}[dtype]
-
-
-def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype, note: Any = "") -> None:
-    """To a share of the largest number, or of what a sum of two that cancel is of."""
-    eps = tolerance(dtype)
-    size = float(want.masked_fill(~want.isfinite(), 0).abs().amax()) if want.numel() else 0.0
-    torch.testing.assert_close(
-        got.double(), want.double(), rtol=eps, atol=eps * max(size, 0.1), equal_nan=True, msg=lambda t: f"{note}: {t}"
-    )
-
-
-def classes(x: Tensor, dim: int = 1, seed: int = 1, ignored: int | None = None) -> Tensor:
-    """A class per row, some of them `ignored`."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = [size for d, size in enumerate(x.shape) if d != dim]
-    target = torch.randint(0, x.shape[dim], rows, generator=generator)
-    if ignored is not None:
-        target = target.masked_fill(torch.rand(rows, generator=generator) < 0.3, ignored)
-    return target.to(x.device)
 
 
 def expected(x: Tensor, target: Tensor, weight: Tensor | None, reduction: str, **named: Any) -> Tensor:
@@ -72,24 +49,6 @@ def assert_as_torch(
     g = torch.randn(want.shape, dtype=F64, generator=torch.Generator().manual_seed(2)).to(x.dtype).to(x.device)
     (da,), (db,) = torch.autograd.grad(got, a, g), torch.autograd.grad(want, b, g.double())
     assert_close(da, db, x.dtype, f"gradient of {note}")
-
-
-SHAPES = {
-    "rows": lambda r: r(9, 13),
-    "whole vectors": lambda r: r(5, 64),
-    "one row": lambda r: r(1, 1031),
-    "a vector": lambda r: r(37),
-    "one class": lambda r: r(4, 1),
-    "many short rows": lambda r: r(600, 3),
-    "long rows": lambda r: r(3, 9001),
-    "columns": lambda r: r(2, 21, 5, 16),
-    "odd columns": lambda r: r(3, 10, 7),
-    "many classes of columns": lambda r: r(1, 700, 8),
-    "channels last": lambda r: r(2, 4, 6, 11).movedim(-1, 1),
-    "transposed": lambda r: r(33, 12).t(),
-    "stepped": lambda r: r(8, 60, 3)[::2, ::3, 1],
-    "offset": lambda r: r(67)[3:63].view(4, 15),
-}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -255,6 +214,17 @@ def test_log_probabilities_and_entropy(shape, picks, engine, device):
             )
 
 
+@pytest.mark.parametrize("n", [40, 600, 9001])
+def test_entropy_of_classes_that_are_masked_out(n, dtype, engine, device):
+    """By the least finite number, as models do."""
+    x = maker(dtype, device)(3, n)
+    x[0, : n - 3], x[1, ::2], x[2, 2 * n // 3 :] = (torch.finfo(dtype).min,) * 3
+    log_p = x.double().log_softmax(1)
+    assert_close(onepass.entropy(x, engine=engine), -(log_p.exp() * log_p).sum(1), dtype)
+    columns = x.t().contiguous()
+    assert_close(onepass.entropy(columns, 0, engine=engine), -(log_p.exp() * log_p).sum(1), dtype)
+
+
 def test_entropy_of_impossible_classes(engine, device):
     x = torch.tensor([[0.0, -INF, 0.0], [-INF, 5.0, -INF]], device=device, requires_grad=True)
     got = onepass.entropy(x, engine=engine)
@@ -271,6 +241,21 @@ def test_tensors_without_dims(device):
     assert [float(t.detach()) for t in got] == [0, 0]
     assert float(onepass.entropy(x).detach()) == 0
     assert onepass.cross_entropy(x[None], torch.tensor(0, device=device)) == 0
+
+
+def test_batched_gradients(engine, device):
+    x = maker(F64, device)(5, 6).requires_grad_()
+    y, each = torch.arange(5, device=device), torch.eye(5, dtype=F64, device=device)
+    for ours, theirs in (
+        (onepass.cross_entropy(x, y, reduction="none", engine=engine), F.cross_entropy(x, y, reduction="none")),
+        (onepass.log_prob(x, y, engine=engine), -F.cross_entropy(x, y, reduction="none")),
+        (
+            onepass.kl_div(x, x.detach().flip(0), engine=engine),
+            (x.softmax(1) * (x.log_softmax(1) - x.detach().flip(0).log_softmax(1))).sum(1),
+        ),
+    ):
+        got, want = (torch.autograd.grad(t, x, each, is_grads_batched=True, retain_graph=True) for t in (ours, theirs))
+        torch.testing.assert_close(got, want)
 
 
 def test_dtype_of_results(device):
@@ -414,7 +399,7 @@ def test_compiled(fresh_compiler, device):
 
 
 def test_operators_are_described():
-    from onepass.loss_ops import LossSpec
+    from onepass.loss_arithmetic import LossSpec
 
     x, index = torch.randn(4, 6, requires_grad=True), torch.tensor([[0, 1], [2, 3], [4, 5], [1, 1]])
     for spec in (LossSpec(1), LossSpec(1, spread=True, entropy=True, softcap=3.0)):

@@ -108,6 +108,8 @@ def host() -> Path:
     sources = (
         HERE / "emulated.cpp",
         CORE / "cuda/host/launch.cpp",
+        CORE / "cuda/host/loss.cpp",
+        CORE / "cuda/host/divergence.cpp",
         CORE / "cuda/host/scored.cpp",
         CORE / "plan/tables.cpp",
     )

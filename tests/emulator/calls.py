@@ -18,6 +18,9 @@ from onepass.native import FUNCTIONS
 
 from .build import CORE, folder, host, translated
 
+LOSS = ("x", "dx", "index", "weight", "weight_sum", "scale", "terms", "result", "grads", "total", "grad_lse")
+LOSS += ("loss", "weights")
+DIVERGENCE = ("x", "y", "dx", "dy", "weight", "terms", "grads")
 SCORED = ("input", "result", "grad", "scale", "bias", "alibi", "sink", "mask", "lse", "of_cap")
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 
@@ -41,7 +44,10 @@ class Emulator:
         self.translate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(self._translate)
         self.kernels_run: list[tuple[str, tuple[str, ...]]] = []  # sources and defines
         self.files: list[ctypes.Array[ctypes.c_char]] = []  # lest they are gone
-        for function in (self.host.solve, self.host.solve_scored, self.host.run_kernel):
+        for function in (
+            getattr(self.host, name)
+            for name in ("solve", "solve_scored", "solve_loss", "solve_divergence", "run_kernel")
+        ):
             function.restype = ctypes.c_char_p
 
     def _translate(self, words: bytes) -> int | None:
@@ -168,6 +174,53 @@ class Emulator:
                 None if plan is None else _array(ctypes.c_int, plan),
             )
         )
+
+    def loss(
+        self,
+        tensors: dict[str, Tensor | None],
+        dim: int,
+        numbers: Sequence[float] = (1.0, 0.0, 0.0, 0.0),
+        flags: Sequence[bool] = (False, False, False, True, False),
+        ignore_index: int = -100,
+    ) -> None:
+        """Terms of rows, or a loss, or their gradient where there is a `dx`. `tensors` are by the names of LOSS, but
+        for x without gaps; `numbers` and `flags`: see emulated.cpp."""
+        index, x = tensors.get("index"), tensors["x"]
+        picks = 0 if index is None else index.numel() // (x.numel() // x.shape[dim])
+        more = ctypes.c_int64(picks), ctypes.c_int64(ignore_index)
+        more += _array(ctypes.c_double, numbers), _array(ctypes.c_bool, flags)
+        self._lossy(self.host.solve_loss, tensors, LOSS, 2, dim, more)
+
+    def divergence(
+        self, tensors: dict[str, Tensor | None], dim: int, is_kl: bool, numbers: Sequence[float] = (1.0, 0.0, 0.0)
+    ) -> None:
+        """The terms of two tensors, or their gradients where there are `grads`. `tensors` are by the names of
+        DIVERGENCE; `numbers`: factor, softcap, smoothing."""
+        more = is_kl, _array(ctypes.c_double, numbers)
+        self._lossy(self.host.solve_divergence, tensors, DIVERGENCE, 4, dim, more)
+
+    def _lossy(
+        self,
+        solve: Any,
+        tensors: dict[str, Tensor | None],
+        names: Sequence[str],
+        strided: int,
+        dim: int,
+        more: tuple[Any, ...],
+    ) -> None:
+        """Of `names`, the tensors of the first `strided` have strides."""
+        given, x, backward = [tensors.get(name) for name in names], tensors["x"], "grads" in tensors
+        self.begin([x], x.new_empty(0))
+        for name, tensor in tensors.items():
+            if tensor is not None and name != "x":
+                begin, end = _storage(tensor)
+                written = name in (("dx", "dy") if backward else ("terms", "result", "loss", "weights"))
+                self.host.add_range(ctypes.c_void_p(begin), ctypes.c_int64(end - begin), written)
+        steps = [None if t is None else _array(ctypes.c_int64, t.stride()) for t in given[:strided]]
+        pointers = _array(ctypes.c_void_p, [None if each is None else ctypes.addressof(each) for each in steps])
+        addresses = _array(ctypes.c_void_p, [None if t is None else t.data_ptr() for t in given])
+        sizes = _array(ctypes.c_int64, x.shape)
+        self.done(solve(backward, _TYPES[x.dtype], addresses, x.dim(), sizes, pointers, dim, *more))
 
     def run(self, source: str, launch: Sequence[int], read: Sequence[Tensor], written: Tensor) -> None:
         """A kernel `onepass_kernel(read..., written)` of the sources. `launch`: blocks, threads of a block, blocks of a

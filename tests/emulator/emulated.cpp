@@ -100,6 +100,20 @@ void run(const ScoredProblem& problem, const CudaPlan* plan) {
   });
 }
 
+// Starts the kernels of a loss, with memory for the states of rows in parts and, of a loss, for the sums of blocks.
+void run(const LossLaunch& launch, const LossProblem* problem, const LossTotal& total) {
+  const int64_t sums = total.result ? 4 * launch.sums() : 0, bytes = launch.state_bytes + 8 * sums;
+  std::vector<double> memory(size_t(bytes / 8 + 2));
+  char* const states = reinterpret_cast<char*>(memory.data());
+  void* const partials = sums ? states + up_to(launch.state_bytes, 8) : nullptr;
+  way.ranges.push_back({states, bytes + 8, true});
+  start_loss(launch, states, partials, nullptr);
+  if (!sums) return;
+  LossTotal of = total;
+  of.partials = partials, of.count = launch.sums();
+  start_loss_total(*problem, of, 0, nullptr);
+}
+
 }  // namespace
 
 // A launch, on the emulator.
@@ -154,6 +168,54 @@ const char* solve_scored(bool backward, int function, const int* types, void* co
   problem.lay_out(rank, sizes, strides, reduce, window[2]);
   const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
   return said_by([&] { run(problem, plan ? &given : nullptr); });
+}
+
+// A problem of losses. `tensors`: x, dx, index, weight, weight_sum, scale, terms, result, grads, total, grad_lse, loss
+// and what its sum of weights goes to; null where there is none. `strides`: of x and dx. `numbers`: factor, softcap,
+// smoothing, z_loss. `flags`: has_spread, has_entropy, is_cross, grads_per_row, is_mean.
+const char* solve_loss(bool backward, int type, void* const* tensors, int rank, const int64_t* sizes,
+                       const int64_t* const* strides, int dim, int64_t picks, int64_t ignore_index,
+                       const double* numbers, const bool* flags) {
+  LossProblem problem = {};
+  problem.direction = backward ? Direction::backward : Direction::forward;
+  problem.type = DType(type);
+  const auto step = [&](int tensor, int d) { return strides[tensor] ? strides[tensor][d] : 0; };
+  for (int d = 0; d < rank; ++d) {
+    if (d != dim) problem.add_dim(sizes[d], step(0, d), step(1, d));
+  }
+  problem.n = sizes[dim], problem.x_step = step(0, dim), problem.dx_step = backward ? step(1, dim) : 1;
+  problem.x = tensors[0], problem.dx = tensors[1], problem.index = static_cast<const int64_t*>(tensors[2]);
+  problem.picks = picks, problem.weight = tensors[3], problem.weight_sum = tensors[4], problem.scale = tensors[5];
+  problem.terms = tensors[6], problem.result = tensors[7], problem.grads = tensors[8], problem.total = tensors[9];
+  problem.grad_lse = tensors[10], problem.ignore_index = ignore_index, problem.is_wide = true;
+  problem.factor = numbers[0], problem.softcap = numbers[1];
+  problem.smoothing = numbers[2], problem.z_loss = numbers[3];
+  problem.has_spread = flags[0], problem.has_entropy = flags[1], problem.is_cross = flags[2];
+  problem.grads_per_row = flags[3];
+  return said_by([&] {
+    const LossTotal total = {nullptr, 0, tensors[11], tensors[12], flags[4], true};
+    run(make_loss_launch(problem, 0), &problem, total);
+  });
+}
+
+// A problem of divergences. `tensors`: x, y, dx, dy, weight, terms, grads. `strides`: of the first four. `numbers`:
+// factor, softcap, smoothing.
+const char* solve_divergence(bool backward, int type, void* const* tensors, int rank, const int64_t* sizes,
+                             const int64_t* const* strides, int dim, bool is_kl, const double* numbers) {
+  DivergenceProblem problem = {};
+  problem.direction = backward ? Direction::backward : Direction::forward;
+  problem.type = DType(type), problem.is_kl = is_kl;
+  for (int d = 0; d < rank; ++d) {
+    int64_t by[DivergenceProblem::kTensors];
+    for (int t = 0; t < DivergenceProblem::kTensors; ++t) by[t] = strides[t] ? strides[t][d] : 0;
+    if (d != dim) problem.add_dim(sizes[d], by);
+    for (int t = 0; d == dim && t < DivergenceProblem::kTensors; ++t) problem.steps[t] = strides[t] ? by[t] : 1;
+  }
+  problem.n = sizes[dim];
+  problem.x = tensors[0], problem.y = tensors[1], problem.dx = tensors[2], problem.dy = tensors[3];
+  problem.weight = tensors[4], problem.terms = tensors[5], problem.grads = tensors[6];
+  problem.factor = numbers[0], problem.softcap = numbers[1], problem.smoothing = numbers[2];
+  return said_by([&] { run(make_divergence_launch(problem, 0), nullptr, {}); });
 }
 
 // A kernel by itself. `numbers`: blocks, threads of a block, of a cluster blocks or 0, bytes of shared memory, whether

@@ -80,6 +80,9 @@ class Instructions(Operands):
         sign = "!" if m[-1] == "pred" else "~"
         return self.put(o[0], f"{TYPES[m[-1]]}({sign}{self.get(m[-1], o[1])})", m[-1])
 
+    def trap_(self, m: list[str], o: list[str]) -> str:
+        return 'fail("a trap");'
+
     # Values -----------------------------------------------------------------------------------------------------------
 
     def mov_(self, m: list[str], o: list[str]) -> str:

@@ -26,10 +26,11 @@ from torch import Tensor
 import onepass.triton as engine
 from lib import samples
 from lib.gradients import gradient
-from lib.support import DTYPES, accumulator, assert_defined, assert_state, maker
+from lib.support import DTYPES, Make, accumulator, assert_defined, assert_state, maker
 from onepass import State, reference
 from onepass.triton import Plan
 from onepass.triton.launch import _kernel
+from onepass.triton.loss import Tile
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 F32, F64, F16, BF16 = DTYPES
@@ -238,6 +239,47 @@ def assert_gradient(got: Tensor, given: Case, note: str = "") -> None:
         )
 
 
+# Losses and divergences -----------------------------------------------------------------------------------------------
+
+# Tiles that divide neither the rows nor the classes of what is tested; the second takes several launches.
+ROWS, COLUMNS = Tile(2, 16, 1, 1000), Tile(4, 8, 1, 1)
+TILES = pytest.mark.parametrize("tile", [ROWS, COLUMNS], ids=["rows", "columns"])
+
+SHAPES: dict[str, tuple[Callable[[Make], Tensor], int]] = {
+    "rows": (lambda r: r(5, 37), 1),
+    "short rows": (lambda r: r(40, 3), 1),
+    "rows of one": (lambda r: r(5, 1), 1),
+    "a vector": (lambda r: r(37), 0),
+    "a strided vector": (lambda r: r(90)[5::3], 0),
+    "columns": (lambda r: r(17, 6), 0),
+    "middle": (lambda r: r(3, 7, 5), 1),
+    "transposed": (lambda r: r(17, 5).t(), 1),
+    "sliced": (lambda r: r(7, 40)[1:6, 3:36:2], 1),
+    "gaps": (lambda r: r(3, 4, 24)[:, 1:3, ::2], 2),
+    "rows in another order": (lambda r: r(4, 3, 2, 5).permute(2, 0, 1, 3), 3),
+    "channels last": (lambda r: r(2, 5, 4, 3).contiguous(memory_format=torch.channels_last), 1),
+    "rows of the last three dims": (lambda r: r(5, 2, 4, 3).permute(1, 0, 3, 2), 1),
+    "expanded rows": (lambda r: r(1, 19).expand(4, 19), 1),
+    "expanded classes": (lambda r: r(5, 1).expand(5, 11), 1),
+}
+
+
+def rows_of(x: Tensor, dim: int) -> Tensor:
+    return x.movedim(dim, -1).reshape(-1, x.size(dim))
+
+
+def assert_close(got: Tensor, want: Tensor, error: Tensor, note: Any) -> None:
+    limit = error + torch.finfo(got.dtype).eps * want.abs() + torch.finfo(got.dtype).smallest_normal
+    good = ((got.double() - want).abs() <= limit) | (got.isnan() & want.isnan()) | (got == want)
+    assert bool(good.all()), (
+        note,
+        int((~good).sum()),
+        got[~good][:4],
+        want[~good][:4],
+        limit.expand_as(got)[~good][:4],
+    )
+
+
 # Kernels compiled for GPUs that are not here --------------------------------------------------------------------------
 
 TARGETS = [("cuda", 90), ("hip", "gfx942"), ("cuda", 80), ("cuda", 100), ("cuda", 120)]
@@ -339,19 +381,23 @@ class Compiles:
         return lambda *given, **named: self.built.append(self.kernel.run(*given, grid=grid, warmup=True, **named))
 
 
-def launched_resources(launches: Callable[[], Any], backend: str, arch: Any) -> dict[str, Any]:
-    """The resources, per thread, of the one kernel that is launched, on a GPU of that architecture."""
+def launched_resources(
+    launches: Callable[[], Any], backend: str, arch: Any, module: Any = engine.launch
+) -> dict[str, Any]:
+    """The resources, per thread, of the one kernel that is launched by a module, on a GPU of that architecture."""
     from triton.runtime import driver
 
     compiled: list[Any] = []
+    found = module._kernel
 
-    def kernel(*call: Any) -> tuple[Compiles, dict[str, Any]]:
-        found, constants = _kernel(*call)
-        return Compiles(found, compiled), constants
+    def kernel(*call: Any) -> Any:
+        made = found(*call)
+        return (Compiles(made[0], compiled), made[1]) if isinstance(made, tuple) else Compiles(made, compiled)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(driver, "_active", Absent(backend, arch))
-        patched.setattr(engine.launch, "_kernel", kernel)
+        patched.setattr(module, "_kernel", kernel)
+        patched.setattr(engine.loss, "properties_of", lambda _: Properties(backend))
         launches()
     (built,) = compiled
     return usage(built, backend)

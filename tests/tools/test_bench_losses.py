@@ -23,9 +23,11 @@ def test_a_run(runner):
     rows = runner.run(cases).rows
     assert [(row.case, row.provider) for row in rows if not row.ok] == []
     assert {row.provider for row in rows} == {"copy", "onepass", "torch"}
-    assert len(rows) == 3 * len(cases) == 24
-    reads = {row.suite: row.bytes for row in rows if row.shape == [6, 33]}
-    assert reads == {"losses/forward": 6 * 33 * 4, "losses/forward and backward": 3 * 6 * 33 * 4}
+    assert len(rows) == 3 * len(cases) == 36
+    moves = {row.case: row.bytes / (6 * 33 * 4) for row in rows if row.shape == [6, 33]}
+    for function, (forward, both) in losses.MOVES.items():
+        assert moves[f"{function}, 6x33, forward"] == forward
+        assert moves[f"{function}, 6x33, forward and backward"] == both
 
 
 def test_a_wrong_loss_is_not_timed(runner, monkeypatch):

@@ -2,6 +2,7 @@
 
     scored.py     the entry points of calls with scores: scale, bias, mask, window, ...
     loss.py       the entry points of losses, whose kernels are in loss_kernels.py
+    divergence.py the entry points of divergences, whose kernels are in divergence_kernels.py
     launch.py     the other entry points: whether the engine can run, any dims and strides as rows by n, the launch
     plan.py       the tier of a call and its launch numbers, as data
     kernels.py    a row tier, with whole rows on the chip, and an online tier, which streams longer rows; both for a
@@ -12,6 +13,7 @@
 Triton itself is imported when the first kernel is needed, never by importing this package.
 """
 
+from .divergence import launch_divergence_backward, launch_divergence_forward
 from .launch import launch_backward, launch_forward, unavailable
 from .loss import launch_loss_backward, launch_loss_forward
 from .plan import Plan, plan_backward, plan_forward, plan_scored
@@ -20,6 +22,8 @@ from .scored import launch_scored_backward, launch_scored_forward, launch_scored
 __all__ = [
     "Plan",
     "launch_backward",
+    "launch_divergence_backward",
+    "launch_divergence_forward",
     "launch_forward",
     "launch_loss_backward",
     "launch_loss_forward",

@@ -18,7 +18,7 @@ from .plan import _MOST_PROGRAMS, _MOST_THREADS
 from .scored import Maybe, Steps, _number
 
 if TYPE_CHECKING:
-    from ..loss_ops import LossSpec
+    from ..loss_arithmetic import LossSpec
 
 __all__ = ["launch_loss_backward", "launch_loss_forward"]
 
@@ -125,35 +125,60 @@ def _launch(
 ) -> None:
     x = tensors[0]
     assert x is not None
-    rows, n, *layout, has_columns = _layout(x.shape, spec.dim, strides)
-    if tile is None:
-        warp = getattr(properties_of(x.device), "warp_size", 32)
-        tile = _tile(backward, n, has_columns, x.element_size(), warp)
+    n = x.shape[spec.dim]
     on_class, on_all, z_loss = 0.0, 0.0, 0.0
     if spec.is_cross:
         on_class, on_all, z_loss = 1 - spec.smoothing, spec.smoothing / n, spec.z_loss
     given = (spec.factor, spec.softcap, on_class, on_all, z_loss)
-    needed = (True, spec.softcap, spec.is_cross, on_all, z_loss)
-    numbers = Numbers(*(_number(v, x.dtype) if is_there else () for v, is_there in zip(given, needed, strict=True)))
+    numbers = numbers_of(x, given, (True, spec.softcap, spec.is_cross, on_all, z_loss))
     constants = {
         "IS_CROSS": spec.is_cross,
         "SPREAD": on_all != 0 if spec.is_cross else spec.spread,
         "ENTROPY": spec.entropy and not spec.is_cross,
+        **(more or {}),
+    }
+    integers = (0 if index is None else index.numel() * n // x.numel(), spec.ignore_index)
+    launch_rows(_kernel(backward), backward, x, tensors, strides, spec.dim, integers, numbers, constants, tile)
+
+
+def numbers_of(x: Tensor, given: tuple[float, ...], needed: tuple[Any, ...]) -> Numbers:
+    """The numbers that are needed, for kernels of the type of ``x``."""
+    return Numbers(*(_number(v, x.dtype) if is_there else () for v, is_there in zip(given, needed, strict=True)))
+
+
+def launch_rows(
+    kernel: Any,
+    backward: bool,
+    x: Tensor,
+    tensors: tuple[Tensor | None, ...],
+    strides: tuple[Steps, ...],
+    dim: int,
+    integers: tuple[int, ...],
+    numbers: Numbers,
+    constants: dict[str, bool],
+    tile: Tile | None,
+) -> None:
+    """Launch a kernel over the rows of ``x``. ``strides``: of the tensors of the shape of ``x``."""
+    rows, n, *layout, has_columns = _layout(x.shape, dim, strides)
+    if tile is None:
+        warp = getattr(properties_of(x.device), "warp_size", 32)
+        tile = _tile(backward, n, has_columns, x.element_size(), warp)
+    meta = {
+        **constants,
         "ROWS": tile.rows,
         "BLOCK": tile.classes,
         # Of the count of rows, which is no reason for another kernel but where they are read side by side.
         "MULTIPLE": 16 if has_columns and rows % 16 == 0 else 1,
-        **(more or {}),
+        # FP fusion is asked for by name because its default is about to change; no result here depends on it.
+        "num_warps": tile.num_warps,
+        "num_stages": 1,
+        "enable_fp_fusion": True,
     }
-    # FP fusion is asked for by name because its default is about to change; no result here depends on it.
-    options = {"num_warps": tile.num_warps, "num_stages": 1, "enable_fp_fusion": True}
-    picks = index.numel() // rows if index is not None else 0
     programs = -(-rows // tile.rows) * (-(-n // tile.classes) if backward else 1)
-    kernel = _kernel(backward)
     with on_device(x.device):
         for first in range(0, programs, tile.grid):
             grid = (min(tile.grid, programs - first),)
-            kernel[grid](*tensors, first, rows, n, picks, spec.ignore_index, *layout, numbers, **constants, **options)
+            kernel[grid](*tensors, first, rows, n, *integers, *layout, numbers, **meta)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -23,6 +23,46 @@ from .score import base_of, exponential, number, offset, round_to, tanh
 
 
 @triton.jit
+def rows_of(program, rows, ROWS: tl.constexpr, MULTIPLE: tl.constexpr):
+    """The rows of a program, and whether they exist, in terms that say that whole vectors of rows do."""
+    row = (program * ROWS + tl.arange(0, ROWS))[:, None]
+    return row, row // MULTIPLE < rows // MULTIPLE
+
+
+@triton.jit
+def tile_of(first, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, MULTIPLE: tl.constexpr):
+    """Backward, the tile of a program: rows and whether they exist, the first class, the places of classes in the tile,
+    and whether they are in a row."""
+    program = first + tl.program_id(0).to(tl.int64)
+    tiles = tl.cdiv(n, BLOCK)
+    row, exists = rows_of(program // tiles, rows, ROWS, MULTIPLE)
+    start = program % tiles * BLOCK
+    local = tl.arange(0, BLOCK)[None, :]
+    return row, exists, start, local, local < tl.minimum(n - start, BLOCK).to(tl.int32)
+
+
+@triton.jit
+def add_score(m, l, s, TYPE: tl.constexpr):
+    """m and l of each place with another score; whether that is the new maximum; and of the exponentials of the old sum
+    and of the score, one of which is 1, the other and its logarithm. A NaN is dropped in m, and goes into l."""
+    d = -tl.abs(s - m)
+    e = exponential(d, TYPE)
+    grows = s > m
+    return tl.maximum(m, s), tl.where(grows, l * e + 1.0, l + e), grows, e, d
+
+
+@triton.jit
+def merge(m, l, TYPE: tl.constexpr):
+    """m, l and log l of rows from those of the places, whose sums are multiplied by the last result."""
+    top = tl.max(m, 1, keep_dims=True)
+    e = exponential(m - top, TYPE)
+    l = tl.sum(l * e, 1, keep_dims=True)
+    m = tl.where(l == 0.0, -float("inf"), top)
+    log_l = tl.where(tl.abs(m) == float("inf"), float("nan"), tl.log(l))  # torch gives NaN for the whole row
+    return m, l, log_l, e
+
+
+@triton.jit
 def factor_of(scale_ptr, row, exists, numbers, ACC: tl.constexpr):
     factor = number(numbers.factor, ACC)
     if scale_ptr is not None:
@@ -94,8 +134,7 @@ def forward_kernel(
     TYPE: tl.constexpr = x_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if TYPE.is_fp64() else tl.float32
     LOWEST: tl.constexpr = -1.7976931348623157e308 if TYPE.is_fp64() else -3.4028234663852886e38
-    row = ((first + tl.program_id(0).to(tl.int64)) * ROWS + tl.arange(0, ROWS))[:, None]
-    exists = row // MULTIPLE < rows // MULTIPLE  # says that whole vectors of rows exist
+    row, exists = rows_of(first + tl.program_id(0).to(tl.int64), rows, ROWS, MULTIPLE)
     x_row = x_ptr + offset(row, row_sizes, row_strides[0])
     factor = factor_of(scale_ptr, row, exists, numbers, ACC)
     if SPREAD:
@@ -116,22 +155,16 @@ def forward_kernel(
         if SPREAD:
             lean += tl.where(in_row, weight_of(weight_ptr, column, in_row, ACC) * (s - r), 0.0)
         s = tl.where(in_row, s, -float("inf"))
-        grows = s > m
-        d = -tl.abs(s - m)
-        e = exponential(d, TYPE)
+        before = l
+        m, l, grows, e, d = add_score(m, l, s, TYPE)
         if ENTROPY:
-            part = tl.where(e == 0.0, 0.0, e * tl.where(grows, moment + l * d, d))
+            part = tl.where(e == 0.0, 0.0, e * tl.where(grows, moment + before * d, d))
             moment = tl.where(grows, part, moment + part)
-        l = tl.where(grows, l * e + 1.0, l + e)
-        m = tl.maximum(m, s)  # a NaN is dropped here, and goes into l
 
-    top = tl.max(m, 1, keep_dims=True)
-    e = exponential(m - top, TYPE)
+    own_m, own_l = m, l  # of the places
+    m, l, log_l, e = merge(own_m, own_l, TYPE)
     if ENTROPY:
-        moment = tl.sum(tl.where(e == 0.0, 0.0, e * (moment + l * (m - top))), 1, keep_dims=True)
-    l = tl.sum(l * e, 1, keep_dims=True)
-    m = tl.where(l == 0.0, -float("inf"), top)
-    log_l = tl.where(tl.abs(m) == float("inf"), float("nan"), tl.log(l))  # torch gives NaN for the whole row
+        moment = tl.sum(tl.where(e == 0.0, 0.0, e * (moment + own_l * (own_m - m))), 1, keep_dims=True)
 
     plane = tl.cast(rows, tl.int64)
     terms = terms_ptr + row
@@ -198,14 +231,8 @@ def backward_kernel(
     TYPE: tl.constexpr = x_ptr.dtype.element_ty
     OUT: tl.constexpr = dx_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if TYPE.is_fp64() else tl.float32
-    program = first + tl.program_id(0).to(tl.int64)
-    tiles = tl.cdiv(n, BLOCK)
-    row = (program // tiles * ROWS + tl.arange(0, ROWS))[:, None]
-    start = program % tiles * BLOCK
-    local = tl.arange(0, BLOCK)[None, :]
+    row, exists, start, local, in_row = tile_of(first, rows, n, ROWS, BLOCK, MULTIPLE)
     column = start + local
-    exists = row // MULTIPLE < rows // MULTIPLE  # as in the forward kernel
-    in_row = local < tl.minimum(n - start, BLOCK).to(tl.int32)
     inside = exists & in_row
     x_row = x_ptr + offset(row, row_sizes, row_strides[0])
     factor = factor_of(scale_ptr, row, exists, numbers, ACC)

@@ -4,7 +4,6 @@ GPU also by their own tiles, and compiled for GPUs that are not here."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,31 +11,30 @@ import torch
 from torch import Tensor
 
 import onepass.triton as engine
-from lib.support import DTYPES, Make, accumulator, maker, same, slow, thin, thin_tuples
+from lib.support import DTYPES, accumulator, maker, same, slow, thin, thin_tuples
 from lib.triton import (
     BF16,
+    COLUMNS,
     F16,
     F32,
     F64,
     INF,
     NAN,
+    ROWS,
+    SHAPES,
     TARGETS,
-    Absent,
-    Compiles,
-    Properties,
+    TILES,
+    assert_close,
     assert_no_spills,
+    launched_resources,
     name_of,
     needs_triton,
-    usage,
+    rows_of,
 )
-from onepass.loss_ops import LossSpec
-from onepass.triton.loss import Tile, _kernel, _tile
+from onepass.loss_arithmetic import LossSpec
+from onepass.triton.loss import Tile
 
 pytestmark = needs_triton
-
-# Tiles that divide neither the rows nor the classes of what is tested; the second takes several launches.
-ROWS, COLUMNS = Tile(2, 16, 1, 1000), Tile(4, 8, 1, 1)
-TILES = pytest.mark.parametrize("tile", [ROWS, COLUMNS], ids=["rows", "columns"])
 
 
 class Call(NamedTuple):
@@ -84,10 +82,6 @@ def backward(call: Call, terms: Tensor, grads: Grads, dx: Tensor, tile: Tile | N
 # The definition -------------------------------------------------------------------------------------------------------
 
 
-def rows_of(x: Tensor, dim: int) -> Tensor:
-    return x.movedim(dim, -1).reshape(-1, x.size(dim))
-
-
 def definition(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of an input in float64: the scores, and the logsumexp and the other terms of each row."""
     spec, index = call.spec, call.index
@@ -110,18 +104,6 @@ def definition(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     loss = (1 - spec.smoothing) * weight[y] * losses.gather(1, y[:, None])[:, 0] + spec.z_loss * lse**2
     loss = loss + spec.smoothing / s.size(1) * spread
     return s, lse, torch.where(ignored, 0.0, loss)[None]
-
-
-def assert_close(got: Tensor, want: Tensor, error: Tensor, note: Any) -> None:
-    limit = error + torch.finfo(got.dtype).eps * want.abs() + torch.finfo(got.dtype).smallest_normal
-    good = ((got.double() - want).abs() <= limit) | (got.isnan() & want.isnan()) | (got == want)
-    assert bool(good.all()), (
-        note,
-        int((~good).sum()),
-        got[~good][:4],
-        want[~good][:4],
-        limit.expand_as(got)[~good][:4],
-    )
 
 
 def check(
@@ -210,7 +192,7 @@ PARTS = [(False, parts) for parts in combinations(GENERAL)] + [(True, parts) for
 
 @pytest.mark.parametrize(
     ("is_cross", "parts", "k"),
-    thin_tuples(((*each, k) for k, each in enumerate(PARTS)), 11),
+    thin_tuples(((*each, k) for k, each in enumerate(PARTS)), 17),
     ids=lambda value: "+".join(name for name, on in value.items() if on) if isinstance(value, dict) else str(value),
 )
 def test_parts_together(runs, is_cross, parts, k):
@@ -221,25 +203,6 @@ def test_parts_together(runs, is_cross, parts, k):
 @TILES
 def test_types(runs, dtype, tile, is_cross):
     check(runs, made(maker(dtype, runs.device)(3, 21), is_cross, **EVERY[is_cross]), tile)
-
-
-SHAPES: dict[str, tuple[Callable[[Make], Tensor], int]] = {
-    "rows": (lambda r: r(5, 37), 1),
-    "short rows": (lambda r: r(40, 3), 1),
-    "rows of one": (lambda r: r(5, 1), 1),
-    "a vector": (lambda r: r(37), 0),
-    "a strided vector": (lambda r: r(90)[5::3], 0),
-    "columns": (lambda r: r(17, 6), 0),
-    "middle": (lambda r: r(3, 7, 5), 1),
-    "transposed": (lambda r: r(17, 5).t(), 1),
-    "sliced": (lambda r: r(7, 40)[1:6, 3:36:2], 1),
-    "gaps": (lambda r: r(3, 4, 24)[:, 1:3, ::2], 2),
-    "rows in another order": (lambda r: r(4, 3, 2, 5).permute(2, 0, 1, 3), 3),
-    "channels last": (lambda r: r(2, 5, 4, 3).contiguous(memory_format=torch.channels_last), 1),
-    "rows of the last three dims": (lambda r: r(5, 2, 4, 3).permute(1, 0, 3, 2), 1),
-    "expanded rows": (lambda r: r(1, 19).expand(4, 19), 1),
-    "expanded classes": (lambda r: r(5, 1).expand(5, 11), 1),
-}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -456,22 +419,17 @@ def _compile(
 ) -> dict[str, Any]:
     """The resources, per thread, of the kernel that a call with these parts, or its gradient, would launch for many
     rows of n."""
-    from triton.runtime import driver
-
     x = torch.empty((64, n) if dim else (n, 64), dtype=dtype)
     call = made(x, is_cross, dim, **(EVERY[is_cross] if parts == "all" else dict.fromkeys(parts.split(), True)))
-    tile = _tile(of_gradient, n, dim == 0, dtype.itemsize, Properties(backend).warp_size)
-    built: list[Any] = []
-    kernel = Compiles(_kernel(of_gradient), built)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(driver, "_active", Absent(backend, arch))
-        patched.setattr(engine.loss, "_kernel", lambda backward: kernel)
+
+    def launches() -> None:
         if of_gradient:
             terms = torch.empty(call.planes(), 64, dtype=accumulator(dtype))
-            backward(call, terms, Grads(x[:, 0].clone()[:64] if is_cross else terms), x, tile)
+            backward(call, terms, Grads(x[:, 0].clone()[:64] if is_cross else terms), x)
         else:
-            forward(call, tile)
-    return usage(built[0], backend)
+            forward(call)
+
+    return launched_resources(launches, backend, arch, engine.loss)
 
 
 COMPILED = [

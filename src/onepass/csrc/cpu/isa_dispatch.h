@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "divergence.h"
 #include "engine.h"
 #include "loss.h"
 #include "scored.h"
@@ -23,6 +24,8 @@ struct CpuEngine {
   void (*run_scored)(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin, int64_t end);
   LossPlan (*plan_loss)(const LossProblem&);
   void (*run_loss)(const LossProblem&, const LossPlan&, int64_t begin, int64_t end);
+  DivergencePlan (*plan_divergence)(const DivergenceProblem&);
+  void (*run_divergence)(const DivergenceProblem&, const DivergencePlan&, int64_t begin, int64_t end);
 
   // Executes a call. `parallel_for(count, grain_size, work)` calls work(begin, end) for parts of [0, count).
   template <class ParallelFor>
@@ -41,7 +44,16 @@ struct CpuEngine {
 };
 
 #define ONEPASS_ENGINE(isa, works) \
-  {#isa, works, isa::plan, isa::run, isa::plan_scored, isa::run_scored, isa::plan_loss, isa::run_loss}
+  {#isa,                           \
+   works,                          \
+   isa::plan,                      \
+   isa::run,                       \
+   isa::plan_scored,               \
+   isa::run_scored,                \
+   isa::plan_loss,                 \
+   isa::run_loss,                  \
+   isa::plan_divergence,           \
+   isa::run_divergence}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512

@@ -105,7 +105,9 @@ struct LossForward : LossRows<T> {
     this->exp_of(scale);
     for (int k = 0; has_entropy() && k < 4; ++k) {
       const Vector moved = s.l.sum[k] == A(0) ? Vector{} : shift[k] * s.l.sum[k];
-      s.moment.sum[k] = (s.moment.sum[k] + moved) * scale[k], s.moment.error[k] *= scale[k];
+      // What vanishes may have a moment beyond the largest number.
+      const Vector moment = scale[k] == A(0) ? Vector{} : (s.moment.sum[k] + moved) * scale[k];
+      s.moment.sum[k] = moment, s.moment.error[k] *= scale[k];
     }
     for (int k = 0; k < 4; ++k) s.l.sum[k] *= scale[k], s.l.error[k] *= scale[k];
   }

@@ -2,6 +2,7 @@
 #include <limits>
 #include <numeric>
 
+#include "../core/divergence_problem.h"
 #include "../core/loss_problem.h"
 #include "../core/scored_problem.h"
 #include "../cpu/isa_dispatch.h"
@@ -108,6 +109,13 @@ void run_loss_cpu(const LossProblem& problem) {
   const LossPlan plan = engine.plan_loss(problem);
   run_parallel(plan.work_items, plan.grain_size,
                [&](int64_t begin, int64_t end) { engine.run_loss(problem, plan, begin, end); });
+}
+
+void run_divergence_cpu(const DivergenceProblem& problem) {
+  const CpuEngine& engine = cpu_engine();
+  const DivergencePlan plan = engine.plan_divergence(problem);
+  run_parallel(plan.work_items, plan.grain_size,
+               [&](int64_t begin, int64_t end) { engine.run_divergence(problem, plan, begin, end); });
 }
 
 // `contiguous`: input and result both are.

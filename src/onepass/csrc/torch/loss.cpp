@@ -1,5 +1,5 @@
 // loss.cpp: the operators of losses. They answer whether an engine has a kernel for the call, and have then computed
-// it; otherwise plain arithmetic does (losses.py).
+// it; otherwise plain arithmetic does (loss_arithmetic.py).
 #include "../core/loss_problem.h"
 
 #include "operators.h"

@@ -3,6 +3,7 @@
 
 #include <deque>
 
+#include "../core/divergence_problem.h"
 #include "../core/loss_problem.h"
 #include "../core/scored_problem.h"
 #include "../core/stable_tensor.h"
@@ -78,6 +79,8 @@ void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan);
 bool run_scored(const ScoredProblem& problem, const TensorRef& like);
 // Runs a problem of losses; false where there is no kernel for it.
 bool run_loss(const LossProblem& problem, const LossResult& loss, const TensorRef& like);
+// Runs a problem of divergences; false where there is no kernel for it.
+bool run_divergence(const DivergenceProblem& problem, const TensorRef& like);
 
 }  // namespace cuda
 

@@ -1,7 +1,8 @@
-"""The suite `losses`: cross-entropy, and log-probabilities with the entropy, forward and with the backward.
+"""The suite `losses`: cross-entropy, log-probabilities with the entropy, cross-entropy with probabilities and the KL
+divergence, forward and with the backward.
 
-Its limit is one read of the logits, and with the backward two reads and a write. A copy of as many bytes is the
-yardstick. Every call is compared with the float64 definition before it is timed.
+Its limit is one read of the logits, and with the backward two reads and a write; likewise of two tensors. A copy of as
+many bytes is the yardstick. Every call is compared with the float64 definition before it is timed.
 """
 
 from __future__ import annotations
@@ -42,22 +43,30 @@ SHAPES: dict[str, Sequence[tuple[Shape, str]]] = {
         for dtype in ("float32", "bfloat16")
     ),
 }
-_LOG_PROB = "log_prob and entropy"
+_LOG_PROB, _SHARES, _KL = "log_prob and entropy", "cross_entropy with probabilities", "kl_div"
+# Of each function, how many tensors of the logits' size move, forward and in all. The KL divergence has both gradients.
+MOVES = {"cross_entropy": (1, 3), _LOG_PROB: (1, 3), _SHARES: (2, 5), _KL: (2, 6)}
 
 
 class LossCase(Case):
-    """A shape, whose dim 1 has the classes. `function` is cross_entropy or `_LOG_PROB`."""
+    """A shape, whose dim 1 has the classes. `function` is one of MOVES."""
+
+    @property
+    def moves(self) -> int:
+        return MOVES[self.function][self.direction != DIRECTIONS[0]]
 
     def bytes(self, dtype: str) -> int:
-        return prod(self.shape) * ITEMSIZE[dtype] * (1 if self.direction == DIRECTIONS[0] else 3)
+        return prod(self.shape) * ITEMSIZE[dtype] * self.moves
 
 
 def cases(kind: str, dtypes: Sequence[str] = ()) -> list[Case]:
     """The cases of a device type."""
     made: list[Case] = []
-    for function in ("cross_entropy", _LOG_PROB):
+    for function in MOVES:
         for direction in DIRECTIONS:
-            for shape, dtype in SHAPES[kind]:
+            for k, (shape, dtype) in enumerate(SHAPES[kind]):
+                if MOVES[function][0] > 1 and (k + k // 2) % 2:
+                    continue  # of two tensors, half of the shapes, in turn of either dtype
                 if dtypes and dtype not in dtypes:
                     continue
                 name = f"{function}, {'x'.join(map(str, shape))}, {direction}"
@@ -73,9 +82,9 @@ Loss = Callable[[Tensor, Tensor], Any]
 
 @dataclass
 class Logits:
-    """The logits of a case and their classes."""
+    """The logits of a case, and their classes or the second tensor."""
 
-    case: Case
+    case: LossCase
     dtype: str
     x: Tensor
     target: Tensor
@@ -88,6 +97,11 @@ def _torch_cross_entropy(x: Tensor, target: Tensor) -> Tensor:
 def _torch_log_prob(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     log_p = torch.log_softmax(x, 1)
     return log_p.gather(1, target.unsqueeze(1)).squeeze(1), -(log_p.exp() * log_p).sum(1)
+
+
+def _torch_kl_div(x: Tensor, y: Tensor) -> Tensor:
+    log_p, log_q = torch.log_softmax(x, 1), torch.log_softmax(y, 1)
+    return torch.nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
 
 
 class LossProvider(Provider):
@@ -111,25 +125,27 @@ class LossProvider(Provider):
         assert loss is not None
         if logits.case.direction == DIRECTIONS[0]:
             return lambda: loss(x, target)
-        leaf = x.detach().requires_grad_()
+        leaves = [t.detach().requires_grad_() for t in ((x, target) if logits.case.function == _KL else (x,))]
 
-        def step() -> tuple[Any, Tensor]:
-            result = loss(leaf, target)
+        def step() -> tuple[Any, ...]:
+            result = loss(leaves[0], leaves[-1] if len(leaves) > 1 else target)
             results = result if isinstance(result, tuple) else (result,)
             grads = [torch.ones_like(r) for r in results] if results[0].dim() else None
-            return result, torch.autograd.grad(results, leaf, grads)[0]
+            return result, *torch.autograd.grad(results, leaves, grads)
 
         return step
 
 
 def _ours(function: str) -> Loss:
-    if function == "cross_entropy":
+    if function in ("cross_entropy", _SHARES):
         return onepass.cross_entropy
+    if function == _KL:
+        return lambda x, y: onepass.kl_div(x, y, 1)
     return lambda x, target: onepass.log_prob(x, target, 1, return_entropy=True)
 
 
 def _torchs(function: str) -> Loss:
-    return _torch_cross_entropy if function == "cross_entropy" else _torch_log_prob
+    return {_LOG_PROB: _torch_log_prob, _KL: _torch_kl_div}.get(function, _torch_cross_entropy)
 
 
 def _compiled(function: str) -> Loss:
@@ -195,7 +211,12 @@ class LossRunner(Runner):
         generator = torch.Generator(self.device).manual_seed(self.seed)
         x = torch.empty(case.shape, dtype=getattr(torch, dtype), device=self.device).normal_(generator=generator)
         rows = (case.shape[0], *case.shape[2:])
-        target = torch.randint(0, case.shape[1], rows, device=self.device, generator=generator)
+        if case.function in (_SHARES, _KL):
+            target = torch.empty_like(x).normal_(generator=generator)
+            target = target.softmax(1) if case.function == _SHARES else target
+        else:
+            target = torch.randint(0, case.shape[1], rows, device=self.device, generator=generator)
+        assert isinstance(case, LossCase)
         logits = Logits(case, dtype, x, target)
         self.progress.status("computing the reference")
         expected = _expected(logits)
@@ -221,33 +242,43 @@ class LossRunner(Runner):
 
 
 def _copy(logits: Logits) -> Callable[[], Any]:
-    """A copy that moves as many bytes: of half of the logits, or for two reads and a write an addition."""
-    x = logits.x
-    if logits.case.direction == DIRECTIONS[0]:
-        half = x.view(-1)[: x.numel() // 2]
-        target = torch.empty_like(half)
-        return lambda: target.copy_(half)
+    """Copies, and additions of two tensors to a third, that move as many bytes."""
+    x, moves = logits.x, logits.case.moves
     other, result = torch.zeros_like(x), torch.empty_like(x)
-    return lambda: torch.add(x, other, out=result)
+    if moves == 1:
+        half = x.view(-1)[: x.numel() // 2]
+        return lambda: result.view(-1)[: half.numel()].copy_(half)
+
+    def call() -> None:
+        for _ in range(moves // 3):
+            torch.add(x, other, out=result)
+        if moves % 3:
+            result.copy_(x)
+
+    return call
 
 
 def _expected(logits: Logits) -> tuple[Tensor, ...]:
-    """The loss, or the first terms and entropies, and the gradient of the logits of the first rows, in float64."""
-    x, target = logits.x, logits.target
-    if logits.case.function != "cross_entropy":
-        some = slice(0, max(1, (1 << 21) // prod(x.shape[1:])))
-        results = _torch_log_prob(x[some].double().requires_grad_(), target[some])
-        return tuple(r.detach() for r in results)
+    """The loss, or the first of what has a number per row, and the gradient of the logits of the first rows, in
+    float64. The gradient is that of the sum of the results."""
+    x, target, function = logits.x, logits.target, logits.case.function
+    some = slice(0, max(1, (1 << 20) // prod(x.shape[1:])))
+    leaf = x[some].double().requires_grad_()
+    second = target[some].double() if target.is_floating_point() else target[some]
+    if function in (_LOG_PROB, _KL):
+        results = _torchs(function)(leaf, second)
+        results = results if isinstance(results, tuple) else (results,)
+        return *(r.detach() for r in results), *torch.autograd.grad(sum(r.sum() for r in results), leaf)
     total = torch.zeros((), dtype=torch.float64, device=x.device)
     step = max(1, (1 << 24) // prod(x.shape[1:]))
     for first in range(0, x.shape[0], step):
-        part = x[first : first + step].double()
-        total += torch.nn.functional.cross_entropy(part, target[first : first + step], reduction="sum")
-    some = slice(0, max(1, (1 << 20) // prod(x.shape[1:])))
-    leaf = x[some].double().requires_grad_()
-    torch.nn.functional.cross_entropy(leaf, target[some], reduction="sum").backward()
+        of_part = target[first : first + step]
+        of_part = of_part.double() if of_part.is_floating_point() else of_part
+        total += torch.nn.functional.cross_entropy(x[first : first + step].double(), of_part, reduction="sum")
+    torch.nn.functional.cross_entropy(leaf, second, reduction="sum").backward()
     assert leaf.grad is not None
-    return total / target.numel(), leaf.grad / target.numel()
+    rows = x.numel() // x.shape[1]
+    return total / rows, leaf.grad / rows
 
 
 def _compare(logits: Logits, got: Any, expected: tuple[Tensor, ...]) -> str | None:
@@ -255,10 +286,9 @@ def _compare(logits: Logits, got: Any, expected: tuple[Tensor, ...]) -> str | No
     tolerance = 8 * TOLERANCE[logits.dtype]
     has_grad = logits.case.direction != DIRECTIONS[0]
     result = got[0] if has_grad else got
-    if logits.case.function != "cross_entropy":
-        pairs = [(r[: len(e)], e) for r, e in zip(result, expected, strict=True)]
-    else:
-        pairs = [(result, expected[0])] + ([(got[1][: len(expected[1])], expected[1])] if has_grad else [])
+    results = [*result] if isinstance(result, tuple) else [result]
+    results += [got[1]] if has_grad else []
+    pairs = [(r[: len(e)] if r.dim() else r, e) for r, e in zip(results, expected, strict=False)]
     for ours, right in pairs:
         error = float((ours.detach().double() - right).abs().max() / right.abs().max())
         if not error <= tolerance:

@@ -164,4 +164,16 @@ bool run_loss(const LossProblem& problem, const LossResult& loss, const TensorRe
   return true;
 }
 
+bool run_divergence(const DivergenceProblem& problem, const TensorRef& like) {
+  if (!can_launch_divergence(problem)) return false;
+  const int device = like.device_index;
+  const DeviceScope scope(device);
+  const LossLaunch launch = make_divergence_launch(problem, device);
+  const int64_t words = launch.state_bytes / 4;
+  std::optional<OwnedTensor> states;
+  if (words) states.emplace(empty_contiguous(1, &words, DType::float32, like));
+  start_loss(launch, states ? TensorRef(states->get()).mutable_data() : nullptr, nullptr, current_stream(device));
+  return true;
+}
+
 }  // namespace onepass::cuda

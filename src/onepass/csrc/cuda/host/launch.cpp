@@ -102,7 +102,9 @@ KernelKind kind_of(const Problem& problem) {
 
 const char* source_of(const KernelKind& kind, Tier tier) {
   const bool forward = kind.pass == Pass::forward;
-  if (kind.loss_step == LossStep::merge) return "loss_merge.cu";
+  const bool is_divergence = kind.loss_parts & (kLossShares | kLossKl);
+  if (kind.loss_step == LossStep::merge) return is_divergence ? "divergence_merge.cu" : "loss_merge.cu";
+  if (is_divergence) return "divergence.cu";
   if (kind.loss_step == LossStep::total) return "loss_total.cu";
   if (kind.loss_parts & kLossStaged) return "loss_staged.cu";
   if (kind.loss_parts) return kind.loss_parts & kLossColumns ? "loss_columns.cu" : "loss_rows.cu";

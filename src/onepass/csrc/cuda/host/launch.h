@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../../core/divergence_problem.h"
 #include "../../core/loss_problem.h"
 #include "../../core/problem.h"
 #include "../../core/scored_problem.h"
@@ -101,7 +102,7 @@ bool start_scored(const ScoredLaunch& launch, void* messages, void* stream);
 // Whether there is a kernel for a problem of losses; its launches, which need memory for states where rows are cut into
 // parts, and for four numbers of each block that `sums` losses; their start; and how such sums become one number.
 struct LossLaunch {
-  LossMap map;
+  DivergenceMap map;  // a kernel of losses takes the part of it that is a LossMap
   Handle kernel, merge;
   int threads;
   int64_t blocks, merge_blocks, shared, state_bytes;
@@ -109,6 +110,9 @@ struct LossLaunch {
 };
 bool can_launch_loss(const LossProblem& problem);
 LossLaunch make_loss_launch(LossProblem problem, int device);
+// Launches of a divergence, which sums nothing over rows.
+bool can_launch_divergence(const DivergenceProblem& problem);
+LossLaunch make_divergence_launch(const DivergenceProblem& problem, int device);
 void start_loss(const LossLaunch& launch, void* states, void* partials, void* stream);
 void start_loss_total(const LossProblem& problem, const LossTotal& total, int device, void* stream);
 

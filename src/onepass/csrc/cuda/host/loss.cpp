@@ -147,8 +147,8 @@ unsigned parts_of(const LossProblem& problem, const LossPlan& plan) {
   return parts;
 }
 
-LossMap map_of(const LossProblem& problem, const LossPlan& plan) {
-  LossMap map = {};
+DivergenceMap map_of(const LossProblem& problem, const LossPlan& plan) {
+  DivergenceMap map = {};
   map.x = problem.x, map.dx = problem.dx;
   map.rows = problem.rows, map.n = problem.n, map.x_step = problem.x_step, map.dx_step = problem.dx_step;
   map.dims = problem.dims;
@@ -228,7 +228,7 @@ LossLaunch make_loss_launch(LossProblem problem, int device) {
 }
 
 void start_loss(const LossLaunch& launch, void* states, void* partials, void* stream) {
-  LossMap map = launch.map;
+  DivergenceMap map = launch.map;
   map.states = states, map.partials = launch.merge ? nullptr : partials;
   start_loss(launch.kernel, launch.threads, launch.blocks, launch.shared, &map, stream);
   if (!launch.merge) return;

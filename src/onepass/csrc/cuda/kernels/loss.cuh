@@ -150,7 +150,8 @@ struct LossState {
     const RelativeExp<C> from(finite_for_sum(m)), to(finite_for_sum(top));
     A factor = 1;
     if (l > 0) factor = m == -infinity() ? A(0) : from.ratio(to);
-    if constexpr (C::has(kLossEntropy)) moment = (moment + (from.m - to.m) * l) * factor;
+    // What vanishes may have a moment beyond the largest number.
+    if constexpr (C::has(kLossEntropy)) moment = factor == 0 ? A(0) : (moment + (from.m - to.m) * l) * factor;
     l *= factor, m = top;
   }
   // The logarithm of the sum of exp(s - m).

@@ -1,5 +1,5 @@
 // loss_map.cuh: where the rows of a loss, their terms and the tensors beside them lie, as the host tells the kernels.
-// core/loss_problem.h has the definitions. Both sides include it, so it has no CUDA.
+// core/loss_problem.h and core/divergence_problem.h have the definitions. Both sides include it, so it has no CUDA.
 #pragma once
 
 #include "column_params.cuh"
@@ -17,6 +17,12 @@ enum LossPart : unsigned {
   kLossGradLse = 256,  // cross-entropy: lse has a gradient too
   kLossColumns = 512,  // rows lie side by side; otherwise the classes of a row do
   kLossStaged = 1024,  // short rows without gaps
+  // Of two tensors, a divergence: with shares of classes, unless it is that of logits; the gradients that are asked
+  // for.
+  kLossShares = 2048,
+  kLossKl = 4096,
+  kLossOfX = 8192,
+  kLossOfY = 16384,
 };
 
 constexpr int kLossDims = 6;  // dims of the rows that do not merge
@@ -44,6 +50,13 @@ struct LossMap {
   long long ignore_index;
   double factor, softcap, per_softcap, smoothing, z_loss;
   float factor_f32, softcap_f32, per_softcap_f32, smoothing_f32, z_loss_f32;  // the same
+};
+
+// A LossMap of two tensors, for a divergence. `smoothing` is that of its shares.
+struct DivergenceMap : LossMap {
+  const void* y;
+  void* dy;
+  long long y_step, dy_step, y_strides[kLossDims], dy_strides[kLossDims];
 };
 
 // How the sums of blocks become one number, the loss.

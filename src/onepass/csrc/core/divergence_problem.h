@@ -1,0 +1,70 @@
+// divergence_problem.h: one problem of two tensors, checked and laid out: how far two distributions over classes are
+// apart, a number per row, and its gradients (losses.py has the definitions). Pure: no torch, no CUDA.
+#pragma once
+
+#include "layout.h"
+#include "types.h"
+
+namespace onepass {
+
+// x and y have the same shape and type. A row has a score s for each class, from its elements x: s = factor * x, and
+// with a softcap c * tanh of that / c. p = exp(s - lse) are the probabilities, lse = m + log l. Terms lie in planes of
+// one number per row, of the type that rows are computed in. Of the KL divergence (`is_kl`) y are logits like x; their
+// scores r = factor * y have the probabilities q:
+//
+//   0, 1   m and log l of s
+//   2      the sum of p (log p - log q). A class whose p is 0 adds 0
+//   3, 4   m and log l of r
+//
+// Of a cross-entropy with probabilities y, a class has the share t = ((1 - smoothing) y + smoothing / n) weight[c]:
+//
+//   0, 1   m and log l of s
+//   2      the sum of t (lse - s)
+//   3      the sum of t
+//
+// A row whose m is infinite has log l NaN, so that its terms and gradients are NaN, as torch's are.
+//
+// The gradients come from those of the terms, g of plane 2 and h of plane 1 (0 for the KL divergence, and not read):
+//
+//   KL divergence   dx = factor g p (log p - log q - plane 2), 0 where p is 0
+//                   dy = factor g (q - p)
+//   cross-entropy   dx = (p (g * plane 3 + h) - g t) ds / dx
+//                   dy = (1 - smoothing) weight[c] g (lse - s)
+struct DivergenceProblem {
+  Direction direction;
+  DType type;  // of x, y and their gradients
+
+  // Rows are numbered by these dims, the last one fastest. Strides of x, y, dx and dy; `steps`: from class to class.
+  enum { kOfX, kOfY, kOfDx, kOfDy, kTensors };
+  int dims = 0;
+  int64_t sizes[kMaxDims], strides[kTensors][kMaxDims];
+  int64_t rows = 1, n = 1, steps[kTensors] = {1, 1, 1, 1};
+
+  const void *x = nullptr, *y = nullptr;
+  void *dx = nullptr, *dy = nullptr;  // backward; null where it is not asked for. Its strides are 0, its step 1
+  const void* weight = nullptr;       // a weight per class, of the type that rows are computed in. None is 1
+  void* terms = nullptr;              // (planes, rows); written forward, read backward
+  const void* grads = nullptr;        // backward: planes as of the terms
+  bool is_kl = false;
+  double factor = 1, softcap = 0, smoothing = 0;  // softcap 0: none. The KL divergence has no softcap and smoothing
+
+  bool is_backward() const { return direction == Direction::backward; }
+  DType accumulator() const { return type == DType::float64 ? DType::float64 : DType::float32; }
+  int planes() const { return is_kl ? 5 : 4; }
+
+  // Adds the next dim of the rows, and merges it with the one before where all tensors step through both as one.
+  void add_dim(int64_t size, const int64_t (&by)[kTensors]) {
+    rows *= size;
+    if (size == 1) return;
+    bool merges = dims > 0;
+    for (int t = 0; t < kTensors && merges; ++t) merges = strides[t][dims - 1] == size * by[t];
+    if (merges) --dims, size *= sizes[dims];
+    for (int t = 0; t < kTensors; ++t) strides[t][dims] = by[t];
+    sizes[dims++] = size;
+  }
+};
+
+// Runs a problem that has rows and classes.
+void run_divergence_cpu(const DivergenceProblem& problem);
+
+}  // namespace onepass

@@ -1,0 +1,149 @@
+// divergence.cu: the terms of rows of two tensors, and the gradients of both. Each element is read once. Several rows
+// are in a block, and threads of it share a row: neighbours do where the classes of a row lie side by side, and take
+// vectors of them; or neighbours have neighbouring rows. Blocks may take a part of the classes each.
+#include "config.cuh"
+#include "divergence.cuh"
+
+typedef LossConfig C;
+typedef C::A A;
+typedef C::In T;
+typedef C::Raw Raw;
+typedef LossElements<C> Elements;
+typedef DivergenceState<C> RowState;
+constexpr int V = C::kVecSize, kVecs = C::kVecs, kCount = V * kVecs;
+constexpr bool kColumns = C::has(kLossColumns);
+
+// A row, and the classes of it that a thread takes: V of them from `first` on, from first + step on, ...
+struct Row {
+  const DivergenceMap& map;
+  int64_t row;
+  bool exists;
+  const T *x, *y;
+  int first, step, end;
+
+  __device__ Row(const DivergenceMap& map, int64_t tile, int part, const DivergencePlace& place, int64_t row, int at,
+                 int threads)
+      : map(map), row(row), exists(row < map.rows), x((const T*)map.x + place.x), y((const T*)map.y + place.y) {
+    first = (int)(part * map.part_n) + at * V, step = threads * V;
+    end = exists ? (int)min(map.n, (part + 1) * map.part_n) : 0;
+  }
+  __device__ bool is_whole(int c) const { return c + V <= end; }
+  __device__ Raw load(const T* from, int64_t class_step, int c) const {
+    if (is_whole(c)) return Elements::load(from + c * class_step);
+    Raw raw;
+    Elements::fill(raw, Elements::neutral());
+    unroll<V>([&](int v) {
+      if (c + v < end) Elements::set(raw, v, from[(c + v) * class_step]);
+    });
+    return raw;
+  }
+  // Vectors of both tensors.
+  __device__ void load(Raw (&of_x)[kVecs], Raw (&of_y)[kVecs], int c) const {
+    unroll<kVecs>([&](int i) { of_x[i] = load(x, map.x_step, c + i * step); });
+    unroll<kVecs>([&](int i) { of_y[i] = load(y, map.y_step, c + i * step); });
+  }
+  __device__ int class_of(int c, int i) const { return c + i / V * step + i % V; }
+};
+
+__device__ inline RowState state_of(const Row& row, const DivergenceNumbers<C>& numbers) {
+  RowState state = RowState::empty();
+  for (int c = row.first; c < row.end; c += kVecs * row.step) {
+    Raw of_x[kVecs], of_y[kVecs];
+    row.load(of_x, of_y, c);
+    const auto exists = [&](int i) { return row.class_of(c, i) < row.end; };
+    A s[kCount], u[kCount];
+    unroll<kCount>([&](int i) {
+      const bool is_there = exists(i);
+      s[i] = is_there ? numbers.score_of(Elements::get(of_x[i / V], i % V)) : A(-infinity());
+      u[i] = is_there ? numbers.of_y(Elements::get(of_y[i / V], i % V), row.class_of(c, i)) : A(-infinity());
+    });
+    state.add(s, u, exists);
+  }
+  return state;
+}
+
+// Merges the states of the threads that share a row. The first of them gets the result.
+__device__ inline void reduce(RowState& state, int at, int threads, int rows) {
+  __shared__ RowState shared[C::kBlockThreads];
+  const int lanes = kColumns ? 1 : min(threads, 32), groups = threads / lanes;
+  state.reduce_in_warp(lanes);
+  if (groups == 1) return;
+  // The states of a row are `stride` apart.
+  const int stride = kColumns ? rows : 1, own = kColumns ? threadIdx.x : threadIdx.x / 32;
+  __syncthreads();  // those of another row have been read
+  if (threadIdx.x % lanes == 0) shared[own] = state;
+  __syncthreads();
+  if (at) return;
+  for (int k = 1; k < groups; ++k) state.merge(shared[own + k * stride]);
+}
+
+__device__ inline void store_grads(const Row& row, const DivergenceNumbers<C>& numbers, const DivergencePlace& place) {
+  const DivergenceMap& map = row.map;
+  const auto term = [&](int plane) { return ((const A*)map.terms + plane * map.rows)[row.row]; };
+  const auto grad = [&](int plane) { return ((const A*)map.grads + plane * map.rows)[row.row]; };
+  const A m = term(0), log_l = term(1), third = term(C::has(kLossKl) ? 2 : 3);
+  const A other_m = C::has(kLossKl) ? term(3) : A(0), other_log_l = C::has(kLossKl) ? term(4) : A(0);
+  const A g = grad(2), of_p = C::has(kLossKl) ? g * numbers.factor : g * third + grad(1);
+  T *const dx = (T*)map.dx + place.dx, *const dy = (T*)map.dy + place.dy;
+  for (int c = row.first; c < row.end; c += kVecs * row.step) {
+    Raw of_x[kVecs], of_y[kVecs];
+    row.load(of_x, of_y, c);
+    unroll<kVecs>([&](int i) {
+      const int from = c + i * row.step;
+      if (from >= row.end) return;
+      Vector<T, V> x_grads, y_grads;
+      unroll<V>([&](int v) {
+        const T x = Elements::get(of_x[i], v), y = Elements::get(of_y[i], v);
+        const int64_t own = from + v < row.end ? from + v : from;
+        const A log_p = (numbers.score_of(x) - m) - log_l, p = exp_<T>(log_p);
+        if constexpr (C::has(kLossKl)) {
+          const A log_q = (numbers.of_y(y, own) - other_m) - other_log_l;
+          x_grads.at[v] = from_acc<T>(p == 0 ? A(0) : of_p * p * ((log_p - log_q) - third));
+          y_grads.at[v] = from_acc<T>(of_p * (exp_<T>(log_q) - p));
+        } else {
+          const A ds = of_p * p - g * numbers.share_of(y, own);
+          x_grads.at[v] = from_acc<T>(ds * numbers.slope(x, A(1)));
+          y_grads.at[v] = from_acc<T>(-numbers.kept * numbers.weight(own) * g * log_p);
+        }
+      });
+      const auto store = [&](T* to, int64_t step, const Vector<T, V>& grads) {
+        if (row.is_whole(from)) return store_vector(to + from * step, grads);
+        unroll<V>([&](int v) {
+          if (from + v < row.end) to[(from + v) * step] = grads.at[v];
+        });
+      };
+      if constexpr (C::has(kLossOfX)) store(dx, map.dx_step, x_grads);
+      if constexpr (C::has(kLossOfY)) store(dy, map.dy_step, y_grads);
+    });
+  }
+}
+
+// Blocks that should fit a multiprocessor: 64 registers a thread.
+constexpr int kMinBlocks = sizeof(T) < 8 ? 1024 / C::kBlockThreads : 1;
+
+extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
+    onepass_kernel(const __grid_constant__ DivergenceMap map) {
+  const int rows = map.threads_x, threads = C::kBlockThreads / rows;  // of a block; of a row
+  const int own_row = kColumns ? threadIdx.x % rows : threadIdx.x / threads;
+  const int at = kColumns ? threadIdx.x / rows : threadIdx.x % threads;
+  const int64_t items = (map.rows + rows - 1) / rows * map.parts;
+  const DivergenceNumbers<C> numbers(map);
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const int64_t tile = map.parts == 1 ? item : item / map.parts;
+    const int part = map.parts == 1 ? 0 : (int)(item % map.parts);
+    const int64_t index = tile * rows + own_row;
+    const DivergencePlace place(map, index < map.rows ? index : 0);
+    const Row row(map, tile, part, place, index, at, threads);
+    if constexpr (C::kIsBackward) {
+      if (row.exists) store_grads(row, numbers, place);
+    } else {
+      RowState state = state_of(row, numbers);
+      reduce(state, at, threads, rows);
+      if (at || !row.exists) continue;
+      if (map.parts > 1)
+        state.store(map.states, index * map.parts + part, map.rows * map.parts);
+      else
+        state.store_terms(map, index);
+    }
+  }
+}

@@ -1,0 +1,122 @@
+// divergence.cuh: the terms of rows of two tensors, from states that threads merge.
+#pragma once
+
+#include "loss.cuh"
+
+// Where a row is in the tensors.
+struct DivergencePlace {
+  int64_t x = 0, y = 0, dx = 0, dy = 0;
+
+  __device__ DivergencePlace(const DivergenceMap& map, int64_t row) {
+#pragma unroll 1
+    for (int d = map.dims - 1; d >= 0; --d) {
+      const Quotient next = divide(row, map.sizes[d], map.divisors[d]);
+      const int64_t at = d ? next.rest : row;
+      x += at * map.x_strides[d], dx += at * map.dx_strides[d];
+      y += at * map.y_strides[d], dy += at * map.dy_strides[d];
+      row = next.whole;
+    }
+  }
+};
+
+// What an element of y is to a class: its score, or its share, from the weight of the class.
+template <class C>
+struct DivergenceNumbers : LossNumbers<C> {
+  typedef typename C::A A;
+  typedef typename C::In T;
+  A factor, kept, smoothed;
+
+  __device__ explicit DivergenceNumbers(const DivergenceMap& map)
+      : LossNumbers<C>{map},
+        factor(LossNumbers<C>::factor(0)),
+        kept(1 - this->smoothing()),
+        smoothed(this->smoothing() / A(map.n)) {}
+  __device__ A score_of(T x) const { return this->score(x, factor); }
+  __device__ A share_of(T y, int64_t c) const { return (kept * to_acc(y) + smoothed) * this->weight(c); }
+  __device__ A of_y(T y, int64_t c) const { return C::has(kLossKl) ? to_acc(y) * factor : share_of(y, c); }
+};
+
+// What is known of some of a row's classes: the maximum m of the scores s and the sum l of exp(s - m). Of the KL
+// divergence: `other_m` and `other` that are m and l of r, and the sum `apart` of exp(s - m) ((s - m) - (r - other_m)).
+// Otherwise: the sum `other` of t, and the sum `apart` of t (s - m). An infinite maximum is taken as finite_for_sum has
+// it. No other number would do in place of the maxima: a class that is masked out by a large finite one costs no digit.
+template <class C>
+struct DivergenceState {
+  typedef typename C::A A;
+  static constexpr bool kIsKl = C::has(kLossKl);
+  static constexpr int kNumbers = 5;
+  A m, l, apart, other_m, other;
+
+  static __device__ DivergenceState empty() { return {-infinity(), 0, 0, -infinity(), 0}; }
+  // Makes the sums relative to other maxima.
+  __device__ void rebase(A top, A other_top) {
+    const A lower = finite_for_sum(m) - finite_for_sum(top), factor = l > 0 ? exp_<float>(lower) : A(1);
+    if constexpr (kIsKl) {
+      const A other_lower = finite_for_sum(other_m) - finite_for_sum(other_top);
+      // What vanishes may be further apart than the largest number.
+      apart = factor == 0 || l == 0 ? A(0) : (apart + (lower - other_lower) * l) * factor;
+      other *= other > 0 ? exp_<float>(other_lower) : A(1), other_m = other_top;
+    } else if (other != 0) {
+      apart += lower * other;
+    }
+    l *= factor, m = top;
+  }
+  // Adds classes with the scores s and what y is to them. Those that are not there have the score -inf.
+  template <int Count, class Exists>
+  __device__ void add(const A (&s)[Count], const A (&u)[Count], Exists exists) {
+    A top = m, other_top = other_m;
+    unroll<Count>([&](int i) { top = max_(top, s[i]); });
+    if constexpr (kIsKl) unroll<Count>([&](int i) { other_top = max_(other_top, u[i]); });
+    rebase(top, other_top);
+    const A base = finite_for_sum(top), other_base = finite_for_sum(other_top);
+    A e[Count];
+    unroll<Count>([&](int i) { e[i] = exp_for_sum(s[i] - base); });
+    l += pairwise_sum<Count, 0>([&](int i) { return e[i]; });
+    if constexpr (kIsKl) {
+      other += pairwise_sum<Count, 0>([&](int i) { return exp_for_sum(u[i] - other_base); });
+      apart +=
+          pairwise_sum<Count, 0>([&](int i) { return e[i] > 0 ? e[i] * ((s[i] - base) - (u[i] - other_base)) : A(0); });
+    } else {
+      other += pairwise_sum<Count, 0>([&](int i) { return exists(i) ? u[i] : A(0); });
+      apart += pairwise_sum<Count, 0>([&](int i) { return exists(i) ? u[i] * (s[i] - base) : A(0); });
+    }
+  }
+  __device__ void merge(DivergenceState with) {
+    const A top = max_(m, with.m), other_top = max_(other_m, with.other_m);
+    rebase(top, other_top), with.rebase(top, other_top);
+    l += with.l, apart += with.apart, other += with.other;
+  }
+  // Over `lanes` neighbouring lanes, a power of two. All of them get the result.
+  __device__ void reduce_in_warp(int lanes) {
+    for (int mask = lanes / 2; mask > 0; mask /= 2) {
+      merge({shuffle_xor(m, mask), shuffle_xor(l, mask), shuffle_xor(apart, mask), shuffle_xor(other_m, mask),
+             shuffle_xor(other, mask)});
+    }
+  }
+  // The numbers of a state, `stride` apart.
+  __device__ void store(void* states, int64_t at, int64_t stride) const {
+    A* const to = (A*)states + at;
+    to[0] = m, to[stride] = l, to[2 * stride] = apart, to[3 * stride] = other_m, to[4 * stride] = other;
+  }
+  static __device__ DivergenceState load(const void* states, int64_t at, int64_t stride) {
+    const A* const from = (const A*)states + at;
+    return {from[0], from[stride], from[2 * stride], from[3 * stride], from[4 * stride]};
+  }
+  // Stores the terms of a row.
+  __device__ void store_terms(const DivergenceMap& map, int64_t row) const {
+    A* const terms = (A*)map.terms + row;
+    const A log_l = log_of(m, l);
+    terms[0] = m, terms[map.rows] = log_l;
+    if constexpr (kIsKl) {
+      const A log_other = log_of(other_m, other);
+      terms[2 * map.rows] = apart / l + (log_other - log_l);
+      terms[3 * map.rows] = other_m, terms[4 * map.rows] = log_other;
+    } else {
+      terms[2 * map.rows] = other * log_l - apart;
+      terms[3 * map.rows] = other;
+    }
+  }
+
+ private:
+  static __device__ A log_of(A m, A l) { return m == infinity() || m == -infinity() ? A(nan_()) : log_(l); }
+};

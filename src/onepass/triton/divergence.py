@@ -1,0 +1,85 @@
+"""Divergences: the launches of the kernels that make the terms of rows of two tensors, and the gradients of both from
+theirs.
+
+csrc/core/divergence_problem.h has the definitions. The inputs and their gradients are read and written where they lie,
+by any strides.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .loss import Tile, launch_rows, numbers_of
+
+if TYPE_CHECKING:
+    from ..loss_arithmetic import DivergenceSpec
+
+__all__ = ["launch_divergence_backward", "launch_divergence_forward"]
+
+
+def launch_divergence_forward(
+    x: Tensor, y: Tensor, weight: Tensor | None, terms: Tensor, spec: DivergenceSpec, *, tile: Tile | None = None
+) -> bool:
+    """Write the terms of all rows of ``x`` and ``y`` to ``terms``. False where there is no kernel for the call; then
+    nothing is written.
+
+    ``x``, ``y``: of one shape and dtype, float64, float32, float16 or bfloat16, any strides, on a device for which
+    ``unavailable`` says None. Rows are the indices of the dims other than ``spec.dim``, the last one fastest. The
+    accumulator is float64 for float64, else float32. All other tensors are contiguous, in the accumulator's dtype.
+    ``weight``: (n,). ``terms``: (planes, rows). ``tile`` takes the place of the one that would be chosen.
+    """
+    if not x.numel():
+        return False
+    _launch(False, (x, y, weight, terms), (x, y), spec, tile)
+    return True
+
+
+def launch_divergence_backward(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    terms: Tensor,
+    grads: Tensor,
+    dx: Tensor | None,
+    dy: Tensor | None,
+    spec: DivergenceSpec,
+    *,
+    tile: Tile | None = None,
+) -> bool:
+    """Write the gradient of ``x`` to ``dx`` and that of ``y`` to ``dy``. False where there is no kernel for the call;
+    then nothing is written.
+
+    ``grads``: those of the terms. ``dx``, ``dy``: of the shape and dtype of ``x``, any strides; None where a gradient
+    is not asked for. The others are those of `launch_divergence_forward`.
+    """
+    if not x.numel():
+        return False
+    strided = (x, y, x if dx is None else dx, x if dy is None else dy)
+    _launch(True, (x, y, weight, terms, grads, dx, dy), strided, spec, tile)
+    return True
+
+
+@functools.cache
+def _kernel(backward: bool) -> Any:
+    """This imports triton."""
+    from . import divergence_kernels
+
+    return divergence_kernels.backward_kernel if backward else divergence_kernels.forward_kernel
+
+
+def _launch(
+    backward: bool,
+    tensors: tuple[Tensor | None, ...],
+    strided: tuple[Tensor, ...],
+    spec: DivergenceSpec,
+    tile: Tile | None,
+) -> None:
+    x = strided[0]
+    given = (spec.factor, spec.softcap, 1 - spec.smoothing, spec.smoothing / x.shape[spec.dim], 0.0)
+    numbers = numbers_of(x, given, (True, spec.softcap, spec.smoothing, spec.smoothing, False))
+    strides = tuple(t.stride() for t in strided)
+    constants = {"IS_KL": spec.is_kl}
+    launch_rows(_kernel(backward), backward, x, tensors, strides, spec.dim, (), numbers, constants, tile)
