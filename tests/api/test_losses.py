@@ -122,6 +122,21 @@ def test_infinite_logits(engine, device):
     assert a.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("low", [-INF, -1e9, torch.finfo(F32).min])
+def test_a_class_without_weight_that_is_masked_out(low, engine, device):
+    """The loss of other classes is what it is without that one, but for the share of smoothing."""
+    make = maker(F32, device)
+    for shape in ((4, 1000), (70, 13), (5, 64), (3, 50, 8)):
+        x = make(*shape)
+        x[:, 0] = low
+        weight = make(shape[1]).abs()
+        weight[0] = 0
+        target = classes(x[:, 1:]) + 1
+        got = onepass.cross_entropy(x, target, weight, label_smoothing=0.1, engine=engine)
+        want = F.cross_entropy(x.double(), target, weight.double(), label_smoothing=0.1)
+        assert_close(got, want, F32)
+
+
 def test_rows_that_do_not_count(engine, device):
     x = maker(F32, device)(4, 6).requires_grad_()
     target = torch.full((4,), -100, device=device)

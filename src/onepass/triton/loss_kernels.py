@@ -11,7 +11,8 @@ adds, or else exp(m - s) is what the sums so far shrink by. Backward, a program 
 - lean     for the spread, the sum of weight (s - r), r the score of class 0: the spread is W ((m - r) + log l) - lean
 
 The maximum of nothing is the lowest finite number, so that no difference is inf - inf in rows that have a part of -inf;
-r is 0 where it is infinite. What an exponential of 0 multiplies adds 0, also where it is infinite.
+r is 0 where class 0 is masked out by a large number. What an exponential of 0 multiplies adds 0, also where it is
+infinite.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,7 +20,7 @@ r is 0 where it is infinite. What an exponential of 0 multiplies adds 0, also wh
 import triton
 import triton.language as tl
 
-from .score import base_of, exponential, number, offset, round_to, tanh
+from .score import exponential, number, offset, round_to, tanh
 
 
 @triton.jit
@@ -139,7 +140,7 @@ def forward_kernel(
     factor = factor_of(scale_ptr, row, exists, numbers, ACC)
     if SPREAD:
         r = score_of(tl.load(x_row, mask=exists, other=0.0).to(ACC), factor, numbers, TYPE)[0]
-        r = base_of(r, True)
+        r = tl.where(tl.abs(r) < 3e4, r, 0.0)
 
     local = tl.arange(0, BLOCK)[None, :]
     m = tl.full((ROWS, BLOCK), LOWEST, ACC)

@@ -155,7 +155,8 @@ struct LossForward : LossRows<T> {
     for (Vector& m : s.m) m = broadcast_as(-kInf<A>);
     if (has_spread()) {
       load_scores(t, 0, t.row_stride, s.reference, t.rows);
-      for (Vector& r : s.reference) r = finite_or<A>(r, Vector{});
+      // Not that of a class that is masked out by a large number.
+      for (Vector& r : s.reference) r = (r < A(3e4)) & (r > A(-3e4)) ? r : Vector{};
       if (t.rows == 1) std::fill_n(s.reference, 4, broadcast_as(s.reference[0][0]));
     }
     for (int64_t first = 0; first < t.steps; first += kBlockSteps) {

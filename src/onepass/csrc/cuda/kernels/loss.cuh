@@ -127,8 +127,14 @@ struct RelativeExp {
   }
 };
 
+// The number that scores are summed relative to, from that of class 0: 0 where that is far off, as it is masked out.
+template <class A>
+__device__ inline A reference_of(A s) {
+  return abs_(s) < A(3e4) ? s : A(0);
+}
+
 // What is known of some of a row's scores: the maximum m, the sums of exp(s - m) and of exp(s - m) (s - m), both as
-// RelativeExp has it, and that of weight (s - r), where r is the row's reference, the score of its class 0.
+// RelativeExp has it, and that of weight (s - r), where r is the row's reference_of.
 template <class C>
 struct LossState {
   typedef typename C::A A;
@@ -257,7 +263,7 @@ struct LossTerms {
     planes[0] = m, planes[1] = log_l;
     A spread = 0;
     if constexpr (C::has(kLossSpread))
-      spread = numbers.weight_sum() * ((m - finite_or_zero(numbers.score(first, factor))) + log_l) - state.spread;
+      spread = numbers.weight_sum() * ((m - reference_of(numbers.score(first, factor))) + log_l) - state.spread;
     if constexpr (C::has(kLossCross)) {
       A loss = 0, weight = 0;
       if (pick.c != LossPick<C>::kIgnored) {

@@ -63,7 +63,7 @@ __device__ inline void reduce_columns(const Columns& columns, LossState<C> (&sta
   unroll<V>([&](int v) { factor[v] = numbers.factor(columns.row + v); });
   if constexpr (C::has(kLossSpread)) {
     const Raw of_first = Elements::load(columns.x);
-    unroll<V>([&](int v) { reference[v] = finite_or_zero(numbers.score(Elements::get(of_first, v), factor[v])); });
+    unroll<V>([&](int v) { reference[v] = reference_of(numbers.score(Elements::get(of_first, v), factor[v])); });
   }
   for (int c = columns.first; c < columns.end; c += kVecs * columns.step) {
     Raw raw[kVecs];

@@ -88,7 +88,7 @@ struct Row {
       : numbers{map},
         factor(C::has(kLossScale) && part.row < map.rows ? numbers.factor(part.row) : A(1)),
         reference(0) {
-    if constexpr (C::has(kLossSpread)) reference = finite_or_zero(numbers.score(part.x[0], factor));
+    if constexpr (C::has(kLossSpread)) reference = reference_of(numbers.score(part.x[0], factor));
   }
   // Adds the vectors that begin at `at`, `at` + step, ... to the state of the thread.
   __device__ void absorb(LossState<C>& state, Raw (&raw)[kVecs], const Part& part, int at) const {

@@ -52,7 +52,7 @@ __device__ inline LossState<C> state_of(const LossNumbers<C>& numbers, const T* 
   A top = -infinity(), reference = 0;
   for (int c = 0; c < n; ++c) top = max_(top, score(c));
   state.rebase(top);
-  if constexpr (C::has(kLossSpread)) reference = finite_or_zero(score(0));
+  if constexpr (C::has(kLossSpread)) reference = reference_of(score(0));
   for (int c = 0; c < n; ++c) {
     const A s = score(c);
     state.template add<1>([&](int) { return s; });
