@@ -1,6 +1,6 @@
 """The cross-entropy of a linear layer, without all of its logits in memory."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from .validation import FLOATS, TAKES
 
 __all__ = ["linear_cross_entropy"]
 
-_PARTS, _LEAST = 16, 64 << 20  # chunks of rows, and the least bytes of the logits of a chunk
+_PARTS, _LEAST = 13, 64 << 20  # chunks of rows, and the least bytes of the logits of a chunk
+_TILE = 128  # rows that products take together: a chunk is a multiple of them
+_LINE = 128  # bytes of a cache line
 
 
 @torch._disable_dynamo
@@ -35,8 +37,8 @@ def linear_cross_entropy(
     """cross_entropy(hidden @ weight.T + bias, target), of which some rows of logits exist at a time.
 
     The products are torch's; the loss and its gradient, which takes the place of the logits, are onepass's. With "mean"
-    and "sum" the forward computes the gradients too, so that logits are computed once; without a reduction the backward
-    computes them again.
+    and "sum" the forward computes the gradients too, so that logits are computed once; without a reduction, and where a
+    graph is retained for another backward, the backward computes them again.
 
     Args:
         hidden: (..., E), float32, float64, float16 or bfloat16.
@@ -47,7 +49,7 @@ def linear_cross_entropy(
         bias: (C), or None; a DTensor likewise.
         ignore_index, label_smoothing, z_loss, softcap, engine: as `onepass.cross_entropy` takes them.
         reduction: "mean", "sum" or "none".
-        chunk: rows whose logits exist at a time. By default a sixteenth of them, or as many as 64 MB of logits hold.
+        chunk: rows whose logits exist at a time. By default a thirteenth of them, or as many as 64 MB of logits hold.
 
     Returns:
         A tensor of the dtype of the logits, of shape (), or that of the target without a reduction.
@@ -102,7 +104,8 @@ def linear_cross_entropy(
     rows, classes = hidden.reshape(-1, hidden.shape[-1]), weight.shape[0]
     index = target.reshape(-1).long().contiguous()
     if chunk is None:
-        chunk = max(1, -(-rows.shape[0] // _PARTS), _LEAST // max(1, classes * rows.element_size()))
+        chunk = max(-(-rows.shape[0] // _PARTS), _LEAST // max(1, classes * rows.element_size()))
+        chunk = -(-chunk // _TILE) * _TILE
     loss = LinearCrossEntropy.apply(rows, weight, bias, index, reduction, chunk, spec)
     return loss.to(hidden.dtype).reshape(target.shape if reduction == "none" else ())
 
@@ -144,29 +147,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         chunk: int,
         spec: LossSpec,
     ) -> Tensor:
-        wide = _accumulator(rows.dtype, rows.dtype)
-        total = (index != spec.ignore_index).sum().to(wide)
-        needed = ctx.needs_input_grad[:3]
-        grads = _Gradients(rows, weight, bias, needed) if any(needed) and reduction != "none" else None
-        one = torch.ones((), dtype=wide, device=rows.device)
-        losses = []
-        for first in range(0, rows.shape[0], chunk):
-            part = slice(first, first + chunk)
-            logits = torch.nn.functional.linear(rows[part], weight, bias)
-            of_part, own = index[part].contiguous(), "none" if reduction == "none" else "sum"
-            loss, terms, _ = _launch_cross(logits, of_part, None, own, spec)
-            losses.append(loss if reduction == "none" else loss.unsqueeze(0))
-            if grads is not None:
-                call = terms, total, logits, of_part, None, reduction, spec, True
-                grads.add(part, _launch_cross_backward(one, None, *call))
-        result = torch.cat(losses) if losses else rows.new_empty(0, dtype=wide)
-        if reduction != "none":
-            result = result.sum(dtype=torch.float64).to(wide)
-            result = result / total if reduction == "mean" else result
-        made = () if grads is None else grads.made()
-        ctx.save_for_backward(*made) if grads is not None else ctx.save_for_backward(rows, weight, bias, index)
-        ctx.call, ctx.needed = (reduction, chunk, spec), needed
-        return result
+        ctx.call, ctx.needed = _Call(reduction, chunk, spec), ctx.needs_input_grad[:3]
+        ctx.save_for_backward(rows, weight, bias, index)
+        one = torch.ones((), dtype=_accumulator(rows.dtype, rows.dtype), device=rows.device)
+        needs_grads = any(ctx.needed) and reduction != "none"
+        loss, ctx.grads = ctx.call.run(rows, weight, bias, index, one if needs_grads else None, ctx.needed)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -174,20 +160,60 @@ class LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError(
                 "onepass.linear_cross_entropy(): its gradient has no gradient; take cross_entropy of all logits"
             )
-        reduction, chunk, spec = ctx.call
-        if reduction != "none":
-            grads: list[Tensor | None] = [None if t is None else t * g.to(t.dtype) for t in ctx.saved_tensors]
-            return *grads, None, None, None, None
-        rows, weight, bias, index = ctx.saved_tensors
-        sums = _Gradients(rows, weight, bias, ctx.needed)
+        # The gradients of the forward are given away: another backward computes them again.
+        grads, ctx.grads = ctx.grads, None
+        if grads is None:
+            grads = ctx.call.run(*ctx.saved_tensors, g, ctx.needed)[1]
+        else:
+            grads = [None if t is None else t.mul_(g.to(t.dtype)) for t in grads]
+        return *grads, None, None, None, None
+
+
+class _Call(NamedTuple):
+    reduction: str
+    chunk: int
+    spec: LossSpec
+
+    def run(
+        self, rows: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, g: Tensor | None, needed: Any
+    ) -> tuple[Tensor, Any]:
+        """The loss, and the gradients of rows, weight and bias if g, that of the loss, is given."""
+        reduction, chunk, spec = self
+        wide = _accumulator(rows.dtype, rows.dtype)
+        total = (index != spec.ignore_index).sum().to(wide)
+        sums = None if g is None else _Gradients(rows, weight, bias, needed)
+        logits_of, losses = _Logits(rows, weight, bias, chunk), []
         for first in range(0, rows.shape[0], chunk):
             part = slice(first, first + chunk)
-            logits = torch.nn.functional.linear(rows[part], weight, bias)
-            of_part = index[part].contiguous()
-            _, terms, total = _launch_cross(logits, of_part, None, "none", spec)
-            call = terms, total, logits, of_part, None, "none", spec, True
-            sums.add(part, _launch_cross_backward(g[part], None, *call))
-        return *sums.made(), None, None, None, None
+            logits, of_part = logits_of(part), index[part].contiguous()
+            loss, terms, _ = _launch_cross(logits, of_part, None, "none" if reduction == "none" else "sum", spec)
+            losses.append(loss if reduction == "none" else loss.unsqueeze(0))
+            if sums is not None and g is not None:
+                own = g[part] if reduction == "none" else g
+                call = terms, total, logits, of_part, None, reduction, spec, True
+                sums.add(part, _launch_cross_backward(own, None, *call))
+        result = torch.cat(losses) if losses else rows.new_empty(0, dtype=wide)
+        if reduction != "none":
+            result = result.sum(dtype=torch.float64).to(wide)
+            result = result / total if reduction == "mean" else result
+        return result, None if sums is None else sums.made()
+
+
+class _Logits:
+    """The logits of some rows at a time, each time in the same memory. Rows are whole lines apart: products with rows
+    that begin anywhere take several times as long on a GPU."""
+
+    def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, chunk: int) -> None:
+        self.rows, self.weight, self.bias = rows, weight.t(), bias
+        line, classes = _LINE // rows.element_size(), weight.shape[0]
+        self.memory = rows.new_empty(min(chunk, rows.shape[0]), -(-classes // line) * line)[:, :classes]
+
+    def __call__(self, part: slice) -> Tensor:
+        rows = self.rows[part]
+        logits = self.memory[: rows.shape[0]]
+        if self.bias is None:
+            return torch.mm(rows, self.weight, out=logits)
+        return torch.addmm(self.bias, rows, self.weight, out=logits)
 
 
 class _Gradients:
@@ -196,7 +222,7 @@ class _Gradients:
     def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, needed: Any) -> None:
         self.rows, self.weight = rows, weight
         self.of_rows = torch.empty_like(rows) if needed[0] else None
-        self.of_weight = torch.zeros_like(weight) if needed[1] else None
+        self.of_weight = (torch.empty_like if len(rows) else torch.zeros_like)(weight) if needed[1] else None
         wide = _accumulator(rows.dtype, rows.dtype)
         self.of_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
         self.bias_dtype = None if bias is None else bias.dtype
@@ -205,7 +231,7 @@ class _Gradients:
         if self.of_rows is not None:
             torch.mm(of_logits, self.weight, out=self.of_rows[part])
         if self.of_weight is not None:
-            self.of_weight.addmm_(of_logits.t(), self.rows[part])
+            torch.addmm(self.of_weight, of_logits.t(), self.rows[part], beta=int(part.start > 0), out=self.of_weight)
         if self.of_bias is not None:
             self.of_bias += of_logits.sum(0, dtype=self.of_bias.dtype)
 

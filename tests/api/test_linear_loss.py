@@ -63,6 +63,20 @@ def test_gradients_that_are_not_needed(device):
         torch.autograd.grad(loss, weight, create_graph=True)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_retained_graph_has_the_same_gradients_again(reduction, device):
+    make = maker(F32, device)
+    leaves = hidden, weight, bias = [make(*shape).requires_grad_() for shape in ((6, 4), (5, 4), (5,))]
+    target = torch.arange(6, device=device) % 5
+    loss = onepass.linear_cross_entropy(hidden, weight, target, bias, reduction=reduction, chunk=4)
+    g = make(*loss.shape)
+    first = torch.autograd.grad(loss, leaves, g, retain_graph=True)
+    kept = [t.clone() for t in first]
+    again = torch.autograd.grad(loss, leaves, 2 * g)
+    torch.testing.assert_close(list(first), kept, rtol=0, atol=0)
+    torch.testing.assert_close(list(again), [2 * t for t in kept])
+
+
 def test_a_tied_weight_and_accumulated_gradients(device):
     make = maker(F64, device, scale=0.3)
     embedding = make(7, 5).requires_grad_()
@@ -81,6 +95,8 @@ def test_no_rows_and_no_row_that_counts(device):
         torch.ones(0, 4, device=device), weight, torch.ones(0, dtype=int, device=device)
     )
     assert nothing.isnan()
+    (grad,) = torch.autograd.grad(nothing, weight, torch.ones_like(nothing))
+    assert not grad.any()
     target = torch.full((3,), -100, device=device)
     assert onepass.linear_cross_entropy(torch.ones(3, 4, device=device), weight, target).isnan()
     assert onepass.linear_cross_entropy(torch.ones(3, 4, device=device), weight, target, reduction="sum") == 0
