@@ -18,7 +18,7 @@ A score may lie infinitely far from the maximum of nothing, and nothing must not
 import triton
 import triton.language as tl
 
-from .loss_kernels import add_score, merge, rows_of, score_of, tile_of, weight_of
+from .loss_kernels import add_score, merge, rounded_product, rows_of, score_of, tile_of, weight_of
 from .score import exponential, number, offset, round_to
 
 
@@ -70,7 +70,7 @@ def forward_kernel(
         s = tl.where(in_row, score_of(x, factor, numbers, TYPE)[0], -float("inf"))
         rise = s - m
         if IS_KL:
-            r = tl.where(in_row, y * factor, -float("inf"))
+            r = tl.where(in_row, rounded_product(y, factor), -float("inf"))
             rise_r = r - m_r
             before = moment + l * (tl.maximum(tl.minimum(rise_r, HIGHEST), 0.0) - tl.maximum(rise, 0.0))
             own = tl.minimum(rise, 0.0) - tl.minimum(rise_r, 0.0)
@@ -151,7 +151,7 @@ def backward_kernel(
         y_row = y_ptr + offset(row, row_sizes, row_strides[1])
         y = tl.load(y_row + column * steps[1], mask=inside, other=0.0).to(ACC)
     if IS_KL:
-        log_q = log_p_of(y * factor, terms + 3 * plane, plane, exists)
+        log_q = log_p_of(rounded_product(y, factor), terms + 3 * plane, plane, exists)
         if dx_ptr is not None:
             divergence = tl.load(terms + 2 * plane, mask=exists, other=0.0)
             ds = tl.where(p == 0.0, 0.0, g * p * ((log_p - log_q) - divergence))

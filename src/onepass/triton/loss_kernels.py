@@ -43,13 +43,20 @@ def tile_of(first, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, MULTIPLE: t
 
 
 @triton.jit
+def rounded_product(a, b):
+    """A product that is rounded whatever is added to it: equal numbers then have equal scores, and equal sums of them,
+    wherever those are computed."""
+    return tl.fma(a, b, 0.0)
+
+
+@triton.jit
 def add_score(m, l, s, TYPE: tl.constexpr):
     """m and l of each place with another score; whether that is the new maximum; and of the exponentials of the old sum
     and of the score, one of which is 1, the other and its logarithm. A NaN is dropped in m, and goes into l."""
     d = -tl.abs(s - m)
     e = exponential(d, TYPE)
     grows = s > m
-    return tl.maximum(m, s), tl.where(grows, l * e + 1.0, l + e), grows, e, d
+    return tl.maximum(m, s), tl.where(grows, rounded_product(l, e) + 1.0, l + e), grows, e, d
 
 
 @triton.jit
@@ -57,7 +64,7 @@ def merge(m, l, TYPE: tl.constexpr):
     """m, l and log l of rows from those of the places, whose sums are multiplied by the last result."""
     top = tl.max(m, 1, keep_dims=True)
     e = exponential(m - top, TYPE)
-    l = tl.sum(l * e, 1, keep_dims=True)
+    l = tl.sum(rounded_product(l, e), 1, keep_dims=True)
     m = tl.where(l == 0.0, -float("inf"), top)
     log_l = tl.where(tl.abs(m) == float("inf"), float("nan"), tl.log(l))  # torch gives NaN for the whole row
     return m, l, log_l, e
@@ -74,7 +81,7 @@ def factor_of(scale_ptr, row, exists, numbers, ACC: tl.constexpr):
 @triton.jit
 def score_of(x, factor, numbers, TYPE: tl.constexpr):
     """The scores of elements, and their slopes by x * factor."""
-    s = x * factor
+    s = rounded_product(x, factor)
     slope = 1.0
     if len(numbers.softcap) > 0:
         softcap = number(numbers.softcap, s.dtype)
