@@ -335,7 +335,7 @@ LossPlan plan_loss(const LossProblem& p) {
   const int64_t L = int64_t(sizeof(Vec)) / size_of(p.accumulator()), size = p.dims ? p.sizes[p.dims - 1] : 1;
   const int64_t stride = p.dims ? p.x_strides[p.dims - 1] : 0, bytes = p.rows * p.n * size_of(p.type);
   LossPlan plan;
-  const bool is_short = p.n <= (p.is_backward() ? kShortGradRow : kShortRow);
+  const bool is_short = p.n <= (p.is_backward() ? short_grad_row(size_of(p.type)) : kShortRow);
   plan.in_columns = is_short || (p.x_step != 1 && stride == 1);
   if (batch_invariant()) {
     plan.in_columns = is_short || p.x_step != 1;

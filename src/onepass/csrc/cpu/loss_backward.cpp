@@ -23,7 +23,7 @@ struct LossBackward : LossRows<T> {
   using typename Base::A, typename Base::Vector;
   // From an element to the next one that is computed with it. Short rows are copied, so that it is 1.
   const int64_t x_stride = this->last_stride(p.x_strides), dx_stride = this->last_stride(p.dx_strides);
-  const bool copies = kColumns && p.n <= kShortGradRow && (x_stride != 1 || dx_stride != 1);
+  const bool copies = kColumns && p.n <= short_grad_row(sizeof(T)) && (x_stride != 1 || dx_stride != 1);
   const int64_t x_lane = copies ? 1 : kColumns ? x_stride : p.x_step;
   const int64_t dx_lane = copies ? 1 : kColumns ? dx_stride : p.dx_step;
   const A smoothed = A(p.smoothing / double(p.n)), total = p.total ? *static_cast<const A*>(p.total) : A(1);

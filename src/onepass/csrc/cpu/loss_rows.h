@@ -8,8 +8,10 @@
 
 namespace onepass::ONEPASS_ISA {
 
-// Elements of the longest row that is a lane of a tile, however it lies; of a gradient.
-constexpr int64_t kShortRow = 128, kShortGradRow = 16;
+// Elements of the longest row that is a lane of a tile, however it lies; of a gradient of a type of so many bytes,
+// whose rows are copied twice.
+constexpr int64_t kShortRow = 128;
+constexpr int64_t short_grad_row(int64_t size) { return size == 2 ? 40 : 16; }
 constexpr int64_t kLossChunk = 4096;   // (backward) elements of a chunk of a row
 constexpr int64_t kLossColumns = 256;  // (backward) rows of a tile
 
@@ -49,12 +51,51 @@ struct LossRows {
     return {item / plan.per_dim * size + first, std::min(plan.width, size - first)};
   }
 
-  // Copies short rows that do not lie side by side, so that they do.
+  // Copies short rows that do not lie side by side, so that they do, or back.
   static void copy_rows(const T* from, int64_t row_step, int64_t step, T* to, int64_t to_row_step, int64_t to_step,
                         int64_t rows, int64_t n) {
+    if (step == 1 && to_row_step == 1) return transpose(from, row_step, rows, n, to, to_step);
+    if (row_step == 1 && to_step == 1) return transpose(from, step, n, rows, to, to_row_step);
     for (int64_t c = 0; c < n; ++c) {
       for (int64_t j = 0; j < rows; ++j) to[j * to_row_step + c * to_step] = from[j * row_step + c * step];
     }
+  }
+  // Copies rows of adjacent elements to columns of adjacent elements.
+  static void transpose(const T* from, int64_t row_step, int64_t rows, int64_t columns, T* to, int64_t column_step) {
+    constexpr int64_t kSide = 8;  // of a square
+    int64_t i = 0;
+    for (; i + kSide <= rows; i += kSide) {
+      int64_t j = 0;
+      for (; j + kSide <= columns; j += kSide) {
+        transpose_square(from + i * row_step + j, row_step, to + j * column_step + i, column_step);
+      }
+      for (; j < columns; ++j) {
+        for (int64_t k = 0; k < kSide; ++k) to[j * column_step + i + k] = from[(i + k) * row_step + j];
+      }
+    }
+    for (; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) to[j * column_step + i] = from[i * row_step + j];
+    }
+  }
+  // Eight rows of eight elements. Three times the first half of the rows is interleaved with the second.
+  static ONEPASS_INLINE void transpose_square(const T* from, int64_t row_step, T* to, int64_t column_step) {
+    using U = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+    typedef U Eight __attribute__((vector_size(8 * sizeof(U))));
+    Eight a[8], b[8];
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) std::memcpy(&a[k], from + k * row_step, sizeof(Eight));
+#pragma GCC unroll 3
+    for (int round = 0; round < 3; ++round) {
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) {
+        b[2 * k] = __builtin_shufflevector(a[k], a[k + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+        b[2 * k + 1] = __builtin_shufflevector(a[k], a[k + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+      }
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; ++k) a[k] = b[k];
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) std::memcpy(to + k * column_step, &a[k], sizeof(Eight));
   }
   // Scores, from elements times their factor.
   template <int K>
