@@ -37,7 +37,7 @@ FILES = {
     "models": "models-h200-2026-11-24.json",
     "slide": "slide-h200-2026-11-26.json",
     "columns": "columns-h200-2026-11-24.json",
-    "losses": "losses-h100-2026-11-27.json",
+    "losses": "losses-h200-2026-11-27.json",
     "scores": "scores-h100-2026-11-26.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",

@@ -182,21 +182,27 @@ class Emulator:
         numbers: Sequence[float] = (1.0, 0.0, 0.0, 0.0),
         flags: Sequence[bool] = (False, False, False, True, False),
         ignore_index: int = -100,
+        device: int = 0,
     ) -> None:
         """Terms of rows, or a loss, or their gradient where there is a `dx`. `tensors` are by the names of LOSS, but
-        for x without gaps; `numbers` and `flags`: see emulated.cpp."""
+        for x without gaps; `numbers` and `flags`: see emulated.cpp; `device`: fake_driver.h."""
         index, x = tensors.get("index"), tensors["x"]
         picks = 0 if index is None else index.numel() // (x.numel() // x.shape[dim])
         more = ctypes.c_int64(picks), ctypes.c_int64(ignore_index)
-        more += _array(ctypes.c_double, numbers), _array(ctypes.c_bool, flags)
+        more += _array(ctypes.c_double, numbers), _array(ctypes.c_bool, flags), device
         self._lossy(self.host.solve_loss, tensors, LOSS, 2, dim, more)
 
     def divergence(
-        self, tensors: dict[str, Tensor | None], dim: int, is_kl: bool, numbers: Sequence[float] = (1.0, 0.0, 0.0)
+        self,
+        tensors: dict[str, Tensor | None],
+        dim: int,
+        is_kl: bool,
+        numbers: Sequence[float] = (1.0, 0.0, 0.0),
+        device: int = 0,
     ) -> None:
         """The terms of two tensors, or their gradients where there are `grads`. `tensors` are by the names of
         DIVERGENCE; `numbers`: factor, softcap, smoothing."""
-        more = is_kl, _array(ctypes.c_double, numbers)
+        more = is_kl, _array(ctypes.c_double, numbers), device
         self._lossy(self.host.solve_divergence, tensors, DIVERGENCE, 4, dim, more)
 
     def _lossy(

@@ -175,7 +175,7 @@ const char* solve_scored(bool backward, int function, const int* types, void* co
 // smoothing, z_loss. `flags`: has_spread, has_entropy, is_cross, grads_per_row, is_mean.
 const char* solve_loss(bool backward, int type, void* const* tensors, int rank, const int64_t* sizes,
                        const int64_t* const* strides, int dim, int64_t picks, int64_t ignore_index,
-                       const double* numbers, const bool* flags) {
+                       const double* numbers, const bool* flags, int device) {
   LossProblem problem = {};
   problem.direction = backward ? Direction::backward : Direction::forward;
   problem.type = DType(type);
@@ -194,14 +194,14 @@ const char* solve_loss(bool backward, int type, void* const* tensors, int rank, 
   problem.grads_per_row = flags[3];
   return said_by([&] {
     const LossTotal total = {nullptr, 0, tensors[11], tensors[12], flags[4], true};
-    run(make_loss_launch(problem, 0), &problem, total);
+    run(make_loss_launch(problem, device), &problem, total);
   });
 }
 
 // A problem of divergences. `tensors`: x, y, dx, dy, weight, terms, grads. `strides`: of the first four. `numbers`:
 // factor, softcap, smoothing.
 const char* solve_divergence(bool backward, int type, void* const* tensors, int rank, const int64_t* sizes,
-                             const int64_t* const* strides, int dim, bool is_kl, const double* numbers) {
+                             const int64_t* const* strides, int dim, bool is_kl, const double* numbers, int device) {
   DivergenceProblem problem = {};
   problem.direction = backward ? Direction::backward : Direction::forward;
   problem.type = DType(type), problem.is_kl = is_kl;
@@ -215,7 +215,7 @@ const char* solve_divergence(bool backward, int type, void* const* tensors, int 
   problem.x = tensors[0], problem.y = tensors[1], problem.dx = tensors[2], problem.dy = tensors[3];
   problem.weight = tensors[4], problem.terms = tensors[5], problem.grads = tensors[6];
   problem.factor = numbers[0], problem.softcap = numbers[1], problem.smoothing = numbers[2];
-  return said_by([&] { run(make_divergence_launch(problem, 0), nullptr, {}); });
+  return said_by([&] { run(make_divergence_launch(problem, device), nullptr, {}); });
 }
 
 // A kernel by itself. `numbers`: blocks, threads of a block, of a cluster blocks or 0, bytes of shared memory, whether

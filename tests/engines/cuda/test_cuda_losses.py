@@ -13,9 +13,12 @@ from lib.support import maker, slow
 from onepass import loss_arithmetic as arithmetic
 from onepass.loss_arithmetic import DivergenceSpec, LossSpec
 
+LARGE, SMALL = 0, 3  # devices: on the second, few rows are many
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TOLERANCE = {F32: 2e-5, BF16: 2e-2, F16: 2e-3, F64: 1e-12}
 SHAPES = {  # and the dim of the classes
+    "many rows": (BF16, (500, 101), 1),
+    "many columns": (F16, (2, 11, 2064), 1),
     "aligned rows": (F32, (5, 64), 1),
     "columns": (BF16, (2, 21, 16), 1),
     "rows in parts": (F32, (2, 5001), 1),
@@ -34,6 +37,10 @@ def cases(quick: int) -> list[Any]:
     return [(shape, bool(value)) if is_quick else slow(shape, bool(value)) for is_quick, shape, value in each]
 
 
+def device_of(name: str) -> int:
+    return SMALL if name.startswith("many") else LARGE
+
+
 def inputs(name: str, seed: int = 0) -> tuple[Tensor, int]:
     """Without a seed half of the classes of the first row are masked out by a number near the least."""
     dtype, shape, dim = SHAPES[name]
@@ -49,7 +56,7 @@ def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), want.double(), rtol=eps, atol=eps * size, equal_nan=True)
 
 
-@pytest.mark.parametrize(("shape", "is_cross"), cases(5))
+@pytest.mark.parametrize(("shape", "is_cross"), cases(6))
 def test_losses(emulator, shape, is_cross):
     x, dim = inputs(shape)
     n, rows, wide = x.shape[dim], x.numel() // x.shape[dim], F64 if x.dtype is F64 else F32
@@ -72,7 +79,7 @@ def test_losses(emulator, shape, is_cross):
     given: dict[str, Any] = {"x": x, "index": index, "weight": weight, "scale": scale, "terms": terms}
     given["weight_sum"] = weight.sum() if is_cross else None
     sums = {"loss": torch.empty((), dtype=wide), "weights": torch.empty((), dtype=wide)} if is_cross else {}
-    emulator.loss({**given, **sums}, dim, numbers, flags, spec.ignore_index)
+    emulator.loss({**given, **sums}, dim, numbers, flags, spec.ignore_index, device_of(shape))
     assert_close(terms, planes, wide)
     if is_cross:
         assert_close(sums["loss"], want, wide)
@@ -85,11 +92,11 @@ def test_losses(emulator, shape, is_cross):
         grads = make(*planes.shape)
         expected = arithmetic.terms_backward_arithmetic(grads.double(), x.double(), index, None, scale.double(), spec)
     dx = torch.empty_like(x)
-    emulator.loss({**given, "grads": grads, "dx": dx}, dim, numbers, flags, spec.ignore_index)
+    emulator.loss({**given, "grads": grads, "dx": dx}, dim, numbers, flags, spec.ignore_index, device_of(shape))
     assert_close(dx, expected, x.dtype)
 
 
-@pytest.mark.parametrize(("shape", "is_kl"), cases(3))
+@pytest.mark.parametrize(("shape", "is_kl"), cases(4))
 def test_divergences(emulator, shape, is_kl):
     x, dim = inputs(shape)
     y = inputs(shape, seed=7)[0].clone()
@@ -102,10 +109,10 @@ def test_divergences(emulator, shape, is_kl):
     terms = torch.empty(planes.shape, dtype=wide)
     given = {"x": x, "y": y, "weight": weight, "terms": terms}
     numbers = spec.factor, spec.softcap, spec.smoothing
-    emulator.divergence(given, dim, is_kl, numbers)
+    emulator.divergence(given, dim, is_kl, numbers, device_of(shape))
     assert_close(terms, planes, wide)
     grads, made = make(*planes.shape), {"dx": torch.empty_like(x), "dy": torch.empty_like(y)}
-    emulator.divergence({**given, "grads": grads, **made}, dim, is_kl, numbers)
+    emulator.divergence({**given, "grads": grads, **made}, dim, is_kl, numbers, device_of(shape))
     for got, want in zip(
         made.values(), arithmetic.divergence_backward_arithmetic(grads.double(), *in_doubles), strict=True
     ):

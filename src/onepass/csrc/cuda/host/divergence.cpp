@@ -1,5 +1,7 @@
 // divergence.cpp: from a problem of divergences to the launches of its kernels.
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "../../core/batch_invariant.h"
 #include "../../plan/column_view.h"
@@ -12,14 +14,16 @@ namespace {
 constexpr int kThreads = 256;  // of a block
 constexpr int kCount = 8;      // classes that a thread has on their way at a time
 constexpr int64_t kMostClasses = int64_t(1) << 30;
-constexpr int64_t kWaves = 4;   // blocks of a multiprocessor, below which rows are cut into parts
-constexpr int64_t kBlocks = 8;  // of a multiprocessor, which take rows in turn
+constexpr int64_t kGradChunks = 4;  // of a block, which takes a part of a long row's gradient
+constexpr int64_t kWaves = 4;       // blocks of a multiprocessor, below which rows are cut into parts
+constexpr int64_t kBlocks = 8;      // of a multiprocessor, which take rows in turn
 
 using Problem = DivergenceProblem;
 
 struct DivergencePlan {
   bool in_columns;  // neighbouring threads have neighbouring rows
   int vec_size;
+  VecAccess access;
   int vecs;               // of a thread, on their way at a time
   int rows;               // of a block
   int64_t parts, part_n;  // of a row
@@ -36,30 +40,37 @@ struct DivergencePlan {
   }
 };
 
-// The largest vector that all rows begin with; of columns, single elements.
-int width_of(const Problem& problem) {
+// The largest vector that lies alike in all tensors, wherever rows begin; and whether they begin with one.
+std::pair<int, bool> width_of(const Problem& problem) {
   const void* const begins[] = {problem.x, problem.y, problem.dx, problem.dy};
-  const int size = size_of(problem.type);
-  int width = 16 / size;
-  const auto fits = [&](int by) {
+  const int64_t size = size_of(problem.type);
+  // Whether places and strides of a tensor, less those of the first, are multiples.
+  const auto fits = [&](int by, bool alone) {
     for (int t = 0; t < Problem::kTensors; ++t) {
-      bool all = problem.steps[t] == 1 && uint64_t(begins[t]) % (by * size) == 0;
-      for (int d = 0; d < problem.dims; ++d) all &= problem.strides[t][d] % by == 0;
+      if (!begins[t]) continue;
+      const auto is_multiple = [&](int64_t own, int64_t first) { return (own - (alone ? 0 : first)) % by == 0; };
+      bool all = problem.steps[t] == 1 && is_multiple(uint64_t(begins[t]) / size, uint64_t(problem.x) / size);
+      for (int d = 0; d < problem.dims; ++d) all &= is_multiple(problem.strides[t][d], problem.strides[0][d]);
       if (!all) return false;
     }
     return true;
   };
-  while (width > 1 && (width > problem.n || !fits(width))) width /= 2;
-  return width;
+  int width = 16 / int(size);
+  while (width > 1 && (width > problem.n || !fits(width, false))) width /= 2;
+  return {width, fits(width, true)};
 }
 
 DivergencePlan plan_of(const Problem& problem, const Gpu& gpu) {
-  const int64_t n = problem.n, step = problem.steps[0];
+  const int64_t step = problem.steps[0];
   const bool invariant = batch_invariant() && !problem.is_backward();
   DivergencePlan plan = {};
+  int64_t n = problem.n;
   plan.in_columns = n > 1 && step != 1 && problem.dims && problem.strides[0][problem.dims - 1] < step;
   if (invariant) plan.in_columns = n > 1 && step != 1;  // the bits of a row may not depend on the rows beside it,
-  plan.vec_size = plan.in_columns || invariant ? 1 : width_of(problem);  // nor on its address
+  const auto [width, are_aligned] = width_of(problem);
+  plan.vec_size = plan.in_columns || invariant ? 1 : width;  // nor on its address
+  plan.access = plan.vec_size == 1 ? VecAccess::scalar : are_aligned ? VecAccess::aligned : VecAccess::predicated;
+  if (plan.access == VecAccess::predicated) n += plan.vec_size - 1;
   plan.vecs = int(std::min<int64_t>(std::max(1, kCount / plan.vec_size), ceil_div(n, plan.vec_size)));
   const int64_t chunk = plan.vecs * plan.vec_size, wanted = kWaves * gpu.sm_count;
   int threads = 1;  // of a row
@@ -67,14 +78,16 @@ DivergencePlan plan_of(const Problem& problem, const Gpu& gpu) {
   if (plan.in_columns) {
     while (threads < 32 && threads * chunk * 2 <= n && (invariant || has_few_blocks())) threads *= 2;
   } else {
-    while (threads < kThreads && threads * chunk < n) threads *= 2;
-    // A warp takes a row of some vectors where there are rows enough.
-    if (!invariant && threads > 32 && n <= 1024 * plan.vec_size && problem.rows * 32 >= kThreads * wanted) threads = 32;
+    const int64_t rows = invariant ? std::numeric_limits<int64_t>::max() : problem.rows;
+    threads = std::min(kThreads, threads_of_row(ceil_div(n, plan.vec_size), plan.vec_size * size_of(problem.type), rows,
+                                                problem.is_backward(), plan.vecs, gpu));
   }
   plan.rows = kThreads / threads;
   plan.parts = 1, plan.part_n = up_to(n, threads * chunk);
   const int64_t tiles = ceil_div(problem.rows, plan.rows);
-  if (!invariant && tiles < wanted) {
+  if (problem.is_backward() && threads > 32) {
+    plan.part_n = threads * chunk * kGradChunks, plan.parts = ceil_div(n, plan.part_n);
+  } else if (!invariant && tiles < wanted) {
     plan.parts = std::clamp<int64_t>(wanted / tiles, 1, ceil_div(n, threads * chunk));
     plan.part_n = up_to(ceil_div(n, plan.parts), threads * chunk);
     plan.parts = ceil_div(n, plan.part_n);
@@ -94,7 +107,8 @@ DivergenceMap map_of(const Problem& problem, const DivergencePlan& plan) {
     map.x_strides[d] = problem.strides[Problem::kOfX][d], map.y_strides[d] = problem.strides[Problem::kOfY][d];
     map.dx_strides[d] = problem.strides[Problem::kOfDx][d], map.dy_strides[d] = problem.strides[Problem::kOfDy][d];
   }
-  map.parts = int(plan.parts), map.part_n = plan.part_n, map.threads_x = plan.rows;
+  map.parts = int(plan.parts), map.by_parts = divider_of(plan.parts), map.part_n = plan.part_n,
+  map.threads_x = plan.rows;
   map.terms = problem.terms, map.grads = problem.grads, map.weight = problem.weight;
   map.factor = problem.factor, map.softcap = problem.softcap, map.smoothing = problem.smoothing;
   map.per_softcap = problem.softcap != 0 ? 1 / problem.softcap : 0;
@@ -114,8 +128,7 @@ bool can_launch_divergence(const Problem& problem) {
 LossLaunch make_divergence_launch(const Problem& problem, int device) {
   const Gpu& gpu = device_info(device);
   const DivergencePlan plan = plan_of(problem, gpu);
-  const CudaPlan as = {Tier::twopass, kThreads, 1, plan.vecs * plan.vec_size,
-                       plan.vec_size, 1,        0, plan.vec_size == 1 ? VecAccess::scalar : VecAccess::aligned};
+  const CudaPlan as = {Tier::twopass, kThreads, 1, plan.vecs * plan.vec_size, plan.vec_size, 1, 0, plan.access};
   KernelKind kind = {Function::logsumexp, problem.is_backward() ? Pass::backward : Pass::forward, problem.type,
                      problem.type};
   kind.loss_parts = plan.used(problem);

@@ -1,5 +1,6 @@
 // loss.cpp: from a problem of losses to the launches of its kernels.
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "../../core/batch_invariant.h"
@@ -13,10 +14,8 @@ namespace {
 constexpr int kThreads = 256;  // of a block, at most
 constexpr int64_t kMostClasses = int64_t(1) << 30;
 constexpr int64_t kWaves = 4;          // blocks of a multiprocessor, below which rows are cut into parts
-constexpr int64_t kWarpRows = 64;      // rows of a multiprocessor, from which on a warp takes a row of
-constexpr int64_t kWarpVecs = 1024;    // vectors at most
+constexpr int64_t kGradChunks = 2;     // of a block, which takes a part of a row's gradient
 constexpr int64_t kStagedBytes = 192;  // of a row, up to which rows that are not whole vectors are staged
-constexpr int64_t kBlocks = 8;         // of a multiprocessor, which take rows in turn
 
 // How a kernel takes the rows of a problem.
 //
@@ -46,7 +45,7 @@ int width_of_columns(const LossProblem& problem) {
   const int last = problem.dims - 1;
   const bool backward = problem.is_backward();
   if (last < 0 || problem.x_strides[last] != 1 || (backward && problem.dx_strides[last] != 1)) return 1;
-  int width = 16 / size_of(problem.type);
+  int width = std::min(4, 16 / size_of(problem.type));  // 8 rows of a thread take too many registers
   const auto fits = [&](int by) {
     bool all = is_aligned(problem, by) && problem.sizes[last] % by == 0 && problem.x_step % by == 0 &&
                (!backward || problem.dx_step % by == 0);
@@ -58,20 +57,27 @@ int width_of_columns(const LossProblem& problem) {
   return width;
 }
 
+// How many to take at a time, from `least` to `most`, so that rounds over n cost the least. One costs as much as
+// `extra` of them, and in the last one some are wasted.
+int least_cost(int64_t n, int least, int most, int extra = 0) {
+  int best = int(std::min<int64_t>(n, least));
+  const auto cost = [&](int by) { return ceil_div(n, by) * (by + extra); };
+  for (int by = best; by <= std::min<int64_t>(n, most); ++by) best = cost(by) <= cost(best) ? by : best;
+  return best;
+}
+
 LossPlan plan_columns(const LossProblem& problem, const Gpu& gpu) {
-  LossPlan plan = {LossTier::columns, width_of_columns(problem), VecAccess::aligned, 4, kThreads, 1, 1, problem.n};
+  LossPlan plan = {LossTier::columns, width_of_columns(problem), VecAccess::aligned, 4, kThreads / 2, 1, 1, problem.n};
   const bool invariant = batch_invariant();
-  if (!invariant) {  // as many classes on their way as waste the least in the last round, and more of narrow vectors
-    const int least = plan.vec_size >= 4 ? 3 : 6;
-    const auto rounded = [&](int vecs) { return up_to(problem.n, vecs); };
-    plan.vecs = least;
-    for (int vecs = least; vecs <= 2 * least; ++vecs)
-      plan.vecs = rounded(vecs) <= rounded(plan.vecs) ? vecs : plan.vecs;
+  if (!invariant) {  // fewer rows of a thread where threads would be too few
+    while (plan.vec_size > 2 && problem.rows / plan.vec_size < kResidentThreads * gpu.sm_count) plan.vec_size /= 2;
+    const bool wide = plan.vec_size >= 4, pairs = plan.vec_size == 2 && size_of(problem.type) > 2;
+    plan.vecs = least_cost(problem.n, wide || pairs ? 4 : 8, wide ? 8 : pairs ? 6 : 16);
   }
   // Threads stand side by side. Where those are too few blocks, or the mode asks for one plan whatever the rows, others
   // take some of the classes.
   const int64_t vecs = problem.rows / plan.vec_size, wanted = kWaves * gpu.sm_count;
-  int threads_x = kThreads, threads_y = 1;
+  int threads_x = plan.threads, threads_y = 1;
   while (threads_x > 8 && threads_y * plan.vecs * 2 <= problem.n && (invariant || ceil_div(vecs, threads_x) < wanted)) {
     threads_x /= 2, threads_y *= 2;
   }
@@ -103,7 +109,7 @@ LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
     return all;
   };
   if (!invariant && is_dense && n * size <= kStagedBytes && goes_by(plan.vec_size) && !has_whole_rows(plan.vec_size)) {
-    return {LossTier::staged, 1, VecAccess::scalar, 1, kThreads, 1, 1, n};
+    return {LossTier::staged, 1, VecAccess::scalar, least_cost(n, 5, 12), kThreads, 1, 1, n};
   }
   while (plan.vec_size > 1 && (plan.vec_size > n || !goes_by(plan.vec_size))) plan.vec_size /= 2;
   if (invariant) plan.vec_size = 1;  // the bits of a row may not depend on its address
@@ -111,24 +117,22 @@ LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
     plan.access = VecAccess::scalar;
   else if (has_whole_rows(plan.vec_size))
     plan.access = VecAccess::aligned;
-  plan.part_n = n + plan.vec_size;
   const int64_t vecs = ceil_div(n + (plan.access == VecAccess::predicated ? plan.vec_size - 1 : 0), plan.vec_size);
-  if (vecs <= 32 * plan.vecs || (vecs <= kWarpVecs && (invariant || problem.rows >= kWarpRows * gpu.sm_count))) {
-    plan.threads_per_row = 1;
-    while (plan.threads_per_row < 32 && plan.threads_per_row * plan.vecs < vecs) plan.threads_per_row *= 2;
-    while (plan.vecs > 1 && plan.threads_per_row * plan.vecs / 2 >= vecs) plan.vecs /= 2;
-    return plan;
-  }
-  if (vecs <= kWarpVecs) plan.threads = plan.threads_per_row = kThreads / 2;
+  const int64_t rows = invariant ? std::numeric_limits<int64_t>::max() : problem.rows;
+  plan.threads_per_row = threads_of_row(vecs, plan.vec_size * size, rows, backward, 3, gpu);
+  const int64_t own_vecs = ceil_div(vecs, plan.threads_per_row);
+  plan.vecs = backward ? least_cost(own_vecs, 2, 3, 1) : least_cost(own_vecs, 3, 4);
+  if (plan.vec_size == 1) plan.vecs = least_cost(own_vecs, 6, 8);
+  plan.part_n = n + plan.vec_size;
+  if (plan.threads_per_row <= 32) return plan;
+  plan.threads = plan.threads_per_row;
   const int64_t line = plan.vec_size == 1 ? 1 : 128 / size;  // elements, from the first of which on a row is counted
-  plan.part_n = n + line;
-  const int64_t wanted = kWaves * gpu.sm_count, chunk = int64_t(plan.threads) * plan.vecs * plan.vec_size;
-  if (!invariant && problem.rows < wanted) {
-    plan.parts = std::max<int64_t>(1, std::min(ceil_div(wanted, problem.rows), ceil_div(n, chunk)));
-    plan.part_n = up_to(ceil_div(n, plan.parts), chunk);
-    plan.parts = ceil_div(n + line - 1, plan.part_n);
-    if (plan.parts == 1) plan.part_n = n + line;
-  }
+  const int64_t chunk = int64_t(plan.threads) * plan.vecs * plan.vec_size, chunks = ceil_div(n + line - 1, chunk);
+  if (backward)
+    plan.parts = std::max<int64_t>(1, chunks / kGradChunks);
+  else if (!invariant && problem.rows < kWaves * gpu.sm_count)
+    plan.parts = std::min(ceil_div(kWaves * gpu.sm_count, problem.rows), chunks);
+  plan.part_n = ceil_div(chunks, plan.parts) * chunk, plan.parts = ceil_div(n + line - 1, plan.part_n);
   return plan;
 }
 
@@ -156,7 +160,7 @@ DivergenceMap map_of(const LossProblem& problem, const LossPlan& plan) {
     map.sizes[d] = int(problem.sizes[d]), map.divisors[d] = divider_of(problem.sizes[d]);
     map.x_strides[d] = problem.x_strides[d], map.dx_strides[d] = problem.dx_strides[d];
   }
-  map.parts = int(plan.parts), map.part_n = plan.part_n;
+  map.parts = int(plan.parts), map.by_parts = divider_of(plan.parts), map.part_n = plan.part_n;
   if (plan.tier == LossTier::columns) {
     map.slice_vecs = problem.sizes[problem.dims - 1] / plan.vec_size, map.vecs = problem.rows / plan.vec_size;
     map.threads_x = plan.threads_per_row, map.by_slice_vecs = divider_of(map.slice_vecs);
@@ -198,6 +202,20 @@ void start_loss(Handle kernel, int threads, int64_t blocks, int64_t shared, cons
 
 }  // namespace
 
+int threads_of_row(int64_t vecs, int64_t vec_bytes, int64_t rows, bool backward, int vecs_at_a_time, const Gpu& gpu) {
+  const int64_t wanted = kResidentThreads * 3 / 4 * gpu.sm_count;
+  const auto are_enough = [&](int threads, int64_t most) {
+    return vecs <= most * threads && (rows >= wanted / threads || vecs <= int64_t(vecs_at_a_time) * threads);
+  };
+  int threads = int((backward ? 64 : 32) / vec_bytes);
+  while (threads < (backward ? 32 : 8) && !are_enough(threads, backward ? 6 : 34)) threads *= 2;
+  while (threads < 32 && !are_enough(threads, 100)) threads *= 2;
+  if (are_enough(threads, backward ? 10 : 100)) return threads;
+  threads = 128;
+  while (!backward && threads < 512 && !are_enough(threads, 100)) threads *= 2;
+  return threads;
+}
+
 bool can_launch_loss(const LossProblem& problem) {
   bool fits = problem.dims <= kLossDims && problem.n < kMostClasses && problem.picks < (1 << 30);
   for (int d = 0; d < problem.dims; ++d) fits &= problem.sizes[d] < (int64_t(1) << 31);
@@ -214,7 +232,9 @@ LossLaunch make_loss_launch(LossProblem problem, int device) {
   launch.kernel = find_kernel(problem, plan, LossStep::main, device);
   launch.threads = plan.threads;
   const bool columns = plan.tier == LossTier::columns;
-  const int64_t most = kBlocks * gpu.sm_count;
+  // Kernels of rows hold 64 registers, and load ahead; the others live of many blocks.
+  const int64_t resident = plan.tier == LossTier::rows ? kResidentThreads : 2 * kResidentThreads;
+  const int64_t most = resident / plan.threads * gpu.sm_count;
   launch.blocks = plan.parts * (columns ? ceil_div(launch.map.vecs, plan.threads_per_row)
                                         : ceil_div(problem.rows, plan.rows_per_block()));
   if (!problem.is_backward()) launch.blocks = std::min(launch.blocks, most);
@@ -237,8 +257,9 @@ void start_loss(const LossLaunch& launch, void* states, void* partials, void* st
 }
 
 void start_loss_total(const LossProblem& problem, const LossTotal& total, int device, void* stream) {
-  const LossPlan plan = {LossTier::rows, 1, VecAccess::scalar, 1, kThreads, kThreads, 1, 0};
-  start_loss(find_kernel(problem, plan, LossStep::total, device), kThreads, 1, 0, &total, stream);
+  constexpr int kTogether = 2 * kThreads;
+  const LossPlan plan = {LossTier::rows, 1, VecAccess::scalar, 1, kTogether, kTogether, 1, 0};
+  start_loss(find_kernel(problem, plan, LossStep::total, device), kTogether, 1, 0, &total, stream);
 }
 
 }  // namespace onepass::cuda

@@ -13,7 +13,8 @@ typedef DivergenceState<C> RowState;
 constexpr int V = C::kVecSize, kVecs = C::kVecs, kCount = V * kVecs;
 constexpr bool kColumns = C::has(kLossColumns);
 
-// A row, and the classes of it that a thread takes: V of them from `first` on, from first + step on, ...
+// A row, and the classes of it that a thread takes: V of them from `first` on, from first + step on, ... Vectors begin
+// at multiples of their size in memory, so that the first one may begin before the row.
 struct Row {
   const DivergenceMap& map;
   int64_t row;
@@ -21,44 +22,60 @@ struct Row {
   const T *x, *y;
   int first, step, end;
 
-  __device__ Row(const DivergenceMap& map, int64_t tile, int part, const DivergencePlace& place, int64_t row, int at,
-                 int threads)
+  __device__ Row(const DivergenceMap& map, int part, const DivergencePlace& place, int64_t row, int at, int threads)
       : map(map), row(row), exists(row < map.rows), x((const T*)map.x + place.x), y((const T*)map.y + place.y) {
-    first = (int)(part * map.part_n) + at * V, step = threads * V;
-    end = exists ? (int)min(map.n, (part + 1) * map.part_n) : 0;
+    const int before = C::kScalar || C::kAligned ? 0 : misalignment<C>(x);
+    const int64_t begin = part * map.part_n - before;
+    first = (int)begin + at * V, step = threads * V;
+    end = exists ? (int)min(map.n, begin + map.part_n) : 0;
   }
-  __device__ bool is_whole(int c) const { return c + V <= end; }
+  __device__ bool has(int c) const { return is_inside(c, end); }
+  __device__ bool is_whole(int c) const { return c >= 0 && c + V <= end; }
+  // Whether all vectors of a thread that are on their way from c on are.
+  __device__ bool are_whole(int c) const { return c >= 0 && c + (kVecs - 1) * step + V <= end; }
   __device__ Raw load(const T* from, int64_t class_step, int c) const {
-    if (is_whole(c)) return Elements::load(from + c * class_step);
+    if (is_whole(c)) return Elements::load(from);
     Raw raw;
     Elements::fill(raw, Elements::neutral());
     unroll<V>([&](int v) {
-      if (c + v < end) Elements::set(raw, v, from[(c + v) * class_step]);
+      if (has(c + v)) Elements::set(raw, v, from[v * class_step]);
     });
     return raw;
   }
+  __device__ void load(Raw (&raw)[kVecs], const T* tensor, int64_t class_step, int c) const {
+    const T* from = tensor + c * class_step;
+    unroll<kVecs>([&](int i) { raw[i] = load(from, class_step, c + i * step), from += step * class_step; });
+  }
   // Vectors of both tensors.
   __device__ void load(Raw (&of_x)[kVecs], Raw (&of_y)[kVecs], int c) const {
-    unroll<kVecs>([&](int i) { of_x[i] = load(x, map.x_step, c + i * step); });
-    unroll<kVecs>([&](int i) { of_y[i] = load(y, map.y_step, c + i * step); });
+    load(of_x, x, map.x_step, c), load(of_y, y, map.y_step, c);
   }
   __device__ int class_of(int c, int i) const { return c + i / V * step + i % V; }
 };
 
+template <bool AreWhole>
+__device__ inline void add(RowState& state, const Row& row, const DivergenceNumbers<C>& numbers, int c) {
+  Raw of_x[kVecs], of_y[kVecs];
+  row.load(of_x, of_y, c);
+  const auto exists = [&](int i) { return AreWhole || row.has(row.class_of(c, i)); };
+  A s[kCount], u[kCount];
+  unroll<kCount>([&](int i) {
+    const bool is_there = exists(i);
+    s[i] = is_there ? numbers.score_of(Elements::get(of_x[i / V], i % V)) : A(-infinity());
+    u[i] = is_there ? numbers.of_y(Elements::get(of_y[i / V], i % V), row.class_of(c, i)) : A(-infinity());
+  });
+  state.add(s, u, exists);
+}
+
 __device__ inline RowState state_of(const Row& row, const DivergenceNumbers<C>& numbers) {
   RowState state = RowState::empty();
   for (int c = row.first; c < row.end; c += kVecs * row.step) {
-    Raw of_x[kVecs], of_y[kVecs];
-    row.load(of_x, of_y, c);
-    const auto exists = [&](int i) { return row.class_of(c, i) < row.end; };
-    A s[kCount], u[kCount];
-    unroll<kCount>([&](int i) {
-      const bool is_there = exists(i);
-      s[i] = is_there ? numbers.score_of(Elements::get(of_x[i / V], i % V)) : A(-infinity());
-      u[i] = is_there ? numbers.of_y(Elements::get(of_y[i / V], i % V), row.class_of(c, i)) : A(-infinity());
-    });
-    state.add(s, u, exists);
+    if (row.are_whole(c))
+      add<true>(state, row, numbers, c);
+    else
+      add<false>(state, row, numbers, c);
   }
+  state.settle();
   return state;
 }
 
@@ -94,7 +111,7 @@ __device__ inline void store_grads(const Row& row, const DivergenceNumbers<C>& n
       Vector<T, V> x_grads, y_grads;
       unroll<V>([&](int v) {
         const T x = Elements::get(of_x[i], v), y = Elements::get(of_y[i], v);
-        const int64_t own = from + v < row.end ? from + v : from;
+        const int64_t own = row.has(from + v) ? from + v : 0;
         const A log_p = (numbers.score_of(x) - m) - log_l, p = exp_<T>(log_p);
         if constexpr (C::has(kLossKl)) {
           const A log_q = (numbers.of_y(y, own) - other_m) - other_log_l;
@@ -109,7 +126,7 @@ __device__ inline void store_grads(const Row& row, const DivergenceNumbers<C>& n
       const auto store = [&](T* to, int64_t step, const Vector<T, V>& grads) {
         if (row.is_whole(from)) return store_vector(to + from * step, grads);
         unroll<V>([&](int v) {
-          if (from + v < row.end) to[(from + v) * step] = grads.at[v];
+          if (row.has(from + v)) to[(from + v) * step] = grads.at[v];
         });
       };
       if constexpr (C::has(kLossOfX)) store(dx, map.dx_step, x_grads);
@@ -129,11 +146,11 @@ extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
   const int64_t items = (map.rows + rows - 1) / rows * map.parts;
   const DivergenceNumbers<C> numbers(map);
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const int64_t tile = map.parts == 1 ? item : item / map.parts;
-    const int part = map.parts == 1 ? 0 : (int)(item % map.parts);
-    const int64_t index = tile * rows + own_row;
+    const Quotient of = divide(item, map.parts, map.by_parts);
+    const int64_t index = of.whole * rows + own_row;
+    const int part = (int)of.rest;
     const DivergencePlace place(map, index < map.rows ? index : 0);
-    const Row row(map, tile, part, place, index, at, threads);
+    const Row row(map, part, place, index, at, threads);
     if constexpr (C::kIsBackward) {
       if (row.exists) store_grads(row, numbers, place);
     } else {

@@ -39,15 +39,17 @@ struct DivergenceNumbers : LossNumbers<C> {
 // What is known of some of a row's classes: the maximum m of the scores s and the sum l of exp(s - m). Of the KL
 // divergence: `other_m` and `other` that are m and l of r, and the sum `apart` of exp(s - m) ((s - m) - (r - other_m)).
 // Otherwise: the sum `other` of t, and the sum `apart` of t (s - m). An infinite maximum is taken as finite_for_sum has
-// it. No other number would do in place of the maxima: a class that is masked out by a large finite one costs no digit.
+// it. No number far from the maxima would do in their place: a class that is masked out by a large finite one costs no
+// digit. While classes are added, m and other_m follow the maxima only where one is higher by more than kSlack.
 template <class C>
 struct DivergenceState {
   typedef typename C::A A;
   static constexpr bool kIsKl = C::has(kLossKl);
-  static constexpr int kNumbers = 5;
+  static constexpr int kNumbers = 5, kSlack = 8;
   A m, l, apart, other_m, other;
+  A top, other_top;  // the maxima of the classes that are added
 
-  static __device__ DivergenceState empty() { return {-infinity(), 0, 0, -infinity(), 0}; }
+  static __device__ DivergenceState empty() { return {-infinity(), 0, 0, -infinity(), 0, -infinity(), -infinity()}; }
   // Makes the sums relative to other maxima.
   __device__ void rebase(A top, A other_top) {
     const A lower = finite_for_sum(m) - finite_for_sum(top), factor = l > 0 ? exp_<float>(lower) : A(1);
@@ -64,16 +66,17 @@ struct DivergenceState {
   // Adds classes with the scores s and what y is to them. Those that are not there have the score -inf.
   template <int Count, class Exists>
   __device__ void add(const A (&s)[Count], const A (&u)[Count], Exists exists) {
-    A top = m, other_top = other_m;
-    unroll<Count>([&](int i) { top = max_(top, s[i]); });
-    if constexpr (kIsKl) unroll<Count>([&](int i) { other_top = max_(other_top, u[i]); });
-    rebase(top, other_top);
-    const A base = finite_for_sum(top), other_base = finite_for_sum(other_top);
+    A highest = -infinity(), other_highest = -infinity();
+    unroll<Count>([&](int i) { highest = max_(highest, s[i]); });
+    if constexpr (kIsKl) unroll<Count>([&](int i) { other_highest = max_(other_highest, u[i]); });
+    top = max_(top, highest), other_top = max_(other_top, other_highest);
+    if (highest > m + kSlack || other_highest > other_m + kSlack) settle();
+    const A base = finite_for_sum(m), other_base = finite_for_sum(other_m);
     A e[Count];
-    unroll<Count>([&](int i) { e[i] = exp_for_sum(s[i] - base); });
+    unroll<Count>([&](int i) { e[i] = exp_of(s[i] - base); });
     l += pairwise_sum<Count, 0>([&](int i) { return e[i]; });
     if constexpr (kIsKl) {
-      other += pairwise_sum<Count, 0>([&](int i) { return exp_for_sum(u[i] - other_base); });
+      other += pairwise_sum<Count, 0>([&](int i) { return exp_of(u[i] - other_base); });
       apart +=
           pairwise_sum<Count, 0>([&](int i) { return e[i] > 0 ? e[i] * ((s[i] - base) - (u[i] - other_base)) : A(0); });
     } else {
@@ -81,8 +84,11 @@ struct DivergenceState {
       apart += pairwise_sum<Count, 0>([&](int i) { return exists(i) ? u[i] * (s[i] - base) : A(0); });
     }
   }
+  // Makes m and other_m the maxima.
+  __device__ void settle() { rebase(top, other_top); }
+  // Merges states that are settled.
   __device__ void merge(DivergenceState with) {
-    const A top = max_(m, with.m), other_top = max_(other_m, with.other_m);
+    top = max_(m, with.m), other_top = max_(other_m, with.other_m);
     rebase(top, other_top), with.rebase(top, other_top);
     l += with.l, apart += with.apart, other += with.other;
   }
@@ -90,7 +96,7 @@ struct DivergenceState {
   __device__ void reduce_in_warp(int lanes) {
     for (int mask = lanes / 2; mask > 0; mask /= 2) {
       merge({shuffle_xor(m, mask), shuffle_xor(l, mask), shuffle_xor(apart, mask), shuffle_xor(other_m, mask),
-             shuffle_xor(other, mask)});
+             shuffle_xor(other, mask), 0, 0});
     }
   }
   // The numbers of a state, `stride` apart.
@@ -100,7 +106,7 @@ struct DivergenceState {
   }
   static __device__ DivergenceState load(const void* states, int64_t at, int64_t stride) {
     const A* const from = (const A*)states + at;
-    return {from[0], from[stride], from[2 * stride], from[3 * stride], from[4 * stride]};
+    return {from[0], from[stride], from[2 * stride], from[3 * stride], from[4 * stride], 0, 0};
   }
   // Stores the terms of a row.
   __device__ void store_terms(const DivergenceMap& map, int64_t row) const {
@@ -118,5 +124,6 @@ struct DivergenceState {
   }
 
  private:
+  static __device__ A exp_of(A v) { return exp_for_sum<typename C::In>(v); }
   static __device__ A log_of(A m, A l) { return m == infinity() || m == -infinity() ? A(nan_()) : log_(l); }
 };

@@ -27,6 +27,13 @@ struct LossElements {
   static __device__ void fill(Raw& raw, T value) {
     unroll<V>([&](int v) { set(raw, v, value); });
   }
+  // Whether no element of a half type is -inf.
+  template <int Vecs>
+  static __device__ bool have_no_minus_infinity(const Raw (&raw)[Vecs]) {
+    uint32_t low = raw[0].at[0];
+    unroll<Vecs>([&](int i) { unroll<V / 2>([&](int w) { low = min_half2<T>(low, raw[i].at[w]); }); });
+    return to_acc(get_half<T>(low, 0)) > -infinity() && to_acc(get_half<T>(low, 1)) > -infinity();
+  }
   template <int Vecs>
   static __device__ typename C::A max(const Raw (&raw)[Vecs]) {
     if constexpr (C::kHalf2) {
@@ -114,11 +121,17 @@ struct RelativeExp {
     return 0;
   }
   // Either of both, as the caller knows which it is.
-  __device__ A from_base(A s) const {
-    if constexpr (kHasBase) return exp2_(fmaf(s, kLog2e, -base));
-    return exact(s);
+  template <bool ByBase>
+  __device__ A of(A s) const {
+    if constexpr (ByBase) return exp2_(logarithm<true>(s));
+    return exp_for_sum<typename C::In>(logarithm<false>(s));
   }
-  __device__ A exact(A s) const { return exp_for_sum<typename C::In>(s - m); }
+  // Its logarithm, by base to the base 2.
+  template <bool ByBase>
+  __device__ A logarithm(A s) const {
+    if constexpr (ByBase) return fmaf(s, kLog2e, -base);
+    return s - m;
+  }
   // What is relative to m, made relative to another number.
   __device__ A ratio(const RelativeExp& to) const {
     if (is_exact() || to.is_exact()) return exp_<float>(m - to.m);
@@ -133,37 +146,45 @@ __device__ inline A reference_of(A s) {
   return abs_(s) < A(3e4) ? s : A(0);
 }
 
-// What is known of some of a row's scores: the maximum m, the sums of exp(s - m) and of exp(s - m) (s - m), both as
-// RelativeExp has it, and that of weight (s - r), where r is the row's reference_of.
+// What is known of some of a row's scores: the maximum `top`; the sums of exp(s - m) and of exp(s - m) (s - m), both as
+// RelativeExp has it, and that of weight (s - r), where r is the row's reference_of. m is finite. It follows the
+// maximum only where that is higher by more than kSlack, so that nearly no score changes it; `settle` makes it the
+// maximum.
 template <class C>
 struct LossState {
   typedef typename C::A A;
   typedef typename C::In T;
-  A m, l, moment, spread;
+  static constexpr int kSlack = 8;
+  A m, l, moment, spread, top;
 
-  static __device__ LossState empty() { return {-infinity(), 0, 0, 0}; }
-  // Adds the scores s(0), s(1), ..., none of which is above the maximum.
+  static __device__ LossState empty() { return {lowest(), 0, 0, 0, -infinity()}; }
+  static __device__ A lowest() { return -finite_for_sum(A(infinity())); }
+  // Adds the scores s(0), s(1), ..., the highest of which is `highest`. `has_finite`: whether none of them is -inf, if
+  // that is known, which spares the entropy a comparison for each.
   template <int Count, class F>
-  __device__ void add(F s) {
-    const RelativeExp<C> exp(finite_for_sum(m));
+  __device__ void add(A highest, F s, bool has_finite = false) {
+    top = max_(top, highest);
+    if (highest > m + kSlack) rebase(top);
+    const RelativeExp<C> exp(m);
+    constexpr bool kHasBase = RelativeExp<C>::kHasBase;
     if (exp.is_exact())
-      add_exps<Count>(s, exp.m, [&](A v) { return exp.exact(v); });
+      add_exps<Count, false, false>(exp, s);
+    else if (C::has(kLossEntropy) && has_finite)
+      add_exps<Count, kHasBase, true>(exp, s);
     else
-      add_exps<Count>(s, exp.m, [&](A v) { return exp.from_base(v); });
+      add_exps<Count, kHasBase, false>(exp, s);
   }
-  // Makes the sums relative to another maximum.
-  __device__ void rebase(A top) {
-    const RelativeExp<C> from(finite_for_sum(m)), to(finite_for_sum(top));
-    A factor = 1;
-    if (l > 0) factor = m == -infinity() ? A(0) : from.ratio(to);
-    // What vanishes may have a moment beyond the largest number.
-    if constexpr (C::has(kLossEntropy)) moment = factor == 0 ? A(0) : (moment + (from.m - to.m) * l) * factor;
-    l *= factor, m = top;
+  __device__ void settle() {
+    if (m != finite_for_sum(top)) rebase(top);
   }
-  // The logarithm of the sum of exp(s - m).
-  __device__ A log_sum() const { return log_(l) - RelativeExp<C>(finite_for_sum(m)).correction() * A(0.693147181f); }
+  // The logarithm of the sum of exp(s - top), or NaN for an infinite maximum, for which torch gives NaN in the whole
+  // row.
+  __device__ A log_sum() const {
+    if (top == infinity() || top == -infinity()) return nan_();
+    return log_(l) - RelativeExp<C>(m).correction() * kLn2;
+  }
   __device__ void merge(LossState other) {
-    const A top = max_(m, other.m);
+    top = max_(top, other.top);
     rebase(top), other.rebase(top);
     l += other.l;
     if constexpr (C::has(kLossEntropy)) moment += other.moment;
@@ -172,36 +193,52 @@ struct LossState {
   // Over `Lanes` neighbouring lanes.
   template <int Lanes>
   __device__ void reduce_in_warp() {
-    rebase(warp_reduce<Lanes>(m, Max()));
+    top = warp_reduce<Lanes>(top, Max());
+    settle();
     l = warp_reduce<Lanes>(l, Sum());
     if constexpr (C::has(kLossEntropy)) moment = warp_reduce<Lanes>(moment, Sum());
     if constexpr (C::has(kLossSpread)) spread = warp_reduce<Lanes>(spread, Sum());
   }
-  // The numbers of a state, `stride` apart.
+  // The numbers of a settled state, `stride` apart.
   __device__ void store(void* states, int64_t at, int64_t stride) const {
     A* to = (A*)states + at;
-    to[0] = m, to[stride] = l;
+    to[0] = top, to[stride] = l;
     if constexpr (C::has(kLossEntropy)) to += stride, to[stride] = moment;
     if constexpr (C::has(kLossSpread)) to += stride, to[stride] = spread;
   }
   __device__ void load(const void* states, int64_t at, int64_t stride) {
     const A* from = (const A*)states + at;
-    m = from[0], l = from[stride];
+    top = from[0], m = finite_for_sum(top), l = from[stride];
     if constexpr (C::has(kLossEntropy)) from += stride, moment = from[stride];
     if constexpr (C::has(kLossSpread)) from += stride, spread = from[stride];
   }
 
  private:
-  template <int Count, class F, class G>
-  __device__ void add_exps(F s, A zero, G exp) {
+  static constexpr A kLn2 = A(0.693147180559945309);
+
+  // Makes the sums relative to a maximum.
+  __device__ void rebase(A maximum) {
+    const RelativeExp<C> from(m), to(finite_for_sum(maximum));
+    const A factor = l > 0 ? from.ratio(to) : A(1);
+    // What vanishes may have a moment beyond the largest number.
+    if constexpr (C::has(kLossEntropy)) moment = factor == 0 ? A(0) : (moment + (from.m - to.m) * l) * factor;
+    l *= factor, m = to.m;
+  }
+  template <int Count, bool ByBase, bool AreFinite, class F>
+  __device__ void add_exps(const RelativeExp<C>& exp, F s) {
     if constexpr (C::has(kLossEntropy)) {
+      constexpr int kSums = Count < 4 ? Count : 4;
+      A sums[kSums] = {}, moments[kSums] = {};
       unroll<Count>([&](int i) {
-        const A e = exp(s(i));
-        l += e;
-        if (e > 0) moment += e * (s(i) - zero);
+        const A e = exp.template of<ByBase>(s(i)), log_e = exp.template logarithm<ByBase>(s(i));
+        sums[i % kSums] += e;
+        moments[i % kSums] += e * (AreFinite ? log_e : max_(log_e, lowest()));  // an infinite one times 0 is NaN
       });
+      const A sum = pairwise_sum<kSums, 0>([&](int i) { return sums[i]; });
+      const A added = pairwise_sum<kSums, 0>([&](int i) { return moments[i]; });
+      l += sum, moment += ByBase ? kLn2 * (added - exp.correction() * sum) : added;
     } else {
-      l += pairwise_sum<Count, 0>([&](int i) { return exp(s(i)); });
+      l += pairwise_sum<Count, 0>([&](int i) { return exp.template of<ByBase>(s(i)); });
     }
   }
 };
@@ -235,6 +272,13 @@ struct LossSums {
   typedef Compensated<A> Sum2;
   Sum2 loss, weight;
 
+  __device__ void add(A of_loss, A of_weight) {
+    loss = ::add(loss, of_loss);
+    if (C::has(kLossWeight))
+      weight = ::add(weight, of_weight);
+    else
+      weight.hi += of_weight;  // a count
+  }
   // Adds those of all threads of a block, and stores them as those of the block.
   __device__ void finish(const LossMap& map) {
     if (!C::has(kLossCross) || !map.partials) return;
@@ -257,9 +301,7 @@ struct LossTerms {
   __device__ LossTerms(const LossMap& map, int64_t row, typename C::In first, const LossPick<C>& pick,
                        const LossState<C>& state, LossSums<C>& sums) {
     const LossNumbers<C> numbers = {map};
-    const A factor = numbers.factor(row), m = state.m;
-    // torch gives NaN for the whole row.
-    const A log_l = m == infinity() || m == -infinity() ? A(nan_()) : state.log_sum();
+    const A factor = numbers.factor(row), m = state.top, log_l = state.log_sum();
     planes[0] = m, planes[1] = log_l;
     A spread = 0;
     if constexpr (C::has(kLossSpread))
@@ -272,10 +314,10 @@ struct LossTerms {
         weight = numbers.weight(pick.c);
         loss = (1 - numbers.smoothing()) * weight * (log_l - (numbers.score(pick.raw, factor) - m));
         if constexpr (C::has(kLossSpread)) loss += numbers.smoothing() / A(map.n) * spread;
-        if (map.z_loss != 0) loss += numbers.z_loss() * lse * lse;
+        if (numbers.z_loss() != 0) loss += numbers.z_loss() * lse * lse;
       }
       planes[2] = loss;
-      sums.loss = add(sums.loss, loss), sums.weight = add(sums.weight, weight);
+      sums.add(loss, weight);
     } else {
       if constexpr (C::has(kLossSpread)) planes[2] = spread;
       if constexpr (C::has(kLossEntropy)) planes[LossNumbers<C>::kEntropyPlane] = log_l - state.moment / state.l;
@@ -301,7 +343,8 @@ struct LossTerms {
       for (int k = thread; k < map.picks; k += threads) {
         const int64_t c = numbers.pick(row, k);
         check_class(map, c);
-        numbers.plane(map.terms, numbers.kPickPlane + k)[row] = log_l - (numbers.score(x[c * step], factor) - state.m);
+        numbers.plane(map.terms, numbers.kPickPlane + k)[row] =
+            log_l - (numbers.score(x[c * step], factor) - state.top);
       }
     }
   }
@@ -327,10 +370,10 @@ struct LossGrad {
   int pick;
   bool is_ignored;
   static constexpr bool kHasBase = sizeof(T) == 2 && !C::has(kLossEntropy);
-  __device__ bool has_base() const { return is_small_base((float)base); }
+  __device__ bool has_base() const { return kHasBase && is_small_base((float)base); }
 
   LossGrad() = default;
-  __device__ LossGrad(const LossMap& map, int64_t row) : of_weight(0), pick(-1), is_ignored(false) {
+  __device__ LossGrad(const LossMap& map, int64_t row) : base(0), of_weight(0), pick(-1), is_ignored(false) {
     const LossNumbers<C> numbers = {map};
     m = numbers.plane(map.terms, 0)[row], log_l = numbers.plane(map.terms, 1)[row];
     factor = numbers.factor(row);
@@ -348,7 +391,7 @@ struct LossGrad {
         of_weight = -g * (numbers.smoothing() / A(map.n));
         of_p -= of_weight * numbers.weight_sum();
       }
-      if (map.z_loss != 0) of_p += 2 * g * numbers.z_loss() * (m + log_l);
+      if (numbers.z_loss() != 0) of_p += 2 * g * numbers.z_loss() * (m + log_l);
       if constexpr (C::has(kLossGradLse)) of_p += ((const A*)map.grad_lse)[row];
     } else {
       of_p = numbers.plane(map.grads, 1)[row];
@@ -371,15 +414,19 @@ struct LossGrad {
       of_exp2 = of_p * exp2_(((lse - m) - log_l) * kLog2e - fmaf(lse, kLog2e, -base));
     }
   }
-  // The gradient of the score of class c, whose element is `raw`, but for those of picks.
+  // The gradient of the score of an element, but for those of picks. `ByBase`: where there is a base.
+  template <bool ByBase>
   __device__ A of_score(const LossNumbers<C>& numbers, T raw, A weight) const {
-    const A s = numbers.score(raw, factor), log_p = (s - m) - log_l, p = exp_<T>(log_p);
-    A grad = of_p * p;
-    if constexpr (kHasBase) {
-      if (has_base()) grad = of_exp2 * exp2_(fmaf(s, kLog2e, -base));
-    }
-    if constexpr (C::has(kLossEntropy)) {
-      if (p > 0) grad -= of_entropy * p * (log_p + entropy);
+    const A s = numbers.score(raw, factor), log_p = (s - m) - log_l;
+    A grad = 0;
+    if constexpr (ByBase) {
+      grad = of_exp2 * exp2_(fmaf(s, kLog2e, -base));
+    } else {
+      const A p = exp_<T>(log_p);
+      grad = of_p * p;
+      if constexpr (C::has(kLossEntropy)) {
+        if (p > 0) grad -= of_entropy * p * (log_p + entropy);
+      }
     }
     if constexpr (C::has(kLossSpread)) grad += of_weight * weight;
     return grad;

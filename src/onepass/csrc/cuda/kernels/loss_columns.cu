@@ -17,11 +17,17 @@ struct Columns {
   int64_t row;  // the first one
   const T* x;   // its class 0
   T* dx;
-  int first, step, end;  // classes
+  int first, step, end;     // classes
+  int64_t x_step, dx_step;  // from one of the thread's classes to the next
 
   // The vector number `index`.
   __device__ Columns(const LossMap& map, int64_t index, int part, int y, int threads_y)
-      : map(map), first((int)(part * map.part_n) + y), step(threads_y), end((int)min(map.n, (part + 1) * map.part_n)) {
+      : map(map),
+        first((int)(part * map.part_n) + y),
+        step(threads_y),
+        end((int)min(map.n, (part + 1) * map.part_n)),
+        x_step(threads_y * map.x_step),
+        dx_step(threads_y * map.dx_step) {
     const Quotient slice = divide(index, map.slice_vecs, map.by_slice_vecs);
     const int64_t col = slice.rest * V, inner = map.sizes[map.dims - 1];
     const LossPlace place(map, slice.whole, map.dims - 1);
@@ -31,33 +37,19 @@ struct Columns {
   }
   // Loads the vectors of kVecs classes from c on. Classes that do not exist are neutral.
   __device__ void load(Raw (&raw)[kVecs], int c) const {
+    const T* from = x + c * map.x_step;
     unroll<kVecs>([&](int i) {
       if (c + i * step < end)
-        raw[i] = Elements::load(x + (c + i * step) * map.x_step);
+        raw[i] = Elements::load(from);
       else
         Elements::fill(raw[i], Elements::neutral());
+      from += x_step;
     });
   }
 };
 
-// The classes of a thread's rows, and their elements if the thread has come to them.
-struct Picks {
-  LossPick<C> of_rows[V];
-
-  __device__ Picks(const Columns& columns) {
-    unroll<V>([&](int v) { of_rows[v].load_class(columns.map, columns.row + v, true), of_rows[v].raw = {}; });
-  }
-  __device__ void look(int c, const Raw& of_class) {
-    if constexpr (C::has(kLossCross)) {
-      unroll<V>([&](int v) {
-        if (of_rows[v].c == c) of_rows[v].raw = Elements::get(of_class, v);
-      });
-    }
-  }
-};
-
 // The states of the rows of a thread.
-__device__ inline void reduce_columns(const Columns& columns, LossState<C> (&states)[V], Picks& picks) {
+__device__ inline void reduce_columns(const Columns& columns, LossState<C> (&states)[V]) {
   const LossNumbers<C> numbers = {columns.map};
   A factor[V], reference[V];
   unroll<V>([&](int v) { factor[v] = numbers.factor(columns.row + v); });
@@ -68,16 +60,14 @@ __device__ inline void reduce_columns(const Columns& columns, LossState<C> (&sta
   for (int c = columns.first; c < columns.end; c += kVecs * columns.step) {
     Raw raw[kVecs];
     columns.load(raw, c);
-    unroll<kVecs>([&](int i) { picks.look(c + i * columns.step, raw[i]); });
     unroll<V>([&](int v) {
-      A s[kVecs], top = -infinity();
+      A s[kVecs], highest = -infinity();
       unroll<kVecs>([&](int i) {
         const bool exists = C::kHasNeutral || c + i * columns.step < columns.end;
         s[i] = exists ? numbers.score(Elements::get(raw[i], v), factor[v]) : A(-infinity());
-        top = max_(top, s[i]);
+        highest = max_(highest, s[i]);
       });
-      states[v].rebase(max_(states[v].m, top));
-      states[v].template add<kVecs>([&](int i) { return s[i]; });
+      states[v].template add<kVecs>(highest, [&](int i) { return s[i]; });
       if constexpr (C::has(kLossSpread)) {
         unroll<kVecs>([&](int i) {
           const int at = c + i * columns.step;
@@ -88,20 +78,23 @@ __device__ inline void reduce_columns(const Columns& columns, LossState<C> (&sta
   }
 }
 
-__device__ inline void store_grads(const Columns& columns) {
+// `ByBase`: whether all rows of the thread have a base.
+template <bool ByBase>
+__device__ inline void store_grads(const Columns& columns, const LossGrad<C> (&grads)[V]) {
   const LossNumbers<C> numbers = {columns.map};
-  LossGrad<C> grads[V];
-  unroll<V>([&](int v) { grads[v] = LossGrad<C>(columns.map, columns.row + v); });
   for (int c = columns.first; c < columns.end; c += kVecs * columns.step) {
     Raw raw[kVecs];
     columns.load(raw, c);
+    T* dx = columns.dx + c * columns.map.dx_step;
     unroll<kVecs>([&](int i) {
+      T* const to = dx;
+      dx += columns.dx_step;
       const int at = c + i * columns.step;
       if (at >= columns.end) return;
       const A weight = C::has(kLossSpread) ? numbers.weight(at) : A(0);
       A made[V];
       unroll<V>([&](int v) {
-        made[v] = grads[v].of_score(numbers, Elements::get(raw[i], v), weight);
+        made[v] = grads[v].template of_score<ByBase>(numbers, Elements::get(raw[i], v), weight);
         if constexpr (C::has(kLossCross)) made[v] += at == grads[v].pick ? grads[v].of_pick : A(0);
       });
       if constexpr (C::has(kLossPicks) && !C::has(kLossCross)) {
@@ -113,24 +106,35 @@ __device__ inline void store_grads(const Columns& columns) {
       }
       Vector<T, V> result;
       unroll<V>([&](int v) {
-        const A dx = made[v] * numbers.slope(Elements::get(raw[i], v), grads[v].factor);
-        result.at[v] = from_acc<T>(grads[v].is_ignored ? A(0) : dx);
+        const A grad = made[v] * numbers.slope(Elements::get(raw[i], v), grads[v].factor);
+        result.at[v] = from_acc<T>(grads[v].is_ignored ? A(0) : grad);
       });
-      store_vector(columns.dx + at * columns.map.dx_step, result);
+      store_vector(to, result);
     });
   }
 }
 
+__device__ inline void store_grads(const Columns& columns) {
+  LossGrad<C> grads[V];
+  unroll<V>([&](int v) { grads[v] = LossGrad<C>(columns.map, columns.row + v); });
+  bool have_bases = true;
+  unroll<V>([&](int v) { have_bases &= grads[v].has_base(); });
+  if (have_bases)
+    store_grads<LossGrad<C>::kHasBase>(columns, grads);
+  else
+    store_grads<false>(columns, grads);
+}
+
 // Stores the terms of a thread's rows, whose classes it has all seen.
-__device__ inline void store_terms(const Columns& columns, const LossState<C> (&states)[V], const Picks& picks,
-                                   LossSums<C>& sums) {
+__device__ inline void store_terms(const Columns& columns, const LossState<C> (&states)[V],
+                                   const LossPick<C> (&picks)[V], LossSums<C>& sums) {
   const LossMap& map = columns.map;
   const LossNumbers<C> numbers = {map};
   const int64_t step = map.x_strides[map.dims - 1];
   constexpr int kPlanes = LossTerms<C>::kPlanes, kTogether = V * sizeof(A) < 16 ? V : 16 / sizeof(A);
   Vector<A, kTogether> planes[kPlanes][V / kTogether];
   unroll<V>([&](int v) {
-    const LossTerms<C> terms(map, columns.row + v, columns.x[v * step], picks.of_rows[v], states[v], sums);
+    const LossTerms<C> terms(map, columns.row + v, columns.x[v * step], picks[v], states[v], sums);
     unroll<kPlanes>([&](int p) { planes[p][v / kTogether].at[v % kTogether] = terms.planes[p]; });
     if constexpr (C::has(kLossCross)) terms.store_result(map, columns.row + v);
     LossTerms<C>::store_picks(map, columns.row + v, columns.x + v * step, map.x_step, states[v], 0, 1);
@@ -181,8 +185,9 @@ __device__ inline void run(const LossMap& map) {
   const int64_t tiles = (map.vecs + threads_x - 1) / threads_x, items = tiles * map.parts;
   LossSums<C> sums = {};
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const int64_t tile = map.parts == 1 ? item : item / map.parts;
-    const int part = map.parts == 1 ? 0 : (int)(item % map.parts);
+    const Quotient of = divide(item, map.parts, map.by_parts);
+    const int64_t tile = of.whole;
+    const int part = (int)of.rest;
     const int64_t index = tile * threads_x + x;
     const bool exists = index < map.vecs;
     const Columns columns(map, exists ? index : 0, part, y, threads_y);
@@ -191,9 +196,14 @@ __device__ inline void run(const LossMap& map) {
     } else {
       LossState<C> states[V];
       unroll<V>([&](int v) { states[v] = LossState<C>::empty(); });
-      Picks picks(columns);
-      if (exists) reduce_columns(columns, states, picks);
-      if (threads_y > 1 || map.parts > 1)
+      const bool is_alone = threads_y == 1 && map.parts == 1;
+      LossPick<C> picks[V];
+      unroll<V>([&](int v) { picks[v].load_class(map, columns.row + v, is_alone && exists); });
+      if (exists) reduce_columns(columns, states);
+      const int64_t row_step = map.x_strides[map.dims - 1];
+      unroll<V>([&](int v) { picks[v].load_element(columns.x + v * row_step, map.x_step); });
+      unroll<V>([&](int v) { states[v].settle(); });
+      if (!is_alone)
         merge_and_store(map, tile, part, states, sums);
       else if (exists)
         store_terms(columns, states, picks, sums);

@@ -36,7 +36,8 @@ struct LossMap {
   int sizes[kLossDims];
   long long x_strides[kLossDims], dx_strides[kLossDims];
   FastDivisor divisors[kLossDims];
-  int parts;         // of a row's classes
+  int parts;  // of a row's classes
+  FastDivisor by_parts;
   long long part_n;  // classes of a part
   // Columns: vectors of a slice, which is one index of all dims but the last; threads side by side.
   long long slice_vecs, vecs;

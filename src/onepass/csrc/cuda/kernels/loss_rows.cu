@@ -15,68 +15,79 @@ constexpr bool kWarp = C::kThreadsPerRow > 0;
 // whole lines.
 constexpr int kLine = C::kScalar || kWarp ? V : 128 / sizeof(T);
 
-// Some of a row's classes, and how the threads that share them take them.
+constexpr int kThreads = kWarp ? C::kThreadsPerRow : C::kBlockThreads;  // that share a row
+constexpr int kStep = kThreads * V;    // elements from one vector of a thread to the next
+constexpr int kChunk = kVecs * kStep;  // and from those that are on their way at a time to the next
+
+// Some of a row's classes, and how a thread of those that share them takes them.
 struct Part {
-  const T* x;
-  int64_t row, dx;       // dx: where the gradient of class 0 is
+  const LossMap& map;
+  int64_t row, x, dx;    // x, dx: where class 0 is. (With pointers the compiler would lose that they are global.)
   bool edges_are_whole;  // whether vectors that belong to the row in part may be read as a whole
   int n, end;            // classes of the row; where the part ends
-  int first, step;       // the thread's first element, and from one of its vectors to the next
+  int at;                // the thread's next vector
 
-  // The part of a group of rows that the thread has. A row that does not exist has no elements.
-  __device__ Part(const LossMap& map, int64_t group, int thread, int threads) : n((int)map.n), step(threads * V) {
-    const int64_t of_rows = map.parts == 1 ? group : group / map.parts;
-    const int part = map.parts == 1 ? 0 : (int)(group % map.parts);
-    row = of_rows * C::kRowsPerBlock + threadIdx.x / threads;
+  __device__ Part(const LossMap& map, int64_t group) : map(map), n((int)map.n) { move_to(group); }
+  // To the part of a group of rows that the thread has. A row that does not exist has no elements.
+  __device__ void move_to(int64_t group) {
+    Quotient of = {group, 0};
+    if constexpr (!kWarp) of = divide(group, map.parts, map.by_parts);
+    row = of.whole * C::kRowsPerBlock + threadIdx.x / kThreads;
     const bool exists = row < map.rows;
     const LossPlace place(map, exists ? row : 0, map.dims);
-    x = (const T*)map.x + place.x, dx = place.dx;
+    x = place.x, dx = place.dx;
     edges_are_whole = !C::kScalar && map.dims == 1 && map.x_strides[0] >= V && row > 0 && row + 1 < map.rows;
-    const int before = C::kScalar || (C::kAligned && kWarp) ? 0 : (int)((uint64_t)x / sizeof(T) % kLine);
-    const int64_t begin = part * map.part_n - before;
-    end = exists ? (int)min(map.n, begin + map.part_n) : (int)begin;
-    first = (int)begin + thread * V;
+    const int before = C::kScalar || (C::kAligned && kWarp) ? 0 : (int)((uint64_t)row_x() / sizeof(T) % kLine);
+    const int64_t begin = of.rest * map.part_n - before;
+    end = !exists ? (int)begin : kWarp ? n : (int)min(map.n, begin + map.part_n);
+    at = (int)begin + (int)threadIdx.x % kThreads * V;
   }
+  // The element of class 0.
+  __device__ const T* row_x() const { return (const T*)map.x + x; }
+  // Whether a vector is of the row as a whole, and whether any element of it is of the part.
   __device__ bool is_whole(int at) const {
     return at < end && (C::kScalar || (C::kAligned ? at >= 0 : is_full<C>(at, n)));
   }
-  // Whether any element of a vector is of the part.
-  __device__ bool overlaps(int at) const { return at < end && at > -V; }
-  // Loads the vectors that begin at `at`, `at` + step, ... Elements that are not of the row are neutral.
-  __device__ void load(Raw (&raw)[kVecs], int at) const {
-    if constexpr (C::kAligned) {
-      unroll<kVecs>([&](int i) {
-        Elements::fill(raw[i], Elements::neutral());
-        if (is_whole(at + i * step)) raw[i] = Elements::load(x + at + i * step);
-      });
-      return;
-    }
-    if (is_whole(at) && is_whole(at + (kVecs - 1) * step)) {
-      unroll<kVecs>([&](int i) { raw[i] = Elements::load(x + at + i * step); });
+  __device__ bool overlaps(int at) const { return is_inside(at + V - 1, end + V - 1); }
+  // Whether all vectors of a chunk are.
+  __device__ bool are_whole(int at) const { return is_whole(at) && is_whole(at + kChunk - kStep); }
+  // Begins to load a chunk. Elements that are not of the row are anything.
+  __device__ void load(Raw (&raw)[kVecs]) const {
+    const T* const from = row_x() + at;
+    if (are_whole(at)) {
+      unroll<kVecs>([&](int i) { raw[i] = Elements::load(from + i * kStep); });
       return;
     }
     unroll<kVecs>([&](int i) {
-      const int from = at + i * step;
-      if (!overlaps(from))
-        Elements::fill(raw[i], Elements::neutral());
-      else if (edges_are_whole || is_whole(from))
-        raw[i] = Elements::load(x + from);
+      const int own = at + i * kStep;
+      if (C::kAligned || C::kScalar || edges_are_whole ? overlaps(own) : is_whole(own))
+        raw[i] = Elements::load(from + i * kStep);
+      else
+        load_elements(raw[i], own);
     });
-    if (C::kAligned || C::kScalar) return;
+  }
+  // Makes elements that are not of the part neutral.
+  __device__ void mask(Raw (&raw)[kVecs], int at) const {
     unroll<kVecs>([&](int i) {
-      const int from = at + i * step;
-      if (!overlaps(from) || is_whole(from)) return;
+      const int from = at + i * kStep;
+      if (is_whole(from)) return;
       unroll<V>([&](int v) {
-        if (!is_inside(from + v, n))
-          Elements::set(raw[i], v, Elements::neutral());
-        else if (!edges_are_whole)
-          Elements::set(raw[i], v, x[from + v]);
+        if (from >= end || !is_inside(from + v, n)) Elements::set(raw[i], v, Elements::neutral());
       });
     });
   }
-  // The class of a vector's element, and whether it exists.
-  __device__ int class_of(int at, int i) const { return at + i / V * step + i % V; }
-  __device__ bool has(int at, int i) const { return at + i / V * step < end && is_inside(class_of(at, i), n); }
+  // The class of a chunk's element, and whether it exists.
+  __device__ int class_of(int at, int i) const { return at + i / V * kStep + i % V; }
+  __device__ bool has(int at, int i) const { return at + i / V * kStep < end && is_inside(class_of(at, i), n); }
+
+ private:
+  // Loads the elements of a vector that are of the row.
+  __device__ void load_elements(Raw& raw, int from) const {
+    if (C::kAligned || C::kScalar || edges_are_whole || !overlaps(from)) return;
+    unroll<V>([&](int v) {
+      if (is_inside(from + v, n)) Elements::set(raw, v, row_x()[from + v]);
+    });
+  }
 };
 
 // What does not change along a row.
@@ -88,29 +99,43 @@ struct Row {
       : numbers{map},
         factor(C::has(kLossScale) && part.row < map.rows ? numbers.factor(part.row) : A(1)),
         reference(0) {
-    if constexpr (C::has(kLossSpread)) reference = reference_of(numbers.score(part.x[0], factor));
+    if constexpr (C::has(kLossSpread)) reference = reference_of(numbers.score(part.row_x()[0], factor));
   }
-  // Adds the vectors that begin at `at`, `at` + step, ... to the state of the thread.
+  // Adds the chunk that begins at `at` to the state of the thread.
   __device__ void absorb(LossState<C>& state, Raw (&raw)[kVecs], const Part& part, int at) const {
+    if (part.are_whole(at)) return add<true>(state, raw, part, at);
+    if (C::kHasNeutral) part.mask(raw, at);
+    add<false>(state, raw, part, at);
+  }
+
+ private:
+  static constexpr bool kSumsRaw = sizeof(T) == 2 && C::kHasNeutral;  // scores are the elements of a half type
+
+  template <bool AreWhole>
+  __device__ void add(LossState<C>& state, Raw (&raw)[kVecs], const Part& part, int at) const {
     const auto score = [&](int i) {
       const A s = numbers.score(Elements::get(raw[i / V], i % V), factor);
-      return C::kHasNeutral || part.has(at, i) ? s : A(-infinity());
+      return AreWhole || C::kHasNeutral || part.has(at, i) ? s : A(-infinity());
     };
-    A top = -infinity();
+    A highest = -infinity();
     if (C::kHasNeutral) {
-      top = Elements::max(raw);
+      highest = Elements::max(raw);
       unroll<kVecs>([&](int i) { Elements::opaque(raw[i]); });
     } else {
-      unroll<kVecs * V>([&](int i) { top = max_(top, score(i)); });
+      unroll<kVecs * V>([&](int i) { highest = max_(highest, score(i)); });
     }
-    state.rebase(max_(state.m, top));
-    state.template add<kVecs * V>(score);
-    if constexpr (C::has(kLossSpread)) {
-      const auto weighed = [&](int i) { return numbers.weight(part.class_of(at, i)) * (score(i) - reference); };
-      if (part.is_whole(at) && part.is_whole(at + (kVecs - 1) * part.step))
-        state.spread += pairwise_sum<kVecs * V, 0>(weighed);
-      else
-        state.spread += pairwise_sum<kVecs * V, 0>([&](int i) { return part.has(at, i) ? weighed(i) : A(0); });
+    bool has_finite = false;
+    if constexpr (C::has(kLossEntropy) && kSumsRaw && C::kHalf2 && AreWhole)
+      has_finite = Elements::have_no_minus_infinity(raw);
+    state.template add<kVecs * V>(highest, score, has_finite);
+    if constexpr (C::has(kLossSpread) && kSumsRaw && !C::has(kLossWeight) && AreWhole) {
+      // So few elements of a half type have a sum as exact as that of their differences.
+      state.spread += pairwise_sum<kVecs * V, 0>(score) - kVecs * V * reference;
+    } else if constexpr (C::has(kLossSpread)) {
+      state.spread += pairwise_sum<kVecs * V, 0>([&](int i) {
+        if (!AreWhole && !part.has(at, i)) return A(0);
+        return numbers.weight(part.class_of(at, i)) * (score(i) - reference);
+      });
     }
   }
 };
@@ -131,48 +156,44 @@ __device__ inline void reduce(LossState<C>& state) {
   }
 }
 
-__device__ inline void compute_terms(const LossMap& map, int64_t groups, int thread, int threads) {
+__device__ inline void compute_terms(const LossMap& map, int64_t groups) {
+  const int thread = threadIdx.x % kThreads;
   // The sums of the first threads of rows; in registers they would take the place of vectors.
   __shared__ LossSums<C> of_rows[C::kRowsPerBlock];
-  LossSums<C>& sums = of_rows[threadIdx.x / threads];
+  LossSums<C>& sums = of_rows[threadIdx.x / kThreads];
   if (thread == 0) sums = {};
-  Raw next[kVecs];
+  // What is loaded while the chunk before it is computed.
+  Part next(map, blockIdx.x);
+  Raw next_raw[kVecs];
   LossPick<C> next_pick;
-  const T* next_x;
-  // Begins to load the first chunk of a group's rows.
-  const auto begin = [&](int64_t group) {
-    const Part part(map, group, thread, threads);
-    part.load(next, part.first);
-    next_pick.load_class(map, part.row, thread == 0 && map.parts == 1 && part.row < map.rows);
-    next_x = part.x;
+  const auto load_class = [&] {
+    next_pick.load_class(map, next.row, thread == 0 && map.parts == 1 && next.row < map.rows);
   };
-  begin(blockIdx.x);
-  next_pick.load_element(next_x, 1);
+  next.load(next_raw), load_class(), next_pick.load_element(next.row_x(), 1);
   for (int64_t group = blockIdx.x; group < groups; group += gridDim.x) {
-    const Part part(map, group, thread, threads);
+    const Part part = next;
     const LossPick<C> pick = next_pick;
     const Row row(map, part);
     LossState<C> state = LossState<C>::empty();
-    int at = part.first;
+    bool is_last;
     do {
       Raw raw[kVecs];
-      unroll<kVecs>([&](int i) { raw[i] = next[i]; });
-      const int then = at + kVecs * part.step;
-      if (then < part.end)
-        part.load(next, then);
-      else
-        begin(group + gridDim.x);
+      unroll<kVecs>([&](int i) { raw[i] = next_raw[i]; });
+      const int at = next.at;
+      next.at += kChunk;
+      is_last = next.at >= part.end;
+      if (is_last) next.move_to(group + gridDim.x), load_class();
+      next.load(next_raw);
       row.absorb(state, raw, part, at);
-      at = then;
-    } while (at < part.end);
-    next_pick.load_element(next_x, 1);
+    } while (!is_last);
+    next_pick.load_element(next.row_x(), 1);
     reduce(state);
     if (part.row >= map.rows) continue;
     if (map.parts > 1) {
       if (thread == 0) state.store(map.states, group, groups);
     } else {
-      if (thread == 0) LossTerms<C>(map, part.row, part.x[0], pick, state, sums).store(map, part.row);
-      LossTerms<C>::store_picks(map, part.row, part.x, 1, state, thread, threads);
+      if (thread == 0) LossTerms<C>(map, part.row, part.row_x()[0], pick, state, sums).store(map, part.row);
+      LossTerms<C>::store_picks(map, part.row, part.row_x(), 1, state, thread, kThreads);
     }
   }
   LossSums<C> own = {};
@@ -180,59 +201,71 @@ __device__ inline void compute_terms(const LossMap& map, int64_t groups, int thr
   own.finish(map);
 }
 
-__device__ inline void store_grads(const LossMap& map, const Part& part) {
-  Raw next[kVecs];
-  part.load(next, part.first);
+// The gradients of the elements of a vector, whose first class is `from`.
+template <bool ByBase>
+__device__ inline Vector<T, V> grads_of(const LossMap& map, const Part& part, const LossGrad<C>& grad, const Raw& raw,
+                                        int from) {
   const LossNumbers<C> numbers = {map};
+  A made[V];
+  unroll<V>([&](int v) {
+    const A weight = C::has(kLossSpread) && is_inside(from + v, part.n) ? numbers.weight(from + v) : A(0);
+    made[v] = grad.template of_score<ByBase>(numbers, Elements::get(raw, v), weight);
+  });
+  const auto add_pick = [&](int c, A of_pick) {
+    if (is_inside(c - from, V)) unroll<V>([&](int v) { made[v] += v == c - from ? of_pick : A(0); });
+  };
+  if constexpr (C::has(kLossCross)) {
+    add_pick(grad.pick, grad.of_pick);
+  } else if constexpr (C::has(kLossPicks)) {
+    const A* const of_picks = numbers.plane(map.grads, numbers.kPickPlane) + part.row;
+    for (int k = 0; k < map.picks; ++k) add_pick((int)numbers.pick(part.row, k), -of_picks[k * map.rows]);
+  }
+  Vector<T, V> grads;
+  unroll<V>([&](int v) { grads.at[v] = from_acc<T>(made[v] * numbers.slope(Elements::get(raw, v), grad.factor)); });
+  return grads;
+}
+
+__device__ inline void store_grads(const LossMap& map, Part part) {
+  Raw next[kVecs];
+  part.load(next);
   const LossGrad<C> grad(map, part.row);
   T* const dx = (T*)map.dx + part.dx;
-  for (int at = part.first; at < part.end; at += kVecs * part.step) {
+  while (part.at < part.end) {
     Raw raw[kVecs];
     unroll<kVecs>([&](int i) { raw[i] = next[i]; });
-    if (at + kVecs * part.step < part.end) part.load(next, at + kVecs * part.step);
+    const int at = part.at;
+    part.at += kChunk;
+    if (part.at < part.end) part.load(next);
     unroll<kVecs>([&](int i) {
-      const int from = at + i * part.step;
+      const int from = at + i * kStep;
       if (!part.overlaps(from)) return;
-      A made[V];
-      unroll<V>([&](int v) {
-        const A weight = C::has(kLossSpread) && is_inside(from + v, part.n) ? numbers.weight(from + v) : A(0);
-        made[v] = grad.of_score(numbers, Elements::get(raw[i], v), weight);
-      });
-      const auto add_pick = [&](int c, A of_pick) {
-        if (is_inside(c - from, V)) unroll<V>([&](int v) { made[v] += v == c - from ? of_pick : A(0); });
-      };
-      if constexpr (C::has(kLossCross)) {
-        add_pick(grad.pick, grad.of_pick);
-      } else if constexpr (C::has(kLossPicks)) {
-        const A* const of_picks = numbers.plane(map.grads, numbers.kPickPlane) + part.row;
-        for (int k = 0; k < map.picks; ++k) add_pick((int)numbers.pick(part.row, k), -of_picks[k * map.rows]);
-      }
-      Vector<T, V> result;
-      unroll<V>([&](int v) {
-        const A dx = made[v] * numbers.slope(Elements::get(raw[i], v), grad.factor);
-        result.at[v] = from_acc<T>(grad.is_ignored ? A(0) : dx);
-      });
-      store_predicated<C>(dx, from, part.n, result);
+      Vector<T, V> grads = {};
+      if (!grad.is_ignored && grad.has_base())
+        grads = grads_of<LossGrad<C>::kHasBase>(map, part, grad, raw[i], from);
+      else if (!grad.is_ignored)
+        grads = grads_of<false>(map, part, grad, raw[i], from);
+      store_predicated<C>(dx, from, part.n, grads);
     });
   }
 }
 
 template <bool IsBackward>
 __device__ inline void run(const LossMap& map) {
-  const int threads = kWarp ? C::kThreadsPerRow : blockDim.x, thread = threadIdx.x % threads;
   const int64_t groups = (map.rows + C::kRowsPerBlock - 1) / C::kRowsPerBlock * map.parts;
   if constexpr (IsBackward) {
     for (int64_t group = blockIdx.x; group < groups; group += gridDim.x) {
-      const Part part(map, group, thread, threads);
+      const Part part(map, group);
       if (part.row < map.rows) store_grads(map, part);
     }
   } else {
-    compute_terms(map, groups, thread, threads);
+    compute_terms(map, groups);
   }
 }
 
-// Blocks that should fit a multiprocessor: 64 registers a thread. More of them hide more of what a row ends with.
-constexpr int kMinBlocks = sizeof(T) < 8 ? 1024 / C::kBlockThreads : 1;
+// Blocks that should fit a multiprocessor: 64 registers a thread, or 80. More of them hide more of what a row ends
+// with.
+constexpr int kMinThreads = C::has(kLossSpread) ? 768 : 1024;
+constexpr int kMinBlocks = sizeof(T) < 8 ? kMinThreads / C::kBlockThreads : 1;
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
     onepass_kernel(const __grid_constant__ LossMap map) {

@@ -8,6 +8,7 @@ typedef LossConfig C;
 typedef C::A A;
 typedef C::In T;
 constexpr int kRows = C::kBlockThreads, kUnit = 16 / sizeof(T);
+constexpr int kTogether = C::kVecs;  // elements of a row that a thread takes at a time
 
 // The rows of a block as one piece of memory, which begins at the same place of a vector in shared memory.
 struct Tile {
@@ -46,37 +47,75 @@ struct Tile {
   }
 };
 
+// Some elements of a row, which begin at class c, as many as fit the registers; and whether all of them exist.
+template <bool AreAll>
+struct Lot {
+  T raw[kTogether];
+  int c, count;
+
+  __device__ Lot(const T* row, int c, int n) : c(c), count(n - c) {
+    unroll<kTogether>([&](int i) { raw[i] = row[has(i) ? c + i : c]; });
+  }
+  __device__ bool has(int i) const { return AreAll || i < count; }
+};
+// Calls f for one lot of a row after another.
+template <class F>
+__device__ inline void for_lots(const T* row, int n, F f) {
+  int c = 0;
+  for (; c + kTogether <= n; c += kTogether) f(Lot<true>(row, c, n));
+  if (c < n) f(Lot<false>(row, c, n));
+}
+
 __device__ inline LossState<C> state_of(const LossNumbers<C>& numbers, const T* row, int n, A factor) {
   LossState<C> state = LossState<C>::empty();
-  const auto score = [&](int c) { return numbers.score(row[c], factor); };
-  A top = -infinity(), reference = 0;
-  for (int c = 0; c < n; ++c) top = max_(top, score(c));
-  state.rebase(top);
-  if constexpr (C::has(kLossSpread)) reference = reference_of(score(0));
-  for (int c = 0; c < n; ++c) {
-    const A s = score(c);
-    state.template add<1>([&](int) { return s; });
-    if constexpr (C::has(kLossSpread)) state.spread += numbers.weight(c) * (s - reference);
-  }
+  A reference = 0;
+  if constexpr (C::has(kLossSpread)) reference = reference_of(numbers.score(row[0], factor));
+  for_lots(row, n, [&](const auto& lot) {
+    A s[kTogether], highest = -infinity();
+    unroll<kTogether>([&](int i) {
+      s[i] = lot.has(i) ? numbers.score(lot.raw[i], factor) : A(-infinity());
+      highest = max_(highest, s[i]);
+      if constexpr (C::has(kLossSpread)) {
+        if (lot.has(i)) state.spread += numbers.weight(lot.c + i) * (s[i] - reference);
+      }
+    });
+    state.template add<kTogether>(highest, [&](int i) { return s[i]; });
+  });
+  state.settle();
   return state;
 }
 
 // Puts the gradients in the places of the elements.
-__device__ inline void replace_by_grads(const LossNumbers<C>& numbers, T* row, int n, int64_t index) {
-  const LossGrad<C> grad(numbers.map, index);
-  for (int c = 0; c < n; ++c) {
-    const T raw = row[c];
-    A made = grad.of_score(numbers, raw, C::has(kLossSpread) ? numbers.weight(c) : A(0));
-    if constexpr (C::has(kLossCross)) {
-      made += c == grad.pick ? grad.of_pick : A(0);
-    } else if constexpr (C::has(kLossPicks)) {
+template <bool ByBase>
+__device__ inline void replace_by_grads(const LossNumbers<C>& numbers, const LossGrad<C>& grad, T* row, int n,
+                                        int64_t index) {
+  for_lots(row, n, [&](const auto& lot) {
+    A made[kTogether];
+    unroll<kTogether>([&](int i) {
+      const A weight = C::has(kLossSpread) && lot.has(i) ? numbers.weight(lot.c + i) : A(0);
+      made[i] = grad.template of_score<ByBase>(numbers, lot.raw[i], weight);
+      if constexpr (C::has(kLossCross)) made[i] += i == grad.pick - lot.c ? grad.of_pick : A(0);
+    });
+    if constexpr (C::has(kLossPicks) && !C::has(kLossCross)) {
       for (int k = 0; k < numbers.map.picks; ++k) {
-        const A* const of_picks = numbers.plane(numbers.map.grads, numbers.kPickPlane + k);
-        if (numbers.pick(index, k) == c) made -= of_picks[index];
+        const int64_t pick = numbers.pick(index, k) - lot.c;
+        const A of_pick = numbers.plane(numbers.map.grads, numbers.kPickPlane + k)[index];
+        unroll<kTogether>([&](int i) { made[i] -= i == pick ? of_pick : A(0); });
       }
     }
-    row[c] = from_acc<T>(grad.is_ignored ? A(0) : made * numbers.slope(raw, grad.factor));
-  }
+    unroll<kTogether>([&](int i) {
+      if (lot.has(i)) row[lot.c + i] = from_acc<T>(made[i] * numbers.slope(lot.raw[i], grad.factor));
+    });
+  });
+}
+__device__ inline void replace_by_grads(const LossNumbers<C>& numbers, T* row, int n, int64_t index) {
+  const LossGrad<C> grad(numbers.map, index);
+  if (grad.is_ignored)
+    for (int c = 0; c < n; ++c) row[c] = from_acc<T>(A(0));
+  else if (grad.has_base())
+    replace_by_grads<LossGrad<C>::kHasBase>(numbers, grad, row, n, index);
+  else
+    replace_by_grads<false>(numbers, grad, row, n, index);
 }
 
 extern "C" __global__ void __launch_bounds__(kRows) onepass_kernel(const __grid_constant__ LossMap map) {

@@ -168,7 +168,15 @@ __device__ inline uint32_t add_half2(uint32_t a, uint32_t b) {
   return a;
 }
 
-// The maxima of the elements of two half2. A NaN loses against a number.
+// The maxima, and the minima, of the elements of two half2. A NaN loses against a number.
+template <class T>
+__device__ inline uint32_t min_half2(uint32_t a, uint32_t b) {
+  if constexpr (is_same<T, half_t>)
+    asm("min.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  else
+    asm("min.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  return a;
+}
 template <class T>
 __device__ inline uint32_t max_half2(uint32_t a, uint32_t b) {
   if constexpr (is_same<T, half_t>)
