@@ -1,6 +1,7 @@
 // loss_columns.cu: the terms of rows that lie side by side, and the gradient of their elements: a vector has elements
-// of one class and of neighbouring rows. Each element is read once. `threads_x` threads of a block have vectors side by
-// side, and the others take other classes of the same rows; blocks take parts of the classes.
+// of one class and of neighbouring rows. Each element is read once, and that of a row's class again. `threads_x`
+// threads of a block have vectors side by side, and the others take other classes of the same rows; blocks take parts
+// of the classes.
 #include "config.cuh"
 #include "loss.cuh"
 
