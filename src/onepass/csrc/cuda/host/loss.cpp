@@ -207,12 +207,15 @@ int threads_of_row(int64_t vecs, int64_t vec_bytes, int64_t rows, bool backward,
   const auto are_enough = [&](int threads, int64_t most) {
     return vecs <= most * threads && (rows >= wanted / threads || vecs <= int64_t(vecs_at_a_time) * threads);
   };
-  int threads = int((backward ? 64 : 32) / vec_bytes);
-  while (threads < (backward ? 32 : 8) && !are_enough(threads, backward ? 6 : 34)) threads *= 2;
-  while (threads < 32 && !are_enough(threads, 100)) threads *= 2;
-  if (are_enough(threads, backward ? 10 : 100)) return threads;
-  threads = 128;
-  while (!backward && threads < 512 && !are_enough(threads, 100)) threads *= 2;
+  // The most vectors of a thread: while threads are few, of a thread of a warp, and of one of a block.
+  const int64_t of_few = backward ? 6 : 34, of_warp = backward ? 10 : 100, of_block = 100;
+  int threads = int((backward ? 64 : 32) / vec_bytes);  // that read a sector of memory, or two, together
+  while (threads > vecs) threads /= 2;
+  while (threads < (backward ? 32 : 8) && !are_enough(threads, of_few)) threads *= 2;
+  while (threads < 32 && !are_enough(threads, of_warp)) threads *= 2;
+  if (are_enough(threads, of_warp)) return threads;
+  threads = 128;  // a gradient needs no more, as blocks take parts of a row
+  while (!backward && threads < 512 && !are_enough(threads, of_block)) threads *= 2;
   return threads;
 }
 
