@@ -14,7 +14,7 @@ from .validation import FLOATS, TAKES
 
 __all__ = ["linear_cross_entropy"]
 
-_PARTS, _LEAST = 13, 64 << 20  # chunks of rows, and the least bytes of the logits of a chunk
+_PARTS, _LEAST = 11, 64 << 20  # chunks of rows, and the least bytes of the logits of a chunk
 _TILE = 128  # rows that products take together: a chunk is a multiple of them
 _LINE = 128  # bytes of a cache line
 
@@ -49,7 +49,7 @@ def linear_cross_entropy(
         bias: (C), or None; a DTensor likewise.
         ignore_index, label_smoothing, z_loss, softcap, engine: as `onepass.cross_entropy` takes them.
         reduction: "mean", "sum" or "none".
-        chunk: rows whose logits exist at a time. By default a thirteenth of them, or as many as 64 MB of logits hold.
+        chunk: rows whose logits exist at a time. By default an eleventh of them, or as many as 64 MB of logits hold.
 
     Returns:
         A tensor of the dtype of the logits, of shape (), or that of the target without a reduction.

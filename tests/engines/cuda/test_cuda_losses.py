@@ -24,6 +24,8 @@ SHAPES = {  # and the dim of the classes
     "rows in parts": (F32, (2, 5001), 1),
     "rows that begin anywhere": (BF16, (4, 301), 1),
     "staged rows": (F16, (70, 13), 1),
+    "staged vectors": (BF16, (300, 48), 1),
+    "staged short vectors": (BF16, (70, 20), 1),
     "odd columns": (F32, (3, 10, 7), 1),
     "columns in parts": (F16, (1, 700, 8), 1),
     "stepped rows": (F64, (3, 4, 90), 2),
@@ -81,7 +83,7 @@ def test_losses(emulator, shape, is_cross):
     given["weight_sum"] = weight.sum() if is_cross else None
     sums = {"loss": torch.empty((), dtype=wide), "weights": torch.empty((), dtype=wide)} if is_cross else {}
     emulator.loss({**given, **sums}, dim, numbers, flags, spec.ignore_index, device_of(shape))
-    assert_close(terms, planes, wide)
+    assert_close(terms[:2] if is_cross else terms, planes[:2] if is_cross else planes, wide)
     if is_cross:
         assert_close(sums["loss"], want, wide)
         assert_close(sums["weights"], total, wide)
@@ -103,7 +105,7 @@ def test_divergences(emulator, shape, is_kl):
     y = inputs(shape, seed=7)[0].clone()
     n, wide = x.shape[dim], F64 if x.dtype is F64 else F32
     make = maker(wide, seed=3)
-    spec = DivergenceSpec(dim, True, 0.7) if is_kl else DivergenceSpec(dim, False, 1.0, 3.0, 0.2)
+    spec = DivergenceSpec(dim, True, 0.7) if is_kl else DivergenceSpec(dim, False, 0.7, 3.0, 0.2)
     weight = None if is_kl else make(n).abs()
     in_doubles = x.double(), y.double(), None if is_kl else weight.double(), spec
     planes = arithmetic.divergence_arithmetic(*in_doubles)

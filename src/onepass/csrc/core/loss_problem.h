@@ -15,7 +15,8 @@ namespace onepass {
 //   entropy  where `has_entropy`: the sum of p (lse - s), p = exp(s - lse)
 //   picks    `picks` planes: lse - s of the class index[row * picks + k]
 //
-// A cross-entropy (`is_cross`) has one pick and one plane after the first two, the loss of a row:
+// A cross-entropy (`is_cross`) has one pick and one plane after the first two, the loss of a row (CUDA has it in
+// `result` or in a sum alone):
 //
 //   (1 - smoothing) w (lse - s_y) + smoothing / n * spread + z_loss * lse^2
 //

@@ -13,9 +13,12 @@ namespace {
 
 constexpr int kThreads = 256;  // of a block, at most
 constexpr int64_t kMostClasses = int64_t(1) << 30;
-constexpr int64_t kWaves = 4;          // blocks of a multiprocessor, below which rows are cut into parts
-constexpr int64_t kGradChunks = 2;     // of a block, which takes a part of a row's gradient
-constexpr int64_t kStagedBytes = 192;  // of a row, up to which rows that are not whole vectors are staged
+constexpr int64_t kWaves = 4;               // blocks of a multiprocessor, below which rows are cut into parts
+constexpr int64_t kGradChunks = 2;          // of a block, which takes a part of a row's gradient
+constexpr int64_t kStagedBytes = 192;       // of a row, up to which rows are staged,
+constexpr int64_t kStagedVectorBytes = 64;  // and up to which those are that are whole vectors
+constexpr int64_t kTileBytes = 32 << 10;    // of staged rows of a block, at most
+constexpr int kTogether = 20;               // elements of a staged row that a thread takes at a time, at most
 
 // How a kernel takes the rows of a problem.
 //
@@ -31,7 +34,7 @@ struct LossPlan {
   int vecs;               // of a thread, on their way at a time
   int threads;            // of a block
   int threads_per_row;    // columns: threads side by side
-  int64_t parts, part_n;  // of a row
+  int64_t parts, part_n;  // of a row; staged: part_n is the bytes of a tile
 
   int64_t rows_per_block() const { return tier == LossTier::staged ? threads : threads / threads_per_row; }
 };
@@ -108,8 +111,20 @@ LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
     for (int d = 0; d < problem.dims; ++d) all &= problem.x_strides[d] % by == 0;
     return all;
   };
-  if (!invariant && is_dense && n * size <= kStagedBytes && goes_by(plan.vec_size) && !has_whole_rows(plan.vec_size)) {
-    return {LossTier::staged, 1, VecAccess::scalar, least_cost(n, 5, 12), kThreads, 1, 1, n};
+  const int64_t most_staged = has_whole_rows(plan.vec_size) ? kStagedVectorBytes : kStagedBytes;
+  if (!invariant && is_dense && n * size <= most_staged && goes_by(plan.vec_size)) {
+    plan.tier = LossTier::staged, plan.threads_per_row = 1, plan.access = VecAccess::aligned;
+    while (plan.vec_size > 1 && !has_whole_rows(plan.vec_size)) plan.vec_size /= 2;
+    const bool shares_edges = plan.vec_size == 1 && size == 2 && !backward;
+    if (shares_edges) plan.vec_size = 2, plan.access = VecAccess::predicated;
+    // Rows of vectors of 16 bytes are an odd number of those apart.
+    const int64_t pitch = plan.vec_size * size == 16 ? (n / plan.vec_size | 1) * plan.vec_size : n;
+    const auto tile_bytes = [&] { return up_to(plan.threads * pitch * size, 16) + 16; };
+    if (tile_bytes() > kTileBytes) plan.threads /= 2;
+    plan.part_n = tile_bytes();
+    const int64_t vecs = std::max<int64_t>(1, shares_edges ? n / 2 : n / plan.vec_size);
+    plan.vecs = int(ceil_div(vecs, ceil_div(vecs, std::max(1, kTogether / plan.vec_size))));
+    return plan;
   }
   while (plan.vec_size > 1 && (plan.vec_size > n || !goes_by(plan.vec_size))) plan.vec_size /= 2;
   if (invariant) plan.vec_size = 1;  // the bits of a row may not depend on its address
@@ -161,7 +176,9 @@ DivergenceMap map_of(const LossProblem& problem, const LossPlan& plan) {
     map.x_strides[d] = problem.x_strides[d], map.dx_strides[d] = problem.dx_strides[d];
   }
   map.parts = int(plan.parts), map.by_parts = divider_of(plan.parts), map.part_n = plan.part_n;
-  if (plan.tier == LossTier::columns) {
+  if (plan.tier == LossTier::staged) {
+    map.slice_vecs = ceil_div(problem.n, plan.vec_size), map.by_slice_vecs = divider_of(map.slice_vecs);
+  } else if (plan.tier == LossTier::columns) {
     map.slice_vecs = problem.sizes[problem.dims - 1] / plan.vec_size, map.vecs = problem.rows / plan.vec_size;
     map.threads_x = plan.threads_per_row, map.by_slice_vecs = divider_of(map.slice_vecs);
   }
@@ -241,7 +258,7 @@ LossLaunch make_loss_launch(LossProblem problem, int device) {
   launch.blocks = plan.parts * (columns ? ceil_div(launch.map.vecs, plan.threads_per_row)
                                         : ceil_div(problem.rows, plan.rows_per_block()));
   if (!problem.is_backward()) launch.blocks = std::min(launch.blocks, most);
-  if (plan.tier == LossTier::staged) launch.shared = plan.threads * problem.n * size_of(problem.type) + 2 * 16;
+  if (plan.tier == LossTier::staged) launch.shared = 2 * plan.part_n;
   if (plan.parts > 1 && !problem.is_backward()) {
     launch.merge = find_kernel(problem, plan, LossStep::merge, device);
     launch.merge_blocks = std::min(ceil_div(problem.rows, plan.threads / 32), most);

@@ -119,7 +119,7 @@ __device__ inline void store_grads(const Row& row, const DivergenceNumbers<C>& n
           y_grads.at[v] = from_acc<T>(of_p * (exp_<T>(log_q) - p));
         } else {
           const A ds = of_p * p - g * numbers.share_of(y, own);
-          x_grads.at[v] = from_acc<T>(ds * numbers.slope(x, A(1)));
+          x_grads.at[v] = from_acc<T>(ds * numbers.slope(x, numbers.factor));
           y_grads.at[v] = from_acc<T>(-numbers.kept * numbers.weight(own) * g * log_p);
         }
       });

@@ -27,12 +27,12 @@ struct LossElements {
   static __device__ void fill(Raw& raw, T value) {
     unroll<V>([&](int v) { set(raw, v, value); });
   }
-  // Whether no element of a half type is -inf.
+  // Whether elements of a half type are far enough from the least number that their products with log2(e) are finite.
   template <int Vecs>
-  static __device__ bool have_no_minus_infinity(const Raw (&raw)[Vecs]) {
+  static __device__ bool have_finite_products(const Raw (&raw)[Vecs]) {
     uint32_t low = raw[0].at[0];
     unroll<Vecs>([&](int i) { unroll<V / 2>([&](int w) { low = min_half2<T>(low, raw[i].at[w]); }); });
-    return to_acc(get_half<T>(low, 0)) > -infinity() && to_acc(get_half<T>(low, 1)) > -infinity();
+    return fminf(to_acc(get_half<T>(low, 0)), to_acc(get_half<T>(low, 1))) > -2e38f;
   }
   template <int Vecs>
   static __device__ typename C::A max(const Raw (&raw)[Vecs]) {
@@ -158,9 +158,11 @@ struct LossState {
   A m, l, moment, spread, top;
 
   static __device__ LossState empty() { return {lowest(), 0, 0, 0, -infinity()}; }
+  // Of scores that are to be added, of which only the highest is known.
+  static __device__ LossState of_maximum(A top) { return {finite_for_sum(top), 0, 0, 0, top}; }
   static __device__ A lowest() { return -finite_for_sum(A(infinity())); }
-  // Adds the scores s(0), s(1), ..., the highest of which is `highest`. `has_finite`: whether none of them is -inf, if
-  // that is known, which spares the entropy a comparison for each.
+  // Adds the scores s(0), s(1), ..., the highest of which is `highest`. `has_finite`: whether their
+  // logarithms are finite, if that is known, which spares the entropy a comparison for each.
   template <int Count, class F>
   __device__ void add(A highest, F s, bool has_finite = false) {
     top = max_(top, highest);
@@ -295,6 +297,8 @@ template <class C>
 struct LossTerms {
   typedef typename C::A A;
   static constexpr int kPlanes = C::has(kLossCross) ? 3 : LossNumbers<C>::kPickPlane;
+  // The loss of a row goes to the result or to a sum.
+  static constexpr int kStoredPlanes = C::has(kLossCross) ? 2 : kPlanes;
   A planes[kPlanes];
 
   // `first`: the element of class 0.
@@ -325,7 +329,7 @@ struct LossTerms {
   }
   __device__ void store(const LossMap& map, int64_t row) const {
     const LossNumbers<C> numbers = {map};
-    unroll<kPlanes>([&](int p) { numbers.plane(map.terms, p)[row] = planes[p]; });
+    unroll<kStoredPlanes>([&](int p) { numbers.plane(map.terms, p)[row] = planes[p]; });
     if constexpr (C::has(kLossCross)) store_result(map, row);
   }
   __device__ void store_result(const LossMap& map, int64_t row) const {

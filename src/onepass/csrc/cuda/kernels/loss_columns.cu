@@ -132,7 +132,7 @@ __device__ inline void store_terms(const Columns& columns, const LossState<C> (&
   const LossMap& map = columns.map;
   const LossNumbers<C> numbers = {map};
   const int64_t step = map.x_strides[map.dims - 1];
-  constexpr int kPlanes = LossTerms<C>::kPlanes, kTogether = V * sizeof(A) < 16 ? V : 16 / sizeof(A);
+  constexpr int kPlanes = LossTerms<C>::kStoredPlanes, kTogether = V * sizeof(A) < 16 ? V : 16 / sizeof(A);
   Vector<A, kTogether> planes[kPlanes][V / kTogether];
   unroll<V>([&](int v) {
     const LossTerms<C> terms(map, columns.row + v, columns.x[v * step], picks[v], states[v], sums);

@@ -38,8 +38,9 @@ struct LossMap {
   FastDivisor divisors[kLossDims];
   int parts;  // of a row's classes
   FastDivisor by_parts;
-  long long part_n;  // classes of a part
-  // Columns: vectors of a slice, which is one index of all dims but the last; threads side by side.
+  long long part_n;  // classes of a part; staged: bytes of a tile
+  // Columns: vectors of a slice, which is one index of all dims but the last; threads side by side. Staged: vectors of
+  // a row.
   long long slice_vecs, vecs;
   int threads_x;
   FastDivisor by_slice_vecs;

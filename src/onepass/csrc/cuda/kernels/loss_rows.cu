@@ -126,7 +126,7 @@ struct Row {
     }
     bool has_finite = false;
     if constexpr (C::has(kLossEntropy) && kSumsRaw && C::kHalf2 && AreWhole)
-      has_finite = Elements::have_no_minus_infinity(raw);
+      has_finite = Elements::have_finite_products(raw);
     state.template add<kVecs * V>(highest, score, has_finite);
     if constexpr (C::has(kLossSpread) && kSumsRaw && !C::has(kLossWeight) && AreWhole) {
       // So few elements of a half type have a sum as exact as that of their differences.
