@@ -51,7 +51,7 @@ FILES = {
     "cpu-backward AVX-512, 1 thread": "cpu-backward-epyc-avx512-1t-2026-11-22.json",
     "cpu-backward AVX-512, 2 threads": "cpu-backward-epyc-avx512-2t-2026-11-22.json",
 }
-GPT = ("gpt-cpu-2026-11-27.json",)  # of examples/gpt.py
+GPT = ("gpt-cpu-2026-11-27.json", "gpt-h200-2026-11-27.json")  # of examples/gpt.py
 NOISE = 0.03  # times within it are alike
 # The files of shapes that were drawn, one for each seed.
 RANDOM = [f"random-{seed}-h200-2026-11-26.json" for seed in range(1000, 1005)]
