@@ -8,6 +8,7 @@ from .version import __version__
 
 __all__ = [
     "Explanation",
+    "Segments",
     "State",
     "__version__",
     "autocast_keeps_half",
@@ -26,6 +27,10 @@ __all__ = [
     "nn",
     "patch",
     "reference",
+    "segment_log_softmax",
+    "segment_logsumexp",
+    "segment_softmax",
+    "segment_state",
     "set_batch_invariant",
     "softmax",
     "softmin",
@@ -50,6 +55,7 @@ if TYPE_CHECKING or not _WAITS:
     from .linear_loss import linear_cross_entropy
     from .losses import cross_entropy, entropy, kl_div, log_prob
     from .patching import patch
+    from .segments import Segments, segment_log_softmax, segment_logsumexp, segment_softmax, segment_state
     from .settings import autocast_keeps_half, batch_invariant, is_batch_invariant, set_batch_invariant
 else:
 

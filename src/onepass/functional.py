@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from ._engines import _ready_devices, resolve
 from .ops import HANDLES, OUT_HANDLES, call, call_boxed, call_out, reduced_shape
+from .ragged_layouts import RAGGED, call_ragged
 from .scored import call_scored, score_into
 from .scores import ScoreOptions, check_scores
 from .settings import autocast_to_float32
@@ -94,6 +95,8 @@ def _check_and_call(
     function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any, scores: Mapping[str, Any] = NO_SCORES
 ) -> Tensor:
     """The slow path, which a call with scores goes at once."""
+    if isinstance(x, Tensor) and x.layout in RAGGED:
+        return call_ragged(function, x, dim, option, out, engine, scores, _check_and_call)
     check_input(function, x)
     dims = normalize_dims(function, x, dim)
     side, numbers = check_scores(function, x, dims, scores) if scores else (None, None)
@@ -163,6 +166,7 @@ def softmax(
 
     Args:
         input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16; integers with `dtype`.
+            Also a jagged nested tensor, or one in sparse_csr over its columns (docs/segments.md).
         dim: the dim along which the result sums to 1, or a tuple of dims.
         dtype: the result's dtype, `float` for float64. The input is rounded to it first, in registers, as torch does.
             Half types are computed in float32, so `dtype=torch.float32` of a half input costs no extra pass.

@@ -8,6 +8,7 @@ from torch import Tensor
 from . import functional, losses
 from .attention import functional_attention, register_hf_attention
 from .linear_loss import linear_cross_entropy
+from .segments import Segments, segment_softmax
 
 __all__ = [
     "CrossEntropyLoss",
@@ -18,6 +19,7 @@ __all__ = [
     "LogSoftmax",
     "LogSumExp",
     "ScaledMaskedSoftmax",
+    "SegmentSoftmax",
     "Softmax",
     "Softmin",
     "functional_attention",
@@ -328,3 +330,25 @@ class KLDiv(_Module):
     def forward(self, p_logits: Tensor, q_logits: Tensor) -> Tensor:
         given = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
         return losses.kl_div(p_logits, q_logits, **given)
+
+
+class SegmentSoftmax(_Module):
+    """`onepass.segment_softmax` as a module. A call takes x, and offsets or `index=` and `num_segments=` or `lengths=`.
+
+    Args:
+        dim, scale, dtype, engine: as `onepass.segment_softmax` takes them, whose errors come at the call.
+
+    >>> import torch, onepass
+    >>> onepass.nn.SegmentSoftmax()(torch.zeros(3), torch.tensor([0, 1, 3]))
+    tensor([1.0000, 0.5000, 0.5000])
+    """
+
+    def __init__(
+        self, dim: int = 0, *, scale: float | None = None, dtype: torch.dtype | None = None, engine: str = "auto"
+    ) -> None:
+        super().__init__()
+        self.dim, self.scale, self.dtype, self.engine = dim, scale, dtype, engine
+
+    def forward(self, x: Tensor, offsets: Tensor | Segments | None = None, **segments: Any) -> Tensor:
+        given = {"scale": self.scale, "dtype": self.dtype, "engine": self.engine, **segments}
+        return segment_softmax(x, offsets, self.dim, **given)

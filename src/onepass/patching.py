@@ -6,6 +6,8 @@ and its decompositions but two, torch.func, autocast, fake tensors, dispatch mod
 operators. The kernels are installed by the first patch and stay; later ones switch them on and off.
 """
 
+import importlib
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -22,6 +24,7 @@ from torch.autograd import forward_ad
 from . import native
 from ._engines import resolve
 from .autograd import PLAIN_TYPES
+from .contrib import pyg
 from .losses import cross_entropy
 from .native import library
 from .ops import call
@@ -86,12 +89,14 @@ class patch:
 
     Args:
         report: whether `report` counts the calls, by function, and why torch computed some of them.
+        pyg: whether `torch_geometric.utils.softmax` is `onepass.contrib.pyg.softmax` too, in all modules of
+            torch_geometric, so that GATConv and all else that attends to edges has it. It is not counted.
 
     Attributes:
         report: a `Report`, or None.
 
     Raises:
-        TypeError: `report` is no bool.
+        TypeError: `report` or `pyg` is no bool. ImportError: there is no torch_geometric.
 
     >>> import torch, onepass
     >>> with onepass.patch(report=True) as patched:
@@ -105,9 +110,11 @@ class patch:
     >>> handle.restore()
     """
 
-    def __init__(self, *, report: bool = False):
-        if not isinstance(report, bool):
-            raise TypeError(f"onepass.patch(): report must be a bool, got {report!r}")
+    def __init__(self, *, report: bool = False, pyg: bool = False):
+        for name, value in (("report", report), ("pyg", pyg)):
+            if not isinstance(value, bool):
+                raise TypeError(f"onepass.patch(): {name} must be a bool, got {value!r}")
+        self._pyg = _pyg_softmax() if pyg else None
         self.report = Report() if report else None
         self._depth = 0
         _switch(self, True)
@@ -142,9 +149,29 @@ def _switch(which: patch, on: bool) -> None:
             _active.append(which)
         else:
             _active.remove(which)
+        if which._pyg and on:
+            _replace_in_pyg(which._pyg, pyg.softmax)
+        elif which._pyg and not any(p._pyg for p in _active):
+            _replace_in_pyg(pyg.softmax, which._pyg)
         global _reports
         _reports = tuple(p.report for p in _active if p.report)
         _compute_here(bool(_active))
+
+
+# PyTorch Geometric ----------------------------------------------------------------------------------------------------
+
+
+def _pyg_softmax() -> Callable[..., Tensor]:
+    """The softmax of torch_geometric itself."""
+    before = next((p._pyg for p in _active if p._pyg), None)
+    return before or importlib.import_module("torch_geometric.utils").softmax
+
+
+def _replace_in_pyg(old: Callable[..., Tensor], new: Callable[..., Tensor]) -> None:
+    """Replaces a function in every module of torch_geometric that has it by the name softmax."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "torch_geometric" and vars(module).get("softmax") is old:
+            module.softmax = new  # type: ignore[attr-defined]
 
 
 # The kernels ----------------------------------------------------------------------------------------------------------

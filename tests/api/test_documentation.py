@@ -17,7 +17,7 @@ from lib.scripts import load_script, run_python
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 PUBLIC = ("functional", "nn", "reference", "settings", "validation", "attention")
-PUBLIC += ("_engines", "_explain", "_state", "_warmup")
+PUBLIC += ("_engines", "_explain", "_state", "_warmup", "segments", "contrib.dgl", "contrib.pyg")
 
 
 @every_page
@@ -107,6 +107,12 @@ def test_gpt_has_the_same_losses_on_a_gpu(tmp_path):
     assert record["served"]["softmax"] == 4 * 50
     assert record["peak_step_mb"]["onepass"] < record["peak_step_mb"]["torch"]
     assert not record["fallbacks"]
+
+
+def test_gat_has_the_same_losses():
+    lines = run_example("gat.py", "--nodes", 300, "--degree", 20, "--steps", 5).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["torch", "onepass"]
+    assert float(lines[3].rpartition(" ")[2]) < 1e-4
 
 
 def test_minilms_layers_are_served_and_embeddings_equal():

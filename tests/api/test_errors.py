@@ -109,11 +109,10 @@ def _kinds() -> dict[str, tuple[Tensor, str]]:
             "complex64": (torch.randn(3, 4, dtype=torch.complex64), "complex64"),
             "complex128": (torch.randn(3, 4, dtype=torch.complex128), "complex128"),
             "sparse_coo": (x.to_sparse(), "sparse"),
-            "sparse_csr": (x.to_sparse_csr(), "sparse"),
+            "sparse_csc": (x.to_sparse_csc(), "sparse"),
             "mkldnn": (x.to_mkldnn(), "mkldnn"),
             "quantised": (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "qint8"),
             "nested": (torch.nested.nested_tensor(rows), "nested"),
-            "jagged": (torch.nested.nested_tensor(rows, layout=torch.jagged), "nested|jagged"),
             "float8": (x.to(torch.float8_e4m3fn), "float8_e4m3fn"),
         }
 

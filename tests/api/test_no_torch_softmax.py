@@ -101,6 +101,21 @@ def test_scores(function, engine, device):
     assert x.grad.isfinite().all()
 
 
+def test_segments(device):
+    x = maker(torch.float64, device)(9, 2).requires_grad_()
+    offsets = torch.tensor([0, 3, 3, 9], device=device)
+    nested = torch.nested.nested_tensor_from_jagged(x, offsets)
+    with forbidden(device):
+        for name in ("softmax", "log_softmax", "logsumexp"):
+            y = getattr(onepass, f"segment_{name}")(x, offsets)
+            (g,) = torch.autograd.grad(y.masked_fill(y.isinf(), 0).square().sum(), x, create_graph=True)
+            assert torch.autograd.grad(g.square().sum(), x)[0].isfinite().all()
+            getattr(onepass, name)(nested, 1)
+            getattr(onepass, f"segment_{name}")(x.detach(), lengths=torch.full((9,), 1, device=device))
+        onepass.segment_state(x, offsets)
+        torch.func.jvp(lambda t: onepass.segment_softmax(t, offsets), (x.detach(),), (x.detach(),))
+
+
 def test_gradients_of_first_and_second_order(function, engine, device):
     x = maker(torch.float64, device)(3, 6, 2).requires_grad_()
     v = maker(torch.float64, device, 4)(3, 6, 2)

@@ -110,6 +110,7 @@ def host() -> Path:
         CORE / "cuda/host/launch.cpp",
         CORE / "cuda/host/loss.cpp",
         CORE / "cuda/host/divergence.cpp",
+        CORE / "cuda/host/segments.cpp",
         CORE / "cuda/host/scored.cpp",
         CORE / "plan/tables.cpp",
     )

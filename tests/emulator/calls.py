@@ -21,6 +21,7 @@ from .build import CORE, folder, host, translated
 LOSS = ("x", "dx", "index", "weight", "weight_sum", "scale", "terms", "result", "grads", "total", "grad_lse")
 LOSS += ("loss", "weights")
 DIVERGENCE = ("x", "y", "dx", "dy", "weight", "terms", "grads")
+SEGMENTS = ("x", "bias", "y", "grad", "dx")
 SCORED = ("input", "result", "grad", "scale", "bias", "alibi", "sink", "mask", "lse", "of_cap")
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 
@@ -46,7 +47,7 @@ class Emulator:
         self.files: list[ctypes.Array[ctypes.c_char]] = []  # lest they are gone
         for function in (
             getattr(self.host, name)
-            for name in ("solve", "solve_scored", "solve_loss", "solve_divergence", "run_kernel")
+            for name in ("solve", "solve_scored", "solve_loss", "solve_divergence", "solve_segments", "run_kernel")
         ):
             function.restype = ctypes.c_char_p
 
@@ -227,6 +228,41 @@ class Emulator:
         addresses = _array(ctypes.c_void_p, [None if t is None else t.data_ptr() for t in given])
         sizes = _array(ctypes.c_int64, x.shape)
         self.done(solve(backward, _TYPES[x.dtype], addresses, x.dim(), sizes, pointers, dim, *more))
+
+    def segments(
+        self,
+        function: str,
+        tensors: dict[str, Tensor],
+        offsets: Tensor,
+        dim: int = 0,
+        order: Tensor | None = None,
+        factor: float = 1.0,
+        device: int = 0,
+    ) -> None:
+        """A function of segments, or its gradient where there is a `dx`. `tensors` are by the names of SEGMENTS."""
+        backward = "dx" in tensors
+        given, out = [tensors.get(name) for name in SEGMENTS], tensors["dx" if backward else "y"]
+        self.begin([offsets, order, *(t for t in given if t is not out)], out)
+        like = out if backward else tensors["x"]
+        steps = [None if t is None else _array(ctypes.c_int64, t.stride()) for t in given]
+        self.done(
+            self.host.solve_segments(
+                backward,
+                FUNCTIONS.index(function),
+                _array(ctypes.c_int, [0 if t is None else _TYPES[t.dtype] for t in given]),
+                _array(ctypes.c_void_p, [None if t is None else t.data_ptr() for t in given]),
+                like.dim(),
+                _array(ctypes.c_int64, like.shape),
+                _array(ctypes.c_void_p, [None if each is None else ctypes.addressof(each) for each in steps]),
+                dim,
+                ctypes.c_int64(offsets.numel() - 1),
+                ctypes.c_void_p(offsets.data_ptr()),
+                ctypes.c_void_p(None if order is None else order.data_ptr()),
+                offsets.dtype is torch.int64,
+                ctypes.c_double(factor),
+                device,
+            )
+        )
 
     def run(self, source: str, launch: Sequence[int], read: Sequence[Tensor], written: Tensor) -> None:
         """A kernel `onepass_kernel(read..., written)` of the sources. `launch`: blocks, threads of a block, blocks of a

@@ -218,6 +218,40 @@ const char* solve_divergence(bool backward, int type, void* const* tensors, int 
   return said_by([&] { run(make_divergence_launch(problem, device), nullptr, {}); });
 }
 
+// A problem of segments. `tensors`, `types`, `strides`: x, bias, y, grad, dx; with state, y has the plane first.
+const char* solve_segments(bool backward, int function, const int* types, void* const* tensors, int rank,
+                           const int64_t* sizes, const int64_t* const* strides, int dim, int64_t segments,
+                           const void* offsets, const void* order, bool wide, double factor, int device) {
+  using P = SegmentProblem;
+  P problem;
+  problem.direction = backward ? Direction::backward : Direction::forward, problem.function = Function(function);
+  const auto skipped = [&](int t) { return problem.function == Function::state && t == P::kOfY; };
+  for (int t = 0; t < P::kTensors; ++t) {
+    if (!tensors[t]) continue;
+    problem.data[t] = tensors[t], problem.types[t] = DType(types[t]), problem.steps[t] = strides[t][dim + skipped(t)];
+  }
+  for (int d = 0; d < rank; ++d) {
+    if (d == dim) continue;
+    DimOf<P::kTensors> each = {sizes[d], {}};
+    for (int t = 0; t < P::kTensors; ++t) {
+      if (tensors[t]) each.strides[t] = strides[t][d + skipped(t)];
+    }
+    problem.inner.insert(each);
+    problem.columns *= each.size;
+  }
+  problem.inner.merge();
+  if (problem.function == Function::state) problem.plane = strides[P::kOfY][0];
+  problem.items = sizes[dim], problem.segments = segments, problem.offsets = offsets, problem.order = order;
+  problem.has_wide_indices = wide, problem.factor = factor;
+  return said_by([&] {
+    const SegmentLaunch launch = make_segment_launch(problem, device);
+    start_with_messages(launch, [&](void* messages) {
+      start_segments(launch, messages, nullptr);
+      return true;
+    });
+  });
+}
+
 // A kernel by itself. `numbers`: blocks, threads of a block, of a cluster blocks or 0, bytes of shared memory, whether
 // blocks are launched cooperatively.
 const char* run_kernel(const char* words, const int* numbers, void** arguments) {

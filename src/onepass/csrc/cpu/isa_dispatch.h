@@ -12,6 +12,7 @@
 #include "engine.h"
 #include "loss.h"
 #include "scored.h"
+#include "segments.h"
 
 namespace onepass {
 
@@ -26,6 +27,8 @@ struct CpuEngine {
   void (*run_loss)(const LossProblem&, const LossPlan&, int64_t begin, int64_t end);
   DivergencePlan (*plan_divergence)(const DivergenceProblem&);
   void (*run_divergence)(const DivergenceProblem&, const DivergencePlan&, int64_t begin, int64_t end);
+  SegmentPlan (*plan_segments)(const SegmentProblem&, int64_t longest);
+  void (*run_segments)(const SegmentProblem&, const SegmentPlan&, CpuPhase, SegmentState*, int64_t begin, int64_t end);
 
   // Executes a call. `parallel_for(count, grain_size, work)` calls work(begin, end) for parts of [0, count).
   template <class ParallelFor>
@@ -53,7 +56,9 @@ struct CpuEngine {
    isa::plan_loss,                 \
    isa::run_loss,                  \
    isa::plan_divergence,           \
-   isa::run_divergence}
+   isa::run_divergence,            \
+   isa::plan_segments,             \
+   isa::run_segments}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512

@@ -1,10 +1,13 @@
 // dispatch.cpp: from checked tensors to a problem, and on to the engine of their device.
+#include <atomic>
 #include <limits>
+#include <mutex>
 #include <numeric>
 
 #include "../core/divergence_problem.h"
 #include "../core/loss_problem.h"
 #include "../core/scored_problem.h"
+#include "../core/segment_problem.h"
 #include "../cpu/isa_dispatch.h"
 #include "operators.h"
 
@@ -116,6 +119,65 @@ void run_divergence_cpu(const DivergenceProblem& problem) {
   const DivergencePlan plan = engine.plan_divergence(problem);
   run_parallel(plan.work_items, plan.grain_size,
                [&](int64_t begin, int64_t end) { engine.run_divergence(problem, plan, begin, end); });
+}
+
+namespace {
+
+// The items of the longest segment. Throws where the offsets, or the order, are none.
+int64_t check_segments(const SegmentProblem& p) {
+  constexpr int64_t kPart = 1 << 16;
+  const int64_t first = p.offset(0), last = p.offset(p.segments);
+  if (first != 0 || last != p.items) {
+    fail("offsets go from 0 to " + std::to_string(p.items) + ", the items of the dim, got " + std::to_string(first) +
+         " to " + std::to_string(last));
+  }
+  std::mutex lock;
+  int64_t longest = 0, shortest = 0;
+  const auto find_lengths = [&](const auto* offsets, int64_t begin, int64_t end) {
+    int64_t most = 0, least = 0;
+    for (int64_t s = begin; s < end; ++s) {
+      const int64_t n = int64_t(offsets[s + 1]) - int64_t(offsets[s]);
+      most = std::max(most, n), least = std::min(least, n);
+    }
+    const std::lock_guard<std::mutex> guard(lock);
+    longest = std::max(longest, most), shortest = std::min(shortest, least);
+  };
+  run_parallel(p.segments, kPart, [&](int64_t begin, int64_t end) {
+    p.has_wide_indices ? find_lengths(static_cast<const int64_t*>(p.offsets), begin, end)
+                       : find_lengths(static_cast<const int32_t*>(p.offsets), begin, end);
+  });
+  for (int64_t s = 0; shortest < 0 && s < p.segments; ++s) {
+    if (p.offset(s + 1) >= p.offset(s)) continue;
+    fail("offsets do not fall, got " + std::to_string(p.offset(s)) + " and then " + std::to_string(p.offset(s + 1)) +
+         " at " + std::to_string(s + 1));
+  }
+  std::atomic<int64_t> wrong{-1};
+  run_parallel(p.order ? p.items : 0, kPart, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      if (uint64_t(p.place(k)) >= uint64_t(p.items)) wrong = k;
+    }
+  });
+  if (wrong >= 0) {
+    fail("an order has places from 0 to " + std::to_string(p.items - 1) + ", got " + std::to_string(p.place(wrong)));
+  }
+  return longest;
+}
+
+}  // namespace
+
+void run_segments_cpu(const SegmentProblem& problem) {
+  const CpuEngine& engine = cpu_engine();
+  const SegmentPlan plan = engine.plan_segments(problem, check_segments(problem));
+  std::vector<SegmentState> states(plan.reduces ? size_t(plan.chunks * plan.tiles * plan.width) : 0);
+  const auto run_phase = [&](CpuPhase phase) {
+    run_parallel(plan.work_items, plan.grain_size, [&](int64_t begin, int64_t end) {
+      engine.run_segments(problem, plan, phase, states.data(), begin, end);
+    });
+  };
+  if (!plan.reduces) return run_phase(CpuPhase::whole);
+  run_phase(CpuPhase::states);
+  engine.run_segments(problem, plan, CpuPhase::merge, states.data(), 0, 0);
+  if (problem.is_backward() || !problem.is_reduction()) run_phase(CpuPhase::finish);
 }
 
 // `contiguous`: input and result both are.

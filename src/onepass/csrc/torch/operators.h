@@ -6,6 +6,7 @@
 #include "../core/divergence_problem.h"
 #include "../core/loss_problem.h"
 #include "../core/scored_problem.h"
+#include "../core/segment_problem.h"
 #include "../core/stable_tensor.h"
 #include "../plan/rows.h"
 
@@ -81,6 +82,8 @@ bool run_scored(const ScoredProblem& problem, const TensorRef& like);
 bool run_loss(const LossProblem& problem, const LossResult& loss, const TensorRef& like);
 // Runs a problem of divergences; false where there is no kernel for it.
 bool run_divergence(const DivergenceProblem& problem, const TensorRef& like);
+// Runs a problem of segments; false where there is no kernel for it.
+bool run_segments(const SegmentProblem& problem, const TensorRef& like);
 
 }  // namespace cuda
 

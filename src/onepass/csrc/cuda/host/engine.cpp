@@ -176,4 +176,16 @@ bool run_divergence(const DivergenceProblem& problem, const TensorRef& like) {
   return true;
 }
 
+bool run_segments(const SegmentProblem& problem, const TensorRef& like) {
+  if (!can_launch_segments(problem)) return false;
+  const int device = like.device_index;
+  const DeviceScope scope(device);
+  const SegmentLaunch launch = make_segment_launch(problem, device);
+  const int64_t words = launch.message_bytes / 4;
+  std::optional<OwnedTensor> messages;
+  if (words) messages.emplace(empty_contiguous(1, &words, DType::float32, like));
+  start_segments(launch, messages ? TensorRef(messages->get()).mutable_data() : nullptr, current_stream(device));
+  return true;
+}
+
 }  // namespace onepass::cuda

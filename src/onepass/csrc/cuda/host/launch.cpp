@@ -35,31 +35,32 @@ bool in_cluster(const CudaPlan& plan) {
 // tiers warp and staged only, the number of blocks in clusters.
 struct KernelId {
   uint64_t numbers;
-  uint32_t score, loss;
+  uint32_t score, loss, segment;
   bool operator==(const KernelId& other) const {
-    return numbers == other.numbers && score == other.score && loss == other.loss;
+    return numbers == other.numbers && score == other.score && loss == other.loss && segment == other.segment;
   }
 };
 struct HashKernelId {
   size_t operator()(const KernelId& id) const {
-    return size_t(id.numbers ^ uint64_t(id.score) << 40 ^ uint64_t(id.loss) << 20);
+    return size_t(id.numbers ^ uint64_t(id.score) << 40 ^ uint64_t(id.loss) << 20 ^ uint64_t(id.segment) << 52);
   }
 };
+// Whether the kernel is one of scores, losses or segments, which are compiled for a number of threads.
+bool is_of_family(const KernelKind& kind) { return kind.score_parts || kind.loss_parts || kind.segment_parts; }
+
 KernelId identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(kind.function), 3), add(int(kind.in), 2), add(int(kind.out), 2), add(int(plan.tier), 4);
   add(row_in_warp ? plan.threads_per_row : 0, 6);
-  add(row_in_warp                                                ? plan.rows_per_block
-      : plan.of_columns() || kind.score_parts || kind.loss_parts ? plan.max_threads()
-                                                                 : 0,
-      11);
+  add(row_in_warp ? plan.rows_per_block : plan.of_columns() || is_of_family(kind) ? plan.max_threads() : 0, 11);
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
   add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
-  return {id, kind.score_parts << 2 | uint32_t(kind.bias), kind.loss_parts << 2 | uint32_t(kind.loss_step)};
+  return {id, kind.score_parts << 2 | uint32_t(kind.bias), kind.loss_parts << 2 | uint32_t(kind.loss_step),
+          kind.segment_parts << 2 | uint32_t(kind.bias)};
 }
 
 Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device) {
@@ -107,6 +108,7 @@ const char* source_of(const KernelKind& kind, Tier tier) {
   if (is_divergence) return "divergence.cu";
   if (kind.loss_step == LossStep::total) return "loss_total.cu";
   if (kind.loss_parts & kLossStaged) return "loss_staged.cu";
+  if (kind.segment_parts) return kind.segment_parts & kSegmentInvariant ? "segments_invariant.cu" : "segments.cu";
   if (kind.loss_parts) return kind.loss_parts & kLossColumns ? "loss_columns.cu" : "loss_rows.cu";
   if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
@@ -133,13 +135,17 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
       number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
       number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
       number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
-      number("BLOCK_THREADS", plan.of_columns() || kind.score_parts || kind.loss_parts ? plan.max_threads() : 0),
+      number("BLOCK_THREADS", plan.of_columns() || is_of_family(kind) ? plan.max_threads() : 0),
       number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
       number("USES_GRID", plan.of_columns() && plan.in_grid()),
       number("STAGES_GROUPS", plan.is_staged()),
       number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
       number("TWO_PASS", plan.tier == Tier::columns_twopass)};
   if (kind.loss_parts) defines.push_back(number("LOSS_PARTS", int(kind.loss_parts)));
+  if (kind.segment_parts) {
+    defines.push_back(number("SEGMENT_PARTS", int(kind.segment_parts)));
+    defines.push_back(define("BIAS_TYPE", type_name(kind.bias)));
+  }
   if (kind.score_parts) {
     defines.push_back(number("SCORE_PARTS", int(kind.score_parts)));
     defines.push_back(define("BIAS_TYPE", type_name(kind.bias)));
@@ -176,6 +182,8 @@ struct DriverLaunch {
   DriverLaunch(const DriverLaunch&) = delete;
 };
 
+}  // namespace
+
 // How many blocks of a launch run at a time. The driver is asked once per kernel.
 int64_t count_resident(const Launch& launch, const Gpu& gpu) {
   static std::mutex mutex;
@@ -196,6 +204,8 @@ int64_t count_resident(const Launch& launch, const Gpu& gpu) {
   }
   return found->second;
 }
+
+namespace {
 
 void set_shared(Launch* launch, int64_t bytes, int64_t room) {
   if (bytes > room) {

@@ -9,8 +9,10 @@
 #include "../../core/loss_problem.h"
 #include "../../core/problem.h"
 #include "../../core/scored_problem.h"
+#include "../../core/segment_problem.h"
 #include "../kernels/loss_map.cuh"
 #include "../kernels/score_map.cuh"
+#include "../kernels/segment_map.cuh"
 #include "cuda_driver.h"
 
 namespace onepass::cuda {
@@ -31,6 +33,7 @@ struct KernelKind {
   DType bias = DType::float32;
   unsigned loss_parts = 0;  // of LossPart (kernels/loss_map.cuh)
   LossStep loss_step = LossStep::main;
+  unsigned segment_parts = 0;  // of SegmentPart (kernels/segment_map.cuh)
 };
 KernelKind kind_of(const Problem& problem);
 
@@ -89,6 +92,18 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, const Ke
 
 // Launches with these arguments; false where the driver refuses a cooperative launch.
 bool start_kernel(const Launch& launch, void** arguments, void* stream);
+
+// How many blocks of a launch run at a time.
+int64_t count_resident(const Launch& launch, const Gpu& gpu);
+
+// Whether there is a kernel for a problem of segments, and its launch. Where the driver takes no cooperative launch,
+// two others follow each other.
+struct SegmentLaunch : Launch {
+  SegmentMap map;
+};
+bool can_launch_segments(const SegmentProblem& problem);
+SegmentLaunch make_segment_launch(const SegmentProblem& problem, int device);
+void start_segments(SegmentLaunch launch, void* messages, void* stream);
 
 // Whether there is a kernel for a scored problem; its launch, by a plan that is given or by its own; and its start, as
 // of other problems.

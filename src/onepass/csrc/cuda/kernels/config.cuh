@@ -7,14 +7,20 @@
 #include "loss_map.cuh"
 #include "score.cuh"
 #include "scored_row.cuh"
+#include "segment_map.cuh"
 #include "vector_access.cuh"
 
 #ifndef SCORE_PARTS  // of a kernel of scores alone
 #define SCORE_PARTS 0
+#endif
+#ifndef BIAS_TYPE  // of scores and segments
 #define BIAS_TYPE float
 #endif
 #ifndef LOSS_PARTS  // of a kernel of losses alone
 #define LOSS_PARTS 0
+#endif
+#ifndef SEGMENT_PARTS  // of a kernel of segments alone
+#define SEGMENT_PARTS 0
 #endif
 
 #define ENUMERATOR(name, is_reduction, leading_planes) name,
@@ -51,6 +57,7 @@ struct Config {
   typedef BIAS_TYPE Bias;  // of a score
   static constexpr bool has(ScorePart part) { return SCORE_PARTS & part; }
   static constexpr bool has(LossPart part) { return LOSS_PARTS & part; }
+  static constexpr bool has(SegmentPart part) { return SEGMENT_PARTS & part; }
   static constexpr bool kIsScored = SCORE_PARTS != 0;
   static constexpr bool kSkipsHidden = false;  // columns: vectors outside the window are not read
   static constexpr bool kIsPointwise = kIsBackward && is_same<Policy::Grad, LogSumExpGrad>;  // reduces nothing
@@ -108,6 +115,25 @@ struct LossConfig : Config {
   static constexpr bool kHasNeutral = !has(kLossSoftcap) && !has(kLossScale);
   // Numbers of a state.
   static constexpr int kStateNumbers = 2 + has(kLossEntropy) + has(kLossSpread);
+};
+
+// Of a kernel of segments.
+struct SegmentConfig : Config {
+  typedef AccType<Conditional<kIsBackward, In, Out>::type> A;
+  typedef Policy::Epilogue<Out> Epilogue;
+  static constexpr bool kReduces = !kIsBackward && Epilogue::kOnePerRow;
+  static constexpr bool kPointwise = kIsPointwise;             // the gradient of logsumexp
+  static constexpr bool kSums = kIsBackward && !kIsPointwise;  // other gradients
+  static constexpr bool kFlat = has(kSegmentFlat), kSingle = has(kSegmentSingle);
+  static constexpr bool kHasSecond = kSums || has(kSegmentBias);
+  typedef Conditional<kSums, In, Bias>::type Second;
+  static constexpr bool kHasResult = !kReduces;  // for each item
+  static constexpr int kItemTensors = 1 + kHasSecond + kHasResult;
+  static constexpr int kRowTensors = kPointwise ? 2 : kReduces;
+  // Of elements; where there are none it is not looked at.
+  typedef Conditional<Epilogue::kOnePerRow, SoftmaxEpilogue<Out>, Epilogue>::type ElementEpilogue;
+  static __device__ float of_type(float, double, float narrow) { return narrow; }
+  static __device__ double of_type(double, double wide, float) { return wide; }
 };
 
 // The parameters and the operation of a kernel that serves both directions.

@@ -1,0 +1,85 @@
+"""The CUDA kernel of segments in the emulator, by the plans that an H200 has for it, against torch in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from emulator import missing
+from lib.plan_tables import BF16, F16, F32, F64
+from lib.support import maker, slow
+
+LARGE, SMALL = 0, 3  # devices: the second has one block at a time, so that none waits for another
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+TOLERANCE = {F32: 1e-5, BF16: 1.6e-2, F16: 2e-3, F64: 1e-12}
+# The function, dtype, trailing dims, and the lengths of segments. Tiles have 4096 elements, and 2048 of gradients.
+CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
+    "short": ("softmax", F32, (), [k % 40 for k in range(450)]),
+    "long": ("softmax", F32, (), [3, 700, 0, 9000, 40, 0, 5]),
+    "heads": ("softmax", BF16, (8,), [k % 30 for k in range(90)]),
+    "rows": ("logsumexp", F32, (), [5, 0, 4100, 30, 0]),
+    "odd heads": ("log_softmax", F16, (3,), [700, 1, 0, 900]),
+    "many heads": ("log_softmax", F64, (70,), [40, 3, 60]),
+    "no items": ("logsumexp", F16, (2,), [0, 0]),
+}
+QUICK = ("short", "long", "heads", "rows")
+
+
+def expected(function: str, scores: Tensor, lengths: list[int], order: Tensor | None) -> Tensor:
+    parts = (scores if order is None else scores[order]).split(lengths)
+    if function == "logsumexp":
+        return torch.stack([part.logsumexp(0) for part in parts])
+    y = torch.cat([getattr(part, function)(0) for part in parts])
+    return y if order is None else torch.zeros_like(y).index_copy(0, order, y)
+
+
+def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.double(), want, rtol=4 * TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def solve(emulator: Any, case: str, has_more: bool, device: int) -> None:
+    """A function and its gradient; with `has_more` with an order, a bias and a factor."""
+    function, dtype, inner, lengths = CASES[case]
+    n, make = sum(lengths), maker(dtype)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    x, bias, factor = make(n, *inner), make(n, *inner) if has_more else None, 0.5 if has_more else 1.0
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(1)) if has_more else None
+    wide = x.double().requires_grad_()
+    want = expected(function, wide * factor + (0 if bias is None else bias.double()), lengths, order)
+    y = torch.empty(want.shape, dtype=dtype)
+    given = {"x": x} if bias is None else {"x": x, "bias": bias}
+    emulator.segments(function, {**given, "y": y}, offsets, 0, order, factor, device)
+    assert_close(y, want.detach(), dtype)
+    grad, dx = make(*want.shape), torch.empty_like(x)
+    (of_x,) = torch.autograd.grad(want, wide, grad.double())
+    if function == "logsumexp":
+        accumulator = F64 if dtype is F64 else F32
+        given.update(y=want.detach().to(accumulator), grad=grad.to(accumulator))
+    else:
+        given = {"y": want.detach().to(dtype), "grad": grad}
+    emulator.segments(function, {**given, "dx": dx}, offsets, 0, order, factor, device)
+    assert_close(dx, of_x, dtype)
+
+
+@pytest.mark.parametrize("case", [name if name in QUICK else slow(name) for name in CASES])
+def test_segments(emulator, case):
+    solve(emulator, case, has_more=False, device=LARGE)
+
+
+@pytest.mark.parametrize("case", ["long", *(slow(name) for name in CASES if name != "long")])
+def test_blocks_that_do_not_wait(emulator, case):
+    """Rows of several tiles are finished by a second launch."""
+    solve(emulator, case, has_more=False, device=SMALL)
+
+
+@pytest.mark.parametrize("case", ["rows", *(slow(name) for name in CASES if name != "rows")])
+def test_an_order_a_bias_and_a_factor(emulator, case):
+    solve(emulator, case, has_more=True, device=LARGE)
+
+
+@pytest.mark.parametrize("offsets", [[0, -5, 10**12, 20, 9000], [9000, 4500, 0], [7, 8]])
+def test_wrong_offsets_read_nothing_else(emulator, offsets):
+    """The emulator refuses what is outside of the tensors."""
+    x = maker(F32)(9000)
+    emulator.segments("softmax", {"x": x, "y": torch.empty_like(x)}, torch.tensor(offsets))
