@@ -69,7 +69,7 @@ def make_graph(nodes: int, degree: int, seed: int, device: str) -> tuple[Tensor,
     stays = (classes[ends[0]] == classes[ends[1]]) | (torch.rand(ends.shape[1], generator=g) < 0.1)
     source, target = torch.cat([ends[:, stays], torch.arange(nodes).expand(2, -1)], 1)
     features = F.one_hot(classes, FEATURES) + torch.randn(nodes, FEATURES, generator=g) * 1.5
-    return tuple(t.to(device) for t in (features, classes, source, target))  # type: ignore[return-value]
+    return features.to(device), classes.to(device), source.to(device), target.to(device)
 
 
 def train(given: argparse.Namespace, graph: tuple[Tensor, ...], softmax: Softmax) -> tuple[list[float], float, float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import random
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,14 @@ class Emulator:
                 reach = 1 + sum((size - 1) * stride for size, stride in steps)
                 size = ctypes.c_int64(reach * tensor.element_size())
                 self.host.add_range(ctypes.c_void_p(tensor.data_ptr()), size, tensor is written)
+
+    @contextlib.contextmanager
+    def batch_invariant(self) -> Iterator[None]:
+        self.host.set_batch_invariant(True)
+        try:
+            yield
+        finally:
+            self.host.set_batch_invariant(False)
 
     def done(self, wrong: bytes) -> None:
         if wrong:

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "../native/fake_driver.h"
+#include "core/batch_invariant.h"
 #include "plan/columns.h"
 #include "scheduler.h"
 
@@ -132,6 +133,7 @@ void translate_by(const char* (*by)(const char*)) {
 
 // For the next launch: what is drawn, the order of threads, how late copies are (scheduler.h, machine.h).
 void set_way(unsigned seed, int order, int lateness) { way = {seed, order, lateness, {}}; }
+void set_batch_invariant(bool value) { onepass::process_invariant = value; }
 void add_range(const void* begin, int64_t size, bool writable) {
   way.ranges.push_back({static_cast<const char*>(begin), size, writable});
 }

@@ -108,7 +108,8 @@ inline bool within(const char* at, int size, const char* begin, int64_t count) {
   return at >= begin && at + size <= begin + count;
 }
 
-inline char* global_at(Thread* t, uint64_t address, int size, bool writes, int alignment) {
+// `is_generic`: an address of shared memory will do.
+inline char* memory_at(Thread* t, uint64_t address, int size, bool writes, int alignment, bool is_generic) {
   char* const at = reinterpret_cast<char*>(address);
   const Block& block = *t->block;
   if (address % uint64_t(alignment)) fail("misaligned access to global memory");
@@ -117,11 +118,17 @@ inline char* global_at(Thread* t, uint64_t address, int size, bool writes, int a
     if (writes && !range.writable) fail("a write to what is only read");
     return at;
   }
-  if (within(at, size, block.shared, int64_t(block.size))) return at;  // by a generic address
+  if (is_generic && within(at, size, block.shared, int64_t(block.size))) return at;
   fail(std::string(writes ? "a write" : "a read") + " outside of all tensors");
+}
+inline char* global_at(Thread* t, uint64_t address, int size, bool writes, int alignment) {
+  return memory_at(t, address, size, writes, alignment, false);
 }
 inline char* global_at(Thread* t, uint64_t address, int size, bool writes) {
   return global_at(t, address, size, writes, size);
+}
+inline char* generic_at(Thread* t, uint64_t address, int size, bool writes) {
+  return memory_at(t, address, size, writes, size, true);
 }
 
 inline const char* param_at(uint64_t address) { return reinterpret_cast<const char*>(address); }

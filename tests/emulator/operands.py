@@ -114,4 +114,5 @@ class Operands:
             return f"param_at({address})"
         if "local" in modifiers or "const" in modifiers:
             raise ValueError(f"PTX: memory of {modifiers}")
-        return f"global_at(t, {address}, {size}, {str(writes).lower()})"
+        space = "global" if "global" in modifiers else "generic"
+        return f"{space}_at(t, {address}, {size}, {str(writes).lower()})"

@@ -78,6 +78,28 @@ def test_an_order_a_bias_and_a_factor(emulator, case):
     solve(emulator, case, has_more=True, device=LARGE)
 
 
+@pytest.mark.parametrize("case", ["odd heads", *(slow(name) for name in CASES if name != "odd heads")])
+def test_bits_of_a_segment_do_not_depend_on_its_neighbours(emulator, case):
+    """In the batch-invariant mode, whose kernel computes the right values too."""
+    function, dtype, inner, lengths = CASES[case]
+    reduces = function == "logsumexp"
+
+    def compute(x: Tensor, lengths: list[int]) -> Tensor:
+        y = torch.empty((len(lengths), *inner) if reduces else x.shape, dtype=dtype)
+        emulator.segments(function, {"x": x, "y": y}, torch.tensor([0, *lengths]).cumsum(0))
+        return y
+
+    longest = lengths.index(max(lengths))
+    begin, end = sum(lengths[:longest]), sum(lengths[: longest + 1])
+    with emulator.batch_invariant():
+        emulator.kernels_run.clear()
+        solve(emulator, case, has_more=False, device=LARGE)
+        assert emulator.kernels_run[0][0] == "segments_invariant.cu"
+        x = maker(dtype)(sum(lengths), *inner)
+        together, alone = compute(x, lengths), compute(x[begin:end].clone(), [end - begin])
+    assert torch.equal(alone, together[longest : longest + 1] if reduces else together[begin:end])
+
+
 @pytest.mark.parametrize("offsets", [[0, -5, 10**12, 20, 9000], [9000, 4500, 0], [7, 8]])
 def test_wrong_offsets_read_nothing_else(emulator, offsets):
     """The emulator refuses what is outside of the tensors."""
