@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched, peek_interpreter_stack
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
+from . import triton as triton_engine
 from .autograd import needs_no_autograd
 from .loss_ops import _is_eager, _laid_out, implement
 from .native import FUNCTIONS, library
@@ -70,11 +71,6 @@ def _checked(launch: Any, *given: Any) -> bool:
         raise ValueError(str(error)) from None
 
 
-def _refuse_triton(spec: SegmentSpec) -> None:
-    if spec.engine == "triton":
-        raise NotImplementedError(f"onepass: the engine 'triton' has no {spec.function} of segments")
-
-
 def _launch(
     x: Tensor,
     offsets: Tensor,
@@ -83,14 +79,18 @@ def _launch(
     spec: SegmentSpec,
     out: Tensor | None = None,
 ) -> Tensor:
-    _refuse_triton(spec)
     to = spec.result_dtype(x)
     if not _fuses(x.dtype, to):
         x = x.to(to)
     if bias is not None and bias.dtype is not x.dtype:
         bias = bias.to(_accumulator(x.dtype, x.dtype))
     y = _empty(x, offsets, spec) if out is None else out
-    if _checked(_forward_kernel, x, offsets, order, bias, y, _NUMBERS[spec.function], spec.dim, spec.factor):
+    given = x, offsets, order, bias, y
+    if spec.engine == "triton":
+        launched = triton_engine.launch_segment_forward(*given, spec)
+    else:
+        launched = _checked(_forward_kernel, *given, _NUMBERS[spec.function], spec.dim, spec.factor)
+    if launched:
         return y
     made = forward_arithmetic(x, offsets, order, bias, spec)
     return _laid_out(made, y) if out is None else out.copy_(made)
@@ -105,7 +105,6 @@ def _launch_backward(
     bias: Tensor | None,
     spec: SegmentSpec,
 ) -> Tensor:
-    _refuse_triton(spec)
     dx = _empty_gradient(y, x, spec)
     if spec.function != "state":
         made = dx
@@ -116,7 +115,11 @@ def _launch_backward(
         elif not _fuses(dx.dtype, y.dtype):
             made = torch.empty_like(y)
         given = grad.to(y.dtype), y, x, offsets, order, bias, made
-        if _checked(_backward_kernel, *given, _NUMBERS[spec.function], spec.dim, spec.factor):
+        if spec.engine == "triton":
+            launched = triton_engine.launch_segment_backward(*given, spec)
+        else:
+            launched = _checked(_backward_kernel, *given, _NUMBERS[spec.function], spec.dim, spec.factor)
+        if launched:
             return made if made.dtype is dx.dtype else dx.copy_(made)
     return dx.copy_(backward_arithmetic(grad, y, x, offsets, order, bias, spec))
 

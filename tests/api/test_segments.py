@@ -42,10 +42,8 @@ INNER = [(-1,), (-1, 1), (-1, 2), (-1, 3), (-1, 4), (-1, 8), (-1, 12), (-1, 130)
 
 
 @pytest.fixture(autouse=True)
-def one_thread(request: pytest.FixtureRequest) -> Any:
+def one_thread() -> Any:
     """torch's softmax of another dim than the last asks for a second thread for the smallest tensor."""
-    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("engine") == "triton":
-        pytest.skip("the Triton engine has no segments")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -647,13 +645,6 @@ def test_wrong_offsets_in_a_transform():
             torch.func.vmap(lambda v, offsets=offsets: onepass.segment_softmax(v, offsets), 1)(X)
         got = forward_arithmetic(X, offsets, None, None, SegmentSpec(0, "softmax"))  # as without a check
         assert got.shape == X.shape
-
-
-def test_an_engine_that_has_none():
-    for name in NAMES:
-        spec = SegmentSpec(0, name, engine="triton")
-        with pytest.raises(NotImplementedError, match=f"the engine 'triton' has no {name} of segments"):
-            segment_call(X, OFFSETS, None, None, spec)
 
 
 def test_an_order_that_is_none():

@@ -385,6 +385,12 @@ def launched_resources(
     launches: Callable[[], Any], backend: str, arch: Any, module: Any = engine.launch
 ) -> dict[str, Any]:
     """The resources, per thread, of the one kernel that is launched by a module, on a GPU of that architecture."""
+    (found,) = all_resources(launches, backend, arch, module)
+    return found
+
+
+def all_resources(launches: Callable[[], Any], backend: str, arch: Any, module: Any) -> list[dict[str, Any]]:
+    """Those of all kernels."""
     from triton.runtime import driver
 
     compiled: list[Any] = []
@@ -397,10 +403,10 @@ def launched_resources(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(driver, "_active", Absent(backend, arch))
         patched.setattr(module, "_kernel", kernel)
-        patched.setattr(engine.loss, "properties_of", lambda _: Properties(backend))
+        for where in (engine.loss, engine.segments):
+            patched.setattr(where, "properties_of", lambda _: Properties(backend))
         launches()
-    (built,) = compiled
-    return usage(built, backend)
+    return [usage(built, backend) for built in compiled]
 
 
 def assert_no_spills(found: dict[str, Any], backend: str) -> None:

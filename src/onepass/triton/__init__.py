@@ -3,6 +3,7 @@
     scored.py     the entry points of calls with scores: scale, bias, mask, window, ...
     loss.py       the entry points of losses, whose kernels are in loss_kernels.py
     divergence.py the entry points of divergences, whose kernels are in divergence_kernels.py
+    segments.py   the entry points of segments, whose kernels are in segment_kernels.py
     launch.py     the other entry points: whether the engine can run, any dims and strides as rows by n, the launch
     plan.py       the tier of a call and its launch numbers, as data
     kernels.py    a row tier, with whole rows on the chip, and an online tier, which streams longer rows; both for a
@@ -18,6 +19,7 @@ from .launch import launch_backward, launch_forward, unavailable
 from .loss import launch_loss_backward, launch_loss_forward
 from .plan import Plan, plan_backward, plan_forward, plan_scored
 from .scored import launch_scored_backward, launch_scored_forward, launch_scored_logsumexp_backward
+from .segments import launch_segment_backward, launch_segment_forward
 
 __all__ = [
     "Plan",
@@ -30,6 +32,8 @@ __all__ = [
     "launch_scored_backward",
     "launch_scored_forward",
     "launch_scored_logsumexp_backward",
+    "launch_segment_backward",
+    "launch_segment_forward",
     "plan_backward",
     "plan_forward",
     "plan_scored",
