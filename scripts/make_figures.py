@@ -12,13 +12,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean as geomean
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from onepass.tools.bench.random_report import class_groups, class_table, others_of  # noqa: E402
+from onepass.tools.bench.random_report import class_groups, class_table, others_of, ratios_of, segment_groups  # noqa: E402
 from onepass.tools.bench.report import lines, us_text  # noqa: E402
 from onepass.tools.bench.results import Row, load  # noqa: E402
 
@@ -26,7 +27,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
 PAGES = (
     "README.md",
-    *(f"docs/{page}.md" for page in ("columns", "cpu", "gallery", "losses", "performance", "rows", "scores")),
+    *(
+        f"docs/{page}.md"
+        for page in ("columns", "cpu", "gallery", "losses", "performance", "rows", "scores", "segments")
+    ),
 )
 
 # The file of each suite that the docs speak of.
@@ -51,6 +55,10 @@ FILES = {
     "cpu-backward AVX-512, 1 thread": "cpu-backward-epyc-avx512-1t-2026-11-22.json",
     "cpu-backward AVX-512, 2 threads": "cpu-backward-epyc-avx512-2t-2026-11-22.json",
 }
+# The files of `onepass bench segments` by device: segments-DEVICE-DATE.json, or with classes before the date.
+SEGMENTS: dict[str, list[str]] = {}
+for _path in sorted(RESULTS.glob("segments-*.json")):
+    SEGMENTS.setdefault("-".join(_path.name.split("-")[:2]), []).append(_path.name)
 GPT = ("gpt-cpu-2026-11-27.json", "gpt-h200-2026-11-27.json")  # of examples/gpt.py
 NOISE = 0.03  # times within it are alike
 # The files of shapes that were drawn, one for each seed.
@@ -181,6 +189,27 @@ def losses() -> str:
         values = line.fraction(), *(line.speedup(other) for other in ("torch", "liger", "quack"))
         body.append([line.case, line.dtype, *("-" if value is None else f"{value:.2f}" for value in values)])
     return markdown(["case", "dtype", "of the limit", "x torch", "x Liger", "x QuACK"], body)
+
+
+def segments(key: str) -> str:
+    """A line a named case, and one a class of others with the mean and the least: the fraction of the limit's speed,
+    and the times as fast as the faster of PyTorch Geometric's two ways, compiled or not."""
+    rows = [r for file in SEGMENTS[key] for r in load(RESULTS / file).rows if not r.disturbed]
+    cases: list[tuple[str, str, dict[str, list[float]]]] = []
+    for name, group in segment_groups(rows).items():
+        if name.startswith("named"):
+            text = [line.case.replace("softmax backward", "gradient") for line in group]
+            cases += [(case, line.dtype, ratios_of([line])) for case, line in zip(text, group, strict=True)]
+        else:
+            cases.append((f"{name.replace('-', ', ')}, {len(group)} cases: mean (least)", "", ratios_of(group)))
+    columns = {"of the limit": "the limit", "x PyG": "PyG's fastest", "x PyG compiled": "PyG's fastest compiled"}
+    columns = {head: label for head, label in columns.items() if any(label in ratios for *_, ratios in cases)}
+
+    def cell(values: Sequence[float]) -> str:
+        return f"{geomean(values):.2f}" + f" ({min(values):.2f})" * (len(values) > 1) if values else "-"
+
+    body = [[case, dtype, *(cell(of.get(label, ())) for label in columns.values())] for case, dtype, of in cases]
+    return markdown(["case", "dtype", *columns], body)
 
 
 def gpt() -> str:
@@ -320,6 +349,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpt": gpt,
     "losses": losses,
     "scores": scores,
+    **{key: partial(segments, key) for key in SEGMENTS},
     "columns": columns,
     "few": few,
     "gallery-means": gallery_means,
@@ -348,9 +378,13 @@ def draw() -> None:
     from onepass.tools.bench.plots import draw as draw_files
 
     draw_masks(PLOTS)
-    for key, wanted in PICTURES.items():
+    pictures = [([FILES[key]], wanted) for key, wanted in PICTURES.items()]
+    for key, files in SEGMENTS.items():
+        curves = "segments-sweep-forward-softmax-forward"
+        pictures.append((files, {f"{curves}-{dtype}": f"{key}-{dtype}" for dtype in ("float32", "bfloat16")}))
+    for files, wanted in pictures:
         with tempfile.TemporaryDirectory() as folder:
-            for path in draw_files([load(RESULTS / FILES[key])], folder):
+            for path in draw_files([load(RESULTS / file) for file in files], folder):
                 if path.suffix == ".png" and path.stem in wanted:
                     path.replace(PLOTS / f"{wanted[path.stem]}.png")
 

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
-from onepass.tools.bench import losses, random_cases, score_cases, timing
+from onepass.tools.bench import losses, random_cases, score_cases, segment_cases, segments, timing
 from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
 from onepass.tools.bench.progress import Progress
 from onepass.tools.bench.providers import COPY, GalleryProvider, registry, select_providers
@@ -48,7 +48,8 @@ class Options:
 
     def sizes(self, device: torch.device) -> tuple[float, float]:
         """The MB that drawn shapes move."""
-        return self.mb or (score_cases.MOVES[device.type] if score_cases.SUITE in self.suites else (8.0, 640.0))
+        small = {score_cases.SUITE, segment_cases.SUITE} & {*self.suites}
+        return self.mb or (score_cases.MOVES[device.type] if small else (8.0, 640.0))
 
 
 def parse_device(name: str | None) -> torch.device:
@@ -98,7 +99,7 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
 
 
 def _make_cases(suite: str, options: Options, device: torch.device) -> Sequence[Case]:
-    """The cases of a suite, which `random`, `slide` and `scores` make from the options."""
+    """The cases of a suite, which `random`, `slide`, `scores` and `segments` make from the options."""
     least, most = (int(mb * random_cases.MB) for mb in options.sizes(device))
     if most < 2 * least:
         raise ValueError(f"--mb takes two sizes of which the second is at least twice the first, got {options.mb}")
@@ -110,11 +111,15 @@ def _make_cases(suite: str, options: Options, device: torch.device) -> Sequence[
         return losses.cases(device.type, options.dtypes)
     if options.functions or options.direction:
         raise ValueError(f"{suite} takes --classes, which have their functions and directions")
+    choice = (options.seed, options.count, options.classes, options.dtypes)
+    if suite == segment_cases.SUITE:
+        every = segment_cases.make(*choice, (least, most), device.type)
+        compiled = segments.compiled_names()
+        return random_cases.spread_compile(every, options.compile, compiled) if options.compile else every
     if suite == score_cases.SUITE:
-        choice = (options.seed, options.count, options.classes, options.dtypes)
         named, drawn = score_cases.make(*choice, (least, most), device.type)
         return [*named, *(random_cases.spread_compile(drawn, options.compile) if options.compile else drawn)]
-    cases = random_cases.draw(options.seed, options.count, options.classes, options.dtypes, (least, most))
+    cases = random_cases.draw(*choice, (least, most))
     return random_cases.spread_compile(cases, options.compile)
 
 
@@ -182,27 +187,33 @@ def bench(options: Options) -> int:
         torch.set_num_threads(options.threads)
     pairs, text = select_cases(options, device)
     made = set(options.suites) <= set(random_cases.ABOUT)
-    of_losses = losses.SUITE in options.suites
-    if of_losses and set(options.suites) != {losses.SUITE}:
-        raise ValueError(f"{losses.SUITE} runs alone, got {', '.join(options.suites)}")
-    only = options.only or (losses.available(device) if of_losses else (OURS, BASELINE) * made)
-    with_compile = options.compile > 0 or (score_cases.SUITE in options.suites and not options.only)
-    only += ("torch-compile",) * (made and with_compile)
-    providers, excluded = select_providers(device, only, options.skip, options.quick, options.gallery)
+    alone = next((name for name in options.suites if name in (losses.SUITE, segment_cases.SUITE)), None)
+    if alone and set(options.suites) != {alone}:
+        raise ValueError(f"{alone} runs alone, got {', '.join(options.suites)}")
+    of_losses, of_segments = alone == losses.SUITE, alone == segment_cases.SUITE
+    only, known = options.only, segments.providers(options.compile > 0) if of_segments else None
+    if not of_segments:
+        only = only or (losses.available(device) if of_losses else (OURS, BASELINE) * made)
+        with_compile = options.compile > 0 or (score_cases.SUITE in options.suites and not options.only)
+        only += ("torch-compile",) * (made and with_compile)
+    providers, excluded = select_providers(device, only, options.skip, options.quick, options.gallery, known)
     if options.graph and device.type == "cpu":
         raise ValueError("--graph is the time in a CUDA graph and needs a GPU")
     head = [text, f"providers: {', '.join(p.name for p in providers)}"]
     for reason in dict.fromkeys(excluded.values()):
         if not reason.startswith("does not support"):  # an engine for another kind of device
             head.append(f"  without {', '.join(n for n, why in excluded.items() if why == reason)}: {reason}")
-    head += [] if options.gallery or only else ["  --gallery adds the variants of the gallery"]
+    head += [] if options.gallery or only or of_segments else ["  --gallery adds the variants of the gallery"]
     budget = timing.QUICK if options.quick else timing.FULL
     budget = budget if options.seconds is None else budget.limit(options.seconds)
-    run: dict[str, Any] = {"budget": budget, "seed": options.seed, "graph": options.graph, "kernels_only": made}
+    run: dict[str, Any] = {"budget": budget, "seed": options.seed, "graph": options.graph}
+    run["kernels_only"] = made and not (of_segments and device.type == "cuda")
     about = {"quick": options.quick} | ({"count": options.count, "mb": [*options.sizes(device)]} if made else {})
     with messages_on_stderr(options.json) as stdout:
         if of_losses:
             runner: Runner = losses.LossRunner(device, losses.with_losses(providers), **run)
+        elif of_segments:
+            runner = segments.SegmentRunner(device, providers, **run)
         else:
             runner = Runner(device, providers, named=frozenset(options.only), **run)
         status = _run(runner, pairs, head, about)

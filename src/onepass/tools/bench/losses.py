@@ -19,8 +19,8 @@ from torch import Tensor
 import onepass
 from onepass.tools.bench.cases import ITEMSIZE, Case, Shape
 from onepass.tools.bench.correctness import TOLERANCE
-from onepass.tools.bench.providers import COPY, Provider, registry
-from onepass.tools.bench.runner import Runner, _Entry, _right
+from onepass.tools.bench.providers import Provider, move_bytes, registry
+from onepass.tools.bench.suite_runner import Call, SuiteRunner
 
 SUITE = "losses"
 DIRECTIONS = ("forward", "forward and backward")
@@ -199,16 +199,11 @@ def with_losses(providers: Sequence[Provider]) -> list[Provider]:
     return [LossProvider(p.name, *_LIBRARIES[p.name]) for p in providers if p.name in _LIBRARIES]
 
 
-class LossRunner(Runner):
+class LossRunner(SuiteRunner):
     """A run of losses."""
 
-    def _measure(self, entries: list[_Entry], case: Case, dtype: str) -> None:
-        for entry in entries[1:]:
-            refusal = entry.provider.unsupported(case, dtype)
-            if refusal is not None:
-                entry.row.error = f"unsupported: {refusal}"
-        self.progress.status("making data")
-        generator = torch.Generator(self.device).manual_seed(self.seed)
+    def make(self, case: Case, dtype: str, generator: torch.Generator) -> Logits:
+        assert isinstance(case, LossCase)
         x = torch.empty(case.shape, dtype=getattr(torch, dtype), device=self.device).normal_(generator=generator)
         rows = (case.shape[0], *case.shape[2:])
         if case.function in (_SHARES, _KL):
@@ -216,46 +211,23 @@ class LossRunner(Runner):
             target = target.softmax(1) if case.function == _SHARES else target
         else:
             target = torch.randint(0, case.shape[1], rows, device=self.device, generator=generator)
-        assert isinstance(case, LossCase)
-        logits = Logits(case, dtype, x, target)
-        self.progress.status("computing the reference")
-        expected = _expected(logits)
-        for entry in _right(entries):
-            entry.row.strides = list(x.stride())
-            with self._report_errors(entry):
-                if entry.provider is COPY:
-                    entry.call = _copy(logits)
-                    continue
-                assert isinstance(entry.provider, LossProvider)
-                entry.call = entry.provider.prepare_loss(logits)
-                if wrong := _compare(logits, entry.call(), expected):
-                    self._fail(entry, f"wrong: {wrong}")
-        right = _right(entries)
-        if self.clocks is None:
-            self._time_cpu(right, None)
-        else:
-            self._time_cuda(right, self.clocks)
-        copy_us = entries[0].row.median_us
-        for row in (entry.row for entry in right):
-            if row.ok and row.median_us and copy_us:
-                row.gbps, row.copy_fraction = row.bytes / row.median_us * 1e-3, copy_us / row.median_us
+        return Logits(case, dtype, x, target)
 
+    def limit(self, data: Logits) -> Call:
+        """Copies, and additions of two tensors to a third, that move as many bytes."""
+        adds, rest = divmod(data.case.moves, 3)
+        calls = [move_bytes(data.x, 3 * data.x.nbytes, 2)] * adds if adds else []
+        calls += [move_bytes(data.x, rest * data.x.nbytes)] if rest else []
+        return lambda: [call() for call in calls]
 
-def _copy(logits: Logits) -> Callable[[], Any]:
-    """Copies, and additions of two tensors to a third, that move as many bytes."""
-    x, moves = logits.x, logits.case.moves
-    other, result = torch.zeros_like(x), torch.empty_like(x)
-    if moves == 1:
-        half = x.view(-1)[: x.numel() // 2]
-        return lambda: result.view(-1)[: half.numel()].copy_(half)
+    def expect(self, data: Logits) -> tuple[Tensor, ...]:
+        return _expected(data)
 
-    def call() -> None:
-        for _ in range(moves // 3):
-            torch.add(x, other, out=result)
-        if moves % 3:
-            result.copy_(x)
+    def calls(self, provider: LossProvider, data: Logits) -> Sequence[Call]:
+        return [provider.prepare_loss(data)]
 
-    return call
+    def compare(self, provider: LossProvider, data: Logits, got: Any, expected: tuple[Tensor, ...]) -> str | None:
+        return _compare(data, got, expected)
 
 
 def _expected(logits: Logits) -> tuple[Tensor, ...]:

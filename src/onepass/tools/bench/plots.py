@@ -1,8 +1,9 @@
 """Plots of results files. Nothing here times anything or imports torch.
 
 A suite that sweeps N is drawn as curves of GB/s over N, any other suite as bars of the fraction of a copy's speed per
-case. Drawn shapes are one plot of all classes; a length that moves by one is a curve of the fraction. There is one plot
-per suite, function, direction and dtype, as PNG and as SVG. The same file gives the same SVG, byte for byte.
+case. Drawn shapes are one plot of all classes; a length that moves by one, and the mean length of segments, is a curve
+of the fraction. There is one plot per suite, function, direction and dtype, as PNG and as SVG. The same file gives the
+same SVG, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from onepass.tools.bench.random_cases import moved_length
 from onepass.tools.bench.random_report import is_small
 from onepass.tools.bench.report import lines, us_text
 from onepass.tools.bench.results import Results, Row
+from onepass.tools.bench.segment_cases import SWEEP, mean_length
 
 __all__ = ["draw", "style"]
 
@@ -36,6 +38,13 @@ _STYLES = {
     "naive": ("naive PyTorch", "#999999", "v"),
     "liger": ("Liger", "#009E73", "D"),
     "quack": ("QuACK", "#882255", "p"),
+    "onepass-index": ("onepass, index", "#56B4E9", "P"),
+    "onepass-plan": ("onepass, unsorted", "#CC79A7", "X"),
+    "pyg-index": ("PyG, index", "#009E73", "D"),
+    "pyg-ptr": ("PyG, ptr", "#882255", "p"),
+    "pyg-unsorted": ("PyG, unsorted", "#999999", "v"),
+    "pyg-index-compile": ("PyG, index, compiled", "#E69F00", "^"),
+    "pyg-ptr-compile": ("PyG, ptr, compiled", "#D55E00", "s"),
     "onepass-triton": ("onepass (Triton)", "#56B4E9", "P"),
     "onepass-cuda": ("onepass (CUDA)", "#CC79A7", "X"),
     "onepass-cpu": ("onepass (CPU)", "#CC79A7", "X"),
@@ -107,7 +116,8 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
             suite = names[0].partition("/")[0]
             note = f"onepass bench {suite}: {len({r.key() for r in rows})} points; {notes}"
             drawers = {"random": _draw_classes, "slide": _draw_slide}
-            figure = drawers.get(suite, _draw_curves if is_sweep(rows) else _draw_cases)(rows, failed, device, note)
+            other = _draw_slide if names[0].startswith(SWEEP) else _draw_curves if is_sweep(rows) else _draw_cases
+            figure = drawers.get(suite, other)(rows, failed, device, note)
             parts = [
                 *filter(None, (*names, dtype)),
                 *[f"to-{out_dtype}"] * (out_dtype != dtype),
@@ -234,27 +244,30 @@ def _draw_classes(rows: Sequence[Row], failed: Sequence[Row], device: str, note:
 
 
 def _draw_slide(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
-    """The fraction of the limit over the length that moves."""
-    names, found = _providers(rows), lines(rows)
+    """The fraction of the limit over the length that moves, or over the mean length of segments."""
+    names, found, of_segments = _providers(rows), lines(rows), rows[0].suite.startswith(SWEEP)
+
+    def length(row: Row) -> int:
+        return mean_length(row.case) if of_segments else moved_length(row.suite, row.shape)
+
     figure, axes = plt.subplots(figsize=(8.6, 4.8), layout="constrained")
     for name in reversed(names):
         label, colour, _ = style(name, names)
         points = sorted(
-            (moved_length(line.first().suite, line.first().shape), fraction)
-            for line in found
-            if (fraction := line.fraction(name)) is not None
+            (length(line.first()), fraction) for line in found if (fraction := line.fraction(name)) is not None
         )
         xs, ys = zip(*points, strict=True) if points else ((), ())
         axes.plot(xs, ys, ".-", color=colour, linewidth=1.2, markersize=4, label=label)
     axes.axhline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, label=_roofline(rows[0]))
-    axes.set_xscale("log", base=2)
+    axes.set_xscale("log", base=10 if of_segments else 2)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("the length that moves (log scale)")
+    axes.set_xlabel(f"{'mean length of a segment' if of_segments else 'the length that moves'} (log scale)")
     axes.set_ylabel("fraction of the limit")
     axes.grid(color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     figure.legend(loc="outside right upper", frameon=False, fontsize=10)
-    _add_text(axes, rows[0], f", {rows[0].suite.removeprefix('slide/')}", device, failed, note)
+    of = f", {rows[0].shape[0]} items in segments" if of_segments else f", {rows[0].suite.removeprefix('slide/')}"
+    _add_text(axes, rows[0], of, device, failed, note)
     return figure
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -114,9 +114,7 @@ class Copy(Provider):
     def prepare(self, inputs: Inputs) -> Call:
         x, grad, out = inputs.x, inputs.grad, inputs.out
         if inputs.side and grad is None:  # one copy of the input's bytes and of half of those that are only read
-            source = x.new_empty(inputs.case.bytes(inputs.dtype) // (2 * x.element_size())).normal_()
-            copied = torch.empty_like(source)
-            return lambda: copied.copy_(source)
+            return move_bytes(x, inputs.case.bytes(inputs.dtype))
         if inputs.case.layout == "sliced":  # memory without gaps is copied as fast as any
             x, grad, out = x.contiguous(), *(None if t is None else t.contiguous() for t in (grad, out))
         elif inputs.case.in_place:
@@ -133,6 +131,13 @@ class Copy(Provider):
             target = torch.empty_like(half)
             return lambda: target.copy_(half)
         return lambda: out.copy_(x)
+
+
+def move_bytes(x: Tensor, count: int, reads: int = 1) -> Call:
+    """A copy, or with two reads an addition, that moves so many bytes, of the dtype of `x`."""
+    sources = [x.new_empty(count // ((reads + 1) * x.element_size())).normal_() for _ in range(reads)]
+    result = torch.empty_like(sources[0])
+    return (lambda: result.copy_(sources[0])) if reads == 1 else lambda: torch.add(*sources, out=result)
 
 
 def copy_of_input(inputs: Inputs) -> Call | None:
@@ -327,6 +332,19 @@ class Torch(Provider):
         return _torch_call(case)
 
 
+def compile_for_case(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()  # or the ninth shape exceeds the limit of recompilations and runs uncompiled
+    torch._functorch.config.donated_buffer = False  # a backward that is called again needs what it read
+    return torch.compile(f, dynamic=False, **options)
+
+
+def compiler_missing(device: torch.device) -> str | None:
+    """What torch.compile needs and has not, or None."""
+    if device.type == "cpu":
+        return None if shutil.which("g++") or shutil.which("clang++") else "needs a C++ compiler"
+    return None if version_of("triton") else "needs triton"
+
+
 class TorchCompile(Torch):
     """Inductor's code for torch's own function, compiled for each shape."""
 
@@ -337,18 +355,14 @@ class TorchCompile(Torch):
         self._compiled: tuple[tuple[Case, str], Callable[..., Tensor]] | None = None
 
     def unavailable(self, device: torch.device) -> str | None:
-        if device.type == "cpu":
-            return None if shutil.which("g++") or shutil.which("clang++") else "needs a C++ compiler"
-        return None if version_of("triton") else "needs triton"
+        return compiler_missing(device)
 
     def writes_out(self, inputs: Inputs) -> bool:
         return False
 
     def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
         if self._compiled is None or self._compiled[0] != (case, dtype):
-            torch._dynamo.reset()  # or the ninth shape exceeds the limit of recompilations and runs uncompiled
-            torch._functorch.config.donated_buffer = False  # a backward that is called again needs what it read
-            self._compiled = ((case, dtype), torch.compile(_torch_call(case), dynamic=False))
+            self._compiled = ((case, dtype), compile_for_case(_torch_call(case)))
         return self._compiled[1]
 
 
@@ -534,13 +548,14 @@ def select_providers(
     skip: Iterable[str] = (),
     quick: bool = False,
     gallery: bool = False,
+    known: Mapping[str, Provider] | None = None,
 ) -> tuple[list[Provider], dict[str, str]]:
-    """The providers to run, in the registry's order, and by name why others are excluded.
+    """The providers to run, of `known` or of the registry, in their order, and by name why others are excluded.
 
     Without `gallery` its variants are not even listed as excluded, unless `only` names them. Raises ValueError for an
     unknown name, or if a provider in `only` cannot run here.
     """
-    known = registry()
+    known = registry() if known is None else known
     for name in [*only, *skip]:
         if name not in known:
             raise ValueError(f"unknown provider {name!r}: there are {', '.join(known)}")

@@ -3,7 +3,7 @@ torch.
 
 `onepass bench random` draws `random/CLASS` suites, in which no length is a favourite of anyone's tables. `onepass bench
 slide` makes `slide/SERIES` suites, in which a cliff between two neighbouring lengths shows. `onepass bench scores`
-(score_cases.py) draws arguments too.
+(score_cases.py) draws arguments too, `onepass bench segments` (segment_cases.py) lengths.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ ABOUT = {
     "random": "shapes drawn by --seed, --count per class (--classes), which move as much as --mb says",
     "slide": "one length moves by one around powers of two and between them (--classes chooses the series)",
     "losses": "cross-entropy, and log-probabilities with the entropy, forward and with the backward",
+    "segments": "rows of unequal length: named, a sweep of the mean length, and --count per random class (--classes)",
     "scores": "scale, bias, mask, windows, softcap and sink: named cases, and --count per random class (--classes)",
 }
 MB = 1_000_000
@@ -101,6 +102,7 @@ def draw(
     moves: tuple[float, float] = (8 * MB, 640 * MB),
     suite: str = "random",
     known: dict[str, Class] = CLASSES,
+    make: Callable[..., Case] = name_case,
 ) -> list[Case]:
     """`count` cases of each class, one dtype each. What they move is between the two numbers of bytes in `moves`.
 
@@ -118,7 +120,7 @@ def draw(
             options = {"function": pick(rng, of.functions), "direction": of.direction, "out_dtype": of.out_dtype}
             drawn = of.shape(rng, int(size / _bytes_per_element(dtype, **options)))
             options |= {"dtypes": (dtype,), "quick": _QUICK, "in_place": of.in_place}
-            case = name_case(f"{suite}/{name}", **options | drawn)
+            case = make(f"{suite}/{name}", **options | drawn)
             if least <= case.bytes(dtype) <= most:
                 found.setdefault((case.name, dtype), case)
         cases += found.values()
@@ -137,13 +139,13 @@ def known_names(names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> 
     return names or [*known]
 
 
-def spread_compile(cases: Sequence[Case], count: int) -> list[Case]:
+def spread_compile(cases: Sequence[Case], count: int, compiled: tuple[str, ...] = ("torch-compile",)) -> list[Case]:
     """The cases, of which all but `count`, evenly spread, run without torch.compile."""
 
     def chosen(i: int) -> bool:
         return (i + 1) * count // len(cases) > i * count // len(cases)
 
-    return [case if chosen(i) else replace(case, without=("torch-compile",)) for i, case in enumerate(cases)]
+    return [case if chosen(i) else replace(case, without=compiled) for i, case in enumerate(cases)]
 
 
 # One length that moves by one

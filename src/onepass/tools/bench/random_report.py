@@ -1,4 +1,4 @@
-"""What a run of `bench random`, `scores` or `slide` shows: shapes by class, and lengths that move by one."""
+"""What a run of `bench random`, `scores`, `segments` or `slide` shows: classes, and lengths that move by one."""
 
 from __future__ import annotations
 
@@ -123,6 +123,46 @@ def _where(line: Line) -> str:
 def _tenths(values: Sequence[float], count: int) -> float:
     """The value that `count` tenths of the values do not exceed."""
     return quantiles(values if len(values) > 1 else [*values, *values], n=10, method="inclusive")[count - 1]
+
+
+# What is the fastest of several providers of segments
+_FASTEST = {
+    "PyG's fastest": ("pyg-index", "pyg-ptr"),
+    "PyG's fastest compiled": ("pyg-index-compile", "pyg-ptr-compile"),
+}
+
+
+def show_ratios(rows: Sequence[Row]) -> list[Table]:
+    """A table of each class of `bench segments`: the speed of onepass over that of the limit and of others."""
+    body = []
+    for name, group in segment_groups(rows).items():
+        for other, ratios in ratios_of(group).items():
+            cells = geomean(ratios), min(ratios), *(_tenths(ratios, count) for count in (1, 5, 9))
+            body.append([name, other, str(len(ratios)), *(f"{value:.2f}" for value in cells)])
+    head = ["class", "speed over", "points", "mean", "least", "p10", "median", "p90"]
+    return [table(head, body, left={0, 1})] if body else []
+
+
+def segment_groups(rows: Sequence[Row]) -> dict[str, list[Line]]:
+    """The lines of each class of `bench segments`."""
+    groups: dict[str, list[Line]] = {}
+    for line in lines([r for r in rows if r.suite.startswith("segments/")]):
+        groups.setdefault(line.first().suite.partition("/")[2], []).append(line)
+    return groups
+
+
+def ratios_of(group: Sequence[Line]) -> dict[str, list[float]]:
+    """The speed of onepass over that of the limit, of each other provider, and of the fastest of some."""
+    found: dict[str, list[float]] = {}
+    for line in group:
+        ratios = {"the limit": line.fraction()}
+        ratios |= {name: _speedup(line, name) for name in line.rows if name not in (OURS, "copy")}
+        for label, names in _FASTEST.items():
+            ratios[label] = min((ratio for name in names if (ratio := ratios.get(name))), default=None)
+        for name, ratio in ratios.items():
+            if ratio:
+                found.setdefault(name, []).append(ratio)
+    return found
 
 
 def show_drops(rows: Sequence[Row]) -> list[str]:

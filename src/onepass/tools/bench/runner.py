@@ -67,6 +67,14 @@ def _right(entries: Sequence[_Entry]) -> list[_Entry]:
     return [entry for entry in entries if entry.row.error is None]
 
 
+def _set_fractions(entries: Sequence[_Entry], input_us: float | None = None) -> None:
+    copy_us = entries[0].row.median_us
+    for row in (entry.row for entry in _right(entries)):
+        if row.ok and row.median_us and copy_us:
+            row.gbps, row.copy_fraction = row.bytes / row.median_us * 1e-3, copy_us / row.median_us
+            row.input_copy_us = input_us
+
+
 @dataclass
 class Runner:
     """One run on one device. `results` grows case by case, so that an interrupted run has what it measured."""
@@ -165,12 +173,7 @@ class Runner:
             self._time_cuda(right, self.clocks)
             if self.graph:
                 self._time_graphs(_right(right), inputs, self.clocks, free)
-        copy_us = entries[0].row.median_us
-        for row in (entry.row for entry in right):
-            if row.ok and row.median_us and copy_us:
-                row.gbps = row.bytes / row.median_us * 1e-3
-                row.copy_fraction = copy_us / row.median_us
-                row.input_copy_us = input_us
+        _set_fractions(entries, input_us)
 
     def _new_row(self, provider: Provider, case: Case, dtype: str) -> Row:
         shape, dim = list(case.shape), list(case.dim) if isinstance(case.dim, tuple) else case.dim

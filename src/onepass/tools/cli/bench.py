@@ -63,14 +63,14 @@ from onepass.tools.cli.params import (
     type=click.IntRange(0, 2**31 - 1),
     default=0,
     show_default=True,
-    help="Seed of the data, the checks and the shapes of random and scores.",
+    help="Seed of the data, the checks and the shapes of random, scores and segments.",
 )
 @click.option("--count", type=click.IntRange(1), default=20, show_default=True, help="Shapes per random class.")
 @click.option(
     "--classes",
     multiple=True,
     type=Names(),
-    help="The classes of random and scores, or the series of slide.  [default: all]",
+    help="The classes of random, scores and segments, or the series of slide.  [default: all]",
 )
 @click.option(
     "--mb",
@@ -78,14 +78,14 @@ from onepass.tools.cli.params import (
     nargs=2,
     metavar="LEAST MOST",
     help="The MB that each random shape moves. One of slide moves MOST, or 256 if that is less."
-    "  [default: 8 640; scores: 16 320, on a CPU 2 32]",
+    "  [default: 8 640; scores and segments: 16 320, on a CPU 2 32]",
 )
 @click.option(
     "--compile",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Time torch.compile too on N of the shapes of random; of scores on N instead of all.",
+    help="Time torch.compile too on N of the shapes of random and segments; of scores on N instead of all.",
 )
 @json_option("the results")
 @click.option("--plot", metavar="DIR", help="Draw the results into this folder.")
