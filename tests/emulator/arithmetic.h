@@ -132,6 +132,16 @@ inline uint16_t to_f16_down(float v) {
   return near == 0 ? 0x8001 : uint16_t(near & 0x8000 ? near + 1 : near - 1);
 }
 
+inline uint32_t leading_zeros(uint32_t v) { return v == 0 ? 32 : uint32_t(__builtin_clz(v)); }
+inline uint32_t ones(uint32_t v) { return uint32_t(__builtin_popcount(v)); }
+inline uint32_t reversed(uint32_t v) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= (v >> i & 1) << (31 - i);
+  return bits;
+}
+// By how much a number can be shifted to the left.
+inline uint32_t largest_shift(uint32_t v) { return v == 0 ? ~0u : leading_zeros(v); }
+
 // f(a, b, c) of the low 16 bits and of the high ones.
 template <class F>
 uint32_t by_halves(uint32_t a, uint32_t b, uint32_t c, F f) {

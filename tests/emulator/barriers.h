@@ -66,11 +66,20 @@ inline int32_t largest_of_warp(Thread* t, int32_t mine, uint32_t mask) {
   return most;
 }
 
-// The value of the lane whose number differs in the bits of `by`.
-inline uint32_t exchanged(Thread* t, uint32_t value, uint32_t by, uint32_t mask) {
+// Of each lane a bit.
+inline uint32_t ballot(Thread* t, bool mine, uint32_t mask) {
   Warp warp(t, mask);
-  if (!(warp.mask >> (t->lane ^ by) & 1)) fail("a shuffle from a lane that is not there");
-  return warp.values(t, value)[t->lane ^ by];
+  const uint32_t* const all = warp.values(t, mine);
+  uint32_t bits = 0;
+  for (uint32_t lane = 0; lane < 32; ++lane) bits |= (warp.mask >> lane & 1 ? all[lane] : 0) << lane;
+  return bits;
+}
+
+// The value of another lane.
+inline uint32_t exchanged(Thread* t, uint32_t value, uint32_t from, uint32_t mask) {
+  Warp warp(t, mask);
+  if (from > 31 || !(warp.mask >> from & 1)) fail("a shuffle from a lane that is not there");
+  return warp.values(t, value)[from];
 }
 
 inline void arrive_in_cluster(Thread* t) {

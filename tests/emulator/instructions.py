@@ -7,12 +7,15 @@ from .operands import TYPES, Operands, identifier, members, size_of, twice
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
 _FUNCTIONS = {"abs": "std::abs", "bfi": "inserted", "div": "divided", "ex2": "ex2", "lg2": "lg2", "max": "largest"}
+_OF_BITS = {"brev": "reversed", "clz": "leading_zeros", "popc": "ones"}  # of 32 bits
 _FUNCTIONS |= {"min": "smallest", "neg": "-", "prmt": "prmt", "rem": "remainder"}
 _FUNCTIONS |= {"shl": "shifted_left", "shr": "shifted_right"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "ne": "!="}
 _UNORDERED = {"neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}  # not: what is false of a NaN
 _PAIRS = {"add": "a + b", "sub": "a - b", "mul": "a * b", "fma": "std::fma(a, b, c)", "max": "largest(a, b)"}
 _PAIRS["min"] = "smallest(a, b)"
+# The lane that a lane has a value from.
+_LANES = {"bfly": "t->lane ^ {0}", "idx": "{0}", "up": "t->lane < {0} ? t->lane : t->lane - {0}"}
 IGNORED = ("fence", "membar", "prefetch")  # memory is as all threads left it
 
 
@@ -28,6 +31,8 @@ class Instructions(Operands):
         if name in _FUNCTIONS:
             values = ", ".join(self.get(m[-1], operand) for operand in o[1:])
             return self.put(o[0], f"{_FUNCTIONS[name]}({values})", m[-1])
+        if name in _OF_BITS and m == ["b32"]:
+            return self.put(o[0], f"{_OF_BITS[name]}({self.get('b32', o[1])})", "u32")
         method = getattr(self, f"{name}_", None)
         if method is None:
             raise ValueError(f"PTX: no such instruction here: {name}.{'.'.join(m)}")
@@ -71,14 +76,20 @@ class Instructions(Operands):
         return self.put(o[0], f"std::copysign({value}, {sign})", m[-1])
 
     def shf_(self, m: list[str], o: list[str]) -> str:
-        if m[:2] != ["r", "wrap"]:
+        if m[1] != "wrap":
             return self.refuse("shf", m)
         low, high, by = (self.get("b32", operand) for operand in o[1:])
-        return self.put(o[0], f"uint32_t((uint64_t({high}) << 32 | {low}) >> ({by} & 31))", "b32")
+        shifted = f"<< ({by} & 31) >> 32" if m[0] == "l" else f">> ({by} & 31)"
+        return self.put(o[0], f"uint32_t((uint64_t({high}) << 32 | {low}) {shifted})", "b32")
 
     def not_(self, m: list[str], o: list[str]) -> str:
         sign = "!" if m[-1] == "pred" else "~"
         return self.put(o[0], f"{TYPES[m[-1]]}({sign}{self.get(m[-1], o[1])})", m[-1])
+
+    def bfind_(self, m: list[str], o: list[str]) -> str:
+        if m != ["shiftamt", "u32"]:
+            return self.refuse("bfind", m)
+        return self.put(o[0], f"largest_shift({self.get('u32', o[1])})", "u32")
 
     def trap_(self, m: list[str], o: list[str]) -> str:
         return 'fail("a trap");'
@@ -234,12 +245,17 @@ class Instructions(Operands):
         return self.refuse("mbarrier", m)
 
     def shfl_(self, m: list[str], o: list[str]) -> str:
-        if m[1] != "bfly":  # of whole warps
+        if m[1] not in _LANES:  # of whole warps
             return self.refuse("shfl", m)
         to, _, there = o[0].partition("|")
         value, by, mask = (self.get("u32", operand) for operand in (o[1], o[2], o[4]))
         always = f" {identifier(there)} = true;" if there else ""
-        return self.put(to, f"exchanged(t, {value}, {by}, {mask})", "u32") + always
+        return self.put(to, f"exchanged(t, {value}, {_LANES[m[1]].format(by)}, {mask})", "u32") + always
+
+    def vote_(self, m: list[str], o: list[str]) -> str:
+        if m != ["sync", "ballot", "b32"]:
+            return self.refuse("vote", m)
+        return self.put(o[0], f"ballot(t, {self.get('pred', o[1])}, {self.get('u32', o[2])})", "b32")
 
     def redux_(self, m: list[str], o: list[str]) -> str:
         if m != ["sync", "max", "s32"]:

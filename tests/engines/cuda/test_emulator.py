@@ -80,7 +80,7 @@ REFUSED = {
     "waits for ever: thread 0": "if (t < 32) asm volatile(\"bar.sync 1, 64;\"); y[t] = 0;",
     "a lane outside of its own mask: thread 1": "__syncwarp(1); y[t] = x[t];",
     "a shuffle from a lane that is not there": "if (t < 16) y[t] = __shfl_xor_sync(0xffff, x[t], 16);",
-    r"no such instruction here: popc\.b32": "y[t] = __popc((int)x[t]);",
+    r"no such instruction here: popc\.b64": "y[t] = __popcll((long long)x[t]);",
     "a division by 0": "y[t] = t / (int)(x[t] * 0);",
 }  # fmt: skip
 

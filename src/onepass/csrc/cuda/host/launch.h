@@ -96,9 +96,11 @@ bool start_kernel(const Launch& launch, void** arguments, void* stream);
 // How many blocks of a launch run at a time.
 int64_t count_resident(const Launch& launch, const Gpu& gpu);
 
-// Whether there is a kernel for a problem of segments, and its launch. Where the driver takes no cooperative launch,
-// two others follow each other.
+// Whether there is a kernel for a problem of segments, and its launches: first that of the rows that are not long, then
+// that of the long ones, which has no blocks where there are none. Where the driver takes no cooperative launch, two
+// others take its place.
 struct SegmentLaunch : Launch {
+  Launch rows;
   SegmentMap map;
 };
 bool can_launch_segments(const SegmentProblem& problem);

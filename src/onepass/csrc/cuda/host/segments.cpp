@@ -9,11 +9,11 @@ namespace onepass::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;      // of a block
-constexpr int64_t kWaves = 16;     // blocks of a multiprocessor, which take rows in turn
-constexpr int kHeadsOfChunk = 64;  // of a tile, where tiles are not one piece of memory
-constexpr int kLeastItems = 16;    // of a tile that is one
-constexpr int kItemsPerLane = 3;   // of a row of mean length
+constexpr int kThreads = 256;                // of a block
+constexpr int64_t kWaves = 16;               // blocks of a multiprocessor, which take rows in turn
+constexpr int kMostVec = 4, kVecBytes = 16;  // heads of a lane
+// Items that a lane takes of a row for itself, at most. Longer rows are cut into tiles, one for each block.
+constexpr int kLeastLaneItems = 32, kMostLaneItems = 512, kMostShares = 3, kWarpsPerSm = 32;
 
 using P = SegmentProblem;
 
@@ -62,59 +62,78 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
                      problem.types[roles.of[kItemFirst]], problem.types[problem.result()]};
   kind.segment_parts = kSegments;
   if (problem.has(P::kOfBias)) kind.segment_parts |= kSegmentBias, kind.bias = problem.types[P::kOfBias];
-  launch.groups = 1;
+  launch.groups = launch.rows.groups = 1;
   if (batch_invariant() && !is_pointwise) {
     kind.segment_parts |= kSegmentInvariant;
-    launch.threads = kThreads;
-    launch.kernel = find_or_load(kind, {Tier::warp, 32, kThreads / 32, 1, 1, 1, 0, VecAccess::aligned}, device);
+    launch.rows.threads = kThreads;
+    launch.rows.kernel = find_or_load(kind, {Tier::warp, 32, kThreads / 32, 1, 1, 1, 0, VecAccess::aligned}, device);
     const int64_t blocks = ceil_div(problem.segments * problem.columns, kThreads / 32);
-    launch.blocks = unsigned(std::clamp<int64_t>(blocks, 1, kWaves * gpu.sm_count));
-    map.steps_run = 1;
+    launch.rows.blocks = unsigned(std::clamp<int64_t>(blocks, 1, kWaves * gpu.sm_count));
     return launch;
   }
 
-  // Tiles.
-  launch.threads = problem.columns > 16 ? 2 * kThreads : kThreads;
-  const int per_thread = (sums ? 8 : 16) / (problem.accumulator() == DType::float64 ? 2 : 1);
-  const int elements = int(launch.threads) * per_thread;
-  int vec_size = 16 / widest;
-  bool is_flat = !map.order && map.dims <= 1 && map.columns <= std::min(kSegmentHeads, elements / kLeastItems);
-  for (int t = 0; t <= kItemResult; ++t) {
-    if (!roles.has(t)) continue;
-    is_flat &= map.steps[t] == map.columns && (map.dims == 0 || map.strides[t][0] == 1) &&
-               uint64_t(map.data[t]) % (vec_size * size_of(problem.types[roles.of[t]])) == 0;
-  }
-  if (!is_flat) vec_size = 1;
-  map.heads = int(is_flat ? map.columns : std::min<int64_t>(map.columns, kHeadsOfChunk));
-  map.chunks = int(ceil_div(map.columns, map.heads)), map.by_heads = divider_of(map.heads);
-  map.tile_items = elements / map.heads;
-  if (is_flat) map.tile_items = map.tile_items / 8 * 8;
-  map.tiles = std::max<int64_t>(1, ceil_div(map.items, map.tile_items));
-  while (1 << map.head_lanes_log2 < std::min(map.heads, 32)) ++map.head_lanes_log2;
-  const int64_t mean = map.items / std::max<int64_t>(1, map.segments);
+  // Vectors of heads, and lanes.
+  launch.threads = launch.rows.threads = kThreads;
+  int vec_size = std::min(kMostVec, kVecBytes / widest);
+  const auto fits = [&](int heads) {
+    bool does = map.columns % heads == 0 && map.dims == 1;
+    for (int t = 0; t <= kItemResult && does; ++t) {
+      if (!roles.has(t)) continue;
+      does &= map.strides[t][0] == 1 && map.steps[t] % heads == 0 &&
+              uint64_t(map.data[t]) % (heads * size_of(problem.types[roles.of[t]])) == 0;
+    }
+    return does;
+  };
+  while (vec_size > 1 && !fits(vec_size)) vec_size /= 2;
+  const int64_t vectors = map.columns / vec_size;
+  while (1 << map.head_lanes_log2 < std::min<int64_t>(vectors, 32)) ++map.head_lanes_log2;
+  map.chunks = int(ceil_div(vectors, 1 << map.head_lanes_log2));
+  const int item_lanes = 32 >> map.head_lanes_log2;
+  // Items of a lane in registers; the lanes of a short row have room for some more than the mean number.
+  const int halves = (problem.is_backward() ? 2 : 1) * (problem.accumulator() == DType::float64 ? 2 : 1);
+  const int kept = (vec_size > 1 ? 16 / vec_size : 8) / halves;
+  const double room = vec_size == 1 && !sums ? 3 : 1.5;
+  const double mean = double(map.items) / double(std::max<int64_t>(1, map.segments));
   int row_lanes = 1;
-  while (row_lanes << map.head_lanes_log2 < 32 && row_lanes * kItemsPerLane < mean) row_lanes *= 2;
+  while (row_lanes < item_lanes && row_lanes * kept < room * mean) row_lanes *= 2;
+  // A warp takes no row that is some times its fair share of all items.
+  const int64_t share = map.items * map.chunks / (gpu.sm_count * kWarpsPerSm) / item_lanes;
+  map.tile_items = item_lanes * std::clamp<int64_t>(kMostShares * share, kLeastLaneItems, kMostLaneItems);
+  map.tiles = std::max<int64_t>(1, ceil_div(map.items, map.tile_items));
 
-  if (is_flat) kind.segment_parts |= kSegmentFlat;
-  if (map.columns == 1) kind.segment_parts |= kSegmentSingle;
-  const CudaPlan as = {Tier::warp, row_lanes,         int(launch.threads) / row_lanes, per_thread, vec_size, 1,
-                       0,          VecAccess::aligned};
-  launch.kernel = find_or_load(kind, as, device);
-  launch.shared = unsigned(elements * size_of(problem.accumulator()) * (sums ? 2 : 1));
+  bool is_dense = map.columns == 1;
+  for (int t = 0; t <= kItemResult; ++t) is_dense &= !roles.has(t) || map.steps[t] == 1;
+  if (is_dense) kind.segment_parts |= kSegmentSingle;
+  if (map.order) kind.segment_parts |= kSegmentOrder;
+  CudaPlan as = {Tier::warp, row_lanes, kThreads / row_lanes, kept * vec_size, vec_size, 1, 0, VecAccess::aligned};
+  launch.rows.kernel = find_or_load(kind, as, device);
+  const int64_t needed = ceil_div(problem.segments * row_lanes, item_lanes * kSegmentWarps);
+  launch.rows.blocks =
+      unsigned(map.chunks * std::clamp<int64_t>(kWaves * gpu.sm_count / map.chunks, 1, std::max<int64_t>(1, needed)));
+  if (map.tiles == 1) return launch;
 
   // Blocks that run at a time wait for each other's messages.
-  const int64_t resident = count_resident(launch, gpu), at_a_time = resident / map.chunks;
-  map.steps_run = map.tiles == 1 || is_pointwise ? 1 : gpu.cooperative && at_a_time > 1 ? 3 : 2;
-  launch.blocks = unsigned(map.chunks * std::clamp<int64_t>(at_a_time, 1, map.tiles));
-  map.most_tiles = map.steps_run == 3 ? int(launch.blocks) / map.chunks : 0;
-  if (map.tiles > 1 && !is_pointwise)
-    launch.message_bytes = map.tiles * map.chunks * 2 * map.heads * message_size(kind.in, kind.out);
+  kind.segment_parts |= kSegmentLong;
+  as.threads_per_row = 1, as.rows_per_block = kThreads;
+  launch.kernel = find_or_load(kind, as, device);
+  const int64_t at_a_time = std::max<int64_t>(1, count_resident(launch, gpu) / map.chunks);
+  launch.blocks = unsigned(map.chunks * std::min<int64_t>(at_a_time, map.tiles));
+  map.steps_run = is_pointwise ? 1 : gpu.cooperative && at_a_time > 1 ? 3 : 2;
+  map.most_tiles = is_pointwise ? 0x7fffffff : map.steps_run == 3 ? int(launch.blocks) / map.chunks : 0;
+  launch.message_bytes = ceil_div(launch.rows.blocks, 16) * 16;
+  map.row_blocks = int(launch.rows.blocks);
+  if (!is_pointwise)
+    launch.message_bytes +=
+        map.tiles * map.chunks * (2 * vec_size << map.head_lanes_log2) * message_size(kind.in, kind.out);
   return launch;
 }
 
 void start_segments(SegmentLaunch launch, void* messages, void* stream) {
   void* arguments[] = {&launch.map};
-  launch.map.messages = messages;
+  launch.map.has_long = messages;
+  launch.map.messages = static_cast<char*>(messages) + ceil_div(launch.rows.blocks, 16) * 16;
+  start_kernel(launch.rows, arguments, stream);
+  if (launch.blocks == 0) return;
   const bool is_cooperative = launch.map.steps_run == 3;
   if (is_cooperative && start_kernel(launch, arguments, stream)) return;
   launch.message_bytes = 0;  // not cooperative

@@ -124,7 +124,7 @@ struct SegmentConfig : Config {
   static constexpr bool kReduces = !kIsBackward && Epilogue::kOnePerRow;
   static constexpr bool kPointwise = kIsPointwise;             // the gradient of logsumexp
   static constexpr bool kSums = kIsBackward && !kIsPointwise;  // other gradients
-  static constexpr bool kFlat = has(kSegmentFlat), kSingle = has(kSegmentSingle);
+  static constexpr bool kOrder = has(kSegmentOrder), kSingle = has(kSegmentSingle);
   static constexpr bool kHasSecond = kSums || has(kSegmentBias);
   typedef Conditional<kSums, In, Bias>::type Second;
   static constexpr bool kHasResult = !kReduces;  // for each item

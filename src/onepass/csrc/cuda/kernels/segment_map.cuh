@@ -6,15 +6,16 @@
 
 // What a kernel of segments is compiled for.
 enum SegmentPart : unsigned {
-  kSegments = 1,     // always
-  kSegmentFlat = 2,  // tiles are one piece of memory in all tensors
+  kSegments = 1,  // always
+  kSegmentOrder = 2,
   kSegmentBias = 4,
-  kSegmentSingle = 8,      // there are no inner dims
+  kSegmentSingle = 8,      // there are no inner dims, and items are one behind the other in all tensors
   kSegmentInvariant = 16,  // a warp takes a row, whose bits depend on it alone
+  kSegmentLong = 32,       // the kernel of the long rows
 };
 
-constexpr int kSegmentDims = 6;     // inner dims that do not merge
-constexpr int kSegmentHeads = 128;  // places of the inner dims that a tile has, at most
+constexpr int kSegmentDims = 6;   // inner dims that do not merge
+constexpr int kSegmentWarps = 8;  // of a block
 
 // The tensors. The first three have a number for each item: forward x, bias and y; backward y, grad and dx, of
 // logsumexp x, bias and dx. The others have one for each row: forward the result of a reduction, backward y and grad of
@@ -32,15 +33,19 @@ struct SegmentMap {
   const void *offsets, *order;
   int has_wide_indices;
 
-  // A tile has `tile_items` items at `heads` of the `columns` places of the inner dims.
-  long long columns, tiles;
-  int tile_items, heads, chunks;
-  FastDivisor by_heads;
-  int head_lanes_log2;  // lanes of a warp that have neighbouring places
-  // Rows that are in up to `most_tiles` tiles wait for each other's states, which are in `messages`; all others are
-  // finished when all states are there. `steps_run`: 1 to compute tiles, 2 to finish rows, 3 for both.
+  // The inner dims have `columns` places, which are cut into chunks. Of a chunk a warp has 1 << head_lanes_log2 lanes
+  // beside each other, and a lane has a vector of places. All other lanes have neighbouring items.
+  long long columns;
+  int chunks, head_lanes_log2;
+  // Rows of more than `tile_items` items are long. Those that are in up to `most_tiles` tiles wait for each other's
+  // states, which are in `messages`; all others are finished when all states are there. `steps_run`: 1 to compute,
+  // 2 to finish, 3 for both.
+  long long tile_items, tiles;
   int most_tiles, steps_run;
   void* messages;
+  // Of each block of the kernel of all other rows a byte, whether it met a long row; null where none can be.
+  void* has_long;
+  int row_blocks;
   double factor;
   float factor_f32;
 };

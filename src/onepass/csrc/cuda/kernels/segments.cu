@@ -1,7 +1,7 @@
-// segments.cu: rows of unequal length. Whatever their lengths, a block takes tiles of equal size in turn, which are
-// read and written in vectors, while the next one is on its way. In shared memory some lanes share each row, or all
-// threads do share a long one. A row that crosses the edge of a tile has a part in each of its tiles; their states go
-// through global memory, so that a row of any length has as many blocks as it has tiles.
+// segments.cu: rows of unequal length. Some lanes of a warp take a short row, and a whole warp takes one that is
+// longer. A second kernel computes the long rows: all blocks together take them, each a tile of some thousand elements,
+// and the states of the tiles of a row go through global memory. Elements are read from where they are. Those of a
+// short row stay in registers; others are read a second time, from a cache.
 #include "config.cuh"
 #include "grid_sync.cuh"
 #include "segments.cuh"
@@ -12,658 +12,630 @@ typedef C::In In;
 typedef C::Out Out;
 typedef C::Second Second;
 typedef State<A> RowState;  // backward: l is the sum
-
 typedef GridMessage<C> Message;
-constexpr int V = C::kVecSize, kVecs = C::kVecs, kThreads = C::kBlockThreads, kWarps = kThreads / 32;
-constexpr int kMinBlocks = sizeof(A) < 8 ? 1024 / kThreads : 1;  // of a multiprocessor: 64 registers a thread
-constexpr int kKeep = 4;                                         // elements of a lane that stay in registers
-constexpr int kFewTiles = 4;                                     // of a row
-constexpr int kAhead = 2 * kWarps;  // tiles whose first segments a block looks for at a time
-constexpr int kWarpItems = 512;     // of a row, beyond which all threads share it
 
-// The first segment that begins at `item` or after it. All lanes of a warp look for it; offsets that fall give some
-// segment.
-__device__ inline int64_t find_segment(const SegmentMap& map, int64_t item) {
-  const int lane = threadIdx.x % 32;
-  int64_t low = 0, high = map.segments;
-  while (low < high) {
-    const int64_t step = (high - low + 31) / 32, at = low + (lane + 1) * step - 1;
-    const int passed = __reduce_max_sync(0xffffffffu, at < high && offset_of(map, at) < item ? lane + 1 : 0);
-    high = min(high, low + (passed + 1) * step - 1);
-    low += passed * step;
-  }
-  return min(low, high);
+constexpr int V = C::kVecSize;                // heads of a lane: neighbouring places of the inner dims
+constexpr int K = C::kVecs;                   // items of a lane in registers
+constexpr int kRowLanes = C::kThreadsPerRow;  // lanes that take items of a short row
+constexpr int kWarps = kSegmentWarps, kThreads = 32 * kWarps;
+constexpr int kStep = K < 4 ? K : 4;  // items that a warp looks at, or does not, at a time
+constexpr int kFewTiles = 4;          // of a row
+constexpr int kAhead = 16;            // tiles that a block looks at at a time
+constexpr int kMostHeads = 32 * V;    // of a chunk
+constexpr int kMinBlocks = sizeof(A) == 8 ? 1 : V > 1 && !C::has(kSegmentLong) ? 3 : 4;
+
+typedef Vector<A, V> Values;
+
+__device__ inline RowState join(RowState a, RowState b) {
+  if constexpr (C::kSums) return {A(0), a.l + b.l};
+  const A m = max_(a.m, b.m), base = finite_for_sum(m);
+  const auto scaled = [&](RowState s) { return s.l == 0 ? A(0) : s.l * exp_<A>(finite_for_sum(s.m) - base); };
+  return {m, scaled(a) + scaled(b)};
 }
+__device__ inline RowState nothing() { return {-A(infinity()), A(0)}; }
 
-// The elements of a tile in registers.
-struct Raw {
-  Vector<In, V> first[kVecs];
-  Vector<Second, V> second[kVecs];
-};
-
-// Where the places of the inner dims are in the tensors.
-struct HeadTable {
-  int64_t at[C::kItemTensors + C::kRowTensors][kSegmentHeads];
-};
-// The tensor of a line of the table.
-__device__ inline int tensor_of(int line) {
-  if (line >= C::kItemTensors) return kRowFirst + line - C::kItemTensors;
-  return line == 0 && !C::kHasResult ? kItemFirst : line == C::kItemTensors - 1 && C::kHasResult ? kItemResult : line;
+__device__ inline int64_t shuffle(int64_t value, int lane) {
+  return (int64_t)__shfl_sync(0xffffffffu, (long long)value, lane);
 }
-
-template <class M>
-__device__ inline void write(M& message, State<float> state) {
-  message.write(state.m, (double)state.l, 1);
-}
-template <class M>
-__device__ inline void write(M& message, State<double> state) {
+__device__ inline void send(Message& message, State<float> state) { message.write(state.m, (double)state.l, 1); }
+__device__ inline void send(Message& message, State<double> state) {
   message.write(state.m, Compensated<double>{state.l, 0}, 1);
 }
 // Whether the message is there.
-template <class M>
-__device__ inline bool read(const M& message, State<float>* state) {
+__device__ inline bool receive(const Message& message, State<float>* state) {
   return message.read(&state->m, &state->l, 1);
 }
-template <class M>
-__device__ inline bool read(const M& message, State<double>* state) {
+__device__ inline bool receive(const Message& message, State<double>* state) {
   Compensated<double> sum;
   const bool is_there = message.read(&state->m, &sum, 1);
   state->l = sum.hi;
   return is_there;
 }
 
-struct Block {
+// A row, or a part of one.
+struct Row {
+  int64_t segment, begin;  // the first item
+  int count;               // items
+};
+
+// A lane, and where its heads are in the tensors.
+struct Lane {
   const SegmentMap& map;
-  const HeadTable& table;
-  A *const first, *const second;  // the elements of the tile in shared memory: scores, or results and gradients
-  A* const scratch;               // a number of each thread, and a neutral one
-  RowState* const part_states;    // of both parts, for each head
-  const int heads, valid_heads;   // of a tile, and those that exist
-  const int chunk;
-  int64_t tile, begin;  // the number of the tile, and its first item
-  int count;            // items
+  const int head_lanes, head;  // the first head of its chunk
+  bool is_there;               // whether there are such heads
+  int64_t places[C::kItemTensors + C::kRowTensors];
 
-  __device__ Block(const SegmentMap& map, const HeadTable& table, A* planes, A* scratch, RowState* part_states)
+  __device__ explicit Lane(const SegmentMap& map)
       : map(map),
-        table(table),
-        first(planes),
-        second(planes + map.tile_items * map.heads),
-        scratch(scratch),
-        part_states(part_states),
-        heads(C::kSingle ? 1 : map.heads),
-        valid_heads((int)min((int64_t)map.heads, map.columns - (int64_t)(blockIdx.x % map.chunks) * map.heads)),
-        chunk(blockIdx.x % map.chunks) {}
-  __device__ void move_to(int64_t to) {
-    tile = to, begin = tile * map.tile_items;
-    count = (int)max((int64_t)0, min((int64_t)map.tile_items, map.items - begin));
-  }
-  __device__ bool is_last() const { return tile + 1 == map.tiles; }
-  __device__ int split(int element, int* head) const {
-    if (C::kSingle) {
-      *head = 0;
-      return element;
-    }
-    const int item = divide((unsigned)element, map.by_heads);
-    *head = element - item * heads;
-    return item;
-  }
-  __device__ int64_t place_of(int item) const {
-    return map.order ? index_at(map, map.order, begin + item) : begin + item;
-  }
-
-  // Begins to load a tile.
-  __device__ void load(Raw& raw) const {
-    const In* const from = (const In*)map.data[kItemFirst];
-    const Second* const other = (const Second*)map.data[kItemSecond];
-    const int elements = count * heads;
-    unroll<kVecs>([&](int i) {
-      const int element = (i * kThreads + (int)threadIdx.x) * V;
-      if constexpr (C::kFlat) {
-        const int64_t at = begin * heads + element;
-        if (element + V <= elements) {
-          raw.first[i] = *reinterpret_cast<const Vector<In, V>*>(from + at);
-          if constexpr (C::kHasSecond) raw.second[i] = *reinterpret_cast<const Vector<Second, V>*>(other + at);
-        } else {
-          unroll<V>([&](int v) {
-            if (element + v >= elements) return;
-            raw.first[i].at[v] = from[at + v];
-            if constexpr (C::kHasSecond) raw.second[i].at[v] = other[at + v];
-          });
-        }
-      } else {
-        int head;
-        const int item = split(element, &head);
-        if (item >= count || head >= valid_heads) return;
-        const int64_t place = place_of(item);
-        raw.first[i].at[0] = from[place * map.steps[kItemFirst] + table.at[0][head]];
-        if constexpr (C::kHasSecond) raw.second[i].at[0] = other[place * map.steps[kItemSecond] + table.at[1][head]];
-      }
-    });
-  }
-  // Moves them to shared memory.
-  __device__ void fill(const Raw& raw) const {
-    unroll<kVecs>([&](int i) {
-      const int element = (i * kThreads + (int)threadIdx.x) * V;
-      if (element >= map.tile_items * heads) return;
-      Vector<A, V> made, other;
-      unroll<V>([&](int v) {
-        if constexpr (C::kSums)
-          made.at[v] = to_acc(raw.first[i].at[v]), other.at[v] = to_acc(raw.second[i].at[v]);
-        else
-          made.at[v] = score_of<C>(map, raw.first[i].at[v], raw.second[i].at[v]);
-      });
-      *reinterpret_cast<Vector<A, V>*>(first + element) = made;
-      if constexpr (C::kSums) *reinterpret_cast<Vector<A, V>*>(second + element) = other;
-    });
-  }
-  // Stores the results of some items from shared memory.
-  __device__ void store(int from, int to) const {
-    Out* const result = (Out*)map.data[kItemResult];
-    unroll<kVecs>([&](int i) {
-      const int element = (i * kThreads + (int)threadIdx.x) * V;
-      if constexpr (C::kFlat) {
-        if (element + V <= from * heads || element >= to * heads) return;
-        Out* const at = result + begin * heads + element;
-        const Vector<A, V> wide = *reinterpret_cast<const Vector<A, V>*>(first + element);
-        Vector<Out, V> made;
-        unroll<V>([&](int v) { made.at[v] = from_acc<Out>(wide.at[v]); });
-        if (element >= from * heads && element + V <= to * heads) return store_vector(at, made);
-        unroll<V>([&](int v) {
-          if (element + v >= from * heads && element + v < to * heads) at[v] = made.at[v];
-        });
-      } else {
-        int head;
-        const int item = split(element, &head);
-        if (item < from || item >= to || head >= valid_heads) return;
-        result[result_at(item, head)] = from_acc<Out>(first[element]);
-      }
-    });
-  }
-  __device__ int64_t result_at(int item, int head) const {
-    return place_of(item) * map.steps[kItemResult] + table.at[C::kItemTensors - 1][head];
-  }
-
-  // The message of a part: 0 of a row that began in an earlier tile, 1 of one that begins here and goes on.
-  __device__ Message& message(int64_t of_tile, int part, int head) const {
-    return ((Message*)map.messages)[((of_tile * map.chunks + chunk) * 2 + part) * heads + head];
-  }
-  // Sends the states of both parts, whatever the offsets are, for others wait for them.
-  __device__ void send_parts() const {
-    for (int i = threadIdx.x; i < 2 * heads; i += kThreads) {
-      const int part = i >= heads, head = part ? i - heads : i;
-      write(message(tile, part, head), part_states[i]);
+        head_lanes(1 << (C::kSingle ? 0 : map.head_lanes_log2)),
+        head(((int)threadIdx.x & (head_lanes - 1)) * V) {
+    int64_t column = (int64_t)(blockIdx.x % map.chunks) * head_lanes * V + head;
+    is_there = column < map.columns;
+    unroll<C::kItemTensors + C::kRowTensors>([&](int line) { places[line] = 0; });
+    for (int d = map.dims - 1; d >= 0 && is_there; --d) {
+      const int64_t whole = divide(column, map.sizes[d]);
+      unroll<C::kItemTensors + C::kRowTensors>(
+          [&](int line) { places[line] += (column - whole * map.sizes[d]) * map.strides[tensor_of(line)][d]; });
+      column = whole;
     }
   }
-  __device__ void clear_parts() const {
-    for (int i = threadIdx.x; i < 2 * heads; i += kThreads) part_states[i] = {-infinity(), A(0)};
+  // From a head to the next in a tensor of rows.
+  __device__ int64_t row_head_step(int line) const {
+    return V == 1 || map.dims == 0 ? 0 : map.strides[kRowFirst + line][map.dims - 1];
   }
+  // The number of this lane among `lanes` that take items, of a warp or of all.
+  __device__ int at(int lanes) const {
+    return (C::kSingle ? threadIdx.x : threadIdx.x >> map.head_lanes_log2) & (lanes - 1);
+  }
+  __device__ int lanes_of_warp() const { return 32 / head_lanes; }
 
-  __device__ Finish<C> finish_of(RowState state, int64_t segment, int head) const {
-    Finish<C> finish(map, state);
-    if constexpr (C::kPointwise) {
-      const auto number = [&](int tensor, int line) {
-        return head < valid_heads ? ((const A*)map.data[tensor])[segment * map.steps[tensor] + table.at[line][head]]
-                                  : A(0);
-      };
-      finish.lse = number(kRowFirst, C::kItemTensors), finish.grad = number(kRowSecond, C::kItemTensors + 1);
-    }
-    return finish;
+  template <class T>
+  __device__ T* at_item(int tensor, int line, int64_t item) const {
+    T* const data = (T*)map.data[tensor];
+    const int64_t place = C::kOrder ? index_at(map, map.order, item) : item;
+    if constexpr (C::kSingle) return data + place;
+    return data + place * map.steps[tensor] + places[line];
   }
-  template <class Epilogue = C::Epilogue>
-  __device__ void store_row(RowState state, int64_t segment, int head) const {
-    Out* const to = (Out*)map.data[kRowFirst] + segment * map.steps[kRowFirst];
-    if constexpr (C::kReduces) {
-      if (head < valid_heads) Epilogue::store(state, to + table.at[C::kItemTensors][head], map.plane);
-    }
-  }
-};
-
-// Where the heads of a block are.
-__device__ inline void fill_table(const Block& block, HeadTable& table) {
-  const SegmentMap& map = block.map;
-  for (int i = threadIdx.x; i < block.valid_heads; i += kThreads) {
-#pragma unroll 1
-    for (int line = 0; line < C::kItemTensors + C::kRowTensors; ++line) {
-      const int tensor = tensor_of(line);
-      int64_t index = (int64_t)block.chunk * map.heads + i, at = 0;
-      for (int d = map.dims - 1; d >= 0; --d) {
-        const int64_t whole = divide(index, map.sizes[d]);
-        at += (index - whole * map.sizes[d]) * map.strides[tensor][d];
-        index = whole;
-      }
-      table.at[line][i] = at;
-    }
-  }
-}
-
-__device__ inline A sum_of(const A (&y)[kKeep], const A (&grad)[kKeep]) {
-  return pairwise_sum<kKeep, 0>([&](int j) { return term_of<C>(y[j], grad[j]); });
-}
-
-// Some threads that share a row: one has the items from `at` on, every `step`-th. `reduce(v, op)` gives all of them
-// what they have together.
-template <class Reduce>
-__device__ inline RowState state_of(const Block& block, int head, int at, int end, int step, Reduce reduce) {
-  const A* const row = block.first + head;
-  RowState state = {A(0), A(0)};
-  if constexpr (C::kSums) {
-    const A* const other = block.second + head;
-    for (int k = at; k < end; k += step) state.l += term_of<C>(row[k * block.heads], other[k * block.heads]);
-    state.l = reduce(state.l, Sum());
-  } else {
-    A m = -infinity();
-#pragma unroll 4
-    for (int k = at; k < end; k += step) m = max_(m, row[k * block.heads]);
-    state.m = reduce(m, Max());
-    const A base = finite_for_sum(state.m);
-#pragma unroll 4
-    for (int k = at; k < end; k += step) state.l += exp_for_sum<Out>(row[k * block.heads] - base);
-    state.l = reduce(state.l, Sum());
-  }
-  return state;
-}
-__device__ inline void finish_items(const Block& block, const Finish<C>& finish, int head, int at, int end, int step) {
-  for (int k = at; k < end; k += step) {
-    A& value = block.first[k * block.heads + head];
-    value = finish(value, C::kSums ? block.second[k * block.heads + head] : A(0));
-  }
-}
-
-// A part of a row that goes beyond its tile.
-struct Part {
-  int begin, end;  // items of the tile; none if there is no such part
-  int64_t segment;
-  int64_t from, to;  // the tiles of the row
-
-  __device__ void find(const Block& block, int64_t of_segment, int from_item, int to_item) {
-    const SegmentMap& map = block.map;
-    begin = from_item, end = to_item, segment = of_segment;
-    if (!exists()) return;
-    const int64_t last = map.items - 1;
-    const int64_t first_item = min(max(offset_of(map, segment), (int64_t)0), last);
-    const int64_t last_item = min(max(offset_of(map, segment + 1) - 1, first_item), last);
-    from = divide(first_item, map.tile_items), to = divide(last_item, map.tile_items);
-  }
-  __device__ bool exists() const { return end > begin; }
-  // Whether it is finished when all tiles have been computed.
-  __device__ bool is_deferred(const SegmentMap& map) const { return exists() && to - from >= map.most_tiles; }
-};
-
-// All threads: those of a head are `head_lanes` apart.
-struct WholeBlock {
-  const Block& block;
-  int lanes, head, at, step;
-
-  __device__ explicit WholeBlock(const Block& block) : block(block) {
-    for (lanes = 1; lanes < block.heads;) lanes *= 2;
-    head = threadIdx.x % lanes, at = threadIdx.x / lanes, step = kThreads / lanes;
-  }
-  __device__ bool exists() const { return head < block.heads; }
-  template <class T, class Op>
-  __device__ T reduce(T value, Op op) const {
-    for (int mask = 16; mask >= lanes; mask /= 2) value = op(value, shuffle_xor(value, mask));
-    __syncthreads();  // what was reduced before has been read
-    block.scratch[threadIdx.x] = value;
-    __syncthreads();
-    const int apart = max(lanes, 32), column = threadIdx.x % lanes;
-    value = block.scratch[column];
-    for (int i = apart; i < kThreads; i += apart) value = op(value, block.scratch[i + column]);
-    return value;
-  }
-  __device__ RowState state(int begin, int end) const {
-    return state_of(block, head, exists() ? begin + at : end, end, step,
-                    [&](A value, auto op) { return reduce(value, op); });
-  }
-  __device__ void store_row(RowState state, int64_t segment) const {
-    if (exists() && at == 0) block.store_row(state, segment, head);
-  }
-  __device__ void finish(RowState state, int64_t segment, int begin, int end) const {
-    if (exists()) finish_items(block, block.finish_of(state, segment, head), head, begin + at, end, step);
-  }
-  // Finishes elements that are read again.
-  __device__ void finish_again(RowState state, const Part& part) const {
-    if (head >= block.valid_heads) return;
-    const SegmentMap& map = block.map;
-    const Finish<C> finish = block.finish_of(state, part.segment, head);
-    for (int k = part.begin + at; k < part.end; k += step) {
-      const int64_t place = block.place_of(k);
-      const In raw = ((const In*)map.data[kItemFirst])[place * map.steps[kItemFirst] + block.table.at[0][head]];
-      Second second = {};
-      if constexpr (C::kHasSecond)
-        second = ((const Second*)map.data[kItemSecond])[place * map.steps[kItemSecond] + block.table.at[1][head]];
-      const A value = C::kSums ? A(to_acc(raw)) : score_of<C>(map, raw, second);
-      ((Out*)map.data[kItemResult])[block.result_at(k, head)] = from_acc<Out>(finish(value, A(to_acc(second))));
-    }
-  }
-  // The state of the row of a part, from the messages of all of its parts.
-  __device__ RowState merge(const Part& part, bool waits) const {
-    const int64_t from = part.from, to = part.to;
-    RowState own = {-infinity(), A(0)};
-    if (to - from < kFewTiles) {  // each thread that needs it for itself
-      const bool needs = exists() && (C::kReduces ? at == 0 : part.begin + at < part.end);
-      for (int64_t tile = from; needs && tile <= to; ++tile) {
-        own = join(own, await(tile, tile == from, waits));
-      }
-      return own;
-    }
-    for (int64_t tile = from + at; exists() && tile <= to; tile += step) {
-      own = join(own, await(tile, tile == from, waits));
-    }
-    if constexpr (C::kSums) return {A(0), reduce(own.l, Sum())};
-    const A m = reduce(own.m, Max());
-    return {m, reduce(join(own, {m, A(0)}).l, Sum())};
+  template <class T>
+  __device__ T* at_row(int tensor, int64_t segment) const {
+    return (T*)map.data[tensor] + segment * map.steps[tensor] + places[C::kItemTensors + tensor - kRowFirst];
   }
 
  private:
-  __device__ RowState await(int64_t tile, int part, bool waits) const {
+  // The tensor of a line of the places.
+  static __device__ int tensor_of(int line) {
+    if (line >= C::kItemTensors) return kRowFirst + line - C::kItemTensors;
+    return line == 0 && !C::kHasResult ? kItemFirst : line == C::kItemTensors - 1 && C::kHasResult ? kItemResult : line;
+  }
+};
+
+// Some items of a row in registers, `step` apart from `from` on.
+struct Chunk {
+  const Lane& lane;
+  const Row& row;
+  const int from, step;
+  const int most;                             // items that the lane with most of them has, at most
+  Values first[K], second[C::kSums ? K : 1];  // scores; of a gradient the results and their gradients
+
+  __device__ Chunk(const Lane& lane, const Row& row, int from, int step, int most)
+      : lane(lane), row(row), from(from), step(step), most(most) {
+    Vector<In, V> one[K];
+    Vector<Second, V> other[C::kHasSecond ? K : 1];
+    Walk<const In> from_first(*this, kItemFirst, 0);
+    Walk<const Second> from_second(*this, C::kHasSecond ? kItemSecond : kItemFirst, C::kHasSecond);
+    for_all([&](int i) {
+      if (has(i)) {
+        one[i] = *reinterpret_cast<const Vector<In, V>*>(from_first.at(i));
+        if constexpr (C::kHasSecond) other[i] = *reinterpret_cast<const Vector<Second, V>*>(from_second.at(i));
+      }
+      from_first.move(), from_second.move();
+    });
+    for_all([&](int i) {
+      unroll<V>([&](int v) {
+        if constexpr (C::kSums) {
+          first[i].at[v] = has(i) ? to_acc(one[i].at[v]) : A(0);
+          second[i].at[v] = has(i) ? to_acc(other[i].at[v]) : A(0);
+        } else {
+          first[i].at[v] =
+              has(i) ? score_of<C>(lane.map, one[i].at[v], other[C::kHasSecond ? i : 0].at[v]) : -infinity();
+        }
+      });
+    });
+  }
+  // Calls f(i) for all items, whether they are there or not.
+  template <class F>
+  __device__ void for_all(F f) const {
+    unroll<K / kStep>([&](int s) {
+      if (s == 0 || s * kStep < most) unroll<kStep>([&](int i) { f(s * kStep + i); });
+    });
+  }
+  __device__ bool has(int i) const { return lane.is_there && from + i * step < row.count; }
+  __device__ int64_t item(int i) const { return row.begin + (from + i * step); }
+
+  // Where the items are in a tensor, one after another.
+  template <class T>
+  struct Walk {
+    const Chunk& chunk;
+    const int tensor, line;
+    T* now;
+
+    __device__ Walk(const Chunk& chunk, int tensor, int line) : chunk(chunk), tensor(tensor), line(line) {
+      if constexpr (!C::kOrder) now = chunk.lane.at_item<T>(tensor, line, chunk.item(0));
+    }
+    __device__ T* at(int i) const {
+      if constexpr (C::kOrder) return chunk.lane.at_item<T>(tensor, line, chunk.item(i));
+      return now;
+    }
+    __device__ void move() {
+      if constexpr (!C::kOrder) now += C::kSingle ? chunk.step : chunk.step * chunk.lane.map.steps[tensor];
+    }
+  };
+  // The maxima of a lane's heads.
+  __device__ Values maxima() const {
+    Values m;
+    unroll<V>([&](int v) { m.at[v] = -infinity(); });
+    for_all([&](int i) { unroll<V>([&](int v) { m.at[v] = max_(m.at[v], first[i].at[v]); }); });
+    return m;
+  }
+  // Sums; exp(s - base) takes the place of the score s, where results are made of that.
+  __device__ Values sums(const Values& base) {
+    Values l = {};
+    for_all([&](int i) {
+      unroll<V>([&](int v) {
+        A term;
+        if constexpr (C::kSums)
+          term = term_of<C>(first[i].at[v], second[i].at[v]);
+        else
+          term = exp_for_sum<Out>(first[i].at[v] - base.at[v]);
+        if constexpr (kKeepsExp) first[i].at[v] = term;
+        l.at[v] += term;
+      });
+    });
+    return l;
+  }
+  // Stores results. `knows_exp`: whether the scores have been replaced.
+  template <bool kKnowsExp>
+  __device__ void store(const Finish<C> (&finish)[V]) const {
+    if constexpr (!C::kReduces) {
+      Walk<Out> to(*this, kItemResult, C::kItemTensors - 1);
+      for_all([&](int i) {
+        Vector<Out, V> made;
+        unroll<V>([&](int v) {
+          const A value = first[i].at[v];
+          const A other = second[C::kSums ? i : 0].at[v];
+          made.at[v] = from_acc<Out>(kKnowsExp && kKeepsExp ? finish[v].from_exp(value) : finish[v](value, other));
+        });
+        if (has(i)) *reinterpret_cast<Vector<Out, V>*>(to.at(i)) = made;
+        to.move();
+      });
+    }
+  }
+
+  static constexpr bool kKeepsExp = !C::kIsBackward && !C::kReduces && C::ElementEpilogue::kTakesExp;
+};
+
+// The states of a lane's heads.
+struct States {
+  Values m, l;
+
+  __device__ RowState of(int v) const { return {m.at[v], l.at[v]}; }
+  // Of all lanes of a warp whose numbers differ in the bits from `first` to `last`.
+  template <class Reduce>
+  __device__ void reduce(Reduce reduce) {
+    if constexpr (!C::kSums) {
+      Values all;
+      unroll<V>([&](int v) {
+        all.at[v] = reduce(m.at[v], Max());
+        const A apart = finite_for_sum(m.at[v]) - finite_for_sum(all.at[v]);
+        l.at[v] = l.at[v] == 0 ? A(0) : l.at[v] * exp_<A>(apart);
+      });
+      m = all;
+    }
+    unroll<V>([&](int v) { l.at[v] = reduce(l.at[v], Sum()); });
+  }
+};
+__device__ inline Values bases(const Values& m) {
+  Values made;
+  unroll<V>([&](int v) { made.at[v] = C::kSums ? A(0) : finite_for_sum(m.at[v]); });
+  return made;
+}
+
+// Some lanes that share a row; a lane has the items from `at` on, `step` apart.
+struct Team {
+  const Lane& lane;
+  const int at, step;
+
+  // The states of what this lane has of a row.
+  __device__ States states(const Row& row) const {
+    States own;
+    unroll<V>([&](int v) { own.m.at[v] = C::kSums ? A(0) : -A(infinity()), own.l.at[v] = 0; });
+#pragma unroll 1
+    for (int begin = 0; begin < row.count; begin += K * step) {
+      Chunk chunk(lane, row, begin + at, step, most_of(row.count - begin));
+      Values m = own.m;
+      if constexpr (!C::kSums) {
+        m = chunk.maxima();
+        unroll<V>([&](int v) { m.at[v] = max_(m.at[v], own.m.at[v]); });
+      }
+      const Values base = bases(m), l = chunk.sums(base), before = bases(own.m);
+      unroll<V>([&](int v) {
+        const A scale = C::kSums ? A(1) : exp_<A>(before.at[v] - base.at[v]);
+        own.l.at[v] = (own.l.at[v] == 0 ? A(0) : own.l.at[v] * scale) + l.at[v];
+      });
+      own.m = m;
+    }
+    return own;
+  }
+  // Reads the elements again and stores their results.
+  __device__ void finish(const Row& row, const Finish<C> (&finish)[V]) const {
+#pragma unroll 1
+    for (int begin = 0; begin < row.count; begin += K * step)
+      Chunk(lane, row, begin + at, step, most_of(row.count - begin)).template store<false>(finish);
+  }
+  __device__ int most_of(int items) const { return (items + step - 1) / step; }
+};
+
+// What makes the results of a row, of which the lane has items.
+__device__ inline void make_finish(const Lane& lane, const Row& row, const States& states, Finish<C> (&finish)[V]) {
+  unroll<V>([&](int v) {
+    finish[v] = Finish<C>(lane.map, states.of(v));
+    if constexpr (C::kPointwise) {
+      const bool is_there = lane.is_there && row.count > 0;
+      finish[v].lse = is_there ? lane.at_row<const A>(kRowFirst, row.segment)[v * lane.row_head_step(0)] : A(0);
+      finish[v].grad = is_there ? lane.at_row<const A>(kRowSecond, row.segment)[v * lane.row_head_step(1)] : A(0);
+    }
+  });
+}
+template <class Epilogue = C::Epilogue>
+__device__ inline void store_row(const Lane& lane, int64_t segment, int v, RowState state) {
+  if constexpr (C::kReduces) {
+    if (lane.is_there)
+      Epilogue::store(state, lane.at_row<Out>(kRowFirst, segment) + v * lane.row_head_step(0), lane.map.plane);
+  }
+}
+
+// Rows that fit a warp
+// --------------------------------------------------------------------------------------------------
+
+// A row of which each lane has at most K items: they stay in registers. `reduce(value, op)`: over the lanes of the row.
+template <class Reduce>
+__device__ inline void compute_kept(const Team& team, const Row& row, int most, bool stores, Reduce reduce) {
+  Chunk chunk(team.lane, row, team.at, team.step, most);
+  States states = {};
+  if constexpr (!C::kPointwise) {
+    if constexpr (!C::kSums) {
+      states.m = chunk.maxima();
+      unroll<V>([&](int v) { states.m.at[v] = reduce(states.m.at[v], Max()); });
+    }
+    states.l = chunk.sums(bases(states.m));
+    unroll<V>([&](int v) { states.l.at[v] = reduce(states.l.at[v], Sum()); });
+  }
+  if constexpr (C::kReduces) {
+    if (stores) unroll<V>([&](int v) { store_row(team.lane, row.segment, v, states.of(v)); });
+  } else {
+    Finish<C> finish[V];
+    make_finish(team.lane, row, states, finish);
+    chunk.template store<true>(finish);
+  }
+}
+
+// A row by its offsets; of offsets that are none, one of nothing.
+__device__ inline Row row_of(const SegmentMap& map, int64_t segment, int64_t begin, int64_t end) {
+  const bool is_valid = begin >= 0 && begin <= end && end <= map.items;
+  return {segment, is_valid ? begin : 0, is_valid ? (int)min(end - begin, (int64_t)0x7fffffff) : 0};
+}
+
+// All rows that are not long. A warp takes as many neighbouring ones at a time as it has lanes for.
+__device__ inline void compute_rows(const Lane& lane) {
+  const SegmentMap& map = lane.map;
+  bool has_long = false;
+  const int log2 = C::kSingle ? 0 : map.head_lanes_log2, head_lanes = lane.head_lanes;
+  const int row_lanes = kRowLanes << log2, rows = 32 / row_lanes;  // lanes of a row; rows at a time
+  const int lane_at = threadIdx.x % 32, slot = lane_at / row_lanes;
+  const Team team = {lane, lane.at(kRowLanes), kRowLanes}, whole = {lane, lane.at(32 >> log2), 32 >> log2};
+  const auto reduce_row = [&](A value, auto op) {
+    unroll<31>([&](int i) {
+      if (1 << i < kRowLanes) value = op(value, shuffle_xor(value, head_lanes << i));
+    });
+    return value;
+  };
+  const auto reduce_warp = [&](A value, auto op) { return warp_reduce_strided(value, head_lanes, op); };
+  const int64_t step = (int64_t)(gridDim.x / map.chunks) * kWarps * rows;
+  int64_t segment = ((int64_t)(blockIdx.x / map.chunks) * kWarps + threadIdx.x / 32) * rows + slot;
+  int64_t begin = 0, end = 0;
+  const auto load_offsets = [&] {
+    if (segment < map.segments) begin = offset_of(map, segment), end = offset_of(map, segment + 1);
+  };
+  load_offsets();
+  for (int64_t first = segment - slot; first < map.segments; first += step) {
+    const bool is_there = segment < map.segments;
+    const Row row = row_of(map, segment, begin, end);
+    segment += step;
+    load_offsets();
+    const bool is_short = is_there && row.count <= K * kRowLanes;
+    has_long |= row.count > map.tile_items;
+    const unsigned others = __ballot_sync(0xffffffffu, is_there && !is_short && row.count <= map.tile_items);
+    Row own = row;
+    if (!is_short) own.count = 0;
+    const int most = __reduce_max_sync(0xffffffffu, (own.count + kRowLanes - 1) / kRowLanes);
+    compute_kept(team, own, most, is_short && team.at == 0, reduce_row);
+    // Rows of more items, one after another.
+    for (unsigned left = others; left;) {
+      const int from = __ffs((int)left) - 1;
+      left &= ~((row_lanes == 32 ? ~0u : (1u << row_lanes) - 1) << from);
+      const Row of = {shuffle(row.segment, from), shuffle(row.begin, from), __shfl_sync(0xffffffffu, row.count, from)};
+      if (of.count <= K * whole.step) {
+        compute_kept(whole, of, whole.most_of(of.count), whole.at == 0, reduce_warp);
+        continue;
+      }
+      States states = {};
+      if constexpr (!C::kPointwise) {
+        states = whole.states(of);
+        states.reduce(reduce_warp);
+      }
+      if constexpr (C::kReduces) {
+        if (whole.at == 0) unroll<V>([&](int v) { store_row(lane, of.segment, v, states.of(v)); });
+      } else {
+        Finish<C> finish[V];
+        make_finish(lane, of, states, finish);
+        whole.finish(of, finish);
+      }
+    }
+  }
+  if (map.has_long == nullptr) return;
+  has_long = __syncthreads_or(has_long);
+  if (threadIdx.x == 0) ((unsigned char*)map.has_long)[blockIdx.x] = has_long;
+}
+// Whether any block of that kernel found a long row.
+__device__ inline bool has_long_rows(const SegmentMap& map) {
+  bool has_long = false;
+  for (int i = threadIdx.x; i < map.row_blocks; i += kThreads) has_long |= ((const unsigned char*)map.has_long)[i] != 0;
+  return __syncthreads_or(has_long);
+}
+
+// Long rows
+// -------------------------------------------------------------------------------------------------------------
+
+// The first segments that begin at some items or after them. All lanes of a warp look for all of them at the same time;
+// offsets that fall give some segment.
+template <int Count>
+__device__ inline void find_segments(const SegmentMap& map, const int64_t (&items)[Count], int64_t (&found)[Count]) {
+  const int lane = threadIdx.x % 32;
+  int64_t high[Count];
+  unroll<Count>([&](int i) { found[i] = 0, high[i] = map.segments; });
+  for (bool is_done = false; !is_done;) {
+    int64_t step[Count];
+    bool is_less[Count];
+    is_done = true;
+    unroll<Count>([&](int i) {
+      step[i] = max((high[i] - found[i] + 31) / 32, (int64_t)1);
+      const int64_t at = found[i] + (lane + 1) * step[i] - 1;
+      is_less[i] = at < high[i] && offset_of(map, at) < items[i];
+    });
+    unroll<Count>([&](int i) {
+      const int passed = __popc(__ballot_sync(0xffffffffu, is_less[i]));
+      high[i] = min(high[i], found[i] + (passed + 1) * step[i] - 1);
+      found[i] = min(found[i] + passed * step[i], high[i]);
+      is_done &= found[i] == high[i];
+    });
+  }
+}
+
+// What a tile has of a long row: 0 of one that began in an earlier tile, 1 of one that begins here and goes on.
+struct Part {
+  int64_t begin;              // its first item
+  int count;                  // items; 0 if there is no such part
+  int64_t segment, from, to;  // the row, and its tiles
+
+  __device__ bool exists() const { return count > 0; }
+  // Whether it is finished when all tiles have been computed.
+  __device__ bool is_deferred(const SegmentMap& map) const { return exists() && to - from >= map.most_tiles; }
+  __device__ Row row() const { return {segment, begin, count}; }
+};
+
+struct Shared {
+  Part parts[kAhead][2];
+  int64_t found;  // the first tile of those whose parts are there, or -1
+  RowState of_warps[kWarps][kMostHeads];
+  RowState states[2][kMostHeads];
+};
+
+// The long rows of a chunk of heads: the tiles of this block.
+struct LongRows {
+  const Lane& lane;
+  Shared& shared;
+  const SegmentMap& map;
+  const int chunk, warp;
+  const int64_t first_tile, step;
+  const Team team;
+  int64_t known_lead = -1, known_tail = -1;  // the rows whose states are there
+
+  __device__ LongRows(const Lane& lane, Shared& shared)
+      : lane(lane),
+        shared(shared),
+        map(lane.map),
+        chunk(blockIdx.x % map.chunks),
+        warp(threadIdx.x / 32),
+        first_tile(blockIdx.x / map.chunks),
+        step(gridDim.x / map.chunks),
+        team{lane, lane.at(kThreads / lane.head_lanes), kThreads / lane.head_lanes} {}
+
+  // Calls f(tile, parts) for all tiles of the block. All threads take part.
+  template <class F>
+  __device__ void for_tiles(F f) const {
+    for (int64_t first = first_tile; first < map.tiles; first += kAhead * step) {
+      if (shared.found != first) {
+        __syncthreads();  // the parts before have been read
+        find_parts(first);
+        if (threadIdx.x == 0) shared.found = first;
+        __syncthreads();
+      }
+#pragma unroll 1
+      for (int i = 0; i < kAhead && first + i * step < map.tiles; ++i) f(first + i * step, shared.parts[i]);
+    }
+  }
+  __device__ int heads() const { return lane.head_lanes * V; }
+  __device__ Message& message(int64_t tile, int k, int head) const {
+    return ((Message*)map.messages)[((tile * map.chunks + chunk) * 2 + k) * heads() + head];
+  }
+  __device__ void clear(int64_t tile) const {
+    for (int i = threadIdx.x; i < 2 * heads(); i += kThreads) (&message(tile, 0, 0))[i].clear();
+  }
+  // Sends the states of the parts of a tile to all that wait for them. A part that does not exist has the
+  // state of nothing: where offsets are wrong others may wait for it.
+  __device__ void send_states(int64_t tile, const Part* parts) const {
+#pragma unroll 1
+    for (int k = 0; k < 2; ++k) {
+      if (!parts[k].exists()) {
+        for (int head = threadIdx.x; head < heads(); head += kThreads) send(message(tile, k, head), nothing());
+        continue;
+      }
+      States states = team.states(parts[k].row());
+      states.reduce([&](A value, auto op) { return warp_reduce_strided(value, lane.head_lanes, op); });
+      __syncthreads();  // those of other parts have been read
+      if (threadIdx.x % 32 < lane.head_lanes)
+        unroll<V>([&](int v) { shared.of_warps[warp][lane.head + v] = states.of(v); });
+      __syncthreads();
+      for (int head = threadIdx.x; head < heads(); head += kThreads) {
+        RowState all = shared.of_warps[0][head];
+        for (int i = 1; i < kWarps; ++i) all = join(all, shared.of_warps[i][head]);
+        send(message(tile, k, head), all);
+      }
+    }
+  }
+  // Whether the tile makes results of a part. A reduction has one where the row begins.
+  __device__ static bool has_results(const Part* parts, int k) { return parts[k].exists() && (!C::kReduces || k == 1); }
+  // Makes the results of the parts of a tile that `takes(k)`, from the messages of all tiles of their rows.
+  template <class Takes>
+  __device__ void finish(const Part* parts, bool waits, Takes takes) {
+    if (!takes(0) && !takes(1)) return;
+    // The states of the rows of the tile before may be known.
+    const auto needs = [&](int k) { return takes(k) && parts[k].segment != (k ? known_tail : known_lead); };
+    if (!C::kPointwise && (needs(0) || needs(1))) {
+      __syncthreads();  // the states before have been read
+      merge(parts, waits, needs);
+      if (takes(0)) known_lead = parts[0].segment;
+      if (takes(1)) known_tail = parts[1].segment;
+      __syncthreads();
+    }
+#pragma unroll 1
+    for (int k = 0; k < 2; ++k) {
+      if (!takes(k)) continue;
+      States states = {};
+      if constexpr (!C::kPointwise) {
+        unroll<V>([&](int v) {
+          const RowState of = shared.states[k][lane.head + v];
+          states.m.at[v] = of.m, states.l.at[v] = of.l;
+        });
+      }
+      if constexpr (C::kReduces) {
+        if (team.at == 0) unroll<V>([&](int v) { store_row(lane, parts[k].segment, v, states.of(v)); });
+      } else {
+        Finish<C> finish[V];
+        make_finish(lane, parts[k].row(), states, finish);
+        team.finish(parts[k].row(), finish);
+      }
+    }
+  }
+
+ private:
+  __device__ void find_parts(int64_t first) const {
+    constexpr int kPerWarp = kAhead / kWarps;
+    const int own = warp * kPerWarp;
+    int64_t bounds[2 * kPerWarp], found[2 * kPerWarp];
+    unroll<2 * kPerWarp>([&](int i) { bounds[i] = (first + (own + i / 2) * step + i % 2) * map.tile_items; });
+    find_segments(map, bounds, found);
+    if (threadIdx.x % 32) return;
+#pragma unroll 1
+    for (int i = 0; i < kPerWarp; ++i) {
+      const int64_t begin = i == 0 ? bounds[0] : bounds[2], end = i == 0 ? bounds[1] : bounds[3];
+      const int64_t of_begin = i == 0 ? found[0] : found[2], of_end = i == 0 ? found[1] : found[3];
+      Part* const parts = shared.parts[own + i];
+      parts[0].count = parts[1].count = 0;
+      if (begin >= map.items) continue;
+      fill(parts[0], of_begin - 1, begin, end);
+      if (of_end > of_begin && end < map.items) fill(parts[1], of_end - 1, begin, end);
+    }
+    static_assert(kPerWarp == 2, "");
+  }
+  // The part of a row in the tile of the items from `begin` to `end`.
+  __device__ void fill(Part& part, int64_t segment, int64_t begin, int64_t end) const {
+    if (segment < 0) return;
+    const Row row = row_of(map, segment, offset_of(map, segment), offset_of(map, segment + 1));
+    const int64_t row_end = min(max(offset_of(map, segment + 1), row.begin), (int64_t)map.items);
+    const int64_t from = max(row.begin, begin), to = min(row_end, end);
+    if (row.count <= map.tile_items || to <= from) return;
+    part = {from, (int)(to - from), segment, divide(row.begin, map.tile_items), divide(row_end - 1, map.tile_items)};
+  }
+  template <class Takes>
+  __device__ void merge(const Part* parts, bool waits, Takes takes) const {
+    const auto is_long = [&](int k) { return takes(k) && parts[k].to - parts[k].from >= kFewTiles; };
+    const int log2 = is_long(0) || is_long(1) ? 5 : 2, lanes = 1 << log2, at = threadIdx.x & (lanes - 1);
+    for (int round = warp << (5 - log2); round < 2 * heads(); round += kThreads >> log2) {
+      const int i = round + ((int)threadIdx.x % 32 >> log2), k = i >= heads(), head = k ? i - heads() : i;
+      const bool is_there = i < 2 * heads() && takes(k);
+      RowState state = nothing();
+      if (is_there) {
+        for (int64_t tile = parts[k].from + at; tile <= parts[k].to; tile += lanes)
+          state = join(state, await(tile, tile == parts[k].from, head, waits));
+      }
+      for (int by = lanes / 2; by > 0; by /= 2) {
+        const RowState there = {shuffle_xor(state.m, by), shuffle_xor(state.l, by)};
+        state = at & by ? join(there, state) : join(state, there);
+      }
+      if (is_there && at == 0) shared.states[k][head] = state;
+    }
+  }
+  // The state of the first tile of a row is that of the part which begins there.
+  __device__ RowState await(int64_t tile, int k, int head, bool waits) const {
     RowState state;
-    while (!read(block.message(tile, part, head), &state) && waits) {
+    while (!receive(message(tile, k, head), &state) && waits) {
     }
     return state;
   }
-  static __device__ RowState join(RowState a, RowState b) {
-    if constexpr (C::kSums) return {A(0), a.l + b.l};
-    const A m = max_(a.m, b.m), base = finite_for_sum(m);
-    const auto scaled = [&](RowState s) { return s.l == 0 ? A(0) : s.l * exp_<A>(finite_for_sum(s.m) - base); };
-    return {m, scaled(a) + scaled(b)};
-  }
 };
 
-// The segments of a tile, as many as a block has threads at a time: items of the tile where they begin; one more than
-// the tile has for what comes after it.
-struct Segments {
-  const Block& block;
-  int* const bounds;    // in shared memory, kThreads + 1
-  int* const how_many;  // of them begin in the tile
-  int64_t first;
-  int own;  // the same
-
-  // Where the segments of a thread and its neighbour begin.
-  struct Offsets {
-    int64_t begin, next;
-  };
-  static __device__ Offsets load(const SegmentMap& map, int64_t first) {
-    const int64_t at = first + (int)threadIdx.x, last = map.segments;
-    return {offset_of(map, min(at, last)), offset_of(map, min(at + 1, last))};
+__device__ inline void compute_long_rows(const SegmentMap& map, Shared& shared) {
+  if (!has_long_rows(map)) return;
+  const Lane lane(map);
+  LongRows rows(lane, shared);
+  if constexpr (C::kPointwise) {
+    return rows.for_tiles(
+        [&](int64_t, const Part* parts) { rows.finish(parts, false, [&](int k) { return parts[k].exists(); }); });
   }
-  __device__ void fill(int64_t from, const Offsets& offsets) {
-    first = from;
-    const int i = threadIdx.x, begin = in_tile(offsets.begin), next = in_tile(offsets.next);
-    const bool has_own = begins_here(i, begin), has_next = begins_here(i + 1, next);
-    bounds[i] = begin;
-    if (i == kThreads - 1) bounds[kThreads] = next;
-    if (has_own && (!has_next || i == kThreads - 1)) *how_many = i + 1;
-    if (!has_own && i == 0) *how_many = 0;
-  }
-  __device__ void count() { own = *how_many; }
-  // The items of a segment in the tile; that of -1 is the one before.
-  __device__ int begin(int i) const { return i < 0 ? 0 : min(bounds[i], block.count); }
-  __device__ int end(int i) const { return max(begin(i), min(bounds[i + 1], block.count)); }
-  __device__ bool goes_on(int i) const { return bounds[i + 1] > block.count && bounds[i] < block.count; }
-
- private:
-  __device__ int in_tile(int64_t item) const {
-    return (int)min(max(item - block.begin, (int64_t)0), (int64_t)block.count + 1);
-  }
-  __device__ bool begins_here(int i, int bound) const {
-    return first + i < block.map.segments && (bound < block.count || block.is_last());
-  }
-};
-
-// Computes the rows from segment `from` to `to` of those at hand, but those of many items. `part_at(i)`: which
-// message takes the state of a row, or -1. Answers whether there are rows of many items.
-template <class PartAt>
-__device__ inline bool compute_rows(const Block& block, const Segments& segments, int from, int to, PartAt part_at) {
-  constexpr int kLanes = C::kThreadsPerRow;  // of a row, head_lanes apart
-  const SegmentMap& map = block.map;
-  const int shift = C::kSingle ? 0 : map.head_lanes_log2, head_lanes = 1 << shift;
-  const int lane = threadIdx.x % 32, at = lane >> shift & (kLanes - 1);
-  const int slots = 32 / kLanes >> shift, slot = (int)threadIdx.x / 32 * slots + (lane / kLanes >> shift);
-  const int head_parts = C::kSingle ? 1 : (block.heads + head_lanes - 1) >> shift;
-  const int rows = (to - from) * head_parts;
-  const auto reduce = [&](A value, auto op) {
-    unroll<31>([&](int i) {
-      if (1 << i < kLanes) value = op(value, shuffle_xor(value, head_lanes << i));
+  const bool is_cooperative = map.steps_run == 3;
+  bool has_deferred = false;
+  if (map.steps_run & 1) {
+    GridBarrier barrier;
+    if (is_cooperative) {
+      if (threadIdx.x == 0) barrier.init();
+      rows.for_tiles([&](int64_t tile, const Part*) { rows.clear(tile); });
+      __syncthreads();
+      if (threadIdx.x == 0) barrier.arrive(blockIdx.x, gridDim.x);
+    }
+    bool awaits_barrier = is_cooperative;
+    rows.for_tiles([&](int64_t tile, const Part* parts) {
+      if (awaits_barrier && threadIdx.x == 0) barrier.wait();
+      awaits_barrier = false;
+      rows.send_states(tile, parts);
+      has_deferred |= parts[0].is_deferred(map) || parts[1].is_deferred(map);
+      rows.finish(parts, true, [&](int k) { return LongRows::has_results(parts, k) && !parts[k].is_deferred(map); });
     });
-    return value;
-  };
-  bool has_long = false;
-  for (int round = 0; round < rows; round += kWarps * slots) {
-    const int row = min(round + slot, rows - 1);
-    const int part_of_heads = head_parts == 1 ? 0 : row % head_parts,
-              i = from + (head_parts == 1 ? row : row / head_parts);
-    const int head = C::kSingle ? 0 : (part_of_heads << shift) + (lane & (head_lanes - 1));
-    int begin = segments.begin(i), end = segments.end(i);
-    const bool is_long = end - begin > kWarpItems, is_there = round + slot < rows && head < block.heads && !is_long;
-    has_long |= is_long;
-    if (!is_there) end = begin;
-    const int part = is_there ? part_at(i) : -1;
-    const int64_t segment = segments.first + i;
-    begin += at;
-    // The first items of a lane stay in registers.
-    A* const x = block.first + head;
-    const A* const other = block.second + head;
-    const int pitch = block.heads, step = kLanes * pitch, past = begin + kKeep * kLanes;
-    A* const own = x + begin * pitch;
-    const auto has = [&](int j) { return begin + j * kLanes < end; };
-    // An element that is not there is read from where there is a neutral one: that takes no branch.
-    const auto load = [&](const A* plane, int j) {
-      const A* const from = plane + begin * pitch + j * step;
-      return *(has(j) ? from : block.scratch + kThreads);
-    };
-    A value[kKeep], e[kKeep];
-    RowState state = {};
-    unroll<kKeep>([&](int j) { value[j] = load(x, j); });
-    if constexpr (C::kSums) {
-      unroll<kKeep>([&](int j) { e[j] = load(other, j); });
-      state.l = sum_of(value, e);
-      for (int k = past; k < end; k += kLanes) state.l += term_of<C>(x[k * pitch], other[k * pitch]);
-      state.l = reduce(state.l, Sum());
-    } else if constexpr (C::kPointwise) {
-      unroll<kKeep>([&](int j) { e[j] = 0; });
-    } else {
-      A m = value[0];
-      unroll<kKeep - 1>([&](int j) { m = max_(m, value[j + 1]); });
-      for (int k = past; k < end; k += kLanes) m = max_(m, x[k * pitch]);
-      state.m = reduce(m, Max());
-      const A base = finite_for_sum(state.m);
-      unroll<kKeep>([&](int j) { e[j] = exp_<Out>(value[j] - base); });
-      state.l = pairwise_sum<kKeep, 0>([&](int j) { return e[j]; });
-      for (int k = past; k < end; k += kLanes) state.l += exp_for_sum<Out>(x[k * pitch] - base);
-      state.l = reduce(state.l, Sum());
-    }
-    if (part >= 0) {
-      if (at == 0) block.part_states[part * block.heads + head] = state;
-    } else if constexpr (C::kReduces) {
-      if (at == 0 && is_there) block.store_row(state, segment, head);
-    } else {
-      const Finish<C> finish = block.finish_of(state, segment, head);
-      unroll<kKeep>([&](int j) {
-        if (has(j)) own[j * step] = finish.known(value[j], e[j]);
-      });
-      for (int k = past; k < end; k += kLanes) x[k * pitch] = finish(x[k * pitch], C::kSums ? other[k * pitch] : A(0));
-    }
   }
-  return has_long;
-}
-// The same for those of many items, which all threads share. Each of them has an item whose number is a multiple of
-// kWarpItems.
-template <class PartAt>
-__device__ inline void compute_long_rows(const Block& block, const WholeBlock& all, const Segments& segments, int from,
-                                         int to, PartAt part_at) {
-  int last = from - 1;
-  for (int item = 0; item < block.count; item += kWarpItems) {
-    int low = last + 1, high = to;  // the first segment that ends after the item
-    while (low < high) {
-      const int middle = low + (high - low) / 2;
-      if (segments.end(middle) > item)
-        high = middle;
-      else
-        low = middle + 1;
-    }
-    if (low == to) return;
-    const int begin = segments.begin(low), end = segments.end(low);
-    if (begin > item || end - begin <= kWarpItems) continue;
-    last = low;
-    RowState state = {};
-    if constexpr (!C::kPointwise) state = all.state(begin, end);
-    const int part = part_at(low);
-    if (part >= 0) {
-      if (all.exists() && all.at == 0) block.part_states[part * block.heads + all.head] = state;
-    } else if (C::kReduces) {
-      all.store_row(state, segments.first + low);
-    } else {
-      all.finish(state, segments.first + low, begin, end);
-    }
-  }
-}
-
-// The parts of a tile: 0 of a row that began in an earlier tile, 1 of one that begins here and goes on. One thread
-// finds them, when the bounds of the segments are there; `is_first`: of the tile.
-__device__ inline void find_parts(const Block& block, const Segments& segments, bool is_first, Part (&parts)[2]) {
-  if (threadIdx.x) return;
-  if (is_first) {
-    parts[0].find(block, segments.first - 1, 0, segments.first > 0 ? segments.begin(0) : 0);
-    parts[1].find(block, 0, 0, 0);
-  }
-  const int i = segments.own - 1;
-  if (i >= 0 && segments.goes_on(i)) parts[1].find(block, segments.first + i, segments.begin(i), block.count);
+  if (!(map.steps_run & 2) || (is_cooperative && !has_deferred)) return;
+  rows.for_tiles([&](int64_t, const Part* parts) {
+    rows.finish(parts, is_cooperative,
+                [&](int k) { return LongRows::has_results(parts, k) && parts[k].is_deferred(map); });
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     onepass_kernel(const __grid_constant__ SegmentMap map) {
-  extern __shared__ __align__(16) char memory[];
-  __shared__ HeadTable table;
-  __shared__ A scratch[kThreads + 1];  // the last one is that of an element that is not there
-  __shared__ int bounds[kThreads + 1];
-  __shared__ int64_t first_segments[kAhead];
-  __shared__ int has_long, how_many;
-  __shared__ Part parts[2];
-  __shared__ RowState part_states[2 * kSegmentHeads];
-  Block block(map, table, (A*)memory, scratch, part_states);
-  const WholeBlock all(block);
-  Segments segments = {block, bounds, &how_many, 0, 0};
-  const int64_t step = gridDim.x / map.chunks, first_tile = blockIdx.x / map.chunks;
-  // Whether blocks send each other the states of rows.
-  const bool has_messages = !C::kPointwise && map.tiles > 1, is_cooperative = has_messages && map.steps_run == 3;
-  fill_table(block, table);
-  if (threadIdx.x == 0) scratch[kThreads] = C::kSums ? A(0) : A(-infinity());
-  GridBarrier barrier;
-  if (is_cooperative) {
-    if (threadIdx.x == 0) barrier.init();
-    for (int64_t tile = first_tile; tile < map.tiles; tile += step) {
-      for (int i = threadIdx.x; i < 2 * map.heads; i += kThreads) (&block.message(tile, 0, 0))[i].clear();
-    }
-  }
-  __syncthreads();
-  if (is_cooperative && threadIdx.x == 0) barrier.arrive(blockIdx.x, gridDim.x);
-  bool awaits_barrier = is_cooperative, has_deferred = false;
-  // The first segment of a tile, which all warps look for, those of some tiles to come too.
-  const auto find_firsts = [&](int64_t tile) {
-    const int turn = (int)((tile - first_tile) / step % kAhead);
-    if (turn == 0) {
-      __syncthreads();
-      for (int i = threadIdx.x / 32; i < kAhead && tile + i * step < map.tiles; i += kWarps) {
-        const int64_t found = find_segment(map, (tile + i * step) * map.tile_items);
-        if (threadIdx.x % 32 == 0) first_segments[i] = found;
-      }
-      __syncthreads();
-    }
-    return first_segments[turn];
-  };
-
-  // Before its first tile a block loads that alone.
-  Raw raw;
-  Segments::Offsets offsets;
-  int64_t next_first = 0;
-  for (int64_t tile = map.steps_run & 1 ? first_tile - step : map.tiles; tile < map.tiles; tile += step) {
-    const bool is_tile = tile >= 0, has_next = tile + step < map.tiles;
-    const int64_t first = next_first;
-    __syncthreads();  // the tile before has been stored
-    if (is_tile) block.move_to(tile), block.fill(raw), segments.fill(first, offsets);
-    if (threadIdx.x == 0) has_long = 0;
-    block.clear_parts();
-    block.move_to(tile + step);
-    if (has_next) block.load(raw);
-    block.move_to(tile);
-    if (awaits_barrier && is_tile && threadIdx.x == 0) barrier.wait();
-    awaits_barrier &= !is_tile;
-    __syncthreads();
-    for (bool is_first = true; is_tile; is_first = false) {
-      segments.count();
-      find_parts(block, segments, is_first, parts);
-      const auto part_at = [&](int i) {
-        if (C::kPointwise) return -1;
-        return i < 0 ? 0 : segments.goes_on(i) ? 1 : -1;
-      };
-      const int begin = is_first && first > 0 && segments.begin(0) > 0 ? -1 : 0;
-      if (compute_rows(block, segments, begin, segments.own, part_at)) has_long = 1;
-      __syncthreads();
-      if (has_long) compute_long_rows(block, all, segments, begin, segments.own, part_at);
-      if (segments.own < kThreads) break;
-      offsets = Segments::load(map, segments.first + kThreads);
-      __syncthreads();  // the bounds have been read
-      segments.fill(segments.first + kThreads, offsets);
-      __syncthreads();
-    }
-    if (has_next) {
-      next_first = find_firsts(tile + step);
-      offsets = Segments::load(map, next_first);
-    }
-    if (!is_tile) continue;
-    int stored_from = 0, stored_to = block.count;
-    if (has_messages) {
-      __syncthreads();  // the rows have been computed
-      block.send_parts();
-#pragma unroll 1
-      for (int k = 0; k < 2; ++k) {
-        const Part part = parts[k];
-        if (part.is_deferred(map)) {
-          has_deferred = true;
-          if (k)
-            stored_to = part.begin;
-          else
-            stored_from = part.end;
-        } else if (part.exists() && (!C::kReduces || part.from == tile)) {
-          const RowState state = all.merge(part, true);
-          if (C::kReduces)
-            all.store_row(state, part.segment);
-          else
-            all.finish(state, part.segment, part.begin, part.end);
-        }
-      }
-    }
-    if constexpr (!C::kReduces) {
-      __syncthreads();
-      block.store(stored_from, stored_to);
-    }
-  }
-  if (C::kPointwise || !(map.steps_run & 2) || (is_cooperative && !has_deferred)) return;
-
-  // Rows of more tiles than there are blocks, whose elements are read again.
-  int64_t merged = -1;
-  RowState state = {};
-  for (int64_t tile = first_tile; tile < map.tiles; tile += step) {
-    block.move_to(tile);
-    const int64_t first = find_firsts(tile);
-    for (int64_t from = first;; from += kThreads) {
-      segments.fill(from, Segments::load(map, from));
-      __syncthreads();
-      segments.count();
-      find_parts(block, segments, from == first, parts);
-      __syncthreads();
-      if (segments.own < kThreads) break;
-    }
-#pragma unroll 1
-    for (int k = 0; k < 2; ++k) {
-      const Part part = parts[k];
-      if (!part.is_deferred(map) || (C::kReduces && part.from != tile)) continue;
-      const bool is_known = part.segment == merged && part.to - part.from >= kFewTiles;
-      if (!is_known) merged = part.segment, state = all.merge(part, is_cooperative);
-      if (C::kReduces)
-        all.store_row(state, part.segment);
-      else
-        all.finish_again(state, part);
-    }
+  if constexpr (C::has(kSegmentLong)) {
+    __shared__ Shared shared;
+    if (threadIdx.x == 0) shared.found = -1;
+    compute_long_rows(map, shared);
+  } else {
+    compute_rows(Lane(map));
   }
 }

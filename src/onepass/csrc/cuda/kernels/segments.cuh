@@ -25,15 +25,6 @@ __device__ inline typename C::A score_of(const SegmentMap& map, typename C::In x
   return s;
 }
 
-// The result of a score, whose exponential is known.
-template <class Epilogue, class A>
-__device__ inline A result_of(const Epilogue& epilogue, A score, A exp) {
-  if constexpr (Epilogue::kTakesExp)
-    return epilogue.from_exp(exp);
-  else
-    return epilogue(score);
-}
-
 // What a gradient sums over a row.
 template <class C, class A>
 __device__ inline A term_of(A y, A grad) {
@@ -62,11 +53,9 @@ struct Finish {
       return epilogue(value);
     return value;
   }
-  // The same, where exp(value - m) is known; or, of a gradient, with `exp` in the place of `other`.
-  __device__ A known(A value, A exp) const {
-    if constexpr (!C::kIsBackward && !C::kReduces)
-      return result_of(epilogue, value, exp);
-    else
-      return (*this)(value, exp);
+  // The same of exp(value - m), where results are made of that.
+  __device__ A from_exp(A exp) const {
+    if constexpr (C::ElementEpilogue::kTakesExp) return epilogue.from_exp(exp);
+    return exp;
   }
 };
