@@ -390,7 +390,7 @@ def launched_resources(
 
 
 def all_resources(launches: Callable[[], Any], backend: str, arch: Any, module: Any) -> list[dict[str, Any]]:
-    """Those of all kernels."""
+    """What all kernels take."""
     from triton.runtime import driver
 
     compiled: list[Any] = []

@@ -13,7 +13,8 @@ constexpr int kThreads = 256;                // of a block
 constexpr int64_t kWaves = 16;               // blocks of a multiprocessor, which take rows in turn
 constexpr int kMostVec = 4, kVecBytes = 16;  // heads of a lane
 // Items that a lane takes of a row for itself, at most. Longer rows are cut into tiles, one for each block.
-constexpr int kLeastLaneItems = 32, kMostLaneItems = 512, kMostShares = 3, kWarpsPerSm = 32;
+constexpr int kLeastLaneItems = 32, kMostLaneItems = 512, kWarpsPerSm = 32;
+constexpr double kMostShares = 2.5;
 
 using P = SegmentProblem;
 
@@ -90,15 +91,16 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   map.chunks = int(ceil_div(vectors, 1 << map.head_lanes_log2));
   const int item_lanes = 32 >> map.head_lanes_log2;
   // Items of a lane in registers; the lanes of a short row have room for some more than the mean number.
-  const int halves = (problem.is_backward() ? 2 : 1) * (problem.accumulator() == DType::float64 ? 2 : 1);
-  const int kept = (vec_size > 1 ? 16 / vec_size : 8) / halves;
+  const int divisor = (problem.is_backward() ? 2 : 1) * (problem.accumulator() == DType::float64 ? 2 : 1);
+  const int kept = (vec_size > 1 ? 16 / vec_size : 8) / divisor;
   const double room = vec_size == 1 && !sums ? 3 : 1.5;
   const double mean = double(map.items) / double(std::max<int64_t>(1, map.segments));
   int row_lanes = 1;
   while (row_lanes < item_lanes && row_lanes * kept < room * mean) row_lanes *= 2;
   // A warp takes no row that is some times its fair share of all items.
   const int64_t share = map.items * map.chunks / (gpu.sm_count * kWarpsPerSm) / item_lanes;
-  map.tile_items = item_lanes * std::clamp<int64_t>(kMostShares * share, kLeastLaneItems, kMostLaneItems);
+  map.tile_items =
+      item_lanes * std::clamp<int64_t>(int64_t(kMostShares * double(share)), kLeastLaneItems, kMostLaneItems);
   map.tiles = std::max<int64_t>(1, ceil_div(map.items, map.tile_items));
 
   bool is_dense = map.columns == 1;

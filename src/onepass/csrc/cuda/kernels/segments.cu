@@ -1,7 +1,7 @@
 // segments.cu: rows of unequal length. Some lanes of a warp take a short row, and a whole warp takes one that is
 // longer. A second kernel computes the long rows: all blocks together take them, each a tile of some thousand elements,
-// and the states of the tiles of a row go through global memory. Elements are read from where they are. Those of a
-// short row stay in registers; others are read a second time, from a cache.
+// and the states of the tiles of a row go through global memory. Elements are read from where they are. A short row
+// stays in registers; elements of all others are read a second time, from a cache.
 #include "config.cuh"
 #include "grid_sync.cuh"
 #include "segments.cuh"

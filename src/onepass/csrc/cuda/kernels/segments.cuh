@@ -53,7 +53,7 @@ struct Finish {
       return epilogue(value);
     return value;
   }
-  // The same of exp(value - m), where results are made of that.
+  // From exp(value - m), where results are made of that.
   __device__ A from_exp(A exp) const {
     if constexpr (C::ElementEpilogue::kTakesExp) return epilogue.from_exp(exp);
     return exp;
