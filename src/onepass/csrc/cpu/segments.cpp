@@ -21,10 +21,13 @@ constexpr int64_t kMaxTileVectors = 16;   // of the columns of a tile
 constexpr int64_t kItemsAhead = 32;       // from an item to that which is fetched meanwhile
 constexpr int64_t kPadding = 8 * kWidth;  // elements behind a block that vectors may read and write
 
-// The pitch of an item in a block: a few columns fill a part of a vector, all others whole vectors.
+// The pitch of an item in a block: a few columns take as little of a vector as they fit, all others whole vectors.
 template <class A>
 constexpr int64_t pitch_of(int64_t columns) {
-  return kLanes<A> % columns == 0 ? columns : up_to(columns, kLanes<A>);
+  if (columns >= kLanes<A>) return up_to(columns, kLanes<A>);
+  int64_t pitch = 1;
+  while (pitch < columns) pitch *= 2;
+  return pitch;
 }
 
 // Lanes. A vector has P different lanes, again and again.
@@ -534,6 +537,25 @@ struct SegmentRows {
       for (int64_t j = 0; j < wide; ++j) copy(at + j * across, k * each + j);
     });
   }
+  // The same for neighbouring columns that are so few that masked vectors would take longer.
+  template <bool kWrites, class Copy>
+  ONEPASS_INLINE void for_few_columns(int t, Copy copy) const {
+    const auto with = [&](auto wide) __attribute__((always_inline)) {
+      const int64_t each = pitch;
+      for_each_item<kWrites>(t, [=](int64_t at, int64_t k) __attribute__((always_inline)) {
+        for (int64_t j = 0; j < wide.value; ++j) copy(at + j, k * each + j);
+      });
+    };
+    switch (columns) {
+      case 2: return with(std::integral_constant<int64_t, 2>());
+      case 3: return with(std::integral_constant<int64_t, 3>());
+      case 4: return with(std::integral_constant<int64_t, 4>());
+      case 5: return with(std::integral_constant<int64_t, 5>());
+      case 6: return with(std::integral_constant<int64_t, 6>());
+      default: return with(std::integral_constant<int64_t, 7>());
+    }
+  }
+  bool has_few_columns(int t) const { return columns > 1 && columns < 8 && column_steps[t] == 1; }
   // Calls copy(element, i, count) for vectors of neighbouring columns, and the rest of them.
   template <bool kWrites, class Copy>
   ONEPASS_INLINE void for_each_part(int t, Copy copy) const {
@@ -554,6 +576,9 @@ struct SegmentRows {
           std::fill_n(to, items * pitch, A(to_acc(from[offsets[t]])));
         } else if (is_run(t)) {
           load_run(Input<Identity, T, A>{from + offsets[t] + first * columns, {}}, items * columns, to);
+        } else if (has_few_columns(t)) {
+          for_few_columns<false>(
+              t, [=](int64_t at, int64_t i) __attribute__((always_inline)) { to[i] = A(to_acc(from[at])); });
         } else if (kVectors<T> && columns > 1 && column_steps[t] == 1) {
           if constexpr (kVectors<T>) {
             for_each_part<false>(t, [=](int64_t at, int64_t i, int64_t n) __attribute__((always_inline)) {
@@ -574,6 +599,9 @@ struct SegmentRows {
         T* const to = static_cast<T*>(const_cast<void*>(p.data[t]));
         if (is_run(t)) {
           store_run<true>(to + offsets[t] + first * columns, items * columns, from, plan.streaming);
+        } else if (has_few_columns(t)) {
+          for_few_columns<true>(
+              t, [=](int64_t at, int64_t i) __attribute__((always_inline)) { to[at] = from_acc<T>(from[i]); });
         } else if (kVectors<T> && columns > 1 && column_steps[t] == 1) {
           if constexpr (kVectors<T>) {
             for_each_part<true>(t, [=](int64_t at, int64_t i, int64_t n) __attribute__((always_inline)) {
