@@ -87,7 +87,6 @@ struct Lane {
   __device__ int at(int lanes) const {
     return (C::kSingle ? threadIdx.x : threadIdx.x >> map.head_lanes_log2) & (lanes - 1);
   }
-  __device__ int lanes_of_warp() const { return 32 / head_lanes; }
 
   template <class T>
   __device__ T* at_item(int tensor, int line, int64_t item) const {
@@ -193,7 +192,7 @@ struct Chunk {
     });
     return l;
   }
-  // Stores results. `knows_exp`: whether the scores have been replaced.
+  // Stores results. `kKnowsExp`: whether `sums` has replaced the scores.
   template <bool kKnowsExp>
   __device__ void store(const Finish<C> (&finish)[V]) const {
     if constexpr (!C::kReduces) {
@@ -219,7 +218,7 @@ struct States {
   Values m, l;
 
   __device__ RowState of(int v) const { return {m.at[v], l.at[v]}; }
-  // Of all lanes of a warp whose numbers differ in the bits from `first` to `last`.
+  // Merges them over the lanes that `reduce(value, op)` combines; all of these get the result.
   template <class Reduce>
   __device__ void reduce(Reduce reduce) {
     if constexpr (!C::kSums) {
@@ -294,8 +293,7 @@ __device__ inline void store_row(const Lane& lane, int64_t segment, int v, RowSt
   }
 }
 
-// Rows that fit a warp
-// --------------------------------------------------------------------------------------------------
+// Rows that fit a warp ----------------------------------------------------------------------------------------------
 
 // A row of which each lane has at most K items: they stay in registers. `reduce(value, op)`: over the lanes of the row.
 template <class Reduce>
@@ -393,8 +391,7 @@ __device__ inline bool has_long_rows(const SegmentMap& map) {
   return __syncthreads_or(has_long);
 }
 
-// Long rows
-// -------------------------------------------------------------------------------------------------------------
+// Long rows ---------------------------------------------------------------------------------------------------------
 
 // The first segments that begin at some items or after them. All lanes of a warp look for all of them at the same time;
 // offsets that fall give some segment.
@@ -481,8 +478,8 @@ struct LongRows {
   __device__ void clear(int64_t tile) const {
     for (int i = threadIdx.x; i < 2 * heads(); i += kThreads) (&message(tile, 0, 0))[i].clear();
   }
-  // Sends the states of the parts of a tile to all that wait for them. A part that does not exist has the
-  // state of nothing: where offsets are wrong others may wait for it.
+  // Sends the states of the parts of a tile to all that wait for them. A part that does not exist has the state of
+  // nothing: where offsets are wrong, others may wait for it.
   __device__ void send_states(int64_t tile, const Part* parts) const {
 #pragma unroll 1
     for (int k = 0; k < 2; ++k) {
