@@ -32,7 +32,8 @@ inline void block_arrive(Thread* t, uint32_t number, uint32_t count) { arrive(t,
 inline bool block_any(Thread* t, uint32_t number, bool mine) {
   ThreadBarrier& barrier = barrier_of(t, number);
   bool* const any = barrier.any;
-  any[barrier.phase & 1] |= mine, any[~barrier.phase & 1] = false;
+  bool& of_phase = any[barrier.phase & 1];
+  of_phase = mine || (barrier.arrived > 0 && of_phase);  // others may still read that of the phase before
   return any[arrive_and_wait(t, barrier, threads_of(t)) & 1];
 }
 

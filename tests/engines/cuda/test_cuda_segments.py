@@ -14,17 +14,19 @@ LARGE, SMALL = 0, 3  # devices: the second has one block at a time, so that none
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TOLERANCE = {F32: 1e-5, BF16: 1.6e-2, F16: 2e-3, F64: 1e-12}
 # The function, dtype, trailing dims, and the lengths of segments. A lane takes up to 32 items of a segment; the blocks
-# share one that is longer than all lanes of a warp take.
+# share one that is longer than all lanes of a warp take. A block takes one of middling length, and keeps some of them.
 CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "short": ("softmax", F32, (), [k % 40 for k in range(450)]),
     "long": ("softmax", F32, (), [3, 700, 0, 9000, 40, 0, 5]),
+    "middling": ("softmax", F64, (), [3, 600, 300, 1024, 0, 900, 40]),
+    "middling, long": ("log_softmax", F32, (64,), [3, 40, 0, 60, 20, 64, 70, 33] + 9 * [100]),
     "heads": ("softmax", BF16, (8,), [k % 30 for k in range(90)]),
     "rows": ("logsumexp", F32, (), [5, 0, 4100, 30, 0]),
     "odd heads": ("log_softmax", F16, (3,), [700, 1, 0, 900]),
     "many heads": ("log_softmax", F64, (70,), [40, 3, 60]),
     "no items": ("logsumexp", F16, (2,), [0, 0]),
 }
-QUICK = ("short", "long", "heads", "rows")
+QUICK = ("short", "long", "middling", "heads", "rows")
 
 
 def expected(function: str, scores: Tensor, lengths: list[int], order: Tensor | None) -> Tensor:

@@ -9,12 +9,15 @@ namespace onepass::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;                // of a block
-constexpr int64_t kWaves = 16;               // blocks of a multiprocessor, which take rows in turn
+constexpr int kThreads = 32 * kSegmentWarps, kRowThreads = 32 * kSegmentRowWarps;  // of a block
+constexpr int64_t kWaves = 16;               // times kThreads threads of a multiprocessor, which take rows in turn
 constexpr int kMostVec = 4, kVecBytes = 16;  // heads of a lane
-// Items that a lane takes of a row for itself, at most. Longer rows are cut into tiles, one for each block.
-constexpr int kLeastLaneItems = 32, kMostLaneItems = 512, kWarpsPerSm = 32;
-constexpr double kMostShares = 2.5;
+// A block takes a row of which a warp could keep no more than a part of as many; where there are heads, a row of more
+// items than so many for each lane of a warp, or for all of them. It takes no row of more items than some for each lane
+// of a warp: longer ones are cut into tiles, one for each block. A sweep has chosen them (H200, 2026-11-27).
+constexpr int kWarpChunks = 6, kHeadItems = 128, kMostHeadItems = 1024;
+constexpr int kLeastLaneItems = 32, kMostLaneItems = 2048, kWarpsPerSm = 32;
+constexpr double kMostShares = 10;
 
 using P = SegmentProblem;
 
@@ -74,7 +77,7 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   }
 
   // Vectors of heads, and lanes.
-  launch.threads = launch.rows.threads = kThreads;
+  launch.threads = kThreads, launch.rows.threads = kRowThreads;
   int vec_size = std::min(kMostVec, kVecBytes / widest);
   const auto fits = [&](int heads) {
     bool does = map.columns % heads == 0 && map.dims == 1;
@@ -97,21 +100,25 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   const double mean = double(map.items) / double(std::max<int64_t>(1, map.segments));
   int row_lanes = 1;
   while (row_lanes < item_lanes && row_lanes * kept < room * mean) row_lanes *= 2;
-  // A warp takes no row that is some times its fair share of all items.
+  // No block takes a row that is some times the fair share that a warp has of all items.
   const int64_t share = map.items * map.chunks / (gpu.sm_count * kWarpsPerSm) / item_lanes;
   map.tile_items =
       item_lanes * std::clamp<int64_t>(int64_t(kMostShares * double(share)), kLeastLaneItems, kMostLaneItems);
   map.tiles = std::max<int64_t>(1, ceil_div(map.items, map.tile_items));
+  map.warp_items = int(map.tile_items);
+  const int each = sums ? kHeadItems / 4 : kHeadItems;
+  const int most = map.columns == 1 ? kWarpChunks * kept * item_lanes : std::min(each * item_lanes, kMostHeadItems);
+  if (map.tiles > 1) map.warp_items = std::min(map.warp_items, most);
 
   bool is_dense = map.columns == 1;
   for (int t = 0; t <= kItemResult; ++t) is_dense &= !roles.has(t) || map.steps[t] == 1;
   if (is_dense) kind.segment_parts |= kSegmentSingle;
   if (map.order) kind.segment_parts |= kSegmentOrder;
-  CudaPlan as = {Tier::warp, row_lanes, kThreads / row_lanes, kept * vec_size, vec_size, 1, 0, VecAccess::aligned};
+  CudaPlan as = {Tier::warp, row_lanes, kRowThreads / row_lanes, kept * vec_size, vec_size, 1, 0, VecAccess::aligned};
   launch.rows.kernel = find_or_load(kind, as, device);
-  const int64_t needed = ceil_div(problem.segments * row_lanes, item_lanes * kSegmentWarps);
-  launch.rows.blocks =
-      unsigned(map.chunks * std::clamp<int64_t>(kWaves * gpu.sm_count / map.chunks, 1, std::max<int64_t>(1, needed)));
+  const int64_t needed = ceil_div(problem.segments * row_lanes, item_lanes * kSegmentRowWarps);
+  const int64_t most_blocks = kWaves * gpu.sm_count * kThreads / kRowThreads / map.chunks;
+  launch.rows.blocks = unsigned(map.chunks * std::clamp<int64_t>(most_blocks, 1, std::max<int64_t>(1, needed)));
   if (map.tiles == 1) return launch;
 
   // Blocks that run at a time wait for each other's messages.

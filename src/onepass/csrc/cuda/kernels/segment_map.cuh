@@ -11,11 +11,12 @@ enum SegmentPart : unsigned {
   kSegmentBias = 4,
   kSegmentSingle = 8,      // there are no inner dims, and items are one behind the other in all tensors
   kSegmentInvariant = 16,  // a warp takes a row, whose bits depend on it alone
-  kSegmentLong = 32,       // the kernel of the long rows
+  kSegmentLong = 32,       // the kernel of the rows that no warp takes
 };
 
-constexpr int kSegmentDims = 6;   // inner dims that do not merge
-constexpr int kSegmentWarps = 8;  // of a block
+constexpr int kSegmentDims = 6;      // inner dims that do not merge
+constexpr int kSegmentWarps = 8;     // of a block
+constexpr int kSegmentRowWarps = 2;  // of a block of the kernel of rows that a warp takes, which waits for the last one
 
 // The tensors. The first three have a number for each item: forward x, bias and y; backward y, grad and dx, of
 // logsumexp x, bias and dx. The others have one for each row: forward the result of a reduction, backward y and grad of
@@ -37,13 +38,14 @@ struct SegmentMap {
   // beside each other, and a lane has a vector of places. All other lanes have neighbouring items.
   long long columns;
   int chunks, head_lanes_log2;
-  // Rows of more than `tile_items` items are long. Those that are in up to `most_tiles` tiles wait for each other's
-  // states, which are in `messages`; all others are finished when all states are there. `steps_run`: 1 to compute,
-  // 2 to finish, 3 for both.
+  // A warp takes rows of up to `warp_items` items, a block all of up to `tile_items`. Others are long. Those that are
+  // in up to `most_tiles` tiles wait for each other's states, which are in `messages`; all others are finished when all
+  // states are there. `steps_run`: 1 to compute, 2 to finish, 3 for both.
+  int warp_items;
   long long tile_items, tiles;
   int most_tiles, steps_run;
   void* messages;
-  // Of each block of the kernel of all other rows a byte, whether it met a long row; null where none can be.
+  // Of each block of the kernel of rows that a warp takes a byte, whether it met others; null where none can be.
   void* has_long;
   int row_blocks;
   double factor;

@@ -1,345 +1,41 @@
 // segments.cu: rows of unequal length. Some lanes of a warp take a short row, and a whole warp takes one that is
-// longer. A second kernel computes the long rows: all blocks together take them, each a tile of some thousand elements,
-// and the states of the tiles of a row go through global memory. Elements are read from where they are. A short row
-// stays in registers; elements of all others are read a second time, from a cache.
-#include "config.cuh"
-#include "grid_sync.cuh"
-#include "segments.cuh"
+// longer. A second kernel computes all others. A block takes a row of middling length. All blocks together take the
+// long rows, each a tile of some thousand elements, and the states of the tiles of a row go through global memory.
+// Elements are read from where they are. A row that fits the registers of those who take it stays there; elements of
+// all others are read a second time, from a cache.
+#include "segment_tiles.cuh"
 
-typedef SegmentConfig C;
-typedef C::A A;
-typedef C::In In;
-typedef C::Out Out;
-typedef C::Second Second;
-typedef State<A> RowState;  // backward: l is the sum
-typedef GridMessage<C> Message;
-
-constexpr int V = C::kVecSize;                // heads of a lane: neighbouring places of the inner dims
-constexpr int K = C::kVecs;                   // items of a lane in registers
 constexpr int kRowLanes = C::kThreadsPerRow;  // lanes that take items of a short row
-constexpr int kWarps = kSegmentWarps, kThreads = 32 * kWarps;
-constexpr int kStep = K < 4 ? K : 4;  // items that a warp looks at, or does not, at a time
-constexpr int kFewTiles = 4;          // of a row
-constexpr int kAhead = 16;            // tiles that a block looks at at a time
-constexpr int kMostHeads = 32 * V;    // of a chunk
-constexpr int kMinBlocks = sizeof(A) == 8 ? 1 : V > 1 && !C::has(kSegmentLong) ? 3 : 4;
-
-typedef Vector<A, V> Values;
-
-__device__ inline RowState join(RowState a, RowState b) {
-  if constexpr (C::kSums) return {A(0), a.l + b.l};
-  const A m = max_(a.m, b.m), base = finite_for_sum(m);
-  const auto scaled = [&](RowState s) { return s.l == 0 ? A(0) : s.l * exp_<A>(finite_for_sum(s.m) - base); };
-  return {m, scaled(a) + scaled(b)};
-}
-__device__ inline RowState nothing() { return {-A(infinity()), A(0)}; }
+constexpr int kRowWarps = kSegmentRowWarps;   // of a block of the first kernel
+constexpr int kBlockWarps = C::has(kSegmentLong) ? kWarps : kRowWarps;
+constexpr int kMinWarps = sizeof(A) == 8 ? 8 : V > 1 && !C::has(kSegmentLong) ? 24 : 32;  // of a multiprocessor
 
 __device__ inline int64_t shuffle(int64_t value, int lane) {
   return (int64_t)__shfl_sync(0xffffffffu, (long long)value, lane);
 }
-__device__ inline void send(Message& message, State<float> state) { message.write(state.m, (double)state.l, 1); }
-__device__ inline void send(Message& message, State<double> state) {
-  message.write(state.m, Compensated<double>{state.l, 0}, 1);
-}
-// Whether the message is there.
-__device__ inline bool receive(const Message& message, State<float>* state) {
-  return message.read(&state->m, &state->l, 1);
-}
-__device__ inline bool receive(const Message& message, State<double>* state) {
-  Compensated<double> sum;
-  const bool is_there = message.read(&state->m, &sum, 1);
-  state->l = sum.hi;
-  return is_there;
-}
 
-// A row, or a part of one.
-struct Row {
-  int64_t segment, begin;  // the first item
-  int count;               // items
-};
+// What a block of the first kernel says of the rows that it met.
+constexpr int kHasMiddling = 1, kHasLong = 2;
 
-// A lane, and where its heads are in the tensors.
-struct Lane {
-  const SegmentMap& map;
-  const int head_lanes, head;  // the first head of its chunk
-  bool is_there;               // whether there are such heads
-  int64_t places[C::kItemTensors + C::kRowTensors];
-
-  __device__ explicit Lane(const SegmentMap& map)
-      : map(map),
-        head_lanes(1 << (C::kSingle ? 0 : map.head_lanes_log2)),
-        head(((int)threadIdx.x & (head_lanes - 1)) * V) {
-    int64_t column = (int64_t)(blockIdx.x % map.chunks) * head_lanes * V + head;
-    is_there = column < map.columns;
-    unroll<C::kItemTensors + C::kRowTensors>([&](int line) { places[line] = 0; });
-    for (int d = map.dims - 1; d >= 0 && is_there; --d) {
-      const int64_t whole = divide(column, map.sizes[d]);
-      unroll<C::kItemTensors + C::kRowTensors>(
-          [&](int line) { places[line] += (column - whole * map.sizes[d]) * map.strides[tensor_of(line)][d]; });
-      column = whole;
-    }
-  }
-  // From a head to the next in a tensor of rows.
-  __device__ int64_t row_head_step(int line) const {
-    return V == 1 || map.dims == 0 ? 0 : map.strides[kRowFirst + line][map.dims - 1];
-  }
-  // The number of this lane among `lanes` that take items, of a warp or of all.
-  __device__ int at(int lanes) const {
-    return (C::kSingle ? threadIdx.x : threadIdx.x >> map.head_lanes_log2) & (lanes - 1);
-  }
-
-  template <class T>
-  __device__ T* at_item(int tensor, int line, int64_t item) const {
-    T* const data = (T*)map.data[tensor];
-    const int64_t place = C::kOrder ? index_at(map, map.order, item) : item;
-    if constexpr (C::kSingle) return data + place;
-    return data + place * map.steps[tensor] + places[line];
-  }
-  template <class T>
-  __device__ T* at_row(int tensor, int64_t segment) const {
-    return (T*)map.data[tensor] + segment * map.steps[tensor] + places[C::kItemTensors + tensor - kRowFirst];
-  }
-
- private:
-  // The tensor of a line of the places.
-  static __device__ int tensor_of(int line) {
-    if (line >= C::kItemTensors) return kRowFirst + line - C::kItemTensors;
-    return line == 0 && !C::kHasResult ? kItemFirst : line == C::kItemTensors - 1 && C::kHasResult ? kItemResult : line;
-  }
-};
-
-// Some items of a row in registers, `step` apart from `from` on.
-struct Chunk {
-  const Lane& lane;
-  const Row& row;
-  const int from, step;
-  const int most;                             // items that the lane with most of them has, at most
-  Values first[K], second[C::kSums ? K : 1];  // scores; of a gradient the results and their gradients
-
-  __device__ Chunk(const Lane& lane, const Row& row, int from, int step, int most)
-      : lane(lane), row(row), from(from), step(step), most(most) {
-    Vector<In, V> one[K];
-    Vector<Second, V> other[C::kHasSecond ? K : 1];
-    Walk<const In> from_first(*this, kItemFirst, 0);
-    Walk<const Second> from_second(*this, C::kHasSecond ? kItemSecond : kItemFirst, C::kHasSecond);
-    for_all([&](int i) {
-      if (has(i)) {
-        one[i] = *reinterpret_cast<const Vector<In, V>*>(from_first.at(i));
-        if constexpr (C::kHasSecond) other[i] = *reinterpret_cast<const Vector<Second, V>*>(from_second.at(i));
-      }
-      from_first.move(), from_second.move();
-    });
-    for_all([&](int i) {
-      unroll<V>([&](int v) {
-        if constexpr (C::kSums) {
-          first[i].at[v] = has(i) ? to_acc(one[i].at[v]) : A(0);
-          second[i].at[v] = has(i) ? to_acc(other[i].at[v]) : A(0);
-        } else {
-          first[i].at[v] =
-              has(i) ? score_of<C>(lane.map, one[i].at[v], other[C::kHasSecond ? i : 0].at[v]) : -infinity();
-        }
-      });
-    });
-  }
-  // Calls f(i) for all items, whether they are there or not.
-  template <class F>
-  __device__ void for_all(F f) const {
-    unroll<K / kStep>([&](int s) {
-      if (s == 0 || s * kStep < most) unroll<kStep>([&](int i) { f(s * kStep + i); });
-    });
-  }
-  __device__ bool has(int i) const { return lane.is_there && from + i * step < row.count; }
-  __device__ int64_t item(int i) const { return row.begin + (from + i * step); }
-
-  // Where the items are in a tensor, one after another.
-  template <class T>
-  struct Walk {
-    const Chunk& chunk;
-    const int tensor, line;
-    T* now;
-
-    __device__ Walk(const Chunk& chunk, int tensor, int line) : chunk(chunk), tensor(tensor), line(line) {
-      if constexpr (!C::kOrder) now = chunk.lane.at_item<T>(tensor, line, chunk.item(0));
-    }
-    __device__ T* at(int i) const {
-      if constexpr (C::kOrder) return chunk.lane.at_item<T>(tensor, line, chunk.item(i));
-      return now;
-    }
-    __device__ void move() {
-      if constexpr (!C::kOrder) now += C::kSingle ? chunk.step : chunk.step * chunk.lane.map.steps[tensor];
-    }
-  };
-  // The maxima of a lane's heads.
-  __device__ Values maxima() const {
-    Values m;
-    unroll<V>([&](int v) { m.at[v] = -infinity(); });
-    for_all([&](int i) { unroll<V>([&](int v) { m.at[v] = max_(m.at[v], first[i].at[v]); }); });
-    return m;
-  }
-  // Sums; exp(s - base) takes the place of the score s, where results are made of that.
-  __device__ Values sums(const Values& base) {
-    Values l = {};
-    for_all([&](int i) {
-      unroll<V>([&](int v) {
-        A term;
-        if constexpr (C::kSums)
-          term = term_of<C>(first[i].at[v], second[i].at[v]);
-        else
-          term = exp_for_sum<Out>(first[i].at[v] - base.at[v]);
-        if constexpr (kKeepsExp) first[i].at[v] = term;
-        l.at[v] += term;
-      });
-    });
-    return l;
-  }
-  // Stores results. `kKnowsExp`: whether `sums` has replaced the scores.
-  template <bool kKnowsExp>
-  __device__ void store(const Finish<C> (&finish)[V]) const {
-    if constexpr (!C::kReduces) {
-      Walk<Out> to(*this, kItemResult, C::kItemTensors - 1);
-      for_all([&](int i) {
-        Vector<Out, V> made;
-        unroll<V>([&](int v) {
-          const A value = first[i].at[v];
-          const A other = second[C::kSums ? i : 0].at[v];
-          made.at[v] = from_acc<Out>(kKnowsExp && kKeepsExp ? finish[v].from_exp(value) : finish[v](value, other));
-        });
-        if (has(i)) *reinterpret_cast<Vector<Out, V>*>(to.at(i)) = made;
-        to.move();
-      });
-    }
-  }
-
-  static constexpr bool kKeepsExp = !C::kIsBackward && !C::kReduces && C::ElementEpilogue::kTakesExp;
-};
-
-// The states of a lane's heads.
-struct States {
-  Values m, l;
-
-  __device__ RowState of(int v) const { return {m.at[v], l.at[v]}; }
-  // Merges them over the lanes that `reduce(value, op)` combines; all of these get the result.
-  template <class Reduce>
-  __device__ void reduce(Reduce reduce) {
-    if constexpr (!C::kSums) {
-      Values all;
-      unroll<V>([&](int v) {
-        all.at[v] = reduce(m.at[v], Max());
-        const A apart = finite_for_sum(m.at[v]) - finite_for_sum(all.at[v]);
-        l.at[v] = l.at[v] == 0 ? A(0) : l.at[v] * exp_<A>(apart);
-      });
-      m = all;
-    }
-    unroll<V>([&](int v) { l.at[v] = reduce(l.at[v], Sum()); });
-  }
-};
-__device__ inline Values bases(const Values& m) {
-  Values made;
-  unroll<V>([&](int v) { made.at[v] = C::kSums ? A(0) : finite_for_sum(m.at[v]); });
-  return made;
-}
-
-// Some lanes that share a row; a lane has the items from `at` on, `step` apart.
-struct Team {
-  const Lane& lane;
-  const int at, step;
-
-  // The states of what this lane has of a row.
-  __device__ States states(const Row& row) const {
-    States own;
-    unroll<V>([&](int v) { own.m.at[v] = C::kSums ? A(0) : -A(infinity()), own.l.at[v] = 0; });
-#pragma unroll 1
-    for (int begin = 0; begin < row.count; begin += K * step) {
-      Chunk chunk(lane, row, begin + at, step, most_of(row.count - begin));
-      Values m = own.m;
-      if constexpr (!C::kSums) {
-        m = chunk.maxima();
-        unroll<V>([&](int v) { m.at[v] = max_(m.at[v], own.m.at[v]); });
-      }
-      const Values base = bases(m), l = chunk.sums(base), before = bases(own.m);
-      unroll<V>([&](int v) {
-        const A scale = C::kSums ? A(1) : exp_<A>(before.at[v] - base.at[v]);
-        own.l.at[v] = (own.l.at[v] == 0 ? A(0) : own.l.at[v] * scale) + l.at[v];
-      });
-      own.m = m;
-    }
-    return own;
-  }
-  // Reads the elements again and stores their results.
-  __device__ void finish(const Row& row, const Finish<C> (&finish)[V]) const {
-#pragma unroll 1
-    for (int begin = 0; begin < row.count; begin += K * step)
-      Chunk(lane, row, begin + at, step, most_of(row.count - begin)).template store<false>(finish);
-  }
-  __device__ int most_of(int items) const { return (items + step - 1) / step; }
-};
-
-// What makes the results of a row, of which the lane has items.
-__device__ inline void make_finish(const Lane& lane, const Row& row, const States& states, Finish<C> (&finish)[V]) {
-  unroll<V>([&](int v) {
-    finish[v] = Finish<C>(lane.map, states.of(v));
-    if constexpr (C::kPointwise) {
-      const bool is_there = lane.is_there && row.count > 0;
-      finish[v].lse = is_there ? lane.at_row<const A>(kRowFirst, row.segment)[v * lane.row_head_step(0)] : A(0);
-      finish[v].grad = is_there ? lane.at_row<const A>(kRowSecond, row.segment)[v * lane.row_head_step(1)] : A(0);
-    }
-  });
-}
-template <class Epilogue = C::Epilogue>
-__device__ inline void store_row(const Lane& lane, int64_t segment, int v, RowState state) {
-  if constexpr (C::kReduces) {
-    if (lane.is_there)
-      Epilogue::store(state, lane.at_row<Out>(kRowFirst, segment) + v * lane.row_head_step(0), lane.map.plane);
-  }
-}
-
-// Rows that fit a warp ----------------------------------------------------------------------------------------------
-
-// A row of which each lane has at most K items: they stay in registers. `reduce(value, op)`: over the lanes of the row.
-template <class Reduce>
-__device__ inline void compute_kept(const Team& team, const Row& row, int most, bool stores, Reduce reduce) {
-  Chunk chunk(team.lane, row, team.at, team.step, most);
-  States states = {};
-  if constexpr (!C::kPointwise) {
-    if constexpr (!C::kSums) {
-      states.m = chunk.maxima();
-      unroll<V>([&](int v) { states.m.at[v] = reduce(states.m.at[v], Max()); });
-    }
-    states.l = chunk.sums(bases(states.m));
-    unroll<V>([&](int v) { states.l.at[v] = reduce(states.l.at[v], Sum()); });
-  }
-  if constexpr (C::kReduces) {
-    if (stores) unroll<V>([&](int v) { store_row(team.lane, row.segment, v, states.of(v)); });
-  } else {
-    Finish<C> finish[V];
-    make_finish(team.lane, row, states, finish);
-    chunk.template store<true>(finish);
-  }
-}
-
-// A row by its offsets; of offsets that are none, one of nothing.
-__device__ inline Row row_of(const SegmentMap& map, int64_t segment, int64_t begin, int64_t end) {
-  const bool is_valid = begin >= 0 && begin <= end && end <= map.items;
-  return {segment, is_valid ? begin : 0, is_valid ? (int)min(end - begin, (int64_t)0x7fffffff) : 0};
-}
-
-// All rows that are not long. A warp takes as many neighbouring ones at a time as it has lanes for.
+// All rows that a warp or less takes. A warp takes as many neighbouring ones at a time as it has lanes for.
 __device__ inline void compute_rows(const Lane& lane) {
   const SegmentMap& map = lane.map;
-  bool has_long = false;
+  int longest = 0;
   const int log2 = C::kSingle ? 0 : map.head_lanes_log2, head_lanes = lane.head_lanes;
   const int row_lanes = kRowLanes << log2, rows = 32 / row_lanes;  // lanes of a row; rows at a time
   const int lane_at = threadIdx.x % 32, slot = lane_at / row_lanes;
   const Team team = {lane, lane.at(kRowLanes), kRowLanes}, whole = {lane, lane.at(32 >> log2), 32 >> log2};
-  const auto reduce_row = [&](A value, auto op) {
-    unroll<31>([&](int i) {
-      if (1 << i < kRowLanes) value = op(value, shuffle_xor(value, head_lanes << i));
+  const auto reduce_row = [&](Values values, auto op) {
+    unroll<V>([&](int v) {
+      unroll<31>([&](int i) {
+        if (1 << i < kRowLanes) values.at[v] = op(values.at[v], shuffle_xor(values.at[v], head_lanes << i));
+      });
     });
-    return value;
+    return values;
   };
-  const auto reduce_warp = [&](A value, auto op) { return warp_reduce_strided(value, head_lanes, op); };
-  const int64_t step = (int64_t)(gridDim.x / map.chunks) * kWarps * rows;
-  int64_t segment = ((int64_t)(blockIdx.x / map.chunks) * kWarps + threadIdx.x / 32) * rows + slot;
+  const WarpReduce reduce_warp = {head_lanes};
+  const int64_t step = (int64_t)(gridDim.x / map.chunks) * kRowWarps * rows;
+  int64_t segment = ((int64_t)(blockIdx.x / map.chunks) * kRowWarps + threadIdx.x / 32) * rows + slot;
   int64_t begin = 0, end = 0;
   const auto load_offsets = [&] {
     if (segment < map.segments) begin = offset_of(map, segment), end = offset_of(map, segment + 1);
@@ -351,8 +47,8 @@ __device__ inline void compute_rows(const Lane& lane) {
     segment += step;
     load_offsets();
     const bool is_short = is_there && row.count <= K * kRowLanes;
-    has_long |= row.count > map.tile_items;
-    const unsigned others = __ballot_sync(0xffffffffu, is_there && !is_short && row.count <= map.tile_items);
+    longest = max(longest, row.count);
+    const unsigned others = __ballot_sync(0xffffffffu, is_there && !is_short && row.count <= map.warp_items);
     Row own = row;
     if (!is_short) own.count = 0;
     const int most = __reduce_max_sync(0xffffffffu, (own.count + kRowLanes - 1) / kRowLanes);
@@ -362,271 +58,71 @@ __device__ inline void compute_rows(const Lane& lane) {
       const int from = __ffs((int)left) - 1;
       left &= ~((row_lanes == 32 ? ~0u : (1u << row_lanes) - 1) << from);
       const Row of = {shuffle(row.segment, from), shuffle(row.begin, from), __shfl_sync(0xffffffffu, row.count, from)};
-      if (of.count <= K * whole.step) {
-        compute_kept(whole, of, whole.most_of(of.count), whole.at == 0, reduce_warp);
-        continue;
-      }
-      States states = {};
-      if constexpr (!C::kPointwise) {
-        states = whole.states(of);
-        states.reduce(reduce_warp);
-      }
-      if constexpr (C::kReduces) {
-        if (whole.at == 0) unroll<V>([&](int v) { store_row(lane, of.segment, v, states.of(v)); });
-      } else {
-        Finish<C> finish[V];
-        make_finish(lane, of, states, finish);
-        whole.finish(of, finish);
-      }
+      compute_row(whole, of, reduce_warp);
     }
   }
   if (map.has_long == nullptr) return;
-  has_long = __syncthreads_or(has_long);
-  if (threadIdx.x == 0) ((unsigned char*)map.has_long)[blockIdx.x] = has_long;
+  const bool has_middling = __syncthreads_or(longest > map.warp_items);
+  const bool has_long = __syncthreads_or(longest > map.tile_items);
+  unsigned char* const has = (unsigned char*)map.has_long + blockIdx.x;
+  if (threadIdx.x == 0) *has = has_middling * kHasMiddling + has_long * kHasLong;
+  // Others read 16 bytes at a time.
+  if (threadIdx.x > 0 && threadIdx.x < 16 - blockIdx.x % 16 && blockIdx.x == gridDim.x - 1) has[threadIdx.x] = 0;
 }
-// Whether any block of that kernel found a long row.
-__device__ inline bool has_long_rows(const SegmentMap& map) {
-  bool has_long = false;
-  for (int i = threadIdx.x; i < map.row_blocks; i += kThreads) has_long |= ((const unsigned char*)map.has_long)[i] != 0;
-  return __syncthreads_or(has_long);
+// What all blocks of that kernel said together.
+__device__ inline int longer_rows(const SegmentMap& map) {
+  uint32_t all = 0;
+  for (int i = threadIdx.x; i * 16 < map.row_blocks; i += kThreads) {
+    const Vector<uint32_t, 4> of = ((const Vector<uint32_t, 4>*)map.has_long)[i];
+    unroll<4>([&](int k) { all |= of.at[k]; });
+  }
+  const bool has_middling = __syncthreads_or(all & 0x01010101u * kHasMiddling);
+  const bool has_long = __syncthreads_or(all & 0x01010101u * kHasLong);
+  return has_middling * kHasMiddling + has_long * kHasLong;
 }
-
-// Long rows ---------------------------------------------------------------------------------------------------------
-
-// The first segments that begin at some items or after them. All lanes of a warp look for all of them at the same time;
-// offsets that fall give some segment.
-template <int Count>
-__device__ inline void find_segments(const SegmentMap& map, const int64_t (&items)[Count], int64_t (&found)[Count]) {
-  const int lane = threadIdx.x % 32;
-  int64_t high[Count];
-  unroll<Count>([&](int i) { found[i] = 0, high[i] = map.segments; });
-  for (bool is_done = false; !is_done;) {
-    int64_t step[Count];
-    bool is_less[Count];
-    is_done = true;
-    unroll<Count>([&](int i) {
-      step[i] = max((high[i] - found[i] + 31) / 32, (int64_t)1);
-      const int64_t at = found[i] + (lane + 1) * step[i] - 1;
-      is_less[i] = at < high[i] && offset_of(map, at) < items[i];
-    });
-    unroll<Count>([&](int i) {
-      const int passed = __popc(__ballot_sync(0xffffffffu, is_less[i]));
-      high[i] = min(high[i], found[i] + (passed + 1) * step[i] - 1);
-      found[i] = min(found[i] + passed * step[i], high[i]);
-      is_done &= found[i] == high[i];
-    });
-  }
-}
-
-// What a tile has of a long row: 0 of one that began in an earlier tile, 1 of one that begins here and goes on.
-struct Part {
-  int64_t begin;              // its first item
-  int count;                  // items; 0 if there is no such part
-  int64_t segment, from, to;  // the row, and its tiles
-
-  __device__ bool exists() const { return count > 0; }
-  // Whether it is finished when all tiles have been computed.
-  __device__ bool is_deferred(const SegmentMap& map) const { return exists() && to - from >= map.most_tiles; }
-  __device__ Row row() const { return {segment, begin, count}; }
-};
-
-struct Shared {
-  Part parts[kAhead][2];
-  int64_t found;  // the first tile of those whose parts are there, or -1
-  RowState of_warps[kWarps][kMostHeads];
-  RowState states[2][kMostHeads];
-};
-
-// The long rows of a chunk of heads: the tiles of this block.
-struct LongRows {
-  const Lane& lane;
-  Shared& shared;
-  const SegmentMap& map;
-  const int chunk, warp;
-  const int64_t first_tile, step;
-  const Team team;
-  int64_t known_lead = -1, known_tail = -1;  // the rows whose states are there
-
-  __device__ LongRows(const Lane& lane, Shared& shared)
-      : lane(lane),
-        shared(shared),
-        map(lane.map),
-        chunk(blockIdx.x % map.chunks),
-        warp(threadIdx.x / 32),
-        first_tile(blockIdx.x / map.chunks),
-        step(gridDim.x / map.chunks),
-        team{lane, lane.at(kThreads / lane.head_lanes), kThreads / lane.head_lanes} {}
-
-  // Calls f(tile, parts) for all tiles of the block. All threads take part.
-  template <class F>
-  __device__ void for_tiles(F f) const {
-    for (int64_t first = first_tile; first < map.tiles; first += kAhead * step) {
-      if (shared.found != first) {
-        __syncthreads();  // the parts before have been read
-        find_parts(first);
-        if (threadIdx.x == 0) shared.found = first;
-        __syncthreads();
-      }
-#pragma unroll 1
-      for (int i = 0; i < kAhead && first + i * step < map.tiles; ++i) f(first + i * step, shared.parts[i]);
-    }
-  }
-  __device__ int heads() const { return lane.head_lanes * V; }
-  __device__ Message& message(int64_t tile, int k, int head) const {
-    return ((Message*)map.messages)[((tile * map.chunks + chunk) * 2 + k) * heads() + head];
-  }
-  __device__ void clear(int64_t tile) const {
-    for (int i = threadIdx.x; i < 2 * heads(); i += kThreads) (&message(tile, 0, 0))[i].clear();
-  }
-  // Sends the states of the parts of a tile to all that wait for them. A part that does not exist has the state of
-  // nothing: where offsets are wrong, others may wait for it.
-  __device__ void send_states(int64_t tile, const Part* parts) const {
-#pragma unroll 1
-    for (int k = 0; k < 2; ++k) {
-      if (!parts[k].exists()) {
-        for (int head = threadIdx.x; head < heads(); head += kThreads) send(message(tile, k, head), nothing());
-        continue;
-      }
-      States states = team.states(parts[k].row());
-      states.reduce([&](A value, auto op) { return warp_reduce_strided(value, lane.head_lanes, op); });
-      __syncthreads();  // those of other parts have been read
-      if (threadIdx.x % 32 < lane.head_lanes)
-        unroll<V>([&](int v) { shared.of_warps[warp][lane.head + v] = states.of(v); });
-      __syncthreads();
-      for (int head = threadIdx.x; head < heads(); head += kThreads) {
-        RowState all = shared.of_warps[0][head];
-        for (int i = 1; i < kWarps; ++i) all = join(all, shared.of_warps[i][head]);
-        send(message(tile, k, head), all);
-      }
-    }
-  }
-  // Whether the tile makes results of a part. A reduction has one where the row begins.
-  __device__ static bool has_results(const Part* parts, int k) { return parts[k].exists() && (!C::kReduces || k == 1); }
-  // Makes the results of the parts of a tile that `takes(k)`, from the messages of all tiles of their rows.
-  template <class Takes>
-  __device__ void finish(const Part* parts, bool waits, Takes takes) {
-    if (!takes(0) && !takes(1)) return;
-    // The states of the rows of the tile before may be known.
-    const auto needs = [&](int k) { return takes(k) && parts[k].segment != (k ? known_tail : known_lead); };
-    if (!C::kPointwise && (needs(0) || needs(1))) {
-      __syncthreads();  // the states before have been read
-      merge(parts, waits, needs);
-      if (takes(0)) known_lead = parts[0].segment;
-      if (takes(1)) known_tail = parts[1].segment;
-      __syncthreads();
-    }
-#pragma unroll 1
-    for (int k = 0; k < 2; ++k) {
-      if (!takes(k)) continue;
-      States states = {};
-      if constexpr (!C::kPointwise) {
-        unroll<V>([&](int v) {
-          const RowState of = shared.states[k][lane.head + v];
-          states.m.at[v] = of.m, states.l.at[v] = of.l;
-        });
-      }
-      if constexpr (C::kReduces) {
-        if (team.at == 0) unroll<V>([&](int v) { store_row(lane, parts[k].segment, v, states.of(v)); });
-      } else {
-        Finish<C> finish[V];
-        make_finish(lane, parts[k].row(), states, finish);
-        team.finish(parts[k].row(), finish);
-      }
-    }
-  }
-
- private:
-  __device__ void find_parts(int64_t first) const {
-    constexpr int kPerWarp = kAhead / kWarps;
-    const int own = warp * kPerWarp;
-    int64_t bounds[2 * kPerWarp], found[2 * kPerWarp];
-    unroll<2 * kPerWarp>([&](int i) { bounds[i] = (first + (own + i / 2) * step + i % 2) * map.tile_items; });
-    find_segments(map, bounds, found);
-    if (threadIdx.x % 32) return;
-#pragma unroll 1
-    for (int i = 0; i < kPerWarp; ++i) {
-      const int64_t begin = i == 0 ? bounds[0] : bounds[2], end = i == 0 ? bounds[1] : bounds[3];
-      const int64_t of_begin = i == 0 ? found[0] : found[2], of_end = i == 0 ? found[1] : found[3];
-      Part* const parts = shared.parts[own + i];
-      parts[0].count = parts[1].count = 0;
-      if (begin >= map.items) continue;
-      fill(parts[0], of_begin - 1, begin, end);
-      if (of_end > of_begin && end < map.items) fill(parts[1], of_end - 1, begin, end);
-    }
-    static_assert(kPerWarp == 2, "");
-  }
-  // The part of a row in the tile of the items from `begin` to `end`.
-  __device__ void fill(Part& part, int64_t segment, int64_t begin, int64_t end) const {
-    if (segment < 0) return;
-    const Row row = row_of(map, segment, offset_of(map, segment), offset_of(map, segment + 1));
-    const int64_t row_end = min(max(offset_of(map, segment + 1), row.begin), (int64_t)map.items);
-    const int64_t from = max(row.begin, begin), to = min(row_end, end);
-    if (row.count <= map.tile_items || to <= from) return;
-    part = {from, (int)(to - from), segment, divide(row.begin, map.tile_items), divide(row_end - 1, map.tile_items)};
-  }
-  template <class Takes>
-  __device__ void merge(const Part* parts, bool waits, Takes takes) const {
-    const auto is_long = [&](int k) { return takes(k) && parts[k].to - parts[k].from >= kFewTiles; };
-    const int log2 = is_long(0) || is_long(1) ? 5 : 2, lanes = 1 << log2, at = threadIdx.x & (lanes - 1);
-    for (int round = warp << (5 - log2); round < 2 * heads(); round += kThreads >> log2) {
-      const int i = round + ((int)threadIdx.x % 32 >> log2), k = i >= heads(), head = k ? i - heads() : i;
-      const bool is_there = i < 2 * heads() && takes(k);
-      RowState state = nothing();
-      if (is_there) {
-        for (int64_t tile = parts[k].from + at; tile <= parts[k].to; tile += lanes)
-          state = join(state, await(tile, tile == parts[k].from, head, waits));
-      }
-      for (int by = lanes / 2; by > 0; by /= 2) {
-        const RowState there = {shuffle_xor(state.m, by), shuffle_xor(state.l, by)};
-        state = at & by ? join(there, state) : join(state, there);
-      }
-      if (is_there && at == 0) shared.states[k][head] = state;
-    }
-  }
-  // The state of the first tile of a row is that of the part which begins there.
-  __device__ RowState await(int64_t tile, int k, int head, bool waits) const {
-    RowState state;
-    while (!receive(message(tile, k, head), &state) && waits) {
-    }
-    return state;
-  }
-};
 
 __device__ inline void compute_long_rows(const SegmentMap& map, Shared& shared) {
-  if (!has_long_rows(map)) return;
+  const int has = longer_rows(map);
+  if (!has) return;
   const Lane lane(map);
   LongRows rows(lane, shared);
   if constexpr (C::kPointwise) {
-    return rows.for_tiles(
-        [&](int64_t, const Part* parts) { rows.finish(parts, false, [&](int k) { return parts[k].exists(); }); });
+    return rows.for_tiles([&](int64_t, const Tile& in) {
+      rows.compute_middling(in);
+      rows.finish(in.parts, false, [&](int k) { return in.parts[k].exists(); });
+    });
   }
-  const bool is_cooperative = map.steps_run == 3;
+  const bool has_long = has & kHasLong, is_cooperative = map.steps_run == 3;
   bool has_deferred = false;
   if (map.steps_run & 1) {
     GridBarrier barrier;
-    if (is_cooperative) {
+    bool awaits_barrier = is_cooperative && has_long;
+    if (awaits_barrier) {
       if (threadIdx.x == 0) barrier.init();
-      rows.for_tiles([&](int64_t tile, const Part*) { rows.clear(tile); });
+      for (int64_t tile = rows.first_tile; tile < map.tiles; tile += rows.step) rows.clear(tile);
       __syncthreads();
       if (threadIdx.x == 0) barrier.arrive(blockIdx.x, gridDim.x);
     }
-    bool awaits_barrier = is_cooperative;
-    rows.for_tiles([&](int64_t tile, const Part* parts) {
+    rows.for_tiles([&](int64_t tile, const Tile& in) {
+      const Part* const parts = in.parts;
+      if (has_long) rows.send_states(tile, parts);
+      rows.compute_middling(in);  // while messages travel
+      if (!has_long) return;
+      // No message is read before all have been cleared.
       if (awaits_barrier && threadIdx.x == 0) barrier.wait();
       awaits_barrier = false;
-      rows.send_states(tile, parts);
       has_deferred |= parts[0].is_deferred(map) || parts[1].is_deferred(map);
       rows.finish(parts, true, [&](int k) { return LongRows::has_results(parts, k) && !parts[k].is_deferred(map); });
     });
   }
-  if (!(map.steps_run & 2) || (is_cooperative && !has_deferred)) return;
-  rows.for_tiles([&](int64_t, const Part* parts) {
-    rows.finish(parts, is_cooperative,
-                [&](int k) { return LongRows::has_results(parts, k) && parts[k].is_deferred(map); });
+  if (!has_long || !(map.steps_run & 2) || (is_cooperative && !has_deferred)) return;
+  rows.for_tiles([&](int64_t, const Tile& in) {
+    rows.finish(in.parts, is_cooperative,
+                [&](int k) { return LongRows::has_results(in.parts, k) && in.parts[k].is_deferred(map); });
   });
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
+extern "C" __global__ void __launch_bounds__(32 * kBlockWarps, kMinWarps / kBlockWarps)
     onepass_kernel(const __grid_constant__ SegmentMap map) {
   if constexpr (C::has(kSegmentLong)) {
     __shared__ Shared shared;
