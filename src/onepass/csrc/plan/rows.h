@@ -58,7 +58,9 @@ constexpr int kPipelinedThreads = 448, kPipelinedVecs = 2;
 constexpr int kTurnBytes = 24 << 10, kPlaceBytes = 6 << 10, kSparePlaces = 4;
 // Clusters are served like that from so many bytes of a row on, in the last of a few waves of which the chip is empty.
 constexpr int64_t kPipelinedRow = int64_t(1) << 20, kPipelinedRows = 64;
-constexpr int kPointwiseRow = 512;  // the longest row of a gradient of logsumexp that a warp takes
+// The gradient of logsumexp: the longest row that lanes of a warp take whole; the longest one of which they take
+// pieces, the elements of a lane, and the lanes of a piece.
+constexpr int kPointwiseRow = 512, kPieces = 16384, kPiece = 8, kPieceLanes = 8;
 
 // Plans one problem. With `invariant` the plan follows from the types and the length of a row alone, and so does which
 // elements a thread adds up: the bits of a row are then the same among any number of rows, wherever the row lies.
@@ -72,19 +74,19 @@ struct RowPlanner {
   const bool takes_log;            // each thread of a row takes the logarithm of its sum
   const int64_t pitch;             // elements from row to row of the first operand
   const bool is_tiled;             // rows lie one after another, with small gaps
-  const int read_size, item_size;  // bytes of an element that is read, and of the wider type
+  const int read_size, item_size;  // bytes of an element that is read, and as it waits on the chip
 
   const bool half = item_size == 2;
   const int part = item_size == 8 ? 2 : 1;  // a thread keeps half as many elements of float64
-  // The length of a row in elements of 4 bytes, or of half types, as it waits on the chip. The elements of a reduction
-  // wait in the type that it is computed in, which is the wider one.
+  // The length of a row in elements of 4 bytes, or of half types, as it waits on the chip.
   const int64_t length = half || n > kAnyLength / 2 ? n : n * item_size / 4;
   int vec_size = invariant ? alignment.full : alignment.widest;
   // Elements go to threads by their index in the row alone. (In a gradient the tail of a row does not.)
   bool scalar = invariant && (alignment.begins_within(vec_size) || (is_backward && n % vec_size));
   int64_t vecs = count_vecs();  // of a row, with those that it shares with its neighbours
 
-  RowPlanner(const Problem& problem, const Gpu& gpu, bool invariant)
+  // `is_scored`: of calls with scores, whose elements wait in the type of the scores.
+  RowPlanner(const Problem& problem, const Gpu& gpu, bool invariant, bool is_scored = false)
       : gpu(gpu),
         invariant(invariant),
         alignment(problem),
@@ -97,7 +99,9 @@ struct RowPlanner {
         pitch(rows == 1 ? n : problem.layout.row_stride(problem.is_backward() ? int(kSaved) : int(kX))),
         is_tiled(are_tiled(problem)),
         read_size(size_of(problem.in_type())),
-        item_size(is_backward ? 16 / alignment.full : std::max(read_size, size_of(problem.type(kY)))) {}
+        item_size(is_backward                                    ? 16 / alignment.full
+                  : is_reduction && read_size == 2 && !is_scored ? read_size
+                                                                 : std::max(read_size, size_of(problem.type(kY)))) {}
 
   CudaPlan plan() {
     if (is_backward && is_reduction) return plan_pointwise();
@@ -328,16 +332,22 @@ struct RowPlanner {
     return {Tier::twopass, int(up_to(threads / part, 32)), 1, in_flight, vec_size, 1, 0, unaligned_access()};
   }
 
-  // The gradient of logsumexp, which merges nothing and takes rows in pieces.
+  // The gradient of logsumexp, which merges nothing and takes rows in pieces. As a sweep of plans has it (H200,
+  // 2026-11-27): blocks take pieces of whole vectors; of rows that begin anywhere a few lanes do, unless rows are long.
   CudaPlan plan_pointwise() const {
     if (length <= kPointwiseRow) {
       int threads = 1;
       while (threads < 32 && threads * vec_size * 4 < n) threads *= 2;
       return warp_of(threads);
     }
-    CudaPlan plan = plan_twopass(256 * part, 16);
-    plan.access = access();
-    return plan;
+    const bool are_whole = access() == VecAccess::aligned;
+    if (!are_whole && length <= kPieces) {
+      const int items = std::max(kPiece / part, vec_size);
+      return {Tier::warp, kPieceLanes, kThreads / kPieceLanes, items, vec_size, 1, 0, access()};
+    }
+    const int each = are_whole ? 2 : 4, most = are_whole ? 128 : 64;
+    const int threads = int(std::min<int64_t>(most, up_to(ceil_div(vecs, each), 32)));
+    return {Tier::twopass, threads, 1, each * vec_size, vec_size, 1, 0, access()};
   }
 
   // The entry of a function that writes a row for each row.
@@ -433,8 +443,8 @@ struct RowPlanner {
   }
 };
 
-inline CudaPlan plan_rows(const Problem& problem, const Gpu& gpu, bool invariant) {
-  return RowPlanner(problem, gpu, invariant).plan();
+inline CudaPlan plan_rows(const Problem& problem, const Gpu& gpu, bool invariant, bool is_scored = false) {
+  return RowPlanner(problem, gpu, invariant, is_scored).plan();
 }
 
 }  // namespace onepass

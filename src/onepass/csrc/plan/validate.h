@@ -115,7 +115,8 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
   const auto text = [](int64_t number) { return std::to_string(number); };
   const Tier tier = plan.tier;
   const int64_t n = problem.layout.n;
-  const bool backward = problem.is_backward(), is_resident = tier != Tier::twopass && !plan.sends_messages();
+  const bool backward = problem.is_backward(), is_pointwise = backward && problem.is_reduction(),
+             is_resident = tier != Tier::twopass && !plan.sends_messages() && !is_pointwise;
   const Alignment alignment(problem);
   const bool begins_within = alignment.begins_within(plan.vec_size);
   const int cluster = tier == Tier::cluster ? plan.blocks_per_row : 1;
@@ -128,8 +129,8 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
       if (plan.vecs_per_thread() % chunk || plan.vecs_per_thread() > 4 * chunk || plan.smem_vecs % chunk)
         return "gradients in the tier grid keep up to " + text(4 * chunk) + " vectors per thread";
     }
-    if (problem.is_reduction() && tier != Tier::warp && tier != Tier::twopass)
-      return "the gradient of logsumexp has the tiers warp and twopass, which takes pieces of rows";
+    if (is_pointwise && tier != Tier::warp && tier != Tier::twopass)
+      return "the gradient of logsumexp has the tiers warp and twopass, which take pieces of rows";
     if (tier == Tier::twopass && plan.threads_per_row > 512) return "the tier twopass has up to 512 threads here";
   } else {
     if (tier == Tier::grid && plan.smem_vecs % RowChunks(plan, n, 1).thread_vecs)

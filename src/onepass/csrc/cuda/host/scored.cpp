@@ -173,7 +173,7 @@ CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
     }
     Gpu alone = gpu;  // blocks exchange no messages
     alone.cooperative = 0;
-    return plan_rows(like, alone, batch_invariant());
+    return plan_rows(like, alone, batch_invariant(), true);
   };
   const CudaPlan plan = plan_like(problem.in, kept);
   const bool all_half = !backward && size_of(problem.in) == 2 && size_of(problem.out) == 2;

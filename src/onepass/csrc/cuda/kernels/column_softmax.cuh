@@ -148,10 +148,10 @@ using ColumnEpilogue = typename Conditional<
 template <class C>
 struct ColumnTensors {
   const typename C::In* x;
-  typename C::Out* y;
+  typename C::Result* y;
   typename C::Score score;
   __device__ Operands<C> operands() const { return {x, x, nullptr}; }
-  __device__ typename C::Out* result() const { return y; }
+  __device__ typename C::Result* result() const { return y; }
   __device__ typename C::Operand operand() const { return {score}; }
 };
 

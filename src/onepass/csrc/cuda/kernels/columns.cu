@@ -9,7 +9,7 @@
 #include "column_softmax.cuh"
 #include "config.cuh"
 
-typedef KernelOp<ColumnSoftmax, ColumnGrad> Op;
+typedef Conditional<Config::kIsBackward, ColumnGrad<BackwardConfig>, ColumnSoftmax<ForwardConfigOf<false>>>::type Op;
 
 constexpr int kMinBlocks = Op::C::kInSmem ? smem_blocks<Op::C>
                            : (Op::C::kGrid || is_pipelined<Op::C>) && !Op::C::kTwoPass

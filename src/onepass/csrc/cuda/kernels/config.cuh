@@ -84,15 +84,23 @@ struct Config {
   static constexpr bool kTwoPass = TWO_PASS;                // columns: nothing is kept, elements are read twice
 };
 
-struct ForwardConfig : Config {
+template <bool kOfRows>
+struct ForwardConfigOf : Config {
+  typedef Config::Out Result;  // of what is written
+  static constexpr bool kOnePerRow = Policy::Epilogue<Result>::kOnePerRow;
+  // Rows of half types are reduced as for half results, two elements per register.
+  typedef typename Conditional<kOfRows && kOnePerRow && sizeof(In) == 2 && !kIsScored, In, Result>::type Out;
   typedef AccType<Out> Acc;
   typedef SumType<Out> Sum;
   typedef Policy::Epilogue<Out> Epilogue;
-  typedef Conditional<kIsScored, PositionalOperand<ForwardConfig>, ScoredOperand<ForwardConfig>>::type Operand;
-  typedef Conditional<kIsScored, ScoredForwardRows<ForwardConfig>, ForwardRows<ForwardConfig>>::type Rows;
+  typedef
+      typename Conditional<kIsScored, PositionalOperand<ForwardConfigOf>, ScoredOperand<ForwardConfigOf>>::type Operand;
+  typedef typename Conditional<kIsScored, ScoredForwardRows<ForwardConfigOf>, ForwardRows<ForwardConfigOf>>::type Rows;
 };
+typedef ForwardConfigOf<true> ForwardConfig;
 
 struct BackwardConfig : Config {
+  typedef Config::Out Result;
   typedef AccType<In> Acc;
   typedef Policy::Grad Grad;
   typedef PlainOperand<BackwardConfig> Operand;

@@ -1,5 +1,5 @@
 // epilogue.cuh: what a function computes of the state of a row, and of the elements of the row if it has a result for
-// each of them. Out is the type of the results.
+// each of them. Out is the type that results are computed for, which is theirs but in a reduction of half types.
 //
 //   kOnePerRow    whether the function is a reduction. Then `store` stores the results of a row; a row may have one in
 //                 each of several planes, which are `plane_stride` elements apart
@@ -61,8 +61,9 @@ struct LogSoftmaxEpilogue {
 template <class Out>
 struct LogSumExpEpilogue {
   static constexpr bool kOnePerRow = true, kTakesX = false, kTakesExp = false;
-  static __device__ void store(State<AccType<Out>> row, Out* y, int64_t) {
-    *y = from_acc<Out>(finite_or_zero(row.m) + log_(row.l));
+  template <class Result>
+  static __device__ void store(State<AccType<Out>> row, Result* y, int64_t) {
+    *y = from_acc<Result>(finite_or_zero(row.m) + log_(row.l));
   }
 };
 
@@ -70,9 +71,10 @@ struct LogSumExpEpilogue {
 template <class Out>
 struct StateEpilogue {
   static constexpr bool kOnePerRow = true, kTakesX = false, kTakesExp = false;
-  static __device__ void store(State<AccType<Out>> row, Out* y, int64_t plane_stride) {
-    *y = from_acc<Out>(row.m);
-    y[plane_stride] = from_acc<Out>(row.l);
+  template <class Result>
+  static __device__ void store(State<AccType<Out>> row, Result* y, int64_t plane_stride) {
+    *y = from_acc<Result>(row.m);
+    y[plane_stride] = from_acc<Result>(row.l);
   }
 };
 

@@ -195,6 +195,8 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentAccess<C, FragmentHalf2<C, Ve
   typedef typename C::Epilogue Epilogue;
   typedef Half2Vecs<C, Vecs> Base;
   static constexpr bool kKeepsExp = false, kTakesX = Epilogue::kTakesX;
+  // A sum that is the result itself is not rounded to the half type.
+  static constexpr bool kSubtracts = kTakesX || sizeof(typename C::Result) > 2;
   using Base::at;
   using Base::V;
   float subtracted;  // from all elements
@@ -208,13 +210,13 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentAccess<C, FragmentHalf2<C, Ve
   // Prepares the elements for the maximum of the row, or of a part of it that has them.
   __device__ void subtract_max(float m) {
     subtracted = 0;
-    if (kTakesX || fabsf(m) < kNearMax || m == infinity() || m == -infinity()) return;
+    if (kSubtracts || fabsf(m) < kNearMax || m == infinity() || m == -infinity()) return;
     subtracted = m;
     const uint32_t half2 = pack_half2<T>(-m, -m);
     unroll<Vecs * V / 2>([&](int w) { at[w] = add_half2<T>(at[w], half2); });
   }
   __device__ float sum_exp(float m) const {
-    if (kTakesX) return sum_exp_relative_to(m);
+    if (kSubtracts) return sum_exp_relative_to(m);
     const float offset = (subtracted - finite_or_zero(m)) * kLog2e;
     return pairwise_sum<Vecs * V, 0>([&](int i) { return exp2_(fmaf((*this)[i], kLog2e, offset)); });
   }

@@ -17,7 +17,7 @@ template <class C>
 struct ForwardRows {
   typedef ForwardRow<C> Row;
   const typename C::In* x;
-  typename C::Out* y;
+  typename C::Result* y;
   int64_t count, n, x_stride, y_stride;
   typename C::Score score;
 
@@ -26,13 +26,13 @@ struct ForwardRows {
     return {x + index * x_stride, exists ? n : 0, {score}};
   }
   template <class... AnyRow>
-  __device__ typename C::Out* result(int64_t index, const AnyRow&...) const {
+  __device__ typename C::Result* result(int64_t index, const AnyRow&...) const {
     return y + index * y_stride;
   }
   // The tensors, for kernels that copy several rows as one piece.
   __device__ const typename C::In* operand(int) const { return x; }
   __device__ int64_t stride(int) const { return x_stride; }
-  __device__ typename C::Out* results() const { return y; }
+  __device__ typename C::Result* results() const { return y; }
   __device__ int64_t result_stride() const { return y_stride; }
 };
 

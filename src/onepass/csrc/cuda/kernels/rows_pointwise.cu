@@ -1,9 +1,10 @@
 // rows_pointwise.cu: the gradient of logsumexp, dx = g exp(x - lse). g and lse have one value per row, so nothing is
 // reduced, and the chunks of a row go to any blocks.
 //
-// In is the type of g and lse, Out that of x and dx. kVecs vectors of a thread are on their way at a time. Where
-// kThreadsPerRow is 0 a block takes a chunk of a row, which has `chunks` of them.
+// In is the type of g and lse, Out that of x and dx. kVecs vectors of a thread are on their way at a time. A row has
+// `chunks` chunks; kThreadsPerRow lanes take one, or a block where that is 0.
 #include "config.cuh"
+#include "division.cuh"
 #include "row_backward.cuh"
 
 typedef BackwardConfig C;
@@ -12,18 +13,18 @@ constexpr bool kWarp = C::kThreadsPerRow > 0;
 constexpr int kThreads = kWarp ? C::kThreadsPerRow * C::kRowsPerBlock : 512;
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    onepass_kernel(const BackwardRows<C, C::Out> rows, const C::In* lse, int64_t lse_stride, int64_t chunks) {
+    onepass_kernel(const BackwardRows<C, C::Out> rows, const C::In* lse, int64_t lse_stride, int64_t chunks,
+                   const FastDivisor by_chunks) {
   typedef C::Out Out;
   constexpr int V = C::kVecSize;
   const int64_t step = (int64_t)(kWarp ? C::kThreadsPerRow : blockDim.x) * V,
                 thread = threadIdx.x % (kWarp ? C::kThreadsPerRow : blockDim.x);
-  const int64_t groups = kWarp ? (rows.count + C::kRowsPerBlock - 1) / C::kRowsPerBlock : rows.count * chunks;
-  for (int64_t group = blockIdx.x; group < groups; group += gridDim.x) {
-    const int64_t index = kWarp ? group * C::kRowsPerBlock + threadIdx.x / C::kThreadsPerRow : group / chunks;
-    if (index >= rows.count) continue;
+  constexpr int kEach = kWarp ? C::kRowsPerBlock : 1;  // chunks of a block at a time
+  const int64_t all = rows.count * chunks, own = kWarp ? threadIdx.x / C::kThreadsPerRow : 0;
+  for (int64_t item = blockIdx.x * (int64_t)kEach + own; item < all; item += gridDim.x * (int64_t)kEach) {
+    const auto [index, chunk] = divide(item, chunks, by_chunks);
     const auto row = rows.row(index);
     const int64_t n = row.n;
-    const int64_t chunk = kWarp ? 0 : group % chunks;
     Out* const dx_row = rows.result(index);
     const int64_t before = C::kScalar || C::kAligned ? 0 : (int64_t)misalignment<C>(row.aligned());
     const int64_t first = chunk * step * C::kVecs + thread * V - before;

@@ -176,7 +176,7 @@ template <class Op>
 __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int second_at, int result_at) {
   typedef typename Op::C C;
   typedef typename C::In In;
-  typedef typename C::Out Out;
+  typedef typename C::Result Result;
   const int n = (int)rows.n, lane = threadIdx.x % kLanes;
 
   for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows.count; begin += (int64_t)gridDim.x * tile_rows) {
@@ -190,8 +190,8 @@ __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int
     });
     AsyncCopy::commit();
     AsyncCopy::wait<0>();
-    const Span<Out> to(rows.results(), begin, here, n, Op::kOnePerRow ? n : rows.result_stride());
-    Out* const results = reinterpret_cast<Out*>(dynamic_smem + result_at + to.skip);
+    const Span<Result> to(rows.results(), begin, here, n, Op::kOnePerRow ? n : rows.result_stride());
+    Result* const results = reinterpret_cast<Result*>(dynamic_smem + result_at + to.skip);
     __syncthreads();
     for (int first = 0; first < here; first += C::kRowsPerBlock) {
       const int row = first + threadIdx.x / kLanes;
@@ -202,15 +202,15 @@ __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int
       if constexpr (Op::kOnePerRow) {
         if (lane == 0) C::Epilogue::store(op.state, rows.result(begin + row, rows.row(begin + row)), rows.count);
       } else {
-        Out* const result = results + row * to.stride;
+        Result* const result = results + row * to.stride;
         op.for_each_result([&](int i, typename C::Acc value) {
           const int j = i * kLanes + lane;
-          if (j < n) result[j] = from_acc<Out>(value);
+          if (j < n) result[j] = from_acc<Result>(value);
         });
       }
     }
     __syncthreads();
-    if (!Op::kOnePerRow) copy_out(to, dynamic_smem + result_at);
+    if constexpr (!Op::kOnePerRow) copy_out(to, dynamic_smem + result_at);
     if (begin + (int64_t)gridDim.x * tile_rows < rows.count) __syncthreads();  // before the next tile comes in
   }
 }
