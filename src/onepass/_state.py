@@ -1,4 +1,4 @@
-"""The state of a row, from which a softmax or a logsumexp is computed in parts, and the merge of two states."""
+"""The state of a row, by which it is computed in parts: the merge of two states, and the results that one gives."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,10 +7,24 @@ import torch
 from torch import Tensor
 
 from ._engines import resolve
-from .ops import call
-from .validation import DROPPED, FLOATS, LAST, Spec, check_input, check_keepdim, either, normalize_dims
+from .ops import call, reduced_shape
+from .scored import _accumulator
+from .settings import autocast_to_float32
+from .state_ops import finish_rows
+from .validation import (
+    DROPPED,
+    FLOATS,
+    HALF_DTYPES,
+    LAST,
+    Spec,
+    check_dtype,
+    check_input,
+    check_keepdim,
+    either,
+    normalize_dims,
+)
 
-__all__ = ["State", "merge", "state"]
+__all__ = ["State", "finish", "merge", "state"]
 
 
 class State(NamedTuple):
@@ -106,8 +120,8 @@ def merge(a: State, b: State) -> State:
     >>> whole = onepass.merge(onepass.state(x[:, :300]), onepass.state(x[:, 300:]))
     >>> torch.testing.assert_close(whole.logsumexp(), onepass.logsumexp(x, 1))
     """
-    a_m, a_l = _pair("a", a)
-    b_m, b_l = _pair("b", b)
+    a_m, a_l = _pair("merge", "a", a)
+    b_m, b_l = _pair("merge", "b", b)
     tensors = (a_m, a_l, b_m, b_l)
     if len({t.device for t in tensors}) > 1:
         raise RuntimeError(f"onepass.merge(): both states must be on one device, got {a_m.device} and {b_m.device}")
@@ -123,11 +137,86 @@ def merge(a: State, b: State) -> State:
     return State(m, a_l * (a_m - base).exp() + b_l * (b_m - base).exp())
 
 
-def _pair(name: str, given: State) -> tuple[Tensor, Tensor]:
+def finish(
+    input: Tensor,
+    state: State,
+    function: str = "softmax",
+    dim: int | Sequence[int] = -1,
+    *,
+    dtype: torch.dtype | None = None,
+    engine: str = "auto",
+) -> Tensor:
+    """The results of some elements of rows whose state is known: of a chunk of a stream, of one part of a row.
+
+    With the state of whole rows from `onepass.state` and `onepass.merge`, the chunks of a row need not be in memory
+    together. Each is read twice, once for the state and once here.
+
+    Args:
+        input: elements of the rows, as many as there are: a strided tensor, float64, float32, float16 or bfloat16;
+            integers with `dtype`.
+        state: the `State` of the whole rows, or a pair (m, l). It has the shape of the input without the dims, or with
+            size 1 in them.
+        function: "softmax", "log_softmax" or "logsumexp", for which the input gives the dtype alone.
+        dim: the dim of the rows, or a tuple of dims.
+        dtype: the result's dtype. The input is rounded to it first, as `onepass.softmax` does.
+        engine: "auto", or "cpu", "cuda", "triton" to force one.
+
+    Returns:
+        exp(input - m) / l or input - m - log(l), of the input's shape and layout, or m + log(l), of the state's shape.
+        An element of -inf is 0 or -inf; a row of which all is -inf or one is +inf is NaN, as in `onepass.softmax`. It
+        has a gradient in the input and in the state.
+
+    Raises:
+        ValueError: an unknown function, a state of another shape. TypeError: no pair of floating tensors. RuntimeError:
+        two devices, an engine that cannot run. All else as `onepass.softmax`.
+
+    Source: Milakov & Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867).
+
+    >>> import functools, torch, onepass
+    >>> chunks = torch.zeros(2, 10).split(4, dim=1)
+    >>> whole = functools.reduce(onepass.merge, (onepass.state(chunk) for chunk in chunks))
+    >>> [onepass.finish(chunk, whole)[0] for chunk in chunks]
+    [tensor([0.1000, 0.1000, 0.1000, 0.1000]), tensor([0.1000, 0.1000, 0.1000, 0.1000]), tensor([0.1000, 0.1000])]
+    >>> onepass.finish(chunks[0], whole, "logsumexp")
+    tensor([2.3026, 2.3026])
+    """
+    check_input("finish", input)
+    if function not in ("softmax", "log_softmax", "logsumexp"):
+        raise ValueError(
+            f"onepass.finish(): function must be 'softmax', 'log_softmax' or 'logsumexp', got {function!r}"
+        )
+    dims = normalize_dims("finish", input, dim)
+    check_dtype("finish", input, dtype)
+    m, l = _pair("finish", "state", state)
+    kept, dropped = (reduced_shape(input.shape, dims, keepdim) for keepdim in (True, False))
+    if m.shape != l.shape or list(m.shape) not in (kept, dropped):
+        raise ValueError(
+            f"onepass.finish(): the state has the shape {dropped} or {kept} for an input of shape "
+            f"{list(input.shape)}, got {list(m.shape)} and {list(l.shape)}"
+        )
+    if not m.device == l.device == input.device:
+        raise RuntimeError(
+            f"onepass.finish(): the state must be on {input.device}, as the input is, got {m.device} and {l.device}"
+        )
+    if dtype is None and autocast_to_float32(input):
+        dtype = torch.float32
+    to = dtype or input.dtype
+    wide = _accumulator(to, to)
+    if function == "logsumexp":
+        return (m.to(wide) + l.to(wide).log()).to(to)
+    if to is not torch.float32 or input.dtype not in HALF_DTYPES:  # half types become float32 in the same pass
+        input = input.to(to)
+    x = input if input.dim() else input.unsqueeze(0)
+    m, l = (t.to(wide).reshape(kept or [1]) for t in (m, l))
+    y = finish_rows(x, m, l, dims, function, None if to is input.dtype else to, resolve(engine, input.device))
+    return y if input.dim() else y.squeeze(0)
+
+
+def _pair(function: str, name: str, given: State) -> tuple[Tensor, Tensor]:
     if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Tensor) for part in given):
         if all(part.is_floating_point() for part in given):
             return given[0], given[1]
         got = f"dtypes {given[0].dtype} and {given[1].dtype}"
     else:
         got = repr(type(given).__name__)
-    raise TypeError(f"onepass.merge(): {name} must be a State, or a pair (m, l) of floating tensors, got {got}")
+    raise TypeError(f"onepass.{function}(): {name} must be a State, or a pair (m, l) of floating tensors, got {got}")

@@ -144,7 +144,7 @@ def _launch_terms_backward(
     tensors = x, terms, index, *_wide_weight(x, weight, spec.spread), scale, grads.contiguous(), None, None, dx
     if not x.numel() or _launch_gradient(tensors, spec):
         return dx
-    return _laid_out(terms_backward_arithmetic(grads, x, index, weight, scale, spec), x)
+    return _laid_out(terms_backward_arithmetic(grads, x, index, weight, scale, spec, terms), x)
 
 
 def _launch_gradient(tensors: tuple[Any, ...], spec: LossSpec) -> bool:

@@ -1,4 +1,4 @@
-"""onepass.state on every engine, and onepass.merge: the definition's values, and the laws of a monoid."""
+"""onepass.state, merge and finish on every engine: the values of the definition, the laws of a monoid, gradients."""
 
 import functools
 import math
@@ -108,3 +108,79 @@ def test_more_dims_than_torch_has():
 def test_merge_refuses(a, b, error, words):
     with pytest.raises(error, match=words):
         merge(a, b)
+
+
+# finish ---------------------------------------------------------------------------------------------------------------
+
+
+def whole_state(x: torch.Tensor, dim: int | tuple[int, ...], keepdim: bool = False, engine: str = "auto") -> State:
+    return onepass.state(x, dim, keepdim, engine=engine)
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_chunks_finished_are_the_whole(function, dtype, engine, device):
+    x = torch.cat((maker(dtype, device, scale=4.0)(6, 1000), special(1000, dtype, device)))
+    x[0, :300] = -INF
+    want = getattr(onepass, function)(x, 1, engine=engine)
+    for keepdim in (True, False):
+        state = whole_state(x, 1, keepdim, engine)
+        got = [onepass.finish(part, state, function, 1, engine=engine) for part in x.split(300, 1)]
+        torch.testing.assert_close(torch.cat(got, 1), want, equal_nan=True)
+        lse = onepass.finish(x[:, :5], state, "logsumexp", 1)
+        torch.testing.assert_close(lse, onepass.logsumexp(x, 1, keepdim, engine=engine), equal_nan=True)
+
+
+def test_finish_over_any_dims_and_dtypes():
+    x = maker(torch.float32)(3, 4, 5)
+    for dim in (0, -2, (0, 2), ()):
+        every = dim if dim != () else (0, 1, 2)
+        torch.testing.assert_close(onepass.finish(x, whole_state(x, every), dim=dim), onepass.softmax(x, every))
+    half = x.bfloat16()
+    got = onepass.finish(half, onepass.state(half), dtype=torch.float32)
+    torch.testing.assert_close(got, onepass.softmax(half, dtype=torch.float32))
+    wide = onepass.finish(x, onepass.state(x.double()), "log_softmax", dtype=torch.float64)
+    torch.testing.assert_close(wide, onepass.log_softmax(x, dtype=torch.float64))
+    numbers = torch.arange(6)
+    state = onepass.state(numbers.double())
+    torch.testing.assert_close(onepass.finish(numbers, state, dtype=torch.float64), numbers.double().softmax(0))
+    assert onepass.finish(torch.tensor(2.0), onepass.state(torch.tensor(2.0))).item() == 1
+    assert onepass.finish(x[:, :0], whole_state(x, 1), dim=1).shape == (3, 0, 5)
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
+def test_gradients_of_a_stream_are_those_of_the_whole(function):
+    def streamed(x: torch.Tensor) -> torch.Tensor:
+        parts = x.split(3, 1)
+        state = functools.reduce(merge, map(onepass.state, parts))
+        if function == "logsumexp":
+            return onepass.finish(x, state, function)
+        return torch.cat([onepass.finish(part, state, function) for part in parts], 1)
+
+    x = maker(torch.float64)(2, 7).requires_grad_()
+    want = getattr(onepass, function)(x, 1)
+    g = torch.randn_like(want)
+    (want_dx,) = torch.autograd.grad(want, x, g)
+    (dx,) = torch.autograd.grad(streamed(x), x, g)
+    torch.testing.assert_close(dx, want_dx)
+    assert torch.autograd.gradgradcheck(streamed, x)
+    torch.testing.assert_close(torch.func.jacfwd(streamed)(x), torch.func.jacrev(streamed)(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"input": [1.0]}, TypeError, r"finish\(\): input must be a Tensor"),
+        ({"function": "softmin"}, ValueError, "function must be .*'softmin'"),
+        ({"dim": 2}, IndexError, "dim must be"),
+        ({"state": torch.zeros(2)}, TypeError, r"finish\(\): state must be a State"),
+        ({"state": State(torch.zeros(3), torch.zeros(3))}, ValueError, r"\[2\] or \[2, 1\] .*got \[3\] and \[3\]"),
+        ({"state": State(torch.zeros(2, device="meta"), torch.zeros(2))}, RuntimeError, "must be on cpu.*meta"),
+        ({"input": torch.zeros(2, 3, dtype=torch.int64)}, NotImplementedError, "needs dtype="),
+        ({"dtype": torch.int32}, NotImplementedError, "dtype must be one of"),
+        ({"engine": "abacus"}, ValueError, "abacus"),
+    ],
+)
+def test_finish_refuses(change, error, words):
+    given = {"input": torch.zeros(2, 3), "state": onepass.state(torch.zeros(2, 3)), **change}
+    with pytest.raises(error, match=words):
+        onepass.finish(**given)

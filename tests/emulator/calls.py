@@ -22,6 +22,7 @@ from .build import CORE, folder, host, translated
 LOSS = ("x", "dx", "index", "weight", "weight_sum", "scale", "terms", "result", "grads", "total", "grad_lse")
 LOSS += ("loss", "weights")
 DIVERGENCE = ("x", "y", "dx", "dy", "weight", "terms", "grads")
+KINDS = ("cross_entropy", "kl", "product")  # of two tensors
 SEGMENTS = ("x", "bias", "y", "grad", "dx")
 SCORED = ("input", "result", "grad", "scale", "bias", "alibi", "sink", "mask", "lse", "of_cap")
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -206,13 +207,13 @@ class Emulator:
         self,
         tensors: dict[str, Tensor | None],
         dim: int,
-        is_kl: bool,
+        kind: str,
         numbers: Sequence[float] = (1.0, 0.0, 0.0),
         device: int = 0,
     ) -> None:
-        """The terms of two tensors, or their gradients where there are `grads`. `tensors` are by the names of
+        """The terms of two tensors, or their gradients where there are `dx` or `dy`. `tensors` are by the names of
         DIVERGENCE; `numbers`: factor, softcap, smoothing."""
-        more = is_kl, _array(ctypes.c_double, numbers), device
+        more = KINDS.index(kind), _array(ctypes.c_double, numbers), device
         self._lossy(self.host.solve_divergence, tensors, DIVERGENCE, 4, dim, more)
 
     def _lossy(
@@ -225,7 +226,7 @@ class Emulator:
         more: tuple[Any, ...],
     ) -> None:
         """Of `names`, the tensors of the first `strided` have strides."""
-        given, x, backward = [tensors.get(name) for name in names], tensors["x"], "grads" in tensors
+        given, x, backward = [tensors.get(name) for name in names], tensors["x"], "dx" in tensors
         self.begin([x], x.new_empty(0))
         for name, tensor in tensors.items():
             if tensor is not None and name != "x":

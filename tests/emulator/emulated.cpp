@@ -200,13 +200,13 @@ const char* solve_loss(bool backward, int type, void* const* tensors, int rank, 
   });
 }
 
-// A problem of divergences. `tensors`: x, y, dx, dy, weight, terms, grads. `strides`: of the first four. `numbers`:
-// factor, softcap, smoothing.
+// A problem of divergences. `kind`: 0 a cross-entropy, 1 a KL divergence, 2 a product. `tensors`: x, y, dx, dy, weight,
+// terms, grads. `strides`: of the first four. `numbers`: factor, softcap, smoothing.
 const char* solve_divergence(bool backward, int type, void* const* tensors, int rank, const int64_t* sizes,
-                             const int64_t* const* strides, int dim, bool is_kl, const double* numbers, int device) {
+                             const int64_t* const* strides, int dim, int kind, const double* numbers, int device) {
   DivergenceProblem problem = {};
   problem.direction = backward ? Direction::backward : Direction::forward;
-  problem.type = DType(type), problem.is_kl = is_kl;
+  problem.type = DType(type), problem.is_kl = kind == 1, problem.is_product = kind == 2;
   for (int d = 0; d < rank; ++d) {
     int64_t by[DivergenceProblem::kTensors];
     for (int t = 0; t < DivergenceProblem::kTensors; ++t) by[t] = strides[t] ? strides[t][d] : 0;

@@ -14,7 +14,12 @@
 Triton itself is imported when the first kernel is needed, never by importing this package.
 """
 
-from .divergence import launch_divergence_backward, launch_divergence_forward
+from .divergence import (
+    launch_divergence_backward,
+    launch_divergence_forward,
+    launch_product,
+    launch_product_gradient,
+)
 from .launch import launch_backward, launch_forward, unavailable
 from .loss import launch_loss_backward, launch_loss_forward
 from .plan import Plan, plan_backward, plan_forward, plan_scored
@@ -29,6 +34,8 @@ __all__ = [
     "launch_forward",
     "launch_loss_backward",
     "launch_loss_forward",
+    "launch_product",
+    "launch_product_gradient",
     "launch_scored_backward",
     "launch_scored_forward",
     "launch_scored_logsumexp_backward",

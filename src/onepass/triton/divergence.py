@@ -1,5 +1,5 @@
 """Divergences: the launches of the kernels that make the terms of rows of two tensors, and the gradients of both from
-theirs.
+theirs. Products: those of the two steps of the gradient of a softmax.
 
 csrc/core/divergence_problem.h has the definitions. The inputs and their gradients are read and written where they lie,
 by any strides.
@@ -17,7 +17,7 @@ from .loss import Tile, launch_rows, numbers_of
 if TYPE_CHECKING:
     from ..loss_arithmetic import DivergenceSpec
 
-__all__ = ["launch_divergence_backward", "launch_divergence_forward"]
+__all__ = ["launch_divergence_backward", "launch_divergence_forward", "launch_product", "launch_product_gradient"]
 
 
 def launch_divergence_forward(
@@ -62,12 +62,35 @@ def launch_divergence_backward(
     return True
 
 
+def launch_product(x: Tensor, y: Tensor, sums: Tensor, dim: int, *, tile: Tile | None = None) -> bool:
+    """Write the sums of x y over ``dim`` to ``sums``, (rows,) in the accumulator's dtype. False where there is no
+    kernel for the call. The tensors are those of `launch_divergence_forward`."""
+    return _launch_rows("product_kernel", (x, y, sums), (x, y), dim, tile)
+
+
+def launch_product_gradient(
+    x: Tensor, y: Tensor, sums: Tensor, dx: Tensor, dim: int, *, tile: Tile | None = None
+) -> bool:
+    """Write x (y - sums) to ``dx``, of the shape and dtype of ``x``, any strides."""
+    return _launch_rows("product_gradient_kernel", (x, y, sums, dx), (x, y, dx), dim, tile)
+
+
+def _launch_rows(
+    name: str, tensors: tuple[Tensor, ...], strided: tuple[Tensor, ...], dim: int, tile: Tile | None
+) -> bool:
+    if not strided[0].numel():
+        return False
+    strides, numbers = tuple(t.stride() for t in strided), numbers_of(strided[0], (), ())
+    launch_rows(_kernel(name), "gradient" in name, strided[0], tensors, strides, dim, (), numbers, {}, tile)
+    return True
+
+
 @functools.cache
-def _kernel(backward: bool) -> Any:
+def _kernel(name: str) -> Any:
     """This imports triton."""
     from . import divergence_kernels
 
-    return divergence_kernels.backward_kernel if backward else divergence_kernels.forward_kernel
+    return getattr(divergence_kernels, name)
 
 
 def _launch(
@@ -82,4 +105,15 @@ def _launch(
     numbers = numbers_of(x, given, (True, spec.softcap, spec.smoothing, spec.smoothing, False))
     strides = tuple(t.stride() for t in strided)
     constants = {"IS_KL": spec.is_kl}
-    launch_rows(_kernel(backward), backward, x, tensors, strides, spec.dim, (), numbers, constants, tile)
+    launch_rows(
+        _kernel("backward_kernel" if backward else "forward_kernel"),
+        backward,
+        x,
+        tensors,
+        strides,
+        spec.dim,
+        (),
+        numbers,
+        constants,
+        tile,
+    )

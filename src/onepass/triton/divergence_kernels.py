@@ -173,3 +173,68 @@ def backward_kernel(
     if dy_ptr is not None:
         to = dy_ptr + offset(row, row_sizes, row_strides[3]) + column * steps[3]
         tl.store(to, round_to(dy, TYPE), mask=inside)
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["first", "rows"])
+def product_kernel(
+    x_ptr,
+    y_ptr,
+    sums_ptr,
+    first,
+    rows,
+    n,
+    row_sizes,
+    row_strides,
+    steps,
+    numbers,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MULTIPLE: tl.constexpr,
+):
+    """The sums of the products of two tensors over rows."""
+    ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty.is_fp64() else tl.float32
+    row, exists = rows_of(first + tl.program_id(0).to(tl.int64), rows, ROWS, MULTIPLE)
+    x_row = x_ptr + offset(row, row_sizes, row_strides[0])
+    y_row = y_ptr + offset(row, row_sizes, row_strides[1])
+    local = tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros((ROWS, BLOCK), ACC)
+    for tile in range(tl.cdiv(n, BLOCK)):
+        start = tl.cast(tile, tl.int64) * BLOCK
+        column = start + local
+        inside = exists & (local < tl.minimum(n - start, BLOCK).to(tl.int32))
+        x = tl.load(x_row + column * steps[0], mask=inside, other=0.0).to(ACC)
+        total += x * tl.load(y_row + column * steps[1], mask=inside, other=0.0).to(ACC)
+    tl.store(sums_ptr + row, tl.sum(total, 1, keep_dims=True), mask=exists)
+
+
+@triton.jit(do_not_specialize=["first", "rows"])
+def product_gradient_kernel(
+    x_ptr,
+    y_ptr,
+    sums_ptr,
+    dx_ptr,
+    first,
+    rows,
+    n,
+    row_sizes,
+    row_strides,
+    steps,
+    numbers,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MULTIPLE: tl.constexpr,
+):
+    """x (y - the sum of the row)."""
+    TYPE: tl.constexpr = x_ptr.dtype.element_ty
+    ACC: tl.constexpr = tl.float64 if TYPE.is_fp64() else tl.float32
+    row, exists, start, local, in_row = tile_of(first, rows, n, ROWS, BLOCK, MULTIPLE)
+    column = start + local
+    inside = exists & in_row
+    x = tl.load(x_ptr + offset(row, row_sizes, row_strides[0]) + column * steps[0], mask=inside, other=0.0).to(ACC)
+    y = tl.load(y_ptr + offset(row, row_sizes, row_strides[1]) + column * steps[1], mask=inside, other=0.0).to(ACC)
+    dx = x * (y - tl.load(sums_ptr + row, mask=exists, other=0.0))
+    to = dx_ptr + offset(row, row_sizes, row_strides[2]) + column * steps[2]
+    tl.store(to, round_to(dx, TYPE), mask=inside)

@@ -143,7 +143,8 @@ def _launch(
 
 def numbers_of(x: Tensor, given: tuple[float, ...], needed: tuple[Any, ...]) -> Numbers:
     """The numbers that are needed, for kernels of the type of ``x``."""
-    return Numbers(*(_number(v, x.dtype) if is_there else () for v, is_there in zip(given, needed, strict=True)))
+    made = [_number(v, x.dtype) if is_there else () for v, is_there in zip(given, needed, strict=True)]
+    return Numbers(*made, *[()] * (len(Numbers._fields) - len(made)))
 
 
 def launch_rows(

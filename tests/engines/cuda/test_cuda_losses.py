@@ -112,11 +112,46 @@ def test_divergences(emulator, shape, is_kl):
     terms = torch.empty(planes.shape, dtype=wide)
     given = {"x": x, "y": y, "weight": weight, "terms": terms}
     numbers = spec.factor, spec.softcap, spec.smoothing
-    emulator.divergence(given, dim, is_kl, numbers, device_of(shape))
+    kind = "kl" if is_kl else "cross_entropy"
+    emulator.divergence(given, dim, kind, numbers, device_of(shape))
     assert_close(terms, planes, wide)
     grads, made = make(*planes.shape), {"dx": torch.empty_like(x), "dy": torch.empty_like(y)}
-    emulator.divergence({**given, "grads": grads, **made}, dim, is_kl, numbers, device_of(shape))
+    emulator.divergence({**given, "grads": grads, **made}, dim, kind, numbers, device_of(shape))
     for got, want in zip(
         made.values(), arithmetic.divergence_backward_arithmetic(grads.double(), *in_doubles), strict=True
     ):
         assert_close(got, want, x.dtype)
+
+
+@pytest.mark.parametrize(("shape", "_"), cases(4))
+def test_products(emulator, shape, _):
+    x, dim = inputs(shape, seed=5)
+    y = inputs(shape, seed=7)[0].clone()
+    wide = F64 if x.dtype is F64 else F32
+    terms, dx = torch.empty(x.numel() // x.shape[dim], dtype=wide), torch.empty_like(x)
+    emulator.divergence({"x": x, "y": y, "terms": terms}, dim, "product", device=device_of(shape))
+    sums = (x.double() * y.double()).sum(dim, keepdim=True)
+    assert_close(terms, sums.flatten(), wide)
+    emulator.divergence({"x": x, "y": y, "terms": terms, "dx": dx}, dim, "product", device=device_of(shape))
+    assert_close(dx, x.double() * (y.double() - terms.double().reshape(sums.shape)), x.dtype)
+
+
+# What the state operators give the gradient of a cross-entropy for (state_ops.py).
+@pytest.mark.parametrize(("shape", "_"), cases(2))
+def test_gradients_of_one_tensor(emulator, shape, _):
+    x, dim = inputs(shape, seed=5)
+    y, wide, rows = inputs(shape, seed=7)[0].clone(), F64 if x.dtype is F64 else F32, x.numel() // x.shape[dim]
+    terms, grads = maker(wide, seed=3)(4, rows), torch.stack((*maker(wide, seed=4)(2, rows), torch.full((rows,), -1.0)))
+    terms[0] = x.amax(dim).flatten()
+    given = {"x": x, "y": y, "terms": terms, "grads": grads.to(wide)}
+    shape_of_rows = list(x.shape)
+    shape_of_rows[dim] = 1
+    m, log_l, _, third = terms.double().reshape(4, *shape_of_rows)
+    log_p = (x.double() - m) - log_l
+    dy = torch.empty_like(y)
+    emulator.divergence({**given, "dy": dy, "dx": None}, dim, "cross_entropy", device=device_of(shape))
+    assert_close(dy, log_p, x.dtype)
+    dx = torch.empty_like(x)
+    emulator.divergence({**given, "dx": dx}, dim, "cross_entropy", device=device_of(shape))
+    of_lse = grads[1].double().reshape(shape_of_rows)
+    assert_close(dx, log_p.exp() * (of_lse - third) + y.double(), x.dtype)

@@ -89,6 +89,25 @@ def check(runs: Any, call: Call, tile: Any = None, asked: str = "xy") -> tuple[A
     return terms, dx, dy
 
 
+def products(x: Tensor, y: Tensor, dim: int, tile: Any = None) -> tuple[Tensor, Tensor]:
+    sums, dx = x.new_empty(x.numel() // x.size(dim), dtype=accumulator(x.dtype)), torch.empty_like(x)
+    assert engine.launch_product(x, y, sums, dim, tile=tile)
+    assert engine.launch_product_gradient(x, y, sums, dx, dim, tile=tile)
+    return sums, dx
+
+
+@pytest.mark.parametrize("tile", [ROWS, COLUMNS, None])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_products(runs, dtype, dim, tile):
+    x, y = (maker(dtype, seed=seed)(3, 70, 5) for seed in (1, 2))
+    sums, dx = runs.run(products, x, y.mT.contiguous().mT, dim, tile)
+    want = (x.double() * y.double()).sum(dim, keepdim=True)
+    torch.testing.assert_close(sums.double().cpu(), want.flatten(), rtol=1e-5, atol=1e-5)
+    sums = sums.double().cpu().reshape(want.shape)
+    error = torch.finfo(dtype).eps * 4 * x.double().abs() * (y.double().abs() + sums.abs())
+    assert_close(dx.cpu(), x.double() * (y.double() - sums), error, "dx")
+
+
 @KINDS
 @TILES
 def test_types(runs, dtype, tile, is_kl):

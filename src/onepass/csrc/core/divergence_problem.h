@@ -1,5 +1,6 @@
 // divergence_problem.h: one problem of two tensors, checked and laid out: how far two distributions over classes are
-// apart, a number per row, and its gradients (losses.py has the definitions). Pure: no torch, no CUDA.
+// apart, a number per row, and its gradients (losses.py has the definitions); or the gradient of a softmax, in two
+// steps (state_ops.py). Pure: no torch, no CUDA.
 #pragma once
 
 #include "layout.h"
@@ -24,12 +25,17 @@ namespace onepass {
 //
 // A row whose m is infinite has log l NaN, so that its terms and gradients are NaN, as torch's are.
 //
+// Of a product (`is_product`) there is one plane, the sum of x y, without weights, a factor, a softcap and smoothing.
+//
 // The gradients come from those of the terms, g of plane 2 and h of plane 1 (0 for the KL divergence, and not read):
 //
 //   KL divergence   dx = factor g p (log p - log q - plane 2), 0 where p is 0
 //                   dy = factor g (q - p)
 //   cross-entropy   dx = (p (g * plane 3 + h) - g t) ds / dx
 //                   dy = (1 - smoothing) weight[c] g (lse - s)
+//
+// What a product has in their place is dx = x (y - plane 0), without gradients of terms: the gradient of a softmax x
+// from that of its result, y.
 struct DivergenceProblem {
   Direction direction;
   DType type;  // of x, y and their gradients
@@ -45,12 +51,12 @@ struct DivergenceProblem {
   const void* weight = nullptr;       // a weight per class, of the type that rows are computed in. None is 1
   void* terms = nullptr;              // (planes, rows); written forward, read backward
   const void* grads = nullptr;        // backward: planes as of the terms
-  bool is_kl = false;
+  bool is_kl = false, is_product = false;
   double factor = 1, softcap = 0, smoothing = 0;  // softcap 0: none. The KL divergence has no softcap and smoothing
 
   bool is_backward() const { return direction == Direction::backward; }
   DType accumulator() const { return type == DType::float64 ? DType::float64 : DType::float32; }
-  int planes() const { return is_kl ? 5 : 4; }
+  int planes() const { return is_product ? 1 : is_kl ? 5 : 4; }
 
   // Adds the next dim of the rows, and merges it with the one before where all tensors step through both as one.
   void add_dim(int64_t size, const int64_t (&by)[kTensors]) {

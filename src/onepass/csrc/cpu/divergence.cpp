@@ -139,6 +139,27 @@ struct DivergenceSums {
     l.add(sums[0]), moment.add(sums[1]), other.add(sums[2]);
   }
 
+  // Adds products of a run, of which the sum alone is wanted.
+  template <class From, class T>
+  __attribute__((noinline)) void add_products(const Run& run, const From* x, const From* y,
+                                              const T* const (&ahead)[2]) {
+    using Vectors = DivergenceVectors<From>;
+    Vector products = {};
+    const T *const next_x = ahead[0], *const next_y = ahead[1];
+    Vectors::for_each(run, [&](int64_t i, auto& v, int64_t count) __attribute__((always_inline)) {
+      constexpr int K = int(sizeof v / sizeof *v);
+      if (K > 1 && next_x) {
+        DivergenceVectors<T>::fetch(next_x + i * L, K), DivergenceVectors<T>::fetch(next_y + i * L, K);
+      }
+      Vector w[K];
+      Vectors::load(x + i * L, v, count), Vectors::load(y + i * L, w, count);
+      for (int k = 0; k < K; ++k) v[k] *= w[k];
+      if constexpr (K == 1) v[0] = keep_lanes(v[0], count, A(0));
+      products += sum_of(v);
+    });
+    moment.add(products);
+  }
+
   // The lanes of a sum of each row become a lane.
   template <class Get>
   static Sum to_lanes(Get get) {
@@ -186,6 +207,7 @@ struct DivergenceSums {
       count == L ? store_as(to, v) : void(std::memcpy(to, &v, size_t(count) * sizeof(A)));
     };
     Vector high[2], low[2];
+    if (p.is_product) return put(0, moment.value());
     logarithm(l, m[0], high[0], low[0]);
     put(0, m[0]), put(1, high[0]);
     if (p.is_kl) {
@@ -210,6 +232,7 @@ struct DivergenceForward : DivergenceRows<T> {
   // Adds a run of a row, or of a group of rows. `ahead`: of the elements that are fetched meanwhile, if any.
   template <class From>
   void add(const Run& run, const From* of_x, const From* of_y, const T* const (&ahead)[2], Sums& sums) const {
+    if (p.is_product) return sums.add_products(run, of_x, of_y, ahead);
     Vector top[2] = {sums.m[0], sums.m[1]};
     A *const to_x = this->copy_of(P::kOfX), *const to_y = this->copy_of(P::kOfY);
     const A* const wide_x = widen<true>(run, of_x, factor, to_x, top[0]);
@@ -276,7 +299,12 @@ struct DivergenceNumbers {
       return v[0] == v[0] ? v[0] : broadcast_as(kNan<A>);  // pairs of vectors are stored with the NaNs of arithmetic
     };
     const A factor = A(p.factor);
-    m = get(p.terms, 0), log_l = get(p.terms, 1), g = get(p.grads, 2) * factor;
+    m = get(p.terms, 0);
+    if (p.is_product) {
+      log_l = g = a = b = c = V<A>{};
+      return;
+    }
+    log_l = get(p.terms, 1), g = get(p.grads, 2) * factor;
     if (p.is_kl) {
       a = get(p.terms, 3), b = get(p.terms, 4), c = get(p.terms, 2) + (log_l - b);
     } else {
@@ -340,6 +368,23 @@ __attribute__((noinline)) void write_gradients(const Run& run, const Operands<T>
   });
 }
 
+// Writes gradients of products, whose sum is m.
+template <class T, class A = Acc<T>>
+__attribute__((noinline)) void write_products(const Run& run, const Operands<T>& operands, V<A> m, int64_t ahead,
+                                              bool streaming) {
+  using Vectors = DivergenceVectors<T>;
+  const Operands<T> o = operands;
+  Vectors::for_each(run, [=](int64_t i, auto& v, int64_t count) __attribute__((always_inline)) {
+    constexpr int K = int(sizeof v / sizeof *v);
+    const int64_t at = i * kLanes<A>;
+    Vectors::fetch(o.x + at + ahead, K), Vectors::fetch(o.y + at + ahead, K);
+    V<A> w[K];
+    Vectors::load(o.x + at, v, count), Vectors::load(o.y + at, w, count);
+    for (int k = 0; k < K; ++k) v[k] *= w[k] - m;
+    Vectors::store(o.dx + at, v, count, streaming);
+  });
+}
+
 template <class T>
 struct DivergenceBackward : DivergenceRows<T> {
   using Base = DivergenceRows<T>;
@@ -353,6 +398,7 @@ struct DivergenceBackward : DivergenceRows<T> {
   template <class From>
   void write_run(const Run& run, const Operands<From>& operands, const Numbers& numbers, int64_t ahead,
                  bool streaming) const {
+    if (p.is_product) return write_products(run, operands, numbers.m, ahead, streaming);
     p.is_kl ? write_gradients<true>(run, operands, factor, numbers, ahead, streaming)
             : write_gradients<false>(run, operands, factor, numbers, ahead, streaming);
   }

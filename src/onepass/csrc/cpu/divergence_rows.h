@@ -134,7 +134,7 @@ struct DivergenceRows {
   static constexpr int L = kLanes<A>;
   const P& p;
   const DivergencePlan& plan;
-  const bool caps = p.softcap != 0, makes_shares = !p.is_kl && (p.weight || p.smoothing != 0);
+  const bool caps = p.softcap != 0, makes_shares = p.weight || p.smoothing != 0;
   const bool is_here = are_here();             // vectors are computed where they are
   const A factor = caps ? A(1) : A(p.factor);  // of elements, or of scores in their place
   A* const copies = reinterpret_cast<A*>(scratch());

@@ -13,8 +13,10 @@ bool run(DivergenceProblem& problem, const TensorRef* const (&tensors)[Divergenc
          StackArguments& given) {
   const TensorRef &x = *tensors[0], &y = *tensors[1];
   const int dim = int(given.take<int64_t>());
-  problem.is_kl = given.take<bool>(), problem.factor = given.take<double>();
-  problem.softcap = given.take<double>(), problem.smoothing = given.take<double>();
+  if (!problem.is_product) {
+    problem.is_kl = given.take<bool>(), problem.factor = given.take<double>();
+    problem.softcap = given.take<double>(), problem.smoothing = given.take<double>();
+  }
   if (dim < 0 || dim >= x.rank) fail("no such dim: " + std::to_string(dim));
   problem.type = x.dtype(), problem.x = x.data(), problem.y = y.data();
   for (int d = 0; d < x.rank; ++d) {
@@ -59,9 +61,34 @@ void run_divergence_backward(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(run(problem, {x, y, dx, dy}, given));
 }
 
+// (x, y, sums, dim)
+void run_product_forward(StableIValue* stack, uint64_t, uint64_t) {
+  StackArguments given(stack);
+  DivergenceProblem problem = {};
+  problem.direction = Direction::forward, problem.is_product = true;
+  const TensorRef *const x = given.take_tensor(), *const y = given.take_tensor();
+  problem.terms = given.take_tensor()->mutable_data();
+  stack[0] = stable::from(run(problem, {x, y, nullptr, nullptr}, given));
+}
+
+// (x, y, sums, dx, dim)
+void run_product_backward(StableIValue* stack, uint64_t, uint64_t) {
+  StackArguments given(stack);
+  DivergenceProblem problem = {};
+  problem.direction = Direction::backward, problem.is_product = true;
+  const TensorRef *const x = given.take_tensor(), *const y = given.take_tensor();
+  problem.terms = const_cast<void*>(given.take_tensor()->data());
+  const TensorRef* const dx = given.take_tensor();
+  advise_huge_pages(*dx, dx->dtype());
+  problem.dx = dx->mutable_data();
+  stack[0] = stable::from(run(problem, {x, y, dx, nullptr}, given));
+}
+
 void implement_all(stable::StableLibrary& m) {
   m.impl("_divergence_kernel", run_divergence_forward);
   m.impl("_divergence_backward_kernel", run_divergence_backward);
+  m.impl("_product_kernel", run_product_forward);
+  m.impl("_product_backward_kernel", run_product_backward);
 }
 
 }  // namespace
@@ -73,6 +100,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
          "Tensor(a!)? dx, Tensor(b!)? dy, " +
          numbers)
             .c_str());
+  m.def("_product_kernel(Tensor x, Tensor y, Tensor(a!) sums, int dim) -> bool");
+  m.def("_product_backward_kernel(Tensor x, Tensor y, Tensor sums, Tensor(a!) dx, int dim) -> bool");
 }
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_all(m); }
 STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) { implement_all(m); }

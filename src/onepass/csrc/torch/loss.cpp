@@ -92,6 +92,13 @@ void run_loss_backward(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(run(problem, {}, *x, dx, index, given));
 }
 
+// (parts, planes)
+void run_state_merge(StableIValue* stack, uint64_t, uint64_t) {
+  StackArguments given(stack);
+  const TensorRef* const parts = given.take_tensor();
+  cuda::merge_states(*parts, *given.take_tensor());
+}
+
 void implement_all(stable::StableLibrary& m) {
   m.impl("_loss_kernel", run_loss_forward);
   m.impl("_loss_backward_kernel", run_loss_backward);
@@ -107,12 +114,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
          "Tensor(a!) terms, Tensor(b!)? result, Tensor(c!)? loss, Tensor(d!)? total, bool is_mean, " +
          numbers)
             .c_str());
+  m.def("_merge_states_kernel(Tensor parts, Tensor(a!) planes) -> ()");
   m.def(("_loss_backward_kernel(Tensor input, Tensor terms, Tensor? index, Tensor? weight, Tensor? weight_sum, "
          "Tensor? scale, Tensor grads, Tensor? total, Tensor? grad_lse, Tensor(a!) dx, " +
          numbers)
             .c_str());
 }
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_all(m); }
-STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) { implement_all(m); }
+STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) {
+  implement_all(m);
+  m.impl("_merge_states_kernel", run_state_merge);
+}
 
 }  // namespace onepass

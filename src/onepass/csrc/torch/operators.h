@@ -84,6 +84,9 @@ bool run_loss(const LossProblem& problem, const LossResult& loss, const TensorRe
 bool run_divergence(const DivergenceProblem& problem, const TensorRef& like);
 // Runs a problem of segments; false where there is no kernel for it.
 bool run_segments(const SegmentProblem& problem, const TensorRef& like);
+// States of rows, contiguous (4, ...), from those of their parts, contiguous (parts, 2, ...), as StateMerge has them
+// (kernels/loss_map.cuh).
+void merge_states(const TensorRef& parts, const TensorRef& planes);
 
 }  // namespace cuda
 

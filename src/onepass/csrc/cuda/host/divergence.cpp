@@ -12,7 +12,8 @@ namespace onepass::cuda {
 namespace {
 
 constexpr int kThreads = 256;  // of a block
-constexpr int kCount = 8;      // classes that a thread has on their way at a time
+constexpr int kCount = 8;      // classes that a thread has on their way at a time, at least two vectors of a gradient
+constexpr int kColumnThreads = 8;  // of a row beside others: its neighbours fill the lines of memory
 constexpr int64_t kMostClasses = int64_t(1) << 30;
 constexpr int64_t kGradChunks = 4;  // of a block, which takes a part of a long row's gradient
 constexpr int64_t kWaves = 4;       // blocks of a multiprocessor, below which rows are cut into parts
@@ -29,7 +30,7 @@ struct DivergencePlan {
   int64_t parts, part_n;  // of a row
 
   unsigned used(const Problem& problem) const {
-    unsigned parts = kLoss | (problem.is_kl ? kLossKl : kLossShares);
+    unsigned parts = kLoss | (problem.is_product ? kLossProduct : problem.is_kl ? kLossKl : kLossShares);
     if (problem.weight) parts |= kLossWeight;
     if (problem.softcap != 0) parts |= kLossSoftcap;
     if (problem.factor != 1) parts |= kLossScale;
@@ -71,12 +72,14 @@ DivergencePlan plan_of(const Problem& problem, const Gpu& gpu) {
   plan.vec_size = plan.in_columns || invariant ? 1 : width;  // nor on its address
   plan.access = plan.vec_size == 1 ? VecAccess::scalar : are_aligned ? VecAccess::aligned : VecAccess::predicated;
   if (plan.access == VecAccess::predicated) n += plan.vec_size - 1;
-  plan.vecs = int(std::min<int64_t>(std::max(1, kCount / plan.vec_size), ceil_div(n, plan.vec_size)));
+  const int vecs = std::max(problem.is_backward() && plan.vec_size > 1 ? 2 : 1, kCount / plan.vec_size);
+  plan.vecs = int(std::min<int64_t>(vecs, ceil_div(n, plan.vec_size)));
   const int64_t chunk = plan.vecs * plan.vec_size, wanted = kWaves * gpu.sm_count;
   int threads = 1;  // of a row
   const auto has_few_blocks = [&] { return ceil_div(problem.rows * threads, kThreads) < wanted; };
   if (plan.in_columns) {
-    while (threads < 32 && threads * chunk * 2 <= n && (invariant || has_few_blocks())) threads *= 2;
+    const int most = invariant ? 32 : kColumnThreads;
+    while (threads < most && threads * chunk * 2 <= n && (invariant || has_few_blocks())) threads *= 2;
   } else {
     const int64_t rows = invariant ? std::numeric_limits<int64_t>::max() : problem.rows;
     threads = std::min(kThreads, threads_of_row(ceil_div(n, plan.vec_size), plan.vec_size * size_of(problem.type), rows,

@@ -188,4 +188,11 @@ bool run_segments(const SegmentProblem& problem, const TensorRef& like) {
   return true;
 }
 
+void merge_states(const TensorRef& parts, const TensorRef& planes) {
+  const int device = parts.device_index;
+  const DeviceScope scope(device);
+  const int64_t count = parts.sizes[0], rows = planes.numel() / 4;
+  start_state_merge({parts.data(), planes.mutable_data(), rows, count}, parts.dtype(), device, current_stream(device));
+}
+
 }  // namespace onepass::cuda

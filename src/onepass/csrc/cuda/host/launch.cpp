@@ -103,10 +103,11 @@ KernelKind kind_of(const Problem& problem) {
 
 const char* source_of(const KernelKind& kind, Tier tier) {
   const bool forward = kind.pass == Pass::forward;
-  const bool is_divergence = kind.loss_parts & (kLossShares | kLossKl);
+  const bool is_divergence = kind.loss_parts & (kLossShares | kLossKl | kLossProduct);
   if (kind.loss_step == LossStep::merge) return is_divergence ? "divergence_merge.cu" : "loss_merge.cu";
   if (is_divergence) return "divergence.cu";
   if (kind.loss_step == LossStep::total) return "loss_total.cu";
+  if (kind.loss_step == LossStep::states) return "merge_states.cu";
   if (kind.loss_parts & kLossStaged) return "loss_staged.cu";
   if (kind.segment_parts) return kind.segment_parts & kSegmentInvariant ? "segments_invariant.cu" : "segments.cu";
   if (kind.loss_parts) return kind.loss_parts & kLossColumns ? "loss_columns.cu" : "loss_rows.cu";
@@ -263,10 +264,13 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
       messages += backward ? 0 : launch.groups;  // forward there is also a word of each group's row
     }
     launch.message_bytes = messages * message_size(in, out);
-  } else if (backward && problem.is_reduction() && plan.tier == Tier::twopass) {
-    const int64_t chunks = ceil_div(n + plan.vec_size - 1, int64_t(plan.threads_per_row) * plan.items_per_thread);
-    launch.chunks_per_row = chunks;
-    launch.blocks = unsigned(launch.rows < CudaPlan::kMaxGrid / chunks ? launch.rows * chunks : CudaPlan::kMaxGrid);
+  } else if (backward && problem.is_reduction()) {
+    const int64_t before = plan.access == VecAccess::aligned ? 0 : plan.vec_size - 1;
+    const int64_t chunks = ceil_div(n + before, int64_t(plan.threads_per_row) * plan.items_per_thread);
+    launch.chunks_per_row = chunks, launch.by_chunks = divider_of(chunks);
+    const int64_t most = CudaPlan::kMaxGrid * plan.rows_per_block;
+    launch.blocks = unsigned(launch.rows < most / chunks ? ceil_div(launch.rows * chunks, plan.rows_per_block)
+                                                         : CudaPlan::kMaxGrid);
   } else {
     launch.numbers[0] = plan.smem_vecs;
   }
@@ -367,6 +371,7 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
     add(rows);
     if (backward && problem.is_reduction()) {
       add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);
+      add(&launch.by_chunks);
     } else {  // A kernel reads as many as it takes.
       for (const int& number : launch.numbers) add(&number);
       add(&messages);

@@ -20,8 +20,9 @@ namespace onepass::cuda {
 // What a kernel computes: a function, its gradient, or that from a gradient of the result with one value per row.
 enum class Pass { forward, backward, backward_broadcast };
 
-// The kernels of losses: terms or gradients; terms from states of parts; one number from the losses of rows.
-enum class LossStep { main, merge, total };
+// The kernels of losses: terms or gradients; terms from states of parts; one number from the losses of rows; and states
+// of rows from those of parts.
+enum class LossStep { main, merge, total, states };
 
 // What the kernels of a problem have in common; a plan tells them apart. The kernels of a gradient read the type of the
 // forward's result and write that of its input.
@@ -60,7 +61,8 @@ struct Launch {
   bool has_tiles;
   int64_t rows, n, strides[kMaxTensors];
   int64_t chunks_per_row;  // of the gradient of logsumexp
-  int numbers[3];          // what a tier takes besides
+  FastDivisor by_chunks;
+  int numbers[3];  // what a tier takes besides
   Tiles tiles;
 
   bool cooperative() const { return message_bytes > 0; }
@@ -136,6 +138,7 @@ bool can_launch_divergence(const DivergenceProblem& problem);
 LossLaunch make_divergence_launch(const DivergenceProblem& problem, int device);
 void start_loss(const LossLaunch& launch, void* states, void* partials, void* stream);
 void start_loss_total(const LossProblem& problem, const LossTotal& total, int device, void* stream);
+void start_state_merge(const StateMerge& merge, DType type, int device, void* stream);
 
 // Launches by the plan given, or by the problem's own; where the driver refuses a cooperative launch, by the one that
 // the problem has without. `start` gets a Launch, and gives what onepass::cuda::start does.

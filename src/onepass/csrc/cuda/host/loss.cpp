@@ -282,4 +282,12 @@ void start_loss_total(const LossProblem& problem, const LossTotal& total, int de
   start_loss(find_kernel(problem, plan, LossStep::total, device), kTogether, 1, 0, &total, stream);
 }
 
+void start_state_merge(const StateMerge& merge, DType type, int device, void* stream) {
+  KernelKind kind = {Function::state, Pass::forward, type, type};
+  kind.loss_parts = kLoss, kind.loss_step = LossStep::states;
+  const CudaPlan as = {Tier::twopass, kThreads, 1, 1, 1, 1, 0, VecAccess::scalar};
+  const int64_t blocks = ceil_div(merge.rows, kThreads);
+  start_loss(find_or_load(kind, as, device), kThreads, blocks, 0, &merge, stream);
+}
+
 }  // namespace onepass::cuda

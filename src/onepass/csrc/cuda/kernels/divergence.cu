@@ -9,7 +9,7 @@ typedef C::A A;
 typedef C::In T;
 typedef C::Raw Raw;
 typedef LossElements<C> Elements;
-typedef DivergenceState<C> RowState;
+typedef DivergenceRowState<C> RowState;
 constexpr int V = C::kVecSize, kVecs = C::kVecs, kCount = V * kVecs;
 constexpr bool kColumns = C::has(kLossColumns);
 
@@ -95,9 +95,12 @@ __device__ inline void reduce(RowState& state, int at, int threads, int rows) {
 }
 
 __device__ inline void store_grads(const Row& row, const DivergenceNumbers<C>& numbers, const DivergencePlace& place) {
+  constexpr bool kProduct = C::has(kLossProduct);
   const DivergenceMap& map = row.map;
-  const auto term = [&](int plane) { return ((const A*)map.terms + plane * map.rows)[row.row]; };
-  const auto grad = [&](int plane) { return ((const A*)map.grads + plane * map.rows)[row.row]; };
+  const auto term = [&](int plane) {
+    return kProduct && plane ? A(0) : ((const A*)map.terms + plane * map.rows)[row.row];
+  };
+  const auto grad = [&](int plane) { return kProduct ? A(0) : ((const A*)map.grads + plane * map.rows)[row.row]; };
   const A m = term(0), log_l = term(1), third = term(C::has(kLossKl) ? 2 : 3);
   const A other_m = C::has(kLossKl) ? term(3) : A(0), other_log_l = C::has(kLossKl) ? term(4) : A(0);
   const A g = grad(2), of_p = C::has(kLossKl) ? g * numbers.factor : g * third + grad(1);
@@ -111,6 +114,10 @@ __device__ inline void store_grads(const Row& row, const DivergenceNumbers<C>& n
       Vector<T, V> x_grads, y_grads;
       unroll<V>([&](int v) {
         const T x = Elements::get(of_x[i], v), y = Elements::get(of_y[i], v);
+        if constexpr (kProduct) {
+          x_grads.at[v] = from_acc<T>(to_acc(x) * (to_acc(y) - m));
+          return;
+        }
         const int64_t own = row.has(from + v) ? from + v : 0;
         const A log_p = (numbers.score_of(x) - m) - log_l, p = exp_<T>(log_p);
         if constexpr (C::has(kLossKl)) {

@@ -33,7 +33,10 @@ struct DivergenceNumbers : LossNumbers<C> {
         smoothed(this->smoothing() / A(map.n)) {}
   __device__ A score_of(T x) const { return this->score(x, factor); }
   __device__ A share_of(T y, int64_t c) const { return (kept * to_acc(y) + smoothed) * this->weight(c); }
-  __device__ A of_y(T y, int64_t c) const { return C::has(kLossKl) ? to_acc(y) * factor : share_of(y, c); }
+  __device__ A of_y(T y, int64_t c) const {
+    if constexpr (C::has(kLossProduct)) return to_acc(y);
+    return C::has(kLossKl) ? to_acc(y) * factor : share_of(y, c);
+  }
 };
 
 // What is known of some of a row's classes: the maximum m of the scores s and the sum l of exp(s - m). Of the KL
@@ -127,3 +130,27 @@ struct DivergenceState {
   static __device__ A exp_of(A v) { return exp_for_sum<typename C::In>(v); }
   static __device__ A log_of(A m, A l) { return m == infinity() || m == -infinity() ? A(nan_()) : log_(l); }
 };
+
+// What is known of some of a row's products: their sum.
+template <class C>
+struct ProductState {
+  typedef typename C::A A;
+  A sum;
+
+  static __device__ ProductState empty() { return {0}; }
+  template <int Count, class Exists>
+  __device__ void add(const A (&x)[Count], const A (&y)[Count], Exists exists) {
+    sum += pairwise_sum<Count, 0>([&](int i) { return exists(i) ? x[i] * y[i] : A(0); });
+  }
+  __device__ void settle() {}
+  __device__ void merge(ProductState with) { sum += with.sum; }
+  __device__ void reduce_in_warp(int lanes) {
+    for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  }
+  __device__ void store(void* states, int64_t at, int64_t) const { ((A*)states)[at] = sum; }
+  static __device__ ProductState load(const void* states, int64_t at, int64_t) { return {((const A*)states)[at]}; }
+  __device__ void store_terms(const DivergenceMap& map, int64_t row) const { ((A*)map.terms)[row] = sum; }
+};
+
+template <class C>
+using DivergenceRowState = typename Conditional<C::has(kLossProduct), ProductState<C>, DivergenceState<C>>::type;

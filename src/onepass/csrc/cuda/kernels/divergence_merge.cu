@@ -3,7 +3,7 @@
 #include "divergence.cuh"
 
 typedef LossConfig C;
-typedef DivergenceState<C> RowState;
+typedef DivergenceRowState<C> RowState;
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads)
     onepass_kernel(const __grid_constant__ DivergenceMap map) {

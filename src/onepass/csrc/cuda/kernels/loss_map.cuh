@@ -23,6 +23,7 @@ enum LossPart : unsigned {
   kLossKl = 4096,
   kLossOfX = 8192,
   kLossOfY = 16384,
+  kLossProduct = 32768,  // of two tensors, the sums of their products, or the gradient of a softmax from them
 };
 
 constexpr int kLossDims = 6;  // dims of the rows that do not merge
@@ -59,6 +60,14 @@ struct DivergenceMap : LossMap {
   const void* y;
   void* dy;
   long long y_step, dy_step, y_strides[kLossDims], dy_strides[kLossDims];
+};
+
+// States of parts of rows, (count, 2, rows): m and l. What becomes of them, (4, rows): m, log l, 1 / l and l of the
+// rows. The two in the middle are NaN where m is infinite.
+struct StateMerge {
+  const void* parts;
+  void* planes;
+  long long rows, count;
 };
 
 // How the sums of blocks become one number, the loss.
