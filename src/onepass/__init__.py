@@ -14,9 +14,11 @@ __all__ = [
     "autocast_keeps_half",
     "batch_invariant",
     "cross_entropy",
+    "distributed",
     "engines",
     "entropy",
     "explain",
+    "finish",
     "is_batch_invariant",
     "kl_div",
     "linear_cross_entropy",
@@ -46,17 +48,20 @@ _WAITS = "_WAITS" not in globals() and (
 )
 
 if TYPE_CHECKING or not _WAITS:
-    from . import nn, reference
+    from . import distributed, nn, reference
     from ._engines import engines
     from ._explain import Explanation, explain
-    from ._state import State, merge, state
+    from ._state import State, finish, merge, state
     from ._warmup import warmup
+    from ._when_imported import when_imported
     from .functional import log_softmax, logsumexp, softmax, softmin
     from .linear_loss import linear_cross_entropy
     from .losses import cross_entropy, entropy, kl_div, log_prob
     from .patching import patch
     from .segments import Segments, segment_log_softmax, segment_logsumexp, segment_softmax, segment_state
     from .settings import autocast_keeps_half, batch_invariant, is_batch_invariant, set_batch_invariant
+
+    when_imported("torch.distributed.tensor", lambda _: importlib.import_module("onepass.dtensor"))
 else:
 
     def __getattr__(name: str) -> Any:

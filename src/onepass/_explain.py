@@ -14,7 +14,7 @@ from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
 from .native import REDUCTIONS
 from .ops import reduced_shape
 from .tables import GpuModel, gpu_model, note
-from .validation import FLOATS, check_dtype, check_input, normalize_dims, reduces_to, result_dtype
+from .validation import FLOATS, check_dtype, check_input, normalize_dims, reduces_to, refuse_dtensors, result_dtype
 
 Place = tuple[torch.device | None, KnownDevice | None]  # a real device, and its entry in the table of known ones
 
@@ -197,6 +197,7 @@ def explain(
             raise ValueError(f"onepass.explain(): takes a tensor or a tuple of sizes, got {x!r}") from None
     else:
         check_input(function, tensor)
+        refuse_dtensors("explain", tensor)
         if tensor.dtype not in FLOATS:
             raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
         shaped = tensor

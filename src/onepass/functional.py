@@ -166,7 +166,7 @@ def softmax(
 
     Args:
         input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16; integers with `dtype`.
-            Also a jagged nested tensor, or one in sparse_csr over its columns (docs/segments.md).
+            Also a jagged nested tensor, or one in sparse_csr over its columns (docs/segments.md), or a DTensor.
         dim: the dim along which the result sums to 1, or a tuple of dims.
         dtype: the result's dtype, `float` for float64. The input is rounded to it first, in registers, as torch does.
             Half types are computed in float32, so `dtype=torch.float32` of a half input costs no extra pass.

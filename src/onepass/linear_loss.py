@@ -10,7 +10,7 @@ from .loss_arithmetic import LossSpec
 from .loss_ops import _launch_cross, _launch_cross_backward
 from .losses import _check_classes, _check_options, _check_softcap
 from .scored import _accumulator
-from .validation import FLOATS, TAKES
+from .validation import FLOATS, TAKES, is_dtensor, refuse_dtensors
 
 __all__ = ["linear_cross_entropy"]
 
@@ -74,6 +74,7 @@ def linear_cross_entropy(
     _check_options(name, reduction, label_smoothing)
     if chunk is not None and chunk < 1:
         raise ValueError(f"onepass.{name}(): chunk must be at least 1, got {chunk}")
+    refuse_dtensors(name, hidden, target)
     weight, bias = _gathered(weight), None if bias is None else _gathered(bias)
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -112,7 +113,7 @@ def linear_cross_entropy(
 
 def _gathered(t: Any) -> Tensor:
     """The whole of a DTensor."""
-    if not hasattr(t, "full_tensor"):
+    if not is_dtensor(t):
         return t
     from torch.distributed.tensor import Partial
 

@@ -95,10 +95,20 @@ def terms_arithmetic(
 
 
 def terms_backward_arithmetic(
-    grads: Tensor, x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Tensor | None, spec: LossSpec
+    grads: Tensor,
+    x: Tensor,
+    index: Tensor | None,
+    weight: Tensor | None,
+    scale: Tensor | None,
+    spec: LossSpec,
+    terms: Tensor | None = None,
 ) -> Tensor:
-    """What `onepass::loss_terms_backward` gives, from the input alone."""
-    s, log_p = scores_and_log_p(x, scale, spec)
+    """What `onepass::loss_terms_backward` gives, from the input alone or by the terms, which may be of longer rows."""
+    if terms is None:
+        s, log_p = scores_and_log_p(x, scale, spec)
+    else:
+        s = _scores(x, scale, spec)
+        log_p = s - terms[0].unsqueeze(-1) - terms[1].unsqueeze(-1)
     p = log_p.exp()
     of_p, *others = grads[1:].unsqueeze(-1)
     ds = of_p * p

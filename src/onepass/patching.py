@@ -29,7 +29,7 @@ from .losses import cross_entropy
 from .native import library
 from .ops import call
 from .settings import autocast_to_float32
-from .validation import FLOATS, HALF_DTYPES, Spec, wrap_dims
+from .validation import FLOATS, HALF_DTYPES, Spec, is_dtensor, wrap_dims
 
 __all__ = ["Report", "patch"]
 
@@ -85,7 +85,8 @@ class patch:
 
     Results have torch's dtype, shape and strides (contiguous), gradients of any order are recorded by torch (those of
     cross_entropy, and of logsumexp of half types, by onepass). torch's own kernels compute what onepass does not take:
-    integers and complex numbers, for example. Contexts nest; torch computes again when the last patch is restored.
+    integers and complex numbers, for example. A DTensor takes the path that it takes in onepass's own functions, which
+    gathers no rows. Contexts nest; torch computes again when the last patch is restored.
 
     Args:
         report: whether `report` counts the calls, by function, and why torch computed some of them.
@@ -222,6 +223,13 @@ def _compute_here(on: bool) -> None:
         _install()
     _on = on
     native.call("onepass_patch_switch", on)
+    dtensor = sys.modules.get("onepass.dtensor")  # imported when torch.distributed.tensor is
+    if dtensor:
+        dtensor.switch(on)
+
+
+def is_on() -> bool:
+    return _on
 
 
 def _served() -> Counter[str]:
@@ -270,6 +278,11 @@ def _has_engine(x: Tensor) -> bool:
         return False
 
 
+def serves(x: Tensor) -> bool:
+    """Whether onepass takes tensors of this dtype and device."""
+    return x.dtype in FLOATS and (x.is_cpu or (x.is_cuda and _has_engine(x)))
+
+
 def _note(function: str, reason: str) -> None:
     """A call that torch computes, for the reports."""
     with _counting:
@@ -293,7 +306,8 @@ def _torchs(aten: str, key: str, function: str) -> Callable[..., Tensor]:
 
 
 def _recording(key: str) -> Callable[..., Tensor]:
-    """The kernel of logsumexp above autograd: torch's own, but for half types that eager autograd alone records."""
+    """The kernel of logsumexp above autograd: torch's own, but for half types that eager autograd alone records, and
+    for DTensors, whose rows the gradient of torch's may gather."""
     torchs = torch.library.get_kernel("aten::logsumexp", key).call_boxed
     count = FUNCTIONS.index("logsumexp")
 
@@ -301,7 +315,7 @@ def _recording(key: str) -> Callable[..., Tensor]:
         if not _on:
             return torchs(keys, x, dim, keepdim)
         with DisableTorchFunction():
-            if not (x.dtype in HALF_DTYPES and _is_recorded(x) and _takes(x, dim)):
+            if not (_is_recorded(x) and _takes(x, dim)):
                 return torchs(keys, x, dim, keepdim)
             result = call(x, Spec("logsumexp", wrap_dims("logsumexp", x, dim), None, keepdim))
             native.call("onepass_patch_count", count)
@@ -311,8 +325,13 @@ def _recording(key: str) -> Callable[..., Tensor]:
 
 
 def _is_recorded(x: Tensor) -> bool:
-    """Whether a call with x is recorded by eager autograd, and by nothing else, which is to see torch's operator."""
-    return x.requires_grad and torch.is_grad_enabled() and type(x) in PLAIN_TYPES and not _is_watched()
+    """Whether onepass records a logsumexp of x. A half type is recorded by eager autograd, and by nothing else, which
+    is to see torch's operator."""
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return False
+    if is_dtensor(x):
+        return serves(x)
+    return x.dtype in HALF_DTYPES and type(x) in PLAIN_TYPES and not _is_watched()
 
 
 def _is_watched() -> bool:

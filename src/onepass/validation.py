@@ -72,6 +72,19 @@ def check_input(function: str, x: Any) -> None:
         raise error(f"onepass.{function}(): takes {TAKES} (and integers), got {x.dtype}")
 
 
+def is_dtensor(t: Any) -> bool:
+    """Whether it is a DTensor, without importing what takes a second."""
+    return hasattr(t, "full_tensor")
+
+
+def refuse_dtensors(function: str, *tensors: Any) -> None:
+    """For what the handlers of DTensors never see (dtensor.py)."""
+    if any(is_dtensor(t) for t in tensors):
+        raise NotImplementedError(
+            f"onepass.{function}(): takes no DTensor here; give the local tensor, DTensor.to_local()"
+        )
+
+
 def normalize_dims(function: str, x: Tensor, dim: Any) -> list[int]:
     """`dim`, an int or a sequence of ints, as a list of unique dims from 0 up; an empty sequence means all dims."""
     if type(dim) is Default:

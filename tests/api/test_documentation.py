@@ -17,7 +17,7 @@ from lib.scripts import load_script, run_python
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 PUBLIC = ("functional", "nn", "reference", "settings", "validation", "attention")
-PUBLIC += ("_engines", "_explain", "_state", "_warmup", "segments", "contrib.dgl", "contrib.pyg")
+PUBLIC += ("_engines", "_explain", "_state", "_warmup", "segments", "contrib.dgl", "contrib.pyg", "distributed")
 
 
 @every_page
@@ -113,6 +113,19 @@ def test_gat_has_the_same_losses():
     lines = run_example("gat.py", "--nodes", 300, "--degree", 20, "--steps", 5).splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["torch", "onepass"]
     assert float(lines[3].rpartition(" ")[2]) < 1e-4
+
+
+def test_a_streamed_vocabulary_has_the_probabilities_of_the_whole():
+    pytest.importorskip("safetensors")
+    lines = run_example("stream_vocabulary.py", "--vocab", 5003, "--chunk", 700).splitlines()
+    assert lines[0] == "5003 classes, 700 at a time, 16 tokens"
+    assert float(lines[2].rpartition(" ")[2]) < 1e-5
+
+
+def test_a_head_in_shards_has_the_loss_of_the_whole():
+    lines = run_example("tensor_parallel_head.py", "--vocab", 1001).splitlines()
+    assert lines[0] == "1001 classes on 2 ranks, 32 tokens"
+    assert float(lines[2].rpartition(" ")[2]) < 1e-5
 
 
 def test_minilms_layers_are_served_and_embeddings_equal():
