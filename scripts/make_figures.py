@@ -29,7 +29,7 @@ PAGES = (
     "README.md",
     *(
         f"docs/{page}.md"
-        for page in ("columns", "cpu", "gallery", "losses", "performance", "rows", "scores", "segments")
+        for page in ("columns", "cpu", "distributed", "gallery", "losses", "performance", "rows", "scores", "segments")
     ),
 )
 
@@ -59,6 +59,8 @@ FILES = {
 SEGMENTS: dict[str, list[str]] = {}
 for _path in sorted(RESULTS.glob("segments-*.json")):
     SEGMENTS.setdefault("-".join(_path.name.split("-")[:2]), []).append(_path.name)
+SHARDED = {ranks: f"sharded-{ranks}-h200-2026-11-27.json" for ranks in (2, 4)}  # over so many GPUs
+PHASES = "sharded-phases-h200-2026-11-27.json"  # of one GPU without peers
 GPT = ("gpt-cpu-2026-11-27.json", "gpt-h200-2026-11-27.json")  # of examples/gpt.py
 NOISE = 0.03  # times within it are alike
 # The files of shapes that were drawn, one for each seed.
@@ -228,6 +230,42 @@ def gpt() -> str:
     return markdown(["device", "run", "first loss", "last loss", "ms a step", "x torch", "MB a step"], body)
 
 
+def _named(row: Row) -> str:
+    function = "" if row.function == "softmax" else f", {row.function}"
+    return f"{row.case}{function}{', gradient' if row.direction == 'backward' else ''}"
+
+
+def sharded() -> str:
+    """Each case over two GPUs and over four: its time over that of a copy of the shard, and how many times as fast as
+    torch's it is."""
+    found: dict[str, dict[tuple[int, str], float]] = {}
+    for ranks, file in SHARDED.items():
+        for row in load(RESULTS / file).rows:
+            if row.ok and row.median_us and row.dtype == "bfloat16":
+                case = _named(row)
+                found.setdefault(case, {})[ranks, row.provider] = row.median_us
+    body = []
+    for case, us in found.items():
+        cells = [case]
+        for ranks in SHARDED:
+            own, copy = us[ranks, "onepass"], us[ranks, "copy"]
+            torchs = us.get((ranks, "dtensor")) or us.get((ranks, "loss_parallel"))
+            cells += [us_text(own), f"{own / copy:.2f}", f"{torchs / own:.1f}" if torchs else "-"]
+        body.append(cells)
+    head = [f"{ranks} GPUs: {of}" for ranks in SHARDED for of in ("us", "times a copy", "x torch")]
+    return markdown(["rows x columns", *head], body)
+
+
+def phases() -> str:
+    """Each phase on one GPU: the fraction of the limit's speed, by dtype."""
+    found: dict[str, dict[str, str]] = {}
+    for row in load(RESULTS / PHASES).rows:
+        if row.ok and row.provider == "onepass" and row.copy_fraction:
+            found.setdefault(_named(row), {})[row.dtype] = f"{row.copy_fraction:.2f}"
+    dtypes = ("bfloat16", "float32")
+    return markdown(["phase", *dtypes], [[case, *(of.get(d, "-") for d in dtypes)] for case, of in found.items()])
+
+
 def random_on_cpus() -> str:
     """A line a file: all shapes that were drawn."""
     body = []
@@ -351,6 +389,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "scores": scores,
     **{key: partial(segments, key) for key in SEGMENTS},
     "columns": columns,
+    "sharded": sharded,
+    "sharded-phases": phases,
     "few": few,
     "gallery-means": gallery_means,
     "gallery-powers": gallery_powers,
@@ -374,10 +414,12 @@ def draw() -> None:
     import tempfile
 
     from draw_masks import draw as draw_masks
+    from draw_ranks import draw as draw_ranks
 
     from onepass.tools.bench.plots import draw as draw_files
 
     draw_masks(PLOTS)
+    draw_ranks(PLOTS)
     pictures = [([FILES[key]], wanted) for key, wanted in PICTURES.items()]
     for key, files in SEGMENTS.items():
         curves = "segments-sweep-forward-softmax-forward"

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
-from onepass.tools.bench import losses, random_cases, score_cases, segment_cases, segments, timing
+from onepass.tools.bench import losses, random_cases, score_cases, segment_cases, segments, sharded_cases, timing
 from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
 from onepass.tools.bench.progress import Progress
 from onepass.tools.bench.providers import COPY, GalleryProvider, registry, select_providers
@@ -43,6 +43,7 @@ class Options:
     classes: tuple[str, ...] = ()
     mb: tuple[float, float] | None = None
     compile: int = 0
+    ranks: int | None = None
     json: str | None = None
     plot: str | None = None
 
@@ -50,6 +51,15 @@ class Options:
         """The MB that drawn shapes move."""
         small = {score_cases.SUITE, segment_cases.SUITE} & {*self.suites}
         return self.mb or (score_cases.MOVES[device.type] if small else (8.0, 640.0))
+
+    def world_size(self, device: torch.device) -> int:
+        """The ranks of a sharded run: by default all GPUs, or two processes of a CPU."""
+        if device.index is not None:
+            raise ValueError(f"sharded takes GPUs from the first on: --device cuda, got {device}")
+        here = torch.cuda.device_count()
+        if device.type == "cuda" and (self.ranks or 1) > here:
+            raise ValueError(f"--ranks {self.ranks} needs as many GPUs: there are {here} GPUs")
+        return self.ranks or (here if device.type == "cuda" else 2)
 
 
 def parse_device(name: str | None) -> torch.device:
@@ -112,6 +122,8 @@ def _make_cases(suite: str, options: Options, device: torch.device) -> Sequence[
     if options.functions or options.direction:
         raise ValueError(f"{suite} takes --classes, which have their functions and directions")
     choice = (options.seed, options.count, options.classes, options.dtypes)
+    if suite == sharded_cases.SUITE:
+        return sharded_cases.make(options.classes, options.dtypes, device.type, options.world_size(device))
     if suite == segment_cases.SUITE:
         every = segment_cases.make(*choice, (least, most), device.type)
         compiled = segments.compiled_names()
@@ -187,33 +199,47 @@ def bench(options: Options) -> int:
         torch.set_num_threads(options.threads)
     pairs, text = select_cases(options, device)
     made = set(options.suites) <= set(random_cases.ABOUT)
-    alone = next((name for name in options.suites if name in (losses.SUITE, segment_cases.SUITE)), None)
+    own = losses.SUITE, segment_cases.SUITE, sharded_cases.SUITE
+    alone = next((name for name in options.suites if name in own), None)
     if alone and set(options.suites) != {alone}:
         raise ValueError(f"{alone} runs alone, got {', '.join(options.suites)}")
-    of_losses, of_segments = alone == losses.SUITE, alone == segment_cases.SUITE
+    of_losses, of_segments, of_ranks = (alone == name for name in own)
+    if options.ranks and not of_ranks:
+        raise ValueError("--ranks is an option of sharded")
     only, known = options.only, segments.providers(options.compile > 0) if of_segments else None
-    if not of_segments:
+    if of_ranks:
+        from onepass.tools.bench import sharded  # which loads DTensor, and that takes a second
+
+        known = sharded.providers()
+        text += f", {options.world_size(device)} ranks"
+    if known is None:
         only = only or (losses.available(device) if of_losses else (OURS, BASELINE) * made)
         with_compile = options.compile > 0 or (score_cases.SUITE in options.suites and not options.only)
         only += ("torch-compile",) * (made and with_compile)
     providers, excluded = select_providers(device, only, options.skip, options.quick, options.gallery, known)
     if options.graph and device.type == "cpu":
         raise ValueError("--graph is the time in a CUDA graph and needs a GPU")
+    if options.graph and of_ranks:
+        raise ValueError("sharded has no times in a CUDA graph")
     head = [text, f"providers: {', '.join(p.name for p in providers)}"]
     for reason in dict.fromkeys(excluded.values()):
         if not reason.startswith("does not support"):  # an engine for another kind of device
             head.append(f"  without {', '.join(n for n, why in excluded.items() if why == reason)}: {reason}")
-    head += [] if options.gallery or only or of_segments else ["  --gallery adds the variants of the gallery"]
+    head += [] if options.gallery or only or known else ["  --gallery adds the variants of the gallery"]
     budget = timing.QUICK if options.quick else timing.FULL
     budget = budget if options.seconds is None else budget.limit(options.seconds)
     run: dict[str, Any] = {"budget": budget, "seed": options.seed, "graph": options.graph}
     run["kernels_only"] = made and not (of_segments and device.type == "cuda")
-    about = {"quick": options.quick} | ({"count": options.count, "mb": [*options.sizes(device)]} if made else {})
+    about = {"quick": options.quick} | (
+        {"count": options.count, "mb": [*options.sizes(device)]} if made and not of_ranks else {}
+    )
     with messages_on_stderr(options.json) as stdout:
         if of_losses:
             runner: Runner = losses.LossRunner(device, losses.with_losses(providers), **run)
         elif of_segments:
             runner = segments.SegmentRunner(device, providers, **run)
+        elif of_ranks:
+            runner = sharded.ShardedRunner(device, providers, options.world_size(device), **run)
         else:
             runner = Runner(device, providers, named=frozenset(options.only), **run)
         status = _run(runner, pairs, head, about)

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from onepass.tools.bench.cases import SHORT, Case
-from onepass.tools.bench.random_report import show_classes, show_drops, show_ratios
+from onepass.tools.bench.random_report import show_classes, show_drops, show_exchanges, show_ratios
 from onepass.tools.bench.report import (
     SMALL_CASE,
     dtype_text,
@@ -92,7 +92,7 @@ class Progress:
         if small and self.console.is_terminal:
             self.console.print("call time: microseconds per call, including the host", style="bold")
             self.console.print(show_table(small, self.console, calls=True))
-        for part in (*show_classes(rows), *show_ratios(rows), *show_drops(rows)):
+        for part in (*show_classes(rows), *show_ratios(rows), *show_exchanges(rows), *show_drops(rows)):
             self.console.print(part)
         for text in problems(rows):
             self.say(text)

@@ -22,6 +22,7 @@ ABOUT = {
     "slide": "one length moves by one around powers of two and between them (--classes chooses the series)",
     "losses": "cross-entropy, and log-probabilities with the entropy, forward and with the backward",
     "segments": "rows of unequal length: named, a sweep of the mean length, and --count per random class (--classes)",
+    "sharded": "rows split over --ranks GPUs, or processes of a CPU: functions, odd sizes, single phases (--classes)",
     "scores": "scale, bias, mask, windows, softcap and sink: named cases, and --count per random class (--classes)",
 }
 MB = 1_000_000

@@ -1,4 +1,5 @@
-"""What a run of `bench random`, `scores`, `segments` or `slide` shows: classes, and lengths that move by one."""
+"""What a run of `bench random`, `scores`, `segments`, `sharded` or `slide` shows below its table: classes, ratios,
+exchanges, and lengths that move by one."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from statistics import geometric_mean as geomean
 from rich.table import Table
 
 from onepass.tools.bench.random_cases import largest_drop, moved_length
-from onepass.tools.bench.report import OURS, SMALL, Line, case_text, lines, providers
+from onepass.tools.bench.report import OURS, SMALL, Line, case_text, lines, providers, us_text
 from onepass.tools.bench.results import Row
+from onepass.tools.bench.sharded_cases import wire_bytes
 from onepass.tools.terminal import table
 
 DRAWN = ("random/", "scores/")
@@ -163,6 +165,24 @@ def ratios_of(group: Sequence[Line]) -> dict[str, list[float]]:
             if ratio:
                 found.setdefault(name, []).append(ratio)
     return found
+
+
+def show_exchanges(rows: Sequence[Row]) -> list[Table]:
+    """A table of `bench sharded`: what each rank receives, and by how much each provider takes longer than the limit.
+
+    The bytes are those of onepass, by the numbers that a row takes. What a rank does alone is left out.
+    """
+    found = lines([r for r in rows if r.suite.startswith("sharded/") and r.suite != "sharded/phases"])
+    names = list(dict.fromkeys(name for line in found for name in line.rows if name != "copy"))
+    body = []
+    for line in found:
+        row, copy = line.first(), line.rows["copy"].median_us
+        received = wire_bytes(row.function, row.direction, row.shape[0], row.world_size, row.dtype)
+        times = [line.rows[name].median_us if name in line.rows else None for name in names]
+        more = [us_text(us - copy) if us and copy else "" for us in times]
+        body.append([line.case, line.dtype, str(row.world_size), str(received), *more])
+    head = ["case", "dtype", "ranks", "bytes\nreceived", *(f"{name}\nus over copy" for name in names)]
+    return [table(head, body, left={0, 1})] if body else []
 
 
 def show_drops(rows: Sequence[Row]) -> list[str]:

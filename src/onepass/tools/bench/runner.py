@@ -95,8 +95,12 @@ class Runner:
         self.judge = self.budget.max_samples >= MIN_SAMPLES and not (self.kernels_only and self.device.type == "cpu")
         self.clocks: timing.Cuda | None = None
         if self.device.type == "cuda":
-            self.clocks = timing.Cuda(self.device)
-            self.clocks.spin_up()
+            self.clocks = self.make_clocks()
+
+    def make_clocks(self) -> timing.Cuda | None:
+        clocks = timing.Cuda(self.device)
+        clocks.spin_up()
+        return clocks
 
     def run(self, cases: Sequence[tuple[Case, str]]) -> Results:
         """Times each (case, dtype), and the disturbed ones once more at the end; those disturbed again are marked.

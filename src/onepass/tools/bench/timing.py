@@ -138,6 +138,13 @@ class Cuda:
         self.pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(8)]
         self.flush_us = sorted(self.events(self.flush.zero_, 5, 0))[2]
 
+    def meet(self) -> None:
+        """Enqueues what waits for the other GPUs of a run."""
+
+    def slowest(self, times: list[float]) -> list[float]:
+        """Each time, or the longest among those of the GPUs of a run."""
+        return times
+
     def spin_up(self, seconds: float = 0.3) -> None:
         """Keeps the GPU busy until its clock rate is up: an idle H200 runs at 345 of 1980 MHz."""
         start = perf_counter_ns()
@@ -153,12 +160,12 @@ class Cuda:
         of host time; with one flush, a kernel of 2.3 us appeared to take 17 us.)
         """
         call()
-        count = budget.trial_calls(self._batch(call, 1) * 1e-6, 5)
+        count = budget.trial_calls(self.slowest([self._batch(call, 1)])[0] * 1e-6, 5)
         torch.cuda.synchronize(self.device)
         start = perf_counter_ns()
         for _ in range(count):
             call()
-        host = (perf_counter_ns() - start) * 1e-3 / count
+        host = self.slowest([(perf_counter_ns() - start) * 1e-3 / count])[0]
         flushes = 1 + int(2 * host / self.flush_us) if host < 1e4 else 1  # above 10 ms the host waits for the GPU
         each = summarise(self.events(call, count, flushes)).median
         for _ in range(min(int(budget.warmup * 1e6 / max(each, 1.0)), budget.max_samples)):
@@ -193,12 +200,13 @@ class Cuda:
             for start, end in pairs:
                 for _ in range(flushes):
                     self.flush.zero_()
+                self.meet()
                 start.record()
                 call()
                 end.record()
             torch.cuda.synchronize(self.device)
             samples += [start.elapsed_time(end) * 1e3 for start, end in pairs]
-        return samples
+        return self.slowest(samples)
 
 
 # A launch within a CUDA graph, which excludes the host. The graph makes the call on each of several buffers in turn.

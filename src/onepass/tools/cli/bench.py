@@ -70,7 +70,7 @@ from onepass.tools.cli.params import (
     "--classes",
     multiple=True,
     type=Names(),
-    help="The classes of random, scores and segments, or the series of slide.  [default: all]",
+    help="The classes of random, scores, segments and sharded, or the series of slide.  [default: all]",
 )
 @click.option(
     "--mb",
@@ -86,6 +86,12 @@ from onepass.tools.cli.params import (
     default=0,
     metavar="N",
     help="Time torch.compile too on N of the shapes of random and segments; of scores on N instead of all.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The GPUs, or processes of a CPU, of sharded.  [default: all GPUs; on a CPU 2]",
 )
 @json_option("the results")
 @click.option("--plot", metavar="DIR", help="Draw the results into this folder.")
