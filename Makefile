@@ -7,6 +7,7 @@
 # make format   let them mend what they can
 # make sanitize the C++ that needs no GPU, with AddressSanitizer and UndefinedBehaviorSanitizer, over random calls
 # make figures  the tables and pictures of the docs, from benchmarks/results
+# make docs     the site of the docs, in build/site
 # make clean    remove what was built
 PYTHON ?= python3
 TORCH ?= 2.13.0
@@ -21,7 +22,7 @@ CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -
 SMOKE := $(addprefix tests/api/test_,reference.py accuracy.py documentation.py explain.py state.py nn.py patch_switch.py)
 SMOKE += $(addprefix tests/tools/test_,gallery.py cli.py)
 
-.PHONY: setup help bench smoke test test-all sanitize lint format figures clean
+.PHONY: setup help bench smoke test test-all sanitize lint format figures docs clean
 setup: .venv/.ready
 
 help:
@@ -32,6 +33,9 @@ help:
 
 .venv/.lint: .venv/.ready
 	$(PYTHON) scripts/make_venv.py --torch $(TORCH) --lint
+
+.venv/.docs: .venv/.ready
+	$(PYTHON) scripts/make_venv.py --torch $(TORCH) --docs
 
 bench: setup
 	$(BIN)/onepass bench models --quick --json $(RESULTS)/models.json --plot $(RESULTS)
@@ -62,6 +66,9 @@ format: .venv/.lint
 
 figures: setup
 	$(BIN)/python scripts/make_figures.py
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info src/onepass/*.so

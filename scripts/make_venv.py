@@ -46,8 +46,9 @@ for want in sys.argv[1:]:
 """
 BUILD = ["setuptools>=77", "wheel"]
 RUN = ["numpy>=1.26", "click>=8.1", "rich>=13", "matplotlib>=3.8", "triton>=3.6"]
-TEST = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6.100", "expecttest>=0.2"]
+TEST = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6.100", "expecttest>=0.2", "safetensors>=0.4"]
 LINT = ["ruff>=0.9", "mypy>=1.13", "clang-format>=19"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings-python>=1.12"]
 
 
 def say(words: str) -> None:
@@ -117,11 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default="2.13.0", help="torch's version, where it has to be installed")
     parser.add_argument("--lint", action="store_true", help="the linters alone, into a .venv that is ready")
+    parser.add_argument("--docs", action="store_true", help="what makes the site alone, likewise")
     options = parser.parse_args()
-    if options.lint:
-        install(LINT, needed=True)
-        (VENV / ".lint").touch()
-        return
+    for name, packages in (("lint", LINT), ("docs", DOCS)):
+        if getattr(options, name):
+            install(packages, needed=True)
+            (VENV / f".{name}").touch()
+            return
     if sys.version_info < (3, 10):  # noqa: UP036  (run by whatever Python is there)
         stop(f"needs Python 3.10 or later, got {sys.version.split()[0]} ({sys.executable})")
     if not shutil.which(os.environ.get("CXX", "g++").split()[0]) and not apt("g++"):

@@ -39,6 +39,14 @@ def test_links_and_results_exist(page):
         assert (ROOT / file).exists(), f"{page.name} names {file}"
 
 
+def test_the_site_has_every_page_and_every_name():
+    site = (ROOT / "mkdocs.yml").read_text()
+    pages = {page.name for page in PAGES if page.name != "README.md"}
+    assert pages == set(re.findall(r": (\w+\.md)$", site, re.MULTILINE)) - {"index.md", "CHANGELOG.md"}
+    shown = set(re.findall(r"^::: onepass\.(\w+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+    assert {name for name in onepass.__all__ if not name.startswith("_")} <= shown
+
+
 def test_tables_are_what_the_results_files_say(monkeypatch):
     """Every mean in the docs is made from the file that it links (`make figures`)."""
     monkeypatch.setattr("sys.argv", ["make_figures.py", "--check"])
