@@ -1,7 +1,6 @@
 """The site's pages that are files of the repository outside of docs/ (a hook of MkDocs, `make docs`).
 
-The README is the first page and the changelog is one. What the docs link outside of docs/, results and sources, is
-copied beside the pages.
+The README is the first page. What pages link outside of docs/, results and sources, is copied beside the pages.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-_OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
+PAGES = {"README.md": "index.md", **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}}
+_FROM_DOCS = re.compile(r"\]\(\.\./([^)#]+)")
+_FROM_ROOT = re.compile(r"\]\(([^)#:]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    pages = {file.src_uri: file.content_string for file in files if file.is_documentation_page()}
-    pages["index.md"] = re.sub(r"\]\(docs/", "](", (ROOT / "README.md").read_text())
-    pages["CHANGELOG.md"] = (ROOT / "CHANGELOG.md").read_text()
-    linked = {link for text in pages.values() for link in _OUTSIDE.findall(text)}
-    linked |= set(re.findall(r"\]\((benchmarks/[^)#]+)", pages["index.md"]))
-    for name in ("index.md", "CHANGELOG.md"):
-        files.append(File.generated(config, name, content=pages[name]))
-    for link in sorted(linked - {"CHANGELOG.md", "README.md"}):
+    linked = {link for f in files if f.is_documentation_page() for link in _FROM_DOCS.findall(f.content_string)}
+    for name, page in PAGES.items():
+        text = (ROOT / name).read_text()
+        linked |= {link for link in _FROM_ROOT.findall(text) if not link.startswith("docs/")}
+        files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
+    for link in sorted(linked - set(PAGES)):
         files.append(File.generated(config, link, abs_src_path=str(ROOT / link)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    return _OUTSIDE.sub(r"](\1", markdown)
+    return _FROM_DOCS.sub(r"](\1", markdown)
