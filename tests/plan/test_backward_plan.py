@@ -109,6 +109,9 @@ def test_the_number_of_rows_does_not_count_in_the_batch_invariant_mode():
         assert all(k == kept[0] for k in kept)
 
 
-@pytest.mark.parametrize(("n", "tier"), [(16, "warp"), (512, "warp"), (513, "twopass"), (1 << 20, "twopass")])
+@pytest.mark.parametrize(
+    ("n", "tier"),
+    [(16, "warp"), (512, "warp"), (513, "warp"), (516, "twopass"), (20001, "twopass"), (1 << 20, "twopass")],
+)
 def test_logsumexp_goes_in_pieces(n, tier):
     assert backward_plan("logsumexp", 100, n, F32)["tier"] == tier
