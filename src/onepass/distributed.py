@@ -51,7 +51,7 @@ def _rows(function: str, x: Any, dim: Any, group: Any, dtype: Any, check: bool, 
     if dtype is None and x.dtype in HALF_DTYPES and autocast_to_float32(x):
         dtype = torch.float32
     to = dtype or (x.dtype if x.dtype in FLOATS else torch.get_default_dtype())
-    if to is not torch.float32 or x.dtype not in HALF_DTYPES:  # half types become float32 in the same pass
+    if to is not torch.float32 or x.dtype not in HALF_DTYPES:  # half types are widened after their states were read
         x = x.to(to)
     if function == "softmin":
         x, function = -x, "softmax"

@@ -134,7 +134,7 @@ def _rows(x: Tensor, call: Spec, groups: Groups, counted: str) -> Tensor:
     if function == "state":
         return distributed_ops.merge_over(ops.call(x, call), groups, call.engine)[::3]
     to = dtype or x.dtype
-    if to is not torch.float32 or x.dtype not in HALF_DTYPES:  # half types to float32 are in the same pass
+    if to is not torch.float32 or x.dtype not in HALF_DTYPES:  # half types are widened after their states were read
         x = x.to(to)
     if function == "softmin":
         x, call = -x, call._replace(function="softmax")

@@ -187,15 +187,9 @@ def _sum(grad: Tensor, y: Tensor, dims: list[int], function: str, engine: str) -
     if function == "log_softmax" or not y.numel():
         return _wide(grad.sum(dims, keepdim=True, dtype=_accumulator(grad.dtype, grad.dtype)))
     total = _sum_fake(grad, y, dims, function, engine)
-
-    def launch(dim: int, y: Tensor, grad: Tensor, _: Tensor) -> bool:
-        if engine == "triton":
-            return triton_engine.launch_product(y, grad, total, dim)
-        return bool(_product_kernel(y, grad, total, dim))
-
-    if _in_one_dim(launch, dims, y, grad.to(y.dtype)) is None:
-        return _sum_arithmetic(grad, y, dims, function, engine)
-    return total
+    dim, *operands = _with_one_dim(dims, y, grad.to(y.dtype))
+    launch: Callable[..., bool] = triton_engine.launch_product if engine == "triton" else _product_kernel
+    return total if launch(*operands, total, dim) else _sum_arithmetic(grad, y, dims, function, engine)
 
 
 def _gradient(
@@ -240,15 +234,23 @@ def _launch_shares(
     return bool(_shares_kernel(*tensors, *spec[:-1]))
 
 
+def _with_one_dim(dims: list[int], *tensors: Tensor) -> tuple[Any, ...]:
+    """The dim that takes the place of `dims`, and the tensors with it."""
+    if not tensors[0].dim():
+        return 0, *(t.unsqueeze(0) for t in tensors)
+    if len(dims) == 1:
+        return dims[0], *tensors
+    last = tuple(range(-len(dims), 0))
+    merged = [t.movedim(dims, last).flatten(-len(dims)) for t in tensors]
+    return merged[0].dim() - 1, *merged
+
+
 def _in_one_dim(launch: Callable[..., bool], dims: list[int], *tensors: Tensor) -> Tensor | None:
     """What `launch(dim, *tensors, result)` writes. The dims become one. None where it has no kernel for the call."""
     like, count = tensors[0], len(dims)
-    if not like.dim():
-        tensors = tuple(t.unsqueeze(0) for t in tensors)
-    elif count > 1:
-        tensors = tuple(t.movedim(dims, tuple(range(-count, 0))).flatten(-count) for t in tensors)
-    made = torch.empty_like(tensors[0])
-    if not launch(dims[0] if count == 1 else made.dim() - 1, *tensors, made):
+    dim, *operands = _with_one_dim(dims, *tensors)
+    made = torch.empty_like(operands[0])
+    if not launch(dim, *operands, made):
         return None
     if not like.dim():
         return made.squeeze(0)
