@@ -59,7 +59,7 @@ FILES = {
 SEGMENTS: dict[str, list[str]] = {}
 for _path in sorted(RESULTS.glob("segments-*.json")):
     SEGMENTS.setdefault("-".join(_path.name.split("-")[:2]), []).append(_path.name)
-SHARDED = {ranks: f"sharded-{ranks}-h200-2026-11-27.json" for ranks in (2, 4)}  # over so many GPUs
+SHARDED = (2, 4)  # GPUs
 PHASES = "sharded-phases-h200-2026-11-27.json"  # of one GPU without peers
 GPT = ("gpt-cpu-2026-11-27.json", "gpt-h200-2026-11-27.json")  # of examples/gpt.py
 NOISE = 0.03  # times within it are alike
@@ -235,23 +235,25 @@ def _named(row: Row) -> str:
     return f"{row.case}{function}{', gradient' if row.direction == 'backward' else ''}"
 
 
-def sharded() -> str:
+def sharded(provider: str = "onepass", of: str = "sharded") -> str:
     """Each case over two GPUs and over four: its time over that of a copy of the shard, and how many times as fast as
     torch's it is."""
     found: dict[str, dict[tuple[int, str], float]] = {}
-    for ranks, file in SHARDED.items():
-        for row in load(RESULTS / file).rows:
-            if row.ok and row.median_us and row.dtype == "bfloat16":
+    for ranks in SHARDED:
+        for row in load(RESULTS / f"{of}-{ranks}-h200-2026-11-27.json").rows:
+            if row.ok and row.median_us and not row.disturbed and row.dtype == "bfloat16":
                 case = _named(row)
                 found.setdefault(case, {})[ranks, row.provider] = row.median_us
     body = []
     for case, us in found.items():
         cells = [case]
         for ranks in SHARDED:
-            own, copy = us[ranks, "onepass"], us[ranks, "copy"]
+            own, copy = us.get((ranks, provider)), us.get((ranks, "copy"))
             torchs = us.get((ranks, "dtensor")) or us.get((ranks, "loss_parallel"))
-            cells += [us_text(own), f"{own / copy:.2f}", f"{torchs / own:.1f}" if torchs else "-"]
-        body.append(cells)
+            cells += [us_text(own), f"{own / copy:.2f}"] if own and copy else ["-", "-"]
+            cells.append(f"{torchs / own:.1f}" if own and torchs else "-")
+        if set(cells[1:]) != {"-"}:
+            body.append(cells)
     head = [f"{ranks} GPUs: {of}" for ranks in SHARDED for of in ("us", "times a copy", "x torch")]
     return markdown(["rows x columns", *head], body)
 
@@ -390,6 +392,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{key: partial(segments, key) for key in SEGMENTS},
     "columns": columns,
     "sharded": sharded,
+    "sharded-kernel": partial(sharded, "onepass-kernel", "sharded-kernel"),
     "sharded-phases": phases,
     "few": few,
     "gallery-means": gallery_means,

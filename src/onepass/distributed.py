@@ -18,7 +18,7 @@ from .losses import _CLASS_DTYPES, _check_classes, _check_logits, _check_options
 from .losses import cross_entropy as cross_entropy_of_whole_rows
 from .losses import log_prob as log_prob_of_whole_rows
 from .scored import _accumulator, _is_transformed
-from .settings import autocast_to_float32
+from .settings import autocast_to_float32, is_batch_invariant
 from .validation import (
     FLOATS,
     HALF_DTYPES,
@@ -33,17 +33,22 @@ from .validation import (
 __all__ = ["cross_entropy", "log_prob", "log_softmax", "logsumexp", "softmax", "softmin"]
 
 Dim = int | Sequence[int]
+_MOST_RANKS = 32  # that exchange states within a kernel
 
 
-def _rows(function: str, x: Any, dim: Any, group: Any, dtype: Any, check: bool, engine: str) -> Any:
+def _rows(
+    function: str, x: Any, dim: Any, group: Any, dtype: Any, check: bool, engine: str, exchange: str = "collective"
+) -> Any:
     """The result of a call, of which a logsumexp keeps its dims, and the dims that were reduced."""
     name, lse = f"distributed.{function}", function == "logsumexp"
     check_input(name, x)
     refuse_dtensors(name, x)
     ranks = ranks_of(name, group)
     if check:
-        _check_alike(name, x, dim, ranks, group)
+        _check_alike(name, x, dim, ranks, group, exchange=exchange)
     dims = normalize_dims(name, x, dim)
+    if exchange not in ("collective", "kernel"):
+        raise ValueError(f"onepass.{name}(): exchange is 'collective' or 'kernel', got {exchange!r}")
     if not lse:
         check_dtype(name, x, dtype)
     if ranks.size == 1:
@@ -56,6 +61,9 @@ def _rows(function: str, x: Any, dim: Any, group: Any, dtype: Any, check: bool, 
     if function == "softmin":
         x, function = -x, "softmax"
     spec = Spec(function, dims, None if to is x.dtype else to, lse, resolve(engine, x.device))
+    if exchange == "kernel":
+        _check_kernel(name, x, dims, spec.engine, ranks)
+        ranks = ranks._replace(in_kernel=True)
     if not x.dim():
         return rows(x.unsqueeze(0), spec, (ranks,)).squeeze(0).to(to), dims
     return rows(x, spec, (ranks,)).to(to), dims
@@ -69,6 +77,7 @@ def softmax(
     dtype: torch.dtype | None = None,
     check: bool = False,
     engine: str = "auto",
+    exchange: str = "collective",
 ) -> Tensor:
     """`onepass.softmax` of rows that are split over the ranks of a process group; each rank gives and gets its part.
 
@@ -85,6 +94,9 @@ def softmax(
         check: whether to compare the calls of all ranks first, which waits for each of them. Without it, calls that
             differ end in an error of the backend, wait until its timeout, or give results without meaning.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
+        exchange: "collective", or "kernel": on NVIDIA GPUs that reach each other's memory, one kernel exchanges the
+            states itself, forward and backward, and reads the part once. It takes a contiguous tensor whose last dims
+            are reduced. It holds all multiprocessors until every rank has made the call (docs/distributed.md).
 
     Returns:
         This rank's part of the result, of the shape of `local`. Special values are those of `onepass.softmax`. Its
@@ -92,8 +104,9 @@ def softmax(
 
     Raises:
         RuntimeError: no process group, or a rank that is no member of it; a rank that does not answer (the error is
-        the backend's, after its timeout). ValueError: with `check`, calls that differ; it is raised on every rank. All
-        else as `onepass.softmax`.
+        the backend's, after its timeout). With exchange="kernel" results are NaN then, and the next call raises.
+        ValueError: with `check`, calls that differ; it is raised on every rank; what exchange="kernel" does not take.
+        All else as `onepass.softmax`.
 
     Source: the merge of states is that of Milakov & Gimelshein, "Online normalizer calculation for softmax"
     (arXiv:1805.02867).
@@ -105,7 +118,7 @@ def softmax(
     tensor([0.5000, 0.5000, 0.0000])
     >>> dist.destroy_process_group()
     """
-    return _rows("softmax", local, dim, group, dtype, check, engine)[0]
+    return _rows("softmax", local, dim, group, dtype, check, engine, exchange)[0]
 
 
 def log_softmax(
@@ -116,6 +129,7 @@ def log_softmax(
     dtype: torch.dtype | None = None,
     check: bool = False,
     engine: str = "auto",
+    exchange: str = "collective",
 ) -> Tensor:
     """`onepass.log_softmax` of rows that are split over ranks. Arguments, result and errors are those of `softmax`.
 
@@ -126,7 +140,7 @@ def log_softmax(
     tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     >>> dist.destroy_process_group()
     """
-    return _rows("log_softmax", local, dim, group, dtype, check, engine)[0]
+    return _rows("log_softmax", local, dim, group, dtype, check, engine, exchange)[0]
 
 
 def softmin(
@@ -137,6 +151,7 @@ def softmin(
     dtype: torch.dtype | None = None,
     check: bool = False,
     engine: str = "auto",
+    exchange: str = "collective",
 ) -> Tensor:
     """`onepass.softmin` of rows that are split over ranks. Arguments, result and errors are those of `softmax`.
 
@@ -147,7 +162,7 @@ def softmin(
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
     >>> dist.destroy_process_group()
     """
-    return _rows("softmin", local, dim, group, dtype, check, engine)[0]
+    return _rows("softmin", local, dim, group, dtype, check, engine, exchange)[0]
 
 
 def logsumexp(
@@ -357,7 +372,33 @@ def _check_start(name: str, start: int | None, classes: int | None) -> None:
         raise ValueError(f"onepass.{name}(): start and classes go together, got {start} and {classes}")
 
 
-def _check_alike(name: str, x: Tensor, dim: Any, ranks: Ranks, group: Any, classes: Tensor | None = None) -> None:
+def _check_kernel(name: str, x: Tensor, dims: list[int], engine: str, ranks: Ranks) -> None:
+    """That one kernel can exchange the states of a call."""
+    got = ""
+    if not x.is_cuda or engine != "cuda":
+        got = f"a tensor on {x.device} and the engine {engine}"
+    elif not x.is_contiguous() or dims != list(range(x.dim() - len(dims), x.dim())):
+        got = f"strides {list(x.stride())} and dims {dims} of shape {list(x.shape)}"
+    elif not torch.compiler.is_compiling() and is_batch_invariant():
+        got = "a call under batch_invariant, whose bits may not depend on the number of rows"
+    elif ranks.size > _MOST_RANKS:
+        got = f"a group of {ranks.size} ranks"
+    if got:
+        raise ValueError(
+            f"onepass.{name}(): exchange='kernel' takes a contiguous tensor on a CUDA GPU whose last dims are reduced, "
+            f"and up to {_MOST_RANKS} ranks, got {got}; exchange='collective' takes all else"
+        )
+
+
+def _check_alike(
+    name: str,
+    x: Tensor,
+    dim: Any,
+    ranks: Ranks,
+    group: Any,
+    classes: Tensor | None = None,
+    exchange: str = "collective",
+) -> None:
     """All ranks make the same call, but for the sizes of the dims that may be split."""
     if torch.compiler.is_compiling() or ranks.size == 1:
         return
@@ -367,6 +408,8 @@ def _check_alike(name: str, x: Tensor, dim: Any, ranks: Ranks, group: Any, class
     except (IndexError, RuntimeError, TypeError):  # which is raised after the exchange
         dims, sizes = dim, ["*"] * x.dim()
     mine = f"{name.rpartition('.')[2]} over dims {dims} of {x.dtype} [{', '.join(sizes)}]"
+    if exchange != "collective":
+        mine += f" with exchange={exchange!r}"
     if classes is not None:
         mine += f" and classes {list(classes.shape)}"
     calls: list[Any] = [None] * ranks.size

@@ -23,6 +23,7 @@ from .autograd import needs_no_autograd
 from .loss_arithmetic import LossSpec
 from .loss_ops import _is_eager, loss_terms
 from .ops import call
+from .rank_exchange import rows_over_ranks
 from .scored import _accumulator, _is_transformed
 from .settings import is_batch_invariant
 from .state_ops import finish_planes, gradient_finish, gradient_sum, merge_states
@@ -41,6 +42,7 @@ class Ranks(NamedTuple):
     name: str
     size: int
     rank: int
+    in_kernel: bool = False  # whether kernels exchange states of softmax themselves (rank_exchange.py)
 
 
 Groups = tuple[Ranks, ...]
@@ -228,6 +230,9 @@ def rows(x: Tensor, spec: Spec, groups: Groups) -> Tensor:
 
 def forward(x: Tensor, spec: Spec, groups: Groups) -> Tensor:
     """`rows` without derivatives."""
+    if groups[0].in_kernel:
+        y: Tensor = rows_over_ranks(x, None, spec.function, len(spec.dims), spec.dtype or x.dtype, groups[0].name)
+        return y
     if spec.function == "softmax" and spec.dtype is None and len(groups) == 1 and spec.engine != "triton":
         blocks = 1 if _is_compiling() else _blocks(x, spec)
         if blocks > 1 and _is_eager(x):
@@ -273,6 +278,9 @@ def backward(grad: Tensor, saved: tuple[Tensor, ...], spec: Spec, groups: Groups
     `saved` is the result, or (input, result) of logsumexp, whose gradient is the same on every rank. Both have
     derivatives.
     """
+    if groups[0].in_kernel and (_is_compiling() or needs_no_autograd(grad, *saved)):
+        dx: Tensor = rows_over_ranks(saved[0], grad, spec.function, len(spec.dims), dtype, groups[0].name)
+        return dx
     if spec.function != "logsumexp":
         (y,) = saved
         total = rank_sum(gradient_sum(grad, y, spec.dims, spec.function, spec.engine), groups)

@@ -208,6 +208,38 @@ def launch_kernel(kernel: int, blocks: int, threads: int, stream: int, arguments
     _ask("onepass_kernel_launch", *numbers, pointers)
 
 
+def rank_memory(ranks: int) -> int:
+    """Bytes of the memory through which the kernels of so many ranks exchange states."""
+    return call("onepass_rank_memory", ranks)
+
+
+def over_ranks(
+    function: str,
+    backward: bool,
+    x_type: Dtype,
+    y_type: Dtype,
+    rows: int,
+    n: int,
+    tensors: Sequence[torch.Tensor],
+    stream: int,
+    memory: torch.Tensor,
+    fault: torch.Tensor,
+    patience: int,
+    ranks: int,
+    rank: int,
+) -> None:
+    """Launch the kernel of contiguous rows, n elements of each on this rank, which exchanges states with other ranks.
+
+    `tensors`: x and y, or dx, y and its gradient. `memory`: the address of each rank's memory. `fault`: two numbers of
+    the host, why results are NaN. `patience`: nanoseconds.
+    """
+    addresses = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
+    kind = FUNCTIONS.index(function), backward, DTYPES.index(x_type), DTYPES.index(y_type)
+    where = map(ctypes.c_void_p, (stream, memory.data_ptr(), fault.data_ptr()))
+    on, ends = tensors[0].device.index, (ctypes.c_int64(patience), ranks, rank)
+    _ask("onepass_over_ranks", *kind, ctypes.c_int64(rows), ctypes.c_int64(n), addresses, on, *where, *ends)
+
+
 def compile_source(source: str, options: Sequence[str], arch: int, path: str | Path) -> None:
     """Compile a CUDA source of the gallery with NVRTC's `options` for sm_<arch> into a file."""
     _ask("onepass_kernel_compile", source.encode(), "\n".join(options).encode(), arch, str(path).encode())

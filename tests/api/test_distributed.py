@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -390,6 +391,56 @@ def on_gpus(dtype: torch.dtype, error: float) -> None:
         losses = (functools.partial(call("cross_entropy", of), target=target, **options) for of in (True, False))
         check(*losses)
     everywhere(distributed.logsumexp(mine(x), 1))
+    for function in ("softmax", "log_softmax", "softmin"):
+        f, whole = functools.partial(call(function), exchange="kernel"), call(function, False)
+        check(functools.partial(f, dim=1), functools.partial(whole, dim=1))
+        torch._dynamo.reset()
+        check(
+            torch.compile(functools.partial(f, dim=1), fullgraph=True, backend="aot_eager"),
+            functools.partial(whole, dim=1),
+        )
+        sizes = [5001 * size - 7 * (size - 1), *[7] * (size - 1)] if size > 2 else [5999, 1]
+        for rows, parts in ((1, [3000] * size), (1000, sizes), (33, [0, *[90001] * (size - 1)])):
+            z, of = (torch.randn(rows, sum(parts), device="cuda", generator=generator).to(dtype) for _ in range(2))
+            own, z = z.split(parts, 1)[rank].contiguous().requires_grad_(), z.requires_grad_()
+            got, want = f(own, 1), whole(z, 1)
+            close(got, want.split(parts, 1)[rank], rtol=error, atol=error)
+            got.backward(of.split(parts, 1)[rank])
+            close(own.grad, torch.autograd.grad(want, z, of)[0].split(parts, 1)[rank], rtol=error, atol=error)
+    within_graphs_and_streams(mine(x).contiguous())
+
+
+def within_graphs_and_streams(x: Tensor) -> None:
+    f = functools.partial(distributed.softmax, dim=1, exchange="kernel")
+    want, other = f(x), torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        apart = f(x)
+    after = f(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = f(x)
+    for _ in range(3):
+        y.fill_(0)
+        graph.replay()
+        close(y, want, rtol=0, atol=0)
+    for t in (apart, after, f(x.unflatten(1, (-1, 10)), dim=(1, 2)).flatten(1)):
+        close(t, want, rtol=0, atol=0)
+    x[:, 5] = torch.inf if dist.get_rank() else -torch.inf
+    assert f(x).isnan().all()
+
+
+def no_answer() -> None:
+    """The other rank makes no call."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    f = functools.partial(distributed.softmax, torch.randn(5, 64, device="cuda"), exchange="kernel", group=group)
+    first = f()
+    if dist.get_rank() == 0:
+        assert f().isnan().all()
+        with pytest.raises(RuntimeError, match=r"rank 1 of \d+ did not answer within 3 s"):
+            f()
+    assert not first.isnan().any()
+    dist.barrier()
 
 
 # The processes --------------------------------------------------------------------------------------------------------
@@ -403,6 +454,7 @@ def work(size: int, names: str) -> None:
 def work_on_gpus(size: int) -> None:
     errors = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, F64: 1e-12}
     cases = {str(dtype): functools.partial(on_gpus, dtype, error) for dtype, error in errors.items()}
+    cases["no answer"] = no_answer
     run_cases(size, cases, backend="nccl")
 
 
@@ -476,6 +528,7 @@ def test_refusals(alone):
         (ValueError, "got a tensor without dims", lambda: distributed.cross_entropy(x[0, 0], target[0])),
         (ValueError, "index has the shape", lambda: distributed.log_prob(x, target[:1])),
         (TypeError, "index takes integers", lambda: distributed.log_prob(x, x[:, 0])),
+        (ValueError, "exchange is 'collective' or 'kernel'", lambda: distributed.softmax(x, exchange="peer")),
     ]:
         with pytest.raises(error, match=words):
             refused()

@@ -112,6 +112,7 @@ def host() -> Path:
         CORE / "cuda/host/divergence.cpp",
         CORE / "cuda/host/segments.cpp",
         CORE / "cuda/host/scored.cpp",
+        CORE / "cuda/host/ranks.cpp",
         CORE / "plan/tables.cpp",
     )
     unchecked = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks

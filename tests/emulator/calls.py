@@ -49,7 +49,10 @@ class Emulator:
         self.files: list[ctypes.Array[ctypes.c_char]] = []  # lest they are gone
         for function in (
             getattr(self.host, name)
-            for name in ("solve", "solve_scored", "solve_loss", "solve_divergence", "solve_segments", "run_kernel")
+            for name in (
+                *("solve", "solve_scored", "solve_loss", "solve_divergence", "solve_segments"),
+                *("solve_over_ranks", "run_kernel"),
+            )
         ):
             function.restype = ctypes.c_char_p
 
@@ -273,6 +276,31 @@ class Emulator:
                 device,
             )
         )
+
+    def over_ranks(
+        self,
+        function: str,
+        tensors: Sequence[Tensor],
+        memory: Sequence[Tensor],
+        fault: Tensor,
+        rank: int,
+        seconds: float = 60,
+    ) -> None:
+        """This rank's part of contiguous rows: x and y, or dx, y and its gradient. `memory`: of each rank."""
+        backward = len(tensors) == 3
+        read, out = (tensors[1:], tensors[0]) if backward else (tensors[:1], tensors[1])
+        self.begin(read, out)
+        addresses = _array(ctypes.c_int64, [t.data_ptr() for t in memory])
+        for begin, end in (
+            *map(_storage, (*memory, fault)),
+            (ctypes.addressof(addresses), ctypes.addressof(addresses) + 8 * len(memory)),
+        ):
+            self.host.add_range(ctypes.c_void_p(begin), ctypes.c_int64(end - begin), True)
+        kind = backward, FUNCTIONS.index(function), _TYPES[read[0].dtype], _TYPES[out.dtype]
+        rows, n = map(ctypes.c_int64, out.shape)
+        places = addresses, ctypes.c_void_p(fault.data_ptr()), ctypes.c_int64(int(seconds * 1e9))
+        pointers = _array(ctypes.c_void_p, [t.data_ptr() for t in tensors])
+        self.done(self.host.solve_over_ranks(*kind, pointers, rows, n, *places, len(memory), rank))
 
     def run(self, source: str, launch: Sequence[int], read: Sequence[Tensor], written: Tensor) -> None:
         """A kernel `onepass_kernel(read..., written)` of the sources. `launch`: blocks, threads of a block, blocks of a

@@ -37,6 +37,7 @@ struct Way {
   unsigned seed;
   int order, lateness;
   std::vector<emulator::Range> ranges;
+  bool others = false;  // whether another process writes what is waited for
 } way;
 
 void run(const emulator::Launch& launch, const Code& code, void** arguments) {
@@ -56,6 +57,7 @@ void run(const emulator::Launch& launch, const Code& code, void** arguments) {
   grid.ranges.push_back({workspace, sizeof workspace, true});
   grid.draw.seed(way.seed);
   grid.lateness = way.lateness;
+  grid.others = way.others;
   grid.yield = emulator::leave;
   emulator::run(&grid, code.kernel, code.static_shared, emulator::Order(way.order));
 }
@@ -251,6 +253,26 @@ const char* solve_segments(bool backward, int function, const int* types, void* 
       start_segments(launch, messages, nullptr);
       return true;
     });
+  });
+}
+
+// A problem of contiguous rows that are split over ranks, each of which is a process. `memory`: of each rank.
+const char* solve_over_ranks(bool backward, int function, int in_type, int out_type, void* const* tensors, int64_t rows,
+                             int64_t n, void* memory, void* fault, int64_t patience, int ranks, int rank) {
+  Layout layout;
+  layout.add({rows, {n, n, n}}, false), layout.add({n, {1, 1, 1}}, true);
+  layout.view = View::rows;
+  const Function which = Function(function);
+  const DType in = DType(in_type), out = DType(out_type);
+  const Problem problem = backward
+                              ? Problem::backward(layout, which, in, out, tensors[kDx], tensors[kSaved], tensors[kGrad])
+                              : Problem::forward(layout, which, in, out, tensors[kX], tensors[kY]);
+  way.others = true;
+  constexpr int kFewBlocks = 4;  // the device
+  return said_by([&] {
+    start_over_ranks(problem,
+                     {static_cast<char**>(memory), static_cast<int*>(fault), uint64_t(patience), ranks, rank, 0, 0, 0},
+                     kFewBlocks, nullptr);
   });
 }
 

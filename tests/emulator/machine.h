@@ -4,6 +4,7 @@
 // message to another block, arrives: at once, or no sooner than somebody has to wait for it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -77,6 +78,7 @@ struct Grid {
   std::mt19937 draw;
   void (*yield)(Thread*);
   std::vector<Block*> together;  // blocks that run now
+  bool others = false;           // whether another process may write what is waited for
   uint32_t cluster_arrived = 0;
   uint64_t cluster_turn = 0, progress = 0;  // progress: of anything that others may wait for
   std::vector<std::function<void()>> messages;
@@ -86,6 +88,9 @@ struct Grid {
 
 // Until something may have happened.
 inline void wait(Thread* t) { t->block->grid->yield(t); }
+inline uint64_t nanoseconds() {
+  return uint64_t(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
 inline void has_happened(Thread* t) { ++t->block->grid->progress; }
 
 // Memory -------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ TYPES = {
     "b128": "Pair",
 }
 SPECIAL = {
+    "%globaltimer": "nanoseconds()",
     "%tid.x": "t->index",
     "%ntid.x": "t->block->grid->launch.block",
     "%ctaid.x": "t->block->x",

@@ -4,6 +4,7 @@
 #include <csetjmp>
 #include <memory>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <ucontext.h>
 
 #include "barriers.h"
@@ -132,6 +133,8 @@ inline void run_together(Grid* grid, Kernel kernel, Order order) {
       idle = 0;
     else if (!grid->messages.empty())
       deliver(grid, true);
+    else if (grid->others)
+      usleep(20);
     else if (++idle > kIdle)
       fail("waits for ever: " + name_of(*active[0][0]->thread));
   }

@@ -57,13 +57,15 @@ void check(Result result, const char* call) {
   if (result) throw std::runtime_error(call);
 }
 
-// Devices that plan differently; on the fourth, few rows are many. A plan asks for one, a cached launch does not.
+// Devices that plan differently; on the fourth, few rows are many, and the fifth is small. A plan asks for one, a
+// cached launch does not.
 inline thread_local int planned = 0;
 const Gpu& device_info(int device) {
   static const Gpu kinds[] = {typical(90, kTuned, "first"),
                               {90, 60, 227 * 1024, 0, "second"},
                               typical(80, kTuned, "third"),
-                              {90, 1, 227 * 1024, 0, "fourth"}};
+                              {90, 1, 227 * 1024, 0, "fourth"},
+                              {90, 5, 100 * 1024, 1, "fifth"}};
   ++planned;
   return kinds[device];
 }

@@ -152,6 +152,35 @@ struct RowPlanner {
     }
   }
 
+  // The plan of the tier pipelined that takes least time, if a block has room for its part of a row. `spare`: chunks
+  // that shall have room beyond it. The rows of the last turn are spread over all blocks.
+  std::optional<CudaPlan> pipelined_plan(int spare) const {
+    const int64_t chip = gpu.sm_count, each = int64_t(kPipelinedThreads) * kPipelinedVecs;
+    const int vec_bytes = vec_size * read_size * operands;
+    const int64_t places = std::min<int64_t>((gpu.shared - kStaticShared) / (each * vec_bytes), 64 / kPipelinedVecs);
+    const auto vecs_of = [&](int64_t blocks) { return ceil_div(vecs, blocks); };
+    int64_t best = INT64_MAX, best_blocks = 0;
+    for (int64_t at_once = std::min(rows, chip); at_once >= 1; --at_once) {
+      const int64_t blocks = chip / at_once;
+      if (at_once != std::min(rows, chip / blocks)) continue;  // as many rows as there are blocks for
+      const int64_t turns = rows / at_once, last = rows % at_once;
+      const int64_t lacking = spare - (places - ceil_div(vecs_of(blocks), each));
+      if (lacking > spare - 2) continue;  // one chunk is on its way at least
+      int64_t cost = turns * (vecs_of(blocks) * vec_bytes + kTurnBytes + std::max<int64_t>(lacking, 0) * kPlaceBytes);
+      if (last) cost += vecs_of(blocks * at_once / last) * vec_bytes + kTurnBytes;
+      if (cost < best) best = cost, best_blocks = blocks;
+    }
+    if (!best_blocks) return {};
+    return CudaPlan{Tier::pipelined,
+                    kPipelinedThreads,
+                    1,
+                    kPipelinedVecs * vec_size,
+                    vec_size,
+                    int(best_blocks),
+                    int(places) * kPipelinedVecs,
+                    VecAccess::predicated};
+  }
+
  private:
   static bool are_tiled(const Problem& problem) {
     const int64_t n = problem.layout.n;
@@ -384,37 +413,14 @@ struct RowPlanner {
   }
 
   // A plan of the tier pipelined, if `plan` would take several turns of rows over the chip and a block has room for its
-  // part of a row and of the next one; otherwise `plan` itself. The rows of the last turn are spread over all blocks.
+  // part of a row and of the next one; otherwise `plan` itself.
   CudaPlan pipelined(const CudaPlan& plan) const {
-    const int64_t chip = gpu.sm_count, each = int64_t(kPipelinedThreads) * kPipelinedVecs;
-    const bool has_turns = rows > chip / plan.blocks_per_row,
+    const bool has_turns = rows > gpu.sm_count / plan.blocks_per_row,
                few_huge = n * read_size * operands >= kPipelinedRow && rows <= kPipelinedRows;
     const bool pays = has_turns && (plan.tier == Tier::grid || (plan.tier == Tier::cluster && few_huge));
     const bool whole_vectors = vec_size == alignment.full && !scalar && item_size < 8;  // cp.async takes them
     if (!pays || !whole_vectors || invariant || is_reduction || !gpu.cooperative) return plan;
-    const int vec_bytes = vec_size * read_size * operands;
-    const int64_t places = std::min<int64_t>((gpu.shared - kStaticShared) / (each * vec_bytes), 64 / kPipelinedVecs);
-    const auto vecs_of = [&](int64_t blocks) { return ceil_div(vecs, blocks); };
-    int64_t best = INT64_MAX, best_blocks = 0;
-    for (int64_t at_once = std::min(rows, chip); at_once >= 1; --at_once) {
-      const int64_t blocks = chip / at_once;
-      if (at_once != std::min(rows, chip / blocks)) continue;  // as many rows as there are blocks for
-      const int64_t turns = rows / at_once, last = rows % at_once;
-      const int64_t lacking = kSparePlaces - (places - ceil_div(vecs_of(blocks), each));
-      if (lacking > kSparePlaces - 2) continue;  // one chunk is on its way at least
-      int64_t cost = turns * (vecs_of(blocks) * vec_bytes + kTurnBytes + std::max<int64_t>(lacking, 0) * kPlaceBytes);
-      if (last) cost += vecs_of(blocks * at_once / last) * vec_bytes + kTurnBytes;
-      if (cost < best) best = cost, best_blocks = blocks;
-    }
-    if (!best_blocks) return plan;
-    return {Tier::pipelined,
-            kPipelinedThreads,
-            1,
-            kPipelinedVecs * vec_size,
-            vec_size,
-            int(best_blocks),
-            int(places) * kPipelinedVecs,
-            VecAccess::predicated};
+    return pipelined_plan(kSparePlaces).value_or(plan);
   }
 
   CudaPlan plan_on_chip(const Entry& entry) { return pipelined(plan_one_turn(entry)); }

@@ -137,6 +137,19 @@ class Ours(ShardProvider):
         return super().local(got.logsumexp() if isinstance(got, onepass.State) else got, part)
 
 
+class InKernel(Ours):
+    """onepass.distributed, whose kernels exchange the states."""
+
+    name, label = "onepass-kernel", "onepass, exchange='kernel'"
+
+    def unavailable(self, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "exchanges states within kernels of GPUs"
+
+    def function(self, part: Part) -> tuple[Callable[[Any], Any], Any]:
+        f = getattr(distributed, part.case.function)
+        return (lambda x: f(x, -1, exchange="kernel")), part.x
+
+
 class OfDTensor(ShardProvider):
     """torch's function of a DTensor that is split in its last dim, of which every rank gathers whole rows."""
 
@@ -194,7 +207,7 @@ class LossParallel(OfDTensor):
 
 
 def providers() -> dict[str, Provider]:
-    return {provider.name: provider for provider in (Ours(), OfDTensor(), LossParallel())}
+    return {provider.name: provider for provider in (Ours(), InKernel(), OfDTensor(), LossParallel())}
 
 
 Known = Callable[[], dict[str, Provider]]

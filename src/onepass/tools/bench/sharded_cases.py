@@ -76,12 +76,14 @@ def _class(name: str, kind: str) -> Iterator[ShardedCase]:
             for phase, function, direction, moves in PHASES:
                 text = f"{rows} x {columns}, {phase}"
                 case = ShardedCase(suite, text, (rows, columns), -1, function, direction, phase=phase, moves=moves)
-                yield replace(case, without=("dtensor", "loss_parallel"), quick=("cpu", "cuda"))
+                yield replace(case, without=("onepass-kernel", "dtensor", "loss_parallel"), quick=("cpu", "cuda"))
         return
     of, _, direction = name.rpartition("-")
     function = "softmax" if of == ODD else of.replace("-", "_")
     sizes = ODDS if of == ODD else SIZES_OF_LOSS if function == "cross_entropy" else NAMED
-    without = ("dtensor",) if function == "cross_entropy" else ("loss_parallel",)
+    has_results = function in ("softmax", "log_softmax")  # of each element
+    without: tuple[str, ...] = ("dtensor",) if function == "cross_entropy" else ("loss_parallel",)
+    without = without if has_results else (*without, "onepass-kernel")
     for i, (rows, columns) in enumerate(sizes[kind]):
         moves, quick = MOVES[function][direction == "backward"], () if i else ("cpu", "cuda")
         case = ShardedCase(suite, f"{rows} x {columns}", (rows, columns), -1, function, direction, moves=moves)

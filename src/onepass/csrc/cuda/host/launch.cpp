@@ -58,7 +58,7 @@ KernelId identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
-  add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2);
+  add(plan.in_grid(), 1), add(int(plan.access), 3), add(int(kind.pass), 2), add(kind.over_ranks, 1);
   return {id, kind.score_parts << 2 | uint32_t(kind.bias), kind.loss_parts << 2 | uint32_t(kind.loss_step),
           kind.segment_parts << 2 | uint32_t(kind.bias)};
 }
@@ -113,7 +113,7 @@ const char* source_of(const KernelKind& kind, Tier tier) {
   if (kind.loss_parts) return kind.loss_parts & kLossColumns ? "loss_columns.cu" : "loss_rows.cu";
   if (is_of_columns(tier)) return "columns.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
-  if (tier == Tier::pipelined) return "rows_pipelined.cu";
+  if (tier == Tier::pipelined) return kind.over_ranks ? "rows_over_ranks.cu" : "rows_pipelined.cu";
   if (!forward && is_reduction(kind.function)) return kind.score_parts ? "scored_pointwise.cu" : "rows_pointwise.cu";
   if (tier == Tier::twopass) return "rows_twopass.cu";
   return tier == Tier::staged ? "rows_staged.cu" : "rows_onchip.cu";
@@ -142,6 +142,7 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
       number("STAGES_GROUPS", plan.is_staged()),
       number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
       number("TWO_PASS", plan.tier == Tier::columns_twopass)};
+  if (kind.over_ranks) defines.push_back(number("OVER_RANKS", 1));
   if (kind.loss_parts) defines.push_back(number("LOSS_PARTS", int(kind.loss_parts)));
   if (kind.segment_parts) {
     defines.push_back(number("SEGMENT_PARTS", int(kind.segment_parts)));

@@ -11,6 +11,7 @@
 #include "../../core/scored_problem.h"
 #include "../../core/segment_problem.h"
 #include "../kernels/loss_map.cuh"
+#include "../kernels/rank_map.cuh"
 #include "../kernels/score_map.cuh"
 #include "../kernels/segment_map.cuh"
 #include "cuda_driver.h"
@@ -35,6 +36,7 @@ struct KernelKind {
   unsigned loss_parts = 0;  // of LossPart (kernels/loss_map.cuh)
   LossStep loss_step = LossStep::main;
   unsigned segment_parts = 0;  // of SegmentPart (kernels/segment_map.cuh)
+  bool over_ranks = false;     // rows that are split over GPUs
 };
 KernelKind kind_of(const Problem& problem);
 
@@ -139,6 +141,10 @@ LossLaunch make_divergence_launch(const DivergenceProblem& problem, int device);
 void start_loss(const LossLaunch& launch, void* states, void* partials, void* stream);
 void start_loss_total(const LossProblem& problem, const LossTotal& total, int device, void* stream);
 void start_state_merge(const StateMerge& merge, DType type, int device, void* stream);
+
+// Launches the kernel of contiguous rows that are split over the GPUs of `links`, whose numbers of the call it fills
+// in. Throws where this GPU's part of a row is too long for it, or the tensors begin at different bytes of a vector.
+void start_over_ranks(const Problem& problem, RankLinks links, int device, void* stream);
 
 // Launches by the plan given, or by the problem's own; where the driver refuses a cooperative launch, by the one that
 // the problem has without. `start` gets a Launch, and gives what onepass::cuda::start does.

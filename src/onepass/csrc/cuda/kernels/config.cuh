@@ -22,6 +22,9 @@
 #ifndef SEGMENT_PARTS  // of a kernel of segments alone
 #define SEGMENT_PARTS 0
 #endif
+#ifndef OVER_RANKS
+#define OVER_RANKS 0
+#endif
 
 #define ENUMERATOR(name, is_reduction, leading_planes) name,
 enum class Function { ONEPASS_FUNCTIONS(ENUMERATOR) };
@@ -59,7 +62,8 @@ struct Config {
   static constexpr bool has(LossPart part) { return LOSS_PARTS & part; }
   static constexpr bool has(SegmentPart part) { return SEGMENT_PARTS & part; }
   static constexpr bool kIsScored = SCORE_PARTS != 0;
-  static constexpr bool kSkipsHidden = false;  // columns: vectors outside the window are not read
+  static constexpr bool kOverRanks = OVER_RANKS;  // messages go to other GPUs too
+  static constexpr bool kSkipsHidden = false;     // columns: vectors outside the window are not read
   static constexpr bool kIsPointwise = kIsBackward && is_same<Policy::Grad, LogSumExpGrad>;  // reduces nothing
 
   static constexpr int kVecs = VECS_PER_THREAD;  // vectors of a thread, in registers

@@ -97,7 +97,9 @@ struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   }
   __device__ void send(Message& message, uint32_t epoch) const { message.write(m, l, epoch); }
   // One warp reduces the messages of the blocks of a row to the state of the row.
-  __device__ State<A> reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch) {
+  template <class Patience = Endless>
+  __device__ State<A> reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch,
+                                      Patience&& patience = {}) {
     m = -infinity(), l = begin_sum<L>(A(0));
     for (int first = threadIdx.x % 32; first < blocks_per_row; first += 32 * kMessagesInFlight) {
       A max[kMessagesInFlight];
@@ -109,7 +111,7 @@ struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
           max[i] = -infinity(), sum[i] = begin_sum<L>(A(0));
           if (first + 32 * i < blocks_per_row) arrived &= messages[first + 32 * i].read(&max[i], &sum[i], epoch);
         });
-      } while (!arrived);
+      } while (!arrived && !patience.is_over());
       const A old_m = m;
       unroll<kMessagesInFlight>([&](int i) { m = max_(m, max[i]); });
       l = scale(l, exp_for_sum(old_m - finite_for_sum(m)));
@@ -119,6 +121,8 @@ struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
     reduce_lanes();
     return {m, value_of(l)};
   }
+  // Makes all results of the row NaN.
+  static __device__ void spoil(State<A>& state) { state.m = A(nan_()); }
   __device__ Out edge_result(State<A> state) const { return from_acc<Out>(typename C::Epilogue(state)(edge_value)); }
   static __device__ void apply_epilogue(Chunk& chunk, State<A> state) {
     chunk.subtract_max(state.m);
@@ -195,12 +199,14 @@ struct GridBackward {
     sum = warp_reduce<32>(sum, Sum());
   }
   __device__ void send(Message& message, uint32_t epoch) const { message.write(A(0), sum, epoch); }
-  __device__ InputGrad<C> reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch) {
+  template <class Patience = Endless>
+  __device__ InputGrad<C> reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch,
+                                          Patience&& patience = {}) {
     GridSum all = begin_sum<GridSum>(A(0));
     for (int at = threadIdx.x % 32; at < blocks_per_row; at += 32) {
       A unused;
       GridSum part;
-      while (!messages[at].read(&unused, &part, epoch)) {
+      while (!messages[at].read(&unused, &part, epoch) && !patience.is_over()) {
       }
       all = add(all, part);
     }
@@ -208,6 +214,7 @@ struct GridBackward {
     const A terms = value_of(warp_reduce<32>(all, Sum()));
     return {C::kBroadcastGrad ? g_value * (C::Grad::kSumsGrad ? A(row.n) : terms) : terms, row.score};
   }
+  static __device__ void spoil(InputGrad<C>& grad) { grad.sum = A(nan_()); }
   __device__ Out edge_result(const InputGrad<C>& grad) const { return from_acc<Out>(grad(edge_y, edge_g)); }
   static __device__ void apply_epilogue(Chunk&, const InputGrad<C>&) {}
   static __device__ void apply_epilogue(Chunk& chunk, int i, const InputGrad<C>& grad) {

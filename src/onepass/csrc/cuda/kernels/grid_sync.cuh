@@ -38,21 +38,38 @@ struct GridBarrier {
 template <class Sum>
 using GridSumType = typename Conditional<is_same<Sum, Compensated<float>>, double, Sum>::type;
 
-// 16 bytes that are loaded and stored as one, past the L1 cache.
+// 16 bytes that are loaded and stored as one, past the L1 cache, by the threads of one GPU or of several.
+template <bool kOverRanks>
 struct alignas(16) Word128 {
   uint64_t low, high;
 
   __device__ void store(uint64_t new_low, uint64_t new_high) {
-    asm volatile("{\n.reg .b128 both;\nmov.b128 both, {%1, %2};\nst.relaxed.gpu.global.b128 [%0], both;\n}" ::"l"(this),
-                 "l"(new_low), "l"(new_high)
-                 : "memory");
+    if constexpr (kOverRanks)
+      asm volatile("{\n.reg .b128 w;\nmov.b128 w, {%1, %2};\nst.relaxed.sys.global.b128 [%0], w;\n}" ::"l"(this),
+                   "l"(new_low), "l"(new_high)
+                   : "memory");
+    else
+      asm volatile("{\n.reg .b128 w;\nmov.b128 w, {%1, %2};\nst.relaxed.gpu.global.b128 [%0], w;\n}" ::"l"(this),
+                   "l"(new_low), "l"(new_high)
+                   : "memory");
   }
   __device__ void load(uint64_t* low, uint64_t* high) const {
-    asm volatile("{\n.reg .b128 both;\nld.relaxed.gpu.global.b128 both, [%2];\nmov.b128 {%0, %1}, both;\n}"
-                 : "=l"(*low), "=l"(*high)
-                 : "l"(this)
-                 : "memory");
+    if constexpr (kOverRanks)
+      asm volatile("{\n.reg .b128 w;\nld.relaxed.sys.global.b128 w, [%2];\nmov.b128 {%0, %1}, w;\n}"
+                   : "=l"(*low), "=l"(*high)
+                   : "l"(this)
+                   : "memory");
+    else
+      asm volatile("{\n.reg .b128 w;\nld.relaxed.gpu.global.b128 w, [%2];\nmov.b128 {%0, %1}, w;\n}"
+                   : "=l"(*low), "=l"(*high)
+                   : "l"(this)
+                   : "memory");
   }
+};
+
+// What ends a wait for messages, beside the messages.
+struct Endless {
+  __device__ bool is_over() const { return false; }
 };
 
 // The partial state of a block, with an epoch in the same 16 bytes. A reader that finds the epoch has the state too, so
@@ -60,7 +77,7 @@ struct alignas(16) Word128 {
 template <class C>
 struct GridMessage {
   static constexpr int kWords = sizeof(typename C::In) == 8 || sizeof(typename C::Out) == 8 ? 3 : 1;
-  Word128 words[kWords];
+  Word128<C::kOverRanks> words[kWords];
 
   __device__ void clear() {
     for (int i = 0; i < kWords; ++i) words[i].store(0, 0);
@@ -71,6 +88,11 @@ struct GridMessage {
   __device__ void write(double m, Compensated<double> l, uint32_t epoch) {
     const double values[] = {m, l.hi, l.lo};
     for (int i = 0; i < kWords; ++i) words[i].store(__double_as_longlong(values[i]), epoch);
+  }
+  __device__ bool has_arrived(uint32_t epoch) const {
+    typename C::Acc m;
+    typename Conditional<kWords == 1, double, Compensated<double>>::type l;
+    return read(&m, &l, epoch);
   }
   // Whether the message of this epoch has arrived.
   __device__ bool read(float* m, double* l, uint32_t epoch) const {

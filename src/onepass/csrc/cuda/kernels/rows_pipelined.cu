@@ -1,258 +1,45 @@
-// rows_pipelined.cu: many long rows over several blocks each, launched cooperatively. While the blocks of a row
-// exchange their partial states, the next row is already on its way and is reduced in turn; the row waits in shared
-// memory.
-//
-//   chunks of a row -> shared memory -> each thread a partial state -> block -> the row's other blocks
-//   a row later, chunk by chunk: shared memory -> epilogue -> store, and a chunk of the next row takes its place
-//
-// The vectors in shared memory are those of the threads that copied them (async_copy.cuh). A thread takes kVecs vectors
-// of a chunk. A launch has any number of threads up to kMaxThreads, and of blocks.
-#include "async_copy.cuh"
+// rows_pipelined.cu: many long rows over several blocks each, launched cooperatively (pipelined_rows.cuh).
 #include "config.cuh"
-#include "grid_row.cuh"
+#include "pipelined_rows.cuh"
 
-template <class C>
-using Forward = GridForward<C, C::kVecs>;
-template <class C>
-using Backward = GridBackward<C, C::kVecs>;
-
-// A row has a barrier at which all threads of the block have reduced it, and one at which the blocks have merged it:
-// some threads arrive there, the others wait. Rows take turns at kSets of both, so that a thread may be kSets rows
-// ahead.
-constexpr int kSets = 4;
-enum class Done { reduced, merged };
-__device__ inline int barrier_of(Done done, uint32_t row) { return 1 + kSets * int(done) + int(row % kSets); }
-// Of the two warps that communicate one takes part in each.
-__device__ inline int threads_at_barrier() { return blockDim.x - 32; }
-__device__ inline void arrive(Done done, uint32_t row) {
-  __syncwarp();
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier_of(done, row)), "r"(threads_at_barrier()) : "memory");
-}
-__device__ inline void wait(Done done, uint32_t row) {
-  __syncwarp();
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier_of(done, row)), "r"(threads_at_barrier()) : "memory");
-}
-// A barrier of those two warps.
-__device__ inline void sync_communication() {
-  asm volatile("bar.sync %0, %1;" ::"n"(1 + 2 * kSets), "n"(2 * kCommThreads) : "memory");
-}
-// How many messages a block may have sent before the first is read. It sends one when it has reduced a row, and is at
-// most kSets rows ahead of what has been merged; the blocks whose messages were merged are as far ahead of what they
-// have read.
-constexpr int kMessages = 2 * kSets;
-
-// The rows that a block takes part in, one in each turn. `rows_at_once` rows are computed in a turn, and fewer in the
-// last one, by more blocks each.
+// The blocks of a row send each other their states through global memory.
 template <class Op>
-struct BlockRows {
-  const typename Op::Rows& rows;
+struct GridExchange {
+  typedef typename Op::Message Message;
   const int rows_at_once;
-  uint32_t turn = 1;
-  int64_t index;       // of the block's row in this turn, if it has one
-  int blocks_per_row;  // in this turn
-  int part;            // the block's place among those of its row
+  Message* const messages;
 
-  __device__ BlockRows(const typename Op::Rows& rows, int rows_at_once) : rows(rows), rows_at_once(rows_at_once) {
-    share(0, rows_at_once);
-  }
-  __device__ bool exists() const { return index < rows.count; }
-  // Returns whether the next turn has more blocks per row.
-  __device__ bool advance() {
-    const int64_t first = (int64_t)turn++ * rows_at_once, rest = rows.count - first;
-    index += rows_at_once;
-    if (rest >= rows_at_once || rest <= 0) return false;
-    share(first, (int)rest);
-    return true;
-  }
-
- private:
-  __device__ void share(int64_t first, int count) {
-    blocks_per_row = gridDim.x / count;
-    const int slot = blockIdx.x / blocks_per_row;
-    index = slot < count ? first + slot : rows.count, part = blockIdx.x - slot * blocks_per_row;
-  }
-};
-
-// A thread's part of the chunks of a block, one after another. Chunks go to the blocks of a row in turn; the vectors of
-// a thread lie `workers` apart in a chunk.
-template <class Op>
-struct Chunks : BlockRows<Op> {
-  typedef typename Op::C C;
-  typedef BlockRows<Op> Base;
-  const int workers;
-  const uint32_t begin, end;   // of shared memory, whose places chunks take in turn
-  const int bytes;             // of a place
-  uint32_t place;              // the thread's first vector there
-  Op op;                       // the row
-  int row_chunks, chunk_vecs;  // chunks that the block takes of the row, and vectors of each
-  int chunk = 0;               // of those
-  int64_t element;             // of the row: where the thread's first vector begins,
-  int rest;                    // vectors of the row from that one on
-
-  __device__ Chunks(const typename Op::Rows& rows, int rows_at_once, int workers, uint32_t begin, int bytes, int places)
-      : Base(rows, rows_at_once),
-        workers(workers),
-        begin(begin),
-        end(begin + bytes * places),
-        bytes(bytes),
-        place(begin),
-        op(rows.row(0)) {
-    share();
-    begin_row();
-  }
-  __device__ bool begins_row() const { return chunk == 0; }
-  __device__ bool ends_row() const { return chunk + 1 == row_chunks; }
-  // Of the thread's vectors those exist whose distance from the first is below this.
-  __device__ int limit() const {
-    const int in_chunk = chunk_vecs - (int)threadIdx.x;
-    return rest < in_chunk ? rest : in_chunk;
-  }
-  __device__ void advance() {
-    place = place + bytes == end ? begin : place + bytes;
-    if (!ends_row()) {
-      const int step = this->blocks_per_row * chunk_vecs;
-      ++chunk, rest -= step, element += (int64_t)step * C::kVecSize;
-    } else {
-      chunk = 0;
-      if (Base::advance()) share();
-      begin_row();
-    }
-  }
-
- private:
-  __device__ void share() {
-    const int vecs = (int)((uint64_t)op.row.n / C::kVecSize), all = this->blocks_per_row;
-    const auto divide = [](int a, int b) { return (a + b - 1) / b; };
-    row_chunks = divide(divide(vecs, all), C::kVecs * workers);
-    row_chunks = row_chunks ? row_chunks : 1;
-    chunk_vecs = (divide(vecs, all * row_chunks) + 3) / 4 * 4;
-  }
-  __device__ void begin_row() {
-    if (!this->exists()) return;
-    op = Op(this->rows.row(this->index));
-    const AlignedRow<C> row(op.row.aligned(), op.row.n);
-    const int first = this->part * chunk_vecs + threadIdx.x;
-    rest = (int)row.vectors - first, element = row.head + (int64_t)first * C::kVecSize;
-  }
-};
-
-// Shared memory has `places` for chunks: more than a block takes of a row.
-template <class Op>
-__device__ inline void compute(const typename Op::Rows& rows, int places, int rows_at_once,
-                               typename Op::Message* messages) {
-  typedef typename Op::C C;
-  typedef typename Op::Chunk Chunk;
-  typedef typename Op::Raw Raw;
-  constexpr int kOperands = Op::kOperands, kSlots = kOperands * C::kVecs, kRawBytes = sizeof(Raw);
-  __shared__ typename Op::Shared shared[kSets];
-  const int workers = blockDim.x - 2 * kCommThreads, warps = workers / 32, warp = threadIdx.x / 32,
-            lane = threadIdx.x % 32;
-
-  if (warp >= warps) {  // one warp sends the partial states of the block, the other one receives those of its rows
-    const bool sends = warp == warps;
-    const int blocks = gridDim.x, block = blockIdx.x;
-    // As in rows_grid.cu: every block clears its messages before any is sent or received.
+  __device__ int blocks() const { return gridDim.x; }
+  __device__ int ahead(int spare) const { return spare < 4 ? 2 : (spare + 1) / 2; }
+  // As in rows_grid.cu: every block clears its messages before any is sent or received.
+  __device__ void open(bool sends) const {
+    const int lane = threadIdx.x % 32;
     if (sends) {
       GridBarrier messages_clear;
-      if (lane < kMessages) messages[lane * blocks + block].clear();
+      if (lane < kMessages) messages[lane * blocks() + blockIdx.x].clear();
       __syncwarp();
-      if (lane == 0) messages_clear.init(), messages_clear.arrive(block, blocks), messages_clear.wait();
+      if (lane == 0) messages_clear.init(), messages_clear.arrive(blockIdx.x, blocks()), messages_clear.wait();
     }
     sync_communication();
-    for (BlockRows<Op> at(rows, rows_at_once); at.exists(); at.advance()) {
-      auto& here = shared[at.turn % kSets];
-      typename Op::Message* const mine = messages + at.turn % kMessages * blocks + block;
-      Op op(rows.row(at.index));
-      const AlignedRow<C> row(op.row.aligned(), op.row.n);
-      const int64_t edge = at.part == 0 ? row.head_or_tail(lane, op.row.n) : -1;
-      op.load_edge(edge);
-      if (sends) {
-        wait(Done::reduced, at.turn);
-        op.reduce_block(here, warps, lane, edge >= 0);
-        if (lane == 0) op.send(*mine, at.turn);
-      } else {
-        const auto state = op.reduce_messages(mine - at.part, at.blocks_per_row, at.turn);
-        if (lane == 0) here.row = state;
-        if (edge >= 0) rows.result(at.index)[edge] = op.edge_result(state);
-        arrive(Done::merged, at.turn);
-      }
-    }
-    return;
+  }
+  template <class At>
+  __device__ void send(const Op& op, const At& at) const {
+    if (threadIdx.x % 32 == 0) op.send(*message_of(at), at.turn);
+  }
+  template <class At>
+  __device__ auto receive(Op& op, const At& at) const {
+    return op.reduce_messages(message_of(at) - at.part, at.blocks_per_row, at.turn);
   }
 
-  const int stride = workers * kRawBytes;  // from a thread's vector in shared memory to its next
-  Chunks<Op> coming(rows, rows_at_once, workers, dynamic_smem_address() + threadIdx.x * kRawBytes, kSlots * stride,
-                    places);
-  Chunks<Op> reduced = coming, written = coming;
-  const auto place_of = [&](const Chunks<Op>& chunks, int slot) { return chunks.place + slot * stride; };
-  // Vectors that do not exist are neutral in shared memory.
-  const auto copy_next = [&] {
-    if (coming.exists()) {
-      const int limit = coming.limit();
-      unroll<kSlots>([&](int s) {
-        const int i = s / kOperands * workers;
-        if (i < limit) {
-          const auto from = coming.op.operand(s % kOperands) + coming.element + i * C::kVecSize;
-          AsyncCopy::start<kRawBytes>(place_of(coming, s), from);
-        } else {
-          store_smem(place_of(coming, s), Op::neutral_vector());
-        }
-      });
-    }
-    AsyncCopy::commit();
-    coming.advance();
-  };
-  const auto read = [&](const Chunks<Op>& from, Chunk& chunk) {
-    unroll<C::kVecs>([&](int i) {
-      Raw raw[kOperands];
-      unroll<kOperands>([&](int o) { raw[o] = load_smem<Raw>(place_of(from, i * kOperands + o)); });
-      from.op.set(chunk, i, raw);
-    });
-  };
-  // Half of the room beyond a row is for chunks on their way, half for those that are reduced while a row is merged:
-  // up to kSets rows. Groups of the last turn have no more chunks than the others, and may have one.
-  const int row_chunks = coming.row_chunks, spare = places - row_chunks, wanted = spare < 4 ? 2 : (spare + 1) / 2;
-  const int least_ahead = places - (kSets * row_chunks - 1);
-  const int ahead = wanted > spare ? spare : wanted > least_ahead ? wanted : least_ahead, lag = places - ahead;
-#pragma unroll 1
-  for (int i = 0; i < ahead; ++i) copy_next();
-
-  decltype(Op::Shared::row) state = {};
-#pragma unroll 1
-  for (int waits = lag; written.exists(); waits -= waits > 0) {  // steps before the first chunk is written
-
-    Chunk elements;
-    if (reduced.exists()) {
-      AsyncCopy::wait_all_but(ahead - 1);
-      read(reduced, elements);
-      reduced.op.absorb(elements);
-      if (reduced.ends_row()) {
-        reduced.op.publish(shared[reduced.turn % kSets], warp, lane);
-        arrive(Done::reduced, reduced.turn);
-      }
-      reduced.advance();
-    }
-    if (waits == 0) {
-      if (written.begins_row()) {
-        wait(Done::merged, written.turn);
-        state = shared[written.turn % kSets].row;
-      }
-      read(written, elements);
-      Op::apply_epilogue(elements, state);
-      typename C::Out* const result = rows.result(written.index) + written.element;
-      const int limit = written.limit();
-      unroll<C::kVecs>([&](int i) {
-        Op::apply_epilogue(elements, i, state);
-        if (i * workers < limit) store_vector(result + i * workers * C::kVecSize, elements.vec(i));
-      });
-      written.advance();
-    }
-    copy_next();
+ private:
+  template <class At>
+  __device__ Message* message_of(const At& at) const {
+    return messages + at.turn % kMessages * blocks() + blockIdx.x;
   }
-}
+};
 
 typedef KernelOp<Forward, Backward> Op;
 extern "C" __global__ void __launch_bounds__(kMaxThreads, 1)
     onepass_kernel(const Op::Rows rows, int places, int rows_at_once, int, Op::Message* messages) {
-  compute<Op>(rows, places, rows_at_once, messages);
+  compute<Op>(rows, places, GridExchange<Op>{rows_at_once, messages});
 }
