@@ -3,6 +3,7 @@
 # make smoke    set up, then the tests that are quick and touch everything (1 minute)
 # make test     set up, then the tests (15 minutes in all from a bare clone on two cores)
 # make test-all set up, then the tests with their long sweeps (40 minutes)
+# make test-browser the page of `onepass report` in Chromium (3 minutes)
 # make lint     ruff, mypy, clang-format
 # make format   let them mend what they can
 # make sanitize the C++ that needs no GPU, with AddressSanitizer and UndefinedBehaviorSanitizer, over random calls
@@ -22,7 +23,7 @@ CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -
 SMOKE := $(addprefix tests/api/test_,reference.py accuracy.py documentation.py explain.py state.py nn.py patch_switch.py)
 SMOKE += $(addprefix tests/tools/test_,gallery.py cli.py)
 
-.PHONY: setup help bench smoke test test-all sanitize lint format figures docs clean
+.PHONY: setup help bench smoke test test-all test-browser sanitize lint format figures docs clean
 setup: .venv/.ready
 
 help:
@@ -33,6 +34,9 @@ help:
 
 .venv/.lint: .venv/.ready
 	$(PYTHON) scripts/make_venv.py --torch $(TORCH) --lint
+
+.venv/.browser: .venv/.ready
+	$(PYTHON) scripts/make_venv.py --torch $(TORCH) --browser
 
 .venv/.docs: .venv/.ready
 	$(PYTHON) scripts/make_venv.py --torch $(TORCH) --docs
@@ -48,6 +52,9 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m ""
+
+test-browser: .venv/.browser
+	$(BIN)/python -m pytest tests/browser
 
 sanitize: setup
 	$(BIN)/python scripts/sanitize.py

@@ -45,10 +45,12 @@ for want in sys.argv[1:]:
         print(want)
 """
 BUILD = ["setuptools>=77", "wheel"]
-RUN = ["numpy>=1.26", "click>=8.1", "rich>=13", "matplotlib>=3.8", "triton>=3.6"]
+RUN = ["numpy>=1.26", "click>=8.1", "rich>=13", "matplotlib>=3.8", "plotly>=6", "triton>=3.6"]
 TEST = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6.100", "expecttest>=0.2", "safetensors>=0.4"]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # the names that tests/browser looks for
 LINT = ["ruff>=0.9", "mypy>=1.13", "clang-format>=19"]
-DOCS = ["mkdocs-material>=9.5", "mkdocstrings-python>=1.12"]
+BROWSER = ["playwright>=1.49", "plotly>=6"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings-python>=1.12", "plotly>=6"]
 
 
 def say(words: str) -> None:
@@ -118,11 +120,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default="2.13.0", help="torch's version, where it has to be installed")
     parser.add_argument("--lint", action="store_true", help="the linters alone, into a .venv that is ready")
+    parser.add_argument("--browser", action="store_true", help="what drives a browser in tests alone, likewise")
     parser.add_argument("--docs", action="store_true", help="what makes the site alone, likewise")
     options = parser.parse_args()
-    for name, packages in (("lint", LINT), ("docs", DOCS)):
+    for name, packages in (("lint", LINT), ("browser", BROWSER), ("docs", DOCS)):
         if getattr(options, name):
             install(packages, needed=True)
+            found = os.environ.get("CHROMIUM") or any(map(shutil.which, BROWSERS))
+            if name == "browser" and not found and not apt("chromium"):
+                stop("needs a browser: install chromium, or name one in CHROMIUM")
             (VENV / f".{name}").touch()
             return
     if sys.version_info < (3, 10):  # noqa: UP036  (run by whatever Python is there)

@@ -22,8 +22,8 @@ from onepass.tools.bench.cases import (
 )
 from onepass.tools.bench.cli_run import Options, select_cases
 from onepass.tools.bench.correctness import SAMPLE, make_inputs, reference_bytes, replicate
-from onepass.tools.bench.plots import is_sweep, rows_text
 from onepass.tools.bench.results import Row
+from onepass.tools.bench.styles import is_sweep, rows_text
 
 CUDA = torch.device("cuda")
 

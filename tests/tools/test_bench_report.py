@@ -12,7 +12,7 @@ from rich.console import Console
 from lib.bench import CASE, file, row
 from lib.scripts import python_output
 from lib.transcript import assert_snapshot
-from onepass.tools.bench import plots, report, results
+from onepass.tools.bench import report, results, styles
 from onepass.tools.bench.plots import draw
 from onepass.tools.bench.progress import Progress
 from onepass.tools.bench.results import Row
@@ -164,9 +164,9 @@ def test_a_newer_file_replaces_an_older_one_and_devices_have_plots_of_their_own(
 
 def test_the_whole_gallery_and_many_cases_fit_on_a_page_with_a_style_per_variant(tmp_path: Path) -> None:
     names = ["onepass", "torch", "torch-compile", "liger", "onepass-triton", "onepass-cuda", *VARIANTS]
-    styles = [plots.style(name) for name in names]
-    assert len({label for label, _, _ in styles}) == len({colour for _, colour, _ in styles}) == len(names)
-    assert {"naive", *plots._GALLERY_STYLES} == set(VARIANTS)
+    looks = [styles.style(name) for name in names]
+    assert len({label for label, _, _ in looks}) == len({colour for _, colour, _ in looks}) == len(names)
+    assert {"naive", *styles.GALLERY_STYLES} == set(VARIANTS)
     many = [
         row(provider=name, case=f"case {c}", copy_fraction=3.0 if c == 0 else 0.5)
         for c in range(24)

@@ -1,4 +1,4 @@
-"""The benchmark: `onepass bench`, `plot`, `compare`, `profile` and `info`. `docs/benchmark.md` says how it measures.
+"""The benchmark: `onepass bench`, `plot`, `report`, `compare`, `profile`, `info`. How it measures: `docs/benchmark.md`.
 
 - `cases.py`: what is timed, as data; `random_cases.py`, `score_cases.py`: what is made of the options
 - `providers.py`: what is compared, a registry
@@ -6,5 +6,7 @@
 - `runner.py`: cases in, rows out; `results.py`, `collect_env.py`: their file
 - `report.py`, `random_report.py`: what a run shows; `progress.py`: what it shows as it goes on
 - `cli_run.py`: one run from its options to its files
-- `plots.py`: files in, plots out; `compare.py`: two files in, regressions and gains out; `profile.py`: torch.profiler
+- `plots.py`: files in, plots out; `html_report.py`, `page/`: files in, one interactive page out
+- `styles.py`: what plots and the page share
+- `compare.py`: two files in, regressions and gains out; `profile.py`: torch.profiler
 """

@@ -9,7 +9,7 @@ same SVG, byte for byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -21,51 +21,16 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from onepass.tools.bench.cases import ITEMSIZE
 from onepass.tools.bench.random_cases import moved_length
 from onepass.tools.bench.random_report import is_small
 from onepass.tools.bench.report import lines, us_text
 from onepass.tools.bench.results import Results, Row
 from onepass.tools.bench.segment_cases import SWEEP, mean_length
+from onepass.tools.bench.styles import GALLERY_STYLES, is_sweep, limit_name, providers, rows_text, style, why
 
-__all__ = ["draw", "style"]
+__all__ = ["draw"]
 
-# Label, colour and marker of each provider. The colours are Okabe's and Ito's, distinct with any colour vision.
-_STYLES = {
-    "onepass": ("onepass", "#0072B2", "o"),
-    "torch": ("torch", "#D55E00", "s"),
-    "torch-compile": ("torch.compile", "#E69F00", "^"),
-    "naive": ("naive PyTorch", "#999999", "v"),
-    "liger": ("Liger", "#009E73", "D"),
-    "quack": ("QuACK", "#882255", "p"),
-    "onepass-index": ("onepass, index", "#56B4E9", "P"),
-    "onepass-plan": ("onepass, unsorted", "#CC79A7", "X"),
-    "pyg-index": ("PyG, index", "#009E73", "D"),
-    "pyg-ptr": ("PyG, ptr", "#882255", "p"),
-    "pyg-unsorted": ("PyG, unsorted", "#999999", "v"),
-    "pyg-index-compile": ("PyG, index, compiled", "#E69F00", "^"),
-    "pyg-ptr-compile": ("PyG, ptr, compiled", "#D55E00", "s"),
-    "onepass-triton": ("onepass (Triton)", "#56B4E9", "P"),
-    "onepass-cuda": ("onepass (CUDA)", "#CC79A7", "X"),
-    "onepass-cpu": ("onepass (CPU)", "#CC79A7", "X"),
-}
-# The variants of the gallery, with a family of colours per language. They are too many for one palette, so that the
-# markers must distinguish them too.
-_GALLERY_STYLES = {
-    "naive-jit": ("naive, TorchScript", "#8C6D46", "<"),
-    "naive-compile": ("naive, torch.compile", "#5B3A1E", ">"),
-    "triton-row": ("Triton, row", "#7CB342", "^"),
-    "triton-persistent": ("Triton, persistent", "#1B7837", "d"),
-    "triton-online": ("Triton, online", "#B8C400", "p"),
-    "cpu-threepass": ("C++, three passes", "#00A3AD", "8"),
-    "cpu-online": ("C++, online", "#00626B", "H"),
-    "cuda-warp": ("CUDA, warp", "#E7298A", "*"),
-    "cuda-block": ("CUDA, block", "#7B3294", "h"),
-    "cuda-online": ("CUDA, online", "#A50F15", "X"),
-    "cuda-auto": ("CUDA, auto", "#2D0A4E", "P"),
-}
 _DOTTED = ("cuda-auto",)  # equals another variant at every N: dotted and on top, both curves can be seen
-_OTHER = (("#CC79A7", "<"), ("#F0E442", ">"), ("#009E73", "*"), ("#56B4E9", "p"), ("#E69F00", "h"), ("#999999", "d"))
 _MAX_BAR = 1.5  # a longer bar is cut, with its length written beside it
 _INK, _GREY, _FAINT = "#222222", "#555555", "#DDDDDD"
 _DASHES = (0, (4, 3))
@@ -131,55 +96,11 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
     return written
 
 
-def is_sweep(rows: Sequence[Row]) -> bool:
-    """Whether all cases are matrices with at least three row lengths, and either the same number of rows or as many
-    rows as fit into the same number of elements."""
-    shapes = {tuple(r.shape) for r in rows}
-    if not all(len(r.shape) == 2 and r.dim in (-1, 1) for r in rows) or len({s[1] for s in shapes}) < 3:
-        return False
-    most = max(m * n for m, n in shapes)
-    return len({s[0] for s in shapes}) == 1 or all((m + 1) * n > most for m, n in shapes)
-
-
 # Text
-
-
-def style(name: str, names: Sequence[str] = ()) -> tuple[str, str, str]:
-    """Label, colour and marker; those of an unknown provider depend on its place in `names`."""
-    known = _STYLES | _GALLERY_STYLES
-    if name in known:
-        return known[name]
-    others = [n for n in names if n not in known] or [name]
-    return (name, *_OTHER[others.index(name) % len(_OTHER)])
-
-
-def _providers(rows: Iterable[Row]) -> list[str]:
-    """onepass first, then the others in their order. The copy has no curve or bar of its own."""
-    names = [n for n in dict.fromkeys(r.provider for r in rows) if n != "copy"]
-    return sorted(names, key=lambda n: n != "onepass")
-
-
-def _roofline(row: Row) -> str:
-    """What the speed is a fraction of: a copy or, for gradients, an addition of the same bytes."""
-    return "copy" if row.direction == "forward" else "add"
-
-
-def rows_text(rows: Sequence[Row]) -> str:
-    """What the matrices of a sweep have in common: the number of rows, or the bytes that they fill."""
-    if len({r.shape[0] for r in rows}) == 1:
-        return f"{rows[0].shape[0]} rows"
-    size = max(r.shape[0] * r.shape[1] * ITEMSIZE.get(r.dtype, 0) for r in rows)
-    return f"{size / 2**30:.0f} GiB of rows" if size >= 2**30 else f"{size / 2**20:.0f} MiB of rows"
 
 
 def _time_text(us: float) -> str:
     return f"{us_text(us)} us" if us < 10000 else f"{us_text(us / 1000)} ms"
-
-
-def _why(row: Row) -> str:
-    """Why a row has no time, in a word or two."""
-    words = {"wrong": "wrong", "unsupported": "not supported", "skipped": "no memory", "disturbed": "disturbed"}
-    return words.get((row.error or "").partition(":")[0], "error")
 
 
 def _case_label(case: str, row: Row, separator: str) -> str:
@@ -202,7 +123,7 @@ def _add_text(axes: Any, row: Row, of: str, device: str, failed: Sequence[Row], 
     axes.annotate(device, (0, 1), (0, 9 + above), fontsize=9.5, color=_GREY, **place)
     counts: dict[str, Counter[str]] = {}
     for row in failed:
-        counts.setdefault(_why(row), Counter())[style(row.provider)[0]] += 1
+        counts.setdefault(why(row), Counter())[style(row.provider)[0]] += 1
     text = [f"{word}: " + ", ".join(f"{name} at {n}" for name, n in of.items()) for word, of in counts.items()]
     foot = "\n".join(["; ".join(text), note] if text else [note])
     axes.figure.supxlabel(foot, x=0.01, ha="left", fontsize=7.5, color=_GREY)
@@ -213,7 +134,7 @@ def _add_text(axes: Any, row: Row, of: str, device: str, failed: Sequence[Row], 
 
 def _draw_classes(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
     """A marker per shape of each class, hollow where it moves little, and a tick at the mean."""
-    names, found = _providers(rows), lines(rows)
+    names, found = providers(rows), lines(rows)
     classes = list(dict.fromkeys(line.first().suite.removeprefix("random/") for line in found))
     figure, axes = plt.subplots(figsize=(8.6, 1.8 + 0.62 * len(classes)), layout="constrained")
     for i, name in enumerate(names):
@@ -245,10 +166,10 @@ def _draw_classes(rows: Sequence[Row], failed: Sequence[Row], device: str, note:
 
 def _draw_slide(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
     """The fraction of the limit over the length that moves, or over the mean length of segments."""
-    names, found, of_segments = _providers(rows), lines(rows), rows[0].suite.startswith(SWEEP)
+    names, found, of_segments = providers(rows), lines(rows), rows[0].suite.startswith(SWEEP)
 
     def length(row: Row) -> int:
-        return mean_length(row.case) if of_segments else moved_length(row.suite, row.shape)
+        return mean_length(row.case, row.shape[0]) if of_segments else moved_length(row.suite, row.shape)
 
     figure, axes = plt.subplots(figsize=(8.6, 4.8), layout="constrained")
     for name in reversed(names):
@@ -258,7 +179,7 @@ def _draw_slide(rows: Sequence[Row], failed: Sequence[Row], device: str, note: s
         )
         xs, ys = zip(*points, strict=True) if points else ((), ())
         axes.plot(xs, ys, ".-", color=colour, linewidth=1.2, markersize=4, label=label)
-    axes.axhline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, label=_roofline(rows[0]))
+    axes.axhline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, label=limit_name(rows[0]))
     axes.set_xscale("log", base=10 if of_segments else 2)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"{'mean length of a segment' if of_segments else 'the length that moves'} (log scale)")
@@ -276,7 +197,7 @@ def _draw_slide(rows: Sequence[Row], failed: Sequence[Row], device: str, note: s
 
 def _draw_curves(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
     """GB/s over the length of a row."""
-    names, roofline = _providers(rows), _roofline(rows[0])
+    names, roofline = providers(rows), limit_name(rows[0])
     figure, axes = plt.subplots(figsize=(8.6, 4.8) if len(names) < _MANY else (9.8, 6.2), layout="constrained")
     ns = sorted({r.shape[1] for r in rows})
     points = {
@@ -287,7 +208,7 @@ def _draw_curves(rows: Sequence[Row], failed: Sequence[Row], device: str, note: 
         axes.plot(*zip(*points["copy"], strict=True), **line, label=roofline, zorder=3)
     for name in reversed(names):
         label, colour, marker = style(name, names)
-        ours, gallery, dotted = name == "onepass", name in _GALLERY_STYLES, name in _DOTTED
+        ours, gallery, dotted = name == "onepass", name in GALLERY_STYLES, name in _DOTTED
         axes.plot(
             *zip(*points[name], strict=True),
             color=colour,
@@ -326,7 +247,7 @@ def _draw_curves(rows: Sequence[Row], failed: Sequence[Row], device: str, note: 
 
 def _draw_cases(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
     """The fraction of a copy's speed per case. A provider without a time has the reason in place of its bar."""
-    names, roofline = _providers(rows), _roofline(rows[0])
+    names, roofline = providers(rows), limit_name(rows[0])
     failed = [r for r in failed if r.provider in names]
     bars = len(names) * len({r.case for r in rows}) <= _MAX_BARS
     found: dict[str, dict[str, Row]] = {}
@@ -381,7 +302,7 @@ def _draw_bars(axes: Any, found: Sequence[dict[str, Row]], names: Sequence[str],
         axes.barh(ys, ends, height=step * 0.9, color=colour, label=label, zorder=3)
         for y, end, (_, row) in zip(ys, ends, own, strict=True):
             cut = f"  ({row.copy_fraction:.1f} of a copy)" if (row.copy_fraction or 0) > right else ""
-            text = f"{_time_text(row.median_us or 0)}{cut}" if row.ok else f"{label}: {_why(row)}"
+            text = f"{_time_text(row.median_us or 0)}{cut}" if row.ok else f"{label}: {why(row)}"
             axes.annotate(
                 text,
                 (end, y),

@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -74,9 +75,14 @@ def make(
     return cases
 
 
-def mean_length(name: str) -> int:
-    """The mean length in the name of a case of the sweep."""
-    return int(name.rpartition(" ")[2])
+def mean_length(name: str, items: int) -> int:
+    """The mean length of the segments of a case, which its name says.
+
+    >>> mean_length("mean length 8", 1024), mean_length("1024 items, 16 segments, random", 1024)
+    (8, 64)
+    """
+    segments = re.search(r"(\d+) segments", name)
+    return items // int(segments[1]) if segments else int(name.rpartition(" ")[2])
 
 
 def _sweep(items: int) -> list[tuple[Shape, int, str]]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from onepass.tools.cli.bench import bench, compare, info, plot, profile
+from onepass.tools.cli.bench import bench, compare, info, plot, profile, report
 from onepass.tools.cli.explain import explain
 from onepass.tools.cli.gallery import gallery
 from onepass.tools.cli.traffic import traffic
@@ -58,7 +58,7 @@ def cli(context: click.Context, version: bool) -> None:
         context.exit()
 
 
-for _command in (bench, plot, compare, gallery, traffic, profile, warmup, info, explain, tune):
+for _command in (bench, plot, report, compare, gallery, traffic, profile, warmup, info, explain, tune):
     cli.add_command(_command)
 
 

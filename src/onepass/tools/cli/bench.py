@@ -1,10 +1,11 @@
-"""`onepass bench`, `plot`, `compare`, `profile` and `info`."""
+"""`onepass bench`, `plot`, `report`, `compare`, `profile` and `info`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -141,6 +142,35 @@ def plot(files: Sequence[str], folder: str) -> None:
         raise click.UsageError(f"plotting needs {error.name}, which is not installed") from error
     for path in draw(loaded, folder):
         click.echo(path)
+
+
+@click.command(short_help="Make a page with interactive charts of results files.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="Where the page goes.")
+def report(files: Sequence[str], output: str) -> None:
+    """Make one HTML page of results files: charts, a map over shapes, a table and the environment.
+
+    The page loads nothing, so that it works without a network. Nothing is timed.
+    """
+    from onepass.tools.bench import html_report, results
+
+    names = html_report.unique_names(files)
+    with usage_errors(results.ResultsError):
+        loaded = {name: results.load(file) for name, file in zip(names, dict.fromkeys(files), strict=True)}
+    for name, file in loaded.items():
+        if not any(row.ok for row in file.rows):
+            raise click.UsageError(f"nothing to show: no timed row in {name}")
+    check_writable(output)
+    try:
+        text = html_report.page(loaded)
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        text = f"the page needs {package}, which is not installed: pip install 'onepass[report]'"
+        raise click.UsageError(text) from error
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    click.echo(path)
 
 
 @click.command(short_help="Show what became slower or faster between two results files.")
