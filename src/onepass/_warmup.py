@@ -28,8 +28,8 @@ def warmup(
 
     Contiguous rows: over the last dim of a contiguous tensor, which may be a view that begins at any element; the
     result fresh, or in place; few rows or many. With `all_dims`, over its other dims, one or several, too: any
-    number of columns of the same tensors. Kernels come from the disk cache where it has them, else from NVRTC, in
-    several processes where there are many (NVRTC compiles one at a time in a process).
+    number of columns of the same tensors. Kernels come from a package of kernels or the disk cache where these have
+    them, else from NVRTC, in several processes where there are many (NVRTC compiles one at a time in a process).
 
     Args:
         device: a CUDA device; the current one where it is None.
@@ -59,7 +59,7 @@ def warmup(
     >>> onepass.warmup(arch=90, functions=["softmax"], dtypes=[], lengths=[128])  # nothing asked for
     0
     """
-    wanted = _check(dtypes, functions, lengths, arch)
+    wanted = check(dtypes, functions, lengths, arch)
     index = -1
     if arch is None:
         index = _device_index(device)
@@ -69,16 +69,7 @@ def warmup(
         raise ValueError(f"onepass.warmup(): takes device or arch, got both: {device!r} and {arch}")
     elif wanted and (error := _cache_error()):
         raise RuntimeError(f"onepass.warmup(): no disk cache to fill: {error}") from error
-    of = index, arch, tuple(lengths or ())
-    kinds = [(*types, "forward") for types in wanted]
-    if backward:  # which reads the type of the result and writes that of the input
-        passes = native.PASSES[1:]
-        kinds += [(f, y_type, x_type, which) for f, x_type, y_type in wanted if f != "state" for which in passes]
-    kernels = [
-        Kernel(*kind, plan)
-        for kind in kinds
-        for plan in native.kernels_to_warm(*kind[:3], *of, kind[3], all_dims).values()
-    ]
+    kernels = kernels_of(wanted, index, arch, lengths, backward, all_dims)
     missing = []
     if not _cache_error():
         missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], k.plan, arch, k.which)]
@@ -96,7 +87,28 @@ def warmup(
     return len(kernels)
 
 
-def _check(
+def kernels_of(
+    wanted: Sequence[tuple[str, torch.dtype, torch.dtype]],
+    index: int,
+    arch: int,
+    lengths: Sequence[int] | None,
+    backward: bool = False,
+    all_dims: bool = False,
+) -> list[Kernel]:
+    """The kernels of what `check` gives."""
+    kinds = [(*types, "forward") for types in wanted]
+    if backward:  # which reads the type of the result and writes that of the input
+        passes = native.PASSES[1:]
+        kinds += [(f, y_type, x_type, which) for f, x_type, y_type in wanted if f != "state" for which in passes]
+    of = index, arch, tuple(lengths or ())
+    return [
+        Kernel(*kind, plan)
+        for kind in kinds
+        for plan in native.kernels_to_warm(*kind[:3], *of, kind[3], all_dims).values()
+    ]
+
+
+def check(
     dtypes: Sequence[torch.dtype | tuple[torch.dtype, torch.dtype]],
     functions: Sequence[str],
     lengths: Sequence[int] | None,

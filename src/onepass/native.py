@@ -182,8 +182,16 @@ def compile_kernel(
 def is_kernel_cached(
     function: str, x_type: Dtype, y_type: Dtype, plan: Sequence[int], arch: int, which: str = "forward"
 ) -> bool:
-    """Whether the disk cache has what `compile_kernel` compiles."""
+    """Whether the package of kernels or the disk cache has what `compile_kernel` compiles."""
     return _ask("onepass_is_cached", *_kind(function, x_type, y_type, which), _int64s(plan), arch) == "yes"
+
+
+def package_kernel(
+    function: str, x_type: Dtype, y_type: Dtype, plan: Sequence[int], arch: int, folder: str | Path, which: str
+) -> None:
+    """Put what `compile_kernel` compiles, or the disk cache has, into a package of kernels that is made in `folder`."""
+    kind = _kind(function, x_type, y_type, which)
+    _ask("onepass_package", *kind, _int64s(plan), arch, str(folder).encode())
 
 
 def warm_kernel(
@@ -302,7 +310,7 @@ def status(what: str) -> str:
 
 
 def counts() -> tuple[int, int]:
-    """How many kernels this process has compiled, and how many it has read from the disk cache."""
+    """How many kernels this process has compiled, and how many it has read from the disk."""
     compiled, from_disk = status("counts").split()
     return int(compiled), int(from_disk)
 

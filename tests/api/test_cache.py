@@ -155,6 +155,24 @@ def test_a_kernel_on_disk_takes_no_nvrtc(start, library):
     assert "NVRTC not found" in start()[0]
 
 
+def test_a_packaged_kernel_takes_neither_nvrtc_nor_a_cache(cache, start, tmp_path, monkeypatch):
+    package = tmp_path / "onepass_kernels"
+    (package / f"sm_{COMPUTE}").mkdir(parents=True)
+    native.package_kernel(*KIND, kernel(), COMPUTE, package / f"sm_{COMPUTE}", "forward")
+    (file,) = package.glob("*/*.cubin")
+    for stored in cache.iterdir():
+        stored.unlink()
+    monkeypatch.setenv("ONEPASS_KERNELS", str(package))
+    monkeypatch.setenv("ONEPASS_NVRTC", "/nowhere")
+    file.chmod(0o664)  # whoever can write into the package is trusted
+    assert native.is_kernel_cached(*KIND, kernel(), COMPUTE)
+    assert not native.is_kernel_cached(*KIND, kernel(), COMPUTE + 10)
+    assert start() == ["0 1 False"]
+    assert not list(cache.iterdir())
+    file.write_bytes(file.read_bytes()[:-1])
+    assert "NVRTC not found" in start()[0]
+
+
 @pytest.mark.slow
 def test_another_nvrtc_compiles_anew(cache, start, library):
     assert start() == ["1 0 True"]

@@ -282,7 +282,7 @@ def assert_close(got: Tensor, want: Tensor, error: Tensor, note: Any) -> None:
 
 # Kernels compiled for GPUs that are not here --------------------------------------------------------------------------
 
-TARGETS = [("cuda", 90), ("hip", "gfx942"), ("cuda", 80), ("cuda", 100), ("cuda", 120)]
+TARGETS = [("cuda", 90), ("hip", "gfx942"), ("hip", "gfx950"), ("cuda", 80), ("cuda", 100), ("cuda", 120)]
 POINTERS = {F64: "*fp64", F32: "*fp32", F16: "*fp16", BF16: "*bf16"}
 
 
@@ -338,7 +338,7 @@ def usage(built: Any, backend: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if backend == "hip":
         text = built.asm["amdgcn"]
-        for name in ("private_segment_fixed_size", "vgpr_spill_count"):
+        for name in ("private_segment_fixed_size", "vgpr_spill_count", "group_segment_fixed_size"):
             found[name] = int(re.search(rf"\.{name}:\s+(\d+)", text)[1])
         found["wide"] = len(re.findall(r"global_load_dwordx4|buffer_load_dwordx4", text))
         return found
@@ -412,6 +412,7 @@ def all_resources(launches: Callable[[], Any], backend: str, arch: Any, module: 
 def assert_no_spills(found: dict[str, Any], backend: str) -> None:
     if backend == "hip":
         assert found["private_segment_fixed_size"] == found["vgpr_spill_count"] == 0
+        assert found["group_segment_fixed_size"] <= 65536  # a block's shared memory on an MI300; an MI350 has 160 KiB
     else:
         # ptxas parks up to 6 registers of a thread to run more warps at once; a tile that is too large spills 64 bytes
         # and more.

@@ -111,7 +111,8 @@ bool is_right(const Problem& problem, int device, void* stream, Looked* looked) 
     run(problem, device, stream, &plan);
     std::tie(to_cooperative, to_others) = answers;
     const std::string words = words_of(got[i].kernel);
-    if (words != cubin(source_of(kind, plan.tier), defines_of(kind, plan), gpu.arch, nullptr) || !(got[i] == seen[0]))
+    const std::string wanted = cubin(source_of(kind, plan.tier), defines_of(kind, plan), gpu.arch, nullptr, false);
+    if (words != wanted || !(got[i] == seen[0]))
       return complain("another launch than that of its plan: " + words + ", " + kTierNames[int(plan.tier)]);
     if (got[i].cooperative != (plan.sends_messages() || (plan.in_grid() && merges)) ||
         !got[i].messages == got[i].cooperative || (got[i].cooperative && !gpu.cooperative))

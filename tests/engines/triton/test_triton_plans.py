@@ -159,6 +159,12 @@ def test_compiles_without_spills(compiling, backend, arch, backward, function, n
     assert_no_spills(found, backend)
 
 
+@pytest.mark.parametrize(("backward", "function", "n", "dtype", "to", "aligned"), CASES[3:14:5], ids=name_of)
+def test_compiles_without_spills_on_mi350(compiling, backward, function, n, dtype, to, aligned):
+    """A row on the chip, a long one and a gradient; the sweep above compiles the rest."""
+    test_compiles_without_spills(compiling, "hip", "gfx950", backward, function, n, dtype, to, aligned)
+
+
 ONE_PASS = [  # exponentials of one thread
     (False, "softmax", 4096, BF16, 4096 // 128),  # one for each element of its share of the row
     (False, "softmax", 65536, F32, 2 * 16 + 2 * 4),  # in each pass 16 elements of a chunk, a rescale of each pair

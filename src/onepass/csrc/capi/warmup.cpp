@@ -364,7 +364,19 @@ ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, 
   });
 }
 
-// Whether the disk cache has it: "yes" or "no".
+// Puts it into a package of kernels that is made in `folder`.
+ONEPASS_API int onepass_package(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
+                                const char* folder, char* text, int64_t size) {
+  return return_text(text, size, [&] {
+    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type);
+    const CudaPlan made = plan_of(plan);
+    if (!cuda::package(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch, folder))
+      throw std::runtime_error(std::string("onepass: cannot write into ") + folder);
+    return "";
+  });
+}
+
+// Whether the package of kernels or the disk cache has it: "yes" or "no".
 ONEPASS_API int onepass_is_cached(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                   char* text, int64_t size) {
   return return_text(text, size, [&] {

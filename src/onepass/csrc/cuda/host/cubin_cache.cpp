@@ -28,13 +28,6 @@ uint64_t fnv(const std::string& text, uint64_t hash) {
   return hash;
 }
 
-std::string hex(const std::string& text) {
-  char out[33];
-  std::snprintf(out, sizeof out, "%016llx%016llx", (unsigned long long)fnv(text, 0xcbf29ce484222325ull),
-                (unsigned long long)fnv(text, 0x84222325cbf29ce4ull));
-  return out;
-}
-
 std::string choose_directory() {
   if (const char* set = std::getenv("ONEPASS_CACHE_DIR"); set && *set) return std::strcmp(set, "off") ? set : "";
   if (const char* set = std::getenv("XDG_CACHE_HOME"); set && *set == '/') return std::string(set) + "/onepass";
@@ -46,6 +39,13 @@ std::string choose_directory() {
   return home && *home ? std::string(home) + "/.cache/onepass" : "";
 }
 
+// Of a path, or of an open file where the path is empty. (glibc 2.28 has no symbol for stat.)
+bool look_at(int from, const std::string& path, struct statx* about) {
+  return !statx(from, path.c_str(), path.empty() ? AT_EMPTY_PATH : 0, STATX_BASIC_STATS, about);
+}
+
+bool is_the_users_alone(const struct statx& about) { return about.stx_uid == geteuid() && !(about.stx_mode & 022); }
+
 bool make_directories(const std::string& path) {
   for (size_t at = 1; at <= path.size(); ++at) {
     if (at < path.size() && path[at] != '/') continue;
@@ -55,7 +55,7 @@ bool make_directories(const std::string& path) {
 }
 
 std::string file_of(const std::string& directory, const std::string& key) {
-  return directory + "/" + hex(key) + ".cubin";
+  return directory + "/" + digest(key) + ".cubin";
 }
 
 // A file has the digest of the rest, the length of the key, the key and the value.
@@ -65,21 +65,21 @@ std::string seal(const std::string& key, const std::string& value) {
   char length[kLength + 1];
   std::snprintf(length, sizeof length, "%08zx", key.size());
   const std::string rest = length + key + value;
-  return hex(rest) + rest;
+  return digest(rest) + rest;
 }
 
 }  // namespace
 
 std::string cache_directory(std::string* why) {
   const std::string directory = choose_directory();
-  struct stat about;
+  struct statx about;
   if (directory.empty()) {
     *why = "switched off, or no home directory";
-  } else if (stat(directory.c_str(), &about) && !make_directories(directory)) {
+  } else if (!look_at(AT_FDCWD, directory, &about) && !make_directories(directory)) {
     *why = directory + " cannot be made: " + std::strerror(errno);
-  } else if (stat(directory.c_str(), &about) || !S_ISDIR(about.st_mode)) {
+  } else if (!look_at(AT_FDCWD, directory, &about) || !S_ISDIR(about.stx_mode)) {
     *why = directory + " is not a directory";
-  } else if (about.st_uid != geteuid() || (about.st_mode & 022)) {
+  } else if (!is_the_users_alone(about)) {
     *why = directory + " can be written by others; make it yours alone (chmod 700)";
   } else {
     return directory;
@@ -87,15 +87,21 @@ std::string cache_directory(std::string* why) {
   return "";
 }
 
-std::string cache_read(const std::string& key) {
-  std::string why;
-  const std::string directory = cache_directory(&why);
-  if (directory.empty()) return "";
-  const int file = open(file_of(directory, key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+std::string digest(const std::string& text) {
+  char out[33];
+  std::snprintf(out, sizeof out, "%016llx%016llx", (unsigned long long)fnv(text, 0xcbf29ce484222325ull),
+                (unsigned long long)fnv(text, 0x84222325cbf29ce4ull));
+  return out;
+}
+
+namespace {
+
+std::string read_file(const std::string& folder, const std::string& key, bool of_the_user) {
+  const int file = open(file_of(folder, key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (file < 0) return "";
   std::string bytes;
-  struct stat about;
-  if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_uid == geteuid() && !(about.st_mode & 022)) {
+  struct statx about;
+  if (look_at(file, "", &about) && S_ISREG(about.stx_mode) && (!of_the_user || is_the_users_alone(about))) {
     char buffer[65536];
     for (ssize_t got; (got = read(file, buffer, sizeof buffer)) > 0;) bytes.append(buffer, size_t(got));
   }
@@ -105,18 +111,31 @@ std::string cache_read(const std::string& key) {
   return bytes == seal(key, value) ? value : "";
 }
 
+}  // namespace
+
+std::string cache_read(const std::string& key) {
+  std::string why;
+  const std::string directory = cache_directory(&why);
+  return directory.empty() ? "" : read_file(directory, key, true);
+}
+
+std::string read_from(const std::string& folder, const std::string& key) { return read_file(folder, key, false); }
+
 bool cache_write(const std::string& key, const std::string& value) {
   std::string why;
   const std::string directory = cache_directory(&why);
-  if (directory.empty()) return false;
-  std::string temporary = directory + "/writing-XXXXXX";
+  return !directory.empty() && write_to(directory, key, value);
+}
+
+bool write_to(const std::string& folder, const std::string& key, const std::string& value) {
+  std::string temporary = folder + "/writing-XXXXXX";
   const int file = mkostemp(temporary.data(), O_CLOEXEC);  // mode 0600
   if (file < 0) return false;                              // a full or read-only disk costs a compile, not the call
   const std::string bytes = seal(key, value);
   std::FILE* const stream = fdopen(file, "wb");
   const bool whole = stream && std::fwrite(bytes.data(), 1, bytes.size(), stream) == bytes.size();
   if (!(stream ? std::fclose(stream) : close(file)) && whole &&
-      !rename(temporary.c_str(), file_of(directory, key).c_str()))
+      !rename(temporary.c_str(), file_of(folder, key).c_str()))
     return true;
   unlink(temporary.c_str());
   return false;

@@ -95,13 +95,18 @@ void enter_context(int device);
 bool in_context(int device);
 
 // The cubin of `source_file`, a kernel of the engine or of the gallery, compiled for sm_<arch> with `defines`: from
-// the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `is_stored` gets
-// whether the cache has it now.
+// the package of kernels (unless `packaged` is false, as for a driver that does not take it), from the disk cache, else
+// by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `is_stored` gets whether a later process
+// need not compile it.
 std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
-                  bool* is_stored = nullptr);
+                  bool* is_stored = nullptr, bool packaged = true);
 
-// Whether the disk cache has it; compiles nothing.
+// Whether the package of kernels or the disk cache has it; compiles nothing.
 bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch);
+
+// Puts it into a package of kernels that is made in `folder`; whether that could be written.
+bool package(const std::string& source_file, const std::vector<std::string>& defines, int arch,
+             const std::string& folder);
 
 // "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.
 std::string nvrtc_version();
@@ -114,6 +119,11 @@ std::string cache_directory(std::string* why);
 std::string cache_read(const std::string& key);
 // Whether it is stored: a full or read-only disk is no error.
 bool cache_write(const std::string& key, const std::string& value);
+// The same of a folder as it is: whoever can write it is trusted.
+std::string read_from(const std::string& folder, const std::string& key);
+bool write_to(const std::string& folder, const std::string& key, const std::string& value);
+// 32 digits that tell texts apart, but not against an attacker.
+std::string digest(const std::string& text);
 
 struct Counts {
   int64_t compiled, from_disk;

@@ -65,9 +65,14 @@ KernelId identity(const KernelKind& kind, const CudaPlan& plan, int device) {
 
 Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device) {
   const Gpu& gpu = device_info(device);
-  const std::string code = cubin(source_of(kind, plan.tier), defines_of(kind, plan), gpu.arch);
+  const std::string source = source_of(kind, plan.tier);
+  const std::vector<std::string> defines = defines_of(kind, plan);
   Handle module, kernel;
-  check(driver().module_load(&module, code.data()), "cuModuleLoadData");
+  if (driver().module_load(&module, cubin(source, defines, gpu.arch).data())) {
+    // A driver older than the compiler of a packaged kernel, or a file that the cache should not have.
+    const std::string code = cubin(source, defines, gpu.arch, nullptr, false);
+    check(driver().module_load(&module, code.data()), "cuModuleLoadData");
+  }
   check(driver().module_function(&kernel, module, "onepass_kernel"), "cuModuleGetFunction");
   if (in_cluster(plan) && plan.blocks_per_row > kPortableCluster)
     check(driver().function_set(kernel, kNonPortableCluster, 1), "cuFuncSetAttribute");

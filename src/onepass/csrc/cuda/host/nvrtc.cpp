@@ -1,10 +1,12 @@
 // nvrtc.cpp: CUDA C++ to a cubin with NVRTC, when a kernel is first needed on this machine. NVRTC comes with torch's
 // CUDA wheels; nothing of a toolkit is asked of the user, and compiling needs no GPU.
+#include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -37,21 +39,23 @@ struct Nvrtc {
   std::string file;  // as `stamp` has it
 };
 
-namespace fs = std::filesystem;
-
 std::string directory_of(const void* symbol) {
   Dl_info info;
   if (!dladdr(symbol, &info) || !info.dli_fname) return ".";
-  const std::string directory = fs::path(info.dli_fname).parent_path();
-  return directory.empty() ? "." : directory;
+  const std::string file = info.dli_fname;
+  const size_t slash = file.rfind('/');
+  return slash == std::string::npos ? "." : file.substr(0, slash);
 }
+
+// The folder of this library, which is that of the package.
+std::string package_folder() { return directory_of(reinterpret_cast<void*>(&nvrtc_version)); }
 
 // The names in a directory, in order; none where it cannot be read.
 std::set<std::string> files_in(const std::string& directory) {
   std::set<std::string> names;
-  std::error_code failed;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, failed)) {
-    names.insert(entry.path().filename());
+  if (DIR* const open = opendir(directory.c_str())) {
+    while (const dirent* entry = readdir(open)) names.insert(entry->d_name);
+    closedir(open);
   }
   return names;
 }
@@ -65,7 +69,7 @@ std::vector<std::string> find_candidates() {
   std::vector<std::string> sites;
   if (void* torch = dlsym(RTLD_DEFAULT, "aoti_torch_abi_version"))
     sites.push_back(directory_of(torch) + "/../../nvidia");
-  sites.push_back(directory_of(reinterpret_cast<void*>(&nvrtc_version)) + "/../nvidia");
+  sites.push_back(package_folder() + "/../nvidia");
   for (const std::string& site : sites) {
     for (const std::string& part : files_in(site)) {
       const std::string folder = site + "/" + part + "/lib";
@@ -81,11 +85,16 @@ std::vector<std::string> find_candidates() {
 // Tells one library file from another without opening it: path, size and time of change; empty where there is no such
 // file, or where only the loader knows its path.
 std::string stamp(const std::string& path) {
-  std::error_code failed;
-  const std::string file = fs::canonical(path, failed);
-  if (path.find('/') == std::string::npos || failed || !fs::is_regular_file(file)) return "";
-  const auto time = fs::last_write_time(file).time_since_epoch().count();
-  return file + " " + std::to_string(fs::file_size(file)) + " " + std::to_string(time);
+  if (path.find('/') == std::string::npos) return "";
+  char* const whole = realpath(path.c_str(), nullptr);
+  if (!whole) return "";
+  const std::string file = whole;
+  std::free(whole);
+  struct statx about;
+  if (statx(AT_FDCWD, file.c_str(), 0, STATX_BASIC_STATS, &about) || !S_ISREG(about.stx_mode)) return "";
+  const auto& time = about.stx_mtime;
+  return file + " " + std::to_string(about.stx_size) + " " + std::to_string(time.tv_sec) + "." +
+         std::to_string(time.tv_nsec);
 }
 
 Nvrtc open_nvrtc() {
@@ -137,7 +146,7 @@ void read_source(const std::string& folder, const std::string& name, Files* file
 // this library.
 const Files& sources() {
   static const Files* const read = [] {
-    const std::string package = directory_of(reinterpret_cast<void*>(&nvrtc_version)), csrc = package + "/csrc";
+    const std::string package = package_folder(), csrc = package + "/csrc";
     Files* const files = new Files;
     for (const std::string& folder : {csrc + "/cuda/kernels", package + "/tools/gallery"}) {
       for (const std::string& name : files_in(folder)) {
@@ -193,6 +202,27 @@ std::string key_of(const std::string& stamp, const std::string& source_file, con
   return key;
 }
 
+// The package of kernels, onepass_kernels beside this one, has what was compiled elsewhere, by whichever NVRTC.
+std::string packaged_folder(int arch) {
+  const char* const set = std::getenv("ONEPASS_KERNELS");
+  return (set && *set ? set : package_folder() + "/../onepass_kernels") + "/sm_" + std::to_string(arch);
+}
+
+std::string packaged_key(const std::string& source_file, const std::vector<std::string>& options) {
+  static const std::string known = [] {
+    std::string all;
+    for (const auto& [name, text] : sources()) all += name + "\n" + text;
+    return digest(all);
+  }();
+  std::string key = "packaged " + known + "\n" + source_file + "\n";
+  for (const std::string& option : options) key += option + "\n";
+  return key;
+}
+
+std::string packaged_cubin(const std::string& source_file, const std::vector<std::string>& options, int arch) {
+  return read_from(packaged_folder(arch), packaged_key(source_file, options));
+}
+
 std::atomic<int64_t> kernels_compiled{0}, kernels_read{0};
 
 }  // namespace
@@ -208,12 +238,22 @@ std::string nvrtc_version() {
 std::string nvrtc_file() { return nvrtc_stamp().substr(0, nvrtc_stamp().find(' ')); }
 
 bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch) {
-  return !cache_read(key_of(nvrtc_stamp(), source_file, options_of(defines, arch))).empty();
+  const std::vector<std::string> options = options_of(defines, arch);
+  return !packaged_cubin(source_file, options, arch).empty() ||
+         !cache_read(key_of(nvrtc_stamp(), source_file, options)).empty();
 }
 
-std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch, bool* is_stored) {
+bool package(const std::string& source_file, const std::vector<std::string>& defines, int arch,
+             const std::string& folder) {
+  return write_to(folder, packaged_key(source_file, options_of(defines, arch)),
+                  cubin(source_file, defines, arch, nullptr, false));
+}
+
+std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch, bool* is_stored,
+                  bool packaged) {
   const std::vector<std::string> options = options_of(defines, arch);
-  std::string code = cache_read(key_of(nvrtc_stamp(), source_file, options));
+  std::string code = packaged ? packaged_cubin(source_file, options, arch) : "";
+  if (code.empty()) code = cache_read(key_of(nvrtc_stamp(), source_file, options));
   // The first file that was found may be one that does not load, or another by now: then this one compiles.
   if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(key_of(nvrtc().file, source_file, options));
   if (!code.empty()) {

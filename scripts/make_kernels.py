@@ -1,0 +1,74 @@
+"""Make a wheel of compiled CUDA kernels in dist, onepass-kernels-sm90, which the first calls of onepass then find.
+
+These are the kernels that `onepass warmup` compiles, for GPUs that need not be here. A kernel that build/kernels has
+from before is not compiled again. Any NVRTC will do; where a driver is too old for its code, onepass compiles.
+"""
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+import onepass
+from onepass import native
+from onepass._kernel_compiler import Kernel
+from onepass._warmup import DTYPES, check, kernels_of
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD, DIST = ROOT / "build" / "kernels", ROOT / "dist"
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def put(kernel: Kernel, arch: int, folder: Path) -> None:
+    if not native.is_kernel_cached(*kernel[:3], kernel.plan, arch, kernel.which):
+        native.package_kernel(*kernel[:3], kernel.plan, arch, folder, kernel.which)
+
+
+def make(arch: int, options: argparse.Namespace) -> None:
+    build, start = BUILD / f"sm_{arch}", time.monotonic()
+    folder = build / "onepass_kernels" / f"sm_{arch}"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Of the processes that compile: kernels are looked for there alone.
+    os.environ |= {"ONEPASS_KERNELS": str(folder.parent), "ONEPASS_CACHE_DIR": "off"}
+    dtypes, lengths = [getattr(torch, name) for name in options.dtypes], [int(n) for n in options.lengths] or None
+    kernels = kernels_of(check(dtypes, options.functions, lengths, arch), -1, arch, lengths)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(put, kernels, [arch] * len(kernels), [folder] * len(kernels), chunksize=8))
+    files = list(folder.glob("*.cubin"))
+    for file in files:
+        file.chmod(0o644)
+    (build / "VERSION").write_text(onepass.__version__)
+    project = (ROOT / "packaging" / "kernels" / "pyproject.toml").read_text()
+    (build / "pyproject.toml").write_text(project.replace("ARCH", str(arch)))
+    shutil.copy(ROOT / "LICENSE", build)
+    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-build-isolation")
+    subprocess.run([*pip, "--no-deps", "-w", str(DIST), str(build)], check=True)
+    wheel = DIST / f"onepass_kernels_sm{arch}-{onepass.__version__}-py3-none-any.whl"
+    sizes = f"{sum(file.stat().st_size for file in files)} bytes, {wheel.stat().st_size} as a wheel"
+    took = f"{time.monotonic() - start:.0f} s with NVRTC {native.status('nvrtc')}"
+    print(f"kernels: sm_{arch}, {len(files)} kernels, {sizes}, {took}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=names, default=["80", "90", "100", "120"], help="compute capabilities")
+    parser.add_argument("--functions", type=names, default=list(native.FUNCTIONS))
+    parser.add_argument("--dtypes", type=names, default=[str(dtype)[6:] for dtype in DTYPES])
+    parser.add_argument("--lengths", type=names, default=[], help="of the rows; any where not given")
+    options = parser.parse_args()
+    for arch in options.arch:
+        make(int(arch), options)
+
+
+if __name__ == "__main__":
+    main()
