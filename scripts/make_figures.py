@@ -17,7 +17,9 @@ from pathlib import Path
 from statistics import geometric_mean as geomean
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+import course_tables  # noqa: E402
 
 from onepass.tools.bench.random_report import class_groups, class_table, others_of, ratios_of, segment_groups  # noqa: E402
 from onepass.tools.bench.report import lines, us_text  # noqa: E402
@@ -31,6 +33,7 @@ PAGES = (
         f"docs/{page}.md"
         for page in ("columns", "cpu", "distributed", "gallery", "losses", "performance", "rows", "scores", "segments")
     ),
+    *sorted(f"docs/course/{path.name}" for path in (ROOT / "docs" / "course").glob("*.md")),
 )
 
 # The file of each suite that the docs speak of.
@@ -115,6 +118,11 @@ def rows_of(key: str, function: str | None = None, direction: str | None = None)
     """The rows of a file, of one function and one direction where they are given."""
     rows = [r for r in load(RESULTS / FILES[key]).rows if not r.disturbed]
     return [r for r in rows if function in (None, r.function) and direction in (None, r.direction)]
+
+
+def gallery_results() -> course_tables.Results:
+    course = [row for path in sorted(RESULTS.glob("course-*.json")) for row in load(path).rows]
+    return course_tables.Results(rows_of("gallery-powers"), course)
 
 
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -398,13 +406,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "gallery-means": gallery_means,
     "gallery-powers": gallery_powers,
     "gallery-published": gallery_published,
+    **dict(course_tables.tables(gallery_results(), markdown)),
 }
 _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewritten(page: Path) -> str:
     """The page's text with its tables made anew."""
-    up = "../" if page.parent.name == "docs" else ""
+    up = "../" * (len(page.relative_to(ROOT).parts) - 1)
 
     def make(place: re.Match[str]) -> str:
         return f"{place[1]}{TABLES[place[2]]().replace('(benchmarks/', f'({up}benchmarks/')}\n{place[3]}"
@@ -416,11 +425,15 @@ def draw() -> None:
     """The pictures, under the names that the docs have for them."""
     import tempfile
 
+    from draw_course import draw as draw_course
     from draw_masks import draw as draw_masks
     from draw_ranks import draw as draw_ranks
+    from make_notebook import main as make_notebook
 
     from onepass.tools.bench.plots import draw as draw_files
 
+    make_notebook()
+    draw_course(ROOT / "docs" / "course" / "pictures")
     draw_masks(PLOTS)
     draw_ranks(PLOTS)
     pictures = [([FILES[key]], wanted) for key, wanted in PICTURES.items()]

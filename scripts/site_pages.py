@@ -1,30 +1,44 @@
-"""The site's pages that are files of the repository outside of docs/ (a hook of MkDocs, `make docs`).
+"""The site's pages (a hook of MkDocs, `make docs`): those that are files of the repository outside of docs/, and code.
 
-The README is the first page. What pages link outside of docs/, results and sources, is copied beside the pages. The
-results files of the H200 become one interactive page.
+The README is the first page. What pages link outside of docs/, results and sources, is copied beside the pages. Code
+that a page includes is in it. The results files of the H200 become one interactive page.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from onepass.tools.bench import html_report
 from onepass.tools.bench.results import ResultsError, load
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from included_code import with_code  # noqa: E402
+
 PAGES = {"README.md": "index.md", **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}}
 REPORT = "h200.html"
-_FROM_DOCS = re.compile(r"\]\(\.\./([^)#]+)")
+_UP = re.compile(r"\]\((\.\./[^)#]+)")  # a link to another folder
 _FROM_ROOT = re.compile(r"\]\(([^)#:]+)")
 
 
+def _outside(link: str, page: str) -> str | None:
+    """The file that a page of docs/ links, from the root of the repository; None if it is in docs/."""
+    path = os.path.normpath(os.path.join("docs", os.path.dirname(page), link))
+    return None if path.startswith("docs/") else path
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    linked = {link for f in files if f.is_documentation_page() for link in _FROM_DOCS.findall(f.content_string)}
+    pages = [f for f in files if f.is_documentation_page()]
+    linked = {_outside(link, f.src_uri) for f in pages for link in _UP.findall(f.content_string)} - {None}
     for name, page in PAGES.items():
         text = (ROOT / name).read_text()
         linked |= {link for link in _FROM_ROOT.findall(text) if not link.startswith("docs/")}
@@ -44,5 +58,11 @@ def _report() -> str:
     return html_report.page(found)
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    return _FROM_DOCS.sub(r"](\1", markdown)
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    here = os.path.dirname(page.file.src_uri)
+
+    def link(found: re.Match[str]) -> str:
+        outside = _outside(found[1], page.file.src_uri)
+        return found[0] if outside is None else f"]({os.path.relpath(outside, here or '.')}"
+
+    return _UP.sub(link, with_code(markdown, ROOT / "docs" / here))

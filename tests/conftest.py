@@ -99,13 +99,13 @@ def pytest_configure() -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)
     else:
-        os.environ["ONEPASS_TESTS_BUILT"] = tempfile.mkdtemp()  # one folder for all workers
+        os.environ["ONEPASS_EMULATOR_DIR"] = tempfile.mkdtemp()  # one folder for all workers
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it tries all vectors of the CPU with g++: 10 s
 
 
 def pytest_unconfigure() -> None:
     if "PYTEST_XDIST_WORKER_COUNT" not in os.environ:
-        shutil.rmtree(os.environ["ONEPASS_TESTS_BUILT"], ignore_errors=True)
+        shutil.rmtree(os.environ["ONEPASS_EMULATOR_DIR"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -201,19 +201,30 @@ def warm_kernel(
     _ask("onepass_load", *_kind(function, x_type, y_type, which), _int64s(plan), device)
 
 
+class KernelLaunch(NamedTuple):
+    """The numbers of a launch of a kernel of the gallery, whose grid and blocks have one dim."""
+
+    blocks: int
+    threads: int  # of a block
+    cluster: int = 0  # blocks of a cluster, 0: there are none
+    shared: int = 0  # bytes of shared memory of a block, beside what the kernel declares
+    cooperative: bool = False  # whether the blocks must all be resident together, because they wait for each other
+
+
 def load_kernel(source: str, name: str, options: str, device: int) -> int:
-    """Compile a CUDA source of the gallery with NVRTC's `options`, one a line, and load its function `name`."""
+    """Compile a CUDA source, a name in the gallery or a path, with NVRTC's `options`, one a line, and load its function
+    `name`."""
     kernel = ctypes.c_void_p()
     _ask("onepass_kernel_load", source.encode(), name.encode(), options.encode(), device, ctypes.byref(kernel))
     assert kernel.value is not None
     return kernel.value
 
 
-def launch_kernel(kernel: int, blocks: int, threads: int, stream: int, arguments: Sequence[Any]) -> None:
+def launch_kernel(kernel: int, launch: KernelLaunch, stream: int, arguments: Sequence[Any]) -> None:
     """Launch a loaded kernel; the ctypes `arguments` are those of the kernel."""
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-    numbers = ctypes.c_void_p(kernel), ctypes.c_uint(blocks), ctypes.c_uint(threads), ctypes.c_void_p(stream)
-    _ask("onepass_kernel_launch", *numbers, pointers)
+    numbers = (ctypes.c_int * len(launch))(*launch)
+    _ask("onepass_kernel_launch", ctypes.c_void_p(kernel), numbers, ctypes.c_void_p(stream), pointers)
 
 
 def rank_memory(ranks: int) -> int:
@@ -249,7 +260,7 @@ def over_ranks(
 
 
 def compile_source(source: str, options: Sequence[str], arch: int, path: str | Path) -> None:
-    """Compile a CUDA source of the gallery with NVRTC's `options` for sm_<arch> into a file."""
+    """Compile a CUDA source, a name in the gallery or a path, with NVRTC's `options` for sm_<arch> into a file."""
     _ask("onepass_kernel_compile", source.encode(), "\n".join(options).encode(), arch, str(path).encode())
 
 

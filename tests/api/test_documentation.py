@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import onepass
+from lib.gallery import needs_emulator, needs_triton
 from lib.paths import CORE, ROOT
 from lib.scripts import load_script, run_python
+from onepass.tools.gallery import VARIANTS
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 PUBLIC = ("functional", "nn", "reference", "settings", "validation", "attention")
 PUBLIC += ("_engines", "_explain", "_state", "_warmup", "segments", "contrib.dgl", "contrib.pyg", "distributed")
 
@@ -41,8 +43,8 @@ def test_links_and_results_exist(page):
 
 def test_the_site_has_every_page_and_every_name():
     site = (ROOT / "mkdocs.yml").read_text()
-    pages = {page.name for page in PAGES if page.name != "README.md"}
-    assert pages == set(re.findall(r": (\w+\.md)$", site, re.MULTILINE)) - {
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.name != "README.md"}
+    assert pages == set(re.findall(r"[:-] ([\w/]+\.md)$", site, re.MULTILINE)) - {
         "index.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
@@ -50,6 +52,53 @@ def test_the_site_has_every_page_and_every_name():
     }
     shown = set(re.findall(r"^::: onepass\.(\w+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
     assert {name for name in onepass.__all__ if not name.startswith("_")} <= shown
+
+
+def test_the_course_has_every_rung_and_shows_lines_that_are_there():
+    """Each rung has a section and a table; what pages include of sources, and what their lists name, is in them."""
+    sections, with_code = load_script("course_tables").sections(), load_script("included_code").with_code
+    assert sections.keys() == VARIANTS.keys()
+    for name, place in sections.items():
+        page = ROOT / "docs" / "course" / place.partition("#")[0]
+        assert f"<!-- table: rung-{name} -->" in page.read_text()
+    for page in PAGES:
+        text = with_code(page.read_text(), page.parent)
+        assert "<!-- code" not in text, page.name
+
+
+def test_a_page_cannot_show_what_is_gone(tmp_path):
+    with_code = load_script("included_code").with_code
+    (tmp_path / "a.cu").write_text("// Header\n\nvoid f() {\n  g(1);\n}\n\nvoid h() { g(2); }\n")
+    link = "[a.cu](a.cu) <!-- code"
+    shown = with_code(f'{link}: "void f" -->\n\n1. `g(1)`: it\n', tmp_path)
+    assert "```cuda\nvoid f() {\n  g(1);  // ①\n}\n```\n" in shown
+    assert "```cuda\nvoid h() { g(2); }\n```" in with_code(f'{link}: "void h" -->', tmp_path)
+    assert "Header" not in with_code(f"{link} -->", tmp_path)
+    for gone in (': "void k" -->', ': "void f" to "void k" -->', ': "void f" -->\n\n1. `g(2)`: elsewhere'):
+        with pytest.raises(ValueError, match=r"no line has|do not have"):
+            with_code(link + gone, tmp_path)
+
+
+@needs_triton
+@needs_emulator
+def test_the_notebook_is_its_example_and_runs():
+    make = load_script("make_notebook")
+    found = make.cells(make.SOURCE.read_text())
+    saved = json.loads(make.NOTEBOOK.read_text())["cells"]
+    assert [(c["cell_type"], "".join(c["source"])) for c in saved] == found
+    printed = "".join(text for c in saved for out in c.get("outputs", ()) for text in out["text"])
+    assert run_example("softmax_course.py") == printed
+
+
+@pytest.mark.slow
+@needs_triton
+@needs_emulator
+@pytest.mark.parametrize("file", ["eighths.cu", "pairs.cu", "shared.cu", "pairs.py"])
+def test_solutions_of_exercises_are_right(file):
+    how = ("--device", "cpu") if file.endswith(".py") else ("--emulate",)
+    solution = ROOT / "docs" / "course" / "solutions" / file
+    done = run_python("-m", "onepass", "gallery", "check", solution, *how, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_tables_are_what_the_results_files_say(monkeypatch):

@@ -1,11 +1,8 @@
-"""CUDA kernels without a GPU: NVRTC's PTX of a kernel, translated to C++ (ptx.py), runs on the processor (machine.h).
+"""Calls and gradients of the CUDA engine without a GPU: its host code (emulated.cpp) launches kernels on the package's
+emulator (onepass.tools.emulator)."""
 
-Slow, and exact where hardware is not (ex2, lg2 and rcp of floats are rounded once): it shows that a kernel computes
-the right thing from the right places, waits for what it needs, and leaves all other memory alone; not how fast, nor the
-last bit.
-"""
+from onepass.tools.emulator import missing
 
-from .build import missing
 from .calls import Emulator
 
 __all__ = ["Emulator", "missing"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import random
 import shutil
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from onepass.native import FUNCTIONS
-
-from .build import CORE, folder, host, translated
+from onepass.tools.emulator.build import CORE, HERE, UNCHECKED, build, folder, translated
+from onepass.tools.emulator.run import reach
 
 LOSS = ("x", "dx", "index", "weight", "weight_sum", "scale", "terms", "result", "grads", "total", "grad_lse")
 LOSS += ("loss", "weights")
@@ -26,6 +27,25 @@ KINDS = ("cross_entropy", "kl", "product")  # of two tensors
 SEGMENTS = ("x", "bias", "y", "grad", "dx")
 SCORED = ("input", "result", "grad", "scale", "bias", "alibi", "sink", "mask", "lse", "of_cap")
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+
+
+@functools.cache
+def host() -> Path:
+    """The engine's side of calls and the machine, built."""
+    here = Path(__file__).parent
+    sources = (
+        here / "emulated.cpp",
+        HERE / "host.cpp",
+        CORE / "cuda/host/launch.cpp",
+        CORE / "cuda/host/loss.cpp",
+        CORE / "cuda/host/divergence.cpp",
+        CORE / "cuda/host/segments.cpp",
+        CORE / "cuda/host/scored.cpp",
+        CORE / "cuda/host/ranks.cpp",
+        CORE / "plan/tables.cpp",
+    )
+    options = "-O0", UNCHECKED, "-pthread", f"-I{CORE}", f"-I{HERE}", "-shared"
+    return build(folder() / "emulated.so", *options, *sources, "-ldl")
 
 
 class Emulator:
@@ -74,10 +94,7 @@ class Emulator:
         self.host.set_way(self.draw.randrange(2**31), order, lateness)
         for tensor in (*read, written):
             if tensor is not None and tensor.numel():
-                steps = zip(tensor.shape, tensor.stride(), strict=True)
-                reach = 1 + sum((size - 1) * stride for size, stride in steps)
-                size = ctypes.c_int64(reach * tensor.element_size())
-                self.host.add_range(ctypes.c_void_p(tensor.data_ptr()), size, tensor is written)
+                self.host.add_range(ctypes.c_void_p(tensor.data_ptr()), reach(tensor), tensor is written)
 
     @contextlib.contextmanager
     def batch_invariant(self) -> Iterator[None]:
@@ -308,7 +325,11 @@ class Emulator:
         self.begin(read, written)
         addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*read, written)]
         arguments = _array(ctypes.c_void_p, [ctypes.addressof(address) for address in addresses])
-        self.done(self.host.run_kernel(f"{source} 90".encode(), _array(ctypes.c_int, launch), arguments))
+        try:
+            library = translated(self.kernels / source, "90", ())
+        except Exception as error:
+            raise RuntimeError(str(error)) from error
+        self.done(self.host.run_kernel(str(library).encode(), _array(ctypes.c_int, launch), arguments))
 
 
 def _storage(t: Tensor) -> tuple[int, int]:

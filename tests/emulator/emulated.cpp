@@ -1,77 +1,27 @@
 // emulated.cpp: problems as the CUDA engine launches them, with a driver that runs the kernels' translations. For
 // ctypes: functions give what went wrong, or "".
-#include <dlfcn.h>
-
 #include "../native/fake_driver.h"
 #include "core/batch_invariant.h"
+#include "host.h"
 #include "plan/columns.h"
-#include "scheduler.h"
+
+using emulator::said_by;
+using emulator::way;
 
 namespace {
 
 // Makes of a source file, an architecture and defines the library of a kernel's translation; null where it fails.
 const char* (*translate)(const char* words);
 
-struct Code {
-  emulator::Kernel kernel;
-  uint32_t static_shared, parameters;
-  const uint32_t* sizes;  // of parameters
-
-  explicit Code(const std::string& words) {
+const emulator::Code& code_of(const std::string& words) {
+  static std::map<std::string, const emulator::Code*> known;
+  const emulator::Code*& code = known[words];
+  if (!code) {
     const char* const file = translate(words.c_str());
-    void* const library = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : nullptr;
-    if (!library) throw std::runtime_error("no translation of " + words);
-    kernel = reinterpret_cast<emulator::Kernel>(dlsym(library, "kernel"));
-    static_shared = *static_cast<const uint32_t*>(dlsym(library, "static_shared"));
-    parameters = *static_cast<const uint32_t*>(dlsym(library, "parameters"));
-    sizes = static_cast<const uint32_t*>(dlsym(library, "sizes"));
+    if (!file) throw std::runtime_error("no translation of " + words);
+    code = &emulator::code_of(file);
   }
-};
-const Code& code_of(const std::string& words) {
-  static std::map<std::string, Code> known;
-  return known.try_emplace(words, words).first->second;
-}
-
-// How the next launches go.
-struct Way {
-  unsigned seed;
-  int order, lateness;
-  std::vector<emulator::Range> ranges;
-  bool others = false;  // whether another process writes what is waited for
-} way;
-
-void run(const emulator::Launch& launch, const Code& code, void** arguments) {
-  alignas(16) static char workspace[16];  // of the driver: cleared once
-  std::vector<char> params;
-  for (uint32_t i = 0; i < code.parameters; ++i) {
-    params.resize((params.size() + 7) / 8 * 8);
-    const char* const from = static_cast<const char*>(arguments[i]);
-    params.insert(params.end(), from, from + code.sizes[i]);
-  }
-  emulator::Grid grid = {};
-  grid.launch = launch;
-  grid.params = params.data();
-  grid.workspace = workspace;
-  grid.ranges = way.ranges;
-  grid.ranges.push_back({params.data(), int64_t(params.size()), false});
-  grid.ranges.push_back({workspace, sizeof workspace, true});
-  grid.draw.seed(way.seed);
-  grid.lateness = way.lateness;
-  grid.others = way.others;
-  grid.yield = emulator::leave;
-  emulator::run(&grid, code.kernel, code.static_shared, emulator::Order(way.order));
-}
-
-template <class Body>
-const char* said_by(Body body) {
-  static std::string said;
-  said.clear();
-  try {
-    body();
-  } catch (const std::exception& error) {
-    said = error.what();
-  }
-  return said.c_str();
+  return *code;
 }
 
 CudaPlan plan_of(const int* numbers) {
@@ -121,7 +71,8 @@ void run(const LossLaunch& launch, const LossProblem* problem, const LossTotal& 
 
 // A launch, on the emulator.
 Result onepass::cuda::take_launch(const LaunchConfig& config, Handle kernel, void** arguments) {
-  run({config.grid_x, config.grid_y, config.block_x, cluster_of(config), config.shared_bytes, is_cooperative(config)},
+  emulator::launch(
+      {config.grid_x, config.grid_y, config.block_x, cluster_of(config), config.shared_bytes, is_cooperative(config)},
       code_of(words_of(kernel)), arguments);
   return 0;
 }
@@ -133,12 +84,7 @@ void translate_by(const char* (*by)(const char*)) {
   at_a_time = 1;  // so that few tiles are more than the chip takes at a time
 }
 
-// For the next launch: what is drawn, the order of threads, how late copies are (scheduler.h, machine.h).
-void set_way(unsigned seed, int order, int lateness) { way = {seed, order, lateness, {}}; }
 void set_batch_invariant(bool value) { onepass::process_invariant = value; }
-void add_range(const void* begin, int64_t size, bool writable) {
-  way.ranges.push_back({static_cast<const char*>(begin), size, writable});
-}
 
 // `strides`: of each of the problem's tensors. `plan` may be null.
 const char* solve(bool backward, int function, int in_type, int out_type, void* const* tensors, int rank,
@@ -273,15 +219,6 @@ const char* solve_over_ranks(bool backward, int function, int in_type, int out_t
     start_over_ranks(problem,
                      {static_cast<char**>(memory), static_cast<int*>(fault), uint64_t(patience), ranks, rank, 0, 0, 0},
                      kFewBlocks, nullptr);
-  });
-}
-
-// A kernel by itself. `numbers`: blocks, threads of a block, of a cluster blocks or 0, bytes of shared memory, whether
-// blocks are launched cooperatively.
-const char* run_kernel(const char* words, const int* numbers, void** arguments) {
-  return said_by([&] {
-    const auto of = [&](int i) { return uint32_t(numbers[i]); };
-    run({of(0), 1, of(1), of(2), of(3), numbers[4] != 0}, code_of(words), arguments);
   });
 }
 }

@@ -14,16 +14,20 @@ import pytest
 import torch
 
 import onepass
+from onepass.tools.emulator import missing
 from onepass.tools.gallery import VARIANTS
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator finds {missing()}")
 PACKAGE = Path(onepass.__file__).parent
 
 
 def variants_here() -> list[Any]:
-    """(variant, device) of every variant that runs here; Triton's on the CPU too, if its interpreter is switched on."""
+    """(variant, device) of every variant of rows that runs here; Triton's on the CPU too, if its interpreter is on."""
     pairs = []
     for name, variant in VARIANTS.items():
+        if variant.computes != "rows":
+            continue
         if variant.unavailable(torch.device("cpu")) is None:
             pairs.append(pytest.param(variant, "cpu", id=f"{name}-cpu"))
         if torch.cuda.is_available() and variant.unavailable(torch.device("cuda", 0)) is None:

@@ -245,6 +245,21 @@ def test_launch_parameters_and_refusals_of_a_variant(picky: Any) -> None:
         assert provider.workspace(MATRIX, "bfloat16") == least
 
 
+def test_variants_of_columns_and_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(
+        columns=lambda x, out: out.copy_(torch.softmax(x, 0)),
+        gradient=lambda y, grad, out: out.copy_(y * (grad - (y * grad).sum(1, keepdim=True))),
+    )
+    monkeypatch.setitem(sys.modules, "onepass.tools.gallery.more", module)
+    made = {c: Variant(c, "naive.py", f"more:{c}", lambda device: None, computes=c) for c in ("columns", "gradient")}
+    cases = {"rows": MATRIX, "columns": replace(MATRIX, dim=0), "gradient": replace(MATRIX, direction="backward")}
+    for computes, variant in made.items():
+        for of, case in cases.items():
+            row = run(case, GalleryProvider(variant))[0][computes]
+            assert row.ok == (of == computes), row.error
+            assert of == computes or (row.error or "").startswith("unsupported: the variant ")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_each_variant_of_the_cpu_is_right(name: str, dtype: str) -> None:

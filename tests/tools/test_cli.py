@@ -202,6 +202,7 @@ def test_bench_in_a_process_of_its_own(tmp_path: Path) -> None:
 LIGHT = [
     *([], ["--help"], ["--version"], *([name, "-h"] for name in cli.commands), ["gallery", "run", "-h"], ["gallery"]),
     *(["gallery", "--json"], ["gallery", "list"], ["gallery", "show", "cuda-online"], ["gallery", "shuffle"]),
+    *(["gallery", "reduce"], ["gallery", "mistakes"], ["gallery", "mistakes", "race", "--answer"]),
     *(["explain", "--fast"], ["compare", "-h"], ["compare", FEW, FEW]),  # the last may import rich
 ]
 HEAVY = {"torch", "rich", "matplotlib", "numpy", "onepass.native"}

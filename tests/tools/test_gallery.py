@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lib.gallery import every_variant, needs_triton
+from lib.gallery import every_variant, needs_emulator, needs_triton
 from lib.scripts import run_python
 from lib.support import assert_defined, maker, slow
 from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass.tools.gallery import VARIANTS, naive_jit
-from onepass.tools.gallery.native_calls import nvrtc_options
+from onepass.tools.gallery.cuda_launches import H200 as AN_H200
+from onepass.tools.gallery.cuda_launches import LAUNCHES, LIMITS
 from onepass.tools.gallery.occupancy import Gpu, occupancy
 from onepass.tools.gallery.variants import DTYPES, Count, Traffic, parse_header
 
@@ -31,7 +32,8 @@ SHAPES = [(1, 1), (1, 2), (3, 7), (9, 32), (17, 33), (5, 781), (2, 1024), (3, 10
 def test_values(variant, device, dtype):
     make = maker(dtype, device, scale=3.0)
     some = SHAPES[4:5] if dtype is torch.float16 else SHAPES[4:6]
-    for shape in some if variant.name == "naive-compile" else SHAPES:
+    taken = [shape for shape in SHAPES if variant.refuses(*shape, dtype) is None]
+    for shape in some if variant.name == "naive-compile" else taken:
         x = make(*shape)
         before, y = x.clone(), variant(x)
         assert (y.shape, y.dtype) == (x.shape, dtype)
@@ -59,9 +61,10 @@ def test_special_values_give_torch_s_results(variant, device):
     for row, shift in enumerate((-1e4, 1e4, -200.0, 3e38, -3e38, 0.0)):  # a wrong initial maximum fails here
         x[row] += shift
     assert_defined("softmax", variant(x), x, 1)
+    n = 1000 if variant.name == "cuda-rows" else 4000
     for dtype in (torch.float16, torch.bfloat16):  # are summed in float32: 1/4000 to the last place
-        y = variant(torch.full((2, 4000), 1.5, dtype=dtype, device=device))
-        want = torch.tensor(1 / 4000, dtype=dtype)
+        y = variant(torch.full((2, n), 1.5, dtype=dtype, device=device))
+        want = torch.tensor(1 / n, dtype=dtype)
         assert (y.cpu().double() - want.double()).abs().max() <= want.item() * torch.finfo(dtype).eps
     for shape in ((0, 5), (5, 0), (0, 0)):
         assert variant(torch.zeros(shape, device=device)).shape == shape
@@ -84,7 +87,7 @@ def test_out_has_any_row_stride_and_nothing_beside_it_is_written(variant, device
         with pytest.raises(TypeError, match="takes no out"):
             variant(x, out=x)
         return
-    for shape in ((6, 45), (3, 1030), (1, 1)):
+    for shape in ((6, 45), (3, 1000 if variant.name == "cuda-rows" else 1030), (1, 1)):
         x = maker(torch.float32, device)(*shape)
         store = torch.full((shape[0] + 2, shape[1] + 11), NAN, device=device)
         out = store[1:-1, 5:-6]
@@ -104,6 +107,7 @@ def test_wrong_arguments(variant, device):
         (TypeError, "must be a tensor, got list", [[1.0]], {}),
         (ValueError, r"unit stride, got x with strides \(1, 6\)", x.t(), {}),
         (TypeError, "got num_wraps; it takes ", x, {"num_wraps": 4}),
+        (TypeError, "takes no grad", x, {"grad": x}),
     ]
     if variant.takes_out:
         shapes = r"shape of x, torch.Size\(\[4, 6\]\); got torch.Size\(\[4, 5\]\)"
@@ -137,8 +141,9 @@ def test_a_variant_that_cannot_run_says_why(monkeypatch):
 def test_limits_of_the_idea(variant, device):
     """A row that no tile covers is refused by name; the variants whose idea takes it compute it."""
     x = torch.zeros(1, 65537, device=device)
-    if variant.name in ("triton-row", "triton-persistent"):
-        with pytest.raises(ValueError, match=f"{variant.name}: .*65536.* got N = 65537"):
+    if variant.name in ("triton-row", "triton-persistent", "cuda-registers", "cuda-rows", "cuda-async"):
+        most = {"cuda-registers": 32768, "cuda-rows": 1024, "cuda-async": ""}.get(variant.name, 65536)
+        with pytest.raises(ValueError, match=f"{variant.name}: .*{most}.* got N = 65537"):
             variant(x)
     elif variant.name != "naive-compile":
         assert_defined("softmax", variant(x), x, 1)
@@ -191,18 +196,109 @@ def test_triton_variants_in_the_interpreter():
     assert " passed" in done.stdout
 
 
+CUDA_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+SOURCES = [name for name in LAUNCHES if name != "cuda-auto"]
+INCLUDED = ("cuda-warp", "cuda-block", "cuda-vector")  # by others
+COMPILED = [(name, 90, CUDA_TYPES[i % 3 : i % 3 + 1]) for i, name in enumerate(SOURCES) if name not in INCLUDED]
+COMPILED += [slow(name, arch, CUDA_TYPES) for arch in (80, 90, 120) for name in SOURCES]
+
+
 @needs_nvrtc
-def test_cuda_sources_compile_for_gpus_that_are_not_here(tmp_path):
-    for name in ("warp", "block", "online"):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            cubin = tmp_path / f"{name}-{dtype}"
-            native.compile_source(f"cuda_{name}.cu", nvrtc_options(dtype, 64), 90, cubin)
-            assert cubin.stat().st_size > 1000
+@pytest.mark.parametrize(("name", "arch", "dtypes"), COMPILED)
+def test_cuda_sources_compile_for_gpus_that_are_not_here(tmp_path, name, arch, dtypes):
+    """With the constants of the longest rows that start within a vector."""
+    if name == "cuda-cluster" and arch < 90:
+        pytest.skip("clusters need compute capability 9.0")
+    for dtype in dtypes:
+        n = min(LIMITS[name](dtype, AN_H200) if name in LIMITS else 1 << 20, 1 << 20)
+        x = torch.empty(n + 1, dtype=dtype)[1:].view(1, n)
+        launch = LAUNCHES[name](*[x] * (3 if name == "cuda-backward" else 2), AN_H200)
+        native.compile_source(launch.source, launch.options, arch, tmp_path / "cubin")
+        assert (tmp_path / "cubin").stat().st_size > 1000
+
+
+# CUDA variants in the emulator ------------------------------------------------------------------------------------
+
+EMULATED = [name for name in LAUNCHES if name not in ("cuda-warp", "cuda-block", "cuda-online", "cuda-auto")]
+
+
+def emulate(name: str, dtype: torch.dtype) -> None:
+    """Rows of an odd length within a larger matrix, with a row of -inf and one of large negative numbers."""
+    variant = VARIANTS[name]
+    make = maker(dtype, "cpu")
+    rows, n = (2, 1103) if name == "cuda-grid" else (5, 43)  # so that several blocks share a row
+    x = make(rows, n + 2)[:, 1:-1]
+    x[0] -= 200
+    if variant.computes == "rows":
+        x[-1] = -INF
+    store = torch.full((rows + 2, n + 11), NAN, dtype=dtype)
+    out = store[1:-1, 5:-6]
+    grad = make(rows, n) if variant.computes == "gradient" else None
+    x = torch.softmax(x, 1) if grad is not None else x
+    assert variant.emulate(x, grad, out=out) is out
+    if grad is not None:
+        want = x.double() * (grad.double() - (x.double() * grad.double()).sum(1, keepdim=True))
+        torch.testing.assert_close(out.double(), want, atol=1e-6 if dtype is torch.float32 else 4e-3, rtol=0)
+    else:
+        assert_defined("softmax", out, x, 0 if variant.computes == "columns" else 1, f" by {name}")
+    assert int(store.isnan().sum()) == store.numel() - out.numel() + int(out.isnan().sum())
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, CUDA_TYPES[i % 3]) for i, name in enumerate(EMULATED)]
+    + [slow(name, dtype) for name in LAUNCHES for dtype in CUDA_TYPES],
+)
+def test_cuda_variants_in_the_emulator(name, dtype):
+    emulate(name, dtype)
+
+
+def test_what_is_not_emulated():
+    x = torch.zeros(2, 3)
+    with pytest.raises(RuntimeError, match="naive: cannot run on cpu: only CUDA variants are emulated, and this is Py"):
+        VARIANTS["naive"].emulate(x)
+    with pytest.raises(TypeError, match="cuda-backward: takes the result of the forward and its gradient"):
+        VARIANTS["cuda-backward"].emulate(x)
+    with pytest.raises(ValueError, match=r"cuda-backward: grad must have the shape of x, torch.Size\(\[2, 3\]\)"):
+        VARIANTS["cuda-backward"].emulate(x, x[:1])
+    for name, limit in (("cuda-rows", 1024), ("cuda-cluster", 262144)):
+        with pytest.raises(ValueError, match=f"{name}: takes rows of at most {limit} elements.*; got N = {limit + 1}"):
+            VARIANTS[name].emulate(torch.zeros(1, limit + 1))
+
+
+@pytest.mark.gpu
+@every_dtype
+def test_columns_and_gradients_on_a_gpu(dtype):
+    make = maker(dtype, "cuda")
+    for shape in [*SHAPES, (700, 129)]:
+        x = make(*shape)
+        assert_defined("softmax", VARIANTS["cuda-columns"](x), x, 0)
+        y, grad = torch.softmax(x, 1), make(*shape)
+        want = y.double() * (grad.double() - (y.double() * grad.double()).sum(1, keepdim=True))
+        got = VARIANTS["cuda-backward"](y, grad).double()
+        torch.testing.assert_close(got, want, atol=1e-5 if dtype is torch.float32 else 2e-2, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cuda-registers", "cuda-async", "cuda-cluster", "cuda-grid"])
+def test_long_rows_on_a_gpu(name):
+    """Rows of several blocks and of several vectors a thread, also where they begin within a vector."""
+    variant = VARIANTS[name]
+    if variant.unavailable(torch.device("cuda", 0)):
+        pytest.skip("clusters need compute capability 9.0")
+    for dtype in CUDA_TYPES:
+        most = LIMITS[name](dtype, AN_H200) if name in LIMITS else 1 << 20
+        for rows, n in ((3, 5003), (200, 12672), (40, min(most, 131073)), (2, most)):
+            if variant.refuses(rows, n, dtype) is None:
+                x = maker(dtype, "cuda")(rows, n + 1)
+                for view in (x[:, 1:], x[:, :-1], x[:, :-1].contiguous()):
+                    assert_defined("softmax", variant(view), view, 1, f" by {name}")
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_every_file_is_short_and_has_its_header(variant):
-    assert len(variant.source.splitlines()) <= 160
+    assert len(variant.source.splitlines()) <= (60 if variant.language == "CUDA" else 160)
     head = variant.source.removeprefix('"""').removeprefix("// ")
     assert head.startswith(f"{variant.name}: ")
     header = variant.header

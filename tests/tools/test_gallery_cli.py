@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from lib.gallery import needs_emulator
 from lib.transcript import call, fake_terminal, replay, session
 from onepass.reference import softmax
 from onepass.tools.bench import results
@@ -96,12 +97,13 @@ def test_the_list_fits_a_terminal(width: int, fake_terminal: Any) -> None:
     assert all(re.search(rf"^ +\d+ +{name} ", text, re.MULTILINE) for name in VARIANTS)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, "vectors.cuh"])
 def test_show(name: str, fake_terminal: Any) -> None:
-    source = VARIANTS[name].source
+    path = VARIANTS[name].path if name in VARIANTS else VARIANTS["cuda-vector"].path.with_name(name)
+    source = path.read_text()
     assert call("gallery", "show", name).output == source
     screen = fake_terminal(MODULE, 60, "standard")
-    assert call("gallery", "show", name, "--path").output == f"{VARIANTS[name].path}\n"
+    assert call("gallery", "show", name, "--path").output == f"{path}\n"
     assert screen.getvalue() == ""
     call("gallery", "show", name)
     assert screen.getvalue().count("\x1b[") > 50
@@ -132,6 +134,12 @@ def test_launch_parameters_are_passed_and_saved(made_up: Any, tmp_path: Path) ->
     shown = re.findall("--([a-z-]+) N  ", call("gallery", "run", "-h").stdout)
     taken = {name for variant in VARIANTS.values() for name in variant.launch_params}
     assert {name.replace("-", "_") for name in shown} == set(LAUNCH_PARAMS) == taken
+
+
+@needs_emulator
+def test_run_in_the_emulator() -> None:
+    text = session("gallery run cuda-warp 3 45 --emulate --threads 64")
+    assert re.fullmatch(r".*\ncuda-warp: right on 3x45 float32 \(emulated on the CPU in [\d.]+ s, .*\)\n", text)
 
 
 @pytest.mark.gpu

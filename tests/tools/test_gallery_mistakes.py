@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,14 +18,15 @@ from lib.gallery import copy_package, needs_triton, run_copy
 from lib.scripts import Forks, forks
 from lib.support import thin
 from onepass.tools.gallery import variant
-from onepass.tools.gallery.native_calls import blocks_for
+from onepass.tools.gallery.cuda_launches import blocks_for
+from onepass.tools.gallery.mistakes import MISTAKES, Change
 
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 
 START = """
 import sys, torch
 from onepass.tools.gallery import variant
-from onepass.tools.gallery.native_calls import blocks_for
+from onepass.tools.gallery.cuda_launches import blocks_for
 device = {device!r}
 def judge(y, x):
     want = torch.softmax(x.double(), 1)
@@ -46,41 +46,15 @@ judge(variant(name)(x, out=y), x)
 """
 
 
-class Mistake(NamedTuple):
-    variant: str
-    file: str
-    right: str
-    mistaken: str
-    script: str
+SCRIPTS = {"least-maximum": NEGATIVE, "padding": ODD, "empty-grid": FEW, "offsets": FAR}
+CHANGES = [(change, SCRIPTS[name]) for name in SCRIPTS for change in MISTAKES[name].changes]
+CUDA, TRITON, CPU = ([c for c in CHANGES if c[0].variant.startswith(of)] for of in ("cuda", "triton", "cpu"))
 
 
-INFINITY, FLT_MIN = "__int_as_float(0xff800000)", "__int_as_float(0x00800000)"  # the least positive normal float
-WARP_BLOCK_ONLINE, INT_ROW = ("warp", "block", "online"), "x + int(row) * int(x_stride)"
-ROUND_UP, ROUND_DOWN = "-(-rows // rows_per_block)", "rows // rows_per_block"
-CUDA = [
-    *(Mistake(f"cuda-{name}", "cuda_warp.cu", INFINITY, FLT_MIN, NEGATIVE) for name in (*WARP_BLOCK_ONLINE, "auto")),
-    # An empty grid
-    *(Mistake(f"cuda-{name}", "native_calls.py", ROUND_UP, ROUND_DOWN, FEW) for name in ("warp", "auto")),
-    *(Mistake(f"cuda-{name}", f"cuda_{name}.cu", "x + row * x_stride", INT_ROW, FAR) for name in WARP_BLOCK_ONLINE),
-]
-TRITON = [
-    Mistake(f"triton-{name}", f"triton_{name}.py", right, mistaken, script)
-    for right, mistaken, script in (('other=-float("inf")', 'other=float("inf")', ODD), ("tl.int64", "tl.int32", FAR))
-    for name in ("row", "persistent", "online")
-]
-CPU = [
-    Mistake(f"cpu-{name}", file.format(name), right, mistaken, script)
-    for name, infinity in (("threepass", "-std::numeric_limits<float>::infinity()"), ("online", "-infinity"))
-    for file, right, mistaken, script in (
-        ("cpu_{}.cpp", f"maximum = {infinity}", "maximum = std::numeric_limits<float>::min()", NEGATIVE),
-        ("cpu.h", "in + row * x_stride", INT_ROW.replace("x +", "in +"), FAR),
-    )
-]
-
-
-def every(mistakes: list[Mistake], nth: int = 1) -> pytest.MarkDecorator:
+def every(changes: list[tuple[Change, str]], nth: int = 1) -> pytest.MarkDecorator:
     """All of them; all but every nth are slow."""
-    return pytest.mark.parametrize("mistake", thin(mistakes, nth), ids=[f"{m.variant}, {m.mistaken}" for m in mistakes])
+    ids = [f"{change.variant}, {change.mistaken}" for change, _ in changes]
+    return pytest.mark.parametrize("mistake", thin(changes, nth), ids=ids)
 
 
 @pytest.fixture(scope="module")
@@ -89,17 +63,18 @@ def interpreting() -> Iterator[Forks]:
         yield made
 
 
-def check(processes: Forks, mistake: Mistake, folder: Path, device: str, prepare: str = "") -> None:
+def check(processes: Forks, mistake: tuple[Change, str], folder: Path, device: str, prepare: str = "") -> None:
     """Run the script with the variant as it is, and with the mistake, which gives a wrong result or crashes."""
-    script = START.format(device=device) + f"name = {mistake.variant!r}\n" + prepare + mistake.script
-    change = (f"tools/gallery/{mistake.file}", mistake.right, mistake.mistaken)
+    made_up, script = mistake
+    script = START.format(device=device) + f"name = {made_up.variant!r}\n" + prepare + script
+    change = (f"tools/gallery/{made_up.file}", made_up.right, made_up.mistaken)
     for made in (None, change):
         at = folder / str(made is None)
         path = copy_package(at, made)
         if prepare:
             includes = [word for path in include_paths() for word in ("-isystem", path)]
             compiler = [*os.environ.get("CXX", "g++").split(), "-std=c++17", "-O1", "-fPIC", "-shared"]
-            source = path / "tools/gallery" / f"{mistake.variant.replace('-', '_')}.cpp"
+            source = path / "tools/gallery" / f"{made_up.variant.replace('-', '_')}.cpp"
             subprocess.run([*compiler, *includes, str(source), "-o", str(at / "loops.so")], check=True)
         (done,) = processes.run(at, script)
         assert (done.status == 0) == (made is None), done.errors[-3000:]
@@ -171,9 +146,10 @@ def test_no_race_on_shared_memory(name, tmp_path):
         pytest.skip("compute-sanitizer does not take this device")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "RACECHECK SUMMARY: 0 hazards" in done.stdout
-    if name != "cuda-warp":
-        change = (f"tools/gallery/{name.replace('-', '_')}.cu", "partials.sum", "partials.maximum")
-        copy_package(tmp_path / "mistaken", change)
+    for change in MISTAKES["race"].changes if name != "cuda-warp" else ():
+        if change.variant != name:
+            continue
+        copy_package(tmp_path / "mistaken", (f"tools/gallery/{change.file}", change.right, change.mistaken))
         done = run_copy(tmp_path / "mistaken", RACE.format(name=name), *racecheck)
         assert done.returncode == 9, done.stdout[-3000:]
         assert "hazard" in done.stdout

@@ -25,6 +25,8 @@ M, N = 4096, 781
 MN = M * N
 __all__ = ["fake_terminal"]
 
+OF_ROWS = [name for name, variant in VARIANTS.items() if variant.computes == "rows"]
+
 
 def predicted(name: str, rows: int, n: int, dtype: torch.dtype = torch.float32, device: str = "h200") -> Prediction:
     return predict_all(onepass.explain((rows, n), dtype=dtype, device=device, bandwidth=1.0), [name])[name]
@@ -54,7 +56,7 @@ def test_repeated_reads_have_a_second_prediction_for_the_caches(dtype: torch.dty
     assert (line.us, line.cached_us) == pytest.approx((line.bytes / 1e5, line.cached_bytes / 1e5))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", OF_ROWS)
 def test_every_variant_is_predicted_by_its_header(name: str) -> None:
     line, header = predicted(name, 3, 100_000), VARIANTS[name].header  # longer rows than some of them take
     assert line.bytes == 4 * (line.reads + line.writes) == 4 * header.traffic.elements(3, 100_000)
@@ -81,7 +83,7 @@ def test_onepass_is_predicted_by_its_plan(shape: tuple[int, int], device: str, t
     assert line.cached_bytes == (plan.bytes if twice else None)
     assert device == "cpu" or plan.launch.get("read_again", 0) == twice
     plan = onepass.explain((8, 8), device="h200")
-    assert list(predict_all(plan)) == ["minimum", *VARIANTS, "onepass"]
+    assert list(predict_all(plan)) == ["minimum", *OF_ROWS, "onepass"]
     assert list(predict_all(plan, ["onepass", "naive"])) == ["minimum", "naive", "onepass"]
 
 
@@ -126,7 +128,7 @@ def test_measured_numbers_and_their_notes(gpu: list[Any]) -> None:
     names = ["copy", "naive", "cpu-online", "onepass"]
     assert gpu == [("/opt/ncu", names, M, N, "float16", 2), ("/opt/ncu", names[:3], M, N, "float32", 2)]
     data = json.loads(call("traffic", "8", "8", "--json").stdout)  # torch is measured if all are asked for
-    assert [line["name"] for line in data["lines"]] == ["minimum", "copy", *VARIANTS, "torch", "onepass"]
+    assert [line["name"] for line in data["lines"]] == ["minimum", "copy", *OF_ROWS, "torch", "onepass"]
     assert data["lines"][-2]["predicted"] is None
 
 

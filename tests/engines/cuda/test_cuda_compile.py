@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from emulator.build import ptx_of
 from lib.kernels import disassemble, name_of, read_usage, select_kernels
 from lib.paths import CORE
 from lib.plan_tables import BF16, F16, F32, F64, OF_COLUMNS, Access, Plan, Tier, names
@@ -21,6 +20,7 @@ from lib.support import slow, thin_tuples
 from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass._kernel_compiler import Kernel
+from onepass.tools.emulator.build import ptx_of
 
 SOURCES = CORE / "cuda" / "kernels"
 # The version of NVRTC; then a line for each pass, tier and access, with its kernels for 9.0: of each the rest of its

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from emulator import Emulator, missing
-from emulator.build import CORE
 from lib.plan_tables import F32, Access, Plan, Tier
 from lib.plans import check_columns
 from lib.support import thin
+from onepass.tools.emulator.build import CORE
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -177,6 +177,24 @@ def test_exchanges_of_a_warp(tmp_path):
     most = x.view(2, 32).amax(1).repeat_interleave(32)
     got = run(tmp_path, body, x, torch.zeros(2 * N, dtype=torch.int32), DRAWN)
     assert torch.equal(got, torch.cat([x[torch.arange(N) ^ 5], most]))
+
+
+def test_exchanges_within_groups_and_updates(tmp_path):
+    body = """
+    y[t] = __shfl_down_sync(~0u, x[t], 3), y[t + 64] = __shfl_up_sync(~0u, x[t], 5, 16);
+    y[t + 128] = __shfl_sync(~0u, x[t], 9, 16), y[t + 192] = __any_sync(~0u, t == 3) + 2 * __all_sync(~0u, t < 32);
+    atomicMax(y + 256, x[t]), atomicAdd((float*)y + 257, 0.5f);
+    int own[9];
+    for (int i = 0; i < 9; ++i) own[x[i] & 7] = i + t;
+    y[t + 258] = own[x[0] & 7];"""
+    x = torch.arange(N, dtype=torch.int32)
+    got = run(tmp_path, body, x, torch.zeros(258 + N, dtype=torch.int32), DRAWN).tolist()
+    assert got[:64] == [t + 3 if t % 32 < 29 else t for t in range(N)]
+    assert got[64:128] == [t - 5 if t % 16 >= 5 else t for t in range(N)]
+    assert got[128:192] == [t // 16 * 16 + 9 for t in range(N)]
+    assert got[192:256] == [3 if t < 32 else 0 for t in range(N)]
+    assert (got[256], torch.tensor(got[257], dtype=torch.int32).view(torch.float32)) == (63, 32)
+    assert got[258:] == [t + 8 for t in range(N)]
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])

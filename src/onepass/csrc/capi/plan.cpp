@@ -232,30 +232,44 @@ ONEPASS_API int onepass_functions(char* text, int64_t size) {
   });
 }
 
-// Compiles `source`, a file of the gallery, with `options` (one a line), and stores the loaded function `name` in
-// `kernel`.
+// Compiles `source`, a file of the gallery or the path of another, with `options` (one a line), and stores the loaded
+// function `name` in `kernel`. It may be launched with as much shared memory as a block may have.
 ONEPASS_API int onepass_kernel_load(const char* source, const char* name, const char* options, int device,
                                     void** kernel, char* text, int64_t size) {
   return return_text(text, size, [&] {
     cuda::enter_context(device);
-    const std::string code = cuda::cubin(source, split(options), cuda::device_info(device).arch);
+    const Gpu& gpu = cuda::device_info(device);
+    const std::string code = cuda::cubin(source, split(options), gpu.arch);
     cuda::Handle module, function;
     cuda::check(cuda::driver().module_load(&module, code.data()), "cuModuleLoadData");
     cuda::check(cuda::driver().module_function(&function, module, name), "cuModuleGetFunction");
+    int declared;
+    cuda::check(cuda::driver().function_get(&declared, cuda::kSharedStatic, function), "cuFuncGetAttribute");
+    cuda::check(cuda::driver().function_set(function, cuda::kSharedDynamic, gpu.shared - declared),
+                "cuFuncSetAttribute");
     *kernel = function;
     return std::string();
   });
 }
 
-// Launches `kernel` on `stream` with the arguments that `arguments` points to.
-ONEPASS_API int onepass_kernel_launch(void* kernel, unsigned blocks, unsigned threads, void* stream, void** arguments,
-                                      char* text, int64_t size) {
+// Launches `kernel` on `stream` with the arguments that `arguments` points to. `numbers`: blocks, threads of a block,
+// blocks of a cluster or 0, bytes of shared memory, and whether the blocks must all be resident together.
+ONEPASS_API int onepass_kernel_launch(void* kernel, const int* numbers, void* stream, void** arguments, char* text,
+                                      int64_t size) {
   return return_text(text, size, [&] {
     cuda::LaunchConfig config = {};
-    config.grid_x = blocks;
+    config.grid_x = unsigned(numbers[0]), config.block_x = unsigned(numbers[1]);
     config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
-    config.block_x = threads;
+    config.shared_bytes = unsigned(numbers[3]);
     config.stream = static_cast<cuda::Handle>(stream);
+    cuda::LaunchAttribute attribute = {};
+    config.attributes = &attribute, config.attribute_count = numbers[2] || numbers[4];
+    attribute.id = numbers[2] ? cuda::kClusterDimension : cuda::kCooperative;
+    if (numbers[2]) {
+      attribute.cluster[0] = unsigned(numbers[2]), attribute.cluster[1] = attribute.cluster[2] = 1;
+    } else {
+      attribute.cooperative = 1;
+    }
     cuda::check(cuda::driver().launch(&config, static_cast<cuda::Handle>(kernel), arguments, nullptr),
                 "cuLaunchKernelEx");
     return std::string();

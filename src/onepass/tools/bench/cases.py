@@ -275,6 +275,18 @@ def _columns() -> Iterable[Case]:
     yield from (replace(case, name=f"softmax backward, {case.name}", direction="backward") for case in cases)
 
 
+def _course() -> Iterable[Case]:
+    """Short rows, rows of a block, of a cluster and of the whole GPU, columns, and gradients."""
+    rows = (1 << 22, 64), (1 << 18, 781), (4096, 4096), (4096, 16384), (2048, 65536)
+    for shape in (*rows, (8, 128256), (1, 1 << 22)):
+        yield name_case("course", shape, quick=_BOTH if shape == (4096, 4096) else _GPU, dtypes=_F32_BF16)
+    for shape in ((4096, 4096), (16384, 16384)):
+        yield name_case("course", shape, 0, quick=_GPU, dtypes=_F32_BF16)
+    for shape in ((4096, 4096), (4096, 16384)):
+        case = name_case("course", shape, quick=_GPU, dtypes=_F32_BF16, direction="backward")
+        yield replace(case, name=f"softmax backward, {case.name}")
+
+
 # The cases of a CPU: rows of one tile and of many blocks, rows shorter than a vector, one row for all cores, columns
 CPU_ROWS = (
     *((4096, 64), (4096, 781), (4096, 1024), (4096, 4096), (512, 8192), (64, 50257), (8, 151936)),
@@ -311,6 +323,7 @@ SUITES = {
         ("few-long-rows", "1 to 64 rows, N = 128256 to 268435456", _few_long_rows()),
         ("backward", "gradients of many rows, of few long rows and of vocabularies", _backward()),
         ("columns", "softmax over other dims and in other layouts, and its gradient", _columns()),
+        ("course", "the sizes that the CUDA variants of the gallery are made for", _course()),
         ("cpu", "the CPU engine: rows of 16 to 16777216 elements, other dims, logsumexp", _cpu()),
         ("cpu-backward", "gradients at the points of cpu, and of log_softmax", _cpu_backward()),
     )

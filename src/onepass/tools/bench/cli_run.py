@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any, TextIO
 
 import torch
 
+import onepass
 from onepass.tools.bench import losses, random_cases, score_cases, segment_cases, segments, sharded_cases, timing
 from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
+from onepass.tools.bench.correctness import Checker, make_inputs
 from onepass.tools.bench.progress import Progress
-from onepass.tools.bench.providers import COPY, GalleryProvider, registry, select_providers
+from onepass.tools.bench.providers import COPY, GalleryProvider, Learned, registry, select_providers
 from onepass.tools.bench.report import BASELINE, OURS, lines
 from onepass.tools.bench.results import STDOUT, Results, as_text, save
 from onepass.tools.bench.runner import DeviceLost, Runner
+from onepass.tools.gallery import Variant
 from onepass.tools.terminal import console
 
 
@@ -217,6 +221,10 @@ def bench(options: Options) -> int:
         with_compile = options.compile > 0 or (score_cases.SUITE in options.suites and not options.only)
         only += ("torch-compile",) * (made and with_compile)
     providers, excluded = select_providers(device, only, options.skip, options.quick, options.gallery, known)
+    for provider in [p for p in providers if p.gallery and p.name not in only]:
+        if all(provider.unsupported(case, dtype) is not None for case, dtype in pairs):
+            providers.remove(provider)
+            excluded[provider.name] = "supports none of the cases"
     if options.graph and device.type == "cpu":
         raise ValueError("--graph is the time in a CUDA graph and needs a GPU")
     if options.graph and of_ranks:
@@ -273,6 +281,31 @@ def bench_variant(
             print(f"{provider.name} is {speedup.removesuffix('?')}x as fast as {BASELINE}{disturbed}")
         _write(runner.results, json, None, stdout)
     return status or int(not any(row.provider == provider.name and row.ok for row in runner.results.rows))
+
+
+def bench_learned(provider: Learned, case: Case, dtype: str, device: torch.device, seed: int = 0) -> int:
+    """Times a learner's softmax beside a copy, the CUDA variants of the gallery, torch and onepass: the ladder."""
+    known = registry()
+    cuda = [p for p in known.values() if p.name.startswith("cuda-") and not p.unavailable(device)]
+    ladder = [p for p in cuda if p.unsupported(case, dtype) is None]
+    runner = Runner(device, [provider, *ladder, known[BASELINE], known[OURS]], seed=seed)
+    status = _run(runner, [(case, dtype)], [f"{provider.name}: {provider.label}"], {"quick": False})
+    return status or int(not any(row.provider == provider.name and row.ok for row in runner.results.rows))
+
+
+def emulate_variant(variant: Variant, case: Case, dtype: str, seed: int, launch: dict[str, int]) -> int:
+    """Checks a CUDA variant on one case without a GPU: `onepass gallery run --emulate`. Returns the exit status."""
+    inputs = make_inputs(case, dtype, torch.device("cpu"), seed)
+    checker = Checker(inputs, seed)
+    x = inputs.x if inputs.grad is None else onepass.softmax(inputs.x, -1)
+    begin = time.monotonic()
+    try:
+        wrong = checker.check(variant.emulate(x, inputs.grad, out=inputs.out, **launch))
+    except RuntimeError as error:
+        wrong = f"raised: {error}"
+    took = f"emulated on the CPU in {time.monotonic() - begin:.1f} s, which says nothing of its speed on a GPU"
+    print(f"{variant.name}: {f'wrong: {wrong}' if wrong else 'right'} on {case.name} {dtype} ({took})")
+    return int(wrong is not None)
 
 
 def _run(runner: Runner, pairs: Sequence[tuple[Case, str]], head: Sequence[str], about: dict[str, Any]) -> int:

@@ -198,7 +198,7 @@ class Checker:
             self.scale = grad.abs() + weights * (1 + saved.abs()) * grad.abs().sum(-1, keepdim=True)
         else:
             self.expected = self.slope * saved * (grad - (saved * grad).sum(-1, keepdim=True))
-            smallest = saved.clamp(min=_smallest(inputs.grad.dtype) / self.tolerance)
+            smallest = saved.clamp(min=smallest_number(inputs.grad.dtype) / self.tolerance)
             self.scale = smallest * (1 + grad.abs() + (saved * grad).abs().sum(-1, keepdim=True)) * abs(self.slope)
 
     def _softmax_of_scores(self, x: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ class Checker:
         # Scores are float32 at best, and the error of a score is a relative one of its result.
         score = self.stepwise * torch.finfo(torch.float32).eps / self.tolerance if self.inputs.side else 0.0
         scale = self.scale * (self.stepwise if stepwise else 1 + score)
-        error = (got - self.expected).abs() / scale.clamp(min=_smallest(dtype) / self.tolerance)
+        error = (got - self.expected).abs() / scale.clamp(min=smallest_number(dtype) / self.tolerance)
         error = torch.where(error.isnan(), float("inf"), error)  # so that argmax finds a NaN
         at = int(error.argmax())
         worst = float(error.reshape(-1)[at])
@@ -269,7 +269,7 @@ class Checker:
         terms = dx.double()
         expected, scale = terms.sum_to_size(result.shape), terms.abs().sum_to_size(result.shape)
         worst = float(
-            ((result.double() - expected).abs() / scale.clamp(min=_smallest(dx.dtype) / self.tolerance)).max()
+            ((result.double() - expected).abs() / scale.clamp(min=smallest_number(dx.dtype) / self.tolerance)).max()
         )
         return None if worst <= self.tolerance else f"error {worst:.1e} of the gradient of {name}"
 
@@ -286,7 +286,7 @@ class Checker:
         return view[index].reshape(len(self.rows), -1)  # copies the drawn rows only
 
 
-def _smallest(dtype: torch.dtype) -> float:
+def smallest_number(dtype: torch.dtype) -> float:
     """The smallest number that a result has to tell from 0: the smallest subnormal one, but for bfloat16, whose
     subnormal numbers are those of float32, which kernels for half types may flush to 0."""
     limits = torch.finfo(dtype)

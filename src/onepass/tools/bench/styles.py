@@ -40,6 +40,14 @@ GALLERY_STYLES = {
     "cuda-block": ("CUDA, block", "#7B3294", "h"),
     "cuda-online": ("CUDA, online", "#A50F15", "X"),
     "cuda-auto": ("CUDA, auto", "#2D0A4E", "P"),
+    "cuda-vector": ("CUDA, vector", "#F4A6C8", "<"),
+    "cuda-registers": ("CUDA, registers", "#C51B7D", "s"),
+    "cuda-rows": ("CUDA, rows", "#9E7BB5", "v"),
+    "cuda-async": ("CUDA, async", "#E34A33", "D"),
+    "cuda-cluster": ("CUDA, cluster", "#FC8D59", "^"),
+    "cuda-grid": ("CUDA, grid", "#7F2704", "o"),
+    "cuda-columns": ("CUDA, columns", "#54278F", "d"),
+    "cuda-backward": ("CUDA, backward", "#807DBA", ">"),
 }
 _OTHER = (("#CC79A7", "<"), ("#F0E442", ">"), ("#009E73", "*"), ("#56B4E9", "p"), ("#E69F00", "h"), ("#999999", "d"))
 

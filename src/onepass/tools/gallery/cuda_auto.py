@@ -10,12 +10,8 @@ Limit: the same as of the kernel that it chooses. The number of rows plays no pa
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from onepass.tools.gallery.native_calls import cuda_block, cuda_warp
+from onepass.tools.gallery.native_calls import CudaVariant
 
 __all__ = ["softmax"]
 
-
-def softmax(x: Tensor, out: Tensor, **launch: int) -> Tensor:
-    return (cuda_warp if x.shape[1] <= 1024 else cuda_block)(x, out, **launch)
+softmax = CudaVariant("cuda-auto")

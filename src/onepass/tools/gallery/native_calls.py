@@ -1,68 +1,87 @@
 """Calls the C++ variants, which are part of the native library, and the CUDA variants, which NVRTC compiles for the GPU
-at hand when they are first needed.
-
-The published code starts `rows / warps_per_block` blocks, rounded down: no block at all for few rows. Here the number
-is rounded up.
+at hand when they are first needed, or which the emulator runs on the CPU.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onepass import native
+from onepass.tools.gallery.cuda_launches import H200, LAUNCHES, LIMITS, TYPE_NAMES, Launch, Processor
 
-__all__ = ["blocks_for", "cpu_online", "cpu_threepass", "cuda_block", "cuda_online", "cuda_warp", "nvrtc_options"]
-
-MAX_BLOCKS = 2**31 - 1  # in a launch; the loops of the kernels take the rows beyond
-_NAMES = {torch.float32: "float", torch.float16: "half_t", torch.bfloat16: "bfloat16_t"}  # in types.cuh; order of cpu.h
-
-
-def _arguments(x: Tensor, out: Tensor) -> list[Any]:
-    numbers = (x.shape[0], x.shape[1], x.stride(0), out.stride(0))
-    return [*(ctypes.c_void_p(t.data_ptr()) for t in (x, out)), *map(ctypes.c_int64, numbers)]
+__all__ = ["CudaVariant", "cpu_online", "cpu_threepass", "run_on_gpu"]
 
 
 def _call(name: str, x: Tensor, out: Tensor) -> Tensor:
-    native.call(f"onepass_gallery_{name}", list(_NAMES).index(x.dtype), *_arguments(x, out))
+    numbers = (x.shape[0], x.shape[1], x.stride(0), out.stride(0))
+    arguments = [*(ctypes.c_void_p(t.data_ptr()) for t in (x, out)), *map(ctypes.c_int64, numbers)]
+    native.call(f"onepass_gallery_{name}", list(TYPE_NAMES).index(x.dtype), *arguments)  # their order is that of cpu.h
     return out
-
-
-def _launch(name: str, x: Tensor, out: Tensor, threads: int = 256, blocks: int = 0, maxnreg: int = 0) -> Tensor:
-    device = x.device.index
-    kernel = _kernel(name, x.dtype, maxnreg, device)
-    blocks = blocks or blocks_for(x.shape[0], threads // 32 if name == "cuda_warp" else 1)
-    with torch.cuda.device(device):
-        stream = torch.cuda.current_stream(device).cuda_stream
-        native.launch_kernel(kernel, blocks, threads, stream, _arguments(x, out))
-    return out
-
-
-def blocks_for(rows: int, rows_per_block: int) -> int:
-    """The blocks that these rows need, or as many as a launch takes.
-
-    >>> blocks_for(3, 8), blocks_for(9, 8), blocks_for(2**40, 1)
-    (1, 2, 2147483647)
-    """
-    return min(-(-rows // rows_per_block), MAX_BLOCKS)
-
-
-def nvrtc_options(dtype: torch.dtype, maxnreg: int = 0) -> tuple[str, ...]:
-    """NVRTC's options for the source of a variant."""
-    return (f"-DTYPE={_NAMES[dtype]}", *([f"--maxrregcount={maxnreg}"] if maxnreg else []))
-
-
-@functools.cache
-def _kernel(name: str, dtype: torch.dtype, maxnreg: int, device: int) -> int:
-    options = "\n".join(nvrtc_options(dtype, maxnreg))
-    return native.load_kernel(f"{name}.cu", name.replace("cuda", "softmax"), options, device)
 
 
 cpu_threepass, cpu_online = (functools.partial(_call, name) for name in ("cpu_threepass", "cpu_online"))
-cuda_warp, cuda_block, cuda_online = (
-    functools.partial(_launch, name) for name in ("cuda_warp", "cuda_block", "cuda_online")
-)
+
+
+def run_on_gpu(launch: Launch) -> None:
+    """Launches on the current stream of the device of the first tensor."""
+    device = launch.written[0].device.index
+    kernel = _kernel(launch.source, launch.name, launch.options, device)
+    arguments: list[Any] = [
+        ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int64(a) for a in launch.arguments
+    ]
+    with torch.cuda.device(device):
+        native.launch_kernel(kernel, launch.numbers, torch.cuda.current_stream(device).cuda_stream, arguments)
+
+
+@functools.cache
+def _kernel(source: str, name: str, options: tuple[str, ...], device: int) -> int:
+    return native.load_kernel(source, name, "\n".join(options), device)
+
+
+@functools.cache
+def _processor(device: int) -> Processor:
+    about = torch.cuda.get_device_properties(device)
+    return Processor(about.multi_processor_count, getattr(about, "shared_memory_per_block_optin", 48 * 1024))
+
+
+class CudaVariant:
+    """A CUDA variant by its name: called with tensors of a GPU, or emulated with tensors of the CPU."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def launch(self, *tensors: Tensor, on: Processor, **given: int) -> Launch:
+        return LAUNCHES[self.name](*tensors, on, **given)
+
+    def __call__(self, *tensors: Tensor, **given: int) -> Tensor:
+        run_on_gpu(self.launch(*tensors, on=_processor(tensors[0].device.index), **given))
+        return tensors[-1]
+
+    def emulate(self, *tensors: Tensor, **given: int) -> Tensor:
+        from onepass.tools.emulator import run
+
+        launch = self.launch(*tensors, on=H200._replace(multiprocessors=4), **given)
+        source = Path(__file__).with_name(launch.source)
+        run(source, launch.name, launch.options, launch.numbers, launch.arguments, launch.written)
+        return tensors[-1]
+
+    def refuses(self, rows: int, n: int, dtype: torch.dtype) -> str | None:
+        """Why the idea does not take a matrix of that shape, or None."""
+        if self.name not in LIMITS:
+            return None
+        limit = LIMITS[self.name](dtype, _processor(0) if torch.cuda.is_available() else H200)
+        name = str(dtype).removeprefix("torch.")
+        return f"takes rows of at most {limit} elements of {name}; got N = {n}" if n > limit else None
+
+
+def __getattr__(name: str) -> CudaVariant:
+    """`cuda_warp` and so on."""
+    if (variant := name.replace("_", "-")) in LAUNCHES:
+        return CudaVariant(variant)
+    raise AttributeError(name)

@@ -83,7 +83,7 @@ def predict(
 
 
 def predict_all(plan: Explanation, only: Sequence[str] = (), gbs: float | None = None) -> dict[str, Prediction]:
-    """The predictions for "minimum", every variant in order, and "onepass" by its plan; or for those of `only`.
+    """The predictions for "minimum", every variant of rows in order, and "onepass" by its plan; or for those of `only`.
 
     No variant is run, so that it is predicted even if it cannot run here or does not take the shape. Those that run on
     the device of the plan have a time if `gbs` is given. Raises ValueError for an unknown name.
@@ -92,14 +92,15 @@ def predict_all(plan: Explanation, only: Sequence[str] = (), gbs: float | None =
     >>> {name: p.ratio for name, p in predict_all(onepass.explain((4096, 1024), device="h200"), ["triton-row"]).items()}
     {'minimum': 1.0, 'triton-row': 1.0}
     """
-    known = (*VARIANTS, "onepass")
+    of_rows = {name: variant for name, variant in VARIANTS.items() if variant.computes == "rows"}
+    known = (*of_rows, "onepass")
     for name in only:
         if name not in known:
             raise ValueError(f"unknown variant {name!r}: there are {', '.join(known)}")
     (rows, n), dtype = plan.shape, getattr(torch, plan.dtype)
     kind = "CPU" if plan.device == "cpu" else "GPU"
     found = {"minimum": predict(MINIMUM, None, rows, n, dtype, gbs)}
-    for name, variant in VARIANTS.items():
+    for name, variant in of_rows.items():
         header, here = variant.header, gbs if kind in variant.runs_on else None
         found[name] = predict(header.traffic, header.cached, rows, n, dtype, here, FLOAT32.get(name))
     # The CPU engine cuts a long row into chunks and reads them again once the state of the row is known.

@@ -1,4 +1,4 @@
-"""The variants of the gallery: what one is, and the list of them, from the plainest to the fastest.
+"""The variants of the gallery: what one is, and the list of them, from the plainest to the fastest of a language.
 
 A variant is a file with a function and a header, which says its idea, its traffic and its limit. The header is the
 first comment or docstring of the file, in paragraphs that begin with these words:
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["DTYPES", "VARIANTS", "Count", "Header", "Traffic", "Variant", "parse_header", "variant"]
+__all__ = ["COMPUTES", "DTYPES", "VARIANTS", "Count", "Header", "Traffic", "Variant", "parse_header", "variant"]
 
 DTYPES = ("float32", "float16", "bfloat16")
+# What a variant computes of a matrix: the softmax of its rows, of its columns, or the gradient of the softmax of rows.
+COMPUTES = ("rows", "columns", "gradient")
 _LANGUAGES = {".cpp": "C++", ".cu": "CUDA"}
 
 
@@ -110,11 +112,12 @@ def parse_header(source: str) -> Header:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute the softmax of the rows of a matrix.
+    """One way to compute the softmax of a matrix.
 
     `function` is "module:name" of the function that computes it from checked arguments, (x, out, **launch_params). The
-    module is imported at the first call, because it may need Triton. If it has `refuses(rows, n, dtype)`, that returns
-    why the idea does not take a shape, or None. `runs_on` is the short text of the list; `unavailable` needs torch.
+    module is imported at the first call, because it may need Triton. If it, or the function, has
+    `refuses(rows, n, dtype)`, that returns why the idea does not take a shape, or None. `runs_on` is the short text of
+    the list; `unavailable` needs torch. `computes` is one of `COMPUTES`.
     """
 
     name: str
@@ -124,12 +127,17 @@ class Variant:
     launch_params: tuple[str, ...] = ()
     takes_out: bool = True
     runs_on: str = "CPU, GPU"
+    computes: str = "rows"
 
-    def __call__(self, x: Tensor, *, out: Tensor | None = None, **launch_params: int | None) -> Tensor:
-        """The softmax of each row of `x`.
+    def __call__(
+        self, x: Tensor, grad: Tensor | None = None, *, out: Tensor | None = None, **launch_params: int | None
+    ) -> Tensor:
+        """The softmax of each row of `x`, or what else the variant computes.
 
         Args:
-            x: (M, N), float32, float16 or bfloat16; any row stride, unit stride within a row.
+            x: (M, N), float32, float16 or bfloat16; any row stride, unit stride within a row. For a variant that
+                computes "gradient", the result of the forward.
+            grad: only for a variant that computes "gradient": the gradient of the result, of the shape and dtype of x.
             out: a tensor like `x` that receives the result and does not overlap `x`; by default a new contiguous one.
             launch_params: they override the variant's own choice; None keeps it.
 
@@ -137,16 +145,47 @@ class Variant:
             ValueError, TypeError: the variant does not take an argument; the message says what it takes.
             RuntimeError: it cannot run on the device of `x`.
         """
+        return self._call(self._function, self.unavailable, x, grad, out, launch_params)
+
+    def emulate(
+        self, x: Tensor, grad: Tensor | None = None, *, out: Tensor | None = None, **launch_params: int | None
+    ) -> Tensor:
+        """The same as a call, by a CUDA variant on tensors of the CPU, without a GPU: NVRTC compiles its kernel to PTX,
+        which is translated to C++ and run thread by thread. That takes seconds, and says nothing of the speed.
+
+        >>> import torch
+        >>> variant("cuda-warp").emulate(torch.zeros(1, 2))  # doctest: +SKIP
+        tensor([[0.5000, 0.5000]])
+
+        Raises:
+            RuntimeError: the variant is not written in CUDA C++, a GPU's tensor was given, or g++ or NVRTC is missing.
+        """
+        function = getattr(self._function, "emulate", None)
+        return self._call(function, self.cannot_be_emulated, x, grad, out, launch_params)
+
+    def _call(
+        self,
+        function: Any,
+        unavailable: Callable[[torch.device], str | None],
+        x: Tensor,
+        grad: Tensor | None,
+        out: Tensor | None,
+        launch_params: Mapping[str, int | None],
+    ) -> Tensor:
         import torch
 
         given = {key: value for key, value in launch_params.items() if value is not None}
         try:
             _check_matrix("x", x)
             self.check_launch_params(given)
-            if (reason := self.unavailable(x.device)) is not None:
+            if (reason := unavailable(x.device)) is not None:
                 raise RuntimeError(f"cannot run on {x.device}: {reason}")
             if (reason := self.refuses(x.shape[0], x.shape[1], x.dtype)) is not None:
                 raise ValueError(reason)
+            if (grad is None) == (self.computes == "gradient"):
+                raise TypeError("takes the result of the forward and its gradient" if grad is None else "takes no grad")
+            if grad is not None:
+                _check_like("grad", x, grad)
             if out is not None:
                 if not self.takes_out:
                     raise TypeError("takes no out")
@@ -157,7 +196,20 @@ class Variant:
             out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if out is not None and x.numel() == 0:
             return out
-        return getattr(self._module, self.function.partition(":")[2])(x, out, **given)
+        try:
+            return function(x, *([] if grad is None else [grad]), out, **given)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {str(error).removeprefix(self.name + ': ')}") from error
+
+    def cannot_be_emulated(self, device: torch.device) -> str | None:
+        """Why `emulate` does not run this variant on tensors of the device, or None."""
+        if not hasattr(self._function, "emulate"):
+            return f"only CUDA variants are emulated, and this is {self.language}"
+        from onepass.tools.emulator import missing
+
+        if device.type != "cpu":
+            return "the emulator takes tensors of the CPU"
+        return f"the emulator finds {missing()}" if missing() else None
 
     def check_launch_params(self, given: Mapping[str, Any]) -> None:
         """Raises TypeError or ValueError if the variant does not take one."""
@@ -168,12 +220,16 @@ class Variant:
 
     def refuses(self, rows: int, n: int, dtype: torch.dtype) -> str | None:
         """Why the idea of this variant does not take a matrix of that shape, or None. Call it only if available."""
-        ask = getattr(self._module, "refuses", None)
+        ask = getattr(self._module, "refuses", None) or getattr(self._function, "refuses", None)
         return None if ask is None else ask(rows, n, dtype)
 
     @property
     def _module(self) -> Any:
         return importlib.import_module("onepass.tools.gallery." + self.function.partition(":")[0])
+
+    @property
+    def _function(self) -> Any:
+        return getattr(self._module, self.function.partition(":")[2])
 
     @property
     def language(self) -> str:
@@ -207,14 +263,19 @@ def _check_matrix(what: str, x: Tensor) -> None:
         raise ValueError(f"takes rows of unit stride, got {what} with strides {x.stride()}")
 
 
+def _check_like(what: str, x: Tensor, like: Tensor) -> None:
+    """Raises TypeError or ValueError if `like` is no matrix of the shape, dtype and device of `x`."""
+    _check_matrix(what, like)
+    for name in ("shape", "dtype", "device"):
+        if getattr(like, name) != getattr(x, name):
+            raise ValueError(f"{what} must have the {name} of x, {getattr(x, name)}; got {getattr(like, name)}")
+
+
 def _check_out(x: Tensor, out: Tensor) -> None:
     """Raises TypeError or ValueError if `out` cannot receive the result of `x`."""
     from onepass.validation import overlap
 
-    _check_matrix("out", out)
-    for name in ("shape", "dtype", "device"):
-        if getattr(out, name) != getattr(x, name):
-            raise ValueError(f"out must have the {name} of x, {getattr(x, name)}; got {getattr(out, name)}")
+    _check_like("out", x, out)
     if out.shape[0] > 1 and out.stride(0) < out.shape[1]:
         raise ValueError(f"the rows of out must not overlap, got strides {out.stride()}")
     if overlap(x, out) != "none":
@@ -252,8 +313,19 @@ def _needs_cpu(device: torch.device) -> str | None:
     return None if device.type == "cpu" else "runs only on the CPU"
 
 
+def _needs_clusters(device: torch.device) -> str | None:
+    if (reason := _needs_cuda(device)) is not None:
+        return reason
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 9 else f"needs compute capability 9.0, and this is {major}.{minor}"
+
+
 _cpp = partial(Variant, unavailable=_needs_cpu, runs_on="CPU")
 _cuda = partial(Variant, unavailable=_needs_cuda, launch_params=("threads", "blocks", "maxnreg"), runs_on="NVIDIA GPU")
+# Kernels that are compiled for a number of threads and of registers.
+_fixed = partial(Variant, unavailable=_needs_cuda, launch_params=("threads", "blocks"), runs_on="NVIDIA GPU")
 _triton = partial(Variant, unavailable=_needs_triton, runs_on="GPU")
 _TRITON = ("num_warps", "num_stages", "num_ctas", "maxnreg", "block_size")
 _PERSISTENT = (*_TRITON, "programs")
@@ -273,6 +345,16 @@ VARIANTS: dict[str, Variant] = {
         _cuda("cuda-block", "cuda_block.cu", "native_calls:cuda_block"),
         _cuda("cuda-online", "cuda_online.cu", "native_calls:cuda_online"),
         _cuda("cuda-auto", "cuda_auto.py", "cuda_auto:softmax"),
+        _cuda("cuda-vector", "cuda_vector.cu", "native_calls:cuda_vector"),
+        _fixed("cuda-registers", "cuda_registers.cu", "native_calls:cuda_registers"),
+        _fixed("cuda-rows", "cuda_rows.cu", "native_calls:cuda_rows"),
+        _fixed("cuda-async", "cuda_async.cu", "native_calls:cuda_async"),
+        Variant("cuda-cluster", "cuda_cluster.cu", "native_calls:cuda_cluster", _needs_clusters, runs_on="NVIDIA GPU"),
+        Variant("cuda-grid", "cuda_grid.cu", "native_calls:cuda_grid", _needs_cuda, runs_on="NVIDIA GPU"),
+        _fixed("cuda-columns", "cuda_columns.cu", "native_calls:cuda_columns", computes="columns"),
+        _fixed(
+            "cuda-backward", "cuda_backward.cu", "native_calls:cuda_backward", launch_params=(), computes="gradient"
+        ),
     )
 }
 

@@ -94,10 +94,10 @@ void enter_context(int device);
 // Whether the calling thread is in the primary context of `device`, where torch's tensors are, so that it can launch.
 bool in_context(int device);
 
-// The cubin of `source_file`, a kernel of the engine or of the gallery, compiled for sm_<arch> with `defines`: from
-// the package of kernels (unless `packaged` is false, as for a driver that does not take it), from the disk cache, else
-// by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `is_stored` gets whether a later process
-// need not compile it.
+// The cubin of `source_file`, a kernel of the engine or of the gallery or the path of another, compiled for sm_<arch>
+// with `defines`: from the package of kernels (unless `packaged` is false, as for a driver that does not take it), from
+// the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `is_stored` gets
+// whether a later process need not compile it.
 std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
                   bool* is_stored = nullptr, bool packaged = true);
 

@@ -161,6 +161,14 @@ const Files& sources() {
   return *read;
 }
 
+// The text of a source by its name, or by its path where it is none of these. Throws where there is no such file.
+std::string text_of(const std::string& source_file) {
+  if (const auto found = sources().find(source_file); found != sources().end()) return found->second;
+  std::ifstream in(source_file, std::ios::binary);
+  if (!in) throw std::runtime_error("onepass: no CUDA source " + source_file);
+  return (std::ostringstream() << in.rdbuf()).str();
+}
+
 std::string compile(const std::string& source_file, const std::vector<std::string>& options) {
   std::vector<const char*> names, texts, flags;
   for (const auto& [name, text] : sources()) {
@@ -168,7 +176,7 @@ std::string compile(const std::string& source_file, const std::vector<std::strin
     texts.push_back(text.c_str());
   }
   for (const std::string& option : options) flags.push_back(option.c_str());
-  const std::string& source = sources().at(source_file);
+  const std::string source = text_of(source_file);
 
   Program program;
   if (nvrtc().create(&program, source.c_str(), source_file.c_str(), int(names.size()), texts.data(), names.data())) {
@@ -195,10 +203,10 @@ std::vector<std::string> options_of(const std::vector<std::string>& defines, int
 // Everything that the result of a compilation depends on, with the sources in full, so that no digest has to be
 // trusted.
 std::string key_of(const std::string& stamp, const std::string& source_file, const std::vector<std::string>& options) {
-  if (!sources().count(source_file)) throw std::runtime_error("onepass: no CUDA source " + source_file);
   std::string key = "nvrtc " + stamp + "\n" + source_file + "\n";
   for (const std::string& option : options) key += option + "\n";
   for (const auto& [name, text] : sources()) key += name + "\n" + text;
+  if (!sources().count(source_file)) key += text_of(source_file);
   return key;
 }
 

@@ -121,10 +121,11 @@ inline bool is_over(Thread* t, uint32_t at, uint32_t parity) {
   return barrier_at(t, at)->phase != (parity & 1);
 }
 
-// What was there before.
-inline uint32_t add_to(Thread* t, char* to, uint32_t value) {
-  const uint32_t before = load<uint32_t>(to);
-  store(to, before + value);
+// Makes of what is there, and a value, what is there from now on. Returns what was there before.
+template <class T, class F>
+T update(Thread* t, char* to, T value, F f) {
+  const T before = load<T>(to);
+  store(to, f(before, value));
   has_happened(t);
   return before;
 }

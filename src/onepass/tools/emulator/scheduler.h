@@ -13,7 +13,8 @@ namespace emulator {
 
 using Kernel = void (*)(Thread*);
 
-enum Order { kForwards, kBackwards, kDrawn };
+// kForwards, kBackwards: a warp goes on as far as it gets before the next. kInStep: all by turns, which hides races.
+enum Order { kForwards, kBackwards, kDrawn, kInStep };
 
 // A thread's own stack, and where it has stopped.
 struct Context {
@@ -97,14 +98,36 @@ inline std::vector<std::vector<Context*>> contexts_of(const Grid& grid) {
   return made;
 }
 
+// Threads of a warp as far as they get while all others stand still: one may be that far before another begins.
+inline void go_on_alone(Grid* grid, const std::vector<Context*>& warp) {
+  for (uint64_t before = grid->progress + 1; grid->progress != before;) {
+    before = grid->progress;
+    for (Context* context : warp) {
+      if (context->over) continue;
+      go_on(context);
+      if (!scheduler.error.empty()) fail(scheduler.error);
+      if (context->over) ++grid->progress;
+    }
+  }
+}
+
 // One turn of the threads of a block, or as many as bring it any further: it may be that far before others.
 inline void go_on_by_turns(Grid* grid, Order order, std::vector<Context*>* block) {
   for (uint64_t before = grid->progress + 1; grid->progress != before && !block->empty();) {
     before = grid->progress;
     if (order == kDrawn) std::shuffle(block->begin(), block->end(), grid->draw);
-    for (Context* context : *block) {
-      go_on(context);
-      if (!scheduler.error.empty()) fail(scheduler.error);
+    if (order == kForwards || order == kBackwards || (order == kDrawn && grid->draw() & 1)) {
+      std::map<uint32_t, std::vector<Context*>> warps;
+      for (Context* context : *block) warps[context->thread->index / 32].push_back(context);
+      if (order == kBackwards)
+        std::for_each(warps.rbegin(), warps.rend(), [&](const auto& warp) { go_on_alone(grid, warp.second); });
+      else
+        for (const auto& [first, warp] : warps) go_on_alone(grid, warp);
+    } else {
+      for (Context* context : *block) {
+        go_on(context);
+        if (!scheduler.error.empty()) fail(scheduler.error);
+      }
     }
     const auto left = std::remove_if(block->begin(), block->end(), [](const Context* c) { return c->over; });
     if (left != block->end()) ++grid->progress;

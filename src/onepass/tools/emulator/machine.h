@@ -136,6 +136,13 @@ inline char* generic_at(Thread* t, uint64_t address, int size, bool writes) {
   return memory_at(t, address, size, writes, size, true);
 }
 
+// In a thread's own memory.
+inline char* local_at(uint64_t address, int size, char* begin, size_t count) {
+  char* const at = reinterpret_cast<char*>(address);
+  if (!within(at, size, begin, int64_t(count))) fail("an access beyond the arrays of a thread");
+  return at;
+}
+
 inline const char* param_at(uint64_t address) { return reinterpret_cast<const char*>(address); }
 
 template <class T>

@@ -14,8 +14,10 @@ _COMPARE = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "ne": "!="
 _UNORDERED = {"neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}  # not: what is false of a NaN
 _PAIRS = {"add": "a + b", "sub": "a - b", "mul": "a * b", "fma": "std::fma(a, b, c)", "max": "largest(a, b)"}
 _PAIRS["min"] = "smallest(a, b)"
-# The lane that a lane has a value from.
-_LANES = {"bfly": "t->lane ^ {0}", "idx": "{0}", "up": "t->lane < {0} ? t->lane : t->lane - {0}"}
+# The lane that a lane has a value from, and whether its group of lanes has it; else it keeps its own.
+_LANES = {"bfly": ("t->lane ^ by", "<="), "idx": ("first | (by & ~group)", "<=")}
+_LANES |= {"up": ("t->lane - by", ">="), "down": ("t->lane + by", "<=")}
+_VOTES = {"any": "!= 0", "all": "== ballot(t, true, {})"}
 IGNORED = ("fence", "membar", "prefetch")  # memory is as all threads left it
 
 
@@ -180,14 +182,18 @@ class Instructions(Operands):
         return f"{{ char* const to = {at}; {' '.join(stores)}{told} }}"
 
     def red_(self, m: list[str], o: list[str]) -> str:
-        if m[-2:] != ["add", "u32"]:
-            return self.refuse("red", m)
-        return f"add_to(t, {self.at(m, o[0], 4, True)}, {self.get('u32', o[1])});"
+        return self.updated(m, o[0], o[1]) + ";"
 
     def atom_(self, m: list[str], o: list[str]) -> str:
-        if m[-2:] != ["add", "u32"]:
+        return self.put(o[0], self.updated(m, o[1], o[2]), m[-1])
+
+    def updated(self, m: list[str], at: str, by: str) -> str:
+        """What was in memory before it was replaced by that and another value."""
+        kind, update = m[-1], {"add": "before + by", "max": "largest(before, by)", "min": "smallest(before, by)"}
+        if m[-2] not in update:
             return self.refuse("atom", m)
-        return self.put(o[0], f"add_to(t, {self.at(m, o[1], 4, True)}, {self.get('u32', o[2])})", "u32")
+        function = f"[]({TYPES[kind]} before, {TYPES[kind]} by) {{ return {TYPES[kind]}({update[m[-2]]}); }}"
+        return f"update(t, {self.at(m, at, size_of(kind), True)}, {self.get(kind, by)}, {function})"
 
     def _shared(self, operand: str) -> str:
         return f"uint32_t({self.address(operand)})"
@@ -245,17 +251,26 @@ class Instructions(Operands):
         return self.refuse("mbarrier", m)
 
     def shfl_(self, m: list[str], o: list[str]) -> str:
-        if m[1] not in _LANES:  # of whole warps
-            return self.refuse("shfl", m)
         to, _, there = o[0].partition("|")
-        value, by, mask = (self.get("u32", operand) for operand in (o[1], o[2], o[4]))
-        always = f" {identifier(there)} = true;" if there else ""
-        return self.put(to, f"exchanged(t, {value}, {_LANES[m[1]].format(by)}, {mask})", "u32") + always
+        value, by, group, mask = (self.get("u32", operand) for operand in o[1:])
+        lane, compare = _LANES[m[1]]
+        from_lane = (
+            f"const uint32_t by = {by}, group = {group} >> 8, first = t->lane & group; "
+            f"const uint32_t last = first | ({group} & 31 & ~group), from = {lane}; "
+            f"const bool has = int32_t(from) {compare} int32_t(last);"
+        )
+        told = f" {identifier(there)} = has;" if there else ""
+        exchanged = self.put(to, f"exchanged(t, {value}, has ? from : t->lane, {mask})", "u32")
+        return f"{{ {from_lane} {exchanged}{told} }}"
 
     def vote_(self, m: list[str], o: list[str]) -> str:
-        if m != ["sync", "ballot", "b32"]:
+        mask = self.get("u32", o[2])
+        votes = f"ballot(t, {self.get('pred', o[1])}, {mask})"
+        if m == ["sync", "ballot", "b32"]:
+            return self.put(o[0], votes, "b32")
+        if m[1] not in _VOTES:
             return self.refuse("vote", m)
-        return self.put(o[0], f"ballot(t, {self.get('pred', o[1])}, {self.get('u32', o[2])})", "b32")
+        return self.put(o[0], f"bool({votes} {_VOTES[m[1]].format(mask)})", "pred")
 
     def redux_(self, m: list[str], o: list[str]) -> str:
         if m != ["sync", "max", "s32"]:

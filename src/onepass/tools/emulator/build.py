@@ -1,7 +1,8 @@
-"""What the emulator runs, built: kernels by NVRTC's PTX of them, and the engine's side of calls."""
+"""What the emulator runs, built by g++: kernels, by NVRTC's PTX of them, and the machine."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -11,16 +12,19 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import onepass
 from onepass import native
 
 from .ptx import Kernel
 
 HERE = Path(__file__).parent
-CORE = Path(onepass.__file__).with_name("csrc")
+PACKAGE = HERE.parents[1]
+CORE = PACKAGE / "csrc"
+FOLDERS = (CORE / "core", CORE / "cuda/kernels", PACKAGE / "tools/gallery")  # of what sources include
+UNCHECKED = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks
 
 
 @functools.cache
@@ -37,20 +41,35 @@ def missing() -> str:
     return ""
 
 
+@functools.cache
 def folder() -> Path:
-    """For what is built, by whichever process of the tests is the first that needs it."""
-    return Path(os.environ["ONEPASS_TESTS_BUILT"])
+    """For what is built: in ONEPASS_EMULATOR_DIR or the cache of compiled kernels, or while the process lives."""
+    base = Path(os.environ.get("ONEPASS_EMULATOR_DIR", ""))
+    if base == Path():
+        with contextlib.suppress(RuntimeError):
+            base = Path(native.status("cache")) / "emulator"
+    if base == Path():
+        base = Path(tempfile.mkdtemp())
+        import atexit
+
+        atexit.register(shutil.rmtree, base, ignore_errors=True)
+    text = subprocess.run(["g++", "--version"], capture_output=True).stdout
+    sources = [path.read_bytes() for path in sorted(HERE.iterdir()) if path.suffix in (".py", ".h", ".cpp")]
+    made = base / hashlib.sha256(b"".join([text, *sources])).hexdigest()[:16]
+    made.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 def build(made: Path, *arguments: object) -> Path:
-    """`made` of other files, unless another process has."""
+    """`made` of other files, unless another process has. Raises RuntimeError with what g++ says."""
     with made.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             part = made.with_suffix(".part")
             command = ["g++", "-std=c++17", "-fPIC", *map(str, arguments), "-o", str(part)]
             done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
+            if done.returncode:
+                raise RuntimeError(done.stderr)
             part.rename(made)
     return made
 
@@ -61,14 +80,13 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def ptx_of(source: Path, compute: str, defines: Sequence[str]) -> str:
-    """NVRTC's PTX of a source file."""
+    """NVRTC's PTX of a source file. Raises RuntimeError with the compiler's log."""
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     options = [
         f"--gpu-architecture=compute_{compute}",
         "--std=c++17",
         "--device-as-default-execution-space",
-        f"-I{source.parent}",
-        f"-I{CORE / 'core'}",
+        *(f"-I{path}" for path in (source.parent, *FOLDERS)),
         *defines,
     ]
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
@@ -79,7 +97,8 @@ def ptx_of(source: Path, compute: str, defines: Sequence[str]) -> str:
     text = ctypes.create_string_buffer(size.value)
     getattr(nvrtc, f"nvrtcGet{kind}")(program, text)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    assert not failed, text.value.decode()
+    if failed:
+        raise RuntimeError(text.value.decode())
     return text.value.decode()
 
 
@@ -94,27 +113,21 @@ def flags() -> list[str]:
 
 
 @functools.cache
-def translated(source: Path, compute: str, defines: tuple[str, ...]) -> Path:
-    """The library of a kernel."""
-    code = Kernel(ptx_of(source, compute, defines)).source
-    source = folder() / f"{hashlib.sha256(code.encode()).hexdigest()[:24]}-{os.getpid()}.cpp"
-    source.write_text(code)
-    return build(source.with_suffix(".so"), *flags(), "-shared", f"-I{folder()}", f"-I{HERE}", source)
+def translated(source: Path, compute: str, defines: tuple[str, ...], name: str = "onepass_kernel") -> Path:
+    """The library of the kernel `name` of a source file."""
+    code = Kernel(ptx_of(source, compute, defines), name).source
+    made = folder() / f"{hashlib.sha256(code.encode()).hexdigest()[:24]}.so"
+    if made.exists():
+        return made
+    text = made.with_name(f"{made.stem}-{os.getpid()}.cpp")
+    text.write_text(code)
+    try:
+        return build(made, *flags(), "-shared", f"-I{folder()}", f"-I{HERE}", text)
+    finally:
+        text.unlink()
 
 
 @functools.cache
 def host() -> Path:
-    """The engine's side of calls and the machine, built."""
-    sources = (
-        HERE / "emulated.cpp",
-        CORE / "cuda/host/launch.cpp",
-        CORE / "cuda/host/loss.cpp",
-        CORE / "cuda/host/divergence.cpp",
-        CORE / "cuda/host/segments.cpp",
-        CORE / "cuda/host/scored.cpp",
-        CORE / "cuda/host/ranks.cpp",
-        CORE / "plan/tables.cpp",
-    )
-    unchecked = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks
-    options = "-O0", unchecked, "-pthread", f"-I{CORE}", f"-I{HERE}", "-shared"
-    return build(folder() / "emulated.so", *options, *sources, "-ldl")
+    """The machine, built."""
+    return build(folder() / "host.so", "-O1", UNCHECKED, "-shared", f"-I{HERE}", HERE / "host.cpp", "-ldl")

@@ -68,6 +68,7 @@ class Operands:
 
     def __init__(self) -> None:
         self.symbols: dict[str, str] = {}
+        self.local = ""  # the array of what a thread has in memory
         self.registers: dict[str, str] = {}  # their types; those of inline assembly have no % before them
 
     def symbol(self, operand: str) -> str:
@@ -109,11 +110,13 @@ class Operands:
     def at(self, modifiers: list[str], operand: str, size: int, writes: bool) -> str:
         """Where an access of so many bytes goes."""
         address = self.address(operand)
-        if "shared" in modifiers:
+        if "shared" in modifiers or "shared::cluster" in modifiers:
             return f"shared_at(t, uint32_t({address}), {size})"
         if "param" in modifiers:
             return f"param_at({address})"
-        if "local" in modifiers or "const" in modifiers:
+        if "local" in modifiers:
+            return f"local_at({address}, {size}, {self.local}, sizeof {self.local})"
+        if "const" in modifiers:
             raise ValueError(f"PTX: memory of {modifiers}")
         space = "global" if "global" in modifiers else "generic"
         return f"{space}_at(t, {address}, {size}, {str(writes).lower()})"

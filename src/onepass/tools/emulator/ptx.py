@@ -12,16 +12,19 @@ _STATEMENT = re.compile(r"\s*(?:(?P<label>\$?\w+):(?!:)|(?P<brace>[{}])(?=\s)|(?
 
 
 class Kernel(Instructions):
-    """A kernel: `source` is C++."""
+    """The kernel `name` of a PTX: `source` is C++."""
 
-    def __init__(self, ptx: str) -> None:
+    def __init__(self, ptx: str, name: str) -> None:
         super().__init__()
         self.shared = 0  # bytes that it declares
         ptx = re.sub(r"//[^\n]*", "", ptx)
-        head, entry = ptx.split(".entry", 1)
+        entries = re.split(r"\.visible \.entry\s+", ptx)
+        entry = next((entry for entry in entries if re.match(rf"{re.escape(name)}\b", entry)), None)
+        if entry is None:
+            raise ValueError(f'the source has no kernel {name}: declare it extern "C" __global__ void {name}(...)')
         parameters, body = entry.split(")", 1)
         sizes = self.parameters(parameters)
-        for symbol in re.findall(r"\.extern \.shared [^;]*?([\w$]+)\[\]", head):
+        for symbol in re.findall(r"\.extern \.shared [^;]*?([\w$]+)\[\]", ptx):
             self.symbols[symbol] = "uint64_t(static_shared)"  # what a launch adds begins where the kernel's own ends
         lines = [self.line(statement) for statement in self.statements(body[body.index("{") + 1 : body.rindex("}")])]
         self.shared = -(-self.shared // 16) * 16
@@ -82,6 +85,10 @@ void kernel(Thread* t) {{
             self.symbols[symbol] = f"uint64_t({self.shared})"
             self.shared += size_of(kind) * int(count or 1)
             return ""
+        if match := re.fullmatch(r"\.local \.align (\d+) \.b8 ([\w$]+)\[(\d+)\]", text):
+            align, self.local, count = match.groups()
+            self.symbols[self.local] = f"uint64_t({self.local})"
+            return f"alignas({align}) char {self.local}[{count}];"
         if text.startswith(".pragma"):
             return ""
         raise ValueError(f"PTX: a declaration that is not known: {text}")

@@ -1,0 +1,63 @@
+"""A launch on tensors of the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from onepass.native import KernelLaunch
+
+from .build import host, translated
+
+__all__ = ["BACKWARDS", "DRAWN", "FORWARDS", "IN_STEP", "reach", "run"]
+
+FORWARDS, BACKWARDS, DRAWN, IN_STEP = range(4)  # the order of threads, as scheduler.h has it
+AT_ONCE, LATE = 0, 1  # when asynchronous copies and messages arrive; DRAWN: one or the other
+
+
+@functools.cache
+def _machine() -> ctypes.CDLL:
+    machine = ctypes.CDLL(str(host()))
+    machine.run_kernel.restype = ctypes.c_char_p
+    return machine
+
+
+def reach(tensor: Tensor) -> ctypes.c_int64:
+    """The bytes from its first element to the end of its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return ctypes.c_int64((1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size())
+
+
+def run(
+    source: Path,
+    name: str,
+    options: tuple[str, ...],
+    launch: KernelLaunch,
+    arguments: Sequence[Tensor | int],
+    written: Sequence[Tensor],
+    order: int = DRAWN,
+    lateness: int = DRAWN,
+    seed: int = 0,
+) -> None:
+    """Runs the kernel `name` of a source file, compiled with NVRTC's `options`. `arguments` are tensors of the CPU and
+    numbers of 64 bits.
+
+    Raises RuntimeError where the kernel does not compile or has an instruction that is not known here, and where it
+    accesses memory outside of its tensors, writes to one that is not `written`, or waits for ever.
+    """
+    library, machine = translated(source, "90", options, name), _machine()
+    machine.set_way(seed, order, lateness)
+    for tensor in sorted((a for a in arguments if isinstance(a, Tensor)), key=lambda t: not _is_in(t, written)):
+        machine.add_range(ctypes.c_void_p(tensor.data_ptr()), reach(tensor), _is_in(tensor, written))
+    values = [ctypes.c_int64(a.data_ptr() if isinstance(a, Tensor) else a) for a in arguments]
+    pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    if wrong := machine.run_kernel(str(library).encode(), (ctypes.c_int * len(launch))(*launch), pointers):
+        raise RuntimeError(wrong.decode())
+
+
+def _is_in(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
+    return any(tensor is each for each in tensors)
