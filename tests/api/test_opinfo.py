@@ -70,7 +70,9 @@ SERVED = {
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
-@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.float64), torch.int64, slow(torch.complex64)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, slow(torch.float64), slow(torch.int64), slow(torch.complex64)], ids=str
+)
 @pytest.mark.parametrize("name", SERVED)
 def test_samples_under_a_patch(name, dtype):
     ops = ops_of(name)

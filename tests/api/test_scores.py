@@ -14,7 +14,7 @@ from torch.library import opcheck
 
 import onepass
 from lib.modes import Graphs, Operators
-from lib.support import DTYPES, accumulator, drawn_positions, every_softmax, maker, ours, same, slow, thin
+from lib.support import DTYPES, accumulator, drawn_positions, every_softmax, maker, ours, same, slow, thin, thin_tuples
 from onepass import reference
 
 F32, F64, F16, BF16 = DTYPES
@@ -465,6 +465,8 @@ DERIVED = {  # small ones, each with all of its tensors
     ),
 }
 every_derived = pytest.mark.parametrize("case", DERIVED)
+# Each case with one function or two; with the others the cases are slow.
+DERIVED_IN_TURN = thin_tuples(itertools.product(DERIVED, ("softmax", "log_softmax", "logsumexp")), 2)
 # softmin is softmax with a negative scale, and has no code of its own but that sign.
 softmin_rarely = pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp", slow("softmin")])
 
@@ -497,8 +499,7 @@ def gradient(f: Callable[..., Tensor], tensors: int) -> Callable[..., Any]:
 
 
 @unbatched
-@every_derived
-@softmin_rarely
+@pytest.mark.parametrize(("case", "function"), DERIVED_IN_TURN)
 def test_derivatives(function, case, engine, device):
     """Backward and forward, twice, and batches of each; of each tensor alone too."""
     call, _, given = derived(case, function, device, engine)
@@ -534,8 +535,7 @@ def test_transforms(function, case, engine, device):
         torch.testing.assert_close(got, want, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("case", [case for case in DERIVED if case != "two dims"])
-@softmin_rarely
+@pytest.mark.parametrize(("case", "function"), [each for each in DERIVED_IN_TURN if "two dims" not in str(each)])
 def test_batches_of_any_of_the_tensors(function, case, engine, device):
     """At any dim: one operator, and what a loop gives."""
     call, definition, given = derived(case, function, device, engine)

@@ -84,6 +84,7 @@ def check_all(kind: str, ranks: int) -> None:
             assert r.world_size == ranks, r
 
 
+@pytest.mark.slow  # the transcript has some of them
 def test_every_provider_is_right(small: None) -> None:
     check_all("cpu", 2)
 

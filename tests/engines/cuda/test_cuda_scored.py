@@ -137,7 +137,7 @@ SKIPPING = {  # longer columns
 
 
 @emulated
-@pytest.mark.parametrize(("name", "window"), thin_tuples(itertools.product(SKIPPING, WINDOWS), 4), ids=str)
+@pytest.mark.parametrize(("name", "window"), thin_tuples(itertools.product(SKIPPING, WINDOWS), 7), ids=str)
 def test_columns_outside_the_window_are_not_read_for_a_gradient(emulator, name, window):
     """What is there may be anything, where no column of a vector has an element inside. (left, right, offset)"""
     dtype, n, inner, plan = COLUMNS[name]
@@ -201,7 +201,7 @@ PLACES = [
 @emulated
 @pytest.mark.parametrize(
     ("parts", "place"),
-    thin_tuples(itertools.product(PARTS, PLACES), 3),
+    thin_tuples(itertools.product(PARTS, PLACES), 8),
     ids=str,
 )
 def test_the_gradient_of_logsumexp_in_the_emulator(emulator, parts, place):
