@@ -186,9 +186,10 @@ def test_launch_parameters(variant, device):
 
 @needs_triton
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that process")
-def test_triton_variants_in_the_interpreter():
+@pytest.mark.parametrize("which", ["triton and cpu and not float16", slow("triton and cpu")])
+def test_triton_variants_in_the_interpreter(which):
     """The tests above, for the Triton variants on the CPU: Triton reads the variable when it is imported."""
-    options = ("-k", "triton and cpu", "-p", "no:xdist", "-p", "no:cacheprovider")
+    options = ("-k", which, "-p", "no:xdist", "-p", "no:cacheprovider")
     done = run_python("-m", "pytest", __file__, *options, TRITON_INTERPRET="1")
     if "needs NumPy" in done.stdout:
         pytest.skip("the interpreter of this Triton does not run with this NumPy")
