@@ -464,11 +464,8 @@ DERIVED = {  # small ones, each with all of its tensors
         },
     ),
 }
-every_derived = pytest.mark.parametrize("case", DERIVED)
-# Each case with one function or two; with the others the cases are slow.
-DERIVED_IN_TURN = thin_tuples(itertools.product(DERIVED, ("softmax", "log_softmax", "logsumexp")), 2)
-# softmin is softmax with a negative scale, and has no code of its own but that sign.
-softmin_rarely = pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp", slow("softmin")])
+# Each case with one function or two; with the others it is slow.
+DERIVED_IN_TURN = thin_tuples(itertools.product(DERIVED, ("softmax", "log_softmax", "logsumexp", "softmin")), 3)
 
 
 def derived(case: str, function: str, device: str, engine: str = "auto") -> tuple[Any, Any, list[Tensor]]:
@@ -514,8 +511,7 @@ def test_derivatives(function, case, engine, device):
         assert gradgradcheck(call, one, fast_mode=True)
 
 
-@every_derived
-@softmin_rarely
+@pytest.mark.parametrize(("case", "function"), DERIVED_IN_TURN)
 def test_transforms(function, case, engine, device):
     """The transforms of torch.func, nested, give the definition's."""
     call, definition, given = (finite(f) if callable(f) else f for f in derived(case, function, device, engine))

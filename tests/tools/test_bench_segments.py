@@ -182,8 +182,8 @@ def test_tables_and_pictures_are_made_of_files(small: None, tmp_path: Path, monk
     for r in saved.rows:
         r.disturbed = None
     results.save(saved, file)
-    for name in ("draw_masks", "draw_ranks"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(draw=lambda folder: None))
+    for name in ("draw_masks", "draw_ranks", "draw_course", "make_notebook"):  # which write into docs/
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(draw=lambda folder: None, main=lambda: None))
     figures = load_script("make_figures")
     for name, value in {"RESULTS": tmp_path, "PLOTS": plots, "PICTURES": {}, "SEGMENTS": {"tiny": [file.name]}}.items():
         monkeypatch.setattr(figures, name, value)

@@ -294,7 +294,7 @@ def drawn(seed: int, device: str) -> tuple[str, Tensor, list[int], Options, torc
     return pick.choice(FUNCTIONS), x.to(device), dims, options, pick.choice((dtype, dtype, *DTYPES))
 
 
-@pytest.mark.parametrize("seed", thin(range(400), 40))
+@pytest.mark.parametrize("seed", thin(range(400), 80))
 def test_any_combination(runs, seed):
     """Of any parts, dims, strides and dtypes, on any tier."""
     function, x, dims, options, to = drawn(seed, runs.device)
