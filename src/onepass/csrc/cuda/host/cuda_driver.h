@@ -119,7 +119,7 @@ std::string cache_directory(std::string* why);
 std::string cache_read(const std::string& key);
 // Whether it is stored: a full or read-only disk is no error.
 bool cache_write(const std::string& key, const std::string& value);
-// The same of a folder as it is: whoever can write it is trusted.
+// Reads from, and writes to, a folder as it is: whoever can write there is trusted.
 std::string read_from(const std::string& folder, const std::string& key);
 bool write_to(const std::string& folder, const std::string& key, const std::string& value);
 // 32 digits that tell texts apart, but not against an attacker.
