@@ -219,7 +219,10 @@ def shuffles() -> Any:
     lanes = 8
     steps = [(0, list(range(lanes))), *butterfly(list(range(lanes)), "sum")]
     figure, axes = canvas(64, 34)
-    place = lambda lane: 14 + 6.6 * lane  # noqa: E731
+
+    def place(lane: int) -> float:
+        return 14 + 6.6 * lane
+
     for level, (mask, values) in enumerate(steps):
         y = 29 - 9 * level
         say(axes, 0.5, y + 1.5, f"mask {mask}" if mask else "start", weight="bold")

@@ -33,7 +33,7 @@ torch.testing.assert_close(onepass.logsumexp(x.half(), dim=0), torch.logsumexp(x
 
 
 def run(*command: object, **options: object) -> None:
-    subprocess.run([str(word) for word in command], check=True, cwd=ROOT, **options)  # type: ignore[call-overload]
+    subprocess.run([str(word) for word in command], check=True, cwd=ROOT, **options)
 
 
 def stop(words: str) -> None:

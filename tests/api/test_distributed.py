@@ -326,6 +326,9 @@ def calls_that_differ(s: Shards) -> None:
     refused(r"dims \[1\].*dims \[0, 1\]", "softmax", x, (0, 1) if last else 1)
     refused("softmin.*log_softmax", "log_softmax" if last else "softmin", x, 1)
     refused(r"classes \[3\].*classes \[2\]", "cross_entropy", x, torch.zeros(2 if last else 3, dtype=torch.int64))
+    refused("softmax over dims .* with exchange='kernel'", "softmax", x, 1, exchange="kernel" if last else "collective")
+    with pytest.raises(ValueError, match=r"takes a contiguous tensor on a CUDA GPU .* got a tensor on cpu"):
+        distributed.softmax(x, 1, exchange="kernel")
     close(distributed.softmax(x, 1, check=True), distributed.softmax(x, 1))
     with pytest.raises(IndexError, match="dim must be"):
         distributed.softmax(x, 5, check=True)

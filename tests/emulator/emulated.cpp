@@ -205,20 +205,13 @@ const char* solve_segments(bool backward, int function, const int* types, void* 
 // A problem of contiguous rows that are split over ranks, each of which is a process. `memory`: of each rank.
 const char* solve_over_ranks(bool backward, int function, int in_type, int out_type, void* const* tensors, int64_t rows,
                              int64_t n, void* memory, void* fault, int64_t patience, int ranks, int rank) {
-  Layout layout;
-  layout.add({rows, {n, n, n}}, false), layout.add({n, {1, 1, 1}}, true);
-  layout.view = View::rows;
-  const Function which = Function(function);
-  const DType in = DType(in_type), out = DType(out_type);
-  const Problem problem = backward
-                              ? Problem::backward(layout, which, in, out, tensors[kDx], tensors[kSaved], tensors[kGrad])
-                              : Problem::forward(layout, which, in, out, tensors[kX], tensors[kY]);
+  const RankLinks links = {
+      static_cast<char**>(memory), static_cast<int*>(fault), uint64_t(patience), ranks, rank, 0, 0, 0};
+  constexpr int kSmall = 4;  // the device
   way.others = true;
-  constexpr int kFewBlocks = 4;  // the device
   return said_by([&] {
-    start_over_ranks(problem,
-                     {static_cast<char**>(memory), static_cast<int*>(fault), uint64_t(patience), ranks, rank, 0, 0, 0},
-                     kFewBlocks, nullptr);
+    start_over_ranks(Function(function), backward, DType(in_type), DType(out_type), tensors, rows, n, links, kSmall,
+                     nullptr);
   });
 }
 }

@@ -1,5 +1,4 @@
 // ranks.cpp: rows that are split over GPUs, as Python launches them on this one.
-#include "../core/problem.h"
 #include "../cuda/host/launch.h"
 #include "c_api.h"
 
@@ -16,18 +15,11 @@ ONEPASS_API int onepass_over_ranks(int function, bool backward, int in_type, int
                                    void* const* tensors, int device, void* stream, void* memory, void* fault,
                                    int64_t patience, int ranks, int rank, char* text, int64_t size) {
   return return_text(text, size, [&] {
-    Layout layout;
-    layout.add({rows, {n, n, n}}, false), layout.add({n, {1, 1, 1}}, true);
-    layout.view = View::rows;
-    const Function of = Function(function);
-    const DType in = DType(in_type), out = DType(out_type);
-    const Problem problem = backward
-                                ? Problem::backward(layout, of, in, out, tensors[kDx], tensors[kSaved], tensors[kGrad])
-                                : Problem::forward(layout, of, in, out, tensors[kX], tensors[kY]);
+    const RankLinks links = {
+        static_cast<char**>(memory), static_cast<int*>(fault), uint64_t(patience), ranks, rank, 0, 0, 0};
     cuda::enter_context(device);
-    cuda::start_over_ranks(
-        problem, {static_cast<char**>(memory), static_cast<int*>(fault), uint64_t(patience), ranks, rank, 0, 0, 0},
-        device, stream);
+    cuda::start_over_ranks(Function(function), backward, DType(in_type), DType(out_type), tensors, rows, n, links,
+                           device, stream);
     return std::string();
   });
 }

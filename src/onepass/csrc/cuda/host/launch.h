@@ -142,9 +142,12 @@ void start_loss(const LossLaunch& launch, void* states, void* partials, void* st
 void start_loss_total(const LossProblem& problem, const LossTotal& total, int device, void* stream);
 void start_state_merge(const StateMerge& merge, DType type, int device, void* stream);
 
-// Launches the kernel of contiguous rows that are split over the GPUs of `links`, whose numbers of the call it fills
-// in. Throws where this GPU's part of a row is too long for it, or the tensors begin at different bytes of a vector.
-void start_over_ranks(const Problem& problem, RankLinks links, int device, void* stream);
+// Launches a forward, or a gradient, of contiguous rows, of which this GPU has n elements each and the GPUs of `links`
+// the others; the numbers of the call in `links` are filled in. `tensors` are in the order of ForwardTensor or
+// BackwardTensor. Throws where this GPU's part of a row is too long, or the tensors begin at different elements of a
+// vector.
+void start_over_ranks(Function function, bool backward, DType in, DType out, void* const* tensors, int64_t rows,
+                      int64_t n, RankLinks links, int device, void* stream);
 
 // Launches by the plan given, or by the problem's own; where the driver refuses a cooperative launch, by the one that
 // the problem has without. `start` gets a Launch, and gives what onepass::cuda::start does.

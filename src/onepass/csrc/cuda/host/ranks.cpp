@@ -20,13 +20,15 @@ int kind_number(const KernelKind& kind) {
 
 }  // namespace
 
-void start_over_ranks(const Problem& given, RankLinks links, int device, void* stream) {
-  Problem problem = given;
-  if (!problem.layout.n) {  // a rank without elements: wherever its tensors are
-    for (TensorArg& tensor : problem.tensors) tensor.data = nullptr;
-  }
+void start_over_ranks(Function function, bool backward, DType in, DType out, void* const* tensors, int64_t rows,
+                      int64_t n, RankLinks links, int device, void* stream) {
+  Layout layout;
+  layout.add({rows, {n, n, n}}, false), layout.add({n, {1, 1, 1}}, true);
+  layout.view = View::rows;
+  const auto at = [&](int t) { return n ? tensors[t] : nullptr; };  // without elements: wherever the tensors are
+  const Problem problem = backward ? Problem::backward(layout, function, in, out, at(kDx), at(kSaved), at(kGrad))
+                                   : Problem::forward(layout, function, in, out, at(kX), at(kY));
   const Gpu& gpu = device_info(device);
-  const int64_t rows = problem.layout.rows, n = problem.layout.n;
   if (!gpu.cooperative) throw std::runtime_error("onepass: this GPU takes no cooperative launches");
   if (gpu.sm_count > kRankBlocks)
     throw std::runtime_error("onepass: GPUs of up to " + std::to_string(kRankBlocks) +
@@ -53,11 +55,11 @@ void start_over_ranks(const Problem& given, RankLinks links, int device, void* s
   launch.shared = unsigned(plan->smem_vecs * plan->threads_per_row * full * planner.read_size * planner.operands);
   launch.message_bytes = 1;  // cooperative: a block waits for others of this GPU
   // ForwardRows or BackwardRows (kernels/row_map.cuh), which end with a word for the score.
-  const int tensors = problem.count_tensors(), places = plan->smem_vecs / kPipelinedVecs;
+  const int count = problem.count_tensors(), places = plan->smem_vecs / kPipelinedVecs;
   int64_t map[2 * kMaxTensors + 2 + 1] = {};
-  map[tensors] = rows, map[tensors + 1] = n;
-  for (int t = 0; t < tensors; ++t) {
-    map[t] = int64_t(problem.address(t)), map[tensors + 2 + t] = problem.layout.row_stride(t);
+  map[count] = rows, map[count + 1] = n;
+  for (int t = 0; t < count; ++t) {
+    map[t] = int64_t(problem.address(t)), map[count + 2 + t] = problem.layout.row_stride(t);
   }
   const void* const arguments[] = {map, &places, &links};
   if (!start_kernel(launch, const_cast<void**>(arguments), stream))
