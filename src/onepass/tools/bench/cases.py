@@ -6,6 +6,7 @@ To add a suite, add it to `SUITES`. To run a case with `--quick`, name the devic
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
@@ -220,6 +221,16 @@ def _row_lengths() -> Iterable[Case]:
         yield Case("row-lengths", name, (1, n), -1, "logsumexp", dtypes=_F32_BF16, quick=quick, fill=FILL)
 
 
+def _lengths() -> Iterable[Case]:
+    """Lengths that libraries are tuned for, and lengths that were drawn, as many in each octave."""
+    draw = random.Random(0)
+    drawn = sorted({round(2 ** (octave + draw.random())) for octave in range(4, 18) for _ in range(2)})
+    for kind, lengths in (("power of two", [1 << i for i in range(4, 19)]), ("drawn", drawn)):
+        for n in lengths:
+            quick = _BOTH if n in (64, 4096, drawn[9]) else ()
+            yield Case("lengths", f"{kind}, N {n}", (1, n), dtypes=_F32_BF16, quick=quick, fill=FILL)
+
+
 _LONG = ((1, 1 << 17), (1, 1 << 20), (1, 1 << 22), (4, 1 << 20), (8, 128256), (32, 128256))
 
 
@@ -320,6 +331,11 @@ SUITES = {
         ("powers-of-two", "4096 rows, N = 256 to 262144 in steps of 4x", _powers_of_two()),
         ("models", "the shapes of language models, attention, routers and segmentation", _models()),
         ("row-lengths", "as many rows as 1 GiB holds, N = 8 to 262144, including odd lengths", _row_lengths()),
+        (
+            "lengths",
+            "as many rows as 1 GiB holds, N = 16 to 262144: powers of two, and lengths that were drawn",
+            _lengths(),
+        ),
         ("few-long-rows", "1 to 64 rows, N = 128256 to 268435456", _few_long_rows()),
         ("backward", "gradients of many rows, of few long rows and of vocabularies", _backward()),
         ("columns", "softmax over other dims and in other layouts, and its gradient", _columns()),

@@ -1,6 +1,7 @@
 """Plots of results files. Nothing here times anything or imports torch.
 
-A suite that sweeps N is drawn as curves of GB/s over N, any other suite as bars of the fraction of a copy's speed per
+A suite that sweeps N is drawn as curves of GB/s over N (`lengths` as curves of the fraction of a copy's speed), any
+other suite as bars of the fraction of a copy's speed per
 case. Drawn shapes are one plot of all classes; a length that moves by one, and the mean length of segments, is a curve
 of the fraction. There is one plot per suite, function, direction and dtype, as PNG and as SVG. The same file gives the
 same SVG, byte for byte.
@@ -80,7 +81,7 @@ def draw(files: Sequence[Results], folder: str | Path) -> list[Path]:
             notes = "; ".join(dict.fromkeys(note for _, note in found.values()))
             suite = names[0].partition("/")[0]
             note = f"onepass bench {suite}: {len({r.key() for r in rows})} points; {notes}"
-            drawers = {"random": _draw_classes, "slide": _draw_slide}
+            drawers = {"random": _draw_classes, "slide": _draw_slide, "lengths": _draw_lengths}
             other = _draw_slide if names[0].startswith(SWEEP) else _draw_curves if is_sweep(rows) else _draw_cases
             figure = drawers.get(suite, other)(rows, failed, device, note)
             parts = [
@@ -193,6 +194,62 @@ def _draw_slide(rows: Sequence[Row], failed: Sequence[Row], device: str, note: s
 
 
 # Curves
+
+
+def _draw_lengths(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
+    """The fraction of the limit over powers of two, and beside them over lengths that were drawn.
+
+    Each curve has its name at its end, and a gap at the lengths that its provider does not take.
+    """
+    names, found = providers(rows), sorted(lines([*rows, *failed]), key=lambda line: line.first().shape[1])
+    kinds = list(dict.fromkeys(row.case.partition(",")[0] for row in rows))
+    figure, panels = plt.subplots(1, len(kinds), figsize=(8.6, 4.8), sharey=True, layout="constrained", squeeze=False)
+    ends: dict[str, float] = {}
+    for axes, kind in zip(panels[0], kinds, strict=True):
+        here = [line for line in found if line.first().case.startswith(kind)]
+        ns = [line.first().shape[1] for line in here]
+        axes.axhline(1.0, color="black", linestyle=_DASHES, linewidth=1.4, zorder=3)
+        for name in reversed(names):
+            _, colour, marker = style(name, names)
+            ours = name == "onepass"
+            ys = [line.fraction(name) for line in here]
+            look: dict[str, Any] = {"markersize": 4.5 if ours else 3.5, "linewidth": 2.4 if ours else 1.3}
+            # None makes a gap.
+            axes.plot(
+                ns, [float("nan") if y is None else y for y in ys], color=colour, marker=marker, **look, zorder=5 + ours
+            )
+            ends |= {name: y for y in ys if y is not None}
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([2**i for i in range(4, 40, 2) if ns[0] / 2 <= 2**i <= ns[-1] * 2])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{int(n)}" if n < 16384 else f"{int(n) // 1024}K"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel({"power of two": "N: powers of two", "drawn": "N: random lengths"}.get(kind, f"N: {kind}"))
+        axes.grid(axis="y", color=_FAINT, linewidth=0.8)
+        axes.set_axisbelow(True)
+    panels[0][0].set_ylim(0, max(1.05, *(line.fraction(n) or 0.0 for line in found for n in names)) * 1.02)
+    panels[0][0].set_ylabel(f"fraction of the speed of {'a copy' if limit_name(rows[0]) == 'copy' else 'an addition'}")
+    _name_ends(panels[0][-1], ends | {limit_name(rows[0]): 1.0}, names)
+    _add_text(panels[0][0], rows[0], f", {rows_text(rows)} of N", device, failed, note)
+    return figure
+
+
+def _name_ends(axes: Any, ends: dict[str, float], names: Sequence[str]) -> None:
+    """The names of curves at the right of the axes, moved apart where the curves end close together."""
+    apart = 0.052 * axes.get_ylim()[1]
+    order = sorted(ends, key=lambda name: ends[name])
+    places = [ends[name] for name in order]
+    for _ in range(200):
+        for i in range(1, len(places)):
+            if (lack := apart - (places[i] - places[i - 1])) > 0:
+                places[i - 1], places[i] = max(0.0, places[i - 1] - lack / 2), places[i] + lack / 2
+    for name, place in zip(order, places, strict=True):
+        label, colour, _ = style(name, names) if name in names else (name, "black", "")
+        text: dict[str, Any] = {
+            "color": colour,
+            "va": "center",
+            "fontweight": "bold" if name == "onepass" else "normal",
+        }
+        axes.annotate(label, (1.02, place), xycoords=("axes fraction", "data"), annotation_clip=False, **text)
 
 
 def _draw_curves(rows: Sequence[Row], failed: Sequence[Row], device: str, note: str) -> Any:
