@@ -1,10 +1,9 @@
 """Plots of results files. Nothing here times anything or imports torch.
 
 A suite that sweeps N is drawn as curves of GB/s over N (`lengths` as curves of the fraction of a copy's speed), any
-other suite as bars of the fraction of a copy's speed per
-case. Drawn shapes are one plot of all classes; a length that moves by one, and the mean length of segments, is a curve
-of the fraction. There is one plot per suite, function, direction and dtype, as PNG and as SVG. The same file gives the
-same SVG, byte for byte.
+other suite as bars of the fraction of a copy's speed per case. Drawn shapes are one plot of all classes; a length that
+moves by one, and the mean length of segments, is a curve of the fraction. There is one plot per suite, function,
+direction and dtype, as PNG and as SVG. The same file gives the same SVG, byte for byte.
 """
 
 from __future__ import annotations
@@ -203,7 +202,9 @@ def _draw_lengths(rows: Sequence[Row], failed: Sequence[Row], device: str, note:
     """
     names, found = providers(rows), sorted(lines([*rows, *failed]), key=lambda line: line.first().shape[1])
     kinds = list(dict.fromkeys(row.case.partition(",")[0] for row in rows))
-    figure, panels = plt.subplots(1, len(kinds), figsize=(8.6, 4.8), sharey=True, layout="constrained", squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(kinds), figsize=(8.6, 4.8), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
     ends: dict[str, float] = {}
     for axes, kind in zip(panels[0], kinds, strict=True):
         here = [line for line in found if line.first().case.startswith(kind)]
@@ -218,9 +219,10 @@ def _draw_lengths(rows: Sequence[Row], failed: Sequence[Row], device: str, note:
             axes.plot(
                 ns, [float("nan") if y is None else y for y in ys], color=colour, marker=marker, **look, zorder=5 + ours
             )
-            ends |= {name: y for y in ys if y is not None}
+            if own := [y for y in ys if y is not None]:
+                ends[name] = own[-1]
         axes.set_xscale("log", base=2)
-        axes.set_xticks([2**i for i in range(4, 40, 2) if ns[0] / 2 <= 2**i <= ns[-1] * 2])
+        axes.set_xticks([4**i for i in range(2, 10)])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{int(n)}" if n < 16384 else f"{int(n) // 1024}K"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel({"power of two": "N: powers of two", "drawn": "N: random lengths"}.get(kind, f"N: {kind}"))
