@@ -75,6 +75,11 @@ class Results:
         measured, cases = self.of(name)
         return measured.mean(name, cases)
 
+    def best(self, name: str) -> float | None:
+        """The most of all cases in float32."""
+        every = {**self.powers.fractions, **self.course.fractions}
+        return max((of for (whose, _, dtype), of in every.items() if (whose, dtype) == (name, "float32")), default=None)
+
 
 def course_cases(computes: str) -> list[Case]:
     """The cases of the suite course of one kind."""

@@ -38,17 +38,19 @@ PAGES = (
 
 # The file of each suite that the docs speak of.
 FILES = {
+    "lengths": "lengths-h200-2026-11-28.json",
     "rows": "rows-h200-2026-11-22.json",
-    "few": "few-h200-2026-11-22.json",
+    "few": "few-h200-2026-11-28.json",
     "seeds": "seeds-h200-2026-11-24.json",
     "models": "models-h200-2026-11-24.json",
     "slide": "slide-h200-2026-11-26.json",
-    "columns": "columns-h200-2026-11-24.json",
+    "columns": "columns-h200-2026-11-28.json",
+    "columns-backward": "columns-h200-2026-11-24.json",
     "losses": "losses-h200-2026-11-27.json",
     "scores": "scores-h100-2026-11-26.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
-    "gallery-powers": "powers-gallery-h200-2026-11-24.json",
+    "gallery-powers": "powers-gallery-h200-2026-11-28.json",
     "cpu AVX2, 1 thread": "cpu-epyc-avx2-1t-2026-11-22.json",
     "cpu AVX2, 2 threads": "cpu-epyc-avx2-2t-2026-11-22.json",
     "cpu AVX-512, 1 thread": "cpu-xeon-avx512-1t-2026-11-22.json",
@@ -70,20 +72,21 @@ NOISE = 0.03  # times within it are alike
 RANDOM = [f"random-{seed}-h200-2026-11-26.json" for seed in range(1000, 1005)]
 # The four lines of the README's table.
 HEADLINES = (
-    ("rows", "softmax", None),
+    ("lengths", None, None),
     ("few", None, None),
-    ("columns", None, "forward"),
+    ("columns", None, None),
     ("backward", None, None),
 )
 # (what a table calls it, the file, function or None for all, direction or None)
 GPU = (
+    ("1 GiB of rows, half of their lengths random", "lengths", None, None),
     ("1 GiB of rows, softmax", "rows", "softmax", None),
     ("1 GiB of rows, logsumexp", "rows", "logsumexp", None),
     ("4096 rows of 256 to 12672", "seeds", None, None),
     ("few long rows", "few", None, None),
     ("gradients of rows", "backward", None, None),
-    ("another dim or layout", "columns", None, "forward"),
-    ("gradients over another dim or layout", "columns", None, "backward"),
+    ("another dim or layout", "columns", None, None),
+    ("gradients over another dim or layout", "columns-backward", None, "backward"),
     ("shapes of models", "models", None, None),
 )
 README = tuple(workload for workload in GPU if workload[1:] in HEADLINES)
@@ -91,6 +94,7 @@ CPU = tuple((key, key, None, None) for key in FILES if key.startswith("cpu"))
 OTHERS = {"torch": "torch", "torch-compile": "torch.compile", "liger": "Liger", "quack": "QuACK"}
 # The pictures that the docs show: file, what `onepass plot` calls it -> its name in docs/plots.
 PICTURES = {
+    "lengths": {"lengths-softmax-forward-bfloat16": "lengths-h200-bfloat16"},
     "rows": {
         "row-lengths-softmax-forward-bfloat16": "rows-h200-bfloat16",
         "row-lengths-logsumexp-forward-float32": "logsumexp-h200-float32",
@@ -100,8 +104,8 @@ PICTURES = {
     "columns": {
         "columns-softmax-forward-float32": "columns-h200-float32",
         "columns-softmax-forward-bfloat16": "columns-h200-bfloat16",
-        "columns-softmax-backward-bfloat16": "columns-backward-h200-bfloat16",
     },
+    "columns-backward": {"columns-softmax-backward-bfloat16": "columns-backward-h200-bfloat16"},
     "models": {"models-softmax-forward-bfloat16": "models-h200-bfloat16"},
     "slide": {
         "slide-rows-softmax-forward-bfloat16": "slide-rows-h200-bfloat16",
@@ -303,7 +307,7 @@ def columns() -> str:
     """Each point of the suite `columns`: the fraction of the limit's speed, by direction and dtype."""
     kinds = [(way, dtype) for way in ("forward", "backward") for dtype in ("float32", "bfloat16")]
     found: dict[str, dict[tuple[str, str], Row]] = {}
-    for row in rows_of("columns"):
+    for row in (*rows_of("columns"), *rows_of("columns-backward", direction="backward")):
         if row.provider == "onepass" and row.copy_fraction:
             case = row.case.removeprefix("softmax backward, ")
             found.setdefault(case, {})[row.direction, row.dtype] = row
@@ -323,9 +327,9 @@ def gallery_powers() -> str:
     rows = rows_of("gallery-powers")
     names = ["copy", *dict.fromkeys(r.provider for r in rows if r.provider != "copy")]
     found = {(r.shape[1], r.provider): r for r in rows if r.ok}
-    head = ["N", *names]
+    lengths = sorted({n for n, _ in found})
     gbps = lambda n, name: f"{found[n, name].gbps:.0f}" if (n, name) in found else "-"  # noqa: E731
-    return markdown(head, [[str(n), *(gbps(n, name) for name in names)] for n in sorted({k[0] for k in found})])
+    return markdown(["", *map(str, lengths)], [[name, *(gbps(n, name) for n in lengths)] for name in names])
 
 
 # The two tutorials' own tables, over N: persistent Triton over torch in the newer one; Triton, a program for each

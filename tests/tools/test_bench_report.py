@@ -3,17 +3,19 @@
 import io
 import warnings
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from lib.bench import CASE, file, row
+from lib.bench import CASE, bad, file, row
 from lib.scripts import python_output
 from lib.transcript import assert_snapshot
 from onepass.tools.bench import report, results, styles
-from onepass.tools.bench.plots import draw
+from onepass.tools.bench.cases import SUITES
+from onepass.tools.bench.plots import _name_ends, draw, plt
 from onepass.tools.bench.progress import Progress
 from onepass.tools.bench.results import Row
 from onepass.tools.gallery import VARIANTS
@@ -189,3 +191,26 @@ def test_the_whole_gallery_and_many_cases_fit_on_a_page_with_a_style_per_variant
     assert all(drawn[suite][0] == 1376 and 600 < drawn[suite][1] < 1400 for suite in ("named", "many"))
     assert 1200 <= drawn["models"][0] <= 1500
     assert drawn["models"][1] <= 1600
+
+
+def test_curves_over_lengths_have_gaps_and_names_that_do_not_touch(tmp_path: Path) -> None:
+    fractions = {"copy": 1.0, "onepass": 0.99, "torch": 0.5, "liger": 0.5, "quack": 0.98, "naive": 0.01}
+    rows = [
+        replace(row(provider=name, suite="lengths", case=case.name, shape=[1, case.shape[1]]), median_us=1 / fraction)
+        for case in SUITES["lengths"].cases
+        for name, fraction in fractions.items()
+        if not (name == "quack" and case.shape[1] % 8)
+    ]
+    paths = draw(
+        [file(*rows, bad("unsupported: odd", provider="quack", suite="lengths", case="drawn, N 27", shape=[1, 27]))],
+        tmp_path,
+    )
+    assert [png_size(path) for path in paths if path.suffix == ".png"] == [(1376, 768)]
+    axes = plt.subplots()[1]
+    _name_ends(axes, fractions, list(fractions)[1:])
+    places = {text.get_text(): text.xyann[1] for text in axes.texts}
+    assert next(iter(places)) == "naive PyTorch"
+    heights = list(places.values())
+    assert min(b - a for a, b in pairwise(heights)) > 0.045 * axes.get_ylim()[1]
+    assert all(abs(places[styles.style(name)[0]] - of) < 0.06 for name, of in fractions.items())
+    plt.close("all")

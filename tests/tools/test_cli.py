@@ -26,7 +26,7 @@ from onepass.tools.cli import cli
 __all__ = ["fake"]
 
 PACKAGE = Path(onepass.__file__).parent
-FEW = str(RESULTS / "few-h200-2026-11-22.json")
+FEW = str(RESULTS / "few-h200-2026-11-28.json")
 H200 = ("--device", "h200")
 
 
