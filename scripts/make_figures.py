@@ -11,10 +11,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean as geomean
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
@@ -24,6 +25,9 @@ import course_tables  # noqa: E402
 from onepass.tools.bench.random_report import class_groups, class_table, others_of, ratios_of, segment_groups  # noqa: E402
 from onepass.tools.bench.report import lines, us_text  # noqa: E402
 from onepass.tools.bench.results import Row, load  # noqa: E402
+from onepass.tools.terminal import console, progress_bar  # noqa: E402
+
+T = TypeVar("T")
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = ROOT / "docs" / "plots"
@@ -425,6 +429,12 @@ def rewritten(page: Path) -> str:
     return _PLACE.sub(make, page.read_text())
 
 
+def shown(work: Sequence[T], what: str) -> Iterator[T]:
+    """Each item, with a bar of how many are done on a terminal."""
+    with progress_bar(console(sys.stderr), transient=True) as bar:
+        yield from bar.track(work, description=what)
+
+
 def draw() -> None:
     """The pictures, under the names that the docs have for them."""
     import tempfile
@@ -444,7 +454,7 @@ def draw() -> None:
     for key, files in SEGMENTS.items():
         curves = "segments-sweep-forward-softmax-forward"
         pictures.append((files, {f"{curves}-{dtype}": f"{key}-{dtype}" for dtype in ("float32", "bfloat16")}))
-    for files, wanted in pictures:
+    for files, wanted in shown(pictures, "pictures"):
         with tempfile.TemporaryDirectory() as folder:
             for path in draw_files([load(RESULTS / file) for file in files], folder):
                 if path.suffix == ".png" and path.stem in wanted:
@@ -456,7 +466,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a table is not its file's")
     check = parser.parse_args().check
     stale = []
-    for page in (ROOT / name for name in PAGES):
+    for page in shown([ROOT / name for name in PAGES], "pages"):
         text = rewritten(page)
         if text != page.read_text():
             stale.append(page.name)

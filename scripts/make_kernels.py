@@ -20,6 +20,7 @@ import onepass
 from onepass import native
 from onepass._kernel_compiler import Kernel
 from onepass._warmup import DTYPES, check, kernels_of
+from onepass.tools.terminal import console, progress_bar
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD, DIST = ROOT / "build" / "kernels", ROOT / "dist"
@@ -43,7 +44,9 @@ def make(arch: int, options: argparse.Namespace) -> None:
     dtypes, lengths = [getattr(torch, name) for name in options.dtypes], [int(n) for n in options.lengths] or None
     kernels = kernels_of(check(dtypes, options.functions, lengths, arch), -1, arch, lengths)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(put, kernels, [arch] * len(kernels), [folder] * len(kernels), chunksize=8))
+        made = pool.map(put, kernels, [arch] * len(kernels), [folder] * len(kernels), chunksize=8)
+        with progress_bar(console(sys.stderr), transient=True) as bar:
+            list(bar.track(made, len(kernels), description=f"kernels for sm_{arch}"))
     files = list(folder.glob("*.cubin"))
     for file in files:
         file.chmod(0o644)
