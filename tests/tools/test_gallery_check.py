@@ -19,6 +19,7 @@ from onepass.tools.bench.cases import Case
 from onepass.tools.bench.providers import Learned
 from onepass.tools.gallery import VARIANTS
 from onepass.tools.gallery.check import Failure, load, trials, try_one
+from onepass.tools.gallery.cuda_launches import H200, LIMITS
 from onepass.tools.gallery.mistakes import MISTAKES
 
 __all__ = ["fake"]
@@ -105,6 +106,31 @@ def test_a_kernel_that_leaves_the_row_or_does_not_compile(tmp_path: Path) -> Non
         assert hint in failure.hint
 
 
+@needs_emulator
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("cuda-columns", "mask >= 8", "mask > 8"),
+        ("cuda-backward", "k) - sum", "k) - 2 * sum"),
+        ("cuda-cluster", "/ total", "/ sum"),
+        ("cuda-grid", "1 / block_sum(total", "2 / block_sum(total"),
+    ],
+)
+def test_a_kernel_that_is_launched_like_another(tmp_path: Path, name: str, right: str, wrong: str) -> None:
+    source = VARIANTS[name].source
+    assert right in source
+    for text, is_right in ((source, True), (source.replace(right, wrong), False)):
+        file = tmp_path / f"{is_right}.cu"  # a file is compiled once
+        file.write_text(text)
+        candidate = replace(load(file, like=name), emulated=True)
+        assert (try_one(candidate, TRIALS["40 rows"], CPU) is None) == is_right
+    assert candidate.refuses(torch.zeros(1, 300_000)) == (
+        f"takes rows of at most {LIMITS[name](torch.float32, H200)} elements of float32; got N = 300000"
+        if name in LIMITS
+        else None
+    )
+
+
 def test_wrong_commands(tmp_path: Path) -> None:
     two = 'extern "C" __global__ void a(int x) {}\nextern "C" __global__ void b(int x) {}\n'
     for name, text, options, message in (
@@ -115,6 +141,10 @@ def test_wrong_commands(tmp_path: Path) -> None:
         ("c.cu", two, (), "has a, b: name one with --function"),
         ("c.cu", two, ("--function", "c"), "has no kernel c; it has a, b"),
         ("c.cu", two, ("--function", "a"), "a must take (const TYPE* x, TYPE* y, int64_t rows, "),
+        ("c.cu", two, ("--function", "a", "--like", "cuda-grid"), "must take (const TYPE* __restrict__ x, "),
+        ("c.cu", two, ("--like", "cuda-fast"), "no CUDA variant 'cuda-fast'; there are cuda-warp, "),
+        ("d.py", "softmax = len", ("--like", "cuda-rows"), "only a kernel is launched like cuda-rows"),
+        ("e.cu", VARIANTS["cuda-grid"].source, ("--like", "cuda-grid", "--threads", "64"), "got threads; it takes"),
         ("c.cu", two, ("--threads", "33"), "threads must be 32 to 1024, a multiple of 32; got 33"),
     ):
         (tmp_path / name).write_text(text)

@@ -269,39 +269,43 @@ def mistakes(name: str | None, output: str | None, answer: bool) -> None:
 @click.option("--function", metavar="NAME", help="The kernel or function.  [default: the only kernel; softmax]")
 @click.option("--emulate", is_flag=True, help="Run a CUDA kernel on the CPU, without a GPU and without times.")
 @click.option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.  [default: cuda if there is one]")
-@click.option("--threads", type=int, default=256, show_default=True, help="Threads of a block.")
-@click.option("--blocks", type=int, default=0, help="Blocks of the launch.  [default: as many as rows]")
+@click.option("--like", default="", metavar="VARIANT", help="Launch a CUDA kernel like this one, which it replaces.")
+@click.option("--threads", type=int, default=0, help="Threads of a block.  [default: 256, or those of --like]")
+@click.option("--blocks", type=int, default=0, help="Blocks.  [default: as many as rows, or those of --like]")
 @click.option("-D", "--define", "defines", multiple=True, metavar="NAME=VALUE", help="A macro of the kernel.")
 @click.option("--no-time", is_flag=True, help="Only check.")
 def check(
-    file: Path, function: str | None, emulate: bool, device: str | None, no_time: bool, threads: int, blocks: int,
-    defines: tuple[str, ...],
+    file: Path, function: str | None, emulate: bool, device: str | None, no_time: bool, like: str, threads: int,
+    blocks: int, defines: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Check the softmax in FILE on the inputs on which softmaxes go wrong, with a hint for each failure.
 
     A .cu file has a kernel extern "C" __global__ void NAME(const TYPE* x, TYPE* y, int64_t rows, int64_t n, int64_t
     x_stride, int64_t y_stride), and may include types.cuh and the gallery's files. A .py file has a function
-    softmax(x). A right one is timed on a GPU. The exit status is 0 if all is right, 1 if not, 2 for a wrong command.
+    softmax(x). With --like the kernel has the parameters, the macros and the launch of a CUDA variant, and computes
+    what that does: --like cuda-columns the softmax of columns, --like cuda-backward the gradient. A right one is timed
+    on a GPU, unless it is a gradient. The exit status is 0 if all is right, 1 if not, 2 for a wrong command.
     """
     from onepass.tools.bench import cli_run
     from onepass.tools.bench.cases import Case
     from onepass.tools.bench.providers import Learned
     from onepass.tools.gallery.check import load
 
-    with usage_errors(ValueError):
-        LAUNCH_PARAMS["threads"].check("threads", threads)
-        if blocks:
-            LAUNCH_PARAMS["blocks"].check("blocks", blocks)
-        candidate = load(file, function)
+    with usage_errors(ValueError, TypeError):
+        for name, value in (("threads", threads), ("blocks", blocks)):
+            if value:
+                LAUNCH_PARAMS[name].check(name, value)
+        candidate = load(file, function, like, threads=threads, blocks=blocks, defines=defines)
         at = cli_run.parse_device("cpu" if emulate and device is None else device)
     if emulate or candidate.call is None:
         _check_where(candidate, at, emulate)
-        candidate = replace(candidate, emulated=emulate, threads=threads, blocks=blocks, defines=defines)
+        candidate = replace(candidate, emulated=emulate)
     if not _try_all(candidate, at):
         return 1
-    if no_time or at.type == "cpu":
+    if no_time or at.type == "cpu" or candidate.computes == "gradient":
         return 0
-    return cli_run.bench_learned(Learned(candidate), Case("gallery", "4096x4096", (4096, 4096)), "float32", at)
+    case = Case("gallery", "4096x4096", (4096, 4096), 0 if candidate.computes == "columns" else -1)
+    return cli_run.bench_learned(Learned(candidate), case, "float32", at)
 
 
 def _check_where(candidate: Candidate, device: torch.device, emulate: bool) -> None:

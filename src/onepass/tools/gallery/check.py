@@ -17,7 +17,8 @@ from onepass import reference
 from onepass.native import KernelLaunch
 from onepass.tools.bench.correctness import TOLERANCE, smallest_number
 from onepass.tools.emulator.run import BACKWARDS, DRAWN, FORWARDS, IN_STEP, run
-from onepass.tools.gallery.cuda_launches import blocks_for, nvrtc_options, rows_launch
+from onepass.tools.gallery.cuda_launches import H200, LAUNCHES, Launch, blocks_for, nvrtc_options, rows_launch
+from onepass.tools.gallery.variants import VARIANTS
 
 __all__ = ["Candidate", "Failure", "Trial", "load", "trials", "try_one"]
 
@@ -34,43 +35,89 @@ _KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+{_BOUNDS}void\s+{_BOUNDS}(\w
 class Candidate:
     """A CUDA kernel `function` (x, y, rows, n, x_stride, y_stride) of a file, or a Python function of x.
 
-    threads, blocks: of the launch of a kernel; 0 blocks are as many as rows. defines: macros of a kernel, beside TYPE.
-    order: of the threads in the emulator: IN_STEP hides races, so that other mistakes are told from them.
+    like: a CUDA variant of the gallery whose parameters, macros and launch the kernel has, and which computes the same.
+    threads, blocks: of the launch of a kernel; 0 are 256 threads and as many blocks as rows, or those of `like`.
+    defines: macros of a kernel, beside TYPE. order: of the threads in the emulator: IN_STEP hides races, so that other
+    mistakes are told from them.
     """
 
     file: Path
     function: str
     call: Callable[[Tensor], Tensor] | None = None  # of Python
     emulated: bool = False
-    threads: int = 256
+    like: str = ""
+    threads: int = 0
     blocks: int = 0
     defines: tuple[str, ...] = ()
     order: int = IN_STEP
 
+    @property
+    def computes(self) -> str:
+        """One of variants.COMPUTES."""
+        return VARIANTS[self.like].computes if self.like else "rows"
+
+    def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What the kernel reads: x, or the softmax of x and a gradient of that."""
+        if self.computes != "gradient":
+            return (x,)
+        grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.device, x.dtype)
+        return torch.softmax(x.float(), 1).to(x.dtype), grad
+
+    def definition(self, x: Tensor) -> Tensor:
+        """What is right, in float64."""
+        if self.computes != "gradient":
+            return reference.softmax(x.double(), 0 if self.computes == "columns" else 1)
+        y, grad = (t.double() for t in self.inputs(x))
+        return y * (grad - (y * grad).sum(1, keepdim=True))
+
+    def refuses(self, x: Tensor) -> str | None:
+        """Why `like` does not take x, or None."""
+        return VARIANTS[self.like].refuses(x.shape[0], x.shape[1], x.dtype) if self.like else None
+
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """Writes the softmax of the rows of `x` into `out`."""
+        """Writes the softmax of the rows of `x` into `out`, or what `like` computes."""
         if self.call is not None:
             y = self.call(x)
             if (y.shape, y.dtype) != (x.shape, x.dtype):
                 raise ValueError(f"gave {tuple(y.shape)} of {y.dtype} for {tuple(x.shape)} of {x.dtype}")
             out.copy_(y)
             return
-        numbers = KernelLaunch(self.blocks or blocks_for(x.shape[0], 1), self.threads)
-        options = nvrtc_options(x.dtype) + tuple(f"-D{define}" for define in self.defines)
-        launch = rows_launch(self.function, x, out, numbers, options, str(self.file.resolve()))
+        launch = self._launch(x, out)
+        launch.options += tuple(f"-D{define}" for define in self.defines)
         if not self.emulated:
             from onepass.tools.gallery.native_calls import run_on_gpu
 
             run_on_gpu(launch)
             return
-        run(Path(launch.source), self.function, options, numbers, launch.arguments, [out], order=self.order)
+        names = launch.options, launch.numbers, launch.arguments, launch.written
+        run(Path(launch.source), self.function, *names, order=self.order)
+
+    def _launch(self, x: Tensor, out: Tensor) -> Launch:
+        source = str(self.file.resolve())
+        if not self.like:
+            numbers = KernelLaunch(self.blocks or blocks_for(x.shape[0], 1), self.threads or 256)
+            return rows_launch(self.function, x, out, numbers, nvrtc_options(x.dtype), source)
+        on = H200._replace(multiprocessors=4)
+        if not self.emulated:
+            from onepass.tools.gallery.native_calls import processor
+
+            on = processor(x.device.index)
+        launch = LAUNCHES[self.like](*self.inputs(x), out, on, **self.given())
+        return replace(launch, source=source, name=self.function)
+
+    def given(self) -> dict[str, int]:
+        """The numbers of the launch that are not those of `like`."""
+        return {name: value for name, value in (("threads", self.threads), ("blocks", self.blocks)) if value}
 
 
-def load(file: Path, function: str | None = None, **launch: Any) -> Candidate:
+def load(file: Path, function: str | None = None, like: str = "", **launch: Any) -> Candidate:
     """The candidate in a file: .cu, or .py with a function softmax or `function`.
 
-    Raises ValueError for a file of another kind, without such a function, or with several where none is named.
+    Raises ValueError for a file of another kind, without such a function, or with several where none is named; and
+    where `like` is no CUDA variant of the gallery.
     """
+    if like and like not in LAUNCHES:
+        raise ValueError(f"no CUDA variant {like!r}; there are {', '.join(LAUNCHES)}")
     if file.suffix == ".py":
         spec = importlib.util.spec_from_file_location(file.stem, file)
         assert spec is not None
@@ -84,6 +131,8 @@ def load(file: Path, function: str | None = None, **launch: Any) -> Candidate:
         call = getattr(module, name, None)
         if not callable(call):
             raise ValueError(f"{file} has no function {name}(x)")
+        if like:
+            raise ValueError(f"{file} is Python; only a kernel is launched like {like}")
         return Candidate(file, name, call)
     if file.suffix != ".cu":
         raise ValueError(f"takes a .cu or a .py file, got {file}")
@@ -96,10 +145,16 @@ def load(file: Path, function: str | None = None, **launch: Any) -> Candidate:
     name = function or next(iter(kernels))
     if name not in kernels:
         raise ValueError(f"{file} has no kernel {name}; it has {', '.join(kernels) or 'none'}")
-    if kernels[name].count(",") != 5:
-        signature = "(const TYPE* x, TYPE* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride)"
-        raise ValueError(f"{name} must take {signature}; it takes ({' '.join(kernels[name].split())})")
-    return Candidate(file, name, **launch)
+    signature = "const TYPE* x, TYPE* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride"
+    if like in ("cuda-grid", "cuda-backward"):  # the others have the parameters of all
+        ((_, signature),) = _KERNEL.findall(VARIANTS[like].source)
+    if kernels[name].count(",") != signature.count(","):
+        takes, has = (" ".join(parameters.split()) for parameters in (signature, kernels[name]))
+        raise ValueError(f"{name} must take ({takes}), or those of a --like; it takes ({has})")
+    candidate = Candidate(file, name, like=like, **launch)
+    if like:
+        VARIANTS[like].check_launch_params(candidate.given())
+    return candidate
 
 
 # What it is tried on ----------------------------------------------------------------------------------------------
@@ -197,6 +252,8 @@ def try_one(candidate: Candidate, trial: Trial, device: torch.device) -> Failure
         x, out = trial.make(device)
     except RuntimeError:  # no memory
         return "takes 9 GB of memory"
+    if (reason := candidate.refuses(x)) is not None:
+        return f"{candidate.like} {reason}"
     before = x.clone()
     try:
         candidate(x, out)
@@ -204,8 +261,10 @@ def try_one(candidate: Candidate, trial: Trial, device: torch.device) -> Failure
             torch.cuda.synchronize(device)
     except Exception as error:
         return _refused(error, trial)._replace(is_last=device.type == "cuda" and _is_lost(device))
-    want = reference.softmax(before.double(), 1)
-    return _compare(out, want, trial) or _beside(x, before, out)
+    want = candidate.definition(before)
+    # Of a gradient the terms of a row are compared with its largest, since they are differences.
+    scale = want.abs().amax(1, keepdim=True) if candidate.computes == "gradient" else want.abs()
+    return _compare(out, want, scale, trial) or _beside(x, before, out)
 
 
 def _is_lost(device: torch.device) -> bool:
@@ -236,10 +295,10 @@ def _refused(error: Exception, trial: Trial) -> Failure:
     return Failure(f"{type(error).__name__}: {first}", hint)
 
 
-def _compare(out: Tensor, want: Tensor, trial: Trial) -> Failure | None:
+def _compare(out: Tensor, want: Tensor, scale: Tensor, trial: Trial) -> Failure | None:
     dtype = str(out.dtype).removeprefix("torch.")
     got, tolerance = out.double(), TOLERANCE[dtype]
-    error = (got - want).abs() / want.abs().clamp(min=smallest_number(out.dtype) / tolerance)
+    error = (got - want).abs() / scale.clamp(min=smallest_number(out.dtype) / tolerance)
     wrong = ~((error <= tolerance) | (got.isnan() & want.isnan()))
     if not bool(wrong.any()):
         return None

@@ -45,7 +45,8 @@ def _kernel(source: str, name: str, options: tuple[str, ...], device: int) -> in
 
 
 @functools.cache
-def _processor(device: int) -> Processor:
+def processor(device: int) -> Processor:
+    """What launches depend on of a GPU."""
     about = torch.cuda.get_device_properties(device)
     return Processor(about.multi_processor_count, getattr(about, "shared_memory_per_block_optin", 48 * 1024))
 
@@ -60,7 +61,7 @@ class CudaVariant:
         return LAUNCHES[self.name](*tensors, on, **given)
 
     def __call__(self, *tensors: Tensor, **given: int) -> Tensor:
-        run_on_gpu(self.launch(*tensors, on=_processor(tensors[0].device.index), **given))
+        run_on_gpu(self.launch(*tensors, on=processor(tensors[0].device.index), **given))
         return tensors[-1]
 
     def emulate(self, *tensors: Tensor, **given: int) -> Tensor:
@@ -75,7 +76,7 @@ class CudaVariant:
         """Why the idea does not take a matrix of that shape, or None."""
         if self.name not in LIMITS:
             return None
-        limit = LIMITS[self.name](dtype, _processor(0) if torch.cuda.is_available() else H200)
+        limit = LIMITS[self.name](dtype, processor(0) if torch.cuda.is_available() else H200)
         name = str(dtype).removeprefix("torch.")
         return f"takes rows of at most {limit} elements of {name}; got N = {n}" if n > limit else None
 
