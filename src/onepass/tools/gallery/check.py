@@ -262,7 +262,7 @@ def try_one(candidate: Candidate, trial: Trial, device: torch.device) -> Failure
     except Exception as error:
         return _refused(error, trial)._replace(is_last=device.type == "cuda" and _is_lost(device))
     want = candidate.definition(before)
-    # Of a gradient the terms of a row are compared with its largest, since they are differences.
+    # The elements of a gradient are differences, and are compared with the largest of their row.
     scale = want.abs().amax(1, keepdim=True) if candidate.computes == "gradient" else want.abs()
     return _compare(out, want, scale, trial) or _beside(x, before, out)
 
