@@ -18,6 +18,7 @@ RESULTS ?= build/bench
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # else each process compiles torch's modules anew: 3 s
 NATIVE := setup.py pyproject.toml $(shell find src/onepass -name '*.cpp' -o -name '*.h')
 CLANG := $(shell find src/onepass -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 

@@ -80,6 +80,13 @@ def processes() -> Iterator[Forks]:
 
 
 @pytest.fixture(scope="session")
+def compilers() -> Iterator[Forks]:
+    """Processes that have what torch.compile, DTensors and optimizers import as well, and not onepass: 2 s more."""
+    with forks("pytest, torch._dynamo, torch.distributed.tensor.parallel") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
 def emulator() -> Emulator:
     return Emulator()
 

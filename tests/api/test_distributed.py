@@ -7,7 +7,7 @@ float64 results are those of unsharded rows but for roundings.
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -21,8 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 import onepass
 from lib.ranks import join, run, run_cases
 from lib.samples import special
-from lib.scripts import Forks, forks
-from lib.support import DTYPES, FUNCTIONS
+from lib.support import DTYPES, FUNCTIONS, slow
 from onepass import distributed, distributed_ops
 from onepass.validation import Spec
 
@@ -470,32 +469,26 @@ def die(size: int) -> None:
         distributed.softmax(torch.zeros(3))
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Forks]:
-    with forks("pytest, torch, torch._dynamo, onepass") as made:
-        yield made
+@pytest.mark.parametrize(("size", "some"), [(2, True), slow(2, False), (3, False), (4, True)])
+def test_cases(size, some, compilers, tmp_path):
+    names = ["rows_of_all_dtypes", "special_rows", "losses_of_infinite_logits", "a_group_of_some"] if some else CASES
+    run(compilers, tmp_path, size, __file__, f"work({size}, {' '.join(names)!r})")
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_cases(size, processes, tmp_path):
-    names = list(CASES) if size < 4 else ["rows_of_all_dtypes", "special_rows", "derivatives", "a_group_of_some"]
-    run(processes, tmp_path, size, __file__, f"work({size}, {' '.join(names)!r})")
-
-
-def test_compiled(processes, tmp_path):
-    run(processes, tmp_path, 2, __file__, "work(2, 'compiled')")
+def test_compiled(compilers, tmp_path):
+    run(compilers, tmp_path, 2, __file__, "work(2, 'compiled')")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [2, 4])
-def test_gpus(size, processes, tmp_path):
+def test_gpus(size, compilers, tmp_path):
     if torch.cuda.device_count() < size:
         pytest.skip(f"fewer than {size} GPUs")
-    run(processes, tmp_path, size, __file__, f"work_on_gpus({size})")
+    run(compilers, tmp_path, size, __file__, f"work_on_gpus({size})")
 
 
-def test_a_rank_that_ends_is_an_error_of_the_others(processes, tmp_path):
-    run(processes, tmp_path, 2, __file__, "die(2)")
+def test_a_rank_that_ends_is_an_error_of_the_others(compilers, tmp_path):
+    run(compilers, tmp_path, 2, __file__, "die(2)")
 
 
 # One process ----------------------------------------------------------------------------------------------------------

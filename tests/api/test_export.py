@@ -10,7 +10,7 @@ from torch import Tensor
 
 import onepass
 from lib.cpp import build_with_torch, output
-from lib.support import TORCH, assert_defined, every_operator, every_softmax, maker, ours, slow
+from lib.support import FUNCTIONS, OPERATORS, TORCH, assert_defined, every_softmax, maker, ours, thin_product
 from onepass import native
 
 BOTH = {"x": {0: torch.export.Dim("rows", min=2, max=64), 1: torch.export.Dim("columns", min=2, max=512)}}
@@ -46,8 +46,7 @@ def calls_of(graph: torch.fx.Graph) -> list[str]:
     return [str(node.target) for node in graph.nodes if node.op == "call_function"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@every_operator
+@thin_product(3, function=OPERATORS, dtype=[torch.float32, torch.bfloat16])
 def test_any_size_survives_a_file(function, dtype, tmp_path):
     def call(x: Tensor) -> Tensor:
         y = ours(function)(x, -1)
@@ -74,9 +73,7 @@ def test_a_dtype_and_several_dims_survive_a_file(function, tmp_path):
     assert_defined(function, y, x.float(), (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("engine", "in_place"), [("auto", False), ("cpu", True), slow("auto", True), slow("cpu", False)]
-)
+@thin_product(5, function=FUNCTIONS, engine=["auto", "cpu"], in_place=[False, True])
 def test_strict_export_of_a_call_with_out(function, in_place, engine):
     if in_place and function == "logsumexp":
         pytest.skip("its result has another shape than its input")

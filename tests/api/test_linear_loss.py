@@ -174,9 +174,9 @@ dist.destroy_process_group()
 """
 
 
-def test_parameters_that_ranks_share(processes, tmp_path):
+def test_parameters_that_ranks_share(compilers, tmp_path):
     """Each rank has rows of its own; the gradient of a shard is the mean of all ranks."""
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
-    for done in processes.run(tmp_path, SHARDED, 2):
+    for done in compilers.run(tmp_path, SHARDED, 2):
         assert done.status == 0, done.errors[-2000:]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 import onepass
+from lib import support
 from lib.samples import SAMPLES
 from lib.support import FUNCTIONS, SOFTMAXES, TORCH, assert_state, every_operator, every_softmax, keepdims, maker, slow
 from onepass import State
@@ -57,10 +58,9 @@ def test_out(function, device):
     opcheck(getattr(ops, function).out, (x, [0]), {"out": out}, **NO_GRAPH)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("sample", ["middle", "two dims", "0-d"])
-@either
+@support.thin_product(
+    5, sample=["middle", "two dims", "0-d"], keepdim=[False, True], wide=[False, True], requires_grad=[True, False]
+)
 def test_logsumexp_and_its_gradient_in_graphs(sample, keepdim, wide, requires_grad, device):
     """`wide`: of a half input in float32."""
     if wide and device == "cpu" and sample == "middle":

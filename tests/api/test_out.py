@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lib.support import DTYPES, assert_defined, every_softmax, keepdims, maker, ours, same, thin_tuples
+from lib.support import DTYPES, assert_defined, every_softmax, keepdims, maker, ours, same, thin_product
 from onepass.validation import overlap, self_overlap
 
 POISON = -12345.0
@@ -47,7 +47,7 @@ def _untouched(buffer: Tensor, out: Tensor) -> bool:
     return bool((rest == torch.tensor(POISON).to(buffer.dtype)).all())
 
 
-@pytest.mark.parametrize(("layout", "source"), thin_tuples(itertools.product(OUTS, [*INS, "in place"]), 3))
+@thin_product(3, layout=OUTS, source=[*INS, "in place"])
 def test_any_layout(function, source, layout, engine, device):
     if source == "in place" and function == "logsumexp":
         pytest.skip("its result has another shape than its input")

@@ -26,8 +26,7 @@ def test_the_reference_sums_equal_elements_pairwise(layout):
     assert ((total - want).abs() <= 3 * torch.finfo(torch.float64).eps * want).all(), total
 
 
-@pytest.mark.parametrize("layout", support.LAYOUTS)
-@support.every_operator
+@support.thin_product(3, layout=support.LAYOUTS, function=support.OPERATORS)
 def test_every_layout(function, layout, engine, device):
     for dtype in support.DTYPES:
         check_layout(function, support.LAYOUTS[layout](support.maker(dtype, device)), engine)
@@ -120,7 +119,9 @@ def test_auto_is_the_engine_of_the_device(function, engine, device):
 # The shape has no power of two in it: rows are misaligned and lanes are masked.
 
 
-@pytest.mark.parametrize("shape", [(1823, 781), (256, 256), (256, 384), (256, 12672)], ids=str)
+@support.thin_product(
+    5, shape=[(1823, 781), (256, 256), (256, 384), (256, 12672)], function=support.FUNCTIONS, dtype=support.DTYPES
+)
 def test_published_shapes(function, dtype, shape, engine, device):
     """And the ends of its sweep: M = 4096, N = 128 * i for i = 2 .. 99; fewer rows here."""
     torch.manual_seed(0)

@@ -14,8 +14,7 @@ import onepass
 from lib.losses import assert_close, tolerance
 from lib.modes import Graphs, Operators
 from lib.samples import SPECIAL_ROWS, special
-from lib.scripts import Forks
-from lib.support import DTYPES, maker, same, thin, with_instruction_set
+from lib.support import DTYPES, maker, same, thin
 from onepass.segment_arithmetic import SegmentSpec, forward_arithmetic
 from onepass.segment_ops import segment_call
 
@@ -673,8 +672,7 @@ def test_the_module(device):
     assert repr(module) == "SegmentSoftmax(dim=0, scale=0.5)"
 
 
-def check_all() -> None:
-    """What the process of another instruction set runs."""
+def check_all() -> None:  # by another instruction set
     for lengths in ("some vectors", "all lengths", "one huge"):
         offsets = offsets_of(LENGTHS[lengths])
         for name in NAMES[:3]:
@@ -686,8 +684,3 @@ def check_all() -> None:
                 g = maker(dtype, seed=3)(*got.shape)
                 (a,), (b,) = torch.autograd.grad(got, mine, g), torch.autograd.grad(want, theirs, g.double())
                 assert_right(a, b, dtype)
-
-
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_other_instruction_sets(isa, processes: Forks, tmp_path):
-    with_instruction_set(processes, tmp_path, isa, __file__, "t.check_all()")

@@ -1,5 +1,6 @@
 """NaN, infinities, empty and extreme rows: torch's values, on every engine, at every place of a row."""
 
+import itertools
 import math
 
 import pytest
@@ -13,8 +14,9 @@ from onepass import reference
 INF, NAN = math.inf, math.nan
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 16, 33, 1000, 1025, 4100, 20011])
-@support.every_operator
+@support.thin_product(
+    3, length=[1, 2, 3, 16, 33, 1000, 1025, 4100, 20011], function=support.OPERATORS, dtype=support.DTYPES
+)
 def test_rows(function, dtype, length, engine, device):
     x = special(length, dtype, device)
     x = -x if function == "softmin" else x
@@ -36,18 +38,11 @@ def test_columns(function, dtype, shape, engine, device):
         support.assert_defined(function, support.ours(function)(x, dim, engine=engine), x, dim)
 
 
-EVERY_ROW = """
-import itertools
-for function, dtype in itertools.product(t.support.OPERATORS, t.support.DTYPES):
-    for length in (2, 3, 16, 33, 1000):
-        t.test_rows(function, dtype, length, "cpu", "cpu")
-    t.test_columns(function, dtype, (5, 40, 9), "cpu", "cpu")
-"""
-
-
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set(processes, tmp_path, isa):
-    support.with_instruction_set(processes, tmp_path, isa, __file__, EVERY_ROW)
+def check_all() -> None:  # by another instruction set
+    for function, dtype in itertools.product(support.OPERATORS, support.DTYPES):
+        for length in (2, 3, 16, 33, 1000):
+            test_rows(function, dtype, length, "cpu", "cpu")
+        test_columns(function, dtype, (5, 40, 9), "cpu", "cpu")
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, INF, -INF, NAN])

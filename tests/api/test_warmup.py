@@ -22,10 +22,10 @@ FILLED: dict[str, tuple[dict[str, Any], str, dict[str, Any], list[tuple[Any, ...
     # by name: the options, as the command takes them, those of a call before it, and whose kernels are then compiled:
     # function, types, direction
     "rows": (
-        {**PAIRS, "functions": ["softmax", "logsumexp"], "lengths": [100]},
-        "softmax,logsumexp --dtypes f32,bf16:f32 --lengths 100",
+        {**PAIRS, "functions": ["softmax"], "lengths": [100]},
+        "softmax --dtypes f32,bf16:f32 --lengths 100",
         {},
-        [(function, x_type, F32, "forward") for function in ("softmax", "logsumexp") for x_type in (F32, BF16)],
+        [("softmax", x_type, F32, "forward") for x_type in (F32, BF16)],
     ),
     "gradients": (
         {**PAIRS, "functions": ["softmax", "logsumexp", "state"], "lengths": [3], "backward": True},
@@ -213,7 +213,7 @@ assert native.counts() == before, (native.counts(), before)
 @pytest.mark.parametrize("which", native.PASSES)
 @pytest.mark.parametrize("function", ["softmax", "logsumexp"])
 @pytest.mark.parametrize("x_type", [BF16, slow(F32)])
-@pytest.mark.parametrize("lengths", [(1, 2, 21, 100, 1000, 4096, 30_000, 1 << 20), slow(())], ids=["some", "any"])
+@pytest.mark.parametrize("lengths", [(1, 100, 30_000), slow((2, 21, 1000, 4096, 1 << 20)), slow(())], ids=str)
 def test_every_kernel_to_warm_is_one_that_can_be_compiled(lengths, x_type, function, which):
     """The planner makes plans that the rules of forced plans refuse: vectors of one element in shared memory, say."""
     kind = function, x_type, F32

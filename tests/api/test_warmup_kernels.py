@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib.support import slow, thin_tuples
+from lib.support import slow, thin_product, thin_tuples
 from lib.warmup import (
     BF16,
     F16,
@@ -32,7 +32,6 @@ FORWARD, BACKWARD, BROADCAST = native.PASSES
 MOST = 320  # kernels of one function for a pair of types: 50 s of compiling at worst in one process
 MOST_OF_GRADIENTS = 250
 MOST_OF_COLUMNS = {FORWARD: 2000, BACKWARD: 1500, BROADCAST: 1800}
-every_pair = pytest.mark.parametrize(("x_type", "y_type"), TYPES, ids=lambda t: str(t)[6:])
 
 
 def kernels(function: str, types: tuple, arch: int, lengths: Any = (), which: str = FORWARD, *dims: bool) -> dict:
@@ -46,7 +45,7 @@ def functions_of(which: str, x_type: torch.dtype, y_type: torch.dtype) -> tuple[
 
 
 @pytest.mark.parametrize("arch", [slow(80), 90, slow(100), slow(120)])
-@pytest.mark.parametrize(("x_type", "y_type"), thin_tuples(TYPES, 2), ids=lambda t: str(t)[6:])
+@pytest.mark.parametrize(("x_type", "y_type"), thin_tuples(TYPES, 3), ids=lambda t: str(t)[6:])
 def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
     types, back = (x_type, y_type), (y_type, x_type)
     for function in FAMILY:
@@ -75,10 +74,15 @@ def test_lengths_narrow_it_down(n):
     assert 8 <= len(of_columns(kernels(*kinds, [n], FORWARD, True))) <= 480
 
 
-@pytest.mark.parametrize("arch", [slow(80), 90])
-@every_pair
-@pytest.mark.parametrize("which", native.PASSES)
-def test_every_length_is_covered(which, x_type, y_type, arch):
+EACH = [(arch, *types, which) for arch in (90, 80) for types in TYPES for which in native.PASSES]
+
+
+@pytest.mark.parametrize(
+    ("arch", "x_type", "y_type", "which"),  # each pair of types by one pass in turn
+    [each if k % 3 == k // 3 % 3 and each[0] == 90 else slow(*each) for k, each in enumerate(EACH)],
+    ids=lambda t: str(t).removeprefix("torch."),
+)
+def test_every_length_is_covered(arch, x_type, y_type, which):
     rng = random.Random(0)
     for function in functions_of(which, x_type, y_type):
         known = kernels(function, (x_type, y_type), arch, (), which)
@@ -88,11 +92,13 @@ def test_every_length_is_covered(which, x_type, y_type, arch):
 
 
 @pytest.mark.parametrize("arch", [slow(80), 90, slow(100)])
-@pytest.mark.parametrize(("x_type", "dx_type"), [(F32, F32), (BF16, BF16), (F32, BF16), (F64, F64)])
-@pytest.mark.parametrize(
-    ("function", "which"), [("softmax", BACKWARD), ("softmax", BROADCAST), ("logsumexp", BACKWARD)]
+@thin_product(
+    2,
+    types=((F32, F32), (BF16, BF16), (F32, BF16), (F64, F64)),
+    kind=(("softmax", BACKWARD), ("softmax", BROADCAST), ("logsumexp", BACKWARD)),
 )
-def test_gradients_of_any_rows_and_views_are_covered(x_type, dx_type, function, which, arch):
+def test_gradients_of_any_rows_and_views_are_covered(types, kind, arch):
+    (x_type, dx_type), (function, which) = types, kind
     rng = random.Random(0)
     known = kernels(function, (x_type, dx_type), arch, (), which)
     compiled = {compiled_in(plan_of(plan)) for plan in known.values()}

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import onepass
+from lib import support
 from lib.samples import SAMPLES
-from lib.support import DTYPES, SOFTMAXES, TORCH, both, every_operator, every_softmax, keepdims, maker, ours, same
+from lib.support import DTYPES, SOFTMAXES, TORCH, both, every_softmax, keepdims, maker, ours, same
 from onepass import reference
 
 # torch.autograd's batched checks warn of operators without a batching rule.
@@ -17,8 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 F64 = torch.float64
 
 
-@pytest.mark.parametrize("case", [case for case in SAMPLES if case not in ("channels_last", "empty dim")])
-@every_operator
+@support.thin_product(
+    2, case=[case for case in SAMPLES if case not in ("channels_last", "empty dim")], function=support.OPERATORS
+)
 def test_derivatives(function, case, engine, device):
     """Backward and forward, twice, and batches of each."""
     if function == "state" and case == "expanded":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
+from lib import support
 from lib.modes import Operators
 from lib.support import SOFTMAXES, TORCH, both, every_operator, every_softmax, keepdims, maker, ours
 
@@ -55,7 +56,7 @@ def test_batches_of_batches_and_of_0_d(function, engine, device):
         torch.testing.assert_close(transform(f)(x[0]), transform(ref)(x[0]))
 
 
-@every_operator
+@support.thin_product(3, function=support.OPERATORS)
 def test_every_nesting_of_up_to_three_and_vmap_of_it(function, engine, device):
     """Forward over forward too: torch runs a jvp with forward mode off, so that an outer one may see constants."""
     x, t = maker(F64, device)(2, 3, 4), maker(F64, device, 9)(2, 3, 4)
@@ -110,10 +111,11 @@ def operands(function: str, shape: Any, dims: list[int], device: str, keepdim: b
     return [t.requires_grad_() for t in (make(*lse.shape), x, lse)]
 
 
-@pytest.mark.parametrize(
-    ("shape", "dims"), [((3, 5), [1]), ((2, 4, 3), [-2]), ((2, 3, 2), [0, -1]), ((), [0])], ids=str
+@support.thin_product(
+    3, function=support.FUNCTIONS, place=[((3, 5), [1]), ((2, 4, 3), [-2]), ((2, 3, 2), [0, -1]), ((), [0])]
 )
-def test_derivatives_of_every_order(function, shape, dims, device):
+def test_derivatives_of_every_order(function, place, device):
+    shape, dims = place
     for keepdim in (False, True)[: 1 + (function == "logsumexp")]:
         given, f = operands(function, shape, dims, device, keepdim), operator(function, dims, keepdim)
         assert gradcheck(f, given, check_forward_ad=True)

@@ -35,14 +35,9 @@ def host() -> Path:
     here = Path(__file__).parent
     sources = (
         here / "emulated.cpp",
-        HERE / "host.cpp",
-        CORE / "cuda/host/launch.cpp",
         CORE / "cuda/host/loss.cpp",
         CORE / "cuda/host/divergence.cpp",
         CORE / "cuda/host/segments.cpp",
-        CORE / "cuda/host/scored.cpp",
-        CORE / "cuda/host/ranks.cpp",
-        CORE / "plan/tables.cpp",
     )
     options = "-O0", UNCHECKED, "-pthread", f"-I{CORE}", f"-I{HERE}", "-shared"
     return build(folder() / "emulated.so", *options, *sources, "-ldl")

@@ -4,6 +4,12 @@
 #include "core/batch_invariant.h"
 #include "host.h"
 #include "plan/columns.h"
+// Sources that take less time with this one than each by itself.
+#include "cuda/host/launch.cpp"
+#include "cuda/host/ranks.cpp"
+#include "cuda/host/scored.cpp"
+#include "host.cpp"
+#include "plan/tables.cpp"
 
 using emulator::said_by;
 using emulator::way;

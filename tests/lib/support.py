@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,10 +14,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import onepass
-from onepass import native, reference
-
-from .paths import ROOT
-from .scripts import Forks
+from onepass import reference
 
 SOFTMAXES = ("softmax", "log_softmax", "softmin")
 FUNCTIONS = (*SOFTMAXES, "logsumexp")
@@ -89,6 +85,18 @@ def thin_tuples(cases: Iterable[tuple[Any, ...]], nth: int) -> list[Any]:
     return [slow(*case) if k % nth else pytest.param(*case) for k, case in enumerate(cases)]
 
 
+def thin_product(nth: int, **values: Iterable[Any]) -> Any:
+    """Each value of an argument with each of the others, of which all but every nth combination are slow."""
+    combinations = thin_tuples(itertools.product(*values.values()), nth)
+    return pytest.mark.parametrize(tuple(values), combinations, ids=lambda value: str(value).removeprefix("torch."))
+
+
+def first_of_each(cases: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any]:
+    """Cases of a sweep, of which all but the first of each kind are slow."""
+    seen: set[Any] = set()
+    return [slow(case) if kind(case) in seen else seen.add(kind(case)) or case for case in cases]
+
+
 def drawn_positions(
     pick: Random, happens: Callable[[], bool], slopes: Callable[[], Tensor], offset: int
 ) -> dict[str, Any]:
@@ -113,20 +121,6 @@ def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float =
         return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).to(device)
 
     return make
-
-
-def with_instruction_set(processes: Forks, folder: Path, isa: str, file: str, code: str) -> None:
-    """Runs Python that has the tests of `file` as `t`, in a process whose CPU engine takes the instruction set `isa`.
-    Skips where that is the one that all tests here run, or does not work here."""
-    if isa == native.status("isa"):
-        pytest.skip(f"all other tests here run {isa}")
-    folders = [str(ROOT / "tests"), str(Path(file).parent)]
-    begin = f"import sys, torch; torch.set_num_threads(1); sys.path[:0] = {folders}\nimport {Path(file).stem} as t\n"
-    (done,) = processes.run(folder, f"{begin}{code}\nprint('right')", ONEPASS_CPU_CAPABILITY=isa)
-    if done.status and "ONEPASS_CPU_CAPABILITY is an instruction set that works here" in done.errors:
-        assert isa != "baseline"
-        pytest.skip(f"{isa} does not work here")
-    assert done.out == "right\n", done.errors[-2000:]
 
 
 LAYOUTS: dict[str, Callable[[Make], Tensor]] = {

@@ -26,7 +26,7 @@ from torch import Tensor
 import onepass.triton as engine
 from lib import samples
 from lib.gradients import gradient
-from lib.support import DTYPES, Make, accumulator, assert_defined, assert_state, maker
+from lib.support import DTYPES, Make, accumulator, assert_defined, assert_state, maker, slow
 from onepass import State, reference
 from onepass.triton import Plan
 from onepass.triton.launch import _kernel
@@ -284,6 +284,17 @@ def assert_close(got: Tensor, want: Tensor, error: Tensor, note: Any) -> None:
 
 TARGETS = [("cuda", 90), ("hip", "gfx942"), ("hip", "gfx950"), ("cuda", 80), ("cuda", 100), ("cuda", 120)]
 POINTERS = {F64: "*fp64", F32: "*fp32", F16: "*fp16", BF16: "*bf16"}
+
+
+def every_target(names: str, cases: Sequence[tuple[Any, ...]], nth: int) -> Any:
+    """Each of the cases for each target. Of the first two, every nth case is compiled for one in turn; the rest is
+    slow."""
+    each = [
+        (*case, *target) if k % nth == 0 and target == TARGETS[k // nth % 2] else slow(*case, *target)
+        for target in TARGETS
+        for k, case in enumerate(cases)
+    ]
+    return pytest.mark.parametrize((*names.split(), "backend", "arch"), each, ids=name_of)
 
 
 class Properties:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lib.gallery import every_variant, needs_emulator, needs_triton
+from lib.gallery import every_variant, needs_emulator, needs_triton, variants_here
 from lib.scripts import run_python
 from lib.support import assert_defined, maker, slow
 from lib.warmup import needs_nvrtc
@@ -23,15 +23,23 @@ from onepass.tools.gallery.variants import DTYPES, Count, Traffic, parse_header
 
 INF, NAN = math.inf, math.nan
 every_dtype = pytest.mark.parametrize("dtype", [getattr(torch, name) for name in DTYPES], ids=DTYPES)
-# torch.compile takes seconds for each shape on a CPU
+# torch.compile takes seconds for each shape and dtype on a CPU
+every_case = pytest.mark.parametrize(
+    ("variant", "device", "dtype"),
+    [
+        pytest.param(*each.values, getattr(torch, name), id=f"{each.id}-{name}", marks=(*each.marks, *marks))
+        for each in variants_here()
+        for name in DTYPES
+        for marks in [[pytest.mark.slow] * (each.id == "naive-compile-cpu" and name != "bfloat16")]
+    ],
+)
 SHAPES = [(1, 1), (1, 2), (3, 7), (9, 32), (17, 33), (5, 781), (2, 1024), (3, 1025), (40, 64), (2, 5003)]
 
 
-@every_variant
-@every_dtype
+@every_case
 def test_values(variant, device, dtype):
     make = maker(dtype, device, scale=3.0)
-    some = SHAPES[4:5] if dtype is torch.float16 else SHAPES[4:6]
+    some = SHAPES[4:5] if dtype is not torch.float32 else SHAPES[4:6]
     taken = [shape for shape in SHAPES if variant.refuses(*shape, dtype) is None]
     for shape in some if variant.name == "naive-compile" else taken:
         x = make(*shape)
@@ -70,8 +78,7 @@ def test_special_values_give_torch_s_results(variant, device):
         assert variant(torch.zeros(shape, device=device)).shape == shape
 
 
-@every_variant
-@every_dtype
+@every_case
 def test_row_strides_and_offsets(variant, device, dtype):
     make = maker(dtype, device)
     inputs = [make(7, 70)[:, 3:50], make(1, 33).expand(4, 33), make(12, 40)[1::3], make(5, 40)[:, 39:]]
@@ -378,7 +385,7 @@ kernels = [
 dtypes = ("fp32", "fp16", "bf16")
 gpus = ("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 120, 32), ("hip", "gfx942", 64)
 for at, (backend, arch, warp) in enumerate(gpus):
-    for kernel, signature, constants, warps in kernels:
+    for kernel, signature, constants, warps in kernels if every else [kernels[(at + 1) % 3]]:
         for dtype in dtypes if every else [("fp32", "bf16", "fp32", "fp16")[at]]:
             types = {name: text % dtype if "%" in text else text for name, text in strides.items()}
             source = ASTSource(kernel, {**types, **signature}, constants, {})
@@ -390,7 +397,7 @@ for at, (backend, arch, warp) in enumerate(gpus):
 
 
 @needs_triton
-@pytest.mark.parametrize(("every", "count"), [(False, 12), slow(True, 36)])  # or types in turn
+@pytest.mark.parametrize(("every", "count"), [(False, 4), slow(True, 36)])  # or kernels and types in turn
 def test_kernels_compile_for_gpus_that_are_not_here(tmp_path, every, count):
     code = f"every = {every}\n{COMPILE}"
     done = run_python("-c", code, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")

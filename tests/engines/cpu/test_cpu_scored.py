@@ -1,10 +1,8 @@
 """Scores on the CPU engine: random calls, forward and backward, against the arithmetic in doubles; special values;
 long and odd rows; threads and instruction sets."""
 
-import itertools
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from lib.scripts import Forks
-from lib.support import DTYPES, maker, same, thin_tuples, with_instruction_set
+from lib.support import DTYPES, maker, same, thin_product
 from onepass.scored import (
     _KERNELS,
     _NUMBERS_OF,
@@ -333,17 +330,11 @@ def test_what_is_outside_the_window_is_not_read() -> None:
     torch.testing.assert_close(y, x.masked_fill(above, -math.inf).softmax(1))
 
 
-CODE = """
-for function in t.FUNCTIONS:
-    for dtype in t.DTYPES:
-        for seed in range(20):
-            t.check(seed, function, dtype)
-"""
-
-
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set(processes: Forks, tmp_path: Path, isa: str) -> None:
-    with_instruction_set(processes, tmp_path, isa, __file__, CODE)
+def check_all() -> None:  # by another instruction set
+    for function in FUNCTIONS:
+        for dtype in DTYPES:
+            for seed in range(20):
+                check(seed, function, dtype)
 
 
 # Of more than 8 MB in any type: streaming stores write whole lines.
@@ -351,9 +342,7 @@ LARGE = [((16, 512, 512), 1), ((9000, 500), 0), ((2, 3, 700, 1504), 2), ((70, 70
 LARGE += [((4000, 1100), 1), ((1700, 3, 900), 0)]
 
 
-@pytest.mark.parametrize(
-    ("place", "dtype", "at"), thin_tuples(itertools.product(LARGE, (BF16, F32, F64), (0, 1, 32)), 11), ids=str
-)
+@thin_product(16, place=LARGE, dtype=(BF16, F32, F64), at=(0, 1, 32))
 def test_large_results_begin_anywhere(place, dtype, at):
     shape, dim = place
     x, error = maker(dtype)(*shape), 64 * torch.finfo(dtype).eps

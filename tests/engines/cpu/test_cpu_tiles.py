@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 import onepass
 from lib import support
 from lib.gradients import gradient
-from lib.scripts import Forks
 
 F32, F64, F16, BF16 = support.DTYPES
 SMALLEST = {dtype: 2 * torch.finfo(dtype).smallest_normal for dtype in support.DTYPES}
@@ -33,8 +31,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {  # the same values, lying in ot
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@support.every_operator
+@support.thin_product(2, shape=SHAPES, function=support.OPERATORS)
 def test_functions_of_every_form(function: str, shape: tuple[int, ...]) -> None:
     for dtype, form in itertools.product(support.DTYPES, FORMS):
         x = support.maker(dtype)(*shape)
@@ -142,8 +139,7 @@ def test_threads_and_streaming_stores_give_the_same_bits() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("n", [2, 5, 14, 27, 45, 59, 77, 391])
+@support.thin_product(3, n=[2, 5, 14, 27, 45, 59, 77, 391], dtype=[F32, BF16])
 def test_streamed_rows_that_are_no_whole_lines(n: int, dtype: torch.dtype) -> None:
     rows = (8 << 20) // (n * dtype.itemsize) + 3  # results are streamed; those of a third of the rows are not
     x = support.maker(dtype)(rows, n)
@@ -167,21 +163,15 @@ def test_streamed_rows_that_are_no_whole_lines(n: int, dtype: torch.dtype) -> No
         torch.testing.assert_close(out, streamed, rtol=0, atol=0, equal_nan=True)
 
 
-CODE = """
-for function in t.support.FUNCTIONS:
-    for n in (1, 3, 8, 17, 24):
-        t.test_short_rows_of_every_length(function, n)
-    for shape in t.SHAPES[:8]:
-        t.test_functions_of_every_form(function, shape)
-        if function in ("softmax", "log_softmax"):
-            for dtype in t.support.DTYPES:
-                t.test_gradients_of_every_form(function, shape, dtype)
-for n in (14, 391):
-    for dtype in (t.F32, t.BF16):
-        t.test_streamed_rows_that_are_no_whole_lines(n, dtype)
-"""
-
-
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set(processes: Forks, tmp_path: Path, isa: str) -> None:
-    support.with_instruction_set(processes, tmp_path, isa, __file__, CODE)
+def check_all() -> None:  # by another instruction set
+    for function in support.FUNCTIONS:
+        for n in (1, 3, 8, 17, 24):
+            test_short_rows_of_every_length(function, n)
+        for shape in SHAPES[:8]:
+            test_functions_of_every_form(function, shape)
+            if function in ("softmax", "log_softmax"):
+                for dtype in support.DTYPES:
+                    test_gradients_of_every_form(function, shape, dtype)
+    for n in (14, 391):
+        for dtype in (F32, BF16):
+            test_streamed_rows_that_are_no_whole_lines(n, dtype)

@@ -59,7 +59,7 @@ def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), want.double(), rtol=eps, atol=eps * size, equal_nan=True)
 
 
-@pytest.mark.parametrize(("shape", "is_cross"), cases(6))
+@pytest.mark.parametrize(("shape", "is_cross"), cases(5))
 def test_losses(emulator, shape, is_cross):
     x, dim = inputs(shape)
     n, rows, wide = x.shape[dim], x.numel() // x.shape[dim], F64 if x.dtype is F64 else F32
@@ -99,7 +99,7 @@ def test_losses(emulator, shape, is_cross):
     assert_close(dx, expected, x.dtype)
 
 
-@pytest.mark.parametrize(("shape", "is_kl"), cases(4))
+@pytest.mark.parametrize(("shape", "is_kl"), cases(2))
 def test_divergences(emulator, shape, is_kl):
     x, dim = inputs(shape)
     y = inputs(shape, seed=7)[0].clone()
@@ -123,7 +123,7 @@ def test_divergences(emulator, shape, is_kl):
         assert_close(got, want, x.dtype)
 
 
-@pytest.mark.parametrize(("shape", "_"), cases(4))
+@pytest.mark.parametrize(("shape", "_"), cases(1))
 def test_products(emulator, shape, _):
     x, dim = inputs(shape, seed=5)
     y = inputs(shape, seed=7)[0].clone()
@@ -137,7 +137,7 @@ def test_products(emulator, shape, _):
 
 
 # What the state operators give the gradient of a cross-entropy for (state_ops.py).
-@pytest.mark.parametrize(("shape", "_"), cases(2))
+@pytest.mark.parametrize(("shape", "_"), cases(1))
 def test_gradients_of_one_tensor(emulator, shape, _):
     x, dim = inputs(shape, seed=5)
     y, wide, rows = inputs(shape, seed=7)[0].clone(), F64 if x.dtype is F64 else F32, x.numel() // x.shape[dim]

@@ -85,7 +85,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("error", REFUSED)
+@pytest.mark.parametrize("error", thin(REFUSED, 2))
 def test_refuses(tmp_path, error):
     with pytest.raises(RuntimeError, match=error):
         run(tmp_path, REFUSED[error], torch.randn(N), torch.zeros(N))
@@ -155,7 +155,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", thin(MISTAKES, 4))
+@pytest.mark.parametrize("name", thin(MISTAKES, 6))
 def test_mistakes_in_the_kernels_are_found(tmp_path, name):
     mistake = MISTAKES[name]
     shutil.copytree(CORE / "cuda", tmp_path / "cuda")

@@ -14,7 +14,7 @@ from onepass import native, reference
 
 @pytest.mark.parametrize("calls", [4_000, slow(60_000)])  # of each of five threads
 def test_cached_launches_are_those_made_anew(tmp_path, calls):
-    program = build(tmp_path, "launches", "cuda/host/launch.cpp", "plan/tables.cpp")
+    program = build(tmp_path, "launches", "cuda/host/launch.cpp", "plan/tables.cpp", options=("-O0", "-pthread"))
     found, made, tiers, forward_ns, backward_ns = map(float, output(program, calls).split())
     assert min(found, made) > calls
     assert tiers == len(native.TIERS)

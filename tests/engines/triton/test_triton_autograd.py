@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from lib.modes import Operators
-from lib.support import TORCH, maker, ours, slow
+from lib.support import FUNCTIONS, TORCH, maker, ours, slow, thin_tuples
 from lib.triton import BF16, F16, F32, F64, name_of, needs_triton
 from onepass import decompositions
 from onepass.triton import plan as plans
@@ -109,7 +109,9 @@ def _orders(function: str, dim: Any) -> None:
     assert torch.autograd.gradgradcheck(call, (x,), fast_mode=True)
 
 
-@pytest.mark.parametrize("dim", [slow(0), (0, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dim", "function"), [*thin_tuples((((0, 1), f) for f in FUNCTIONS), 3), *(slow(0, f) for f in FUNCTIONS)], ids=str
+)
 def test_gradients_of_first_and_second_order(interpreting, function, dim):
     interpreting(_orders, function, dim)
 

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 import onepass.triton as engine
-from lib.support import DTYPES, accumulator, maker, same, slow, thin, thin_tuples
+from lib.support import DTYPES, accumulator, maker, same, thin, thin_product
 from lib.triton import (
     BF16,
     COLUMNS,
     F32,
     ROWS,
     SHAPES,
-    TARGETS,
     TILES,
     assert_close,
     assert_no_spills,
+    every_target,
     launched_resources,
     name_of,
     needs_triton,
@@ -96,8 +96,9 @@ def products(x: Tensor, y: Tensor, dim: int, tile: Any = None) -> tuple[Tensor, 
     return sums, dx
 
 
-@pytest.mark.parametrize(("dim", "tile"), [(0, None), (1, COLUMNS), (2, ROWS)])
-def test_products(runs, dtype, dim, tile):
+@thin_product(3, place=[(0, None), (1, COLUMNS), (2, ROWS)], dtype=DTYPES)
+def test_products(runs, dtype, place):
+    dim, tile = place
     shape = [3, 4, 5]
     shape[dim] = 70
     x, y = (maker(dtype, seed=seed)(*shape) for seed in (1, 2))
@@ -109,8 +110,7 @@ def test_products(runs, dtype, dim, tile):
     assert_close(dx.cpu(), x.double() * (y.double() - sums), error, "dx")
 
 
-@KINDS
-@TILES
+@thin_product(3, dtype=DTYPES, tile=(ROWS, COLUMNS), is_kl=(True, False))
 def test_types(runs, dtype, tile, is_kl):
     x, y = maker(dtype, runs.device)(2, 3, 21)
     check(runs, made(x, y, is_kl, "factor softcap smoothing weight"), tile)
@@ -211,8 +211,7 @@ SIZES = [(131072, BF16, 1), (65536, F32, 1), (4096, torch.float64, 1), (64, BF16
 COMPILED = [(asked, *size, is_kl) for asked in ("", "xy", "x", "y") for size in SIZES for is_kl in (True, False)]
 
 
-@pytest.mark.parametrize(("asked", "n", "dtype", "dim", "is_kl"), thin_tuples(COMPILED, 7), ids=name_of)
-@pytest.mark.parametrize(("backend", "arch"), [*TARGETS[:2], *(slow(*target) for target in TARGETS[2:])], ids=name_of)
+@every_target("asked n dtype dim is_kl", COMPILED, 7)
 def test_compiles_without_spills(compiling, backend, arch, asked, n, dtype, dim, is_kl):
     found = compiling(_compile, asked, n, dtype, dim, is_kl, backend, arch)
     assert found["wide"] > 0, "aligned rows and columns are read 16 bytes at a time"

@@ -22,10 +22,10 @@ from lib.triton import (
     NAN,
     ROWS,
     SHAPES,
-    TARGETS,
     TILES,
     assert_close,
     assert_no_spills,
+    every_target,
     launched_resources,
     name_of,
     needs_triton,
@@ -452,10 +452,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("of_gradient", "n", "dtype", "dim", "is_cross", "parts"), thin_tuples(COMPILED, 3), ids=name_of
-)
-@pytest.mark.parametrize(("backend", "arch"), [*TARGETS[:2], *(slow(*target) for target in TARGETS[2:])], ids=name_of)
+@every_target("of_gradient n dtype dim is_cross parts", COMPILED, 3)
 def test_compiles_without_spills(compiling, backend, arch, of_gradient, n, dtype, dim, is_cross, parts):
     found = compiling(_compile, of_gradient, n, dtype, dim, is_cross, parts, backend, arch)
     assert found["wide"] > 0 or n % 16, "aligned rows and columns are read 16 bytes at a time"

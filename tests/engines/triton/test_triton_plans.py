@@ -11,16 +11,15 @@ import pytest
 import torch
 
 import onepass.triton as engine
-from lib.support import slow
 from lib.triton import (
     BF16,
     F16,
     F32,
     F64,
-    TARGETS,
     TIERS,
     Properties,
     assert_no_spills,
+    every_target,
     name_of,
     needs_triton,
     resources,
@@ -150,8 +149,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("backward", "function", "n", "dtype", "to", "aligned"), CASES, ids=name_of)
-@pytest.mark.parametrize(("backend", "arch"), [*TARGETS[:2], *(slow(*target) for target in TARGETS[2:])], ids=name_of)
+@every_target("backward function n dtype to aligned", CASES, 2)
 def test_compiles_without_spills(compiling, backend, arch, backward, function, n, dtype, to, aligned):
     found = compiling(_compile, backward, function, n, dtype, to, aligned, backend, arch)
     assert found["tier"] == ("row" if n <= (16384 if backward else 32768) else "online")

@@ -27,7 +27,7 @@ from lib.support import (
     same,
     slow,
     thin,
-    thin_tuples,
+    thin_product,
 )
 from lib.triton import (
     BF16,
@@ -36,10 +36,10 @@ from lib.triton import (
     F64,
     INF,
     NAN,
-    TARGETS,
     TIERS,
     Properties,
     assert_no_spills,
+    every_target,
     launched_resources,
     name_of,
     needs_triton,
@@ -227,7 +227,7 @@ EACH = list(itertools.product(FUNCTIONS, PARTS, TIERS))
 
 @pytest.mark.parametrize(
     ("function", "part", "tier"),
-    [each if k % 32 == k // 32 % 32 else slow(*each) for k, each in enumerate(EACH)],  # of each tier and each part some
+    [each if k % 48 == k // 48 % 48 else slow(*each) for k, each in enumerate(EACH)],  # of each tier and each part some
 )
 def test_each_part(runs, function, part, tier):
     dtype = DTYPES[(len(part) + len(tier)) % 4]
@@ -302,21 +302,7 @@ def test_any_combination(runs, seed):
     check(runs, function, x, dims, options, random.Random(-seed).choice(list(TIERS.values())), to, seed)
 
 
-SPECIAL = [
-    (tier, dtype) if (tier, dtype) in zip(TWO, (F32, BF16), strict=True) else slow(tier, dtype)
-    for tier, dtype in itertools.product(TWO, DTYPES)
-]
-
-
-@pytest.mark.parametrize(
-    ("function", "empty"),
-    [
-        (function, empty) if k % 2 == (empty == "zero") else slow(function, empty)
-        for k, function in enumerate(FUNCTIONS)
-        for empty in ("nan", "zero")
-    ],
-)
-@pytest.mark.parametrize(("tier", "dtype"), SPECIAL, ids=name_of)
+@thin_product(13, function=FUNCTIONS, empty=("nan", "zero"), tier=TWO, dtype=DTYPES)
 def test_special_values(runs, function, tier, dtype, empty):
     """In the input and the sinks, masked out or not: the definition's, in no row but theirs."""
     x, mask = maker(dtype, runs.device)(14, 23), torch.ones(14, 23, dtype=torch.bool, device=runs.device)
@@ -394,8 +380,7 @@ def test_what_is_outside_the_window_is_not_read(interpreting):
     assert sum(interpreting(_reads, x, causal | {"offset": -8}, online)) == 0
 
 
-@pytest.mark.parametrize("dim", [-2, slow(0), slow((0, 2)), (1, 2), slow((0, 1, 2))], ids=str)
-@TWO_TIERS
+@thin_product(7, dim=[-2, 0, (0, 2), (1, 2), (0, 1, 2)], tier=TWO)
 def test_dims_of_queries_and_heads(runs, dim, tier):
     """Positions are those of the last two dims, whichever is reduced."""
     x = maker(F32, runs.device)(2, 3, 5)
@@ -422,10 +407,7 @@ def _public(function: str, x: Tensor, options: Options, g: Tensor) -> list[Tenso
         return [y.detach(), *torch.autograd.grad(y.masked_fill(y.isinf(), 0), tensors, g)]
 
 
-@pytest.mark.parametrize(
-    ("part", "function"),
-    thin_tuples(itertools.product(["all", "scale", "bias", "causal", "sink of rows"], FUNCTIONS), 3),
-)
+@thin_product(3, part=["all", "scale", "bias", "causal", "sink of rows"], function=FUNCTIONS)
 def test_values_and_gradients(runs, function, part):
     """Of every tensor, by kernels and no arithmetic in their place."""
     options, x = made(part, F32, runs.device), maker(F32, runs.device)(*SHAPE)
@@ -625,8 +607,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize(("backward", "function", "n", "dtype", "parts"), thin_tuples(COMPILED, 2), ids=name_of)
-@pytest.mark.parametrize(("backend", "arch"), [*TARGETS[:2], *(slow(*target) for target in TARGETS[2:])], ids=name_of)
+@every_target("backward function n dtype parts", COMPILED, 4)
 def test_compiles_without_spills(compiling, backend, arch, backward, function, n, dtype, parts):
     found = compiling(_compile, backward, function, n, dtype, parts, backend, arch)
     assert found["tier"] == ("row" if n <= 16384 else "online")

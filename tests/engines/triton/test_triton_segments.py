@@ -13,8 +13,8 @@ from torch import Tensor
 import onepass
 import onepass.triton as engine
 from lib.losses import assert_close
-from lib.support import DTYPES, accumulator, maker, same, slow, thin, thin_tuples
-from lib.triton import BF16, F32, F64, INF, NAN, TARGETS, all_resources, assert_no_spills, name_of, needs_triton
+from lib.support import DTYPES, accumulator, maker, same, slow, thin, thin_product
+from lib.triton import BF16, F32, F64, INF, NAN, all_resources, assert_no_spills, every_target, needs_triton
 from onepass.segment_arithmetic import SegmentSpec, backward_arithmetic, forward_arithmetic
 from onepass.triton.segments import SegmentTile
 
@@ -89,11 +89,7 @@ def check(runs: Any, call: Call, tile: SegmentTile | None = None) -> Tensor:
 # By forced tiles ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("function", "dtype", "tile"),
-    thin_tuples([(f, dtype, tile) for f in FUNCTIONS for dtype in DTYPES for tile in TILES], 19),
-    ids=name_of,
-)
+@thin_product(19, function=FUNCTIONS, dtype=DTYPES, tile=TILES)
 def test_functions_and_dtypes(runs, function, dtype, tile):
     x = maker(dtype, runs.device)(sum(LENGTHS), 2)
     check(runs, Call(x, offsets_of(LENGTHS, x), None, None, SegmentSpec(0, function)), TILES[tile])
@@ -244,8 +240,7 @@ SIZES = [(20, (), F32), (4, (8,), BF16), (5000, (), F64), (200, (), BF16), (30, 
 COMPILED = [(function, asked, *size) for size in SIZES for function in FUNCTIONS[::2] for asked in (True, False)]
 
 
-@pytest.mark.parametrize(("function", "asked", "mean", "heads", "dtype"), thin_tuples(COMPILED, 20), ids=name_of)
-@pytest.mark.parametrize(("backend", "arch"), [*TARGETS[:2], *(slow(*target) for target in TARGETS[2:])], ids=name_of)
+@every_target("function asked mean heads dtype", COMPILED, 11)
 def test_compiles_without_spills(compiling, backend, arch, function, asked, mean, heads, dtype):
     found = compiling(_compile, function, asked, mean, heads, dtype, backend, arch)
     assert len(found) == (2 if asked and function == "logsumexp" else 3)
