@@ -82,7 +82,7 @@ def processes() -> Iterator[Forks]:
 @pytest.fixture(scope="session")
 def compilers() -> Iterator[Forks]:
     """Processes that have what torch.compile, DTensors and optimizers import as well, and not onepass: 2 s more."""
-    with forks("pytest, torch._dynamo, torch.distributed.tensor.parallel") as made:
+    with forks("pytest, torch._inductor.compile_fx, torch.distributed.tensor.parallel") as made:
         yield made
 
 

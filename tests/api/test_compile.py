@@ -51,7 +51,7 @@ def test_one_operator_in_the_graph_values_and_gradients(function, engine, device
         seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    for dim, named in itertools.product((0, -1, (0, 2)), keepdims(function)):
+    for dim, named in itertools.product((-1, (0, 2)), keepdims(function)):
         torch.compiler.reset()
         seen.clear()
         x = maker(F64, device)(3, 4, 5).requires_grad_()
@@ -158,10 +158,7 @@ WITHIN: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Any]] =
 }
 
 
-@pytest.mark.parametrize(
-    ("function", "transform"),
-    [(slow(f, t) if (k + m) % 4 else (f, t)) for k, t in enumerate(WITHIN) for m, f in enumerate(FUNCTIONS)],
-)
+@thin_product(7, transform=WITHIN, function=FUNCTIONS)
 def test_transforms_within_a_graph(function, transform, engine, device):
     """With a gradient registered on the operator alone, jvp gave zeros here and grad an error."""
     x, t = maker(F64, device)(3, 4), maker(F64, device, 9)(3, 4)
@@ -208,10 +205,10 @@ def test_double_backward_through_a_graph_is_refused_as_torchs_is(function):
 
 
 def test_inductor_trains_as_eager_does():
-    """One graph with two functions in it: each kernel that inductor makes takes three seconds to compile."""
+    """One function: each kernel that inductor makes takes three seconds to compile."""
 
     def loss(x: Tensor) -> Tensor:
-        return sum(ours(f)(x, 1).square().sum() for f in FUNCTIONS[::3])
+        return ours("softmax")(x * 2, 1).square().sum()
 
     x = maker(F32)(7, 33).requires_grad_()
     got, want = (torch.autograd.grad(f(x), x)[0] for f in (compiled(loss, "inductor"), loss))

@@ -8,7 +8,7 @@ import torch
 import onepass
 from lib.paths import ROOT
 from lib.plans import Engine
-from lib.support import assert_defined, every_operator, maker, ours
+from lib.support import assert_defined, every_operator, maker, ours, thin_product
 from lib.views import check_gradient, check_views
 
 
@@ -22,8 +22,7 @@ LENGTHS = [2, 17, 24, 25, 33, 64, 65, 197, 257, 512, 1025, 4096, 4097, 8193, 20_
 INNER = (2, 7, 8, 49, 130, 513)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n", LENGTHS)
+@thin_product(3, n=LENGTHS, dtype=[torch.float32, torch.bfloat16])
 def test_columns_and_their_gradients(n, dtype, device):
     """The gradient of the result lies as the result does, or is one number."""
     at, most = LENGTHS.index(n), 10_000_000 if device == "cuda" else 100_000

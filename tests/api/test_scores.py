@@ -691,6 +691,7 @@ class Model(torch.nn.Module):
         return ours(self.function)(x, -1, scale=0.5, mask=mask, window=(3, 0), sink=self.sink, softcap=20.0)
 
 
+@support.thin_product(3, function=support.FUNCTIONS)
 def test_export(function, tmp_path):
     model = Model(function)
     x, mask = maker(F32)(2, 3, 5, 7), torch.ones(2, 1, 1, 7, dtype=torch.bool)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib.support import slow, thin_product, thin_tuples
+from lib.support import slow, thin, thin_product, thin_tuples
 from lib.warmup import (
     BF16,
     F16,
@@ -45,7 +45,7 @@ def functions_of(which: str, x_type: torch.dtype, y_type: torch.dtype) -> tuple[
 
 
 @pytest.mark.parametrize("arch", [slow(80), 90, slow(100), slow(120)])
-@pytest.mark.parametrize(("x_type", "y_type"), thin_tuples(TYPES, 3), ids=lambda t: str(t)[6:])
+@pytest.mark.parametrize(("x_type", "y_type"), thin_tuples(TYPES, 6), ids=lambda t: str(t)[6:])
 def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
     types, back = (x_type, y_type), (y_type, x_type)
     for function in FAMILY:
@@ -63,7 +63,7 @@ def test_the_number_of_kernels_is_bounded(x_type, y_type, arch):
 NARROW = {1: (9, 0), 2: (2, 1), 33: (4, 1), 128: (4, 1), 4096: (4, 1), 50257: (12, 4), 2**22: (4, 2)}
 
 
-@pytest.mark.parametrize("n", NARROW)
+@pytest.mark.parametrize("n", thin(NARROW, 2))
 def test_lengths_narrow_it_down(n):
     """Rows of one element have no kernel for a broadcast gradient, and are columns side by side."""
     kinds = ("softmax", (BF16, BF16), 90)
@@ -116,8 +116,7 @@ def test_gradients_of_any_rows_and_views_are_covered(types, kind, arch):
         assert compiled_in(plan) in compiled, (rows, n, at, plan)
 
 
-@pytest.mark.parametrize("types", [(F32, F32), (BF16, BF16)])
-@pytest.mark.parametrize("function", ["softmax", "logsumexp"])
+@thin_product(3, function=["softmax", "logsumexp"], types=[(F32, F32), (BF16, BF16)])
 def test_any_number_of_rows_is_covered(function, types):
     rng = random.Random(1)
     compiled = {compiled_in(plan_of(plan)) for plan in kernels(function, types, 90).values()}

@@ -91,12 +91,6 @@ def thin_product(nth: int, **values: Iterable[Any]) -> Any:
     return pytest.mark.parametrize(tuple(values), combinations, ids=lambda value: str(value).removeprefix("torch."))
 
 
-def first_of_each(cases: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any]:
-    """Cases of a sweep, of which all but the first of each kind are slow."""
-    seen: set[Any] = set()
-    return [slow(case) if kind(case) in seen else seen.add(kind(case)) or case for case in cases]
-
-
 def drawn_positions(
     pick: Random, happens: Callable[[], bool], slopes: Callable[[], Tensor], offset: int
 ) -> dict[str, Any]:

@@ -137,6 +137,7 @@ def test_rounded_sums_are_allowed_their_error_and_onepass_is_not(small: None) ->
     assert not rows["exact"].ok
 
 
+@pytest.mark.slow
 def test_a_compiled_peer_is_right_and_runs_only_when_asked(small: None) -> None:
     names = segments.compiled_names()
     assert names == ("pyg-index-compile", "pyg-ptr-compile", "torch-compile")

@@ -161,7 +161,7 @@ def check(kernels: list[Kernel], arch: int, folder: Path, counted: dict[str, lis
 @pytest.mark.parametrize(
     ("which", "tier"),
     # Of one tier the forward kernels, of the next one the gradients.
-    thin_tuples(((which, t) for k, t in enumerate(Tier) for which in native.PASSES[:2][:: (-1) ** k]), 17),
+    thin_tuples(((which, t) for k, t in enumerate(Tier) for which in native.PASSES[:2][:: (-1) ** k]), 24),
     ids=names,
 )
 def test_compiles_to_no_more_than_before(tmp_path, monkeypatch, counted, tier, which, quick):

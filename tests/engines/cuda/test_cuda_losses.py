@@ -59,7 +59,7 @@ def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), want.double(), rtol=eps, atol=eps * size, equal_nan=True)
 
 
-@pytest.mark.parametrize(("shape", "is_cross"), cases(5))
+@pytest.mark.parametrize(("shape", "is_cross"), cases(4))
 def test_losses(emulator, shape, is_cross):
     x, dim = inputs(shape)
     n, rows, wide = x.shape[dim], x.numel() // x.shape[dim], F64 if x.dtype is F64 else F32

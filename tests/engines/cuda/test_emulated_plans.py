@@ -10,13 +10,14 @@ from emulator import missing
 from lib import plan_tables, plans
 from lib.plan_tables import BF16, F16, F32, F64, PREFETCH, Access, Plan, Tier, names
 from lib.samples import ROWS
-from lib.support import first_of_each, slow, thin, thin_tuples
+from lib.support import slow, thin, thin_tuples
 from lib.views import check_views
 from onepass import native
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 PLACES = list(enumerate(plan_tables.COLUMN_PLANS))  # each tier with each access
 GRADIENTS = list(plan_tables.ROW_GRADIENT_PLANS)
+FIRST = {plan.tier: turn for turn, (plan, _) in [*enumerate(plan_tables.ROW_PLANS)][::-1]}  # of each tier
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def fixed_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    "turn", first_of_each(range(len(plan_tables.ROW_PLANS)), lambda turn: plan_tables.ROW_PLANS[turn][0].tier)
+    "turn", [turn if turn in FIRST.values() else slow(turn) for turn in range(len(plan_tables.ROW_PLANS))]
 )
 def test_rows_in_every_tier(emulator, turn):
     serves = plan_tables.FAMILY if plan_tables.ROW_PLANS[turn][0].tier == Tier.PIPELINED else native.FUNCTIONS
@@ -34,7 +35,7 @@ def test_rows_in_every_tier(emulator, turn):
     plans.check_rows(emulator, function, types[turn // 4 % len(types)], *plan_tables.ROW_PLANS[turn])
 
 
-@pytest.mark.parametrize("tier", first_of_each(GRADIENTS, lambda name: plan_tables.ROW_GRADIENT_PLANS[name].tier))
+@pytest.mark.parametrize("tier", thin(GRADIENTS[::-1], 3))  # in twopass, over the grid, in a cluster, staged
 def test_gradients_of_rows_in_every_tier(emulator, tier):
     """Aligned rows, and rows that begin within a vector; the result's gradient has every element, or one per row."""
     turn = GRADIENTS.index(tier)
@@ -108,7 +109,7 @@ def test_pairs_of_columns_of_any_types(emulator, plan, types):
 
 @pytest.mark.parametrize(
     ("turn", "place"),  # other places than those whose values are quick
-    [(turn, place) if turn % 4 else slow(turn, place) for turn, place in PLACES[::2]],
+    [(turn, place) if turn % 8 == 2 else slow(turn, place) for turn, place in PLACES[::2]],
     ids=names,
 )
 def test_gradients_of_columns_in_every_tier(emulator, turn, place):
@@ -123,7 +124,8 @@ def test_gradients_of_columns_in_every_tier(emulator, turn, place):
 IN_SMEM = [plan for each in plan_tables.COLUMN_PLANS.values() for plan in each if plan.smem_vecs > PREFETCH]
 
 
-@pytest.mark.parametrize("plan", thin(IN_SMEM[::2], 12), ids=names)
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", IN_SMEM[::2], ids=names)
 def test_columns_in_shared_memory(emulator, plan):
     plans.check_columns(emulator, "softmax", (F32, F32), plan)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from emulator import Emulator, missing
 from lib.plan_tables import F32, Access, Plan, Tier
 from lib.plans import check_columns
-from lib.support import thin
+from lib.support import thin, thin_product
 from onepass.tools.emulator.build import CORE
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -39,16 +39,14 @@ def run(folder: Path, body: str, x: Tensor, y: Tensor, order: int = FORWARDS, la
 BESIDE = "room[t] = x[t]; {} y[t] = room[{}];"
 
 
-@pytest.mark.parametrize(("order", "other"), [(FORWARDS, "N - 1 - t"), (BACKWARDS, "N - 1 - t"), (DRAWN, "t ^ 1")])
-@pytest.mark.parametrize("barrier", ["__syncthreads();", ""])
-def test_what_another_thread_has_written_takes_a_barrier(tmp_path, order, other, barrier):
-    x, other = torch.randn(N), other.replace("N", str(N))
+@thin_product(3, way=[(FORWARDS, "N-1-t"), (BACKWARDS, "N-1-t"), (DRAWN, "t^1")], barrier=["__syncthreads();", ""])
+def test_what_another_thread_has_written_takes_a_barrier(tmp_path, way, barrier):
+    x, order, other = torch.randn(N), way[0], way[1].replace("N", str(N))
     y = run(tmp_path, BESIDE.format(barrier, other), x, torch.zeros(N), order)
     assert torch.equal(y, x[[eval(other) for t in range(N)]]) == bool(barrier)
 
 
-@pytest.mark.parametrize("order", [FORWARDS, BACKWARDS, DRAWN])
-@pytest.mark.parametrize("barrier", ["__syncthreads();", ""])
+@thin_product(3, order=[FORWARDS, BACKWARDS, DRAWN], barrier=["__syncthreads();", ""])
 def test_what_another_thread_has_yet_to_read_takes_a_barrier(tmp_path, order, barrier):
     x = torch.randn(N)
     body = f"room[t] = x[t]; __syncthreads(); const float read = room[{N - 1} - t]; {barrier} room[t] = 0; y[t] = read;"

@@ -174,8 +174,7 @@ def test_masked_classes_take_no_digits_from_others(runs, tile):
     assert runs.run(forward, made(x + 1024, x, True), tile)[2].abs().max() < 1e-3  # for what 1024 rounds off
 
 
-@TILES
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@thin_product(3, dtype=DTYPES, tile=(ROWS, COLUMNS))
 def test_equal_logits_are_not_apart(runs, dtype, tile):
     x = maker(dtype, runs.device)(4, 37)
     x[1, ::3], x[2, :20] = -torch.inf, torch.finfo(dtype).min
@@ -211,7 +210,7 @@ SIZES = [(131072, BF16, 1), (65536, F32, 1), (4096, torch.float64, 1), (64, BF16
 COMPILED = [(asked, *size, is_kl) for asked in ("", "xy", "x", "y") for size in SIZES for is_kl in (True, False)]
 
 
-@every_target("asked n dtype dim is_kl", COMPILED, 7)
+@every_target("asked n dtype dim is_kl", COMPILED, 9)
 def test_compiles_without_spills(compiling, backend, arch, asked, n, dtype, dim, is_kl):
     found = compiling(_compile, asked, n, dtype, dim, is_kl, backend, arch)
     assert found["wide"] > 0, "aligned rows and columns are read 16 bytes at a time"

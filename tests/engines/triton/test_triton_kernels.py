@@ -77,7 +77,7 @@ def is_quick(function: str, backward: bool, tier: str, dtype: torch.dtype) -> bo
 
 
 CASES = [(*call, tier, dtype) for call in CALLS for tier in TIERS for dtype in DTYPES]
-QUICK = [each for each in CASES if is_quick(*each)][::5]
+QUICK = [each for each in CASES if is_quick(*each)][::7]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ TWO_TYPES = [
 
 @pytest.mark.parametrize(
     ("function", "tier", "backward", "dtype", "to"),
-    [slow(*each) if (k + k // len(TYPES)) % 4 else each for k, each in enumerate(TWO_TYPES)],  # each pair of types
+    [slow(*each) if (k + k // len(TYPES)) % 8 else each for k, each in enumerate(TWO_TYPES)],  # each pair of types
     ids=name_of,
 )
 def test_input_and_result_of_two_types(runs, function, tier, backward, dtype, to):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import onepass.triton as engine
-from lib.support import DTYPES, accumulator, maker, same, slow, thin, thin_tuples
+from lib.support import DTYPES, accumulator, maker, same, slow, thin, thin_product, thin_tuples
 from lib.triton import (
     BF16,
     COLUMNS,
@@ -199,13 +199,12 @@ def test_parts_together(runs, is_cross, parts, k):
     check(runs, made(maker(F32, runs.device)(3, 19), is_cross, **parts), (ROWS, COLUMNS)[k % 2])
 
 
-@pytest.mark.parametrize("is_cross", [False, True], ids=["terms", "cross-entropy"])
-@TILES
+@thin_product(3, dtype=DTYPES, tile=(ROWS, COLUMNS), is_cross=(False, True))
 def test_types(runs, dtype, tile, is_cross):
     check(runs, made(maker(dtype, runs.device)(3, 21), is_cross, **EVERY[is_cross]), tile)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", thin(SHAPES, 2))
 def test_shapes(runs, shape):
     """By the tiles of the engine; the gradient is of the shape alone, and lies in another order."""
     make, dim = SHAPES[shape]

@@ -322,8 +322,7 @@ def test_special_values(runs, function, tier, dtype, empty):
         assert bool(dx[0].isfinite().all() and y[0].isfinite().all())
 
 
-@pytest.mark.parametrize("function", [slow("softmax"), "log_softmax", slow("softmin")])
-@TWO_TIERS
+@thin_product(4, function=SOFTMAXES[::-1], tier=TWO)
 def test_what_is_masked_out_has_no_gradient(runs, function, tier):
     """Whatever the input holds there, and whatever the gradients of the row's other results are."""
     mask = (torch.arange(23, device=runs.device) % 3 > 0).expand(6, 23)

@@ -240,7 +240,7 @@ SIZES = [(20, (), F32), (4, (8,), BF16), (5000, (), F64), (200, (), BF16), (30, 
 COMPILED = [(function, asked, *size) for size in SIZES for function in FUNCTIONS[::2] for asked in (True, False)]
 
 
-@every_target("function asked mean heads dtype", COMPILED, 11)
+@every_target("function asked mean heads dtype", COMPILED, 20)
 def test_compiles_without_spills(compiling, backend, arch, function, asked, mean, heads, dtype):
     found = compiling(_compile, function, asked, mean, heads, dtype, backend, arch)
     assert len(found) == (2 if asked and function == "logsumexp" else 3)
