@@ -140,8 +140,9 @@ struct SegmentBlock {
     if constexpr (K > 0) {
       Vector v[K];
       for (int k = 0; k < K; ++k) v[k] = keep_first(load_as(from + k * L), piece.n, k, -kInf<A>);
-      if constexpr (K == 1) return v[0];
-      return K == 2 ? max_as(v[1], v[0]) : max_as(max_as(v[K - 1], v[1]), max_as(v[K / 2], v[0]));
+      Vector top = max_as(v[0], broadcast_as(-kInf<A>));  // NaN is no maximum
+      for (int k = 1; k < K; ++k) top = max_as(v[k], top);
+      return top;
     }
     const int64_t full = piece.n / L, each = step;
     Vector top[2] = {broadcast_as(-kInf<A>), broadcast_as(-kInf<A>)};
