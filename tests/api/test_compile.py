@@ -51,7 +51,7 @@ def test_one_operator_in_the_graph_values_and_gradients(function, engine, device
         seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    for dim, named in itertools.product((-1, (0, 2)), keepdims(function)):
+    for dim, named in itertools.product((0, -1, (0, 2)), keepdims(function)):
         torch.compiler.reset()
         seen.clear()
         x = maker(F64, device)(3, 4, 5).requires_grad_()
@@ -204,11 +204,12 @@ def test_double_backward_through_a_graph_is_refused_as_torchs_is(function):
     assert errors[0] == errors[1]
 
 
-def test_inductor_trains_as_eager_does():
-    """One function: each kernel that inductor makes takes three seconds to compile."""
+@pytest.mark.parametrize("functions", [("softmax",), slow(FUNCTIONS)], ids=len)
+def test_inductor_trains_as_eager_does(functions):
+    """Each kernel that inductor makes takes three seconds to compile."""
 
     def loss(x: Tensor) -> Tensor:
-        return ours("softmax")(x * 2, 1).square().sum()
+        return sum(ours(f)(x * (i + 1), 1).square().sum() for i, f in enumerate(functions))
 
     x = maker(F32)(7, 33).requires_grad_()
     got, want = (torch.autograd.grad(f(x), x)[0] for f in (compiled(loss, "inductor"), loss))

@@ -124,7 +124,7 @@ def _view(draw: st.DrawFn, buffer: Tensor) -> Tensor:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=500)
 def test_overlaps_of_any_views(data):
     buffer = torch.zeros(40, dtype=torch.float64)
     _check_overlap(data.draw(_view(buffer)), data.draw(_view(buffer)))

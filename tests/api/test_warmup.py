@@ -22,10 +22,10 @@ FILLED: dict[str, tuple[dict[str, Any], str, dict[str, Any], list[tuple[Any, ...
     # by name: the options, as the command takes them, those of a call before it, and whose kernels are then compiled:
     # function, types, direction
     "rows": (
-        {**PAIRS, "functions": ["softmax"], "lengths": [100]},
-        "softmax --dtypes f32,bf16:f32 --lengths 100",
+        {**PAIRS, "functions": ["softmax", "logsumexp"], "lengths": [100]},
+        "softmax,logsumexp --dtypes f32,bf16:f32 --lengths 100",
         {},
-        [("softmax", x_type, F32, "forward") for x_type in (F32, BF16)],
+        [(function, x_type, F32, "forward") for function in ("softmax", "logsumexp") for x_type in (F32, BF16)],
     ),
     "gradients": (
         {**PAIRS, "functions": ["softmax", "logsumexp", "state"], "lengths": [3], "backward": True},
