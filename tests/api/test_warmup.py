@@ -95,7 +95,7 @@ def test_many_kernels_are_compiled_by_several_processes(options, executable, cac
     count = onepass.warmup(**options, arch=80)
     assert count > 12, "or one process does"
     assert len(list(cache.iterdir())) == count
-    assert executable != sys.executable or native.counts()[0] == compiled, "none of them here"
+    assert executable == "/bin/false" or native.counts()[0] == compiled, "none of them here"
 
 
 @needs_nvrtc
