@@ -254,5 +254,5 @@ def _wrap_loss_parallel(losses: Any) -> None:
 
 
 _handlers.update(_of_onepass())
-switch(patching.is_on())
+patching.follow_switch(switch)
 when_imported("torch.distributed.tensor.parallel.loss", _wrap_loss_parallel)

@@ -209,6 +209,10 @@ _OPERATORS = {
 
 _reports: tuple[Report, ...] = ()  # of the active patches
 _on = False
+_followers: list[Callable[[bool], object]] = []  # what is called with a new _on
+# Held while the switch is thrown. Nothing may be imported meanwhile: another thread may wait for this lock while it
+# imports a module that follows the switch.
+_switching = threading.Lock()
 _cross_entropies = 0  # that onepass computed since the start of the process
 # The kernels that were there before ours, by operator and key.
 _before: dict[tuple[str, str], Any] = {}
@@ -221,11 +225,18 @@ def _compute_here(on: bool) -> None:
     global _on
     if not _before:
         _install()
-    _on = on
-    native.call("onepass_patch_switch", on)
-    dtensor = sys.modules.get("onepass.dtensor")  # imported when torch.distributed.tensor is
-    if dtensor:
-        dtensor.switch(on)
+    with _switching:
+        _on = on
+        native.call("onepass_patch_switch", on)
+        for do in _followers:
+            do(on)
+
+
+def follow_switch(do: Callable[[bool], object]) -> None:
+    """Calls `do(on)` now and whenever the switch is thrown."""
+    with _switching:
+        _followers.append(do)
+        do(_on)
 
 
 def is_on() -> bool:

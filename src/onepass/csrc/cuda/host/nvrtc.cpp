@@ -200,14 +200,24 @@ std::vector<std::string> options_of(const std::vector<std::string>& defines, int
   return options;
 }
 
-// Everything that the result of a compilation depends on, with the sources in full, so that no digest has to be
-// trusted.
-std::string key_of(const std::string& stamp, const std::string& source_file, const std::vector<std::string>& options) {
-  std::string key = "nvrtc " + stamp + "\n" + source_file + "\n";
+// The sources stand in a key by their digest, which is taken once in a process: a key of their text, half a megabyte,
+// would cost three milliseconds for each kernel that is read.
+std::string key_of(const std::string& compiler, const std::string& source_file,
+                   const std::vector<std::string>& options) {
+  static const std::string known = [] {
+    std::string all;
+    for (const auto& [name, text] : sources()) all += name + "\n" + text;
+    return digest(all);
+  }();
+  std::string key = compiler + "\n" + known + "\n" + source_file + "\n";
   for (const std::string& option : options) key += option + "\n";
-  for (const auto& [name, text] : sources()) key += name + "\n" + text;
   if (!sources().count(source_file)) key += text_of(source_file);
   return key;
+}
+
+std::string nvrtc_key(const std::string& stamp, const std::string& source_file,
+                      const std::vector<std::string>& options) {
+  return key_of("nvrtc " + stamp, source_file, options);
 }
 
 // The package of kernels, onepass_kernels beside this one, has what was compiled elsewhere, by whichever NVRTC.
@@ -217,14 +227,7 @@ std::string packaged_folder(int arch) {
 }
 
 std::string packaged_key(const std::string& source_file, const std::vector<std::string>& options) {
-  static const std::string known = [] {
-    std::string all;
-    for (const auto& [name, text] : sources()) all += name + "\n" + text;
-    return digest(all);
-  }();
-  std::string key = "packaged " + known + "\n" + source_file + "\n";
-  for (const std::string& option : options) key += option + "\n";
-  return key;
+  return key_of("packaged", source_file, options);
 }
 
 std::string packaged_cubin(const std::string& source_file, const std::vector<std::string>& options, int arch) {
@@ -248,7 +251,7 @@ std::string nvrtc_file() { return nvrtc_stamp().substr(0, nvrtc_stamp().find(' '
 bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch) {
   const std::vector<std::string> options = options_of(defines, arch);
   return !packaged_cubin(source_file, options, arch).empty() ||
-         !cache_read(key_of(nvrtc_stamp(), source_file, options)).empty();
+         !cache_read(nvrtc_key(nvrtc_stamp(), source_file, options)).empty();
 }
 
 bool package(const std::string& source_file, const std::vector<std::string>& defines, int arch,
@@ -261,9 +264,9 @@ std::string cubin(const std::string& source_file, const std::vector<std::string>
                   bool packaged) {
   const std::vector<std::string> options = options_of(defines, arch);
   std::string code = packaged ? packaged_cubin(source_file, options, arch) : "";
-  if (code.empty()) code = cache_read(key_of(nvrtc_stamp(), source_file, options));
+  if (code.empty()) code = cache_read(nvrtc_key(nvrtc_stamp(), source_file, options));
   // The first file that was found may be one that does not load, or another by now: then this one compiles.
-  if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(key_of(nvrtc().file, source_file, options));
+  if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(nvrtc_key(nvrtc().file, source_file, options));
   if (!code.empty()) {
     ++kernels_read;
     if (is_stored) *is_stored = true;
@@ -271,7 +274,7 @@ std::string cubin(const std::string& source_file, const std::vector<std::string>
   }
   code = compile(source_file, options);
   ++kernels_compiled;
-  const bool is_written = cache_write(key_of(nvrtc().file, source_file, options), code);
+  const bool is_written = cache_write(nvrtc_key(nvrtc().file, source_file, options), code);
   if (is_stored) *is_stored = is_written;
   return code;
 }
